@@ -19,39 +19,22 @@ from memory_vit.runtime import paths
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BackboneReport:
-  """The contents of the source of a backbone.
-
-  Attributes:
-    path: as it was given.
-    layout: how the weights lie in the file.
-    config: its shape, and how it computes.
-    states_config: whether the source says how it computes, rather than shapes
-      alone.
-    evaluation: how the source states that images are prepared.
-    source: what it is made of, where that is known: files, licence.
-    parameters: the number of values.
-    fingerprint: SHA-256, in full.
-    arrays: published name -> shape, and dtype in the file; of a model that was
-      converted on reading, float32.
-  """
+  """The contents of the source of a backbone."""
 
   path: str
   layout: str
   config: ViTConfig
-  states_config: bool
+  states_config: bool  # see `Published`
   evaluation: EvalPreprocessing | None
   source: BackboneSource | None
   parameters: int
   fingerprint: str
+  # By published name; dtype in the file, float32 of a converted model.
   arrays: dict[str, jax.ShapeDtypeStruct]
 
 
 def inspect_backbone(path: str) -> BackboneReport:
-  """Describe the source of a backbone; `path` is as for `load_backbone`.
-
-  Raises:
-    BackboneError: as `load_backbone`; and where there is nothing.
-  """
+  """Describe any source that `load_backbone` takes."""
   elsewhere = path in KNOWN or "://" in path
   if not (elsewhere or paths.local(path, "it", BackboneError).exists()):
     raise BackboneError(
@@ -81,10 +64,7 @@ def inspect_backbone(path: str) -> BackboneReport:
 
 
 def source_of(path: str) -> BackboneSource | None:
-  """Name the files of a model of transformers or timm; None for an .npz file.
-
-  Reads all of its files, for their SHA-256.
-  """
+  """The origin of a model of transformers or timm; hashes its files."""
   model = load.model_source(path)
   return model_import.source_of(model) if model else None
 

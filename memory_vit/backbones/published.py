@@ -1,9 +1,8 @@
-"""A published ViT before it is put on a device, and what is noted beside it.
+"""A published ViT on the host, and the note beside its arrays.
 
-Beside the arrays of an .npz file may stand one more entry, `memory_vit.json`,
-which says what the shapes do not: how the model computes, how it wants its
-images, and the files that it was converted from. Files without it are read as
-ever, and numpy opens those that have it.
+An .npz file may have one more entry, `memory_vit.json`, which states what the
+shapes do not: how the model computes, how its images are prepared, and the
+files that it was converted from. numpy opens files with this entry.
 """
 
 import dataclasses
@@ -24,33 +23,26 @@ from memory_vit.runtime.messages import brief
 
 ENTRY = "memory_vit.json"
 FORMAT_VERSION = 1
-# Of the entry, which lists the files of a source.
+# Of the entry.
 MAX_BYTES = 2**20
 _KEYS = ("format_version", "config", "evaluation", "source")
-# Who loads a backbone chooses it.
+# The field that is chosen when a backbone is loaded.
 _CHOSEN = "dtype"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BackboneSource:
-  """Where a converted backbone is from.
+  """The origin of a converted backbone."""
 
-  Attributes:
-    name: what was converted, such as "hf://google/vit-base-patch16-224".
-    family: as its config.json calls it.
-    licence: as its files state it.
-    files: {file: SHA-256} of all that it was made of.
-  """
-
-  name: str
-  family: str
+  name: str  # as the user named it
+  family: str  # as config.json calls it
   licence: str
-  files: dict[str, str]
+  files: dict[str, str]  # {file: SHA-256}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Note:
-  """What the entry holds: configuration, image preprocessing and origin."""
+  """The content of the entry."""
 
   config: ViTConfig
   evaluation: EvalPreprocessing | None = None
@@ -59,15 +51,7 @@ class Note:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Published(Note):
-  """A ViT as it was published.
-
-  Attributes:
-    arrays: "a/b/c" -> float32, for images in [-1, 1].
-    where: its file, for messages.
-    layout: the layout of the weights in the file, for people.
-    states_config: whether the source states how the model computes; otherwise
-      only shapes tell.
-  """
+  """A ViT as it was published."""
 
   arrays: dict[str, np.ndarray]
   where: str
@@ -76,7 +60,6 @@ class Published(Note):
 
 
 def to_text(note: Note) -> str:
-  """The content of the entry."""
   config = dataclasses.asdict(note.config)
   del config[_CHOSEN]
   values = {
@@ -89,11 +72,7 @@ def to_text(note: Note) -> str:
 
 
 def parse(content: bytes, where: str) -> Note:
-  """Read the content of the entry, of at most `MAX_BYTES`.
-
-  Raises:
-    BackboneError: where it is not what `to_text` writes.
-  """
+  """Read a content of at most `MAX_BYTES`."""
   values = json_files.parse_object(content, where)
   schema.require_keys(values, _KEYS, where, BackboneError)
   if values["format_version"] != FORMAT_VERSION:

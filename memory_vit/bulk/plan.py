@@ -1,13 +1,13 @@
-"""The plan of a bulk run: which images, cut into which shards, by which model.
+"""The plan of a bulk run: images, shards and model.
 
-It is written before the first image is read, and a run that resumes must have
-an equal one. In the directory of the output:
+It is written before the first image is read, and a resumed run must have an
+equal one. The directory of the output has
 
-  part-00000-of-00010.parquet  a shard, whole or not there
-  _plan/plan.json              this plan
+  part-00000-of-00010.parquet  shards; each is complete or missing
+  _plan/plan.json              the plan
   _plan/inputs.parquet         the files of the input
 
-Readers of Parquet leave out what starts with an underscore.
+Readers of Parquet ignore names that start with an underscore.
 """
 
 from __future__ import annotations
@@ -37,16 +37,7 @@ _PLAN, _INPUTS = "plan.json", "inputs.parquet"
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """What a bulk run does.
-
-  Attributes:
-    inventory: of the input.
-    columns: of Parquet files in it.
-    shard_images: of every shard, but for the last.
-    batch_size: images of a pass; the bits of a row depend on it.
-    model: all else that rows depend on, as JSON values: what they are, the
-      backbone, tasks, preprocessing, options of the output.
-  """
+  """The images of a bulk run, their shards, and the model."""
 
   inventory: InputFiles
   columns: Columns
@@ -56,7 +47,6 @@ class Plan:
 
   @property
   def shards(self) -> int:
-    """How many there are."""
     return -(-self.inventory.images // self.shard_images)
 
   def numbers(self, shard: int) -> range:
@@ -70,7 +60,7 @@ class Plan:
 
   @functools.cached_property
   def facts(self) -> dict[str, Any]:
-    """All that decides what is in the output, as JSON values."""
+    """Everything that determines the output, as JSON values."""
     return as_json({
       "format": FORMAT,
       "input": {
@@ -86,23 +76,18 @@ class Plan:
 
   @functools.cached_property
   def digest(self) -> str:
-    """SHA-256 of `facts`: every shard has it in its metadata."""
+    """SHA-256 of `facts`, in the metadata of every shard."""
     text = json.dumps(self.facts, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def as_json(values: Mapping[str, Any]) -> dict[str, Any]:
-  """What JSON makes of values (tuples, keys): that is what will be read."""
+  """Values as they are read back: JSON turns tuples and keys into others."""
   return json.loads(json.dumps(values))
 
 
 def require_own(folder: Path) -> None:
-  """Make the directory of an output, whose plan may be there.
-
-  Raises:
-    ConfigError: where something that is no output of ours is there, or it
-      cannot be made.
-  """
+  """Make the directory of an output, which may hold an earlier plan."""
   # A plan is looked for last: a command that began at the same time may have
   # written it just now.
   if _holds_others(folder) and not (folder / FOLDER / _PLAN).exists():
@@ -114,13 +99,7 @@ def require_own(folder: Path) -> None:
 
 
 def settle(plan: Plan, folder: Path) -> None:
-  """Write a plan, or make sure that the one that is there is equal.
-
-  Nobody else may write there meanwhile.
-
-  Raises:
-    ConfigError: where another one is there.
-  """
+  """Write a plan, or make sure that an existing one is equal; under a lock."""
   file, inputs = folder / FOLDER / _PLAN, folder / FOLDER / _INPUTS
   if file.exists():
     _require_equal(plan, file)
@@ -133,11 +112,7 @@ def settle(plan: Plan, folder: Path) -> None:
 
 
 def read_plan(folder: Path) -> Plan:
-  """Read what `settle` wrote, in another process.
-
-  Raises:
-    ConfigError: where it is not there.
-  """
+  """Read what `settle` wrote, in another process."""
   facts = _read(folder / FOLDER / _PLAN)
   return Plan(
     inventory=InputFiles(pq.read_table(folder / FOLDER / _INPUTS)),
@@ -169,7 +144,6 @@ def _holds_others(folder: Path) -> bool:
 
 
 def _require_equal(plan: Plan, file: Path) -> None:
-  """Raise `ConfigError` where the plan in a file is another one."""
   stored_facts = _read(file)
   if stored_facts == plan.facts:
     return

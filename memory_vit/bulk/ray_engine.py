@@ -1,10 +1,9 @@
 """Make the shards of a bulk run on a Ray cluster, by Ray Data.
 
-A shard is the unit of work, not an image: a row of the data set is the number
+The unit of work is a shard, not an image: a row of the data set is the number
 of a shard, and the class that `map_batches` calls writes that shard and renames
-it. So whatever Ray Data repeats after a worker has died writes the same file
-again, and a shard that is there is left alone: nothing is lost, and nothing is
-there twice.
+it. If Ray Data repeats the work of a dead worker, it writes the same file
+again, and existing shards are skipped: no row is lost or duplicated.
 """
 
 from __future__ import annotations
@@ -42,15 +41,7 @@ _MOST_TRIES = 10
 
 @dataclasses.dataclass(frozen=True)
 class RayEngine:
-  """Where shards are made; see `run.Engine`.
-
-  Attributes:
-    workers: processes, each with a model of its own.
-    worker_cpus: CPUs that Ray reserves for each; 0 for Ray's own default.
-    worker_gpus: GPUs of each, or shares of one.
-    address: of a running cluster, "auto" for the one of this machine; "" takes
-      that of $RAY_ADDRESS, or starts one here.
-  """
+  """An `Engine` that makes shards on a Ray cluster."""
 
   workers: int
   worker_cpus: float = 0
@@ -65,12 +56,6 @@ class RayEngine:
     missing: Sequence[int],
     count: Callable[[int], None],
   ) -> None:
-    """Make shards.
-
-    Raises:
-      ConfigError: where the cluster cannot be reached.
-      MemoryVitError: of a worker; where workers find no place on the cluster.
-    """
     if not missing:
       return
     workers = min(self.workers, len(missing))
@@ -102,16 +87,16 @@ class RayEngine:
 
   @property
   def _address(self) -> str | None:
-    """Of a running cluster; None to start one."""
+    """The address of a running cluster; None to start one."""
     return self.address or os.environ.get("RAY_ADDRESS") or None
 
   @property
   def _local_cpus(self) -> int:
-    """The CPUs of a cluster that is started here: a worker may have a share."""
+    """The CPUs of a cluster that is started here; workers may share one."""
     return max(self.workers, os.cpu_count() or 1)
 
   def _require_cpus(self, workers: int) -> None:
-    """Refuse workers that a cluster of this machine never has a place for."""
+    """Refuse workers for which a local cluster never has room."""
     needed = workers * self.worker_cpus
     if not self._address and needed > self._local_cpus:
       raise ConfigError(
@@ -122,7 +107,7 @@ class RayEngine:
       )
 
   def _connected(self) -> Any:
-    """Ray, with a cluster; statistics of use are not sent."""
+    """Connect to a cluster; usage statistics are not sent."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_raylet_start_wait_time_s", _PATIENCE)
     try:
@@ -155,16 +140,7 @@ class ShardWorker:
   """Makes shards in a process of a cluster: the class that Ray Data calls."""
 
   def __init__(self, folder: str, digest: str, job: Any) -> None:
-    """Load the model.
-
-    Args:
-      folder: of the output, on a file system that all processes share.
-      digest: of the plan.
-      job: to be opened; see `run.Job`.
-
-    Raises:
-      MemoryVitError: where the plan or the model is another one here.
-    """
+    """Load the model; refuse another plan or model than the run's."""
     self._folder = Path(folder)
     self._model = job.open()
     self._plan = plans.read_plan(self._folder)
@@ -203,7 +179,7 @@ class ShardWorker:
 
 
 def _own(error: BaseException) -> MemoryVitError:
-  """Our error for one of Ray, with what a worker said."""
+  """Convert an error of Ray, with the message of the worker."""
   inner: BaseException | None = error
   while inner:
     if isinstance(inner, MemoryVitError):

@@ -32,26 +32,14 @@ _ROWS = 16
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
-  """Which columns of Parquet files are read.
-
-  Attributes:
-    image: images or paths; "" for the first of "image", "bytes", "path",
-      "file" and "file_name" that is there.
-    label: integers or text; "" for "label", where there is one.
-    root: folder that paths in them are relative to, and may not leave; "" for
-      that of the Parquet file.
-  """
+  """The columns of Parquet files that are read."""
 
   image: str = ""
   label: str = ""
   root: str = ""
 
   def absolute(self) -> Columns:
-    """The same, whatever the working directory is.
-
-    Raises:
-      DataError: where `root` is not there.
-    """
+    """Make `root` independent of the working directory."""
     if not self.root:
       return self
     root = paths.local(self.root, "--image_root", DataError).absolute()
@@ -65,15 +53,7 @@ class Columns:
 
 @dataclasses.dataclass(frozen=True)
 class ImageRow:
-  """An image of an input that has not been decoded.
-
-  Attributes:
-    number: among all images of the input, from 0.
-    path: of its file; of a row of a file of many, its own name, or FILE#ROW.
-    image: a path, or the bytes of a file; None where there is neither.
-    label: its class, None where the input says nothing of it.
-    reason: why there is no image, or "".
-  """
+  """An image of an input that has not been decoded."""
 
   number: int
   path: str
@@ -88,17 +68,13 @@ def is_container(path: Path) -> bool:
 
 
 def _is_array_record(path: Path) -> bool:
-  """Also of NAME.array_record-00000-of-00010."""
+  """Also for NAME.array_record-00000-of-00010."""
   suffix = path.suffix.partition("-")[0]
   return suffix in (".array_record", ".arrayrecord")
 
 
 def count_images(path: Path, columns: Columns) -> int:
-  """The number of images in a file.
-
-  Raises:
-    DataError: where it cannot be read, or holds none in a way that is known.
-  """
+  """The number of images in a file, whose form is checked."""
   if _is_array_record(path):
     with _array_record(path) as reader:
       count = reader.num_records()
@@ -113,17 +89,7 @@ def count_images(path: Path, columns: Columns) -> int:
 def read_container(
   path: Path, rows: range, first: int, columns: Columns
 ) -> Iterator[ImageRow]:
-  """Read images of a file, in order.
-
-  Args:
-    path: of the file.
-    rows: which of its images, without gaps.
-    first: the number of its first image in the whole input.
-    columns: of Parquet files.
-
-  Raises:
-    DataError: where the file cannot be read any more.
-  """
+  """Read consecutive images; `first` is the number of the file's first one."""
   if _is_array_record(path):
     read = _read_array_record(path, rows)
   else:
@@ -163,7 +129,7 @@ def _read_parquet(
 
 
 def _class_names(schema: pa.Schema, label: str | None) -> list[str]:
-  """The classes that a Parquet file of Hugging Face states, or none."""
+  """The class names that a Parquet file of Hugging Face states, or none."""
   try:
     about = json.loads((schema.metadata or {})[b"huggingface"])
     names = about["info"]["features"][label]["names"]
@@ -176,7 +142,7 @@ def _class_names(schema: pa.Schema, label: str | None) -> list[str]:
 def _rows_of(
   file: pq.ParquetFile, rows: range, wanted: list[str]
 ) -> Iterator[Mapping[str, Any]]:
-  """Rows of a file; row groups that have none of them are not read."""
+  """Rows of a file; row groups without any of them are not read."""
   groups: list[int] = []
   begin = first = 0
   for i in range(file.num_row_groups):
@@ -192,7 +158,7 @@ def _rows_of(
 
 
 def _image(value: Any, root: Path) -> tuple[str | bytes | None, str, str]:
-  """An image, its own name, and why there is none, of a value of a column."""
+  """The image in a value, its own name, and the reason if there is none."""
   name = ""
   if isinstance(value, Mapping):  # of Hugging Face: bytes come first
     name = utf8(value.get("path") or "")
@@ -210,7 +176,7 @@ def _image(value: Any, root: Path) -> tuple[str | bytes | None, str, str]:
 
 
 def _label(value: Any, names: Sequence[str]) -> str | None:
-  """A label as text: its name, where the file states one."""
+  """A label as text: its name, if the file states one."""
   if value is None:
     return None
   if isinstance(value, int) and 0 <= value < len(names):
@@ -243,7 +209,7 @@ def _found_columns(
 
 
 def _holds_images(kind: pa.DataType) -> bool:
-  """Whether values of a type may be images, or their paths."""
+  """Whether values of a type may be images or their paths."""
   if pa.types.is_struct(kind):
     return any(f.name == "bytes" and _is_binary(f.type) for f in kind)
   is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
@@ -256,7 +222,7 @@ def _is_binary(kind: pa.DataType) -> bool:
 
 @contextlib.contextmanager
 def _array_record(path: Path) -> Iterator[Any]:
-  """Open an ArrayRecord file; `DataError` where it is none."""
+  """Open an ArrayRecord file; `DataError` if it is not one."""
   try:
     from array_record.python import array_record_module
   except ImportError as error:

@@ -1,4 +1,4 @@
-"""Run a bulk job: plan, make what is missing, sum up."""
+"""Run a bulk job: plan, make missing shards, count errors."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ logger = logging.getLogger(__name__)
 
 
 class Job(Protocol):
-  """What is done with every image; it can be pickled."""
+  """What a bulk run does with every image; it can be pickled."""
 
   @property
   def batch_size(self) -> int:
-    """Images of a pass."""
+    """Images per pass."""
 
   def open(self) -> make_shards.Model:
     """Load the model."""
@@ -37,14 +37,7 @@ class Job(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-  """What a run has made.
-
-  Attributes:
-    images: rows of the output, one for each image of the input.
-    errors: rows of images that could not be read.
-    shards: of the output.
-    made: shards that this run made; the others were there.
-  """
+  """The number of images and shards of an output."""
 
   images: int
   errors: int
@@ -69,19 +62,21 @@ def run_bulk(
 ) -> Summary:
   """Make one row for every image of the input, in shards of Parquet.
 
-  What a run that was interrupted has finished is not made again.
+  Shards that an interrupted run has finished are not made again.
 
   Args:
-    job: what is done with every image.
-    inputs: what is read; see `input_files.take_inventory`.
+    job: a `PredictionJob` or an `EmbeddingJob`.
+    inputs: image files; Parquet (.parquet) and ArrayRecord (.array_record)
+      files; folders, which stand for all images below them or, if there is
+      none, for the Parquet and ArrayRecord files below them.
     output: a directory for the shards.
     columns: of Parquet files in the input.
-    shard_images: of each shard.
+    shard_images: images per shard.
     engine: where shards are made; by default in this process.
-    say: is called with lines that say how far it is.
+    say: is called with each line of progress.
 
   Raises:
-    ConfigError: where the output holds something else, or another process is
+    ConfigError: if the output holds something else, or another process is
       writing there.
     MemoryVitError: for inputs and models that cannot be used.
   """
@@ -119,7 +114,7 @@ def unreadable(output: str) -> Iterator[tuple[str, str]]:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-  """Keep out other processes that would write to the same output."""
+  """Lock an output, and remove the remains of killed processes."""
 
   def refuse(owner: str) -> None:
     raise ConfigError(
@@ -139,7 +134,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _missing(made: Plan, folder: Path, say: Callable[[str], None]) -> list[int]:
-  """The shards that are not there, or are not whole."""
+  """The shards that are missing or damaged."""
   missing = []
   for i in range(made.shards):
     if shard_file.is_whole(folder, made, i):
@@ -154,7 +149,7 @@ def _missing(made: Plan, folder: Path, say: Callable[[str], None]) -> list[int]:
 
 
 def _count_errors(made: Plan, folder: Path) -> int:
-  """Count the rows with an error; all shards have to be there."""
+  """Count the rows with an error; every shard must be there."""
   total = 0
   for i in range(made.shards):
     errors = shard_file.errors_of(folder, made, i)

@@ -1,8 +1,4 @@
-"""An exported model compared with ours, in a process that has nothing of ours.
-
-A file that was written can still fail when it is run: only the library that
-reads it, on its own, shows that it computes the same.
-"""
+"""Compare an exported model with ours, in a process without our code."""
 
 from __future__ import annotations
 
@@ -47,18 +43,7 @@ Outputs = dict[str, Float[np.ndarray, "b _"]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Comparison:
-  """How an export compares with `mv.forward`.
-
-  Attributes:
-    images: how many were compared.
-    tolerance: {signature: that was allowed}.
-    max_difference: {signature: {output: the greatest difference, as a share of
-      the greatest value}}.
-    load_seconds: until the model could be called.
-    first_call_seconds: of the first batch, compiling included.
-    call_seconds: of a batch of all images; the median of several.
-    memory_vit_call_seconds: the same of `mv.forward`, on prepared images.
-  """
+  """The differences between an export and `mv.forward`, and their speed."""
 
   images: int
   tolerance: Mapping[str, float]
@@ -76,18 +61,7 @@ def compare(
   images: ImageInput,
   count: int,
 ) -> Comparison:
-  """Run an exported model on random images, and compare its outputs.
-
-  Args:
-    exported: that was exported.
-    kind: of `run_exported.LOADERS`.
-    model: the file or directory that was written.
-    images: what it takes.
-    count: of images.
-
-  Raises:
-    ExportError: where it cannot be run, or computes something else.
-  """
+  """Run an exported model on random images; refuse one with other outputs."""
   inputs, prepared = _random_images(exported.evaluation, images, count)
   files = _random_files(count) if kind == "saved_model" else []
   expected = {"serving_default": _arrays(exported.call_own(prepared))}
@@ -118,13 +92,7 @@ def compare(
 def allowed(
   exported: ExportedModel, images: ImageInput, signature: str
 ) -> float:
-  """Greatest difference of an output, as a share, that a signature may have.
-
-  Args:
-    exported: that was exported.
-    images: what "serving_default" takes.
-    signature: that, or "encoded".
-  """
+  """The greatest difference that a signature may have, as a share."""
   resizes = signature == "encoded" or images.kind == "uint8"
   dtype = exported.backbone.config.dtype
   if resizes and exported.evaluation.interpolation != "bilinear":
@@ -135,19 +103,10 @@ def allowed(
 def run(
   kind: str, model: Path, images: np.ndarray, files: Sequence[bytes] = ()
 ) -> tuple[dict[str, Outputs], dict[str, float]]:
-  """Run an exported model in a process of its own.
+  """Run an exported model in a process: {signature: outputs}, and seconds.
 
-  Args:
-    kind: of `run_exported.LOADERS`.
-    model: the file or directory that was written.
-    images: what it takes.
-    files: the content of image files, for the signature `encoded`.
-
-  Returns:
-    {signature: {name: outputs (b, c)}}, and seconds.
-
-  Raises:
-    ExportError: where the process fails.
+  `kind` is a key of `run_exported.LOADERS`, and `files` the content of image
+  files for the signature "encoded".
   """
   with tempfile.TemporaryDirectory() as name:
     folder = Path(name)
@@ -175,7 +134,7 @@ def run(
 def difference(found: Any, expected: np.ndarray) -> float:
   """The greatest difference, as a share of the greatest expected value.
 
-  Infinite for another shape, and where a value is not finite.
+  Infinite for another shape, and if a value is not finite.
   """
   if found is None or found.shape != expected.shape:
     return float("inf")
@@ -188,15 +147,7 @@ def require_within(
   differences: Mapping[str, Mapping[str, float]],
   tolerance: Mapping[str, float],
 ) -> None:
-  """Refuse an export whose outputs differ by more than a tolerance.
-
-  Args:
-    differences: {signature: {output: share of the greatest value}}.
-    tolerance: {signature: the greatest share}.
-
-  Raises:
-    ExportError: with every output that is beyond.
-  """
+  """Refuse an export whose outputs differ by more than the tolerance."""
   beyond = [
     f"{name} of {signature} by {share:.3g} (at most {tolerance[signature]:g})"
     for signature, shares in differences.items()
@@ -218,7 +169,7 @@ def _arrays(outputs: Mapping[str, Any]) -> Outputs:
 def _random_images(
   evaluation: EvalPreprocessing, images: ImageInput, count: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """What the export is given, and the same prepared for `mv.forward`."""
+  """The inputs of the export, and the same images prepared for `mv.forward`."""
   rng = np.random.default_rng(0)
   side = evaluation.image_size
   if images.kind == "float32":
@@ -243,7 +194,7 @@ def _random_files(count: int) -> list[bytes]:
 
 
 def _preprocessed(images: Any, evaluation: EvalPreprocessing) -> np.ndarray:
-  """As evaluation prepares them; it may bring TensorFlow."""
+  """Prepare images as evaluation does; it may import TensorFlow."""
   from memory_vit.evaluation.preprocess import preprocess
 
   return preprocess(images, evaluation)

@@ -1,8 +1,4 @@
-"""`manifest.json`, which says what lies beside it, for programs that serve.
-
-It names outputs and classes, how images are prepared, of which backbone and
-tasks the model was made, how far it was off, and the SHA-256 of all files.
-"""
+"""Write `manifest.json`, which describes an export to its servers."""
 
 from __future__ import annotations
 
@@ -49,13 +45,7 @@ _PACKAGES = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tensor:
-  """An input or output of an exported function.
-
-  Attributes:
-    shape: numbers, and names of axes of any length.
-    dtype: as NumPy calls it, or "string".
-    meaning: of its values, for people.
-  """
+  """An input or output of an exported function."""
 
   shape: tuple[int | str, ...]
   dtype: str
@@ -64,12 +54,7 @@ class Tensor:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Signature:
-  """One way to call an exported model: {name: tensor} in, {name: tensor} out.
-
-  Attributes:
-    inputs: of the function.
-    outputs: in order; an ONNX model returns them so.
-  """
+  """One way to call an exported model, by names of tensors."""
 
   inputs: Mapping[str, Tensor]
   outputs: Mapping[str, Tensor]
@@ -77,21 +62,7 @@ class Signature:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExportReport:
-  """Description of an export, as `manifest.json` holds it.
-
-  Attributes:
-    format: "stablehlo", "saved_model", "onnx", "safetensors" or "orbax".
-    dtype: of the computation.
-    backbone: `BackboneId`, as a dictionary.
-    preprocessing: `EvalPreprocessing`, as a dictionary, and how it resizes.
-    tasks: name, classes, regime, digest and more of each.
-    signatures: {name: how to call it}; none of files that are only arrays.
-    batch_buckets: sizes of batches that are compiled, where not any size is.
-    platforms: on which the file runs, where it names them.
-    comparison: see `check.Comparison`; empty of files that are only arrays.
-    versions: of the packages that wrote it.
-    files: {path: {"bytes": ..., "sha256": ...}}.
-  """
+  """Description of an export, as `manifest.json` holds it."""
 
   format: str
   dtype: str
@@ -151,7 +122,7 @@ def _versions() -> dict[str, str]:
 
 
 def write(directory: Path, report: ExportReport) -> ExportReport:
-  """Write `manifest.json` beside the files that it names; return the report."""
+  """Write `manifest.json` beside the files that it lists; return the report."""
   written = {
     name: {
       "bytes": (directory / name).stat().st_size,

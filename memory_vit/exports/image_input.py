@@ -1,6 +1,6 @@
-"""What an exported function takes: floats in [-1, 1], or uint8 pixels.
+"""The input of an exported function: floats in [-1, 1], or uint8 pixels.
 
-Of pixels the resizing and scaling of evaluation become part of the function.
+For pixels, the function includes the resizing and scaling of evaluation.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class ImageInput:
   Attributes:
     kind: "float32": (b, side, side, 3) in [-1, 1]; "uint8": pixels
       (b, height, width, 3) of 0 to 255.
-    size: (height, width) of pixels where they are fixed; None for any.
+    size: (height, width) of pixels if they are fixed; None for any.
   """
 
   kind: str = "float32"
@@ -47,11 +47,7 @@ class ImageInput:
 
 
 def parse_size(text: str) -> tuple[int, int]:
-  """HEIGHTxWIDTH -> (height, width).
-
-  Raises:
-    ExportError: for anything else.
-  """
+  """HEIGHTxWIDTH -> (height, width)."""
   found = _SIZE.fullmatch(text)
   if not found:
     raise ExportError(

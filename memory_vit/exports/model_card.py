@@ -1,7 +1,7 @@
-"""`README.md` for a model hub: the card of tasks, made from what they know.
+"""Write the model card of tasks, `README.md`, for a model hub.
 
-Names of classes and data sets are strangers' text. In the card they are that
-and nothing else: no markup, no link, no line of their own.
+Names of classes and data sets are untrusted and appear only as code: no markup,
+no links, no extra lines.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ def to_text(tasks: Sequence[Task]) -> str:
 
 
 def literal(value: Any) -> str:
-  """Text of a stranger as code, on one line, of at most 200 letters.
+  """Untrusted text as code, on one line, of at most 200 characters.
 
-  Escapes would not do: hubs look for addresses in what is left of them, and
-  make links of those. In code nothing is looked for.
+  Escapes are not enough: hubs find addresses in the remaining text and link
+  them. In code they look for nothing.
   """
   text = escaped(shortened(str(value), _MOST_CHARACTERS)).strip() or "(empty)"
   longest = max(map(len, re.findall("`*", text)))
@@ -105,7 +105,7 @@ def _classes(spec: TaskSpec) -> str:
 
 
 def _metrics(metrics: Mapping[str, Any], classes: int) -> list[str]:
-  """A table of the numbers that are there; nothing is required."""
+  """A table of the known numbers; none is required."""
   # Of 5 classes, one of 5 guesses is always right.
   hidden = ("test_top5",) if classes <= 5 else ()
   rows = [
@@ -124,7 +124,7 @@ def _metrics(metrics: Mapping[str, Any], classes: int) -> list[str]:
 
 
 def _is_number(value: Any) -> bool:
-  """A number that can be shown as a share; JSON has NaN in Python."""
+  """Whether a value can be shown as a share; Python's JSON has NaN."""
   return type(value) in (int, float) and math.isfinite(value) and value <= 1e6
 
 
@@ -158,7 +158,7 @@ any backbone but its own.
 
 
 def _public_backbone(task: Task) -> str:
-  """The public name of the backbone; "" where none is known."""
+  """The public name of the backbone; "" if none is known."""
   source = _mapping(task.provenance, "config").get("backbone")
   named = isinstance(source, str) and (
     source in download.KNOWN or hub.is_address(source)
@@ -167,7 +167,7 @@ def _public_backbone(task: Task) -> str:
 
 
 def _gelu(spec: TaskSpec) -> str:
-  """As a literal of Python; what no backbone has would not load either."""
+  """The GELU as a Python literal; an unknown one would not load either."""
   known = spec.backbone.gelu in ("tanh", "exact", "quick")
   return f'"{spec.backbone.gelu}"' if known else '"tanh"'
 

@@ -1,4 +1,4 @@
-"""ONNX: for onnxruntime and what reads its files, by jax2onnx."""
+"""Export to ONNX, by jax2onnx, for onnxruntime and other readers."""
 
 from __future__ import annotations
 
@@ -23,12 +23,7 @@ INSTALL = (
 
 
 def require_possible(exported: ExportedModel, images: ImageInput) -> None:
-  """Refuse what ONNX has no form for.
-
-  Raises:
-    ExportError: for bfloat16, for uint8 images of any size, and for an output
-      with the name of the input.
-  """
+  """Refuse bfloat16, images of any size, and an output named as the input."""
   if exported.backbone.config.dtype != "float32":
     raise ExportError(
       "--format=onnx with --dtype=bfloat16: onnxruntime has no such kernels "
@@ -47,11 +42,7 @@ def require_possible(exported: ExportedModel, images: ImageInput) -> None:
 
 
 def write(exported: ExportedModel, directory: Path, images: ImageInput) -> None:
-  """Write `model.onnx`, and `model.onnx.data` where weights are large.
-
-  Raises:
-    ExportError: where the converter fails.
-  """
+  """Write `model.onnx`, and `model.onnx.data` for large weights."""
   jax2onnx = require_installed()
   predict = stablehlo.with_input(exported, images)
 
@@ -83,11 +74,7 @@ def write(exported: ExportedModel, directory: Path, images: ImageInput) -> None:
 
 
 def require_installed() -> ModuleType:
-  """Import the converter.
-
-  Raises:
-    ExportError: where it is not installed, or nothing that runs its files.
-  """
+  """Import the converter; onnxruntime must be there to run its files."""
   try:
     import jax2onnx
     import onnxruntime  # noqa: F401 - it runs the file afterwards
@@ -101,7 +88,7 @@ def require_installed() -> ModuleType:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-  """Leave out remarks on shapes that are inferred all the same."""
+  """Silence remarks on shapes that are inferred all the same."""
   logger = logging.getLogger("onnx_ir")
   before = logger.level
   logger.setLevel(logging.ERROR)

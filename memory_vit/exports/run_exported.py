@@ -4,8 +4,7 @@
 
 FOLDER has `images.npy`, and for a SavedModel also image files in `files/`. The
 outputs are written to FOLDER/SIGNATURE/NAME.npy, and seconds are printed as
-JSON. Nothing of this package is imported: so runs whoever has the model and the
-library that reads it.
+JSON. It imports nothing of this package, as any user of the exported file.
 """
 
 import importlib
@@ -98,7 +97,7 @@ def main(kind: str, model: Path, folder: Path) -> dict[str, float]:
 
 
 def call_seconds(call: Call, images: np.ndarray) -> float:
-  """The median of several calls, once everything is compiled."""
+  """The median of several calls, after compilation."""
   times: list[float] = []
   while len(times) < _CALLS and sum(times) < _TIMING_SECONDS:
     began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""StableHLO: one file that `jax.export` reads on CPU, CUDA and TPU."""
+"""Export to StableHLO, which `jax.export` reads on CPU, CUDA and TPU."""
 
 from __future__ import annotations
 
@@ -22,11 +22,7 @@ _MAX_BYTES = 2**31 - 2**24
 
 
 def write(exported: ExportedModel, directory: Path, images: ImageInput) -> None:
-  """Write `model.stablehlo`: for any batch, and for any size of uint8 images.
-
-  Raises:
-    ExportError: for weights that do not fit into one file.
-  """
+  """Write `model.stablehlo`, for any batch and any size of uint8 images."""
   if exported.weight_bytes > _MAX_BYTES:
     raise ExportError(
       f"the weights take {exported.weight_bytes:,} bytes, and a StableHLO file "

@@ -26,12 +26,6 @@ _SWIGLU: Table = {
 
 
 def read(fields: Fields, arrays: Arrays) -> Model:
-  """Read a DINOv2.
-
-  Raises:
-    BackboneError: if it has a head: that of transformers reads the class token
-      and the mean of the patches side by side.
-  """
   if "classifier.weight" in arrays:
     raise BackboneError(
       f"{fields.where} has a classifier that reads the class token and the "
@@ -75,8 +69,7 @@ def read(fields: Fields, arrays: Arrays) -> Model:
     **(_SWIGLU if swiglu else _MLP),
     "layernorm": table.LAST_NORM,
   }
-  # Only pretraining reads it.
-  ignored = ("embeddings.mask_token",)
+  ignored = ("embeddings.mask_token",)  # of pretraining
   return Model(config=config, table=rows, ignored=ignored)
 
 

@@ -24,9 +24,9 @@ FIELDS = dict.fromkeys((
   *("width", "depth", "mlp_dim", "num_heads", "patch_size", "image_size"),
   "layer_norm_epsilon",
 ))  # fmt: skip
-# What masked-image pretraining puts in the place of patches.
+# It takes the place of patches in masked-image pretraining.
 MASK = "embeddings.mask_token"
-# A classifier does not read what a pooler makes of the class token.
+# A classifier takes the class token, and not what a pooler makes of it.
 _POOLER = ("pooler.dense.*", "vit.pooler.dense.*")
 
 
@@ -49,7 +49,7 @@ def trunk(qkv_bias: bool) -> Table:
 
 
 def rows(qkv_bias: bool) -> Table:
-  """The rows of all but the classifier."""
+  """All rows but the classifier's."""
   return {
     "embeddings.cls_token": table.CLASS,
     **trunk(qkv_bias),

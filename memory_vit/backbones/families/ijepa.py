@@ -1,7 +1,7 @@
 """I-JEPA, as transformers writes it: the blocks of its ViT, no class token.
 
 The outputs are the mean of the patches after the last LayerNorm, by which its
-authors evaluate it, or the logits of a classifier that reads this mean.
+authors evaluate it, or the logits of a classifier of this mean.
 """
 
 from memory_vit.backbones.families import hf_vit, table

@@ -12,14 +12,14 @@ from memory_vit.backbones.families.timm_architectures import (
 
 _POOLS = {name: name for name in ("token", "avg", "map")}
 _ACTIVATIONS = {name: name for name in ("gelu", "gelu_tanh", "quick_gelu")}
-# Arguments of a model whose effect is in the shapes, or in training alone.
+# Arguments whose effect is in the shapes, or in training alone.
 _SEEN_ELSEWHERE = {
   *("mlp_ratio", "fc_norm", "num_classes", "dynamic_img_size"),
   *("dynamic_img_pad", "weight_init", "fix_init"),
   *("drop_rate", "pos_drop_rate", "patch_drop_rate", "proj_drop_rate"),
   *("attn_drop_rate", "drop_path_rate"),
 }
-# Arguments of which one value is understood, which is also the default.
+# Arguments of which only the default is supported.
 _FIXED = {
   "in_chans": 3,
   "pos_embed": "learn",
@@ -46,21 +46,14 @@ _READ = {
 
 
 def model_args(fields: Fields, known: Iterable[str]) -> Fields:
-  """The arguments of a model; refuses those that are not understood."""
+  """The arguments of a model; refuses unknown ones."""
   args = fields.section("model_args")
   args.require_known(known)
   return args
 
 
 def architecture_of(fields: Fields) -> Architecture:
-  """What the name of a model implies, changed by its arguments.
-
-  Args:
-    fields: of a config.json of timm.
-
-  Raises:
-    BackboneError: for a name, an argument or a value that is not understood.
-  """
+  """The architecture that a name implies, changed by its arguments."""
   implied = architecture(fields.text("architecture"), fields.where)
   args = model_args(fields, _SEEN_ELSEWHERE | _FIXED.keys() | _READ)
   for name, value in _FIXED.items():

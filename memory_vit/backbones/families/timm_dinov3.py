@@ -1,9 +1,9 @@
 """DINOv3 ViT, as timm writes it: `vit_*_patch16_dinov3[_qkvb]`.
 
-The same model as in `dinov3`, under other names: one array for query, key and
-value, whose biases stand apart. The outputs are the mean of the patches, or the
-class token if `global_pool` says "token", after the last LayerNorm; or the
-logits of a head of them.
+The model of `dinov3` under other names: one array for query, key and value,
+whose biases are separate. The outputs are the mean of the patches, or the class
+token if `global_pool` is "token", after the last LayerNorm; or the logits of a
+head.
 """
 
 import re
@@ -28,7 +28,7 @@ _SIZES = {
 }
 NAME = re.compile(rf"vit_({'|'.join(_SIZES)})_patch16_dinov3(_qkvb)?$")
 _POOLING = {"avg": "gap", "token": "tok"}
-# Arguments that are read; of the others no published configuration has one.
+# No published configuration has other arguments.
 _READ = {
   *("embed_dim", "depth", "num_heads", "patch_size", "num_reg_tokens"),
   *("global_pool", "num_classes", "in_chans", "img_size", "dynamic_img_size"),
@@ -36,7 +36,6 @@ _READ = {
 
 
 def read(fields: Fields, arrays: Arrays) -> Model:
-  """Read a DINOv3 of timm."""
   size, biased = NAME.findall(fields.text("architecture"))[0]
   width, depth, heads, gated = _SIZES[size]
   args = model_args(fields, _READ)
@@ -52,7 +51,7 @@ def read(fields: Fields, arrays: Arrays) -> Model:
       arrays, f"blocks.0.mlp.{first}", "mlp_dim", fields.where
     ) or 4 * width,
     patch_size=stated(args, "patch_size", "patch_size", 16),
-    # As the model was made, or pretrained: no array has it.
+    # Of the model as it was made, or pretrained: no array shows it.
     image_size=args.size("img_size", 1, MAX_IMAGE_SIZE)
     if args.has("img_size")
     else input_side(fields.section("pretrained_cfg")),
