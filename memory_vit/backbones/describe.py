@@ -41,7 +41,7 @@ def inspect_backbone(path: str) -> BackboneReport:
       f"{path} is not there: expected the .npz file of a backbone, its address "
       f"(https://, gs://, hf://) or one of {', '.join(KNOWN)}; a directory "
       f"with {model_files.CONFIG} and {model_files.WEIGHTS}; or a task "
-      "directory (with a task.json), or a directory of such."
+      "directory (with a task.json), or a directory of tasks."
     )
   published = load.read_published(path)
   dtypes = _stored_dtypes(path) if not load.model_source(path) else {}

@@ -105,8 +105,8 @@ def _cached(url: str, fetch: "Callable[[str, _Arriving], None]") -> Path:
     is_ours = isinstance(error, BackboneError)
     reason = str(error) if is_ours else f"{type(error).__name__}: {error}"
     raise BackboneError(
-      f"cannot fetch {url}: {reason.rstrip('.')}. Nothing of it is kept. Put "
-      f"the file at {file} by hand, or give the path of a local copy."
+      f"cannot fetch {url}: {reason.rstrip('.')}. Nothing was cached: put the "
+      f"file at {file} by hand, or give the path of a local copy."
       f"{_remedy(url)}"
     ) from error
   logger.info(
@@ -127,8 +127,8 @@ def _place(url: str) -> Path:
     return Path(folder).expanduser() / f"{address}-{name[-_LONGEST_NAME:]}"
   except (RuntimeError, ValueError) as error:
     raise BackboneError(
-      f"cannot fetch {url!r} ({error}): expected the address of an .npz file, "
-      "and in MEMORY_VIT_CACHE a directory, where it is set."
+      f"cannot fetch {url!r} ({error}): expected the address of an .npz file; "
+      "MEMORY_VIT_CACHE, if set, must be a directory."
     ) from error
 
 
@@ -161,9 +161,11 @@ class _Arriving:
     if len(self.begins) < _SHOWN:
       self.begins += data[: _SHOWN - len(self.begins)]
     if not self.begins.startswith(_MAGIC[: len(self.begins)]):
-      raise _what_came(self, " is no .npz file")
+      raise _bad_download(self, " is no .npz file")
     if self.size > stored_arrays.MAX_BYTES:
-      raise _what_came(self, f" is more than {stored_arrays.MAX_BYTES:,} bytes")
+      raise _bad_download(
+        self, f" is more than {stored_arrays.MAX_BYTES:,} bytes"
+      )
     return self._file.write(data)
 
   def flush(self) -> None:
@@ -175,13 +177,13 @@ def _require_npz(part: Path, arriving: _Arriving) -> None:
     stored_arrays.require_whole(part)
   except BackboneError as error:
     problem = str(error).removeprefix(str(part))
-    raise _what_came(arriving, problem) from error
+    raise _bad_download(arriving, problem) from error
 
 
-def _what_came(arriving: _Arriving, problem: str) -> BackboneError:
+def _bad_download(arriving: _Arriving, problem: str) -> BackboneError:
   return BackboneError(
-    f"what came ({arriving.size:,} bytes that begin with {arriving.begins!r})"
-    f"{problem}"
+    f"the download ({arriving.size:,} bytes, beginning with "
+    f"{arriving.begins!r}){problem}"
   )
 
 

@@ -139,7 +139,7 @@ def _weights(directory: Path) -> Path:
 def _pickle(file: Path) -> BackboneError:
   return BackboneError(
     f"{file} is a pickle, which can run any code, and is not read: fetch the "
-    f"{WEIGHTS} of the same model, or make one where you trust the file, with "
+    f"{WEIGHTS} of the same model, or if you trust the file make one, with "
     "AutoModel.from_pretrained(DIR).save_pretrained(NEW_DIR) of transformers."
   )
 

@@ -79,8 +79,8 @@ def _default_processor(
   if not converted.plain_images:
     raise BackboneError(
       f"{files.config} has no {model_files.PREPROCESSOR} beside it, which says "
-      "by what mean and deviation images are normalized: fetch it from where "
-      "the model is from."
+      "by what mean and deviation images are normalized: fetch it from the "
+      "source of the model."
     )
   half = (0.5, 0.5, 0.5)
   return ImageProcessor(mean=half, std=half, evaluation=None)

@@ -112,7 +112,7 @@ class EmbeddingModel:
   def columns(
     self, pixels: Float32[np.ndarray, "k side side 3"]
   ) -> list[pa.Array]:
-    # One shape, so that one program is compiled.
+    # One shape: one program is compiled.
     images = np.zeros((self._job.batch_size, *pixels.shape[1:]), np.float32)
     images[: len(pixels)] = pixels
     arrays = embed_program(

@@ -23,7 +23,8 @@ from memory_vit.images import folders, image_files
 from memory_vit.runtime import paths
 from memory_vit.runtime.messages import brief, escaped, utf8
 
-# Paths are bytes: not every name of a file is text.
+# Paths are bytes: not every file name is UTF-8. The label is the folder of an
+# image below the named one, the time that of the last change in nanoseconds.
 _SCHEMA = pa.schema([
   ("path", pa.binary()),
   ("label", pa.string()),
@@ -40,7 +41,7 @@ _Row = tuple[bytes, str | None, str, int, int, int]
 class InputFiles:
   """The files of an input, in order."""
 
-  files: pa.Table
+  files: pa.Table  # with the columns of `_SCHEMA`
 
   @functools.cached_property
   def first(self) -> np.ndarray:
@@ -117,7 +118,7 @@ def take_inventory(
 def _files_of(
   text: str, columns: Columns, output: Path | None
 ) -> Iterator[_Row]:
-  # Workers may have another working directory, and so may a run that resumes.
+  # Workers and resumed runs may have another working directory.
   path = paths.local(text, "--input", DataError).absolute()
   if not path.exists():
     raise DataError(f"--input {brief(text)}: there is no such file or folder.")

@@ -22,10 +22,10 @@ from memory_vit.images.reader import ImageReader, Prepared
 from memory_vit.model.task import EvalPreprocessing
 from memory_vit.runtime.messages import escaped
 
-# Batches that are decoded while the device has another one.
+# Batches that are decoded ahead of the device.
 AHEAD = 2
-# What the system says of a file that will be so tomorrow; all else that it says
-# (an error of a disk, a stale handle, a time-out) may pass.
+# Errors of a file that last; all others (of a disk, a stale handle, a time-out)
+# may pass.
 _LASTING = {
   errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG,
   errno.EACCES, errno.EPERM, errno.EINVAL, errno.EILSEQ, errno.ENXIO,

@@ -29,7 +29,7 @@ from memory_vit.model import trees
 from memory_vit.runtime import files, parquet, paths
 from memory_vit.runtime.messages import brief, first_line, listed
 
-# A new number makes everything again.
+# Part of the digest: with a new number all shards are made again.
 FORMAT = 2
 FOLDER = "_plan"
 _PLAN, _INPUTS = "plan.json", "inputs.parquet"
@@ -42,7 +42,9 @@ class Plan:
   inventory: InputFiles
   columns: Columns
   shard_images: int
-  batch_size: int
+  batch_size: int  # the bits of a row depend on it
+  # All else that rows depend on, as JSON values: backbone, tasks,
+  # preprocessing, options of the output.
   model: Mapping[str, Any]
 
   @property
@@ -88,11 +90,10 @@ def as_json(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def require_own(folder: Path) -> None:
   """Make the directory of an output, which may hold an earlier plan."""
-  # A plan is looked for last: a command that began at the same time may have
-  # written it just now.
+  # The plan is checked last: another command may have written it just now.
   if _holds_others(folder) and not (folder / FOLDER / _PLAN).exists():
     raise ConfigError(
-      f"--output {brief(str(folder))} is there and holds something else: "
+      f"--output {brief(str(folder))} exists and holds something else: "
       "expected a new or empty directory, or that of a run to resume."
     )
   paths.make_directory(folder / FOLDER, "--output")
@@ -106,7 +107,7 @@ def settle(plan: Plan, folder: Path) -> None:
     return
   with files.writing(inputs), files.replacing(inputs) as part:
     pq.write_table(plan.inventory.files, part)
-  # Last: without it there is no plan.
+  # Last: a folder without it has no plan.
   with files.writing(file), files.replacing(file) as part:
     part.write_text(json.dumps(plan.facts, indent=1) + "\n", encoding="utf-8")
 

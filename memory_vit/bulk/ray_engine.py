@@ -24,18 +24,16 @@ from memory_vit.bulk.plan import Plan
 from memory_vit.errors import ConfigError, MemoryVitError, TrainingError
 from memory_vit.runtime.messages import escaped, first_line, shortened
 
-# Bytes for the objects of a cluster that this process starts: there are none
-# but numbers of shards.
+# Bytes for the objects of a cluster that is started here: numbers of shards.
 _OBJECT_STORE = 200 * 2**20
-# Seconds that Ray waits for a cluster that it starts here. By default 30, which
-# a busy machine may need; no more than twice that, as Ray notices a raylet that
-# died at its start only when they are over.
+# Seconds until a cluster that is started here must run: twice Ray's default,
+# for a busy machine; only then Ray notices that a raylet died at its start.
 _PATIENCE = "60"
-# Seconds in which all workers must have a place on the cluster, and a model:
-# by default Ray Data waits for ever. A cluster may grow meanwhile.
+# Seconds until all workers must have a place and a model: Ray Data's default is
+# to wait forever. A cluster may grow meanwhile.
 _MOST_WAIT = 600
-# Workers that a shard may end. Ray Data starts a worker again and repeats what
-# it was doing, for ever; whatever ends every worker must end the command.
+# Workers that may die while they make one shard: Ray Data would repeat the work
+# of a dead worker forever.
 _MOST_TRIES = 10
 
 
@@ -43,10 +41,10 @@ _MOST_TRIES = 10
 class RayEngine:
   """An `Engine` that makes shards on a Ray cluster."""
 
-  workers: int
-  worker_cpus: float = 0
-  worker_gpus: float = 0
-  address: str = ""
+  workers: int  # processes, each with its own model
+  worker_cpus: float = 0  # reserved for each; 0 for Ray's default
+  worker_gpus: float = 0  # for each, or a share of one
+  address: str = ""  # "auto" for a cluster of this machine; "" see `_address`
 
   def __call__(
     self,
@@ -65,7 +63,7 @@ class RayEngine:
       context = ray.data.DataContext.get_current()
       context.enable_progress_bars = False
       context.print_on_execution_start = False
-      # Later shards are handed out while an earlier one is being repeated.
+      # Later shards are handed out while an earlier one is repeated.
       context.execution_options.preserve_order = False
       context.wait_for_min_actors_s = _MOST_WAIT
       made = ray.data.from_items(
@@ -125,10 +123,10 @@ class RayEngine:
     }  # fmt: skip
     try:
       with warnings.catch_warnings():
-        # Of JAX, on forks: what Ray forks becomes another program at once.
+        # JAX warns of forks; those of Ray become another program at once.
         warnings.simplefilter("ignore", RuntimeWarning)
         ray.init(address=address, logging_level="warning", **local)
-    except Exception as error:  # Ray raises many kinds, `Exception` itself
+    except Exception as error:  # Ray raises `Exception` itself, too
       where = f"at {address}" if address else "that could be started here"
       raise ConfigError(
         f"--engine=ray: there is no cluster {where}: {first_line(error)}."
@@ -185,7 +183,7 @@ def _own(error: BaseException) -> MemoryVitError:
     if isinstance(inner, MemoryVitError):
       return type(inner)(str(inner))
     inner = getattr(inner, "cause", None) or inner.__cause__
-  # The lines before are of Ray, and a traceback.
+  # The lines before are Ray's, and a traceback.
   reason = shortened(escaped(str(error).rstrip().rpartition("\n")[2]))
   return TrainingError(
     f"a worker of Ray failed: {reason} What is finished is kept: give the same "

@@ -23,10 +23,10 @@ from memory_vit.images import decoding
 from memory_vit.runtime import parquet, paths
 from memory_vit.runtime.messages import brief, escaped, first_line, utf8
 
-# In the order in which they are looked for.
+# In order of preference.
 _IMAGE_COLUMNS = ("image", "bytes", "path", "file", "file_name")
 _LABEL_COLUMN = "label"
-# Rows of a file that are in memory at once: each may be an image of megabytes.
+# Rows of a file in memory at once: each may be an image of megabytes.
 _ROWS = 16
 
 
@@ -34,8 +34,9 @@ _ROWS = 16
 class Columns:
   """The columns of Parquet files that are read."""
 
-  image: str = ""
-  label: str = ""
+  image: str = ""  # images or paths; "" for the first of `_IMAGE_COLUMNS`
+  label: str = ""  # integers or text; "" for "label", if it exists
+  # Folder of relative paths, which may not leave it; "" for the file's own.
   root: str = ""
 
   def absolute(self) -> Columns:
@@ -55,11 +56,11 @@ class Columns:
 class ImageRow:
   """An image of an input that has not been decoded."""
 
-  number: int
-  path: str
-  image: str | bytes | None
+  number: int  # among all images of the input, from 0
+  path: str  # of its file; for a row its own name, or FILE#ROW
+  image: str | bytes | None  # a path, or the bytes of a file
   label: str | None
-  reason: str = ""
+  reason: str = ""  # why there is no image
 
 
 def is_container(path: Path) -> bool:
@@ -103,7 +104,7 @@ def read_container(
     yield ImageRow(first + row, place, image, label, reason)
 
 
-# An image, its own name, its label, and why there is none.
+# An image, its own name, its label, and the reason if there is none.
 _Found = tuple[str | bytes | None, str, str | None, str]
 
 
@@ -160,7 +161,7 @@ def _rows_of(
 def _image(value: Any, root: Path) -> tuple[str | bytes | None, str, str]:
   """The image in a value, its own name, and the reason if there is none."""
   name = ""
-  if isinstance(value, Mapping):  # of Hugging Face: bytes come first
+  if isinstance(value, Mapping):  # Hugging Face: bytes take precedence
     name = utf8(value.get("path") or "")
     value = value["bytes"] if value.get("bytes") else value.get("path")
   if isinstance(value, bytes):
@@ -231,7 +232,7 @@ def _array_record(path: Path) -> Iterator[Any]:
       "is needed (Linux): pip install 'memory_vit[train]'"
     ) from error
   try:
-    # As for random access: nothing is read ahead.
+    # Nothing is read ahead.
     options = "readahead_buffer_size:0,max_parallelism:0"
     with contextlib.closing(
       array_record_module.ArrayRecordReader(str(path), options)
@@ -249,7 +250,7 @@ def _array_record(path: Path) -> Iterator[Any]:
 def _require_image(path: Path, record: bytes) -> None:
   """Refuse a file whose records are something else."""
   try:
-    # The header alone: nothing is decoded.
+    # The header alone; nothing is decoded.
     with decoding.opened(record):
       pass
   except UnidentifiedImageError as error:
@@ -258,5 +259,5 @@ def _require_image(path: Path, record: bytes) -> None:
       "records that are; TFDS wraps images in tf.train.Example: write the "
       "images of such a data set to Parquet, or to files."
     ) from error
-  except Exception:  # A broken image is a row with an error, not the end.
+  except Exception:  # a broken image becomes a row with an error
     return

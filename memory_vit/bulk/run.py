@@ -40,13 +40,13 @@ class Summary:
   """The number of images and shards of an output."""
 
   images: int
-  errors: int
+  errors: int  # images that could not be read
   shards: int
-  made: int
+  made: int  # shards that this run made
 
 
-# Makes shards of a plan somewhere: (plan, folder, job, missing shards, a
-# function that is called with the number of images that were written).
+# Makes shards: (plan, folder, job, missing shards, a function that is called
+# with the number of written images).
 Engine = Callable[[Plan, Path, Any, Sequence[int], Callable[[int], None]], None]
 
 
@@ -123,10 +123,10 @@ def _alone(folder: Path) -> Iterator[None]:
     )
 
   plan.require_own(folder)
-  # It is never deleted: another process could then hold a lock of this name.
+  # Never deleted: another process could then lock a file of the same name.
   file = folder / plan.FOLDER / ".lock"
   with lock.one_at_a_time(file, refuse, "--output"):
-    for left in folder.glob(".part-*.part"):  # of a process that was killed
+    for left in folder.glob(".part-*.part"):  # of a killed process
       left.unlink(missing_ok=True)
     for counted in (folder / plan.FOLDER).glob("part-*.tries"):
       counted.unlink(missing_ok=True)

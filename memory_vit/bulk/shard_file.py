@@ -19,9 +19,9 @@ from memory_vit.bulk.plan import Plan
 from memory_vit.runtime import files, parquet
 from memory_vit.version import __version__
 
-# Bytes of rows that wait to become a row group.
+# Bytes of rows in a row group.
 _GROUP_BYTES = 64 * 2**20
-# Columns that every output begins with.
+# The first columns of every output.
 COMMON = (
   pa.field("id", pa.int64(), nullable=False),
   pa.field("path", pa.string(), nullable=False),
@@ -110,7 +110,7 @@ def _encoding(schema: pa.Schema) -> dict[str, Any]:
   compression, dictionaries = {}, []
   for field in schema:
     name, kind = field.name, field.type
-    if pa.types.is_list(kind):  # Parquet has a column for its values
+    if pa.types.is_list(kind):  # its values are a column of their own
       name, kind = f"{name}.list.element", kind.value_type
     is_dense = pa.types.is_floating(kind) or pa.types.is_fixed_size_binary(kind)
     compression[name] = "none" if is_dense else "zstd"

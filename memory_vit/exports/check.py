@@ -24,15 +24,14 @@ from memory_vit.exports.image_input import ImageInput
 from memory_vit.model.task import EvalPreprocessing
 from memory_vit.runtime.messages import escaped, shortened
 
-# Greatest difference of an output, as a share of the greatest one: the same
-# sums in another order, by another compiler.
+# Greatest difference of an output, as a share of the greatest output: another
+# compiler adds in another order.
 TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2}
-# The same of pixels that are resized with antialiasing, of which some are
-# rounded to another grey level than by Pillow: see docs/export.md.
+# The same for pixels resized with antialiasing: some are rounded to another
+# grey level than by Pillow, see docs/export.md.
 ANTIALIASED_TOLERANCE = {"float32": 1e-2, "bfloat16": 3e-2}
-# It runs beside this process, whose accelerator it cannot share, and compares
-# with what the CPU computes. TensorFlow's XLA ends a process for a flag that
-# only jax knows.
+# The process cannot share the accelerator of this one. TensorFlow's XLA ends a
+# process for a flag that only jax knows.
 _ENVIRONMENT = {
   "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "-1", "XLA_FLAGS": "",
   "TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0",
@@ -46,12 +45,15 @@ class Comparison:
   """The differences between an export and `mv.forward`, and their speed."""
 
   images: int
-  tolerance: Mapping[str, float]
+  tolerance: Mapping[str, float]  # {signature: share}
+  # {signature: {output: greatest difference, as a share of the greatest value}}
   max_difference: Mapping[str, Mapping[str, float]]
   load_seconds: float
-  first_call_seconds: float
-  call_seconds: float
-  memory_vit_call_seconds: float
+  first_call_seconds: float  # includes compilation
+  call_seconds: float  # of a batch of all images; median
+  memory_vit_call_seconds: (
+    float  # the same of `mv.forward`, without preparation
+  )
 
 
 def compare(
@@ -114,13 +116,13 @@ def run(
     (folder / "files").mkdir()
     for i, content in enumerate(files):
       (folder / "files" / f"{i:08}").write_bytes(content)
-    # By its path, and with -P: its directory is none to import from.
+    # By its path, and with -P: nothing is imported from its directory.
     done = subprocess.run(
       [sys.executable, "-P", run_exported.__file__, kind, model, folder],
       capture_output=True, text=True, env={**os.environ, **_ENVIRONMENT},
     )  # fmt: skip
     if done.returncode:
-      lines = done.stderr.strip().splitlines() or ["it said nothing"]
+      lines = done.stderr.strip().splitlines() or ["no message"]
       raise ExportError(
         f"the {kind} that was written cannot be run (status "
         f"{done.returncode}): {shortened(escaped(lines[-1]), 400)}"
@@ -158,7 +160,7 @@ def require_within(
     raise ExportError(
       "the exported model computes something else than mv.forward: "
       f"{'; '.join(beyond)} of the greatest output. Nothing was written; give "
-      "another --format, and tell us."
+      "another --format, and report this as a bug."
     )
 
 
@@ -175,7 +177,7 @@ def _random_images(
   if images.kind == "float32":
     inputs = rng.uniform(-1, 1, (count, side, side, 3)).astype(np.float32)
     return inputs, inputs
-  # Neither square nor of the size of the model, unless the user says so.
+  # By default neither square nor of the size of the model.
   height, width = images.size or (side + side // 2, 2 * side + 1)
   inputs = rng.integers(0, 256, (count, height, width, 3)).astype(np.uint8)
   return inputs, _preprocessed(list(inputs), evaluation)

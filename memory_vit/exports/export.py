@@ -27,7 +27,7 @@ from memory_vit.runtime.messages import brief
 from memory_vit.runtime.progress_bar import ProgressBar
 from memory_vit.tasks import compose, store
 
-# Where a function is written, and by what.
+# The file or directory of a function, and its writer.
 _WRITERS: dict[
   str, tuple[str, Callable[[ExportedModel, Path, ImageInput], None]]
 ] = {
@@ -35,7 +35,7 @@ _WRITERS: dict[
   "saved_model": (saved_model.DIRECTORY, saved_model.write),
   "onnx": (onnx_file.FILE, onnx_file.write),
 }
-# Of arrays, and not of a function that takes images.
+# Formats of arrays, without a function that takes images.
 _ARRAYS = ("safetensors", "orbax")
 FORMATS = (*_WRITERS, *_ARRAYS)
 MAX_EXAMPLES = 4096

@@ -36,7 +36,7 @@ _RESIZING = {
     "then the height, each rounded to 0..255; a longer side is rounded down"
   ),
 }
-# What takes part in making one of the files, where it is installed.
+# Packages that may have a part in making the files.
 _PACKAGES = (
   "jax", "jaxlib", "flax", "numpy", "safetensors", "orbax-checkpoint",
   "tensorflow-cpu", "tensorflow", "jax2onnx", "onnx", "onnxruntime",
@@ -47,8 +47,8 @@ _PACKAGES = (
 class Tensor:
   """An input or output of an exported function."""
 
-  shape: tuple[int | str, ...]
-  dtype: str
+  shape: tuple[int | str, ...]  # names are axes of any length
+  dtype: str  # as NumPy calls it, or "string"
   meaning: str
 
 
@@ -57,7 +57,7 @@ class Signature:
   """One way to call an exported model, by names of tensors."""
 
   inputs: Mapping[str, Tensor]
-  outputs: Mapping[str, Tensor]
+  outputs: Mapping[str, Tensor]  # an ONNX model returns them in this order
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,15 +65,17 @@ class ExportReport:
   """Description of an export, as `manifest.json` holds it."""
 
   format: str
-  dtype: str
-  backbone: Mapping[str, Any]
-  preprocessing: Mapping[str, Any]
+  dtype: str  # of the computation
+  backbone: Mapping[str, Any]  # `BackboneId`
+  preprocessing: Mapping[str, Any]  # `EvalPreprocessing`, and how it resizes
   tasks: Sequence[Mapping[str, Any]]
+  # Empty for formats of arrays, as `comparison` is.
   signatures: Mapping[str, Signature] = dataclasses.field(default_factory=dict)
-  batch_buckets: tuple[int, ...] = ()
+  batch_buckets: tuple[int, ...] = ()  # compiled sizes; () for any size
   platforms: tuple[str, ...] = ()
   comparison: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  # {path: {"bytes": ..., "sha256": ...}}
   files: Mapping[str, Mapping[str, Any]] = dataclasses.field(
     default_factory=dict
   )

@@ -27,9 +27,9 @@ class ExportedModel:
   """A pure function of images, and the arrays that it computes with."""
 
   backbone: Backbone
-  tasks: tuple[Task, ...]
+  tasks: tuple[Task, ...]  # several that share a pass, or one of any regime
   program: Program
-  weights: Weights
+  weights: Weights  # as exported: with the backbone that a task brings
 
   @staticmethod
   def run(weights: Weights, images: Float[Array, "b side side 3"]) -> Logits:

@@ -16,7 +16,7 @@ from memory_vit.model.task import Task, TaskSpec
 from memory_vit.runtime.messages import escaped, shortened
 
 FILE = "README.md"
-# Nothing of a task is in here: a value cannot end the block.
+# It has no value of a task, which could end the block.
 _FRONT_MATTER = """\
 ---
 library_name: memory_vit
@@ -29,23 +29,23 @@ tags:
 ---
 """
 _MOST_CLASSES, _MOST_CHARACTERS = 200, 200
-# Keys of the configuration of a run that say what it learned from.
+# Keys of the configuration of a run that name its training data.
 _DATA_KEYS = ("name", "train", "validation", "test")
-# Keys of the result of a run, and what a reader calls them.
+# Keys of the result of a run, and their labels.
 _METRICS = {
   "test_accuracy": "accuracy, test",
   "test_top5": "top-5 accuracy, test",
   "val_accuracy": "accuracy, validation",
-  "chance": "accuracy of guessing",
-  "test_majority": "accuracy of the most frequent class",
+  "chance": "accuracy of guessing uniformly",
+  "test_majority": "accuracy of always predicting the most frequent class",
 }
-# What a reader calls an interpolation.
+# Interpolations in words.
 _RESIZING = {
-  "bilinear": "bilinearly and without antialiasing",
-  "bilinear_antialias": "bilinearly with antialiasing, as Pillow does it",
-  "bicubic": "bicubically with antialiasing, as Pillow does it",
+  "bilinear": "bilinear, without antialiasing",
+  "bilinear_antialias": "bilinear with antialiasing, as in Pillow",
+  "bicubic": "bicubic with antialiasing, as in Pillow",
 }
-_COUNTS = {"test_examples": "images of the test", "steps": "steps of training"}
+_COUNTS = {"test_examples": "test images", "steps": "training steps"}
 
 
 def to_text(tasks: Sequence[Task]) -> str:
@@ -54,8 +54,8 @@ def to_text(tasks: Sequence[Task]) -> str:
   parts = [
     f"{_FRONT_MATTER}\n# {title}\n",
     "New tasks for a frozen Vision Transformer, learned with memory cells "
-    "(Sandler et al., CVPR 2022). The backbone is not in here: its original "
-    "outputs stay as they are.\n",
+    "(Sandler et al., CVPR 2022). The backbone is not included; its original "
+    "outputs stay unchanged.\n",
     *map(_section, tasks),
     _loading(tasks),
     _preprocessing(tasks[0].spec),
@@ -73,7 +73,7 @@ def literal(value: Any) -> str:
   text = escaped(shortened(str(value), _MOST_CHARACTERS)).strip() or "(empty)"
   longest = max(map(len, re.findall("`*", text)))
   fence = "`" * (longest + 1)
-  space = " " if longest else ""  # which is not shown
+  space = " " if longest else ""  # not shown
   return f"{fence}{space}{text}{space}{fence}"
 
 
@@ -81,7 +81,7 @@ def _section(task: Task) -> str:
   spec, provenance = task.spec, task.provenance
   lines = [f"## {spec.name}", "", f"- classes: {_classes(spec)}"]
   lines.append(
-    f"- learned by: {literal(spec.regime)}, {spec.cells} memory cells"
+    f"- trained by: {literal(spec.regime)}, {spec.cells} memory cells per layer"
   )
   if spec.attends_to:
     lines.append(f"- attends to: {', '.join(map(literal, spec.attends_to))}")
@@ -91,14 +91,14 @@ def _section(task: Task) -> str:
     for key in _DATA_KEYS
     if isinstance(data.get(key), str) and data[key]
   ]
-  lines.append(f"- data: {', '.join(known) or 'not known'}")
+  lines.append(f"- data: {', '.join(known) or 'unknown'}")
   lines += _metrics(_mapping(provenance, "metrics"), spec.num_classes)
   return "\n".join(lines) + "\n"
 
 
 def _classes(spec: TaskSpec) -> str:
   if not spec.class_names:
-    return f"{spec.num_classes}, whose names are not known"
+    return f"{spec.num_classes}, with unknown names"
   shown = ", ".join(map(literal, spec.class_names[:_MOST_CLASSES]))
   more = len(spec.class_names) - _MOST_CLASSES
   return f"{spec.num_classes}: {shown}{f', and {more} more' * (more > 0)}"
@@ -106,7 +106,7 @@ def _classes(spec: TaskSpec) -> str:
 
 def _metrics(metrics: Mapping[str, Any], classes: int) -> list[str]:
   """A table of the known numbers; none is required."""
-  # Of 5 classes, one of 5 guesses is always right.
+  # With 5 classes, one of 5 guesses is always right.
   hidden = ("test_top5",) if classes <= 5 else ()
   rows = [
     f"| {label} | {100 * metrics[key]:.2f} % |"
@@ -119,8 +119,8 @@ def _metrics(metrics: Mapping[str, Any], classes: int) -> list[str]:
     if type(metrics.get(key)) is int
   ]
   if not rows:
-    return ["- accuracy: not known"]
-  return ["", "| measured when it was trained | |", "|---|---|", *rows]
+    return ["- accuracy: unknown"]
+  return ["", "| measured after training | |", "|---|---|", *rows]
 
 
 def _is_number(value: Any) -> bool:
@@ -152,8 +152,8 @@ tasks = mv.load_tasks([{files}], backbone)
 outputs = mv.forward(backbone, tasks, mv.preprocess(FILES, tasks))
 ```
 
-or `memory-vit predict --backbone={source} --task=. IMAGE`. A task is refused on
-any backbone but its own.
+or `memory-vit predict --backbone={source} --task=. IMAGE`. A task runs only on
+its own backbone.
 """
 
 
@@ -175,16 +175,16 @@ def _gelu(spec: TaskSpec) -> str:
 def _preprocessing(spec: TaskSpec) -> str:
   evaluation = spec.evaluation
   side = evaluation.image_size
-  how = f"squeezed into {side} x {side} pixels"
+  how = f"resized to {side} x {side} pixels, whatever their shape"
   if evaluation.resize:
     how = (
-      f"resized to {evaluation.resize} pixels on the shorter side, and the "
-      f"middle {side} x {side} taken"
+      f"resized to {evaluation.resize} pixels on the shorter side and cropped "
+      f"to the central {side} x {side}"
     )
   return f"""\
 ## Preprocessing
 
-RGB images are {how}, {_RESIZING[evaluation.interpolation]}, then scaled from
+RGB images are {how} ({_RESIZING[evaluation.interpolation]}), then scaled from
 0..255 to [-1, 1] by (x - 127.5) / 127.5.
 """
 

@@ -36,8 +36,8 @@ def require_possible(exported: ExportedModel, images: ImageInput) -> None:
     )
   if INPUT in exported.names:
     raise ExportError(
-      f"--format=onnx: a task is called {INPUT!r}, as the input of the model "
-      "is. Rename it (mv.rename)."
+      f"--format=onnx: a task has the name of the model's input, {INPUT!r}: "
+      "rename it (mv.rename)."
     )
 
 
@@ -61,15 +61,15 @@ def write(exported: ExportedModel, directory: Path, images: ImageInput) -> None:
         input_names=[INPUT],
         output_names=list(exported.names),
       )
-    # Large weights lie in a file that nobody else could read.
+    # The file of large weights has permissions for its owner alone.
     mode = (directory / FILE).stat().st_mode
     for file in directory.iterdir():
       file.chmod(mode)
-  # Of a converter that does not know an operation, of any type.
+  # A converter that lacks an operation raises errors of any type.
   except Exception as error:
     raise ExportError(
       f"jax2onnx cannot convert this model: {first_line(error)}. Give "
-      "--format=stablehlo or saved_model, and tell us."
+      "--format=stablehlo or saved_model, and report this as a bug."
     ) from error
 
 

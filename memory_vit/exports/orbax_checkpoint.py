@@ -23,7 +23,7 @@ def write(tree: Mapping[str, Any], path: Path) -> None:
 
   Orbax refuses arrays without values (a memory of 0 cells): they are left out.
   """
-  import orbax.checkpoint as ocp  # only here: importing the core stays quick
+  import orbax.checkpoint as ocp  # slow to import
 
   flat = {name: np.asarray(a) for name, a in trees.flatten(tree).items()}
   filled = trees.unflatten({name: a for name, a in flat.items() if a.size})

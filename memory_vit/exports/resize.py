@@ -27,7 +27,7 @@ def prepare(
   square = jnp.arange(evaluation.image_size, dtype=jnp.int32)
   begins = evaluation.begin(new)
   pixels = images.astype(jnp.float32)
-  for axis in (2, 1):  # Pillow rounds after the width, and again afterwards.
+  for axis in (2, 1):  # Pillow rounds after the width and after the height
     numbers = square + begins[axis - 1]
     sizes = old[axis - 1], new[axis - 1]
     if evaluation.interpolation == "bilinear":
@@ -93,8 +93,8 @@ def _weights(
   ViT-B/16. `sizes` are the old and the new length of the axis.
   """
   before, after = sizes
-  # From centre to centre, in units of the wider of the two kinds of pixels.
-  # In float32 places in a large image would be off by parts of a pixel.
+  # From centre to centre, in units of the wider of the two kinds of pixels; as
+  # integers, as float32 is off by parts of a pixel in a large image.
   apart = jnp.abs((2 * old + 1) * after - (2 * new + 1)[None] * before)
   unit = 2 * jnp.maximum(before, after)
   x = apart.astype(jnp.float32) / unit.astype(jnp.float32)

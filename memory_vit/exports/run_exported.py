@@ -20,7 +20,7 @@ import numpy as np
 
 # {name: outputs (b, c)} of images, or of the content of image files.
 Call = Callable[[Any], Mapping[str, Any]]
-# Seconds after which no further call is timed, and how many are at most.
+# Calls are timed until so many seconds are over, or so many calls.
 _TIMING_SECONDS, _CALLS = 10.0, 5
 
 
@@ -39,7 +39,7 @@ def load_saved_model(model: Path) -> dict[str, Call]:
 
   loaded = tf.saved_model.load(str(model))
 
-  # Both hold `loaded`: signatures alone do not keep their variables.
+  # Both hold `loaded`: signatures do not keep their variables alive.
   def serve(images: np.ndarray) -> Mapping[str, Any]:
     call = loaded.signatures["serving_default"]
     return call(images=tf.constant(images))
@@ -55,7 +55,7 @@ def load_onnx(model: Path) -> dict[str, Call]:
   import onnxruntime
 
   options = onnxruntime.SessionOptions()
-  options.log_severity_level = 3  # not each constant that it leaves out
+  options.log_severity_level = 3  # no line for each omitted constant
   session = onnxruntime.InferenceSession(
     model, options, providers=["CPUExecutionProvider"]
   )
@@ -67,7 +67,7 @@ def load_onnx(model: Path) -> dict[str, Call]:
   return {"serving_default": call}
 
 
-# Format -> the library that it needs, which is imported first, and the reader.
+# Format -> its library, imported before time is measured, and the reader.
 LOADERS = {
   "stablehlo": ("jax", load_stablehlo),
   "saved_model": ("tensorflow", load_saved_model),

@@ -17,7 +17,7 @@ from memory_vit.tasks.split_forward import Logits
 
 FILE = "model.stablehlo"
 PLATFORMS = ("cpu", "cuda", "tpu")
-# The file is a flatbuffer, which counts its bytes in 31 bits.
+# The file is a flatbuffer, whose size has 31 bits.
 _MAX_BYTES = 2**31 - 2**24
 
 

@@ -274,7 +274,7 @@ def test_command_lines_that_cannot_be(tmp_path, capsys):
     ([path, "x", "--format=onnx"], "invalid choice"),
     (
       ["--task=a.pt", f"--backbone={path}", "--format=hf", "x"],
-      "--format is of a backbone",
+      "--format is that of a backbone",
     ),
   ):
     assert convert.main(arguments) == 2

@@ -703,7 +703,7 @@ def test_what_comes_is_checked_before_it_is_kept(tmp_path, cache, change, says):
   with serving(change(good), good, sized=False) as (address, requests):
     with pytest.raises(BackboneError, match=says) as error:
       load_backbone(f"{address}/vit.npz")
-    assert f"cannot fetch {address}/vit.npz: what came" in str(error.value)
+    assert f"cannot fetch {address}/vit.npz: the download" in str(error.value)
     assert "\n" not in str(error.value)
     assert not list(cache.iterdir())
     assert load_backbone(f"{address}/vit.npz").config == TINY
