@@ -86,20 +86,20 @@ def local_file(path: str) -> Path:
   return file
 
 
-def _cached(url: str, fetch: "Callable[[str, _Arriving], None]") -> Path:
+def _cached(url: str, fetch: "Callable[[str, _Download], None]") -> Path:
   """Return the cached copy of an address; `fetch` makes it the first time."""
-  file = _place(url)
+  file = _cached_path(url)
   try:
-    if _is_kept(file):
+    if _is_cached(file):
       logger.info("%s is already at %s", url, file)
       return file
     logger.info("downloading %s", url)
     file.parent.mkdir(parents=True, exist_ok=True)
     with files.replacing(file) as part:
       with part.open("wb") as opened:
-        arriving = _Arriving(opened)
-        fetch(url, arriving)
-      _require_npz(part, arriving)
+        download = _Download(opened)
+        fetch(url, download)
+      _require_npz(part, download)
   # requests, TensorFlow and fsspec each have exceptions of their own.
   except Exception as error:
     is_ours = isinstance(error, BackboneError)
@@ -116,7 +116,7 @@ def _cached(url: str, fetch: "Callable[[str, _Arriving], None]") -> Path:
   return file
 
 
-def _place(url: str) -> Path:
+def _cached_path(url: str) -> Path:
   """The path of the cached copy of an address."""
   folder = os.environ.get("MEMORY_VIT_CACHE") or "~/.cache/memory_vit"
   try:
@@ -132,7 +132,7 @@ def _place(url: str) -> Path:
     ) from error
 
 
-def _is_kept(file: Path) -> bool:
+def _is_cached(file: Path) -> bool:
   """Whether the complete file is there; remove anything else of that name."""
   if not os.path.lexists(file):
     return False
@@ -148,7 +148,7 @@ def _is_kept(file: Path) -> bool:
   return False
 
 
-class _Arriving:
+class _Download:
   """A file that checks the bytes of an .npz file as they arrive."""
 
   def __init__(self, file: BinaryIO) -> None:
@@ -172,22 +172,22 @@ class _Arriving:
     self._file.flush()
 
 
-def _require_npz(part: Path, arriving: _Arriving) -> None:
+def _require_npz(part: Path, download: _Download) -> None:
   try:
     stored_arrays.require_whole(part)
   except BackboneError as error:
     problem = str(error).removeprefix(str(part))
-    raise _bad_download(arriving, problem) from error
+    raise _bad_download(download, problem) from error
 
 
-def _bad_download(arriving: _Arriving, problem: str) -> BackboneError:
+def _bad_download(download: _Download, problem: str) -> BackboneError:
   return BackboneError(
-    f"the download ({arriving.size:,} bytes, beginning with "
-    f"{arriving.begins!r}){problem}"
+    f"the download ({download.size:,} bytes, beginning with "
+    f"{download.begins!r}){problem}"
   )
 
 
-def _fetch_http(url: str, target: _Arriving) -> None:
+def _fetch_http(url: str, target: _Download) -> None:
   import pooch  # only downloads need it
 
   options: dict[str, Any] = {"hooks": {"response": _check_redirect}}
@@ -230,7 +230,7 @@ def _check_redirect(response: Any, **options: Any) -> None:
     )
 
 
-def _fetch_gs(url: str, target: _Arriving) -> None:
+def _fetch_gs(url: str, target: _Download) -> None:
   # It imports TensorFlow or gcsfs to read gs://.
   from etils import epath
 

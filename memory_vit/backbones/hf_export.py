@@ -13,8 +13,8 @@ import safetensors.numpy
 
 from memory_vit.backbones import model_files
 from memory_vit.backbones.families import hf_vit
-from memory_vit.backbones.families.stated import TRANSFORMERS
 from memory_vit.backbones.families.table import HEAD, unconverted
+from memory_vit.backbones.families.vit_fields import TRANSFORMERS
 from memory_vit.backbones.layouts import Arrays
 from memory_vit.errors import BackboneError
 from memory_vit.model.backbone import Backbone
@@ -65,10 +65,10 @@ def write(backbone: Backbone, arrays: Arrays, path: Path) -> None:
   config = backbone.config
   _require_possible(config)
   path = _DIRECTORY.require_own(path)
-  named = _named(arrays, config)
+  renamed = _transformers_arrays(arrays, config)
   with _DIRECTORY.replacing(path, safetensors.SafetensorError) as new:
     safetensors.numpy.save_file(
-      {name: np.ascontiguousarray(array) for name, array in named.items()},
+      {name: np.ascontiguousarray(array) for name, array in renamed.items()},
       new / model_files.WEIGHTS,
       _METADATA,
     )
@@ -91,7 +91,9 @@ def _require_possible(config: ViTConfig) -> None:
     )
 
 
-def _named(arrays: Arrays, config: ViTConfig) -> dict[str, np.ndarray]:
+def _transformers_arrays(
+  arrays: Arrays, config: ViTConfig
+) -> dict[str, np.ndarray]:
   """The arrays under the names of transformers."""
   rows = hf_vit.rows(qkv_bias=True)
   if config.num_classes:

@@ -45,7 +45,7 @@ from memory_vit.runtime import dtypes, paths
 from memory_vit.runtime.messages import listed
 
 # The arrays whose shapes tell the configuration, and their axes.
-_TELLING = {
+_CONFIG_SHAPES = {
   "embedding/kernel": ("patch", "patch", "3", "width"),
   POSITIONS: ("1", "patches + 1", "width"),
   f"{BLOCK}*/MultiHeadDotProductAttention_0/query/kernel": (
@@ -186,10 +186,10 @@ def infer_config(arrays: Arrays, file: Path) -> ViTConfig:
   """Read the configuration from the shapes."""
   shapes = {
     pattern: _common_shape(arrays, pattern, len(axes))
-    for pattern, axes in _TELLING.items()
+    for pattern, axes in _CONFIG_SHAPES.items()
   }
   missing = [
-    f"missing: {pattern} ({', '.join(_TELLING[pattern])})"
+    f"missing: {pattern} ({', '.join(_CONFIG_SHAPES[pattern])})"
     for pattern, shape in shapes.items()
     if not shape
   ]

@@ -14,7 +14,7 @@ import numpy as np
 
 from memory_vit.backbones import json_files
 from memory_vit.backbones.families.fields import Fields
-from memory_vit.backbones.families.stated import LIMITS, stated
+from memory_vit.backbones.families.vit_fields import LIMITS, vit_field
 from memory_vit.errors import BackboneError
 from memory_vit.model.task import EvalPreprocessing
 from memory_vit.model.vit_config import ViTConfig
@@ -90,7 +90,7 @@ def parse(content: bytes, where: str) -> Note:
 def _config(values: Any, where: str) -> ViTConfig:
   fields = Fields(values, where)
   for name in LIMITS:
-    stated(fields, name, name)
+    vit_field(fields, name, name)
   config: ViTConfig = schema.build(
     ViTConfig, {**values, _CHOSEN: "float32"}, where, BackboneError
   )

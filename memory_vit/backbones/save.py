@@ -87,13 +87,13 @@ def _note(
   if (
     not source
     and backbone.evaluation in (None, plain)
-    and _tells(arrays, config)
+    and _shapes_determine(arrays, config)
   ):
     return None
   return Note(config=config, evaluation=backbone.evaluation, source=source)
 
 
-def _tells(arrays: Arrays, config: ViTConfig) -> bool:
+def _shapes_determine(arrays: Arrays, config: ViTConfig) -> bool:
   """Whether the shapes of arrays alone tell a configuration."""
   try:
     return infer_config(arrays, Path()) == config

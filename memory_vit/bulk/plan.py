@@ -133,7 +133,7 @@ def _read(file: Path) -> dict[str, Any]:
   except (OSError, ValueError) as error:
     raise ConfigError(
       f"{file} is not readable ({first_line(error)}): expected the plan of a "
-      "bulk run. Give another --output, or put back what was there."
+      "bulk run. Give another --output, or restore the file."
     ) from error
 
 
@@ -148,11 +148,11 @@ def _require_equal(plan: Plan, file: Path) -> None:
   stored_facts = _read(file)
   if stored_facts == plan.facts:
     return
-  there, here = trees.flatten(stored_facts), trees.flatten(plan.facts)
+  stored, new = trees.flatten(stored_facts), trees.flatten(plan.facts)
   problems = [
-    f"{key} is {brief(here.get(key))}, there {brief(there.get(key))}"
-    for key in sorted(there.keys() | here.keys())
-    if there.get(key) != here.get(key)
+    f"{key} is {brief(new.get(key))}, there {brief(stored.get(key))}"
+    for key in sorted(stored.keys() | new.keys())
+    if stored.get(key) != new.get(key)
   ]
   raise ConfigError(
     f"--output {brief(str(file.parent.parent))} holds another run: "

@@ -66,7 +66,7 @@ class RayEngine:
       # Later shards are handed out while an earlier one is repeated.
       context.execution_options.preserve_order = False
       context.wait_for_min_actors_s = _MOST_WAIT
-      made = ray.data.from_items(
+      shards = ray.data.from_items(
         [{"shard": i} for i in missing], override_num_blocks=len(missing)
       ).map_batches(
         ShardWorker,
@@ -76,10 +76,10 @@ class RayEngine:
         num_cpus=self.worker_cpus or None,
         num_gpus=self.worker_gpus or None,
       )
-      for row in made.iter_rows():
+      for row in shards.iter_rows():
         count(len(plan.numbers(int(row["shard"]))))
     except ray.exceptions.RayError as error:
-      raise _own(error) from error
+      raise _converted(error) from error
     finally:
       ray.shutdown()
 
@@ -176,13 +176,13 @@ class ShardWorker:
     tries.unlink(missing_ok=True)
 
 
-def _own(error: BaseException) -> MemoryVitError:
+def _converted(error: BaseException) -> MemoryVitError:
   """Convert an error of Ray, with the message of the worker."""
-  inner: BaseException | None = error
-  while inner:
-    if isinstance(inner, MemoryVitError):
-      return type(inner)(str(inner))
-    inner = getattr(inner, "cause", None) or inner.__cause__
+  cause: BaseException | None = error
+  while cause:
+    if isinstance(cause, MemoryVitError):
+      return type(cause)(str(cause))
+    cause = getattr(cause, "cause", None) or cause.__cause__
   # The lines before are Ray's, and a traceback.
   reason = shortened(escaped(str(error).rstrip().rpartition("\n")[2]))
   return TrainingError(

@@ -13,7 +13,8 @@ from typing import Any, Protocol
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from memory_vit.bulk import input_files, make_shards, plan, shard_file
+from memory_vit.bulk import input_files, make_shards, shard_file
+from memory_vit.bulk import plan as plans
 from memory_vit.bulk.plan import Plan
 from memory_vit.bulk.readers import Columns
 from memory_vit.errors import ConfigError, TrainingError
@@ -82,24 +83,26 @@ def run_bulk(
   """
   folder = paths.local(output, "--output")
   columns = columns.absolute()
-  found = input_files.take_inventory(inputs, columns, folder)
+  inventory = input_files.take_inventory(inputs, columns, folder)
   model = job.open()
-  made = Plan(found, columns, shard_images, job.batch_size, model.facts)
+  plan = Plan(inventory, columns, shard_images, job.batch_size, model.facts)
   with _alone(folder):
-    plan.settle(made, folder)
-    missing = _missing(made, folder, say)
-    total = sum(len(made.numbers(i)) for i in missing)
+    plans.settle(plan, folder)
+    missing = _missing(plan, folder, say)
+    total = sum(len(plan.numbers(i)) for i in missing)
     began = time.perf_counter()
     with ProgressBar(folder.name, total, say=say) as bar:
       if engine:
-        engine(made, folder, job, missing, bar.update)
+        engine(plan, folder, job, missing, bar.update)
       else:
-        make_shards.make_shards(made, folder, model, missing, bar.update)
+        make_shards.make_shards(plan, folder, model, missing, bar.update)
     if missing:
-      taken = time.perf_counter() - began
-      say(f"{total:,} images in {taken:.1f} s, {total / taken:.0f} images/s")
-    errors = _count_errors(made, folder)
-  return Summary(found.images, errors, made.shards, len(missing))
+      seconds = time.perf_counter() - began
+      say(
+        f"{total:,} images in {seconds:.1f} s, {total / seconds:.0f} images/s"
+      )
+    errors = _count_errors(plan, folder)
+  return Summary(inventory.images, errors, plan.shards, len(missing))
 
 
 def unreadable(output: str) -> Iterator[tuple[str, str]]:
@@ -122,40 +125,40 @@ def _alone(folder: Path) -> Iterator[None]:
       "there. Wait for it, end it, or give another --output."
     )
 
-  plan.require_own(folder)
+  plans.require_own(folder)
   # Never deleted: another process could then lock a file of the same name.
-  file = folder / plan.FOLDER / ".lock"
+  file = folder / plans.FOLDER / ".lock"
   with lock.one_at_a_time(file, refuse, "--output"):
-    for left in folder.glob(".part-*.part"):  # of a killed process
-      left.unlink(missing_ok=True)
-    for counted in (folder / plan.FOLDER).glob("part-*.tries"):
-      counted.unlink(missing_ok=True)
+    for part in folder.glob(".part-*.part"):  # of a killed process
+      part.unlink(missing_ok=True)
+    for tries in (folder / plans.FOLDER).glob("part-*.tries"):
+      tries.unlink(missing_ok=True)
     yield
 
 
-def _missing(made: Plan, folder: Path, say: Callable[[str], None]) -> list[int]:
+def _missing(plan: Plan, folder: Path, say: Callable[[str], None]) -> list[int]:
   """The shards that are missing or damaged."""
   missing = []
-  for i in range(made.shards):
-    if shard_file.is_whole(folder, made, i):
+  for i in range(plan.shards):
+    if shard_file.is_whole(folder, plan, i):
       continue
     missing.append(i)
-    if (folder / made.name(i)).exists():
-      say(f"{folder / made.name(i)} is damaged, and is made again")
-  done = made.shards - len(missing)
-  again = f", of which {done} are there" if done else ""
-  say(f"{made.inventory.images:,} images, {made.shards} shards{again}")
+    if (folder / plan.name(i)).exists():
+      say(f"{folder / plan.name(i)} is damaged, and is made again")
+  finished = plan.shards - len(missing)
+  again = f", of which {finished} are there" if finished else ""
+  say(f"{plan.inventory.images:,} images, {plan.shards} shards{again}")
   return missing
 
 
-def _count_errors(made: Plan, folder: Path) -> int:
+def _count_errors(plan: Plan, folder: Path) -> int:
   """Count the rows with an error; every shard must be there."""
   total = 0
-  for i in range(made.shards):
-    errors = shard_file.errors_of(folder, made, i)
+  for i in range(plan.shards):
+    errors = shard_file.errors_of(folder, plan, i)
     if errors is None:
       raise TrainingError(
-        f"{folder / made.name(i)} is not there, or is damaged, though it was "
+        f"{folder / plan.name(i)} is not there, or is damaged, though it was "
         "made: is this file system one that all workers share? Give the same "
         "command again."
       )

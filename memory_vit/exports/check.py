@@ -78,7 +78,7 @@ def compare(
     }
     for signature, outputs in expected.items()
   }
-  tolerance = {name: allowed(exported, images, name) for name in expected}
+  tolerance = {name: tolerance_of(exported, images, name) for name in expected}
   require_within(differences, tolerance)
   return Comparison(
     images=count,
@@ -91,7 +91,7 @@ def compare(
   )
 
 
-def allowed(
+def tolerance_of(
   exported: ExportedModel, images: ImageInput, signature: str
 ) -> float:
   """The greatest difference that a signature may have, as a share."""
@@ -150,17 +150,17 @@ def require_within(
   tolerance: Mapping[str, float],
 ) -> None:
   """Refuse an export whose outputs differ by more than the tolerance."""
-  beyond = [
+  problems = [
     f"{name} of {signature} by {share:.3g} (at most {tolerance[signature]:g})"
     for signature, shares in differences.items()
     for name, share in shares.items()
     if not share <= tolerance[signature]
   ]
-  if beyond:
+  if problems:
     raise ExportError(
       "the exported model computes something else than mv.forward: "
-      f"{'; '.join(beyond)} of the greatest output. Nothing was written; give "
-      "another --format, and report this as a bug."
+      f"{'; '.join(problems)} of the greatest output. Nothing was written: "
+      "give another --format, and report this as a bug."
     )
 
 

@@ -9,8 +9,11 @@ projection, the class token after the last LayerNorm (`pooler_output`).
 from memory_vit.backbones.families import table
 from memory_vit.backbones.families.fields import Fields
 from memory_vit.backbones.families.siglip import BESIDE, BLOCKS, TOWER
-from memory_vit.backbones.families.stated import stated, transformers_config
 from memory_vit.backbones.families.table import Arrays, Model, To
+from memory_vit.backbones.families.vit_fields import (
+  transformers_config,
+  vit_field,
+)
 from memory_vit.errors import BackboneError
 
 # Whether a model of each kind has a text tower.
@@ -38,7 +41,7 @@ def read(fields: Fields, arrays: Arrays) -> Model:
     or f"{_PROJECTION}.weight" in arrays
     or "CLIPVisionModelWithProjection" in fields.names("architectures")
   )
-  width = stated(fields, "num_classes", "projection_dim", 512)
+  width = vit_field(fields, "num_classes", "projection_dim", 512)
   if both:
     # If both are there, transformers takes the older name.
     older = "vision_config_dict"

@@ -7,8 +7,11 @@ token after the last LayerNorm (`pooler_output`).
 
 from memory_vit.backbones.families import table
 from memory_vit.backbones.families.fields import Fields
-from memory_vit.backbones.families.stated import stated, transformers_config
 from memory_vit.backbones.families.table import Arrays, Model, Table, To
+from memory_vit.backbones.families.vit_fields import (
+  transformers_config,
+  vit_field,
+)
 from memory_vit.errors import BackboneError
 
 _WITH_REGISTERS = {"dinov2": False, "dinov2_with_registers": True}
@@ -39,7 +42,7 @@ def read(fields: Fields, arrays: Arrays) -> Model:
     **({"registers": 4} if has_registers else {}),
   }  # fmt: skip
   hidden = int(
-    stated(fields, "width", "hidden_size", 768)
+    vit_field(fields, "width", "hidden_size", 768)
     * fields.number("mlp_ratio", 0.01, 64, 4)
   )
   swiglu = fields.flag("use_swiglu_ffn", False)

@@ -7,8 +7,8 @@ LayerNorm (`pooler_output`).
 
 from memory_vit.backbones.families import table
 from memory_vit.backbones.families.fields import Fields
-from memory_vit.backbones.families.stated import transformers_config
 from memory_vit.backbones.families.table import Arrays, Model, Table, To
+from memory_vit.backbones.families.vit_fields import transformers_config
 
 MODEL_TYPES = ("dinov3_vit",)
 _DEFAULTS = {

@@ -6,12 +6,12 @@ pooler, or the class token.
 
 from memory_vit.backbones.families import table
 from memory_vit.backbones.families.fields import Fields
-from memory_vit.backbones.families.stated import (
-  stated,
+from memory_vit.backbones.families.table import Arrays, Model, Table, To
+from memory_vit.backbones.families.vit_fields import (
   transformers_config,
+  vit_field,
   width_of,
 )
-from memory_vit.backbones.families.table import Arrays, Model, Table, To
 
 MODEL_TYPES = ("vit",)
 ACTIVATIONS = {
@@ -64,8 +64,10 @@ def read(fields: Fields, arrays: Arrays) -> Model:
   pooled = 0
   if not classes and any(n.endswith("pooler.dense.weight") for n in arrays):
     fields.require("pooler_act", "tanh", "that of ViT's pre_logits", "tanh")
-    width = stated(fields, "width", "hidden_size")
-    pooled = stated(fields, "representation_size", "pooler_output_size", width)
+    width = vit_field(fields, "width", "hidden_size")
+    pooled = vit_field(
+      fields, "representation_size", "pooler_output_size", width
+    )
   config = transformers_config(
     fields,
     FIELDS,

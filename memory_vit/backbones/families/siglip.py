@@ -7,8 +7,11 @@ logits of a classifier, which takes the mean of the patches.
 
 from memory_vit.backbones.families import table
 from memory_vit.backbones.families.fields import Fields
-from memory_vit.backbones.families.stated import transformers_config, width_of
 from memory_vit.backbones.families.table import Arrays, Model, Table, To
+from memory_vit.backbones.families.vit_fields import (
+  transformers_config,
+  width_of,
+)
 
 TOWER = "vision_model."
 # Shared with the towers of CLIP.

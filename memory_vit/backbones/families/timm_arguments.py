@@ -4,11 +4,11 @@ import dataclasses
 from collections.abc import Iterable
 
 from memory_vit.backbones.families.fields import Fields
-from memory_vit.backbones.families.stated import stated
 from memory_vit.backbones.families.timm_architectures import (
   Architecture,
   architecture,
 )
+from memory_vit.backbones.families.vit_fields import vit_field
 
 _POOLS = {name: name for name in ("token", "avg", "map")}
 _ACTIVATIONS = {name: name for name in ("gelu", "gelu_tanh", "quick_gelu")}
@@ -69,7 +69,7 @@ def architecture_of(fields: Fields) -> Architecture:
     layer_scale=layer_scale,
     **{name: args.flag(name, getattr(implied, name)) for name in _FLAGS},
     **{
-      theirs: stated(args, ours, theirs, getattr(implied, theirs))
+      theirs: vit_field(args, ours, theirs, getattr(implied, theirs))
       for ours, theirs in _NUMBERS.items()
     },
   )

@@ -12,14 +12,14 @@ from memory_vit.backbones.families import (
   timm_positions,
 )
 from memory_vit.backbones.families.fields import Fields
-from memory_vit.backbones.families.stated import (
-  LIMITS,
-  stated,
-  vit_config,
-  width_of,
-)
 from memory_vit.backbones.families.table import Arrays, Model, Table, To
 from memory_vit.backbones.families.timm_architectures import Architecture
+from memory_vit.backbones.families.vit_fields import (
+  LIMITS,
+  vit_config,
+  vit_field,
+  width_of,
+)
 from memory_vit.errors import BackboneError
 from memory_vit.model.vit_config import ViTConfig
 
@@ -58,7 +58,7 @@ def read(fields: Fields, arrays: Arrays) -> Model:
     num_heads=model.num_heads,
     patch_size=model.patch_size,
     image_size=side * model.patch_size,
-    num_classes=stated(outer, "num_classes", "num_classes"),
+    num_classes=vit_field(outer, "num_classes", "num_classes"),
     gelu=_ACTIVATIONS[model.act_layer],
     layer_norm_epsilon=model.norm_epsilon,
     class_tokens=int(model.class_token),

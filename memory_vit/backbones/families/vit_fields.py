@@ -41,7 +41,9 @@ TRANSFORMERS = {
 }
 
 
-def stated(fields: Fields, name: str, theirs: str, default: Any = None) -> Any:
+def vit_field(
+  fields: Fields, name: str, theirs: str, default: Any = None
+) -> Any:
   """Read a field of `ViTConfig`, called `theirs`, within its limits."""
   read: Any = fields.whole
   if name in ("patch_size", "image_size"):
@@ -61,7 +63,7 @@ def transformers_config(
   """
   fields.require("num_channels", 3, "images have three channels here", 3)
   read = {
-    name: stated(fields, name, TRANSFORMERS[name], default)
+    name: vit_field(fields, name, TRANSFORMERS[name], default)
     for name, default in defaults.items()
   }
   return vit_config(fields.where, **{**read, **computed})
