@@ -3,12 +3,10 @@
 import dataclasses
 
 import jax
-import numpy as np
 
-from memory_vit.backbones import layouts, load, model_files, model_import
-from memory_vit.backbones.download import KNOWN, local_file
+from memory_vit.backbones import load, model_files, model_import
+from memory_vit.backbones.download import KNOWN
 from memory_vit.backbones.published import BackboneSource
-from memory_vit.backbones.stored_arrays import open_npz
 from memory_vit.errors import BackboneError
 from memory_vit.model import trees
 from memory_vit.model.backbone import fingerprint_of
@@ -44,7 +42,6 @@ def inspect_backbone(path: str) -> BackboneReport:
       "directory (with a task.json), or a directory of tasks."
     )
   published = load.read_published(path)
-  dtypes = _stored_dtypes(path) if not load.model_source(path) else {}
   return BackboneReport(
     path=path,
     layout=published.layout,
@@ -57,7 +54,9 @@ def inspect_backbone(path: str) -> BackboneReport:
       published.config, trees.unflatten(published.arrays)
     ),
     arrays={
-      name: jax.ShapeDtypeStruct(array.shape, dtypes.get(name, array.dtype))
+      name: jax.ShapeDtypeStruct(
+        array.shape, published.dtypes.get(name, array.dtype)
+      )
       for name, array in published.arrays.items()
     },
   )
@@ -67,16 +66,3 @@ def source_of(path: str) -> BackboneSource | None:
   """The origin of a model of transformers or timm; hashes its files."""
   model = load.model_source(path)
   return model_import.source_of(model) if model else None
-
-
-def _stored_dtypes(path: str) -> dict[str, np.dtype]:
-  """Published name -> dtype in an .npz file."""
-  dtypes = {}
-  with open_npz(local_file(path)) as archive:
-    names = layouts.without_prefix(archive)
-    classes = 0 if layouts.has_map_head(names) else 1
-    for name, entry in names.items():
-      array = archive.as_stored(entry)
-      for published, _ in layouts.as_published(name, array, classes):
-        dtypes[published] = array.dtype
-  return dtypes

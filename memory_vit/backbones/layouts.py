@@ -89,30 +89,28 @@ def has_map_head(names: Collection[str]) -> bool:
 
 def as_vit_jax(arrays: Arrays, file: Path) -> Arrays:
   """Convert to the layout of vit_jax, numbered by Linen."""
-  converted = {}
-  classes = 0 if has_map_head(arrays) else 1
+  converted: Arrays = {}
   for name, array in arrays.items():
     if _is_stacked(name, array) and len(array) > MAX_DEPTH:
       raise BackboneError(
         f"{file}: {name} has {len(array):,} blocks, expected at most "
         f"{MAX_DEPTH}."
       )
-    for new_name, new_array in as_published(name, array, classes):
+    for new_name, new_array in as_published(name, array):
       if new_name in converted:
         raise BackboneError(
           f"{file} has {new_name} more than once, in two layouts."
         )
       converted[new_name] = new_array
+  if "pos_embedding" in arrays and not has_map_head(arrays):
+    converted[POSITIONS] = _with_class_position(converted[POSITIONS])
   return converted
 
 
-def as_published(
-  name: str, array: np.ndarray, class_tokens: int
-) -> list[tuple[str, np.ndarray]]:
+def as_published(name: str, array: np.ndarray) -> list[tuple[str, np.ndarray]]:
   """Name an array as vit_jax does; stacked blocks have several names."""
   if name == "pos_embedding":
-    positions = _with_class_position(array) if class_tokens else array
-    return [(POSITIONS, positions)]
+    return [(POSITIONS, array)]
   name = renumbered(name, FROM_PRE_LINEN)
   if _is_stacked(name, array):
     inner = name.removeprefix(STACKED_BLOCKS)

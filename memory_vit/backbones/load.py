@@ -31,7 +31,7 @@ from memory_vit.backbones.download import KNOWN, local_file
 from memory_vit.backbones.image_processor import at_size
 from memory_vit.backbones.layouts import BLOCK, MAX_DEPTH, POSITIONS, Arrays
 from memory_vit.backbones.model_files import ModelFiles
-from memory_vit.backbones.published import ENTRY, Published
+from memory_vit.backbones.published import ENTRY, Note, Published
 from memory_vit.backbones.published import parse as parse_note
 from memory_vit.errors import BackboneError, ConfigError
 from memory_vit.model import trees
@@ -156,18 +156,25 @@ def _read_npz(file: Path) -> Published:
     content = archive.note
     entries = layouts.without_prefix(archive)
     stored = {name: archive[entry] for name, entry in entries.items()}
+    dtypes = {name: archive.dtypes[entry] for name, entry in entries.items()}
   note = None
   if content is not None:
     note = parse_note(content, f"{file}: entry {ENTRY}")
   arrays = layouts.as_vit_jax(stored, file)
+  note = note or Note(config=infer_config(arrays, file))
   return Published(
-    config=note.config if note else infer_config(arrays, file),
+    config=note.config,
+    evaluation=note.evaluation,
+    source=note.source,
     arrays=arrays,
     where=str(file),
     layout=_layout_of(entries),
-    states_config=note is not None,
-    evaluation=note.evaluation if note else None,
-    source=note.source if note else None,
+    states_config=content is not None,
+    dtypes={
+      new: dtypes[name]
+      for name, array in stored.items()
+      for new, _ in layouts.as_published(name, array)
+    },
   )
 
 

@@ -53,10 +53,12 @@ class Note:
 class Published(Note):
   """A ViT as it was published."""
 
-  arrays: dict[str, np.ndarray]
-  where: str
-  layout: str
-  states_config: bool = False
+  arrays: dict[str, np.ndarray]  # "a/b/c" -> float32, for images in [-1, 1]
+  where: str  # its file, for messages
+  layout: str  # of the weights in the file, for people
+  states_config: bool = False  # otherwise the shapes alone tell it
+  # Of `arrays` in an .npz file.
+  dtypes: Mapping[str, np.dtype] = dataclasses.field(default_factory=dict)
 
 
 def to_text(note: Note) -> str:

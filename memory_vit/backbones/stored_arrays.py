@@ -65,6 +65,7 @@ class StoredArrays(Mapping[str, np.ndarray]):
 
   def __init__(self) -> None:
     self._entries: dict[str, _Entry] = {}
+    self.dtypes: dict[str, np.dtype] = {}  # in the file, once they are read
 
   def __iter__(self) -> Iterator[str]:
     return (name for name, e in self._entries.items() if e.has_values)
@@ -76,12 +77,10 @@ class StoredArrays(Mapping[str, np.ndarray]):
     return name in self._entries  # without reading it
 
   def __getitem__(self, name: str) -> np.ndarray:
-    return as_float32(self.as_stored(name), self._place(name))
-
-  def as_stored(self, name: str) -> np.ndarray:
-    """The array in the float type of the file."""
     with _refusals(self._place(name)):
-      return self._entries[name].read()
+      array = self._entries[name].read()
+    self.dtypes[name] = array.dtype
+    return as_float32(array, self._place(name))
 
   def file_of(self, name: str) -> Path:
     return self._entries[name].file

@@ -1,6 +1,6 @@
 """Describes what a file or directory holds: a backbone, a task, several tasks.
 
-  memory-vit inspect BACKBONE_OR_TASK_DIR [--labels] [--json]
+  memory-vit inspect BACKBONE_OR_TASK [--labels] [--json]
 
 A task is described without its backbone, and its arrays are compared with the
 SHA-256 in its `task.json`. The exit status is 2 if anything is damaged.
@@ -31,7 +31,7 @@ with epy.lazy_imports():  # once the command line is known to be right
   from memory_vit.backbones import model_files
   from memory_vit.model import backbone as backbones
   from memory_vit.tasks import describe as task_files
-  from memory_vit.tasks import store
+  from memory_vit.tasks import single_file, store
 
 if TYPE_CHECKING:
   from memory_vit.backbones.describe import BackboneReport
@@ -61,7 +61,7 @@ def _parser() -> Parser:
   parser.add_argument(
     "path",
     help="an .npz file, address, short name or directory of a backbone; a "
-    "task directory; or a directory of task directories, such as WORKDIR/tasks",
+    "task directory or file; or a directory of tasks, such as WORKDIR/tasks",
   )
   parser.switch("--labels", "show all class names")
   parser.switch("--json", "everything, as one JSON object")
@@ -70,7 +70,7 @@ def _parser() -> Parser:
 
 def _inspect(arguments: argparse.Namespace) -> int:
   root = local(arguments.path, "the path", TaskError)
-  if not root.is_dir() or model_files.holds_model(root):
+  if _is_backbone(root):
     report = backbone_files.inspect_backbone(arguments.path)
     values = _backbone_json(report)
     show(_to_json(values) if arguments.json else _backbone_text(report))
@@ -84,6 +84,14 @@ def _inspect(arguments: argparse.Namespace) -> int:
     show(f"error: {error}", sys.stderr)
   damaged = any(report.damage for report in reports)
   return 2 if errors or damaged else 0
+
+
+def _is_backbone(path: Path) -> bool:
+  """Whether a path has weights; only those of a task have no config.json."""
+  if path.is_dir():
+    return model_files.holds_model(path)
+  is_task = single_file.is_one(path) and path.is_file()
+  return not is_task or path.with_name(model_files.CONFIG).is_file()
 
 
 def _to_json(values: Mapping[str, Any]) -> str:
@@ -128,7 +136,7 @@ def _tasks_json(
     {"kind": "task", "path": path, "error": error}
     for path, error in errors.items()
   ]
-  if (root / "task.json").is_file():
+  if root.is_file() or (root / "task.json").is_file():
     return tasks[0]
   return {"kind": "tasks", "path": str(root), "tasks": tasks}
 

@@ -66,10 +66,12 @@ def compare(
   """Run an exported model on random images; refuse one with other outputs."""
   inputs, prepared = _random_images(exported.evaluation, images, count)
   files = _random_files(count) if kind == "saved_model" else []
-  expected = {"serving_default": _arrays(exported.call_own(prepared))}
+  expected = {
+    "serving_default": run_exported.arrays(exported.call_own(prepared))
+  }
   if files:
     own = exported.call_own(_preprocessed(files, exported.evaluation))
-    expected["encoded"] = _arrays(own)
+    expected["encoded"] = run_exported.arrays(own)
   found, seconds = run(kind, model, inputs, files)
   differences = {
     signature: {
@@ -162,10 +164,6 @@ def require_within(
       f"{'; '.join(problems)} of the greatest output. Nothing was written: "
       "give another --format, and report this as a bug."
     )
-
-
-def _arrays(outputs: Mapping[str, Any]) -> Outputs:
-  return {name: np.asarray(value) for name, value in outputs.items()}
 
 
 def _random_images(

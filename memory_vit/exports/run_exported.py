@@ -83,12 +83,12 @@ def main(kind: str, model: Path, folder: Path) -> dict[str, float]:
   began = time.perf_counter()
   signatures = load(model)
   loaded = time.perf_counter()
-  outputs = _arrays(signatures["serving_default"](images))
+  outputs = arrays(signatures["serving_default"](images))
   first = time.perf_counter()
   _save(folder / "serving_default", outputs)
   if "encoded" in signatures:
     files = [file.read_bytes() for file in sorted(folder.glob("files/*"))]
-    _save(folder / "encoded", _arrays(signatures["encoded"](files)))
+    _save(folder / "encoded", arrays(signatures["encoded"](files)))
   return {
     "load_seconds": loaded - began,
     "first_call_seconds": first - loaded,
@@ -101,12 +101,12 @@ def call_seconds(call: Call, images: np.ndarray) -> float:
   times: list[float] = []
   while len(times) < _CALLS and sum(times) < _TIMING_SECONDS:
     began = time.perf_counter()
-    _arrays(call(images))
+    arrays(call(images))
     times.append(time.perf_counter() - began)
   return statistics.median(times)
 
 
-def _arrays(outputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def arrays(outputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
   """Wait for outputs, as arrays of NumPy."""
   return {name: np.asarray(value) for name, value in outputs.items()}
 
