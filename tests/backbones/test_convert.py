@@ -1,4 +1,4 @@
-"""Backbones in other formats: the command `convert`, and saving for others."""
+"""Save and convert backbones: the command `convert`, and files for others."""
 
 import dataclasses
 import hashlib
@@ -245,7 +245,7 @@ def test_only_a_model_is_replaced(tmp_path):
 
 
 def test_a_model_of_somebody_else_is_not_replaced(tmp_path):
-  """Its files have the same names; a link to one of ours stays a link."""
+  """Foreign files have the same names; a link to one of ours stays a link."""
   path = tmp_path / "hf"
   mv.save_backbone(tiny_backbone(), path, format="hf")
   (tmp_path / "link").symlink_to("hf")

@@ -1,4 +1,4 @@
-"""The card says what a task knows of itself, as text and nothing else."""
+"""The model card shows what a task states, as text without markup."""
 
 import re
 
@@ -49,7 +49,7 @@ def test_the_card_says_what_on_what_and_how_good(backbone):
   ],
 )  # fmt: skip
 def test_the_card_names_a_backbone_that_is_public(backbone, source, shown):
-  """Whoever reads it has no file of the one who trained."""
+  """Readers have no local file of the author."""
   task = random_task(backbone, "a")
   made = {"config": {"backbone": source}}
   text = model_card.to_text([mv.Task(task.spec, task.params, made)])
@@ -100,7 +100,7 @@ def _kinds(text):
 @pytest.mark.fault("model-card-text")
 @pytest.mark.parametrize("name", HOSTILE)
 def test_names_of_strangers_are_text(backbone, name):
-  """The structure of a card is that of one with harmless names."""
+  """Any names give a card of the same structure."""
 
   def card(text):
     made = {
