@@ -1,4 +1,4 @@
-"""Published weights in and out again: strict, nothing is guessed."""
+"""Load, save and describe pretrained ViTs: strict, nothing is guessed."""
 
 from etils import epy
 

@@ -21,15 +21,13 @@ with epy.lazy_imports():  # it brings jax, for which --help does not wait
 
 logger = logging.getLogger(__name__)
 
-# Every .npz file begins so; a page that says "not found", or never ends, does
-# not.
+# The first bytes of every .npz file; a page that says "not found" has others.
 _MAGIC = b"PK"
-# Bytes of a download that a message shows.
+# The number of bytes of a download that a message shows.
 _SHOWN = 40
-# A file name may have 255 bytes, and that of a part is longer by 15.
+# Of a file name, which may have 255 bytes.
 _LONGEST_NAME = 50
 
-# Bytes that are read at once.
 _CHUNK_BYTES = 2**20
 
 _BUCKET = "https://storage.googleapis.com/vit_models"
@@ -43,8 +41,8 @@ def _augreg(model: str, recipe: str) -> str:
 # Short name -> address, or file. "i21k" are the weights of the original paper
 # (arXiv:2010.11929), with `pre_logits` and a head of 21,843 classes; "augreg"
 # those that "How to train your ViT?" (arXiv:2106.10270) recommends, which has
-# no L/32. We know no published checksums, so none is pinned: the SHA-256 of
-# every download is logged, to be compared by hand.
+# no L/32. No checksums are published, so none is pinned: the SHA-256 of every
+# download is logged.
 KNOWN = {
   "glyphs": str(glyphs.BACKBONE),  # comes with the package
   "i21k-B/32": f"{_BUCKET}/imagenet21k/ViT-B_32.npz",
@@ -64,18 +62,10 @@ KNOWN = {
 
 
 def local_file(path: str) -> Path:
-  """Find an .npz file, and download it where it is not local.
+  """The local .npz file of a short name, path or address, downloaded if needed.
 
-  Args:
-    path: a name of `KNOWN`, a local path, or an address that starts with
-      https://, http:// or gs://.
-
-  Returns:
-    The local file. Whole downloads are kept in $MEMORY_VIT_CACHE, or
-    ~/.cache/memory_vit; one that is not whole any more is fetched again.
-
-  Raises:
-    BackboneError: where there is none, or it cannot be fetched.
+  Complete downloads are cached in $MEMORY_VIT_CACHE, or ~/.cache/memory_vit;
+  damaged ones are fetched again.
   """
   address = KNOWN.get(path, path)
   if address.startswith(("https://", "http://")):
@@ -96,27 +86,27 @@ def local_file(path: str) -> Path:
   return file
 
 
-def _cached(url: str, fetch: "Callable[[str, _Arriving], None]") -> Path:
-  """Return the local copy of a file, made by `fetch` the first time."""
-  file = _place(url)
+def _cached(url: str, fetch: "Callable[[str, _Download], None]") -> Path:
+  """Return the cached copy of an address; `fetch` makes it the first time."""
+  file = _cached_path(url)
   try:
-    if _is_kept(file):
+    if _is_cached(file):
       logger.info("%s is already at %s", url, file)
       return file
     logger.info("downloading %s", url)
     file.parent.mkdir(parents=True, exist_ok=True)
     with files.replacing(file) as part:
       with part.open("wb") as opened:
-        arriving = _Arriving(opened)
-        fetch(url, arriving)
-      _require_npz(part, arriving)
-  # Any: requests, TensorFlow and fsspec each have exceptions of their own.
+        download = _Download(opened)
+        fetch(url, download)
+      _require_npz(part, download)
+  # requests, TensorFlow and fsspec each have exceptions of their own.
   except Exception as error:
     is_ours = isinstance(error, BackboneError)
     reason = str(error) if is_ours else f"{type(error).__name__}: {error}"
     raise BackboneError(
-      f"cannot fetch {url}: {reason.rstrip('.')}. Nothing of it is kept. Put "
-      f"the file at {file} by hand, or give the path of a local copy."
+      f"cannot fetch {url}: {reason.rstrip('.')}. Nothing was cached: put the "
+      f"file at {file} by hand, or give the path of a local copy."
       f"{_remedy(url)}"
     ) from error
   logger.info(
@@ -126,24 +116,24 @@ def _cached(url: str, fetch: "Callable[[str, _Arriving], None]") -> Path:
   return file
 
 
-def _place(url: str) -> Path:
+def _cached_path(url: str) -> Path:
   """The path of the cached copy of an address."""
   folder = os.environ.get("MEMORY_VIT_CACHE") or "~/.cache/memory_vit"
   try:
-    # The same file name is published at several addresses.
+    # One file name is published at several addresses.
     address = hashlib.sha256(url.encode()).hexdigest()[:12]
     name = PurePosixPath(urllib.parse.urlsplit(url).path).name
-    # For people; of a longer one the end, which says what kind of file it is.
+    # The end of a name, which has the suffix, for people.
     return Path(folder).expanduser() / f"{address}-{name[-_LONGEST_NAME:]}"
   except (RuntimeError, ValueError) as error:
     raise BackboneError(
-      f"cannot fetch {url!r} ({error}): expected the address of an .npz file, "
-      "and in MEMORY_VIT_CACHE a directory, where it is set."
+      f"cannot fetch {url!r} ({error}): expected the address of an .npz file; "
+      "MEMORY_VIT_CACHE, if set, must be a directory."
     ) from error
 
 
-def _is_kept(file: Path) -> bool:
-  """Whether a whole file is there; remove anything else of that name."""
+def _is_cached(file: Path) -> bool:
+  """Whether the complete file is there; remove anything else of that name."""
   if not os.path.lexists(file):
     return False
   try:
@@ -153,57 +143,52 @@ def _is_kept(file: Path) -> bool:
     problem = "no file"
   except BackboneError as error:
     problem = str(error)
-  logger.warning("what was kept is removed, and fetched again: %s", problem)
+  logger.warning("the cached file is removed, and fetched again: %s", problem)
   file.unlink()
   return False
 
 
-class _Arriving:
-  """A file that checks the bytes of an .npz file as they arrive.
-
-  Attributes:
-    size: bytes so far.
-    begins: the first of them.
-  """
+class _Download:
+  """A file that checks the bytes of an .npz file as they arrive."""
 
   def __init__(self, file: BinaryIO) -> None:
     self._file = file
-    self.size, self.begins = 0, b""
+    self.size, self.begins = 0, b""  # the bytes so far, the first of them
 
   def write(self, data: bytes) -> int:
-    """Write; raise `BackboneError` once it can be no .npz file."""
+    """Write; raise `BackboneError` as soon as it cannot be an .npz file."""
     self.size += len(data)
     if len(self.begins) < _SHOWN:
       self.begins += data[: _SHOWN - len(self.begins)]
     if not self.begins.startswith(_MAGIC[: len(self.begins)]):
-      raise _what_came(self, " is no .npz file")
+      raise _bad_download(self, " is no .npz file")
     if self.size > stored_arrays.MAX_BYTES:
-      raise _what_came(self, f" is more than {stored_arrays.MAX_BYTES:,} bytes")
+      raise _bad_download(
+        self, f" is more than {stored_arrays.MAX_BYTES:,} bytes"
+      )
     return self._file.write(data)
 
   def flush(self) -> None:
-    """Flush the file, as of any file."""
     self._file.flush()
 
 
-def _require_npz(part: Path, arriving: _Arriving) -> None:
-  """Raise `BackboneError`, with what came, unless it is a whole file."""
+def _require_npz(part: Path, download: _Download) -> None:
   try:
     stored_arrays.require_whole(part)
   except BackboneError as error:
     problem = str(error).removeprefix(str(part))
-    raise _what_came(arriving, problem) from error
+    raise _bad_download(download, problem) from error
 
 
-def _what_came(arriving: _Arriving, problem: str) -> BackboneError:
+def _bad_download(download: _Download, problem: str) -> BackboneError:
   return BackboneError(
-    f"what came ({arriving.size:,} bytes that begin with {arriving.begins!r})"
-    f"{problem}"
+    f"the download ({download.size:,} bytes, beginning with "
+    f"{download.begins!r}){problem}"
   )
 
 
-def _fetch_http(url: str, target: _Arriving) -> None:
-  import pooch  # Only who downloads needs it.
+def _fetch_http(url: str, target: _Download) -> None:
+  import pooch  # only downloads need it
 
   options: dict[str, Any] = {"hooks": {"response": _check_redirect}}
   if url.startswith("http://"):
@@ -216,10 +201,10 @@ def _fetch_http(url: str, target: _Arriving) -> None:
 
 
 def _own_password(request: Any) -> Any:
-  """Send the password in an address itself, and none of ~/.netrc.
+  """Send the password of an address itself, and none of ~/.netrc.
 
   Without encryption everybody on the way would read it. (`requests` looks into
-  that file where it is given no `auth`.)
+  that file unless `auth` is set.)
   """
   import requests
 
@@ -230,7 +215,7 @@ def _own_password(request: Any) -> Any:
 
 
 def _check_redirect(response: Any, **options: Any) -> None:
-  """Refuse a redirect by which a password of ~/.netrc would be readable."""
+  """Refuse a redirect that would send a password of ~/.netrc unencrypted."""
   import requests
 
   del options
@@ -245,11 +230,11 @@ def _check_redirect(response: Any, **options: Any) -> None:
     )
 
 
-def _fetch_gs(url: str, target: _Arriving) -> None:
-  # Reads gs:// through TensorFlow or gcsfs, and imports them.
+def _fetch_gs(url: str, target: _Download) -> None:
+  # It imports TensorFlow or gcsfs to read gs://.
   from etils import epath
 
-  # How large it is would take another request, which may fail.
+  # The size would take another request, which may fail.
   with epath.Path(url).open("rb") as source, _bar_of(url) as bar:
     while chunk := source.read(_CHUNK_BYTES):
       target.write(chunk)
@@ -257,7 +242,7 @@ def _fetch_gs(url: str, target: _Arriving) -> None:
 
 
 def _bar_of(url: str) -> ProgressBar:
-  """A bar for a download, whose size pooch adds once it knows it."""
+  """A bar for a download; pooch adds its size once it is known."""
   name = PurePosixPath(urllib.parse.urlsplit(url).path).name
   return ProgressBar(f"downloading {name[-_LONGEST_NAME:]}", unit="B")
 

@@ -1,7 +1,7 @@
-"""A backbone as a directory that transformers loads.
+"""Write a backbone as a directory that transformers loads.
 
-The inverse of `families/hf_vit.py`, for the ViTs that transformers has: images
-are normalized by 0.5 and 0.5, which is what ours take.
+The inverse of `families/hf_vit.py`. Images are normalized by 0.5 and 0.5, which
+is what our backbones take.
 """
 
 from collections.abc import Collection
@@ -13,8 +13,8 @@ import safetensors.numpy
 
 from memory_vit.backbones import model_files
 from memory_vit.backbones.families import hf_vit
-from memory_vit.backbones.families.stated import TRANSFORMERS
 from memory_vit.backbones.families.table import HEAD, unconverted
+from memory_vit.backbones.families.vit_fields import TRANSFORMERS
 from memory_vit.backbones.layouts import Arrays
 from memory_vit.errors import BackboneError
 from memory_vit.model.backbone import Backbone
@@ -23,7 +23,7 @@ from memory_vit.model.vit_config import ViTConfig
 from memory_vit.runtime import files
 from memory_vit.runtime.output_directory import OutputDirectory
 
-# What every such ViT has; `position_resize` matters at other sizes alone.
+# Fields that every such ViT shares; `position_resize` matters at other sizes.
 _COMPUTED = {
   "class_tokens": 1,
   "registers": 0,
@@ -37,16 +37,16 @@ _ACTIVATIONS = {
   "tanh": "gelu_pytorch_tanh",
   "quick": "quick_gelu",
 }
-# In the weights. transformers asks for the format; by the rest we know ours.
+# In the weights. transformers needs the format; the rest marks our files.
 _WRITER = {"written_by": "memory_vit"}
 _METADATA = {"format": "pt", **_WRITER}
 _RESAMPLES = {"bilinear": 2, "bilinear_antialias": 2, "bicubic": 3}
 
 
 def _written(path: Path) -> Collection[str]:
-  """The files that `write` has written: a model of others has the same names.
+  """The files of an earlier `write`; its metadata of the weights tells.
 
-  Only the weights tell: transformers keeps what it does not know in the rest.
+  transformers copies unknown keys of the other files into models of its own.
   """
   try:
     with safetensors.safe_open(path / model_files.WEIGHTS, "np") as file:
@@ -61,24 +61,14 @@ _DIRECTORY = OutputDirectory("the directory", _written, BackboneError)
 
 
 def write(backbone: Backbone, arrays: Arrays, path: Path) -> None:
-  """Write config.json, model.safetensors and preprocessor_config.json.
-
-  Args:
-    backbone: to be written.
-    arrays: its parameters, by name.
-    path: of the directory; one that was written here before is replaced.
-
-  Raises:
-    BackboneError: where a ViT of transformers cannot compute the same, or
-      something else lies there.
-  """
+  """Write config.json, model.safetensors and preprocessor_config.json."""
   config = backbone.config
   _require_possible(config)
   path = _DIRECTORY.require_own(path)
-  named = _named(arrays, config)
+  renamed = _transformers_arrays(arrays, config)
   with _DIRECTORY.replacing(path, safetensors.SafetensorError) as new:
     safetensors.numpy.save_file(
-      {name: np.ascontiguousarray(array) for name, array in named.items()},
+      {name: np.ascontiguousarray(array) for name, array in renamed.items()},
       new / model_files.WEIGHTS,
       _METADATA,
     )
@@ -101,7 +91,9 @@ def _require_possible(config: ViTConfig) -> None:
     )
 
 
-def _named(arrays: Arrays, config: ViTConfig) -> dict[str, np.ndarray]:
+def _transformers_arrays(
+  arrays: Arrays, config: ViTConfig
+) -> dict[str, np.ndarray]:
   """The arrays under the names of transformers."""
   rows = hf_vit.rows(qkv_bias=True)
   if config.num_classes:
@@ -119,7 +111,7 @@ def _config(config: ViTConfig) -> dict[str, Any]:
     "num_channels": 3,
     "qkv_bias": True,
   }
-  if head:  # transformers counts the classes by it
+  if head:  # transformers counts the classes by these
     labels = [f"LABEL_{i}" for i in range(config.num_classes)]
     values["id2label"] = dict(enumerate(labels))
     values["label2id"] = {label: i for i, label in enumerate(labels)}
@@ -143,7 +135,7 @@ def _preprocessor(backbone: Backbone) -> dict[str, Any]:
     "rescale_factor": 1 / 255,
     "size": {"height": side, "width": side},
   }
-  if evaluation.resize:  # transformers rounds where the crop begins down
+  if evaluation.resize:  # transformers rounds the offset of the crop down
     values["do_center_crop"] = True
     values["crop_size"] = values["size"]
     values["size"] = {"shortest_edge": evaluation.resize}

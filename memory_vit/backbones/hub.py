@@ -1,4 +1,4 @@
-"""Models of the Hugging Face hub, fetched and kept by huggingface_hub."""
+"""Fetch models of the Hugging Face hub, cached by huggingface_hub."""
 
 import functools
 import re
@@ -16,27 +16,12 @@ _ADDRESS = re.compile(
 
 
 def is_address(text: str) -> bool:
-  """Whether a text is the address of a model on the hub."""
   return _ADDRESS.fullmatch(text) is not None
 
 
-@functools.cache  # a command asks several times, and the hub is far away
+@functools.cache  # a command calls it several times
 def fetch(address: str) -> Path:
-  """Fetch a model, where it is not in the cache of huggingface_hub already.
-
-  Of the repository only what describes the model, and .safetensors files.
-
-  Args:
-    address: hf://OWNER/NAME or hf://OWNER/NAME@REVISION, a branch, tag or
-      commit.
-
-  Returns:
-    A directory with the files.
-
-  Raises:
-    BackboneError: for anything else; where huggingface_hub is not installed, or
-      cannot fetch it: with what to fetch by hand.
-  """
+  """Fetch the configuration and .safetensors files into a directory."""
   found = _ADDRESS.fullmatch(address)
   if not found:
     raise BackboneError(
@@ -49,7 +34,7 @@ def fetch(address: str) -> Path:
     "directory, and give that."
   )
   try:
-    import huggingface_hub  # Only who fetches needs it.
+    import huggingface_hub  # only downloads need it
   except ModuleNotFoundError as error:
     raise BackboneError(
       f"{address} needs {error.name}, which is not installed: "
@@ -61,7 +46,6 @@ def fetch(address: str) -> Path:
       revision=found["revision"],
       allow_patterns=list(model_files.PATTERNS),
     )
-  # Any: of the network, of the hub, of the disk.
   except Exception as error:
     raise BackboneError(
       f"cannot fetch {address}: {named(error).rstrip('.')}. {by_hand}"

@@ -1,4 +1,4 @@
-"""Preprocessing of images, as the files of a published model state it."""
+"""Read image preprocessing from the files of a published model."""
 
 import dataclasses
 import logging
@@ -14,11 +14,11 @@ from memory_vit.model.vit_config import MAX_IMAGE_SIZE, MAX_RESIZE
 
 logger = logging.getLogger(__name__)
 
-# Of Pillow, with antialiasing; the others have no equal here.
+# Numbers of Pillow, with antialiasing; the others are not supported.
 _RESAMPLES = {2: "bilinear_antialias", 3: "bicubic"}
 _INTERPOLATIONS = {"bilinear": "bilinear_antialias", "bicubic": "bicubic"}
 _SMALLEST_STD = 1e-3
-# What a class of transformers means by a field that its file does not have.
+# The defaults of classes of transformers for fields that a file lacks.
 _CROPPED: Mapping[str, Any] = {
   "resample": 3,
   "do_center_crop": True,
@@ -32,26 +32,15 @@ _CLASS = re.compile(rf"({'|'.join(_DEFAULTS)})(ImageProcessor|FeatureExtract)")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImageProcessor:
-  """Preprocessing that the files of a model describe.
-
-  Attributes:
-    mean: subtracted from images in [0, 1].
-    std: by which they are divided then.
-    evaluation: size, crop and interpolation; None where the source states
-      something that `EvalPreprocessing` cannot say.
-  """
+  """Normalization of images in [0, 1], and how they are resized and cropped."""
 
   mean: Rgb
   std: Rgb
-  evaluation: EvalPreprocessing | None
+  evaluation: EvalPreprocessing | None  # None if it cannot be expressed
 
 
 def of_transformers(values: Any, where: str) -> ImageProcessor:
-  """Read the object of a preprocessor_config.json.
-
-  Raises:
-    BackboneError: where it has no normalization that can be used.
-  """
+  """Read the object of a preprocessor_config.json."""
   fields = Fields(values, where)
   if not fields.flag("do_rescale", True):
     raise BackboneError(
@@ -69,11 +58,7 @@ def of_transformers(values: Any, where: str) -> ImageProcessor:
 
 
 def of_timm(values: Any, where: str) -> ImageProcessor:
-  """Read the object `pretrained_cfg` of timm's config.json.
-
-  Raises:
-    BackboneError: where it has no normalization that can be used.
-  """
+  """Read the object `pretrained_cfg` of timm's config.json."""
   fields = Fields(values, where)
   mean = _rgb(fields, "mean", low=-10)
   std = _rgb(fields, "std", low=_SMALLEST_STD)
@@ -119,7 +104,7 @@ def _evaluation_of_transformers(
     side = _side(values.get("size"))
     return _evaluation(side, 0, kind) if side else None
   side, size = _side(values.get("crop_size")), values.get("size")
-  # A number beside a crop is the shorter side, as CLIP once wrote it.
+  # A plain number beside a crop is the shorter side, as CLIP once wrote it.
   shorter = size.get("shortest_edge") if isinstance(size, Mapping) else size
   if type(shorter) is not int or shorter < side:
     return None
@@ -127,7 +112,7 @@ def _evaluation_of_transformers(
 
 
 def _side(size: Any) -> int:
-  """The side of a square: a number or an object of two; 0 where it is none."""
+  """The side of a square: a number or an object of two; 0 for anything else."""
   if isinstance(size, Mapping):
     sides = [size.get("height"), size.get("width")]
     size = sides[0] if sides[0] == sides[1] else None
@@ -137,7 +122,7 @@ def _side(size: Any) -> int:
 def _evaluation(
   side: int, resize: int, interpolation: str, crop: str = "central"
 ) -> EvalPreprocessing | None:
-  """None for sizes that are not possible here."""
+  """None for sizes that are not supported."""
   fits = 1 <= side <= MAX_IMAGE_SIZE and (
     resize == 0 or side <= resize <= MAX_RESIZE
   )
@@ -159,7 +144,7 @@ def _rgb(fields: Fields, name: str, low: float) -> Rgb:
 def _warn_unless(evaluation: EvalPreprocessing | None, where: str) -> None:
   if evaluation is None:
     logger.warning(
-      "%s: resizing or cropping that memory_vit does not have; tasks get the "
-      "whole image squeezed into the square, unless you say otherwise",
+      "%s: resizing or cropping that memory_vit does not support; tasks get "
+      "the whole image squeezed into the square, unless configured otherwise",
       where,
     )

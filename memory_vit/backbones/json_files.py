@@ -7,17 +7,13 @@ from memory_vit.errors import BackboneError
 from memory_vit.runtime import files
 from memory_vit.runtime.messages import brief, first_line
 
-# A config.json with the names of 21,843 classes has 2 MB; an index of 10,000
-# arrays has less.
+# A config.json with the names of 21,843 classes has 2 MB, an index of 10,000
+# arrays less.
 MAX_BYTES = 8 * 2**20
 
 
 def read_object(file: Path) -> dict[str, Any]:
-  """Read a file of one JSON object, of at most 8 MiB.
-
-  Raises:
-    BackboneError: where it is not there, is larger, or holds anything else.
-  """
+  """Read a file of at most `MAX_BYTES`."""
   if not file.is_file():
     raise BackboneError(f"{file} is not there, or no file.")
   if (size := file.stat().st_size) > MAX_BYTES:
@@ -34,18 +30,9 @@ def read_object(file: Path) -> dict[str, Any]:
 
 
 def parse_object(content: bytes, where: str) -> dict[str, Any]:
-  """Parse one JSON object, in which no key stands twice.
-
-  Args:
-    content: UTF-8, of a length that was checked.
-    where: what to call it in messages.
-
-  Raises:
-    BackboneError: where it is anything else.
-  """
+  """Parse UTF-8 of a checked length; a key may not occur twice."""
   try:
     values = files.strict_json(content.decode("utf-8"))
-  # Of JSON and of UTF-8 among them.
   except (ValueError, RecursionError) as error:
     raise BackboneError(
       f"{where} is not readable as JSON: {first_line(error)}"

@@ -20,10 +20,10 @@ logger = logging.getLogger(__name__)
 
 Arrays = dict[str, np.ndarray]
 
-# Around the parameters in the files of whole training states.
+# Prefixes of parameters in the files of whole training states.
 PREFIXES = ("opt/target/", "params/")
-# In a model of images and texts of big_vision, such as SigLIP: the image tower,
-# and what stands beside it.
+# The image tower in a big_vision model of images and texts, such as SigLIP, and
+# the arrays beside it.
 TOWER = "img/"
 _BESIDE_TOWER = re.compile(r"txt/.+|t|b")
 MAP_HEAD = "MAPHead_0/"
@@ -31,7 +31,7 @@ MAP_HEAD = "MAPHead_0/"
 BLOCK = "Transformer/encoderblock_"
 STACKED_BLOCKS = "Transformer/encoderblock/"
 POSITIONS = "Transformer/posembed_input/pos_embedding"
-# As it is written; "01" is another name.
+# "01" is another name.
 BLOCK_NUMBER = re.compile(rf"{BLOCK}(0|[1-9][0-9]*)/")
 
 # Before Linen, one counter ran through all the layers of a block.
@@ -42,13 +42,13 @@ FROM_PRE_LINEN = {
 }
 TO_PRE_LINEN = {new: old for old, new in FROM_PRE_LINEN.items()}
 
-# More blocks than any published ViT has; a name may have any number in it.
+# More blocks than any published ViT has: a file may claim any number.
 MAX_DEPTH = 64
 
 
 @functools.lru_cache(maxsize=8)  # a source is compared in several places
 def expected_shapes(config: ViTConfig) -> Mapping[str, jax.ShapeDtypeStruct]:
-  """The parameters of a model; one block is traced, and stands for all."""
+  """The parameters of a model; one block is traced, for all of them."""
   one = dataclasses.replace(config, depth=1)
   traced = trees.flatten(backbone_shapes(one))
   first = f"{BLOCK}0/"
@@ -64,7 +64,7 @@ def without_prefix(entries: Iterable[str]) -> dict[str, str]:
   names = {entry: entry for entry in entries}
   for prefix in PREFIXES:
     if any(name.startswith(prefix) for name in names):
-      # Beside it are the state of the optimiser, clocks and the like.
+      # Beside them are the state of the optimizer, step counts and the like.
       names = {
         name.removeprefix(prefix): entry
         for name, entry in names.items()
@@ -74,7 +74,7 @@ def without_prefix(entries: Iterable[str]) -> dict[str, str]:
 
 
 def _of_tower(names: dict[str, str]) -> dict[str, str]:
-  """The names of the image tower; all of them where there is more than two."""
+  """Keep the image tower, unless there is more than the towers of SigLIP."""
   tower = {n: entry for n, entry in names.items() if n.startswith(TOWER)}
   beside = names.keys() - tower.keys()
   if not tower or not all(map(_BESIDE_TOWER.fullmatch, beside)):
@@ -83,36 +83,34 @@ def _of_tower(names: dict[str, str]) -> dict[str, str]:
 
 
 def has_map_head(names: Collection[str]) -> bool:
-  """Whether a probe pools, as in SigLIP, in the place of a class token."""
+  """Whether a probe pools, as in SigLIP, instead of a class token."""
   return "cls" not in names and any(n.startswith(MAP_HEAD) for n in names)
 
 
 def as_vit_jax(arrays: Arrays, file: Path) -> Arrays:
-  """Convert all known entries to the layout of vit_jax, numbered by Linen."""
-  converted = {}
-  classes = 0 if has_map_head(arrays) else 1
+  """Convert to the layout of vit_jax, numbered by Linen."""
+  converted: Arrays = {}
   for name, array in arrays.items():
     if _is_stacked(name, array) and len(array) > MAX_DEPTH:
       raise BackboneError(
         f"{file}: {name} has {len(array):,} blocks, expected at most "
         f"{MAX_DEPTH}."
       )
-    for new_name, new_array in as_published(name, array, classes):
+    for new_name, new_array in as_published(name, array):
       if new_name in converted:
         raise BackboneError(
           f"{file} has {new_name} more than once, in two layouts."
         )
       converted[new_name] = new_array
+  if "pos_embedding" in arrays and not has_map_head(arrays):
+    converted[POSITIONS] = _with_class_position(converted[POSITIONS])
   return converted
 
 
-def as_published(
-  name: str, array: np.ndarray, class_tokens: int
-) -> list[tuple[str, np.ndarray]]:
-  """Name an array of a file as published; stacked blocks have several names."""
+def as_published(name: str, array: np.ndarray) -> list[tuple[str, np.ndarray]]:
+  """Name an array as vit_jax does; stacked blocks have several names."""
   if name == "pos_embedding":
-    positions = _with_class_position(array) if class_tokens else array
-    return [(POSITIONS, positions)]
+    return [(POSITIONS, array)]
   name = renumbered(name, FROM_PRE_LINEN)
   if _is_stacked(name, array):
     inner = name.removeprefix(STACKED_BLOCKS)
@@ -125,16 +123,16 @@ def _is_stacked(name: str, array: np.ndarray) -> bool:
 
 
 def renumbered(name: str, numbers: dict[str, str]) -> str:
-  """Rename the modules in the name of a parameter, as `numbers` says."""
+  """Rename the modules in the name of a parameter."""
   return "/".join(numbers.get(part, part) for part in name.split("/"))
 
 
 def _with_class_position(positions: np.ndarray) -> np.ndarray:
-  """Give a big_vision position embedding (1, n, d) an entry for the class.
+  """Give a big_vision position embedding (1, n, d) a zero entry for the class.
 
-  It is zero, as `cls` of these files has it added. Therefore the fingerprint
-  differs from that of the same weights unfolded: the backbone computes the same
-  from both, but a task adds the entry to its own class token.
+  `cls` of these files has its position added. Therefore the fingerprint differs
+  from that of the same weights unfolded: the backbone computes the same from
+  both, but a task adds the entry to its own class token.
   """
   if positions.ndim != 3 or not square_side(positions.shape[1]):
     return positions
@@ -147,14 +145,7 @@ def resize_positions(
   kind: str = "bilinear",
   class_tokens: int = 1,
 ) -> np.ndarray:
-  """Position embedding (1, class + n, d) -> (1, class + side^2, d).
-
-  Args:
-    positions: those of class tokens, which stay, and of a square of patches.
-    side: of the new square.
-    kind: `ViTConfig.position_resize`.
-    class_tokens: `ViTConfig.class_tokens`.
-  """
+  """Resize (1, class + n, d) to (1, class + side^2, d); class entries stay."""
   old = square_side(positions.shape[1] - class_tokens)
   if side == old:
     return positions

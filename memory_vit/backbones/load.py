@@ -1,18 +1,14 @@
-"""Published checkpoints -> `Backbone`.
+"""Load a pretrained ViT from .npz files, transformers or timm.
 
-Understood are models of transformers and timm (see `model_import`), and the
-layouts of .npz files in which ViT weights are published:
+Two layouts of .npz files are read; a file that does not have exactly the
+weights of one ViT is refused, with every problem.
 
-  vit_jax      the tree of `vit.VisionTransformer`, and the same with the
-               numbers that flax gave to layers before Linen (all files under
-               gs://vit_models have these)
+  vit_jax      the tree of `vit.VisionTransformer`, also with the layer numbers
+               from before Linen (all files under gs://vit_models have these)
   big_vision   no position embedding for the class token, which has it added
-               already; blocks optionally stacked along a first axis; of
-               SigLIP and SigLIP 2 the image tower, which has a probe in the
-               place of a class token
-
-Nothing is guessed and nothing is skipped: a file that does not have exactly the
-weights of one ViT is refused, with all that is wrong.
+               already; blocks optionally stacked along a first axis; of SigLIP
+               and SigLIP 2 the image tower, with a probe instead of a class
+               token
 """
 
 import dataclasses
@@ -35,7 +31,7 @@ from memory_vit.backbones.download import KNOWN, local_file
 from memory_vit.backbones.image_processor import at_size
 from memory_vit.backbones.layouts import BLOCK, MAX_DEPTH, POSITIONS, Arrays
 from memory_vit.backbones.model_files import ModelFiles
-from memory_vit.backbones.published import ENTRY, Published
+from memory_vit.backbones.published import ENTRY, Note, Published
 from memory_vit.backbones.published import parse as parse_note
 from memory_vit.errors import BackboneError, ConfigError
 from memory_vit.model import trees
@@ -48,8 +44,8 @@ from memory_vit.model.vit_config import ViTConfig, square_side
 from memory_vit.runtime import dtypes, paths
 from memory_vit.runtime.messages import listed
 
-# The entries that tell the shape of the model, and their axes.
-_TELLING = {
+# The arrays whose shapes tell the configuration, and their axes.
+_CONFIG_SHAPES = {
   "embedding/kernel": ("patch", "patch", "3", "width"),
   POSITIONS: ("1", "patches + 1", "width"),
   f"{BLOCK}*/MultiHeadDotProductAttention_0/query/kernel": (
@@ -60,7 +56,7 @@ _TELLING = {
   f"{BLOCK}*/MlpBlock_0/Dense_0/kernel": ("width", "mlp_dim"),
 }
 
-# Of problems in one message.
+# Of all problems in one message.
 _MAX_CHARACTERS = 1_500
 _INDENTED = "\n  "
 
@@ -76,16 +72,16 @@ def load_backbone(
 
   Args:
     path: a local .npz file, a name of `download.KNOWN`, or an address that
-      starts with https://, http:// or gs://. Downloads are kept in
-      $MEMORY_VIT_CACHE, or ~/.cache/memory_vit. Or a directory as transformers
-      or timm save it, with config.json and model.safetensors; such a
-      .safetensors file; or hf://OWNER/NAME[@REVISION] of the Hugging Face hub.
-    image_size: side in pixels with which the backbone is to be used; the
+      starts with https://, http:// or gs:// (downloads are cached in
+      $MEMORY_VIT_CACHE, or ~/.cache/memory_vit); a directory as transformers or
+      timm save it, with config.json and model.safetensors; such a .safetensors
+      file; or hf://OWNER/NAME[@REVISION] of the Hugging Face hub.
+    image_size: side in pixels with which the backbone will be used; the
       position embedding is resized for it. None keeps that of the file.
     dtype: compute dtype, "float32" or "bfloat16"; or "auto", see
       `dtypes.resolve`.
     gelu: see `ViTConfig`, for a file of arrays that does not state it; None
-      takes what the source states, and "tanh" where it states nothing.
+      takes what the source states, and "tanh" if it states nothing.
 
   Returns:
     The backbone; its parameters are on the default device, in float32, kernels
@@ -93,20 +89,16 @@ def load_backbone(
     layout, `image_size` and `dtype`.
 
   Raises:
-    BackboneError: where there is no such source, it cannot be fetched or read,
-      or does not hold exactly the weights of a ViT that is understood.
-    ConfigError: for an `image_size`, `dtype` or `gelu` that cannot be.
+    BackboneError: if the source does not exist, cannot be fetched or read, or
+      does not hold exactly the weights of a supported ViT.
+    ConfigError: for an invalid `image_size`, `dtype` or `gelu`.
   """
   published = read_published(os.fspath(path))
   return rounded(to_backbone(published, image_size, dtype, gelu=gelu))
 
 
 def read_published(path: str) -> Published:
-  """Read a source of any kind; `path` is as for `load_backbone`.
-
-  Raises:
-    BackboneError: as `load_backbone`.
-  """
+  """Read any source that `load_backbone` takes, in float32 on the host."""
   if files := model_source(path):
     published = model_import.read(files)
   else:
@@ -116,11 +108,7 @@ def read_published(path: str) -> Published:
 
 
 def model_source(path: str) -> ModelFiles | None:
-  """The files of a model of transformers or timm; None for an .npz file.
-
-  Raises:
-    BackboneError: where such a model is named and is not there.
-  """
+  """The files of a model of transformers or timm; None for an .npz file."""
   if path.startswith(hub.PREFIX):
     return model_files.find(hub.fetch(path), path)
   if path in KNOWN or "://" in path:
@@ -136,10 +124,7 @@ def to_backbone(
   *,
   gelu: str | None = None,
 ) -> Backbone:
-  """Put a published ViT on the default device, in float32.
-
-  Arguments as in `load_backbone`.
-  """
+  """Put a published ViT on the default device, in float32."""
   stated = published.config
   if published.states_config and gelu not in (None, stated.gelu):
     raise ConfigError(
@@ -167,28 +152,34 @@ def to_backbone(
 
 
 def _read_npz(file: Path) -> Published:
-  """Read all parameters of an .npz file, and what it says of itself."""
   with stored_arrays.open_npz(file) as archive:
     content = archive.note
     entries = layouts.without_prefix(archive)
     stored = {name: archive[entry] for name, entry in entries.items()}
+    dtypes = {name: archive.dtypes[entry] for name, entry in entries.items()}
   note = None
   if content is not None:
     note = parse_note(content, f"{file}: entry {ENTRY}")
   arrays = layouts.as_vit_jax(stored, file)
+  note = note or Note(config=infer_config(arrays, file))
   return Published(
-    config=note.config if note else infer_config(arrays, file),
+    config=note.config,
+    evaluation=note.evaluation,
+    source=note.source,
     arrays=arrays,
     where=str(file),
     layout=_layout_of(entries),
-    states_config=note is not None,
-    evaluation=note.evaluation if note else None,
-    source=note.source if note else None,
+    states_config=content is not None,
+    dtypes={
+      new: dtypes[name]
+      for name, array in stored.items()
+      for new, _ in layouts.as_published(name, array)
+    },
   )
 
 
 def _layout_of(names: Collection[str]) -> str:
-  """The layout, of those named above, of names without prefix."""
+  """Name the layout of parameter names without prefix, for people."""
   parts = {part for name in names for part in name.split("/")}
   if "pos_embedding" in names:
     stacked = any(n.startswith(layouts.STACKED_BLOCKS) for n in names)
@@ -202,10 +193,10 @@ def infer_config(arrays: Arrays, file: Path) -> ViTConfig:
   """Read the configuration from the shapes."""
   shapes = {
     pattern: _common_shape(arrays, pattern, len(axes))
-    for pattern, axes in _TELLING.items()
+    for pattern, axes in _CONFIG_SHAPES.items()
   }
   missing = [
-    f"missing: {pattern} ({', '.join(_TELLING[pattern])})"
+    f"missing: {pattern} ({', '.join(_CONFIG_SHAPES[pattern])})"
     for pattern, shape in shapes.items()
     if not shape
   ]
@@ -239,10 +230,7 @@ def infer_config(arrays: Arrays, file: Path) -> ViTConfig:
 
 
 def _depth(arrays: Arrays, file: Path) -> int:
-  """The number of blocks, with those that are missing in between.
-
-  What has the name of a block but no number is none, and will be refused.
-  """
+  """The number of blocks, including missing ones: they are refused later."""
   found = [layouts.BLOCK_NUMBER.match(name) for name in arrays]
   depth = 1 + max((int(number[1]) for number in found if number), default=-1)
   if depth > MAX_DEPTH:
@@ -256,17 +244,14 @@ def _depth(arrays: Arrays, file: Path) -> int:
 def _common_shape(
   arrays: Arrays, pattern: str, rank: int
 ) -> tuple[int, ...] | None:
-  """The shape of most arrays of that name and rank, if there are any.
-
-  An error names the one block that differs from the others.
-  """
+  """The most frequent shape, so that an error names the block that differs."""
   found = [arrays[name] for name in sorted(fnmatch.filter(arrays, pattern))]
   shapes = [a.shape for a in found if a.ndim == rank and a.size]
   return statistics.mode(shapes) if shapes else None
 
 
 def _outputs(arrays: Arrays, layer: str) -> int:
-  """The width of a layer that may be absent; 0 then."""
+  """The width of a layer; 0 if the layer is absent."""
   for name in (f"{layer}/bias", f"{layer}/kernel"):
     if name in arrays and arrays[name].ndim:
       return arrays[name].shape[-1]
@@ -274,7 +259,6 @@ def _outputs(arrays: Arrays, layer: str) -> int:
 
 
 def _require_weights(arrays: Arrays, config: ViTConfig, file: str) -> None:
-  """Raise unless the arrays are exactly the parameters of the model."""
   expected = layouts.expected_shapes(config)
   problems = trees.differences(expected, arrays)
   if problems:
@@ -284,7 +268,6 @@ def _require_weights(arrays: Arrays, config: ViTConfig, file: str) -> None:
 def _refusal(
   file: str | Path, lines: list[str], arrays: Arrays
 ) -> BackboneError:
-  """The error with all problems of a file."""
   message = [
     f"{file} does not hold exactly the weights of a ViT:",
     listed(lines, _INDENTED, _MAX_CHARACTERS),

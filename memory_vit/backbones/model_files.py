@@ -1,9 +1,9 @@
-"""The files of a model as transformers and timm lay them out.
+"""Find the files of a model, as transformers and timm lay them out.
 
-config.json                 how it computes
-model.safetensors           its weights, or
-model.safetensors.index.json  the list of several files of them
-preprocessor_config.json    how its images are prepared; not of timm
+config.json                   how the model computes
+model.safetensors             its weights, or
+model.safetensors.index.json  the list of several files of weights
+preprocessor_config.json      how its images are prepared; not with timm
 """
 
 import contextlib
@@ -26,40 +26,27 @@ from memory_vit.runtime.messages import brief, first_line
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PREPROCESSOR = "preprocessor_config.json"
-# What is fetched of a published model; README.md for its licence.
+# The files that are fetched of a published model; README.md has its licence.
 PATTERNS = (CONFIG, PREPROCESSOR, WEIGHTS, "model-*-of-*.safetensors",
             INDEX, "README.md")  # fmt: skip
-# No path: a shard lies beside its index.
+# A name and no path: a shard lies beside its index.
 _SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,150}\.safetensors")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelFiles:
-  """Where the parts of a model lie.
+  """The paths of the files of a model."""
 
-  Attributes:
-    source: what the user gave, such as "hf://google/vit-base-patch16-224".
-    config: config.json.
-    weights: a .safetensors file, or the index of several.
-    preprocessor: preprocessor_config.json, where there is one.
-    card: README.md, where there is one.
-  """
-
-  source: str
+  source: str  # as the user named it
   config: Path
-  weights: Path
+  weights: Path  # a .safetensors file, or the index of several
   preprocessor: Path | None
-  card: Path | None
+  card: Path | None  # README.md
 
   @contextlib.contextmanager
   def open_weights(self) -> Iterator[StoredArrays]:
-    """Open the weights.
-
-    Raises:
-      BackboneError: where a file is missing or cannot be read, or the arrays
-        in the files are not exactly those that their index lists.
-    """
+    """Open the weights, which must be the arrays that their index lists."""
     listed = _weight_map(self.weights) if self.weights.name == INDEX else {}
     shards = [self.weights.with_name(n) for n in sorted({*listed.values()})]
     with open_safetensors(shards or [self.weights]) as arrays:
@@ -74,7 +61,7 @@ class ModelFiles:
       yield arrays
 
   def digests(self) -> dict[str, str]:
-    """{file: SHA-256} of everything that the backbone is made of."""
+    """{file: SHA-256} of all files that the backbone is made of."""
     used = {self.config, self.weights}
     if self.preprocessor:
       used.add(self.preprocessor)
@@ -84,7 +71,7 @@ class ModelFiles:
 
 
 def is_model(path: Path) -> bool:
-  """Whether a path is to be read as such a model, rather than as an .npz."""
+  """Whether a path is read as such a model, rather than as an .npz file."""
   return path.is_dir() or path.suffix in (
     SAFETENSORS,
     *_PICKLES,
@@ -92,24 +79,15 @@ def is_model(path: Path) -> bool:
 
 
 def holds_model(directory: Path) -> bool:
-  """Whether a directory has the weights of such a model."""
   names = (WEIGHTS, INDEX)
   return any((directory / name).is_file() for name in names)
 
 
 def find(path: Path, source: str) -> ModelFiles:
-  """Find the files of a model.
-
-  Args:
-    path: a directory, or a .safetensors file with its config.json beside it.
-    source: what the user gave.
-
-  Raises:
-    BackboneError: where there is none, or what there is cannot be used.
-  """
+  """Find the files beside `path`: a directory or a .safetensors file."""
   try:
     return _find(path, source)
-  except OSError as error:  # such as of a directory that may not be read
+  except OSError as error:  # such as a directory without permission
     raise BackboneError(
       f"{path} cannot be read: {first_line(error)}"
     ) from error
@@ -161,7 +139,7 @@ def _weights(directory: Path) -> Path:
 def _pickle(file: Path) -> BackboneError:
   return BackboneError(
     f"{file} is a pickle, which can run any code, and is not read: fetch the "
-    f"{WEIGHTS} of the same model, or make one where you trust the file, with "
+    f"{WEIGHTS} of the same model, or if you trust the file make one, with "
     "AutoModel.from_pretrained(DIR).save_pretrained(NEW_DIR) of transformers."
   )
 

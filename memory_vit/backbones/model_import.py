@@ -1,4 +1,4 @@
-"""Backbones out of the files of transformers and timm."""
+"""Read backbones from the files of transformers and timm."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from memory_vit.backbones.model_files import ModelFiles
 from memory_vit.backbones.published import BackboneSource, Published
 from memory_vit.errors import BackboneError
 
-# In the first lines of a README.md of the hub. Where "license" is "other", its
-# name stands beside it.
+# In the first lines of a README.md; the name stands beside license "other".
 _LICENCE_NAME = re.compile(r"^license_name: *([A-Za-z0-9._-]{1,60}) *$", re.M)
 _LICENCE = re.compile(r"^license: *([A-Za-z0-9._-]{1,60}) *$", re.M)
 _CARD_BYTES = 2**16
@@ -24,11 +23,6 @@ _NO_LICENCE = "not stated in its files: see where it was published"
 
 
 def read(files: ModelFiles) -> Published:
-  """Read and convert a model.
-
-  Raises:
-    BackboneError: for one that is not exactly a ViT of a known family.
-  """
   config = json_files.read_object(files.config)
   family = detect.family_of(config, str(files.config))
   stated = _stated_processor(config, files)
@@ -46,7 +40,7 @@ def read(files: ModelFiles) -> Published:
 
 
 def source_of(files: ModelFiles) -> BackboneSource:
-  """The provenance of a converted model; reads all of its files."""
+  """Describe the origin of a converted model; reads all of its files."""
   config = json_files.read_object(files.config)
   return BackboneSource(
     name=files.source,
@@ -57,7 +51,7 @@ def source_of(files: ModelFiles) -> BackboneSource:
 
 
 def _normalized(arrays: Arrays, processor: ImageProcessor) -> dict[str, Any]:
-  """Arrays that take images in [-1, 1]."""
+  """Fold the normalization into the patches: they take images in [-1, 1]."""
   kernel, bias = fold.fold_normalization(
     arrays["embedding/kernel"], arrays["embedding/bias"],
     processor.mean, processor.std,
@@ -68,7 +62,7 @@ def _normalized(arrays: Arrays, processor: ImageProcessor) -> dict[str, Any]:
 def _stated_processor(
   config: Mapping[str, Any], files: ModelFiles
 ) -> ImageProcessor | None:
-  """What the files state of images, if anything."""
+  """The image preprocessing that the files state, if they do."""
   if files.preprocessor:
     values = json_files.read_object(files.preprocessor)
     return image_processor.of_transformers(values, str(files.preprocessor))
@@ -81,19 +75,19 @@ def _stated_processor(
 def _default_processor(
   converted: Converted, files: ModelFiles
 ) -> ImageProcessor:
-  """What the family documents, where it does."""
+  """The image preprocessing that the model family documents, if it does."""
   if not converted.plain_images:
     raise BackboneError(
       f"{files.config} has no {model_files.PREPROCESSOR} beside it, which says "
-      "by what mean and deviation images are normalized: fetch it from where "
-      "the model is from."
+      "by what mean and deviation images are normalized: fetch it from the "
+      "source of the model."
     )
   half = (0.5, 0.5, 0.5)
   return ImageProcessor(mean=half, std=half, evaluation=None)
 
 
 def _licence(config: Mapping[str, Any], files: ModelFiles) -> str:
-  """What timm's configuration states, or the README.md of the hub."""
+  """The licence in timm's configuration or in the README.md of the hub."""
   stated = config.get("pretrained_cfg")
   found = stated.get("license") if isinstance(stated, Mapping) else None
   if isinstance(found, str) and _LICENCE.fullmatch(f"license: {found}"):

@@ -1,29 +1,20 @@
-"""Interpolation of a grid of position embeddings, as each family does it.
+"""Interpolate position embeddings as each model family does it.
 
 In numpy: no JAX library has PyTorch's bicubic kernels.
 """
 
 import numpy as np
 
-# The parameter of the cubic kernel (Keys 1981): what PyTorch takes without
-# antialiasing and, as Pillow, with it.
+# The parameter of the cubic kernel (Keys 1981) of PyTorch, without antialiasing
+# and with it (also of Pillow).
 _SHARPNESS = {"bicubic": -0.75, "bicubic_antialias": -0.5}
 
 
 def resized(grid: np.ndarray, side: int, kind: str) -> np.ndarray:
-  """Resize a square grid.
-
-  Args:
-    grid: (old, old, d), float32.
-    side: of the new grid.
-    kind: `ViTConfig.position_resize`.
-
-  Returns:
-    (side, side, d), float32.
-  """
+  """Resize a square grid (old, old, d) to (side, side, d), float32."""
   old = len(grid)
   if kind == "bilinear":
-    import scipy.ndimage  # A sixth of a second.
+    import scipy.ndimage  # takes a sixth of a second
 
     return scipy.ndimage.zoom(grid, (side / old, side / old, 1), order=1)
   weights = cubic_weights(old, side, kind)
@@ -33,17 +24,17 @@ def resized(grid: np.ndarray, side: int, kind: str) -> np.ndarray:
 
 
 def cubic_weights(old: int, new: int, kind: str) -> np.ndarray:
-  """What each old point of a line contributes to each new one: (new, old).
+  """The weights (new, old) of the old points of a line in each new point.
 
   Points are the centers of cells. With antialiasing the kernel is as wide as
-  the new cells where these are larger, and what lies outside of the line counts
-  nothing; without, its outermost point stands for all that lies outside.
+  the new cells if these are larger, and points outside of the line have no
+  weight; without, the outermost point is repeated.
   """
   antialias = kind == "bicubic_antialias"
   scale = old / new
   width = max(scale, 1.0) if antialias else 1.0
   centers = (np.arange(new) + 0.5) * scale - 0.5
-  # More points than any kernel reaches, of which most weigh nothing.
+  # More points than any kernel reaches; most have weight 0.
   margin = int(2 * width) + 2
   points = np.arange(-margin, old + margin)
   weights = _cubic((points[None] - centers[:, None]) / width, _SHARPNESS[kind])

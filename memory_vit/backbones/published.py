@@ -1,9 +1,8 @@
-"""A published ViT before it is put on a device, and what is noted beside it.
+"""A published ViT on the host, and the note beside its arrays.
 
-Beside the arrays of an .npz file may stand one more entry, `memory_vit.json`,
-which says what the shapes do not: how the model computes, how it wants its
-images, and the files that it was converted from. Files without it are read as
-ever, and numpy opens those that have it.
+An .npz file may have one more entry, `memory_vit.json`, which states what the
+shapes do not: how the model computes, how its images are prepared, and the
+files that it was converted from. numpy opens files with this entry.
 """
 
 import dataclasses
@@ -15,7 +14,7 @@ import numpy as np
 
 from memory_vit.backbones import json_files
 from memory_vit.backbones.families.fields import Fields
-from memory_vit.backbones.families.stated import LIMITS, stated
+from memory_vit.backbones.families.vit_fields import LIMITS, vit_field
 from memory_vit.errors import BackboneError
 from memory_vit.model.task import EvalPreprocessing
 from memory_vit.model.vit_config import ViTConfig
@@ -24,65 +23,45 @@ from memory_vit.runtime.messages import brief
 
 ENTRY = "memory_vit.json"
 FORMAT_VERSION = 1
-# Of the entry, which lists the files of a source.
+# Of the entry.
 MAX_BYTES = 2**20
 _KEYS = ("format_version", "config", "evaluation", "source")
-# Who loads a backbone chooses it.
+# The field that is chosen when a backbone is loaded.
 _CHOSEN = "dtype"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BackboneSource:
-  """Where a converted backbone is from.
+  """The origin of a converted backbone."""
 
-  Attributes:
-    name: what was converted, such as "hf://google/vit-base-patch16-224".
-    family: as its config.json calls it.
-    licence: as its files state it.
-    files: {file: SHA-256} of all that it was made of.
-  """
-
-  name: str
-  family: str
+  name: str  # as the user named it
+  family: str  # as config.json calls it
   licence: str
-  files: dict[str, str]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Published:
-  """A ViT as it was published.
-
-  Attributes:
-    config: how it computes; float32.
-    arrays: "a/b/c" -> float32, for images in [-1, 1].
-    where: its file, for messages.
-    layout: how the weights lie in the file, for people.
-    states_config: whether the source says how it computes, rather than shapes
-      alone.
-    evaluation: how the source says to prepare images.
-    source: where it was converted from.
-  """
-
-  config: ViTConfig
-  arrays: dict[str, np.ndarray]
-  where: str
-  layout: str
-  states_config: bool = False
-  evaluation: EvalPreprocessing | None = None
-  source: BackboneSource | None = None
+  files: dict[str, str]  # {file: SHA-256}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Note:
-  """What the entry says; see `Published`."""
+  """The content of the entry."""
 
   config: ViTConfig
   evaluation: EvalPreprocessing | None = None
   source: BackboneSource | None = None
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Published(Note):
+  """A ViT as it was published."""
+
+  arrays: dict[str, np.ndarray]  # "a/b/c" -> float32, for images in [-1, 1]
+  where: str  # its file, for messages
+  layout: str  # of the weights in the file, for people
+  states_config: bool = False  # otherwise the shapes alone tell it
+  # Of `arrays` in an .npz file.
+  dtypes: Mapping[str, np.dtype] = dataclasses.field(default_factory=dict)
+
+
 def to_text(note: Note) -> str:
-  """The content of the entry."""
   config = dataclasses.asdict(note.config)
   del config[_CHOSEN]
   values = {
@@ -95,11 +74,7 @@ def to_text(note: Note) -> str:
 
 
 def parse(content: bytes, where: str) -> Note:
-  """Read the content of the entry, of at most `MAX_BYTES`.
-
-  Raises:
-    BackboneError: where it is not what `to_text` writes.
-  """
+  """Read a content of at most `MAX_BYTES`."""
   values = json_files.parse_object(content, where)
   schema.require_keys(values, _KEYS, where, BackboneError)
   if values["format_version"] != FORMAT_VERSION:
@@ -117,7 +92,7 @@ def parse(content: bytes, where: str) -> Note:
 def _config(values: Any, where: str) -> ViTConfig:
   fields = Fields(values, where)
   for name in LIMITS:
-    stated(fields, name, name)
+    vit_field(fields, name, name)
   config: ViTConfig = schema.build(
     ViTConfig, {**values, _CHOSEN: "float32"}, where, BackboneError
   )

@@ -31,23 +31,22 @@ def save_backbone(
 ) -> None:
   """Write a backbone, for this library or for others.
 
-  What was there is replaced once the new files are complete.
+  An earlier file or directory is replaced once the new one is complete.
 
   Args:
-    backbone: to be written.
+    backbone: the backbone to write.
     path: of the file or directory.
     format: "npz" is a file in the layout of the published ones, with what the
       shapes do not tell beside the arrays: `load_backbone` reads the same
       parameters from it, and so the same fingerprint, unless the position
       embedding was resized: that is another set of weights. "hf" is a
       directory that transformers loads as a `ViTForImageClassification`, or as
-      a `ViTModel` where there is no head.
-    source: what it was converted from, to be noted in an .npz file.
+      a `ViTModel` without a head.
+    source: the origin of a converted backbone, to be noted in an .npz file.
 
   Raises:
     BackboneError: for another format, for a backbone whose weights are rounded
-      to bfloat16, and for one that computes something that a `ViTModel` of
-      transformers cannot.
+      to bfloat16, and for one that a `ViTModel` of transformers cannot compute.
     TrainingError: if it cannot be written.
   """
   if format not in FORMATS:
@@ -72,7 +71,7 @@ def _write_npz(note: Note | None, arrays: Arrays, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with files.replacing(path) as part:
       with part.open("wb") as file:
-        np.savez(file, **named)  # of float32: nothing of Python is in it
+        np.savez(file, **named)  # float32: nothing is pickled
       if note:
         with zipfile.ZipFile(part, "a") as archive:
           archive.writestr(ENTRY, to_text(note))
@@ -81,22 +80,22 @@ def _write_npz(note: Note | None, arrays: Arrays, path: Path) -> None:
 def _note(
   backbone: Backbone, arrays: Arrays, source: BackboneSource | None
 ) -> Note | None:
-  """What the shapes of a backbone do not tell; None where they tell all."""
+  """What the shapes of a backbone do not tell; None if they tell everything."""
   config = dataclasses.replace(backbone.config, dtype="float32")
-  # What new tasks take where nothing is stated.
+  # The default of new tasks.
   plain = EvalPreprocessing(image_size=config.image_size)
   if (
     not source
     and backbone.evaluation in (None, plain)
-    and _tells(arrays, config)
+    and _shapes_determine(arrays, config)
   ):
     return None
   return Note(config=config, evaluation=backbone.evaluation, source=source)
 
 
-def _tells(arrays: Arrays, config: ViTConfig) -> bool:
-  """Whether a configuration can be told by the shapes of arrays alone."""
+def _shapes_determine(arrays: Arrays, config: ViTConfig) -> bool:
+  """Whether the shapes of arrays alone tell a configuration."""
   try:
     return infer_config(arrays, Path()) == config
-  except BackboneError:  # such as of a model without a class token
+  except BackboneError:  # such as a model without a class token
     return False

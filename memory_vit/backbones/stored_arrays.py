@@ -1,9 +1,9 @@
 """Read untrusted files of arrays: .npz, and .safetensors in one part or more.
 
-Nothing is unpickled, and nothing in a file can be run. Sizes are checked before
-memory is taken: what a file claims against caps and its own length, what the
-header of an array claims against its bytes. The checksums of an .npz file are
-verified. Arrays are read one by one, when they are asked for.
+Nothing is unpickled. Sizes are checked before memory is allocated: what a file
+claims against caps and its own length, what the header of an array claims
+against its bytes. The checksums of .npz files are verified. Arrays are read one
+by one, on access.
 """
 
 import contextlib
@@ -26,18 +26,18 @@ from memory_vit.errors import BackboneError
 from memory_vit.runtime.messages import brief, first_line
 
 SAFETENSORS = ".safetensors"
-# Of all arrays, unpacked. The largest published ViT has 7 GB in float32.
+# Of all arrays, uncompressed. The largest published ViT has 7 GB in float32.
 MAX_BYTES = 16 * 2**30
-# Unpacked over packed, of a whole .npz file: weights hardly shrink, but a head
-# that is still zero does, a thousandfold.
+# Uncompressed over compressed, of a whole .npz file: weights hardly shrink, but
+# a head of zeros does, a thousandfold.
 MAX_RATIO = 100
 # A training state with two moments of H/14 has less than 2,000.
 MAX_ENTRIES = 10_000
 # Names, shapes and offsets of 10,000 arrays have 2 MB.
 MAX_HEADER_BYTES = 8 * 2**20
 
-# A name becomes a key, never a path; one that could be a path is no name. It is
-# shown, too: so it is short and plain.
+# A name becomes a key and is shown in messages: short, printable, and nothing
+# that could be a path.
 _PART = r"(?!\.\.?(?:/|$))(?:(?![/\\:])[ -~])+"
 _NAME = re.compile(rf"(?!.{{201}}){_PART}(?:/{_PART})*")
 _NPY = ".npy"
@@ -48,30 +48,24 @@ _FLOATS = ("F64", "F32", "F16", "BF16")
 
 @dataclasses.dataclass(frozen=True)
 class _Entry:
-  """Where an array lies, and what reads it; one of no values is not listed."""
-
   file: Path
   read: Callable[[], np.ndarray]
-  has_values: bool
+  has_values: bool  # without values it is not listed
 
 
 class StoredArrays(Mapping[str, np.ndarray]):
-  """The arrays of open files by name, each read and checked when it is asked.
+  """The arrays of open files by name, each read and checked on access.
 
-  `arrays[name]` is float32, whatever float the file has; it raises
-  `BackboneError` for an array that is damaged or of anything else, of no
-  values, or of values that float32 cannot hold. Arrays of no values that a
-  .safetensors file has are not listed: transformers writes the registers of a
+  `arrays[name]` is float32, whatever float the file has. Arrays of .safetensors
+  files without values are not listed: transformers writes the registers of a
   DINOv3 that has none.
-
-  Attributes:
-    note: what an .npz file says of itself: see `published`.
   """
 
-  note: bytes | None = None
+  note: bytes | None = None  # the entry of an .npz file, see `published`
 
   def __init__(self) -> None:
     self._entries: dict[str, _Entry] = {}
+    self.dtypes: dict[str, np.dtype] = {}  # in the file, once they are read
 
   def __iter__(self) -> Iterator[str]:
     return (name for name, e in self._entries.items() if e.has_values)
@@ -83,15 +77,12 @@ class StoredArrays(Mapping[str, np.ndarray]):
     return name in self._entries  # without reading it
 
   def __getitem__(self, name: str) -> np.ndarray:
-    return as_float32(self.as_stored(name), self._place(name))
-
-  def as_stored(self, name: str) -> np.ndarray:
-    """The array in the float that the file has."""
     with _refusals(self._place(name)):
-      return self._entries[name].read()
+      array = self._entries[name].read()
+    self.dtypes[name] = array.dtype
+    return as_float32(array, self._place(name))
 
   def file_of(self, name: str) -> Path:
-    """The file that holds an array."""
     return self._entries[name].file
 
   def add(
@@ -101,7 +92,7 @@ class StoredArrays(Mapping[str, np.ndarray]):
     read: Callable[[], np.ndarray],
     has_values: bool = True,
   ) -> None:
-    """Add an array; refuse one whose name is none, or is there already."""
+    """Add an array; refuse an invalid or duplicate name."""
     if not _NAME.fullmatch(name):
       raise BackboneError(
         f"{file}: entry {brief(name)} is no name of an array: expected at most "
@@ -120,12 +111,7 @@ class StoredArrays(Mapping[str, np.ndarray]):
 
 
 def as_float32(array: np.ndarray, where: str) -> np.ndarray:
-  """Cast an array of any float.
-
-  Raises:
-    BackboneError: where it has no values, or some that are not finite as
-      float32.
-  """
+  """Cast an array of any float; refuse it if empty or not finite."""
   if not array.size:
     raise BackboneError(f"{where} has the shape {array.shape}: no values.")
   with np.errstate(over="ignore", invalid="ignore"):
@@ -137,12 +123,7 @@ def as_float32(array: np.ndarray, where: str) -> np.ndarray:
 
 @contextlib.contextmanager
 def open_npz(file: Path) -> Iterator[StoredArrays]:
-  """Open a local .npz file.
-
-  Raises:
-    BackboneError: where it is none, is damaged, or is larger inside than its
-      length or `MAX_BYTES` allow; or its names are there twice, or are paths.
-  """
+  """Open a local .npz file, after its sizes and names were checked."""
   with _opened_zip(file) as archive:
     entries = archive.infolist()
     packed = file.stat().st_size
@@ -153,7 +134,7 @@ def open_npz(file: Path) -> Iterator[StoredArrays]:
     )  # fmt: skip
     arrays = StoredArrays()
     for entry in entries:
-      # `orig_filename` still has what zipfile cuts off or replaces.
+      # zipfile cuts off or replaces parts of `filename`.
       name = entry.orig_filename
       _require_plain(entry, name, file)
       read = partial(_from_zip, archive, entry)
@@ -167,11 +148,7 @@ def open_npz(file: Path) -> Iterator[StoredArrays]:
 
 @contextlib.contextmanager
 def open_safetensors(files: Sequence[Path]) -> Iterator[StoredArrays]:
-  """Open .safetensors files whose arrays have different names.
-
-  Raises:
-    BackboneError: where one cannot be read, or is beyond the caps.
-  """
+  """Open .safetensors files whose arrays have different names."""
   total = sum(_checked_size(file) for file in files)
   arrays = StoredArrays()
   with contextlib.ExitStack() as stack:
@@ -189,10 +166,7 @@ def open_safetensors(files: Sequence[Path]) -> Iterator[StoredArrays]:
 
 
 def require_whole(file: Path) -> None:
-  """Raise `BackboneError` unless every entry of an .npz file has its CRC-32.
-
-  The arrays themselves are not checked: see `StoredArrays`.
-  """
+  """Refuse an .npz file with a wrong CRC-32; arrays are not parsed."""
   with open_npz(file), _opened_zip(file) as archive, _refusals(str(file)):
     if damaged := archive.testzip():
       raise ValueError(f"entry {damaged!r} is damaged")
@@ -200,9 +174,9 @@ def require_whole(file: Path) -> None:
 
 @contextlib.contextmanager
 def _refusals(what: str) -> Iterator[None]:
-  """Raise a `BackboneError` for what the libraries raise.
+  """Convert errors of the libraries to `BackboneError`.
 
-  On damaged and hostile files that is nearly every type: of zipfile and zlib,
+  Damaged and hostile files raise nearly every type: those of zipfile and zlib,
   SyntaxError of a header, RuntimeError of encryption, MemoryError.
   """
   try:
@@ -240,7 +214,7 @@ def _opened_zip(file: Path) -> Iterator[zipfile.ZipFile]:
 
 
 def _require_plain(entry: zipfile.ZipInfo, name: str, file: Path) -> None:
-  """Refuse an entry that is no array, or is packed in another way."""
+  """Refuse an entry that is not an array, or of another compression."""
   if name == published.ENTRY:
     if entry.file_size > published.MAX_BYTES:
       raise BackboneError(
@@ -258,21 +232,21 @@ def _require_plain(entry: zipfile.ZipInfo, name: str, file: Path) -> None:
 
 
 def _from_zip(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> np.ndarray:
-  # The header of Python 2 makes numpy warn; nothing here has one.
+  # numpy warns of the header of Python 2, which no published file has.
   with warnings.catch_warnings():
     warnings.simplefilter("error")
     with archive.open(entry) as stream:
       _check_header(stream, entry)
     with archive.open(entry) as stream:
       array = np.lib.format.read_array(stream, allow_pickle=False)
-  # What numpy stored as two bytes without a meaning is bfloat16.
+  # numpy stores bfloat16 as two bytes without a type.
   return array.view(jnp.bfloat16) if array.dtype.kind == "V" else array
 
 
 def _check_header(stream: IO[bytes], entry: zipfile.ZipInfo) -> None:
   """Raise ValueError unless the header of an array fits its entry.
 
-  Before the array is read: the memory for it is taken by the header alone.
+  Before the array is read: numpy allocates what the header claims.
   """
   version = np.lib.format.read_magic(stream)
   if version == (1, 0):
@@ -281,10 +255,10 @@ def _check_header(stream: IO[bytes], entry: zipfile.ZipInfo) -> None:
     shape, _, dtype = np.lib.format.read_array_header_2_0(stream)
   else:
     raise ValueError(f"format {version} is not that of numbers")
-  # bfloat16 is stored as two bytes without a meaning.
+  # V2 is bfloat16.
   if dtype.hasobject or (dtype.kind != "f" and dtype != np.dtype("V2")):
     raise ValueError(f"it is {dtype}, expected a float")
-  # An empty axis would hide how long the others are: nothing weighs them.
+  # An empty axis would let the others have any length.
   if min(shape, default=1) < 1:
     raise ValueError(f"its shape is {brief(shape)}: it has no values")
   claimed = math.prod(shape) * dtype.itemsize
@@ -303,7 +277,7 @@ def _from_open(opened: Any, name: str) -> np.ndarray:
 
 
 def _checked_size(file: Path) -> int:
-  """The bytes of a file, whose header is no longer than it may be."""
+  """The bytes of a file, whose header has an acceptable length."""
   if not file.is_file():
     raise BackboneError(
       f"{file} is not there, or no file: fetch all files of the model."

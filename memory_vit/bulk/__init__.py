@@ -1,4 +1,4 @@
-"""Predict or embed millions of images, into Parquet: resumable, in shards."""
+"""Predict or embed millions of images into Parquet shards, resumably."""
 
 from etils import epy
 

@@ -1,4 +1,4 @@
-"""Embeddings as rows: what heads and probes read of a frozen backbone."""
+"""Embed images as rows: the inputs of heads and probes on a frozen backbone."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from memory_vit.tasks import find, split_forward
 
 @dataclasses.dataclass(frozen=True)
 class EmbeddingJob:
-  """What is embedded; it can be pickled, and opened in another process.
+  """An embedding of images; it can be pickled, and opened in another process.
 
   Attributes:
     backbone: any source that `load_backbone` takes.
-    task: whose image size and preprocessing are taken, a path; "" for those
+    task: path of a task with the image size and preprocessing; "" for those
       that the backbone states, or images squeezed to its size.
-    batch_size: images of a pass.
+    batch_size: images per pass.
     dtype: compute dtype, "float32" or "bfloat16"; or "auto", see
       `dtypes.resolve`.
-    stored: the type in which values are written, "float32" or "bfloat16".
-    memory_mib: what images and their decoding may take together, in MiB.
+    stored: the type of the written values, "float32" or "bfloat16".
+    memory_mib: memory of images and their decoding together, in MiB.
   """
 
   backbone: str
@@ -49,7 +49,7 @@ class EmbeddingJob:
     """Load the backbone; nothing is compiled yet.
 
     Raises:
-      MemoryVitError: for what cannot be read.
+      MemoryVitError: for a backbone or task that cannot be read.
     """
     size = gelu = evaluation = None
     if self.task:
@@ -76,16 +76,13 @@ class EmbeddingJob:
 class EmbeddingModel:
   """A frozen backbone that makes rows; see `make_shards.Model`.
 
-  Attributes:
-    schema: "pooled", what a head reads, and "layers", what a probe reads: the
-      values of an image one after the other, as little-endian bytes.
-    facts: what rows depend on, with the shapes and the type of the values.
+  Its columns are "pooled", the input of a head, and "layers", the input of a
+  probe: the values of an image one after the other, as little-endian bytes.
   """
 
   def __init__(
     self, job: EmbeddingJob, backbone: Backbone, evaluation: EvalPreprocessing
   ) -> None:
-    """Describe what a backbone will make of images."""
     self._job, self._backbone = job, backbone
     config = backbone.config
     self.evaluation = evaluation
@@ -115,8 +112,7 @@ class EmbeddingModel:
   def columns(
     self, pixels: Float32[np.ndarray, "k side side 3"]
   ) -> list[pa.Array]:
-    """See `make_shards.Model`."""
-    # One shape, so that one program is compiled.
+    # One shape: one program is compiled.
     images = np.zeros((self._job.batch_size, *pixels.shape[1:]), np.float32)
     images[: len(pixels)] = pixels
     arrays = embed_program(
@@ -132,10 +128,9 @@ class EmbeddingModel:
 def embed_program(
   params: Any, images: Float[Array, "b side side 3"], *, config: ViTConfig
 ) -> tuple[Float32[Array, "b d"], Float32[Array, "b n d"]]:
-  """What heads read, and what probes read, in one pass.
+  """The inputs of heads and of probes, in one pass.
 
-  The outputs of the backbone in front of its head, and `summarize`: two walks
-  over the same blocks, of which XLA computes one.
+  Both methods walk over the same blocks, which XLA computes once.
   """
   model = MemoryViT(split_forward.headless(config))
   backbone = {"backbone": params}

@@ -1,8 +1,8 @@
-"""Find the inputs: image files, and files of many images, with their counts.
+"""List the input of a bulk run: image files and files of many images.
 
-An inventory is made once, before the first image is read, and numbers all
-images: those of its first file come first. Equal files at equal paths make an
-equal inventory, whatever order a file system lists them in.
+The list is made before the first image is read, and numbers all images. Equal
+files at equal paths make an equal list, in whatever order a file system lists
+them.
 """
 
 import dataclasses
@@ -21,9 +21,10 @@ from memory_vit.bulk.readers import Columns, ImageRow
 from memory_vit.errors import DataError
 from memory_vit.images import folders, image_files
 from memory_vit.runtime import paths
-from memory_vit.runtime.messages import brief, escaped
+from memory_vit.runtime.messages import brief, escaped, utf8
 
-# Paths are bytes: not every name of a file is text.
+# Paths are bytes: not every file name is UTF-8. The label is the folder of an
+# image below the named one, the time that of the last change in nanoseconds.
 _SCHEMA = pa.schema([
   ("path", pa.binary()),
   ("label", pa.string()),
@@ -38,15 +39,9 @@ _Row = tuple[bytes, str | None, str, int, int, int]
 
 @dataclasses.dataclass(frozen=True, eq=False)  # it holds a table
 class InputFiles:
-  """The files of an input, in order.
+  """The files of an input, in order."""
 
-  Attributes:
-    files: a row for each: "path"; "label", the folder of an image below the
-      folder that was named, or null; "reason" why it cannot be read, or "";
-      "images" in it; "bytes" and "time" of its last change in nanoseconds.
-  """
-
-  files: pa.Table
+  files: pa.Table  # with the columns of `_SCHEMA`
 
   @functools.cached_property
   def first(self) -> np.ndarray:
@@ -56,7 +51,6 @@ class InputFiles:
 
   @property
   def images(self) -> int:
-    """Of all files."""
     return int(self.first[-1])
 
   @functools.cached_property
@@ -68,11 +62,7 @@ class InputFiles:
     return digest.hexdigest()
 
   def require_seen(self) -> None:
-    """Make sure that another process sees the same files.
-
-    Raises:
-      DataError: where the first or the last of them is not there.
-    """
+    """Make sure that this process sees the first and the last file."""
     seen = self.files.filter(pc.field("time") != 0)["path"]
     last = max(0, len(seen) - 1)
     for name in [*seen.slice(0, 1), *seen.slice(last)]:
@@ -85,17 +75,7 @@ class InputFiles:
         )
 
   def rows(self, numbers: range, columns: Columns) -> Iterator[ImageRow]:
-    """Read images one after the other.
-
-    Image files are named, not opened: whoever decodes them does that.
-
-    Args:
-      numbers: of images, without gaps.
-      columns: of Parquet files.
-
-    Raises:
-      DataError: where a file of many images has changed, or cannot be read.
-    """
+    """Read consecutive images; image files are named and not opened."""
     # Files without images are never the last that begins at or before a number.
     file = int(np.searchsorted(self.first, numbers.start, side="right")) - 1
     while file < self.files.num_rows and self.first[file] < numbers.stop:
@@ -108,7 +88,7 @@ class InputFiles:
         yield from readers.read_container(Path(name), inside, begin, columns)
       else:
         image = None if row["reason"] else name
-        shown = readers.utf8(name)
+        shown = utf8(name)
         yield ImageRow(begin, shown, image, row["label"], row["reason"])
       file += 1
 
@@ -116,18 +96,10 @@ class InputFiles:
 def take_inventory(
   inputs: Sequence[str], columns: Columns, output: Path | None = None
 ) -> InputFiles:
-  """List the files of inputs.
+  """List the files of inputs, but for Parquet files below `output`.
 
-  Args:
-    inputs: image files; Parquet (.parquet) and ArrayRecord (.array_record)
-      files; folders, which stand for all images below them or, where there is
-      none, for the Parquet and ArrayRecord files below them.
-    columns: of Parquet files.
-    output: a folder whose Parquet files are not read, wherever it lies.
-
-  Raises:
-    DataError: for an input that is not there or has no image, and for a file
-      of many images that cannot be read.
+  An input is an image file, a Parquet (.parquet) or ArrayRecord (.array_record)
+  file, or a folder of one kind of these.
   """
   rows = [row for text in inputs for row in _files_of(text, columns, output)]
   arrays = [
@@ -146,8 +118,7 @@ def take_inventory(
 def _files_of(
   text: str, columns: Columns, output: Path | None
 ) -> Iterator[_Row]:
-  """The rows of one input."""
-  # Workers may have another working directory, and so may a run that resumes.
+  # Workers and resumed runs may have another working directory.
   path = paths.local(text, "--input", DataError).absolute()
   if not path.exists():
     raise DataError(f"--input {brief(text)}: there is no such file or folder.")
@@ -179,13 +150,13 @@ def _files_of(
 
 
 def _label(path: str, folder: Path) -> str | None:
-  """The first folder below the one that was named: a class, as in `main`."""
+  """The first folder below the named one: a class, as in training."""
   first, *rest = Path(path).relative_to(folder).parts
-  return readers.utf8(first) if rest else None
+  return utf8(first) if rest else None
 
 
 def _image(path: str, label: str | None, reason: str) -> _Row:
-  """The row of an image file; one that is gone has a reason later on."""
+  """The row of an image file; a missing one gets its reason when it is read."""
   try:
     found = os.stat(path)
     facts = found.st_size, found.st_mtime_ns
@@ -195,7 +166,6 @@ def _image(path: str, label: str | None, reason: str) -> _Row:
 
 
 def _container(path: Path, columns: Columns) -> _Row:
-  """The row of a file of many images."""
   count = readers.count_images(path, columns)
   found = path.stat()
   return os.fsencode(path), None, "", count, found.st_size, found.st_mtime_ns

@@ -1,6 +1,6 @@
-"""Make shards: rows are read and decoded ahead of the device, and written.
+"""Make shards: read and decode rows ahead of the device, and write them.
 
-The one place that does this; engines only say which shards are made where.
+Engines only decide where each shard is made.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from memory_vit.images.reader import ImageReader, Prepared
 from memory_vit.model.task import EvalPreprocessing
 from memory_vit.runtime.messages import escaped
 
-# Batches that are decoded while the device has another one.
+# Batches that are decoded ahead of the device.
 AHEAD = 2
-# What the system says of a file that will be so tomorrow; all else that it says
-# (an error of a disk, a stale handle, a time-out) may pass.
+# Errors of a file that last; all others (of a disk, a stale handle, a time-out)
+# may pass.
 _LASTING = {
   errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG,
   errno.EACCES, errno.EPERM, errno.EINVAL, errno.EILSEQ, errno.ENXIO,
@@ -35,25 +35,14 @@ _Rows = tuple[int, list[ImageRow]]
 
 
 def image_reader(memory_mib: int, batch_size: int, side: int) -> ImageReader:
-  """The reader of a model's images.
-
-  Raises:
-    ConfigError: where there is no room for the batches.
-  """
+  """The reader of a model's images; refuses batches that exceed its memory."""
   return ImageReader(
     memory_mib, batch_size, side, ahead=AHEAD, option="--memory_mib"
   )
 
 
 class Model(Protocol):
-  """A model that is loaded, and what it makes of an image.
-
-  Attributes:
-    schema: of the columns that it adds to `shard_file.COMMON`.
-    facts: all that its columns depend on, but for images; JSON values.
-    images: the reader of its images.
-    evaluation: how they are prepared.
-  """
+  """A loaded model that makes columns of images."""
 
   schema: pa.Schema
   facts: dict[str, Any]
@@ -71,20 +60,10 @@ def make_shards(
   shards: Iterable[int],
   count: Callable[[int], None] = lambda images: None,
 ) -> None:
-  """Make shards one after the other.
+  """Make shards in order; `count` gets the size of each written batch.
 
-  Args:
-    plan: of the run.
-    folder: of the output.
-    model: of the plan.
-    shards: numbers of shards.
-    count: is called with the number of images of each batch, once it is
-      written.
-
-  Raises:
-    DataError: where a file of many images cannot be read any more, or an image
-      cannot for a reason that may pass: it would be an error for ever.
-    TrainingError: where a shard cannot be written.
+  An image that cannot be read for a reason that may pass ends the run: its row
+  would have an error forever.
   """
   schema = pa.schema([*shard_file.COMMON, *model.schema])
   decoded = model.images.read_ahead(_batches(plan, shards), model.evaluation)
@@ -124,7 +103,7 @@ def _batches(
 def _require_lasting(
   rows: Sequence[ImageRow], pixels: Sequence[Prepared]
 ) -> None:
-  """Raise `DataError` for an image that may be read another time."""
+  """Raise `DataError` for an image that may be readable another time."""
   for row, problem in zip(rows, pixels, strict=True):
     cause = problem.__cause__ if isinstance(problem, DataError) else None
     if isinstance(cause, OSError) and cause.errno not in {None, *_LASTING}:
@@ -140,7 +119,7 @@ def _record_batch(
   model: Model,
   schema: pa.Schema,
 ) -> pa.RecordBatch:
-  """The rows of a batch; where there are no pixels, columns are null."""
+  """The rows of a batch; columns of an unreadable image are null."""
   errors = [str(p) if isinstance(p, DataError) else None for p in found]
   pixels = [p for p in found if not isinstance(p, DataError)]
   columns = [

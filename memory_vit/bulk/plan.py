@@ -1,13 +1,13 @@
-"""The plan of a bulk run: which images, cut into which shards, by which model.
+"""The plan of a bulk run: images, shards and model.
 
-It is written before the first image is read, and a run that resumes must have
-an equal one. In the directory of the output:
+It is written before the first image is read, and a resumed run must have an
+equal one. The directory of the output has
 
-  part-00000-of-00010.parquet  a shard, whole or not there
-  _plan/plan.json              this plan
+  part-00000-of-00010.parquet  shards; each is complete or missing
+  _plan/plan.json              the plan
   _plan/inputs.parquet         the files of the input
 
-Readers of Parquet leave out what starts with an underscore.
+Readers of Parquet ignore names that start with an underscore.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ import pyarrow.parquet as pq
 from memory_vit.bulk.input_files import InputFiles
 from memory_vit.bulk.readers import Columns
 from memory_vit.errors import ConfigError
+from memory_vit.model import trees
 from memory_vit.runtime import files, parquet, paths
 from memory_vit.runtime.messages import brief, first_line, listed
 
-# A new number makes everything again.
+# Part of the digest: with a new number all shards are made again.
 FORMAT = 2
 FOLDER = "_plan"
 _PLAN, _INPUTS = "plan.json", "inputs.parquet"
@@ -36,26 +37,18 @@ _PLAN, _INPUTS = "plan.json", "inputs.parquet"
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """What a bulk run does.
-
-  Attributes:
-    inventory: of the input.
-    columns: of Parquet files in it.
-    shard_images: of every shard, but for the last.
-    batch_size: images of a pass; the bits of a row depend on it.
-    model: all else that rows depend on, as JSON values: what they are, the
-      backbone, tasks, preprocessing, options of the output.
-  """
+  """The images of a bulk run, their shards, and the model."""
 
   inventory: InputFiles
   columns: Columns
   shard_images: int
-  batch_size: int
+  batch_size: int  # the bits of a row depend on it
+  # All else that rows depend on, as JSON values: backbone, tasks,
+  # preprocessing, options of the output.
   model: Mapping[str, Any]
 
   @property
   def shards(self) -> int:
-    """How many there are."""
     return -(-self.inventory.images // self.shard_images)
 
   def numbers(self, shard: int) -> range:
@@ -69,7 +62,7 @@ class Plan:
 
   @functools.cached_property
   def facts(self) -> dict[str, Any]:
-    """All that decides what is in the output, as JSON values."""
+    """Everything that determines the output, as JSON values."""
     return as_json({
       "format": FORMAT,
       "input": {
@@ -85,58 +78,42 @@ class Plan:
 
   @functools.cached_property
   def digest(self) -> str:
-    """SHA-256 of `facts`: every shard has it in its metadata."""
+    """SHA-256 of `facts`, in the metadata of every shard."""
     text = json.dumps(self.facts, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def as_json(values: Mapping[str, Any]) -> dict[str, Any]:
-  """What JSON makes of values (tuples, keys): that is what will be read."""
+  """Values as they are read back: JSON turns tuples and keys into others."""
   return json.loads(json.dumps(values))
 
 
 def require_own(folder: Path) -> None:
-  """Make the directory of an output, whose plan may be there.
-
-  Raises:
-    ConfigError: where something that is no output of ours is there, or it
-      cannot be made.
-  """
-  # A plan is looked for last: a command that began at the same time may have
-  # written it just now.
+  """Make the directory of an output, which may hold an earlier plan."""
+  # The plan is checked last: another command may have written it just now.
   if _holds_others(folder) and not (folder / FOLDER / _PLAN).exists():
     raise ConfigError(
-      f"--output {brief(str(folder))} is there and holds something else: "
+      f"--output {brief(str(folder))} exists and holds something else: "
       "expected a new or empty directory, or that of a run to resume."
     )
   paths.make_directory(folder / FOLDER, "--output")
 
 
 def settle(plan: Plan, folder: Path) -> None:
-  """Write a plan, or make sure that the one that is there is equal.
-
-  Nobody else may write there meanwhile.
-
-  Raises:
-    ConfigError: where another one is there.
-  """
+  """Write a plan, or make sure that an existing one is equal; under a lock."""
   file, inputs = folder / FOLDER / _PLAN, folder / FOLDER / _INPUTS
   if file.exists():
     _require_equal(plan, file)
     return
   with files.writing(inputs), files.replacing(inputs) as part:
     pq.write_table(plan.inventory.files, part)
-  # Last: without it there is no plan.
+  # Last: a folder without it has no plan.
   with files.writing(file), files.replacing(file) as part:
     part.write_text(json.dumps(plan.facts, indent=1) + "\n", encoding="utf-8")
 
 
 def read_plan(folder: Path) -> Plan:
-  """Read what `settle` wrote, in another process.
-
-  Raises:
-    ConfigError: where it is not there.
-  """
+  """Read what `settle` wrote, in another process."""
   facts = _read(folder / FOLDER / _PLAN)
   return Plan(
     inventory=InputFiles(pq.read_table(folder / FOLDER / _INPUTS)),
@@ -149,11 +126,14 @@ def read_plan(folder: Path) -> Plan:
 
 def _read(file: Path) -> dict[str, Any]:
   try:
-    return json.loads(file.read_text(encoding="utf-8"))
+    facts = json.loads(file.read_text(encoding="utf-8"))
+    if not isinstance(facts, dict):
+      raise ValueError("it is no object")
+    return facts
   except (OSError, ValueError) as error:
     raise ConfigError(
       f"{file} is not readable ({first_line(error)}): expected the plan of a "
-      "bulk run. Give another --output, or put back what was there."
+      "bulk run. Give another --output, or restore the file."
     ) from error
 
 
@@ -165,29 +145,17 @@ def _holds_others(folder: Path) -> bool:
 
 
 def _require_equal(plan: Plan, file: Path) -> None:
-  """Raise `ConfigError` where the plan in a file is another one."""
   stored_facts = _read(file)
   if stored_facts == plan.facts:
     return
+  stored, new = trees.flatten(stored_facts), trees.flatten(plan.facts)
   problems = [
-    f"{key} is {brief(new)}, there {brief(old)}"
-    for key, new, old in _differences(plan.facts, stored_facts, "")
+    f"{key} is {brief(new.get(key))}, there {brief(stored.get(key))}"
+    for key in sorted(stored.keys() | new.keys())
+    if stored.get(key) != new.get(key)
   ]
   raise ConfigError(
     f"--output {brief(str(file.parent.parent))} holds another run: "
     f"{listed(problems)}. Give the same inputs, tasks and options to resume "
     "it, or another --output."
   )
-
-
-def _differences(new: Any, old: Any, key: str) -> list[tuple[str, Any, Any]]:
-  """(key, new, old) of all values that differ in two JSON values."""
-  if new == old:
-    return []
-  if not isinstance(new, Mapping) or not isinstance(old, Mapping):
-    return [(key, new, old)]
-  found = []
-  for part in sorted({*new, *old}):
-    below = f"{key}.{part}" if key else part
-    found += _differences(new.get(part), old.get(part), below)
-  return found

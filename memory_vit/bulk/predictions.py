@@ -1,4 +1,4 @@
-"""Predictions as rows: the best classes of every task, and their logits."""
+"""Predict images as rows: the best classes of every task, and their logits."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ from memory_vit.prediction.predictor import Predictor
 
 @dataclasses.dataclass(frozen=True)
 class PredictionJob:
-  """What is predicted; it can be pickled, and opened in another process.
+  """A prediction of images; it can be pickled, and opened in another process.
 
   Attributes:
-    config: of the predictor. Of its `batch_sizes` there is one: the bits of a
-      row depend on the shape of its batch.
-    top: classes of each task, the most probable first; fewer where it has
-      fewer.
+    config: of the predictor, with one of `batch_sizes`: the bits of a row
+      depend on the shape of its batch.
+    top: classes of each task, the most probable first; fewer if it has fewer.
     logits: whether the logits of all classes are written too.
-    original: whether the outputs of the backbone's own head are, as of a task
-      called "backbone".
+    original: whether the outputs of the backbone's own head are written, as of
+      a task called "backbone".
   """
 
   config: PredictorConfig
@@ -38,7 +37,7 @@ class PredictionJob:
 
   @property
   def batch_size(self) -> int:
-    """Images of a pass."""
+    """Images per pass."""
     [size] = self.config.batch_sizes
     return size
 
@@ -46,7 +45,7 @@ class PredictionJob:
     """Load the model; nothing is compiled yet.
 
     Raises:
-      MemoryVitError: for what cannot be read, or does not fit together.
+      MemoryVitError: for files that cannot be read, or do not fit together.
     """
     return PredictionModel(self, Predictor(self.config, warm_up=False))
 
@@ -54,14 +53,12 @@ class PredictionJob:
 class PredictionModel:
   """A predictor that makes rows; see `make_shards.Model`.
 
-  Attributes:
-    schema: for each task NAME "NAME/top_classes", "NAME/top_indices",
-      "NAME/top_probabilities", and "NAME/logits" where these are asked for.
-    facts: what rows depend on, as JSON values.
+  Its columns are, for each task NAME, "NAME/top_classes", "NAME/top_indices",
+  "NAME/top_probabilities", and "NAME/logits" on request.
   """
 
   def __init__(self, job: PredictionJob, predictor: Predictor) -> None:
-    """Describe what a predictor will answer; its tasks must stay."""
+    """The predictor must keep its tasks."""
     self._job, self._predictor = job, predictor
     self._task_set = task_set = predictor.task_set
     if not task_set.names:
@@ -91,11 +88,6 @@ class PredictionModel:
     }
 
   def columns(self, pixels: np.ndarray) -> list[pa.Array]:
-    """See `make_shards.Model`.
-
-    Raises:
-      TaskError: for outputs that are not finite.
-    """
     predictions = self._predictor.predict_pixels(
       pixels, task_set=self._task_set, original=self._job.original
     )

@@ -1,10 +1,9 @@
 """Make the shards of a bulk run on a Ray cluster, by Ray Data.
 
-A shard is the unit of work, not an image: a row of the data set is the number
+The unit of work is a shard, not an image: a row of the data set is the number
 of a shard, and the class that `map_batches` calls writes that shard and renames
-it. So whatever Ray Data repeats after a worker has died writes the same file
-again, and a shard that is there is left alone: nothing is lost, and nothing is
-there twice.
+it. If Ray Data repeats the work of a dead worker, it writes the same file
+again, and existing shards are skipped: no row is lost or duplicated.
 """
 
 from __future__ import annotations
@@ -25,37 +24,27 @@ from memory_vit.bulk.plan import Plan
 from memory_vit.errors import ConfigError, MemoryVitError, TrainingError
 from memory_vit.runtime.messages import escaped, first_line, shortened
 
-# Bytes for the objects of a cluster that this process starts: there are none
-# but numbers of shards.
+# Bytes for the objects of a cluster that is started here: numbers of shards.
 _OBJECT_STORE = 200 * 2**20
-# Seconds that Ray waits for a cluster that it starts here. By default 30, which
-# a busy machine may need; no more than twice that, as Ray notices a raylet that
-# died at its start only when they are over.
+# Seconds until a cluster that is started here must run: twice Ray's default,
+# for a busy machine; only then Ray notices that a raylet died at its start.
 _PATIENCE = "60"
-# Seconds in which all workers must have a place on the cluster, and a model:
-# by default Ray Data waits for ever. A cluster may grow meanwhile.
+# Seconds until all workers must have a place and a model: Ray Data's default is
+# to wait forever. A cluster may grow meanwhile.
 _MOST_WAIT = 600
-# Workers that a shard may end. Ray Data starts a worker again and repeats what
-# it was doing, for ever; whatever ends every worker must end the command.
+# Workers that may die while they make one shard: Ray Data would repeat the work
+# of a dead worker forever.
 _MOST_TRIES = 10
 
 
 @dataclasses.dataclass(frozen=True)
 class RayEngine:
-  """Where shards are made; see `run.Engine`.
+  """An `Engine` that makes shards on a Ray cluster."""
 
-  Attributes:
-    workers: processes, each with a model of its own.
-    worker_cpus: CPUs that Ray reserves for each; 0 for Ray's own default.
-    worker_gpus: GPUs of each, or shares of one.
-    address: of a running cluster, "auto" for the one of this machine; "" takes
-      that of $RAY_ADDRESS, or starts one here.
-  """
-
-  workers: int
-  worker_cpus: float = 0
-  worker_gpus: float = 0
-  address: str = ""
+  workers: int  # processes, each with its own model
+  worker_cpus: float = 0  # reserved for each; 0 for Ray's default
+  worker_gpus: float = 0  # for each, or a share of one
+  address: str = ""  # "auto" for a cluster of this machine; "" see `_address`
 
   def __call__(
     self,
@@ -65,43 +54,58 @@ class RayEngine:
     missing: Sequence[int],
     count: Callable[[int], None],
   ) -> None:
-    """Make shards.
-
-    Raises:
-      ConfigError: where the cluster cannot be reached.
-      MemoryVitError: of a worker; where workers find no place on the cluster.
-    """
     if not missing:
       return
+    workers = min(self.workers, len(missing))
+    self._require_cpus(workers)
     ray = self._connected()
     try:
       context = ray.data.DataContext.get_current()
       context.enable_progress_bars = False
       context.print_on_execution_start = False
-      # Later shards are handed out while an earlier one is being repeated.
+      # Later shards are handed out while an earlier one is repeated.
       context.execution_options.preserve_order = False
       context.wait_for_min_actors_s = _MOST_WAIT
-      made = ray.data.from_items(
+      shards = ray.data.from_items(
         [{"shard": i} for i in missing], override_num_blocks=len(missing)
       ).map_batches(
         ShardWorker,
         fn_constructor_args=(str(folder.absolute()), plan.digest, job),
         batch_size=1,
-        compute=ray.data.ActorPoolStrategy(
-          size=min(self.workers, len(missing))
-        ),
+        compute=ray.data.ActorPoolStrategy(size=workers),
         num_cpus=self.worker_cpus or None,
         num_gpus=self.worker_gpus or None,
       )
-      for row in made.iter_rows():
+      for row in shards.iter_rows():
         count(len(plan.numbers(int(row["shard"]))))
     except ray.exceptions.RayError as error:
-      raise _own(error) from error
+      raise _converted(error) from error
     finally:
       ray.shutdown()
 
+  @property
+  def _address(self) -> str | None:
+    """The address of a running cluster; None to start one."""
+    return self.address or os.environ.get("RAY_ADDRESS") or None
+
+  @property
+  def _local_cpus(self) -> int:
+    """The CPUs of a cluster that is started here; workers may share one."""
+    return max(self.workers, os.cpu_count() or 1)
+
+  def _require_cpus(self, workers: int) -> None:
+    """Refuse workers for which a local cluster never has room."""
+    needed = workers * self.worker_cpus
+    if not self._address and needed > self._local_cpus:
+      raise ConfigError(
+        f"--worker_cpus={self.worker_cpus:g} for each of {workers} workers is "
+        f"{needed:g} CPUs, and the cluster that is started here has "
+        f"{self._local_cpus}: expected fewer, or a larger cluster "
+        "(--ray_address)."
+      )
+
   def _connected(self) -> Any:
-    """Ray, with a cluster; statistics of use are not sent."""
+    """Connect to a cluster; usage statistics are not sent."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_raylet_start_wait_time_s", _PATIENCE)
     try:
@@ -112,17 +116,17 @@ class RayEngine:
         f"--engine=ray needs {error.name}, which is not installed: pip install "
         "'memory_vit[ray]'"
       ) from error
-    address = self.address or os.environ.get("RAY_ADDRESS") or None
+    address = self._address
     local = {} if address else {
       "object_store_memory": _OBJECT_STORE, "include_dashboard": False,
-      "num_cpus": max(self.workers, os.cpu_count() or 1),
+      "num_cpus": self._local_cpus,
     }  # fmt: skip
     try:
       with warnings.catch_warnings():
-        # Of JAX, on forks: what Ray forks becomes another program at once.
+        # JAX warns of forks; those of Ray become another program at once.
         warnings.simplefilter("ignore", RuntimeWarning)
         ray.init(address=address, logging_level="warning", **local)
-    except Exception as error:  # Ray raises many kinds, `Exception` itself
+    except Exception as error:  # Ray raises `Exception` itself, too
       where = f"at {address}" if address else "that could be started here"
       raise ConfigError(
         f"--engine=ray: there is no cluster {where}: {first_line(error)}."
@@ -134,16 +138,7 @@ class ShardWorker:
   """Makes shards in a process of a cluster: the class that Ray Data calls."""
 
   def __init__(self, folder: str, digest: str, job: Any) -> None:
-    """Load the model.
-
-    Args:
-      folder: of the output, on a file system that all processes share.
-      digest: of the plan.
-      job: to be opened; see `run.Job`.
-
-    Raises:
-      MemoryVitError: where the plan or the model is another one here.
-    """
+    """Load the model; refuse another plan or model than the run's."""
     self._folder = Path(folder)
     self._model = job.open()
     self._plan = plans.read_plan(self._folder)
@@ -181,14 +176,14 @@ class ShardWorker:
     tries.unlink(missing_ok=True)
 
 
-def _own(error: BaseException) -> MemoryVitError:
-  """Our error for one of Ray, with what a worker said."""
-  inner: BaseException | None = error
-  while inner:
-    if isinstance(inner, MemoryVitError):
-      return type(inner)(str(inner))
-    inner = getattr(inner, "cause", None) or inner.__cause__
-  # The lines before are of Ray, and a traceback.
+def _converted(error: BaseException) -> MemoryVitError:
+  """Convert an error of Ray, with the message of the worker."""
+  cause: BaseException | None = error
+  while cause:
+    if isinstance(cause, MemoryVitError):
+      return type(cause)(str(cause))
+    cause = getattr(cause, "cause", None) or cause.__cause__
+  # The lines before are Ray's, and a traceback.
   reason = shortened(escaped(str(error).rstrip().rpartition("\n")[2]))
   return TrainingError(
     f"a worker of Ray failed: {reason} What is finished is kept: give the same "

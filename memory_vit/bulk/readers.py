@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,37 +21,26 @@ from PIL import UnidentifiedImageError
 from memory_vit.errors import DataError
 from memory_vit.images import decoding
 from memory_vit.runtime import parquet, paths
-from memory_vit.runtime.messages import brief, escaped, first_line
+from memory_vit.runtime.messages import brief, escaped, first_line, utf8
 
-# In the order in which they are looked for.
+# In order of preference.
 _IMAGE_COLUMNS = ("image", "bytes", "path", "file", "file_name")
 _LABEL_COLUMN = "label"
-# Rows of a file that are in memory at once: each may be an image of megabytes.
+# Rows of a file in memory at once: each may be an image of megabytes.
 _ROWS = 16
 
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
-  """Which columns of Parquet files are read.
+  """The columns of Parquet files that are read."""
 
-  Attributes:
-    image: images or paths; "" for the first of "image", "bytes", "path",
-      "file" and "file_name" that is there.
-    label: integers or text; "" for "label", where there is one.
-    root: folder that paths in them are relative to, and may not leave; "" for
-      that of the Parquet file.
-  """
-
-  image: str = ""
-  label: str = ""
+  image: str = ""  # images or paths; "" for the first of `_IMAGE_COLUMNS`
+  label: str = ""  # integers or text; "" for "label", if it exists
+  # Folder of relative paths, which may not leave it; "" for the file's own.
   root: str = ""
 
   def absolute(self) -> Columns:
-    """The same, whatever the working directory is.
-
-    Raises:
-      DataError: where `root` is not there.
-    """
+    """Make `root` independent of the working directory."""
     if not self.root:
       return self
     root = paths.local(self.root, "--image_root", DataError).absolute()
@@ -66,21 +54,13 @@ class Columns:
 
 @dataclasses.dataclass(frozen=True)
 class ImageRow:
-  """An image of an input that has not been decoded.
+  """An image of an input that has not been decoded."""
 
-  Attributes:
-    number: among all images of the input, from 0.
-    path: of its file; of a row of a file of many, its own name, or FILE#ROW.
-    image: a path, or the bytes of a file; None where there is neither.
-    label: its class, None where the input says nothing of it.
-    reason: why there is no image, or "".
-  """
-
-  number: int
-  path: str
-  image: str | bytes | None
+  number: int  # among all images of the input, from 0
+  path: str  # of its file; for a row its own name, or FILE#ROW
+  image: str | bytes | None  # a path, or the bytes of a file
   label: str | None
-  reason: str = ""
+  reason: str = ""  # why there is no image
 
 
 def is_container(path: Path) -> bool:
@@ -89,17 +69,13 @@ def is_container(path: Path) -> bool:
 
 
 def _is_array_record(path: Path) -> bool:
-  """Also of NAME.array_record-00000-of-00010."""
+  """Also for NAME.array_record-00000-of-00010."""
   suffix = path.suffix.partition("-")[0]
   return suffix in (".array_record", ".arrayrecord")
 
 
 def count_images(path: Path, columns: Columns) -> int:
-  """The number of images in a file.
-
-  Raises:
-    DataError: where it cannot be read, or holds none in a way that is known.
-  """
+  """The number of images in a file, whose form is checked."""
   if _is_array_record(path):
     with _array_record(path) as reader:
       count = reader.num_records()
@@ -114,17 +90,7 @@ def count_images(path: Path, columns: Columns) -> int:
 def read_container(
   path: Path, rows: range, first: int, columns: Columns
 ) -> Iterator[ImageRow]:
-  """Read images of a file, in order.
-
-  Args:
-    path: of the file.
-    rows: which of its images, without gaps.
-    first: the number of its first image in the whole input.
-    columns: of Parquet files.
-
-  Raises:
-    DataError: where the file cannot be read any more.
-  """
+  """Read consecutive images; `first` is the number of the file's first one."""
   if _is_array_record(path):
     read = _read_array_record(path, rows)
   else:
@@ -138,7 +104,7 @@ def read_container(
     yield ImageRow(first + row, place, image, label, reason)
 
 
-# An image, its own name, its label, and why there is none.
+# An image, its own name, its label, and the reason if there is none.
 _Found = tuple[str | bytes | None, str, str | None, str]
 
 
@@ -164,7 +130,7 @@ def _read_parquet(
 
 
 def _class_names(schema: pa.Schema, label: str | None) -> list[str]:
-  """The classes that a Parquet file of Hugging Face states, or none."""
+  """The class names that a Parquet file of Hugging Face states, or none."""
   try:
     about = json.loads((schema.metadata or {})[b"huggingface"])
     names = about["info"]["features"][label]["names"]
@@ -177,7 +143,7 @@ def _class_names(schema: pa.Schema, label: str | None) -> list[str]:
 def _rows_of(
   file: pq.ParquetFile, rows: range, wanted: list[str]
 ) -> Iterator[Mapping[str, Any]]:
-  """Rows of a file; row groups that have none of them are not read."""
+  """Rows of a file; row groups without any of them are not read."""
   groups: list[int] = []
   begin = first = 0
   for i in range(file.num_row_groups):
@@ -193,9 +159,9 @@ def _rows_of(
 
 
 def _image(value: Any, root: Path) -> tuple[str | bytes | None, str, str]:
-  """An image, its own name, and why there is none, of a value of a column."""
+  """The image in a value, its own name, and the reason if there is none."""
   name = ""
-  if isinstance(value, Mapping):  # of Hugging Face: bytes come first
+  if isinstance(value, Mapping):  # Hugging Face: bytes take precedence
     name = utf8(value.get("path") or "")
     value = value["bytes"] if value.get("bytes") else value.get("path")
   if isinstance(value, bytes):
@@ -211,7 +177,7 @@ def _image(value: Any, root: Path) -> tuple[str | bytes | None, str, str]:
 
 
 def _label(value: Any, names: Sequence[str]) -> str | None:
-  """A label as text: its name, where the file states one."""
+  """A label as text: its name, if the file states one."""
   if value is None:
     return None
   if isinstance(value, int) and 0 <= value < len(names):
@@ -244,7 +210,7 @@ def _found_columns(
 
 
 def _holds_images(kind: pa.DataType) -> bool:
-  """Whether values of a type may be images, or their paths."""
+  """Whether values of a type may be images or their paths."""
   if pa.types.is_struct(kind):
     return any(f.name == "bytes" and _is_binary(f.type) for f in kind)
   is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
@@ -257,7 +223,7 @@ def _is_binary(kind: pa.DataType) -> bool:
 
 @contextlib.contextmanager
 def _array_record(path: Path) -> Iterator[Any]:
-  """Open an ArrayRecord file; `DataError` where it is none."""
+  """Open an ArrayRecord file; `DataError` if it is not one."""
   try:
     from array_record.python import array_record_module
   except ImportError as error:
@@ -266,7 +232,7 @@ def _array_record(path: Path) -> Iterator[Any]:
       "is needed (Linux): pip install 'memory_vit[train]'"
     ) from error
   try:
-    # As for random access: nothing is read ahead.
+    # Nothing is read ahead.
     options = "readahead_buffer_size:0,max_parallelism:0"
     with contextlib.closing(
       array_record_module.ArrayRecordReader(str(path), options)
@@ -284,7 +250,7 @@ def _array_record(path: Path) -> Iterator[Any]:
 def _require_image(path: Path, record: bytes) -> None:
   """Refuse a file whose records are something else."""
   try:
-    # The header alone: nothing is decoded.
+    # The header alone; nothing is decoded.
     with decoding.opened(record):
       pass
   except UnidentifiedImageError as error:
@@ -293,10 +259,5 @@ def _require_image(path: Path, record: bytes) -> None:
       "records that are; TFDS wraps images in tf.train.Example: write the "
       "images of such a data set to Parquet, or to files."
     ) from error
-  except Exception:  # A broken image is a row with an error, not the end.
+  except Exception:  # a broken image becomes a row with an error
     return
-
-
-def utf8(text: str) -> str:
-  """Text that can be written: bytes that are no UTF-8 are escaped."""
-  return os.fsencode(text).decode("utf-8", "backslashreplace")

@@ -1,4 +1,4 @@
-"""Run a bulk job: plan, make what is missing, sum up."""
+"""Run a bulk job: plan, make missing shards, count errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from typing import Any, Protocol
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from memory_vit.bulk import input_files, make_shards, plan, shard_file
+from memory_vit.bulk import input_files, make_shards, shard_file
+from memory_vit.bulk import plan as plans
 from memory_vit.bulk.plan import Plan
 from memory_vit.bulk.readers import Columns
 from memory_vit.errors import ConfigError, TrainingError
@@ -25,11 +26,11 @@ logger = logging.getLogger(__name__)
 
 
 class Job(Protocol):
-  """What is done with every image; it can be pickled."""
+  """What a bulk run does with every image; it can be pickled."""
 
   @property
   def batch_size(self) -> int:
-    """Images of a pass."""
+    """Images per pass."""
 
   def open(self) -> make_shards.Model:
     """Load the model."""
@@ -37,23 +38,16 @@ class Job(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-  """What a run has made.
-
-  Attributes:
-    images: rows of the output, one for each image of the input.
-    errors: rows of images that could not be read.
-    shards: of the output.
-    made: shards that this run made; the others were there.
-  """
+  """The number of images and shards of an output."""
 
   images: int
-  errors: int
+  errors: int  # images that could not be read
   shards: int
-  made: int
+  made: int  # shards that this run made
 
 
-# Makes shards of a plan somewhere: (plan, folder, job, missing shards, a
-# function that is called with the number of images that were written).
+# Makes shards: (plan, folder, job, missing shards, a function that is called
+# with the number of written images).
 Engine = Callable[[Plan, Path, Any, Sequence[int], Callable[[int], None]], None]
 
 
@@ -69,42 +63,46 @@ def run_bulk(
 ) -> Summary:
   """Make one row for every image of the input, in shards of Parquet.
 
-  What a run that was interrupted has finished is not made again.
+  Shards that an interrupted run has finished are not made again.
 
   Args:
-    job: what is done with every image.
-    inputs: what is read; see `input_files.take_inventory`.
+    job: a `PredictionJob` or an `EmbeddingJob`.
+    inputs: image files; Parquet (.parquet) and ArrayRecord (.array_record)
+      files; folders, which stand for all images below them or, if there is
+      none, for the Parquet and ArrayRecord files below them.
     output: a directory for the shards.
     columns: of Parquet files in the input.
-    shard_images: of each shard.
+    shard_images: images per shard.
     engine: where shards are made; by default in this process.
-    say: is called with lines that say how far it is.
+    say: is called with each line of progress.
 
   Raises:
-    ConfigError: where the output holds something else, or another process is
+    ConfigError: if the output holds something else, or another process is
       writing there.
     MemoryVitError: for inputs and models that cannot be used.
   """
   folder = paths.local(output, "--output")
   columns = columns.absolute()
-  found = input_files.take_inventory(inputs, columns, folder)
+  inventory = input_files.take_inventory(inputs, columns, folder)
   model = job.open()
-  made = Plan(found, columns, shard_images, job.batch_size, model.facts)
+  plan = Plan(inventory, columns, shard_images, job.batch_size, model.facts)
   with _alone(folder):
-    plan.settle(made, folder)
-    missing = _missing(made, folder, say)
-    total = sum(len(made.numbers(i)) for i in missing)
+    plans.settle(plan, folder)
+    missing = _missing(plan, folder, say)
+    total = sum(len(plan.numbers(i)) for i in missing)
     began = time.perf_counter()
     with ProgressBar(folder.name, total, say=say) as bar:
       if engine:
-        engine(made, folder, job, missing, bar.update)
+        engine(plan, folder, job, missing, bar.update)
       else:
-        make_shards.make_shards(made, folder, model, missing, bar.update)
+        make_shards.make_shards(plan, folder, model, missing, bar.update)
     if missing:
-      taken = time.perf_counter() - began
-      say(f"{total:,} images in {taken:.1f} s, {total / taken:.0f} images/s")
-    errors = _count_errors(made, folder)
-  return Summary(found.images, errors, made.shards, len(missing))
+      seconds = time.perf_counter() - began
+      say(
+        f"{total:,} images in {seconds:.1f} s, {total / seconds:.0f} images/s"
+      )
+    errors = _count_errors(plan, folder)
+  return Summary(inventory.images, errors, plan.shards, len(missing))
 
 
 def unreadable(output: str) -> Iterator[tuple[str, str]]:
@@ -119,7 +117,7 @@ def unreadable(output: str) -> Iterator[tuple[str, str]]:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-  """Keep out other processes that would write to the same output."""
+  """Lock an output, and remove the remains of killed processes."""
 
   def refuse(owner: str) -> None:
     raise ConfigError(
@@ -127,40 +125,40 @@ def _alone(folder: Path) -> Iterator[None]:
       "there. Wait for it, end it, or give another --output."
     )
 
-  plan.require_own(folder)
-  # It is never deleted: another process could then hold a lock of this name.
-  file = folder / plan.FOLDER / ".lock"
+  plans.require_own(folder)
+  # Never deleted: another process could then lock a file of the same name.
+  file = folder / plans.FOLDER / ".lock"
   with lock.one_at_a_time(file, refuse, "--output"):
-    for left in folder.glob(".part-*.part"):  # of a process that was killed
-      left.unlink(missing_ok=True)
-    for counted in (folder / plan.FOLDER).glob("part-*.tries"):
-      counted.unlink(missing_ok=True)
+    for part in folder.glob(".part-*.part"):  # of a killed process
+      part.unlink(missing_ok=True)
+    for tries in (folder / plans.FOLDER).glob("part-*.tries"):
+      tries.unlink(missing_ok=True)
     yield
 
 
-def _missing(made: Plan, folder: Path, say: Callable[[str], None]) -> list[int]:
-  """The shards that are not there, or are not whole."""
+def _missing(plan: Plan, folder: Path, say: Callable[[str], None]) -> list[int]:
+  """The shards that are missing or damaged."""
   missing = []
-  for i in range(made.shards):
-    if shard_file.is_whole(folder, made, i):
+  for i in range(plan.shards):
+    if shard_file.is_whole(folder, plan, i):
       continue
     missing.append(i)
-    if (folder / made.name(i)).exists():
-      say(f"{folder / made.name(i)} is damaged, and is made again")
-  done = made.shards - len(missing)
-  again = f", of which {done} are there" if done else ""
-  say(f"{made.inventory.images:,} images, {made.shards} shards{again}")
+    if (folder / plan.name(i)).exists():
+      say(f"{folder / plan.name(i)} is damaged, and is made again")
+  finished = plan.shards - len(missing)
+  again = f", of which {finished} are there" if finished else ""
+  say(f"{plan.inventory.images:,} images, {plan.shards} shards{again}")
   return missing
 
 
-def _count_errors(made: Plan, folder: Path) -> int:
-  """Count the rows with an error; all shards have to be there."""
+def _count_errors(plan: Plan, folder: Path) -> int:
+  """Count the rows with an error; every shard must be there."""
   total = 0
-  for i in range(made.shards):
-    errors = shard_file.errors_of(folder, made, i)
+  for i in range(plan.shards):
+    errors = shard_file.errors_of(folder, plan, i)
     if errors is None:
       raise TrainingError(
-        f"{folder / made.name(i)} is not there, or is damaged, though it was "
+        f"{folder / plan.name(i)} is not there, or is damaged, though it was "
         "made: is this file system one that all workers share? Give the same "
         "command again."
       )

@@ -1,7 +1,7 @@
-"""Write a shard of the output: a Parquet file that is whole or not there.
+"""Write a shard of the output: a Parquet file that is complete or missing.
 
-It is written under a name of its own and then renamed, so that two writers of
-one shard cannot spoil it: both write the same rows, and one of them is last.
+It is renamed once it is complete, so two writers of one shard cannot spoil it:
+both write the same rows, and one of them is last.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from memory_vit.bulk.plan import Plan
 from memory_vit.runtime import files, parquet
 from memory_vit.version import __version__
 
-# Bytes of rows that wait to become a row group.
+# Bytes of rows in a row group.
 _GROUP_BYTES = 64 * 2**20
-# Columns that every output begins with.
+# The first columns of every output.
 COMMON = (
   pa.field("id", pa.int64(), nullable=False),
   pa.field("path", pa.string(), nullable=False),
@@ -37,18 +37,7 @@ def write_shard(
   schema: pa.Schema,
   batches: Iterable[pa.RecordBatch],
 ) -> None:
-  """Write a shard, which is there once all went well.
-
-  Args:
-    folder: of the output.
-    plan: of the run.
-    shard: number, from 0.
-    schema: of the rows.
-    batches: the rows.
-
-  Raises:
-    TrainingError: where it cannot be written.
-  """
+  """Write a shard with the metadata of its plan."""
   path = folder / plan.name(shard)
   about = {
     **plan.model,
@@ -96,7 +85,7 @@ def is_whole(folder: Path, plan: Plan, shard: int) -> bool:
 def errors_of(folder: Path, plan: Plan, shard: int) -> int | None:
   """Count the rows with an error of a shard, by its footer.
 
-  None where it is not there, is not of this plan, or has other rows.
+  None if it is missing, belongs to another plan, or has other rows.
   """
   try:
     metadata = pq.read_metadata(folder / plan.name(shard))
@@ -114,14 +103,14 @@ def errors_of(folder: Path, plan: Plan, shard: int) -> int | None:
 
 
 def _encoding(schema: pa.Schema) -> dict[str, Any]:
-  """How columns are encoded: zstd does not make many floats smaller.
+  """How columns are encoded: zstd does not shrink many floats.
 
-  And a dictionary of numbers that never repeat would only cost time.
+  A dictionary of numbers that never repeat would only cost time.
   """
   compression, dictionaries = {}, []
   for field in schema:
     name, kind = field.name, field.type
-    if pa.types.is_list(kind):  # Parquet has a column for its values
+    if pa.types.is_list(kind):  # its values are a column of their own
       name, kind = f"{name}.list.element", kind.value_type
     is_dense = pa.types.is_floating(kind) or pa.types.is_fixed_size_binary(kind)
     compression[name] = "none" if is_dense else "zstd"

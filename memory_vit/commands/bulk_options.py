@@ -26,7 +26,7 @@ with epy.lazy_imports():  # --help and wrong arguments do not wait for them
 if TYPE_CHECKING:
   from memory_vit.bulk.run import Job
 
-# Unreadable images that are named on stderr; all are in the output.
+# Number of unreadable images named on stderr; all are in the output.
 _MOST_NAMED = 20
 _OF_RAY = ("ray_address", "workers", "worker_cpus", "worker_gpus")
 # All options but --input and --output.
@@ -37,50 +37,45 @@ _OPTIONS = (
 
 
 def add(parser: Parser, *, required: bool) -> None:
-  """Add the options of input, output and engine.
-
-  Args:
-    parser: of the command.
-    required: whether it has an input and an output in any case.
-  """
+  """Add the options of input, output and engine."""
   parser.add_argument(
     "--input",
     action="append",
     default=[],
     required=required,
     metavar="PATH",
-    help="image files; Parquet or ArrayRecord files of images; or a folder of "
-    "one kind of these; may be given several times",
+    help="an image file; a Parquet or ArrayRecord file of images; or a folder "
+    "of one kind of these; may be repeated",
   )
   parser.add_argument(
     "--output",
     required=required,
     metavar="PATH",
-    help="a directory of Parquet shards; the same command again resumes where "
-    "it was interrupted",
+    help="a directory for Parquet shards; the same command resumes an "
+    "interrupted run",
   )
   parser.add_argument(
     "--image_column",
     default="",
     metavar="NAME",
-    help="of Parquet: bytes, a struct {bytes, path}, or paths (default: image, "
-    "bytes, path, file or file_name, the first that is there)",
+    help="column of Parquet with bytes, a struct {bytes, path}, or paths "
+    "(default: the first of image, bytes, path, file and file_name)",
   )
   parser.add_argument(
     "--label_column",
     default="",
     metavar="NAME",
-    help="of Parquet: classes, handed on to the output (default: label, where "
-    "there is one); images in folders have the name of their folder",
+    help="column of Parquet with classes, copied to the output (default: "
+    "label, if it exists); images in folders have the name of their folder",
   )
   parser.add_argument(
     "--image_root",
     default="",
     metavar="DIR",
-    help="paths in Parquet are below this folder (default: that of the file)",
+    help="folder of the paths in Parquet (default: that of the file)",
   )
   shard = Number(1, 2**24, "images")
-  parser.number("--shard_images", shard, 4096, "images of a shard")
+  parser.number("--shard_images", shard, 4096, "images per shard")
   _add_engine(parser)
 
 
@@ -95,14 +90,15 @@ def _add_engine(parser: Parser) -> None:
     "--ray_address",
     default="",
     metavar="ADDRESS",
-    help="of a running cluster (default: $RAY_ADDRESS, or one is started here)",
+    help="address of a running cluster (default: $RAY_ADDRESS; without it, a "
+    "cluster is started here)",
   )
   count = Number(1, 2**16, "processes")
-  parser.number("--workers", count, 2, "of Ray, each with a model of its own")
+  parser.number("--workers", count, 2, "of Ray, each with its own model")
   share = Number(0, 2**16, "a number")
-  about = "CPUs that Ray reserves for a worker; 0 is Ray's own default"
+  about = "CPUs that Ray reserves for each worker; 0 is Ray's default"
   parser.number("--worker_cpus", share, 0.0, about)
-  parser.number("--worker_gpus", share, 0.0, "GPUs of a worker, or a share")
+  parser.number("--worker_gpus", share, 0.0, "GPUs of each worker, or a share")
 
 
 def compute_dtype(arguments: argparse.Namespace) -> str:
@@ -119,20 +115,13 @@ def compute_dtype(arguments: argparse.Namespace) -> str:
 
 
 def run_job(arguments: argparse.Namespace, job: Job) -> int:
-  """Run a bulk job, and say what has become of it.
-
-  Returns:
-    The exit status: 1 where images could not be read.
-
-  Raises:
-    MemoryVitError: for what cannot be used.
-  """
+  """Run a bulk job; the exit status is 1 if images could not be read."""
   columns = readers.Columns(
     arguments.image_column, arguments.label_column, arguments.image_root
   )
   engine = None
   if arguments.engine == "ray":
-    # Devices are for the workers: this process only looks at the model.
+    # Devices are for the workers: this process only describes the model.
     jax.config.update("jax_platforms", "cpu")
     engine = ray_engine.RayEngine(
       arguments.workers,
@@ -160,7 +149,7 @@ def run_job(arguments: argparse.Namespace, job: Job) -> int:
 
 
 def _name_unreadable(output: str, summary: run.Summary) -> None:
-  """Name some images that could not be read, and say where all are."""
+  """Name some images that could not be read, and where all are listed."""
   for path, reason in itertools.islice(run.unreadable(output), _MOST_NAMED):
     show(f"skipped {escaped(path)}: {escaped(reason)}", sys.stderr)
   more = summary.errors - _MOST_NAMED
@@ -171,10 +160,7 @@ def _name_unreadable(output: str, summary: run.Summary) -> None:
 
 
 def whole_path(source: str) -> str:
-  """A backbone or task, as workers in other directories find it.
-
-  The name of something that is no file here stays as it is.
-  """
+  """A path that workers in other directories find; other names stay."""
   path = os.path.expanduser(source)
   return os.path.abspath(path) if os.path.exists(path) else source
 
@@ -182,23 +168,17 @@ def whole_path(source: str) -> str:
 def require_used(
   parser: Parser, arguments: argparse.Namespace, *others: str
 ) -> None:
-  """Raise `ConfigError` for options that would not be read.
-
-  Args:
-    parser: of the command.
-    arguments: of its command line.
-    others: options of its own that want an --input.
-  """
+  """Refuse options without effect; `others` are those that need an --input."""
   if bool(arguments.input) != bool(arguments.output):
     raise ConfigError(
       "the command line: expected both --input and --output, or neither."
     )
   if not arguments.input:
     names: Sequence[str] = (*_OPTIONS, *others)
-    problem = "is of predictions into Parquet: expected --input and --output"
+    problem = "is for predictions into Parquet: expected --input and --output"
   else:
     names = _OF_RAY if arguments.engine != "ray" else ()
-    problem = "is of workers of Ray: expected --engine=ray"
+    problem = "is for workers of Ray: expected --engine=ray"
   for name in names:
     if getattr(arguments, name) != parser.get_default(name):
       raise ConfigError(f"--{name} {problem} beside it.")

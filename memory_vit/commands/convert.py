@@ -1,17 +1,17 @@
-"""Writes a backbone in another format, or tasks of PyTorch in ours.
+"""Writes a backbone in another format, or converts tasks of PyTorch.
 
   memory-vit convert SOURCE OUT.npz
   memory-vit convert SOURCE OUT_DIR --format=hf
   memory-vit convert --task=FILE.pt --backbone=SOURCE OUT_DIR
 
-SOURCE is whatever --backbone takes elsewhere: a directory of transformers or
-timm, hf://OWNER/NAME, a .safetensors file, an .npz file. OUT.npz is read
-without any of that, to the bit the same and with the same fingerprint, and
-notes the SHA-256 and the licence of what it was made of.
+SOURCE is any --backbone of other commands: a directory of transformers or timm,
+hf://OWNER/NAME, a .safetensors file, an .npz file. OUT.npz is one file with the
+same parameters, to the bit, and the same fingerprint; it notes the SHA-256 and
+the licence of its source.
 
 FILE.pt is a state dict of the public PyTorch reproduction, `MemoryCapableViT`,
 trained on the ViT of transformers in SOURCE. Each of its heads becomes a task,
-OUT_DIR/head-1 and so on. This alone needs torch.
+OUT_DIR/head-1 and so on; this needs torch.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> Parser:
   parser = Parser(
     prog="memory-vit convert",
-    description="Writes a backbone in another format, or tasks of PyTorch in "
-    "ours.",
+    description="Writes a backbone in another format, or converts tasks of "
+    "PyTorch.",
   )
   parser.add_argument(
     "paths",
@@ -51,12 +51,12 @@ def _parser() -> Parser:
     help="a backbone (a directory of transformers or timm, "
     "hf://OWNER/NAME[@REVISION], a .safetensors file with its config.json "
     "beside it, an .npz file), and the file or directory to write; with --task "
-    "only the latter",
+    "only the directory to write",
   )
   parser.add_argument(
     "--format",
     choices=("npz", "hf"),
-    help='of a backbone: "npz" for memory_vit, "hf" a directory for '
+    help='format of a backbone: "npz" for memory_vit, "hf" a directory for '
     "transformers (default: npz)",
   )
   parser.add_argument(
@@ -86,8 +86,7 @@ def _run(arguments: argparse.Namespace) -> int:
   if arguments.task:
     if arguments.format:
       raise ConfigError(
-        "--format is of a backbone, and with --task none is written: leave it "
-        "out."
+        "--format is that of a backbone, and --task writes none: leave it out."
       )
     return _convert_tasks(arguments.task, arguments.backbone, out)
   return _convert(source[0], out, arguments.format or "npz")
@@ -97,7 +96,7 @@ def _convert_tasks(torch_file: str, source: str, directory: str) -> int:
   out = paths.local(directory, "OUT_DIR")
   if out.exists() and not (out.is_dir() and not any(out.iterdir())):
     raise TaskError(
-      f"{escaped(str(out))} is there, and is left as it is: give a new or an "
+      f"{escaped(str(out))} exists, and is left as it is: give a new or an "
       "empty directory."
     )
   file = paths.local(torch_file, "--task", TaskError)

@@ -1,11 +1,11 @@
-"""Embeds images: what heads and probes read of a frozen backbone, in Parquet.
+"""Embeds images into Parquet: the inputs of heads and probes on a backbone.
 
   memory-vit embed --backbone=SOURCE --input=FOLDER --output=DIR
 
-A row for every image has what the head of the backbone reads, and of every
-layer the class token and the mean patch; heads and probes are trained on these
-without images. The exit status is 0, 1 where images could not be read, 2 for
-other bad input.
+The row of an image has the input of the backbone's head, and of every layer the
+class token and the mean patch; heads and probes are trained on these without
+images. The exit status is 0, 1 if images could not be read, 2 for other bad
+input.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _parser() -> Parser:
     "--task",
     default="",
     metavar="DIR",
-    help="a task whose image size and preprocessing are taken (default: those "
+    help="a task with the image size and preprocessing to use (default: those "
     "that the backbone states, or images squeezed to its size)",
   )
   rule = config_lib.OPTIONS["batch_size_eval"].rule
@@ -57,14 +57,14 @@ def _parser() -> Parser:
     "--stored",
     choices=("float32", "bfloat16"),
     default="bfloat16",
-    help="type in which values are written; bfloat16 is half of the bytes, "
-    "rounded to 8 bits of mantissa (default: %(default)s)",
+    help="type of the written values; bfloat16 takes half of the space, with "
+    "8 bits of mantissa (default: %(default)s)",
   )
   parser.number(
     "--memory_mib",
     Number(1, 2**20, "MiB"),
     2048,
-    "memory for images: batches of them, and those that are decoded",
+    "memory for batches of images and for decoding",
   )
   bulk_options.add(parser, required=True)
   return parser
@@ -82,6 +82,6 @@ def _embed(parser: Parser, argv: Sequence[str]) -> int:
     memory_mib=arguments.memory_mib,
   )
   with warnings.catch_warnings():
-    # Large images are refused as such; Pillow warns from a lower limit on.
+    # Our own limit refuses large images; Pillow's warnings begin below it.
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)
     return bulk_options.run_job(arguments, job)

@@ -1,10 +1,10 @@
-"""Exports a backbone and its tasks as one function that servers can call.
+r"""Exports a backbone and its tasks as one function that servers can call.
 
-  memory-vit export --backbone=NPZ --task=DIR [--task=DIR ...] \\
+  memory-vit export --backbone=NPZ --task=DIR [--task=DIR ...] \
     --format={stablehlo,saved_model,onnx,safetensors,orbax} --out=DIR
 
-What was written is run in another process, and compared with this package: the
-exit status is 2, and nothing is left, where it computes something else.
+The written model runs in another process and is compared with this package: if
+it computes something else, the exit status is 2 and nothing is left.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from etils import epy
 from memory_vit.commands import console
 from memory_vit.commands.command_line import Parser
 from memory_vit.commands.console import show
+from memory_vit.exports.image_input import KINDS, ImageInput, parse_size
 from memory_vit.runtime.messages import escaped
 from memory_vit.runtime.tables import aligned
 
 with epy.lazy_imports():  # once the command line is known to be right
-  from memory_vit.exports import export, image_input
+  from memory_vit.exports import export
   from memory_vit.tasks import model_loading
 
 if TYPE_CHECKING:
   from memory_vit.exports.export_manifest import ExportReport
 
 _FORMATS = ("stablehlo", "saved_model", "onnx", "safetensors", "orbax")
-_INPUTS = ("float32", "uint8")
 _MIB = 2**20
 
 
@@ -43,42 +43,40 @@ def _parser() -> Parser:
     prog="memory-vit export",
     description="Exports a backbone and its tasks as one function.",
   )
-  parser.model(
-    8, "random images that are compared with this package, and timed"
-  )
+  parser.model(8, "random images on which outputs and speed are compared")
   parser.add_argument(
     "--format",
     required=True,
     choices=_FORMATS,
-    help="safetensors writes the tasks alone, as files for a model hub, with a "
-    "README, orbax all parameters as a checkpoint; the others write one "
-    "function for servers",
+    help="stablehlo, saved_model and onnx write one function for servers, "
+    "safetensors the tasks alone, as files for a model hub, with a README, and "
+    "orbax all parameters, as a checkpoint",
   )
   parser.add_argument(
     "--out",
     required=True,
     metavar="DIR",
-    help="where to write; what an export wrote there is replaced",
+    help="output directory; an earlier export is replaced",
   )
   parser.add_argument(
     "--input",
-    choices=_INPUTS,
+    choices=KINDS,
     default="float32",
-    help="what the function takes: images in [-1, 1] of the model's size, or "
+    help="input of the function: images in [-1, 1] of the model's size, or "
     "pixels of 0 to 255, which it resizes and scales (default: %(default)s)",
   )
   parser.add_argument(
     "--input_size",
     metavar="HEIGHTxWIDTH",
-    help="of --input=uint8, where it is always the same; ONNX needs it",
+    help="size of --input=uint8 if it is always the same; required by ONNX",
   )
   return parser
 
 
 def _export(arguments: argparse.Namespace) -> int:
   size = arguments.input_size
-  images = image_input.ImageInput(
-    kind=arguments.input, size=image_input.parse_size(size) if size else None
+  images = ImageInput(
+    kind=arguments.input, size=parse_size(size) if size else None
   )
   export.require_options(arguments.format, images, arguments.batch_size)
   backbone, tasks = model_loading.load_model(
@@ -100,7 +98,7 @@ def _export(arguments: argparse.Namespace) -> int:
 
 
 def _text(out: str, report: ExportReport) -> str:
-  """What was written, how far it is off, and how long it takes."""
+  """What was written, its differences and its speed."""
   size = sum(file["bytes"] for file in report.files.values())
   names = ", ".join(task["name"] for task in report.tasks)
   rows = [

@@ -1,9 +1,9 @@
-"""Says what a file or a directory holds: a backbone, a task, several tasks.
+"""Describes what a file or directory holds: a backbone, a task, several tasks.
 
-  memory-vit inspect BACKBONE_OR_TASK_DIR [--labels] [--json]
+  memory-vit inspect BACKBONE_OR_TASK [--labels] [--json]
 
 A task is described without its backbone, and its arrays are compared with the
-SHA-256 in its `task.json`. The exit status is 2 where anything is damaged.
+SHA-256 in its `task.json`. The exit status is 2 if anything is damaged.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 
 # Class names that are shown without --labels.
 _FIRST_LABELS = 10
-# Of a data set's configuration.
+# Keys of the configuration of a data set.
 _DATA_KEYS = ("name", "dir", "train", "validation", "test")
-# Metrics that stand elsewhere in the description of a task.
+# Metrics that a task shows elsewhere.
 _SHOWN_ELSEWHERE = ("name", "cells", "trainable_params")
-# Ends of the names of metrics that are shares of the examples.
+# Suffixes of metrics that are shares of the examples.
 _SHARES = ("_accuracy", "_top5", "_majority", "chance")
 
 
@@ -55,12 +55,12 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> Parser:
   parser = Parser(
     prog="memory-vit inspect",
-    description="Says what a backbone file or a task directory holds.",
+    description="Describes a backbone file or a task directory.",
   )
   parser.add_argument(
     "path",
     help="an .npz file, address, short name or directory of a backbone; a "
-    "task directory; or a directory of task directories, such as WORKDIR/tasks",
+    "task directory or file; or a directory of tasks, such as WORKDIR/tasks",
   )
   parser.switch("--labels", "show all class names")
   parser.switch("--json", "everything, as one JSON object")
@@ -69,7 +69,7 @@ def _parser() -> Parser:
 
 def _inspect(arguments: argparse.Namespace) -> int:
   root = local(arguments.path, "the path", TaskError)
-  if not root.is_dir() or model_files.holds_model(root):
+  if _is_backbone(root):
     report = backbone_files.inspect_backbone(arguments.path)
     values = _backbone_json(report)
     show(_to_json(values) if arguments.json else _backbone_text(report))
@@ -85,8 +85,16 @@ def _inspect(arguments: argparse.Namespace) -> int:
   return 2 if errors or damaged else 0
 
 
+def _is_backbone(path: Path) -> bool:
+  """Whether a path has weights; only those of a task have no config.json."""
+  if path.is_dir():
+    return model_files.holds_model(path)
+  is_task = single_file.is_one(path) and path.is_file()
+  return not is_task or path.with_name(model_files.CONFIG).is_file()
+
+
 def _to_json(values: Mapping[str, Any]) -> str:
-  """JSON as everybody reads it: what is not finite, which it lacks, is null."""
+  """JSON as everybody reads it: values that are not finite become null."""
   return json.dumps(_finite(values), allow_nan=False)
 
 
@@ -105,7 +113,7 @@ def _finite(value: Any) -> Any:
 def _try_tasks(
   paths: Sequence[Path],
 ) -> tuple[list[TaskReport], dict[str, str]]:
-  """Describe tasks; return reports, and {directory: why there is none}."""
+  """Describe tasks; return reports, and {directory: error}."""
   reports, errors = [], {}
   for path in paths:
     try:
@@ -127,7 +135,7 @@ def _tasks_json(
     {"kind": "task", "path": path, "error": error}
     for path, error in errors.items()
   ]
-  if (root / "task.json").is_file():
+  if root.is_file() or (root / "task.json").is_file():
     return tasks[0]
   return {"kind": "tasks", "path": str(root), "tasks": tasks}
 
@@ -144,7 +152,7 @@ def _task_text(report: TaskReport, labels: bool) -> str:
       *([("side stream", f"width {spec.side_width}, {spec.side_mixing}")]
         if spec.side_width else []),
       ("attends to", ", ".join(spec.attends_to) or "no other task"),
-      ("memory", f"put in {memory_norm} the LayerNorm "
+      ("memory", f"concatenated {memory_norm} the LayerNorm "
                  f"(memory_norm {spec.memory_norm})"),
       ("evaluation", _evaluation(spec.evaluation)),
       ("backbone", f"{escaped(backbone.variant)}, {backbone.image_size} px, "
@@ -177,7 +185,7 @@ def _evaluation(evaluation: EvalPreprocessing) -> str:
 
 
 def _labels(spec: TaskSpec) -> str:
-  """Number of classes, and the names of the first."""
+  """The number of classes, and the names of the first."""
   if not spec.class_names:
     return f"{spec.num_classes}, names unknown"
   first = ", ".join(map(escaped, spec.class_names[:_FIRST_LABELS]))
@@ -187,12 +195,12 @@ def _labels(spec: TaskSpec) -> str:
 
 
 def _provenance(provenance: Any, classes: int) -> list[tuple[str, str]]:
-  """Rows on the run, as far as they are there; nothing is required."""
+  """Rows about the run, as far as they are known; none is required."""
   if not provenance:
     return [("provenance", "unknown: not from a training run")]
   metrics = _mapping(provenance, "metrics")
   data = _mapping(_mapping(provenance, "config"), "data")
-  # Of 5 classes, one of 5 guesses is always right.
+  # With 5 classes, one of 5 guesses is always right.
   hidden = (*_SHOWN_ELSEWHERE, *(("test_top5",) if classes <= 5 else ()))
   rows = [
     (escaped(key), _metric(key, value))
@@ -221,9 +229,9 @@ def _metric(key: str, value: Any) -> str:
 
 def _backbone_json(report: BackboneReport) -> dict[str, Any]:
   config = dataclasses.asdict(report.config)
-  del config["dtype"]  # who loads it chooses
+  del config["dtype"]  # chosen when it is loaded
   if not report.states_config:
-    del config["gelu"]  # nor does the file hold that
+    del config["gelu"]  # the file does not state it
   evaluation, source = report.evaluation, report.source
   return {
     "kind": "backbone",
@@ -255,7 +263,7 @@ def _backbone_text(report: BackboneReport) -> str:
       ("image size", f"{config.image_size} px: {config.num_patches} patches of "
                      f"{config.patch_size} px"),
       ("num_classes", f"{config.num_classes}" if config.num_classes
-                      else "0: no head, puts out its features"),
+                      else "0: no head, outputs its features"),
       ("representation_size", str(config.representation_size)),
       *_computation(report),
       ("parameters", f"{report.parameters:,}"),
@@ -271,7 +279,7 @@ def _backbone_text(report: BackboneReport) -> str:
 
 
 def _computation(report: BackboneReport) -> list[tuple[str, str]]:
-  """Rows on what a source states of how its model computes."""
+  """Rows about how the model computes, if the source states it."""
   if not report.states_config:
     return []
   config = report.config
@@ -287,7 +295,7 @@ def _computation(report: BackboneReport) -> list[tuple[str, str]]:
 
 
 def _source(report: BackboneReport) -> list[tuple[str, str]]:
-  """Rows on what a backbone was converted from."""
+  """Rows about the origin of a converted backbone."""
   source = report.source
   if not source:
     return []

@@ -1,16 +1,16 @@
-"""Predicts the classes of images, by any number of tasks in one pass.
+r"""Predicts the classes of images, by any number of tasks in one pass.
 
-  memory-vit predict --backbone=NPZ --task=DIR [--task=DIR ...] \\
+  memory-vit predict --backbone=NPZ --task=DIR [--task=DIR ...] \
     IMAGE [IMAGE ...]
 
-IMAGE is a file, a folder (all images below it) or "-" (paths on standard
-input, one per line). Images are prepared as the tasks were evaluated. A task of
-a regime that shares no pass (head, probe, full, ...) is given alone. The exit
-status is 0, 1 where images could not be read, 2 for other bad input.
+IMAGE is a file, a folder (all images below it) or "-" (paths on standard input,
+one per line). Images are prepared as in the evaluation of the tasks. A task
+that needs its own pass (regime head, probe, full, ...) must be the only one.
+The exit status is 0, 1 if images could not be read, 2 for other bad input.
 
 Millions of images go into Parquet, by this process or by a Ray cluster:
 
-  memory-vit predict --backbone=NPZ --task=DIR [--task=DIR ...] \\
+  memory-vit predict --backbone=NPZ --task=DIR [--task=DIR ...] \
     --input=FOLDER --output=DIR [--engine=ray]
 """
 
@@ -51,11 +51,11 @@ if TYPE_CHECKING:
   from memory_vit.prediction.predictions import Guess
   from memory_vit.prediction.predictor import Predictor
 
-# Images, above which a faster dtype is worth a line.
+# Number of images above which a faster dtype is recommended.
 _MANY = 100
 
 
-# Name of a task -> its best guesses, the most probable first.
+# {task: its guesses, the most probable first}
 Guesses = dict[str, "list[Guess]"]
 
 
@@ -76,19 +76,19 @@ def _parser() -> Parser:
     help="a file; a folder: all images below it, but for hidden files and "
     "behind links to folders; or -: paths on standard input, one per line",
   )
-  parser.model(32, "images per pass; results come after so many")
+  parser.model(32, "images per pass; results are printed after each pass")
   parser.number("--top", Number(1, 2**20, "classes"), 5, "classes to show")
   parser.switch("--json", "one JSON object per image")
   parser.number(
     "--memory_mib",
     Number(1, 2**20, "MiB"),
     2048,
-    "memory for images: a batch of them, the next one, and what is decoded. "
-    "Some wait for others; one that alone needs more is skipped (the largest "
-    "may take 1,600). The weights, the model and the libraries come on top",
+    "memory for images: a batch, the next one, and decoding. An image that "
+    "needs more by itself is skipped (the largest takes up to 1,600); weights, "
+    "model and libraries are not counted",
   )
   parser.switch(
-    "--original", "show the outputs of the backbone's own head too, by index"
+    "--original", "also show the outputs of the backbone's own head, by index"
   )
   parser.switch("--logits", "with --input: write the logits of all classes")
   bulk_options.add(parser, required=False)
@@ -98,7 +98,7 @@ def _parser() -> Parser:
 def _predict(parser: Parser, argv: Sequence[str]) -> int:
   arguments = parser.parse_intermixed_args(argv)
   with warnings.catch_warnings():
-    # Large images are refused as such; Pillow warns from a lower limit on.
+    # Our own limit refuses large images; Pillow's warnings begin below it.
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)
     bulk_options.require_used(parser, arguments, "logits")
     if arguments.input:
@@ -107,7 +107,6 @@ def _predict(parser: Parser, argv: Sequence[str]) -> int:
 
 
 def _predict_bulk(arguments: argparse.Namespace) -> int:
-  """Predict into Parquet."""
   if arguments.images or arguments.json:
     raise ConfigError(
       "--input writes Parquet and prints no predictions: expected neither "
@@ -140,19 +139,19 @@ def _predict_all(arguments: argparse.Namespace) -> int:
     raise ConfigError(
       f"--original: the backbone {arguments.backbone} has no head."
     )
-  # Paths on standard input come one by one: the next batch may take hours.
+  # Nothing is read ahead on standard input: the next path may take hours.
   ahead = "-" not in arguments.images
   progress_bar.log_to_stderr()
   entries: Iterable[image_files.ImageFile] = image_files.find_images(
     arguments.images
   )
   total = None
-  # A bar says how many there are. Without one there may be millions, and those
-  # of a folder are answered before the next one is listed.
+  # A bar needs their number. Without one there may be millions, and those of a
+  # folder are answered before the next folder is listed.
   if ahead and progress_bar.on_terminal():
     entries = list(entries)
     total = len(entries)
-  evaluation = tasks[0].spec.evaluation  # that of all
+  evaluation = tasks[0].spec.evaluation  # all share it
   reader = image_reader.ImageReader(
     arguments.memory_mib,
     arguments.batch_size,
@@ -201,10 +200,7 @@ def _predictor(
   arguments: argparse.Namespace,
   images: int,
 ) -> Predictor:
-  """Build the predictor for a first batch of so many images.
-
-  No task comes later: there is no room for more.
-  """
+  """Build the predictor for a first batch of this size; no task comes later."""
   size = min(arguments.batch_size, 1 << (images - 1).bit_length())
   return predictors.Predictor.from_model(
     backbone,
@@ -223,17 +219,10 @@ def guess(
   top: int,
   original: bool = False,
 ) -> list[Guesses]:
-  """Return the guesses of all tasks for each image, from one pass.
+  """The guesses of all tasks for each image, from one pass.
 
-  Args:
-    predictor: with the tasks.
-    images: float32 (side, side, 3) in [-1, 1].
-    top: guesses per task, fewer where it has fewer classes.
-    original: whether to add the outputs of the backbone's own head, under the
-      name "backbone".
-
-  Raises:
-    TaskError: for outputs that are not finite.
+  Images are float32 (side, side, 3) in [-1, 1]; `original` adds the outputs of
+  the backbone's own head, under the name "backbone".
   """
   if not images:
     return []
@@ -244,7 +233,7 @@ def guess(
 
 
 def _json_line(path: str, guesses: Guesses) -> str:
-  """The original outputs stand beside the tasks: they are none of them."""
+  """The original outputs lie beside the tasks: they are no task."""
   tasks = {
     name: [
       {"class": g.class_name, "index": g.index, "probability": g.probability}

@@ -1,4 +1,4 @@
-"""Models for servers and other programs, and tasks for a hub."""
+"""Export models for servers and other programs, and tasks for a model hub."""
 
 from etils import epy
 

@@ -1,8 +1,4 @@
-"""An exported model compared with ours, in a process that has nothing of ours.
-
-A file that was written can still fail when it is run: only the library that
-reads it, on its own, shows that it computes the same.
-"""
+"""Compare an exported model with ours, in a process without our code."""
 
 from __future__ import annotations
 
@@ -28,15 +24,14 @@ from memory_vit.exports.image_input import ImageInput
 from memory_vit.model.task import EvalPreprocessing
 from memory_vit.runtime.messages import escaped, shortened
 
-# Greatest difference of an output, as a share of the greatest one: the same
-# sums in another order, by another compiler.
+# Greatest difference of an output, as a share of the greatest output: another
+# compiler adds in another order.
 TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2}
-# The same of pixels that are resized with antialiasing, of which some are
-# rounded to another grey level than by Pillow: see docs/export.md.
+# The same for pixels resized with antialiasing: some are rounded to another
+# grey level than by Pillow, see docs/export.md.
 ANTIALIASED_TOLERANCE = {"float32": 1e-2, "bfloat16": 3e-2}
-# It runs beside this process, whose accelerator it cannot share, and compares
-# with what the CPU computes. TensorFlow's XLA ends a process for a flag that
-# only jax knows.
+# The process cannot share the accelerator of this one. TensorFlow's XLA ends a
+# process for a flag that only jax knows.
 _ENVIRONMENT = {
   "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "-1", "XLA_FLAGS": "",
   "TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0",
@@ -47,26 +42,18 @@ Outputs = dict[str, Float[np.ndarray, "b _"]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Comparison:
-  """How an export compares with `mv.forward`.
-
-  Attributes:
-    images: how many were compared.
-    tolerance: {signature: that was allowed}.
-    max_difference: {signature: {output: the greatest difference, as a share of
-      the greatest value}}.
-    load_seconds: until the model could be called.
-    first_call_seconds: of the first batch, compiling included.
-    call_seconds: of a batch of all images; the median of several.
-    memory_vit_call_seconds: the same of `mv.forward`, on prepared images.
-  """
+  """The differences between an export and `mv.forward`, and their speed."""
 
   images: int
-  tolerance: Mapping[str, float]
+  tolerance: Mapping[str, float]  # {signature: share}
+  # {signature: {output: greatest difference, as a share of the greatest value}}
   max_difference: Mapping[str, Mapping[str, float]]
   load_seconds: float
-  first_call_seconds: float
-  call_seconds: float
-  memory_vit_call_seconds: float
+  first_call_seconds: float  # includes compilation
+  call_seconds: float  # of a batch of all images; median
+  memory_vit_call_seconds: (
+    float  # the same of `mv.forward`, without preparation
+  )
 
 
 def compare(
@@ -76,24 +63,15 @@ def compare(
   images: ImageInput,
   count: int,
 ) -> Comparison:
-  """Run an exported model on random images, and compare its outputs.
-
-  Args:
-    exported: that was exported.
-    kind: of `run_exported.LOADERS`.
-    model: the file or directory that was written.
-    images: what it takes.
-    count: of images.
-
-  Raises:
-    ExportError: where it cannot be run, or computes something else.
-  """
+  """Run an exported model on random images; refuse one with other outputs."""
   inputs, prepared = _random_images(exported.evaluation, images, count)
   files = _random_files(count) if kind == "saved_model" else []
-  expected = {"serving_default": _arrays(exported.call_own(prepared))}
+  expected = {
+    "serving_default": run_exported.arrays(exported.call_own(prepared))
+  }
   if files:
     own = exported.call_own(_preprocessed(files, exported.evaluation))
-    expected["encoded"] = _arrays(own)
+    expected["encoded"] = run_exported.arrays(own)
   found, seconds = run(kind, model, inputs, files)
   differences = {
     signature: {
@@ -102,7 +80,7 @@ def compare(
     }
     for signature, outputs in expected.items()
   }
-  tolerance = {name: allowed(exported, images, name) for name in expected}
+  tolerance = {name: tolerance_of(exported, images, name) for name in expected}
   require_within(differences, tolerance)
   return Comparison(
     images=count,
@@ -115,16 +93,10 @@ def compare(
   )
 
 
-def allowed(
+def tolerance_of(
   exported: ExportedModel, images: ImageInput, signature: str
 ) -> float:
-  """Greatest difference of an output, as a share, that a signature may have.
-
-  Args:
-    exported: that was exported.
-    images: what "serving_default" takes.
-    signature: that, or "encoded".
-  """
+  """The greatest difference that a signature may have, as a share."""
   resizes = signature == "encoded" or images.kind == "uint8"
   dtype = exported.backbone.config.dtype
   if resizes and exported.evaluation.interpolation != "bilinear":
@@ -135,19 +107,10 @@ def allowed(
 def run(
   kind: str, model: Path, images: np.ndarray, files: Sequence[bytes] = ()
 ) -> tuple[dict[str, Outputs], dict[str, float]]:
-  """Run an exported model in a process of its own.
+  """Run an exported model in a process: {signature: outputs}, and seconds.
 
-  Args:
-    kind: of `run_exported.LOADERS`.
-    model: the file or directory that was written.
-    images: what it takes.
-    files: the content of image files, for the signature `encoded`.
-
-  Returns:
-    {signature: {name: outputs (b, c)}}, and seconds.
-
-  Raises:
-    ExportError: where the process fails.
+  `kind` is a key of `run_exported.LOADERS`, and `files` the content of image
+  files for the signature "encoded".
   """
   with tempfile.TemporaryDirectory() as name:
     folder = Path(name)
@@ -155,13 +118,13 @@ def run(
     (folder / "files").mkdir()
     for i, content in enumerate(files):
       (folder / "files" / f"{i:08}").write_bytes(content)
-    # By its path, and with -P: its directory is none to import from.
+    # By its path, and with -P: nothing is imported from its directory.
     done = subprocess.run(
       [sys.executable, "-P", run_exported.__file__, kind, model, folder],
       capture_output=True, text=True, env={**os.environ, **_ENVIRONMENT},
     )  # fmt: skip
     if done.returncode:
-      lines = done.stderr.strip().splitlines() or ["it said nothing"]
+      lines = done.stderr.strip().splitlines() or ["no message"]
       raise ExportError(
         f"the {kind} that was written cannot be run (status "
         f"{done.returncode}): {shortened(escaped(lines[-1]), 400)}"
@@ -175,7 +138,7 @@ def run(
 def difference(found: Any, expected: np.ndarray) -> float:
   """The greatest difference, as a share of the greatest expected value.
 
-  Infinite for another shape, and where a value is not finite.
+  Infinite for another shape, and if a value is not finite.
   """
   if found is None or found.shape != expected.shape:
     return float("inf")
@@ -188,43 +151,31 @@ def require_within(
   differences: Mapping[str, Mapping[str, float]],
   tolerance: Mapping[str, float],
 ) -> None:
-  """Refuse an export whose outputs differ by more than a tolerance.
-
-  Args:
-    differences: {signature: {output: share of the greatest value}}.
-    tolerance: {signature: the greatest share}.
-
-  Raises:
-    ExportError: with every output that is beyond.
-  """
-  beyond = [
+  """Refuse an export whose outputs differ by more than the tolerance."""
+  problems = [
     f"{name} of {signature} by {share:.3g} (at most {tolerance[signature]:g})"
     for signature, shares in differences.items()
     for name, share in shares.items()
     if not share <= tolerance[signature]
   ]
-  if beyond:
+  if problems:
     raise ExportError(
       "the exported model computes something else than mv.forward: "
-      f"{'; '.join(beyond)} of the greatest output. Nothing was written; give "
-      "another --format, and tell us."
+      f"{'; '.join(problems)} of the greatest output. Nothing was written: "
+      "give another --format, and report this as a bug."
     )
-
-
-def _arrays(outputs: Mapping[str, Any]) -> Outputs:
-  return {name: np.asarray(value) for name, value in outputs.items()}
 
 
 def _random_images(
   evaluation: EvalPreprocessing, images: ImageInput, count: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """What the export is given, and the same prepared for `mv.forward`."""
+  """The inputs of the export, and the same images prepared for `mv.forward`."""
   rng = np.random.default_rng(0)
   side = evaluation.image_size
   if images.kind == "float32":
     inputs = rng.uniform(-1, 1, (count, side, side, 3)).astype(np.float32)
     return inputs, inputs
-  # Neither square nor of the size of the model, unless the user says so.
+  # By default neither square nor of the size of the model.
   height, width = images.size or (side + side // 2, 2 * side + 1)
   inputs = rng.integers(0, 256, (count, height, width, 3)).astype(np.uint8)
   return inputs, _preprocessed(list(inputs), evaluation)
@@ -243,7 +194,7 @@ def _random_files(count: int) -> list[bytes]:
 
 
 def _preprocessed(images: Any, evaluation: EvalPreprocessing) -> np.ndarray:
-  """As evaluation prepares them; it may bring TensorFlow."""
+  """Prepare images as evaluation does; it may import TensorFlow."""
   from memory_vit.evaluation.preprocess import preprocess
 
   return preprocess(images, evaluation)

@@ -27,7 +27,7 @@ from memory_vit.runtime.messages import brief
 from memory_vit.runtime.progress_bar import ProgressBar
 from memory_vit.tasks import compose, store
 
-# Where a function is written, and by what.
+# The file or directory of a function, and its writer.
 _WRITERS: dict[
   str, tuple[str, Callable[[ExportedModel, Path, ImageInput], None]]
 ] = {
@@ -35,7 +35,7 @@ _WRITERS: dict[
   "saved_model": (saved_model.DIRECTORY, saved_model.write),
   "onnx": (onnx_file.FILE, onnx_file.write),
 }
-# Of arrays, and not of a function that takes images.
+# Formats of arrays, without a function that takes images.
 _ARRAYS = ("safetensors", "orbax")
 FORMATS = (*_WRITERS, *_ARRAYS)
 MAX_EXAMPLES = 4096
@@ -50,30 +50,30 @@ def export_model(
   images: ImageInput | None = None,
   examples: int = 8,
 ) -> ExportReport:
-  """Write a backbone and tasks as one function, which others can call.
+  """Write a backbone and tasks as one function that other programs can call.
 
   It takes images, and returns the same dictionary as `forward`: "backbone" and
-  the name of each task. A task that shares no pass, as its regime is not a
-  masked one, is exported alone, and has its own output only. What was written
-  is run in another process and compared with `forward`, or with what tests such
-  a task at the end of its run, on random images.
+  the name of each task. A task that needs its own pass, because its regime is
+  not a masked one, is exported alone, and has its own output only. The written
+  model runs in another process and is compared on random images with `forward`,
+  or with the program that tests such a task at the end of its run.
 
   Args:
     backbone: the frozen ViT; its `config.dtype` is that of the computation.
     tasks: a task, a sequence or generator of tasks, or {name: task}.
-    path: of the directory. One that an export wrote is replaced as a whole, any
-      other one with something in it is left as it is.
+    path: of the directory. An earlier export is replaced as a whole, any other
+      directory with a file in it is refused.
     format: "stablehlo", "saved_model", "onnx"; "safetensors" (the tasks alone,
       as files for a model hub, with a README); or "orbax" (all parameters, as a
       checkpoint).
-    images: what the function takes; by default floats in [-1, 1].
-    examples: how many random images are compared.
+    images: the input of the function; by default floats in [-1, 1].
+    examples: the number of random images that are compared.
 
   Returns:
-    What `manifest.json` in the directory says.
+    The content of `manifest.json` in the directory.
 
   Raises:
-    ExportError: where it cannot be written, or computes something else.
+    ExportError: if it cannot be written, or computes something else.
     TaskError: for tasks of another backbone, or that do not fit together.
   """
   images = images or ImageInput()
@@ -100,7 +100,7 @@ def export_model(
 
 
 def require_options(format: str, images: ImageInput, examples: int) -> None:
-  """Refuse what no export can use, before anything is computed."""
+  """Refuse options that no export supports, before anything is computed."""
   if format not in FORMATS:
     raise ExportError(
       f"format is {brief(format)}, expected one of {', '.join(FORMATS)}."
@@ -123,7 +123,7 @@ def require_options(format: str, images: ImageInput, examples: int) -> None:
 def _describe(
   exported: ExportedModel, format: str, images: ImageInput
 ) -> ExportReport:
-  """Report what is known of a function."""
+  """Describe a function: its signatures, batch sizes and platforms."""
   outputs = {
     name: Tensor(shape=("b", width), dtype="float32", meaning="logits")
     for name, width in exported.outputs().items()
@@ -149,19 +149,18 @@ def _describe(
 
 
 def _image_tensor(exported: ExportedModel, images: ImageInput) -> Tensor:
-  if images.kind == "uint8":
-    height, width = images.size or ("h", "w")
-    shape: tuple[int | str, ...] = ("b", height, width, 3)
-    return Tensor(shape=shape, dtype="uint8", meaning="RGB of 0 to 255")
-  side = exported.evaluation.image_size
-  meaning = "RGB in [-1, 1], prepared as `preprocessing` says"
-  return Tensor(shape=("b", side, side, 3), dtype="float32", meaning=meaning)
+  shape = images.shape(exported.evaluation.image_size)
+  meaning = {
+    "float32": "RGB in [-1, 1], prepared as `preprocessing` says",
+    "uint8": "RGB of 0 to 255",
+  }
+  return Tensor(shape=shape, dtype=images.kind, meaning=meaning[images.kind])
 
 
 def _export_arrays(
   backbone: Backbone, tasks: compose.TasksLike, place: Path, format: str
 ) -> ExportReport:
-  """Write arrays, in one of the formats that are no function."""
+  """Write one of the formats that are arrays, and no function."""
   chosen = compose.task_tuple(tasks)
   if not chosen:
     raise TaskError("there is no task to export.")
@@ -181,7 +180,7 @@ def _export_arrays(
 def _write_tasks(
   backbone: Backbone, tasks: Sequence[Task], directory: Path
 ) -> None:
-  """Write each task to NAME.safetensors, with a card for all."""
+  """Write each task to NAME.safetensors, with one model card."""
   for task in tasks:
     file = directory / f"{task.name}.safetensors"
     store.save_task(task, file, format="safetensors")

@@ -1,8 +1,4 @@
-"""`manifest.json`, which says what lies beside it, for programs that serve.
-
-It names outputs and classes, how images are prepared, of which backbone and
-tasks the model was made, how far it was off, and the SHA-256 of all files.
-"""
+"""Write `manifest.json`, which describes an export to its servers."""
 
 from __future__ import annotations
 
@@ -40,7 +36,7 @@ _RESIZING = {
     "then the height, each rounded to 0..255; a longer side is rounded down"
   ),
 }
-# What takes part in making one of the files, where it is installed.
+# Packages that may have a part in making the files.
 _PACKAGES = (
   "jax", "jaxlib", "flax", "numpy", "safetensors", "orbax-checkpoint",
   "tensorflow-cpu", "tensorflow", "jax2onnx", "onnx", "onnxruntime",
@@ -49,60 +45,37 @@ _PACKAGES = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tensor:
-  """An input or output of an exported function.
+  """An input or output of an exported function."""
 
-  Attributes:
-    shape: numbers, and names of axes of any length.
-    dtype: as NumPy calls it, or "string".
-    meaning: of its values, for people.
-  """
-
-  shape: tuple[int | str, ...]
-  dtype: str
+  shape: tuple[int | str, ...]  # names are axes of any length
+  dtype: str  # as NumPy calls it, or "string"
   meaning: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Signature:
-  """One way to call an exported model: {name: tensor} in, {name: tensor} out.
-
-  Attributes:
-    inputs: of the function.
-    outputs: in order; an ONNX model returns them so.
-  """
+  """One way to call an exported model, by names of tensors."""
 
   inputs: Mapping[str, Tensor]
-  outputs: Mapping[str, Tensor]
+  outputs: Mapping[str, Tensor]  # an ONNX model returns them in this order
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExportReport:
-  """Description of an export, as `manifest.json` holds it.
-
-  Attributes:
-    format: "stablehlo", "saved_model", "onnx", "safetensors" or "orbax".
-    dtype: of the computation.
-    backbone: `BackboneId`, as a dictionary.
-    preprocessing: `EvalPreprocessing`, as a dictionary, and how it resizes.
-    tasks: name, classes, regime, digest and more of each.
-    signatures: {name: how to call it}; none of files that are only arrays.
-    batch_buckets: sizes of batches that are compiled, where not any size is.
-    platforms: on which the file runs, where it names them.
-    comparison: see `check.Comparison`; empty of files that are only arrays.
-    versions: of the packages that wrote it.
-    files: {path: {"bytes": ..., "sha256": ...}}.
-  """
+  """Description of an export, as `manifest.json` holds it."""
 
   format: str
-  dtype: str
-  backbone: Mapping[str, Any]
-  preprocessing: Mapping[str, Any]
+  dtype: str  # of the computation
+  backbone: Mapping[str, Any]  # `BackboneId`
+  preprocessing: Mapping[str, Any]  # `EvalPreprocessing`, and how it resizes
   tasks: Sequence[Mapping[str, Any]]
+  # Empty for formats of arrays, as `comparison` is.
   signatures: Mapping[str, Signature] = dataclasses.field(default_factory=dict)
-  batch_buckets: tuple[int, ...] = ()
+  batch_buckets: tuple[int, ...] = ()  # compiled sizes; () for any size
   platforms: tuple[str, ...] = ()
   comparison: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  # {path: {"bytes": ..., "sha256": ...}}
   files: Mapping[str, Mapping[str, Any]] = dataclasses.field(
     default_factory=dict
   )
@@ -151,7 +124,7 @@ def _versions() -> dict[str, str]:
 
 
 def write(directory: Path, report: ExportReport) -> ExportReport:
-  """Write `manifest.json` beside the files that it names; return the report."""
+  """Write `manifest.json` beside the files that it lists; return the report."""
   written = {
     name: {
       "bytes": (directory / name).stat().st_size,

@@ -1,7 +1,6 @@
-"""What is exported: images to the outputs of all tasks, as one function.
+"""The exported function: from images to the outputs of all tasks.
 
-It is the `Program` that everybody calls: what that computes is what is
-exported, whatever the backbone is made of.
+It is the `Program` that evaluation and prediction call too.
 """
 
 from __future__ import annotations
@@ -25,35 +24,26 @@ Weights = tuple[Backbone, Program]
 
 @dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
 class ExportedModel:
-  """A pure function of images, and the arrays that it computes with.
-
-  Attributes:
-    backbone: of the tasks.
-    tasks: several that share a pass, or one of any regime.
-    program: the tasks, ready to be run.
-    weights: the backbone and the program as they are exported: a backbone that
-      the task brings has taken the place of the other.
-  """
+  """A pure function of images, and the arrays that it computes with."""
 
   backbone: Backbone
-  tasks: tuple[Task, ...]
+  tasks: tuple[Task, ...]  # several that share a pass, or one of any regime
   program: Program
-  weights: Weights
+  weights: Weights  # as exported: with the backbone that a task brings
 
   @staticmethod
   def run(weights: Weights, images: Float[Array, "b side side 3"]) -> Logits:
-    """The function."""
+    """The exported function."""
     backbone, program = weights
     return program(backbone, images)
 
   @property
   def evaluation(self) -> EvalPreprocessing:
-    """How the images of all tasks are prepared."""
+    """The image preprocessing that all tasks share."""
     return self.tasks[0].spec.evaluation
 
   @property
   def weight_bytes(self) -> int:
-    """What its arrays take."""
     return sum(leaf.nbytes for leaf in jax.tree.leaves(self.weights))
 
   @property
@@ -63,14 +53,14 @@ class ExportedModel:
     return (BACKBONE, *names) if self.program.composes else names
 
   def outputs(self) -> dict[str, int]:
-    """{name: how many outputs}, in order; computes nothing."""
+    """{name: number of outputs}, in order; computes nothing."""
     side = self.evaluation.image_size
     images = jax.ShapeDtypeStruct((1, side, side, 3), "float32")
     shapes = jax.eval_shape(self.run, self.weights, images)
     return {name: shapes[name].shape[-1] for name in self.names}
 
   def call_own(self, images: Float[ArrayLike, "b side side 3"]) -> Logits:
-    """What the exported function is compared with: it is not exported."""
+    """The reference for the exported function; it is not exported itself."""
     return self.program(self.backbone, jnp.asarray(images))
 
 
@@ -78,16 +68,8 @@ def make_model(backbone: Backbone, tasks: compose.TasksLike) -> ExportedModel:
   """Make the function of a backbone and tasks, on the CPU.
 
   There float32 is float32: accelerators round factors to fewer bits. A task
-  whose regime composes with nothing is exported alone, and has no output but
-  its own: the original ones would take a second pass.
-
-  Args:
-    backbone: the frozen ViT.
-    tasks: a task, a sequence or generator of tasks, or {name: task}.
-
-  Raises:
-    TaskError: without any task, or where they cannot share a pass.
-    ExportError: where jax was told to leave out the CPU.
+  whose regime composes with nothing has no output but its own: the original
+  ones would take a second pass.
   """
   cpu = _cpu()
   backbone, chosen = jax.device_put((backbone, compose.task_tuple(tasks)), cpu)
@@ -100,7 +82,7 @@ def make_model(backbone: Backbone, tasks: compose.TasksLike) -> ExportedModel:
 
 
 def _with_own_backbone(backbone: Backbone, program: Program) -> Weights:
-  """Put what a task brings of a backbone in its place: it is held once."""
+  """Replace weights of the backbone by those of a task, which are held once."""
   params, alone = backbone.params, []
   for task in program.alone:
     params = {**params, **task.params.get("backbone", {})}

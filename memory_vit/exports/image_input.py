@@ -1,6 +1,6 @@
-"""What an exported function takes: floats in [-1, 1], or uint8 pixels.
+"""The input of an exported function: floats in [-1, 1], or uint8 pixels.
 
-Of pixels the resizing and scaling of evaluation become part of the function.
+For pixels, the function includes the resizing and scaling of evaluation.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class ImageInput:
   Attributes:
     kind: "float32": (b, side, side, 3) in [-1, 1]; "uint8": pixels
       (b, height, width, 3) of 0 to 255.
-    size: (height, width) of pixels where they are fixed; None for any.
+    size: (height, width) of pixels if they are fixed; None for any.
   """
 
   kind: str = "float32"
@@ -39,13 +39,15 @@ class ImageInput:
         "the backbone. Give --input=uint8 too, or leave it out."
       )
 
+  def shape(self, side: int) -> tuple[str, int | str, int | str, int]:
+    """The shape of a batch for a model of `side` pixels; names are symbolic."""
+    fixed = (side, side) if self.kind == "float32" else self.size
+    height, width = fixed or ("h", "w")
+    return "b", height, width, 3
+
 
 def parse_size(text: str) -> tuple[int, int]:
-  """HEIGHTxWIDTH -> (height, width).
-
-  Raises:
-    ExportError: for anything else.
-  """
+  """HEIGHTxWIDTH -> (height, width)."""
   found = _SIZE.fullmatch(text)
   if not found:
     raise ExportError(

@@ -1,7 +1,7 @@
-"""`README.md` for a model hub: the card of tasks, made from what they know.
+"""Write the model card of tasks, `README.md`, for a model hub.
 
-Names of classes and data sets are strangers' text. In the card they are that
-and nothing else: no markup, no link, no line of their own.
+Names of classes and data sets are untrusted and appear only as code: no markup,
+no links, no extra lines.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from memory_vit.model.task import Task, TaskSpec
 from memory_vit.runtime.messages import escaped, shortened
 
 FILE = "README.md"
-# Nothing of a task is in here: a value cannot end the block.
+# It has no value of a task, which could end the block.
 _FRONT_MATTER = """\
 ---
 library_name: memory_vit
@@ -29,23 +29,23 @@ tags:
 ---
 """
 _MOST_CLASSES, _MOST_CHARACTERS = 200, 200
-# Keys of the configuration of a run that say what it learned from.
+# Keys of the configuration of a run that name its training data.
 _DATA_KEYS = ("name", "train", "validation", "test")
-# Keys of the result of a run, and what a reader calls them.
+# Keys of the result of a run, and their labels.
 _METRICS = {
   "test_accuracy": "accuracy, test",
   "test_top5": "top-5 accuracy, test",
   "val_accuracy": "accuracy, validation",
-  "chance": "accuracy of guessing",
-  "test_majority": "accuracy of the most frequent class",
+  "chance": "accuracy of guessing uniformly",
+  "test_majority": "accuracy of always predicting the most frequent class",
 }
-# What a reader calls an interpolation.
+# Interpolations in words.
 _RESIZING = {
-  "bilinear": "bilinearly and without antialiasing",
-  "bilinear_antialias": "bilinearly with antialiasing, as Pillow does it",
-  "bicubic": "bicubically with antialiasing, as Pillow does it",
+  "bilinear": "bilinear, without antialiasing",
+  "bilinear_antialias": "bilinear with antialiasing, as in Pillow",
+  "bicubic": "bicubic with antialiasing, as in Pillow",
 }
-_COUNTS = {"test_examples": "images of the test", "steps": "steps of training"}
+_COUNTS = {"test_examples": "test images", "steps": "training steps"}
 
 
 def to_text(tasks: Sequence[Task]) -> str:
@@ -54,8 +54,8 @@ def to_text(tasks: Sequence[Task]) -> str:
   parts = [
     f"{_FRONT_MATTER}\n# {title}\n",
     "New tasks for a frozen Vision Transformer, learned with memory cells "
-    "(Sandler et al., CVPR 2022). The backbone is not in here: its original "
-    "outputs stay as they are.\n",
+    "(Sandler et al., CVPR 2022). The backbone is not included; its original "
+    "outputs stay unchanged.\n",
     *map(_section, tasks),
     _loading(tasks),
     _preprocessing(tasks[0].spec),
@@ -65,15 +65,15 @@ def to_text(tasks: Sequence[Task]) -> str:
 
 
 def literal(value: Any) -> str:
-  """Text of a stranger as code, on one line, of at most 200 letters.
+  """Untrusted text as code, on one line, of at most 200 characters.
 
-  Escapes would not do: hubs look for addresses in what is left of them, and
-  make links of those. In code nothing is looked for.
+  Escapes are not enough: hubs find addresses in the remaining text and link
+  them. In code they look for nothing.
   """
   text = escaped(shortened(str(value), _MOST_CHARACTERS)).strip() or "(empty)"
   longest = max(map(len, re.findall("`*", text)))
   fence = "`" * (longest + 1)
-  space = " " if longest else ""  # which is not shown
+  space = " " if longest else ""  # not shown
   return f"{fence}{space}{text}{space}{fence}"
 
 
@@ -81,7 +81,7 @@ def _section(task: Task) -> str:
   spec, provenance = task.spec, task.provenance
   lines = [f"## {spec.name}", "", f"- classes: {_classes(spec)}"]
   lines.append(
-    f"- learned by: {literal(spec.regime)}, {spec.cells} memory cells"
+    f"- trained by: {literal(spec.regime)}, {spec.cells} memory cells per layer"
   )
   if spec.attends_to:
     lines.append(f"- attends to: {', '.join(map(literal, spec.attends_to))}")
@@ -91,22 +91,22 @@ def _section(task: Task) -> str:
     for key in _DATA_KEYS
     if isinstance(data.get(key), str) and data[key]
   ]
-  lines.append(f"- data: {', '.join(known) or 'not known'}")
+  lines.append(f"- data: {', '.join(known) or 'unknown'}")
   lines += _metrics(_mapping(provenance, "metrics"), spec.num_classes)
   return "\n".join(lines) + "\n"
 
 
 def _classes(spec: TaskSpec) -> str:
   if not spec.class_names:
-    return f"{spec.num_classes}, whose names are not known"
+    return f"{spec.num_classes}, with unknown names"
   shown = ", ".join(map(literal, spec.class_names[:_MOST_CLASSES]))
   more = len(spec.class_names) - _MOST_CLASSES
   return f"{spec.num_classes}: {shown}{f', and {more} more' * (more > 0)}"
 
 
 def _metrics(metrics: Mapping[str, Any], classes: int) -> list[str]:
-  """A table of the numbers that are there; nothing is required."""
-  # Of 5 classes, one of 5 guesses is always right.
+  """A table of the known numbers; none is required."""
+  # With 5 classes, one of 5 guesses is always right.
   hidden = ("test_top5",) if classes <= 5 else ()
   rows = [
     f"| {label} | {100 * metrics[key]:.2f} % |"
@@ -119,12 +119,12 @@ def _metrics(metrics: Mapping[str, Any], classes: int) -> list[str]:
     if type(metrics.get(key)) is int
   ]
   if not rows:
-    return ["- accuracy: not known"]
-  return ["", "| measured when it was trained | |", "|---|---|", *rows]
+    return ["- accuracy: unknown"]
+  return ["", "| measured after training | |", "|---|---|", *rows]
 
 
 def _is_number(value: Any) -> bool:
-  """A number that can be shown as a share; JSON has NaN in Python."""
+  """Whether a value can be shown as a share; Python's JSON has NaN."""
   return type(value) in (int, float) and math.isfinite(value) and value <= 1e6
 
 
@@ -152,13 +152,13 @@ tasks = mv.load_tasks([{files}], backbone)
 outputs = mv.forward(backbone, tasks, mv.preprocess(FILES, tasks))
 ```
 
-or `memory-vit predict --backbone={source} --task=. IMAGE`. A task is refused on
-any backbone but its own.
+or `memory-vit predict --backbone={source} --task=. IMAGE`. A task runs only on
+its own backbone.
 """
 
 
 def _public_backbone(task: Task) -> str:
-  """The public name of the backbone; "" where none is known."""
+  """The public name of the backbone; "" if none is known."""
   source = _mapping(task.provenance, "config").get("backbone")
   named = isinstance(source, str) and (
     source in download.KNOWN or hub.is_address(source)
@@ -167,7 +167,7 @@ def _public_backbone(task: Task) -> str:
 
 
 def _gelu(spec: TaskSpec) -> str:
-  """As a literal of Python; what no backbone has would not load either."""
+  """The GELU as a Python literal; an unknown one would not load either."""
   known = spec.backbone.gelu in ("tanh", "exact", "quick")
   return f'"{spec.backbone.gelu}"' if known else '"tanh"'
 
@@ -175,16 +175,16 @@ def _gelu(spec: TaskSpec) -> str:
 def _preprocessing(spec: TaskSpec) -> str:
   evaluation = spec.evaluation
   side = evaluation.image_size
-  how = f"squeezed into {side} x {side} pixels"
+  how = f"resized to {side} x {side} pixels, whatever their shape"
   if evaluation.resize:
     how = (
-      f"resized to {evaluation.resize} pixels on the shorter side, and the "
-      f"middle {side} x {side} taken"
+      f"resized to {evaluation.resize} pixels on the shorter side and cropped "
+      f"to the central {side} x {side}"
     )
   return f"""\
 ## Preprocessing
 
-RGB images are {how}, {_RESIZING[evaluation.interpolation]}, then scaled from
+RGB images are {how} ({_RESIZING[evaluation.interpolation]}), then scaled from
 0..255 to [-1, 1] by (x - 127.5) / 127.5.
 """
 

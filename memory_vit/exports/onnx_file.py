@@ -1,4 +1,4 @@
-"""ONNX: for onnxruntime and what reads its files, by jax2onnx."""
+"""Export to ONNX, by jax2onnx, for onnxruntime and other readers."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float32
 
 from memory_vit.errors import ExportError
@@ -25,12 +23,7 @@ INSTALL = (
 
 
 def require_possible(exported: ExportedModel, images: ImageInput) -> None:
-  """Refuse what ONNX has no form for.
-
-  Raises:
-    ExportError: for bfloat16, for uint8 images of any size, and for an output
-      with the name of the input.
-  """
+  """Refuse bfloat16, images of any size, and an output named as the input."""
   if exported.backbone.config.dtype != "float32":
     raise ExportError(
       "--format=onnx with --dtype=bfloat16: onnxruntime has no such kernels "
@@ -43,17 +36,13 @@ def require_possible(exported: ExportedModel, images: ImageInput) -> None:
     )
   if INPUT in exported.names:
     raise ExportError(
-      f"--format=onnx: a task is called {INPUT!r}, as the input of the model "
-      "is. Rename it (mv.rename)."
+      f"--format=onnx: a task has the name of the model's input, {INPUT!r}: "
+      "rename it (mv.rename)."
     )
 
 
 def write(exported: ExportedModel, directory: Path, images: ImageInput) -> None:
-  """Write `model.onnx`, and `model.onnx.data` where weights are large.
-
-  Raises:
-    ExportError: where the converter fails.
-  """
+  """Write `model.onnx`, and `model.onnx.data` for large weights."""
   jax2onnx = require_installed()
   predict = stablehlo.with_input(exported, images)
 
@@ -61,40 +50,31 @@ def write(exported: ExportedModel, directory: Path, images: ImageInput) -> None:
     outputs = predict(pixels)
     return tuple(outputs[name] for name in exported.names)
 
-  side = exported.evaluation.image_size
-  height, width = images.size or (side, side)
-  dtype = jnp.uint8 if images.kind == "uint8" else jnp.float32
-  (batch,) = jax.export.symbolic_shape("b")
-  shape = jax.ShapeDtypeStruct((batch, height, width, 3), dtype)
   try:
     with _quiet():
       jax2onnx.to_onnx(
         in_order,
-        [shape],
+        [stablehlo.input_shape(exported, images)],
         model_name="memory_vit",
         return_mode="file",
         output_path=directory / FILE,
         input_names=[INPUT],
         output_names=list(exported.names),
       )
-    # Large weights lie in a file that nobody else could read.
+    # The file of large weights has permissions for its owner alone.
     mode = (directory / FILE).stat().st_mode
     for file in directory.iterdir():
       file.chmod(mode)
-  # Of a converter that does not know an operation, of any type.
+  # A converter that lacks an operation raises errors of any type.
   except Exception as error:
     raise ExportError(
       f"jax2onnx cannot convert this model: {first_line(error)}. Give "
-      "--format=stablehlo or saved_model, and tell us."
+      "--format=stablehlo or saved_model, and report this as a bug."
     ) from error
 
 
 def require_installed() -> ModuleType:
-  """Import the converter.
-
-  Raises:
-    ExportError: where it is not installed, or nothing that runs its files.
-  """
+  """Import the converter; onnxruntime must be there to run its files."""
   try:
     import jax2onnx
     import onnxruntime  # noqa: F401 - it runs the file afterwards
@@ -108,7 +88,7 @@ def require_installed() -> ModuleType:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-  """Leave out remarks on shapes that are inferred all the same."""
+  """Silence remarks on shapes that are inferred all the same."""
   logger = logging.getLogger("onnx_ir")
   before = logger.level
   logger.setLevel(logging.ERROR)

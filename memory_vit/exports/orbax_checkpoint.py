@@ -1,6 +1,6 @@
-"""Parameters as a plain orbax checkpoint, for other programs of JAX.
+"""Write parameters as a plain orbax checkpoint, for other programs of JAX.
 
-`orbax.checkpoint.StandardCheckpointer().restore(path)` gives the tree back, as
+`orbax.checkpoint.StandardCheckpointer().restore(path)` returns the tree of
 NumPy arrays: jax.Array leaves would carry shardings, which another set of
 devices refuses. This package never reads such a checkpoint.
 """
@@ -19,16 +19,11 @@ DIRECTORY = "orbax"
 
 
 def write(tree: Mapping[str, Any], path: Path) -> None:
-  """Write a tree; a directory at `path` is replaced as a whole.
+  """Write a tree to an absolute path, by this process alone.
 
-  One process writes alone, and waits for no other.
-
-  Args:
-    tree: nested dictionaries of arrays. Orbax refuses arrays without values (a
-      memory of 0 cells): they are left out.
-    path: absolute; its parent is made.
+  Orbax refuses arrays without values (a memory of 0 cells): they are left out.
   """
-  import orbax.checkpoint as ocp  # only here: importing the core stays quick
+  import orbax.checkpoint as ocp  # slow to import
 
   flat = {name: np.asarray(a) for name, a in trees.flatten(tree).items()}
   filled = trees.unflatten({name: a for name, a in flat.items() if a.size})

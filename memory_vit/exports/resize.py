@@ -1,8 +1,8 @@
 """Resize, crop and scale pixels in jax, as evaluation does.
 
 Bilinear without antialiasing as TensorFlow's `tf.image.resize`, and with it as
-Pillow on uint8 pixels, whose sums are of fixed point. These are float32: where
-one lies in the middle between two grey levels, it may be rounded to the other.
+Pillow on uint8 pixels, whose sums are of fixed point. These are float32: a sum
+in the middle between two grey levels may be rounded to the other one.
 """
 
 from __future__ import annotations
@@ -17,22 +17,17 @@ from memory_vit.model.task import EvalPreprocessing
 def prepare(
   images: UInt8[Array, "b height width 3"], evaluation: EvalPreprocessing
 ) -> Float32[Array, "b side side 3"]:
-  """Prepare pixels as evaluation does; height and width may be symbolic.
+  """Prepare pixels in [-1, 1]; height and width may be symbolic.
 
-  Args:
-    images: of 0 to 255; sides of at most 16,384 pixels, of which the longer is
-      at most 32 times the shorter, as `mv.preprocess` takes them.
-    evaluation: how; side is its `image_size`.
-
-  Returns:
-    Values in [-1, 1].
+  Sides have at most 16,384 pixels, and the longer at most 32 times the shorter,
+  as `mv.preprocess` requires.
   """
   old = jnp.stack([jnp.asarray(n, jnp.int32) for n in images.shape[1:3]])
   new = _resized(old, evaluation)
   square = jnp.arange(evaluation.image_size, dtype=jnp.int32)
   begins = evaluation.begin(new)
   pixels = images.astype(jnp.float32)
-  for axis in (2, 1):  # Pillow rounds after the width, and again afterwards.
+  for axis in (2, 1):  # Pillow rounds after the width and after the height
     numbers = square + begins[axis - 1]
     sizes = old[axis - 1], new[axis - 1]
     if evaluation.interpolation == "bilinear":
@@ -70,14 +65,8 @@ def _between(
 ) -> Float32[Array, "b _ _ 3"]:
   """Interpolate between two neighbours, without antialiasing.
 
-  They are gathered: `jax.image.resize` multiplies by dense matrices, see
-  `_weights`.
-
-  Args:
-    pixels: of images.
-    numbers: of the new pixels along the axis.
-    sizes: how many pixels the axis has, and how many it gets.
-    axis: 1 or 2.
+  They are gathered: `jax.image.resize` multiplies by dense matrices. `sizes`
+  are the old and the new length of the axis.
   """
   before, after = sizes
   at = (numbers.astype(jnp.float32) + 0.5) * (before / after) - 0.5
@@ -99,18 +88,13 @@ def _weights(
 ) -> Float32[Array, "old side"]:
   """Share of each old pixel in each new one, along an axis.
 
-  How many take part in a new one depends on the size of the image, so this is a
-  dense matrix: of a photograph of 12 megapixels it costs as much as a ViT-B/16.
-
-  Args:
-    old: numbers of the old pixels.
-    new: numbers of the new ones.
-    sizes: how many pixels the axis has, and how many it gets.
-    interpolation: "bilinear_antialias" or "bicubic".
+  The number of pixels in a new one depends on the size of the image, so this is
+  a dense matrix: for a photograph of 12 megapixels it costs as much as a
+  ViT-B/16. `sizes` are the old and the new length of the axis.
   """
   before, after = sizes
-  # From centre to centre, in units of the wider of the two kinds of pixels.
-  # In float32 places in a large image would be off by parts of a pixel.
+  # From centre to centre, in units of the wider of the two kinds of pixels; as
+  # integers, as float32 is off by parts of a pixel in a large image.
   apart = jnp.abs((2 * old + 1) * after - (2 * new + 1)[None] * before)
   unit = 2 * jnp.maximum(before, after)
   x = apart.astype(jnp.float32) / unit.astype(jnp.float32)
@@ -128,7 +112,7 @@ def _weighted(
   weights: Float32[Array, "old side"],
   axis: int,
 ) -> Float32[Array, "b _ _ 3"]:
-  """Sum along an axis; accelerators would take factors of fewer bits."""
+  """Sum along an axis; accelerators would round factors to fewer bits."""
   spec = "bhwc,hn->bnwc" if axis == 1 else "bhwc,wn->bhnc"
   return jnp.einsum(spec, pixels, weights, precision=jax.lax.Precision.HIGHEST)
 
@@ -136,5 +120,5 @@ def _weighted(
 def _rounded(
   pixels: Float32[Array, "b height width 3"],
 ) -> Float32[Array, "b height width 3"]:
-  """To grey levels, half of one upwards."""
+  """Round to grey levels, half of one upwards."""
   return jnp.clip(jnp.floor(pixels + 0.5), 0, 255)

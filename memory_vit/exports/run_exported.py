@@ -4,8 +4,7 @@
 
 FOLDER has `images.npy`, and for a SavedModel also image files in `files/`. The
 outputs are written to FOLDER/SIGNATURE/NAME.npy, and seconds are printed as
-JSON. Nothing of this package is imported: so runs whoever has the model and the
-library that reads it.
+JSON. It imports nothing of this package, as any user of the exported file.
 """
 
 import importlib
@@ -21,7 +20,7 @@ import numpy as np
 
 # {name: outputs (b, c)} of images, or of the content of image files.
 Call = Callable[[Any], Mapping[str, Any]]
-# Seconds after which no further call is timed, and how many are at most.
+# Calls are timed until so many seconds are over, or so many calls.
 _TIMING_SECONDS, _CALLS = 10.0, 5
 
 
@@ -40,7 +39,7 @@ def load_saved_model(model: Path) -> dict[str, Call]:
 
   loaded = tf.saved_model.load(str(model))
 
-  # Both hold `loaded`: signatures alone do not keep their variables.
+  # Both hold `loaded`: signatures do not keep their variables alive.
   def serve(images: np.ndarray) -> Mapping[str, Any]:
     call = loaded.signatures["serving_default"]
     return call(images=tf.constant(images))
@@ -56,7 +55,7 @@ def load_onnx(model: Path) -> dict[str, Call]:
   import onnxruntime
 
   options = onnxruntime.SessionOptions()
-  options.log_severity_level = 3  # not each constant that it leaves out
+  options.log_severity_level = 3  # no line for each omitted constant
   session = onnxruntime.InferenceSession(
     model, options, providers=["CPUExecutionProvider"]
   )
@@ -68,7 +67,7 @@ def load_onnx(model: Path) -> dict[str, Call]:
   return {"serving_default": call}
 
 
-# Format -> the library that it needs, which is imported first, and the reader.
+# Format -> its library, imported before time is measured, and the reader.
 LOADERS = {
   "stablehlo": ("jax", load_stablehlo),
   "saved_model": ("tensorflow", load_saved_model),
@@ -84,12 +83,12 @@ def main(kind: str, model: Path, folder: Path) -> dict[str, float]:
   began = time.perf_counter()
   signatures = load(model)
   loaded = time.perf_counter()
-  outputs = _arrays(signatures["serving_default"](images))
+  outputs = arrays(signatures["serving_default"](images))
   first = time.perf_counter()
   _save(folder / "serving_default", outputs)
   if "encoded" in signatures:
     files = [file.read_bytes() for file in sorted(folder.glob("files/*"))]
-    _save(folder / "encoded", _arrays(signatures["encoded"](files)))
+    _save(folder / "encoded", arrays(signatures["encoded"](files)))
   return {
     "load_seconds": loaded - began,
     "first_call_seconds": first - loaded,
@@ -98,16 +97,16 @@ def main(kind: str, model: Path, folder: Path) -> dict[str, float]:
 
 
 def call_seconds(call: Call, images: np.ndarray) -> float:
-  """The median of several calls, once everything is compiled."""
+  """The median of several calls, after compilation."""
   times: list[float] = []
   while len(times) < _CALLS and sum(times) < _TIMING_SECONDS:
     began = time.perf_counter()
-    _arrays(call(images))
+    arrays(call(images))
     times.append(time.perf_counter() - began)
   return statistics.median(times)
 
 
-def _arrays(outputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def arrays(outputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
   """Wait for outputs, as arrays of NumPy."""
   return {name: np.asarray(value) for name, value in outputs.items()}
 

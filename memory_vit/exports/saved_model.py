@@ -1,4 +1,4 @@
-"""SavedModel: for TensorFlow Serving, by `jax.experimental.jax2tf`.
+"""Export a SavedModel for TensorFlow Serving, by `jax.experimental.jax2tf`.
 
 It has two signatures: `serving_default` takes images as arrays, and `encoded`
 the bytes of JPEG and PNG files, which TensorFlow decodes, crops and scales as
@@ -26,11 +26,11 @@ _Predict = Callable[[Any], dict[str, Any]]
 
 
 def batch_buckets() -> tuple[int, ...]:
-  """Return sizes of batches that are compiled; () where any size is.
+  """Return the batch sizes that are compiled; () if any size is.
 
-  What jax 0.11 writes for a batch of any size has checks of its shape in a
-  version of StableHLO that TensorFlow 2.21 cannot read: it saves, and fails
-  when it is run. There a batch is split and filled up to one of these sizes.
+  For a batch of any size, jax 0.11 writes checks of its shape in a version of
+  StableHLO that TensorFlow 2.21 cannot read: it saves, and fails when it runs.
+  There a batch is split and filled up to one of these sizes.
   """
   return (1, 8, 32) if jax.__version_info__ >= (0, 11) else ()
 
@@ -51,11 +51,7 @@ def write(exported: ExportedModel, directory: Path, images: ImageInput) -> None:
 
 
 def require_installed() -> ModuleType:
-  """Import TensorFlow, without its memory on a GPU, which belongs to jax.
-
-  Raises:
-    ExportError: where it is not installed.
-  """
+  """Import TensorFlow without memory of a GPU, which belongs to jax."""
   try:
     from memory_vit.data.quiet_tensorflow import tf
   except ModuleNotFoundError as error:
@@ -125,7 +121,7 @@ def _in_buckets(
 def _from_images(
   tf: Any, exported: ExportedModel, predict: _Predict, images: ImageInput
 ) -> Any:
-  """The signature that takes arrays, under the name `images`."""
+  """The signature that takes arrays, called `images`."""
   side = exported.evaluation.image_size
   if images.kind == "float32":
     spec = tf.TensorSpec((None, side, side, 3), tf.float32, name="images")
@@ -141,7 +137,7 @@ def _from_images(
 
 
 def _from_files(tf: Any, exported: ExportedModel, predict: _Predict) -> Any:
-  """The signature that takes the bytes of files, under the name `encoded`."""
+  """The signature that takes the bytes of files, called `encoded`."""
   side = exported.evaluation.image_size
   view = _view(exported)
 
@@ -162,7 +158,7 @@ def _from_files(tf: Any, exported: ExportedModel, predict: _Predict) -> Any:
 
 
 def _view(exported: ExportedModel) -> Callable[[Any], Any]:
-  """The preprocessing of evaluation, of one image (height, width, 3)."""
+  """The preprocessing of evaluation, for one image (height, width, 3)."""
   from memory_vit.data import image_ops
 
   return lambda pixels: image_ops.graph_view(pixels, exported.evaluation)

@@ -1,4 +1,4 @@
-"""StableHLO: one file that `jax.export` reads on CPU, CUDA and TPU."""
+"""Export to StableHLO, which `jax.export` reads on CPU, CUDA and TPU."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import export as jax_export
 from jaxtyping import Array
 
@@ -18,16 +17,12 @@ from memory_vit.tasks.split_forward import Logits
 
 FILE = "model.stablehlo"
 PLATFORMS = ("cpu", "cuda", "tpu")
-# The file is a flatbuffer, which counts its bytes in 31 bits.
+# The file is a flatbuffer, whose size has 31 bits.
 _MAX_BYTES = 2**31 - 2**24
 
 
 def write(exported: ExportedModel, directory: Path, images: ImageInput) -> None:
-  """Write `model.stablehlo`: for any batch, and for any size of uint8 images.
-
-  Raises:
-    ExportError: for weights that do not fit into one file.
-  """
+  """Write `model.stablehlo`, for any batch and any size of uint8 images."""
   if exported.weight_bytes > _MAX_BYTES:
     raise ExportError(
       f"the weights take {exported.weight_bytes:,} bytes, and a StableHLO file "
@@ -35,7 +30,7 @@ def write(exported: ExportedModel, directory: Path, images: ImageInput) -> None:
     )
   written = jax_export.export(
     jax.jit(with_input(exported, images)), platforms=PLATFORMS
-  )(_input_shape(exported, images))
+  )(input_shape(exported, images))
   (directory / FILE).write_bytes(written.serialize())
 
 
@@ -51,14 +46,10 @@ def with_input(exported: ExportedModel, images: ImageInput) -> Any:
   return predict
 
 
-def _input_shape(
+def input_shape(
   exported: ExportedModel, images: ImageInput
 ) -> jax.ShapeDtypeStruct:
-  """Shape of the images, with symbols for what may be anything."""
-  if images.kind == "uint8":
-    height, width = images.size or ("h", "w")
-    shape = jax_export.symbolic_shape(f"b, {height}, {width}, 3")
-    return jax.ShapeDtypeStruct(shape, jnp.uint8)
-  side = exported.evaluation.image_size
-  shape = jax_export.symbolic_shape(f"b, {side}, {side}, 3")
-  return jax.ShapeDtypeStruct(shape, jnp.float32)
+  """The shape of the images, with symbols for axes of any length."""
+  shape = images.shape(exported.evaluation.image_size)
+  symbolic = jax_export.symbolic_shape(", ".join(map(str, shape)))
+  return jax.ShapeDtypeStruct(symbolic, images.kind)

@@ -1,6 +1,6 @@
 """A small pretrained ViT and a task for it, which come with the package.
 
-`README.md`, beside this file, is their card.
+`README.md`, beside this file, describes them.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The .npz files of SigLIP: an image tower beside one for texts."""
+"""Load the .npz files of SigLIP: an image tower beside a text tower."""
 
 import jax
 import numpy as np

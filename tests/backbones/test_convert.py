@@ -1,4 +1,4 @@
-"""Backbones in other formats: the command `convert`, and saving for others."""
+"""Save and convert backbones: the command `convert`, and files for others."""
 
 import dataclasses
 import hashlib
@@ -245,7 +245,7 @@ def test_only_a_model_is_replaced(tmp_path):
 
 
 def test_a_model_of_somebody_else_is_not_replaced(tmp_path):
-  """Its files have the same names; a link to one of ours stays a link."""
+  """Foreign files have the same names; a link to one of ours stays a link."""
   path = tmp_path / "hf"
   mv.save_backbone(tiny_backbone(), path, format="hf")
   (tmp_path / "link").symlink_to("hf")
@@ -274,7 +274,7 @@ def test_command_lines_that_cannot_be(tmp_path, capsys):
     ([path, "x", "--format=onnx"], "invalid choice"),
     (
       ["--task=a.pt", f"--backbone={path}", "--format=hf", "x"],
-      "--format is of a backbone",
+      "--format is that of a backbone",
     ),
   ):
     assert convert.main(arguments) == 2

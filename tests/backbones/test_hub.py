@@ -1,4 +1,4 @@
-"""Models of the Hugging Face hub; nothing here reaches it."""
+"""Fetch models of the Hugging Face hub, without a network."""
 
 import sys
 import types
@@ -16,7 +16,7 @@ ADDRESS = "hf://google/vit-base-patch16-224"
 
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
-  """What stands in for huggingface_hub: it keeps what it was asked."""
+  """A fake huggingface_hub that records the calls."""
   made = types.ModuleType("huggingface_hub")
   made.asked = []
 

@@ -61,7 +61,7 @@ def shapes(config: ViTConfig) -> dict[str, tuple[int, ...]]:
 
 
 def random_weights(config: ViTConfig = TINY) -> dict[str, np.ndarray]:
-  """The flat tree of a model, Linen numbers, every value drawn."""
+  """The flat tree of a model with random values, numbered by Linen."""
   rng = np.random.default_rng(0)
   return {
     name: rng.standard_normal(shape, np.float32)
@@ -266,7 +266,7 @@ def published_names(depth: int) -> set[str]:
 
 
 def without_memory(config: ViTConfig) -> dict[str, np.ndarray]:
-  """A flat tree of that shape, of one value in memory."""
+  """A flat tree of these shapes, with one value in memory."""
   return {
     name: np.broadcast_to(np.float32(0), shape)
     for name, shape in shapes(config).items()
@@ -698,12 +698,12 @@ def other_crc(data: bytes) -> bytes:
   ids=["half of it", "a page", "nothing", "a flipped bit"],
 )
 def test_what_comes_is_checked_before_it_is_kept(tmp_path, cache, change, says):
-  """No length was said; the next run asks again."""
+  """The server states no length; the next call fetches the file again."""
   good = write(tmp_path / "a.npz", random_weights()).read_bytes()
   with serving(change(good), good, sized=False) as (address, requests):
     with pytest.raises(BackboneError, match=says) as error:
       load_backbone(f"{address}/vit.npz")
-    assert f"cannot fetch {address}/vit.npz: what came" in str(error.value)
+    assert f"cannot fetch {address}/vit.npz: the download" in str(error.value)
     assert "\n" not in str(error.value)
     assert not list(cache.iterdir())
     assert load_backbone(f"{address}/vit.npz").config == TINY
@@ -711,7 +711,7 @@ def test_what_comes_is_checked_before_it_is_kept(tmp_path, cache, change, says):
 
 
 class Endless(io.RawIOBase):
-  """A file that is the same bytes again and again, without end."""
+  """A file that repeats the same bytes without end."""
 
   def __init__(self, part):
     self.part, self.reads = part, 0
@@ -723,7 +723,7 @@ class Endless(io.RawIOBase):
 
 @pytest.fixture
 def endless(monkeypatch):
-  """Gives gs://nowhere/vit.npz a content that never ends."""
+  """Serves an endless content at gs://nowhere/vit.npz."""
 
   def serve(part):
     file = Endless(part)
@@ -736,7 +736,7 @@ def endless(monkeypatch):
 
 @pytest.mark.fault("bad-download")
 def test_a_page_that_never_ends_is_left_at_once(cache, endless):
-  """Its first bytes say that it is no .npz file."""
+  """Its first bytes are not those of an .npz file."""
   page = endless(b"<html>" + b"x" * 2**20)
   with pytest.raises(BackboneError, match="is no .npz file"):
     load_backbone("gs://nowhere/vit.npz")
@@ -816,7 +816,7 @@ def test_passwords_do_not_follow_where_an_address_leads(
 
 
 def test_passwords_are_sent_with_encryption(netrc, monkeypatch):
-  """By `requests` itself, which looks into ~/.netrc unless told otherwise."""
+  """`requests` reads ~/.netrc by default."""
   given = []
 
   class Downloader:

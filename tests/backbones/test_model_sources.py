@@ -1,4 +1,4 @@
-"""Backbones from the files of transformers."""
+"""Load backbones from the files of transformers."""
 
 import dataclasses
 import json
@@ -58,7 +58,7 @@ def test_a_model_of_transformers_is_the_published_tree(tmp_path, parts, named):
 
 
 def test_a_classifier_does_not_read_the_pooler(tmp_path):
-  """As in transformers, which makes none beside a classifier."""
+  """A classifier of transformers has no pooler beside it."""
   both = models.vit_arrays(pooler=True)
   plain = {n: a for n, a in both.items() if "pooler" not in n}
   found = [
@@ -147,7 +147,7 @@ def test_a_qkv_without_bias_has_zeros(tmp_path):
 
 
 def test_pixels_that_no_patch_covers_are_left_out(tmp_path):
-  """As transformers does, in the convolution."""
+  """The convolution of transformers does so."""
   config = {**models.CONFIG, "image_size": 11}
   backbone = mv.load_backbone(models.write_model(tmp_path, config=config))
   assert backbone.config.image_size == 8

@@ -111,7 +111,7 @@ def test_one_error_names_all_that_is_wrong(name):
 
 
 def linear(arrays, name, z):
-  """What torch.nn.Linear puts out."""
+  """The output of torch.nn.Linear."""
   bias = arrays.get(f"{name}.bias", 0.0)
   return arrays[f"{name}.weight"].astype(np.float64) @ z + bias
 
@@ -252,7 +252,7 @@ def test_a_class_token_without_position_gets_a_zero_one():
 
 
 def test_older_files_name_a_buffer_and_the_tower():
-  """Of a tower alone, transformers 4 wrote both."""
+  """Version 4 of transformers wrote both for a tower alone."""
   config, arrays = source_of("clip vision")
   older = {f"vision_model.{key}": array for key, array in arrays.items()}
   older["vision_model.embeddings.position_ids"] = np.zeros((1, 17), np.float32)
@@ -262,7 +262,7 @@ def test_older_files_name_a_buffer_and_the_tower():
 
 
 def test_absent_fields_mean_what_transformers_means():
-  """That of the published SigLIP B/16 says nothing of its vision tower."""
+  """The published SigLIP B/16 states no field of its vision tower."""
   message = refusal(
     {"model_type": "siglip", "vision_config": {}}, source_of("siglip")[1]
   )
@@ -297,7 +297,7 @@ def test_what_is_not_stated_is_computed_as_in_the_library(name):
 
 
 def test_of_two_configurations_of_a_tower_the_older_is_read():
-  """Old files of CLIP have both, of which transformers takes this one."""
+  """Old files of CLIP have both; transformers takes the older name."""
   config, arrays = source_of("clip")
   both = {
     **config, "vision_config": {}, "vision_config_dict": config["vision_config"]
@@ -324,7 +324,7 @@ def test_the_gate_of_timm_comes_first():
 
 
 def test_an_array_of_no_registers_is_none(tmp_path):
-  """As transformers writes them; others are not left out."""
+  """Written so by transformers; other empty arrays are refused."""
   config, arrays = source_of("dinov3", num_register_tokens=0)
   name = "embeddings.register_tokens"
   for count in (0, 1):
@@ -425,7 +425,7 @@ def test_positions_that_fit_no_square_are_refused():
 
 
 def timm_source(name, rows, *, args=(), **pretrained):
-  """A model of timm with other rows of positions; `None` leaves a field out."""
+  """A model of timm with `rows` positions; `None` leaves a field out."""
   config, arrays = source_of(name)
   for key, changes in (("model_args", args), ("pretrained_cfg", pretrained)):
     fields = {**config[key], **dict(changes)}
@@ -456,7 +456,7 @@ def test_a_vit_of_images_that_are_no_square_is_refused(size):
 
 
 def test_positions_that_are_not_those_of_the_image_are_refused():
-  """With a square of a size that is not stated, they are another model's."""
+  """A square of an unstated size belongs to another model."""
   for changes in ({"args": {"img_size": 56}}, {"args": {"img_size": None}}):
     config, arrays = timm_source("timm vit", 25, **changes)
     message = refusal(config, arrays)
@@ -469,7 +469,7 @@ def test_positions_that_are_not_those_of_the_image_are_refused():
 
 
 def test_a_square_of_patches_is_also_one_with_the_tokens_before_them():
-  """9 is 3 x 3, and 2 x 2 behind five tokens: what is stated decides."""
+  """9 is 3 x 3, and 2 x 2 behind five tokens: the stated size decides."""
   for stated, side in (
     ({"img_size": 42}, 3), ({"img_size": 28}, 2),
     ({"img_size": None, "no_embed_class": True}, 3),
@@ -546,7 +546,7 @@ SEEDS = int(os.environ.get("MEMORY_VIT_FUZZ_MODELS", "25"))
 
 
 def damaged(rng, config, arrays):
-  """One or two fields, and sometimes an array, as nobody writes them."""
+  """Break one or two fields, and sometimes an array."""
   config, arrays = copy.deepcopy(config), dict(arrays)
   for _ in range(rng.integers(1, 3)):
     inside = [config, *(v for v in config.values() if isinstance(v, dict))]
@@ -564,7 +564,7 @@ def damaged(rng, config, arrays):
 @pytest.mark.fault("unequal-model")
 @pytest.mark.parametrize("name", DISTINCT)
 def test_damaged_models_are_converted_or_refused(name):
-  """No other error than ours, and nothing that takes memory."""
+  """Only `BackboneError` is raised, and memory stays small."""
   source = source_of(name)
   refusals = []
   for seed in range(SEEDS):

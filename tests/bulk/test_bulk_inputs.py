@@ -1,4 +1,4 @@
-"""What is read: folders, files, Parquet, ArrayRecord."""
+"""List and read inputs: folders, files, Parquet, ArrayRecord."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def test_a_folder_is_its_images_and_their_classes(tmp_path):
 
 
 def test_files_of_many_images_are_found_by_the_same_walk(tmp_path):
-  """In linked folders as well; what Spark hides by a "_" is left out."""
+  """Links to folders are followed; names with a leading "_" are skipped."""
   write(tmp_path / "top.parquet", {"image": [PNG]})
   for folder in ("elsewhere/deep", "data/_temporary", "data/.git"):
     (tmp_path / folder).mkdir(parents=True)
@@ -89,7 +89,7 @@ def test_labels_have_the_names_that_hugging_face_states(tmp_path):
 
 @pytest.mark.parametrize("group", [1, 3, 7, 100])
 def test_any_part_of_several_files_is_read(tmp_path, group):
-  """Whatever the row groups are, and where files have no row at all."""
+  """For any row groups, also with files without rows."""
   contents = [f"{i}".encode() for i in range(50)]
   sizes = [20, 0, 1, 29]
   files, start = [], 0

@@ -1,4 +1,4 @@
-"""A bulk run on a real cluster of Ray: the same rows, whoever is killed."""
+"""Run bulk jobs on a real Ray cluster: the same rows, whoever is killed."""
 
 import json
 import os
@@ -29,7 +29,7 @@ PATIENCE = 600
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-  """A model, images of which two are broken, and the rows to expect."""
+  """A model, images (two of them broken), and the expected rows."""
   root = tmp_path_factory.mktemp("ray")
   mv.save_backbone(tiny_backbone(), root / "tiny.npz")
   backbone = mv.load_backbone(root / "tiny.npz")
@@ -52,7 +52,7 @@ def flags(root, output, *more):
 
 
 def start(root, output, log, *more):
-  """Starts the command with two workers of a cluster of its own."""
+  """Starts the command with two workers on its own cluster."""
   command = [
     sys.executable, "-m", "memory_vit", "predict",
     *flags(root, output, "--engine=ray", "--workers=2", *more),
@@ -81,7 +81,7 @@ def wait_for_shards(process, output, count, log):
 
 
 def require_the_same_rows(output, root):
-  """Nothing lost, nothing twice, in the order of the input."""
+  """No row is lost or duplicated, and the order is that of the input."""
   found = pq.read_table(output)
   assert found["id"].to_pylist() == list(range(IMAGES))
   assert found.equals(pq.read_table(root / "expected"))
@@ -130,11 +130,11 @@ def test_a_killed_command_is_resumed(place, tmp_path):
 def test_workers_without_a_place_end_the_command(
   place, tmp_path, monkeypatch, capsys
 ):
-  """Ray Data alone would wait for ever."""
+  """Ray Data alone would wait forever."""
   for key, value in ENVIRONMENT.items():
     monkeypatch.setenv(key, value)
   monkeypatch.setattr(ray_engine, "_MOST_WAIT", 1)
-  more = ["--engine=ray", "--workers=1", "--worker_cpus=10000"]
+  more = ["--engine=ray", "--workers=1", "--worker_gpus=10000"]
   assert predict.main(flags(place, tmp_path / "out", *more)) == 2
   assert "does not have enough resources" in capsys.readouterr().err
 
@@ -161,7 +161,7 @@ print("ROWS" + json.dumps(rows))
 
 
 def test_the_predictor_is_a_class_for_map_batches(place, tmp_path):
-  """As a pipeline of Ray Data takes it; the logits are those of `predict`."""
+  """A pipeline of Ray Data gets the logits of `predict`."""
   expected = {
     row["path"]: row["digits/logits"]
     for row in pq.read_table(place / "expected").to_pylist()

@@ -59,7 +59,7 @@ def command(module, place, output, *more):
 
 
 def batches(rows, size=4):
-  """The images of rows that could be read, as they lie in batches."""
+  """The readable images of rows, in the batches of the run."""
   for start in range(0, len(rows), size):
     yield [row for row in rows[start : start + size] if row["error"] is None]
 
@@ -158,11 +158,11 @@ def test_a_retrained_task_is_another_run(place, tmp_path, capsys):
   assert predict.main(args) == 2
   said = capsys.readouterr().err
   assert said.startswith("error: --output")
-  assert "holds another run: model.tasks is" in said
+  assert "holds another run: model/tasks is" in said
 
 
 def test_all_that_rows_depend_on_makes_another_run(place):
-  """Or the rows of one table would be of two kinds."""
+  """Otherwise one table would have rows of two kinds."""
   given = {
     "backbone": str(place / "tiny.npz"),
     "tasks": (str(place / "tasks"),),
@@ -187,8 +187,8 @@ def test_all_that_rows_depend_on_makes_another_run(place):
     (["--output=x"], "expected both --input and --output"),
     (["--input=x", "--output=y", "--json"], "expected neither --json"),
     (["--input=x", "--output=y", "z.png"], "expected neither --json"),
-    (["z.png", "--logits"], "--logits is of predictions into Parquet"),
-    (["z.png", "--engine=ray"], "--engine is of predictions into Parquet"),
+    (["z.png", "--logits"], "--logits is for predictions into Parquet"),
+    (["z.png", "--engine=ray"], "--engine is for predictions into Parquet"),
     (["--input=x", "--output=y", "--workers=3"], "expected --engine=ray"),
     ([], "there is no image"),
   ],
@@ -272,7 +272,7 @@ def test_files_without_embeddings_are_refused(place, tmp_path):
 
 
 def test_the_example_reads_a_table(place, tmp_path, monkeypatch, capsys):
-  """As docs/scale.md has it."""
+  """The code in docs/scale.md."""
   monkeypatch.chdir(tmp_path)
   command(predict, place, "OUT", "--shard_images=4")
   capsys.readouterr()
@@ -283,7 +283,7 @@ def test_the_example_reads_a_table(place, tmp_path, monkeypatch, capsys):
 
 
 def test_the_example_reads_arrays(place, tmp_path, monkeypatch, capsys):
-  """As docs/scale.md has it."""
+  """The code in docs/scale.md."""
   monkeypatch.chdir(tmp_path)
   command(embed, place, tmp_path / "EMBEDDED" / "train")
   page = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")

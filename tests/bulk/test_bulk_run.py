@@ -148,7 +148,7 @@ def test_a_damaged_shard_is_made_again(folder, tmp_path, how):
 
 @pytest.mark.fault("bulk-damaged")
 def test_a_flipped_bit_anywhere_in_a_shard_is_noticed(folder, tmp_path):
-  """In values, in the footer that describes them, and in the seal itself."""
+  """In values, in the footer, and in the seal itself."""
   make(folder, tmp_path / "out")
   plan = plans.read_plan(tmp_path / "out")
   shard = tmp_path / "out" / plan.name(1)
@@ -164,7 +164,7 @@ def test_a_flipped_bit_anywhere_in_a_shard_is_noticed(folder, tmp_path):
 
 @pytest.mark.fault("bulk-damaged")
 def test_a_shard_with_a_damaged_footer_is_made_again(folder, tmp_path):
-  """A column of another name, which no page tells."""
+  """A renamed column, which no checksum of a page covers."""
   make(folder, tmp_path / "out")
   shard = tmp_path / "out" / "part-00001-of-00003.parquet"
   whole = shard.read_bytes()
@@ -178,14 +178,14 @@ def test_another_run_is_refused(folder, tmp_path):
   output = tmp_path / "out"
   make(folder, output)
   for options, key in (
-    ({"job": MeanJob(version=1)}, "model.version is 1, there 0"),
+    ({"job": MeanJob(version=1)}, "model/version is 1, there 0"),
     ({"job": MeanJob(batch_size=2)}, "batch_size is 2, there 4"),
     ({"shard_images": 9}, "shard_images is 9, there 8"),
   ):
     with pytest.raises(ConfigError, match=key):
       make(folder, output, **options)
   (folder / "more.png").write_bytes(b"")
-  with pytest.raises(ConfigError, match="input.files is 24, there 23"):
+  with pytest.raises(ConfigError, match="input/files is 24, there 23"):
     make(folder, output)
 
 
@@ -217,7 +217,7 @@ def test_a_worker_of_ray_makes_damaged_shards_again(folder, tmp_path):
 
 
 def test_an_output_may_lie_below_the_input(folder):
-  """What was written is no input of the same command."""
+  """The same command does not read its own shards."""
   assert make(folder, folder / "out").made == 3
   assert make(folder, folder / "out").made == 0
   assert len(table(folder / "out")) == 23
@@ -225,7 +225,7 @@ def test_an_output_may_lie_below_the_input(folder):
 
 @pytest.mark.fault("bulk-two-writers")
 def test_two_writers_of_a_shard_do_not_spoil_it(folder, tmp_path):
-  """Both write whole files; the last one stays."""
+  """Both write complete files; the last one stays."""
   output = tmp_path / "out"
   make(folder, output)
   expected = table(output)
@@ -249,7 +249,7 @@ def test_two_writers_of_a_shard_do_not_spoil_it(folder, tmp_path):
 @pytest.mark.fault("bulk-two-writers")
 @pytest.mark.parametrize("where", ["settle", "make_shards"])
 def test_a_second_command_is_refused(folder, tmp_path, monkeypatch, where):
-  """From before there is a plan, so that two can never have two plans."""
+  """Also before the plan exists: two commands never write two plans."""
   module = {"settle": plans, "make_shards": make_shards}[where]
   begun, tried = getattr(module, where), []
 
@@ -267,7 +267,7 @@ def test_a_second_command_is_refused(folder, tmp_path, monkeypatch, where):
 
 @pytest.mark.fault("bulk-two-writers")
 def test_the_lock_of_an_output_is_never_deleted(folder, tmp_path):
-  """Two commands could then each hold a lock of this name."""
+  """Otherwise two commands could each hold a lock of this name."""
   numbers = []
   for _ in range(2):
     make(folder, tmp_path / "out")
@@ -277,7 +277,7 @@ def test_the_lock_of_an_output_is_never_deleted(folder, tmp_path):
 
 @pytest.mark.fault("bulk-disk-full")
 def test_a_full_disk_ends_the_run(folder, tmp_path):
-  """What is finished stays, and the next run makes the rest."""
+  """Finished shards stay, and the next run makes the rest."""
   output = tmp_path / "out"
   limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
@@ -343,6 +343,18 @@ def test_rows_do_not_depend_on_which_shards_are_made_together(folder, tmp_path):
 
 
 @pytest.mark.fault("no-worker")
+def test_more_cpus_than_a_cluster_here_has_are_refused(
+  folder, tmp_path, monkeypatch
+):
+  """Before Ray starts: its workers would wait for a place."""
+  monkeypatch.delenv("RAY_ADDRESS", raising=False)
+  monkeypatch.setattr(os, "cpu_count", lambda: 3)
+  engine = ray_engine.RayEngine(workers=2, worker_cpus=2)
+  with pytest.raises(ConfigError, match="2 workers is 4 CPUs, .* has 3"):
+    make(folder, tmp_path / "out", engine=engine)
+
+
+@pytest.mark.fault("no-worker")
 def test_a_shard_that_ends_every_worker_ends_the_command(folder, tmp_path):
   """The class that Ray Data calls, as a worker after the tenth."""
   output = tmp_path / "out"
@@ -387,7 +399,7 @@ def test_a_worker_that_finds_another_plan_is_refused(folder, tmp_path):
   ],
 )  # fmt: skip
 def test_what_may_pass_is_no_row(folder, tmp_path, monkeypatch, number, name):
-  """A disk or a mount that fails for a moment: the next run reads it."""
+  """A disk or mount fails for a moment: the next run reads the image."""
 
   def failing(path, *arguments):
     if str(path).endswith(name):
@@ -425,7 +437,7 @@ def test_a_worker_without_the_mount_of_the_input_is_refused(folder, tmp_path):
 def test_paths_do_not_depend_on_the_working_directory(
   folder, tmp_path, monkeypatch
 ):
-  """Of workers, which have another one, and of a run that resumes."""
+  """Workers and resumed runs may have another one."""
   listed = tmp_path / "x.parquet"
   pq.write_table(pa.table({"path": ["00.png"]}), listed)
   columns = readers.Columns(root="images")
@@ -446,7 +458,7 @@ def test_paths_do_not_depend_on_the_working_directory(
 
 
 def test_readers_see_nothing_but_rows(folder, tmp_path):
-  """As pyarrow, Spark and others open a directory."""
+  """pyarrow, Spark and others open the directory as a data set."""
   import pyarrow.dataset as ds
 
   make(folder, tmp_path / "out")

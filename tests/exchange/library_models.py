@@ -14,7 +14,7 @@ import torch
 
 
 def _import_torchvision() -> None:
-  """Import it where its compiled operators do not fit torch.
+  """Import it even if its compiled operators do not fit torch.
 
   A torchvision for GPUs beside a torch without them cannot load its operators,
   and then fails to describe two of them. No model here uses any.
@@ -68,7 +68,7 @@ class Published:
 def perturbed(model: Any, seed: int = 0) -> Any:
   """Make every array differ from zero, from one, and from place to place.
 
-  By so much that each counts in the outputs: tokens and positions as much as
+  By enough that each counts in the outputs: tokens and positions as much as
   patches.
   """
   generator = torch.Generator().manual_seed(seed)
@@ -109,7 +109,7 @@ def save(published: Published, model: Any, directory: Path) -> None:
 def their_outputs(
   published: Published, model: Any, images: np.ndarray
 ) -> np.ndarray:
-  """What a model puts out of images (b, side, side, 3) in [0, 1]."""
+  """The outputs of a model for images (b, side, side, 3) in [0, 1]."""
   normalized = (images - np.array(MEAN)) / np.array(STD)
   tensor = torch.tensor(normalized.transpose(0, 3, 1, 2), dtype=torch.float32)
   with torch.no_grad():

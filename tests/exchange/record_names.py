@@ -1,7 +1,7 @@
-"""Record what transformers and timm write of small models.
+"""Record the names that transformers and timm give to arrays of small models.
 
 `.venv-exchange/bin/python tests/exchange/record_names.py` writes the file; the
-tests that have no torch read it, and `test_names.py` compares the two.
+tests without torch read it, and `test_names.py` compares the two.
 """
 
 import json
@@ -31,7 +31,7 @@ def published_names(name: str) -> dict[str, Any]:
 
 
 def _pruned(config: Any) -> Any:
-  """Without the text tower's configuration, which nothing here reads."""
+  """Without the unused configuration of the text tower."""
   if not isinstance(config, dict):
     return config
   left_out = _LEFT_OUT | {"text_config"}

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.filterwarnings(
 
 
 def test_every_row_learns(tmp_path):
-  """More than chance, 0.8 %, in 30 steps; and the table says so."""
+  """Better than guessing, 0.8 %, after 30 steps."""
   page = tmp_path / "page.md"
   page.write_text("above\n<!-- accuracy -->\nold\n<!-- end of accuracy -->\n")
   result = accuracy.main([

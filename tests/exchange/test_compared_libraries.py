@@ -29,7 +29,7 @@ def test_every_library_answers(measured):
 
 
 def test_outputs_that_are_compared_depend_on_the_image(measured):
-  """A head of zeros would make all of them equal, whatever is computed."""
+  """A head of zeros would make all outputs equal."""
   for one in measured.values():
     assert one["outputs_spread"] > 1e-3, one["name"]
 

@@ -1,4 +1,4 @@
-"""What is handed to transformers, and what comes from `torch.save`."""
+"""Exchange models with transformers, and read files of `torch.save`."""
 
 import dataclasses
 
@@ -81,7 +81,7 @@ def test_a_fine_tuned_model_goes_out_and_comes_back(tmp_path):
 
 
 class Boom:
-  """What a pickle would run."""
+  """The code that a pickle would run."""
 
   def __reduce__(self):
     return (print, ("ran",))

@@ -1,4 +1,4 @@
-"""ONNX files, run by onnxruntime; skipped where the converter is missing."""
+"""ONNX files, run by onnxruntime; skipped without the converter."""
 
 import json
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("default")
 
 @pytest.fixture(autouse=True)
 def ranks_as_users_have_them():
-  """The converter takes the place of layers, and adds (d,) to (b, d)."""
+  """The converter replaces layers, and adds (d,) to (b, d)."""
   with jax.numpy_rank_promotion("allow"):
     yield
 

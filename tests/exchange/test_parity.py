@@ -91,7 +91,7 @@ def test_models_as_nobody_publishes_them(name, arguments, tmp_path):
 
 @pytest.mark.parametrize("size", [(56, 84), (28, 112), (14, 42), (42, 56)])
 def test_images_that_are_no_square_are_refused(size, tmp_path):
-  """The positions of all but the last are as many as those of a square."""
+  """All but the last have as many positions as a square."""
   published = MODELS["timm vit"]
   save(published, published.make(img_size=size), tmp_path)
   with pytest.raises(

@@ -1,4 +1,4 @@
-"""What a name of timm says here is what timm builds of it."""
+"""A name of timm implies here the architecture that timm builds."""
 
 import inspect
 

@@ -1,4 +1,4 @@
-"""What an export writes, what it refuses, and that it leaves nothing behind."""
+"""Export: written files, refusals, and nothing left behind after an error."""
 
 import hashlib
 import json
@@ -26,7 +26,7 @@ from memory_vit.exports.exported_model import make_model
 
 @pytest.fixture
 def in_this_process(monkeypatch):
-  """To start another one takes seconds; `test_other_processes.py` does."""
+  """A process takes seconds to start; `test_other_processes.py` starts some."""
 
   def run(kind, model, images, files=()):
     del files
@@ -104,7 +104,7 @@ def test_an_export_that_computes_something_else_leaves_nothing(
 
 
 def test_pixels_that_are_rounded_have_a_tolerance_of_their_own(backbone):
-  """Of a SavedModel of floats, the other signature alone takes pixels."""
+  """Only the signature "encoded" of a SavedModel of floats takes pixels."""
   evaluation = mv.EvalPreprocessing(image_size=8, interpolation="bicubic")
   task = random_task(backbone, "a", evaluation=evaluation)
   program = make_model(backbone, task)
@@ -114,9 +114,9 @@ def test_pixels_that_are_rounded_have_a_tolerance_of_their_own(backbone):
     (mv.ImageInput(), "encoded", 1e-2),
     (pixels, "serving_default", 1e-2),
   ):
-    assert check.allowed(program, images, signature) == expected
+    assert check.tolerance_of(program, images, signature) == expected
   bilinear = make_model(backbone, random_task(backbone, "a"))
-  assert check.allowed(bilinear, pixels, "encoded") == 1e-4
+  assert check.tolerance_of(bilinear, pixels, "encoded") == 1e-4
   with pytest.raises(ExportError, match=r"a of encoded by 0.02 \(at most 0.01"):
     check.require_within({"encoded": {"a": 0.02}}, {"encoded": 0.01})
 
@@ -180,7 +180,7 @@ def test_what_no_export_wrote_is_left_as_it_is(backbone, tmp_path, format):
 def test_what_comes_while_it_is_exported_is_left_as_it_is(
   backbone, tmp_path, monkeypatch
 ):
-  """The new export lies beside it; what looking leaves locks nothing."""
+  """The new export lies beside it."""
   task, out = random_task(backbone, "a"), tmp_path / "out"
   mv.export_model(backbone, task, out, format="safetensors")
   (out / ".DS_Store").write_text("")

@@ -1,4 +1,4 @@
-"""The card says what a task knows of itself, as text and nothing else."""
+"""The model card shows what a task states, as text without markup."""
 
 import re
 
@@ -28,9 +28,9 @@ def test_the_card_says_what_on_what_and_how_good(backbone):
   task = random_task(backbone, "a", class_names=("cat", "dog", "hen"))
   text = model_card.to_text([mv.Task(task.spec, task.params, made)])
   for part in ("# a\n", "3: `cat`, `dog`, `hen`", "name `digits`, train",
-               "| accuracy, test | 87.50 % |", "| images of the test | 2,000 |",
+               "| accuracy, test | 87.50 % |", "| test images | 2,000 |",
                'mv.load_tasks(["a.safetensors"]', backbone.fingerprint,
-               "squeezed into 8 x 8 pixels"):  # fmt: skip
+               "resized to 8 x 8 pixels"):  # fmt: skip
     assert part in text
   front = yaml.safe_load(text.split("---\n")[1])
   assert front["library_name"] == "memory_vit"
@@ -49,7 +49,7 @@ def test_the_card_says_what_on_what_and_how_good(backbone):
   ],
 )  # fmt: skip
 def test_the_card_names_a_backbone_that_is_public(backbone, source, shown):
-  """Whoever reads it has no file of the one who trained."""
+  """Readers have no local file of the author."""
   task = random_task(backbone, "a")
   made = {"config": {"backbone": source}}
   text = model_card.to_text([mv.Task(task.spec, task.params, made)])
@@ -60,9 +60,9 @@ def test_the_card_names_a_backbone_that_is_public(backbone, source, shown):
 
 def test_the_card_says_how_images_are_resized(backbone):
   for interpolation, said in (
-    ("bilinear", "bilinearly and without antialiasing"),
-    ("bilinear_antialias", "bilinearly with antialiasing"),
-    ("bicubic", "bicubically with antialiasing"),
+    ("bilinear", "(bilinear, without antialiasing)"),
+    ("bilinear_antialias", "(bilinear with antialiasing, as in Pillow)"),
+    ("bicubic", "(bicubic with antialiasing, as in Pillow)"),
   ):
     evaluation = mv.EvalPreprocessing(image_size=8, interpolation=interpolation)
     task = random_task(backbone, "a", evaluation=evaluation)
@@ -80,9 +80,9 @@ def test_of_five_classes_there_is_no_top_5(backbone, classes, tells):
 
 def test_a_card_needs_no_provenance(backbone):
   text = model_card.to_text([random_task(backbone, "a")])
-  assert "- data: not known" in text
-  assert "- accuracy: not known" in text
-  assert "whose names are not known" in text
+  assert "- data: unknown" in text
+  assert "- accuracy: unknown" in text
+  assert "with unknown names" in text
 
 
 def _kinds(text):
@@ -100,7 +100,7 @@ def _kinds(text):
 @pytest.mark.fault("model-card-text")
 @pytest.mark.parametrize("name", HOSTILE)
 def test_names_of_strangers_are_text(backbone, name):
-  """The structure of a card is that of one with harmless names."""
+  """Any names give a card of the same structure."""
 
   def card(text):
     made = {
@@ -125,4 +125,4 @@ def test_numbers_that_are_none_are_left_out(backbone, metrics):
   task = random_task(backbone, "a")
   made = {"metrics": metrics, "config": 3}
   text = model_card.to_text([mv.Task(task.spec, task.params, made)])
-  assert "- accuracy: not known" in text
+  assert "- accuracy: unknown" in text

@@ -1,4 +1,4 @@
-"""Parameters that orbax alone gives back, without this package."""
+"""Parameters that orbax alone restores, without this package."""
 
 import dataclasses
 import json
@@ -38,7 +38,7 @@ print(json.dumps({"kinds": kinds, "ours": ours}))
 
 
 def read_by_orbax(path, tmp_path):
-  """What orbax alone restores, flat, in a process of its own."""
+  """The flat tree that orbax alone restores, in a process of its own."""
   out = tmp_path / "read.npz"
   done = subprocess.run(
     [sys.executable, "-c", READ, str(path), str(out)],
@@ -60,7 +60,7 @@ def require_same(found, expected):
 
 @pytest.fixture
 def model(backbone, tmp_path):
-  """A backbone, and two tasks, of which one has no memory."""
+  """A backbone and two tasks, one of them without memory."""
   pets = random_task(backbone, "pets", cells=3)
   head = random_task(backbone, "head", seed=1, cells=0)
   mv.save_backbone(backbone, tmp_path / "vit.npz")
@@ -92,7 +92,7 @@ def test_orbax_alone_restores_the_whole_model(
 
 @pytest.mark.parametrize("regime", ["memory_masked", "full"])
 def test_a_run_leaves_what_it_trained(backbone, tmp_path, regime):
-  """But of a task that holds a whole backbone no second copy."""
+  """Without a second copy of a task that holds a whole backbone."""
   memory = regime == "memory_masked"
   task = random_task(backbone, "pets", cells=3 * memory, regime=regime)
   result = TrialResult(

@@ -1,4 +1,4 @@
-"""Exports, called where nothing of this package can be imported."""
+"""Call exports where nothing of this package can be imported."""
 
 import io
 import json
@@ -34,8 +34,9 @@ ENVIRONMENT = {"PATH": "/usr/bin:/bin", "JAX_PLATFORMS": "cpu"}
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-  """Files of a backbone, of two tasks (one attends to the other), and of one
-  of a regime that composes with nothing."""
+  """Files of a backbone, two tasks (one attends to the other), and one task of
+  a regime that composes with nothing.
+  """
   path = tmp_path_factory.mktemp("model")
   backbone = tiny_backbone()
   mv.save_backbone(backbone, path / "tiny.npz")
@@ -71,7 +72,7 @@ def call(code, blocked, folder):
 
 
 def example(first):
-  """The code of docs/export.md that starts so."""
+  """The code of docs/export.md with this beginning."""
   text = (ROOT / "docs" / "export.md").read_text()
   (code,) = (c for c in text.split("```python\n") if c.startswith(first))
   return code.split("```")[0]
@@ -192,7 +193,7 @@ def test_a_saved_model_resizes_files_with_antialiasing(tmp_path):
 def test_batches_are_split_where_not_any_size_is_compiled(
   model, images, tmp_path, monkeypatch
 ):
-  """As with jax 0.11, whichever is here; by the example of the docs."""
+  """As with jax 0.11, for any jax; by the example of the docs."""
   monkeypatch.setattr(saved_model, "batch_buckets", lambda: (1, 4))
   backbone = mv.load_backbone(model / "tiny.npz")
   task = mv.load_task(model / "tasks" / "a", backbone)

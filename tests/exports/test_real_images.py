@@ -1,4 +1,4 @@
-"""Exports of a real backbone, on real images, where there are some."""
+"""Exports of a real backbone, on real images, if they are there."""
 
 import json
 import subprocess

@@ -22,7 +22,7 @@ TOLERANCE = 1e-5
 
 
 def exported(backbone, tasks, path, images=None):
-  """Written, and read by jax alone."""
+  """Written to a file, and read by jax alone."""
   program = make_model(backbone, tasks)
   stablehlo.write(program, path, images or ImageInput())
   content = (path / "model.stablehlo").read_bytes()
@@ -38,7 +38,7 @@ def require_close(found, expected, share=TOLERANCE):
 
 
 def test_one_file_computes_all_tasks_for_any_batch(backbone, images, tmp_path):
-  """Two apart, and one that attends to the first: names as users choose."""
+  """Two independent tasks, and one that attends to the first."""
   first = random_task(backbone, "images", classes=3)
   second = random_task(backbone, "0-b_", classes=130, cells=9, seed=1)
   third = random_task(
@@ -123,7 +123,7 @@ def test_antialiased_pixels_are_those_of_pillow(interpolation, crop):
 
 
 def test_a_large_image_is_resized_in_its_place():
-  """In float32 places in it would be off by parts of a pixel."""
+  """Float32 positions would be off by parts of a pixel."""
   evaluation = mv.EvalPreprocessing(
     image_size=8, crop="central", resize=600, interpolation="bicubic"
   )

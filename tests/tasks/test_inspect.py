@@ -220,6 +220,18 @@ def test_a_directory_of_tasks(tasks, capsys):
   assert pets["arrays"]["memory"]["shape"] == [2, 3, 32]
 
 
+def test_a_task_in_one_file(tasks, backbone, tmp_path, capsys):
+  file = tmp_path / "pets.safetensors"
+  pets = mv.load_task(tasks / "pets", backbone)
+  mv.save_task(pets, file, format="safetensors")
+  found = [
+    json.loads(run(capsys, path, "--json")[1]) | {"path": ""}
+    for path in (file, tasks / "pets")
+  ]
+  assert found[0] == found[1]
+  assert fields(run(capsys, file)[1])["arrays"] == "verified"
+
+
 def test_arrays_are_read_without_the_backbone(tasks, backbone):
   for name in ("pets", "birds"):
     expected = trees.flatten(mv.load_task(tasks / name, backbone).params)

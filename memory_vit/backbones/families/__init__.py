@@ -1,1 +1,1 @@
-"""Families of published ViTs: their configurations and names to ours."""
+"""Families of published ViTs: their configurations and parameter names."""

@@ -1,20 +1,22 @@
 """CLIP and OpenCLIP in the layout of transformers: their vision towers.
 
 A LayerNorm in front of the blocks, patches without bias, a projection into the
-space that images share with texts. Of a model of both, the text tower is left
-out. The outputs are the projected class token (`image_embeds`); of
-`CLIPVisionModel`, which has no projection, the class token after the last
-LayerNorm (`pooler_output`).
+space that images share with texts. A text tower is left out. The outputs are
+the projected class token (`image_embeds`); of `CLIPVisionModel`, which has no
+projection, the class token after the last LayerNorm (`pooler_output`).
 """
 
 from memory_vit.backbones.families import table
 from memory_vit.backbones.families.fields import Fields
 from memory_vit.backbones.families.siglip import BESIDE, BLOCKS, TOWER
-from memory_vit.backbones.families.stated import stated, transformers_config
 from memory_vit.backbones.families.table import Arrays, Model, To
+from memory_vit.backbones.families.vit_fields import (
+  transformers_config,
+  vit_field,
+)
 from memory_vit.errors import BackboneError
 
-# Whether a model of each kind has texts, too.
+# Whether a model of each kind has a text tower.
 _TEXTS = {"clip": True, "clip_vision_model": False}
 MODEL_TYPES = tuple(_TEXTS)
 _DEFAULTS = {
@@ -26,12 +28,7 @@ _PROJECTION = "visual_projection"
 
 
 def read(fields: Fields, arrays: Arrays) -> Model:
-  """Read `CLIPModel`, `CLIPVisionModelWithProjection` or `CLIPVisionModel`.
-
-  Raises:
-    BackboneError: if it has a classifier: that of transformers reads the mean
-      of the patches before the last LayerNorm.
-  """
+  """Read `CLIPModel`, `CLIPVisionModelWithProjection` or `CLIPVisionModel`."""
   if "classifier.weight" in arrays:
     raise BackboneError(
       f"{fields.where} has a classifier that reads the mean of the patches "
@@ -44,9 +41,9 @@ def read(fields: Fields, arrays: Arrays) -> Model:
     or f"{_PROJECTION}.weight" in arrays
     or "CLIPVisionModelWithProjection" in fields.names("architectures")
   )
-  width = stated(fields, "num_classes", "projection_dim", 512)
+  width = vit_field(fields, "num_classes", "projection_dim", 512)
   if both:
-    # Where both are there, transformers takes those of the older name.
+    # If both are there, transformers takes the older name.
     older = "vision_config_dict"
     fields = fields.section(older if fields.has(older) else "vision_config")
   config = transformers_config(

@@ -1,4 +1,4 @@
-"""Detect the family of a published model, by its config.json."""
+"""Detect the family of a published model by its config.json, and convert it."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ from memory_vit.runtime.messages import brief
 
 _Read = Callable[[Fields, Arrays], Model]
 
-# `model_type` of transformers -> what reads it.
+# `model_type` of transformers -> its reader.
 _TRANSFORMERS: Mapping[str, _Read] = {
   kind: family.read
   for family in (hf_vit, dinov2, dinov3, ijepa, siglip, clip)
@@ -35,7 +35,7 @@ _NAFLEX = (
   "a SigLIP 2 for images of any shape (NaFlex), whose patches are a sequence "
   "with a mask: expected one of a fixed resolution, whose model_type is siglip"
 )
-# `model_type` -> why nothing reads it.
+# `model_type` -> why it is refused.
 _REFUSED = {
   "deit": (
     "DeiT with a token for distillation, whose outputs are the mean of two "
@@ -48,33 +48,15 @@ _REFUSED = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Converted:
-  """A ViT of a family, in our layout.
-
-  Attributes:
-    config: how it computes.
-    arrays: "a/b/c" -> float32, exactly those of the tree of `config`, for
-      images as the family normalizes them.
-    plain_images: see `table.Model`.
-  """
+  """A model in our layout, before image normalization is folded in."""
 
   config: ViTConfig
   arrays: dict[str, np.ndarray]
-  plain_images: bool
+  plain_images: bool  # see `table.Model`
 
 
 def convert(config: Mapping[str, Any], arrays: Arrays, where: str) -> Converted:
-  """Convert a model.
-
-  Args:
-    config: of its config.json.
-    arrays: of its files.
-    where: what to call the source in messages.
-
-  Raises:
-    BackboneError: for a model of no family that is known, one that is not
-      computed here, with the reason, and one whose arrays are not exactly those
-      of its configuration.
-  """
+  """Convert a model; `where` names its config.json in messages."""
   _, read = _family(config, where)
   model = read(Fields(config, where), arrays)
   return Converted(
@@ -85,11 +67,7 @@ def convert(config: Mapping[str, Any], arrays: Arrays, where: str) -> Converted:
 
 
 def family_of(config: Mapping[str, Any], where: str) -> str:
-  """The name of a family: "timm", or a model_type of transformers.
-
-  Raises:
-    BackboneError: for a model of none that is known.
-  """
+  """The name of a family: "timm", or a model_type of transformers."""
   return _family(config, where)[0]
 
 

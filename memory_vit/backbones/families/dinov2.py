@@ -7,8 +7,11 @@ token after the last LayerNorm (`pooler_output`).
 
 from memory_vit.backbones.families import table
 from memory_vit.backbones.families.fields import Fields
-from memory_vit.backbones.families.stated import stated, transformers_config
 from memory_vit.backbones.families.table import Arrays, Model, Table, To
+from memory_vit.backbones.families.vit_fields import (
+  transformers_config,
+  vit_field,
+)
 from memory_vit.errors import BackboneError
 
 _WITH_REGISTERS = {"dinov2": False, "dinov2_with_registers": True}
@@ -26,12 +29,6 @@ _SWIGLU: Table = {
 
 
 def read(fields: Fields, arrays: Arrays) -> Model:
-  """Read a DINOv2.
-
-  Raises:
-    BackboneError: if it has a head: that of transformers reads the class token
-      and the mean of the patches side by side.
-  """
   if "classifier.weight" in arrays:
     raise BackboneError(
       f"{fields.where} has a classifier that reads the class token and the "
@@ -45,7 +42,7 @@ def read(fields: Fields, arrays: Arrays) -> Model:
     **({"registers": 4} if has_registers else {}),
   }  # fmt: skip
   hidden = int(
-    stated(fields, "width", "hidden_size", 768)
+    vit_field(fields, "width", "hidden_size", 768)
     * fields.number("mlp_ratio", 0.01, 64, 4)
   )
   swiglu = fields.flag("use_swiglu_ffn", False)
@@ -75,8 +72,7 @@ def read(fields: Fields, arrays: Arrays) -> Model:
     **(_SWIGLU if swiglu else _MLP),
     "layernorm": table.LAST_NORM,
   }
-  # Only pretraining reads it.
-  ignored = ("embeddings.mask_token",)
+  ignored = ("embeddings.mask_token",)  # of pretraining
   return Model(config=config, table=rows, ignored=ignored)
 
 

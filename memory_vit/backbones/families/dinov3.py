@@ -1,14 +1,14 @@
 """DINOv3 ViT, as transformers writes it.
 
-Features, without a head: rotary positions instead of a table, registers,
-LayerScale, keys without bias, SwiGLU in the largest ones. The outputs are the
-first token after the last LayerNorm (`pooler_output`).
+Features, without a head: rotary positions, registers, LayerScale, keys without
+bias, SwiGLU in the largest ones. The outputs are the first token after the last
+LayerNorm (`pooler_output`).
 """
 
 from memory_vit.backbones.families import table
 from memory_vit.backbones.families.fields import Fields
-from memory_vit.backbones.families.stated import transformers_config
 from memory_vit.backbones.families.table import Arrays, Model, Table, To
+from memory_vit.backbones.families.vit_fields import transformers_config
 
 MODEL_TYPES = ("dinov3_vit",)
 _DEFAULTS = {
@@ -19,7 +19,6 @@ _DEFAULTS = {
 
 
 def read(fields: Fields, arrays: Arrays) -> Model:
-  """Read a DINOv3."""
   del arrays
   gated = fields.flag("use_gated_mlp", False)
   activation, what = ("silu", "SwiGLU") if gated else ("gelu", "an exact GELU")
@@ -59,6 +58,5 @@ def read(fields: Fields, arrays: Arrays) -> Model:
     ),
     "norm": table.LAST_NORM,
   }
-  # Only pretraining reads it.
-  ignored = ("embeddings.mask_token",)
+  ignored = ("embeddings.mask_token",)  # of pretraining
   return Model(config=config, table=rows, ignored=ignored)

@@ -1,4 +1,4 @@
-"""Values of an untrusted config.json, checked one by one."""
+"""Read and check the fields of an untrusted config.json."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
@@ -10,22 +10,21 @@ _T = TypeVar("_T")
 
 
 class Fields:
-  """The fields of a JSON object from a stranger.
+  """The fields of a JSON object that somebody else wrote.
 
-  A field that is null counts as absent: that is how transformers writes None.
-  Every method raises `BackboneError`, which names the file, the key, the value
-  and what was expected; for an absent field without a default, too.
+  A null field counts as absent, as transformers writes None. Each method raises
+  `BackboneError` with the file, the key, the value and what was expected, also
+  for an absent field without a default.
   """
 
   def __init__(self, config: Any, where: str) -> None:
-    """Wrap a parsed object; `where` names its file, and the key inside it."""
     if not isinstance(config, Mapping):
       raise BackboneError(f"{where} is {brief(config)}, expected an object.")
     self._config = config
     self.where = where
 
   def has(self, name: str) -> bool:
-    """Whether there is such a field, other than null."""
+    """Whether a field is there and is not null."""
     return self._config.get(name) is not None
 
   def require_known(self, known: Iterable[str]) -> None:
@@ -38,18 +37,17 @@ class Fields:
       )
 
   def is_null(self, name: str) -> bool:
-    """Whether there is such a field, and it is null."""
+    """Whether a field is there and is null."""
     return name in self._config and not self.has(name)
 
   def names(self, name: str) -> list[Any]:
-    """A list of any values; an empty one where it is anything else."""
+    """A list of any values; an empty one if the field is anything else."""
     value = self._config.get(name)
     return value if isinstance(value, list) else []
 
   def whole(
     self, name: str, low: int, high: int, default: int | None = None
   ) -> int:
-    """A whole number from `low` to `high`."""
     expected = f"a whole number, {low} to {high:,}"
     value: int = self._checked(
       name, default, expected, lambda v: type(v) is int and low <= v <= high
@@ -59,7 +57,6 @@ class Fields:
   def number(
     self, name: str, low: float, high: float, default: float | None = None
   ) -> float:
-    """A number from `low` to `high`."""
     expected = f"a number, {low:g} to {high:g}"
     return float(
       self._checked(name, default, expected, lambda v: _is_number(v, low, high))
@@ -77,7 +74,6 @@ class Fields:
     ]
 
   def flag(self, name: str, default: bool | None = None) -> bool:
-    """True or false."""
     value: bool = self._checked(
       name, default, "true or false", lambda v: type(v) is bool
     )
@@ -94,11 +90,7 @@ class Fields:
   def size(
     self, name: str, low: int, high: int, default: int | None = None
   ) -> int:
-    """The side of a square.
-
-    It is written as a whole number, as [h, w] or as {"height": h, "width": w},
-    with h = w.
-    """
+    """The side of a square: h, [h, w] or {"height": h, "width": w}, h = w."""
     expected = (
       f"the side of a square, {low} to {high:,}: a number, or [h, w] or "
       '{"height": h, "width": w} with h = w'
@@ -115,7 +107,7 @@ class Fields:
   def numbers(
     self, name: str, count: int, low: float, high: float
   ) -> tuple[float, ...]:
-    """A list of `count` numbers from `low` to `high`."""
+    """A list of `count` numbers."""
     values = self._checked(
       name, None, f"a list of {count} numbers, {low:g} to {high:g}",
       lambda v: isinstance(v, list | tuple) and len(v) == count
@@ -124,19 +116,12 @@ class Fields:
     return tuple(map(float, values))
 
   def section(self, name: str) -> "Fields":
-    """The fields of an object inside; none of them where it is absent."""
+    """The fields of an object inside; none if it is absent."""
     inside = self._config.get(name)
     return Fields({} if inside is None else inside, f"{self.where}: {name}")
 
   def require(self, name: str, value: Any, why: str, default: Any) -> None:
-    """Refuse any value but one: models that we do not compute.
-
-    Args:
-      name: of the field.
-      value: the one that is understood.
-      why: what another one would mean, for the message.
-      default: what an absent field means.
-    """
+    """Refuse any other value; `why` says what another one would mean."""
     self._checked(
       name, default, f"{value!r}: {why}",
       lambda v: type(v) is type(value) and v == value,

@@ -6,12 +6,12 @@ pooler, or the class token.
 
 from memory_vit.backbones.families import table
 from memory_vit.backbones.families.fields import Fields
-from memory_vit.backbones.families.stated import (
-  stated,
+from memory_vit.backbones.families.table import Arrays, Model, Table, To
+from memory_vit.backbones.families.vit_fields import (
   transformers_config,
+  vit_field,
   width_of,
 )
-from memory_vit.backbones.families.table import Arrays, Model, Table, To
 
 MODEL_TYPES = ("vit",)
 ACTIVATIONS = {
@@ -24,9 +24,9 @@ FIELDS = dict.fromkeys((
   *("width", "depth", "mlp_dim", "num_heads", "patch_size", "image_size"),
   "layer_norm_epsilon",
 ))  # fmt: skip
-# What masked-image pretraining puts in the place of patches.
+# It takes the place of patches in masked-image pretraining.
 MASK = "embeddings.mask_token"
-# A classifier does not read what a pooler makes of the class token.
+# A classifier takes the class token, and not what a pooler makes of it.
 _POOLER = ("pooler.dense.*", "vit.pooler.dense.*")
 
 
@@ -49,7 +49,7 @@ def trunk(qkv_bias: bool) -> Table:
 
 
 def rows(qkv_bias: bool) -> Table:
-  """The rows of all but the classifier."""
+  """All rows but the classifier's."""
   return {
     "embeddings.cls_token": table.CLASS,
     **trunk(qkv_bias),
@@ -60,14 +60,14 @@ def rows(qkv_bias: bool) -> Table:
 def read(fields: Fields, arrays: Arrays) -> Model:
   """Read a ViT, whose names begin with "vit." if it has a classifier."""
   # transformers counts the names of id2label, which need not be there.
-  classes, pooled = (
-    width_of(arrays, "classifier", "num_classes", fields.where),
-    0,
-  )
+  classes = width_of(arrays, "classifier", "num_classes", fields.where)
+  pooled = 0
   if not classes and any(n.endswith("pooler.dense.weight") for n in arrays):
     fields.require("pooler_act", "tanh", "that of ViT's pre_logits", "tanh")
-    width = stated(fields, "width", "hidden_size")
-    pooled = stated(fields, "representation_size", "pooler_output_size", width)
+    width = vit_field(fields, "width", "hidden_size")
+    pooled = vit_field(
+      fields, "representation_size", "pooler_output_size", width
+    )
   config = transformers_config(
     fields,
     FIELDS,

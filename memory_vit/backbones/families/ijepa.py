@@ -1,13 +1,16 @@
 """I-JEPA, as transformers writes it: the blocks of its ViT, no class token.
 
 The outputs are the mean of the patches after the last LayerNorm, by which its
-authors evaluate it, or the logits of a classifier that reads this mean.
+authors evaluate it, or the logits of a classifier of this mean.
 """
 
 from memory_vit.backbones.families import hf_vit, table
 from memory_vit.backbones.families.fields import Fields
-from memory_vit.backbones.families.stated import transformers_config, width_of
 from memory_vit.backbones.families.table import Arrays, Model
+from memory_vit.backbones.families.vit_fields import (
+  transformers_config,
+  width_of,
+)
 
 MODEL_TYPES = ("ijepa",)
 _DEFAULTS = {

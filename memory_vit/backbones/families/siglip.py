@@ -1,18 +1,20 @@
 """SigLIP and SigLIP 2 of a fixed resolution: their vision towers.
 
-No class token: a learned probe attends to the patches. The model of images and
-texts and that of images alone are both read; of the first, the text tower is
+A learned probe attends to the patches; there is no class token. A text tower is
 left out. The outputs are what the probe gathers (`pooler_output`), or the
-logits of a classifier, which reads the mean of the patches.
+logits of a classifier, which takes the mean of the patches.
 """
 
 from memory_vit.backbones.families import table
 from memory_vit.backbones.families.fields import Fields
-from memory_vit.backbones.families.stated import transformers_config, width_of
 from memory_vit.backbones.families.table import Arrays, Model, Table, To
+from memory_vit.backbones.families.vit_fields import (
+  transformers_config,
+  width_of,
+)
 
 TOWER = "vision_model."
-# Those of the towers of CLIP too.
+# Shared with the towers of CLIP.
 BLOCKS: Table = {
   "encoder.layers.{l}.layer_norm1": table.NORM_1,
   "encoder.layers.{l}.self_attn.q_proj": table.QUERY,
@@ -23,10 +25,10 @@ BLOCKS: Table = {
   "encoder.layers.{l}.mlp.fc1": table.UP,
   "encoder.layers.{l}.mlp.fc2": table.DOWN,
 }
-# The text tower, and what compares texts with images; a buffer of old files.
+# The text tower, the scale of similarities, and a buffer of old files.
 BESIDE = ("text_model.*", "logit_scale", "*.position_ids")
 
-# Whether a model of each kind has texts, too.
+# Whether a model of each kind has a text tower.
 _TEXTS = {"siglip": True, "siglip_vision_model": False}
 MODEL_TYPES = tuple(_TEXTS)
 _DEFAULTS = {
@@ -72,7 +74,7 @@ def read(fields: Fields, arrays: Arrays) -> Model:
     "post_layernorm": table.LAST_NORM,
     **_PROBE,
   }
-  # A classifier does not read what the probe gathers.
+  # A classifier has no use for the probe.
   probe = (f"{TOWER}head.*", "head.*") if classes else ()
   return Model(
     config=config,

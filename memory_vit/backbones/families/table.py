@@ -1,8 +1,8 @@
-"""A family as a table: where the arrays of a source lie in our tree.
+"""Convert the arrays of a model family by a table of names.
 
 A row maps a layer of PyTorch (NAME.weight and NAME.bias) or an array to ours;
-"{l}" stands for the number of a block. The shapes that the source has to have
-follow from those of our tree: nothing is guessed and nothing is skipped.
+"{l}" stands for the number of a block. The shapes of our tree determine the
+shapes that the source must have.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from memory_vit.errors import BackboneError
 from memory_vit.model.vit_config import ViTConfig
 from memory_vit.runtime.messages import brief, listed
 
-# Name -> float32. One from a file reads an array each time it is asked for.
+# Name -> float32; `StoredArrays` reads an array on each access.
 Arrays = Mapping[str, np.ndarray]
 Shape = tuple[int, ...]
 
@@ -39,7 +39,7 @@ NORM_1, NORM_2, UP, GATE, DOWN = (
     *("MlpBlock_0/Dense_0", "MlpBlock_0/gate", "MlpBlock_0/Dense_1"),
   )
 )
-# Of the head that attends to all tokens.
+# The head that attends to all tokens.
 PROBE, PROBE_NORM = f"{layouts.MAP_HEAD}probe", f"{layouts.MAP_HEAD}LayerNorm_0"
 PROBE_QKV = tuple(
   f"{layouts.MAP_HEAD}MultiHeadDotProductAttention_0/{part}"
@@ -56,20 +56,13 @@ _INDENTED = "\n  "
 
 @dataclasses.dataclass(frozen=True)
 class To:
-  """The place of a layer or of an array, where its name alone is not enough.
+  """The place of a layer or an array, if its name alone is not enough."""
 
-  Attributes:
-    ours: a layer or an array. Several layers lie in one of the source, their
-      outputs one after the other.
-    bias: whether the layer of the source has one; ours is zero otherwise.
-    scale: the name of a LayerScale, by which the outputs are multiplied.
-    shape: of an array of the source, if it is not that of ours.
-  """
-
+  # Several layers lie in one of the source, their outputs one after the other.
   ours: str | tuple[str, ...]
-  bias: bool = True
-  scale: str = ""
-  shape: Shape | None = None
+  bias: bool = True  # ours is zero if the source has none
+  scale: str = ""  # the LayerScale by which the outputs are multiplied
+  shape: Shape | None = None  # of an array of the source, if not ours
 
 
 Table = Mapping[str, str | To]
@@ -77,50 +70,29 @@ Table = Mapping[str, str | To]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Model:
-  """A model as its config.json describes it, and the table of its arrays.
-
-  Attributes:
-    config: how the model computes.
-    table: its arrays. Rows whose place the tree of `config` has not are left
-      out; a later row replaces what an earlier one put into the same place.
-    ignored: names, or patterns such as "*.position_ids", of arrays that hold
-      nothing of the model: buffers, and what only its pretraining used.
-    adapt: makes the arrays of the source, once their shapes are checked, those
-      that the table expects.
-    plain_images: whether the family documents images in [-1, 1], for a source
-      that states no mean and deviation.
-  """
+  """A model as its config.json describes it, and the table of its arrays."""
 
   config: ViTConfig
+  # Rows without a place in the tree of `config` are left out; a later row
+  # replaces an earlier one of the same place.
   table: Table
+  # Names or patterns of buffers and of arrays that only pretraining used.
   ignored: tuple[str, ...] = ()
+  # Makes the arrays that the table expects, once shapes are checked.
   adapt: Callable[[dict[str, np.ndarray]], None] = lambda arrays: None
+  # Whether the family documents images in [-1, 1], if a source states nothing.
   plain_images: bool = False
 
 
 def prefixed(prefix: str, table: Table, arrays: Arrays) -> Table:
-  """Put a prefix before the names of a table, if it is before any array's."""
+  """Put a prefix before the names of a table if it is before any array's."""
   if not any(name.startswith(prefix) for name in arrays):
     return table
   return {f"{prefix}{name}": place for name, place in table.items()}
 
 
 def convert(model: Model, arrays: Arrays, where: str) -> dict[str, np.ndarray]:
-  """Put the arrays of a source into our layout.
-
-  Args:
-    model: of its config.json.
-    arrays: of its files.
-    where: what to call the source in messages.
-
-  Returns:
-    "a/b/c" -> float32. The patch kernel takes images as the source normalizes
-    them: the reader of the mean and the deviation folds them in.
-
-  Raises:
-    BackboneError: if the arrays are not exactly those of the table, with all
-      that is wrong.
-  """
+  """Convert to {"a/b/c": float32}; the normalization of images stays."""
   ours = {
     name: array.shape
     for name, array in layouts.expected_shapes(model.config).items()
@@ -140,13 +112,7 @@ def convert(model: Model, arrays: Arrays, where: str) -> dict[str, np.ndarray]:
 def unconverted(
   table: Table, config: ViTConfig, ours: Arrays
 ) -> dict[str, np.ndarray]:
-  """Put arrays of ours into the layout of a table: the inverse of `convert`.
-
-  Args:
-    table: a row is one layer with its bias, or an array of our shape.
-    config: of the model.
-    ours: its arrays.
-  """
+  """Convert ours by a table of single layers; the inverse of `convert`."""
   shapes = {name: array.shape for name, array in ours.items()}
   theirs: dict[str, np.ndarray] = {}
   for name, to in _rows(Model(config=config, table=table)):
@@ -166,16 +132,10 @@ def take(
   where: str,
   ignored: Sequence[str] = (),
 ) -> dict[str, np.ndarray]:
-  """Read the arrays of a source, which have to be exactly those expected.
+  """Read the arrays of a source, which must be exactly those expected.
 
-  Args:
-    arrays: of the source.
-    expected: name -> shape.
-    where: what to call it in messages.
-    ignored: names, or patterns, of arrays that are not looked at.
-
-  Raises:
-    BackboneError: one error, with all that is missing, misshapen or left over.
+  One error names all that are missing, misshapen or left over; `ignored` are
+  names or patterns.
   """
   names = {
     name
@@ -200,7 +160,7 @@ def take(
 
 
 def _rows(model: Model) -> Iterator[tuple[str, To]]:
-  """The rows of a table, one for each block where they are of blocks."""
+  """The rows of a table, repeated for each block."""
   for name, place in model.table.items():
     to = place if isinstance(place, To) else To(place)
     ours = (to.ours,) if isinstance(to.ours, str) else to.ours
@@ -216,7 +176,7 @@ def _rows(model: Model) -> Iterator[tuple[str, To]]:
 
 
 def _leaf(place: str, ours: Mapping[str, Shape]) -> str:
-  """The array that tells the shape of a place; "" if there is no such place."""
+  """The array whose shape tells that of a place; "" if there is none."""
   leaves = (place, f"{place}/kernel", f"{place}/scale")
   return next((leaf for leaf in leaves if leaf in ours), "")
 
@@ -249,7 +209,7 @@ def _source_shapes(
 def _folded(
   name: str, to: To, ours: Mapping[str, Shape], found: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-  """Convert the arrays of a row, which are removed, for our tree."""
+  """Convert the arrays of a row, and remove them from `found`."""
   if to.ours[0] in ours:
     return {to.ours[0]: found.pop(name).reshape(ours[to.ours[0]])}
   names = _parameters(name)

@@ -1,8 +1,8 @@
 """Architectures of timm by name, such as `vit_base_patch16_clip_quickgelu_224`.
 
-The configurations that timm writes leave out what the name implies. Its parts
-are a family, a size, the side of a patch, tags, and the side of an image. That
-what is said here is what timm builds is a test of every name that timm has.
+The configurations that timm writes leave out what the name implies: a family, a
+size, the side of a patch, tags, and the image size. A test compares every name
+that timm has with what timm builds.
 """
 
 import dataclasses
@@ -45,8 +45,8 @@ _TAGS = {
 }
 # Sizes of timm's own search for shapes, all with LayerScale.
 _SEARCHED = {"wee", "little", "medium", "mediumd", "betwixt", "so150m2"}
-# SigLIP 2 with the activation that it was trained with: size, patch, image. For
-# other sizes timm has one model for both generations, with the exact one.
+# SigLIP 2 with its own activation: for other sizes timm has one model for both
+# generations of SigLIP, with the exact GELU.
 _TANH_SIGLIP = re.compile(
   r"vit_(giantopt_patch16_.*|so400m_patch16_.*|large_patch16_.*_512|"
   r"base_patch32_.*)"
@@ -58,7 +58,7 @@ _NAME = re.compile(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Architecture:
-  """A plain ViT of timm, as its name implies it, in the words of timm."""
+  """A plain ViT, with the argument names of timm."""
 
   embed_dim: int
   depth: int
@@ -76,11 +76,7 @@ class Architecture:
 
 
 def architecture(name: str, where: str) -> Architecture:
-  """Look up a name of timm.
-
-  Raises:
-    BackboneError: for one that is none of a plain ViT.
-  """
+  """Look up a name; refuse one that is not a plain ViT."""
   match = _NAME.fullmatch(name)
   family, size, patch, rest = match.groups() if match else ("", "", "", "")
   tags = {tag for tag in rest.split("_") if tag and not tag.isdecimal()}
@@ -91,9 +87,17 @@ def architecture(name: str, where: str) -> Architecture:
       f"then any of {', '.join(sorted(_TAGS))}: hybrids, other positions, "
       "parallel blocks and a second head for distillation are not computed."
     )
-  width, depth, heads = _shape(size, tags)
+  tagged = [
+    _TAGGED_SIZES[key] for t in tags if (key := (size, t)) in _TAGGED_SIZES
+  ]
+  width, depth, heads = tagged[0] if tagged else _SIZES[size]
   clip, siglip = "clip" in tags, "siglip" in tags
-  pool = _pool(tags)
+  pool = "map" if tags & {"map", "siglip"} else "token"
+  if "gap" in tags:
+    pool = "avg"
+  act_layer = "quick_gelu" if "quickgelu" in tags else "gelu"
+  if act_layer == "gelu" and siglip and _TANH_SIGLIP.fullmatch(name):
+    act_layer = "gelu_tanh"
   if (size, tags) == ("base", {"gap"}):
     heads = 16
   return Architecture(
@@ -104,7 +108,7 @@ def architecture(name: str, where: str) -> Architecture:
     class_token=pool == "token",
     reg_tokens=sum(_REGISTERS.get(tag, 0) for tag in tags),
     global_pool=pool,
-    act_layer=_activation(name, tags),
+    act_layer=act_layer,
     norm_epsilon=1e-5 if clip else 1e-6,
     pre_norm=clip,
     layer_scale=not (clip or siglip)
@@ -120,23 +124,3 @@ def architecture(name: str, where: str) -> Architecture:
     ),
     swiglu=size == "giant" and bool(tags & {"dinov2", "tipsv2"}),
   )
-
-
-def _shape(size: str, tags: set[str]) -> tuple[int, int, int]:
-  for tag in tags:
-    if (size, tag) in _TAGGED_SIZES:
-      return _TAGGED_SIZES[size, tag]
-  return _SIZES[size]
-
-
-def _pool(tags: set[str]) -> str:
-  if "gap" in tags:
-    return "avg"
-  return "map" if tags & {"map", "siglip"} else "token"
-
-
-def _activation(name: str, tags: set[str]) -> str:
-  if "quickgelu" in tags:
-    return "quick_gelu"
-  tanh = "siglip" in tags and _TANH_SIGLIP.fullmatch(name)
-  return "gelu_tanh" if tanh else "gelu"

@@ -1,18 +1,23 @@
 """DINOv3 ViT, as timm writes it: `vit_*_patch16_dinov3[_qkvb]`.
 
-The same model as in `dinov3`, under other names: one array for query, key and
-value, whose biases stand apart. The outputs are the mean of the patches, or the
-class token if `global_pool` says "token", after the last LayerNorm; or the
-logits of a head of them.
+The model of `dinov3` under other names: one array for query, key and value,
+whose biases are separate. The outputs are the mean of the patches, or the class
+token if `global_pool` is "token", after the last LayerNorm; or the logits of a
+head.
 """
 
 import re
 
 from memory_vit.backbones.families import table
 from memory_vit.backbones.families.fields import Fields
-from memory_vit.backbones.families.stated import stated, vit_config, width_of
 from memory_vit.backbones.families.table import Arrays, Model, Table, To
-from memory_vit.backbones.families.timm_arguments import input_side, model_args
+from memory_vit.backbones.families.timm_arguments import model_args
+from memory_vit.backbones.families.timm_positions import input_side
+from memory_vit.backbones.families.vit_fields import (
+  vit_config,
+  vit_field,
+  width_of,
+)
 from memory_vit.model.vit_config import MAX_IMAGE_SIZE
 
 # Size -> width, depth, heads, and whether the MLP has a gate.
@@ -27,7 +32,7 @@ _SIZES = {
 }
 NAME = re.compile(rf"vit_({'|'.join(_SIZES)})_patch16_dinov3(_qkvb)?$")
 _POOLING = {"avg": "gap", "token": "tok"}
-# Arguments that are read; of the others no published configuration has one.
+# No published configuration has other arguments.
 _READ = {
   *("embed_dim", "depth", "num_heads", "patch_size", "num_reg_tokens"),
   *("global_pool", "num_classes", "in_chans", "img_size", "dynamic_img_size"),
@@ -35,7 +40,6 @@ _READ = {
 
 
 def read(fields: Fields, arrays: Arrays) -> Model:
-  """Read a DINOv3 of timm."""
   size, biased = NAME.findall(fields.text("architecture"))[0]
   width, depth, heads, gated = _SIZES[size]
   args = model_args(fields, _READ)
@@ -44,21 +48,21 @@ def read(fields: Fields, arrays: Arrays) -> Model:
   first = "fc1_x" if gated else "fc1"
   config = vit_config(
     fields.where,
-    width=stated(args, "width", "embed_dim", width),
-    depth=stated(args, "depth", "depth", depth),
-    num_heads=stated(args, "num_heads", "num_heads", heads),
+    width=vit_field(args, "width", "embed_dim", width),
+    depth=vit_field(args, "depth", "depth", depth),
+    num_heads=vit_field(args, "num_heads", "num_heads", heads),
     mlp_dim=width_of(
       arrays, f"blocks.0.mlp.{first}", "mlp_dim", fields.where
     ) or 4 * width,
-    patch_size=stated(args, "patch_size", "patch_size", 16),
-    # As the model was made, or pretrained: no array has it.
+    patch_size=vit_field(args, "patch_size", "patch_size", 16),
+    # Of the model as it was made, or pretrained: no array shows it.
     image_size=args.size("img_size", 1, MAX_IMAGE_SIZE)
     if args.has("img_size")
     else input_side(fields.section("pretrained_cfg")),
-    num_classes=stated(fields, "num_classes", "num_classes"),
+    num_classes=vit_field(fields, "num_classes", "num_classes"),
     gelu="exact",
     layer_norm_epsilon=1e-5,
-    registers=stated(args, "registers", "num_reg_tokens", 4),
+    registers=vit_field(args, "registers", "num_reg_tokens", 4),
     positions="rope",
     mlp="swiglu" if gated else "gelu",
     pooling=args.choice(

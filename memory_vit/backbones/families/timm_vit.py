@@ -1,49 +1,34 @@
 """Plain ViTs of timm: `vit_*`, `deit_*` and `deit3_*`.
 
-One array for query, key and value; a class token, registers, LayerScale and a
-probe where the architecture has them; the last LayerNorm before or after the
-mean. What config.json does not say, the name of the architecture does. The
-outputs are the logits of the head, or the features in front of it of a model
-that was made with `num_classes=0`.
+The outputs are the logits of the head, or the features in front of it of a
+model that was made with `num_classes=0`.
 """
 
 import re
 
-import numpy as np
-
-from memory_vit.backbones.families import table, timm_arguments
-from memory_vit.backbones.families.fields import Fields
-from memory_vit.backbones.families.stated import (
-  LIMITS,
-  stated,
-  vit_config,
-  width_of,
+from memory_vit.backbones.families import (
+  table,
+  timm_arguments,
+  timm_positions,
 )
+from memory_vit.backbones.families.fields import Fields
 from memory_vit.backbones.families.table import Arrays, Model, Table, To
 from memory_vit.backbones.families.timm_architectures import Architecture
+from memory_vit.backbones.families.vit_fields import (
+  LIMITS,
+  vit_config,
+  vit_field,
+  width_of,
+)
 from memory_vit.errors import BackboneError
 from memory_vit.model.vit_config import ViTConfig
 
 NAME = re.compile(r"vit_|deit_|deit3_")
 _POOLING = {"token": "tok", "avg": "gap", "map": "map"}
 _ACTIVATIONS = {"gelu": "exact", "gelu_tanh": "tanh", "quick_gelu": "quick"}
-_PROBE: Table = {
-  "attn_pool.latent": table.PROBE,
-  "attn_pool.q": table.PROBE_QKV[0],
-  "attn_pool.kv": To(table.PROBE_QKV[1:]),
-  "attn_pool.proj": table.PROBE_OUT,
-  "attn_pool.norm": table.PROBE_NORM,
-  "attn_pool.mlp.fc1": table.PROBE_UP,
-  "attn_pool.mlp.fc2": table.PROBE_DOWN,
-}
 
 
 def read(fields: Fields, arrays: Arrays) -> Model:
-  """Read a plain ViT.
-
-  Raises:
-    BackboneError: for an architecture that is none of a plain ViT.
-  """
   if "dist_token" in arrays or "head_dist.weight" in arrays:
     raise BackboneError(
       f"{fields.where} is a distilled DeiT, whose outputs are the mean of two "
@@ -51,9 +36,9 @@ def read(fields: Fields, arrays: Arrays) -> Model:
       "without 'distilled', or deit3_*."
     )
   model = timm_arguments.architecture_of(fields)
-  rows, side = timm_arguments.grid(model, fields, arrays)
+  rows, side = timm_positions.grid(model, fields, arrays)
   pooling = _POOLING[model.global_pool]
-  # Behind the mean, or the one token, for which it is the same as before.
+  # Behind the mean; or behind the one token, where it is the same as before.
   fc_norm = pooling != "map" and (
     "fc_norm.weight" in arrays or "fc_norm.bias" in arrays
   )
@@ -62,7 +47,9 @@ def read(fields: Fields, arrays: Arrays) -> Model:
       f"{fields.where}: its probe attends to the patches alone, though there "
       "are tokens before them: expected no class token and no registers."
     )
-  outer = fields.has("num_classes")
+  # The outer field is the one that timm builds by.
+  has_classes = fields.has("num_classes")
+  outer = fields if has_classes else fields.section("pretrained_cfg")
   config = vit_config(
     fields.where,
     width=model.embed_dim,
@@ -71,11 +58,7 @@ def read(fields: Fields, arrays: Arrays) -> Model:
     num_heads=model.num_heads,
     patch_size=model.patch_size,
     image_size=side * model.patch_size,
-    # The outer field is the one that timm builds by.
-    num_classes=stated(
-      fields if outer else fields.section("pretrained_cfg"),
-      *("num_classes", "num_classes"),
-    ),
+    num_classes=vit_field(outer, "num_classes", "num_classes"),
     gelu=_ACTIVATIONS[model.act_layer],
     layer_norm_epsilon=model.norm_epsilon,
     class_tokens=int(model.class_token),
@@ -89,7 +72,7 @@ def read(fields: Fields, arrays: Arrays) -> Model:
   return Model(
     config=config,
     table=_table(model, config, rows, "fc_norm" if fc_norm else "norm"),
-    adapt=lambda found: _adapt_positions(found, config),
+    adapt=lambda found: timm_positions.adapt(found, config),
   )
 
 
@@ -126,24 +109,12 @@ def _table(
     f"{block}.mlp.fc1": up,
     f"{block}.mlp.fc2": To(table.DOWN, scale=scale[1]),
     last_norm: table.LAST_NORM,
-    **_PROBE,
+    "attn_pool.latent": table.PROBE,
+    "attn_pool.q": table.PROBE_QKV[0],
+    "attn_pool.kv": To(table.PROBE_QKV[1:]),
+    "attn_pool.proj": table.PROBE_OUT,
+    "attn_pool.norm": table.PROBE_NORM,
+    "attn_pool.mlp.fc1": table.PROBE_UP,
+    "attn_pool.mlp.fc2": table.PROBE_DOWN,
     "head": table.HEAD,
   }
-
-
-def _adapt_positions(found: dict[str, np.ndarray], config: ViTConfig) -> None:
-  """Give the class token the first row of positions, and registers none.
-
-  Where the table has rows for the tokens in front, that of the class stays and
-  those of the registers are added to them; otherwise that of the class is zero.
-  """
-  positions, classes = found["pos_embed"], config.class_tokens
-  if positions.shape[1] == config.num_patches:
-    positions = np.pad(positions, ((0, 0), (classes, 0), (0, 0)))
-  elif config.registers:
-    before = classes + config.registers
-    found["reg_token"] = found["reg_token"] + positions[:, classes:before]
-    positions = np.concatenate(
-      [positions[:, :classes], positions[:, before:]], axis=1
-    )
-  found["pos_embed"] = positions

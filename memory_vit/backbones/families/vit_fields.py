@@ -1,4 +1,4 @@
-"""Fields of config.json that state how a ViT computes."""
+"""Read the fields of config.json that state how a ViT computes."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,9 +10,8 @@ from memory_vit.errors import BackboneError, ConfigError
 from memory_vit.model.vit_config import MAX_IMAGE_SIZE, ViTConfig
 from memory_vit.runtime.messages import brief
 
-# Field of `ViTConfig` -> its least and greatest value: above what any ViT has,
-# and small enough to compute with. The widest published one has 4,096, with
-# MLPs of 8,192.
+# Field of `ViTConfig` -> its bounds: above any published ViT (the widest has
+# 4,096, with MLPs of 8,192), and small enough to compute with.
 LIMITS: Mapping[str, tuple[Any, Any]] = {
   "width": (1, 2**14),
   "depth": (1, MAX_DEPTH),
@@ -27,7 +26,7 @@ LIMITS: Mapping[str, tuple[Any, Any]] = {
   "layer_norm_epsilon": (0, 1e-2),
   "rope_base": (1, 1e6),
 }
-# Field of `ViTConfig` -> what all families of transformers call it.
+# Field of `ViTConfig` -> its name in all families of transformers.
 TRANSFORMERS = {
   "width": "hidden_size",
   "depth": "num_hidden_layers",
@@ -42,18 +41,10 @@ TRANSFORMERS = {
 }
 
 
-def stated(fields: Fields, name: str, theirs: str, default: Any = None) -> Any:
-  """Read a field of `ViTConfig`, within its limits.
-
-  Args:
-    fields: of a configuration.
-    name: of the field.
-    theirs: what it is called there.
-    default: what an absent one means; None if it has to be there.
-
-  Raises:
-    BackboneError: for another value.
-  """
+def vit_field(
+  fields: Fields, name: str, theirs: str, default: Any = None
+) -> Any:
+  """Read a field of `ViTConfig`, called `theirs`, within its limits."""
   read: Any = fields.whole
   if name in ("patch_size", "image_size"):
     read = fields.size
@@ -65,20 +56,14 @@ def stated(fields: Fields, name: str, theirs: str, default: Any = None) -> Any:
 def transformers_config(
   fields: Fields, defaults: Mapping[str, Any], **computed: Any
 ) -> ViTConfig:
-  """Read what all families of transformers call by the same names.
+  """Read the fields that all families of transformers name alike.
 
-  Args:
-    fields: of a config.json.
-    defaults: field of `ViTConfig` -> what an absent one means; None if it has
-      to be there.
-    **computed: the other fields of `ViTConfig`.
-
-  Raises:
-    BackboneError: for values that are not understood, or not possible.
+  `defaults` has {field of `ViTConfig`: default, None if it is required}, and
+  `computed` the values of the other fields.
   """
   fields.require("num_channels", 3, "images have three channels here", 3)
   read = {
-    name: stated(fields, name, TRANSFORMERS[name], default)
+    name: vit_field(fields, name, TRANSFORMERS[name], default)
     for name, default in defaults.items()
   }
   return vit_config(fields.where, **{**read, **computed})
@@ -87,18 +72,10 @@ def transformers_config(
 def vit_config(
   where: str, *, image_size: int, patch_size: int, **fields: Any
 ) -> ViTConfig:
-  """Return the configuration that a source states.
+  """Build the configuration that a source states.
 
-  Args:
-    where: what to call the source in messages.
-    image_size: of the source. Where patches do not fill it, the convolution
-      leaves out the pixels at its right and lower edge; a multiple of the patch
-      size is left.
-    patch_size: in pixels.
-    **fields: the others of `ViTConfig`.
-
-  Raises:
-    BackboneError: for a shape that is not possible.
+  If patches do not fill the image, the convolution leaves out the pixels at its
+  right and lower edge: the image size is rounded down to a multiple.
   """
   side = image_size // patch_size
   if not side:
@@ -114,17 +91,7 @@ def vit_config(
 
 
 def width_of(arrays: Arrays, name: str, limit: str, where: str) -> int:
-  """The outputs of a layer, which no configuration states; 0 without it.
-
-  Args:
-    arrays: of the source.
-    name: of the layer.
-    limit: the field of `ViTConfig` in whose limits it has to be.
-    where: what to call the source in messages.
-
-  Raises:
-    BackboneError: for arrays that have no such outputs.
-  """
+  """The outputs of a layer, which no configuration states; 0 if absent."""
   most = LIMITS[limit][1]
   for parameter, rank in ((f"{name}.weight", 2), (f"{name}.bias", 1)):
     if parameter in arrays:

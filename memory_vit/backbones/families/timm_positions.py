@@ -1,0 +1,86 @@
+"""Position embeddings of timm: the rows of the table, and for which tokens."""
+
+import numpy as np
+
+from memory_vit.backbones.families.fields import Fields
+from memory_vit.backbones.families.table import Arrays
+from memory_vit.backbones.families.timm_architectures import Architecture
+from memory_vit.errors import BackboneError
+from memory_vit.model.vit_config import MAX_IMAGE_SIZE, ViTConfig, square_side
+from memory_vit.runtime.messages import brief
+
+
+def grid(
+  model: Architecture, fields: Fields, arrays: Arrays
+) -> tuple[int, int]:
+  """Find the number of rows of the table, and the side of their square.
+
+  The stated size decides: 15 x 15 rows may be the positions of 14 x 16 patches
+  and a class token.
+  """
+  shape = arrays["pos_embed"].shape if "pos_embed" in arrays else ()
+  if len(shape) != 3:
+    raise BackboneError(
+      f"{fields.where}: pos_embed is {brief(shape) if shape else 'missing'}, "
+      "expected an array of 3 axes."
+    )
+  rows, prefix = shape[1], model.class_token + model.reg_tokens
+  tokens, args = {0, prefix}, fields.section("model_args")
+  if args.has("no_embed_class"):
+    tokens = {0 if args.flag("no_embed_class") else prefix}
+  patches = [max(0, rows - n) for n in tokens]
+  sides = {side for n in patches if (side := square_side(n))}
+  image = _built_size(fields)
+  if image:
+    sides &= {image // model.patch_size}
+  side = sides.pop() if len(sides) == 1 else 0
+  if not 0 < side * model.patch_size <= MAX_IMAGE_SIZE:
+    size_text = f" of an image of {image} pixels" if image else ""
+    raise BackboneError(
+      f"{fields.where}: pos_embed has {rows} positions, expected those of one "
+      f"square grid of patches{size_text}, with or without the {prefix} tokens "
+      f"before them, and of at most {MAX_IMAGE_SIZE} pixels. If the model "
+      "takes images of another size, state model_args.img_size."
+    )
+  return rows, side
+
+
+def _built_size(fields: Fields) -> int | None:
+  """The image size that timm builds the model for, if it is stated."""
+  args = fields.section("model_args")
+  if args.has("img_size"):
+    return args.size("img_size", 1, MAX_IMAGE_SIZE)
+  pretrained = fields.section("pretrained_cfg")
+  if not pretrained.has("input_size"):
+    return None
+  side = input_side(pretrained)
+  return side if pretrained.flag("fixed_input_size", False) else None
+
+
+def input_side(pretrained: Fields) -> int:
+  """The side of the images that the weights of a `pretrained_cfg` take."""
+  _, height, width = pretrained.numbers("input_size", 3, 1, MAX_IMAGE_SIZE)
+  if height != width:
+    raise BackboneError(
+      f"{pretrained.where}: input_size is {height:.0f} x {width:.0f}, expected "
+      "a square: models of other images are not computed."
+    )
+  return int(height)
+
+
+def adapt(found: dict[str, np.ndarray], config: ViTConfig) -> None:
+  """Give the class token the first row of positions, and registers none.
+
+  If the table has rows for the tokens in front, that of the class token stays
+  and those of registers are added to them; otherwise that of the class is zero.
+  """
+  positions, classes = found["pos_embed"], config.class_tokens
+  if positions.shape[1] == config.num_patches:
+    positions = np.pad(positions, ((0, 0), (classes, 0), (0, 0)))
+  elif config.registers:
+    before = classes + config.registers
+    found["reg_token"] = found["reg_token"] + positions[:, classes:before]
+    positions = np.concatenate(
+      [positions[:, :classes], positions[:, before:]], axis=1
+    )
+  found["pos_embed"] = positions
