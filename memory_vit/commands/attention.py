@@ -46,7 +46,7 @@ with epy.lazy_imports():  # once the command line is known to be right
 if TYPE_CHECKING:
   from pathlib import Path
 
-  from memory_vit.data.reader import Reader
+  from memory_vit.data.split import Split
   from memory_vit.data.split_ref import SplitRef
   from memory_vit.images.image_files import ImageFile
   from memory_vit.images.reader import LoadedImage
@@ -272,7 +272,7 @@ def _look(
 def _remove(
   backbone: Backbone,
   tasks: Sequence[Task],
-  opened: Sequence[tuple[Reader, list[str]]],
+  opened: Sequence[tuple[Split, list[str]]],
   batch_size: int,
 ) -> dict[str, CellRemoval]:
   """Evaluate the tasks that have memory without parts of it."""

@@ -32,7 +32,7 @@ from memory_vit.runtime.messages import escaped
 from memory_vit.runtime.tables import table
 
 with epy.lazy_imports():  # once the command line is known to be right
-  from memory_vit.data import audit_report
+  from memory_vit.data import audit
   from memory_vit.train import progress
 
 # Problems of a kind that the screen shows; --json has all.
@@ -83,8 +83,8 @@ def execute(arguments: CheckArguments) -> int:
   """Check what the flags name; return the exit status."""
   progress.log_to_stderr()
   # What cannot be read is in the report.
-  logging.getLogger("memory_vit.data.reader").setLevel(logging.ERROR)
-  report = audit_report.audit_data(arguments.config, arguments.splits)
+  logging.getLogger("memory_vit.data.split").setLevel(logging.ERROR)
+  report = audit.audit_data(arguments.config, arguments.splits)
   console.show(text(report))
   if arguments.json:
     files.write_json(arguments.json, report)
@@ -153,7 +153,7 @@ def _balanced(entry: dict[str, Any]) -> list[str]:
   if found["imbalanced"]:
     lines.append(
       f"{entry['role']}: WARNING: the classes are imbalanced (ratio "
-      f"{audit_report.IMBALANCED:g} or more). Accuracy is not the whole "
+      f"{audit.IMBALANCED:g} or more). Accuracy is not the whole "
       f"story: who always says {greatest!r} is right for "
       f"{100 * found['share']:.1f} %. Look at test_per_class in result.json; "
       "--config.optim.class_weights=balanced gives all classes equal weight."

@@ -16,7 +16,7 @@ with epy.lazy_imports():  # --help and wrong arguments do not wait for them
   from memory_vit.evaluation import task_data
 
 if TYPE_CHECKING:
-  from memory_vit.data.reader import Reader
+  from memory_vit.data.split import Split
   from memory_vit.data.split_ref import SplitRef
   from memory_vit.evaluation.task_data import Given
   from memory_vit.model.task import Task
@@ -117,9 +117,9 @@ def given(
   )
 
 
-def open_split(ref: SplitRef, arguments: argparse.Namespace) -> Reader:
+def open_split(ref: SplitRef, arguments: argparse.Namespace) -> Split:
   """Open a split, as patient and as lenient as was asked for."""
-  return datasets.open_reader(
+  return datasets.open_ref(
     dataclasses.replace(
       ref,
       cache_gib=arguments.cache_gib,
@@ -134,7 +134,7 @@ def open_all(
   tasks: Sequence[Task],
   chosen: Mapping[str, SplitRef],
   arguments: argparse.Namespace,
-) -> list[tuple[Reader, list[str]]]:
+) -> list[tuple[Split, list[str]]]:
   """Open every data set that is needed, once.
 
   Args:

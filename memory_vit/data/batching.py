@@ -11,22 +11,22 @@ next readable record takes the place of one, whatever happened before; in
 evaluation they do not count, and the result says how many they were.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import jax
+import numpy as np
 
 from memory_vit.config import TrainDataConfig
-from memory_vit.data import image_ops, pipeline
+from memory_vit.data import image_ops, parallel, pipeline
 from memory_vit.data.pipeline import Batch, ExampleFn
 from memory_vit.data.quiet_tensorflow import tf
-from memory_vit.data.reader import Reader, reader_of
-from memory_vit.data.sources import Source
-from memory_vit.errors import ConfigError
+from memory_vit.data.split import Split
+from memory_vit.errors import BrokenDataError, ConfigError
 from memory_vit.model.task import EvalPreprocessing
 
 
 def train_batches(
-  source: Source | Reader,
+  split: Split,
   data: TrainDataConfig,
   *,
   image_size: int,
@@ -44,7 +44,7 @@ def train_batches(
   may be smaller than a batch.
 
   Args:
-    source: the examples; how many of them may be unreadable, a reader says.
+    split: the examples.
     data: how images are cropped and mirrored.
     image_size: s, side of the square, in pixels.
     batch_size: b, of all processes together.
@@ -66,7 +66,6 @@ def train_batches(
   Raises:
     ConfigError: if the batch does not divide, or the crop is impossible.
   """
-  reader = reader_of(source)
   rows, first = share(batch_size, process_index, process_count)
   if data.train_crop == "small":
     image_ops.shorter_side(data.resize, image_size)
@@ -86,13 +85,13 @@ def train_batches(
 
   starts = range(start + first, 2**63 - batch_size, batch_size)
   example = ExampleFn(
-    reader, lambda number: shuffled(number, reader.size, seed), prepare
+    split, lambda number: shuffled(number, split.size, seed), prepare
   )
   return pipeline.batches(example, starts, rows)
 
 
 def train_examples(
-  source: Source | Reader, *, seed: int, batch_size: int, step: int
+  split: Split, *, seed: int, batch_size: int, step: int
 ) -> list[str]:
   """Name the examples in the batch of a step: indices, and files.
 
@@ -100,24 +99,23 @@ def train_examples(
   process knows of them. `seed` and `batch_size` are those of `train_batches`;
   `step` counts from 1.
   """
-  reader = reader_of(source)
   numbers = tf.range((step - 1) * batch_size, step * batch_size, dtype=tf.int64)
-  return names_of(reader, shuffled(numbers, reader.size, seed).numpy())
+  return names_of(split, shuffled(numbers, split.size, seed).numpy())
 
 
-def names_of(reader: Reader, records: Iterable[int]) -> list[str]:
+def names_of(split: Split, records: Iterable[int]) -> list[str]:
   """Name records, or what takes their place: indices, and files."""
   names = []
   for record in records:
     index = int(record)
-    while index in reader.unreadable:
-      index = (index + 1) % reader.size
-    names.append(f"{index} {reader.source.file_name(index)}".strip())
+    while index in split.unreadable:
+      index = (index + 1) % split.size
+    names.append(f"{index} {split.file_name(index)}".strip())
   return names
 
 
 def eval_batches(
-  source: Source | Reader,
+  split: Split,
   preprocessing: EvalPreprocessing,
   *,
   batch_size: int,
@@ -137,7 +135,6 @@ def eval_batches(
   Raises:
     ConfigError: if the batch does not divide.
   """
-  reader = reader_of(source)
   rows, first = share(batch_size, process_index, process_count)
 
   def prepare(
@@ -146,15 +143,49 @@ def eval_batches(
     return {
       "image": image_ops.eval_image(encoded, preprocessing),
       "label": label,
-      "mask": tf.cast(number < reader.size, tf.float32),
+      "mask": tf.cast(number < split.size, tf.float32),
     }
 
-  steps = -(-reader.size // batch_size)
+  steps = -(-split.size // batch_size)
   starts = range(first, first + steps * batch_size, batch_size)
   example = ExampleFn(
-    reader, lambda number: tf.minimum(number, reader.size - 1), prepare
+    split, lambda number: tf.minimum(number, split.size - 1), prepare
   )
   return pipeline.batches(example, starts, rows)
+
+
+def eval_images(
+  split: Split, preprocessing: EvalPreprocessing, indices: Sequence[int]
+) -> np.ndarray:
+  """Read images by their numbers; bitwise identical to those of `eval_batches`.
+
+  Returns:
+    float32 (k, side, side, 3) in [-1, 1]; side is `preprocessing.image_size`.
+
+  Raises:
+    BrokenDataError: for an image that cannot be read.
+  """
+  split.require_images()
+  side = preprocessing.image_size
+  images = np.zeros((len(indices), side, side, 3), np.float32)
+  if not len(indices):
+    return images
+
+  def make(index: tf.Tensor) -> tf.Tensor:
+    encoded, _ = split.fetch(index)
+    return image_ops.eval_image(encoded, preprocessing)
+
+  numbers = tf.data.Dataset.from_tensor_slices(tf.constant(indices, tf.int64))
+  with split.time_limit(int(indices[0])):
+    found = parallel.attempts(numbers, make)
+    for place, (index, image) in enumerate(zip(indices, found, strict=True)):
+      if isinstance(image, tf.errors.OpError):
+        raise BrokenDataError(
+          f"{split.describe(int(index))} cannot be read: "
+          f"{parallel.reason_of(image)}."
+        )
+      images[place] = image
+  return images
 
 
 def shuffled(number: tf.Tensor, size: int, seed: int) -> tf.Tensor:

@@ -16,12 +16,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from memory_vit.data import embedding_files, sources
+from memory_vit.data import embeddings, split_parts
 from memory_vit.data.data_files import LISTED, DataFiles
-from memory_vit.data.embedded_rows import EmbeddedRows
-from memory_vit.data.embedding_files import EmbeddingFiles
+from memory_vit.data.embeddings import EmbeddedRows, EmbeddingFiles
 from memory_vit.data.quiet_tensorflow import tf
-from memory_vit.data.sources import Source
+from memory_vit.data.split import Split
 from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import BrokenDataError, DataError
 from memory_vit.runtime import messages, parquet
@@ -59,7 +58,7 @@ class _Output:
 _Part = tuple[_Output, np.ndarray]
 
 
-def open_embeddings(ref: SplitRef) -> Source:
+def open_embeddings(ref: SplitRef) -> Split:
   """Open a split of embeddings; their values stay in their files.
 
   Raises:
@@ -69,26 +68,26 @@ def open_embeddings(ref: SplitRef) -> Source:
   """
   root = local(ref.dir or ".", "the embeddings", DataError)
   paths = _find_outputs(root, ref.dir)
-  wanted = sources.split_names(ref.split)
+  wanted = split_parts.split_names(ref.split)
   _require_splits([_TRAIN, *wanted], paths, ref)
   outputs = {
     name: _open(name, paths[name]) for name in dict.fromkeys([_TRAIN, *wanted])
   }
   class_names = _class_names(outputs[_TRAIN])
   sizes = {name: len(outputs[name].table) for name in wanted}
-  parts = sources.split_parts(ref.name, ref.split, sizes)
+  parts = split_parts.split_parts(ref.name, ref.split, sizes)
   orders = {name: _mixed(outputs[name]) for name in wanted}
   # Slices are of all images, as those of a folder are, readable or not.
   sliced = [(outputs[name], orders[name][part]) for name, part in parts]
-  return _source(ref, root, sliced, class_names)
+  return _split(ref, root, sliced, class_names)
 
 
-def _source(
+def _split(
   ref: SplitRef,
   root: Path,
   sliced: Sequence[_Part],
   class_names: Sequence[str],
-) -> Source:
+) -> Split:
   """The source of those rows of a split that have an embedding."""
   parts = [(output, rows[output.good[rows]]) for output, rows in sliced]
   left_out = _left_out(ref, sliced)
@@ -101,14 +100,14 @@ def _source(
       "its images could be read."
     )
   chosen = _column("path", parts)
-  return Source(
+  return Split(
     name=ref.name,
     split=ref.split,
     size=len(labels),
     class_names=tuple(class_names),
     fetch=_no_image,
     file_name=lambda index: chosen[int(index)].as_py(),
-    inventory=_inventory(root, parts, chosen, labels),
+    data_files=_data_files(root, parts, chosen, labels),
     labels=labels,
     embedded=EmbeddedRows.of([(output.files, rows) for output, rows in parts]),
     left_out=left_out,
@@ -157,7 +156,7 @@ def _require_splits(
 
 def _open(name: str, path: Path) -> _Output:
   """Open an output, whose embeddings all have to be labelled."""
-  files = embedding_files.open_files(path)
+  files = embeddings.open_files(path)
   table = files.table()
   good = table["error"].is_null()
   where = escaped(str(path))
@@ -214,7 +213,7 @@ def _labels(output: _Output, class_names: Sequence[str]) -> np.ndarray:
   return labels
 
 
-def _inventory(
+def _data_files(
   root: Path,
   parts: Sequence[_Part],
   paths: pa.ChunkedArray,
@@ -261,5 +260,5 @@ def _left_out(ref: SplitRef, sliced: Sequence[_Part]) -> tuple[str, ...]:
 
 
 def _no_image(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-  """`Source.fetch` where there is nothing to fetch."""
+  """`Split.fetch` where there is nothing to fetch."""
   raise DataError(f"example {index} is an embedding, and has no image.")

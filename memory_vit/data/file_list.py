@@ -13,9 +13,9 @@ import pathlib
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from memory_vit.data import image_paths, sources
+from memory_vit.data import image_paths, split_parts
 from memory_vit.data.data_files import LISTED
-from memory_vit.data.sources import Source
+from memory_vit.data.split import Split
 from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import BrokenDataError, DataError
 from memory_vit.runtime import messages
@@ -31,7 +31,7 @@ _MOST_CLASS_BYTES = 2**24
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
-def open_list(ref: SplitRef) -> Source:
+def open_list(ref: SplitRef) -> Split:
   """Open a split of a folder with lists of images.
 
   Raises:
@@ -51,9 +51,9 @@ def open_list(ref: SplitRef) -> Source:
     names = [str(label) for label in range(greatest + 1)]
   sizes = {stem: len(labels[stem]) for stem in wanted}
   chosen = []
-  for stem, part in sources.split_parts(ref.name, ref.split, sizes):
+  for stem, part in split_parts.split_parts(ref.name, ref.split, sizes):
     chosen += image_paths.shuffled([*labels[stem].items()])[part]
-  return image_paths.source_of(
+  return image_paths.split_of(
     ref,
     root,
     chosen,
@@ -80,7 +80,7 @@ def _find_lists(root: pathlib.Path, directory: str) -> dict[str, pathlib.Path]:
 
 def _named_lists(ref: SplitRef, lists: Collection[str]) -> list[str]:
   """The lists that a split such as "train[:90%]+val" names."""
-  wanted = sources.split_names(ref.split)
+  wanted = split_parts.split_names(ref.split)
   for name in wanted:
     if name not in lists:
       known = messages.name_list([messages.brief(stem) for stem in lists])

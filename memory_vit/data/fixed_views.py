@@ -15,7 +15,7 @@ from memory_vit.config import TrainDataConfig
 from memory_vit.data import batching, image_ops, pipeline
 from memory_vit.data.pipeline import Batch, ExampleFn
 from memory_vit.data.quiet_tensorflow import tf
-from memory_vit.data.reader import Reader
+from memory_vit.data.split import Split
 from memory_vit.errors import DataError
 from memory_vit.model.task import EvalPreprocessing
 
@@ -25,13 +25,13 @@ class FixedViews:
   """The views of a split that a process keeps.
 
   Attributes:
-    reader: of the split.
+    split: of the split.
     numbers: int64 (n,), of every place view * size + record.
     image: number, int64 (), and encoded image, string () -> float32
       (side, side, 3) in [-1, 1].
   """
 
-  reader: Reader
+  split: Split
   numbers: np.ndarray
   image: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
@@ -41,10 +41,10 @@ class FixedViews:
     Returns:
       Iterator over {"image": float32 (b, side, side, 3), "label": int32 (b,),
       "mask": float32 (b,)}. Behind the last place it is repeated, with mask 0.
-      An example that cannot be read has mask 0 as well, where the reader allows
+      An example that cannot be read has mask 0 as well, where the split allows
       it: the next readable record of the split is in its place.
     """
-    size, last = self.reader.size, len(self.numbers) - 1
+    size, last = self.split.size, len(self.numbers) - 1
     numbers = tf.constant(self.numbers, tf.int64)
 
     def number_of(place: tf.Tensor) -> tf.Tensor:
@@ -60,13 +60,13 @@ class FixedViews:
       }
 
     example = ExampleFn(
-      self.reader, lambda place: number_of(place) % size, prepare
+      self.split, lambda place: number_of(place) % size, prepare
     )
     return pipeline.batches(example, starts, rows)
 
 
 def training_views(
-  reader: Reader,
+  split: Split,
   data: TrainDataConfig,
   *,
   image_size: int,
@@ -77,7 +77,7 @@ def training_views(
   """The training views that this process keeps: of every p-th record.
 
   Args:
-    reader: of the training split.
+    split: of the training split.
     data: how images are cropped and mirrored.
     image_size: side of the square, in pixels.
     seed: of the crops.
@@ -89,15 +89,15 @@ def training_views(
     ConfigError: for a crop that is impossible.
   """
   count = jax.process_count()
-  if reader.size < count:
+  if split.size < count:
     raise DataError(
-      f"{reader.source} has {reader.size} examples, expected at least one for "
+      f"{split} has {split.size} examples, expected at least one for "
       f"each of the {count} processes, which keep their own."
     )
   if data.train_crop == "small":
     image_ops.shorter_side(data.resize, image_size)
-  records = np.arange(jax.process_index(), reader.size, count, dtype=np.int64)
-  offsets = np.arange(views, dtype=np.int64)[:, None] * reader.size
+  records = np.arange(jax.process_index(), split.size, count, dtype=np.int64)
+  offsets = np.arange(views, dtype=np.int64)[:, None] * split.size
 
   def image(number: tf.Tensor, encoded: tf.Tensor) -> tf.Tensor:
     key = tf.stack([tf.constant(seed, tf.int64), number])
@@ -109,27 +109,27 @@ def training_views(
       interpolation=interpolation,
     )
 
-  return FixedViews(reader, (offsets + records[None]).ravel(), image)
+  return FixedViews(split, (offsets + records[None]).ravel(), image)
 
 
 def evaluation_views(
-  reader: Reader, preprocessing: EvalPreprocessing, *, batch_size: int
+  split: Split, preprocessing: EvalPreprocessing, *, batch_size: int
 ) -> FixedViews:
   """What this process evaluates of a split, in the order of `eval_batches`.
 
   Args:
-    reader: of the split.
+    split: of the split.
     preprocessing: of its images.
     batch_size: b, of all processes together.
   """
   rows, first = batching.share(batch_size)
-  starts = np.arange(first, max(reader.size, first + 1), batch_size)
+  starts = np.arange(first, max(split.size, first + 1), batch_size)
   numbers = (starts[:, None] + np.arange(rows)[None]).ravel()
   # A process without any keeps the last one, which does not count there.
-  examples = numbers[numbers < reader.size] if first < reader.size else [-1]
+  examples = numbers[numbers < split.size] if first < split.size else [-1]
   return FixedViews(
-    reader,
-    np.asarray(examples, np.int64) % reader.size,
+    split,
+    np.asarray(examples, np.int64) % split.size,
     lambda number, encoded: image_ops.eval_image(encoded, preprocessing),
   )
 

@@ -14,11 +14,11 @@ import numpy as np
 
 from memory_vit.data.data_files import DataFiles
 from memory_vit.data.quiet_tensorflow import tf
-from memory_vit.data.sources import Source
+from memory_vit.data.split import Split
 from memory_vit.data.split_ref import SplitRef
 
 
-def source_of(
+def split_of(
   ref: SplitRef,
   root: pathlib.Path,
   labelled: Sequence[tuple[str, int]],
@@ -26,16 +26,11 @@ def source_of(
   class_names: Sequence[str],
   irregular: Mapping[str, str],
   facts: Mapping[str, Any] | None = None,
-) -> Source:
-  """Make a source of image files.
+  skipped: Sequence[str] = (),
+) -> Split:
+  """The split of image files: (path below `root`, label), in order.
 
-  Args:
-    ref: the split that is opened.
-    root: the directory of the data set.
-    labelled: (image, as a path relative to `root`; its label), in order.
-    class_names: one per label.
-    irregular: {image: why it cannot be read}.
-    facts: what is recorded of the data set besides its files.
+  `irregular` is {image: why it cannot be read}.
   """
   where = {file: os.path.join(root, file) for file, _ in labelled}
   # Reading a pipe would wait for ever: only regular files have a path here.
@@ -47,7 +42,7 @@ def source_of(
   numbers = np.array([label for _, label in labelled], np.int32)
   labels = tf.constant(numbers)
   read = _reader(names)
-  return Source(
+  return Split(
     name=ref.name,
     split=ref.split,
     size=len(labelled),
@@ -59,8 +54,9 @@ def source_of(
       for i, (file, _) in enumerate(labelled)
       if file in irregular
     },
-    inventory=DataFiles(facts=facts or {}, files=where),
+    data_files=DataFiles(facts=facts or {}, files=where),
     labels=numbers,
+    skipped=tuple(filter(None, skipped)),
   )
 
 

@@ -14,11 +14,10 @@ import numpy as np
 import psutil
 from PIL import Image
 
-from memory_vit.data import datasets, indexable, raw_images, sources, subset
+from memory_vit.data import datasets, indexable, raw_images, subset
 from memory_vit.data.data_files import DataFiles
 from memory_vit.data.quiet_tensorflow import tf
-from memory_vit.data.reader import Reader
-from memory_vit.data.sources import Source
+from memory_vit.data.split import Split, fetch_from_memory
 from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import DataError
 from memory_vit.images import decoding
@@ -35,7 +34,7 @@ def open_data(
   split: str,
   class_names: Sequence[str] = (),
   keys: tuple[str, str] = ("image", "label"),
-) -> Reader:
+) -> Split:
   """Open a split in any of the forms that `train_task` takes.
 
   Args:
@@ -53,8 +52,8 @@ def open_data(
   if isinstance(data, str | os.PathLike):
     folder = paths.local(data, "the image folder", DataError).absolute()
     ref = SplitRef("folder", str(folder.parent), folder.name)
-    found = datasets.open_reader(ref).source
-    return Reader(dataclasses.replace(found, name=f"python:{name}"))
+    found = datasets.open_ref(ref)
+    return dataclasses.replace(found, name=f"python:{name}")
   where = f"{name!r}, split {split!r}"
   stated = indexable.stated_classes(data, keys[1])
   if class_names and stated not in ((), tuple(class_names)):
@@ -69,20 +68,19 @@ def open_data(
   for image in images:  # each process marks pixels in its own way
     content = image.removeprefix(raw_images.MAGIC)
     digest.update(hashlib.sha256(content).digest())
-  source = Source(
+  return Split(
     name=f"python:{name}",
     split=split,
     size=len(images),
     class_names=classes,
-    fetch=sources.fetch_from_memory(tf.constant(images), tf.constant(labels)),
+    fetch=fetch_from_memory(tf.constant(images), tf.constant(labels)),
     file_name=lambda index: f"number {index} of those given",
-    inventory=DataFiles(facts={"contents": digest.hexdigest()}),
+    data_files=DataFiles(facts={"contents": digest.hexdigest()}),
     labels=labels,
   )
-  return Reader(source)
 
 
-def hold_out(reader: Reader) -> tuple[Reader, Reader]:
+def hold_out(split: Split) -> tuple[Split, Split]:
   """Set a tenth of a training split aside, as the configuration `folder` does.
 
   The images of a folder are in an order that mixes the classes; of other data
@@ -91,16 +89,16 @@ def hold_out(reader: Reader) -> tuple[Reader, Reader]:
   Raises:
     DataError: for a split of one example.
   """
-  source, size = reader.source, reader.size
+  size = split.size
   if size < 2:
-    raise DataError(f"{source} has one example: none can be held out.")
+    raise DataError(f"{split} has one example: none can be held out.")
   order = np.arange(size)
-  if not source.inventory.files:
+  if not split.data_files.files:
     order = np.random.default_rng(0).permutation(size)
   first = min(round(size * 90 / 100), size - 1)  # as TFDS rounds
   parts = {"[:90%]": order[:first], "[90%:]": order[first:]}
   train, held_out = (
-    Reader(subset.take(source, part, source.split + name, source.inventory))
+    subset.take(split, part, split.split + name, split.data_files)
     for name, part in parts.items()
   )
   return train, held_out

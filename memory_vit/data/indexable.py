@@ -18,8 +18,7 @@ from PIL import Image
 from memory_vit.data import datasets
 from memory_vit.data.data_files import DataFiles
 from memory_vit.data.quiet_tensorflow import tf
-from memory_vit.data.reader import Reader
-from memory_vit.data.sources import Fetch, Source
+from memory_vit.data.split import Fetch, Split
 from memory_vit.errors import DataError
 from memory_vit.images import decoding
 from memory_vit.runtime import messages
@@ -46,7 +45,7 @@ def open_indexable(
   split: str = "all",
   keys: tuple[str, str] = ("image", "label"),
   parallel: bool = True,
-) -> Reader:
+) -> Split:
   """Open the examples of a Python object as a split.
 
   An example is a pair (image, label), or a dictionary with `keys`. An image is
@@ -68,8 +67,8 @@ def open_indexable(
     parallel: whether several threads may ask for examples at once.
 
   Returns:
-    A reader for `data.train_batches`, `data.eval_batches` and
-    `training.train_and_evaluate`.
+    A split for `data.train_batches`, `data.eval_batches` and
+    `train.train_and_evaluate`.
 
   Raises:
     DataError: for examples without a length, classes or integer labels.
@@ -88,17 +87,16 @@ def open_indexable(
       f"the examples of {name!r} do not say what their classes are called: "
       "give class_names."
     )
-  source = Source(
+  opened = Split(
     name=f"python:{name}",
     split=split,
     size=size,
     class_names=classes,
     fetch=_fetch(examples, keys, parallel),
-    inventory=DataFiles(facts={"examples": size, "version": version}),
+    data_files=DataFiles(facts={"examples": size, "version": version}),
   )
-  reader = Reader(source)
-  datasets.check_first_label(reader)
-  return reader
+  datasets.check_first_label(opened)
+  return opened
 
 
 def _count(examples: Indexable, name: str) -> int:
@@ -125,7 +123,7 @@ def stated_classes(examples: Any, label: str) -> tuple[str, ...]:
 
 
 def _fetch(examples: Indexable, keys: tuple[str, str], parallel: bool) -> Fetch:
-  """Make `Source.fetch` of a Python object."""
+  """Make `Split.fetch` of a Python object."""
   lock = contextlib.nullcontext() if parallel else threading.Lock()
 
   def read(index: int) -> tuple[bytes, np.int32]:

@@ -5,8 +5,8 @@ import os
 import pathlib
 from collections.abc import Mapping, Sequence
 
-from memory_vit.data import image_paths, sources
-from memory_vit.data.sources import Source
+from memory_vit.data import image_paths, split_parts
+from memory_vit.data.split import Split
 from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import BrokenDataError, DataError
 from memory_vit.images import folders
@@ -14,7 +14,7 @@ from memory_vit.runtime import messages
 from memory_vit.runtime.paths import local
 
 
-def open_folder(ref: SplitRef) -> Source:
+def open_folder(ref: SplitRef) -> Split:
   """Open a split of an image folder with SPLIT/CLASS/IMAGE.
 
   Raises:
@@ -29,7 +29,7 @@ def open_folder(ref: SplitRef) -> Source:
   }
   chosen, skipped = [], {}
   irregular: dict[str, str] = {}
-  for key, part in sources.split_parts(ref.name, ref.split, sizes):
+  for key, part in split_parts.split_parts(ref.name, ref.split, sizes):
     split = found[key]
     _check_classes(root / key, split.images, class_names)
     labelled = [
@@ -40,12 +40,10 @@ def open_folder(ref: SplitRef) -> Source:
     chosen += image_paths.shuffled(labelled)[part]
     irregular |= split.irregular
     skipped[key] = split.skipped
-  source = image_paths.source_of(
-    ref, root, chosen, class_names=class_names, irregular=irregular
-  )
-  return dataclasses.replace(
-    source, skipped=tuple(filter(None, skipped.values()))
-  )
+  return image_paths.split_of(
+    ref, root, chosen, class_names=class_names, irregular=irregular,
+    skipped=[*skipped.values()],
+  )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +77,7 @@ def _find_splits(root: pathlib.Path, ref: SplitRef) -> dict[str, _Split]:
       f"image folder {ref.dir!r} has no train/, whose folders are the "
       f"classes; it has {messages.name_list([*existing]) or 'no folder'}."
     )
-  wanted = {"train", *sources.split_names(ref.split)}
+  wanted = {"train", *split_parts.split_names(ref.split)}
   if not wanted <= existing.keys():
     wanted = {*existing}
   return {key: _find_images(existing[key]) for key in existing if key in wanted}

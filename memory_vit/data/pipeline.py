@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from memory_vit.data import sources
+from memory_vit.data import parallel
 from memory_vit.data.quiet_tensorflow import tf
-from memory_vit.data.reader import Reader
+from memory_vit.data.split import Split
 
 logger = logging.getLogger(__name__)
 
@@ -31,17 +31,17 @@ class ExampleFn:
   it takes, as those before cannot be read.
 
   Attributes:
-    reader: of the records.
+    split: of the records.
     record: number -> index in the source, int64 ().
     prepare: number, encoded image, label -> the example.
   """
 
-  reader: Reader
+  split: Split
   record: Callable[[tf.Tensor], tf.Tensor]
   prepare: Callable[[tf.Tensor, tf.Tensor, tf.Tensor], dict[str, tf.Tensor]]
 
   def __post_init__(self) -> None:
-    self.reader.source.require_images()
+    self.split.require_images()
 
   @functools.cached_property
   def graph(self) -> Callable[[tf.Tensor, tf.Tensor], dict[str, tf.Tensor]]:
@@ -49,11 +49,11 @@ class ExampleFn:
 
     Traced once: a batch with a broken image makes two more pipelines.
     """
-    source = self.reader.source
+    split = self.split
 
     def make(number: tf.Tensor, offset: tf.Tensor) -> dict[str, tf.Tensor]:
-      index = (self.record(number) + offset) % source.size
-      return self.prepare(number, *source.fetch(index))
+      index = (self.record(number) + offset) % split.size
+      return self.prepare(number, *split.fetch(index))
 
     signature = [tf.TensorSpec((), tf.int64)] * 2
     return tf.function(make, input_signature=signature, autograph=False)
@@ -61,13 +61,13 @@ class ExampleFn:
   def index(self, number: int, offset: int) -> int:
     """The index of the record that an example takes."""
     record = self.record(tf.constant(number, tf.int64))
-    return (int(record) + int(offset)) % self.reader.size
+    return (int(record) + int(offset)) % self.split.size
 
   def check_labels(
     self, labels: np.ndarray, numbers: range, offsets: np.ndarray
   ) -> None:
-    """Refuse labels (b,) that are not classes: see `Source.check_labels`."""
-    self.reader.source.check_labels(
+    """Refuse labels (b,) that are not classes: see `Split.check_labels`."""
+    self.split.check_labels(
       labels, lambda row: self.index(numbers[row], offsets[row])
     )
 
@@ -99,13 +99,13 @@ def batches(example: ExampleFn, starts: range, rows: int) -> Iterator[Batch]:
 
 def _generate(example: ExampleFn, starts: range, rows: int) -> Generator[Batch]:
   """Yield the batches; begin a new pipeline behind one that failed."""
-  pipeline, reader = None, example.reader
+  pipeline, split = None, example.split
   start = starts[0]
   try:
     while starts:
       start = starts[0]
       numbers = range(start, start + rows)
-      with reader.time_limit(start):
+      with split.time_limit(start):
         pipeline = pipeline or _pipeline(example, starts, rows)
         try:
           batch, offsets = next(pipeline), np.zeros(rows, np.int64)
@@ -118,7 +118,7 @@ def _generate(example: ExampleFn, starts: range, rows: int) -> Generator[Batch]:
       starts = starts[1:]
   finally:
     # To let go of a pipeline is to wait for what its threads are reading.
-    with reader.time_limit(start):
+    with split.time_limit(start):
       pipeline = None
 
 
@@ -126,7 +126,7 @@ def _pipeline(example: ExampleFn, starts: range, rows: int) -> Iterator[Batch]:
   """The batches as long as all examples can be read."""
   first = tf.data.Dataset.range(starts.start, starts.stop, starts.step)
   numbers = first.flat_map(lambda n: tf.data.Dataset.range(n, n + rows))
-  examples = sources.parallel_map(
+  examples = parallel.parallel_map(
     numbers, lambda number: example.graph(number, tf.zeros_like(number))
   )
   stacked = examples.batch(rows, drop_remainder=True).prefetch(_PREFETCH)
@@ -144,28 +144,28 @@ def _read_singly(
   Returns:
     The batch, and the offset of each example, int64 (b,).
   """
-  reader = example.reader
+  split = example.split
   made: dict[int, dict[str, np.ndarray]] = {}
   offsets = np.zeros(len(numbers), np.int64)
   while missing := [i for i in range(len(numbers)) if i not in made]:
     wanted = (np.array(numbers)[missing], offsets[missing])
     dataset = tf.data.Dataset.from_tensor_slices(wanted)
-    attempts = sources.attempts(dataset, example.graph)
+    attempts = parallel.attempts(dataset, example.graph)
     bad = {}
     for i, result in zip(missing, attempts, strict=True):
       if isinstance(result, tf.errors.OpError):
-        bad[example.index(numbers[i], offsets[i])] = sources.reason_of(result)
+        bad[example.index(numbers[i], offsets[i])] = parallel.reason_of(result)
         offsets[i] += 1
       else:
         made[i] = result
-    reader.mark_unreadable(bad)
-    if max(offsets) >= reader.size:
-      raise reader.nothing_readable()
+    split.mark_unreadable(bad)
+    if max(offsets) >= split.size:
+      raise split.nothing_readable()
   if not offsets.any():
     # For example a file system that was away for a moment.
     logger.warning(
       "%s, examples %d to %d: read at the second attempt; at the first: %s",
-      reader.source, numbers[0], numbers[-1], sources.reason_of(error),
+      split, numbers[0], numbers[-1], parallel.reason_of(error),
     )  # fmt: skip
   return _stacked([made[i] for i in range(len(numbers))], offsets), offsets
 

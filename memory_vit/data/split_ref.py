@@ -38,10 +38,10 @@ class Subset:
       return f"{self.per_class:,} of each class (seed {self.seed})"
     return f"{self.first:,} examples (seed {self.seed})"
 
-  def noted(self, inventory: DataFiles) -> DataFiles:
-    """The inventory of a split with what is chosen of it."""
-    facts = {**inventory.facts, "chosen": dataclasses.asdict(self)}
-    return dataclasses.replace(inventory, facts=facts)
+  def noted(self, files: DataFiles) -> DataFiles:
+    """The files of the whole split, with the choice among its facts."""
+    facts = {**files.facts, "chosen": dataclasses.asdict(self)}
+    return dataclasses.replace(files, facts=facts)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,10 +14,16 @@ import jax
 from absl import logging
 from tensorflow_datasets.core import read_only_builder
 
-from memory_vit.data import sources, tfds_labels, tfds_trust, tfrecord
+from memory_vit.data import (
+  parallel,
+  split_parts,
+  tfds_labels,
+  tfds_trust,
+  tfrecord,
+)
 from memory_vit.data.data_files import DataFiles
 from memory_vit.data.quiet_tensorflow import tf, tfds
-from memory_vit.data.sources import Fetch, Source
+from memory_vit.data.split import Fetch, Split, fetch_from_memory
 from memory_vit.data.split_ref import SplitRef
 from memory_vit.data.tfds_labels import Target
 from memory_vit.data.tfrecord import Shard
@@ -71,7 +77,7 @@ def _quiet() -> Iterator[None]:
 
 
 @_quiet()
-def open_tfds(ref: SplitRef) -> Source:
+def open_tfds(ref: SplitRef) -> Split:
   """Open a split of a data set of TFDS, which is prepared where it is not.
 
   Raises:
@@ -80,7 +86,7 @@ def open_tfds(ref: SplitRef) -> Source:
   """
   builder = _prepared_builder(ref)
   info, sizes = builder.info, _sizes(builder)
-  parts = sources.split_parts(ref.name, ref.split, sizes)
+  parts = split_parts.split_parts(ref.name, ref.split, sizes)
   target = tfds_labels.find_target(
     info.name, info.features, info.supervised_keys, ref.label
   )
@@ -93,25 +99,25 @@ def open_tfds(ref: SplitRef) -> Source:
   else:
     _check_cache(ref, parts, builder)
     images, found, bad = _read_all(ref, builder, target, shards)
-    fetch, labels = sources.fetch_from_memory(images, found), found.numpy()
-  source = Source(
+    fetch, labels = fetch_from_memory(images, found), found.numpy()
+  split = Split(
     name=ref.name,
     split=ref.split,
-    size=sources.count_examples(parts, sizes),
+    size=split_parts.count_examples(parts, sizes),
     class_names=target.class_names,
     fetch=fetch,
     file_name=lambda index: tfrecord.place(shards, index),
     unreadable=bad,
-    inventory=_inventory(ref, builder, parts, shards),
+    data_files=_data_files(ref, builder, parts, shards),
     labels=labels,
   )
   if labels is not None:
-    source.check_labels(labels)
-  return source
+    split.check_labels(labels)
+  return split
 
 
 @_quiet()
-def take_inventory(ref: SplitRef) -> DataFiles:
+def find_data_files(ref: SplitRef) -> DataFiles:
   """List the files of a data set that is prepared; nothing is read.
 
   Raises:
@@ -120,11 +126,11 @@ def take_inventory(ref: SplitRef) -> DataFiles:
   builder = _found_builder(dataclasses.replace(ref, download=False))
   if not builder.is_prepared():
     raise DataError(f"data set {ref.name!r} is not in {builder.data_dir}.")
-  parts = sources.split_parts(ref.name, ref.split, _sizes(builder))
-  return _inventory(ref, builder, parts, _shards(builder, ref.split))
+  parts = split_parts.split_parts(ref.name, ref.split, _sizes(builder))
+  return _data_files(ref, builder, parts, _shards(builder, ref.split))
 
 
-def _inventory(
+def _data_files(
   ref: SplitRef,
   builder: tfds.core.DatasetBuilder,
   parts: Sequence[tuple[str, slice]],
@@ -287,7 +293,7 @@ def _fetch_from_array_record(
   target: Target,
   bad: Mapping[int, str],
 ) -> Fetch:
-  """Make `Source.fetch` of files with random access.
+  """Make `Split.fetch` of files with random access.
 
   Only the bytes pass through Python; TensorFlow takes them apart. What `bad`
   names is not read: in a file of other records it would be another example.
@@ -366,7 +372,10 @@ def _bad_array_records(shards: Sequence[Shard]) -> dict[int, str]:
       reason = f"the file has {found} records; there should be {shard.size}"
     # The reader's own: it raises RuntimeError, ValueError, ...
     except Exception as error:
-      found, reason = -1, f"the file cannot be read: {sources.reason_of(error)}"
+      found, reason = (
+        -1,
+        f"the file cannot be read: {parallel.reason_of(error)}",
+      )
     if found != shard.size:
       bad |= dict.fromkeys(range(first, first + shard.take), reason)
     first += shard.take
@@ -392,7 +401,7 @@ def _read_all(
     # One file after the other: the order of files with random access.
     read_config=tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False),
   )
-  dataset = sources.parallel_map(dataset, target.take)
+  dataset = parallel.parallel_map(dataset, target.take)
   size = sum(shard.take for shard in shards)
   is_tfrecord = builder.info.file_format is tfds.core.FileFormat.TFRECORD
   try:
@@ -403,14 +412,14 @@ def _read_all(
     if not is_tfrecord:
       raise BrokenDataError(
         f"{ref}: the files in {builder.data_dir} cannot be read "
-        f"({sources.reason_of(error)})."
+        f"({parallel.reason_of(error)})."
       ) from error
     found = _read_singly(features, target, shards)
     if not found[2]:
       # For example a file system that was away for a moment.
       logging.warning(
         "Data set %s, split %s was read at the second attempt; at the first: "
-        "%s", ref.name, ref.split, sources.reason_of(error),
+        "%s", ref.name, ref.split, parallel.reason_of(error),
       )  # fmt: skip
     return found
 
@@ -429,14 +438,14 @@ def _read_singly(
   }
   indices = [i for i in range(len(found)) if i not in lost]
   records = tf.constant([found[i] for i in indices], tf.string)
-  parsed = sources.attempts(
+  parsed = parallel.attempts(
     tf.data.Dataset.from_tensor_slices(records),
     lambda record: _parsed(record, features, target),
   )
   images, labels = [b""] * len(found), [0] * len(found)
   for i, example in zip(indices, parsed, strict=True):
     if isinstance(example, tf.errors.OpError):
-      lost[i] = sources.reason_of(example)
+      lost[i] = parallel.reason_of(example)
     else:
       images[i], labels[i] = example
   return tf.constant(images), tf.constant(labels, tf.int32), lost

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from memory_vit.data.reader import Reader
+from memory_vit.data.split import Split
 from memory_vit.model.regimes import get_regime
 
 
@@ -24,17 +24,17 @@ class EmbeddedViews:
     name: of the column: "pooled" for a head, "layers" for a probe.
   """
 
-  reader: Reader
+  reader: Split
   numbers: np.ndarray
   places: np.ndarray
   name: str
 
   @classmethod
   def of(
-    cls, reader: Reader, numbers: np.ndarray, regime: str
+    cls, reader: Split, numbers: np.ndarray, regime: str
   ) -> "EmbeddedViews":
     """The embeddings of some examples, int64 (n,), that a regime reads."""
-    embedded = reader.source.embedded
+    embedded = reader.embedded
     assert embedded is not None
     order = np.argsort(embedded.rows[numbers], kind="stable")
     name = "layers" if get_regime(regime).has_probe else "pooled"
@@ -47,7 +47,7 @@ class EmbeddedViews:
       Iterator over {"inputs": {name: (b, ...), as it is stored}, "label": int32
       (b,), "mask": float32 (b,)}. Behind the last place are zeros, with mask 0.
     """
-    source = self.reader.source
+    source = self.reader
     assert source.embedded is not None
     assert source.labels is not None
     origin = source.embedded.origin

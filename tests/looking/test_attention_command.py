@@ -47,7 +47,7 @@ def task_of(backbone, name, **options):
   values = digits.get_config()
   values.data.name = "digits:0-4"
   made = config_lib.to_dict(config_lib.from_dict(values.to_dict()))
-  source = datasets.open_source("digits:0-4", "test")
+  source = datasets.open_split("digits:0-4", "test")
   task = random_task(
     backbone, name, classes=5, class_names=source.class_names,
     evaluation=CENTRAL, **options,
@@ -119,7 +119,7 @@ def test_data_without_images(model, tmp_path, capsys):
     root, out, "--data=digits:0-4", "--batch_size=128", tasks=names
   ) == 0  # fmt: skip
   values = read(out)
-  source = datasets.open_reader(SplitRef("digits:0-4", "", "test"))
+  source = datasets.open_ref(SplitRef("digits:0-4", "", "test"))
   expected = cell_removal.remove_cells(
     backbone, tasks, source, ["low", "child"], batch_size=128
   )

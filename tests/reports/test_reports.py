@@ -468,7 +468,7 @@ def test_a_path_may_be_text(tmp_path, plain):
 
 def folder_evaluation(root):
   """Of a task on the test split of an image folder."""
-  reader = datasets.open_source("folder", "test", str(root))
+  reader = datasets.open_split("folder", "test", str(root))
   task = random_task(
     tiny_backbone(depth=1), "t", classes=2, class_names=("a", "b")
   )
@@ -592,11 +592,9 @@ def test_without_images():
 
 def reader_of(*class_names):
   """A split of embeddings."""
-  source = types.SimpleNamespace(
-    embedded=object(), file_name=str, inventory=DataFiles(), directory=""
-  )
   return types.SimpleNamespace(
-    source=source, name="embeddings", full_name="embeddings", split="test",
+    embedded=object(), file_name=str, data_files=DataFiles(), directory="",
+    name="embeddings", full_name="embeddings", split="test",
     class_names=class_names, num_classes=len(class_names),
   )  # fmt: skip
 
