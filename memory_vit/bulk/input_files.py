@@ -19,9 +19,9 @@ import pyarrow.compute as pc
 from memory_vit.bulk import readers
 from memory_vit.bulk.readers import Columns, ImageRow
 from memory_vit.errors import DataError
-from memory_vit.images import folders, image_files
+from memory_vit.images import image_files
 from memory_vit.runtime import paths
-from memory_vit.runtime.messages import brief, escaped
+from memory_vit.runtime.messages import brief, escaped, utf8
 
 # Paths are bytes: not every name of a file is text.
 _SCHEMA = pa.schema([
@@ -108,7 +108,7 @@ class InputFiles:
         yield from readers.read_container(Path(name), inside, begin, columns)
       else:
         image = None if row["reason"] else name
-        shown = readers.utf8(name)
+        shown = utf8(name)
         yield ImageRow(begin, shown, image, row["label"], row["reason"])
       file += 1
 
@@ -155,7 +155,7 @@ def _files_of(
     many = readers.is_container(path)
     yield _container(path, columns) if many else _image(str(path), None, "")
     return
-  found = folders.walk(str(path))
+  found = image_files.walk(str(path))
   found.closed.pop(str(path), None)  # it holds no image
   images = image_files.entries_of(found)
   many_images = [
@@ -181,7 +181,7 @@ def _files_of(
 def _label(path: str, folder: Path) -> str | None:
   """The first folder below the one that was named: a class, as in `main`."""
   first, *rest = Path(path).relative_to(folder).parts
-  return readers.utf8(first) if rest else None
+  return utf8(first) if rest else None
 
 
 def _image(path: str, label: str | None, reason: str) -> _Row:

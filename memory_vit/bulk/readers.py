@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from PIL import UnidentifiedImageError
 from memory_vit.errors import DataError
 from memory_vit.images import decoding
 from memory_vit.runtime import parquet, paths
-from memory_vit.runtime.messages import brief, escaped, first_line
+from memory_vit.runtime.messages import brief, escaped, first_line, utf8
 
 # In the order in which they are looked for.
 _IMAGE_COLUMNS = ("image", "bytes", "path", "file", "file_name")
@@ -295,8 +294,3 @@ def _require_image(path: Path, record: bytes) -> None:
     ) from error
   except Exception:  # A broken image is a row with an error, not the end.
     return
-
-
-def utf8(text: str) -> str:
-  """Text that can be written: bytes that are no UTF-8 are escaped."""
-  return os.fsencode(text).decode("utf-8", "backslashreplace")

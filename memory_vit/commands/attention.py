@@ -18,7 +18,6 @@ import argparse
 import dataclasses
 import itertools
 import sys
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -34,8 +33,6 @@ from memory_vit.runtime.rules import Number
 from memory_vit.runtime.tables import table
 
 with epy.lazy_imports():  # once the command line is known to be right
-  from PIL import Image
-
   from memory_vit.evaluation import task_data
   from memory_vit.images import image_files
   from memory_vit.images import reader as image_reader
@@ -257,12 +254,9 @@ def _look(
   kept: int,
 ) -> CollectedAttention:
   """Read the images, and where tasks look in them."""
-  with warnings.catch_warnings():
-    # Large images are refused as such; Pillow warns from a lower limit on.
-    warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-    attention = image_attention.collect_attention(
-      backbone, tasks, images, kept=kept, total=total
-    )
+  attention = image_attention.collect_attention(
+    backbone, tasks, images, kept=kept, total=total
+  )
   for entry in attention.skipped:
     notice = f"skipped {escaped(entry.path)}: {escaped(entry.reason)}"
     show(notice, sys.stderr)

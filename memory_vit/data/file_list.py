@@ -164,7 +164,7 @@ def _lines(path: pathlib.Path, most: int) -> Iterator[tuple[int, bytes]]:
 
   It is a regular file of at most `most` bytes, and is read line by line.
   """
-  name = image_paths.shown(str(path))
+  name = messages.utf8(str(path))
   if not path.is_file():
     raise BrokenDataError(f"{name}: {image_paths.why_irregular(str(path))}.")
   try:
@@ -191,7 +191,7 @@ def _lines(path: pathlib.Path, most: int) -> Iterator[tuple[int, bytes]]:
 
 def _problem(path: pathlib.Path, number: int, text: str) -> BrokenDataError:
   """The error for a line."""
-  name = image_paths.shown(str(path))
+  name = messages.utf8(str(path))
   return BrokenDataError(f"{name}, line {number}: {text}")
 
 

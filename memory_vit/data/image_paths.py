@@ -16,6 +16,7 @@ from memory_vit.data.data_files import DataFiles
 from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.data.split import Split
 from memory_vit.data.split_ref import SplitRef
+from memory_vit.runtime.messages import utf8
 
 
 def split_of(
@@ -48,7 +49,7 @@ def split_of(
     size=len(labelled),
     class_names=tuple(class_names),
     fetch=lambda i: (read(tf.gather(paths, i)), tf.gather(labels, i)),
-    file_name=lambda i: shown(where[labelled[i][0]]),
+    file_name=lambda i: utf8(where[labelled[i][0]]),
     unreadable={
       i: irregular[file]
       for i, (file, _) in enumerate(labelled)
@@ -74,11 +75,6 @@ def shuffled(labelled: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
 def why_irregular(path: str) -> str:
   """Say what it is that is no regular file."""
   return f"no regular file, but {_kind(path)}"
-
-
-def shown(path: str) -> str:
-  r"""A path for messages: bytes that are not UTF-8 as \xff."""
-  return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def _kind(path: str) -> str:

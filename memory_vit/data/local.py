@@ -9,8 +9,8 @@ from memory_vit.data import image_paths, split_parts
 from memory_vit.data.split import Split
 from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import BrokenDataError, DataError
-from memory_vit.images import folders
-from memory_vit.runtime import messages
+from memory_vit.images import image_files
+from memory_vit.runtime.messages import escaped, name_list, utf8
 from memory_vit.runtime.paths import local
 
 
@@ -75,7 +75,7 @@ def _find_splits(root: pathlib.Path, ref: SplitRef) -> dict[str, _Split]:
   if "train" not in existing:
     raise DataError(
       f"image folder {ref.dir!r} has no train/, whose folders are the "
-      f"classes; it has {messages.name_list([*existing]) or 'no folder'}."
+      f"classes; it has {name_list([*existing]) or 'no folder'}."
     )
   wanted = {"train", *split_parts.split_names(ref.split)}
   if not wanted <= existing.keys():
@@ -90,14 +90,14 @@ def _folders(root: pathlib.Path) -> list[pathlib.Path]:
       names = sorted(
         entry.name
         for entry in entries
-        if not entry.name.startswith(".") and folders.holds(entry.is_dir)
+        if not entry.name.startswith(".") and image_files.holds(entry.is_dir)
       )
   except OSError as error:
     raise _closed(str(root), error.strerror) from error
   for name in names:
-    if image_paths.shown(name) != name:
+    if utf8(name) != name:
       raise BrokenDataError(
-        f"the name of the folder {image_paths.shown(str(root / name))} is not "
+        f"the name of the folder {utf8(str(root / name))} is not "
         "UTF-8, so that it cannot be that of a class or a split: rename it."
       )
   return [root / name for name in names]
@@ -106,7 +106,7 @@ def _folders(root: pathlib.Path) -> list[pathlib.Path]:
 def _find_images(folder: pathlib.Path) -> _Split:
   """Find the images of a split, at any depth below the folders of classes."""
   images: dict[str, list[str]] = {path.name: [] for path in _folders(folder)}
-  found = folders.walk(str(folder))
+  found = image_files.walk(str(folder))
   for path, why in found.closed.items():
     raise _closed(path, why)
   start = len(f"{folder}/")
@@ -126,24 +126,20 @@ def _find_images(folder: pathlib.Path) -> _Split:
   }
   counts = [
     f"{len(paths):,} {kind} "
-    f"({messages.name_list([_shown(path[start:]) for path in paths], 3)})"
+    f"({name_list([escaped(path[start:]) for path in paths], 3)})"
     for kind, paths in kinds.items()
     if paths
   ]
   return _Split(
     images,
     {p[from_root:]: image_paths.why_irregular(p) for p in found.irregular},
-    f"{_shown(str(folder))}: skipped {', '.join(counts)}" if counts else "",
+    f"{escaped(str(folder))}: skipped {', '.join(counts)}" if counts else "",
   )
-
-
-def _shown(path: str) -> str:
-  return messages.escaped(image_paths.shown(path))
 
 
 def _closed(path: str, why: str | None) -> BrokenDataError:
   """The error for a folder that cannot be listed."""
-  return BrokenDataError(f"the folder {_shown(path)} cannot be read ({why}).")
+  return BrokenDataError(f"the folder {escaped(path)} cannot be read ({why}).")
 
 
 def _check_classes(
@@ -159,7 +155,7 @@ def _check_classes(
     )
   empty = sorted(name for name, images in files.items() if not images)
   if empty:
-    suffixes = ", ".join(folders.SUFFIXES)
+    suffixes = ", ".join(image_files.SUFFIXES)
     raise BrokenDataError(
       f"{folder} has no images ({suffixes}) of classes {empty}."
     )

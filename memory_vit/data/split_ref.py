@@ -49,7 +49,7 @@ class SplitRef:
   """A split of a data set to open, and how to read it.
 
   Attributes:
-    name: "folder": all images below `dir`/SPLIT/CLASS/ (see `images.folders`),
+    name: "folder": all images below `dir`/SPLIT/CLASS/ (`image_files.walk`),
       where the folders in train/ are the classes. "list": the images that the
       lines PATH LABEL of `dir`/SPLIT.txt name. "embeddings": the rows that
       `embed` wrote to `dir`/SPLIT. "digits": the digits that come with

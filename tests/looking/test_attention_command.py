@@ -209,14 +209,14 @@ def test_what_cannot_be_read_is_named(model, tmp_path, capsys):
   out, (bad, good) = tmp_path / "out", map(os.fsdecode, (bad, good))
   assert run(root, out, bad, good, bad, tasks=["low"]) == 1
   shown = capsys.readouterr()
-  assert shown.err.count(f"skipped {tmp_path}/b\\udcff: not a JPEG") == 2
+  assert shown.err.count(f"skipped {tmp_path}/b\\xff: not a JPEG") == 2
   assert "\n2 images could not be read\n" in shown.out
   values = read(out)
   assert [one["image"] for one in values["skipped"]] == (
-    [f"{tmp_path}/b\\udcff"] * 2
+    [f"{tmp_path}/b\\xff"] * 2
   )
   assert [image["image"] for image in values["images"]] == [
-    f"{tmp_path}/g\\udcff"
+    f"{tmp_path}/g\\xff"
   ]
 
 

@@ -164,7 +164,7 @@ def test_metrics_follow_from_the_predictions_that_are_written(written):
   assert found["data"] == {
     "name": "folder", "directory": "", "split": "test", "digest": None,
   }  # fmt: skip
-  assert found["class_names"][4] == "\\udcff"
+  assert found["class_names"][4] == "\\xff"
   names = [row["label"] for row in table]
   assert names == [found["class_names"][label] for label in labels]
 
@@ -187,7 +187,7 @@ def test_csv_and_parquet_say_the_same(written):
     assert indices == expected["top_indices"]
     assert shares == [np.float32(p) for p in expected["top_probabilities"]]
   assert table[3]["file"] == "@evil.jpg"
-  assert table[5]["file"] == "b\\udcff.jpg"
+  assert table[5]["file"] == "b\\xff.jpg"
   assert table[0]["file"] is None
 
 
