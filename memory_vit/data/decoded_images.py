@@ -1,8 +1,8 @@
 """Decode the images of a training split once, and keep them in memory.
 
 Random crops differ in every epoch, so that the backbone has to see each of
-them; but the file need not be decoded each time. What is kept is no larger than
-crops need: the shorter side is `data.resize` at most.
+them; but the file need not be decoded each time. Decoded images are no larger
+than crops need: the shorter side is `data.resize` at most.
 """
 
 import dataclasses
@@ -23,27 +23,14 @@ logger = logging.getLogger(__name__)
 
 # Images that are decoded before memory is looked at again.
 _AT_ONCE = 16
-# Of the memory that is free, so much stays so.
+# Share of the memory that stays free.
 _SPARED = 0.1
 
 
 def keep_decoded(
   split: Split, side: int, check: Callable[[], None] = lambda: None
 ) -> Split:
-  """Return a split of the same examples, decoded in memory.
-
-  An image whose shorter side is longer than `side` is resized to that, as for
-  the crop "small", and rounded to uint8; a smaller one is kept as it is.
-
-  Args:
-    split: of a training split.
-    side: in pixels.
-    check: is called now and then, and may raise.
-
-  Raises:
-    ConfigError: where memory will not suffice, by the images so far.
-    BrokenDataError: where more images cannot be read than may.
-  """
+  """The same examples as uint8 in memory, with a shorter side up to `side`."""
   logger.info(
     "decoding %d images with a shorter side of at most %d px into memory",
     split.size, side,
@@ -57,7 +44,7 @@ def keep_decoded(
         _require_memory(taken, index, split)
       if isinstance(example, tf.errors.OpError):
         split.mark_unreadable({index: parallel.reason_of(example)})
-        # Whatever asks for it cannot decode it: the next one takes its place.
+        # It cannot be decoded, so that the next one takes its place.
         images.append(b"")
         labels.append(0)
         continue
@@ -70,10 +57,7 @@ def keep_decoded(
 
 
 def _fetch(images: Sequence[bytes], labels: Sequence[int]) -> Fetch:
-  """`Split.fetch` of what is kept.
-
-  As a tensor, all of it would be copied once more.
-  """
+  """`Split.fetch` of images in a list: a tensor would copy all of them."""
   classes = tf.constant(labels, tf.int32)
 
   def fetch(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -86,8 +70,6 @@ def _fetch(images: Sequence[bytes], labels: Sequence[int]) -> Fetch:
 def _decoded(
   split: Split, side: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray] | tf.errors.OpError]:
-  """Every image and label in their order, or what reading has raised."""
-
   def make(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     encoded, label = split.fetch(index)
     return _no_larger(image_ops.decode(encoded), side), label
@@ -111,13 +93,7 @@ def _no_larger(image: tf.Tensor, side: int) -> tf.Tensor:
 
 
 def _require_memory(taken: int, done: int, split: Split) -> None:
-  """Refuse what the memory of this host will not hold, by the images so far.
-
-  Args:
-    taken: bytes of the first images.
-    done: number of these.
-    split: of all.
-  """
+  """Refuse a split that memory will not hold, by its first `done` images."""
   memory = psutil.virtual_memory()
   left = taken * (split.size - done) // done
   if left < memory.available - _SPARED * memory.total:

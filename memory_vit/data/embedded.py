@@ -1,8 +1,8 @@
 """Splits of embeddings: rows that `memory-vit embed` wrote, in place of images.
 
-Heads and probes alone can be trained on them. An output of `embed` is a split,
+Only heads and probes can be trained on them. An output of `embed` is a split,
 as a folder of an image folder is: `dir` holds train/ and perhaps test/, or is
-itself the output that all splits are slices of.
+itself the output, of which all splits are slices.
 """
 
 import dataclasses
@@ -29,24 +29,17 @@ from memory_vit.runtime.paths import local
 
 logger = logging.getLogger(__name__)
 
-# The split that an output is which stands alone; its labels are the classes.
+# The split of an output that stands alone; its labels are the classes.
 _TRAIN = "train"
 # Rows without an embedding that a result names.
 _NAMED = 100
-# The fact that tells runs of `embed` from others.
+# The fact that names runs of `embed`.
 _RUNS = "runs of embed"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # it holds a table
 class _Output:
-  """An output of `embed`, without its values.
-
-  Attributes:
-    name: of the split.
-    files: of its rows.
-    table: "path", "label" and "error" of every row.
-    good: bool (n,), the rows that have an embedding.
-  """
+  """An output of `embed`, without its values; `good` rows have an embedding."""
 
   name: str
   files: EmbeddingFiles
@@ -59,13 +52,7 @@ _Part = tuple[_Output, np.ndarray]
 
 
 def open_embeddings(ref: SplitRef) -> Split:
-  """Open a split of embeddings; their values stay in their files.
-
-  Raises:
-    DataError: where there is no such directory or split, and for embeddings
-      that are damaged, or were made in different ways.
-    BrokenDataError: for rows without a label, or with one that train lacks.
-  """
+  """Open a split of embeddings; their values stay in their files."""
   root = local(ref.dir or ".", "the embeddings", DataError)
   paths = _find_outputs(root, ref.dir)
   wanted = split_parts.split_names(ref.split)
@@ -88,7 +75,7 @@ def _split(
   sliced: Sequence[_Part],
   class_names: Sequence[str],
 ) -> Split:
-  """The source of those rows of a split that have an embedding."""
+  """The split of those rows that have an embedding."""
   parts = [(output, rows[output.good[rows]]) for output, rows in sliced]
   left_out = _left_out(ref, sliced)
   labels = np.concatenate([
@@ -115,7 +102,6 @@ def _split(
 
 
 def _column(name: str, parts: Sequence[_Part]) -> pa.ChunkedArray:
-  """The values of a column of text, of all rows in their order."""
   chunks = [
     chunk
     for output, rows in parts
@@ -125,7 +111,7 @@ def _column(name: str, parts: Sequence[_Part]) -> pa.ChunkedArray:
 
 
 def _find_outputs(root: Path, directory: str) -> dict[str, Path]:
-  """{split: output of `embed`} in a directory, which messages call so."""
+  """{split: output of `embed`} in a directory, named as the user did."""
   if not directory or not root.is_dir():
     raise DataError(
       f"the embeddings {messages.brief(directory)} are not there: set "
@@ -155,7 +141,6 @@ def _require_splits(
 
 
 def _open(name: str, path: Path) -> _Output:
-  """Open an output, whose embeddings all have to be labelled."""
   files = embeddings.open_files(path)
   table = files.table()
   good = table["error"].is_null()
@@ -175,11 +160,11 @@ def _open(name: str, path: Path) -> _Output:
 
 
 def _mixed(output: _Output) -> np.ndarray:
-  """The order of all rows, so that a slice is fair to all classes: int64 (n,).
+  """The order of all rows, int64 (n,), so that a slice is fair to all classes.
 
   By the hash of a path below the folder that all lie in, as the images of a
   folder or a list are: embeddings of DATA/train are in the order of DATA/train
-  itself, and stay so where the folder is moved, or embedded by other backbones.
+  itself, even if the folder is moved, or embedded by other backbones.
   """
   paths = output.table["path"]
   ends = pc.min_max(paths).as_py()
@@ -193,12 +178,11 @@ def _mixed(output: _Output) -> np.ndarray:
 
 
 def _class_names(train: _Output) -> list[str]:
-  """The labels of the training output, sorted as folders of classes are."""
   return sorted(pc.unique(train.table["label"].filter(train.good)).to_pylist())
 
 
 def _labels(output: _Output, class_names: Sequence[str]) -> np.ndarray:
-  """The class of every row, int32 (n,); -1 of those without an embedding."""
+  """The class of every row, int32 (n,); -1 without an embedding."""
   known = pa.array(class_names, pa.string())
   places = pc.fill_null(pc.index_in(output.table["label"], known), -1)
   labels = places.to_numpy().astype(np.int32)
@@ -219,7 +203,7 @@ def _data_files(
   paths: pa.ChunkedArray,
   labels: np.ndarray,
 ) -> DataFiles:
-  """The files of a split, with what made them, and a digest of its examples."""
+  """The files, with the runs of `embed`, and a digest of the examples."""
   digest = hashlib.sha256(labels.tobytes())
   for path in paths.to_pylist():
     digest.update(os.fsencode(f"{path}\n"))
@@ -260,5 +244,4 @@ def _left_out(ref: SplitRef, sliced: Sequence[_Part]) -> tuple[str, ...]:
 
 
 def _no_image(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-  """`Split.fetch` where there is nothing to fetch."""
   raise DataError(f"example {index} is an embedding, and has no image.")

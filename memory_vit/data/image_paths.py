@@ -1,6 +1,6 @@
-"""A source of image files on this disk, each with its label.
+"""A split of image files on this disk, each with its label.
 
-File names need not be UTF-8. What is no regular file is never opened.
+File names need not be UTF-8. Only regular files are opened.
 """
 
 import hashlib
@@ -64,8 +64,8 @@ def split_of(
 def shuffled(labelled: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
   """Shuffle (image, label) pairs, so that a slice is fair to all classes.
 
-  Sorting by a hash of the name is the same everywhere, and an image that is
-  added leaves the others in their order.
+  By a hash: it is the same everywhere, and an added image leaves the others in
+  their order.
   """
   return sorted(
     labelled, key=lambda pair: hashlib.sha256(os.fsencode(pair[0])).digest()
@@ -73,12 +73,10 @@ def shuffled(labelled: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
 
 
 def why_irregular(path: str) -> str:
-  """Say what it is that is no regular file."""
   return f"no regular file, but {_kind(path)}"
 
 
 def _kind(path: str) -> str:
-  """The kind of something that is no regular file."""
   try:
     mode = os.stat(path).st_mode
   except OSError as error:

@@ -23,7 +23,7 @@ from memory_vit.errors import DataError
 from memory_vit.images import decoding
 from memory_vit.runtime import messages, paths
 
-# From as many examples the size of all is estimated.
+# Examples from which the size of all is estimated.
 _TELLING = 100
 _MOST_CLASSES = 2**20
 
@@ -37,17 +37,8 @@ def open_data(
 ) -> Split:
   """Open a split in any of the forms that `train_task` takes.
 
-  Args:
-    data: see there, as of `keys`.
-    name: of the data set, for messages and results.
-    split: its name, for the same.
-    class_names: one per label; by default what the data state, else the names
-      among the labels, sorted, else "0" up to the greatest label.
-    keys: of the image and the label.
-
-  Raises:
-    DataError: for what is no such data, labels that are no classes, or more
-      than fits into the memory that is free.
+  Without `class_names`, the data state them, or they are the names among the
+  labels, sorted, or "0" up to the greatest label.
   """
   if isinstance(data, str | os.PathLike):
     folder = paths.local(data, "the image folder", DataError).absolute()
@@ -85,9 +76,6 @@ def hold_out(split: Split) -> tuple[Split, Split]:
 
   The images of a folder are in an order that mixes the classes; of other data
   the tenth is drawn, and is the same in every run.
-
-  Raises:
-    DataError: for a split of one example.
   """
   size = split.size
   if size < 2:
@@ -107,14 +95,10 @@ def hold_out(split: Split) -> tuple[Split, Split]:
 def _read(
   data: Any, keys: tuple[str, str], where: str
 ) -> tuple[list[bytes], list[int | str]]:
-  """Read all images, encoded, and their labels.
-
-  Raises:
-    DataError: with the number of the example; where they take too much memory.
-  """
+  """Read all images, encoded, and their labels; not more than memory holds."""
   images: list[bytes] = []
   labels: list[int | str] = []
-  # A tensor is made of them, which is a copy.
+  # Half, as a tensor is made of them, which is a copy.
   taken, free = 0, psutil.virtual_memory().available // 2
   size, examples = _examples(data, keys)
   for example in examples:
@@ -143,7 +127,7 @@ def _read(
 def _examples(
   data: Any, keys: tuple[str, str]
 ) -> tuple[int | None, Iterable[Any]]:
-  """The number of examples, None where it is not known, and the examples."""
+  """The examples, and their number if it is known."""
   if isinstance(data, Mapping):
     data = indexable.pair_of(data, keys)
   if isinstance(data, tuple) and len(data) == 2:
@@ -212,7 +196,6 @@ def _label(label: Any) -> int | str:
 
 
 def _classes_among(labels: Sequence[int | str]) -> tuple[str, ...]:
-  """The names among labels, sorted, or "0" up to the greatest number."""
   names = {label for label in labels if isinstance(label, str)}
   numbers = [label for label in labels if not isinstance(label, str)]
   if names:

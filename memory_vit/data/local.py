@@ -15,11 +15,7 @@ from memory_vit.runtime.paths import local
 
 
 def open_folder(ref: SplitRef) -> Split:
-  """Open a split of an image folder with SPLIT/CLASS/IMAGE.
-
-  Raises:
-    DataError: where there is no such folder or split, or a class is empty.
-  """
+  """Open a split of an image folder with SPLIT/CLASS/IMAGE."""
   root = local(ref.dir or ".", "the image folder", DataError)
   found = _find_splits(root, ref)
   class_names = tuple(found["train"].images)
@@ -53,7 +49,7 @@ class _Split:
   Attributes:
     images: {class: its images}.
     irregular: {image that is no regular file: what it is}.
-    skipped: a line on what is no image of a class, "" where all are.
+    skipped: a line on what is no image of a class, or "".
   """
 
   images: dict[str, list[str]]
@@ -64,7 +60,7 @@ class _Split:
 def _find_splits(root: pathlib.Path, ref: SplitRef) -> dict[str, _Split]:
   """Find the images of train/, whose folders are the classes, and of a split.
 
-  Where there is no such split, those of all: the error lists them.
+  If there is no such split, those of all: the error lists them.
   """
   if not ref.dir or not os.path.isdir(root):
     raise DataError(
@@ -138,7 +134,6 @@ def _find_images(folder: pathlib.Path) -> _Split:
 
 
 def _closed(path: str, why: str | None) -> BrokenDataError:
-  """The error for a folder that cannot be listed."""
   return BrokenDataError(f"the folder {escaped(path)} cannot be read ({why}).")
 
 

@@ -19,7 +19,6 @@ _RAISED = re.compile(r"[\w.]+(Error|Exception): ")
 def parallel_map(
   dataset: tf.data.Dataset, make: Callable[..., Any]
 ) -> tf.data.Dataset:
-  """Apply `make` to elements in parallel, in order; nothing is autotuned."""
   # The thread of autotuning sleeps for 1, 2, 4, ... up to 60 seconds, and an
   # iterator that is closed waits until it wakes.
   options = tf.data.Options()

@@ -27,12 +27,11 @@ _PREFETCH = 2
 class ExampleFn:
   """A function from the number of an example, int64 (), to the example.
 
-  The offset of an example is how many records of the source after its own one
-  it takes, as those before cannot be read.
+  The offset of an example is the number of unreadable records that it skips.
 
   Attributes:
-    split: of the records.
-    record: number -> index in the source, int64 ().
+    split: the records.
+    record: number -> index in the split, int64 ().
     prepare: number, encoded image, label -> the example.
   """
 
@@ -45,10 +44,7 @@ class ExampleFn:
 
   @functools.cached_property
   def graph(self) -> Callable[[tf.Tensor, tf.Tensor], dict[str, tf.Tensor]]:
-    """Number and offset -> the example; both int64 ().
-
-    Traced once: a batch with a broken image makes two more pipelines.
-    """
+    """Number and offset, int64 () -> the example; traced once for all."""
     split = self.split
 
     def make(number: tf.Tensor, offset: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -66,32 +62,24 @@ class ExampleFn:
   def check_labels(
     self, labels: np.ndarray, numbers: range, offsets: np.ndarray
   ) -> None:
-    """Refuse labels (b,) that are not classes: see `Split.check_labels`."""
     self.split.check_labels(
       labels, lambda row: self.index(numbers[row], offsets[row])
     )
 
 
-# All that are not used up. A thread of TensorFlow that is in Python (some
-# sources are) while the interpreter ends would never let it end.
+# All that are not used up. A thread of TensorFlow that runs Python while the
+# interpreter ends would never let it end.
 _open_batches: weakref.WeakSet[Generator[Batch]] = weakref.WeakSet()
 
 
 @atexit.register
 def close_batches() -> None:
-  """Close all batches that are not used up."""
   for batches in list(_open_batches):
     batches.close()
 
 
 def batches(example: ExampleFn, starts: range, rows: int) -> Iterator[Batch]:
-  """Batches of the `rows` examples start, start + 1, ... of each of `starts`.
-
-  Returns:
-    Iterator over what `example.prepare` makes, stacked. It raises a
-    `BrokenDataError` where more examples cannot be read than may, or a label is
-    no class.
-  """
+  """Batches of the `rows` examples from each of `starts` on."""
   generated = _generate(example, starts, rows)
   _open_batches.add(generated)
   return generated
@@ -138,11 +126,8 @@ def _read_singly(
 ) -> tuple[Batch, np.ndarray]:
   """Read a batch that ended with an error, each example by itself.
 
-  Where one cannot be made of its record, the next record of the source is
-  tried, and so on: the result depends on the number of the example alone.
-
-  Returns:
-    The batch, and the offset of each example, int64 (b,).
+  If one cannot be made of its record, the next record of the split is tried,
+  and so on: the result depends on the number of the example alone.
   """
   split = example.split
   made: dict[int, dict[str, np.ndarray]] = {}

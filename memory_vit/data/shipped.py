@@ -26,23 +26,13 @@ class _LabelledImages(NamedTuple):
 
 
 class _Shipped(NamedTuple):
-  """A data set in memory.
-
-  Attributes:
-    splits: {"train", "test": images and labels}, with the classes mixed.
-    class_names: (c,).
-  """
+  """A data set in memory: {"train", "test": images}, with the classes mixed."""
 
   splits: dict[str, _LabelledImages]
   class_names: tuple[str, ...]
 
 
 def open_shipped(ref: SplitRef) -> Split:
-  """Open a split of the digits, or of the glyphs.
-
-  Raises:
-    DataError: for another name, or a split that is not there.
-  """
   is_glyphs = ref.name.partition(":")[0] == "glyphs"
   found = _inverted(ref.name) if is_glyphs else _digits(ref.name)
   sizes = {key: len(split.labels) for key, split in found.splits.items()}
@@ -50,7 +40,7 @@ def open_shipped(ref: SplitRef) -> Split:
   chosen = [(found.splits[key], part) for key, part in parts]
   images = np.concatenate([split.images[part] for split, part in chosen])
   labels = np.concatenate([split.labels[part] for split, part in chosen])
-  # As files they are read as any other source.
+  # As files they are read as those of any other split.
   encoded = tf.stack([tf.io.encode_png(image) for image in images])
   digest = hashlib.sha256(images.tobytes() + labels.tobytes()).hexdigest()
   return Split(

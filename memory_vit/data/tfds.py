@@ -30,8 +30,8 @@ from memory_vit.data.tfrecord import Shard
 from memory_vit.errors import BrokenDataError, DataError
 from memory_vit.runtime.messages import named
 
-# An example in a file takes more than this, with the frame around it; of so
-# many a file may have lost all.
+# An example in a file takes more bytes than this, with the frame around it; a
+# file may have lost all of so many examples.
 _LEAST_BYTES, _LOST_AT_MOST = 32, 100_000
 
 # TFDS builders that are known to fail, or to ask for more than one expects.
@@ -67,7 +67,6 @@ _NOT_DOWNLOADED = (
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-  """Keep TFDS from logging each of its steps."""
   verbosity = logging.get_verbosity()
   logging.set_verbosity(logging.WARNING)
   try:
@@ -78,12 +77,7 @@ def _quiet() -> Iterator[None]:
 
 @_quiet()
 def open_tfds(ref: SplitRef) -> Split:
-  """Open a split of a data set of TFDS, which is prepared where it is not.
-
-  Raises:
-    DataError: where it cannot be had, or is not one of images with one class.
-    BrokenDataError: where its files are not what they should be.
-  """
+  """Open a split of a data set of TFDS; prepare it first if it has to be."""
   builder = _prepared_builder(ref)
   info, sizes = builder.info, _sizes(builder)
   parts = split_parts.split_parts(ref.name, ref.split, sizes)
@@ -118,11 +112,7 @@ def open_tfds(ref: SplitRef) -> Split:
 
 @_quiet()
 def find_data_files(ref: SplitRef) -> DataFiles:
-  """List the files of a data set that is prepared; nothing is read.
-
-  Raises:
-    DataError: where it is not prepared, or has no such split.
-  """
+  """List the files of a prepared data set; nothing is read."""
   builder = _found_builder(dataclasses.replace(ref, download=False))
   if not builder.is_prepared():
     raise DataError(f"data set {ref.name!r} is not in {builder.data_dir}.")
@@ -136,7 +126,7 @@ def _data_files(
   parts: Sequence[tuple[str, slice]],
   shards: Sequence[Shard],
 ) -> DataFiles:
-  """List what TFDS recorded of a split, and its files unless in a bucket."""
+  """The records of TFDS on a split, and its files unless in a bucket."""
   info = builder.info
   checksums = info.as_proto.download_checksums
   facts = {
@@ -161,12 +151,11 @@ def _data_files(
 
 
 def _sizes(builder: tfds.core.DatasetBuilder) -> dict[str, int]:
-  """The number of examples in each split."""
   return {key: s.num_examples for key, s in builder.info.splits.items()}
 
 
 def _require_room(ref: SplitRef, shards: Sequence[Shard]) -> None:
-  """Refuse what are no files, and more examples than files could hold."""
+  """Refuse what is no file, and more examples than files could hold."""
   local = [pathlib.Path(s.path) for s in shards if "://" not in s.path]
   for path in local:
     if path.exists() and not path.is_file():
@@ -192,16 +181,11 @@ def _shards(builder: tfds.core.DatasetBuilder, split: str) -> list[Shard]:
 
 @_quiet()
 def require_prepared(ref: SplitRef) -> None:
-  """Refuse a data set that opening would download, as a dry run has to.
-
-  Raises:
-    DataError: with the size of the download, and the command that prepares it.
-  """
+  """Refuse a data set that opening would download, as a dry run has to."""
   _require_prepared(ref, _found_builder(ref), "a dry run")
 
 
 def _prepared_builder(ref: SplitRef) -> tfds.core.DatasetBuilder:
-  """Find the files of a TFDS data set, and prepare them where they are not."""
   builder = _found_builder(ref)
   if not ref.download:
     return builder
@@ -238,7 +222,7 @@ def _require_prepared(
 
 
 def _download_size(builder: tfds.core.DatasetBuilder) -> str:
-  """The size of a download as TFDS states it offline; "" where unknown."""
+  """The size of a download as TFDS states it offline; "" if unknown."""
   files = (builder.url_infos or {}).values()
   size = tfds.core.units.Size(sum(file.size for file in files))
   return f" (a download of {size})" if size else ""
@@ -272,7 +256,6 @@ def _found_builder(ref: SplitRef) -> tfds.core.DatasetBuilder:
 
 
 def _not_provided(ref: SplitRef, error: Exception) -> DataError:
-  """The error for a data set that TFDS fails to provide."""
   problem = f"TFDS cannot provide data set {ref.name!r} in {_place(ref)}"
   advice = _advice(ref) if ref.download else _NOT_DOWNLOADED
   return DataError(f"{problem} ({named(error)}). {advice}".rstrip())
@@ -293,10 +276,10 @@ def _fetch_from_array_record(
   target: Target,
   bad: Mapping[int, str],
 ) -> Fetch:
-  """Make `Split.fetch` of files with random access.
+  """`Split.fetch` of files with random access; `bad` examples are not read.
 
-  Only the bytes pass through Python; TensorFlow takes them apart. What `bad`
-  names is not read: in a file of other records it would be another example.
+  Only the bytes pass through Python; TensorFlow parses them. In a file of other
+  records, a bad example would be another one.
   """
   records = builder.as_data_source(
     split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES
@@ -358,7 +341,7 @@ def _check_cache(
 
 
 def _bad_array_records(shards: Sequence[Shard]) -> dict[int, str]:
-  """Examples in files that hold another number than they should, with why."""
+  """Examples in files with a wrong number of records, with why."""
   # Not everywhere that this package runs.
   from array_record.python import array_record_module
 
@@ -390,9 +373,8 @@ def _read_all(
 ) -> tuple[tf.Tensor, tf.Tensor, dict[int, str]]:
   """Read a split into memory, in the order of its files.
 
-  Returns:
-    The encoded images, string (n,), the labels, int32 (n,), and which examples
-    cannot be read, and why: of those the image is empty.
+  Returns the encoded images, string (n,), the labels, int32 (n,), and {index:
+  why} of unreadable examples, whose images are empty.
   """
   features = builder.info.features
   dataset = builder.as_dataset(
@@ -429,7 +411,7 @@ def _read_singly(
   target: Target,
   shards: Sequence[Shard],
 ) -> tuple[tf.Tensor, tf.Tensor, dict[int, str]]:
-  """Read a split of TFRecord files like `_read_all`, record by record."""
+  """Read TFRecord files like `_read_all`, record by record."""
   found = list(itertools.chain.from_iterable(map(tfrecord.read, shards)))
   lost = {
     i: record.reason

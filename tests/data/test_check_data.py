@@ -240,7 +240,7 @@ def test_imbalance_is_said_and_no_fault(tmp_path):
   assert "--config.optim.class_weights=balanced" in check_data.text(report)
   shown = check_data.text(report)
   assert "images per class from 1 (b) to 10 (a), ratio 10.0" in shown
-  assert "who always says 'a' is right for 90.9 %" in shown
+  assert "always predicting 'a' is right for 90.9 %" in shown
   json.dumps(report)
 
 
