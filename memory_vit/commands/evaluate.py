@@ -269,7 +269,7 @@ def _row(task: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _data_of(found: Mapping[str, Any]) -> str:
-  """The data set of an entry, as `Source.full_name` has it."""
+  """The data set of an entry, as `Split.full_name` has it."""
   return escaped(f"{found['data']} {found['directory']}".rstrip())
 
 
