@@ -361,7 +361,7 @@ def test_what_was_left_out_of_other_data_is_forgotten(pictures, tmp_path):
     resumed(found, "total_steps")
   left_out, (change,) = resumed(found, "data")
   assert left_out == []
-  assert change["what"][0] == "1 gone (of 24 files)"
+  assert change["what"][0] == "1 missing (of 24 files)"
   # Without what earlier versions did not save, it has to be asked for as well.
   with pytest.raises(TrainingError, match="--allow_config_change=data"):
     resumed({})
@@ -438,9 +438,9 @@ def test_data_sets_of_tfds(tmp_path):
   assert record().differences(found) == {}
   fake_data.reshard(directory, "train", [6, 6])
   (lines,) = record().differences(found).values()
-  assert lines[0] == "1 gone, 2 new (of 1 files)"
+  assert lines[0] == "1 missing, 2 new (of 1 files)"
   assert "'shard lengths': [12]" in lines[1]
-  assert "cifar10-train.tfrecord-00000-of-00001: gone" in lines[2]
+  assert "missing: cifar10-train.tfrecord-00000-of-00001" in lines[2]
 
 
 def test_digits_are_known_by_their_bytes(tmp_path, monkeypatch):
