@@ -30,7 +30,7 @@ import memory_vit as mv
 from benchmarks.compared import lora
 from benchmarks.compared.lora import Split, Trained
 from memory_vit.data import datasets
-from memory_vit.data.eval_images import eval_images
+from memory_vit.data.batching import eval_images
 from memory_vit.data.split_ref import SplitRef
 from memory_vit.evaluation.hits import Hits, read_hits
 from memory_vit.evaluation.pairing import paired_difference
@@ -148,11 +148,9 @@ def _read(
   splits = {}
   for role, split in _SPLITS.items():
     ref = SplitRef(arguments.data, arguments.data_dir, split, download=False)
-    reader = datasets.open_reader(ref)
+    reader = datasets.open_ref(ref)
     images = eval_images(reader, preprocessing, range(reader.size))
-    labels = [
-      int(reader.source.fetch(np.int64(i))[1]) for i in range(reader.size)
-    ]
+    labels = [int(reader.fetch(np.int64(i))[1]) for i in range(reader.size)]
     splits[role] = Split(images, np.array(labels, np.int32))
   return splits, reader.num_classes
 

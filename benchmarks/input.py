@@ -31,7 +31,7 @@ from memory_vit.config import TrainDataConfig
 from memory_vit.data import batching, datasets, image_ops
 from memory_vit.data.decoded_images import keep_decoded
 from memory_vit.data.quiet_tensorflow import tf
-from memory_vit.data.reader import Reader
+from memory_vit.data.split import Split
 from memory_vit.images import ImageReader, find_images
 from memory_vit.model.task import EvalPreprocessing
 
@@ -80,7 +80,7 @@ def _photographs(root: pathlib.Path) -> pathlib.Path:
 
 def _measure(folder: str, arguments: argparse.Namespace) -> dict[str, Any]:
   data = TrainDataConfig(train_crop=arguments.crop)
-  reader = datasets.open_source("folder", "train", folder)
+  reader = datasets.open_split("folder", "train", folder)
   began = time.perf_counter()
   kept = keep_decoded(
     reader, image_ops.shorter_side(data.resize, arguments.size)
@@ -139,7 +139,7 @@ def _speed(batches: Iterator[Any], count: int) -> float:
 
 
 def _ours(
-  reader: Reader, data: TrainDataConfig, size: int
+  reader: Split, data: TrainDataConfig, size: int
 ) -> Iterator[dict[str, Any]]:
   return batching.train_batches(
     reader, data, image_size=size, batch_size=_BATCH, seed=0

@@ -23,7 +23,7 @@ import jax
 
 import memory_vit as mv
 from memory_vit.config import data_seed
-from memory_vit.data import data_differences, open_split
+from memory_vit.data import data_differences, open_run_split
 from memory_vit.errors import DivergedError
 from memory_vit.runtime import (
   StopSignal,
@@ -326,7 +326,7 @@ def require_data(
       if config and getattr(config.data, role):
         key = json.dumps(_data_key(config, role))
         if key not in opened:
-          open_split(config, role, prepared=prepared)
+          open_run_split(config, role, prepared=prepared)
         opened.add(key)
 
 

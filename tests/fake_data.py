@@ -12,8 +12,7 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 from PIL import Image
 
-from memory_vit.data.reader import Reader
-from memory_vit.data.sources import Source
+from memory_vit.data.split import Split
 
 
 def picture(value: int, height: int = 20, width: int = 30) -> np.ndarray:
@@ -71,10 +70,10 @@ def every_kind() -> dict[str, bytes]:
   }
 
 
-def numbered_source(size: int) -> Source:
+def numbered_source(size: int) -> Split:
   """Example i has label i, and a random picture of its own."""
   pictures = tf.constant([encode(noise(i), "PNG") for i in range(size)])
-  return Source(
+  return Split(
     name="numbered",
     split="train",
     size=size,
@@ -83,7 +82,7 @@ def numbered_source(size: int) -> Source:
   )
 
 
-def broken_source(size: int, broken: Sequence[int], **options) -> Reader:
+def broken_source(size: int, broken: Sequence[int], **options) -> Split:
   """`numbered_source`, in which some pictures cannot be decoded."""
   pictures = tf.constant(
     [
@@ -91,11 +90,11 @@ def broken_source(size: int, broken: Sequence[int], **options) -> Reader:
       for i in range(size)
     ]
   )
-  source = dataclasses.replace(
+  return dataclasses.replace(
     numbered_source(size),
     fetch=lambda i: (tf.gather(pictures, i), tf.cast(i, tf.int32)),
+    **options,
   )
-  return Reader(source, **options)
 
 
 def write_folder(

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from memory_vit.bulk import readers
 from memory_vit.bulk.readers import Columns, ImageRow
 from memory_vit.errors import DataError
-from memory_vit.images import folders, image_files
+from memory_vit.images import image_files
 from memory_vit.runtime import paths
 from memory_vit.runtime.messages import brief, escaped, utf8
 
@@ -126,7 +126,7 @@ def _files_of(
     many = readers.is_container(path)
     yield _container(path, columns) if many else _image(str(path), None, "")
     return
-  found = folders.walk(str(path))
+  found = image_files.walk(str(path))
   found.closed.pop(str(path), None)  # it holds no image
   images = image_files.entries_of(found)
   many_images = [

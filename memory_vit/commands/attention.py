@@ -18,7 +18,6 @@ import argparse
 import dataclasses
 import itertools
 import sys
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -34,8 +33,6 @@ from memory_vit.runtime.rules import Number
 from memory_vit.runtime.tables import table
 
 with epy.lazy_imports():  # once the command line is known to be right
-  from PIL import Image
-
   from memory_vit.evaluation import task_data
   from memory_vit.images import image_files
   from memory_vit.images import reader as image_reader
@@ -46,7 +43,7 @@ with epy.lazy_imports():  # once the command line is known to be right
 if TYPE_CHECKING:
   from pathlib import Path
 
-  from memory_vit.data.reader import Reader
+  from memory_vit.data.split import Split
   from memory_vit.data.split_ref import SplitRef
   from memory_vit.images.image_files import ImageFile
   from memory_vit.images.reader import LoadedImage
@@ -257,12 +254,9 @@ def _look(
   kept: int,
 ) -> CollectedAttention:
   """Read the images, and where tasks look in them."""
-  with warnings.catch_warnings():
-    # Large images are refused as such; Pillow warns from a lower limit on.
-    warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-    attention = image_attention.collect_attention(
-      backbone, tasks, images, kept=kept, total=total
-    )
+  attention = image_attention.collect_attention(
+    backbone, tasks, images, kept=kept, total=total
+  )
   for entry in attention.skipped:
     notice = f"skipped {escaped(entry.path)}: {escaped(entry.reason)}"
     show(notice, sys.stderr)
@@ -272,7 +266,7 @@ def _look(
 def _remove(
   backbone: Backbone,
   tasks: Sequence[Task],
-  opened: Sequence[tuple[Reader, list[str]]],
+  opened: Sequence[tuple[Split, list[str]]],
   batch_size: int,
 ) -> dict[str, CellRemoval]:
   """Evaluate the tasks that have memory without parts of it."""

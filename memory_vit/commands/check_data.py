@@ -1,17 +1,17 @@
-"""Walks the data of a configuration, and reports what is wrong with it.
+"""Check the data of a configuration: broken images, labels, duplicates.
 
   memory-vit check_data --config=folder \\
     --config.data.dir=DATA [--split=SPLIT ...] [--json=FILE]
 
-Every image of data.train, data.validation, data.test and upstream.split (of
-pretrain.data too, where there is one) is read and decoded; of --split, those of
-data.name that are named. Checks for unreadable records and images, labels that
-are no classes, classes without an image in the first split, a single class,
-images that are a line, or too long for crops, and files that are in two splits
-of data.name. Class imbalance, and what else folders hold, is reported but is
-not an error. The exit status is 0 where nothing of that was found, 1 where
-something was, 2 for bad usage, 74 where no image comes for stall_timeout
-seconds.
+Reads and decodes every image of data.train, data.validation, data.test and
+upstream.split (and of pretrain.data, if it is set), or of the splits of
+data.name that --split names. Checks for unreadable records and images, labels
+that are no classes, classes without an image in the first split, a single
+class, images that are one pixel wide or high, or too long for crops, and files
+that are in two splits of data.name. Class imbalance, and other files in
+folders, are reported but are not errors. The exit status is 0 if nothing was
+found, 1 if something was, 2 for bad usage, 74 if no image comes for
+stall_timeout seconds.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from memory_vit.runtime.messages import escaped
 from memory_vit.runtime.tables import table
 
 with epy.lazy_imports():  # once the command line is known to be right
-  from memory_vit.data import audit_report
+  from memory_vit.data import audit
   from memory_vit.train import progress
 
-# Problems of a kind that the screen shows; --json has all.
+# Problems of a kind that are printed; --json has all.
 _SHOWN = 10
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckArguments:
-  """The command line, parsed; without `splits`, those of the configuration."""
+  """The command line; without `splits`, those of the configuration."""
 
   config: Config
   splits: tuple[str, ...]
@@ -49,22 +49,17 @@ class CheckArguments:
 
 
 def main(argv: Sequence[str]) -> int:
-  """Run the command; return its exit status."""
   arguments = console.parsed(lambda: parse(["memory-vit check_data", *argv]))
   return console.run_command(lambda: execute(arguments))
 
 
 def parse(argv: Sequence[str]) -> CheckArguments:
-  """Read the command line, and run its configuration file.
-
-  Raises:
-    ConfigError: for what cannot be used.
-  """
+  """Read the command line, and run its configuration file."""
   line = command_line.CommandLine(__doc__, argv)
   splits = line.strings(
-    "split", "A split of data.name, instead; may be given several times."
+    "split", "A split of data.name to check instead; may be repeated."
   )
-  file = line.string("json", "Write all that was found to a file.")
+  file = line.string("json", "Write all findings to a file.")
   config = line.parse()
   rule = OPTIONS["data.train"].rule
   for split in splits():
@@ -80,11 +75,10 @@ def parse(argv: Sequence[str]) -> CheckArguments:
 
 
 def execute(arguments: CheckArguments) -> int:
-  """Check what the flags name; return the exit status."""
   progress.log_to_stderr()
   # What cannot be read is in the report.
-  logging.getLogger("memory_vit.data.reader").setLevel(logging.ERROR)
-  report = audit_report.audit_data(arguments.config, arguments.splits)
+  logging.getLogger("memory_vit.data.split").setLevel(logging.ERROR)
+  report = audit.audit_data(arguments.config, arguments.splits)
   console.show(text(report))
   if arguments.json:
     files.write_json(arguments.json, report)
@@ -92,7 +86,6 @@ def execute(arguments: CheckArguments) -> int:
 
 
 def text(report: dict[str, Any]) -> str:
-  """The report for people."""
   header = ("split", "data set", "examples", "classes", "per class", "smallest",
             "largest", "repeated", "problems")  # fmt: skip
   lines = [table(header, [_row(entry) for entry in report["splits"]])]
@@ -131,7 +124,6 @@ def _size(size: tuple[int, int] | None) -> str:
 
 
 def _kinds(entry: dict[str, Any]) -> list[str]:
-  """A line on the kinds of images."""
   if not entry.get("kinds"):
     return []
   kinds = ", ".join(f"{n:,} {kind}" for kind, n in entry["kinds"].items())
@@ -141,7 +133,7 @@ def _kinds(entry: dict[str, Any]) -> list[str]:
 
 
 def _balanced(entry: dict[str, Any]) -> list[str]:
-  """A line on the sizes of the classes, and a warning where they differ."""
+  """The sizes of the classes, with a warning if they differ much."""
   found = entry.get("balance")
   if not found:
     return []
@@ -153,8 +145,8 @@ def _balanced(entry: dict[str, Any]) -> list[str]:
   if found["imbalanced"]:
     lines.append(
       f"{entry['role']}: WARNING: the classes are imbalanced (ratio "
-      f"{audit_report.IMBALANCED:g} or more). Accuracy is not the whole "
-      f"story: who always says {greatest!r} is right for "
+      f"{audit.IMBALANCED:g} or more). Accuracy is not the whole "
+      f"story: always predicting {greatest!r} is right for "
       f"{100 * found['share']:.1f} %. Look at test_per_class in result.json; "
       "--config.optim.class_weights=balanced gives all classes equal weight."
     )

@@ -6,6 +6,7 @@ import functools
 import gc
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO, TypeVar
@@ -148,7 +149,10 @@ def run_command(command: Callable[[], int]) -> int:
   gc.set_threshold(*_COLLECTED)
   try:
     compile_cache.enable()
-    return command()
+    with warnings.catch_warnings():
+      # Large images are refused as such; Pillow warns from a lower limit on.
+      warnings.filterwarnings("ignore", "Image size .* exceeds limit")
+      return command()
   except MemoryVitError as error:
     show(messages.shortened(f"error: {error}", _MOST_SAID), sys.stderr)
     return 2

@@ -16,19 +16,14 @@ with epy.lazy_imports():  # --help and wrong arguments do not wait for them
   from memory_vit.evaluation import task_data
 
 if TYPE_CHECKING:
-  from memory_vit.data.reader import Reader
+  from memory_vit.data.split import Split
   from memory_vit.data.split_ref import SplitRef
   from memory_vit.evaluation.task_data import Given
   from memory_vit.model.task import Task
 
 
 def add(parser: Parser, *, original: bool) -> None:
-  """Add the options that say which data are opened, and how.
-
-  Args:
-    parser: of the command.
-    original: whether the command also evaluates the backbone's own task.
-  """
+  """Add the options that name data; `original` for the backbone's own, too."""
 
   def whose(metavar: str, none: str = "") -> str:
     if not original:
@@ -40,8 +35,8 @@ def add(parser: Parser, *, original: bool) -> None:
   parser.strings(
     "--data_dir",
     "[TASK=]DIR",
-    f"where the data sets are: {whose('DIR')}. Which of those in it a task "
-    "needs the task says",
+    f"directory of the data sets: {whose('DIR')}. Each task names the data "
+    "set that it needs",
   )
   none = "; backbone= for none"
   parser.strings(
@@ -53,13 +48,13 @@ def add(parser: Parser, *, original: bool) -> None:
   parser.strings(
     "--data_root",
     "DIR",
-    "also open directories that tasks name, where they lie below this one, "
-    "links resolved; may be given several times",
+    "also open directories that tasks name, if they lie below this one, links "
+    "resolved; may be repeated",
   )
   parser.strings(
     "--split",
     "[TASK=]SPLIT",
-    f"evaluate this one, instead of the test split: {whose('SPLIT')}",
+    f"evaluate this split, instead of the test split: {whose('SPLIT')}",
   )
   parser.option(
     "--cache_gib",
@@ -70,20 +65,19 @@ def add(parser: Parser, *, original: bool) -> None:
   parser.option(
     "--max_bad",
     "data.max_bad",
-    "so many images of a data set may be left out (and counted) as they "
-    "cannot be read",
+    "maximum number of unreadable images to skip in a data set; they are "
+    "counted",
   )
   parser.option(
     "--stall_timeout",
     "stall_timeout",
-    "end, with status 74, where images are waited for so many seconds; 0 "
-    "waits for ever",
+    "seconds without an image after which the process ends, with status 74; "
+    "0 sets no limit",
   )
   parser.switch("--trust_data_code", TRUST_HELP)
 
 
 def is_given(arguments: argparse.Namespace) -> bool:
-  """Whether any data are named."""
   return bool(
     arguments.data or arguments.data_dir or arguments.data_root
     or arguments.split
@@ -93,17 +87,7 @@ def is_given(arguments: argparse.Namespace) -> bool:
 def given(
   arguments: argparse.Namespace, owners: Iterable[str], original: str = ""
 ) -> Given:
-  """What the command line says of the data of tasks.
-
-  Args:
-    arguments: of the command.
-    owners: names of the tasks that data may be named for.
-    original: the option with which the backbone's own task is among them; ""
-      for a command that has none.
-
-  Raises:
-    ConfigError: for a task that is not there, or what is said twice.
-  """
+  """The options by task; `original` is the one that adds the backbone's own."""
   owners = list(owners)
 
   def parsed(option: str, texts: Sequence[str]) -> dict[str, str]:
@@ -117,9 +101,9 @@ def given(
   )
 
 
-def open_split(ref: SplitRef, arguments: argparse.Namespace) -> Reader:
-  """Open a split, as patient and as lenient as was asked for."""
-  return datasets.open_reader(
+def open_split(ref: SplitRef, arguments: argparse.Namespace) -> Split:
+  """Open a split with the limits of the command line."""
+  return datasets.open_ref(
     dataclasses.replace(
       ref,
       cache_gib=arguments.cache_gib,
@@ -134,20 +118,8 @@ def open_all(
   tasks: Sequence[Task],
   chosen: Mapping[str, SplitRef],
   arguments: argparse.Namespace,
-) -> list[tuple[Reader, list[str]]]:
-  """Open every data set that is needed, once.
-
-  Args:
-    tasks: those that are evaluated.
-    chosen: {name of a task: its data}.
-    arguments: of the command.
-
-  Returns:
-    Data sets, each with the names of the tasks that are evaluated on it.
-
-  Raises:
-    TaskError: for a data set with other classes than a task has learned.
-  """
+) -> list[tuple[Split, list[str]]]:
+  """Each data set, opened once, with the names of its tasks."""
   names: dict[SplitRef, list[str]] = {}
   for task in tasks:
     names.setdefault(chosen[task.name], []).append(task.name)

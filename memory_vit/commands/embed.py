@@ -10,7 +10,6 @@ input.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 from etils import epy
@@ -21,8 +20,6 @@ from memory_vit.commands.command_line import Parser
 from memory_vit.runtime.rules import Number
 
 with epy.lazy_imports():  # once the command line is known to be right
-  from PIL import Image
-
   from memory_vit.bulk import embeddings
 
 
@@ -81,7 +78,4 @@ def _embed(parser: Parser, argv: Sequence[str]) -> int:
     stored=arguments.stored,
     memory_mib=arguments.memory_mib,
   )
-  with warnings.catch_warnings():
-    # Our own limit refuses large images; Pillow's warnings begin below it.
-    warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-    return bulk_options.run_job(arguments, job)
+  return bulk_options.run_job(arguments, job)

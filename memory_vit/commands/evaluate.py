@@ -42,7 +42,7 @@ with epy.lazy_imports():  # once the command line is known to be right
 if TYPE_CHECKING:
   from pathlib import Path
 
-  from memory_vit.data.reader import Reader
+  from memory_vit.data.split import Split
   from memory_vit.data.split_ref import SplitRef
   from memory_vit.evaluation.split_predictions import SplitPredictions
   from memory_vit.evaluation.task_data import Upstream
@@ -143,7 +143,7 @@ def _run(arguments: argparse.Namespace) -> int:
 def _write_report(
   path: Path,
   tasks: Sequence[Task],
-  readers: Mapping[str, Reader],
+  readers: Mapping[str, Split],
   predictions: Mapping[str, SplitPredictions],
   results: Mapping[str, Mapping[str, Any]],
   arguments: argparse.Namespace,
@@ -198,7 +198,7 @@ def _choose(
 
 def _open_upstream(
   backbone: Backbone, own: Upstream, arguments: argparse.Namespace
-) -> tuple[Reader, EvalPreprocessing]:
+) -> tuple[Split, EvalPreprocessing]:
   """The data of the original outputs, and how their images are prepared."""
   size = backbone.config.image_size
   preprocessing = image_ops.evaluation_of(
@@ -269,7 +269,7 @@ def _row(task: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _data_of(found: Mapping[str, Any]) -> str:
-  """The data set of an entry, as `Source.full_name` has it."""
+  """The data set of an entry, as `Split.full_name` has it."""
   return escaped(f"{found['data']} {found['directory']}".rstrip())
 
 

@@ -30,7 +30,7 @@ with epy.lazy_imports():  # once the command line is known to be right
   from memory_vit.backbones import describe as backbone_files
   from memory_vit.backbones import model_files
   from memory_vit.model import backbone as backbones
-  from memory_vit.tasks import find, store
+  from memory_vit.tasks import array_files, find, store
 
 if TYPE_CHECKING:
   from memory_vit.backbones.describe import BackboneReport
@@ -89,7 +89,7 @@ def _is_backbone(path: Path) -> bool:
   """Whether a path has weights; only those of a task have no config.json."""
   if path.is_dir():
     return model_files.holds_model(path)
-  is_task = single_file.is_one(path) and path.is_file()
+  is_task = array_files.is_single_file(path) and path.is_file()
   return not is_task or path.with_name(model_files.CONFIG).is_file()
 
 

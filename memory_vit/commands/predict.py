@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import warnings
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +34,6 @@ from memory_vit.runtime.rules import Number
 
 with epy.lazy_imports():  # once the command line is known to be right
   import numpy as np
-  from PIL import Image
 
   from memory_vit.bulk import predictions
   from memory_vit.images import image_files
@@ -97,13 +95,10 @@ def _parser() -> Parser:
 
 def _predict(parser: Parser, argv: Sequence[str]) -> int:
   arguments = parser.parse_intermixed_args(argv)
-  with warnings.catch_warnings():
-    # Our own limit refuses large images; Pillow's warnings begin below it.
-    warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-    bulk_options.require_used(parser, arguments, "logits")
-    if arguments.input:
-      return _predict_bulk(arguments)
-    return _predict_all(arguments)
+  bulk_options.require_used(parser, arguments, "logits")
+  if arguments.input:
+    return _predict_bulk(arguments)
+  return _predict_all(arguments)
 
 
 def _predict_bulk(arguments: argparse.Namespace) -> int:

@@ -14,7 +14,6 @@ import argparse
 import dataclasses
 import ipaddress
 import sys
-import warnings
 from collections.abc import Sequence
 
 from etils import epy
@@ -30,8 +29,6 @@ from memory_vit.serving import server_log
 from memory_vit.serving.settings import ServerSettings
 
 with epy.lazy_imports():  # once the command line is known to be right
-  from PIL import Image
-
   from memory_vit.prediction import predictor as predictors
   from memory_vit.serving import app, http_server
 
@@ -89,12 +86,7 @@ def _serve(arguments: argparse.Namespace) -> int:
   )
   settings = _settings(arguments)
   server_log.log_to_stderr()
-  with (
-    warnings.catch_warnings(),
-    http_server.bind(arguments.host, arguments.port) as bound,
-  ):
-    # Large images are refused as such; Pillow warns from a lower limit on.
-    warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+  with http_server.bind(arguments.host, arguments.port) as bound:
     predictor = predictors.Predictor(config, warm_up=False)
     address = bound.getsockname()[0]
     settings = _trusting(settings, arguments.host, address)

@@ -8,23 +8,19 @@ with epy.lazy_api_imports(globals()):
     train_batches,
     train_examples,
   )
-  from memory_vit.data.changed_data import data_differences, record_data
-  from memory_vit.data.datasets import open_source, open_split
-  from memory_vit.data.embedding_arrays import Embeddings, read_embeddings
+  from memory_vit.data.data_record import data_differences, record_data
+  from memory_vit.data.datasets import open_run_split, open_split
+  from memory_vit.data.embeddings import Embeddings, read_embeddings
   from memory_vit.data.indexable import open_indexable
-  from memory_vit.data.reader import Reader
-  from memory_vit.data.sources import Source
-  from memory_vit.data.split_ref import SplitRef
+  from memory_vit.data.split import Split
 
 __all__ = [
   "Embeddings",
-  "Reader",
-  "Source",
-  "SplitRef",
+  "Split",
   "data_differences",
   "eval_batches",
   "open_indexable",
-  "open_source",
+  "open_run_split",
   "open_split",
   "read_embeddings",
   "record_data",

@@ -1,4 +1,4 @@
-"""Read every example of a split, and say what is wrong with it."""
+"""Read every example of the splits of a configuration, and report problems."""
 
 import array
 import collections
@@ -6,58 +6,57 @@ import dataclasses
 import functools
 import hashlib
 import io
-from collections.abc import Callable, Iterator
+import itertools
+import logging
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from memory_vit.data import image_ops, sources
+from memory_vit.config import EMBEDDINGS, Config
+from memory_vit.data import datasets, image_ops, parallel
 from memory_vit.data.quiet_tensorflow import tf
-from memory_vit.data.reader import Reader
+from memory_vit.data.split import Split
+from memory_vit.data.split_ref import SplitRef, configured_splits
+from memory_vit.errors import BrokenDataError, ConfigError
 from memory_vit.images.view import LONGEST_ASPECT
+from memory_vit.runtime.progress_bar import ProgressBar
+
+logger = logging.getLogger(__name__)
+
+# From this ratio of class sizes on, accuracy says little of the smaller class.
+# Work on imbalanced data begins there: Cui et al. and Cao et al. (2019) measure
+# at 10 to 200.
+IMBALANCED = 10.0
+
+# The splits of one data set, which must not share files.
+_OF_THE_TASK = ("train", "validation", "test")
 
 _ORIENTATION = 0x0112  # of EXIF
-
-# What is wrong with an example; what is odd does not keep it from being used.
-UNREADABLE = "cannot be read"
-WRONG_LABEL = "label is no class"
-LINE = "one pixel wide or high"
-LONG = f"more than {LONGEST_ASPECT:.0f} times as long as wide"
-
 
 _IntegerArray = functools.partial(array.array, "Q")  # uint64
 
 
-@dataclasses.dataclass(frozen=True)
-class ExampleProblem:
-  """A problem, of one of the kinds above, with the example `where` names."""
-
-  kind: str
-  index: int
-  where: str
-  detail: str
-
-
 @dataclasses.dataclass(eq=False)  # it holds arrays
-class SplitAudit:
+class _Contents:
   """The contents of a split, and what is wrong with it.
 
   Attributes:
-    reader: of the split.
+    split: its examples.
     per_class: int (num_classes,), readable examples of each class.
-    labels: the least and the greatest; None where none can be read.
-    kinds: {kind of image, such as "JPEG RGB": how many}.
-    turned: images with an orientation in EXIF, which is not applied.
-    smallest: width and height of the image with the fewest pixels; None where
-      no image can be read.
+    labels: the least and the greatest; None if no example is readable.
+    kinds: {kind of image, such as "JPEG RGB": number}.
+    turned: number of images with an orientation in EXIF, which is not applied.
+    smallest: width and height of the image with the fewest pixels, or None.
     largest: the same, with the most.
-    problems: in order.
-    hashes: uint64, of the files of all examples that can be read.
+    problems: {"kind", "index", "where", "detail"}, in order.
+    hashes: uint64, of the files of all readable examples.
     indices: of these examples.
   """
 
-  reader: Reader
+  split: Split
   per_class: np.ndarray
   labels: tuple[int, int] | None = None
   kinds: collections.Counter[str] = dataclasses.field(
@@ -66,16 +65,16 @@ class SplitAudit:
   turned: int = 0
   smallest: tuple[int, int] | None = None
   largest: tuple[int, int] | None = None
-  problems: list[ExampleProblem] = dataclasses.field(default_factory=list)
+  problems: list[dict[str, Any]] = dataclasses.field(default_factory=list)
   hashes: "array.array[int]" = dataclasses.field(default_factory=_IntegerArray)
   indices: "array.array[int]" = dataclasses.field(default_factory=_IntegerArray)
 
   def add(self, index: int, example: Any) -> None:
     """Count an example, or what reading it has raised."""
     if isinstance(example, tf.errors.OpError):
-      # A record that could not be had stands in memory as an empty image.
-      known = self.reader.unreadable.get(index)
-      self._note(UNREADABLE, index, known or sources.reason_of(example))
+      # In memory, a record that could not be read is an empty image.
+      known = self.split.unreadable.get(index)
+      self._note("cannot be read", index, known or parallel.reason_of(example))
       return
     self.hashes.append(int(example["hash"]))
     self.indices.append(index)
@@ -91,77 +90,180 @@ class SplitAudit:
     if 0 <= label < classes:
       self.per_class[label] += 1
     else:
-      self._note(WRONG_LABEL, index, f"{label}, expected 0 to {classes - 1}")
+      detail = f"{label}, expected 0 to {classes - 1}"
+      self._note("label is no class", index, detail)
 
   def _add_size(self, index: int, width: int, height: int) -> None:
     size = (width, height)
     self.smallest = min(self.smallest or size, size, key=np.prod)
     self.largest = max(self.largest or size, size, key=np.prod)
     if min(size) == 1:
-      self._note(LINE, index, f"{width} x {height}")
+      self._note("one pixel wide or high", index, f"{width} x {height}")
     elif max(size) > LONGEST_ASPECT * min(size):
-      self._note(LONG, index, f"{width} x {height}")
+      kind = f"more than {LONGEST_ASPECT:.0f} times as long as wide"
+      self._note(kind, index, f"{width} x {height}")
 
   def _note(self, kind: str, index: int, detail: str) -> None:
-    where = self.reader.source.describe(index)
-    self.problems.append(ExampleProblem(kind, index, where, detail))
-
-
-def audit_split(
-  reader: Reader, count: Callable[[], None] = lambda: None
-) -> SplitAudit:
-  """Read and decode all images of a split; `count` is called after each."""
-  audit = SplitAudit(reader, np.zeros(reader.num_classes, np.int64))
-  for index, example in enumerate(_examples(reader)):
-    audit.add(index, example)
-    count()
-  return audit
-
-
-def shared(first: SplitAudit, second: SplitAudit) -> list[tuple[int, int]]:
-  """Pairs of examples of two splits whose files have the same bytes.
-
-  Of several equal ones in a split, the first is named. Two files that differ
-  have the same hash once in 10^19 pairs.
-  """
-  _, a, b = np.intersect1d(first.hashes, second.hashes, return_indices=True)
-  return sorted(
-    (first.indices[i], second.indices[j]) for i, j in zip(a, b, strict=True)
-  )
-
-
-def repeated(audit: SplitAudit) -> int:
-  """Count the examples of a split with the same bytes as one before them."""
-  return len(audit.hashes) - len(np.unique(audit.hashes))
-
-
-def _examples(reader: Reader) -> Iterator[Any]:
-  """Yield what is known of each example, or what reading it has raised."""
-  source = reader.source
-
-  def look(index: tf.Tensor) -> dict[str, tf.Tensor]:
-    encoded, label = source.fetch(index)
-    hashed, kind, turned = tf.numpy_function(
-      _look, [encoded], [tf.uint64, tf.string, tf.bool]
+    where = self.split.describe(index)
+    self.problems.append(
+      {"kind": kind, "index": index, "where": where, "detail": detail}
     )
-    # Whole, which a crop in training need not be.
+
+
+def audit_data(config: Config, splits: Sequence[str] = ()) -> dict[str, Any]:
+  """Audit the splits of a configuration, or other ones of its data set.
+
+  Returns:
+    {"splits": the contents of each, "duplicates": files that are in two of
+    them, "clean": whether nothing is wrong}, as JSON takes it.
+  """
+  entries, own = [], {}
+  for role, ref in splits_to_audit(config, splits).items():
+    logger.info("%s: %s, split %s", role, ref.name, ref.split)
+    entry = {"role": role, "data": ref.name, "split": ref.split}
+    try:
+      found = _read(role, ref)
+    except BrokenDataError as error:
+      problem = {"kind": "cannot be opened", "where": str(error), "detail": ""}
+      entries.append({**entry, "examples": 0, "problems": [problem]})
+      continue
+    entries.append({**entry, **_as_json(found, all_classes=not entries)})
+    if splits or role in _OF_THE_TASK:
+      own[role] = found
+  duplicates = _duplicates(own)
+  return {
+    "splits": entries,
+    "duplicates": duplicates,
+    "clean": not any(entry["problems"] for entry in entries)
+    and not any(found["count"] for found in duplicates),
+  }
+
+
+def splits_to_audit(
+  config: Config, splits: Sequence[str]
+) -> dict[str, SplitRef]:
+  """The splits that `audit_data` reads, by role; the training split first."""
+  if not config.data.name:
+    raise ConfigError("config.data.name is empty: name a data set.")
+  found = configured_splits(config)
+  if any(ref.name == EMBEDDINGS for ref in found.values()):
+    raise ConfigError(
+      f"config.data.name is {EMBEDDINGS!r}, and images are what is checked: "
+      "name the data set that was embedded."
+    )
+  return {
+    split: dataclasses.replace(found["train"], split=split) for split in splits
+  } or found
+
+
+def _read(role: str, ref: SplitRef) -> _Contents:
+  """Open a split, and read and decode all of its images."""
+  # Unreadable examples are reported, so that any number of them may be.
+  split = datasets.open_ref(dataclasses.replace(ref, max_bad=sys.maxsize))
+  found = _Contents(split, np.zeros(split.num_classes, np.int64))
+  with ProgressBar(role, split.size) as bar:
+    for index, example in enumerate(_examples(split)):
+      found.add(index, example)
+      bar.update()
+  return found
+
+
+def _examples(split: Split) -> Iterator[Any]:
+  """Yield the properties of each example, or what reading it has raised."""
+
+  def examine(index: tf.Tensor) -> dict[str, tf.Tensor]:
+    encoded, label = split.fetch(index)
+    hashed, kind, turned = tf.numpy_function(
+      _examine_file, [encoded], [tf.uint64, tf.string, tf.bool]
+    )
+    # Whole: of a JPEG, a crop in training decodes a part alone.
     shape = tf.shape(image_ops.decode(encoded))
     return {
       "hash": hashed, "kind": kind, "turned": turned,
       "size": (shape[1], shape[0]), "label": label,
     }  # fmt: skip
 
-  return reader.each(look)
+  return split.each(examine)
 
 
-def _look(encoded: bytes) -> tuple[np.uint64, bytes, bool]:
-  """Hash of a file, kind of image, and whether EXIF wants it turned."""
+def _examine_file(encoded: bytes) -> tuple[np.uint64, bytes, bool]:
+  """Hash of a file, kind of image, and whether EXIF says to turn it."""
   hashed = hashlib.blake2b(encoded, digest_size=8).digest()
   try:
     with Image.open(io.BytesIO(encoded)) as image:
       kind = f"{image.format} {image.mode}"
       turned = image.getexif().get(_ORIENTATION, 1) != 1
-  # Pillow raises many kinds; what TensorFlow decodes can be used all the same.
+  # Pillow raises many kinds; TensorFlow may decode the image nevertheless.
   except Exception:
     kind, turned = "unknown to Pillow", False
   return np.frombuffer(hashed, np.uint64)[0], kind.encode(), turned
+
+
+def _as_json(found: _Contents, *, all_classes: bool) -> dict[str, Any]:
+  """Contents and problems; `all_classes` makes an empty class a problem."""
+  split = found.split
+  per_class = dict(
+    zip(split.class_names, found.per_class.tolist(), strict=True)
+  )
+  problems = list(found.problems)
+  if all_classes:
+    problems += [
+      {"kind": "class without an image", "where": name, "detail": ""}
+      for name, count in per_class.items()
+      if not count
+    ]
+    if detail := split.single_class():
+      where = repr(split.class_names[0])
+      problems.append(
+        {"kind": "a single class", "where": where, "detail": detail}
+      )
+  return {
+    "examples": split.size,
+    "classes": split.num_classes,
+    "labels": found.labels,
+    "per_class": per_class,
+    "balance": _balance(per_class),
+    "kinds": dict(found.kinds.most_common()),
+    "turned": found.turned,
+    "smallest": found.smallest,
+    "largest": found.largest,
+    "repeated": len(found.hashes) - len(np.unique(found.hashes)),
+    "skipped": split.skipped,
+    "problems": problems,
+  }
+
+
+def _balance(per_class: dict[str, int]) -> dict[str, Any] | None:
+  """The smallest and the largest class; None if no image can be read."""
+  counts = {name: count for name, count in per_class.items() if count}
+  if not counts:
+    return None
+  fewest = min(counts.items(), key=lambda item: item[1])
+  most = max(counts.items(), key=lambda item: item[1])
+  ratio = most[1] / fewest[1]
+  return {
+    "fewest": fewest,
+    "most": most,
+    "ratio": ratio,
+    "share": most[1] / sum(counts.values()),
+    "imbalanced": ratio >= IMBALANCED,
+  }
+
+
+def _duplicates(contents: Mapping[str, _Contents]) -> list[dict[str, Any]]:
+  """The files that each two of the splits share, by their hashes."""
+  duplicates = []
+  for roles in itertools.combinations(contents, 2):
+    first, second = (contents[role] for role in roles)
+    # Of equal ones in a split, the first is named. Two files that differ have
+    # the same hash once in 10^19 pairs.
+    _, a, b = np.intersect1d(first.hashes, second.hashes, return_indices=True)
+    shared = sorted(
+      (first.indices[i], second.indices[j]) for i, j in zip(a, b, strict=True)
+    )
+    pairs = [
+      [first.split.describe(i), second.split.describe(j)] for i, j in shared
+    ]
+    found = {"splits": [*roles], "count": len(pairs), "pairs": pairs}
+    duplicates.append(found)
+  return duplicates

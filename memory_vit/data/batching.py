@@ -1,32 +1,32 @@
 """Batches for training and evaluation, by example number.
 
-Training sees the examples number 0, 1, 2, ... without end. Everything about
-number g follows from g and the seed: its epoch, which record of the source it
-is, and how it is cropped. So the position in training is one number: nothing of
-the input has to be saved in a checkpoint, resuming replays nothing, and the
-examples of a step do not depend on how many processes share them.
+Training sees the examples number 0, 1, 2, ... without end. The epoch of example
+g, its record and its crop follow from g and the seed. So the position in
+training is one number: a checkpoint saves nothing of the input, resuming
+replays nothing, and the examples of a step do not depend on the number of
+processes.
 
-That holds for unreadable examples too, where some are allowed: in training the
-next readable record takes the place of one, whatever happened before; in
-evaluation they do not count, and the result says how many they were.
+That holds for unreadable examples too, if some are allowed: in training the
+next readable record takes their place; in evaluation they do not count, and the
+result says how many they were.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import jax
+import numpy as np
 
 from memory_vit.config import TrainDataConfig
-from memory_vit.data import image_ops, pipeline
+from memory_vit.data import image_ops, parallel, pipeline
 from memory_vit.data.pipeline import Batch, ExampleFn
 from memory_vit.data.quiet_tensorflow import tf
-from memory_vit.data.reader import Reader, reader_of
-from memory_vit.data.sources import Source
-from memory_vit.errors import ConfigError
+from memory_vit.data.split import Split
+from memory_vit.errors import BrokenDataError, ConfigError
 from memory_vit.model.task import EvalPreprocessing
 
 
 def train_batches(
-  source: Source | Reader,
+  split: Split,
   data: TrainDataConfig,
   *,
   image_size: int,
@@ -39,18 +39,18 @@ def train_batches(
 ) -> Iterator[Batch]:
   """Batches for training, without end.
 
-  Each epoch is a permutation of the source. Epochs follow each other without a
-  gap: a batch may hold the end of one and the start of the next, and a source
+  Each epoch is a permutation of the split. Epochs follow each other without a
+  gap: a batch may hold the end of one and the start of the next, and a split
   may be smaller than a batch.
 
   Args:
-    source: the examples; how many of them may be unreadable, a reader says.
+    split: the examples.
     data: how images are cropped and mirrored.
-    image_size: s, side of the square, in pixels.
+    image_size: side of the square, in pixels.
     batch_size: b, of all processes together.
     seed: of the order, and of the crops.
-    start: examples that were used before; training that stopped after k steps
-      goes on exactly with k * batch_size.
+    start: number of examples that were used before; training that stopped after
+      k steps resumes exactly with k * batch_size.
     process_index: i, which gets the rows i * b / p ... of a batch; by default
       that of this process.
     process_count: p; by default of this run.
@@ -58,15 +58,13 @@ def train_batches(
 
   Returns:
     Iterator over {"image": float32 (b / p, side, side, 3) in [-1, 1], "label":
-    int32 (b / p,)}. Where its `max_bad` allows it, the next readable example of
-    the source takes the place of one that cannot be read. The iterator raises a
-    `BrokenDataError` that names the images if more cannot be read, or if one
-    has no label.
+    int32 (b / p,)}. Unreadable examples, at most `max_bad`, are replaced by the
+    next readable ones. The iterator raises a `BrokenDataError` that names the
+    images if more are unreadable, or if one has no label.
 
   Raises:
     ConfigError: if the batch does not divide, or the crop is impossible.
   """
-  reader = reader_of(source)
   rows, first = share(batch_size, process_index, process_count)
   if data.train_crop == "small":
     image_ops.shorter_side(data.resize, image_size)
@@ -86,38 +84,41 @@ def train_batches(
 
   starts = range(start + first, 2**63 - batch_size, batch_size)
   example = ExampleFn(
-    reader, lambda number: shuffled(number, reader.size, seed), prepare
+    split, lambda number: shuffled(number, split.size, seed), prepare
   )
   return pipeline.batches(example, starts, rows)
 
 
 def train_examples(
-  source: Source | Reader, *, seed: int, batch_size: int, step: int
+  split: Split, *, seed: int, batch_size: int, step: int
 ) -> list[str]:
   """Name the examples in the batch of a step: indices, and files.
 
-  Of examples that cannot be read, what takes their place; as far as this
-  process knows of them. `seed` and `batch_size` are those of `train_batches`;
-  `step` counts from 1.
+  Unreadable examples, as far as this process knows them, are replaced.
+
+  Args:
+    split: the examples.
+    seed: of `train_batches`.
+    batch_size: of `train_batches`.
+    step: counts from 1.
   """
-  reader = reader_of(source)
   numbers = tf.range((step - 1) * batch_size, step * batch_size, dtype=tf.int64)
-  return names_of(reader, shuffled(numbers, reader.size, seed).numpy())
+  return names_of(split, shuffled(numbers, split.size, seed).numpy())
 
 
-def names_of(reader: Reader, records: Iterable[int]) -> list[str]:
-  """Name records, or what takes their place: indices, and files."""
+def names_of(split: Split, records: Iterable[int]) -> list[str]:
+  """Names of records, or of the readable ones that take their place."""
   names = []
   for record in records:
     index = int(record)
-    while index in reader.unreadable:
-      index = (index + 1) % reader.size
-    names.append(f"{index} {reader.source.file_name(index)}".strip())
+    while index in split.unreadable:
+      index = (index + 1) % split.size
+    names.append(f"{index} {split.file_name(index)}".strip())
   return names
 
 
 def eval_batches(
-  source: Source | Reader,
+  split: Split,
   preprocessing: EvalPreprocessing,
   *,
   batch_size: int,
@@ -127,17 +128,22 @@ def eval_batches(
   """Batches with every example exactly once, in order.
 
   The last batch is filled up by repeating the last example, with mask 0. All
-  processes get the same number of batches. The arguments are those of
-  `train_batches`; s is `preprocessing.image_size`.
+  processes get the same number of batches.
+
+  Args:
+    split: the examples.
+    preprocessing: of the images; side is its `image_size`.
+    batch_size: b, of all processes together.
+    process_index: as in `train_batches`.
+    process_count: p, as in `train_batches`.
 
   Returns:
-    As `train_batches`, with "mask": float32 (b / p,). An example that cannot be
-    read has mask 0, where `max_bad` of the reader allows it.
+    As `train_batches`, with "mask": float32 (b / p,). An unreadable example, of
+    at most `max_bad`, has mask 0.
 
   Raises:
     ConfigError: if the batch does not divide.
   """
-  reader = reader_of(source)
   rows, first = share(batch_size, process_index, process_count)
 
   def prepare(
@@ -146,28 +152,46 @@ def eval_batches(
     return {
       "image": image_ops.eval_image(encoded, preprocessing),
       "label": label,
-      "mask": tf.cast(number < reader.size, tf.float32),
+      "mask": tf.cast(number < split.size, tf.float32),
     }
 
-  steps = -(-reader.size // batch_size)
+  steps = -(-split.size // batch_size)
   starts = range(first, first + steps * batch_size, batch_size)
   example = ExampleFn(
-    reader, lambda number: tf.minimum(number, reader.size - 1), prepare
+    split, lambda number: tf.minimum(number, split.size - 1), prepare
   )
   return pipeline.batches(example, starts, rows)
 
 
+def eval_images(
+  split: Split, preprocessing: EvalPreprocessing, indices: Sequence[int]
+) -> np.ndarray:
+  """float32 (k, side, side, 3), bitwise identical to `eval_batches`."""
+  split.require_images()
+  side = preprocessing.image_size
+  images = np.zeros((len(indices), side, side, 3), np.float32)
+  if not len(indices):
+    return images
+
+  def make(index: tf.Tensor) -> tf.Tensor:
+    encoded, _ = split.fetch(index)
+    return image_ops.eval_image(encoded, preprocessing)
+
+  numbers = tf.data.Dataset.from_tensor_slices(tf.constant(indices, tf.int64))
+  with split.time_limit(int(indices[0])):
+    found = parallel.attempts(numbers, make)
+    for place, (index, image) in enumerate(zip(indices, found, strict=True)):
+      if isinstance(image, tf.errors.OpError):
+        raise BrokenDataError(
+          f"{split.describe(int(index))} cannot be read: "
+          f"{parallel.reason_of(image)}."
+        )
+      images[place] = image
+  return images
+
+
 def shuffled(number: tf.Tensor, size: int, seed: int) -> tf.Tensor:
-  """The record of example `number`: each epoch permutes them anew.
-
-  Args:
-    number: int64 () or (b,).
-    size: of the source.
-    seed: of all epochs.
-
-  Returns:
-    int64, as `number`, from 0 to size - 1.
-  """
+  """The records, int64, of examples (int64 () or (b,)): each epoch permutes."""
   epoch, place = number // size, number % size
   zeros = tf.zeros_like(epoch)
   key = tf.stack([zeros + tf.constant(seed, tf.int64), epoch, zeros], axis=-1)
@@ -179,11 +203,7 @@ def shuffled(number: tf.Tensor, size: int, seed: int) -> tf.Tensor:
 def share(
   batch_size: int, index: int | None = None, count: int | None = None
 ) -> tuple[int, int]:
-  """The number of rows of a process in a batch, and the first of them.
-
-  Raises:
-    ConfigError: if the batch does not divide.
-  """
+  """The number of rows of a process in a batch, and the first of them."""
   index = jax.process_index() if index is None else index
   count = jax.process_count() if count is None else count
   if batch_size < 1 or batch_size % count or not 0 <= index < count:

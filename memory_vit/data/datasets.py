@@ -1,19 +1,20 @@
 """Open splits of data sets: folders, lists, embeddings, shipped ones, TFDS."""
 
+import dataclasses
+
 from memory_vit.config import EMBEDDINGS, Config
 from memory_vit.data import (
   embedded,
   file_list,
   local,
+  parallel,
   shipped,
-  sources,
   subset,
   tfds,
 )
 from memory_vit.data.data_files import DataFiles
 from memory_vit.data.quiet_tensorflow import tf
-from memory_vit.data.reader import Reader
-from memory_vit.data.sources import Source
+from memory_vit.data.split import Split
 from memory_vit.data.split_ref import (
   OF_A_DIRECTORY,
   SHIPPED,
@@ -24,7 +25,7 @@ from memory_vit.errors import DataError
 from memory_vit.runtime import messages, processes
 
 
-def open_source(
+def open_split(
   name: str,
   split: str,
   directory: str = "",
@@ -34,32 +35,46 @@ def open_source(
   stall_timeout: float = 0.0,
   download: bool = True,
   trust_data_code: bool = False,
-) -> Reader:
-  """Open one split of a data set; download it first where TFDS can.
+) -> Split:
+  """Open one split of a data set; TFDS downloads it first if it has to.
 
-  The arguments are the attributes of a `SplitRef`.
+  Args:
+    name: as `config.data.name`: "folder", "list", "embeddings", "digits",
+      "digits:0-4", "glyphs:inverted", or a TFDS name such as "cifar100".
+    split: in the notation of TFDS, such as "train[:98%]" or "train+test".
+    directory: as `config.data.dir`; "" is TFDS's default.
+    cache_gib: greatest size of a TFDS split without random access, which is
+      read into memory.
+    max_bad: maximum number of unreadable examples to skip.
+    stall_timeout: seconds without a batch after which the process is ended; 0
+      is never.
+    download: whether TFDS may download and prepare a missing data set.
+    trust_data_code: whether a TFDS data set may name code, which is then run.
 
   Raises:
-    DataError: if it cannot be had, or is empty or unlabelled.
-    BrokenDataError: of these, where more than `max_bad` records cannot be read.
+    DataError: if it is not available, or is empty or unlabelled.
+    BrokenDataError: of these, if more than `max_bad` records cannot be read.
   """
   ref = SplitRef(
     name, directory, split, cache_gib=cache_gib, max_bad=max_bad,
     stall_timeout=stall_timeout, download=download, trust_code=trust_data_code,
   )  # fmt: skip
-  return open_reader(ref)
+  return open_ref(ref)
 
 
-def open_split(config: Config, role: str, *, prepared: bool = False) -> Reader:
+def open_run_split(
+  config: Config, role: str, *, prepared: bool = False
+) -> Split:
   """Open a split as a run of a configuration does; all processes must call.
 
   Args:
     config: of the run.
     role: "train", "validation" or "test".
-    prepared: whether a data set of TFDS has to be there: nothing is downloaded.
+    prepared: whether a data set of TFDS must be prepared already: nothing is
+      downloaded.
 
   Raises:
-    DataError: as `open_source`; where the configuration names no such split.
+    DataError: as `open_split`, or if the configuration names no such split.
   """
   ref = configured_splits(config).get(role)
   if ref is None:
@@ -69,56 +84,49 @@ def open_split(config: Config, role: str, *, prepared: bool = False) -> Reader:
   return open_on_all_processes(ref)
 
 
-def open_on_all_processes(ref: SplitRef) -> Reader:
-  """Open a split on every process; all must call.
-
-  The first is done before the others begin: it may prepare the data set in a
-  directory that all share. Raises as `open_source`.
-  """
-  return processes.process_0_first(lambda: open_reader(ref))
+def open_on_all_processes(ref: SplitRef) -> Split:
+  """Open a split on every process; all must call."""
+  # Process 0 first: it may prepare the data set in a directory of all.
+  return processes.process_0_first(lambda: open_ref(ref))
 
 
-def open_reader(ref: SplitRef) -> Reader:
-  """Open a split on this process; raise as `open_source`."""
+def open_ref(ref: SplitRef) -> Split:
+  """Open a split on this process; raise as `open_split`."""
   if not ref.name:
     raise DataError("no data set is named: set config.data.name.")
   return read_as(ref, _open_local(ref) or tfds.open_tfds(ref))
 
 
-def read_as(ref: SplitRef, source: Source) -> Reader:
-  """Read a source as a split is read; raise as `open_source`."""
-  reader = Reader(source, max_bad=ref.max_bad, stall_timeout=ref.stall_timeout)
+def read_as(ref: SplitRef, split: Split) -> Split:
+  """A split with the limits and the subset of a reference; labels checked."""
+  found = split.unreadable
+  split = dataclasses.replace(
+    split,
+    max_bad=ref.max_bad,
+    stall_timeout=ref.stall_timeout,
+    unreadable={},
+  )
+  split.mark_unreadable(found)
   if ref.subset:
-    source = subset.choose(reader, ref.subset)
-    reader = Reader(
-      source, max_bad=ref.max_bad, stall_timeout=ref.stall_timeout
-    )
-  check_first_label(reader)
-  return reader
+    split = subset.choose(split, ref.subset)
+  check_first_label(split)
+  return split
 
 
 def require_prepared(ref: SplitRef) -> None:
-  """Refuse a data set of TFDS that opening would download.
-
-  Raises:
-    DataError: with the size of the download, and the command that prepares it.
-  """
+  """Refuse a data set of TFDS that opening would download."""
   if not _is_local(ref):
     tfds.require_prepared(ref)
 
 
-def take_inventory(ref: SplitRef) -> DataFiles:
-  """List the files of a split that is there; nothing of it is read.
-
-  Raises:
-    DataError: if it is not there. It is not prepared, or downloaded.
-  """
-  source = _open_local(ref)
-  inventory = source.inventory if source else tfds.take_inventory(ref)
-  return ref.subset.noted(inventory) if ref.subset else inventory
+def find_data_files(ref: SplitRef) -> DataFiles:
+  """List the files of a split; nothing is read, prepared or downloaded."""
+  split = _open_local(ref)
+  found = split.data_files if split else tfds.find_data_files(ref)
+  return ref.subset.noted(found) if ref.subset else found
 
 
-def _open_local(ref: SplitRef) -> Source | None:
+def _open_local(ref: SplitRef) -> Split | None:
   """Open a split that is no data set of TFDS; None for one that is."""
   if _is_local(ref) and ref.label:
     raise DataError(
@@ -140,21 +148,20 @@ def _is_local(ref: SplitRef) -> bool:
   return ref.name.partition(":")[0] in (*OF_A_DIRECTORY, *SHIPPED)
 
 
-def check_first_label(reader: Reader) -> None:
+def check_first_label(split: Split) -> None:
   """Refuse an unlabelled split; other labels are checked when they are read."""
-  source = reader.source
-  if source.embedded:  # all its labels are classes
+  if split.embedded:  # all its labels are classes
     return
-  for index in range(source.size):
-    if index in reader.unreadable:
+  for index in range(split.size):
+    if index in split.unreadable:
       continue
     try:
-      _, label = source.fetch(tf.constant(index, tf.int64))
+      _, label = split.fetch(tf.constant(index, tf.int64))
     # Outside a graph a reader's own exceptions come through.
     except Exception as error:
-      reader.mark_unreadable({index: sources.reason_of(error)})
+      split.mark_unreadable({index: parallel.reason_of(error)})
     else:
       # Its only row is that example.
-      source.check_labels(label.numpy()[None], [index].__getitem__)
+      split.check_labels(label.numpy()[None], [index].__getitem__)
       return
-  raise reader.nothing_readable()
+  raise split.nothing_readable()

@@ -1,8 +1,8 @@
 """Decode the images of a training split once, and keep them in memory.
 
 Random crops differ in every epoch, so that the backbone has to see each of
-them; but the file need not be decoded each time. What is kept is no larger than
-crops need: the shorter side is `data.resize` at most.
+them; but the file need not be decoded each time. Decoded images are no larger
+than crops need: the shorter side is `data.resize` at most.
 """
 
 import dataclasses
@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import psutil
 
-from memory_vit.data import image_ops, raw_images, sources
+from memory_vit.data import image_ops, parallel, raw_images
 from memory_vit.data.quiet_tensorflow import tf
-from memory_vit.data.reader import Reader
+from memory_vit.data.split import Fetch, Split
 from memory_vit.errors import ConfigError
 from memory_vit.images.view import LONGEST_ASPECT
 from memory_vit.runtime.progress_bar import ProgressBar
@@ -23,41 +23,28 @@ logger = logging.getLogger(__name__)
 
 # Images that are decoded before memory is looked at again.
 _AT_ONCE = 16
-# Of the memory that is free, so much stays so.
+# Share of the memory that stays free.
 _SPARED = 0.1
 
 
 def keep_decoded(
-  reader: Reader, side: int, check: Callable[[], None] = lambda: None
-) -> Reader:
-  """Return a reader of the same examples, decoded in memory.
-
-  An image whose shorter side is longer than `side` is resized to that, as for
-  the crop "small", and rounded to uint8; a smaller one is kept as it is.
-
-  Args:
-    reader: of a training split.
-    side: in pixels.
-    check: is called now and then, and may raise.
-
-  Raises:
-    ConfigError: where memory will not suffice, by the images so far.
-    BrokenDataError: where more images cannot be read than may.
-  """
+  split: Split, side: int, check: Callable[[], None] = lambda: None
+) -> Split:
+  """The same examples as uint8 in memory, with a shorter side up to `side`."""
   logger.info(
     "decoding %d images with a shorter side of at most %d px into memory",
-    reader.size, side,
+    split.size, side,
   )  # fmt: skip
   images, labels, taken = [], [], 0
-  with ProgressBar("decoding training images", reader.size) as bar:
-    for index, example in enumerate(_decoded(reader, side)):
+  with ProgressBar("decoding training images", split.size) as bar:
+    for index, example in enumerate(_decoded(split, side)):
       bar.update()
       if index and index % _AT_ONCE == 0:
         check()
-        _require_memory(taken, index, reader)
+        _require_memory(taken, index, split)
       if isinstance(example, tf.errors.OpError):
-        reader.mark_unreadable({index: sources.reason_of(example)})
-        # Whatever asks for it cannot decode it: the next one takes its place.
+        split.mark_unreadable({index: parallel.reason_of(example)})
+        # It cannot be decoded, so that the next one takes its place.
         images.append(b"")
         labels.append(0)
         continue
@@ -66,21 +53,11 @@ def keep_decoded(
       labels.append(int(label))
       taken += len(images[-1])
   logger.info("%d decoded images take %.2f GiB", len(images), taken / 2**30)
-  source = dataclasses.replace(
-    reader.source,
-    fetch=_fetch(images, labels),
-    unreadable=dict(reader.unreadable),
-  )
-  return Reader(
-    source, max_bad=reader.max_bad, stall_timeout=reader.stall_timeout
-  )
+  return dataclasses.replace(split, fetch=_fetch(images, labels))
 
 
-def _fetch(images: Sequence[bytes], labels: Sequence[int]) -> sources.Fetch:
-  """`Source.fetch` of what is kept.
-
-  As a tensor, all of it would be copied once more.
-  """
+def _fetch(images: Sequence[bytes], labels: Sequence[int]) -> Fetch:
+  """`Split.fetch` of images in a list: a tensor would copy all of them."""
   classes = tf.constant(labels, tf.int32)
 
   def fetch(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -91,15 +68,13 @@ def _fetch(images: Sequence[bytes], labels: Sequence[int]) -> sources.Fetch:
 
 
 def _decoded(
-  reader: Reader, side: int
+  split: Split, side: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray] | tf.errors.OpError]:
-  """Every image and label in their order, or what reading has raised."""
-
   def make(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    encoded, label = reader.source.fetch(index)
+    encoded, label = split.fetch(index)
     return _no_larger(image_ops.decode(encoded), side), label
 
-  return reader.each(make)
+  return split.each(make)
 
 
 def _no_larger(image: tf.Tensor, side: int) -> tf.Tensor:
@@ -117,21 +92,15 @@ def _no_larger(image: tf.Tensor, side: int) -> tf.Tensor:
   return tf.cond((shorter > side) & ~too_long, resized, lambda: image)
 
 
-def _require_memory(taken: int, done: int, reader: Reader) -> None:
-  """Refuse what the memory of this host will not hold, by the images so far.
-
-  Args:
-    taken: bytes of the first images.
-    done: number of these.
-    reader: of all.
-  """
+def _require_memory(taken: int, done: int, split: Split) -> None:
+  """Refuse a split that memory will not hold, by its first `done` images."""
   memory = psutil.virtual_memory()
-  left = taken * (reader.size - done) // done
+  left = taken * (split.size - done) // done
   if left < memory.available - _SPARED * memory.total:
     return
   raise ConfigError(
-    f"config.keep.what is 'images': the {reader.size:,} decoded images of "
-    f"{reader.source} take about {(taken + left) / 2**30:.1f} GiB, by the "
+    f"config.keep.what is 'images': the {split.size:,} decoded images of "
+    f"{split} take about {(taken + left) / 2**30:.1f} GiB, by the "
     f"first {done}, and {memory.available / 2**30:.1f} GiB of memory are free. "
     "Expected a smaller config.data.resize, fewer images, or config.keep.what "
     "'none'."

@@ -1,8 +1,8 @@
 """Splits of embeddings: rows that `memory-vit embed` wrote, in place of images.
 
-Heads and probes alone can be trained on them. An output of `embed` is a split,
+Only heads and probes can be trained on them. An output of `embed` is a split,
 as a folder of an image folder is: `dir` holds train/ and perhaps test/, or is
-itself the output that all splits are slices of.
+itself the output, of which all splits are slices.
 """
 
 import dataclasses
@@ -16,12 +16,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from memory_vit.data import embedding_files, sources
+from memory_vit.data import embeddings, split_parts
 from memory_vit.data.data_files import LISTED, DataFiles
-from memory_vit.data.embedded_rows import EmbeddedRows
-from memory_vit.data.embedding_files import EmbeddingFiles
+from memory_vit.data.embeddings import EmbeddedRows, EmbeddingFiles
 from memory_vit.data.quiet_tensorflow import tf
-from memory_vit.data.sources import Source
+from memory_vit.data.split import Split
 from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import BrokenDataError, DataError
 from memory_vit.runtime import messages, parquet
@@ -30,24 +29,17 @@ from memory_vit.runtime.paths import local
 
 logger = logging.getLogger(__name__)
 
-# The split that an output is which stands alone; its labels are the classes.
+# The split of an output that stands alone; its labels are the classes.
 _TRAIN = "train"
 # Rows without an embedding that a result names.
 _NAMED = 100
-# The fact that tells runs of `embed` from others.
+# The fact that names runs of `embed`.
 _RUNS = "runs of embed"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # it holds a table
 class _Output:
-  """An output of `embed`, without its values.
-
-  Attributes:
-    name: of the split.
-    files: of its rows.
-    table: "path", "label" and "error" of every row.
-    good: bool (n,), the rows that have an embedding.
-  """
+  """An output of `embed`, without its values; `good` rows have an embedding."""
 
   name: str
   files: EmbeddingFiles
@@ -59,37 +51,31 @@ class _Output:
 _Part = tuple[_Output, np.ndarray]
 
 
-def open_embeddings(ref: SplitRef) -> Source:
-  """Open a split of embeddings; their values stay in their files.
-
-  Raises:
-    DataError: where there is no such directory or split, and for embeddings
-      that are damaged, or were made in different ways.
-    BrokenDataError: for rows without a label, or with one that train lacks.
-  """
+def open_embeddings(ref: SplitRef) -> Split:
+  """Open a split of embeddings; their values stay in their files."""
   root = local(ref.dir or ".", "the embeddings", DataError)
   paths = _find_outputs(root, ref.dir)
-  wanted = sources.split_names(ref.split)
+  wanted = split_parts.split_names(ref.split)
   _require_splits([_TRAIN, *wanted], paths, ref)
   outputs = {
     name: _open(name, paths[name]) for name in dict.fromkeys([_TRAIN, *wanted])
   }
   class_names = _class_names(outputs[_TRAIN])
   sizes = {name: len(outputs[name].table) for name in wanted}
-  parts = sources.split_parts(ref.name, ref.split, sizes)
+  parts = split_parts.split_parts(ref.name, ref.split, sizes)
   orders = {name: _mixed(outputs[name]) for name in wanted}
   # Slices are of all images, as those of a folder are, readable or not.
   sliced = [(outputs[name], orders[name][part]) for name, part in parts]
-  return _source(ref, root, sliced, class_names)
+  return _split(ref, root, sliced, class_names)
 
 
-def _source(
+def _split(
   ref: SplitRef,
   root: Path,
   sliced: Sequence[_Part],
   class_names: Sequence[str],
-) -> Source:
-  """The source of those rows of a split that have an embedding."""
+) -> Split:
+  """The split of those rows that have an embedding."""
   parts = [(output, rows[output.good[rows]]) for output, rows in sliced]
   left_out = _left_out(ref, sliced)
   labels = np.concatenate([
@@ -101,14 +87,14 @@ def _source(
       "its images could be read."
     )
   chosen = _column("path", parts)
-  return Source(
+  return Split(
     name=ref.name,
     split=ref.split,
     size=len(labels),
     class_names=tuple(class_names),
     fetch=_no_image,
     file_name=lambda index: chosen[int(index)].as_py(),
-    inventory=_inventory(root, parts, chosen, labels),
+    data_files=_data_files(root, parts, chosen, labels),
     labels=labels,
     embedded=EmbeddedRows.of([(output.files, rows) for output, rows in parts]),
     left_out=left_out,
@@ -116,7 +102,6 @@ def _source(
 
 
 def _column(name: str, parts: Sequence[_Part]) -> pa.ChunkedArray:
-  """The values of a column of text, of all rows in their order."""
   chunks = [
     chunk
     for output, rows in parts
@@ -126,7 +111,7 @@ def _column(name: str, parts: Sequence[_Part]) -> pa.ChunkedArray:
 
 
 def _find_outputs(root: Path, directory: str) -> dict[str, Path]:
-  """{split: output of `embed`} in a directory, which messages call so."""
+  """{split: output of `embed`} in a directory, named as the user did."""
   if not directory or not root.is_dir():
     raise DataError(
       f"the embeddings {messages.brief(directory)} are not there: set "
@@ -156,8 +141,7 @@ def _require_splits(
 
 
 def _open(name: str, path: Path) -> _Output:
-  """Open an output, whose embeddings all have to be labelled."""
-  files = embedding_files.open_files(path)
+  files = embeddings.open_files(path)
   table = files.table()
   good = table["error"].is_null()
   where = escaped(str(path))
@@ -176,11 +160,11 @@ def _open(name: str, path: Path) -> _Output:
 
 
 def _mixed(output: _Output) -> np.ndarray:
-  """The order of all rows, so that a slice is fair to all classes: int64 (n,).
+  """The order of all rows, int64 (n,), so that a slice is fair to all classes.
 
   By the hash of a path below the folder that all lie in, as the images of a
   folder or a list are: embeddings of DATA/train are in the order of DATA/train
-  itself, and stay so where the folder is moved, or embedded by other backbones.
+  itself, even if the folder is moved, or embedded by other backbones.
   """
   paths = output.table["path"]
   ends = pc.min_max(paths).as_py()
@@ -194,12 +178,11 @@ def _mixed(output: _Output) -> np.ndarray:
 
 
 def _class_names(train: _Output) -> list[str]:
-  """The labels of the training output, sorted as folders of classes are."""
   return sorted(pc.unique(train.table["label"].filter(train.good)).to_pylist())
 
 
 def _labels(output: _Output, class_names: Sequence[str]) -> np.ndarray:
-  """The class of every row, int32 (n,); -1 of those without an embedding."""
+  """The class of every row, int32 (n,); -1 without an embedding."""
   known = pa.array(class_names, pa.string())
   places = pc.fill_null(pc.index_in(output.table["label"], known), -1)
   labels = places.to_numpy().astype(np.int32)
@@ -214,13 +197,13 @@ def _labels(output: _Output, class_names: Sequence[str]) -> np.ndarray:
   return labels
 
 
-def _inventory(
+def _data_files(
   root: Path,
   parts: Sequence[_Part],
   paths: pa.ChunkedArray,
   labels: np.ndarray,
 ) -> DataFiles:
-  """The files of a split, with what made them, and a digest of its examples."""
+  """The files, with the runs of `embed`, and a digest of the examples."""
   digest = hashlib.sha256(labels.tobytes())
   for path in paths.to_pylist():
     digest.update(os.fsencode(f"{path}\n"))
@@ -261,5 +244,4 @@ def _left_out(ref: SplitRef, sliced: Sequence[_Part]) -> tuple[str, ...]:
 
 
 def _no_image(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-  """`Source.fetch` where there is nothing to fetch."""
   raise DataError(f"example {index} is an embedding, and has no image.")

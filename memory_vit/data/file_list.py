@@ -1,8 +1,8 @@
-"""File lists: text files that say which images are in a split, and their class.
+"""File lists: text files with the images of a split, and their classes.
 
 A folder holds the images, anywhere below it, and a list for every split, such
-as train.txt, whose lines are PATH LABEL. Its images have the position, the
-order and the rules for broken ones of an image folder.
+as train.txt, whose lines are PATH LABEL. The order of images, slices, and the
+rules for broken ones are those of an image folder.
 """
 
 import collections
@@ -13,9 +13,9 @@ import pathlib
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from memory_vit.data import image_paths, sources
+from memory_vit.data import image_paths, split_parts
 from memory_vit.data.data_files import LISTED
-from memory_vit.data.sources import Source
+from memory_vit.data.split import Split
 from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import BrokenDataError, DataError
 from memory_vit.runtime import messages
@@ -23,7 +23,7 @@ from memory_vit.runtime.paths import local
 
 CLASSES = "classes.txt"
 
-# Bytes of a list, and of a line of it: paths have at most 4,096.
+# Bytes of a list, and of one of its lines: paths have at most 4,096.
 _MOST_BYTES, _LONGEST = 2**29, 5_000
 # Lines of a list, and classes: some more than the largest public sets have.
 _MOST_LINES, _MOST_CLASSES = 2**24, 2**20
@@ -31,13 +31,7 @@ _MOST_CLASS_BYTES = 2**24
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
-def open_list(ref: SplitRef) -> Source:
-  """Open a split of a folder with lists of images.
-
-  Raises:
-    DataError: where there is no such folder or list.
-    BrokenDataError: for a line that cannot be used, with its number.
-  """
+def open_list(ref: SplitRef) -> Split:
   root = local(ref.dir or ".", "the folder of file lists", DataError)
   lists = _find_lists(root, ref.dir)
   wanted = _named_lists(ref, lists)
@@ -51,9 +45,9 @@ def open_list(ref: SplitRef) -> Source:
     names = [str(label) for label in range(greatest + 1)]
   sizes = {stem: len(labels[stem]) for stem in wanted}
   chosen = []
-  for stem, part in sources.split_parts(ref.name, ref.split, sizes):
+  for stem, part in split_parts.split_parts(ref.name, ref.split, sizes):
     chosen += image_paths.shuffled([*labels[stem].items()])[part]
-  return image_paths.source_of(
+  return image_paths.split_of(
     ref,
     root,
     chosen,
@@ -64,7 +58,7 @@ def open_list(ref: SplitRef) -> Source:
 
 
 def _find_lists(root: pathlib.Path, directory: str) -> dict[str, pathlib.Path]:
-  """{split: its list} in a folder, which messages call `directory`."""
+  """{split: its list} in a folder, named as the user did."""
   if not directory or not root.is_dir():
     raise DataError(
       f"the folder of file lists {messages.brief(directory)} is not there: set "
@@ -80,7 +74,7 @@ def _find_lists(root: pathlib.Path, directory: str) -> dict[str, pathlib.Path]:
 
 def _named_lists(ref: SplitRef, lists: Collection[str]) -> list[str]:
   """The lists that a split such as "train[:90%]+val" names."""
-  wanted = sources.split_names(ref.split)
+  wanted = split_parts.split_names(ref.split)
   for name in wanted:
     if name not in lists:
       known = messages.name_list([messages.brief(stem) for stem in lists])
@@ -111,7 +105,7 @@ def _read_list(path: pathlib.Path, classes: int) -> dict[str, int]:
 
 
 def _parsed(line: bytes) -> tuple[str, int]:
-  """The path and the label in a line, or a `ValueError` with what is wrong."""
+  """The path and the label in a line, or a `ValueError`."""
   shown = messages.brief(os.fsdecode(line))
   file, *label = line.rsplit(maxsplit=1)
   if not label or not re.fullmatch(rb"[0-9]{1,9}", label[0]):
@@ -131,7 +125,7 @@ def _parsed(line: bytes) -> tuple[str, int]:
 
 
 def _read_classes(path: pathlib.Path) -> list[str]:
-  """The names of the classes, one a line; none where there is no such file."""
+  """The names of the classes, one a line; none without such a file."""
   if not os.path.lexists(path):
     return []
   names: dict[str, None] = {}
@@ -160,11 +154,8 @@ def _read_classes(path: pathlib.Path) -> list[str]:
 
 
 def _lines(path: pathlib.Path, most: int) -> Iterator[tuple[int, bytes]]:
-  """Yield (number, line without white space around it) of a text file.
-
-  It is a regular file of at most `most` bytes, and is read line by line.
-  """
-  name = image_paths.shown(str(path))
+  """Yield (number, line without white space around it) of a text file."""
+  name = messages.utf8(str(path))
   if not path.is_file():
     raise BrokenDataError(f"{name}: {image_paths.why_irregular(str(path))}.")
   try:
@@ -180,7 +171,7 @@ def _lines(path: pathlib.Path, most: int) -> Iterator[tuple[int, bytes]]:
           raise _problem(path, number, f"more than {_LONGEST:,} bytes.")
         if number > _MOST_LINES:
           raise _problem(path, number, f"more than {_MOST_LINES:,} lines.")
-        # Some editors write a mark that nobody sees.
+        # Some editors write an invisible mark.
         start = _BYTE_ORDER_MARK if number == 1 else b""
         yield number, line.removeprefix(start).strip()
   except OSError as error:
@@ -190,13 +181,12 @@ def _lines(path: pathlib.Path, most: int) -> Iterator[tuple[int, bytes]]:
 
 
 def _problem(path: pathlib.Path, number: int, text: str) -> BrokenDataError:
-  """The error for a line."""
-  name = image_paths.shown(str(path))
+  name = messages.utf8(str(path))
   return BrokenDataError(f"{name}, line {number}: {text}")
 
 
 def _irregular(root: pathlib.Path, files: Collection[str]) -> dict[str, str]:
-  """{file that cannot be read: why}; each directory is looked at once."""
+  """{unreadable file: why}; each directory is listed once."""
   names = collections.defaultdict(set)
   for file in files:
     parent, _, name = file.rpartition("/")
@@ -210,7 +200,7 @@ def _irregular(root: pathlib.Path, files: Collection[str]) -> dict[str, str]:
 
 
 def _irregular_in(folder: str, names: Collection[str]) -> Mapping[str, str]:
-  """{name of what is no regular file in a directory: why}."""
+  """{name without a regular file in a directory: why}."""
   try:
     with os.scandir(folder) as entries:
       is_file = {e.name: e.is_file() for e in entries if e.name in names}

@@ -1,4 +1,4 @@
-"""Decode, crop and scale images for the model. Pure functions.
+"""Decode, crop and scale images for the model in TensorFlow.
 
 All randomness is stateless: the same seed gives the same image on every
 machine, in every order. Resizing is bilinear without antialiasing, on float32
@@ -23,7 +23,7 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def decoders() -> dict[str, str]:
-  """The versions of what decodes and resizes images."""
+  """The versions of the libraries that decode and resize images."""
   return {"tensorflow": tf.__version__, "pillow": PIL.__version__}
 
 
@@ -35,22 +35,10 @@ def train_image(
   image_size: int,
   interpolation: str = "bilinear",
 ) -> tf.Tensor:
-  """A random view of an image, for training.
+  """A random crop of an encoded image, float32 (side, side, 3) in [-1, 1].
 
-  Args:
-    encoded: string (), the file.
-    seed: int32 or int64 (2,); equal seeds give equal views.
-    data: `train_crop`, `flip` and `resize` are used.
-    image_size: s, the side of the square, in pixels.
-    interpolation: of `EvalPreprocessing`, for the crop "resize" alone: without
-      mirroring, its view is then that of an evaluation, to the bit.
-
-  Returns:
-    float32 (side, side, 3) in [-1, 1].
-
-  Raises:
-    ConfigError: for an unknown crop, or one that is larger than the image.
-    tf.errors.InvalidArgumentError: if it cannot be decoded.
+  Equal seeds, int (2,), give equal crops. Without mirroring, the crop "resize"
+  is bitwise identical to an evaluation with `interpolation`.
   """
   crop_seed, flip_seed = tf.unstack(tf.random.split(seed, 2))
   if data.train_crop == "inception":
@@ -78,27 +66,14 @@ def train_image(
 def eval_image(
   encoded: tf.Tensor, preprocessing: EvalPreprocessing
 ) -> tf.Tensor:
-  """Prepare an encoded image, string (), for evaluation: see `eval_view`.
-
-  Raises:
-    tf.errors.InvalidArgumentError: if it cannot be decoded.
-  """
+  """Prepare an encoded image, string (), for evaluation: see `eval_view`."""
   return eval_view(decode(encoded), preprocessing)
 
 
 def eval_view(image: tf.Tensor, preprocessing: EvalPreprocessing) -> tf.Tensor:
-  """Prepare a decoded image for evaluation.
+  """Prepare a decoded image, uint8 (height, width, 3), for evaluation.
 
-  Args:
-    image: uint8 (height, width, 3).
-    preprocessing: how; side is its `image_size`.
-
-  Returns:
-    float32 (side, side, 3) in [-1, 1].
-
-  Raises:
-    tf.errors.InvalidArgumentError: where the central crop is not possible, see
-      `_possible`.
+  It becomes float32 (side, side, 3) in [-1, 1].
   """
   if preprocessing.interpolation != "bilinear":
     return _pillow_view(image, preprocessing)
@@ -106,21 +81,10 @@ def eval_view(image: tf.Tensor, preprocessing: EvalPreprocessing) -> tf.Tensor:
 
 
 def graph_view(image: tf.Tensor, preprocessing: EvalPreprocessing) -> tf.Tensor:
-  """`eval_view` by operations of TensorFlow alone.
+  """`eval_view` by operations of TensorFlow alone, for graphs that are saved.
 
-  A graph that is saved cannot call Pillow. With antialiasing, grey levels are
-  Pillow's, but for those in the middle between two, which may be rounded to the
-  other one.
-
-  Args:
-    image: uint8 (height, width, 3).
-    preprocessing: side is its `image_size`.
-
-  Returns:
-    float32 (side, side, 3) in [-1, 1].
-
-  Raises:
-    tf.errors.InvalidArgumentError: as `eval_view`.
+  With antialiasing, grey levels are Pillow's, except that those in the middle
+  between two may be rounded to the other one.
   """
   old = tf.shape(image)[:2]
   new = tf.constant([preprocessing.image_size] * 2)
@@ -157,18 +121,7 @@ def evaluation_of(
   image_size: int,
   stated: EvalPreprocessing | None = None,
 ) -> EvalPreprocessing:
-  """The evaluation that `eval_crop` and `resize` of a configuration stand for.
-
-  Args:
-    crop: "backbone", or one of `EvalPreprocessing`.
-    resize: the shorter side before a central crop; 0 is 8/7 of the image size.
-    image_size: in pixels.
-    stated: what the source of the backbone states, which "backbone" stands for.
-
-  Raises:
-    ConfigError: if the shorter side is below `image_size`.
-    TaskError: for an unknown crop.
-  """
+  """The evaluation of `eval_crop` and `resize`; `stated` if "backbone"."""
   if crop == "backbone":
     return stated or EvalPreprocessing(image_size=image_size)
   side = shorter_side(resize, image_size) if crop != "resize" else 0
@@ -176,11 +129,7 @@ def evaluation_of(
 
 
 def shorter_side(side: int, image_size: int) -> int:
-  """Pixels of the shorter side before a crop; 0 stands for 8/7 of the crop.
-
-  Raises:
-    ConfigError: if the shorter side would be less than the crop.
-  """
+  """Pixels of the shorter side before a crop; 0 stands for 8/7 of the crop."""
   side = side or round(image_size * 8 / 7)
   if side < image_size:
     raise ConfigError(
@@ -191,17 +140,10 @@ def shorter_side(side: int, image_size: int) -> int:
 
 
 def decode(encoded: tf.Tensor) -> tf.Tensor:
-  """Decode a JPEG, PNG, WebP, BMP or GIF file (the first frame), string ().
+  """Decode an image file (the first frame), or an image of `raw_images`.
 
-  A decoded image of `raw_images` is taken as it is.
-
-  Grey becomes RGB, of 16 bits the upper 8 are kept, alpha is dropped.
-
-  Returns:
-    uint8 (height, width, 3).
-
-  Raises:
-    tf.errors.InvalidArgumentError: if it cannot be decoded.
+  It becomes uint8 (height, width, 3): grey becomes RGB, of 16 bits the upper 8
+  are taken, alpha is dropped.
   """
   image = tf.case(
     [
@@ -221,14 +163,7 @@ def decode(encoded: tf.Tensor) -> tf.Tensor:
 
 
 def inception_crop(encoded: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-  """A random part: 5-100 % of the area, aspect ratio between 3/4 and 4/3.
-
-  Of a JPEG, only that part is decoded; of a decoded image, it is copied. The
-  arguments are as in `train_image`.
-
-  Returns:
-    uint8 (height, width, 3).
-  """
+  """A random part: 5-100 % of the area, aspect ratio between 3/4 and 4/3."""
 
   def decode_part() -> tf.Tensor:
     shape = tf.io.extract_jpeg_shape(encoded)
@@ -255,19 +190,12 @@ def inception_crop(encoded: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
 
 
 def resize(image: tf.Tensor, side: int) -> tf.Tensor:
-  """(height, width, 3) -> float32 (side, side, 3); squeezes the image."""
+  """Squeeze an image to float32 (side, side, 3)."""
   return tf.image.resize(image, (side, side), method="bilinear")
 
 
 def resize_shorter(image: tf.Tensor, side: int) -> tf.Tensor:
-  """Resize the shorter side to `side` pixels; keep the aspect ratio.
-
-  Returns:
-    float32 (height, width, 3), of which the smaller is `side`.
-
-  Raises:
-    tf.errors.InvalidArgumentError: see `_possible`.
-  """
+  """Resize the shorter side to `side` pixels; keep the aspect ratio."""
   sides = _resized(tf.shape(image)[:2], side, "bilinear")
   return tf.image.resize(image, sides, method="bilinear")
 
@@ -275,7 +203,6 @@ def resize_shorter(image: tf.Tensor, side: int) -> tf.Tensor:
 def central_square(
   image: tf.Tensor, preprocessing: EvalPreprocessing
 ) -> tf.Tensor:
-  """(height, width, 3) -> (side, side, 3), the middle."""
   side = preprocessing.image_size
   y, x = tf.unstack(preprocessing.begin(tf.shape(image)[:2]))
   square = image[y : y + side, x : x + side]
@@ -292,17 +219,7 @@ def _starts_with(encoded: tf.Tensor, magic: bytes) -> tf.Tensor:
 
 
 def _possible(shape: tf.Tensor, resized: tf.Tensor, side: int) -> tf.Tensor:
-  """`resized`, the new shape of an image, where it is no larger than allowed.
-
-  Args:
-    shape: of the image, int32 (2,).
-    resized: whole numbers (2,), of any type.
-    side: the smaller of them.
-
-  Raises:
-    tf.errors.InvalidArgumentError: for an image that is more than 32 times as
-      long as it is wide, or would get more than `MAX_RESIZED_PIXELS`.
-  """
+  """`resized`, the new shape of an image, if it is not too long or large."""
   shape = tf.cast(shape, tf.float32)
   assertions = [
     tf.debugging.assert_less_equal(
@@ -325,11 +242,7 @@ def _possible(shape: tf.Tensor, resized: tf.Tensor, side: int) -> tf.Tensor:
 # A graph even when called eagerly, so that errors are TensorFlow's either way.
 @tf.function
 def _decode_by_pillow(encoded: tf.Tensor) -> tf.Tensor:
-  """Decode the rare formats.
-
-  TensorFlow reads a BMP with a palette as if it were grey, and wants to know
-  beforehand whether a WebP file has alpha.
-  """
+  """TensorFlow reads BMP palettes as grey, and must know of alpha in WebP."""
   return tf.numpy_function(_pillow_rgb, [encoded], tf.uint8)
 
 

@@ -1,6 +1,6 @@
-"""A source of image files on this disk, each with its label.
+"""A split of image files on this disk, each with its label.
 
-File names need not be UTF-8. What is no regular file is never opened.
+File names need not be UTF-8. Only regular files are opened.
 """
 
 import hashlib
@@ -14,11 +14,12 @@ import numpy as np
 
 from memory_vit.data.data_files import DataFiles
 from memory_vit.data.quiet_tensorflow import tf
-from memory_vit.data.sources import Source
+from memory_vit.data.split import Split
 from memory_vit.data.split_ref import SplitRef
+from memory_vit.runtime.messages import utf8
 
 
-def source_of(
+def split_of(
   ref: SplitRef,
   root: pathlib.Path,
   labelled: Sequence[tuple[str, int]],
@@ -26,16 +27,11 @@ def source_of(
   class_names: Sequence[str],
   irregular: Mapping[str, str],
   facts: Mapping[str, Any] | None = None,
-) -> Source:
-  """Make a source of image files.
+  skipped: Sequence[str] = (),
+) -> Split:
+  """The split of image files: (path below `root`, label), in order.
 
-  Args:
-    ref: the split that is opened.
-    root: the directory of the data set.
-    labelled: (image, as a path relative to `root`; its label), in order.
-    class_names: one per label.
-    irregular: {image: why it cannot be read}.
-    facts: what is recorded of the data set besides its files.
+  `irregular` is {image: why it cannot be read}.
   """
   where = {file: os.path.join(root, file) for file, _ in labelled}
   # Reading a pipe would wait for ever: only regular files have a path here.
@@ -47,28 +43,29 @@ def source_of(
   numbers = np.array([label for _, label in labelled], np.int32)
   labels = tf.constant(numbers)
   read = _reader(names)
-  return Source(
+  return Split(
     name=ref.name,
     split=ref.split,
     size=len(labelled),
     class_names=tuple(class_names),
     fetch=lambda i: (read(tf.gather(paths, i)), tf.gather(labels, i)),
-    file_name=lambda i: shown(where[labelled[i][0]]),
+    file_name=lambda i: utf8(where[labelled[i][0]]),
     unreadable={
       i: irregular[file]
       for i, (file, _) in enumerate(labelled)
       if file in irregular
     },
-    inventory=DataFiles(facts=facts or {}, files=where),
+    data_files=DataFiles(facts=facts or {}, files=where),
     labels=numbers,
+    skipped=tuple(filter(None, skipped)),
   )
 
 
 def shuffled(labelled: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
   """Shuffle (image, label) pairs, so that a slice is fair to all classes.
 
-  Sorting by a hash of the name is the same everywhere, and an image that is
-  added leaves the others in their order.
+  By a hash: it is the same everywhere, and an added image leaves the others in
+  their order.
   """
   return sorted(
     labelled, key=lambda pair: hashlib.sha256(os.fsencode(pair[0])).digest()
@@ -76,17 +73,10 @@ def shuffled(labelled: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
 
 
 def why_irregular(path: str) -> str:
-  """Say what it is that is no regular file."""
   return f"no regular file, but {_kind(path)}"
 
 
-def shown(path: str) -> str:
-  r"""A path for messages: bytes that are not UTF-8 as \xff."""
-  return os.fsencode(path).decode("utf-8", "backslashreplace")
-
-
 def _kind(path: str) -> str:
-  """The kind of something that is no regular file."""
   try:
     mode = os.stat(path).st_mode
   except OSError as error:

@@ -14,17 +14,16 @@ import numpy as np
 import psutil
 from PIL import Image
 
-from memory_vit.data import datasets, indexable, raw_images, sources, subset
+from memory_vit.data import datasets, indexable, raw_images, subset
 from memory_vit.data.data_files import DataFiles
 from memory_vit.data.quiet_tensorflow import tf
-from memory_vit.data.reader import Reader
-from memory_vit.data.sources import Source
+from memory_vit.data.split import Split, fetch_from_memory
 from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import DataError
 from memory_vit.images import decoding
 from memory_vit.runtime import messages, paths
 
-# From as many examples the size of all is estimated.
+# Examples from which the size of all is estimated.
 _TELLING = 100
 _MOST_CLASSES = 2**20
 
@@ -35,26 +34,17 @@ def open_data(
   split: str,
   class_names: Sequence[str] = (),
   keys: tuple[str, str] = ("image", "label"),
-) -> Reader:
+) -> Split:
   """Open a split in any of the forms that `train_task` takes.
 
-  Args:
-    data: see there, as of `keys`.
-    name: of the data set, for messages and results.
-    split: its name, for the same.
-    class_names: one per label; by default what the data state, else the names
-      among the labels, sorted, else "0" up to the greatest label.
-    keys: of the image and the label.
-
-  Raises:
-    DataError: for what is no such data, labels that are no classes, or more
-      than fits into the memory that is free.
+  Without `class_names`, the data state them, or they are the names among the
+  labels, sorted, or "0" up to the greatest label.
   """
   if isinstance(data, str | os.PathLike):
     folder = paths.local(data, "the image folder", DataError).absolute()
     ref = SplitRef("folder", str(folder.parent), folder.name)
-    found = datasets.open_reader(ref).source
-    return Reader(dataclasses.replace(found, name=f"python:{name}"))
+    found = datasets.open_ref(ref)
+    return dataclasses.replace(found, name=f"python:{name}")
   where = f"{name!r}, split {split!r}"
   stated = indexable.stated_classes(data, keys[1])
   if class_names and stated not in ((), tuple(class_names)):
@@ -69,38 +59,34 @@ def open_data(
   for image in images:  # each process marks pixels in its own way
     content = image.removeprefix(raw_images.MAGIC)
     digest.update(hashlib.sha256(content).digest())
-  source = Source(
+  return Split(
     name=f"python:{name}",
     split=split,
     size=len(images),
     class_names=classes,
-    fetch=sources.fetch_from_memory(tf.constant(images), tf.constant(labels)),
+    fetch=fetch_from_memory(tf.constant(images), tf.constant(labels)),
     file_name=lambda index: f"number {index} of those given",
-    inventory=DataFiles(facts={"contents": digest.hexdigest()}),
+    data_files=DataFiles(facts={"contents": digest.hexdigest()}),
     labels=labels,
   )
-  return Reader(source)
 
 
-def hold_out(reader: Reader) -> tuple[Reader, Reader]:
+def hold_out(split: Split) -> tuple[Split, Split]:
   """Set a tenth of a training split aside, as the configuration `folder` does.
 
   The images of a folder are in an order that mixes the classes; of other data
   the tenth is drawn, and is the same in every run.
-
-  Raises:
-    DataError: for a split of one example.
   """
-  source, size = reader.source, reader.size
+  size = split.size
   if size < 2:
-    raise DataError(f"{source} has one example: none can be held out.")
+    raise DataError(f"{split} has one example: none can be held out.")
   order = np.arange(size)
-  if not source.inventory.files:
+  if not split.data_files.files:
     order = np.random.default_rng(0).permutation(size)
   first = min(round(size * 90 / 100), size - 1)  # as TFDS rounds
   parts = {"[:90%]": order[:first], "[90%:]": order[first:]}
   train, held_out = (
-    Reader(subset.take(source, part, source.split + name, source.inventory))
+    subset.take(split, part, split.split + name, split.data_files)
     for name, part in parts.items()
   )
   return train, held_out
@@ -109,14 +95,10 @@ def hold_out(reader: Reader) -> tuple[Reader, Reader]:
 def _read(
   data: Any, keys: tuple[str, str], where: str
 ) -> tuple[list[bytes], list[int | str]]:
-  """Read all images, encoded, and their labels.
-
-  Raises:
-    DataError: with the number of the example; where they take too much memory.
-  """
+  """Read all images, encoded, and their labels; not more than memory holds."""
   images: list[bytes] = []
   labels: list[int | str] = []
-  # A tensor is made of them, which is a copy.
+  # Half, as a tensor is made of them, which is a copy.
   taken, free = 0, psutil.virtual_memory().available // 2
   size, examples = _examples(data, keys)
   for example in examples:
@@ -145,7 +127,7 @@ def _read(
 def _examples(
   data: Any, keys: tuple[str, str]
 ) -> tuple[int | None, Iterable[Any]]:
-  """The number of examples, None where it is not known, and the examples."""
+  """The examples, and their number if it is known."""
   if isinstance(data, Mapping):
     data = indexable.pair_of(data, keys)
   if isinstance(data, tuple) and len(data) == 2:
@@ -214,7 +196,6 @@ def _label(label: Any) -> int | str:
 
 
 def _classes_among(labels: Sequence[int | str]) -> tuple[str, ...]:
-  """The names among labels, sorted, or "0" up to the greatest number."""
   names = {label for label in labels if isinstance(label, str)}
   numbers = [label for label in labels if not isinstance(label, str)]
   if names:

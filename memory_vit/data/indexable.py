@@ -1,4 +1,4 @@
-"""Splits of what Python already holds: anything with a length and examples.
+"""Splits of Python objects: anything with a length and examples by number.
 
 That is how torch, torchvision, Hugging Face `datasets` and Grain hand out data
 sets with random access.
@@ -18,8 +18,7 @@ from PIL import Image
 from memory_vit.data import datasets
 from memory_vit.data.data_files import DataFiles
 from memory_vit.data.quiet_tensorflow import tf
-from memory_vit.data.reader import Reader
-from memory_vit.data.sources import Fetch, Source
+from memory_vit.data.split import Fetch, Split
 from memory_vit.errors import DataError
 from memory_vit.images import decoding
 from memory_vit.runtime import messages
@@ -46,7 +45,7 @@ def open_indexable(
   split: str = "all",
   keys: tuple[str, str] = ("image", "label"),
   parallel: bool = True,
-) -> Reader:
+) -> Split:
   """Open the examples of a Python object as a split.
 
   An example is a pair (image, label), or a dictionary with `keys`. An image is
@@ -58,22 +57,17 @@ def open_indexable(
     examples: any object with `len` and examples by number. Always the same for
       the same number: without any random change of images.
     name: of the data set, for messages and results.
-    version: what tells these examples from other ones of the same name. Their
-      contents are not looked at when a run goes on, but this, their number and
-      their classes.
+    version: tells these examples from others of the same name. A resumed run
+      compares it, the number of examples and the classes, but no contents.
     class_names: one per label; by default those that Hugging Face `datasets`
       (`features`) or torchvision (`classes`) state.
     split: its name, for messages and results.
-    keys: of the image and the label, where an example is a dictionary.
+    keys: of the image and the label, if an example is a dictionary.
     parallel: whether several threads may ask for examples at once.
-
-  Returns:
-    A reader for `data.train_batches`, `data.eval_batches` and
-    `training.train_and_evaluate`.
 
   Raises:
     DataError: for examples without a length, classes or integer labels.
-    BrokenDataError: where the first example cannot be read.
+    BrokenDataError: if the first example cannot be read.
   """
   if not _NAME.fullmatch(name) or not version or not split:
     raise DataError(
@@ -88,21 +82,19 @@ def open_indexable(
       f"the examples of {name!r} do not say what their classes are called: "
       "give class_names."
     )
-  source = Source(
+  opened = Split(
     name=f"python:{name}",
     split=split,
     size=size,
     class_names=classes,
     fetch=_fetch(examples, keys, parallel),
-    inventory=DataFiles(facts={"examples": size, "version": version}),
+    data_files=DataFiles(facts={"examples": size, "version": version}),
   )
-  reader = Reader(source)
-  datasets.check_first_label(reader)
-  return reader
+  datasets.check_first_label(opened)
+  return opened
 
 
 def _count(examples: Indexable, name: str) -> int:
-  """The number of examples, at least one."""
   kind = type(examples).__name__
   if not hasattr(examples, "__len__") or not hasattr(examples, "__getitem__"):
     raise DataError(
@@ -125,7 +117,6 @@ def stated_classes(examples: Any, label: str) -> tuple[str, ...]:
 
 
 def _fetch(examples: Indexable, keys: tuple[str, str], parallel: bool) -> Fetch:
-  """Make `Source.fetch` of a Python object."""
   lock = contextlib.nullcontext() if parallel else threading.Lock()
 
   def read(index: int) -> tuple[bytes, np.int32]:
@@ -144,7 +135,6 @@ def _fetch(examples: Indexable, keys: tuple[str, str], parallel: bool) -> Fetch:
 
 
 def pair_of(example: Any, keys: tuple[str, str]) -> tuple[Any, Any]:
-  """The image and the label of an example."""
   if isinstance(example, Mapping):
     if not all(key in example for key in keys):
       raise DataError(f"it has the keys {[*example]}, expected {list(keys)}")

@@ -5,21 +5,17 @@ import os
 import pathlib
 from collections.abc import Mapping, Sequence
 
-from memory_vit.data import image_paths, sources
-from memory_vit.data.sources import Source
+from memory_vit.data import image_paths, split_parts
+from memory_vit.data.split import Split
 from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import BrokenDataError, DataError
-from memory_vit.images import folders
-from memory_vit.runtime import messages
+from memory_vit.images import image_files
+from memory_vit.runtime.messages import escaped, name_list, utf8
 from memory_vit.runtime.paths import local
 
 
-def open_folder(ref: SplitRef) -> Source:
-  """Open a split of an image folder with SPLIT/CLASS/IMAGE.
-
-  Raises:
-    DataError: where there is no such folder or split, or a class is empty.
-  """
+def open_folder(ref: SplitRef) -> Split:
+  """Open a split of an image folder with SPLIT/CLASS/IMAGE."""
   root = local(ref.dir or ".", "the image folder", DataError)
   found = _find_splits(root, ref)
   class_names = tuple(found["train"].images)
@@ -29,7 +25,7 @@ def open_folder(ref: SplitRef) -> Source:
   }
   chosen, skipped = [], {}
   irregular: dict[str, str] = {}
-  for key, part in sources.split_parts(ref.name, ref.split, sizes):
+  for key, part in split_parts.split_parts(ref.name, ref.split, sizes):
     split = found[key]
     _check_classes(root / key, split.images, class_names)
     labelled = [
@@ -40,12 +36,10 @@ def open_folder(ref: SplitRef) -> Source:
     chosen += image_paths.shuffled(labelled)[part]
     irregular |= split.irregular
     skipped[key] = split.skipped
-  source = image_paths.source_of(
-    ref, root, chosen, class_names=class_names, irregular=irregular
-  )
-  return dataclasses.replace(
-    source, skipped=tuple(filter(None, skipped.values()))
-  )
+  return image_paths.split_of(
+    ref, root, chosen, class_names=class_names, irregular=irregular,
+    skipped=[*skipped.values()],
+  )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +49,7 @@ class _Split:
   Attributes:
     images: {class: its images}.
     irregular: {image that is no regular file: what it is}.
-    skipped: a line on what is no image of a class, "" where all are.
+    skipped: a line on what is no image of a class, or "".
   """
 
   images: dict[str, list[str]]
@@ -66,7 +60,7 @@ class _Split:
 def _find_splits(root: pathlib.Path, ref: SplitRef) -> dict[str, _Split]:
   """Find the images of train/, whose folders are the classes, and of a split.
 
-  Where there is no such split, those of all: the error lists them.
+  If there is no such split, those of all: the error lists them.
   """
   if not ref.dir or not os.path.isdir(root):
     raise DataError(
@@ -77,9 +71,9 @@ def _find_splits(root: pathlib.Path, ref: SplitRef) -> dict[str, _Split]:
   if "train" not in existing:
     raise DataError(
       f"image folder {ref.dir!r} has no train/, whose folders are the "
-      f"classes; it has {messages.name_list([*existing]) or 'no folder'}."
+      f"classes; it has {name_list([*existing]) or 'no folder'}."
     )
-  wanted = {"train", *sources.split_names(ref.split)}
+  wanted = {"train", *split_parts.split_names(ref.split)}
   if not wanted <= existing.keys():
     wanted = {*existing}
   return {key: _find_images(existing[key]) for key in existing if key in wanted}
@@ -92,14 +86,14 @@ def _folders(root: pathlib.Path) -> list[pathlib.Path]:
       names = sorted(
         entry.name
         for entry in entries
-        if not entry.name.startswith(".") and folders.holds(entry.is_dir)
+        if not entry.name.startswith(".") and image_files.holds(entry.is_dir)
       )
   except OSError as error:
     raise _closed(str(root), error.strerror) from error
   for name in names:
-    if image_paths.shown(name) != name:
+    if utf8(name) != name:
       raise BrokenDataError(
-        f"the name of the folder {image_paths.shown(str(root / name))} is not "
+        f"the name of the folder {utf8(str(root / name))} is not "
         "UTF-8, so that it cannot be that of a class or a split: rename it."
       )
   return [root / name for name in names]
@@ -108,7 +102,7 @@ def _folders(root: pathlib.Path) -> list[pathlib.Path]:
 def _find_images(folder: pathlib.Path) -> _Split:
   """Find the images of a split, at any depth below the folders of classes."""
   images: dict[str, list[str]] = {path.name: [] for path in _folders(folder)}
-  found = folders.walk(str(folder))
+  found = image_files.walk(str(folder))
   for path, why in found.closed.items():
     raise _closed(path, why)
   start = len(f"{folder}/")
@@ -128,24 +122,19 @@ def _find_images(folder: pathlib.Path) -> _Split:
   }
   counts = [
     f"{len(paths):,} {kind} "
-    f"({messages.name_list([_shown(path[start:]) for path in paths], 3)})"
+    f"({name_list([escaped(path[start:]) for path in paths], 3)})"
     for kind, paths in kinds.items()
     if paths
   ]
   return _Split(
     images,
     {p[from_root:]: image_paths.why_irregular(p) for p in found.irregular},
-    f"{_shown(str(folder))}: skipped {', '.join(counts)}" if counts else "",
+    f"{escaped(str(folder))}: skipped {', '.join(counts)}" if counts else "",
   )
 
 
-def _shown(path: str) -> str:
-  return messages.escaped(image_paths.shown(path))
-
-
 def _closed(path: str, why: str | None) -> BrokenDataError:
-  """The error for a folder that cannot be listed."""
-  return BrokenDataError(f"the folder {_shown(path)} cannot be read ({why}).")
+  return BrokenDataError(f"the folder {escaped(path)} cannot be read ({why}).")
 
 
 def _check_classes(
@@ -161,7 +150,7 @@ def _check_classes(
     )
   empty = sorted(name for name, images in files.items() if not images)
   if empty:
-    suffixes = ", ".join(folders.SUFFIXES)
+    suffixes = ", ".join(image_files.SUFFIXES)
     raise BrokenDataError(
       f"{folder} has no images ({suffixes}) of classes {empty}."
     )

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from memory_vit.data import sources
+from memory_vit.data import parallel
 from memory_vit.data.quiet_tensorflow import tf
-from memory_vit.data.reader import Reader
+from memory_vit.data.split import Split
 
 logger = logging.getLogger(__name__)
 
@@ -27,33 +27,29 @@ _PREFETCH = 2
 class ExampleFn:
   """A function from the number of an example, int64 (), to the example.
 
-  The offset of an example is how many records of the source after its own one
-  it takes, as those before cannot be read.
+  The offset of an example is the number of unreadable records that it skips.
 
   Attributes:
-    reader: of the records.
-    record: number -> index in the source, int64 ().
+    split: the records.
+    record: number -> index in the split, int64 ().
     prepare: number, encoded image, label -> the example.
   """
 
-  reader: Reader
+  split: Split
   record: Callable[[tf.Tensor], tf.Tensor]
   prepare: Callable[[tf.Tensor, tf.Tensor, tf.Tensor], dict[str, tf.Tensor]]
 
   def __post_init__(self) -> None:
-    self.reader.source.require_images()
+    self.split.require_images()
 
   @functools.cached_property
   def graph(self) -> Callable[[tf.Tensor, tf.Tensor], dict[str, tf.Tensor]]:
-    """Number and offset -> the example; both int64 ().
-
-    Traced once: a batch with a broken image makes two more pipelines.
-    """
-    source = self.reader.source
+    """Number and offset, int64 () -> the example; traced once for all."""
+    split = self.split
 
     def make(number: tf.Tensor, offset: tf.Tensor) -> dict[str, tf.Tensor]:
-      index = (self.record(number) + offset) % source.size
-      return self.prepare(number, *source.fetch(index))
+      index = (self.record(number) + offset) % split.size
+      return self.prepare(number, *split.fetch(index))
 
     signature = [tf.TensorSpec((), tf.int64)] * 2
     return tf.function(make, input_signature=signature, autograph=False)
@@ -61,37 +57,29 @@ class ExampleFn:
   def index(self, number: int, offset: int) -> int:
     """The index of the record that an example takes."""
     record = self.record(tf.constant(number, tf.int64))
-    return (int(record) + int(offset)) % self.reader.size
+    return (int(record) + int(offset)) % self.split.size
 
   def check_labels(
     self, labels: np.ndarray, numbers: range, offsets: np.ndarray
   ) -> None:
-    """Refuse labels (b,) that are not classes: see `Source.check_labels`."""
-    self.reader.source.check_labels(
+    self.split.check_labels(
       labels, lambda row: self.index(numbers[row], offsets[row])
     )
 
 
-# All that are not used up. A thread of TensorFlow that is in Python (some
-# sources are) while the interpreter ends would never let it end.
+# All that are not used up. A thread of TensorFlow that runs Python while the
+# interpreter ends would never let it end.
 _open_batches: weakref.WeakSet[Generator[Batch]] = weakref.WeakSet()
 
 
 @atexit.register
 def close_batches() -> None:
-  """Close all batches that are not used up."""
   for batches in list(_open_batches):
     batches.close()
 
 
 def batches(example: ExampleFn, starts: range, rows: int) -> Iterator[Batch]:
-  """Batches of the `rows` examples start, start + 1, ... of each of `starts`.
-
-  Returns:
-    Iterator over what `example.prepare` makes, stacked. It raises a
-    `BrokenDataError` where more examples cannot be read than may, or a label is
-    no class.
-  """
+  """Batches of the `rows` examples from each of `starts` on."""
   generated = _generate(example, starts, rows)
   _open_batches.add(generated)
   return generated
@@ -99,13 +87,13 @@ def batches(example: ExampleFn, starts: range, rows: int) -> Iterator[Batch]:
 
 def _generate(example: ExampleFn, starts: range, rows: int) -> Generator[Batch]:
   """Yield the batches; begin a new pipeline behind one that failed."""
-  pipeline, reader = None, example.reader
+  pipeline, split = None, example.split
   start = starts[0]
   try:
     while starts:
       start = starts[0]
       numbers = range(start, start + rows)
-      with reader.time_limit(start):
+      with split.time_limit(start):
         pipeline = pipeline or _pipeline(example, starts, rows)
         try:
           batch, offsets = next(pipeline), np.zeros(rows, np.int64)
@@ -118,7 +106,7 @@ def _generate(example: ExampleFn, starts: range, rows: int) -> Generator[Batch]:
       starts = starts[1:]
   finally:
     # To let go of a pipeline is to wait for what its threads are reading.
-    with reader.time_limit(start):
+    with split.time_limit(start):
       pipeline = None
 
 
@@ -126,7 +114,7 @@ def _pipeline(example: ExampleFn, starts: range, rows: int) -> Iterator[Batch]:
   """The batches as long as all examples can be read."""
   first = tf.data.Dataset.range(starts.start, starts.stop, starts.step)
   numbers = first.flat_map(lambda n: tf.data.Dataset.range(n, n + rows))
-  examples = sources.parallel_map(
+  examples = parallel.parallel_map(
     numbers, lambda number: example.graph(number, tf.zeros_like(number))
   )
   stacked = examples.batch(rows, drop_remainder=True).prefetch(_PREFETCH)
@@ -138,34 +126,31 @@ def _read_singly(
 ) -> tuple[Batch, np.ndarray]:
   """Read a batch that ended with an error, each example by itself.
 
-  Where one cannot be made of its record, the next record of the source is
-  tried, and so on: the result depends on the number of the example alone.
-
-  Returns:
-    The batch, and the offset of each example, int64 (b,).
+  If one cannot be made of its record, the next record of the split is tried,
+  and so on: the result depends on the number of the example alone.
   """
-  reader = example.reader
+  split = example.split
   made: dict[int, dict[str, np.ndarray]] = {}
   offsets = np.zeros(len(numbers), np.int64)
   while missing := [i for i in range(len(numbers)) if i not in made]:
     wanted = (np.array(numbers)[missing], offsets[missing])
     dataset = tf.data.Dataset.from_tensor_slices(wanted)
-    attempts = sources.attempts(dataset, example.graph)
+    attempts = parallel.attempts(dataset, example.graph)
     bad = {}
     for i, result in zip(missing, attempts, strict=True):
       if isinstance(result, tf.errors.OpError):
-        bad[example.index(numbers[i], offsets[i])] = sources.reason_of(result)
+        bad[example.index(numbers[i], offsets[i])] = parallel.reason_of(result)
         offsets[i] += 1
       else:
         made[i] = result
-    reader.mark_unreadable(bad)
-    if max(offsets) >= reader.size:
-      raise reader.nothing_readable()
+    split.mark_unreadable(bad)
+    if max(offsets) >= split.size:
+      raise split.nothing_readable()
   if not offsets.any():
     # For example a file system that was away for a moment.
     logger.warning(
       "%s, examples %d to %d: read at the second attempt; at the first: %s",
-      reader.source, numbers[0], numbers[-1], sources.reason_of(error),
+      split, numbers[0], numbers[-1], parallel.reason_of(error),
     )  # fmt: skip
   return _stacked([made[i] for i in range(len(numbers))], offsets), offsets
 

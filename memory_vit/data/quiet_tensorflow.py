@@ -1,7 +1,7 @@
 """TensorFlow, imported in silence and without GPUs.
 
-What its C++ writes while it is loaded, to the standard error itself, tells how
-it was built and that it found no CUDA: no level of logging leaves that out.
+While it is loaded, its C++ writes to the standard error how it was built and
+that it found no CUDA: no level of logging leaves that out.
 """
 
 import contextlib
@@ -24,10 +24,7 @@ _SAID = re.compile(
 
 @contextlib.contextmanager
 def without_remarks() -> Iterator[None]:
-  """Hold back what is written to the standard error, and leave remarks out.
-
-  Every other line is written at the end, also where an error is raised.
-  """
+  """Leave remarks of TensorFlow out of the standard error of the body."""
   sys.stderr.flush()
   error = os.dup(2)
   try:

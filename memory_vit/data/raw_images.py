@@ -1,6 +1,6 @@
 """Decoded images as strings: a short header, then the pixels.
 
-They take the place of encoded images where decoding is what training waits for
+They replace encoded images if decoding is what training waits for
 (`keep.what=images`). Of a crop, only its rows are copied.
 """
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from memory_vit.data.quiet_tensorflow import tf
 
-# Drawn anew in every process: no file can begin like this.
+# Random in every process: no file can begin like this.
 MAGIC = b"\x00RGB" + os.urandom(12)
 _SIZES = struct.Struct("<ii")
 _HEADER = len(MAGIC) + _SIZES.size
@@ -28,28 +28,19 @@ def shape_of(encoded: tf.Tensor) -> tf.Tensor:
   """The shape of an image, int32 (3,)."""
   header = tf.strings.substr(encoded, len(MAGIC), _SIZES.size)
   sizes = tf.io.decode_raw(header, tf.int32)
-  # Of what is no such image, numbers that TensorFlow takes for a shape.
+  # Of other strings, numbers that TensorFlow takes for a shape.
   sizes = tf.clip_by_value(sizes, 0, _LONGEST)
   return tf.concat([sizes, [3]], axis=0)
 
 
 def decode(encoded: tf.Tensor) -> tf.Tensor:
-  """String () -> uint8 (height, width, 3).
-
-  Raises:
-    tf.errors.InvalidArgumentError: where it has other bytes than its header
-      says.
-  """
+  """String () -> uint8 (height, width, 3)."""
   pixels = tf.strings.substr(encoded, _HEADER, -1)
   return tf.reshape(tf.io.decode_raw(pixels, tf.uint8), shape_of(encoded))
 
 
 def decode_and_crop(encoded: tf.Tensor, window: tf.Tensor) -> tf.Tensor:
-  """A part of an image: y, x, height, width, int32 (4,) -> uint8.
-
-  Raises:
-    tf.errors.InvalidArgumentError: as `decode`.
-  """
+  """The window y, x, height, width, int32 (4,), of an image as uint8."""
   y, x, height, width = tf.unstack(window)
   row = 3 * shape_of(encoded)[1]
   rows = tf.strings.substr(encoded, _HEADER + y * row, height * row)

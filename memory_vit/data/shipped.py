@@ -8,10 +8,10 @@ from typing import NamedTuple
 import numpy as np
 
 from memory_vit import glyphs
-from memory_vit.data import sources
+from memory_vit.data import split_parts
 from memory_vit.data.data_files import DataFiles
 from memory_vit.data.quiet_tensorflow import tf
-from memory_vit.data.sources import Source
+from memory_vit.data.split import Split, fetch_from_memory
 from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import DataError
 
@@ -26,40 +26,30 @@ class _LabelledImages(NamedTuple):
 
 
 class _Shipped(NamedTuple):
-  """A data set in memory.
-
-  Attributes:
-    splits: {"train", "test": images and labels}, with the classes mixed.
-    class_names: (c,).
-  """
+  """A data set in memory: {"train", "test": images}, with the classes mixed."""
 
   splits: dict[str, _LabelledImages]
   class_names: tuple[str, ...]
 
 
-def open_shipped(ref: SplitRef) -> Source:
-  """Open a split of the digits, or of the glyphs.
-
-  Raises:
-    DataError: for another name, or a split that is not there.
-  """
+def open_shipped(ref: SplitRef) -> Split:
   is_glyphs = ref.name.partition(":")[0] == "glyphs"
   found = _inverted(ref.name) if is_glyphs else _digits(ref.name)
   sizes = {key: len(split.labels) for key, split in found.splits.items()}
-  parts = sources.split_parts(ref.name, ref.split, sizes)
+  parts = split_parts.split_parts(ref.name, ref.split, sizes)
   chosen = [(found.splits[key], part) for key, part in parts]
   images = np.concatenate([split.images[part] for split, part in chosen])
   labels = np.concatenate([split.labels[part] for split, part in chosen])
-  # As files they are read as any other source.
+  # As files they are read as those of any other split.
   encoded = tf.stack([tf.io.encode_png(image) for image in images])
   digest = hashlib.sha256(images.tobytes() + labels.tobytes()).hexdigest()
-  return Source(
+  return Split(
     name=ref.name,
     split=ref.split,
     size=len(labels),
     class_names=found.class_names,
-    fetch=sources.fetch_from_memory(encoded, tf.constant(labels)),
-    inventory=DataFiles(facts={"pictures": digest}),
+    fetch=fetch_from_memory(encoded, tf.constant(labels)),
+    data_files=DataFiles(facts={"pictures": digest}),
     labels=labels,
   )
 

@@ -1,4 +1,4 @@
-"""References to the splits of data sets that a run opens."""
+"""Name the splits of data sets that a run opens, and how they are read."""
 
 import dataclasses
 import functools
@@ -12,9 +12,9 @@ from memory_vit.config import (
 )
 from memory_vit.data.data_files import DataFiles
 
-# What comes with a package; what follows a colon says which part of it.
+# Data sets that come with a package; a colon and a part may follow.
 SHIPPED = ("digits", "glyphs")
-# Names that stand for what lies in `dir`, whose own name tells it from others.
+# Kinds of data in `dir`, whose last name tells data sets apart.
 OF_A_DIRECTORY = ("folder", "list", EMBEDDINGS)
 
 
@@ -23,8 +23,8 @@ class Subset:
   """A part of a split that is chosen by a seed; see `subset.choose`.
 
   Attributes:
-    per_class: examples of each class; 0 where `first` counts.
-    first: examples of whatever class; 0 where `per_class` counts.
+    per_class: examples of each class; 0 if `first` counts.
+    first: examples of any class; 0 if `per_class` counts.
     seed: of the choice.
   """
 
@@ -33,44 +33,42 @@ class Subset:
   seed: int = 0
 
   def __str__(self) -> str:
-    """For messages."""
     if self.per_class:
       return f"{self.per_class:,} of each class (seed {self.seed})"
     return f"{self.first:,} examples (seed {self.seed})"
 
-  def noted(self, inventory: DataFiles) -> DataFiles:
-    """The inventory of a split with what is chosen of it."""
-    facts = {**inventory.facts, "chosen": dataclasses.asdict(self)}
-    return dataclasses.replace(inventory, facts=facts)
+  def noted(self, files: DataFiles) -> DataFiles:
+    """The files of the whole split, with the choice among its facts."""
+    facts = {**files.facts, "chosen": dataclasses.asdict(self)}
+    return dataclasses.replace(files, facts=facts)
 
 
 @dataclasses.dataclass(frozen=True)
 class SplitRef:
-  """A split of a data set to open, and how to read it.
+  """A split of a data set to open, and how it is read.
 
   Attributes:
-    name: "folder": all images below `dir`/SPLIT/CLASS/ (see `images.folders`),
-      where the folders in train/ are the classes. "list": the images that the
-      lines PATH LABEL of `dir`/SPLIT.txt name. "embeddings": the rows that
-      `embed` wrote to `dir`/SPLIT. "digits": the digits that come with
-      scikit-learn, "digits:0-4" a range of them. "glyphs:inverted": characters
-      that come with this package. Anything else is a TFDS name, such as
-      "cifar100" or "sun397/tfds".
+    name: "folder": all images below `dir`/SPLIT/CLASS/ (`image_files.walk`);
+      the folders in train/ are the classes. "list": the images in the lines
+      PATH LABEL of `dir`/SPLIT.txt. "embeddings": the rows that `embed` wrote
+      to `dir`/SPLIT. "digits": the digits that come with scikit-learn,
+      "digits:0-4" a range of them. "glyphs:inverted": characters that come with
+      this package. Anything else is a TFDS name, such as "cifar100" or
+      "sun397/tfds".
     dir: of "folder", "list" and "embeddings"; or the TFDS data directory, or
       the directory of one prepared data set (with a dataset_info.json); "" is
       TFDS's default.
     split: in the notation of TFDS, such as "train[:98%]" or "train+test".
     cache_gib: greatest size of a TFDS split without random access, which is
       read into memory (and takes twice as much while it is read).
-    max_bad: how many examples may be left out as they cannot be read.
+    max_bad: maximum number of unreadable examples to skip.
     stall_timeout: seconds without a batch after which the process is ended, see
       `watchdog`; 0 is never.
-    download: whether TFDS may fetch and prepare what is not there.
-    trust_code: whether a TFDS set may name code, which is then run; see
+    download: whether TFDS may download and prepare a missing data set.
+    trust_code: whether a TFDS data set may name code, which is then run; see
       `tfds_trust`.
-    label: which label of a TFDS data set, see `tfds_labels`; "" where there is
-      one alone.
-    subset: what is chosen of it; None takes all.
+    label: the label of a TFDS data set that has several, see `tfds_labels`.
+    subset: the chosen part; None takes all.
   """
 
   name: str
@@ -102,12 +100,11 @@ class SplitRef:
     )  # fmt: skip
 
   def __str__(self) -> str:
-    """For messages."""
     return f"data set {self.name!r}, split {self.split!r}"
 
 
 def training_split(ref: SplitRef, config: Config) -> SplitRef:
-  """The training split of a configuration, less what is not chosen of it."""
+  """The training split, reduced to the configured subset."""
   data = config.data
   if not data.per_class and not data.first:
     return ref
@@ -116,10 +113,7 @@ def training_split(ref: SplitRef, config: Config) -> SplitRef:
 
 
 def configured_splits(config: Config) -> dict[str, SplitRef]:
-  """The splits that a run reads: {"train", "validation", ...: split}, in order.
-
-  Those that the configuration does not name are missing.
-  """
+  """The splits that a configuration names: {"train", ...: split}, in order."""
   pretrain, upstream = config.pretrain, config.upstream
   ref = functools.partial(
     SplitRef.of,

@@ -14,18 +14,24 @@ import jax
 from absl import logging
 from tensorflow_datasets.core import read_only_builder
 
-from memory_vit.data import sources, tfds_labels, tfds_trust, tfrecord
+from memory_vit.data import (
+  parallel,
+  split_parts,
+  tfds_labels,
+  tfds_trust,
+  tfrecord,
+)
 from memory_vit.data.data_files import DataFiles
 from memory_vit.data.quiet_tensorflow import tf, tfds
-from memory_vit.data.sources import Fetch, Source
+from memory_vit.data.split import Fetch, Split, fetch_from_memory
 from memory_vit.data.split_ref import SplitRef
 from memory_vit.data.tfds_labels import Target
 from memory_vit.data.tfrecord import Shard
 from memory_vit.errors import BrokenDataError, DataError
 from memory_vit.runtime.messages import named
 
-# An example in a file takes more than this, with the frame around it; of so
-# many a file may have lost all.
+# An example in a file takes more bytes than this, with the frame around it; a
+# file may have lost all of so many examples.
 _LEAST_BYTES, _LOST_AT_MOST = 32, 100_000
 
 # TFDS builders that are known to fail, or to ask for more than one expects.
@@ -61,7 +67,6 @@ _NOT_DOWNLOADED = (
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-  """Keep TFDS from logging each of its steps."""
   verbosity = logging.get_verbosity()
   logging.set_verbosity(logging.WARNING)
   try:
@@ -71,16 +76,11 @@ def _quiet() -> Iterator[None]:
 
 
 @_quiet()
-def open_tfds(ref: SplitRef) -> Source:
-  """Open a split of a data set of TFDS, which is prepared where it is not.
-
-  Raises:
-    DataError: where it cannot be had, or is not one of images with one class.
-    BrokenDataError: where its files are not what they should be.
-  """
+def open_tfds(ref: SplitRef) -> Split:
+  """Open a split of a data set of TFDS; prepare it first if it has to be."""
   builder = _prepared_builder(ref)
   info, sizes = builder.info, _sizes(builder)
-  parts = sources.split_parts(ref.name, ref.split, sizes)
+  parts = split_parts.split_parts(ref.name, ref.split, sizes)
   target = tfds_labels.find_target(
     info.name, info.features, info.supervised_keys, ref.label
   )
@@ -93,44 +93,40 @@ def open_tfds(ref: SplitRef) -> Source:
   else:
     _check_cache(ref, parts, builder)
     images, found, bad = _read_all(ref, builder, target, shards)
-    fetch, labels = sources.fetch_from_memory(images, found), found.numpy()
-  source = Source(
+    fetch, labels = fetch_from_memory(images, found), found.numpy()
+  split = Split(
     name=ref.name,
     split=ref.split,
-    size=sources.count_examples(parts, sizes),
+    size=split_parts.count_examples(parts, sizes),
     class_names=target.class_names,
     fetch=fetch,
     file_name=lambda index: tfrecord.place(shards, index),
     unreadable=bad,
-    inventory=_inventory(ref, builder, parts, shards),
+    data_files=_data_files(ref, builder, parts, shards),
     labels=labels,
   )
   if labels is not None:
-    source.check_labels(labels)
-  return source
+    split.check_labels(labels)
+  return split
 
 
 @_quiet()
-def take_inventory(ref: SplitRef) -> DataFiles:
-  """List the files of a data set that is prepared; nothing is read.
-
-  Raises:
-    DataError: where it is not prepared, or has no such split.
-  """
+def find_data_files(ref: SplitRef) -> DataFiles:
+  """List the files of a prepared data set; nothing is read."""
   builder = _found_builder(dataclasses.replace(ref, download=False))
   if not builder.is_prepared():
     raise DataError(f"data set {ref.name!r} is not in {builder.data_dir}.")
-  parts = sources.split_parts(ref.name, ref.split, _sizes(builder))
-  return _inventory(ref, builder, parts, _shards(builder, ref.split))
+  parts = split_parts.split_parts(ref.name, ref.split, _sizes(builder))
+  return _data_files(ref, builder, parts, _shards(builder, ref.split))
 
 
-def _inventory(
+def _data_files(
   ref: SplitRef,
   builder: tfds.core.DatasetBuilder,
   parts: Sequence[tuple[str, slice]],
   shards: Sequence[Shard],
 ) -> DataFiles:
-  """List what TFDS recorded of a split, and its files unless in a bucket."""
+  """The records of TFDS on a split, and its files unless in a bucket."""
   info = builder.info
   checksums = info.as_proto.download_checksums
   facts = {
@@ -155,12 +151,11 @@ def _inventory(
 
 
 def _sizes(builder: tfds.core.DatasetBuilder) -> dict[str, int]:
-  """The number of examples in each split."""
   return {key: s.num_examples for key, s in builder.info.splits.items()}
 
 
 def _require_room(ref: SplitRef, shards: Sequence[Shard]) -> None:
-  """Refuse what are no files, and more examples than files could hold."""
+  """Refuse what is no file, and more examples than files could hold."""
   local = [pathlib.Path(s.path) for s in shards if "://" not in s.path]
   for path in local:
     if path.exists() and not path.is_file():
@@ -186,16 +181,11 @@ def _shards(builder: tfds.core.DatasetBuilder, split: str) -> list[Shard]:
 
 @_quiet()
 def require_prepared(ref: SplitRef) -> None:
-  """Refuse a data set that opening would download, as a dry run has to.
-
-  Raises:
-    DataError: with the size of the download, and the command that prepares it.
-  """
+  """Refuse a data set that opening would download, as a dry run has to."""
   _require_prepared(ref, _found_builder(ref), "a dry run")
 
 
 def _prepared_builder(ref: SplitRef) -> tfds.core.DatasetBuilder:
-  """Find the files of a TFDS data set, and prepare them where they are not."""
   builder = _found_builder(ref)
   if not ref.download:
     return builder
@@ -232,7 +222,7 @@ def _require_prepared(
 
 
 def _download_size(builder: tfds.core.DatasetBuilder) -> str:
-  """The size of a download as TFDS states it offline; "" where unknown."""
+  """The size of a download as TFDS states it offline; "" if unknown."""
   files = (builder.url_infos or {}).values()
   size = tfds.core.units.Size(sum(file.size for file in files))
   return f" (a download of {size})" if size else ""
@@ -266,7 +256,6 @@ def _found_builder(ref: SplitRef) -> tfds.core.DatasetBuilder:
 
 
 def _not_provided(ref: SplitRef, error: Exception) -> DataError:
-  """The error for a data set that TFDS fails to provide."""
   problem = f"TFDS cannot provide data set {ref.name!r} in {_place(ref)}"
   advice = _advice(ref) if ref.download else _NOT_DOWNLOADED
   return DataError(f"{problem} ({named(error)}). {advice}".rstrip())
@@ -287,10 +276,10 @@ def _fetch_from_array_record(
   target: Target,
   bad: Mapping[int, str],
 ) -> Fetch:
-  """Make `Source.fetch` of files with random access.
+  """`Split.fetch` of files with random access; `bad` examples are not read.
 
-  Only the bytes pass through Python; TensorFlow takes them apart. What `bad`
-  names is not read: in a file of other records it would be another example.
+  Only the bytes pass through Python; TensorFlow parses them. In a file of other
+  records, a bad example would be another one.
   """
   records = builder.as_data_source(
     split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES
@@ -352,7 +341,7 @@ def _check_cache(
 
 
 def _bad_array_records(shards: Sequence[Shard]) -> dict[int, str]:
-  """Examples in files that hold another number than they should, with why."""
+  """Examples in files with a wrong number of records, with why."""
   # Not everywhere that this package runs.
   from array_record.python import array_record_module
 
@@ -366,7 +355,10 @@ def _bad_array_records(shards: Sequence[Shard]) -> dict[int, str]:
       reason = f"the file has {found} records; there should be {shard.size}"
     # The reader's own: it raises RuntimeError, ValueError, ...
     except Exception as error:
-      found, reason = -1, f"the file cannot be read: {sources.reason_of(error)}"
+      found, reason = (
+        -1,
+        f"the file cannot be read: {parallel.reason_of(error)}",
+      )
     if found != shard.size:
       bad |= dict.fromkeys(range(first, first + shard.take), reason)
     first += shard.take
@@ -381,9 +373,8 @@ def _read_all(
 ) -> tuple[tf.Tensor, tf.Tensor, dict[int, str]]:
   """Read a split into memory, in the order of its files.
 
-  Returns:
-    The encoded images, string (n,), the labels, int32 (n,), and which examples
-    cannot be read, and why: of those the image is empty.
+  Returns the encoded images, string (n,), the labels, int32 (n,), and {index:
+  why} of unreadable examples, whose images are empty.
   """
   features = builder.info.features
   dataset = builder.as_dataset(
@@ -392,7 +383,7 @@ def _read_all(
     # One file after the other: the order of files with random access.
     read_config=tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False),
   )
-  dataset = sources.parallel_map(dataset, target.take)
+  dataset = parallel.parallel_map(dataset, target.take)
   size = sum(shard.take for shard in shards)
   is_tfrecord = builder.info.file_format is tfds.core.FileFormat.TFRECORD
   try:
@@ -403,14 +394,14 @@ def _read_all(
     if not is_tfrecord:
       raise BrokenDataError(
         f"{ref}: the files in {builder.data_dir} cannot be read "
-        f"({sources.reason_of(error)})."
+        f"({parallel.reason_of(error)})."
       ) from error
     found = _read_singly(features, target, shards)
     if not found[2]:
       # For example a file system that was away for a moment.
       logging.warning(
         "Data set %s, split %s was read at the second attempt; at the first: "
-        "%s", ref.name, ref.split, sources.reason_of(error),
+        "%s", ref.name, ref.split, parallel.reason_of(error),
       )  # fmt: skip
     return found
 
@@ -420,7 +411,7 @@ def _read_singly(
   target: Target,
   shards: Sequence[Shard],
 ) -> tuple[tf.Tensor, tf.Tensor, dict[int, str]]:
-  """Read a split of TFRecord files like `_read_all`, record by record."""
+  """Read TFRecord files like `_read_all`, record by record."""
   found = list(itertools.chain.from_iterable(map(tfrecord.read, shards)))
   lost = {
     i: record.reason
@@ -429,14 +420,14 @@ def _read_singly(
   }
   indices = [i for i in range(len(found)) if i not in lost]
   records = tf.constant([found[i] for i in indices], tf.string)
-  parsed = sources.attempts(
+  parsed = parallel.attempts(
     tf.data.Dataset.from_tensor_slices(records),
     lambda record: _parsed(record, features, target),
   )
   images, labels = [b""] * len(found), [0] * len(found)
   for i, example in zip(indices, parsed, strict=True):
     if isinstance(example, tf.errors.OpError):
-      lost[i] = sources.reason_of(example)
+      lost[i] = parallel.reason_of(example)
     else:
       images[i], labels[i] = example
   return tf.constant(images), tf.constant(labels, tf.int32), lost

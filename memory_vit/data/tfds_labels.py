@@ -1,6 +1,6 @@
-"""What of a TFDS example is the image, and what its label.
+"""Find the image and the label in the examples of a TFDS data set.
 
-Of most data sets both are features. Five tasks of the benchmark VTAB have a
+In most data sets both are features. Five tasks of the benchmark VTAB have a
 label that is computed from others: its definitions are those of VTAB's own code
 (google-research/task_adaptation).
 """
@@ -16,7 +16,7 @@ from memory_vit.data.quiet_tensorflow import tf, tfds
 from memory_vit.errors import DataError
 from memory_vit.runtime import messages
 
-# Features of an example, {name: value}, those of a sequence side by side.
+# Features of an example, {name: value}; those of a sequence are stacked.
 _Example = Mapping[str, Any]
 _Features = Mapping[str, Any]
 
@@ -29,7 +29,7 @@ class Target:
     image: the feature that holds the image.
     label: example -> its label, an integer ().
     class_names: one per label.
-    is_mask: whether a pixel is 0 or 1, which becomes 255.
+    is_mask: whether pixels are 0 or 1, which becomes 255.
   """
 
   image: str
@@ -48,13 +48,7 @@ class Target:
 
 @dataclasses.dataclass(frozen=True)
 class _Computed:
-  """A label that is computed from features.
-
-  Attributes:
-    needs: paths of these, "objects/size" of a sequence.
-    label: example -> its label.
-    class_names: one per label.
-  """
+  """A label that is computed from features, such as "objects/size"."""
 
   needs: tuple[str, ...]
   label: Callable[[_Example], tf.Tensor]
@@ -69,14 +63,7 @@ def find_target(
 ) -> Target:
   """Find the image and the label of a TFDS data set.
 
-  Args:
-    name: of the data set.
-    features: `builder.info.features`.
-    supervised_keys: `builder.info.supervised_keys`.
-    label: a feature, or a label of VTAB; "" where there is one alone.
-
-  Raises:
-    DataError: where a feature is missing, or there is more than one choice.
+  `label` is a feature, or a label of VTAB; "" if the data set has one alone.
   """
   image = _find_image(features, supervised_keys)
   if not label:
@@ -108,14 +95,8 @@ def find_keys(
 ) -> tuple[str, str]:
   """Find the features of a TFDS data set that are the image and its class.
 
-  Args:
-    name: of the data set, for messages.
-    features: `builder.info.features`.
-    supervised_keys: `builder.info.supervised_keys`: image and label, perhaps
-      followed by more (places365_small), or None (sun397).
-
-  Raises:
-    DataError: if there is no choice, or more than one.
+  `supervised_keys` of TFDS are image and label, perhaps followed by more
+  (places365_small), or None (sun397).
   """
   labels = [
     key
@@ -138,7 +119,7 @@ def find_keys(
 def _find_image(
   features: _Features, supervised_keys: Sequence[str] | None
 ) -> str | None:
-  """The feature that is the image; None where there is no choice, or more."""
+  """The feature that is the image; None if there is no choice, or more."""
   images = [
     key
     for key, feature in features.items()
@@ -162,7 +143,7 @@ def _shown(features: _Features) -> dict[str, str]:
 def _require(
   name: str, features: _Features, label: str, needs: Sequence[str]
 ) -> None:
-  """Refuse a data set that lacks what a label is computed from."""
+  """Refuse a data set that lacks a feature that a label is computed from."""
   for path in needs:
     inner: Any = features
     for key in path.split("/"):
@@ -179,7 +160,7 @@ def _require(
 
 
 def _between(value: tf.Tensor, bounds: Sequence[float]) -> tf.Tensor:
-  """How many of the growing `bounds` are below a value, less one."""
+  """The number of the growing `bounds` below a value, less one."""
   below = tf.constant(bounds, tf.float32) < tf.cast(value, tf.float32)
   return tf.reduce_sum(tf.cast(below, tf.int32)) - 1
 
@@ -216,7 +197,7 @@ def _binned(key: str, old: int, new: int) -> _Computed:
   )
 
 
-# The labels of VTAB that are no features, or hard to tell from others.
+# The labels of VTAB that are no features, or not the only ClassLabel.
 VTAB_LABELS: Mapping[str, _Computed] = {
   "clevr_count": _Computed(
     ("objects/size",), _clevr_count, tuple(map(str, range(3, 11)))

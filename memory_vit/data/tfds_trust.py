@@ -17,7 +17,7 @@ from memory_vit.data.quiet_tensorflow import tfds
 from memory_vit.errors import DataError
 from memory_vit.runtime import messages
 
-# Where a data set says what its features are, and the greatest size, in bytes.
+# The files with the features of a data set, and their greatest sizes in bytes.
 # Real ones have some kilobytes; the second lists all shards as well.
 _INFO = "dataset_info.json"
 _FILES = {"features.json": 2**20, _INFO: 16 * 2**20}
@@ -30,18 +30,9 @@ _ADVICE = "Where you trust who made it, give --trust_data_code."
 
 
 def require_no_code(name: str, directory: str) -> None:
-  """Refuse a data set that brings code of its own.
+  """Refuse a data set that brings code of its own, in any version.
 
-  Every version and configuration that is there is looked at: TFDS decides which
-  one is opened.
-
-  Args:
-    name: as TFDS takes it.
-    directory: a TFDS data directory; "" for TFDS's own.
-
-  Raises:
-    DataError: for a name with a namespace, or files that name other classes
-      than the features of TFDS, or cannot be read.
+  TFDS decides which version and configuration is opened.
   """
   try:
     parsed, options = naming.parse_builder_name_kwargs(name)
@@ -66,14 +57,7 @@ def require_no_code(name: str, directory: str) -> None:
 
 
 def require_own_features(folder: epath.PathLike) -> None:
-  """Refuse prepared data that name other classes than the features of TFDS.
-
-  Args:
-    folder: with a features.json, a dataset_info.json, or neither.
-
-  Raises:
-    DataError: says which class, and in which file.
-  """
+  """Refuse prepared data that name other classes than the features of TFDS."""
   for name, most in _FILES.items():
     file = epath.Path(folder) / name
     if not file.exists():

@@ -1,7 +1,7 @@
-"""The files of TFDS data sets: which record lies where, and broken ones.
+"""The files of TFDS data sets: the place of each record, and broken ones.
 
 TensorFlow's reader of TFRecord files ends at the first corrupt record; told to
-ignore that, it hangs. `read` goes on behind it, and says which record it was.
+ignore that, it hangs. `read` continues behind it, and says which record it was.
 """
 
 import dataclasses
@@ -27,13 +27,10 @@ class Shard:
 
 @dataclasses.dataclass(frozen=True)
 class CorruptRecord:
-  """A record that cannot be read, with the reason."""
-
   reason: str
 
 
 def place(shards: Sequence[Shard], index: int) -> str:
-  """Name the file of example `index` of some shards, and the record in it."""
   for shard in shards:
     if index < shard.take:
       return f"{shard.path}, record {shard.skip + index} of {shard.size}"
@@ -42,13 +39,9 @@ def place(shards: Sequence[Shard], index: int) -> str:
 
 
 def read(shard: Shard) -> Iterator[bytes | CorruptRecord]:
-  """Read the records of a TFRecord file, broken ones too.
+  """Yield the records of a TFRecord file, or for a broken one the reason.
 
   All records behind one whose length is corrupt are lost with it.
-
-  Yields:
-    `shard.take` times the bytes of a record, or why it is lost. Records are
-    numbered from 0.
   """
   last_good, again = "none", None
   end = shard.skip + shard.take
@@ -65,14 +58,10 @@ def read(shard: Shard) -> Iterator[bytes | CorruptRecord]:
 
 
 def require_room(shards: Sequence[Shard]) -> None:
-  """Refuse files in which a record is longer than what is left of its file.
+  """Refuse files in which a record is longer than the rest of its file.
 
   TensorFlow's reader takes the memory for a record before it reads it, and the
-  process ends where there is none. Only lengths are looked at; that reader
-  notices corrupt ones.
-
-  Raises:
-    tf.errors.DataLossError: for the first such record.
+  process ends if there is none. Corrupt lengths are left to that reader.
   """
   for shard in shards:
     path = shard.path
@@ -109,7 +98,7 @@ def _records(path: str) -> Iterator[bytes | CorruptRecord]:
 
 
 def _record(file: tf.io.gfile.GFile, size: int) -> bytes | CorruptRecord:
-  """Read the next record, or raise `_CutError` where its end cannot be known.
+  """Read the next record, or raise `_CutError` if its end cannot be known.
 
   It is a length (8 bytes), a checksum of that (4), the bytes themselves, and a
   checksum of those (4).

@@ -1,4 +1,4 @@
-"""End a process that waits for its input in vain."""
+"""End a process whose input has stalled."""
 
 import contextlib
 import faulthandler
@@ -7,24 +7,17 @@ import sys
 import threading
 from collections.abc import Iterator
 
-# The status of a process that was ended for that: EX_IOERR of sysexits.h.
+# The status of a process that was ended: EX_IOERR of sysexits.h.
 EXIT_STALLED = 74
 
 
 @contextlib.contextmanager
 def limit(seconds: float, what: str) -> Iterator[None]:
-  """Call `end_process` where the body takes longer than it may.
-
-  From another thread: what waits inside of native code would not notice an
-  exception.
-
-  Args:
-    seconds: that the body may take; 0 for ever.
-    what: the input, for the message.
-  """
+  """Call `end_process` if the body takes longer; 0 seconds set no limit."""
   if not seconds:
     yield
     return
+  # From another thread: native code that waits would not notice an exception.
   timer = threading.Timer(seconds, end_process, [seconds, what])
   timer.daemon = True
   timer.start()
@@ -36,14 +29,14 @@ def limit(seconds: float, what: str) -> Iterator[None]:
 
 def end_process(seconds: float, what: str) -> None:
   """Dump all stacks to stderr, and end the process with `EXIT_STALLED`."""
-  # The real one, as what replaces it in notebooks and tests has no descriptor.
+  # The real one: its replacement in notebooks and tests has no descriptor.
   stderr = sys.__stderr__ or sys.stderr
   faulthandler.dump_traceback(file=stderr, all_threads=True)
   print(
     f"error: no batch of {what} for {seconds:g} s: the input has stalled. What "
     "the process was doing stands above; look at the disk or the network that "
-    "holds the data. What was saved is as it was, and the same command goes on "
-    "from there. The limit is stall_timeout; 0 sets none.",
+    "holds the data. Saved states are intact, and the same command resumes. "
+    "The limit is stall_timeout; 0 sets none.",
     file=stderr,
     flush=True,
   )

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
 from memory_vit.data import batching
-from memory_vit.data.reader import Reader
+from memory_vit.data.split import Split
 from memory_vit.errors import TaskError
 from memory_vit.evaluation import metrics, split_predictions
 from memory_vit.evaluation.hits import Hits
@@ -98,7 +98,7 @@ def evaluate(
 
 def evaluate_source(
   predict: Predict,
-  source: Reader,
+  source: Split,
   preprocessing: EvalPreprocessing,
   *,
   batch_size: int,
@@ -160,7 +160,7 @@ def evaluate_source(
   return results
 
 
-def _require_classes(name: str, classes: int, source: Reader) -> None:
+def _require_classes(name: str, classes: int, source: Split) -> None:
   """Refuse an output of other classes: a label beyond them has no loss."""
   if classes != source.num_classes:
     raise TaskError(

@@ -23,7 +23,7 @@ from memory_vit.runtime import messages
 from memory_vit.tasks.manifest import Manifest
 
 if TYPE_CHECKING:  # it brings TensorFlow
-  from memory_vit.data.reader import Reader
+  from memory_vit.data.split import Split
 
 # A TFDS name with a namespace in front ("community:name") would be fetched from
 # elsewhere, with its code.
@@ -145,7 +145,7 @@ def choose(
   return chosen, own
 
 
-def require_classes(task: Task, source: Reader) -> None:
+def require_classes(task: Task, source: Split) -> None:
   """Refuse a data set with other classes than the task has learned.
 
   Raises:

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from memory_vit.data import batching
-from memory_vit.data.reader import Reader
+from memory_vit.data.split import Split
 from memory_vit.errors import ConfigError
 from memory_vit.evaluation.evaluate import evaluate_source
 from memory_vit.evaluation.timing import median_seconds
@@ -85,7 +85,7 @@ class Evaluator:
 
   def evaluate(
     self,
-    source: Reader,
+    source: Split,
     names: Sequence[str],
     *,
     verify: bool,
@@ -150,7 +150,7 @@ class Evaluator:
     return results
 
   def upstream(
-    self, source: Reader, preprocessing: EvalPreprocessing
+    self, source: Split, preprocessing: EvalPreprocessing
   ) -> dict[str, Any]:
     """Evaluate the original head, with all tasks in the pass and without.
 
@@ -181,7 +181,7 @@ class Evaluator:
       "outputs_bit_equal": differences.equal(BACKBONE),
     }
 
-  def timing(self, source: Reader) -> dict[str, Any]:
+  def timing(self, source: Split) -> dict[str, Any]:
     """Seconds of a batch: the plain ViT, all tasks, and each in its own pass.
 
     See `timing.median_seconds`. Reading images is left out.
@@ -262,11 +262,11 @@ class _Differences:
     return share if math.isfinite(share) else None
 
 
-def _evaluated(source: Reader, found: Mapping[str, Any]) -> dict[str, Any]:
+def _evaluated(source: Split, found: Mapping[str, Any]) -> dict[str, Any]:
   """Data and accuracy, as every entry of the result has them."""
   return {
     "data": source.name,
-    "directory": utf8(source.source.directory),
+    "directory": utf8(source.directory),
     "split": source.split,
     "examples": found["examples"],
     "skipped": found["skipped"],

@@ -46,11 +46,11 @@ def dependencies(
     ConfigError: if the data are from Python, without a version: a later run
       could find rows of other data.
   """
-  reader = plan.views.reader
-  inventory = reader.source.inventory
-  if not inventory.files and inventory.facts.get("version") == "":
+  reader = plan.views.split
+  found = reader.data_files
+  if not found.files and found.facts.get("version") == "":
     raise ConfigError(
-      f"config.keep.where is 'disk', but {reader.source} comes from Python "
+      f"config.keep.where is 'disk', but {reader} comes from Python "
       "without a version, so that later runs could not tell it from others: "
       "give it one, or expected 'host' or 'device'."
     )

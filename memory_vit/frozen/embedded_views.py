@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from memory_vit.data.reader import Reader
+from memory_vit.data.split import Split
 from memory_vit.model.regimes import get_regime
 
 
@@ -18,27 +18,27 @@ class EmbeddedViews:
   split are in another order: they are kept as they are read.
 
   Attributes:
-    reader: of the split.
+    split: the examples.
     numbers: int64 (n,), the example at every place, in the order of the files.
     places: int64 (n,), of the examples in the order of the split.
     name: of the column: "pooled" for a head, "layers" for a probe.
   """
 
-  reader: Reader
+  split: Split
   numbers: np.ndarray
   places: np.ndarray
   name: str
 
   @classmethod
   def of(
-    cls, reader: Reader, numbers: np.ndarray, regime: str
+    cls, split: Split, numbers: np.ndarray, regime: str
   ) -> "EmbeddedViews":
     """The embeddings of some examples, int64 (n,), that a regime reads."""
-    embedded = reader.source.embedded
+    embedded = split.embedded
     assert embedded is not None
     order = np.argsort(embedded.rows[numbers], kind="stable")
     name = "layers" if get_regime(regime).has_probe else "pooled"
-    return cls(reader, numbers[order], np.argsort(order), name)
+    return cls(split, numbers[order], np.argsort(order), name)
 
   def batches(self, starts: range, rows: int) -> Iterator[dict[str, Any]]:
     """Batches of the `rows` places from each of `starts` on, without gaps.
@@ -47,7 +47,7 @@ class EmbeddedViews:
       Iterator over {"inputs": {name: (b, ...), as it is stored}, "label": int32
       (b,), "mask": float32 (b,)}. Behind the last place are zeros, with mask 0.
     """
-    source = self.reader.source
+    source = self.split
     assert source.embedded is not None
     assert source.labels is not None
     origin = source.embedded.origin

@@ -10,7 +10,7 @@ import numpy as np
 from memory_vit.config import Config, data_seed
 from memory_vit.data import batching, fixed_views
 from memory_vit.data.fixed_views import FixedViews
-from memory_vit.data.reader import Reader
+from memory_vit.data.split import Split
 from memory_vit.frozen.embedded_views import EmbeddedViews
 from memory_vit.frozen.layout import RowLayout
 from memory_vit.model.task import EvalPreprocessing
@@ -53,7 +53,7 @@ def split_plan(
   config: Config,
   preprocessing: EvalPreprocessing,
   key: str,
-  reader: Reader,
+  reader: Split,
   prepare: Prepare,
 ) -> SplitPlan:
   """Plan the rows of a split.
@@ -84,7 +84,7 @@ def split_plan(
       reader, preprocessing, batch_size=batch
     )
     facts = dataclasses.asdict(preprocessing)
-  embedded, dtype = reader.source.embedded, config.keep.dtype
+  embedded, dtype = reader.embedded, config.keep.dtype
   if embedded:
     views = EmbeddedViews.of(reader, views.numbers, config.regime)
     if embedded.origin.stored == "bfloat16":  # nothing is lost

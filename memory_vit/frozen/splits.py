@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from memory_vit.config import Config, data_seed
 from memory_vit.data import batching, fixed_views
 from memory_vit.data.data_record import DataRecord
-from memory_vit.data.reader import Reader
+from memory_vit.data.split import Split
 from memory_vit.frozen import cache_folder, free_space, plan
 from memory_vit.frozen.embedded_views import EmbeddedViews
 from memory_vit.frozen.plan import Prepare, SplitPlan
@@ -85,7 +85,7 @@ class Kept:
   )
 
   def train_batches(
-    self, reader: Reader, prepare: Prepare, start: int
+    self, reader: Split, prepare: Prepare, start: int
   ) -> Batches:
     """Batches for training, without end; missing rows are computed first.
 
@@ -119,7 +119,7 @@ class Kept:
 
     return generate()
 
-  def train_examples(self, reader: Reader, step: int) -> list[str]:
+  def train_examples(self, reader: Split, step: int) -> list[str]:
     """Name the examples of a step (from 1): see `batching.train_examples`."""
     config, count = self.config, jax.process_count()
     share, _ = batching.share(config.batch_size)
@@ -132,7 +132,7 @@ class Kept:
     return batching.names_of(reader, records)
 
   def eval_batches(
-    self, reader: Reader, prepare: Prepare, key: str = "validation"
+    self, reader: Split, prepare: Prepare, key: str = "validation"
   ) -> Batches:
     """The batches of `batching.eval_batches`, with "inputs" for "image".
 
@@ -154,7 +154,7 @@ class Kept:
         "mask": rows.masks[places] * counts,
       }
 
-  def needs(self, key: str, reader: Reader, prepare: Prepare) -> Needs:
+  def needs(self, key: str, reader: Split, prepare: Prepare) -> Needs:
     """What a split takes, and what of it is missing; nothing is computed.
 
     All processes must call; for the arguments see `rows`.
@@ -191,7 +191,7 @@ class Kept:
       return 0
     return sum(n.bytes for n in needs) // jax.local_device_count()
 
-  def rows(self, key: str, reader: Reader, prepare: Prepare) -> FilledRows:
+  def rows(self, key: str, reader: Split, prepare: Prepare) -> FilledRows:
     """The rows of a split; missing ones are computed. All processes must call.
 
     Args:
@@ -211,7 +211,7 @@ class Kept:
       self._splits[key] = rows
     return self._splits[key]
 
-  def _plan(self, key: str, reader: Reader, prepare: Prepare) -> SplitPlan:
+  def _plan(self, key: str, reader: Split, prepare: Prepare) -> SplitPlan:
     return plan.split_plan(
       self.config, self.preprocessing, key, reader, prepare
     )
@@ -226,7 +226,7 @@ class Kept:
 
   def _on_disk(self, key: str, made: SplitPlan) -> Rows:
     """Rows that later runs find again."""
-    reader = made.views.reader
+    reader = made.views.split
     folder, facts = self._folder(key, made)
     paths.make_directory(folder, "config.keep.dir")
     with cache_folder.locked(folder, self.stop):
@@ -250,11 +250,9 @@ class Kept:
 
   def _folder(self, key: str, made: SplitPlan) -> tuple[Path, dict[str, Any]]:
     """The folder of rows on disk, and what they depend on; all must call."""
-    record, inventory = self.record, made.views.reader.source.inventory
-    if key not in record.inventories:
-      record = DataRecord(
-        by=self.config.data.digest, inventories={key: inventory}
-      )
+    record, found = self.record, made.views.split.data_files
+    if key not in record.data_files:
+      record = DataRecord(by=self.config.data.digest, data_files={key: found})
     facts = cache_folder.dependencies(
       self.config, self.backbone, self.mesh, made, record.digests[key]
     )

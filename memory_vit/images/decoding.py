@@ -1,9 +1,9 @@
 """Decode a JPEG, PNG, WebP, BMP or GIF file to RGB pixels.
 
-To the bit what training and evaluation see, where TensorFlow decodes. Of JPEG
-that takes the fast inverse transform of libjpeg-turbo, which Pillow does not
-offer: the pixels of its accurate one differ by one grey level on the average,
-and a model that is unsure answers otherwise for one image in ten.
+Bitwise identical to training and evaluation, in which TensorFlow decodes: it
+uses the fast inverse transform of libjpeg-turbo, which Pillow does not offer.
+The pixels of the accurate one differ by one grey level on average, and a model
+that is unsure answers differently for one image in ten.
 """
 
 import io
@@ -30,22 +30,20 @@ TOO_LARGE = f"more than {MAX_PIXELS / 1e6:g} megapixels"
 # for each run of pixels.
 MAX_READS = 50_000
 _MAX_READS_OF_RUNS = 20 * MAX_READS
-# Its decoder of run-length encoded BMP files, in Python too, is so many times
-# as slow as others.
+# Its decoder of run-length encoded BMP files, in Python too, is slower than
+# others by this factor.
 _RUN_LENGTH = 4
 _RUN_LENGTH_KINDS = (1, 2)
 
 
 class _FewReads(io.BytesIO):
-  """A file that refuses further reads after a number of them."""
-
   def __init__(self, encoded: bytes) -> None:
     super().__init__(encoded)
     runs = encoded.startswith(b"BM")
     self._most = self._left = _MAX_READS_OF_RUNS if runs else MAX_READS
 
   def read(self, size: int | None = -1, /) -> bytes:
-    """Read, or raise `DataError`."""
+    """Raise `DataError` after too many reads."""
     self._left -= 1
     if self._left < 0:
       raise DataError(
@@ -105,8 +103,8 @@ def header(encoded: bytes) -> tuple[str, int, int]:
 def pixels_claimed(encoded: bytes) -> int:
   """Width times height in the header of a file that `decode` would decode.
 
-  More of a file whose pixels take longer than those of others, or three bytes
-  each; 0 of what is no image, or too large.
+  More for a file whose pixels take longer than those of others, or three bytes
+  each; 0 for what is no image, or too large.
   """
   try:
     if encoded.startswith(jpeg.MAGIC):
@@ -125,11 +123,7 @@ def require_size(
 ) -> None:
   """Raise `DataError` for an image that is too large to be decoded.
 
-  Args:
-    width: in pixels.
-    height: in pixels.
-    weight: how many times as long as usual a pixel takes.
-    kind: of file that takes so long.
+  A pixel of a file of this `kind` takes `weight` times as long as usual.
   """
   if width * height * weight > MAX_PIXELS:
     most = f"more than {MAX_PIXELS / weight / 1e6:.3g} megapixels{kind}"
@@ -151,7 +145,7 @@ def _weight(image: Image.Image) -> int:
 
 
 def _jpeg_header(encoded: bytes) -> tuple[int, int, str, jpeg.Outline]:
-  """Read width, height, colours and markers of a file that may be decoded."""
+  """Width, height, colours and markers of a file that may be decoded."""
   outline = jpeg.outline(encoded)
   height, width, colours, _ = simplejpeg.decode_jpeg_header(encoded)
   kind = f" of a JPEG of {outline.scans} scans" if outline.weight > 1 else ""
@@ -171,10 +165,7 @@ def _decode_jpeg(encoded: bytes) -> np.ndarray:
 
 
 def _of_inks(inks: np.ndarray, inverted: bool) -> np.ndarray:
-  """CMYK of a JPEG file, uint8 (height, width, 4), to RGB as TensorFlow does.
-
-  Adobe stores inks inverted: 255 is none.
-  """
+  """CMYK to RGB as TensorFlow does; Adobe stores inks inverted: 255 is none."""
   light = inks if inverted else ~inks
   rgb = light[:, :, :3].astype(np.uint16)
   rgb *= light[:, :, 3:]
@@ -192,11 +183,7 @@ def rgb(image: Image.Image) -> np.ndarray:
 
 
 def rgb_pixels(pixels: np.ndarray) -> np.ndarray:
-  """Pixels of any shape as uint8 (height, width, 3), alpha dropped.
-
-  Raises:
-    DataError: for other shapes and types.
-  """
+  """Pixels of any shape as uint8 (height, width, 3), alpha dropped."""
   require_pixels(pixels)
   if pixels.ndim == 2 or pixels.shape[2] == 1:
     return np.repeat(pixels.reshape(*pixels.shape[:2], 1), 3, axis=2)

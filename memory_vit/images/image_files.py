@@ -1,11 +1,16 @@
-"""Find the image files that a user names."""
+"""Find image files: those that a user names, and all in a folder.
+
+Folders are walked recursively, by one rule for training, checks, predict and
+embed. Links are followed, except for a link to a folder that contains it. Names
+that begin with a dot are hidden.
+"""
 
 import dataclasses
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
-from memory_vit.images import folders
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,9 +25,8 @@ def find_images(arguments: Iterable[str]) -> Iterator[ImageFile]:
   """Yield the image files that are asked for.
 
   Args:
-    arguments: files; folders, which stand for all images below them, sorted
-      (see `folders`); and "-" for paths on standard input, read as they are
-      asked for.
+    arguments: files; folders, which stand for all images below them, sorted;
+      and "-" for paths on standard input, read as they are asked for.
   """
   for argument in arguments:
     if argument == "-":
@@ -38,15 +42,80 @@ def _below(path: str) -> Iterator[ImageFile]:
   if not os.path.isdir(path):
     yield ImageFile(path)
     return
-  found = folders.walk(path)
-  entries = entries_of(found)
+  entries = entries_of(walk(path))
   if not entries:
-    suffixes = ", ".join(folders.SUFFIXES)
+    suffixes = ", ".join(SUFFIXES)
     entries = [ImageFile(path, f"a folder without images ({suffixes})")]
   yield from entries
 
 
-def entries_of(found: folders.Walk) -> list[ImageFile]:
+@dataclasses.dataclass(frozen=True)
+class Walk:
+  """The paths below a folder, each list sorted.
+
+  Attributes:
+    images: files with a suffix of an image.
+    irregular: of these, what is no regular file, such as a pipe.
+    others: files with another suffix.
+    hidden: files and folders.
+    loops: links to a folder that contains them.
+    closed: {folder that cannot be listed: why}.
+  """
+
+  images: list[str]
+  irregular: list[str]
+  others: list[str]
+  hidden: list[str]
+  loops: list[str]
+  closed: dict[str, str]
+
+
+def walk(folder: str) -> Walk:
+  """Find all files below a folder; their paths begin with it."""
+  found = Walk([], [], [], [], [], {})
+  left: list[tuple[str, frozenset[tuple[int, int]]]] = [(folder, frozenset())]
+  while left:
+    path, above = left.pop()
+    try:
+      status = os.stat(path)
+      identity = (status.st_dev, status.st_ino)
+      if identity in above:
+        found.loops.append(path)
+        continue
+      with os.scandir(path) as entries:
+        for entry in entries:
+          if entry.name.startswith("."):
+            found.hidden.append(entry.path)
+          elif holds(entry.is_dir):
+            left.append((entry.path, above | {identity}))
+          else:
+            _add_file(found, entry)
+    except OSError as error:
+      found.closed[path] = error.strerror or str(error)
+  for paths in vars(found).values():
+    if paths is not found.closed:
+      paths.sort()
+  return found
+
+
+def entries_of(found: Walk) -> list[ImageFile]:
   """Folders that cannot be listed, and then the images of a walk."""
   closed = [ImageFile(*item) for item in sorted(found.closed.items())]
   return closed + [ImageFile(path) for path in found.images]
+
+
+def _add_file(found: Walk, entry: os.DirEntry[str]) -> None:
+  if not entry.name.lower().endswith(SUFFIXES):
+    found.others.append(entry.path)
+    return
+  found.images.append(entry.path)
+  if not holds(entry.is_file):
+    found.irregular.append(entry.path)
+
+
+def holds(kind: Callable[[], bool]) -> bool:
+  """Test the type of an entry; False for a link to itself."""
+  try:
+    return kind()
+  except OSError:
+    return False

@@ -25,8 +25,8 @@ _ARITHMETIC_FRAMES = (0xC9, 0xCA, 0xCB)
 # A marker that something follows. Inside of a scan 0xFF 0x00 stands for a byte
 # 0xFF, more than one 0xFF is filling, and 01 and D0 to D7 stand alone.
 _MARKER = re.compile(rb"\xff([\x02-\xcf\xd8-\xfe])")
-# Between two searches other threads run. What is no scan has at most so many
-# bytes of filling in front of a marker.
+# Other threads run between two searches of so many bytes. Outside of scans, a
+# marker has no more bytes of filling in front of it.
 _SEARCHED = 2**18
 
 
@@ -37,7 +37,7 @@ class Outline:
   Attributes:
     scans: their number.
     ended: whether the marker of the end follows them.
-    adobe: whether Adobe's marker is there.
+    adobe: whether it has Adobe's marker.
   """
 
   scans: int
@@ -51,15 +51,9 @@ class Outline:
 
 
 def outline(encoded: bytes) -> Outline:
-  """Read a JPEG file as its decoder would.
+  """Read a JPEG file as its decoder would; refuse one that would take long.
 
   Bytes of a comment, of a thumbnail or behind the end of the image are no scan.
-
-  Args:
-    encoded: a file that begins with `MAGIC`; it may be broken.
-
-  Raises:
-    DataError: for one that should not be decoded, as it would take long.
   """
   scans, adobe, position, marker = 0, False, 2, 0
   for _ in range(MAX_SEGMENTS):

@@ -10,25 +10,21 @@ _MIB = 2**20
 
 
 class MemoryLimit:
-  """Bytes that threads share; a thread waits until enough are left."""
+  """Bytes that threads share; a thread waits until enough are left.
+
+  While others are taken, `spare` bytes are left to threads that want no more.
+  `option` is the one that sets the size, for messages.
+  """
 
   def __init__(
     self, size: int, option: str = "--memory_mib", *, spare: int = 0
   ) -> None:
-    """Limit what threads take together.
-
-    Args:
-      size: in bytes.
-      option: who set it, for messages.
-      spare: bytes that are left, while others are taken, to those who want no
-        more of them.
-    """
     self._size = self._left = size
     self._option = option
     self._spare = spare
     self._given_back = threading.Condition()
-    # Held while a header is read, of which nobody knows before what it takes:
-    # it is short, but of a WebP file, which is read as a whole.
+    # Held while a header is read, whose memory nobody knows before: it is
+    # short, but a WebP file is read as a whole.
     self.header = threading.Lock()
 
   @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """Prepare one image: a path, the bytes of a file, or pixels.
 
-What its header says of its size is checked, and memory is taken for it, before
-anything is decoded.
+The size in its header is checked, and memory is taken for it, before anything
+is decoded.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ from memory_vit.model.task import EvalPreprocessing
 # A larger file is not read; how many pixels it may have `decoding` says.
 MAX_FILE_BYTES = 64 * 2**20
 
-# So much of a file nearly always has its header.
+# The beginning of a file that nearly always has its header.
 _HEAD = 2**18
 
-# Those that `decode` takes, with the bytes that a pixel takes while it is
-# decoded, at most: measured, and rounded up.
+# Bytes that a pixel takes at most while it is decoded: measured, rounded up.
 _BYTES_PER_PIXEL = {"JPEG": 14, "PNG": 14, "WEBP": 24, "BMP": 12, "GIF": 12}
 
 # A file, the content of one, or pixels.
@@ -40,16 +39,9 @@ ImageLike = str | os.PathLike[str] | bytes | np.ndarray | jax.Array
 def prepare_image(
   image: Any, evaluation: EvalPreprocessing, memory: MemoryLimit
 ) -> Float32[np.ndarray, "side side 3"]:
-  """Prepare an image for the model, in [-1, 1].
+  """Prepare an image for the model, in [-1, 1]; threads share `memory`.
 
-  Args:
-    image: a path, the bytes of a file, or uint8 pixels; anything else is
-      refused.
-    evaluation: how; side is its `image_size`.
-    memory: is waited for; threads share it.
-
-  Raises:
-    DataError: says why not; the caller knows which image it was.
+  A `DataError` says why not; the caller knows which image it was.
   """
   if isinstance(image, np.ndarray | jax.Array):
     return _prepare_pixels(image, evaluation, memory)
@@ -150,10 +142,7 @@ def _opened(path: str) -> Iterator[BinaryIO]:
 
 
 def bytes_needed(file: BinaryIO, evaluation: EvalPreprocessing) -> int:
-  """Bytes that preparing an image takes, by its header; nothing is decoded.
-
-  Raises `DataError` for what is no image, or too large.
-  """
+  """Bytes that preparing an image takes, by its header; nothing is decoded."""
   try:
     try:
       kind, width, height = decoding.header(file.read(_HEAD))

@@ -1,6 +1,6 @@
-"""Read images in threads, within one sum of memory.
+"""Read images in threads that share a memory limit.
 
-Everything that takes images of users, but for data sets, reads them here.
+All images of users are read here, except those of data sets.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from memory_vit.model.task import EvalPreprocessing
 
 THREADS = min(8, os.cpu_count() or 1)
 Images = ImageLike | Iterable[ImageLike]
-# An image, float32 (side, side, 3) in [-1, 1], or why there is none.
+# An image, float32 (side, side, 3) in [-1, 1], or why it is missing.
 Prepared = np.ndarray | DataError
 # While a batch is made: the images one by one, side by side, filled up to the
 # size of a batch, and on the device, each as float32. Of one that is read
@@ -58,20 +58,20 @@ class ImageReader:
     option: str = "memory_mib",
     checked: Callable[[Any, int], np.ndarray] | None = None,
   ) -> None:
-    """Reserve memory for batches, and for what is decoded beside them.
+    """Reserve memory for batches, and for images that are being decoded.
 
     Args:
-      memory_mib: what images and their decoding may take together; some wait
-        for others, and one that alone needs more is refused.
-      batch_size: of the largest batch; 0 where the caller's memory holds them.
+      memory_mib: that images and their decoding may take together; images wait
+        for others, and one that needs more alone is refused.
+      batch_size: of the largest batch; 0 if the caller's memory holds them.
       side: of the images that the model takes, in pixels.
       ahead: batches that are read while one is used; they count as well.
-      option: who sets the memory, for messages.
+      option: that sets the memory, for messages.
       checked: makes float32 of images (k, side, side, 3) that are prepared
         already, or raises `DataError`; without it, floats are refused.
 
     Raises:
-      ConfigError: where there is no room for a batch.
+      ConfigError: if a batch does not fit.
     """
     copies = COPIES_OF_A_BATCH + ahead
     left = memory_mib * _MIB - copies * batch_size * side**2 * 3 * 4
@@ -85,7 +85,7 @@ class ImageReader:
     self._checked = checked
     self._memory = MemoryLimit(left, option, spare=min(left // 8, _SPARE))
     self._threads = ThreadPoolExecutor(THREADS, "memory_vit-images")
-    # Of large ones at most so many are decoded together: others never wait.
+    # One thread is left for other images, which never wait for large ones.
     self._for_large = ThreadPoolExecutor(
       max(1, THREADS - 1), "memory_vit-large"
     )
@@ -93,12 +93,12 @@ class ImageReader:
   def each(
     self, images: Images, evaluation: EvalPreprocessing, first: int = 0
   ) -> list[Prepared]:
-    """Prepare images; in the place of a bad one there is its error.
+    """Prepare images; in place of a bad one there is its error.
 
     Args:
       images: one or several. Paths, bytes of files, uint8 pixels of any size,
-        or what is prepared already.
-      evaluation: how.
+        or images that are prepared already.
+      evaluation: how images are prepared; side is its `image_size`.
       first: number of the first image, for messages.
 
     Returns:
@@ -126,7 +126,7 @@ class ImageReader:
   def batches(
     self, images: Images, evaluation: EvalPreprocessing
   ) -> Iterator[np.ndarray]:
-    """Prepare images, a batch at a time; each when it is asked for.
+    """Prepare images, a batch at a time, when the batch is asked for.
 
     Yields:
       float32 (b, side, side, 3).
@@ -145,7 +145,7 @@ class ImageReader:
     """Read files, a batch at a time (fewer at the end), in order.
 
     Args:
-      entries: are asked for no earlier than needed.
+      entries: files, asked for no earlier than needed.
       evaluation: how images are prepared.
     """
     left = iter(entries)
@@ -170,12 +170,12 @@ class ImageReader:
     """Read batches in order; `ahead` of them are read while one is used.
 
     Args:
-      batches: what the caller knows a batch by, and its images; an error
-        stands for an image that is known to be missing.
+      batches: a key of the caller for each batch, and its images; an error
+        stands for a missing image.
       evaluation: how images are prepared.
 
     Yields:
-      The same with prepared images. Errors do not name the image.
+      The keys with prepared images. Errors do not name the image.
     """
     waiting: collections.deque[tuple[K, list[Future[Prepared]]]]
     waiting = collections.deque()
@@ -194,7 +194,6 @@ class ImageReader:
   def _begin(
     self, image: ImageLike | DataError, evaluation: EvalPreprocessing
   ) -> Future[Prepared]:
-    """Hand an image over to the threads."""
     threads = self._for_large if _is_large(image) else self._threads
     return threads.submit(self._read, image, evaluation)
 
@@ -212,7 +211,7 @@ class ImageReader:
 def _first_finished(
   waiting: collections.deque[tuple[K, list[Future[Prepared]]]],
 ) -> tuple[K, list[Prepared]]:
-  """The first batch; it is waiting until all of it is there."""
+  """The first batch; it is waiting until all of it is read."""
   key, begun = waiting[0]
   finished = [one.result() for one in begun]
   waiting.popleft()
@@ -257,7 +256,7 @@ def stacked(found: Sequence[Prepared], side: int) -> np.ndarray:
 
 
 def are_several(images: Images) -> TypeGuard[Iterable[ImageLike]]:
-  """Whether these are a collection of images, of none or one as well."""
+  """Whether these are a collection of images, even of one or none."""
   if isinstance(images, np.ndarray | jax.Array):
     return images.ndim == 4 or images.dtype.kind in "OU"
   one = isinstance(images, str | os.PathLike | bytes)
@@ -265,11 +264,7 @@ def are_several(images: Images) -> TypeGuard[Iterable[ImageLike]]:
 
 
 def image_list(images: Images) -> list[Any]:
-  """One image, or any collection of them -> a list.
-
-  Raises:
-    DataError: for a dictionary, and arrays that are no list.
-  """
+  """One image, or any collection of them -> a list."""
   if isinstance(images, Mapping):
     raise DataError(
       "images are a dictionary, expected an image or a list of them."

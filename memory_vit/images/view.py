@@ -1,7 +1,7 @@
 """Resize, crop and scale decoded images for a model, in NumPy or by Pillow.
 
 Bilinear without antialiasing is computed in float32 and in the order of
-`tf.image.resize`: of the same pixels, the view is TensorFlow's.
+`tf.image.resize`: bitwise identical to TensorFlow.
 """
 
 from typing import NamedTuple
@@ -26,13 +26,7 @@ _FILTERS = {
 
 
 class _Neighbours(NamedTuple):
-  """Between which two of the old pixels each new one lies, along an axis.
-
-  Attributes:
-    lower: the first of them.
-    upper: the second, which may be the same.
-    weight: of the second.
-  """
+  """The two old pixels of each new one, and the weight of the upper one."""
 
   lower: Int[np.ndarray, " new"]
   upper: Int[np.ndarray, " new"]
@@ -52,7 +46,7 @@ def eval_view(
     Values in [-1, 1].
 
   Raises:
-    DataError: where a central crop is not possible, see `resized_shape`.
+    DataError: if the image is too long for a central crop.
   """
   side = evaluation.image_size
   old_height, old_width = pixels.shape[:2]
@@ -86,12 +80,7 @@ def to_levels(
 def resized_shape(
   height: int, width: int, evaluation: EvalPreprocessing
 ) -> tuple[int, int]:
-  """Height and width of an image that is resized, before it is cropped.
-
-  Raises:
-    DataError: for an image that is more than `LONGEST_ASPECT` times as long as
-      it is wide, or would get more than `MAX_RESIZED_PIXELS`.
-  """
+  """Height and width of a resized image, before its crop; refuse long ones."""
   if not evaluation.resize:
     return evaluation.image_size, evaluation.image_size
   side, shorter = evaluation.resize, min(height, width)
@@ -113,11 +102,7 @@ def resized_shape(
 
 
 def view_bytes(height: int, width: int, evaluation: EvalPreprocessing) -> int:
-  """Upper bound of the memory that `eval_view` takes beside the pixels.
-
-  Raises:
-    DataError: as `resized_shape`.
-  """
+  """Upper bound of the memory that `eval_view` takes beside the pixels."""
   new_height, new_width = resized_shape(height, width, evaluation)
   side = evaluation.image_size
   if evaluation.interpolation == "bilinear":

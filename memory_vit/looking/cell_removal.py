@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float32, Float64, Int, Int32, Int64
 from scipy import special
 
 from memory_vit.data import batching
-from memory_vit.data.reader import Reader
+from memory_vit.data.split import Split
 from memory_vit.errors import DataError, TaskError
 from memory_vit.evaluation import metrics, task_data
 from memory_vit.model.backbone import Backbone
@@ -126,7 +126,7 @@ class CellRemoval:
 def remove_cells(
   backbone: Backbone,
   tasks: compose.TasksLike,
-  source: Reader,
+  source: Split,
   names: str | Iterable[str] | None = None,
   *,
   batch_size: int = 256,
@@ -191,7 +191,7 @@ def remove_cells(
   return {name: variants[name].removal(counts[name], source) for name in names}
 
 
-def _require_classes(task: Task, source: Reader) -> None:
+def _require_classes(task: Task, source: Split) -> None:
   """Refuse a data set with other classes than the task has learned.
 
   Of a task that has no names for its classes only their number is known.
@@ -291,7 +291,7 @@ class _Variants:
     return counts[:4, : self._removals].astype(np.int64)
 
   def removal(
-    self, counts: Int64[np.ndarray, "4 v"], source: Reader
+    self, counts: Int64[np.ndarray, "4 v"], source: Split
   ) -> CellRemoval:
     """Put the counts of all batches of a data set where they belong.
 

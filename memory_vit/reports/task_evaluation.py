@@ -20,7 +20,7 @@ from memory_vit.version import __version__
 
 if TYPE_CHECKING:  # it brings TensorFlow
   from memory_vit.data.data_files import DataFiles
-  from memory_vit.data.reader import Reader
+  from memory_vit.data.split import Split
   from memory_vit.model.task import Task
 
 # Images of a contact sheet.
@@ -67,7 +67,7 @@ class TaskEvaluation:
     details: JSON values on the task, its backbone, and what has made this.
     alone: how it compares with the task alone, as `Evaluator.evaluate` says;
       None where it was not compared.
-    inventory: of the files of the split; None where they are not known.
+    data_files: of the split; None where they are not known.
   """
 
   task: str
@@ -81,13 +81,13 @@ class TaskEvaluation:
   details: Mapping[str, Any]
   alone: Mapping[str, Any] | None = None
   directory: str = ""
-  inventory: DataFiles | None = None
+  data_files: DataFiles | None = None
 
   @classmethod
   def of(
     cls,
     task: Task,
-    reader: Reader,
+    reader: Split,
     predictions: SplitPredictions,
     *,
     dtype: str = "float32",
@@ -107,7 +107,7 @@ class TaskEvaluation:
     Raises:
       TaskError: for a data set of other classes than those of the task.
     """
-    from memory_vit.data.eval_images import eval_images
+    from memory_vit.data.batching import eval_images
 
     spec = task.spec
     if spec.class_names:
@@ -125,9 +125,9 @@ class TaskEvaluation:
       split=reader.split,
       class_names=reader.class_names,
       predictions=predictions,
-      file_name=reader.source.file_name,
+      file_name=reader.file_name,
       read_images=functools.partial(eval_images, reader, spec.evaluation),
-      shown_images=0 if reader.source.embedded else shown_images,
+      shown_images=0 if reader.embedded else shown_images,
       details={
         "memory_vit": __version__,
         "task": {
@@ -141,8 +141,8 @@ class TaskEvaluation:
         "preprocessing": dataclasses.asdict(spec.evaluation),
       },
       alone=alone,
-      directory=reader.source.directory,
-      inventory=reader.source.inventory,
+      directory=reader.directory,
+      data_files=reader.data_files,
     )
 
   @property
@@ -156,7 +156,7 @@ class TaskEvaluation:
 
     None where nothing is known of them.
     """
-    known = self.inventory
+    known = self.data_files
     return known.sizes() if known and (known.files or known.facts) else None
 
   @functools.cached_property

@@ -5,6 +5,7 @@ commands to a terminal, marks that turn the direction of writing, and bytes that
 are no text. Letters of all languages stay as they are.
 """
 
+import re
 import unicodedata
 from collections.abc import Sequence
 from typing import Any
@@ -26,12 +27,19 @@ def escaped(text: str) -> str:
 def _escaped(character: str) -> str:
   if character in _JOINERS or unicodedata.category(character) not in _ESCAPED:
     return character
+  return _code(character)
+
+
+def _code(character: str) -> str:
+  number = ord(character)
+  if 0xDC80 <= number <= 0xDCFF:  # Python's form of a byte that is no UTF-8
+    return f"\\x{number - 0xDC00:02x}"
   return ascii(character)[1:-1]
 
 
 def utf8(text: str) -> str:
-  r"""Text that UTF-8 can hold: of a name in other bytes these are "\\udcff"."""
-  return text.encode("utf-8", "backslashreplace").decode("utf-8")
+  r"""Text that UTF-8 can hold: other bytes of a file's name become "\\xff"."""
+  return re.sub("[\ud800-\udfff]", lambda found: _code(found[0]), text)
 
 
 def counted(count: int, noun: str) -> str:

@@ -110,7 +110,7 @@ def _of_kept(trainer: Trainer, prepare: Prepare) -> list[tuple[str, str]]:
     ),
     ("kept in", kept.place),
     (
-      "reading" if trainer.train.source.embedded else "computing",
+      "reading" if trainer.train.embedded else "computing",
       f"about {duration(seconds)}, once",
     ),
   ]

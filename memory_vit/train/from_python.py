@@ -37,7 +37,7 @@ with epy.lazy_imports(
   from memory_vit.train import passes, run, settle, sweep
 
 if TYPE_CHECKING:
-  from memory_vit.data.reader import Reader
+  from memory_vit.data.split import Split
   from memory_vit.runtime.preemption import StopSignal
 
 # How often a run is validated, and its training loss is noted; a run that
@@ -272,7 +272,7 @@ def evaluate_tasks(
   placed = dataclasses.replace(backbone, params=params)
   with progress_bar.shown(progress):
     # All data first: a wrong split must not cost an evaluation.
-    opened: dict[int, tuple[Reader, list[str]]] = {}
+    opened: dict[int, tuple[Split, list[str]]] = {}
     for name, split in data.items():
       spec = by_name[name].spec
       names = spec.class_names or tuple(map(str, range(spec.num_classes)))

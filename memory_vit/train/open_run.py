@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from memory_vit.config import Config
-from memory_vit.data import datasets
+from memory_vit.data import data_record, datasets
 from memory_vit.data.data_record import DataRecord
-from memory_vit.data.reader import Reader
+from memory_vit.data.split import Split
 from memory_vit.data.split_ref import configured_splits
 from memory_vit.model.backbone import Backbone
 from memory_vit.tasks import store
@@ -25,7 +25,7 @@ def open_trainer(
   workdir: Path,
   context: RunContext,
   *,
-  splits: Mapping[str, Reader] | None = None,
+  splits: Mapping[str, Split] | None = None,
   backbone: Backbone | None = None,
   wandb: WandbRun | None = None,
 ) -> tuple[Trainer, list[Trial]]:
@@ -58,7 +58,7 @@ def open_trainer(
   parents = (*attends_to, *ancestors)
   settle.require_fit(config, backbone, readers, parents, trials)
   for line in dict.fromkeys(
-    line for reader in readers.values() for line in reader.source.skipped
+    line for reader in readers.values() for line in reader.skipped
   ):
     logger.info(line)
   trainer = Trainer(
@@ -78,13 +78,13 @@ def open_trainer(
 
 
 def _open_splits(
-  config: Config, backbone: Backbone, given: Mapping[str, Reader]
-) -> dict[str, Reader]:
+  config: Config, backbone: Backbone, given: Mapping[str, Split]
+) -> dict[str, Split]:
   """Open the splits that a configuration names, but those that are given."""
   readers = {}
   for role, ref in configured_splits(config).items():
     if role in given:
-      readers[role] = datasets.read_as(ref, given[role].source)
+      readers[role] = datasets.read_as(ref, given[role])
     elif role in ("train", "validation", "test"):
       readers[role] = datasets.open_on_all_processes(ref)
   if original := upstream.open_upstream(config, backbone):
@@ -93,13 +93,13 @@ def _open_splits(
 
 
 def _record_of(
-  splits: Mapping[str, Reader], config: Config, workdir: Path
+  splits: Mapping[str, Split], config: Config, workdir: Path
 ) -> DataRecord:
   """The record of all data that a run reads."""
   if config.data.digest == "contents":
     logger.info("reading all bytes of the data (config.data.digest)")
-  return DataRecord(
-    directory=workdir / "inventory",
-    by=config.data.digest,
-    inventories={key: r.source.inventory for key, r in splits.items()},
+  return data_record.run_record(
+    workdir,
+    config.data.digest,
+    {key: split.data_files for key, split in splits.items()},
   )

@@ -249,12 +249,12 @@ def run_result(
   """
   readers = trainer.splits.values()
   unreadable = [
-    reader.source.describe(index)
+    reader.describe(index)
     for reader in readers
     for index in reader.sync_unreadable()
   ]
   # Slices may overlap, or be the same.
-  others = [line for reader in readers for line in reader.source.left_out]
+  others = [line for reader in readers for line in reader.left_out]
   changes: list[Mapping[str, Any]] = []
   for pack in packs:
     changes += [change for change in pack.changes if change not in changes]

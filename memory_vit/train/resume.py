@@ -9,7 +9,7 @@ from typing import Any
 
 from memory_vit.config import OPTIONS
 from memory_vit.data.data_record import DataRecord
-from memory_vit.data.reader import Reader
+from memory_vit.data.split import Split
 from memory_vit.errors import TrainingError
 from memory_vit.model import trees
 from memory_vit.runtime import schema, sharding
@@ -27,7 +27,7 @@ def save(
   state: TrainState,
   past: LoopState,
   meta: Mapping[str, Any],
-  splits: Mapping[str, Reader],
+  splits: Mapping[str, Split],
 ) -> None:
   """Write all that a resumed pack needs; every process must call.
 
@@ -72,7 +72,7 @@ def resume(
   checkpoints: Checkpoints,
   state: TrainState,
   meta: Mapping[str, Any],
-  splits: Mapping[str, Reader],
+  splits: Mapping[str, Split],
   may_change: Sequence[str],
   record: DataRecord,
 ) -> tuple[TrainState, LoopState | None]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from memory_vit.config import Config
-from memory_vit.data.reader import Reader
+from memory_vit.data.split import Split
 from memory_vit.errors import ConfigError
 from memory_vit.model.backbone import Backbone
 from memory_vit.run_result import RESULT, RunResult, read_result
@@ -33,7 +33,7 @@ def train_and_evaluate(
   workdir: Path,
   stop: StopSignal | None = None,
   may_change: Sequence[str] = (),
-  splits: Mapping[str, Reader] | None = None,
+  splits: Mapping[str, Split] | None = None,
   backbone: Backbone | None = None,
 ) -> RunResult:
   """Train a task or a sweep, or resume the run in `workdir`.
@@ -140,7 +140,7 @@ def _run(
   config: Config,
   workdir: Path,
   context: RunContext,
-  splits: Mapping[str, Reader] | None = None,
+  splits: Mapping[str, Split] | None = None,
   backbone: Backbone | None = None,
 ) -> RunResult:
   """See `train_and_evaluate`."""

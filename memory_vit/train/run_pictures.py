@@ -13,8 +13,8 @@ import numpy as np
 from etils import epy
 from PIL import Image
 
-from memory_vit.data.eval_images import eval_images
-from memory_vit.data.reader import Reader
+from memory_vit.data.batching import eval_images
+from memory_vit.data.split import Split
 from memory_vit.evaluation.split_predictions import SplitPredictions
 from memory_vit.model.task import Task
 from memory_vit.run_result import ANSWERS as ANSWERS_FILE
@@ -141,7 +141,7 @@ def attention_figures(
   embeddings, which are no images; several processes leave it out.
   """
   reader = trainer.test or trainer.validation
-  if reader is None or reader.source.embedded or not task.spec.learned.composes:
+  if reader is None or reader.embedded or not task.spec.learned.composes:
     return {}
   if jax.process_count() > 1:
     logger.info("no pictures of attention: there are several processes")
@@ -172,7 +172,7 @@ def answer_figures(
 ) -> dict[str, Figure]:
   """Draw images of the test split, under their classes and a task's answers."""
   reader = trainer.test
-  if predictions is None or reader is None or reader.source.embedded:
+  if predictions is None or reader is None or reader.embedded:
     return {}
   chosen = _some_examples(trainer, reader, _SHEET)
   images = eval_images(reader, trainer.preprocessing, chosen)
@@ -211,9 +211,7 @@ def _answers(
   ]
 
 
-def _some_examples(
-  trainer: Trainer, reader: Reader, each: int = 1
-) -> list[int]:
+def _some_examples(trainer: Trainer, reader: Split, each: int = 1) -> list[int]:
   """The numbers of images from all over a split, `each` for one of the log.
 
   Files lie class by class: the first ones would be of one class.

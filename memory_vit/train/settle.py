@@ -35,7 +35,7 @@ from memory_vit.config import (
   beyond_the_end,
   to_dict,
 )
-from memory_vit.data.reader import Reader
+from memory_vit.data.split import Split
 from memory_vit.data.split_ref import OF_A_DIRECTORY
 from memory_vit.errors import BackboneError, ConfigError, DataError
 from memory_vit.model import trees
@@ -73,7 +73,7 @@ def task_name(config: Config) -> str:
   return name.strip("-_")
 
 
-def with_splits(config: Config, splits: Mapping[str, Reader]) -> Config:
+def with_splits(config: Config, splits: Mapping[str, Split]) -> Config:
   """The configuration with the names of the splits that are given.
 
   Args:
@@ -107,8 +107,8 @@ def with_splits(config: Config, splits: Mapping[str, Reader]) -> Config:
   for role, reader in splits.items():
     if reader.class_names != train.class_names:
       raise DataError(
-        f"the split for {role!r}, {reader.source}, has {reader.num_classes} "
-        f"classes other than the {train.num_classes} of {train.source}."
+        f"the split for {role!r}, {reader}, has {reader.num_classes} "
+        f"classes other than the {train.num_classes} of {train}."
       )
   data = dataclasses.replace(
     data,
@@ -237,7 +237,7 @@ def require_same_start(config: Config) -> None:
   processes.require_same("configuration", facts)
 
 
-def settled(config: Config, backbone: Backbone, train: Reader) -> Config:
+def settled(config: Config, backbone: Backbone, train: Split) -> Config:
   """The configuration with what it left to its backbone and its data.
 
   Raises:
@@ -253,15 +253,15 @@ def settled(config: Config, backbone: Backbone, train: Reader) -> Config:
   return config
 
 
-def _require_classes(train: Reader) -> None:
+def _require_classes(train: Split) -> None:
   """Refuse a single class, which every model is right about.
 
   Raises:
     DataError: says what may be wrong with the folders.
   """
-  if advice := train.source.single_class():
+  if advice := train.single_class():
     name = messages.brief(train.class_names[0])
-    raise DataError(f"{train.source} has a single class, {name}: {advice}")
+    raise DataError(f"{train} has a single class, {name}: {advice}")
 
 
 def with_backbone(config: Config, backbone: Backbone) -> Config:
@@ -286,7 +286,7 @@ def _with_crop(part: _Part, backbone: Backbone) -> _Part:
   return dataclasses.replace(part, eval_crop="resize")
 
 
-def _with_embeddings(config: Config, train: Reader) -> Config:
+def _with_embeddings(config: Config, train: Split) -> Config:
   """The configuration with how the images of embeddings were prepared.
 
   Of other data it stays as it is.
@@ -294,9 +294,9 @@ def _with_embeddings(config: Config, train: Reader) -> Config:
   Raises:
     ConfigError: where it says that they are prepared otherwise.
   """
-  if not train.source.embedded:
+  if not train.embedded:
     return config
-  made = train.source.embedded.origin.evaluation
+  made = train.embedded.origin.evaluation
   data = config.data
   if data.eval_crop == _BACKBONE:
     data = dataclasses.replace(data, eval_crop=made.crop, resize=made.resize)
@@ -351,7 +351,7 @@ def steps_of(config: Config, examples: int) -> int:
 def require_fit(
   config: Config,
   backbone: Backbone,
-  splits: Mapping[str, Reader],
+  splits: Mapping[str, Split],
   parents: Sequence[Task],
   trials: Sequence[Trial],
 ) -> None:
@@ -394,7 +394,7 @@ def _require_new_names(
 
 
 def _require_embeddings_of(
-  backbone: Backbone, config: Config, reader: Reader
+  backbone: Backbone, config: Config, reader: Split
 ) -> None:
   """Refuse embeddings that this backbone would not make, as it is configured.
 
@@ -404,9 +404,9 @@ def _require_embeddings_of(
     BackboneError: where they are of another backbone.
     ConfigError: where an option makes it compute something else.
   """
-  if not reader.source.embedded:
+  if not reader.embedded:
     return
-  made, found = reader.source.embedded.origin, backbone.id
+  made, found = reader.embedded.origin, backbone.id
   options = (
     ("image_size", made.backbone.image_size, found.image_size),
     ("gelu", made.backbone.gelu, found.gelu),
@@ -416,20 +416,20 @@ def _require_embeddings_of(
     # With other weights, that is not what is wrong.
     if value != expected and made.backbone.fingerprint == found.fingerprint:
       raise ConfigError(
-        f"config.{key} is {value!r}, and the embeddings of {reader.source} "
+        f"config.{key} is {value!r}, and the embeddings of {reader} "
         f"were made with {expected!r}: expected that."
       )
   width, summary = backbone.config.width, backbone.config.summary_tokens
   shapes = {"pooled": (width,), "layers": (summary, width)}
   if made.backbone != found or made.shapes != shapes:
     raise BackboneError(
-      f"{reader.source}: the embeddings are of {made.backbone}, with values of "
+      f"{reader}: the embeddings are of {made.backbone}, with values of "
       f"the shapes {messages.brief(dict(made.shapes))}, and config.backbone is "
       f"{found}, which makes {shapes}: expected the one that made them."
     )
 
 
-def _require_prepared_alike(train: Reader, reader: Reader) -> None:
+def _require_prepared_alike(train: Split, reader: Split) -> None:
   """Refuse embeddings of images that were prepared otherwise than train's.
 
   A task carries how its training images are prepared, and it is measured on
@@ -438,10 +438,10 @@ def _require_prepared_alike(train: Reader, reader: Reader) -> None:
   Raises:
     DataError: with what differs.
   """
-  if not (train.source.embedded and reader.source.embedded):
+  if not (train.embedded and reader.embedded):
     return
-  expected = dataclasses.asdict(train.source.embedded.origin.evaluation)
-  found = dataclasses.asdict(reader.source.embedded.origin.evaluation)
+  expected = dataclasses.asdict(train.embedded.origin.evaluation)
+  found = dataclasses.asdict(reader.embedded.origin.evaluation)
   different = [key for key in expected if found[key] != expected[key]]
   if different:
     first, second = (
@@ -449,14 +449,14 @@ def _require_prepared_alike(train: Reader, reader: Reader) -> None:
       for values in (found, expected)
     )
     raise DataError(
-      f"{reader.source}: the images of these embeddings were prepared with "
-      f"{first}, and those of {train.source} with {second}: embed all splits "
+      f"{reader}: the images of these embeddings were prepared with "
+      f"{first}, and those of {train} with {second}: embed all splits "
       "with the same --task, or all without one."
     )
 
 
 def require_same_data(
-  backbone: Backbone, splits: Mapping[str, Reader], parents: Sequence[Task]
+  backbone: Backbone, splits: Mapping[str, Split], parents: Sequence[Task]
 ) -> None:
   """Compare backbone, parents, and classes and files of all splits.
 
@@ -479,7 +479,7 @@ def require_same_data(
     key = "config.upstream" if name == "upstream" else f"config.data.{name}"
     facts[f"{key}: size"] = reader.size
     facts[f"{key}: classes"] = list(reader.class_names)
-    facts[f"{key}: names and sizes of files"] = reader.source.inventory.sizes()
+    facts[f"{key}: names and sizes of files"] = reader.data_files.sizes()
   processes.require_same("data", facts)
 
 

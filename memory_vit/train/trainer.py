@@ -12,10 +12,10 @@ import numpy as np
 
 from memory_vit.config import Config, data_seed, to_dict
 from memory_vit.data import batching, image_ops
-from memory_vit.data.class_counts import class_counts
 from memory_vit.data.data_record import DataRecord
 from memory_vit.data.decoded_images import keep_decoded
-from memory_vit.data.reader import Reader
+from memory_vit.data.split import Split
+from memory_vit.data.subset import class_counts
 from memory_vit.evaluation import evaluate as evaluation
 from memory_vit.evaluation.evaluate import Also, Predict, evaluate_source
 from memory_vit.frozen.plan import Prepare
@@ -104,10 +104,10 @@ class Trainer:
   config: Config
   context: RunContext
   backbone: Backbone
-  train: Reader
-  validation: Reader | None = None
-  test: Reader | None = None
-  upstream: Reader | None = None
+  train: Split
+  validation: Split | None = None
+  test: Split | None = None
+  upstream: Split | None = None
   attends_to: tuple[Task, ...] = ()
   ancestors: tuple[Task, ...] = ()
   record: DataRecord = dataclasses.field(default_factory=DataRecord)
@@ -121,7 +121,7 @@ class Trainer:
   @property
   def preprocessing(self) -> EvalPreprocessing:
     """How images of the task are prepared for evaluation."""
-    data, embedded = self.config.data, self.train.source.embedded
+    data, embedded = self.config.data, self.train.embedded
     if embedded:
       return embedded.origin.evaluation
     return image_ops.evaluation_of(
@@ -140,7 +140,7 @@ class Trainer:
     return dataclasses.replace(self, config=config)
 
   @property
-  def splits(self) -> dict[str, Reader]:
+  def splits(self) -> dict[str, Split]:
     """{"train": the split, ..., "upstream": ...}, those that there are."""
     named = {
       "train": self.train,
@@ -345,7 +345,7 @@ class Trainer:
     )
 
   def _validate(
-    self, start: Start, split: Reader, params: Any
+    self, start: Start, split: Split, params: Any
   ) -> dict[str, dict[str, Any]]:
     """Evaluate the tasks of a pack with the parameters of a step."""
     trained = [
@@ -360,7 +360,7 @@ class Trainer:
   def evaluate(
     self,
     tasks: Sequence[Task],
-    source: Reader,
+    source: Split,
     kept: Iterable[dict[str, Any]] | None = None,
     *,
     also: Collection[Also] = (),
@@ -378,7 +378,7 @@ class Trainer:
     Raises:
       Interrupted: between two batches, where it was asked to stop.
     """
-    if kept is None and self.kept and source.source.embedded:
+    if kept is None and self.kept and source.embedded:
       kept = self.kept.eval_batches(source, self._prepare(tasks), "test")
     outputs = self.predictor(tasks, kept=kept is not None)
 
@@ -426,10 +426,10 @@ class Trainer:
     )
 
   @property
-  def kept_splits(self) -> dict[str, Reader]:
+  def kept_splits(self) -> dict[str, Split]:
     """{"train": the split, ...}, those of which something is kept."""
     kept = {"train", "validation"}
-    if self.train.source.embedded:  # there are no images to compute it of
+    if self.train.embedded:  # there are no images to compute it of
       kept.add("test")
     return {key: r for key, r in self.splits.items() if key in kept}
 
@@ -440,7 +440,7 @@ class Trainer:
     return functools.partial(split.prepare, self.frozen())
 
   @functools.cached_property
-  def _training_images(self) -> Reader:
+  def _training_images(self) -> Split:
     """The training split; decoded in memory where that is kept."""
     if self.config.keep.what != "images":
       return self.train
@@ -516,7 +516,7 @@ class Trainer:
       )
     return self._image_batches(self._training_images, step * config.batch_size)
 
-  def _image_batches(self, reader: Reader, start: int) -> Any:
+  def _image_batches(self, reader: Split, start: int) -> Any:
     """Batches of training images, from an example on."""
     config = self.config
     return batching.train_batches(

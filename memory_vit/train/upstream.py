@@ -12,7 +12,7 @@ import jax
 
 from memory_vit.config import Config
 from memory_vit.data import datasets, image_ops
-from memory_vit.data.reader import Reader
+from memory_vit.data.split import Split
 from memory_vit.data.split_ref import configured_splits
 from memory_vit.evaluation import evaluate
 from memory_vit.model.backbone import Backbone
@@ -23,7 +23,7 @@ from memory_vit.train.trainer import Trainer
 logger = logging.getLogger(__name__)
 
 
-def open_upstream(config: Config, backbone: Backbone) -> Reader | None:
+def open_upstream(config: Config, backbone: Backbone) -> Split | None:
   """Open the data of the original outputs; None where none is configured."""
   ref = configured_splits(config).get("upstream")
   reader = datasets.open_on_all_processes(ref) if ref else None

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 import memory_vit as mv
-from memory_vit.data import Reader, open_split
+from memory_vit.data import Split, open_run_split
 from memory_vit.evaluation import evaluate_source, predict_fn
 from memory_vit.runtime import make_mesh
 from studies.paper.study import Study
@@ -22,7 +22,10 @@ def measure(
 ) -> dict[str, Any]:
   """Evaluate the first of `best_tasks`, as `interference.json` keeps it."""
   config = study.config
-  mesh, source = make_mesh(fsdp=config.mesh.fsdp), open_split(config, "test")
+  mesh, source = (
+    make_mesh(fsdp=config.mesh.fsdp),
+    open_run_split(config, "test"),
+  )
   naive_tasks, masked_tasks = (
     [mv.load_task(directory, backbone) for directory in tasks[regime]]
     for regime in ("memory", "memory_masked")
@@ -66,7 +69,7 @@ def naive(first: mv.Task, others: Sequence[mv.Task]) -> mv.Task:
 def naive_accuracies(
   backbone: mv.Backbone,
   tasks: Sequence[mv.Task],
-  source: Reader,
+  source: Split,
   *,
   batch_size: int,
   mesh: jax.sharding.Mesh,
@@ -101,7 +104,7 @@ def naive_accuracies(
 def masked_accuracies(
   backbone: mv.Backbone,
   tasks: Sequence[mv.Task],
-  source: Reader,
+  source: Split,
   *,
   batch_size: int,
   mesh: jax.sharding.Mesh,

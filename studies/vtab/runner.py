@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import memory_vit as mv
-from memory_vit.data import open_split
+from memory_vit.data import open_run_split
 from memory_vit.model import get_regime
 from memory_vit.runtime import StopSignal, on_process_0
 from studies import grid
@@ -109,10 +109,10 @@ def require_data(bench: Benchmark, *, prepared: bool = False) -> None:
   for data in bench.tasks:
     config = protocol.test_config(bench, data)
     for role in ("train", "test"):
-      reader = open_split(config, role, prepared=prepared)
+      reader = open_run_split(config, role, prepared=prepared)
       if reader.num_classes != data.task.classes:
         raise mv.MemoryVitError(
-          f"{reader.source} has {reader.num_classes} classes, "
+          f"{reader} has {reader.num_classes} classes, "
           f"{data.task.name} of VTAB-1k has {data.task.classes}: expected the "
           f"data of the benchmark in {data.dir}, or --only without "
           f"{data.task.name}."

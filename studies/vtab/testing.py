@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 import memory_vit as mv
-from memory_vit.data import data_differences, open_split, record_data
+from memory_vit.data import data_differences, open_run_split, record_data
 from memory_vit.evaluation import evaluate_source, predict_fn
 from memory_vit.model import get_regime
 from memory_vit.runtime import StopSignal, make_mesh, on_process_0
@@ -170,7 +170,7 @@ def measure(
 
   results = evaluate_source(
     predict,
-    open_split(protocol.test_config(bench, data), "test"),
+    open_run_split(protocol.test_config(bench, data), "test"),
     next(iter(tasks.values())).spec.evaluation,
     batch_size=config.batch_size_eval,
     mesh=mesh,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import memory_vit as mv
-from memory_vit.data import open_split
+from memory_vit.data import open_run_split
 from memory_vit.evaluation import Evaluator
 from memory_vit.model import get_regime
 from memory_vit.runtime import make_mesh, on_process_0
@@ -85,7 +85,7 @@ def measure(
   results: dict[str, Any] = {}
   readers = []
   for data in bench.tasks:
-    readers.append(open_split(protocol.test_config(bench, data), "test"))
+    readers.append(open_run_split(protocol.test_config(bench, data), "test"))
     name = data.task.name
     logger.info("%s among %d tasks", name, len(directories))
     results |= evaluator.evaluate(readers[-1], [name], verify=True)

@@ -17,7 +17,7 @@ from conftest import ROOT, tiny_backbone
 import memory_vit as mv
 from memory_vit import config as config_lib
 from memory_vit.commands import command_line
-from memory_vit.data import batching, datasets, sources
+from memory_vit.data import batching, datasets, split_parts
 from memory_vit.errors import ConfigError, MemoryVitError
 from memory_vit.train import run, settle, sweep
 from memory_vit.train.optim import warmup_steps
@@ -117,7 +117,7 @@ def test_its_data_are_found(name, tmp_path):
   where = config.data
   assert where.name == tfds_name
   train, validation, test = (
-    datasets.open_source(tfds_name, split, str(tmp_path))
+    datasets.open_split(tfds_name, split, str(tmp_path))
     for split in (where.train, where.validation, where.test)
   )
   for source in (train, validation, test):
@@ -166,8 +166,8 @@ def test_a_folder_of_few_pictures_is_not_seen_hundreds_of_times():
   guide = (ROOT / "docs" / "own_data.md").read_text()
   for pictures, steps in ((300, 106), (5_120, 1_800)):
     sizes = {"train": pictures}
-    parts = sources.split_parts("folder", config.data.train, sizes)
-    learned_from = sources.count_examples(parts, sizes)
+    parts = split_parts.split_parts("folder", config.data.train, sizes)
+    learned_from = split_parts.count_examples(parts, sizes)
     assert settle.with_steps(config, learned_from).total_steps == steps
     assert f"{steps:,}" in importlib.import_module("configs.folder").__doc__
     assert f"{steps:,}" in guide

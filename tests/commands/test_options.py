@@ -510,7 +510,7 @@ class Watcher:
     patch = self._patch
     for module, name in (
       (optim, "make_schedule"), (split_forward, "make_split_forward"),
-      (datasets, "open_reader"),
+      (datasets, "open_ref"),
     ):  # fmt: skip
       patch.setattr(module, name, functools.cache(getattr(module, name)))
     patch.setattr(optim, "make_optimizer", once(optim.make_optimizer))

@@ -33,8 +33,7 @@ from memory_vit.config import DataConfig
 from memory_vit.data import batching, tfrecord, watchdog
 from memory_vit.data import tfds as data_tfds
 from memory_vit.data.batching import eval_batches, train_batches
-from memory_vit.data.datasets import open_source
-from memory_vit.data.reader import Reader
+from memory_vit.data.datasets import open_split
 from memory_vit.errors import BrokenDataError, ConfigError
 from memory_vit.evaluation import evaluate
 from memory_vit.model.task import EvalPreprocessing
@@ -172,8 +171,8 @@ def test_a_record_that_is_longer_than_its_file(tmp_path, length):
   header += struct.pack("<I", masked & 0xFFFFFFFF)
   file.write_bytes(content[:start] + header + content[start + 12 :])
   with pytest.raises(BrokenDataError, match=f"middle of its {length:,} bytes"):
-    open_source("own", "train", str(tmp_path))
-  assert open_source("own", "train", str(tmp_path), max_bad=1).size == 12
+    open_split("own", "train", str(tmp_path))
+  assert open_split("own", "train", str(tmp_path), max_bad=1).size == 12
 
 
 @pytest.mark.fault("lying-record")
@@ -186,7 +185,7 @@ def test_more_examples_than_files_can_hold(tmp_path, file_format, count):
     entry["shardLengths"] = [str(count)]
   info.write_text(json.dumps(content))
   with pytest.raises(BrokenDataError, match=f"{count:,} examples, but its fil"):
-    open_source("own", "train", str(tmp_path), max_bad=2**62)
+    open_split("own", "train", str(tmp_path), max_bad=2**62)
 
 
 @pytest.mark.fault("special-file")
@@ -195,7 +194,7 @@ def test_a_shard_that_is_a_pipe(tmp_path):
   file.unlink()
   os.mkfifo(file)
   with pytest.raises(BrokenDataError, match="is no regular file"):
-    open_source("own", "train", str(tmp_path))
+    open_split("own", "train", str(tmp_path))
 
 
 def write_own(directory, file_format="tfrecord", count=12):
@@ -240,15 +239,15 @@ def test_broken_shard_is_named_with_its_last_good_record(
   fake_data.reshard(directory, "train", [4, 4, 4])
   damage(directory / "own-train.tfrecord-00001-of-00003", how)
   with pytest.raises(BrokenDataError) as error:
-    open_source("own", "train", str(tmp_path))
+    open_split("own", "train", str(tmp_path))
   text = str(error.value)
   assert f"example {4 + record} (" in text
   assert f"train.tfrecord-00001-of-00003, record {record} of 4) cannot" in text
   assert f"last good record: {last_good}" in text
   assert "check_data" in text
   # What does not touch the shard can be used.
-  assert open_source("own", "train[:4]", str(tmp_path)).size == 4
-  assert open_source("own", "test", str(tmp_path)).size == 2
+  assert open_split("own", "train[:4]", str(tmp_path)).size == 4
+  assert open_split("own", "test", str(tmp_path)).size == 2
 
 
 @pytest.mark.fault("corrupt-record")
@@ -256,22 +255,22 @@ def test_broken_shard_is_named_with_its_last_good_record(
 def test_corrupt_records_are_left_out(tmp_path, log):
   directory = write_own(tmp_path)
   fake_data.reshard(directory, "train", [5, 7])
-  whole = open_source("own", "train", str(tmp_path))  # is in memory
+  whole = open_split("own", "train", str(tmp_path))  # is in memory
   clean = labels_of(whole)
   for i, record in ((0, 0), (1, 3)):
     file = directory / f"own-train.tfrecord-0000{i}-of-00002"
     flip_bit(file, record_start(file, record) + 30)
   with pytest.raises(BrokenDataError, match="2 examples cannot.*max_bad"):
-    open_source("own", "train", str(tmp_path), max_bad=1)
+    open_split("own", "train", str(tmp_path), max_bad=1)
   log.clear()
-  source = open_source("own", "train", str(tmp_path), max_bad=2)
+  source = open_split("own", "train", str(tmp_path), max_bad=2)
   assert set(source.unreadable) == {0, 5 + 3}
   assert len(log.records) == 2
   assert "00001-of-00002, record 3 of 7" in log.records[1].getMessage()
   expected = [None if i in (0, 8) else label for i, label in enumerate(clean)]
   assert labels_of(source) == expected
   # A part of a split counts what lies in it.
-  part = open_source("own", "train[6:10]+test", str(tmp_path), max_bad=1)
+  part = open_split("own", "train[6:10]+test", str(tmp_path), max_bad=1)
   assert set(part.unreadable) == {2}
   assert labels_of(part)[:4] == [clean[6], clean[7], None, clean[9]]
   # In training, the next stands in for one.
@@ -286,7 +285,7 @@ def test_corrupt_records_are_left_out(tmp_path, log):
 @pytest.mark.parametrize("how", ["payload", "empty", "cut", "missing"])
 def test_broken_array_record(tmp_path, how):
   directory = write_own(tmp_path, "array_record")
-  clean = labels_of(open_source("own", "train", str(tmp_path)))
+  clean = labels_of(open_split("own", "train", str(tmp_path)))
   [file] = directory.glob("*train*")
   content = file.read_bytes()
   if how == "payload":
@@ -299,16 +298,16 @@ def test_broken_array_record(tmp_path, how):
   else:
     file.write_bytes(b"" if how == "empty" else content[:-1])
   if how == "payload":  # is not noticed before it is read
-    source = open_source("own", "train", str(tmp_path))
+    source = open_split("own", "train", str(tmp_path))
     with pytest.raises(BrokenDataError, match="example 3 .*array_record-00000"):
       labels_of(source)
-    source = open_source("own", "train", str(tmp_path), max_bad=1)
+    source = open_split("own", "train", str(tmp_path), max_bad=1)
     found = labels_of(source)
     assert found == [*clean[:3], None, *clean[4:]]
   else:
     for allowed in (0, 3):
       with pytest.raises(BrokenDataError, match="12 examples cannot be read"):
-        open_source("own", "train", str(tmp_path), max_bad=allowed)
+        open_split("own", "train", str(tmp_path), max_bad=allowed)
 
 
 @pytest.mark.fault("damaged-shard")
@@ -322,19 +321,19 @@ def test_array_record_with_other_records_than_it_should_have(tmp_path):
   with pytest.raises(
     BrokenDataError, match="has 9 records; there should be 12"
   ):
-    open_source("own", "train", str(tmp_path / "a"))
+    open_split("own", "train", str(tmp_path / "a"))
   with pytest.raises(BrokenDataError, match="none of its 12 examples"):
-    open_source("own", "train", str(tmp_path / "a"), max_bad=12)
+    open_split("own", "train", str(tmp_path / "a"), max_bad=12)
 
 
 def test_what_is_left_out_of_array_record_is_not_read(tmp_path, monkeypatch):
   """Though something can be: a wrong file holds other examples."""
   write_own(tmp_path, "array_record")
-  clean = labels_of(open_source("own", "train", str(tmp_path)))
+  clean = labels_of(open_split("own", "train", str(tmp_path)))
   monkeypatch.setattr(
     data_tfds, "_bad_array_records", lambda shards: {3: "of another file"}
   )
-  source = open_source("own", "train", str(tmp_path), max_bad=1)
+  source = open_split("own", "train", str(tmp_path), max_bad=1)
   assert labels_of(source) == [*clean[:3], None, *clean[4:]]
 
 
@@ -342,15 +341,15 @@ def test_what_is_left_out_of_array_record_is_not_read(tmp_path, monkeypatch):
 def test_record_that_is_no_example(tmp_path):
   directory = write_own(tmp_path)
   [file] = directory.glob("*train*")
-  clean = labels_of(open_source("own", "train", str(tmp_path)))
+  clean = labels_of(open_split("own", "train", str(tmp_path)))
   records = list(tf.data.TFRecordDataset(str(file)).as_numpy_iterator())
   records[7] = b"whole, and something else"
   with tf.io.TFRecordWriter(str(file)) as writer:
     for record in records:
       writer.write(record)
   with pytest.raises(BrokenDataError, match="example 7 .*record 7 of 12"):
-    open_source("own", "train", str(tmp_path))
-  source = open_source("own", "train", str(tmp_path), max_bad=1)
+    open_split("own", "train", str(tmp_path))
+  source = open_split("own", "train", str(tmp_path), max_bad=1)
   assert labels_of(source) == [*clean[:7], None, *clean[8:]]
 
 
@@ -360,7 +359,7 @@ def test_wrong_label_names_the_example(tmp_path):
     tmp_path, "own", FEATURES, {"train": [0, 1, -1]}
   )
   with pytest.raises(BrokenDataError, match=r"labels -1.*tfrecord-00000.*of 3"):
-    open_source("own", "train", str(directory))
+    open_split("own", "train", str(directory))
 
 
 # --- left out in training -----------------------------------------------------
@@ -454,7 +453,7 @@ def test_what_fails_once_is_read_again(log):
     index = tf.ensure_shape(tf.numpy_function(sometimes, [index], tf.int64), ())
     return plain.fetch(index)
 
-  source = Reader(dataclasses.replace(plain, fetch=fetch))
+  source = dataclasses.replace(plain, fetch=fetch)
   assert_same(trained_on(source, steps=6), trained_on(plain, steps=6))
   assert len(failures) == 1
   assert source.unreadable == {}
@@ -477,7 +476,7 @@ def test_what_other_processes_leave_out_counts(monkeypatch):
   trained_on(source, steps=4)
   assert source.sync_unreadable() == [2, 5, 9] == sorted(source.unreadable)
   # Nothing is said where none may be left out.
-  assert Reader(numbered_source(16)).sync_unreadable() == []
+  assert numbered_source(16).sync_unreadable() == []
 
 
 @pytest.mark.slow
@@ -580,7 +579,7 @@ def write_pictures(folder, pictures):
 def test_odd_pictures_are_used(tmp_path):
   pictures = odd_pictures()
   write_pictures(tmp_path / "train" / "a", pictures)
-  source = open_source("folder", "train", str(tmp_path))
+  source = open_split("folder", "train", str(tmp_path))
   for batch in (
     trained_on(source, steps=10, batch_size=len(pictures)),
     concatenate(eval_batches(source, PLAIN, batch_size=len(pictures))),
@@ -594,12 +593,10 @@ def test_odd_pictures_are_used(tmp_path):
 @pytest.mark.slow
 def test_broken_pictures_are_all_named(tmp_path):
   write_pictures(tmp_path / "train" / "a", odd_pictures() | BROKEN)
-  reader = open_source("folder", "train", str(tmp_path), max_bad=len(BROKEN))
+  reader = open_split("folder", "train", str(tmp_path), max_bad=len(BROKEN))
   batch = concatenate(eval_batches(reader, PLAIN, batch_size=4))
   assert batch["mask"].sum() == len(odd_pictures())
-  names = {
-    pathlib.Path(reader.source.file_name(i)).name for i in reader.unreadable
-  }
+  names = {pathlib.Path(reader.file_name(i)).name for i in reader.unreadable}
   assert names == set(BROKEN)
 
 
@@ -622,7 +619,7 @@ def irregular(tmp_path):
 @pytest.mark.fault("broken-image", "special-file")
 def test_what_is_no_regular_file_is_never_read(irregular):
   with pytest.raises(BrokenDataError) as error:
-    open_source("folder", "train", str(irregular))
+    open_split("folder", "train", str(irregular))
   for name, kind in (
     ("pipe", "a pipe"), ("device", "a device"), ("socket", "a socket"),
     ("gone", "a link to what cannot be found"),
@@ -630,7 +627,7 @@ def test_what_is_no_regular_file_is_never_read(irregular):
   ):  # fmt: skip
     line = f"{name}.png) cannot be read: no regular file, but {kind}"
     assert line in str(error.value)
-  source = open_source("folder", "train", str(irregular), max_bad=5)
+  source = open_split("folder", "train", str(irregular), max_bad=5)
   assert len(source.unreadable) == 5
   batches = eval_batches(source, PLAIN, batch_size=4)
   assert sum(batch["mask"].sum() for batch in batches) == 2
@@ -639,7 +636,7 @@ def test_what_is_no_regular_file_is_never_read(irregular):
 @pytest.mark.fault("odd-image")
 def test_a_line_that_would_fill_the_memory_is_named(tmp_path):
   write_pictures(tmp_path / "train" / "a", odd_pictures())
-  source = open_source("folder", "train", str(tmp_path))
+  source = open_split("folder", "train", str(tmp_path))
   central = EvalPreprocessing(image_size=8, crop="central", resize=9)
   with pytest.raises(BrokenDataError, match="line.png|line.jpg.*32 times"):
     list(eval_batches(source, central, batch_size=16))
@@ -764,7 +761,7 @@ def waiting_source(wait, stall_timeout=0.4):
     return plain.fetch(index)
 
   source = dataclasses.replace(plain, fetch=fetch)
-  return Reader(source, stall_timeout=stall_timeout)
+  return dataclasses.replace(source, stall_timeout=stall_timeout)
 
 
 @pytest.mark.fault("stalled-input")
@@ -811,7 +808,7 @@ def test_what_is_still_read_at_the_end_is_noticed(clock):
 @pytest.mark.fault("stalled-input")
 def test_time_that_is_spent_elsewhere_is_no_stall(clock):
   """Compiling, an evaluation, a save: the clock runs inside of `next` only."""
-  source = Reader(numbered_source(16), stall_timeout=100.0)
+  source = dataclasses.replace(numbered_source(16), stall_timeout=100.0)
   asked = 0
   for _ in eval_batches(source, PLAIN, batch_size=8):
     assert clock.running == []
@@ -836,9 +833,8 @@ def test_stalled_process_ends_and_says_where_it_was():
     import tensorflow as tf
     from memory_vit import config
     from memory_vit.data import batching
-    from memory_vit.data import sources
     from memory_vit.data import watchdog
-    from memory_vit.data.reader import Reader
+    from memory_vit.data.split import Split
 
     hanging = threading.Event()
 
@@ -858,15 +854,15 @@ def test_stalled_process_ends_and_says_where_it_was():
       index = tf.numpy_function(hang, [index], tf.int64)
       return tf.constant(b""), tf.cast(tf.ensure_shape(index, ()), tf.int32)
 
-    source = sources.Source(
+    source = Split(
       name="hangs", split="train", size=20,
       class_names=tuple(map(str, range(20))),
       fetch=lambda i: (tf.io.encode_png(tf.zeros((2, 2, 3), tf.uint8)),
                        fetch(i)[1]),
+      stall_timeout=3.0,
     )
-    reader = Reader(source, stall_timeout=3.0)
     batches = batching.train_batches(
-      reader, config.TrainDataConfig(), image_size=8, batch_size=4, seed=0
+      source, config.TrainDataConfig(), image_size=8, batch_size=4, seed=0
     )
     print("begins", flush=True)
     for batch in batches:

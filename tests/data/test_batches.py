@@ -19,7 +19,7 @@ from memory_vit.config import DataConfig
 from memory_vit.data import batching as data_lib
 from memory_vit.data import datasets, pipeline
 from memory_vit.data.batching import eval_batches, train_batches
-from memory_vit.data.datasets import open_source
+from memory_vit.data.datasets import open_split
 from memory_vit.data.split_ref import SplitRef
 from memory_vit.data.tfds_labels import find_keys
 from memory_vit.errors import ConfigError, DataError
@@ -214,8 +214,8 @@ def test_broken_picture_is_named(tmp_path):
   files = [f"{i}.png" for i in range(6)]
   write_folder(tmp_path, {"train/a": files, "train/b": files})
   (tmp_path / "train/b/3.png").write_bytes(b"\x89PNG\r\n\x1a\n and no more")
-  reader = open_source("folder", "train", str(tmp_path))
-  index = [reader.source.file_name(i)[-7:] for i in range(12)].index("b/3.png")
+  reader = open_split("folder", "train", str(tmp_path))
+  index = [reader.file_name(i)[-7:] for i in range(12)].index("b/3.png")
   what = rf"'folder {tmp_path.name}', split 'train', example {index}"
   pattern = rf"{what} \(.*b/3.png\) cannot be"
   with pytest.raises(DataError, match=pattern):
@@ -227,14 +227,14 @@ def test_broken_picture_is_named(tmp_path):
 def test_file_that_pillow_refuses_is_named(tmp_path):
   write_folder(tmp_path, {"train/a": ["0.png"]})
   (tmp_path / "train/a/0.png").write_text("no picture")
-  source = open_source("folder", "train", str(tmp_path))
+  source = open_split("folder", "train", str(tmp_path))
   with pytest.raises(DataError, match="0.png.*not a whole JPEG, PNG"):
     _train(source, steps=1)
 
 
 def test_file_that_is_gone_is_named(tmp_path):
   write_folder(tmp_path, {"train/a": ["0.png", "1.png"]})
-  source = open_source("folder", "train", str(tmp_path))
+  source = open_split("folder", "train", str(tmp_path))
   (tmp_path / "train/a/1.png").unlink()
   with pytest.raises(DataError, match="1.png.*cannot be read"):
     _evaluate(source)
@@ -245,16 +245,16 @@ def test_names_of_files_that_are_not_utf_8(tmp_path):
   write_folder(tmp_path, {"train/a": ["0.png", "1.png"]})
   odd = tmp_path / "train/a" / os.fsdecode(b"\xff\xfe.png")
   (tmp_path / "train/a/1.png").rename(odd)
-  reader = open_source("folder", "train", str(tmp_path))
+  reader = open_split("folder", "train", str(tmp_path))
   assert _evaluate(reader)["mask"].sum() == 2
-  names = {reader.source.file_name(i) for i in range(2)}
+  names = {reader.file_name(i) for i in range(2)}
   assert f"{tmp_path}/train/a/\\xff\\xfe.png" in names
   odd.unlink()
   with pytest.raises(DataError, match=r"/a/\\xff\\xfe.png\) cannot be read"):
     _evaluate(reader)
   (tmp_path / "train" / os.fsdecode(b"b\xff")).mkdir()
   with pytest.raises(DataError, match=r"train/b\\xff is not UTF-8"):
-    open_source("folder", "train", str(tmp_path))
+    open_split("folder", "train", str(tmp_path))
 
 
 # --- the end of the program ---------------------------------------------------
@@ -275,7 +275,7 @@ def test_program_ends_while_batches_are_being_made(tmp_path):
   write_adhoc(tmp_path, "own", FEATURES, {"train": [0, 1, 2]}, "array_record")
   program = f"""if True:
     from memory_vit import config, data
-    source = data.open_source("own", "train", {str(tmp_path)!r})
+    source = data.open_split("own", "train", {str(tmp_path)!r})
     batches = data.train_batches(
       source, config.DataConfig(), image_size=64, batch_size=64, seed=0
     )
@@ -300,19 +300,19 @@ def test_folder_has_classes_and_all_pictures(tmp_path):
     },
   )
   (tmp_path / "train/a/notes.txt").write_text("no picture")
-  reader = open_source("folder", "train", str(tmp_path))
+  reader = open_split("folder", "train", str(tmp_path))
   assert reader.class_names == ("a", "b")
   assert reader.size == 5
   batch = _evaluate(reader)
   for i in range(5):
-    path = pathlib.Path(reader.source.file_name(i))
+    path = pathlib.Path(reader.file_name(i))
     assert reader.class_names[batch["label"][i]] == path.parent.name
     grey = round(float(batch["image"][i].mean()) * 127.5 + 127.5)
     assert abs(grey - int(path.stem)) <= 1
-  assert len({reader.source.file_name(i) for i in range(5)}) == 5
-  test = open_source("folder", "test", str(tmp_path))
+  assert len({reader.file_name(i) for i in range(5)}) == 5
+  test = open_split("folder", "test", str(tmp_path))
   assert (test.size, test.class_names) == (1, ("a", "b"))
-  assert open_source("folder", "train+test", str(tmp_path)).size == 6
+  assert open_split("folder", "train+test", str(tmp_path)).size == 6
 
 
 def test_images_of_deeper_folders_belong_to_the_class(tmp_path):
@@ -327,9 +327,9 @@ def test_images_of_deeper_folders_belong_to_the_class(tmp_path):
   )
   (tmp_path / "train/b").symlink_to("../elsewhere")
   (tmp_path / "train/b/loop").symlink_to("../train")
-  reader = open_source("folder", "train", str(tmp_path))
+  reader = open_split("folder", "train", str(tmp_path))
   found = {
-    os.path.relpath(reader.source.file_name(i), tmp_path): int(label)
+    os.path.relpath(reader.file_name(i), tmp_path): int(label)
     for i, label in enumerate(_evaluate(reader)["label"][: reader.size])
   }
   assert found == {
@@ -347,8 +347,8 @@ def test_what_is_skipped_is_counted_and_named(tmp_path):
   (tmp_path / "train/a/sub").symlink_to("..")
   for name in ("train/stray.png", "train/a/x.txt", "train/b/y.csv"):
     (tmp_path / name).write_text("")
-  reader = open_source("folder", "train[:1]", str(tmp_path))
-  [line] = reader.source.skipped
+  reader = open_split("folder", "train[:1]", str(tmp_path))
+  [line] = reader.skipped
   assert line == (
     f"{tmp_path}/train: skipped 1 hidden (a/.1.png), 2 of other file types "
     "(a/x.txt, b/y.csv), 1 linked to a folder above (a/sub), 1 outside of "
@@ -373,15 +373,15 @@ def test_a_folder_that_cannot_be_listed_is_an_error(
   for name in ("", f"/{split}", f"/{split}/a", f"/{split}/a/deep"):
     closed = f"{tmp_path}{name}"
     with pytest.raises(DataError, match=rf"{closed} cannot be read \(Perm"):
-      open_source("folder", split, str(tmp_path))
+      open_split("folder", split, str(tmp_path))
   # What is not asked for may be anything.
   closed = f"{tmp_path}/test/a"
-  assert open_source("folder", "train", str(tmp_path)).size == 1
+  assert open_split("folder", "train", str(tmp_path)).size == 1
 
 
 def test_no_traceback_of_a_folder_of_the_system():
   with pytest.raises(DataError, match="'/proc' has no train/"):
-    open_source("folder", "train", "/proc")
+    open_split("folder", "train", "/proc")
 
 
 def test_slices_of_a_folder_are_fair_and_disjoint(tmp_path):
@@ -389,8 +389,8 @@ def test_slices_of_a_folder_are_fair_and_disjoint(tmp_path):
   write_folder(tmp_path, {"train/a": names, "train/b": names})
 
   def files(split):
-    reader = open_source("folder", split, str(tmp_path))
-    return {reader.source.file_name(i) for i in range(reader.size)}
+    reader = open_split("folder", split, str(tmp_path))
+    return {reader.file_name(i) for i in range(reader.size)}
 
   first, second = files("train[:50%]"), files("train[50%:]")
   assert len(first) == len(second) == 50
@@ -415,21 +415,21 @@ def test_slices_of_a_folder_are_fair_and_disjoint(tmp_path):
 def test_unusable_folders_are_refused(tmp_path, tree, split, message):
   write_folder(tmp_path, tree)
   with pytest.raises(DataError, match=message):
-    open_source("folder", split, str(tmp_path))
+    open_split("folder", split, str(tmp_path))
 
 
 @pytest.mark.parametrize("directory", ["", "not/there"])
 def test_missing_folder_is_refused(directory):
   with pytest.raises(DataError, match="config.data.dir"):
-    open_source("folder", "train", directory)
+    open_split("folder", "train", directory)
 
 
 # --- digits and glyphs --------------------------------------------------------
 
 
 def test_digits_are_split_by_class():
-  train = open_source("digits", "train")
-  test = open_source("digits", "test")
+  train = open_split("digits", "train")
+  test = open_split("digits", "test")
   assert train.size + test.size == 1797
   assert train.class_names == tuple("0123456789")
   labels = _evaluate(test, batch_size=test.size)["label"]
@@ -439,12 +439,12 @@ def test_digits_are_split_by_class():
 
 
 def test_range_of_digits_is_labelled_from_zero():
-  source = open_source("digits:5-9", "test")
+  source = open_split("digits:5-9", "test")
   assert source.class_names == tuple("56789")
   batch = _evaluate(source, batch_size=source.size)
   assert set(batch["label"]) == set(range(5))
   # The same pictures as in the whole set.
-  whole = open_source("digits", "test")
+  whole = open_split("digits", "test")
   whole = _evaluate(whole, batch_size=whole.size)
   chosen = whole["label"] >= 5
   np.testing.assert_array_equal(batch["image"], whole["image"][chosen])
@@ -455,28 +455,28 @@ def test_glyphs_come_with_the_package():
   """Classes in equal numbers, as pixels that no encoding has changed."""
   with np.load(glyphs.INVERTED) as arrays:
     for split, each in (("train", 30), ("test", 15)):
-      source = open_source("glyphs:inverted", split)
-      counts = np.bincount(source.source.labels, minlength=120)
+      source = open_split("glyphs:inverted", split)
+      counts = np.bincount(source.labels, minlength=120)
       assert counts.tolist() == [each] * 120
       for i in (0, 1_000):
-        encoded, label = source.source.fetch(tf.constant(i, tf.int64))
+        encoded, label = source.fetch(tf.constant(i, tf.int64))
         image = tf.io.decode_image(encoded).numpy()
         np.testing.assert_array_equal(image, arrays[f"{split}_images"][i])
         assert label == arrays[f"{split}_labels"][i]
   assert len(set(source.class_names)) == 120
-  assert open_source("glyphs:inverted", "train[90%:]").size == 360
+  assert open_split("glyphs:inverted", "train[90%:]").size == 360
 
 
 @pytest.mark.parametrize("name", ["glyphs", "glyphs:rotation"])
 def test_other_glyphs_are_refused(name):
   with pytest.raises(DataError, match="expected 'glyphs:inverted'"):
-    open_source(name, "test")
+    open_split(name, "test")
 
 
 @pytest.mark.parametrize("name", ["digits:7", "digits:5-4", "digits:0-10"])
 def test_unknown_range_of_digits_is_refused(name):
   with pytest.raises(DataError, match="'digits:0-4'"):
-    open_source(name, "train")
+    open_split(name, "train")
 
 
 # --- TFDS ---------------------------------------------------------------------
@@ -510,9 +510,9 @@ def test_data_sets_of_the_paper(tmp_path, name, labels, unlabelled):
       with pytest.raises(
         DataError, match="labels -1: an unlabelled test split"
       ):
-        open_source(name, split, str(tmp_path))
+        open_split(name, split, str(tmp_path))
       continue
-    source = open_source(name, split, str(tmp_path))
+    source = open_split(name, split, str(tmp_path))
     assert source.size == len(expected)
     assert source.num_classes == {
       "cifar100": 100,
@@ -535,7 +535,7 @@ def test_both_file_formats_give_the_same_stream(tmp_path):
   for file_format in ("tfrecord", "array_record"):
     directory = tmp_path / file_format
     write_adhoc(directory, "own", FEATURES, labels, file_format)
-    source = open_source("own", "train[10%:]+test", str(directory))
+    source = open_split("own", "train[10%:]+test", str(directory))
     assert source.class_names == ("ant", "bee", "cat")
     streams.append((_train(source, steps=8), _evaluate(source)))
   for first, second in zip(*streams, strict=True):
@@ -544,8 +544,8 @@ def test_both_file_formats_give_the_same_stream(tmp_path):
 
 def test_directory_may_be_that_of_the_data_set(tmp_path):
   directory = write_adhoc(tmp_path, "own", FEATURES, {"train": [0, 1]})
-  by_name = open_source("own", "train", str(tmp_path))
-  by_place = open_source("own", "train", str(directory))
+  by_name = open_split("own", "train", str(tmp_path))
+  by_place = open_split("own", "train", str(directory))
   _assert_same(_evaluate(by_name), _evaluate(by_place))
 
 
@@ -554,9 +554,9 @@ def test_large_split_without_random_access_is_refused(tmp_path):
   [file] = directory.glob("*train*")
   gib = file.stat().st_size / 2**30
   for split, needed in (("train", gib), ("train[:50%]", gib / 2)):
-    open_source("own", split, str(tmp_path), cache_gib=1.1 * needed)
+    open_split("own", split, str(tmp_path), cache_gib=1.1 * needed)
     with pytest.raises(DataError, match="cache_gib.*tfds convert_format"):
-      open_source("own", split, str(tmp_path), cache_gib=0.5 * needed)
+      open_split("own", split, str(tmp_path), cache_gib=0.5 * needed)
 
 
 @pytest.mark.fault("wrong-label")
@@ -564,12 +564,12 @@ def test_wrong_label_is_found_on_the_way(tmp_path):
   labels = [0, 1, -1, 2, 0, 1]
   write_adhoc(tmp_path / "a", "own", FEATURES, {"train": labels})
   with pytest.raises(DataError, match="labels -1"):
-    open_source("own", "train", str(tmp_path / "a"))
+    open_split("own", "train", str(tmp_path / "a"))
   # With random access the labels are not known before they are read.
   write_adhoc(
     tmp_path / "b", "own", FEATURES, {"train": labels}, "array_record"
   )
-  source = open_source("own", "train", str(tmp_path / "b"))
+  source = open_split("own", "train", str(tmp_path / "b"))
   with pytest.raises(DataError, match="labels -1"):
     _evaluate(source, batch_size=2)
   with pytest.raises(DataError, match="labels -1"):
@@ -579,7 +579,7 @@ def test_wrong_label_is_found_on_the_way(tmp_path):
 def test_unknown_split_lists_the_splits(tmp_path):
   write_adhoc(tmp_path, "own", FEATURES, {"train": [0, 1], "val": [2]})
   with pytest.raises(DataError, match=r"\{'train': 2, 'val': 1\}"):
-    open_source("own", "test", str(tmp_path))
+    open_split("own", "test", str(tmp_path))
 
 
 @pytest.mark.fault("damaged-shard")
@@ -591,7 +591,7 @@ def test_missing_file_is_refused(tmp_path, file_format):
   for file in directory.glob("*train*"):
     file.unlink()
   with pytest.raises(DataError, match="'own', split 'train'.* cannot be read"):
-    open_source("own", "train", str(tmp_path))
+    open_split("own", "train", str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -610,18 +610,18 @@ def test_failed_download_says_what_to_do(tmp_path, monkeypatch, name, advice):
 
   monkeypatch.setattr(tfds.core.DatasetBuilder, "download_and_prepare", fail)
   with pytest.raises(DataError, match=advice.format(dir=tmp_path)) as error:
-    open_source(name, "train", str(tmp_path))
+    open_split(name, "train", str(tmp_path))
   assert "ConnectionError: no network" in str(error.value)
   assert "\n" not in str(error.value)
 
 
 def test_builder_that_cannot_be_made_is_explained(tmp_path):
   with pytest.raises(DataError, match="lacks a file of labels"):
-    open_source("i_naturalist2021", "train", str(tmp_path))
+    open_split("i_naturalist2021", "train", str(tmp_path))
   with pytest.raises(DataError, match="cannot provide data set 'no_such_set'"):
-    open_source("no_such_set", "train", str(tmp_path))
+    open_split("no_such_set", "train", str(tmp_path))
   with pytest.raises(DataError, match="config.data.name"):
-    open_source("", "train")
+    open_split("", "train")
 
 
 @pytest.mark.fault("damaged-shard")
@@ -638,7 +638,7 @@ def test_what_is_not_prepared_is_not_downloaded_by(tmp_path, monkeypatch, how):
   )
 
   def read(name):
-    return open_source(name, "train", str(place))
+    return open_split(name, "train", str(place))
 
   ask = read
   if how == "a dry run":
@@ -672,7 +672,7 @@ def test_a_download_is_announced_with_its_size_and_place(
     tfds.core.DatasetBuilder, "download_and_prepare", _announced(caplog)
   )
   with pytest.raises(DataError, match="nothing more to see"):
-    open_source("cifar100", "train", str(tmp_path))
+    open_split("cifar100", "train", str(tmp_path))
 
 
 def _announced(caplog):
@@ -730,7 +730,7 @@ def test_picture_and_class_are_found(features, supervised_keys, expected):
 
 @pytest.mark.slow
 def test_real_pictures(data_dir):
-  source = open_source("cifar10_small", "test", str(data_dir / "tfds"))
+  source = open_split("cifar10_small", "test", str(data_dir / "tfds"))
   assert (source.size, source.num_classes) == (2000, 10)
   assert "airplane" in source.class_names
   batch = _train(source, steps=1, batch_size=100)

@@ -17,7 +17,7 @@ from fake_data import encode, noise
 from configs import base
 from memory_vit import config as config_lib
 from memory_vit.commands import check_data
-from memory_vit.data import audit_report, watchdog
+from memory_vit.data import audit, watchdog
 from memory_vit.errors import ConfigError, DataError
 
 
@@ -55,7 +55,7 @@ def kinds(entry):
 
 def test_clean_folder(tmp_path):
   write(tmp_path, pictures("train", 4, 0) | pictures("test", 2, 500))
-  report = audit_report.audit_data(config_of("folder", tmp_path))
+  report = audit.audit_data(config_of("folder", tmp_path))
   assert report["clean"] is True
   train, test = report["splits"]
   assert (train["role"], test["role"]) == ("train", "test")
@@ -90,7 +90,7 @@ def test_all_that_is_wrong_with_a_folder(tmp_path):
     "test/b/again.png": files["test/a/0.png"],
   }
   write(tmp_path, files)
-  report = audit_report.audit_data(config_of("folder", tmp_path))
+  report = audit.audit_data(config_of("folder", tmp_path))
   assert report["clean"] is False
   train, test = report["splits"]
 
@@ -131,7 +131,7 @@ def test_a_damaged_file_is_named_without_what_tensorflow_says_around(tmp_path):
   bad = {"train/a/x.jpg": jpeg[:400], "train/a/y.png": png[:500]}
   write(tmp_path, pictures("train", 2, 0) | bad)
   config = config_of("folder", tmp_path, test="")
-  report = audit_report.audit_data(config)
+  report = audit.audit_data(config)
   details = {p["detail"] for p in report["splits"][0]["problems"]}
   assert len(details) == 2
   for detail in details:
@@ -145,7 +145,7 @@ def test_images_of_deeper_folders_and_what_is_skipped(tmp_path):
   }
   write(tmp_path, deeper | {"train/b/x.txt": b"", "train/b/.DS_Store": b""})
   config = config_of("folder", tmp_path, test="")
-  report = audit_report.audit_data(config)
+  report = audit.audit_data(config)
   assert report["clean"]
   [train] = report["splits"]
   assert train["per_class"] == {"a": 4, "b": 4}
@@ -160,7 +160,7 @@ def test_a_single_class_is_a_problem(tmp_path):
     name.replace("train/", "train/all/"): content
     for name, content in pictures("train", 4, 0).items()
   })  # fmt: skip
-  report = audit_report.audit_data(config_of("folder", tmp_path, test=""))
+  report = audit.audit_data(config_of("folder", tmp_path, test=""))
   assert not report["clean"]
   [where] = kinds(report["splits"][0])["a single class"]
   assert where == "'all'"
@@ -172,7 +172,7 @@ def test_what_is_no_file_does_not_hang(tmp_path):
   write(tmp_path, pictures("train", 3, 0) | pictures("test", 2, 500))
   os.mkfifo(tmp_path / "train/a/pipe.png")
   (tmp_path / "test/b/zero.png").symlink_to("/dev/zero")
-  report = audit_report.audit_data(config_of("folder", tmp_path))
+  report = audit.audit_data(config_of("folder", tmp_path))
   train, test = report["splits"]
   assert [p["detail"] for p in train["problems"] + test["problems"]] == [
     "no regular file, but a pipe", "no regular file, but a device",
@@ -193,10 +193,10 @@ def test_pictures_that_do_not_come_end_it(tmp_path, monkeypatch):
     yield
 
   monkeypatch.setattr(watchdog, "limit", limit)
-  monkeypatch.setattr("memory_vit.data.reader._AT_ONCE", 4)
+  monkeypatch.setattr("memory_vit.data.split._AT_ONCE", 4)
   config = config_of("folder", tmp_path, test="")
   config = dataclasses.replace(config, stall_timeout=7.0)
-  (entry,) = audit_report.audit_data(config)["splits"]
+  (entry,) = audit.audit_data(config)["splits"]
   assert entry["per_class"] == {"a": 3, "b": 3}
   what = f"data set 'folder {tmp_path.name}', split 'train', from example"
   assert waited == [(7.0, f"{what} 0 on"), (7.0, f"{what} 4 on")]
@@ -209,7 +209,7 @@ def test_names_that_are_not_utf_8(tmp_path):
   shutil.copy(tmp_path / "train/a/0.png", tmp_path / "train/a" / odd)
   (tmp_path / "train/b" / odd).write_bytes(b"no picture")
   config = config_of("folder", tmp_path, test="")
-  report = audit_report.audit_data(config)
+  report = audit.audit_data(config)
   (entry,) = report["splits"]
   assert entry["per_class"] == {"a": 3, "b": 2}
   (problem,) = entry["problems"]
@@ -217,7 +217,7 @@ def test_names_that_are_not_utf_8(tmp_path):
   json.dumps(report).encode("utf-8")
   check_data.text(report).encode("utf-8")
   (tmp_path / "train" / os.fsdecode(b"cat\xff")).mkdir()
-  (entry,) = audit_report.audit_data(config)["splits"]
+  (entry,) = audit.audit_data(config)["splits"]
   (problem,) = entry["problems"]
   assert r"train/cat\xff is not UTF-8" in problem["where"]
 
@@ -228,19 +228,19 @@ def test_imbalance_is_said_and_no_fault(tmp_path):
   for i in range(2, 10):
     del files[f"train/b/{i}.png"]
   write(tmp_path, files)
-  (entry,) = audit_report.audit_data(config)["splits"]
+  (entry,) = audit.audit_data(config)["splits"]
   assert entry["balance"] == {
     "fewest": ("b", 2), "most": ("a", 10), "ratio": 5.0, "share": 10 / 12,
     "imbalanced": False,
   }  # fmt: skip
   (tmp_path / "train/b/1.png").unlink()
-  report = audit_report.audit_data(config)
+  report = audit.audit_data(config)
   assert report["clean"] is True
   assert report["splits"][0]["balance"]["imbalanced"] is True
   assert "--config.optim.class_weights=balanced" in check_data.text(report)
   shown = check_data.text(report)
   assert "images per class from 1 (b) to 10 (a), ratio 10.0" in shown
-  assert "who always says 'a' is right for 90.9 %" in shown
+  assert "always predicting 'a' is right for 90.9 %" in shown
   json.dumps(report)
 
 
@@ -260,7 +260,7 @@ def test_broken_records_are_reported_with_their_shard(tmp_path):
   [first, second] = sorted(directory.glob("*train*"))
   fake_data.flip_bit(first, fake_data.record_start(first, 2) + 20)
   second.write_bytes(second.read_bytes()[:-1])
-  report = audit_report.audit_data(config_of("own", tmp_path))
+  report = audit.audit_data(config_of("own", tmp_path))
   train, test = report["splits"]
   places = kinds(train)["cannot be read"]
   assert f"{first}, record 2 of 6" in places[0]
@@ -278,7 +278,7 @@ def test_wrong_labels_are_reported(tmp_path):
   fake_data.write_adhoc(
     tmp_path, "own", FEATURES, {"train": labels, "test": [-1]}, "array_record"
   )
-  report = audit_report.audit_data(config_of("own", tmp_path))
+  report = audit.audit_data(config_of("own", tmp_path))
   train, test = report["splits"]
   [problem] = train["problems"]
   assert problem["kind"] == "label is no class"
@@ -293,13 +293,13 @@ def test_what_is_checked(tmp_path):
   config = config_of("digits:0-4", "")
   upstream = dataclasses.replace(config.upstream, name="digits:5-9")
   config = dataclasses.replace(config, upstream=upstream)
-  found = audit_report.splits_to_audit(config, ())
+  found = audit.splits_to_audit(config, ())
   assert [(role, ref.split) for role, ref in found.items()] == [
     ("train", "train"), ("test", "test"), ("upstream", "test"),
   ]  # fmt: skip
-  found = audit_report.splits_to_audit(config, ["train[:5]", "test"])
+  found = audit.splits_to_audit(config, ["train[:5]", "test"])
   assert list(found) == ["train[:5]", "test"]
-  report = audit_report.audit_data(config, ["train[:5]", "train[4:8]"])
+  report = audit.audit_data(config, ["train[:5]", "train[4:8]"])
   assert [e["examples"] for e in report["splits"]] == [5, 4]
   # Splits that overlap share files.
   assert report["duplicates"][0]["count"] == 1
@@ -308,11 +308,11 @@ def test_what_is_checked(tmp_path):
 
 def test_bad_usage(tmp_path):
   with pytest.raises(ConfigError, match="config.data.name is empty"):
-    audit_report.audit_data(config_of("", ""))
+    audit.audit_data(config_of("", ""))
   with pytest.raises(DataError, match="no split 'val'"):
-    audit_report.audit_data(config_of("digits", ""), ["val"])
+    audit.audit_data(config_of("digits", ""), ["val"])
   with pytest.raises(DataError, match="not there"):
-    audit_report.audit_data(config_of("folder", tmp_path / "no"))
+    audit.audit_data(config_of("folder", tmp_path / "no"))
 
 
 @pytest.mark.fault("broken-image")

@@ -37,7 +37,7 @@ def folder(tmp_path):
 
 
 def opened(folder, **options):
-  return datasets.open_source("folder", "train", str(folder), **options)
+  return datasets.open_split("folder", "train", str(folder), **options)
 
 
 def batches_of(reader, crop):

@@ -11,12 +11,12 @@ from fake_embeddings import CLASSES, TEST, TRAIN
 from memory_vit import config as config_lib
 from memory_vit.data import (
   batching,
-  class_counts,
   data_files,
   datasets,
   read_embeddings,
+  subset,
 )
-from memory_vit.data.datasets import open_source
+from memory_vit.data.datasets import open_split
 from memory_vit.data.split_ref import SplitRef, Subset
 from memory_vit.errors import BrokenDataError, DataError
 from memory_vit.frozen.embedded_views import EmbeddedViews
@@ -43,11 +43,11 @@ def place(made, tmp_path):
 
 
 def opened(directory, split="train", **options):
-  return open_source("embeddings", split, str(directory), **options)
+  return open_split("embeddings", split, str(directory), **options)
 
 
 def names(reader):
-  return [reader.source.file_name(i) for i in range(reader.size)]
+  return [reader.file_name(i) for i in range(reader.size)]
 
 
 def values(reader, name="pooled"):
@@ -63,10 +63,10 @@ def test_slices_are_those_of_the_image_folder(made):
   """Order, classes, labels, and what each slice holds."""
   for split in ("train", "train[:60%]", "test[2:]+train[-3:]", "test"):
     found = opened(made / "all", split)
-    images = open_source("folder", split, str(made / "data"))
+    images = open_split("folder", split, str(made / "data"))
     assert names(found) == names(images)
     assert found.class_names == images.class_names == CLASSES
-    np.testing.assert_array_equal(found.source.labels, images.source.labels)
+    np.testing.assert_array_equal(found.labels, images.labels)
 
 
 def test_an_output_alone_is_the_training_split(made, tmp_path):
@@ -109,9 +109,7 @@ def test_some_places_can_be_read_by_themselves(made):
   masks = np.concatenate([batch["mask"] for batch in whole])
   np.testing.assert_array_equal(masks, np.arange(25) < len(records))
   labels = np.concatenate([batch["label"] for batch in whole])
-  np.testing.assert_array_equal(
-    labels[views.places], reader.source.labels[records]
-  )
+  np.testing.assert_array_equal(labels[views.places], reader.labels[records])
 
 
 def test_the_order_does_not_depend_on_where_images_lie(made, place):
@@ -161,12 +159,12 @@ def test_rows_with_an_error_are_left_out_and_counted(place, caplog):
   assert reader.size == (TRAIN + TEST) * len(CLASSES) - 2
   assert not any(map(broken, names(reader)))
   assert "2 of 48 rows are left out" in caplog.text
-  assert len(reader.source.left_out) == 2
-  [line] = [e for e in reader.source.left_out if "ants" in e]
+  assert len(reader.left_out) == 2
+  [line] = [e for e in reader.left_out if "ants" in e]
   assert line.endswith("ants/03.png has none: it is\n truncated")
   assert values(reader).shape == (46, 32)
   caplog.clear()
-  assert not opened(place, "test").source.left_out
+  assert not opened(place, "test").left_out
   assert not caplog.text
 
 
@@ -178,14 +176,14 @@ def test_slices_hold_the_same_images_where_some_are_broken(made, place):
     )
   left_out = []
   for split in ("train[:9]", "train[9:20]", "train[20:]", "train[-60%:]+test"):
-    expected = names(open_source("folder", split, str(made / "data")))
+    expected = names(open_split("folder", split, str(made / "data")))
     reader = opened(place, split)
     assert names(reader) == [p for p in expected if not broken(p)]
     bad = [path for path in expected if broken(path)]
-    assert [line.split()[3] for line in reader.source.left_out] == bad
+    assert [line.split()[3] for line in reader.left_out] == bad
     left_out += bad
   assert len(set(left_out)) == 2
-  whole = names(open_source("folder", "train", str(made / "data")))
+  whole = names(open_split("folder", "train", str(made / "data")))
   at = [*map(broken, whole)].index(True)
   with pytest.raises(BrokenDataError, match="has no embedding") as error:
     opened(place, f"train[{at}:{at + 1}]")
@@ -246,9 +244,7 @@ def test_splits_that_are_not_there(place, tmp_path):
     with pytest.raises(DataError, match="set config.data.dir to the --output"):
       opened(where)
   with pytest.raises(DataError, match="has one label alone"):
-    datasets.open_reader(
-      SplitRef("embeddings", str(place), "test", label="label")
-    )
+    datasets.open_ref(SplitRef("embeddings", str(place), "test", label="label"))
 
 
 @pytest.mark.fault("damaged-embeddings")
@@ -358,9 +354,9 @@ def test_few_of_each_class(made):
   """Their rows, and not only their labels, are those that were chosen."""
   ref = SplitRef("embeddings", str(made / "all"), "train",
                  subset=Subset(per_class=2, seed=1))  # fmt: skip
-  few = datasets.open_reader(ref)
-  assert [*class_counts.class_counts(few)] == [2, 2, 2]
-  images = datasets.open_reader(
+  few = datasets.open_ref(ref)
+  assert [*subset.class_counts(few)] == [2, 2, 2]
+  images = datasets.open_ref(
     SplitRef("folder", str(made / "data"), "train",
              subset=Subset(per_class=2, seed=1))
   )  # fmt: skip
@@ -375,12 +371,12 @@ def test_few_of_each_class(made):
 @pytest.mark.fault("changed-embeddings")
 def test_changes_are_noticed_when_a_run_goes_on(place):
   """Another label is another data set, though no file has come or gone."""
-  before = opened(place).source.inventory
+  before = opened(place).data_files
   for file in sorted(place.glob("train/*.parquet"))[:1]:
     fake_embeddings.rewritten(
       file, with_column("label", lambda p, v: "bees" if broken(p) else v)
     )
-  after = opened(place).source.inventory
+  after = opened(place).data_files
   assert before.facts != after.facts
   assert before.files == after.files
   assert sorted(after.files) == [
@@ -394,10 +390,10 @@ def test_changes_are_noticed_when_a_run_goes_on(place):
 @pytest.mark.fault("changed-embeddings")
 def test_another_run_of_embed_is_noticed(place):
   """By hosts with copies that have equal names and sizes, too."""
-  before = opened(place).source.inventory
+  before = opened(place).data_files
   for file in place.glob("train/*.parquet"):
     fake_embeddings.rewritten(file, changed_about(plan=64 * "0"))
-  after = opened(place).source.inventory
+  after = opened(place).data_files
   assert [*before.facts] == [*after.facts]
   [key] = [k for k, v in before.facts.items() if v != after.facts[k]]
   assert after.facts[key] == [64 * "0"]
@@ -407,13 +403,13 @@ def test_another_run_of_embed_is_noticed(place):
 @pytest.mark.parametrize("output", ["", "train"])
 def test_embeddings_may_be_moved_while_a_run_is_stopped(place, output):
   """They are the same below a directory of another name."""
-  before = opened(place / output).source.inventory.table("files")
+  before = opened(place / output).data_files.table("files")
   moved = place.parent / "elsewhere"
   shutil.copytree(place, moved)
-  after = opened(moved / output).source.inventory.table("files")
+  after = opened(moved / output).data_files.table("files")
   assert data_files.differences(before, after) == []
   assert before == after
   for file in moved.rglob("*.parquet"):
     file.touch()
-  after = opened(moved / output).source.inventory.table("files")
+  after = opened(moved / output).data_files.table("files")
   assert before != after

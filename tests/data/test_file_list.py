@@ -9,9 +9,9 @@ import pytest
 
 from memory_vit import config as config_lib
 from memory_vit.config import DataConfig
-from memory_vit.data import audit_report, data_files, datasets, file_list
+from memory_vit.data import audit, data_files, datasets, file_list
 from memory_vit.data.batching import eval_batches, train_batches
-from memory_vit.data.datasets import open_source
+from memory_vit.data.datasets import open_split
 from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import BrokenDataError, DataError
 from memory_vit.model.task import EvalPreprocessing
@@ -72,7 +72,7 @@ def test_lists_hold_what_their_lines_say(prepared):
     ("train80val20", range(100)), ("test", range(100, 110)),
     ("train80+val20", range(100)),
   ):  # fmt: skip
-    reader = open_source("list", split, str(prepared))
+    reader = open_split("list", split, str(prepared))
     assert sorted(contents(reader)) == [(i, i % 3) for i in numbers]
     assert reader.class_names == ("0", "1", "2")
 
@@ -80,12 +80,12 @@ def test_lists_hold_what_their_lines_say(prepared):
 @pytest.mark.slow
 def test_slices_are_fair_disjoint_and_those_of_a_folder(prepared):
   """The order is that of the names' hashes, whatever that of the lines."""
-  first = contents(open_source("list", "train80[:50%]", str(prepared)))
-  second = contents(open_source("list", "train80[50%:]", str(prepared)))
+  first = contents(open_split("list", "train80[:50%]", str(prepared)))
+  second = contents(open_split("list", "train80[50%:]", str(prepared)))
   assert sorted(first + second) == [(i, i % 3) for i in range(80)]
   assert np.bincount([label for _, label in first]).min() > 7
   (prepared / "train80.txt").write_text(lines(reversed(range(80))))
-  again = contents(open_source("list", "train80[:50%]", str(prepared)))
+  again = contents(open_split("list", "train80[:50%]", str(prepared)))
   assert again == first
   # A folder with the same relative names has the same order.
   folder = prepared.parent / "folder"
@@ -95,12 +95,12 @@ def test_slices_are_fair_disjoint_and_those_of_a_folder(prepared):
     (folder / "train" / "abc"[i % 3] / f"{i}.png").write_bytes(picture)
   listed = [f"train/{'abc'[i % 3]}/{i}.png {i % 3}" for i in range(9)]
   (folder / "train.txt").write_text("\n".join(listed))
-  as_folder = contents(open_source("folder", "train", str(folder)))
-  assert contents(open_source("list", "train", str(folder))) == as_folder
+  as_folder = contents(open_split("folder", "train", str(folder)))
+  assert contents(open_split("list", "train", str(folder))) == as_folder
 
 
 def test_training_reads_them(prepared):
-  reader = open_source("list", "val20", str(prepared))
+  reader = open_split("list", "val20", str(prepared))
   batches = train_batches(
     reader, DataConfig(), image_size=8, batch_size=20, seed=0
   )
@@ -114,7 +114,7 @@ def test_classes_have_the_names_of_their_file(tmp_path):
   )
   # With it, the lists that are not read may be anything.
   (root / "README.txt").write_text("This is no list.\n")
-  reader = open_source("list", "train", str(root))
+  reader = open_split("list", "train", str(root))
   assert reader.class_names == ("ant", "bee", "réd fox")
 
 
@@ -122,7 +122,7 @@ def test_all_lists_have_the_same_classes(tmp_path):
   """Also where the one that is read lacks the last."""
   lists = {"train": lines([0, 1]), "test": lines([5])}
   root = write_list(tmp_path / "set", lists)
-  assert open_source("list", "train", str(root)).num_classes == 3
+  assert open_split("list", "train", str(root)).num_classes == 3
 
 
 def test_lines_as_editors_write_them(tmp_path):
@@ -134,7 +134,7 @@ def test_lines_as_editors_write_them(tmp_path):
     b"\xef\xbb\xbfimages/0.png 0\r\n\r\n./images//1.png\t1\r\n"
     b"images/two words.png   2"
   )
-  reader = open_source("list", "train", str(root))
+  reader = open_split("list", "train", str(root))
   assert sorted(contents(reader)) == [(0, 0), (1, 1), (9, 2)]
 
 
@@ -165,13 +165,13 @@ def test_lines_that_cannot_be_used_are_named(tmp_path, text, number, message):
   with pytest.raises(
     BrokenDataError, match=rf"train.txt, line {number}: .*{message}"
   ):
-    open_source("list", "train", str(root))
+    open_split("list", "train", str(root))
 
 
 def test_labels_beyond_the_named_classes(tmp_path):
   root = write_list(tmp_path / "set", {"train": lines([0, 2])}, "ant\nbee\n")
   with pytest.raises(BrokenDataError, match="line 2: label 2, expected 0 to 1"):
-    open_source("list", "train", str(root))
+    open_split("list", "train", str(root))
 
 
 @pytest.mark.parametrize(
@@ -185,29 +185,29 @@ def test_names_of_classes_that_cannot_be_used(tmp_path, content, message):
   root = write_list(tmp_path / "set", {"train": lines([0])})
   (root / "classes.txt").write_bytes(content)
   with pytest.raises(BrokenDataError, match=f"classes.txt.*{message}"):
-    open_source("list", "train", str(root))
+    open_split("list", "train", str(root))
 
 
 def test_other_text_files_have_to_be_lists_without_names(prepared):
   (prepared / "README.txt").write_text("Pictures of pets.\n")
   with pytest.raises(BrokenDataError, match=r"README.txt, line 1.*classes.txt"):
-    open_source("list", "test", str(prepared))
+    open_split("list", "test", str(prepared))
 
 
 def test_a_list_is_a_file_of_a_size(tmp_path, monkeypatch):
   root = write_list(tmp_path / "set", {"train": lines([0])})
   os.mkfifo(root / "test.txt")
   with pytest.raises(BrokenDataError, match="test.txt: .*but a pipe"):
-    open_source("list", "train", str(root))
+    open_split("list", "train", str(root))
   (root / "test.txt").unlink()
   monkeypatch.setattr(file_list, "_MOST_BYTES", 10)
   with pytest.raises(BrokenDataError, match="15 bytes, expected at most 10"):
-    open_source("list", "train", str(root))
+    open_split("list", "train", str(root))
   monkeypatch.setattr(file_list, "_MOST_BYTES", 2**20)
   monkeypatch.setattr(file_list, "_MOST_LINES", 1)
   (root / "train.txt").write_text(lines([0, 0]))
   with pytest.raises(BrokenDataError, match="line 2: more than 1 lines"):
-    open_source("list", "train", str(root))
+    open_split("list", "train", str(root))
 
 
 @pytest.mark.parametrize(
@@ -224,13 +224,13 @@ def test_a_list_is_a_file_of_a_size(tmp_path, monkeypatch):
 def test_splits_that_are_not_there(prepared, split, message):
   (prepared / "classes.txt").write_text("a\nb\nc\n")
   with pytest.raises(DataError, match=message):
-    open_source("list", split, str(prepared))
+    open_split("list", split, str(prepared))
 
 
 @pytest.mark.parametrize("directory", ["", "not/there"])
 def test_missing_folder_is_refused(directory):
   with pytest.raises(DataError, match="config.data.dir"):
-    open_source("list", "train", directory)
+    open_split("list", "train", directory)
 
 
 @pytest.mark.fault("broken-image")
@@ -243,7 +243,7 @@ def test_what_is_no_regular_file_is_never_read(tmp_path):
     "images/gone.png 0\nno/such.png 1\nimages/0.png/1.png 2\n"
   )
   with pytest.raises(BrokenDataError) as error:
-    open_source("list", "train", str(root))
+    open_split("list", "train", str(root))
   for line in (
     "pipe.png) cannot be read: no regular file, but a pipe",
     "device.png) cannot be read: no regular file, but a device",
@@ -253,7 +253,7 @@ def test_what_is_no_regular_file_is_never_read(tmp_path):
     "images/0.png/1.png) cannot be read: it is not there (Not a directory",
   ):
     assert line in str(error.value)
-  reader = open_source("list", "train", str(root), max_bad=6)
+  reader = open_split("list", "train", str(root), max_bad=6)
   assert sorted(contents(reader)) == [(0, 0), (1, 1)]
 
 
@@ -266,7 +266,7 @@ def test_all_that_is_wrong_with_lists_is_reported(prepared):
     "name": "list", "dir": str(prepared), "train": "train80",
     "validation": "val20",
   }  # fmt: skip
-  report = audit_report.audit_data(config_lib.from_dict(values))
+  report = audit.audit_data(config_lib.from_dict(values))
   assert not report["clean"]
   problems = [split["problems"] for split in report["splits"]]
   assert [len(found) for found in problems] == [1, 0, 1]
@@ -275,7 +275,7 @@ def test_all_that_is_wrong_with_lists_is_reported(prepared):
   (shared, *_) = report["duplicates"]
   assert (shared["splits"], shared["count"]) == (["train", "validation"], 1)
   (prepared / "test.txt").write_text("no list\n")
-  report = audit_report.audit_data(config_lib.from_dict(values))
+  report = audit.audit_data(config_lib.from_dict(values))
   assert "test.txt, line 1" in report["splits"][2]["problems"][0]["where"]
 
 
@@ -283,14 +283,14 @@ def test_names_of_files_that_are_not_utf_8(tmp_path):
   root = write_list(tmp_path / "set", {"train": lines([0])})
   (root / "images/0.png").rename(root / "images" / os.fsdecode(b"\xff.png"))
   (root / "train.txt").write_bytes(b"images/\xff.png 0\n")
-  reader = open_source("list", "train", str(root))
+  reader = open_split("list", "train", str(root))
   assert contents(reader) == [(0, 0)]
-  assert reader.source.file_name(0).endswith("/images/\\xff.png")
+  assert reader.file_name(0).endswith("/images/\\xff.png")
 
 
 def test_changes_of_labels_and_of_images_are_noticed(prepared):
   def table():
-    found = datasets.take_inventory(SplitRef("list", str(prepared), "val20"))
+    found = datasets.find_data_files(SplitRef("list", str(prepared), "val20"))
     return found.table("contents")
 
   before = table()
@@ -307,7 +307,7 @@ def test_changes_of_labels_and_of_images_are_noticed(prepared):
   (prepared / "val20.txt").write_text(text.replace("/80.png", "/a/80.png"))
   (prepared / "images/a").mkdir()
   (prepared / "images/80.png").rename(prepared / "images/a/80.png")
-  # The folder of a listed image is not its class.
-  count, labels, moved = data_files.differences(before, table())
-  assert count == "1 renamed (of 20 files)"
-  assert moved.strip() == "images/80.png: now images/a/80.png"
+  count, labels, missing, new = data_files.differences(before, table())
+  assert count == "1 missing, 1 new (of 20 files)"
+  assert missing.strip() == "missing: images/80.png"
+  assert new.strip() == "new: images/a/80.png"

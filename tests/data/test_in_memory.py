@@ -10,9 +10,8 @@ import tensorflow as tf
 from PIL import Image
 
 import memory_vit as mv
-from memory_vit.data import in_memory, open_source
+from memory_vit.data import in_memory, open_split
 from memory_vit.data.batching import eval_batches
-from memory_vit.data.reader import Reader
 from memory_vit.errors import DataError
 from memory_vit.model.task import EvalPreprocessing
 
@@ -26,15 +25,15 @@ PAIRS = list(zip(PIXELS, LABELS, strict=True))
 
 
 def opened(data, **options):
-  return in_memory.open_data(data, "own", "train", **options).source
+  return in_memory.open_data(data, "own", "train", **options)
 
 
 def held_out(source):
-  return [reader.source for reader in in_memory.hold_out(Reader(source))]
+  return list(in_memory.hold_out(source))
 
 
 def evaluated(source):
-  batches = list(eval_batches(Reader(source), PLAIN, batch_size=4))
+  batches = list(eval_batches(source, PLAIN, batch_size=4))
   real = np.concatenate([batch["mask"] for batch in batches]) > 0
   return [
     np.concatenate([batch[key] for batch in batches])[real]
@@ -201,16 +200,14 @@ def test_a_folder_is_held_out_as_the_configuration_does(tmp_path):
   )
   parts = held_out(opened(tmp_path / "train"))
   for part, split in zip(parts, ("[:90%]", "[90%:]"), strict=True):
-    reader = open_source("folder", f"train{split}", str(tmp_path))
+    reader = open_split("folder", f"train{split}", str(tmp_path))
     assert part.split == reader.split
-    np.testing.assert_array_equal(
-      evaluated(part)[0], evaluated(reader.source)[0]
-    )
+    np.testing.assert_array_equal(evaluated(part)[0], evaluated(reader)[0])
 
 
 def test_other_data_have_another_digest():
   tables = [
-    opened(data).inventory.table("files")
+    opened(data).data_files.table("files")
     for data in (
       (PIXELS, LABELS), PAIRS, (PIXELS, LABELS[::-1]), (PIXELS[::-1], LABELS)
     )

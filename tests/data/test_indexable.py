@@ -17,7 +17,6 @@ from memory_vit import config as config_lib
 from memory_vit.config import DataConfig
 from memory_vit.data import datasets, open_indexable, subset
 from memory_vit.data.batching import eval_batches, train_batches
-from memory_vit.data.reader import Reader
 from memory_vit.data.split_ref import SplitRef, Subset
 from memory_vit.errors import BrokenDataError, ConfigError, DataError
 from memory_vit.model.task import EvalPreprocessing
@@ -116,7 +115,7 @@ def test_training_sees_every_example_in_each_epoch():
 def test_few_of_each_class_are_found_without_their_labels_known():
   reader = opened([(fake_data.picture(i), i % 3) for i in range(12)])
   source = subset.choose(reader, Subset(per_class=2))
-  assert sorted(evaluated(Reader(source))[1]) == [0, 0, 1, 1, 2, 2]
+  assert sorted(evaluated(source)[1]) == [0, 0, 1, 1, 2, 2]
 
 
 def test_tensorflow_has_no_remarks_on_many_of_them(caplog):
@@ -198,17 +197,17 @@ def test_tensorflow_says_nothing_of_the_tenth_data_set(caplog):
   with caplog.at_level("WARNING"):
     for _ in range(10):
       reader = opened([(np.zeros((4, 4, 3), np.uint8), 0)])
-      reader.source.fetch(tf.constant(0, tf.int64))
+      reader.fetch(tf.constant(0, tf.int64))
   assert "retracing" not in caplog.text
 
 
 def test_a_run_knows_them_by_number_and_version():
   pairs = [(fake_data.picture(i), 0) for i in range(3)]
   tables = [
-    opened(given, version=version).source.inventory.table("files")
+    opened(given, version=version).data_files.table("files")
     for given, version in ((pairs, "1"), (pairs, "2"), (pairs[:2], "1"))
   ]
-  assert tables[0] == opened(pairs).source.inventory.table("files")
+  assert tables[0] == opened(pairs).data_files.table("files")
   assert tables[0] not in tables[1:]
 
 
@@ -230,7 +229,7 @@ def test_splits_take_the_place_of_a_named_data_set():
   assert (data.validation, data.test) == ("", "b")
   # The name means nothing to a command: nothing is opened by it.
   with pytest.raises(DataError, match="namespace"):
-    datasets.open_reader(SplitRef("python:own", "", "a"))
+    datasets.open_ref(SplitRef("python:own", "", "a"))
 
 
 @pytest.mark.parametrize(
@@ -266,10 +265,10 @@ def test_a_run_on_given_splits_is_that_on_the_same_files(tmp_path):
     tmp_path / "data",
     {f"train/{name}": [f"{i}.png" for i in range(4)] for name in NAMES},
   )
-  named = datasets.open_source("folder", "train", str(tmp_path / "data"))
+  named = datasets.open_split("folder", "train", str(tmp_path / "data"))
   pairs = []
   for i in range(named.size):
-    encoded, label = named.source.fetch(np.int64(i))
+    encoded, label = named.fetch(np.int64(i))
     pairs.append((encoded.numpy(), int(label)))
   mv.save_backbone(tiny_backbone(), tmp_path / "tiny.npz")
   config = dataclasses.replace(

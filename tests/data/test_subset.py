@@ -10,7 +10,6 @@ import tensorflow_datasets as tfds
 
 from memory_vit import config as config_lib
 from memory_vit.data import datasets, subset
-from memory_vit.data.reader import Reader
 from memory_vit.data.split_ref import SplitRef, Subset, configured_splits
 from memory_vit.errors import BrokenDataError, ConfigError, DataError
 
@@ -53,7 +52,7 @@ def indices_of(source):
 
 @pytest.mark.parametrize("known", [True, False])
 def test_so_many_of_each_class_by_the_seed(known):
-  reader = Reader(graded(60, 3, known=known))
+  reader = graded(60, 3, known=known)
   chosen = {}
   for seed in (0, 1):
     source = subset.choose(reader, Subset(per_class=4, seed=seed))
@@ -64,7 +63,7 @@ def test_so_many_of_each_class_by_the_seed(known):
   assert chosen[0] != chosen[1]
   # Whether labels are known beforehand changes nothing, and no further image
   # of a class changes those before: fewer are a part of more.
-  again = Reader(graded(60, 3, known=not known))
+  again = graded(60, 3, known=not known)
   same = subset.choose(again, Subset(per_class=4, seed=0))
   assert indices_of(same) == chosen[0]
   fewer = subset.choose(reader, Subset(per_class=2, seed=0))
@@ -73,12 +72,12 @@ def test_so_many_of_each_class_by_the_seed(known):
 
 def test_which_examples_never_changes():
   """A run that goes on, perhaps elsewhere, trains on the same ones."""
-  source = subset.choose(Reader(graded(60, 3)), Subset(per_class=2, seed=5))
+  source = subset.choose(graded(60, 3), Subset(per_class=2, seed=5))
   assert indices_of(source) == [10, 21, 26, 28, 50, 51]
 
 
 def test_the_first_in_the_order_of_the_seed():
-  reader = Reader(graded(60, 3))
+  reader = graded(60, 3)
   chosen = [
     indices_of(subset.choose(reader, Subset(first=20, seed=seed)))
     for seed in (0, 1)
@@ -93,7 +92,7 @@ def test_the_first_in_the_order_of_the_seed():
 @pytest.mark.fault("wrong-label")
 @pytest.mark.parametrize("known", [True, False])
 def test_too_few_are_said_with_their_number(known):
-  reader = Reader(graded(8, 3, known=known))
+  reader = graded(8, 3, known=known)
   with pytest.raises(DataError, match="1 classes.*per_class, 3: 'c2' has 2"):
     subset.choose(reader, Subset(per_class=3))
   with pytest.raises(DataError, match="8 examples.*first is 9"):
@@ -103,16 +102,20 @@ def test_too_few_are_said_with_their_number(known):
 def test_unreadable_examples_are_not_chosen():
   broken = [0, 3, 6, 9]
   source = graded(18, 3, known=False, broken=broken)
-  found = subset.choose(Reader(source, max_bad=4), Subset(per_class=2))
+  found = subset.choose(
+    dataclasses.replace(source, max_bad=4), Subset(per_class=2)
+  )
   assert {*indices_of(found)}.isdisjoint(broken)
   with pytest.raises(DataError, match="'c0' has 2"):
-    subset.choose(Reader(source, max_bad=4), Subset(per_class=3))
+    subset.choose(dataclasses.replace(source, max_bad=4), Subset(per_class=3))
   with pytest.raises(BrokenDataError, match=r"max_bad \(3\)"):
-    subset.choose(Reader(source, max_bad=3), Subset(per_class=3))
+    subset.choose(dataclasses.replace(source, max_bad=3), Subset(per_class=3))
   known = dataclasses.replace(
     graded(18, 3), unreadable=dict.fromkeys(broken, "gone")
   )
-  found = subset.choose(Reader(known, max_bad=4), Subset(per_class=2))
+  found = subset.choose(
+    dataclasses.replace(known, max_bad=4), Subset(per_class=2)
+  )
   assert {*indices_of(found)}.isdisjoint(broken)
 
 
@@ -121,7 +124,7 @@ def test_wrong_labels_are_found_while_choosing():
     graded(9, 3, known=False), class_names=("c0", "c1")
   )
   with pytest.raises(BrokenDataError, match="labels 2; expected 0 to 1"):
-    subset.choose(Reader(source), Subset(per_class=3))
+    subset.choose(source, Subset(per_class=3))
 
 
 def write_sets(root):
@@ -150,16 +153,14 @@ def write_sets(root):
 def test_all_kinds_of_data_sets(tmp_path):
   for name, directory in write_sets(tmp_path):
     ref = SplitRef(name, directory, "train", subset=Subset(per_class=2, seed=1))
-    reader = datasets.open_reader(ref)
-    labels = [
-      int(reader.source.fetch(tf.constant(i, tf.int64))[1]) for i in range(6)
-    ]
+    reader = datasets.open_ref(ref)
+    labels = [int(reader.fetch(tf.constant(i, tf.int64))[1]) for i in range(6)]
     assert sorted(labels) == [0, 0, 1, 1, 2, 2], name
     assert reader.split == "train, 2 of each class (seed 1)"
     # What is chosen is recorded, also where nothing is read.
-    inventory = datasets.take_inventory(ref)
-    assert inventory == reader.source.inventory
-    assert inventory.facts["chosen"] == {"per_class": 2, "first": 0, "seed": 1}
+    files = datasets.find_data_files(ref)
+    assert files == reader.data_files
+    assert files.facts["chosen"] == {"per_class": 2, "first": 0, "seed": 1}
 
 
 def test_only_training_has_few_examples():
@@ -172,7 +173,7 @@ def test_only_training_has_few_examples():
   assert not any(
     splits[role].subset for role in ("validation", "test", "upstream")
   )
-  assert datasets.open_reader(splits["train"]).size == 15
+  assert datasets.open_ref(splits["train"]).size == 15
   values["data"]["seed"] = 2
   config = config_lib.from_dict({**values, "seed": 7})
   assert configured_splits(config)["train"].subset.seed == 2

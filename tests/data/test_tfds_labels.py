@@ -33,19 +33,18 @@ def write(root, name, examples, file_format="tfrecord"):
 
 def opened(root, name, label):
   ref = SplitRef(name, str(root), "train", label=label, download=False)
-  return datasets.open_reader(ref)
+  return datasets.open_ref(ref)
 
 
 def labels_of(reader):
   """All labels, sorted: TFDS shuffles what it writes."""
   return sorted(
-    int(reader.source.fetch(tf.constant(i, tf.int64))[1])
-    for i in range(reader.size)
+    int(reader.fetch(tf.constant(i, tf.int64))[1]) for i in range(reader.size)
   )
 
 
 def image_of(reader, index):
-  encoded, _ = reader.source.fetch(tf.constant(index, tf.int64))
+  encoded, _ = reader.fetch(tf.constant(index, tf.int64))
   return tf.io.decode_image(encoded).numpy()
 
 
@@ -233,14 +232,14 @@ def test_a_label_is_recorded_and_of_the_task_alone(tmp_path):
   features = tfds.builder("smallnorb").info.features
   write(tmp_path, "smallnorb", [of_features(features)])
   ref = SplitRef("smallnorb", str(tmp_path), "train", label="label_category")
-  inventory = datasets.take_inventory(ref)
-  assert inventory == datasets.open_reader(ref).source.inventory
-  other = datasets.take_inventory(dataclasses.replace(ref, label=""))
-  assert inventory.facts == {**other.facts, "label": "label_category"}
+  files = datasets.find_data_files(ref)
+  assert files == datasets.open_ref(ref).data_files
+  other = datasets.find_data_files(dataclasses.replace(ref, label=""))
+  assert files.facts == {**other.facts, "label": "label_category"}
 
 
 @pytest.mark.parametrize("name", ["folder", "list", "digits:0-4"])
 def test_other_sources_have_one_label(tmp_path, name):
   ref = SplitRef(name, str(tmp_path), "train", label="a")
   with pytest.raises(DataError, match="has one label alone"):
-    datasets.open_reader(ref)
+    datasets.open_ref(ref)

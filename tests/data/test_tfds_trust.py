@@ -19,7 +19,7 @@ from configs import digits
 from memory_vit import config as config_lib
 from memory_vit.commands import console
 from memory_vit.config import PretrainConfig
-from memory_vit.data import audit_report, datasets, tfds_trust
+from memory_vit.data import audit, datasets, tfds_trust
 from memory_vit.errors import DataError
 from memory_vit.train import run, upstream
 
@@ -82,15 +82,15 @@ def nested(feature, depth):
 def test_features_that_are_code(tmp_path, edit, message):
   """For the directory of a set, and for one that holds it."""
   folder = write_toy(tmp_path)
-  good = datasets.open_source("toy", "test", str(tmp_path))
-  assert datasets.open_source("toy", "test", str(folder)).size == good.size == 5
+  good = datasets.open_split("toy", "test", str(tmp_path))
+  assert datasets.open_split("toy", "test", str(folder)).size == good.size == 5
   change(folder / "features.json", edit)
   for name, directory in (
     ("toy", tmp_path), ("toy:1.0.0", tmp_path), ("toy", folder),
   ):  # fmt: skip
     for download in (True, False):
       with pytest.raises(DataError, match="features.json") as raised:
-        datasets.open_source(name, "test", str(directory), download=download)
+        datasets.open_split(name, "test", str(directory), download=download)
       assert message in str(raised.value)
       assert "\n" not in str(raised.value)
 
@@ -105,10 +105,10 @@ def test_the_other_file_that_names_features(tmp_path):
   change(info, lambda values: values.update(features=features))
   for directory in (tmp_path, folder):
     with pytest.raises(DataError, match=rf"dataset_info.json names '{EVIL}'"):
-      datasets.open_source("toy", "test", str(directory))
+      datasets.open_split("toy", "test", str(directory))
   # It would have been imported.
   with pytest.raises(DataError, match="No module named 'bundle'|bundle.evil"):
-    datasets.open_source("toy", "test", str(folder), trust_data_code=True)
+    datasets.open_split("toy", "test", str(folder), trust_data_code=True)
 
 
 def test_garbage_is_refused(tmp_path):
@@ -116,7 +116,7 @@ def test_garbage_is_refused(tmp_path):
   for content in (b"", b"{", b"\xff", b"[" * 99_999, b"1" * 9_999):
     (folder / "features.json").write_bytes(content)
     with pytest.raises(DataError, match="features.json cannot be read"):
-      datasets.open_source("toy", "test", str(tmp_path))
+      datasets.open_split("toy", "test", str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_garbage_is_refused(tmp_path):
 )
 def test_names_that_are_code_or_places(tmp_path, name, message):
   with pytest.raises(DataError, match=message):
-    datasets.open_source(name, "test", str(tmp_path))
+    datasets.open_split(name, "test", str(tmp_path))
   assert list(tmp_path.iterdir()) == []
 
 
@@ -145,7 +145,7 @@ def test_nothing_is_downloaded_unless_allowed(tmp_path, monkeypatch):
   monkeypatch.setattr("socket.socket.connect", asked)
   for name in ("mnist", "cifar100:3.0.2", "no_such_set"):
     with pytest.raises(DataError, match="not downloaded either"):
-      datasets.open_source(name, "test", str(tmp_path), download=False)
+      datasets.open_split(name, "test", str(tmp_path), download=False)
   assert list(tmp_path.iterdir()) == []
 
 
@@ -179,7 +179,7 @@ def test_trust_reaches_every_reader(
     lambda: upstream.open_upstream(config, None),
     lambda: run.train_and_evaluate(config, tmp_path / "pretrained"),
     lambda: datasets.open_split(config, "train"),
-    lambda: audit_report.audit_data(config),
+    lambda: audit.audit_data(config),
   )
   for reader in readers:
     with pytest.raises(DataError, match="seen"):

@@ -119,7 +119,7 @@ def _train(root: Path) -> None:
   memory = dataclasses.replace(
     random_task(
       glyphs, "glyphs-inverted-memory_masked", classes=120,
-      class_names=datasets.open_source("glyphs:inverted", "test").class_names,
+      class_names=datasets.open_split("glyphs:inverted", "test").class_names,
     ),
     provenance=mv.load_task(tasks / "glyphs-inverted", glyphs).provenance,
   )  # fmt: skip

@@ -45,7 +45,7 @@ def task_of(backbone, name, data_name, **options):
   values = digits.get_config()
   values.data.name = data_name
   made = config_lib.to_dict(config_lib.from_dict(values.to_dict()))
-  source = datasets.open_source(data_name, "test")
+  source = datasets.open_split(data_name, "test")
   task = random_task(
     backbone, name, classes=5, class_names=source.class_names,
     evaluation=CENTRAL, **options,
@@ -60,7 +60,7 @@ def run(root, *arguments):
 
 
 def accuracy_by_hand(backbone, tasks, name, data_name):
-  source = datasets.open_source(data_name, "test")
+  source = datasets.open_split(data_name, "test")
   hits = []
   for batch in batching.eval_batches(source, CENTRAL, batch_size=64):
     out = mv.forward(backbone, tasks, batch["image"])[name]
@@ -124,7 +124,7 @@ def test_each_pass_is_that_of_a_predictor(model, monkeypatch):
     return out
 
   monkeypatch.setattr(Program, "__call__", noted)
-  source = datasets.open_reader(SplitRef("digits:0-4", "", "test"))
+  source = datasets.open_ref(SplitRef("digits:0-4", "", "test"))
   verify.Evaluator(backbone, tasks, one_device(), 64).evaluate(
     source, ["low", "child"], verify=False
   )
@@ -164,7 +164,7 @@ def test_a_task_that_composes_with_nothing_is_evaluated_alone(
   placed = dataclasses.replace(backbone, params=params)
   trained = evaluate_lib.evaluate_source(
     evaluate_lib.predict_fn(placed, [task], mesh),
-    datasets.open_reader(SplitRef("digits:5-9", "", "test")),
+    datasets.open_ref(SplitRef("digits:5-9", "", "test")),
     CENTRAL, batch_size=64, mesh=mesh,
   )["lone"]  # fmt: skip
   assert entry["examples"] == trained["examples"] == 177
@@ -186,7 +186,7 @@ def test_nothing_is_compared_with_a_task_that_composes_with_nothing(model):
     backbone, "lone", classes=5, regime="probe", cells=0, bottleneck=3,
     evaluation=CENTRAL,
   )  # fmt: skip
-  source = datasets.open_reader(SplitRef("digits:0-4", "", "test"))
+  source = datasets.open_ref(SplitRef("digits:0-4", "", "test"))
   evaluator = verify.Evaluator(backbone, [task], one_device(), 64)
   refused = "'lone' was learned by 'probe', which has a pass of its own"
   with pytest.raises(ConfigError, match=refused):

@@ -32,7 +32,7 @@ def test_hits_are_what_top1_counts():
 def test_hits_of_a_split_are_those_of_its_examples_in_order():
   """Whatever the size of a batch: what fills the last one is left out."""
   backbone = tiny_backbone(depth=1)
-  source = datasets.open_source("digits:5-9", "test[:50]")
+  source = datasets.open_split("digits:5-9", "test[:50]")
   task = random_task(
     backbone, "digits", classes=5, class_names=source.class_names
   )

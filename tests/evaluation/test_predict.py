@@ -576,9 +576,9 @@ def test_images_are_prepared_as_in_evaluation(
     write(root / f"{i}.{kind}", fake_data.noise(i, 21 + i, 33 - i))
   # GIF is not among the suffixes of image folders.
   (root / "3.gif").rename(root / "3.png")
-  reader = datasets.open_source("folder", "train", str(tmp_path / "data"))
+  reader = datasets.open_split("folder", "train", str(tmp_path / "data"))
   batch = next(batching.eval_batches(reader, evaluation, batch_size=5))["image"]
-  files = [pathlib.Path(reader.source.file_name(i)) for i in range(5)]
+  files = [pathlib.Path(reader.file_name(i)) for i in range(5)]
   found = mv.preprocess(files, evaluation)
   assert np.array_equal(found, batch)
   # What the command sees, and bytes and a single file.

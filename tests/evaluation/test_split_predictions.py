@@ -9,7 +9,7 @@ from fake_data import broken_source, numbered_source
 
 import memory_vit as mv
 from memory_vit.data import batching
-from memory_vit.data.eval_images import eval_images
+from memory_vit.data.batching import eval_images
 from memory_vit.errors import BrokenDataError, TaskError
 from memory_vit.evaluation import evaluate, metrics
 from memory_vit.evaluation.classification import class_metrics, split_metrics

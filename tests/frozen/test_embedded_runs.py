@@ -19,7 +19,7 @@ from fake_embeddings import CLASSES, TEST
 import memory_vit as mv
 from memory_vit import config as config_lib
 from memory_vit.configs import embeddings as embeddings_config
-from memory_vit.data import audit_report, datasets
+from memory_vit.data import audit, datasets
 from memory_vit.errors import (
   BackboneError,
   ConfigError,
@@ -96,7 +96,7 @@ def copied(place, tmp_path, config, dtype=np.float32):
     found = rows.take(np.arange(-(-reader.size // BATCH) * BATCH) % reader.size)
     [(name, array)] = found.items()
     for i, row in enumerate(np.asarray(array)[: reader.size]):
-      values[reader.source.file_name(i)] = row.astype(dtype)
+      values[reader.file_name(i)] = row.astype(dtype)
   target = tmp_path / "embedded"
   for source in sorted((place / "embedded").rglob("*.parquet")):
     file = target / source.relative_to(place / "embedded")
@@ -204,7 +204,7 @@ def test_the_task_answers_images_as_it_answered_embeddings(
   assert (config["data"]["eval_crop"], config["data"]["resize"]) == (
     "central", 11,
   )  # fmt: skip
-  source = datasets.open_source("folder", "test", str(place / "data")).source
+  source = datasets.open_split("folder", "test", str(place / "data"))
   paths = [source.file_name(i) for i in range(source.size)]
   logits = run_program(
     backbone, [task], jnp.asarray(mv.preprocess(paths, task))
@@ -401,7 +401,7 @@ def test_values_that_the_backbone_does_not_make(place, tmp_path):
 @pytest.mark.slow
 def test_commands_that_look_at_images(place, tmp_path):
   with pytest.raises(ConfigError, match="images are what is checked"):
-    audit_report.audit_data(config_of(place))
+    audit.audit_data(config_of(place))
   config = config_of(place, {"total_steps": 1})
   run.train_and_evaluate(config, tmp_path)
   given = task_data.Given(

@@ -62,7 +62,7 @@ def trainer_of(config, backbone, mesh=None, parents=(), **splits):
   mesh = mesh or one_device()
   params = sharding.put_backbone(backbone.params, mesh)
   opened = {
-    role: datasets.open_source("digits:5-9", getattr(config.data, role))
+    role: datasets.open_split("digits:5-9", getattr(config.data, role))
     for role in ("train", "validation")
   }
   return trainer.Trainer(
@@ -153,7 +153,7 @@ def test_views_are_taken_in_turn(backbone):
   """Record r in epoch e: view e mod k, cropped by seed, r and the view."""
   keep, views = {**CONTEXTS, "views": 3}, 3
   made = trainer_of(config_of(data=RANDOM, keep=keep, seed=4), backbone)
-  fetch = made.train.source.fetch
+  fetch = made.train.fetch
   for i, batch in enumerate(itertools.islice(kept_images(made), 12)):
     number = i * BATCH + i  # of one row of each batch; more than 4 epochs
     record = int(batching.shuffled(tf.constant(number, tf.int64), SIZE, 4))
@@ -244,15 +244,14 @@ def test_bfloat16_rounds_what_is_kept(backbone):
 
 def broken_digits(monkeypatch, reader, bad):
   """The reader of a split of which some records are no images."""
-  fetch = reader.source.fetch
+  fetch = reader.fetch
 
   def damaged(index):
     encoded, label = fetch(index)
     is_bad = tf.reduce_any(index == tf.constant(bad, tf.int64))
     return tf.where(is_bad, "no image", encoded), label
 
-  source = dataclasses.replace(reader.source, fetch=damaged)
-  return type(reader)(source, max_bad=reader.max_bad)
+  return dataclasses.replace(reader, fetch=damaged)
 
 
 @pytest.mark.slow
@@ -367,7 +366,7 @@ def test_rows_come_back_as_they_were_put(filled):
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_processes_keep_every_record_once(count, monkeypatch):
-  reader = datasets.open_source("digits:5-9", "train[:7]")
+  reader = datasets.open_split("digits:5-9", "train[:7]")
   data = config_lib.TrainDataConfig(flip=False, **SQUEEZED)
   numbers, evaluated = [], []
   monkeypatch.setattr(jax, "process_count", lambda: count)
@@ -390,7 +389,7 @@ def test_processes_keep_every_record_once(count, monkeypatch):
 def test_processes_evaluate_every_example_once(count, backbone, monkeypatch):
   """Also where the share of one is empty."""
   made = trainer_of(config_of(data=SQUEEZED, keep=CONTEXTS), backbone)
-  reader = datasets.open_source("digits:5-9", "train[:7]")
+  reader = datasets.open_split("digits:5-9", "train[:7]")
   monkeypatch.setattr(jax, "process_count", lambda: count)
   counted = 0.0
   for i in range(count):

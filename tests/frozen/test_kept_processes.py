@@ -161,8 +161,8 @@ def test_two_processes_learn_what_they_learn_from_images(
     for i, count in enumerate((17, 16))
   ]
   # Each has every second record, in their order.
-  reader = datasets.open_source("digits:5-9", f"train[:{SIZE}]")
-  whole = [int(reader.source.fetch(i)[1]) for i in range(SIZE)]
+  reader = datasets.open_split("digits:5-9", f"train[:{SIZE}]")
+  whole = [int(reader.fetch(i)[1]) for i in range(SIZE)]
   assert labels == [whole[0::2], whole[1::2]]
 
 

@@ -59,12 +59,12 @@ def kept_of(config, backbone, stop=None):
     config=config,
     context=RunContext(one_device(), stop or StopSignal()),
     backbone=backbone,
-    train=datasets.open_source("digits:5-9", config.data.train),
+    train=datasets.open_split("digits:5-9", config.data.train),
   ).kept
 
 
 def reader_of(config):
-  return datasets.open_source("digits:5-9", config.data.train)
+  return datasets.open_split("digits:5-9", config.data.train)
 
 
 class Pass:
@@ -420,14 +420,13 @@ def test_a_later_run_knows_what_could_not_be_read(config, backbone):
   results = []
   for max_bad in (1, 1, 0):
     reader = reader_of(config)
-    fetch = reader.source.fetch
+    fetch = reader.fetch
 
     def damaged(index, fetch=fetch):
       encoded, label = fetch(index)
       return tf.where(index == 5, "no image", encoded), label
 
-    source = dataclasses.replace(reader.source, fetch=damaged)
-    reader = type(reader)(source, max_bad=max_bad)
+    reader = dataclasses.replace(reader, fetch=damaged, max_bad=max_bad)
     frozen_pass = Pass()
     if not max_bad:
       with pytest.raises(BrokenDataError, match="example 5"):
@@ -444,13 +443,13 @@ def test_data_of_python_needs_a_version(version, config, backbone):
   """Of its contents nothing else is known."""
   reader = reader_of(config)
   known = DataFiles(facts={"examples": SIZE, "version": version})
-  source = dataclasses.replace(reader.source, inventory=known)
+  source = dataclasses.replace(reader, data_files=known)
   frozen_pass = Pass()
   if version:
-    kept_rows(config, backbone, frozen_pass, type(reader)(source))
+    kept_rows(config, backbone, frozen_pass, source)
   else:
     with pytest.raises(ConfigError, match="without a version"):
-      kept_rows(config, backbone, frozen_pass, type(reader)(source))
+      kept_rows(config, backbone, frozen_pass, source)
   assert bool(frozen_pass.images) == bool(version)
 
 

@@ -47,7 +47,7 @@ def task_of(backbone, name, **options):
   values = digits.get_config()
   values.data.name = "digits:0-4"
   made = config_lib.to_dict(config_lib.from_dict(values.to_dict()))
-  source = datasets.open_source("digits:0-4", "test")
+  source = datasets.open_split("digits:0-4", "test")
   task = random_task(
     backbone, name, classes=5, class_names=source.class_names,
     evaluation=CENTRAL, **options,
@@ -119,7 +119,7 @@ def test_data_without_images(model, tmp_path, capsys):
     root, out, "--data=digits:0-4", "--batch_size=128", tasks=names
   ) == 0  # fmt: skip
   values = read(out)
-  source = datasets.open_reader(SplitRef("digits:0-4", "", "test"))
+  source = datasets.open_ref(SplitRef("digits:0-4", "", "test"))
   expected = cell_removal.remove_cells(
     backbone, tasks, source, ["low", "child"], batch_size=128
   )
@@ -209,14 +209,14 @@ def test_what_cannot_be_read_is_named(model, tmp_path, capsys):
   out, (bad, good) = tmp_path / "out", map(os.fsdecode, (bad, good))
   assert run(root, out, bad, good, bad, tasks=["low"]) == 1
   shown = capsys.readouterr()
-  assert shown.err.count(f"skipped {tmp_path}/b\\udcff: not a JPEG") == 2
+  assert shown.err.count(f"skipped {tmp_path}/b\\xff: not a JPEG") == 2
   assert "\n2 images could not be read\n" in shown.out
   values = read(out)
   assert [one["image"] for one in values["skipped"]] == (
-    [f"{tmp_path}/b\\udcff"] * 2
+    [f"{tmp_path}/b\\xff"] * 2
   )
   assert [image["image"] for image in values["images"]] == [
-    f"{tmp_path}/g\\udcff"
+    f"{tmp_path}/g\\xff"
   ]
 
 

@@ -12,7 +12,6 @@ from scipy import stats
 
 import memory_vit as mv
 from memory_vit.data import batching
-from memory_vit.data.reader import Reader
 from memory_vit.errors import ConfigError, DataError, TaskError
 from memory_vit.evaluation.evaluate import evaluate_source, predict_fn
 from memory_vit.looking import cell_removal
@@ -65,7 +64,7 @@ def source_of(task, size=EXAMPLES):
     return encoded, fake_data.tf.gather(labels.astype(np.int32), i)
 
   names = tuple(map(str, range(task.spec.num_classes)))
-  return Reader(dataclasses.replace(source, class_names=names, fetch=fetch))
+  return dataclasses.replace(source, class_names=names, fetch=fetch)
 
 
 @pytest.mark.slow
@@ -280,7 +279,7 @@ def test_no_task_to_evaluate_is_refused(backbone):
 
 def test_a_data_set_without_examples_is_refused(backbone):
   task = random_task(backbone, "a")
-  empty = Reader(dataclasses.replace(source_of(task).source, size=0))
+  empty = dataclasses.replace(source_of(task), size=0)
   with pytest.raises(DataError, match="'numbered' has no example"):
     remove(backbone, task, empty)
 

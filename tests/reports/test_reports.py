@@ -164,7 +164,7 @@ def test_metrics_follow_from_the_predictions_that_are_written(written):
   assert found["data"] == {
     "name": "folder", "directory": "", "split": "test", "digest": None,
   }  # fmt: skip
-  assert found["class_names"][4] == "\\udcff"
+  assert found["class_names"][4] == "\\xff"
   names = [row["label"] for row in table]
   assert names == [found["class_names"][label] for label in labels]
 
@@ -187,7 +187,7 @@ def test_csv_and_parquet_say_the_same(written):
     assert indices == expected["top_indices"]
     assert shares == [np.float32(p) for p in expected["top_probabilities"]]
   assert table[3]["file"] == "@evil.jpg"
-  assert table[5]["file"] == "b\\udcff.jpg"
+  assert table[5]["file"] == "b\\xff.jpg"
   assert table[0]["file"] is None
 
 
@@ -468,7 +468,7 @@ def test_a_path_may_be_text(tmp_path, plain):
 
 def folder_evaluation(root):
   """Of a task on the test split of an image folder."""
-  reader = datasets.open_source("folder", "test", str(root))
+  reader = datasets.open_split("folder", "test", str(root))
   task = random_task(
     tiny_backbone(depth=1), "t", classes=2, class_names=("a", "b")
   )
@@ -592,11 +592,9 @@ def test_without_images():
 
 def reader_of(*class_names):
   """A split of embeddings."""
-  source = types.SimpleNamespace(
-    embedded=object(), file_name=str, inventory=DataFiles(), directory=""
-  )
   return types.SimpleNamespace(
-    source=source, name="embeddings", full_name="embeddings", split="test",
+    embedded=object(), file_name=str, data_files=DataFiles(), directory="",
+    name="embeddings", full_name="embeddings", split="test",
     class_names=class_names, num_classes=len(class_names),
   )  # fmt: skip
 

@@ -66,7 +66,7 @@ def test_naive_memories_against_the_dense_oracle(backbone, images):
 @pytest.mark.slow
 def test_interference_is_measured(study):
   backbone = tiny_backbone(num_classes=5, depth=1)
-  source = datasets.open_source("digits:5-9", "test")
+  source = datasets.open_split("digits:5-9", "test")
   options = {"batch_size": 192, "mesh": one_device()}
   naive = [
     random_task(backbone, f"t{i}", seed=i, classes=5, regime="memory", cells=6)
@@ -111,7 +111,7 @@ def test_interference_is_measured(study):
 def test_a_difference_in_any_batch_is_reported(backbone, monkeypatch):
   """The largest of all batches, and of the slots in which it was."""
   masked = [random_task(backbone, f"m{i}", seed=i, classes=5) for i in range(3)]
-  source = datasets.open_source("digits:5-9", "test")
+  source = datasets.open_split("digits:5-9", "test")
   read, calls = mv.read, []
 
   def disturbed(backbone, slots, context):

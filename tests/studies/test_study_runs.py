@@ -172,8 +172,8 @@ def test_finished_runs_on_other_data_are_refused(
     splits = configured_splits(config)
     record = DataRecord(
       directory=directory / "inventory",
-      inventories={
-        role: datasets.take_inventory(splits[role])
+      data_files={
+        role: datasets.find_data_files(splits[role])
         for role in ("train", "validation", "test")
       },
     )
@@ -187,10 +187,10 @@ def test_finished_runs_on_other_data_are_refused(
   run_study(study, tmp_path / "s", ["table2"])
   assert len(fake.calls) == 2
   (pictures / "train/a/2.png").rename(pictures / "train/b/2.png")
-  with pytest.raises(MemoryVitError, match="1 of another class") as error:
+  with pytest.raises(MemoryVitError, match="1 missing, 1 new") as error:
     run_study(study, tmp_path / "s", ["table2"])
   assert fake.calls[0] in str(error.value)
-  assert "train/a/2.png: class 'a', now 'b'" in str(error.value)
+  assert "missing: train/a/2.png" in str(error.value)
   # Without data nothing can be compared, and nothing has to be trained.
   monkeypatch.setattr(logging.getLogger("memory_vit"), "propagate", True)
   (pictures / "train").rename(pictures / "away")

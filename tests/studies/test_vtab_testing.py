@@ -62,7 +62,7 @@ def test_side_by_side_as_alone(
   evaluate_source = testing.evaluate_source
 
   def counted(*arguments, **options):
-    readings.append(arguments[1].source.size)
+    readings.append(arguments[1].size)
     return evaluate_source(*arguments, **options)
 
   monkeypatch.setattr(testing, "evaluate_source", counted)

@@ -357,9 +357,9 @@ params = jax.device_put(backbone.params, sharding.replicated(mesh))
 stop = StopSignal()
 slow = Slow(
   config=settings, context=RunContext(mesh, stop),
-  validation=datasets.open_source("digits:5-9", "test"),
+  validation=datasets.open_split("digits:5-9", "test"),
   backbone=dataclasses.replace(backbone, params=params),
-  train=datasets.open_source("digits:5-9", "train"),
+  train=datasets.open_split("digits:5-9", "train"),
 )
 try:
   with stop.listening():

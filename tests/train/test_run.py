@@ -188,7 +188,7 @@ def test_a_run_from_nothing_to_the_result(config, finished):
   assert task.spec.class_names == ("5", "6", "7", "8", "9")
   assert task.provenance["metrics"] == dataclasses.asdict(task_result)
   assert task.provenance["config"]["seed"] == config.seed
-  source = datasets.open_source("digits:5-9", "test")
+  source = datasets.open_split("digits:5-9", "test")
   hits, labels = [], []
   for batch in batching.eval_batches(
     source, task.spec.evaluation, batch_size=64
@@ -277,7 +277,7 @@ def test_what_is_left_to_backbone_and_data_is_recorded(
   given = dataclasses.replace(
     silent(config), image_size=0, epochs=0.15, gelu="backbone"
   )
-  examples = datasets.open_source(config.data.name, config.data.train).size
+  examples = datasets.open_split(config.data.name, config.data.train).size
   steps = math.ceil(0.15 * examples / config.batch_size)
   result = run.train_and_evaluate(given, workdir)
   assert result.tasks[0].steps == steps != config.total_steps
@@ -409,7 +409,7 @@ def test_three_updates_that_are_not_finite_stop_the_run(
     breaks_in((3, 4, 5), context)
     with pytest.raises(TrainingError, match="at step 5: .*is not fin") as error:
       run.train_and_evaluate(config, workdir)
-  source = datasets.open_source(config.data.name, config.data.train)
+  source = datasets.open_split(config.data.name, config.data.train)
   for number in (3, 4, 5):
     names = batching.train_examples(source, seed=0, batch_size=16, step=number)
     assert f"of step {number} {', '.join(names[:8])}, ..." in str(error.value)
@@ -430,14 +430,14 @@ def test_one_update_that_is_not_finite_is_skipped(config, workdir, monkeypatch):
 
 
 def test_examples_of_a_step_are_those_of_its_batch():
-  reader = datasets.open_source("digits:5-9", "train")
+  reader = datasets.open_split("digits:5-9", "train")
   options = {"seed": 3, "batch_size": 8}
   plain = config_lib.TrainDataConfig(train_crop="small", resize=8, flip=False)
   batches = batching.train_batches(
     reader, plain, image_size=8, start=8, **options
   )
   found = batching.train_examples(reader, step=2, **options)
-  labels = [int(reader.source.fetch(np.int64(index))[1]) for index in found]
+  labels = [int(reader.fetch(np.int64(index))[1]) for index in found]
   assert labels == list(next(batches)["label"])
 
 
@@ -516,7 +516,7 @@ def test_other_regimes_end_to_end(config, workdir, backbone_file, regime):
   backbone = mv.load_backbone(backbone_file)
   task = mv.load_task(workdir / "tasks" / "digits-5-9", backbone)
   assert entry.trainable_params == trees.count(task.params)
-  source = datasets.open_source("digits:5-9", "test")
+  source = datasets.open_split("digits:5-9", "test")
   hits = []
   cut = split_forward.make_split_forward(backbone.config, (task.spec,))
   frozen = {"backbone": backbone.params, "tasks": {}}

@@ -66,7 +66,7 @@ def test_variants_have_the_steps_and_the_size_that_were_left_open(
     config_of(overrides=({"optim.warmup_steps": 9}, {})),
     backbone=str(tmp_path / "tiny.npz"), epochs=0.2, image_size=0,
   )  # fmt: skip
-  examples = datasets.open_source(config.data.name, config.data.train).size
+  examples = datasets.open_split(config.data.name, config.data.train).size
   steps = math.ceil(0.2 * examples / config.batch_size)
   planned = []
 
@@ -186,8 +186,8 @@ def trainer_of(config):
     config=config,
     context=RunContext(one_device()),
     backbone=tiny_backbone(num_classes=5, depth=1),
-    train=datasets.open_source("digits:5-9", config.data.train),
-    validation=datasets.open_source("digits:5-9", config.data.validation),
+    train=datasets.open_split("digits:5-9", config.data.train),
+    validation=datasets.open_split("digits:5-9", config.data.validation),
   )
 
 

@@ -81,7 +81,7 @@ def test_a_tenth_is_validated_where_no_split_is_given(small, configured):
   sizes = {role: reader.size for role, reader in given["splits"].items()}
   assert sizes == {"train": 48, "validation": 8, "test": 2}
   # Of the training split: "ant" is not in the test, and has its number.
-  assert given["splits"]["test"].source.labels.tolist() == [1, 2]
+  assert given["splits"]["test"].labels.tolist() == [1, 2]
 
 
 def test_options_are_those_of_the_command(small, configured):

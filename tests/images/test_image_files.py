@@ -5,7 +5,7 @@ import os
 import fake_data
 import pytest
 
-from memory_vit.images import folders, image_files
+from memory_vit.images import image_files
 
 
 def write(root, *names):
@@ -20,7 +20,7 @@ def test_everything_below_is_found_and_what_is_skipped_is_counted(tmp_path):
   names = ("b/2.PNG", "b/deep/er/1.jpg", "a/3.gif", "top.webp", "a/notes.txt",
            "b/deep/x.parquet", ".git/1.png", "a/.DS_Store")  # fmt: skip
   write(tmp_path, *names)
-  found = folders.walk(str(tmp_path))
+  found = image_files.walk(str(tmp_path))
 
   def below(paths):
     return [os.path.relpath(path, tmp_path) for path in paths]
@@ -46,7 +46,7 @@ def test_links_are_followed_but_never_in_a_circle(tmp_path):
   (tmp_path / "data/a/x.png").symlink_to("x.png")
   (tmp_path / "data/y").symlink_to("y")
   data = tmp_path / "data"
-  found = folders.walk(str(data))
+  found = image_files.walk(str(data))
   assert [os.path.relpath(path, data) for path in found.images] == [
     "a/1.png", "a/x.png", "b/2.png", "b/sub/3.png",
   ]  # fmt: skip
@@ -67,7 +67,7 @@ def test_a_folder_that_cannot_be_listed_is_named(tmp_path, monkeypatch):
     return listed(path)
 
   monkeypatch.setattr(os, "scandir", scandir)
-  found = folders.walk(str(tmp_path))
+  found = image_files.walk(str(tmp_path))
   assert found.images == [str(tmp_path / "a/1.png")]
   assert found.closed == {str(tmp_path / "closed"): "Permission denied"}
   first, second = image_files.find_images([str(tmp_path)])
@@ -82,5 +82,5 @@ def test_of_a_flat_folder_the_order_is_that_of_the_names(tmp_path):
   fake_data.write_folder(tmp_path, {
     "a-b": ["1.png"], "a": ["1.png", "10.png", "2.png"], "é": ["1.png"],
   })  # fmt: skip
-  found = folders.walk(str(tmp_path)).images
+  found = image_files.walk(str(tmp_path)).images
   assert found == [str(tmp_path / name) for name in names]

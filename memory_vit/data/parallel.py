@@ -1,0 +1,52 @@
+"""Apply a function to the elements of a tf.data data set, in parallel."""
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from memory_vit.data.quiet_tensorflow import tf
+
+# In front of what an operation of TensorFlow says of an image.
+_AROUND = re.compile(
+  r"Error in user-defined function .* iterator: \S+: "
+  r"(jpeg::Uncompress failed\. )?"
+)
+# In front of what Python raised inside of TensorFlow.
+_RAISED = re.compile(r"[\w.]+(Error|Exception): ")
+
+
+def parallel_map(
+  dataset: tf.data.Dataset, make: Callable[..., Any]
+) -> tf.data.Dataset:
+  # The thread of autotuning sleeps for 1, 2, 4, ... up to 60 seconds, and an
+  # iterator that is closed waits until it wakes.
+  options = tf.data.Options()
+  options.autotune.enabled = False
+  return dataset.map(
+    make, num_parallel_calls=os.cpu_count(), deterministic=True
+  ).with_options(options)
+
+
+def attempts(
+  dataset: tf.data.Dataset, make: Callable[..., Any]
+) -> Iterator[Any | tf.errors.OpError]:
+  """Yield what `make` returns, as NumPy arrays, or the error in its place."""
+  # Not for a reader of files: it could fail at the same place again and again.
+  elements = parallel_map(dataset, make).as_numpy_iterator()
+  for _ in range(len(dataset)):
+    try:
+      yield next(elements)
+    except tf.errors.OpError as error:
+      yield error
+
+
+def reason_of(error: Exception) -> str:
+  """The message of a reader or of TensorFlow in one line, without its nodes."""
+  text = error.message if isinstance(error, tf.errors.OpError) else str(error)
+  lines = text.strip().splitlines() or [type(error).__name__]
+  # What Python raised inside of TensorFlow stands at the end of a traceback.
+  raised = [line for line in lines if _RAISED.match(line)]
+  line = _RAISED.sub("", raised[-1], count=1) if raised else lines[0]
+  line = _AROUND.sub("", line)
+  return re.sub(r"\{\{.*?\}\}|\[Op:.*", "", line).strip(" .")

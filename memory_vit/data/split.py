@@ -1,0 +1,234 @@
+"""A split of a data set: examples that are read by their numbers."""
+
+import contextlib
+import dataclasses
+import itertools
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from memory_vit.data import parallel, watchdog
+from memory_vit.data.data_files import DataFiles
+from memory_vit.data.embeddings import EmbeddedRows
+from memory_vit.data.quiet_tensorflow import tf
+from memory_vit.data.split_ref import OF_A_DIRECTORY
+from memory_vit.errors import BrokenDataError, DataError
+from memory_vit.runtime import processes
+from memory_vit.runtime.messages import escaped
+
+logger = logging.getLogger(__name__)
+
+# Examples that share a time limit, which costs a thread.
+_AT_ONCE = 64
+# Unreadable examples that a message lists.
+_SHOWN = 20
+# Index, int64 () -> the encoded image, string (), and its label, int32 ().
+Fetch = Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)  # it holds arrays
+class Split:
+  """One split of a data set, with random access.
+
+  Example i can be fetched by itself, so the position in training is a single
+  number.
+
+  Attributes:
+    name: of the data set, as in `config.data.name`.
+    split: as in `config.data.train`, such as "train[:98%]".
+    size: number of examples.
+    class_names: one per class; "0", "1", ... if the data set names none.
+    fetch: int64 () index -> the encoded image, string (), and its label,
+      int32 (). Runs eagerly and inside tf.data.
+    file_name: index -> the file of the example, or "".
+    data_files: its files, to notice later that they have changed.
+    labels: int32 (size,), if they are known before examples are read.
+    embedded: rows of embeddings, for a split that has them in place of images.
+    left_out: a line for each image that is no example, as it has no embedding.
+    skipped: a line for each of its folders that holds more than images.
+    max_bad: maximum number of unreadable examples to skip.
+    stall_timeout: seconds without a batch after which the process is ended; 0
+      is never.
+    unreadable: {index: why} of the unreadable examples that this process knows;
+      it grows while examples are read.
+  """
+
+  name: str
+  split: str
+  size: int
+  class_names: tuple[str, ...]
+  fetch: Fetch
+  file_name: Callable[[int], str] = lambda index: ""
+  data_files: DataFiles = dataclasses.field(default_factory=DataFiles)
+  labels: np.ndarray | None = None
+  embedded: EmbeddedRows | None = None
+  left_out: tuple[str, ...] = ()
+  skipped: tuple[str, ...] = ()
+  max_bad: int = 0
+  stall_timeout: float = 0.0
+  unreadable: dict[int, str] = dataclasses.field(default_factory=dict)
+
+  def __post_init__(self) -> None:
+    # `dataclasses.replace` makes a split that grows by itself.
+    object.__setattr__(self, "unreadable", dict(self.unreadable))
+
+  @property
+  def num_classes(self) -> int:
+    """The number of classes."""
+    return len(self.class_names)
+
+  @property
+  def directory(self) -> str:
+    """The last name of its directory; "" for a data set with its own name."""
+    if self.name not in OF_A_DIRECTORY:
+      return ""
+    for name, path in self.data_files.files.items():
+      root = path.removesuffix(name)
+      return os.path.basename(os.path.abspath(root)) if root else ""
+    return ""
+
+  @property
+  def full_name(self) -> str:
+    """The name of the data set for people: "digits", "folder pets"."""
+    return f"{self.name} {self.directory}".rstrip()
+
+  def __str__(self) -> str:
+    """For messages."""
+    return f"data set {self.full_name!r}, split {self.split!r}"
+
+  def describe(self, index: int) -> str:
+    """Name one example in a message."""
+    where = f"{self}, example {index}"
+    file = escaped(self.file_name(index))
+    return f"{where} ({file})" if file else where
+
+  def require_images(self) -> None:
+    """Raise `DataError` if it has embeddings in place of images."""
+    if self.embedded:
+      raise DataError(
+        f"{self} holds embeddings and no images: heads and probes alone are "
+        "trained on them, by config.keep.what 'features'."
+      )
+
+  def single_class(self) -> str:
+    """Say what to do about a single class; "" if there are several."""
+    if self.num_classes > 1:
+      return ""
+    if self.name != "folder":
+      return "expected two or more."
+    return (
+      "expected two or more. The folders in DATA/train are the classes: "
+      "DATA/train/CLASS/IMAGE. If the images are one folder deeper, in "
+      f"DATA/train/{escaped(self.class_names[0])}/CLASS, move these folders up."
+    )
+
+  def check_labels(
+    self, labels: np.ndarray, index_of: Callable[[int], int] = int
+  ) -> None:
+    """Refuse labels that are not classes.
+
+    Args:
+      labels: int32 (b,).
+      index_of: place in `labels` -> index of the example.
+
+    Raises:
+      BrokenDataError: if one is outside of 0 ... num_classes - 1.
+    """
+    wrong = np.flatnonzero((labels < 0) | (labels >= self.num_classes))
+    if wrong.size:
+      label = labels[wrong[0]]
+      reason = ": an unlabelled test split" if label == -1 else ""
+      raise BrokenDataError(
+        f"{self} has labels {label}{reason}; expected 0 to "
+        f"{self.num_classes - 1}. Use another split. "
+        f"(Found in {self.describe(index_of(int(wrong[0])))}.)"
+      )
+
+  def mark_unreadable(self, reasons: Mapping[int, str]) -> None:
+    """Leave out unreadable examples, {index: why}; each is logged once.
+
+    Raises:
+      BrokenDataError: if there are more than `max_bad`, with those before.
+    """
+    new = {i: why for i, why in reasons.items() if i not in self.unreadable}
+    if new and len(self.unreadable) + len(new) > self.max_bad:
+      together = {**self.unreadable, **new}
+      lines = [self._line(i, why) for i, why in together.items()]
+      named = not self.name.startswith("python:")
+      raise BrokenDataError(_too_many(lines, self.max_bad, named))
+    for index, why in new.items():
+      line = self._line(index, why)
+      logger.warning("left out (%d may be): %s", self.max_bad, line)
+    self.unreadable.update(new)
+
+  def sync_unreadable(self) -> list[int]:
+    """Share the unreadable examples of all processes; all must call.
+
+    Returns:
+      Their indices, sorted.
+
+    Raises:
+      BrokenDataError: if there are more than `max_bad`.
+    """
+    if not self.max_bad:
+      return []
+    indices = processes.union_over_processes(self.unreadable)
+    self.mark_unreadable(
+      dict.fromkeys(indices, "another process could not read it")
+    )
+    return indices
+
+  def time_limit(self, first: int) -> contextlib.AbstractContextManager[None]:
+    """End the process if reading from example `first` on stalls."""
+    what = f"{self}, from example {first} on"
+    return watchdog.limit(self.stall_timeout, what)
+
+  def each(
+    self, make: Callable[[tf.Tensor], Any]
+  ) -> Iterator[Any | tf.errors.OpError]:
+    """Apply a function to the index of every example, in parallel, in order.
+
+    Args:
+      make: int64 () -> tensors.
+
+    Yields:
+      What it returns, as NumPy arrays, or what it has raised. If that stalls,
+      the process is ended, as in training.
+    """
+    examples = parallel.attempts(tf.data.Dataset.range(self.size), make)
+    for first in range(0, self.size, _AT_ONCE):
+      with self.time_limit(first):
+        chunk = list(itertools.islice(examples, _AT_ONCE))
+      yield from chunk
+
+  def nothing_readable(self) -> BrokenDataError:
+    """The error for a split of which no example can be read."""
+    return BrokenDataError(
+      f"{self}: none of its {self.size} examples can be read."
+    )
+
+  def _line(self, index: int, why: str) -> str:
+    return f"{self.describe(index)} cannot be read: {why}."
+
+
+def fetch_from_memory(images: tf.Tensor, labels: tf.Tensor) -> Fetch:
+  """`Split.fetch` of encoded images, string (n,), and labels, int32 (n,)."""
+  return lambda index: (tf.gather(images, index), tf.gather(labels, index))
+
+
+def _too_many(lines: list[str], allowed: int, named: bool) -> str:
+  """The message; `named` if `memory-vit check_data` can open the data set."""
+  advice = f"config.data.max_bad ({allowed}) is how many may be left out."
+  if named:
+    advice = f"`memory-vit check_data` names all that is broken; {advice}"
+  if len(lines) == 1:
+    return f"{lines[0]} {advice}"
+  shown = lines[:_SHOWN]
+  if len(lines) > _SHOWN:
+    shown.append(f"and {len(lines) - _SHOWN} more")
+  return "\n  ".join(
+    [f"{len(lines)} examples cannot be read. {advice}", *shown]
+  )
