@@ -28,7 +28,7 @@ from memory_vit.config import Config
 from memory_vit.errors import ConfigError, MemoryVitError
 from memory_vit.runtime import dtypes, messages, options, paths
 from memory_vit.runtime.messages import escaped, shortened
-from memory_vit.runtime.rules import Rule
+from memory_vit.runtime.options import Rule
 
 with epy.lazy_imports():  # not all commands have a configuration
   import ml_collections

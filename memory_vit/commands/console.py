@@ -12,7 +12,7 @@ from typing import TextIO, TypeVar
 
 from memory_vit.errors import ConfigError, MemoryVitError
 from memory_vit.runtime import (
-  compile_cache,
+  compilation,
   dtypes,
   messages,
   paths,
@@ -147,7 +147,7 @@ def run_command(command: Callable[[], int]) -> int:
     os.environ.setdefault(name, value)
   gc.set_threshold(*_COLLECTED)
   try:
-    compile_cache.enable()
+    compilation.enable_cache()
     return command()
   except MemoryVitError as error:
     show(messages.shortened(f"error: {error}", _MOST_SAID), sys.stderr)

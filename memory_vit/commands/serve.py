@@ -25,7 +25,7 @@ from memory_vit.commands.console import show
 from memory_vit.errors import ConfigError
 from memory_vit.prediction.config import PredictorConfig
 from memory_vit.runtime.messages import brief
-from memory_vit.runtime.rules import Number
+from memory_vit.runtime.options import Number
 from memory_vit.serving import server_log
 from memory_vit.serving.settings import ServerSettings
 

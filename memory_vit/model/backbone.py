@@ -20,7 +20,7 @@ from memory_vit.model.keys import require_key
 from memory_vit.model.task import BackboneId, EvalPreprocessing
 from memory_vit.model.vit import VisionTransformer
 from memory_vit.model.vit_config import ViTConfig, vit_config
-from memory_vit.runtime import compiling, dtypes
+from memory_vit.runtime import compilation, dtypes
 
 # Switches of a configuration that no shape and no other field tells, in whose
 # defaults the weights of vit_jax and big_vision compute. They are a part of the
@@ -145,7 +145,7 @@ def init_backbone(config: ViTConfig, key: jax.Array) -> Backbone:
   """Return a backbone of any shape, with random weights."""
   # They are drawn once: compiling takes all of the time.
   init = jax.jit(
-    _init_params, static_argnums=0, compiler_options=compiling.options(1)
+    _init_params, static_argnums=0, compiler_options=compilation.options(1)
   )
   params = init(config, key)
   return Backbone(config, params, fingerprint_of(config, params))

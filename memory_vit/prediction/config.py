@@ -3,8 +3,14 @@
 import dataclasses
 
 from memory_vit.runtime import dtypes, options
-from memory_vit.runtime.options import option
-from memory_vit.runtime.rules import Choice, Items, Number, Switch, Text
+from memory_vit.runtime.options import (
+  Choice,
+  Items,
+  Number,
+  Switch,
+  Text,
+  option,
+)
 
 # A batch of more images fits no device with a Vision Transformer beside it.
 _MOST_IMAGES = 2**16

@@ -18,8 +18,7 @@ from etils import epy
 from memory_vit.errors import ConfigError
 from memory_vit.runtime import options as options_lib
 from memory_vit.runtime.messages import first_line
-from memory_vit.runtime.options import option
-from memory_vit.runtime.rules import Number, Switch
+from memory_vit.runtime.options import Number, Switch, option
 
 with epy.lazy_imports():  # the flags are parsed without them
   import jax

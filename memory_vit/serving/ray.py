@@ -19,9 +19,8 @@ from etils import epy
 
 from memory_vit.errors import ConfigError, TrainingError
 from memory_vit.prediction.config import PredictorConfig
-from memory_vit.runtime import compile_cache, messages, options
-from memory_vit.runtime.options import Option, option
-from memory_vit.runtime.rules import Choice, Number
+from memory_vit.runtime import compilation, messages, options
+from memory_vit.runtime.options import Choice, Number, Option, option
 from memory_vit.serving.server_log import log_to_stderr
 from memory_vit.serving.settings import ServerSettings
 
@@ -229,7 +228,7 @@ def replica_app(what: Deployed) -> "FastAPI":
   # Large images are refused as such; Pillow warns from a lower limit on.
   warnings.simplefilter("ignore", Image.DecompressionBombWarning)
   log_to_stderr()
-  compile_cache.enable()
+  compilation.enable_cache()
   app = apps.create_app(
     predictors.Predictor(what.model, warm_up=False),
     what.server,

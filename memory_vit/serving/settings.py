@@ -9,8 +9,7 @@ import functools
 
 from memory_vit.errors import ConfigError
 from memory_vit.runtime import options
-from memory_vit.runtime.options import option
-from memory_vit.runtime.rules import Number, Text
+from memory_vit.runtime.options import Number, Text, option
 
 MIB = 2**20
 MOST_IMAGES = 4096

@@ -8,7 +8,7 @@ from memory_vit.config import Config
 from memory_vit.errors import ConfigError
 from memory_vit.prediction import PredictorConfig
 from memory_vit.runtime import launch, options
-from memory_vit.runtime.rules import Number, Text
+from memory_vit.runtime.options import Number, Text
 from memory_vit.serving import ServerSettings
 from memory_vit.serving.ray import Scaling
 

@@ -1,11 +1,9 @@
-"""Keep compiled programs between commands, in the user's cache directory.
+"""XLA compilation: a cache on disk, and fewer passes for rarely run programs.
 
-JAX does it, and is told where by its environment, before it is imported: what
-it compiles is kept under a hash of the program, the options and the versions,
-and is the same to the bit when it is loaded. Several processes may read and
-write at once. JAX does not replace what is there: a file that is not whole, as
-of a process that was killed, is compiled anew, with a warning, until somebody
-deletes it.
+JAX reads the place of the cache from the environment when it is imported. A
+cached program is bitwise identical, and several processes may use the cache at
+once. JAX never replaces a file: a truncated one, of a process that was killed,
+is compiled again with a warning until somebody deletes it.
 """
 
 import contextlib
@@ -13,9 +11,15 @@ import hashlib
 import os
 import platform
 from pathlib import Path
+from typing import Any
+
+from etils import epy
 
 from memory_vit.errors import ConfigError
 from memory_vit.runtime.messages import brief
+
+with epy.lazy_imports():  # the cache is set before jax is imported
+  import jax
 
 # Where downloads are kept too, see `backbones.download`.
 _ROOT = "MEMORY_VIT_CACHE"
@@ -24,9 +28,12 @@ _SWITCH = "MEMORY_VIT_COMPILE_CACHE"
 _JAX = "JAX_COMPILATION_CACHE_DIR"
 # Programs of a B/16 take some MB each.
 MAX_BYTES = 2**30
+# Of LLVM. Arrays are laid out before it: what a program takes in memory is the
+# same with any.
+_OPTION = "xla_backend_optimization_level"
 
 
-def enable() -> None:
+def enable_cache() -> None:
   """Have JAX keep what it compiles, unless the environment says otherwise.
 
   `MEMORY_VIT_COMPILE_CACHE=off` keeps nothing; `JAX_COMPILATION_CACHE_DIR` is
@@ -78,3 +85,19 @@ def _prune(folder: Path) -> None:
     total -= stat.st_size
     if total <= MAX_BYTES // 2:
       return
+
+
+def options(level: int) -> dict[str, Any] | None:
+  """Compiler options of `jax.jit` for a program that is not worth the usual 3.
+
+  Args:
+    level: 1 computed the same bits as 3 wherever we compared them, in half of
+      the time to compile; 0 is for what is compiled and never run.
+
+  Returns:
+    None where the compiler is left to itself: on accelerators, which have other
+    options, and where XLA_FLAGS are set, as who has set them has chosen.
+  """
+  if jax.default_backend() != "cpu" or "XLA_FLAGS" in os.environ:
+    return None
+  return {_OPTION: level}
