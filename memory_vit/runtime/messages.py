@@ -64,6 +64,11 @@ def listed(
   return separator.join(shown)
 
 
+def one_line(text: str, most: int = _MOST_LISTED) -> str:
+  """Text on one line, escaped."""
+  return shortened(escaped(" ".join(text.split())), most)
+
+
 def first_line(error: BaseException) -> str:
   """The first line of an error of a library, for a line of a message."""
   line = next(iter(str(error).splitlines()), "") or type(error).__name__

@@ -17,11 +17,11 @@ from memory_vit.errors import DataError, TaskError
 from memory_vit.images import decoding
 from memory_vit.images.reader import THREADS
 from memory_vit.model.task import BACKBONE
-from memory_vit.runtime.messages import brief
+from memory_vit.runtime.messages import brief, one_line
 from memory_vit.serving.batcher import Batcher
 from memory_vit.serving.metrics import Metrics
 from memory_vit.serving.predict_requests import PredictRequest
-from memory_vit.serving.request_error import RequestError, one_line
+from memory_vit.serving.request_error import RequestError
 from memory_vit.serving.settings import ServerSettings
 
 if TYPE_CHECKING:

@@ -41,6 +41,7 @@ _MULTIPART, _JSON = "multipart/form-data", "application/json"
 # Reads large JSON bodies, one at a time: each takes the interpreter for tenths
 # of a second, and several times its size in memory.
 _LARGE = ThreadPoolExecutor(1, "json")
+MIN_VERSION, _MOST_DIGITS = "x-min-version", 15
 _FORM_FIELDS = ("images", "tasks", "top", "original")
 
 
@@ -95,6 +96,17 @@ async def read_predict_request(
     f"the body is {brief(kind)}, expected {_MULTIPART} with files named "
     f"'images', or {_JSON} with base64.",
   )
+
+
+def min_version(request: Request) -> int:
+  """The header `x-min-version`: a version of the set of tasks, by default 0."""
+  text = request.headers.get(MIN_VERSION, "0")
+  if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS):
+    raise RequestError(
+      400,
+      f"{MIN_VERSION} is {brief(text)}, expected the version of a task set.",
+    )
+  return int(text)
 
 
 def media_type(request: Request) -> str:

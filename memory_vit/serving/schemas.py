@@ -183,6 +183,16 @@ class Problem(BaseModel):
   )
 
 
+# Answers of routes that are refused, and of those that change a task.
+REFUSED: dict[int | str, dict[str, Any]] = {
+  "default": {"model": Problem, "description": "The request is refused."}
+}
+CHANGED: dict[int | str, dict[str, Any]] = {
+  **REFUSED,
+  201: {"model": ChangeAnswer, "description": "The task was added."},
+}
+
+
 def _predict_body() -> dict[str, Any]:
   """Both bodies of a prediction, which have the same keys."""
   body = PredictBody.model_json_schema()

@@ -12,7 +12,7 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,9 +25,10 @@ from memory_vit.errors import (
   UnknownTask,
 )
 from memory_vit.prediction import task_set as sets
+from memory_vit.prediction.task_set import Change
 from memory_vit.runtime import files
-from memory_vit.runtime.messages import name_list
-from memory_vit.serving.request_error import RequestError, busy, one_line
+from memory_vit.runtime.messages import name_list, one_line
+from memory_vit.serving.request_error import RequestError, busy
 from memory_vit.serving.task_folder import (
   StoredSet,
   StoredTask,
@@ -38,7 +39,7 @@ from memory_vit.tasks import store
 
 if TYPE_CHECKING:
   from memory_vit.model.task import Task
-  from memory_vit.prediction import Change, Predictor, TaskSet
+  from memory_vit.prediction import Predictor, TaskSet
 
 POLL_SECONDS = 1.0
 # Between attempts to make a set ready: each may compile.
@@ -122,6 +123,8 @@ class TaskFollower:
     Raises:
       RequestError: 503 where it takes too long.
     """
+    if version <= self.version:
+      return
     self._wake.set()
     try:
       async with asyncio.timeout(seconds):
@@ -204,10 +207,12 @@ class TaskFollower:
         known = tuple(one.name for one in tasks)
         raise UnknownTask(f"there is no task {name!r}.", known)
       digests = {o.name: o.digest for o in self._predictor.task_set.describe()}
-      ready, change = self._predictor.make_ready(
-        self._loaded(tasks), newest.version + 1
-      )
-      self._publish(newest, tasks, ready, {})
+      readable = self._readable(tasks)
+      if len(readable) < len(tasks):
+        change = self._publish_unready(newest, tasks, readable)
+      else:
+        ready, change = self._predictor.make_ready(readable, newest.version + 1)
+        self._publish(newest, tasks, ready, {})
     return Changed("remove", change, digests.get(name, ""))
 
   @contextlib.contextmanager
@@ -225,6 +230,23 @@ class TaskFollower:
     new = self._stored(ready, tasks)
     self._folder.publish(new, old, parts)
     self._show(new, ready)
+
+  def _publish_unready(
+    self,
+    old: StoredSet,
+    tasks: Sequence[StoredTask],
+    readable: Mapping[int, Task],
+  ) -> Change:
+    """Publish a set with tasks that cannot be loaded here: the old one answers.
+
+    So each of several damaged tasks can be removed.
+    """
+    sets.fitting(readable)
+    version = old.version + 1
+    new = old.model_copy(update={"version": version, "tasks": tuple(tasks)})
+    self._folder.publish(new, old, {})
+    names = tuple(one.name for one in tasks)
+    return Change(version, names, digest="", grew=False, compiled=0)
 
   def _stored(self, ready: TaskSet, tasks: Iterable[StoredTask]) -> StoredSet:
     return StoredSet(
@@ -284,6 +306,13 @@ class TaskFollower:
       raise RequestError(
         500, f"the tasks of now cannot be loaded: {error} Nothing has changed."
       ) from error
+
+  def _readable(self, tasks: Iterable[StoredTask]) -> dict[int, Task]:
+    found = {}
+    for one in tasks:
+      with contextlib.suppress(TaskError):
+        found[one.slot] = self._load(one)
+    return found
 
   def _load(self, one: StoredTask) -> Task:
     """The task of an entry; one that answers already is not loaded again."""

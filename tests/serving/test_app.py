@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import gc
 import io
 import json
 import logging
@@ -9,6 +10,7 @@ import re
 import struct
 import threading
 import time
+import weakref
 import zlib
 
 import httpx
@@ -39,8 +41,7 @@ from memory_vit.errors import DataError
 from memory_vit.images import decoding
 from memory_vit.images.reader import THREADS
 from memory_vit.prediction.predictions import Predictions, softmax
-from memory_vit.runtime import memory
-from memory_vit.serving import ServerSettings, app, create_app, schemas
+from memory_vit.serving import ServerSettings, create_app, schemas, service
 from memory_vit.serving.attention import Looking
 from memory_vit.serving.page_files import page_response
 
@@ -325,18 +326,36 @@ def test_small_images_do_not_wait_for_large_ones(ready, monkeypatch):
 
 
 def test_freed_memory_goes_back_to_the_system(ready, monkeypatch):
-  monkeypatch.setattr(app, "_TRIM_SECONDS", 0.001)
+  monkeypatch.setattr(service, "_TRIM_SECONDS", 0.001)
 
   async def check():
     given_back = asyncio.Event()
     loop = asyncio.get_running_loop()
     monkeypatch.setattr(
-      memory, "trim", lambda: loop.call_soon_threadsafe(given_back.set)
+      service,
+      "trim_memory",
+      lambda: loop.call_soon_threadsafe(given_back.set),
     )
     async with serving(ready):
       await asyncio.wait_for(given_back.wait(), 10)
 
   asyncio.run(check())
+
+
+def test_garbage_is_collected_however_rarely_python_does_it():
+  class Node:
+    pass
+
+  gc.disable()
+  try:
+    node = Node()
+    node.itself, found = node, weakref.ref(node)
+    del node
+    assert found()
+    service.trim_memory()
+    assert found() is None
+  finally:
+    gc.enable()
 
 
 def json_body(**values):

@@ -7,10 +7,10 @@ import httpx
 import pytest
 
 from memory_vit.errors import ConfigError
+from memory_vit.serving.access import Token, read_token
 from memory_vit.serving.limits import BodyLimits
 from memory_vit.serving.request_error import RequestError
 from memory_vit.serving.settings import MIB, ServerSettings
-from memory_vit.serving.token import Token, read_token
 
 
 @pytest.mark.fault("bad-server-start")

@@ -254,6 +254,48 @@ def test_a_server_that_cannot_show_the_newest_set_says_so(
   asyncio.run(check())
 
 
+@contextlib.contextmanager
+def damaging(folder, monkeypatch):
+  """Damage the files of tasks as they are written."""
+  real = folders.TaskFolder.publish
+
+  def damaged(self, new, old, parts):
+    for part in parts.values():
+      part.write_bytes(task_bytes(PETS, folder))
+    real(self, new, old, parts)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(folders.TaskFolder, "publish", damaged)
+    yield
+
+
+@pytest.mark.fault("two-servers")
+def test_damaged_files_can_be_removed_one_by_one(tmp_path, monkeypatch):
+  """The set of now answers until the last of them is removed."""
+  reader = random_task(BACKBONE, "reader", attends_to=[BIRDS])
+
+  async def check():
+    models = predictor(BIRDS, reader), predictor()
+    async with servers(tmp_path, *models) as (one, other):
+      with damaging(tmp_path, monkeypatch):
+        await put(one, "cats", CATS, tmp_path)
+        await put(one, "dogs", CATS, tmp_path)
+      await has_problem(other)
+      refused = await other.delete("/v1/tasks/birds", headers=BEARER)
+      assert refused.status_code == 409
+      done = await other.delete("/v1/tasks/cats", headers=BEARER)
+      assert done.json()["task_set"] == {
+        "version": 4, "names": ["birds", "reader", "dogs"], "digest": "",
+      }  # fmt: skip
+      assert (await shows(one, 4))["names"] == ["birds", "reader", "dogs"]
+      assert await names(other) == ["birds", "reader"]
+      await other.delete("/v1/tasks/dogs", headers=BEARER)
+      assert await shows(one, 5) == await shows(other, 5)
+      assert await names(other) == ["birds", "reader"]
+
+  asyncio.run(check())
+
+
 @pytest.mark.fault("two-servers")
 def test_a_damaged_file_is_named_and_can_be_removed(tmp_path, monkeypatch):
   monkeypatch.setattr(followers, "_AGAIN_SECONDS", 0.05)
@@ -261,15 +303,7 @@ def test_a_damaged_file_is_named_and_can_be_removed(tmp_path, monkeypatch):
   async def check():
     models = predictor(BIRDS), predictor()
     async with servers(tmp_path, *models) as (one, other):
-      with monkeypatch.context() as patch:
-        real = folders.TaskFolder.publish
-
-        def damaged(self, new, old, parts):
-          for part in parts.values():
-            part.write_bytes(task_bytes(PETS, tmp_path))
-          real(self, new, old, parts)
-
-        patch.setattr(folders.TaskFolder, "publish", damaged)
+      with damaging(tmp_path, monkeypatch):
         await put(one, "cats", CATS, tmp_path)
       problem = (await has_problem(other)).json()["problem"]
       assert "file of task 'cats' in --state_dir is damaged" in problem

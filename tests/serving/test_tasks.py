@@ -248,6 +248,11 @@ def test_each_change_is_a_line_of_the_audit(tmp_path, caplog):
       await http.put("/v1/tasks/cats", content=body, headers=BYTES)
       await http.delete("/v1/tasks/cats", headers=BEARER)
       await http.put("/v1/tasks/cats", content=b"", headers=BYTES)
+      await http.put("/v1/tasks/CATS", content=body, headers=BYTES)
+      await http.delete("/v1/tasks/CATS", headers=BEARER)
+      await http.put("/v1/tasks/cats", json={"path": 1}, headers=BEARER)
+      await http.put("/v1/tasks/cats", json={"path": "cats"}, headers=BEARER)
+      await http.put("/v1/tasks/cats", content=b"x", headers=BEARER)
 
   with with_tasks(BIRDS) as model:
     version = model.task_set.version
@@ -255,6 +260,7 @@ def test_each_change_is_a_line_of_the_audit(tmp_path, caplog):
   lines = [r.getMessage() for r in caplog.records if "audit" in r.name]
   when = r"audit \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
   who = r"name='cats' client=127\.0\.0\.1:\d+"
+  other = who.replace("cats", "CATS")
   digest = CATS.digest
   for line, pattern in zip(
     lines,
@@ -262,6 +268,11 @@ def test_each_change_is_a_line_of_the_audit(tmp_path, caplog):
       rf"{when} add {who} version={version + 1} digest={digest}",
       rf"{when} remove {who} version={version + 2} digest={digest}",
       rf"{when} put {who} refused: .*not a task.*",
+      rf"{when} put {other} refused: task name 'CATS': .*",
+      rf"{when} remove {other} refused: task name 'CATS': .*",
+      rf"{when} put {who} refused: path: .*",
+      rf"{when} put {who} refused: .*without --task_root=DIR.*",
+      rf"{when} put {who} refused: the body is of no type.*",
     ),
     strict=True,
   ):
