@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from memory_vit.errors import DataError
+from memory_vit.runtime.messages import first_line
 from memory_vit.tasks import image_check
 
 
@@ -27,3 +28,15 @@ def checked_pixels(pixels: Any, side: int) -> np.ndarray:
   image_check.require_shape(array, side)
   image_check.begin(array)()
   return array.astype(np.float32, copy=False)
+
+
+def stacked_column(pixels: Any) -> Any:
+  """A column of prepared images as one array; it may be a list of arrays."""
+  if isinstance(pixels, np.ndarray) and pixels.dtype != object:
+    return pixels
+  try:
+    return np.stack(list(pixels))
+  except (TypeError, ValueError) as error:
+    raise DataError(
+      f"the column 'pixels' holds no images of one shape: {first_line(error)}."
+    ) from error

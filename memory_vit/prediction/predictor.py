@@ -9,33 +9,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-import jax
 import numpy as np
 
-from memory_vit.errors import ConfigError, DataError, TaskError
+from memory_vit.errors import ConfigError, DataError
 from memory_vit.images.reader import ImageReader, Images, stacked
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import (
   EvalPreprocessing,
   Task,
-  TaskSpec,
   require_backbone,
 )
 from memory_vit.prediction import columns, task_set
-from memory_vit.prediction.checked_pixels import checked_pixels
-from memory_vit.prediction.compilations import CompilationCounter, counted
+from memory_vit.prediction.checked_pixels import checked_pixels, stacked_column
 from memory_vit.prediction.config import PredictorConfig
 from memory_vit.prediction.fixed_shapes import FixedShapes
 from memory_vit.prediction.predictions import Predictions
+from memory_vit.prediction.set_maker import SetMaker
 from memory_vit.prediction.task_set import Change, TaskSet
 from memory_vit.runtime import options as options_lib
-from memory_vit.runtime.messages import first_line
-from memory_vit.tasks import compose, manifest, store
 from memory_vit.tasks.compose import TasksLike, task_tuple
-from memory_vit.tasks.inference import on_host
 from memory_vit.tasks.model_loading import load_model
-from memory_vit.tasks.program import place_tasks
-from memory_vit.tasks.slot_sizes import SlotSizes
 
 Columns = Mapping[str, Any]
 # Of `from_model`: what says nothing about what is loaded.
@@ -130,32 +123,16 @@ class Predictor:
   def _begin(
     self, backbone: Backbone, tasks: Sequence[Task], shapes: PredictorConfig
   ) -> None:
-    """Fill the slots."""
-    for task in tasks:
-      require_backbone(task.spec, backbone.id)
-    compose.require_one_pass(tasks)
     self.backbone, self.batch_sizes = backbone, shapes.batch_sizes
-    self._shapes, self._warm = shapes, False
+    self._shapes = shapes
+    self._programs = FixedShapes(backbone, shapes.batch_sizes)
+    self._maker = SetMaker(backbone, self._programs, shapes)
+    self._task_set = self._maker.first(tasks)
+    self._changing = threading.Lock()
     side = backbone.config.image_size
     self._images = ImageReader(
       shapes.memory_mib, shapes.batch_sizes[-1], side, checked=checked_pixels
     )
-    self._programs = FixedShapes(backbone, shapes.batch_sizes)
-    self._counter = CompilationCounter()
-    self._changing = threading.Lock()
-    sizes = SlotSizes(
-      slots=shapes.slots,
-      cells=shapes.cells,
-      classes=shapes.classes,
-      parents=shapes.parents,
-      norms="norms" in shapes.parts,
-      layers="layers" in shapes.parts,
-    )
-    by_slot = {i: _held(task) for i, task in enumerate(tasks)}
-    sizes = sizes.holding([task.spec for task in tasks])
-    program = place_tasks(backbone, by_slot, sizes)
-    evaluation = self._evaluation(tasks)
-    self._task_set = TaskSet(1, by_slot, sizes, program, evaluation)
 
   def __reduce__(self) -> NoReturn:
     raise pickle.PicklingError(
@@ -176,7 +153,7 @@ class Predictor:
   @property
   def compilations(self) -> int:
     """Programs that it had XLA compile, those of `warm_up` excepted."""
-    return self._counter.count
+    return self._maker.counter.count
 
   def warm_up(self) -> int:
     """Compile the programs of all batch sizes.
@@ -184,12 +161,8 @@ class Predictor:
     Returns:
       How many programs were compiled.
     """
-    with self._changing, counted() as tally:
-      self._programs.warm_up(
-        self._task_set.program, features=self._shapes.features
-      )
-      self._warm = True
-    return tally.count
+    with self._changing:
+      return self._maker.warm_up(self._task_set)
 
   def prepare(
     self, images: Images, *, task_set: TaskSet | None = None
@@ -311,7 +284,7 @@ class Predictor:
     batches: Iterable[np.ndarray]
     if read == "pixels":
       side = self.backbone.config.image_size
-      batches = [checked_pixels(_stacked(column), side)]
+      batches = [checked_pixels(stacked_column(column), side)]
     else:
       batches = self._images.batches(list(column), answering.evaluation)
     predictions = self._predict(
@@ -335,7 +308,7 @@ class Predictor:
       TaskError: for what cannot be read, a name that is taken, or a task that
         does not fit those that are there. Nothing has changed then.
     """
-    loaded = self._loaded(task)
+    loaded = self._maker.loaded(task)
     if name is not None:
       loaded = task_set.named(loaded, name)
     with self._changing:
@@ -356,7 +329,7 @@ class Predictor:
       TaskError: as `add`; and where others read the values that go.
     """
     self._task_set.require((name,))
-    loaded = self._loaded(task)
+    loaded = self._maker.loaded(task)
     with self._changing:
       by_slot = task_set.with_replaced(self._task_set.by_slot, name, loaded)
       return self._show(by_slot)
@@ -392,11 +365,12 @@ class Predictor:
     """
     held = {id(task) for task in self._task_set.by_slot.values()}
     loaded = {
-      slot: task if id(task) in held else self._loaded(task)
+      slot: task if id(task) in held else self._maker.loaded(task)
       for slot, task in by_slot.items()
     }
     with self._changing:
-      return self._made_ready(task_set.fitting(loaded), version)
+      fitting = task_set.fitting(loaded)
+      return self._maker.made_ready(self._task_set, fitting, version)
 
   def show(self, ready: TaskSet) -> None:
     """Let a set of `make_ready` answer from now on; nothing is compiled."""
@@ -414,65 +388,12 @@ class Predictor:
       return answering, answering.names
     return answering, answering.require(names)
 
-  def _loaded(self, task: str | Path | Task) -> Task:
-    if not isinstance(task, Task):
-      if not isinstance(task, str | Path):
-        raise TaskError(
-          f"the task is of type {type(task).__name__}, expected a Task or the "
-          "path of one."
-        )
-      self._require_image_size(manifest.read(Path(task)).spec)
-      task = store.load_task(task, self.backbone)
-    self._require_image_size(task.spec)
-    require_backbone(task.spec, self.backbone.id)
-    return _held(task)
-
-  def _require_image_size(self, spec: TaskSpec) -> None:
-    """Raise `TaskError` for a task of this backbone at another image size."""
-    own_id, wanted = self.backbone.id, spec.backbone
-    if dataclasses.replace(wanted, image_size=own_id.image_size) != own_id:
-      return  # another backbone, which is said as such
-    if wanted.image_size != own_id.image_size:
-      raise TaskError(
-        f"task {spec.name!r} was trained at {wanted.image_size} pixels, and "
-        f"this predictor runs the backbone at {own_id.image_size}: build one "
-        f"by PredictorConfig(..., image_size={wanted.image_size}), or with the "
-        "task."
-      )
-
   def _show(self, by_slot: Mapping[int, Task]) -> Change:
     """Make a set of tasks ready, and then the one that answers."""
-    ready, change = self._made_ready(by_slot, self._task_set.version + 1)
+    old = self._task_set
+    ready, change = self._maker.made_ready(old, by_slot, old.version + 1)
     self._task_set = ready
     return change
-
-  def _evaluation(self, tasks: Iterable[Task]) -> EvalPreprocessing:
-    """How tasks want images prepared; without any, the backbone."""
-    for task in tasks:
-      return task.spec.evaluation  # that of all
-    side = self.backbone.config.image_size
-    return self.backbone.evaluation or EvalPreprocessing(image_size=side)
-
-  def _made_ready(
-    self, by_slot: Mapping[int, Task], version: int
-  ) -> tuple[TaskSet, Change]:
-    """Place tasks, and compile what has to grow for them."""
-    old = self._task_set
-    specs = [task.spec for task in by_slot.values()]
-    slots = max(old.sizes.slots, 1 + max(by_slot, default=0))
-    sizes = dataclasses.replace(old.sizes, slots=slots).holding(specs)
-    with self._counter.counting() as tally:
-      program = place_tasks(self.backbone, by_slot, sizes)
-      grew = sizes != old.sizes or not (
-        program.composes and old.program.composes
-      )
-      if grew and self._warm:
-        self._programs.compile_reading(program)
-      else:
-        jax.block_until_ready(program)  # so that no request waits for it
-    evaluation = self._evaluation(by_slot.values())
-    ready = TaskSet(version, by_slot, sizes, program, evaluation)
-    return ready, Change(version, ready.names, ready.digest, grew, tally.count)
 
   def _predict(
     self,
@@ -484,7 +405,7 @@ class Predictor:
     features: bool,
   ) -> Predictions:
     """Answer prepared images by a set of tasks."""
-    with self._counter.counting():
+    with self._maker.counter.counting():
       outputs = self._programs.run(
         batches,
         answering.program,
@@ -493,20 +414,3 @@ class Predictor:
         features=features,
       )
     return Predictions(answering, *outputs)
-
-
-def _held(task: Task) -> Task:
-  """A task on the host, from where it is put into slots again and again."""
-  return dataclasses.replace(task, params=on_host(task.params))
-
-
-def _stacked(pixels: Any) -> Any:
-  """A column of prepared images as one array; it may be a list of arrays."""
-  if isinstance(pixels, np.ndarray) and pixels.dtype != object:
-    return pixels
-  try:
-    return np.stack(list(pixels))
-  except (TypeError, ValueError) as error:
-    raise DataError(
-      f"the column 'pixels' holds no images of one shape: {first_line(error)}."
-    ) from error
