@@ -1,4 +1,4 @@
-"""Check images that a user says are prepared."""
+"""Check prepared images that callers hand over."""
 
 from __future__ import annotations
 
@@ -13,12 +13,7 @@ from memory_vit.tasks import image_check
 
 
 def checked_pixels(pixels: Any, side: int) -> np.ndarray:
-  """Prepared images as float32 (k, side, side, 3).
-
-  Raises:
-    DataError: for another shape or type, and values outside [-1, 1] or that
-      are not finite.
-  """
+  """float32 (k, side, side, 3) in [-1, 1], or `DataError`."""
   if not isinstance(pixels, np.ndarray | jax.Array):
     raise DataError(
       f"pixels are of type {type(pixels).__name__}, expected an array, from "
@@ -31,7 +26,7 @@ def checked_pixels(pixels: Any, side: int) -> np.ndarray:
 
 
 def stacked_column(pixels: Any) -> Any:
-  """A column of prepared images as one array; it may be a list of arrays."""
+  """A column of prepared images, such as a list of arrays, as one array."""
   if isinstance(pixels, np.ndarray) and pixels.dtype != object:
     return pixels
   try:

@@ -27,11 +27,7 @@ from memory_vit.tasks.slot_sizes import SlotSizes
 
 
 class SetMaker:
-  """Places tasks in slots, and compiles what has to grow for them.
-
-  Attributes:
-    counter: of the programs that changes and requests compiled.
-  """
+  """Places tasks in slots, and compiles what has to grow for them."""
 
   def __init__(
     self, backbone: Backbone, programs: FixedShapes, shapes: PredictorConfig

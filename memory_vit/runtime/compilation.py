@@ -21,26 +21,22 @@ from memory_vit.runtime.messages import brief
 with epy.lazy_imports():  # the cache is set before jax is imported
   import jax
 
-# Where downloads are kept too, see `backbones.download`.
+# Also the place of downloads, see `backbones.download`.
 _ROOT = "MEMORY_VIT_CACHE"
 _SWITCH = "MEMORY_VIT_COMPILE_CACHE"
-# JAX's own: who has set it has chosen.
+# JAX's own: a user who has set it has chosen.
 _JAX = "JAX_COMPILATION_CACHE_DIR"
 # Programs of a B/16 take some MB each.
 MAX_BYTES = 2**30
-# Of LLVM. Arrays are laid out before it: what a program takes in memory is the
-# same with any.
+# Of LLVM. Arrays are laid out before it runs: memory is the same at any level.
 _OPTION = "xla_backend_optimization_level"
 
 
 def enable_cache() -> None:
-  """Have JAX keep what it compiles, unless the environment says otherwise.
+  """Cache compiled programs, unless the environment says otherwise.
 
-  `MEMORY_VIT_COMPILE_CACHE=off` keeps nothing; `JAX_COMPILATION_CACHE_DIR` is
-  another place. Where nothing can be written, nothing is kept.
-
-  Raises:
-    ConfigError: for a value of that switch that is neither "on" nor "off".
+  `MEMORY_VIT_COMPILE_CACHE=off` turns the cache off, JAX_COMPILATION_CACHE_DIR
+  is another place. Without write permission there is no cache.
   """
   switch = os.environ.get(_SWITCH, "on")
   if switch not in ("on", "off"):
@@ -52,20 +48,17 @@ def enable_cache() -> None:
     folder = root / "xla" / _machine()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     _prune(root / "xla")
-  except (OSError, RuntimeError):  # the latter where there is no home
+  except (OSError, RuntimeError):  # RuntimeError: there is no home
     return
   if not os.access(folder, os.W_OK):
     return
   os.environ[_JAX] = str(folder)
-  # Of a second by default: many programs of a command take less.
+  # The default is a second: many programs of a command compile faster.
   os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.03")
 
 
 def _machine() -> str:
-  """Name of the kind of processor, as a home may be that of many machines.
-
-  Programs for a CPU hold its instructions, and JAX does not tell two apart.
-  """
+  """A CPU's instructions: programs hold them, and JAX does not tell apart."""
   features = platform.machine()
   with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
     kinds = ("flags", "Features", "model name")
@@ -75,7 +68,7 @@ def _machine() -> str:
 
 
 def _prune(folder: Path) -> None:
-  """Delete the oldest files, until the others take half of `MAX_BYTES`."""
+  """Delete the oldest files until the rest takes half of `MAX_BYTES`."""
   found = [(path.stat(), path) for path in folder.glob("*/*")]
   total = sum(stat.st_size for stat, _ in found)
   if total <= MAX_BYTES:
@@ -88,15 +81,11 @@ def _prune(folder: Path) -> None:
 
 
 def options(level: int) -> dict[str, Any] | None:
-  """Compiler options of `jax.jit` for a program that is not worth the usual 3.
+  """`compiler_options` of `jax.jit` for a program that is not worth level 3.
 
-  Args:
-    level: 1 computed the same bits as 3 wherever we compared them, in half of
-      the time to compile; 0 is for what is compiled and never run.
-
-  Returns:
-    None where the compiler is left to itself: on accelerators, which have other
-    options, and where XLA_FLAGS are set, as who has set them has chosen.
+  Level 1 computed the same bits as 3 in all comparisons, and compiles in half
+  of the time; 0 is for programs that are compiled and never run. None leaves
+  the compiler alone: on accelerators, and if the user has set XLA_FLAGS.
   """
   if jax.default_backend() != "cpu" or "XLA_FLAGS" in os.environ:
     return None

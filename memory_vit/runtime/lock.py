@@ -1,6 +1,6 @@
 """One directory, one process: a lock that ends with the process that holds it.
 
-The operating system frees it, however the process ends; what the file says is
+The operating system frees it, however the process ends; the text of the file is
 for people.
 """
 
@@ -18,22 +18,16 @@ from memory_vit.runtime import paths, processes
 
 _FILE = ".lock"
 _OWNER = re.compile(r"process [0-9]{1,20} on .{1,300}\n")
-# Characters that are read of a file that may be anything.
+# Bytes that are read, as the file may be anything.
 _MOST_READ = 400
 
 
 @contextlib.contextmanager
 def only_run(workdir: Path) -> Iterator[Callable[[], None]]:
-  """Keep other runs out of a directory, which is made if it does not exist.
+  """Keep other runs out of `workdir`, which is made; all processes must call.
 
-  Process 0 holds the lock for all processes, each of which must call.
-
-  Yields:
-    What `one_at_a_time` yields, to be called by all processes.
-
-  Raises:
-    ConfigError: if the directory cannot be made.
-    TrainingError: if another process holds the lock; or as `one_at_a_time`.
+  Process 0 holds the lock. Yields what `one_at_a_time` yields, for all
+  processes to call. `ConfigError` if the directory cannot be made.
   """
 
   def refuse(owner: str) -> None:
@@ -60,20 +54,12 @@ def one_at_a_time(
 ) -> Iterator[Callable[[], None]]:
   """Hold the lock of a file, once no other process does.
 
-  Args:
-    path: of the file, in an existing directory. It is never deleted: two
-      processes could then hold two files of this name.
-    wait: is called with the line of the process that holds the lock, as long as
-      one does, and takes its time or raises.
-    option: by which users choose where it lies, for messages.
-
-  Yields:
-    A function that raises a `TrainingError` once the path names another file,
-    so that another process is let in.
-
-  Raises:
-    TrainingError: if the file system has no locks, or the file is not one of
-      ours: that one is left as it is.
+  The file is never deleted: two processes could then hold two files of this
+  name. `wait` gets the line of the process that holds the lock, again and
+  again, and sleeps or raises. Yields a function that raises `TrainingError`
+  once the path names another file, so that another process is let in.
+  `TrainingError` if there are no locks, or the file is not ours; it is then
+  left as it is.
   """
   file = _open(path, option)
   try:
@@ -93,11 +79,7 @@ def one_at_a_time(
 
 
 def _open(path: Path, option: str) -> int:
-  """Open or make a file; return a descriptor.
-
-  No link is followed, and nothing waits for the other end of a pipe: somebody
-  else who may write into the directory could name any file of the user there.
-  """
+  """Without links and pipes: another user could name any file of this one."""
   flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
   try:
     return os.open(path, flags, 0o666)
@@ -114,7 +96,6 @@ def _not_ours(path: Path, option: str, reason: str) -> TrainingError:
 
 
 def _try_lock(file: int, path: Path, option: str) -> bool:
-  """Lock a file; False if another process holds the lock."""
   try:
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
   except BlockingIOError:
@@ -132,7 +113,7 @@ def _read(file: int) -> str:
 
 
 def _is_ours(file: int) -> bool:
-  """Whether a file holds what a run writes, or nothing yet."""
+  """Whether a file has the line of a run, or nothing yet."""
   text = _read(file)
   return not text or _OWNER.fullmatch(text) is not None
 

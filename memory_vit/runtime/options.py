@@ -1,4 +1,4 @@
-"""Options: fields of a dataclass with a default and a rule for their values.
+"""Options: dataclass fields with a default and a rule for their values.
 
 Upper bounds exclude what nobody can mean. What the machine has is checked by a
 run, before it reads anything.
@@ -16,7 +16,7 @@ from memory_vit.runtime import messages, schema
 
 
 class Rule(Protocol):
-  """A test of the values, of the right type, that an option may have."""
+  """A test of values that have the right type already."""
 
   @property
   def expected(self) -> str:
@@ -28,15 +28,7 @@ class Rule(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Number:
-  """A number between two bounds.
-
-  Attributes:
-    least: the lower bound, itself accepted.
-    most: the upper bound, itself accepted.
-    why: the reason for the bounds, or what the number counts.
-    positive: whether `least`, 0, is refused itself.
-    below: whether `most` is refused itself.
-  """
+  """Both bounds are accepted, but for `positive` (not `least`) and `below`."""
 
   least: float
   most: float
@@ -59,8 +51,6 @@ class Number:
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-  """One of several names."""
-
   names: tuple[str, ...]
 
   @property
@@ -73,13 +63,7 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-  """Text on one line, such as a name, a path or an address.
-
-  Attributes:
-    what: what the text stands for, in words.
-    pattern: a regular expression for the whole text.
-    most: the greatest number of characters.
-  """
+  """Text on one line, such as a name; `pattern` is for the whole text."""
 
   what: str
   pattern: str = ".+"
@@ -99,8 +83,6 @@ class Text:
 
 @dataclasses.dataclass(frozen=True)
 class Switch:
-  """True or false."""
-
   expected: str = "true or false"
 
   def accepts(self, value: Any) -> bool:
@@ -109,12 +91,7 @@ class Switch:
 
 @dataclasses.dataclass(frozen=True)
 class Changes:
-  """Options with new values; whoever applies them checks each.
-
-  Attributes:
-    expected: see `Rule`.
-    name: what may stand there instead, as a string; None for nothing.
-  """
+  """A mapping of options to new values, or text that `name` accepts."""
 
   expected: str
   name: Text | None = None
@@ -127,8 +104,6 @@ class Changes:
 
 @dataclasses.dataclass(frozen=True)
 class Items:
-  """Up to `most` values, each of which `rule` accepts."""
-
   rule: Rule
   most: int
 
@@ -147,19 +122,10 @@ Resume = Literal["never", "on_request", "free"]
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-  """An option with its rules.
+  """An option: `key` is its name in the configuration, such as "data.train".
 
-  Attributes:
-    key: its name in the configuration, "data.train".
-    owner: the dataclass whose source declares it, which others may inherit.
-    annotation: the type of its values, int.
-    default: its value where nothing is said.
-    rule: the values that it may have; None is one, too, if its type allows it.
-    about: what it means, as the help of its flag says it; of a configuration
-      that is the comment above it.
-    metavar: what stands for its value in that help.
-    resume: whether it may change when a run goes on.
-    sweep: whether the trials of a sweep may differ in it.
+  None is accepted, too, if the annotation allows it. In a configuration the
+  help is the comment above the field, and not `about`.
   """
 
   key: str
@@ -174,12 +140,10 @@ class Option:
 
   @property
   def kind(self) -> str:
-    """The name of its type, "int"."""
     return schema.type_name(self.annotation)
 
   @property
   def expected(self) -> str:
-    """Its type and rule, the words after "expected"."""
     return f"{self.kind}: {self.rule.expected}"
 
 
@@ -192,7 +156,6 @@ def option(
   resume: Resume = "never",
   sweep: bool = False,
 ) -> Any:
-  """Declare a field that is an option; see `Option` for the arguments."""
   metadata = {
     "rule": rule, "about": about, "metavar": metavar, "resume": resume,
     "sweep": sweep,
@@ -201,26 +164,12 @@ def option(
 
 
 def section(default: Any, *, on_request: bool) -> Any:
-  """Declare a field that holds a dataclass of options.
-
-  Without `on_request`, options in it that declare it never change here.
-  """
+  """A field of options; without `on_request` none changes on resuming."""
   return dataclasses.field(default=default, metadata={"on_request": on_request})
 
 
 def table(cls: type, prefix: str = "") -> dict[str, Option]:
-  """List the options of a configuration, those of its sections too.
-
-  Args:
-    cls: a dataclass of `option`s and further such dataclasses.
-    prefix: what stands before the keys.
-
-  Returns:
-    {key: option}, in the order of the fields.
-
-  Raises:
-    TypeError: for a field that declares no rules.
-  """
+  """List the options of a dataclass and of its sections: {key: option}."""
   found = {}
   for field in dataclasses.fields(cls):
     key = f"{prefix}{field.name}"
@@ -244,15 +193,7 @@ def table(cls: type, prefix: str = "") -> dict[str, Option]:
 
 
 def require(values: Any, prefix: str = "") -> None:
-  """Check every option of a dataclass against its own type and rule.
-
-  Args:
-    values: the dataclass, whose types are no strings.
-    prefix: what stands before the names in a message, such as "config.".
-
-  Raises:
-    ConfigError: for the first value that is refused.
-  """
+  """Raise `ConfigError` for the first value that its type or rule refuses."""
   for field in dataclasses.fields(values):
     name, value = f"{prefix}{field.name}", getattr(values, field.name)
     if dataclasses.is_dataclass(value):
@@ -262,17 +203,12 @@ def require(values: Any, prefix: str = "") -> None:
 
 
 def checked(name: str, value: Any, option: Option) -> Any:
-  """The value of an option, of its type: a list becomes a tuple.
-
-  Raises:
-    ConfigError: for one of another type, or one that its rule refuses.
-  """
+  """The value, with tuples for lists; `ConfigError` if it is refused."""
   _require(name, value, option.annotation, option.rule)
   return schema.typed(option.annotation, value, name, ConfigError)
 
 
 def _require(name: str, value: Any, kind: Any, rule: Rule) -> None:
-  """Raise for a value, of several for the first that is wrong."""
   if (
     isinstance(rule, Items)
     and isinstance(value, list | tuple)
@@ -291,7 +227,7 @@ def _require(name: str, value: Any, kind: Any, rule: Rule) -> None:
 def unknown(
   where: str, key: str, known: Iterable[str], prefix: str = ""
 ) -> str:
-  """The refusal of a name that no option has, with the three most like it."""
+  """The refusal of a name that no option has, with the three nearest."""
 
   def likeness(name: str) -> float:
     whole = difflib.SequenceMatcher(None, key, name).ratio()

@@ -58,9 +58,9 @@ def create_app(
 
   Args:
     predictor: with or without tasks; it need not be warm.
-    settings: limits, timeouts, and where tasks are kept.
-    refuse_changes: why tasks cannot be changed here, such as by a client of
-      one of several servers without a `state_dir`; "" if they can.
+    settings: limits, timeouts, and where tasks are stored.
+    refuse_changes: why tasks cannot be changed here, such as on one of several
+      servers without a `state_dir`; "" if they can.
 
   Raises:
     MemoryVitError: for settings that cannot be used, such as a token file that
@@ -78,9 +78,9 @@ def create_app(
     version=__version__,
     description=_DESCRIPTION,
     lifespan=lifespan,
-    docs_url=None,  # these pages would load scripts from elsewhere
+    docs_url=None,  # these pages would load scripts from other sites
     redoc_url=None,
-    redirect_slashes=False,  # they would lead to whatever Host says
+    redirect_slashes=False,  # redirects would trust the header Host
   )
   app.state.service = service
   _add_refusals(app)
@@ -117,20 +117,20 @@ def _add_refusals(app: FastAPI) -> None:
 
   @app.exception_handler(Exception)
   async def failed(_: Request, error: Exception) -> Response:
-    # Its traceback goes to the log, and not to strangers.
+    # Its traceback is for the log, not for the client.
     return RequestError(500, "the server failed; its log says how.").response()
 
 
 def _add_health(app: FastAPI, service: Service) -> None:
   @app.get("/healthz", tags=["health"])
   async def healthz() -> Response:
-    """Whether the process lives: 500 where its warm-up failed."""
+    """Whether the process lives: status 500 if its warm-up failed."""
     status = 500 if service.state == "failed" else 200
     return JSONResponse({"status": service.state}, status)
 
   @app.get("/readyz", tags=["health"])
   async def readyz() -> Response:
-    """Whether requests are answered: 503 while it warms up, or stops."""
+    """Whether requests are answered: status 503 during warm-up and shutdown."""
     status = 200 if service.state == "ready" else 503
     task_set = task_set_json(service.predictor.task_set)
     return JSONResponse(
@@ -159,7 +159,7 @@ def _add_prediction(app: FastAPI, service: Service) -> None:
     openapi_extra=PREDICT_BODY,
   )
   async def predict(request: Request) -> Response:
-    """Answer images by all tasks, or by those that are named."""
+    """Classify images by all tasks, or by the named tasks."""
     answering = service.answering
     asked = await _asked(service, request, service.settings.max_images)
     return JSONResponse(await answering.answer(asked))
@@ -172,7 +172,7 @@ def _add_prediction(app: FastAPI, service: Service) -> None:
     openapi_extra=PREDICT_BODY,
   )
   async def attention(request: Request) -> Response:
-    """Answer where the tokens of tasks look in one image, layer by layer."""
+    """Show where the tokens of tasks attend in one image, in each layer."""
     looking = service.looking
     asked = await _asked(service, request, 1)
     return JSONResponse(await looking.look(asked))

@@ -53,8 +53,7 @@ def logging_refusals(action: str, name: str, client: str) -> Iterator[None]:
 class TaskChanges:
   """Changes the tasks of a folder, one change at a time.
 
-  Attributes:
-    refusal: why no task can be changed here; or "".
+  `refusal` says why no task can be changed here, or is "".
   """
 
   def __init__(
@@ -139,7 +138,7 @@ class TaskChanges:
     return await loop.run_in_executor(self._thread, make_and_log)
 
   def _below_root(self, text: str) -> Path:
-    """The path of a task on this machine, with links resolved."""
+    """The path of a task below --task_root, with links resolved."""
     if self._root is None:
       raise RequestError(
         403,
@@ -151,7 +150,7 @@ class TaskChanges:
       found = path.is_relative_to(self._root) and path.exists()
     except (OSError, RuntimeError, ValueError):
       found = False
-    if not found:  # what lies elsewhere is not told from what is not there
+    if not found:  # the client does not learn which paths exist elsewhere
       raise RequestError(
         422, f"path {brief(text)}: there is no such task below --task_root."
       )

@@ -1,7 +1,7 @@
-"""One server's side of a folder of tasks: it follows the folder's newest set.
+"""Follow a folder of tasks: one server's side.
 
-A set is made ready while the old one answers, and then shown. What cannot be
-made ready leaves the old set, and is tried again.
+A new set is made ready while the old one answers, and then shown. If it cannot
+be made ready, the old set goes on answering, and it is tried again.
 """
 
 from __future__ import annotations
@@ -49,12 +49,9 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Changed:
-  """A change of the set of tasks.
+  """A change: "add", "replace" or "remove", and what it did in this process.
 
-  Attributes:
-    action: "add", "replace" or "remove".
-    change: what it did in this process.
-    digest: of the task that came or went; "" where it is not known.
+  `digest` is that of the task; "" if it is not known.
   """
 
   action: str
@@ -67,22 +64,17 @@ class TaskFollower:
 
   Attributes:
     newest: version of the newest set that was seen in the folder.
-    problem: why that one does not answer here, in one line; or "".
+    problem: why that set does not answer here, in one line; or "".
   """
 
   def __init__(self, predictor: Predictor, folder: TaskFolder) -> None:
-    """Show the set of the folder; without one, write that of the predictor.
-
-    Raises:
-      MemoryVitError: for a folder of another backbone or preprocessing, and
-        tasks that cannot be loaded.
-    """
+    """Show the set of the folder; without one, write the predictor's."""
     self._predictor, self._folder = predictor, folder
     self._one = threading.Lock()  # taken after the lock of the folder
     self._failed: StoredSet | None = None
     self._again = 0.0
     self._wake = asyncio.Event()
-    self._newer = asyncio.Event()  # another one after each set that is shown
+    self._newer = asyncio.Event()  # a new event after each set that is shown
     self._loop: asyncio.AbstractEventLoop | None = None
     self._tasks: dict[tuple[str, str], Task] = {}
     self.problem = ""
@@ -118,11 +110,7 @@ class TaskFollower:
       self._wake.clear()
 
   async def at_least(self, version: int, seconds: float) -> None:
-    """Wait until a set of this version, or a later one, answers.
-
-    Raises:
-      RequestError: 503 where it takes too long.
-    """
+    """Wait until a set of this version or a later one answers, or raise 503."""
     if version <= self.version:
       return
     self._wake.set()
@@ -163,18 +151,10 @@ class TaskFollower:
         self.problem = problem
 
   def put(self, name: str, task: Task, part: Path) -> Changed:
-    """Add or replace a task for all servers of the folder.
+    """Add or replace a task, whose file is `part`, for all servers.
 
-    Args:
-      name: under which it answers.
-      task: as it was loaded.
-      part: its file, of `TaskFolder.part`.
-
-    Raises:
-      TaskError: where it cannot answer beside the others.
-      RequestError: where the set of now cannot be loaded here, or the lock not
-        be had.
-      OSError: where it cannot be written. Nothing has changed then.
+    `TaskError` if it cannot answer beside the others. After any error nothing
+    has changed.
     """
     sha256 = sha256_of(part)
     with self._changing() as newest:
@@ -193,13 +173,9 @@ class TaskFollower:
     return Changed(action, change, task.digest)
 
   def remove(self, name: str) -> Changed:
-    """Remove a task for all servers of the folder; see `put`.
+    """Remove a task, whose file may be damaged, for all servers.
 
-    Its own file may be damaged.
-
-    Raises:
-      UnknownTask: where there is none of this name.
-      TaskError: where others read it.
+    `TaskError` if others attend to it.
     """
     with self._changing() as newest:
       tasks = [one for one in newest.tasks if one.name != name]
@@ -237,9 +213,9 @@ class TaskFollower:
     tasks: Sequence[StoredTask],
     readable: Mapping[int, Task],
   ) -> Change:
-    """Publish a set with tasks that cannot be loaded here: the old one answers.
+    """Publish a set with unreadable tasks, while the old set goes on answering.
 
-    So each of several damaged tasks can be removed.
+    So several damaged tasks can be removed one by one.
     """
     sets.fitting(readable)
     version = old.version + 1
@@ -257,7 +233,7 @@ class TaskFollower:
     )
 
   def _first(self) -> StoredSet:
-    """The first set of a folder: what the predictor was given."""
+    """The first set of a folder: the tasks of the predictor."""
     with (
       files.writing(self._folder.root),
       contextlib.ExitStack() as stack,
@@ -299,7 +275,6 @@ class TaskFollower:
     newer.set()
 
   def _loaded(self, tasks: Iterable[StoredTask]) -> dict[int, Task]:
-    """{slot: task} of the set of now, to be changed."""
     try:
       return {one.slot: self._load(one) for one in tasks}
     except TaskError as error:
@@ -315,7 +290,7 @@ class TaskFollower:
     return found
 
   def _load(self, one: StoredTask) -> Task:
-    """The task of an entry; one that answers already is not loaded again."""
+    """The task of an entry; a task that answers is not loaded again."""
     if task := self._tasks.get((one.sha256, one.name)):
       return task
     path = self._folder.file(one.sha256)
@@ -355,11 +330,11 @@ class TaskFollower:
       )
 
   def _require_finite(self, name: str, ready: TaskSet) -> None:
-    """Raise `TaskError` for a task that overflows, as for a grey image."""
+    """Raise `TaskError` for a task that overflows for a grey image."""
     side = self._predictor.backbone.config.image_size
     has_head = bool(self._predictor.backbone.config.num_classes)
     grey = np.zeros((1, side, side, 3), np.float32)
-    # What requests run, so that nothing is compiled for it.
+    # As requests do, so that nothing is compiled for it.
     answer = self._predictor.predict_pixels(
       grey, original=has_head, task_set=ready
     )
