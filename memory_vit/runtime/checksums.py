@@ -32,15 +32,15 @@ def read(path: Path) -> dict[str, Any]:
   file = path / _SEAL
   try:
     text = file.read_text(encoding="utf-8")
-    rest = json.loads(text)["saved"]
-    whole = text == _sealed(rest)
+    saved = json.loads(text)["saved"]
+    whole = text == _sealed(saved)
   except (OSError, ValueError, KeyError, TypeError) as error:
     raise TrainingError(f"{path} is damaged: {_SEAL}: {error!r}.") from error
   if not whole:
     raise TrainingError(
       f"{path} is damaged: {_SEAL} is not what was written (SHA-256)."
     )
-  return rest
+  return saved
 
 
 def require_whole(path: Path) -> None:
@@ -68,7 +68,7 @@ def _file_digests(path: Path) -> dict[str, str]:
   return dict(sorted(digests.items()))
 
 
-def _sealed(rest: Mapping[str, Any]) -> str:
-  saved = json.dumps(rest, indent=1)
-  digest = hashlib.sha256(saved.encode()).hexdigest()
-  return f'{{"sha256": "{digest}",\n"saved": {saved}}}\n'
+def _sealed(saved: Mapping[str, Any]) -> str:
+  text = json.dumps(saved, indent=1)
+  digest = hashlib.sha256(text.encode()).hexdigest()
+  return f'{{"sha256": "{digest}",\n"saved": {text}}}\n'

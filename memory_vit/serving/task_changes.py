@@ -88,8 +88,8 @@ class TaskChanges:
     """Add or replace a task by the bytes of its .safetensors file."""
     with self._folder.part() as part:
       with part.open("xb") as file:
-        async for some in content:
-          await asyncio.to_thread(file.write, some)
+        async for chunk in content:
+          await asyncio.to_thread(file.write, chunk)
 
       def put() -> Changed:
         try:

@@ -12,7 +12,6 @@ set.json: a reader finds the old set or the new one.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import os
 import re
@@ -161,8 +160,3 @@ class TaskFolder:
       is_own = _OWN_FILE.fullmatch(path.name) is not None
       if is_own and not is_named and path.stat().st_mtime < oldest:
         path.unlink()
-
-
-def sha256_of(path: Path) -> str:
-  with path.open("rb") as file:
-    return hashlib.file_digest(file, "sha256").hexdigest()

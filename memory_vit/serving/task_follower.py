@@ -27,13 +27,13 @@ from memory_vit.errors import (
 from memory_vit.prediction import task_set as sets
 from memory_vit.prediction.task_set import Change
 from memory_vit.runtime import files
+from memory_vit.runtime.checksums import file_digest
 from memory_vit.runtime.messages import name_list, one_line
 from memory_vit.serving.request_error import RequestError, busy
 from memory_vit.serving.task_folder import (
   StoredSet,
   StoredTask,
   TaskFolder,
-  sha256_of,
 )
 from memory_vit.tasks import store
 
@@ -70,7 +70,7 @@ class TaskFollower:
   def __init__(self, predictor: Predictor, folder: TaskFolder) -> None:
     """Show the set of the folder; without one, write the predictor's."""
     self._predictor, self._folder = predictor, folder
-    self._one = threading.Lock()  # taken after the lock of the folder
+    self._lock = threading.Lock()  # taken after the lock of the folder
     self._failed: StoredSet | None = None
     self._again = 0.0
     self._wake = asyncio.Event()
@@ -82,16 +82,16 @@ class TaskFollower:
       stored = folder.read() or self._first()
     except RequestError as error:  # another server is writing a large first set
       raise ConfigError(f"--state_dir: {error.message}") from error
-    given = {task.name: task for task in predictor.task_set.by_slot.values()}
-    if given and stored.tasks:  # an empty set prepares images as its next task
+    own = {task.name: task for task in predictor.task_set.by_slot.values()}
+    if own and stored.tasks:  # an empty set prepares images as its next task
       self._require_same(predictor.evaluation, stored.evaluation)
     self._show(stored, self._made_ready(stored))
-    there = {one.name: one.digest for one in predictor.task_set.describe()}
-    others = [n for n, task in given.items() if there.get(n) != task.digest]
-    if others:
+    shown = {one.name: one.digest for one in predictor.task_set.describe()}
+    unused = [n for n, task in own.items() if shown.get(n) != task.digest]
+    if unused:
       logger.warning(
         "--state_dir has other tasks than --task, and they answer: %s of "
-        "--task are not used", name_list(others),
+        "--task are not used", name_list(unused),
       )  # fmt: skip
 
   @property
@@ -127,7 +127,7 @@ class TaskFollower:
 
   def look(self) -> None:
     """Show the newest set, or note why it cannot be shown."""
-    with self._one:
+    with self._lock:
       try:
         newest = self._not_older(self._folder.read())
         self.newest = newest.version
@@ -156,7 +156,7 @@ class TaskFollower:
     `TaskError` if it cannot answer beside the others. After any error nothing
     has changed.
     """
-    sha256 = sha256_of(part)
+    sha256 = file_digest(part)
     with self._changing() as newest:
       by_slot = self._loaded(newest.tasks)
       if name in (one.name for one in newest.tasks):
@@ -193,7 +193,7 @@ class TaskFollower:
 
   @contextlib.contextmanager
   def _changing(self) -> Iterator[StoredSet]:
-    with self._folder.changing() as newest, self._one:
+    with self._folder.changing() as newest, self._lock:
       yield self._not_older(newest)
 
   def _publish(
@@ -244,7 +244,7 @@ class TaskFollower:
       for slot, task in self._predictor.task_set.by_slot.items():
         part = stack.enter_context(self._folder.part())
         store.save_task(task, part)
-        sha256 = sha256_of(part)
+        sha256 = file_digest(part)
         tasks.append(StoredTask(name=task.name, sha256=sha256, slot=slot))
         parts[sha256] = part
         self._tasks[sha256, task.name] = task
@@ -296,7 +296,7 @@ class TaskFollower:
     path = self._folder.file(one.sha256)
     shown = f"the file of task {one.name!r} in --state_dir"
     try:
-      if sha256_of(path) != one.sha256:
+      if file_digest(path) != one.sha256:
         raise TaskError(
           f"{shown} is damaged: {path.name} has another SHA-256. Put it back, "
           "or remove the task."

@@ -24,7 +24,8 @@ import memory_vit as mv
 from memory_vit.prediction import Predictor
 from memory_vit.prediction import task_set as sets
 from memory_vit.prediction.predictions import softmax
-from memory_vit.serving.task_folder import TaskFolder, sha256_of
+from memory_vit.runtime.checksums import file_digest
+from memory_vit.serving.task_folder import TaskFolder
 
 CHANGES = int(os.environ.get("CHANGES", "10"))
 KILLS = int(os.environ.get("KILLS", "2"))
@@ -280,7 +281,9 @@ class Campaign:
     files = TaskFolder(str(self.folder / "state"))
     for one in newest.tasks:
       sent = self.folder / f"{now[one.name]}.safetensors"
-      assert sha256_of(files.file(one.sha256)) == one.sha256 == sha256_of(sent)
+      assert (
+        file_digest(files.file(one.sha256)) == one.sha256 == file_digest(sent)
+      )
     assert {one.name for one in newest.tasks} == now.keys()
     expected = [expected_of(task) for task in TASKS]
     digests = {}
