@@ -185,7 +185,13 @@ class TaskFollower:
       digests = {o.name: o.digest for o in self._predictor.task_set.describe()}
       readable = self._readable(tasks)
       if len(readable) < len(tasks):
-        change = self._publish_unready(newest, tasks, readable)
+        readers = [
+          t.name for t in readable.values() if name in t.spec.attends_to
+        ]
+        if readers:
+          attend = f"{name_list(readers)} attend to it"
+          raise TaskError(f"task {name!r} cannot be removed: {attend}.")
+        change = self._publish_unready(newest, tasks)
       else:
         ready, change = self._predictor.make_ready(readable, newest.version + 1)
         self._publish(newest, tasks, ready, {})
@@ -208,16 +214,12 @@ class TaskFollower:
     self._show(new, ready)
 
   def _publish_unready(
-    self,
-    old: StoredSet,
-    tasks: Sequence[StoredTask],
-    readable: Mapping[int, Task],
+    self, old: StoredSet, tasks: Sequence[StoredTask]
   ) -> Change:
     """Publish a set with unreadable tasks, while the old set goes on answering.
 
     So several damaged tasks can be removed one by one.
     """
-    sets.fitting(readable)
     version = old.version + 1
     new = old.model_copy(update={"version": version, "tasks": tuple(tasks)})
     self._folder.publish(new, old, {})
