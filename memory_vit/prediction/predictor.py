@@ -166,7 +166,7 @@ class Predictor:
     Args:
       images: one or several: paths, bytes of files, uint8 pixels of any size,
         or prepared images, floats (side, side, 3) in [-1, 1].
-      task_set: a snapshot that is to answer them; by default the tasks of now.
+      task_set: a snapshot that is to answer them; by default the current tasks.
 
     Returns:
       float32 (k, side, side, 3) in [-1, 1].
@@ -207,7 +207,7 @@ class Predictor:
     Args:
       images: as of `prepare`; any number.
       tasks: names of those whose logits are returned; by default all.
-      task_set: an earlier snapshot; by default the tasks of now.
+      task_set: an earlier snapshot; by default the current tasks.
       features: whether to return the features of each block. They take a second
         pass through the backbone.
       original: whether to return the original outputs. Beside a task that

@@ -90,8 +90,8 @@ def _open(path: Path, option: str) -> int:
 def _not_ours(path: Path, option: str, reason: str) -> TrainingError:
   return TrainingError(
     f"{path} cannot be the lock by which a run keeps others out ({reason}): "
-    "expected a plain file of one line and no link, or none, where this user "
-    f"may write. It is left as it is. Take it away, or give another {option}."
+    "expected a plain file that this user may write, or none. It is left as it "
+    f"is. Move it away, or give another {option}."
   )
 
 

@@ -172,7 +172,7 @@ def _add_prediction(app: FastAPI, service: Service) -> None:
     openapi_extra=PREDICT_BODY,
   )
   async def attention(request: Request) -> Response:
-    """Show where the tokens of tasks attend in one image, in each layer."""
+    """Show what the tokens of tasks attend to in one image, in each layer."""
     looking = service.looking
     asked = await _asked(service, request, 1)
     return JSONResponse(await looking.look(asked))

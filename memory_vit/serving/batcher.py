@@ -78,7 +78,7 @@ class Batcher(Generic[T]):
       seconds = self.taken * self._seconds_per_image
       raise busy(
         f"{self.taken} images are waiting, and there is room for "
-        f"{self._max_queue}: come again.",
+        f"{self._max_queue}: try again later.",
         min(_MOST_RETRY_SECONDS, seconds),
       )
     self.taken += count

@@ -81,8 +81,8 @@ class _Body:
       )
     if self._limits.held + part > settings.max_held_mib * MIB:
       raise busy(
-        f"the requests that are being taken hold {settings.max_held_mib} MiB: "
-        "come again.",
+        f"the bodies of open requests take {settings.max_held_mib} MiB: try "
+        "again later.",
         1,
       )
     self.size += part

@@ -61,7 +61,7 @@ class Metrics:
     )
     self._batch_seconds = Histogram(
       "memory_vit_batch_seconds",
-      "Seconds of a batch: of several passes where it is a large request.",
+      "Seconds of a batch; that of a large request takes several passes.",
       buckets=_SECONDS,
       registry=self._registry,
     )

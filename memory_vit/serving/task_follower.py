@@ -281,7 +281,7 @@ class TaskFollower:
       return {one.slot: self._load(one) for one in tasks}
     except TaskError as error:
       raise RequestError(
-        500, f"the tasks of now cannot be loaded: {error} Nothing has changed."
+        500, f"the current tasks cannot be loaded: {error} Nothing has changed."
       ) from error
 
   def _readable(self, tasks: Iterable[StoredTask]) -> dict[int, Task]:
