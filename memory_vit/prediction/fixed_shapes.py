@@ -17,11 +17,7 @@ from memory_vit.tasks.program import Program
 
 
 class Outputs(NamedTuple):
-  """Outputs of all batches; None if they were not asked for.
-
-  Logits are by the name of a task; features are the class token and mean patch
-  after each block, standardized.
-  """
+  """Outputs of all batches, by the names of tasks; None if not asked for."""
 
   logits: dict[str, Float32[np.ndarray, "k _"]]
   original: Float32[np.ndarray, "k c0"] | None
@@ -29,10 +25,7 @@ class Outputs(NamedTuple):
 
 
 class BatchOutputs(NamedTuple):
-  """Outputs of one batch with its padding; t is the number of slots.
-
-  A task with a pass of its own is like one slot.
-  """
+  """Outputs of a padded batch; a task that runs alone is like one slot."""
 
   logits: Float32[np.ndarray, "b t c"] | None
   original: Float32[np.ndarray, "b c0"] | None
@@ -71,11 +64,7 @@ class FixedShapes:
     original: bool,
     features: bool,
   ) -> Outputs:
-    """Answer images by the tasks of `heads`; without heads no task is computed.
-
-    Each array of `parts` is asked for when those before it are answered.
-    Features take a second pass.
-    """
+    """Answer images; each array is asked for once those before are done."""
     wanted = bool(heads), original, features
     found = [
       self._run_batch(batch, program, *wanted).cut(count, heads)
@@ -98,11 +87,7 @@ class FixedShapes:
         bar.update()
 
   def compile_reading(self, program: Program) -> None:
-    """Compile the programs of tasks, by a pass of each size.
-
-    Only a computed context lies where those of requests lie, which depends on
-    where the backbone was put.
-    """
+    """Compile by real passes: only a computed context is laid out right."""
     for size in self._sizes:
       batch = np.zeros((size, *self._image_shape), np.float32)
       self._run_batch(batch, program, True, False, False)
@@ -162,11 +147,7 @@ class FixedShapes:
 def padded_batches(
   pixels: Float32[np.ndarray, "k side side 3"], sizes: Sequence[int]
 ) -> Iterator[tuple[Float32[np.ndarray, "b side side 3"], int]]:
-  """Yield batches, and the number of images in each that are no padding.
-
-  Images are cut into batches of the largest size; the rest is padded with zeros
-  to the smallest size that holds it.
-  """
+  """Batches of fixed sizes, and the number of images that are no padding."""
   largest = sizes[-1]
   for start in range(0, len(pixels), largest):
     part = pixels[start : start + largest]

@@ -158,10 +158,7 @@ def with_added(by_slot: Mapping[int, Task], task: Task) -> dict[int, Task]:
 def with_replaced(
   by_slot: Mapping[int, Task], name: str, task: Task
 ) -> dict[int, Task]:
-  """Put a task into the slot of the one of this name, and give it that name.
-
-  `TaskError` if it does not fit, or if others attend to what would go.
-  """
+  """Put a task into the slot of another one, under the name of that."""
   _require_names((name,), [other.name for other in by_slot.values()])
   slot = next(i for i, other in by_slot.items() if other.name == name)
   readers = [

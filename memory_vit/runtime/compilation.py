@@ -33,11 +33,7 @@ _OPTION = "xla_backend_optimization_level"
 
 
 def enable_cache() -> None:
-  """Cache compiled programs, unless the environment says otherwise.
-
-  `MEMORY_VIT_COMPILE_CACHE=off` turns the cache off, JAX_COMPILATION_CACHE_DIR
-  is another place. Without write permission there is no cache.
-  """
+  """Cache compiled programs, unless the environment says otherwise."""
   switch = os.environ.get(_SWITCH, "on")
   if switch not in ("on", "off"):
     raise ConfigError(f"{_SWITCH} is {brief(switch)}, expected 'on' or 'off'.")
@@ -81,12 +77,9 @@ def _prune(folder: Path) -> None:
 
 
 def options(level: int) -> dict[str, Any] | None:
-  """`compiler_options` of `jax.jit` for a program that is not worth level 3.
-
-  Level 1 computed the same bits as 3 in all comparisons, and compiles in half
-  of the time; 0 is for programs that are compiled and never run. None leaves
-  the compiler alone: on accelerators, and if the user has set XLA_FLAGS.
-  """
+  """`compiler_options` of `jax.jit` for a program that is not worth level 3."""
+  # Level 1 computed the same bits as 3 in all comparisons, and compiles in half
+  # of the time; 0 is for programs that are compiled and never run.
   if jax.default_backend() != "cpu" or "XLA_FLAGS" in os.environ:
     return None
   return {_OPTION: level}

@@ -110,15 +110,8 @@ def replacing(path: Path, part: Path | None = None) -> Iterator[Path]:
 def replacing_directory(
   path: Path, foreign_file: Callable[[Path], str | None] = lambda old: None
 ) -> Iterator[Path]:
-  """Yield a name for a new directory, which replaces `path` as a whole.
-
-  If the process is killed in between, the next call for this path puts the old
-  directory back, or `tidy` does. `foreign_file` returns a file that must not be
-  lost; it gets the old directory once that has been moved away, where nobody
-  adds files. Then, or if the old directory cannot be moved, it stays, and a
-  `TrainingError` says where the new one lies.
-  """
-  tidy(path.parent, path.name)
+  """Yield a name for a directory, which then replaces `path` as a whole."""
+  tidy(path.parent, path.name)  # of a process that was killed in between
   scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
   new, old = scratch / _NEW, scratch / _OLD
   try:
@@ -157,18 +150,14 @@ def _move_away(
   except OSError as error:  # it is protected, or mounted from elsewhere
     return f"cannot be replaced ({error.strerror or error})"
   try:
-    found = foreign_file(old)
+    found = foreign_file(old)  # here nobody adds files
   except OSError as error:
     found = f"what cannot be read: {error.strerror or error}"
   return f"holds something else ({brief(found)})" if found else ""
 
 
 def tidy(directory: Path, name: str | None = None) -> None:
-  """Remove what a killed `replacing_directory` left; put old directories back.
-
-  No link is followed; files of others, and what a process is still writing,
-  stay. `name` limits it to one replaced path.
-  """
+  """Remove what a killed `replacing_directory` left; restore directories."""
   for scratch in directory.glob(".*-????????"):  # as `tempfile` names it
     place = directory / scratch.name[1:-9]
     if name not in (None, place.name) or scratch.is_symlink():
@@ -184,16 +173,12 @@ def tidy(directory: Path, name: str | None = None) -> None:
 
 
 def _settle(scratch: Path, place: Path) -> None:
-  """Put the old directory back if its place is free; remove the rest.
-
-  If both directories are still there, another process has taken the place:
-  neither is removed.
-  """
+  """Put the old directory back if its place is free; remove the rest."""
   new, old = scratch / _NEW, scratch / _OLD
   if old.exists() and not os.path.lexists(place):
     old.rename(place)
   if old.exists() and new.exists():
-    return
+    return  # another process has taken the place
   for part in (old, new):
     shutil.rmtree(part, ignore_errors=True)
   # NFS keeps a file that is open somewhere: a later `tidy` removes it, if the

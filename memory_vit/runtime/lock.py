@@ -24,11 +24,7 @@ _MOST_READ = 400
 
 @contextlib.contextmanager
 def only_run(workdir: Path) -> Iterator[Callable[[], None]]:
-  """Keep other runs out of `workdir`, which is made; all processes must call.
-
-  Process 0 holds the lock. Yields what `one_at_a_time` yields, for all
-  processes to call. `ConfigError` if the directory cannot be made.
-  """
+  """Hold the lock of `workdir` for all processes, which must all call."""
 
   def refuse(owner: str) -> None:
     raise TrainingError(
@@ -52,20 +48,13 @@ def only_run(workdir: Path) -> Iterator[Callable[[], None]]:
 def one_at_a_time(
   path: Path, wait: Callable[[str], None], option: str
 ) -> Iterator[Callable[[], None]]:
-  """Hold the lock of a file, once no other process does.
-
-  The file is never deleted: two processes could then hold two files of this
-  name. `wait` gets the line of the process that holds the lock, again and
-  again, and sleeps or raises. Yields a function that raises `TrainingError`
-  once the path names another file, so that another process is let in.
-  `TrainingError` if there are no locks, or the file is not ours; it is then
-  left as it is.
-  """
+  """Hold the lock of a file; yields a check that the path still names it."""
   file = _open(path, option)
   try:
     found = os.fstat(file)
     if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
       raise _not_ours(path, option, "no plain file, or a second name of one")
+    # `wait` sleeps or raises.
     while not _try_lock(file, path, option):
       wait(_read(file).strip() if _is_ours(file) else "")
     if not _is_ours(file):
@@ -74,6 +63,7 @@ def one_at_a_time(
     line = f"process {os.getpid()} on {socket.gethostname()}\n"
     os.pwrite(file, line.encode(), 0)
     yield lambda: _require_same(file, path)
+  # Never deleted: two processes could then hold two files of this name.
   finally:
     os.close(file)
 

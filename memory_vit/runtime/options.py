@@ -122,18 +122,14 @@ Resume = Literal["never", "on_request", "free"]
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-  """An option: `key` is its name in the configuration, such as "data.train".
-
-  None is accepted, too, if the annotation allows it. In a configuration the
-  help is the comment above the field, and not `about`.
-  """
+  """An option; None is a value, too, if the annotation allows it."""
 
   key: str
   owner: type
   annotation: Any
   default: Any
   rule: Rule
-  about: str
+  about: str  # in a configuration the comment above the field is the help
   metavar: str | None
   resume: Resume
   sweep: bool

@@ -20,26 +20,14 @@ from memory_vit.runtime.messages import brief
 
 @dataclasses.dataclass(frozen=True)
 class OutputDirectory:
-  """An output directory, and how an earlier one is recognized.
-
-  A link to a directory stays one: the directory that it points to is replaced.
-
-  Attributes:
-    option: that names the directory, such as "--out".
-    known: directory -> the names of all files of an earlier one, as
-      "folder/file"; none if it is something else.
-    error: the class of errors.
-  """
+  """An output directory; `known` lists all files of an earlier one."""
 
   option: str
   known: Callable[[Path], Collection[str]]
   error: type[Exception] = ConfigError
 
   def require_own(self, text: str | os.PathLike[str]) -> Path:
-    """The directory of that name, checked before anything is computed.
-
-    Raises `error` if it has other files, or cannot be made or replaced.
-    """
+    """Check the directory of that name before anything is computed."""
     path = paths.local(text, self.option, self.error).absolute()
     place = self._place(path)
     paths.make_directory(place.parent, self.option, self.error)
@@ -61,11 +49,7 @@ class OutputDirectory:
 
   @contextlib.contextmanager
   def replacing(self, path: Path, *errors: type[Exception]) -> Iterator[Path]:
-    """Yield a new directory, which replaces `path` at the end.
-
-    `errors` of the writers are raised as `TrainingError`, as is a file of
-    something else at `path` by then: the new directory then lies beside it.
-    """
+    """Yield a new directory, which replaces `path` unless it is foreign."""
     place = self._place(path)
     with files.writing(path, *errors):
       place.parent.mkdir(parents=True, exist_ok=True)

@@ -18,11 +18,7 @@ def local(
   where: str,
   error: type[Exception] = ConfigError,
 ) -> Path:
-  """The path of a file or directory, which may not exist.
-
-  Raises `error`, with `where` such as "--workdir", for an empty or too long
-  path, and for the home of an unknown user.
-  """
+  """The path of a file or directory that may not exist; "~" is expanded."""
   try:
     if not os.fspath(text):
       raise ValueError("it is empty")
@@ -55,10 +51,7 @@ def make_directory(
 
 
 def require_writable(path: Path, where: str) -> None:
-  """Raise `ConfigError` unless a file can be written; leave nothing behind.
-
-  Devices and pipes are refused: a whole new file replaces the old one.
-  """
+  """Refuse devices and pipes, too: a whole new file replaces the old one."""
   if path.exists() and not path.is_file():
     raise ConfigError(
       f"{where} is {brief(str(path))}, which is no file: expected one that is "
@@ -77,12 +70,7 @@ def require_writable(path: Path, where: str) -> None:
 def require_replaceable(
   path: Path, where: str, error: type[Exception] = ConfigError
 ) -> None:
-  """Refuse a directory that another one cannot replace.
-
-  These are mount points, write-protected directories, too long names, and the
-  current directory or one above it: it would be gone for the shell that is
-  there.
-  """
+  """Refuse a directory that another one cannot replace."""
   place = os.path.realpath(path)
   if len(os.fsencode(os.path.basename(place))) > _LONGEST_NAME:
     raise error(

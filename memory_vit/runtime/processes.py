@@ -38,11 +38,7 @@ def is_lost_partner(error: BaseException) -> bool:
 
 
 def require_same(what: str, values: Mapping[str, Any]) -> None:
-  """Compare JSON values of all processes; all must call.
-
-  `ConfigError` on every process, with the keys that differ and their values, or
-  if processes run side by side that were not joined.
-  """
+  """Raise `ConfigError` on all processes if JSON values differ."""
   if jax.process_count() == 1:
     return
   _require_joined()
@@ -143,10 +139,7 @@ def process_0_first(action: Callable[[], Any]) -> Any:
 
 
 def require_shared(directory: Path) -> None:
-  """Check that all processes see one directory; all must call.
-
-  `ConfigError` on every process, with the numbers of those that do not see it.
-  """
+  """Raise `ConfigError` on all processes unless they see one directory."""
   if jax.process_count() == 1:
     return
   token = broadcast_from_process_0(secrets.token_hex(8))

@@ -61,11 +61,7 @@ def _has_width() -> bool:
 
 
 class ProgressBar:
-  """Progress with its speed and the remaining time, by tqdm.
-
-  On a terminal process 0 alone shows a bar. Elsewhere every process logs a line
-  each half minute. `total` is None if it is unknown, and may change.
-  """
+  """A bar of process 0 on a terminal; elsewhere a line each half minute."""
 
   def __init__(
     self,
@@ -78,11 +74,7 @@ class ProgressBar:
     stays: bool = False,
     say: Callable[[str], None] | None = None,
   ) -> None:
-    """Begin to count, from `done`; a bar appears after `delay` seconds.
-
-    With `stays` it is left on the terminal at the end. Without a terminal `say`
-    gets the lines; by default they are logged.
-    """
+    """`done` was done before; `stays` leaves the bar; `say` gets the lines."""
     self.total, self.is_bar = total, on_terminal()
     self._say = say or logger.info
     bar = {"file": sys.stderr, "dynamic_ncols": True, "delay": delay}

@@ -21,12 +21,7 @@ class _TypeMismatchError(Exception):
 
 
 def build(cls: type, values: Any, where: str, error: type[Exception]) -> Any:
-  """A dataclass from a dictionary that has exactly its fields.
-
-  Fields are numbers, strings, bools, tuples of these or of dictionaries, and
-  further dataclasses. Raises `error` for a missing or unknown key, a value of
-  another type, or values that `cls` refuses; `where` is the name in messages.
-  """
+  """A dataclass of numbers, texts, tuples and dataclasses from a dictionary."""
   fields = {field.name: field for field in dataclasses.fields(cls)}
   require_keys(values, tuple(fields), where, error)
   built: dict[str, Any] = {}

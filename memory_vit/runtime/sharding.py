@@ -68,11 +68,7 @@ def in_parts(shape: Sequence[int], mesh: Mesh) -> NamedSharding:
 
 
 def layout(tree: Any, mesh: Mesh) -> Any:
-  """The shardings of a training state: a tree of arrays, or of their shapes.
-
-  Arrays below a key "backbone" are split, also if they are trained, and so are
-  their gradients and momenta.
-  """
+  """The shardings of a training state, with gradients and momenta."""
   key = jax.tree_util.DictKey(_IN_PARTS)
   return jax.tree.map_with_path(
     lambda path, leaf: (
@@ -88,10 +84,7 @@ def constrain(tree: Any, mesh: Mesh) -> Any:
 
 
 def put(tree: Any, mesh: Mesh) -> Any:
-  """Put arrays on the devices of all processes, as `layout` says.
-
-  They have the same values on every process, or lie on this mesh already.
-  """
+  """Put arrays, equal on all processes or already global, as `layout` says."""
 
   def place(array: Any, target: NamedSharding) -> jax.Array:
     is_global = isinstance(array, jax.Array) and not array.is_fully_addressable

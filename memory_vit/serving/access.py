@@ -26,11 +26,7 @@ _SENDING = ("POST", "PUT", "DELETE")
 
 
 class TrustedHosts:
-  """ASGI middleware against requests that pages of other sites send.
-
-  A page may let its own name point to this server (DNS rebinding): to the
-  browser both are one origin, and only the header Host differs.
-  """
+  """ASGI middleware against requests that pages of other sites send."""
 
   def __init__(self, app: ASGIApp, allowed_hosts: str | None) -> None:
     self._app = app
@@ -46,6 +42,8 @@ class TrustedHosts:
     """Raise a `RequestError`, which `BodyLimits` answers."""
     host = headers.get("host", "")
     name = _PORT.sub("", host.lower())
+    # A page may let its own name point to this server (DNS rebinding): to the
+    # browser both are one origin, and only the header Host differs.
     if self._names is not None and name not in self._names:
       raise RequestError(
         400,

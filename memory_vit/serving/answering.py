@@ -62,11 +62,7 @@ class Answering:
     return self._batcher.taken
 
   async def answer(self, request: PredictRequest) -> dict[str, Any]:
-    """Answer all images of a request by one set of tasks.
-
-    Raises status 404 for unknown tasks, 422 if no image can be read, 503
-    without room, 504 if it takes too long.
-    """
+    """Answer all images of a request by one set of tasks."""
     # Before decoding; the set that answers is asked again.
     self._require_known(request, self._predictor.task_set)
     deadline = time.monotonic() + self._settings.timeout
@@ -208,13 +204,10 @@ class Answering:
 def _tops(
   answer: Predictions, names: Sequence[str], top: int, original: bool
 ) -> tuple[dict[str, list[list[Guess]]], dict[str, str]]:
-  """The best classes of each task, or why it has none.
-
-  A task whose outputs are not finite must not spoil those of other tasks.
-  """
+  """The best classes of each task, or why it has none."""
   tops, problems = {}, {}
   for name in (*names, BACKBONE) if original else names:
-    try:
+    try:  # outputs that are not finite must not spoil those of other tasks
       tops[name] = answer.top(name, top)
     except TaskError as error:
       problems[name] = one_line(str(error))

@@ -35,11 +35,7 @@ class _Waiting(Generic[T]):
 
 
 class Batcher(Generic[T]):
-  """Collects images of requests, and runs them in batches in one thread.
-
-  Is made and used within one event loop; `taken` counts images without an
-  answer.
-  """
+  """Collects images of requests, and runs them in batches in one thread."""
 
   def __init__(
     self,
@@ -51,14 +47,8 @@ class Batcher(Generic[T]):
     max_queue: int,
     on_batch: Callable[[int, int, float], None] = lambda *_: None,
   ) -> None:
-    """Start to work, on `predict` of any number of images.
-
-    `wait_seconds` is the time that images wait for others that are being
-    decoded, `least_fill` the share of a batch from which the rest is padded,
-    `max_queue` the most images that are taken at a time. `on_batch` gets the
-    number of images, of rows with padding, and seconds.
-    """
-    self.taken = 0
+    """Start to work; `on_batch` gets images, rows with padding, and seconds."""
+    self.taken = 0  # images without an answer yet
     self._predict = predict
     self._sizes = tuple(sizes)
     self._least_fill = least_fill
@@ -91,10 +81,7 @@ class Batcher(Generic[T]):
   async def submit(
     self, pixels: np.ndarray, deadline: float
   ) -> tuple[T, slice]:
-    """Answer images that have `room`; after the deadline, `TimeoutError`.
-
-    Returns the answer of the whole batch, and the rows of these images.
-    """
+    """Answer images that have `room`: the batch's answer, and their rows."""
     loop = asyncio.get_running_loop()
     one = _Waiting[T](pixels, loop.create_future(), time.monotonic(), deadline)
     self._waiting.append(one)
@@ -150,15 +137,12 @@ class Batcher(Generic[T]):
     return batch
 
   def _batch_size(self, waiting: Sequence[int]) -> int:
-    """The smallest size for all waiting images, unless much would be padding.
-
-    Then it is the largest size that is full, but at least what the oldest
-    request needs.
-    """
+    """The smallest size for all images, unless much would be padding."""
     count = sum(waiting)
     size = self._holding(count)
     if count >= self._least_fill * size:
       return size
+    # The largest that is full, but at least what the oldest request needs.
     full = max((s for s in self._sizes if s <= count), default=0)
     return max(full, self._holding(waiting[0]))
 

@@ -22,10 +22,7 @@ if TYPE_CHECKING:
 
 
 def bind(host: str, port: int) -> socket.socket:
-  """Bind an address without listening yet: no client connects before that.
-
-  IPv6 has no brackets here.
-  """
+  """Bind an address without listening yet: no client connects before that."""
   try:
     family, kind, protocol, _, address = socket.getaddrinfo(
       host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -48,11 +45,7 @@ def url(bound: socket.socket) -> str:
 
 
 def serve(app: FastAPI, settings: ServerSettings, bound: socket.socket) -> None:
-  """Serve until SIGTERM or Ctrl-C, and end the process by that signal.
-
-  Open requests have `settings.grace` seconds. Process 1 of a container, which
-  ignores the signal, exits with status 0.
-  """
+  """Serve until SIGTERM or Ctrl-C, and end the process by that signal."""
   config = uvicorn.Config(
     app,
     http="h11",  # the same, whether httptools is installed or not

@@ -19,14 +19,10 @@ _DISCARD_SECONDS = 2.0
 
 
 class BodyLimits:
-  """ASGI middleware: refuses bodies that are too large, slow or many.
-
-  `receive` raises status 413 (too large), 408 (too slow) or 503 (all bodies
-  together); `held` counts the bytes of all requests without an answer.
-  """
+  """ASGI middleware: refuses bodies that are too large, slow or many."""
 
   def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
-    self.held = 0
+    self.held = 0  # bytes of all requests without an answer
     self.settings = settings
     self._app = app
 
@@ -90,13 +86,11 @@ class _Body:
     return message
 
   async def send(self, message: Message) -> None:
-    """Before the end of the answer, discard the rest of the body for a while.
-
-    A client whose connection is closed while it sends would lose the answer.
-    """
+    """Before the end of the answer, discard the body for a while."""
     is_last = message["type"] == "http.response.body" and not message.get(
       "more_body", False
     )
+    # A client whose connection is closed while it sends would lose the answer.
     if is_last and not self._is_whole:
       await self._send({**message, "more_body": True})
       message = {"type": "http.response.body"}

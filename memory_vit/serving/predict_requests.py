@@ -55,11 +55,7 @@ class UploadedImage:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PredictRequest:
-  """At least one image; the names of tasks, each once, or None for all.
-
-  `top` is None for the default of the server; `original` asks the backbone's
-  own head, too.
-  """
+  """At least one image, and the names of tasks, each once, or None for all."""
 
   images: tuple[UploadedImage, ...]
   tasks: tuple[str, ...] | None
@@ -70,11 +66,7 @@ class PredictRequest:
 async def read_predict_request(
   request: Request, max_images: int
 ) -> PredictRequest:
-  """Read and check the body of a request.
-
-  Raises status 415 for another type or encoding, 413 for too many images, 422
-  for wrong values, 400 for a broken body.
-  """
+  """Read and check the body of a request: multipart or JSON."""
   kind = media_type(request)
   _require_utf8(request)
   if kind == _MULTIPART:
@@ -126,10 +118,7 @@ def _require_utf8(request: Request) -> None:
 def parse_json(
   model: type[_Model], body: bytes, most_commas: int = _MOST_OTHER_COMMAS
 ) -> _Model:
-  """Parse a JSON body; `most_commas` limits its values, as base64 has none.
-
-  Raises status 413 for too many values, 422 with the first place that is wrong.
-  """
+  """Parse a JSON body; commas limit its values, as base64 has none."""
   if body.count(b",") > most_commas:
     raise RequestError(
       413, f"the JSON has more than {most_commas} commas, so too many values."

@@ -251,10 +251,7 @@ class Replica:
   app: "FastAPI"  # of `serve.ingress`
 
   async def check_health(self) -> None:
-    """Return once it is ready, so that no request comes before.
-
-    If it raises, Ray Serve starts another replica.
-    """
+    """Wait until it is ready; Ray Serve replaces a replica that raises."""
     service = self.app.state.service
     await service.settled()
     if service.problem:

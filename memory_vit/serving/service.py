@@ -31,18 +31,13 @@ _TRIM_SECONDS = 10.0
 
 
 class Service:
-  """What the routes of one application share.
-
-  Attributes:
-    stopping: whether the server was told to end.
-    problem: why the warm-up failed, in one line; or "".
-  """
+  """What the routes of one application share."""
 
   def __init__(
     self, predictor: Predictor, settings: ServerSettings, refusal: str
   ) -> None:
     self.stopping = False
-    self.problem = ""
+    self.problem = ""  # why the warm-up failed, in one line
     self.predictor = predictor
     self.settings = settings
     self.metrics = Metrics(predictor.backbone.config.dtype)
@@ -91,10 +86,7 @@ class Service:
 
   @contextlib.asynccontextmanager
   async def running(self) -> AsyncIterator[None]:
-    """Warm up while health is answered already; at the end join no thread.
-
-    A server ends this once all requests are answered, or their time is over.
-    """
+    """Warm up while health is answered already; at the end join no thread."""
     self._answering = Answering(self.predictor, self.settings, self.metrics)
     self._looking = Looking(self.predictor, self.settings.timeout)
     warming = asyncio.create_task(self._warm_up(self._looking))
@@ -165,11 +157,9 @@ async def _return_memory() -> None:
 
 
 def trim_memory() -> None:
-  """Return freed memory to the system: glibc keeps that of large bodies.
-
-  Garbage is collected first, which commands let Python do rarely: a server
-  kept 300 MiB of large forms that it had refused (`benchmarks.attacks`).
-  """
+  """Return freed memory to the system: glibc keeps that of large forms."""
+  # Commands let Python collect rarely: a server kept 300 MiB of forms that it
+  # had refused (`benchmarks.attacks`).
   gc.collect()
   with contextlib.suppress(AttributeError, OSError, TypeError):
     ctypes.CDLL(None).malloc_trim(0)

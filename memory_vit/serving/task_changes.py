@@ -51,10 +51,7 @@ def logging_refusals(action: str, name: str, client: str) -> Iterator[None]:
 
 
 class TaskChanges:
-  """Changes the tasks of a folder, one change at a time.
-
-  `refusal` says why no task can be changed here, or is "".
-  """
+  """Changes the tasks of a folder, one change at a time."""
 
   def __init__(
     self,
@@ -65,7 +62,7 @@ class TaskChanges:
     on_change: Callable[[str], None],
     refusal: str = "",
   ) -> None:
-    self.refusal = refusal
+    self.refusal = refusal  # why no task can be changed here; or ""
     self._predictor = predictor
     self._folder, self._follower = folder, follower
     self._on_change = on_change

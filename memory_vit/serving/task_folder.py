@@ -106,10 +106,7 @@ class TaskFolder:
 
   @contextlib.contextmanager
   def changing(self) -> Iterator[StoredSet | None]:
-    """Hold the lock of all changes, and yield the current set.
-
-    Raises status 503 if another change takes long.
-    """
+    """Hold the lock of all changes, and yield the current set."""
     until = time.monotonic() + _LOCK_SECONDS
 
     def wait(owner: str) -> None:
@@ -123,11 +120,7 @@ class TaskFolder:
   def publish(
     self, new: StoredSet, old: StoredSet | None, parts: Mapping[str, Path]
   ) -> None:
-    """Show a set to all processes, under the lock.
-
-    Its files are there, or `parts`, {SHA-256: file}, which get their names.
-    After an `OSError` the old set is unchanged.
-    """
+    """Show a set to all processes, under the lock; `parts` are new files."""
     before = {task.sha256 for task in old.tasks} if old else set()
     after = {task.sha256 for task in new.tasks}
     part = self.root / ".set.json.part"  # that of a killed process is replaced

@@ -49,10 +49,7 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Changed:
-  """A change: "add", "replace" or "remove", and what it did in this process.
-
-  `digest` is that of the task; "" if it is not known.
-  """
+  """ "add", "replace" or "remove"; the digest of the task, or "" if unknown."""
 
   action: str
   change: Change
@@ -60,12 +57,7 @@ class Changed:
 
 
 class TaskFollower:
-  """Lets a predictor answer by the set of a folder, and changes that set.
-
-  Attributes:
-    newest: version of the newest set that was seen in the folder.
-    problem: why that set does not answer here, in one line; or "".
-  """
+  """Lets a predictor answer by the set of a folder, and changes that set."""
 
   def __init__(self, predictor: Predictor, folder: TaskFolder) -> None:
     """Show the set of the folder; without one, write the predictor's."""
@@ -77,7 +69,7 @@ class TaskFollower:
     self._newer = asyncio.Event()  # a new event after each set that is shown
     self._loop: asyncio.AbstractEventLoop | None = None
     self._tasks: dict[tuple[str, str], Task] = {}
-    self.problem = ""
+    self.problem = ""  # why the newest set does not answer here
     try:
       stored = folder.read() or self._first()
     except RequestError as error:  # another server is writing a large first set
@@ -151,11 +143,7 @@ class TaskFollower:
         self.problem = problem
 
   def put(self, name: str, task: Task, part: Path) -> Changed:
-    """Add or replace a task, whose file is `part`, for all servers.
-
-    `TaskError` if it cannot answer beside the others. After any error nothing
-    has changed.
-    """
+    """Add or replace a task, whose file is `part`, for all servers."""
     sha256 = file_digest(part)
     with self._changing() as newest:
       by_slot = self._loaded(newest.tasks)
@@ -173,10 +161,7 @@ class TaskFollower:
     return Changed(action, change, task.digest)
 
   def remove(self, name: str) -> Changed:
-    """Remove a task, whose file may be damaged, for all servers.
-
-    `TaskError` if others attend to it.
-    """
+    """Remove a task, whose file may be damaged, for all servers."""
     with self._changing() as newest:
       tasks = [one for one in newest.tasks if one.name != name]
       if len(tasks) == len(newest.tasks):
@@ -216,10 +201,7 @@ class TaskFollower:
   def _publish_unready(
     self, old: StoredSet, tasks: Sequence[StoredTask]
   ) -> Change:
-    """Publish a set with unreadable tasks, while the old set goes on answering.
-
-    So several damaged tasks can be removed one by one.
-    """
+    """Let the old set answer here, so that damaged tasks can go one by one."""
     version = old.version + 1
     new = old.model_copy(update={"version": version, "tasks": tuple(tasks)})
     self._folder.publish(new, old, {})
