@@ -63,13 +63,13 @@ def one_at_a_time(
     line = f"process {os.getpid()} on {socket.gethostname()}\n"
     os.pwrite(file, line.encode(), 0)
     yield lambda: _require_same(file, path)
-  # Never deleted: two processes could then hold two files of this name.
   finally:
+    # Never deleted: two processes could then hold two files of this name.
     os.close(file)
 
 
 def _open(path: Path, option: str) -> int:
-  """Without links and pipes: another user could name any file of this one."""
+  """Follow no link and wait for no pipe: another user may have made it."""
   flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
   try:
     return os.open(path, flags, 0o666)
