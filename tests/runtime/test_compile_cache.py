@@ -1,4 +1,4 @@
-"""Commands keep what JAX compiles, and compute the same with it."""
+"""Commands cache what JAX compiles, and compute the same with it."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ JAX = "JAX_COMPILATION_CACHE_DIR"
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-  """The root of an empty cache, and an environment that says no more."""
+  """The root of an empty cache, which the environment names."""
   for name in (JAX, "MEMORY_VIT_COMPILE_CACHE"):
     monkeypatch.setenv(name, "")  # so that it is put back as it was
     monkeypatch.delenv(name)
@@ -70,7 +70,7 @@ def test_the_oldest_programs_are_deleted(cache, monkeypatch):
 @pytest.mark.fault("compile-cache")
 @pytest.mark.processes
 def test_the_same_bits_from_compiled_and_from_kept_programs(tmp_path):
-  """Two processes at once, one after them, and one that finds a torn file."""
+  """Two processes at once, one after them, and one with a torn file."""
   backbone = tiny_backbone(depth=1)
   mv.save_backbone(backbone, tmp_path / "vit.npz")
   mv.save_task(random_task(backbone, "pets"), tmp_path / "pets")

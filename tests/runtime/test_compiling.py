@@ -1,4 +1,4 @@
-"""Fewer passes of the compiler, where that changes nothing but the time."""
+"""Fewer passes of the compiler change only the time."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from memory_vit.runtime import compilation
 
 @pytest.fixture(autouse=True)
 def devices():
-  """They are made by the flags of all tests, before one changes these."""
+  """Made with the flags of all tests, before a test changes the flags."""
   return jax.devices()
 
 
@@ -21,7 +21,7 @@ def no_flags(monkeypatch):
 
 
 def draws(key):
-  """As a backbone draws its weights."""
+  """Random numbers, as a backbone is initialized."""
   keys = jax.random.split(key, 3)
   init = jax.nn.initializers.lecun_normal()
   return [init(k, (16, 24)) for k in keys]
@@ -41,7 +41,7 @@ def test_accelerators_are_left_alone(monkeypatch):
 @pytest.mark.slow  # compiles a model twice, once with all passes
 @pytest.mark.usefixtures("no_flags")
 def test_a_backbone_that_is_drawn_has_the_same_bits(monkeypatch):
-  """Else its fingerprint, by which tasks know it, would be another one."""
+  """Otherwise tasks would not know its fingerprint."""
   ours, key = compilation.options(1), jax.random.key(7)
 
   def drawn(options):
@@ -59,7 +59,7 @@ def test_a_backbone_that_is_drawn_has_the_same_bits(monkeypatch):
 
 @pytest.mark.usefixtures("no_flags")
 def test_jax_takes_them():
-  """What is drawn, and how much memory a program takes."""
+  """With the same random numbers, and the same memory of a program."""
   key, x = jax.random.key(0), jnp.ones((64, 64))
   quick = jax.jit(draws, compiler_options=compilation.options(1))(key)
   for one, other in zip(quick, jax.jit(draws)(key), strict=True):

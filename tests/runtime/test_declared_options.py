@@ -1,4 +1,4 @@
-"""One way to declare options, and the same refusals wherever they are."""
+"""Options are declared in one way, and refused in the same words everywhere."""
 
 import dataclasses
 

@@ -1,7 +1,7 @@
-"""Clients of several servers on one folder: they ask, and change its tasks.
+"""Clients of several servers on one folder: they classify, and change tasks.
 
-Each answer is compared with `mv.forward` of the set of tasks that it names.
-`CHANGES` and `KILLS` in the environment set how many of them there are.
+Each answer is compared with `mv.forward` of the set of tasks that it names. The
+environment variables `CHANGES` and `KILLS` set the numbers of both.
 """
 
 import asyncio
@@ -123,7 +123,7 @@ class Campaign:
       await asyncio.gather(*running)
 
   async def _get(self, http, method, url, path, **sent):
-    """An answer; or None where the server was killed meanwhile."""
+    """An answer; None if the server was killed meanwhile."""
     begun = time.monotonic()
     try:
       done = await http.request(method, url + path, **sent)
@@ -181,7 +181,7 @@ class Campaign:
       seen[one] = time.monotonic()
 
   async def change(self, rng, http):
-    """Make a change through any server; whether it was made."""
+    """Make a change through any server; return whether it was made."""
     url = self.at = rng.choice(self.servers.ready)
     before = self.stored
     names = [one.name for one in before.tasks]
@@ -301,7 +301,7 @@ class Campaign:
             assert guess["probability"] == row[guess["index"]]
 
   def figures(self):
-    """What was measured, for people."""
+    """The measurements, for people."""
     behind, over = [], []
     for version, answered in self.answered.items():
       for process, seen in self.seen.items():
@@ -326,7 +326,7 @@ class Campaign:
     }
 
   def report(self, title):
-    """Print and keep the figures."""
+    """Print and write the measurements."""
     print(f"\n{title}: {json.dumps(self.figures(), indent=1)}")
 
 
@@ -343,7 +343,7 @@ def client():
 
 
 def expected_of(task):
-  """Probabilities of each picture, by `mv.forward` of a task alone."""
+  """Probabilities of each image, by `mv.forward` of a task alone."""
   slots = mv.fill_slots(BACKBONE, task, slots=SLOTS)
   found = []
   for picture in PICTURES:

@@ -1,4 +1,4 @@
-"""The routes: what they answer, and what they refuse."""
+"""The routes: their answers and refusals."""
 
 import asyncio
 import base64
@@ -57,7 +57,7 @@ def ready():
 
 
 def expected(task, content, rows):
-  """Probabilities of a task alone, in a batch of so many rows."""
+  """Probabilities of a task alone, in a batch of this number of rows."""
   image = mv.preprocess(content, task)
   batch = np.zeros((rows, *image.shape), np.float32)
   batch[0] = image
@@ -67,7 +67,7 @@ def expected(task, content, rows):
 
 
 def probabilities(guesses, count):
-  """Of an answer, by class."""
+  """Probabilities of an answer, by class."""
   found = np.zeros(count)
   for guess in guesses:
     found[guess["index"]] = guess["probability"]
@@ -220,7 +220,7 @@ def test_a_bad_image_does_not_spoil_the_others(ready):
 
 
 def large_png():
-  """A file of some bytes that claims 10 gigapixels."""
+  """A small file whose header claims 10 gigapixels."""
 
   def chunk(kind, content):
     check = struct.pack(">I", zlib.crc32(kind + content))
@@ -233,7 +233,7 @@ def large_png():
 
 @pytest.mark.fault("many-pixels")
 def test_many_pixels_are_refused_before_they_are_decoded(ready, monkeypatch):
-  """Small files that are large images: they would hold up everybody."""
+  """Small files of large images would block all other requests."""
   file = io.BytesIO()
   Image.new("L", (1_000, 600)).save(file, "PNG")
   decoded = []
@@ -258,7 +258,7 @@ def test_many_pixels_are_refused_before_they_are_decoded(ready, monkeypatch):
 
 
 async def idle(http):
-  """Wait until nothing is at work any more; return the metrics."""
+  """Wait until no request is at work; return the metrics."""
   text = ""
   while "queue_images 0.0" not in text:
     await asyncio.sleep(0.01)
@@ -289,7 +289,7 @@ def test_what_nobody_waits_for_is_not_decoded_to_its_end(ready, monkeypatch):
 
 @pytest.mark.fault("many-pixels")
 def test_small_images_do_not_wait_for_large_ones(ready, monkeypatch):
-  """However many are decoded, or wait for it; and those end one by one."""
+  """However many large ones wait; those are decoded one by one."""
   held, real, together = threading.Event(), type(ready).prepare_each, []
 
   def slow(self, images, first=0):
@@ -367,7 +367,7 @@ def raw(content, kind="application/json"):
 
 
 def cut_form(size):
-  """The first bytes of a form of two images, sent as if that were all."""
+  """The first bytes of a form of two images, sent as the whole body."""
   whole = httpx.Request("POST", "/", files=image_files(png(), png()))
   return raw(whole.read()[:size], whole.headers["content-type"])
 
@@ -437,7 +437,7 @@ REFUSED = {
 
 @pytest.mark.fault("bad-request")
 def test_bad_input_is_refused_in_one_line(ready):
-  """And the next good request is answered."""
+  """The next good request is answered."""
 
   async def check():
     limits = {"max_images": 8, "max_body_mib": 1, "max_task_mib": 1}

@@ -91,7 +91,7 @@ def test_a_token_file_that_is_not_there(tmp_path):
 
 
 async def count_bytes(scope, receive, send):
-  """An application that answers how many bytes it got."""
+  """An application that answers with the number of bytes that it got."""
   size, more = 0, True
   while more:
     message = await receive()

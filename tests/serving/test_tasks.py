@@ -1,4 +1,4 @@
-"""Tasks that are added, replaced and removed, and who may do that."""
+"""Tasks are added, replaced and removed by clients with the token."""
 
 import asyncio
 import dataclasses
@@ -118,7 +118,7 @@ def test_nobody_changes_tasks_without_the_token(tmp_path, caplog):
 
 
 def refused_bodies(folder):
-  """What is no task of this backbone, and a word of the refusal."""
+  """Bodies that are no task of this backbone, and a word of the refusal."""
   body = task_bytes(CATS, folder)
   other = tiny_backbone(seed=9)
   archive = io.BytesIO()
@@ -145,7 +145,7 @@ def refused_bodies(folder):
 
 @pytest.mark.fault("bad-upload")
 def test_uploads_that_are_refused(tmp_path):
-  """In one line, without paths of the server, and nothing changes."""
+  """In one line, without paths of the server; nothing changes."""
 
   async def check(model):
     state = tmp_path / "state"
@@ -280,7 +280,7 @@ def test_each_change_is_a_line_of_the_audit(tmp_path, caplog):
 
 
 def overflowing(task):
-  """The same task, finite in all its values, but not in its outputs."""
+  """The same task with finite parameters, but outputs that overflow."""
   params = jax.tree.map(lambda a: np.full(a.shape, 3e38, a.dtype), task.params)
   return dataclasses.replace(task, params=params)
 
