@@ -33,14 +33,15 @@ from memory_vit.model.vit_config import (
 )
 from memory_vit.runtime import dtypes, options, schema
 from memory_vit.runtime.messages import brief
-from memory_vit.runtime.options import option, section
-from memory_vit.runtime.rules import (
+from memory_vit.runtime.options import (
   Changes,
   Choice,
   Items,
   Number,
   Switch,
   Text,
+  option,
+  section,
 )
 
 # The data set of rows that `memory-vit embed` wrote.

@@ -29,7 +29,7 @@ from memory_vit.commands.console import show
 from memory_vit.errors import ConfigError, DataError, TaskError
 from memory_vit.runtime import progress_bar
 from memory_vit.runtime.messages import counted, escaped
-from memory_vit.runtime.rules import Number
+from memory_vit.runtime.options import Number
 from memory_vit.runtime.tables import table
 
 with epy.lazy_imports():  # once the command line is known to be right

@@ -16,7 +16,7 @@ from memory_vit.commands.command_line import Parser
 from memory_vit.commands.console import show
 from memory_vit.errors import ConfigError
 from memory_vit.runtime.messages import escaped
-from memory_vit.runtime.rules import Number
+from memory_vit.runtime.options import Number
 
 with epy.lazy_imports():  # --help and wrong arguments do not wait for them
   import jax

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import importlib.machinery
 import importlib.util
 import re
@@ -27,8 +28,7 @@ from memory_vit.commands import option_help
 from memory_vit.config import Config
 from memory_vit.errors import ConfigError, MemoryVitError
 from memory_vit.runtime import dtypes, messages, options, paths
-from memory_vit.runtime.messages import escaped, shortened
-from memory_vit.runtime.rules import Rule
+from memory_vit.runtime.options import Rule
 
 with epy.lazy_imports():  # not all commands have a configuration
   import ml_collections
@@ -412,6 +412,4 @@ def _place(error: Exception, path: Path) -> str:
   return f"line {lines[-1]}" if lines else "get_config"
 
 
-def one_line(text: str) -> str:
-  """Shorten text to one line, without what a terminal obeys."""
-  return shortened(escaped(" ".join(text.split())), _MOST_SHOWN)
+one_line = functools.partial(messages.one_line, most=_MOST_SHOWN)

@@ -13,7 +13,7 @@ from typing import TextIO, TypeVar
 
 from memory_vit.errors import ConfigError, MemoryVitError
 from memory_vit.runtime import (
-  compile_cache,
+  compilation,
   dtypes,
   messages,
   paths,
@@ -148,7 +148,7 @@ def run_command(command: Callable[[], int]) -> int:
     os.environ.setdefault(name, value)
   gc.set_threshold(*_COLLECTED)
   try:
-    compile_cache.enable()
+    compilation.enable_cache()
     with warnings.catch_warnings():
       # Large images are refused as such; Pillow warns from a lower limit on.
       warnings.filterwarnings("ignore", "Image size .* exceeds limit")

@@ -17,7 +17,7 @@ from etils import epy
 from memory_vit import config as config_lib
 from memory_vit.commands import bulk_options, console
 from memory_vit.commands.command_line import Parser
-from memory_vit.runtime.rules import Number
+from memory_vit.runtime.options import Number
 
 with epy.lazy_imports():  # once the command line is known to be right
   from memory_vit.bulk import embeddings

@@ -27,7 +27,7 @@ from memory_vit.commands.command_line import Parser
 from memory_vit.errors import ConfigError
 from memory_vit.runtime import files, progress_bar
 from memory_vit.runtime.messages import brief, counted, escaped
-from memory_vit.runtime.rules import Number
+from memory_vit.runtime.options import Number
 from memory_vit.runtime.tables import table
 
 with epy.lazy_imports():  # once the command line is known to be right

@@ -30,7 +30,7 @@ from memory_vit.commands.console import show
 from memory_vit.errors import ConfigError
 from memory_vit.runtime import progress_bar
 from memory_vit.runtime.messages import escaped
-from memory_vit.runtime.rules import Number
+from memory_vit.runtime.options import Number
 
 with epy.lazy_imports():  # once the command line is known to be right
   import numpy as np

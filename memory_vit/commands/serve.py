@@ -1,11 +1,11 @@
-"""Serves tasks over HTTP, all of them in one pass of one backbone.
+"""Serve tasks over HTTP, all of them in one pass of one backbone.
 
   memory-vit serve --backbone=SOURCE --task=DIR [--task=DIR ...]
 
-Tasks can be added, replaced and removed while it runs, by a client that has
-the token of --token_file. The page at / shows what all tasks say of a picture.
-It ends by the signal that ends it, SIGTERM or Ctrl-C, so with its status (143
-or 130); the exit status is 2 for bad input.
+Clients with the token of --token_file can add, replace and remove tasks. The
+page at / shows the answers of all tasks to an image. The process ends by the
+signal that it gets, SIGTERM or Ctrl-C, so with status 143 or 130; the exit
+status is 2 for bad input.
 """
 
 from __future__ import annotations
@@ -24,43 +24,42 @@ from memory_vit.commands.console import show
 from memory_vit.errors import ConfigError
 from memory_vit.prediction.config import PredictorConfig
 from memory_vit.runtime.messages import brief
-from memory_vit.runtime.rules import Number
+from memory_vit.runtime.options import Number
 from memory_vit.serving import server_log
 from memory_vit.serving.settings import ServerSettings
 
-with epy.lazy_imports():  # once the command line is known to be right
+with epy.lazy_imports():  # after the command line is checked
   from memory_vit.prediction import predictor as predictors
   from memory_vit.serving import app, http_server
 
-# Options of `PredictorConfig` that are flags as they are.
+# Fields of `PredictorConfig` that are flags.
 _SHAPES = ("image_size", "slots", "cells", "classes", "memory_mib")
 
 
 def main(argv: Sequence[str]) -> int:
-  """Run the command; return its exit status."""
   return console.run_command(lambda: _serve(_parser().parse_args(argv)))
 
 
 def _parser() -> Parser:
   parser = Parser(
     prog="memory-vit serve",
-    description="Serves tasks over HTTP, all of them in one pass.",
+    description="Serve tasks over HTTP, all of them in one pass.",
   )
   parser.add_argument(
     "--backbone",
     required=True,
     metavar="SOURCE",
-    help="an .npz file, its address or a short name such as augreg-B/32; a "
+    help="an .npz file, its URL or a short name such as augreg-B/32; a "
     "directory of transformers or timm, or hf://OWNER/NAME",
   )
   parser.strings(
-    "--task", "DIR", "a task, or a directory of tasks; several times, or never"
+    "--task", "DIR", "a task, or a directory of tasks; may be repeated"
   )
   parser.add_argument(
     "--host",
     default="127.0.0.1",
-    help="where to listen; 0.0.0.0 lets in all that reach this machine, and "
-    "there is no encryption (default: %(default)s)",
+    help="address to listen on; 0.0.0.0 lets in every machine that reaches "
+    "this one, without encryption (default: %(default)s)",
   )
   ports = Number(0, 65_535, "0 for any that is free")
   parser.number("--port", ports, 8000, "port to listen on")
@@ -69,7 +68,7 @@ def _parser() -> Parser:
     "--batch_sizes",
     default="1,8,32",
     metavar="N,N",
-    help="images per pass, ascending: each is compiled (default: %(default)s)",
+    help="images per pass, ascending; each is compiled (default: %(default)s)",
   )
   parser.options(PredictorConfig, *_SHAPES)
   parser.options(ServerSettings)
@@ -94,7 +93,10 @@ def _serve(arguments: argparse.Namespace) -> int:
     console.recommend_dtype(arguments.dtype)
     show(f"listening on {http_server.url(bound)}")
     if not _is_loopback(address):
-      show("whoever reaches this machine can use it, unencrypted", sys.stderr)
+      show(
+        "every machine that reaches this one can use it, unencrypted",
+        sys.stderr,
+      )
     http_server.serve(application, settings, bound)
   return 0
 
@@ -107,7 +109,7 @@ def _settings(arguments: argparse.Namespace) -> ServerSettings:
 def _trusting(
   settings: ServerSettings, host: str, address: str
 ) -> ServerSettings:
-  """Answer only loopback names where the server listens on loopback."""
+  """Answer only loopback names if the server listens on loopback."""
   if settings.allowed_hosts is not None or not _is_loopback(address):
     return settings
   allowed = f"[{host}]" if ":" in host else host

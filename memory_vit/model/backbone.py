@@ -19,7 +19,7 @@ from memory_vit.model import trees
 from memory_vit.model.task import BackboneId, EvalPreprocessing
 from memory_vit.model.vit import VisionTransformer
 from memory_vit.model.vit_config import ViTConfig, vit_config
-from memory_vit.runtime import compiling, dtypes
+from memory_vit.runtime import compilation, dtypes
 
 # Fields that no shape tells, part of the fingerprint; their defaults are those
 # of vit_jax and big_vision. `BackboneId` has `gelu` and `layer_norm_epsilon`.
@@ -147,7 +147,7 @@ def require_key(key: Any) -> None:
 def init_backbone(config: ViTConfig, key: jax.Array) -> Backbone:
   # Run once: compiling takes nearly all of the time.
   init = jax.jit(
-    _init_params, static_argnums=0, compiler_options=compiling.options(1)
+    _init_params, static_argnums=0, compiler_options=compilation.options(1)
   )
   params = init(config, key)
   return Backbone(config, params, fingerprint_of(config, params))

@@ -1,4 +1,4 @@
-"""Check images that a user says are prepared."""
+"""Check prepared images that callers hand over."""
 
 from __future__ import annotations
 
@@ -8,16 +8,12 @@ import jax
 import numpy as np
 
 from memory_vit.errors import DataError
+from memory_vit.runtime.messages import first_line
 from memory_vit.tasks import image_check
 
 
 def checked_pixels(pixels: Any, side: int) -> np.ndarray:
-  """Prepared images as float32 (k, side, side, 3).
-
-  Raises:
-    DataError: for another shape or type, and values outside [-1, 1] or that
-      are not finite.
-  """
+  """float32 (k, side, side, 3) in [-1, 1], or `DataError`."""
   if not isinstance(pixels, np.ndarray | jax.Array):
     raise DataError(
       f"pixels are of type {type(pixels).__name__}, expected an array, from "
@@ -27,3 +23,15 @@ def checked_pixels(pixels: Any, side: int) -> np.ndarray:
   image_check.require_shape(array, side)
   image_check.begin(array)()
   return array.astype(np.float32, copy=False)
+
+
+def stacked_column(pixels: Any) -> Any:
+  """A column of prepared images, such as a list of arrays, as one array."""
+  if isinstance(pixels, np.ndarray) and pixels.dtype != object:
+    return pixels
+  try:
+    return np.stack(list(pixels))
+  except (TypeError, ValueError) as error:
+    raise DataError(
+      f"the column 'pixels' holds no images of one shape: {first_line(error)}."
+    ) from error

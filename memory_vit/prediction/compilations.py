@@ -1,8 +1,7 @@
 """Count the programs that XLA compiles for a caller, in its own thread.
 
-JAX reports each program to listeners of the process, from the thread that
-waits for it: so each predictor counts what it caused, and not what others
-compile beside it. A program that comes from a cache on disk counts as well.
+JAX tells listeners of the process of each program, in the thread that waits for
+it: a predictor counts only what it caused. Programs from a cache on disk count.
 """
 
 import contextlib
@@ -16,21 +15,17 @@ import jax.monitoring
 _EVENT = "/jax/core/compile/backend_compile_duration"
 
 
-@dataclasses.dataclass(eq=False)  # two of them are never the same
+@dataclasses.dataclass(eq=False)  # `remove` is by identity
 class Tally:
-  """How many programs were compiled so far."""
-
   count: int = 0
 
 
 class _Running(threading.local):
-  """The tallies that count in a thread."""
-
   def __init__(self) -> None:
     self.tallies: list[Tally] = []
 
 
-# JAX's listeners are those of the process: so is this one.
+# Of the process, as JAX's listeners are.
 _RUNNING = _Running()
 
 
@@ -45,7 +40,7 @@ jax.monitoring.register_event_duration_secs_listener(_note)
 
 @contextlib.contextmanager
 def counted() -> Iterator[Tally]:
-  """Count what is compiled in this thread until the body ends."""
+  """Count the programs that this thread compiles until the body ends."""
   tally = Tally()
   _RUNNING.tallies.append(tally)
   try:
@@ -63,12 +58,11 @@ class CompilationCounter:
 
   @property
   def count(self) -> int:
-    """Programs that were compiled inside `counting`."""
     return self._count
 
   @contextlib.contextmanager
   def counting(self) -> Iterator[Tally]:
-    """Add what is compiled in this thread until the body ends."""
+    """`counted`, added to the sum."""
     with counted() as tally:
       try:
         yield tally

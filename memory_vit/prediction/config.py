@@ -3,22 +3,26 @@
 import dataclasses
 
 from memory_vit.runtime import dtypes, options
-from memory_vit.runtime.options import option
-from memory_vit.runtime.rules import Choice, Items, Number, Switch, Text
+from memory_vit.runtime.options import (
+  Choice,
+  Items,
+  Number,
+  Switch,
+  Text,
+  option,
+)
 
-# A batch of more images fits no device with a Vision Transformer beside it.
+# No device holds a larger batch beside a Vision Transformer.
 _MOST_IMAGES = 2**16
 _MOST = 2**20
 _SOURCE = Text("a file, a directory, an address or a short name", most=4_000)
 _TASK = Text("the path of a task", most=4_000)
-_ROOM = Number(0, _MOST, "reserved; where more come, it grows")
+_ROOM = Number(0, _MOST, "reserved; grows if a task needs more")
 _SOME_ROOM = dataclasses.replace(_ROOM, least=1)
 
 
 @dataclasses.dataclass(frozen=True)
 class _BatchSizes:
-  """Numbers of images that ascend."""
-
   expected: str = (
     f"a tuple of numbers that ascend, from 1 to {_MOST_IMAGES:,}, such as "
     "(1, 8, 32)"
@@ -33,52 +37,55 @@ class _BatchSizes:
 
 @dataclasses.dataclass(frozen=True)
 class PredictorConfig:
-  """Which backbone and tasks a predictor loads, and the shapes it computes in.
+  """The backbone and tasks that a predictor loads, and its fixed shapes.
+
+  Sizes of slots grow if a task needs more; growing compiles again.
 
   Attributes:
     backbone: any source that `load_backbone` takes.
-    tasks: directories or single files of tasks, or directories of tasks; none
-      is a predictor that begins with no task.
-    dtype: compute dtype, "float32" or "bfloat16"; or "auto", see
-      `dtypes.resolve`.
-    batch_sizes: images per pass, ascending; each is compiled.
-    slots: the number of tasks for which programs are compiled, at least; it
-      grows when more come, as the next four do.
+    tasks: directories or single files of tasks, or directories of tasks; ()
+      begins without tasks.
+    dtype: compute dtype, "float32" or "bfloat16"; or "auto", the faster one on
+      this machine.
+    batch_sizes: numbers of images per pass, ascending; each is compiled.
+    slots: number of tasks, at least.
     cells: memory cells per layer, at least.
     classes: classes of a task, at least.
-    parents: tasks that one task reads, at least.
+    parents: tasks that one task attends to, at least.
     parts: of "norms" and "layers", those that tasks may have. Side streams
       cannot be reserved.
-    memory_mib: what images and their decoding may take together, in MiB.
+    memory_mib: memory for images and their decoding, in MiB.
     features: whether the programs of features are compiled at the warm-up, and
-      a dictionary of columns gets them.
+      a dictionary of columns gets features.
     image_size: side in pixels at which the backbone runs; 0 is that of the
-      tasks, or without any the backbone's own.
+      tasks, or without tasks the backbone's own.
     top: classes per task in a dictionary of columns, the most probable first.
 
   Raises:
     ConfigError: for a value that its rule refuses.
   """
 
-  # Without a default, as type checkers see it in a `field` alone.
+  # A `field`, so that type checkers see no default.
   backbone: str = dataclasses.field(metadata=option(None, _SOURCE).metadata)
   tasks: tuple[str, ...] = option((), Items(_TASK, _MOST))
   dtype: str = option("float32", Choice(dtypes.CHOICES))
   batch_sizes: tuple[int, ...] = option((1, 8, 32), _BatchSizes())
-  slots: int = option(8, _SOME_ROOM, "room for so many tasks")
-  cells: int = option(8, _ROOM, "room for memory cells per layer")
-  classes: int = option(128, _SOME_ROOM, "room for classes of a task")
+  slots: int = option(8, _SOME_ROOM, "number of tasks to reserve room for")
+  cells: int = option(8, _ROOM, "memory cells per layer to reserve room for")
+  classes: int = option(
+    128, _SOME_ROOM, "classes of a task to reserve room for"
+  )
   parents: int = option(0, _ROOM)
   parts: tuple[str, ...] = option((), Items(Choice(("norms", "layers")), 2))
   memory_mib: int = option(
-    2048, Number(1, _MOST, "MiB"), "MiB to decode images in"
+    2048, Number(1, _MOST, "MiB"), "MiB for decoding images"
   )
   features: bool = option(False, Switch())
   top: int = option(5, Number(1, _MOST, "classes"))
   image_size: int = option(
     0,
     Number(0, _MOST, "pixels; 0: that of the tasks, or of the backbone"),
-    "of the model; to be given where tasks of another size come later",
+    "side of the model's images; give it if tasks of another size come later",
   )
 
   def __post_init__(self) -> None:

@@ -17,13 +17,7 @@ from memory_vit.tasks.program import Program
 
 
 class Outputs(NamedTuple):
-  """What is handed out of all batches; None is what was not asked for.
-
-  Attributes:
-    logits: {name of a head: its logits}.
-    original: the original outputs.
-    features: class token and mean patch after each block, standardized.
-  """
+  """Outputs of all batches, by the names of tasks; None if not asked for."""
 
   logits: dict[str, Float32[np.ndarray, "k _"]]
   original: Float32[np.ndarray, "k c0"] | None
@@ -31,20 +25,14 @@ class Outputs(NamedTuple):
 
 
 class BatchOutputs(NamedTuple):
-  """What one batch gives, with its padding; logits are those of all slots.
-
-  Of a task that has a pass of its own they are as those of one slot.
-  """
+  """Outputs of a padded batch; a task that runs alone is like one slot."""
 
   logits: Float32[np.ndarray, "b t c"] | None
   original: Float32[np.ndarray, "b c0"] | None
   features: Float32[np.ndarray, "b l n d"] | None
 
   def cut(self, count: int, heads: Heads) -> Outputs:
-    """Copy what was asked for of the first `count` images.
-
-    A view would keep the logits of all slots alive.
-    """
+    """Copies of the first rows: a view would keep the logits of all slots."""
     logits = self.logits
     return Outputs(
       {}
@@ -57,15 +45,14 @@ class BatchOutputs(NamedTuple):
     )
 
 
-# {name: (number of its slot, how many classes it has)}
+# {name of a task: (number of its slot, number of classes)}
 Heads = Mapping[str, tuple[int, int]]
 
 
 class FixedShapes:
-  """Tasks that come and go on one backbone, in batches of a few sizes."""
+  """The model in batches of a few ascending sizes; nothing is compiled yet."""
 
   def __init__(self, backbone: Backbone, batch_sizes: Sequence[int]) -> None:
-    """Compile nothing yet; sizes ascend."""
     self._backbone, self._sizes = backbone, tuple(batch_sizes)
 
   def run(
@@ -77,16 +64,7 @@ class FixedShapes:
     original: bool,
     features: bool,
   ) -> Outputs:
-    """Run the model.
-
-    Args:
-      parts: prepared images, any number of arrays of any number of them. Each
-        array is asked for when those before it are answered.
-      program: the tasks.
-      heads: those whose logits are handed out; without any no task is read.
-      original: whether the original outputs are wanted.
-      features: whether those of each block are wanted: a second pass.
-    """
+    """Answer images; each array is asked for once those before are done."""
     wanted = bool(heads), original, features
     found = [
       self._run_batch(batch, program, *wanted).cut(count, heads)
@@ -102,7 +80,6 @@ class FixedShapes:
     )
 
   def warm_up(self, program: Program, *, features: bool) -> None:
-    """Compile what images need, and what reads the tasks."""
     with ProgressBar("compiling", len(self._sizes), "batch sizes") as bar:
       for size in self._sizes:
         batch = np.zeros((size, *self._image_shape), np.float32)
@@ -110,11 +87,7 @@ class FixedShapes:
         bar.update()
 
   def compile_reading(self, program: Program) -> None:
-    """Compile what reads tasks, in slots of these sizes.
-
-    It takes a pass of each size: only a context that was computed lies where
-    those of requests lie, which depends on where the backbone was put.
-    """
+    """Compile by real passes: only a computed context is laid out right."""
     for size in self._sizes:
       batch = np.zeros((size, *self._image_shape), np.float32)
       self._run_batch(batch, program, True, False, False)
@@ -132,7 +105,7 @@ class FixedShapes:
     original: bool,
     features: bool,
   ) -> BatchOutputs:
-    """Run programs on a batch, all before the first result is waited for."""
+    """Start all programs before waiting for the first result."""
     config, params = self._backbone.config, self._backbone.params
     images = jax.device_put(batch)
     summary = None
@@ -155,7 +128,7 @@ class FixedShapes:
   def _of_no_image(
     self, heads: Heads, original: bool, features: bool
   ) -> Outputs:
-    """Outputs of the right shapes, with no row."""
+    """Outputs of the right shapes, without rows."""
     config, params = self._backbone.config, self._backbone.params
     batch = jax.ShapeDtypeStruct((1, *self._image_shape), np.float32)
     outputs, _ = jax.eval_shape(
@@ -174,13 +147,7 @@ class FixedShapes:
 def padded_batches(
   pixels: Float32[np.ndarray, "k side side 3"], sizes: Sequence[int]
 ) -> Iterator[tuple[Float32[np.ndarray, "b side side 3"], int]]:
-  """Yield batches, and how many images of each are no padding.
-
-  Args:
-    pixels: any number of images, also none.
-    sizes: of batches, ascending. Images are cut into the largest; what is left
-      is padded with zeros to the smallest that holds it.
-  """
+  """Batches of fixed sizes, and the number of images that are no padding."""
   largest = sizes[-1]
   for start in range(0, len(pixels), largest):
     part = pixels[start : start + largest]

@@ -9,35 +9,29 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-import jax
 import numpy as np
 
-from memory_vit.errors import ConfigError, DataError, TaskError
+from memory_vit.errors import ConfigError, DataError
 from memory_vit.images.reader import ImageReader, Images, stacked
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import (
   EvalPreprocessing,
   Task,
-  TaskSpec,
   require_backbone,
 )
 from memory_vit.prediction import columns, task_set
-from memory_vit.prediction.checked_pixels import checked_pixels
-from memory_vit.prediction.compilations import CompilationCounter, counted
+from memory_vit.prediction.checked_pixels import checked_pixels, stacked_column
 from memory_vit.prediction.config import PredictorConfig
 from memory_vit.prediction.fixed_shapes import FixedShapes
 from memory_vit.prediction.predictions import Predictions
+from memory_vit.prediction.set_maker import SetMaker
 from memory_vit.prediction.task_set import Change, TaskSet
 from memory_vit.runtime import options as options_lib
-from memory_vit.runtime.messages import first_line
-from memory_vit.tasks import compose, manifest, store
 from memory_vit.tasks.compose import TasksLike, task_tuple
 from memory_vit.tasks.model_loading import load_model
-from memory_vit.tasks.program import place_tasks
-from memory_vit.tasks.slots import SlotSizes, on_host
 
 Columns = Mapping[str, Any]
-# Of `from_model`: what says nothing about what is loaded.
+# Of `from_model`, whose backbone and tasks are loaded already.
 _OPTIONS = tuple(
   field.name
   for field in dataclasses.fields(PredictorConfig)
@@ -55,7 +49,7 @@ class Predictor:
   methods may be called from any thread.
 
   Attributes:
-    config: what it was built from; None of `from_model`.
+    config: that it was built from; None of `from_model`.
     backbone: the frozen ViT.
     batch_sizes: images per pass, ascending.
   """
@@ -65,11 +59,7 @@ class Predictor:
   batch_sizes: tuple[int, ...]
 
   def __init__(self, config: PredictorConfig, *, warm_up: bool = True) -> None:
-    """Load a backbone and tasks.
-
-    Args:
-      config: which, and in what shapes.
-      warm_up: whether all programs are compiled now.
+    """Load a backbone and tasks; `warm_up` compiles all programs now.
 
     Raises:
       MemoryVitError: for what cannot be read, or does not fit together.
@@ -95,18 +85,17 @@ class Predictor:
     warm_up: bool = True,
     **options: Any,
   ) -> Predictor:
-    """Build a predictor of what is loaded already.
+    """Build a predictor from a loaded backbone and tasks.
 
     Args:
       backbone: the frozen ViT.
-      tasks: a task, a sequence or generator of tasks, or {name: task}; also
-        none.
+      tasks: a task, a sequence or generator of tasks, or {name: task}.
       warm_up: whether all programs are compiled now.
       **options: fields of `PredictorConfig`, from `batch_sizes` on.
 
     Raises:
       TaskError: for tasks of another backbone, or that do not fit together.
-      ConfigError: for options that cannot be.
+      ConfigError: for options that are refused.
     """
     for name in ("dtype", "image_size"):
       if name in options:
@@ -129,32 +118,16 @@ class Predictor:
   def _begin(
     self, backbone: Backbone, tasks: Sequence[Task], shapes: PredictorConfig
   ) -> None:
-    """Fill the slots."""
-    for task in tasks:
-      require_backbone(task.spec, backbone.id)
-    compose.require_one_pass(tasks)
     self.backbone, self.batch_sizes = backbone, shapes.batch_sizes
-    self._shapes, self._warm = shapes, False
+    self._shapes = shapes
+    self._programs = FixedShapes(backbone, shapes.batch_sizes)
+    self._maker = SetMaker(backbone, self._programs, shapes)
+    self._task_set = self._maker.first(tasks)
+    self._changing = threading.Lock()
     side = backbone.config.image_size
     self._images = ImageReader(
       shapes.memory_mib, shapes.batch_sizes[-1], side, checked=checked_pixels
     )
-    self._programs = FixedShapes(backbone, shapes.batch_sizes)
-    self._counter = CompilationCounter()
-    self._changing = threading.Lock()
-    sizes = SlotSizes(
-      slots=shapes.slots,
-      cells=shapes.cells,
-      classes=shapes.classes,
-      parents=shapes.parents,
-      norms="norms" in shapes.parts,
-      layers="layers" in shapes.parts,
-    )
-    by_slot = {i: _held(task) for i, task in enumerate(tasks)}
-    sizes = sizes.holding([task.spec for task in tasks])
-    program = place_tasks(backbone, by_slot, sizes)
-    evaluation = self._evaluation(tasks)
-    self._task_set = TaskSet(1, by_slot, sizes, program, evaluation)
 
   def __reduce__(self) -> NoReturn:
     raise pickle.PicklingError(
@@ -169,46 +142,37 @@ class Predictor:
 
   @property
   def evaluation(self) -> EvalPreprocessing:
-    """How images are prepared now: as the tasks want it, or the backbone."""
+    """How images are prepared now: as the tasks say, or else the backbone."""
     return self._task_set.evaluation
 
   @property
   def compilations(self) -> int:
-    """Programs that it had XLA compile, those of `warm_up` excepted."""
-    return self._counter.count
+    """The number of programs that it compiled, without those of `warm_up`."""
+    return self._maker.counter.count
 
   def warm_up(self) -> int:
-    """Compile the programs of all batch sizes.
-
-    Returns:
-      How many programs were compiled.
-    """
-    with self._changing, counted() as tally:
-      self._programs.warm_up(
-        self._task_set.program, features=self._shapes.features
-      )
-      self._warm = True
-    return tally.count
+    """Compile the programs of all batch sizes; return their number."""
+    with self._changing:
+      return self._maker.warm_up(self._task_set)
 
   def prepare(
     self, images: Images, *, task_set: TaskSet | None = None
   ) -> np.ndarray:
     """Prepare images for `predict_pixels`, in threads.
 
-    To the bit what `mv.preprocess` makes of them. All of them are kept, 12
-    bytes a pixel; `predict` keeps a batch at a time.
+    Bitwise identical to `mv.preprocess`. The result takes 12 bytes a pixel;
+    `predict` holds one batch at a time.
 
     Args:
       images: one or several: paths, bytes of files, uint8 pixels of any size,
-        or what is prepared already, floats (side, side, 3) in [-1, 1].
-      task_set: a snapshot, which is to answer them; by default the tasks of
-        now.
+        or prepared images, floats (side, side, 3) in [-1, 1].
+      task_set: a snapshot that is to answer them; by default the current tasks.
 
     Returns:
       float32 (k, side, side, 3) in [-1, 1].
 
     Raises:
-      DataError: for what cannot be read, and says which and why.
+      DataError: for the first image that cannot be read.
     """
     found = self.prepare_each(images, task_set=task_set)
     return stacked(found, self.backbone.config.image_size)
@@ -216,12 +180,12 @@ class Predictor:
   def prepare_each(
     self, images: Images, first: int = 0, *, task_set: TaskSet | None = None
   ) -> list[np.ndarray | DataError]:
-    """Prepare images; in the place of one that cannot be read is its error.
+    """Prepare images; an error takes the place of one that cannot be read.
 
     Args:
       images: as of `prepare`.
       first: number of the first image, for messages.
-      task_set: see `prepare`.
+      task_set: as of `prepare`.
 
     Returns:
       For each image float32 (side, side, 3), or a `DataError` that names it.
@@ -242,18 +206,18 @@ class Predictor:
 
     Args:
       images: as of `prepare`; any number.
-      tasks: names of those whose logits are handed out; by default all.
-      task_set: an earlier snapshot; by default the tasks of now.
-      features: whether those of each block are handed out. They are made by a
-        second pass through the backbone.
-      original: whether the original outputs are handed out. Beside a task that
-        composes with nothing they are made by a second pass as well.
+      tasks: names of those whose logits are returned; by default all.
+      task_set: an earlier snapshot; by default the current tasks.
+      features: whether to return the features of each block. They take a second
+        pass through the backbone.
+      original: whether to return the original outputs. Beside a task that
+        composes with nothing they take a second pass as well.
 
     Raises:
       DataError: for an image that cannot be read.
       UnknownTask: for a name that no task has.
     """
-    # Before images are decoded for nothing.
+    # First: images must not be decoded for unknown tasks.
     answering, names = self._answering(task_set, tasks)
     batches = self._images.batches(images, answering.evaluation)
     return self._predict(
@@ -269,14 +233,14 @@ class Predictor:
     features: bool = False,
     original: bool = False,
   ) -> Predictions:
-    """Answer prepared images; see `predict`.
+    """Answer prepared images.
 
     Args:
       pixels: float32 (k, side, side, 3) in [-1, 1], of any k.
-      tasks: see `predict`, as all others.
-      task_set: an earlier snapshot.
-      features: whether those of each block are handed out.
-      original: whether the original outputs are handed out.
+      tasks: as of `predict`.
+      task_set: as of `predict`.
+      features: as of `predict`.
+      original: as of `predict`.
 
     Raises:
       DataError: for another shape or type, and values outside [-1, 1] or that
@@ -293,8 +257,8 @@ class Predictor:
     """Answer images, or columns of a table.
 
     Args:
-      images: as of `prepare`; or columns as `map_batches` of Ray Data hands
-        them over: {"image": bytes of files or uint8 arrays}, {"path": ...} or
+      images: as of `prepare`; or columns as `map_batches` of Ray Data passes
+        them: {"image": bytes of files or uint8 arrays}, {"path": ...} or
         {"pixels": prepared images}. Other columns are kept.
 
     Returns:
@@ -310,7 +274,7 @@ class Predictor:
     batches: Iterable[np.ndarray]
     if read == "pixels":
       side = self.backbone.config.image_size
-      batches = [checked_pixels(_stacked(column), side)]
+      batches = [checked_pixels(stacked_column(column), side)]
     else:
       batches = self._images.batches(list(column), answering.evaluation)
     predictions = self._predict(
@@ -324,17 +288,17 @@ class Predictor:
     return columns.joined(columns.passed_through(images, read), made)
 
   def add(self, task: str | Path | Task, *, name: str | None = None) -> Change:
-    """Add a task, in the first slot that is free.
+    """Add a task in the first free slot.
 
     Args:
-      task: a loaded one, or the path of one.
+      task: a loaded task, or the path of one.
       name: that it gets; by default its own.
 
     Raises:
       TaskError: for what cannot be read, a name that is taken, or a task that
-        does not fit those that are there. Nothing has changed then.
+        does not fit the others. Nothing has changed then.
     """
-    loaded = self._loaded(task)
+    loaded = self._maker.loaded(task)
     if name is not None:
       loaded = task_set.named(loaded, name)
     with self._changing:
@@ -342,30 +306,30 @@ class Predictor:
       return self._show(by_slot)
 
   def replace(self, name: str, task: str | Path | Task) -> Change:
-    """Put a task in the place of another, whose name and slot it gets.
+    """Replace a task by another one, which gets its name and slot.
 
-    Each request sees the one or the other.
+    Each request sees the old or the new one.
 
     Args:
-      name: of the one that goes.
-      task: a loaded one, or the path of one; of any size.
+      name: of the task that goes.
+      task: a loaded task, or the path of one; of any size.
 
     Raises:
-      UnknownTask: where there is none of this name.
-      TaskError: as `add`; and where others read the values that go.
+      UnknownTask: if there is none of this name.
+      TaskError: as `add`; and if others attend to what would go.
     """
     self._task_set.require((name,))
-    loaded = self._loaded(task)
+    loaded = self._maker.loaded(task)
     with self._changing:
       by_slot = task_set.with_replaced(self._task_set.by_slot, name, loaded)
       return self._show(by_slot)
 
   def remove(self, name: str) -> Change:
-    """Remove a task; its slot is free then.
+    """Remove a task, which frees its slot.
 
     Raises:
-      UnknownTask: where there is none of this name.
-      TaskError: where others read it.
+      UnknownTask: if there is none of this name.
+      TaskError: if others attend to it.
     """
     with self._changing:
       return self._show(task_set.without(self._task_set.by_slot, name))
@@ -373,11 +337,11 @@ class Predictor:
   def make_ready(
     self, by_slot: Mapping[int, Task], version: int
   ) -> tuple[TaskSet, Change]:
-    """Make a whole set of tasks ready, which does not answer yet.
+    """Make a whole set of tasks ready, without letting it answer yet.
 
-    It is compiled where it has to grow, and can be asked by `task_set=`; `show`
-    lets it answer. So several predictors, in as many processes, can change from
-    one set to another only where all of them can.
+    It is compiled if it has to grow, and can be asked by `task_set=`; `show`
+    lets it answer. So several predictors, in as many processes, change from one
+    set to another only if all of them can.
 
     Args:
       by_slot: {slot: loaded task}.
@@ -391,11 +355,12 @@ class Predictor:
     """
     held = {id(task) for task in self._task_set.by_slot.values()}
     loaded = {
-      slot: task if id(task) in held else self._loaded(task)
+      slot: task if id(task) in held else self._maker.loaded(task)
       for slot, task in by_slot.items()
     }
     with self._changing:
-      return self._made_ready(task_set.fitting(loaded), version)
+      fitting = task_set.fitting(loaded)
+      return self._maker.made_ready(self._task_set, fitting, version)
 
   def show(self, ready: TaskSet) -> None:
     """Let a set of `make_ready` answer from now on; nothing is compiled."""
@@ -405,7 +370,7 @@ class Predictor:
   def _answering(
     self, task_set: TaskSet | None, names: Iterable[str] | None
   ) -> tuple[TaskSet, tuple[str, ...]]:
-    """The set that answers, and the names that are asked for: it has them."""
+    """The set that answers, and the requested names, which it has."""
     answering = task_set or self._task_set
     for spec in answering.specs[:1]:  # that of all
       require_backbone(spec, self.backbone.id)
@@ -413,65 +378,11 @@ class Predictor:
       return answering, answering.names
     return answering, answering.require(names)
 
-  def _loaded(self, task: str | Path | Task) -> Task:
-    if not isinstance(task, Task):
-      if not isinstance(task, str | Path):
-        raise TaskError(
-          f"the task is of type {type(task).__name__}, expected a Task or the "
-          "path of one."
-        )
-      self._require_image_size(manifest.read(Path(task)).spec)
-      task = store.load_task(task, self.backbone)
-    self._require_image_size(task.spec)
-    require_backbone(task.spec, self.backbone.id)
-    return _held(task)
-
-  def _require_image_size(self, spec: TaskSpec) -> None:
-    """Raise `TaskError` for a task of this backbone at another image size."""
-    own_id, wanted = self.backbone.id, spec.backbone
-    if dataclasses.replace(wanted, image_size=own_id.image_size) != own_id:
-      return  # another backbone, which is said as such
-    if wanted.image_size != own_id.image_size:
-      raise TaskError(
-        f"task {spec.name!r} was trained at {wanted.image_size} pixels, and "
-        f"this predictor runs the backbone at {own_id.image_size}: build one "
-        f"by PredictorConfig(..., image_size={wanted.image_size}), or with the "
-        "task."
-      )
-
   def _show(self, by_slot: Mapping[int, Task]) -> Change:
-    """Make a set of tasks ready, and then the one that answers."""
-    ready, change = self._made_ready(by_slot, self._task_set.version + 1)
+    old = self._task_set
+    ready, change = self._maker.made_ready(old, by_slot, old.version + 1)
     self._task_set = ready
     return change
-
-  def _evaluation(self, tasks: Iterable[Task]) -> EvalPreprocessing:
-    """How tasks want images prepared; without any, the backbone."""
-    for task in tasks:
-      return task.spec.evaluation  # that of all
-    side = self.backbone.config.image_size
-    return self.backbone.evaluation or EvalPreprocessing(image_size=side)
-
-  def _made_ready(
-    self, by_slot: Mapping[int, Task], version: int
-  ) -> tuple[TaskSet, Change]:
-    """Place tasks, and compile what has to grow for them."""
-    old = self._task_set
-    specs = [task.spec for task in by_slot.values()]
-    slots = max(old.sizes.slots, 1 + max(by_slot, default=0))
-    sizes = dataclasses.replace(old.sizes, slots=slots).holding(specs)
-    with self._counter.counting() as tally:
-      program = place_tasks(self.backbone, by_slot, sizes)
-      grew = sizes != old.sizes or not (
-        program.composes and old.program.composes
-      )
-      if grew and self._warm:
-        self._programs.compile_reading(program)
-      else:
-        jax.block_until_ready(program)  # so that no request waits for it
-    evaluation = self._evaluation(by_slot.values())
-    ready = TaskSet(version, by_slot, sizes, program, evaluation)
-    return ready, Change(version, ready.names, ready.digest, grew, tally.count)
 
   def _predict(
     self,
@@ -482,8 +393,7 @@ class Predictor:
     original: bool,
     features: bool,
   ) -> Predictions:
-    """Answer prepared images by a set of tasks."""
-    with self._counter.counting():
+    with self._maker.counter.counting():
       outputs = self._programs.run(
         batches,
         answering.program,
@@ -492,20 +402,3 @@ class Predictor:
         features=features,
       )
     return Predictions(answering, *outputs)
-
-
-def _held(task: Task) -> Task:
-  """A task on the host, from where it is put into slots again and again."""
-  return dataclasses.replace(task, params=on_host(task.params))
-
-
-def _stacked(pixels: Any) -> Any:
-  """A column of prepared images as one array; it may be a list of arrays."""
-  if isinstance(pixels, np.ndarray) and pixels.dtype != object:
-    return pixels
-  try:
-    return np.stack(list(pixels))
-  except (TypeError, ValueError) as error:
-    raise DataError(
-      f"the column 'pixels' holds no images of one shape: {first_line(error)}."
-    ) from error

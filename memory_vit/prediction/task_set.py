@@ -1,4 +1,4 @@
-"""A set of tasks in slots, which never changes; changing it makes another."""
+"""A set of tasks in slots, which never changes; a change makes another set."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class TaskDescription:
   Attributes:
     name: of the task.
     slot: number of its slot.
-    classes: c, the number of them.
-    class_names: c names, or empty where they are not known.
+    classes: c, the number of its classes.
+    class_names: c names, or empty if they are not known.
     cells: m, memory cells per layer.
-    regime: how it was learned.
-    parents: names of the tasks that it reads.
-    digest: SHA-256 of its values, see `Task.digest`.
+    regime: how it was trained.
+    parents: names of the tasks that it attends to.
+    digest: SHA-256 of its parameters, see `Task.digest`.
     fingerprint: of its backbone.
   """
 
@@ -44,16 +44,15 @@ class TaskDescription:
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-  """What a change of the set of tasks has done.
+  """What a change of the set of tasks did.
 
   Attributes:
     version: of the new set.
     names: of its tasks.
     digest: of the new set, see `TaskSet.digest`.
-    grew: whether slots, cells, classes, parents or parts had to grow, or a
-      task has come or gone that has a pass of its own. What had been compiled
-      by a warm-up was then compiled anew, before the new set was shown.
-    compiled: how many programs.
+    grew: whether sizes of slots grew, or a task with a pass of its own came or
+      went. A warm predictor then compiled before the new set answered.
+    compiled: number of programs that were compiled.
   """
 
   version: int
@@ -65,13 +64,13 @@ class Change:
 
 @dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
 class TaskSet:
-  """The tasks that answer a request, each in the slot where it stays.
+  """The tasks that answer a request, each in a slot that it keeps.
 
   Attributes:
     version: 1 of the first set, one more with each change.
     by_slot: {slot: task}, in the order of the slots.
-    sizes: those that programs are compiled for.
-    program: the tasks, ready to be run.
+    sizes: that programs are compiled for.
+    program: the tasks, ready to run.
     evaluation: how images are prepared.
   """
 
@@ -88,7 +87,7 @@ class TaskSet:
 
   @property
   def specs(self) -> tuple[TaskSpec, ...]:
-    """What the tasks are, in the order of their slots."""
+    """Specs of the tasks, in the order of their slots."""
     return tuple(task.spec for task in self.by_slot.values())
 
   @functools.cached_property
@@ -98,11 +97,10 @@ class TaskSet:
 
   @functools.cached_property
   def digest(self) -> str:
-    """SHA-256 of what its answers depend on beside the backbone and its dtype.
+    """SHA-256 of `evaluation` and of names, parameters and classes of tasks.
 
-    Names of tasks, their values and names of classes, and how images are
-    prepared; not their slots, nor the version. So two servers with one digest
-    give one answer, if they run one backbone in one dtype on equal devices.
+    Slots and version do not count. Two servers of one digest give the same
+    answers if they run one backbone in one dtype on equal devices.
     """
     parts = sorted(
       (task.name, task.digest, task.spec.class_names)
@@ -116,12 +114,12 @@ class TaskSet:
     return {name: heads[name] for name in names}
 
   def spec(self, name: str) -> TaskSpec:
-    """What the task of this name is; `UnknownTask` where there is none."""
+    """The spec of the task of this name, or `UnknownTask`."""
     self.require((name,))
     return self.by_slot[self.slots[name]].spec
 
   def require(self, names: Iterable[str]) -> tuple[str, ...]:
-    """These names; `UnknownTask` where one of them is no task of the set."""
+    """These names, or `UnknownTask` if one is no task of the set."""
     return _require_names(names, self.names)
 
   def describe(self) -> tuple[TaskDescription, ...]:
@@ -147,11 +145,7 @@ class TaskSet:
 
 
 def with_added(by_slot: Mapping[int, Task], task: Task) -> dict[int, Task]:
-  """Put a task into the first free slot.
-
-  Raises:
-    TaskError: where there is a task of this name, or they do not fit together.
-  """
+  """Put a task into the first free slot; `TaskError` if it does not fit."""
   if task.name in (other.name for other in by_slot.values()):
     raise TaskError(
       f"there is a task {task.name!r} already: expected another name, or "
@@ -164,19 +158,13 @@ def with_added(by_slot: Mapping[int, Task], task: Task) -> dict[int, Task]:
 def with_replaced(
   by_slot: Mapping[int, Task], name: str, task: Task
 ) -> dict[int, Task]:
-  """Put a task into the slot of the one of this name, and give it that name.
-
-  Raises:
-    UnknownTask: where there is no task of this name.
-    TaskError: where they do not fit together, as where others read the values
-      that go.
-  """
+  """Put a task into the slot of another one, under the name of that."""
   _require_names((name,), [other.name for other in by_slot.values()])
   slot = next(i for i, other in by_slot.items() if other.name == name)
   readers = [
     other.name for other in by_slot.values() if name in other.spec.attends_to
   ]
-  # Of a parent's digest that a reader does not know, nobody else would say it.
+  # A reader that does not know its parent's digest would not notice.
   if readers and task.digest != by_slot[slot].digest:
     raise TaskError(
       f"task {name!r} cannot be replaced by other values: "
@@ -186,25 +174,19 @@ def with_replaced(
 
 
 def without(by_slot: Mapping[int, Task], name: str) -> dict[int, Task]:
-  """Empty the slot of a task.
-
-  Raises:
-    UnknownTask: where there is no task of this name.
-    TaskError: where others read it.
-  """
+  """Empty a slot; `TaskError` if others attend to the task."""
   _require_names((name,), [other.name for other in by_slot.values()])
-  compose.remove(list(by_slot.values()), name)  # raises where others read it
+  compose.remove(list(by_slot.values()), name)  # raises if others attend to it
   return {i: task for i, task in by_slot.items() if task.name != name}
 
 
 def named(task: Task, name: str) -> Task:
-  """The same task under another name."""
   spec = dataclasses.replace(task.spec, name=name)
   return dataclasses.replace(task, spec=spec)
 
 
 def fitting(by_slot: Mapping[int, Task]) -> dict[int, Task]:
-  """Raise `TaskError` unless one pass answers all tasks; sorted by slot."""
+  """Sorted by slot; `TaskError` unless one pass answers all tasks."""
   by_slot = dict(sorted(by_slot.items()))
   compose.require_one_pass(list(by_slot.values()))
   return by_slot
@@ -213,7 +195,7 @@ def fitting(by_slot: Mapping[int, Task]) -> dict[int, Task]:
 def _require_names(
   names: Iterable[str], known: Sequence[str]
 ) -> tuple[str, ...]:
-  """These names as a tuple: a generator of them is used up by reading it."""
+  """These names as a tuple: reading uses up a generator."""
   if isinstance(names, str):
     raise TaskError(
       f"tasks are the text {brief(names)}, expected a sequence of names."

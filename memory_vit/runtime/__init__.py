@@ -1,4 +1,4 @@
-"""Processes, signals, locks, files, devices. Knows no Vision Transformer."""
+"""Processes, signals, locks, files, devices: nothing of Vision Transformers."""
 
 from etils import epy
 

@@ -1,9 +1,9 @@
-"""SHA-256 of files, and directories that hold the digests of their files.
+"""Directories with SHA-256 digests of their files.
 
-  state.json  what else is saved, the digests of all files, and its own
+  state.json  other saved values, the digests of all files, and its own
   arrays/     the files
 
-They show damage, not malice: whoever can write there can seal again.
+Digests show damage, not malice: whoever can write there can seal again.
 """
 
 import hashlib
@@ -19,10 +19,7 @@ ARRAYS, _SEAL = "arrays", "state.json"
 
 
 def seal(path: Path, saved: Mapping[str, Any]) -> None:
-  """Write the digests of the files in `path`/arrays, and sync all to the disk.
-
-  `saved` is what else to save, as JSON values without a key "files".
-  """
+  """Write `saved` (JSON, no key "files") and the digests; sync to the disk."""
   files.sync_tree(path / ARRAYS)
   saved = {**saved, "files": _file_digests(path)}
   (path / _SEAL).write_text(_sealed(saved), encoding="utf-8")
@@ -31,27 +28,23 @@ def seal(path: Path, saved: Mapping[str, Any]) -> None:
 
 
 def read(path: Path) -> dict[str, Any]:
-  """Read what was saved, and verify every byte of it.
-
-  Raises:
-    TrainingError: where `state.json` is not what was written.
-  """
+  """What was saved; `TrainingError` unless `state.json` is as written."""
   file = path / _SEAL
   try:
     text = file.read_text(encoding="utf-8")
-    rest = json.loads(text)["saved"]
-    whole = text == _sealed(rest)
+    saved = json.loads(text)["saved"]
+    whole = text == _sealed(saved)
   except (OSError, ValueError, KeyError, TypeError) as error:
     raise TrainingError(f"{path} is damaged: {_SEAL}: {error!r}.") from error
   if not whole:
     raise TrainingError(
       f"{path} is damaged: {_SEAL} is not what was written (SHA-256)."
     )
-  return rest
+  return saved
 
 
 def require_whole(path: Path) -> None:
-  """Raise `TrainingError` unless all files are what was written."""
+  """Raise `TrainingError` unless all files are as they were written."""
   saved = read(path)["files"]
   try:
     found = _file_digests(path)
@@ -65,20 +58,17 @@ def require_whole(path: Path) -> None:
 
 
 def file_digest(file: Path) -> str:
-  """The SHA-256 of a file, as hexadecimal."""
   with file.open("rb") as opened:
     return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _file_digests(path: Path) -> dict[str, str]:
-  """{file of the arrays: SHA-256}."""
   found = (file for file in (path / ARRAYS).rglob("*") if not file.is_dir())
   digests = {f.relative_to(path).as_posix(): file_digest(f) for f in found}
   return dict(sorted(digests.items()))
 
 
-def _sealed(rest: Mapping[str, Any]) -> str:
-  """The text of `state.json`: what is saved, and its digest."""
-  saved = json.dumps(rest, indent=1)
-  digest = hashlib.sha256(saved.encode()).hexdigest()
-  return f'{{"sha256": "{digest}",\n"saved": {saved}}}\n'
+def _sealed(saved: Mapping[str, Any]) -> str:
+  text = json.dumps(saved, indent=1)
+  digest = hashlib.sha256(text.encode()).hexdigest()
+  return f'{{"sha256": "{digest}",\n"saved": {text}}}\n'

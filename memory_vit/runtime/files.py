@@ -22,23 +22,18 @@ from memory_vit.errors import ConfigError, MemoryVitError, TrainingError
 from memory_vit.runtime.messages import brief, shortened
 
 with epy.lazy_imports():
-  import jax  # The options are checked without it.
+  import jax  # options are checked without it
 
 _NEW, _OLD, _LOCK = "new", "old", "lock"
-# In the lock of each scratch directory of `replacing_directory`: users have
-# hidden directories whose names look alike.
+# In the lock of each scratch directory: hidden directories of users may have
+# names that look alike.
 SCRATCH_MARK = b"made by memory_vit to replace the directory of this name\n"
-# A disk, or the part of it that a user may have.
+# A full disk, or the full quota of a user.
 _FULL = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT)))
 
 
 def strict_json(text: str) -> Any:
-  """Parse JSON in which no object has a key twice.
-
-  Raises:
-    ValueError: where it is none.
-    RecursionError: for brackets in brackets, which end the stack.
-  """
+  """Parse JSON; `ValueError` for a key twice, `RecursionError` if too deep."""
   return json.loads(text, object_pairs_hook=_without_duplicates)
 
 
@@ -50,11 +45,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def read_object(path: Path, *keys: str) -> Mapping[str, Any]:
-  """Read a JSON object that `write_json` wrote, with at least these keys.
-
-  Raises:
-    ConfigError: if it is not readable, or something else.
-  """
+  """Read a JSON object with at least these keys, else `ConfigError`."""
   try:
     values = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(values, Mapping) or not values.keys() >= {*keys}:
@@ -70,17 +61,14 @@ def read_object(path: Path, *keys: str) -> Mapping[str, Any]:
 
 @contextlib.contextmanager
 def writing(path: Path, *errors: type[Exception]) -> Iterator[None]:
-  """Raise a `TrainingError` that names the file where it cannot be written.
-
-  In place of an `OSError`, as on a full disk, or of `errors` of its writer.
-  """
+  """Raise `TrainingError` with the path for `OSError` and these errors."""
   refused: tuple[type[Exception], ...] = (OSError, *errors)
   try:
     yield
   except MemoryVitError:
     raise
   except refused as error:
-    # Libraries of C++ raise their own errors, with the text of the system's.
+    # C++ libraries raise their own errors with the text of the system.
     is_full = any(reason in str(error) for reason in _FULL)
     advice = "Make room, and give" if is_full else "Mend that, and give"
     raise TrainingError(
@@ -90,12 +78,7 @@ def writing(path: Path, *errors: type[Exception]) -> Iterator[None]:
 
 
 def write_json(path: Path, values: Any) -> None:
-  """Write a JSON file atomically, on process 0 alone; a link to one stays.
-
-  Raises:
-    TrainingError: where it cannot be written.
-    ValueError: for numbers that JSON does not have, such as NaN.
-  """
+  """Write JSON atomically, on process 0 alone; a link stays a link."""
   text = json.dumps(values, indent=2, allow_nan=False)
   write_text(path.resolve(), f"{text}\n")
 
@@ -104,7 +87,7 @@ def write_text(path: Path, text: str) -> None:
   """Write a text file as `write_json` does."""
   if jax.process_index() != 0:
     return
-  # Always the same name: what a killed process left is written over.
+  # Always the same name: the file of a killed process is overwritten.
   part = path.with_name(path.name + ".tmp")
   with writing(path), replacing(path, part):
     part.write_text(text, encoding="utf-8")
@@ -112,13 +95,7 @@ def write_text(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path, part: Path | None = None) -> Iterator[Path]:
-  """Yield a file to write, and move it to `path` once all went well.
-
-  Args:
-    path: of the file that is made or replaced, in an existing directory.
-    part: the name to write under, in the same directory; by default one that no
-      other process has.
-  """
+  """Yield a temporary name (`part`) in the directory of `path`; rename it."""
   part = part or path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
   try:
     yield part
@@ -133,22 +110,8 @@ def replacing(path: Path, part: Path | None = None) -> Iterator[Path]:
 def replacing_directory(
   path: Path, foreign_file: Callable[[Path], str | None] = lambda old: None
 ) -> Iterator[Path]:
-  """Yield a name for a directory, which takes the place of `path` as a whole.
-
-  The old directory is moved away until the new one is in its place. If the
-  process is killed in between, the next call for this path puts the old one
-  back, or `tidy` does.
-
-  Args:
-    path: of the directory that is made or replaced; its parent exists.
-    foreign_file: directory -> a file in it that must not be lost. It is called
-      once the old directory has been moved away, where nobody adds to it.
-
-  Raises:
-    TrainingError: if the old directory cannot be moved, or has a foreign file.
-      It stays, and the new one lies beside it, where the message says.
-  """
-  tidy(path.parent, path.name)
+  """Yield a name for a directory, which then replaces `path` as a whole."""
+  tidy(path.parent, path.name)  # of a process that was killed in between
   scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
   new, old = scratch / _NEW, scratch / _OLD
   try:
@@ -187,28 +150,20 @@ def _move_away(
   except OSError as error:  # it is protected, or mounted from elsewhere
     return f"cannot be replaced ({error.strerror or error})"
   try:
-    found = foreign_file(old)
+    found = foreign_file(old)  # here nobody adds files
   except OSError as error:
     found = f"what cannot be read: {error.strerror or error}"
   return f"holds something else ({brief(found)})" if found else ""
 
 
 def tidy(directory: Path, name: str | None = None) -> None:
-  """Remove what a killed `replacing_directory` left in a directory.
-
-  A directory that it had moved away is put back. No link is followed; what
-  others have made, or a process is still writing, stays.
-
-  Args:
-    directory: in which paths were replaced.
-    name: of the only path that is looked after; by default all are.
-  """
+  """Remove what a killed `replacing_directory` left; restore directories."""
   for scratch in directory.glob(".*-????????"):  # as `tempfile` names it
     place = directory / scratch.name[1:-9]
     if name not in (None, place.name) or scratch.is_symlink():
       continue
-    # Not ours; written or removed by another process; or a file system without
-    # locks. NFS locks only files that are open for writing.
+    # Suppressed: not ours, in use by another process, or no locks. NFS locks
+    # only files that are open for writing.
     with contextlib.suppress(OSError):
       with (scratch / _LOCK).open("r+b") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -218,20 +173,16 @@ def tidy(directory: Path, name: str | None = None) -> None:
 
 
 def _settle(scratch: Path, place: Path) -> None:
-  """Put the old directory back if its place is free; remove what is left.
-
-  If both directories are still there, somebody else has taken the place:
-  neither is removed.
-  """
+  """Put the old directory back if its place is free; remove the rest."""
   new, old = scratch / _NEW, scratch / _OLD
   if old.exists() and not os.path.lexists(place):
     old.rename(place)
   if old.exists() and new.exists():
-    return
+    return  # another process has taken the place
   for part in (old, new):
     shutil.rmtree(part, ignore_errors=True)
-  # NFS keeps a file that is open somewhere: `tidy` removes it another time, and
-  # knows the scratch directory by its lock.
+  # NFS keeps a file that is open somewhere: a later `tidy` removes it, if the
+  # scratch directory still has its lock.
   if not (old.exists() or new.exists()):
     shutil.rmtree(scratch, ignore_errors=True)
 
@@ -246,7 +197,6 @@ def sync(path: Path) -> None:
 
 
 def sync_tree(directory: Path) -> None:
-  """Wait until all that lies in a directory survives a power cut."""
   for folder, _, names in os.walk(directory):
     for name in names:
       sync(Path(folder) / name)

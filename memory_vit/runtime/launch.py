@@ -1,7 +1,4 @@
-"""Join the processes of a run, and end them.
-
-In a run of one process, next to nothing of this happens.
-"""
+"""Join the processes of a distributed run, and end them."""
 
 import contextlib
 import dataclasses
@@ -18,8 +15,7 @@ from etils import epy
 from memory_vit.errors import ConfigError
 from memory_vit.runtime import options as options_lib
 from memory_vit.runtime.messages import first_line
-from memory_vit.runtime.options import option
-from memory_vit.runtime.rules import Number, Switch
+from memory_vit.runtime.options import Number, Switch, option
 
 with epy.lazy_imports():  # the flags are parsed without them
   import jax
@@ -28,19 +24,15 @@ with epy.lazy_imports():  # the flags are parsed without them
 
 logger = logging.getLogger(__name__)
 
-# Seconds that process 0, through which all others communicate, waits for their
-# last messages before it leaves with an error.
+# Seconds that process 0, which carries all messages, waits for the last ones
+# before it leaves with an error.
 _GRACE = 3.0
-# jax takes 32 bits of seconds.
 _SECONDS = Number(1, 86_400, "seconds, up to a day")
-# Processes of one run.
 _MOST = 2**20
 
 
 @dataclasses.dataclass(frozen=True)
 class _Address:
-  """An address with a port, or none."""
-
   expected: str = "HOST:PORT"
 
   def accepts(self, value: str) -> bool:
@@ -51,9 +43,9 @@ class _Address:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-  """Options for joining the other processes.
+  """Options for joining the other processes of a run.
 
-  What is None or "" is detected by jax, where `distributed` allows it.
+  JAX detects those that are None or "" if `distributed` allows it.
 
   Raises:
     ConfigError: for a value that its rule refuses.
@@ -67,25 +59,25 @@ class Options:
   distributed: bool = option(
     False,
     Switch(),
-    "Let jax find the other processes: on Cloud TPU, under SLURM, Open MPI and "
-    "on Kubernetes.",
+    "Let jax detect the other processes: on Cloud TPU, under SLURM, Open MPI "
+    "and on Kubernetes.",
   )
   num_processes: int | None = option(
-    None, Number(1, _MOST, "processes"), "How many processes run together."
+    None, Number(1, _MOST, "processes"), "Number of processes."
   )
   process_id: int | None = option(
     None,
     Number(0, _MOST - 1, "the first is 0"),
-    "Which of them this one is, from 0.",
+    "Number of this process, from 0.",
   )
   initialization_timeout: int = option(
-    300, _SECONDS, "Seconds until all processes must be there."
+    300, _SECONDS, "Seconds until all processes must have joined."
   )
   heartbeat_timeout: int = option(
     100,
     _SECONDS,
-    "Seconds without a sign of life after which a process is taken for dead, "
-    "and the others end.",
+    "Seconds without a sign of life until a process counts as dead, and the "
+    "others end.",
   )
 
   def __post_init__(self) -> None:
@@ -93,11 +85,11 @@ class Options:
 
 
 def start(options: Options) -> None:
-  """Join the other processes, if any are asked for, before jax is used.
+  """Join the other processes, if any are asked for, before JAX is used.
 
   Raises:
-    ConfigError: for options that do not go together; where the others cannot
-      be found.
+    ConfigError: for options that do not go together, or if the processes cannot
+      be joined.
   """
   given = {
     "--coordinator": options.coordinator or None,
@@ -113,7 +105,7 @@ def start(options: Options) -> None:
         f"{', '.join(missing)} is missing: expected all of {', '.join(given)}, "
         "or --distributed where jax can detect them."
       )
-  # Where it does not answer, jax would end the process without our words.
+  # If it does not answer, jax would end the process without our message.
   if options.coordinator and options.process_id:
     _wait_for(options.coordinator, options.initialization_timeout)
   logger.info(
@@ -145,7 +137,7 @@ def start(options: Options) -> None:
 
 
 def _wait_for(address: str, timeout: float) -> None:
-  """Return once somebody listens at "HOST:PORT"."""
+  """Wait until a process listens at "HOST:PORT"."""
   host, _, port = address.rpartition(":")
   end = time.monotonic() + timeout
   while True:
@@ -166,16 +158,16 @@ def _wait_for(address: str, timeout: float) -> None:
 
 @contextlib.contextmanager
 def leaving() -> Iterator[None]:
-  """End a process at once whose command failed or was told to stop.
+  """End a process at once if its command failed or was told to stop.
 
-  In the usual way it would first wait for the other processes, which wait for
-  it, and for threads of orbax, which wait forever once a write has failed.
+  Otherwise it would first wait for the other processes, which wait for it, and
+  for threads of orbax, which wait forever once a write has failed.
   """
   try:
     yield
   except BaseException as error:
-    # Where processes are joined they leave together, once their state is saved;
-    # alone one leaves as every program does: nothing waits for it.
+    # Joined processes leave together, once their state is saved; a single one
+    # leaves as every program does: nothing waits for it.
     usual: tuple[int | None, ...] = (None, 0)
     if jax.distributed.is_initialized():
       usual = (*usual, preemption.PREEMPTED, preemption.STOPPED)
@@ -185,7 +177,6 @@ def leaving() -> Iterator[None]:
 
 
 def _leave(error: BaseException) -> None:
-  """Say why, and end at once."""
   status = 1
   if isinstance(error, SystemExit) and isinstance(error.code, int):
     status = error.code

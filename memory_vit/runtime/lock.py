@@ -1,6 +1,6 @@
 """One directory, one process: a lock that ends with the process that holds it.
 
-The operating system frees it, however the process ends; what the file says is
+The operating system frees it, however the process ends; the text of the file is
 for people.
 """
 
@@ -18,23 +18,13 @@ from memory_vit.runtime import paths, processes
 
 _FILE = ".lock"
 _OWNER = re.compile(r"process [0-9]{1,20} on .{1,300}\n")
-# Characters that are read of a file that may be anything.
+# Bytes that are read, as the file may be anything.
 _MOST_READ = 400
 
 
 @contextlib.contextmanager
 def only_run(workdir: Path) -> Iterator[Callable[[], None]]:
-  """Keep other runs out of a directory, which is made if it does not exist.
-
-  Process 0 holds the lock for all processes, each of which must call.
-
-  Yields:
-    What `one_at_a_time` yields, to be called by all processes.
-
-  Raises:
-    ConfigError: if the directory cannot be made.
-    TrainingError: if another process holds the lock; or as `one_at_a_time`.
-  """
+  """Hold the lock of `workdir` for all processes, which must all call."""
 
   def refuse(owner: str) -> None:
     raise TrainingError(
@@ -58,28 +48,13 @@ def only_run(workdir: Path) -> Iterator[Callable[[], None]]:
 def one_at_a_time(
   path: Path, wait: Callable[[str], None], option: str
 ) -> Iterator[Callable[[], None]]:
-  """Hold the lock of a file, once no other process does.
-
-  Args:
-    path: of the file, in an existing directory. It is never deleted: two
-      processes could then hold two files of this name.
-    wait: is called with the line of the process that holds the lock, as long as
-      one does, and takes its time or raises.
-    option: by which users choose where it lies, for messages.
-
-  Yields:
-    A function that raises a `TrainingError` once the path names another file,
-    so that another process is let in.
-
-  Raises:
-    TrainingError: if the file system has no locks, or the file is not one of
-      ours: that one is left as it is.
-  """
+  """Hold the lock of a file; yields a check that the path still names it."""
   file = _open(path, option)
   try:
     found = os.fstat(file)
     if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
       raise _not_ours(path, option, "no plain file, or a second name of one")
+    # `wait` sleeps or raises.
     while not _try_lock(file, path, option):
       wait(_read(file).strip() if _is_ours(file) else "")
     if not _is_ours(file):
@@ -89,15 +64,12 @@ def one_at_a_time(
     os.pwrite(file, line.encode(), 0)
     yield lambda: _require_same(file, path)
   finally:
+    # Never deleted: two processes could then hold two files of this name.
     os.close(file)
 
 
 def _open(path: Path, option: str) -> int:
-  """Open or make a file; return a descriptor.
-
-  No link is followed, and nothing waits for the other end of a pipe: somebody
-  else who may write into the directory could name any file of the user there.
-  """
+  """Follow no link and wait for no pipe: another user may have made it."""
   flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
   try:
     return os.open(path, flags, 0o666)
@@ -108,13 +80,12 @@ def _open(path: Path, option: str) -> int:
 def _not_ours(path: Path, option: str, reason: str) -> TrainingError:
   return TrainingError(
     f"{path} cannot be the lock by which a run keeps others out ({reason}): "
-    "expected a plain file of one line and no link, or none, where this user "
-    f"may write. It is left as it is. Take it away, or give another {option}."
+    "expected a plain file that this user may write, or none. It is left as it "
+    f"is. Move it away, or give another {option}."
   )
 
 
 def _try_lock(file: int, path: Path, option: str) -> bool:
-  """Lock a file; False if another process holds the lock."""
   try:
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
   except BlockingIOError:
@@ -132,7 +103,7 @@ def _read(file: int) -> str:
 
 
 def _is_ours(file: int) -> bool:
-  """Whether a file holds what a run writes, or nothing yet."""
+  """Whether a file has the line of a run, or nothing yet."""
   text = _read(file)
   return not text or _OWNER.fullmatch(text) is not None
 

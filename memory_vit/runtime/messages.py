@@ -1,8 +1,8 @@
 """Text for messages: foreign names escaped, long values shortened.
 
-Class names, file names and what tasks say of themselves may hold line breaks,
-commands to a terminal, marks that turn the direction of writing, and bytes that
-are no text. Letters of all languages stay as they are.
+Names of classes and files, and texts of tasks, may hold line breaks, commands
+to a terminal, marks that turn the direction of writing, and bytes that are no
+text. Letters of all languages stay as they are.
 """
 
 import re
@@ -10,15 +10,15 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
-# Controls, formats (of direction, invisible), bytes that are no UTF-8, and what
-# ends a line or a paragraph.
+# Controls, formats (direction, invisible), surrogates of bytes that are no
+# UTF-8, ends of lines and paragraphs.
 _ESCAPED = ("Cc", "Cf", "Cs", "Zl", "Zp")
 # These join letters, in Persian and Hindi, and emoji.
 _JOINERS = "\u200c\u200d"
 
 
 def escaped(text: str) -> str:
-  r"""Text of one line, such as "a\\nb" for a name with a line break."""
+  r"""Text on one line: a line break is "\\n"."""
   if text.isprintable():  # nearly always, and quick
     return text
   return "".join(map(_escaped, text))
@@ -43,24 +43,23 @@ def utf8(text: str) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-  """So many of something: "1 image", "2,000 images"."""
+  """ "1 image", "2,000 images"."""
   return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-# Characters of a value in a message, and of several.
+# Characters of one value in a message, and of several.
 _MOST_SHOWN = 200
 _MOST_LISTED = 1_000
 
 
 def shortened(text: str, most: int = _MOST_LISTED) -> str:
-  """A text of at most so many characters; what is cut off leaves "..."."""
   return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def listed(
   lines: Sequence[str], separator: str = "; ", most: int = _MOST_LISTED
 ) -> str:
-  """As many lines as fit into `most` characters, and how many are left."""
+  """The first lines, up to about `most` characters, and "and 3 more"."""
   shown: list[str] = []
   room = most
   for line in lines:
@@ -72,14 +71,19 @@ def listed(
   return separator.join(shown)
 
 
+def one_line(text: str, most: int = _MOST_LISTED) -> str:
+  """Text on one line, escaped."""
+  return shortened(escaped(" ".join(text.split())), most)
+
+
 def first_line(error: BaseException) -> str:
-  """The first line of an error of a library, for a line of a message."""
+  """The first line of a library's error, escaped and shortened."""
   line = next(iter(str(error).splitlines()), "") or type(error).__name__
   return shortened(escaped(line), _MOST_SHOWN)
 
 
 def named(error: BaseException) -> str:
-  """The class and first line of an error, "OSError: no such file"."""
+  """ "OSError: no such file"."""
   return f"{type(error).__name__}: {first_line(error)}"
 
 
@@ -96,12 +100,11 @@ def brief(value: Any) -> str:
 
 
 def refusal(name: str, value: Any, expected: str) -> str:
-  """What is said of a value that cannot be used."""
   return f"{name} is {brief(value)}, expected {expected}."
 
 
 def name_list(names: Sequence[str], most: int = 8) -> str:
-  """Names in a row, for people; of many, the first ones."""
+  """The first names, and "and 3 more"."""
   shown = ", ".join(names[:most])
   left = len(names) - most
   return f"{shown} and {left} more" if left > 0 else shown

@@ -1,14 +1,119 @@
-"""Options: fields of a dataclass that hold their rules beside their default."""
+"""Options: dataclass fields with a default and a rule for their values.
+
+Upper bounds exclude what nobody can mean. What the machine has is checked by a
+run, before it reads anything.
+"""
 
 import dataclasses
 import difflib
+import re
 import typing
-from collections.abc import Iterable
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, Protocol
 
 from memory_vit.errors import ConfigError
 from memory_vit.runtime import messages, schema
-from memory_vit.runtime.rules import Items, Rule
+
+
+class Rule(Protocol):
+  """A test of values that have the right type already."""
+
+  @property
+  def expected(self) -> str:
+    """The words after "expected" in a message and in --help."""
+
+  def accepts(self, value: Any) -> bool:
+    """Whether the option may have this value."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Number:
+  """Both bounds are accepted, but for `positive` (not `least`) and `below`."""
+
+  least: float
+  most: float
+  why: str
+  positive: bool = False
+  below: bool = False
+
+  @property
+  def expected(self) -> str:
+    if self.positive:
+      return f"a positive number up to {self.most:,.0f} ({self.why})"
+    last = "less than" if self.below else "at most"
+    return f"at least {self.least:,} and {last} {self.most:,.0f} ({self.why})"
+
+  def accepts(self, value: Any) -> bool:
+    # Of NaN every comparison is false.
+    above = value > self.least if self.positive else value >= self.least
+    return above and (value < self.most if self.below else value <= self.most)
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+  names: tuple[str, ...]
+
+  @property
+  def expected(self) -> str:
+    return f"one of {list(self.names)}"
+
+  def accepts(self, value: Any) -> bool:
+    return value in self.names
+
+
+@dataclasses.dataclass(frozen=True)
+class Text:
+  """Text on one line, such as a name; `pattern` is for the whole text."""
+
+  what: str
+  pattern: str = ".+"
+  most: int = 1_000
+
+  @property
+  def expected(self) -> str:
+    return f"{self.what}, at most {self.most:,} characters that can be printed"
+
+  def accepts(self, value: Any) -> bool:
+    return (
+      len(value) <= self.most
+      and messages.escaped(value) == value
+      and bool(re.fullmatch(self.pattern, value))
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Switch:
+  expected: str = "true or false"
+
+  def accepts(self, value: Any) -> bool:
+    return True
+
+
+@dataclasses.dataclass(frozen=True)
+class Changes:
+  """A mapping of options to new values, or text that `name` accepts."""
+
+  expected: str
+  name: Text | None = None
+
+  def accepts(self, value: Any) -> bool:
+    if isinstance(value, str):
+      return self.name is not None and self.name.accepts(value)
+    return isinstance(value, Mapping)
+
+
+@dataclasses.dataclass(frozen=True)
+class Items:
+  rule: Rule
+  most: int
+
+  @property
+  def expected(self) -> str:
+    return f"at most {self.most:,} values, each {self.rule.expected}"
+
+  def accepts(self, value: Any) -> bool:
+    return len(value) <= self.most and all(map(self.rule.accepts, value))
+
 
 # Whether a resumed run may have another value: never (the default), on request,
 # or freely (no result depends on it).
@@ -17,39 +122,24 @@ Resume = Literal["never", "on_request", "free"]
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-  """An option with its rules.
-
-  Attributes:
-    key: its name in the configuration, "data.train".
-    owner: the dataclass whose source declares it, which others may inherit.
-    annotation: the type of its values, int.
-    default: its value where nothing is said.
-    rule: the values that it may have; None is one, too, if its type allows it.
-    about: what it means, as the help of its flag says it; of a configuration
-      that is the comment above it.
-    metavar: what stands for its value in that help.
-    resume: whether it may change when a run goes on.
-    sweep: whether the trials of a sweep may differ in it.
-  """
+  """An option; None is a value, too, if the annotation allows it."""
 
   key: str
   owner: type
   annotation: Any
   default: Any
   rule: Rule
-  about: str
+  about: str  # in a configuration the comment above the field is the help
   metavar: str | None
   resume: Resume
   sweep: bool
 
   @property
   def kind(self) -> str:
-    """The name of its type, "int"."""
     return schema.type_name(self.annotation)
 
   @property
   def expected(self) -> str:
-    """Its type and rule, the words after "expected"."""
     return f"{self.kind}: {self.rule.expected}"
 
 
@@ -62,7 +152,6 @@ def option(
   resume: Resume = "never",
   sweep: bool = False,
 ) -> Any:
-  """Declare a field that is an option; see `Option` for the arguments."""
   metadata = {
     "rule": rule, "about": about, "metavar": metavar, "resume": resume,
     "sweep": sweep,
@@ -71,26 +160,12 @@ def option(
 
 
 def section(default: Any, *, on_request: bool) -> Any:
-  """Declare a field that holds a dataclass of options.
-
-  Without `on_request`, options in it that declare it never change here.
-  """
+  """A field of options; without `on_request` none changes on resuming."""
   return dataclasses.field(default=default, metadata={"on_request": on_request})
 
 
 def table(cls: type, prefix: str = "") -> dict[str, Option]:
-  """List the options of a configuration, those of its sections too.
-
-  Args:
-    cls: a dataclass of `option`s and further such dataclasses.
-    prefix: what stands before the keys.
-
-  Returns:
-    {key: option}, in the order of the fields.
-
-  Raises:
-    TypeError: for a field that declares no rules.
-  """
+  """List the options of a dataclass and of its sections: {key: option}."""
   found = {}
   for field in dataclasses.fields(cls):
     key = f"{prefix}{field.name}"
@@ -114,15 +189,7 @@ def table(cls: type, prefix: str = "") -> dict[str, Option]:
 
 
 def require(values: Any, prefix: str = "") -> None:
-  """Check every option of a dataclass against its own type and rule.
-
-  Args:
-    values: the dataclass, whose types are no strings.
-    prefix: what stands before the names in a message, such as "config.".
-
-  Raises:
-    ConfigError: for the first value that is refused.
-  """
+  """Raise `ConfigError` for the first value that its type or rule refuses."""
   for field in dataclasses.fields(values):
     name, value = f"{prefix}{field.name}", getattr(values, field.name)
     if dataclasses.is_dataclass(value):
@@ -132,17 +199,12 @@ def require(values: Any, prefix: str = "") -> None:
 
 
 def checked(name: str, value: Any, option: Option) -> Any:
-  """The value of an option, of its type: a list becomes a tuple.
-
-  Raises:
-    ConfigError: for one of another type, or one that its rule refuses.
-  """
+  """The value, with tuples for lists; `ConfigError` if it is refused."""
   _require(name, value, option.annotation, option.rule)
   return schema.typed(option.annotation, value, name, ConfigError)
 
 
 def _require(name: str, value: Any, kind: Any, rule: Rule) -> None:
-  """Raise for a value, of several for the first that is wrong."""
   if (
     isinstance(rule, Items)
     and isinstance(value, list | tuple)
@@ -161,7 +223,7 @@ def _require(name: str, value: Any, kind: Any, rule: Rule) -> None:
 def unknown(
   where: str, key: str, known: Iterable[str], prefix: str = ""
 ) -> str:
-  """The refusal of a name that no option has, with the three most like it."""
+  """The refusal of a name that no option has, with the three nearest."""
 
   def likeness(name: str) -> float:
     whole = difflib.SequenceMatcher(None, key, name).ratio()

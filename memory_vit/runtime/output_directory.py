@@ -1,8 +1,7 @@
-"""A directory that is replaced as a whole, and only over an earlier one.
+"""Output directories that are replaced as a whole, and only by their own kind.
 
-A directory that holds any other file is refused: nothing of others is lost.
-Only hidden files (names that begin with a dot) beside those of an earlier one
-are no obstacle, as desktops leave them unasked; they go with it.
+A directory with any other file is refused. Hidden files, which desktops leave,
+are no obstacle beside those of an earlier output, and are deleted with them.
 """
 
 from __future__ import annotations
@@ -21,27 +20,14 @@ from memory_vit.runtime.messages import brief
 
 @dataclasses.dataclass(frozen=True)
 class OutputDirectory:
-  """What is written to a directory, and how it is recognized.
-
-  A link to a directory stays one: what it points to is replaced.
-
-  Attributes:
-    option: that names the directory, such as "--out".
-    known: directory -> the names of all files of an earlier one, as
-      "folder/file"; none if it is something else.
-    error: the class of errors.
-  """
+  """An output directory; `known` lists all files of an earlier one."""
 
   option: str
   known: Callable[[Path], Collection[str]]
   error: type[Exception] = ConfigError
 
   def require_own(self, text: str | os.PathLike[str]) -> Path:
-    """The directory of that name, before anything is computed.
-
-    Raises:
-      error: if something else is there, or it cannot be made or replaced.
-    """
+    """Check the directory of that name before anything is computed."""
     path = paths.local(text, self.option, self.error).absolute()
     place = self._place(path)
     paths.make_directory(place.parent, self.option, self.error)
@@ -63,18 +49,7 @@ class OutputDirectory:
 
   @contextlib.contextmanager
   def replacing(self, path: Path, *errors: type[Exception]) -> Iterator[Path]:
-    """Yield a new directory, which takes the place of `path` at the end.
-
-    Args:
-      path: of the directory.
-      errors: of its writers, which are raised as `TrainingError`.
-
-    Raises:
-      error: for a directory that another one cannot take the place of.
-      TrainingError: if it cannot be written, or something else is at `path` by
-        then. It is left as it is, and the new directory lies beside it, where
-        the message says.
-    """
+    """Yield a new directory, which replaces `path` unless it is foreign."""
     place = self._place(path)
     with files.writing(path, *errors):
       place.parent.mkdir(parents=True, exist_ok=True)
@@ -83,12 +58,11 @@ class OutputDirectory:
         yield new
 
   def _place(self, path: Path) -> Path:
-    """The directory itself, where `path` may be a link to one."""
+    """The directory itself, if `path` may be a link to it."""
     paths.require_replaceable(path, self.option, self.error)
     return Path(os.path.realpath(path))
 
   def _foreign_file(self, place: Path) -> str | None:
-    """The first file of something else; None if there is none."""
     if not place.is_dir():
       return place.name if place.exists() else None
     known = {place / name for name in self.known(place)}
@@ -98,15 +72,7 @@ class OutputDirectory:
 
 
 def listed_in(index: str, kind: str) -> Callable[[Path], Collection[str]]:
-  """Recognize a directory by a JSON file with its "kind" and all its "files".
-
-  Args:
-    index: the name of the JSON file, which may leave itself out.
-    kind: such as "memory_vit evaluation report".
-
-  Returns:
-    The `known` of an `OutputDirectory`.
-  """
+  """Recognize a directory by a JSON file with its "kind" and "files"."""
 
   def known(directory: Path) -> Collection[str]:
     try:
@@ -125,7 +91,7 @@ def list_files(directory: Path) -> list[str]:
 
 
 def _foreign_files(folder: Path, known: Set[Path]) -> Iterator[Path]:
-  """Yield files below a folder that are not known; a link is one."""
+  """Yield files below a folder that are not known; a link is a file."""
   for entry in sorted(folder.iterdir()):
     if entry.is_dir() and not entry.is_symlink():
       yield from _foreign_files(entry, known)

@@ -1,7 +1,7 @@
-"""Parquet files of ours: sealed with their SHA-256, and described.
+"""Parquet files with a description and a SHA-256.
 
-The checksums of Parquet are of pages: its footer, with the names of columns and
-all metadata, has none.
+Parquet has checksums of pages: its footer, with the names of columns and all
+metadata, has none.
 """
 
 import contextlib
@@ -18,11 +18,11 @@ import pyarrow.parquet as pq
 from memory_vit.errors import DataError
 from memory_vit.runtime.messages import escaped, first_line
 
-# The shards in a directory; see `shard_name`.
+# See `shard_name`.
 SHARDS = "part-*.parquet"
-# The key of a description in the metadata of a file, as JSON.
+# The metadata key of the description, which is JSON.
 METADATA = b"memory_vit"
-# In its metadata, before the SHA-256 of all other bytes of the file.
+# In the metadata, before the SHA-256 of all other bytes of the file.
 _SEAL = b"SHA-256 of all but this: "
 _DIGITS = 64
 
@@ -31,13 +31,7 @@ _DIGITS = 64
 def writing_sealed(
   path: Path, schema: pa.Schema, **options: Any
 ) -> Iterator[pq.ParquetWriter]:
-  """Yield a writer of a file, which is sealed at the end.
-
-  Args:
-    path: of the file.
-    schema: of its rows.
-    **options: of `pq.ParquetWriter`.
-  """
+  """Yield a writer of a file that gets its SHA-256 at the end."""
   room = {b"memory_vit_seal": _SEAL + b"0" * _DIGITS}
   sealed = schema.with_metadata({**(schema.metadata or {}), **room})
   with pq.ParquetWriter(
@@ -51,12 +45,7 @@ def writing_sealed(
 
 
 def require_whole(path: Path) -> None:
-  """Read every byte of a file of `writing_sealed`.
-
-  Raises:
-    OSError: where it is not what was written.
-    ValueError: where it was never sealed.
-  """
+  """Raise `OSError` for damage, `ValueError` if there is no SHA-256."""
   place, stored, digest = _seal_of(path)
   if place < len(_SEAL):
     raise ValueError(f"{path.name} has no SHA-256")
@@ -65,7 +54,7 @@ def require_whole(path: Path) -> None:
 
 
 def _seal_of(path: Path) -> tuple[int, bytes, bytes]:
-  """The position of the SHA-256 in a file, its stored and computed value."""
+  """The position of the SHA-256, its stored and its computed value."""
   with (
     path.open("rb") as file,
     mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
@@ -79,19 +68,15 @@ def _seal_of(path: Path) -> tuple[int, bytes, bytes]:
 
 
 def shard_name(shard: int, shards: int) -> str:
-  """The name of a file of a directory of shards, numbered from 0."""
+  """The name of a shard, numbered from 0."""
   return f"part-{shard:05}-of-{shards:05}.parquet"
 
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[pq.ParquetFile]:
-  """Open a file; pages that have a checksum are verified.
-
-  Raises:
-    DataError: where it cannot be read, also later on.
-  """
+  """Open a file; `DataError`, also later, if it cannot be read."""
   try:
-    # Without a memory map: a file that gets shorter would end the process.
+    # No memory map: a file that gets shorter would end the process.
     with pq.ParquetFile(path, page_checksum_verification=True) as file:
       yield file
   except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
@@ -102,11 +87,7 @@ def reading(path: Path) -> Iterator[pq.ParquetFile]:
 
 
 def described(schema: pa.Schema) -> Mapping[str, Any]:
-  """What the metadata of a file says of it.
-
-  Raises:
-    LookupError: where it says nothing; or `TypeError`, or `ValueError`.
-  """
+  """The description in the metadata; `LookupError`, `TypeError`, ..."""
   found = json.loads((schema.metadata or {})[METADATA])
   if not isinstance(found, dict):
     raise TypeError(f"it is a {type(found).__name__}, expected a dictionary")

@@ -8,8 +8,8 @@ from pathlib import Path
 from memory_vit.errors import ConfigError
 from memory_vit.runtime.messages import brief
 
-# Of 255 bytes, what is left when a new directory lies beside an old one for a
-# while, under a longer name.
+# Names have 255 bytes, and a new directory lies beside the old one for a while
+# under a longer name.
 _LONGEST_NAME = 240
 
 
@@ -18,22 +18,12 @@ def local(
   where: str,
   error: type[Exception] = ConfigError,
 ) -> Path:
-  """The path of a file or directory, which may not be there.
-
-  Args:
-    text: as it was typed; "~" and "~user" at its start are homes.
-    where: what to call it in a message, such as "--workdir".
-    error: what to raise.
-
-  Raises:
-    error: for a name that cannot be: of a user who does not exist, too long,
-      or empty.
-  """
+  """The path of a file or directory that may not exist; "~" is expanded."""
   try:
     if not os.fspath(text):
       raise ValueError("it is empty")
     path = Path(text).expanduser()
-    # Whether it is there is for whoever opens it to say.
+    # The code that opens it says whether it exists.
     with contextlib.suppress(
       FileNotFoundError, NotADirectoryError, PermissionError
     ):
@@ -48,11 +38,7 @@ def local(
 def make_directory(
   path: Path, where: str, error: type[Exception] = ConfigError
 ) -> None:
-  """Make a directory to write to, where there is none.
-
-  Raises:
-    error: where it cannot be, or nothing can be written there.
-  """
+  """Make a directory; raise `error` if nothing can be written there."""
   try:
     path.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=path):
@@ -65,14 +51,7 @@ def make_directory(
 
 
 def require_writable(path: Path, where: str) -> None:
-  """Try whether a file can be written, and leave nothing behind.
-
-  Devices, pipes and the like are refused: a whole file takes the place of what
-  is there.
-
-  Raises:
-    ConfigError: where it cannot be.
-  """
+  """Refuse devices and pipes, too: a whole new file replaces the old one."""
   if path.exists() and not path.is_file():
     raise ConfigError(
       f"{where} is {brief(str(path))}, which is no file: expected one that is "
@@ -91,13 +70,7 @@ def require_writable(path: Path, where: str) -> None:
 def require_replaceable(
   path: Path, where: str, error: type[Exception] = ConfigError
 ) -> None:
-  """Refuse a directory that another one cannot take the place of.
-
-  Raises:
-    error: for a mount point, and for the current directory or one above it,
-      which would be gone for the shell that is there; for a directory that is
-      protected against writing, and for a name that is too long.
-  """
+  """Refuse a directory that another one cannot replace."""
   place = os.path.realpath(path)
   if len(os.fsencode(os.path.basename(place))) > _LONGEST_NAME:
     raise error(

@@ -1,4 +1,4 @@
-"""Preemption: SIGTERM of a scheduler, or Ctrl-C, stops a run that can go on."""
+"""Preemption: SIGTERM or Ctrl-C stops a run, which can be resumed."""
 
 import contextlib
 import os
@@ -10,24 +10,21 @@ from typing import Any
 import jax
 from jax.experimental import multihost_utils
 
-# Exit status of a run that was preempted and saved its state: start it again.
-# It is EX_TEMPFAIL of sysexits.h.
+# Exit status of a preempted run with a saved state: EX_TEMPFAIL of sysexits.h,
+# start it again.
 PREEMPTED = 75
-# After Ctrl-C, as of any command; its state is saved as well.
+# The status of any command after Ctrl-C; the state is saved as well.
 STOPPED = 130
 
-# `timeout` and some schedulers send the same SIGTERM twice, or again and again:
-# one that comes so soon after another is not a second request.
+# `timeout` and some schedulers repeat SIGTERM: one within this time of another
+# is not a second request.
 _AT_ONCE_SECONDS = 1.0
 
 
 class Interrupted(KeyboardInterrupt):
-  """A run was asked to stop, and has saved its state.
+  """A run was asked to stop, and has saved its state; `status` is for its exit.
 
   Not an `Exception`: only a command's outermost level should catch it.
-
-  Attributes:
-    status: with which the process should exit.
   """
 
   def __init__(self, status: int, message: str) -> None:
@@ -41,10 +38,10 @@ class StopSignal:
   A loop that saves its state asks after every step. Everywhere else a signal
   raises `Interrupted` at once: nothing is lost that is not made again.
 
-  Several processes have to stop at the same place: the signal goes to jax,
-  which tells all of them and chooses when. `jax.distributed` has to be
-  initialised before signals are listened to, and all processes have to ask
-  after every step and in every batch of an evaluation; elsewhere it waits.
+  Several processes have to stop at the same step: the signal goes to jax, which
+  tells all of them and chooses the step. `jax.distributed` has to be
+  initialized before `listening`, and all processes have to ask after every step
+  and in every batch of an evaluation; a signal waits until they do.
   """
 
   def __init__(self) -> None:
@@ -58,11 +55,11 @@ class StopSignal:
     """Take SIGTERM and Ctrl-C, in the main thread of a command.
 
     The former handlers come back, except after `Interrupted`: then the exit
-    status stands for what is saved, and no further SIGTERM may change it while
-    the process ends; a further Ctrl-C ends it at once.
+    status says that the state is saved, and no further SIGTERM may change it
+    while the process ends; a further Ctrl-C ends it at once.
     """
     signals = [signal.SIGINT]
-    # Jax has a handler of its own, which another one would turn off.
+    # jax has a SIGTERM handler of its own, which another would replace.
     if not jax.distributed.is_initialized():
       signals.append(signal.SIGTERM)
     before = {number: signal.signal(number, self._take) for number in signals}
@@ -78,7 +75,7 @@ class StopSignal:
 
   @contextlib.contextmanager
   def asked_for(self) -> Iterator[None]:
-    """Let signals wait until the loop asks."""
+    """Let signals wait until the loop asks by `is_wanted`."""
     self._asks = True
     try:
       yield
@@ -89,24 +86,24 @@ class StopSignal:
   def is_wanted(self) -> bool:
     """Whether to save and stop, the same in all processes; all must call."""
     if jax.distributed.is_initialized():
-      # A number of our own: the steps of a second pass begin at 1 again.
+      # Not the step: a second pass begins at step 1 again.
       self._asked += 1
       return multihost_utils.reached_preemption_sync_point(self._asked)
     return self._signal is not None
 
   def check(self) -> None:
-    """Raise `Interrupted` where that is wanted; all processes must call."""
+    """Raise `Interrupted` if a stop is wanted; all processes must call."""
     if self.is_wanted():
       raise self.interrupted("what was saved is as it was")
 
   def interrupted(self, what: str) -> Interrupted:
-    """The exception for the signal that came; `what` became of the run."""
+    """The exception for the signal that came; `what` happened to the run."""
     if self._signal == signal.SIGINT:
       return Interrupted(STOPPED, f"stopped by Ctrl-C: {what}.")
     return Interrupted(PREEMPTED, f"stopped by SIGTERM: {what}.")
 
   def _take(self, number: int, frame: Any) -> None:
-    """Handle a signal; the second one ends the process as without us."""
+    """The signal handler; a second signal ends the process at once."""
     now = time.monotonic()
     if self._signal is not None:
       since, self._since = self._since, now

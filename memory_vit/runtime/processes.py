@@ -1,7 +1,6 @@
 """Collective operations of the processes of a run.
 
-Each calls the same things in the same order, as jax wants it. With one process
-everything here does next to nothing.
+All processes make the same calls in the same order, as jax requires it.
 """
 
 import hashlib
@@ -19,7 +18,7 @@ from jax.experimental import multihost_utils
 from memory_vit.errors import ConfigError, MemoryVitError, TrainingError
 from memory_vit.runtime.messages import shortened
 
-# What jax says where another process is gone, whatever carries the messages.
+# In errors of jax if another process is gone, for each kind of network.
 _LOST = ("gloo", "nccl", "connection reset", "connection closed",
          "socket closed", "broken pipe", "coordination service", "heartbeat",
          "barrier")  # fmt: skip
@@ -31,7 +30,7 @@ def is_lost_partner(error: BaseException) -> bool:
     error, RuntimeError | ValueError
   ):
     return False
-  # Not `process_count`: where no device is found that fails as well.
+  # Not `process_count`: it fails, too, if no device is found.
   if not jax.distributed.is_initialized():
     return False
   text = str(error).lower()
@@ -39,12 +38,7 @@ def is_lost_partner(error: BaseException) -> bool:
 
 
 def require_same(what: str, values: Mapping[str, Any]) -> None:
-  """Compare values, which JSON can hold, of all processes; all must call.
-
-  Raises:
-    ConfigError: on every process, with the keys that differ and their values;
-      where processes run side by side but were not joined.
-  """
+  """Raise `ConfigError` on all processes if JSON values differ."""
   if jax.process_count() == 1:
     return
   _require_joined()
@@ -69,7 +63,6 @@ def require_same(what: str, values: Mapping[str, Any]) -> None:
 
 
 def _require_joined() -> None:
-  """Raise unless `jax.distributed` has joined all processes."""
   if not jax.distributed.is_initialized():
     raise ConfigError(
       f"this is one of {jax.process_count()} processes that were not joined: "
@@ -84,7 +77,6 @@ def _require_joined() -> None:
 
 
 def _gather(text: str) -> list[str]:
-  """The texts of all processes, on all."""
   encoded = np.frombuffer(text.encode(), np.uint8)
   lengths = multihost_utils.process_allgather(np.int32(encoded.size))
   padded = np.zeros(lengths.max(), np.uint8)
@@ -97,7 +89,7 @@ def _gather(text: str) -> list[str]:
 
 
 def gather(value: Any) -> list[Any]:
-  """The values of all processes, which JSON can hold, on all; all must call."""
+  """The JSON values of all processes, on all; all must call."""
   if jax.process_count() == 1:
     return [value]
   return [json.loads(text) for text in _gather(json.dumps(value))]
@@ -110,7 +102,7 @@ def union_over_processes(numbers: Collection[int]) -> list[int]:
 
 
 def broadcast_from_process_0(value: Any) -> Any:
-  """The value of process 0, which JSON can hold, on all processes."""
+  """The JSON value of process 0, on all; all must call."""
   return on_process_0(lambda: value)
 
 
@@ -118,10 +110,10 @@ def on_process_0(action: Callable[[], Any]) -> Any:
   """Call `action` on process 0 alone, while the others wait; all must call.
 
   Returns:
-    Its result, which JSON can hold, in every process.
+    Its result, which must be JSON, on every process.
 
   Raises:
-    TrainingError: in the other processes, where `action` raises anything.
+    TrainingError: on the other processes, if `action` raises anything.
   """
   if jax.process_count() == 1:
     return action()
@@ -147,11 +139,7 @@ def process_0_first(action: Callable[[], Any]) -> Any:
 
 
 def require_shared(directory: Path) -> None:
-  """Check that all processes see the same directory; all must call.
-
-  Raises:
-    ConfigError: on every process, with the numbers of those that do not.
-  """
+  """Raise `ConfigError` on all processes unless they see one directory."""
   if jax.process_count() == 1:
     return
   token = broadcast_from_process_0(secrets.token_hex(8))
@@ -159,7 +147,7 @@ def require_shared(directory: Path) -> None:
   on_process_0(file.touch)
   end = time.monotonic() + 5
   while not file.exists() and time.monotonic() < end:
-    time.sleep(0.2)  # of some network file systems
+    time.sleep(0.2)  # some network file systems are late
   seen = gather(file.exists())
   on_process_0(file.unlink)
   blind = [i for i, sees in enumerate(seen) if not sees]

@@ -1,11 +1,11 @@
-"""How far something long is: a bar on a terminal, lines in a log.
+"""Progress: a bar on a terminal, lines in a log.
 
   with ProgressBar("evaluating pets", 3_669) as bar:
     for batch in batches:
       bar.update(len(batch))
 
-Bars go to stderr, and stdout stays for results. What is printed meanwhile
-stands above them: log lines by `LogHandler`, other text in `above_bars()`.
+Bars go to stderr; stdout is for results. Log lines of `LogHandler`, and text
+that is printed in `above_bars()`, appear above the bars.
 """
 
 import contextlib
@@ -28,13 +28,12 @@ with epy.lazy_imports():  # most of a command's help needs neither
 
 logger = logging.getLogger(__name__)
 
-# Whether a call asked for no bars: see `shown`.
+# See `shown`.
 _hidden = contextvars.ContextVar("hidden", default=False)
 
-# A log in which nothing has been said for so long looks like one of a run that
-# hangs.
+# After a longer silence a log looks like that of a run that hangs.
 SILENCE_SECONDS = 30.0
-# What is over sooner gets no bar: it would only flicker.
+# A shorter bar would only flicker.
 _DELAY_SECONDS = 1.0
 _BYTES = "B"
 
@@ -54,26 +53,15 @@ def on_terminal() -> bool:
 
 
 def _has_width() -> bool:
-  """Whether stderr is as wide as anything: nobody may look at a terminal.
-
-  One that a container or a program has opened may have no size: it is 0x0.
-  """
+  """A terminal that a container or a program has opened may be 0x0."""
   try:
     return os.get_terminal_size(sys.stderr.fileno()).columns > 0
-  except (AttributeError, OSError, ValueError):  # no file of the system's
+  except (AttributeError, OSError, ValueError):  # no file descriptor
     return True
 
 
 class ProgressBar:
-  """How far something long is, with its speed and the time to go, by tqdm.
-
-  On a terminal that is a bar, shown by process 0 alone. Elsewhere it is a line
-  each half minute, by every process in its own log.
-
-  Attributes:
-    total: how much there is; None if nobody knows. It may change.
-    is_bar: whether it is a bar.
-  """
+  """A bar of process 0 on a terminal; elsewhere a line each half minute."""
 
   def __init__(
     self,
@@ -86,23 +74,12 @@ class ProgressBar:
     stays: bool = False,
     say: Callable[[str], None] | None = None,
   ) -> None:
-    """Begin to count; nothing is shown yet, unless `delay` is 0.
-
-    Args:
-      title: what is done; is escaped.
-      total: see the class.
-      unit: what is counted, "images" or "B" for instance.
-      done: how much was done before.
-      delay: seconds after which a bar appears.
-      stays: whether the bar is left on the terminal at the end.
-      say: is called with the lines where there is no terminal; by default they
-        are logged.
-    """
+    """`done` was done before; `stays` leaves the bar; `say` gets the lines."""
     self.total, self.is_bar = total, on_terminal()
     self._say = say or logger.info
     bar = {"file": sys.stderr, "dynamic_ncols": True, "delay": delay}
-    # tqdm counts here, and `update` prints: not while it holds its lock, for
-    # which `LogHandler` waits.
+    # tqdm counts, and `update` prints: tqdm would hold the lock for which
+    # `LogHandler` waits.
     lines = {
       "file": io.StringIO(), "ncols": 0, "miniters": 1,
       "mininterval": SILENCE_SECONDS,
@@ -130,10 +107,7 @@ class ProgressBar:
     self.close()
 
   def update(self, count: int = 1) -> None:
-    """Count what was done, and show it if that is due.
-
-    A last batch may be padded: never more is done than there is in all.
-    """
+    """Count; of a padded last batch no more than `total` is counted."""
     bar = self._bar
     bar.total = self.total or None
     if bar.total:
@@ -143,26 +117,25 @@ class ProgressBar:
 
   @property
   def done(self) -> int:
-    """How much is done by now."""
     return self._bar.n
 
   def note(self, text: str) -> None:
-    """Show some numbers behind the bar, from now on."""
+    """Show a text behind the bar, from now on."""
     self._bar.set_postfix_str(text)
 
   def reset(self) -> None:
-    """Do nothing: pooch calls it at the end, before it counts all again."""
+    """For pooch, which calls it at the end before it counts all again."""
 
   def close(self) -> None:
-    """End the bar, and leave the cursor at the start of a line."""
-    # Before that tqdm would leave a bar that a log line has made appear.
+    """End the bar, with the cursor at the start of a line."""
+    # Within its delay tqdm would leave a bar that a log line made appear.
     self._bar.delay = 0
     self._bar.close()
 
 
 @contextlib.contextmanager
 def above_bars() -> Iterator[None]:
-  """Take bars away while something is printed, and show them again below."""
+  """Remove bars while something is printed, and show them again below."""
   if "tqdm" not in sys.modules:  # then there are none
     yield
     return
@@ -181,7 +154,7 @@ def log_to_stderr() -> None:
 
 @contextlib.contextmanager
 def shown(progress: bool) -> Iterator[None]:
-  """Show bars and this package's log lines in a call, or warnings alone."""
+  """Show bars and this package's log lines during a call, or only warnings."""
   package = logging.getLogger("memory_vit")
   before = package.handlers, package.propagate, package.level
   token = _hidden.set(not progress)
@@ -198,7 +171,7 @@ def shown(progress: bool) -> Iterator[None]:
 
 
 def log_package(*, verbose: bool = False) -> None:
-  """Show this package's log lines above bars."""
+  """Show this package's log lines, of level INFO or DEBUG, above bars."""
   handler = LogHandler()
   handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
   package = logging.getLogger("memory_vit")
@@ -210,7 +183,6 @@ class LogHandler(logging.StreamHandler[Any]):
   """Writes log lines to stderr, above all bars."""
 
   def emit(self, record: logging.LogRecord) -> None:
-    """Write a line."""
     with above_bars():
       super().emit(record)
 

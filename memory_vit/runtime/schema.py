@@ -21,19 +21,7 @@ class _TypeMismatchError(Exception):
 
 
 def build(cls: type, values: Any, where: str, error: type[Exception]) -> Any:
-  """Make a dataclass of a dictionary that has exactly its fields.
-
-  Args:
-    cls: a dataclass of numbers, strings, bools, tuples of such or of
-      dictionaries, and further such dataclasses.
-    values: the dictionary.
-    where: what to call it in a message, such as "config".
-    error: what to raise.
-
-  Raises:
-    error: for a missing or an unknown key, a value of another type, or values
-      that `cls` refuses.
-  """
+  """A dataclass of numbers, texts, tuples and dataclasses from a dictionary."""
   fields = {field.name: field for field in dataclasses.fields(cls)}
   require_keys(values, tuple(fields), where, error)
   built: dict[str, Any] = {}
@@ -75,11 +63,7 @@ def fits(kind: Any, value: Any) -> bool:
 
 
 def typed(kind: Any, value: Any, where: str, error: type[Exception]) -> Any:
-  """The value, of a type; JSON and ConfigDict have lists for our tuples.
-
-  Raises:
-    error: for a value of another type.
-  """
+  """The value, with a tuple for a list of JSON, or `error`."""
   if typing.get_origin(kind) is tuple:
     if isinstance(value, list | tuple):
       inner, _ = typing.get_args(kind)
@@ -102,14 +86,13 @@ def typed(kind: Any, value: Any, where: str, error: type[Exception]) -> Any:
 
 
 def type_name(kind: Any) -> str:
-  """The name of a type, as messages and --help show it."""
   if isinstance(kind, type):
     return kind.__name__
   return str(kind).replace("typing.", "")
 
 
 def differences(found: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-  """Describe how two dictionaries differ, in a line for every key."""
+  """A line for every key in which two dictionaries differ."""
   return [
     f"{name}: {found.get(name)!r}, now {now.get(name)!r}"
     for name in sorted(now.keys() | found.keys())

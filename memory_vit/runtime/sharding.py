@@ -2,7 +2,7 @@
 
 Batches are split over both axes. The large arrays of a backbone are split over
 "fsdp" (fully sharded data parallelism): each device keeps a part, and a layer
-is gathered where it is used. Everything else is replicated.
+is gathered where it is used. All other arrays are replicated.
 """
 
 import collections
@@ -16,11 +16,11 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from memory_vit.errors import ConfigError
 
-# What lies below this key of a tree is kept in parts: the frozen backbone.
+# Arrays below this key of a tree are split.
 _IN_PARTS = "backbone"
 _ROWS = ("data", "fsdp")
-# Values below which an array stays whole: there a gather costs more than the
-# memory is worth. All biases and LayerNorms are below.
+# Arrays of fewer values stay whole: a gather costs more than the memory is
+# worth. All biases and LayerNorms are smaller.
 _LEAST = 2**14
 
 
@@ -31,11 +31,11 @@ def make_mesh(
 
   Args:
     devices: by default those of all processes.
-    fsdp: over how many devices a backbone is split; they are neighbours, and so
-      on one host where it has as many.
+    fsdp: the number of devices that a backbone is split over; they are
+      neighbors, and so on one host if it has as many.
 
   Raises:
-    ConfigError: where the number of devices is not a multiple of `fsdp`.
+    ConfigError: if the number of devices is not a multiple of `fsdp`.
   """
   devices = jax.devices() if devices is None else devices
   if fsdp < 1 or len(devices) % fsdp:
@@ -43,27 +43,21 @@ def make_mesh(
       f"config.mesh.fsdp (--fsdp) is {fsdp}, expected a divisor of the "
       f"{len(devices)} devices."
     )
-  # By default the axes are explicit: every operation would have to name its
-  # sharding.
+  # With explicit axes, the default, every operation would name its sharding.
   shape, axis_types = (len(devices) // fsdp, fsdp), (AxisType.Auto,) * 2
   return jax.make_mesh(shape, _ROWS, axis_types=axis_types, devices=devices)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-  """Sharding with the same values on every device."""
   return NamedSharding(mesh, PartitionSpec())
 
 
 def by_rows(mesh: Mesh) -> NamedSharding:
-  """A batch split along its first axis."""
   return NamedSharding(mesh, PartitionSpec(_ROWS))
 
 
 def in_parts(shape: Sequence[int], mesh: Mesh) -> NamedSharding:
-  """Split the longest axis of a backbone's array that divides over "fsdp".
-
-  Small arrays, and those without such an axis, are replicated.
-  """
+  """Split the longest axis that divides over "fsdp", if there is one."""
   parts = mesh.shape["fsdp"]
   axes = [axis for axis, length in enumerate(shape) if length % parts == 0]
   if parts == 1 or not axes or np.prod(shape) < _LEAST:
@@ -74,11 +68,7 @@ def in_parts(shape: Sequence[int], mesh: Mesh) -> NamedSharding:
 
 
 def layout(tree: Any, mesh: Mesh) -> Any:
-  """The shardings of the arrays of a training state, as a tree.
-
-  The tree has arrays or their shapes. What lies below a key "backbone" is
-  split, also if it is trained, and its gradients and momenta with it.
-  """
+  """The shardings of a training state, with gradients and momenta."""
   key = jax.tree_util.DictKey(_IN_PARTS)
   return jax.tree.map_with_path(
     lambda path, leaf: (
@@ -94,16 +84,13 @@ def constrain(tree: Any, mesh: Mesh) -> Any:
 
 
 def put(tree: Any, mesh: Mesh) -> Any:
-  """Put arrays on the devices of all processes, as `layout` says.
-
-  They have the same values on every process, or lie on this mesh already.
-  """
+  """Put arrays, equal on all processes or already global, as `layout` says."""
 
   def place(array: Any, target: NamedSharding) -> jax.Array:
     is_global = isinstance(array, jax.Array) and not array.is_fully_addressable
     if target.is_fully_addressable or is_global:
       return jax.device_put(array, target)
-    # `device_put` would send all values to every process, to compare them.
+    # `device_put` would send all values to every process to compare them.
     values = np.asarray(array)
     return jax.make_array_from_callback(
       values.shape, target, lambda index: values[index]
@@ -113,12 +100,11 @@ def put(tree: Any, mesh: Mesh) -> Any:
 
 
 def put_backbone(params: Any, mesh: Mesh) -> Any:
-  """`put`, for the parameters of a backbone."""
   return put({_IN_PARTS: params}, mesh)[_IN_PARTS]
 
 
 def to_host(tree: Any) -> Any:
-  """Arrays in full, as numpy's; every process must call."""
+  """Whole arrays of NumPy; every process must call."""
 
   def fetch(array: Any) -> np.ndarray:
     whole = not isinstance(array, jax.Array) or array.is_fully_replicated
@@ -130,7 +116,6 @@ def to_host(tree: Any) -> Any:
 
 
 def require_divisible(batch_size: int, mesh: Mesh, key: str) -> None:
-  """Raise `ConfigError` unless a batch splits evenly over the devices."""
   if batch_size % mesh.size:
     raise ConfigError(
       f"{key} is {batch_size}, expected a multiple of the {mesh.size} devices."
@@ -138,12 +123,7 @@ def require_divisible(batch_size: int, mesh: Mesh, key: str) -> None:
 
 
 def shard_batch(batch: Any, mesh: Mesh) -> Any:
-  """The rows of this process -> global arrays, split over all devices.
-
-  Args:
-    batch: a tree of arrays of NumPy; those of jax are left where they are.
-    mesh: over which it is split.
-  """
+  """The rows of this process -> global arrays; those of jax stay."""
   sharding = by_rows(mesh)
 
   def place(rows: np.ndarray | jax.Array) -> jax.Array:
@@ -157,7 +137,7 @@ def shard_batch(batch: Any, mesh: Mesh) -> Any:
 def prefetch(
   batches: Iterator[dict[str, Any]], mesh: Mesh, size: int = 2
 ) -> Iterator[dict[str, Any]]:
-  """Send batches to the devices ahead of their use; `size` are on the way."""
+  """Send batches to the devices ahead of their use, at most `size`."""
   queue: collections.deque[dict[str, Any]] = collections.deque()
   for batch in batches:
     queue.append(shard_batch(batch, mesh))

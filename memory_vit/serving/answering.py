@@ -1,4 +1,4 @@
-"""From the images of a request to its answer: decode, share a pass, pick."""
+"""Answer the images of a request: decode, share a pass, pick classes."""
 
 from __future__ import annotations
 
@@ -17,27 +17,26 @@ from memory_vit.errors import DataError, TaskError
 from memory_vit.images import decoding
 from memory_vit.images.reader import THREADS
 from memory_vit.model.task import BACKBONE
-from memory_vit.runtime.messages import brief
+from memory_vit.runtime.messages import brief, one_line
 from memory_vit.serving.batcher import Batcher
 from memory_vit.serving.metrics import Metrics
 from memory_vit.serving.predict_requests import PredictRequest
-from memory_vit.serving.request_error import RequestError, one_line
+from memory_vit.serving.request_error import RequestError
 from memory_vit.serving.settings import ServerSettings
 
 if TYPE_CHECKING:
   from memory_vit.prediction import Guess, Predictions, Predictor, TaskSet
 
-# Requests whose images are decoded at the same time; the predictor decodes
-# those of each in threads of its own.
+# Requests that are decoded at the same time, each by threads of the predictor.
 _DECODED_TOGETHER = 4
-# Share of a batch from which the rest is padded: on a CPU padding takes as long
-# as images, on an accelerator it takes next to nothing.
+# Share of a batch from which the rest is padded: padding costs a CPU as much as
+# images, and an accelerator next to nothing.
 _LEAST_FILL_ON_CPU = 0.75
 T = TypeVar("T")
 
 
 class Answering:
-  """Answers requests; to be made and used within one event loop."""
+  """Answers requests; is made and used within one event loop."""
 
   def __init__(
     self, predictor: Predictor, settings: ServerSettings, metrics: Metrics
@@ -46,7 +45,7 @@ class Answering:
     self._settings = settings
     self._metrics = metrics
     self._decoders = ThreadPoolExecutor(_DECODED_TOGETHER, "decode")
-    # Requests with large images wait for each other alone.
+    # Requests with large images wait only for each other.
     self._for_large = ThreadPoolExecutor(_DECODED_TOGETHER, "decode-large")
     self._batcher: Batcher[Predictions] = Batcher(
       self._predict,
@@ -63,17 +62,12 @@ class Answering:
     return self._batcher.taken
 
   async def answer(self, request: PredictRequest) -> dict[str, Any]:
-    """Answer all images of a request by one set of tasks.
-
-    Raises:
-      RequestError: 404 for unknown tasks, 422 where no image can be read, 503
-        where there is no room, 504 where it takes too long.
-    """
-    # Before anything is decoded for it; the set that answers is asked again.
+    """Answer all images of a request by one set of tasks."""
+    # Before decoding; the set that answers is asked again.
     self._require_known(request, self._predictor.task_set)
     deadline = time.monotonic() + self._settings.timeout
     count = len(request.images)
-    # Its place in the queue is free once its threads are, not before.
+    # Its place in the queue is free once its threads are done, not before.
     work = asyncio.create_task(self._work(request, deadline))
     work.add_done_callback(_retrieve)
     try:
@@ -88,13 +82,12 @@ class Answering:
         f"no answer within {self._settings.timeout:g} seconds: the server is "
         "overloaded, or the images are very large.",
       ) from None
-    # Of those that a client waited for to the end.
+    # Only of requests that a client waited for to the end.
     refused = sum("error" in image for image in answer["images"])
     self._metrics.images(count - refused, refused)
     return answer
 
   def close(self) -> None:
-    """End; see `Batcher.close`."""
     self._batcher.close()
     for decoders in (self._decoders, self._for_large):
       decoders.shutdown(wait=False, cancel_futures=True)
@@ -110,11 +103,11 @@ class Answering:
         if not good:
           raise _no_image(request, prepared)
         answer, rows = await self._batcher.submit(np.stack(good), deadline)
-        # The first task of an empty set may want images prepared otherwise.
+        # The first task of an empty set may prepare images differently.
         if answer.task_set.evaluation == wanted:
           break
     self._require_known(request, answer.task_set)
-    # Many classes of many tasks must not hold up everybody else.
+    # Many classes of many tasks must not block the event loop.
     guesses = iter(
       await asyncio.to_thread(self._guesses, answer, rows, request)
     )
@@ -138,7 +131,7 @@ class Answering:
     def prepare(together: int) -> list[np.ndarray | DataError]:
       several: list[np.ndarray | DataError] = []
       for first in range(0, len(encoded), together):
-        if time.monotonic() > deadline:  # nobody waits for it any more
+        if time.monotonic() > deadline:  # the client has its 504
           raise TimeoutError
         part = encoded[first : first + together]
         several += self._predictor.prepare_each(part, first)
@@ -186,7 +179,7 @@ class Answering:
   ) -> list[dict[str, Any]]:
     """For each row: the best classes of each task."""
     names = request.tasks or tuple(answer.logits)
-    # Only what this request gets is sorted.
+    # Sort only the classes of this request.
     own_rows = dataclasses.replace(
       answer,
       logits={name: answer.logits[name][rows] for name in names},
@@ -211,13 +204,10 @@ class Answering:
 def _tops(
   answer: Predictions, names: Sequence[str], top: int, original: bool
 ) -> tuple[dict[str, list[list[Guess]]], dict[str, str]]:
-  """For each task the best classes of all rows; or why there are none.
-
-  A task whose outputs are not finite must not spoil what the others say.
-  """
+  """The best classes of each task, or why it has none."""
   tops, problems = {}, {}
   for name in (*names, BACKBONE) if original else names:
-    try:
+    try:  # outputs that are not finite must not spoil those of other tasks
       tops[name] = answer.top(name, top)
     except TaskError as error:
       problems[name] = one_line(str(error))
@@ -225,13 +215,7 @@ def _tops(
 
 
 def _require_few_pixels(pixels: int, most: float) -> None:
-  """Refuse images that would take long to decode, by their headers.
-
-  A file of a few kilobytes can be one of many megapixels.
-
-  Raises:
-    RequestError: 413 for more than `most` megapixels in all.
-  """
+  """By headers: a file of a few kilobytes can have many megapixels."""
   if pixels > most * 1e6:
     raise RequestError(
       413,
@@ -241,7 +225,6 @@ def _require_few_pixels(pixels: int, most: float) -> None:
 
 
 def task_set_json(task_set: TaskSet) -> dict[str, Any]:
-  """Which set of tasks it is."""
   return {
     "version": task_set.version,
     "names": list(task_set.names),
@@ -250,7 +233,6 @@ def task_set_json(task_set: TaskSet) -> dict[str, Any]:
 
 
 def guesses_json(guesses: Sequence[Guess]) -> list[dict[str, Any]]:
-  """The best classes of a task for an image."""
   return [
     {"class": g.class_name, "index": g.index, "probability": g.probability}
     for g in guesses
@@ -258,7 +240,6 @@ def guesses_json(guesses: Sequence[Guess]) -> list[dict[str, Any]]:
 
 
 def unknown_tasks(unknown: Sequence[str], known: Sequence[str]) -> RequestError:
-  """Status 404, with the names that there are."""
   return RequestError(
     404,
     f"there is no task {', '.join(map(brief, unknown[:8]))}; there are "
@@ -270,7 +251,6 @@ def unknown_tasks(unknown: Sequence[str], known: Sequence[str]) -> RequestError:
 def _no_image(
   request: PredictRequest, prepared: Sequence[np.ndarray | DataError]
 ) -> RequestError:
-  """Status 422 where none of the images can be read."""
   reasons = [one_line(str(one)) for one in prepared]
   return RequestError(
     422,
@@ -283,6 +263,6 @@ def _no_image(
 
 
 def _retrieve(work: asyncio.Task[Any]) -> None:
-  """Look at an error for which nobody waits any more."""
+  """Retrieve an error that no request waits for, so that asyncio is silent."""
   if not work.cancelled():
     work.exception()

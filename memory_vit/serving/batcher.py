@@ -1,7 +1,6 @@
 """Dynamic batching: requests that arrive together share a pass.
 
-Requests are never taken apart: all images of one are in one call, and so are
-answered by one set of tasks.
+All images of a request are in one call, and so answered by one set of tasks.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ import numpy as np
 from memory_vit.serving.request_error import busy
 
 T = TypeVar("T")
-# Of one image, until the first batch was measured; for Retry-After alone.
+# Until the first batch was measured; for Retry-After alone.
 _SECONDS_PER_IMAGE = 0.05
 _MOST_RETRY_SECONDS = 60.0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Waiting(Generic[T]):
-  """Images of a request that are ready: float32 (k, side, side, 3)."""
+  """Prepared images of a request: float32 (k, side, side, 3)."""
 
   pixels: np.ndarray
   answer: asyncio.Future[tuple[T, slice]]
@@ -36,13 +35,7 @@ class _Waiting(Generic[T]):
 
 
 class Batcher(Generic[T]):
-  """Collects images of requests, and runs them in batches in one thread.
-
-  To be made and used within one event loop.
-
-  Attributes:
-    taken: images that were taken and are not yet answered.
-  """
+  """Collects images of requests, and runs them in batches in one thread."""
 
   def __init__(
     self,
@@ -54,19 +47,8 @@ class Batcher(Generic[T]):
     max_queue: int,
     on_batch: Callable[[int, int, float], None] = lambda *_: None,
   ) -> None:
-    """Start to work.
-
-    Args:
-      predict: float32 (k, side, side, 3) -> the answer for all of them; k is
-        any number.
-      sizes: batch sizes that are compiled, ascending.
-      least_fill: the share of a batch from which padding the rest is worth it.
-      wait_seconds: time that images wait for others which are being decoded.
-      max_queue: images that may be taken at the same time.
-      on_batch: called with the number of images, the rows that they were
-        padded to, and seconds.
-    """
-    self.taken = 0
+    """Start to work; `on_batch` gets images, rows with padding, and seconds."""
+    self.taken = 0  # images without an answer yet
     self._predict = predict
     self._sizes = tuple(sizes)
     self._least_fill = least_fill
@@ -81,16 +63,12 @@ class Batcher(Generic[T]):
 
   @contextlib.contextmanager
   def room(self, count: int) -> Iterator[None]:
-    """Take so many images into the queue until the body ends.
-
-    Raises:
-      RequestError: 503 where there is no room for them; Retry-After says when.
-    """
+    """Take images into the queue until the body ends, or raise status 503."""
     if self.taken + count > self._max_queue:
       seconds = self.taken * self._seconds_per_image
       raise busy(
         f"{self.taken} images are waiting, and there is room for "
-        f"{self._max_queue}: come again.",
+        f"{self._max_queue}: try again later.",
         min(_MOST_RETRY_SECONDS, seconds),
       )
     self.taken += count
@@ -103,18 +81,7 @@ class Batcher(Generic[T]):
   async def submit(
     self, pixels: np.ndarray, deadline: float
   ) -> tuple[T, slice]:
-    """Answer images for which there is `room`.
-
-    Args:
-      pixels: float32 (k, side, side, 3).
-      deadline: of `time.monotonic`; later they are not begun any more.
-
-    Returns:
-      The answer of the batch, and which rows of it are those of the images.
-
-    Raises:
-      TimeoutError: where the deadline passed before they were begun.
-    """
+    """Answer images that have `room`: the batch's answer, and their rows."""
     loop = asyncio.get_running_loop()
     one = _Waiting[T](pixels, loop.create_future(), time.monotonic(), deadline)
     self._waiting.append(one)
@@ -170,20 +137,17 @@ class Batcher(Generic[T]):
     return batch
 
   def _batch_size(self, waiting: Sequence[int]) -> int:
-    """The size of the next batch, for the numbers of images that wait.
-
-    The smallest that holds them all, unless too much of it would be padding;
-    then the largest that is full, but never less than the oldest request needs.
-    """
+    """The smallest size for all images, unless much would be padding."""
     count = sum(waiting)
     size = self._holding(count)
     if count >= self._least_fill * size:
       return size
+    # The largest that is full, but at least what the oldest request needs.
     full = max((s for s in self._sizes if s <= count), default=0)
     return max(full, self._holding(waiting[0]))
 
   def _holding(self, count: int) -> int:
-    """The smallest size that holds so many, or the largest of all."""
+    """The smallest size for this number of images, or the largest of all."""
     return next((s for s in self._sizes if s >= count), self._sizes[-1])
 
   async def _run(self, batch: list[_Waiting[T]]) -> None:

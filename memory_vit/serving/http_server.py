@@ -22,15 +22,7 @@ if TYPE_CHECKING:
 
 
 def bind(host: str, port: int) -> socket.socket:
-  """Take an address, without listening yet: nobody is let in before.
-
-  Args:
-    host: an address or a name; IPv6 without brackets.
-    port: 0 for any that is free.
-
-  Raises:
-    ConfigError: where it cannot be had.
-  """
+  """Bind an address without listening yet: no client connects before that."""
   try:
     family, kind, protocol, _, address = socket.getaddrinfo(
       host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -53,14 +45,10 @@ def url(bound: socket.socket) -> str:
 
 
 def serve(app: FastAPI, settings: ServerSettings, bound: socket.socket) -> None:
-  """Serve until SIGTERM or Ctrl-C, of which the process then ends.
-
-  Requests that are open have `settings.grace` seconds; see `uvicorn.Server`.
-  Process 1 of a container, which no signal ends, exits with status 0.
-  """
+  """Serve until SIGTERM or Ctrl-C, and end the process by that signal."""
   config = uvicorn.Config(
     app,
-    http="h11",  # the same everywhere, whatever is installed
+    http="h11",  # the same, whether httptools is installed or not
     ws="none",
     lifespan="on",
     loop="asyncio",
@@ -73,17 +61,17 @@ def serve(app: FastAPI, settings: ServerSettings, bound: socket.socket) -> None:
     timeout_graceful_shutdown=settings.grace,
     limit_concurrency=settings.max_connections,
   )
-  # Beside our own lines only what went wrong.
+  # Requests have lines of ours.
   logging.getLogger("uvicorn").setLevel(logging.WARNING)
-  # Uvicorn raises the signal again at the end. Python's own handler would then
-  # wait for threads, which may compile or decode for long.
+  # Uvicorn raises the signal again at the end; Python's own handler would then
+  # wait for threads that compile or decode.
   for number in (signal.SIGTERM, signal.SIGINT):
     signal.signal(number, signal.SIG_DFL)
   _Server(config, app, settings.receive_timeout).run(sockets=[bound])
 
 
 class _Server(uvicorn.Server):
-  """Uvicorn's server, with a limit of time for headers."""
+  """Uvicorn's server, with a time limit for headers."""
 
   def __init__(
     self, config: uvicorn.Config, app: FastAPI, header_seconds: float
@@ -102,15 +90,14 @@ class _Server(uvicorn.Server):
     super().handle_exit(sig, frame)
 
   async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-    """Serve; at the end uvicorn raises the signal that it was stopped by."""
     await super().serve(sockets)
     if self.started:
-      # Process 1 of a container ignores it, and would wait for threads, which
-      # may compile or decode for long.
+      # Uvicorn has raised the signal again; process 1 of a container ignores
+      # it, and would wait for threads.
       os._exit(0)
 
   async def on_tick(self, counter: int) -> bool:
-    """Close connections whose headers take too long; uvicorn waits for ever."""
+    """Close connections whose headers take too long; uvicorn never does."""
     now = time.monotonic()
     connections = cast("set[H11Protocol]", self.server_state.connections)
     self._waiting = {

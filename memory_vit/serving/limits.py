@@ -1,6 +1,6 @@
 """Limits on the bodies of requests, while they arrive.
 
-Content-Length is not believed: bytes are counted. A client that sends too much,
+Content-Length is not trusted: bytes are counted. A client that sends too much,
 or too slowly, gets its answer while it is still sending.
 """
 
@@ -19,29 +19,21 @@ _DISCARD_SECONDS = 2.0
 
 
 class BodyLimits:
-  """ASGI middleware: refuses bodies that are too large, slow or many.
-
-  Within a request, `receive` raises a `RequestError`: 413 (too large), 408 (too
-  slow), 503 (all bodies together).
-
-  Attributes:
-    held: bytes of the bodies of all requests that are not yet answered.
-  """
+  """ASGI middleware: refuses bodies that are too large, slow or many."""
 
   def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
-    self.held = 0
+    self.held = 0  # bytes of all requests without an answer
     self.settings = settings
     self._app = app
 
   async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-    """Run the application on a body that is counted."""
     if scope["type"] != "http":
       await self._app(scope, receive, send)
       return
     body = _Body(self, scope, receive, send)
     try:
       await self._app(scope, body.receive, body.send)
-    except RequestError as refusal:  # where nobody inside has answered
+    except RequestError as refusal:  # of a middleware inside
       await refusal.response()(scope, body.receive, body.send)
     finally:
       self.held -= body.size
@@ -57,15 +49,14 @@ class _Body:
     self.size = 0
     self._limits = limits
     self._receive, self._send = receive, send
-    # Tasks have a limit of their own, and are sent by PUT.
+    # PUT sends a task.
     is_task = scope["method"] == "PUT"
     self._most_mib = settings.max_task_mib if is_task else settings.max_body_mib
     self._deadline = time.monotonic() + settings.receive_timeout
     self._is_whole = False
 
   async def receive(self) -> Message:
-    """Receive a part of the body; see `BodyLimits`."""
-    if self._is_whole:  # now only for the end of the connection
+    if self._is_whole:  # the caller waits for the end of the connection
       return await self._receive()
     settings = self._limits.settings
     try:
@@ -86,8 +77,8 @@ class _Body:
       )
     if self._limits.held + part > settings.max_held_mib * MIB:
       raise busy(
-        f"the requests that are being taken hold {settings.max_held_mib} MiB: "
-        "come again.",
+        f"the bodies of open requests take {settings.max_held_mib} MiB: try "
+        "again later.",
         1,
       )
     self.size += part
@@ -95,13 +86,11 @@ class _Body:
     return message
 
   async def send(self, message: Message) -> None:
-    """Send; before the end, discard what is left of the body for a while.
-
-    A client whose connection is closed while it sends would lose the answer.
-    """
+    """Before the end of the answer, discard the body for a while."""
     is_last = message["type"] == "http.response.body" and not message.get(
       "more_body", False
     )
+    # A client whose connection is closed while it sends would lose the answer.
     if is_last and not self._is_whole:
       await self._send({**message, "more_body": True})
       message = {"type": "http.response.body"}

@@ -1,4 +1,4 @@
-"""Metrics of the server, as Prometheus reads them."""
+"""Prometheus metrics of the server."""
 
 from __future__ import annotations
 
@@ -24,10 +24,9 @@ _SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
 
 class Metrics:
-  """Counters of one application; nothing is shared between two."""
+  """Metrics of one application; two applications share none."""
 
   def __init__(self, dtype: str) -> None:
-    """Declare the metrics of a model with this compute dtype."""
     self._registry = CollectorRegistry()
     ProcessCollector(registry=self._registry)
     about = "The model that answers."
@@ -62,7 +61,7 @@ class Metrics:
     )
     self._batch_seconds = Histogram(
       "memory_vit_batch_seconds",
-      "Seconds of a batch: of several passes where it is a large request.",
+      "Seconds of a batch; that of a large request takes several passes.",
       buckets=_SECONDS,
       registry=self._registry,
     )
@@ -87,22 +86,18 @@ class Metrics:
   def request(
     self, method: str, route: str, status: int, seconds: float
   ) -> None:
-    """Count an answered request."""
     self._requests.labels(method, route, str(status)).inc()
     self._latency.labels(method, route).observe(seconds)
 
   def images(self, answered: int, refused: int) -> None:
-    """Count the images of a request."""
     self._images.labels("answered").inc(answered)
     self._images.labels("refused").inc(refused)
 
   def batch(self, images: int, rows: int, seconds: float) -> None:
-    """Count a batch: its images, the rows they were padded to, its time."""
     self._batch_fill.observe(images / rows)
     self._batch_seconds.observe(seconds)
 
   def change(self, action: str) -> None:
-    """Count a change of the set of tasks."""
     self._changes.labels(action).inc()
 
   def problem(self, reason: str) -> None:
@@ -112,5 +107,4 @@ class Metrics:
       self._problem.labels(reason).set(1)
 
   def text(self) -> bytes:
-    """All metrics, of `CONTENT_TYPE`."""
     return generate_latest(self._registry)

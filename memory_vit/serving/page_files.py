@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.resources
 
+from fastapi import FastAPI
 from starlette.responses import Response
 
 _TYPES = {
@@ -12,7 +14,7 @@ _TYPES = {
   "page.js": "text/javascript; charset=utf-8",
 }
 # Nothing is loaded from elsewhere, and no other site may frame the page.
-# Pictures that are dropped are blobs, what the model saw of them is data.
+# Dropped images are blobs; prepared images that the server sends are data.
 _HEADERS = {
   "Content-Security-Policy": (
     "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -25,8 +27,14 @@ _HEADERS = {
 }
 
 
+def add_page(app: FastAPI) -> None:
+  for name in _TYPES:
+    path = "/" if name == "index.html" else f"/{name}"
+    answer = functools.partial(page_response, name)
+    app.add_api_route(path, answer, include_in_schema=False)
+
+
 def page_response(name: str) -> Response:
-  """A file of the page, as it is sent."""
   folder = importlib.resources.files("memory_vit.serving") / "page"
   content = (folder / name).read_bytes()
   return Response(content, media_type=_TYPES[name], headers=_HEADERS)

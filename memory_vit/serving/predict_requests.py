@@ -27,26 +27,26 @@ from memory_vit.serving.schemas import (
 from memory_vit.serving.settings import MIB
 
 _Model = TypeVar("_Model", bound=BaseModel)
-# Of a form, beside the images.
+# Of a form, without its images.
 _MOST_FIELDS = 32
 _MOST_FIELD_BYTES = 64 * 1024
 _MOST_NAME = 200
-# Parsed in the event loop, more than once.
+# Content-Type is parsed in the event loop, more than once.
 _MOST_TYPE = 1_000
-# Of a JSON body: values that are no images. Without a limit of them a body of a
-# few MiB would be parsed to hundreds.
+# Of a JSON body: without a limit, a few MiB would be parsed to hundreds of MiB.
 _MOST_COMMAS_PER_IMAGE = 64
 _MOST_OTHER_COMMAS = 2 * MOST_TASKS
 _MULTIPART, _JSON = "multipart/form-data", "application/json"
-# Reads large JSON bodies, one at a time: each takes the interpreter for tenths
-# of a second, and several times its size in memory.
+# For large JSON bodies, one at a time: each blocks the interpreter for tenths
+# of a second, and takes several times its size in memory.
 _LARGE = ThreadPoolExecutor(1, "json")
+MIN_VERSION, _MOST_DIGITS = "x-min-version", 15
 _FORM_FIELDS = ("images", "tasks", "top", "original")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class UploadedImage:
-  """An image file of a request, or why there is none."""
+  """An image file of a request, or why it is none."""
 
   name: str
   content: bytes
@@ -55,14 +55,7 @@ class UploadedImage:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PredictRequest:
-  """What a client asks for.
-
-  Attributes:
-    images: at least one.
-    tasks: names, each once, in the order of the request; None for all.
-    top: classes of each task; None for the default of the server.
-    original: whether the backbone's own head answers too.
-  """
+  """At least one image, and the names of tasks, each once, or None for all."""
 
   images: tuple[UploadedImage, ...]
   tasks: tuple[str, ...] | None
@@ -73,12 +66,7 @@ class PredictRequest:
 async def read_predict_request(
   request: Request, max_images: int
 ) -> PredictRequest:
-  """Read and check the body of a request.
-
-  Raises:
-    RequestError: 415 for another type or encoding, 413 for too many images, 422
-      for what does not fit, 400 for what is broken.
-  """
+  """Read and check the body of a request: multipart or JSON."""
   kind = media_type(request)
   _require_utf8(request)
   if kind == _MULTIPART:
@@ -87,7 +75,7 @@ async def read_predict_request(
     body = await request.body()
     if len(body) <= MIB:
       return _read_json(body, max_images)
-    # Megabytes of base64 must not hold up everybody else.
+    # Megabytes of base64 must not block the event loop.
     loop = asyncio.get_running_loop()
     return await loop.run_in_executor(_LARGE, _read_json, body, max_images)
   raise RequestError(
@@ -97,12 +85,19 @@ async def read_predict_request(
   )
 
 
-def media_type(request: Request) -> str:
-  """The media type of a body, without its parameters.
+def min_version(request: Request) -> int:
+  """The header `x-min-version`: a version of the set of tasks, by default 0."""
+  text = request.headers.get(MIN_VERSION, "0")
+  if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS):
+    raise RequestError(
+      400,
+      f"{MIN_VERSION} is {brief(text)}, expected the version of a task set.",
+    )
+  return int(text)
 
-  Raises:
-    RequestError: 415 for one of many bytes.
-  """
+
+def media_type(request: Request) -> str:
+  """The media type of a body, without its parameters."""
   content_type = request.headers.get("content-type", "")
   if len(content_type) > _MOST_TYPE:
     raise RequestError(
@@ -112,7 +107,7 @@ def media_type(request: Request) -> str:
 
 
 def _require_utf8(request: Request) -> None:
-  """Refuse other encodings of text: some take long to decode, or fail."""
+  """Other encodings of text may take long to decode, or fail."""
   content_type = request.headers.get("content-type", "")
   charset = parse_options_header(content_type)[1].get(b"charset", b"utf-8")
   if charset.lower() not in (b"utf-8", b"utf8"):
@@ -123,17 +118,7 @@ def _require_utf8(request: Request) -> None:
 def parse_json(
   model: type[_Model], body: bytes, most_commas: int = _MOST_OTHER_COMMAS
 ) -> _Model:
-  """Parse a JSON body.
-
-  Args:
-    model: what it must be.
-    body: as it was sent.
-    most_commas: about as many values may be in it; base64 has none.
-
-  Raises:
-    RequestError: 413 for too many values, 422 that names the first place that
-      does not fit.
-  """
+  """Parse a JSON body; commas limit its values, as base64 has none."""
   if body.count(b",") > most_commas:
     raise RequestError(
       413, f"the JSON has more than {most_commas} commas, so too many values."
@@ -145,7 +130,7 @@ def parse_json(
 
 
 def _problem(error: ValidationError) -> str:
-  """The first of the problems, in words; what was sent is not repeated."""
+  """The first of the problems in words, without what was sent."""
   first, *others = error.errors(include_input=False, include_url=False)
   place = shortened(".".join(map(str, first["loc"])), 100) or "the body"
   more = f" (and {len(others)} more problems)" if others else ""
@@ -167,7 +152,6 @@ def _read_json(body: bytes, max_images: int) -> PredictRequest:
 
 
 def _each_once(names: list[str] | None) -> tuple[str, ...] | None:
-  """Names without repetitions, in their order."""
   return None if names is None else tuple(dict.fromkeys(names))
 
 
@@ -185,11 +169,10 @@ class _FormParser(MultiPartParser):
   _is_whole = False
 
   def on_end(self) -> None:
-    """Record that the last boundary was read."""
     self._is_whole = True
 
   async def parse(self) -> FormData:
-    """Parse the form, or close its files and raise `MultiPartException`."""
+    """Raise `MultiPartException` for a truncated form."""
     self.stream = self._whole(self.stream)
     return await super().parse()
 
@@ -206,7 +189,7 @@ async def _read_form(request: Request, max_images: int) -> PredictRequest:
   parser = _FormParser(
     request.headers,
     request.stream(),
-    # One more than allowed, so that it is counted here, and refused.
+    # One more than allowed, so that it is refused in our words.
     max_files=max_images + 1,
     max_fields=_MOST_FIELDS,
     max_part_size=_MOST_FIELD_BYTES,
@@ -271,7 +254,7 @@ async def _form_images(
 
 
 def _form_tasks(form: FormData) -> list[str] | None:
-  """Names of tasks: of several fields, and of several in one."""
+  """Names of tasks, from several fields and with commas."""
   fields = form.getlist("tasks")
   if not fields:
     return None

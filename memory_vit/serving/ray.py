@@ -19,9 +19,8 @@ from etils import epy
 
 from memory_vit.errors import ConfigError, TrainingError
 from memory_vit.prediction.config import PredictorConfig
-from memory_vit.runtime import compile_cache, messages, options
-from memory_vit.runtime.options import Option, option
-from memory_vit.runtime.rules import Choice, Number
+from memory_vit.runtime import compilation, messages, options
+from memory_vit.runtime.options import Choice, Number, Option, option
 from memory_vit.serving.server_log import log_to_stderr
 from memory_vit.serving.settings import ServerSettings
 
@@ -37,12 +36,12 @@ if TYPE_CHECKING:
   from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 NAME = "MemoryViT"
-# Those of `PredictorConfig` that the server has as flags; `task` is `tasks`.
+# Fields of `PredictorConfig` that are flags of the server; `tasks` is `task`.
 _MODEL = (
   "backbone", "tasks", "dtype", "batch_sizes", "image_size", "slots", "cells",
   "classes", "memory_mib",
 )  # fmt: skip
-# "auto" is of one machine, and replicas may have several.
+# "auto" depends on the machine, and replicas may run on several.
 _DTYPES = Choice(("float32", "bfloat16"))
 # Flags of one server, and where Ray Serve has them.
 _ELSEWHERE = {
@@ -58,28 +57,24 @@ _NOT_SHARED = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scaling:
-  """How many replicas there are, and what each gets of the cluster.
-
-  Raises:
-    ConfigError: for a number that its rule refuses.
-  """
+  """The number of replicas, and the resources of each."""
 
   num_replicas: int = option(
-    1, Number(1, 10_000, "replicas"), "replicas, where their number is fixed"
+    1, Number(1, 10_000, "replicas"), "replicas, if their number is fixed"
   )
   max_replicas: int = option(
     0,
     Number(0, 10_000, "replicas; 0: their number is fixed"),
-    "replicas under load, at most; it then changes, and num_replicas does not "
-    "count",
+    "most replicas under load; their number then changes, and num_replicas has "
+    "no effect",
   )
   min_replicas: int = option(
-    1, Number(0, 10_000, "replicas"), "replicas without load, at least"
+    1, Number(0, 10_000, "replicas"), "fewest replicas, without load"
   )
   target_ongoing_requests: float = option(
     8.0,
     Number(0, 65_536, "requests", positive=True),
-    "requests at work in a replica, to which their number is fitted",
+    "requests at work in a replica that the number of replicas aims at",
   )
   num_cpus: float = option(1.0, Number(0, 65_536, "CPUs"), "CPUs of a replica")
   num_gpus: float = option(
@@ -97,7 +92,7 @@ class Scaling:
 
 @dataclasses.dataclass(frozen=True)
 class Deployed:
-  """What is deployed: the model, the server, and how it is scaled."""
+  """What is deployed: the model, the server, and its scaling."""
 
   model: PredictorConfig
   server: ServerSettings
@@ -115,7 +110,7 @@ def application(arguments: dict[str, Any]) -> "serve.Application":
   """
   what = with_whole_paths(deployed(arguments))
 
-  # A function of this function: Ray sends it to replicas by its value.
+  # A local function: Ray sends it to replicas by value.
   def build() -> "FastAPI":
     return replica_app(what)
 
@@ -124,7 +119,6 @@ def application(arguments: dict[str, Any]) -> "serve.Application":
 
 
 def arguments_table() -> dict[str, Option]:
-  """The arguments, and what declares each."""
   model = options.table(PredictorConfig)
   found = {name: model[name] for name in _MODEL}
   found |= options.table(ServerSettings) | options.table(Scaling)
@@ -133,11 +127,6 @@ def arguments_table() -> dict[str, Option]:
 
 
 def deployed(arguments: Mapping[str, Any]) -> Deployed:
-  """What arguments describe.
-
-  Raises:
-    ConfigError: for values that a rule refuses.
-  """
   table = arguments_table()
   for name in arguments:
     if name in _ELSEWHERE:
@@ -178,7 +167,7 @@ def deployed(arguments: Mapping[str, Any]) -> Deployed:
 
 
 def with_whole_paths(what: Deployed) -> Deployed:
-  """Make relative paths whole: replicas have another current directory."""
+  """Make relative paths absolute: replicas have another directory."""
 
   def whole(path: str | None) -> str | None:
     return str(Path(path).expanduser().absolute()) if path else path
@@ -204,7 +193,7 @@ def with_whole_paths(what: Deployed) -> Deployed:
 
 
 def deployment_options(what: Deployed) -> dict[str, Any]:
-  """Options of Ray Serve; a config file can set each of them anew."""
+  """Options of Ray Serve, each of which a config file can override."""
   scaling, server = what.scaling, what.server
   found: dict[str, Any] = {
     "max_ongoing_requests": server.max_connections,
@@ -225,11 +214,10 @@ def deployment_options(what: Deployed) -> dict[str, Any]:
 
 
 def replica_app(what: Deployed) -> "FastAPI":
-  """The application in a replica."""
-  # Large images are refused as such; Pillow warns from a lower limit on.
+  # The server refuses large images; Pillow warns from a lower limit on.
   warnings.simplefilter("ignore", Image.DecompressionBombWarning)
   log_to_stderr()
-  compile_cache.enable()
+  compilation.enable_cache()
   app = apps.create_app(
     predictors.Predictor(what.model, warm_up=False),
     what.server,
@@ -263,11 +251,7 @@ class Replica:
   app: "FastAPI"  # of `serve.ingress`
 
   async def check_health(self) -> None:
-    """Return once it is ready, so that no request comes before.
-
-    Raises:
-      TrainingError: where it failed; Ray Serve then starts another one.
-    """
+    """Wait until it is ready; Ray Serve replaces a replica that raises."""
     service = self.app.state.service
     await service.settled()
     if service.problem:

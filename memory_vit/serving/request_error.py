@@ -1,4 +1,4 @@
-"""The error of a request that is refused: a status, and one line why."""
+"""The error of a refused request: an HTTP status and one line of reason."""
 
 from __future__ import annotations
 
@@ -7,20 +7,13 @@ from typing import Any
 
 from starlette.responses import JSONResponse
 
-from memory_vit.runtime.messages import escaped, shortened
+from memory_vit.runtime.messages import one_line
 
 _MOST_SAID = 2_000
 
 
 class RequestError(Exception):
-  """A request that is refused, with what the client is told.
-
-  Attributes:
-    status: of HTTP.
-    message: one line, escaped here.
-    headers: of the answer, beside the usual ones.
-    more: keys of the answer beside "error".
-  """
+  """A refusal; `more` are keys of its JSON beside "error"."""
 
   def __init__(
     self,
@@ -32,24 +25,23 @@ class RequestError(Exception):
   ) -> None:
     super().__init__(message)
     self.status = status
-    self.message = one_line(message)
+    self.message = one_line(message, _MOST_SAID)
     self.headers = dict(headers or {})
     self.more = more
 
   def response(self) -> JSONResponse:
-    """The answer to the client."""
     return JSONResponse(
       {"error": self.message, **self.more}, self.status, self.headers
     )
 
 
 def busy(message: str, seconds: float) -> RequestError:
-  """Status 503 for now: the client may come again after some seconds."""
+  """Status 503: the client may try again after these seconds."""
   return RequestError(
     503, message, headers={"Retry-After": str(max(1, round(seconds)))}
   )
 
 
-def one_line(message: str) -> str:
-  """A message as one line that can be shown, of at most 2,000 characters."""
-  return shortened(escaped(" ".join(message.splitlines())), _MOST_SAID)
+def client_left() -> RequestError:
+  """Status 499, as of nginx: nobody reads it, but metrics and log show it."""
+  return RequestError(499, "the client left.")

@@ -1,4 +1,4 @@
-"""The JSON of requests and answers, for checking them and for OpenAPI."""
+"""The JSON of requests and answers, for validation and for OpenAPI."""
 
 from __future__ import annotations
 
@@ -8,32 +8,31 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 from memory_vit.serving.settings import MOST_IMAGES
 
-# A PNG of one red pixel, for the examples.
+# A PNG of one red pixel.
 _RED_PIXEL = (
   "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLv"
   "AAAAAElFTkSuQmCC"
 )
 MOST_TOP = 2**20
 MOST_TASKS = 1_024
-# For messages.
 IMAGES_SHAPE = '{"images": [{"name": "a.jpg", "data": BASE64}]}'
 
 
 class _Strict(BaseModel):
-  """An object without other keys than those that are declared."""
-
   model_config = ConfigDict(extra="forbid")
 
 
 class ImageData(_Strict):
-  """An image file in base64, under a name that comes back in the answer."""
+  """An image file in base64, with a name that is repeated in the answer."""
 
   name: str = Field(default="", max_length=1_000)
-  data: str = Field(description="the file in base64: JPEG, PNG, WebP, BMP, GIF")
+  data: str = Field(
+    description="The file in base64: JPEG, PNG, WebP, BMP or GIF."
+  )
 
 
 class PredictBody(_Strict):
-  """Images to predict, the tasks to answer by, and how much to tell."""
+  """Images to classify, and which tasks and how many classes to return."""
 
   model_config = ConfigDict(
     extra="forbid",
@@ -47,7 +46,7 @@ class PredictBody(_Strict):
       ]
     },
   )
-  # The first bad entry ends it: a million of them would fill the memory.
+  # Stops at the first bad entry: a million errors would fill the memory.
   images: Annotated[list[ImageData], FailFast()] = Field(
     min_length=1, max_length=MOST_IMAGES
   )
@@ -55,18 +54,22 @@ class PredictBody(_Strict):
     default=None,
     min_length=1,
     max_length=MOST_TASKS,
-    description="names of tasks; without it, all",
+    description="Names of tasks; by default all.",
   )
   top: int | None = Field(
-    default=None, ge=1, le=MOST_TOP, description="classes of each task"
+    default=None,
+    ge=1,
+    le=MOST_TOP,
+    description="Number of classes of each task.",
   )
   original: bool = Field(
-    default=False, description="whether the backbone's own head answers too"
+    default=False,
+    description="Whether to return the classes of the backbone's own head.",
   )
 
 
 class TaskPath(_Strict):
-  """A task that lies on the server, below its --task_root."""
+  """A task on the server's disk, below its --task_root."""
 
   model_config = ConfigDict(
     extra="forbid",
@@ -76,17 +79,18 @@ class TaskPath(_Strict):
 
 
 class TaskSetName(BaseModel):
-  """Which set of tasks answered; its version grows by 1 with each change."""
+  """The set of tasks that answered; its version grows by 1 with each change."""
 
   version: int
   names: list[str]
   digest: str = Field(
-    description="SHA-256 of the names, values and classes of the tasks"
+    description="SHA-256 of the names, parameters and classes of the tasks; "
+    "empty if the file of one of them is damaged."
   )
 
 
 class GuessedClass(BaseModel):
-  """A class, by its name (or its index, as text), and its probability."""
+  """A class: its name (or its index as text), index and probability."""
 
   model_config = ConfigDict(
     json_schema_extra={
@@ -99,29 +103,30 @@ class GuessedClass(BaseModel):
 
 
 class PredictedImage(BaseModel):
-  """What the tasks say of an image; or only why it could not be read."""
+  """The classes of an image by each task, or the error that it has."""
 
   name: str
   tasks: dict[str, list[GuessedClass]] | None = None
   original: list[GuessedClass] | None = None
   task_errors: dict[str, str] | None = Field(
-    default=None, description="tasks, or the backbone, that have no answer"
+    default=None,
+    description="Why a task, or the backbone, has no answer, by its name.",
   )
   error: str | None = None
 
 
 class PredictAnswer(BaseModel):
-  """One set of tasks answered all images of a request."""
+  """The answers to all images of a request, by one set of tasks."""
 
   task_set: TaskSetName
   images: list[PredictedImage]
 
 
 class Attention(BaseModel):
-  """Where the token of a task looks, in each of l layers.
+  """What the token of a task attends to, in each of l layers.
 
-  The weights of a layer sum to 1: `patches`, row by row, `class_token` (and
-  registers), and the rest, on its own memory and the tokens of tasks.
+  The weights of a layer sum to 1: `patches` (row by row), `class_token` (with
+  registers), and `rest` (its own memory and the tokens of tasks).
   """
 
   class_token: list[float]
@@ -130,17 +135,17 @@ class Attention(BaseModel):
 
 
 class AttentionAnswer(BaseModel):
-  """Where tasks look in one image, and the image as the model sees it."""
+  """The attention of tasks in one image, and the image as the model sees it."""
 
   task_set: TaskSetName
-  view: str = Field(description="the prepared image, as the URL of a PNG")
+  view: str = Field(description="The prepared image, as a data URL (PNG).")
   rows: int
   columns: int
   tasks: dict[str, Attention]
 
 
 class ServedTask(BaseModel):
-  """One task that answers now; its classes are named where it is asked for."""
+  """A task that answers now; `GET /v1/tasks` leaves its class names out."""
 
   name: str
   slot: int
@@ -154,22 +159,26 @@ class ServedTask(BaseModel):
 
 
 class TasksAnswer(BaseModel):
-  """The tasks that answer now, and the backbone under them."""
+  """The tasks that answer now, and their backbone."""
 
   task_set: TaskSetName
   tasks: list[ServedTask]
   backbone: dict[str, Any]
-  changes: bool = Field(description="whether a token lets tasks be changed")
-  max_images: int = Field(description="images of one request, at most")
+  changes: bool = Field(
+    description="Whether a client with the token can change tasks."
+  )
+  max_images: int = Field(description="Most images of one request.")
 
 
 class ChangeAnswer(BaseModel):
-  """A change of the set of tasks, which requests see from now on."""
+  """A change that was made to the set of tasks."""
 
   action: str
   name: str
   task_set: TaskSetName
-  grew: bool = Field(description="whether programs had to be compiled for it")
+  grew: bool = Field(
+    description="Whether programs had to be compiled for the new set."
+  )
   compiled: int
 
 
@@ -179,12 +188,21 @@ class Problem(BaseModel):
   model_config = ConfigDict(extra="allow")
   error: str
   known: list[str] | None = Field(
-    default=None, description="of status 404: names of the tasks that answer"
+    default=None,
+    description="With status 404: the names of the tasks that answer.",
   )
 
 
+REFUSED: dict[int | str, dict[str, Any]] = {
+  "default": {"model": Problem, "description": "The request is refused."}
+}
+CHANGED: dict[int | str, dict[str, Any]] = {
+  **REFUSED,
+  201: {"model": ChangeAnswer, "description": "The task was added."},
+}
+
+
 def _predict_body() -> dict[str, Any]:
-  """Both bodies of a prediction, which have the same keys."""
   body = PredictBody.model_json_schema()
   body["properties"]["images"]["items"] = body.pop("$defs")["ImageData"]
   form = {
@@ -192,11 +210,11 @@ def _predict_body() -> dict[str, Any]:
     "images": {
       "type": "array",
       "items": {"type": "string", "format": "binary"},
-      "description": "image files: JPEG, PNG, WebP, BMP, GIF",
+      "description": "Image files: JPEG, PNG, WebP, BMP or GIF.",
     },
     "tasks": {
       "type": "string",
-      "description": "names of tasks, separated by commas; without it, all",
+      "description": "Names of tasks, separated by commas; by default all.",
     },
   }
   return {
@@ -207,14 +225,14 @@ def _predict_body() -> dict[str, Any]:
   }
 
 
-# For OpenAPI, of routes that read their body without FastAPI.
+# For OpenAPI: these routes read their body without FastAPI.
 PREDICT_BODY = {
   "parameters": [
     {
       "name": "x-min-version",
       "in": "header",
       "schema": {"type": "integer", "minimum": 0},
-      "description": "Version of the set of tasks that is waited for.",
+      "description": "Wait until the set of tasks has this version.",
     }
   ],
   "requestBody": {"required": True, "content": _predict_body()},

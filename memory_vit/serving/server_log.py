@@ -1,12 +1,30 @@
-"""Lines of the log of a server, on stderr."""
+"""The server's log on stderr: a line for each request and each change of tasks.
+
+Of what clients send only the names of tasks appear, escaped.
+"""
+
+from __future__ import annotations
 
 import logging
+import time
+from typing import TYPE_CHECKING
 
+from memory_vit.runtime.messages import brief, escaped
 from memory_vit.runtime.progress_bar import LogHandler
+
+if TYPE_CHECKING:  # the command line is parsed without them
+  from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+  from memory_vit.serving.metrics import Metrics
+
+_requests = logging.getLogger("memory_vit.serving.requests")
+_audit = logging.getLogger("memory_vit.serving.audit")
+# Machines ask for these paths again and again.
+_QUIET = frozenset({"/healthz", "/readyz", "/metrics"})
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"})
 
 
 def log_to_stderr() -> None:
-  """Show the lines of the server: requests, changes of tasks, and faults."""
   handler = LogHandler()
   handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
   for name, level in (
@@ -15,3 +33,50 @@ def log_to_stderr() -> None:
     logger = logging.getLogger(name)
     logger.handlers, logger.propagate = [handler], False
     logger.setLevel(level)
+
+
+def audit(action: str, name: str, client: str, outcome: str) -> None:
+  when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+  _audit.info(
+    "audit %s %s name=%s client=%s %s",
+    when, action, brief(name), escaped(client), outcome,
+  )  # fmt: skip
+
+
+def client_of(scope: Scope) -> str:
+  """Address of the client's socket: headers may lie."""
+  client = scope.get("client")
+  return f"{client[0]}:{client[1]}" if client else "unknown"
+
+
+class RequestLog:
+  """ASGI middleware: logs and counts requests by route, never by their path."""
+
+  def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    self._app, self._metrics = app, metrics
+
+  async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] != "http":
+      await self._app(scope, receive, send)
+      return
+    begun = time.monotonic()
+    status = 500  # if it ends without an answer
+
+    async def noted(message: Message) -> None:
+      nonlocal status
+      if message["type"] == "http.response.start":
+        status = message["status"]
+      await send(message)
+
+    try:
+      await self._app(scope, receive, noted)
+    finally:
+      seconds = time.monotonic() - begun
+      route = getattr(scope.get("route"), "path", "none")
+      method = scope["method"] if scope["method"] in _METHODS else "other"
+      self._metrics.request(method, route, status, seconds)
+      level = logging.DEBUG if route in _QUIET else logging.INFO
+      _requests.log(
+        level, "%s %s %s %d %.1f ms",
+        client_of(scope), method, route, status, 1e3 * seconds,
+      )  # fmt: skip

@@ -1,6 +1,6 @@
-"""Settings of the server: limits, timeouts, and where its files lie.
+"""Settings of the server: limits, timeouts, and the places of its files.
 
-Each number stands here once, with its rule and its help: the command line is
+Each number is declared once, with its rule and its help: the command line is
 made of these fields.
 """
 
@@ -9,8 +9,7 @@ import functools
 
 from memory_vit.errors import ConfigError
 from memory_vit.runtime import options
-from memory_vit.runtime.options import option
-from memory_vit.runtime.rules import Number, Text
+from memory_vit.runtime.options import Number, Text, option
 
 MIB = 2**20
 MOST_IMAGES = 4096
@@ -32,90 +31,91 @@ class ServerSettings:
   """Limits, timeouts and paths of a server; strings and numbers only.
 
   Raises:
-    ConfigError: for a value that its rule refuses, and for limits that do not
-      go together.
+    ConfigError: for a value that its rule refuses, and for limits that
+      contradict each other.
   """
 
   token_file: str | None = _path(
-    "a file with the token for adding and removing tasks, at least 16 "
-    "characters, not readable by others; without it nobody may"
+    "file with the token for changing tasks, of at least 16 characters and not "
+    "readable by others; without it tasks cannot be changed"
   )
   task_root: str | None = _path(
-    "tasks of this machine may be added by their path, but only below this "
-    "directory"
+    "directory below which clients may add tasks of this machine by their path"
   )
   state_dir: str | None = _path(
-    "a directory that holds the tasks, for the next start and for all servers "
-    "that are given it; without it changes of tasks end with the server"
+    "directory that stores the tasks for the next start, and shares them "
+    "between servers; without it changes of tasks end with the server"
   )
   allowed_hosts: str | None = option(
     None,
     _HOSTS,
-    "names by which a proxy or other machines ask for this server, separated "
-    "by commas; beside them only localhost, 127.0.0.1 and [::1] are answered. "
-    "'*' is any name, and the default where other machines are let in",
+    "host names, separated by commas, that requests may ask for beside "
+    "localhost, 127.0.0.1 and [::1]. '*' is any name, and the default if "
+    "--host lets other machines in",
     metavar="NAME,NAME",
   )
   wait_ms: float = option(
     5.0,
     Number(0, 10_000, "milliseconds"),
-    "milliseconds that images which are ready wait for those of other requests "
-    "that are being decoded, to share a batch",
+    "milliseconds that decoded images wait for images of other requests that "
+    "are being decoded, to share a batch",
   )
   max_queue: int = option(
     256,
     Number(1, 2**20, "images"),
-    "images that were taken and are not yet answered; of more, requests get "
-    "status 503, and when to come again",
+    "most images without an answer yet; further requests get status 503 with "
+    "Retry-After",
   )
   max_images: int = option(
-    32, Number(1, MOST_IMAGES, "images"), "images of one request"
+    32, Number(1, MOST_IMAGES, "images"), "most images of one request"
   )
   max_megapixels: int = option(
     256,
     Number(1, 2**20, "megapixels"),
-    "megapixels of all images of one request, by their headers",
+    "most megapixels of one request, by the headers of its images",
   )
   max_body_mib: int = option(
-    64, Number(1, 4096, "MiB"), "MiB of one request's body"
+    64, Number(1, 4096, "MiB"), "most MiB of a request's body"
   )
   max_task_mib: int = option(
-    64, Number(1, 16_384, "MiB"), "MiB of a task that is uploaded"
+    64, Number(1, 16_384, "MiB"), "most MiB of an uploaded task"
   )
   max_held_mib: int = option(
     512,
     Number(1, 2**20, "MiB"),
-    "MiB of the bodies of all requests together, as they were sent and until "
-    "their answers are; of more, status 503. JSON takes about 4 times as much",
+    "most MiB of all bodies without an answer yet; further requests get status "
+    "503. Parsing JSON takes about 4 times as much memory",
   )
   timeout: float = option(
     30.0,
     Number(0, _DAY, "seconds", positive=True),
-    "seconds until images are answered once they have arrived; then status 504",
+    "most seconds from the arrival of images to their answer; then status 504",
   )
   receive_timeout: float = option(
     20.0,
     Number(0, _DAY, "seconds", positive=True),
-    "seconds until the headers of a request have arrived, and again its body",
+    "most seconds for the headers of a request, and again for its body",
   )
   timeout_keep_alive: int = option(
     5,
     Number(1, _DAY, "seconds"),
-    "seconds that a connection without a request is kept",
+    "seconds until an idle connection is closed",
   )
   max_connections: int = option(
     512,
     Number(1, 65_536, "connections"),
-    "connections at the same time, or requests at work; of as many, each "
-    "request gets status 503 as plain text, /healthz and /metrics too",
+    "connections, or requests at work, from which on each request gets status "
+    "503 as plain text, also /healthz and /metrics",
   )
   grace: int = option(
     30,
     Number(0, _DAY, "seconds"),
-    "seconds to finish what was taken, after SIGTERM",
+    "seconds to finish open requests after SIGTERM",
   )
   top: int = option(
-    5, Number(1, 2**20, "classes"), "classes of a task where none are asked for"
+    5,
+    Number(1, 2**20, "classes"),
+    "classes of each task, if a request does not say",
   )
 
   def __post_init__(self) -> None:

@@ -1,16 +1,18 @@
-"""Changes of tasks that clients ask for: checked, answered, and logged."""
+"""Changes of tasks that clients ask for: checked, made, and logged."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import functools
 import logging
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from starlette.requests import ClientDisconnect
 
 from memory_vit.errors import (
   ConfigError,
@@ -20,8 +22,9 @@ from memory_vit.errors import (
 )
 from memory_vit.model.task import BACKBONE, NAME_PATTERN
 from memory_vit.runtime import paths
-from memory_vit.runtime.messages import brief, escaped
-from memory_vit.serving.request_error import RequestError, one_line
+from memory_vit.runtime.messages import brief
+from memory_vit.serving.request_error import RequestError, client_left
+from memory_vit.serving.server_log import audit
 from memory_vit.serving.task_folder import TaskFolder
 from memory_vit.serving.task_follower import Changed, TaskFollower
 from memory_vit.tasks import store
@@ -29,16 +32,26 @@ from memory_vit.tasks import store
 if TYPE_CHECKING:
   from memory_vit.prediction import Predictor
 
-audit = logging.getLogger("memory_vit.serving.audit")
-# In messages, in place of where the server keeps it.
+# In messages, in place of the file's name on the server.
 _UPLOADED = "the uploaded task"
 
 
-class TaskChanges:
-  """Changes the tasks of a folder, one change at a time.
+@contextlib.contextmanager
+def logging_refusals(action: str, name: str, client: str) -> Iterator[None]:
+  """Log why a change was not made, and raise what the client gets for it."""
+  try:
+    yield
+  except asyncio.CancelledError:  # its thread may make the change, and logs it
+    audit(action, name, client, "cut off before its answer")
+    raise
+  except Exception as error:
+    refusal = _refusal(error, action)
+    audit(action, name, client, f"refused: {refusal.message}")
+    raise refusal from error
 
-  Every change, and every one that is refused, is a line of the log.
-  """
+
+class TaskChanges:
+  """Changes the tasks of a folder, one change at a time."""
 
   def __init__(
     self,
@@ -49,20 +62,7 @@ class TaskChanges:
     on_change: Callable[[str], None],
     refusal: str = "",
   ) -> None:
-    """Change nothing yet.
-
-    Args:
-      predictor: on whose backbone tasks must run.
-      folder: of the tasks.
-      follower: makes the changes.
-      task_root: the directory below which clients may name tasks, or none.
-      on_change: is called with each action.
-      refusal: why no task can be changed here; "" if tasks can be changed.
-
-    Raises:
-      ConfigError: for a task root that is no directory.
-    """
-    self.refusal = refusal
+    self.refusal = refusal  # why no task can be changed here; or ""
     self._predictor = predictor
     self._folder, self._follower = folder, follower
     self._on_change = on_change
@@ -82,21 +82,11 @@ class TaskChanges:
   async def upload(
     self, name: str, content: AsyncIterator[bytes], client: str
   ) -> Changed:
-    """Add or replace a task by the bytes of a .safetensors file of one.
-
-    Raises:
-      RequestError: for a name or a task that cannot be used.
-    """
-    require_name(name)
+    """Add or replace a task by the bytes of its .safetensors file."""
     with self._folder.part() as part:
-      try:
-        with part.open("xb") as file:
-          async for some in content:
-            await asyncio.to_thread(file.write, some)
-      except OSError as error:
-        refusal = _not_stored(error)
-        audit_refused("put", name, client, refusal.message)
-        raise refusal from error
+      with part.open("xb") as file:
+        async for chunk in content:
+          await asyncio.to_thread(file.write, chunk)
 
       def put() -> Changed:
         try:
@@ -106,15 +96,10 @@ class TaskChanges:
           raise TaskError(message) from error
         return self._follower.put(name, task, part)
 
-      return await self._change("put", name, client, put)
+      return await self._change(name, client, put)
 
   async def put_path(self, name: str, text: str, client: str) -> Changed:
-    """Add or replace a task by its path below --task_root.
-
-    Raises:
-      RequestError: for a name, a path or a task that cannot be used.
-    """
-    require_name(name)
+    """Add or replace a task by its path below --task_root."""
     path = self._below_root(text)
 
     def put() -> Changed:
@@ -126,45 +111,31 @@ class TaskChanges:
         store.save_task(task, part)
         return self._follower.put(name, task, part)
 
-    return await self._change("put", name, client, put)
+    return await self._change(name, client, put)
 
   async def remove(self, name: str, client: str) -> Changed:
-    """Remove a task.
-
-    Raises:
-      RequestError: 404 where there is none of this name, 409 where others
-        read it, 507 or 500 where the folder cannot be written.
-    """
-    require_name(name)
     remove = functools.partial(self._follower.remove, name)
-    return await self._change("remove", name, client, remove)
+    return await self._change(name, client, remove)
 
   async def _change(
-    self, action: str, name: str, client: str, make: Callable[[], Changed]
+    self, name: str, client: str, make: Callable[[], Changed]
   ) -> Changed:
-    """Make a change in the thread for them, which also logs its outcome."""
+    """Make a change in the thread for changes, which also logs it."""
 
     def make_and_log() -> Changed:
-      try:
-        changed = make()
-      except Exception as error:
-        refusal = _refusal(error, action)
-        audit_refused(action, name, client, refusal.message)
-        raise refusal from error
-      version = changed.change.version
-      _audit(
-        changed.action, name, client,
-        f"version={version} digest={changed.digest or '-'}",
-      )  # fmt: skip
+      changed = make()
+      outcome = (
+        f"version={changed.change.version} digest={changed.digest or '-'}"
+      )
+      audit(changed.action, name, client, outcome)
+      self._on_change(changed.action)
       return changed
 
     loop = asyncio.get_running_loop()
-    changed = await loop.run_in_executor(self._thread, make_and_log)
-    self._on_change(changed.action)
-    return changed
+    return await loop.run_in_executor(self._thread, make_and_log)
 
   def _below_root(self, text: str) -> Path:
-    """The path of a task on this machine, with all links resolved."""
+    """The path of a task below --task_root, with links resolved."""
     if self._root is None:
       raise RequestError(
         403,
@@ -176,7 +147,7 @@ class TaskChanges:
       found = path.is_relative_to(self._root) and path.exists()
     except (OSError, RuntimeError, ValueError):
       found = False
-    if not found:  # what lies elsewhere is not told from what is not there
+    if not found:  # the client does not learn which paths exist elsewhere
       raise RequestError(
         422, f"path {brief(text)}: there is no such task below --task_root."
       )
@@ -184,7 +155,6 @@ class TaskChanges:
 
 
 def require_name(name: str) -> None:
-  """Refuse what is no name of a task, such as a path."""
   if not NAME_PATTERN.fullmatch(name) or name == BACKBONE:
     raise RequestError(
       422,
@@ -194,9 +164,10 @@ def require_name(name: str) -> None:
 
 
 def _refusal(error: Exception, action: str) -> RequestError:
-  """What the client gets for a change that was not made."""
   if isinstance(error, RequestError):
     return error
+  if isinstance(error, ClientDisconnect):
+    return client_left()
   if isinstance(error, UnknownTask):
     return RequestError(404, str(error), known=list(error.known))
   if isinstance(error, TaskError):
@@ -218,16 +189,3 @@ def _not_stored(error: OSError) -> RequestError:
     507 if is_full else 500,
     f"the folder of tasks cannot be written ({reason}): no change.",
   )
-
-
-def audit_refused(action: str, name: str, client: str, problem: str) -> None:
-  """Write the line of a change that was refused."""
-  _audit(action, name, client, f"refused: {one_line(problem)}")
-
-
-def _audit(action: str, name: str, client: str, outcome: str) -> None:
-  when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-  audit.info(
-    "audit %s %s name=%s client=%s %s",
-    when, action, brief(name), escaped(client), outcome,
-  )  # fmt: skip

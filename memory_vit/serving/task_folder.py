@@ -6,13 +6,12 @@ STATE/tasks/.*.part.safetensors   a task that is being received or checked
 STATE/.lock                       held during a change, and never removed
 
 Files of tasks never change. A change writes the new ones and then renames
-set.json: whoever reads it finds the old set or the new one.
+set.json: a reader finds the old set or the new one.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import os
 import re
@@ -33,10 +32,10 @@ from memory_vit.runtime import files, lock, paths
 from memory_vit.serving.request_error import busy
 
 SUFFIX = ".safetensors"
-# After it, files that no set names are removed: a process may still be loading
-# one that the last set named.
+# After it, files that no set names are removed: another process may still load
+# a file of the last set.
 GRACE_SECONDS = 600.0
-_LOCK_SECONDS = 30.0  # that a change waits for another one, which may compile
+_LOCK_SECONDS = 30.0  # that a change waits for another, which may compile
 _OWN_FILE = re.compile(r"[0-9a-f]{64}\.safetensors|\..*\.part\.safetensors")
 logger = logging.getLogger(__name__)
 
@@ -54,14 +53,7 @@ class StoredTask(_Stored):
 
 
 class StoredSet(_Stored):
-  """What set.json holds.
-
-  Attributes:
-    version: 1 more with each change.
-    backbone: of all servers.
-    evaluation: how images are prepared.
-    tasks: in the order of their slots.
-  """
+  """The content of set.json; `tasks` are in the order of their slots."""
 
   format_version: Literal[1] = 1
   version: Annotated[int, Field(ge=1)]
@@ -74,15 +66,11 @@ class TaskFolder:
   """Reads the set of tasks of a folder, and changes it as a whole."""
 
   def __init__(self, state_dir: str | None) -> None:
-    """Make the directories; without a path below a temporary one.
-
-    Raises:
-      ConfigError: where nothing can be written there.
-    """
+    """Make the directories; without a path, in a temporary directory."""
     self.close: Callable[[], object] = lambda: None
     if state_dir is None:
       self.root = Path(tempfile.mkdtemp(prefix="memory_vit_serve-"))
-      # Also where the application is made and never run.
+      # Also if the application is made and never run.
       self.close = weakref.finalize(
         self, shutil.rmtree, self.root, ignore_errors=True
       )
@@ -92,11 +80,7 @@ class TaskFolder:
     paths.make_directory(self._tasks, "--state_dir")
 
   def read(self) -> StoredSet | None:
-    """The set of now; None before the first.
-
-    Raises:
-      ConfigError: where set.json cannot be read, or is something else.
-    """
+    """The current set, None before the first; `ConfigError` if unreadable."""
     try:
       return StoredSet.model_validate_json(self._set.read_bytes())
     except FileNotFoundError:
@@ -109,12 +93,11 @@ class TaskFolder:
       ) from error
 
   def file(self, sha256: str) -> Path:
-    """Where the file of a task lies."""
     return self._tasks / f"{sha256}{SUFFIX}"
 
   @contextlib.contextmanager
   def part(self) -> Iterator[Path]:
-    """Yield the name of a new file; what lies there at the end is removed."""
+    """Yield the name of a new file, which is removed at the end."""
     path = self._tasks / f".{uuid.uuid4().hex}.part{SUFFIX}"
     try:
       yield path
@@ -123,12 +106,7 @@ class TaskFolder:
 
   @contextlib.contextmanager
   def changing(self) -> Iterator[StoredSet | None]:
-    """Hold the lock of all changes, and yield the set of now.
-
-    Raises:
-      RequestError: 503 where another change takes long.
-      MemoryVitError: where the lock cannot be had, or the set not be read.
-    """
+    """Hold the lock of all changes, and yield the current set."""
     until = time.monotonic() + _LOCK_SECONDS
 
     def wait(owner: str) -> None:
@@ -142,19 +120,10 @@ class TaskFolder:
   def publish(
     self, new: StoredSet, old: StoredSet | None, parts: Mapping[str, Path]
   ) -> None:
-    """Show a set to all processes; under the lock.
-
-    Args:
-      new: the set; its files are there, or among `parts`.
-      old: the set of now.
-      parts: {SHA-256: file}, which get their names.
-
-    Raises:
-      OSError: where something cannot be written. The set of now stays then.
-    """
+    """Show a set to all processes, under the lock; `parts` are new files."""
     before = {task.sha256 for task in old.tasks} if old else set()
     after = {task.sha256 for task in new.tasks}
-    part = self.root / ".set.json.part"  # one that was left is written over
+    part = self.root / ".set.json.part"  # that of a killed process is replaced
     try:
       for sha256, path in parts.items():
         files.sync(path)
@@ -169,10 +138,10 @@ class TaskFolder:
       raise
     try:
       files.sync(self.root)
-    except OSError as error:  # the set is shown by now
+    except OSError as error:  # but the set is shown
       logger.warning("%s cannot be synchronized: %s", self.root, error)
     with contextlib.suppress(OSError):
-      for sha256 in before - after:  # their time of grace begins
+      for sha256 in before - after:  # their grace period begins
         os.utime(self.file(sha256))
       self._collect(after)
 
@@ -184,9 +153,3 @@ class TaskFolder:
       is_own = _OWN_FILE.fullmatch(path.name) is not None
       if is_own and not is_named and path.stat().st_mtime < oldest:
         path.unlink()
-
-
-def sha256_of(path: Path) -> str:
-  """SHA-256 of a file, in hexadecimal digits."""
-  with path.open("rb") as file:
-    return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,7 +1,7 @@
-"""One server's side of a folder of tasks: it follows the folder's newest set.
+"""Follow a folder of tasks: one server's side.
 
-A set is made ready while the old one answers, and then shown. What cannot be
-made ready leaves the old set, and is tried again.
+A new set is made ready while the old one answers, and then shown. If it cannot
+be made ready, the old set goes on answering, and it is tried again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,20 +25,21 @@ from memory_vit.errors import (
   UnknownTask,
 )
 from memory_vit.prediction import task_set as sets
+from memory_vit.prediction.task_set import Change
 from memory_vit.runtime import files
-from memory_vit.runtime.messages import name_list
-from memory_vit.serving.request_error import RequestError, busy, one_line
+from memory_vit.runtime.checksums import file_digest
+from memory_vit.runtime.messages import name_list, one_line
+from memory_vit.serving.request_error import RequestError, busy
 from memory_vit.serving.task_folder import (
   StoredSet,
   StoredTask,
   TaskFolder,
-  sha256_of,
 )
 from memory_vit.tasks import store
 
 if TYPE_CHECKING:
   from memory_vit.model.task import Task
-  from memory_vit.prediction import Change, Predictor, TaskSet
+  from memory_vit.prediction import Predictor, TaskSet
 
 POLL_SECONDS = 1.0
 # Between attempts to make a set ready: each may compile.
@@ -48,13 +49,7 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Changed:
-  """A change of the set of tasks.
-
-  Attributes:
-    action: "add", "replace" or "remove".
-    change: what it did in this process.
-    digest: of the task that came or went; "" where it is not known.
-  """
+  """ "add", "replace" or "remove"; the digest of the task, or "" if unknown."""
 
   action: str
   change: Change
@@ -62,43 +57,33 @@ class Changed:
 
 
 class TaskFollower:
-  """Lets a predictor answer by the set of a folder, and changes that set.
-
-  Attributes:
-    newest: version of the newest set that was seen in the folder.
-    problem: why that one does not answer here, in one line; or "".
-  """
+  """Lets a predictor answer by the set of a folder, and changes that set."""
 
   def __init__(self, predictor: Predictor, folder: TaskFolder) -> None:
-    """Show the set of the folder; without one, write that of the predictor.
-
-    Raises:
-      MemoryVitError: for a folder of another backbone or preprocessing, and
-        tasks that cannot be loaded.
-    """
+    """Show the set of the folder; without one, write the predictor's."""
     self._predictor, self._folder = predictor, folder
-    self._one = threading.Lock()  # taken after the lock of the folder
+    self._lock = threading.Lock()  # taken after the lock of the folder
     self._failed: StoredSet | None = None
     self._again = 0.0
     self._wake = asyncio.Event()
-    self._newer = asyncio.Event()  # another one after each set that is shown
+    self._newer = asyncio.Event()  # a new event after each set that is shown
     self._loop: asyncio.AbstractEventLoop | None = None
     self._tasks: dict[tuple[str, str], Task] = {}
-    self.problem = ""
+    self.problem = ""  # why the newest set does not answer here
     try:
       stored = folder.read() or self._first()
     except RequestError as error:  # another server is writing a large first set
       raise ConfigError(f"--state_dir: {error.message}") from error
-    given = {task.name: task for task in predictor.task_set.by_slot.values()}
-    if given and stored.tasks:  # an empty set prepares images as its next task
+    own = {task.name: task for task in predictor.task_set.by_slot.values()}
+    if own and stored.tasks:  # an empty set prepares images as its next task
       self._require_same(predictor.evaluation, stored.evaluation)
     self._show(stored, self._made_ready(stored))
-    there = {one.name: one.digest for one in predictor.task_set.describe()}
-    others = [n for n, task in given.items() if there.get(n) != task.digest]
-    if others:
+    shown = {one.name: one.digest for one in predictor.task_set.describe()}
+    unused = [n for n, task in own.items() if shown.get(n) != task.digest]
+    if unused:
       logger.warning(
         "--state_dir has other tasks than --task, and they answer: %s of "
-        "--task are not used", name_list(others),
+        "--task are not used", name_list(unused),
       )  # fmt: skip
 
   @property
@@ -117,11 +102,9 @@ class TaskFollower:
       self._wake.clear()
 
   async def at_least(self, version: int, seconds: float) -> None:
-    """Wait until a set of this version, or a later one, answers.
-
-    Raises:
-      RequestError: 503 where it takes too long.
-    """
+    """Wait until a set of this version or a later one answers, or raise 503."""
+    if version <= self.version:
+      return
     self._wake.set()
     try:
       async with asyncio.timeout(seconds):
@@ -136,7 +119,7 @@ class TaskFollower:
 
   def look(self) -> None:
     """Show the newest set, or note why it cannot be shown."""
-    with self._one:
+    with self._lock:
       try:
         newest = self._not_older(self._folder.read())
         self.newest = newest.version
@@ -160,20 +143,8 @@ class TaskFollower:
         self.problem = problem
 
   def put(self, name: str, task: Task, part: Path) -> Changed:
-    """Add or replace a task for all servers of the folder.
-
-    Args:
-      name: under which it answers.
-      task: as it was loaded.
-      part: its file, of `TaskFolder.part`.
-
-    Raises:
-      TaskError: where it cannot answer beside the others.
-      RequestError: where the set of now cannot be loaded here, or the lock not
-        be had.
-      OSError: where it cannot be written. Nothing has changed then.
-    """
-    sha256 = sha256_of(part)
+    """Add or replace a task, whose file is `part`, for all servers."""
+    sha256 = file_digest(part)
     with self._changing() as newest:
       by_slot = self._loaded(newest.tasks)
       if name in (one.name for one in newest.tasks):
@@ -190,29 +161,30 @@ class TaskFollower:
     return Changed(action, change, task.digest)
 
   def remove(self, name: str) -> Changed:
-    """Remove a task for all servers of the folder; see `put`.
-
-    Its own file may be damaged.
-
-    Raises:
-      UnknownTask: where there is none of this name.
-      TaskError: where others read it.
-    """
+    """Remove a task, whose file may be damaged, for all servers."""
     with self._changing() as newest:
       tasks = [one for one in newest.tasks if one.name != name]
       if len(tasks) == len(newest.tasks):
         known = tuple(one.name for one in tasks)
         raise UnknownTask(f"there is no task {name!r}.", known)
       digests = {o.name: o.digest for o in self._predictor.task_set.describe()}
-      ready, change = self._predictor.make_ready(
-        self._loaded(tasks), newest.version + 1
-      )
-      self._publish(newest, tasks, ready, {})
+      readable = self._readable(tasks)
+      if len(readable) < len(tasks):
+        readers = [
+          t.name for t in readable.values() if name in t.spec.attends_to
+        ]
+        if readers:
+          attend = f"{name_list(readers)} attend to it"
+          raise TaskError(f"task {name!r} cannot be removed: {attend}.")
+        change = self._publish_unready(newest, tasks)
+      else:
+        ready, change = self._predictor.make_ready(readable, newest.version + 1)
+        self._publish(newest, tasks, ready, {})
     return Changed("remove", change, digests.get(name, ""))
 
   @contextlib.contextmanager
   def _changing(self) -> Iterator[StoredSet]:
-    with self._folder.changing() as newest, self._one:
+    with self._folder.changing() as newest, self._lock:
       yield self._not_older(newest)
 
   def _publish(
@@ -226,6 +198,16 @@ class TaskFollower:
     self._folder.publish(new, old, parts)
     self._show(new, ready)
 
+  def _publish_unready(
+    self, old: StoredSet, tasks: Sequence[StoredTask]
+  ) -> Change:
+    """Let the old set answer here, so that damaged tasks can go one by one."""
+    version = old.version + 1
+    new = old.model_copy(update={"version": version, "tasks": tuple(tasks)})
+    self._folder.publish(new, old, {})
+    names = tuple(one.name for one in tasks)
+    return Change(version, names, digest="", grew=False, compiled=0)
+
   def _stored(self, ready: TaskSet, tasks: Iterable[StoredTask]) -> StoredSet:
     return StoredSet(
       version=ready.version,
@@ -235,7 +217,7 @@ class TaskFollower:
     )
 
   def _first(self) -> StoredSet:
-    """The first set of a folder: what the predictor was given."""
+    """The first set of a folder: the tasks of the predictor."""
     with (
       files.writing(self._folder.root),
       contextlib.ExitStack() as stack,
@@ -246,7 +228,7 @@ class TaskFollower:
       for slot, task in self._predictor.task_set.by_slot.items():
         part = stack.enter_context(self._folder.part())
         store.save_task(task, part)
-        sha256 = sha256_of(part)
+        sha256 = file_digest(part)
         tasks.append(StoredTask(name=task.name, sha256=sha256, slot=slot))
         parts[sha256] = part
         self._tasks[sha256, task.name] = task
@@ -277,22 +259,28 @@ class TaskFollower:
     newer.set()
 
   def _loaded(self, tasks: Iterable[StoredTask]) -> dict[int, Task]:
-    """{slot: task} of the set of now, to be changed."""
     try:
       return {one.slot: self._load(one) for one in tasks}
     except TaskError as error:
       raise RequestError(
-        500, f"the tasks of now cannot be loaded: {error} Nothing has changed."
+        500, f"the current tasks cannot be loaded: {error} Nothing has changed."
       ) from error
 
+  def _readable(self, tasks: Iterable[StoredTask]) -> dict[int, Task]:
+    found = {}
+    for one in tasks:
+      with contextlib.suppress(TaskError):
+        found[one.slot] = self._load(one)
+    return found
+
   def _load(self, one: StoredTask) -> Task:
-    """The task of an entry; one that answers already is not loaded again."""
+    """The task of an entry; a task that answers is not loaded again."""
     if task := self._tasks.get((one.sha256, one.name)):
       return task
     path = self._folder.file(one.sha256)
     shown = f"the file of task {one.name!r} in --state_dir"
     try:
-      if sha256_of(path) != one.sha256:
+      if file_digest(path) != one.sha256:
         raise TaskError(
           f"{shown} is damaged: {path.name} has another SHA-256. Put it back, "
           "or remove the task."
@@ -326,11 +314,11 @@ class TaskFollower:
       )
 
   def _require_finite(self, name: str, ready: TaskSet) -> None:
-    """Raise `TaskError` for a task that overflows, as for a grey image."""
+    """Raise `TaskError` for a task that overflows for a grey image."""
     side = self._predictor.backbone.config.image_size
     has_head = bool(self._predictor.backbone.config.num_classes)
     grey = np.zeros((1, side, side, 3), np.float32)
-    # What requests run, so that nothing is compiled for it.
+    # As requests do, so that nothing is compiled for it.
     answer = self._predictor.predict_pixels(
       grey, original=has_head, task_set=ready
     )

@@ -12,7 +12,7 @@ import optax
 from jax.sharding import Mesh
 
 from memory_vit.model import trees
-from memory_vit.runtime import compiling, sharding
+from memory_vit.runtime import compilation, sharding
 from memory_vit.tasks.split_forward import SplitForward
 from memory_vit.train import optim
 from memory_vit.train.loss import HeadClasses, loss_and_accuracy
@@ -156,7 +156,7 @@ class Step:
     program = self.gradient_program
     programs.append(program.lower(params, frozen, inputs, part["label"]))
     # One after the other; the context between them lives as long as both.
-    unused = compiling.options(0)
+    unused = compilation.options(0)
     used = [p.compile(unused).memory_analysis() for p in programs]
     temporary = [0 if u is None else u.temp_size_in_bytes for u in used]
     # Evaluation hands over as much for an image, and may have more of them.

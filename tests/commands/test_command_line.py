@@ -30,7 +30,7 @@ from memory_vit.errors import BackboneError, ConfigError, TrainingError
 from memory_vit.run_result import read_result
 from memory_vit.runtime import files, paths
 from memory_vit.runtime.lock import only_run
-from memory_vit.runtime.rules import (
+from memory_vit.runtime.options import (
   Changes,
   Choice,
   Items,

@@ -11,8 +11,7 @@ from memory_vit import config as config_lib
 from memory_vit.config import OPTIONS
 from memory_vit.errors import ConfigError
 from memory_vit.runtime import options
-from memory_vit.runtime.options import option
-from memory_vit.runtime.rules import Number
+from memory_vit.runtime.options import Number, option
 
 
 def changed(**changes):

@@ -1,4 +1,4 @@
-"""A predictor answers as `forward` does, whatever comes and goes."""
+"""A predictor answers as `forward` does, while tasks come and go."""
 
 import contextlib
 import dataclasses
@@ -28,7 +28,7 @@ SIZES = (1, 4)
 
 @pytest.fixture(scope="module")
 def backbone():
-  """One block: nothing here looks into it."""
+  """One block: no test depends on the depth."""
   return tiny_backbone(depth=1)
 
 
@@ -255,7 +255,7 @@ def test_threads_see_one_set_each_while_tasks_are_swapped(
 def test_two_changes_at_once_are_both_made(
   backbone, tasks, monkeypatch, plans, change, classes
 ):
-  """Neither is planned from the set that the other one changes."""
+  """No change is planned from a set that another change replaces."""
   model = predictor_of(backbone, tasks[:2], warm_up=False)
   both, real = threading.Barrier(2), getattr(task_set, plans)
 
@@ -391,7 +391,7 @@ def test_changes_that_are_refused_change_nothing(backbone, tasks, pixels):
 
 @pytest.mark.fault("task-in-use")
 def test_what_others_read_by_name_is_not_replaced(backbone, tasks, pixels):
-  """A child that knows its parent by name alone would answer otherwise."""
+  """A child that knows only its parent's name would answer differently."""
   child = random_task(backbone, "child", attends_to=("t0",))
   assert not any(child.spec.parent_digests)
   predictor = predictor_of(backbone, [tasks[0], child], warm_up=False)
@@ -546,7 +546,7 @@ def lone_task(backbone, regime, name="lone", **options):
 def test_a_task_that_composes_with_nothing_is_answered_alone(
   backbone, pixels, regime
 ):
-  """By the programs of its training, and beside it what is asked for."""
+  """By the programs of its training, with original outputs and features."""
   task = lone_task(backbone, regime)
   predictor = predictor_of(backbone, task, batch_sizes=(4,), warm_up=False)
   found = predictor.predict_pixels(pixels[:5], original=True, features=True)
@@ -607,7 +607,7 @@ def test_a_task_that_composes_with_nothing_stays_alone(
 
 
 def test_a_lone_task_of_the_same_shape_compiles_nothing(backbone, pixels):
-  """Whatever it and its classes are called, and however images are prepared."""
+  """With another name, other classes and another preprocessing."""
   predictor = predictor_of(backbone, lone_task(backbone, "probe"))
   wide = mv.EvalPreprocessing(image_size=8, crop="central", resize=12)
   for seed, options in enumerate(
@@ -659,7 +659,7 @@ def test_images_are_padded_to_the_smallest_batch_that_holds_them(pixels):
 
 
 def test_what_others_compile_does_not_count():
-  """Nor what the same thread compiles before and after."""
+  """Neither does what the same thread compiles before and after."""
   counter = compilations.CompilationCounter()
 
   def compile_something(scale):
@@ -677,7 +677,7 @@ def test_what_others_compile_does_not_count():
 
 
 def test_a_digest_names_what_answers(backbone, tasks):
-  """Whatever the slots, the version, and the way to get there."""
+  """It does not depend on slots, the version, or earlier changes."""
   one = predictor_of(backbone, tasks[:2], warm_up=False)
   other = predictor_of(backbone, [tasks[2], tasks[1]], warm_up=False)
   change = other.replace("t2", tasks[0])
@@ -691,7 +691,7 @@ def test_a_digest_names_what_answers(backbone, tasks):
 
 
 def test_a_digest_names_how_images_are_prepared(backbone, tasks):
-  """Of two sets of the same tasks; without any they are one set."""
+  """Sets of the same tasks with two ways differ; empty sets do not."""
   side = backbone.config.image_size
   evaluation = mv.EvalPreprocessing(image_size=side, interpolation="bicubic")
   spec = dataclasses.replace(tasks[0].spec, evaluation=evaluation)
@@ -733,7 +733,7 @@ def test_a_set_that_is_made_ready_answers_once_it_is_shown(
 
 @pytest.mark.parametrize("classes", [17, 1000])
 def test_of_equals_the_first_is_the_best(classes):
-  """However many there are: a task begins with logits of zero."""
+  """Classes are often equal: a new task has logits of zero."""
   shares = np.random.default_rng(0).integers(0, 3, (20, classes)) / 10
   expected = [
     sorted(range(classes), key=lambda i: (-row[i], i))[:5] for row in shares

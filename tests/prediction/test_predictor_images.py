@@ -30,7 +30,7 @@ NAMES = ("cat", "dog", "日")
 
 @pytest.fixture(scope="module")
 def backbone():
-  """One block: nothing here looks into it."""
+  """One block: no test depends on the depth."""
   return tiny_backbone(depth=1)
 
 
@@ -144,7 +144,7 @@ def test_limits_hold_before_anything_is_decoded(
 def test_what_an_image_takes_is_asked_for_before_it_is_read(
   predictor, files, monkeypatch
 ):
-  """Also of a path, which is not read before, and of pixels."""
+  """Also for a path and for pixels."""
   asked, heads = [], []
   taken, needed = MemoryLimit.taken, preparation.bytes_needed
 
@@ -198,7 +198,7 @@ def test_pixels_that_are_refused_compile_nothing():
 def test_images_are_prepared_a_batch_at_a_time(
   backbone, tasks, files, monkeypatch
 ):
-  """So that the memory of prepared images does not grow with their number."""
+  """The memory of prepared images does not grow with their number."""
   predictor = Predictor.from_model(
     backbone, tasks, batch_sizes=(2,), warm_up=False
   )
@@ -350,7 +350,7 @@ def test_a_config_builds_the_same_predictor(
 
 @pytest.mark.processes
 def test_a_pickled_config_in_a_fresh_process(saved, files, tmp_path):
-  """Equal to the bit, without TensorFlow."""
+  """Bitwise identical answers, without TensorFlow."""
   found = Predictor(saved, warm_up=False).predict(files)
   (tmp_path / "config.pickle").write_bytes(pickle.dumps(saved))
   code = """
@@ -378,7 +378,7 @@ print(json.dumps({
 
 @pytest.mark.fault("bad-request")
 def test_what_cannot_be_read_is_not_held(backbone):
-  """Errors that threads return hold no image, until somebody collects it."""
+  """Errors that threads return hold no image until garbage is collected."""
   model = Predictor.from_model(backbone, warm_up=False)
   bad = np.zeros((0, 5, 3), np.uint8)
   held = weakref.ref(bad)

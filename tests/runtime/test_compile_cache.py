@@ -1,4 +1,4 @@
-"""Commands keep what JAX compiles, and compute the same with it."""
+"""Commands cache what JAX compiles, and compute the same with it."""
 
 import os
 import subprocess
@@ -11,14 +11,14 @@ from conftest import ROOT, random_task, tiny_backbone
 
 import memory_vit as mv
 from memory_vit.errors import ConfigError
-from memory_vit.runtime import compile_cache
+from memory_vit.runtime import compilation
 
 JAX = "JAX_COMPILATION_CACHE_DIR"
 
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-  """The root of an empty cache, and an environment that says no more."""
+  """The root of an empty cache, which the environment names."""
   for name in (JAX, "MEMORY_VIT_COMPILE_CACHE"):
     monkeypatch.setenv(name, "")  # so that it is put back as it was
     monkeypatch.delenv(name)
@@ -27,50 +27,50 @@ def cache(tmp_path, monkeypatch):
 
 
 def test_where_programs_are_kept(cache, monkeypatch):
-  compile_cache.enable()
-  folder = cache / "xla" / compile_cache._machine()
+  compilation.enable_cache()
+  folder = cache / "xla" / compilation._machine()
   assert os.environ[JAX] == str(folder)
   assert folder.stat().st_mode & 0o777 == 0o700
   monkeypatch.setenv(JAX, "elsewhere")
-  compile_cache.enable()
+  compilation.enable_cache()
   assert os.environ[JAX] == "elsewhere"
 
 
 def test_it_can_be_turned_off(cache, monkeypatch):
   monkeypatch.setenv("MEMORY_VIT_COMPILE_CACHE", "off")
-  compile_cache.enable()
+  compilation.enable_cache()
   assert JAX not in os.environ
   assert not cache.exists()
   monkeypatch.setenv("MEMORY_VIT_COMPILE_CACHE", "no")
   with pytest.raises(ConfigError, match="is 'no', expected 'on' or 'off'"):
-    compile_cache.enable()
+    compilation.enable_cache()
 
 
 @pytest.mark.fault("compile-cache")
 def test_where_nothing_can_be_written_nothing_is_kept(cache):
   cache.write_text("a file where the folder would be")
-  compile_cache.enable()
+  compilation.enable_cache()
   assert JAX not in os.environ
 
 
 def test_the_oldest_programs_are_deleted(cache, monkeypatch):
-  monkeypatch.setattr(compile_cache, "MAX_BYTES", 100)
+  monkeypatch.setattr(compilation, "MAX_BYTES", 100)
   folder = cache / "xla" / "machine"
   folder.mkdir(parents=True)
   for i in range(10):
     (folder / f"{i}-cache").write_bytes(bytes(11))
     os.utime(folder / f"{i}-cache", (i, i))
-  compile_cache.enable()
+  compilation.enable_cache()
   left = sorted(path.name for path in folder.iterdir())
   assert left == [f"{i}-cache" for i in (6, 7, 8, 9)]
-  compile_cache.enable()
+  compilation.enable_cache()
   assert len(list(folder.iterdir())) == 4
 
 
 @pytest.mark.fault("compile-cache")
 @pytest.mark.processes
 def test_the_same_bits_from_compiled_and_from_kept_programs(tmp_path):
-  """Two processes at once, one after them, and one that finds a torn file."""
+  """Two processes at once, one after them, and one with a torn file."""
   backbone = tiny_backbone(depth=1)
   mv.save_backbone(backbone, tmp_path / "vit.npz")
   mv.save_task(random_task(backbone, "pets"), tmp_path / "pets")

@@ -1,4 +1,4 @@
-"""Fewer passes of the compiler, where that changes nothing but the time."""
+"""Fewer passes of the compiler change only the time."""
 
 import jax
 import jax.numpy as jnp
@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 import memory_vit as mv
-from memory_vit.runtime import compiling
+from memory_vit.runtime import compilation
 
 
 @pytest.fixture(autouse=True)
 def devices():
-  """They are made by the flags of all tests, before one changes these."""
+  """Made with the flags of all tests, before a test changes the flags."""
   return jax.devices()
 
 
@@ -21,7 +21,7 @@ def no_flags(monkeypatch):
 
 
 def draws(key):
-  """As a backbone draws its weights."""
+  """Random numbers, as a backbone is initialized."""
   keys = jax.random.split(key, 3)
   init = jax.nn.initializers.lecun_normal()
   return [init(k, (16, 24)) for k in keys]
@@ -29,23 +29,23 @@ def draws(key):
 
 def test_who_has_set_flags_has_chosen(monkeypatch):
   monkeypatch.setenv("XLA_FLAGS", "")
-  assert compiling.options(0) is None
+  assert compilation.options(0) is None
 
 
 @pytest.mark.usefixtures("no_flags")
 def test_accelerators_are_left_alone(monkeypatch):
   monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
-  assert compiling.options(1) is None
+  assert compilation.options(1) is None
 
 
 @pytest.mark.slow  # compiles a model twice, once with all passes
 @pytest.mark.usefixtures("no_flags")
 def test_a_backbone_that_is_drawn_has_the_same_bits(monkeypatch):
-  """Else its fingerprint, by which tasks know it, would be another one."""
-  ours, key = compiling.options(1), jax.random.key(7)
+  """Otherwise tasks would not know its fingerprint."""
+  ours, key = compilation.options(1), jax.random.key(7)
 
   def drawn(options):
-    monkeypatch.setattr(compiling, "options", lambda level: options)
+    monkeypatch.setattr(compilation, "options", lambda level: options)
     return mv.random_backbone("Micro/2", image_size=8, num_classes=5, key=key)
 
   quick, usual = drawn(ours), drawn(dict.fromkeys(ours, 3))
@@ -59,12 +59,12 @@ def test_a_backbone_that_is_drawn_has_the_same_bits(monkeypatch):
 
 @pytest.mark.usefixtures("no_flags")
 def test_jax_takes_them():
-  """What is drawn, and how much memory a program takes."""
+  """With the same random numbers, and the same memory of a program."""
   key, x = jax.random.key(0), jnp.ones((64, 64))
-  quick = jax.jit(draws, compiler_options=compiling.options(1))(key)
+  quick = jax.jit(draws, compiler_options=compilation.options(1))(key)
   for one, other in zip(quick, jax.jit(draws)(key), strict=True):
     np.testing.assert_allclose(one, other, rtol=1e-5)
   lowered = jax.jit(lambda x: jax.nn.softmax(jnp.sin(x @ x) @ x)).lower(x)
   usual = lowered.compile().memory_analysis()
-  found = lowered.compile(compiling.options(0)).memory_analysis()
+  found = lowered.compile(compilation.options(0)).memory_analysis()
   assert found.temp_size_in_bytes == usual.temp_size_in_bytes > 0

@@ -1,4 +1,4 @@
-"""One way to declare options, and the same refusals wherever they are."""
+"""Options are declared in one way, and refused in the same words everywhere."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ from memory_vit.config import Config
 from memory_vit.errors import ConfigError
 from memory_vit.prediction import PredictorConfig
 from memory_vit.runtime import launch, options
-from memory_vit.runtime.rules import Number, Text
+from memory_vit.runtime.options import Number, Text
 from memory_vit.serving import ServerSettings
 from memory_vit.serving.ray import Scaling
 

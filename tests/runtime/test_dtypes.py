@@ -1,4 +1,4 @@
-"""The compute dtype that "auto" stands for, and what commands say of it."""
+"""The compute dtype "auto", and what commands print about it."""
 
 import types
 

@@ -12,7 +12,7 @@ from memory_vit.runtime import checksums, files
 
 @pytest.fixture
 def done(monkeypatch):
-  """Writes through to the disk and renamings, by name, in their order."""
+  """Syncs and renames by name, in their order."""
   found = []
   fsync, rename = os.fsync, pathlib.Path.rename
   replace = pathlib.Path.replace
@@ -109,7 +109,7 @@ def test_a_new_directory_has_the_permissions_of_the_old_one(tmp_path):
 
 
 def test_another_group_gets_nothing(tmp_path, monkeypatch):
-  """The group of the old directory, which the new one does not have."""
+  """Permissions of the group are lost if the new directory has another."""
   path, stat = tmp_path / "d", pathlib.Path.stat
   path.mkdir()
   path.chmod(0o2770)
@@ -155,7 +155,7 @@ def test_what_ends_between_the_renamings_loses_nothing(
 
 
 def test_who_takes_the_place_meanwhile_keeps_it(tmp_path, monkeypatch):
-  """And neither the old directory nor the new one is removed."""
+  """Then neither the old directory nor the new one is removed."""
   path, rename = tmp_path / "d", pathlib.Path.rename
   replaced(path, "old")
 
@@ -178,7 +178,7 @@ def test_who_takes_the_place_meanwhile_keeps_it(tmp_path, monkeypatch):
 
 @pytest.mark.fault("kill-during-write")
 def test_the_next_one_tidies_after_one_that_was_killed(tmp_path):
-  """But not for another path, nor what somebody else has put there."""
+  """Only for its own path, and only directories of `replacing_directory`."""
   for name in (".d-aaaaaaaa", ".other-aaaaaaaa"):
     (tmp_path / name / "new").mkdir(parents=True)
     (tmp_path / name / "lock").write_bytes(files.SCRATCH_MARK)
@@ -200,7 +200,7 @@ def test_the_next_one_tidies_after_one_that_was_killed(tmp_path):
 def test_what_could_not_be_removed_is_removed_another_time(
   tmp_path, monkeypatch
 ):
-  """As a file that is open somewhere, on NFS."""
+  """Such as a file that is open somewhere, on NFS."""
   path, unlink = tmp_path / "d", os.unlink
   replaced(path, "busy")
 
@@ -219,7 +219,7 @@ def test_what_could_not_be_removed_is_removed_another_time(
 
 
 def test_a_lock_can_be_had_on_nfs(tmp_path, monkeypatch):
-  """There a lock that is for one alone needs a file that one may write to."""
+  """NFS locks a file exclusively only if it is open for writing."""
   flock = fcntl.flock
 
   def of_nfs(file, operation):
@@ -248,7 +248,7 @@ def test_what_is_being_written_is_left_alone(tmp_path):
 def test_what_cannot_be_moved_stays_and_so_does_the_new_one(
   tmp_path, monkeypatch
 ):
-  """As a directory that is protected, or mounted from the same disk."""
+  """Such as a protected directory, or one mounted from the same disk."""
   path, rename = tmp_path / "d", pathlib.Path.rename
   replaced(path, "old")
   path.chmod(0o555)

@@ -59,7 +59,7 @@ def test_a_file_system_without_locks_is_refused(tmp_path, monkeypatch):
   ],
 )  # fmt: skip
 def test_what_is_not_ours_is_left_as_it_is(tmp_path, put, text):
-  """Whoever may write there could name any file of the user."""
+  """Another user with access to the directory could name any file."""
   victim, lock = tmp_path / "victim.txt", tmp_path / "run" / ".lock"
   victim.write_text(text)
   lock.parent.mkdir()
@@ -87,7 +87,7 @@ def test_what_is_not_ours_is_left_as_it_is(tmp_path, put, text):
 def test_what_is_said_names_the_option_of_the_lock(
   fault, tmp_path, monkeypatch
 ):
-  """Not every lock is that of a --workdir."""
+  """Other directories than --workdir have locks, too."""
 
   def fails(file, how):
     raise OSError(errno.ENOLCK, "No locks available")
@@ -122,7 +122,7 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path):
 @pytest.mark.fault("lost-lock")
 @pytest.mark.parametrize("again", [False, True])
 def test_a_lock_that_is_taken_away_is_noticed(tmp_path, again):
-  """A second run would be let in, and both would write."""
+  """Otherwise a second run would start, and both would write."""
   with only_run(tmp_path) as require_held:
     require_held()
     (tmp_path / ".lock").unlink()

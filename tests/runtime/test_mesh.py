@@ -1,4 +1,4 @@
-"""Meshes of 8 virtual devices: the same results, the backbone in parts."""
+"""Meshes of 8 virtual devices: the same results with a split backbone."""
 
 import collections
 import contextlib
@@ -56,7 +56,7 @@ def specs_of(tree):
 
 @pytest.mark.parametrize("count", [0, 1, 2, 5])
 def test_batches_reach_the_devices_in_their_order(count):
-  """Each once, and at most two ahead of what is used."""
+  """Each once, and at most two ahead of the batch in use."""
   read = []
 
   def batches():
@@ -125,7 +125,7 @@ def train(backbone, images, mesh, tasks, steps=3):
 
 @pytest.fixture(scope="module")
 def alone(wide, images):
-  """What one device learns."""
+  """The result of training on one device."""
   tasks = [random_task(wide, "a"), random_task(wide, "b", seed=1, cells=3)]
   return tasks, jax.device_get(train(wide, images, mesh_of(1, 1), tasks))
 
@@ -178,7 +178,7 @@ def test_a_trained_backbone_is_split_with_its_momenta(wide, images):
 
 @pytest.mark.parametrize("fsdp", PARTS)
 def test_outputs_stay_the_same_to_the_bit(wide, images, fsdp):
-  """Whatever the tasks are, on the same mesh; and close to those of one."""
+  """For any other tasks on the same mesh; close to those of one device."""
   mesh = mesh_of(fsdp)
   backbone = split_over(wide, mesh)
   rows = batch(images, mesh)["image"]
@@ -212,7 +212,7 @@ def test_evaluation_counts_every_example_once(wide, images, fsdp):
 
 
 def test_a_layer_is_gathered_where_it_is_used(wide, images):
-  """Weights travel, and of the activations only what the head reads."""
+  """Weights are sent; of activations only those that the head takes."""
   mesh = mesh_of(4)
   backbone = split_over(tiny_backbone(width=64, mlp_dim=256, depth=3), mesh)
   rows = jax.ShapeDtypeStruct(
@@ -234,7 +234,7 @@ def test_a_layer_is_gathered_where_it_is_used(wide, images):
 @pytest.mark.fault("other-devices")
 @slow
 def test_a_run_goes_on_with_other_devices(tmp_path, monkeypatch):
-  """8 devices, then 1, then 4: the same pictures, the same result."""
+  """8 devices, then 1, then 4: the same images, the same result."""
   mv.save_backbone(
     tiny_backbone(width=64, mlp_dim=256, num_classes=5), tmp_path / "wide.npz"
   )
@@ -254,7 +254,7 @@ def test_a_run_goes_on_with_other_devices(tmp_path, monkeypatch):
     return shard_batch(batch, mesh)
 
   def run_on(devices, fsdp, steps, workdir):
-    """Takes so many steps, and is interrupted in the next."""
+    """Take this number of steps, and be interrupted in the next."""
 
     def stops(self, *args):
       if len(taken) == steps:

@@ -16,7 +16,7 @@ INDEX = json.dumps({"kind": "one", "files": ["shares/a.png", "b.png"]})
 
 
 def earlier(path):
-  """What an earlier command wrote."""
+  """The output of an earlier command."""
   (path / "shares").mkdir(parents=True)
   (path / "shares" / "a.png").write_bytes(b"old")
   (path / "b.png").write_bytes(b"old")
@@ -65,7 +65,7 @@ def test_a_file_of_others_is_left_as_it_is(tmp_path, name):
 @pytest.mark.fault("report-directory")
 @pytest.mark.parametrize("name", ["mine", "shares/mine", "Thumbs.db/mine"])
 def test_what_comes_meanwhile_is_left_as_it_is(tmp_path, name):
-  """And what was written in all that time lies beside it."""
+  """The new output then lies beside it."""
   path = earlier(tmp_path / "own")
 
   def write():
@@ -86,7 +86,7 @@ def test_what_comes_meanwhile_is_left_as_it_is(tmp_path, name):
 
 @pytest.mark.parametrize("name", [".DS_Store", "shares/.nfs00000001"])
 def test_hidden_files_beside_an_earlier_one_go_with_it(tmp_path, name):
-  """As desktops leave them: looking at a report does not lock it."""
+  """Desktops write them: opening a report does not block its replacement."""
   path = earlier(tmp_path / "own")
   (path / name).write_text("")
   with ONE.replacing(ONE.require_own(str(path))) as new:
@@ -96,7 +96,7 @@ def test_hidden_files_beside_an_earlier_one_go_with_it(tmp_path, name):
 
 @pytest.mark.fault("report-directory")
 def test_hidden_files_and_folders_of_others_stay(tmp_path):
-  """As a `.git` in an earlier one, and an `.env` in a directory of another."""
+  """Such as `.git` in an earlier output, or `.env` in another directory."""
   path = earlier(tmp_path / "own")
   (path / ".git").mkdir()
   (path / ".git" / "HEAD").write_text("")
@@ -111,7 +111,7 @@ def test_hidden_files_and_folders_of_others_stay(tmp_path):
 def test_nobody_is_left_in_a_directory_that_is_gone(
   tmp_path, monkeypatch, name
 ):
-  """Of a shell that is there, or below; and "/" is a mount point."""
+  """The current directory and those above it, and mount points such as "/"."""
   (tmp_path / "here").mkdir()
   monkeypatch.chdir(tmp_path / "here")
   with pytest.raises(ConfigError, match="--out .* replaced as a whole"):
@@ -139,7 +139,7 @@ def test_a_mount_point_is_refused_before_anything_is_computed(
 def test_what_cannot_be_replaced_is_refused_before_anything_is_computed(
   tmp_path, monkeypatch
 ):
-  """A name that is longer while it is written, and a protected directory."""
+  """A name too long for the temporary one, and a protected directory."""
   assert ONE.require_own(str(tmp_path / ("ж" * 120))).name == "ж" * 120
   with pytest.raises(ConfigError, match="expected at most 240 bytes"):
     ONE.require_own(str(tmp_path / ("ж" * 121)))
@@ -152,7 +152,7 @@ def test_what_cannot_be_replaced_is_refused_before_anything_is_computed(
 
 @pytest.mark.fault("kill-during-write")
 def test_what_was_killed_is_put_back_and_asked_again(tmp_path):
-  """Between the two renamings, with and without a file of others."""
+  """Between the two renames, with and without a foreign file."""
   path, scratch = tmp_path / "own", tmp_path / ".own-0123abcd"
   for strange in (False, True):
     earlier(scratch / "old")
@@ -170,7 +170,7 @@ def test_what_was_killed_is_put_back_and_asked_again(tmp_path):
 def test_the_current_directory_is_not_replaced_from_python(
   tmp_path, monkeypatch
 ):
-  """Nobody has to call `require_own` before."""
+  """Also without a call of `require_own`."""
   monkeypatch.chdir(tmp_path)
   with (
     pytest.raises(ConfigError, match="current directory"),
@@ -188,7 +188,7 @@ def test_empty_folders_are_nothing_to_lose(tmp_path):
 
 
 def test_a_folder_that_cannot_be_read_is_of_others(tmp_path, monkeypatch):
-  """What is in it must not be lost."""
+  """Its files must not be lost."""
   path, iterdir = earlier(tmp_path / "own"), pathlib.Path.iterdir
 
   def unreadable(folder):
@@ -215,7 +215,7 @@ def test_an_index_of_something_else_is_not_believed(tmp_path, text):
 
 
 def test_links(tmp_path):
-  """One to a directory stays, and one inside is not followed."""
+  """A link to a directory stays, and a link inside is not followed."""
   real, link = earlier(tmp_path / "real"), tmp_path / "link"
   link.symlink_to(real)
   with ONE.replacing(ONE.require_own(str(link))) as new:

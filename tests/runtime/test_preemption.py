@@ -48,7 +48,7 @@ def test_what_listened_before_does_so_again():
 
 @pytest.mark.fault("signal-storm")
 def test_what_was_decided_stays():
-  """The process ends with a status: a further SIGTERM would change it."""
+  """A further SIGTERM must not change the exit status."""
   stop = StopSignal()
   with (  # noqa: PT012
     pytest.raises(Interrupted),
@@ -63,7 +63,7 @@ def test_what_was_decided_stays():
 
 @pytest.mark.fault("signal-storm")
 def test_a_storm_is_one_signal(monkeypatch):
-  """However long it takes; what comes after a silence is a second wish."""
+  """However long it lasts; a signal after a silence is a second request."""
   clock = types.SimpleNamespace(monotonic=lambda: clock.now, now=0.0)
   monkeypatch.setattr(preemption, "time", clock)
   ended = []

@@ -32,7 +32,7 @@ def backbone_file(tmp_path_factory):
 
 
 def flags_of(workdir, backbone_file, **changes) -> list[str]:
-  """A sweep of two variants, the backbone in two parts."""
+  """A sweep of two trials, the backbone in two parts."""
   options = {
     "pretrain.variant": "", "backbone": backbone_file, "batch_size": 16,
     "batch_size_eval": 64, "total_steps": STEPS, "log_every": 1,
@@ -51,7 +51,7 @@ def logs_in(directory: pathlib.Path) -> list[pathlib.Path]:
 
 
 def run_both(directory, backbone_file, changes) -> dict[str, pathlib.Path]:
-  """The same by two processes and by one: {"together", "alone": where}."""
+  """{"together", "alone": directory} of a run by two processes and by one."""
   places = {name: directory / name for name in ("together", "alone")}
   for place in places.values():
     place.mkdir()
@@ -71,7 +71,7 @@ def run_both(directory, backbone_file, changes) -> dict[str, pathlib.Path]:
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory, backbone_file):
-  """What two processes of two devices do; (directory, how they ended)."""
+  """A run of two processes with two devices each: (directory, outcomes)."""
   path = tmp_path_factory.mktemp("together")
   flags = flags_of(path / "run", backbone_file)
   return path, two.run_two(logs_in(path), [flags, flags])
@@ -79,7 +79,7 @@ def together(tmp_path_factory, backbone_file):
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory, backbone_file):
-  """The same by one process with four devices."""
+  """The same run by one process with four devices."""
   path = tmp_path_factory.mktemp("alone")
   flags = flags_of(path / "run", backbone_file)
   options = two.command(path / "log.jsonl", flags)
@@ -130,7 +130,7 @@ def test_a_wrong_address_is_named_once_the_time_is_over(monkeypatch):
 
 @pytest.mark.parametrize("several", [False, True])
 def test_who_is_told_to_stop_leaves_at_once(monkeypatch, several):
-  """Several processes wait for each other, by jax."""
+  """jax lets several processes wait for each other."""
   left = []
   monkeypatch.setattr(launch.os, "_exit", left.append)
   monkeypatch.setattr(launch.jax.distributed, "is_initialized", lambda: several)
@@ -141,7 +141,7 @@ def test_who_is_told_to_stop_leaves_at_once(monkeypatch, several):
 
 
 def test_jax_hears_how_long_to_wait(monkeypatch):
-  """For the others at the start, and for a sign of life ever after."""
+  """For other processes at the start, and for their heartbeat later."""
   heard = {}
   monkeypatch.setattr(
     launch.jax.distributed,
@@ -188,7 +188,7 @@ def test_one_process_agrees_with_itself(tmp_path):
 
 @pytest.mark.fault("differing-processes")
 def test_what_other_processes_have_is_compared(monkeypatch):
-  """Without them: what they say is made up."""
+  """The texts of other processes are made up."""
   monkeypatch.setattr(processes.jax, "process_count", lambda: 2)
   monkeypatch.setattr(processes, "_require_joined", lambda: None)
   mine = {"config.seed": 1, "same": "x", "long": list(range(999))}
@@ -284,7 +284,7 @@ def test_two_processes_do_what_one_does(together, alone):
 
 
 def pictures_in(logdirs: pathlib.Path) -> list[str]:
-  """The tags of the pictures in all events below a folder."""
+  """The tags of the images in all events below a folder."""
   found = []
   for folder in logdirs.iterdir():
     events = event_accumulator.EventAccumulator(str(folder))
@@ -304,7 +304,7 @@ def exported(workdir: pathlib.Path) -> dict[str, np.ndarray]:
 
 @pytest.mark.processes
 def test_what_two_processes_leave_out_is_what_one_does(tmp_path, backbone_file):
-  """Each reads its own share of the pictures, and both know of all."""
+  """Each reads its share of the images, and both know of all skipped ones."""
   for split, count in (("train", 12), ("test", 6)):
     for label in "ab":
       folder = tmp_path / "data" / split / label
@@ -368,7 +368,7 @@ def test_a_killed_process_ends_the_other_and_nothing_is_lost(
 @pytest.mark.fault("kill-of-two")
 @pytest.mark.processes
 def test_a_process_that_dies_elsewhere_is_noticed():
-  """Outside of all exchange: by jax's heartbeat."""
+  """Without any communication: by jax's heartbeat."""
   code = (
     "import sys, time\n"
     "from memory_vit.runtime import launch\n"
@@ -421,7 +421,7 @@ def test_processes_that_differ_are_refused(tmp_path, backbone_file, what):
 def test_a_trained_backbone_lies_in_parts_on_two_processes(
   tmp_path, backbone_file
 ):
-  """Pretraining, the regime `full`, its saved states, and what is exported."""
+  """In pretraining, the regime `full`, saved states and exports."""
   changes = {
     "mesh.fsdp": 4, "regime": "full", "sweep.learning_rate": "()",
     "learning_rate": 0.03, "pretrain.variant": "Micro/2",

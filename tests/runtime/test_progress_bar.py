@@ -16,7 +16,7 @@ from memory_vit.runtime.progress_bar import ProgressBar
 
 
 class Terminal(io.StringIO):
-  """Standard error, as a terminal that remembers all it was sent."""
+  """Standard error, as a terminal that remembers all output."""
 
   encoding = "utf-8"
 
@@ -25,7 +25,7 @@ class Terminal(io.StringIO):
 
   @property
   def screen(self):
-    """The lines that are to be seen."""
+    """The visible lines."""
     return screen(self.getvalue())
 
 
@@ -41,7 +41,7 @@ def terminal(monkeypatch):
 
 @pytest.fixture
 def clock(monkeypatch):
-  """Seconds that pass when the test says so."""
+  """Time that passes only as the test says."""
   clock = types.SimpleNamespace(now=0.0)
   monkeypatch.setattr("tqdm.std.time", lambda: clock.now)
   return clock
@@ -134,7 +134,7 @@ def test_no_bar_where_lines_cannot_change(term, monkeypatch, terminal, clock):
 
 
 def test_no_bar_where_there_is_no_width(monkeypatch, clock):
-  """A terminal that a container has opened, at which nobody looks."""
+  """Such as a terminal that a container opened."""
   monkeypatch.setenv("TERM", "xterm")
   said = []
   ours, its = os.openpty()
@@ -162,7 +162,7 @@ def test_a_padded_batch_is_not_counted(terminal):
   "stderr", [None, types.SimpleNamespace(write=len)], ids=["none", "a writer"]
 )
 def test_no_bar_where_stderr_is_no_file(stderr, monkeypatch, clock):
-  """A process without a console, and an application with an own writer."""
+  """A process without a console, or an application with its own writer."""
   stands_for = types.SimpleNamespace(stderr=stderr, modules=sys.modules)
   monkeypatch.setattr(progress_bar, "sys", stands_for)
   said = []
@@ -173,7 +173,7 @@ def test_no_bar_where_stderr_is_no_file(stderr, monkeypatch, clock):
 
 
 def test_speed_is_of_what_was_done_now(clock):
-  """Not of what a run before had done; and of bytes in mebibytes."""
+  """Not of an earlier run; bytes are in mebibytes."""
   said = []
   images = ProgressBar("pets", 4_000, done=3_000, say=said.append)
   weights = ProgressBar("weights", 300 * 2**20, "B", say=said.append)
@@ -187,14 +187,14 @@ def test_speed_is_of_what_was_done_now(clock):
 
 
 def test_a_log_line_leaves_no_bar_behind(terminal, clock):
-  """It is shown again below the line, before it would have appeared."""
+  """The bar is shown again below the line, before its delay is over."""
   with ProgressBar("pets", 4), progress_bar.above_bars():
     terminal.write("a line\n")
   assert terminal.screen == ["a line", ""]
 
 
 def test_a_line_waits_for_no_lock_of_a_bar(clock):
-  """A log line of another thread may have the lock of the log already."""
+  """A log line of another thread may hold the lock of the log."""
   taken = []
 
   def take():

@@ -1,7 +1,7 @@
-"""Clients of several servers on one folder: they ask, and change its tasks.
+"""Clients of several servers on one folder: they classify, and change tasks.
 
-Each answer is compared with `mv.forward` of the set of tasks that it names.
-`CHANGES` and `KILLS` in the environment set how many of them there are.
+Each answer is compared with `mv.forward` of the set of tasks that it names. The
+environment variables `CHANGES` and `KILLS` set the numbers of both.
 """
 
 import asyncio
@@ -24,7 +24,8 @@ import memory_vit as mv
 from memory_vit.prediction import Predictor
 from memory_vit.prediction import task_set as sets
 from memory_vit.prediction.predictions import softmax
-from memory_vit.serving.task_folder import TaskFolder, sha256_of
+from memory_vit.runtime.checksums import file_digest
+from memory_vit.serving.task_folder import TaskFolder
 
 CHANGES = int(os.environ.get("CHANGES", "10"))
 KILLS = int(os.environ.get("KILLS", "2"))
@@ -122,7 +123,7 @@ class Campaign:
       await asyncio.gather(*running)
 
   async def _get(self, http, method, url, path, **sent):
-    """An answer; or None where the server was killed meanwhile."""
+    """An answer; None if the server was killed meanwhile."""
     begun = time.monotonic()
     try:
       done = await http.request(method, url + path, **sent)
@@ -180,7 +181,7 @@ class Campaign:
       seen[one] = time.monotonic()
 
   async def change(self, rng, http):
-    """Make a change through any server; whether it was made."""
+    """Make a change through any server; return whether it was made."""
     url = self.at = rng.choice(self.servers.ready)
     before = self.stored
     names = [one.name for one in before.tasks]
@@ -280,7 +281,9 @@ class Campaign:
     files = TaskFolder(str(self.folder / "state"))
     for one in newest.tasks:
       sent = self.folder / f"{now[one.name]}.safetensors"
-      assert sha256_of(files.file(one.sha256)) == one.sha256 == sha256_of(sent)
+      assert (
+        file_digest(files.file(one.sha256)) == one.sha256 == file_digest(sent)
+      )
     assert {one.name for one in newest.tasks} == now.keys()
     expected = [expected_of(task) for task in TASKS]
     digests = {}
@@ -298,7 +301,7 @@ class Campaign:
             assert guess["probability"] == row[guess["index"]]
 
   def figures(self):
-    """What was measured, for people."""
+    """The measurements, for people."""
     behind, over = [], []
     for version, answered in self.answered.items():
       for process, seen in self.seen.items():
@@ -323,7 +326,7 @@ class Campaign:
     }
 
   def report(self, title):
-    """Print and keep the figures."""
+    """Print and write the measurements."""
     print(f"\n{title}: {json.dumps(self.figures(), indent=1)}")
 
 
@@ -340,7 +343,7 @@ def client():
 
 
 def expected_of(task):
-  """Probabilities of each picture, by `mv.forward` of a task alone."""
+  """Probabilities of each image, by `mv.forward` of a task alone."""
   slots = mv.fill_slots(BACKBONE, task, slots=SLOTS)
   found = []
   for picture in PICTURES:

@@ -24,16 +24,16 @@ PETS = random_task(BACKBONE, "pets", seed=2, classes=5)
 
 
 def predictor(*tasks, **options):
-  """One that is not warm yet."""
+  """A predictor that is not warm yet."""
   options = {"batch_sizes": SIZES, "slots": 4, **options}
   return Predictor.from_model(BACKBONE, tasks, warm_up=False, **options)
 
 
 @functools.cache
 def warm_predictor():
-  """One of birds and pets that compiles nothing more, for all tests.
+  """A predictor of birds and pets for all tests: it compiles nothing more.
 
-  Whoever changes its tasks puts them back: `with_tasks`.
+  A test that changes its tasks restores them: `with_tasks`.
   """
   found = predictor(BIRDS, PETS)
   found.warm_up()
@@ -42,7 +42,7 @@ def warm_predictor():
 
 @contextlib.contextmanager
 def with_tasks(*tasks):
-  """The warm predictor, of these tasks until the body ends."""
+  """The warm predictor, with these tasks until the body ends."""
   model = warm_predictor()
   sizes = model.task_set.sizes
 
@@ -62,7 +62,7 @@ def with_tasks(*tasks):
 
 
 def png(seed=0, side=8):
-  """A random picture as a PNG file."""
+  """A random image as a PNG file."""
   rng = np.random.default_rng(seed)
   pixels = rng.integers(0, 256, (side, side, 3), np.uint8)
   file = io.BytesIO()
@@ -71,7 +71,7 @@ def png(seed=0, side=8):
 
 
 def image_files(*contents):
-  """What httpx sends as a form."""
+  """Files of a form for httpx."""
   return [("images", (f"{i}.png", c)) for i, c in enumerate(contents)]
 
 
@@ -107,7 +107,7 @@ async def serving(model, **options):
 
 
 def client(app):
-  """A client; what goes wrong in the application is status 500."""
+  """A client; an error of the application is status 500."""
   transport = httpx.ASGITransport(app, raise_app_exceptions=False)
   return httpx.AsyncClient(transport=transport, base_url="http://test")
 

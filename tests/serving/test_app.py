@@ -1,7 +1,8 @@
-"""The routes: what they answer, and what they refuse."""
+"""The routes: their answers and refusals."""
 
 import asyncio
 import base64
+import gc
 import io
 import json
 import logging
@@ -9,6 +10,7 @@ import re
 import struct
 import threading
 import time
+import weakref
 import zlib
 
 import httpx
@@ -39,8 +41,7 @@ from memory_vit.errors import DataError
 from memory_vit.images import decoding
 from memory_vit.images.reader import THREADS
 from memory_vit.prediction.predictions import Predictions, softmax
-from memory_vit.runtime import memory
-from memory_vit.serving import ServerSettings, app, create_app, schemas
+from memory_vit.serving import ServerSettings, create_app, schemas, service
 from memory_vit.serving.attention import Looking
 from memory_vit.serving.page_files import page_response
 
@@ -56,7 +57,7 @@ def ready():
 
 
 def expected(task, content, rows):
-  """Probabilities of a task alone, in a batch of so many rows."""
+  """Probabilities of a task alone, in a batch of this number of rows."""
   image = mv.preprocess(content, task)
   batch = np.zeros((rows, *image.shape), np.float32)
   batch[0] = image
@@ -66,7 +67,7 @@ def expected(task, content, rows):
 
 
 def probabilities(guesses, count):
-  """Of an answer, by class."""
+  """Probabilities of an answer, by class."""
   found = np.zeros(count)
   for guess in guesses:
     found[guess["index"]] = guess["probability"]
@@ -219,7 +220,7 @@ def test_a_bad_image_does_not_spoil_the_others(ready):
 
 
 def large_png():
-  """A file of some bytes that claims 10 gigapixels."""
+  """A small file whose header claims 10 gigapixels."""
 
   def chunk(kind, content):
     check = struct.pack(">I", zlib.crc32(kind + content))
@@ -232,7 +233,7 @@ def large_png():
 
 @pytest.mark.fault("many-pixels")
 def test_many_pixels_are_refused_before_they_are_decoded(ready, monkeypatch):
-  """Small files that are large images: they would hold up everybody."""
+  """Small files of large images would block all other requests."""
   file = io.BytesIO()
   Image.new("L", (1_000, 600)).save(file, "PNG")
   decoded = []
@@ -257,7 +258,7 @@ def test_many_pixels_are_refused_before_they_are_decoded(ready, monkeypatch):
 
 
 async def idle(http):
-  """Wait until nothing is at work any more; return the metrics."""
+  """Wait until no request is at work; return the metrics."""
   text = ""
   while "queue_images 0.0" not in text:
     await asyncio.sleep(0.01)
@@ -288,7 +289,7 @@ def test_what_nobody_waits_for_is_not_decoded_to_its_end(ready, monkeypatch):
 
 @pytest.mark.fault("many-pixels")
 def test_small_images_do_not_wait_for_large_ones(ready, monkeypatch):
-  """However many are decoded, or wait for it; and those end one by one."""
+  """However many large ones wait; those are decoded one by one."""
   held, real, together = threading.Event(), type(ready).prepare_each, []
 
   def slow(self, images, first=0):
@@ -325,18 +326,36 @@ def test_small_images_do_not_wait_for_large_ones(ready, monkeypatch):
 
 
 def test_freed_memory_goes_back_to_the_system(ready, monkeypatch):
-  monkeypatch.setattr(app, "_TRIM_SECONDS", 0.001)
+  monkeypatch.setattr(service, "_TRIM_SECONDS", 0.001)
 
   async def check():
     given_back = asyncio.Event()
     loop = asyncio.get_running_loop()
     monkeypatch.setattr(
-      memory, "trim", lambda: loop.call_soon_threadsafe(given_back.set)
+      service,
+      "trim_memory",
+      lambda: loop.call_soon_threadsafe(given_back.set),
     )
     async with serving(ready):
       await asyncio.wait_for(given_back.wait(), 10)
 
   asyncio.run(check())
+
+
+def test_garbage_is_collected_however_rarely_python_does_it():
+  class Node:
+    pass
+
+  gc.disable()
+  try:
+    node = Node()
+    node.itself, found = node, weakref.ref(node)
+    del node
+    assert found()
+    service.trim_memory()
+    assert found() is None
+  finally:
+    gc.enable()
 
 
 def json_body(**values):
@@ -348,7 +367,7 @@ def raw(content, kind="application/json"):
 
 
 def cut_form(size):
-  """The first bytes of a form of two images, sent as if that were all."""
+  """The first bytes of a form of two images, sent as the whole body."""
   whole = httpx.Request("POST", "/", files=image_files(png(), png()))
   return raw(whole.read()[:size], whole.headers["content-type"])
 
@@ -418,7 +437,7 @@ REFUSED = {
 
 @pytest.mark.fault("bad-request")
 def test_bad_input_is_refused_in_one_line(ready):
-  """And the next good request is answered."""
+  """The next good request is answered."""
 
   async def check():
     limits = {"max_images": 8, "max_body_mib": 1, "max_task_mib": 1}

@@ -11,7 +11,7 @@ SMALL = ("scans of a JPEG", "comments of a GIF")
 @pytest.mark.fault("many-pixels")
 @pytest.mark.slow
 def test_ordinary_requests_are_answered_under_attack(backbone_file):
-  """In small: the benchmark has more attacks, and takes them for a minute."""
+  """A short one: the benchmark has more attacks, and takes a minute."""
   only = [f"--only={name}" for name in SMALL]
   options = ["--seconds=7", "--settle=1", f"--backbone={backbone_file}"]
   rows = attacks.main([*only, *options])

@@ -1,4 +1,4 @@
-"""Requests that arrive together share a pass, and none is taken apart."""
+"""Requests that arrive together share a pass, and none is split."""
 
 import asyncio
 import threading
@@ -14,12 +14,12 @@ SIZES = (1, 4, 8)
 
 
 def pixels(*values):
-  """An image of one value for each."""
+  """Images of one value each."""
   return np.array(values, np.float32).reshape(-1, 1, 1, 1)
 
 
 class Passes:
-  """Doubles numbers, and notes how many each pass got."""
+  """Doubles numbers, and notes the number of images in each pass."""
 
   def __init__(self):
     self.sizes = []
@@ -52,13 +52,13 @@ async def answer(b, *values, seconds=20.0):
 
 
 async def until(condition):
-  """Wait for what is about to happen, however slow the machine is."""
+  """Wait for an event, however slow the machine is."""
   while not condition():
     await asyncio.sleep(0.001)
 
 
 def run(check):
-  """A request that is never answered fails the test, and does not hang it."""
+  """A request without an answer fails the test instead of blocking it."""
   asyncio.run(asyncio.wait_for(check, 30))
 
 
@@ -81,7 +81,7 @@ def test_each_request_gets_its_own_rows():
 
 @pytest.mark.fault("changing-tasks")
 def test_a_request_is_in_one_pass():
-  """Whatever else waits: then one set of tasks answers all its images."""
+  """So one set of tasks answers all its images, whatever else waits."""
 
   async def check():
     passes = Passes()

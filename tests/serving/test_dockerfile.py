@@ -1,4 +1,4 @@
-"""The image, as far as it can be tried without an engine."""
+"""The container image, as far as it can be tested without an engine."""
 
 import http.server
 import re

@@ -11,7 +11,7 @@ from memory_vit.serving import ServerSettings, http_server
 
 
 def test_no_header_names_the_client(monkeypatch):
-  """Audit lines and logs would believe X-Forwarded-For."""
+  """Audit and log would otherwise trust X-Forwarded-For."""
   given = {}
 
   def config(app, **options):

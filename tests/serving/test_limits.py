@@ -7,10 +7,10 @@ import httpx
 import pytest
 
 from memory_vit.errors import ConfigError
+from memory_vit.serving.access import Token, read_token
 from memory_vit.serving.limits import BodyLimits
 from memory_vit.serving.request_error import RequestError
 from memory_vit.serving.settings import MIB, ServerSettings
-from memory_vit.serving.token import Token, read_token
 
 
 @pytest.mark.fault("bad-server-start")
@@ -91,7 +91,7 @@ def test_a_token_file_that_is_not_there(tmp_path):
 
 
 async def count_bytes(scope, receive, send):
-  """An application that answers how many bytes it got."""
+  """An application that answers with the number of bytes that it got."""
   size, more = 0, True
   while more:
     message = await receive()

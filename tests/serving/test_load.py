@@ -9,7 +9,7 @@ from benchmarks import serve
 @pytest.mark.processes
 @pytest.mark.slow
 def test_no_request_is_lost_and_no_answer_mixed(backbone_file):
-  """Each is compared with `mv.forward` of the set of tasks that it names."""
+  """Each answer is compared with `mv.forward` of the set that it names."""
   result = serve.main(
     [f"--backbone={backbone_file}", "--seconds=20", "--clients=4", "--tasks=2"]
   )

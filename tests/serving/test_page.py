@@ -1,4 +1,4 @@
-"""The page in a browser: by keyboard, with names that are no HTML."""
+"""The page in a browser: by keyboard, with names that look like HTML."""
 
 import shutil
 
@@ -57,7 +57,7 @@ def test_the_page(browser, tmp_path):
 
 
 def _ask(page, folder):
-  """Images are answered, and what is none is named."""
+  """Images are answered, and a file that is no image is named."""
   page.set_input_files("#files", [folder / "good.png", folder / "bad.png"])
   page.wait_for_selector("#results > li:nth-child(2)")
   said = page.inner_text("#results")
@@ -95,7 +95,7 @@ def _fits_a_phone(page):
 
 
 def _change(page, file, token):
-  """A task is added and removed with the token, and not without."""
+  """A task is added and removed with the token, and refused without."""
   page.fill("#token", "another token than that")
   page.set_input_files("#file", file)
   assert page.input_value("#name") == "cats-2"

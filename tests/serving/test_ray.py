@@ -32,7 +32,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 
 
 class Cluster:
-  """Replicas behind one address, which Ray starts again after a kill."""
+  """Replicas behind one address, which Ray replaces after a kill."""
 
   # Until Ray's proxy has noticed that a replica is dead.
   seconds_after_kill = 5.0
@@ -48,7 +48,7 @@ class Cluster:
     return (self.folder / "log").read_text()
 
   async def until_ready(self):
-    """Wait until all replicas answer; their names."""
+    """Wait until all replicas answer; return their names."""
     async with client() as http, asyncio.timeout(PATIENCE):
       found = set()
       while len(found) < REPLICAS:

@@ -30,7 +30,7 @@ def test_names_and_defaults_are_those_of_the_flags():
 
 
 def test_texts_are_numbers_and_lists():
-  """As `serve run` hands them over; a config file has numbers and lists."""
+  """`serve run` passes texts; a config file has numbers and lists."""
   texts = what(
     task="a,b", batch_sizes="1,4", slots="4", timeout="2.5", num_cpus="0.5",
     state_dir="/state",

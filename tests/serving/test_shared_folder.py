@@ -20,9 +20,9 @@ SERVERS = 3
 
 
 class Processes:
-  """Servers of this machine, each with its port.
+  """Server processes of this machine, each on its port.
 
-  A killed one is asked again once it is ready.
+  A killed one gets requests again once it is ready.
   """
 
   seconds_after_kill = 0.0  # a request that comes later goes elsewhere
@@ -40,7 +40,7 @@ class Processes:
       self.running[url] = subprocess.Popen(command, stdout=log, stderr=log)
 
   async def until_ready(self):
-    """Wait until all answer; their names."""
+    """Wait until all answer; return their names."""
     async with client() as http, asyncio.timeout(PATIENCE):
       for url, process in self.running.items():
         while url not in self.ready:
@@ -56,7 +56,7 @@ class Processes:
     return url, self.running[url].pid
 
   async def kill_one(self, rng, at):
-    """Kill the one that has the last change, or another; start it again."""
+    """Kill the process of the last change, or another; start it again."""
     url = rng.choice([*self.ready, at])
     self.ready.remove(url)
     self.killed_at[url] = time.monotonic()
@@ -95,7 +95,7 @@ def campaign(servers):
 
 @pytest.mark.fault("two-servers")
 def test_changes_under_load_reach_all_servers(campaign):
-  """Made through any of the servers: no request is lost."""
+  """Made through any of the servers, and no request is lost."""
   asyncio.run(campaign.under_load())
   campaign.report("three processes")
   campaign.check()
@@ -105,7 +105,7 @@ def test_changes_under_load_reach_all_servers(campaign):
 
 @pytest.mark.fault("server-killed")
 def test_kills_in_the_middle_of_changes_lose_no_task(campaign):
-  """Neither of the server that makes a change, nor of another."""
+  """Kills of the process that makes a change, and of others."""
   asyncio.run(campaign.under_kills())
   campaign.report(f"three processes, and then {KILLS} kills")
   campaign.check()

@@ -80,7 +80,7 @@ async def shows(http, version):
 
 
 async def has_problem(http):
-  """/readyz of a server, once it has a problem."""
+  """The answer of /readyz, once it has a problem."""
   async with asyncio.timeout(PATIENCE):
     while not (done := await http.get("/readyz")).json()["problem"]:
       await asyncio.sleep(0.01)
@@ -97,7 +97,7 @@ def stored(folder):
 
 @pytest.mark.fault("two-servers")
 def test_a_change_of_one_server_answers_on_the_other(tmp_path):
-  """To the bit, under the same version and digest."""
+  """Bitwise identical, under the same version and digest."""
 
   async def check():
     models = predictor(BIRDS), predictor()
@@ -130,7 +130,7 @@ def test_a_change_of_one_server_answers_on_the_other(tmp_path):
 
 
 def require_right(guesses, task):
-  """Probabilities of the image, by `mv.forward` of its task alone."""
+  """Compare with `mv.forward` of the task alone."""
   batch = np.asarray(mv.preprocess([png()], task))
   slots = mv.fill_slots(BACKBONE, task, slots=4)
   logits = np.asarray(mv.forward(BACKBONE, slots, batch)[task.name])
@@ -164,7 +164,7 @@ def test_changes_at_once_have_one_order(tmp_path):
 
 @pytest.mark.fault("server-restart")
 def test_tasks_are_there_after_a_restart(tmp_path, caplog):
-  """Those of the folder; --task counts for the first server of a folder."""
+  """--task counts only for the first server of a folder."""
   reader = random_task(BACKBONE, "aaa", attends_to=[CATS])
 
   async def change(model):
@@ -217,7 +217,7 @@ def test_a_server_of_another_model_refuses_to_start(tmp_path):
 def test_a_server_that_cannot_show_the_newest_set_says_so(
   tmp_path, monkeypatch, caplog
 ):
-  """It answers by the old one, and tries again at the next version."""
+  """The old set answers, and the next version is tried."""
   monkeypatch.setattr(followers, "_AGAIN_SECONDS", NOT_TRIED_AGAIN)
   real = Predictor.make_ready
 
@@ -254,6 +254,48 @@ def test_a_server_that_cannot_show_the_newest_set_says_so(
   asyncio.run(check())
 
 
+@contextlib.contextmanager
+def damaging(folder, monkeypatch):
+  """Damage the files of tasks as they are written."""
+  real = folders.TaskFolder.publish
+
+  def damaged(self, new, old, parts):
+    for part in parts.values():
+      part.write_bytes(task_bytes(PETS, folder))
+    real(self, new, old, parts)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(folders.TaskFolder, "publish", damaged)
+    yield
+
+
+@pytest.mark.fault("two-servers")
+def test_damaged_files_can_be_removed_one_by_one(tmp_path, monkeypatch):
+  """The old set answers until the last of them is removed."""
+  reader = random_task(BACKBONE, "reader", attends_to=[BIRDS])
+
+  async def check():
+    models = predictor(BIRDS, reader), predictor()
+    async with servers(tmp_path, *models) as (one, other):
+      with damaging(tmp_path, monkeypatch):
+        await put(one, "cats", CATS, tmp_path)
+        await put(one, "dogs", CATS, tmp_path)
+      await has_problem(other)
+      refused = await other.delete("/v1/tasks/birds", headers=BEARER)
+      assert refused.status_code == 409
+      done = await other.delete("/v1/tasks/cats", headers=BEARER)
+      assert done.json()["task_set"] == {
+        "version": 4, "names": ["birds", "reader", "dogs"], "digest": "",
+      }  # fmt: skip
+      assert (await shows(one, 4))["names"] == ["birds", "reader", "dogs"]
+      assert await names(other) == ["birds", "reader"]
+      await other.delete("/v1/tasks/dogs", headers=BEARER)
+      assert await shows(one, 5) == await shows(other, 5)
+      assert await names(other) == ["birds", "reader"]
+
+  asyncio.run(check())
+
+
 @pytest.mark.fault("two-servers")
 def test_a_damaged_file_is_named_and_can_be_removed(tmp_path, monkeypatch):
   monkeypatch.setattr(followers, "_AGAIN_SECONDS", 0.05)
@@ -261,15 +303,7 @@ def test_a_damaged_file_is_named_and_can_be_removed(tmp_path, monkeypatch):
   async def check():
     models = predictor(BIRDS), predictor()
     async with servers(tmp_path, *models) as (one, other):
-      with monkeypatch.context() as patch:
-        real = folders.TaskFolder.publish
-
-        def damaged(self, new, old, parts):
-          for part in parts.values():
-            part.write_bytes(task_bytes(PETS, tmp_path))
-          real(self, new, old, parts)
-
-        patch.setattr(folders.TaskFolder, "publish", damaged)
+      with damaging(tmp_path, monkeypatch):
         await put(one, "cats", CATS, tmp_path)
       problem = (await has_problem(other)).json()["problem"]
       assert "file of task 'cats' in --state_dir is damaged" in problem
@@ -289,7 +323,7 @@ def test_a_damaged_file_is_named_and_can_be_removed(tmp_path, monkeypatch):
 @pytest.mark.fault("two-servers")
 @pytest.mark.parametrize("content", [None, "{}", '{"version": 1', "older"])
 def test_another_set_json_is_neither_followed_nor_changed(tmp_path, content):
-  """Such as one that was restored; and before the start it is refused."""
+  """Such as a restored one; a server does not start with a damaged one."""
   path = tmp_path / "state" / "set.json"
 
   async def check():
@@ -427,7 +461,7 @@ def test_a_full_disk_changes_nothing(
 
 @pytest.mark.fault("server-disk-full")
 def test_a_task_of_a_path_needs_room_as_well():
-  """Its file is written here as well; the answer names no place here."""
+  """Its file is copied; the answer names no path of the server."""
   error = TrainingError("/state/tasks/.part.safetensors cannot be written")
   error.__cause__ = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
   refusal = task_changes._refusal(error, "put")
@@ -437,7 +471,7 @@ def test_a_task_of_a_path_needs_room_as_well():
 
 @pytest.mark.fault("two-servers")
 def test_a_request_waits_for_the_version_that_it_wants(tmp_path, monkeypatch):
-  """So a client reads what it wrote, whichever server answers."""
+  """So clients read their own changes from any server."""
   monkeypatch.setattr(followers, "POLL_SECONDS", 1e6)  # a request looks itself
 
   async def check():

@@ -1,4 +1,4 @@
-"""Tasks that are added, replaced and removed, and who may do that."""
+"""Tasks are added, replaced and removed by clients with the token."""
 
 import asyncio
 import dataclasses
@@ -118,7 +118,7 @@ def test_nobody_changes_tasks_without_the_token(tmp_path, caplog):
 
 
 def refused_bodies(folder):
-  """What is no task of this backbone, and a word of the refusal."""
+  """Bodies that are no task of this backbone, and a word of the refusal."""
   body = task_bytes(CATS, folder)
   other = tiny_backbone(seed=9)
   archive = io.BytesIO()
@@ -145,7 +145,7 @@ def refused_bodies(folder):
 
 @pytest.mark.fault("bad-upload")
 def test_uploads_that_are_refused(tmp_path):
-  """In one line, without paths of the server, and nothing changes."""
+  """In one line, without paths of the server; nothing changes."""
 
   async def check(model):
     state = tmp_path / "state"
@@ -248,6 +248,11 @@ def test_each_change_is_a_line_of_the_audit(tmp_path, caplog):
       await http.put("/v1/tasks/cats", content=body, headers=BYTES)
       await http.delete("/v1/tasks/cats", headers=BEARER)
       await http.put("/v1/tasks/cats", content=b"", headers=BYTES)
+      await http.put("/v1/tasks/CATS", content=body, headers=BYTES)
+      await http.delete("/v1/tasks/CATS", headers=BEARER)
+      await http.put("/v1/tasks/cats", json={"path": 1}, headers=BEARER)
+      await http.put("/v1/tasks/cats", json={"path": "cats"}, headers=BEARER)
+      await http.put("/v1/tasks/cats", content=b"x", headers=BEARER)
 
   with with_tasks(BIRDS) as model:
     version = model.task_set.version
@@ -255,6 +260,7 @@ def test_each_change_is_a_line_of_the_audit(tmp_path, caplog):
   lines = [r.getMessage() for r in caplog.records if "audit" in r.name]
   when = r"audit \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
   who = r"name='cats' client=127\.0\.0\.1:\d+"
+  other = who.replace("cats", "CATS")
   digest = CATS.digest
   for line, pattern in zip(
     lines,
@@ -262,6 +268,11 @@ def test_each_change_is_a_line_of_the_audit(tmp_path, caplog):
       rf"{when} add {who} version={version + 1} digest={digest}",
       rf"{when} remove {who} version={version + 2} digest={digest}",
       rf"{when} put {who} refused: .*not a task.*",
+      rf"{when} put {other} refused: task name 'CATS': .*",
+      rf"{when} remove {other} refused: task name 'CATS': .*",
+      rf"{when} put {who} refused: path: .*",
+      rf"{when} put {who} refused: .*without --task_root=DIR.*",
+      rf"{when} put {who} refused: the body is of no type.*",
     ),
     strict=True,
   ):
@@ -269,7 +280,7 @@ def test_each_change_is_a_line_of_the_audit(tmp_path, caplog):
 
 
 def overflowing(task):
-  """The same task, finite in all its values, but not in its outputs."""
+  """The same task with finite parameters, but outputs that overflow."""
   params = jax.tree.map(lambda a: np.full(a.shape, 3e38, a.dtype), task.params)
   return dataclasses.replace(task, params=params)
 

@@ -1,4 +1,4 @@
-"""Pages of other sites, which reach the server through a visitor's browser."""
+"""Requests that pages of other sites send by a visitor's browser."""
 
 import asyncio
 
@@ -24,7 +24,7 @@ from memory_vit.serving import ServerSettings
   ],
 )
 def test_names_that_a_page_was_rebound_from_are_refused(allowed, good, bad):
-  """Whatever the page asks; and as JSON."""
+  """On each route, and as JSON."""
 
   async def check():
     async with serving(warm_predictor(), allowed_hosts=allowed) as http:

@@ -1,9 +1,9 @@
-// The page of the server: answers of all tasks, where their tokens look, and
+// The page of the server: answers of all tasks, the attention of their tokens, and
 // changes of tasks. Names come from strangers: they are only ever set as text.
 "use strict";
 
 const $ = (id) => document.getElementById(id);
-// Of the server; it says how many images it takes at once.
+// The server says how many images it takes at once.
 const limits = { images: 8 };
 
 function element(tag, options = {}, ...children) {
@@ -29,7 +29,7 @@ async function ask(path, options) {
   try {
     body = await response.json();
   } catch {
-    // What is no JSON has nothing to say beyond its status.
+    // Without JSON there is only the status.
   }
   if (!response.ok) {
     const error = new Error(body.error || `The server answered with status ${response.status}.`);
@@ -39,7 +39,7 @@ async function ask(path, options) {
   return body;
 }
 
-// With a space that breaks no line.
+// With a no-break space.
 const percent = (share) => `${(100 * share).toFixed(1)}\u00a0%`;
 const plural = (count, what) => `${count} ${what}${count === 1 ? "" : "s"}`;
 
@@ -58,7 +58,7 @@ async function predict(files) {
   let done = 0, bad = 0;
   for (let i = 0; i < files.length; i += limits.images) {
     const some = files.slice(i, i + limits.images);
-    say($("progress"), `Asking about ${plural(files.length, "image")} …`);
+    say($("progress"), `Classifying ${plural(files.length, "image")} …`);
     let answers;
     try {
       const answer = await ask("v1/predict", { method: "POST", body: form(some) });
@@ -103,12 +103,12 @@ function card(file, answer) {
   }
   const item = element("li", {}, picture, answers);
   if (Object.keys(answer.tasks).length) {
-    const button = element("button", { type: "button", className: "plain", textContent: "Where do they look?" });
-    button.setAttribute("aria-label", `Where do tasks look in ${file.name}?`);
+    const button = element("button", { type: "button", className: "plain", textContent: "Show attention" });
+    button.setAttribute("aria-label", `Show the attention of tasks in ${file.name}`);
     button.addEventListener("click", () => showLooks(item, file, button));
     picture.append(button);
   } else if (!problems.length) {
-    answers.append(element("p", { textContent: "There is no task to answer." }));
+    answers.append(element("p", { textContent: "There is no task that could answer." }));
   }
   return item;
 }
@@ -125,7 +125,7 @@ function answersOf(name, guesses) {
   return element("section", {}, element("h3", { textContent: name }), list);
 }
 
-// Where tokens look ----------------------------------------------------------
+// Attention of tokens --------------------------------------------------------
 
 // Dark to bright with even steps of lightness, as (red, green, blue).
 const STOPS = [[0, 0, 4], [87, 16, 110], [188, 55, 84], [249, 142, 9], [252, 255, 164]];
@@ -168,13 +168,13 @@ function looks(found, view, fileName) {
     const where = chosen ? `layer ${chosen} of ${layers}` : `mean of ${layers} layers`;
     shown.textContent = chosen ? `${chosen} of ${layers}` : where;
     layer.setAttribute("aria-valuetext", where);
-    canvas.setAttribute("aria-label", `Where ${tasks.value} looks in ${fileName}, ${where}`);
+    canvas.setAttribute("aria-label", `Attention of ${tasks.value} in ${fileName}, ${where}`);
     paint(canvas, view, patches(all, chosen), found, Number(strength.value) / 100);
     const pick = (values) => chosen ? values[chosen - 1] : mean(values);
     const sums = all.patches.map((row) => row.reduce((a, b) => a + b, 0));
-    shares.textContent = `Of its attention, patches get ${percent(pick(sums))}, ` +
-      `the class token ${percent(pick(all.class_token))}, ` +
-      `its own memory and tokens of tasks ${percent(pick(all.rest))}.`;
+    shares.textContent = `Attention to patches: ${percent(pick(sums))}, ` +
+      `to the class token: ${percent(pick(all.class_token))}, ` +
+      `to its own memory and tokens of tasks: ${percent(pick(all.rest))}.`;
   };
   for (const control of [tasks, layer, strength]) control.addEventListener("input", draw);
   draw();
@@ -246,7 +246,7 @@ function taskRow(task, changes) {
     cell(task.regime),
     cell(task.parents.join(", ") || "–"),
     element("td", {}, element("code", { textContent: task.digest.slice(0, 12), title: task.digest })));
-  // On a phone each value stands beside the name of its column.
+  // On a phone each value is beside the name of its column.
   document.querySelectorAll("thead th").forEach((th, i) => { row.children[i].dataset.column = th.textContent; });
   const last = element("td");
   if (changes) {
@@ -281,7 +281,7 @@ async function change(name, options) {
 
 async function removeTask(name) {
   if (!$("token").value) {
-    say($("changed"), "To remove a task, give the token of the server first.", true);
+    say($("changed"), "To remove a task, enter the token of the server first.", true);
     $("token").focus();
     return;
   }
@@ -303,7 +303,7 @@ async function addTask(event) {
   }
 }
 
-// A name of a task that a file's name suggests.
+// Suggest a task name from the file name.
 function suggestName() {
   const [file] = $("file").files;
   if (file && !$("name").value) {

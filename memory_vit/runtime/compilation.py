@@ -1,11 +1,9 @@
-"""Keep compiled programs between commands, in the user's cache directory.
+"""XLA compilation: a cache on disk, and fewer passes for rarely run programs.
 
-JAX does it, and is told where by its environment, before it is imported: what
-it compiles is kept under a hash of the program, the options and the versions,
-and is the same to the bit when it is loaded. Several processes may read and
-write at once. JAX does not replace what is there: a file that is not whole, as
-of a process that was killed, is compiled anew, with a warning, until somebody
-deletes it.
+JAX reads the place of the cache from the environment when it is imported. A
+cached program is bitwise identical, and several processes may use the cache at
+once. JAX never replaces a file: a truncated one, of a process that was killed,
+is compiled again with a warning until somebody deletes it.
 """
 
 import contextlib
@@ -13,28 +11,29 @@ import hashlib
 import os
 import platform
 from pathlib import Path
+from typing import Any
+
+from etils import epy
 
 from memory_vit.errors import ConfigError
 from memory_vit.runtime.messages import brief
 
-# Where downloads are kept too, see `backbones.download`.
+with epy.lazy_imports():  # the cache is set before jax is imported
+  import jax
+
+# Also the place of downloads, see `backbones.download`.
 _ROOT = "MEMORY_VIT_CACHE"
 _SWITCH = "MEMORY_VIT_COMPILE_CACHE"
-# JAX's own: who has set it has chosen.
+# JAX's own: a user who has set it has chosen.
 _JAX = "JAX_COMPILATION_CACHE_DIR"
 # Programs of a B/16 take some MB each.
 MAX_BYTES = 2**30
+# Of LLVM. Arrays are laid out before it runs: memory is the same at any level.
+_OPTION = "xla_backend_optimization_level"
 
 
-def enable() -> None:
-  """Have JAX keep what it compiles, unless the environment says otherwise.
-
-  `MEMORY_VIT_COMPILE_CACHE=off` keeps nothing; `JAX_COMPILATION_CACHE_DIR` is
-  another place. Where nothing can be written, nothing is kept.
-
-  Raises:
-    ConfigError: for a value of that switch that is neither "on" nor "off".
-  """
+def enable_cache() -> None:
+  """Cache compiled programs, unless the environment says otherwise."""
   switch = os.environ.get(_SWITCH, "on")
   if switch not in ("on", "off"):
     raise ConfigError(f"{_SWITCH} is {brief(switch)}, expected 'on' or 'off'.")
@@ -45,20 +44,17 @@ def enable() -> None:
     folder = root / "xla" / _machine()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     _prune(root / "xla")
-  except (OSError, RuntimeError):  # the latter where there is no home
+  except (OSError, RuntimeError):  # RuntimeError: there is no home
     return
   if not os.access(folder, os.W_OK):
     return
   os.environ[_JAX] = str(folder)
-  # Of a second by default: many programs of a command take less.
+  # The default is a second: many programs of a command compile faster.
   os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.03")
 
 
 def _machine() -> str:
-  """Name of the kind of processor, as a home may be that of many machines.
-
-  Programs for a CPU hold its instructions, and JAX does not tell two apart.
-  """
+  """A CPU's instructions: programs hold them, and JAX does not tell apart."""
   features = platform.machine()
   with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
     kinds = ("flags", "Features", "model name")
@@ -68,7 +64,7 @@ def _machine() -> str:
 
 
 def _prune(folder: Path) -> None:
-  """Delete the oldest files, until the others take half of `MAX_BYTES`."""
+  """Delete the oldest files until the rest takes half of `MAX_BYTES`."""
   found = [(path.stat(), path) for path in folder.glob("*/*")]
   total = sum(stat.st_size for stat, _ in found)
   if total <= MAX_BYTES:
@@ -78,3 +74,12 @@ def _prune(folder: Path) -> None:
     total -= stat.st_size
     if total <= MAX_BYTES // 2:
       return
+
+
+def options(level: int) -> dict[str, Any] | None:
+  """`compiler_options` of `jax.jit` for a program that is not worth level 3."""
+  # Level 1 computed the same bits as 3 in all comparisons, and compiles in half
+  # of the time; 0 is for programs that are compiled and never run.
+  if jax.default_backend() != "cpu" or "XLA_FLAGS" in os.environ:
+    return None
+  return {_OPTION: level}

@@ -1,11 +1,15 @@
-"""The token that lets a client add and remove tasks."""
+"""Access control: trusted host names, and the token for changes of tasks."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 import stat
 from pathlib import Path
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from memory_vit.errors import ConfigError
 from memory_vit.runtime import paths
@@ -15,25 +19,53 @@ from memory_vit.serving.request_error import RequestError
 LEAST_CHARACTERS = 16
 _MOST_BYTES = 4096
 _SCHEME = "bearer "
+# No other site can have these names.
+_LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+_PORT = re.compile(r":\d*$")
+_SENDING = ("POST", "PUT", "DELETE")
+
+
+class TrustedHosts:
+  """ASGI middleware against requests that pages of other sites send."""
+
+  def __init__(self, app: ASGIApp, allowed_hosts: str | None) -> None:
+    self._app = app
+    names = (allowed_hosts or "*").lower().split(",")
+    self._names = None if "*" in names else {*names, *_LOOPBACK}
+
+  async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] == "http":
+      self._check(Headers(scope=scope), scope["method"])
+    await self._app(scope, receive, send)
+
+  def _check(self, headers: Headers, method: str) -> None:
+    """Raise a `RequestError`, which `BodyLimits` answers."""
+    host = headers.get("host", "")
+    name = _PORT.sub("", host.lower())
+    # A page may let its own name point to this server (DNS rebinding): to the
+    # browser both are one origin, and only the header Host differs.
+    if self._names is not None and name not in self._names:
+      raise RequestError(
+        400,
+        f"the host {brief(host)} is not trusted here; --allowed_hosts=NAME "
+        "of the server adds a name.",
+      )
+    if method in _SENDING and headers.get("sec-fetch-site") == "cross-site":
+      raise RequestError(403, "the page of another site sent this request.")
 
 
 class Token:
-  """A secret, kept as its SHA-256; without one, nobody is let in."""
+  """A secret, kept as its SHA-256; without a secret every client is refused."""
 
   def __init__(self, secret: str | None) -> None:
     self._digest = _digest(secret) if secret is not None else None
 
   @property
   def is_set(self) -> bool:
-    """Whether there is one."""
     return self._digest is not None
 
   def require(self, authorization: str | None) -> None:
-    """Let in who sends `Authorization: Bearer TOKEN`.
-
-    Raises:
-      RequestError: 403 where no token is set, 401 for another one, or none.
-    """
+    """Raise status 403 if no token is set, 401 unless it is "Bearer TOKEN"."""
     if self._digest is None:
       raise RequestError(
         403,
@@ -59,12 +91,6 @@ def _digest(secret: str) -> bytes:
 
 
 def read_token(file: str | None) -> Token:
-  """Read the token file, or none.
-
-  Raises:
-    ConfigError: where it cannot be read, others may read it, or the token is
-      too short.
-  """
   if file is None:
     return Token(None)
   path = paths.local(file, "--token_file")
@@ -91,7 +117,7 @@ def read_token(file: str | None) -> Token:
 
 
 def _require_private(path: Path, mode: int) -> None:
-  """Refuse a file that others may read, or its group may write."""
+  """Refuse a file that other users may read, or its group may write."""
   if mode & (stat.S_IRWXO | stat.S_IWGRP):
     raise ConfigError(
       f"--token_file {brief(str(path))} has the mode {mode & 0o777:o}: others "

@@ -1,0 +1,117 @@
+"""Load tasks for a backbone, and make sets of them ready to answer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import jax
+
+from memory_vit.errors import TaskError
+from memory_vit.model.backbone import Backbone
+from memory_vit.model.task import (
+  EvalPreprocessing,
+  Task,
+  TaskSpec,
+  require_backbone,
+)
+from memory_vit.prediction.compilations import CompilationCounter, counted
+from memory_vit.prediction.config import PredictorConfig
+from memory_vit.prediction.fixed_shapes import FixedShapes
+from memory_vit.prediction.task_set import Change, TaskSet
+from memory_vit.tasks import compose, manifest, store
+from memory_vit.tasks.program import place_tasks
+from memory_vit.tasks.slots import SlotSizes, on_host
+
+
+class SetMaker:
+  """Places tasks in slots, and compiles what has to grow for them."""
+
+  def __init__(
+    self, backbone: Backbone, programs: FixedShapes, shapes: PredictorConfig
+  ) -> None:
+    self.counter = CompilationCounter()
+    self._backbone, self._programs, self._shapes = backbone, programs, shapes
+    self._warm = False
+
+  def first(self, tasks: Sequence[Task]) -> TaskSet:
+    """The first set, in slots that have at least the sizes of the config."""
+    for task in tasks:
+      require_backbone(task.spec, self._backbone.id)
+    compose.require_one_pass(tasks)
+    shapes = self._shapes
+    sizes = SlotSizes(
+      slots=shapes.slots,
+      cells=shapes.cells,
+      classes=shapes.classes,
+      parents=shapes.parents,
+      norms="norms" in shapes.parts,
+      layers="layers" in shapes.parts,
+    ).holding([task.spec for task in tasks])
+    by_slot = {i: _held(task) for i, task in enumerate(tasks)}
+    program = place_tasks(self._backbone, by_slot, sizes)
+    return TaskSet(1, by_slot, sizes, program, self._evaluation(tasks))
+
+  def warm_up(self, task_set: TaskSet) -> int:
+    """Compile the programs of all batch sizes; return how many."""
+    with counted() as tally:
+      self._programs.warm_up(task_set.program, features=self._shapes.features)
+      self._warm = True
+    return tally.count
+
+  def made_ready(
+    self, old: TaskSet, by_slot: Mapping[int, Task], version: int
+  ) -> tuple[TaskSet, Change]:
+    specs = [task.spec for task in by_slot.values()]
+    slots = max(old.sizes.slots, 1 + max(by_slot, default=0))
+    sizes = dataclasses.replace(old.sizes, slots=slots).holding(specs)
+    with self.counter.counting() as tally:
+      program = place_tasks(self._backbone, by_slot, sizes)
+      grew = sizes != old.sizes or not (
+        program.composes and old.program.composes
+      )
+      if grew and self._warm:
+        self._programs.compile_reading(program)
+      else:
+        jax.block_until_ready(program)  # so that no request waits for it
+    evaluation = self._evaluation(by_slot.values())
+    ready = TaskSet(version, by_slot, sizes, program, evaluation)
+    return ready, Change(version, ready.names, ready.digest, grew, tally.count)
+
+  def loaded(self, task: str | Path | Task) -> Task:
+    if not isinstance(task, Task):
+      if not isinstance(task, str | Path):
+        raise TaskError(
+          f"the task is of type {type(task).__name__}, expected a Task or the "
+          "path of one."
+        )
+      self._require_image_size(manifest.read(Path(task)).spec)
+      task = store.load_task(task, self._backbone)
+    self._require_image_size(task.spec)
+    require_backbone(task.spec, self._backbone.id)
+    return _held(task)
+
+  def _require_image_size(self, spec: TaskSpec) -> None:
+    own_id, wanted = self._backbone.id, spec.backbone
+    if dataclasses.replace(wanted, image_size=own_id.image_size) != own_id:
+      return  # `require_backbone` refuses another backbone
+    if wanted.image_size != own_id.image_size:
+      raise TaskError(
+        f"task {spec.name!r} was trained at {wanted.image_size} pixels, and "
+        f"this predictor runs the backbone at {own_id.image_size}: build one "
+        f"by PredictorConfig(..., image_size={wanted.image_size}), or with the "
+        "task."
+      )
+
+  def _evaluation(self, tasks: Iterable[Task]) -> EvalPreprocessing:
+    """How all tasks want images prepared; without tasks, the backbone."""
+    for task in tasks:
+      return task.spec.evaluation
+    side = self._backbone.config.image_size
+    return self._backbone.evaluation or EvalPreprocessing(image_size=side)
+
+
+def _held(task: Task) -> Task:
+  """A task on the host, from where it is put into slots again and again."""
+  return dataclasses.replace(task, params=on_host(task.params))

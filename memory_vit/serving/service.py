@@ -1,0 +1,165 @@
+"""The running server: what its routes share, from the warm-up to the end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import gc
+import logging
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, TypeVar
+
+from memory_vit.runtime.messages import one_line
+from memory_vit.serving.access import Token, read_token
+from memory_vit.serving.answering import Answering
+from memory_vit.serving.attention import Looking
+from memory_vit.serving.metrics import Metrics
+from memory_vit.serving.request_error import busy
+from memory_vit.serving.settings import ServerSettings
+from memory_vit.serving.task_changes import TaskChanges
+from memory_vit.serving.task_folder import TaskFolder
+from memory_vit.serving.task_follower import TaskFollower
+
+if TYPE_CHECKING:
+  from memory_vit.prediction import Predictor
+
+logger = logging.getLogger(__name__)
+_Part = TypeVar("_Part")
+BUSY_SECONDS = 5.0
+_TRIM_SECONDS = 10.0
+
+
+class Service:
+  """What the routes of one application share."""
+
+  def __init__(
+    self, predictor: Predictor, settings: ServerSettings, refusal: str
+  ) -> None:
+    self.stopping = False
+    self.problem = ""  # why the warm-up failed, in one line
+    self.predictor = predictor
+    self.settings = settings
+    self.metrics = Metrics(predictor.backbone.config.dtype)
+    self.token: Token = read_token(settings.token_file)
+    self._folder = TaskFolder(settings.state_dir)
+    self.follower = TaskFollower(predictor, self._folder)
+    self.changes = TaskChanges(
+      predictor, self._folder, self.follower, settings.task_root,
+      self.metrics.change, refusal,
+    )  # fmt: skip
+    self._answering: Answering | None = None
+    self._looking: Looking | None = None
+    self._warm = False
+    self._settled = asyncio.Event()
+    self._watch()
+
+  @property
+  def state(self) -> str:
+    if self.problem:
+      return "failed"
+    if self.stopping:
+      return "stopping"
+    return "ready" if self._warm else "warming up"
+
+  async def settled(self) -> None:
+    """Wait until it is ready, or has failed."""
+    await self._settled.wait()
+
+  @property
+  def answering(self) -> Answering:
+    return self._once_warm(self._answering)
+
+  @property
+  def looking(self) -> Looking:
+    return self._once_warm(self._looking)
+
+  def _once_warm(self, part: _Part | None) -> _Part:
+    """Raise status 503 until all programs are compiled, and at the end."""
+    if part is None or not self._warm:
+      raise busy(f"the server is {self.state}.", BUSY_SECONDS)
+    return part
+
+  def remove_files(self) -> None:
+    """Remove the temporary folder of a server without --state_dir."""
+    self._folder.close()
+
+  @contextlib.asynccontextmanager
+  async def running(self) -> AsyncIterator[None]:
+    """Warm up while health is answered already; at the end join no thread."""
+    self._answering = Answering(self.predictor, self.settings, self.metrics)
+    self._looking = Looking(self.predictor, self.settings.timeout)
+    warming = asyncio.create_task(self._warm_up(self._looking))
+    returning = asyncio.create_task(_return_memory())
+    following = asyncio.create_task(self._follow())
+    try:
+      yield
+    finally:
+      self.stopping = True
+      for task in (warming, returning, following):
+        task.cancel()
+      self._answering.close()
+      self._looking.close()
+      self.changes.close()
+      self.remove_files()
+
+  async def _warm_up(self, looking: Looking) -> None:
+    try:
+      compiled = await asyncio.to_thread(self.predictor.warm_up)
+      await asyncio.to_thread(looking.warm_up)
+      await asyncio.to_thread(self.follower.look)
+    except Exception as error:
+      self.problem = one_line(str(error)) or type(error).__name__
+      logger.exception("the warm-up failed; /healthz says so")
+    else:
+      self._warm = True
+      logger.info("ready: %d programs compiled", compiled)
+    finally:
+      self._settled.set()
+
+  async def _follow(self) -> None:
+    await self._settled.wait()
+    await self.follower.follow()
+
+  def _watch(self) -> None:
+    predictor, watch = self.predictor, self.metrics.watch
+    watch(
+      "queue_images",
+      "Images that were taken and are not yet answered.",
+      lambda: self._answering.taken if self._answering else 0,
+    )
+    watch(
+      "compilations",
+      "Programs that were compiled since the warm-up.",
+      lambda: (
+        predictor.compilations
+        + (self._looking.compilations if self._looking else 0)
+      ),
+    )
+    watch("tasks", "Tasks that answer.", lambda: len(predictor.task_set.names))
+    watch(
+      "task_set_version",
+      "Version of the set of tasks: 1 more with each change.",
+      lambda: predictor.task_set.version,
+    )
+    watch(
+      "task_set_newest",
+      "Newest version of the set of tasks in --state_dir.",
+      lambda: self.follower.newest,
+    )
+    watch("ready", "1 if it is ready, else 0.", lambda: self.state == "ready")
+
+
+async def _return_memory() -> None:
+  while True:
+    await asyncio.sleep(_TRIM_SECONDS)
+    await asyncio.to_thread(trim_memory)
+
+
+def trim_memory() -> None:
+  """Return freed memory to the system: glibc keeps that of large forms."""
+  # Commands let Python collect rarely: a server kept 300 MiB of forms that it
+  # had refused (`benchmarks.attacks`).
+  gc.collect()
+  with contextlib.suppress(AttributeError, OSError, TypeError):
+    ctypes.CDLL(None).malloc_trim(0)

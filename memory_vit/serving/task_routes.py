@@ -1,0 +1,151 @@
+"""The routes of tasks: list them, and add, replace or remove one."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from fastapi import Depends, FastAPI, Request
+from fastapi.security import HTTPBearer
+from starlette.responses import JSONResponse, Response
+
+from memory_vit.runtime.messages import one_line
+from memory_vit.serving.answering import task_set_json, unknown_tasks
+from memory_vit.serving.predict_requests import media_type, parse_json
+from memory_vit.serving.request_error import RequestError, busy
+from memory_vit.serving.schemas import (
+  CHANGED,
+  REFUSED,
+  TASK_BODY,
+  ChangeAnswer,
+  ServedTask,
+  TaskPath,
+  TasksAnswer,
+)
+from memory_vit.serving.server_log import client_of
+from memory_vit.serving.service import BUSY_SECONDS, Service
+from memory_vit.serving.task_changes import (
+  TaskChanges,
+  logging_refusals,
+  require_name,
+)
+from memory_vit.serving.task_follower import Changed
+
+# For OpenAPI alone: `Token` checks it.
+_BEARER = Depends(HTTPBearer(scheme_name="token", auto_error=False))
+
+
+def add_task_routes(app: FastAPI, service: Service) -> None:
+  @app.get("/v1/tasks", tags=["tasks"], response_model=TasksAnswer)
+  async def tasks() -> Response:
+    """List the tasks that answer now, without the names of their classes."""
+    return JSONResponse(_tasks_json(service))
+
+  @app.get(
+    "/v1/tasks/{name}",
+    tags=["tasks"],
+    response_model=ServedTask,
+    responses=REFUSED,
+  )
+  async def task(name: str) -> Response:
+    """Describe one task, with the names of its classes."""
+    described = service.predictor.task_set.describe()
+    for one in described:
+      if one.name == name:
+        return JSONResponse(dataclasses.asdict(one))
+    raise unknown_tasks([name], [one.name for one in described])
+
+  @app.put(
+    "/v1/tasks/{name}",
+    tags=["tasks"],
+    response_model=ChangeAnswer,
+    responses=CHANGED,
+    openapi_extra=TASK_BODY,
+    dependencies=[_BEARER],
+  )
+  async def put_task(name: str, request: Request) -> Response:
+    """Add a task, or replace the task of this name."""
+    client = client_of(request.scope)
+    with logging_refusals("put", name, client):
+      _require_allowed(service, request, name)
+      changed = await _put(service.changes, name, request, client)
+    return _change_response(name, changed)
+
+  @app.delete(
+    "/v1/tasks/{name}",
+    tags=["tasks"],
+    response_model=ChangeAnswer,
+    responses=CHANGED,
+    dependencies=[_BEARER],
+  )
+  async def delete_task(name: str, request: Request) -> Response:
+    """Remove a task."""
+    client = client_of(request.scope)
+    with logging_refusals("remove", name, client):
+      _require_allowed(service, request, name)
+      changed = await service.changes.remove(name, client)
+    return _change_response(name, changed)
+
+
+async def _put(
+  changes: TaskChanges, name: str, request: Request, client: str
+) -> Changed:
+  kind = media_type(request)
+  if kind == "application/json":
+    path = parse_json(TaskPath, await request.body()).path
+    return await changes.put_path(name, path, client)
+  if kind in ("application/octet-stream", "application/x-safetensors"):
+    return await changes.upload(name, request.stream(), client)
+  raise RequestError(
+    415,
+    f"the body is {one_line(kind) or 'of no type'}, expected "
+    "application/octet-stream, the bytes of a task's .safetensors file; or "
+    'application/json, {"path": "..."}.',
+  )
+
+
+def _require_allowed(service: Service, request: Request, name: str) -> None:
+  # Several tokens are joined, as HTTP has it, and so are none.
+  credentials = request.headers.getlist("authorization")
+  service.token.require(", ".join(credentials))
+  if service.changes.refusal:
+    raise RequestError(403, service.changes.refusal)
+  if service.stopping:
+    raise busy("the server is stopping.", BUSY_SECONDS)
+  require_name(name)
+
+
+def _tasks_json(service: Service) -> dict[str, Any]:
+  task_set, backbone = service.predictor.task_set, service.predictor.backbone
+  tasks = [dataclasses.asdict(one) for one in task_set.describe()]
+  for task in tasks:
+    del task["class_names"]  # thousands of each, in some tasks
+  return {
+    "task_set": task_set_json(task_set),
+    "tasks": tasks,
+    "backbone": {
+      "variant": backbone.id.variant,
+      "image_size": backbone.id.image_size,
+      "fingerprint": backbone.id.fingerprint,
+      "dtype": backbone.config.dtype,
+      "classes": backbone.config.num_classes,
+    },
+    "changes": service.token.is_set and not service.changes.refusal,
+    "max_images": service.settings.max_images,
+  }
+
+
+def _change_response(name: str, changed: Changed) -> Response:
+  change = changed.change
+  content = {
+    "action": changed.action,
+    "name": name,
+    "task_set": {
+      "version": change.version,
+      "names": list(change.names),
+      "digest": change.digest,
+    },
+    "grew": change.grew,
+    "compiled": change.compiled,
+  }
+  return JSONResponse(content, 201 if changed.action == "add" else 200)
