@@ -606,7 +606,7 @@ def _require_consistent(config: Config) -> None:
   """Raise `ConfigError` for the first contradiction between options."""
   for problem in (
     *_of_training(config), *_of_backbone(config), *_of_embeddings(config),
-    *_of_keep(config),
+    *_of_cache(config),
   ):  # fmt: skip
     raise ConfigError(problem)
 
@@ -714,7 +714,7 @@ def _of_embeddings(config: Config) -> list[str]:
   ]
 
 
-def what_can_be_kept(regime: str) -> str:
+def cacheable_part(regime: str) -> str:
   """What of a pass of this regime is frozen: a value of `keep.what`."""
   kind = get_regime(regime)
   if kind.composes:
@@ -722,7 +722,7 @@ def what_can_be_kept(regime: str) -> str:
   return "features" if kind.on_features else "none"
 
 
-def _of_keep(config: Config) -> list[str]:
+def _of_cache(config: Config) -> list[str]:
   """List contradictions between what is kept, and what a step computes."""
   keep, data = config.keep, config.data
   lines = []
@@ -734,8 +734,8 @@ def _of_keep(config: Config) -> list[str]:
   if keep.what == "none":
     return lines
   if keep.what == "images":
-    return lines + _of_kept_images(keep, config.data)
-  possible = what_can_be_kept(config.regime)
+    return lines + _of_decoded_images(keep, config.data)
+  possible = cacheable_part(config.regime)
   if config.sweep.regime:
     possible = keep.what  # each trial is looked at for itself
   if possible == "none":
@@ -769,7 +769,7 @@ def _of_keep(config: Config) -> list[str]:
   return lines
 
 
-def _of_kept_images(keep: KeepConfig, data: DataConfig) -> list[str]:
+def _of_decoded_images(keep: KeepConfig, data: DataConfig) -> list[str]:
   """List options that do not go with decoded images."""
   expected = {"views": 1, "dtype": "float32", "where": "host"}
   lines = []

@@ -7,31 +7,23 @@ at once, in one line.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
-import importlib.machinery
-import importlib.util
 import re
-import sys
-import traceback
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from absl import flags
 from etils import epy
 
 from memory_vit import config as config_lib
-from memory_vit.commands import option_help
+from memory_vit.commands import config_file, option_help
 from memory_vit.config import Config
 from memory_vit.errors import ConfigError, MemoryVitError
-from memory_vit.runtime import dtypes, messages, options, paths
-from memory_vit.runtime.messages import escaped, shortened
+from memory_vit.runtime import dtypes, messages, options
 from memory_vit.runtime.rules import Rule
 
 with epy.lazy_imports():  # not all commands have a configuration
-  import ml_collections
   from ml_collections import config_flags
 
 # What absl and ml_collections raise, and `ast.literal_eval` within them.
@@ -43,10 +35,6 @@ _DEFINE: Mapping[str, Callable[..., Any]] = {
   "str": flags.DEFINE_string, "bool": flags.DEFINE_bool,
   "int": flags.DEFINE_integer,
 }  # fmt: skip
-# Characters of one of their messages.
-_MOST_SHOWN = 400
-# Of the checkout, to which a link leads; a part of the wheel.
-_CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 _SEE_HELP = "--help lists all"
 TRUST_HELP = (
   "Run the code that the files of a data set name: classes of features that "
@@ -59,7 +47,7 @@ class Parser(argparse.ArgumentParser):
 
   def error(self, message: str) -> typing.NoReturn:
     """Raise `ConfigError`, where argparse would show all that there is."""
-    problem = one_line(message).rstrip(".")
+    problem = config_file.one_line(message).rstrip(".")
     raise ConfigError(f"the command line: {problem}; {_SEE_HELP}.")
 
   def switch(self, name: str, about: str) -> None:
@@ -154,13 +142,14 @@ class CommandLine:
     self.flags = flags.FlagValues()
     try:
       self._config = config_flags.DEFINE_config_file(
-        "config", None, "Configuration: FILE.py, or NAME for one of "
-        f"{', '.join(_names())}; an argument may follow: tfds:cifar10.",
+        "config", None, "Configuration: FILE.py, or one of the names "
+        f"{', '.join(config_file.names())}. An argument may follow: "
+        "tfds:cifar10.",
         flag_values=self.flags, sys_argv=self._argv,
       )  # fmt: skip
     except _ERRORS as error:  # it opens --flagfile
       raise self._explained(error) from error
-    self.flags["config"].parser = _ConfigFile()
+    self.flags["config"].parser = config_file.ConfigFile()
     self._trusts = self.switch("trust_data_code", TRUST_HELP)
 
   def string(self, name: str, about: str) -> Callable[[], str | None]:
@@ -273,7 +262,7 @@ class CommandLine:
       if isinstance(inner, MemoryVitError):
         return ConfigError(str(inner))
       inner = inner.__cause__ or inner.__context__
-    text = one_line(str(error) or type(error).__name__).rstrip(".")
+    text = config_file.one_line(str(error) or type(error).__name__).rstrip(".")
     found = re.match(r"flag --config\.([\w.]+)=", text)
     option = config_lib.OPTIONS.get(found[1]) if found else None
     advice = f"expected {option.expected}" if option else ""
@@ -319,99 +308,3 @@ def read_config(
 
 def _missing(name: str, about: str) -> ConfigError:
   return ConfigError(f"--{name} is missing: {about}")
-
-
-def _names() -> list[str]:
-  """The configurations that come with the package."""
-  found = (path.stem for path in _CONFIGS.glob("[!_]*.py"))
-  return sorted(set(found) - {"base"})
-
-
-class _ConfigFile(flags.ArgumentParser["ml_collections.ConfigDict"]):
-  """Runs the Python of a configuration file; its errors are one line."""
-
-  def parse(self, argument: str) -> ml_collections.ConfigDict:
-    """FILE.py, or NAME, and :ARGUMENT -> what its get_config returns."""
-    name, *given = argument.split(":", 1)
-    path = paths.local(name, "--config")
-    if not path.is_file() and name in _names():
-      path = _CONFIGS / f"{name}.py"
-    if not path.is_file():
-      raise ConfigError(
-        f"--config is {messages.brief(name)}: there is no such file. Expected "
-        f"a file of Python, as FILE.py, or a name: {', '.join(_names())}."
-      )
-    try:
-      found = _run(path, given)
-    except Exception as error:  # whatever its author has written
-      raise ConfigError(
-        f"--config={one_line(name)}, {_place(error, path)}: "
-        f"{type(error).__name__}: {one_line(str(error))}{_advice(error)}"
-      ) from error
-    if not isinstance(found, ml_collections.ConfigDict):
-      raise ConfigError(
-        f"--config={one_line(name)}: get_config() returned "
-        f"{messages.brief(found)}, expected a ConfigDict, such as that of "
-        "memory_vit.configs.base, changed."
-      )
-    return found.lock()
-
-  def flag_type(self) -> str:
-    """For messages of absl."""
-    return "configuration file"
-
-
-def _run(path: Path, given: Sequence[str]) -> Any:
-  """Call get_config of a file of Python.
-
-  It finds modules beside it, as a script does, however the command was started.
-  """
-  loader = importlib.machinery.SourceFileLoader("config_file", str(path))
-  spec = importlib.util.spec_from_loader(loader.name, loader)
-  module = importlib.util.module_from_spec(typing.cast(Any, spec))
-  with _beside(path):
-    loader.exec_module(module)
-    return module.get_config(*given)
-
-
-@contextlib.contextmanager
-def _beside(path: Path) -> Iterator[None]:
-  """Have the folder of a file first on `sys.path`, unless Python is to be safe.
-
-  That is `python -P`, for which a script does not find what lies beside it.
-  """
-  if sys.flags.safe_path:
-    yield
-    return
-  folder = str(path.resolve().parent)
-  sys.path.insert(0, folder)
-  try:
-    yield
-  finally:
-    with contextlib.suppress(ValueError):  # the file may change it as well
-      sys.path.remove(folder)
-
-
-def _advice(error: Exception) -> str:
-  """Advice for a configuration file that is written for a checkout."""
-  if isinstance(error, ModuleNotFoundError) and error.name == "configs":
-    return "; write: from memory_vit.configs import base"
-  return ""
-
-
-def _place(error: Exception, path: Path) -> str:
-  """The line of the file in which something was raised, or that it called."""
-  if isinstance(error, SyntaxError) and error.lineno:
-    where = "" if error.filename == str(path) else f"{error.filename}, "
-    return f"{where}line {error.lineno}"
-  lines = [
-    frame.lineno
-    for frame in traceback.extract_tb(error.__traceback__)
-    if frame.filename == str(path)
-  ]
-  return f"line {lines[-1]}" if lines else "get_config"
-
-
-def one_line(text: str) -> str:
-  """Shorten text to one line, without what a terminal obeys."""
-  return shortened(escaped(" ".join(text.split())), _MOST_SHOWN)

@@ -3,6 +3,6 @@
 from etils import epy
 
 with epy.lazy_api_imports(globals()):
-  from memory_vit.frozen.splits import Kept
+  from memory_vit.frozen.cache import FrozenCache
 
-__all__ = ["Kept"]
+__all__ = ["FrozenCache"]

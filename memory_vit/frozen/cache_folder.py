@@ -54,7 +54,7 @@ def dependencies(
       "without a version, so that later runs could not tell it from others: "
       "give it one, or expected 'host' or 'device'."
     )
-  leaves = zip(plan.layout.kept, plan.layout.shapes, strict=True)
+  leaves = zip(plan.layout.stored, plan.layout.shapes, strict=True)
   return {
     "memory_vit": __version__,
     "what": config.keep.what,

@@ -29,7 +29,7 @@ class Place:
 
 
 def place_of(where: str, folder: Path) -> Place:
-  """Where this process stores rows; see `require_room`."""
+  """Where this process stores rows; see `require_free_space`."""
   host = socket.gethostname()
   if where == "disk":
     existing = next(
@@ -48,7 +48,9 @@ def place_of(where: str, folder: Path) -> Place:
   return Place("the memory of this machine", f"memory of {host}", free)
 
 
-def require_room(what: str, needed: int, where: str, folder: Path) -> None:
+def require_free_space(
+  what: str, needed: int, where: str, folder: Path
+) -> None:
   """Refuse what does not fit; all processes must call.
 
   What several processes of a host store on one file system, or in its memory,

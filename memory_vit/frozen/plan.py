@@ -1,7 +1,7 @@
 """Which rows a run caches of a split."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,12 +11,66 @@ from memory_vit.config import Config, data_seed
 from memory_vit.data import batching, fixed_views
 from memory_vit.data.fixed_views import FixedViews
 from memory_vit.data.reader import Reader
-from memory_vit.frozen.embedded_views import EmbeddedViews
-from memory_vit.frozen.layout import RowLayout
+from memory_vit.frozen.rows import RowLayout
+from memory_vit.model.regimes import get_regime
 from memory_vit.model.task import EvalPreprocessing
 
 # Images (b, side, side, 3) -> what is frozen of them: a tree of (b, ...).
 Prepare = Callable[[Any], Any]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
+class EmbeddedViews:
+  """The embeddings that a process keeps; see `fixed_views.FixedViews`.
+
+  Files are read from their beginning to their end, once, and the examples of a
+  split are in another order: they are kept as they are read.
+
+  Attributes:
+    reader: of the split.
+    numbers: int64 (n,), the example at every place, in the order of the files.
+    places: int64 (n,), of the examples in the order of the split.
+    name: of the column: "pooled" for a head, "layers" for a probe.
+  """
+
+  reader: Reader
+  numbers: np.ndarray
+  places: np.ndarray
+  name: str
+
+  @classmethod
+  def of(
+    cls, reader: Reader, numbers: np.ndarray, regime: str
+  ) -> "EmbeddedViews":
+    """The embeddings of some examples, int64 (n,), that a regime reads."""
+    embedded = reader.source.embedded
+    assert embedded is not None
+    order = np.argsort(embedded.rows[numbers], kind="stable")
+    name = "layers" if get_regime(regime).has_probe else "pooled"
+    return cls(reader, numbers[order], np.argsort(order), name)
+
+  def batches(self, starts: range, rows: int) -> Iterator[dict[str, Any]]:
+    """Batches of the `rows` places from each of `starts` on, without gaps.
+
+    Returns:
+      Iterator over {"inputs": {name: (b, ...), as it is stored}, "label": int32
+      (b,), "mask": float32 (b,)}. Behind the last place are zeros, with mask 0.
+    """
+    source = self.reader.source
+    assert source.embedded is not None
+    assert source.labels is not None
+    origin = source.embedded.origin
+    numbers = self.numbers[starts.start : starts.stop]
+    values = source.embedded.take(numbers).values(self.name)
+    for i in range(len(starts)):
+      examples = numbers[i * rows : (i + 1) * rows]
+      inputs = np.zeros((rows, *origin.shapes[self.name]), origin.kind)
+      label, mask = np.zeros(rows, np.int32), np.zeros(rows, np.float32)
+      for row, _ in enumerate(examples):
+        inputs[row] = next(values)
+      label[: len(examples)] = source.labels[examples]
+      mask[: len(examples)] = 1
+      yield {"inputs": {self.name: inputs}, "label": label, "mask": mask}
 
 
 @dataclasses.dataclass(frozen=True)

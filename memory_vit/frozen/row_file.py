@@ -19,8 +19,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from memory_vit.errors import TrainingError
-from memory_vit.frozen.layout import RowLayout
-from memory_vit.frozen.rows import Rows
+from memory_vit.frozen.rows import RowLayout, Rows
 from memory_vit.runtime import files, processes
 
 logger = logging.getLogger(__name__)

@@ -5,7 +5,9 @@ row crosses the network.
 """
 
 import abc
+import dataclasses
 import functools
+import math
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -15,10 +17,76 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from memory_vit.frozen.layout import RowLayout
 from memory_vit.runtime import sharding
 
 Batch = Mapping[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class RowLayout:
+  """The leaves of a row.
+
+  Attributes:
+    treedef: of the tree that `SplitForward.prepare` returns.
+    shapes: of its leaves, without the axis of the images.
+    computed: their dtypes, as a step reads them.
+    stored: their dtypes, as they are stored.
+  """
+
+  treedef: Any
+  shapes: tuple[tuple[int, ...], ...]
+  computed: tuple[np.dtype, ...]
+  stored: tuple[np.dtype, ...]
+
+  @classmethod
+  def of(cls, inputs: Any, dtype: str) -> "RowLayout":
+    """The layout of a tree of arrays (b, ...), or of their shapes.
+
+    Args:
+      inputs: from `SplitForward.prepare`.
+      dtype: "bfloat16" where float32 values are rounded to that.
+    """
+    leaves, treedef = jax.tree.flatten(inputs)
+    computed = tuple(np.dtype(leaf.dtype) for leaf in leaves)
+    rounded = np.dtype(jnp.bfloat16)
+    stored = tuple(
+      rounded if dtype == "bfloat16" and d == np.float32 else d
+      for d in computed
+    )
+    shapes = tuple(leaf.shape[1:] for leaf in leaves)
+    return cls(treedef, shapes, computed, stored)
+
+  @property
+  def nbytes(self) -> int:
+    """Bytes of a row."""
+    leaves = zip(self.stored, self.shapes, strict=True)
+    return sum(d.itemsize * math.prod(shape) for d, shape in leaves)
+
+  def empty(self, count: int) -> list[np.ndarray]:
+    """Memory for the leaves (n, ...) of n rows, taken when it is written."""
+    leaves = zip(self.stored, self.shapes, strict=True)
+    return [np.empty((count, *shape), d) for d, shape in leaves]
+
+  def narrow(self, inputs: Any) -> Any:
+    """Computed inputs -> the types in which they are stored, on the device."""
+    return self._cast(inputs, self.stored)
+
+  def widen(self, inputs: Any) -> Any:
+    """Stored inputs -> the types in which they were computed, on the device."""
+    return self._cast(inputs, self.computed)
+
+  def _cast(self, inputs: Any, dtypes: tuple[np.dtype, ...]) -> Any:
+    leaves = jax.tree.leaves(inputs)
+    if all(a.dtype == d for a, d in zip(leaves, dtypes, strict=True)):
+      return inputs
+    return jax.tree.unflatten(self.treedef, _cast(leaves, dtypes))
+
+
+@functools.partial(jax.jit, static_argnames="dtypes")
+def _cast(
+  leaves: list[jax.Array], dtypes: tuple[np.dtype, ...]
+) -> list[jax.Array]:
+  return [a.astype(d) for a, d in zip(leaves, dtypes, strict=True)]
 
 
 class FilledRows(Protocol):
@@ -143,7 +211,7 @@ class DeviceRows(Rows):
     )
 
     def empty() -> Any:
-      leaves = zip(layout.shapes, layout.kept, strict=True)
+      leaves = zip(layout.shapes, layout.stored, strict=True)
       return [jnp.zeros((batches, rows, *shape), d) for shape, d in leaves]
 
     self._leaves = jax.jit(empty, out_shardings=across)()
@@ -166,17 +234,17 @@ class DeviceRows(Rows):
 
 
 def _put(
-  kept: list[jax.Array], leaves: list[jax.Array], batch: jax.Array
+  stored: list[jax.Array], leaves: list[jax.Array], batch: jax.Array
 ) -> list[jax.Array]:
   """Write a batch; along the first axis nothing is split over devices."""
   update = functools.partial(
     jax.lax.dynamic_update_index_in_dim, index=batch, axis=0
   )
-  return [update(a, leaf) for a, leaf in zip(kept, leaves, strict=True)]
+  return [update(a, leaf) for a, leaf in zip(stored, leaves, strict=True)]
 
 
 def _take(
-  kept: list[jax.Array], batch: jax.Array, row: jax.Array
+  stored: list[jax.Array], batch: jax.Array, row: jax.Array
 ) -> list[jax.Array]:
   """Gather rows; the clamping of any other mode takes ten times as long."""
-  return [a.at[batch, row].get(mode="promise_in_bounds") for a in kept]
+  return [a.at[batch, row].get(mode="promise_in_bounds") for a in stored]

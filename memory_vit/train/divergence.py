@@ -61,7 +61,7 @@ class DivergenceMonitor:
     self.lost, self.skipped = dict(lost), dict(skipped)
     self._step, self._title = step, title
     self._max, self._examples = max_skipped, examples
-    self._kept: list[Any] = []
+    self._pending: list[Any] = []
     self._last: dict[str, dict[str, float]] = {}
 
   def add(self, metrics: Any) -> None:
@@ -72,8 +72,8 @@ class DivergenceMonitor:
     waits for all of it. With less the device would wait for the host where
     steps are short.
     """
-    self._kept.append(metrics)
-    jax.block_until_ready(self._kept[-3:-2])
+    self._pending.append(metrics)
+    jax.block_until_ready(self._pending[-3:-2])
 
   def check(self) -> dict[str, dict[str, float]]:
     """Metrics of the last step, of the names that are not lost.
@@ -81,13 +81,13 @@ class DivergenceMonitor:
     Raises:
       DivergedError: where all are.
     """
-    for metrics in jax.device_get(self._kept):
+    for metrics in jax.device_get(self._pending):
       self._step += 1
       self._last = jax.tree.map(float, metrics)
       for name, values in self._last.items():
         if name not in self.lost:
           self._count(name, values)
-    self._kept = []
+    self._pending = []
     return self._well(self._last)
 
   def newest(self) -> dict[str, dict[str, float]]:
@@ -96,8 +96,8 @@ class DivergenceMonitor:
     Whoever looks when a clock says so must use this one: of several processes
     each has a clock of its own, and all have to leave at the same step.
     """
-    kept = jax.device_get(self._kept[-1:])
-    return self._well(jax.tree.map(float, kept[-1]) if kept else self._last)
+    newest = jax.device_get(self._pending[-1:])
+    return self._well(jax.tree.map(float, newest[-1]) if newest else self._last)
 
   def _well(
     self, metrics: dict[str, dict[str, float]]

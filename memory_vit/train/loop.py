@@ -19,7 +19,7 @@ from memory_vit.train import loop_state
 from memory_vit.train.divergence import DivergenceMonitor, Examples
 from memory_vit.train.events import Events, Profile
 from memory_vit.train.loop_state import BestParams, LoopState
-from memory_vit.train.part_norms import part_norms
+from memory_vit.train.parameters import part_norms
 from memory_vit.train.progress import Progress
 from memory_vit.train.step import Step, TrainState
 from memory_vit.train.wandb_run import WandbRun

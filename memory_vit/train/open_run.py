@@ -1,20 +1,26 @@
 """Opens what a run reads: a backbone, splits of data and earlier tasks."""
 
+import dataclasses
 import logging
 from collections.abc import Mapping
 from pathlib import Path
 
+import jax
+from jax.sharding import Mesh
+
+from memory_vit.backbones.load import read_published, to_backbone
 from memory_vit.config import Config
 from memory_vit.data import datasets
 from memory_vit.data.data_record import DataRecord
 from memory_vit.data.reader import Reader
 from memory_vit.data.split_ref import configured_splits
-from memory_vit.model.backbone import Backbone
+from memory_vit.model.backbone import Backbone, init_backbone
+from memory_vit.model.vit_config import RANDOM, vit_config
+from memory_vit.runtime import dtypes, sharding
 from memory_vit.tasks import store
-from memory_vit.train import open_backbone, settle, sweep, upstream
-from memory_vit.train.run_context import RunContext
+from memory_vit.train import settle, sweep, upstream
 from memory_vit.train.sweep import Trial
-from memory_vit.train.trainer import Trainer
+from memory_vit.train.trainer import RunContext, Trainer
 from memory_vit.train.wandb_run import WandbRun
 
 logger = logging.getLogger(__name__)
@@ -45,9 +51,7 @@ def open_trainer(
   Raises:
     MemoryVitError: for what cannot be used, or does not fit together.
   """
-  backbone = open_backbone.open_backbone(
-    config, workdir, context.mesh, backbone
-  )
+  backbone = open_backbone(config, workdir, context.mesh, backbone)
   readers = _open_splits(config, backbone, splits or {})
   config = settle.settled(config, backbone, readers["train"])
   trials = sweep.trials_of(config, settle.task_name(config))
@@ -75,6 +79,49 @@ def open_trainer(
     wandb_run=wandb,
   )
   return trainer, trials
+
+
+def open_backbone(
+  config: Config, workdir: Path, mesh: Mesh, loaded: Backbone | None = None
+) -> Backbone:
+  """Load the backbone and put it on the devices.
+
+  Args:
+    config: of the run.
+    workdir: of the run, where one lies that was pretrained.
+    mesh: on whose devices it is put.
+    loaded: the backbone, if it is loaded already.
+  """
+  path = config.backbone
+  if config.pretrain.variant:
+    path = str(workdir / "backbone.npz")
+  if loaded:
+    backbone = loaded
+  elif path.startswith(RANDOM):
+    backbone = init_backbone(
+      vit_config(
+        path.removeprefix(RANDOM),
+        image_size=config.image_size,
+        dtype=dtypes.resolve(config.dtype),
+        gelu=settle.made_gelu(config),
+      ),
+      jax.random.key(config.seed),
+    )
+  else:
+    # In float32: the regime `full` trains these weights.
+    backbone = to_backbone(
+      read_published(path),
+      config.image_size or None,
+      config.dtype,
+      gelu=settle.stated_gelu(config),
+    )
+  logger.info(
+    "backbone %s: %s, %d px, fingerprint %s",
+    path, backbone.config.variant, backbone.config.image_size,
+    backbone.fingerprint[:16],
+  )  # fmt: skip
+  params = sharding.put_backbone(backbone.params, mesh)
+  return dataclasses.replace(backbone, params=params)
 
 
 def _open_splits(

@@ -17,9 +17,10 @@ from memory_vit.model import trees
 from memory_vit.runtime import checksums, files, messages, processes
 from memory_vit.train import optim, sweep
 from memory_vit.train.loop_state import BestParams
+from memory_vit.train.pack import PackResult, train_pack
 from memory_vit.train.step import TrainState
 from memory_vit.train.sweep import PassPlan, Trial
-from memory_vit.train.trainer import PackResult, Trainer
+from memory_vit.train.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -128,19 +129,19 @@ def pack_bytes(trainer: Trainer, trials: Sequence[Trial]) -> int:
   batch: dict[str, Any] = {
     "label": jax.ShapeDtypeStruct((config.batch_size,), jnp.int32)
   }
-  if trainer.kept:
+  if trainer.cache:
     batch["inputs"] = jax.eval_shape(trainer.frozen_pass(step), image)
   else:
     batch["image"] = image
   needed = step.peak_bytes(
     state.params, trainer.frozen(), batch, config.batch_size_eval
   )
-  if trainer.kept:
+  if trainer.cache:
     prepare = trainer.frozen_pass(step)
-    needed += trainer.kept.bytes_on_device(
+    needed += trainer.cache.bytes_on_device(
       [
-        trainer.kept.needs(key, reader, prepare)
-        for key, reader in trainer.kept_splits.items()
+        trainer.cache.needs(key, reader, prepare)
+        for key, reader in trainer.cached_splits.items()
       ]
     )
   # State and gradient; and once more, as the update does not work in place.
@@ -166,7 +167,7 @@ def train(
     (pack,) = packs
     trainer = trainer.of_kind(pack)
     logdirs = logdirs_of(pack, workdir)
-    results = [trainer.train_pack(pack, directory, logdirs, plan)]
+    results = [train_pack(trainer, pack, directory, logdirs, plan)]
   else:
     results = _train_packs(trainer, packs, plan, workdir)
   if any(result.changes for result in results):
@@ -224,7 +225,7 @@ def _train_pack(
     raise DivergedError(found["message"], found["lost"])
   try:
     logdirs = logdirs_of(pack, workdir)
-    return trainer.train_pack(pack, directory, logdirs, plan)
+    return train_pack(trainer, pack, directory, logdirs, plan)
   except DivergedError as error:
     found = {"message": str(error), "lost": error.lost, "meta": meta}
     directory.parent.mkdir(parents=True, exist_ok=True)

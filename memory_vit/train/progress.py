@@ -12,7 +12,6 @@ from memory_vit.runtime.progress_bar import (
   duration,
   log_package,
 )
-from memory_vit.train.summary import span
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +97,12 @@ class Progress:
   def close(self) -> None:
     """End the bar."""
     self._bar.close()
+
+
+def span(values: list[float]) -> str:
+  """[0.5] -> "0.5", [0.1, 0.3, 0.2] -> "0.1..0.3"."""
+  least, greatest = f"{min(values):.4g}", f"{max(values):.4g}"
+  return least if len(values) == 1 else f"{least}..{greatest}"
 
 
 def _nothing(line: str) -> None:

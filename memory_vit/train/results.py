@@ -27,8 +27,9 @@ from memory_vit.run_result import (
 from memory_vit.runtime import files, processes
 from memory_vit.tasks import store
 from memory_vit.train import sweep
+from memory_vit.train.pack import PackResult
 from memory_vit.train.sweep import PassPlan, Trial
-from memory_vit.train.trainer import PackResult, Trainer
+from memory_vit.train.trainer import Trainer
 
 # See `files.replacing` and `processes.require_shared`.
 _BEGUN = re.compile(

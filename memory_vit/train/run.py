@@ -25,7 +25,7 @@ from memory_vit.train import (
   wandb_run,
 )
 from memory_vit.train.open_run import open_trainer
-from memory_vit.train.run_context import RunContext
+from memory_vit.train.trainer import RunContext
 
 
 def train_and_evaluate(

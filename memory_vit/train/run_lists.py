@@ -6,13 +6,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jax.sharding import Mesh
+
+from memory_vit.backbones.save import save_backbone
 from memory_vit.config import Config, PretrainConfig, to_dict
+from memory_vit.errors import TrainingError
 from memory_vit.model.backbone import Backbone
+from memory_vit.model.vit_config import RANDOM
 from memory_vit.run_result import RunResult
 from memory_vit.runtime import files, paths, processes, schema, sharding
 from memory_vit.runtime.preemption import StopSignal
 from memory_vit.train import pretrain, resume, run, settle
-from memory_vit.train.open_backbone import open_saved_backbone
+from memory_vit.train.open_run import open_backbone
 
 
 def shared_backbone(
@@ -48,7 +53,7 @@ def shared_backbone(
     else:
       run.pretrain_backbone(config, workdir, stop)
   mesh = sharding.make_mesh(fsdp=config.mesh.fsdp)
-  backbone, file = open_saved_backbone(config, workdir, mesh)
+  backbone, file = _open_saved_backbone(config, workdir, mesh)
   settled = settle.with_backbone(config, backbone)
   return backbone, dataclasses.replace(
     settled, backbone=file, pretrain=PretrainConfig()
@@ -91,3 +96,35 @@ def _epochs(values: Mapping[str, Any]) -> dict[str, Any]:
   """
   epochs = values["epochs"]
   return {"config.total_steps": f"{epochs} epochs"} if epochs else {}
+
+
+def _open_saved_backbone(
+  config: Config, workdir: Path, mesh: Mesh
+) -> tuple[Backbone, str]:
+  """`open_backbone` for a list of runs, and the path from which each loads it.
+
+  Random weights depend on the seed of a run: they are saved once.
+
+  Raises:
+    TrainingError: if another configuration has saved others.
+  """
+  backbone = open_backbone(config, workdir, mesh)
+  file = workdir / "backbone.npz"
+  if config.pretrain.variant:
+    return backbone, str(file)
+  if not config.backbone.startswith(RANDOM):
+    return backbone, config.backbone
+  host = dataclasses.replace(backbone, params=sharding.to_host(backbone.params))
+
+  def save() -> None:
+    if not file.exists():
+      save_backbone(host, file)
+
+  processes.on_process_0(save)
+  saved = dataclasses.replace(config, backbone=str(file))
+  if open_backbone(saved, workdir, mesh).fingerprint != backbone.fingerprint:
+    raise TrainingError(
+      f"{file} is another backbone than {config.backbone!r} of config.seed "
+      f"{config.seed}. Give what made it, or another --workdir."
+    )
+  return backbone, str(file)

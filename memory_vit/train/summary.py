@@ -3,9 +3,6 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from clu import parameter_overview as clu_overview
-
-from memory_vit.model import trees
 from memory_vit.run_result import (
   ANSWERS,
   ATTENTION,
@@ -18,24 +15,6 @@ from memory_vit.run_result import (
 )
 from memory_vit.runtime.messages import counted, escaped
 from memory_vit.runtime.tables import table
-
-
-def span(values: list[float]) -> str:
-  """[0.5] -> "0.5", [0.1, 0.3, 0.2] -> "0.1..0.3"."""
-  least, greatest = f"{min(values):.4g}", f"{max(values):.4g}"
-  return least if len(values) == 1 else f"{least}..{greatest}"
-
-
-def parameter_counts(trained: trees.Tree, frozen: trees.Tree) -> str:
-  """The counts of trained and frozen parameters, in one line."""
-  t, f = trees.count(trained), trees.count(frozen)
-  return f"trained: {t:,} ({100 * t / (t + f):.2f} %), frozen: {f:,}"
-
-
-def parameter_table(trained: trees.Tree) -> str:
-  """A row for every trained array."""
-  found: str = clu_overview.get_parameter_overview(trained, include_stats=False)
-  return found
 
 
 def summary(result: RunResult, workdir: Path) -> str:

@@ -244,5 +244,5 @@ def _changed(config: Config, varied: Mapping[str, Any]) -> Config:
   # The batches stay those of the sweep, whatever the seed of the trial is.
   fixed["data.seed"] = config_lib.data_seed(config)
   if "regime" in varied and config.keep.what in ("contexts", "features"):
-    fixed["keep.what"] = config_lib.what_can_be_kept(varied["regime"])
+    fixed["keep.what"] = config_lib.cacheable_part(varied["regime"])
   return config.replaced({**fixed, **varied})

@@ -56,10 +56,10 @@ from memory_vit.train import (
 )
 from memory_vit.train.checkpoints import Checkpoints
 from memory_vit.train.loop_state import BestParams
-from memory_vit.train.run_context import RunContext
+from memory_vit.train.pack import PackResult
 from memory_vit.train.step import Step
 from memory_vit.train.sweep import PassPlan
-from memory_vit.train.trainer import PackResult
+from memory_vit.train.trainer import RunContext
 
 
 def small_backbone(seed=0):

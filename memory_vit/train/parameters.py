@@ -1,4 +1,4 @@
-"""Norms of what a task has learned, part by part and layer by layer."""
+"""Counts of parameters, and norms part by part and layer by layer."""
 
 import functools
 from collections.abc import Iterable, Mapping
@@ -7,9 +7,23 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from clu import parameter_overview as clu_overview
 from jax.sharding import Mesh
 
+from memory_vit.model import trees
 from memory_vit.runtime import sharding
+
+
+def parameter_counts(trained: trees.Tree, frozen: trees.Tree) -> str:
+  """The counts of trained and frozen parameters, in one line."""
+  t, f = trees.count(trained), trees.count(frozen)
+  return f"trained: {t:,} ({100 * t / (t + f):.2f} %), frozen: {f:,}"
+
+
+def parameter_table(trained: trees.Tree) -> str:
+  """A row for every trained array."""
+  found: str = clu_overview.get_parameter_overview(trained, include_stats=False)
+  return found
 
 
 def part_norms(

@@ -17,8 +17,7 @@ from memory_vit.data import batching, fixed_views
 from memory_vit.data.data_record import DataRecord
 from memory_vit.data.reader import Reader
 from memory_vit.frozen import cache_folder, free_space, plan
-from memory_vit.frozen.embedded_views import EmbeddedViews
-from memory_vit.frozen.plan import Prepare, SplitPlan
+from memory_vit.frozen.plan import EmbeddedViews, Prepare, SplitPlan
 from memory_vit.frozen.row_file import FileRows
 from memory_vit.frozen.rows import (
   DeviceRows,
@@ -62,7 +61,7 @@ class Needs:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Kept:
+class FrozenCache:
   """The frozen part of a run, computed when it is first asked for.
 
   Attributes:
@@ -167,12 +166,14 @@ class Kept:
     rows = self._file_rows(made, self._folder(key, made)[0])
     return Needs(made, made.count_in(rows.missing()))
 
-  def require_room(self, needs: Sequence[Needs]) -> None:
+  def require_free_space(self, needs: Sequence[Needs]) -> None:
     """Raise `ConfigError` unless missing rows all fit; all must call."""
     needed = sum(n.row_bytes * n.missing for n in needs)
     roles = " and ".join(n.plan.role for n in needs)
     what = f"{self.config.keep.what} of {roles}"
-    free_space.require_room(what, needed, self.config.keep.where, self._root)
+    free_space.require_free_space(
+      what, needed, self.config.keep.where, self._root
+    )
 
   @property
   def place(self) -> str:
@@ -218,7 +219,7 @@ class Kept:
 
   def _in_memory(self, made: SplitPlan) -> Rows:
     """Rows that end with the run."""
-    self.require_room([Needs(made, made.count)])
+    self.require_free_space([Needs(made, made.count)])
     kind = DeviceRows if self.config.keep.where == "device" else HostRows
     rows = kind(made.layout, made.count, self.mesh, made.starts)
     self._fill(rows, made, [made.starts])
@@ -240,7 +241,7 @@ class Kept:
       reason = f"it could not be read when {folder} was filled"
       reader.mark_unreadable(dict.fromkeys(records.tolist(), reason))
       missing = rows.missing()
-      self.require_room([Needs(made, made.count_in(missing))])
+      self.require_free_space([Needs(made, made.count_in(missing))])
       self._fill(rows, made, missing)
     return rows
 
