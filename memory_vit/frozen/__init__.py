@@ -1,4 +1,4 @@
-"""What is frozen in a run, computed once and read in every step."""
+"""The frozen part of a run, computed once and read in every step."""
 
 from etils import epy
 

@@ -1,4 +1,4 @@
-"""What is frozen of the splits of a run, and batches of it."""
+"""Cache of the frozen part of a run: rows of each split, and batches."""
 
 import dataclasses
 import functools
@@ -39,39 +39,23 @@ Batches = Iterator[dict[str, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Needs:
-  """What the rows of a split take, on this process.
-
-  Attributes:
-    plan: of the rows.
-    missing: the number of rows that have to be computed.
-  """
+  """Memory or disk space that the rows of a split need on this process."""
 
   plan: SplitPlan
-  missing: int
+  missing: int  # the number of rows to compute
 
   @property
   def row_bytes(self) -> int:
-    """Of each row."""
     return self.plan.layout.nbytes
 
   @property
   def bytes(self) -> int:
-    """Of all rows."""
     return self.plan.count * self.row_bytes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FrozenCache:
-  """The frozen part of a run, computed when it is first asked for.
-
-  Attributes:
-    config: of the run; `config.keep` says what is cached, and where.
-    backbone: that is frozen.
-    preprocessing: of images that are evaluated.
-    record: of the data of the run.
-    mesh: over which batches are split.
-    stop: is asked while rows are computed.
-  """
+  """Cached outputs of the frozen pass, computed when first needed."""
 
   config: Config
   backbone: Backbone
@@ -86,20 +70,11 @@ class FrozenCache:
   def train_batches(
     self, reader: Reader, prepare: Prepare, start: int
   ) -> Batches:
-    """Batches for training, without end; missing rows are computed first.
+    """Yield training batches without end; missing rows are computed first.
 
-    Every process draws its share of a batch from its own records, each of its
-    epochs in another order: with one process the order is that of
-    `batching.train_batches`.
-
-    Args:
-      reader: of the training split.
-      prepare: the program of the frozen pass.
-      start: examples that were used before.
-
-    Returns:
-      Iterator over {"inputs": tree of arrays (b, ...), "label": int32 (b / p,)
-      of this process}.
+    Each process draws its share of a batch from its own records, in a new order
+    each epoch; one process has the order of `batching.train_batches`. `start`
+    is the number of examples that earlier steps used.
     """
     config = self.config
     size = len(range(jax.process_index(), reader.size, jax.process_count()))
@@ -119,7 +94,7 @@ class FrozenCache:
     return generate()
 
   def train_examples(self, reader: Reader, step: int) -> list[str]:
-    """Name the examples of a step (from 1): see `batching.train_examples`."""
+    """Name the examples of a step (from 1)."""
     config, count = self.config, jax.process_count()
     share, _ = batching.share(config.batch_size)
     numbers = np.arange((step - 1) * share, step * share)
@@ -133,13 +108,7 @@ class FrozenCache:
   def eval_batches(
     self, reader: Reader, prepare: Prepare, key: str = "validation"
   ) -> Batches:
-    """The batches of `batching.eval_batches`, with "inputs" for "image".
-
-    Args:
-      reader: of the split.
-      prepare: the program of the frozen pass.
-      key: "validation", or "test" of embeddings.
-    """
+    """Yield the batches of `batching.eval_batches`, with cached inputs."""
     rows = self.rows(key, reader, prepare)
     size = self.config.batch_size_eval
     count, first = batching.share(size)
@@ -154,10 +123,7 @@ class FrozenCache:
       }
 
   def needs(self, key: str, reader: Reader, prepare: Prepare) -> Needs:
-    """What a split takes, and what of it is missing; nothing is computed.
-
-    All processes must call; for the arguments see `rows`.
-    """
+    """Count the rows of a split and the missing ones; all must call."""
     made = self._plan(key, reader, prepare)
     if key in self._splits:
       return Needs(made, 0)
@@ -167,7 +133,7 @@ class FrozenCache:
     return Needs(made, made.count_in(rows.missing()))
 
   def require_free_space(self, needs: Sequence[Needs]) -> None:
-    """Raise `ConfigError` unless missing rows all fit; all must call."""
+    """Raise `ConfigError` unless all missing rows fit; all must call."""
     needed = sum(n.row_bytes * n.missing for n in needs)
     roles = " and ".join(n.plan.role for n in needs)
     what = f"{self.config.keep.what} of {roles}"
@@ -177,15 +143,15 @@ class FrozenCache:
 
   @property
   def place(self) -> str:
-    """Where rows are stored, and what is free there."""
+    """Where rows are stored, and how much space is free there."""
     place = free_space.place_of(self.config.keep.where, self._root)
     gib = place.free / 2**30
     return f"{place.name}, which has {place.free:,} bytes free ({gib:.2f} GiB)"
 
   def bytes_on_device(self, needs: Sequence[Needs]) -> int:
-    """Bytes that splits take of the memory of a device, or of its share.
+    """Bytes of the rows on each device.
 
-    A CPU has no memory but that of the host, which its devices share.
+    Devices of a CPU share the memory of the host.
     """
     where = self.config.keep.where
     if where == "disk" or (where == "host" and jax.default_backend() != "cpu"):
@@ -193,13 +159,7 @@ class FrozenCache:
     return sum(n.bytes for n in needs) // jax.local_device_count()
 
   def rows(self, key: str, reader: Reader, prepare: Prepare) -> FilledRows:
-    """The rows of a split; missing ones are computed. All processes must call.
-
-    Args:
-      key: "train", "validation" or "test".
-      reader: of the split.
-      prepare: the program of the frozen pass.
-    """
+    """Return the rows of a split; missing ones are computed. All must call."""
     if key not in self._splits:
       made = self._plan(key, reader, prepare)
       rows: FilledRows
@@ -218,7 +178,6 @@ class FrozenCache:
     )
 
   def _in_memory(self, made: SplitPlan) -> Rows:
-    """Rows that end with the run."""
     self.require_free_space([Needs(made, made.count)])
     kind = DeviceRows if self.config.keep.where == "device" else HostRows
     rows = kind(made.layout, made.count, self.mesh, made.starts)
@@ -232,7 +191,7 @@ class FrozenCache:
     paths.make_directory(folder, "config.keep.dir")
     with cache_folder.locked(folder, self.stop):
       logger.info(
-        "the %s of %s are kept in %s", self.config.keep.what, made.role, folder
+        "cache of the %s of %s: %s", self.config.keep.what, made.role, folder
       )
       files.write_json(folder / "about.json", facts)
       rows = self._file_rows(made, folder)
@@ -250,7 +209,7 @@ class FrozenCache:
     return FileRows(made.layout, made.count, self.mesh, made.starts, path)
 
   def _folder(self, key: str, made: SplitPlan) -> tuple[Path, dict[str, Any]]:
-    """The folder of rows on disk, and what they depend on; all must call."""
+    """The folder of rows and what they depend on; all processes must call."""
     record, inventory = self.record, made.views.reader.source.inventory
     if key not in record.inventories:
       record = DataRecord(
@@ -266,19 +225,13 @@ class FrozenCache:
     return cache_folder.root_of(self.config)
 
   def _fill(self, rows: Rows, made: SplitPlan, spans: Sequence[range]) -> None:
-    """Compute the rows of spans of places; all processes must call.
-
-    Embeddings are inputs already: nothing is computed of them.
-
-    Raises:
-      Interrupted: if the run was asked to stop.
-    """
+    """Compute the rows of spans of places; all processes must call."""
     if not spans:
       return
     keep, count = self.config.keep, made.count_in(spans)
     what, nbytes = f"{keep.what} of {made.role}", made.layout.nbytes
     logger.info(
-      "keeping the %s: %d views of %.3f MB, %.2f GiB (%s)", what, count,
+      "caching the %s: %d rows of %.3f MB, %.2f GiB (%s)", what, count,
       nbytes / 1e6, count * nbytes / 2**30, keep.where,
     )  # fmt: skip
     began, size = time.perf_counter(), made.starts.step
@@ -294,4 +247,4 @@ class FrozenCache:
           rows.put(start, inputs, batch)
           jax.block_until_ready(inputs)
           progress.update(size * jax.process_count())
-    logger.info("%s: kept in %.1f s", what, time.perf_counter() - began)
+    logger.info("%s: cached in %.1f s", what, time.perf_counter() - began)
