@@ -1,4 +1,4 @@
-"""The base that every configuration changes: `memory_vit.config`, as it is.
+"""Base of every configuration: all options of `memory_vit.config`.
 
 Each option is described there, in the class that declares it.
 """

@@ -598,7 +598,7 @@ def _of_training(config: Config) -> list[str]:
   if config.task.attends_to and not (kind.composes or config.sweep.regime):
     lines.append(
       f"config.task.attends_to is {brief(config.task.attends_to)}, which the "
-      f"regime {config.regime!r} cannot read: expected (), or a masked regime."
+      f"regime {config.regime!r} cannot use: expected (), or a masked regime."
     )
   if len({*config.sweep.regime}) < len(config.sweep.regime):
     lines.append(
@@ -616,8 +616,8 @@ def _of_training(config: Config) -> list[str]:
     )
   if config.early_stopping and not config.data.validation:
     lines.append(
-      f"config.early_stopping is {config.early_stopping}, and there is no "
-      "config.data.validation to look at: expected 0, or a split."
+      f"config.early_stopping is {config.early_stopping}, but "
+      "config.data.validation is empty: expected 0, or a split."
     )
   if config.data.per_class and config.data.first:
     lines.append(
@@ -686,9 +686,8 @@ def _of_embeddings(config: Config) -> list[str]:
     ("pretrain.variant", config.pretrain.variant, ""),
   )
   return lines + [
-    f"config.{key} is {brief(found)}, but embeddings (config.data.name) were "
-    f"made before, of images as they are: expected {value!r}, as "
-    "--config=embeddings has it."
+    f"config.{key} is {brief(found)}, but embeddings (config.data.name) are of "
+    f"unchanged images: expected {value!r}, as in --config=embeddings."
     for key, found, value in expected
     if found != value
   ]
@@ -726,12 +725,12 @@ def _of_cache(config: Config) -> list[str]:
   elif keep.what != possible:
     lines.append(
       f"config.keep.what is {keep.what!r}, expected 'none' or {possible!r}, "
-      f"which the regime {config.regime!r} reads."
+      f"which the regime {config.regime!r} uses."
     )
   if config.optim.mixup:
     lines.append(
       f"config.optim.mixup is {config.optim.mixup}, expected 0 with "
-      "config.keep.what: mixed images are new in every step."
+      "config.keep.what: mixed images differ in every step."
     )
   fixed = data.train_crop == "resize" and not data.flip
   if keep.views == 1 and not fixed:
@@ -739,12 +738,12 @@ def _of_cache(config: Config) -> list[str]:
       "config.keep.views is 1, the image without randomness, but "
       f"config.data.train_crop is {data.train_crop!r} and config.data.flip is "
       f"{data.flip}: expected train_crop 'resize' and flip False, or more "
-      "views, such as config.keep.views 10."
+      "crops, such as config.keep.views 10."
     )
   if keep.views > 1 and fixed:
     lines.append(
       f"config.keep.views is {keep.views}, but config.data.train_crop 'resize' "
-      "without config.data.flip gives the same view each time: expected 1."
+      "without config.data.flip gives the same crop each time: expected 1."
     )
   return lines
 
@@ -755,13 +754,13 @@ def _of_decoded_images(keep: KeepConfig, data: DataConfig) -> list[str]:
   if data.train_crop == "resize":
     lines.append(
       "config.keep.what is 'images', which is for random crops, but "
-      "config.data.train_crop is 'resize', whose pixels would not be those of "
-      "evaluation any more: expected config.keep.what 'none', or 'contexts' or "
-      "'features' where the regime has some."
+      "config.data.train_crop is 'resize', whose pixels would differ from those "
+      "of evaluation: expected config.keep.what 'none', or 'contexts' or "
+      "'features' if the regime has them."
     )
   return lines + [
     f"config.keep.{key} is {getattr(keep, key)!r}, but decoded images "
-    f"(config.keep.what 'images') have {value!r}: expected that."
+    f"(config.keep.what 'images') need {value!r}."
     for key, value in expected.items()
     if getattr(keep, key) != value
   ]

@@ -1,7 +1,6 @@
 """Command lines: flags, options of a configuration, and --help.
 
-Nothing here brings jax or TensorFlow: what is wrong with a command line is said
-at once, in one line.
+Nothing here imports jax or TensorFlow: errors of a command line come at once.
 """
 
 from __future__ import annotations
@@ -26,42 +25,40 @@ from memory_vit.runtime.rules import Rule
 with epy.lazy_imports():  # not all commands have a configuration
   from ml_collections import config_flags
 
-# What absl and ml_collections raise, and `ast.literal_eval` within them.
+# Raised by absl, ml_collections, and `ast.literal_eval` within them.
 _ERRORS = (flags.Error, AttributeError, LookupError, MemoryError, OSError,
            RecursionError, SyntaxError, TypeError, ValueError)  # fmt: skip
 _T = TypeVar("_T")
-# How flags of these types are declared.
 _DEFINE: Mapping[str, Callable[..., Any]] = {
   "str": flags.DEFINE_string, "bool": flags.DEFINE_bool,
   "int": flags.DEFINE_integer,
 }  # fmt: skip
 _SEE_HELP = "--help lists all"
 TRUST_HELP = (
-  "Run the code that the files of a data set name: classes of features that "
-  "are not those of TFDS, and TFDS names with a namespace."
+  "Run code that data sets name: feature classes outside of TFDS, and TFDS "
+  "names with a namespace."
 )
 
 
 class Parser(argparse.ArgumentParser):
-  """For a command without a configuration: one line says what is wrong."""
+  """For a command without a configuration; errors are one line."""
 
   def error(self, message: str) -> typing.NoReturn:
-    """Raise `ConfigError`, where argparse would show all that there is."""
+    """Raise `ConfigError`; argparse would print the whole usage."""
     problem = config_file.one_line(message).rstrip(".")
     raise ConfigError(f"the command line: {problem}; {_SEE_HELP}.")
 
   def switch(self, name: str, about: str) -> None:
-    """Add an argument without a value."""
     self.add_argument(name, action="store_true", help=about)
 
   def strings(self, name: str, metavar: str, about: str) -> None:
-    """Add an argument that may be given several times, or never."""
+    """Add an argument that may be given any number of times."""
     self.add_argument(
       name, action="append", default=[], metavar=metavar, help=about
     )
 
   def number(self, name: str, rule: Rule, default: float, about: str) -> None:
-    """Add a number of the type of its default, which the help names."""
+    """Add a number of the type of its default."""
     kind = _number(type(default), rule)
     about += " (default: %(default)s)"
     self.add_argument(name, type=kind, default=default, help=about)
@@ -72,7 +69,7 @@ class Parser(argparse.ArgumentParser):
     self.number(name, option.rule, option.default, about)
 
   def options(self, cls: type, *names: str) -> None:
-    """Add numbers and texts that a dataclass declares: `names`, or all."""
+    """Add the options `names`, or all, that a dataclass declares."""
     table = options.table(cls)
     for name in names or table:
       option = table[name]
@@ -84,7 +81,7 @@ class Parser(argparse.ArgumentParser):
         )
 
   def model(self, batch_size: int, about_batch: str) -> None:
-    """Add what every model is loaded and run by; see `load_model`."""
+    """Add the arguments of `load_model`."""
     self.add_argument(
       "--backbone",
       required=True,
@@ -114,8 +111,6 @@ class Parser(argparse.ArgumentParser):
 
 
 def _number(kind: type[int] | type[float], rule: Rule) -> Callable[[str], Any]:
-  """Make the type of an argument: a number that a rule accepts."""
-
   def parse(text: str) -> Any:
     try:
       value: Any = kind(text)
@@ -133,11 +128,11 @@ class CommandLine:
   """The flags of a command: its own, `--config` and `--config.KEY=VALUE`.
 
   Attributes:
-    flags: where the command declares its own.
+    flags: to which the command adds its own.
   """
 
   def __init__(self, about: str, argv: Sequence[str]) -> None:
-    """Prepare to parse `argv`; `about` is what --help says first."""
+    """Prepare to parse `argv`; `about` is the beginning of --help."""
     self._about, self._argv = about, list(argv)
     self.flags = flags.FlagValues()
     try:
@@ -153,14 +148,14 @@ class CommandLine:
     self._trusts = self.switch("trust_data_code", TRUST_HELP)
 
   def string(self, name: str, about: str) -> Callable[[], str | None]:
-    """Declare a flag; return what reads it once all are parsed."""
+    """Declare a flag; the returned function reads it after `parse`."""
     holder = flags.DEFINE_string(name, None, about, flag_values=self.flags)
     return lambda: holder.value
 
   def required_string(self, name: str, about: str) -> Callable[[], str]:
-    """The same, of a flag that must be given: the reader raises if it is not.
+    """Declare a flag that must be given.
 
-    That is a `ConfigError`.
+    The returned function raises `ConfigError` if it is missing.
     """
     given = self.string(name, about)
 
@@ -183,7 +178,10 @@ class CommandLine:
     return lambda: holder.value
 
   def options(self, cls: type[_T]) -> Callable[[], _T]:
-    """Declare a flag for each option of a dataclass; return what makes it."""
+    """Declare a flag for each option of a dataclass.
+
+    The returned function builds the dataclass after `parse`.
+    """
     table = options.table(cls)
     for name, option in table.items():
       define = _DEFINE[option.kind.removesuffix(" | None")]
@@ -194,12 +192,12 @@ class CommandLine:
     """Parse all flags; return the configuration.
 
     Args:
-      needs_config: whether --config must be, asked once flags are parsed;
-        without it all options are at their defaults.
+      needs_config: whether --config is required, called after parsing; without
+        --config all options have their defaults.
 
     Raises:
       SystemExit: with status 0, after --help.
-      ConfigError: for what cannot be used.
+      ConfigError: for unknown flags and values that are not allowed.
     """
     if {"--help", "-help", "-h", "--helpfull"} & {*self._argv[1:]}:
       print(self._help())
@@ -225,7 +223,7 @@ class CommandLine:
     )
 
   def _with_one_value(self, config: Config) -> Config:
-    """Drop the lists of a sweep for values given on the command line."""
+    """Drop a list of the sweep if the command line gives one value."""
     given = config_flags.get_override_values(self.flags["config"])
     for key, axis in (
       ("learning_rate", "learning_rate"),
@@ -245,7 +243,6 @@ class CommandLine:
     return config
 
   def _require_options(self) -> None:
-    """Raise for an option that no configuration has."""
     known = {*config_lib.OPTIONS, *option_help.sections()}
     for argument in self._argv[1:]:
       found = re.match(r"--?(?:no)?config\.([^=\[]*)", argument)
@@ -256,7 +253,7 @@ class CommandLine:
         raise ConfigError(f"{unknown.removesuffix('.')}; {_SEE_HELP}.")
 
   def _explained(self, error: BaseException) -> ConfigError:
-    """Our error for one of the libraries, with what was expected."""
+    """Turn an error of a library into ours, with the expected value."""
     inner: BaseException | None = error
     while inner:  # ours are wrapped by absl
       if isinstance(inner, MemoryVitError):
@@ -293,14 +290,14 @@ def read_config(
   """Read a configuration, as --config does.
 
   Args:
-    source: FILE.py, which is run, or the name of one that comes with the
+    source: FILE.py, which is run, or the name of a configuration of the
       package; an argument may follow, "tfds:cifar10".
-    values: to be changed, {"learning_rate": 0.1, "data.flip": False}.
-    flags: to be parsed, ["--config.learning_rate=0.1", ...].
+    values: options to change, {"learning_rate": 0.1, "data.flip": False}.
+    flags: to parse, ["--config.learning_rate=0.1", ...].
 
   Raises:
-    ConfigError: for a file that cannot be used, and options or values that
-      cannot be.
+    ConfigError: for a file that fails, unknown options and values that are not
+      allowed.
   """
   line = CommandLine("", ["read_config", f"--config={source}", *flags])
   return line.parse().replaced(values or {})

@@ -29,16 +29,16 @@ _MOST_SHOWN = 400
 
 
 def names() -> list[str]:
-  """The configurations that come with the package."""
+  """The configurations of the package."""
   found = (path.stem for path in _CONFIGS.glob("[!_]*.py"))
   return sorted(set(found) - {"base"})
 
 
 class ConfigFile(flags.ArgumentParser["ml_collections.ConfigDict"]):
-  """Runs the Python of a configuration file; its errors are one line."""
+  """Parses --config by running a Python file."""
 
   def parse(self, argument: str) -> ml_collections.ConfigDict:
-    """FILE.py, or NAME, and :ARGUMENT -> what its get_config returns."""
+    """FILE.py or NAME, with :ARGUMENT -> the result of its get_config."""
     name, *given = argument.split(":", 1)
     path = paths.local(name, "--config")
     if not path.is_file() and name in names():
@@ -46,11 +46,11 @@ class ConfigFile(flags.ArgumentParser["ml_collections.ConfigDict"]):
     if not path.is_file():
       raise ConfigError(
         f"--config is {messages.brief(name)}: there is no such file. Expected "
-        f"a file of Python, as FILE.py, or a name: {', '.join(names())}."
+        f"a Python file, FILE.py, or one of the names {', '.join(names())}."
       )
     try:
       found = _run(path, given)
-    except Exception as error:  # whatever its author has written
+    except Exception as error:  # the file may raise anything
       raise ConfigError(
         f"--config={one_line(name)}, {_place(error, path)}: "
         f"{type(error).__name__}: {one_line(str(error))}{_advice(error)}"
@@ -64,15 +64,12 @@ class ConfigFile(flags.ArgumentParser["ml_collections.ConfigDict"]):
     return found.lock()
 
   def flag_type(self) -> str:
-    """For messages of absl."""
+    """Named in messages of absl."""
     return "configuration file"
 
 
 def _run(path: Path, given: Sequence[str]) -> Any:
-  """Call get_config of a file of Python.
-
-  It finds modules beside it, as a script does, however the command was started.
-  """
+  """Call get_config; the file imports modules beside it, as a script does."""
   loader = importlib.machinery.SourceFileLoader("config_file", str(path))
   spec = importlib.util.spec_from_loader(loader.name, loader)
   module = importlib.util.module_from_spec(typing.cast(Any, spec))
@@ -83,9 +80,9 @@ def _run(path: Path, given: Sequence[str]) -> Any:
 
 @contextlib.contextmanager
 def _beside(path: Path) -> Iterator[None]:
-  """Have the folder of a file first on `sys.path`, unless Python is to be safe.
+  """Put the folder of a file first on `sys.path`, except under `python -P`.
 
-  That is `python -P`, for which a script does not find what lies beside it.
+  With -P a script does not find modules beside it either.
   """
   if sys.flags.safe_path:
     yield
@@ -95,19 +92,18 @@ def _beside(path: Path) -> Iterator[None]:
   try:
     yield
   finally:
-    with contextlib.suppress(ValueError):  # the file may change it as well
+    with contextlib.suppress(ValueError):  # the file may have removed it
       sys.path.remove(folder)
 
 
 def _advice(error: Exception) -> str:
-  """Advice for a configuration file that is written for a checkout."""
   if isinstance(error, ModuleNotFoundError) and error.name == "configs":
     return "; write: from memory_vit.configs import base"
   return ""
 
 
 def _place(error: Exception, path: Path) -> str:
-  """The line of the file in which something was raised, or that it called."""
+  """The line of the file that raised, or that called what raised."""
   if isinstance(error, SyntaxError) and error.lineno:
     where = "" if error.filename == str(path) else f"{error.filename}, "
     return f"{where}line {error.lineno}"
@@ -120,5 +116,5 @@ def _place(error: Exception, path: Path) -> str:
 
 
 def one_line(text: str) -> str:
-  """Shorten text to one line, without what a terminal obeys."""
+  """Shorten text to one line, with control characters escaped."""
   return shortened(escaped(" ".join(text.split())), _MOST_SHOWN)

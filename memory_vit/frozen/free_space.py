@@ -70,7 +70,7 @@ def require_free_space(
     raise ConfigError(
       f"config.keep.where is {where!r}: the {what} take {total:,} bytes "
       f"({total / 2**30:.2f} GiB), and {name} has {free:,} free "
-      f"({free / 2**30:.2f} GiB). Expected fewer: config.keep.dtype 'bfloat16' "
+      f"({free / 2**30:.2f} GiB). Expected less: config.keep.dtype 'bfloat16' "
       "(half), fewer config.keep.views; or another "
       f"{others.get(where, 'config.keep.dir')}."
     )

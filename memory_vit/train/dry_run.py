@@ -1,4 +1,4 @@
-"""Dry run: what a run will keep, how long it will take, before it begins."""
+"""Dry run: steps, cached bytes and time of a run, before it begins."""
 
 import itertools
 import time
@@ -24,23 +24,15 @@ from memory_vit.train.pack import Start
 from memory_vit.train.sweep import Trial
 from memory_vit.train.trainer import RunContext, Trainer
 
-# Batches that are read to be timed; the first begins the pipeline.
+# Timed batches, after a first one that starts the pipeline.
 _READ = 3
 
 
 def dry_run(config: Config, workdir: Path) -> str:
-  """Describe a run by a few batches and steps of it; nothing is written.
+  """Describe a run from a few of its batches and steps; nothing is written.
 
-  Args:
-    config: of the run.
-    workdir: where it would write.
-
-  Returns:
-    A table: steps, bytes that are kept, seconds.
-
-  Raises:
-    MemoryVitError: for what the run itself would refuse; where the backbone is
-      one that the run would train first, and has not.
+  It refuses what the run would refuse, and a backbone that is not pretrained
+  yet.
   """
   settle.require_same_start(config)
   mesh = sharding.make_mesh(fsdp=config.mesh.fsdp)
@@ -67,7 +59,7 @@ def dry_run(config: Config, workdir: Path) -> str:
 def _of_kind(
   trainer: Trainer, trials: Sequence[Trial]
 ) -> list[tuple[str, str]]:
-  """Describe what trials of one kind will take, see `sweep.of_one_kind`."""
+  """Describe trials of one kind, see `sweep.of_one_kind`."""
   packs = passes.make_plan(trainer, trials).passes
   start = pack.start(trainer, [t for t in trials if t.name in packs[0]])
   prepare = trainer.frozen_pass(start.step)
@@ -87,12 +79,12 @@ def _of_kind(
 
 
 def _of_cache(trainer: Trainer, prepare: Prepare) -> list[tuple[str, str]]:
-  """What is kept of each split: bytes, where, and how long it will take."""
+  """The cache of each split: bytes, place, and time to fill it."""
   cache = trainer.cache
   if trainer.config.keep.what == "images":
-    return [("kept", f"{trainer.train.size:,} decoded images, in memory")]
+    return [("cache", f"{trainer.train.size:,} decoded images, in memory")]
   if not cache:
-    return [("kept", "nothing (config.keep.what is 'none')")]
+    return [("cache", "off (config.keep.what is 'none')")]
   needs = [
     cache.needs(key, reader, prepare)
     for key, reader in trainer.cached_splits.items()
@@ -108,7 +100,7 @@ def _of_cache(trainer: Trainer, prepare: Prepare) -> list[tuple[str, str]]:
       )
       for n in needs
     ),
-    ("kept in", cache.place),
+    ("cached in", cache.place),
     (
       "reading" if trainer.train.source.embedded else "computing",
       f"about {duration(seconds)}, once",
@@ -117,7 +109,7 @@ def _of_cache(trainer: Trainer, prepare: Prepare) -> list[tuple[str, str]]:
 
 
 def _row_seconds(cache: FrozenCache, needs: Needs, prepare: Prepare) -> float:
-  """Seconds to read the image of a row, and to compute it if that is needed."""
+  """Seconds to read the image of a row, and to compute the row."""
   if not needs.missing:
     return 0.0
   views, starts = needs.plan.views, needs.plan.starts
@@ -134,7 +126,7 @@ def _row_seconds(cache: FrozenCache, needs: Needs, prepare: Prepare) -> float:
 
 
 def _step_seconds(trainer: Trainer, start: Start, prepare: Prepare) -> float:
-  """Seconds of a step on one batch, from images or from what is kept."""
+  """Seconds of a step on one batch of zeros."""
   config = trainer.config
   shape = (config.batch_size, config.image_size, config.image_size, 3)
   rows: Any = jax.ShapeDtypeStruct(shape, np.float32)
@@ -142,7 +134,7 @@ def _step_seconds(trainer: Trainer, start: Start, prepare: Prepare) -> float:
     rows = jax.eval_shape(prepare, rows)
   labels = jax.ShapeDtypeStruct((config.batch_size,), np.int32)
   kind = "inputs" if trainer.cache else "image"
-  # How long it takes does not depend on the numbers.
+  # The time does not depend on the pixels.
   batch = jax.jit(
     lambda: jax.tree.map(
       lambda a: jnp.zeros(a.shape, a.dtype), {kind: rows, "label": labels}
@@ -160,7 +152,7 @@ def _step_seconds(trainer: Trainer, start: Start, prepare: Prepare) -> float:
 
 
 def _seconds(program: Any) -> float:
-  """Of the second call: the first one compiles."""
+  """Seconds of the second call: the first one compiles."""
   jax.block_until_ready(program())
   began = time.perf_counter()
   jax.block_until_ready(program())

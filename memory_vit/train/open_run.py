@@ -1,4 +1,4 @@
-"""Opens what a run reads: a backbone, splits of data and earlier tasks."""
+"""Open the inputs of a run: backbone, splits of data and earlier tasks."""
 
 import dataclasses
 import logging
@@ -35,21 +35,10 @@ def open_trainer(
   backbone: Backbone | None = None,
   wandb: WandbRun | None = None,
 ) -> tuple[Trainer, list[Trial]]:
-  """Open backbone and data of a run, and settle its trials.
+  """Open backbone and data of a run, and settle its trials; writes nothing.
 
-  Nothing is written. All that could be refused is opened before anything is
-  computed: a wrong test split must not cost a training.
-
-  Args:
-    config: of the run; the trainer has what backbone and data settle of it.
-    workdir: of the run.
-    context: of the run.
-    splits: {"train": reader, ...} in place of a data set that is opened.
-    backbone: in place of one that is loaded.
-    wandb: that gets the events, if any.
-
-  Raises:
-    MemoryVitError: for what cannot be used, or does not fit together.
+  All inputs are opened before anything is computed: a wrong test split must not
+  cost a training.
   """
   backbone = open_backbone(config, workdir, context.mesh, backbone)
   readers = _open_splits(config, backbone, splits or {})
@@ -84,14 +73,7 @@ def open_trainer(
 def open_backbone(
   config: Config, workdir: Path, mesh: Mesh, loaded: Backbone | None = None
 ) -> Backbone:
-  """Load the backbone and put it on the devices.
-
-  Args:
-    config: of the run.
-    workdir: of the run, where one lies that was pretrained.
-    mesh: on whose devices it is put.
-    loaded: the backbone, if it is loaded already.
-  """
+  """Load or initialize the backbone, if it is not given, on the mesh."""
   path = config.backbone
   if config.pretrain.variant:
     path = str(workdir / "backbone.npz")
@@ -127,7 +109,7 @@ def open_backbone(
 def _open_splits(
   config: Config, backbone: Backbone, given: Mapping[str, Reader]
 ) -> dict[str, Reader]:
-  """Open the splits that a configuration names, but those that are given."""
+  """Open the configured splits, except those that are given."""
   readers = {}
   for role, ref in configured_splits(config).items():
     if role in given:
@@ -142,7 +124,6 @@ def _open_splits(
 def _record_of(
   splits: Mapping[str, Reader], config: Config, workdir: Path
 ) -> DataRecord:
-  """The record of all data that a run reads."""
   if config.data.digest == "contents":
     logger.info("reading all bytes of the data (config.data.digest)")
   return DataRecord(

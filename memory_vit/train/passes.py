@@ -1,4 +1,4 @@
-"""Packs of trials that are trained together, one pack after the other."""
+"""Plan packs of trials by memory, and train one pack after the other."""
 
 import contextlib
 import dataclasses
@@ -26,13 +26,10 @@ logger = logging.getLogger(__name__)
 
 
 def plan(trainer: Trainer, trials: Sequence[Trial], workdir: Path) -> PassPlan:
-  """Plan which trials share a pass, by an estimate of the memory they take.
+  """Plan which trials share a pass, by an estimate of their memory.
 
-  The plan depends on the memory that is free: it is a part of each saved state,
-  and a resumed run keeps it. All processes have that of process 0.
-
-  Raises:
-    TrainingError: if the saved states are of other trials.
+  The plan depends on the free memory, so it is saved with each state, and a
+  resumed run keeps it. All processes use the plan of process 0.
   """
   values = processes.on_process_0(lambda: _saved_plan(workdir))
   if values is None:
@@ -53,7 +50,7 @@ def plan(trainer: Trainer, trials: Sequence[Trial], workdir: Path) -> PassPlan:
 def _saved_plan(workdir: Path) -> Any:
   """The plan in a saved state, as JSON; None if no state can be read.
 
-  A damaged state is left to `Checkpoints`, which knows what to do with it.
+  Damaged states are left to `Checkpoints`.
   """
   for path in _states(workdir):
     with contextlib.suppress(TrainingError):
@@ -62,21 +59,17 @@ def _saved_plan(workdir: Path) -> Any:
 
 
 def _states(workdir: Path) -> list[Path]:
-  """The saved states of all packs of a run, on this process."""
   found = (workdir / "checkpoints").rglob("*")
   return sorted(path for path in found if path.name.isdigit())
 
 
 def has_saved(workdir: Path) -> bool:
-  """Whether a pack of the run has saved a state from which it resumes.
-
-  Every process must call: what the first one sees counts.
-  """
+  """Whether process 0 sees a saved state of a pack; all processes must call."""
   return processes.on_process_0(lambda: bool(_states(workdir)))
 
 
 def make_plan(trainer: Trainer, trials: Sequence[Trial]) -> PassPlan:
-  """Deal trials out to packs: see `plan`, which keeps a saved plan."""
+  """Make a new plan; see `plan`."""
   plans = [
     _plan_kind(trainer.of_kind(group), group)
     for group in sweep.of_one_kind(trials)
@@ -87,15 +80,14 @@ def make_plan(trainer: Trainer, trials: Sequence[Trial]) -> PassPlan:
 
 
 def _plan_kind(trainer: Trainer, trials: Sequence[Trial]) -> PassPlan:
-  """Deal trials of one kind out to packs."""
   if len(trials) == 1 or not trainer.config.learned.shares_pass:
     return PassPlan(tuple((trial.name,) for trial in trials))
-  # The longest memory is what all are padded to.
+  # All are padded to the longest memory.
   longest = sorted(trials, key=sweep.size)[-2:]
   first = pack_bytes(trainer, longest[1:])
   free = sweep.free_bytes(trainer.config.sweep.memory_gib)
-  # They share a pass, so a further one takes less than the first: where the
-  # first fits so many times, no other need be compiled.
+  # A further trial shares the pass and takes less than the first: if the first
+  # fits once for each trial, no larger pack is compiled.
   further = None
   if first * len(trials) > free:
     further = max(0, pack_bytes(trainer, longest) - first)
@@ -144,7 +136,7 @@ def pack_bytes(trainer: Trainer, trials: Sequence[Trial]) -> int:
         for key, reader in trainer.cached_splits.items()
       ]
     )
-  # State and gradient; and once more, as the update does not work in place.
+  # State and gradient; twice the state, as the update does not work in place.
   return needed + 2 * trees.bytes_of(state) + trees.bytes_of(state.params)
 
 
@@ -153,7 +145,7 @@ def train(
 ) -> list[PackResult]:
   """Train one pack after the other; of a sweep, also after one diverged.
 
-  `config.json` is the configuration with which the run began, until an allowed
+  `config.json` stays the configuration of the first start until an allowed
   change of it is accepted.
   """
   file, options = workdir / "config.json", to_dict(trainer.config)
@@ -181,12 +173,8 @@ def _train_packs(
   plan: PassPlan,
   workdir: Path,
 ) -> list[PackResult]:
-  """Train several packs, of which some may diverge.
-
-  Raises:
-    DivergedError: if all do.
-  """
-  # With trials of one kind goes what was kept for them.
+  """Train several packs; raise `DivergedError` if all diverge."""
+  # A copy: the cache of a kind is freed when the next kind begins.
   trainer = dataclasses.replace(trainer)
   results, diverged = [], []
   for i, pack in enumerate(packs):
@@ -211,7 +199,7 @@ def _train_pack(
   directory: Path,
   workdir: Path,
 ) -> PackResult:
-  """Train a pack, or remember from an earlier process that it diverged."""
+  """Train a pack, unless an earlier process recorded that it diverged."""
   file = directory.with_suffix(".json")
   meta = json.loads(json.dumps(trainer.meta(pack)))
   found = processes.on_process_0(
@@ -234,7 +222,7 @@ def _train_pack(
 
 
 def logdirs_of(trials: Sequence[Trial], workdir: Path) -> dict[str, Path]:
-  """Give every trial a directory: TensorBoard shows it as a run of its own."""
+  """A directory for each trial, which TensorBoard shows as a run."""
   return {
     t.name: workdir / "sweep" / t.label if t.label else workdir for t in trials
   }

@@ -1,4 +1,4 @@
-"""What lists of runs need: one backbone for all, and what has finished."""
+"""Lists of runs: a backbone that all share, and which runs have finished."""
 
 import dataclasses
 import functools
@@ -25,21 +25,21 @@ def shared_backbone(
 ) -> tuple[Backbone, Config]:
   """Open the backbone that all runs of a list share; all processes must call.
 
-  One that `config.pretrain` describes is trained first, as
-  WORKDIR/backbone.npz; random weights are drawn once, and kept there as well.
+  A backbone of `config.pretrain` is trained first, as WORKDIR/backbone.npz;
+  random weights are initialized once and saved there as well.
 
   Args:
     config: of any run of the list.
-    workdir: of the list; it is made where it is not there.
+    workdir: of the list; it is made if it does not exist.
     stop: see `train_and_evaluate`.
 
   Returns:
-    The backbone, on the devices; and the configuration for the runs, which
-    names its file and has what it settles: the size of images, the GELU, ...
+    The backbone on the devices, and the configuration for the runs, which names
+    its file and has what it settles: the size of images, the GELU, ...
 
   Raises:
-    MemoryVitError: for what cannot be used.
-    Interrupted: where `stop` says so.
+    MemoryVitError: for unusable input.
+    Interrupted: if `stop` asked for it.
   """
   settle.require_same_start(config)
   processes.on_process_0(
@@ -63,19 +63,19 @@ def shared_backbone(
 def run_differences(
   config: Config, workdir: Path, result: RunResult, backbone: Backbone
 ) -> list[str]:
-  """How a finished run differs from what a configuration would make.
+  """List how a finished run differs from the run of a configuration.
 
   Options that change no result may differ, and so may the file of the backbone:
   its weights count.
 
   Args:
-    config: of the run as it would be.
-    workdir: of the run.
-    result: of the run.
+    config: of the run that would be made.
+    workdir: of the finished run.
+    result: of the finished run.
     backbone: that `config` names.
 
   Returns:
-    Lines such as "config.total_steps: 2, now 3"; none where nothing differs.
+    Lines such as "config.total_steps: 2, now 3"; none without differences.
   """
   then = files.read_object(workdir / "config.json")
   now = to_dict(settle.with_backbone(config, backbone))
@@ -90,10 +90,7 @@ def run_differences(
 
 
 def _epochs(values: Mapping[str, Any]) -> dict[str, Any]:
-  """Length in epochs, if it is given so, in place of steps.
-
-  How many steps these are the run itself finds out, in its own data.
-  """
+  """The length in epochs in place of steps, which depend on the data."""
   epochs = values["epochs"]
   return {"config.total_steps": f"{epochs} epochs"} if epochs else {}
 
@@ -101,12 +98,9 @@ def _epochs(values: Mapping[str, Any]) -> dict[str, Any]:
 def _open_saved_backbone(
   config: Config, workdir: Path, mesh: Mesh
 ) -> tuple[Backbone, str]:
-  """`open_backbone` for a list of runs, and the path from which each loads it.
+  """Open the backbone; return it with the path from which each run loads it.
 
-  Random weights depend on the seed of a run: they are saved once.
-
-  Raises:
-    TrainingError: if another configuration has saved others.
+  Random weights depend on the seed of a run, so they are saved once.
   """
   backbone = open_backbone(config, workdir, mesh)
   file = workdir / "backbone.npz"

@@ -1,4 +1,4 @@
-"""The summary at the end of a run, as a table."""
+"""Summary table of a finished run."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ from memory_vit.runtime.tables import table
 
 
 def summary(result: RunResult, workdir: Path) -> str:
-  """The result of a run as a table, and where everything lies."""
+  """The result of a run as a table, and the paths of its files."""
   lines = ["", _table(result), *_certainty(result.tasks)]
   if result.sweep:
     lines += ["", _of_sweep(result.sweep, result.tasks[0])]
@@ -55,13 +55,12 @@ def summary(result: RunResult, workdir: Path) -> str:
 
 
 def _pictures(workdir: Path) -> list[str]:
-  """Name the pictures that a run has left, each in a line."""
   found = [workdir / name for name in (SWEEP, ATTENTION, ANSWERS)]
   return [f"picture       {path}" for path in found if path.exists()]
 
 
 def _table(result: RunResult) -> str:
-  """A row for every task; a column for everything that was varied."""
+  """A row for every task, a column for everything that was varied."""
   varied = sorted({key for task in result.tasks for key in task.varied})
   cells = () if "task.cells" in varied else ("cells",)
   rows = [
@@ -85,13 +84,16 @@ def _table(result: RunResult) -> str:
 
 
 def _by_regime(tasks: Sequence[TrialResult]) -> list[TrialResult]:
-  """The trials of each regime together; of regimes, too, the best one first."""
+  """Group trials by regime.
+
+  Regimes and trials stay in order, the best first.
+  """
   regimes = list(dict.fromkeys(task.regime for task in tasks))
   return sorted(tasks, key=lambda task: regimes.index(task.regime))
 
 
 def _certainty(tasks: Sequence[TrialResult]) -> list[str]:
-  """Describe the standard error of the first task's validation accuracy."""
+  """The standard error of the best task's validation accuracy."""
   best = tasks[0] if tasks else None
   if best is None or best.val_accuracy is None or not best.val_examples:
     return []
@@ -107,7 +109,6 @@ def _percent(value: float | None) -> str:
 
 
 def _of_sweep(sweep: SweepResult, best: TrialResult) -> str:
-  """Cost and outcome of a sweep."""
   memory = sweep.bytes_per_variant
   taken = "" if memory is None else f" and {memory / 2**20:.0f} MiB"
   lost = "".join(

@@ -1,4 +1,4 @@
-"""Trains a pack of trials, or goes on with one that was interrupted."""
+"""What all packs of a run share: configuration, data, backbone, cache."""
 
 import dataclasses
 import functools
@@ -33,49 +33,31 @@ from memory_vit.train.wandb_run import WandbRun
 
 @dataclasses.dataclass(frozen=True)
 class RunContext:
-  """Devices, stop signal and allowed changes of a run.
-
-  Attributes:
-    mesh: over which batches are split.
-    stop: is asked after every step, and in every batch of an evaluation.
-    may_change: options of the configuration that may not be those with which
-      a run began, from `config_changes.allowed`.
-    require_alone: raises where another run may be using the directory; is
-      called before a state is saved. All processes call it.
-  """
+  """Devices, stop signal and allowed changes of a run."""
 
   mesh: Mesh
+  # Asked after every step, and in every batch of an evaluation.
   stop: StopSignal = dataclasses.field(default_factory=StopSignal)
+  # Options in which a resumed run may differ, from `config_changes.allowed`.
   may_change: tuple[str, ...] = ()
+  # Raises if another run may be using the directory; all processes call it
+  # before a state is saved.
   require_alone: Callable[[], None] = lambda: None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trainer:
-  """What all packs of a run share.
-
-  Attributes:
-    config: of the run.
-    context: devices, and when to stop.
-    backbone: frozen; on the devices of the mesh.
-    train: the training split.
-    validation: the split that chooses the best step, or None.
-    test: on which the result is reported, or None.
-    upstream: on which the original outputs are compared, or None.
-    attends_to: earlier tasks that the new one reads.
-    ancestors: tasks that those read, and the new one does not.
-    record: of the data; what a state holds of it.
-    wandb_run: that gets the events, if any.
-  """
+  """What all packs of a run share."""
 
   config: Config
   context: RunContext
-  backbone: Backbone
+  backbone: Backbone  # on the devices of the mesh
   train: Reader
   validation: Reader | None = None
   test: Reader | None = None
   upstream: Reader | None = None
   attends_to: tuple[Task, ...] = ()
+  # Tasks that those of `attends_to` attend to, and the new one does not.
   ancestors: tuple[Task, ...] = ()
   record: DataRecord = dataclasses.field(default_factory=DataRecord)
   wandb_run: WandbRun | None = None
@@ -108,7 +90,7 @@ class Trainer:
 
   @property
   def splits(self) -> dict[str, Reader]:
-    """{"train": the split, ..., "upstream": ...}, those that there are."""
+    """{"train": the split, ..., "upstream": ...}, without absent ones."""
     named = {
       "train": self.train,
       "validation": self.validation,
@@ -143,11 +125,7 @@ class Trainer:
   def make_step(
     self, trials: Sequence[Trial], tasks: Mapping[str, Task]
   ) -> Step:
-    """One optimiser step for the tasks of a pack.
-
-    Packs that differ in their data and first values alone share it, and what
-    it has compiled.
-    """
+    """One optimizer step for a pack; shared, see `shared_step`."""
     optim_config = self.config.optim
     mixup = None
     if optim_config.mixup:
@@ -176,17 +154,10 @@ class Trainer:
     also: Collection[Also] = (),
     predictions_of: str | None = None,
   ) -> dict[str, dict[str, Any]]:
-    """Evaluate tasks on a split of their data set, in one pass.
+    """Evaluate tasks that train side by side on a split, in one pass.
 
-    Args:
-      tasks: trained side by side.
-      source: the split.
-      cached: its batches, if their frozen part is cached.
-      also: see `evaluate_source`, as what is returned.
-      predictions_of: the one whose predictions are wanted; None for all.
-
-    Raises:
-      Interrupted: between two batches, where it was asked to stop.
+    `cached` are batches of the split whose frozen part is cached; for the other
+    arguments and the result see `evaluate_source`.
     """
     if cached is None and self.cache and source.source.embedded:
       cached = self.cache.eval_batches(source, self._prepare(tasks), "test")
@@ -210,7 +181,6 @@ class Trainer:
   def predictor(
     self, tasks: Sequence[Task], *, cached: bool = False
   ) -> Predict:
-    """How tasks are evaluated: see `predict_fn`."""
     predict = evaluation.predict_fn(
       self.frozen_backbone,
       [*self.parents, *tasks],
@@ -225,7 +195,7 @@ class Trainer:
 
   @functools.cached_property
   def cache(self) -> FrozenCache | None:
-    """What is kept of the frozen pass, for all packs; None for nothing."""
+    """The cache of the frozen pass for all packs; None if it is off."""
     if self.config.keep.what not in ("contexts", "features"):
       return None
     return FrozenCache(
@@ -239,21 +209,20 @@ class Trainer:
 
   @property
   def cached_splits(self) -> dict[str, Reader]:
-    """{"train": the split, ...}, those of which something is kept."""
     cached = {"train", "validation"}
-    if self.train.source.embedded:  # there are no images to compute it of
+    if self.train.source.embedded:  # without images nothing can be computed
       cached.add("test")
     return {key: r for key, r in self.splits.items() if key in cached}
 
   def _prepare(self, tasks: Sequence[Task]) -> Prepare:
-    """Images -> what tasks read; as `frozen_pass`, without a step."""
+    """`frozen_pass` without a step."""
     specs = tuple(task.spec for task in (*self.parents, *tasks))
     split = split_forward.make_split_forward(self.backbone.config, specs)
     return functools.partial(split.prepare, self.frozen())
 
   @functools.cached_property
   def _training_images(self) -> Reader:
-    """The training split; decoded in memory where that is kept."""
+    """The training split; decoded in memory for `keep.what` "images"."""
     if self.config.keep.what != "images":
       return self.train
     side = image_ops.shorter_side(
@@ -262,7 +231,7 @@ class Trainer:
     return keep_decoded(self.train, side, self.context.stop.check)
 
   def frozen_pass(self, step: Step) -> Prepare:
-    """Images (b, side, side, 3) -> what a step reads; that of all packs."""
+    """Images (b, side, side, 3) -> inputs of the trained part."""
     return functools.partial(step.prepare, self.frozen())
 
   def frozen(self) -> dict[str, Any]:
@@ -278,12 +247,11 @@ class Trainer:
 
   @functools.cached_property
   def frozen_backbone(self) -> Backbone:
-    """The backbone as programs take it that do not train it."""
+    """The backbone with its parameters in the compute dtype."""
     return rounded(self.backbone)
 
   @functools.cached_property
   def _head_classes(self) -> HeadClasses:
-    """Classes of the training split, as the loss counts them."""
     classes = self.train.num_classes
     is_class = padded_head.is_class(self._padded_classes, classes)
     weights = None
@@ -304,24 +272,24 @@ class Trainer:
     return any(t.config.optim.class_weights == "balanced" for t in trials)
 
   def untouched(self) -> dict[str, Any]:
-    """What stays as it is: of `full`, nothing of the backbone."""
+    """The arrays that stay unchanged: in `full`, none of the backbone."""
     frozen = {k: v for k, v in self.frozen().items() if k != "classes"}
     if self.config.learned.holds_backbone:
       frozen["backbone"] = {}
     return frozen
 
   def train_batches(self, step_fn: Step, step: int) -> Any:
-    """The batches behind a step; what is kept of them is computed here."""
+    """The batches after a step; missing cached rows are computed first."""
     config = self.config
     if self.cache:
-      if step == config.total_steps:  # nothing is left to be trained
+      if step == config.total_steps:  # no step is left
         return iter(())
       prepare = self.frozen_pass(step_fn)
       self.cache.require_free_space([
         self.cache.needs(key, reader, prepare)
         for key, reader in self.cached_splits.items()
       ])  # fmt: skip
-      if self.validation:  # now, and not within the loop
+      if self.validation:  # before the loop begins
         self.cache.rows("validation", self.validation, prepare)
       return self.cache.train_batches(
         self.train, prepare, step * config.batch_size
@@ -329,7 +297,6 @@ class Trainer:
     return self._image_batches(self._training_images, step * config.batch_size)
 
   def _image_batches(self, reader: Reader, start: int) -> Any:
-    """Batches of training images, from an example on."""
     config = self.config
     return batching.train_batches(
       reader,
@@ -353,7 +320,7 @@ class Trainer:
     )
 
   def meta(self, trials: Sequence[Trial]) -> dict[str, Any]:
-    """Describe a pack; a resumed one must be the same."""
+    """Describe a pack; a resumed one must have an equal description."""
     return {
       "fingerprint": self.backbone.fingerprint,
       "parents": {task.spec.name: task.digest for task in self.parents},
@@ -361,7 +328,7 @@ class Trainer:
       "variants": {t.name: t.label for t in trials},
       "data": {"classes": list(self.train.class_names)},
       "files": self.record.compared,
-      # Each process draws from the rows that it keeps.
+      # With a cache each process draws from its own rows.
       "drawn_by": jax.process_count() if self.cache else 1,
       "config": resume.what_matters(to_dict(self.config)),
     }

@@ -319,7 +319,7 @@ def test_too_many_broken_records_are_refused(backbone, tmp_path, monkeypatch):
     ("cls_masked", {"what": "features"}, SQUEEZED, "'none' or 'contexts'"),
     ("cls_masked", CONTEXTS, RANDOM, "such as config.keep.views 10"),
     ("cls_masked", CONTEXTS, {**SQUEEZED, "flip": True}, "and flip False"),
-    ("cls_masked", {**CONTEXTS, "views": 2}, SQUEEZED, "same view each time"),
+    ("cls_masked", {**CONTEXTS, "views": 2}, SQUEEZED, "same crop each time"),
     ("cls_masked", {**CONTEXTS, "dir": "a"}, SQUEEZED, "expected '', or where"),
     ("full", {"dir": "a", "where": "device"}, {}, "'device' does not use"),
   ],

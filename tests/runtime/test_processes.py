@@ -359,7 +359,7 @@ def test_a_killed_process_ends_the_other_and_nothing_is_lost(
   )
   ended = two.run_two(logs, [flags, flags])
   assert [e.status for e in ended] == [0, 0], ended[0].stderr + ended[1].stderr
-  assert "going on from step 6" in ended[0].stderr
+  assert "resuming from step 6" in ended[0].stderr
   whole = exported(together[0] / "run")
   for name, array in exported(tmp_path / "run").items():
     assert np.array_equal(array, whole[name]), name

@@ -521,7 +521,7 @@ def test_a_trial_is_the_configuration_that_one_would_write():
 def test_a_regime_that_reads_no_task_is_refused_at_once():
   config = config_of(regime=("memory_masked", "head"))
   task = dataclasses.replace(config.task, attends_to=("some/task",))
-  with pytest.raises(ConfigError, match="'head' cannot read"):
+  with pytest.raises(ConfigError, match="'head' cannot use"):
     sweep.trials_of(dataclasses.replace(config, task=task), "d")
 
 
