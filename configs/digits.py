@@ -27,7 +27,7 @@ _CROPS = 4
 
 
 def get_config(what: str = "") -> ml_collections.ConfigDict:
-  """A micro ViT/2 on images of 8 pixels; `what` may be "sweep", of six trials."""
+  """A micro ViT/2 on images of 8 px; `what` may be "sweep", for six trials."""
   config = base.get_config()
   config.image_size = 8
   config.batch_size = 128

@@ -754,8 +754,8 @@ def _of_decoded_images(keep: KeepConfig, data: DataConfig) -> list[str]:
   if data.train_crop == "resize":
     lines.append(
       "config.keep.what is 'images', which is for random crops, but "
-      "config.data.train_crop is 'resize', whose pixels would differ from those "
-      "of evaluation: expected config.keep.what 'none', or 'contexts' or "
+      "config.data.train_crop is 'resize', whose pixels would differ from "
+      "those of evaluation: expected config.keep.what 'none', or 'contexts' or "
       "'features' if the regime has them."
     )
   return lines + [

@@ -124,13 +124,13 @@ class FrozenCache:
 
   def needs(self, key: str, reader: Reader, prepare: Prepare) -> Needs:
     """Count the rows of a split and the missing ones; all must call."""
-    made = self._plan(key, reader, prepare)
+    split = self._plan(key, reader, prepare)
     if key in self._splits:
-      return Needs(made, 0)
+      return Needs(split, 0)
     if self.config.keep.where != "disk":
-      return Needs(made, made.count)
-    rows = self._file_rows(made, self._folder(key, made)[0])
-    return Needs(made, made.count_in(rows.missing()))
+      return Needs(split, split.count)
+    rows = self._file_rows(split, self._folder(key, split)[0])
+    return Needs(split, split.count_in(rows.missing()))
 
   def require_free_space(self, needs: Sequence[Needs]) -> None:
     """Raise `ConfigError` unless all missing rows fit; all must call."""
@@ -161,14 +161,14 @@ class FrozenCache:
   def rows(self, key: str, reader: Reader, prepare: Prepare) -> FilledRows:
     """Return the rows of a split; missing ones are computed. All must call."""
     if key not in self._splits:
-      made = self._plan(key, reader, prepare)
+      split = self._plan(key, reader, prepare)
       rows: FilledRows
       if self.config.keep.where == "disk":
-        rows = self._on_disk(key, made)
+        rows = self._on_disk(key, split)
       else:
-        rows = self._in_memory(made)
-      if isinstance(made.views, EmbeddedViews):
-        rows = OrderedRows(rows, made.views.places)
+        rows = self._in_memory(split)
+      if isinstance(split.views, EmbeddedViews):
+        rows = OrderedRows(rows, split.views.places)
       self._splits[key] = rows
     return self._splits[key]
 
@@ -177,46 +177,46 @@ class FrozenCache:
       self.config, self.preprocessing, key, reader, prepare
     )
 
-  def _in_memory(self, made: SplitPlan) -> Rows:
-    self.require_free_space([Needs(made, made.count)])
+  def _in_memory(self, split: SplitPlan) -> Rows:
+    self.require_free_space([Needs(split, split.count)])
     kind = DeviceRows if self.config.keep.where == "device" else HostRows
-    rows = kind(made.layout, made.count, self.mesh, made.starts)
-    self._fill(rows, made, [made.starts])
+    rows = kind(split.layout, split.count, self.mesh, split.starts)
+    self._fill(rows, split, [split.starts])
     return rows
 
-  def _on_disk(self, key: str, made: SplitPlan) -> Rows:
+  def _on_disk(self, key: str, split: SplitPlan) -> Rows:
     """Rows that later runs find again."""
-    reader = made.views.reader
-    folder, facts = self._folder(key, made)
+    reader = split.views.reader
+    folder, facts = self._folder(key, split)
     paths.make_directory(folder, "config.keep.dir")
     with cache_folder.locked(folder, self.stop):
       logger.info(
-        "cache of the %s of %s: %s", self.config.keep.what, made.role, folder
+        "cache of the %s of %s: %s", self.config.keep.what, split.role, folder
       )
       files.write_json(folder / "about.json", facts)
-      rows = self._file_rows(made, folder)
-      rows.open(functools.partial(self._fill, rows, made))
-      records = made.views.numbers[rows.unreadable()] % reader.size
+      rows = self._file_rows(split, folder)
+      rows.open(functools.partial(self._fill, rows, split))
+      records = split.views.numbers[rows.unreadable()] % reader.size
       reason = f"it could not be read when {folder} was filled"
       reader.mark_unreadable(dict.fromkeys(records.tolist(), reason))
       missing = rows.missing()
-      self.require_free_space([Needs(made, made.count_in(missing))])
-      self._fill(rows, made, missing)
+      self.require_free_space([Needs(split, split.count_in(missing))])
+      self._fill(rows, split, missing)
     return rows
 
-  def _file_rows(self, made: SplitPlan, folder: Path) -> FileRows:
+  def _file_rows(self, split: SplitPlan, folder: Path) -> FileRows:
     path = folder / f"{jax.process_index()}.rows"
-    return FileRows(made.layout, made.count, self.mesh, made.starts, path)
+    return FileRows(split.layout, split.count, self.mesh, split.starts, path)
 
-  def _folder(self, key: str, made: SplitPlan) -> tuple[Path, dict[str, Any]]:
+  def _folder(self, key: str, split: SplitPlan) -> tuple[Path, dict[str, Any]]:
     """The folder of rows and what they depend on; all processes must call."""
-    record, inventory = self.record, made.views.reader.source.inventory
+    record, inventory = self.record, split.views.reader.source.inventory
     if key not in record.inventories:
       record = DataRecord(
         by=self.config.data.digest, inventories={key: inventory}
       )
     facts = cache_folder.dependencies(
-      self.config, self.backbone, self.mesh, made, record.digests[key]
+      self.config, self.backbone, self.mesh, split, record.digests[key]
     )
     return self._root / cache_folder.name_of(facts), facts
 
@@ -224,26 +224,26 @@ class FrozenCache:
   def _root(self) -> Path:
     return cache_folder.root_of(self.config)
 
-  def _fill(self, rows: Rows, made: SplitPlan, spans: Sequence[range]) -> None:
+  def _fill(self, rows: Rows, split: SplitPlan, spans: Sequence[range]) -> None:
     """Compute the rows of spans of places; all processes must call."""
     if not spans:
       return
-    keep, count = self.config.keep, made.count_in(spans)
-    what, nbytes = f"{keep.what} of {made.role}", made.layout.nbytes
+    keep, count = self.config.keep, split.count_in(spans)
+    what, nbytes = f"{keep.what} of {split.role}", split.layout.nbytes
     logger.info(
       "caching the %s: %d rows of %.3f MB, %.2f GiB (%s)", what, count,
       nbytes / 1e6, count * nbytes / 2**30, keep.where,
     )  # fmt: skip
-    began, size = time.perf_counter(), made.starts.step
+    began, size = time.perf_counter(), split.starts.step
     with ProgressBar(what, count * jax.process_count()) as progress:
       for span in spans:
-        batches = made.views.batches(span, size)
+        batches = split.views.batches(span, size)
         for start, batch in zip(span, batches, strict=True):
           self.stop.check()
           key = "inputs" if "inputs" in batch else "image"
           inputs = sharding.shard_batch(batch[key], self.mesh)
           if key == "image":
-            inputs = made.prepare(inputs)
+            inputs = split.prepare(inputs)
           rows.put(start, inputs, batch)
           jax.block_until_ready(inputs)
           progress.update(size * jax.process_count())

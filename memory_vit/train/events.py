@@ -80,8 +80,8 @@ class Events:
       self._writers.pop(name, None)
       self._failed[name] = self._logdirs[name]
       logger.warning(
-        "TensorBoard events of %r cannot be written, training continues without "
-        "(%s)", name, named(error),
+        "TensorBoard events of %r cannot be written, training continues "
+        "without (%s)", name, named(error),
       )  # fmt: skip
 
 

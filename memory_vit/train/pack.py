@@ -62,20 +62,20 @@ def train_pack(
 
   `plan` is saved with each state; None if this is the only pack of the run.
   """
-  begun = start(trainer, trials)
-  params = begun.state.params
+  initial = start(trainer, trials)
+  params = initial.state.params
   if logger.isEnabledFor(logging.DEBUG):
     logger.debug("\n%s", parameters.parameter_table(params))
   logger.info("%s", parameters.parameter_counts(params, trainer.untouched()))
   with Checkpoints(directory) as checkpoints:
-    plan = plan or PassPlan((tuple(begun.tasks),))
-    steps, past = _fit(trainer, trials, begun, checkpoints, logdirs, plan)
+    plan = plan or PassPlan((tuple(initial.tasks),))
+    steps, past = _fit(trainer, trials, initial, checkpoints, logdirs, plan)
   tasks = {
     name: padded_head.without_padding(
       dataclasses.replace(task, params=past.best[name].params),
       trainer.train.class_names,
     )
-    for name, task in begun.tasks.items()
+    for name, task in initial.tasks.items()
     if past.best[name].params is not None
   }
   return PackResult(
@@ -93,7 +93,7 @@ def train_pack(
 def _fit(
   trainer: Trainer,
   trials: Sequence[Trial],
-  begun: Start,
+  initial: Start,
   checkpoints: Checkpoints,
   logdirs: Mapping[str, Path],
   plan: PassPlan,
@@ -104,7 +104,7 @@ def _fit(
   splits = {k: r for k, r in trainer.splits.items() if k in trained_on}
   state, past = resume.resume(
     checkpoints,
-    begun.state,
+    initial.state,
     meta,
     splits,
     trainer.context.may_change,
@@ -125,15 +125,15 @@ def _fit(
 
   many = f"{len(trials)} trials"
   title = trials[0].name if len(trials) == 1 else many
-  batches = trainer.train_batches(begun.step, int(state.step))
-  loop = _loop(trainer, begun, title, save, logdirs)
+  batches = trainer.train_batches(initial.step, int(state.step))
+  loop = _loop(trainer, initial, title, save, logdirs)
   state, past = loop.fit(state, batches, past)
   return int(state.step), past
 
 
 def _loop(
   trainer: Trainer,
-  begun: Start,
+  initial: Start,
   title: str,
   save: Save,
   logdirs: Mapping[str, Path],
@@ -141,10 +141,12 @@ def _loop(
   config = trainer.config
   validate = None
   if trainer.validation:
-    validate = functools.partial(_validate, trainer, begun, trainer.validation)
+    validate = functools.partial(
+      _validate, trainer, initial, trainer.validation
+    )
   return Loop(
     title=title,
-    step_fn=begun.step,
+    step_fn=initial.step,
     frozen=trainer.frozen(),
     mesh=trainer.context.mesh,
     steps=Steps(
@@ -156,7 +158,7 @@ def _loop(
       patience=config.early_stopping,
     ),
     batch_size=config.batch_size,
-    schedules=begun.schedules,
+    schedules=initial.schedules,
     validate=validate,
     save=save,
     max_skipped=config.optim.max_skipped,
@@ -188,14 +190,14 @@ def start(trainer: Trainer, trials: Sequence[Trial]) -> Start:
 
 
 def _validate(
-  trainer: Trainer, begun: Start, split: Reader, params: Any
+  trainer: Trainer, initial: Start, split: Reader, params: Any
 ) -> dict[str, dict[str, Any]]:
   trained = [
     dataclasses.replace(task, params=params[name])
-    for name, task in begun.tasks.items()
+    for name, task in initial.tasks.items()
   ]
   if not trainer.cache:
     return trainer.evaluate(trained, split)
-  prepare = trainer.frozen_pass(begun.step)
+  prepare = trainer.frozen_pass(initial.step)
   batches = trainer.cache.eval_batches(split, prepare)
   return trainer.evaluate(trained, split, batches)

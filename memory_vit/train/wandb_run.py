@@ -200,7 +200,8 @@ class WandbRun:
   def _give_up(self, error: Exception) -> None:
     if not self._failed:
       logger.warning(
-        "Weights & Biases cannot be written, training continues without (%s: %s)",
+        "Weights & Biases cannot be written, training continues without "
+        "(%s: %s)",
         type(error).__name__, first_line(error),
       )  # fmt: skip
     self._failed = True
