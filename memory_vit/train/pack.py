@@ -181,11 +181,8 @@ def start(trainer: Trainer, trials: Sequence[Trial]) -> Start:
     )
     for t in trials
   }
-  optimizer = optim.make_optimizer(
-    {t.name: t.config.optim for t in trials}, schedules
-  )
   params = {name: task.params for name, task in tasks.items()}
-  state = create_state(params, optimizer, trainer.context.mesh)
+  state = create_state(params, step.optimizer, trainer.context.mesh)
   return Start(tasks, schedules, step, state)
 
 

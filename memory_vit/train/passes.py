@@ -15,7 +15,7 @@ from memory_vit.config import to_dict
 from memory_vit.errors import DivergedError, TrainingError
 from memory_vit.model import trees
 from memory_vit.runtime import checksums, files, messages, processes
-from memory_vit.train import optim, sweep
+from memory_vit.train import sweep
 from memory_vit.train.loop_state import BestParams
 from memory_vit.train.pack import PackResult, train_pack
 from memory_vit.train.step import TrainState
@@ -106,17 +106,15 @@ def _plan_kind(trainer: Trainer, trials: Sequence[Trial]) -> PassPlan:
 def pack_bytes(trainer: Trainer, trials: Sequence[Trial]) -> int:
   """Estimate the memory of a pack on a device, beside the backbone."""
   tasks = {t.name: trainer.new_task(t) for t in trials}
-  optimizer = optim.make_optimizer(
-    {t.name: t.config.optim for t in trials},
-    {t.name: lambda step: 0.0 for t in trials},
-  )
+  step = trainer.make_step(trials, tasks)
   state = jax.eval_shape(
-    lambda params: TrainState(jnp.int32(0), params, optimizer.init(params)),
+    lambda params: TrainState(
+      jnp.int32(0), params, step.optimizer.init(params)
+    ),
     {name: task.params for name, task in tasks.items()},
   )
   config = trainer.config
   shape = (config.batch_size, config.image_size, config.image_size, 3)
-  step = trainer.make_step(trials, tasks)
   image = jax.ShapeDtypeStruct(shape, jnp.float32)
   batch: dict[str, Any] = {
     "label": jax.ShapeDtypeStruct((config.batch_size,), jnp.int32)

@@ -68,6 +68,7 @@ class Step:
   ) -> None:
     """Build the programs; nothing is compiled yet."""
     self.prepare, self._mesh = forward.prepare, mesh
+    self.optimizer = optimizer
     self._parts = accumulation_steps
     loss = functools.partial(_loss, forward, label_smoothing, weighted)
     # The programs themselves constrain the layout of gradient and state.
