@@ -60,7 +60,7 @@ def kept_of(config, backbone, stop=None):
     context=RunContext(one_device(), stop or StopSignal()),
     backbone=backbone,
     train=datasets.open_source("digits:5-9", config.data.train),
-  ).kept
+  ).cache
 
 
 def reader_of(config):
