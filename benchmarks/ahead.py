@@ -37,7 +37,7 @@ class Unbounded(divergence.DivergenceMonitor):
 
   def add(self, metrics: object) -> None:
     """Keep the metrics of the next step, on the device."""
-    self._kept.append(metrics)
+    self._pending.append(metrics)
 
 
 class Workload:

@@ -1,4 +1,4 @@
-"""The base that every configuration changes: `memory_vit.config`, as it is.
+"""Base of every configuration: all options of `memory_vit.config`.
 
 Each option is described there, in the class that declares it.
 """
@@ -9,6 +9,6 @@ from memory_vit import config as config_lib
 
 
 def get_config() -> ml_collections.ConfigDict:
-  """All options at their defaults, which are the paper's where it has one."""
+  """All options with their defaults, the paper's where it states one."""
   config = ml_collections.ConfigDict(config_lib.to_dict(config_lib.Config()))
   return config.lock()

@@ -3,12 +3,12 @@
   memory-vit train --config=digits --workdir=runs/digits
   memory-vit train --config=digits:sweep --workdir=DIR
 
-The 1,797 handwritten digits that come with scikit-learn. A micro ViT learns 0
-to 4 and is written to backbone.npz, in the layout of the published
-checkpoints. It is loaded as the frozen backbone; the digits 5 to 9 are learned
-with 5 memory cells per layer; 0 to 4 are evaluated before and after. For
-demonstrations and tests: logistic regression on the pixels knows these digits
-better than a ViT of 17 tokens.
+The data are the 1,797 handwritten digits of scikit-learn. A micro ViT is
+trained on 0 to 4 and written to backbone.npz, in the layout of the published
+checkpoints. It becomes the frozen backbone; the digits 5 to 9 are learned with
+5 memory cells per layer; 0 to 4 are evaluated before and after. For
+demonstrations and tests: logistic regression on the pixels beats a ViT of 17
+tokens on these digits.
 
 With `:sweep`, six trials share every pass: 1 and 5 cells with three learning
 rates. The best on validation is exported.
@@ -22,16 +22,12 @@ import ml_collections
 from memory_vit.configs import base
 from memory_vit.errors import ConfigError
 
-# Of each training image: as many as a digit of 9 pixels has places for 8.
+# Crops of each training image: the positions of 8 pixels in a digit of 9.
 _CROPS = 4
 
 
 def get_config(what: str = "") -> ml_collections.ConfigDict:
-  """A micro ViT with patches of 2 pixels on images of 8.
-
-  Args:
-    what: "" for one task, "sweep" for six.
-  """
+  """A micro ViT/2 on images of 8 px; `what` may be "sweep", for six trials."""
   config = base.get_config()
   config.image_size = 8
   config.batch_size = 128
@@ -50,18 +46,17 @@ def get_config(what: str = "") -> ml_collections.ConfigDict:
   config.data.validation = "train[90%:]"
   config.upstream.name = "digits:0-4"
   for data in (config.pretrain.data, config.data):
-    # A mirrored digit is another sign, and every pixel of 8 counts.
+    # A mirrored digit is another sign.
     data.flip = False
-    # 8 of 9 pixels, at random places; and in the middle for evaluation, since a
-    # digit of 8 pixels looks another when it is not scaled.
+    # Random crops of 8 from 9 pixels; central ones for evaluation, so that the
+    # scale of a digit is the same.
     data.train_crop, data.resize = "small", 9
   for data in (config.data, config.upstream):
     data.eval_crop, data.resize = "central", 9
   if what == "sweep":
     config.sweep.learning_rate = (1.0, 0.3, 0.1)
     config.sweep.cells = (1, 5)
-    # What the trials read of the frozen backbone is computed once: a step costs
-    # little then.
+    # Keys and values of the frozen backbone are computed once: steps are fast.
     config.keep.what, config.keep.views = "contexts", _CROPS
     config.log_images = 4
   elif what:

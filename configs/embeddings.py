@@ -7,11 +7,11 @@
   memory-vit train --config=embeddings --workdir=DIR \\
     --config.backbone=NPZ --config.data.dir=EMBEDDED
 
-EMBEDDED is also a single output of `embed`, which is then the split "train":
+EMBEDDED may be a single output of `embed`, which is then the split "train":
 --config.data.train='train[:80%]', --config.data.validation='train[80%:90%]',
---config.data.test='train[90%:]'. --config.regime=probe reads all layers; the
-images that were embedded, and how, are those of the task. Each image is seen 50
-times; --config.epochs=N changes it.
+--config.data.test='train[90%:]'. --config.regime=probe uses all layers. The
+task records how the embedded images were prepared. The default is 50 epochs;
+--config.epochs=N changes it.
 """
 
 import ml_collections
@@ -20,7 +20,7 @@ from memory_vit.configs import base
 
 
 def get_config() -> ml_collections.ConfigDict:
-  """A linear head on what a frozen backbone has put out."""
+  """A linear head on the outputs of a frozen backbone."""
   config = base.get_config()
   config.regime = "head"
   config.data.name = "embeddings"
@@ -28,9 +28,9 @@ def get_config() -> ml_collections.ConfigDict:
   # sample. "validation" is an output EMBEDDED/validation, if there is one.
   config.data.train = "train[:90%]"
   config.data.validation = "train[90%:]"
-  # "" where there is no EMBEDDED/test.
+  # "" if there is no EMBEDDED/test.
   config.data.test = "test"
-  # Images are as they were embedded, and their features are read, not computed.
+  # The embedded images are not cropped or mirrored again.
   config.data.train_crop = "resize"
   config.data.flip = False
   config.keep.what = "features"

@@ -23,15 +23,14 @@ def get_config(name: str = "glyph_inverted") -> ml_collections.ConfigDict:
   config.image_size = 24
   config.batch_size = 64
   config.batch_size_eval = 400
-  # A character is another one when it is mirrored, and there is no room to cut
-  # off anything. So an image is always the same, and what the backbone makes of
-  # it is kept, for all runs of a study.
+  # A mirrored or cropped character may be another one. As images never change,
+  # their keys and values are cached on disk for all runs of a study.
   config.data.flip = False
   config.data.train_crop = "resize"
   config.keep.what = "contexts"
   config.keep.where = "disk"
   config.total_steps = 500
-  # The last step alone: its length is the same for all that are compared.
+  # Evaluated at the last step alone: all compared runs have the same length.
   config.eval_every = 500
   config.checkpoint_every = 500
   config.log_every = 250

@@ -6,7 +6,7 @@
 The glyph ViT that comes with the package knows dark characters on light paper.
 It stays frozen, and learns 120 characters that are light on dark, in heavy
 noise: by a linear head, by a class token, by memory, and by a side stream, with
-two learning rates each. What the trials read of the backbone is computed once.
+two learning rates each. Keys and values of the backbone are computed once.
 The best of each regime on validation is exported.
 
 Hardware: 2 CPU cores. Time and accuracy: see the README (measured by us).
@@ -18,7 +18,7 @@ from memory_vit.configs import base
 
 
 def get_config() -> ml_collections.ConfigDict:
-  """Eight trials of 500 steps, on contexts that are kept in memory."""
+  """Eight trials of 500 steps, on contexts that are cached in memory."""
   config = base.get_config()
   config.backbone = "glyphs"
   config.image_size = 24
@@ -31,8 +31,7 @@ def get_config() -> ml_collections.ConfigDict:
   config.data.name = "glyphs:inverted"
   config.data.train = "train[:90%]"
   config.data.validation = "train[90%:]"
-  # A character is another one when it is mirrored, and there is no room to cut
-  # off anything.
+  # A mirrored or cropped character may be another one.
   config.data.flip = False
   config.data.train_crop = "resize"
   config.keep.what = "contexts"

@@ -2,9 +2,9 @@
 
   memory-vit train --config=tfds:cifar10 --workdir=DIR
 
-The name may have a configuration and a version. With --config.data.dir=DATA, a
-data set that was prepared in DATA is read, also one that TFDS does not know.
-The time depends on it; not measured by us.
+The name may have a configuration and a version. --config.data.dir=DATA reads a
+data set that was prepared in DATA, also one that TFDS does not know. Time: not
+measured by us.
 """
 
 import ml_collections
@@ -13,7 +13,7 @@ from memory_vit.configs import base
 
 
 def get_config(name: str = "") -> ml_collections.ConfigDict:
-  """A short run on the data set `name`; it may follow as config.data.name."""
+  """A short run on the data set `name`, which config.data.name may set."""
   config = base.get_config()
   config.data.name = name
   # Every data set has a "train"; many have no "test": give

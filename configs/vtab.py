@@ -3,10 +3,10 @@
   memory-vit train --config=vtab:cifar --workdir=DIR \\
     --config.data.dir=DATA/cifar
 
-learns one task from its 1,000 images, in the prepared folder of the benchmark
+trains one task on its 1,000 images, in the prepared folder of the benchmark
 (docs/vtab.md); tasks: cifar, caltech101, dtd and the other folders there.
-`python -m studies.vtab` of the repository learns all, and chooses the learning
-rate before.
+`python -m studies.vtab` of the repository first chooses the learning rate, then
+trains all tasks.
 Accuracy and time: not measured by us.
 """
 
@@ -32,17 +32,17 @@ def get_config(name: str = "") -> ml_collections.ConfigDict:
   config.batch_size = 64
   config.batch_size_eval = 256
   config.epochs = 100.0
-  # All tasks compile one program. One more than Sun397 has, whose head would
-  # else be the only one without padding, in programs of its own.
+  # All tasks share compiled programs. Sun397 has 397 classes: one more output
+  # pads its head, too, which would otherwise compile its own programs.
   config.task.padded_classes = 398
   config.checkpoint_every = 500
-  # Without crop and flip every image is the same in each epoch: it goes through
-  # the backbone once. 1,000 contexts of a B/16 take 7.3 GB so, and twice as
-  # much in float32; "device" is faster where they fit.
+  # Without crop and flip images never change: the backbone runs once for each.
+  # 1,000 contexts of a B/16 take 7.3 GB, and twice as much in float32; "device"
+  # is faster if they fit.
   config.keep.what = "contexts"
   config.keep.dtype = "bfloat16"
   if not name:
-    # What the search tries; --regimes and --seeds say the rest.
+    # For the search of studies.vtab; its --regimes and --seeds set the rest.
     config.sweep.learning_rate = (3e-4, 1e-3, 3e-3, 1e-2)
     return config
   config.task.name = name

@@ -1,11 +1,9 @@
-"""The configuration of a run: every option, its default, and what it means.
+"""Configuration of a run: every option, its default, meaning and rules.
 
-The defaults are those of the paper where it states one; the size of images is
-left to the backbone. Beside each default stand the option's rules: the values
-that it may have, and where they say so that it may change when a run goes on,
-or that the trials of a sweep may differ in it. `configs/base.py` turns this
-tree into an `ml_collections.ConfigDict`, the only form in which it can be
-changed; `from_dict` turns that back, and refuses what it does not know.
+Defaults are the paper's where it states one. The comment above an option is its
+text in --help. Its rules say which values it accepts, whether it may change
+when a run resumes (`resume`), and whether trials of a sweep may differ in it
+(`sweep`).
 """
 
 import copy
@@ -44,19 +42,17 @@ from memory_vit.runtime.options import (
   section,
 )
 
-# The data set of rows that `memory-vit embed` wrote.
+# Name of the data set of embeddings that `memory-vit embed` wrote.
 EMBEDDINGS = "embeddings"
-# All combinations of a sweep are compared with each other.
+# Every two trials of a sweep are compared with each other.
 MOST_TRIALS = 1_000
-# What is tried where nothing is known of a task. The paper names no learning
-# rate; these reach as far as full fine-tuning is said to break down.
+# For a new task. The paper names no learning rate; these reach as far as full
+# fine-tuning is said to break down.
 LEARNING_RATES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
 class _RegimeName(Choice):
-  """A preset, or a list of parts."""
-
   names: tuple[str, ...] = tuple(REGIMES)
 
   @property
@@ -70,11 +66,10 @@ class _RegimeName(Choice):
     return is_regime(value)
 
 
-# Rules that several options share.
-# Steps, and what is counted in them, are int32 in a training state.
+# Rules that several options share. Steps are int32 in a training state.
 _STEPS = Number(1, 2**31 - 1, "steps are counted in 32 bits")
 _STEPS_OR_NONE = dataclasses.replace(_STEPS, least=0)
-# Beyond, every update of float32 values overflows.
+# With a larger one every update of float32 parameters overflows.
 _RATE = Number(0, 1e6, "a learning rate", positive=True)
 _RATES = Items(_RATE, MOST_TRIALS)
 _FACTOR = Number(0, 1e6, "a factor")
@@ -102,223 +97,215 @@ _REGIME = _RegimeName()
 class TrainDataConfig:
   """A data set to train on, and how its images are prepared."""
 
-  # A TFDS name ("cifar100", "sun397/tfds"), "folder", "list", "embeddings", or
-  # what comes with a package: "digits:0-4", "glyphs:inverted".
+  # Name of a TFDS data set ("cifar100", "sun397/tfds"), "folder", "list",
+  # "embeddings", or a data set of a package: "digits:0-4", "glyphs:inverted".
   name: str = option("", _DATA_SET_OR_NONE)
-  # TFDS data directory; of "folder" what holds train/ and test/, of "list" what
-  # holds train.txt and test.txt, of "embeddings" what holds train/, or
-  # the output of `memory-vit embed` itself, which is "train"; "" is TFDS's own
-  # default directory.
+  # Directory of the data: for "folder" it holds train/ and test/, for "list"
+  # train.txt and test.txt, for "embeddings" train/, or it is the output of
+  # `memory-vit embed` itself, which is then the split "train". For TFDS "" is
+  # its default directory.
   dir: str = option("", _DIRECTORY, resume="free")
-  # Splits, in the notation of TFDS: "train[:98%]".
+  # Training split, in the notation of TFDS: "train[:98%]".
   train: str = option("train[:98%]", _SPLIT)
-  # "inception": a random part of the image (area 5-100 %, aspect 3/4-4/3);
-  # "small": the shorter side to `resize` pixels, then a random square;
-  # "resize": the whole image squeezed into the square, as evaluation does it.
+  # Crop of a training image: "inception", a random part (area 5-100 %, aspect
+  # ratio 3/4-4/3); "small", a random square after the shorter side is resized
+  # to `resize` pixels; "resize", the whole image squeezed to a square.
   train_crop: str = option(
     "inception", Choice(("inception", "small", "resize")), resume="on_request"
   )
-  # Mirror half of the training images; wrong for digits and letters.
+  # Mirror half of the training images at random; wrong for digits and letters.
   flip: bool = option(True, Switch(), resume="on_request")
-  # The shorter side before a crop that is not "resize", in pixels; 0 is 8/7 of
+  # Shorter side in pixels before a crop other than "resize"; 0 is 8/7 of
   # image_size (256 for 224).
   resize: int = option(0, _RESIZE, resume="on_request")
-  # Of the order of the training images, and of their crops; -1 is that of the
-  # run. The trials of a sweep share their batches, whatever their seeds.
+  # Random seed for the order and crops of training images; -1 takes the seed of
+  # the run. All trials of a sweep share their batches, whatever their seeds.
   seed: int = option(-1, dataclasses.replace(_SEED, least=-1))
-  # Data sets without random access are read into memory, as encoded images;
-  # larger ones (GiB) are refused with a word on how to convert them.
+  # Maximum size (GiB) of a data set without random access, which is read into
+  # memory as encoded images. For larger ones the error says how to convert
+  # them.
   cache_gib: float = option(16.0, _GIB, resume="free")
   # Maximum number of unreadable examples to skip per split before the run
-  # fails. In training the next readable one takes their place; they do not
-  # count in evaluation, and the result says how many they were. Those of all
-  # processes count together whenever a state is saved.
+  # fails, over all processes. Training replaces each by the next readable one;
+  # evaluation skips and counts them.
   max_bad: int = option(0, _EXAMPLES, resume="free")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataConfig(TrainDataConfig):
-  """The data set of a task: what it is trained on, and evaluated."""
+  """The data set of a task: splits for training and evaluation."""
 
   # How a resumed run verifies that its data is unchanged: "files" (names, sizes
-  # and times of the last change) or "contents" (SHA-256 of all bytes, read at
-  # every start). Of TFDS sets what TFDS recorded counts as well. May
-  # change when a run goes on: it is compared as its state was saved.
+  # and modification times) or "contents" (SHA-256 of all bytes, read at every
+  # start). Metadata that TFDS recorded is compared as well.
   digest: str = option("files", Choice(("files", "contents")), resume="free")
-  # Of a TFDS data set with several labels: the name of a feature, or a label of
+  # Label of a TFDS data set with several: the name of a feature, or a label of
   # VTAB: "clevr_count", "clevr_distance", "kitti_distance", "dsprites_x",
   # "dsprites_orientation", "smallnorb_azimuth" or "smallnorb_elevation".
   label: str = option("", Text('a feature of the data set, or ""', ".*", 200))
-  # Train on so many images of each class, chosen by `seed` from `train`; 0
-  # takes all. It is an error where a class has fewer.
+  # Number of training images per class, chosen at random from `train` by
+  # `seed`; 0 takes all. A class with fewer images is an error.
   per_class: int = option(0, _EXAMPLES)
-  # Train on so many images of `train`, of whatever class, chosen by `seed`; 0
-  # takes all.
+  # Number of training images, chosen at random from `train` by `seed`; 0 takes
+  # all.
   first: int = option(0, _EXAMPLES)
-  # On which the best step is chosen; "" keeps the last step instead.
+  # Split on which the best step is chosen; "" exports the last step.
   validation: str = option("train[98%:]", _SPLIT_OR_NONE)
-  # On which the result is reported; "" reports none.
+  # Split on which the result is reported; "" reports none.
   test: str = option("test", _SPLIT_OR_NONE)
-  # "resize": the whole image squeezed into the square, as vit_jax evaluates;
-  # "central": the shorter side to `resize` pixels, then the middle;
-  # "central_rounded": the same with the middle of timm, which may begin a pixel
-  # later. "backbone" is what the source of the backbone states, its
-  # interpolation too, and "resize" where it states nothing; that is recorded as
-  # "resize". Embeddings state how their images were prepared: that is recorded.
+  # Crop for evaluation: "resize", the whole image squeezed to a square (as
+  # vit_jax); "central", the central square after the shorter side is resized to
+  # `resize` pixels; "central_rounded", the same with timm's rounding;
+  # "backbone", crop and interpolation that the source of the backbone or the
+  # embeddings states, else "resize".
   eval_crop: str = option("backbone", _EVAL_CROP)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KeepConfig:
-  """What of a frozen pass is computed once, and read in every step."""
+  """Cache of the frozen pass: computed once, read in every step."""
 
-  # "contexts": what masked tasks read of the backbone; "features": what a head
-  # reads of it; "none" computes it in every step. Validation keeps the same.
-  # "images", in any regime: the decoded images of training, no larger than with
-  # a shorter side of `data.resize`, so that random crops need no decoding.
-  # Embeddings are "features" that are read and not computed; of the test split
-  # as well.
+  # What is computed once and cached: "contexts", keys and values for masked
+  # regimes; "features", backbone outputs for `head` and `probe` (embeddings
+  # need this value); "images", decoded training images for random crops, in any
+  # regime; "none" computes all in every step.
   what: str = option(
     "none",
     Choice(("none", "contexts", "features", "images")),
     resume="on_request",
   )
-  # How many fixed random crops of every training image are kept, and taken in
-  # turn by epoch. 1 is the image without randomness: data.train_crop "resize",
-  # and no data.flip.
+  # Number of random crops of each training image to cache; epochs alternate
+  # between them. 1 caches the image without randomness: it needs
+  # data.train_crop "resize" and no data.flip.
   views: int = option(
     1, Number(1, 1_000, "crops of an image"), resume="on_request"
   )
-  # "float32" keeps what was computed, to the bit (of a backbone in bfloat16,
-  # its 16 bits); "bfloat16" takes half of the room, and is rounded. Embeddings
-  # that are stored as bfloat16 are kept as that.
+  # Data type of cached rows: "float32" is bitwise identical to computing in
+  # every step; "bfloat16" takes half of the space and rounds. Embeddings stored
+  # as bfloat16 stay bfloat16.
   dtype: str = option(
     "float32", Choice(("float32", "bfloat16")), resume="on_request"
   )
-  # "device" is fastest; "host" is the memory of the machine; "disk" is found
-  # again by later runs on the same images.
+  # Where rows are cached: "device" is fastest; "host" is the memory of the
+  # machine; "disk" is reused by later runs on the same images.
   where: str = option("host", Choice(("device", "host", "disk")), resume="free")
-  # For "disk"; "" is kept/ in $MEMORY_VIT_CACHE, or in ~/.cache/memory_vit.
+  # Directory of the cache on "disk"; "" is kept/ in $MEMORY_VIT_CACHE, or in
+  # ~/.cache/memory_vit.
   dir: str = option("", _DIRECTORY, resume="free")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskConfig:
-  """The task that is learned."""
+  """The task to train."""
 
-  # "" takes the name of the data set.
+  # Name of the task; "" takes the name of the data set.
   name: str = option(
     "", Text('a name such as pets-2, or ""', r"([a-z0-9][a-z0-9_-]*)?", 64)
   )
-  # Memory cells per layer, in the regimes that have memory.
+  # Memory cells per layer, in regimes with memory.
   cells: int = option(5, _CELLS, sweep=True)
-  # Width of adapters, in the regimes that have some (the paper's), and of the
-  # values of `probe`.
+  # Width of adapters, and of the values of `probe`.
   bottleneck: int = option(
     5, Number(1, 1_280, "no wider than the tokens of a ViT-H")
   )
-  # Width of the side stream, in the regimes that have one.
+  # Width of the side stream, in regimes with one.
   side_width: int = option(
     16, Number(1, 1_280, "no wider than the tokens of a ViT-H"), sweep=True
   )
-  # How a side stream mixes the patches: "conv" with their neighbours; "none"
-  # reads each for itself.
+  # How the side stream mixes patches: "conv", with their neighbors, or "none".
   side_mixing: str = option("conv", Choice(SIDE_MIXING), sweep=True)
-  # Directories of earlier tasks that this one reads (model extension). They
-  # stay as they are.
+  # Directories of earlier tasks that this one attends to (model extension).
+  # They stay unchanged.
   attends_to: tuple[str, ...] = option((), _TASKS, resume="free")
-  # Tasks that those of `attends_to` read, and this one does not, are found by
-  # their names beside the one that reads them. Directories of those that lie
-  # elsewhere.
+  # Directories of tasks that those of `attends_to` attend to, if they do not
+  # lie beside them.
   indirect: tuple[str, ...] = option((), _TASKS, resume="free")
-  # The paper: memory passes the block's first LayerNorm (Figure 2).
+  # Apply the block's first LayerNorm to memory, as in the paper (Figure 2).
   memory_norm: bool = option(True, Switch(), sweep=True)
-  # Memory is drawn from N(0, memory_std^2); 0.02 is the paper's. With
-  # memory_norm its scale does not matter for what the model computes, but a
-  # larger one makes it learn more slowly and evenly: the gradient is
-  # proportional to 1 / memory_std.
+  # Standard deviation of randomly initialized memory; the paper's is 0.02. With
+  # memory_norm its scale does not change the outputs, but a larger one slows
+  # learning: the gradient is proportional to 1 / memory_std.
   memory_std: float = option(
     0.02, Number(0, 1e6, "a standard deviation", positive=True), sweep=True
   )
-  # "pretrained" starts the class token as a copy of the original one, "normal"
-  # at N(0, 0.02^2), as memory starts. The copy is our choice: of the paper we
-  # know that it learns a new class token, not where that starts.
+  # Initial class token: "pretrained", a copy of the backbone's, or "normal",
+  # N(0, 0.02^2). The copy is our choice: the paper learns a new class token,
+  # and we do not know its initial value.
   cls_init: str = option(
     "pretrained", Choice(("pretrained", "normal")), sweep=True
   )
-  # Above 0, the head is trained with so many outputs, of which those beyond the
-  # classes of the data set get no probability and are not exported: tasks with
-  # different numbers of classes then run the same compiled programs.
+  # Number of outputs to which the head is padded in training, so that tasks
+  # with different numbers of classes share compiled programs; 0 does not pad.
+  # Outputs beyond the classes get no probability and are not exported.
   padded_classes: int = option(0, Number(0, 2**20, "outputs of a head"))
 
   @property
   def side(self) -> SideKind:
-    """Width and mixing of the side stream."""
     return SideKind(self.side_width, self.side_mixing)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimConfig:
-  """The optimiser; each task has its own."""
+  """The optimizer; each task has its own."""
 
-  # "sgd" (the paper's) or "adamw".
+  # Optimizer: "sgd" (the paper's) or "adamw".
   name: str = option("sgd", Choice(("sgd", "adamw")), sweep=True)
-  # Of "sgd".
+  # Momentum of "sgd".
   momentum: float = option(
     0.9,
     Number(0, 1, "with 1, no gradient is ever forgotten", below=True),
     resume="on_request",
     sweep=True,
   )
-  # Decoupled, for "adamw" alone.
+  # Decoupled weight decay of "adamw".
   weight_decay: float = option(0.0, _FACTOR, resume="on_request", sweep=True)
   # Global norm to which the gradient of a task is clipped; 0 does not clip. The
-  # paper clips and states no value; 1.0 is vit_jax's.
+  # paper clips without stating a value; 1.0 is vit_jax's.
   grad_clip: float = option(
     1.0, Number(0, 1e6, "a norm"), resume="on_request", sweep=True
   )
-  # The norm of what is clipped: of a whole "task", or of each "part" of it
-  # (head, cls, memory, ...) alone. The gradient of memory is much larger than
-  # that of the head, and uses up a clip that they share.
+  # What is clipped: the gradient of a whole "task", or of each "part" of it
+  # (head, cls, memory, ...) alone. Memory has a much larger gradient than the
+  # head and uses up a shared clip.
   clip_by: str = option("task", Choice(("task", "part")), sweep=True)
   # Factor on the learning rate of the class token.
   cls_factor: float = option(1.0, _FACTOR, resume="on_request", sweep=True)
   # Factor on the learning rate of memory.
   memory_factor: float = option(1.0, _FACTOR, resume="on_request", sweep=True)
-  # Linear warm-up, as a share of the steps, to the nearest whole number. It is
-  # vit_jax's 500 of 20,000, and does not count where `warmup_steps` is given.
+  # Linear warm-up as a share of all steps, rounded; unused if `warmup_steps` is
+  # set. The default is vit_jax's 500 of 20,000.
   warmup: float = option(
     0.025, Number(0, 1, "a share of the steps"), resume="on_request", sweep=True
   )
-  # Linear warm-up in steps; 0 leaves its length to `warmup`. The configurations
-  # of the paper's four data sets say 5, as its public PyTorch reproduction
-  # reports of the paper, whose own text we could not check.
+  # Linear warm-up in steps; 0 uses `warmup`. The configurations of the paper's
+  # four data sets set 5, as its public PyTorch reproduction reports; we could
+  # not check the paper's own text.
   warmup_steps: int = option(0, _STEPS_OR_NONE, resume="on_request", sweep=True)
-  # After warm-up: "cosine" to zero (vit_jax's choice; unstated in the paper) or
-  # "constant".
+  # Learning rate after warm-up: "cosine" to zero (vit_jax's choice; unstated in
+  # the paper) or "constant".
   schedule: str = option(
     "cosine", Choice(("cosine", "constant")), resume="on_request", sweep=True
   )
-  # So much of the probability is spread over all classes.
+  # Share of the probability that is spread over all classes.
   label_smoothing: float = option(
     0.0,
     Number(0, 1, "a probability", below=True),
     resume="on_request",
     sweep=True,
   )
-  # "balanced" weighs the loss of an example by n / (classes * count), with the
-  # count of its class in the training split: rare classes count as much as
-  # frequent ones. "none" weighs all examples alike.
+  # Weights of classes in the loss: "balanced" is n / (classes * examples of the
+  # class) on the training split, so that rare classes count as much as frequent
+  # ones; "none" is 1.
   class_weights: str = option("none", Choice(("none", "balanced")), sweep=True)
-  # Above 0, mixup: images are mixed in pairs, with shares drawn from
-  # Beta(mixup, mixup). 0.2 is common; the trials of a sweep share their images.
+  # Mixup: images are mixed in pairs, with shares drawn from Beta(mixup, mixup);
+  # 0 is off, 0.2 is common. The trials of a sweep share their images.
   mixup: float = option(
     0.0, Number(0, 1e3, "of a beta distribution"), resume="on_request"
   )
-  # An update that is not finite is skipped; after so many in a row, training of
-  # that task stops.
+  # Number of consecutive updates of a task that may be skipped because they are
+  # not finite, before its training stops.
   max_skipped: int = option(3, _STEPS, resume="on_request")
-  # A batch goes through the model in so many parts, to save memory.
+  # Number of parts in which a batch passes through the model, to save memory.
   accumulation_steps: int = option(
     1, Number(1, 2**20, "parts of a batch"), resume="on_request"
   )
@@ -326,29 +313,29 @@ class OptimConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UpstreamConfig:
-  """Data on which the original outputs are compared, before and after.
+  """Data on which the original outputs are compared before and after training.
 
-  If they have as many classes as the head of the backbone, its accuracy on them
-  is reported, too.
+  If it has as many classes as the head of the backbone, accuracy is reported
+  too.
   """
 
-  # As `data.name`; "" compares nothing.
+  # Data set, as `data.name`; "" compares nothing.
   name: str = option("", _DATA_SET_OR_NONE, resume="free")
-  # As `data.dir`.
+  # Directory of the data, as `data.dir`.
   dir: str = option("", _DIRECTORY, resume="free")
-  # On which the backbone is evaluated, before training and after it.
+  # Split on which the backbone is evaluated before and after training.
   split: str = option("test", _SPLIT, resume="free")
-  # As `data.eval_crop`.
+  # Crop, as `data.eval_crop`.
   eval_crop: str = option("backbone", _EVAL_CROP, resume="free")
-  # As `data.resize`.
+  # Shorter side in pixels, as `data.resize`.
   resize: int = option(0, _RESIZE, resume="free")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PretrainConfig:
-  """Makes a backbone first, from random weights; for demonstrations."""
+  """Trains a backbone first, from random weights; for demonstrations."""
 
-  # For example "Micro/2"; "" loads `backbone` instead.
+  # Shape of the backbone, for example "Micro/2"; "" loads `backbone` instead.
   variant: str = option(
     "",
     Text(
@@ -356,57 +343,57 @@ class PretrainConfig:
       rf"(({'|'.join(VARIANTS)})/[1-9][0-9]{{0,3}})?",
     ),
   )
-  # A backbone is made once, from images that stay as they were prepared.
+  # The backbone is trained once: how its images are prepared never changes.
   data: TrainDataConfig = section(TrainDataConfig(), on_request=False)
-  # Steps of this training.
+  # Number of training steps.
   total_steps: int = option(0, _STEPS_OR_NONE)
-  # Images in a step of it.
+  # Images per step.
   batch_size: int = option(128, _BATCH)
-  # The peak, for AdamW.
+  # Peak learning rate, of AdamW.
   learning_rate: float = option(1e-3, _RATE)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SweepConfig:
-  """Trials of the task, learned in one pass over the same batches.
+  """Trials of a task, trained in one pass over the same batches.
 
-  Every combination of the lists, for each of `overrides`, is a trial. All
-  empty: no sweep.
+  Each combination of the lists, for each of `overrides`, is a trial. All empty:
+  no sweep.
   """
 
-  # Values of `regime`. Masked ones share passes, each other one has its own;
-  # each keeps of `keep` what it reads. The best trial of each is exported: the
-  # best of all as task.name, the others with their regime behind that, unless
-  # `export` is "all".
+  # Values of `regime`. Masked regimes share passes, each other one has its own;
+  # each caches what `keep.what` means for it. The best trial of each regime is
+  # exported, the best of all as task.name, each other one as task.name-REGIME,
+  # unless `export` is "all".
   regime: tuple[str, ...] = option((), Items(_REGIME, MOST_TRIALS))
   # Values of `learning_rate`.
   learning_rate: tuple[float, ...] = option((), _RATES)
-  # Values of `task.cells`, in the regimes that have memory.
+  # Values of `task.cells`, in regimes with memory.
   cells: tuple[int, ...] = option((), Items(_CELLS, MOST_TRIALS))
-  # Initialization seeds of a task; the batches are the same for all.
+  # Initialization seeds of the task; all trials share their batches.
   seed: tuple[int, ...] = option((), _SEEDS)
-  # Dictionaries such as {"optim.momentum": 0.8, "task.memory_norm": False}. Of
-  # `task` and `optim` all can vary but what all trials share.
+  # Dictionaries of options of `task` and `optim`, such as {"optim.momentum":
+  # 0.8, "task.memory_norm": False}.
   overrides: tuple[dict[str, Any], ...] = option(
     (),
     Items(Changes('a dictionary such as {"optim.momentum": 0.8}'), MOST_TRIALS),
   )
-  # "best" exports the trial that is best on validation, as task.name; "all"
-  # the others too, as task.name-00, -01, ... Without a validation split there
-  # is no best one: only "all" is possible then, and task.name is the first.
+  # Which trials are exported: "best", the best on validation, as task.name;
+  # "all", the best as task.name and all as task.name-00, -01, ... Without a
+  # validation split only "all" is possible, and task.name is the first trial.
   export: str = option("best", Choice(("best", "all")), resume="free")
-  # Where not all trials fit into so much memory (GiB), they are trained in
-  # several passes; 0 is what is free.
+  # Memory (GiB) for the trials of a pass; if not all fit, they are trained in
+  # several passes. 0 is the free memory.
   memory_gib: float = option(0.0, _GIB, resume="free")
 
   @property
   def is_on(self) -> bool:
-    """Whether there is anything to vary."""
+    """Whether any option is varied."""
     return any(self._axes)
 
   @property
   def combinations(self) -> int:
-    """Number of trials, at most; 1 where nothing is varied."""
+    """The largest possible number of trials; 1 without a sweep."""
     return math.prod(max(1, len(values)) for values in self._axes)
 
   @property
@@ -418,10 +405,10 @@ class SweepConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeshConfig:
-  """Devices that share the work; a batch is always split over all."""
+  """How devices share the work; a batch is always split over all of them."""
 
-  # Over how many devices the backbone is split, for one that is too large for
-  # a device; it divides their number. With 1 each device has all of it.
+  # Number of devices over which a large backbone is split; it must divide the
+  # number of all devices. With 1 each device holds the whole backbone.
   fsdp: int = option(1, Number(1, 2**20, "devices"), resume="free")
 
 
@@ -429,34 +416,36 @@ class MeshConfig:
 class WandbConfig:
   """Weights & Biases, beside TensorBoard; needs the extra `wandb`."""
 
-  # Where the run goes, once for all trials of a sweep; "" logs nothing there. A
-  # run that goes on in the same --workdir goes on in W&B as well. That of
-  # `pretrain` is not logged; those of a list are, each for itself.
+  # Project of the run, one run for all trials of a sweep; "" is off. A resumed
+  # run resumes in W&B too; pretraining is not logged.
   project: str = option("", _PROJECT, resume="free")
-  # Of the project: a user or a team; "" is the default one of who is logged in.
+  # User or team of the project; "" is the default of the account.
   entity: str = option("", _PROJECT, resume="free")
-  # Of the run; "" is --workdir. The runs of a list are named by their
-  # directories, and this is their group where `group` is "".
+  # Name of the run; "" is --workdir. In a list of runs each is named by its
+  # directory, and this is their group if `group` is "".
   name: str = option("", _LABEL, resume="free")
-  # Runs of one group are shown together.
+  # Group of runs that W&B shows together.
   group: str = option("", _LABEL, resume="free")
-  # "online" needs a login (`wandb login`, or WANDB_API_KEY); "offline" writes
-  # to WORKDIR/wandb, for `wandb sync`. "" is as WANDB_MODE says, else as
-  # `wandb offline` has set it, else "online".
+  # "online" needs a login (`wandb login` or WANDB_API_KEY); "offline" writes to
+  # WORKDIR/wandb, for `wandb sync`. "" uses WANDB_MODE, else the setting of
+  # `wandb offline`, else "online".
   mode: str = option("", Choice(("", "online", "offline")), resume="free")
 
   def of_many(self) -> "WandbConfig":
-    """For a list of runs: each its own run of W&B, in one group."""
+    """For a list of runs: each run is one of W&B, in a common group."""
     return dataclasses.replace(self, name="", group=self.group or self.name)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-  """A run: learn one task on one backbone, or a sweep of trials."""
+  """A run: train one task on one backbone, or a sweep of trials.
 
-  # A published checkpoint by short name ("i21k-B/32"), the path or address of
-  # an .npz file, a model of transformers or timm (a directory, a .safetensors
-  # file, hf://OWNER/NAME), or random weights ("random:Ti/16"), to train from
+  Options that break their rules, or contradict each other, raise `ConfigError`.
+  """
+
+  # A published checkpoint by short name ("i21k-B/32"), the path or URL of an
+  # .npz file, a model of transformers or timm (a directory, a .safetensors
+  # file, hf://OWNER/NAME), or random weights ("random:Ti/16") to train from
   # scratch.
   backbone: str = option(
     "i21k-B/32",
@@ -467,68 +456,65 @@ class Config:
     ),
     resume="free",
   )
-  # "tanh" as vit_jax and big_vision train; "exact" for weights from PyTorch;
-  # "quick" for CLIP of OpenAI. "backbone" is what the source of the backbone
-  # states, and "tanh" where it states nothing; it is recorded as that.
+  # GELU variant: "tanh" for vit_jax and big_vision; "exact" for weights from
+  # PyTorch; "quick" for OpenAI's CLIP; "backbone" is the variant that the
+  # source of the backbone states, else "tanh".
   gelu: str = option("backbone", Choice(("backbone", "tanh", "exact", "quick")))
-  # Side of the square images that the model gets, in pixels; 0 is the
-  # backbone's own. For another one the position embedding is resized. Random
-  # weights ("random:...", `pretrain`) have no size of their own: they need one.
+  # Side of the square input images in pixels; 0 is the backbone's own. For
+  # another size the position embedding is resized. Random weights
+  # ("random:...", `pretrain`) need a size.
   image_size: int = option(0, Number(0, MAX_IMAGE_SIZE, "pixels"))
   # Compute dtype: "float32", "bfloat16", or "auto", which is bfloat16 if the
-  # device multiplies it faster. What is trained is float32.
+  # device multiplies it faster. Trained parameters are float32.
   dtype: str = option("float32", Choice(dtypes.CHOICES), resume="on_request")
-  # Images in a step, over all devices.
+  # Images per training step, over all devices.
   batch_size: int = option(512, _BATCH)
-  # Images in a batch of an evaluation.
+  # Images per evaluation batch, over all devices.
   batch_size_eval: int = option(512, _BATCH, resume="free")
-  # Steps of training, where `epochs` is 0.
+  # Number of training steps, if `epochs` is 0.
   total_steps: int = option(20_000, _STEPS, resume="on_request")
-  # How often each example of `data.train` is seen, 2.5 for instance. Above 0,
-  # total_steps is what that takes, rounded up, and is recorded as that number.
+  # Passes over the training split; above 0 they set total_steps, rounded up.
   epochs: float = option(
     0.0, Number(0, 1e6, "passes over the training split"), resume="free"
   )
-  # The peak. The paper reports the best of several for each data set, and names
-  # none: try 0.03 to 0.3.
+  # Peak learning rate. The paper reports the best of several without naming
+  # them: try 0.03 to 0.3.
   learning_rate: float = option(0.1, _RATE, resume="on_request", sweep=True)
   # Random seed for initialization and data shuffling.
   seed: int = option(0, _SEED, sweep=True)
-  # What is trained, and how attention runs: see `regimes`. Parts of a masked
-  # task may be listed instead, "cls+memory+side".
+  # What is trained and how attention runs: a named regime, or the parts of a
+  # masked task, such as "cls+memory+side".
   regime: str = option("memory_masked", _REGIME)
-  # Steps between evaluations on data.validation. The last step is evaluated
-  # whatever is said here: a shorter run, also of few `epochs`, at that alone.
+  # Steps between evaluations on data.validation. The last step is always
+  # evaluated.
   eval_every: int = option(1_000, _STEPS, resume="on_request")
-  # Training stops after so many evaluations in a row by which no trial became
-  # better on validation; 0 goes on to the last step. The learning rate still
-  # falls as if no run stopped early: "constant" may suit this better.
+  # Number of consecutive evaluations without a better trial after which
+  # training stops; 0 trains to the last step. The schedule still covers all
+  # steps: "constant" may suit better.
   early_stopping: int = option(
     0, Number(0, 2**31 - 1, "evaluations"), resume="on_request"
   )
-  # Steps between saved states. The last step is saved whatever is said here.
+  # Steps between saved states. The last step is always saved.
   checkpoint_every: int = option(1_000, _STEPS, resume="on_request")
   # Steps between progress lines.
   log_every: int = option(50, _STEPS, resume="free")
-  # Images of the test split (else of validation) on which the best task's
-  # attention is drawn at the end, as attention.png and for TensorBoard; three
-  # times as many of the test split with its answers, as answers.png, and its
-  # confusions there. 0 draws nothing. Lists of runs draw nothing.
+  # Number of test images (else validation images) in the plot of the best
+  # task's attention, attention.png; answers.png shows three times as many with
+  # predictions. 0 draws nothing; lists of runs draw nothing.
   log_images: int = option(8, Number(0, 64, "images"), resume="free")
-  # Whether trained parameters are also written as plain orbax checkpoints,
-  # WORKDIR/orbax/NAME, beside each new task in WORKDIR/tasks. Never for "full",
-  # where they would double gigabytes. Lists of runs write none.
+  # Also write trained parameters as plain orbax checkpoints,
+  # WORKDIR/orbax/NAME. Not for "full", whose size would double, nor for lists
+  # of runs.
   export_orbax: bool = option(True, Switch(), resume="free")
-  # Step at which a profile of 5 steps is taken, for TensorBoard; 0 takes none.
+  # Step from which 5 steps are profiled for TensorBoard; 0 is off.
   profile_at: int = option(0, _STEPS_OR_NONE, resume="free")
-  # Seconds to wait for a batch of images. Then what the process was doing is
-  # written to stderr and it ends, with status 74; 0 waits for ever.
+  # Seconds to wait for a batch of images before the run ends with status 74 and
+  # a stack trace on stderr; 0 waits for ever.
   stall_timeout: float = option(
     600.0, Number(0, 2_592_000, "seconds, up to 30 days"), resume="free"
   )
-  # Whether data sets may name code of their own, which is then run: classes of
-  # features outside of TFDS, and TFDS names with a namespace. Also
-  # --trust_data_code.
+  # Run code that data sets name: feature classes outside of TFDS, and TFDS
+  # names with a namespace. The same as --trust_data_code.
   trust_data_code: bool = option(False, Switch(), resume="free")
   data: DataConfig = DataConfig()
   keep: KeepConfig = KeepConfig()
@@ -542,16 +528,14 @@ class Config:
 
   @property
   def learned(self) -> Regime:
-    """What `regime` says: what is trained, and how attention runs."""
+    """The regime: what is trained, and how attention runs."""
     return get_regime(self.regime)
 
   def replaced(self, values: Mapping[str, Any]) -> "Config":
-    """The configuration with other values, {"data.flip": False, ...}.
-
-    Only these are checked by their rules, and whether they contradict others.
+    """Return the configuration with other values, {"data.flip": False, ...}.
 
     Raises:
-      ConfigError: for a key that does not exist, or a value that cannot be.
+      ConfigError: for an unknown key, a forbidden value, or a contradiction.
     """
     changed = self
     for key, value in values.items():
@@ -563,25 +547,24 @@ class Config:
     return changed
 
   def __post_init__(self) -> None:
-    # Contradictions are looked for among values that are possible alone.
+    # Contradictions are checked between values that are allowed alone.
     options.require(self, "config.")
     _require_consistent(self)
 
 
-# {key: option}: raises at import where an option has no rules.
+# {key: option}; raises at import if an option has no rules.
 OPTIONS = options.table(Config)
 
 
 def data_seed(config: Config) -> int:
-  """The seed of the training images' order and crops."""
+  """The seed of the order and crops of training images."""
   return config.seed if config.data.seed < 0 else config.data.seed
 
 
 def from_dict(values: Mapping[str, Any]) -> Config:
-  """A nested dictionary -> `Config`.
+  """Build a `Config` from a nested dictionary.
 
-  Raises:
-    ConfigError: for a missing or an unknown key, or a value of another type.
+  `ConfigError` for unknown or missing keys.
   """
   return schema.build(Config, values, "config", ConfigError)
 
@@ -591,35 +574,32 @@ def _with(section: Any, path: Sequence[str], value: Any) -> Any:
   name, *inner = path
   if inner:
     value = _with(getattr(section, name), inner, value)
-  # Not by `dataclasses.replace`, which would check all options anew: a sweep
-  # has up to 1,000 trials.
+  # `dataclasses.replace` would check all options again, for 1,000 trials.
   changed = copy.copy(section)
   object.__setattr__(changed, name, value)
   return changed
 
 
 def to_dict(config: Config) -> dict[str, Any]:
-  """`Config` -> nested dictionary of numbers, strings and tuples."""
+  """A nested dictionary of numbers, strings and tuples."""
   return dataclasses.asdict(config)
 
 
 def _require_consistent(config: Config) -> None:
-  """Raise `ConfigError` for the first contradiction between options."""
   for problem in (
     *_of_training(config), *_of_backbone(config), *_of_embeddings(config),
-    *_of_keep(config),
+    *_of_cache(config),
   ):  # fmt: skip
     raise ConfigError(problem)
 
 
 def _of_training(config: Config) -> list[str]:
-  """List contradictions in how a task is trained."""
   lines = []
   kind = config.learned
   if config.task.attends_to and not (kind.composes or config.sweep.regime):
     lines.append(
       f"config.task.attends_to is {brief(config.task.attends_to)}, which the "
-      f"regime {config.regime!r} cannot read: expected (), or a masked regime."
+      f"regime {config.regime!r} cannot use: expected (), or a masked regime."
     )
   if len({*config.sweep.regime}) < len(config.sweep.regime):
     lines.append(
@@ -637,8 +617,8 @@ def _of_training(config: Config) -> list[str]:
     )
   if config.early_stopping and not config.data.validation:
     lines.append(
-      f"config.early_stopping is {config.early_stopping}, and there is no "
-      "config.data.validation to look at: expected 0, or a split."
+      f"config.early_stopping is {config.early_stopping}, but "
+      "config.data.validation is empty: expected 0, or a split."
     )
   if config.data.per_class and config.data.first:
     lines.append(
@@ -656,7 +636,7 @@ def _of_training(config: Config) -> list[str]:
 
 
 def _of_backbone(config: Config) -> list[str]:
-  """List contradictions in a backbone that the run makes itself."""
+  """List contradictions about a backbone that the run makes itself."""
   variant, lines = config.pretrain.variant, []
   if variant and config.pretrain.total_steps < 1:
     lines.append(
@@ -680,7 +660,7 @@ def _of_backbone(config: Config) -> list[str]:
 
 
 def _of_embeddings(config: Config) -> list[str]:
-  """List options that do not go with embeddings, or take them for images."""
+  """List options that contradict embeddings, or take them for images."""
   lines = [
     f"config.{key}.name is {EMBEDDINGS!r}, which holds no images: expected a "
     "data set of images."
@@ -707,24 +687,23 @@ def _of_embeddings(config: Config) -> list[str]:
     ("pretrain.variant", config.pretrain.variant, ""),
   )
   return lines + [
-    f"config.{key} is {brief(found)}, but embeddings (config.data.name) were "
-    f"made before, of images as they are: expected {value!r}, as "
-    "--config=embeddings has it."
+    f"config.{key} is {brief(found)}, but embeddings (config.data.name) are of "
+    f"unchanged images: expected {value!r}, as in --config=embeddings."
     for key, found, value in expected
     if found != value
   ]
 
 
-def what_can_be_kept(regime: str) -> str:
-  """What of a pass of this regime is frozen: a value of `keep.what`."""
+def cacheable_part(regime: str) -> str:
+  """Which part of a pass of this regime is frozen: a value of `keep.what`."""
   kind = get_regime(regime)
   if kind.composes:
     return "contexts"
   return "features" if kind.on_features else "none"
 
 
-def _of_keep(config: Config) -> list[str]:
-  """List contradictions between what is kept, and what a step computes."""
+def _of_cache(config: Config) -> list[str]:
+  """List contradictions between the cache and the trained regime."""
   keep, data = config.keep, config.data
   lines = []
   if keep.dir and keep.where != "disk":
@@ -735,10 +714,10 @@ def _of_keep(config: Config) -> list[str]:
   if keep.what == "none":
     return lines
   if keep.what == "images":
-    return lines + _of_kept_images(keep, config.data)
-  possible = what_can_be_kept(config.regime)
+    return lines + _of_decoded_images(keep, config.data)
+  possible = cacheable_part(config.regime)
   if config.sweep.regime:
-    possible = keep.what  # each trial is looked at for itself
+    possible = keep.what  # each trial is checked alone
   if possible == "none":
     lines.append(
       f"config.keep.what is {keep.what!r}, expected 'none': the regime "
@@ -747,12 +726,12 @@ def _of_keep(config: Config) -> list[str]:
   elif keep.what != possible:
     lines.append(
       f"config.keep.what is {keep.what!r}, expected 'none' or {possible!r}, "
-      f"which the regime {config.regime!r} reads."
+      f"which the regime {config.regime!r} uses."
     )
   if config.optim.mixup:
     lines.append(
       f"config.optim.mixup is {config.optim.mixup}, expected 0 with "
-      "config.keep.what: mixed images are new in every step."
+      "config.keep.what: mixed images differ in every step."
     )
   fixed = data.train_crop == "resize" and not data.flip
   if keep.views == 1 and not fixed:
@@ -760,39 +739,38 @@ def _of_keep(config: Config) -> list[str]:
       "config.keep.views is 1, the image without randomness, but "
       f"config.data.train_crop is {data.train_crop!r} and config.data.flip is "
       f"{data.flip}: expected train_crop 'resize' and flip False, or more "
-      "views, such as config.keep.views 10."
+      "crops, such as config.keep.views 10."
     )
   if keep.views > 1 and fixed:
     lines.append(
       f"config.keep.views is {keep.views}, but config.data.train_crop 'resize' "
-      "without config.data.flip gives the same view each time: expected 1."
+      "without config.data.flip gives the same crop each time: expected 1."
     )
   return lines
 
 
-def _of_kept_images(keep: KeepConfig, data: DataConfig) -> list[str]:
-  """List options that do not go with decoded images."""
+def _of_decoded_images(keep: KeepConfig, data: DataConfig) -> list[str]:
   expected = {"views": 1, "dtype": "float32", "where": "host"}
   lines = []
   if data.train_crop == "resize":
     lines.append(
       "config.keep.what is 'images', which is for random crops, but "
-      "config.data.train_crop is 'resize', whose pixels would not be those of "
-      "evaluation any more: expected config.keep.what 'none', or 'contexts' or "
-      "'features' where the regime has some."
+      "config.data.train_crop is 'resize', whose pixels would differ from "
+      "those of evaluation: expected config.keep.what 'none', or 'contexts' or "
+      "'features' if the regime has them."
     )
   return lines + [
     f"config.keep.{key} is {getattr(keep, key)!r}, but decoded images "
-    f"(config.keep.what 'images') have {value!r}: expected that."
+    f"(config.keep.what 'images') need {value!r}."
     for key, value in expected.items()
     if getattr(keep, key) != value
   ]
 
 
 def beyond_the_end(config: Config) -> list[str]:
-  """List options that lie after the last step, one line each.
+  """List options that lie after the last step.
 
-  Of a run in epochs the last step is known once its data is.
+  With `epochs` the last step is known once the data is open.
   """
   late = [
     f"config.{key} is {value}, beyond config.total_steps {config.total_steps}."

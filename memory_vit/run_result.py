@@ -1,8 +1,4 @@
-"""The result of a run, as it lies in `result.json`.
-
-The fields are the keys of the file, in their order. What an earlier version did
-not write has its default.
-"""
+"""Result of a run: the fields of `result.json`, in their order."""
 
 import dataclasses
 import json
@@ -20,7 +16,7 @@ with epy.lazy_imports():  # a report of results is made without jax
   from memory_vit.runtime import processes
 
 RESULT = "result.json"
-# Pictures beside it: accuracies of a sweep, and where the exported task looks.
+# Plots beside it: accuracies of a sweep; attention, answers of the best task.
 SWEEP, ATTENTION, ANSWERS = "sweep.png", "attention.png", "answers.png"
 
 
@@ -31,28 +27,29 @@ class TrialResult:
   Attributes:
     name: of the task.
     regime: see `regimes`.
-    cells: of its memory.
-    learning_rate: at its peak.
-    seed: of its first values.
-    varied: what a sweep varied, {"task.cells": 5}.
-    steps: how long it was trained.
-    trainable_params: number of trained values.
-    test_accuracy: in [0, 1]; None without a test split, as the loss, the top-5
-      and the classes are.
-    test_examples: how many were evaluated.
-    test_skipped: how many could not be read.
-    test_not_finite: for how many outputs are not finite; they are mistakes.
-    test_loss: mean cross-entropy; None where it is not finite, too.
-    test_top5: in [0, 1].
-    test_per_class: accuracy of every class; None where it has no example.
-    chance: accuracy of guessing any class.
-    test_majority: accuracy of always guessing the largest class.
-    exported: directory of the task in the workdir; None where it was not kept.
-    best_step: at which its parameters were as they are.
+    cells: memory cells per layer.
+    learning_rate: the peak.
+    seed: of the initialization.
+    varied: the options that a sweep varied, {"task.cells": 5}.
+    steps: of training.
+    trainable_params: the number of trained parameters.
+    test_accuracy: in [0, 1]; None without a test split, as the loss, top-5
+      accuracy and accuracies of classes are.
+    test_examples: the number of evaluated examples.
+    test_skipped: the number of unreadable examples.
+    test_not_finite: the number of examples with outputs that are not finite,
+      which count as mistakes.
+    test_loss: mean cross-entropy; None also if it is not finite.
+    test_top5: top-5 accuracy, in [0, 1].
+    test_per_class: accuracy of each class; None for a class without examples.
+    chance: accuracy of guessing uniformly.
+    test_majority: accuracy of always predicting the most frequent class.
+    exported: directory of the task in the workdir; None if it is not exported.
+    best_step: at which the parameters were taken.
     val_accuracy: at that step; None without a validation split.
-    val_loss: mean cross-entropy at that step; None where it is not finite, too.
-    val_examples: how many these are of.
-    skipped_updates: how many were not finite.
+    val_loss: mean cross-entropy at that step; None also if it is not finite.
+    val_examples: the number of validation examples.
+    skipped_updates: the number of updates that were not finite.
   """
 
   name: str
@@ -88,10 +85,10 @@ class BackboneResult:
     fingerprint: of its weights.
     dtype: compute dtype of the run.
     accuracy_before: on the data of `config.upstream`, without the new tasks;
-      None where it names none, or data of another number of classes.
+      None without such data, or if its number of classes is another.
     accuracy_after: the same with the new tasks in the pass.
-    outputs_bit_equal: whether all outputs on that data are the same; None
-      where it names none.
+    outputs_bit_equal: whether all outputs on that data are bitwise identical;
+      None without such data.
   """
 
   fingerprint: str = ""
@@ -103,18 +100,18 @@ class BackboneResult:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SweepResult:
-  """Cost of a sweep as a whole, and its diverged trials.
+  """Cost of a sweep, and its diverged trials.
 
   Attributes:
     task: name under which the best trial is exported.
     variants: number of trials.
     passes: number of packs in which they were trained.
     lost: {trial: the step at which it diverged}.
-    training_seconds: time of all steps that were timed.
-    training_seconds_per_variant: the same, for each trial.
+    training_seconds: time of all timed steps.
+    training_seconds_per_variant: the same, divided by the number of trials.
     bytes_of_one: estimated memory of a pack with one trial.
-    bytes_per_variant: estimated memory of each further trial; None where all
-      fit, even if each took as much as one alone.
+    bytes_per_variant: estimated memory of each further trial; None if all fit,
+      even if each took as much as one alone.
   """
 
   task: str = ""
@@ -129,18 +126,18 @@ class SweepResult:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunResult:
-  """Content of `result.json`.
+  """The content of `result.json`.
 
   Attributes:
-    tasks: the trials that did not diverge before they were evaluated, the best
-      on validation first.
+    tasks: the trials that were evaluated before they diverged, if they did; the
+      best on validation first.
     backbone: the frozen model.
     data: {split: its digest}, from `DataRecord.digests`.
-    left_out: the examples that could not be read.
-    wall_seconds: time of the run; of one that was killed, since it went on.
+    left_out: the unreadable examples.
+    wall_seconds: time of the run; of a killed run, since it was resumed.
     images_per_second: training speed, over all processes.
     config_changes: from `config_changes.changes`.
-    sweep: None where nothing was swept.
+    sweep: None without a sweep.
   """
 
   tasks: tuple[TrialResult, ...] = ()
@@ -155,7 +152,10 @@ class RunResult:
   sweep: SweepResult | None = None
 
   def to_json(self) -> dict[str, Any]:
-    """Return what `result.json` holds; without a sweep no key of it."""
+    """Return the content of `result.json`.
+
+    Without a sweep it has no such key.
+    """
     values = json.loads(json.dumps(dataclasses.asdict(self)))
     if self.sweep is None:
       del values["sweep"]
@@ -163,7 +163,7 @@ class RunResult:
 
   @classmethod
   def from_json(cls, values: Mapping[str, Any]) -> "RunResult":
-    """Read what `to_json` returned, here or in another version.
+    """Read the result of `to_json`; unknown keys are ignored.
 
     Raises:
       TypeError: for values of another form.
@@ -181,8 +181,8 @@ class RunResult:
 def standard_error(accuracy: float, examples: int) -> float:
   """Standard error of an accuracy; 0 without examples.
 
-  Where all are right, or wrong, half an example is taken for the other case:
-  nothing is certain.
+  If all or none are right, half an example counts for the other case: it is
+  never 0.
   """
   if not examples:
     return 0.0
@@ -191,26 +191,20 @@ def standard_error(accuracy: float, examples: int) -> float:
 
 
 def load_result(workdir: Path, name: str = RESULT) -> RunResult | None:
-  """Read the result of a run on this process; None if it is not finished.
+  """Read the result of a run on this process; None if it has not finished.
 
   Args:
     workdir: of the run.
     name: of the file in it.
 
   Raises:
-    ConfigError: where the file holds something else.
+    ConfigError: if the file is not the result of a run.
   """
   return _parse(workdir / name, _read(workdir / name))
 
 
 def read_result(workdir: Path, name: str = RESULT) -> RunResult | None:
-  """`load_result` of process 0, for all processes; all must call.
-
-  Others may not see the file yet.
-
-  Raises:
-    ConfigError: where the file holds something else.
-  """
+  """`load_result` by process 0, for all: others may not see the file yet."""
   file = workdir / name
   return _parse(file, processes.on_process_0(lambda: _read(file)))
 
@@ -224,12 +218,12 @@ def _parse(file: Path, values: Mapping[str, Any] | None) -> RunResult | None:
     return None if values is None else RunResult.from_json(values)
   except (AttributeError, TypeError, ValueError) as error:
     raise ConfigError(
-      f"{file} is no result of a run ({error}). Give another --workdir, or put "
-      "back what was there."
+      f"{file} is not the result of a run ({error}). Restore it, or give "
+      "another --workdir."
     ) from error
 
 
 def _known(cls: type, values: Mapping[str, Any]) -> Any:
-  """Make a dataclass of those of the values that are its fields."""
+  """Build a dataclass from the values that are its fields."""
   names = {field.name for field in dataclasses.fields(cls)}
   return cls(**{key: v for key, v in values.items() if key in names})

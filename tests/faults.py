@@ -152,7 +152,7 @@ class Process:
   @property
   def resumed(self) -> int:
     """The step from which it went on; 0 where it began."""
-    found = re.search(r"going on from step (\d+) in", self.text)
+    found = re.search(r"resuming from step (\d+) in", self.text)
     return int(found[1]) if found else 0
 
 

@@ -1,4 +1,4 @@
-"""The commands, a file for each, and what they share: flags, help, errors."""
+"""Commands, one file each, and what they share: flags, help and errors."""
 
 from etils import epy
 

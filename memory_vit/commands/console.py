@@ -22,38 +22,36 @@ from memory_vit.runtime import (
 from memory_vit.runtime.messages import escaped
 
 _T = TypeVar("_T")
-# Of a command that Ctrl-C ended before it had anything to save.
+# Exit status after Ctrl-C.
 _STOPPED = 130
-# TensorFlow says from C++ how it was built. Level 1 leaves that out, and no
-# warning or error; the remark on oneDNN is not said where that is off, and
-# nothing that we do with images uses it: the same bits (tested).
+# Level 1 hides TensorFlow's notes on its build, but no warning or error. oneDNN
+# is off to hide its note: it does not change our images (tested).
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "1", "TF_ENABLE_ONEDNN_OPTS": "0"}
-# Where in the source each operation stands: a fifth of the time of tracing.
+# Source locations of operations take a fifth of the time of tracing.
 _QUICK = {"JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0"}
-# Objects until they are searched for garbage: importing and tracing make many,
-# of which next to none is any. A tenth of the time of a prediction.
+# Rare garbage collection: importing and tracing make many objects, almost all
+# in use. It saves a tenth of the time of a prediction.
 _COLLECTED = (50_000, 20, 20)
-# What the extra `train` of pyproject.toml brings, as it is imported.
+# Modules of the extra `train` of pyproject.toml.
 TRAIN_MODULES = frozenset({
   "array_record", "clu", "google_crc32c", "importlib_resources", "matplotlib",
   "ml_collections", "optax", "psutil", "sklearn", "tensorboard", "tensorflow",
   "tensorflow_datasets",
 })  # fmt: skip
-# What the extra `serve` brings, with what that brings.
+# Modules of the extra `serve`, and those that they need.
 SERVE_MODULES = frozenset({
   "fastapi", "h11", "multipart", "prometheus_client", "pydantic",
   "python_multipart", "starlette", "uvicorn",
 })  # fmt: skip
 _EXTRAS = {"train": TRAIN_MODULES, "serve": SERVE_MODULES}
-# Of a message: names in it are foreign.
+# Characters of an error message, which may quote untrusted names.
 _MOST_SAID = 2_000
 
 
 def show(text: str, file: TextIO | None = None) -> None:
-  """Print at once; what the terminal cannot encode, or obeys, is escaped.
+  """Print at once.
 
-  Names that strangers chose have been `escaped` before they became a part of a
-  line, since line breaks are printed as they are.
+  Control characters, and those that the terminal cannot encode, are escaped.
   """
   file = file or sys.stdout
   encoding = getattr(file, "encoding", None) or "utf-8"
@@ -64,7 +62,7 @@ def show(text: str, file: TextIO | None = None) -> None:
 
 
 def compute_dtype(given: str | None) -> str:
-  """The value of --dtype, None by default; prints what "auto" stands for."""
+  """Resolve --dtype, None by default; "auto" prints the chosen dtype."""
   if given != "auto":
     return given or "float32"
   found, reason = dtypes.fastest()
@@ -82,10 +80,9 @@ def recommend_dtype(given: str | None) -> None:
 
 @functools.cache  # a second call would take what PYTHONPATH names
 def _leave_current_directory() -> None:
-  """Take the current directory off `sys.path`, where `python -m` has put it.
+  """Take the current directory off `sys.path`, where `python -m` put it.
 
-  Beside downloads and files of others no module may be found by its name. This
-  package finds its own through its `__path__`. What PYTHONPATH names stays.
+  Files there, such as downloads, must not be imported; PYTHONPATH stays.
   """
   spec = getattr(sys.modules["__main__"], "__spec__", None)
   runs_this_package = spec and spec.name.startswith("memory_vit.")
@@ -96,14 +93,10 @@ def _leave_current_directory() -> None:
 
 
 def json_file(text: str | None, first: str) -> Path | None:
-  """The path that --json names, if it is given.
+  """The path of --json; `ConfigError` if it is not writable.
 
-  Args:
-    text: the path.
-    first: key of what is written: a file that begins otherwise stays.
-
-  Raises:
-    ConfigError: where no file can be written there, or another one is there.
+  A file whose first key is not `first` belongs to something else and is
+  refused.
   """
   if text is None:
     return None
@@ -115,14 +108,14 @@ def json_file(text: str | None, first: str) -> Path | None:
       begin = file.read(len(own))
     if begin not in (own, b""):
       raise ConfigError(
-        f"--json {messages.brief(text)} is there, and this command did not "
-        "write it: give another name, or remove it."
+        f"--json {messages.brief(text)} exists, and this command did not write "
+        "it: give another name, or remove it."
       )
   return path
 
 
 def parsed(parse: Callable[[], _T]) -> _T:
-  """Parse a command line; end the process where it cannot be used."""
+  """Parse a command line; exit the process on errors."""
   found: list[_T] = []
 
   def keep() -> int:
@@ -138,9 +131,9 @@ def parsed(parse: Callable[[], _T]) -> _T:
 def run_command(command: Callable[[], int]) -> int:
   """Run the body of a command, and return its exit status.
 
-  That is 2 after a `MemoryVitError`, whose message is on stderr, and where a
-  library of an extra is not installed; 0 where stdout was closed before the
-  end, as by `| head`; that of `Interrupted`, or 130 after Ctrl-C.
+  The status is 2 after a `MemoryVitError`, whose message is printed to stderr,
+  and if a library of an extra is not installed; 0 if stdout was closed early,
+  as by `| head`; that of `Interrupted`, or 130 after Ctrl-C.
   """
   _open_streams()
   _leave_current_directory()
@@ -168,7 +161,7 @@ def run_command(command: Callable[[], int]) -> int:
     )
     return 2
   except KeyboardInterrupt as stopped:
-    # `Interrupted` has a status, and something to say.
+    # `Interrupted` has a status and a message.
     message = (
       f"{stopped} Run the same command to resume." if str(stopped) else ""
     )
@@ -181,10 +174,10 @@ def run_command(command: Callable[[], int]) -> int:
 
 
 def _open_streams() -> None:
-  """Open those of stdin, stdout and stderr that were closed, to nowhere.
+  """Open those of stdin, stdout and stderr that are closed, to nowhere.
 
-  The next files would get their numbers, and what libraries write to stderr
-  would land in them.
+  Otherwise the next files get their numbers, and libraries write stderr to
+  them.
   """
   for number in range(3):
     try:

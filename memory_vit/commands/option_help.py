@@ -1,7 +1,6 @@
-"""The options of a configuration, as --help shows them.
+"""Options of a configuration, as --help shows them.
 
-What an option means is the comment above it in `config.py`, and what it may be
-is the rule beside its default: neither is written down a second time.
+Their meanings are the comments in `config.py`, their limits the rules there.
 """
 
 import ast
@@ -31,7 +30,7 @@ def sections() -> tuple[str, ...]:
 
 
 def text() -> str:
-  """All options: default, meaning, what is allowed."""
+  """All options: default, meaning and allowed values."""
   lines = []
   for key, option in OPTIONS.items():
     lines.append(f"  --config.{key}={option.default!r}")
@@ -40,7 +39,6 @@ def text() -> str:
 
 
 def indented(text: str) -> list[str]:
-  """Lines of --help below the name of an option."""
   indent = " " * 6
   return textwrap.wrap(
     text, 80, initial_indent=indent, subsequent_indent=indent

@@ -3,12 +3,11 @@
   memory-vit train --config=sun397 --workdir=DIR \\
     [--config.KEY=VALUE ...] [--allow_config_change=KEY ...] [--dry_run]
 
-Run the same command to resume an interrupted run. Exit status: 2 for
-bad input, 75 after SIGTERM (preemption) and 130 after Ctrl-C, once the state is
-saved. A second signal ends it at once.
+Run the same command to resume an interrupted run. Exit status: 2 for bad input,
+75 after SIGTERM (preemption) and 130 after Ctrl-C, once the state is saved. A
+second signal ends it at once.
 
-For several processes, which share DIR, see docs/scale.md
-of the repository.
+For several processes, which share DIR, see docs/scale.md of the repository.
 """
 
 from __future__ import annotations
@@ -36,41 +35,35 @@ with epy.lazy_imports():  # once the command line is known to be right
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainArguments:
-  """The command line, parsed; `may_change` is from `config_changes.allowed`."""
-
   config: Config
   workdir: Path
-  may_change: tuple[str, ...]
+  may_change: tuple[str, ...]  # from `config_changes.allowed`
   dry_run: bool
   verbose: bool
   processes: launch.Options
 
 
 def main(argv: Sequence[str]) -> int:
-  """Run the command; end the process where other processes take part."""
+  """Run the command and exit."""
   arguments = console.parsed(lambda: parse(["memory-vit train", *argv]))
   with launch.leaving():
     sys.exit(console.run_command(lambda: execute(arguments)))
 
 
 def parse(argv: Sequence[str]) -> TrainArguments:
-  """Read the command line, and run its configuration file.
-
-  Raises:
-    ConfigError: for what cannot be used.
-  """
+  """Read the command line, and run its configuration file."""
   line = command_line.CommandLine(__doc__, argv)
   workdir = line.required_string("workdir", "Where results are written.")
   may_change = line.strings(
     "allow_config_change",
-    "An option that may not be the one with which the run began; may be given "
-    f"several times: {', '.join(config_changes.ON_REQUEST)}.",
+    "An option in which a resumed run may differ from its saved state; may be "
+    f"given several times: {', '.join(config_changes.ON_REQUEST)}.",
   )
   flags.DEFINE_alias(
     "allow-config-change", "allow_config_change", flag_values=line.flags
   )
   dry_run = line.switch(
-    "dry_run", "Show steps, bytes that are kept and seconds; train nothing."
+    "dry_run", "Show steps, cached bytes and seconds; train nothing."
   )
   verbose = line.switch("verbose", "Also log a table of trained parameters.")
   processes = line.options(launch.Options)

@@ -1,8 +1,8 @@
-"""What is frozen in a run, computed once and read in every step."""
+"""The frozen part of a run, computed once and read in every step."""
 
 from etils import epy
 
 with epy.lazy_api_imports(globals()):
-  from memory_vit.frozen.splits import Kept
+  from memory_vit.frozen.cache import FrozenCache
 
-__all__ = ["Kept"]
+__all__ = ["FrozenCache"]

@@ -1,4 +1,4 @@
-"""The folder on disk of rows that depend on the same."""
+"""Folder on disk of cached rows, named by what the rows depend on."""
 
 import contextlib
 import dataclasses
@@ -33,18 +33,9 @@ def dependencies(
   plan: SplitPlan,
   files: Mapping[str, str],
 ) -> dict[str, Any]:
-  """All that the rows of a split depend on, as JSON values.
+  """Collect all that the rows of a split depend on, as JSON values.
 
-  Args:
-    config: of the run.
-    backbone: that is frozen.
-    mesh: over which a batch is split.
-    plan: of the rows.
-    files: the digest of the files of the split.
-
-  Raises:
-    ConfigError: if the data are from Python, without a version: a later run
-      could find rows of other data.
+  `files` is the digest of the files of the split.
   """
   reader = plan.views.split
   found = reader.data_files
@@ -54,7 +45,7 @@ def dependencies(
       "without a version, so that later runs could not tell it from others: "
       "give it one, or expected 'host' or 'device'."
     )
-  leaves = zip(plan.layout.kept, plan.layout.shapes, strict=True)
+  leaves = zip(plan.layout.stored, plan.layout.shapes, strict=True)
   return {
     "memory_vit": __version__,
     "what": config.keep.what,
@@ -82,13 +73,12 @@ def dependencies(
 
 
 def name_of(facts: Mapping[str, Any]) -> str:
-  """The name of the folder: equal facts, equal names."""
+  """Equal dependencies have equal names."""
   text = json.dumps(facts, sort_keys=True)
   return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def root_of(config: Config) -> Path:
-  """The directory in which the folders are."""
   if config.keep.dir:
     return paths.local(config.keep.dir, "config.keep.dir")
   root = os.environ.get("MEMORY_VIT_CACHE") or "~/.cache/memory_vit"
@@ -97,14 +87,14 @@ def root_of(config: Config) -> Path:
 
 @contextlib.contextmanager
 def locked(folder: Path, stop: StopSignal) -> Iterator[None]:
-  """Keep other runs from computing the same; all processes must call.
+  """Allow one run at a time to fill a folder; all processes must call.
 
-  Process 0 holds the lock for all of its run. What two runs compute is equal:
-  where their folders are on different disks, the rows are merely made twice.
+  Process 0 holds the lock for its whole run. Runs whose folders are on
+  different disks compute equal rows twice.
   """
 
   def wait(owner: str) -> None:
-    logger.info("waiting for %s, which is keeping the same", owner or "another")
+    logger.info("waiting for %s, which fills the cache", owner or "another run")
     end = time.monotonic() + 5
     while time.monotonic() < end:
       if jax.process_count() == 1:  # else all would have to ask

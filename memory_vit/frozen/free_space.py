@@ -1,4 +1,4 @@
-"""Room for cached rows: how much there is, said before the work begins."""
+"""Free memory or disk space for cached rows, compared before computing."""
 
 import dataclasses
 import shutil
@@ -15,21 +15,14 @@ from memory_vit.runtime.messages import brief
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-  """Where a process stores rows.
+  """Where a process stores rows."""
 
-  Attributes:
-    name: "the disk of /data/kept".
-    key: is the same for all processes that fill it together.
-    free: bytes.
-  """
-
-  name: str
-  key: str
-  free: int
+  name: str  # "the disk of /data/cache"
+  key: str  # the same for all processes that share the place
+  free: int  # bytes
 
 
 def place_of(where: str, folder: Path) -> Place:
-  """Where this process stores rows; see `require_room`."""
   host = socket.gethostname()
   if where == "disk":
     existing = next(
@@ -48,31 +41,24 @@ def place_of(where: str, folder: Path) -> Place:
   return Place("the memory of this machine", f"memory of {host}", free)
 
 
-def require_room(what: str, needed: int, where: str, folder: Path) -> None:
-  """Refuse what does not fit; all processes must call.
+def require_free_space(
+  what: str, needed: int, where: str, folder: Path
+) -> None:
+  """Raise `ConfigError` on all processes if one lacks space; all must call.
 
-  What several processes of a host store on one file system, or in its memory,
-  has to fit there together.
-
-  Args:
-    what: is stored, "contexts of training".
-    needed: bytes that this process is going to fill.
-    where: a value of `config.keep.where`.
-    folder: on whose disk they are stored.
-
-  Raises:
-    ConfigError: on every process, where one of them has less room.
+  Processes of a host that share a file system or its memory add up. `what`
+  names the rows, `needed` is the bytes that this process will fill.
   """
   own_place = place_of(where, folder)
   asked = processes.gather(
     [own_place.key, needed, own_place.free, own_place.name]
   )
   places = dict.fromkeys(key for key, *_ in asked)
-  # The own one first, so that each process speaks of that if it can.
+  # The own place first: each process reports that one if it is too small.
   for key in sorted(places, key=lambda key: key != own_place.key):
     same = [i for i, (other, *_) in enumerate(asked) if other == key]
     total = sum(asked[i][1] for i in same)
-    # Others may write there meanwhile: not all have seen the same.
+    # Other programs write there meanwhile: processes saw different numbers.
     free, name = min((asked[i][2], asked[i][3]) for i in same)
     if total <= free:
       continue
@@ -84,7 +70,7 @@ def require_room(what: str, needed: int, where: str, folder: Path) -> None:
     raise ConfigError(
       f"config.keep.where is {where!r}: the {what} take {total:,} bytes "
       f"({total / 2**30:.2f} GiB), and {name} has {free:,} free "
-      f"({free / 2**30:.2f} GiB). Expected fewer: config.keep.dtype 'bfloat16' "
+      f"({free / 2**30:.2f} GiB). Expected less: config.keep.dtype 'bfloat16' "
       "(half), fewer config.keep.views; or another "
       f"{others.get(where, 'config.keep.dir')}."
     )

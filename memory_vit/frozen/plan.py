@@ -1,7 +1,7 @@
-"""Which rows a run caches of a split."""
+"""Which rows of a split a run caches, and from which crops or embeddings."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,41 +11,79 @@ from memory_vit.config import Config, data_seed
 from memory_vit.data import batching, fixed_views
 from memory_vit.data.fixed_views import FixedViews
 from memory_vit.data.split import Split
-from memory_vit.frozen.embedded_views import EmbeddedViews
-from memory_vit.frozen.layout import RowLayout
+from memory_vit.frozen.rows import RowLayout
+from memory_vit.model.regimes import get_regime
 from memory_vit.model.task import EvalPreprocessing
 
-# Images (b, side, side, 3) -> what is frozen of them: a tree of (b, ...).
+# Images (b, side, side, 3) -> outputs of the frozen pass: a tree of (b, ...).
 Prepare = Callable[[Any], Any]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
+class EmbeddedViews:
+  """The embeddings that a process caches; the counterpart of `FixedViews`.
+
+  They are read and cached in the order of their files, each file once;
+  `places` (n,) finds the examples of the split in that order.
+  """
+
+  split: Split
+  numbers: np.ndarray  # int64 (n,), the example at each place
+  places: np.ndarray
+  name: str  # of the column: "pooled" for a head, "layers" for a probe
+
+  @classmethod
+  def of(
+    cls, split: Split, numbers: np.ndarray, regime: str
+  ) -> "EmbeddedViews":
+    """Take the embeddings of examples, int64 (n,), for a regime."""
+    embedded = split.embedded
+    assert embedded is not None
+    order = np.argsort(embedded.rows[numbers], kind="stable")
+    name = "layers" if get_regime(regime).has_probe else "pooled"
+    return cls(split, numbers[order], np.argsort(order), name)
+
+  def batches(self, starts: range, rows: int) -> Iterator[dict[str, Any]]:
+    """Yield a batch of `rows` places for each start.
+
+    Rows after the end have mask 0.
+    """
+    source = self.split
+    assert source.embedded is not None
+    assert source.labels is not None
+    origin = source.embedded.origin
+    numbers = self.numbers[starts.start : starts.stop]
+    values = source.embedded.take(numbers).values(self.name)
+    for i in range(len(starts)):
+      examples = numbers[i * rows : (i + 1) * rows]
+      inputs = np.zeros((rows, *origin.shapes[self.name]), origin.kind)
+      label, mask = np.zeros(rows, np.int32), np.zeros(rows, np.float32)
+      for row, _ in enumerate(examples):
+        inputs[row] = next(values)
+      label[: len(examples)] = source.labels[examples]
+      mask[: len(examples)] = 1
+      yield {"inputs": {self.name: inputs}, "label": label, "mask": mask}
 
 
 @dataclasses.dataclass(frozen=True)
 class SplitPlan:
-  """The rows of a split that this process caches.
+  """The rows of a split that this process caches."""
 
-  Attributes:
-    role: "training", "validation" or "test".
-    views: of every place, or embeddings.
-    starts: places at which its batches start, as many on every process.
-    facts: what the images depend on, as JSON values.
-    prepare: the program of the frozen pass.
-    layout: of a row.
-  """
-
-  role: str
+  role: str  # "training", "validation" or "test"
   views: FixedViews | EmbeddedViews
+  # The places at which batches start, equally many on every process.
   starts: range
+  # What the images depend on, as JSON values.
   facts: Mapping[str, Any]
   prepare: Prepare
   layout: RowLayout
 
   @property
   def count(self) -> int:
-    """The number of rows."""
     return len(self.views.numbers)
 
   def count_in(self, spans: Sequence[range]) -> int:
-    """The number of rows in spans of places; what lies behind is padding."""
+    """The number of rows in spans of places, without padding."""
     return sum(len(range(self.count)[s.start : s.stop]) for s in spans)
 
 
@@ -56,15 +94,7 @@ def split_plan(
   reader: Split,
   prepare: Prepare,
 ) -> SplitPlan:
-  """Plan the rows of a split.
-
-  Args:
-    config: of the run.
-    preprocessing: of evaluation, whose interpolation squeezed images have.
-    key: "train", "validation" or "test".
-    reader: of the split.
-    prepare: the program of the frozen pass.
-  """
+  """Plan the rows of the split `key`: "train", "validation" or "test"."""
   views: FixedViews | EmbeddedViews
   if key == "train":
     role, count = "training", config.keep.views
@@ -87,10 +117,10 @@ def split_plan(
   embedded, dtype = reader.embedded, config.keep.dtype
   if embedded:
     views = EmbeddedViews.of(reader, views.numbers, config.regime)
-    if embedded.origin.stored == "bfloat16":  # nothing is lost
+    if embedded.origin.stored == "bfloat16":  # lossless
       dtype = "bfloat16"
   rows, _ = batching.share(batch)
-  # As many batches on every process: the first one has most records.
+  # Every process has the number of batches of the first, with the most records.
   most = -(-reader.size // jax.process_count()) * count
   side = config.image_size
   images = jax.ShapeDtypeStruct((batch, side, side, 3), np.float32)
@@ -107,14 +137,14 @@ def split_plan(
 def training_facts(
   config: Config, preprocessing: EvalPreprocessing
 ) -> dict[str, Any]:
-  """What the views of a training split depend on, as JSON values."""
+  """What the crops of a training split depend on, as JSON values."""
   data, views = config.data, config.keep.views
   return {
     "crop": data.train_crop,
     "flip": data.flip,
     "interpolation": preprocessing.interpolation,
     "views": views,
-    # Where nothing is random, runs with other seeds share the rows.
+    # Without random crops, runs with different seeds share the rows.
     "resize": data.resize if views > 1 else 0,
     "seed": data_seed(config) if views > 1 else 0,
   }

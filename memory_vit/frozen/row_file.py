@@ -1,8 +1,8 @@
 """Cached rows in a file on disk, each with a checksum.
 
-A header for every row comes first, then the rows: all leaves of an image side
-by side. A row that is not there is a hole. Nothing is mapped into memory, where
-a full disk or a file that is cut would be a signal (SIGBUS) and no error.
+All headers come first, then the rows, with the leaves of an image side by side;
+a missing row is a hole. The file is not memory-mapped: a full disk or a
+truncated file would raise SIGBUS instead of an error.
 """
 
 import contextlib
@@ -19,34 +19,29 @@ import numpy as np
 from jax.sharding import Mesh
 
 from memory_vit.errors import TrainingError
-from memory_vit.frozen.layout import RowLayout
-from memory_vit.frozen.rows import Rows
+from memory_vit.frozen.rows import RowLayout, Rows
 from memory_vit.runtime import files, processes
 
 logger = logging.getLogger(__name__)
 
-# "row" is the CRC32 of a row, "header" that of the fields before it. A hole has
-# no header: the CRC32 of zeros is another number.
+# "row" is the CRC32 of a row, "header" that of the fields before it. The zeros
+# of a hole are no valid header: their CRC32 is not zero.
 _HEADER = np.dtype(
   [("row", "<u4"), ("label", "<i4"), ("mask", "<f4"), ("header", "<u4")]
 )
 
 
 class FileRows(Rows):
-  """Rows in a file.
+  """Rows in a file, whose checksums are compared once in a run.
 
-  The checksum of a row is compared once in a run: when the row is first read.
-  Several processes compare those of all rows when they open their files, since
-  a row can only be made again by all of them together.
-
-  Attributes:
-    path: of the file.
+  One process compares a row when it first reads it. Several processes compare
+  all rows when they open their files, since they must recompute rows together.
   """
 
   def __init__(
     self, layout: RowLayout, count: int, mesh: Mesh, places: range, path: Path
   ) -> None:
-    """Read the headers, if the file exists; for other arguments see `Rows`."""
+    """Read the headers, if the file exists."""
     super().__init__(layout, count, mesh, places)
     self.path = path
     self._headers = _read_headers(path, count)
@@ -55,14 +50,7 @@ class FileRows(Rows):
     self._checked = np.zeros(count, bool)
 
   def open(self, fill: Callable[[list[range]], None]) -> None:
-    """Open the file, or make it, to put and take rows.
-
-    Args:
-      fill: puts the rows of some spans, which are damaged.
-
-    Raises:
-      TrainingError: if it cannot be written.
-    """
+    """Open or create the file; `fill` recomputes damaged spans of rows."""
     self._fill = fill
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
     with files.writing(self.path):
@@ -76,7 +64,7 @@ class FileRows(Rows):
     self._warn(damaged)
 
   def unreadable(self) -> np.ndarray:
-    """Places, int64 (k,), of rows whose own image could not be read."""
+    """Places, int64 (k,), of rows whose image could not be read."""
     return np.flatnonzero(self._exists & (self.masks == 0))
 
   def missing(self) -> list[range]:
@@ -92,7 +80,7 @@ class FileRows(Rows):
     return spans
 
   def _put(self, part: slice, inputs: Any) -> None:
-    """Write the rows, and then the headers, which make them exist."""
+    """Write the rows before the headers, which mark them as present."""
     headers = self._headers[part]
     leaves = [_bytes_of(leaf) for leaf in self._to_host(inputs)]
     rows = np.concatenate(leaves, axis=1)[: len(headers)]
@@ -104,11 +92,7 @@ class FileRows(Rows):
     self._exists[part], self._checked[part] = True, False
 
   def take(self, places: np.ndarray) -> Any:
-    """See `Rows`; damaged rows are made again, if this process is alone.
-
-    Raises:
-      TrainingError: if the file does not hold what was written to it.
-    """
+    """Recomputes damaged rows if this is the only process, else raises."""
     leaves = self._layout.empty(len(places))
     whole = self._read(places, leaves)
     if not whole and jax.process_count() == 1:
@@ -124,7 +108,7 @@ class FileRows(Rows):
     return self._to_devices(leaves)
 
   def _check(self) -> int:
-    """Read all rows; count, and forget, those that are damaged."""
+    """Read all rows; count the damaged ones and mark them as missing."""
     self._checked[:] = False
     leaves = self._layout.empty(1)
     damaged = [
@@ -161,7 +145,7 @@ class FileRows(Rows):
     return bool(self._checked[places].all())
 
   def _offset(self, place: Any) -> Any:
-    """Where a row begins in the file, or each of several rows."""
+    """The byte at which a row, or each of several rows, begins."""
     return self._headers.nbytes + place * self._layout.nbytes
 
   def _write(self, values: np.ndarray, offset: int) -> None:
@@ -172,7 +156,7 @@ class FileRows(Rows):
 
 
 def _read_headers(path: Path, count: int) -> np.ndarray:
-  """The headers (n,) as they are in a file; zeros behind its end."""
+  """Headers (n,) of a file; zeros after its end."""
   headers = np.zeros(count, _HEADER)
   with contextlib.suppress(OSError), path.open("rb") as file:
     file.readinto(headers.view(np.uint8).data)
@@ -180,13 +164,13 @@ def _read_headers(path: Path, count: int) -> np.ndarray:
 
 
 def _sums(headers: np.ndarray) -> np.ndarray:
-  """The CRC32 of the first fields of headers, uint32 (n,)."""
+  """CRC32 of the fields before "header", uint32 (n,)."""
   fields = headers.view(np.uint8).reshape(-1, _HEADER.itemsize)[:, :-4]
   sums = [zlib.crc32(field) for field in np.ascontiguousarray(fields)]
   return np.array(sums, np.uint32)
 
 
 def _bytes_of(leaf: np.ndarray) -> np.ndarray:
-  """An array (b, ...) -> uint8 (b, m), a view if that is possible."""
+  """Convert (b, ...) to uint8 (b, m), a view if possible."""
   rows = np.ascontiguousarray(leaf).reshape(len(leaf), -1)
   return rows.view(np.uint8)

@@ -1,11 +1,9 @@
-"""Cached rows in memory: on the devices, or on the host.
-
-Every process has rows of its own, and takes its share of a batch from them: no
-row crosses the network.
-"""
+"""Cached rows in memory, on the devices or the host."""
 
 import abc
+import dataclasses
 import functools
+import math
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -15,53 +13,98 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from memory_vit.frozen.layout import RowLayout
 from memory_vit.runtime import sharding
 
 Batch = Mapping[str, np.ndarray]
 
 
-class FilledRows(Protocol):
-  """Rows by place.
+@dataclasses.dataclass(frozen=True)
+class RowLayout:
+  """Shapes and dtypes of the leaves of a row, the cached inputs of an image."""
 
-  Attributes:
-    labels: int32 (n,).
-    masks: float32 (n,), 1 for examples that count in an evaluation.
-  """
+  treedef: Any
+  shapes: tuple[tuple[int, ...], ...]  # without the axis of the images
+  computed: tuple[np.dtype, ...]
+  stored: tuple[np.dtype, ...]
+
+  @classmethod
+  def of(cls, inputs: Any, dtype: str) -> "RowLayout":
+    """Derive the layout from a tree of arrays (b, ...), or of their shapes.
+
+    With `dtype` "bfloat16", float32 leaves are stored rounded.
+    """
+    leaves, treedef = jax.tree.flatten(inputs)
+    computed = tuple(np.dtype(leaf.dtype) for leaf in leaves)
+    rounded = np.dtype(jnp.bfloat16)
+    stored = tuple(
+      rounded if dtype == "bfloat16" and d == np.float32 else d
+      for d in computed
+    )
+    shapes = tuple(leaf.shape[1:] for leaf in leaves)
+    return cls(treedef, shapes, computed, stored)
+
+  @property
+  def nbytes(self) -> int:
+    leaves = zip(self.stored, self.shapes, strict=True)
+    return sum(d.itemsize * math.prod(shape) for d, shape in leaves)
+
+  def empty(self, count: int) -> list[np.ndarray]:
+    """Reserve memory for n rows; pages are allocated when they are written."""
+    leaves = zip(self.stored, self.shapes, strict=True)
+    return [np.empty((count, *shape), d) for d, shape in leaves]
+
+  def narrow(self, inputs: Any) -> Any:
+    """Cast computed inputs to their stored dtypes, on the device."""
+    return self._cast(inputs, self.stored)
+
+  def widen(self, inputs: Any) -> Any:
+    """Cast stored inputs to their computed dtypes, on the device."""
+    return self._cast(inputs, self.computed)
+
+  def _cast(self, inputs: Any, dtypes: tuple[np.dtype, ...]) -> Any:
+    leaves = jax.tree.leaves(inputs)
+    if all(a.dtype == d for a, d in zip(leaves, dtypes, strict=True)):
+      return inputs
+    return jax.tree.unflatten(self.treedef, _cast(leaves, dtypes))
+
+
+@functools.partial(jax.jit, static_argnames="dtypes")
+def _cast(
+  leaves: list[jax.Array], dtypes: tuple[np.dtype, ...]
+) -> list[jax.Array]:
+  return [a.astype(d) for a, d in zip(leaves, dtypes, strict=True)]
+
+
+class FilledRows(Protocol):
+  """Rows by place; masks (n,) are 1 for examples that count in evaluation."""
 
   labels: np.ndarray
   masks: np.ndarray
 
   def take(self, places: np.ndarray) -> Any:
-    """The rows int64 (b,) of this process, as a batch of all processes."""
+    """Gather rows int64 (b,) of this process into a batch of all processes."""
 
 
 class Rows(abc.ABC):
-  """Rows by place, which are put there first; see `FilledRows`."""
+  """Rows by place, which are put before they are taken.
+
+  Each process takes its share of a batch from its own rows: no row crosses the
+  network.
+  """
 
   def __init__(
     self, layout: RowLayout, count: int, mesh: Mesh, places: range
   ) -> None:
-    """Make room for rows.
-
-    Args:
-      layout: of a row.
-      count: n.
-      mesh: over which a batch is split.
-      places: at which the batches of this process start.
-    """
+    """Reserve `count` rows; `places` are the starts of the own batches."""
     self._layout, self._mesh, self._places = layout, mesh, places
     self.labels = np.zeros(count, np.int32)
     self.masks = np.zeros(count, np.float32)
 
   def put(self, start: int, inputs: Any, batch: Batch) -> None:
-    """Store a computed batch.
+    """Store a computed batch, from the place `start` of this process on.
 
-    Args:
-      start: place of its first row of this process.
-      inputs: what the frozen pass made of the batch, of all processes.
-      batch: "label" and "mask" of the rows of this process; what lies behind
-        the last place is padding.
+    `inputs` are of all processes, "label" and "mask" of this one; rows after
+    the last place are padding.
     """
     part = slice(start, min(start + self._places.step, len(self.labels)))
     count = len(self.labels[part])
@@ -71,14 +114,13 @@ class Rows(abc.ABC):
 
   @abc.abstractmethod
   def _put(self, part: slice, inputs: Any) -> None:
-    """Store the inputs of a batch, whose rows without padding are a slice."""
+    """Store inputs in `part`, a slice without padding."""
 
   @abc.abstractmethod
   def take(self, places: np.ndarray) -> Any:
-    """The rows int64 (b,) of this process, as a batch of all processes."""
+    """See `FilledRows`."""
 
   def _to_host(self, inputs: Any) -> list[np.ndarray]:
-    """The leaves (b, ...) of the rows of this process, of a batch of all."""
     return [np.asarray(leaf) for leaf in self._own(inputs)]
 
   def _own(self, inputs: Any) -> list[jax.Array]:
@@ -87,31 +129,25 @@ class Rows(abc.ABC):
     )
 
   def _to_devices(self, leaves: list[np.ndarray]) -> Any:
-    """The leaves (b, ...) of rows of this process -> a batch of all."""
     batch = jax.tree.unflatten(self._layout.treedef, leaves)
     return self._layout.widen(sharding.shard_batch(batch, self._mesh))
 
 
 class OrderedRows:
-  """Rows in another order than that in which they are stored."""
+  """Rows in another order than they are stored."""
 
   def __init__(self, rows: FilledRows, places: np.ndarray) -> None:
-    """Give each of n places the place in `rows` that `places` (n,) says."""
     self._rows, self._places = rows, places
     self.labels, self.masks = rows.labels[places], rows.masks[places]
 
   def take(self, places: np.ndarray) -> Any:
-    """See `FilledRows`."""
     return self._rows.take(self._places[places])
 
 
 class HostRows(Rows):
-  """Rows in the memory of the host."""
-
   def __init__(
     self, layout: RowLayout, count: int, mesh: Mesh, places: range
   ) -> None:
-    """See `Rows`."""
     super().__init__(layout, count, mesh, places)
     self._leaves = layout.empty(count)
 
@@ -120,20 +156,15 @@ class HostRows(Rows):
       rows[part] = leaf[: len(rows[part])]
 
   def take(self, places: np.ndarray) -> Any:
-    """See `Rows`."""
     return self._to_devices([rows[places] for rows in self._leaves])
 
 
 class DeviceRows(Rows):
-  """Rows on the devices, each of which has its share of every batch.
-
-  They are taken by a compiled program; no row comes to the host.
-  """
+  """Rows on the devices, each with its share of every batch."""
 
   def __init__(
     self, layout: RowLayout, count: int, mesh: Mesh, places: range
   ) -> None:
-    """Make room for whole batches; see `Rows`."""
     super().__init__(layout, count, mesh, places)
     batches, rows = len(places), places.step
     # Of several processes, the devices of this one.
@@ -143,7 +174,7 @@ class DeviceRows(Rows):
     )
 
     def empty() -> Any:
-      leaves = zip(layout.shapes, layout.kept, strict=True)
+      leaves = zip(layout.shapes, layout.stored, strict=True)
       return [jnp.zeros((batches, rows, *shape), d) for shape, d in leaves]
 
     self._leaves = jax.jit(empty, out_shardings=across)()
@@ -155,7 +186,6 @@ class DeviceRows(Rows):
     self._leaves = self._write(self._leaves, self._own(inputs), batch)
 
   def take(self, places: np.ndarray) -> Any:
-    """See `Rows`."""
     batch, row = np.divmod(places.astype(np.int32), np.int32(self._places.step))
     leaves = multihost_utils.host_local_array_to_global_array(
       self._gather(self._leaves, batch, row),
@@ -166,17 +196,17 @@ class DeviceRows(Rows):
 
 
 def _put(
-  kept: list[jax.Array], leaves: list[jax.Array], batch: jax.Array
+  stored: list[jax.Array], leaves: list[jax.Array], batch: jax.Array
 ) -> list[jax.Array]:
-  """Write a batch; along the first axis nothing is split over devices."""
+  """Write a batch; the first axis is not split over devices."""
   update = functools.partial(
     jax.lax.dynamic_update_index_in_dim, index=batch, axis=0
   )
-  return [update(a, leaf) for a, leaf in zip(kept, leaves, strict=True)]
+  return [update(a, leaf) for a, leaf in zip(stored, leaves, strict=True)]
 
 
 def _take(
-  kept: list[jax.Array], batch: jax.Array, row: jax.Array
+  stored: list[jax.Array], batch: jax.Array, row: jax.Array
 ) -> list[jax.Array]:
-  """Gather rows; the clamping of any other mode takes ten times as long."""
-  return [a.at[batch, row].get(mode="promise_in_bounds") for a in kept]
+  """Gather rows; the clamping of other modes takes ten times as long."""
+  return [a.at[batch, row].get(mode="promise_in_bounds") for a in stored]

@@ -1,4 +1,4 @@
-"""One run: step, loop, checkpoints, resuming, sweeps, results."""
+"""Training runs: step, loop, saved states, resuming, sweeps and results."""
 
 from etils import epy
 

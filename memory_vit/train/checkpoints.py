@@ -1,17 +1,16 @@
-"""Saved states of a run, from which it goes on as if nothing had happened.
+"""Saved states of a run, from which it resumes bitwise identically.
 
-Only what is trained is written, never the backbone; the position in the data is
-a number (`data/batching.py`). Orbax writes the arrays, and does not notice when
-they change afterwards: the digests of all files and arrays lie beside them.
+Only trained parameters are written, never the backbone; the position in the
+data is a number (`data/batching.py`). Orbax writes the arrays and does not
+notice later changes: checksums of all files and arrays lie beside them.
 
 A step is a directory:
 
   00000040/arrays/     by orbax
-  00000040/state.json  the rest of the state, and the digests
+  00000040/state.json  the rest of the state, and the checksums
 
-It has this name only once it is whole; `scratch-...` is one that is being
-written or deleted, `corrupt-...` one that was found damaged. Whatever else lies
-there is left alone.
+It has this name only once it is complete; `scratch-...` is being written or
+deleted, `corrupt-...` was found damaged. Other files are left alone.
 """
 
 import logging
@@ -43,16 +42,15 @@ _KEPT = 2
 
 
 class Checkpoints:
-  """The newest two saved states of a run; of several processes, of all.
+  """The newest two saved states of a run, on one or several processes.
 
-  What was best on validation is a part of each state, see `LoopState`: no
-  third one has to be kept for it.
+  Each contains the best parameters, see `LoopState`, so no third one is kept.
   """
 
   def __init__(self, directory: Path) -> None:
-    """Open, or make, a directory in which nobody else writes."""
-    self._directory = directory.absolute()  # orbax takes no other
-    # Synchronous: the state is small, and a step that was saved is saved.
+    """Open or make a directory in which nobody else writes."""
+    self._directory = directory.absolute()  # orbax requires it
+    # Synchronous: the state is small, and is on disk when `save` returns.
     self._arrays = ocp.Checkpointer(ocp.StandardCheckpointHandler())
     processes.on_process_0(self._tidy)
 
@@ -68,7 +66,6 @@ class Checkpoints:
 
   @property
   def directory(self) -> Path:
-    """Where the states lie."""
     return self._directory
 
   def steps(self) -> list[int]:
@@ -77,29 +74,17 @@ class Checkpoints:
     return sorted(int(p.name) for p in found if _STEP.fullmatch(p.name))
 
   def latest(self) -> int | None:
-    """The newest step that is whole; None where nothing was saved.
+    """The newest undamaged step; None if nothing was saved.
 
-    Newer ones, which are not, are set aside under the name `corrupt-STEP`:
-    training saves them again. All but the newest two are deleted, where a
-    process died before it could do that.
-
-    Raises:
-      TrainingError: where none is whole, now or when it was last looked for.
-        All stay where they are.
+    Damaged newer ones are renamed `corrupt-STEP`, and trained and saved again.
+    If all are damaged, `TrainingError` is raised, and they stay where they are.
     """
     return processes.on_process_0(self._newest_whole)
 
   def save(self, step: int, state: Any, meta: Mapping[str, Any]) -> None:
-    """Write a state, and delete all but the newest two.
+    """Write a state and its JSON `meta`, then delete all but the newest two.
 
-    Args:
-      step: its number; a step is written once.
-      state: tree of arrays.
-      meta: what JSON can hold.
-
-    Raises:
-      TrainingError: where it cannot be written. What was saved before is as it
-        was.
+    If it cannot be written, earlier states stay as they are.
     """
     values = _with_values(state)
     arrays = _verifiable(values)
@@ -122,22 +107,12 @@ class Checkpoints:
       ) from error
 
   def meta(self, step: int) -> dict[str, Any]:
-    """The metadata that was saved beside a state.
-
-    Raises:
-      TrainingError: where it is damaged.
-    """
     return checksums.read(self._directory / _name_of(step))["meta"]
 
   def restore(self, step: int, like: Any) -> Any:
-    """Read a state, and verify it.
+    """Read a state and verify it.
 
-    Args:
-      step: its number.
-      like: a state of the same structure, shapes, types and shardings.
-
-    Raises:
-      TrainingError: where the saved state has another structure, or is damaged.
+    `like` is a state of the same structure, shapes, dtypes and shardings.
     """
     path = self._directory / _name_of(step)
     processes.on_process_0(lambda: checksums.require_whole(path))
@@ -170,18 +145,13 @@ class Checkpoints:
     return jax.tree.unflatten(structure, restored)
 
   def _left(self) -> str:
-    """What became of earlier steps, after an error."""
     try:
       return f"The steps saved before, {self.steps()}, are as they were."
     except OSError as error:
       return f"The directory is not there any more ({error.strerror})."
 
   def _tidy(self) -> None:
-    """Remove what was being written, or deleted, when a process died.
-
-    Raises:
-      TrainingError: where the directory is something else.
-    """
+    """Remove directories that a killed process was writing or deleting."""
     try:
       self._directory.mkdir(parents=True, exist_ok=True)
       for path in self._directory.glob(f"{_SCRATCH}*"):
@@ -193,7 +163,7 @@ class Checkpoints:
       ) from error
 
   def _newest_whole(self) -> int | None:
-    """See `latest`."""
+    """See `latest`; it also ends the deletion of old states."""
     problems = {}
     for step in reversed(self.steps()):
       try:
@@ -219,7 +189,6 @@ class Checkpoints:
     return None
 
   def _set_aside(self, step: int) -> Path:
-    """Rename a step that is damaged."""
     path = self._directory / _name_of(step)
     aside, count = path.with_name(f"{_CORRUPT}{path.name}"), 1
     while aside.exists():
@@ -229,7 +198,6 @@ class Checkpoints:
     return aside
 
   def _begin(self, step: int, scratch: Path) -> None:
-    """Make room for a step."""
     if (self._directory / _name_of(step)).exists():
       raise TrainingError(
         f"step {step} was not saved: {self._directory} already has steps "
@@ -245,7 +213,7 @@ class Checkpoints:
     arrays: Mapping[str, Any],
     meta: Mapping[str, Any],
   ) -> None:
-    """Seal what orbax has written, and make it a step."""
+    """Seal the files of orbax, and rename them to a step."""
     rest = {
       "meta": dict(meta),
       "arrays": dict(arrays),
@@ -256,16 +224,16 @@ class Checkpoints:
     self._delete_old()
 
   def _delete_old(self) -> None:
-    """Delete all states but the newest two; the newest must be whole."""
+    """Delete all states but the newest two; the newest must be undamaged."""
     for old in self.steps()[:-_KEPT]:
-      # Renamed first: a step that is half deleted is none.
+      # Renamed first: a half-deleted step must not count as one.
       gone = self._directory / f"{_SCRATCH}old-{_name_of(old)}"
       (self._directory / _name_of(old)).rename(gone)
       shutil.rmtree(gone)
 
 
 def _remove(path: Path) -> None:
-  """Remove a directory, or the name of anything else; follows no link."""
+  """Remove a directory, or anything else of this name; follows no link."""
   if path.is_dir() and not path.is_symlink():
     shutil.rmtree(path)
   else:
@@ -279,7 +247,7 @@ def _name_of(step: int) -> str:
 def _require_arrays(
   path: Path, saved: Mapping[str, Any], expected: Mapping[str, Any]
 ) -> None:
-  """Say it in our words: orbax casts other types without any."""
+  """Orbax casts other dtypes silently: refuse them."""
   wanted = _described(expected)
   found = {
     name: {key: described[key] for key in ("dtype", "shape")}
@@ -304,7 +272,7 @@ def _with_values(state: Any) -> dict[str, Any]:
 
 
 def _described(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-  """{name: dtype and shape}, as JSON gives it back."""
+  """{name: dtype and shape}, as JSON returns them."""
   return {
     name: {"dtype": str(leaf.dtype), "shape": list(leaf.shape)}
     for name, leaf in values.items()
@@ -312,8 +280,8 @@ def _described(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _verifiable(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-  """{name: dtype, shape and digest}; every process must call."""
-  # One after the other: of what is split over devices, each is put together.
+  """{name: dtype, shape and checksum}; all processes must call."""
+  # One after the other: each sharded array is gathered on the host.
   return {
     name: {**described, "sha256": _digest(values[name])}
     for name, described in _described(values).items()

@@ -1,8 +1,7 @@
-"""Options that may be changed on purpose when a run goes on.
+"""Options that may change on purpose when a run resumes.
 
-A run goes on with the configuration and the data that it began with. Where
-somebody says so, some of it may change; what the saved state consists of, which
-classes it has and the order of the images may not.
+The structure of the saved state, the classes and the order of the images never
+change.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,7 @@ from typing import Any
 from memory_vit.config import OPTIONS
 from memory_vit.errors import ConfigError
 
-# No option, but the images: other files than those that a run began with.
+# Not an option: allows other image files than those of the saved state.
 DATA = "data"
 ON_REQUEST = (
   DATA, *(key for key, o in OPTIONS.items() if o.resume == "on_request")
@@ -19,14 +18,7 @@ ON_REQUEST = (
 
 
 def allowed(keys: Sequence[str]) -> tuple[str, ...]:
-  """Check options of a command line: "total_steps" or "config.total_steps".
-
-  Returns:
-    The keys with "config." in front of them.
-
-  Raises:
-    ConfigError: for a key that can never change.
-  """
+  """Check keys such as "total_steps"; return them with "config." in front."""
   found = [key.removeprefix("config.") for key in keys]
   for key in found:
     if key not in ON_REQUEST:
@@ -39,14 +31,14 @@ def allowed(keys: Sequence[str]) -> tuple[str, ...]:
 
 
 def advice(keys: Sequence[str]) -> str:
-  """Say what to do where options are not those that a run began with."""
+  """Advise what to do if options differ from those of the saved state."""
   names = [key.removeprefix("config.") for key in keys]
   flags = [f"--allow_config_change={key}" for key in names if key in ON_REQUEST]
   fixed = [key for key in names if key not in ON_REQUEST]
   if not fixed:
-    return f"To go on with what is new, on purpose: {' '.join(flags)}."
-  told = f"{', '.join(fixed)} can never change within a run."
-  return told + (f" Others may, with {' '.join(flags)}." if flags else "")
+    return f"To resume with the new values, on purpose: {' '.join(flags)}."
+  refusal = f"{', '.join(fixed)} can never change within a run."
+  return refusal + (f" Others may, with {' '.join(flags)}." if flags else "")
 
 
 def changes(
@@ -55,14 +47,7 @@ def changes(
   now: Mapping[str, Any],
   keys: Sequence[str],
 ) -> list[dict[str, Any]]:
-  """List the allowed differences from the options of a saved state.
-
-  Args:
-    step: after which.
-    began: {key: value} of the saved state.
-    now: of the run that goes on.
-    keys: from `allowed`.
-  """
+  """List allowed differences from the options of a saved state."""
   return [
     {"step": step, "key": key, "from": began[key], "to": now[key]}
     for key in dict.fromkeys(keys)

@@ -1,4 +1,4 @@
-"""Counts of updates that are not finite, and which names diverge by them."""
+"""Divergence: counts updates that are not finite, and drops diverged tasks."""
 
 import dataclasses
 import logging
@@ -11,31 +11,25 @@ from memory_vit.errors import DivergedError
 
 logger = logging.getLogger(__name__)
 
-# Step -> the examples of its batch, by name.
+# Step -> the names of the examples in its batch.
 Examples = Callable[[int], Sequence[str]]
-# That a message names, of a step.
+# Examples of a step that a message names.
 _SHOWN = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class SkipCount:
-  """Updates of one name that were skipped, as they were not finite.
-
-  Attributes:
-    total: of the run.
-    row: the steps of those after which there was no other one yet.
-  """
+  """Skipped updates of one name: of the run, and the steps of the last row."""
 
   total: int = 0
   row: tuple[int, ...] = ()
 
 
 class DivergenceMonitor:
-  """Keeps the metrics of the last steps, and counts skipped updates.
+  """Counts skipped updates, from metrics that stay on the device for a while.
 
-  They are looked at now and then only: to look at every step would make the
-  device wait for the host at every step. Nothing that is not finite gets into a
-  state meanwhile, see `step`.
+  Reading them at every step would make the device wait for the host. Meanwhile
+  no update that is not finite enters a state, see `step`.
   """
 
   def __init__(
@@ -48,65 +42,52 @@ class DivergenceMonitor:
     max_skipped: int,
     examples: Examples | None = None,
   ) -> None:
-    """Begin after a step.
-
-    Args:
-      step: the last one that was taken.
-      title: of the run, for messages.
-      lost: see `check`; of the run so far.
-      skipped: of the run so far.
-      max_skipped: after so many in a row a name is lost.
-      examples: what to name in messages.
-    """
+    """Begin after the step `step`, with the counts of the run so far."""
     self.lost, self.skipped = dict(lost), dict(skipped)
     self._step, self._title = step, title
     self._max, self._examples = max_skipped, examples
-    self._kept: list[Any] = []
+    self._pending: list[Any] = []
     self._last: dict[str, dict[str, float]] = {}
 
   def add(self, metrics: Any) -> None:
-    """Keep the metrics of the next step, on the device.
+    """Add the metrics of the next step; wait until at most two steps are left.
 
-    Returns once no more than two steps are left to compute, this one included.
-    What was dispatched cannot be taken back, and a run that is asked to stop
-    waits for all of it. With less the device would wait for the host where
-    steps are short.
+    Dispatched steps cannot be taken back, and a run that is asked to stop waits
+    for all of them. With fewer the device would wait for the host if steps are
+    short.
     """
-    self._kept.append(metrics)
-    jax.block_until_ready(self._kept[-3:-2])
+    self._pending.append(metrics)
+    jax.block_until_ready(self._pending[-3:-2])
 
   def check(self) -> dict[str, dict[str, float]]:
-    """Metrics of the last step, of the names that are not lost.
+    """Count skipped updates; return metrics of the last step of names not lost.
 
-    Raises:
-      DivergedError: where all are.
+    `DivergedError` is raised once all names are lost.
     """
-    for metrics in jax.device_get(self._kept):
+    for metrics in jax.device_get(self._pending):
       self._step += 1
       self._last = jax.tree.map(float, metrics)
       for name, values in self._last.items():
         if name not in self.lost:
           self._count(name, values)
-    self._kept = []
+    self._pending = []
     return self._well(self._last)
 
   def newest(self) -> dict[str, dict[str, float]]:
-    """Metrics of the last step, as `check`; but nothing is counted.
+    """Metrics of the last step, without counting skipped updates.
 
-    Whoever looks when a clock says so must use this one: of several processes
-    each has a clock of its own, and all have to leave at the same step.
+    For events by the clock: clocks of processes differ, and all processes must
+    stop at the same step.
     """
-    kept = jax.device_get(self._kept[-1:])
-    return self._well(jax.tree.map(float, kept[-1]) if kept else self._last)
+    newest = jax.device_get(self._pending[-1:])
+    return self._well(jax.tree.map(float, newest[-1]) if newest else self._last)
 
   def _well(
     self, metrics: dict[str, dict[str, float]]
   ) -> dict[str, dict[str, float]]:
-    """Metrics of the names that are not lost."""
     return {n: v for n, v in metrics.items() if n not in self.lost}
 
   def _count(self, name: str, values: dict[str, float]) -> None:
-    """Count what one step skipped of a name."""
     skipped = self.skipped.get(name, SkipCount())
     if not values["skipped"]:
       if skipped.row:
@@ -124,7 +105,7 @@ class DivergenceMonitor:
       self._lose(name, row, shown)
 
   def _lose(self, name: str, row: Sequence[int], shown: str) -> None:
-    """Note that a name is lost; raise where it was the last one."""
+    """Note that a name is lost; raise if it was the last one."""
     self.lost[name] = self._step
     if self._examples:
       for step in row:
@@ -132,17 +113,19 @@ class DivergenceMonitor:
         logger.warning("training examples of step %d: %s", step, names)
     message = (
       f"at step {self._step}: an update of {name!r} is not finite ({shown}); "
-      f"{len(row)} in a row were skipped. What was saved before is as it was. "
+      f"{len(row)} in a row were skipped. Earlier saved states are unchanged. "
       "Try a lower learning_rate or a longer optim.warmup, and look for broken "
       f"images in the data{self._named(row)}"
     )
     if len(self.lost) == len(self._last):
       text = f"training of {self._title!r} stopped {message}"
       raise DivergedError(text, dict(self.lost))
-    logger.warning("%r is lost %s The others go on.", name, message)
+    logger.warning(
+      "training of %r stopped %s Other tasks continue.", name, message
+    )
 
   def _named(self, steps: Sequence[int]) -> str:
-    """The end of a message: what the batches of some steps held."""
+    """The end of a message: examples in the batches of some steps."""
     if not self._examples:
       return "."
     parts = []

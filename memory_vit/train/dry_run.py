@@ -1,4 +1,4 @@
-"""Dry run: what a run will keep, how long it will take, before it begins."""
+"""Dry run: steps, cached bytes and time of a run, before it begins."""
 
 import itertools
 import time
@@ -14,33 +14,25 @@ from memory_vit.config import Config
 from memory_vit.data import datasets
 from memory_vit.data.split_ref import configured_splits
 from memory_vit.errors import ConfigError
+from memory_vit.frozen.cache import FrozenCache, Needs
 from memory_vit.frozen.plan import Prepare
-from memory_vit.frozen.splits import Kept, Needs
 from memory_vit.runtime import sharding
 from memory_vit.runtime.progress_bar import duration
 from memory_vit.runtime.tables import aligned
-from memory_vit.train import open_run, passes, settle, sweep
-from memory_vit.train.run_context import RunContext
+from memory_vit.train import open_run, pack, passes, settle, sweep
+from memory_vit.train.pack import Start
 from memory_vit.train.sweep import Trial
-from memory_vit.train.trainer import Start, Trainer
+from memory_vit.train.trainer import RunContext, Trainer
 
-# Batches that are read to be timed; the first begins the pipeline.
+# Timed batches, after a first one that starts the pipeline.
 _READ = 3
 
 
 def dry_run(config: Config, workdir: Path) -> str:
-  """Describe a run by a few batches and steps of it; nothing is written.
+  """Describe a run from a few of its batches and steps; nothing is written.
 
-  Args:
-    config: of the run.
-    workdir: where it would write.
-
-  Returns:
-    A table: steps, bytes that are kept, seconds.
-
-  Raises:
-    MemoryVitError: for what the run itself would refuse; where the backbone is
-      one that the run would train first, and has not.
+  It refuses what the run would refuse, and a backbone that is not pretrained
+  yet.
   """
   settle.require_same_start(config)
   mesh = sharding.make_mesh(fsdp=config.mesh.fsdp)
@@ -67,9 +59,9 @@ def dry_run(config: Config, workdir: Path) -> str:
 def _of_kind(
   trainer: Trainer, trials: Sequence[Trial]
 ) -> list[tuple[str, str]]:
-  """Describe what trials of one kind will take, see `sweep.of_one_kind`."""
+  """Describe trials of one kind, see `sweep.of_one_kind`."""
   packs = passes.make_plan(trainer, trials).passes
-  start = trainer.start([t for t in trials if t.name in packs[0]])
+  start = pack.start(trainer, [t for t in trials if t.name in packs[0]])
   prepare = trainer.frozen_pass(start.step)
   seconds, config = _step_seconds(trainer, start, prepare), trainer.config
   total = duration(config.total_steps * len(packs) * seconds)
@@ -81,34 +73,34 @@ def _of_kind(
   return [
     *([("regime", ", ".join(regimes))] if config.sweep.regime else []),
     ("steps", steps),
-    *_of_kept(trainer, prepare),
+    *_of_cache(trainer, prepare),
     ("training", f"about {total}, {seconds:.3g} s a step"),
   ]
 
 
-def _of_kept(trainer: Trainer, prepare: Prepare) -> list[tuple[str, str]]:
-  """What is kept of each split: bytes, where, and how long it will take."""
-  kept = trainer.kept
+def _of_cache(trainer: Trainer, prepare: Prepare) -> list[tuple[str, str]]:
+  """The cache of each split: bytes, place, and time to fill it."""
+  cache = trainer.cache
   if trainer.config.keep.what == "images":
-    return [("kept", f"{trainer.train.size:,} decoded images, in memory")]
-  if not kept:
-    return [("kept", "nothing (config.keep.what is 'none')")]
+    return [("cache", f"{trainer.train.size:,} decoded images, in memory")]
+  if not cache:
+    return [("cache", "off (config.keep.what is 'none')")]
   needs = [
-    kept.needs(key, reader, prepare)
-    for key, reader in trainer.kept_splits.items()
+    cache.needs(key, reader, prepare)
+    for key, reader in trainer.cached_splits.items()
   ]
-  kept.require_room(needs)
-  seconds = sum(n.missing * _row_seconds(kept, n, prepare) for n in needs)
+  cache.require_free_space(needs)
+  seconds = sum(n.missing * _row_seconds(cache, n, prepare) for n in needs)
   return [
     *(
       (
-        f"{kept.config.keep.what} of {n.plan.role}",
+        f"{cache.config.keep.what} of {n.plan.role}",
         f"{n.plan.count:,} rows of {n.row_bytes:,} bytes: {n.bytes:,} bytes "
         f"({n.bytes / 2**30:.2f} GiB), {n.missing:,} rows are missing",
       )
       for n in needs
     ),
-    ("kept in", kept.place),
+    ("cached in", cache.place),
     (
       "reading" if trainer.train.embedded else "computing",
       f"about {duration(seconds)}, once",
@@ -116,8 +108,8 @@ def _of_kept(trainer: Trainer, prepare: Prepare) -> list[tuple[str, str]]:
   ]
 
 
-def _row_seconds(kept: Kept, needs: Needs, prepare: Prepare) -> float:
-  """Seconds to read the image of a row, and to compute it if that is needed."""
+def _row_seconds(cache: FrozenCache, needs: Needs, prepare: Prepare) -> float:
+  """Seconds to read the image of a row, and to compute the row."""
   if not needs.missing:
     return 0.0
   views, starts = needs.plan.views, needs.plan.starts
@@ -129,20 +121,20 @@ def _row_seconds(kept: Kept, needs: Needs, prepare: Prepare) -> float:
   reading = (time.perf_counter() - began) / max(1, count)
   if "inputs" in last:
     return reading / starts.step
-  placed = sharding.shard_batch(last["image"], kept.mesh)
+  placed = sharding.shard_batch(last["image"], cache.mesh)
   return (reading + _seconds(lambda: prepare(placed))) / starts.step
 
 
 def _step_seconds(trainer: Trainer, start: Start, prepare: Prepare) -> float:
-  """Seconds of a step on one batch, from images or from what is kept."""
+  """Seconds of a step on one batch of zeros."""
   config = trainer.config
   shape = (config.batch_size, config.image_size, config.image_size, 3)
   rows: Any = jax.ShapeDtypeStruct(shape, np.float32)
-  if trainer.kept:
+  if trainer.cache:
     rows = jax.eval_shape(prepare, rows)
   labels = jax.ShapeDtypeStruct((config.batch_size,), np.int32)
-  kind = "inputs" if trainer.kept else "image"
-  # How long it takes does not depend on the numbers.
+  kind = "inputs" if trainer.cache else "image"
+  # The time does not depend on the pixels.
   batch = jax.jit(
     lambda: jax.tree.map(
       lambda a: jnp.zeros(a.shape, a.dtype), {kind: rows, "label": labels}
@@ -160,7 +152,7 @@ def _step_seconds(trainer: Trainer, start: Start, prepare: Prepare) -> float:
 
 
 def _seconds(program: Any) -> float:
-  """Of the second call: the first one compiles."""
+  """Seconds of the second call: the first one compiles."""
   jax.block_until_ready(program())
   began = time.perf_counter()
   jax.block_until_ready(program())

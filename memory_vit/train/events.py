@@ -1,6 +1,6 @@
-"""Events and profiles of a run: for TensorBoard, and Weights & Biases.
+"""Events and profiles of a run, for TensorBoard and Weights & Biases.
 
-They are there to be looked at. Where they cannot be written, training goes on.
+Training continues without them if they cannot be written.
 """
 
 import functools
@@ -19,10 +19,9 @@ logger = logging.getLogger(__name__)
 
 
 class Events:
-  """TensorBoard events, one directory for every name; by one process.
+  """TensorBoard events, one directory per name, written by process 0.
 
-  What is written goes to a run of Weights & Biases as well, where there is one;
-  whoever opened that one closes it.
+  A run of Weights & Biases gets the same; its opener closes it.
   """
 
   def __init__(
@@ -66,7 +65,6 @@ class Events:
       self._wandb.write_images(step, images)
 
   def flush(self) -> None:
-    """Make what was written visible."""
     for name in list(self._writers):
       self._try(name, self._writers[name].flush)
 
@@ -78,27 +76,24 @@ class Events:
     """Give up a writer that fails, with a warning."""
     try:
       action()
-    except Exception as error:  # full disks, and whatever TensorFlow has
+    except Exception as error:  # full disks, and errors of TensorFlow
       self._writers.pop(name, None)
       self._failed[name] = self._logdirs[name]
       logger.warning(
-        "TensorBoard events of %r cannot be written, training goes on without "
-        "(%s)", name, named(error),
+        "TensorBoard events of %r cannot be written, training continues "
+        "without (%s)", name, named(error),
       )  # fmt: skip
 
 
 class Profile:
-  """Profiles five steps for TensorBoard, or as many as are left."""
+  """Profiles five steps for TensorBoard, or the remaining ones if fewer."""
 
   def __init__(
     self, logdirs: Mapping[str, Path], first: int, total: int
   ) -> None:
-    """Prepare a profile.
+    """Step 0 as `first` profiles nothing.
 
-    Args:
-      logdirs: of `Events`; it is written to the first.
-      first: step; 0 profiles nothing.
-      total: steps of the run.
+    The first of `logdirs` gets the profile.
     """
     self._first = first if logdirs else 0
     self._last = min(self._first + 4, total)
@@ -113,13 +108,12 @@ class Profile:
       self._stop()
 
   def before(self, step: int) -> None:
-    """Start where it is time."""
     if step == self._first:
       jax.profiler.start_trace(str(self._logdir))
       self._runs = True
 
   def after(self, step: int, state: Any) -> None:
-    """Stop once the last step has been computed, not only started."""
+    """Stop once the last step has been computed, not only dispatched."""
     if self._runs and step == self._last:
       jax.block_until_ready(state)
       self._stop()

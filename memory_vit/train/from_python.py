@@ -1,10 +1,10 @@
-"""Train and evaluate tasks by one call each, on data that Python has.
+"""Train and evaluate tasks by one call each, on data in Python.
 
-A door to what the commands `train` and `evaluate` run. It makes a configuration
-and opens data; all else happens behind it.
+It makes a configuration, opens data, and runs what the commands `train` and
+`evaluate` run.
 """
 
-# As text, these are imported where the extra `train` is not installed.
+# Annotations stay text: the extra `train` may not be installed.
 from __future__ import annotations
 
 import contextlib
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
   from memory_vit.data.split import Split
   from memory_vit.runtime.preemption import StopSignal
 
-# How often a run is validated, and its training loss is noted; a run that
-# resumes repeats at most so many steps.
+# Number of validations and of logged training losses; the largest number of
+# steps that a resumed run repeats.
 _VALIDATIONS, _POINTS = 5, 20
 _MOST_REPEATED = 1_000
 
@@ -69,11 +69,11 @@ class TrainResult:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskMetrics:
-  """How well a task classifies a split.
+  """Metrics of a task on a split.
 
   Attributes:
     accuracy: in [0, 1].
-    top5: share of images whose class is among the five of the highest logits.
+    top5: share of images whose class is among the five highest logits.
     loss: mean cross-entropy.
     per_class: accuracy of every class; None for a class without images.
     examples: number of images.
@@ -94,21 +94,20 @@ def train_and_evaluate(
   workdir: str | os.PathLike[str],
   stop: StopSignal | None = None,
 ) -> RunResult:
-  """Learn a task or a sweep, or resume a run, as `memory-vit train` does.
+  """Train a task or a sweep, or resume a run, as `memory-vit train` does.
 
   Args:
     config: of the run, from `read_config`.
-    workdir: where it leaves its result, tasks, saved states and logs; it is
-      made where it is not there.
-    stop: whether a run that trains should save its state and stop.
+    workdir: for the result, tasks, saved states and logs; it is made if it does
+      not exist.
+    stop: asks a run that trains to save its state and stop.
 
   Returns:
-    The numbers of `result.json`.
+    The content of `result.json`.
 
   Raises:
-    MemoryVitError: for input that cannot be used, and where another run is
-      using `workdir`.
-    Interrupted: where `stop` says so.
+    MemoryVitError: for unusable input, and if another run is using `workdir`.
+    Interrupted: if `stop` asked for it.
   """
   directory = paths.local(workdir, "workdir")
   return run.train_and_evaluate(config, directory, stop)
@@ -137,8 +136,8 @@ def train_task(
 
   A split is (images, labels); a tf.data (not batched), torch or Hugging Face
   data set, or any other sequence or iterable, of pairs (image, label) or of
-  dictionaries with `keys`; or the folder DATA/train or DATA/test of images in
-  a folder for each class. All but folders are read into memory, once.
+  dictionaries with `keys`; or the folder DATA/train or DATA/test with a folder
+  of images for each class. All but folders are read into memory, once.
 
   An image is uint8 pixels (h, w, 3), (h, w) or (h, w, 4); such pixels in
   floating point from 0 to 1; a tensor of torch (3, h, w); an image of Pillow;
@@ -147,30 +146,30 @@ def train_task(
   an integer from 0, or the name of a class.
 
   Args:
-    backbone: from `load_backbone`; it stays as it is.
+    backbone: from `load_backbone`; it stays unchanged.
     train: the training split.
     name: of the task: a-z, 0-9, "-" and "_".
     validation: the split on which the best step and trial are chosen; by
       default a tenth of `train`, which is held out.
     test: the split for the result.
-    class_names: one per label; by default what the data state, else the names
+    class_names: one per label; by default those of the data, else the names
       among the training labels, sorted, else "0", "1", ...
     keys: of the image and the label in a dictionary.
     regime: what is trained, see `regimes`.
     cells: memory cells per layer, in the regimes that have memory.
     epochs: passes over the training split.
-    learning_rate: at its peak. Several are trials, which share every pass in
+    learning_rate: the peak. Several are trials, which share every pass in
       the regimes that allow it; by default six from 0.003 to 1.
-    batch_size: images in a step.
-    seed: of the initial values, and of the order of the images.
-    options: further ones of the command: {"data.flip": False} is its
+    batch_size: images per step.
+    seed: for initialization and data shuffling.
+    options: of the command: {"data.flip": False} is its
       --config.data.flip=false.
-    workdir: where the run leaves what the command leaves; the same call
-      resumes it. By default a temporary directory.
+    workdir: for the files of the run; the same call resumes it. By default a
+      temporary directory.
     progress: whether to show progress.
 
   Raises:
-    MemoryVitError: for input that cannot be used.
+    MemoryVitError: for unusable input.
   """
   if not isinstance(backbone, Backbone):
     raise BackboneError(
@@ -241,11 +240,11 @@ def evaluate_tasks(
   """Evaluate tasks, all in one pass.
 
   Args:
-    backbone: that they were trained on.
+    backbone: of the tasks.
     tasks: that share a pass, with all that they attend to; or one task of any
       regime.
     data: a split for all tasks, or {task name: its split}; see `train_task`. A
-      split that several tasks have is read once.
+      split that several tasks share is read once.
     keys: of the image and the label in a dictionary.
     batch_size: images in a batch.
     progress: whether to show progress.
@@ -254,8 +253,8 @@ def evaluate_tasks(
     {task name: metrics}, of the tasks that have data.
 
   Raises:
-    MemoryVitError: for input that cannot be used, and data with other classes
-      than a task has.
+    MemoryVitError: for unusable input, and data with other classes than a task
+      has.
   """
   tasks = task_tuple(tasks)
   by_name = {task.name: task for task in tasks}
@@ -271,7 +270,7 @@ def evaluate_tasks(
   params = sharding.put_backbone(backbone.params, mesh)
   placed = dataclasses.replace(backbone, params=params)
   with progress_bar.shown(progress):
-    # All data first: a wrong split must not cost an evaluation.
+    # All data are opened first: a wrong split must not cost an evaluation.
     opened: dict[int, tuple[Split, list[str]]] = {}
     for name, split in data.items():
       spec = by_name[name].spec
@@ -306,11 +305,11 @@ def evaluate_tasks(
 def _config(
   settings: Mapping[str, Any], options: Mapping[str, Any], examples: int
 ) -> Config:
-  """The configuration of a run: what the arguments say, and the options."""
+  """The configuration of a run, from arguments and options of `train_task`."""
   for key in options:
     if key in settings or key == "gelu":
       raise ConfigError(
-        f"options: {key!r} is said by an argument of train_task, or by the "
+        f"options: {key!r} is set by an argument of train_task, or by the "
         "backbone."
       )
   values = {

@@ -1,4 +1,4 @@
-"""The training loop: steps, logging, evaluation, checkpoints."""
+"""Training loop: steps, logging, evaluation and saved states."""
 
 import collections
 import contextlib
@@ -19,7 +19,7 @@ from memory_vit.train import loop_state
 from memory_vit.train.divergence import DivergenceMonitor, Examples
 from memory_vit.train.events import Events, Profile
 from memory_vit.train.loop_state import BestParams, LoopState
-from memory_vit.train.part_norms import part_norms
+from memory_vit.train.parameters import part_norms
 from memory_vit.train.progress import Progress
 from memory_vit.train.step import Step, TrainState
 from memory_vit.train.wandb_run import WandbRun
@@ -32,10 +32,10 @@ Save = Callable[[TrainState, LoopState], None]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Steps:
-  """How long to train, and how often what happens; all in steps, 0 is never.
+  """How long to train, and after how many steps events happen; 0 is never.
 
-  The last step is evaluated and saved whatever is said here. `patience` is in
-  evaluations: after so many in a row without a better one training stops.
+  The last step is always evaluated and saved. `patience` is the number of
+  evaluations without a better one after which training stops.
   """
 
   total: int
@@ -46,11 +46,10 @@ class Steps:
   patience: int = 0
 
   def due(self, step: int, every: int) -> bool:
-    """Whether something that happens `every` so many steps happens now."""
     return step == self.total or (every > 0 and step % every == 0)
 
   def stopped_early(self, step: int, past: LoopState) -> bool:
-    """Whether no name became better for long, as was seen at this step."""
+    """Whether no name became better for `patience` evaluations."""
     if not (self.patience and step and self.due(step, self.evaluate)):
       return False
     since = [b.step for name, b in past.best.items() if name not in past.lost]
@@ -59,15 +58,13 @@ class Steps:
 
 @dataclasses.dataclass(frozen=True)
 class _Monitors:
-  """Looks at the steps of one `Loop.fit`."""
-
   divergence: DivergenceMonitor
   progress: Progress
   events: Events
   profile: Profile
 
   def into(self, past: LoopState) -> LoopState:
-    """Add what was counted and timed by now."""
+    """Add counts and times up to now."""
     timed_steps, timed_seconds = self.progress.timed
     return dataclasses.replace(
       past,
@@ -80,37 +77,21 @@ class _Monitors:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Loop:
-  """Trains the names of a state side by side.
+  """Trains the names of a state side by side."""
 
-  Attributes:
-    title: of the run, for the progress line.
-    step_fn: one step.
-    frozen: what is read and not trained.
-    mesh: over which batches are split.
-    steps: how long, and how often what.
-    batch_size: of all processes together.
-    schedules: learning rate of every name, to be shown.
-    validate: params -> {name: `evaluate.evaluate`}; of every name, the state
-      with the best "top1" is kept.
-    save: (state, past) writes both.
-    max_skipped: updates of a name that may be skipped in a row, because they
-      are not finite, before it is lost.
-    examples: names what the batch of a step holds, for messages.
-    stop: is asked after every step.
-    logdirs: of TensorBoard events; a name without one writes none.
-    wandb_run: that gets the same, if any.
-  """
-
-  title: str
+  title: str  # of the run, for the progress line
   step_fn: Step
   frozen: Any
   mesh: Mesh
   steps: Steps
   batch_size: int
   schedules: Mapping[str, optax.Schedule]
+  # Parameters -> {name: `evaluate.evaluate`}; the best "top1" is kept.
   validate: Validate | None = None
   save: Save | None = None
+  # Skipped updates in a row after which a name is lost.
   max_skipped: int = 3
+  # Names the examples of a step, for messages.
   examples: Examples | None = None
   stop: StopSignal = dataclasses.field(default_factory=StopSignal)
   logdirs: Mapping[str, Path] = dataclasses.field(default_factory=dict)
@@ -122,32 +103,20 @@ class Loop:
     batches: Iterator[dict[str, Any]],
     past: LoopState | None = None,
   ) -> tuple[TrainState, LoopState]:
-    """Train from the step of `state` to `steps.total`.
+    """Train from the step of `state`, which is donated, to `steps.total`.
 
-    Args:
-      state: where to begin; is used up.
-      batches: the rows of this process, from the example at which `state`
-        stands.
-      past: of the run that is continued.
-
-    Returns:
-      The last state, which may be an earlier one than `steps.total` where
-      training stops early; and the best of every name, with the time that steps
-      took.
-
-    Raises:
-      DivergedError: where every name is lost. Nothing is saved after the step
-        at which that happened. As long as others are well, they go on: no name
-        changes another.
-      Interrupted: where it was asked to stop; the last step is saved.
+    Returns the last state, and the best parameters of each name. Early stopping
+    may end before `steps.total`. `DivergedError` is raised once every name is
+    lost; the other names train on unchanged until then. After `Interrupted` the
+    last step is saved.
     """
     first, steps = int(state.step), self.steps
     past = past or LoopState({name: BestParams() for name in state.params})
     with self._monitors(first, past) as monitors:
-      # No image is read ahead that no step will see: it might be broken.
+      # No image beyond the last step is prefetched: it might be broken.
       left = itertools.islice(batches, steps.total - first)
       on_devices = sharding.prefetch(left, self.mesh)
-      if past.pending:  # it was saved when it was interrupted
+      if past.pending:  # the run was interrupted before this evaluation
         past = self._evaluate_and_save(state, past, monitors, saves=False)
       for step in range(first + 1, steps.total + 1):
         if steps.stopped_early(step - 1, past):
@@ -168,7 +137,7 @@ class Loop:
 
   @contextlib.contextmanager
   def _monitors(self, first: int, past: LoopState) -> Iterator[_Monitors]:
-    """Open what looks at the steps after `first`; a signal waits for them."""
+    """Open the monitors; a signal to stop waits until they are closed."""
     total = self.steps.total
     with (
       self.stop.asked_for(),
@@ -195,12 +164,11 @@ class Loop:
     stopping: bool = False,
     saves: bool = True,
   ) -> LoopState:
-    """Evaluate if that is due and there is time, and save in any case.
+    """Evaluate if that is due and no stop was asked for, and always save.
 
-    Raises:
-      Interrupted: where it was asked to stop before, or while it evaluated.
+    Raises `Interrupted` if a stop was asked for, also during the evaluation.
     """
-    monitors.divergence.check()  # what is lost must not become the best
+    monitors.divergence.check()  # a lost name must not become the best
     was_timed = monitors.progress.pause()
     if past.pending and not stopping:
       try:
@@ -221,7 +189,7 @@ class Loop:
   def _evaluate(
     self, state: TrainState, past: LoopState, monitors: _Monitors
   ) -> LoopState:
-    """Note which names are at their best; a lost one never is again."""
+    """Update the best parameters of names that are not lost."""
     step, lost = int(state.step), monitors.divergence.lost
     well = {name: b for name, b in past.best.items() if name not in lost}
     if self.validate:
@@ -235,11 +203,11 @@ class Loop:
   def _log(
     self, step: int, params: Any, monitors: _Monitors, is_first: bool
   ) -> None:
-    """Show the metrics of a step if that is due, or nothing was for long."""
+    """Show the metrics of a step if that is due or overdue."""
     if is_first or self.steps.due(step, self.steps.log):
       shown = self._with_rates(step, monitors.divergence.check())
       self._write(step, params, shown, monitors)
-      if is_first:  # it has ended, and all that was compiled with it
+      if is_first:  # compilation has ended
         monitors.progress.resume()
     elif monitors.progress.is_overdue():
       shown = self._with_rates(step, monitors.divergence.newest())
@@ -278,7 +246,7 @@ class Loop:
   def _with_rates(
     self, step: int, metrics: Mapping[str, Mapping[str, float]]
   ) -> dict[str, dict[str, float]]:
-    """The metrics of a step with the learning rates that it was taken at."""
+    """Add the learning rates of the step to its metrics."""
     return {
       name: {**values, "learning_rate": float(self.schedules[name](step - 1))}
       for name, values in metrics.items()
@@ -286,7 +254,6 @@ class Loop:
 
 
 def _show_early_stop(step: int, past: LoopState, patience: int) -> None:
-  """Log that training stops before its last step, and when it was best."""
   best = {name: found.step for name, found in past.best.items()}
   logger.info(
     "stopped early at step %d (config.early_stopping %d): nothing became "
@@ -298,7 +265,6 @@ def _show_early_stop(step: int, past: LoopState, patience: int) -> None:
 def _show_validation(
   step: int, results: Mapping[str, Mapping[str, Any]], events: Events
 ) -> None:
-  """Log the evaluation of a step, and write it for TensorBoard."""
   scalars = {}
   for name, result in results.items():
     shown = {key: result[key] for key in ("loss", "top1", "top5")}

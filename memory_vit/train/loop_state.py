@@ -1,4 +1,4 @@
-"""The part of a run's state that is not in its arrays, saved with them."""
+"""State of the loop beside its arrays: best parameters, losses, counts."""
 
 import dataclasses
 import math
@@ -9,21 +9,16 @@ from memory_vit.runtime import sharding
 from memory_vit.train.divergence import SkipCount
 from memory_vit.train.step import TrainState
 
-# What a first accuracy is better than, unless it is NaN.
+# Any first accuracy is better, unless it is NaN.
 _WORST = -math.inf
 
 
 @dataclasses.dataclass(frozen=True)
 class BestParams:
-  """Trained parameters as they were at their best.
+  """The parameters of a name at its best validation accuracy.
 
-  Attributes:
-    step: at which that was.
-    accuracy: on the validation set; None before the first evaluation, and
-      where there is no such set: then the last step is the best.
-    params: of one name, on the host; None as long as there is no best.
-    loss: on the validation set, with that accuracy.
-    examples: of the validation set.
+  Without a validation split the last step is the best, and accuracy is None.
+  `params` is on the host, None before the first evaluation.
   """
 
   step: int = 0
@@ -35,24 +30,16 @@ class BestParams:
 
 @dataclasses.dataclass(frozen=True)
 class LoopState:
-  """Where the loop stands, beside step, parameters and optimiser.
-
-  Attributes:
-    best: {name: its best so far}.
-    lost: {name: the step at which too many of its updates in a row were not
-      finite}. It is no longer looked at; what was its best before that still
-      is.
-    skipped: {name: its updates that were not finite}.
-    pending: whether an evaluation is due at this step and not made yet.
-    changes: of the configuration, from `config_changes.changes`.
-    timed_steps: number of steps that were timed.
-    timed_seconds: time that these steps took.
-  """
+  """The state of the loop beside step, parameters and optimizer."""
 
   best: Mapping[str, BestParams]
+  # The step at which too many updates in a row of a name were not finite. Its
+  # best parameters stay those of an earlier step.
   lost: Mapping[str, int] = dataclasses.field(default_factory=dict)
   skipped: Mapping[str, SkipCount] = dataclasses.field(default_factory=dict)
+  # Whether an evaluation is due at this step and not made yet.
   pending: bool = False
+  # Of the configuration, from `config_changes.changes`.
   changes: tuple[Mapping[str, Any], ...] = ()
   timed_steps: int = 0
   timed_seconds: float = 0.0
@@ -86,7 +73,6 @@ def keep_last(
 def _at_now(
   name: str, result: Mapping[str, Any], state: TrainState
 ) -> BestParams:
-  """The current parameters of a trial as its best, with their validation."""
   return BestParams(
     int(state.step),
     result.get("top1"),

@@ -1,23 +1,23 @@
-"""The loss of a head on a batch: which classes count, and how much."""
+"""Loss of a head: cross-entropy, label smoothing, class weights and mixup."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-# The logit of a class that a task does not have. It is finite: a target of 0
-# times an infinite loss would be NaN.
+# Logit of padding outputs. It is finite: a target of 0 times an infinite loss
+# would be NaN.
 _NEVER = -1e9
+# Separates the random numbers of mixup from others of the same seed.
+_MIXUP = 0x6D69
 
 
 class Labels(NamedTuple):
-  """Labels of mixed images; see `mixup.mix`.
+  """Labels of mixed images.
 
-  Attributes:
-    first: int32 (b,), of the images of which there is at least as much.
-    second: int32 (b,), of those that were mixed into them.
-    share: float32 (b,), of the first.
+  `first` counts by `share` (b,), at least one half.
   """
 
   first: jax.Array
@@ -26,30 +26,17 @@ class Labels(NamedTuple):
 
 
 class HeadClasses(NamedTuple):
-  """Classes of a data set, as the loss of a head counts them.
+  """Which outputs of a head are classes, and their weights in the loss."""
 
-  Attributes:
-    is_class: bool (c,), False for outputs that only fill up a padded head;
-      None where all outputs are classes.
-    weights: float32 (c,), of the loss of an example of each class; None where
-      all count the same.
-  """
-
-  is_class: Any = None
-  weights: Any = None
+  is_class: Any = None  # bool (c,), False for padding; None if all are classes
+  weights: Any = None  # float32 (c,); None if all classes count the same
 
 
 def balanced_weights(counts: Any) -> Any:
-  """Weights of classes by which all contribute alike to the mean loss.
+  """Class weights n / (c * count), by which all classes contribute alike.
 
-  They are n / (c * count): on average over the examples 1 where every class has
-  some, so that the scale of the loss stays. A class without any has weight 0.
-
-  Args:
-    counts: int (c,), of the examples of each class, as NumPy's.
-
-  Returns:
-    float32 (c,).
+  Their mean over the examples is 1 if every class has some, so the scale of the
+  loss stays. A class without examples has weight 0.
   """
   found = counts > 0
   weights = counts.sum() / (len(counts) * counts.clip(1))
@@ -63,17 +50,9 @@ def loss_and_accuracy(
   smoothing: float,
   classes: HeadClasses,
 ) -> tuple[jax.Array, jax.Array]:
-  """Mean cross-entropy of a batch, and the share that is right.
+  """Mean cross-entropy and accuracy of a batch, for logits (b, c).
 
-  Args:
-    logits: (b, c).
-    labels: int32 (b,), or those of mixed images, of which each counts by its
-      share.
-    smoothing: so much of the probability is spread over all classes.
-    classes: of the data set.
-
-  Returns:
-    Two float32 ().
+  Both labels of a mixed image count, each by its share.
   """
   if classes.is_class is not None:
     logits = jnp.where(classes.is_class[None], logits, _NEVER)
@@ -94,7 +73,7 @@ def loss_and_accuracy(
 def _each(
   logits: jax.Array, labels: jax.Array, smoothing: float, classes: HeadClasses
 ) -> tuple[jax.Array, jax.Array]:
-  """Cross-entropy of each example (b,), and whether it is right."""
+  """Cross-entropy of each example (b,), and whether its class is predicted."""
   targets = _targets(labels, logits.shape[-1], smoothing, classes.is_class)
   loss = optax.softmax_cross_entropy(logits, targets)
   if classes.weights is not None:
@@ -105,9 +84,40 @@ def _each(
 def _targets(
   labels: jax.Array, c: int, smoothing: float, is_class: jax.Array | None
 ) -> jax.Array:
-  """Probabilities (b, c) that a head should give."""
+  """Target probabilities (b, c)."""
   sharp = jax.nn.one_hot(labels, c)
   if is_class is None:
     return optax.smooth_labels(sharp, smoothing)
   spread = is_class / is_class.sum()
   return (1 - smoothing) * sharp + smoothing * spread[None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixup:
+  """Shares are drawn from Beta(alpha, alpha)."""
+
+  alpha: float
+  seed: int
+
+
+def mix(
+  batch: dict[str, jax.Array], step: jax.Array, mixup: Mixup
+) -> dict[str, jax.Array | Labels]:
+  """Mix each image of a batch with its neighbor (Zhang et al., 2018).
+
+  Batches are in random order, so a neighbor is a random image. The share is the
+  same for a whole batch, at least one half, and follows from seed and step
+  alone: a resumed run mixes alike.
+  """
+  key = jax.random.fold_in(jax.random.key(mixup.seed), _MIXUP)
+  share = jax.random.beta(
+    jax.random.fold_in(key, step), mixup.alpha, mixup.alpha
+  )
+  share = jnp.maximum(share, 1 - share)
+  image, label = batch["image"], batch["label"]
+  shares = jnp.full(label.shape, share)
+  other = jnp.roll(image, 1, axis=0)
+  return {
+    "image": share * image + (1 - share) * other,
+    "label": Labels(label, jnp.roll(label, 1), shares),
+  }

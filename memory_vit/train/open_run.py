@@ -1,20 +1,26 @@
-"""Opens what a run reads: a backbone, splits of data and earlier tasks."""
+"""Open the inputs of a run: backbone, splits of data and earlier tasks."""
 
+import dataclasses
 import logging
 from collections.abc import Mapping
 from pathlib import Path
 
+import jax
+from jax.sharding import Mesh
+
+from memory_vit.backbones.load import read_published, to_backbone
 from memory_vit.config import Config
 from memory_vit.data import data_record, datasets
 from memory_vit.data.data_record import DataRecord
 from memory_vit.data.split import Split
 from memory_vit.data.split_ref import configured_splits
-from memory_vit.model.backbone import Backbone
+from memory_vit.model.backbone import Backbone, init_backbone
+from memory_vit.model.vit_config import RANDOM, vit_config
+from memory_vit.runtime import dtypes, sharding
 from memory_vit.tasks import store
-from memory_vit.train import open_backbone, settle, sweep, upstream
-from memory_vit.train.run_context import RunContext
+from memory_vit.train import settle, sweep, upstream
 from memory_vit.train.sweep import Trial
-from memory_vit.train.trainer import Trainer
+from memory_vit.train.trainer import RunContext, Trainer
 from memory_vit.train.wandb_run import WandbRun
 
 logger = logging.getLogger(__name__)
@@ -29,25 +35,12 @@ def open_trainer(
   backbone: Backbone | None = None,
   wandb: WandbRun | None = None,
 ) -> tuple[Trainer, list[Trial]]:
-  """Open backbone and data of a run, and settle its trials.
+  """Open backbone and data of a run, and settle its trials; writes nothing.
 
-  Nothing is written. All that could be refused is opened before anything is
-  computed: a wrong test split must not cost a training.
-
-  Args:
-    config: of the run; the trainer has what backbone and data settle of it.
-    workdir: of the run.
-    context: of the run.
-    splits: {"train": reader, ...} in place of a data set that is opened.
-    backbone: in place of one that is loaded.
-    wandb: that gets the events, if any.
-
-  Raises:
-    MemoryVitError: for what cannot be used, or does not fit together.
+  All inputs are opened before anything is computed: a wrong test split must not
+  cost a training.
   """
-  backbone = open_backbone.open_backbone(
-    config, workdir, context.mesh, backbone
-  )
+  backbone = open_backbone(config, workdir, context.mesh, backbone)
   readers = _open_splits(config, backbone, splits or {})
   config = settle.settled(config, backbone, readers["train"])
   trials = sweep.trials_of(config, settle.task_name(config))
@@ -77,10 +70,46 @@ def open_trainer(
   return trainer, trials
 
 
+def open_backbone(
+  config: Config, workdir: Path, mesh: Mesh, loaded: Backbone | None = None
+) -> Backbone:
+  """Load or initialize the backbone, if it is not given, on the mesh."""
+  path = config.backbone
+  if config.pretrain.variant:
+    path = str(workdir / "backbone.npz")
+  if loaded:
+    backbone = loaded
+  elif path.startswith(RANDOM):
+    backbone = init_backbone(
+      vit_config(
+        path.removeprefix(RANDOM),
+        image_size=config.image_size,
+        dtype=dtypes.resolve(config.dtype),
+        gelu=settle.made_gelu(config),
+      ),
+      jax.random.key(config.seed),
+    )
+  else:
+    # In float32: the regime `full` trains these weights.
+    backbone = to_backbone(
+      read_published(path),
+      config.image_size or None,
+      config.dtype,
+      gelu=settle.stated_gelu(config),
+    )
+  logger.info(
+    "backbone %s: %s, %d px, fingerprint %s",
+    path, backbone.config.variant, backbone.config.image_size,
+    backbone.fingerprint[:16],
+  )  # fmt: skip
+  params = sharding.put_backbone(backbone.params, mesh)
+  return dataclasses.replace(backbone, params=params)
+
+
 def _open_splits(
   config: Config, backbone: Backbone, given: Mapping[str, Split]
 ) -> dict[str, Split]:
-  """Open the splits that a configuration names, but those that are given."""
+  """Open the configured splits, except those that are given."""
   readers = {}
   for role, ref in configured_splits(config).items():
     if role in given:
@@ -95,7 +124,6 @@ def _open_splits(
 def _record_of(
   splits: Mapping[str, Split], config: Config, workdir: Path
 ) -> DataRecord:
-  """The record of all data that a run reads."""
   if config.data.digest == "contents":
     logger.info("reading all bytes of the data (config.data.digest)")
   return data_record.run_record(

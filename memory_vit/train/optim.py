@@ -1,4 +1,4 @@
-"""Learning-rate schedule and optimiser: one of its own for every task."""
+"""Learning rate schedule and optimizer, one for each task."""
 
 import decimal
 from collections.abc import Mapping
@@ -15,16 +15,7 @@ from memory_vit.model.regimes import PARTS
 def make_schedule(
   config: OptimConfig, learning_rate: float, total_steps: int
 ) -> optax.Schedule:
-  """Linear warm-up to `learning_rate`, then cosine to zero or constant.
-
-  Args:
-    config: says how long the warm-up is; the first step is not at zero.
-    learning_rate: the peak.
-    total_steps: of the run.
-
-  Returns:
-    Step (from 0) -> learning rate.
-  """
+  """Linear warm-up, whose first step is above 0, then cosine or constant."""
   warmup = warmup_steps(config, total_steps)
   if config.schedule == "cosine":
     after = optax.cosine_decay_schedule(
@@ -40,20 +31,18 @@ def make_schedule(
 
 
 def warmup_steps(config: OptimConfig, total_steps: int) -> int:
-  """How many steps the warm-up takes: as given, or the nearest to a share."""
   if config.warmup_steps:
     return config.warmup_steps
-  # As the share was written: in binary, 0.29 of 100 is a little less than 29.
+  # The decimal share: in binary, 0.29 of 100 is a little less than 29.
   return round(decimal.Decimal(str(config.warmup)) * total_steps)
 
 
 def make_optimizer(
   configs: Mapping[str, OptimConfig], schedules: Mapping[str, optax.Schedule]
 ) -> optax.GradientTransformation:
-  """An optimiser over {name: parameters}, with nothing shared between names.
+  """An optimizer over {name: parameters}, with nothing shared between names.
 
-  The gradient norm of each is clipped alone: a task trains as it would without
-  its neighbours.
+  Each gradient is clipped alone: a task trains as it would without the others.
   """
   return optax.partition(
     {name: _optimizer(configs[name], schedules[name]) for name in configs},
@@ -63,18 +52,11 @@ def make_optimizer(
 
 
 def where(condition: jax.Array, new: Any, old: Any) -> Any:
-  """All leaves of one tree, or all of the other: () decides."""
   return jax.tree.map(lambda a, b: jnp.where(condition, a, b), new, old)
 
 
 def where_finite(finite: Mapping[str, jax.Array], new: Any, old: Any) -> Any:
-  """The state of `make_optimizer`, updated for some names and not for others.
-
-  Args:
-    finite: {name: whether it is}, bool ().
-    new: state after an update.
-    old: state before it.
-  """
+  """Update the state of `make_optimizer` for the names that are finite."""
   inner = {
     name: where(finite[name], state, old.inner_states[name])
     for name, state in new.inner_states.items()
@@ -85,7 +67,7 @@ def where_finite(finite: Mapping[str, jax.Array], new: Any, old: Any) -> Any:
 def _optimizer(
   config: OptimConfig, schedule: optax.Schedule
 ) -> optax.GradientTransformation:
-  """Of the parameters of one name: clip, update, and factors of parts."""
+  """The optimizer of one name: clip, update, factors of parts."""
   stages = []
   if config.grad_clip:
     clip = optax.clip_by_global_norm(config.grad_clip)
@@ -105,7 +87,7 @@ def _optimizer(
 def _by_part(
   transforms: Mapping[str, optax.GradientTransformation],
 ) -> optax.GradientTransformation:
-  """A transformation for each part {name: {part: parameters}} of one name."""
+  """A transformation for each part, {name: {part: parameters}} of one name."""
   return optax.partition(
     transforms,
     # The other names are masked: they have no leaves.

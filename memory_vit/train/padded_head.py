@@ -1,8 +1,6 @@
-"""Heads with more outputs than classes, so that tasks share programs.
+"""Padded heads.
 
-A program is compiled for shapes. Where the tasks of several data sets are
-trained one after the other, `task.padded_classes` gives all of them heads of
-one width; what is beyond the classes is cut off before a task is exported.
+More outputs than classes, so that tasks share compiled programs.
 """
 
 import dataclasses
@@ -17,11 +15,6 @@ from memory_vit.model.task import Task
 
 
 def require_width(padded: int, classes: int) -> None:
-  """Refuse a head that is narrower than its data set has classes.
-
-  Raises:
-    ConfigError: with both numbers.
-  """
   if padded and padded < classes:
     raise ConfigError(
       f"config.task.padded_classes is {padded}, and the data set has {classes} "
@@ -30,12 +23,11 @@ def require_width(padded: int, classes: int) -> None:
 
 
 def is_class(padded: int, classes: int) -> np.ndarray | None:
-  """Which outputs are classes, bool (padded,); None where all are."""
+  """Which outputs are classes, bool (padded,); None if all are."""
   return np.arange(padded) < classes if padded > classes else None
 
 
 def without_padding(task: Task, class_names: Sequence[str]) -> Task:
-  """Cut the head of a task down to the classes that it has."""
   classes = len(class_names)
   head = task.params["head"]
   spec = dataclasses.replace(
@@ -51,7 +43,7 @@ def without_padding(task: Task, class_names: Sequence[str]) -> Task:
 
 
 def of_classes(predict: Predict, classes: int) -> Predict:
-  """Predict the logits of classes alone, of heads that may be padded."""
+  """Predict the logits of classes alone, from heads that may be padded."""
 
   def cut(images: jax.Array) -> dict[str, jax.Array]:
     logits = predict(images)

@@ -1,4 +1,4 @@
-"""Packs of trials that are trained together, one pack after the other."""
+"""Plan packs of trials by memory, and train one pack after the other."""
 
 import contextlib
 import dataclasses
@@ -15,23 +15,21 @@ from memory_vit.config import to_dict
 from memory_vit.errors import DivergedError, TrainingError
 from memory_vit.model import trees
 from memory_vit.runtime import checksums, files, messages, processes
-from memory_vit.train import optim, sweep
+from memory_vit.train import sweep
 from memory_vit.train.loop_state import BestParams
+from memory_vit.train.pack import PackResult, train_pack
 from memory_vit.train.step import TrainState
 from memory_vit.train.sweep import PassPlan, Trial
-from memory_vit.train.trainer import PackResult, Trainer
+from memory_vit.train.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
 
 def plan(trainer: Trainer, trials: Sequence[Trial], workdir: Path) -> PassPlan:
-  """Plan which trials share a pass, by an estimate of the memory they take.
+  """Plan which trials share a pass, by an estimate of their memory.
 
-  The plan depends on the memory that is free: it is a part of each saved state,
-  and a resumed run keeps it. All processes have that of process 0.
-
-  Raises:
-    TrainingError: if the saved states are of other trials.
+  The plan depends on the free memory, so it is saved with each state, and a
+  resumed run keeps it. All processes use the plan of process 0.
   """
   values = processes.on_process_0(lambda: _saved_plan(workdir))
   if values is None:
@@ -52,7 +50,7 @@ def plan(trainer: Trainer, trials: Sequence[Trial], workdir: Path) -> PassPlan:
 def _saved_plan(workdir: Path) -> Any:
   """The plan in a saved state, as JSON; None if no state can be read.
 
-  A damaged state is left to `Checkpoints`, which knows what to do with it.
+  Damaged states are left to `Checkpoints`.
   """
   for path in _states(workdir):
     with contextlib.suppress(TrainingError):
@@ -61,21 +59,17 @@ def _saved_plan(workdir: Path) -> Any:
 
 
 def _states(workdir: Path) -> list[Path]:
-  """The saved states of all packs of a run, on this process."""
   found = (workdir / "checkpoints").rglob("*")
   return sorted(path for path in found if path.name.isdigit())
 
 
 def has_saved(workdir: Path) -> bool:
-  """Whether a pack of the run has saved a state from which it resumes.
-
-  Every process must call: what the first one sees counts.
-  """
+  """Whether process 0 sees a saved state of a pack; all processes must call."""
   return processes.on_process_0(lambda: bool(_states(workdir)))
 
 
 def make_plan(trainer: Trainer, trials: Sequence[Trial]) -> PassPlan:
-  """Deal trials out to packs: see `plan`, which keeps a saved plan."""
+  """Make a new plan; see `plan`."""
   plans = [
     _plan_kind(trainer.of_kind(group), group)
     for group in sweep.of_one_kind(trials)
@@ -86,15 +80,14 @@ def make_plan(trainer: Trainer, trials: Sequence[Trial]) -> PassPlan:
 
 
 def _plan_kind(trainer: Trainer, trials: Sequence[Trial]) -> PassPlan:
-  """Deal trials of one kind out to packs."""
   if len(trials) == 1 or not trainer.config.learned.shares_pass:
     return PassPlan(tuple((trial.name,) for trial in trials))
-  # The longest memory is what all are padded to.
+  # All are padded to the longest memory.
   longest = sorted(trials, key=sweep.size)[-2:]
   first = pack_bytes(trainer, longest[1:])
   free = sweep.free_bytes(trainer.config.sweep.memory_gib)
-  # They share a pass, so a further one takes less than the first: where the
-  # first fits so many times, no other need be compiled.
+  # A further trial shares the pass and takes less than the first: if the first
+  # fits once for each trial, no larger pack is compiled.
   further = None
   if first * len(trials) > free:
     further = max(0, pack_bytes(trainer, longest) - first)
@@ -113,37 +106,35 @@ def _plan_kind(trainer: Trainer, trials: Sequence[Trial]) -> PassPlan:
 def pack_bytes(trainer: Trainer, trials: Sequence[Trial]) -> int:
   """Estimate the memory of a pack on a device, beside the backbone."""
   tasks = {t.name: trainer.new_task(t) for t in trials}
-  optimizer = optim.make_optimizer(
-    {t.name: t.config.optim for t in trials},
-    {t.name: lambda step: 0.0 for t in trials},
-  )
+  step = trainer.make_step(trials, tasks)
   state = jax.eval_shape(
-    lambda params: TrainState(jnp.int32(0), params, optimizer.init(params)),
+    lambda params: TrainState(
+      jnp.int32(0), params, step.optimizer.init(params)
+    ),
     {name: task.params for name, task in tasks.items()},
   )
   config = trainer.config
   shape = (config.batch_size, config.image_size, config.image_size, 3)
-  step = trainer.make_step(trials, tasks)
   image = jax.ShapeDtypeStruct(shape, jnp.float32)
   batch: dict[str, Any] = {
     "label": jax.ShapeDtypeStruct((config.batch_size,), jnp.int32)
   }
-  if trainer.kept:
+  if trainer.cache:
     batch["inputs"] = jax.eval_shape(trainer.frozen_pass(step), image)
   else:
     batch["image"] = image
   needed = step.peak_bytes(
     state.params, trainer.frozen(), batch, config.batch_size_eval
   )
-  if trainer.kept:
+  if trainer.cache:
     prepare = trainer.frozen_pass(step)
-    needed += trainer.kept.bytes_on_device(
+    needed += trainer.cache.bytes_on_device(
       [
-        trainer.kept.needs(key, reader, prepare)
-        for key, reader in trainer.kept_splits.items()
+        trainer.cache.needs(key, reader, prepare)
+        for key, reader in trainer.cached_splits.items()
       ]
     )
-  # State and gradient; and once more, as the update does not work in place.
+  # State and gradient; twice the state, as the update does not work in place.
   return needed + 2 * trees.bytes_of(state) + trees.bytes_of(state.params)
 
 
@@ -152,7 +143,7 @@ def train(
 ) -> list[PackResult]:
   """Train one pack after the other; of a sweep, also after one diverged.
 
-  `config.json` is the configuration with which the run began, until an allowed
+  `config.json` stays the configuration of the first start until an allowed
   change of it is accepted.
   """
   file, options = workdir / "config.json", to_dict(trainer.config)
@@ -166,7 +157,7 @@ def train(
     (pack,) = packs
     trainer = trainer.of_kind(pack)
     logdirs = logdirs_of(pack, workdir)
-    results = [trainer.train_pack(pack, directory, logdirs, plan)]
+    results = [train_pack(trainer, pack, directory, logdirs, plan)]
   else:
     results = _train_packs(trainer, packs, plan, workdir)
   if any(result.changes for result in results):
@@ -180,12 +171,8 @@ def _train_packs(
   plan: PassPlan,
   workdir: Path,
 ) -> list[PackResult]:
-  """Train several packs, of which some may diverge.
-
-  Raises:
-    DivergedError: if all do.
-  """
-  # With trials of one kind goes what was kept for them.
+  """Train several packs; raise `DivergedError` if all diverge."""
+  # A copy: the cache of a kind is freed when the next kind begins.
   trainer = dataclasses.replace(trainer)
   results, diverged = [], []
   for i, pack in enumerate(packs):
@@ -210,7 +197,7 @@ def _train_pack(
   directory: Path,
   workdir: Path,
 ) -> PackResult:
-  """Train a pack, or remember from an earlier process that it diverged."""
+  """Train a pack, unless an earlier process recorded that it diverged."""
   file = directory.with_suffix(".json")
   meta = json.loads(json.dumps(trainer.meta(pack)))
   found = processes.on_process_0(
@@ -224,7 +211,7 @@ def _train_pack(
     raise DivergedError(found["message"], found["lost"])
   try:
     logdirs = logdirs_of(pack, workdir)
-    return trainer.train_pack(pack, directory, logdirs, plan)
+    return train_pack(trainer, pack, directory, logdirs, plan)
   except DivergedError as error:
     found = {"message": str(error), "lost": error.lost, "meta": meta}
     directory.parent.mkdir(parents=True, exist_ok=True)
@@ -233,7 +220,7 @@ def _train_pack(
 
 
 def logdirs_of(trials: Sequence[Trial], workdir: Path) -> dict[str, Path]:
-  """Give every trial a directory: TensorBoard shows it as a run of its own."""
+  """A directory for each trial, which TensorBoard shows as a run."""
   return {
     t.name: workdir / "sweep" / t.label if t.label else workdir for t in trials
   }

@@ -1,4 +1,4 @@
-"""The backbone that a run trains first, by a run of the regime `full`."""
+"""Pretraining: the backbone of a run, trained first in the regime `full`."""
 
 import dataclasses
 import json
@@ -24,18 +24,17 @@ from memory_vit.model.vit_config import RANDOM
 from memory_vit.runtime import dtypes, files, paths, processes
 from memory_vit.train import settle
 
-# The directory of this run, in that of the run which needs the backbone; and
-# what it calls its model.
+# Directory of pretraining in that of the run, and the name of its task.
 DIRECTORY = "pretrain"
 _NAME = "pretraining"
 _MADE_BY = "backbone.json"
 
 
 def pretrain_config(config: Config) -> Config:
-  """The configuration of the run that makes the backbone of `config`.
+  """The configuration of the run that trains the backbone of `config`.
 
-  It trains all of a ViT with AdamW and keeps the last step. How it computes,
-  what it reports and how often it is saved are as in the run that needs it.
+  It trains a whole ViT with AdamW and keeps the last step; compute dtype and
+  intervals are those of the run that needs the backbone.
   """
   settings = config.pretrain
   return dataclasses.replace(
@@ -69,16 +68,9 @@ def pretrain_config(config: Config) -> Config:
 def make_backbone(
   config: Config, workdir: Path, train: Callable[[Config, Path], Any]
 ) -> None:
-  """Train WORKDIR/backbone.npz, unless it is there.
+  """Train WORKDIR/backbone.npz, unless it exists.
 
-  Args:
-    config: of the run that needs it.
-    workdir: of that run.
-    train: takes the run of a configuration to its end in a directory, or goes
-      on where it stopped.
-
-  Raises:
-    TrainingError: where another configuration has made the one there.
+  `train` runs a configuration in a directory to its end, or resumes it.
   """
   path = workdir / "backbone.npz"
   if not processes.broadcast_from_process_0(path.exists()):
@@ -89,11 +81,11 @@ def make_backbone(
     train(pretrain_config(config), directory)
 
     def keep() -> None:
-      # In this order: a backbone is never there without what made it.
+      # In this order: no backbone exists without its configuration.
       files.write_json(workdir / _MADE_BY, _what_makes(config))
       with files.writing(path), files.replacing(path) as scratch:
         shutil.copyfile(directory / f"{_NAME}.npz", scratch)
-      # Two states of a whole model and its optimiser, which nobody needs now.
+      # Two states of a whole model and its optimizer are not needed any more.
       shutil.rmtree(directory / "checkpoints", ignore_errors=True)
 
     processes.on_process_0(keep)
@@ -101,7 +93,7 @@ def make_backbone(
 
 
 def require_made_by(config: Config, workdir: Path) -> None:
-  """Raise `TrainingError` where another configuration made the backbone."""
+  """Raise `TrainingError` if another configuration made the backbone."""
   made_by = workdir / _MADE_BY
   found = files.read_object(made_by) if made_by.exists() else {}
   if _what_matters(found) != _what_matters(_what_makes(config)):
@@ -112,7 +104,7 @@ def require_made_by(config: Config, workdir: Path) -> None:
 
 
 def _what_makes(config: Config) -> dict[str, Any]:
-  """What a backbone depends on, as JSON gives it back."""
+  """Options on which the backbone depends, as JSON returns them."""
   values = {
     "pretrain": dataclasses.asdict(config.pretrain),
     "image_size": config.image_size,
@@ -124,10 +116,10 @@ def _what_makes(config: Config) -> dict[str, Any]:
 
 
 def _what_matters(made: Mapping[str, Any]) -> dict[str, Any]:
-  """Leave out how images are read, which may change; not from where.
+  """Leave out options of reading images, except the directory.
 
-  The files of `data` are recorded, those of `pretrain.data` only as long as the
-  backbone is trained: what tells other images then is their directory alone.
+  The files of `pretrain.data` are recorded only during pretraining: afterwards
+  only the directory tells other images apart.
   """
   free = {key for key, option in OPTIONS.items() if option.resume == "free"}
   free.remove("pretrain.data.dir")

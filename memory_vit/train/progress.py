@@ -12,17 +12,15 @@ from memory_vit.runtime.progress_bar import (
   duration,
   log_package,
 )
-from memory_vit.train.summary import span
 
 logger = logging.getLogger(__name__)
 
 
 class Progress:
-  """A line (in a log) or a bar (on a terminal) with speed and time to go.
+  """A line in a log, or a bar on a terminal, with speed and remaining time.
 
-  Speed counts training alone: `pause` and `resume` leave out evaluation. The
-  clock stands until `resume` is called first: once the first step, which
-  compiles and is not counted, has been computed.
+  Speed excludes evaluation, between `pause` and `resume`, and the first step,
+  which compiles: the clock starts with the first `resume`.
   """
 
   def __init__(
@@ -43,17 +41,13 @@ class Progress:
     )
 
   def advance(self) -> None:
-    """Count a step that was started; it is timed where the clock runs."""
+    """Count a started step; it is timed if the clock runs."""
     self._step += 1
     self._bar.update()
     self._steps += self._since is not None
 
   def pause(self) -> bool:
-    """Stop the clock; everything that was started must have ended.
-
-    Returns:
-      Whether it ran.
-    """
+    """Stop the clock after all started work ended; return whether it ran."""
     if self._since is None:
       return False
     self._seconds += time.perf_counter() - self._since
@@ -61,12 +55,11 @@ class Progress:
     return True
 
   def resume(self) -> None:
-    """Start the clock again."""
     self._since = time.perf_counter()
 
   @property
   def timed(self) -> tuple[int, float]:
-    """Steps that were timed, those of earlier processes too, and seconds."""
+    """Timed steps and their seconds, those of earlier processes included."""
     seconds = self._seconds
     if self._since is not None:
       seconds += time.perf_counter() - self._since
@@ -74,12 +67,12 @@ class Progress:
 
   @property
   def images_per_second(self) -> float:
-    """Training images a second, over all processes; 0.0 before two steps."""
+    """Training images per second over all processes; 0.0 before two steps."""
     steps, seconds = self.timed
     return steps * self._batch_size / seconds if steps else 0.0
 
   def is_overdue(self) -> bool:
-    """Whether nothing was shown for half a minute, by this process's clock."""
+    """Whether nothing was shown for half a minute, by the local clock."""
     return time.perf_counter() - self._reported >= SILENCE_SECONDS
 
   def report(self, values: Mapping[str, list[float]]) -> None:
@@ -89,22 +82,27 @@ class Progress:
     if self._bar.is_bar:
       self._bar.note(shown)
       return
-    if speed := self.images_per_second:  # after one step nobody knows
+    if speed := self.images_per_second:  # unknown after one step
       left = (self._total - self._step) * self._batch_size
       rounded = f"{speed:.0f}" if speed >= 10 else f"{speed:.2g}"
       shown += f"  {rounded} images/s  ETA {duration(left / speed)}"
     logger.info("%s step %d/%d  %s", self._name, self._step, self._total, shown)
 
   def close(self) -> None:
-    """End the bar."""
     self._bar.close()
 
 
+def span(values: list[float]) -> str:
+  """[0.5] -> "0.5", [0.1, 0.3, 0.2] -> "0.1..0.3"."""
+  least, greatest = f"{min(values):.4g}", f"{max(values):.4g}"
+  return least if len(values) == 1 else f"{least}..{greatest}"
+
+
 def _nothing(line: str) -> None:
-  """Leave lines out: `Progress.report` has better ones."""
+  """Drops lines of the bar: those of `Progress.report` say more."""
 
 
 def log_to_stderr(*, verbose: bool = False) -> None:
-  """Show this package's log lines above bars; of libraries only warnings."""
+  """Show log lines of this package above bars; of libraries only warnings."""
   absl_logging.set_verbosity(absl_logging.WARNING)
   log_package(verbose=verbose)

@@ -1,4 +1,4 @@
-"""Tests, ranks and exports the trained tasks of a run."""
+"""Evaluate, rank and export the trained tasks of a run; build its result."""
 
 import dataclasses
 import functools
@@ -27,10 +27,11 @@ from memory_vit.run_result import (
 from memory_vit.runtime import files, processes
 from memory_vit.tasks import store
 from memory_vit.train import sweep
+from memory_vit.train.pack import PackResult
 from memory_vit.train.sweep import PassPlan, Trial
-from memory_vit.train.trainer import PackResult, Trainer
+from memory_vit.train.trainer import Trainer
 
-# See `files.replacing` and `processes.require_shared`.
+# Scratch names of `files.replacing` and `processes.require_shared`.
 _BEGUN = re.compile(
   r"\..+\.(?:npz|png)\.[0-9a-f]{8}\.part|\.seen-by-all-[0-9a-f]{16}"
 )
@@ -38,21 +39,12 @@ _BEGUN = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class TrainedTrial:
-  """A trial after training.
-
-  Attributes:
-    trial: as it was planned.
-    task: with the parameters that were best on validation.
-    result: how good it is.
-    hits: which examples of the test split it gets right; None without one.
-    predictions: for these examples, of the best trial alone, where pictures
-      are made of them.
-  """
+  """A trial after training, with the best parameters on validation."""
 
   trial: Trial
   task: Task
   result: TrialResult
-  hits: Hits | None = None
+  hits: Hits | None = None  # on the test split, if there is one
   predictions: SplitPredictions | None = None
 
   def exported_as(self, name: str) -> "TrainedTrial":
@@ -61,7 +53,7 @@ class TrainedTrial:
     return dataclasses.replace(self, result=result)
 
   def to_task(self, name: str) -> Task:
-    """The task under a name, with how it was made and how good it is."""
+    """The task under a name, with its configuration and metrics."""
     result = dataclasses.replace(self.exported_as(name).result, name=name)
     made = {
       "config": to_dict(self.trial.config),
@@ -76,8 +68,8 @@ def evaluate_trained(
 ) -> list[TrainedTrial]:
   """Evaluate all trained trials on the test split, if there is one.
 
-  The best on validation keeps its predictions, where pictures are made of them.
-  Those of hundreds of trials would fill the memory.
+  Only the best on validation keeps its predictions, for plots: those of
+  hundreds of trials would fill the memory.
   """
   by_name, split = {trial.name: trial for trial in trials}, trainer.test
   best = _best_on_validation(packs) if trainer.config.log_images else None
@@ -111,7 +103,7 @@ def evaluate_trained(
 
 
 def _best_on_validation(packs: Sequence[PackResult]) -> str | None:
-  """The name of the trial that `rank` will put first, if there is any."""
+  """The trial that `rank` will put first."""
   places = {
     name: _place(pack.best[name].accuracy, _finite(pack.best[name].loss))
     for pack in packs
@@ -126,14 +118,14 @@ def _place(accuracy: float | None, loss: float | None) -> tuple[float, float]:
 
 
 def _finite(loss: float | None) -> float | None:
-  """A loss for JSON, which has no NaN, and no infinity."""
+  """JSON has no NaN and no infinity."""
   return loss if loss is not None and math.isfinite(loss) else None
 
 
 def _result(
   trial: Trial, task: Task, test: Mapping[str, Any] | None
 ) -> TrialResult:
-  """The result of a trial, without what validation said."""
+  """The result of a trial, without validation."""
   config = trial.config
   result = TrialResult(
     name=task.spec.name,
@@ -163,7 +155,7 @@ def _result(
 def rank(
   trained: Sequence[TrainedTrial], config: Config, name: str
 ) -> list[TrainedTrial]:
-  """Sort trials, the best on validation first; say where each is exported."""
+  """Sort trials, the best on validation first; note the exported ones."""
   best, *others = sorted(
     trained, key=lambda t: _place(t.result.val_accuracy, t.result.val_loss)
   )
@@ -182,22 +174,11 @@ def rank(
 def export(
   trainer: Trainer, name: str, ranked: Sequence[TrainedTrial], workdir: Path
 ) -> list[Task]:
-  """Write the best task under its name, and the others where that is asked.
+  """Write the new tasks, and the tasks that they attend to, to `tasks/`.
 
-  Beside them lies what they attend to: `tasks/` is all that it takes to run
-  them. With `config.export_orbax` the parameters of the new ones are written to
-  `orbax/` as well, and of the regime `full` the whole model to NAME.npz. Which
-  examples of the test split are right goes to `hits.json`. One process writes;
-  all read.
-
-  Args:
-    trainer: that trained them.
-    name: of the best.
-    ranked: from `rank`.
-    workdir: of the run; they are written to tasks/.
-
-  Returns:
-    The new tasks, read back as everybody else will read them.
+  They are returned as read back. `config.export_orbax` also writes parameters
+  to `orbax/`, the regime `full` the whole model to NAME.npz, and a test split
+  `hits.json`. Process 0 writes; all processes read and must call.
   """
   tasks = [ranked[0].to_task(name)]
   if _exports_all(trainer.config):
@@ -236,24 +217,14 @@ def run_result(
   backbone: BackboneResult,
   seconds: float,
 ) -> RunResult:
-  """The content of `result.json`; all processes must call.
-
-  Args:
-    trainer: of the run.
-    name: of the best task.
-    plan: of its passes.
-    packs: as they were trained.
-    ranked: from `rank`.
-    backbone: its outputs before and after.
-    seconds: that the run took.
-  """
+  """The content of `result.json`; all processes must call."""
   readers = trainer.splits.values()
   unreadable = [
     reader.describe(index)
     for reader in readers
     for index in reader.sync_unreadable()
   ]
-  # Slices may overlap, or be the same.
+  # Splits may overlap, or be the same.
   others = [line for reader in readers for line in reader.left_out]
   changes: list[Mapping[str, Any]] = []
   for pack in packs:
@@ -277,7 +248,6 @@ def run_result(
 def _sweep_result(
   packs: Sequence[PackResult], name: str, plan: PassPlan
 ) -> SweepResult:
-  """Cost of the sweep as a whole."""
   seconds = sum(pack.seconds for pack in packs)
   count = sum(len(pack.best) for pack in packs)
   return SweepResult(
@@ -297,12 +267,9 @@ def _exports_all(config: Config) -> bool:
 
 
 def tidy(workdir: Path) -> None:
-  """Remove what runs that were killed had begun to write.
+  """Remove files that killed runs left half-written.
 
-  Saved states are tidied where they are opened.
-
-  Args:
-    workdir: of a run that alone is using it.
+  No other run may use `workdir`. Saved states are tidied when they are opened.
   """
   with files.writing(workdir):
     files.tidy(workdir / "tasks")
@@ -313,7 +280,7 @@ def tidy(workdir: Path) -> None:
 
 
 def _export_orbax(tasks: Sequence[Task], directory: Path) -> None:
-  """Write the parameters of tasks, but not copies of a whole backbone."""
+  """Write parameters of tasks, except those of a whole backbone."""
   for task in tasks:
     if not task.spec.learned.holds_backbone:
       write = functools.partial(_write_orbax, task, directory / task.spec.name)
@@ -326,13 +293,7 @@ def _write_orbax(task: Task, path: Path) -> None:
 
 
 def save_model(task: Task, backbone: Backbone, path: Path) -> None:
-  """Write a task of the regime `full` as a ViT of its own.
-
-  Args:
-    task: holds a whole backbone, and a head.
-    backbone: that it began as.
-    path: of the .npz file, in the published layout.
-  """
+  """Write a task of the regime `full` as a ViT in the published layout."""
   config = dataclasses.replace(
     backbone.config, num_classes=task.spec.num_classes, representation_size=0
   )

@@ -1,4 +1,4 @@
-"""Saves and restores a pack; refuses to go on with what is not the same."""
+"""Save and restore a pack; refuse to resume with another run's inputs."""
 
 import dataclasses
 import json
@@ -29,17 +29,10 @@ def save(
   meta: Mapping[str, Any],
   splits: Mapping[str, Split],
 ) -> None:
-  """Write all that a resumed pack needs; every process must call.
+  """Write all that a resumed pack needs; all processes must call.
 
-  Args:
-    checkpoints: where.
-    state: of the training.
-    past: what belongs to it.
-    meta: what a resumed pack must share.
-    splits: {"train": the split, ...}, whose unreadable examples are noted.
-
-  Raises:
-    BrokenDataError: where all processes together left out more than may be.
+  `BrokenDataError` is raised if all processes together skipped too many
+  examples of `splits`.
   """
   best = past.best
   checkpoints.save(
@@ -76,19 +69,10 @@ def resume(
   may_change: Sequence[str],
   record: DataRecord,
 ) -> tuple[TrainState, LoopState | None]:
-  """The newest saved state with its past, or the given one without any.
+  """Restore the newest saved state and its past, else return `state` and None.
 
-  Args:
-    checkpoints: from where.
-    state: to begin with, where nothing is saved.
-    meta: what a resumed pack must share.
-    splits: as in `save`; what was left out of them counts as before.
-    may_change: from `config_changes.allowed`.
-    record: of the data as it is now.
-
-  Raises:
-    TrainingError: where the pack began with something else.
-    BrokenDataError: where more was left out than may be now.
+  `meta` must equal the saved one except for `may_change`, from
+  `config_changes.allowed`; examples that were skipped before stay skipped.
   """
   step = checkpoints.latest()
   if step is None:
@@ -107,7 +91,7 @@ def resume(
     logger.warning("from step %(step)d on, %(key)s is %(to)r, not %(from)r",
                    change)  # fmt: skip
   for key, bad in found["left_out"].items():
-    if key not in other:  # there these numbers are other images
+    if key not in other:  # in other data these numbers are other images
       reason = f"left out up to step {step}"
       splits[key].mark_unreadable(dict.fromkeys(bad, reason))
   like = {
@@ -123,7 +107,7 @@ def resume(
     name: BestParams(best_step, accuracy, saved["best"].get(name), loss, count)
     for name, (best_step, accuracy, loss, count) in found["best"].items()
   }
-  logger.info("going on from step %d in %s", step, checkpoints.directory)
+  logger.info("resuming from step %d in %s", step, checkpoints.directory)
   skipped = {
     name: SkipCount(values["total"], tuple(values["row"]))
     for name, values in found["skipped"].items()
@@ -146,7 +130,7 @@ def _data_changes(
   now: Mapping[str, Any],
   other: Mapping[str, Sequence[str]],
 ) -> list[dict[str, Any]]:
-  """The splits that hold other data than before, and what differs in each."""
+  """The splits that hold other data than before, with the differences."""
   before = found["files"]
   return [
     {
@@ -161,19 +145,17 @@ def _data_changes(
 
 
 def _other_data(directory: Path, other: Mapping[str, Sequence[str]]) -> str:
-  """The message for data that is not what a run began with."""
   lines = []
   for split, (first, *more) in other.items():
     lines += [f"{split}: {first}", *more]
   return (
-    f"the run in {directory} began with other data. Put that back, or go on "
-    f"with what is there by --allow_config_change={config_changes.DATA}, or "
+    f"the run in {directory} began with other data. Restore them, or resume "
+    f"with the present data by --allow_config_change={config_changes.DATA}, or "
     "give another --workdir.\n  " + "\n  ".join(lines)
   )
 
 
 def require_within(state: TrainState, total: int, directory: Path) -> None:
-  """Raise where a restored state is beyond the last step."""
   if int(state.step) > total:
     raise TrainingError(
       f"the run in {directory} is at step {state.step}, beyond "
@@ -184,7 +166,7 @@ def require_within(state: TrainState, total: int, directory: Path) -> None:
 def require_same(
   found: Mapping[str, Any], now: Mapping[str, Any], directory: Path
 ) -> None:
-  """Raise unless a pack goes on with what it began with."""
+  """Raise unless a pack resumes with what it began with."""
   advice = "Give that one, or another --workdir."
   if found["fingerprint"] != now["fingerprint"]:
     raise TrainingError(
@@ -196,7 +178,7 @@ def require_same(
     raise TrainingError(
       f"the run in {directory} drew its batches on {processes[0]} processes, "
       f"now {processes[1]}: with config.keep each draws from its own rows. "
-      "Start as many, or give another --workdir."
+      "Start the same number, or give another --workdir."
     )
   for key in ("config", "parents", "attends_to", "variants", "data"):
     changed = schema.differences(found[key], now[key])
@@ -214,12 +196,10 @@ def require_same(
 
 
 def what_matters(values: Mapping[str, Any]) -> dict[str, Any]:
-  """The options that a continued run must share, as JSON gives them back.
+  """Options that a resumed run must share, {"config.task.cells": 5, ...}.
 
-  Returns:
-    {"config.task.cells": 5, ...}, without options that change no result. Of
-    tasks that are read the directories may change, not their digests, and
-    epochs as long as they are as many steps: both are compared elsewhere.
+  Values are as JSON returns them. Directories of tasks may change, not their
+  digests, and epochs if the number of steps stays: both are compared elsewhere.
   """
   free = {key for key, option in OPTIONS.items() if option.resume == "free"}
   flat = trees.flatten(json.loads(json.dumps(values)))

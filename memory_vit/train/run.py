@@ -1,4 +1,4 @@
-"""One run: a backbone, a task and its data, up to what is exported."""
+"""A run, from a configuration to `result.json`: train, evaluate, export."""
 
 import contextlib
 import time
@@ -25,7 +25,7 @@ from memory_vit.train import (
   wandb_run,
 )
 from memory_vit.train.open_run import open_trainer
-from memory_vit.train.run_context import RunContext
+from memory_vit.train.trainer import RunContext
 
 
 def train_and_evaluate(
@@ -38,13 +38,13 @@ def train_and_evaluate(
 ) -> RunResult:
   """Train a task or a sweep, or resume the run in `workdir`.
 
-  Leaves there `config.json`, `checkpoints/`, `inventory/`, `tasks/NAME/`,
-  TensorBoard events, `result.json` and, of a test split, `hits.json` (which
-  examples of it are right, see `evaluation.hits`); of a sweep `sweep.png`; with
-  `config.log_images` `answers.png` (predictions of the best task for some test
-  images) and, of a task that composes, `attention.png` (where its token
-  attends to); of pretraining `pretrain/`, `backbone.npz` and `backbone.json`;
-  of the regime `full` the whole model as `NAME.npz`.
+  It writes there `config.json`, `checkpoints/`, `inventory/`, `tasks/NAME/`,
+  TensorBoard events and `result.json`; with a test split `hits.json` (which
+  examples are right, see `evaluation.hits`); of a sweep `sweep.png`; with
+  `config.log_images` `answers.png` (predictions of the best task) and, if the
+  task composes, `attention.png` (which patches its token attends to); after
+  pretraining `pretrain/`, `backbone.npz` and `backbone.json`; in the regime
+  `full` the whole model as `NAME.npz`.
 
   Args:
     config: of the run.
@@ -62,8 +62,7 @@ def train_and_evaluate(
     The content of `result.json`.
 
   Raises:
-    MemoryVitError: for input that cannot be used, and if another run is using
-      `workdir`.
+    MemoryVitError: for unusable input, and if another run is using `workdir`.
     Interrupted: if `stop` asked for it.
   """
   if backbone and config.pretrain.variant:
@@ -122,14 +121,7 @@ def _started(
 
 
 def make_backbone(config: Config, workdir: Path, context: RunContext) -> None:
-  """Train WORKDIR/backbone.npz if a configuration asks for it.
-
-  It is made once; an interrupted training resumes.
-
-  Raises:
-    TrainingError: if another configuration has made the existing one.
-    Interrupted: if `context.stop` asked for it.
-  """
+  """Train WORKDIR/backbone.npz once, if the configuration asks for it."""
   if config.pretrain.variant:
     pretrain.make_backbone(
       config, workdir, lambda inner, where: _run(inner, where, context)
@@ -143,15 +135,14 @@ def _run(
   splits: Mapping[str, Split] | None = None,
   backbone: Backbone | None = None,
 ) -> RunResult:
-  """See `train_and_evaluate`."""
   began = time.perf_counter()
   name = settle.task_name(config)
-  trials = sweep.trials_of(config, name)  # a wrong one must cost no backbone
+  trials = sweep.trials_of(config, name)  # refused before pretraining
   processes.on_process_0(lambda: results.tidy(workdir))
   processes.require_shared(workdir)
   earlier = read_result(workdir)
   resumes = earlier is not None or passes.has_saved(workdir)
-  # A missing login must cost no backbone either.
+  # A missing login is refused before pretraining, too.
   with wandb_run.opened(config, workdir, trials, resumes) as wandb:
     make_backbone(config, workdir, context)
     trainer, trials = open_trainer(
@@ -169,7 +160,7 @@ def _run(
     after = upstream.evaluate_upstream(trainer, tasks)
     backbones = upstream.compare(trainer.backbone, before, after)
     seconds = time.perf_counter() - began
-    if earlier:  # a run that had finished has not become faster
+    if earlier:  # the run had finished: keep its time
       seconds = earlier.wall_seconds
     result = results.run_result(
       trainer, name, plan, packs, ranked, backbones, seconds

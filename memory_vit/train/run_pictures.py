@@ -1,4 +1,4 @@
-"""Pictures of a trained task, for TensorBoard and Weights & Biases."""
+"""Plots of a trained task, for TensorBoard, Weights & Biases and as files."""
 
 from __future__ import annotations
 
@@ -37,13 +37,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The tag of where a task looks.
+# Tags of plots that are also files in the run's directory.
 OVERLAYS = "attention/overlays"
-# And of what it says to images.
 ANSWERS = "test/answers"
-# What of these is written into the run's directory.
 FILES = {OVERLAYS: ATTENTION, ANSWERS: ANSWERS_FILE}
-# Images on that sheet, for each that is logged.
+# Images of "test/answers" for each of `config.log_images`.
 _SHEET = 3
 # Tag -> uint8 (height, width, 3).
 Pictures = dict[str, np.ndarray]
@@ -56,17 +54,9 @@ def show_best(
   result: RunResult,
   workdir: Path,
 ) -> None:
-  """Write the pictures of a finished run, and its summary for W&B.
+  """Write the plots of a finished run, and its summary for W&B.
 
-  The run has finished: what cannot be drawn or written is left out, with a
-  warning.
-
-  Args:
-    trainer: of the run.
-    task: the best one, as it was exported.
-    trained: the trial that it is.
-    result: of the run, whose sweep is plotted.
-    workdir: of the run.
+  The run has finished: plots that fail are left out, with a warning.
   """
   try:
     if jax.process_index() == 0:
@@ -76,8 +66,8 @@ def show_best(
         plots.sweep_figure(result).savefig(workdir / SWEEP, dpi=120)
     if trainer.config.log_images:
       _draw_best(trainer, task, trained, workdir)
-  except Exception as error:  # of a full disk, of what TensorBoard says
-    logger.warning("pictures cannot be written (%s)", named(error))
+  except Exception as error:  # full disks, and errors of TensorBoard
+    logger.warning("plots cannot be written (%s)", named(error))
   if trainer.wandb_run:
     trial = trained.trial
     trainer.wandb_run.summarize(
@@ -94,7 +84,7 @@ def show_best(
 def _draw_best(
   trainer: Trainer, task: Task, trained: TrainedTrial, workdir: Path
 ) -> None:
-  """Write the pictures of the best trial as events and as files."""
+  """Write the plots of the best trial as events and as files."""
   pictures = pictures_of(trainer, task, trained.predictions)
   logdirs = passes.logdirs_of([trained.trial], workdir)
   with Events(logdirs, trainer.wandb_run) as events:
@@ -110,15 +100,7 @@ def _draw_best(
 def pictures_of(
   trainer: Trainer, task: Task, predictions: SplitPredictions | None
 ) -> Pictures:
-  """Draw where a task looks, and what it takes for what.
-
-  What cannot be drawn is left out, with a warning: a run does not end by it.
-
-  Args:
-    trainer: of the run.
-    task: that it has trained.
-    predictions: of its test split, if any.
-  """
+  """Draw attention and answers of a task; plots that fail only warn."""
   pictures: Pictures = {}
   for draw in (
     lambda: attention_figures(trainer, task, predictions),
@@ -127,24 +109,23 @@ def pictures_of(
   ):
     try:
       pictures |= {tag: rasterize.rasterize(f) for tag, f in draw().items()}
-    except Exception as error:  # of a broken image, of a lack of memory
-      logger.warning("pictures are left out (%s)", named(error))
+    except Exception as error:  # broken images, lack of memory
+      logger.warning("plots are left out (%s)", named(error))
   return pictures
 
 
 def attention_figures(
   trainer: Trainer, task: Task, predictions: SplitPredictions | None
 ) -> dict[str, Figure]:
-  """Draw where a task looks, on some images that it was not trained on.
+  """Draw which patches a task attends to, on images that it did not train on.
 
-  There is nothing to draw of a regime whose tasks do not compose, and of
-  embeddings, which are no images; several processes leave it out.
+  None for tasks that do not compose, for embeddings, and on several processes.
   """
   reader = trainer.test or trainer.validation
   if reader is None or reader.embedded or not task.spec.learned.composes:
     return {}
   if jax.process_count() > 1:
-    logger.info("no pictures of attention: there are several processes")
+    logger.info("no plots of attention on several processes")
     return {}
   chosen = _some_examples(trainer, reader)
   images = eval_images(reader, trainer.preprocessing, chosen)
@@ -154,7 +135,7 @@ def attention_figures(
     dataclasses.replace(each, params=sharding.put(each.params, mesh))
     for each in (*trainer.parents, task)
   ]
-  # As many rows as the devices can share; the last image fills up.
+  # Padded by the last image to a number of rows that the devices can share.
   more = -len(images) % mesh.size
   rows = np.concatenate([images, images[-1:].repeat(more, axis=0)])
   found = token_attention.token_attention(
@@ -170,7 +151,7 @@ def attention_figures(
 def answer_figures(
   trainer: Trainer, task: Task, predictions: SplitPredictions | None
 ) -> dict[str, Figure]:
-  """Draw images of the test split, under their classes and a task's answers."""
+  """Draw test images, under their classes and a task's answers."""
   reader = trainer.test
   if predictions is None or reader is None or reader.embedded:
     return {}
@@ -183,7 +164,7 @@ def answer_figures(
 def confusion_figures(
   task: Task, predictions: SplitPredictions | None
 ) -> dict[str, Figure]:
-  """Draw which classes of the test split a task takes for which."""
+  """Draw which classes of the test split a task confuses."""
   if predictions is None:
     return {}
   matrix = confusion.confusion_matrix(predictions)
@@ -199,7 +180,7 @@ def _class_names(task: Task) -> Sequence[str]:
 def _answers(
   task: Task, predictions: SplitPredictions, chosen: Sequence[int]
 ) -> list[str]:
-  """The titles of examples: class, prediction and its probability."""
+  """Titles of examples: class, prediction and its probability."""
   names = _class_names(task)
   return [
     looking.answer_title(
@@ -212,9 +193,9 @@ def _answers(
 
 
 def _some_examples(trainer: Trainer, reader: Split, each: int = 1) -> list[int]:
-  """The numbers of images from all over a split, `each` for one of the log.
+  """Numbers of images from all over a split, `each` per image of `log_images`.
 
-  Files lie class by class: the first ones would be of one class.
+  Files are ordered by class: the first ones would be of one class.
   """
   readable = [i for i in range(reader.size) if i not in reader.unreadable]
   count = min(each * trainer.config.log_images, len(readable))

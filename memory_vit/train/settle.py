@@ -1,10 +1,8 @@
-"""Settles the configuration of a run, or refuses it.
+"""Complete the configuration of a run, or refuse it.
 
 `require_sound` refuses what is known to fail before anything is opened.
-`settled` then fills in what a configuration leaves to its backbone and its
-data, once both are open; what a run records is the outcome. The other functions
-refuse backbones, data, earlier tasks and trials that do not fit together, on
-one process and between several.
+`settled` completes what a configuration leaves to its backbone and data, once
+both are open. `require_fit` then refuses inputs that do not fit together.
 """
 
 import dataclasses
@@ -51,17 +49,14 @@ _Part = TypeVar("_Part", DataConfig, UpstreamConfig)
 logger = logging.getLogger(__name__)
 
 
-# What a configuration says that leaves something to its backbone.
+# The value of options that are left to the backbone.
 _BACKBONE = "backbone"
-# Splits that a caller in Python may have opened.
+# Splits that a Python caller may pass.
 _ROLES = ("train", "validation", "test")
 
 
 def task_name(config: Config) -> str:
-  """The name of the task, after its data where none is given.
-
-  "sun397/tfds" -> "sun397".
-  """
+  """The name of the task, else one from its data: "sun397/tfds" -> "sun397"."""
   if config.task.name:
     return config.task.name
   data = config.data
@@ -74,17 +69,7 @@ def task_name(config: Config) -> str:
 
 
 def with_splits(config: Config, splits: Mapping[str, Split]) -> Config:
-  """The configuration with the names of the splits that are given.
-
-  Args:
-    config: names no data set.
-    splits: {"train": reader, ...}; without "validation" the last step is kept,
-      without "test" no result is reported.
-
-  Raises:
-    ConfigError: for options that name, or compare, other data.
-    DataError: for roles that are unknown, or classes that differ.
-  """
+  """Name splits that were opened in Python; refuse options that name others."""
   unknown = [role for role in splits if role not in _ROLES]
   if unknown or "train" not in splits:
     raise DataError(
@@ -121,7 +106,7 @@ def with_splits(config: Config, splits: Mapping[str, Split]) -> Config:
 
 
 def require_possible(config: Config, workdir: Path, mesh: Mesh) -> None:
-  """Refuse what can be known to fail, and make the working directory."""
+  """Refuse what is known to fail, and make the working directory."""
   require_sound(config, workdir, mesh)
   processes.on_process_0(
     functools.partial(paths.make_directory, workdir, "--workdir")
@@ -129,7 +114,7 @@ def require_possible(config: Config, workdir: Path, mesh: Mesh) -> None:
 
 
 def require_sound(config: Config, workdir: Path, mesh: Mesh) -> None:
-  """Refuse what can be known to fail before anything is read or written."""
+  """Refuse what is known to fail before anything is read or written."""
   if "://" in str(workdir) or ":/" in str(workdir):
     raise ConfigError(f"--workdir is {workdir}, expected a local directory.")
   if not config.data.name:
@@ -155,12 +140,7 @@ def require_sound(config: Config, workdir: Path, mesh: Mesh) -> None:
 
 
 def parent_directories(config: Config) -> tuple[list[Path], list[Path]]:
-  """The tasks that the new one attends to, and all that those attend to.
-
-  Raises:
-    ConfigError: for what the operating system takes for no path.
-    TaskError: for what is no task, and where one that is needed is not found.
-  """
+  """The tasks that the new one attends to, and all that those attend to."""
   attends_to, indirect = (
     [paths.local(p, f"config.task.{key}") for p in getattr(config.task, key)]
     for key in ("attends_to", "indirect")
@@ -169,7 +149,7 @@ def parent_directories(config: Config) -> tuple[list[Path], list[Path]]:
 
 
 def _require_name(config: Config) -> None:
-  """Refuse what would be no name of a task once it is trained."""
+  """Refuse invalid names of tasks now, and not after training."""
   trials = sweep.trials_of(config, task_name(config))
   exported = sweep.exported_names(config, task_name(config), trials)
   for name in sorted(exported):
@@ -199,8 +179,8 @@ def _require_batches(config: Config, mesh: Mesh) -> None:
 
 
 def require_memory(config: Config) -> None:
-  """Refuse a batch whose images alone this host cannot hold."""
-  if config.data.name == EMBEDDINGS:  # there are none
+  """Refuse a batch whose images do not fit into the memory of this host."""
+  if config.data.name == EMBEDDINGS:  # no images are read
     return
   image = 3 * 4 * config.image_size**2  # float32 RGB
   has = psutil.virtual_memory().total
@@ -221,11 +201,7 @@ def require_memory(config: Config) -> None:
 
 
 def require_same_start(config: Config) -> None:
-  """Compare configuration, code, versions and devices of all processes.
-
-  Raises:
-    ConfigError: on every process, with what differs.
-  """
+  """Compare options, code, versions and devices of all processes."""
   if jax.process_count() == 1:
     return
   options = trees.flatten(json.loads(json.dumps(to_dict(config))))
@@ -238,12 +214,7 @@ def require_same_start(config: Config) -> None:
 
 
 def settled(config: Config, backbone: Backbone, train: Split) -> Config:
-  """The configuration with what it left to its backbone and its data.
-
-  Raises:
-    ConfigError: where it contradicts one of them.
-    DataError: for training data of a single class.
-  """
+  """Complete what the configuration leaves to its backbone and its data."""
   _require_classes(train)
   config = _with_embeddings(config, train)
   config = with_backbone(config, backbone)
@@ -254,21 +225,16 @@ def settled(config: Config, backbone: Backbone, train: Split) -> Config:
 
 
 def _require_classes(train: Split) -> None:
-  """Refuse a single class, which every model is right about.
-
-  Raises:
-    DataError: says what may be wrong with the folders.
-  """
+  """Refuse a single class, for which every model is right."""
   if advice := train.single_class():
     name = messages.brief(train.class_names[0])
     raise DataError(f"{train} has a single class, {name}: {advice}")
 
 
 def with_backbone(config: Config, backbone: Backbone) -> Config:
-  """The configuration with what it left to its backbone.
+  """Complete what the configuration leaves to its backbone.
 
-  That is the size of images, the GELU, the compute dtype, and how images are
-  prepared: the latter stays "backbone" where its source states something.
+  `eval_crop` stays "backbone" if the source of the backbone states it.
   """
   return dataclasses.replace(
     config,
@@ -287,13 +253,7 @@ def _with_crop(part: _Part, backbone: Backbone) -> _Part:
 
 
 def _with_embeddings(config: Config, train: Split) -> Config:
-  """The configuration with how the images of embeddings were prepared.
-
-  Of other data it stays as it is.
-
-  Raises:
-    ConfigError: where it says that they are prepared otherwise.
-  """
+  """Take over, or compare, how the images of embeddings were prepared."""
   if not train.embedded:
     return config
   made = train.embedded.origin.evaluation
@@ -314,21 +274,16 @@ def _with_embeddings(config: Config, train: Split) -> Config:
 
 
 def stated_gelu(config: Config) -> str | None:
-  """The GELU of a configuration; None where it is left to the backbone."""
   return None if config.gelu == _BACKBONE else config.gelu
 
 
 def made_gelu(config: Config) -> str:
-  """The GELU of a backbone that is made with random weights."""
+  """The GELU of a randomly initialized backbone."""
   return stated_gelu(config) or "tanh"
 
 
 def with_steps(config: Config, examples: int) -> Config:
-  """The configuration with the steps that its epochs take, if it has any.
-
-  Raises:
-    ConfigError: where they are more steps than a run may have.
-  """
+  """Set `total_steps` from `epochs`, if these are set."""
   if not config.epochs:
     return config
   steps = steps_of(config, examples)
@@ -340,10 +295,10 @@ def with_steps(config: Config, examples: int) -> Config:
 
 
 def steps_of(config: Config, examples: int) -> int:
-  """Number of steps of a run with so many training examples."""
+  """The number of steps of a run with `examples` training examples."""
   if not config.epochs:
     return config.total_steps
-  # As the number was written: in binary, 0.07 of 100 is a little more than 7.
+  # The decimal number: in binary, 0.07 of 100 is a little more than 7.
   epochs = fractions.Fraction(str(config.epochs))
   return math.ceil(epochs * examples / config.batch_size)
 
@@ -355,20 +310,7 @@ def require_fit(
   parents: Sequence[Task],
   trials: Sequence[Trial],
 ) -> None:
-  """Refuse what does not fit together, once all is open.
-
-  All processes must call.
-
-  Args:
-    config: that is settled.
-    backbone: of the run.
-    splits: {"train": the split, ..., "upstream": ...}.
-    parents: earlier tasks that run beside the new one.
-    trials: of the run.
-
-  Raises:
-    MemoryVitError: with what does not fit.
-  """
+  """Refuse opened inputs that do not fit together; all processes must call."""
   for trial in trials:
     for problem in beyond_the_end(trial.config):
       raise ConfigError(problem)
@@ -382,7 +324,7 @@ def require_fit(
 def _require_new_names(
   config: Config, parents: Sequence[Task], trials: Sequence[Trial]
 ) -> None:
-  """Refuse a task that would have the name of one that it reads."""
+  """Refuse a task with the name of one that it attends to."""
   names = sweep.exported_names(config, task_name(config), trials)
   taken = sorted(names & {task.spec.name for task in parents})
   if taken:
@@ -396,14 +338,7 @@ def _require_new_names(
 def _require_embeddings_of(
   backbone: Backbone, config: Config, reader: Split
 ) -> None:
-  """Refuse embeddings that this backbone would not make, as it is configured.
-
-  Data of images pass.
-
-  Raises:
-    BackboneError: where they are of another backbone.
-    ConfigError: where an option makes it compute something else.
-  """
+  """Refuse embeddings that this backbone would not compute."""
   if not reader.embedded:
     return
   made, found = reader.embedded.origin, backbone.id
@@ -413,7 +348,7 @@ def _require_embeddings_of(
     ("dtype", made.dtype, backbone.config.dtype),
   )
   for key, expected, value in options:
-    # With other weights, that is not what is wrong.
+    # If the weights differ, they are the cause.
     if value != expected and made.backbone.fingerprint == found.fingerprint:
       raise ConfigError(
         f"config.{key} is {value!r}, and the embeddings of {reader} "
@@ -432,11 +367,7 @@ def _require_embeddings_of(
 def _require_prepared_alike(train: Split, reader: Split) -> None:
   """Refuse embeddings of images that were prepared otherwise than train's.
 
-  A task carries how its training images are prepared, and it is measured on
-  images that are prepared so. Data of images pass.
-
-  Raises:
-    DataError: with what differs.
+  A task records one preprocessing, which all its splits must have.
   """
   if not (train.embedded and reader.embedded):
     return
@@ -458,17 +389,9 @@ def _require_prepared_alike(train: Split, reader: Split) -> None:
 def require_same_data(
   backbone: Backbone, splits: Mapping[str, Split], parents: Sequence[Task]
 ) -> None:
-  """Compare backbone, parents, and classes and files of all splits.
+  """Compare backbone, tasks, classes and files between all processes.
 
-  Not the times of files: copies on several hosts differ in these.
-
-  Args:
-    backbone: of the run.
-    splits: {"train": the split, ..., "upstream": ...}.
-    parents: earlier tasks that run beside the new one.
-
-  Raises:
-    ConfigError: on every process, with what differs.
+  Not modification times: copies on several hosts differ in them.
   """
   if jax.process_count() == 1:
     return
@@ -484,7 +407,7 @@ def require_same_data(
 
 
 def _code_digest() -> str:
-  """Of this package as it lies on this host."""
+  """SHA-256 of this package on this host."""
   digest = hashlib.sha256()
   package = Path(__file__).parents[1]
   for file in sorted(package.rglob("*.py")):

@@ -1,5 +1,6 @@
-"""One optimiser step: what changes in training, and how it changes."""
+"""One optimizer step, and compiled steps that runs of one process share."""
 
+import dataclasses
 import functools
 import types
 from collections.abc import Collection, Mapping
@@ -11,22 +12,24 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
+from memory_vit.config import OptimConfig
 from memory_vit.model import trees
+from memory_vit.model.task import TaskSpec
+from memory_vit.model.vit_config import ViTConfig
 from memory_vit.runtime import compilation, sharding
-from memory_vit.tasks.split_forward import SplitForward
+from memory_vit.tasks.split_forward import SplitForward, make_split_forward
 from memory_vit.train import optim
-from memory_vit.train.loss import HeadClasses, loss_and_accuracy
-from memory_vit.train.mixup import Mixup, mix
+from memory_vit.train.loss import HeadClasses, Mixup, loss_and_accuracy, mix
+
+# More than the steps that a study repeats.
+_SHARED = 32
 
 
 @flax.struct.dataclass
 class TrainState:
-  """All that changes in training.
+  """All that changes in training: steps done, parameters and optimizer state.
 
-  Attributes:
-    step: int32 (), steps done.
-    params: {name: trained parameters}; nothing frozen is in here.
-    opt_state: of the optimiser, for `params` alone.
+  `params` is {name: trained parameters}, without anything frozen.
   """
 
   step: jax.Array
@@ -38,23 +41,18 @@ def create_state(
   params: Any, optimizer: optax.GradientTransformation, mesh: Mesh
 ) -> TrainState:
   """A state at step 0, on the devices of the mesh; see `sharding.layout`."""
-  # A copy: the loop donates its state, and the caller keeps what it passed in.
+  # A copy: the loop donates its state, but not the caller's parameters.
   params = jax.tree.map(jnp.array, params)
   state = TrainState(jnp.int32(0), params, optimizer.init(params))
   return sharding.put(state, mesh)
 
 
 class Step:
-  """One optimiser step on a batch, in three programs.
+  """One optimizer step on a batch, in three programs.
 
-  `SplitForward.prepare` (everything frozen), the gradient (everything trained),
-  and the update. A batch may pass the first two in parts; its images may be
-  mixed before.
-
-  Attributes:
-    prepare: (frozen, images) -> inputs of the gradient.
-    gradient_program: the compiled function (trained, frozen, inputs, labels) ->
-      gradient and metrics.
+  They are `SplitForward.prepare` (everything frozen), the gradient (everything
+  trained), and the update. A batch may pass the first two in parts; its images
+  may be mixed before.
   """
 
   def __init__(
@@ -68,21 +66,12 @@ class Step:
     mixup: Mixup | None = None,
     accumulation_steps: int = 1,
   ) -> None:
-    """Build the programs; nothing is compiled yet.
-
-    Args:
-      forward: what is frozen, and what is trained.
-      optimizer: over {name: parameters}.
-      mesh: over which batches are split.
-      label_smoothing: {name: share}; 0 for those that are not named.
-      weighted: names whose loss weighs classes, see `HeadClasses`.
-      mixup: how images are mixed; None where they are not.
-      accumulation_steps: parts in which a batch goes through the model.
-    """
+    """Build the programs; nothing is compiled yet."""
     self.prepare, self._mesh = forward.prepare, mesh
+    self.optimizer = optimizer
     self._parts = accumulation_steps
     loss = functools.partial(_loss, forward, label_smoothing, weighted)
-    # Of gradient and state, the layout is fixed within the programs.
+    # The programs themselves constrain the layout of gradient and state.
     outputs = (None, sharding.replicated(mesh))
     self.gradient_program = jax.jit(
       functools.partial(_gradient, jax.grad(loss, has_aux=True), mesh),
@@ -106,15 +95,12 @@ class Step:
   def gradient(
     self, params: Any, frozen: Any, batch: dict[str, Any]
   ) -> tuple[Any, dict[str, dict[str, jax.Array]]]:
-    """The gradient of the mean loss of every name, and its metrics.
-
-    The batch holds images, or the "inputs" that `prepare` makes of them.
-    """
+    """The gradient of the mean loss of every name, and its metrics."""
     inputs = self.inputs(frozen, batch)
     return self.gradient_program(params, frozen, inputs, batch["label"])
 
   def inputs(self, frozen: Any, batch: Mapping[str, Any]) -> Any:
-    """What the gradient reads of a batch: made of its images, or kept."""
+    """Cached inputs of the gradient, else those of the images."""
     if "inputs" in batch:
       return batch["inputs"]
     return self.prepare(frozen, batch["image"])
@@ -126,16 +112,11 @@ class Step:
     batch: Mapping[str, Any],
     evaluated: int = 0,
   ) -> int:
-    """What a run needs on a device beside state and backbone, as compiled.
+    """Estimate device memory beside state and backbone, as compiled.
 
-    On one CPU it needs less: there `prepare` runs large batches in pieces.
-
-    Args:
-      params: arrays, or their shapes.
-      frozen: arrays.
-      batch: arrays or shapes, of a whole step; with "inputs" where they are
-        kept.
-      evaluated: images in a batch of evaluation.
+    `batch` is a whole step, with "inputs" if they are cached; `evaluated` is
+    the number of images in an evaluation batch. A single CPU needs less: there
+    `prepare` runs large batches in pieces.
     """
     rows = sharding.by_rows(self._mesh)
     passed = batch
@@ -155,33 +136,26 @@ class Step:
       inputs = jax.tree.map(on_rows, programs[0].out_info)
     program = self.gradient_program
     programs.append(program.lower(params, frozen, inputs, part["label"]))
-    # One after the other; the context between them lives as long as both.
+    # They run one after the other; the context between them outlives both.
     unused = compilation.options(0)
     used = [p.compile(unused).memory_analysis() for p in programs]
     temporary = [0 if u is None else u.temp_size_in_bytes for u in used]
-    # Evaluation hands over as much for an image, and may have more of them.
+    # An image of evaluation has as large a context, and there may be more.
     images = jax.tree.leaves(part)[0].shape[0]
     contexts = trees.bytes_of(inputs) * max(1.0, evaluated / images)
-    # Two batches are on their way while one is used.
-    kept = contexts + 3 * trees.bytes_of(batch)
-    return int(kept / self._mesh.size) + int(max(temporary))
+    # Two batches are prefetched while one is used.
+    waiting = contexts + 3 * trees.bytes_of(batch)
+    return int(waiting / self._mesh.size) + int(max(temporary))
 
   def __call__(
     self, state: TrainState, frozen: Any, batch: dict[str, Any]
   ) -> tuple[TrainState, dict[str, dict[str, jax.Array]]]:
-    """Take one step.
+    """Take one step; `state` is donated.
 
-    Args:
-      state: is used up (donated).
-      frozen: what is read and not trained.
-      batch: "image" (b, side, side, 3) or "inputs", see `gradient`; "label"
-        int (b,).
-
-    Returns:
-      The next state, and {name: {"loss", "accuracy", "grad_norm",
-      "param_norm", "skipped"}}, float32 (). Where the loss or the gradient of a
-      name, or what would become of its parameters, is not finite, they and its
-      optimiser stay as they are: "skipped" is 1.
+    Metrics are {name: {"loss", "accuracy", "grad_norm", "param_norm",
+    "skipped"}}, float32 (). If loss, gradient or new parameters of a name are
+    not finite, its parameters and optimizer state stay unchanged, and "skipped"
+    is 1.
     """
     if self._mix:
       batch = self._mix(batch, state.step)
@@ -198,7 +172,7 @@ class Step:
 
 
 def _split(batch: dict[str, Any], parts: int, i: int) -> dict[str, Any]:
-  """Every `parts`-th row, from row i: each device keeps rows of its own."""
+  """Every `parts`-th row, from row i: no row moves between devices."""
   return jax.tree.map(lambda rows: rows[i::parts], batch)
 
 
@@ -213,8 +187,8 @@ def _loss(
 ) -> tuple[jax.Array, dict[str, dict[str, jax.Array]]]:
   """The sum over names of the mean loss.
 
-  No name's loss has a gradient with respect to another's parameters: tasks
-  read each other as they are, or not at all.
+  No loss has a gradient for the parameters of another name: tasks attend to
+  each other as constants, or not at all.
   """
   metrics = {}
   classes = frozen.get("classes", HeadClasses())
@@ -232,7 +206,7 @@ def _loss(
 
 
 def _gradient(loss_gradient: Any, mesh: Mesh, *args: Any) -> tuple[Any, Any]:
-  """Gradient and metrics; the gradient lies as the parameters do."""
+  """Gradient and metrics; the gradient is sharded as the parameters."""
   grads, metrics = loss_gradient(*args)
   return sharding.constrain(grads, mesh), metrics
 
@@ -260,3 +234,43 @@ def _update(
   opt_state = optim.where_finite(finite, opt_state, state.opt_state)
   state = TrainState(state.step + 1, params, opt_state)
   return sharding.constrain(state, mesh), metrics
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepPlan:
+  """All that the programs of a step depend on, except arrays."""
+
+  backbone: ViTConfig
+  specs: tuple[TaskSpec, ...]  # without classes
+  # The name, options and learning rate of each trained task.
+  optimizers: tuple[tuple[str, OptimConfig, float], ...]
+  total_steps: int
+  mixup: Mixup | None
+  accumulation_steps: int
+  mesh: Mesh
+
+
+@functools.lru_cache(_SHARED)
+def shared_step(plan: StepPlan) -> Step:
+  """Build the step of a plan once: another run with it compiles nothing."""
+  options = {name: config for name, config, _ in plan.optimizers}
+  schedules = {
+    name: optim.make_schedule(config, rate, plan.total_steps)
+    for name, config, rate in plan.optimizers
+  }
+  return Step(
+    make_split_forward(plan.backbone, plan.specs),
+    optim.make_optimizer(options, schedules),
+    plan.mesh,
+    label_smoothing={n: o.label_smoothing for n, o in options.items()},
+    weighted=tuple(
+      n for n, o in options.items() if o.class_weights == "balanced"
+    ),
+    mixup=plan.mixup,
+    accumulation_steps=plan.accumulation_steps,
+  )
+
+
+def without_classes(spec: TaskSpec) -> TaskSpec:
+  """Class names are no part of a program."""
+  return dataclasses.replace(spec, class_names=())

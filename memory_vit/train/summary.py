@@ -1,11 +1,8 @@
-"""The summary at the end of a run, as a table."""
+"""Summary table of a finished run."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from clu import parameter_overview as clu_overview
-
-from memory_vit.model import trees
 from memory_vit.run_result import (
   ANSWERS,
   ATTENTION,
@@ -20,26 +17,8 @@ from memory_vit.runtime.messages import counted, escaped
 from memory_vit.runtime.tables import table
 
 
-def span(values: list[float]) -> str:
-  """[0.5] -> "0.5", [0.1, 0.3, 0.2] -> "0.1..0.3"."""
-  least, greatest = f"{min(values):.4g}", f"{max(values):.4g}"
-  return least if len(values) == 1 else f"{least}..{greatest}"
-
-
-def parameter_counts(trained: trees.Tree, frozen: trees.Tree) -> str:
-  """The counts of trained and frozen parameters, in one line."""
-  t, f = trees.count(trained), trees.count(frozen)
-  return f"trained: {t:,} ({100 * t / (t + f):.2f} %), frozen: {f:,}"
-
-
-def parameter_table(trained: trees.Tree) -> str:
-  """A row for every trained array."""
-  found: str = clu_overview.get_parameter_overview(trained, include_stats=False)
-  return found
-
-
 def summary(result: RunResult, workdir: Path) -> str:
-  """The result of a run as a table, and where everything lies."""
+  """The result of a run as a table, and the paths of its files."""
   lines = ["", _table(result), *_certainty(result.tasks)]
   if result.sweep:
     lines += ["", _of_sweep(result.sweep, result.tasks[0])]
@@ -76,13 +55,12 @@ def summary(result: RunResult, workdir: Path) -> str:
 
 
 def _pictures(workdir: Path) -> list[str]:
-  """Name the pictures that a run has left, each in a line."""
   found = [workdir / name for name in (SWEEP, ATTENTION, ANSWERS)]
   return [f"picture       {path}" for path in found if path.exists()]
 
 
 def _table(result: RunResult) -> str:
-  """A row for every task; a column for everything that was varied."""
+  """A row for every task, a column for everything that was varied."""
   varied = sorted({key for task in result.tasks for key in task.varied})
   cells = () if "task.cells" in varied else ("cells",)
   rows = [
@@ -106,13 +84,16 @@ def _table(result: RunResult) -> str:
 
 
 def _by_regime(tasks: Sequence[TrialResult]) -> list[TrialResult]:
-  """The trials of each regime together; of regimes, too, the best one first."""
+  """Group trials by regime.
+
+  Regimes and trials stay in order, the best first.
+  """
   regimes = list(dict.fromkeys(task.regime for task in tasks))
   return sorted(tasks, key=lambda task: regimes.index(task.regime))
 
 
 def _certainty(tasks: Sequence[TrialResult]) -> list[str]:
-  """Describe the standard error of the first task's validation accuracy."""
+  """The standard error of the best task's validation accuracy."""
   best = tasks[0] if tasks else None
   if best is None or best.val_accuracy is None or not best.val_examples:
     return []
@@ -128,7 +109,6 @@ def _percent(value: float | None) -> str:
 
 
 def _of_sweep(sweep: SweepResult, best: TrialResult) -> str:
-  """Cost and outcome of a sweep."""
   memory = sweep.bytes_per_variant
   taken = "" if memory is None else f" and {memory / 2**20:.0f} MiB"
   lost = "".join(

@@ -1,8 +1,7 @@
-"""The trials of a sweep, which are trained side by side.
+"""Trials of a sweep, which train side by side, and how they share passes.
 
-Masked training costs a forward pass and, for every task, one token. Trials
-(regimes, learning rates, cell counts, seeds) are tasks like any others: they
-share the pass and its images, and nothing else.
+Masked training costs a forward pass and one token per task. Trials are tasks
+like any others: they share the pass and its images, and nothing else.
 """
 
 import dataclasses
@@ -33,10 +32,7 @@ _AXES = {
 class Trial:
   """One of the tasks of a run.
 
-  Attributes:
-    name: of its task in the pass.
-    varied: what it has for itself, {"task.cells": 5}; empty without a sweep.
-    config: of a run that trains it alone.
+  `config` is that of a run that trains it alone.
   """
 
   name: str
@@ -45,17 +41,12 @@ class Trial:
 
   @property
   def label(self) -> str:
-    """ "learning_rate=0.1,cells=5": readable, and good as a directory."""
+    """ "learning_rate=0.1,cells=5": readable, and valid as a directory."""
     return ",".join(f"{k.split('.')[-1]}={v}" for k, v in self.varied.items())
 
 
 def trials_of(config: Config, name: str) -> list[Trial]:
-  """The trials of a run; one that is called `name` where it sweeps nothing.
-
-  Raises:
-    ConfigError: for a key that cannot vary, is given twice, or has a value that
-      is not possible; for two trials that are the same.
-  """
+  """The trials of a run; a single one called `name` without a sweep."""
   if not config.sweep.is_on:
     return [Trial(name, {}, config)]
   if not config.data.validation and config.sweep.export != "all":
@@ -103,10 +94,9 @@ def of_one_kind(trials: Sequence[Trial]) -> list[list[Trial]]:
 
 
 def kind_of(config: Config) -> str:
-  """What the passes of trials have in common.
+  """Masked trials share passes, whatever their regime.
 
-  Masked ones read the same, whatever their regime; others have passes of their
-  own regime.
+  Others only within theirs.
   """
   return "masked" if config.learned.composes else config.regime
 
@@ -121,7 +111,7 @@ def size(trial: Trial) -> tuple[int, bool, int]:
 def exported_names(
   config: Config, name: str, trials: Sequence[Trial]
 ) -> set[str]:
-  """The names under which the tasks of a run may be exported."""
+  """The names under which tasks of a run may be exported."""
   names = {name, *(trial.name for trial in trials)}
   if config.sweep.regime:
     names |= {best_of_regime(name, trial.config.regime) for trial in trials}
@@ -135,32 +125,25 @@ def best_of_regime(name: str, regime: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class PassPlan:
-  """Which trials of a run share a pass, by an estimate of their memory.
+  """Which trials of a run share a pass, by an estimate of their memory."""
 
-  Attributes:
-    passes: names of the trials of each pack.
-    bytes_of_one: memory of a pack of one trial; None if there is one trial
-      alone.
-    bytes_per_variant: memory of each further trial; None if all surely fit.
-  """
-
-  passes: tuple[tuple[str, ...], ...]
-  bytes_of_one: int | None = None
-  bytes_per_variant: int | None = None
+  passes: tuple[tuple[str, ...], ...]  # names of the trials of each pack
+  bytes_of_one: int | None = None  # None for a single trial
+  bytes_per_variant: int | None = None  # of a further one; None if all fit
 
   @classmethod
   def from_json(cls, values: Mapping[str, Any]) -> "PassPlan":
-    """Read what `dataclasses.asdict` and JSON made of a plan."""
+    """Read a plan after `dataclasses.asdict` and JSON."""
     passes = tuple(tuple(names) for names in values["passes"])
     return cls(**{**values, "passes": passes})
 
 
 def packs_of(trials: Sequence[Trial], at_once: int) -> list[list[Trial]]:
-  """Deal trials out to as few packs as possible, of about equal size.
+  """Distribute trials over as few packs as possible, of about equal size.
 
-  Trials with like side streams come together, which share products, and among
-  them those with like numbers of cells, as all in a pack are padded to the
-  longest memory.
+  Trials with equal side streams come together, as they share products, then
+  those with similar numbers of cells, as a pack is padded to its longest
+  memory.
   """
   count = math.ceil(len(trials) / at_once)
   if count == 1:
@@ -171,16 +154,7 @@ def packs_of(trials: Sequence[Trial], at_once: int) -> list[list[Trial]]:
 
 
 def at_once(first: int, further: int, free: int) -> int:
-  """How many trials fit into memory.
-
-  Args:
-    first: bytes that a pack of one trial takes.
-    further: bytes that each further trial takes.
-    free: bytes that there are.
-
-  Raises:
-    ConfigError: where not even one fits.
-  """
+  """The number of trials that fit into memory, all arguments in bytes."""
   if first > free:
     raise ConfigError(
       f"one trial takes {first / 2**30:.2f} GiB, of {free / 2**30:.2f} GiB: "
@@ -191,10 +165,10 @@ def at_once(first: int, further: int, free: int) -> int:
 
 
 def free_bytes(memory_gib: float) -> int:
-  """Memory that a pack may take; all that is free where none is named.
+  """Memory that a pack may take; 0 GiB means all that is free.
 
-  Of a device the tenth is left out, and of a machine without one the half:
-  what a program takes while it is compiled is not in the estimate.
+  A tenth of a device is left free, and half of a machine without one: compiling
+  takes memory that the estimate does not include.
   """
   if memory_gib:
     return int(memory_gib * 2**30)
@@ -239,10 +213,10 @@ def _require_keys(overrides: Mapping[str, Any], axes: Sequence[str]) -> None:
 
 def _changed(config: Config, varied: Mapping[str, Any]) -> Config:
   """The configuration of a run that trains one trial alone."""
-  # In one step: after half of it, `keep.what` would not be the regime's.
+  # Together: `keep.what` alone would contradict the regime.
   fixed = {f"sweep.{k}": v for k, v in vars(SweepConfig()).items()}
-  # The batches stay those of the sweep, whatever the seed of the trial is.
+  # All trials share their batches, whatever their seeds.
   fixed["data.seed"] = config_lib.data_seed(config)
   if "regime" in varied and config.keep.what in ("contexts", "features"):
-    fixed["keep.what"] = config_lib.what_can_be_kept(varied["regime"])
+    fixed["keep.what"] = config_lib.cacheable_part(varied["regime"])
   return config.replaced({**fixed, **varied})

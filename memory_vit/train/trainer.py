@@ -1,14 +1,13 @@
-"""Trains a pack of trials, or goes on with one that was interrupted."""
+"""What all packs of a run share: configuration, data, backbone, cache."""
 
 import dataclasses
 import functools
-import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from memory_vit.config import Config, data_seed, to_dict
 from memory_vit.data import batching, image_ops
@@ -18,97 +17,47 @@ from memory_vit.data.split import Split
 from memory_vit.data.subset import class_counts
 from memory_vit.evaluation import evaluate as evaluation
 from memory_vit.evaluation.evaluate import Also, Predict, evaluate_source
+from memory_vit.frozen.cache import FrozenCache
 from memory_vit.frozen.plan import Prepare
-from memory_vit.frozen.splits import Kept
 from memory_vit.model.backbone import Backbone, rounded
 from memory_vit.model.task import EvalPreprocessing, Task
 from memory_vit.runtime import processes, sharding
+from memory_vit.runtime.preemption import StopSignal
 from memory_vit.tasks import create, split_forward
-from memory_vit.tasks.compose import require_fit
-from memory_vit.train import optim, padded_head, resume, summary, sweep
-from memory_vit.train.checkpoints import Checkpoints
-from memory_vit.train.loop import Loop, Save, Steps
-from memory_vit.train.loop_state import BestParams, LoopState
-from memory_vit.train.loss import HeadClasses, balanced_weights
-from memory_vit.train.mixup import Mixup
-from memory_vit.train.run_context import RunContext
-from memory_vit.train.step import Step, TrainState, create_state
-from memory_vit.train.step_plan import StepPlan, shared_step, without_classes
-from memory_vit.train.sweep import PassPlan, Trial
+from memory_vit.train import padded_head, resume, sweep
+from memory_vit.train.loss import HeadClasses, Mixup, balanced_weights
+from memory_vit.train.step import Step, StepPlan, shared_step, without_classes
+from memory_vit.train.sweep import Trial
 from memory_vit.train.wandb_run import WandbRun
-
-logger = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PackResult:
-  """A pack after training.
-
-  Attributes:
-    tasks: {trial's name: its task, as it was best on validation}. One that
-      was lost before it was ever evaluated is not there.
-    best: {trial's name: when that was, and how good}.
-    lost: {trial's name: the step at which too much was not finite}.
-    skipped: {trial's name: how many updates were not finite}.
-    changes: of the configuration on the way, from `config_changes.changes`.
-    steps: how long it was trained.
-    examples: number of training images in the steps that were timed.
-    seconds: time that these steps took.
-  """
-
-  tasks: dict[str, Task]
-  best: Mapping[str, BestParams]
-  lost: Mapping[str, int]
-  skipped: dict[str, int] = dataclasses.field(default_factory=dict)
-  changes: tuple[Mapping[str, Any], ...] = ()
-  steps: int = 0
-  examples: int = 0
-  seconds: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Start:
-  """A pack before its first step.
+class RunContext:
+  """Devices, stop signal and allowed changes of a run."""
 
-  Attributes:
-    tasks: {trial's name: its task, before training}.
-    schedules: {trial's name: its learning rate over the steps}.
-    step: one optimiser step for all of them.
-    state: at step 0.
-  """
-
-  tasks: dict[str, Task]
-  schedules: dict[str, Any]
-  step: Step
-  state: TrainState
+  mesh: Mesh
+  # Asked after every step, and in every batch of an evaluation.
+  stop: StopSignal = dataclasses.field(default_factory=StopSignal)
+  # Options in which a resumed run may differ, from `config_changes.allowed`.
+  may_change: tuple[str, ...] = ()
+  # Raises if another run may be using the directory; all processes call it
+  # before a state is saved.
+  require_alone: Callable[[], None] = lambda: None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trainer:
-  """What all packs of a run share.
-
-  Attributes:
-    config: of the run.
-    context: devices, and when to stop.
-    backbone: frozen; on the devices of the mesh.
-    train: the training split.
-    validation: the split that chooses the best step, or None.
-    test: on which the result is reported, or None.
-    upstream: on which the original outputs are compared, or None.
-    attends_to: earlier tasks that the new one reads.
-    ancestors: tasks that those read, and the new one does not.
-    record: of the data; what a state holds of it.
-    wandb_run: that gets the events, if any.
-  """
+  """What all packs of a run share."""
 
   config: Config
   context: RunContext
-  backbone: Backbone
+  backbone: Backbone  # on the devices of the mesh
   train: Split
   validation: Split | None = None
   test: Split | None = None
   upstream: Split | None = None
   attends_to: tuple[Task, ...] = ()
+  # Tasks that those of `attends_to` attend to, and the new one does not.
   ancestors: tuple[Task, ...] = ()
   record: DataRecord = dataclasses.field(default_factory=DataRecord)
   wandb_run: WandbRun | None = None
@@ -141,7 +90,7 @@ class Trainer:
 
   @property
   def splits(self) -> dict[str, Split]:
-    """{"train": the split, ..., "upstream": ...}, those that there are."""
+    """{"train": the split, ..., "upstream": ...}, without absent ones."""
     named = {
       "train": self.train,
       "validation": self.validation,
@@ -149,150 +98,6 @@ class Trainer:
       "upstream": self.upstream,
     }
     return {key: reader for key, reader in named.items() if reader}
-
-  def train_pack(
-    self,
-    trials: Sequence[Trial],
-    directory: Path,
-    logdirs: Mapping[str, Path],
-    plan: PassPlan | None = None,
-  ) -> PackResult:
-    """Train the trials of a pack side by side.
-
-    Args:
-      trials: of one pack.
-      directory: of its saved states; if it holds some, the pack resumes.
-      logdirs: {trial's name: of its TensorBoard events}.
-      plan: of the run, a part of each saved state; None if this is its one
-        pack.
-
-    Raises:
-      DivergedError: where all trials are lost.
-      Interrupted: where it was asked to stop.
-    """
-    start = self.start(trials)
-    params = start.state.params
-    if logger.isEnabledFor(logging.DEBUG):
-      logger.debug("\n%s", summary.parameter_table(params))
-    logger.info("%s", summary.parameter_counts(params, self._untouched()))
-    with Checkpoints(directory) as checkpoints:
-      plan = plan or PassPlan((tuple(start.tasks),))
-      steps, past = self._fit(trials, start, checkpoints, logdirs, plan)
-    tasks = {
-      name: padded_head.without_padding(
-        dataclasses.replace(task, params=past.best[name].params),
-        self.train.class_names,
-      )
-      for name, task in start.tasks.items()
-      if past.best[name].params is not None
-    }
-    return PackResult(
-      tasks=tasks,
-      best=past.best,
-      lost=past.lost,
-      skipped={name: found.total for name, found in past.skipped.items()},
-      changes=past.changes,
-      steps=steps,
-      examples=past.timed_steps * self.config.batch_size,
-      seconds=past.timed_seconds,
-    )
-
-  def _fit(
-    self,
-    trials: Sequence[Trial],
-    start: Start,
-    checkpoints: Checkpoints,
-    logdirs: Mapping[str, Path],
-    plan: PassPlan,
-  ) -> tuple[int, LoopState]:
-    """Take the steps of a pack that are left; count those of the whole run."""
-    config, meta = self.config, self.meta(trials)
-    trained_on = ("train", "validation")
-    splits = {k: r for k, r in self.splits.items() if k in trained_on}
-    state, past = resume.resume(
-      checkpoints,
-      start.state,
-      meta,
-      splits,
-      self.context.may_change,
-      self.record,
-    )
-    resume.require_within(state, config.total_steps, checkpoints.directory)
-    # It is accepted: what is refused changes nothing of an earlier run.
-    self.record.keep()
-    if self.wandb_run:
-      self.wandb_run.begin()
-
-    def save(state: TrainState, past: LoopState) -> None:
-      self.context.require_alone()
-      saved = {**meta, "plan": dataclasses.asdict(plan)}
-      resume.save(checkpoints, state, past, saved, splits)
-
-    many = f"{len(trials)} trials"
-    title = trials[0].name if len(trials) == 1 else many
-    batches = self._train_batches(start.step, int(state.step))
-    run = self._loop(start, title, save, logdirs)
-    state, past = run.fit(state, batches, past)
-    return int(state.step), past
-
-  def _loop(
-    self, start: Start, title: str, save: Save, logdirs: Mapping[str, Path]
-  ) -> Loop:
-    """The loop of a pack, as the configuration of the run says."""
-    config = self.config
-    validate = None
-    if self.validation:
-      validate = functools.partial(self._validate, start, self.validation)
-    return Loop(
-      title=title,
-      step_fn=start.step,
-      frozen=self.frozen(),
-      mesh=self.context.mesh,
-      steps=Steps(
-        total=config.total_steps,
-        log=config.log_every,
-        evaluate=config.eval_every,
-        checkpoint=config.checkpoint_every,
-        profile_at=config.profile_at,
-        patience=config.early_stopping,
-      ),
-      batch_size=config.batch_size,
-      schedules=start.schedules,
-      validate=validate,
-      save=save,
-      max_skipped=config.optim.max_skipped,
-      examples=self._train_examples,
-      stop=self.context.stop,
-      logdirs=logdirs,
-      wandb_run=self.wandb_run,
-    )
-
-  def start(self, trials: Sequence[Trial]) -> Start:
-    """Initialise a pack and its step; nothing is compiled yet.
-
-    Raises:
-      TaskError: for tasks that cannot share a pass.
-    """
-    tasks = {t.name: self.new_task(t) for t in trials}
-    step = self.make_step(trials, tasks)
-    if self.config.learned.composes:  # the others read no task
-      require_fit([*self.parents, *tasks.values()])
-    schedules = {
-      t.name: optim.make_schedule(
-        t.config.optim, t.config.learning_rate, self.config.total_steps
-      )
-      for t in trials
-    }
-    optimizer = optim.make_optimizer(
-      {t.name: t.config.optim for t in trials}, schedules
-    )
-    params = {name: task.params for name, task in tasks.items()}
-    return Start(
-      tasks,
-      schedules,
-      step,
-      create_state(params, optimizer, self.context.mesh),
-    )
 
   def new_task(self, trial: Trial) -> Task:
     """The task of a trial, before training."""
@@ -320,11 +125,7 @@ class Trainer:
   def make_step(
     self, trials: Sequence[Trial], tasks: Mapping[str, Task]
   ) -> Step:
-    """One optimiser step for the tasks of a pack.
-
-    Packs that differ in their data and first values alone share it, and what
-    it has compiled.
-    """
+    """One optimizer step for a pack; shared, see `shared_step`."""
     optim_config = self.config.optim
     mixup = None
     if optim_config.mixup:
@@ -344,43 +145,23 @@ class Trainer:
       )
     )
 
-  def _validate(
-    self, start: Start, split: Split, params: Any
-  ) -> dict[str, dict[str, Any]]:
-    """Evaluate the tasks of a pack with the parameters of a step."""
-    trained = [
-      dataclasses.replace(task, params=params[name])
-      for name, task in start.tasks.items()
-    ]
-    if not self.kept:
-      return self.evaluate(trained, split)
-    batches = self.kept.eval_batches(split, self.frozen_pass(start.step))
-    return self.evaluate(trained, split, batches)
-
   def evaluate(
     self,
     tasks: Sequence[Task],
     source: Split,
-    kept: Iterable[dict[str, Any]] | None = None,
+    cached: Iterable[dict[str, Any]] | None = None,
     *,
     also: Collection[Also] = (),
     predictions_of: str | None = None,
   ) -> dict[str, dict[str, Any]]:
-    """Evaluate tasks on a split of their data set, in one pass.
+    """Evaluate tasks that train side by side on a split, in one pass.
 
-    Args:
-      tasks: trained side by side.
-      source: the split.
-      kept: its batches, where their frozen part is kept.
-      also: see `evaluate_source`, as what is returned.
-      predictions_of: the one whose predictions are wanted; None for all.
-
-    Raises:
-      Interrupted: between two batches, where it was asked to stop.
+    `cached` are batches of the split whose frozen part is cached; for the other
+    arguments and the result see `evaluate_source`.
     """
-    if kept is None and self.kept and source.embedded:
-      kept = self.kept.eval_batches(source, self._prepare(tasks), "test")
-    outputs = self.predictor(tasks, kept=kept is not None)
+    if cached is None and self.cache and source.embedded:
+      cached = self.cache.eval_batches(source, self._prepare(tasks), "test")
+    outputs = self.predictor(tasks, cached=cached is not None)
 
     def predict(inputs: Any) -> dict[str, jax.Array]:
       self.context.stop.check()
@@ -393,30 +174,31 @@ class Trainer:
       batch_size=self.config.batch_size_eval,
       mesh=self.context.mesh,
       also=also,
-      batches=kept,
+      batches=cached,
       predictions_of=predictions_of,
     )
 
-  def predictor(self, tasks: Sequence[Task], *, kept: bool = False) -> Predict:
-    """How tasks are evaluated: see `predict_fn`."""
+  def predictor(
+    self, tasks: Sequence[Task], *, cached: bool = False
+  ) -> Predict:
     predict = evaluation.predict_fn(
       self.frozen_backbone,
       [*self.parents, *tasks],
       self.context.mesh,
       outputs=[task.name for task in tasks],
       classes=self._padded_classes,
-      kept=kept,
+      kept=cached,
     )
     if not self._padded_classes:
       return predict
     return padded_head.of_classes(predict, self.train.num_classes)
 
   @functools.cached_property
-  def kept(self) -> Kept | None:
-    """What is kept of the frozen pass, for all packs; None for nothing."""
+  def cache(self) -> FrozenCache | None:
+    """The cache of the frozen pass for all packs; None if it is off."""
     if self.config.keep.what not in ("contexts", "features"):
       return None
-    return Kept(
+    return FrozenCache(
       config=self.config,
       backbone=self.backbone,
       preprocessing=self.preprocessing,
@@ -426,22 +208,21 @@ class Trainer:
     )
 
   @property
-  def kept_splits(self) -> dict[str, Split]:
-    """{"train": the split, ...}, those of which something is kept."""
-    kept = {"train", "validation"}
-    if self.train.embedded:  # there are no images to compute it of
-      kept.add("test")
-    return {key: r for key, r in self.splits.items() if key in kept}
+  def cached_splits(self) -> dict[str, Split]:
+    cached = {"train", "validation"}
+    if self.train.embedded:  # without images nothing can be computed
+      cached.add("test")
+    return {key: r for key, r in self.splits.items() if key in cached}
 
   def _prepare(self, tasks: Sequence[Task]) -> Prepare:
-    """Images -> what tasks read; as `frozen_pass`, without a step."""
+    """`frozen_pass` without a step."""
     specs = tuple(task.spec for task in (*self.parents, *tasks))
     split = split_forward.make_split_forward(self.backbone.config, specs)
     return functools.partial(split.prepare, self.frozen())
 
   @functools.cached_property
   def _training_images(self) -> Split:
-    """The training split; decoded in memory where that is kept."""
+    """The training split; decoded in memory for `keep.what` "images"."""
     if self.config.keep.what != "images":
       return self.train
     side = image_ops.shorter_side(
@@ -450,7 +231,7 @@ class Trainer:
     return keep_decoded(self.train, side, self.context.stop.check)
 
   def frozen_pass(self, step: Step) -> Prepare:
-    """Images (b, side, side, 3) -> what a step reads; that of all packs."""
+    """Images (b, side, side, 3) -> inputs of the trained part."""
     return functools.partial(step.prepare, self.frozen())
 
   def frozen(self) -> dict[str, Any]:
@@ -466,12 +247,11 @@ class Trainer:
 
   @functools.cached_property
   def frozen_backbone(self) -> Backbone:
-    """The backbone as programs take it that do not train it."""
+    """The backbone with its parameters in the compute dtype."""
     return rounded(self.backbone)
 
   @functools.cached_property
   def _head_classes(self) -> HeadClasses:
-    """Classes of the training split, as the loss counts them."""
     classes = self.train.num_classes
     is_class = padded_head.is_class(self._padded_classes, classes)
     weights = None
@@ -491,33 +271,32 @@ class Trainer:
     trials = sweep.trials_of(self.config, "any")
     return any(t.config.optim.class_weights == "balanced" for t in trials)
 
-  def _untouched(self) -> dict[str, Any]:
-    """What stays as it is: of `full`, nothing of the backbone."""
+  def untouched(self) -> dict[str, Any]:
+    """The arrays that stay unchanged: in `full`, none of the backbone."""
     frozen = {k: v for k, v in self.frozen().items() if k != "classes"}
     if self.config.learned.holds_backbone:
       frozen["backbone"] = {}
     return frozen
 
-  def _train_batches(self, step_fn: Step, step: int) -> Any:
-    """The batches behind a step; what is kept of them is computed here."""
+  def train_batches(self, step_fn: Step, step: int) -> Any:
+    """The batches after a step; missing cached rows are computed first."""
     config = self.config
-    if self.kept:
-      if step == config.total_steps:  # nothing is left to be trained
+    if self.cache:
+      if step == config.total_steps:  # no step is left
         return iter(())
       prepare = self.frozen_pass(step_fn)
-      self.kept.require_room([
-        self.kept.needs(key, reader, prepare)
-        for key, reader in self.kept_splits.items()
+      self.cache.require_free_space([
+        self.cache.needs(key, reader, prepare)
+        for key, reader in self.cached_splits.items()
       ])  # fmt: skip
-      if self.validation:  # now, and not within the loop
-        self.kept.rows("validation", self.validation, prepare)
-      return self.kept.train_batches(
+      if self.validation:  # before the loop begins
+        self.cache.rows("validation", self.validation, prepare)
+      return self.cache.train_batches(
         self.train, prepare, step * config.batch_size
       )
     return self._image_batches(self._training_images, step * config.batch_size)
 
   def _image_batches(self, reader: Split, start: int) -> Any:
-    """Batches of training images, from an example on."""
     config = self.config
     return batching.train_batches(
       reader,
@@ -529,10 +308,10 @@ class Trainer:
       interpolation=self.preprocessing.interpolation,
     )
 
-  def _train_examples(self, step: int) -> list[str]:
+  def train_examples(self, step: int) -> list[str]:
     config = self.config
-    if self.kept:
-      return self.kept.train_examples(self.train, step)
+    if self.cache:
+      return self.cache.train_examples(self.train, step)
     return batching.train_examples(
       self.train,
       seed=data_seed(config),
@@ -541,7 +320,7 @@ class Trainer:
     )
 
   def meta(self, trials: Sequence[Trial]) -> dict[str, Any]:
-    """Describe a pack; a resumed one must be the same."""
+    """Describe a pack; a resumed one must have an equal description."""
     return {
       "fingerprint": self.backbone.fingerprint,
       "parents": {task.spec.name: task.digest for task in self.parents},
@@ -549,7 +328,7 @@ class Trainer:
       "variants": {t.name: t.label for t in trials},
       "data": {"classes": list(self.train.class_names)},
       "files": self.record.compared,
-      # Each process draws from the rows that it keeps.
-      "drawn_by": jax.process_count() if self.kept else 1,
+      # With a cache each process draws from its own rows.
+      "drawn_by": jax.process_count() if self.cache else 1,
       "config": resume.what_matters(to_dict(self.config)),
     }

@@ -1,8 +1,4 @@
-"""The original outputs, before and after training, on data of one's choice.
-
-If the data have as many classes as the backbone's head, its accuracy is
-reported, too.
-"""
+"""Original outputs of the backbone, compared before and after training."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -24,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 def open_upstream(config: Config, backbone: Backbone) -> Split | None:
-  """Open the data of the original outputs; None where none is configured."""
+  """Open the data of `config.upstream`; None if it names none."""
   ref = configured_splits(config).get("upstream")
   reader = datasets.open_on_all_processes(ref) if ref else None
   if reader and reader.num_classes != backbone.config.num_classes:
@@ -41,13 +37,8 @@ def evaluate_upstream(
 ) -> dict[str, Any] | None:
   """Evaluate the original outputs on the data of `config.upstream`.
 
-  Args:
-    trainer: of the run.
-    tasks: in the same pass, with what they attend to; None for the backbone
-      alone.
-
-  Returns:
-    Their metrics; None without such data, and if none of the tasks composes.
+  `tasks` run in the same pass; without them the backbone runs alone. None
+  without such data, or if no task composes.
   """
   reader = trainer.upstream
   composing = [task for task in tasks or () if task.spec.learned.composes]
@@ -86,11 +77,7 @@ def compare(
 ) -> BackboneResult:
   """The backbone in a result.
 
-  Args:
-    backbone: of the run.
-    before: from `evaluate_upstream` without the new tasks; None where there is
-      no data.
-    after: the same with them.
+  `before` and `after` are from `evaluate_upstream`.
   """
   return BackboneResult(
     fingerprint=backbone.fingerprint,

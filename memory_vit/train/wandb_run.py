@@ -1,8 +1,8 @@
-"""A run of Weights & Biases that gets what TensorBoard gets.
+"""Weights & Biases: a run that gets the events of TensorBoard.
 
-All trials of a sweep are one run, whose keys begin with the name of a trial:
-they are trained side by side by one process, and hundreds of runs would be as
-many connections. The configuration of the run lists what was varied.
+All trials of a sweep are one run, with keys that begin with the name of a
+trial: one process trains them side by side, and hundreds of runs would be
+hundreds of connections.
 """
 
 import contextlib
@@ -31,22 +31,22 @@ with epy.lazy_imports():  # of an extra, and slow
 
 logger = logging.getLogger(__name__)
 
-# In the working directory: the id by which a resumed run finds its own.
+# In the working directory: the id by which a run resumes in W&B.
 FILE = "wandb.json"
-# Characters of a name that W&B takes.
+# Characters of a name that W&B accepts.
 _LONGEST_NAME = 128
-# How long the end of a run waits for the network. A preempted process has 30
-# seconds on many clusters, of which the steps in flight and a save may take 10.
+# Time for the network at the end of a run. A preempted process has 30 seconds
+# on many clusters, of which the last steps and saving may take 10.
 _FINISH_SECONDS = 10.0
-# Up to the last "@" before a path, as passwords may hold others; up to the last
-# one at all where what follows ":" is no port, but a password that holds "/".
+# Up to the last "@" before a path, as passwords may contain "@"; up to the last
+# one at all if ":" is followed by no port, but by a password that contains "/".
 _USER = re.compile(
   r"([a-z][a-z0-9+.-]*://)"
   r"(?:[^/?#\s]*@|[^/?#\s:@]*:(?!\d+(?:[/?#\s]|$))(?:(?!://)\S)*@)",
   re.IGNORECASE,
 )
-# Elsewhere than in http "?" and "#" stand in names and patterns of files, of
-# which few have a "=" soon after.
+# Outside of http "?" and "#" occur in names and patterns of files, few of which
+# have a "=" soon after.
 _QUERY = re.compile(
   r"(https?://[^?#\s]*)[?#]\S*"
   r"|([a-z][a-z0-9+.-]*://\S*?)\?[^/?#\s]*=\S*",
@@ -58,7 +58,7 @@ Images = Mapping[str, Mapping[str, np.ndarray]]
 
 
 def require_installed(config: Config) -> None:
-  """Raise `ConfigError` where W&B is asked for and is not there."""
+  """Raise `ConfigError` if W&B is configured but not installed."""
   project = config.wandb.project
   if project and importlib.util.find_spec("wandb") is None:
     raise ConfigError(
@@ -68,24 +68,16 @@ def require_installed(config: Config) -> None:
 
 
 class WandbRun:
-  """A run of W&B, of all processes; the first one writes it.
+  """A run of W&B, of all processes; process 0 writes it.
 
-  It is given up, with a warning, once it cannot be written.
-
-  Attributes:
-    config: that W&B shows; replaced once backbone and data have settled it.
+  It is given up, with a warning, once it cannot be written. `config` is
+  replaced once backbone and data have settled it.
   """
 
   def __init__(
     self, config: Config, workdir: Path, trials: Sequence[Trial]
   ) -> None:
-    """Prepare a run; nothing is opened before `begin`.
-
-    Args:
-      config: of the run.
-      workdir: of the run.
-      trials: of the run.
-    """
+    """Prepare a run; nothing is opened before `begin`."""
     self.config = config
     self._workdir, self._trials = workdir.absolute(), trials
     self._name = str(workdir)[-_LONGEST_NAME:]
@@ -96,10 +88,7 @@ class WandbRun:
   def begin(self) -> None:
     """Begin or resume in W&B, and write the configuration of the run.
 
-    A further call writes the configuration anew. All processes must call.
-
-    Raises:
-      TrainingError: if W&B cannot begin.
+    A further call writes the configuration again. All processes must call.
     """
     if not self._has_begun:
       processes.on_process_0(self._open)
@@ -125,22 +114,22 @@ class WandbRun:
     )
 
   def summarize(self, values: Mapping[str, Any]) -> None:
-    """Set values that stand for the whole run; None is left out."""
+    """Set values of the whole run; None is left out."""
     known = {key: value for key, value in values.items() if value is not None}
     self._try(lambda: self._run.summary.update(known))
 
   def close(self, status: int) -> None:
     """End the run, if it has begun, with the exit status of the command.
 
-    What could not be sent in time stays on the disk.
+    Unsent data stays on the disk.
     """
-    if status == PREEMPTED:  # else W&B would take the status for a failure
+    if status == PREEMPTED:  # otherwise W&B reports a failure
       self._try(lambda: self._run.mark_preempting())
     run, self._run = self._run, None
     if run is None:
       return
     try:
-      # Also where it failed: W&B refuses an id that is in use.
+      # Also after a failure: W&B refuses an id that is in use.
       run.finish(exit_code=status)
     except TimeoutError:
       logger.warning(
@@ -156,7 +145,6 @@ class WandbRun:
                      run.id)  # fmt: skip
 
   def _open(self) -> None:
-    """Open the run, by one process."""
     settings = self.config.wandb
     run_id = _id_of(self._workdir)
     mode: Any = settings.mode or None
@@ -169,14 +157,14 @@ class WandbRun:
         mode=mode,
         id=run_id,
         resume="allow",
-        # Else it would be the one that the caller has open, and end that.
+        # Otherwise it would reuse, and end, a run that the caller has open.
         reinit="create_new",
         dir=self._workdir,
         settings=wandb.Settings(
-          # Else it catches what is printed, progress bars too.
+          # Otherwise it captures all output, progress bars too.
           console="off",
           silent=True,
-          # The command line may hold passwords, as addresses do.
+          # The command line may contain passwords, in URLs.
           x_disable_meta=True,
           disable_git=True,
           save_code=False,
@@ -185,7 +173,7 @@ class WandbRun:
           finish_timeout_raises=True,
         ),
       )
-    except Exception as error:  # W&B has several, and the network others
+    except Exception as error:  # errors of W&B and of the network
       raise _cannot_begin(error) from error
     self._run = run
     # W&B's own steps only rise; passes of a sweep begin at 1 again.
@@ -195,7 +183,6 @@ class WandbRun:
     logger.info("Weights & Biases: run %s, %s", run.id, place)
 
   def _keyed(self, values: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """All values of all names, under one key each."""
     return {
       f"{self._prefixes[name]}{key}": value
       for name, own_values in values.items()
@@ -213,7 +200,8 @@ class WandbRun:
   def _give_up(self, error: Exception) -> None:
     if not self._failed:
       logger.warning(
-        "Weights & Biases cannot be written, training goes on without (%s: %s)",
+        "Weights & Biases cannot be written, training continues without "
+        "(%s: %s)",
         type(error).__name__, first_line(error),
       )  # fmt: skip
     self._failed = True
@@ -223,20 +211,11 @@ class WandbRun:
 def opened(
   config: Config, workdir: Path, trials: Sequence[Trial], resumes: bool = False
 ) -> Iterator[WandbRun | None]:
-  """Open the run of a working directory; None if none is asked for.
+  """Open the run of a working directory; None if W&B is not configured.
 
-  A resumed run resumes in W&B as well, but not before its saved state is
-  accepted and it calls `WandbRun.begin`: a start that is refused leaves W&B as
-  it was. A run that the caller has open stays open. All processes must call.
-
-  Args:
-    config: of the run.
-    workdir: of the run.
-    trials: of the run.
-    resumes: whether an earlier process has saved or finished it.
-
-  Raises:
-    TrainingError: if W&B cannot begin: nothing is computed yet.
+  A resumed run resumes in W&B only after its saved state is accepted, by
+  `WandbRun.begin`: a refused start leaves W&B as it was. A run that the caller
+  has open stays open. All processes must call.
   """
   if not config.wandb.project:
     yield None
@@ -256,7 +235,6 @@ def opened(
 
 
 def _cannot_begin(error: Exception) -> TrainingError:
-  """Say what W&B lacks, or that the disk is full; in one line."""
   reason = shortened(" ".join(str(error).split()))
   expected = (
     "expected a login (`wandb login`, or WANDB_API_KEY), config.wandb.mode "
@@ -271,7 +249,7 @@ def _cannot_begin(error: Exception) -> TrainingError:
 
 
 def _id_of(workdir: Path) -> str:
-  """The id of the run in W&B: the earlier one, or a new one that is saved."""
+  """The id of the run in W&B, saved in the working directory."""
   file = workdir / FILE
   if file.exists():
     return str(files.read_object(file, "id")["id"])
@@ -281,7 +259,7 @@ def _id_of(workdir: Path) -> str:
 
 
 def without_secrets(value: Any) -> Any:
-  """Values of a configuration without passwords and keys in addresses."""
+  """Configuration values, with passwords and keys removed from URLs."""
   if isinstance(value, Mapping):
     return {key: without_secrets(one) for key, one in value.items()}
   if isinstance(value, list | tuple):

@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Sequence
 
 import memory_vit as mv
-from memory_vit.config import SweepConfig, UpstreamConfig, what_can_be_kept
+from memory_vit.config import SweepConfig, UpstreamConfig, cacheable_part
 from memory_vit.model import get_regime
 from studies.paper.study import Study, slug
 
@@ -64,7 +64,7 @@ def config_of(
   )
   keep = config.keep
   if keep.what in ("contexts", "features"):
-    keep = dataclasses.replace(keep, what=what_can_be_kept(run.regime))
+    keep = dataclasses.replace(keep, what=cacheable_part(run.regime))
   sweep = SweepConfig()
   if get_regime(run.regime).shares_pass:
     sweep = SweepConfig(

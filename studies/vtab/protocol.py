@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import memory_vit as mv
-from memory_vit.config import DataConfig, SweepConfig, what_can_be_kept
+from memory_vit.config import DataConfig, SweepConfig, cacheable_part
 from memory_vit.model import REGIMES, get_regime
 from studies.vtab.layout import TaskData
 
@@ -166,7 +166,7 @@ def _configured(
   # Whether a frozen pass is kept is said of all regimes; each keeps its own.
   what = config.keep.what
   if what in ("contexts", "features"):
-    what = what_can_be_kept(regime)
+    what = cacheable_part(regime)
   return dataclasses.replace(
     config,
     regime=regime,

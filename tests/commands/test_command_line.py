@@ -395,7 +395,8 @@ def test_a_wrong_type_names_the_right_one(capsys, tmp_path):
 def test_what_may_change_is_named_with_its_flag():
   keys = ["config.total_steps", "config.learning_rate"]
   assert config_changes.advice(keys) == (
-    "To go on with what is new, on purpose: --allow_config_change=total_steps "
+    "To resume with the new values, on purpose: "
+    "--allow_config_change=total_steps "
     "--allow_config_change=learning_rate."
   )
   told = config_changes.advice(["config.seed", "config.total_steps"])

@@ -42,24 +42,24 @@ from memory_vit import plots
 from memory_vit.data import batching, datasets
 from memory_vit.errors import MemoryVitError
 from memory_vit.evaluation import evaluate
-from memory_vit.frozen.splits import Kept
+from memory_vit.frozen.cache import FrozenCache
 from memory_vit.model import trees, vit_config
 from memory_vit.runtime import sharding
 from memory_vit.tasks import split_forward
 from memory_vit.train import (
   loop,
-  open_backbone,
+  open_run,
   optim,
+  pack,
   passes,
   pretrain,
   progress,
   run,
   run_pictures,
-  trainer,
   wandb_run,
 )
-from memory_vit.train.run_context import RunContext
 from memory_vit.train.step import Step
+from memory_vit.train.trainer import RunContext
 
 SEEN = {
   "refused": "the message of a run that is not possible; then nothing else",
@@ -458,7 +458,7 @@ class Watcher:
         workdir.mkdir()
         mesh = sharding.make_mesh()
         run.make_backbone(config, workdir, RunContext(mesh))
-        open_backbone.open_backbone(config, workdir, mesh)
+        open_run.open_backbone(config, workdir, mesh)
         return seen
       result = run.train_and_evaluate(config, workdir)
     except MemoryVitError as error:
@@ -514,8 +514,6 @@ class Watcher:
     ):  # fmt: skip
       patch.setattr(module, name, functools.cache(getattr(module, name)))
     patch.setattr(optim, "make_optimizer", once(optim.make_optimizer))
-    made = once(Step)
-    patch.setattr(trainer, "Step", made)
     for name in ("train_batches", "eval_batches"):
       patch.setattr(batching, name, self._replayed(getattr(batching, name)))
 
@@ -553,19 +551,19 @@ class Watcher:
       pretrain, "make_backbone", self._in_phase("pretraining"),
       self._in_phase("training"),
     )  # fmt: skip
-    self._wrap(open_backbone, "open_backbone", after=self._see_backbone)
-    self._wrap(trainer.Trainer, "start", after=self._see_start)
+    self._wrap(open_run, "open_backbone", after=self._see_backbone)
+    self._wrap(pack, "start", after=self._see_start)
     self._wrap(loop.Loop, "fit", self._see_fit, self._see_learned)
     self._wrap(Step, "__call__", before=self._see_step)
     self._wrap(Step, "gradient", before=self._see_part)
-    self._wrap(Kept, "rows", after=self._see_rows)
+    self._wrap(FrozenCache, "rows", after=self._see_rows)
     self._wrap(evaluate, "evaluate_source", before=self._see_evaluation)
     self._wrap(sharding, "prefetch", after=self._see_batches)
     patch = self._patch
     patch.setattr(run_pictures, "attention_figures", self._see_pictures)
     patch.setattr(run_pictures, "confusion_figures", lambda *args: {})
     self._wrap(progress.Progress, "report", before=self._at("report"))
-    self._wrap(trainer.Checkpoints, "save", before=self._at("save"))
+    self._wrap(pack.Checkpoints, "save", before=self._at("save"))
     for name in ("start_trace", "stop_trace"):
       note = self._at(name)
       self._patch.setattr(jax.profiler, name, lambda *args, note=note: note())

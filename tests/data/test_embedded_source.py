@@ -19,7 +19,7 @@ from memory_vit.data import (
 from memory_vit.data.datasets import open_split
 from memory_vit.data.split_ref import SplitRef, Subset
 from memory_vit.errors import BrokenDataError, DataError
-from memory_vit.frozen.embedded_views import EmbeddedViews
+from memory_vit.frozen.plan import EmbeddedViews
 
 TEST_FILE = "test/part-00000-of-00001.parquet"
 

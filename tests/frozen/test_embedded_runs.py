@@ -33,8 +33,9 @@ from memory_vit.model.task import EvalPreprocessing
 from memory_vit.runtime import sharding
 from memory_vit.tasks import find, manifest, store
 from memory_vit.train import dry_run, open_run, run
-from memory_vit.train.run_context import RunContext
+from memory_vit.train import pack as pack_lib
 from memory_vit.train.step import Step
+from memory_vit.train.trainer import RunContext
 
 BATCH = 8
 
@@ -85,12 +86,12 @@ def opened(config, workdir):
 def copied(place, tmp_path, config, dtype=np.float32):
   """Embeddings with the values that a run on the images keeps, to the bit."""
   made, trials = opened(config, tmp_path)
-  prepare = made.frozen_pass(made.start(trials).step)
+  prepare = made.frozen_pass(pack_lib.start(made, trials).step)
   values, name = {}, ""
   for reader, rows in (
-    (made.train, made.kept.rows("train", made.train, prepare)),
-    (made.validation, made.kept.rows("validation", made.validation, prepare)),
-    (made.test, made.kept.rows("test", made.test, prepare)),
+    (made.train, made.cache.rows("train", made.train, prepare)),
+    (made.validation, made.cache.rows("validation", made.validation, prepare)),
+    (made.test, made.cache.rows("test", made.test, prepare)),
   ):
     # Whole batches for all devices.
     found = rows.take(np.arange(-(-reader.size // BATCH) * BATCH) % reader.size)
@@ -224,8 +225,8 @@ def test_what_embed_wrote_is_what_a_run_keeps_but_for_rounding(place, tmp_path):
   found = []
   for i, config in enumerate((images, rows)):
     made, trials = opened(config, tmp_path / str(i))
-    prepare = made.frozen_pass(made.start(trials).step)
-    kept = made.kept.rows("train", made.train, prepare)
+    prepare = made.frozen_pass(pack_lib.start(made, trials).step)
+    kept = made.cache.rows("train", made.train, prepare)
     found.append((np.asarray(kept.take(np.arange(24))["pooled"]), kept.labels))
   np.testing.assert_allclose(found[1][0], found[0][0], rtol=1e-5, atol=1e-5)
   np.testing.assert_array_equal(found[1][1], found[0][1])

@@ -22,8 +22,8 @@ from memory_vit.frozen import cache_folder
 from memory_vit.runtime import lock, processes
 from memory_vit.runtime.preemption import PREEMPTED, Interrupted, StopSignal
 from memory_vit.train import passes, sweep, trainer
-from memory_vit.train.run_context import RunContext
 from memory_vit.train.step import Step
+from memory_vit.train.trainer import RunContext
 
 SIZE, BATCH = 23, 4
 # Of 8 pixels, which stand for what a frozen pass makes of them.
@@ -60,7 +60,7 @@ def kept_of(config, backbone, stop=None):
     context=RunContext(one_device(), stop or StopSignal()),
     backbone=backbone,
     train=datasets.open_split("digits:5-9", config.data.train),
-  ).kept
+  ).cache
 
 
 def reader_of(config):

@@ -71,12 +71,12 @@ def test_processes_of_a_host_need_room_together(where, tmp_path, monkeypatch):
   def elsewhere(key, needed, free, name):
     return [f"{key}2", 401, free, name]
 
-  free_space.require_room("contexts", 600, where, tmp_path / "new")
+  free_space.require_free_space("contexts", 600, where, tmp_path / "new")
   asked_by_others(monkeypatch, elsewhere)
-  free_space.require_room("contexts", 600, where, tmp_path)
+  free_space.require_free_space("contexts", 600, where, tmp_path)
   asked_by_others(monkeypatch, elsewhere, beside)
   with pytest.raises(ConfigError) as error:
-    free_space.require_room("contexts", 600, where, tmp_path)
+    free_space.require_free_space("contexts", 600, where, tmp_path)
   assert "take 1,001 bytes" in str(error.value)
   assert "(of processes 0, 2) has 1,000 free" in str(error.value)
 
@@ -86,7 +86,7 @@ def test_all_processes_end_where_one_has_no_room(tmp_path, monkeypatch):
   """Nobody waits for one that has ended."""
   asked_by_others(monkeypatch, lambda *mine: ["far away", 7, 6, "the disk"])
   with pytest.raises(ConfigError) as error:
-    free_space.require_room("contexts", 0, "disk", tmp_path)
+    free_space.require_free_space("contexts", 0, "disk", tmp_path)
   assert "take 7 bytes" in str(error.value)
   assert "the disk (of process 1) has 6 free" in str(error.value)
 

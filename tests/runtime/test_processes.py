@@ -130,7 +130,7 @@ def test_a_wrong_address_is_named_once_the_time_is_over(monkeypatch):
 
 @pytest.mark.parametrize("several", [False, True])
 def test_who_is_told_to_stop_leaves_at_once(monkeypatch, several):
-  """jax lets several processes wait for each other."""
+  """Jax lets several processes wait for each other."""
   left = []
   monkeypatch.setattr(launch.os, "_exit", left.append)
   monkeypatch.setattr(launch.jax.distributed, "is_initialized", lambda: several)
@@ -359,7 +359,7 @@ def test_a_killed_process_ends_the_other_and_nothing_is_lost(
   )
   ended = two.run_two(logs, [flags, flags])
   assert [e.status for e in ended] == [0, 0], ended[0].stderr + ended[1].stderr
-  assert "going on from step 6" in ended[0].stderr
+  assert "resuming from step 6" in ended[0].stderr
   whole = exported(together[0] / "run")
   for name, array in exported(tmp_path / "run").items():
     assert np.array_equal(array, whole[name]), name

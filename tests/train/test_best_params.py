@@ -11,8 +11,8 @@ from conftest import one_device, random_task
 from memory_vit import config as config_lib
 from memory_vit.train import loop, results, sweep
 from memory_vit.train.loop_state import BestParams
+from memory_vit.train.pack import PackResult
 from memory_vit.train.step import TrainState
-from memory_vit.train.trainer import PackResult
 
 
 def trained(accuracies, skips=(), losses=types.MappingProxyType({})):

@@ -45,7 +45,7 @@ def test_it_tells_bytes_and_writes_nothing(config, tmp_path):
   assert f"40 rows of {ROW:,} bytes: {40 * ROW:,} bytes" in text
   assert f"10 rows of {ROW:,} bytes: {10 * ROW:,} bytes" in text
   assert "40 rows are missing" in text
-  assert "kept in    " in text
+  assert "cached in    " in text
   assert str(tmp_path / "kept") in text
   assert not workdir.exists()
   assert not (tmp_path / "kept").exists()

@@ -7,7 +7,7 @@ import pytest
 from conftest import one_device
 
 from memory_vit import plots
-from memory_vit.train import loop, part_norms
+from memory_vit.train import loop, parameters
 from memory_vit.train.step import TrainState
 
 pytestmark = pytest.mark.versions
@@ -69,7 +69,7 @@ def test_a_masked_task_without_cells_has_no_norms_of_memory():
     "head": np.full((3, 3), 2, np.float32),
     "memory": np.zeros((2, 0, 4), np.float32),
   }
-  found = part_norms.part_norms({"pets": task}, ["pets"], one_device())
+  found = parameters.part_norms({"pets": task}, ["pets"], one_device())
   assert found == {"pets": {"norm/head": 6.0}}
 
 

@@ -329,11 +329,12 @@ from memory_vit.tasks import manifest, store
 from configs import digits
 from memory_vit import config
 from memory_vit.data import datasets
+from memory_vit.train import pack as pack_lib
 from memory_vit.train import trainer
 from memory_vit.train import progress
 from memory_vit.runtime import sharding
 from memory_vit.train import sweep
-from memory_vit.train.run_context import RunContext
+from memory_vit.train.trainer import RunContext
 from memory_vit.runtime.preemption import Interrupted, StopSignal
 progress.log_to_stderr()
 values = digits.get_config()
@@ -363,7 +364,8 @@ slow = Slow(
 )
 try:
   with stop.listening():
-    slow.train_pack(sweep.trials_of(settings, "d"), pathlib.Path(workdir), {})
+    trials = sweep.trials_of(settings, "d")
+    pack_lib.train_pack(slow, trials, pathlib.Path(workdir), {})
 except Interrupted as stopped:
   print(stopped, file=sys.stderr)
   sys.exit(stopped.status)

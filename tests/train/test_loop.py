@@ -385,7 +385,7 @@ def test_training_goes_on_without_events(tmp_path, monkeypatch, caplog):
   assert state.step == 6
   warnings = [r.message for r in caplog.records if r.levelname == "WARNING"]
   assert len(warnings) == 2
-  assert "cannot be written, training goes on" in warnings[0]
+  assert "cannot be written, training continues" in warnings[0]
   assert "No space left" in warnings[0]
   assert "are not complete" in warnings[1]
 

@@ -7,10 +7,11 @@ import pytest
 from memory_vit.train.loss import (
   HeadClasses,
   Labels,
+  Mixup,
   balanced_weights,
   loss_and_accuracy,
+  mix,
 )
-from memory_vit.train.mixup import Mixup, mix
 
 LABELS = np.array([0, 1, 2, 2, 1, 2, 2, 2], np.int32)
 

@@ -16,8 +16,8 @@ from memory_vit.runtime import files
 from memory_vit.tasks import store
 from memory_vit.train import results, summary
 from memory_vit.train.loop_state import BestParams
+from memory_vit.train.pack import PackResult
 from memory_vit.train.sweep import Trial
-from memory_vit.train.trainer import PackResult
 
 
 @pytest.fixture

@@ -56,10 +56,10 @@ from memory_vit.train import (
 )
 from memory_vit.train.checkpoints import Checkpoints
 from memory_vit.train.loop_state import BestParams
-from memory_vit.train.run_context import RunContext
+from memory_vit.train.pack import PackResult
 from memory_vit.train.step import Step
 from memory_vit.train.sweep import PassPlan
-from memory_vit.train.trainer import PackResult
+from memory_vit.train.trainer import RunContext
 
 
 def small_backbone(seed=0):
@@ -577,7 +577,7 @@ def test_a_sweep_goes_on_after_a_pass_that_diverged(config, workdir):
     run.train_and_evaluate(lost, workdir.parent / "lost")
 
 
-def test_a_pass_that_diverged_is_remembered(tmp_path):
+def test_a_pass_that_diverged_is_remembered(tmp_path, monkeypatch):
   """Of several: the others have their results, and it takes no time again."""
 
   @dataclasses.dataclass
@@ -600,6 +600,7 @@ def test_a_pass_that_diverged_is_remembered(tmp_path):
       best = {"b": BestParams()}
       return PackResult(tasks={"b": 1}, best=best, lost={}, seconds=1.0)
 
+  monkeypatch.setattr(passes, "train_pack", Fake.train_pack)
   variants = [sweep.Trial(name, {"x": name}, None) for name in "ab"]
   plan, fake = PassPlan((("a",), ("b",))), Fake()
   for expected in (["a", "b"], ["a", "b", "b"]):

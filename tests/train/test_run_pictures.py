@@ -129,7 +129,7 @@ def test_what_cannot_be_drawn_ends_nothing(
   monkeypatch.setattr(run_pictures, "_some_examples", broken)
   task = random_task(backbone, "pets")
   assert run_pictures.pictures_of(trainer(backbone, reader()), task, None) == {}
-  assert "pictures are left out (DataError: an image is broken)" in caplog.text
+  assert "plots are left out (DataError: an image is broken)" in caplog.text
 
 
 def tags(folder):
@@ -203,7 +203,7 @@ def test_pictures_that_cannot_be_written_do_not_end_a_finished_run(
   trainer = types.SimpleNamespace(config=Config(log_images=1), wandb_run=None)
   (tmp_path / "attention.png").touch()  # of an earlier result
   run_pictures.show_best(trainer, None, trained, None, tmp_path)
-  assert "pictures cannot be written (OSError: " in caplog.text
+  assert "plots cannot be written (OSError: " in caplog.text
   assert not (tmp_path / "attention.png").exists()
 
 

@@ -21,9 +21,10 @@ from memory_vit.errors import ConfigError, TrainingError
 from memory_vit.evaluation.hits import read_hits
 from memory_vit.model import trees
 from memory_vit.runtime import checksums, preemption
+from memory_vit.train import pack as pack_lib
 from memory_vit.train import passes, run, step, sweep, trainer
-from memory_vit.train.run_context import RunContext
 from memory_vit.train.sweep import PassPlan
+from memory_vit.train.trainer import RunContext
 
 
 def config_of(**sweep_values):
@@ -224,7 +225,7 @@ def test_images_are_squeezed_as_the_backbone_states():
     )
     known = {image.tobytes() for b in evaluated for image in b["image"]}
     # Nothing is kept, so that no step is needed to make it.
-    for image in next(made._train_batches(None, 0))["image"]:
+    for image in next(made.train_batches(None, 0))["image"]:
       assert image.tobytes() in known
 
 
@@ -241,9 +242,12 @@ def test_a_sweep_equals_its_variants_alone(tmp_path):
     )
   )  # fmt: skip
   variants = sweep.trials_of(config, "d")
-  together = trainer_of(config).train_pack(variants, tmp_path / "all", {})
+  together = pack_lib.train_pack(
+    trainer_of(config), variants, tmp_path / "all", {}
+  )
   for variant in variants:
-    alone = trainer_of(variant.config).train_pack(
+    alone = pack_lib.train_pack(
+      trainer_of(variant.config),
       sweep.trials_of(variant.config, variant.name),
       tmp_path / variant.name,
       {},
@@ -251,7 +255,7 @@ def test_a_sweep_equals_its_variants_alone(tmp_path):
     found, expected = together.best[variant.name], alone.best[variant.name]
     assert (found.step, found.accuracy) == (expected.step, expected.accuracy)
     assert found.params["memory"].shape[1] == variant.config.task.cells
-    rate = trainer_of(config).start(variants).schedules[variant.name]
+    rate = pack_lib.start(trainer_of(config), variants).schedules[variant.name]
     shown = max(float(rate(step)) for step in range(config.total_steps))
     assert shown == pytest.approx(variant.config.learning_rate, rel=0.05)
     start = trainer_of(config).new_task(variant).params
@@ -270,9 +274,12 @@ def test_heads_are_learned_side_by_side(tmp_path, regime):
     config_of(learning_rate=(0.3, 0.1)), regime=regime, total_steps=2
   )
   variants = sweep.trials_of(config, "d")
-  together = trainer_of(config).train_pack(variants, tmp_path / "all", {})
+  together = pack_lib.train_pack(
+    trainer_of(config), variants, tmp_path / "all", {}
+  )
   for variant in variants:
-    alone = trainer_of(variant.config).train_pack(
+    alone = pack_lib.train_pack(
+      trainer_of(variant.config),
       sweep.trials_of(variant.config, variant.name),
       tmp_path / variant.name,
       {},
@@ -298,7 +305,9 @@ def test_a_lost_variant_takes_no_other_with_it(tmp_path, monkeypatch):
   }  # fmt: skip
   config = config_of(overrides=({}, huge))
   variants = sweep.trials_of(config, "d")
-  alone = trainer_of(config).train_pack(variants[:1], tmp_path / "alone", {})
+  alone = pack_lib.train_pack(
+    trainer_of(config), variants[:1], tmp_path / "alone", {}
+  )
 
   real_step, steps = step.Step.__call__, []
 
@@ -310,8 +319,10 @@ def test_a_lost_variant_takes_no_other_with_it(tmp_path, monkeypatch):
 
   monkeypatch.setattr(step.Step, "__call__", stops_in_step_4)
   with pytest.raises(KeyboardInterrupt):
-    trainer_of(config).train_pack(variants, tmp_path / "both", {})
-  both = trainer_of(config).train_pack(variants, tmp_path / "both", {})
+    pack_lib.train_pack(trainer_of(config), variants, tmp_path / "both", {})
+  both = pack_lib.train_pack(
+    trainer_of(config), variants, tmp_path / "both", {}
+  )
   assert len(steps) == 4 + 2  # from the saved step 2 on
   assert both.lost == {"d-01": 3}  # the third update in a row
   assert both.skipped == {"d-01": 3}
@@ -324,7 +335,7 @@ def test_a_lost_variant_takes_no_other_with_it(tmp_path, monkeypatch):
     expected.params,
   )
   with pytest.raises(TrainingError, match="of 'd-01' is not finite"):
-    trainer_of(config).train_pack(variants[1:], tmp_path / "lost", {})
+    pack_lib.train_pack(trainer_of(config), variants[1:], tmp_path / "lost", {})
 
 
 @pytest.mark.slow
@@ -510,7 +521,7 @@ def test_a_trial_is_the_configuration_that_one_would_write():
 def test_a_regime_that_reads_no_task_is_refused_at_once():
   config = config_of(regime=("memory_masked", "head"))
   task = dataclasses.replace(config.task, attends_to=("some/task",))
-  with pytest.raises(ConfigError, match="'head' cannot read"):
+  with pytest.raises(ConfigError, match="'head' cannot use"):
     sweep.trials_of(dataclasses.replace(config, task=task), "d")
 
 

@@ -92,7 +92,7 @@ def test_options_are_those_of_the_command(small, configured):
   assert config.eval_every == 3
   assert (config.image_size, config.dtype) == (8, "float32")
   for key in ("epochs", "task.name", "image_size", "gelu"):
-    with pytest.raises(ConfigError, match=f"options: '{key}' is said by"):
+    with pytest.raises(ConfigError, match=f"options: '{key}' is set by"):
       mv.train_task(small, (PIXELS, WORDS), **RUN, options={key: 1})
   with pytest.raises(
     ConfigError, match=r"no option 'flip'; nearest: data\.flip"

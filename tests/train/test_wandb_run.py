@@ -246,7 +246,7 @@ def test_a_full_disk_does_not_end_training(library, tmp_path, caplog):
   # Else W&B refuses this id for as long as the process lives.
   assert fake.ended == 0
   first, last = (r.message for r in caplog.records if r.levelname == "WARNING")
-  assert "training goes on without (OSError: " in first
+  assert "training continues without (OSError: " in first
   assert last == "what Weights & Biases has of run id is not complete"
 
 

@@ -1,4 +1,4 @@
-"""What is frozen of the splits of a run, and batches of it."""
+"""Cache of the frozen part of a run: rows of each split, and batches."""
 
 import dataclasses
 import functools
@@ -17,8 +17,7 @@ from memory_vit.data import batching, fixed_views
 from memory_vit.data.data_record import DataRecord
 from memory_vit.data.split import Split
 from memory_vit.frozen import cache_folder, free_space, plan
-from memory_vit.frozen.embedded_views import EmbeddedViews
-from memory_vit.frozen.plan import Prepare, SplitPlan
+from memory_vit.frozen.plan import EmbeddedViews, Prepare, SplitPlan
 from memory_vit.frozen.row_file import FileRows
 from memory_vit.frozen.rows import (
   DeviceRows,
@@ -40,39 +39,23 @@ Batches = Iterator[dict[str, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Needs:
-  """What the rows of a split take, on this process.
-
-  Attributes:
-    plan: of the rows.
-    missing: the number of rows that have to be computed.
-  """
+  """Memory or disk space that the rows of a split need on this process."""
 
   plan: SplitPlan
-  missing: int
+  missing: int  # the number of rows to compute
 
   @property
   def row_bytes(self) -> int:
-    """Of each row."""
     return self.plan.layout.nbytes
 
   @property
   def bytes(self) -> int:
-    """Of all rows."""
     return self.plan.count * self.row_bytes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Kept:
-  """The frozen part of a run, computed when it is first asked for.
-
-  Attributes:
-    config: of the run; `config.keep` says what is cached, and where.
-    backbone: that is frozen.
-    preprocessing: of images that are evaluated.
-    record: of the data of the run.
-    mesh: over which batches are split.
-    stop: is asked while rows are computed.
-  """
+class FrozenCache:
+  """Cached outputs of the frozen pass, computed when first needed."""
 
   config: Config
   backbone: Backbone
@@ -87,20 +70,11 @@ class Kept:
   def train_batches(
     self, reader: Split, prepare: Prepare, start: int
   ) -> Batches:
-    """Batches for training, without end; missing rows are computed first.
+    """Yield training batches without end; missing rows are computed first.
 
-    Every process draws its share of a batch from its own records, each of its
-    epochs in another order: with one process the order is that of
-    `batching.train_batches`.
-
-    Args:
-      reader: of the training split.
-      prepare: the program of the frozen pass.
-      start: examples that were used before.
-
-    Returns:
-      Iterator over {"inputs": tree of arrays (b, ...), "label": int32 (b / p,)
-      of this process}.
+    Each process draws its share of a batch from its own records, in a new order
+    each epoch; one process has the order of `batching.train_batches`. `start`
+    is the number of examples that earlier steps used.
     """
     config = self.config
     size = len(range(jax.process_index(), reader.size, jax.process_count()))
@@ -120,7 +94,7 @@ class Kept:
     return generate()
 
   def train_examples(self, reader: Split, step: int) -> list[str]:
-    """Name the examples of a step (from 1): see `batching.train_examples`."""
+    """Name the examples of a step (from 1)."""
     config, count = self.config, jax.process_count()
     share, _ = batching.share(config.batch_size)
     numbers = np.arange((step - 1) * share, step * share)
@@ -134,13 +108,7 @@ class Kept:
   def eval_batches(
     self, reader: Split, prepare: Prepare, key: str = "validation"
   ) -> Batches:
-    """The batches of `batching.eval_batches`, with "inputs" for "image".
-
-    Args:
-      reader: of the split.
-      prepare: the program of the frozen pass.
-      key: "validation", or "test" of embeddings.
-    """
+    """Yield the batches of `batching.eval_batches`, with cached inputs."""
     rows = self.rows(key, reader, prepare)
     size = self.config.batch_size_eval
     count, first = batching.share(size)
@@ -155,36 +123,35 @@ class Kept:
       }
 
   def needs(self, key: str, reader: Split, prepare: Prepare) -> Needs:
-    """What a split takes, and what of it is missing; nothing is computed.
-
-    All processes must call; for the arguments see `rows`.
-    """
-    made = self._plan(key, reader, prepare)
+    """Count the rows of a split and the missing ones; all must call."""
+    split = self._plan(key, reader, prepare)
     if key in self._splits:
-      return Needs(made, 0)
+      return Needs(split, 0)
     if self.config.keep.where != "disk":
-      return Needs(made, made.count)
-    rows = self._file_rows(made, self._folder(key, made)[0])
-    return Needs(made, made.count_in(rows.missing()))
+      return Needs(split, split.count)
+    rows = self._file_rows(split, self._folder(key, split)[0])
+    return Needs(split, split.count_in(rows.missing()))
 
-  def require_room(self, needs: Sequence[Needs]) -> None:
-    """Raise `ConfigError` unless missing rows all fit; all must call."""
+  def require_free_space(self, needs: Sequence[Needs]) -> None:
+    """Raise `ConfigError` unless all missing rows fit; all must call."""
     needed = sum(n.row_bytes * n.missing for n in needs)
     roles = " and ".join(n.plan.role for n in needs)
     what = f"{self.config.keep.what} of {roles}"
-    free_space.require_room(what, needed, self.config.keep.where, self._root)
+    free_space.require_free_space(
+      what, needed, self.config.keep.where, self._root
+    )
 
   @property
   def place(self) -> str:
-    """Where rows are stored, and what is free there."""
+    """Where rows are stored, and how much space is free there."""
     place = free_space.place_of(self.config.keep.where, self._root)
     gib = place.free / 2**30
     return f"{place.name}, which has {place.free:,} bytes free ({gib:.2f} GiB)"
 
   def bytes_on_device(self, needs: Sequence[Needs]) -> int:
-    """Bytes that splits take of the memory of a device, or of its share.
+    """Bytes of the rows on each device.
 
-    A CPU has no memory but that of the host, which its devices share.
+    Devices of a CPU share the memory of the host.
     """
     where = self.config.keep.where
     if where == "disk" or (where == "host" and jax.default_backend() != "cpu"):
@@ -192,22 +159,16 @@ class Kept:
     return sum(n.bytes for n in needs) // jax.local_device_count()
 
   def rows(self, key: str, reader: Split, prepare: Prepare) -> FilledRows:
-    """The rows of a split; missing ones are computed. All processes must call.
-
-    Args:
-      key: "train", "validation" or "test".
-      reader: of the split.
-      prepare: the program of the frozen pass.
-    """
+    """Return the rows of a split; missing ones are computed. All must call."""
     if key not in self._splits:
-      made = self._plan(key, reader, prepare)
+      split = self._plan(key, reader, prepare)
       rows: FilledRows
       if self.config.keep.where == "disk":
-        rows = self._on_disk(key, made)
+        rows = self._on_disk(key, split)
       else:
-        rows = self._in_memory(made)
-      if isinstance(made.views, EmbeddedViews):
-        rows = OrderedRows(rows, made.views.places)
+        rows = self._in_memory(split)
+      if isinstance(split.views, EmbeddedViews):
+        rows = OrderedRows(rows, split.views.places)
       self._splits[key] = rows
     return self._splits[key]
 
@@ -216,45 +177,44 @@ class Kept:
       self.config, self.preprocessing, key, reader, prepare
     )
 
-  def _in_memory(self, made: SplitPlan) -> Rows:
-    """Rows that end with the run."""
-    self.require_room([Needs(made, made.count)])
+  def _in_memory(self, split: SplitPlan) -> Rows:
+    self.require_free_space([Needs(split, split.count)])
     kind = DeviceRows if self.config.keep.where == "device" else HostRows
-    rows = kind(made.layout, made.count, self.mesh, made.starts)
-    self._fill(rows, made, [made.starts])
+    rows = kind(split.layout, split.count, self.mesh, split.starts)
+    self._fill(rows, split, [split.starts])
     return rows
 
-  def _on_disk(self, key: str, made: SplitPlan) -> Rows:
+  def _on_disk(self, key: str, split: SplitPlan) -> Rows:
     """Rows that later runs find again."""
-    reader = made.views.split
-    folder, facts = self._folder(key, made)
+    reader = split.views.split
+    folder, facts = self._folder(key, split)
     paths.make_directory(folder, "config.keep.dir")
     with cache_folder.locked(folder, self.stop):
       logger.info(
-        "the %s of %s are kept in %s", self.config.keep.what, made.role, folder
+        "cache of the %s of %s: %s", self.config.keep.what, split.role, folder
       )
       files.write_json(folder / "about.json", facts)
-      rows = self._file_rows(made, folder)
-      rows.open(functools.partial(self._fill, rows, made))
-      records = made.views.numbers[rows.unreadable()] % reader.size
+      rows = self._file_rows(split, folder)
+      rows.open(functools.partial(self._fill, rows, split))
+      records = split.views.numbers[rows.unreadable()] % reader.size
       reason = f"it could not be read when {folder} was filled"
       reader.mark_unreadable(dict.fromkeys(records.tolist(), reason))
       missing = rows.missing()
-      self.require_room([Needs(made, made.count_in(missing))])
-      self._fill(rows, made, missing)
+      self.require_free_space([Needs(split, split.count_in(missing))])
+      self._fill(rows, split, missing)
     return rows
 
-  def _file_rows(self, made: SplitPlan, folder: Path) -> FileRows:
+  def _file_rows(self, split: SplitPlan, folder: Path) -> FileRows:
     path = folder / f"{jax.process_index()}.rows"
-    return FileRows(made.layout, made.count, self.mesh, made.starts, path)
+    return FileRows(split.layout, split.count, self.mesh, split.starts, path)
 
-  def _folder(self, key: str, made: SplitPlan) -> tuple[Path, dict[str, Any]]:
-    """The folder of rows on disk, and what they depend on; all must call."""
-    record, found = self.record, made.views.split.data_files
+  def _folder(self, key: str, split: SplitPlan) -> tuple[Path, dict[str, Any]]:
+    """The folder of rows and what they depend on; all processes must call."""
+    record, found = self.record, split.views.split.data_files
     if key not in record.data_files:
       record = DataRecord(by=self.config.data.digest, data_files={key: found})
     facts = cache_folder.dependencies(
-      self.config, self.backbone, self.mesh, made, record.digests[key]
+      self.config, self.backbone, self.mesh, split, record.digests[key]
     )
     return self._root / cache_folder.name_of(facts), facts
 
@@ -262,33 +222,27 @@ class Kept:
   def _root(self) -> Path:
     return cache_folder.root_of(self.config)
 
-  def _fill(self, rows: Rows, made: SplitPlan, spans: Sequence[range]) -> None:
-    """Compute the rows of spans of places; all processes must call.
-
-    Embeddings are inputs already: nothing is computed of them.
-
-    Raises:
-      Interrupted: if the run was asked to stop.
-    """
+  def _fill(self, rows: Rows, split: SplitPlan, spans: Sequence[range]) -> None:
+    """Compute the rows of spans of places; all processes must call."""
     if not spans:
       return
-    keep, count = self.config.keep, made.count_in(spans)
-    what, nbytes = f"{keep.what} of {made.role}", made.layout.nbytes
+    keep, count = self.config.keep, split.count_in(spans)
+    what, nbytes = f"{keep.what} of {split.role}", split.layout.nbytes
     logger.info(
-      "keeping the %s: %d views of %.3f MB, %.2f GiB (%s)", what, count,
+      "caching the %s: %d rows of %.3f MB, %.2f GiB (%s)", what, count,
       nbytes / 1e6, count * nbytes / 2**30, keep.where,
     )  # fmt: skip
-    began, size = time.perf_counter(), made.starts.step
+    began, size = time.perf_counter(), split.starts.step
     with ProgressBar(what, count * jax.process_count()) as progress:
       for span in spans:
-        batches = made.views.batches(span, size)
+        batches = split.views.batches(span, size)
         for start, batch in zip(span, batches, strict=True):
           self.stop.check()
           key = "inputs" if "inputs" in batch else "image"
           inputs = sharding.shard_batch(batch[key], self.mesh)
           if key == "image":
-            inputs = made.prepare(inputs)
+            inputs = split.prepare(inputs)
           rows.put(start, inputs, batch)
           jax.block_until_ready(inputs)
           progress.update(size * jax.process_count())
-    logger.info("%s: kept in %.1f s", what, time.perf_counter() - began)
+    logger.info("%s: cached in %.1f s", what, time.perf_counter() - began)

@@ -16,16 +16,16 @@ from memory_vit import config as config_lib
 from memory_vit.data import batching, datasets, fixed_views, image_ops
 from memory_vit.errors import BrokenDataError, ConfigError
 from memory_vit.frozen import plan
-from memory_vit.frozen.layout import RowLayout
+from memory_vit.frozen.cache import FrozenCache
 from memory_vit.frozen.row_file import FileRows
-from memory_vit.frozen.rows import DeviceRows, HostRows
-from memory_vit.frozen.splits import Kept
+from memory_vit.frozen.rows import DeviceRows, HostRows, RowLayout
 from memory_vit.model import trees
 from memory_vit.model.task import EvalPreprocessing
 from memory_vit.runtime import sharding
 from memory_vit.tasks import split_forward
+from memory_vit.train import pack as pack_lib
 from memory_vit.train import sweep, trainer
-from memory_vit.train.run_context import RunContext
+from memory_vit.train.trainer import RunContext
 
 SIZE, BATCH = 44, 16
 SQUEEZED = {"train_crop": "resize"}
@@ -76,7 +76,9 @@ def trainer_of(config, backbone, mesh=None, parents=(), **splits):
 
 def trained(made, directory):
   """{array of the best task: its value}, and what validation said of it."""
-  pack = made.train_pack(sweep.trials_of(made.config, "d"), directory, {})
+  pack = pack_lib.train_pack(
+    made, sweep.trials_of(made.config, "d"), directory, {}
+  )
   arrays = {
     f"{name}/{key}": np.asarray(value)
     for name, task in pack.tasks.items()
@@ -146,7 +148,7 @@ def test_a_sweep_on_8_devices_that_reads_a_task_in_parts(backbone, tmp_path):
 
 def kept_images(made, start=0):
   """Training batches where the frozen pass hands on the images themselves."""
-  return made.kept.train_batches(made.train, lambda images: images, start)
+  return made.cache.train_batches(made.train, lambda images: images, start)
 
 
 def test_views_are_taken_in_turn(backbone):
@@ -219,7 +221,7 @@ def test_each_image_passes_the_backbone_once(backbone, tmp_path, monkeypatch):
   made = trainer_of(config, backbone)
   monkeypatch.setattr(split_forward, "encode_program", counted)
   for i, trial in enumerate(sweep.trials_of(config, "d")):
-    made.train_pack([trial], tmp_path / str(i), {})
+    pack_lib.train_pack(made, [trial], tmp_path / str(i), {})
   # 44 in parts of a step, 39 in batches of an evaluation.
   assert sorted(seen) == [8] * 6 + [32] * 2
 
@@ -229,8 +231,8 @@ def test_bfloat16_rounds_what_is_kept(backbone):
   for dtype in ("float32", "bfloat16"):
     keep = {**CONTEXTS, "dtype": dtype}
     made = trainer_of(config_of(data=SQUEEZED, keep=keep), backbone)
-    start = made.start(sweep.trials_of(made.config, "d"))
-    batches = made.kept.train_batches(
+    start = pack_lib.start(made, sweep.trials_of(made.config, "d"))
+    batches = made.cache.train_batches(
       made.train, made.frozen_pass(start.step), 0
     )
     inputs[dtype] = jax.tree.leaves(next(batches)["inputs"])
@@ -281,11 +283,11 @@ def test_the_next_readable_record_takes_the_place_of_a_broken_one(
     np.testing.assert_array_equal(batch["inputs"], real["image"])
     np.testing.assert_array_equal(batch["label"], real["label"])
   names = batching.train_examples(made.train, seed=0, batch_size=BATCH, step=2)
-  assert made._train_examples(2) == names
+  assert made.train_examples(2) == names
   expected = batching.eval_batches(
     readers["validation"][0], made.preprocessing, batch_size=32
   )
-  found = made.kept.eval_batches(
+  found = made.cache.eval_batches(
     readers["validation"][1], lambda images: images
   )
   for batch, real in zip(found, expected, strict=True):
@@ -316,7 +318,7 @@ def test_too_many_broken_records_are_refused(backbone, tmp_path, monkeypatch):
     ("cls_masked", {"what": "features"}, SQUEEZED, "'none' or 'contexts'"),
     ("cls_masked", CONTEXTS, RANDOM, "such as config.keep.views 10"),
     ("cls_masked", CONTEXTS, {**SQUEEZED, "flip": True}, "and flip False"),
-    ("cls_masked", {**CONTEXTS, "views": 2}, SQUEEZED, "same view each time"),
+    ("cls_masked", {**CONTEXTS, "views": 2}, SQUEEZED, "same crop each time"),
     ("cls_masked", {**CONTEXTS, "dir": "a"}, SQUEEZED, "expected '', or where"),
     ("full", {"dir": "a", "where": "device"}, {}, "'device' does not use"),
   ],
@@ -399,8 +401,8 @@ def test_processes_evaluate_every_example_once(count, backbone, monkeypatch):
     )
     ones = np.ones(len(views.numbers), np.float32)
     rows = types.SimpleNamespace(labels=ones, masks=ones, take=lambda at: at)
-    monkeypatch.setattr(Kept, "rows", lambda *_, rows=rows: rows)
-    batches = made.kept.eval_batches(reader, None)
+    monkeypatch.setattr(FrozenCache, "rows", lambda *_, rows=rows: rows)
+    batches = made.cache.eval_batches(reader, None)
     counted += sum(batch["mask"].sum() for batch in batches)
   assert counted == 7
 

@@ -1,0 +1,118 @@
+"""Run the Python file of a configuration; each error is one line."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.machinery
+import importlib.util
+import sys
+import traceback
+import typing
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+from etils import epy
+
+from memory_vit.errors import ConfigError
+from memory_vit.runtime import messages, paths
+
+with epy.lazy_imports():  # not all commands have a configuration
+  import ml_collections
+
+# Of the checkout, to which a link leads; a part of the wheel.
+_CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+# Characters of a message of absl, ml_collections or a configuration file.
+_MOST_SHOWN = 400
+
+
+def names() -> list[str]:
+  """The configurations of the package."""
+  found = (path.stem for path in _CONFIGS.glob("[!_]*.py"))
+  return sorted(set(found) - {"base"})
+
+
+class ConfigFile(flags.ArgumentParser["ml_collections.ConfigDict"]):
+  """Parses --config by running a Python file."""
+
+  def parse(self, argument: str) -> ml_collections.ConfigDict:
+    """FILE.py or NAME, with :ARGUMENT -> the result of its get_config."""
+    name, *given = argument.split(":", 1)
+    path = paths.local(name, "--config")
+    if not path.is_file() and name in names():
+      path = _CONFIGS / f"{name}.py"
+    if not path.is_file():
+      raise ConfigError(
+        f"--config is {messages.brief(name)}: there is no such file. Expected "
+        f"a Python file, FILE.py, or one of the names {', '.join(names())}."
+      )
+    try:
+      found = _run(path, given)
+    except Exception as error:  # the file may raise anything
+      raise ConfigError(
+        f"--config={one_line(name)}, {_place(error, path)}: "
+        f"{type(error).__name__}: {one_line(str(error))}{_advice(error)}"
+      ) from error
+    if not isinstance(found, ml_collections.ConfigDict):
+      raise ConfigError(
+        f"--config={one_line(name)}: get_config() returned "
+        f"{messages.brief(found)}, expected a ConfigDict, such as that of "
+        "memory_vit.configs.base, changed."
+      )
+    return found.lock()
+
+  def flag_type(self) -> str:
+    """Named in messages of absl."""
+    return "configuration file"
+
+
+def _run(path: Path, given: Sequence[str]) -> Any:
+  """Call get_config; the file imports modules beside it, as a script does."""
+  loader = importlib.machinery.SourceFileLoader("config_file", str(path))
+  spec = importlib.util.spec_from_loader(loader.name, loader)
+  module = importlib.util.module_from_spec(typing.cast(Any, spec))
+  with _beside(path):
+    loader.exec_module(module)
+    return module.get_config(*given)
+
+
+@contextlib.contextmanager
+def _beside(path: Path) -> Iterator[None]:
+  """Put the folder of a file first on `sys.path`, except under `python -P`.
+
+  With -P a script does not find modules beside it either.
+  """
+  if sys.flags.safe_path:
+    yield
+    return
+  folder = str(path.resolve().parent)
+  sys.path.insert(0, folder)
+  try:
+    yield
+  finally:
+    with contextlib.suppress(ValueError):  # the file may have removed it
+      sys.path.remove(folder)
+
+
+def _advice(error: Exception) -> str:
+  if isinstance(error, ModuleNotFoundError) and error.name == "configs":
+    return "; write: from memory_vit.configs import base"
+  return ""
+
+
+def _place(error: Exception, path: Path) -> str:
+  """The line of the file that raised, or that called what raised."""
+  if isinstance(error, SyntaxError) and error.lineno:
+    where = "" if error.filename == str(path) else f"{error.filename}, "
+    return f"{where}line {error.lineno}"
+  lines = [
+    frame.lineno
+    for frame in traceback.extract_tb(error.__traceback__)
+    if frame.filename == str(path)
+  ]
+  return f"line {lines[-1]}" if lines else "get_config"
+
+
+one_line = functools.partial(messages.one_line, most=_MOST_SHOWN)
