@@ -9,8 +9,8 @@ steps on the same images, by SGD with the same schedule and clipping. Its rate
 is the best on validation with the first seed; the other seeds train at that
 rate. Differences are paired, over test images and seeds.
 
-Prints a table, and writes it into --page, docs/comparison.md, which says what
-the rows mean.
+Prints a table, and writes it into --page: docs/reference/comparison.md, which
+says what the rows mean.
 """
 
 import argparse

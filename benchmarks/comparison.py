@@ -13,8 +13,8 @@ differs from one process to the next stands in brackets. The last two options
 are for the reproduction of the paper: it is no package, and needs an
 environment with transformers 4.30.
 
-Prints a table, and writes it into --page, docs/comparison.md, which says what
-the rows mean.
+Prints a table, and writes it into --page: docs/reference/comparison.md, which
+says what the rows mean.
 """
 
 import argparse

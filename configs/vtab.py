@@ -4,7 +4,7 @@
     --config.data.dir=DATA/cifar
 
 learns one task from its 1,000 images, in the prepared folder of the benchmark
-(docs/vtab.md); tasks: cifar, caltech101, dtd and the other folders there.
+(docs/dev/studies.md). Tasks are its folders: cifar, caltech101, dtd and others.
 `python -m studies.vtab` of the repository learns all, and chooses the learning
 rate before.
 Accuracy and time: not measured by us.

@@ -161,7 +161,7 @@ def test_the_page_has_the_figures_that_are_kept():
   """`--json` and `--page` write both."""
   docs = ROOT / "docs"
   kept = docs / "results" / "comparison" / "comparison.json"
-  page = (docs / "comparison.md").read_text(encoding="utf-8")
+  page = (docs / "reference" / "comparison.md").read_text(encoding="utf-8")
   assert page == comparison.with_figures(page, json.loads(kept.read_text()))
 
 
@@ -181,7 +181,7 @@ def test_in_short_the_page_says_what_the_figures_say():
     if key.startswith("infer_16")
   ]
   steps = sorted(of(library, "train") for library in others)
-  page = (docs / "comparison.md").read_text(encoding="utf-8")
+  page = (docs / "reference" / "comparison.md").read_text(encoding="utf-8")
   (said,) = [block for block in page.split("\n\n") if "In short:" in block]
   said = " ".join(said.split())
   for expected in (
