@@ -281,7 +281,7 @@ def without_hits(row: dict[str, Any]) -> dict[str, Any]:
 def table(result: dict[str, Any]) -> list[str]:
   """The rows for people, as Markdown."""
   lines = [
-    f"| {result['data']} | values beside the head | test, {result['seeds']} "
+    f"| {result['data']} | parameters beside the head | test, {result['seeds']} "
     f"seeds | against `{_BASE}` | rate |",
     "|---|---|---|---|---|",
   ]
