@@ -281,8 +281,8 @@ def without_hits(row: dict[str, Any]) -> dict[str, Any]:
 def table(result: dict[str, Any]) -> list[str]:
   """The rows for people, as Markdown."""
   lines = [
-    f"| {result['data']} | parameters beside the head | test, {result['seeds']} "
-    f"seeds | against `{_BASE}` | rate |",
+    f"| {result['data']} | parameters beside the head | test, "
+    f"{result['seeds']} seeds | against `{_BASE}` | rate |",
     "|---|---|---|---|---|",
   ]
   for row, found in result["rows"].items():

@@ -353,7 +353,9 @@ def table(
   rows["change of the original outputs"] = [
     _moved(one, "original") for one in measured
   ]
-  rows["change of a task by the others"] = [_moved(one, "task") for one in measured]
+  rows["change of a task by the others"] = [
+    _moved(one, "task") for one in measured
+  ]
   rows["parameters of a task"] = [f"{one['parameters']:,}" for one in measured]
   rows["file of a task"] = [
     f"{one['file_bytes'] / 1024:,.0f} KiB" for one in measured

@@ -115,9 +115,7 @@ def test_the_architecture_is_that_of_the_code():
   """Its subpackages, commands and layers, each with what it is for."""
   text = (DOCS / "dev" / "architecture.md").read_text(encoding="utf-8")
   rows = re.findall(r"^\| `(\w+)/` \| (\w.*\.) \|$", text, re.M)
-  packages = {
-    path.parent.name for path in (ROOT / "memory_vit").glob("*/*.py")
-  }
+  packages = {path.parent.name for path in (ROOT / "memory_vit").glob("*/*.py")}
   assert sorted(name for name, _ in rows) == sorted(
     packages - {"commands", "configs"}
   )

@@ -1,4 +1,4 @@
-"""docs/dev/reliability.md lists faults with the tests that carry their markers."""
+"""The page docs/dev/reliability.md lists faults with their tests."""
 
 import pytest
 from conftest import ROOT
