@@ -9,8 +9,8 @@ steps on the same images, by SGD with the same schedule and clipping. Its rate
 is the best on validation with the first seed; the other seeds train at that
 rate. Differences are paired, over test images and seeds.
 
-Prints a table, and writes it into --page, docs/comparison.md, which says what
-the rows mean.
+Prints a table, and writes it into --page: docs/reference/comparison.md, which
+says what the rows mean.
 """
 
 import argparse
@@ -279,8 +279,8 @@ def without_hits(row: dict[str, Any]) -> dict[str, Any]:
 def table(result: dict[str, Any]) -> list[str]:
   """The rows for people, as Markdown."""
   lines = [
-    f"| {result['data']} | values beside the head | test, {result['seeds']} "
-    f"seeds | against `{_BASE}` | rate |",
+    f"| {result['data']} | parameters beside the head | test, "
+    f"{result['seeds']} seeds | against `{_BASE}` | rate |",
     "|---|---|---|---|---|",
   ]
   for row, found in result["rows"].items():

@@ -13,8 +13,8 @@ differs from one process to the next stands in brackets. The last two options
 are for the reproduction of the paper: it is no package, and needs an
 environment with transformers 4.30.
 
-Prints a table, and writes it into --page, docs/comparison.md, which says what
-the rows mean.
+Prints a table, and writes it into --page: docs/reference/comparison.md, which
+says what the rows mean.
 """
 
 import argparse
@@ -45,9 +45,9 @@ _BEGINS, _ENDS = "<!-- figures -->", "<!-- end of figures -->"
 LIBRARIES = ("memory_vit", "peft", "vit_pytorch")
 _ROWS = {
   "train": "training step, one task",
-  "train_kept": "the same, contexts kept",
+  "train_kept": "the same, keys and values cached",
   "train_side": "training step, one task with a side stream",
-  "train_side_kept": "the same with a side stream, contexts kept",
+  "train_side_kept": "the same with a side stream, keys and values cached",
   "train_all_weights": "training step, all weights",
 }
 _COUNTED = {
@@ -350,10 +350,12 @@ def table(
     cells = [_ratio(one["ratios"].get(key)) for one in measured]
     if any(cells):
       rows[words] = cells
-  rows["original outputs moved by"] = [
+  rows["change of the original outputs"] = [
     _moved(one, "original") for one in measured
   ]
-  rows["a task moved by the others"] = [_moved(one, "task") for one in measured]
+  rows["change of a task by the others"] = [
+    _moved(one, "task") for one in measured
+  ]
   rows["parameters of a task"] = [f"{one['parameters']:,}" for one in measured]
   rows["file of a task"] = [
     f"{one['file_bytes'] / 1024:,.0f} KiB" for one in measured

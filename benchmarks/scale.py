@@ -7,7 +7,7 @@ Compiles the programs of a step (one task of 5 cells, 100 classes, SGD with
 momentum) for a mesh of devices that are not there, and prints what XLA says of
 them beside what a formula says. The devices are virtual ones of the CPU; with
 --topology those of a TPU, for which libtpu must be installed (no TPU). Nothing
-is run. The table of docs/scale.md was made by this.
+is run. The table of docs/dev/memory.md was made by this.
 
 Letters as in `model/vit_config.py`; s = n + 1 tokens, b images on a device, f
 devices over which the backbone is split, e bytes of a value in the computation.

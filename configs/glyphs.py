@@ -1,5 +1,4 @@
-"""The test bed of docs/results.md: drawn characters, near to and far from what
-a small backbone knows.
+"""The test bed of docs/reference/results.md: drawn characters for a small ViT.
 
   python -m studies.paper --config=glyphs:NAME --workdir=DIR \\
     --config.data.dir=DATA --config.backbone=FILE --only=regimes \\
@@ -8,8 +7,8 @@ a small backbone knows.
 NAME is `glyph_new100` (near: characters that the backbone has not seen),
 `glyph_inverted` (far: light on dark, with noise) or `glyph_rotation` (far: by
 how much a character is turned, which the backbone was trained to ignore), as
-prepared in DATA; FILE a backbone for 24 px. What was measured, and in which
-time on 2 CPU cores: docs/results.md.
+prepared in DATA; FILE a backbone for 24 px. docs/reference/results.md has what
+was measured.
 """
 
 import ml_collections

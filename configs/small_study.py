@@ -5,7 +5,7 @@
     --learning_rates=0.03,0.1,0.3 --seeds=0,1 --cells=5,20
 
 NAME is a data set of TFDS that was prepared in DATA, FILE a backbone for 64 px.
-Hardware, time and accuracy: docs/results.md.
+Hardware, time and accuracy: docs/reference/results.md.
 """
 
 import ml_collections

@@ -4,7 +4,7 @@
     --config.data.dir=DATA/cifar
 
 trains one task on its 1,000 images, in the prepared folder of the benchmark
-(docs/vtab.md); tasks: cifar, caltech101, dtd and the other folders there.
+(docs/dev/studies.md); tasks: cifar, caltech101, dtd and the other folders there.
 `python -m studies.vtab` of the repository first chooses the learning rate, then
 trains all tasks.
 Accuracy and time: not measured by us.

@@ -54,10 +54,10 @@ def test_a_row_for_all_that_any_library_has():
   assert rows["original and 1 task"] == ["1.00 (1.00 to 1.00)", ""]
   assert rows["4 tasks, in one batch"] == ["", "4.00 (3.00 to 5.00)"]
   assert "original and 4 tasks" not in rows
-  assert rows["original outputs moved by"] == [
+  assert rows["change of the original outputs"] == [
     "0 (same bits)", "0 (same bits), 1.0e-06"
   ]  # fmt: skip
-  assert rows["a task moved by the others"] == ["2.0e-07", "2.0e-07"]
+  assert rows["change of a task by the others"] == ["2.0e-07", "2.0e-07"]
   assert rows["file of a task"] == ["2 KiB", "2 KiB"]
 
 
@@ -161,7 +161,7 @@ def test_the_page_has_the_figures_that_are_kept():
   """`--json` and `--page` write both."""
   docs = ROOT / "docs"
   kept = docs / "results" / "comparison" / "comparison.json"
-  page = (docs / "comparison.md").read_text(encoding="utf-8")
+  page = (docs / "reference" / "comparison.md").read_text(encoding="utf-8")
   assert page == comparison.with_figures(page, json.loads(kept.read_text()))
 
 
@@ -181,7 +181,7 @@ def test_in_short_the_page_says_what_the_figures_say():
     if key.startswith("infer_16")
   ]
   steps = sorted(of(library, "train") for library in others)
-  page = (docs / "comparison.md").read_text(encoding="utf-8")
+  page = (docs / "reference" / "comparison.md").read_text(encoding="utf-8")
   (said,) = [block for block in page.split("\n\n") if "In short:" in block]
   said = " ".join(said.split())
   for expected in (
@@ -189,7 +189,7 @@ def test_in_short_the_page_says_what_the_figures_say():
     f"{of(reproduction, 'infer_16')} in the reproduction, and "
     f"{min(sixteen):.0f} to {max(sixteen):.0f} in the libraries",
     f"step costs {of(here, 'train')} passes here, or "
-    f"{of(here, 'train_kept')} on kept contexts, and {steps[0]} to "
+    f"{of(here, 'train_kept')} with cached keys and values, and {steps[0]} to "
     f"{steps[-1]} in the others",
   ):
     assert expected in said

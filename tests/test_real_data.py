@@ -16,7 +16,7 @@ ENVIRONMENT = {"PATH": "/usr/bin:/bin", "JAX_PLATFORMS": "cpu"}
 
 
 def test_a_task_is_learned_and_the_original_is_kept(data_dir, tmp_path):
-  """The command of docs/results.md, with fewer steps."""
+  """The command of docs/reference/results.md, with fewer steps."""
   workdir = tmp_path / "run"
   options = {
     "backbone": data_dir / "vit_ti16_64.npz",

@@ -1,4 +1,4 @@
-"""docs/reliability.md lists faults with the tests that carry their markers."""
+"""The page docs/dev/reliability.md lists faults with their tests."""
 
 import pytest
 from conftest import ROOT
@@ -31,7 +31,7 @@ def rendered(tmp_path):
 
 
 def test_the_page_is_what_is_written_now():
-  page = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
+  page = (ROOT / "docs/dev/reliability.md").read_text(encoding="utf-8")
   assert page == render(), "run python -m docs.reliability"
 
 

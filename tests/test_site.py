@@ -112,6 +112,9 @@ def test_each_page_is_in_the_navigation_once():
   found = list(pages(site()["nav"]))
   written = {str(p.relative_to(ROOT / "docs")) for p in API.glob("*.md")}
   written |= {page.name for page in (ROOT / "docs").glob("*.md")}
+  for folder in ("reference", "dev"):
+    found_in = (ROOT / "docs" / folder).glob("*.md")
+    written |= {f"{folder}/{page.name}" for page in found_in}
   generated = {"index.md", "contributing.md", "changelog.md"}
   assert len(found) == len(set(found))
   assert set(found) - generated == written
@@ -124,7 +127,7 @@ def test_the_site_needs_no_network():
     "//" in path for path in [*site()["extra_css"], *site()["hooks"]]
   )
   assert "```mermaid" not in "".join(
-    page.read_text() for page in (ROOT / "docs").glob("*.md")
+    page.read_text() for page in (ROOT / "docs").rglob("*.md")
   )
 
 

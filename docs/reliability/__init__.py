@@ -1,1 +1,1 @@
-"""Make docs/reliability.md from faults.toml and the markers of the tests."""
+"""Make docs/dev/reliability.md from faults.toml and markers of the tests."""

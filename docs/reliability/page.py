@@ -1,4 +1,4 @@
-"""The page docs/reliability.md: faults with their tests, as tables."""
+"""The page docs/dev/reliability.md: faults with their tests, as tables."""
 
 from pathlib import Path
 

@@ -1,7 +1,7 @@
 """Compiled programs that a CPU runs on a few images at a time.
 
 The activations of a large batch leave the caches of a CPU: sixteen images in an
-L/14 take 30 % less time in pieces of two (float32; docs/predictor.md).
+L/14 take 30 % less time in pieces of two (float32; docs/reference/costs.md).
 """
 
 import functools

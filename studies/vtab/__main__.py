@@ -11,7 +11,7 @@ runs/TASK/REGIME what `memory-vit train` leaves. Run the same command to resume;
 what is finished is not repeated. A task without its data is named and left out,
 and then the report has no means. --dry_run shows what would run and, once runs
 have finished, about how long the others take, and writes nothing. See
-docs/vtab.md.
+docs/dev/studies.md.
 """
 
 import dataclasses

@@ -74,7 +74,7 @@ def find(
     raise mv.MemoryVitError(
       f"--dir={directory} has no data of {named}: expected NAME/train800.txt, "
       "NAME/val200.txt and NAME/test.txt, as the prepared VTAB-1k folder has, "
-      "or sets that TFDS has prepared there. See docs/vtab.md of the "
+      "or sets that TFDS has prepared there. See docs/dev/studies.md of the "
       "repository."
     )
   return tuple(found), missing

