@@ -34,7 +34,9 @@ help:
 	@echo "make compare      the same here and in PEFT and vit-pytorch (10 minutes)"
 	@echo "make release      wheel and sdist in dist/, tried with each Python (nothing is uploaded)"
 
-# Bytecode is compiled where it is imported: of most of it nothing is.
+# Bytecode is compiled where it is imported: of most of it nothing is. Without it
+# each process that a test starts would compile again, for ten seconds.
+unexport PYTHONDONTWRITEBYTECODE
 INSTALL := pip install --quiet --no-compile
 
 .venv/installed: requirements.txt pyproject.toml
