@@ -63,8 +63,9 @@ def test_it_serves_and_ends(tmp_path):
 
 
 @pytest.mark.fault("stuck-thread")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize(
+  ("number", "again"), [(signal.SIGTERM, False), (signal.SIGINT, True)]
+)
 def test_it_ends_whatever_threads_are_doing(number, again):
   """Once the time to finish is over, or at a second signal."""
   code = (
