@@ -27,7 +27,7 @@ def test_two_processes_measure_a_benchmark(tmp_path):
     f"--dir={data}", f"--backbone={backbone}", f"--workdir={tmp_path / 'run'}",
     "--only=kitti", "--regimes=cls_masked", "--seeds=1", "--config.epochs=1",
     "--config.batch_size=8", "--config.batch_size_eval=8",
-    "--config.sweep.learning_rate=(0.1,)",
+    "--config.sweep.learning_rate=(0.1,)", "--config.log_images=0",
   ]  # fmt: skip
   with two.kept_port() as port, contextlib.ExitStack() as stack:
     first, second = [
