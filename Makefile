@@ -25,7 +25,7 @@ help:
 	@echo "make processes    the tests that start processes (10 minutes)"
 	@echo "make slow         the tests on real data, and others that take long"
 	@echo "make exchange     backbones against transformers and timm, and ONNX (5 minutes)"
-	@echo "make nightly      the whole fuzz, 20 kills, and the mutants (half an hour)"
+	@echo "make nightly      cases that repeat others, 20 kills, and the mutants (40 minutes)"
 	@echo "make mutants      the code broken in some places: is each noticed? (15 minutes)"
 	@echo "make lint         format, style, import directions, types, as in CI"
 	@echo "make notebooks    the pages of docs/notebooks anew, with their pictures (10 minutes)"
@@ -34,8 +34,11 @@ help:
 	@echo "make compare      the same here and in PEFT and vit-pytorch (10 minutes)"
 	@echo "make release      wheel and sdist in dist/, tried with each Python (nothing is uploaded)"
 
-# Bytecode is compiled where it is imported: of most of it nothing is.
-INSTALL := pip install --quiet --no-compile
+# Bytecode is compiled where it is imported, and kept: of most of it nothing is, and
+# without it each process that a test starts would compile again, for ten seconds.
+export PIP_COMPILE := 0
+unexport PYTHONDONTWRITEBYTECODE
+INSTALL := pip install --quiet
 
 .venv/installed: requirements.txt pyproject.toml
 	$(PYTHON) -m venv .venv

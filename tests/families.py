@@ -1,6 +1,7 @@
 """How families of ViTs differ, as fields of `ViTConfig`."""
 
 import pytest
+from marks import NIGHTLY
 
 FAMILIES = {
   "hf vit": {"gelu": "exact", "layer_norm_epsilon": 1e-12},
@@ -22,7 +23,14 @@ FAMILIES = {
 }  # fmt: skip
 # The fast tests have those that differ most from the published ViT.
 QUICK = ("dinov3", "siglip")
-FEW_FIRST = [
-  name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
-  for name in FAMILIES
-]
+# Each of their parts is in another family as well.
+REPEATED = ("hf vit", "mean")
+
+
+def _marks(name):
+  if name in QUICK:
+    return ()
+  return NIGHTLY if name in REPEATED else pytest.mark.slow
+
+
+FEW_FIRST = [pytest.param(name, marks=_marks(name)) for name in FAMILIES]

@@ -74,10 +74,15 @@ class Run:
 
 
 class Process:
-  """A process that writes what it says to a file."""
+  """A process that writes its stderr to a file, and its stdout beside it."""
 
   def __init__(
-    self, code: str, flags: list[str], log: pathlib.Path, fresh: bool = False
+    self,
+    code: str,
+    flags: Sequence[str],
+    log: pathlib.Path,
+    fresh: bool = False,
+    devices: int = 1,
   ) -> None:
     """Starts it.
 
@@ -85,20 +90,21 @@ class Process:
       code: what it runs.
       flags: its command line.
       log: for its stderr.
-      fresh: whether it imports everything itself.
+      fresh: whether it imports everything itself, as a shell would start it.
+      devices: how many it has.
     """
-    self._log = log
+    self._log, self._printed = log, pathlib.Path(f"{log}.stdout")
+    xla = f"--xla_force_host_platform_device_count={devices} {quick.XLA_FLAGS}"
     log.touch()
     if fresh:
-      environment = {**os.environ, "XLA_FLAGS": quick.XLA_FLAGS}
-      with log.open("w") as file:
+      with log.open("w") as stderr, self._printed.open("w") as stdout:
         self._process = subprocess.Popen(
-          [sys.executable, "-c", code, *flags], cwd=ROOT, env=environment,
-          stdout=subprocess.DEVNULL, stderr=file,
+          [sys.executable, "-c", code, *flags], cwd=ROOT,
+          env={**os.environ, "XLA_FLAGS": xla}, stdout=stdout, stderr=stderr,
         )  # fmt: skip
       self._status = self._process.poll
     else:
-      arguments = (code, flags, str(log))
+      arguments = (code, flags, str(log), str(self._printed), xla)
       self._process = _SERVER.Process(target=_run, args=arguments)
       self._process.start()
       self._status = lambda: self._process.exitcode
@@ -113,9 +119,19 @@ class Process:
       self.wait()
 
   @property
+  def status(self) -> int | None:
+    """Its exit status, once it has ended."""
+    return self._status()
+
+  @property
   def text(self) -> str:
     """What it has said by now."""
     return self._log.read_text(encoding="utf-8")
+
+  @property
+  def printed(self) -> str:
+    """Its stdout by now."""
+    return self._printed.read_text(encoding="utf-8")
 
   def wait_for(self, pattern: str) -> None:
     """Waits until it says something."""
@@ -156,11 +172,13 @@ class Process:
     return int(found[1]) if found else 0
 
 
-def _run(code: str, flags: list[str], log: str) -> None:
+def _run(
+  code: str, flags: Sequence[str], log: str, printed: str, xla: str
+) -> None:
   """What a forked process does."""
-  os.environ["XLA_FLAGS"] = quick.XLA_FLAGS
+  os.environ["XLA_FLAGS"] = xla
   os.dup2(os.open(log, os.O_WRONLY | os.O_APPEND), 2)
-  os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+  os.dup2(os.open(printed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 1)
   os.chdir(ROOT)
   sys.path.insert(0, str(ROOT))
   sys.argv = ["memory_vit.main", *flags]
@@ -169,4 +187,5 @@ def _run(code: str, flags: list[str], log: str) -> None:
   finally:
     # Such a process ends without: what is said last must not be lost.
     atexit._run_exitfuncs()
+    sys.stdout.flush()
     sys.stderr.flush()

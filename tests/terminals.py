@@ -10,6 +10,7 @@ import termios
 import threading
 from collections.abc import Sequence
 
+import quick
 from conftest import ROOT
 
 # Bars appear at once: what is done here is over soon.
@@ -62,8 +63,8 @@ class Command:
     self.process = subprocess.Popen(
       [*line, *map(str, arguments)], cwd=ROOT, stdout=subprocess.PIPE,
       stderr=its, text=True,
-      env={**os.environ, "TERM": "xterm", "COLUMNS": "120", "XLA_FLAGS": "",
-           **(environment or {})},
+      env={**os.environ, "TERM": "xterm", "COLUMNS": "120",
+           "XLA_FLAGS": quick.XLA_FLAGS, **(environment or {})},
     )  # fmt: skip
     os.close(its)
     self._reader = threading.Thread(target=self._read, args=(ours,))

@@ -429,6 +429,7 @@ def test_quickstart_on_glyphs(execute, tmp_path):
   assert "6 trials step 20/20" in done.log
 
 
+@pytest.mark.nightly  # as on glyphs, with other data
 @pytest.mark.slow
 def test_quickstart_on_own_pictures(execute, tmp_path, micro):
   data, rng = tmp_path / "pets", np.random.default_rng(0)

@@ -184,6 +184,7 @@ def run(python, *arguments):
 GOLDEN = ROOT / "tests" / "golden" / "format_1"
 
 
+@pytest.mark.nightly  # `make release` tries one as well
 @pytest.mark.slow
 def test_a_wheel_works_outside_the_checkout(tmp_path):
   """Import, every command, a configuration by name, and a task that runs."""

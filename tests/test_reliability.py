@@ -1,9 +1,11 @@
 """The page docs/dev/reliability.md lists faults with their tests."""
 
+import ast
+
 import pytest
 from conftest import ROOT
 
-from docs.reliability import faults
+from docs.reliability import faults, markers
 from docs.reliability.page import render
 
 
@@ -44,6 +46,21 @@ def test_each_fault_has_a_row_with_its_tests(ids, rendered):
 def test_a_fault_without_a_test_is_an_error(ids, rendered):
   with pytest.raises(ValueError, match=f"no test has .*: {ids[0]}$"):
     rendered(marked(*ids[1:]))
+
+
+def test_each_fault_has_a_test_before_a_change_lands():
+  """One that is not in `make nightly` alone."""
+  folder = ROOT / "tests"
+  nightly = {
+    f"{path.relative_to(folder).as_posix()}::{node.name}"
+    for path in folder.rglob("test_*.py")
+    for node in ast.parse(path.read_text(encoding="utf-8")).body
+    if isinstance(node, ast.FunctionDef)
+    and "pytest.mark.nightly" in map(ast.unparse, node.decorator_list)
+  }
+  assert nightly
+  found = markers.tests_by_fault(folder)
+  assert [fault for fault in found if nightly.issuperset(found[fault])] == []
 
 
 def test_a_marker_of_an_unknown_fault_is_an_error(ids, rendered):

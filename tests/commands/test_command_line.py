@@ -11,6 +11,7 @@ import pytest
 import quick
 from conftest import ROOT, random_task, tiny_backbone
 from faults import MAIN, Process, Run
+from marks import NIGHTLY
 from PIL import Image
 
 import memory_vit as mv
@@ -43,7 +44,7 @@ from memory_vit.train import run as training_run
 from memory_vit.train.checkpoints import Checkpoints
 
 CONFIG = f"--config={ROOT / 'configs' / 'digits.py'}"
-SLOW = pytest.mark.slow
+
 HUGE = 10**30
 # Text that a terminal obeys, or shows elsewhere than it stands.
 ODD = ("a\x07b", "a\nerror: b", "a\x1b[2Jb", "a\u2028b", "\u202eb", "\udcff")
@@ -150,7 +151,7 @@ SOME = 7
 
 
 @pytest.mark.fault("bad-option")
-@pytest.mark.parametrize("most", [SOME, pytest.param(99, marks=SLOW)])
+@pytest.mark.parametrize("most", [SOME, pytest.param(99, marks=NIGHTLY)])
 @pytest.mark.parametrize("part", ["", *option_help.sections()])
 def test_bad_values_of_every_option(part, most, begun, capsys, tmp_path):
   """Of each at least five."""

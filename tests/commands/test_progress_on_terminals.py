@@ -117,7 +117,7 @@ def training(there, workdir, *more):
     f"--config.data.dir={there / 'data'}", "--config.batch_size=4",
     "--config.data.validation=", "--config.task.name=pets",
     "--config.checkpoint_every=1000000", "--config.epochs=0",
-    "--config.optim.warmup_steps=0", *more,
+    "--config.optim.warmup_steps=0", "--config.log_images=0", *more,
   )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ import google_crc32c
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import quick
 import tensorflow as tf
 import tensorflow_datasets as tfds
 from conftest import ROOT, tiny_backbone
@@ -910,7 +911,7 @@ def test_stalled_command_ends(config, tmp_path):
      f"--workdir={tmp_path / 'run'}", "--config=configs/digits.py",
      *(f"--config.{key}={value}" for key, value in options.items())],
     cwd=ROOT, timeout=PATIENCE, check=False, capture_output=True, text=True,
-    env={**os.environ, "XLA_FLAGS": ""},
+    env={**os.environ, "XLA_FLAGS": quick.XLA_FLAGS},
   )  # fmt: skip
   assert done.returncode == watchdog.EXIT_STALLED, done.stderr
   name = os.path.basename(config.data.dir)

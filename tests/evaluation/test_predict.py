@@ -17,6 +17,7 @@ import fake_data
 import jax
 import numpy as np
 import pytest
+import quick
 from conftest import ROOT, random_task, run_program, tiny_backbone
 
 import memory_vit as mv
@@ -728,7 +729,9 @@ def test_as_a_command_results_come_at_once_and_a_closed_pipe_is_no_error(
   models, folder
 ):
   argv = arguments(models, "-", tasks=["pets"])
-  env = {**os.environ, "XLA_FLAGS": "", "PYTHONIOENCODING": "ascii"}
+  env = {
+    **os.environ, "XLA_FLAGS": quick.XLA_FLAGS, "PYTHONIOENCODING": "ascii",
+  }  # fmt: skip
   with subprocess.Popen(
     [sys.executable, "-m", "memory_vit", "predict", *argv, "--batch_size=1"],
     cwd=ROOT, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE,

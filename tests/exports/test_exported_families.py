@@ -4,7 +4,8 @@ import jax
 import numpy as np
 import pytest
 from conftest import random_task, tiny_backbone
-from families import FAMILIES
+from families import FAMILIES, QUICK
+from marks import NIGHTLY
 
 import memory_vit as mv
 from memory_vit.exports import stablehlo
@@ -12,9 +13,16 @@ from memory_vit.exports.exported_model import make_model
 from memory_vit.exports.image_input import ImageInput
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", FAMILIES)
+def exported():
+  """All families, those that differ most in 16 bits too; `make nightly` all."""
+  for family in FAMILIES:
+    for dtype in ("float32", "bfloat16"):
+      few = dtype == "float32" or family in QUICK
+      marks = pytest.mark.slow if few else NIGHTLY
+      yield pytest.param(family, dtype, marks=marks)
+
+
+@pytest.mark.parametrize(("family", "dtype"), [*exported()])
 def test_stablehlo(family, dtype, images, tmp_path):
   backbone = tiny_backbone(width=16, dtype=dtype, **FAMILIES[family])
   first = random_task(backbone, "a", seed=1)

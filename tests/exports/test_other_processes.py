@@ -9,6 +9,7 @@ import textwrap
 
 import numpy as np
 import pytest
+import quick
 import tensorflow as tf
 from conftest import ROOT, random_task, tiny_backbone
 from PIL import Image
@@ -29,7 +30,10 @@ _BLOCKED = """
   sys.meta_path.insert(0, Blocked())
   import numpy as np
 """
-ENVIRONMENT = {"PATH": "/usr/bin:/bin", "JAX_PLATFORMS": "cpu"}
+ENVIRONMENT = {
+  "PATH": "/usr/bin:/bin", "JAX_PLATFORMS": "cpu",
+  "XLA_FLAGS": quick.XLA_FLAGS,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

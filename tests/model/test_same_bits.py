@@ -12,6 +12,7 @@ import sys
 import pytest
 from conftest import ROOT
 from families import FAMILIES
+from marks import NIGHTLY
 
 COUNTS = [0, 1, 4, 16, 64]
 # A batch that is no multiple of the width of vector units, and one that is.
@@ -61,9 +62,12 @@ def test_every_family():
   )  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-  ("shape", "dtype"), [(ODD, "float32"), (EVEN, "bfloat16")]
+  ("shape", "dtype"),
+  [
+    pytest.param(ODD, "float32", marks=pytest.mark.slow),
+    pytest.param(EVEN, "bfloat16", marks=NIGHTLY),
+  ],
 )
 def test_every_number_of_tasks(shape, dtype):
   """Apart, and in one jit with all of the tasks."""
@@ -72,8 +76,13 @@ def test_every_number_of_tasks(shape, dtype):
   )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+  "dtype",
+  [
+    pytest.param("float32", marks=pytest.mark.slow),
+    pytest.param("bfloat16", marks=NIGHTLY),
+  ],
+)
 def test_real_weights(data_dir, dtype):
   assert_same(
     {"file": str(data_dir / "vit_ti16_64.npz"), "dtype": dtype, "batch": 7,

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import random_task, tiny_backbone
+from marks import NIGHTLY
 from steps import assert_close, batch, setting
 
 import memory_vit as mv
@@ -24,10 +25,13 @@ from memory_vit.tasks import create, inference, manifest, split_forward, store
 from memory_vit.train import run, step
 from memory_vit.train.optim import make_optimizer, make_schedule
 
-slow = pytest.mark.slow
 # fsdp -> a mesh of 8 x 1, 4 x 2, 2 x 4 and 1 x 8 devices. One with two axes is
-# the general case; the others are its borders.
-PARTS = [4, *(pytest.param(fsdp, marks=slow) for fsdp in (1, 2, 8))]
+# the general case; all else in the tests has the first.
+PARTS = [
+  4,
+  pytest.param(8, marks=pytest.mark.slow),
+  *(pytest.param(fsdp, marks=NIGHTLY) for fsdp in (1, 2)),
+]
 
 
 @pytest.fixture(scope="module")
@@ -232,7 +236,7 @@ def test_a_layer_is_gathered_where_it_is_used(wide, images):
 
 
 @pytest.mark.fault("other-devices")
-@slow
+@pytest.mark.slow
 def test_a_run_goes_on_with_other_devices(tmp_path, monkeypatch):
   """8 devices, then 1, then 4: the same images, the same result."""
   mv.save_backbone(

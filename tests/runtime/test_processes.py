@@ -3,9 +3,8 @@
 import contextlib
 import json
 import pathlib
-import subprocess
+import signal
 import sys
-import time
 import types
 
 import fake_data
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 import two_processes as two
 from conftest import tiny_backbone
+from faults import Process
 from tensorboard.backend.event_processing import event_accumulator
 
 import memory_vit as mv
@@ -37,7 +37,7 @@ def flags_of(workdir, backbone_file, **changes) -> list[str]:
     "pretrain.variant": "", "backbone": backbone_file, "batch_size": 16,
     "batch_size_eval": 64, "total_steps": STEPS, "log_every": 1,
     "eval_every": 6, "checkpoint_every": 3, "mesh.fsdp": 2,
-    "sweep.learning_rate": "(0.1, 0.03)", **changes,
+    "sweep.learning_rate": "(0.1, 0.03)", "log_images": 0, **changes,
   }  # fmt: skip
   return [
     "--config=configs/digits.py",
@@ -60,12 +60,10 @@ def run_both(directory, backbone_file, changes) -> dict[str, pathlib.Path]:
     for name, place in places.items()
   }
   ended = two.run_two(logs_in(places["together"]), [flags["together"]] * 2)
-  log = places["alone"] / "log"
-  options = two.command(log, flags["alone"])
-  options["env"] = two.environment(4, LOG=str(log))
-  with two.started([options]) as started:
-    ended += two.ends(started)
-  assert {e.status for e in ended} == {0}, "".join(e.stderr for e in ended)
+  with two.start(places["alone"] / "log", flags["alone"], 4) as alone:
+    alone.wait()
+  for process in (*ended, alone):
+    assert process.status == 0, process.text
   return places
 
 
@@ -73,7 +71,7 @@ def run_both(directory, backbone_file, changes) -> dict[str, pathlib.Path]:
 def together(tmp_path_factory, backbone_file):
   """A run of two processes with two devices each: (directory, outcomes)."""
   path = tmp_path_factory.mktemp("together")
-  flags = flags_of(path / "run", backbone_file)
+  flags = flags_of(path / "run", backbone_file, log_images=4)
   return path, two.run_two(logs_in(path), [flags, flags])
 
 
@@ -81,12 +79,9 @@ def together(tmp_path_factory, backbone_file):
 def alone(tmp_path_factory, backbone_file):
   """The same run by one process with four devices."""
   path = tmp_path_factory.mktemp("alone")
-  flags = flags_of(path / "run", backbone_file)
-  options = two.command(path / "log.jsonl", flags)
-  options["env"] = two.environment(4, LOG=str(path / "log.jsonl"))
-  with two.started([options]) as started:
-    (ended,) = two.ends(started)
-  assert ended.status == 0, ended.stderr
+  flags = flags_of(path / "run", backbone_file, log_images=4)
+  with two.start(path / "log.jsonl", flags, 4) as process:
+    assert process.wait() == 0, process.text
   return path
 
 
@@ -167,11 +162,10 @@ def test_a_command_without_its_coordinator_ends(tmp_path, backbone_file):
       *two.joined(1, port),
       "--initialization_timeout=2",  # the last one counts
     ]
-    with two.started([two.command(tmp_path / "log", flags)]) as started:
-      (ended,) = two.ends(started)
-  assert ended.status == 2, ended.stderr
-  assert f"error: no coordinator at 127.0.0.1:{port} for 2 s" in ended.stderr
-  assert "Traceback" not in ended.stderr
+    with two.start(tmp_path / "log", flags) as process:
+      assert process.wait() == 2, process.text
+  assert f"error: no coordinator at 127.0.0.1:{port} for 2 s" in process.text
+  assert "Traceback" not in process.text
   assert not (tmp_path / "run").exists()
 
 
@@ -234,7 +228,7 @@ def test_what_tells_that_a_process_was_lost(monkeypatch):
 @pytest.mark.processes
 def test_two_processes_do_what_one_does(together, alone):
   path, ended = together
-  assert [e.status for e in ended] == [0, 0], ended[0].stderr + ended[1].stderr
+  assert [e.status for e in ended] == [0, 0], ended[0].text + ended[1].text
   logs = logs_in(path)
 
   # The same examples in every step, each in one process.
@@ -270,8 +264,8 @@ def test_two_processes_do_what_one_does(together, alone):
   for name, array in tasks[0].items():
     np.testing.assert_allclose(array, tasks[1][name], atol=1e-5, err_msg=name)
   # One of them says what came of it.
-  assert "result.json" in ended[0].stdout
-  assert "result.json" not in ended[1].stdout
+  assert "result.json" in ended[0].printed
+  assert "result.json" not in ended[1].printed
   names = {file.name for file in (path / "run").iterdir()}
   assert names >= {"config.json", "result.json", "sweep.png"}
   assert [name for name in names if name.startswith(".")] == [".lock"]
@@ -339,27 +333,24 @@ def test_a_killed_process_ends_the_other_and_nothing_is_lost(
   together, tmp_path, backbone_file
 ):
   flags, logs = flags_of(tmp_path / "run", backbone_file), logs_in(tmp_path)
-  with two.kept_port() as port:
-    commands = [two.command(logs[i], [*flags, *two.joined(i, port)])
-                for i in range(2)]  # fmt: skip
-    with two.started(commands) as (first, second):
-      for line in second.stderr:
-        if "step 7/" in line:
-          second.kill()
-          break
-      killed = time.monotonic()
-      (left,) = two.ends([first])  # by itself
-      took = time.monotonic() - killed
-  print(f"the other ended after {took:.1f} s, with status {left.status}")
-  assert left.status not in (0, None)
-  assert f"the others end within {two.HEARTBEAT} s" in left.stderr
+  with two.kept_port() as port, contextlib.ExitStack() as stack:
+    first, second = [
+      stack.enter_context(two.start(logs[i], [*flags, *two.joined(i, port)]))
+      for i in range(2)
+    ]
+    second.wait_for("step 7/")
+    second.signal(signal.SIGKILL)
+    status = first.wait()  # by itself
+  print(f"the other ended after {first.seconds:.1f} s, with status {status}")
+  assert status != 0
+  assert f"the others end within {two.HEARTBEAT} s" in first.text
   assert (
-    "lost another one" in left.stderr  # by the broken connection
-    or "detected fatal errors" in left.stderr  # by jax
+    "lost another one" in first.text  # by the broken connection
+    or "detected fatal errors" in first.text  # by jax
   )
   ended = two.run_two(logs, [flags, flags])
-  assert [e.status for e in ended] == [0, 0], ended[0].stderr + ended[1].stderr
-  assert "resuming from step 6" in ended[0].stderr
+  assert [e.status for e in ended] == [0, 0], ended[0].text + ended[1].text
+  assert "resuming from step 6" in ended[0].text
   whole = exported(together[0] / "run")
   for name, array in exported(tmp_path / "run").items():
     assert np.array_equal(array, whole[name]), name
@@ -367,7 +358,7 @@ def test_a_killed_process_ends_the_other_and_nothing_is_lost(
 
 @pytest.mark.fault("kill-of-two")
 @pytest.mark.processes
-def test_a_process_that_dies_elsewhere_is_noticed():
+def test_a_process_that_dies_elsewhere_is_noticed(tmp_path):
   """Without any communication: by jax's heartbeat."""
   code = (
     "import sys, time\n"
@@ -376,27 +367,23 @@ def test_a_process_that_dies_elsewhere_is_noticed():
     f"  process_id=int(sys.argv[2]), heartbeat_timeout={two.HEARTBEAT})\n"
     "with launch.leaving():\n"
     "  launch.start(options)\n"
-    "  print('joined', flush=True)\n"
+    "  print('joined', flush=True, file=sys.stderr)\n"
     "  while True:\n"
     "    time.sleep(90)\n"
   )
-  with two.kept_port() as port:
-    commands = [
-      {"args": [sys.executable, "-c", code, f"127.0.0.1:{port}", str(i)],
-       "env": two.environment(1), "cwd": two.ROOT, "text": True,
-       "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+  with two.kept_port() as port, contextlib.ExitStack() as stack:
+    flags = [f"127.0.0.1:{port}"]
+    first, second = [
+      stack.enter_context(Process(code, [*flags, str(i)], tmp_path / f"{i}"))
       for i in range(2)
-    ]  # fmt: skip
-    with two.started(commands) as (first, second):
-      assert second.stdout.readline() == "joined\n"
-      assert first.stdout.readline() == "joined\n"
-      second.kill()
-      began = time.monotonic()
-      (left,) = two.ends([first])  # nothing but jax can end it
-      took = time.monotonic() - began
-  print(f"the other ended after {took:.1f} s, with status {left.status}")
-  assert left.status not in (0, None)
-  assert "detected fatal errors" in left.stderr
+    ]
+    for process in (first, second):
+      process.wait_for("joined")
+    second.signal(signal.SIGKILL)
+    status = first.wait()  # nothing but jax can end it
+  print(f"the other ended after {first.seconds:.1f} s, with status {status}")
+  assert status != 0
+  assert "detected fatal errors" in first.text
 
 
 @pytest.mark.fault("differing-processes")
@@ -410,10 +397,10 @@ def test_processes_that_differ_are_refused(tmp_path, backbone_file, what):
   else:
     flags[1].append(f"--workdir={tmp_path / 'elsewhere'}")
     expected = "processes [1] do not see what process 0 writes there"
-  for ended in two.run_two(logs_in(tmp_path), flags):
-    assert ended.status == 2, ended.stderr
-    assert expected in ended.stderr
-    assert "Traceback" not in ended.stderr
+  for process in two.run_two(logs_in(tmp_path), flags):
+    assert process.status == 2, process.text
+    assert expected in process.text
+    assert "Traceback" not in process.text
   assert not (tmp_path / "run" / "checkpoints").exists()
 
 

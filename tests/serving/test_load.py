@@ -11,7 +11,7 @@ from benchmarks import serve
 def test_no_request_is_lost_and_no_answer_mixed(backbone_file):
   """Each answer is compared with `mv.forward` of the set that it names."""
   result = serve.main(
-    [f"--backbone={backbone_file}", "--seconds=20", "--clients=4", "--tasks=2"]
+    [f"--backbone={backbone_file}", "--seconds=12", "--clients=4", "--tasks=2"]
   )
   assert result["requests"] >= 20
   assert result["checked"] >= result["images"]

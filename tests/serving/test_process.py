@@ -63,10 +63,13 @@ def test_it_serves_and_ends(tmp_path):
 
 
 @pytest.mark.fault("stuck-thread")
-@pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize(
-  ("number", "first"),
-  [(signal.SIGTERM, False), (signal.SIGINT, False), (signal.SIGTERM, True)],
+  ("number", "again", "first"),
+  [
+    (signal.SIGTERM, False, False),
+    (signal.SIGINT, True, False),
+    (signal.SIGTERM, False, True),
+  ],
 )
 def test_it_ends_whatever_threads_are_doing(number, again, first):
   """When the time to finish is over, or at a second signal.

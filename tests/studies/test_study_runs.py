@@ -335,7 +335,7 @@ def test_the_command(study, tmp_path):
   options = {
     "pretrain.variant": "", "backbone": study.config.backbone,
     "upstream.name": "", "batch_size": 16, "batch_size_eval": 64,
-    "total_steps": 3, "eval_every": 3, "checkpoint_every": 3,
+    "total_steps": 3, "eval_every": 3, "checkpoint_every": 3, "log_images": 0,
   }  # fmt: skip
   command = [
     sys.executable, "-m", "studies.paper",

@@ -1,17 +1,21 @@
 """VTAB-1k on two processes, which share the work of every run."""
 
+import contextlib
 import json
-import subprocess
-import sys
 
 import pytest
 import two_processes as two
 import vtab_miniature
 from conftest import tiny_backbone
+from faults import Process
 
 import memory_vit as mv
 
 pytestmark = pytest.mark.processes
+STUDY = """
+import runpy
+runpy.run_module("studies.vtab", run_name="__main__", alter_sys=True)
+"""
 
 
 def test_two_processes_measure_a_benchmark(tmp_path):
@@ -23,26 +27,22 @@ def test_two_processes_measure_a_benchmark(tmp_path):
     f"--dir={data}", f"--backbone={backbone}", f"--workdir={tmp_path / 'run'}",
     "--only=kitti", "--regimes=cls_masked", "--seeds=1", "--config.epochs=1",
     "--config.batch_size=8", "--config.batch_size_eval=8",
-    "--config.sweep.learning_rate=(0.1,)",
+    "--config.sweep.learning_rate=(0.1,)", "--config.log_images=0",
   ]  # fmt: skip
-  with two.kept_port() as port:
-    commands = [
-      {
-        "args": [
-          sys.executable, "-m", "studies.vtab", *flags,
-          *two.joined(process, port),
-        ],
-        "cwd": two.ROOT, "text": True, "env": two.environment(2),
-        "stdout": subprocess.PIPE, "stderr": subprocess.PIPE,
-      }
-      for process in range(2)
-    ]  # fmt: skip
-    with two.started(commands) as processes:
-      first, second = two.ends(processes)
-  assert (first.status, second.status) == (0, 0), first.stderr + second.stderr
+  with two.kept_port() as port, contextlib.ExitStack() as stack:
+    first, second = [
+      stack.enter_context(
+        Process(
+          STUDY, [*flags, *two.joined(i, port)], tmp_path / f"{i}", devices=2
+        )
+      )
+      for i in range(2)
+    ]
+    for process in (first, second):
+      assert process.wait() == 0, process.text
   report = (tmp_path / "run" / "report.md").read_text().strip()
   # Gloo writes there as well.
-  assert report in first.stdout
-  assert report not in second.stdout
+  assert report in first.printed
+  assert report not in second.printed
   together = json.loads((tmp_path / "run" / "together.json").read_text())
   assert together["found"]["verified"]

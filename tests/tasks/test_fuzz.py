@@ -18,6 +18,7 @@ import numpy as np
 import published_models
 import pytest
 from conftest import random_task, tiny_backbone
+from marks import NIGHTLY
 from memory import peak_rss, start_rss
 
 import memory_vit as mv
@@ -31,7 +32,6 @@ from memory_vit.tasks import store
 FEW = 100
 # Of models, in `make nightly`; a campaign has more.
 MANY = int(os.environ.get("MEMORY_VIT_FUZZ_MODELS", "600"))
-nightly = pytest.mark.slow, pytest.mark.nightly
 # Seconds; a case may be slow on a busy machine.
 SECONDS = 300
 # Memory for one case: a task or file of a few KB, and copies.
@@ -113,7 +113,7 @@ def run(cases, one, capfd):
 @pytest.mark.fault("damaged-task")
 @pytest.mark.parametrize(
   "cases",
-  [range(FEW), pytest.param(range(10_000, 11_500), marks=nightly)],
+  [range(FEW), pytest.param(range(10_000, 11_500), marks=NIGHTLY)],
   ids=len,
 )
 def test_damaged_tasks(backbone, saved, tmp_path, capfd, cases):
@@ -137,7 +137,7 @@ def test_damaged_tasks(backbone, saved, tmp_path, capfd, cases):
 @pytest.mark.fault("damaged-task")
 @pytest.mark.parametrize(
   "cases",
-  [range(FEW), pytest.param(range(12_000, 12_500), marks=nightly)],
+  [range(FEW), pytest.param(range(12_000, 12_500), marks=NIGHTLY)],
   ids=len,
 )
 def test_forged_tasks(backbone, saved, tmp_path, capfd, cases):
@@ -164,7 +164,7 @@ def test_forged_tasks(backbone, saved, tmp_path, capfd, cases):
 @pytest.mark.fault("lying-metadata")
 @pytest.mark.parametrize(
   "cases",
-  [range(FEW, FEW + 60), pytest.param(range(20_000, 20_700), marks=nightly)],
+  [range(FEW, FEW + 60), pytest.param(range(20_000, 20_700), marks=NIGHTLY)],
   ids=len,
 )
 def test_forged_arrays(backbone, saved, tmp_path, capfd, cases):
@@ -211,7 +211,7 @@ def weights(tmp_path_factory):
 @pytest.mark.fault("lying-npz")
 @pytest.mark.parametrize(
   "cases",
-  [range(FEW), pytest.param(range(30_000, 30_400), marks=nightly)],
+  [range(FEW), pytest.param(range(30_000, 30_400), marks=NIGHTLY)],
   ids=len,
 )
 def test_damaged_npz_files(weights, tmp_path, capfd, cases):
@@ -235,7 +235,7 @@ def test_damaged_npz_files(weights, tmp_path, capfd, cases):
 @pytest.mark.fault("lying-npz")
 @pytest.mark.parametrize(
   "cases",
-  [range(FEW), pytest.param(range(40_000, 40_400), marks=nightly)],
+  [range(FEW), pytest.param(range(40_000, 40_400), marks=NIGHTLY)],
   ids=len,
 )
 def test_forged_npz_files(weights, tmp_path, capfd, cases):
@@ -263,7 +263,7 @@ def test_forged_npz_files(weights, tmp_path, capfd, cases):
 @pytest.mark.fault("lying-model")
 @pytest.mark.parametrize(
   "cases",
-  [range(FEW), pytest.param(range(50_000, 50_000 + MANY), marks=nightly)],
+  [range(FEW), pytest.param(range(50_000, 50_000 + MANY), marks=NIGHTLY)],
   ids=len,
 )
 def test_damaged_models(tmp_path, capfd, cases):

@@ -946,6 +946,7 @@ def command(config, workdir, **options):
 
 
 @pytest.mark.fault("random-kill")
+@pytest.mark.nightly  # `test_random_kills_change_no_bit` has three kills
 @pytest.mark.processes
 def test_a_killed_process_loses_nothing(config, workdir):
   options = {"total_steps": 300, "checkpoint_every": 10, "log_every": 1}

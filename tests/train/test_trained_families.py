@@ -5,6 +5,8 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from families import QUICK
+from marks import NIGHTLY
 
 import memory_vit as mv
 from configs import tfds
@@ -29,8 +31,15 @@ FAMILIES = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
+def some_first():
+  """Those of `families.QUICK`; in `make nightly` all."""
+  for name in FAMILIES:
+    yield pytest.param(
+      name, marks=pytest.mark.slow if name in QUICK else NIGHTLY
+    )
+
+
+@pytest.mark.parametrize("family", [*some_first()])
 def test_a_task_is_trained(family, data_dir, tmp_path):
   """A sweep of two trials, in one pass; of random features, and yet learned."""
   config = mv.ViTConfig(
