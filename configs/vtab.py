@@ -3,8 +3,8 @@
   memory-vit train --config=vtab:cifar --workdir=DIR \\
     --config.data.dir=DATA/cifar
 
-trains one task on its 1,000 images, in the prepared folder of the benchmark
-(docs/dev/studies.md); tasks: cifar, caltech101, dtd and the other folders there.
+trains one task on its 1,000 images, in the prepared folder of the benchmark;
+its folders are the tasks: cifar, caltech101, dtd, ... (docs/dev/studies.md).
 `python -m studies.vtab` of the repository first chooses the learning rate, then
 trains all tasks.
 Accuracy and time: not measured by us.
