@@ -25,7 +25,7 @@ TAGS = {
 def reader(size=10, unreadable=(), embedded=None):
   return types.SimpleNamespace(
     size=size, unreadable=dict.fromkeys(unreadable, "broken"),
-    source=types.SimpleNamespace(embedded=embedded),
+    embedded=embedded,
   )  # fmt: skip
 
 
