@@ -271,7 +271,7 @@ class Encoder(nn.Module):
     context: Context,
     seen: Bool[AnyArray, "l t m"] | None = None,
   ) -> Float32[Array, "b t d"]:
-    """Run the task stream up to the heads; `seen` hides cells of each layer."""
+    """Run the task stream up to the heads; of cells only `seen` are visible."""
     keys = context.layers[0][0]
     c = self.posembed_input(for_each_image(slots.cls, keys), is_class=True)
     c = self.pre_norm(c) if self.config.pre_norm else c
