@@ -302,8 +302,8 @@ class OptimConfig:
   mixup: float = option(
     0.0, Number(0, 1e3, "of a beta distribution"), resume="on_request"
   )
-  # Number of consecutive updates of a task that may be skipped because they are
-  # not finite, before its training stops.
+  # Number of consecutive updates that are not finite, which are skipped, after
+  # which training of the task stops.
   max_skipped: int = option(3, _STEPS, resume="on_request")
   # Number of parts in which a batch passes through the model, to save memory.
   accumulation_steps: int = option(

@@ -46,7 +46,7 @@ class ConfigFile(flags.ArgumentParser["ml_collections.ConfigDict"]):
     if not path.is_file():
       raise ConfigError(
         f"--config is {messages.brief(name)}: there is no such file. Expected "
-        f"a Python file, FILE.py, or one of the names {', '.join(names())}."
+        f"a Python file, FILE.py, or one of these: {', '.join(names())}."
       )
     try:
       found = _run(path, given)

@@ -16,7 +16,7 @@ from conftest import ROOT, tiny_backbone
 
 import memory_vit as mv
 from memory_vit import config as config_lib
-from memory_vit.commands import command_line
+from memory_vit.commands import command_line, config_file
 from memory_vit.data import batching, datasets, split_parts
 from memory_vit.errors import ConfigError, MemoryVitError
 from memory_vit.train import run, settle, sweep
@@ -385,6 +385,6 @@ def test_a_file_that_fails_leaves_the_path_of_modules(tmp_path):
 def test_safe_python_finds_nothing_beside_it(beside, monkeypatch):
   flags = types.SimpleNamespace(safe_path=True)
   safe = types.SimpleNamespace(flags=flags, path=sys.path)
-  monkeypatch.setattr(command_line, "sys", safe)
+  monkeypatch.setattr(config_file, "sys", safe)
   with pytest.raises(ConfigError, match="No module named 'beside_a'"):
     parsed(f"--config={beside}")
