@@ -125,7 +125,7 @@ def test_a_wrong_address_is_named_once_the_time_is_over(monkeypatch):
 
 @pytest.mark.parametrize("several", [False, True])
 def test_who_is_told_to_stop_leaves_at_once(monkeypatch, several):
-  """Jax lets several processes wait for each other."""
+  """JAX lets several processes wait for each other."""
   left = []
   monkeypatch.setattr(launch.os, "_exit", left.append)
   monkeypatch.setattr(launch.jax.distributed, "is_initialized", lambda: several)
