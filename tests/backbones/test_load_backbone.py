@@ -862,7 +862,7 @@ def test_the_error_says_where_to_put_the_file(tmp_path):
   address = "http://127.0.0.1:9/vit.npz"
   with pytest.raises(BackboneError) as error:
     load_backbone(address)
-  place = str(error.value).split("Put the file at ")[1].split(" by hand")[0]
+  place = str(error.value).split("put the file at ")[1].split(" by hand")[0]
   write(Path(place), random_weights())
   assert load_backbone(address).config == TINY
 
