@@ -26,10 +26,16 @@ PATIENCE_SECONDS = 900
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(["memory_vit.train.run", "ml_collections"])
 
-MAIN = """
-import runpy
-runpy.run_module("memory_vit.main", run_name="__main__", alter_sys=True)
-"""
+
+def main_of(module: str) -> str:
+  """The code of `python -m module`."""
+  return (
+    "import runpy\n"
+    f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)\n"
+  )
+
+
+MAIN = main_of("memory_vit.main")
 
 
 class Run:

@@ -5,14 +5,12 @@ import dataclasses
 import json
 import os
 import shutil
-import subprocess
-import sys
 
 import fake_data
 import pytest
 import tensorflow_datasets as tfds
-from conftest import ROOT
 from fake_data import encode, noise
+from faults import Process, main_of
 
 from configs import base
 from memory_vit import config as config_lib
@@ -321,12 +319,11 @@ def test_exit_status(tmp_path):
   write(tmp_path, pictures("train", 3, 0) | pictures("test", 2, 500))
 
   def status(*arguments):
-    done = subprocess.run(
-      [sys.executable, "-m", "memory_vit", "check_data", *arguments],
-      cwd=ROOT, check=False, capture_output=True, text=True,
-    )  # fmt: skip
-    assert "Traceback" not in done.stderr
-    return done.returncode, done.stdout + done.stderr
+    command = ["check_data", *arguments]
+    with Process(main_of("memory_vit"), command, tmp_path / "log") as process:
+      process.wait()
+    assert "Traceback" not in process.text
+    return process.status, process.printed + process.text
 
   config = ("--config=configs/folder.py", f"--config.data.dir={tmp_path}",
             "--config.data.train=train",

@@ -9,7 +9,6 @@ import sys
 
 import fake_data
 import pytest
-import quick
 from conftest import ROOT, tiny_backbone
 from fake_studies import (
   FakeRuns,
@@ -20,6 +19,7 @@ from fake_studies import (
   sections,
   small_study,
 )
+from faults import Process, main_of
 
 import memory_vit as mv
 from memory_vit import config as config_lib
@@ -337,23 +337,25 @@ def test_the_command(study, tmp_path):
     "upstream.name": "", "batch_size": 16, "batch_size_eval": 64,
     "total_steps": 3, "eval_every": 3, "checkpoint_every": 3, "log_images": 0,
   }  # fmt: skip
+  workdir = f"--workdir={tmp_path / 'study'}"
   command = [
-    sys.executable, "-m", "studies.paper",
-    "--config=configs/digits.py", f"--workdir={tmp_path / 'study'}",
+    "--config=configs/digits.py", workdir,
     *(f"--config.{key}={value}" for key, value in options.items()),
     "--only=interference,costs", "--only=extension", "--cells=5", "--seeds=0",
     "--learning_rates=0.3,0.1", "--others=digits:0-4",
   ]  # fmt: skip
-  environment = {**os.environ, "XLA_FLAGS": quick.XLA_FLAGS}
-  options = {"cwd": ROOT, "env": environment, "text": True, "check": True}
-  planned = subprocess.run(
-    [*command, "--dry_run"], **options, stdout=subprocess.PIPE
-  ).stdout
+
+  def run(*flags):
+    with Process(main_of("studies.paper"), flags, tmp_path / "log") as process:
+      assert process.wait() == 0, process.text
+    return process.printed
+
+  planned = run(*command, "--dry_run")
   # memory on both data sets and at both rates; masked memory once on each, and
   # once more reading.
   assert "7 runs, 0 of them finished" in planned
   assert not (tmp_path / "study").exists()
-  subprocess.run(command, **options)
+  run(*command)
   results = {
     path: path.stat().st_mtime_ns
     for path in (tmp_path / "study" / "runs").glob("*/result.json")
@@ -364,7 +366,7 @@ def test_the_command(study, tmp_path):
   _, together = numbers["parts"]["interference"]["rows"]
   assert together["largest difference of a logit"] == 0
   written = (tmp_path / "study" / "report.md").read_bytes()
-  subprocess.run([*command[:3], command[4], "--report_only"], **options)
+  run(workdir, "--report_only")
   assert (tmp_path / "study" / "report.md").read_bytes() == written
-  subprocess.run(command, **options)
+  run(*command)
   assert {path: path.stat().st_mtime_ns for path in results} == results

@@ -7,15 +7,11 @@ import pytest
 import two_processes as two
 import vtab_miniature
 from conftest import tiny_backbone
-from faults import Process
+from faults import Process, main_of
 
 import memory_vit as mv
 
 pytestmark = pytest.mark.processes
-STUDY = """
-import runpy
-runpy.run_module("studies.vtab", run_name="__main__", alter_sys=True)
-"""
 
 
 def test_two_processes_measure_a_benchmark(tmp_path):
@@ -33,7 +29,10 @@ def test_two_processes_measure_a_benchmark(tmp_path):
     first, second = [
       stack.enter_context(
         Process(
-          STUDY, [*flags, *two.joined(i, port)], tmp_path / f"{i}", devices=2
+          main_of("studies.vtab"),
+          [*flags, *two.joined(i, port)],
+          tmp_path / f"{i}",
+          devices=2,
         )
       )
       for i in range(2)
