@@ -21,6 +21,7 @@ from memory_vit.looking.attention_shares import (
   attention_shares,
 )
 from memory_vit.looking.token_attention import TokenAttention
+from memory_vit.plots.images import require_images
 from memory_vit.runtime.messages import counted, escaped, shortened
 
 if TYPE_CHECKING:  # it brings TensorFlow
@@ -249,11 +250,7 @@ def _pictures(images: np.ndarray, *counts: int) -> list[np.ndarray]:
     DataError: for another shape than (b, side, side, 3), or other counts.
   """
   images = np.asarray(images)
-  images = images[None] if images.ndim == 3 else images
-  if images.ndim != 4 or images.shape[-1] != 3 or not len(images):
-    raise DataError(
-      f"images have shape {images.shape}, expected (batch, side, side, 3)."
-    )
+  images = require_images(images[None] if images.ndim == 3 else images)
   for count in counts:
     if count != len(images):
       raise DataError(

@@ -26,6 +26,7 @@ from memory_vit.looking.image_attention import (
 )
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import Task
+from memory_vit.plots import rasterize
 from memory_vit.runtime import files
 from memory_vit.runtime.messages import utf8
 from memory_vit.runtime.output_directory import OutputDirectory, listed_in
@@ -37,7 +38,6 @@ if TYPE_CHECKING:  # it brings TensorFlow
 FILE = "attention.json"
 _KIND = "memory_vit attention report"
 SCHEMA_VERSION = 1
-_DPI = 120
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +123,7 @@ class _Canvas:
     """Write a figure; return its name."""
     file = self._directory / name
     file.parent.mkdir(exist_ok=True)
-    figure.savefig(file, dpi=_DPI, format="png")
+    file.write_bytes(rasterize.png(figure))
     self.names.append(name)
     self._bar.update()
     return name

@@ -36,6 +36,11 @@ from memory_vit.tasks.program import accept_images, in_slots
 from memory_vit.tasks.slots import Slots
 
 
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=["image", "tokens", "memory"],
+  meta_fields=["task", "config"],
+)
 @dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
 class AttentionRollout:
   """Of which inputs the class token of a task is made, after each block.
@@ -61,12 +66,8 @@ class AttentionRollout:
 
   def of_images(self, rows: slice) -> AttentionRollout:
     """The rollout in some of the b images."""
-    return dataclasses.replace(
-      self,
-      image=self.image[rows],
-      tokens=self.tokens[rows],
-      memory=self.memory[rows],
-    )
+    part: AttentionRollout = jax.tree.map(lambda a: a[rows], self)
+    return part
 
 
 def attention_rollout(

@@ -34,6 +34,11 @@ from memory_vit.tasks.program import encode, in_slots
 from memory_vit.tasks.slots import Slots
 
 
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=["image", "memory", "token", "parent_tokens", "parent_memory"],
+  meta_fields=["task", "config"],
+)
 @dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
 class TokenAttention:
   """What the class token of a task attends to, in every layer.
@@ -70,18 +75,8 @@ class TokenAttention:
 
   def of_images(self, rows: slice) -> TokenAttention:
     """The attention in some of the b images."""
-
-    def each(parts: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-      return {name: part[rows] for name, part in parts.items()}
-
-    return dataclasses.replace(
-      self,
-      image=self.image[rows],
-      memory=self.memory[rows],
-      token=self.token[rows],
-      parent_tokens=each(self.parent_tokens),
-      parent_memory=each(self.parent_memory),
-    )
+    part: TokenAttention = jax.tree.map(lambda a: a[rows], self)
+    return part
 
 
 def token_attention(

@@ -33,11 +33,7 @@ def image_grid(
   Raises:
     DataError: for images of another shape, or another number of titles.
   """
-  images = np.asarray(images)
-  if images.ndim != 4 or images.shape[-1] != 3 or not len(images):
-    raise DataError(
-      f"images have shape {images.shape}, expected (batch, side, side, 3)."
-    )
+  images = require_images(images)
   if len(titles) != len(images):
     raise DataError(f"{len(titles)} titles for {len(images)} images.")
   columns = min(columns, len(images))
@@ -55,6 +51,16 @@ def image_grid(
     axes.set_title(title, fontsize=10, parse_math=False)
     axes.set_axis_off()
   return figure
+
+
+def require_images(images: np.ndarray) -> np.ndarray:
+  """An array of at least one image (b, side, side, 3), or `DataError`."""
+  images = np.asarray(images)
+  if images.ndim != 4 or images.shape[-1] != 3 or not len(images):
+    raise DataError(
+      f"images have shape {images.shape}, expected (batch, side, side, 3)."
+    )
+  return images
 
 
 def _wrapped(title: str, width: int) -> str:

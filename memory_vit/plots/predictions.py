@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from memory_vit.errors import DataError
+from memory_vit.plots.images import require_images
 from memory_vit.runtime.messages import escaped, shortened
 
 _COLUMNS = 6
@@ -42,11 +43,7 @@ def prediction_grid(
     DataError: for images, logits, names or truths of different numbers.
   """
   class_names = {task: tuple(names) for task, names in class_names.items()}
-  images = np.asarray(images)
-  if images.ndim != 4 or images.shape[-1] != 3 or not len(images):
-    raise DataError(
-      f"images have shape {images.shape}, expected (batch, side, side, 3)."
-    )
+  images = require_images(images)
   known = len(truths) > 0
   if known and len(truths) != len(images):
     raise DataError(f"{len(truths)} true classes for {len(images)} images.")

@@ -1,6 +1,7 @@
 """Figures as pixels, for whatever shows images."""
 
 import contextlib
+import io
 import logging
 import re
 import warnings
@@ -12,6 +13,7 @@ from matplotlib.figure import Figure
 
 logger = logging.getLogger(__name__)
 
+_DPI = 120
 # Matplotlib's warning for each letter that is drawn as a box.
 _NO_GLYPH = "Glyph .* missing from font"
 
@@ -31,6 +33,14 @@ def rasterize(figure: Figure, *, dpi: int = 100) -> np.ndarray:
   with _letters_as_boxes():
     canvas.draw()
   return np.asarray(canvas.buffer_rgba())[..., :3].copy()
+
+
+def png(figure: Figure) -> bytes:
+  """A figure as a PNG file."""
+  file = io.BytesIO()
+  with _letters_as_boxes():
+    figure.savefig(file, format="png", dpi=_DPI)
+  return file.getvalue()
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from memory_vit.errors import ConfigError
 from memory_vit.model.task import NAME_PATTERN
+from memory_vit.plots import rasterize
 from memory_vit.reports import metrics_file, page, tables, task_figures
 from memory_vit.reports.task_evaluation import TaskEvaluation
 from memory_vit.runtime import files, processes
@@ -105,7 +106,7 @@ def _write_task(folder: Path, evaluation: TaskEvaluation) -> None:
   # Held while this task is written, and no longer: there may be many tasks.
   images = evaluation.read_mistakes()
   drawn = task_figures.figures(evaluation, images)
-  plots = {name: task_figures.png(figure) for name, figure in drawn.items()}
+  plots = {name: rasterize.png(figure) for name, figure in drawn.items()}
   for name, content in plots.items():
     (folder / f"{name}.png").write_bytes(content)
   for name, write in _TABLES.items():

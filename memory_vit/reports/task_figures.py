@@ -1,9 +1,7 @@
-"""Figures of an evaluation, and their PNG files."""
+"""Figures of an evaluation."""
 
 from __future__ import annotations
 
-import io
-import warnings
 from typing import TYPE_CHECKING
 
 from memory_vit import plots
@@ -13,8 +11,6 @@ from memory_vit.runtime.messages import escaped
 if TYPE_CHECKING:
   import numpy as np
   from matplotlib.figure import Figure
-
-_DPI = 120
 
 
 def figures(
@@ -47,15 +43,3 @@ def figures(
     ]
     drawn["mistakes"] = plots.mistakes_sheet(images, titles)
   return drawn
-
-
-def png(figure: Figure) -> bytes:
-  """A figure as a PNG file.
-
-  Letters that the font lacks, of names in other scripts, are boxes.
-  """
-  file = io.BytesIO()
-  with warnings.catch_warnings():
-    warnings.filterwarnings("ignore", "Glyph .* missing from font")
-    figure.savefig(file, format="png", dpi=_DPI)
-  return file.getvalue()

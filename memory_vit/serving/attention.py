@@ -14,7 +14,7 @@ from PIL import Image
 
 from memory_vit.errors import DataError
 from memory_vit.images.view import to_levels
-from memory_vit.looking.token_attention import token_attention_program
+from memory_vit.looking.token_attention import TokenAttention, read_attention
 from memory_vit.prediction.compilations import CompilationCounter
 from memory_vit.serving.answering import task_set_json, unknown_tasks
 from memory_vit.serving.predict_requests import PredictRequest
@@ -52,7 +52,7 @@ class Looking:
     grey = np.zeros((side, side, 3), np.float32)
     task_set = self._predictor.task_set
     if slots := task_set.program.slots:  # no other is looked at
-      self._weights(grey, slots)
+      self._attention(grey, slots)
 
   async def look(self, request: PredictRequest) -> dict[str, Any]:
     """Answer where tasks look in the one image of a request.
@@ -114,41 +114,28 @@ class Looking:
       raise RequestError(422, uploaded.error or str(pixels))
     side = math.isqrt(self._predictor.backbone.config.num_patches)
     with self._counter.counting():
-      image = self._weights(pixels, slots)
+      attention = self._attention(pixels, slots)
     return {
       "task_set": task_set_json(task_set),
       "view": _png_url(pixels),
       "rows": side,
       "columns": side,
-      "tasks": {
-        name: _shares(image[task_set.slots[name]], side * side)
-        for name in names
-      },
+      "tasks": {name: _shares(attention[name]) for name in names},
     }
 
-  def _weights(self, pixels: np.ndarray, slots: Slots) -> np.ndarray:
-    """Attention of all slots to the tokens of the image: (t, l, s)."""
+  def _attention(
+    self, pixels: np.ndarray, slots: Slots
+  ) -> dict[str, TokenAttention]:
     backbone = self._predictor.backbone
     _, context = encode(backbone, pixels[None])
-    image, _, _ = token_attention_program(
-      backbone.params,
-      slots.arrays,
-      context,
-      config=backbone.config,
-      per_head=False,
-    )
-    return np.asarray(image)[0]
+    return read_attention(backbone, slots, context)
 
 
-def _shares(weights: np.ndarray, patches: int) -> dict[str, Any]:
-  """What a task's token gives to patches, to class tokens, and to the rest.
-
-  Args:
-    weights: to the tokens of the image (l, s); patches are the last.
-    patches: number of them.
-  """
-  patch = weights[:, -patches:].astype(np.float64)
-  other = weights[:, :-patches].sum(axis=1, dtype=np.float64)
+def _shares(attention: TokenAttention) -> dict[str, Any]:
+  """Shares of one image in each layer: class tokens, each patch, the rest."""
+  weights = attention.image[0].astype(np.float64)
+  patches = attention.config.num_patches
+  patch, other = weights[:, -patches:], weights[:, :-patches].sum(axis=1)
   rest = np.maximum(1 - patch.sum(axis=1) - other, 0)
   return {
     "class_token": np.round(other, _DIGITS).tolist(),
