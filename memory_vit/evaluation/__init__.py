@@ -1,4 +1,4 @@
-"""Images to logits to metrics: every example of a split counts once."""
+"""Evaluation of tasks: every example of a split counts exactly once."""
 
 from etils import epy
 

@@ -18,18 +18,18 @@ from memory_vit.runtime import files
 from memory_vit.runtime.messages import brief
 
 HITS = "hits.json"
-# A difference of so many errors is taken for one. By chance alone one in twenty
-# is as large, where images and seeds are many; of three seeds more are.
+# Errors that a clear difference exceeds. Of many images and seeds one in twenty
+# does so by chance; of three seeds more do.
 _ERRORS = 2.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Hits:
-  """Of the examples of a split, in order.
+  """Hits of the examples of a split, in order.
 
   Attributes:
-    right: whether the best of the outputs is the class of the example.
-    counted: whether it could be read; where not, `right` is False.
+    right: whether the best class is that of the example.
+    counted: whether the example could be read; if not, `right` is False.
   """
 
   right: Bool[np.ndarray, " n"]
@@ -37,11 +37,7 @@ class Hits:
 
 
 def write_hits(directory: Path, hits: Mapping[str, Hits]) -> None:
-  """Write the hits of a run's trials, {name: hits}, on process 0 alone.
-
-  Raises:
-    TrainingError: where the file cannot be written.
-  """
+  """Write the hits of trials, one bit each; only process 0 calls."""
   values = {
     name: {
       "examples": len(found.right),
@@ -54,10 +50,10 @@ def write_hits(directory: Path, hits: Mapping[str, Hits]) -> None:
 
 
 def read_hits(directory: Path) -> dict[str, Hits] | None:
-  """Read what `write_hits` wrote; None where it wrote nothing.
+  """Read the hits of a run's trials; None if it wrote none.
 
   Raises:
-    ConfigError: where the file holds something else.
+    ConfigError: if the file holds something else.
   """
   file = directory / HITS
   if not file.exists():
@@ -67,7 +63,6 @@ def read_hits(directory: Path) -> dict[str, Hits] | None:
 
 
 def _parse(file: Path, name: str, value: Any) -> Hits:
-  """Read the hits of a trial."""
   try:
     examples = int(value["examples"])
     right = _bits(value["right"], examples)
@@ -81,11 +76,6 @@ def _parse(file: Path, name: str, value: Any) -> Hits:
 
 
 def _bits(text: str, count: int) -> Bool[np.ndarray, " n"]:
-  """Unpack so many bits.
-
-  Raises:
-    ValueError: for text of another length, or that is not hexadecimal.
-  """
   packed = np.frombuffer(bytes.fromhex(text), np.uint8)
   if count < 0 or len(packed) != -(-count // 8):
     raise ValueError(f"{len(packed)} bytes do not hold {count} bits")
@@ -94,14 +84,15 @@ def _bits(text: str, count: int) -> Bool[np.ndarray, " n"]:
 
 @dataclasses.dataclass(frozen=True)
 class PairedDifference:
-  """A mean difference of accuracies, in [-1, 1], and how sure it is.
+  """A mean difference of accuracies, in [-1, 1], and its standard errors.
 
   Attributes:
     difference: over all seeds and examples.
-    over_images: its standard error as the examples are a sample: that of the
-      mean over examples, of what is left when seeds are averaged.
-    over_seeds: the same for seeds; None of a single one.
-    seeds: how many.
+    over_images: standard error for the examples as a sample, once seeds are
+      averaged.
+    over_seeds: standard error for seeds, once examples are averaged; None of a
+      single seed.
+    seeds: the number of seeds.
   """
 
   difference: float
@@ -113,8 +104,8 @@ class PairedDifference:
   def is_clear(self) -> bool | None:
     """Whether it exceeds two standard errors; None of a single seed.
 
-    Both sources are added as if they shared nothing. What depends on seed and
-    example at once is counted twice then: the error is rather too large.
+    Both errors are added as if they were independent. Effects of seed and
+    example together are counted twice, so the error is rather too large.
     """
     if self.over_seeds is None:
       return None
@@ -125,7 +116,7 @@ class PairedDifference:
 def paired_difference(
   first: Sequence[Hits], second: Sequence[Hits]
 ) -> PairedDifference | None:
-  """Compare the hits of two regimes on a split, those of each seed with each.
+  """Compare the hits of two regimes on a split, seed by seed.
 
   Args:
     first: of every seed, in the order of `second`.
@@ -136,7 +127,7 @@ def paired_difference(
     seeds or examples.
 
   Raises:
-    ValueError: where they are not of the same split.
+    ValueError: if they are not of the same split.
   """
   sizes = {len(hits.right) for hits in (*first, *second)}
   if len(first) != len(second) or len(sizes) > 1:
@@ -161,7 +152,7 @@ def paired_difference(
 
 
 def _standard_error(values: Float64[np.ndarray, " n"]) -> float:
-  """Standard error of a mean; 0 of a single value, which shows no spread."""
+  """Standard error of a mean; 0 of a single value, which has no spread."""
   if len(values) < 2:
     return 0.0
   return float(values.std(ddof=1) / math.sqrt(len(values)))

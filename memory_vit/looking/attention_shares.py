@@ -1,4 +1,4 @@
-"""Shares of a task token's attention, by kind of what it looks at and layer."""
+"""Shares of a task's attention in each layer: patches, class tokens, memory."""
 
 # As text, `help` shows types by their short names.
 from __future__ import annotations
@@ -29,20 +29,17 @@ from memory_vit.looking.token_attention import TokenAttention
 )
 @dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
 class AttentionShares:
-  """Onto what the class token of a task puts its attention, layer by layer.
+  """Shares of the attention of a task's class token.
 
   All arrays are float64 of NumPy, means over images and heads. In each layer
   they add up to 1, up to rounding.
 
   Attributes:
-    task: its name.
-    images: over how many images the means are.
-    patches: (l,), onto the patches of the image.
-    backbone_tokens: (l,), onto class tokens and registers of the backbone.
-    token: (l,), onto its own class token.
-    memory: (l, m), onto each of its own memory cells.
-    parent_tokens: {task that it reads: (l,)}.
-    parent_memory: {task that it reads: (l, m)}.
+    images: the number of images.
+    backbone_tokens: class tokens and registers of the backbone.
+    token: the task's own class token.
+    parent_tokens: {task that it attends to: share}.
+    parent_memory: {task that it attends to: shares of its cells}.
   """
 
   task: str
@@ -56,20 +53,12 @@ class AttentionShares:
 
 
 def attention_shares(attention: TokenAttention) -> AttentionShares:
-  """Average the attention of a task's token over images and heads.
-
-  Args:
-    attention: of `token_attention`; of each head or of their mean.
-
-  Raises:
-    DataError: where it is of no image.
-  """
+  """Average the attention of a task over images and heads."""
   count, last = len(attention.image), attention.config.num_patches
   if not count:
     raise DataError("there is no image: expected the attention of at least 1.")
   image = attention.image
-  # Weights onto single tokens have no axis behind those of images and layers,
-  # but for that of the heads.
+  # (b, l) or (b, l, h): the weights onto one token.
   heads = tuple(range(2, attention.token.ndim))
 
   def mean(a: np.ndarray) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Ablation of memory cells: the accuracy of a task without some of them.
 
-The token of a task stops seeing a cell, as though the softmax never had it.
-Setting the cell to zero would be another thing: zeros have a key as well.
+A removed cell is masked out of the softmax. Setting it to zero would be
+something else: zeros have a key as well.
 """
 
 # As text, `help` shows types by their short names.
@@ -36,12 +36,13 @@ from memory_vit.runtime.progress_bar import ProgressBar
 from memory_vit.tasks import compose, inference
 from memory_vit.tasks.program import encode
 
-# Of all differences of a task together that chance alone makes.
+# Significance level, of all removals of a task together.
 _LEVEL = 0.05
-# Of a task, at most: 24 layers of 128 cells are 3,097.
+# Variants of a task, at most: 24 layers of 128 cells are 3,097.
 _MOST_VARIANTS = 4_096
-# Variants that are computed at a time: their activations take less memory than
-# the cached keys and values (measured: XLA's 82 MiB for 111, of B/16 and 73).
+# Variants that run at a time. Measured for 8 images on a CPU: XLA's temporary
+# buffers take 6 MiB beside 111 of keys and values (B/16, 5 cells), and 52 MiB
+# beside 28 (B/32, 64 cells, a parent).
 _TOGETHER = 32
 
 
@@ -52,7 +53,7 @@ class Removals:
   Attributes:
     lost: examples that are right with all memory, and wrong without this part.
     gained: examples that are wrong with all memory, and right without it.
-    examples: over how many.
+    examples: the number of examples.
   """
 
   lost: Int64[np.ndarray, "*which"]
@@ -61,15 +62,15 @@ class Removals:
 
   @property
   def difference(self) -> Float64[np.ndarray, "*which"]:
-    """Top-1 without this part, less top-1 with all memory."""
+    """Top-1 without this part minus top-1 with all memory."""
     return np.asarray((self.gained - self.lost) / self.examples)
 
   @property
   def standard_error(self) -> Float64[np.ndarray, "*which"]:
     """Standard error of the difference, paired over the examples.
 
-    What both get right, or both wrong, says nothing of it: it is far below the
-    error of two accuracies.
+    Far below that of two accuracies: examples that both get right, or both
+    wrong, do not contribute.
     """
     changed = self.gained + self.lost
     spread = changed - (self.gained - self.lost) ** 2 / self.examples
@@ -77,10 +78,7 @@ class Removals:
 
   @property
   def p_value(self) -> Float64[np.ndarray, "*which"]:
-    """p-values of McNemar's exact test, two-sided.
-
-    1 where the same examples are right.
-    """
+    """p-values of McNemar's exact test, two-sided."""
     fewer = np.minimum(self.gained, self.lost)
     tail = special.bdtr(fewer, self.gained + self.lost, 0.5)
     return np.asarray(np.minimum(1.0, 2 * tail))
@@ -93,9 +91,9 @@ class CellRemoval:
   Attributes:
     task: its name.
     data: name of the data set for people: "digits", "folder pets".
-    split: of it.
-    examples: on how many.
-    skipped: examples that could not be read, and do not count.
+    split: of the data set.
+    examples: the number of examples.
+    skipped: the number of unreadable examples, which do not count.
     top1: with all memory.
     cells: (l, m), without one cell of one layer.
     layers: (l,), without all cells of one layer.
@@ -113,10 +111,10 @@ class CellRemoval:
   memory: Removals
 
   def significant(self, removals: Removals) -> Bool[np.ndarray, "*which"]:
-    """Which of the task's removals are hardly chance.
+    """Which of the task's removals are significant.
 
-    With p below 0.05 divided by the number of all removals (Bonferroni): of
-    tasks whose memory does nothing, at most one in 20 shows any.
+    p is below 0.05 divided by the number of all removals (Bonferroni): of tasks
+    whose memory does nothing, at most one in 20 has any.
     """
     parts = (self.cells, self.layers, self.memory)
     count = sum(part.lost.size for part in parts)
@@ -134,33 +132,33 @@ def remove_cells(
 ) -> dict[str, CellRemoval]:
   """Run an ablation of memory cells: evaluate tasks without each of them.
 
-  The backbone runs once for each batch. What it hands over is read by the task
-  as it is and by all of its variants, side by side in slots of one pass; of
-  several, where they would take more memory than the backbone.
+  The backbone runs once for each batch. Memory does not grow with the number of
+  cells: 32 variants of a task run at a time.
 
   Args:
     backbone: of all tasks, on the devices of the mesh.
     tasks: all of a model: a task, a sequence or generator of tasks, or {name:
-      task}. What the evaluated ones read is among them, and keeps its memory.
+      task}. Tasks that the evaluated ones attend to are among them, and keep
+      their memory.
     source: the examples, with the classes of the evaluated tasks.
     names: of the task or tasks that are evaluated; by default all that have
       memory.
-    batch_size: of all processes together, a multiple of the devices.
+    batch_size: of all processes together, a multiple of the number of devices.
     mesh: over which batches are split; by default of all devices.
 
   Returns:
-    {task name: what its cells are worth}.
+    {task name: its ablation}.
 
   Raises:
     TaskError: for a task without memory or with too many cells, with other
       classes than the examples, or with outputs that are not finite; for tasks
-      that do not fit together; and where there is none to evaluate.
+      that do not fit together; and if there is none to evaluate.
     ConfigError: for a batch that does not divide over the devices.
-    DataError: where there is no example.
+    DataError: if there is no example.
   """
   mesh = sharding.make_mesh() if mesh is None else mesh
   sharding.require_divisible(batch_size, mesh, "batch_size")
-  # All of them, and not each with what it reads: they see the same images.
+  # All tasks, as all must want the same preprocessing.
   tasks = compose.concatenate(tasks)
   if names is None:
     names = [task.name for task in tasks if task.spec.cells]
@@ -189,13 +187,7 @@ def remove_cells(
 
 
 def _require_classes(task: Task, source: Reader) -> None:
-  """Refuse a data set with other classes than the task has learned.
-
-  Of a task that has no names for its classes only their number is known.
-
-  Raises:
-    TaskError: with the first classes of both.
-  """
+  """Without names of classes, only their number is compared."""
   if task.spec.class_names or task.spec.num_classes != source.num_classes:
     task_data.require_classes(task, source)
 
@@ -241,7 +233,6 @@ class _Ablation:
   def removal(
     self, counts: Int64[np.ndarray, "4 v"], source: Reader
   ) -> CellRemoval:
-    """The result, from the counts of all batches of a data set."""
     depth, cells = self._backbone.config.depth, self._task.spec.cells
     examples, right = map(int, counts[:2, 0])
     if not examples:
@@ -270,10 +261,10 @@ class _Ablation:
 
 
 def variant_masks(depth: int, cells: int) -> Bool[np.ndarray, "v l m"]:
-  """Which cells each variant of a task sees; l is `depth`, m `cells`.
+  """Cells that each of v = l m + l + 1 variants sees; l is `depth`, m `cells`.
 
-  v = l m + l + 1: without cell 0, 1, ... of the first layer, then of the next
-  ones; without all cells of a layer; without any.
+  Without cell 0, 1, ... of the first layer, then of the next ones; without all
+  cells of a layer; without any.
   """
   single = ~np.eye(depth * cells, dtype=bool).reshape(-1, depth, cells)
   layer = ~np.eye(depth, dtype=bool)[:, :, None].repeat(cells, axis=2)
@@ -282,11 +273,7 @@ def variant_masks(depth: int, cells: int) -> Bool[np.ndarray, "v l m"]:
 
 
 def require_removable(backbone: Backbone, task: Task) -> None:
-  """Refuse a task whose cells cannot be removed one by one.
-
-  Raises:
-    TaskError: where it has no cells, or too many.
-  """
+  """Refuse a task without cells, or with too many to remove one by one."""
   depth, cells = backbone.config.depth, task.spec.cells
   if not cells:
     raise TaskError(
@@ -329,15 +316,9 @@ def count_changes(
 ) -> Int32[Array, "5 v"]:
   """Count the examples of a batch on which a task and its variants differ.
 
-  Args:
-    whole: `example_hits` of the task as it is.
-    variants: `example_hits` of its variants.
-    finite: whether all logits of the task as it is are.
-
-  Returns:
-    For each variant: examples, and of them those that the task as it is gets
-    right; that the variant alone gets wrong; that it alone gets right; whose
-    logits are not finite.
+  For each variant: examples; those that the task as it is (`whole`) gets right;
+  that the variant alone gets wrong; that it alone gets right; whose logits by
+  the task as it is are not finite. Hits are those of `example_hits`.
   """
   counted = jnp.broadcast_to(whole >= 0, variants.shape)
   right = jnp.broadcast_to(whole == 1, variants.shape)
@@ -356,7 +337,7 @@ def _count_program(
   seen = np.concatenate([whole, variant_masks(config.depth, cells)])
   passes = -(-len(seen) // _TOGETHER)
   size = -(-len(seen) // passes)
-  # Filled up: a smaller last pass would be compiled as a program of its own.
+  # Padded: a smaller last pass would be compiled as a second program.
   filled = np.pad(
     seen, [(0, passes * size - len(seen)), (0, 0), (0, 0)], "edge"
   )

@@ -1,4 +1,4 @@
-"""Figures as pixels, for whatever shows images."""
+"""Figures as pixels and as PNG files."""
 
 import contextlib
 import io
@@ -14,20 +14,12 @@ from matplotlib.figure import Figure
 logger = logging.getLogger(__name__)
 
 _DPI = 120
-# Matplotlib's warning for each letter that is drawn as a box.
+# Matplotlib warns of each letter that it draws as a box.
 _NO_GLYPH = "Glyph .* missing from font"
 
 
 def rasterize(figure: Figure, *, dpi: int = 100) -> np.ndarray:
-  """Draw a figure.
-
-  Args:
-    figure: is drawn on white.
-    dpi: pixels of an inch.
-
-  Returns:
-    uint8 (height, width, 3).
-  """
+  """A figure as uint8 (height, width, 3), drawn on white."""
   figure.set_dpi(dpi)
   canvas = FigureCanvasAgg(figure)
   with _letters_as_boxes():

@@ -138,10 +138,7 @@ def write_confusions_csv(path: Path, evaluation: TaskEvaluation) -> None:
 
 
 def _lists(values: pa.Array, missing: np.ndarray) -> pa.Array:
-  """Values (n * k,) as n lists of k; some of them null.
-
-  Those have no values of their own, which older Arrow does not write.
-  """
+  """Values (n * k,) as n lists of k; null ones are empty for older Arrow."""
   k = len(values) // max(1, len(missing))
   ends = np.cumsum([0, *np.where(missing, 0, k)]).astype(np.int32)
   kept = values.filter(pa.array(~missing.repeat(k)))

@@ -18,15 +18,15 @@ def figures(
 ) -> dict[str, Figure]:
   """Draw {"confusion_matrix", "calibration", "mistakes"}.
 
-  The last shows the most confident mistakes as images; where none is to be
-  shown it is left out.
+  The last shows the most confident mistakes as images; it is left out if
+  `shown_images` is 0.
 
   Args:
     evaluation: of a task.
-    images: of `evaluation.read_mistakes()`; by default they are read.
+    images: from `evaluation.read_mistakes()`; by default they are read.
 
   Raises:
-    BrokenDataError: where such an image cannot be read any more.
+    BrokenDataError: if such an image cannot be read any more.
   """
   drawn = {
     "confusion_matrix": plots.confusion_matrix_figure(

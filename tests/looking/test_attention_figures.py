@@ -236,7 +236,7 @@ def test_a_difference_is_orange_where_the_first_looks_more(seen):
   red, _, blue = array[row * step + step // 2, column * step + step // 2]
   assert (red > blue) == (maps[layer, row, column] > 0)
   assert figure.get_suptitle().split("\n") == [
-    "orange, solid: a looks more", "purple, dashed: b looks more",
+    "orange, solid: a attends more", "purple, dashed: b attends more",
   ]  # fmt: skip
   # The scale is symmetric. How much goes to memory says nothing of it.
   np.testing.assert_allclose(maps.sum((-2, -1)), 0, atol=1e-6)

@@ -36,7 +36,7 @@ def family_of(backbone):
 def logits_of_variants(backbone, tasks, images, seen=None):
   """Of "child" without parts (b, v, c), and of the task as it is (b, c)."""
   child, parent = tasks[1:]
-  slots = mv.fill_slots(backbone, [child, parent]).arrays
+  slots = mv.fill_slots(backbone, [child, parent], cells=CELLS).arrays
   _, context = mv.encode(backbone, images)
 
   @jax.jit
@@ -116,7 +116,7 @@ def test_without_all_cells_it_is_the_task_without_memory_to_the_bit(
     params={**child.params, "memory": child.params["memory"][:, :0]},
   )
   found, _ = logits_of_variants(backbone, tasks, images)
-  seen = np.ones((found.shape[1], DEPTH, 0), bool)
+  seen = np.ones((found.shape[1], DEPTH, CELLS), bool)
   tasks[1] = none
   _, expected = logits_of_variants(backbone, tasks, images, seen)
   np.testing.assert_array_equal(found[:, -1], expected)
