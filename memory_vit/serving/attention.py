@@ -14,7 +14,7 @@ from PIL import Image
 
 from memory_vit.errors import DataError
 from memory_vit.images.view import to_levels
-from memory_vit.looking.token_attention import TokenAttention, read_attention
+from memory_vit.looking.token_attention import token_attention_program
 from memory_vit.prediction.compilations import CompilationCounter
 from memory_vit.serving.answering import task_set_json, unknown_tasks
 from memory_vit.serving.predict_requests import PredictRequest
@@ -52,7 +52,7 @@ class Looking:
     grey = np.zeros((side, side, 3), np.float32)
     task_set = self._predictor.task_set
     if slots := task_set.program.slots:  # no other is looked at
-      self._attention(grey, slots)
+      self._weights(grey, slots)
 
   async def look(self, request: PredictRequest) -> dict[str, Any]:
     """Answer what tasks attend to in the one image of a request.
@@ -111,28 +111,36 @@ class Looking:
       raise RequestError(422, uploaded.error or str(pixels))
     side = math.isqrt(self._predictor.backbone.config.num_patches)
     with self._counter.counting():
-      attention = self._attention(pixels, slots)
+      image = self._weights(pixels, slots)
     return {
       "task_set": task_set_json(task_set),
       "view": _png_url(pixels),
       "rows": side,
       "columns": side,
-      "tasks": {name: _shares(attention[name]) for name in names},
+      "tasks": {
+        name: _shares(image[task_set.slots[name]], side * side)
+        for name in names
+      },
     }
 
-  def _attention(
-    self, pixels: np.ndarray, slots: Slots
-  ) -> dict[str, TokenAttention]:
+  def _weights(self, pixels: np.ndarray, slots: Slots) -> np.ndarray:
+    """Attention of all slots, which may be empty, to the image: (t, l, s)."""
     backbone = self._predictor.backbone
     _, context = encode(backbone, pixels[None])
-    return read_attention(backbone, slots, context)
+    image, _, _ = token_attention_program(
+      backbone.params,
+      slots.arrays,
+      context,
+      config=backbone.config,
+      per_head=False,
+    )
+    return np.asarray(image)[0]
 
 
-def _shares(attention: TokenAttention) -> dict[str, Any]:
-  """Shares of one image in each layer: class tokens, each patch, the rest."""
-  weights = attention.image[0].astype(np.float64)
-  patches = attention.config.num_patches
-  patch, other = weights[:, -patches:], weights[:, :-patches].sum(axis=1)
+def _shares(weights: np.ndarray, patches: int) -> dict[str, Any]:
+  """Shares of weights (l, s): class tokens, each patch, the rest."""
+  patch = weights[:, -patches:].astype(np.float64)
+  other = weights[:, :-patches].sum(axis=1, dtype=np.float64)
   rest = np.maximum(1 - patch.sum(axis=1) - other, 0)
   return {
     "class_token": np.round(other, _DIGITS).tolist(),
