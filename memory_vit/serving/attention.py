@@ -51,7 +51,7 @@ class Looking:
     side = self._predictor.backbone.config.image_size
     grey = np.zeros((side, side, 3), np.float32)
     task_set = self._predictor.task_set
-    if slots := task_set.program.slots:  # no other is looked at
+    if slots := task_set.program.slots:  # tasks of other programs have none
       self._weights(grey, slots)
 
   async def look(self, request: PredictRequest) -> dict[str, Any]:

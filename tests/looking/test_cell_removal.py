@@ -317,6 +317,27 @@ def test_outputs_that_are_not_finite_are_no_accuracy(backbone):
     remove(backbone, broken, source_of(task, 2))
 
 
+@pytest.mark.slow
+def test_variants_that_run_one_after_the_other_share_memory(
+  backbone, monkeypatch
+):
+  task = random_task(backbone, "a", cells=16)
+  _, context = mv.encode(backbone, np.zeros((64, 8, 8, 3), np.float32))
+  inputs = (
+    backbone.params, mv.fill_slots(backbone, task).arrays, task.params["head"],
+    context, np.zeros(64, np.int32), np.ones(64, np.float32),
+  )  # fmt: skip
+  replicated, taken = sharding.replicated(one_device()), []
+  for together in (4, 99):
+    monkeypatch.setattr(cell_removal, "_TOGETHER", together)
+    cell_removal._count_program.cache_clear()
+    program = cell_removal._count_program(replicated, backbone.config, 16)
+    compiled = program.lower(*inputs).compile()
+    taken.append(compiled.memory_analysis().temp_size_in_bytes)
+  cell_removal._count_program.cache_clear()
+  assert 2 * taken[0] < taken[1]
+
+
 def test_too_many_cells_are_refused_before_anything_is_made(backbone):
   task = random_task(backbone, "a", cells=1)
   spec = dataclasses.replace(task.spec, cells=4096)
