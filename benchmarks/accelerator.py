@@ -30,6 +30,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from memory_vit.runtime.tables import markdown_table
+
 ROOT = Path(__file__).resolve().parent.parent
 _SECONDS = 480.0
 # What is the first of these is wanted most. Images of a batch, dtype.
@@ -243,10 +245,8 @@ def page(found: Sequence[Mapping[str, Any]]) -> str:
   device = next((r["device"] for r in every if "device" in r), "unknown device")
   lines = [f"# Measured on {device}", ""]
   lines += _facts(results.get("device", [None])[0])
-  lines += _table(
-    ("section", "state", "seconds"),
-    [(f["section"], f["state"], f"{f['seconds']:.0f}") for f in found],
-  )
+  states = [(f["section"], f["state"], f"{f['seconds']:.0f}") for f in found]
+  lines += [markdown_table(("section", "state", "seconds"), states), ""]
   passes = [r for r in every if "seconds_forward" in r]
   if passes:
     lines += ["## In forward passes of the plain ViT", ""]
@@ -270,7 +270,7 @@ def _passes(results: Sequence[Mapping[str, Any]]) -> list[str]:
   rows = list(dict.fromkeys(row for cells in models.values() for row in cells))
   rows.sort(key=lambda row: row.startswith(("peak", "first", "original")))
   table = [[row, *(m.get(row, "") for m in models.values())] for row in rows]
-  return _table(("", *models), table)
+  return [markdown_table(("", *models), table), ""]
 
 
 def _cells(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -328,12 +328,6 @@ def _shown(value: Any) -> str:
   if isinstance(value, list):
     return "; ".join(map(_shown, value))
   return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-  """A table of Markdown."""
-  lines = [head, ["---"] * len(head), *rows]
-  return [*(f"| {' | '.join(line)} |" for line in lines), ""]
 
 
 if __name__ == "__main__":

@@ -32,10 +32,10 @@ from benchmarks.compared.lora import Split, Trained
 from memory_vit.data import datasets
 from memory_vit.data.batching import eval_images
 from memory_vit.data.split_ref import SplitRef
-from memory_vit.evaluation.hits import Hits, read_hits
-from memory_vit.evaluation.pairing import paired_difference
+from memory_vit.evaluation.hits import Hits, paired_difference, read_hits
 from memory_vit.model.regimes import get_regime
 from memory_vit.model.task import EvalPreprocessing
+from memory_vit.runtime.tables import markdown_table
 
 # Row -> rates that are tried.
 ROWS = {
@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
   """
   arguments = _arguments(argv)
   if arguments.page:
-    with_table(arguments.page.read_text(encoding="utf-8"), [])
+    with_table(arguments.page.read_text(encoding="utf-8"), "")
   with tempfile.TemporaryDirectory() as name:
     folder = Path(name) / "hf"
     backbone = mv.load_backbone(arguments.backbone)
@@ -110,13 +110,13 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
       for row, found in rows.items()
     },
   }
-  lines = table(result)
-  print("\n".join(lines))
+  shown = table(result)
+  print(shown)
   if arguments.json:
     arguments.json.write_text(json.dumps(result, indent=2) + "\n")
   if arguments.page:
     text = arguments.page.read_text(encoding="utf-8")
-    arguments.page.write_text(with_table(text, lines), encoding="utf-8")
+    arguments.page.write_text(with_table(text, shown), encoding="utf-8")
   return result
 
 
@@ -276,34 +276,38 @@ def without_hits(row: dict[str, Any]) -> dict[str, Any]:
   return {key: value for key, value in row.items() if key != "right"}
 
 
-def table(result: dict[str, Any]) -> list[str]:
+def table(result: dict[str, Any]) -> str:
   """The rows for people, as Markdown."""
-  lines = [
-    f"| {result['data']} | parameters beside the head | test, "
-    f"{result['seeds']} seeds | against `{_BASE}` | rate |",
-    "|---|---|---|---|---|",
-  ]
+  header = (
+    result["data"], "parameters beside the head",
+    f"test, {result['seeds']} seeds", f"against `{_BASE}`", "rate",
+  )  # fmt: skip
+  rows = []
   for row, found in result["rows"].items():
     name = _NAMES.get(row, f"`{row}`")
     against = ""
     if "difference" in found:
       against = f"{found['difference']:+.1f} ± {found['error']:.1f}"
     end = "*" if found["at_an_end"] else ""
-    lines.append(
-      f"| {name} | {found['parameters']:,} | "
-      f"{100 * np.mean(found['accuracies']):.1f} % | {against} | "
-      f"{found['rate']:g}{end} |"
+    rows.append(
+      (
+        name,
+        f"{found['parameters']:,}",
+        f"{100 * np.mean(found['accuracies']):.1f} %",
+        against,
+        f"{found['rate']:g}{end}",
+      )
     )
-  return lines
+  return markdown_table(header, rows)
 
 
-def with_table(page: str, lines: Sequence[str]) -> str:
+def with_table(page: str, table: str) -> str:
   """A page with its table replaced."""
   before, _, rest = page.partition(_BEGINS)
   _, ends, after = rest.partition(_ENDS)
   if not ends:
     raise SystemExit(f"the page has no {_BEGINS} ... {_ENDS}")
-  return "\n".join([before + _BEGINS, "", *lines, "", _ENDS + after])
+  return "\n".join([before + _BEGINS, "", table, "", _ENDS + after])
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ from PIL import Image
 import memory_vit as mv
 from benchmarks import serve
 from memory_vit.model.backbone import init_backbone
+from memory_vit.runtime.tables import markdown_table
 
 _CLIENTS = 4
 _BETWEEN_ORDINARY = 3.0
@@ -158,8 +159,7 @@ def _row(name: str, url: str, seconds: float, settle: float) -> dict[str, Any]:
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
   """The rows as Markdown."""
-  lines = [list(rows[0]), ["---"] * len(rows[0])]
-  lines += [
+  cells = [
     [
       ", ".join(f"{n} x {status}" for status, n in value.items())
       if isinstance(value, dict)
@@ -168,7 +168,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     ]
     for row in rows
   ]
-  return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+  return markdown_table(list(rows[0]), cells)
 
 
 @contextlib.contextmanager

@@ -39,6 +39,7 @@ import numpy as np
 import memory_vit as mv
 from benchmarks.compared import rounds
 from benchmarks.compared import setting as settings
+from memory_vit.runtime.tables import markdown_table
 
 # Between them a page has the figures.
 _BEGINS, _ENDS = "<!-- figures -->", "<!-- end of figures -->"
@@ -311,7 +312,7 @@ def figures(result: dict[str, Any]) -> list[str]:
     f"{_COUNTED[setting.clock]}",
     width=88,
   )
-  return [*table(result["libraries"], setting), "", *lines]
+  return [table(result["libraries"], setting), "", *lines]
 
 
 def _machine(result: dict[str, Any]) -> str:
@@ -330,10 +331,8 @@ def _plural(count: int) -> str:
   return "" if count == 1 else "s"
 
 
-def table(
-  measured: list[dict[str, Any]], setting: settings.Setting
-) -> list[str]:
-  """Lines of Markdown: a column for each library.
+def table(measured: list[dict[str, Any]], setting: settings.Setting) -> str:
+  """A table of Markdown: a column for each library.
 
   Args:
     measured: what the programs of `benchmarks.compared` have printed.
@@ -360,8 +359,8 @@ def table(
   rows["file of a task"] = [
     f"{one['file_bytes'] / 1024:,.0f} KiB" for one in measured
   ]
-  lines = [f"| {words} | {' | '.join(row)} |" for words, row in rows.items()]
-  return [lines[0], "|---" * (len(measured) + 1) + "|", *lines[1:]]
+  header, *lines = [(words, *row) for words, row in rows.items()]
+  return markdown_table(header, lines)
 
 
 def _names(counts: Sequence[int]) -> dict[str, str]:

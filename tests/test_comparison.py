@@ -44,7 +44,7 @@ def test_a_row_for_all_that_any_library_has():
       ),
     ],
     SETTING,
-  )
+  ).split("\n")
   assert found[:2] == ["|  | A | B |", "|---|---|---|"]
   cells = [[c.strip() for c in line.split("|")[1:-1]] for line in found]
   rows = {name: values for name, *values in cells}

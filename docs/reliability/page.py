@@ -5,12 +5,10 @@ from pathlib import Path
 from docs.reliability import faults
 from docs.reliability.faults import Fault, Part
 from docs.reliability.markers import tests_by_fault
+from memory_vit.runtime.tables import markdown_table
 
 TESTS = Path(__file__).resolve().parents[2] / "tests"
-_HEADER = (
-  "| fault | what happens | tests | measured |",
-  "|---|---|---|---|",
-)
+_HEADER = ("fault", "what happens", "tests", "measured")
 
 
 def render(folder: Path = TESTS) -> str:
@@ -61,10 +59,11 @@ def _table(part: Part, tests: dict[str, list[str]]) -> str:
   """A part of the page: its heading, its text and a row for each fault."""
   rows = [_row(fault, tests[fault.id]) for fault in part.faults]
   text = [part.text.strip()] if part.text else []
-  return "\n\n".join([f"### {part.title}", *text, "\n".join([*_HEADER, *rows])])
+  return "\n\n".join(
+    [f"### {part.title}", *text, markdown_table(_HEADER, rows)]
+  )
 
 
-def _row(fault: Fault, tests: list[str]) -> str:
+def _row(fault: Fault, tests: list[str]) -> tuple[str, ...]:
   names = ", ".join(f"`{test}`" for test in tests)
-  cells = (fault.fault, fault.answer, names, fault.measured)
-  return f"| {' | '.join(' '.join(cell.split()) for cell in cells)} |"
+  return fault.fault, fault.answer, names, fault.measured

@@ -1,15 +1,14 @@
-"""Shows where the tokens of tasks look, and what their memory is worth.
+"""Shows attention maps of tasks, and what their memory cells are worth.
 
   memory-vit attention --backbone=NPZ --task=DIR [--task=DIR ...] \\
     --out=OUT [--data_dir=[TASK=]DIR | --data=[TASK=]NAME] [IMAGE ...]
 
-IMAGE is a file, a folder (all images below it) or "-" (paths on standard
-input, one per line). Of images there are, layer by layer, overlays for each
-task, differences for each pair of tasks, and the shares of attention that go to
-memory. Of a data set, an ablation: the accuracy of a task without each of its
-memory cells.
-OUT gets PNG files, and attention.json with the numbers. The exit status is 0, 1
-where images could not be read, 2 for other bad input.
+IMAGE is a file, a folder (all images below it) or "-" (paths on standard input,
+one per line). For images: attention maps of each layer for each task, their
+differences for each pair of tasks, and the share of attention that goes to
+memory. For a data set: an ablation, the accuracy of a task without each of its
+memory cells. OUT gets PNG files, and attention.json with the numbers. The exit
+status is 0, 1 if images could not be read, 2 for other bad input.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ if TYPE_CHECKING:
   from memory_vit.model.task import Task
   from memory_vit.tasks.manifest import Manifest
 
-# More figures than these would take an hour to draw, and longer to look at.
+# More would take over an hour to draw.
 _MOST_FIGURES = 1_000
 
 
@@ -68,8 +67,8 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> Parser:
   parser = Parser(
     prog="memory-vit attention",
-    description="Shows where the tokens of tasks look (attention maps), and "
-    "what their memory is worth (an ablation of its cells).",
+    description="Shows what tasks attend to (attention maps), and what their "
+    "memory is worth (an ablation of its cells).",
   )
   parser.add_argument(
     "images",
@@ -89,7 +88,8 @@ def _parser() -> Parser:
     "--max_images",
     Number(0, _MOST_FIGURES, "images"),
     16,
-    "draw so many images, the first ones; shares of attention are those of all",
+    "number of images that are drawn, the first ones; shares of attention are "
+    "averaged over all",
   )
   parser.number(
     "--memory_mib",
@@ -110,7 +110,7 @@ def _run(arguments: argparse.Namespace) -> int:
     )
   out = attention_files.REPORT.require_own(arguments.out)
   progress_bar.log_to_stderr()
-  # First of all: what is missing on the command line costs nothing.
+  # Options are checked before anything is loaded.
   described, left_out = _usable(arguments.task)
   chosen = _choose(list(described.values()), arguments) if evaluated else {}
   if evaluated:
@@ -132,7 +132,7 @@ def _run(arguments: argparse.Namespace) -> int:
       ahead=1,
       option="--memory_mib",
     )
-  # Of standard input no more is waited for than what is drawn.
+  # Of standard input only the images that are drawn are waited for.
   first = list(itertools.islice(entries, max(1, arguments.max_images)))
   drawn = min(len(first), arguments.max_images)
   shown = len(described) if first else 0
@@ -150,7 +150,9 @@ def _run(arguments: argparse.Namespace) -> int:
   if first:
     every = itertools.chain(first, entries)
     images = reader.read_files(every, evaluation)
-    attention = _look(backbone, tasks, images, total, arguments.max_images)
+    attention = _attention_of(
+      backbone, tasks, images, total, arguments.max_images
+    )
   report = attention_files.AttentionReport(
     backbone=backbone,
     tasks=tasks,
@@ -171,7 +173,7 @@ def _run(arguments: argparse.Namespace) -> int:
 def _find_images(
   arguments: Sequence[str],
 ) -> tuple[Iterator[ImageFile], int | None]:
-  """The images that are asked for, and how many: None where nobody knows."""
+  """The images and their number: None for standard input."""
   entries = image_files.find_images(arguments)
   if "-" in arguments:
     return entries, None
@@ -180,11 +182,6 @@ def _find_images(
 
 
 def _require_few_figures(images: int, tasks: int, removals: int) -> None:
-  """Refuse more figures than anybody would look at.
-
-  Raises:
-    ConfigError: for more than `_MOST_FIGURES`.
-  """
   figures = attention_files.count_figures(tasks, images) + removals
   if figures > _MOST_FIGURES:
     raise ConfigError(
@@ -198,14 +195,7 @@ def _require_few_figures(images: int, tasks: int, removals: int) -> None:
 def _usable(
   sources: Sequence[str],
 ) -> tuple[dict[str, Manifest], list[LeftOut]]:
-  """The tasks that have a token to look with, and those that have none.
-
-  Returns:
-    {path: task}, and what is missing of the others.
-
-  Raises:
-    TaskError: where no task is left.
-  """
+  """The tasks that have a token, and what the others lack."""
   usable: dict[str, Manifest] = {}
   left_out = []
   for path, described in find.find_tasks(sources):
@@ -229,14 +219,13 @@ def _usable(
 def _choose(
   tasks: Sequence[Manifest], arguments: argparse.Namespace
 ) -> dict[str, SplitRef]:
-  """Choose the data of the tasks that have memory; nothing is opened yet."""
+  """Choose the data of the tasks that have memory; opens nothing."""
   flags = data_options.given(arguments, [task.spec.name for task in tasks])
   with_memory = [task for task in tasks if task.spec.cells]
   return task_data.choose(with_memory, flags, upstream=False)[0]
 
 
 def _without_memory(tasks: Sequence[Manifest]) -> list[LeftOut]:
-  """The tasks that have no cells to remove."""
   return [
     attention_files.LeftOut(
       task.spec.name, "removal", "has no memory cells that could be removed"
@@ -246,14 +235,13 @@ def _without_memory(tasks: Sequence[Manifest]) -> list[LeftOut]:
   ]
 
 
-def _look(
+def _attention_of(
   backbone: Backbone,
   tasks: Sequence[Task],
   images: Iterable[Sequence[LoadedImage]],
   total: int | None,
   kept: int,
 ) -> CollectedAttention:
-  """Read the images, and where tasks look in them."""
   attention = image_attention.collect_attention(
     backbone, tasks, images, kept=kept, total=total
   )
@@ -269,7 +257,6 @@ def _remove(
   opened: Sequence[tuple[Split, list[str]]],
   batch_size: int,
 ) -> dict[str, CellRemoval]:
-  """Evaluate the tasks that have memory without parts of it."""
   if not opened:
     return {}
   mesh = sharding.make_mesh()
@@ -302,9 +289,7 @@ def text(report: AttentionReport, out: Path, figures: int) -> str:
     )  # fmt: skip
     removed = [_removal_row(*item) for item in report.removals.items()]
     lines += [table(header, removed), ""]
-  lines += [
-    f"left out: {gap.task} {gap.reason}" for gap in report.left_out
-  ]  # names of tasks and regimes are of few characters
+  lines += [f"left out: {gap.task} {gap.reason}" for gap in report.left_out]
   lines += [
     f"{name}: {counted(found.skipped, 'image')} of {escaped(found.data)} could "
     "not be read: not counted"
@@ -321,7 +306,6 @@ def text(report: AttentionReport, out: Path, figures: int) -> str:
 
 
 def _shares_row(report: AttentionReport, name: str) -> tuple[str, ...]:
-  """A task in the table of shares, means over layers."""
   found = report.attention.shares[name]
   parents = sum(float(a.mean()) for a in found.parent_tokens.values())
   parents += sum(
@@ -338,7 +322,6 @@ def _shares_row(report: AttentionReport, name: str) -> tuple[str, ...]:
 
 
 def _removal_row(name: str, removal: CellRemoval) -> tuple[str, ...]:
-  """A task in the table of removals."""
   worst = removal.cells.difference.argmin()
   error = removal.cells.standard_error.flat[worst]
   sure = removal.significant(removal.cells)

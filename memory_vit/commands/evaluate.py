@@ -3,14 +3,13 @@
   memory-vit evaluate --backbone=NPZ --task=DIR [--task=DIR ...] \\
     --data_dir=[TASK=]DIR [--data=[TASK=]NAME ...]
 
-A task of a regime that shares no pass (head, probe, full, ...) is given alone.
-Which data are opened the command line says: what a task says of the data set of
-its run names it inside of a directory that is given here, and else is a hint.
-With --verify every task is compared with itself alone, and the original outputs
-with those of the plain ViT; the exit status is then 1 where something differs.
-It is 2 for bad input. With --report=DIR there is a page for every task, with
-its confusions, calibration, classes and mistakes, and tables of all predictions
-(docs/evaluation.md of the repository); nothing runs twice for it.
+A task of a regime that shares no pass (head, probe, full, ...) is evaluated
+alone. The command line chooses the data; the data set that a task names is
+opened only inside a directory that is given here. With --verify every task is
+compared with itself alone, and the original outputs with those of the plain
+ViT; the exit status is 1 if something differs, 2 for bad input. --report=DIR
+writes a page for every task, with its confusions, calibration, classes and
+mistakes, and tables of all predictions (docs/evaluation.md of the repository).
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ def _parser() -> Parser:
   parser.option(
     "--fsdp",
     "mesh.fsdp",
-    "split the backbone over so many devices, see config.mesh",
+    "number of devices that share the backbone, see config.mesh",
   )
   parser.switch(
     "--verify", "compare with each task alone, and with the plain ViT"
@@ -76,15 +75,14 @@ def _parser() -> Parser:
   parser.add_argument(
     "--report",
     metavar="DIR",
-    help="write a page, figures and tables of every task to DIR/TASK; a report "
-    "that is there is replaced",
+    help="write a page, figures and tables of every task to DIR/TASK; an "
+    "earlier report is replaced",
   )
   parser.number(
     "--report_images",
     Number(0, 200, "each is a part of the page"),
     24,
-    "show so many images in a report, of the most confident mistakes; 0 for "
-    "one without images",
+    "number of images in a report, of the most confident mistakes; 0 for none",
   )
   return parser
 
@@ -93,7 +91,7 @@ def _run(arguments: argparse.Namespace) -> int:
   written = console.json_file(arguments.json, "backbone")
   report = _report_directory(arguments.report, written)
   progress_bar.log_to_stderr()
-  # First of all: what is missing on the command line costs nothing.
+  # Options are checked before anything is loaded.
   chosen, own = _choose(arguments)
   dtype = console.compute_dtype(arguments.dtype)
   backbone, tasks = model_loading.load_model(
@@ -103,7 +101,7 @@ def _run(arguments: argparse.Namespace) -> int:
   sharding.require_divisible(arguments.batch_size, mesh, "--batch_size")
   params = sharding.put_backbone(backbone.params, mesh)
   backbone = dataclasses.replace(backbone, params=params)
-  # All data sets first: a wrong one must not cost an evaluation.
+  # Before the first evaluation, so that a wrong data set costs none.
   opened = data_options.open_all(tasks, chosen, arguments)
   upstream = own and _open_upstream(backbone, own, arguments)
   evaluator = verify.Evaluator(backbone, tasks, mesh, arguments.batch_size)
@@ -113,7 +111,6 @@ def _run(arguments: argparse.Namespace) -> int:
     results |= evaluator.evaluate(
       source, names, verify=arguments.verify, predictions=report is not None
     )
-  # What JSON cannot hold.
   predictions = {
     name: results[name].pop("predictions") for name in results if report
   }
@@ -148,7 +145,6 @@ def _write_report(
   results: Mapping[str, Mapping[str, Any]],
   arguments: argparse.Namespace,
 ) -> None:
-  """Write --report, and say where its first page is."""
   evaluations = [
     reports.TaskEvaluation.of(
       task,
@@ -165,15 +161,10 @@ def _write_report(
 
 
 def _report_directory(text: str | None, written: Path | None) -> Path | None:
-  """The directory that --report names, if it is given.
-
-  Raises:
-    ConfigError: where no report can be written there.
-  """
   if text is None:
     return None
   report = directory.REPORT.require_own(text)
-  # A report is replaced as a whole, and has no file of others in it.
+  # A report is replaced as a whole: it cannot hold other files.
   place = written and written.resolve()
   if place and report.resolve() in (place, *place.parents):
     raise ConfigError(
@@ -186,7 +177,7 @@ def _report_directory(text: str | None, written: Path | None) -> Path | None:
 def _choose(
   arguments: argparse.Namespace,
 ) -> tuple[dict[str, SplitRef], Upstream | None]:
-  """Choose the data to open; nothing is opened yet."""
+  """Choose the data; opens nothing."""
   tasks = [found for _, found in find.find_tasks(arguments.task)]
   owners = [task.spec.name for task in tasks]
   owners += [task_sets.BACKBONE] if arguments.verify else []
@@ -199,7 +190,7 @@ def _choose(
 def _open_upstream(
   backbone: Backbone, own: Upstream, arguments: argparse.Namespace
 ) -> tuple[Split, EvalPreprocessing]:
-  """The data of the original outputs, and how their images are prepared."""
+  """The data of the original outputs, and their preprocessing."""
   size = backbone.config.image_size
   preprocessing = image_ops.evaluation_of(
     own.eval_crop, own.resize, size, backbone.evaluation
@@ -249,7 +240,7 @@ def _timing_line(timing: Mapping[str, Any]) -> str:
 
 
 def _row(task: Mapping[str, Any]) -> tuple[str, ...]:
-  """A task in the table; two more columns where it was verified."""
+  """A task in the table; two more columns if it was verified."""
   row = (
     task["name"],
     _data_of(task),
@@ -269,7 +260,7 @@ def _row(task: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _data_of(found: Mapping[str, Any]) -> str:
-  """The data set of an entry, as `Split.full_name` has it."""
+  """The data set of an entry, as `Split.full_name` shows it."""
   return escaped(f"{found['data']} {found['directory']}".rstrip())
 
 

@@ -1,12 +1,16 @@
-"""Images to logits to metrics: every example of a split counts once."""
+"""Evaluation of tasks: every example of a split counts exactly once."""
 
 from etils import epy
 
 with epy.lazy_api_imports(globals()):
   from memory_vit.evaluation.calibration import Calibration, calibrate
   from memory_vit.evaluation.evaluate import evaluate_source, predict_fn
-  from memory_vit.evaluation.hits import Hits, read_hits
-  from memory_vit.evaluation.pairing import PairedDifference, paired_difference
+  from memory_vit.evaluation.hits import (
+    Hits,
+    PairedDifference,
+    paired_difference,
+    read_hits,
+  )
   from memory_vit.evaluation.split_predictions import SplitPredictions
   from memory_vit.evaluation.timing import median_seconds
   from memory_vit.evaluation.verify import Evaluator

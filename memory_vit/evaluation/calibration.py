@@ -1,4 +1,4 @@
-"""Calibration: how often a model is right, given how sure it says it is."""
+"""Calibration of a classifier: accuracy for a given confidence."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Calibration:
 
   Attributes:
     count: of the examples in each bin.
-    confidence: their mean confidence; NaN in a bin without examples.
-    accuracy: the share of them that is right; NaN in a bin without examples.
+    confidence: their mean confidence; NaN in an empty bin.
+    accuracy: their accuracy; NaN in an empty bin.
   """
 
   count: Int64[np.ndarray, " k"]
@@ -37,8 +37,8 @@ class Calibration:
   def expected_error(self) -> float:
     """Expected calibration error (ECE); NaN without examples.
 
-    The mean over examples of how far the confidence of their bin is from its
-    accuracy.
+    The difference between confidence and accuracy of a bin, averaged over
+    examples.
     """
     filled = self.count > 0
     if not filled.any():
@@ -57,7 +57,7 @@ def calibrate(
   Args:
     confidence: the probability of the best class of each example.
     correct: whether that class is the right one.
-    bins: k, how many of equal width.
+    bins: k, the number of bins.
   """
   inner = np.linspace(0, 1, bins + 1)[1:-1]
   place = np.digitize(confidence.astype(np.float64), inner, right=True)

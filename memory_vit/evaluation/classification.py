@@ -12,7 +12,7 @@ from jaxtyping import Float64, Int64
 from memory_vit.evaluation.calibration import calibrate
 from memory_vit.evaluation.split_predictions import SplitPredictions
 
-# Of the intervals.
+# Confidence level of the intervals.
 LEVEL = 0.95
 
 
@@ -27,22 +27,21 @@ class Proportion:
 
 @dataclasses.dataclass(frozen=True)
 class SplitMetrics:
-  """Metrics over the examples of a split.
+  """Metrics over the readable examples of a split.
 
   Attributes:
-    examples: those that could be read, of which the others speak.
-    skipped: those that could not be read.
+    skipped: the number of examples that could not be read.
     not_finite: examples whose outputs are not finite. They count as mistakes,
-      and where there are any the last three metrics are None.
+      and with any of them the last three metrics are None.
     top1: share of the examples whose best class is right.
-    top5: share of those whose class is among the best five; None where there
-      are no more than five classes.
-    majority: share of the largest class: what naming it always would be worth.
+    top5: share whose class is among the best five; None for at most five
+      classes.
+    majority: share of the largest class.
     macro_f1: mean F1 over the classes that have examples or are predicted.
     balanced_accuracy: mean recall over the classes that have examples.
     loss: mean cross-entropy, in nats.
     brier: mean Brier score over all classes, from 0 to 2.
-    calibration_error: the expected one, see `calibration.Calibration`.
+    calibration_error: the expected one, see `Calibration`.
   """
 
   examples: int
@@ -65,9 +64,9 @@ class ClassMetrics:
   Attributes:
     support: its examples.
     predicted: examples for which it is predicted.
-    precision: share of `predicted` that is right; NaN where it is 0.
-    recall: share of `support` that is right; NaN where it is 0.
-    f1: harmonic mean of both; NaN where `support` and `predicted` are 0.
+    precision: share of `predicted` that is right; NaN if there are none.
+    recall: share of `support` that is right; NaN if there are none.
+    f1: harmonic mean of both; NaN without `support` and `predicted`.
   """
 
   support: Int64[np.ndarray, " c"]
@@ -80,7 +79,7 @@ class ClassMetrics:
 def class_metrics(predictions: SplitPredictions) -> ClassMetrics:
   """Precision, recall and F1 of each class, by scikit-learn."""
   classes = predictions.num_classes
-  # No class has this number, so that it is wrong, and for none of them.
+  # `classes` is no class: outputs that are not finite are always wrong.
   best = np.where(predictions.finite, predictions.top_classes[:, 0], classes)
   label, best = (
     predictions.label[predictions.counted],
@@ -100,12 +99,7 @@ def class_metrics(predictions: SplitPredictions) -> ClassMetrics:
 def split_metrics(
   predictions: SplitPredictions, classes: ClassMetrics
 ) -> SplitMetrics:
-  """Metrics over all examples; at least one of them counts.
-
-  Args:
-    predictions: of a split.
-    classes: of the same.
-  """
+  """Metrics over all examples; at least one of them counts."""
   counted, predicted = predictions.counted, predictions.predicted
   examples = int(counted.sum())
   among = predictions.top_classes == predictions.label[:, None]

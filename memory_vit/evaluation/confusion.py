@@ -1,4 +1,4 @@
-"""Confusions: which classes are taken for which, counted."""
+"""Confusion matrix of a classifier."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from memory_vit.evaluation.split_predictions import SplitPredictions
 
 @dataclasses.dataclass(frozen=True)
 class Confusion:
-  """So many examples of one class that are taken for another one."""
+  """A number of examples of one class that another one is predicted for."""
 
   label: int
   predicted: int
@@ -21,13 +21,10 @@ class Confusion:
 
 
 def confusion_matrix(predictions: SplitPredictions) -> Any:
-  """Count examples by their class and by the class that is predicted.
+  """Count examples by their class and by the predicted class, int64 (c, c).
 
-  Examples without a prediction are left out.
-
-  Returns:
-    int64 (c, c), a sparse array of scipy: of 20,000 classes a dense one would
-    take 3 GB.
+  Sparse: a dense one of 20,000 classes would take 3 GB. Examples without a
+  prediction are left out.
   """
   predicted = predictions.predicted
   label, best = (
@@ -36,17 +33,14 @@ def confusion_matrix(predictions: SplitPredictions) -> Any:
   )
   side = predictions.num_classes
   ones = np.ones(len(label), np.int64)
-  # Repeated places are added up.
+  # scipy adds up repeated positions.
   return scipy.sparse.csr_array((ones, (label, best)), shape=(side, side))
 
 
 def largest_confusions(matrix: Any, count: int) -> list[Confusion]:
-  """The pairs of different classes with the most examples.
+  """The pairs of different classes with the most examples, at most `count`.
 
-  Args:
-    matrix: as `confusion_matrix` returns it.
-    count: of pairs, at most; those with the most examples come first, and of
-      equal ones those of the first classes.
+  Of equal ones the first classes come first.
   """
   found = matrix.tocoo()
   label, predicted = found.coords

@@ -1,4 +1,4 @@
-"""Evaluation: every example of a split, exactly once."""
+"""Evaluate outputs of a model on a split: every example exactly once."""
 
 import functools
 import hashlib
@@ -22,11 +22,11 @@ from memory_vit.runtime import sharding
 from memory_vit.runtime.progress_bar import ProgressBar
 from memory_vit.tasks.program import make_program
 
-# Images that `data` has scaled -> {name: logits}; or what is kept of them.
+# Images in [-1, 1], or cached inputs -> {name: logits}.
 Predict = Callable[[Any], dict[str, Float[Array, "b c"]]]
-# What a result may have beside its sums: see `evaluate`.
-# What a result says by the labels.
+# Entries of a result that depend on the labels.
 _OF_LABELS = ("top1", "top5", "loss", "majority", "per_class")
+# Entries of a result that must be asked for, see `evaluate`.
 Also = Literal["digest", "hits", "predictions"]
 
 
@@ -43,18 +43,17 @@ def evaluate(
 
   Args:
     predict: the model.
-    batches: {"image", "label", "mask"}, the rows of this process; or "inputs",
-      what is kept of the images, which is then what the model takes.
+    batches: {"image", "label", "mask"}, the rows of this process; or "inputs"
+      in place of "image", cached inputs of the model.
     mesh: over which batches are split.
-    also: what else the results have.
-    predictions_of: the output, or those, whose predictions are wanted; None
-      for all.
+    also: further entries of the results, see below.
+    predictions_of: the outputs with "predictions"; None for all.
     bar: counts images of all processes.
 
   Returns:
-    For every name `metrics.summarise`; and what is asked for of these:
+    For every name `metrics.summarise`, and as `also` asks:
       "digest": SHA-256 over the bytes of all its outputs, which are brought to
-        the host; two models have the same where they are equal to the bit.
+        the host; equal for two models whose outputs are bitwise identical.
       "hits": int8 (rows of all batches,), see `metrics.example_hits`.
       "predictions": of these rows, `split_predictions.predict_examples`.
   """
@@ -110,15 +109,13 @@ def evaluate_source(
 ) -> dict[str, dict[str, Any]]:
   """`evaluate`, on a split; each process reads its share.
 
-  `batch_size` is that of all processes together. Where `batches` are kept,
-  nothing is read. The results also have
-  "skipped": how many examples could not be read, and are not among the
-  "examples" on which the numbers stand. "hits" are a `Hits`, and "predictions"
-  are `SplitPredictions`, of all examples of the split in their order; only of
-  the outputs that `predictions_of` names, where it does. With `other_classes`
-  the outputs may be of other classes than the labels, so that nothing but
-  "digest" may be asked for: "top1", "top5", "loss", "majority" and "per_class"
-  are None then.
+  `batch_size` is that of all processes together. With `batches` nothing is
+  read. The results also have "skipped", the number of examples that could not
+  be read; "examples" does not count them. "hits" are a `Hits`, and
+  "predictions" are `SplitPredictions`, of all examples of the split in their
+  order. With `other_classes` the outputs may be of other classes than the
+  labels, and only "digest" may be asked for: "top1", "top5", "loss", "majority"
+  and "per_class" are None then.
 
   Raises:
     TaskError: for an output with another number of classes than the data set.
@@ -148,7 +145,6 @@ def evaluate_source(
   for result in results.values():
     if other_classes:
       result |= dict.fromkeys(_OF_LABELS)
-    # Of all processes, as the sums are.
     result["skipped"] = source.size - result["examples"]
     if "hits" in result:
       rows = result["hits"][: source.size]
@@ -161,7 +157,7 @@ def evaluate_source(
 
 
 def _require_classes(name: str, classes: int, source: Split) -> None:
-  """Refuse an output of other classes: a label beyond them has no loss."""
+  """A label beyond the classes of an output would have no loss."""
   if classes != source.num_classes:
     raise TaskError(
       f"the output {name!r} has {classes:,} classes, the data set "
@@ -178,7 +174,6 @@ def _batch_sums(replicated: Any) -> Callable[..., dict[str, jax.Array]]:
 
 @functools.cache
 def _batch_hits(replicated: Any) -> Callable[..., jax.Array]:
-  """`metrics.example_hits`, compiled as `_batch_sums` is."""
   return jax.jit(metrics.example_hits, out_shardings=replicated)
 
 
@@ -186,7 +181,6 @@ def _batch_hits(replicated: Any) -> Callable[..., jax.Array]:
 def _batch_predictions(
   replicated: Any,
 ) -> Callable[..., dict[str, jax.Array]]:
-  """`split_predictions.predict_examples`, compiled as `_batch_sums` is."""
   return jax.jit(split_predictions.predict_examples, out_shardings=replicated)
 
 
@@ -205,23 +199,24 @@ def predict_fn(
 
   Args:
     backbone: of all tasks, on the devices of the mesh.
-    tasks: with what they read, see `make_program`; none for the backbone alone.
+    tasks: with those that they attend to, see `make_program`; none for the
+      backbone alone.
     mesh: on whose devices the tasks are put.
-    outputs: names of what is predicted; by default all tasks. Beside tasks that
+    outputs: names of the outputs; by default all tasks. With tasks that
       compose, `BACKBONE` is the original output.
     slots: see `fill_slots`, as the next two.
     cells: of the longest memory, at least.
     classes: of the widest head, at least.
-    kept: whether the function takes, in place of images, what the frozen pass
-      of training makes of them; the logits are the same to the bit. Not for
-      `BACKBONE`, nor for regimes that have no such pass.
+    kept: whether the function takes the cached outputs of the frozen pass in
+      place of images; the logits are bitwise identical. Not for `BACKBONE`, nor
+      for regimes without a frozen pass.
 
   Returns:
-    The function, of what is named by `outputs`.
+    The function, which returns the outputs that `outputs` names.
   """
   if outputs is None:
     outputs = [task.name for task in tasks]
-  # All at one place: a program is compiled for where its arrays are as well.
+  # A program is compiled for the devices of its arrays, too.
   placed = sharding.put(tuple(tasks), mesh)
   program = make_program(
     backbone, placed, slots=slots, cells=cells, classes=classes

@@ -20,21 +20,15 @@ def batch_sums(
   labels: Int[Array, " b"],
   mask: Float32[Array, " b"],
 ) -> dict[str, Float32[Array, ""] | Float32[Array, " c"]]:
-  """Sum over the examples of a batch.
+  """Sum over the examples of a batch; `mask` is 1 for them, 0 for padding.
 
-  Args:
-    logits: outputs of the model.
-    labels: classes.
-    mask: 1 for an example and 0 for padding.
-
-  Returns:
-    Sums "count", "loss" (cross-entropy, nats), "top1" and "top5", and over the
-    examples of each class "class_count", "class_top1", (c,). "not_finite"
-    counts examples whose logits are not all finite: no class of them is right.
+  "count", "loss" (cross-entropy, nats), "top1" and "top5", and over the
+  examples of each class "class_count", "class_top1", (c,). "not_finite" counts
+  examples whose logits are not all finite: no class of them is right.
   """
   loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
   best = top_classes(logits, 5)[1]
-  # Of logits that are no numbers the first would be the best.
+  # Of NaN logits the first would be the best.
   finite = jnp.isfinite(logits).all(axis=-1)
   hits = (best == labels[:, None]) * (mask * finite)[:, None]
   classes = jax.nn.one_hot(labels, logits.shape[-1]) * mask[:, None]
@@ -55,10 +49,7 @@ def example_hits(
   labels: Int[Array, " b"],
   mask: Float32[Array, " b"],
 ) -> Int8[Array, " b"]:
-  """1 for an example that is right, 0 for a wrong one, -1 where it is none.
-
-  The arguments are those of `batch_sums`, and so is what "top1" counts.
-  """
+  """1 for an example that "top1" counts, 0 for others, -1 for padding."""
   best = top_classes(logits, 1)[1][:, 0]
   right = (best == labels) & jnp.isfinite(logits).all(axis=-1)
   return jnp.where(mask > 0, right, -1).astype(jnp.int8)
@@ -67,10 +58,8 @@ def example_hits(
 def top_classes(
   logits: Float[Array, "b c"], count: int
 ) -> tuple[Float[Array, "b _"], Int[Array, "b _"]]:
-  """The largest logits and their classes, or all; of equal ones the first.
-
-  `top_k` alone puts -0.0 behind 0.0.
-  """
+  """The largest logits and their classes; of equal ones the first."""
+  # `top_k` puts -0.0 behind 0.0.
   logits = jnp.where(logits == 0, 0.0, logits)
   best, classes = jax.lax.top_k(logits, min(count, logits.shape[-1]))
   return best, classes
@@ -88,13 +77,11 @@ def add(
 
 
 def summarise(total: Totals) -> dict[str, Any]:
-  """Return "loss", "top1", "top5", "majority", and what they stand on.
+  """Return the metrics of a split and the number of its examples.
 
-  That is "examples", how many of them are "not_finite", and "per_class". "top1"
-  and "top5" are shares of the examples, and so is "majority": that of the
-  largest class, which is what who always names it gets right. "loss" is not
-  finite where that of an example is not. A class without an example has None in
-  "per_class".
+  "top1", "top5" and "majority", the largest class, are shares of the examples.
+  "loss" is not finite if that of an example is not. "per_class" has None for a
+  class without examples.
   """
   count = float(total["count"])
   per_class = [
@@ -115,5 +102,5 @@ def summarise(total: Totals) -> dict[str, Any]:
 
 
 def tells_top5(result: Mapping[str, Any]) -> bool:
-  """Whether a "top5" that stands beside a "per_class" is not always 1."""
+  """Whether a "top5" is not always 1."""
   return len(result["per_class"]) > 5

@@ -24,32 +24,32 @@ def preprocess(
 ) -> Float32[np.ndarray, "*b side side 3"]:
   """Prepare images for `forward`, as the task was evaluated.
 
-  To the bit what evaluation and the command `predict` see of the same file,
-  with the same limits: 64 MiB, 64 megapixels, 16,384 pixels a side.
+  Bitwise identical to what evaluation and the command `predict` see of the same
+  file, with the same limits: 64 MiB, 64 megapixels, 16,384 pixels a side.
 
   Args:
-    images: one image, or several. An image is the path of a JPEG, PNG,
-      WebP, BMP or GIF file; the bytes of one; or uint8 pixels of 0 to 255:
-      (h, w, 3), grey (h, w) or (h, w, 1), or (h, w, 4), of which alpha is
-      dropped, as of files. An array (b, h, w, 3) is several.
+    images: one image, or several. An image is the path of a JPEG, PNG, WebP,
+      BMP or GIF file; the bytes of one; or uint8 pixels of 0 to 255: (h, w, 3),
+      grey (h, w) or (h, w, 1), or (h, w, 4), whose alpha is dropped, as of
+      files. An array (b, h, w, 3) is several.
     task: whose preprocessing is taken: a task, tasks or slots that share a
       pass, or an `EvalPreprocessing`; side is its `image_size`.
-    memory_mib: what images that are decoded at the same time may take; one that
-      alone needs more is refused.
+    memory_mib: memory for images that are decoded at the same time; an image
+      that alone needs more is refused.
 
   Returns:
     Values in [-1, 1]: (side, side, 3) of one image, (b, side, side, 3) of
     several.
 
   Raises:
-    DataError: for what cannot be read, and says which and why.
-    TaskError: where tasks want images prepared differently.
+    DataError: for images that cannot be read, with the reason.
+    TaskError: if tasks want images prepared differently.
   """
   evaluation = _evaluation_of(task)
   if memory_mib < 1:
     raise DataError(f"memory_mib is {memory_mib}, expected 1 or more.")
   side = evaluation.image_size
-  # Of the caller's memory are the prepared images: they are no batch.
+  # 0: prepared images are returned, not held as a batch.
   found = reader.ImageReader(memory_mib, 0, side).each(images, evaluation)
   if not found:
     raise DataError("there is no image to prepare.")

@@ -1,7 +1,7 @@
 """Predictions for every example of a split, without its logits.
 
-Of each example the five best classes are held and what calibration needs: 54
-bytes, however many classes there are, so that 50,000 examples take 3 MB.
+The five best classes of each example, and what calibration needs: 54 bytes for
+any number of classes, 3 MB for 50,000 examples.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from jaxtyping import Array, Bool, Float, Float32, Int, Int32, Int64
 
 from memory_vit.evaluation import metrics
 
-# Classes that are held of an example, the most probable first.
+# The number of best classes of an example.
 TOP = 5
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
 class SplitPredictions:
-  """What a task predicts of the n examples of a split, in their order.
+  """Predictions of a task for the n examples of a split, in their order.
 
   Attributes:
     num_classes: c, of the task.
-    label: the class of an example; that of another one where it does not count.
-    counted: whether it could be read; where not, nothing here says anything.
-    finite: whether all its logits are finite; where not, it has no prediction,
-      its probabilities are no numbers, and it counts as a mistake.
+    label: the class of an example; meaningless if it does not count.
+    counted: whether it could be read; if not, its other fields are meaningless.
+    finite: whether all its logits are finite; if not, it has no prediction, its
+      probabilities are NaN, and it counts as a mistake.
     top_classes: the k best classes, the best first; k is 5, or c if that is
       less. Of equal ones the first.
     top_probabilities: of these classes.
     loss: cross-entropy, in nats.
     brier: the sum over the classes of the squared difference between the
-      probability and 1 for the right class, 0 for others; from 0 to 2.
+      probability and 1 for the right class, 0 for the others; from 0 to 2.
   """
 
   num_classes: int
@@ -49,7 +49,7 @@ class SplitPredictions:
 
   @property
   def predicted(self) -> Bool[np.ndarray, " n"]:
-    """Whether an example counts, and has a prediction."""
+    """Whether an example counts and has a prediction."""
     return self.counted & self.finite
 
   @property
@@ -74,10 +74,9 @@ def predict_examples(
   labels: Int[Array, " b"],
   mask: Float32[Array, " b"],
 ) -> dict[str, Array]:
-  """What `SplitPredictions` holds of each example of a batch.
+  """The fields of `SplitPredictions` for a batch.
 
-  The arguments are those of `metrics.batch_sums`, and so are the best classes
-  those that "top1" and "top5" count.
+  The best classes are those that "top1" and "top5" of `batch_sums` count.
   """
   logits = logits.astype(jnp.float32)
   best, classes = metrics.top_classes(logits, TOP)
@@ -98,12 +97,6 @@ def predict_examples(
 def of_examples(
   arrays: Mapping[str, np.ndarray], num_classes: int, size: int
 ) -> SplitPredictions:
-  """The predictions for a split, from those for all rows of its batches.
-
-  Args:
-    arrays: what `predict_examples` returns, of all batches one after the other.
-    num_classes: of the task.
-    size: examples of the split; rows beyond fill up the last batch.
-  """
+  """Join the rows of all batches; those beyond `size` pad the last batch."""
   rows = {name: values[:size] for name, values in arrays.items()}
   return SplitPredictions(num_classes=num_classes, **rows)

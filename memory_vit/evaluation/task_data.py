@@ -1,10 +1,10 @@
-"""Choice of the data of a task: by the command line, never by the task.
+"""Choose the data of a task: by the command line, never by the task file.
 
-A task comes from anywhere, and opening a data set can import, download and
-read. What a task says of its data set is a hint. It is shown where the command
-line says nothing. It is followed where it opens nothing (digits and glyphs come
-with packages), for the name of a set inside of a directory that was given, and
-below a directory that the command line trusts as a whole.
+Task files are untrusted, and opening a data set can import, download and read.
+The data set that a task names is a hint, shown if the command line names none.
+It is followed if it opens nothing (digits and glyphs come with packages), for
+the name of a set inside a directory of the command line, and below a directory
+that the command line trusts as a whole.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:  # it brings TensorFlow
 # elsewhere, with its code.
 _DATA_NAME = re.compile(r"\w+(/\w[\w.-]*)?(:\d+\.\d+\.\d+)?", re.ASCII)
 _SHIPPED = re.compile(r"digits(:\d-\d)?|glyphs:inverted", re.ASCII)
-# What a shell takes as it stands.
+# Needs no quotes in a shell.
 _PLAIN = re.compile(r"[\w@%+:,./~-]{1,200}", re.ASCII)
-# Characters of a hint, and tasks, that a message shows.
+# Characters of a hint, and the number of tasks, that a message shows.
 _SHOWN = 80
 _LISTED = 20
 
@@ -57,7 +57,7 @@ class Upstream:
 
 @dataclasses.dataclass(frozen=True)
 class _Hint:
-  """Data that a task names; "" where it says nothing that could be used."""
+  """Data that a task names; "" if it names nothing usable."""
 
   name: str = ""
   directory: str = ""
@@ -65,7 +65,7 @@ class _Hint:
   label: str = ""
 
 
-# What the command line has to name, and why.
+# What the command line must name, and why.
 _Missing = str
 
 
@@ -77,15 +77,8 @@ def parse(
 ) -> dict[str, str]:
   """Parse values for all tasks, or as TASK=VALUE for one of `owners`.
 
-  Args:
-    option: that they were given by.
-    texts: the values.
-    owners: names of tasks.
-    original: the option with which the backbone's own task is among them; ""
-      for a command that has none.
-
-  Raises:
-    ConfigError: for a task that is not there, or what is said twice.
+  `original` is the option that adds the backbone to them, if the command has
+  one.
   """
   owners = set(owners)
   found: dict[str, str] = {}
@@ -115,9 +108,7 @@ def choose(
 ) -> tuple[dict[str, SplitRef], Upstream | None]:
   """The data of every task; with `upstream` of the backbone, if they are named.
 
-  Raises:
-    TaskError: for all tasks together that lack data, with what to give.
-    ConfigError: for a root that is no directory.
+  One `TaskError` names what all tasks together lack, with what to give.
   """
   for root in flags.roots:
     if not os.path.isdir(os.path.expanduser(root)):
@@ -146,11 +137,7 @@ def choose(
 
 
 def require_classes(task: Task, source: Split) -> None:
-  """Refuse a data set with other classes than the task has learned.
-
-  Raises:
-    TaskError: with the first classes of both.
-  """
+  """Refuse a data set with other classes than the task has learned."""
   if task.spec.class_names != source.class_names:
     raise TaskError(
       f"task {task.name!r} has {task.spec.num_classes} classes "
@@ -178,7 +165,7 @@ def _of_task(task: Manifest, flags: Given) -> SplitRef | _Missing:
 def _of_backbone(
   tasks: Sequence[Manifest], flags: Given
 ) -> Upstream | _Missing | None:
-  """Data as the first task says whose run evaluated it, or as given."""
+  """Data of the command line, or of the first task that names any."""
   if flags.data.get(BACKBONE) == "":
     return None
   keys = ("name", "dir", "split", "eval_crop", "resize")
@@ -202,7 +189,7 @@ def _of_backbone(
 def _ref(
   owner: str, hint: _Hint, flags: Given, common: str | None
 ) -> SplitRef | _Missing:
-  """Split of the command line, else of a hint that may be followed."""
+  """The split of the command line, else of a hint that may be followed."""
   name = flags.data.get(owner, common)
   directory = flags.directories.get(owner, flags.directories.get(""))
   if name == EMBEDDINGS or (name is None and hint.name == EMBEDDINGS):
@@ -225,13 +212,13 @@ def _ref(
     return _needed(owner, hint, name)
   if not split:
     return f"{owner!r} knows no split (give --split={owner}=SPLIT)"
-  # Which of its labels a data set is read for opens nothing.
+  # The choice of a label opens nothing.
   same = found.name == hint.name
   return dataclasses.replace(found, label=hint.label) if same else found
 
 
 def _below(directory: str, roots: Sequence[str]) -> str:
-  """A directory without links, where it lies below one of `roots`; else ""."""
+  """A directory without links if it lies below one of `roots`; else ""."""
   if not directory or "\0" in directory:
     return ""
   found = os.path.realpath(os.path.expanduser(directory))
@@ -243,7 +230,7 @@ def _below(directory: str, roots: Sequence[str]) -> str:
 
 
 def _needed(owner: str, hint: _Hint, name: str | None) -> str:
-  """Hint of a task on its data, and the flags that would open them."""
+  """The hint of a task, and the flags that would open its data."""
   directory = hint.directory if _PLAIN.fullmatch(hint.directory) else "DIR"
   flag = f"--data_dir={owner}={directory}"
   if name is not None:  # a folder or a list, without a directory
@@ -260,10 +247,7 @@ def _needed(owner: str, hint: _Hint, name: str | None) -> str:
 
 
 def _said(task: Manifest, part: str, keys: Sequence[str]) -> dict[str, Any]:
-  """Options of the run that made a task, those that have the right type.
-
-  Provenance is free text: nothing in it was checked.
-  """
+  """Options of the run that made a task, if their types are right."""
   made = task.provenance.get("config")
   values = made.get(part) if isinstance(made, Mapping) else None
   if not isinstance(values, Mapping):
@@ -273,5 +257,4 @@ def _said(task: Manifest, part: str, keys: Sequence[str]) -> dict[str, Any]:
 
 
 def _shown(text: str) -> str:
-  """A hint in a message."""
   return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")

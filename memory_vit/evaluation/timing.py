@@ -1,4 +1,4 @@
-"""Time programs in turn, so that a machine that slows down slows all."""
+"""Time programs in turns, so that a machine that slows down slows all."""
 
 import statistics
 import time
@@ -19,13 +19,13 @@ def median_seconds(
 ) -> dict[str, float]:
   """Time functions, round by round, each once in a round.
 
-  The first call of each compiles, and is not timed. A call ends when the
-  arrays that it returns are computed. With several processes all of them call
-  this: a function may wait for what the others compute.
+  The first call of each compiles, and is not timed. A call ends when the arrays
+  that it returns are computed. With several processes all of them must call: a
+  function may wait for another process.
 
   Args:
-    functions: {name: what is called}.
-    rounds: how often each is timed, at most.
+    functions: {name: function}.
+    rounds: the number of rounds, at most.
     budget: seconds after which no further round is begun; there is always one.
 
   Returns:
@@ -45,7 +45,7 @@ def median_seconds(
       began = time.perf_counter()
       jax.block_until_ready(function())
       times[name].append(time.perf_counter() - began)
-    # By one clock: all processes run as many rounds.
+    # By the clock of process 0: all processes run equally many rounds.
     over = time.perf_counter() - started > budget
     if processes.broadcast_from_process_0(over):
       break

@@ -1,4 +1,4 @@
-"""All tasks in one model, compared with each alone and with the plain ViT."""
+"""Verify tasks in one model: against each alone, and against the plain ViT."""
 
 import collections
 import functools
@@ -35,7 +35,7 @@ TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2}
 
 
 class Evaluator:
-  """One model with all tasks, and what it is compared with."""
+  """One model with all tasks, and the models that it is compared with."""
 
   def __init__(
     self,
@@ -50,8 +50,8 @@ class Evaluator:
 
     Args:
       backbone: on the devices of the mesh.
-      tasks: all of the model; or one that composes with nothing, which runs
-        in a pass of its own and has no other to be compared with.
+      tasks: all of the model; or one that composes with nothing, which runs in
+        a pass of its own and is compared with nothing.
       mesh: over which batches are split.
       batch_size: of all processes together.
       one_shape: whether each task alone is padded to the cells and classes of
@@ -75,7 +75,7 @@ class Evaluator:
       "cells": max((spec.cells for spec in specs), default=0),
       "classes": max((spec.num_classes for spec in specs), default=0),
     }
-    # A task is never without those that it reads.
+    # A task needs those that it attends to.
     self._alone = {
       task.spec.name: make_program(
         backbone, compose.with_parents(tasks, task.spec.name), **most
@@ -93,13 +93,12 @@ class Evaluator:
   ) -> dict[str, dict[str, Any]]:
     """Evaluate tasks on a data set, with all tasks in the pass.
 
-    With `verify` every output is compared with that of other programs: not for
-    a task that composes with nothing.
+    `verify` compares every output with that of other programs.
 
     Returns:
-      {name: an entry of the result}, whose "loss" is None where it is not
-      finite; with `predictions` it has "predictions", `SplitPredictions`, which
-      JSON cannot hold.
+      {name: an entry of the result}, whose "loss" is None if it is not finite;
+      with `predictions` it has "predictions", `SplitPredictions`, which JSON
+      cannot hold.
 
     Raises:
       ConfigError: for `verify` of a task that composes with nothing.
@@ -125,7 +124,7 @@ class Evaluator:
       source,
       self._preprocessing,
       also=["predictions"] if predictions else [],
-      # Of what a task says alone the sums are compared, and no predictions.
+      # Of a task alone only the sums are compared.
       predictions_of=names,
     )
     results = {}
@@ -154,10 +153,11 @@ class Evaluator:
   ) -> dict[str, Any]:
     """Evaluate the original head, with all tasks in the pass and without.
 
-    On data of other classes than the backbone's it has no accuracy (None).
+    Accuracies are None on data of other classes than those of the backbone.
 
     Raises:
-      ConfigError: for a task that composes with nothing: its pass has none.
+      ConfigError: for a task that composes with nothing: its pass has no
+        original output.
     """
     require_comparable(self._specs)
     differences = _Differences()
@@ -184,7 +184,7 @@ class Evaluator:
   def timing(self, source: Split) -> dict[str, Any]:
     """Seconds of a batch: the plain ViT, all tasks, and each in its own pass.
 
-    See `timing.median_seconds`. Reading images is left out.
+    See `median_seconds`. Reading images is left out.
     """
     batches = batching.eval_batches(
       source, self._preprocessing, batch_size=self._batch_size
@@ -206,17 +206,12 @@ class Evaluator:
     }
 
   def _plain(self, images: Images) -> Float[Array, "b c0"]:
-    """The original outputs, by a program that hands nothing out to tasks."""
+    """The original outputs, by a program that returns nothing to tasks."""
     config = self._backbone.config
     return inference.plain_program(self._backbone.params, images, config=config)
 
 
 def require_comparable(specs: Sequence[TaskSpec]) -> None:
-  """Refuse to compare a task that composes with nothing.
-
-  Raises:
-    ConfigError: where the only one has a pass of its own.
-  """
   if not all(spec.learned.composes for spec in specs):
     raise ConfigError(
       f"--verify compares tasks that share a pass, and {specs[0].name!r} was "
@@ -243,27 +238,23 @@ class _Differences:
     """Compare the outputs of a batch; every process must call."""
     a, b = sharding.to_host((found, expected))
     self._equal[name] &= a.tobytes() == b.tobytes()
-    # A maximum with what is not a number is not a number.
+    # np.maximum keeps NaN.
     greatest = np.abs(a - b).max()
     self._greatest[name] = float(np.maximum(self._greatest[name], greatest))
     scale = np.abs(b).max()
     self._scale[name] = float(np.maximum(self._scale[name], scale))
 
   def equal(self, name: str) -> bool:
-    """Whether all outputs were equal to the bit."""
     return self._equal[name]
 
   def relative(self, name: str) -> float | None:
-    """The greatest difference as a share of the greatest output.
-
-    None where one of them was not finite.
-    """
+    """The greatest difference as a share of the greatest output; None: NaN."""
     share = self._greatest[name] / max(self._scale[name], 1e-30)
     return share if math.isfinite(share) else None
 
 
 def _evaluated(source: Split, found: Mapping[str, Any]) -> dict[str, Any]:
-  """Data and accuracy, as every entry of the result has them."""
+  """Entries that all results have."""
   return {
     "data": source.name,
     "directory": utf8(source.directory),
@@ -276,19 +267,13 @@ def _evaluated(source: Split, found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def agrees(alone: Mapping[str, Any], dtype: str) -> bool:
-  """Whether a task among others computes what it does alone.
-
-  Args:
-    alone: how they differ, see `Evaluator.evaluate`.
-    dtype: of the computation, a key of `TOLERANCE`.
-  """
+  """Whether a task among others computes the same as alone."""
   difference = alone["max_difference"]
   close = difference is not None and difference <= TOLERANCE[dtype]
   return bool(alone["outputs_bit_equal"] and close)
 
 
 def verified(result: Mapping[str, Any]) -> bool:
-  """Whether all outputs that were compared are as the method promises."""
   upstream = result["backbone"]["upstream"]
   if upstream and not upstream["outputs_bit_equal"]:
     return False

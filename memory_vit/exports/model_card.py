@@ -14,6 +14,7 @@ from typing import Any
 from memory_vit.backbones import download, hub
 from memory_vit.model.task import Task, TaskSpec
 from memory_vit.runtime.messages import escaped, shortened
+from memory_vit.runtime.tables import markdown_table
 
 FILE = "README.md"
 # It has no value of a task, which could end the block.
@@ -109,18 +110,18 @@ def _metrics(metrics: Mapping[str, Any], classes: int) -> list[str]:
   # With 5 classes, one of 5 guesses is always right.
   hidden = ("test_top5",) if classes <= 5 else ()
   rows = [
-    f"| {label} | {100 * metrics[key]:.2f} % |"
+    (label, f"{100 * metrics[key]:.2f} %")
     for key, label in _METRICS.items()
     if key not in hidden and _is_number(metrics.get(key))
   ]
   rows += [
-    f"| {label} | {metrics[key]:,} |"
+    (label, f"{metrics[key]:,}")
     for key, label in _COUNTS.items()
     if type(metrics.get(key)) is int
   ]
   if not rows:
     return ["- accuracy: unknown"]
-  return ["", "| measured after training | |", "|---|---|", *rows]
+  return ["", markdown_table(("measured after training", ""), rows)]
 
 
 def _is_number(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""What tasks attend to in images, and what their memory is worth."""
+"""What tasks attend to in images, and what their memory cells are worth."""
 
 from etils import epy
 

@@ -1,4 +1,4 @@
-"""Where the token of a task looks, and what its memory does, as figures."""
+"""Figures of attention maps, attention to memory, and memory ablations."""
 
 # As text, `help` shows types by their short names.
 from __future__ import annotations
@@ -21,28 +21,28 @@ from memory_vit.looking.attention_shares import (
   attention_shares,
 )
 from memory_vit.looking.token_attention import TokenAttention
+from memory_vit.plots.images import require_images
 from memory_vit.runtime.messages import counted, escaped, shortened
 
 if TYPE_CHECKING:  # it brings TensorFlow
   from memory_vit.looking.attention_rollout import AttentionRollout
   from memory_vit.looking.cell_removal import CellRemoval
 
-# Panels in a row, at most, and the side of one in inches.
+# Panels in a row, at most, and the side of a panel in inches.
 _COLUMNS = 8
 _PANEL = 1.35
 # Inches above a panel, for its header of two lines, and characters in a line.
 _HEADER, _HEADER_CHARACTERS = 0.3, 17
 # Inches of a colour bar, at most.
 _BAR = 4.0
-# Pixels of a side, at least. Smaller images are enlarged, so that a patch is
-# many pixels.
+# Pixels of a side, at least: smaller images are enlarged.
 _SIDE = 192
 _OPACITY = 0.65
-# Orange and purple, light between them: the colour-blind tell them apart. In
-# grey both ends are dark, so outlines say the sign as well.
+# Orange and purple: the colour-blind tell them apart. In grey both ends are
+# dark, so outlines show the sign as well.
 _DIVERGING = "PuOr_r"
-# Parts of a bar: label, colour, hatch. Hues of Okabe and Ito; in grey the
-# lightness of neighbours differs.
+# Label -> colour and hatch. Hues of Okabe and Ito; in grey the lightness of
+# neighbours differs.
 _PARTS = {
   "patches": ("#bfd9ec", ""),
   "backbone's class tokens, registers": ("#0072b2", ""),
@@ -51,9 +51,9 @@ _PARTS = {
   "parents' class tokens": ("#f0e442", "////"),
   "parents' memory": ("#d55e00", "////"),
 }
-# Of a title in an inch, at most.
+# Characters of a title in an inch, at most.
 _CHARACTERS = 11
-# What can be read: columns of numbers in a heat map, and ticks at an axis.
+# Columns of numbers in a heat map, and ticks at an axis, that can be read.
 _MOST_NUMBERS, _MOST_TICKS = 13, 24
 
 
@@ -63,17 +63,17 @@ def attention_overlays(
   rollout: AttentionRollout | None = None,
   titles: Sequence[str] = (),
 ) -> Figure:
-  """Draw where the token of a task looks: the image, each layer, the rollout.
+  """Draw attention maps of a task over images: each layer, and the rollout.
 
-  Maps lie over the image in grey. All layers of all images have one scale, and
-  all rollouts have one of their own; the colour bars say them.
+  Maps lie over the image in grey. All layers of all images share one scale, and
+  all rollouts another; the colour bars show them.
 
   Args:
     images: floats (b, side, side, 3) in [-1, 1], as the model takes them; or
       one, (side, side, 3).
-    attention: of `token_attention`, on these images.
-    rollout: of `attention_rollout`, of the same task; None leaves it out.
-    titles: of each image, such as those of `answer_title`.
+    attention: from `token_attention`, on these images.
+    rollout: from `attention_rollout`, of the same task; None leaves it out.
+    titles: one for each image, such as those of `answer_title`.
 
   Raises:
     DataError: for images of another shape, or another number of them.
@@ -86,7 +86,7 @@ def attention_overlays(
   maps += [] if rollout is None else [patch_map(rollout)[:, -1:]]
   labels = ("attention to a patch", "rollout")
   figure = _maps_figure(pictures, titles, maps, _show_overlay, labels)
-  _title(figure, f"where {attention.task} looks")
+  _title(figure, f"what {attention.task} attends to")
   return figure
 
 
@@ -105,26 +105,25 @@ def attention_difference(
   second: TokenAttention,
   rollouts: tuple[AttentionRollout, AttentionRollout] | None = None,
 ) -> Figure:
-  """Draw where two tasks look differently: the image, each layer, the rollout.
+  """Draw how attention maps of two tasks differ: each layer, and the rollout.
 
-  Orange, with a solid outline, is where the first looks more; purple, with a
-  dashed one, is where the second does. What is compared is how each spreads its
-  attention over the patches: that one puts more of it onto its memory is said
-  by `memory_shares_figure`, and would hide everything else. The outlines are at
-  half of the scale, which is symmetric and one for all layers.
+  Orange, with a solid outline, is where the first attends more; purple, with a
+  dashed one, is where the second does. Each map is scaled to the sum 1 first:
+  what a task puts onto its memory is left to `memory_shares_figure`. Outlines
+  are at half of the scale, which is symmetric and the same for all layers.
 
   Args:
     images: as for `attention_overlays`.
-    first: of `token_attention`, on these images.
+    first: from `token_attention`, on these images.
     second: the same of another task.
-    rollouts: of `attention_rollout`, of both in this order; None leaves them
+    rollouts: from `attention_rollout`, of both in this order; None leaves them
       out.
 
   Raises:
     DataError: for images of another shape, or another number of them.
   """
-  looks = (first, second, *(rollouts or ()))
-  pictures = _pictures(images, *(len(one.image) for one in looks))
+  attended = (first, second, *(rollouts or ()))
+  pictures = _pictures(images, *(len(one.image) for one in attended))
   maps = [_relative(_layer_maps(first)) - _relative(_layer_maps(second))]
   if rollouts is not None:
     one, other = (_relative(patch_map(each)[:, -1:]) for each in rollouts)
@@ -133,26 +132,25 @@ def attention_difference(
   figure = _maps_figure(pictures, (), maps, _show_difference, labels)
   _title(
     figure,
-    f"orange, solid: {first.task} looks more",
-    f"purple, dashed: {second.task} looks more",
+    f"orange, solid: {first.task} attends more",
+    f"purple, dashed: {second.task} attends more",
   )
   return figure
 
 
 def memory_shares_figure(shares: AttentionShares | TokenAttention) -> Figure:
-  """Draw onto what the token of a task puts its attention in each layer.
+  """Draw how a task distributes its attention in each layer.
 
-  To the left bars that add up to 1; to the right, where the task has memory,
-  the share of each of its cells.
+  To the left bars that add up to 1; to the right, if the task has memory, the
+  share of each of its cells.
 
   Args:
-    shares: of `attention_shares`, or of `token_attention`, of which the mean is
-      taken.
+    shares: from `attention_shares`, or from `token_attention`, which is
+      averaged.
   """
   if isinstance(shares, TokenAttention):
     shares = attention_shares(shares)
   depth, cells = shares.memory.shape
-  # Wide enough for a number in each cell, where there are numbers.
   wide = min(max(2.6, 0.5 * cells + 1.2), 8.0) if cells else 0.0
   bars = min(max(3.0, 0.45 * depth + 1.0), 8.0)
   figure = Figure(
@@ -182,14 +180,14 @@ def memory_shares_figure(shares: AttentionShares | TokenAttention) -> Figure:
 def cell_removal_figure(removal: CellRemoval) -> Figure:
   """Draw an ablation of memory cells: the accuracy of a task without each.
 
-  Each field is top-1 without a cell, less that with all, in points, with its
-  standard error; the column at the right has all cells of a layer removed. What
-  is significant (p < 0.05, Bonferroni) is bold; of more than 12 cells, where
-  numbers could not be read, it has a dot. The scale reaches at least four
+  Each field is top-1 without a cell minus that with all, in points, with its
+  standard error; in the column at the right all cells of a layer are removed.
+  Significant ones (p < 0.05, Bonferroni) are bold, or have a dot if there are
+  more than 12 cells, too many for numbers. The scale reaches at least four
   standard errors, so that noise stays pale.
 
   Args:
-    removal: of `evaluation.cell_removal`.
+    removal: from `remove_cells`.
   """
   points = 100 * np.column_stack(
     [removal.cells.difference, removal.layers.difference]
@@ -206,7 +204,6 @@ def cell_removal_figure(removal: CellRemoval) -> Figure:
     layout="constrained",
   )
   axes = figure.subplots()
-  # Noise stays pale, also where there is nothing else.
   peak = float(max(np.abs(points).max(), 4 * errors.max())) or 1.0
   mappable = _heat(axes, points, _DIVERGING, (-peak, peak))
   texts = [
@@ -215,7 +212,7 @@ def cell_removal_figure(removal: CellRemoval) -> Figure:
   ]
   _numbers(axes, texts, mappable, bold=sure)
   axes.axvline(columns - 1.5, color="black", linewidth=1.5)
-  # Beside "all", no number that would touch it.
+  # No number so close to "all" that they would touch.
   apart = 0.7 * -(-columns // _MOST_TICKS)
   places = [p for p in _ticks(columns) if p < columns - 1 - apart]
   axes.set_xticks(
@@ -243,17 +240,9 @@ def cell_removal_figure(removal: CellRemoval) -> Figure:
 
 
 def _pictures(images: np.ndarray, *counts: int) -> list[np.ndarray]:
-  """Images as uint8 (height, width, 3), of at least `_SIDE` pixels a side.
-
-  Raises:
-    DataError: for another shape than (b, side, side, 3), or other counts.
-  """
+  """Images as uint8 (height, width, 3), enlarged to `_SIDE` pixels a side."""
   images = np.asarray(images)
-  images = images[None] if images.ndim == 3 else images
-  if images.ndim != 4 or images.shape[-1] != 3 or not len(images):
-    raise DataError(
-      f"images have shape {images.shape}, expected (batch, side, side, 3)."
-    )
+  images = require_images(images[None] if images.ndim == 3 else images)
   for count in counts:
     if count != len(images):
       raise DataError(
@@ -265,12 +254,11 @@ def _pictures(images: np.ndarray, *counts: int) -> list[np.ndarray]:
 
 
 def _grey(picture: np.ndarray) -> np.ndarray:
-  """The same picture without colours, uint8 (height, width, 3)."""
   return np.asarray(Image.fromarray(picture).convert("L").convert("RGB"))
 
 
 def _layer_maps(attention: TokenAttention) -> np.ndarray:
-  """Maps (b, l, rows, columns), of heads their mean."""
+  """Maps (b, l, rows, columns), averaged over heads."""
   maps = patch_map(attention)
   return maps.mean(axis=tuple(range(2, maps.ndim - 2)))
 
@@ -288,7 +276,7 @@ def _maps_figure(
   show: Callable[[Axes, np.ndarray, np.ndarray, float, str], None],
   labels: Sequence[str],
 ) -> Figure:
-  """Draw maps (b, k, rows, columns) of layers, and of a rollout if there is."""
+  """Draw maps (b, k, rows, columns) of the layers, then of the rollout."""
   depth = maps[0].shape[1]
   headers = [f"layer {i + 1}" for i in range(depth)] + ["rollout"]
   figure, rows = _panels(len(pictures), sum(each.shape[1] for each in maps))
@@ -309,10 +297,7 @@ def _maps_figure(
 
 
 def _panels(images: int, panels: int) -> tuple[Figure, list[list[Axes]]]:
-  """A figure, and for each image an axes and, beside it, as many as asked for.
-
-  A long row is wrapped; the first column has the images alone.
-  """
+  """For each image an axes in the first column, and its panels beside it."""
   lines = -(-panels // (_COLUMNS - 1))
   columns = -(-panels // lines)
   height = (_PANEL + _HEADER) * lines * images + 0.8
@@ -340,14 +325,13 @@ def _show(axes: Axes, content: np.ndarray, title: str) -> None:
 def _show_overlay(
   axes: Axes, picture: np.ndarray, heat: np.ndarray, peak: float, title: str
 ) -> None:
-  """Lay a map over a picture in grey."""
   _show(axes, overlay(_grey(picture), heat, peak=peak, opacity=_OPACITY), title)
 
 
 def _show_difference(
   axes: Axes, picture: np.ndarray, heat: np.ndarray, peak: float, title: str
 ) -> None:
-  """Lay a difference over a picture: nothing is seen where it is 0."""
+  """Lay a difference over an image: where it is 0 nothing is seen."""
   height, width = picture.shape[:2]
   sized = np.asarray(
     Image.fromarray(heat.astype(np.float32)).resize(
@@ -374,9 +358,8 @@ def _colour_bars(
   limits: Sequence[tuple[float, float]],
   labels: Sequence[str],
 ) -> None:
-  """Add bars for all panels of a figure, the first next to them."""
   panels = [axes for row in rows for axes in row]
-  # Each takes its place between the panels and those that are there.
+  # Each bar is put between the panels and the earlier bars.
   for i in reversed(range(len(limits))):
     scale = cm.ScalarMappable(colors.Normalize(*limits[i]), name)
     bar = figure.colorbar(
@@ -388,10 +371,7 @@ def _colour_bars(
 
 
 def _title(figure: Figure, *lines: str) -> None:
-  """Set the title, of lines that are cut off where they would not fit.
-
-  They may hold names of data sets, which are strangers' text.
-  """
+  """Set the title; names of data sets in it are untrusted and cut off."""
   width = int(figure.get_figwidth() * _CHARACTERS)
   figure.suptitle(
     "\n".join(shortened(escaped(line), width) for line in lines),
@@ -401,13 +381,13 @@ def _title(figure: Figure, *lines: str) -> None:
 
 
 def _signed(value: float) -> str:
-  """A number of points, of which 0 has no sign."""
+  """A number of points; 0 has no sign."""
   text = f"{value:+.1f}"
   return "0.0" if float(text) == 0 else text.replace("-", "\N{MINUS SIGN}")
 
 
 def _bars(axes: Axes, shares: AttentionShares) -> None:
-  """Draw bars of each layer, from the image at the bottom to memory on top."""
+  """Draw a bar for each layer, from patches at the bottom to memory on top."""
   depth = len(shares.patches)
   none = np.zeros(depth)
   values = (
@@ -450,7 +430,7 @@ def _heat(
 
 
 def _ticks(count: int) -> list[int]:
-  """Places of ticks among so many, at equal distances from the first one."""
+  """At most `_MOST_TICKS` places at equal distances, from the first one on."""
   return list(range(0, count, -(-count // _MOST_TICKS)))
 
 
@@ -460,10 +440,7 @@ def _numbers(
   drawn: Any,
   bold: np.ndarray | None = None,
 ) -> None:
-  """Write texts into the fields of a heat map.
-
-  Where they would be too small to be read, what would be bold gets a dot.
-  """
+  """Write texts into a heat map; if they cannot be read, dots for bold ones."""
   shades = drawn.to_rgba(drawn.get_array())[..., :3] @ (0.299, 0.587, 0.114)
   colours = np.where(shades < 0.5, "white", "black")
   if len(texts[0]) > _MOST_NUMBERS:

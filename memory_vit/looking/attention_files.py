@@ -1,4 +1,4 @@
-"""A directory with figures of attention, and numbers for them as JSON."""
+"""The directory of `memory-vit attention`: figures, and numbers as JSON."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from memory_vit.looking.image_attention import (
 )
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import Task
+from memory_vit.plots import rasterize
 from memory_vit.runtime import files
 from memory_vit.runtime.messages import utf8
 from memory_vit.runtime.output_directory import OutputDirectory, listed_in
@@ -37,12 +38,11 @@ if TYPE_CHECKING:  # it brings TensorFlow
 FILE = "attention.json"
 _KIND = "memory_vit attention report"
 SCHEMA_VERSION = 1
-_DPI = 120
 
 
 @dataclasses.dataclass(frozen=True)
 class LeftOut:
-  """A picture that is not there, of a task, and why."""
+  """A figure that a task lacks, and why."""
 
   task: str
   picture: str
@@ -51,14 +51,11 @@ class LeftOut:
 
 @dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
 class AttentionReport:
-  """All that is written.
+  """What is written.
 
   Attributes:
-    backbone: of all tasks.
-    tasks: those that looked.
-    attention: in the images that were given.
-    removals: {task: of the data that were given}.
-    left_out: what is missing.
+    tasks: that share a pass.
+    removals: {task: ablation of its memory}.
   """
 
   backbone: Backbone
@@ -69,11 +66,7 @@ class AttentionReport:
 
 
 def count_figures(tasks: int, images: int) -> int:
-  """How many figures show so many tasks in so many images.
-
-  Of each image one by each task and each pair of them, and the shares of each
-  task.
-  """
+  """The number of overlays, of differences of pairs, and of shares."""
   pairs = tasks * (tasks - 1) // 2
   return images * (tasks + pairs) + tasks
 
@@ -82,17 +75,7 @@ REPORT = OutputDirectory("--out", listed_in(FILE, _KIND))
 
 
 def write(path: Path, report: AttentionReport) -> list[str]:
-  """Draw all figures, and write them with their numbers.
-
-  What an earlier report wrote at this path is replaced as a whole.
-
-  Returns:
-    The names of the figures, below the path.
-
-  Raises:
-    TrainingError: where it cannot be written, or something else lies at the
-      path, which is left as it is.
-  """
+  """Write a report in place of an earlier one; return the names of figures."""
   with (
     REPORT.replacing(path) as new,
     ProgressBar("drawing", _count_all(report), "figures") as bar,
@@ -103,34 +86,28 @@ def write(path: Path, report: AttentionReport) -> list[str]:
 
 
 def _count_all(report: AttentionReport) -> int:
-  """How many figures a report has."""
   shares, images = report.attention.shares, report.attention.images
   return count_figures(len(shares), len(images)) + len(report.removals)
 
 
 class _Canvas:
-  """Writes figures below a directory.
-
-  Attributes:
-    names: of all that were written.
-  """
+  """Writes figures below a directory; `names` are their names."""
 
   def __init__(self, directory: Path, bar: ProgressBar) -> None:
     self._directory, self._bar = directory, bar
     self.names: list[str] = []
 
   def draw(self, name: str, figure: Figure) -> str:
-    """Write a figure; return its name."""
     file = self._directory / name
     file.parent.mkdir(exist_ok=True)
-    figure.savefig(file, dpi=_DPI, format="png")
+    file.write_bytes(rasterize.png(figure))
     self.names.append(name)
     self._bar.update()
     return name
 
 
 def _values(report: AttentionReport, canvas: _Canvas) -> dict[str, Any]:
-  """All that `attention.json` holds; figures are drawn on the way."""
+  """The content of `attention.json`; draws the figures on the way."""
   config = report.backbone.config
   return {
     "kind": _KIND,
@@ -158,7 +135,6 @@ def _values(report: AttentionReport, canvas: _Canvas) -> dict[str, Any]:
 def _task(
   task: Task, report: AttentionReport, canvas: _Canvas
 ) -> dict[str, Any]:
-  """What is known of a task."""
   name, spec = task.name, task.spec
   values: dict[str, Any] = {
     "name": name,
@@ -193,8 +169,6 @@ def _shares(shares: AttentionShares) -> dict[str, Any]:
 
 
 def _removal(removal: CellRemoval) -> dict[str, Any]:
-  """Accuracies without parts of the memory."""
-
   def part(removals: Removals) -> dict[str, Any]:
     return {
       "top1": _listed(removal.top1 + removals.difference),
@@ -219,14 +193,14 @@ def _removal(removal: CellRemoval) -> dict[str, Any]:
 
 
 def _listed(array: np.ndarray) -> Any:
-  """Lists of Python's numbers; one number of an array without axes."""
+  """Lists of Python numbers; a number for an array without axes."""
   return np.asarray(array).tolist()
 
 
 def _image(
   number: int, image: ImageAttention, tasks: Sequence[Task], canvas: _Canvas
 ) -> dict[str, Any]:
-  """Draw an image, by each task and each pair of tasks."""
+  """Draw an image for each task and each pair of tasks."""
   names = [task.name for task in tasks]
   answers = {task.name: _answer(task, image) for task in tasks}
   stem = re.sub(r"[^\w-]+", "-", Path(image.path).stem, flags=re.ASCII)[:40]
@@ -267,7 +241,6 @@ def _image(
 
 
 def _answer(task: Task, image: ImageAttention) -> dict[str, Any]:
-  """The most probable class of a task."""
   index, probability = image.answers[task.name]
   names = task.spec.class_names
   name = names[index] if names else str(index)

@@ -1,4 +1,4 @@
-"""Attention as a picture: of patches, then of pixels, over the image."""
+"""Attention maps of patches, and heat maps over images."""
 
 # As text, `help` shows types by their short names.
 from __future__ import annotations
@@ -13,9 +13,8 @@ from memory_vit.errors import DataError
 from memory_vit.looking.attention_rollout import AttentionRollout
 from memory_vit.looking.token_attention import TokenAttention
 
-# "inferno" of matplotlib (van der Walt and Smith, 2015; CC0): from black by
-# purple and orange to light yellow, in equal steps of perceived lightness.
-# Every 17th of its 256 colours; between them it is close to linear.
+# Every 17th colour of "inferno" of matplotlib (van der Walt and Smith, 2015;
+# CC0), which overlays do without: only training installs it.
 INFERNO = np.array(
   [
     (0, 0, 4), (12, 8, 38), (36, 12, 79), (66, 10, 104),
@@ -32,15 +31,14 @@ def patch_map(
 ) -> Float32[np.ndarray, "b l *h rows columns"]:
   """Attention to the patches, in rows and columns as in the image.
 
-  What goes to class tokens, registers, memory and tasks is left out, so a map
-  sums to less than 1. The mean of a result over its second axis is the mean
-  over layers.
+  Attention to class tokens, registers, memory and tasks is left out, so a map
+  sums to less than 1.
 
   Args:
-    attention: of `token_attention` or `attention_rollout`.
+    attention: from `token_attention` or `attention_rollout`.
 
   Returns:
-    One map for each image and layer; of each head, where the weights are.
+    A map for each image and layer, and for each head of weights of heads.
   """
   patches = attention.config.num_patches
   side = math.isqrt(patches)
@@ -55,21 +53,20 @@ def overlay(
   peak: float | None = None,
   opacity: float = 0.6,
 ) -> UInt8[np.ndarray, "height width 3"]:
-  """Lay a map over the image, in colours.
+  """Lay an attention map over an image, in colours.
 
   Args:
-    image: what the model saw, in any size: of `preprocess` the pixels x are
-      (x + 1) * 127.5. Of an image that was cropped for the model it is the
-      crop.
+    image: what the model saw, in any size: `preprocess` maps its levels to
+      pixels x in [-1, 1], and (x + 1) * 127.5 maps them back. If the image was
+      cropped for the model, the crop.
     heat: one map of `patch_map`, at least 0.
-    peak: the value that gets the brightest colour, so that several maps can be
-      compared; None takes the greatest of this one.
+    peak: the value with the brightest colour, to compare several maps; by
+      default the greatest of this map.
     opacity: from 0, the image alone, to 1, the map alone.
 
   Raises:
-    DataError: for an image that is no uint8 array (height, width, 3), a map
-      that is not of finite numbers of at least 0, or another peak or opacity
-      than can be.
+    DataError: for an image that is not uint8 (height, width, 3), a map that is
+      not of finite numbers of at least 0, or a peak or opacity out of range.
   """
   _require_image(image)
   heat = np.asarray(heat, np.float32)
@@ -86,7 +83,7 @@ def overlay(
       "number of at least 0."
     )
   height, width = image.shape[:2]
-  # Patches as patches: a smooth map would show more than is known.
+  # A smooth map would show more than is known.
   sized = Image.fromarray(heat).resize(
     (width, height), Image.Resampling.NEAREST
   )
@@ -97,7 +94,6 @@ def overlay(
 
 
 def _require_image(image: np.ndarray) -> None:
-  """Raise `DataError` unless this is uint8 (height, width, 3)."""
   dtype = getattr(image, "dtype", None)
   shape: tuple[int, ...] = getattr(image, "shape", ())
   if dtype != np.uint8 or len(shape) != 3 or shape[2] != 3 or 0 in shape:
@@ -111,7 +107,7 @@ def _require_image(image: np.ndarray) -> None:
 def _inferno(
   values: Float32[np.ndarray, "height width"],
 ) -> Float32[np.ndarray, "height width 3"]:
-  """Colours of 0 to 255; values are cut off at 0 and 1."""
+  """Colours of 0 to 255; values are clipped to [0, 1]."""
   anchors = np.linspace(0, 1, len(INFERNO))
   return np.stack(
     [np.interp(values, anchors, INFERNO[:, i]) for i in range(3)], axis=-1

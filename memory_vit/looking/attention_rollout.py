@@ -1,10 +1,9 @@
 """Attention rollout for the class tokens of tasks.
 
-Abnar and Zuidema, Quantifying Attention Flow in Transformers (ACL 2020): in
-each layer a token is half what it was, by the residual connection, and half
-what it attends to, by the mean over heads; the product over the layers says of
-which inputs it is made. The inputs of a task's token are the tokens of the
-image, the class tokens that were learned, and the memory of each layer.
+Abnar and Zuidema, Quantifying Attention Flow in Transformers (ACL 2020): after
+each layer a token is half itself (the residual connection) and half what it
+attends to (the mean over heads); the product over the layers gives the share of
+each input: the tokens of the image, the class tokens of tasks, and memory.
 """
 
 # As text, `help` shows types by their short names.
@@ -36,19 +35,24 @@ from memory_vit.tasks.program import accept_images, in_slots
 from memory_vit.tasks.slots import Slots
 
 
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=["image", "tokens", "memory"],
+  meta_fields=["task", "config"],
+)
 @dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
 class AttentionRollout:
-  """Of which inputs the class token of a task is made, after each block.
+  """The inputs that the class token of a task is made of, after each block.
 
-  All arrays are float32 of NumPy, shares of 1: `image` summed over s, `tokens`
-  and `memory` add up to 1 in each layer.
+  All arrays are float32 of NumPy, shares of 1: in each layer `image`, summed
+  over s, `tokens` and `memory` add up to 1.
 
   Attributes:
     task: its name.
     image: (b, l, s), of the tokens of the image as they enter the first block:
       class tokens, registers, then patches, row by row.
-    tokens: (b, l), of the class tokens of the task and of all that it reads,
-      also by way of others.
+    tokens: (b, l), of the class tokens of the task and of all tasks that it
+      attends to, directly or through others.
     memory: (b, l), of the memory of the same tasks, in all layers so far.
     config: of the backbone; it says which of the s tokens are patches.
   """
@@ -61,12 +65,8 @@ class AttentionRollout:
 
   def of_images(self, rows: slice) -> AttentionRollout:
     """The rollout in some of the b images."""
-    return dataclasses.replace(
-      self,
-      image=self.image[rows],
-      tokens=self.tokens[rows],
-      memory=self.memory[rows],
-    )
+    part: AttentionRollout = jax.tree.map(lambda a: a[rows], self)
+    return part
 
 
 def attention_rollout(
@@ -78,15 +78,15 @@ def attention_rollout(
 ) -> dict[str, AttentionRollout]:
   """Follow the attention of tasks' class tokens back to the image.
 
-  It needs the attention of the frozen backbone to itself, so it is a program of
-  its own, with a pass through the backbone: `token_attention` costs less where
-  the context is there. XLA may round that pass otherwise than `forward`.
+  It needs the attention of the frozen backbone to itself, so it runs the
+  backbone in a program of its own, whose rounding may differ from that of
+  `forward`; `token_attention` costs less if the image is encoded already.
 
   Args:
     backbone: the frozen ViT.
-    tasks: as for `forward`; all that they attend to must be among them.
+    tasks: as for `forward`; all tasks that they attend to must be among them.
     images: in [-1, 1], as `preprocess` makes them.
-    check: whether values of images are looked at, see `encode`.
+    check: whether values of images are checked, see `encode`.
 
   Returns:
     {task name: its rollout}.
@@ -126,12 +126,7 @@ def rollout_program(
   *,
   config: ViTConfig,
 ) -> Float32[Array, "b t l _"]:
-  """Run both streams for their weights alone, and multiply those.
-
-  Returns:
-    (b, t, l, s + 2), shares of all slots: of the s tokens of an image, of
-    class tokens, of memory.
-  """
+  """Shares of all slots: the s tokens of an image, class tokens, memory."""
   model, params = MemoryViT(config), {"backbone": backbone_params}
   (_, context), sown = capture(model, params, images, method="encode")
   frozen = [weights_of_backbone(layer) for layer in sown]
@@ -145,18 +140,9 @@ def roll_out(
   tasks: Sequence[TaskWeights],
   mask: TaskMask,
 ) -> Float32[Array, "b t l _"]:
-  """Multiply the weights of all layers, from the first to the last.
-
-  Args:
-    frozen: weights of the backbone stream in each layer.
-    tasks: weights of the task stream.
-    mask: who sees whom.
-
-  Returns:
-    After each block the shares of the task tokens; see `rollout_program`.
-  """
+  """Multiply the weights of all layers; the shares after each block."""
   b, _, t, s = tasks[0].image.shape
-  # An image token is made of image tokens, the token of a task of itself.
+  # At first a token is made of itself alone.
   image = jnp.broadcast_to(jnp.eye(s, s + 2), (b, s, s + 2))
   token = jnp.broadcast_to(jax.nn.one_hot(s, s + 2), (b, t, s + 2))
   memory = jax.nn.one_hot(s + 1, s + 2)
@@ -164,7 +150,7 @@ def roll_out(
   after = []
   for own, weights in zip(frozen, tasks, strict=True):
     to_image, to_tokens, to_cells = (part.mean(1) for part in weights)
-    # What is read is what entered the block, in either stream.
+    # Tokens attend to what entered the block, in either stream.
     read = jnp.einsum("bts,bsx->btx", to_image, image)
     read += jnp.einsum("btp,btpx->btx", to_tokens, token[:, seen])
     read += to_cells.sum((-2, -1))[..., None] * memory[None, None]

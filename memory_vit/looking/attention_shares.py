@@ -1,11 +1,13 @@
-"""Shares of a task token's attention, by kind of what it looks at and layer."""
+"""Shares of a task's attention in each layer: patches, class tokens, memory."""
 
 # As text, `help` shows types by their short names.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
+import jax
 import numpy as np
 from jaxtyping import Float64
 
@@ -13,22 +15,31 @@ from memory_vit.errors import DataError
 from memory_vit.looking.token_attention import TokenAttention
 
 
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=[
+    "patches",
+    "backbone_tokens",
+    "token",
+    "memory",
+    "parent_tokens",
+    "parent_memory",
+  ],
+  meta_fields=["task", "images"],
+)
 @dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
 class AttentionShares:
-  """Onto what the class token of a task puts its attention, layer by layer.
+  """Shares of the attention of a task's class token.
 
   All arrays are float64 of NumPy, means over images and heads. In each layer
   they add up to 1, up to rounding.
 
   Attributes:
-    task: its name.
-    images: over how many images the means are.
-    patches: (l,), onto the patches of the image.
-    backbone_tokens: (l,), onto class tokens and registers of the backbone.
-    token: (l,), onto its own class token.
-    memory: (l, m), onto each of its own memory cells.
-    parent_tokens: {task that it reads: (l,)}.
-    parent_memory: {task that it reads: (l, m)}.
+    images: the number of images.
+    backbone_tokens: class tokens and registers of the backbone.
+    token: the task's own class token.
+    parent_tokens: {task that it attends to: share}.
+    parent_memory: {task that it attends to: shares of its cells}.
   """
 
   task: str
@@ -40,30 +51,14 @@ class AttentionShares:
   parent_tokens: dict[str, Float64[np.ndarray, " l"]]
   parent_memory: dict[str, Float64[np.ndarray, "l _"]]
 
-  @property
-  def total(self) -> Float64[np.ndarray, " l"]:
-    """The sum of all shares of each layer: 1, up to rounding."""
-    each = [self.patches, self.backbone_tokens, self.token]
-    each += [self.memory.sum(-1), *self.parent_tokens.values()]
-    each += [cells.sum(-1) for cells in self.parent_memory.values()]
-    return np.sum(each, axis=0)
-
 
 def attention_shares(attention: TokenAttention) -> AttentionShares:
-  """Average the attention of a task's token over images and heads.
-
-  Args:
-    attention: of `token_attention`; of each head or of their mean.
-
-  Raises:
-    DataError: where it is of no image.
-  """
+  """Average the attention of a task over images and heads."""
   count, last = len(attention.image), attention.config.num_patches
   if not count:
     raise DataError("there is no image: expected the attention of at least 1.")
   image = attention.image
-  # Weights onto single tokens have no axis behind those of images and layers,
-  # but for that of the heads.
+  # (b, l) or (b, l, h): the weights onto one token.
   heads = tuple(range(2, attention.token.ndim))
 
   def mean(a: np.ndarray) -> np.ndarray:
@@ -82,31 +77,14 @@ def attention_shares(attention: TokenAttention) -> AttentionShares:
 
 
 def join_shares(parts: Sequence[AttentionShares]) -> AttentionShares:
-  """Join the shares of a task over several batches: each image counts once.
-
-  Args:
-    parts: of the same task, at least one.
-  """
+  """Join the shares of a task over several batches: each image counts once."""
   images = sum(part.images for part in parts)
-  weights = [part.images / images for part in parts]
 
-  def mean(each: Sequence[np.ndarray]) -> np.ndarray:
-    return np.sum([w * a for w, a in zip(weights, each, strict=True)], axis=0)
+  def mean(*each: np.ndarray) -> np.ndarray:
+    weighted = zip(parts, each, strict=True)
+    return np.sum([part.images / images * a for part, a in weighted], axis=0)
 
-  first = parts[0]
-  return AttentionShares(
-    task=first.task,
-    images=images,
-    patches=mean([part.patches for part in parts]),
-    backbone_tokens=mean([part.backbone_tokens for part in parts]),
-    token=mean([part.token for part in parts]),
-    memory=mean([part.memory for part in parts]),
-    parent_tokens={
-      name: mean([part.parent_tokens[name] for part in parts])
-      for name in first.parent_tokens
-    },
-    parent_memory={
-      name: mean([part.parent_memory[name] for part in parts])
-      for name in first.parent_memory
-    },
+  joined: AttentionShares = jax.tree.map(
+    mean, *(dataclasses.replace(part, images=images) for part in parts)
   )
+  return joined

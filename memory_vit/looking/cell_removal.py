@@ -1,7 +1,7 @@
 """Ablation of memory cells: the accuracy of a task without some of them.
 
-The token of a task stops seeing a cell, as though the softmax never had it.
-Setting the cell to zero would be another thing: zeros have a key as well.
+A removed cell is masked out of the softmax. Setting it to zero would be
+something else: zeros have a key as well.
 """
 
 # As text, `help` shows types by their short names.
@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Float32, Float64, Int, Int32, Int64
+from jaxtyping import Array, Bool, Float32, Float64, Int, Int8, Int32, Int64
 from scipy import special
 
 from memory_vit.data import batching
@@ -26,7 +26,6 @@ from memory_vit.errors import DataError, TaskError
 from memory_vit.evaluation import metrics, task_data
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.context import Context
-from memory_vit.model.masks import TaskMask
 from memory_vit.model.stacking import SlotArrays
 from memory_vit.model.task import Task
 from memory_vit.model.trees import AnyArray, Tree
@@ -38,11 +37,14 @@ from memory_vit.tasks import compose
 from memory_vit.tasks.program import encode
 from memory_vit.tasks.slots import fill_slots
 
-# Of all differences of a task together that chance alone makes.
+# Significance level, of all removals of a task together.
 _LEVEL = 0.05
-# Of a task, at most: their masks take the square of it in bytes. 24 layers of
-# 128 cells are 3,097.
+# Variants of a task, at most: 24 layers of 128 cells are 3,097.
 _MOST_VARIANTS = 4_096
+# Variants that run at a time. Measured for 8 images on a CPU: XLA's temporary
+# buffers take 6 MiB beside 111 of keys and values (B/16, 5 cells), and 52 MiB
+# beside 28 (B/32, 64 cells, a parent).
+_TOGETHER = 32
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
@@ -52,7 +54,7 @@ class Removals:
   Attributes:
     lost: examples that are right with all memory, and wrong without this part.
     gained: examples that are wrong with all memory, and right without it.
-    examples: over how many.
+    examples: the number of examples.
   """
 
   lost: Int64[np.ndarray, "*which"]
@@ -61,15 +63,15 @@ class Removals:
 
   @property
   def difference(self) -> Float64[np.ndarray, "*which"]:
-    """Top-1 without this part, less top-1 with all memory."""
+    """Top-1 without this part minus top-1 with all memory."""
     return np.asarray((self.gained - self.lost) / self.examples)
 
   @property
   def standard_error(self) -> Float64[np.ndarray, "*which"]:
     """Standard error of the difference, paired over the examples.
 
-    What both get right, or both wrong, says nothing of it: it is far below the
-    error of two accuracies.
+    Far below that of two accuracies: examples that both get right, or both
+    wrong, do not contribute.
     """
     changed = self.gained + self.lost
     spread = changed - (self.gained - self.lost) ** 2 / self.examples
@@ -77,10 +79,7 @@ class Removals:
 
   @property
   def p_value(self) -> Float64[np.ndarray, "*which"]:
-    """p-values of McNemar's exact test, two-sided.
-
-    1 where the same examples are right.
-    """
+    """p-values of McNemar's exact test, two-sided."""
     fewer = np.minimum(self.gained, self.lost)
     tail = special.bdtr(fewer, self.gained + self.lost, 0.5)
     return np.asarray(np.minimum(1.0, 2 * tail))
@@ -93,9 +92,9 @@ class CellRemoval:
   Attributes:
     task: its name.
     data: name of the data set for people: "digits", "folder pets".
-    split: of it.
-    examples: on how many.
-    skipped: examples that could not be read, and do not count.
+    split: of the data set.
+    examples: the number of examples.
+    skipped: the number of unreadable examples, which do not count.
     top1: with all memory.
     cells: (l, m), without one cell of one layer.
     layers: (l,), without all cells of one layer.
@@ -113,10 +112,10 @@ class CellRemoval:
   memory: Removals
 
   def significant(self, removals: Removals) -> Bool[np.ndarray, "*which"]:
-    """Which of the task's removals are hardly chance.
+    """Which of the task's removals are significant.
 
-    With p below 0.05 divided by the number of all removals (Bonferroni): of
-    tasks whose memory does nothing, at most one in 20 shows any.
+    p is below 0.05 divided by the number of all removals (Bonferroni): of tasks
+    whose memory does nothing, at most one in 20 has any.
     """
     parts = (self.cells, self.layers, self.memory)
     count = sum(part.lost.size for part in parts)
@@ -134,33 +133,33 @@ def remove_cells(
 ) -> dict[str, CellRemoval]:
   """Run an ablation of memory cells: evaluate tasks without each of them.
 
-  The backbone runs once for each batch. What it hands over is read by the task
-  as it is and by all of its variants, side by side in slots of one pass; of
-  several, where they would take more memory than the backbone.
+  The backbone runs once for each batch. Memory does not grow with the number of
+  cells: 32 variants of a task run at a time.
 
   Args:
     backbone: of all tasks, on the devices of the mesh.
     tasks: all of a model: a task, a sequence or generator of tasks, or {name:
-      task}. What the evaluated ones read is among them, and keeps its memory.
+      task}. Tasks that the evaluated ones attend to are among them, and keep
+      their memory.
     source: the examples, with the classes of the evaluated tasks.
     names: of the task or tasks that are evaluated; by default all that have
       memory.
-    batch_size: of all processes together, a multiple of the devices.
+    batch_size: of all processes together, a multiple of the number of devices.
     mesh: over which batches are split; by default of all devices.
 
   Returns:
-    {task name: what its cells are worth}.
+    {task name: its ablation}.
 
   Raises:
     TaskError: for a task without memory or with too many cells, with other
       classes than the examples, or with outputs that are not finite; for tasks
-      that do not fit together; and where there is none to evaluate.
+      that do not fit together; and if there is none to evaluate.
     ConfigError: for a batch that does not divide over the devices.
-    DataError: where there is no example.
+    DataError: if there is no example.
   """
   mesh = sharding.make_mesh() if mesh is None else mesh
   sharding.require_divisible(batch_size, mesh, "batch_size")
-  # All of them, and not each with what it reads: they see the same images.
+  # All tasks, as all must want the same preprocessing.
   tasks = compose.concatenate(tasks)
   if names is None:
     names = [task.name for task in tasks if task.spec.cells]
@@ -172,10 +171,7 @@ def remove_cells(
     _require_classes(compose.with_parents(tasks, name)[0], source)
   if not source.size:
     raise DataError(f"the data set {source.full_name!r} has no example.")
-  images = batch_size // mesh.size
-  variants = {
-    name: _Variants(backbone, tasks, name, mesh, images) for name in names
-  }
+  ablations = {name: _Ablation(backbone, tasks, name, mesh) for name in names}
   counts: dict[str, np.ndarray] = {}
   batches = batching.eval_batches(
     source, tasks[0].spec.evaluation, batch_size=batch_size
@@ -184,79 +180,34 @@ def remove_cells(
   with ProgressBar(title, source.size) as bar:
     for batch in sharding.prefetch(batches, mesh):
       _, context = encode(backbone, batch["image"], check=False)
-      for name, of_task in variants.items():
-        found = of_task.count(context, batch["label"], batch["mask"])
+      for name, ablation in ablations.items():
+        found = ablation.count(context, batch["label"], batch["mask"])
         counts[name] = counts.get(name, 0) + found
       bar.update(len(batch["mask"]))
-  return {name: variants[name].removal(counts[name], source) for name in names}
+  return {name: ablations[name].removal(counts[name], source) for name in names}
 
 
 def _require_classes(task: Task, source: Split) -> None:
-  """Refuse a data set with other classes than the task has learned.
-
-  Of a task that has no names for its classes only their number is known.
-
-  Raises:
-    TaskError: with the first classes of both.
-  """
+  """Without names of classes, only their number is compared."""
   if task.spec.class_names or task.spec.num_classes != source.num_classes:
     task_data.require_classes(task, source)
 
 
-class _Variants:
+class _Ablation:
   """A task, and the same task without parts of its memory."""
 
   def __init__(
-    self,
-    backbone: Backbone,
-    tasks: Sequence[Task],
-    name: str,
-    mesh: Mesh,
-    images: int,
+    self, backbone: Backbone, tasks: Sequence[Task], name: str, mesh: Mesh
   ) -> None:
-    """Put the task into slots, with what it reads.
-
-    Copies of it, one for each variant, are made in each pass: those of all
-    tasks together could take far more memory than the backbone.
-
-    Args:
-      backbone: of all tasks.
-      tasks: all of a model.
-      name: of the task.
-      mesh: over which batches are split.
-      images: in a batch, on each device.
-
-    Raises:
-      TaskError: see `remove_cells`.
-    """
     family = [
       dataclasses.replace(task, params=sharding.put(task.params, mesh))
       for task in compose.with_parents(tasks, name)
     ]
     self._task, self._backbone = family[0], backbone
-    depth, cells = backbone.config.depth, self._task.spec.cells
     require_removable(backbone, self._task)
-    seen = variant_masks(depth, cells)
-    slots = fill_slots(backbone, family).arrays
-    width = slots.mask.cells.shape[1]
-    most = _most_variants(
-      backbone, self._task, width, slots.mask.is_parent.shape[1], images
-    )
-    self._passes = -(-len(seen) // most)
-    copies = -(-len(seen) // self._passes)
-    self._first = len(family)
-    self._slots = copy_slots(slots, self._first, 0)
-    # The last pass is filled up: the task as it is.
-    padded = np.ones((self._passes * copies, depth, width), bool)
-    padded[: len(seen), :, :cells] = seen
-    self._removals = len(seen)
-    whole = np.ones((self._first, depth, width), bool)
-    self._seen = [
-      np.moveaxis(np.concatenate([whole, part]), 0, 1)
-      for part in np.split(padded, self._passes)
-    ]
+    self._slots = fill_slots(backbone, family).arrays
     self._program = _count_program(
-      sharding.replicated(mesh), backbone.config, self._first
+      sharding.replicated(mesh), backbone.config, self._task.spec.cells
     )
 
   def count(
@@ -265,39 +216,24 @@ class _Variants:
     labels: Int[Array, " b"],
     mask: Float32[Array, " b"],
   ) -> Int64[np.ndarray, "4 v"]:
-    """Count the examples of a batch, for each removal; see `count_changes`.
-
-    Raises:
-      TaskError: where outputs of the task as it is are not finite.
-    """
-    # One pass after the other: each alone stays below the backbone's memory.
-    parts = [
-      np.asarray(
-        self._program(
-          self._backbone.params,
-          self._slots,
-          self._task.params["head"],
-          seen,
-          context,
-          labels,
-          mask,
-        )
+    """`count_changes` of a batch; refuses outputs that are not finite."""
+    counts = np.asarray(
+      self._program(
+        self._backbone.params,
+        self._slots,
+        self._task.params["head"],
+        context,
+        labels,
+        mask,
       )
-      for seen in self._seen
-    ]
-    counts = np.concatenate(parts, axis=1)
+    )
     if counts[4].any():
       raise TaskError(f"outputs of task {self._task.name!r} are not finite.")
-    return counts[:4, : self._removals].astype(np.int64)
+    return counts[:4].astype(np.int64)
 
   def removal(
     self, counts: Int64[np.ndarray, "4 v"], source: Split
   ) -> CellRemoval:
-    """Put the counts of all batches of a data set where they belong.
-
-    Raises:
-      DataError: where there is no example.
-    """
     depth, cells = self._backbone.config.depth, self._task.spec.cells
     examples, right = map(int, counts[:2, 0])
     if not examples:
@@ -326,15 +262,10 @@ class _Variants:
 
 
 def variant_masks(depth: int, cells: int) -> Bool[np.ndarray, "v l m"]:
-  """Which cells each variant of a task sees.
+  """Cells that each of v = l m + l + 1 variants sees; l is `depth`, m `cells`.
 
-  Args:
-    depth: l.
-    cells: m.
-
-  Returns:
-    v = l m + l + 1 variants: without cell 0, 1, ... of the first layer, then of
-    the next ones; without all cells of a layer; without any.
+  Without cell 0, 1, ... of the first layer, then of the next ones; without all
+  cells of a layer; without any.
   """
   single = ~np.eye(depth * cells, dtype=bool).reshape(-1, depth, cells)
   layer = ~np.eye(depth, dtype=bool)[:, :, None].repeat(cells, axis=2)
@@ -342,36 +273,8 @@ def variant_masks(depth: int, cells: int) -> Bool[np.ndarray, "v l m"]:
   return np.concatenate([single, layer, none])
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2))
-def copy_slots(slots: SlotArrays, family: int, copies: int) -> SlotArrays:
-  """The first slots as they are, then copies of the very first.
-
-  Args:
-    slots: in slot 0 the task, behind it what it reads.
-    family: how many these are together.
-    copies: how many follow; all read what the task reads.
-
-  Returns:
-    The slots, without heads: copies of a wide one would take much memory.
-  """
-  order = np.array([*range(family), *[0] * copies])
-  return SlotArrays(
-    cls=slots.cls[order],
-    cells=jax.tree.map(lambda a: a[order], slots.cells),
-    mask=TaskMask(*(part[order] for part in slots.mask)),
-    norms=jax.tree.map(lambda a: a[:, order], slots.norms),
-    layers=None if slots.layers is None else slots.layers[:, order],
-    side={kind: group.copied(order) for kind, group in slots.side.items()},
-    heads={},
-  )
-
-
 def require_removable(backbone: Backbone, task: Task) -> None:
-  """Refuse a task whose cells cannot be removed one by one.
-
-  Raises:
-    TaskError: where it has no cells, or too many.
-  """
+  """Refuse a task without cells, or with too many to remove one by one."""
   depth, cells = backbone.config.depth, task.spec.cells
   if not cells:
     raise TaskError(
@@ -386,117 +289,78 @@ def require_removable(backbone: Backbone, task: Task) -> None:
     )
 
 
-def _most_variants(
-  backbone: Backbone, task: Task, cells: int, parents: int, images: int
-) -> int:
-  """How many variants of a task are read in one pass, at most.
-
-  None of what they need takes more memory than the backbone took for the same
-  batch: their tokens and scores no more than those of a layer, their logits and
-  the copies of their cells no more than the context (keys and values of all
-  layers; of logits half of that).
-
-  Args:
-    backbone: of the task.
-    task: that is evaluated.
-    cells: m, with those that pad the task to the longest that it reads.
-    parents: p, that it reads, with those that are filled up.
-    images: b, of a batch on one device.
-  """
-  config = backbone.config
-  tokens = config.class_tokens + config.registers + config.num_patches
-  features = config.depth * tokens * config.width
-  seen = tokens + (1 + parents) * (1 + cells)
-  bounds = (
-    tokens,
-    tokens * tokens // seen,  # scores: b h t seen, and b h s s
-    features // task.spec.num_classes,
-    images * tokens // cells,  # cells: l 2 t m d, and b l 2 s d
-    # What a stream's MLP holds: t b s 2 r, and b s f.
-    config.mlp_dim // max(1, 2 * task.spec.side_width),
-  )
-  return max(1, min(bounds))
-
-
-def variant_logits(
+def logits_without(
   params: Tree,
   slots: SlotArrays,
   head: Tree,
-  seen: Bool[AnyArray, "l t m"],
+  seen: Bool[AnyArray, "l m"],
   context: Context,
   *,
   config: ViTConfig,
-) -> Float32[Array, "b t c"]:
-  """Read slots that each see other cells, all by the head of one task.
+) -> Float32[Array, "b c"]:
+  """Logits of the task in slot 0, which sees these of its cells alone.
 
-  Args:
-    params: of the backbone.
-    slots: in slot 0 the task, behind it what it reads, and no others.
-    head: of the task.
-    seen: which cells each slot sees in each layer; behind those that there are
-      come copies of the task.
-    context: from `encode`.
-    config: of the backbone.
+  Those that it attends to lie in the other slots and see all of theirs.
   """
-  family = len(slots.cls)
-  copied = copy_slots(slots, family, seen.shape[1] - family)
+  every = jnp.ones((config.depth, *slots.mask.cells.shape), bool)
   features = apply(
-    MemoryViT(config), {"backbone": params}, copied, context, seen,
-    method="slot_features",
+    MemoryViT(config), {"backbone": params}, slots, context,
+    every.at[:, 0, : seen.shape[1]].set(seen), method="slot_features",
   )  # fmt: skip
-  logits: Array = jax.vmap(head_logits, (1, None), 1)(features, head)
-  return logits
+  return head_logits(features[:, 0], head)
 
 
 def count_changes(
-  logits: Float32[Array, "b t c"],
-  labels: Int[Array, " b"],
-  mask: Float32[Array, " b"],
-  *,
-  first: int,
+  whole: Int8[Array, " b"],
+  variants: Int8[Array, "v b"],
+  finite: Bool[Array, " b"],
 ) -> Int32[Array, "5 v"]:
   """Count the examples of a batch on which a task and its variants differ.
 
-  Args:
-    logits: of `variant_logits`; in the first slot of the task as it is.
-    labels: classes.
-    mask: 1 for an example and 0 for padding.
-    first: the slot of the first variant.
-
-  Returns:
-    For each of the v variants: examples, and of them those that are right by
-    the task as it is; that the variant alone gets wrong; that it alone gets
-    right; whose logits of the task as it is are not all finite.
+  For each variant: examples; those that the task as it is (`whole`) gets right;
+  that the variant alone gets wrong; that it alone gets right; whose logits by
+  the task as it is are not finite. Hits are those of `example_hits`.
   """
-  hits = jax.vmap(metrics.example_hits, (1, None, None), 1)(
-    logits, labels, mask
-  )
-  whole, variants = hits[:, :1], hits[:, first:]
   counted = jnp.broadcast_to(whole >= 0, variants.shape)
   right = jnp.broadcast_to(whole == 1, variants.shape)
-  lost = (whole == 1) & (variants == 0)
-  gained = (whole == 0) & (variants == 1)
-  finite = jnp.isfinite(logits[:, :1]).all(-1)
-  counts = [counted, right, lost, gained, counted & ~finite]
-  return jnp.stack(counts).sum(1, dtype=jnp.int32)
+  lost = (whole[None] == 1) & (variants == 0)
+  gained = (whole[None] == 0) & (variants == 1)
+  counts = [counted, right, lost, gained, counted & ~finite[None]]
+  return jnp.stack(counts).sum(-1, dtype=jnp.int32)
 
 
 @functools.cache
 def _count_program(
-  replicated: Any, config: ViTConfig, first: int
+  replicated: Any, config: ViTConfig, cells: int
 ) -> Callable[..., jax.Array]:
   """`count_changes`, compiled to leave its results on every device."""
+  whole = np.ones((1, config.depth, cells), bool)
+  seen = np.concatenate([whole, variant_masks(config.depth, cells)])
+  passes = -(-len(seen) // _TOGETHER)
+  size = -(-len(seen) // passes)
+  # Padded: a smaller last pass would be compiled as a second program.
+  filled = np.pad(
+    seen, [(0, passes * size - len(seen)), (0, 0), (0, 0)], "edge"
+  )
 
   def run(
     params: Tree,
     slots: SlotArrays,
     head: Tree,
-    seen: Bool[AnyArray, "l t m"],
     context: Context,
     labels: Int[Array, " b"],
     mask: Float32[Array, " b"],
   ) -> Int32[Array, "5 v"]:
-    logits = variant_logits(params, slots, head, seen, context, config=config)
-    return count_changes(logits, labels, mask, first=first)
+    def one(
+      cells: Bool[Array, "l m"],
+    ) -> tuple[Int8[Array, " b"], Bool[Array, " b"]]:
+      logits = logits_without(
+        params, slots, head, cells, context, config=config
+      )
+      hits = metrics.example_hits(logits, labels, mask)
+      return hits, jnp.isfinite(logits).all(-1)
+
+    hits, finite = jax.lax.map(one, filled, batch_size=size)
+    return count_changes(hits[0], hits[1 : len(seen)], finite[0])
 
   return jax.jit(run, out_shardings=replicated)

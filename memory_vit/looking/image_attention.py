@@ -1,4 +1,4 @@
-"""Attention of tasks over many images: shares of all, maps of the first."""
+"""Attention of tasks over images: shares of all, maps of the first ones."""
 
 # As text, `help` shows types by their short names.
 from __future__ import annotations
@@ -33,11 +33,11 @@ from memory_vit.tasks.slots import Slots, fill_slots
 
 @dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
 class ImageAttention:
-  """Where tasks look in one image.
+  """The attention of tasks in one image.
 
   Attributes:
     path: of the file.
-    pixels: (side, side, 3) in [-1, 1], as the model saw them.
+    pixels: in [-1, 1], as the model takes them.
     attention: {task: of this image alone}.
     rollouts: {task: of this image alone}.
     answers: {task: index of its most probable class, and its probability}.
@@ -52,12 +52,12 @@ class ImageAttention:
 
 @dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
 class CollectedAttention:
-  """What `collect_attention` found.
+  """The result of `collect_attention`.
 
   Attributes:
-    shares: {task: the mean over all images}; empty where there is no image.
+    shares: {task: the mean over all images}; empty without images.
     images: the first ones.
-    skipped: those that could not be read, with why.
+    skipped: images that could not be read, with the reason.
   """
 
   shares: dict[str, AttentionShares]
@@ -73,28 +73,23 @@ def collect_attention(
   kept: int,
   total: int | None = None,
 ) -> CollectedAttention:
-  """Read the attention of tasks over batches of images.
+  """Compute the attention of tasks over batches of images.
 
   Args:
     backbone: the frozen ViT.
-    tasks: at least one; all that they attend to must be among them.
-    batches: of `ImageReader.read_files`. All are computed in the shape of the
-      first one, which is the largest.
-    kept: of how many images, the first that can be read, each is kept; only of
-      these the attention is rolled out, which takes another pass.
-    total: how many images there are, for the bar of progress; None where nobody
-      knows.
-
-  Raises:
-    TaskError: for tasks that do not fit together, or outputs that are not
-      finite.
+    tasks: at least one; all tasks that they attend to must be among them.
+    batches: from `ImageReader.read_files`; the first is the largest, and all
+      are padded to its size.
+    kept: the number of images whose attention is kept; only these are rolled
+      out, which takes another pass.
+    total: the number of images for the progress bar, if it is known.
   """
   slots = fill_slots(backbone, tasks)
   shares: dict[str, AttentionShares] = {}
   images: list[ImageAttention] = []
   skipped: list[ImageFile] = []
   size = 0
-  with ProgressBar("looking at images", total) as bar:
+  with ProgressBar("attention of images", total) as bar:
     for batch in batches:
       size = size or len(batch)
       good = [image for image in batch if image.pixels is not None]
@@ -102,23 +97,25 @@ def collect_attention(
       bar.update(len(batch))
       if not good:
         continue
-      seen, found = _look(backbone, slots, good, size, kept - len(images))
+      seen, found = _batch_attention(
+        backbone, slots, good, size, kept - len(images)
+      )
       images += found
-      # Of any number of batches no more than one mean is kept.
+      # One running mean: memory does not grow with the number of batches.
       for name, attention in seen.items():
         parts = [shares[name]] if name in shares else []
         shares[name] = join_shares([*parts, attention_shares(attention)])
   return CollectedAttention(shares, images, skipped)
 
 
-def _look(
+def _batch_attention(
   backbone: Backbone,
   slots: Slots,
   images: Sequence[LoadedImage],
   size: int,
   kept: int,
 ) -> tuple[dict[str, TokenAttention], list[ImageAttention]]:
-  """Look at a batch, which is filled up to `size` by its last image."""
+  """The attention in a batch, which its last image pads to `size`."""
   pixels = np.stack([i.pixels for i in images if i.pixels is not None])
   filled = np.pad(
     pixels, [(0, size - len(pixels)), (0, 0), (0, 0), (0, 0)], "edge"
@@ -150,6 +147,5 @@ def _look(
 
 
 def _answer(logits: Float32[np.ndarray, " c"]) -> tuple[int, float]:
-  """The most probable class, and its probability."""
   best = int(logits.argmax())
   return best, float(special.softmax(logits.astype(np.float64))[best])

@@ -1,9 +1,8 @@
-"""Attention of a task's class token: to the image, to its memory, to tasks.
+"""Attention weights of a task's class token: to the image, to memory, to tasks.
 
 The weights are those of the forward pass (`model/attention_weights.py`), after
-the softmax. They say where a token looks in one layer, and not why a class is
-its answer: what it reads there was mixed from all of the image in the layers
-before. `attention_rollout` follows that.
+the softmax. They do not explain an answer: the tokens that a layer attends to
+were mixed from all of the image before. `attention_rollout` follows that.
 """
 
 # As text, `help` shows types by their short names.
@@ -34,6 +33,11 @@ from memory_vit.tasks.program import encode, in_slots
 from memory_vit.tasks.slots import Slots
 
 
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=["image", "memory", "token", "parent_tokens", "parent_memory"],
+  meta_fields=["task", "config"],
+)
 @dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
 class TokenAttention:
   """What the class token of a task attends to, in every layer.
@@ -48,8 +52,8 @@ class TokenAttention:
       registers, then patches, row by row.
     memory: (b, l, m), onto its own memory of that layer.
     token: (b, l), onto itself.
-    parent_tokens: {task that it reads: (b, l)}, onto the tokens of those.
-    parent_memory: {task that it reads: (b, l, m)}, onto their memory.
+    parent_tokens: {task that it attends to: (b, l)}, onto their tokens.
+    parent_memory: {task that it attends to: (b, l, m)}, onto their memory.
     config: of the backbone; it says which of the s tokens are patches.
   """
 
@@ -63,25 +67,15 @@ class TokenAttention:
 
   @property
   def total(self) -> Float32[np.ndarray, "b l *h"]:
-    """The sum of all weights of each row: 1, up to rounding."""
+    """The sum of all weights in each layer: 1, up to rounding."""
     parts = [self.image, self.memory, *self.parent_memory.values()]
     tokens = [self.token, *self.parent_tokens.values()]
     return sum(tokens, sum(part.sum(-1) for part in parts))
 
   def of_images(self, rows: slice) -> TokenAttention:
     """The attention in some of the b images."""
-
-    def each(parts: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-      return {name: part[rows] for name, part in parts.items()}
-
-    return dataclasses.replace(
-      self,
-      image=self.image[rows],
-      memory=self.memory[rows],
-      token=self.token[rows],
-      parent_tokens=each(self.parent_tokens),
-      parent_memory=each(self.parent_memory),
-    )
+    part: TokenAttention = jax.tree.map(lambda a: a[rows], self)
+    return part
 
 
 def token_attention(
@@ -92,18 +86,17 @@ def token_attention(
   per_head: bool = False,
   check: bool = True,
 ) -> dict[str, TokenAttention]:
-  """Compute where the class tokens of tasks look.
+  """Compute what the class tokens of tasks attend to.
 
   The backbone runs the program of `forward`, and the tasks one of their own,
   which is compiled once for the shapes of slots and of the batch.
 
   Args:
     backbone: the frozen ViT.
-    tasks: as for `forward`; all that they attend to must be among them.
+    tasks: as for `forward`; all tasks that they attend to must be among them.
     images: in [-1, 1], as `preprocess` makes them.
-    per_head: whether the weights of each head are wanted, instead of their
-      mean.
-    check: whether values of images are looked at, see `encode`.
+    per_head: whether to return the weights of each head instead of their mean.
+    check: whether values of images are checked, see `encode`.
 
   Returns:
     {task name: its attention}.
@@ -123,20 +116,7 @@ def read_attention(
   *,
   per_head: bool = False,
 ) -> dict[str, TokenAttention]:
-  """`token_attention` on a context that is there, as `read` is of `forward`.
-
-  Args:
-    backbone: the one that made the context.
-    tasks: see `token_attention`.
-    context: from `encode`.
-    per_head: see `token_attention`.
-
-  Returns:
-    {task name: its attention}.
-
-  Raises:
-    TaskError: as `token_attention`.
-  """
+  """`token_attention` from the context of `encode`."""
   slots = in_slots(backbone, tasks)
   if slots is None:
     return {}
@@ -158,7 +138,6 @@ def read_attention(
       image[:, i],
       tokens[:, i],
       cells[:, i],
-      # Itself, and its parents in their places.
       {0: spec}
       | {
         place: specs[j]
@@ -179,12 +158,7 @@ def token_attention_program(
   config: ViTConfig,
   per_head: bool,
 ) -> tuple[Float32[jax.Array, "b t l *_"], ...]:
-  """Weights of all slots, in the parts of `TaskWeights`.
-
-  Returns:
-    (b, t, l, s), (b, t, l, 1 + p) and (b, t, l, 1 + p, m); with an axis h
-    after l where `per_head` is.
-  """
+  """Weights of all slots, in the parts of `TaskWeights`."""
   model, params = MemoryViT(config), {"backbone": backbone_params}
   _, sown = capture(model, params, slots, context, method="read_slots")
   each = [weights_of_tasks(layer, slots.mask) for layer in sown]
@@ -208,16 +182,7 @@ def _of_one_task(
   cells: Float32[np.ndarray, "b l *h _ m"],
   read: Mapping[int, TaskSpec],
 ) -> TokenAttention:
-  """Name the weights of a task, and leave out what only pads them.
-
-  Args:
-    name: of the task.
-    config: of the backbone.
-    image: onto the tokens of the backbone stream.
-    tokens: onto tokens of tasks, 1 + p of them.
-    cells: onto their memory.
-    read: {place among the 1 + p: the task that is read there}.
-  """
+  """Name the weights of a task and drop padding; `read` is {place: task}."""
   memory = {
     place: cells[..., place, : spec.cells] for place, spec in read.items()
   }

@@ -1,8 +1,4 @@
-"""Figures of an evaluation: confusions, calibration, mistakes.
-
-Names of classes are strangers' text: they are shortened, and never read as
-formulas.
-"""
+"""Figures of an evaluation: confusion matrix, calibration, mistakes."""
 
 from __future__ import annotations
 
@@ -20,8 +16,7 @@ from memory_vit.evaluation.calibration import Calibration
 from memory_vit.plots.images import image_grid
 from memory_vit.runtime.messages import escaped, shortened
 
-# Classes up to which cells have numbers, classes have names, and each class has
-# a row of its own.
+# Classes up to which cells have numbers, names are shown, and rows are single.
 _NUMBERED, _NAMED, _SINGLE = 16, 40, 400
 _LONGEST_NAME = 24
 _SHEET_COLUMNS, _SHEET_WIDTH = 6, 1.75  # inches
@@ -30,15 +25,15 @@ _DARK, _LIGHT = "#1f4e79", "#e8a33d"
 
 
 def confusion_matrix_figure(matrix: Any, class_names: Sequence[str]) -> Figure:
-  """Draw which classes are taken for which.
+  """Draw a confusion matrix.
 
   The colour of a cell is the share of its row, the examples of a class. Up to
-  16 classes cells show the number of examples, up to 40 classes have names. Of
-  more than 400 neighbours are drawn together.
+  16 classes, cells show the number of examples; up to 40, classes have names.
+  More than 400 classes are drawn in groups of neighbours.
 
   Args:
-    matrix: numbers of examples (c, c), by their class and by the class that was
-      predicted; an array, lists, or a sparse array of scipy.
+    matrix: numbers of examples (c, c), by their class and by the predicted
+      class; an array, lists, or a sparse array of scipy.
     class_names: c names.
 
   Raises:
@@ -57,12 +52,12 @@ def confusion_matrix_figure(matrix: Any, class_names: Sequence[str]) -> Figure:
   figure = Figure(figsize=(side + 1.2, side), layout="constrained")
   axes = figure.subplots()
   total = counts.sum(axis=1, keepdims=True)
-  # Rows of classes without examples stay empty, and grey.
+  # Grey shows through in the rows of classes without examples.
   axes.set_facecolor("0.85")
   shares = np.divide(
     counts, total, out=np.full(counts.shape, np.nan), where=total > 0
   )
-  # Few confusions among many classes would not be seen on an even scale.
+  # On a linear scale few confusions among many classes would be invisible.
   norm = PowerNorm(1 if classes <= _NUMBERED else 0.4, vmin=0, vmax=1)
   image = axes.imshow(shares, cmap="Blues", norm=norm, interpolation="nearest")
   bar = figure.colorbar(image, ax=axes, shrink=0.8)
@@ -79,11 +74,11 @@ def confusion_matrix_figure(matrix: Any, class_names: Sequence[str]) -> Figure:
 def calibration_figure(calibration: Calibration, title: str = "") -> Figure:
   """Draw a reliability diagram above a histogram of the confidence.
 
-  A bar is the accuracy of the examples of a bin, a dot its mean confidence: of
-  a calibrated model the bars reach the diagonal.
+  A bar is the accuracy of the examples of a bin, a dot their mean confidence:
+  the bars of a calibrated model reach the diagonal.
 
   Args:
-    calibration: of the examples of a split, by `evaluation.calibrate`.
+    calibration: from `evaluation.calibrate`.
     title: above the diagram.
   """
   figure = Figure(figsize=(5, 5.4), layout="constrained")
@@ -139,7 +134,7 @@ def mistakes_sheet(images: np.ndarray, titles: Sequence[str]) -> Figure:
 
 
 def _neighbours_together(matrix: Any) -> tuple[np.ndarray, int]:
-  """Counts as floats (k, k), k at most 400; how many classes a row stands for.
+  """Counts (k, k), k at most 400, and the number of classes in a row.
 
   A matrix of 20,000 classes is never made dense.
   """
@@ -157,7 +152,6 @@ def _neighbours_together(matrix: Any) -> tuple[np.ndarray, int]:
 
 
 def _number_cells(axes: Axes, counts: np.ndarray, shares: np.ndarray) -> None:
-  """Write the number of examples into the cells that have any."""
   for row, column in zip(*np.nonzero(counts), strict=True):
     colour = "white" if shares[row, column] > 0.5 else "black"
     axes.text(
@@ -169,7 +163,7 @@ def _number_cells(axes: Axes, counts: np.ndarray, shares: np.ndarray) -> None:
 def _name_classes(
   axes: Axes, class_names: Sequence[str], together: int
 ) -> None:
-  """Name the rows and columns, or where there are too many, number some."""
+  """Name the rows and columns; if they are too many, number some."""
   if len(class_names) > _NAMED:
     locator = MaxNLocator(8, integer=True)
     ticks = np.asarray(locator.tick_values(0, len(class_names)))

@@ -1,4 +1,4 @@
-"""Images beside each other, as a model sees them."""
+"""Image grids: images side by side, as a model sees them."""
 
 import textwrap
 from collections.abc import Sequence
@@ -25,19 +25,15 @@ def image_grid(
   Args:
     images: floats (b, side, side, 3) in [-1, 1], as the model takes them, or
       levels, uint8.
-    titles: b texts, of one line or of several; each is wrapped, and cut after
-      two.
-    columns: how many images there are in a row, at most.
+    titles: b texts of one or several lines; each line is wrapped, and cut off
+      after two.
+    columns: the number of images in a row, at most.
     width: of an image with the space around it, in inches.
 
   Raises:
     DataError: for images of another shape, or another number of titles.
   """
-  images = np.asarray(images)
-  if images.ndim != 4 or images.shape[-1] != 3 or not len(images):
-    raise DataError(
-      f"images have shape {images.shape}, expected (batch, side, side, 3)."
-    )
+  images = require_images(images)
   if len(titles) != len(images):
     raise DataError(f"{len(titles)} titles for {len(images)} images.")
   columns = min(columns, len(images))
@@ -48,17 +44,27 @@ def image_grid(
   figure = Figure(figsize=size, layout="constrained")
   for i, (image, title) in enumerate(zip(images, titles, strict=True)):
     axes = figure.add_subplot(rows, columns, i + 1)
-    # Each value as it is: stretched contrasts would not be what the model sees.
+    # Contrasts are not stretched: the model sees them like this.
     levels = image.dtype == np.uint8
     axes.imshow(image if levels else np.clip((image + 1) / 2, 0, 1))
-    # Names of classes are no formulas, whatever stands between two dollars.
+    # A class name with two dollars is not a formula.
     axes.set_title(title, fontsize=10, parse_math=False)
     axes.set_axis_off()
   return figure
 
 
+def require_images(images: np.ndarray) -> np.ndarray:
+  """An array of at least one image (b, side, side, 3), or `DataError`."""
+  images = np.asarray(images)
+  if images.ndim != 4 or images.shape[-1] != 3 or not len(images):
+    raise DataError(
+      f"images have shape {images.shape}, expected (batch, side, side, 3)."
+    )
+  return images
+
+
 def _wrapped(title: str, width: int) -> str:
-  """A title, as lines of at most so many characters."""
+  """Each line of a title, as lines of at most `width` characters."""
   return "\n".join(
     "\n".join(
       textwrap.wrap(escaped(line), width, max_lines=_LINES, placeholder="...")

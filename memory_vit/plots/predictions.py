@@ -1,4 +1,4 @@
-"""Images with what tasks say to them."""
+"""Images with the predictions of tasks."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,10 +8,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from memory_vit.errors import DataError
+from memory_vit.plots.images import require_images
 from memory_vit.runtime.messages import escaped, shortened
 
 _COLUMNS = 6
-# Of a name under an image: alone in its line, or beside another.
+# Characters of a name under an image: alone in its line, or beside another.
 _ALONE, _BESIDE = 20, 11
 _WIDTH = 1.75
 _LINE = 0.18
@@ -27,26 +28,22 @@ def prediction_grid(
 ) -> Figure:
   """Draw images, each above the most probable class of every task.
 
-  A task that knows the true class of an image has a mark on its line: whether
-  it is right. The others cannot be. Outputs that are not all finite are said to
-  be so, and marked as wrong.
+  The line of a task that has the true class of an image is marked as right or
+  wrong. Outputs that are not all finite are shown as "not finite", and marked
+  as wrong.
 
   Args:
     images: floats (b, side, side, 3) in [-1, 1], as the model takes them.
-    logits: {name of a task: (b, c)}, such as `mv.forward` returns; those that
+    logits: {name of a task: (b, c)}, such as `mv.forward` returns; tasks that
       `class_names` leaves out are not shown.
     class_names: {name of a task: c names}.
-    truths: the class of each image, by name; none where it is not known.
+    truths: the class of each image, by name; empty if it is not known.
 
   Raises:
     DataError: for images, logits, names or truths of different numbers.
   """
   class_names = {task: tuple(names) for task, names in class_names.items()}
-  images = np.asarray(images)
-  if images.ndim != 4 or images.shape[-1] != 3 or not len(images):
-    raise DataError(
-      f"images have shape {images.shape}, expected (batch, side, side, 3)."
-    )
+  images = require_images(images)
   known = len(truths) > 0
   if known and len(truths) != len(images):
     raise DataError(f"{len(truths)} true classes for {len(images)} images.")
@@ -58,7 +55,7 @@ def prediction_grid(
   rows = -(-len(images) // columns)
   height = _WIDTH + _LINE * (len(shares) + known)
   figure = Figure(figsize=(_WIDTH * columns, height * rows))
-  # By hand: under each image is room for its lines, and nothing else.
+  # constrained_layout would add space around the lines under each image.
   figure.subplots_adjust(0.01, 0.01, 0.99, 0.99, wspace=0.08, hspace=0)
   grid = figure.add_gridspec(rows, columns)
   for i, image in enumerate(images):
@@ -82,7 +79,7 @@ def _probabilities(
   names: Sequence[str],
   count: int,
 ) -> np.ndarray:
-  """Probabilities of a task, float64 (b, c); NaN where one would be."""
+  """Probabilities of a task, float64 (b, c); NaN for logits not finite."""
   if task not in logits:
     raise DataError(f"there are no logits of {task!r}, only of {list(logits)}.")
   values = np.asarray(logits[task], np.float64)
@@ -91,7 +88,7 @@ def _probabilities(
       f"logits of {task!r} have shape {values.shape}, expected {count} images "
       f"and {len(names)} classes."
     )
-  # The softmax of one with infinity may be finite: nothing is said by it.
+  # The softmax of an infinite logit may be finite, but means nothing.
   finite = np.isfinite(values).all(axis=-1, keepdims=True)
   return scipy.special.softmax(np.where(finite, values, np.nan), axis=-1)
 
@@ -101,7 +98,6 @@ def _write(
   truth: str | None,
   answers: Mapping[str, tuple[Sequence[str], np.ndarray]],
 ) -> None:
-  """Write the true class of an image, and a line for each task."""
   axes.set_axis_off()
   several = len(answers) > 1
   lines = []
@@ -127,5 +123,4 @@ def _write(
 
 
 def _short(name: str, most: int) -> str:
-  """A name that fits under an image."""
   return shortened(escaped(name), most)

@@ -1,4 +1,4 @@
-"""How a run went, from the events that it wrote for TensorBoard."""
+"""Training curves of a run, from its TensorBoard events."""
 
 import os
 from pathlib import Path
@@ -17,13 +17,12 @@ _EVENTS = "events.out.tfevents.*"
 
 
 def read_scalars(workdir: str | os.PathLike[str]) -> Scalars:
-  """Read what a run wrote for TensorBoard; the steps of each tag are rising.
+  """Read the scalars that a run wrote for TensorBoard; steps are ascending.
 
-  Where a run was stopped and went on, a step that was done twice counts as the
-  last time.
+  If a run was resumed, the last value of a repeated step counts.
 
   Raises:
-    TrainingError: where there are no events.
+    TrainingError: if there are no events.
   """
   path = Path(workdir)
   if not any(path.glob(_EVENTS)):
@@ -31,7 +30,7 @@ def read_scalars(workdir: str | os.PathLike[str]) -> Scalars:
       f"{path} has no TensorBoard events ({_EVENTS}). Expected the workdir of "
       "a run that has trained."
     )
-  # Without a limit: by default ten values of a tag are kept, drawn by chance.
+  # 0 is no limit: by default ten random values of a tag are kept.
   events = event_accumulator.EventAccumulator(
     os.fspath(path),
     size_guidance={event_accumulator.TENSORS: 0},
@@ -40,7 +39,7 @@ def read_scalars(workdir: str | os.PathLike[str]) -> Scalars:
   events.Reload()
   scalars = {}
   for tag in events.PluginTagToContent("scalars"):
-    # In the order of writing, which is not that of the names of the files.
+    # Names of event files are not in the order of writing.
     values = {
       event.step: float(tensor_util.make_ndarray(event.tensor_proto))
       for event in sorted(events.Tensors(tag), key=lambda e: e.wall_time)
@@ -56,14 +55,14 @@ def read_scalars(workdir: str | os.PathLike[str]) -> Scalars:
 def training_curves(logdir: str | os.PathLike[str]) -> Figure:
   """Loss and accuracy of a task over the steps of its run.
 
-  Loss to the left, accuracy to the right, each on training batches and, where
-  the run had a validation set, on that.
+  Loss to the left, accuracy to the right, each on training batches and, if the
+  run had a validation set, on that.
 
   Args:
     logdir: the workdir of a run, or of a sweep WORKDIR/sweep/TRIAL.
 
   Raises:
-    TrainingError: where there are no events, or none of training.
+    TrainingError: if there are no events, or none of training.
   """
   scalars = read_scalars(logdir)
   if "train/loss" not in scalars:
@@ -80,7 +79,7 @@ def training_curves(logdir: str | os.PathLike[str]) -> Figure:
       if tag in scalars:
         axes.plot(*scalars[tag], label=label, marker="o", markersize=4)
     axes.grid(alpha=0.3)
-    axes.margins(y=0.1)  # of the first loss, which is the highest
+    axes.margins(y=0.1)  # above the first loss, which is the highest
     if axes.lines:
       axes.legend()
   loss.set(title="loss", xlabel="step", ylim=(0, None))

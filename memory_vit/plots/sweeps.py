@@ -1,4 +1,4 @@
-"""Accuracies of many trials as lines."""
+"""Accuracies of the trials of a sweep as lines."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -21,9 +21,9 @@ _MARKERS = "os^Dv*PX"
 def sweep_figure(result: RunResult) -> Figure:
   """Draw accuracies of a sweep over learning rate.
 
-  There is a line for each regime and number of cells. On validation to the
-  left, on the test split to the right; a point is the mean over what else was
-  varied, a bar its range and a standard error more on both sides.
+  There is a line for each regime and number of cells, on validation to the
+  left, on the test split to the right. A point is the mean over all other
+  options, a bar their range, extended by a standard error on both sides.
   """
   figure = Figure(figsize=(9, 3.5), layout="constrained")
   left, right = figure.subplots(1, 2, sharey=True)
@@ -46,7 +46,7 @@ def sweep_figure(result: RunResult) -> Figure:
 def lines_figure(
   lines: Lines, *, title: str, xlabel: str, ylabel: str, log: bool = False
 ) -> Figure:
-  """Lines of points with the range of what they are the mean of.
+  """Draw lines of means, with the range of each.
 
   With `log` the x axis is logarithmic.
   """
@@ -63,10 +63,7 @@ def lines_figure(
 
 
 def _draw(axes: Axes, lines: Lines) -> None:
-  """Draw lines with bars from the least to the greatest of each point.
-
-  Each has a marker of its own, as colours are lost in print.
-  """
+  """Each line has a marker of its own, as colours are lost in print."""
   markers = itertools.cycle(_MARKERS)
   for (label, points), marker in zip(lines.items(), markers, strict=False):
     xs, means, least, greatest = np.reshape(points, (-1, 4)).T
@@ -78,7 +75,7 @@ def _draw(axes: Axes, lines: Lines) -> None:
 
 
 def _label(axes: Axes) -> None:
-  """Add a legend, where there are lines; their labels are no formulas."""
+  """Add a legend, if there are lines; their labels are not formulas."""
   drawn = axes.containers
   if not drawn:
     return
@@ -90,12 +87,7 @@ def _label(axes: Axes) -> None:
 
 
 def _by_setting(tasks: Sequence[TrialResult], key: str) -> Lines:
-  """Plot accuracy over learning rate, without missing values.
-
-  Args:
-    tasks: the trials.
-    key: "val" or "test".
-  """
+  """Lines of accuracy ("val" or "test") over learning rate."""
   cells: dict[str, set[int]] = {}
   for task in tasks:
     cells.setdefault(task.regime, set()).add(task.cells)
@@ -120,12 +112,7 @@ def _point(rate: float, values: Sequence[tuple[float, float]]) -> Point:
 
 
 def _label_of(task: TrialResult, cells: Mapping[str, set[int]]) -> str:
-  """The name of a line, by what differs among the trials.
-
-  Args:
-    task: a trial on the line.
-    cells: {regime: the numbers of cells of its trials}.
-  """
+  """The name of a line; `cells` is {regime: numbers of cells of trials}."""
   number = "1 cell" if task.cells == 1 else f"{task.cells} cells"
   if len(cells) == 1:
     return number

@@ -1,4 +1,4 @@
-"""Seconds beside each other."""
+"""Times as bars."""
 
 from collections.abc import Mapping
 
@@ -15,7 +15,7 @@ def timing_bars(seconds: Mapping[str, float], *, title: str) -> Figure:
   """Draw times as bars, each with its seconds and its multiple of the first.
 
   Args:
-    seconds: {what was timed: its seconds}, from top to bottom; such as
+    seconds: {name: seconds}, from top to bottom, such as
       `evaluation.median_seconds` returns.
     title: of the figure.
 
@@ -30,7 +30,7 @@ def timing_bars(seconds: Mapping[str, float], *, title: str) -> Figure:
     )
   figure = Figure(figsize=(8, 0.9 + 0.4 * len(values)), layout="constrained")
   axes = figure.subplots()
-  # By their places: names of bars would be one where they are equal.
+  # By position: bars of equal names would be one.
   places = range(len(values))
   bars = axes.barh(places, values, color=_COLOUR)
   axes.set_yticks(places, [escaped(name) for name in seconds], parse_math=False)

@@ -1,6 +1,6 @@
-"""Columns of a table in, columns out: arrays of NumPy by their names.
+"""Predict from columns: arrays of NumPy by their names, in and out.
 
-As `map_batches` of Ray Data hands batches to a class that it calls.
+`map_batches` of Ray Data passes batches to a class in this form.
 """
 
 from collections.abc import Mapping
@@ -12,16 +12,12 @@ from memory_vit.errors import DataError
 from memory_vit.prediction.predictions import Predictions, best, class_label
 from memory_vit.runtime.messages import brief, name_list
 
-# Where a table has several, the first of these is read.
+# Of several the first is read.
 IMAGE_COLUMNS = ("pixels", "image", "path")
 
 
 def image_column(columns: Mapping[str, Any]) -> str:
-  """The column that holds the images.
-
-  Raises:
-    DataError: where there is none.
-  """
+  """The column that holds the images."""
   for name in IMAGE_COLUMNS:
     if name in columns:
       return name
@@ -35,7 +31,7 @@ def image_column(columns: Mapping[str, Any]) -> str:
 def passed_through(
   columns: Mapping[str, Any], read: str
 ) -> dict[str, np.ndarray]:
-  """The columns that were not read; paths are kept, as they name the images."""
+  """The columns that were not read; paths stay, as they name the images."""
   return {
     name: column
     for name, column in columns.items()
@@ -46,16 +42,11 @@ def passed_through(
 def prediction_columns(
   predictions: Predictions, top: int
 ) -> dict[str, np.ndarray]:
-  """Predictions as columns of k rows.
+  """Predictions for k images as columns of k rows.
 
-  Args:
-    predictions: of k images.
-    top: most probable classes of each task, at most.
-
-  Returns:
-    For each task NAME "NAME/logits" and "NAME/probabilities", float32 (k, c),
-    "NAME/top_indices" int32 (k, top), "NAME/top_probabilities" float32 (k, top)
-    and "NAME/top_classes", text (k, top); and "features" where there are any.
+  For each task NAME "NAME/logits" and "NAME/probabilities", float32 (k, c),
+  "NAME/top_indices" int32 (k, top), "NAME/top_probabilities" float32 (k, top)
+  and "NAME/top_classes", text (k, top); and "features" if there are any.
   """
   found: dict[str, np.ndarray] = {}
   for name, logits in predictions.logits.items():
@@ -79,7 +70,7 @@ def prediction_columns(
 def joined(
   kept: Mapping[str, np.ndarray], made: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-  """Both, or `DataError` where a column would take the place of another."""
+  """Both, or `DataError` if they share a name."""
   if twice := sorted(kept.keys() & made.keys()):
     raise DataError(
       f"the columns have {brief(name_list(twice))}, which the predictions are "

@@ -1,4 +1,4 @@
-"""What a predictor answers: logits, and the best classes of each task."""
+"""Predictions: logits, and the best classes of each task."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from memory_vit.runtime.messages import brief, name_list
 
 @dataclasses.dataclass(frozen=True)
 class Guess:
-  """One class: its name (or index, as text), its index from 0, its share."""
+  """A class: name (or index, as text), index from 0, probability."""
 
   class_name: str
   index: int
@@ -28,13 +28,12 @@ class Predictions:
   """The answers to k images, all of one set of tasks.
 
   Attributes:
-    task_set: which has answered.
-    logits: {name of a task: float32 (k, c)}, of the tasks that were asked for.
-    original: float32 (k, c0), the original outputs; None where they were not
-      asked for.
+    task_set: that answered.
+    logits: {name of a task: float32 (k, c)}, of the requested tasks.
+    original: float32 (k, c0), the original outputs; None if not requested.
     features: float32 (k, l, n, d), of each block the class token and the mean
-      patch (n is 2, or 1 of a backbone without class token), standardized, as
-      `VisionTransformer.summarize` says; None where they were not asked for.
+      patch (n is 2, or 1 of a backbone without class token), standardized, see
+      `VisionTransformer.summarize`; None if not requested.
   """
 
   task_set: TaskSet
@@ -49,8 +48,8 @@ class Predictions:
       name: of a task; or "backbone", of the original outputs.
 
     Raises:
-      UnknownTask: for a task that was not asked for.
-      TaskError: where its logits are not finite.
+      UnknownTask: for a task that was not requested.
+      TaskError: if its logits are not finite.
     """
     if name == BACKBONE and self.original is not None:
       return softmax(self.original, name)
@@ -63,18 +62,18 @@ class Predictions:
     return softmax(self.logits[name], name)
 
   def class_names(self, name: str) -> tuple[str, ...]:
-    """Names of the classes of a task; empty where they are not known."""
+    """Names of the classes of a task; empty if they are not known."""
     return () if name == BACKBONE else self.task_set.spec(name).class_names
 
   def top(self, name: str, count: int = 5) -> list[list[Guess]]:
     """The most probable classes of a task for each image, the best first.
 
     Args:
-      name: as of `probabilities`.
-      count: of classes; fewer where the task has fewer.
+      name: see `probabilities`.
+      count: of classes; fewer if the task has fewer.
 
     Raises:
-      UnknownTask, TaskError: as `probabilities`.
+      UnknownTask, TaskError: see `probabilities`.
       ConfigError: for a count below 1.
     """
     probabilities = self.probabilities(name)
@@ -91,11 +90,7 @@ class Predictions:
 
 
 def softmax(logits: Float[np.ndarray, "b c"], name: str) -> np.ndarray:
-  """Logits (b, c) of the task `name` -> probabilities, float64 (b, c).
-
-  Raises:
-    TaskError: for logits that are not finite.
-  """
+  """Probabilities of a task, float64 (b, c); refuses logits not finite."""
   if not np.isfinite(logits).all():
     raise TaskError(
       f"the outputs of {name!r} are not finite: its weights, or those of the "
@@ -107,18 +102,12 @@ def softmax(logits: Float[np.ndarray, "b c"], name: str) -> np.ndarray:
 
 
 def best(probabilities: np.ndarray, count: int) -> np.ndarray:
-  """The most probable of (b, c): indices (b, count); of equal ones the first.
-
-  There are fewer than `count` where c is less.
-
-  Raises:
-    ConfigError: for a count below 1.
-  """
+  """Indices (b, count) of the best classes; of equal ones the first."""
   if count < 1:
     raise ConfigError(f"the number of classes is {count}, expected 1 or more.")
   return np.argsort(-probabilities, axis=-1, kind="stable")[:, :count]
 
 
 def class_label(names: Sequence[str], index: int) -> str:
-  """The name of a class, or its index where no names are known."""
+  """The name of a class, or its index if no names are known."""
   return names[index] if names else str(index)

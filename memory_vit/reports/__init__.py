@@ -1,4 +1,4 @@
-"""An evaluation as tables, figures and one page."""
+"""Evaluation reports: an HTML page, figures, CSV and Parquet tables."""
 
 from etils import epy
 

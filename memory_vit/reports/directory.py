@@ -1,4 +1,4 @@
-"""The directory of a report: written as a whole, and only over another one."""
+"""The directory of an evaluation report, written and replaced as a whole."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from memory_vit.errors import ConfigError
 from memory_vit.model.task import NAME_PATTERN
+from memory_vit.plots import rasterize
 from memory_vit.reports import metrics_file, page, tables, task_figures
 from memory_vit.reports.task_evaluation import TaskEvaluation
 from memory_vit.runtime import files, processes
@@ -35,29 +36,24 @@ REPORT = OutputDirectory("--report", listed_in(OVERVIEW, _KIND))
 def write_reports(
   path: str | os.PathLike[str], evaluations: Sequence[TaskEvaluation]
 ) -> None:
-  """Write reports of tasks to a directory, in place of those that it has.
+  """Write reports of tasks to a directory, in place of an earlier report.
 
   It gets a directory for each task, report.json with the most important numbers
-  of all, and for several tasks index.html. All processes must call; the first
-  one writes.
+  of all, and for several tasks index.html. All processes must call; process 0
+  writes.
 
   Raises:
-    ConfigError: for no evaluation, and for names of tasks that are none, or are
-      there twice.
-    TrainingError: where it cannot be written, or something that is no report
-      is there; what was there is as it was.
-    BrokenDataError: where an image that is shown cannot be read any more.
+    ConfigError: for no evaluation, and for invalid or repeated names of tasks.
+    TrainingError: if it cannot be written, or something else than a report lies
+      there, which is left as it is.
+    BrokenDataError: if a shown image cannot be read any more.
   """
   _require_names([evaluation.task for evaluation in evaluations])
   processes.on_process_0(lambda: _write(Path(path), evaluations))
 
 
 def first_page(path: str | os.PathLike[str]) -> Path:
-  """The page of a report to begin with: of its only task, or of all.
-
-  Raises:
-    ConfigError: where there is no report.
-  """
+  """The page of the only task, or of all; `ConfigError` without a report."""
   path = Path(path)
   for file in (path / INDEX, *path.glob(f"*/{PAGE}")):
     if file.exists():
@@ -68,7 +64,7 @@ def first_page(path: str | os.PathLike[str]) -> Path:
 
 
 def _require_names(names: Sequence[str]) -> None:
-  """Refuse names of tasks that cannot be those of their directories."""
+  """Names of tasks become those of directories."""
   if not names:
     raise ConfigError("there is no evaluation: expected at least one.")
   for name in names:
@@ -100,12 +96,11 @@ def _write(path: Path, evaluations: Sequence[TaskEvaluation]) -> None:
 
 
 def _write_task(folder: Path, evaluation: TaskEvaluation) -> None:
-  """Write the report of one task."""
   folder.mkdir()
-  # Held while this task is written, and no longer: there may be many tasks.
+  # Images of one task at a time are in memory.
   images = evaluation.read_mistakes()
   drawn = task_figures.figures(evaluation, images)
-  plots = {name: task_figures.png(figure) for name, figure in drawn.items()}
+  plots = {name: rasterize.png(figure) for name, figure in drawn.items()}
   for name, content in plots.items():
     (folder / f"{name}.png").write_bytes(content)
   for name, write in _TABLES.items():

@@ -1,4 +1,4 @@
-"""Pages that load nothing and run nothing, and what stands on them."""
+"""HTML pages that load nothing and run nothing, and their parts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MISSING = "–"
 
 
 def document(title: str, head: Html, *body: Html) -> str:
-  """A whole page, whose style is its own, and which runs no script."""
+  """A whole page; its content security policy allows only its own style."""
   style = _style()
   digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
   policy = (
@@ -66,7 +66,7 @@ def table(
     element("thead", row("th", header)),
     element("tbody", *(row("td", cells) for cells in rows)),
   )
-  # In reach of the keyboard, so that it can be scrolled.
+  # The tabindex makes it scroll by keyboard.
   return element(
     "div",
     content,
@@ -78,14 +78,14 @@ def table(
 
 
 def plot(png: bytes, described: str) -> Html:
-  """A figure, of a PNG file; `described` is what it is without a picture."""
+  """A figure from a PNG file, with its text for those who cannot see it."""
   encoded = base64.b64encode(png).decode()
   image = element("img", src=f"data:image/png;base64,{encoded}", alt=described)
   return element("figure", image, class_="plot")
 
 
 def data_uri(image: np.ndarray, kind: str) -> str:
-  """An image, uint8 (side, side, 3), as the address of itself."""
+  """An image, uint8 (side, side, 3), as a data URL."""
   file = io.BytesIO()
   Image.fromarray(image).save(file, kind)
   encoded = base64.b64encode(file.getvalue()).decode()
@@ -93,15 +93,15 @@ def data_uri(image: np.ndarray, kind: str) -> str:
 
 
 def percent(share: float | None, digits: int = 2) -> str:
-  """A share for people; what is unknown is a dash."""
+  """A share for people; unknown ones are a dash."""
   if share is None or np.isnan(share):
     return MISSING
-  # A line does not end before the sign.
+  # A no-break space.
   return f"{100 * share:.{digits}f}\u00a0%"
 
 
 def number(value: float | None) -> str:
-  """A number for people; what is unknown is a dash."""
+  """A number for people; unknown ones are a dash."""
   return MISSING if value is None else f"{value:.4f}"
 
 

@@ -1,4 +1,4 @@
-"""HTML in which text is text: whatever is not marked as HTML is escaped."""
+"""HTML elements: text that is not marked as `Html` is escaped."""
 
 from __future__ import annotations
 
@@ -6,24 +6,18 @@ import html
 
 from memory_vit.runtime.messages import escaped
 
-# These have no content, and no end.
+# Elements without content and end tag.
 _VOID = frozenset({"img", "meta"})
 
 
 class Html(str):
-  """Text that is HTML, and is not escaped again."""
+  """HTML, which is not escaped again."""
 
   __slots__ = ()
 
 
 def element(tag: str, *children: str, **attributes: str) -> Html:
-  """An element of HTML.
-
-  Args:
-    tag: its name.
-    children: HTML, or text, which is escaped.
-    attributes: their names, with _ for - and at the end of a word of Python.
-  """
+  """An element; in names of attributes _ stands for -, a last _ is dropped."""
   named = "".join(
     f' {name.rstrip("_").replace("_", "-")}="{_text(value)}"'
     for name, value in attributes.items()
@@ -39,5 +33,5 @@ def joined(*children: str) -> Html:
 
 
 def _text(value: str) -> str:
-  # Line breaks and what turns the direction of writing are shown.
+  # `escaped` shows line breaks and marks of the direction of writing.
   return value if isinstance(value, Html) else html.escape(escaped(value))

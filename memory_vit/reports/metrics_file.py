@@ -1,4 +1,4 @@
-"""`metrics.json`: what an evaluation has measured, for programs."""
+"""`metrics.json`: the numbers of an evaluation, for programs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import numpy as np
 from memory_vit.reports.task_evaluation import TaskEvaluation
 from memory_vit.runtime.messages import utf8
 
-# A new number where a key goes, or means something else; new keys may come.
+# Changes if a key is removed or changes its meaning; keys may be added.
 SCHEMA = 1
 
 
 def to_values(evaluation: TaskEvaluation) -> dict[str, Any]:
-  """The content of the file, as strict JSON holds it: NaN is null."""
+  """The content of the file as strict JSON: NaN is null."""
   calibration = evaluation.calibration
   values = {
     "schema": SCHEMA,
@@ -42,7 +42,7 @@ def to_values(evaluation: TaskEvaluation) -> dict[str, Any]:
 
 
 def headline(evaluation: TaskEvaluation) -> dict[str, Any]:
-  """The most important of these values, of one task among several."""
+  """The most important values of a task, for `report.json`."""
   return {
     "task": evaluation.task,
     "data": utf8(evaluation.data),
@@ -61,7 +61,7 @@ def _arrays_of(values: Any) -> dict[str, Any]:
 
 
 def _as_json(value: Any) -> Any:
-  """Arrays become lists, what is not finite None, names valid UTF-8."""
+  """Arrays become lists, NaN and infinity None, names valid UTF-8."""
   if isinstance(value, np.ndarray | np.generic):
     return _as_json(value.tolist())
   if isinstance(value, dict):

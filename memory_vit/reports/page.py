@@ -1,4 +1,4 @@
-"""The page of an evaluation, and that which leads to those of several tasks."""
+"""The HTML page of an evaluation, and the index of several."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from memory_vit.reports.document import (
 from memory_vit.reports.markup import Html, element, joined
 from memory_vit.reports.task_evaluation import Mistake, TaskEvaluation
 
-# Rows of the tables on the page; the files beside it have all.
+# Rows of the tables on the page; the CSV files have all.
 _MOST_CLASSES, _MOST_CONFUSIONS = 200, 10
 # Pixels up to which an image is enlarged without smoothing, and lossless.
 _SMALL = 64
@@ -30,7 +30,7 @@ _MEANINGS = {
   "brackets the 95 % Wilson score interval, for the examples as a sample of "
   "all: it says nothing of another training.",
   "top-5": "share whose class is among the five most probable.",
-  "largest class": "what naming the most frequent class always would be worth.",
+  "largest class": "the accuracy of always predicting the most frequent class.",
   "precision, recall, F1": "of a class: the share of its predictions that are "
   "right, the share of its examples that are found, and their harmonic mean.",
   "macro F1": "mean F1 over the classes that have examples or are predicted: "
@@ -50,13 +50,7 @@ def report_page(
   plots: Mapping[str, bytes],
   images: np.ndarray,
 ) -> str:
-  """The page of a task.
-
-  Args:
-    evaluation: of the task.
-    plots: {"confusion_matrix", "calibration"}, as PNG files.
-    images: of `evaluation.read_mistakes()`.
-  """
+  """The page of a task, with PNG files and the images of `read_mistakes`."""
   found = evaluation.metrics
   sections = {
     "confusions": ("Confusions", _confusions(evaluation, plots)),
@@ -90,7 +84,7 @@ def report_page(
 
 
 def index_page(evaluations: Sequence[TaskEvaluation]) -> str:
-  """A page that leads to those of several tasks."""
+  """A page that links to those of several tasks."""
   rows = []
   for one in evaluations:
     found = one.metrics
@@ -114,7 +108,7 @@ def index_page(evaluations: Sequence[TaskEvaluation]) -> str:
 
 
 def _notes(evaluation: TaskEvaluation) -> list[str]:
-  """What is wrong with an evaluation, in short; its own page says more."""
+  """Problems of an evaluation in short; its own page says more."""
   found, alone, notes = evaluation.metrics, evaluation.alone, []
   if found.skipped:
     notes.append(f"{found.skipped:,} examples could not be read")
@@ -157,7 +151,6 @@ def _problems(evaluation: TaskEvaluation) -> Iterable[Html]:
 
 
 def _numbers(evaluation: TaskEvaluation) -> Html:
-  """The metrics over all examples."""
   found = evaluation.metrics
   values: list[tuple[str, str, str]] = [
     ("top-1", percent(found.top1.share), _interval(found.top1)),
@@ -221,9 +214,9 @@ def _calibration(
 
 
 def _classes(evaluation: TaskEvaluation) -> list[Html]:
-  """Metrics of each class, those with the lowest F1 first."""
+  """Metrics of each class, the lowest F1 first."""
   classes, names = evaluation.classes, evaluation.class_names
-  # Classes without examples come last: NaN is greater than all numbers.
+  # NaN is sorted last.
   f1 = np.where(classes.support > 0, classes.f1, np.nan)
   order = np.argsort(f1, kind="stable")[:_MOST_CLASSES]
   taken = _most_taken_for(evaluation)
@@ -251,7 +244,7 @@ def _classes(evaluation: TaskEvaluation) -> list[Html]:
 
 
 def _most_taken_for(evaluation: TaskEvaluation) -> dict[int, str]:
-  """{class: the other one that most of its examples are taken for}."""
+  """{class: the class that most of its examples are confused with}."""
   found: dict[int, str] = {}
   matrix = evaluation.confusion
   for one in largest_confusions(matrix, matrix.nnz):
@@ -261,7 +254,6 @@ def _most_taken_for(evaluation: TaskEvaluation) -> dict[int, str]:
 
 
 def _worst_mistakes(evaluation: TaskEvaluation) -> dict[int, str]:
-  """{class: the most confident mistake on its examples}."""
   mistakes = evaluation.predictions.mistakes
   labels, first = np.unique(
     evaluation.predictions.label[mistakes], return_index=True
@@ -275,7 +267,6 @@ def _worst_mistakes(evaluation: TaskEvaluation) -> dict[int, str]:
 
 
 def _mistakes(evaluation: TaskEvaluation, images: np.ndarray) -> list[Html]:
-  """A contact sheet."""
   if not evaluation.mistakes:
     return [element("p", "There are no mistakes.")]
   shown = map(_mistake, evaluation.mistakes, images)
@@ -297,7 +288,7 @@ def _mistake(mistake: Mistake, image: np.ndarray) -> Html:
   )  # fmt: skip
   share = percent(mistake.confidence, 1)
   where = f"example {mistake.example:,}"
-  # The page may go to others, whom the directories here do not concern.
+  # Directories are left out: the page may be sent to strangers.
   file = mistake.file.rpartition("/")[2]
   caption = element(
     "figcaption",

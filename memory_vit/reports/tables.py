@@ -1,15 +1,12 @@
-"""Tables of an evaluation: CSV for people, Parquet for programs.
+"""Tables of an evaluation: CSV for spreadsheets, Parquet for programs.
 
-In CSV a name that a spreadsheet would take for a formula has an apostrophe in
-front; in Parquet names are as they are.
+In CSV an apostrophe stands in front of names that a spreadsheet would take for
+formulas; in Parquet names are as they are.
 """
 
 from __future__ import annotations
 
-import csv
 import json
-import math
-from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from memory_vit.reports.names import csv_cell
 from memory_vit.reports.task_evaluation import TaskEvaluation
 from memory_vit.runtime import parquet
 from memory_vit.runtime.messages import utf8
+from memory_vit.runtime.tables import write_csv
 
 _SCHEMA = pa.schema([
   pa.field("example", pa.int64(), nullable=False),
@@ -38,130 +35,111 @@ _SCHEMA = pa.schema([
 def write_predictions_parquet(path: Path, evaluation: TaskEvaluation) -> None:
   """Write a row for each example that could be read.
 
-  One without a prediction has null for the best classes and for the loss.
+  The best classes and the loss are null if outputs are not finite.
   """
   predictions = evaluation.predictions
   numbers = np.flatnonzero(predictions.counted)
-  names = np.array([utf8(name) for name in evaluation.class_names], object)
   without = ~predictions.finite[numbers]
+  names = np.array([utf8(name) for name in evaluation.class_names], object)
   top = predictions.top_classes[numbers]
-  columns = [
-    pa.array(numbers),
-    pa.array(
-      [utf8(file) or None for file in _files(evaluation, numbers)], pa.string()
+  columns = _example_columns(evaluation, numbers)
+  columns["file"] = [utf8(file) if file else None for file in columns["file"]]
+  columns["label"] = names[predictions.label[numbers]].tolist()
+  columns |= {
+    "top_classes": _lists(pa.array(names[top].ravel(), pa.string()), without),
+    "top_indices": _lists(pa.array(top.ravel()), without),
+    "top_probabilities": _lists(
+      pa.array(predictions.top_probabilities[numbers].ravel()), without
     ),
-    pa.array(predictions.label[numbers]),
-    pa.array(names[predictions.label[numbers]], pa.string()),
-    pa.array(predictions.correct[numbers]),
-    pa.array(predictions.loss[numbers], mask=without),
-    _lists(pa.array(names[top].ravel(), pa.string()), without),
-    _lists(pa.array(top.ravel()), without),
-    _lists(pa.array(predictions.top_probabilities[numbers].ravel()), without),
-  ]
+  }
   about = {
     "task": evaluation.task,
     "data": utf8(evaluation.data),
     "split": utf8(evaluation.split),
   }
   schema = _SCHEMA.with_metadata({parquet.METADATA: json.dumps(about).encode()})
-  table = pa.Table.from_arrays(columns, schema=schema)
+  table = pa.table(columns, schema=schema)
   pq.write_table(table, path, compression="zstd", write_page_checksum=True)
 
 
 def write_predictions_csv(path: Path, evaluation: TaskEvaluation) -> None:
-  """Write the same rows; a column for each of the best classes."""
-  places = range(1, evaluation.predictions.top_classes.shape[1] + 1)
-  guesses = [
-    f"{name}_{place}"
-    for place in places
-    for name in ("top_index", "top_class", "top_probability")
-  ]
-  header = ["example", "file", "label_index", "label", "correct", "loss"]
-  _write_csv(path, header + guesses, _prediction_rows(evaluation))
+  """Write the same rows, with three columns for each of the best classes."""
+  predictions = evaluation.predictions
+  numbers = np.flatnonzero(predictions.counted)
+  without = ~predictions.finite[numbers]
+  names = np.array([*evaluation.class_names, None], object)
+  columns = _example_columns(evaluation, numbers)
+  for i in range(predictions.top_classes.shape[1]):
+    best = predictions.top_classes[numbers, i]
+    shares = predictions.top_probabilities[numbers, i]
+    columns |= {
+      f"top_index_{i + 1}": pa.array(best, mask=without),
+      f"top_class_{i + 1}": names[np.where(without, -1, best)].tolist(),
+      f"top_probability_{i + 1}": pa.array(shares, mask=without),
+    }
+  write_csv(path, columns)
+
+
+def _example_columns(
+  evaluation: TaskEvaluation, numbers: np.ndarray
+) -> dict[str, Any]:
+  """Columns that describe examples, and the loss; names as they are."""
+  predictions = evaluation.predictions
+  names, labels = evaluation.class_names, predictions.label[numbers]
+  return {
+    "example": pa.array(numbers),
+    "file": [evaluation.file_name(i) or None for i in numbers.tolist()],
+    "label_index": pa.array(labels),
+    "label": [names[label] for label in labels.tolist()],
+    "correct": pa.array(predictions.correct[numbers]),
+    "loss": pa.array(
+      predictions.loss[numbers], mask=~predictions.finite[numbers]
+    ),
+  }
 
 
 def write_classes_csv(path: Path, evaluation: TaskEvaluation) -> None:
   """Write a row for each class."""
   classes = evaluation.classes
-  header = ("index", "class", "support", "predicted", "precision", "recall",
-            "f1")  # fmt: skip
-  rows = zip(
-    range(len(evaluation.class_names)),
-    map(csv_cell, evaluation.class_names),
-    classes.support.tolist(),
-    classes.predicted.tolist(),
-    *(
-      map(_number, values.tolist())
-      for values in (classes.precision, classes.recall, classes.f1)
-    ),
-    strict=True,
-  )
-  _write_csv(path, header, rows)
+  shares = {
+    name: pa.array(values.astype(np.float32), mask=np.isnan(values))
+    for name, values in (
+      ("precision", classes.precision),
+      ("recall", classes.recall),
+      ("f1", classes.f1),
+    )
+  }
+  columns = {
+    "index": pa.array(range(len(evaluation.class_names))),
+    "class": list(evaluation.class_names),
+    "support": pa.array(classes.support),
+    "predicted": pa.array(classes.predicted),
+  }
+  write_csv(path, columns | shares)
 
 
 def write_confusions_csv(path: Path, evaluation: TaskEvaluation) -> None:
   """Write a row for each cell of the confusion matrix that is not 0.
 
-  As a square those of 20,000 classes would take gigabytes.
+  A square matrix of 20,000 classes would take gigabytes.
   """
   found = evaluation.confusion.tocoo()
-  cells = zip(*found.coords, found.data, strict=True)
-  names = [csv_cell(name) for name in evaluation.class_names]
-  rows = (
-    (label, names[label], best, names[best], examples)
-    for label, best, examples in sorted(cells)
-  )
-  header = ("label_index", "label", "predicted_index", "predicted", "examples")
-  _write_csv(path, header, rows)
-
-
-def _prediction_rows(evaluation: TaskEvaluation) -> Iterator[list[Any]]:
-  """The rows of the table of predictions, in the order of the split."""
-  predictions = evaluation.predictions
-  names = [csv_cell(name) for name in evaluation.class_names]
-  numbers = np.flatnonzero(predictions.counted)
-  for i, file in zip(
-    numbers.tolist(), _files(evaluation, numbers), strict=True
-  ):
-    label = int(predictions.label[i])
-    row = [i, csv_cell(file), label, names[label]]
-    row.append(str(predictions.correct[i]).lower())
-    if not predictions.finite[i]:
-      yield row + [""] * (1 + 3 * predictions.top_classes.shape[1])
-      continue
-    row.append(_number(predictions.loss[i]))
-    for best, share in zip(
-      predictions.top_classes[i], predictions.top_probabilities[i], strict=True
-    ):
-      row += [best, names[best], _number(share)]
-    yield row
-
-
-def _files(evaluation: TaskEvaluation, numbers: np.ndarray) -> list[str]:
-  return [evaluation.file_name(number) for number in numbers.tolist()]
+  order = np.lexsort(found.coords[::-1])
+  label, predicted = (place[order] for place in found.coords)
+  names = np.array(evaluation.class_names, object)
+  columns = {
+    "label_index": pa.array(label),
+    "label": names[label].tolist(),
+    "predicted_index": pa.array(predicted),
+    "predicted": names[predicted].tolist(),
+    "examples": pa.array(found.data[order]),
+  }
+  write_csv(path, columns)
 
 
 def _lists(values: pa.Array, missing: np.ndarray) -> pa.Array:
-  """Values (n * k,) as n lists of k; some of them null.
-
-  Those have no values of their own, which older Arrow does not write.
-  """
+  """Values (n * k,) as n lists of k; null ones are empty for older Arrow."""
   k = len(values) // max(1, len(missing))
   ends = np.cumsum([0, *np.where(missing, 0, k)]).astype(np.int32)
   kept = values.filter(pa.array(~missing.repeat(k)))
   return pa.ListArray.from_arrays(pa.array(ends), kept, mask=pa.array(missing))
-
-
-def _number(value: float) -> str:
-  """A number with all digits of a float32; what is none stays empty."""
-  return f"{value:.9g}" if math.isfinite(value) else ""
-
-
-def _write_csv(
-  path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]
-) -> None:
-  """Write a table in UTF-8, without a byte order mark."""
-  with path.open("w", encoding="utf-8", newline="") as file:
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)

@@ -1,4 +1,4 @@
-"""An evaluation of a task on a split, with all that a report says of it."""
+"""An evaluation of a task on a split, with the content of its report."""
 
 from __future__ import annotations
 
@@ -23,24 +23,15 @@ if TYPE_CHECKING:  # it brings TensorFlow
   from memory_vit.data.split import Split
   from memory_vit.model.task import Task
 
-# Images of a contact sheet.
 SHOWN_IMAGES = 24
-# Pixels of a side of one, at most; and how many are read at a time. In full and
-# together 200 images of 2,048 pixels would take 10 GB.
+# Pixels of a side, at most, and images that are read at a time: 200 images of
+# 2,048 pixels would take 10 GB.
 _THUMBNAIL, _AT_ONCE = 320, 8
 
 
 @dataclasses.dataclass(frozen=True)
 class Mistake:
-  """A wrong prediction.
-
-  Attributes:
-    example: its number in the split.
-    file: that it comes from; "" where it has none.
-    label: the name of its class.
-    predicted: the name of the class that is predicted.
-    confidence: the probability of that.
-  """
+  """A wrong prediction; `file` is "" if its example has none."""
 
   example: int
   file: str
@@ -56,18 +47,18 @@ class TaskEvaluation:
   Attributes:
     task: its name.
     data: name of the data set.
-    directory: the name of its directory, the last alone, where `data` says only
-      that it is one; else "".
-    split: of it.
+    directory: the last part of its directory if `data` says only that it is
+      one; else "".
+    split: of the data set.
     class_names: of all c classes.
     predictions: for all examples of the split.
     file_name: number of an example -> the file it comes from, or "".
     read_images: numbers of k examples -> float32 (k, side, side, 3) in [-1, 1].
-    shown_images: mistakes that are shown with their image.
-    details: JSON values on the task, its backbone, and what has made this.
-    alone: how it compares with the task alone, as `Evaluator.evaluate` says;
-      None where it was not compared.
-    data_files: of the split; None where they are not known.
+    shown_images: the number of mistakes that are shown with their image.
+    details: JSON values on the task, its backbone, and the version.
+    alone: the comparison with the task alone, see `Evaluator.evaluate`; None if
+      it was not compared.
+    data_files: the files of the split; None if unknown.
   """
 
   task: str
@@ -98,11 +89,11 @@ class TaskEvaluation:
 
     Args:
       task: that was evaluated.
-      reader: of the split; where it holds embeddings no image is shown.
+      reader: of the split; of embeddings no image is shown.
       predictions: for its examples.
-      dtype: of the computation.
-      shown_images: see above, as `alone`.
-      alone: see above.
+      dtype: compute dtype.
+      shown_images: see the attributes, as `alone`.
+      alone: see the attributes.
 
     Raises:
       TaskError: for a data set of other classes than those of the task.
@@ -152,9 +143,9 @@ class TaskEvaluation:
 
   @functools.cached_property
   def data_digest(self) -> str | None:
-    """Of the names and sizes of its files, and what else tells it from others.
+    """Digest of names and sizes of its files, and of other known facts.
 
-    None where nothing is known of them.
+    None if nothing is known of them.
     """
     known = self.data_files
     return known.sizes() if known and (known.files or known.facts) else None
@@ -176,7 +167,7 @@ class TaskEvaluation:
 
   @functools.cached_property
   def calibration(self) -> Calibration:
-    """Of the examples that have a prediction."""
+    """Calibration, on the examples that have a prediction."""
     predicted = self.predictions.predicted
     return calibrate(
       self.predictions.confidence[predicted],
@@ -185,15 +176,14 @@ class TaskEvaluation:
 
   @functools.cached_property
   def mistakes(self) -> tuple[Mistake, ...]:
-    """The most confident mistakes, those that are shown with their image."""
+    """The most confident mistakes, `shown_images` at most."""
     numbers = self.predictions.mistakes[: self.shown_images]
     return tuple(self.mistake(int(number)) for number in numbers)
 
   def read_mistakes(self) -> np.ndarray:
     """Read the images of `mistakes`, uint8 (k, side, side, 3).
 
-    Large ones are made smaller, up to 320 pixels a side. They are not kept.
-    Where none is to be shown, none is read.
+    They are scaled down to at most 320 pixels a side, and are not cached.
     """
     numbers = [mistake.example for mistake in self.mistakes]
     parts = [
@@ -215,10 +205,7 @@ class TaskEvaluation:
 
 
 def _thumbnails(images: np.ndarray) -> np.ndarray:
-  """Images (k, side, side, 3) in [-1, 1] as levels, uint8, of a smaller side.
-
-  Small ones keep their side.
-  """
+  """Images (k, side, side, 3) in [-1, 1] as uint8, of a smaller side."""
   side = min(images.shape[1], _THUMBNAIL)
   return np.stack([
     np.asarray(

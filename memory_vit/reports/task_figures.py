@@ -1,9 +1,7 @@
-"""Figures of an evaluation, and their PNG files."""
+"""Figures of an evaluation."""
 
 from __future__ import annotations
 
-import io
-import warnings
 from typing import TYPE_CHECKING
 
 from memory_vit import plots
@@ -14,23 +12,21 @@ if TYPE_CHECKING:
   import numpy as np
   from matplotlib.figure import Figure
 
-_DPI = 120
-
 
 def figures(
   evaluation: TaskEvaluation, images: np.ndarray | None = None
 ) -> dict[str, Figure]:
   """Draw {"confusion_matrix", "calibration", "mistakes"}.
 
-  The last shows the most confident mistakes as images; where none is to be
-  shown it is left out.
+  The last shows the most confident mistakes as images; it is left out if
+  `shown_images` is 0.
 
   Args:
     evaluation: of a task.
-    images: of `evaluation.read_mistakes()`; by default they are read.
+    images: from `evaluation.read_mistakes()`; by default they are read.
 
   Raises:
-    BrokenDataError: where such an image cannot be read any more.
+    BrokenDataError: if such an image cannot be read any more.
   """
   drawn = {
     "confusion_matrix": plots.confusion_matrix_figure(
@@ -47,15 +43,3 @@ def figures(
     ]
     drawn["mistakes"] = plots.mistakes_sheet(images, titles)
   return drawn
-
-
-def png(figure: Figure) -> bytes:
-  """A figure as a PNG file.
-
-  Letters that the font lacks, of names in other scripts, are boxes.
-  """
-  file = io.BytesIO()
-  with warnings.catch_warnings():
-    warnings.filterwarnings("ignore", "Glyph .* missing from font")
-    figure.savefig(file, format="png", dpi=_DPI)
-  return file.getvalue()

@@ -1,6 +1,14 @@
-"""Columns of text."""
+"""Write tables: aligned text, Markdown, CSV."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from memory_vit.runtime.messages import escaped
+
+# What begins a formula in a spreadsheet, which may run commands; the last four
+# are full-width forms, which some spreadsheets take for the same.
+_FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
 
 
 def table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
@@ -22,3 +30,39 @@ def aligned(rows: Sequence[tuple[str, str]]) -> str:
   """Two columns of text, both to the left."""
   width = max(len(first) for first, _ in rows)
   return "\n".join(f"{a.ljust(width)}  {b}".rstrip() for a, b in rows)
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+  """A table of Markdown, in which no cell ends its column or its row."""
+
+  def row(cells: Sequence[str]) -> str:
+    shown = (" ".join(cell.split()).replace("|", "\\|") for cell in cells)
+    return f"| {' | '.join(shown)} |"
+
+  return "\n".join([row(header), "|---" * len(header) + "|", *map(row, rows)])
+
+
+def write_csv(path: Path, columns: Mapping[str, Any]) -> None:
+  """Write columns in UTF-8; null is empty, and text is in quotes.
+
+  Lists are text, which `csv_cell` escapes; arrays are of numbers or bools.
+  """
+  import pyarrow as pa
+  from pyarrow import csv
+
+  arrays = [
+    pa.array([cell and csv_cell(cell) for cell in values], pa.string())
+    if isinstance(values, list)
+    else values
+    for values in columns.values()
+  ]
+  csv.write_csv(pa.table(arrays, names=list(columns)), path)
+
+
+def csv_cell(text: str) -> str:
+  """Text of one line that no spreadsheet takes for a formula.
+
+  An apostrophe is put in front of text that begins as a formula does.
+  """
+  shown = escaped(text)
+  return f"'{shown}" if shown.startswith(_FORMULA) else shown

@@ -1,4 +1,4 @@
-"""Where the tokens of tasks look in an image, for the page."""
+"""Attention maps for the page of the server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
   from memory_vit.prediction import Predictor
   from memory_vit.tasks.slots import Slots
 
-# Images that wait for it: people look at one after the other.
+# Images that may wait.
 _MOST_WAITING = 8
 _DIGITS = 6
 
@@ -34,7 +34,7 @@ class Looking:
   """Computes the attention of tasks, for one image at a time."""
 
   def __init__(self, predictor: Predictor, timeout: float) -> None:
-    """Wait for requests; `timeout` is in seconds."""
+    """`timeout` is in seconds."""
     self._predictor = predictor
     self._timeout = timeout
     self._waiting = 0
@@ -43,7 +43,7 @@ class Looking:
 
   @property
   def compilations(self) -> int:
-    """Programs that requests had XLA compile."""
+    """The number of programs that requests compiled."""
     return self._counter.count
 
   def warm_up(self) -> None:
@@ -51,16 +51,14 @@ class Looking:
     side = self._predictor.backbone.config.image_size
     grey = np.zeros((side, side, 3), np.float32)
     task_set = self._predictor.task_set
-    if slots := task_set.program.slots:  # no other is looked at
+    if slots := task_set.program.slots:  # tasks of other programs have none
       self._weights(grey, slots)
 
   async def look(self, request: PredictRequest) -> dict[str, Any]:
-    """Answer where tasks look in the one image of a request.
+    """Answer what tasks attend to in the one image of a request.
 
-    Raises:
-      RequestError: 404 for unknown tasks, 422 for an image that cannot be
-        read, or several, and for options of predictions, 503 where too many
-        wait, 504 where it takes too long.
+    404 for unknown tasks; 422 for another number of images, unreadable ones,
+    and options of predictions; 503 if too many wait; 504 after the timeout.
     """
     if len(request.images) != 1:
       raise RequestError(422, "images: expected one, to look at.")
@@ -73,7 +71,7 @@ class Looking:
     self._waiting += 1
     loop = asyncio.get_running_loop()
     work = loop.run_in_executor(self._thread, self._look, request)
-    # The place is free once the thread is, not before.
+    # A request that times out holds its place until the thread is done.
     work.add_done_callback(self._leave)
     try:
       async with asyncio.timeout(self._timeout):
@@ -84,13 +82,12 @@ class Looking:
       ) from None
 
   def close(self) -> None:
-    """End; nobody waits for an image any more."""
     self._thread.shutdown(wait=False, cancel_futures=True)
 
   def _leave(self, work: asyncio.Future[Any]) -> None:
     self._waiting -= 1
     if not work.cancelled():
-      work.exception()  # it may be that nobody waits for it any more
+      work.exception()  # retrieved, or asyncio logs it after a timeout
 
   def _look(self, request: PredictRequest) -> dict[str, Any]:
     task_set = self._predictor.task_set
@@ -127,7 +124,7 @@ class Looking:
     }
 
   def _weights(self, pixels: np.ndarray, slots: Slots) -> np.ndarray:
-    """Attention of all slots to the tokens of the image: (t, l, s)."""
+    """Attention of all slots, which may be empty, to the image: (t, l, s)."""
     backbone = self._predictor.backbone
     _, context = encode(backbone, pixels[None])
     image, _, _ = token_attention_program(
@@ -141,12 +138,7 @@ class Looking:
 
 
 def _shares(weights: np.ndarray, patches: int) -> dict[str, Any]:
-  """What a task's token gives to patches, to class tokens, and to the rest.
-
-  Args:
-    weights: to the tokens of the image (l, s); patches are the last.
-    patches: number of them.
-  """
+  """Shares of weights (l, s): class tokens, each patch, the rest."""
   patch = weights[:, -patches:].astype(np.float64)
   other = weights[:, :-patches].sum(axis=1, dtype=np.float64)
   rest = np.maximum(1 - patch.sum(axis=1) - other, 0)

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 
+import jax
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -70,7 +71,8 @@ def test_shares_add_up_and_are_means(seen):
   for name in "ab":
     attention = seen[0][name]
     shares = attention_shares(attention)
-    np.testing.assert_allclose(shares.total, 1, atol=1e-6)
+    parts = (a.reshape(2, -1).sum(-1) for a in jax.tree.leaves(shares))
+    np.testing.assert_allclose(sum(parts), 1, atol=1e-6)
     np.testing.assert_allclose(
       shares.memory, attention.memory.mean(0), atol=1e-7
     )
@@ -234,7 +236,7 @@ def test_a_difference_is_orange_where_the_first_looks_more(seen):
   red, _, blue = array[row * step + step // 2, column * step + step // 2]
   assert (red > blue) == (maps[layer, row, column] > 0)
   assert figure.get_suptitle().split("\n") == [
-    "orange, solid: a looks more", "purple, dashed: b looks more",
+    "orange, solid: a attends more", "purple, dashed: b attends more",
   ]  # fmt: skip
   # The scale is symmetric. How much goes to memory says nothing of it.
   np.testing.assert_allclose(maps.sum((-2, -1)), 0, atol=1e-6)

@@ -1,13 +1,14 @@
 """What memory cells are worth: against the oracle, and counted by hand."""
 
 import dataclasses
+import functools
 
 import fake_data
 import jax
 import numpy as np
 import oracle
 import pytest
-from conftest import one_device, random_task, tiny_backbone
+from conftest import one_device, random_task
 from scipy import stats
 
 import memory_vit as mv
@@ -31,20 +32,25 @@ def family_of(backbone):
   return [random_task(backbone, "other", seed=3, cells=0), child, parent]
 
 
-def logits_of_variants(backbone, tasks, images, name="child"):
-  """(b, v, c), and the task as it is (b, c)."""
-  with pytest.MonkeyPatch.context() as patch:  # all in one pass
-    patch.setattr(cell_removal, "_most_variants", lambda *_: 99)
-    variants = cell_removal._Variants(
-      backbone, tasks, name, one_device(), len(images)
-    )
+def logits_of_variants(backbone, tasks, images, seen=None):
+  """Of "child" without parts (b, v, c), and of the task as it is (b, c)."""
+  child, parent = tasks[1:]
+  slots = mv.fill_slots(backbone, [child, parent], cells=CELLS).arrays
   _, context = mv.encode(backbone, images)
-  (seen,) = variants._seen
-  logits = cell_removal.variant_logits(
-    backbone.params, variants._slots, variants._task.params["head"], seen,
-    context, config=backbone.config,
-  )  # fmt: skip
-  return np.asarray(logits[:, variants._first :]), np.asarray(logits[:, 0])
+
+  @jax.jit
+  @functools.partial(jax.vmap, out_axes=1)
+  def run(seen):
+    return cell_removal.logits_without(
+      backbone.params, slots, child.params["head"], seen, context,
+      config=backbone.config,
+    )  # fmt: skip
+
+  if seen is None:
+    seen = cell_removal.variant_masks(DEPTH, CELLS)
+  whole = np.ones((1, *seen.shape[1:]), bool)
+  found = np.asarray(run(np.concatenate([whole, seen])))
+  return found[:, 1:], found[:, 0]
 
 
 def removed():
@@ -109,15 +115,10 @@ def test_without_all_cells_it_is_the_task_without_memory_to_the_bit(
     params={**child.params, "memory": child.params["memory"][:, :0]},
   )
   found, _ = logits_of_variants(backbone, tasks, images)
-  filled = mv.fill_slots(backbone, [none, tasks[2]]).arrays
-  slots = cell_removal.copy_slots(filled, 2, 0)
-  _, context = mv.encode(backbone, images)
-  seen = np.ones((DEPTH, *slots.mask.cells.shape), bool)[:, :1]
-  logits = cell_removal.variant_logits(
-    backbone.params, slots, child.params["head"],
-    seen.repeat(2 + found.shape[1], 1), context, config=backbone.config,
-  )  # fmt: skip
-  np.testing.assert_array_equal(found[:, -1], logits[:, 0])
+  seen = np.ones((found.shape[1], DEPTH, CELLS), bool)
+  tasks[1] = none
+  _, expected = logits_of_variants(backbone, tasks, images, seen)
+  np.testing.assert_array_equal(found[:, -1], expected)
 
 
 def all_images(tasks, source):
@@ -148,17 +149,18 @@ def flat(removal, field):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("most", [99, 4])
-def test_each_example_counts_once(backbone, monkeypatch, most):
+@pytest.mark.parametrize("together", [99, 4])
+def test_each_example_counts_once(backbone, monkeypatch, together):
   """In batches of which the last is filled up, and in one or several passes."""
   tasks, source = undecided(backbone)
   mesh = sharding.make_mesh(jax.devices()[:2])
-  monkeypatch.setattr(cell_removal, "_most_variants", lambda *_: most)
-  names = "child" if most == 4 else iter(["child"])
+  monkeypatch.setattr(cell_removal, "_TOGETHER", together)
+  cell_removal._count_program.cache_clear()
+  names = "child" if together == 4 else iter(["child"])
   removal = cell_removal.remove_cells(
     backbone, tasks, source, names, batch_size=16, mesh=mesh
   )["child"]
-  monkeypatch.undo()
+  cell_removal._count_program.cache_clear()
   images, labels = all_images(tasks, source)
   found, own = logits_of_variants(backbone, tasks, images)
   variants = found.argmax(-1) == labels[:, None]
@@ -233,9 +235,9 @@ def test_what_has_no_cells_or_no_examples_is_refused(backbone):
     cell_removal.remove_cells(
       backbone, tasks, source, ["other"], batch_size=4, mesh=one_device()
     )
-  variants = cell_removal._Variants(backbone, tasks, "child", one_device(), 4)
+  ablation = cell_removal._Ablation(backbone, tasks, "child", one_device())
   with pytest.raises(DataError, match="no example"):
-    variants.removal(np.zeros((4, 9), np.int64), source)
+    ablation.removal(np.zeros((4, 9), np.int64), source)
 
 
 def remove(backbone, tasks, source, *names):
@@ -314,64 +316,25 @@ def test_outputs_that_are_not_finite_are_no_accuracy(backbone):
     remove(backbone, broken, source_of(task, 2))
 
 
-def test_a_pass_takes_no_more_memory_than_the_backbone():
-  """Each bound by itself, of 17 tokens; one image, where not said."""
-  narrow, most = tiny_backbone(), cell_removal._most_variants
-  task = random_task(narrow, "a", classes=3)
-  # Scores: 17 rows of 17, for rows of 17 and as many as the task has more.
-  assert most(narrow, task, 1, 0, 64) == 17 * 17 // 19
-  assert most(narrow, task, 1, 2, 64) == 17 * 17 // 23
-  # Cells: those of all copies against 17 tokens of each image.
-  assert most(narrow, task, 5, 0, 1) == 17 // 5
-  assert most(narrow, task, 5, 0, 2) == 2 * 17 // 5
-  assert most(narrow, task, 1000, 0, 1) == 1
-  # Logits: two layers of 17 tokens of 16 features.
-  wide = tiny_backbone(width=16)
-  many = random_task(wide, "a", classes=100)
-  assert most(wide, many, 1, 0, 64) == 2 * 17 * 16 // 100
-
-
-def test_copies_of_cells_are_split_into_passes(backbone):
-  """The arrays themselves stay below the context of a batch."""
-  tasks = family_of(backbone)
-  tokens, passes = 17, []
-  for images in (1, 4):
-    variants = cell_removal._Variants(
-      backbone, tasks, "child", one_device(), images
-    )
-    (seen,) = {seen.shape for seen in variants._seen}
-    copies = seen[1] - variants._first
-    copied = cell_removal.copy_slots(variants._slots, variants._first, copies)
-    cells = jax.tree.leaves(copied.cells)
-    assert sum(a[variants._first :].size for a in cells) <= (
-      images * DEPTH * 2 * tokens * backbone.config.width
-    )
-    assert copies * variants._passes >= len(removed())
-    passes.append(variants._passes)
-  assert passes == [5, 2]
-
-
-def test_of_many_tasks_no_copies_are_held(backbone, monkeypatch):
-  """Ahead of the first batch there is a slot for each task, and no more."""
-  tasks = [
-    random_task(backbone, name, seed=seed, cells=8)
-    for seed, name in enumerate("abcdefgh")
-  ]
-  encode, held = cell_removal.encode, []
-  before = jax.live_arrays()  # kept, so that no other gets the id of one
-  known = set(map(id, before))
-
-  def watched(*arguments, **options):
-    there = jax.live_arrays()
-    held.append(sum(a.nbytes for a in there if id(a) not in known))
-    return encode(*arguments, **options)
-
-  monkeypatch.setattr(cell_removal, "encode", watched)
-  remove(backbone, tasks, source_of(tasks[0], 16))
-  images = 2 * 8 * 8 * 8 * 3 * 4  # two batches
-  parameters = sum(a.nbytes for a in jax.tree.leaves(tasks))
-  cells = len(tasks) * DEPTH * 2 * 8 * backbone.config.width * 4
-  assert held[0] <= 1.2 * (images + parameters + cells)
+@pytest.mark.slow
+def test_variants_that_run_one_after_the_other_share_memory(
+  backbone, monkeypatch
+):
+  task = random_task(backbone, "a", cells=16)
+  _, context = mv.encode(backbone, np.zeros((64, 8, 8, 3), np.float32))
+  inputs = (
+    backbone.params, mv.fill_slots(backbone, task).arrays, task.params["head"],
+    context, np.zeros(64, np.int32), np.ones(64, np.float32),
+  )  # fmt: skip
+  replicated, taken = sharding.replicated(one_device()), []
+  for together in (4, 99):
+    monkeypatch.setattr(cell_removal, "_TOGETHER", together)
+    cell_removal._count_program.cache_clear()
+    program = cell_removal._count_program(replicated, backbone.config, 16)
+    compiled = program.lower(*inputs).compile()
+    taken.append(compiled.memory_analysis().temp_size_in_bytes)
+  cell_removal._count_program.cache_clear()
+  assert 2 * taken[0] < taken[1]
 
 
 def test_too_many_cells_are_refused_before_anything_is_made(backbone):

@@ -9,8 +9,8 @@ import pytest
 from fake_studies import follow, small_study
 
 from memory_vit.errors import MemoryVitError
+from memory_vit.evaluation import PairedDifference, paired_difference
 from memory_vit.evaluation.hits import Hits, write_hits
-from memory_vit.evaluation.pairing import PairedDifference, paired_difference
 from memory_vit.model.vit_config import vit_config
 from studies.paper import regime_table, report
 from studies.record import directory_of
