@@ -37,20 +37,25 @@ def logits_of_variants(backbone, tasks, images, seen=None):
   child, parent = tasks[1:]
   slots = mv.fill_slots(backbone, [child, parent], cells=CELLS).arrays
   _, context = mv.encode(backbone, images)
-
-  @jax.jit
-  @functools.partial(jax.vmap, out_axes=1)
-  def run(seen):
-    return cell_removal.logits_without(
-      backbone.params, slots, child.params["head"], seen, context,
-      config=backbone.config,
-    )  # fmt: skip
-
   if seen is None:
     seen = cell_removal.variant_masks(DEPTH, CELLS)
   whole = np.ones((1, *seen.shape[1:]), bool)
-  found = np.asarray(run(np.concatenate([whole, seen])))
-  return found[:, 1:], found[:, 0]
+  found = all_logits(
+    backbone.params, slots, child.params["head"],
+    np.concatenate([whole, seen]), context, backbone.config,
+  )  # fmt: skip
+  return np.asarray(found[:, 1:]), np.asarray(found[:, 0])
+
+
+@functools.partial(jax.jit, static_argnums=5)
+def all_logits(params, slots, head, seen, context, config):
+  """(b, v, c), by one program for all arrays of these shapes."""
+  return jax.vmap(
+    lambda one: cell_removal.logits_without(
+      params, slots, head, one, context, config=config
+    ),
+    out_axes=1,
+  )(seen)
 
 
 def removed():
