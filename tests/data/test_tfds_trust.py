@@ -166,11 +166,11 @@ def test_trust_reaches_every_reader(
   config = config_lib.from_dict(values.to_dict())
   asked = []
 
-  def open_reader(ref):
+  def open_ref(ref):
     asked.append(ref.trust_code)
     raise DataError("seen")
 
-  monkeypatch.setattr(datasets, "open_reader", open_reader)
+  monkeypatch.setattr(datasets, "open_ref", open_ref)
   no_pretraining = dataclasses.replace(
     config, backbone=str(backbone_file), pretrain=PretrainConfig()
   )
@@ -178,7 +178,7 @@ def test_trust_reaches_every_reader(
     lambda: run.train_and_evaluate(no_pretraining, tmp_path / "run"),
     lambda: upstream.open_upstream(config, None),
     lambda: run.train_and_evaluate(config, tmp_path / "pretrained"),
-    lambda: datasets.open_split(config, "train"),
+    lambda: datasets.open_run_split(config, "train"),
     lambda: audit.audit_data(config),
   )
   for reader in readers:
