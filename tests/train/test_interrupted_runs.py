@@ -344,8 +344,8 @@ values.batch_size_eval, values.eval_every = 2, int(eval_every)
 settings = config.from_dict(values.to_dict())
 
 class Slow(trainer.Trainer):
-  def predictor(self, tasks, *, kept=False):
-    outputs = super().predictor(tasks, kept=kept)
+  def predictor(self, tasks, *, cached=False):
+    outputs = super().predictor(tasks, cached=cached)
     def predict(images):
       print("a batch of an evaluation", file=sys.stderr)
       time.sleep(0.1)
