@@ -272,7 +272,9 @@ def test_onnx_refuses_beforehand_what_would_not_run(backbone):
     require(program, mv.ImageInput())
   with pytest.raises(ExportError, match="needs --input_size"):
     require(_program(backbone, "a"), mv.ImageInput(kind="uint8"))
-  with pytest.raises(ExportError, match="a task has the name of the model's input"):
+  with pytest.raises(
+    ExportError, match="a task has the name of the model's input"
+  ):
     require(_program(backbone, "images"), mv.ImageInput())
   require(_program(backbone, "a"), mv.ImageInput(kind="uint8", size=(4, 5)))
 
