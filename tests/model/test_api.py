@@ -361,11 +361,13 @@ def test_tasks_that_were_prepared_differently_name_the_remedy(small, task):
 def test_the_module_takes_tasks(small, task, images):
   params = {"backbone": small.params, "tasks": {"a": task.params}}
   variables = {"params": params}
-  found = mv.MemoryViT(small.config, (task,)).apply(variables, images)
+  apply = jax.jit(
+    lambda module: module.apply(variables, images), static_argnums=0
+  )
+  found = apply(mv.MemoryViT(small.config, (task,)))
   for specs in ((task.spec,), task, [task]):
     module = mv.MemoryViT(small.config, specs)
-    again = module.apply(variables, images)["a"]
-    assert np.array_equal(again, found["a"])
+    assert np.array_equal(apply(module)["a"], found["a"])
     assert hash(module) == hash(mv.MemoryViT(small.config, (task.spec,)))
   with pytest.raises(TaskError, match="specs holds a str, expected"):
     mv.MemoryViT(small.config, ("a",))
@@ -460,6 +462,8 @@ def test_no_public_name_is_that_of_a_module():
   assert not modules & set(mv.__all__)
 
 
+@pytest.mark.nightly  # tests/docs executes all of the README
+@pytest.mark.slow
 def test_the_example_of_the_readme_runs(tmp_path, monkeypatch):
   """After the quickstart; tests/docs runs all others."""
   monkeypatch.chdir(tmp_path)

@@ -66,11 +66,12 @@ def test_streams_of_all_kinds_share_a_pass(backbone, images):
     "backbone": backbone.params, "tasks": {t.name: t.params for t in tasks},
   }  # fmt: skip
   known = [(t.name, t.spec.attends_to, True) for t in tasks]
-  expected = oracle.forward(backbone.config, params, known, images)
+  expected = jax.jit(
+    lambda params: oracle.forward(backbone.config, params, known, images)
+  )(params)
   found = mv.forward(backbone, tasks, images)
-  trained = mv.MemoryViT(backbone.config, tasks).apply(
-    {"params": params}, images
-  )
+  module = mv.MemoryViT(backbone.config, tasks)
+  trained = jax.jit(module.apply)({"params": params}, images)
   original = mv.forward(backbone, [], images)["backbone"]
   assert np.array_equal(found["backbone"], original)
   for name, logits in expected.items():
