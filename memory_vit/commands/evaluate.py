@@ -132,8 +132,8 @@ def _run(arguments: argparse.Namespace) -> int:
   if written:
     files.write_json(written, result)
   if report:
-    readers = {name: reader for reader, names in opened for name in names}
-    _write_report(report, tasks, readers, predictions, results, arguments)
+    splits = {name: split for split, names in opened for name in names}
+    _write_report(report, tasks, splits, predictions, results, arguments)
   return 0 if verified else 1
 
 

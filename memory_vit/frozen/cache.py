@@ -16,8 +16,13 @@ from memory_vit.config import Config, data_seed
 from memory_vit.data import batching, fixed_views
 from memory_vit.data.data_record import DataRecord
 from memory_vit.data.split import Split
-from memory_vit.frozen import cache_folder, free_space, plan
-from memory_vit.frozen.plan import EmbeddedViews, Prepare, SplitPlan
+from memory_vit.frozen import cache_folder, free_space
+from memory_vit.frozen.plan import (
+  EmbeddedViews,
+  Prepare,
+  SplitPlan,
+  split_plan,
+)
 from memory_vit.frozen.row_file import FileRows
 from memory_vit.frozen.rows import (
   DeviceRows,
@@ -68,7 +73,7 @@ class FrozenCache:
   )
 
   def train_batches(
-    self, reader: Split, prepare: Prepare, start: int
+    self, split: Split, prepare: Prepare, start: int
   ) -> Batches:
     """Yield training batches without end; missing rows are computed first.
 
@@ -77,9 +82,9 @@ class FrozenCache:
     is the number of examples that earlier steps used.
     """
     config = self.config
-    size = len(range(jax.process_index(), reader.size, jax.process_count()))
+    size = len(range(jax.process_index(), split.size, jax.process_count()))
     count, _ = batching.share(config.batch_size)
-    rows = self.rows("train", reader, prepare)
+    rows = self.rows("train", split, prepare)
 
     def generate() -> Batches:
       number = start // jax.process_count()
@@ -93,28 +98,28 @@ class FrozenCache:
 
     return generate()
 
-  def train_examples(self, reader: Split, step: int) -> list[str]:
+  def train_examples(self, split: Split, step: int) -> list[str]:
     """Name the examples of a step (from 1)."""
     config, count = self.config, jax.process_count()
     share, _ = batching.share(config.batch_size)
     numbers = np.arange((step - 1) * share, step * share)
     records: list[int] = []
     for i in range(count):
-      size = len(range(i, reader.size, count))
+      size = len(range(i, split.size, count))
       places = fixed_views.drawn_places(numbers, size, 1, data_seed(config))
       records += [int(place) * count + i for place in places]
-    return batching.names_of(reader, records)
+    return batching.names_of(split, records)
 
   def eval_batches(
-    self, reader: Split, prepare: Prepare, key: str = "validation"
+    self, split: Split, prepare: Prepare, key: str = "validation"
   ) -> Batches:
     """Yield the batches of `batching.eval_batches`, with cached inputs."""
-    rows = self.rows(key, reader, prepare)
+    rows = self.rows(key, split, prepare)
     size = self.config.batch_size_eval
     count, first = batching.share(size)
-    for i in range(-(-reader.size // size)):
+    for i in range(-(-split.size // size)):
       numbers = np.arange(count) + i * size + first
-      counts = (numbers < reader.size).astype(np.float32)
+      counts = (numbers < split.size).astype(np.float32)
       places = np.minimum(np.arange(count) + i * count, len(rows.labels) - 1)
       yield {
         "inputs": rows.take(places),
@@ -122,15 +127,15 @@ class FrozenCache:
         "mask": rows.masks[places] * counts,
       }
 
-  def needs(self, key: str, reader: Split, prepare: Prepare) -> Needs:
+  def needs(self, key: str, split: Split, prepare: Prepare) -> Needs:
     """Count the rows of a split and the missing ones; all must call."""
-    split = self._plan(key, reader, prepare)
+    plan = self._plan(key, split, prepare)
     if key in self._splits:
-      return Needs(split, 0)
+      return Needs(plan, 0)
     if self.config.keep.where != "disk":
-      return Needs(split, split.count)
-    rows = self._file_rows(split, self._folder(key, split)[0])
-    return Needs(split, split.count_in(rows.missing()))
+      return Needs(plan, plan.count)
+    rows = self._file_rows(plan, self._folder(key, plan)[0])
+    return Needs(plan, plan.count_in(rows.missing()))
 
   def require_free_space(self, needs: Sequence[Needs]) -> None:
     """Raise `ConfigError` unless all missing rows fit; all must call."""
@@ -158,63 +163,61 @@ class FrozenCache:
       return 0
     return sum(n.bytes for n in needs) // jax.local_device_count()
 
-  def rows(self, key: str, reader: Split, prepare: Prepare) -> FilledRows:
+  def rows(self, key: str, split: Split, prepare: Prepare) -> FilledRows:
     """Return the rows of a split; missing ones are computed. All must call."""
     if key not in self._splits:
-      split = self._plan(key, reader, prepare)
+      plan = self._plan(key, split, prepare)
       rows: FilledRows
       if self.config.keep.where == "disk":
-        rows = self._on_disk(key, split)
+        rows = self._on_disk(key, plan)
       else:
-        rows = self._in_memory(split)
-      if isinstance(split.views, EmbeddedViews):
-        rows = OrderedRows(rows, split.views.places)
+        rows = self._in_memory(plan)
+      if isinstance(plan.views, EmbeddedViews):
+        rows = OrderedRows(rows, plan.views.places)
       self._splits[key] = rows
     return self._splits[key]
 
-  def _plan(self, key: str, reader: Split, prepare: Prepare) -> SplitPlan:
-    return plan.split_plan(
-      self.config, self.preprocessing, key, reader, prepare
-    )
+  def _plan(self, key: str, split: Split, prepare: Prepare) -> SplitPlan:
+    return split_plan(self.config, self.preprocessing, key, split, prepare)
 
-  def _in_memory(self, split: SplitPlan) -> Rows:
-    self.require_free_space([Needs(split, split.count)])
+  def _in_memory(self, plan: SplitPlan) -> Rows:
+    self.require_free_space([Needs(plan, plan.count)])
     kind = DeviceRows if self.config.keep.where == "device" else HostRows
-    rows = kind(split.layout, split.count, self.mesh, split.starts)
-    self._fill(rows, split, [split.starts])
+    rows = kind(plan.layout, plan.count, self.mesh, plan.starts)
+    self._fill(rows, plan, [plan.starts])
     return rows
 
-  def _on_disk(self, key: str, split: SplitPlan) -> Rows:
+  def _on_disk(self, key: str, plan: SplitPlan) -> Rows:
     """Rows that later runs find again."""
-    reader = split.views.split
-    folder, facts = self._folder(key, split)
+    split = plan.views.split
+    folder, facts = self._folder(key, plan)
     paths.make_directory(folder, "config.keep.dir")
     with cache_folder.locked(folder, self.stop):
       logger.info(
-        "cache of the %s of %s: %s", self.config.keep.what, split.role, folder
+        "cache of the %s of %s: %s", self.config.keep.what, plan.role, folder
       )
       files.write_json(folder / "about.json", facts)
-      rows = self._file_rows(split, folder)
-      rows.open(functools.partial(self._fill, rows, split))
-      records = split.views.numbers[rows.unreadable()] % reader.size
+      rows = self._file_rows(plan, folder)
+      rows.open(functools.partial(self._fill, rows, plan))
+      records = plan.views.numbers[rows.unreadable()] % split.size
       reason = f"it could not be read when {folder} was filled"
-      reader.mark_unreadable(dict.fromkeys(records.tolist(), reason))
+      split.mark_unreadable(dict.fromkeys(records.tolist(), reason))
       missing = rows.missing()
-      self.require_free_space([Needs(split, split.count_in(missing))])
-      self._fill(rows, split, missing)
+      self.require_free_space([Needs(plan, plan.count_in(missing))])
+      self._fill(rows, plan, missing)
     return rows
 
-  def _file_rows(self, split: SplitPlan, folder: Path) -> FileRows:
+  def _file_rows(self, plan: SplitPlan, folder: Path) -> FileRows:
     path = folder / f"{jax.process_index()}.rows"
-    return FileRows(split.layout, split.count, self.mesh, split.starts, path)
+    return FileRows(plan.layout, plan.count, self.mesh, plan.starts, path)
 
-  def _folder(self, key: str, split: SplitPlan) -> tuple[Path, dict[str, Any]]:
+  def _folder(self, key: str, plan: SplitPlan) -> tuple[Path, dict[str, Any]]:
     """The folder of rows and what they depend on; all processes must call."""
-    record, found = self.record, split.views.split.data_files
+    record, found = self.record, plan.views.split.data_files
     if key not in record.data_files:
       record = DataRecord(by=self.config.data.digest, data_files={key: found})
     facts = cache_folder.dependencies(
-      self.config, self.backbone, self.mesh, split, record.digests[key]
+      self.config, self.backbone, self.mesh, plan, record.digests[key]
     )
     return self._root / cache_folder.name_of(facts), facts
 
@@ -222,26 +225,26 @@ class FrozenCache:
   def _root(self) -> Path:
     return cache_folder.root_of(self.config)
 
-  def _fill(self, rows: Rows, split: SplitPlan, spans: Sequence[range]) -> None:
+  def _fill(self, rows: Rows, plan: SplitPlan, spans: Sequence[range]) -> None:
     """Compute the rows of spans of places; all processes must call."""
     if not spans:
       return
-    keep, count = self.config.keep, split.count_in(spans)
-    what, nbytes = f"{keep.what} of {split.role}", split.layout.nbytes
+    keep, count = self.config.keep, plan.count_in(spans)
+    what, nbytes = f"{keep.what} of {plan.role}", plan.layout.nbytes
     logger.info(
       "caching the %s: %d rows of %.3f MB, %.2f GiB (%s)", what, count,
       nbytes / 1e6, count * nbytes / 2**30, keep.where,
     )  # fmt: skip
-    began, size = time.perf_counter(), split.starts.step
+    began, size = time.perf_counter(), plan.starts.step
     with ProgressBar(what, count * jax.process_count()) as progress:
       for span in spans:
-        batches = split.views.batches(span, size)
+        batches = plan.views.batches(span, size)
         for start, batch in zip(span, batches, strict=True):
           self.stop.check()
           key = "inputs" if "inputs" in batch else "image"
           inputs = sharding.shard_batch(batch[key], self.mesh)
           if key == "image":
-            inputs = split.prepare(inputs)
+            inputs = plan.prepare(inputs)
           rows.put(start, inputs, batch)
           jax.block_until_ready(inputs)
           progress.update(size * jax.process_count())

@@ -37,11 +37,11 @@ def dependencies(
 
   `files` is the digest of the files of the split.
   """
-  reader = plan.views.split
-  found = reader.data_files
+  split = plan.views.split
+  found = split.data_files
   if not found.files and found.facts.get("version") == "":
     raise ConfigError(
-      f"config.keep.where is 'disk', but {reader} comes from Python "
+      f"config.keep.where is 'disk', but {split} comes from Python "
       "without a version, so that later runs could not tell it from others: "
       "give it one, or expected 'host' or 'device'."
     )
@@ -53,10 +53,10 @@ def dependencies(
     "backbone": backbone.fingerprint,
     "model": dataclasses.asdict(backbone.config),
     "data": {
-      "name": reader.name,
-      "split": reader.split,
-      "size": reader.size,
-      "classes": list(reader.class_names),
+      "name": split.name,
+      "split": split.split,
+      "size": split.size,
+      "classes": list(split.class_names),
       "files": files,
     },
     "images": {"role": plan.role, **plan.facts},

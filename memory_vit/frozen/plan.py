@@ -91,7 +91,7 @@ def split_plan(
   config: Config,
   preprocessing: EvalPreprocessing,
   key: str,
-  reader: Split,
+  split: Split,
   prepare: Prepare,
 ) -> SplitPlan:
   """Plan the rows of the split `key`: "train", "validation" or "test"."""
@@ -100,7 +100,7 @@ def split_plan(
     role, count = "training", config.keep.views
     batch = config.batch_size // config.optim.accumulation_steps
     views = fixed_views.training_views(
-      reader,
+      split,
       config.data,
       image_size=config.image_size,
       seed=data_seed(config),
@@ -110,18 +110,16 @@ def split_plan(
     facts = training_facts(config, preprocessing)
   else:
     role, count, batch = key, 1, config.batch_size_eval
-    views = fixed_views.evaluation_views(
-      reader, preprocessing, batch_size=batch
-    )
+    views = fixed_views.evaluation_views(split, preprocessing, batch_size=batch)
     facts = dataclasses.asdict(preprocessing)
-  embedded, dtype = reader.embedded, config.keep.dtype
+  embedded, dtype = split.embedded, config.keep.dtype
   if embedded:
-    views = EmbeddedViews.of(reader, views.numbers, config.regime)
+    views = EmbeddedViews.of(split, views.numbers, config.regime)
     if embedded.origin.stored == "bfloat16":  # lossless
       dtype = "bfloat16"
   rows, _ = batching.share(batch)
   # Every process has the number of batches of the first, with the most records.
-  most = -(-reader.size // jax.process_count()) * count
+  most = -(-split.size // jax.process_count()) * count
   side = config.image_size
   images = jax.ShapeDtypeStruct((batch, side, side, 3), np.float32)
   return SplitPlan(

@@ -78,18 +78,18 @@ class TaskEvaluation:
   def of(
     cls,
     task: Task,
-    reader: Split,
+    split: Split,
     predictions: SplitPredictions,
     *,
     dtype: str = "float32",
     shown_images: int = SHOWN_IMAGES,
     alone: Mapping[str, Any] | None = None,
   ) -> TaskEvaluation:
-    """The evaluation of a task on the split of a reader.
+    """The evaluation of a task on a split.
 
     Args:
       task: that was evaluated.
-      reader: of the split; of embeddings no image is shown.
+      split: the examples; no image is shown of embeddings.
       predictions: for its examples.
       dtype: compute dtype.
       shown_images: see the attributes, as `alone`.
@@ -102,23 +102,23 @@ class TaskEvaluation:
 
     spec = task.spec
     if spec.class_names:
-      task_data.require_classes(task, reader)
+      task_data.require_classes(task, split)
     for classes in (spec.num_classes, predictions.num_classes):
-      if classes != reader.num_classes:
+      if classes != split.num_classes:
         raise TaskError(
           f"task {task.name!r} has {spec.num_classes:,} classes, its "
           f"predictions {predictions.num_classes:,}, and the data set "
-          f"{reader.name!r} {reader.num_classes:,}: expected the same."
+          f"{split.name!r} {split.num_classes:,}: expected the same."
         )
     return cls(
       task=spec.name,
-      data=reader.name,
-      split=reader.split,
-      class_names=reader.class_names,
+      data=split.name,
+      split=split.split,
+      class_names=split.class_names,
       predictions=predictions,
-      file_name=reader.file_name,
-      read_images=functools.partial(eval_images, reader, spec.evaluation),
-      shown_images=0 if reader.embedded else shown_images,
+      file_name=split.file_name,
+      read_images=functools.partial(eval_images, split, spec.evaluation),
+      shown_images=0 if split.embedded else shown_images,
       details={
         "memory_vit": __version__,
         "task": {
@@ -132,8 +132,8 @@ class TaskEvaluation:
         "preprocessing": dataclasses.asdict(spec.evaluation),
       },
       alone=alone,
-      directory=reader.directory,
-      data_files=reader.data_files,
+      directory=split.directory,
+      data_files=split.data_files,
     )
 
   @property

@@ -86,8 +86,8 @@ def _of_cache(trainer: Trainer, prepare: Prepare) -> list[tuple[str, str]]:
   if not cache:
     return [("cache", "off (config.keep.what is 'none')")]
   needs = [
-    cache.needs(key, reader, prepare)
-    for key, reader in trainer.cached_splits.items()
+    cache.needs(key, split, prepare)
+    for key, split in trainer.cached_splits.items()
   ]
   cache.require_free_space(needs)
   seconds = sum(n.missing * _row_seconds(cache, n, prepare) for n in needs)

@@ -41,30 +41,30 @@ def open_trainer(
   cost a training.
   """
   backbone = open_backbone(config, workdir, context.mesh, backbone)
-  readers = _open_splits(config, backbone, splits or {})
-  config = settle.settled(config, backbone, readers["train"])
+  opened = _open_splits(config, backbone, splits or {})
+  config = settle.settled(config, backbone, opened["train"])
   trials = sweep.trials_of(config, settle.task_name(config))
   attends_to, ancestors = (
     tuple(store.load_task(path, backbone) for path in paths)
     for paths in settle.parent_directories(config)
   )
   parents = (*attends_to, *ancestors)
-  settle.require_fit(config, backbone, readers, parents, trials)
+  settle.require_fit(config, backbone, opened, parents, trials)
   for line in dict.fromkeys(
-    line for reader in readers.values() for line in reader.skipped
+    line for split in opened.values() for line in split.skipped
   ):
     logger.info(line)
   trainer = Trainer(
     config=config,
     context=context,
     backbone=backbone,
-    train=readers["train"],
-    validation=readers.get("validation"),
-    test=readers.get("test"),
-    upstream=readers.get("upstream"),
+    train=opened["train"],
+    validation=opened.get("validation"),
+    test=opened.get("test"),
+    upstream=opened.get("upstream"),
     attends_to=attends_to,
     ancestors=ancestors,
-    record=_record_of(readers, config, workdir),
+    record=_record_of(opened, config, workdir),
     wandb_run=wandb,
   )
   return trainer, trials
@@ -110,15 +110,15 @@ def _open_splits(
   config: Config, backbone: Backbone, given: Mapping[str, Split]
 ) -> dict[str, Split]:
   """Open the configured splits, except those that are given."""
-  readers = {}
+  splits = {}
   for role, ref in configured_splits(config).items():
     if role in given:
-      readers[role] = datasets.read_as(ref, given[role])
+      splits[role] = datasets.read_as(ref, given[role])
     elif role in ("train", "validation", "test"):
-      readers[role] = datasets.open_on_all_processes(ref)
+      splits[role] = datasets.open_on_all_processes(ref)
   if original := upstream.open_upstream(config, backbone):
-    readers["upstream"] = original
-  return readers
+    splits["upstream"] = original
+  return splits
 
 
 def _record_of(

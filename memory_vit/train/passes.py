@@ -130,8 +130,8 @@ def pack_bytes(trainer: Trainer, trials: Sequence[Trial]) -> int:
     prepare = trainer.frozen_pass(step)
     needed += trainer.cache.bytes_on_device(
       [
-        trainer.cache.needs(key, reader, prepare)
-        for key, reader in trainer.cached_splits.items()
+        trainer.cache.needs(key, split, prepare)
+        for key, split in trainer.cached_splits.items()
       ]
     )
   # State and gradient; twice the state, as the update does not work in place.

@@ -218,14 +218,14 @@ def run_result(
   seconds: float,
 ) -> RunResult:
   """The content of `result.json`; all processes must call."""
-  readers = trainer.splits.values()
+  splits = trainer.splits.values()
   unreadable = [
-    reader.describe(index)
-    for reader in readers
-    for index in reader.sync_unreadable()
+    split.describe(index)
+    for split in splits
+    for index in split.sync_unreadable()
   ]
   # Splits may overlap, or be the same.
-  others = [line for reader in readers for line in reader.left_out]
+  others = [line for split in splits for line in split.left_out]
   changes: list[Mapping[str, Any]] = []
   for pack in packs:
     changes += [change for change in pack.changes if change not in changes]

@@ -54,7 +54,7 @@ def save(
       "pending": past.pending,
       "changes": list(past.changes),
       "left_out": {
-        key: reader.sync_unreadable() for key, reader in splits.items()
+        key: split.sync_unreadable() for key, split in splits.items()
       },
       "timed": [past.timed_steps, past.timed_seconds],
     },

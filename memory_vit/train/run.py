@@ -52,7 +52,7 @@ def train_and_evaluate(
     stop: asks a run that trains to save its state and stop.
     may_change: options in which a resumed run may differ from its saved state,
       some of `config_changes.ON_REQUEST`.
-    splits: {"train": reader, ...} in place of a data set that `config.data`
+    splits: {"train": split, ...} in place of a data set that `config.data`
       names; such as from `data.open_indexable`. Optionally also "validation"
       and "test".
     backbone: in place of the one that `config.backbone` names, which is then a

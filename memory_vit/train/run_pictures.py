@@ -121,14 +121,14 @@ def attention_figures(
 
   None for tasks that do not compose, for embeddings, and on several processes.
   """
-  reader = trainer.test or trainer.validation
-  if reader is None or reader.embedded or not task.spec.learned.composes:
+  split = trainer.test or trainer.validation
+  if split is None or split.embedded or not task.spec.learned.composes:
     return {}
   if jax.process_count() > 1:
     logger.info("no plots of attention on several processes")
     return {}
-  chosen = _some_examples(trainer, reader)
-  images = eval_images(reader, trainer.preprocessing, chosen)
+  chosen = _some_examples(trainer, split)
+  images = eval_images(split, trainer.preprocessing, chosen)
   titles = _answers(task, predictions, chosen) if predictions else ()
   mesh = trainer.context.mesh
   tasks = [
@@ -152,11 +152,11 @@ def answer_figures(
   trainer: Trainer, task: Task, predictions: SplitPredictions | None
 ) -> dict[str, Figure]:
   """Draw test images, under their classes and a task's answers."""
-  reader = trainer.test
-  if predictions is None or reader is None or reader.embedded:
+  split = trainer.test
+  if predictions is None or split is None or split.embedded:
     return {}
-  chosen = _some_examples(trainer, reader, _SHEET)
-  images = eval_images(reader, trainer.preprocessing, chosen)
+  chosen = _some_examples(trainer, split, _SHEET)
+  images = eval_images(split, trainer.preprocessing, chosen)
   titles = _answers(task, predictions, chosen)
   return {ANSWERS: plots.image_grid(images, titles)}
 
@@ -192,12 +192,12 @@ def _answers(
   ]
 
 
-def _some_examples(trainer: Trainer, reader: Split, each: int = 1) -> list[int]:
+def _some_examples(trainer: Trainer, split: Split, each: int = 1) -> list[int]:
   """Numbers of images from all over a split, `each` per image of `log_images`.
 
   Files are ordered by class: the first ones would be of one class.
   """
-  readable = [i for i in range(reader.size) if i not in reader.unreadable]
+  readable = [i for i in range(split.size) if i not in split.unreadable]
   count = min(each * trainer.config.log_images, len(readable))
   places = np.linspace(0, len(readable) - 1, count).round().astype(int)
   return [readable[i] for i in places]

@@ -89,10 +89,10 @@ def with_splits(config: Config, splits: Mapping[str, Split]) -> Config:
       "are given from Python: expected 'files', and a version in their place."
     )
   train = splits["train"]
-  for role, reader in splits.items():
-    if reader.class_names != train.class_names:
+  for role, split in splits.items():
+    if split.class_names != train.class_names:
       raise DataError(
-        f"the split for {role!r}, {reader}, has {reader.num_classes} "
+        f"the split for {role!r}, {split}, has {split.num_classes} "
         f"classes other than the {train.num_classes} of {train}."
       )
   data = dataclasses.replace(
@@ -315,9 +315,9 @@ def require_fit(
     for problem in beyond_the_end(trial.config):
       raise ConfigError(problem)
   _require_new_names(config, parents, trials)
-  for reader in splits.values():
-    _require_embeddings_of(backbone, config, reader)
-    _require_prepared_alike(splits["train"], reader)
+  for split in splits.values():
+    _require_embeddings_of(backbone, config, split)
+    _require_prepared_alike(splits["train"], split)
   require_same_data(backbone, splits, parents)
 
 
@@ -336,12 +336,12 @@ def _require_new_names(
 
 
 def _require_embeddings_of(
-  backbone: Backbone, config: Config, reader: Split
+  backbone: Backbone, config: Config, split: Split
 ) -> None:
   """Refuse embeddings that this backbone would not compute."""
-  if not reader.embedded:
+  if not split.embedded:
     return
-  made, found = reader.embedded.origin, backbone.id
+  made, found = split.embedded.origin, backbone.id
   options = (
     ("image_size", made.backbone.image_size, found.image_size),
     ("gelu", made.backbone.gelu, found.gelu),
@@ -351,28 +351,28 @@ def _require_embeddings_of(
     # If the weights differ, they are the cause.
     if value != expected and made.backbone.fingerprint == found.fingerprint:
       raise ConfigError(
-        f"config.{key} is {value!r}, and the embeddings of {reader} "
+        f"config.{key} is {value!r}, and the embeddings of {split} "
         f"were made with {expected!r}: expected that."
       )
   width, summary = backbone.config.width, backbone.config.summary_tokens
   shapes = {"pooled": (width,), "layers": (summary, width)}
   if made.backbone != found or made.shapes != shapes:
     raise BackboneError(
-      f"{reader}: the embeddings are of {made.backbone}, with values of "
+      f"{split}: the embeddings are of {made.backbone}, with values of "
       f"the shapes {messages.brief(dict(made.shapes))}, and config.backbone is "
       f"{found}, which makes {shapes}: expected the one that made them."
     )
 
 
-def _require_prepared_alike(train: Split, reader: Split) -> None:
+def _require_prepared_alike(train: Split, split: Split) -> None:
   """Refuse embeddings of images that were prepared otherwise than train's.
 
   A task records one preprocessing, which all its splits must have.
   """
-  if not (train.embedded and reader.embedded):
+  if not (train.embedded and split.embedded):
     return
   expected = dataclasses.asdict(train.embedded.origin.evaluation)
-  found = dataclasses.asdict(reader.embedded.origin.evaluation)
+  found = dataclasses.asdict(split.embedded.origin.evaluation)
   different = [key for key in expected if found[key] != expected[key]]
   if different:
     first, second = (
@@ -380,7 +380,7 @@ def _require_prepared_alike(train: Split, reader: Split) -> None:
       for values in (found, expected)
     )
     raise DataError(
-      f"{reader}: the images of these embeddings were prepared with "
+      f"{split}: the images of these embeddings were prepared with "
       f"{first}, and those of {train} with {second}: embed all splits "
       "with the same --task, or all without one."
     )
@@ -398,11 +398,11 @@ def require_same_data(
   facts: dict[str, Any] = {"backbone": backbone.fingerprint}
   for task in parents:
     facts[f"task {task.spec.name!r}"] = task.digest
-  for name, reader in splits.items():
+  for name, split in splits.items():
     key = "config.upstream" if name == "upstream" else f"config.data.{name}"
-    facts[f"{key}: size"] = reader.size
-    facts[f"{key}: classes"] = list(reader.class_names)
-    facts[f"{key}: names and sizes of files"] = reader.data_files.sizes()
+    facts[f"{key}: size"] = split.size
+    facts[f"{key}: classes"] = list(split.class_names)
+    facts[f"{key}: names and sizes of files"] = split.data_files.sizes()
   processes.require_same("data", facts)
 
 

@@ -97,7 +97,7 @@ class Trainer:
       "test": self.test,
       "upstream": self.upstream,
     }
-    return {key: reader for key, reader in named.items() if reader}
+    return {key: split for key, split in named.items() if split}
 
   def new_task(self, trial: Trial) -> Task:
     """The task of a trial, before training."""
@@ -286,8 +286,8 @@ class Trainer:
         return iter(())
       prepare = self.frozen_pass(step_fn)
       self.cache.require_free_space([
-        self.cache.needs(key, reader, prepare)
-        for key, reader in self.cached_splits.items()
+        self.cache.needs(key, split, prepare)
+        for key, split in self.cached_splits.items()
       ])  # fmt: skip
       if self.validation:  # before the loop begins
         self.cache.rows("validation", self.validation, prepare)
@@ -296,10 +296,10 @@ class Trainer:
       )
     return self._image_batches(self._training_images, step * config.batch_size)
 
-  def _image_batches(self, reader: Split, start: int) -> Any:
+  def _image_batches(self, split: Split, start: int) -> Any:
     config = self.config
     return batching.train_batches(
-      reader,
+      split,
       config.data,
       image_size=config.image_size,
       batch_size=config.batch_size,

@@ -22,14 +22,14 @@ logger = logging.getLogger(__name__)
 def open_upstream(config: Config, backbone: Backbone) -> Split | None:
   """Open the data of `config.upstream`; None if it names none."""
   ref = configured_splits(config).get("upstream")
-  reader = datasets.open_on_all_processes(ref) if ref else None
-  if reader and reader.num_classes != backbone.config.num_classes:
+  split = datasets.open_on_all_processes(ref) if ref else None
+  if split and split.num_classes != backbone.config.num_classes:
     logger.info(
       "config.upstream: %s has %d classes, the head of the backbone %d: the "
       "original outputs are compared, and no accuracy is reported",
-      reader.full_name, reader.num_classes, backbone.config.num_classes,
+      split.full_name, split.num_classes, backbone.config.num_classes,
     )  # fmt: skip
-  return reader
+  return split
 
 
 def evaluate_upstream(
@@ -40,9 +40,9 @@ def evaluate_upstream(
   `tasks` run in the same pass; without them the backbone runs alone. None
   without such data, or if no task composes.
   """
-  reader = trainer.upstream
+  split = trainer.upstream
   composing = [task for task in tasks or () if task.spec.learned.composes]
-  if reader is None or (tasks is not None and not composing):
+  if split is None or (tasks is not None and not composing):
     return None
   config, mesh = trainer.config, trainer.context.mesh
   everything = [*trainer.parents, *composing] if composing else []
@@ -56,7 +56,7 @@ def evaluate_upstream(
   own_classes = trainer.backbone.config.num_classes
   return evaluate.evaluate_source(
     predict,
-    reader,
+    split,
     image_ops.evaluation_of(
       where.eval_crop,
       where.resize,
@@ -66,7 +66,7 @@ def evaluate_upstream(
     batch_size=config.batch_size_eval,
     mesh=mesh,
     also=["digest"],
-    other_classes=reader.num_classes != own_classes,
+    other_classes=split.num_classes != own_classes,
   )[BACKBONE]
 
 
