@@ -29,7 +29,7 @@ from PIL import Image
 
 from memory_vit.config import TrainDataConfig
 from memory_vit.data import batching, datasets, image_ops
-from memory_vit.data.decoded_images import keep_decoded
+from memory_vit.data.decoded_images import cache_decoded
 from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.data.split import Split
 from memory_vit.images import ImageReader, find_images
@@ -82,7 +82,7 @@ def _measure(folder: str, arguments: argparse.Namespace) -> dict[str, Any]:
   data = TrainDataConfig(train_crop=arguments.crop)
   reader = datasets.open_split("folder", "train", folder)
   began = time.perf_counter()
-  kept = keep_decoded(
+  kept = cache_decoded(
     reader, image_ops.shorter_side(data.resize, arguments.size)
   )
   seconds = time.perf_counter() - began

@@ -27,7 +27,7 @@ _AT_ONCE = 16
 _SPARED = 0.1
 
 
-def keep_decoded(
+def cache_decoded(
   split: Split, side: int, check: Callable[[], None] = lambda: None
 ) -> Split:
   """The same examples as uint8 in memory, with a shorter side up to `side`."""

@@ -60,7 +60,7 @@ def evaluate(
   totals: dict[str, metrics.Totals] = {}
   digests: dict[str, Any] = {}
   right: dict[str, list[np.ndarray]] = {}
-  kept: dict[str, list[dict[str, np.ndarray]]] = {}
+  predicted: dict[str, list[dict[str, np.ndarray]]] = {}
   if isinstance(predictions_of, str):
     predictions_of = [predictions_of]
   replicated = sharding.replicated(mesh)
@@ -76,7 +76,7 @@ def evaluate(
       wanted = predictions_of is None or name in predictions_of
       if "predictions" in also and wanted:
         batch_predictions = _batch_predictions(replicated)(*of_batch)
-        kept.setdefault(name, []).append(jax.device_get(batch_predictions))
+        predicted.setdefault(name, []).append(jax.device_get(batch_predictions))
       if "digest" in also:
         rows = multihost_utils.process_allgather(logits, tiled=True)
         hashed = digests.setdefault(name, hashlib.sha256())
@@ -88,7 +88,7 @@ def evaluate(
     results[name]["digest"] = hashed.hexdigest()
   for name, parts in right.items():
     results[name]["hits"] = np.concatenate(parts)
-  for name, several in kept.items():
+  for name, several in predicted.items():
     results[name]["predictions"] = {
       key: np.concatenate([one[key] for one in several]) for key in several[0]
     }
@@ -193,7 +193,7 @@ def predict_fn(
   slots: int = 0,
   cells: int = 0,
   classes: int = 0,
-  kept: bool = False,
+  cached: bool = False,
 ) -> Predict:
   """Build the function from images to logits of tasks of any regime.
 
@@ -207,7 +207,7 @@ def predict_fn(
     slots: see `fill_slots`, as the next two.
     cells: of the longest memory, at least.
     classes: of the widest head, at least.
-    kept: whether the function takes the cached outputs of the frozen pass in
+    cached: whether the function takes the cached outputs of the frozen pass in
       place of images; the logits are bitwise identical. Not for `BACKBONE`, nor
       for regimes without a frozen pass.
 
@@ -221,7 +221,7 @@ def predict_fn(
   program = make_program(
     backbone, placed, slots=slots, cells=cells, classes=classes
   )
-  run = program.read if kept else program
+  run = program.read if cached else program
 
   def predict(inputs: Any) -> dict[str, Float[Array, "b _"]]:
     logits = run(backbone, inputs)

@@ -13,12 +13,12 @@ import numpy as np
 from jax.sharding import Mesh
 
 from memory_vit.config import Config, data_seed
-from memory_vit.data import batching, fixed_views
+from memory_vit.data import batching, fixed_crops
 from memory_vit.data.data_record import DataRecord
 from memory_vit.data.split import Split
 from memory_vit.frozen import cache_folder, free_space
 from memory_vit.frozen.plan import (
-  EmbeddedViews,
+  FixedEmbeddings,
   Prepare,
   SplitPlan,
   split_plan,
@@ -89,7 +89,7 @@ class FrozenCache:
     def generate() -> Batches:
       number = start // jax.process_count()
       while True:
-        places = fixed_views.drawn_places(
+        places = fixed_crops.drawn_places(
           np.arange(number, number + count), size, config.keep.views,
           data_seed(config),
         )  # fmt: skip
@@ -106,7 +106,7 @@ class FrozenCache:
     records: list[int] = []
     for i in range(count):
       size = len(range(i, split.size, count))
-      places = fixed_views.drawn_places(numbers, size, 1, data_seed(config))
+      places = fixed_crops.drawn_places(numbers, size, 1, data_seed(config))
       records += [int(place) * count + i for place in places]
     return batching.names_of(split, records)
 
@@ -172,8 +172,8 @@ class FrozenCache:
         rows = self._on_disk(key, plan)
       else:
         rows = self._in_memory(plan)
-      if isinstance(plan.views, EmbeddedViews):
-        rows = OrderedRows(rows, plan.views.places)
+      if isinstance(plan.examples, FixedEmbeddings):
+        rows = OrderedRows(rows, plan.examples.places)
       self._splits[key] = rows
     return self._splits[key]
 
@@ -189,7 +189,7 @@ class FrozenCache:
 
   def _on_disk(self, key: str, plan: SplitPlan) -> Rows:
     """Rows that later runs find again."""
-    split = plan.views.split
+    split = plan.examples.split
     folder, facts = self._folder(key, plan)
     paths.make_directory(folder, "config.keep.dir")
     with cache_folder.locked(folder, self.stop):
@@ -199,7 +199,7 @@ class FrozenCache:
       files.write_json(folder / "about.json", facts)
       rows = self._file_rows(plan, folder)
       rows.open(functools.partial(self._fill, rows, plan))
-      records = plan.views.numbers[rows.unreadable()] % split.size
+      records = plan.examples.numbers[rows.unreadable()] % split.size
       reason = f"it could not be read when {folder} was filled"
       split.mark_unreadable(dict.fromkeys(records.tolist(), reason))
       missing = rows.missing()
@@ -213,7 +213,7 @@ class FrozenCache:
 
   def _folder(self, key: str, plan: SplitPlan) -> tuple[Path, dict[str, Any]]:
     """The folder of rows and what they depend on; all processes must call."""
-    record, found = self.record, plan.views.split.data_files
+    record, found = self.record, plan.examples.split.data_files
     if key not in record.data_files:
       record = DataRecord(by=self.config.data.digest, data_files={key: found})
     facts = cache_folder.dependencies(
@@ -238,7 +238,7 @@ class FrozenCache:
     began, size = time.perf_counter(), plan.starts.step
     with ProgressBar(what, count * jax.process_count()) as progress:
       for span in spans:
-        batches = plan.views.batches(span, size)
+        batches = plan.examples.batches(span, size)
         for start, batch in zip(span, batches, strict=True):
           self.stop.check()
           key = "inputs" if "inputs" in batch else "image"

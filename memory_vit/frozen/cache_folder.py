@@ -37,7 +37,7 @@ def dependencies(
 
   `files` is the digest of the files of the split.
   """
-  split = plan.views.split
+  split = plan.examples.split
   found = split.data_files
   if not found.files and found.facts.get("version") == "":
     raise ConfigError(

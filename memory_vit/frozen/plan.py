@@ -8,8 +8,8 @@ import jax
 import numpy as np
 
 from memory_vit.config import Config, data_seed
-from memory_vit.data import batching, fixed_views
-from memory_vit.data.fixed_views import FixedViews
+from memory_vit.data import batching, fixed_crops
+from memory_vit.data.fixed_crops import FixedCrops
 from memory_vit.data.split import Split
 from memory_vit.frozen.rows import RowLayout
 from memory_vit.model.regimes import get_regime
@@ -20,8 +20,8 @@ Prepare = Callable[[Any], Any]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
-class EmbeddedViews:
-  """The embeddings that a process caches; the counterpart of `FixedViews`.
+class FixedEmbeddings:
+  """The embeddings that a process caches; the counterpart of `FixedCrops`.
 
   They are read and cached in the order of their files, each file once;
   `places` (n,) finds the examples of the split in that order.
@@ -35,7 +35,7 @@ class EmbeddedViews:
   @classmethod
   def of(
     cls, split: Split, numbers: np.ndarray, regime: str
-  ) -> "EmbeddedViews":
+  ) -> "FixedEmbeddings":
     """Take the embeddings of examples, int64 (n,), for a regime."""
     embedded = split.embedded
     assert embedded is not None
@@ -70,7 +70,7 @@ class SplitPlan:
   """The rows of a split that this process caches."""
 
   role: str  # "training", "validation" or "test"
-  views: FixedViews | EmbeddedViews
+  examples: FixedCrops | FixedEmbeddings
   # The places at which batches start, equally many on every process.
   starts: range
   # What the images depend on, as JSON values.
@@ -80,7 +80,7 @@ class SplitPlan:
 
   @property
   def count(self) -> int:
-    return len(self.views.numbers)
+    return len(self.examples.numbers)
 
   def count_in(self, spans: Sequence[range]) -> int:
     """The number of rows in spans of places, without padding."""
@@ -95,11 +95,11 @@ def split_plan(
   prepare: Prepare,
 ) -> SplitPlan:
   """Plan the rows of the split `key`: "train", "validation" or "test"."""
-  views: FixedViews | EmbeddedViews
+  examples: FixedCrops | FixedEmbeddings
   if key == "train":
     role, count = "training", config.keep.views
     batch = config.batch_size // config.optim.accumulation_steps
-    views = fixed_views.training_views(
+    examples = fixed_crops.training_crops(
       split,
       config.data,
       image_size=config.image_size,
@@ -110,11 +110,13 @@ def split_plan(
     facts = training_facts(config, preprocessing)
   else:
     role, count, batch = key, 1, config.batch_size_eval
-    views = fixed_views.evaluation_views(split, preprocessing, batch_size=batch)
+    examples = fixed_crops.evaluation_crops(
+      split, preprocessing, batch_size=batch
+    )
     facts = dataclasses.asdict(preprocessing)
   embedded, dtype = split.embedded, config.keep.dtype
   if embedded:
-    views = EmbeddedViews.of(split, views.numbers, config.regime)
+    examples = FixedEmbeddings.of(split, examples.numbers, config.regime)
     if embedded.origin.stored == "bfloat16":  # lossless
       dtype = "bfloat16"
   rows, _ = batching.share(batch)
@@ -124,7 +126,7 @@ def split_plan(
   images = jax.ShapeDtypeStruct((batch, side, side, 3), np.float32)
   return SplitPlan(
     role,
-    views,
+    examples,
     range(0, -(-most // rows) * rows, rows),
     facts,
     prepare,

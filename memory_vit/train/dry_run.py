@@ -112,8 +112,8 @@ def _row_seconds(cache: FrozenCache, needs: Needs, prepare: Prepare) -> float:
   """Seconds to read the image of a row, and to compute the row."""
   if not needs.missing:
     return 0.0
-  views, starts = needs.plan.views, needs.plan.starts
-  read = views.batches(starts[:_READ], starts.step)
+  examples, starts = needs.plan.examples, needs.plan.starts
+  read = examples.batches(starts[:_READ], starts.step)
   last = next(read)
   began, count = time.perf_counter(), 0
   for batch in itertools.islice(read, _READ - 1):

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from memory_vit.config import Config, data_seed, to_dict
 from memory_vit.data import batching, image_ops
 from memory_vit.data.data_record import DataRecord
-from memory_vit.data.decoded_images import keep_decoded
+from memory_vit.data.decoded_images import cache_decoded
 from memory_vit.data.split import Split
 from memory_vit.data.subset import class_counts
 from memory_vit.evaluation import evaluate as evaluation
@@ -187,7 +187,7 @@ class Trainer:
       self.context.mesh,
       outputs=[task.name for task in tasks],
       classes=self._padded_classes,
-      kept=cached,
+      cached=cached,
     )
     if not self._padded_classes:
       return predict
@@ -228,7 +228,7 @@ class Trainer:
     side = image_ops.shorter_side(
       self.config.data.resize, self.config.image_size
     )
-    return keep_decoded(self.train, side, self.context.stop.check)
+    return cache_decoded(self.train, side, self.context.stop.check)
 
   def frozen_pass(self, step: Step) -> Prepare:
     """Images (b, side, side, 3) -> inputs of the trained part."""

@@ -16,7 +16,7 @@ from memory_vit.data import (
   image_ops,
   raw_images,
 )
-from memory_vit.data.decoded_images import keep_decoded
+from memory_vit.data.decoded_images import cache_decoded
 from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.errors import BrokenDataError, ConfigError
 
@@ -61,7 +61,7 @@ def batches_of(reader, crop):
 def test_images_that_are_small_enough_give_the_same_bits(folder, crop):
   """Order, crops, labels and pixels; and no file is read again."""
   expected = batches_of(opened(folder), crop)
-  kept = keep_decoded(opened(folder), 90)
+  kept = cache_decoded(opened(folder), 90)
   for path in folder.rglob("*.png"):
     path.unlink()
   for one, other in zip(batches_of(kept, crop), expected, strict=True):
@@ -72,7 +72,7 @@ def test_images_that_are_small_enough_give_the_same_bits(folder, crop):
 @pytest.mark.slow
 def test_larger_images_are_resized_as_the_small_crop_does(folder):
   expected = batches_of(opened(folder), "small")
-  found = batches_of(keep_decoded(opened(folder), 20), "small")
+  found = batches_of(cache_decoded(opened(folder), 20), "small")
   for one, other in zip(found, expected, strict=True):
     np.testing.assert_array_equal(one["label"], other["label"])
     # Rounded to whole grey levels, of which 127.5 are 1.
@@ -85,11 +85,11 @@ def test_larger_images_are_resized_as_the_small_crop_does(folder):
 def test_what_cannot_be_decoded_is_replaced_as_always(folder):
   (folder / "train/a/1.png").write_bytes(b"no image")
   with pytest.raises(BrokenDataError, match="cannot be read"):
-    keep_decoded(opened(folder), 90)
+    cache_decoded(opened(folder), 90)
   expected = opened(folder, max_bad=1)
   first = batches_of(expected, "small")
   reader = opened(folder, max_bad=1)
-  kept = keep_decoded(reader, 90)
+  kept = cache_decoded(reader, 90)
   # What it is told before the first batch is what a state notes.
   assert dict(reader.unreadable).keys() == dict(expected.unreadable).keys()
   for one, other in zip(batches_of(kept, "small"), first, strict=True):
@@ -102,7 +102,7 @@ def test_memory_is_looked_at_on_the_way(folder, monkeypatch):
   monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
   monkeypatch.setattr(decoded_images, "_AT_ONCE", 2)
   with pytest.raises(ConfigError, match="8 decoded .* by the first 2, and"):
-    keep_decoded(opened(folder), 90)
+    cache_decoded(opened(folder), 90)
 
 
 def test_a_header_that_promises_more_is_refused():

@@ -19,7 +19,7 @@ from memory_vit.data import (
 from memory_vit.data.datasets import open_split
 from memory_vit.data.split_ref import SplitRef, Subset
 from memory_vit.errors import BrokenDataError, DataError
-from memory_vit.frozen.plan import EmbeddedViews
+from memory_vit.frozen.plan import FixedEmbeddings
 
 TEST_FILE = "test/part-00000-of-00001.parquet"
 
@@ -52,7 +52,7 @@ def names(reader):
 
 def values(reader, name="pooled"):
   """The values of all examples, in their order."""
-  views = EmbeddedViews.of(
+  views = FixedEmbeddings.of(
     reader, np.arange(reader.size), "head" if name == "pooled" else "probe"
   )
   [batch] = views.batches(range(0, reader.size, reader.size), reader.size)
@@ -96,7 +96,7 @@ def test_some_places_can_be_read_by_themselves(made):
   """As where batches of rows are missing; behind the last is nothing."""
   reader = opened(made / "all")
   records = np.arange(1, reader.size, 2)  # of the second of two processes
-  views = EmbeddedViews.of(reader, records, "head")
+  views = FixedEmbeddings.of(reader, records, "head")
   assert sorted(views.numbers) == [*records]
   whole = [*views.batches(range(0, 25, 5), 5)]
   part = [*views.batches(range(10, 25, 5), 5)]

@@ -13,7 +13,7 @@ import tensorflow as tf
 from conftest import one_device, random_task, tiny_backbone
 
 from memory_vit import config as config_lib
-from memory_vit.data import batching, datasets, fixed_views, image_ops
+from memory_vit.data import batching, datasets, fixed_crops, image_ops
 from memory_vit.errors import BrokenDataError, ConfigError
 from memory_vit.frozen import plan
 from memory_vit.frozen.cache import FrozenCache
@@ -374,12 +374,12 @@ def test_processes_keep_every_record_once(count, monkeypatch):
   monkeypatch.setattr(jax, "process_count", lambda: count)
   for i in range(count):
     monkeypatch.setattr(jax, "process_index", lambda i=i: i)
-    views = fixed_views.training_views(
+    views = fixed_crops.training_crops(
       reader, data, image_size=8, seed=0, views=2
     )
     numbers += list(views.numbers)
     assert {n % 7 % count for n in views.numbers} == {i}
-    views = fixed_views.evaluation_views(
+    views = fixed_crops.evaluation_crops(
       reader, image_ops.evaluation_of("resize", 0, 8), batch_size=6
     )
     evaluated += list(views.numbers)
@@ -396,7 +396,7 @@ def test_processes_evaluate_every_example_once(count, backbone, monkeypatch):
   counted = 0.0
   for i in range(count):
     monkeypatch.setattr(jax, "process_index", lambda i=i: i)
-    views = fixed_views.evaluation_views(
+    views = fixed_crops.evaluation_crops(
       reader, made.preprocessing, batch_size=32
     )
     ones = np.ones(len(views.numbers), np.float32)
@@ -408,7 +408,7 @@ def test_processes_evaluate_every_example_once(count, backbone, monkeypatch):
 
 
 def test_each_epoch_draws_every_row_of_its_view():
-  places = fixed_views.drawn_places(np.arange(5 * 6), 5, 3, 0).reshape(6, 5)
+  places = fixed_crops.drawn_places(np.arange(5 * 6), 5, 3, 0).reshape(6, 5)
   for epoch, found in enumerate(places):
     view = epoch % 3
     assert sorted(found) == list(range(5 * view, 5 * view + 5))

@@ -44,19 +44,19 @@ FROM_IMAGES = """
 import jax
 import numpy as np
 from memory_vit.config import data_seed
-from memory_vit.data import fixed_views
+from memory_vit.data import fixed_crops
 from memory_vit.train.trainer import Trainer
 def batches(self, reader, start):
   config, count = self.config, jax.process_count()
   seed, share = data_seed(config), config.batch_size // count
-  views = fixed_views.training_views(
+  views = fixed_crops.training_crops(
     reader, config.data, image_size=config.image_size, seed=seed, views=1,
     interpolation=self.preprocessing.interpolation)
   size = len(views.numbers)
   (whole,) = views.batches(range(0, size, size), size)
   number = start // count
   while True:
-    places = fixed_views.drawn_places(
+    places = fixed_crops.drawn_places(
       np.arange(number, number + share), size, 1, seed)
     yield {key: whole[key][places] for key in ("image", "label")}
     number += share

@@ -1,8 +1,8 @@
-"""Fixed crops ("views") of the examples of a split, whose outputs are cached.
+"""Fixed crops of the examples of a split, whose outputs are cached.
 
 Outputs that are computed once and used in many epochs need crops that do not
-change: view v of record r depends on the seed, r and v alone. A process has
-places 0, 1, ... for its views; any range of places can be computed by itself.
+change: crop v of record r depends on the seed, r and v alone. A process numbers
+its crops by places 0, 1, ...; any range of places can be computed by itself.
 """
 
 import dataclasses
@@ -21,12 +21,12 @@ from memory_vit.model.task import EvalPreprocessing
 
 
 @dataclasses.dataclass(frozen=True)
-class FixedViews:
-  """The views of a split whose outputs a process caches.
+class FixedCrops:
+  """The crops of a split whose outputs a process caches.
 
   Attributes:
     split: the examples.
-    numbers: int64 (n,), of every place view * size + record.
+    numbers: int64 (n,), crop * size + record at each place.
     image: number, int64 (), and encoded image, string () -> float32
       (side, side, 3) in [-1, 1].
   """
@@ -38,8 +38,8 @@ class FixedViews:
   def batches(self, starts: range, rows: int) -> Iterator[Batch]:
     """Batches, with "mask", of the `rows` places from each of `starts` on.
 
-    Behind the last place it is repeated, with mask 0. An unreadable example has
-    mask 0 as well, and the next readable record in its place.
+    After the last place, its row is repeated with mask 0. An unreadable example
+    has mask 0 as well, and the next readable record in its place.
     """
     size, last = self.split.size, len(self.numbers) - 1
     numbers = tf.constant(self.numbers, tf.int64)
@@ -62,7 +62,7 @@ class FixedViews:
     return pipeline.batches(example, starts, rows)
 
 
-def training_views(
+def training_crops(
   split: Split,
   data: TrainDataConfig,
   *,
@@ -70,13 +70,13 @@ def training_views(
   seed: int,
   views: int,
   interpolation: str = "bilinear",
-) -> FixedViews:
-  """Views of every p-th record: places are those of view 0, of view 1, ..."""
+) -> FixedCrops:
+  """Crops of every p-th record: places are those of crop 0, of crop 1, ..."""
   count = jax.process_count()
   if split.size < count:
     raise DataError(
       f"{split} has {split.size} examples, expected at least one for "
-      f"each of the {count} processes, which keep their own."
+      f"each of the {count} processes, each of which caches its own."
     )
   if data.train_crop == "small":
     image_ops.shorter_side(data.resize, image_size)
@@ -93,19 +93,19 @@ def training_views(
       interpolation=interpolation,
     )
 
-  return FixedViews(split, (offsets + records[None]).ravel(), image)
+  return FixedCrops(split, (offsets + records[None]).ravel(), image)
 
 
-def evaluation_views(
+def evaluation_crops(
   split: Split, preprocessing: EvalPreprocessing, *, batch_size: int
-) -> FixedViews:
+) -> FixedCrops:
   """The examples that this process evaluates, ordered as in `eval_batches`."""
   rows, first = batching.share(batch_size)
   starts = np.arange(first, max(split.size, first + 1), batch_size)
   numbers = (starts[:, None] + np.arange(rows)[None]).ravel()
-  # A process without any has the last one, which does not count there.
+  # A process without examples takes the last one, which does not count.
   examples = numbers[numbers < split.size] if first < split.size else [-1]
-  return FixedViews(
+  return FixedCrops(
     split,
     np.asarray(examples, np.int64) % split.size,
     lambda number, encoded: image_ops.eval_image(encoded, preprocessing),
@@ -115,6 +115,6 @@ def evaluation_views(
 def drawn_places(
   numbers: np.ndarray, size: int, views: int, seed: int
 ) -> np.ndarray:
-  """Places, int64 (b,), of training examples; epoch e takes view e mod k."""
+  """Places, int64 (b,), of training examples; epoch e takes crop e mod k."""
   order = batching.shuffled(tf.constant(numbers, tf.int64), size, seed)
   return (numbers // size % views) * size + order.numpy()
