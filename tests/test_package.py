@@ -47,7 +47,7 @@ def test_the_core_imports_nothing_heavy():
 
 
 def test_every_call_is_checked():
-  """By the import hook of conftest.py, in the wings that compute."""
+  """By the import hook of conftest.py, in the subpackages that compute."""
   head = {"kernel": jnp.zeros((4, 2)), "bias": jnp.zeros(2)}
   calls = [
     lambda: vit.head_logits(jnp.zeros(4), head),

@@ -25,8 +25,8 @@ def rendered(tmp_path):
   """Render the page from tests with this source."""
 
   def render_from(source):
-    (tmp_path / "wing").mkdir()
-    (tmp_path / "wing" / "test_it.py").write_text(source)
+    (tmp_path / "part").mkdir()
+    (tmp_path / "part" / "test_it.py").write_text(source)
     return render(tmp_path)
 
   return render_from
@@ -39,7 +39,7 @@ def test_the_page_is_what_is_written_now():
 
 def test_each_fault_has_a_row_with_its_tests(ids, rendered):
   page = rendered(marked(*ids))
-  assert page.count("| `wing/test_it.py::test_it` |") == len(ids)
+  assert page.count("| `part/test_it.py::test_it` |") == len(ids)
   assert f"list {len(ids)} faults" in page
 
 
@@ -64,7 +64,7 @@ def test_each_fault_has_a_test_before_a_change_lands():
 
 
 def test_a_marker_of_an_unknown_fault_is_an_error(ids, rendered):
-  with pytest.raises(ValueError, match="earthquake .wing/test_it.py::test_it"):
+  with pytest.raises(ValueError, match="earthquake .part/test_it.py::test_it"):
     rendered(marked("earthquake", *ids))
 
 

@@ -59,7 +59,7 @@ def test_the_api_shows_every_figure():
 
 
 def exported(module):
-  """Names in `__all__` of a wing, which is not imported; None of a module."""
+  """`__all__` of a subpackage, which is not imported; None of a module."""
   path = ROOT / module.replace(".", "/") / "__init__.py"
   if not path.is_file():
     return None

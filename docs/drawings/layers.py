@@ -11,7 +11,7 @@ _COMMANDS = "commands"
 
 
 def layers() -> list[list[str]]:
-  """Names of the wings, the highest layer first; siblings together."""
+  """Names of the subpackages, the highest layer first; siblings together."""
   project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
   contract = project["tool"]["importlinter"]["contracts"][0]
   return [
@@ -30,8 +30,8 @@ def draw() -> Canvas:
     y = 46 + i * (_LINE + _GAP)
     width = (_WIDTH - 120 - _GAP * (len(names) - 1)) / len(names)
     for j, name in enumerate(names):
-      wing = "frozen" if _is_wing(name) else "given"
-      kind = "learned" if name == _COMMANDS else wing
+      package = "frozen" if _is_package(name) else "given"
+      kind = "learned" if name == _COMMANDS else package
       x = 60 + j * (width + _GAP)
       canvas.box((x, y), (width, _LINE), name, kind)
   canvas.arrow((30, 50), (30, height - 20))
@@ -39,5 +39,5 @@ def draw() -> Canvas:
   return canvas
 
 
-def _is_wing(name: str) -> bool:
+def _is_package(name: str) -> bool:
   return (ROOT / "memory_vit" / name).is_dir()

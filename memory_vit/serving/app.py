@@ -173,9 +173,9 @@ def _add_prediction(app: FastAPI, service: Service) -> None:
   )
   async def attention(request: Request) -> Response:
     """Show what the tokens of tasks attend to in one image, in each layer."""
-    looking = service.looking
+    found = service.attention
     asked = await _asked(service, request, 1)
-    return JSONResponse(await looking.look(asked))
+    return JSONResponse(await found.answer(asked))
 
 
 async def _asked(

@@ -30,7 +30,7 @@ _MOST_WAITING = 8
 _DIGITS = 6
 
 
-class Looking:
+class AttentionService:
   """Computes the attention of tasks, for one image at a time."""
 
   def __init__(self, predictor: Predictor, timeout: float) -> None:
@@ -54,23 +54,23 @@ class Looking:
     if slots := task_set.program.slots:  # tasks of other programs have none
       self._weights(grey, slots)
 
-  async def look(self, request: PredictRequest) -> dict[str, Any]:
+  async def answer(self, request: PredictRequest) -> dict[str, Any]:
     """Answer what tasks attend to in the one image of a request.
 
     404 for unknown tasks; 422 for another number of images, unreadable ones,
     and options of predictions; 503 if too many wait; 504 after the timeout.
     """
     if len(request.images) != 1:
-      raise RequestError(422, "images: expected one, to look at.")
+      raise RequestError(422, "images: expected one.")
     if request.top is not None or request.original:
       raise RequestError(
-        422, "top and original: expected none, they are of predictions."
+        422, "top and original are options of predictions: expected neither."
       )
     if self._waiting >= _MOST_WAITING:
-      raise busy(f"{self._waiting} images wait to be looked at.", 2)
+      raise busy(f"{self._waiting} images wait for their attention maps.", 2)
     self._waiting += 1
     loop = asyncio.get_running_loop()
-    work = loop.run_in_executor(self._thread, self._look, request)
+    work = loop.run_in_executor(self._thread, self._compute, request)
     # A request that times out holds its place until the thread is done.
     work.add_done_callback(self._leave)
     try:
@@ -89,7 +89,7 @@ class Looking:
     if not work.cancelled():
       work.exception()  # retrieved, or asyncio logs it after a timeout
 
-  def _look(self, request: PredictRequest) -> dict[str, Any]:
+  def _compute(self, request: PredictRequest) -> dict[str, Any]:
     task_set = self._predictor.task_set
     names = request.tasks or task_set.names
     unknown = [name for name in names if name not in task_set.names]

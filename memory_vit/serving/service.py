@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from memory_vit.runtime.messages import one_line
 from memory_vit.serving.access import Token, read_token
 from memory_vit.serving.answering import Answering
-from memory_vit.serving.attention import Looking
+from memory_vit.serving.attention import AttentionService
 from memory_vit.serving.metrics import Metrics
 from memory_vit.serving.request_error import busy
 from memory_vit.serving.settings import ServerSettings
@@ -49,7 +49,7 @@ class Service:
       self.metrics.change, refusal,
     )  # fmt: skip
     self._answering: Answering | None = None
-    self._looking: Looking | None = None
+    self._attention: AttentionService | None = None
     self._warm = False
     self._settled = asyncio.Event()
     self._watch()
@@ -71,8 +71,8 @@ class Service:
     return self._once_warm(self._answering)
 
   @property
-  def looking(self) -> Looking:
-    return self._once_warm(self._looking)
+  def attention(self) -> AttentionService:
+    return self._once_warm(self._attention)
 
   def _once_warm(self, part: _Part | None) -> _Part:
     """Raise status 503 until all programs are compiled, and at the end."""
@@ -88,8 +88,8 @@ class Service:
   async def running(self) -> AsyncIterator[None]:
     """Warm up while health is answered already; at the end join no thread."""
     self._answering = Answering(self.predictor, self.settings, self.metrics)
-    self._looking = Looking(self.predictor, self.settings.timeout)
-    warming = asyncio.create_task(self._warm_up(self._looking))
+    self._attention = AttentionService(self.predictor, self.settings.timeout)
+    warming = asyncio.create_task(self._warm_up(self._attention))
     returning = asyncio.create_task(_return_memory())
     following = asyncio.create_task(self._follow())
     try:
@@ -99,14 +99,14 @@ class Service:
       for task in (warming, returning, following):
         task.cancel()
       self._answering.close()
-      self._looking.close()
+      self._attention.close()
       self.changes.close()
       self.remove_files()
 
-  async def _warm_up(self, looking: Looking) -> None:
+  async def _warm_up(self, attention: AttentionService) -> None:
     try:
       compiled = await asyncio.to_thread(self.predictor.warm_up)
-      await asyncio.to_thread(looking.warm_up)
+      await asyncio.to_thread(attention.warm_up)
       await asyncio.to_thread(self.follower.look)
     except Exception as error:
       self.problem = one_line(str(error)) or type(error).__name__
@@ -133,7 +133,7 @@ class Service:
       "Programs that were compiled since the warm-up.",
       lambda: (
         predictor.compilations
-        + (self._looking.compilations if self._looking else 0)
+        + (self._attention.compilations if self._attention else 0)
       ),
     )
     watch("tasks", "Tasks that answer.", lambda: len(predictor.task_set.names))

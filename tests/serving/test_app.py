@@ -42,7 +42,7 @@ from memory_vit.images import decoding
 from memory_vit.images.reader import THREADS
 from memory_vit.prediction.predictions import Predictions, softmax
 from memory_vit.serving import ServerSettings, create_app, schemas, service
-from memory_vit.serving.attention import Looking
+from memory_vit.serving.attention import AttentionService
 from memory_vit.serving.page_files import page_response
 
 pytestmark = pytest.mark.versions
@@ -514,13 +514,13 @@ def test_where_a_task_looks(ready):
 
 def test_attention_is_warm_and_counted(ready, monkeypatch):
   warmed = []
-  real = Looking.warm_up
+  real = AttentionService.warm_up
 
   def noted(self):
     real(self)
     warmed.append(self)
 
-  monkeypatch.setattr(Looking, "warm_up", noted)
+  monkeypatch.setattr(AttentionService, "warm_up", noted)
 
   async def check():
     async with serving(ready) as http:
@@ -533,13 +533,13 @@ def test_attention_is_warm_and_counted(ready, monkeypatch):
       for unread in ({"top": "2"}, {"original": "true"}):
         done = await http.post("/v1/attention", **GOOD, data=unread)
         assert (done.status_code, "top and" in done.text) == (422, True)
-      weights = Looking._weights
+      weights = AttentionService._weights
 
       def compiling(self, pixels, task_set):
         jax.jit(lambda x: x * 3)(pixels)
         return weights(self, pixels, task_set)
 
-      monkeypatch.setattr(Looking, "_weights", compiling)
+      monkeypatch.setattr(AttentionService, "_weights", compiling)
       await http.post("/v1/attention", **GOOD)
       assert warmed[0].compilations == 1
       text = (await http.get("/metrics")).text
@@ -551,9 +551,9 @@ def test_attention_is_warm_and_counted(ready, monkeypatch):
 
 def test_few_images_wait_to_be_looked_at(ready, monkeypatch):
   go = threading.Event()
-  real = Looking._look
+  real = AttentionService._compute
   monkeypatch.setattr(
-    Looking, "_look", lambda *given: go.wait(20) and real(*given)
+    AttentionService, "_compute", lambda *given: go.wait(20) and real(*given)
   )
 
   async def check():

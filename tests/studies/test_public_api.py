@@ -10,7 +10,7 @@ from conftest import ROOT
 import memory_vit as mv
 
 FILES = sorted((ROOT / "studies").rglob("*.py"))
-# Modules whose every public name is documented; other wings export theirs.
+# Every public name of these modules is documented; subpackages export theirs.
 WHOLE = ("memory_vit.config", "memory_vit.errors")
 LIBRARIES = {"absl", "jax", "numpy", "studies", *sys.stdlib_module_names}
 
@@ -29,8 +29,8 @@ def problems(source):
         continue
       if node.module.split(".")[0] in LIBRARIES or node.module in WHOLE:
         continue
-      wing = importlib.import_module(node.module)
-      for name in names - {*getattr(wing, "__all__", ())}:
+      package = importlib.import_module(node.module)
+      for name in names - {*getattr(package, "__all__", ())}:
         yield f"from {node.module} import {name}"
     elif isinstance(node, ast.Attribute):
       owner = getattr(node.value, "id", "")
