@@ -126,8 +126,8 @@ class TrainDataConfig:
   # them.
   cache_gib: float = option(16.0, _GIB, resume="free")
   # Maximum number of unreadable examples to skip per split before the run
-  # fails, over all processes. Training replaces each by the next readable one;
-  # evaluation skips and counts them.
+  # fails, counted over all processes whenever a state is saved. Training
+  # replaces each by the next readable one; evaluation skips and counts them.
   max_bad: int = option(0, _EXAMPLES, resume="free")
 
 
@@ -137,7 +137,8 @@ class DataConfig(TrainDataConfig):
 
   # How a resumed run verifies that its data is unchanged: "files" (names, sizes
   # and modification times) or "contents" (SHA-256 of all bytes, read at every
-  # start). Metadata that TFDS recorded is compared as well.
+  # start). Metadata that TFDS recorded is compared as well. A resumed run may
+  # use the other one.
   digest: str = option("files", Choice(("files", "contents")), resume="free")
   # Label of a TFDS data set with several: the name of a feature, or a label of
   # VTAB: "clevr_count", "clevr_distance", "kitti_distance", "dsprites_x",
@@ -167,8 +168,10 @@ class KeepConfig:
 
   # What is computed once and cached: "contexts", keys and values for masked
   # regimes; "features", backbone outputs for `head` and `probe` (embeddings
-  # need this value); "images", decoded training images for random crops, in any
-  # regime; "none" computes all in every step.
+  # need this value); "images", decoded training images for random crops,
+  # in any regime, their shorter side at most `data.resize`; "none" computes all
+  # in every step. Validation is cached as well, the test split of embeddings
+  # too.
   what: str = option(
     "none",
     Choice(("none", "contexts", "features", "images")),
@@ -458,7 +461,7 @@ class Config:
   )
   # GELU variant: "tanh" for vit_jax and big_vision; "exact" for weights from
   # PyTorch; "quick" for OpenAI's CLIP; "backbone" is the variant that the
-  # source of the backbone states, else "tanh".
+  # source of the backbone states, else "tanh"; the run records that variant.
   gelu: str = option("backbone", Choice(("backbone", "tanh", "exact", "quick")))
   # Side of the square input images in pixels; 0 is the backbone's own. For
   # another size the position embedding is resized. Random weights
@@ -473,7 +476,8 @@ class Config:
   batch_size_eval: int = option(512, _BATCH, resume="free")
   # Number of training steps, if `epochs` is 0.
   total_steps: int = option(20_000, _STEPS, resume="on_request")
-  # Passes over the training split; above 0 they set total_steps, rounded up.
+  # Number of times that each training example is used, such as 2.5; above 0 it
+  # sets total_steps, rounded up, and that number is recorded.
   epochs: float = option(
     0.0, Number(0, 1e6, "passes over the training split"), resume="free"
   )
@@ -500,7 +504,8 @@ class Config:
   log_every: int = option(50, _STEPS, resume="free")
   # Number of test images (else validation images) in the plot of the best
   # task's attention, attention.png; answers.png shows three times as many with
-  # predictions. 0 draws nothing; lists of runs draw nothing.
+  # predictions. 0 draws nothing, the confusion matrix neither; lists of runs
+  # draw nothing.
   log_images: int = option(8, Number(0, 64, "images"), resume="free")
   # Also write trained parameters as plain orbax checkpoints,
   # WORKDIR/orbax/NAME. Not for "full", whose size would double, nor for lists

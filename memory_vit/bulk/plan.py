@@ -152,7 +152,7 @@ def _require_equal(plan: Plan, file: Path) -> None:
   problems = [
     f"{key} is {brief(new.get(key))}, there {brief(stored.get(key))}"
     for key in sorted(stored.keys() | new.keys())
-    if stored.get(key) != new.get(key)
+    if stored.get(key, "missing") != new.get(key, "missing")
   ]
   raise ConfigError(
     f"--output {brief(str(file.parent.parent))} holds another run: "

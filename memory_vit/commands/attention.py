@@ -105,7 +105,7 @@ def _run(arguments: argparse.Namespace) -> int:
   evaluated = data_options.is_given(arguments)
   if not arguments.images and not evaluated:
     raise ConfigError(
-      "there is nothing to look at: give an IMAGE or a folder of images, or "
+      "no image is given: give an IMAGE or a folder of images, or "
       "--data_dir or --data for what removing memory does to accuracy."
     )
   out = attention_files.REPORT.require_own(arguments.out)
@@ -240,10 +240,10 @@ def _attention_of(
   tasks: Sequence[Task],
   images: Iterable[Sequence[LoadedImage]],
   total: int | None,
-  kept: int,
+  shown: int,
 ) -> CollectedAttention:
   attention = image_attention.collect_attention(
-    backbone, tasks, images, kept=kept, total=total
+    backbone, tasks, images, shown=shown, total=total
   )
   for entry in attention.skipped:
     notice = f"skipped {escaped(entry.path)}: {escaped(entry.reason)}"

@@ -99,14 +99,15 @@ def open_ref(ref: SplitRef) -> Split:
 
 def read_as(ref: SplitRef, split: Split) -> Split:
   """A split with the limits and the subset of a reference; labels checked."""
-  found = split.unreadable
+  # All processes must choose the same subset: it does not depend on unreadable
+  # examples that one of them has found since the split was opened.
   split = dataclasses.replace(
     split,
     max_bad=ref.max_bad,
     stall_timeout=ref.stall_timeout,
     unreadable={},
   )
-  split.mark_unreadable(found)
+  split.mark_unreadable(split.broken)
   if ref.subset:
     split = subset.choose(split, ref.subset)
   check_first_label(split)

@@ -152,7 +152,7 @@ class EmbeddedRows:
     if column.null_count:
       raise DataError(
         f"{_shown(path)}: {column.null_count} rows have no {name!r}, though "
-        "their images could be read: embed them anew."
+        "their images could be read: embed them again."
       )
     shape = (len(column), *self.origin.shapes[name])
     values = np.frombuffer(

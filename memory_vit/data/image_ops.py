@@ -163,7 +163,10 @@ def decode(encoded: tf.Tensor) -> tf.Tensor:
 
 
 def inception_crop(encoded: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-  """A random part: 5-100 % of the area, aspect ratio between 3/4 and 4/3."""
+  """A random part: 5-100 % of the area, aspect ratio between 3/4 and 4/3.
+
+  Of a JPEG, only that part is decoded.
+  """
 
   def decode_part() -> tf.Tensor:
     shape = tf.io.extract_jpeg_shape(encoded)

@@ -50,7 +50,7 @@ def split_of(
     class_names=tuple(class_names),
     fetch=lambda i: (read(tf.gather(paths, i)), tf.gather(labels, i)),
     file_name=lambda i: utf8(where[labelled[i][0]]),
-    unreadable={
+    broken={
       i: irregular[file]
       for i, (file, _) in enumerate(labelled)
       if file in irregular

@@ -44,7 +44,10 @@ class ExampleFn:
 
   @functools.cached_property
   def graph(self) -> Callable[[tf.Tensor, tf.Tensor], dict[str, tf.Tensor]]:
-    """Number and offset, int64 () -> the example; traced once for all."""
+    """Number and offset, int64 () -> the example.
+
+    Traced once: a batch with a broken image makes two more pipelines.
+    """
     split = self.split
 
     def make(number: tf.Tensor, offset: tf.Tensor) -> dict[str, tf.Tensor]:

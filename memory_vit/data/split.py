@@ -49,6 +49,7 @@ class Split:
     embedded: rows of embeddings, for a split that has them in place of images.
     left_out: a line for each image that is no example, as it has no embedding.
     skipped: a line for each of its folders that holds more than images.
+    broken: {index: why} of the examples that opening it found unreadable.
     max_bad: maximum number of unreadable examples to skip.
     stall_timeout: seconds without a batch after which the process is ended; 0
       is never.
@@ -67,6 +68,7 @@ class Split:
   embedded: EmbeddedRows | None = None
   left_out: tuple[str, ...] = ()
   skipped: tuple[str, ...] = ()
+  broken: Mapping[int, str] = dataclasses.field(default_factory=dict)
   max_bad: int = 0
   stall_timeout: float = 0.0
   unreadable: dict[int, str] = dataclasses.field(default_factory=dict)
@@ -161,7 +163,7 @@ class Split:
       raise BrokenDataError(_too_many(lines, self.max_bad, named))
     for index, why in new.items():
       line = self._line(index, why)
-      logger.warning("left out (%d may be): %s", self.max_bad, line)
+      logger.warning("skipped (at most %d): %s", self.max_bad, line)
     self.unreadable.update(new)
 
   def sync_unreadable(self) -> list[int]:

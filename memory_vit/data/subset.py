@@ -134,6 +134,7 @@ def take(
     size=len(indices),
     fetch=lambda i: split.fetch(tf.gather(chosen, i)),
     file_name=lambda i: split.file_name(int(indices[i])),
+    broken={},
     unreadable={},
     labels=None if split.labels is None else split.labels[indices],
     embedded=split.embedded and split.embedded.take(indices),

@@ -31,7 +31,7 @@ from memory_vit.errors import BrokenDataError, DataError
 from memory_vit.runtime.messages import named
 
 # An example in a file takes more bytes than this, with the frame around it; a
-# file may have lost all of so many examples.
+# file may have lost all of this number of examples.
 _LEAST_BYTES, _LOST_AT_MOST = 32, 100_000
 
 # TFDS builders that are known to fail, or to ask for more than one expects.
@@ -101,7 +101,7 @@ def open_tfds(ref: SplitRef) -> Split:
     class_names=target.class_names,
     fetch=fetch,
     file_name=lambda index: tfrecord.place(shards, index),
-    unreadable=bad,
+    broken=bad,
     data_files=_data_files(ref, builder, parts, shards),
     labels=labels,
   )
@@ -167,7 +167,7 @@ def _require_room(ref: SplitRef, shards: Sequence[Shard]) -> None:
     raise BrokenDataError(
       f"{ref}: dataset_info.json says that it has {size:,} examples, "
       f"but its files have {found:,} bytes in all. Put back the files that "
-      "belong to it, or prepare it anew."
+      "belong to it, or prepare it again."
     )
 
 

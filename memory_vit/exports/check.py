@@ -50,10 +50,9 @@ class Comparison:
   max_difference: Mapping[str, Mapping[str, float]]
   load_seconds: float
   first_call_seconds: float  # includes compilation
-  call_seconds: float  # of a batch of all images; median
-  memory_vit_call_seconds: (
-    float  # the same of `mv.forward`, without preparation
-  )
+  # Of a batch of all images, the median; of `mv.forward` without preparation.
+  call_seconds: float
+  memory_vit_call_seconds: float
 
 
 def compare(

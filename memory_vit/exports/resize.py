@@ -63,7 +63,7 @@ def _between(
   sizes: tuple[Int32[Array, ""], Int32[Array, ""]],
   axis: int,
 ) -> Float32[Array, "b _ _ 3"]:
-  """Interpolate between two neighbours, without antialiasing.
+  """Interpolate between two neighbors, without antialiasing.
 
   They are gathered: `jax.image.resize` multiplies by dense matrices. `sizes`
   are the old and the new length of the axis.

@@ -20,7 +20,7 @@ import numpy as np
 
 # {name: outputs (b, c)} of images, or of the content of image files.
 Call = Callable[[Any], Mapping[str, Any]]
-# Calls are timed until so many seconds are over, or so many calls.
+# Calls are timed until this number of seconds, or of calls, is reached.
 _TIMING_SECONDS, _CALLS = 10.0, 5
 
 

@@ -1,6 +1,6 @@
 """Read the markers of JPEG files, to detect those that take long to decode.
 
-A progressive JPEG paints the whole image anew with every scan. A scan may
+A progressive JPEG paints the whole image again with every scan. A scan may
 have a few bytes and costs as much as the image has pixels.
 """
 
@@ -25,8 +25,8 @@ _ARITHMETIC_FRAMES = (0xC9, 0xCA, 0xCB)
 # A marker that something follows. Inside of a scan 0xFF 0x00 stands for a byte
 # 0xFF, more than one 0xFF is filling, and 01 and D0 to D7 stand alone.
 _MARKER = re.compile(rb"\xff([\x02-\xcf\xd8-\xfe])")
-# Other threads run between two searches of so many bytes. Outside of scans, a
-# marker has no more bytes of filling in front of it.
+# Other threads run between two searches, each of this number of bytes. Outside
+# of scans, a marker has no more bytes of filling in front of it.
 _SEARCHED = 2**18
 
 

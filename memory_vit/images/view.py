@@ -54,8 +54,8 @@ def eval_view(
   y, x = evaluation.begin(height), evaluation.begin(width)
   if evaluation.interpolation == "bilinear":
     # What the crop leaves out is not computed.
-    rows = _neighbours(old_height, height, slice(y, y + side))
-    columns = _neighbours(old_width, width, slice(x, x + side))
+    rows = _neighbors(old_height, height, slice(y, y + side))
+    columns = _neighbors(old_width, width, slice(x, x + side))
     view = _bilinear(pixels, rows, columns)
   else:
     resample = _FILTERS[evaluation.interpolation]
@@ -106,8 +106,8 @@ def view_bytes(height: int, width: int, evaluation: EvalPreprocessing) -> int:
   new_height, new_width = resized_shape(height, width, evaluation)
   side = evaluation.image_size
   if evaluation.interpolation == "bilinear":
-    # Along each row that is needed, two neighbours in float32 and the bytes of
-    # one; then the rows, and two neighbours in float32 of each pixel.
+    # Along each row that is needed, two neighbors in float32 and the bytes of
+    # one; then the rows, and two neighbors in float32 of each pixel.
     along = 3 * 4 * side
     rows = min(2 * side, height)
     return max(rows * (2 * along + 3 * side), (rows + 2 * side) * along)
@@ -118,7 +118,7 @@ def view_bytes(height: int, width: int, evaluation: EvalPreprocessing) -> int:
   return view + 4 * (old + max(old, new) + new)
 
 
-def _neighbours(old: int, new: int, part: slice) -> _Neighbours:
+def _neighbors(old: int, new: int, part: slice) -> _Neighbours:
   """For a part of the `new` pixels that `old` ones become."""
   scale = np.float32(old) / np.float32(new)
   half = np.float32(0.5)

@@ -42,7 +42,7 @@ _OPACITY = 0.65
 # dark, so outlines show the sign as well.
 _DIVERGING = "PuOr_r"
 # Label -> colour and hatch. Hues of Okabe and Ito; in grey the lightness of
-# neighbours differs.
+# neighbors differs.
 _PARTS = {
   "patches": ("#bfd9ec", ""),
   "backbone's class tokens, registers": ("#0072b2", ""),

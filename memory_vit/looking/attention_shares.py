@@ -87,4 +87,9 @@ def join_shares(parts: Sequence[AttentionShares]) -> AttentionShares:
   joined: AttentionShares = jax.tree.map(
     mean, *(dataclasses.replace(part, images=images) for part in parts)
   )
-  return joined
+  first = parts[0]
+  return dataclasses.replace(
+    joined,  # of which JAX has sorted the parents
+    parent_tokens={k: joined.parent_tokens[k] for k in first.parent_tokens},
+    parent_memory={k: joined.parent_memory[k] for k in first.parent_memory},
+  )

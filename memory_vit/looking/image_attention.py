@@ -70,7 +70,7 @@ def collect_attention(
   tasks: Sequence[Task],
   batches: Iterable[Sequence[LoadedImage]],
   *,
-  kept: int,
+  shown: int,
   total: int | None = None,
 ) -> CollectedAttention:
   """Compute the attention of tasks over batches of images.
@@ -80,8 +80,8 @@ def collect_attention(
     tasks: at least one; all tasks that they attend to must be among them.
     batches: from `ImageReader.read_files`; the first is the largest, and all
       are padded to its size.
-    kept: the number of images whose attention is kept; only these are rolled
-      out, which takes another pass.
+    shown: the number of images whose attention is returned; these alone are
+      rolled out, which takes another pass.
     total: the number of images for the progress bar, if it is known.
   """
   slots = fill_slots(backbone, tasks)
@@ -98,7 +98,7 @@ def collect_attention(
       if not good:
         continue
       seen, found = _batch_attention(
-        backbone, slots, good, size, kept - len(images)
+        backbone, slots, good, size, shown - len(images)
       )
       images += found
       # One running mean: memory does not grow with the number of batches.
@@ -113,7 +113,7 @@ def _batch_attention(
   slots: Slots,
   images: Sequence[LoadedImage],
   size: int,
-  kept: int,
+  shown: int,
 ) -> tuple[dict[str, TokenAttention], list[ImageAttention]]:
   """The attention in a batch, which its last image pads to `size`."""
   pixels = np.stack([i.pixels for i in images if i.pixels is not None])
@@ -130,8 +130,8 @@ def _batch_attention(
     name: attention.of_images(real)
     for name, attention in read_attention(backbone, slots, context).items()
   }
-  kept = min(kept, len(pixels))
-  if kept <= 0:
+  shown = min(shown, len(pixels))
+  if shown <= 0:
     return seen, []
   rollouts = attention_rollout(backbone, slots, filled)
   return seen, [
@@ -142,7 +142,7 @@ def _batch_attention(
       rollouts={n: a.of_images(slice(i, i + 1)) for n, a in rollouts.items()},
       answers={n: _answer(values[i]) for n, values in logits.items()},
     )
-    for i in range(kept)
+    for i in range(shown)
   ]
 
 

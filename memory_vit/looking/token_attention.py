@@ -75,7 +75,15 @@ class TokenAttention:
   def of_images(self, rows: slice) -> TokenAttention:
     """The attention in some of the b images."""
     part: TokenAttention = jax.tree.map(lambda a: a[rows], self)
-    return part
+    return dataclasses.replace(
+      part,  # of which JAX has sorted the parents
+      parent_tokens={
+        name: part.parent_tokens[name] for name in self.parent_tokens
+      },
+      parent_memory={
+        name: part.parent_memory[name] for name in self.parent_memory
+      },
+    )
 
 
 def token_attention(

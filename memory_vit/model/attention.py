@@ -33,7 +33,7 @@ class Attended(NamedTuple):
 
 
 def _heads_first(a: Float[Array, "b s h k"]) -> Float[Array, "b h s k"]:
-  """Swap tokens and heads, and back: cached, they are read many times."""
+  """Swap tokens and heads: a cached array is multiplied many times by head."""
   return jnp.swapaxes(a, -3, -2)
 
 

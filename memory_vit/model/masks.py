@@ -95,7 +95,7 @@ def task_mask(
   cells = max(cells, *(spec.cells for spec in specs), 0)
   parents = max(parents, int(others.sum(axis=1).max(initial=0)))
   has_cell = np.zeros((slots, cells), bool)
-  # Without a parent a task gathers itself, masked: not even a neighbour that is
+  # Without a parent a task gathers itself, masked: not even a neighbor that is
   # NaN can enter.
   reads = np.tile(np.arange(slots, dtype=np.int32)[:, None], (1, parents))
   is_parent = np.zeros((slots, parents), bool)

@@ -21,7 +21,10 @@ from memory_vit.runtime import dtypes
 def einsum(
   spec: str, a: Float[AnyArray, "..."], b: Float[AnyArray, "..."], dtype: str
 ) -> Float32[Array, "..."]:
-  """`jnp.einsum` of operands, and gradients, in `dtype`, with float32 sums."""
+  """`jnp.einsum` of operands, and gradients, in `dtype`, with float32 sums.
+
+  Each axis of an operand must be an axis of the other one or of the result.
+  """
   if dtype == "float32":
     return jnp.einsum(spec, a, b)
   return _product(spec, jnp.asarray(a, dtype), jnp.asarray(b, dtype))

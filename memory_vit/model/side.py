@@ -1,7 +1,7 @@
 """Side stream: a narrow network over the patches, for one masked task.
 
 Not the paper's. It takes the cached keys and values of every layer, mixes
-neighbouring patches, and is added, widened, to the keys and values that the
+neighboring patches, and is added, widened, to the keys and values that the
 task's token attends to. Only that token attends to it: the backbone is
 unchanged, and nothing more is cached. Kin: ladder side-tuning (Sung et al.
 2022), Res-Tuning-Bypass (Jiang et al. 2023), LoSA (Mercea et al. 2024).
@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Float32, Int, Int32
+from jaxtyping import Array, Bool, Float, Float32, Int32
 
 from memory_vit.model.products import einsum
 from memory_vit.model.regimes import SideKind, side_shapes
@@ -48,17 +48,6 @@ class SideGroup(NamedTuple):
   # The stream of each slot; any where it has none of this group.
   stream: Int32[AnyArray, " t"]
   has_stream: Bool[AnyArray, " t"]
-
-  def copied(self, slots: Int[np.ndarray, " t"]) -> "SideGroup":
-    """The group for copies of slots, each with a stream for itself."""
-    # The attention weights of a copy are its own.
-    places = np.arange(len(slots), dtype=np.int32)
-    return SideGroup(
-      params=jax.tree.map(lambda a: a[:, self.stream[slots]], self.params),
-      places=places,
-      stream=places,
-      has_stream=self.has_stream[slots],
-    )
 
 
 # {"conv16": the group of the streams of width 16 that mix by convolution}

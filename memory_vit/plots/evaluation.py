@@ -29,7 +29,7 @@ def confusion_matrix_figure(matrix: Any, class_names: Sequence[str]) -> Figure:
 
   The colour of a cell is the share of its row, the examples of a class. Up to
   16 classes, cells show the number of examples; up to 40, classes have names.
-  More than 400 classes are drawn in groups of neighbours.
+  More than 400 classes are drawn in groups of neighbors.
 
   Args:
     matrix: numbers of examples (c, c), by their class and by the predicted
@@ -47,7 +47,7 @@ def confusion_matrix_figure(matrix: Any, class_names: Sequence[str]) -> Figure:
       f"the confusion matrix has shape {tuple(matrix.shape)}, expected "
       f"({classes}, {classes}), for {classes} class names."
     )
-  counts, together = _neighbours_together(matrix)
+  counts, together = _neighbors_together(matrix)
   side = min(9.0, max(3.5, 1.5 + 0.42 * len(counts)))
   figure = Figure(figsize=(side + 1.2, side), layout="constrained")
   axes = figure.subplots()
@@ -133,7 +133,7 @@ def mistakes_sheet(images: np.ndarray, titles: Sequence[str]) -> Figure:
   )
 
 
-def _neighbours_together(matrix: Any) -> tuple[np.ndarray, int]:
+def _neighbors_together(matrix: Any) -> tuple[np.ndarray, int]:
   """Counts (k, k), k at most 400, and the number of classes in a row.
 
   A matrix of 20,000 classes is never made dense.

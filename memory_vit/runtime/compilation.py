@@ -33,7 +33,11 @@ _OPTION = "xla_backend_optimization_level"
 
 
 def enable_cache() -> None:
-  """Cache compiled programs, unless the environment says otherwise."""
+  """Cache compiled programs, silently none if no folder can be written.
+
+  `MEMORY_VIT_COMPILE_CACHE=off` turns the cache off, and JAX's own
+  `JAX_COMPILATION_CACHE_DIR` is left as it is.
+  """
   switch = os.environ.get(_SWITCH, "on")
   if switch not in ("on", "off"):
     raise ConfigError(f"{_SWITCH} is {brief(switch)}, expected 'on' or 'off'.")
@@ -54,7 +58,11 @@ def enable_cache() -> None:
 
 
 def _machine() -> str:
-  """A CPU's instructions: programs hold them, and JAX does not tell apart."""
+  """The kind of CPU, whose instructions compiled programs hold.
+
+  Machines of several kinds may share a home, and JAX's keys do not tell them
+  apart.
+  """
   features = platform.machine()
   with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
     kinds = ("flags", "Features", "model name")

@@ -73,7 +73,7 @@ def writing(path: Path, *errors: type[Exception]) -> Iterator[None]:
     advice = "Make room, and give" if is_full else "Mend that, and give"
     raise TrainingError(
       f"{path} cannot be written: {shortened(str(error))}\n"
-      f"What was saved before is as it was. {advice} the same command again."
+      f"What was saved before is unchanged. {advice} the same command again."
     ) from error
 
 

@@ -186,7 +186,7 @@ def _leave(error: BaseException) -> None:
     print(
       f"error: process {jax.process_index()} of {jax.process_count()} lost "
       f"another one ({first_line(error)}). Look for the error of that one. "
-      "Start all of them again: the run goes on from what was saved last.",
+      "Start all of them again: the run resumes from the last saved state.",
       file=sys.stderr,
     )
   sys.stdout.flush()

@@ -71,7 +71,7 @@ def listed(
   return separator.join(shown)
 
 
-def one_line(text: str, most: int = _MOST_LISTED) -> str:
+def one_line(text: str, most: int = 2_000) -> str:
   """Text on one line, escaped."""
   return shortened(escaped(" ".join(text.split())), most)
 

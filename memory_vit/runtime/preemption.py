@@ -94,7 +94,7 @@ class StopSignal:
   def check(self) -> None:
     """Raise `Interrupted` if a stop is wanted; all processes must call."""
     if self.is_wanted():
-      raise self.interrupted("what was saved is as it was")
+      raise self.interrupted("the saved state is unchanged")
 
   def interrupted(self, what: str) -> Interrupted:
     """The exception for the signal that came; `what` happened to the run."""
@@ -116,4 +116,4 @@ class StopSignal:
     if jax.distributed.is_initialized():
       os.kill(os.getpid(), signal.SIGTERM)  # to jax, for all processes
     elif not self._asks:
-      raise self.interrupted("what was saved is as it was")
+      raise self.interrupted("the saved state is unchanged")

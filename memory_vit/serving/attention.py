@@ -96,14 +96,16 @@ class AttentionService:
     if unknown:
       raise unknown_tasks(unknown, task_set.names)
     if not names:
-      raise RequestError(422, "there is no task that could look.")
+      raise RequestError(
+        422, "there is no task whose attention could be shown."
+      )
     slots = task_set.program.slots
     if slots is None:
       [spec] = task_set.specs
       raise RequestError(
         422,
         f"task {spec.name!r} was learned by {spec.regime!r}, and has no token "
-        "beside those of the backbone that could look.",
+        "of its own whose attention could be shown.",
       )
     [uploaded] = request.images
     [pixels] = self._predictor.prepare_each([uploaded.content])

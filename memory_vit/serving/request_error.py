@@ -9,8 +9,6 @@ from starlette.responses import JSONResponse
 
 from memory_vit.runtime.messages import one_line
 
-_MOST_SAID = 2_000
-
 
 class RequestError(Exception):
   """A refusal; `more` are keys of its JSON beside "error"."""
@@ -25,7 +23,7 @@ class RequestError(Exception):
   ) -> None:
     super().__init__(message)
     self.status = status
-    self.message = one_line(message, _MOST_SAID)
+    self.message = one_line(message)
     self.headers = dict(headers or {})
     self.more = more
 

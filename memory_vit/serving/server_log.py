@@ -1,6 +1,7 @@
 """The server's log on stderr: a line for each request and each change of tasks.
 
-Of what clients send only the names of tasks appear, escaped.
+Of what clients send, it shows names of tasks and what a refusal quotes, escaped
+and shortened.
 """
 
 from __future__ import annotations

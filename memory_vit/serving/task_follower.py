@@ -1,7 +1,7 @@
 """Follow a folder of tasks: one server's side.
 
 A new set is made ready while the old one answers, and then shown. If it cannot
-be made ready, the old set goes on answering, and it is tried again.
+be made ready, the old set still answers, and it is tried again.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class TaskFollower:
         problem = one_line(str(error)) or type(error).__name__
         if problem != self.problem:
           logger.error(  # noqa: TRY400 our own errors need no traceback
-            "version %d of the tasks goes on answering: %s",
+            "version %d of the tasks still answers: %s",
             self.version, problem,
             exc_info=not isinstance(error, MemoryVitError),
           )  # fmt: skip
@@ -168,17 +168,21 @@ class TaskFollower:
         known = tuple(one.name for one in tasks)
         raise UnknownTask(f"there is no task {name!r}.", known)
       digests = {o.name: o.digest for o in self._predictor.task_set.describe()}
-      readable = self._readable(tasks)
-      if len(readable) < len(tasks):
-        readers = [
-          t.name for t in readable.values() if name in t.spec.attends_to
-        ]
-        if readers:
-          attend = f"{name_list(readers)} attend to it"
-          raise TaskError(f"task {name!r} cannot be removed: {attend}.")
+      readable = self._readable(newest.tasks)
+      by_name = {task.name: task for task in readable.values()}
+      removed = by_name.pop(name, None)
+      if lost := [one.name for one in tasks if one.name not in by_name]:
+        attending = [n for n, t in by_name.items() if name in t.spec.attends_to]
+        # Of an unreadable task, nobody knows what it attends to.
+        if others := attending or (lost if removed else []):
+          raise TaskError(
+            f"task {name!r} cannot be removed: {name_list(others)} attend to "
+            "it, or are damaged and may do so. Remove them first."
+          )
         change = self._publish_unready(newest, tasks)
       else:
-        ready, change = self._predictor.make_ready(readable, newest.version + 1)
+        left = {i: t for i, t in readable.items() if t.name != name}
+        ready, change = self._predictor.make_ready(left, newest.version + 1)
         self._publish(newest, tasks, ready, {})
     return Changed("remove", change, digests.get(name, ""))
 

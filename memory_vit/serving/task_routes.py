@@ -105,7 +105,7 @@ async def _put(
 
 
 def _require_allowed(service: Service, request: Request, name: str) -> None:
-  # Several tokens are joined, as HTTP has it, and so are none.
+  # Several headers are joined, as HTTP has it: then none is accepted.
   credentials = request.headers.getlist("authorization")
   service.token.require(", ".join(credentials))
   if service.changes.refusal:

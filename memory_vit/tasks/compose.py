@@ -220,7 +220,9 @@ def require_specs_fit(specs: Sequence[TaskSpec]) -> None:
     if not learned.composes:
       does = "changes what the backbone computes"
       if learned.on_features:
-        does = "reads the backbone as it is, but takes the place of its head"
+        does = (
+          "attends to the backbone as it is, but takes the place of its head"
+        )
       raise TaskError(
         f"task {spec.name!r} was learned by {spec.regime!r}, which {does}: it "
         "cannot share a pass. Give it alone to mv.Predictor, predict, "

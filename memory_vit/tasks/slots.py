@@ -172,7 +172,7 @@ def fill_slots(
 def place_in_slots(
   backbone: Backbone, tasks: Mapping[int, Task], sizes: SlotSizes
 ) -> Slots:
-  """`fill_slots` into given slots and sizes, bitwise identical."""
+  """`fill_slots` into slots {i: task}, i ascending; bitwise identical."""
   # Stacked on the host, where nothing is compiled.
   specs = tuple(task.spec for task in tasks.values())
   mask = task_mask(

@@ -183,7 +183,7 @@ class Checkpoints:
     if problems or corrupt:
       raise TrainingError(
         f"no state in {self._directory} is whole. Put one back, or give "
-        "another --workdir to begin anew.\n  "
+        "another --workdir to begin again.\n  "
         + "\n  ".join([*problems.values(), *sorted(corrupt)])
       )
     return None

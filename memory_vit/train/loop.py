@@ -84,7 +84,7 @@ class Loop:
   frozen: Any
   mesh: Mesh
   steps: Steps
-  batch_size: int
+  batch_size: int  # of all processes together
   schedules: Mapping[str, optax.Schedule]
   # Parameters -> {name: `evaluate.evaluate`}; the best "top1" is kept.
   validate: Validate | None = None
@@ -94,6 +94,7 @@ class Loop:
   # Names the examples of a step, for messages.
   examples: Examples | None = None
   stop: StopSignal = dataclasses.field(default_factory=StopSignal)
+  # Of events; a name without one writes none.
   logdirs: Mapping[str, Path] = dataclasses.field(default_factory=dict)
   wandb_run: WandbRun | None = None
 
@@ -107,8 +108,8 @@ class Loop:
 
     Returns the last state, and the best parameters of each name. Early stopping
     may end before `steps.total`. `DivergedError` is raised once every name is
-    lost; the other names train on unchanged until then. After `Interrupted` the
-    last step is saved.
+    lost, and nothing is saved after that step; until then the others train on
+    unchanged. After `Interrupted` the last step is saved.
     """
     first, steps = int(state.step), self.steps
     past = past or LoopState({name: BestParams() for name in state.params})
@@ -180,7 +181,7 @@ class Loop:
       self.save(state, past)
     if stopping:
       at = f"step {int(state.step)} of {self.title!r} is saved"
-      again = f"{self.title} begins anew"
+      again = f"{self.title} begins again from its first step"
       raise self.stop.interrupted(at if self.save else again)
     if was_timed and int(state.step) < self.steps.total:
       monitors.progress.resume()

@@ -1,6 +1,6 @@
-"""Padded heads.
+"""Padded heads: more outputs than classes, so that tasks share programs.
 
-More outputs than classes, so that tasks share compiled programs.
+Outputs beyond the classes are cut off before a task is exported.
 """
 
 import dataclasses

@@ -84,10 +84,7 @@ def _table(result: RunResult) -> str:
 
 
 def _by_regime(tasks: Sequence[TrialResult]) -> list[TrialResult]:
-  """Group trials by regime.
-
-  Regimes and trials stay in order, the best first.
-  """
+  """Group trials by regime; regimes and trials stay in order, best first."""
   regimes = list(dict.fromkeys(task.regime for task in tasks))
   return sorted(tasks, key=lambda task: regimes.index(task.regime))
 

@@ -94,10 +94,7 @@ def of_one_kind(trials: Sequence[Trial]) -> list[list[Trial]]:
 
 
 def kind_of(config: Config) -> str:
-  """Masked trials share passes, whatever their regime.
-
-  Others only within theirs.
-  """
+  """Trials of one kind share passes; masked regimes are one kind."""
   return "masked" if config.learned.composes else config.regime
 
 

@@ -214,7 +214,7 @@ def opened(
   """Open the run of a working directory; None if W&B is not configured.
 
   A resumed run resumes in W&B only after its saved state is accepted, by
-  `WandbRun.begin`: a refused start leaves W&B as it was. A run that the caller
+  `WandbRun.begin`: a refused start leaves W&B unchanged. A run that the caller
   has open stays open. All processes must call.
   """
   if not config.wandb.project:

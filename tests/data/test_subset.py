@@ -119,6 +119,15 @@ def test_unreadable_examples_are_not_chosen():
   assert {*indices_of(found)}.isdisjoint(broken)
 
 
+def test_reading_a_split_before_changes_no_subset():
+  """Each process has read others: a subset that depends on it would differ."""
+  split = dataclasses.replace(graded(18, 3), max_bad=4)
+  ref = SplitRef("", "", "train", subset=Subset(per_class=2))
+  chosen = indices_of(datasets.read_as(ref, split))
+  split.mark_unreadable({int(chosen[0]): "gone"})
+  assert indices_of(datasets.read_as(ref, split)) == chosen
+
+
 def test_wrong_labels_are_found_while_choosing():
   source = dataclasses.replace(
     graded(9, 3, known=False), class_names=("c0", "c1")

@@ -90,7 +90,7 @@ def _write_published(root: Path) -> None:
   for address in download.KNOWN.values():
     if "://" not in address:  # it comes with the package
       continue
-    place = cache / download._place(address).name
+    place = cache / download._cached_path(address).name
     place.parent.mkdir(exist_ok=True)
     place.write_bytes(content)
   published_models.write_model(root / "vit-base-patch16-224")

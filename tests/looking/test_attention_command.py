@@ -181,7 +181,7 @@ def test_a_directory_of_others_is_left_as_it_is(model, tmp_path, capsys):
 @pytest.mark.parametrize(
   ("arguments", "message"),
   [
-    ([], "nothing to look at: give an IMAGE"),
+    ([], "no image is given: give an IMAGE"),
     (["--data=digits:0-4", "--batch_size=3"], "a multiple of the 8 devices"),
     (["--data=other=digits", "x.png"], "there is no task 'other'"),
     (["--data=backbone=digits", "x.png"], "there is no task 'backbone'"),

@@ -13,6 +13,7 @@ from PIL import Image
 import memory_vit as mv
 from memory_vit.errors import DataError, TaskError
 from memory_vit.looking import attention_rollout as rollout
+from memory_vit.looking import attention_shares as shares
 from memory_vit.looking import token_attention as attention
 from memory_vit.looking.attention_map import INFERNO
 
@@ -281,3 +282,16 @@ def test_overlays_that_cannot_be(image, heat, options, message):
   heat = np.ones((2, 2)) if heat is None else heat
   with pytest.raises(DataError, match=message):
     mv.overlay(image, heat, **options)
+
+
+def test_parents_keep_their_order(backbone, images):
+  """JAX sorts the keys of a dictionary."""
+  parents = [
+    random_task(backbone, name, seed=i) for i, name in enumerate("zab")
+  ]
+  child = random_task(backbone, "child", attends_to=parents)
+  whole = mv.token_attention(backbone, [*parents, child], images)["child"]
+  mean = shares.attention_shares(whole)
+  joined = shares.join_shares([mean, mean])
+  for found in (whole, whole.of_images(slice(1)), mean, joined):
+    assert [*found.parent_tokens] == [*found.parent_memory] == ["z", "a", "b"]

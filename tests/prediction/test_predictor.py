@@ -573,7 +573,7 @@ def test_a_task_that_composes_with_nothing_stays_alone(
   mv.save_task(probe, tmp_path / "probe")
   predictor = predictor_of(backbone, tasks[:2])
   before = predictor.task_set
-  reads = "reads the backbone as it is, but takes the place of its head"
+  reads = "attends to the backbone as it is, but takes the place of its head"
   with pytest.raises(
     TaskError, match=f"'lone' was learned by 'probe', which {reads}: it cannot "
   ):

@@ -244,7 +244,7 @@ def test_a_server_that_cannot_show_the_newest_set_says_so(
       answer = (await other.post("/v1/predict", **GOOD)).json()
       assert answer["task_set"]["version"] == 1
       await asyncio.sleep(0.2)
-      assert caplog.text.count("goes on answering: out of memory") == 1
+      assert caplog.text.count("still answers: out of memory") == 1
       await put(one, "pets", PETS, tmp_path)
       assert await shows(other, 3) == await shows(one, 3)
       ready = (await other.get("/readyz")).json()
@@ -281,8 +281,9 @@ def test_damaged_files_can_be_removed_one_by_one(tmp_path, monkeypatch):
         await put(one, "cats", CATS, tmp_path)
         await put(one, "dogs", CATS, tmp_path)
       await has_problem(other)
-      refused = await other.delete("/v1/tasks/birds", headers=BEARER)
-      assert refused.status_code == 409
+      for name in ("birds", "reader"):  # cats and dogs may attend to it
+        refused = await other.delete(f"/v1/tasks/{name}", headers=BEARER)
+        assert refused.status_code == 409
       done = await other.delete("/v1/tasks/cats", headers=BEARER)
       assert done.json()["task_set"] == {
         "version": 4, "names": ["birds", "reader", "dogs"], "digest": "",

@@ -98,5 +98,5 @@ def test_the_command_shows_a_run_that_keeps_nothing(
   assert train.execute(arguments) == 0
   out = capsys.readouterr().out
   assert "7 of 8 images" in out
-  assert "nothing (config.keep.what is 'none')" in out
+  assert "off (config.keep.what is 'none')" in out
   assert not (tmp_path / "run").exists()

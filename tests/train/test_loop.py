@@ -246,7 +246,7 @@ def test_a_signal_in_the_last_save_stops_the_run(tmp_path):
   """Before it is exported; nothing is trained again."""
   run = Run(tmp_path, 2, {2: 0.5}, evaluate=2)
   run.in_save = at(2)
-  with pytest.raises(Interrupted, match="what was saved is as it was"):
+  with pytest.raises(Interrupted, match="the saved state is unchanged"):
     run.go()
   assert run.saved() == {2: (2, 2.0)}
   again = Run(tmp_path, 2, {2: 0.5}, evaluate=2)
