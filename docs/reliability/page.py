@@ -1,4 +1,4 @@
-"""The page docs/dev/reliability.md: faults with their tests, as tables."""
+"""Render docs/dev/reliability.md: faults and their tests, as tables."""
 
 from pathlib import Path
 
@@ -12,18 +12,7 @@ _HEADER = ("fault", "what happens", "tests", "measured")
 
 
 def render(folder: Path = TESTS) -> str:
-  """Render the page.
-
-  Args:
-    folder: the tests, whose markers name the faults that they show.
-
-  Returns:
-    The page in Markdown.
-
-  Raises:
-    ValueError: if a fault has no test, two have one id, or a marker names a
-      fault that faults.toml lacks.
-  """
+  """The page in Markdown; ValueError if tests and faults.toml do not match."""
   texts = faults.read()
   tests = tests_by_fault(folder)
   ids = [fault.id for part in texts.parts for fault in part.faults]
@@ -34,10 +23,9 @@ def render(folder: Path = TESTS) -> str:
 
 
 def _check(ids: list[str], tests: dict[str, list[str]]) -> None:
-  """Compare the faults of faults.toml with those that markers name."""
   twice = sorted({one for one in ids if ids.count(one) > 1})
   if twice:
-    raise ValueError(f"faults.toml has these ids twice: {', '.join(twice)}")
+    raise ValueError(f"faults.toml has duplicate ids: {', '.join(twice)}")
   unknown = [
     f"{one} ({', '.join(names)})"
     for one, names in tests.items()
@@ -45,18 +33,17 @@ def _check(ids: list[str], tests: dict[str, list[str]]) -> None:
   ]
   if unknown:
     raise ValueError(
-      f"markers name faults that faults.toml lacks: {'; '.join(unknown)}"
+      f"markers name faults that are not in faults.toml: {'; '.join(unknown)}"
     )
   untested = [one for one in ids if one not in tests]
   if untested:
     raise ValueError(
-      "no test has the marker pytest.mark.fault of these faults of "
+      "no test has a marker pytest.mark.fault for these faults of "
       f"faults.toml: {', '.join(untested)}"
     )
 
 
 def _table(part: Part, tests: dict[str, list[str]]) -> str:
-  """A part of the page: its heading, its text and a row for each fault."""
   rows = [_row(fault, tests[fault.id]) for fault in part.faults]
   text = [part.text.strip()] if part.text else []
   return "\n\n".join(

@@ -144,7 +144,7 @@ def together(backbone, tmp_path_factory):
   return run, path / "kept", finished(run)
 
 
-@pytest.mark.fault("kept-damaged-of-two")
+@pytest.mark.fault("cache-damaged-of-two")
 def test_two_processes_learn_what_they_learn_from_images(
   together, backbone, tmp_path
 ):
@@ -166,7 +166,7 @@ def test_two_processes_learn_what_they_learn_from_images(
   assert labels == [whole[0::2], whole[1::2]]
 
 
-@pytest.mark.fault("kept-damaged-of-two")
+@pytest.mark.fault("cache-damaged-of-two")
 def test_a_second_run_of_two_computes_nothing(together, backbone, tmp_path):
   first, kept, _ = together
   run = run_of(backbone, tmp_path / "again", kept)
@@ -175,7 +175,7 @@ def test_a_second_run_of_two_computes_nothing(together, backbone, tmp_path):
   assert accuracies(run) == accuracies(first)
 
 
-@pytest.mark.fault("kept-damaged-of-two")
+@pytest.mark.fault("cache-damaged-of-two")
 def test_a_damaged_row_of_one_of_two_is_made_again(
   together, backbone, tmp_path
 ):
@@ -212,7 +212,7 @@ StopSignal.listening = listening
 )
 
 
-@pytest.mark.fault("kept-signal")
+@pytest.mark.fault("cache-signal")
 def test_a_signal_while_rows_are_computed_costs_no_batch(backbone, tmp_path):
   whole = run_of(backbone, tmp_path / "whole")
   whole.finish()
@@ -242,7 +242,7 @@ def after(count):
 )
 
 
-@pytest.mark.fault("kept-signal")
+@pytest.mark.fault("cache-signal")
 def test_a_signal_to_one_of_two_stops_both_at_one_batch(backbone, tmp_path):
   options = {
     "data.train": "train[:400]", "batch_size": 4, "data.validation": "",

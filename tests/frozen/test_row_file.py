@@ -162,7 +162,7 @@ DAMAGES = {
 }
 
 
-@pytest.mark.fault("kept-damaged")
+@pytest.mark.fault("cache-damaged")
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_rows_are_made_again(damage, config, backbone, caplog):
   images, labels = kept_rows(config, backbone, Pass())
@@ -179,7 +179,7 @@ def test_damaged_rows_are_made_again(damage, config, backbone, caplog):
   assert file_of(config).read_bytes() == whole
 
 
-@pytest.mark.fault("kept-damaged")
+@pytest.mark.fault("cache-damaged")
 @pytest.mark.parametrize("damage", ["flipped", "cut"])
 def test_rows_that_are_damaged_while_a_run_reads_them(
   damage, config, backbone, caplog
@@ -207,7 +207,7 @@ def test_rows_that_are_damaged_while_a_run_reads_them(
   assert caplog.text.count("They are made again.") == 1
 
 
-@pytest.mark.fault("kept-damaged")
+@pytest.mark.fault("cache-damaged")
 def test_a_disk_that_cannot_be_read(config, backbone, monkeypatch):
   kept_rows(config, backbone, Pass())
 
@@ -219,7 +219,7 @@ def test_a_disk_that_cannot_be_read(config, backbone, monkeypatch):
     kept_rows(config, backbone, Pass())
 
 
-@pytest.mark.fault("kept-damaged-of-two")
+@pytest.mark.fault("cache-damaged-of-two")
 def test_one_of_several_processes_makes_no_row_by_itself(
   config, backbone, monkeypatch
 ):
@@ -232,7 +232,7 @@ def test_one_of_several_processes_makes_no_row_by_itself(
     rows.take(np.array([0, 9]))
 
 
-@pytest.mark.fault("kept-stopped")
+@pytest.mark.fault("cache-stopped")
 def test_batches_that_were_written_before_a_signal_are_found(config, backbone):
   def stop_later(images):
     if images == 4 * BATCH:  # it is not written yet
@@ -268,8 +268,8 @@ WHOLE = BATCH * (BYTES + HEADER)
 PARTS = {"rows": WHOLE + BATCH * BYTES - 9, "headers": 2 * WHOLE - 9}
 
 
-@pytest.mark.fault("kept-stopped")
-@pytest.mark.fault("kept-no-room")
+@pytest.mark.fault("cache-stopped")
+@pytest.mark.fault("cache-no-room")
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("error", [FULL, KeyboardInterrupt()], ids=repr)
 def test_what_is_half_written_is_not_found(
@@ -293,7 +293,7 @@ def test_what_is_half_written_is_not_found(
   assert file_of(config).read_bytes() == whole
 
 
-@pytest.mark.fault("kept-signal")
+@pytest.mark.fault("cache-signal")
 def test_it_is_asked_before_every_batch_whether_to_stop(config, backbone):
   """Several processes hear of a signal where they ask together."""
 
@@ -338,7 +338,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.fault("kept-of-another")
+@pytest.mark.fault("cache-of-another")
 @pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES)
 def test_rows_of_another_configuration_are_not_found(change, config, backbone):
@@ -348,7 +348,7 @@ def test_rows_of_another_configuration_are_not_found(change, config, backbone):
   assert other.images >= SIZE
 
 
-@pytest.mark.fault("kept-of-another")
+@pytest.mark.fault("cache-of-another")
 @pytest.mark.parametrize(
   "change",
   [
@@ -375,7 +375,7 @@ def test_a_seed_matters_where_views_are_random(config, backbone):
   assert again.images >= 2 * SIZE
 
 
-@pytest.mark.fault("kept-of-another")
+@pytest.mark.fault("cache-of-another")
 @pytest.mark.slow
 def test_rows_of_another_crop_are_not_found(config, backbone):
   crops, other = with_views(config), Pass()
@@ -385,7 +385,7 @@ def test_rows_of_another_crop_are_not_found(config, backbone):
   assert other.images >= 2 * SIZE
 
 
-@pytest.mark.fault("kept-of-another")
+@pytest.mark.fault("cache-of-another")
 @pytest.mark.slow
 def test_rows_of_another_version_are_not_found(config, backbone, monkeypatch):
   kept_rows(config, backbone, Pass())
@@ -395,7 +395,7 @@ def test_rows_of_another_version_are_not_found(config, backbone, monkeypatch):
   assert again.images >= SIZE
 
 
-@pytest.mark.fault("kept-no-room")
+@pytest.mark.fault("cache-no-room")
 @pytest.mark.parametrize("where", ["disk", "host", "device"])
 def test_too_little_room_is_said_before_the_work(
   where, config, backbone, monkeypatch
@@ -472,7 +472,7 @@ def test_what_is_missing_is_asked_of_all(config, backbone, monkeypatch):
   assert asked[1:] == [asked[0], []]
 
 
-@pytest.mark.fault("kept-stopped")
+@pytest.mark.fault("cache-stopped")
 def test_one_run_at_a_time_keeps_the_same(tmp_path):
   asked = []
   path = tmp_path / ".lock"

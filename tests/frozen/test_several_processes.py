@@ -20,7 +20,7 @@ def wait(*args):
   raise WaitError
 
 
-@pytest.mark.fault("kept-two-runs")
+@pytest.mark.fault("cache-two-runs")
 @pytest.mark.parametrize("index", [0, 1])
 def test_process_0_holds_the_lock_for_all_of_its_run(
   index, tmp_path, monkeypatch
@@ -57,7 +57,7 @@ def asked_by_others(monkeypatch, *others):
   )
 
 
-@pytest.mark.fault("kept-no-room")
+@pytest.mark.fault("cache-no-room")
 @pytest.mark.parametrize("where", ["disk", "host"])
 def test_processes_of_a_host_need_room_together(where, tmp_path, monkeypatch):
   usage = shutil._ntuple_diskusage(2**40, 2**40, 1_000)
@@ -81,7 +81,7 @@ def test_processes_of_a_host_need_room_together(where, tmp_path, monkeypatch):
   assert "(of processes 0, 2) has 1,000 free" in str(error.value)
 
 
-@pytest.mark.fault("kept-no-room")
+@pytest.mark.fault("cache-no-room")
 def test_all_processes_end_where_one_has_no_room(tmp_path, monkeypatch):
   """Nobody waits for one that has ended."""
   asked_by_others(monkeypatch, lambda *mine: ["far away", 7, 6, "the disk"])
