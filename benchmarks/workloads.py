@@ -207,7 +207,7 @@ class KeptTraining(Training):
 
 
 def kept_training(setting: Setting, count: int, where: str) -> Training:
-  """Train `count` tasks at once on kept contexts, fetching included."""
+  """Train `count` tasks at once on cached keys and values, which it fetches."""
   params, frozen, cut = _tasks(split_forward.make_split_forward, setting, count)
   return KeptTraining(cut, params, frozen, setting, where)
 

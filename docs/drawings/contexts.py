@@ -1,13 +1,11 @@
-"""Kept contexts: what is frozen is computed once for every image."""
+"""Cached keys and values: the frozen pass of an image is computed once."""
 
 from docs.drawings.canvas import Canvas
 
 
 def draw() -> Canvas:
   """Draw what happens once above what happens in each step."""
-  canvas = Canvas(
-    640, 350, "Kept contexts: the backbone runs once, each step reads its rows"
-  )
+  canvas = Canvas(640, 350, "Cached keys and values: the backbone runs once")
   canvas.text(
     (20, 34), "once for every image", bold=True, anchor="start", size=17
   )

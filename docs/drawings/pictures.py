@@ -3,7 +3,7 @@
 from docs.drawings import contexts, layers, masks, streams, task_sets, training
 
 PICTURES = {
-  "kept_contexts": contexts.draw,
+  "cached_contexts": contexts.draw,
   "layers": layers.draw,
   "task_sets": task_sets.draw,
   "training_step": training.draw,
