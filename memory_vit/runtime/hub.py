@@ -84,20 +84,26 @@ def asking(
   except MemoryVitError:
     raise
   except Exception as found:
-    reason = _SECRET.sub("***", named(found)).rstrip(".")
+    reason = ": ".join(named(one).rstrip(".") for one in _causes(found))
+    reason = _SECRET.sub("***", reason)
     message = f"cannot {purpose}: {reason}. {_remedy(found)} {advice}"
     # Not `from found`: a traceback would show the text with its secrets.
     raise error(" ".join(message.split())) from None
 
 
-def _remedy(error: BaseException | None) -> str:
-  """What to do; the reason may be in what an error was raised from."""
-  if error is None:
-    return ""
-  if type(error).__name__ == "OfflineModeIsEnabled":
+def _causes(error: BaseException) -> Iterator[BaseException]:
+  """An error and what it was raised from, up to an answer of the hub."""
+  yield error
+  if error.__cause__ and not hasattr(error, "response"):
+    yield from _causes(error.__cause__)
+
+
+def _remedy(error: BaseException) -> str:
+  *_, last = _causes(error)
+  if type(last).__name__ == "OfflineModeIsEnabled":
     return "HF_HUB_OFFLINE is set, and the cache lacks it."
-  status = getattr(getattr(error, "response", None), "status_code", None)
-  return _REMEDIES.get(status) or _remedy(error.__cause__)
+  status = getattr(getattr(last, "response", None), "status_code", 0)
+  return _REMEDIES.get(status, "")
 
 
 def fetch(
