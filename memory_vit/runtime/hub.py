@@ -84,11 +84,20 @@ def asking(
   except MemoryVitError:
     raise
   except Exception as found:
-    reason = ": ".join(named(one).rstrip(".") for one in _causes(found))
-    reason = _SECRET.sub("***", reason)
-    message = f"cannot {purpose}: {reason}. {_remedy(found)} {advice}"
+    message = f"cannot {purpose}: {_reason(found)} {advice}".rstrip()
     # Not `from found`: a traceback would show the text with its secrets.
-    raise error(" ".join(message.split())) from None
+    raise error(message) from None
+
+
+def _reason(error: BaseException) -> str:
+  """What was said, and what to do."""
+  causes = list(_causes(error))
+  if type(causes[-1]).__name__ == "OfflineModeIsEnabled":
+    return "HF_HUB_OFFLINE is set, so only what is cached is loaded: unset it."
+  said = dict.fromkeys(named(one).rstrip(".") for one in causes)
+  status = getattr(getattr(causes[-1], "response", None), "status_code", 0)
+  remedy = _REMEDIES.get(status, "")
+  return f"{_SECRET.sub('***', ': '.join(said))}. {remedy}".rstrip()
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -96,14 +105,6 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
   yield error
   if error.__cause__ and not hasattr(error, "response"):
     yield from _causes(error.__cause__)
-
-
-def _remedy(error: BaseException) -> str:
-  *_, last = _causes(error)
-  if type(last).__name__ == "OfflineModeIsEnabled":
-    return "HF_HUB_OFFLINE is set, and the cache lacks it."
-  status = getattr(getattr(last, "response", None), "status_code", 0)
-  return _REMEDIES.get(status, "")
 
 
 def fetch(

@@ -25,8 +25,6 @@ constants = pytest.importorskip("huggingface_hub.constants")
 pytestmark = pytest.mark.filterwarnings(
   "ignore:Use 'content=<:DeprecationWarning"
 )
-  "ignore:Use 'content=<:DeprecationWarning"
-)
 
 
 @pytest.fixture
