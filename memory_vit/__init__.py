@@ -12,7 +12,8 @@ Learnable Memory. CVPR 2022.
             Predictor, PredictorConfig
   look      token_attention, attention_rollout, patch_map, overlay;
             TokenAttention, AttentionRollout
-  save      save_task, save_tasks, save_backbone; export_model, ImageInput
+  save      save_task, save_tasks, save_backbone; push_task; export_model,
+            ImageInput
   types     Backbone, ViTConfig, vit_config; Task, TaskSpec, EvalPreprocessing;
             MemoryViT, the module of Flax; MemoryVitError, all bad input
 """
@@ -31,6 +32,7 @@ with epy.lazy_api_imports(globals()):
   from memory_vit.evaluation.preprocess import preprocess
   from memory_vit.exports.export import export_model
   from memory_vit.exports.image_input import ImageInput
+  from memory_vit.exports.push import push_task
   from memory_vit.looking.attention_map import overlay, patch_map
   from memory_vit.looking.attention_rollout import (
     AttentionRollout,
@@ -95,6 +97,7 @@ __all__ = [
   "overlay",
   "patch_map",
   "preprocess",
+  "push_task",
   "random_backbone",
   "read",
   "read_config",

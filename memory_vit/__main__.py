@@ -18,7 +18,7 @@ from memory_vit.errors import ConfigError
 # In the order of use; each is a module of `commands/`.
 COMMANDS = (
   "check_data", "train", "evaluate", "predict", "embed", "inspect", "serve",
-  "export", "convert", "attention",
+  "export", "push", "list", "convert", "attention",
 )  # fmt: skip
 
 

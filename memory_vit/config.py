@@ -217,8 +217,8 @@ class TaskConfig:
   )
   # How the side stream mixes patches: "conv", with their neighbors, or "none".
   side_mixing: str = option("conv", Choice(SIDE_MIXING), sweep=True)
-  # Directories of earlier tasks that this one attends to (model extension).
-  # They stay unchanged.
+  # Directories of earlier tasks that this one attends to (model extension), or
+  # hf://OWNER/NAME/TASK. They stay unchanged.
   attends_to: tuple[str, ...] = option((), _TASKS, resume="free")
   # Directories of tasks that those of `attends_to` attend to, if they do not
   # lie beside them.

@@ -21,7 +21,7 @@ from pathlib import Path
 import jax
 
 from memory_vit.backbones import (
-  hub,
+  hub_models,
   layouts,
   model_files,
   model_import,
@@ -41,7 +41,7 @@ from memory_vit.model.backbone import (
   rounded,
 )
 from memory_vit.model.vit_config import ViTConfig, square_side
-from memory_vit.runtime import dtypes, paths
+from memory_vit.runtime import dtypes, hub, paths
 from memory_vit.runtime.messages import listed
 
 # The arrays whose shapes tell the configuration, and their axes.
@@ -109,8 +109,8 @@ def read_published(path: str) -> Published:
 
 def model_source(path: str) -> ModelFiles | None:
   """The files of a model of transformers or timm; None for an .npz file."""
-  if path.startswith(hub.PREFIX):
-    return model_files.find(hub.fetch(path), path)
+  if hub.is_address(path):
+    return model_files.find(hub_models.fetch(path), path)
   if path in KNOWN or "://" in path:
     return None
   place = paths.local(path, "the backbone", BackboneError)

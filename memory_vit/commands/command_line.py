@@ -94,7 +94,8 @@ class Parser(argparse.ArgumentParser):
       required=True,
       action="append",
       metavar="DIR",
-      help="a task, or a directory of tasks; may be given several times",
+      help="a task, or a directory of tasks; or hf://OWNER/NAME[/TASK]; may be "
+      "given several times",
     )
     rule = config_lib.OPTIONS["batch_size_eval"].rule
     self.number("--batch_size", rule, batch_size, about_batch)

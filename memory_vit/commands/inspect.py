@@ -22,13 +22,14 @@ from etils import epy
 from memory_vit.commands.command_line import Parser
 from memory_vit.commands.console import run_command, show
 from memory_vit.errors import TaskError
+from memory_vit.runtime import hub
 from memory_vit.runtime.messages import brief, escaped
 from memory_vit.runtime.paths import local
 from memory_vit.runtime.tables import aligned, table
 
 with epy.lazy_imports():  # once the command line is known to be right
   from memory_vit.backbones import describe as backbone_files
-  from memory_vit.backbones import model_files
+  from memory_vit.backbones import hub_models, model_files
   from memory_vit.model import backbone as backbones
   from memory_vit.tasks import array_files, find, store
 
@@ -60,7 +61,8 @@ def _parser() -> Parser:
   parser.add_argument(
     "path",
     help="an .npz file, address, short name or directory of a backbone; a "
-    "task directory or file; or a directory of tasks, such as WORKDIR/tasks",
+    "task directory or file; a directory of tasks, such as WORKDIR/tasks; or "
+    "hf://OWNER/NAME, of a backbone or of tasks",
   )
   parser.switch("--labels", "show all class names")
   parser.switch("--json", "everything, as one JSON object")
@@ -68,15 +70,14 @@ def _parser() -> Parser:
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
-  root = local(arguments.path, "the path", TaskError)
-  if _is_backbone(root):
+  if _is_backbone(arguments.path):
     report = backbone_files.inspect_backbone(arguments.path)
     values = _backbone_json(report)
     show(_to_json(values) if arguments.json else _backbone_text(report))
     return 0
-  reports, errors = _try_tasks(find.task_paths(root))
+  reports, errors = _try_tasks(find.task_paths(arguments.path))
   if arguments.json:
-    show(_to_json(_tasks_json(root, reports, errors)))
+    show(_to_json(_tasks_json(arguments.path, reports, errors)))
   elif reports:
     show("\n\n\n".join(_task_text(r, arguments.labels) for r in reports))
   for error in errors.values():
@@ -85,8 +86,11 @@ def _inspect(arguments: argparse.Namespace) -> int:
   return 2 if errors or damaged else 0
 
 
-def _is_backbone(path: Path) -> bool:
-  """Whether a path has weights; only those of a task have no config.json."""
+def _is_backbone(source: str) -> bool:
+  """Whether it has weights; only those of a task have no config.json."""
+  if hub.is_address(source):
+    return hub_models.is_model(source) and hub_models.has_config(source)
+  path = local(source, "the path", TaskError)
   if path.is_dir():
     return model_files.holds_model(path)
   is_task = array_files.is_single_file(path) and path.is_file()
@@ -124,7 +128,7 @@ def _try_tasks(
 
 
 def _tasks_json(
-  root: Path, reports: Sequence[TaskReport], errors: Mapping[str, str]
+  source: str, reports: Sequence[TaskReport], errors: Mapping[str, str]
 ) -> dict[str, Any]:
   """One object for a task, or for a directory of tasks."""
   tasks: list[dict[str, Any]] = [
@@ -135,9 +139,11 @@ def _tasks_json(
     {"kind": "task", "path": path, "error": error}
     for path, error in errors.items()
   ]
+  root = Path(source).expanduser()
   if root.is_file() or (root / "task.json").is_file():
     return tasks[0]
-  return {"kind": "tasks", "path": str(root), "tasks": tasks}
+  place = source if hub.is_address(source) else str(root)
+  return {"kind": "tasks", "path": place, "tasks": tasks}
 
 
 def _task_text(report: TaskReport, labels: bool) -> str:

@@ -53,7 +53,10 @@ def _parser() -> Parser:
     "directory of transformers or timm, or hf://OWNER/NAME",
   )
   parser.strings(
-    "--task", "DIR", "a task, or a directory of tasks; may be repeated"
+    "--task",
+    "DIR",
+    "a task, or a directory of tasks; or hf://OWNER/NAME[/TASK]; may be "
+    "repeated",
   )
   parser.add_argument(
     "--host",

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from memory_vit.backbones import download, hub
+from memory_vit.backbones import download, hub_models
 from memory_vit.model.task import Task, TaskSpec
 from memory_vit.runtime.messages import escaped, shortened
 from memory_vit.runtime.tables import markdown_table
@@ -49,8 +49,11 @@ _RESIZING = {
 _COUNTS = {"test_examples": "test images", "steps": "training steps"}
 
 
-def to_text(tasks: Sequence[Task]) -> str:
-  """The card of tasks that lie in one directory, as `NAME.safetensors`."""
+def to_text(tasks: Sequence[Task], address: str = "") -> str:
+  """The card of tasks that lie as `NAME.safetensors` in one directory.
+
+  `address` is that of their repository, hf://OWNER/NAME, if it is known.
+  """
   title = ", ".join(task.name for task in tasks)
   parts = [
     f"{_FRONT_MATTER}\n# {title}\n",
@@ -58,7 +61,7 @@ def to_text(tasks: Sequence[Task]) -> str:
     "(Sandler et al., CVPR 2022). The backbone is not included; its original "
     "outputs stay unchanged.\n",
     *map(_section, tasks),
-    _loading(tasks),
+    _loading(tasks, address),
     _preprocessing(tasks[0].spec),
     _backbone(tasks[0].spec),
   ]
@@ -134,8 +137,10 @@ def _mapping(values: Any, key: str) -> Mapping[str, Any]:
   return inner if isinstance(inner, Mapping) else {}
 
 
-def _loading(tasks: Sequence[Task]) -> str:
+def _loading(tasks: Sequence[Task], address: str) -> str:
   files = ", ".join(f'"{task.name}.safetensors"' for task in tasks)
+  paths = f'"{address}"' if address else f"[{files}]"
+  place = address or "."
   spec = tasks[0].spec
   source = _public_backbone(tasks[0]) or "BACKBONE"
   argument = source if source == "BACKBONE" else f'"{source}"'
@@ -149,12 +154,12 @@ import memory_vit as mv
 backbone = mv.load_backbone(
   {argument}, image_size={side}, gelu={_gelu(spec)}
 )
-tasks = mv.load_tasks([{files}], backbone)
+tasks = mv.load_tasks({paths}, backbone)
 outputs = mv.forward(backbone, tasks, mv.preprocess(FILES, tasks))
 ```
 
-or `memory-vit predict --backbone={source} --task=. IMAGE`. A task runs only on
-its own backbone.
+or `memory-vit predict --backbone={source} --task={place} IMAGE`. A task runs
+only on its own backbone.
 """
 
 
@@ -162,7 +167,7 @@ def _public_backbone(task: Task) -> str:
   """The public name of the backbone; "" if none is known."""
   source = _mapping(task.provenance, "config").get("backbone")
   named = isinstance(source, str) and (
-    source in download.KNOWN or hub.is_address(source)
+    source in download.KNOWN or hub_models.is_model(source)
   )
   return str(source) if named else ""
 

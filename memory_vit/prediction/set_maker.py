@@ -20,7 +20,7 @@ from memory_vit.prediction.compilations import CompilationCounter, counted
 from memory_vit.prediction.config import PredictorConfig
 from memory_vit.prediction.fixed_shapes import FixedShapes
 from memory_vit.prediction.task_set import Change, TaskSet
-from memory_vit.tasks import compose, manifest, store
+from memory_vit.tasks import compose, find, manifest, store
 from memory_vit.tasks.program import place_tasks
 from memory_vit.tasks.slots import SlotSizes, on_host
 
@@ -86,8 +86,10 @@ class SetMaker:
           f"the task is of type {type(task).__name__}, expected a Task or the "
           "path of one."
         )
-      self._require_image_size(manifest.read(Path(task)).spec)
-      task = store.load_task(task, self._backbone)
+      path = find.one_task(task)
+      found = manifest.read(path)
+      self._require_image_size(found.spec)
+      task = store.load_described(path, found, self._backbone)
     self._require_image_size(task.spec)
     require_backbone(task.spec, self._backbone.id)
     return _held(task)

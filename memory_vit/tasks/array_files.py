@@ -27,7 +27,7 @@ from memory_vit.runtime.messages import brief, escaped, first_line
 FILE = "arrays.safetensors"
 SUFFIX = ".safetensors"
 # In the metadata, to which other programs may add keys.
-_KEY = "memory_vit.task"
+KEY = "memory_vit.task"
 _LENGTH_BYTES = 8
 # More than the names and shapes of all arrays take.
 MAX_HEADER_BYTES = 2**20
@@ -180,7 +180,7 @@ def write_single_file(
   path: Path, flat: Mapping[str, np.ndarray], text: str
 ) -> None:
   """Write a task; an older file is replaced once the new one is complete."""
-  content = to_bytes(flat, {_KEY: text})
+  content = to_bytes(flat, {KEY: text})
   with files.writing(path):
     path.parent.mkdir(parents=True, exist_ok=True)
     with files.replacing(path) as part:
@@ -201,13 +201,13 @@ def read_task_text(path: Path, limit: int) -> str:
     )
   whole = read_file(file, None, at_most=_LENGTH_BYTES + length)
   try:
-    text = json.loads(whole[_LENGTH_BYTES:])["__metadata__"][_KEY]
+    text = json.loads(whole[_LENGTH_BYTES:])["__metadata__"][KEY]
   except (ValueError, KeyError, TypeError, RecursionError):
     text = None
   if not isinstance(text, str) or len(text.encode(errors="replace")) > limit:
     raise TaskError(
       f"{path} is not a task: the metadata of its header has no "
-      f"{_KEY!r} of at most {limit:,} bytes. Expected what "
+      f"{KEY!r} of at most {limit:,} bytes. Expected what "
       'save_task(..., format="safetensors") wrote.'
     )
   return text

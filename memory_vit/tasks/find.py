@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from memory_vit.errors import TaskError
+from memory_vit.runtime import hub
 from memory_vit.runtime import paths as typed
-from memory_vit.runtime.messages import escaped
-from memory_vit.tasks import array_files, manifest
+from memory_vit.runtime.messages import escaped, name_list
+from memory_vit.tasks import array_files, hub_tasks, manifest
 from memory_vit.tasks.manifest import Manifest
 
 
@@ -29,7 +30,12 @@ def find_tasks(
 
 
 def task_paths(path: str | os.PathLike[str]) -> list[Path]:
-  """The path itself if it is a task, or the tasks in it, sorted by name."""
+  """The path itself if it is a task, or the tasks in it, sorted by name.
+
+  Of an address of the hub, those that were fetched.
+  """
+  if hub.is_address(path):
+    return hub_tasks.fetch(str(path))
   path = typed.local(path, "a task", TaskError)
   if array_files.is_single_file(path) or (path / "task.json").is_file():
     return [path]
@@ -47,6 +53,28 @@ def task_paths(path: str | os.PathLike[str]) -> list[Path]:
     _require_plain_name(directory)
     require_no_link(directory)
   return found
+
+
+def one_task(path: str | os.PathLike[str]) -> Path:
+  """A task, or the only one in a directory or a repository of the hub."""
+  if hub.is_address(path):
+    files = hub_tasks.fetch(str(path))
+  else:
+    path = Path(path).absolute()
+    if array_files.is_single_file(path) or (path / manifest.FILE).is_file():
+      return path
+    files = sorted(task_files(path))
+    if not files:
+      return path
+  if len(files) > 1:
+    names = name_list([escaped(file.stem) for file in files])
+    raise TaskError(
+      f"{path} has {len(files)} tasks, expected one: {names}. Give one (of the "
+      "hub, as hf://OWNER/NAME/TASK), or take load_tasks, which reads several."
+    )
+  if not hub.is_address(path):  # the cache of the hub consists of links
+    require_no_link(files[0])
+  return files[0]
 
 
 def paths_in(path: Path) -> list[Path]:

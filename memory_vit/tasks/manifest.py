@@ -93,7 +93,6 @@ def read(path: Path) -> Manifest:
       text = array_files.read_task_text(file, MAX_FILE_BYTES)
     else:
       text = array_files.read_file(file, MAX_FILE_BYTES).decode("utf-8")
-    values = json_files.strict_json(text)
   except (FileNotFoundError, NotADirectoryError):
     what = "there is no such file" if is_file else "it has no task.json"
     if path.is_file():
@@ -102,13 +101,23 @@ def read(path: Path) -> Manifest:
       f"{path} is not a task: {what}. Expected a directory that memory_vit "
       "exported, such as WORKDIR/tasks/NAME, or a .safetensors file of one."
     ) from None
-  except TaskError:
-    raise
-  # ValueError: errors of JSON and of UTF-8 too.
-  except (OSError, ValueError, RecursionError) as error:
-    reason = messages.first_line(error)
-    raise TaskError(f"{file} is not readable as JSON: {reason}") from error
-  return check(values, str(file))
+  except (OSError, UnicodeDecodeError) as error:
+    raise _unreadable(str(file), error) from error
+  return parse(text, str(file))
+
+
+def parse(text: str, where: str) -> Manifest:
+  """Check the text of a `task.json`, that of the file `where`."""
+  try:
+    values = json_files.strict_json(text)
+  except (ValueError, RecursionError) as error:
+    raise _unreadable(where, error) from error
+  return check(values, where)
+
+
+def _unreadable(where: str, error: Exception) -> TaskError:
+  reason = messages.first_line(error)
+  return TaskError(f"{where} is not readable as JSON: {reason}")
 
 
 def check(values: Any, where: str) -> Manifest:

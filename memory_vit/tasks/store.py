@@ -107,15 +107,16 @@ def load_task(path: str | os.PathLike[str], backbone: Backbone) -> Task:
   """Read a task, for the backbone that it was trained on.
 
   Args:
-    path: directory or file that `save_task` wrote; or a directory with one such
-      file, as in a model hub.
+    path: directory or file that `save_task` wrote; a directory with one such
+      file; or hf://OWNER/NAME[/TASK][@REVISION] of the Hugging Face hub, where
+      TASK chooses one of several.
     backbone: on which it will run.
 
   Raises:
     TaskError: for what is no task, a damaged one, an unknown format, or another
       backbone.
   """
-  path = _in_repository(Path(path).absolute())
+  path = find.one_task(path)
   return load_described(path, manifest.read(path), backbone)
 
 
@@ -127,24 +128,14 @@ def load_described(path: Path, found: Manifest, backbone: Backbone) -> Task:
   problems = trees.differences(shapes, found.arrays)
   if problems:
     raise TaskError(f"task in {path} does not fit: {listed(problems)}.")
+  return read_task(path, found)
+
+
+def read_task(path: Path, found: Manifest) -> Task:
+  """A task with verified arrays, whatever its backbone: to be copied."""
   flat = read_arrays(path, found)
   params = jax.device_put(trees.unflatten(flat))
   return Task(found.spec, params, found.provenance)
-
-
-def _in_repository(path: Path) -> Path:
-  """The one .safetensors file in a directory that is no task itself."""
-  if array_files.is_single_file(path) or (path / manifest.FILE).is_file():
-    return path
-  found = sorted(find.task_files(path))
-  if len(found) > 1:
-    raise TaskError(
-      f"{path} has {len(found)} tasks, expected one: load_tasks reads several."
-    )
-  if not found:
-    return path
-  find.require_no_link(found[0])
-  return found[0]
 
 
 def read_arrays(path: Path, found: Manifest) -> dict[str, np.ndarray]:
@@ -204,8 +195,9 @@ def load_tasks(
   """Read tasks that share a pass.
 
   Args:
-    paths: tasks, and directories that hold some, such as WORKDIR/tasks. A task
-      that lies in two of them, as one that another attends to, is read once.
+    paths: tasks, and directories that hold some, such as WORKDIR/tasks, or
+      hf://OWNER/NAME. A task that lies in two of them, as one that another
+      attends to, is read once.
     backbone: on which they will run.
 
   Raises:

@@ -39,8 +39,8 @@ from memory_vit.errors import BackboneError, ConfigError, DataError
 from memory_vit.model import trees
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import NAME_PATTERN, Task
-from memory_vit.runtime import messages, paths, processes, sharding
-from memory_vit.tasks.find import ancestor_directories
+from memory_vit.runtime import hub, messages, paths, processes, sharding
+from memory_vit.tasks import find
 from memory_vit.train import padded_head, sweep, wandb_run
 from memory_vit.train.sweep import Trial
 
@@ -142,10 +142,16 @@ def require_sound(config: Config, workdir: Path, mesh: Mesh) -> None:
 def parent_directories(config: Config) -> tuple[list[Path], list[Path]]:
   """The tasks that the new one attends to, and all that those attend to."""
   attends_to, indirect = (
-    [paths.local(p, f"config.task.{key}") for p in getattr(config.task, key)]
+    [_parent(p, f"config.task.{key}") for p in getattr(config.task, key)]
     for key in ("attends_to", "indirect")
   )
-  return attends_to, ancestor_directories(attends_to, indirect)
+  return attends_to, find.ancestor_directories(attends_to, indirect)
+
+
+def _parent(path: str, where: str) -> Path:
+  if hub.is_address(path):
+    return find.one_task(path)
+  return paths.local(path, where)
 
 
 def _require_name(config: Config) -> None:

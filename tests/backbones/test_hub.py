@@ -7,8 +7,7 @@ import published_models as models
 import pytest
 
 import memory_vit as mv
-from memory_vit.backbones import describe, load
-from memory_vit.backbones import hub as hub_module
+from memory_vit.backbones import describe, hub_models, load
 from memory_vit.errors import BackboneError
 
 ADDRESS = "hf://google/vit-base-patch16-224"
@@ -26,7 +25,7 @@ def hub(monkeypatch, tmp_path):
 
   made.snapshot_download = snapshot_download
   monkeypatch.setitem(sys.modules, "huggingface_hub", made)
-  hub_module.fetch.cache_clear()
+  hub_models.fetch.cache_clear()
   return made
 
 

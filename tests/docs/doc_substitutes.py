@@ -42,6 +42,9 @@ LEFT_OUT_PYTHON = {
 LEFT_OUT_PACKAGE = {
   r"memory_vit export .*--format=onnx": "tests/exchange/test_onnx.py does",
   r"-m benchmarks\.(comparison|accuracy)\b": "it needs PEFT, and takes long",
+  r"memory_vit (push|list) |memory_vit .*--task=hf://": (
+    "tests/tasks/test_hub_tasks.py does, on a stand-in of the hub"
+  ),
   r"memory_vit convert --task=": "tests/tasks/test_torch_import.py does",
 }
 

@@ -25,7 +25,7 @@ from doc_substitutes import (
   substituted,
 )
 
-from memory_vit.backbones import hub
+from memory_vit.backbones import hub_models
 
 # Pages with a command that is a process, or starts one.
 PROCESSES = {"README.md", "export.md", "reliability.md", "scale.md",
@@ -62,7 +62,7 @@ def workspace(made, tmp_path, monkeypatch):
     published_models.write_model(copied / "snapshot")
   )
   monkeypatch.setitem(sys.modules, "huggingface_hub", stand_in)
-  hub.fetch.cache_clear()
+  hub_models.fetch.cache_clear()
   asked = socket.getaddrinfo
 
   def only_here(host, *arguments, **options):

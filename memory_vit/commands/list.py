@@ -1,0 +1,131 @@
+"""Lists the tasks of an owner on the Hugging Face hub.
+
+  memory-vit list OWNER [--backbone=SOURCE] [--json]
+
+With a backbone, it says which tasks were trained on it. Repositories are found
+by the tag of their model cards, private ones only with a token of their owner;
+of a task only the header is fetched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from etils import epy
+
+from memory_vit.commands.command_line import Parser
+from memory_vit.commands.console import run_command, show
+from memory_vit.runtime.messages import escaped
+from memory_vit.runtime.tables import table
+
+with epy.lazy_imports():  # once the command line is known to be right
+  from memory_vit.backbones import describe
+  from memory_vit.model import task as task_sets
+  from memory_vit.tasks import hub_tasks
+
+if TYPE_CHECKING:
+  from memory_vit.backbones.describe import BackboneReport
+  from memory_vit.model.task import BackboneId
+  from memory_vit.tasks.hub_tasks import ListedTask
+
+_DIGITS = 12  # of a fingerprint
+_HEADER = ("task", "classes", "regime", "backbone", "size", "fingerprint")
+
+
+def main(argv: Sequence[str]) -> int:
+  """Run the command; return its exit status."""
+  return run_command(lambda: _list(_parser().parse_args(argv)))
+
+
+def _parser() -> Parser:
+  parser = Parser(
+    prog="memory-vit list",
+    description="Lists the tasks of an owner on the Hugging Face hub.",
+  )
+  parser.add_argument(
+    "owner", metavar="OWNER", help="a user or an organization"
+  )
+  parser.add_argument(
+    "--backbone",
+    metavar="SOURCE",
+    help="say which tasks were trained on this backbone: any that the other "
+    "commands take",
+  )
+  parser.switch("--json", "one JSON object")
+  return parser
+
+
+def _list(arguments: argparse.Namespace) -> int:
+  source = arguments.backbone
+  # A wrong backbone is said before the hub is asked for every header.
+  backbone = describe.inspect_backbone(source) if source else None
+  tasks = hub_tasks.listed(arguments.owner)
+  if arguments.json:
+    show(_json(arguments, tasks, backbone))
+    return 0
+  rows = [_row(task, backbone) for task in tasks if task.spec]
+  if rows:
+    show(table((*_HEADER, *(("fits",) if backbone else ())), rows))
+  for task in tasks:
+    if task.error:
+      show(f"left out: {task.error}", sys.stderr)
+  if not tasks:
+    show(
+      f"{arguments.owner} has no tasks, in no repository with the tag "
+      f"{hub_tasks.TAG}. Private ones need a token: `hf auth login`, or "
+      "HF_TOKEN."
+    )
+  return 0
+
+
+def _fits(wanted: BackboneId, found: BackboneReport) -> bool:
+  """Whether a task loads on a backbone, which is loaded at its image size."""
+  config = found.config
+  return wanted == task_sets.BackboneId(
+    fingerprint=found.fingerprint,
+    variant=config.variant,
+    image_size=wanted.image_size,
+    gelu=config.gelu if found.states_config else wanted.gelu,
+    layer_norm_epsilon=config.layer_norm_epsilon,
+  )
+
+
+def _row(task: ListedTask, backbone: BackboneReport | None) -> tuple[str, ...]:
+  assert task.spec
+  wanted = task.spec.backbone
+  cells = (
+    escaped(task.address),
+    str(task.spec.num_classes),
+    task.spec.regime,
+    escaped(wanted.variant),
+    f"{wanted.image_size} px",
+    wanted.fingerprint[:_DIGITS],
+  )
+  if not backbone:
+    return cells
+  return (*cells, "yes" if _fits(wanted, backbone) else "no")
+
+
+def _json(
+  arguments: argparse.Namespace,
+  tasks: Sequence[ListedTask],
+  backbone: BackboneReport | None,
+) -> str:
+  entries: list[dict[str, Any]] = []
+  for task in tasks:
+    entry = dataclasses.asdict(task)
+    if task.spec and backbone:
+      entry["fits"] = _fits(task.spec.backbone, backbone)
+    entries.append(entry)
+  fingerprint = backbone.fingerprint if backbone else None
+  values = {
+    "owner": arguments.owner,
+    "fingerprint": fingerprint,
+    "tasks": entries,
+  }
+  return json.dumps(values)

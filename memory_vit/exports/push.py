@@ -1,0 +1,74 @@
+"""Push tasks to the Hugging Face hub, in one commit."""
+
+# As text, `help` shows the types by their names.
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from memory_vit.errors import ExportError, TaskError
+from memory_vit.exports import model_card
+from memory_vit.runtime import hub
+from memory_vit.runtime.messages import brief, name_list
+from memory_vit.tasks import compose, store
+from memory_vit.tasks.compose import TasksLike
+
+
+def push_task(
+  task: TasksLike,
+  repository: str,
+  *,
+  public: bool = False,
+  message: str | None = None,
+  card: bool = False,
+) -> str:
+  """Upload tasks to the Hugging Face hub as NAME.safetensors, in one commit.
+
+  `load_task("hf://OWNER/NAME", backbone)` reads it. The token is that of `hf
+  auth login`, or HF_TOKEN.
+
+  Args:
+    task: a task, or several that fit together, as of `concatenate`. A task that
+      the repository has under this name is replaced.
+    repository: OWNER/NAME, which is made if it does not exist.
+    public: whether a new repository is public. That of one that exists is not
+      changed.
+    message: of the commit.
+    card: whether to replace README.md. Without this, the model card is written
+      only into a repository without one, as people edit it.
+
+  Returns:
+    The address of the commit; of the last one, if nothing has changed.
+
+  Raises:
+    TaskError: for tasks that do not fit together, or cannot be saved.
+    ExportError: for what is no repository, and if the hub refuses or cannot be
+      reached.
+  """
+  tasks = compose.task_tuple(task)
+  if not tasks:
+    raise TaskError("there is no task to push.")
+  if len(tasks) > 1:
+    compose.require_fit(tasks)
+  address = hub.parse(f"{hub.PREFIX}{repository}")
+  if not address or address.repository != repository:
+    raise ExportError(
+      f"{brief(repository)} is no repository: expected OWNER/NAME."
+    )
+  library = hub.library("push", ExportError)
+  api, added = library.HfApi(), library.CommitOperationAdd
+  names = name_list([task.name for task in tasks])
+  with tempfile.TemporaryDirectory() as folder:
+    files = [Path(folder) / f"{task.name}.safetensors" for task in tasks]
+    for one, file in zip(tasks, files, strict=True):
+      store.save_task(one, file)
+    text = model_card.to_text(tasks, str(address))
+    with hub.asking(f"push to {repository}", ExportError):
+      api.create_repo(repository, private=not public, exist_ok=True)
+      operations = [added(file.name, file) for file in files]
+      if card or not api.file_exists(repository, model_card.FILE):
+        operations.append(added(model_card.FILE, text.encode()))
+      commit = api.create_commit(
+        repository, operations, commit_message=message or f"Push {names}"
+      )
+  return str(commit.commit_url)

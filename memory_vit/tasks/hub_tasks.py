@@ -1,0 +1,83 @@
+"""Fetch and list tasks of the Hugging Face hub.
+
+A repository holds each of its tasks as NAME.safetensors, at its top.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from memory_vit.errors import TaskError
+from memory_vit.model.task import TaskSpec
+from memory_vit.runtime import hub
+from memory_vit.runtime.messages import brief
+from memory_vit.tasks import array_files, manifest
+
+# Of repositories with tasks: the model card has it.
+TAG = "learnable-memory"
+
+
+def fetch(text: str) -> list[Path]:
+  """The files of tasks at an address: links into the cache of the hub."""
+  address = hub.parse(text)
+  if not address:
+    raise TaskError(
+      f"{brief(text)} is no task: expected hf://OWNER/NAME or "
+      "hf://OWNER/NAME/TASK, with or without @REVISION."
+    )
+  pattern = f"{address.task or '*'}{array_files.SUFFIX}"
+  directory = hub.fetch(
+    address,
+    [pattern],
+    TaskError,
+    f"Or fetch {pattern} of {address.repository} by hand, and give its path.",
+  )
+  found = sorted(directory.glob(pattern))
+  if not found:
+    raise TaskError(f"{address} has no task: there is no {pattern} in it.")
+  return found
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ListedTask:
+  """A task on the hub; `spec` is None if it is unreadable."""
+
+  address: str
+  spec: TaskSpec | None
+  error: str = ""
+
+
+def listed(owner: str) -> list[ListedTask]:
+  """The tasks of an owner, of which only the headers are fetched."""
+  if not hub.is_owner(owner):
+    raise TaskError(
+      f"{brief(owner)} is no owner: expected the name of a user or an "
+      "organization, as in hf://OWNER/NAME."
+    )
+  api = hub.library("the list of an owner's tasks", TaskError).HfApi()
+  with hub.asking(f"list the tasks of {owner}", TaskError):
+    models = list(api.list_models(author=owner, filter=TAG, full=True))
+  return [task for model in models for task in _in_repository(api, model)]
+
+
+def _in_repository(api: Any, model: Any) -> Iterator[ListedTask]:
+  for name in sorted(file.rfilename for file in model.siblings or ()):
+    path = PurePosixPath(name)
+    if path.suffix != array_files.SUFFIX or len(path.parts) > 1:
+      continue
+    address = f"{hub.PREFIX}{model.id}/{path.stem}"
+    try:
+      with hub.asking(f"read {address}", TaskError):
+        header = api.parse_safetensors_file_metadata(
+          model.id, name, revision=model.sha
+        )
+      text = (header.metadata or {}).get(array_files.KEY)
+      if text is None:
+        continue  # a model, or something else
+      spec = manifest.parse(text, address).spec
+      yield ListedTask(address=address, spec=spec)
+    except TaskError as error:
+      yield ListedTask(address=address, spec=None, error=str(error))
