@@ -21,7 +21,7 @@ def get_config() -> ml_collections.ConfigDict:
   """A short run on an image folder."""
   config = base.get_config()
   config.data.name = "folder"
-  # The best learning rate depends on the images: several train in one run, such as
+  # The best learning rate depends on the images: one run trains several, by
   # --config.sweep.learning_rate="(0.01, 0.03, 0.1, 0.3, 1.0)".
   config.regime, config.learning_rate = "side_masked", 0.3
   # The files are in an order that mixes the classes, so the last tenth is a
