@@ -374,12 +374,12 @@ def test_json_replaces_nothing_of_the_users(tmp_path):
   file, own = tmp_path / "thesis.txt", {"backbone": {}, "tasks": []}
   for text in ("my thesis", '{"name": "my package"}', "{}"):
     file.write_text(text)
-    with pytest.raises(ConfigError, match="thesis.txt.*is there"):
+    with pytest.raises(ConfigError, match="thesis.txt.*exists"):
       console.json_file(str(file), "backbone")
     assert file.read_text() == text
   files.write_json(file, own)
   assert console.json_file(str(file), "backbone") == file
-  with pytest.raises(ConfigError, match="is there"):
+  with pytest.raises(ConfigError, match="exists"):
     console.json_file(str(file), "splits")
   file.write_text("")  # of `mktemp`
   assert console.json_file(str(file), "backbone") == file
