@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -90,14 +90,33 @@ def begin(study: StudyLine) -> None:
   join_processes(study.processes)
 
 
-@contextlib.contextmanager
-def stopping() -> "Iterator[StopSignal]":
-  """Take SIGTERM and Ctrl-C: a run then saves its state and stops."""
+def report_again(study: StudyLine, write_report: Callable[[Path], None]) -> int:
+  """Write the report from its files alone, and print it; return 0."""
+  write_report(study.workdir)
+  print(_report_in(study))
+  return 0
+
+
+def perform(
+  study: StudyLine,
+  forecast: Callable[[], str],
+  train: "Callable[[StopSignal], None]",
+) -> int:
+  """Print the forecast or, after training, the report; return 0."""
   from memory_vit.runtime import StopSignal
 
+  if study.dry_run:
+    show(forecast())
+    return 0
   stop = StopSignal()
-  with stop.listening():
-    yield stop
+  with stop.listening():  # to SIGTERM and Ctrl-C
+    train(stop)
+  show(_report_in(study))
+  return 0
+
+
+def _report_in(study: StudyLine) -> str:
+  return (study.workdir / "report.md").read_text(encoding="utf-8")
 
 
 def typed(program: str, argv: Sequence[str]) -> str:

@@ -139,6 +139,31 @@ def write_text(file: Path, text: str) -> None:
     ) from error
 
 
+def write_report(workdir: Path, numbers: Any, lines: Sequence[str]) -> None:
+  """Write report.json and report.md, by one process."""
+  write_json(workdir / "report.json", numbers)
+  write_text(workdir / "report.md", "\n".join(lines) + "\n")
+
+
+def title_of(record: Record, title: str) -> list[str]:
+  """The first lines of a report: its title, the command, the hardware."""
+  fence = "```"
+  return [
+    f"# {title}", "", fence, record.command, fence, "", record.hardware, "",
+  ]  # fmt: skip
+
+
+def section_of(
+  title: str,
+  tables: Sequence[Sequence[Mapping[str, str]]],
+  notes: Sequence[str] = (),
+) -> list[str]:
+  """A heading, the tables that have rows, and notes, as lines."""
+  shown = [markdown_table(rows) for rows in tables if rows]
+  blocks = [f"## {title}", *shown, *notes]
+  return [line for block in blocks for line in ("", block)]
+
+
 def markdown_table(rows: Sequence[Mapping[str, str]]) -> str:
   """Rows with the same keys as a table."""
   header = list(rows[0])

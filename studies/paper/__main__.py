@@ -46,31 +46,22 @@ def run(argv: Sequence[str]) -> int:
   """
   line, study = parse(argv)
   if study is None:
-    report.write_report(line.workdir)
-    print((line.workdir / "report.md").read_text(encoding="utf-8"))
-    return 0
+    return command.report_again(line, report.write_report)
   command.begin(line)
   from studies.paper import runner  # it needs jax
 
   parts = study.parts(line.only)
-
   for part, reason in study.missing().items():
     if reason and not line.only:
       command.logger.info("the part %r is left out: it %s", part, reason)
-  if line.dry_run:
-    text = runner.forecast(study, line.workdir, parts)
-  else:
-    with command.stopping() as stop:
-      runner.run_study(
-        study,
-        line.workdir,
-        parts,
-        command=command.typed("python -m studies.paper", argv),
-        stop=stop,
-      )
-    text = (line.workdir / "report.md").read_text(encoding="utf-8")
-  command.show(text)
-  return 0
+  typed = command.typed("python -m studies.paper", argv)
+  return command.perform(
+    line,
+    lambda: runner.forecast(study, line.workdir, parts),
+    lambda stop: runner.run_study(
+      study, line.workdir, parts, command=typed, stop=stop
+    ),
+  )
 
 
 if __name__ == "__main__":

@@ -8,24 +8,16 @@ from typing import Any
 
 from memory_vit import plots
 from memory_vit.config import OPTIONS, to_dict
-from studies.paper import (
-  analysis,
-  costs,
-  interference,
-  plan,
-  regime_table,
-)
+from studies import record as files
+from studies.paper import analysis, costs, interference, plan, regime_table
 from studies.paper.section import Row, Section
 from studies.paper.study import Study
 from studies.paper.trials import StudyTrial, Trials
 from studies.record import (
   Record,
-  markdown_table,
   read_measured,
   read_record,
   read_results,
-  write_json,
-  write_text,
 )
 
 # Columns that hold a share, shown in per cent; and in points, with a sign.
@@ -108,8 +100,7 @@ def write_report(workdir: Path) -> None:
   for part, section in found.items():
     if section.lines:
       _plot(workdir / f"{part}.png", section)
-  write_json(workdir / "report.json", numbers)
-  write_text(workdir / "report.md", markdown(content, found))
+  files.write_report(workdir, numbers, markdown(content, found))
 
 
 def sections(content: Content) -> dict[str, Section]:
@@ -124,17 +115,11 @@ def sections(content: Content) -> dict[str, Section]:
   return found
 
 
-def markdown(content: Content, found: Mapping[str, Section]) -> str:
-  """The report for people."""
+def markdown(content: Content, found: Mapping[str, Section]) -> list[str]:
+  """The lines of report.md."""
+  title = f"The paper's study on {content.study.data.name}"
   lines = [
-    f"# The paper's study on {content.study.data.name}",
-    "",
-    "```",
-    content.record.command,
-    "```",
-    "",
-    content.record.hardware,
-    "",
+    *files.title_of(content.record, title),
     "What differs from the defaults of `memory_vit/config.py`:",
     "",
     *(f"- `{key} = {value!r}`" for key, value in _changed(content.study)),
@@ -142,20 +127,16 @@ def markdown(content: Content, found: Mapping[str, Section]) -> str:
     _COLUMNS,
   ]
   for part, section in found.items():
-    lines += ["", f"## {section.title}"]
-    for rows in (section.rows, section.comparisons):
-      lines += ["", table(rows)] if rows else []
-    lines += [text for note in section.notes for text in ("", note)]
+    tables = [formatted(section.rows), formatted(section.comparisons)]
+    lines += files.section_of(section.title, tables, section.notes)
     if section.lines:
       lines += ["", f"![{section.title}]({part}.png)"]
-  return "\n".join(lines) + "\n"
+  return lines
 
 
-def table(rows: Sequence[Row]) -> str:
-  """Rows with the same keys as a table, each value as its column shows it."""
-  return markdown_table(
-    [{key: shown(key, value) for key, value in row.items()} for row in rows]
-  )
+def formatted(rows: Sequence[Row]) -> list[dict[str, str]]:
+  """Rows of text, each value as its column shows it."""
+  return [{key: shown(key, value) for key, value in r.items()} for r in rows]
 
 
 def shown(key: str, value: Any) -> str:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from studies.paper.selection import BestRate, choose, select
 from studies.paper.study import Study
@@ -11,8 +11,26 @@ from studies.paper.trials import StudyTrial
 Row = dict[str, Any]
 # Of every point of a line x, mean, least, greatest.
 Line = list[tuple[float, float, float, float]]
-# A regime and its number of cells.
-Setting = tuple[str, int]
+
+
+class Setting(NamedTuple):
+  """A regime with a number of cells, 0 without memory."""
+
+  regime: str
+  cells: int = 0
+
+  @property
+  def label(self) -> str:
+    """The regime, with its cells if it has some."""
+    if not self.cells:
+      return self.regime
+    plural = "" if self.cells == 1 else "s"
+    return f"{self.regime} ({self.cells} cell{plural})"
+
+  @property
+  def columns(self) -> Row:
+    """The first columns of a table."""
+    return {"regime": self.regime, "cells": self.cells or None}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,15 +52,15 @@ def on_first_data(
   study: Study, trials: Sequence[StudyTrial], setting: Setting
 ) -> list[StudyTrial]:
   """Trials of a regime on the first data set."""
-  regime, cells = setting
-  return select(trials, regime=regime, data=study.data.name, cells=cells)
+  values = setting._asdict()
+  return select(trials, data=study.data.name, **values)
 
 
 def best_rate(
   study: Study, trials: Sequence[StudyTrial], setting: Setting
 ) -> BestRate | None:
   """Choose the learning rate of a regime on the first data set."""
-  seed = study.search_seed(setting[0])
+  seed = study.search_seed(setting.regime)
   return choose(on_first_data(study, trials, setting), seed)
 
 
@@ -73,13 +91,13 @@ def compare_settings(
   wanted = study.regimes
   return [
     compare(
-      label(*one),
+      one.label,
       best_rate(study, trials, one),
-      label(*other),
+      other.label,
       best_rate(study, trials, other),
     )
     for one, other in pairs
-    if not wanted or {one[0], other[0]} <= {*wanted}
+    if not wanted or {one.regime, other.regime} <= {*wanted}
   ]
 
 
@@ -107,13 +125,6 @@ def compare(
     "beyond spread": beyond,
     "diverged": ", ".join(diverged) or None,
   }
-
-
-def label(regime: str, cells: int) -> str:
-  """A regime, with its cells where it has some."""
-  if not cells:
-    return regime
-  return f"{regime} ({cells} {'cell' if cells == 1 else 'cells'})"
 
 
 def _diverged(rate: BestRate | None) -> str | None:

@@ -70,26 +70,19 @@ def run(argv: Sequence[str]) -> int:
   """
   line, benchmark = parse(argv)
   if line.report_only:
-    report.write_report(line.workdir)
-    print((line.workdir / "report.md").read_text(encoding="utf-8"))
-    return 0
+    return command.report_again(line, report.write_report)
   bench = benchmark()
   command.begin(line)
   from studies.vtab import runner  # it needs jax
 
-  if line.dry_run:
-    text = runner.forecast(bench, line.workdir)
-  else:
-    with command.stopping() as stop:
-      runner.run_benchmark(
-        bench,
-        line.workdir,
-        command=command.typed("python -m studies.vtab", argv),
-        stop=stop,
-      )
-    text = (line.workdir / "report.md").read_text(encoding="utf-8")
-  command.show(text)
-  return 0
+  typed = command.typed("python -m studies.vtab", argv)
+  return command.perform(
+    line,
+    lambda: runner.forecast(bench, line.workdir),
+    lambda stop: runner.run_benchmark(
+      bench, line.workdir, command=typed, stop=stop
+    ),
+  )
 
 
 def _directory(text: str | None) -> Path:

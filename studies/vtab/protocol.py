@@ -7,6 +7,7 @@ and draws the first values; its last step is tested, once.
 """
 
 import dataclasses
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,6 +30,11 @@ REGIMES_COMPARED = (
 )
 # Evaluated at the last step alone: more than any run has.
 _NEVER = 2**31 - 1
+_SET_BY_PROTOCOL = (
+  "seed", "sweep.regime", "sweep.seed", "task.name", "task.attends_to",
+  "pretrain.variant", "upstream.name", "data.name", "data.dir", "data.label",
+  "data.seed", "data.train", "data.validation", "data.test",
+)  # fmt: skip
 # Of all tasks, within their runs: programs that know the names of their tasks
 # are then shared by all runs of the process.
 NAME_IN_RUNS = "task"
@@ -73,20 +79,10 @@ def require_possible(config: mv.Config, regimes: Sequence[str]) -> None:
         f"{', '.join(REGIMES)}, with commas between them."
       )
   default = mv.Config()
-  said = {
-    "seed": (config.seed, default.seed),
-    "sweep.regime": (config.sweep.regime, default.sweep.regime),
-    "sweep.seed": (config.sweep.seed, default.sweep.seed),
-    "task.name": (config.task.name, default.task.name),
-    "task.attends_to": (config.task.attends_to, default.task.attends_to),
-    "pretrain.variant": (config.pretrain.variant, default.pretrain.variant),
-    "upstream.name": (config.upstream.name, default.upstream.name),
-  }
-  for key in ("name", "dir", "label", "seed", "train", "validation", "test"):
-    values = getattr(config.data, key), getattr(default.data, key)
-    said[f"data.{key}"] = values
-  for key, (value, unsaid) in said.items():
-    if value != unsaid:
+  for key in _SET_BY_PROTOCOL:
+    value_of = operator.attrgetter(key)
+    value = value_of(config)
+    if value != value_of(default):
       raise mv.MemoryVitError(
         f"config.{key} is {value!r}: the benchmark sets it for every run; "
         "expected nothing there (see --dir, --seeds, --backbone)."

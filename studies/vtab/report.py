@@ -10,14 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from memory_vit.config import to_dict
-from studies.record import (
-  Record,
-  markdown_table,
-  read_json,
-  read_record,
-  write_json,
-  write_text,
-)
+from studies import record as files
+from studies.record import Record, read_json, read_record
 from studies.vtab.published import NOTES, ROWS
 from studies.vtab.scores import Score
 from studies.vtab.tasks import GROUPS, TASKS, VtabTask
@@ -88,8 +82,7 @@ def write_report(workdir: Path) -> None:
     "together": together,
     "published": [dataclasses.asdict(row) for row in ROWS],
   }
-  write_json(workdir / "report.json", numbers)
-  write_text(workdir / "report.md", markdown(record, scores, together))
+  files.write_report(workdir, numbers, markdown(record, scores, together))
 
 
 def scores_of(record: Record) -> dict[tuple[str, str], Score]:
@@ -147,17 +140,10 @@ def _is_of(together: Mapping[str, Any], scores: Scores) -> bool:
 
 def markdown(
   record: Record, scores: Scores, together: Mapping[str, Any] | None
-) -> str:
-  """The report for people."""
-  lines = [
-    "# VTAB-1k",
-    "",
-    "```",
-    record.command,
-    "```",
-    "",
-    record.hardware,
-    "",
+) -> list[str]:
+  """The lines of report.md."""
+  return [
+    *files.title_of(record, "VTAB-1k"),
     f"Backbone: {record.backbone.variant}, {record.backbone.image_size} px, "
     f"`{record.config.backbone}`, fingerprint `{record.fingerprint[:16]}`.",
     "",
@@ -173,7 +159,6 @@ def markdown(
     *_section("What it took", _costs(record, scores)),
     *_section("Published, for comparison", _published(), NOTES),
   ]
-  return "\n".join(lines) + "\n"
 
 
 def _absent(record: Record, scores: Scores) -> list[str]:
@@ -225,11 +210,8 @@ def other_sizes(
 def _section(
   title: str, rows: Sequence[Mapping[str, str]], notes: Sequence[str] = ()
 ) -> list[str]:
-  """A heading, a table, and what is to be said of it."""
-  if not rows:
-    return []
-  noted = [text for note in notes for text in ("", note)]
-  return ["", f"## {title}", "", markdown_table(rows), *noted]
+  """A section with a table; no section without rows."""
+  return files.section_of(title, [rows], notes) if rows else []
 
 
 def _accuracies(

@@ -229,10 +229,7 @@ def _learned(
   sizes = [task.trainable_params for run in finals for task in run.tasks]
   score = dataclasses.replace(
     score,
-    settings=dict(choice.settings),
-    validation=choice.validation,
-    at_edge=choice.at_edge,
-    diverged=choice.diverged,
+    **dataclasses.asdict(choice),
     trials=score.trials + score.seeds,
     parameters=sizes[0] if sizes else 0,
   )

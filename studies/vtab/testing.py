@@ -8,7 +8,6 @@ own. What a test says lies beside the run, in `TEST`.
 
 import dataclasses
 import functools
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,13 +20,11 @@ from memory_vit.data import data_differences, open_run_split, record_data
 from memory_vit.evaluation import evaluate_source, predict_fn
 from memory_vit.model import get_regime
 from memory_vit.runtime import StopSignal, make_mesh, on_process_0
-from studies.grid import Grid
+from studies.grid import Grid, logger
 from studies.record import directory_of, read_json, write_json
 from studies.vtab import protocol
 from studies.vtab.layout import TaskData
 from studies.vtab.protocol import Benchmark
-
-logger = logging.getLogger("memory_vit.studies")
 
 TEST = "test.json"
 

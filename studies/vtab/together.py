@@ -5,7 +5,6 @@ of the plain ViT to the bit: `evaluation.verify` compares them on every test
 image.
 """
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,12 @@ from memory_vit.data import open_run_split
 from memory_vit.evaluation import Evaluator
 from memory_vit.model import get_regime
 from memory_vit.runtime import make_mesh, on_process_0
-from studies.grid import Grid
+from studies.grid import Grid, logger
 from studies.record import read_json
 from studies.vtab import protocol
 from studies.vtab.protocol import Benchmark
 from studies.vtab.report import TOGETHER
 from studies.vtab.scores import Score
-
-logger = logging.getLogger("memory_vit.studies")
 
 
 def best_regime(bench: Benchmark, scores: Sequence[Score]) -> str | None:

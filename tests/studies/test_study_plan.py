@@ -14,7 +14,7 @@ from memory_vit.train import sweep
 from studies.paper import __main__ as paper
 from studies.paper import analysis, plan
 from studies.paper.runs import config_of
-from studies.paper.section import best_rate
+from studies.paper.section import Setting, best_rate
 from studies.paper.study import PARTS, Study
 
 
@@ -105,7 +105,7 @@ def test_further_seeds_run_at_the_rate_of_the_first(study):
   at = {r.learning_rates for r in runs if r.seed == 4 and r.regime == "memory"}
   assert at == {(0.1,)}
   some = [t for found in trials.values() for t in found]
-  choice = best_rate(study, some, ("memory", 5))
+  choice = best_rate(study, some, Setting("memory", 5))
   assert (choice.learning_rate, len(choice.tests)) == (0.1, 3)
 
 

@@ -13,7 +13,7 @@ from memory_vit.evaluation import PairedDifference, paired_difference
 from memory_vit.evaluation.hits import Hits, write_hits
 from memory_vit.model.vit_config import vit_config
 from studies.paper import regime_table, report
-from studies.record import directory_of
+from studies.record import directory_of, markdown_table
 
 
 def hits_of(right, counted=None):
@@ -164,7 +164,7 @@ def test_a_row_is_a_regime_at_its_best_rate(study, tmp_path):
   }
   row = pairs["norms_masked", "memory_masked (5 cells)"]
   assert row["difference"] == pytest.approx(0.15)
-  text = report.table(found.rows)
+  text = markdown_table(report.formatted(found.rows))
   assert "| +10.0 | 0.9 | 0.0 | yes | 3 |" in text
   assert "| -5.0 | 0.7 | 0.0 | yes | 3 |" in text
 

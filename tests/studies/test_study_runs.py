@@ -30,6 +30,7 @@ from memory_vit.errors import DivergedError, MemoryVitError, TrainingError
 from memory_vit.runtime import files
 from memory_vit.runtime.lock import only_run
 from studies.paper import costs, measured_costs, report
+from studies.record import markdown_table
 
 TRAINED = (
   "table2", "sensitivity", "cells", "placement", "adapters", "extension",
@@ -81,8 +82,8 @@ def test_a_study_from_its_runs_to_the_report(study, tmp_path, monkeypatch):
   text = (tmp_path / "report.md").read_text()
   for part in found.values():
     assert f"## {part.title}" in text
-    assert report.table(part.rows) in text
-    assert report.table(part.comparisons) in text
+    for rows in (part.rows, part.comparisons):
+      assert markdown_table(report.formatted(rows)) in text
   assert (
     "| full |  | 0.3 | highest | seed 0 | 30.0 % | 47.0 % | 0.0 | 3.5 | 2 |  |"
   ) in text
