@@ -1,7 +1,4 @@
-"""Sections of the report on trained regimes: accuracies from trials alone.
-
-The paper's own numbers stand beside.
-"""
+"""Sections on trained regimes: accuracies, beside the paper's own numbers."""
 
 from collections.abc import Sequence
 
@@ -57,21 +54,22 @@ def table2(study: Study, trials: Sequence[StudyTrial]) -> Section:
 
 
 def placement(study: Study, trials: Sequence[StudyTrial]) -> Section:
-  """Memory of every layer, which is dropped, against memory that goes on."""
+  """Memory that is dropped after each layer, against memory that stays."""
   count = study.task.cells
   settings = [Setting(r, count) for r in study.regimes_of("placement")]
   memory, *others = settings
   return Section(
-    title="Where memory enters, and how far it goes",
+    title="Where memory enters, and how far it is propagated",
     rows=[_row(study, trials, setting) for setting in settings],
     comparisons=compare_settings(
       study, trials, [(memory, other) for other in others]
     ),
     notes=(
-      "Of `memory` each layer has its own, which is dropped after attention. "
-      "`memory_propagated` enters before the first layer and goes on through "
-      "all, and to `memory_additive` each layer adds (Figure 2b of the paper, "
-      "right and left). The paper says, without numbers, that both did worse.",
+      "With `memory`, each layer has its own cells, which are dropped after "
+      "attention. `memory_propagated` enters before the first layer and passes "
+      "through all of them; with `memory_additive`, each layer adds its own "
+      "cells to it (Figure 2b of the paper, right and left). The paper says, "
+      "without numbers, that both did worse.",
     ),
   )
 
@@ -85,7 +83,7 @@ def sensitivity(study: Study, trials: Sequence[StudyTrial]) -> Section:
     setting = Setting(regime, cells)
     some = on_first_data(study, trials, setting)
     seed = study.search_seed(regime)
-    if seed is not None:  # further seeds know one rate alone
+    if seed is not None:  # further seeds have one learning rate
       some = [trial for trial in some if trial.seed == seed]
     line = lines.setdefault(setting.label, [])
     mine = []
@@ -102,7 +100,7 @@ def sensitivity(study: Study, trials: Sequence[StudyTrial]) -> Section:
     rows=rows,
     comparisons=ranges,
     notes=(
-      "Means over the seeds that did not diverge, on the test split. Where one "
+      "Means over the seeds that did not diverge, on the test split. If one "
       "seed searches for the learning rate, it is shown alone.",
     ),
     lines=lines,
@@ -112,7 +110,7 @@ def sensitivity(study: Study, trials: Sequence[StudyTrial]) -> Section:
 
 
 def cells(study: Study, trials: Sequence[StudyTrial]) -> Section:
-  """Accuracy over cells, with and without mask and memory."""
+  """Accuracy over the number of cells, with and without mask and memory."""
   kinds = {
     "memory_masked": ("mask", "memory"),
     "cls_masked": ("mask", "no memory"),
@@ -130,7 +128,7 @@ def cells(study: Study, trials: Sequence[StudyTrial]) -> Section:
       row = _row(study, trials, setting)
       rows.append({"attention": attention, **row})
       if rate := best_rate(study, trials, setting):
-        # Without memory there is one number, whatever the cells are.
+        # Without memory the line is constant.
         for x in (count,) if count else sorted(study.cells):
           line.append((x, *_mean_and_range(rate.tests)))
   masked = Setting("memory_masked", study.task.cells)
@@ -184,11 +182,11 @@ def adapters(
     rows=rows,
     comparisons=compare_settings(study, trials, pairs),
     notes=(
-      "`parameters` are all that are trained, the head among them.",
+      "`parameters` counts all trained parameters, including the head.",
       "The paper counts 3072 * 5 * 4 * 12 = 737 K parameters of adapters: four "
-      "matrices of 3072 x 5 in each of 12 blocks, 3072 being the hidden width "
-      "of the MLP of a B/32. Ours are those of Houlsby et al., after attention "
-      "and after the MLP, where tokens are as wide as the model: four matrices "
+      "matrices of 3072 x 5 in each of 12 blocks; 3072 is the hidden width of "
+      "the MLP of a B/32. Ours are those of Houlsby et al., after attention "
+      "and after the MLP, on tokens of the model's width: four matrices "
       f"of {d} x {r} in each of {l} blocks, {weights:,}, and {biases:,} biases "
       "(184,320 and 18,552 on a B/32 with bottleneck 5).",
     ),
@@ -196,7 +194,7 @@ def adapters(
 
 
 def extension(study: Study, trials: Sequence[StudyTrial]) -> Section:
-  """A task alone, as in a concatenation, and one that attends to the first."""
+  """A task alone, as in a concatenation, and attending to the first."""
   regime, m = "memory_masked", study.task.cells
   first, other, *_ = study.data_sets
   some = {"regime": regime, "data": other, "cells": m}
@@ -214,9 +212,9 @@ def extension(study: Study, trials: Sequence[StudyTrial]) -> Section:
     rows=rows,
     comparisons=[compare("extension", reading, "concatenation", alone)],
     notes=(
-      f"Both of {m} cells. What is attended to is the memory_masked task of "
-      "the same seed that is best on validation. Beside others in a "
-      "concatenation a task is what it is alone.",
+      f"Both have {m} cells. The extension attends to the memory_masked task "
+      "of the same seed that is best on validation. In a concatenation, the "
+      "outputs of a task are those of the task alone.",
     ),
   )
 
@@ -255,7 +253,7 @@ def _range_row(setting: Setting, rows: Sequence[Row]) -> Row:
 
 
 def _cells_of(study: Study, regime: str) -> tuple[int, ...]:
-  """Numbers of cells of a regime that is learned with all; 0 without memory."""
+  """The numbers of cells that a regime is trained with."""
   return study.cells if get_regime(regime).has_memory else (0,)
 
 

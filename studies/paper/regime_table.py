@@ -1,9 +1,4 @@
-"""Section of the report that holds every regime against the class token alone.
-
-Of every regime, with each number of cells and start of memory: its accuracy at
-the rate that is best on validation, and how far that is from the baseline,
-image by image and seed by seed.
-"""
+"""The section that compares all regimes with the class token alone."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -39,11 +34,7 @@ def section(
   workdir: Path,
   vit: mv.ViTConfig,
 ) -> Section:
-  """Make the section from the finished runs of a study.
-
-  Raises:
-    MemoryVitError: for runs that were not tested on the same images.
-  """
+  """Compare image by image and seed by seed; refuse other test images."""
   table = _Table(study, trials, _read_hits(trials, workdir))
   settings = _settings(study, vit)
   return Section(
@@ -55,27 +46,27 @@ def section(
       if one in settings and other in settings
     ],
     notes=(
-      "`without head` counts the parameters beside the head; the regimes are "
-      "sorted by it. `difference` is that of the test accuracies of the same "
-      f"seeds, from `{_BASELINE.label}` or from what stands beside; its errors "
-      "are standard errors, as the images of the test split are a sample, and "
-      "as the seeds are one: differences are taken image by image and seed by "
-      "seed. It is `clear` where it exceeds two of both errors together. "
-      "`paired seeds`: of how many seeds both sides are there.",
+      "`without head` counts the parameters without those of the head; the "
+      "regimes are sorted by it. `difference` is that of the test accuracies "
+      f"of the same seeds, from `{_BASELINE.label}` or from the regime in the "
+      "column `compared to`. It is taken image by image and seed by seed; its "
+      "two standard errors are due to the finite samples of test images and of "
+      "seeds. It is `clear` if it exceeds two standard errors of both "
+      "together. `paired seeds` is the number of seeds that both sides have.",
     ),
   )
 
 
 @dataclasses.dataclass(frozen=True)
 class _Table:
-  """What the rows are made of; `hits` are {run: {trial: hits}}."""
+  """The input of rows; `hits` are {run: {trial: hits}}."""
 
   study: Study
   trials: Sequence[StudyTrial]
   hits: Mapping[str, Mapping[str, Hits]]
 
   def row(self, setting: Setting, vit: mv.ViTConfig) -> Row:
-    """A regime at its best rate, and its difference from the baseline."""
+    """A regime at its best learning rate, against the baseline."""
     pair = None if setting == _BASELINE else self.pair(setting, _BASELINE)
     rate = best_rate(self.study, self.trials, setting)
     return {
@@ -94,10 +85,7 @@ class _Table:
     }
 
   def pair(self, one: Setting, other: Setting) -> PairedDifference | None:
-    """Compare two settings over the seeds of both, each at its best rate.
-
-    None where there is no such seed.
-    """
+    """Compare the seeds of both settings; None if there are none."""
     first, second = self.best_hits(one), self.best_hits(other)
     seeds = [seed for seed in first if seed in second]
     try:
@@ -107,11 +95,11 @@ class _Table:
     except ValueError as error:
       raise mv.MemoryVitError(
         f"{one.label} and {other.label} were tested on other images "
-        f"({error}). Move the runs of one of them away to make them again."
+        f"({error}). Move the runs of one of them away to repeat them."
       ) from error
 
   def best_hits(self, setting: Setting) -> dict[int, Hits]:
-    """Hits of every seed at the best rate, {seed: hits}."""
+    """{seed: hits} at the best learning rate."""
     rate = best_rate(self.study, self.trials, setting)
     if rate is None:
       return {}
@@ -126,13 +114,12 @@ class _Table:
 def _read_hits(
   trials: Sequence[StudyTrial], workdir: Path
 ) -> dict[str, Mapping[str, Hits]]:
-  """Read the hits of all runs."""
   names = dict.fromkeys(trial.run for trial in trials)
   return {name: read_hits(directory_of(workdir, name)) or {} for name in names}
 
 
 def _settings(study: Study, vit: mv.ViTConfig) -> list[Setting]:
-  """What is compared, by the number of parameters."""
+  """Settings by the number of parameters."""
   found: list[Setting] = []
   for regime in study.regimes_of("regimes"):
     kind = get_regime(regime)
@@ -147,11 +134,7 @@ def _settings(study: Study, vit: mv.ViTConfig) -> list[Setting]:
 def _pairs(
   study: Study, settings: Sequence[Setting]
 ) -> list[tuple[Setting, Setting]]:
-  """What is compared beside the baseline.
-
-  Parts alone and together, what reads frozen features alone, other
-  numbers of cells of the same, and memory with and without the mask.
-  """
+  """Comparisons other than with the baseline."""
   count = study.task.cells
   masked, norms = Setting("memory_masked", count), Setting("norms_masked")
   layers, both = Setting("layers_masked"), Setting("norms_layers_masked")
@@ -167,7 +150,7 @@ def _pairs(
 
 
 def _parameters(study: Study, vit: mv.ViTConfig, setting: Setting) -> int:
-  """Number of trained parameters beside the head."""
+  """The number of trained parameters without the head."""
   task = study.task
   return costs.parameters(
     vit, setting.regime, setting.cells, task.bottleneck, task.side
@@ -175,7 +158,6 @@ def _parameters(study: Study, vit: mv.ViTConfig, setting: Setting) -> int:
 
 
 def _columns(pair: PairedDifference | None) -> Row:
-  """Columns of a paired difference."""
   return {
     "difference": pair and pair.difference,
     "error over images": pair and pair.over_images,

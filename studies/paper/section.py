@@ -1,4 +1,4 @@
-"""Sections of the report: tables of the best rates, and their comparisons."""
+"""Sections of the report: tables of the best learning rates, comparisons."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from studies.paper.study import Study
 from studies.paper.trials import StudyTrial
 
 Row = dict[str, Any]
-# Of every point of a line x, mean, least, greatest.
+# Points of a line: x, mean, lowest, highest.
 Line = list[tuple[float, float, float, float]]
 
 
@@ -21,7 +21,6 @@ class Setting(NamedTuple):
 
   @property
   def label(self) -> str:
-    """The regime, with its cells if it has some."""
     if not self.cells:
       return self.regime
     plural = "" if self.cells == 1 else "s"
@@ -29,29 +28,27 @@ class Setting(NamedTuple):
 
   @property
   def columns(self) -> Row:
-    """The first columns of a table."""
     return {"regime": self.regime, "cells": self.cells or None}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Section:
-  """A part of the report; the keys of its rows are the header of a table."""
+  """A part of the report; the keys of its rows become the header."""
 
   title: str
   rows: list[Row]
   # Rows of a second table, of differences.
   comparisons: list[Row] = dataclasses.field(default_factory=list)
-  notes: tuple[str, ...] = ()  # how the numbers came about
-  # {label: points} of the plot; empty where there is nothing to plot.
+  notes: tuple[str, ...] = ()
+  # {label: points} of the plot; empty for no plot.
   lines: Mapping[str, Line] = dataclasses.field(default_factory=dict)
   xlabel: str = ""
-  log: bool = False  # whether the x axis is logarithmic
+  log: bool = False  # of the x axis
 
 
 def on_first_data(
   study: Study, trials: Sequence[StudyTrial], setting: Setting
 ) -> list[StudyTrial]:
-  """Trials of a regime on the first data set."""
   values = setting._asdict()
   return select(trials, data=study.data.name, **values)
 
@@ -65,7 +62,7 @@ def best_rate(
 
 
 def rate_columns(study: Study, regime: str, rate: BestRate | None) -> Row:
-  """Columns of a table; without accuracies where nothing could be chosen."""
+  """Columns of a table; accuracies are None if all rates diverged."""
   seed, rates = study.search_seed(regime), study.learning_rates
   chosen = "mean of the seeds" if seed is None else f"seed {seed}"
   ends = {max(rates): "highest", min(rates): "lowest"}
@@ -87,7 +84,7 @@ def compare_settings(
   trials: Sequence[StudyTrial],
   pairs: Sequence[tuple[Setting, Setting]],
 ) -> list[Row]:
-  """Rows of comparisons, of the pairs whose regimes are both to be run."""
+  """Rows of the pairs whose regimes both run."""
   wanted = study.regimes
   return [
     compare(
@@ -104,13 +101,13 @@ def compare_settings(
 def compare(
   one: str, first: BestRate | None, other: str, second: BestRate | None
 ) -> Row:
-  """Row of the difference of two test accuracies, against their spreads."""
+  """A row: the difference of two test accuracies, and the larger spread."""
   difference = spread = beyond = None
   if first and second:
     difference = first.test - second.test
     if first.spread is not None and second.spread is not None:
       spread = max(first.spread, second.spread)
-      # As it is shown: what is 0.0 points lies on no side.
+      # A difference that is shown as 0.0 points is not beyond the spread.
       beyond = abs(difference) > max(spread, 0.0005)
   diverged = [
     f"{name}: {_diverged(rate)}"
@@ -128,7 +125,7 @@ def compare(
 
 
 def _diverged(rate: BestRate | None) -> str | None:
-  """Count of seeds that diverged, "1 of 3"; None where none did."""
+  """The number of seeds that diverged, "1 of 3"; None for none."""
   if rate is None:
     return "at every rate"
   if not rate.diverged:

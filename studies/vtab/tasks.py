@@ -1,9 +1,8 @@
 """The 19 tasks of VTAB-1k: names, groups, classes, splits, labels.
 
-Facts of Zhai et al., "A Large-scale Study of Representation Learning with the
-Visual Task Adaptation Benchmark" (2019), and of its code, task_adaptation of
-google-research. Names are those of the folder in which the field hands the
-benchmark around, and by which the code of its papers knows the tasks.
+From Zhai et al., "A Large-scale Study of Representation Learning with the
+Visual Task Adaptation Benchmark" (2019), and its code, task_adaptation of
+google-research. Names are those of the prepared folder that the field shares.
 """
 
 import dataclasses
@@ -16,25 +15,15 @@ GROUPS = ("natural", "specialized", "structured")
 
 @dataclasses.dataclass(frozen=True)
 class VtabTask:
-  """A task of 1,000 images: 800 to train on, 200 to choose on.
+  """A task of 1,000 images: 800 for training, 200 for validation."""
 
-  Attributes:
-    name: its folder in the prepared benchmark, and of the task that is learned.
-    group: one of `GROUPS`.
-    classes: how many.
-    test_examples: images of the original test split, as the papers count them.
-    tfds: its data set in TFDS, with the configuration.
-    label: as `config.data.label` says which of several labels is meant.
-    held_out: where the 200 begin in TFDS: a split, and per cent of it.
-    tested: where the test split begins in TFDS: a split, and per cent of it.
-  """
-
-  name: str
+  name: str  # also of its folder in the prepared benchmark
   group: str
   classes: int
-  test_examples: int
-  tfds: str
-  label: str = "label"
+  test_examples: int  # of the original test split, as the papers count them
+  tfds: str  # its data set in TFDS
+  label: str = "label"  # `config.data.label`
+  # Where the 200 and the test split begin in TFDS: a split, per cent of it.
   held_out: tuple[str, int] = ("validation", 0)
   tested: tuple[str, int] = ("test", 0)
 
@@ -80,16 +69,12 @@ TASKS = (
 
 
 def choose(names: Sequence[str]) -> tuple[VtabTask, ...]:
-  """The tasks of these names, in the order of the table; all for no names.
-
-  Raises:
-    MemoryVitError: for a name that no task has.
-  """
+  """The tasks with these names, in the order of the table; () is all."""
   known = [task.name for task in TASKS]
   for name in names:
     if name not in known:
       raise mv.MemoryVitError(
         f"--only={name!r}: VTAB-1k has no such task; expected some of "
-        f"{', '.join(known)}, with commas between them."
+        f"{', '.join(known)}, separated by commas."
       )
   return tuple(task for task in TASKS if not names or task.name in names)

@@ -1,8 +1,7 @@
-"""All tasks of a benchmark in one model, compared with each alone.
+"""Measure all tasks of a benchmark in one model, against each alone.
 
-One pass of the backbone answers all of them, and its original outputs are those
-of the plain ViT to the bit: `evaluation.verify` compares them on every test
-image.
+On every test image, `Evaluator` compares the original outputs with those of the
+plain ViT to the bit.
 """
 
 from collections.abc import Sequence
@@ -23,10 +22,7 @@ from studies.vtab.scores import Score
 
 
 def best_regime(bench: Benchmark, scores: Sequence[Score]) -> str | None:
-  """The regime whose tasks compose that is best on validation, over all tasks.
-
-  None where none composes and was learned on every task.
-  """
+  """The composable regime that is best on validation of all tasks."""
   found = {}
   for regime in bench.regimes:
     mine = [s for s in scores if s.regime == regime and s.test is not None]
@@ -37,18 +33,20 @@ def best_regime(bench: Benchmark, scores: Sequence[Score]) -> str | None:
 
 
 def task_directory(workdir: Path, task: str, regime: str) -> Path:
-  """Where a task is kept, of the first seed."""
+  """The exported task of the first seed."""
   return workdir / "tasks" / regime / task
 
 
 def measure_once(
   engine: Grid, bench: Benchmark, scores: Sequence[Score]
 ) -> None:
-  """Measure into `together.json`, unless it holds this already."""
+  """Measure into `together.json`, unless it has the same tasks."""
   file = engine.workdir / TOGETHER
   regime = best_regime(bench, scores)
   if regime is None:
-    logger.info("no regime composes on all tasks: nothing is put together")
+    logger.info(
+      "no composable regime has all tasks: they are not measured in one model"
+    )
     on_process_0(lambda: file.unlink(missing_ok=True))
     return
   directories = [
@@ -65,12 +63,7 @@ def measure_once(
 def measure(
   engine: Grid, bench: Benchmark, regime: str, directories: Sequence[Path]
 ) -> dict[str, Any]:
-  """Evaluate all tasks in one model, each on its test split.
-
-  Returns:
-    {"regime", "dtype", "tasks": {name: an entry of `Evaluator.evaluate`},
-    "timing": as `Evaluator.timing`, "verified": whether all is as promised}.
-  """
+  """Evaluate all tasks in one model, each on its test split."""
   config = bench.config
   evaluator = Evaluator(
     engine.backbone,

@@ -256,7 +256,7 @@ def test_parts(study):
     ({"cells": (0, 5)}, "--cells has 0, expected at least 1"),
     ({"cells": (1, 10)}, "config.task.cells is 5, expected one of --cells"),
     ({"search": "some"}, "--search is 'some', expected one of"),
-    ({"others": ("digits:5-9",)}, "number 0 is 'digits:5-9', a name tha"),
+    ({"others": ("digits:5-9",)}, "number 0 is 'digits:5-9', the name of"),
     ({"others": ({"nam": "digits:0-4"},)}, "number 0: .*data.nam"),
     ({"others": ({"name": 3},)}, "number 0: .*data.name is 3"),
     ({"others": ({"test": "test"},)}, "'name' of '' in --others is"),

@@ -266,7 +266,7 @@ def test_the_report_is_a_function_of_the_directory(
   assert json.loads((copy / "report.json").read_text())["parts"]["cells"]
   # Of what is missing it says so.
   next((copy / "runs").glob("head_cls*/result.json")).unlink()
-  with pytest.raises(MemoryVitError, match="has no result any more"):
+  with pytest.raises(MemoryVitError, match="has lost its result"):
     report.write_report(copy)
   with pytest.raises(MemoryVitError, match=r"record.json is not readable"):
     report.write_report(tmp_path)

@@ -174,9 +174,9 @@ def test_a_dry_run_writes_nothing(backbone_file, tmp_path, capsys):
 def test_wrong_flags_are_one_line(tmp_path, capsys):
   for argv, problem in (
     (["--only=cifar,pets"], "'pets': VTAB-1k has no such task"),
-    (["--regimes=heads"], "'heads' is none"),
-    (["--seeds=0"], "--seeds='0': expected how many"),
-    (["--seeds=x"], "--seeds='x': expected how many"),
+    (["--regimes=heads"], "'heads' is no regime"),
+    (["--seeds=0"], "--seeds='0': expected their number"),
+    (["--seeds=x"], "--seeds='x': expected their number"),
     (["--config.data.name=cifar10"], "config.data.name is 'cifar10'"),
     ([], "has no data of cifar, caltech101"),
   ):

@@ -306,8 +306,8 @@ def test_what_the_protocol_sets_is_refused(key, value):
 
 def test_regimes_that_there_are_not():
   for names, problem in (
-    (["head", "heads"], "'heads' is none"),
-    (["head", "head"], "'head' is there twice"),
+    (["head", "heads"], "'heads' is no regime"),
+    (["head", "head"], "'head' is named twice"),
   ):
     with pytest.raises(MemoryVitError, match=f"{problem}; .*cls_masked"):
       protocol.require_possible(vtab_config(), names)
@@ -376,7 +376,10 @@ def test_the_report_names_what_is_missing(tmp_path, backbone_file, fake):
   run_benchmark(bench, tmp_path / "run")
   text = ((tmp_path / "run") / "report.md").read_text()
   assert "**No means are given**, as tasks are missing:" in text
-  assert "**No means are given** of these, as data have other sizes" in text
+  assert (
+    "**No means are given** of these, as their test splits have other sizes"
+    in text
+  )
   assert "- kitti, head: 4 test images, the benchmark has 711\n" in text
   assert "- dtd: there is no dtd\n" in text
   assert "- svhn: left out by --only" in text
