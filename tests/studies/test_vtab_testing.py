@@ -71,7 +71,7 @@ def test_side_by_side_as_alone(
   found = testing.finish(engine, bench, first, runs)
   assert readings == [4]
   assert [*found] == [*runs]
-  reader = datasets.open_split(protocol.test_config(bench, first), "test")
+  reader = datasets.open_run_split(protocol.test_config(bench, first), "test")
   for run, path in runs.items():
     task = mv.load_task(path / "tasks" / protocol.NAME_IN_RUNS, backbone)
     alone = evaluate.evaluate_source(
