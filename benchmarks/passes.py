@@ -180,10 +180,10 @@ def _programs(
     add(f"masked_sequence_infer_{count}", workloads.masked_inference, count)
   for count in train:
     add(f"train_{count}", workloads.training, count)
-    add(f"kept_train_{count}", workloads.kept_training, count,
+    add(f"kept_train_{count}", workloads.cached_training, count,
         arguments.keep_where)  # fmt: skip
     add_side(f"train_side_{count}", workloads.training, count)
-  add_side(f"kept_side_{train[0]}", workloads.kept_training, train[0],
+  add_side(f"kept_side_{train[0]}", workloads.cached_training, train[0],
            arguments.keep_where)  # fmt: skip
   for count in train if arguments.more else train[:1]:
     add(f"masked_sequence_train_{count}", workloads.masked_training, count)

@@ -109,20 +109,20 @@ async def _measure(
   ]
   mv.save_tasks(tasks, folder / "tasks")
   paths = [str(folder / "tasks" / task.name) for task in tasks]
-  pictures = [_picture(i) for i in range(_IMAGES)]
+  images = [_image(i) for i in range(_IMAGES)]
   seconds, clients = arguments.seconds, arguments.clients
   source, given = arguments.backbone, paths[: arguments.tasks]
   with serving(source, given, folder / "many") as server:
     many, memory = await _under_load(
-      server, pictures, tasks, arguments.tasks, seconds, clients
+      server, images, tasks, arguments.tasks, seconds, clients
     )
-  checked = check(backbone, pictures, many, memory["sets"])
+  checked = check(backbone, images, many, memory["sets"])
   with contextlib.ExitStack() as stack:
     each = [
       stack.enter_context(serving(source, [path], folder / Path(path).name))
       for path in given
     ]
-    apart = await _one_after_the_other(each, pictures, seconds / 4, clients)
+    apart = await _one_after_the_other(each, images, seconds / 4, clients)
   return {
     "cpus": os.cpu_count(),
     "load_average": os.getloadavg()[0],
@@ -153,7 +153,7 @@ def random_task(backbone: mv.Backbone, name: str, seed: int) -> mv.Task:
   return mv.Task(task.spec, params)
 
 
-def _picture(seed: int) -> bytes:
+def _image(seed: int) -> bytes:
   """A generated image, as a JPEG file."""
   rng = np.random.default_rng(seed)
   small = rng.integers(0, 256, (9, 12, 3), np.uint8)
@@ -210,7 +210,7 @@ def _wait_until_ready(url: str) -> None:
 
 async def _under_load(
   server: Server,
-  pictures: Sequence[bytes],
+  images: Sequence[bytes],
   tasks: Sequence[mv.Task],
   first: int,
   seconds: float,
@@ -223,7 +223,7 @@ async def _under_load(
     sets = {version["version"]: {task.name: task for task in tasks[:first]}}
     until = time.monotonic() + seconds
     asking = [
-      asyncio.create_task(_ask(server.url, pictures, load, until, i))
+      asyncio.create_task(_ask(server.url, images, load, until, i))
       for i in range(clients)
     ]
     changing = asyncio.create_task(change(server, http, tasks, sets, until))
@@ -247,16 +247,16 @@ async def _client() -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def _ask(
-  url: str, pictures: Sequence[bytes], load: Load, until: float, seed: int
+  url: str, images: Sequence[bytes], load: Load, until: float, seed: int
 ) -> None:
   """A client: one request after the other."""
   rng = random.Random(seed)
   async with _client() as http:
     while time.monotonic() < until:
       count = rng.randint(1, _MOST_PER_REQUEST)
-      chosen = rng.choices(range(len(pictures)), k=count)
+      chosen = rng.choices(range(len(images)), k=count)
       begun = time.monotonic()
-      answer = await _predict(http, url, [pictures[i] for i in chosen], load)
+      answer = await _predict(http, url, [images[i] for i in chosen], load)
       load.latencies.append(time.monotonic() - begun)
       _note(load, answer, chosen)
 
@@ -331,12 +331,12 @@ async def change(
 
 def check(
   backbone: mv.Backbone,
-  pictures: Sequence[bytes],
+  files: Sequence[bytes],
   load: Load,
   sets: Mapping[int, Mapping[str, mv.Task]],
 ) -> dict[str, Any]:
   """Compare each answer with `mv.forward`; raises if one differs."""
-  images = mv.preprocess(pictures, next(iter(sets[min(sets)].values())))
+  images = mv.preprocess(files, next(iter(sets[min(sets)].values())))
   expected: dict[int, dict[str, np.ndarray]] = {}
   worst, equal, total = 0.0, 0, 0
   for (version, i), answers in load.answers.items():
@@ -388,7 +388,7 @@ def _probabilities(
 
 async def _one_after_the_other(
   servers: Sequence[Server],
-  pictures: Sequence[bytes],
+  images: Sequence[bytes],
   seconds: float,
   clients: int,
 ) -> Load:
@@ -400,7 +400,7 @@ async def _one_after_the_other(
     async with _client() as http:
       while time.monotonic() < until:
         count = rng.randint(1, _MOST_PER_REQUEST)
-        chosen = [rng.choice(pictures) for _ in range(count)]
+        chosen = [rng.choice(images) for _ in range(count)]
         begun = time.monotonic()
         for server in servers:
           await _predict(http, server.url, chosen, load)

@@ -161,7 +161,7 @@ def training(setting: Setting, count: int) -> Training:
   return _task_training(split_forward.make_split_forward, setting, count)
 
 
-class KeptTraining(Training):
+class CachedTraining(Training):
   """`Training` on cached contexts, with random rows in every step."""
 
   def __init__(
@@ -195,10 +195,10 @@ class KeptTraining(Training):
     return super().__call__()
 
 
-def kept_training(setting: Setting, count: int, where: str) -> Training:
+def cached_training(setting: Setting, count: int, where: str) -> Training:
   """Train `count` tasks at once on cached contexts; includes fetching."""
   params, frozen, cut = _tasks(split_forward.make_split_forward, setting, count)
-  return KeptTraining(cut, params, frozen, setting, where)
+  return CachedTraining(cut, params, frozen, setting, where)
 
 
 def masked_training(setting: Setting, count: int) -> Training:

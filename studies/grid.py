@@ -98,7 +98,7 @@ class Grid:
     while new := [run for run in _ready(plan, results) if run.name not in seen]:
       for run in new:
         seen.add(run.name)
-        config, found = run.config(), self._ending(run.name)
+        config, found = run.config(), self._result_of(run.name)
         if found and not self._differences(config, run.name, found):
           self._require_same_data(config, run.name, found, compared)
           self._remove_states(run.name)  # if the run was killed before that
@@ -131,7 +131,7 @@ class Grid:
       Interrupted: if `stop` was requested.
     """
     config = run.config()
-    if found := self._ending(run.name):
+    if found := self._result_of(run.name):
       if lines := self._differences(config, run.name, found):
         raise mv.MemoryVitError(
           f"the run {run.name} was finished with another configuration. Use "
@@ -150,7 +150,7 @@ class Grid:
       }
       self.write(f"runs/{run.name}/{files.DIVERGED}", diverged)
     self._remove_states(run.name)
-    found = self._ending(run.name)
+    found = self._result_of(run.name)
     if found is None:
       raise mv.MemoryVitError(
         f"{directory} has lost the result of its run. Give the same command "
@@ -219,11 +219,11 @@ class Grid:
     on_process_0(write)
     logger.info("the report is %s", self.workdir / "report.md")
 
-  def _ending(self, name: str) -> mv.RunResult | None:
+  def _result_of(self, name: str) -> mv.RunResult | None:
     """The result of a finished run, read by process 0."""
 
     def read() -> Any:
-      found = files.load_ending(self.workdir, name)
+      found = files.load_run_result(self.workdir, name)
       return found and found.to_json()
 
     values = on_process_0(read)

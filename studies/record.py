@@ -73,7 +73,7 @@ def directory_of(workdir: Path, name: str) -> Path:
   return workdir / "runs" / name
 
 
-def load_ending(workdir: Path, name: str) -> mv.RunResult | None:
+def load_run_result(workdir: Path, name: str) -> mv.RunResult | None:
   """The result of a run; None if it has not finished.
 
   If all trials diverged, the result has no tasks.
@@ -93,13 +93,13 @@ def read_results(record: Record, workdir: Path) -> dict[str, mv.RunResult]:
   """
   found = {}
   for name in record.runs:
-    ending = load_ending(workdir, name)
-    if ending is None:
+    result = load_run_result(workdir, name)
+    if result is None:
       raise mv.MemoryVitError(
         f"{directory_of(workdir, name)} has lost its result. Restore it, or "
         "run the study again."
       )
-    found[name] = ending
+    found[name] = result
   return found
 
 

@@ -79,9 +79,9 @@ def _programs(
   programs: rounds.Programs = {
     rounds.FORWARD: lambda: workloads.plain(model),
     "train": workloads.training(model, 1),
-    "train_kept": workloads.kept_training(model, 1, "device"),
+    "train_kept": workloads.cached_training(model, 1, "device"),
     "train_side": workloads.training(side, 1),
-    "train_side_kept": workloads.kept_training(side, 1, "device"),
+    "train_side_kept": workloads.cached_training(side, 1, "device"),
     "train_all_weights": workloads.full_finetuning(model),
   }
   for count in setting.tasks:
