@@ -1,1 +1,1 @@
-"""Measurements; nothing here is asserted."""
+"""Measurements; these programs assert nothing."""

@@ -1,19 +1,18 @@
-"""Measurements on a GPU or TPU, unattended, section by section.
+"""Run all measurements on a GPU or TPU, unattended, section by section.
 
   python -m benchmarks.accelerator --out=DIR [--only=SECTION ...] [--list]
     [--small]
 
-Each section runs the other benchmarks, each in a process of its own, and ends
-after eight minutes: one that crashes, runs out of memory or hangs ends alone.
-Nothing is installed and nothing is downloaded: weights, tasks and pixels are
-random. A library that is missing is named, and what needs it left out.
+Each section runs other benchmarks in processes of their own, and ends after
+eight minutes, so one that crashes, runs out of memory or hangs stops only
+itself. Nothing is installed or downloaded: weights, tasks and pixels are
+random. A missing library is named, and what needs it is left out.
 
-DIR gets SECTION.json, SECTION.log and, after every section, results.md: all
-that lies there by then, with the name of the device. --only takes the beginning
-of names; --small runs tiny models, to try all this on a CPU.
+DIR receives SECTION.json, SECTION.log and, after every section, results.md,
+which shows all results in DIR and the name of the device. --only takes prefixes
+of section names; --small runs tiny models, to test this on a CPU.
 
-This process never touches the device: it may be one that a single process can
-use.
+This process never touches the device, which may allow only one process.
 """
 
 import argparse
@@ -34,7 +33,7 @@ from memory_vit.runtime.tables import markdown_table
 
 ROOT = Path(__file__).resolve().parent.parent
 _SECONDS = 480.0
-# What is the first of these is wanted most. Images of a batch, dtype.
+# The most important first: images of a batch, dtype.
 _SETTINGS = (
   ("B/32", 512, "bfloat16"),
   ("B/32", 512, "float32"),
@@ -44,7 +43,7 @@ _SETTINGS = (
   ("L/14", 64, "float32"),
 )
 _SMALL = (("Micro/8", 2, "float32"),)
-# Kind of section -> beginnings of the names of its programs in `passes`.
+# Section -> prefixes of the names of its programs in `passes`.
 _PROGRAMS = {
   "infer": ("encode", "infer"),
   "cached": ("read",),
@@ -73,12 +72,7 @@ _MISSING = re.compile(r"No module named '([\w.]+)'")
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-  """A process of a section: `python ARGUMENTS`.
-
-  Attributes:
-    arguments: of Python.
-    writes: whether it takes --json=FILE.
-  """
+  """A process of a section: `python ARGUMENTS`, with --json if it `writes`."""
 
   arguments: tuple[str, ...]
   writes: bool = True
@@ -114,7 +108,7 @@ def sections(small: bool) -> dict[str, list[Job]]:
 
 
 def _tests(small: bool) -> list[Job]:
-  """Fast tests, and slow ones of the same bits, while there is time."""
+  """Fast tests, and slow ones of bitwise identity, while time remains."""
   chosen = ("-m", "pytest", "-q", "--continue-on-collection-errors", "-m")
   fast = [f"tests/{name}" for name in (_TESTS[:1] if small else _TESTS)]
   jobs = [Job((*chosen, "not slow and not processes", *fast), writes=False)]
@@ -125,7 +119,7 @@ def _tests(small: bool) -> list[Job]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Measure what is asked for; the status is 1 where something failed."""
+  """Measure the chosen sections; returns 1 if something failed."""
   arguments = _arguments(argv)
   known = sections(arguments.small)
   wanted = [n for n in known if n.startswith((*(arguments.only or [""]),))]
@@ -152,7 +146,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
   add = parser.add_argument
   add("--out", required=True, metavar="DIR")
   add("--only", action="append", metavar="SECTION")
-  add("--list", action="store_true", help="name the sections, run none")
+  add("--list", action="store_true", help="list the sections, run none")
   add("--small", action="store_true", help="tiny models, on any device")
   return parser.parse_args(argv)
 
@@ -160,14 +154,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def run_section(
   name: str, jobs: Sequence[Job], out: Path, limit: float = _SECONDS
 ) -> dict[str, Any]:
-  """Run its jobs one after the other, and say what became of each.
-
-  Args:
-    name: of the section.
-    jobs: its processes.
-    out: where its log is written.
-    limit: seconds for all of them.
-  """
+  """Run its jobs one after the other, and report the status of each."""
   began, results, states = time.monotonic(), [], []
   with (out / f"{name}.log").open("w+", encoding="utf-8") as log:
     for job in jobs:
@@ -192,8 +179,8 @@ def run_section(
 
 
 def _run(job: Job, log: Any, seconds: float) -> tuple[str, Any]:
-  """Run a process and all that it starts, no longer than that."""
-  # Libraries may lie somewhere else, where none can be installed.
+  """Run a process and its children, at most this long."""
+  # If nothing can be installed, libraries may lie elsewhere.
   paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
   environment = {
     **os.environ,
@@ -208,7 +195,7 @@ def _run(job: Job, log: Any, seconds: float) -> tuple[str, Any]:
     file = Path(scratch) / "result.json"
     command = [sys.executable, *job.arguments]
     if job.writes:
-      # Behind a list of names it would be one of them.
+      # First, as a list of names would swallow it.
       at = command.index("--what") if "--what" in command else len(command)
       command.insert(at, f"--json={file}")
     process = subprocess.Popen(
@@ -218,9 +205,9 @@ def _run(job: Job, log: Any, seconds: float) -> tuple[str, Any]:
     try:
       status = process.wait(max(0.0, seconds))
     except subprocess.TimeoutExpired:
-      return "stopped, as its time was over", None
+      return "stopped at its time limit", None
     finally:
-      if process.poll() is None:  # with all that it has started
+      if process.poll() is None:  # with its children
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     if status:

@@ -1,16 +1,16 @@
-"""Accuracy of our regimes, of LoRA by PEFT and of full fine-tuning on one task.
+"""Compare the accuracy of our regimes, LoRA by PEFT and full fine-tuning.
 
   python -m benchmarks.accuracy [--data=glyphs:inverted] [--data_dir=DIR]
     [--backbone=glyphs] [--rows head memory_masked ...] [--rates 0.1 0.3 ...]
     [--seeds=5] [--steps=500] [--per_class=0] [--json=FILE] [--page=FILE]
 
 Runs in the environment of `make exchange`. Every row is trained for the same
-steps on the same images, by SGD with the same schedule and clipping. Its rate
-is the best on validation with the first seed; the other seeds train at that
-rate. Differences are paired, over test images and seeds.
+steps on the same images, by SGD with the same schedule and clipping. Its
+learning rate is the best on validation with the first seed; further seeds use
+it. Differences are paired, over test images and seeds.
 
 Prints a table, and writes it into --page: docs/reference/comparison.md, which
-says what the rows mean.
+explains the rows.
 """
 
 import argparse
@@ -37,7 +37,7 @@ from memory_vit.model.regimes import get_regime
 from memory_vit.model.task import EvalPreprocessing
 from memory_vit.runtime.tables import markdown_table
 
-# Row -> rates that are tried.
+# Row -> learning rates.
 ROWS = {
   "head": (0.3, 1.0),
   "cls_masked": (0.3, 1.0),
@@ -53,21 +53,13 @@ _NAMES = {"lora4": "LoRA of rank 4, PEFT", "lora8": "LoRA of rank 8, PEFT"}
 _BASE = "side_masked"
 _SPLITS = {"train": "train[:90%]", "validation": "train[90%:]", "test": "test"}
 _BATCH, _STEPS = 64, 500
-# Between them a page has the figures.
+# The table of a page is between these.
 _BEGINS, _ENDS = "<!-- accuracy -->", "<!-- end of accuracy -->"
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-  """Backbone and data of all rows.
-
-  Attributes:
-    backbone: frozen but for those that train it.
-    folder: the same, as transformers reads it.
-    splits: of the task.
-    classes: of the task.
-    steps: of training.
-  """
+  """Backbone and data of all rows; `folder` is the backbone in HF format."""
 
   backbone: mv.Backbone
   folder: Path
@@ -77,14 +69,7 @@ class Setting:
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-  """Train every row with every seed, and print a table.
-
-  Args:
-    argv: of the command; by default those of this process.
-
-  Returns:
-    What is written to --json.
-  """
+  """Train every row with every seed, and print a table; returns --json."""
   arguments = _arguments(argv)
   if arguments.page:
     with_table(arguments.page.read_text(encoding="utf-8"), "")
@@ -127,11 +112,11 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
   add = parser.add_argument
   add("--backbone", default="glyphs")
   add("--data", default="glyphs:inverted", help="a data set, as data.name")
-  add("--data_dir", default="", help="where it is, as data.dir")
+  add("--data_dir", default="", help="its directory, as data.dir")
   add("--per_class", type=int, default=0, help="training images of each class; "
       "0 for all")  # fmt: skip
   add("--rows", nargs="+", choices=tuple(ROWS), default=tuple(ROWS))
-  add("--rates", nargs="+", type=float, help="in place of those of each row")
+  add("--rates", nargs="+", type=float, help="learning rates of every row")
   add("--seeds", type=int, default=5)
   add("--steps", type=int, default=_STEPS)
   add("--json", type=Path, help="file for the numbers")
@@ -142,7 +127,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def _read(
   arguments: argparse.Namespace, backbone: mv.Backbone
 ) -> tuple[dict[str, Split], int]:
-  """All images of the task, as the backbone takes them."""
+  """All images of the task, as inputs of the backbone."""
   stated = EvalPreprocessing(image_size=backbone.config.image_size)
   preprocessing = backbone.evaluation or stated
   splits = {}
@@ -156,7 +141,7 @@ def _read(
 
 
 def _few(split: Split, per_class: int, seed: int) -> Split:
-  """Some images of each class; all where that is 0."""
+  """`per_class` images of each class; 0 is all."""
   if not per_class:
     return split
   rng = np.random.default_rng(seed)
@@ -173,7 +158,7 @@ def _measure(
   rates: Sequence[float],
   arguments: argparse.Namespace,
 ) -> dict[str, Any]:
-  """Choose the rate of a row with the first seed, and train with all."""
+  """Choose the learning rate with the first seed, and train with all."""
   began = time.perf_counter()
 
   def train(rate: float, seed: int) -> Trained:
@@ -189,7 +174,7 @@ def _measure(
     return _train_ours(some, row, rate, seed)
 
   first = {rate: train(rate, 0) for rate in rates}
-  # Of equal accuracies the one of less loss.
+  # Of equal accuracies the one with the lower loss.
   best = max(
     first, key=lambda rate: (first[rate].validation, -first[rate].loss)
   )
@@ -198,7 +183,7 @@ def _measure(
   return {
     "parameters": found[0].parameters - _head_of(setting),
     "rate": best,
-    # Of two rates one is always the lowest.
+    # One of two learning rates is always at an end.
     "at_an_end": len(rates) > 2 and best in (min(rates), max(rates)),
     "validation": {str(rate): each.validation for rate, each in first.items()},
     "accuracies": [float(each.right.mean()) for each in found],
@@ -214,7 +199,7 @@ def _head_of(setting: Setting) -> int:
 def _train_ours(
   setting: Setting, regime: str, rate: float, seed: int
 ) -> Trained:
-  """Train a task by `mv.train_task`, from contexts that are kept if it can."""
+  """Train by `mv.train_task`, with cached outputs if possible."""
   pixels = {
     role: (np.round((split.images + 1) * 127.5).astype(np.uint8), split.labels)
     for role, split in setting.splits.items()
@@ -258,7 +243,7 @@ def _train_ours(
 def _difference(
   row: dict[str, Any], base: dict[str, Any] | None
 ) -> dict[str, float]:
-  """The paired difference from the base, in points, with its error."""
+  """The paired difference from the base, in points, and its error."""
   if base is None or row is base:
     return {}
   first, second = (
@@ -272,12 +257,11 @@ def _difference(
 
 
 def without_hits(row: dict[str, Any]) -> dict[str, Any]:
-  """A row without its hits, for people."""
   return {key: value for key, value in row.items() if key != "right"}
 
 
 def table(result: dict[str, Any]) -> str:
-  """The rows for people, as Markdown."""
+  """The rows as Markdown."""
   header = (
     result["data"], "parameters beside the head",
     f"test, {result['seeds']} seeds", f"against `{_BASE}`", "rate",
@@ -302,7 +286,6 @@ def table(result: dict[str, Any]) -> str:
 
 
 def with_table(page: str, table: str) -> str:
-  """A page with its table replaced."""
   before, _, rest = page.partition(_BEGINS)
   _, ends, after = rest.partition(_ENDS)
   if not ends:

@@ -1,12 +1,11 @@
-"""Cost of a bound on the steps that a host dispatches ahead of its devices.
+"""Measure the cost of limiting the steps that a host dispatches ahead.
 
   python -m benchmarks.ahead [--rounds=9]
 
-The training loop as it is, with at most three steps under way, and the same
-loop that dispatches without end, in turn in one process: a small ViT, whose
-steps are about as long as the host needs to dispatch one, and Ti/16 at 64 px
-with 128 images. Printed is how long the first takes as a multiple of the
-second; the median of the rounds, and the quartiles.
+Compares the training loop, with at most three steps in flight, and the same
+loop without a limit, in turn in one process: a small ViT whose steps take about
+as long as their dispatch, and Ti/16 at 64 px with 128 images. Prints the time
+of the first as a multiple of the second: median and quartiles of the rounds.
 """
 
 import argparse
@@ -28,20 +27,19 @@ from memory_vit.train import divergence, loop, optim
 from memory_vit.train.step import Step, create_state
 
 _NAME = "task"
-# (variant, side in pixels, images in a batch, steps of a round)
+# (variant, side in pixels, images in a batch, steps in a round)
 _WORKLOADS = (("Micro/8", 32, 16, 40), ("Ti/16", 64, 128, 5))
 
 
 class Unbounded(divergence.DivergenceMonitor):
-  """Keeps metrics, and waits for none."""
+  """Collects metrics without waiting for any."""
 
   def add(self, metrics: object) -> None:
-    """Keep the metrics of the next step, on the device."""
     self._pending.append(metrics)
 
 
 class Workload:
-  """A task that is trained on images of noise."""
+  """A task trained on images of noise."""
 
   def __init__(self, variant: str, side: int, batch_size: int) -> None:
     config = vit_config(variant, image_size=side, num_classes=10)
@@ -66,7 +64,7 @@ class Workload:
   def seconds(
     self, steps: int, kind: type[divergence.DivergenceMonitor]
   ) -> float:
-    """Trains, and returns how long a step took."""
+    """Train; returns the seconds of a step."""
     run = loop.Loop(
       title=_NAME,
       step_fn=self._step,
@@ -88,7 +86,6 @@ class Workload:
 
 
 def main() -> None:
-  """Measure and print."""
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument("--rounds", type=int, default=9)
   rounds = parser.parse_args().rounds

@@ -1,11 +1,11 @@
-"""Attacks on the server, beside ordinary requests that must be answered.
+"""Attack the server, and measure ordinary requests at the same time.
 
   python -m benchmarks.attacks [--seconds=60] [--settle=30] [--only=NAME]
     [--backbone=NPZ --task=DIR] [--json=FILE]
 
 Each attack has a server of its own, on this machine. It repeats a few requests
-that are small, or cheap to send, and dear to answer; beside it come 20 ordinary
-requests a minute. Without --backbone the model is a tiny one, drawn at random.
+that are small or cheap to send, and expensive to answer, beside 20 ordinary
+requests a minute. Without --backbone the model is tiny and random.
 """
 
 from __future__ import annotations
@@ -48,14 +48,7 @@ _MIB = 2**20
 
 @dataclasses.dataclass(frozen=True)
 class Attack:
-  """A kind of hostile request.
-
-  Attributes:
-    body: of each request.
-    ordinary: body of an ordinary request of the same size: in bytes or, where
-      small files are large images, in pixels.
-    content_type: of the attack.
-  """
+  """A hostile request, and an ordinary one as large (bytes or pixels)."""
 
   body: bytes
   ordinary: bytes
@@ -64,25 +57,19 @@ class Attack:
 
 @dataclasses.dataclass
 class Seen:
-  """Measurements of ordinary requests during an attack.
+  """Measurements of ordinary requests during an attack."""
 
-  Attributes:
-    statuses: of ordinary requests; 0 where none came.
-    seconds: until their answers.
-    health: seconds until /healthz answered.
-    memory: of the server in MiB, again and again.
-    attacks: how many requests each status answered.
-  """
-
+  # Status and seconds of ordinary requests; the status is 0 without an answer.
   statuses: list[int] = dataclasses.field(default_factory=list)
   seconds: list[float] = dataclasses.field(default_factory=list)
-  health: list[float] = dataclasses.field(default_factory=list)
-  memory: list[float] = dataclasses.field(default_factory=list)
+  health: list[float] = dataclasses.field(default_factory=list)  # seconds
+  memory: list[float] = dataclasses.field(default_factory=list)  # MiB
+  # {status: number of hostile requests}.
   attacks: dict[int, int] = dataclasses.field(default_factory=dict)
 
 
 def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
-  """Run the attacks, print a table, and write a file where one is named."""
+  """Run the attacks, print a table, and write --json."""
   arguments = _parser().parse_args(argv)
   rows = []
   with tempfile.TemporaryDirectory() as folder:
@@ -126,7 +113,7 @@ def _tiny_model(folder: Path) -> tuple[str, str]:
 
 
 def _row(name: str, url: str, seconds: float, settle: float) -> dict[str, Any]:
-  """One attack on a server that has just started."""
+  """One attack on a fresh server."""
   attack, small = ATTACKS[name](), form(_jpeg(300, 400))
   for body in (small, attack.ordinary):
     with _repeated(url, body, _FORM, Seen()):
@@ -175,7 +162,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 def _repeated(
   url: str, body: bytes, content_type: str, seen: Seen
 ) -> Iterator[None]:
-  """Send a request again and again, by several clients, until the body ends."""
+  """Repeat a request by several clients until the body ends."""
   with contextlib.ExitStack() as stack:
     for _ in range(_CLIENTS):
       stack.enter_context(_in_threads(_send, url, body, content_type, seen))
@@ -228,7 +215,7 @@ def _get(url: str, path: str) -> str:
 
 
 def _post(url: str, body: bytes, content_type: str) -> int:
-  """Status of the answer; 0 where the connection ends without one."""
+  """Status of the answer; 0 if the connection ends without one."""
   with contextlib.closing(_connection(url)) as connection:
     try:
       connection.request(
@@ -248,7 +235,7 @@ def _connection(url: str) -> http.client.HTTPConnection:
   )
 
 
-# What is sent.
+# The bodies.
 
 
 def form(*images: bytes, fields: Sequence[str] = ()) -> bytes:
@@ -275,7 +262,7 @@ def _saved(image: Image.Image, kind: str, **options: Any) -> bytes:
 
 @functools.cache
 def _of_bytes(mebibytes: float) -> bytes:
-  """A form of ordinary images that has about so many MiB."""
+  """A form of ordinary images of about this size."""
   image = _jpeg(1000, 1500, quality=95)
   return form(*[image] * max(1, min(32, round(mebibytes * _MIB / len(image)))))
 
@@ -304,7 +291,7 @@ def _scans() -> Attack:
 
 
 def _large() -> Attack:
-  """The dearest that is taken, as far as we know."""
+  """The most expensive request that is accepted, as far as we know."""
   image = _saved(Image.new("RGBA", _LARGE), "WEBP", method=0)
   return Attack(form(*[image] * 4), _of_pixels())
 

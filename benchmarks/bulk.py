@@ -1,12 +1,12 @@
-"""Images per second of predictions into Parquet, beside the plain loop.
+"""Measure images per second of bulk predictions into Parquet.
 
   python -m benchmarks.bulk [--variant=S/16] [--side=224] [--images=128]
     [--batch=32] [--tasks=4] [--rounds=3] [--json=FILE]
 
-Three ways take turns, round by round, over the same drawn JPEGs of 500 x 375
-pixels: `run_bulk` in this process; the plain loop (decode a batch, image after
-image, then run the model, then keep logits in a list); and the model alone, on
-images that are prepared already. The backbone has random weights.
+Times three programs in turn, round by round, on the same generated JPEGs of
+500 x 375 pixels: `run_bulk` in this process; a plain loop (decode a batch one
+image at a time, run the model, append logits to a list); and the model alone,
+on preprocessed images. The backbone has random weights.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from memory_vit.prediction.config import PredictorConfig
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-  """Measure, print a table, and write a file where one is named."""
+  """Measure, print a table, and write --json."""
   arguments = _arguments(sys.argv[1:] if argv is None else argv)
   with tempfile.TemporaryDirectory() as scratch:
     result = _measure(pathlib.Path(scratch), arguments)
@@ -105,18 +105,17 @@ def _measure(
 
 
 class _Opened:
-  """A job whose model is open already: only images are timed."""
+  """A job whose model is already open, so that only images are timed."""
 
   def __init__(self, model: Any, batch_size: int) -> None:
     self.batch_size, self._model = batch_size, model
 
   def open(self) -> Any:
-    """The model."""
     return self._model
 
 
 def _draw(folder: pathlib.Path, count: int) -> list[str]:
-  """Draw JPEGs of 500 x 375 pixels: noise under lines and circles."""
+  """Generate JPEGs of 500 x 375 pixels: noise under ellipses."""
   folder.mkdir()
   rng = np.random.default_rng(0)
   paths = []
@@ -138,7 +137,7 @@ def _plain(
   images: Sequence[str],
   batch: int,
 ) -> list[dict[str, np.ndarray]]:
-  """What one writes by hand."""
+  """The loop that a user would write by hand."""
   found = []
   for start in range(0, len(images), batch):
     paths = images[start : start + batch]

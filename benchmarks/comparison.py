@@ -1,20 +1,19 @@
-"""Costs of a task here and in other libraries, each in its own forward passes.
+"""Compare costs of a task in several libraries, in their own forward passes.
 
   python -m benchmarks.comparison [--variant=Ti/16] [--image_size=128]
     [--batch=16] [--tasks 1 4 16] [--processes=3] [--rounds=5] [--json=FILE]
     [--page=FILE] [--reproduction=VIT_PY --reproduction_python=PYTHON]
 
-Runs in the environment of `make exchange`, which has PEFT and vit-pytorch too.
-Every library runs in processes of its own, the libraries taking turns, each on
-the same images and, where it can take them, the same random weights. In a
-process everything is timed in turn, round by round; ratios are to that
-library's own plain forward pass, so they do not tell JAX from PyTorch. What
-differs from one process to the next stands in brackets. The last two options
-are for the reproduction of the paper: it is no package, and needs an
-environment with transformers 4.30.
+Runs in the environment of `make exchange`, which also has PEFT and vit-pytorch.
+Every library runs in processes of its own, the libraries in turn, each on the
+same images and, if its layers allow it, the same random weights. A process
+times everything in turn, round by round; ratios are to the library's own plain
+forward pass, so they do not compare JAX with PyTorch. Brackets show the range
+over processes. The last two options are for the reproduction of the paper,
+which is no package and needs an environment with transformers 4.30.
 
 Prints a table, and writes it into --page: docs/reference/comparison.md, which
-says what the rows mean.
+explains the rows.
 """
 
 import argparse
@@ -41,7 +40,7 @@ from benchmarks.compared import rounds
 from benchmarks.compared import setting as settings
 from memory_vit.runtime.tables import markdown_table
 
-# Between them a page has the figures.
+# The figures of a page are between these.
 _BEGINS, _ENDS = "<!-- figures -->", "<!-- end of figures -->"
 LIBRARIES = ("memory_vit", "peft", "vit_pytorch")
 _ROWS = {
@@ -59,14 +58,7 @@ _COUNTED = {
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-  """Measure every library, and print a table.
-
-  Args:
-    argv: of the command; by default those of this process.
-
-  Returns:
-    What is written to --json.
-  """
+  """Measure every library, and print a table; returns --json."""
   arguments = _arguments(sys.argv[1:] if argv is None else argv)
   setting = _setting(arguments)
   with tempfile.TemporaryDirectory() as name:
@@ -95,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
-  """Read the flags; what is wrong is said now, and not after measuring."""
+  """Read the flags, and refuse wrong ones before measuring."""
   parser = argparse.ArgumentParser(
     prog="python -m benchmarks.comparison", description=__doc__.split("\n")[0]
   )
@@ -108,22 +100,21 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
   add("--rank", type=_count, default=8, help="of LoRA")
   add("--tasks", type=_count, nargs="+", default=[1, 4, 16])
   add("--processes", type=_count, default=3, help="of each library, one after "
-      "the other; with 1, brackets are quartiles of its rounds")  # fmt: skip
-  add("--rounds", type=_count, default=5, help="of everything, in each process")
+      "another; with 1, brackets are quartiles of its rounds")  # fmt: skip
+  add("--rounds", type=_count, default=5, help="in each process")
   add("--threads", type=_count, default=_cores(), help="of PyTorch")
   add("--clock", choices=tuple(rounds.CLOCKS), default="wall", help="cpu on a "
-      "machine that others use; on one core: taskset -c 0")  # fmt: skip
+      "shared machine; on one core: taskset -c 0")  # fmt: skip
   add("--only", nargs="+", choices=LIBRARIES, default=LIBRARIES)
   add("--reproduction", type=_file, help="vit.py of the PyTorch reproduction")
   add("--reproduction_python", type=_program, default=sys.executable,
-      help="of an environment that it runs in")  # fmt: skip
+      help="of its environment")  # fmt: skip
   add("--json", type=_writable, help="file for the numbers")
   add("--page", type=_page, help="file of Markdown whose table is replaced")
   return parser.parse_args(argv)
 
 
 def _count(text: str) -> int:
-  """At least one: of none there is nothing to measure."""
   if not text.isdecimal() or not int(text):
     raise argparse.ArgumentTypeError(f"{text!r}: expected 1 or more")
   return int(text)
@@ -140,7 +131,7 @@ def _program(text: str) -> str:
   found = shutil.which(text)
   if found is None:
     raise argparse.ArgumentTypeError(f"{text} is no program")
-  return os.path.abspath(found)  # a link, as in .venv, is left as it is
+  return os.path.abspath(found)  # keeps links, as in .venv
 
 
 def _writable(text: str) -> Path:
@@ -162,7 +153,7 @@ def _page(text: str) -> Path:
 
 
 def _commands(arguments: argparse.Namespace, folder: str) -> list[list[str]]:
-  """The command of each library, which measures it in a process."""
+  """The command that measures each library in a process."""
   commands = [
     [sys.executable, "-m", f"benchmarks.compared.{library}", folder]
     for library in arguments.only
@@ -176,7 +167,7 @@ def _commands(arguments: argparse.Namespace, folder: str) -> list[list[str]]:
 
 
 def _cores() -> int:
-  """Count the cores that this process may use, where the system tells."""
+  """The number of cores that this process may use, if known."""
   if hasattr(os, "sched_getaffinity"):
     return len(os.sched_getaffinity(0))
   return os.cpu_count() or 1
@@ -198,7 +189,7 @@ def _setting(arguments: argparse.Namespace) -> settings.Setting:
 
 
 def _write(setting: settings.Setting, folder: Path) -> None:
-  """Write the model in the layouts of all, and what it says of the images."""
+  """Write the model in all layouts, and its outputs for the images."""
   setting.write(folder)
   backbone = mv.random_backbone(
     setting.variant,
@@ -206,7 +197,7 @@ def _write(setting: settings.Setting, folder: Path) -> None:
     num_classes=setting.classes,
     key=jax.random.key(0),
   )
-  # A head of a new model is zero: outputs would be alike whatever is computed.
+  # A new head is zero, so outputs would be equal whatever is computed.
   head = backbone.params["head"]
   head["kernel"] = 0.02 * jax.random.normal(
     jax.random.key(1), head["kernel"].shape
@@ -219,7 +210,7 @@ def _write(setting: settings.Setting, folder: Path) -> None:
 
 
 def _run(command: list[str]) -> dict[str, Any]:
-  """Read what a library's process prints last; show its lines if it fails."""
+  """Read the last line that a library's process prints."""
   root = Path(__file__).resolve().parents[1]
   done = subprocess.run(command, capture_output=True, text=True, cwd=root)
   if done.returncode:
@@ -229,16 +220,11 @@ def _run(command: list[str]) -> dict[str, Any]:
 
 
 def merged(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
-  """One result of the processes of a library.
+  """Merge the results of the processes of a library.
 
-  Args:
-    found: what each process has printed.
-
-  Returns:
-    The same keys: medians of what is timed, and the largest differences of
-    outputs. `ratios` have the least, the median and the greatest of the medians
-    of the processes; of one process they stay its quartiles. What is timed in
-    each stays in `processes`.
+  Medians of times, and the largest differences of outputs. `ratios` are the
+  lowest, the median and the highest of the processes' medians; for one process,
+  its quartiles.
   """
   first, *others = found
   if not others:
@@ -267,15 +253,7 @@ def merged(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def with_figures(page: str, result: dict[str, Any] | None) -> str:
-  """A page with other figures between its two marks.
-
-  Args:
-    page: Markdown.
-    result: of `main`; None leaves nothing between the marks.
-
-  Raises:
-    ValueError: where the marks are missing, or no library was measured.
-  """
+  """Replace the figures between the marks of a page; None removes them."""
   before, begins, rest = page.partition(_BEGINS)
   _, ends, after = rest.partition(_ENDS)
   if not ends:
@@ -287,11 +265,7 @@ def with_figures(page: str, result: dict[str, Any] | None) -> str:
 
 
 def figures(result: dict[str, Any]) -> list[str]:
-  """Lines of Markdown: the table, what its brackets are, and on what machine.
-
-  Args:
-    result: of `main`.
-  """
+  """Lines of Markdown: the table, its brackets, the machine."""
   values = result["setting"]
   setting = settings.Setting(**{**values, "tasks": tuple(values["tasks"])})
   count = result.get("processes", 1)
@@ -332,12 +306,7 @@ def _plural(count: int) -> str:
 
 
 def table(measured: list[dict[str, Any]], setting: settings.Setting) -> str:
-  """A table of Markdown: a column for each library.
-
-  Args:
-    measured: what the programs of `benchmarks.compared` have printed.
-    setting: what they were run with.
-  """
+  """A table of Markdown: a column for each library."""
   rows = {
     "": [one["name"] for one in measured],
     "runs on": [f"{one['version']}, {one['runs_on']}" for one in measured],
@@ -364,7 +333,7 @@ def table(measured: list[dict[str, Any]], setting: settings.Setting) -> str:
 
 
 def _names(counts: Sequence[int]) -> dict[str, str]:
-  """Words for each ratio, in the order of the table."""
+  """Labels of the ratios, in the order of the table."""
   names = dict(_ROWS)
   for count in counts:
     tasks = f"{count} task{_plural(count)}"

@@ -1,12 +1,12 @@
-"""Exported models on real images: how far off, how large, how fast.
+"""Measure exported models on real images: differences, sizes, speed.
 
   python -m benchmarks.exports --backbone=NPZ --task=DIR --data=DIR
     [--images=200] [--format stablehlo saved_model onnx] [--json=FILE]
 
 DIR is a version of a TFDS data set, such as tfds/tiny_imagenet_a/1.0.0. Each
-export is made, and run in a process that has nothing of this package, on the
-first images of its test split: prepared as evaluation does, and in a SavedModel
-as files too. Differences are shares of the greatest output of `mv.forward`.
+exported model runs in a process without this package, on the first images of
+the test split: preprocessed as in evaluation, and for a SavedModel also as
+files. Differences are relative to the largest output of `mv.forward`.
 """
 
 import argparse
@@ -33,7 +33,7 @@ _FILES = {
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-  """Export, run, compare, and print a table; return what the file holds."""
+  """Export, run, compare, print a table; returns --json."""
   arguments = _arguments(sys.argv[1:] if argv is None else argv)
   backbone, tasks = model_loading.load_model(
     arguments.backbone, arguments.task, arguments.dtype, any_regime=True
@@ -77,7 +77,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _image_files(path: str, count: int) -> list[bytes]:
-  """The first files of the test split, as they lie in the data set."""
+  """The first files of the test split, as stored in the data set."""
   builder = tfds.builder_from_directory(path)
   decoders = {"image": tfds.decode.SkipDecoding()}
   examples = builder.as_dataset(split="test", decoders=decoders).take(count)
@@ -87,7 +87,7 @@ def _image_files(path: str, count: int) -> list[bytes]:
 def _differences(
   found: Mapping[str, Mapping[str, np.ndarray]], expected: Mapping[str, Any]
 ) -> dict[str, float]:
-  """{signature: the greatest of all outputs}."""
+  """{signature: the largest difference of all outputs}."""
   return {
     signature: max(
       check.difference(outputs.get(name), np.asarray(values))

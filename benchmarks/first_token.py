@@ -1,13 +1,13 @@
-"""Where a task's class token starts, on backbones without a class token.
+"""Compare initial class tokens of a task on backbones without a class token.
 
   python -m benchmarks.first_token --workdir=DIR [--seeds=4]
 
 The digits of scikit-learn, with micro ViTs that pool in three ways: from a
 class token, by attention of a probe ("map"), by a mean ("gap"). Each learns 0
-to 4; then 5 to 9 are learned with memory, from a token that starts as what the
-backbone pools with (`backbone.first_class_token`) and from a random one, all
-seeds in one pass. Printed is the accuracy on the test split: the mean over
-seeds, and their standard deviation.
+to 4; then 5 to 9 are learned with memory, with a class token initialized from
+what the backbone pools with (`backbone.first_class_token`) and randomly, all
+seeds in one pass. Prints the test accuracy: mean and standard deviation over
+seeds.
 """
 
 import argparse
@@ -58,12 +58,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def settings() -> Config:
-  """The configuration of the digits."""
   return config_lib.from_dict(digits.get_config().to_dict())
 
 
 def pretrained(pooling: str, workdir: Path) -> Path:
-  """Train a micro ViT on the digits 0 to 4; return its file."""
+  """Train a micro ViT on the digits 0 to 4; returns its file."""
   config = pretrain.pretrain_config(settings())
   vit = vit_config(
     settings().pretrain.variant, image_size=8, **_POOLING[pooling]
@@ -79,7 +78,7 @@ def pretrained(pooling: str, workdir: Path) -> Path:
 def accuracies(
   backbone: Path, workdir: Path, seeds: int
 ) -> dict[str, list[float]]:
-  """Learn the digits 5 to 9; return {start: accuracy of every seed}."""
+  """Learn the digits 5 to 9; returns {start: accuracy of every seed}."""
   config = settings()
   starts = tuple({"task.cls_init": start} for start in _STARTS)
   result = run.train_and_evaluate(

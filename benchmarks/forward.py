@@ -1,15 +1,15 @@
-"""Time of a forward pass of the plain ViT, beside PyTorch and ONNX runtimes.
+"""Time a forward pass of the plain ViT, beside PyTorch and ONNX runtimes.
 
   python -m benchmarks.forward [--variant B/32 ...] [--batch 1 16 64]
     [--rows memory_vit torch ...] [--rounds=9] [--seconds=600] [--json=FILE]
     [--exported FILE ...]
 
 Runs on the CPU cores that the process may use (`taskset -c 0` for one), in the
-environment of `make exchange` with openvino beside it. All rows are the same
-layers with random weights: ours, those of timm as they are and compiled, our
-ONNX file in ONNX Runtime and OpenVINO. Rows of one model and batch take turns
-in one process; printed are medians and quartiles. A library that is missing is
-named, and its rows are left out.
+environment of `make exchange` with openvino. All rows have the same layers with
+random weights: ours, those of timm in eager mode and compiled, our ONNX file in
+ONNX Runtime and OpenVINO. Rows of one model and batch take turns in one
+process; medians and quartiles are printed. A missing library is named, and its
+rows are left out.
 
 --exported adds programs of another version of ours, written by `jax.export`
 from a function of parameters and images of this variant and batch.
@@ -40,13 +40,7 @@ _SIZE, _CLASSES = 224, 1000
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-  """The model and the batch of all rows of one table.
-
-  Attributes:
-    variant: of the ViT.
-    batch: images.
-    folder: for files of the model.
-  """
+  """The model and the batch of all rows of a table; a folder for its files."""
 
   variant: str
   batch: int
@@ -60,14 +54,7 @@ class Case:
 
 
 def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
-  """Time every row of every model and batch, and print them.
-
-  Args:
-    argv: of the command; by default those of this process.
-
-  Returns:
-    What is written to --json: a dictionary for each model and batch.
-  """
+  """Time every row of every model and batch; returns --json."""
   arguments = _arguments(argv)
   print(f"{_processor()}, {_cores()} cores, jax {jax.__version__}")
   found = []
@@ -97,7 +84,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _measure(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
-  """Milliseconds of all rows, printed, too."""
+  """Time all rows, and print their milliseconds."""
   print(f"\nViT-{case.variant}, {case.batch} images, ms: median (quartiles)")
   rows = {}
   times = _times(_ready(case, arguments), arguments.rounds, arguments.seconds)
@@ -143,7 +130,7 @@ def _times(
     if time.perf_counter() - began > seconds:
       break
     for name, run in runs.items():
-      time.sleep(0.05)  # threads of the row before stop spinning
+      time.sleep(0.05)  # until threads of the previous row stop spinning
       start = time.perf_counter()
       run()
       times[name].append(1000 * (time.perf_counter() - start))
@@ -171,7 +158,6 @@ def _ours(dtype: str, case: Case) -> Run:
 
 
 def _exported(file: Path) -> Run:
-  """A program that another version has written."""
   exported = jax.export.deserialize(bytearray(file.read_bytes()))
   rng = np.random.default_rng(0)
   values = [

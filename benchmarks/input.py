@@ -1,15 +1,15 @@
-"""Images per second of the input alone: training, and prepared for prediction.
+"""Measure images per second of input pipelines for training and prediction.
 
   python -m benchmarks.input [--folder=DIR] [--size=224] [--crop=inception]
     [--rounds=5] [--json=FILE]
 
-Five ways are timed in turn, round by round: what training reads from files,
-the same from decoded images in memory (`config.keep.what=images`), and plain
-tf.data as one would write it by hand (read, decode, random crop, batch,
-autotuned); and images squeezed as for an evaluation, by plain tf.data and by
-the reader of `predict`, bulk and the server, which has no TensorFlow. Without a
-folder (SPLIT/CLASS/IMAGE, of which train is read), the two photographs that
-come with scikit-learn are cut and scaled to 500 x 375.
+Five pipelines are timed in turn, round by round. For training: ours from files,
+ours from decoded images in memory (`config.keep.what=images`), and plain
+tf.data as a user would write it (read, decode, random crop, batch, autotuned).
+For prediction, with images resized as in evaluation: plain tf.data, and the
+reader of `predict`, bulk and the server, which does without TensorFlow. The
+folder is SPLIT/CLASS/IMAGE, of which train is read; without one, crops of the
+two photographs of scikit-learn are scaled to 500 x 375.
 """
 
 import argparse
@@ -39,7 +39,7 @@ _BATCH = 64
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-  """Measure, print a table, and write a file where one is named."""
+  """Measure, print a table, and write --json."""
   arguments = _arguments(sys.argv[1:] if argv is None else argv)
   with tempfile.TemporaryDirectory() as scratch:
     folder = arguments.folder or _photographs(pathlib.Path(scratch))
@@ -66,7 +66,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _photographs(root: pathlib.Path) -> pathlib.Path:
-  """Write 128 JPEGs of 500 x 375 pixels, parts of two photographs."""
+  """Write 128 JPEGs of 500 x 375 pixels, crops of two photographs."""
   rng = np.random.default_rng(0)
   folder = root / "train" / "photograph"
   folder.mkdir(parents=True)
@@ -128,7 +128,7 @@ def _measure(folder: str, arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _speed(batches: Iterator[Any], count: int) -> float:
   """Images per second of a pipeline that runs alone."""
-  # More than were read ahead before anybody asked for them.
+  # More than were prefetched before the clock started.
   list(itertools.islice(batches, 4))
   start = time.perf_counter()
   list(itertools.islice(batches, count))
@@ -147,7 +147,7 @@ def _ours(
 
 
 def _read(folder: str, evaluation: EvalPreprocessing) -> Iterator[Any]:
-  """Images by the reader that works without TensorFlow."""
+  """Images by the reader without TensorFlow."""
   files = itertools.cycle(find_images([f"{folder}/train"]))
   reader = ImageReader(2048, _BATCH, evaluation.image_size, ahead=1)
   for batch in reader.read_files(files, evaluation):
@@ -157,7 +157,7 @@ def _read(folder: str, evaluation: EvalPreprocessing) -> Iterator[Any]:
 def _plain(
   folder: str, prepare: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 ) -> Iterator[Any]:
-  """A pipeline of the same images and views, written by hand."""
+  """A pipeline of the same images and crops, written by hand."""
 
   def view(path: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
     return prepare(tf.io.read_file(path), number)

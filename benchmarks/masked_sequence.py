@@ -1,14 +1,14 @@
 """Baseline: the same model as one long sequence under one dense mask.
 
-Patches and task tokens are in one sequence, the memory of all tasks joins it as
-further keys and values in every layer, and Table 1 of the paper is the mask.
-The outputs are those of `mv.forward`. But the mask is known to the softmax
-alone: every token is scored against every key, and a gradient for the tasks
-passes through the tokens of the backbone, which it does not depend on.
+Patches and task tokens form one sequence; the memory of all tasks adds keys and
+values in every layer; the mask is Table 1 of the paper. The outputs are those
+of `mv.forward`, but every token is scored against every key, and the gradient
+for the tasks passes through the tokens of the backbone, on which it does not
+depend.
 
-This is what the benchmark compares with, so it is written to be fast: keys and
-values of memory are computed once for a batch, products of heads run with the
-heads in front, and frozen weights get no gradient.
+The baseline is optimized: keys and values of memory are computed once per
+batch, products of heads run with the heads in front, and frozen weights get no
+gradient.
 """
 
 import functools
@@ -35,18 +35,7 @@ def forward(
   config: mv.ViTConfig,
   specs: tuple[mv.TaskSpec, ...],
 ) -> dict[str, jax.Array]:
-  """Original model and all tasks, as `mv.forward`.
-
-  Args:
-    backbone: parameters, the published tree.
-    tasks: {name: parameters of the task}.
-    images: (b, side, side, 3).
-    config: of the backbone.
-    specs: of at least one task; their memory is layer-normed.
-
-  Returns:
-    {"backbone": (b, c0), name: (b, c), ...}, float32.
-  """
+  """Original model and all tasks, as `mv.forward`; memory is layer-normed."""
   own = [tasks[spec.name] for spec in specs]
   memory = jnp.concatenate([task["memory"] for task in own], axis=1)
   mask = may_attend(specs, config.num_patches + 1)
@@ -68,7 +57,7 @@ forward_program = jax.jit(forward, static_argnames=("config", "specs"))
 def masked_sequence_pass(
   config: mv.ViTConfig, specs: tuple[mv.TaskSpec, ...]
 ) -> SplitForward:
-  """Train what `make_split_forward` does, with nothing cut off in front."""
+  """The counterpart of `make_split_forward`, without a frozen part."""
 
   def logits(trained: Any, frozen: Any, images: jax.Array) -> Logits:
     outputs = forward(
@@ -80,15 +69,7 @@ def masked_sequence_pass(
 
 
 def may_attend(specs: Sequence[mv.TaskSpec], tokens: int) -> np.ndarray:
-  """Table 1 of the paper.
-
-  Args:
-    specs: of the tasks.
-    tokens: of the backbone stream, n + 1.
-
-  Returns:
-    bool (tokens + t, tokens + t + cells of all tasks): queries, keys.
-  """
+  """Table 1 of the paper: queries (tokens + t), keys (with all cells)."""
   names = [spec.name for spec in specs]
   owner = np.repeat(np.arange(len(specs)), [spec.cells for spec in specs])
   reads = np.array(
@@ -124,7 +105,7 @@ def _block(
   config: mv.ViTConfig,
 ) -> jax.Array:
   """One block: tokens z (b, s, d), memory (cells of all tasks, d)."""
-  # Memory passes the layer norm of the tokens (Figure 2 of the paper).
+  # Memory shares the LayerNorm of the tokens (Figure 2 of the paper).
   cells = _layer_norm(p["LayerNorm_0"], memory)
   normed = _layer_norm(p["LayerNorm_0"], z)
   attention = p["MultiHeadDotProductAttention_0"]
@@ -175,7 +156,7 @@ def _layer_norm(p: Any, x: jax.Array) -> jax.Array:
 
 
 def _original(backbone: Any, y: jax.Array, config: mv.ViTConfig) -> jax.Array:
-  """Compute the original outputs of the ViT, (b, c0)."""
+  """The original outputs of the ViT, (b, c0)."""
   if config.representation_size:
     y = jnp.tanh(_dense(backbone["pre_logits"], y))
   return _dense(backbone["head"], y) if config.num_classes else y

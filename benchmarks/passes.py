@@ -1,22 +1,22 @@
-"""Cost of tasks, as multiples of one forward pass of the plain ViT.
+"""Measure the cost of tasks, as multiples of a forward pass of the plain ViT.
 
   python -m benchmarks.passes [--variant=B/32] [--batch=16] [--dtype=float32]
     [--tasks 1 4 16 64] [--rounds=9] [--more] [--what PROGRAM ...]
     [--json=FILE]
 
-Two ways are compared: that of the package, and the usual one, a long sequence
+Compares the implementation of the package with the usual one, a long sequence
 under a mask (`masked_sequence.py`). All programs are compiled, then timed in
-turn, round by round, so that a machine that becomes slower slows all of them;
-ratios are between medians. In brackets and under "*_quartiles" are the lower
-and the upper quartile. Peak memory is measured first, in processes of their
-own; `peaks.py` says what is counted.
+turn, round by round, so that a machine that slows down affects all of them
+alike; ratios are between medians. Brackets and "*_quartiles" are the lower and
+the upper quartile. Peak memory is measured first, in processes of their own
+(see `peaks.py`).
 
-"infer" runs backbone and tasks, "read" tasks alone, on a context that is there.
-"train" takes steps from images, "kept_train" from contexts that were computed
-before; the rows of every batch are drawn at random, and fetching them counts.
-"side" tasks have a side stream of width 16, and no memory.
-The first call of a program, which compiles it, is timed apart. A program that
-fails, as for lack of memory, is named, and the others are timed.
+"infer" runs backbone and tasks, "read" tasks alone, on a given context. "train"
+takes steps from images, "kept_train" from cached contexts; rows of every batch
+are drawn at random, and fetching them is included. "side" tasks have a side
+stream of width 16, and no memory. The first call of a program, which compiles
+it, is timed separately. A program that fails, for example for lack of memory,
+is named, and the others are timed.
 
 Needs jax, flax, optax and numpy only.
 """
@@ -40,21 +40,14 @@ Program = Callable[[], Any]
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-  """Measures, prints a table, and writes a file where one is named.
-
-  Args:
-    argv: of the command; by default those of this process.
-
-  Returns:
-    What the file holds.
-  """
+  """Measure, print a table, and write --json, whose content it returns."""
   argv = sys.argv[1:] if argv is None else argv
   arguments = _arguments(argv)
   if arguments.peak:
     peak = peaks.measure(_setting(arguments), arguments.peak)
     print(json.dumps(peak))
     return {}
-  # Before this process touches a device: see `peaks`.
+  # Before this process uses a device, see `peaks`.
   memory = {} if arguments.no_peaks else _peaks(argv, arguments.more)
   result = {**_measure(arguments), **memory}
   _print(result)
@@ -65,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
-  """Ask no device: batch and dtype may stay open, see `_setting`."""
+  """Read the flags without a device; `_setting` completes them."""
   parser = argparse.ArgumentParser(
     prog="python -m benchmarks.passes", description=__doc__.split("\n")[0]
   )
@@ -79,14 +72,14 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
   add("--tasks", type=int, nargs="+", default=[1, 4, 16, 64])
   add("--train_tasks", type=int, nargs="+", default=[1, 20])
   add("--keep_where", choices=("device", "host"), default="device",
-      help="where kept_train has its contexts")  # fmt: skip
+      help="where kept_train caches its contexts")  # fmt: skip
   add("--rounds", type=int, default=9)
-  add("--more", action="store_true", help="the usual way at every number of "
+  add("--more", action="store_true", help="the baseline at every number of "
       "tasks, and full fine-tuning")  # fmt: skip
-  add("--what", nargs="*", metavar="PROGRAM", help="time only programs whose "
-      "names begin so, such as infer or kept_train")  # fmt: skip
+  add("--what", nargs="*", metavar="PROGRAM", help="time only programs with "
+      "these prefixes, such as infer or kept_train")  # fmt: skip
   add("--compile_seconds", type=float, default=math.inf,
-      help="leave out programs that are not compiled by then")  # fmt: skip
+      help="skip programs that are not compiled by then")  # fmt: skip
   add("--no_peaks", action="store_true", help="leave out peak memory")
   add("--json", help="file for the numbers")
   add("--peak", choices=peaks.TRAININGS, help=argparse.SUPPRESS)
@@ -187,10 +180,10 @@ def _programs(
     add(f"masked_sequence_infer_{count}", workloads.masked_inference, count)
   for count in train:
     add(f"train_{count}", workloads.training, count)
-    add(f"kept_train_{count}", workloads.kept_training, count,
+    add(f"kept_train_{count}", workloads.cached_training, count,
         arguments.keep_where)  # fmt: skip
     add_side(f"train_side_{count}", workloads.training, count)
-  add_side(f"kept_side_{train[0]}", workloads.kept_training, train[0],
+  add_side(f"kept_side_{train[0]}", workloads.cached_training, train[0],
            arguments.keep_where)  # fmt: skip
   for count in train if arguments.more else train[:1]:
     add(f"masked_sequence_train_{count}", workloads.masked_training, count)
@@ -205,16 +198,7 @@ def _programs(
 def _compiled(
   programs: Mapping[str, Callable[[], Program]], limit: float
 ) -> tuple[dict[str, tuple[Program, float]], dict[str, str]]:
-  """Call each program twice, once to compile.
-
-  Args:
-    programs: what makes each.
-    limit: seconds, after which no further one is made.
-
-  Returns:
-    {name: program and seconds of its first call}, and {name: why} of those that
-    failed.
-  """
+  """Call each program twice, once to compile; names those that failed."""
   ready: dict[str, tuple[Program, float]] = {}
   failed: dict[str, str] = {}
   start = time.perf_counter()
@@ -240,7 +224,7 @@ def _compiled(
 def _times(
   programs: Mapping[str, Program], rounds: int
 ) -> dict[str, list[float]]:
-  """Seconds of each in every round."""
+  """Seconds of each program in every round."""
   times: dict[str, list[float]] = {name: [] for name in programs}
   for _ in range(rounds):
     for name, program in programs.items():
@@ -282,7 +266,7 @@ def _same_bits(a: jax.Array, b: jax.Array) -> bool:
 
 
 def _print(result: dict[str, Any]) -> None:
-  """Settings, a table of ratios, memory."""
+  """Print settings, a table of ratios, memory."""
   print(
     "ViT-{variant}, {image_size} px, batch {batch}, {dtype}; tasks of {cells} "
     "cells and {classes} classes\n{device}, jax {jax}, {rounds} rounds\n\n"

@@ -1,22 +1,21 @@
-"""Peak memory of a training step, each in a process of its own.
+"""Measure the peak memory of a training step, in a process of its own.
 
-The number is what a step needs beside one copy of the weights and one batch of
-images: the trained values that are no part of those weights, the slots of the
-optimiser, gradients, and whatever is alive in between. It is the sum of
+The number is what a step needs in addition to one copy of the weights and one
+batch of images: trained parameters beside those weights, optimizer slots,
+gradients, and everything alive in between. It is the sum of
 
 - the bytes of the training state, without the copy of the weights that full
-  fine-tuning holds in it, and
-- how far memory rises in three steps above what is in use between steps.
+  fine-tuning has in it, and
+- the rise of memory in three steps above the level between steps.
 
-So neither the second copy of the weights that lies around in this benchmark nor
-what compiling left behind is charged to anyone. In use is, on an accelerator,
-what jax's allocator says. Its peak cannot be reset, and choosing kernels while
-compiling would raise it: the process runs twice, and the second time finds its
-programs in a cache of the first. On CPU it is the resident set, whose peak can
-be reset on Linux alone; on other systems there is no number.
+So the second copy of the weights in this benchmark, and memory left by
+compilation, are not included. The level is, on an accelerator, that of jax's
+allocator. Its peak cannot be reset, and autotuning during compilation would
+raise it, so the process runs twice, the second time with the compilation cache
+of the first. On CPU it is the resident set, whose peak can be reset on Linux
+only; on other systems there is no number.
 
-The parent must not have touched the device: it may be one that a single process
-can use.
+The parent must not use the device, which may allow only one process.
 """
 
 import ctypes
@@ -38,7 +37,6 @@ RESIDENT_SET = "resident set"
 ALLOCATOR = "device allocator"
 _CLEAR = Path("/proc/self/clear_refs")
 
-# What can be measured, by name.
 TRAININGS = {
   "train_1": lambda setting: workloads.training(setting, 1),
   "masked_sequence_train_1": (
@@ -49,19 +47,14 @@ TRAININGS = {
 
 
 class Peak(NamedTuple):
-  """Bytes, or None where they cannot be told; and how, or why not."""
+  """Bytes, or None if unknown; and how they were measured, or why not."""
 
   bytes: int | None
   how: str
 
 
 def in_process(arguments: Sequence[str], what: str) -> Peak:
-  """Has `passes` call `measure` in a fresh process.
-
-  Args:
-    arguments: of the command `benchmarks.passes`.
-    what: a key of `TRAININGS`.
-  """
+  """Run `measure` in a fresh process of `benchmarks.passes`."""
   with tempfile.TemporaryDirectory() as cache:
     peak = _child(arguments, what, cache)
     if peak.how == ALLOCATOR:
@@ -85,13 +78,13 @@ def _child(arguments: Sequence[str], what: str, cache: str) -> Peak:
     cwd=ROOT,
     env=environment,
   )
-  if done.returncode:  # for example too little memory for full fine-tuning
+  if done.returncode:  # for example, out of memory
     return Peak(None, f"the process ended with {done.returncode}")
   return Peak(*json.loads(done.stdout.splitlines()[-1]))
 
 
 def measure(setting: workloads.Setting, what: str) -> Peak:
-  """Take steps in this process; see the top of the file."""
+  """Take steps in this process, as the module says."""
   if not _can_measure():
     return Peak(None, f"no peak of the resident set on {sys.platform}")
   train = TRAININGS[what](setting)
@@ -119,7 +112,7 @@ def _device_stats() -> dict[str, int] | None:
 
 
 def _forget_peak() -> int:
-  """Bytes in use; peaks so far are forgotten where that is possible."""
+  """Bytes in use; resets the peak if possible."""
   stats = _device_stats()
   if stats:
     return stats["bytes_in_use"]

@@ -1,14 +1,14 @@
-"""Costs of the predictor: requests, changes of tasks, a folder of images.
+"""Measure the predictor: requests, changes of tasks, a folder of images.
 
   python -m benchmarks.predictor [--variant=B/32] [--image_size=224]
     [--rounds=9] [--images=128] [--json=FILE]
 
 Requests with 1 and 16 tasks are timed in turn with a plain forward pass of the
-same batch, and stand as multiples of it. Under load, threads ask for one image
-each as fast as they are answered, by 16 tasks. A folder of drawn JPEGs is
-predicted in turn with and without the next batch being read ahead. Compilations
-are those after the warm-up, while tasks are added, replaced and removed. All is
-random: weights, tasks and pixels; no figure depends on what they are.
+same batch, and reported as multiples of it. Under load, threads request one
+image each without pause, for 16 tasks. A folder of generated JPEGs is predicted
+in turn with and without prefetching of the next batch. Compilations are those
+after the warm-up, while tasks are added, replaced and removed. Weights, tasks
+and pixels are random; no result depends on them.
 """
 
 import argparse
@@ -36,12 +36,12 @@ from memory_vit.tasks import inference
 
 _BATCHES = (1, 8, 32)
 _TASKS = (1, 16)
-# Threads that ask at once.
+# Concurrent threads.
 _CLIENTS = (1, 4, 16)
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-  """Measure, print a table, and write a file where one is named."""
+  """Measure, print a table, and write --json."""
   arguments = _arguments(sys.argv[1:] if argv is None else argv)
   key = jax.random.key(0)
   backbone = mv.random_backbone(
@@ -133,7 +133,7 @@ def _load(predictor: mv.Predictor, clients: int, rounds: int) -> dict[str, Any]:
     return time.perf_counter() - began
 
   with ThreadPoolExecutor(clients) as threads:
-    list(threads.map(ask, range(clients)))  # starts them
+    list(threads.map(ask, range(clients)))  # starts the threads
     began = time.perf_counter()
     latencies = list(threads.map(ask, range(10 * clients * rounds)))
     seconds = time.perf_counter() - began
@@ -149,7 +149,7 @@ def _load(predictor: mv.Predictor, clients: int, rounds: int) -> dict[str, Any]:
 def _seconds(
   ways: Mapping[str, Callable[[], Any]], rounds: int
 ) -> dict[str, list[float]]:
-  """Seconds of each way, round by round in turn, after one that is thrown."""
+  """Seconds of each program, in turn, without a first round."""
   seconds: dict[str, list[float]] = {name: [] for name in ways}
   for way in ways.values():
     way()
@@ -193,7 +193,7 @@ def _changes(backbone: mv.Backbone, tasks: Sequence[mv.Task]) -> dict[str, Any]:
       seconds.append(time.perf_counter() - began)
       predictor.predict_pixels(pixels)
   inside = predictor.compilations
-  grown = predictor.add(tasks[16])  # into the slot after the last
+  grown = predictor.add(tasks[16])  # beyond the last slot
   return {
     "changes": len(seconds),
     "compilations": inside,
@@ -205,7 +205,7 @@ def _changes(backbone: mv.Backbone, tasks: Sequence[mv.Task]) -> dict[str, Any]:
 def _folder(
   predictor: mv.Predictor, images: int, rounds: int
 ) -> dict[str, Any]:
-  """Images per second of a folder, with and without reading ahead."""
+  """Images per second of a folder, with and without prefetching."""
   with tempfile.TemporaryDirectory() as scratch:
     _draw(pathlib.Path(scratch), images)
     ways = {
@@ -217,13 +217,12 @@ def _folder(
     f"images_per_second_{name}": round(images / float(np.median(s)), 1)
     for name, s in seconds.items()
   }
-  # How many times as fast: seconds of the one over those of the other.
   speedup = _ratio(seconds["in_turn"], seconds["ahead"])
   return {"images": images, **found, "ahead_over_in_turn": speedup}
 
 
 def _predict_folder(predictor: mv.Predictor, folder: str, ahead: bool) -> None:
-  """The loop of the command `predict`, without what it prints."""
+  """The loop of the command `predict`, without its output."""
   evaluation = predictor.evaluation
   reader = ImageReader(
     2048, _BATCHES[-1], evaluation.image_size, ahead=int(ahead)
@@ -234,7 +233,7 @@ def _predict_folder(predictor: mv.Predictor, folder: str, ahead: bool) -> None:
 
 
 def _draw(folder: pathlib.Path, count: int) -> None:
-  """Draw JPEGs of 500 x 375 pixels: a ramp, noise, and a few ellipses."""
+  """Generate JPEGs of 500 x 375 pixels: a ramp, noise, and ellipses."""
   rng = np.random.default_rng(0)
   ramp = np.linspace(0, 160, 500)[None, :, None]
   for i in range(count):
@@ -250,7 +249,6 @@ def _draw(folder: pathlib.Path, count: int) -> None:
 
 
 def _show(result: Mapping[str, Any]) -> None:
-  """Print the result."""
   rows = [
     (
       str(row["batch"]),

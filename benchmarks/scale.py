@@ -1,16 +1,17 @@
-"""Memory and exchange of a training step on many devices, without them.
+"""Estimate memory and communication of a training step on many devices.
 
   python -m benchmarks.scale [--variant=B/32 ...] [--devices=64] [--fsdp=8]
     [--batch=8] [--dtype=float32] [--topology=v5e:4x4]
 
 Compiles the programs of a step (one task of 5 cells, 100 classes, SGD with
-momentum) for a mesh of devices that are not there, and prints what XLA says of
-them beside what a formula says. The devices are virtual ones of the CPU; with
---topology those of a TPU, for which libtpu must be installed (no TPU). Nothing
-is run. The table of docs/dev/memory.md was made by this.
+momentum) for a mesh of absent devices, and prints what XLA reports beside a
+formula. The devices are virtual ones of the CPU; with --topology those of a
+TPU, which needs libtpu but no TPU. Nothing is run. The source of the table in
+docs/dev/memory.md.
 
 Letters as in `model/vit_config.py`; s = n + 1 tokens, b images on a device, f
-devices over which the backbone is split, e bytes of a value in the computation.
+devices over which the backbone is sharded, e bytes of a number in the
+computation.
 """
 
 import argparse
@@ -30,7 +31,7 @@ _EXCHANGE = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-  """A number of a program, in bytes on a device; 0 where there is none."""
+  """A quantity of a program, in bytes on a device; 0 for none."""
 
   variant: str
   what: str
@@ -39,17 +40,16 @@ class Row:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-  """Print the table."""
   parser = argparse.ArgumentParser(prog="python -m benchmarks.scale")
   parser.add_argument("--variant", action="append")
   parser.add_argument("--devices", type=int, default=64)
   parser.add_argument("--fsdp", type=int, default=8)
   parser.add_argument("--batch", type=int, default=8, help="on a device")
   parser.add_argument("--dtype", default="float32")
-  parser.add_argument("--topology", help="of a TPU, such as v5e:4x4")
+  parser.add_argument("--topology", help="of a TPU, for example v5e:4x4")
   arguments = parser.parse_args(argv)
-  # Before jax is imported. By default XLA gathers early on CPU, whatever memory
-  # that takes, since the devices are threads of one machine.
+  # Before jax is imported. On CPU, XLA by default gathers early regardless of
+  # memory, as the devices are threads of one machine.
   os.environ["JAX_PLATFORMS"] = "cpu"
   os.environ["XLA_FLAGS"] = (
     f"--xla_force_host_platform_device_count={arguments.devices}"
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def measure(variant: str, arguments: argparse.Namespace) -> list[Row]:
-  """Compiles the programs of a step for a backbone."""
+  """Compile the programs of a step for a backbone."""
   import jax
   import jax.numpy as jnp
 
@@ -110,7 +110,7 @@ def measure(variant: str, arguments: argparse.Namespace) -> list[Row]:
       ("prepare", prepare), ("gradient", gradient), ("update", update),
     )
   }  # fmt: skip
-  # None on a platform that does not tell.
+  # None if the platform does not report it.
   memory: dict[str, Any] = {n: c.memory_analysis() for n, c in found.items()}
   moved = {name: exchanged(c.as_text() or "") for name, c in found.items()}
   by_formula = formulas(config, task, arguments.batch, mesh.shape["fsdp"])
@@ -136,15 +136,7 @@ def measure(variant: str, arguments: argparse.Namespace) -> list[Row]:
 def formulas(
   config: Any, task: Any, b: int, f: int, wide: int = 2**14
 ) -> dict[str, float]:
-  """Bytes on a device, by formula.
-
-  Args:
-    config: of the backbone.
-    task: parameters of the task, or their shapes.
-    b: images on a device.
-    f: devices over which the backbone is split.
-    wide: values from which on an array is split.
-  """
+  """Bytes on a device; arrays of `wide` or more parameters are sharded."""
   from memory_vit.model import trees
 
   d, l, m, s = (
@@ -156,7 +148,7 @@ def formulas(
   e = 2 if config.dtype == "bfloat16" else 4
   patches = config.patch_size**2 * 3 * d
   positions = s * d
-  # What nobody reads is not computed: of the last block only keys and values.
+  # Unused outputs are not computed: the last block has only keys and values.
   large = patches + (l - 1) * (4 * d * d + 2 * d * m) + 2 * d * d
   small = d + d + (l - 1) * (4 * d + m + d + 4 * d) + 2 * d + 2 * d
   if positions >= wide:
@@ -171,13 +163,13 @@ def formulas(
   return {
     "weights and images": 4 * (large / f + small) + images,
     "context": e * b * l * 2 * s * d,
-    # The MLP before and after its activation, its input and its output; and
-    # the matrix that it is multiplied by.
+    # The MLP before and after its activation, its input, its output, and the
+    # matrix that multiplies it.
     "forward pass, in between": e * mlp + split * 4 * d * m,
     "task, momentum, gradient": 3 * trained,
     "gathered in the forward pass": split * 4 * large,
-    # The projections; to the parts of the MLPs the tokens of tasks go instead,
-    # which are few: forward and back, and their sums.
+    # The projections. MLPs stay sharded: the few tokens of tasks go to them,
+    # forward and back, and so do their sums.
     "gathered for the gradient": split * (4 * l * 4 * d * d + 6 * tokens),
     "reduced: gradient of the task": trained + split * 2 * tokens,
     "other exchange": 0,
@@ -186,7 +178,7 @@ def formulas(
 
 
 def exchanged(text: str) -> dict[str, int]:
-  """{kind of exchange: bytes of its results} of a compiled program."""
+  """{collective operation: bytes of its results} of a compiled program."""
   found: dict[str, int] = {}
   for shapes, kind, _ in _EXCHANGE.findall(text):
     for dtype, axes in re.findall(r"(\w+)\[([\d,]*)\]", shapes):
@@ -215,7 +207,7 @@ def _backbone(config: Any) -> Any:
 
 
 def _laid_out(tree: Any, mesh: Any) -> Any:
-  """Shapes, where they lie in training."""
+  """Shapes with the shardings of training."""
   import jax
 
   from memory_vit.runtime import sharding
@@ -228,7 +220,7 @@ def _laid_out(tree: Any, mesh: Any) -> Any:
 
 
 def _task_training(variant: str, dtype: str) -> Any:
-  """Backbone, task, pass and optimiser of the paper's set-up."""
+  """Backbone, task, pass and optimizer of the paper's setting."""
   import jax
 
   from memory_vit.config import OptimConfig

@@ -1,13 +1,13 @@
-"""The server under load, while its tasks change; and one model per task.
+"""Measure the server under load while its tasks change; and a model per task.
 
   python -m benchmarks.serve [--backbone=NPZ] [--seconds=120] [--clients=8]
     [--tasks=4] [--json=FILE]
 
-Clients of a real process send images as fast as they are answered; another one
-adds, replaces and removes tasks all the while. Each answer is compared with
-`mv.forward` of the set of tasks that it names: so a lost request and a mixed
-answer both end the benchmark. Beside it, as many servers with one task each
-are asked one after the other.
+Clients send images to a server process without pause, while another client
+adds, replaces and removes tasks. Each answer is compared with `mv.forward` of
+the set of tasks that it names, so a lost request or a mixed answer ends the
+benchmark. For comparison, every request also goes to servers of one task each,
+one after the other.
 """
 
 from __future__ import annotations
@@ -50,17 +50,11 @@ Probabilities = dict[str, dict[int, float]]
 
 @dataclasses.dataclass
 class Load:
-  """What clients have seen.
+  """Observations of the clients."""
 
-  Attributes:
-    latencies: seconds of each request.
-    busy: answers of status 503, which were asked again.
-    answers: {(version, image): what was answered}; all that were.
-    images: that were answered.
-  """
-
-  latencies: list[float] = dataclasses.field(default_factory=list)
-  busy: int = 0
+  latencies: list[float] = dataclasses.field(default_factory=list)  # seconds
+  busy: int = 0  # answers of status 503, after which a request was repeated
+  # {(version, image): answers}.
   answers: dict[tuple[int, int], list[Probabilities]] = dataclasses.field(
     default_factory=dict
   )
@@ -69,14 +63,14 @@ class Load:
 
 @dataclasses.dataclass(frozen=True)
 class Server:
-  """A process that serves; `memory` is its resident set, in bytes."""
+  """A server process."""
 
   url: str
   token: str
   process: subprocess.Popen[str]
 
   async def metric(self, http: httpx.AsyncClient, name: str) -> float:
-    """A value of /metrics."""
+    """A number of /metrics."""
     text = (await http.get(f"{self.url}/metrics")).text
     found = re.search(rf"^{name} (\S+)$", text, re.M)
     if found is None:
@@ -85,7 +79,7 @@ class Server:
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-  """Measure, print the result, and write a file where one is named."""
+  """Measure, print the result, and write --json."""
   arguments = _parser().parse_args(argv)
   backbone = mv.load_backbone(arguments.backbone)
   with tempfile.TemporaryDirectory() as folder:
@@ -115,20 +109,20 @@ async def _measure(
   ]
   mv.save_tasks(tasks, folder / "tasks")
   paths = [str(folder / "tasks" / task.name) for task in tasks]
-  pictures = [_picture(i) for i in range(_IMAGES)]
+  images = [_image(i) for i in range(_IMAGES)]
   seconds, clients = arguments.seconds, arguments.clients
   source, given = arguments.backbone, paths[: arguments.tasks]
   with serving(source, given, folder / "many") as server:
     many, memory = await _under_load(
-      server, pictures, tasks, arguments.tasks, seconds, clients
+      server, images, tasks, arguments.tasks, seconds, clients
     )
-  checked = check(backbone, pictures, many, memory["sets"])
+  checked = check(backbone, images, many, memory["sets"])
   with contextlib.ExitStack() as stack:
     each = [
       stack.enter_context(serving(source, [path], folder / Path(path).name))
       for path in given
     ]
-    apart = await _one_after_the_other(each, pictures, seconds / 4, clients)
+    apart = await _one_after_the_other(each, images, seconds / 4, clients)
   return {
     "cpus": os.cpu_count(),
     "load_average": os.getloadavg()[0],
@@ -159,8 +153,8 @@ def random_task(backbone: mv.Backbone, name: str, seed: int) -> mv.Task:
   return mv.Task(task.spec, params)
 
 
-def _picture(seed: int) -> bytes:
-  """A drawn photograph, as a JPEG file."""
+def _image(seed: int) -> bytes:
+  """A generated image, as a JPEG file."""
   rng = np.random.default_rng(seed)
   small = rng.integers(0, 256, (9, 12, 3), np.uint8)
   file = io.BytesIO()
@@ -172,7 +166,7 @@ def _picture(seed: int) -> bytes:
 def serving(
   backbone: str, tasks: Sequence[str], folder: Path, *options: str
 ) -> Iterator[Server]:
-  """Run a server in a process of its own, until it is ready and after."""
+  """Run a server process; the body begins when it is ready."""
   folder.mkdir(parents=True)
   token = secrets.token_urlsafe(24)
   file = folder / "token"
@@ -211,25 +205,25 @@ def _wait_until_ready(url: str) -> None:
       if httpx.get(f"{url}/readyz").status_code == 200:
         return
     time.sleep(0.1)
-  raise RuntimeError("the server does not get ready")
+  raise RuntimeError("the server does not become ready")
 
 
 async def _under_load(
   server: Server,
-  pictures: Sequence[bytes],
+  images: Sequence[bytes],
   tasks: Sequence[mv.Task],
   first: int,
   seconds: float,
   clients: int,
 ) -> tuple[Load, dict[str, Any]]:
-  """Ask and change at the same time; how much memory it took."""
+  """Send requests and changes concurrently; also measures memory."""
   load = Load()
   async with _client() as http:
     version = (await http.get(f"{server.url}/v1/tasks")).json()["task_set"]
     sets = {version["version"]: {task.name: task for task in tasks[:first]}}
     until = time.monotonic() + seconds
     asking = [
-      asyncio.create_task(_ask(server.url, pictures, load, until, i))
+      asyncio.create_task(_ask(server.url, images, load, until, i))
       for i in range(clients)
     ]
     changing = asyncio.create_task(change(server, http, tasks, sets, until))
@@ -253,16 +247,16 @@ async def _client() -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def _ask(
-  url: str, pictures: Sequence[bytes], load: Load, until: float, seed: int
+  url: str, images: Sequence[bytes], load: Load, until: float, seed: int
 ) -> None:
   """A client: one request after the other."""
   rng = random.Random(seed)
   async with _client() as http:
     while time.monotonic() < until:
       count = rng.randint(1, _MOST_PER_REQUEST)
-      chosen = rng.choices(range(len(pictures)), k=count)
+      chosen = rng.choices(range(len(images)), k=count)
       begun = time.monotonic()
-      answer = await _predict(http, url, [pictures[i] for i in chosen], load)
+      answer = await _predict(http, url, [images[i] for i in chosen], load)
       load.latencies.append(time.monotonic() - begun)
       _note(load, answer, chosen)
 
@@ -270,7 +264,7 @@ async def _ask(
 async def _predict(
   http: httpx.AsyncClient, url: str, encoded: Sequence[bytes], load: Load
 ) -> Mapping[str, Any]:
-  """The answer to one request, which may have to come again."""
+  """The answer to a request, which is repeated while the server is busy."""
   files = [("images", (f"{i}.jpg", one)) for i, one in enumerate(encoded)]
   while True:
     done = await http.post(f"{url}/v1/predict", files=files)
@@ -289,7 +283,7 @@ def _note(load: Load, answer: Mapping[str, Any], chosen: Sequence[int]) -> None:
     raise RuntimeError("an image was lost")
   for i, image in zip(chosen, answer["images"], strict=True):
     if sorted(image["tasks"]) != sorted(names):
-      raise RuntimeError(f"other tasks than those of version {version}")
+      raise RuntimeError(f"tasks differ from those of version {version}")
     found = {
       name: {g["index"]: g["probability"] for g in guesses}
       for name, guesses in image["tasks"].items()
@@ -305,7 +299,7 @@ async def change(
   sets: dict[int, dict[str, mv.Task]],
   until: float,
 ) -> None:
-  """Add, replace and remove tasks, and note what each version was."""
+  """Add, replace and remove tasks; records the tasks of each version."""
   rng = random.Random(0)
   with tempfile.TemporaryDirectory() as folder:
     files = []
@@ -325,7 +319,7 @@ async def change(
     if name in current and len(current) > 1 and rng.random() < 0.5:
       done = await http.delete(url, headers=headers)
       del current[name]
-    else:  # under this name, any of them
+    else:  # any task under this name
       i = rng.randrange(len(tasks))
       done = await http.put(url, content=files[i], headers=headers)
       current[name] = tasks[i]
@@ -337,16 +331,12 @@ async def change(
 
 def check(
   backbone: mv.Backbone,
-  pictures: Sequence[bytes],
+  files: Sequence[bytes],
   load: Load,
   sets: Mapping[int, Mapping[str, mv.Task]],
 ) -> dict[str, Any]:
-  """Compare each answer with `mv.forward` of the set that it names.
-
-  Raises:
-    RuntimeError: for one that differs.
-  """
-  images = mv.preprocess(pictures, next(iter(sets[min(sets)].values())))
+  """Compare each answer with `mv.forward`; raises if one differs."""
+  images = mv.preprocess(files, next(iter(sets[min(sets)].values())))
   expected: dict[int, dict[str, np.ndarray]] = {}
   worst, equal, total = 0.0, 0, 0
   for (version, i), answers in load.answers.items():
@@ -357,7 +347,7 @@ def check(
         raise RuntimeError(f"an answer mixes version {version} with others")
       for name, found in answer.items():
         row = np.array([found[c] for c in range(len(found))])
-        # In each batch size of the server; it took one of them.
+        # In each batch size that the server may have used.
         differences = np.abs(expected[version][name][:, i] - row).max(axis=-1)
         worst, total = max(worst, float(differences.max())), total + 1
         equal += bool((differences == 0).any())
@@ -398,11 +388,11 @@ def _probabilities(
 
 async def _one_after_the_other(
   servers: Sequence[Server],
-  pictures: Sequence[bytes],
+  images: Sequence[bytes],
   seconds: float,
   clients: int,
 ) -> Load:
-  """Ask servers of one task each, one after the other, for each request."""
+  """Send each request to all servers, one after the other."""
   load, until = Load(), time.monotonic() + seconds
 
   async def ask(seed: int) -> None:
@@ -410,7 +400,7 @@ async def _one_after_the_other(
     async with _client() as http:
       while time.monotonic() < until:
         count = rng.randint(1, _MOST_PER_REQUEST)
-        chosen = [rng.choice(pictures) for _ in range(count)]
+        chosen = [rng.choice(images) for _ in range(count)]
         begun = time.monotonic()
         for server in servers:
           await _predict(http, server.url, chosen, load)
@@ -421,7 +411,7 @@ async def _one_after_the_other(
 
 
 def percentiles(latencies: Sequence[float]) -> dict[str, float]:
-  """Of latencies in seconds, milliseconds; and how many there are."""
+  """Percentiles of latencies in milliseconds, given seconds; their number."""
   values = 1e3 * np.array(latencies)
   return {
     "requests": len(latencies),

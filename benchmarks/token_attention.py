@@ -1,11 +1,11 @@
-"""Cost of attention maps, as multiples of one forward pass of the plain ViT.
+"""Measure the cost of attention maps, in forward passes of the plain ViT.
 
   python -m benchmarks.token_attention [--variant=B/16] [--batch=8]
     [--tasks=8] [--rounds=9] [--json=FILE]
 
 All programs are compiled, then timed in turn, round by round, so that a machine
-that becomes slower slows all of them; ratios are between medians. "of a
-context" is what the maps cost where `encode` ran for the answers already.
+that slows down affects all of them alike; ratios are between medians. "of a
+context" is the cost of the maps if `encode` has already run.
 
 Needs jax, flax and numpy only.
 """
@@ -26,14 +26,7 @@ from memory_vit.looking.token_attention import read_attention
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-  """Measures, prints a table, and writes a file where one is named.
-
-  Args:
-    argv: of the command; by default those of this process.
-
-  Returns:
-    What the file holds.
-  """
+  """Measure, print a table, and write --json, whose content it returns."""
   parser = argparse.ArgumentParser(
     prog="python -m benchmarks.token_attention",
     description=__doc__.split("\n")[0],
@@ -80,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
 def _programs(
   setting: workloads.Setting, count: int
 ) -> dict[str, Callable[[], Any]]:
-  """What is timed, under the names of the table."""
+  """Programs by the names of the table."""
   backbone, images = setting.backbone, setting.images
   tasks = workloads.make_tasks(setting, count)
   slots = mv.fill_slots(backbone, tasks)

@@ -1,4 +1,4 @@
-"""The programs that are timed and measured, each as a function of nothing."""
+"""The measured programs, each a function without arguments."""
 
 import dataclasses
 import functools
@@ -24,14 +24,7 @@ from memory_vit.train.optim import make_optimizer, make_schedule
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-  """Model, tasks and images that are computed with.
-
-  Attributes:
-    backbone: with random weights and 1,000 classes.
-    task: all tasks are as this one.
-    images: random, (b, side, side, 3).
-    labels: (b,).
-  """
+  """Model with 1,000 classes, images, and a task that all tasks equal."""
 
   backbone: mv.Backbone
   task: mv.Task
@@ -47,7 +40,7 @@ def make_setting(
   cells: int,
   classes: int,
 ) -> Setting:
-  """Draw everything in numpy: the device allocates what stays, no more."""
+  """Generate everything in numpy, so the device holds nothing else."""
   config = mv.vit_config(
     variant, image_size=image_size, num_classes=1000, dtype=dtype
   )
@@ -72,7 +65,7 @@ def _random(rng: np.random.Generator, path: Any, leaf: Any) -> jax.Array:
 
 
 def make_tasks(setting: Setting, count: int) -> list[mv.Task]:
-  """Tasks that ignore each other, as if trained apart."""
+  """Tasks that do not attend to each other."""
   task = setting.task
   return [
     mv.Task(dataclasses.replace(task.spec, name=f"t{i}"), task.params)
@@ -90,7 +83,7 @@ def with_side(setting: Setting) -> Setting:
 
 
 def plain(setting: Setting) -> jax.Array:
-  """One forward pass of the plain ViT: what everything is a multiple of."""
+  """One forward pass of the plain ViT, the unit of all measurements."""
   backbone = setting.backbone
   return plain_program(backbone.params, setting.images, config=backbone.config)
 
@@ -103,17 +96,17 @@ def plain_in(setting: Setting, dtype: str) -> Callable[[], Any]:
 
 
 def _in_float32(setting: Setting) -> Any:
-  """The parameters of the backbone, with kernels in float32, too."""
+  """The parameters of the backbone, with kernels in float32."""
   return jax.tree.map(lambda a: a.astype("float32"), setting.backbone.params)
 
 
 def encoding(setting: Setting) -> Callable[[], Any]:
-  """The plain ViT with its context, for tasks to read."""
+  """The plain ViT with its context, to which tasks attend."""
   return lambda: mv.encode(setting.backbone, setting.images)
 
 
 def inference(setting: Setting, count: int) -> Callable[[], Any]:
-  """The original model and `count` tasks on a batch, as they are served."""
+  """The original model and `count` tasks on a batch, as served."""
   slots = mv.fill_slots(setting.backbone, make_tasks(setting, count))
   return lambda: mv.forward(setting.backbone, slots, setting.images)
 
@@ -126,7 +119,7 @@ def cached_inference(setting: Setting, count: int) -> Callable[[], Any]:
 
 
 def masked_inference(setting: Setting, count: int) -> Callable[[], Any]:
-  """Infer in one sequence, which projects memory on every call."""
+  """Inference in one sequence, which projects memory on every call."""
   tasks = make_tasks(setting, count)
   program = functools.partial(
     masked_sequence.forward_program,
@@ -138,11 +131,7 @@ def masked_inference(setting: Setting, count: int) -> Callable[[], Any]:
 
 
 class Training:
-  """A training loop that takes its next step each time it is called.
-
-  Attributes:
-    state: the `step.TrainState`.
-  """
+  """A training loop that takes a step each time it is called."""
 
   def __init__(
     self,
@@ -162,7 +151,7 @@ class Training:
     self.state = step.create_state(params, optimizer, mesh)
 
   def __call__(self) -> Any:
-    """Take a step; what it returns is there when the step is done."""
+    """Take a step; its result is ready when the step is done."""
     self.state, metrics = self._step(self.state, self._frozen, self._batch)
     return metrics
 
@@ -172,8 +161,8 @@ def training(setting: Setting, count: int) -> Training:
   return _task_training(split_forward.make_split_forward, setting, count)
 
 
-class KeptTraining(Training):
-  """`Training` that reads what is kept, rows drawn anew for every step."""
+class CachedTraining(Training):
+  """`Training` on cached contexts, with random rows in every step."""
 
   def __init__(
     self,
@@ -186,7 +175,7 @@ class KeptTraining(Training):
     super().__init__(cut, params, frozen, setting)
     mesh, size = sharding.make_mesh(jax.devices()[:1]), len(setting.images)
     context = cut.prepare(frozen, setting.images)
-    # More than a batch, so that rows come from all over.
+    # More than a batch, so that rows are scattered.
     places = range(0, 4 * size, size)
     layout = RowLayout.of(context, "float32")
     kind = DeviceRows if where == "device" else HostRows
@@ -206,14 +195,14 @@ class KeptTraining(Training):
     return super().__call__()
 
 
-def kept_training(setting: Setting, count: int, where: str) -> Training:
-  """Train `count` tasks at once on cached keys and values, which it fetches."""
+def cached_training(setting: Setting, count: int, where: str) -> Training:
+  """Train `count` tasks at once on cached contexts; includes fetching."""
   params, frozen, cut = _tasks(split_forward.make_split_forward, setting, count)
-  return KeptTraining(cut, params, frozen, setting, where)
+  return CachedTraining(cut, params, frozen, setting, where)
 
 
 def masked_training(setting: Setting, count: int) -> Training:
-  """Train in one sequence; loss, optimiser and update are shared."""
+  """Train in one sequence; only the forward pass differs."""
   return _task_training(masked_sequence.masked_sequence_pass, setting, count)
 
 
@@ -251,14 +240,11 @@ def full_finetuning(setting: Setting) -> Training:
 
 
 def matrix_products(dtype: str) -> tuple[Callable[[], Any], float]:
-  """Products of large square matrices, and their operations.
-
-  What the device does on them is what it can do at most on a ViT.
-  """
+  """Large square matrix products, the speed limit of a ViT; operations."""
   size, times = (2048, 1) if jax.default_backend() == "cpu" else (8192, 8)
   rng = np.random.default_rng(0)
   a, b = rng.standard_normal((2, size, size), dtype=np.float32)
-  # So scaled, the values of all products are of order 1.
+  # With this scale, all products are of order 1.
   a, b = jax.device_put((a, (b / np.sqrt(size)).astype(dtype)))
 
   @jax.jit
@@ -271,7 +257,7 @@ def matrix_products(dtype: str) -> tuple[Callable[[], Any], float]:
 
 
 def forward_operations(config: mv.ViTConfig) -> float:
-  """Additions and multiplications of matrix products, plain ViT, an image."""
+  """Additions and multiplications of matrix products per image."""
   n, d = config.num_patches, config.width
   embedding = n * config.patch_size**2 * 3 * d
   projections = 4 * (n + 1) * d**2

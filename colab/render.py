@@ -1,11 +1,11 @@
-"""Execute the notebooks, and write them with their pictures into docs/.
+"""Execute the notebooks, and write them with their figures into docs/.
 
   python colab/render.py [NAME ...]
 
-Each becomes docs/notebooks/NAME.md, with its pictures beside it as small PNG
-files; the set-up, the logs of training and the badge are left out. `make
-notebooks` renders all of them, in some minutes. tests/test_notebooks.py says
-which page is older than its notebook.
+Each becomes docs/notebooks/NAME.md, with its figures beside it as small PNG
+files, without the set-up, the training log and the badge. `make notebooks`
+renders all of them in some minutes. tests/test_notebooks.py finds pages that
+are older than their notebook.
 """
 
 import argparse
@@ -24,7 +24,7 @@ COLAB = Path(__file__).resolve().parent
 PAGES = COLAB.parent / "docs" / "notebooks"
 NAMES = ("quickstart", "many_tasks", "sweep", "memory_attention",
          "your_backbone")  # fmt: skip
-# It downloads its backbone: its page has the cells alone.
+# It downloads its backbone, so its page has no outputs.
 NOT_EXECUTED = "your_backbone"
 _LEFT_OUT = {"badge", "set-up-text", "set-up"}
 _COLOURS = 256
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _execute(notebook: Any) -> None:
-  """Run all cells, in a directory that nobody needs afterwards."""
+  """Run all cells in a temporary directory."""
   with tempfile.TemporaryDirectory() as directory:
     NotebookClient(
       notebook,
@@ -57,7 +57,7 @@ def _execute(notebook: Any) -> None:
 
 
 def page(name: str, notebook: Any) -> Iterator[str]:
-  """The parts of a page; pictures are written on the way."""
+  """Yield the parts of a page; writes the figures."""
   where = f"[`colab/{name}.ipynb`](../../colab/{name}.ipynb)"
   executed = name != NOT_EXECUTED
   how = "executed on 2 CPU cores" if executed else "not executed here"
@@ -74,7 +74,7 @@ def page(name: str, notebook: Any) -> Iterator[str]:
 
 
 def _outputs(name: str, cell: Any) -> Iterator[str]:
-  """The text and the pictures of a cell, without the log of training."""
+  """The text and the figures of a cell, without the training log."""
   printed = "".join(
     output.get("text") or output.get("data", {}).get("text/plain", "")
     for output in cell.outputs

@@ -2,11 +2,11 @@
 
   python colab/shared_cells.py [--repository=OWNER/NAME]
 
-The set-up of quickstart.ipynb is copied to the others. Its first line says
-where the project lies on GitHub, which is where the badges lead; --repository
-changes it everywhere, and without it there are no badges. The second is the tag
-of the version that memory_vit/version.py states: badges lead to it, and the
-set-up installs it. Nothing else in the notebooks is touched.
+Copies the set-up of quickstart.ipynb to the other notebooks. Its first line is
+the project's GitHub repository, to which the badges link; --repository changes
+it in all notebooks, and without one there are no badges. The second line is the
+tag of the version in memory_vit/version.py, which the badges and the set-up
+use. Other cells are not changed.
 """
 
 import argparse
@@ -50,18 +50,18 @@ def read(path: Path) -> Notebook:
 
 
 def cells(notebook: Notebook) -> dict[str, list[str]]:
-  """{id of a cell: its lines}; the lines can be changed in place."""
+  """{id of a cell: its lines}, which can be changed in place."""
   return {cell["id"]: cell["source"] for cell in notebook["cells"]}
 
 
 def tag() -> str:
-  """The tag of this version; nothing is imported for it."""
+  """The tag of this version, read without importing the package."""
   text = VERSION.read_text(encoding="utf-8")
   return "v" + re.search(r'^__version__ = "([^"]+)"', text, re.MULTILINE)[1]
 
 
 def repository_of(notebook: Notebook) -> str:
-  """Where the project lies on GitHub, by the set-up cell: OWNER/NAME or ""."""
+  """OWNER/NAME of the set-up cell, or ""."""
   return _REPOSITORY.search("".join(cells(notebook)["set-up"]))[1]
 
 

@@ -1,9 +1,9 @@
-"""What the commands of studies share: flags, processes, signals, errors."""
+"""Parse and run the commands of studies: flags, processes, signals, errors."""
 
 import contextlib
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,18 +16,18 @@ from memory_vit.runtime import ProcessOptions, leaving, log_package
 if TYPE_CHECKING:
   from memory_vit.runtime import StopSignal
 
-# Below that of the package, whose lines a command shows.
+# A child of the logger that commands show.
 logger = logging.getLogger("memory_vit.studies")
 
 
 class StudyLine:
-  """The command line of a study: its own flags beside those of all.
+  """The command line of a study: its own flags and the common ones.
 
   Attributes:
     line: on which a study declares its own flags, before `parse`.
-    config: what --config and --config.KEY=VALUE say.
+    config: from --config and --config.KEY=VALUE.
     workdir: --workdir.
-    only: --only, between commas or given several times; empty for all.
+    only: --only, split at commas; empty for all.
     dry_run: --dry_run.
     report_only: --report_only.
     processes: --coordinator and others.
@@ -36,13 +36,13 @@ class StudyLine:
   def __init__(
     self, about: str, argv: Sequence[str], only: str, default: str = ""
   ) -> None:
-    """Declare the flags of all.
+    """Declare the common flags.
 
     Args:
-      about: what --help says first.
+      about: the first text of --help.
       argv: arguments, without the name of the program.
-      only: what --only names, for --help.
-      default: of --config; without one it must be given.
+      only: help text of --only.
+      default: of --config, which is required if this is empty.
     """
     if default and not any(a.startswith("--config=") for a in argv):
       argv = [f"--config={default}", *argv]
@@ -53,7 +53,7 @@ class StudyLine:
     self._only = self.line.strings("only", only)
     self._dry_run = self.line.switch("dry_run", "Show the runs, train nothing.")
     self._report_only = self.line.switch(
-      "report_only", "Make the report again, of the files in --workdir alone."
+      "report_only", "Make the report again, from the files in --workdir alone."
     )
     self._processes = self.line.options(ProcessOptions)
 
@@ -62,7 +62,7 @@ class StudyLine:
 
     Raises:
       SystemExit: with status 0, after --help.
-      MemoryVitError: for what cannot be used.
+      MemoryVitError: for invalid flags.
     """
     self.config = self.line.parse(lambda: not self._report_only())
     self.workdir = Path(self._workdir()).expanduser()
@@ -71,13 +71,13 @@ class StudyLine:
     self.processes = self._processes()
     if self.report_only and (self.only or self.dry_run):
       raise mv.MemoryVitError(
-        "--report_only shows all that is measured: expected neither --only nor "
-        "--dry_run."
+        "--report_only reports everything that was measured: expected neither "
+        "--only nor --dry_run."
       )
 
 
 def between_commas(values: Sequence[str]) -> tuple[str, ...]:
-  """Values of flags that were given once or several times."""
+  """Split the values of a flag that may be repeated at commas."""
   return tuple(part for value in values for part in value.split(",") if part)
 
 
@@ -90,14 +90,40 @@ def begin(study: StudyLine) -> None:
   join_processes(study.processes)
 
 
-@contextlib.contextmanager
-def stopping() -> "Iterator[StopSignal]":
-  """Take SIGTERM and Ctrl-C: a run then saves its state and stops."""
+def report_again(study: StudyLine, write_report: Callable[[Path], None]) -> int:
+  """Write and print the report, from its files alone; return 0.
+
+  Raises:
+    MemoryVitError: for files that are missing or damaged.
+  """
+  write_report(study.workdir)
+  print(_report_in(study))
+  return 0
+
+
+def perform(
+  study: StudyLine,
+  forecast: Callable[[], str],
+  train: "Callable[[StopSignal], None]",
+) -> int:
+  """Print the forecast or, after training, the report; return 0.
+
+  SIGTERM and Ctrl-C make `train` save its state and raise `Interrupted`.
+  """
   from memory_vit.runtime import StopSignal
 
+  if study.dry_run:
+    show(forecast())
+    return 0
   stop = StopSignal()
   with stop.listening():
-    yield stop
+    train(stop)
+  show(_report_in(study))
+  return 0
+
+
+def _report_in(study: StudyLine) -> str:
+  return (study.workdir / "report.md").read_text(encoding="utf-8")
 
 
 def typed(program: str, argv: Sequence[str]) -> str:
@@ -106,7 +132,7 @@ def typed(program: str, argv: Sequence[str]) -> str:
 
 
 def show(text: str) -> None:
-  """Print, by one process."""
+  """Print, by process 0."""
   import jax
 
   if jax.process_index() == 0:
@@ -115,7 +141,7 @@ def show(text: str) -> None:
 
 def main(run: Callable[[Sequence[str]], int]) -> None:
   """Run a command, and end the process with its exit status."""
-  # No other process has a part in a report, and jax is not needed.
+  # --report_only needs neither other processes nor jax.
   alone = any(
     a.lstrip("-").partition("=")[0] == "report_only" for a in sys.argv
   )

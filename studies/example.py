@@ -1,8 +1,8 @@
-"""How accuracy grows with the number of images: a list of your own.
+"""Measure how accuracy grows with the number of images: a list of your own.
 
   python -m studies.example NAME DIR [--config.KEY=VALUE ...]
 
-NAME is a configuration, of any data set. The same command resumes.
+NAME is a configuration of any data set. The same command resumes.
 """
 
 import functools
@@ -33,7 +33,11 @@ def plan(
 
 
 def main(name: str, workdir: str, *flags: str) -> None:
-  """Train what is left, and print the accuracy of each run."""
+  """Train the unfinished runs, and print the accuracy of each run.
+
+  Raises:
+    MemoryVitError: as `Grid.finished` and `Grid.train`.
+  """
   engine = grid.open_grid(mv.read_config(name, flags=flags), Path(workdir))
   runs = functools.partial(plan, engine.config)
   results = engine.finished(runs)

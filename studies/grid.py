@@ -1,9 +1,9 @@
-"""Many named runs in one directory: planned, found or trained, and measured.
+"""Train and measure many named runs in one directory, each of them once.
 
-A list of runs is a `Plan`: a function from the results by now to all its runs.
-What is finished goes in, and what is to be done comes out, until there is
-nothing new: so a run may depend on the results of earlier ones. Each run is
-trained once; the same command resumes what was interrupted.
+A list of runs is a `Plan`: a function from the results so far to all its runs,
+so a run may depend on the results of earlier ones. The engine asks it again
+after each finished run, until it names no new one. The same command resumes an
+interrupted list.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ from memory_vit.train import run_differences, shared_backbone
 from studies import record as files
 from studies.record import Record
 
-# Below that of the package, whose lines a command shows.
+# A child of the logger that commands show.
 logger = logging.getLogger("memory_vit.studies")
 
 
@@ -45,9 +45,10 @@ class Run:
 
   Attributes:
     name: of its directory, below WORKDIR/runs; "cifar/head/search".
-    configure: makes its configuration; None as long as runs that it depends on
-      have not finished.
-    kind: runs of one kind take about the same time; "" is one of its own.
+    configure: returns its configuration; None until the runs that it depends on
+      have finished.
+    kind: forecasts assume the same duration for runs of one kind; by default
+      the name.
   """
 
   name: str
@@ -56,11 +57,11 @@ class Run:
 
   @property
   def kind_or_name(self) -> str:
-    """What it is listed under in a forecast."""
+    """The name of its kind in a forecast."""
     return self.kind or self.name
 
   def config(self) -> mv.Config:
-    """The configuration, of a run that is ready."""
+    """The configuration; an assertion fails if `configure` is None."""
     assert self.configure, f"{self.name} waits for other runs"
     return self.configure()
 
@@ -71,13 +72,13 @@ Plan = Callable[[Mapping[str, mv.RunResult]], Sequence[Run]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Grid:
-  """The directory of a list of runs; every process calls all methods.
+  """The directory of a list of runs; all processes call every method.
 
   Attributes:
-    config: for the runs, with what the backbone settles.
+    config: for the runs, with the options that the backbone determines.
     workdir: of the list.
     backbone: of all runs, on the devices.
-    stop: is handed to the runs.
+    stop: passed to the runs.
   """
 
   config: mv.Config
@@ -86,10 +87,10 @@ class Grid:
   stop: StopSignal | None = None
 
   def finished(self, plan: Plan) -> Results:
-    """Find the runs that earlier calls have finished with this configuration.
+    """Find the runs that were finished with this configuration.
 
     Raises:
-      MemoryVitError: where their data are not those that are there now.
+      MemoryVitError: if the data of such a run have changed since.
     """
     results: Results = {}
     seen: set[str] = set()
@@ -97,20 +98,20 @@ class Grid:
     while new := [run for run in _ready(plan, results) if run.name not in seen]:
       for run in new:
         seen.add(run.name)
-        config, found = run.config(), self._ending(run.name)
+        config, found = run.config(), self._result_of(run.name)
         if found and not self._differences(config, run.name, found):
           self._require_same_data(config, run.name, found, compared)
-          self._remove_states(run.name)  # of one killed once it was finished
+          self._remove_states(run.name)  # if the run was killed before that
           results[run.name] = found
     return results
 
   def train(self, plan: Plan, results: Results) -> None:
-    """Train what is left of a plan, in its order, into `results`.
+    """Train the unfinished runs of a plan in its order, into `results`.
 
     Raises:
-      MemoryVitError: as `mv.train_and_evaluate`; where another configuration
-        has finished a run there.
-      Interrupted: where `stop` says so.
+      MemoryVitError: as `mv.train_and_evaluate`, or if a run was finished with
+        another configuration.
+      Interrupted: if `stop` was requested.
     """
     while left := [
       run for run in _ready(plan, results) if run.name not in results
@@ -121,15 +122,19 @@ class Grid:
       results[run.name] = self.finish(run)
 
   def finish(self, run: Run) -> mv.RunResult:
-    """Train a run, or resume it; a finished one is only read.
+    """Train or resume a run; only read the result of a finished one.
 
-    A run all of whose trials diverge has finished: its result has no tasks.
+    A run whose trials all diverged is finished: its result has no tasks.
+
+    Raises:
+      MemoryVitError: as `train`.
+      Interrupted: if `stop` was requested.
     """
     config = run.config()
-    if found := self._ending(run.name):
+    if found := self._result_of(run.name):
       if lines := self._differences(config, run.name, found):
         raise mv.MemoryVitError(
-          f"the run {run.name} was finished with another configuration. Give "
+          f"the run {run.name} was finished with another configuration. Use "
           "that one, or another --workdir.\n  " + "\n  ".join(lines)
         )
       return found
@@ -145,23 +150,26 @@ class Grid:
       }
       self.write(f"runs/{run.name}/{files.DIVERGED}", diverged)
     self._remove_states(run.name)
-    found = self._ending(run.name)
+    found = self._result_of(run.name)
     if found is None:
       raise mv.MemoryVitError(
-        f"{directory} does not hold the result of its run any more. Give the "
-        "same command again."
+        f"{directory} has lost the result of its run. Give the same command "
+        "again."
       )
     return found
 
   def measure_once(
     self, name: str, key: Callable[[], Any], measure: Callable[[], Any]
   ) -> None:
-    """Measure into WORKDIR/NAME, unless it holds this already.
+    """Write measurements to WORKDIR/NAME, unless it has those of this key.
 
     Args:
       name: of the file.
-      key: returns all that the numbers depend on; process 0 alone calls it.
-      measure: returns the numbers.
+      key: returns everything that the numbers depend on; called by process 0.
+      measure: returns the numbers; called by all processes.
+
+    Raises:
+      Interrupted: if `stop` was requested.
     """
     file, now = self.workdir / name, on_process_0(key)
     if on_process_0(lambda: files.read_measured(file, now)) is None:
@@ -170,7 +178,7 @@ class Grid:
       self.write(name, {"what": now, "found": measure()})
 
   def write(self, name: str, values: Any) -> None:
-    """Write WORKDIR/NAME, as JSON."""
+    """Write WORKDIR/NAME as JSON, by process 0."""
     on_process_0(lambda: files.write_json(self.workdir / name, values))
 
   def report(
@@ -182,14 +190,15 @@ class Grid:
     config: mv.Config,
     options: Mapping[str, Any],
   ) -> None:
-    """Write the record of the list, and have the report made of it.
+    """Write `record.json`, and make the report from it.
 
     Args:
-      write_report: is given the directory, and reads files in it alone.
-      results: of the runs that this configuration has finished.
+      write_report: receives the directory; reads only files in it.
+      results: of the runs that were finished with this configuration.
       command: for the report.
-      config: as it was given; what the backbone settles is added.
-      options: of the study itself, which JSON can hold.
+      config: as given by the user; the options that the backbone determines are
+        added.
+      options: of the list itself, as JSON values.
     """
     record = Record(
       command=command,
@@ -210,11 +219,11 @@ class Grid:
     on_process_0(write)
     logger.info("the report is %s", self.workdir / "report.md")
 
-  def _ending(self, name: str) -> mv.RunResult | None:
-    """How a run ended, as process 0 sees it; None of an unfinished one."""
+  def _result_of(self, name: str) -> mv.RunResult | None:
+    """The result of a finished run, read by process 0."""
 
     def read() -> Any:
-      found = files.load_ending(self.workdir, name)
+      found = files.load_run_result(self.workdir, name)
       return found and found.to_json()
 
     values = on_process_0(read)
@@ -231,10 +240,7 @@ class Grid:
   def _require_same_data(
     self, config: mv.Config, name: str, found: mv.RunResult, compared: set[str]
   ) -> None:
-    """Refuse a finished run whose data are others now.
-
-    Each look takes time: of runs on the same data one is compared.
-    """
+    """Compare the data once for all runs that share them; that is slow."""
     keys = [_data_key(config, role) for role in found.data]
     key = json.dumps([keys, dict(found.data)])
     if key in compared:
@@ -243,16 +249,12 @@ class Grid:
     directory = files.directory_of(self.workdir, name)
     if lines := data_differences(config, directory, found.data):
       raise mv.MemoryVitError(
-        f"the data are not those of the finished run {name}. Put those back, "
-        "or give another --workdir.\n  " + "\n  ".join(lines)
+        f"the data are not those of the finished run {name}. Restore them, or "
+        "use another --workdir.\n  " + "\n  ".join(lines)
       )
 
   def _remove_states(self, name: str) -> None:
-    """Remove the saved states of a finished run.
-
-    With its two states, each with the best so far, a run of the regime `full`
-    holds a backbone many times over; its result and its tasks stay.
-    """
+    """Remove the checkpoints: those of `full` hold several backbones each."""
     states = files.directory_of(self.workdir, name) / "checkpoints"
     on_process_0(lambda: shutil.rmtree(states, ignore_errors=True))
 
@@ -260,7 +262,11 @@ class Grid:
 def open_grid(
   config: mv.Config, workdir: Path, stop: StopSignal | None = None
 ) -> Grid:
-  """Open, or make, the backbone that all runs share; see `shared_backbone`."""
+  """Open, or train, the backbone that all runs share.
+
+  Raises:
+    MemoryVitError: as `shared_backbone`.
+  """
   backbone, settled = shared_backbone(config, workdir, stop)
   return Grid(config=settled, workdir=workdir, backbone=backbone, stop=stop)
 
@@ -272,20 +278,20 @@ def opened(
   options: Mapping[str, Any],
   stop: StopSignal | None = None,
 ) -> Iterator[Grid]:
-  """Open a grid, and keep other processes out of its directory until the end.
+  """Open a grid, and lock its directory until the end.
 
   Args:
     config: of all runs.
     workdir: of the list.
-    options: of the list itself, as JSON values: equal on all processes.
-    stop: is handed to the runs.
+    options: of the list itself, as JSON values; equal on all processes.
+    stop: passed to the runs.
 
   Raises:
-    MemoryVitError: where processes differ, or another one uses the directory.
+    MemoryVitError: if processes differ, or another one uses the directory.
   """
   require_same("list of runs", options)
   grid = open_grid(config, workdir, stop)
-  # Each run, and the training of a backbone, has a lock of its own beside this.
+  # Each run and the training of a backbone also have a lock of their own.
   with only_run(workdir / "runs"):
     yield grid
 
@@ -293,12 +299,12 @@ def opened(
 def finished_before(
   config: mv.Config, workdir: Path, plan_of: Callable[[mv.Config], Plan]
 ) -> tuple[Plan, Results]:
-  """The plan of a list and its finished runs, for a dry run: nothing is made.
+  """The plan of a list and its finished runs; creates no file.
 
   Args:
-    config: as it was given.
+    config: as given by the user.
     workdir: of the list.
-    plan_of: makes the plan, from the configuration for the runs.
+    plan_of: returns the plan for the configuration of the runs.
   """
   made = config.pretrain.variant or config.backbone.startswith("random:")
   known = (workdir / "backbone.npz").exists() if made else workdir.exists()
@@ -312,12 +318,15 @@ def finished_before(
 def require_data(
   plan: Plan, results: Results, *, prepared: bool = False
 ) -> None:
-  """Open what runs will read: a wrong split must not cost those before it.
+  """Open the splits of all unfinished runs, so that a wrong one fails first.
 
   Args:
     plan: of the runs.
-    results: of those that have finished, and read nothing.
-    prepared: whether data sets have to be there: nothing is downloaded.
+    results: of the finished ones, whose data are not opened.
+    prepared: forbid downloads.
+
+  Raises:
+    DataError: for a split that cannot be opened.
   """
   opened = set()
   for run in _ready(plan, results):
@@ -331,10 +340,7 @@ def require_data(
 
 
 def forecast(plan: Plan, results: Results) -> str:
-  """List the runs, and estimate the time that is left.
-
-  A run is taken to last as long as finished ones of its kind have, on average.
-  """
+  """List the runs, and estimate the rest from finished runs of each kind."""
   runs = plan(results)
   left = [run for run in runs if run.name not in results]
   lines = [f"{'' if r in left else 'finished':8}  {r.name}" for r in runs]
@@ -365,12 +371,11 @@ def duration(seconds: float) -> str:
 
 
 def _ready(plan: Plan, results: Results) -> list[Run]:
-  """The runs of a plan whose configuration is known by now."""
   return [run for run in plan(results) if run.configure]
 
 
 def _data_key(config: mv.Config, role: str) -> list[Any]:
-  """What tells a split from others."""
+  """What distinguishes a split from others."""
   data = config.data
   key: list[Any] = [data.name, data.dir, data.label, getattr(data, role)]
   if role == "train" and (data.per_class or data.first):
@@ -379,7 +384,7 @@ def _data_key(config: mv.Config, role: str) -> list[Any]:
 
 
 def hardware() -> str:
-  """Devices and versions of this call."""
+  """Devices and versions, for the report."""
   devices = jax.devices()
   return (
     f"{len(devices)} x {devices[0].device_kind} ({devices[0].platform}), "

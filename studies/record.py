@@ -1,9 +1,8 @@
-"""The files from which a report is made: read and written without jax.
+"""Read and write the files from which a report is made, without jax.
 
-WORKDIR/record.json says by which command, on what and with which configuration
-the list was run, and which runs have finished; WORKDIR/runs/NAME is what
-`mv.train_and_evaluate` leaves, less its saved states; further files hold what
-was measured beside.
+WORKDIR/record.json holds the command, the configuration and the names of the
+finished runs; WORKDIR/runs/NAME is the work directory of a run without its
+checkpoints; further files hold measurements.
 """
 
 import dataclasses
@@ -16,7 +15,7 @@ import memory_vit as mv
 from memory_vit.config import from_dict
 
 RECORD = "record.json"
-# What a run leaves all of whose trials diverged: a result without tasks.
+# The result of a run all of whose trials diverged; it has no tasks.
 DIVERGED = "lost.json"
 
 
@@ -25,13 +24,13 @@ class Record:
   """Content of `record.json`.
 
   Attributes:
-    command: that ran last.
-    hardware: on which it did.
-    config: for the runs, with what the backbone settles.
+    command: the last one.
+    hardware: of the last command.
+    config: for the runs, with the options that the backbone determines.
     backbone: its architecture.
     fingerprint: of its weights.
     options: of the study itself.
-    runs: names of those that this configuration has finished.
+    runs: names of the runs that were finished with this configuration.
   """
 
   command: str
@@ -43,7 +42,11 @@ class Record:
   runs: Sequence[str] = ()
 
   def write(self, workdir: Path) -> None:
-    """Write `record.json`."""
+    """Write `record.json`.
+
+    Raises:
+      MemoryVitError: if it cannot be written.
+    """
     write_json(workdir / RECORD, dataclasses.asdict(self))
 
 
@@ -51,7 +54,7 @@ def read_record(workdir: Path) -> Record:
   """Read `record.json`.
 
   Raises:
-    MemoryVitError: where it is not there, or not of this version.
+    MemoryVitError: if it is missing or of another version.
   """
   values = read_json(workdir / RECORD)
   try:
@@ -70,10 +73,13 @@ def directory_of(workdir: Path, name: str) -> Path:
   return workdir / "runs" / name
 
 
-def load_ending(workdir: Path, name: str) -> mv.RunResult | None:
-  """Read how a run ended; None of one that has not finished.
+def load_run_result(workdir: Path, name: str) -> mv.RunResult | None:
+  """The result of a run; None if it has not finished.
 
-  Where all trials diverged, that is a result without tasks.
+  If all trials diverged, the result has no tasks.
+
+  Raises:
+    MemoryVitError: for a damaged file.
   """
   directory = directory_of(workdir, name)
   return mv.load_result(directory, DIVERGED) or mv.load_result(directory)
@@ -83,22 +89,26 @@ def read_results(record: Record, workdir: Path) -> dict[str, mv.RunResult]:
   """Read the results of all finished runs.
 
   Raises:
-    MemoryVitError: where one is gone.
+    MemoryVitError: if one is missing.
   """
   found = {}
   for name in record.runs:
-    ending = load_ending(workdir, name)
-    if ending is None:
+    result = load_run_result(workdir, name)
+    if result is None:
       raise mv.MemoryVitError(
-        f"{directory_of(workdir, name)} has no result any more. Put it back, "
-        "or run the study again."
+        f"{directory_of(workdir, name)} has lost its result. Restore it, or "
+        "run the study again."
       )
-    found[name] = ending
+    found[name] = result
   return found
 
 
 def read_measured(file: Path, key: Any) -> Any:
-  """Read what was measured into a file; None if it was for another key."""
+  """Read measurements; None if there are none of this key.
+
+  Raises:
+    MemoryVitError: for a damaged file.
+  """
   if not file.exists():
     return None
   known = read_json(file)
@@ -110,7 +120,7 @@ def read_json(file: Path) -> Any:
   """Read a JSON object.
 
   Raises:
-    MemoryVitError: where there is none.
+    MemoryVitError: if the file is missing or holds something else.
   """
   try:
     values = json.loads(file.read_text(encoding="utf-8"))
@@ -122,12 +132,16 @@ def read_json(file: Path) -> Any:
 
 
 def write_json(file: Path, values: Any) -> None:
-  """Write JSON, by one process; the file is whole or not there."""
+  """Write JSON atomically, by one process."""
   write_text(file, json.dumps(values, indent=2) + "\n")
 
 
 def write_text(file: Path, text: str) -> None:
-  """Write a text, by one process; the file is whole or not there."""
+  """Write a text atomically, by one process.
+
+  Raises:
+    MemoryVitError: if it cannot be written.
+  """
   part = file.with_name(f"{file.name}.tmp")
   try:
     part.write_text(text, encoding="utf-8")
@@ -139,8 +153,33 @@ def write_text(file: Path, text: str) -> None:
     ) from error
 
 
+def write_report(workdir: Path, numbers: Any, lines: Sequence[str]) -> None:
+  """Write report.json and report.md, by one process."""
+  write_json(workdir / "report.json", numbers)
+  write_text(workdir / "report.md", "\n".join(lines) + "\n")
+
+
+def title_of(record: Record, title: str) -> list[str]:
+  """The first lines of a report: title, command, hardware."""
+  fence = "```"
+  return [
+    f"# {title}", "", fence, record.command, fence, "", record.hardware, "",
+  ]  # fmt: skip
+
+
+def section_of(
+  title: str,
+  tables: Sequence[Sequence[Mapping[str, str]]],
+  notes: Sequence[str] = (),
+) -> list[str]:
+  """The lines of a heading, of tables that have rows, and of notes."""
+  shown = [markdown_table(rows) for rows in tables if rows]
+  blocks = [f"## {title}", *shown, *notes]
+  return [line for block in blocks for line in ("", block)]
+
+
 def markdown_table(rows: Sequence[Mapping[str, str]]) -> str:
-  """Rows with the same keys as a table."""
+  """Format rows with the same keys, which become the header."""
   header = list(rows[0])
   lines = [header, ["---"] * len(header)]
   lines += [[row[key] for key in header] for row in rows]

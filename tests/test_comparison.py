@@ -91,7 +91,7 @@ def test_a_difference_of_nothing_means_equal_bits():
 def test_outputs_that_are_all_alike_show_nothing(value):
   """Those of a head that is zero would be equal whatever is computed."""
   alike = np.full((3, 2), value, np.float32)
-  with pytest.raises(ValueError, match="the same for each image"):
+  with pytest.raises(ValueError, match="equal for all images"):
     rounds.difference(alike, alike)
   assert rounds.spread([alike, np.eye(3)]) == 0
 

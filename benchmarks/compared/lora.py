@@ -1,4 +1,4 @@
-"""LoRA by PEFT on a backbone that we have exported, trained as our tasks."""
+"""Train LoRA by PEFT on an exported backbone, as our tasks are trained."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,31 +15,24 @@ import_torchvision()
 import peft  # noqa: E402
 import transformers  # noqa: E402
 
-# As in our own runs: SGD, clipping of the gradient, share of warm-up steps.
+# As in our own runs: SGD, gradient clipping, fraction of warm-up steps.
 _MOMENTUM, _CLIP, _WARMUP = 0.9, 1.0, 0.025
 
 
 class Split(NamedTuple):
-  """Images in [-1, 1] as a model takes them, and their classes."""
+  """Images in [-1, 1] as inputs of a model, and their classes."""
 
   images: Float32[np.ndarray, "n side side 3"]
   labels: Int32[np.ndarray, " n"]
 
 
 class Trained(NamedTuple):
-  """Result of training.
+  """Result of training."""
 
-  Attributes:
-    parameters: trained values, the head's among them.
-    validation: accuracy.
-    loss: of validation, nats.
-    right: which test images are right, bool (n,).
-  """
-
-  parameters: int
-  validation: float
-  loss: float
-  right: np.ndarray
+  parameters: int  # trained ones, including the head
+  validation: float  # accuracy
+  loss: float  # of validation, in nats
+  right: np.ndarray  # bool (n,), of test images
 
 
 def train(
@@ -53,18 +46,7 @@ def train(
   batch: int,
   seed: int,
 ) -> Trained:
-  """Train LoRA on all linear layers, and a head that starts at zero.
-
-  Args:
-    folder: of the backbone, as transformers reads it.
-    splits: {"train", "validation", "test"}.
-    rank: of every matrix; it is scaled by 2.
-    classes: of the task.
-    learning_rate: at its peak; SGD, with the schedule of our own runs.
-    steps: of training.
-    batch: images in a step.
-    seed: of first values and the order of the images.
-  """
+  """Train LoRA on all linear layers, scaled by 2, and a zero head."""
   torch.manual_seed(seed)
   model = _model(folder, rank, classes)
   learned = [p for p in model.parameters() if p.requires_grad]
@@ -118,7 +100,7 @@ def _rates(peak: float, steps: int) -> np.ndarray:
 
 
 def _order(size: int, batch: int, seed: int) -> Iterator[np.ndarray]:
-  """Numbers of the images of each step, all once before any twice."""
+  """Indices of the images of each step, in epochs."""
   rng = np.random.default_rng(seed)
   left = np.empty(0, int)
   while True:

@@ -15,7 +15,7 @@ from benchmarks.compared import setting as settings
 
 
 def main(folder: Path) -> None:
-  """Time it on the backbone in `folder/backbone.npz`."""
+  """Time the backbone in `folder/backbone.npz`."""
   setting = settings.Setting.read(folder)
   backbone = mv.load_backbone(str(folder / "backbone.npz"))
   few, most = min(setting.tasks), max(setting.tasks)
@@ -52,16 +52,7 @@ def main(folder: Path) -> None:
 def random_task(
   backbone: mv.Backbone, setting: settings.Setting, number: int
 ) -> mv.Task:
-  """A task with random values everywhere, others for each number.
-
-  The head of a new task is zero: its outputs would be alike whatever is
-  computed before it.
-
-  Args:
-    backbone: that it is for.
-    setting: its cells and classes.
-    number: of the task, for its name and its random values.
-  """
+  """A random task; a new head is zero, so its outputs would say nothing."""
   key, head_key = jax.random.split(jax.random.key(number))
   task = mv.init_task(
     key,
@@ -88,9 +79,9 @@ def _programs(
   programs: rounds.Programs = {
     rounds.FORWARD: lambda: workloads.plain(model),
     "train": workloads.training(model, 1),
-    "train_kept": workloads.kept_training(model, 1, "device"),
+    "train_kept": workloads.cached_training(model, 1, "device"),
     "train_side": workloads.training(side, 1),
-    "train_side_kept": workloads.kept_training(side, 1, "device"),
+    "train_side_kept": workloads.cached_training(side, 1, "device"),
     "train_all_weights": workloads.full_finetuning(model),
   }
   for count in setting.tasks:
@@ -102,7 +93,7 @@ def _programs(
 def _inference(
   model: workloads.Setting, tasks: Sequence[mv.Task], slots: int = 0
 ) -> Callable[[], dict[str, jax.Array]]:
-  """The original model and tasks on the batch, in `slots` at least."""
+  """The original model and tasks on the batch, in at least `slots` slots."""
   filled = mv.fill_slots(model.backbone, tasks, slots=slots)
   return lambda: mv.forward(model.backbone, filled, model.images)
 

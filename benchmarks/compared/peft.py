@@ -1,8 +1,8 @@
 """Measure LoRA by PEFT: `python -m benchmarks.compared.peft FOLDER`.
 
 A task is an adapter on queries and values, and a head of its own. Many tasks
-are answered in the two ways that PEFT has: one adapter after the other, and in
-one batch that holds every image once for each adapter.
+are computed in the two ways of PEFT: one adapter after the other, and one batch
+that contains every image once for each adapter.
 """
 
 import copy
@@ -25,7 +25,7 @@ _BASE = "__base__"  # PEFT's name for the model without an adapter
 
 
 def main(folder: Path) -> None:
-  """Time it on the backbone in `folder/hf`."""
+  """Time the backbone in `folder/hf`."""
   setting = settings.Setting.read(folder)
   images, labels = torch_training.batch(folder)
   model = transformers.ViTForImageClassification.from_pretrained(folder / "hf")
@@ -66,7 +66,7 @@ def main(folder: Path) -> None:
 
 
 def _adapted(model: Any, setting: settings.Setting, count: int) -> Any:
-  """A model with `count` adapters and heads; all are random, and differ."""
+  """A model with `count` adapters and heads, each random."""
   config = peft.LoraConfig(
     r=setting.rank,
     lora_alpha=2 * setting.rank,
@@ -112,7 +112,7 @@ def _in_turn(model: Any, images: torch.Tensor, count: int) -> Any:
 
 
 def _one_batch(model: Any, images: torch.Tensor, count: int) -> Any:
-  """Answer all adapters in one pass, each image in it count + 1 times."""
+  """All adapters in one pass, with each image in it count + 1 times."""
   names = [_BASE, *(f"t{i}" for i in range(count))]
   rows = [name for name in names for _ in range(len(images))]
 

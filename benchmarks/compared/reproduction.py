@@ -2,7 +2,7 @@
 
 `python -m benchmarks.compared.reproduction FOLDER VIT_PY`: VIT_PY is the file
 `vit.py` of github.com/necrashter/transformers-learnable-memory. It changes the
-layers of a ViT of transformers 4.30 and fails on those of version 5.
+layers of a ViT of transformers 4.30, and fails with version 5.
 """
 
 import copy
@@ -19,7 +19,7 @@ from benchmarks.compared import setting as settings
 
 
 def main(folder: Path, source: Path) -> None:
-  """Time it on the backbone in `folder/hf`."""
+  """Time the backbone in `folder/hf`."""
   setting = settings.Setting.read(folder)
   images, labels = torch_training.batch(folder)
   model = transformers.ViTForImageClassification.from_pretrained(folder / "hf")
@@ -75,7 +75,7 @@ def _load(source: Path) -> Any:
 def _with_heads(
   module: Any, model: Any, setting: settings.Setting, count: int
 ) -> tuple[Any, list[torch.nn.Parameter]]:
-  """The model with `count` tasks, and what the last of them learns."""
+  """The model with `count` tasks, and the parameters of the last one."""
   heads = module.MemoryCapableViT(copy.deepcopy(model)).eval()
   for _ in range(count):
     own = heads.add_head(setting.cells, setting.classes)

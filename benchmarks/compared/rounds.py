@@ -1,4 +1,4 @@
-"""Time programs in turn, so that a slow moment of the machine hits all."""
+"""Time programs in turn, so that a slow moment of the machine affects all."""
 
 import json
 import time
@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 FORWARD = "forward"
-# Where others use the machine, the time that this process computed says more
-# than the time that passed. It wants one thread: those that wait compute too.
+# On a shared machine, CPU time says more than wall time. It needs one thread,
+# as waiting threads use CPU time too.
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 Programs = dict[str, Callable[[], Any]]
 
@@ -17,17 +17,10 @@ Programs = dict[str, Callable[[], Any]]
 def measure(
   programs: Programs, rounds: int, clock: str = "wall"
 ) -> dict[str, Any]:
-  """Call every program once in each round.
+  """Call every program once in each round, after two calls of each.
 
-  Args:
-    programs: by name; each returns when its work is done. `FORWARD` is what
-      the others are multiples of.
-    rounds: how many, after two calls of each that count for nothing.
-    clock: a name of `CLOCKS`.
-
-  Returns:
-    {"seconds_forward": median, "ratios": {name: [lower quartile, median, upper
-    quartile]}}, in medians of `FORWARD`.
+  Programs return when their work is done. The result has the median seconds of
+  `FORWARD`, and the quartiles of the others as ratios to it.
   """
   now = CLOCKS[clock]
   for program in programs.values():
@@ -48,21 +41,12 @@ def measure(
 
 
 def difference(a: Any, b: Any) -> float:
-  """The largest difference of any value; 0 where all bits are equal.
-
-  Args:
-    a: outputs for a batch of images.
-    b: the same outputs, computed in another way.
-
-  Raises:
-    ValueError: for outputs that do not depend on the image: these would be
-      equal whatever is computed.
-  """
+  """The largest difference; refuses outputs that images do not change."""
   a, b = np.asarray(a), np.asarray(b)
   if not spread([a]):
     raise ValueError(
-      "the outputs are the same for each image, as of a head that is zero: "
-      "that they are equal says nothing. Draw its weights."
+      "the outputs are equal for all images, as if the head were zero, so "
+      "their difference says nothing: initialize the head randomly."
     )
   if a.tobytes() == b.tobytes():
     return 0.0
@@ -70,15 +54,11 @@ def difference(a: Any, b: Any) -> float:
 
 
 def spread(outputs: Iterable[Any]) -> float:
-  """By how much the outputs of every task at least change with the image.
-
-  Args:
-    outputs: of each task, (images, classes).
-  """
+  """The least change of the outputs of any task over images."""
   ranges = [np.ptp(np.asarray(one), axis=0).max() for one in outputs]
   return float(min(ranges))
 
 
 def hand_over(**result: Any) -> None:
-  """Print the result as the last line, where the caller looks for it."""
+  """Print the result as the last line, which the caller reads."""
   print(json.dumps(result), flush=True)

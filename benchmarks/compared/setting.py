@@ -1,4 +1,4 @@
-"""The model, images and numbers that every library is measured with."""
+"""The model, images and sizes with which every library is measured."""
 
 import dataclasses
 import json
@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 _FILE = "setting.json"
-# (width, blocks, heads, width of the MLP) of what may be compared.
+# Variant -> (width, blocks, heads, width of the MLP).
 SIZES = {
   "Ti/16": (192, 12, 3, 768),
   "S/16": (384, 12, 6, 1536),
@@ -17,25 +17,12 @@ SIZES = {
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-  """Sizes of the model, the tasks and the batch that are compared.
-
-  Attributes:
-    variant: of the ViT, one of `SIZES`.
-    image_size: side in pixels.
-    batch: images in a step and in a pass.
-    classes: of every task, and of the backbone's own head.
-    cells: of memory, for the libraries of this method.
-    rank: of LoRA.
-    tasks: numbers of tasks at inference.
-    rounds: how often everything is timed in a process.
-    threads: of PyTorch.
-    clock: by which everything is timed, see `rounds.CLOCKS`.
-  """
+  """Sizes of the model, the tasks and the batch."""
 
   variant: str
   image_size: int
   batch: int
-  classes: int
+  classes: int  # of every task, and of the backbone's own head
   cells: int
   rank: int
   tasks: tuple[int, ...]
@@ -44,7 +31,7 @@ class Setting:
   clock: str = "wall"
 
   def write(self, folder: Path) -> None:
-    """Write it, and random images and labels, into `folder`."""
+    """Write the setting, and random images and labels."""
     (folder / _FILE).write_text(json.dumps(dataclasses.asdict(self)))
     rng = np.random.default_rng(0)
     shape = (self.batch, self.image_size, self.image_size, 3)
@@ -54,7 +41,6 @@ class Setting:
 
   @classmethod
   def read(cls, folder: Path) -> "Setting":
-    """Read what `write` wrote."""
     values = json.loads((folder / _FILE).read_text())
     return cls(**{**values, "tasks": tuple(values["tasks"])})
 
@@ -70,5 +56,5 @@ def labels(folder: Path) -> np.ndarray:
 
 
 def expected(folder: Path) -> np.ndarray:
-  """Logits of memory_vit's plain backbone, which `comparison` has computed."""
+  """Logits of memory_vit's plain backbone, computed by `comparison`."""
   return np.load(folder / "logits.npy")

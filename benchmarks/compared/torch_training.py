@@ -27,14 +27,7 @@ def step(
   images: torch.Tensor,
   labels: torch.Tensor,
 ) -> Callable[[], None]:
-  """A step of SGD with momentum each time that it is called.
-
-  Args:
-    outputs: logits of images.
-    trained: what learns; it alone should require gradients.
-    images: of each step.
-    labels: the same.
-  """
+  """A step of SGD with momentum per call; only `trained` requires gradients."""
   optimizer = torch.optim.SGD(trained, lr=0.01, momentum=0.9)
 
   def take() -> None:
@@ -51,12 +44,12 @@ def learned(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
 
 
 def count(parameters: Iterable[torch.Tensor]) -> int:
-  """Values in all of them."""
+  """The number of parameters."""
   return sum(p.numel() for p in parameters)
 
 
 def saved_bytes(values: Any) -> int:
-  """Bytes that `torch.save` writes."""
+  """The bytes that `torch.save` writes."""
   buffer = io.BytesIO()
   torch.save(values, buffer)
   return buffer.getbuffer().nbytes

@@ -1,4 +1,4 @@
-"""Make torchvision importable where its compiled operators do not fit torch."""
+"""Make torchvision importable if its compiled operators do not fit torch."""
 
 import contextlib
 from typing import Any
@@ -9,10 +9,10 @@ _KEPT: list[Any] = []
 
 
 def import_torchvision() -> None:
-  """Import it, with its two operators declared where it has none.
+  """Import it; declare the two operators that it lacks beside a CPU torch.
 
-  A torchvision for GPUs beside a torch without them cannot load its operators,
-  and then fails to describe two of them. No model here uses any.
+  A torchvision for GPUs cannot load its operators there, and then fails to
+  describe two of them. No model here uses any.
   """
   with contextlib.suppress(RuntimeError):
     import torchvision  # noqa: F401
@@ -21,5 +21,5 @@ def import_torchvision() -> None:
   library = torch.library.Library("torchvision", "FRAGMENT")
   for name in ("nms", "qnms"):
     library.define(f"{name}(Tensor dets, Tensor scores, float least) -> Tensor")
-  _KEPT.append(library)  # what it defines goes with it
+  _KEPT.append(library)  # its definitions vanish with it
   import torchvision  # noqa: F401

@@ -1,9 +1,9 @@
 """Measure vit-pytorch: `python -m benchmarks.compared.vit_pytorch FOLDER`.
 
 Its ViT has more LayerNorms than the published one and no biases in attention,
-so it cannot take the same weights: it has its own random ones, in the same
-sizes. A task is its `Adapter`, which returns that task's outputs alone: the
-original ones, and each further task, are a pass of their own.
+so it has random weights of its own, in the same sizes. A task is its `Adapter`,
+which returns only the outputs of that task: the original outputs, and each
+further task, need a pass of their own.
 """
 
 import sys
@@ -23,7 +23,7 @@ from vit_pytorch import learnable_memory_vit  # noqa: E402
 
 
 def main(folder: Path) -> None:
-  """Time it on random weights."""
+  """Time random weights."""
   setting = settings.Setting.read(folder)
   images, labels = torch_training.batch(folder)
   whole, vit = _vit(setting), _vit(setting)

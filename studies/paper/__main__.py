@@ -1,16 +1,16 @@
-"""Runs the paper's study on the data set of a configuration.
+"""Run the paper's study on the data set of a configuration.
 
   python -m studies.paper --config=cifar100 --workdir=DIR \\
     [--only=PART ...] [--dry_run] [--config.KEY=VALUE ...]
   python -m studies.paper --workdir=DIR --report_only
 
 DIR then holds report.md, report.json, plots, and in runs/NAME every run as
-`memory-vit train` would leave it, without its saved states. A study that was
-interrupted resumes when the same command is given again; a run is never
-repeated. Parts: see `study.PARTS`. The report holds all parts that are
-measured, now or before. --dry_run shows the runs and, once some have finished,
-about how long the others will take, and trains nothing. --report_only makes the
-report again of the files in DIR alone: it needs neither jax nor --config.
+`memory-vit train` would leave it, without its checkpoints. The same command
+resumes an interrupted study; finished runs are not repeated. The report shows
+all parts that were measured, by this command or an earlier one. --dry_run lists
+the runs, estimates the remaining time if some have finished, and trains
+nothing. --report_only makes the report again from the files in DIR alone,
+without jax and --config.
 """
 
 from collections.abc import Sequence
@@ -21,13 +21,9 @@ from studies.paper.study import PARTS, Study, declare
 
 
 def parse(argv: Sequence[str]) -> tuple[command.StudyLine, Study | None]:
-  """Read the command line; without a study if the report alone is wanted.
-
-  Raises:
-    MemoryVitError: for what cannot be used.
-  """
+  """Read the command line; no study if only the report is wanted."""
   line = command.StudyLine(
-    __doc__, argv, f"Parts, between commas: {', '.join(PARTS)}."
+    __doc__, argv, f"Parts, separated by commas: {', '.join(PARTS)}."
   )
   study_of = declare(line.line)
   line.parse()
@@ -39,38 +35,24 @@ def parse(argv: Sequence[str]) -> tuple[command.StudyLine, Study | None]:
 
 
 def run(argv: Sequence[str]) -> int:
-  """Run the study, or show its plan or report; return 0.
-
-  Raises:
-    MemoryVitError: as `parse` and `run_study`.
-  """
   line, study = parse(argv)
   if study is None:
-    report.write_report(line.workdir)
-    print((line.workdir / "report.md").read_text(encoding="utf-8"))
-    return 0
+    return command.report_again(line, report.write_report)
   command.begin(line)
   from studies.paper import runner  # it needs jax
 
   parts = study.parts(line.only)
-
   for part, reason in study.missing().items():
     if reason and not line.only:
       command.logger.info("the part %r is left out: it %s", part, reason)
-  if line.dry_run:
-    text = runner.forecast(study, line.workdir, parts)
-  else:
-    with command.stopping() as stop:
-      runner.run_study(
-        study,
-        line.workdir,
-        parts,
-        command=command.typed("python -m studies.paper", argv),
-        stop=stop,
-      )
-    text = (line.workdir / "report.md").read_text(encoding="utf-8")
-  command.show(text)
-  return 0
+  typed = command.typed("python -m studies.paper", argv)
+  return command.perform(
+    line,
+    lambda: runner.forecast(study, line.workdir, parts),
+    lambda stop: runner.run_study(
+      study, line.workdir, parts, command=typed, stop=stop
+    ),
+  )
 
 
 if __name__ == "__main__":

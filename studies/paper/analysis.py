@@ -1,7 +1,4 @@
-"""Sections of the report on trained regimes: accuracies from trials alone.
-
-The paper's own numbers stand beside.
-"""
+"""Sections on trained regimes: accuracies, beside the paper's own numbers."""
 
 from collections.abc import Sequence
 
@@ -17,7 +14,6 @@ from studies.paper.section import (
   best_rate,
   compare,
   compare_settings,
-  label,
   on_first_data,
   rate_columns,
 )
@@ -29,7 +25,7 @@ from studies.paper.trials import StudyTrial
 def table2(study: Study, trials: Sequence[StudyTrial]) -> Section:
   """Every regime at its best learning rate."""
   rows = [
-    _row(study, trials, regime, cells)
+    _row(study, trials, Setting(regime, cells))
     for regime in study.regimes_of("table2")
     for cells in _cells_of(study, regime)
   ]
@@ -37,16 +33,18 @@ def table2(study: Study, trials: Sequence[StudyTrial]) -> Section:
     for row in rows:
       is_memory = row["regime"] == "memory"
       row["paper"] = paper.get(row["cells"] if is_memory else row["regime"])
-  masked = ("memory_masked", study.task.cells)
-  memory = ("memory", study.task.cells)
+  masked = Setting("memory_masked", study.task.cells)
+  memory = Setting("memory", study.task.cells)
+  cls, norms = Setting("cls_masked"), Setting("norms_masked")
+  head = Setting("head")
   pairs = (
-    (masked, ("cls_masked", 0)),
-    (("cls_masked", 0), ("head", 0)),
-    (masked, ("head", 0)),
-    (("norms_masked", 0), masked),
-    (("norms_masked", 0), ("cls_masked", 0)),
-    (memory, ("head_cls", 0)),
-    (memory, ("full", 0)),
+    (masked, cls),
+    (cls, head),
+    (masked, head),
+    (norms, masked),
+    (norms, cls),
+    (memory, Setting("head_cls")),
+    (memory, Setting("full")),
   )
   return Section(
     title=f"Regimes on {study.data.name} (the paper's Table 2)",
@@ -56,19 +54,22 @@ def table2(study: Study, trials: Sequence[StudyTrial]) -> Section:
 
 
 def placement(study: Study, trials: Sequence[StudyTrial]) -> Section:
-  """Memory of every layer, which is dropped, against memory that goes on."""
+  """Memory that is dropped after each layer, against memory that stays."""
   count = study.task.cells
-  regimes = study.regimes_of("placement")
-  pairs = [(("memory", count), (regime, count)) for regime in regimes[1:]]
+  settings = [Setting(r, count) for r in study.regimes_of("placement")]
+  memory, *others = settings
   return Section(
-    title="Where memory enters, and how far it goes",
-    rows=[_row(study, trials, regime, count) for regime in regimes],
-    comparisons=compare_settings(study, trials, pairs),
+    title="Where memory enters, and how far it is propagated",
+    rows=[_row(study, trials, setting) for setting in settings],
+    comparisons=compare_settings(
+      study, trials, [(memory, other) for other in others]
+    ),
     notes=(
-      "Of `memory` each layer has its own, which is dropped after attention. "
-      "`memory_propagated` enters before the first layer and goes on through "
-      "all, and to `memory_additive` each layer adds (Figure 2b of the paper, "
-      "right and left). The paper says, without numbers, that both did worse.",
+      "With `memory`, each layer has its own cells, which are dropped after "
+      "attention. `memory_propagated` enters before the first layer and passes "
+      "through all of them; with `memory_additive`, each layer adds its own "
+      "cells to it (Figure 2b of the paper, right and left). The paper says, "
+      "without numbers, that both did worse.",
     ),
   )
 
@@ -79,26 +80,27 @@ def sensitivity(study: Study, trials: Sequence[StudyTrial]) -> Section:
   rows, ranges = [], []
   for regime in study.regimes_of("sensitivity"):
     cells = study.task.cells if get_regime(regime).has_memory else 0
-    some = on_first_data(study, trials, (regime, cells))
+    setting = Setting(regime, cells)
+    some = on_first_data(study, trials, setting)
     seed = study.search_seed(regime)
-    if seed is not None:  # further seeds know one rate alone
+    if seed is not None:  # further seeds have one learning rate
       some = [trial for trial in some if trial.seed == seed]
-    line = lines.setdefault(label(regime, cells), [])
+    line = lines.setdefault(setting.label, [])
     mine = []
     for rate in sorted(study.learning_rates):
       seeds = [t for t in some if t.learning_rate == rate]
       tests = [t.test for t in seeds if t.test is not None]
-      mine.append(_rate_row(regime, cells, rate, len(seeds), tests))
+      mine.append(_rate_row(setting, rate, len(seeds), tests))
       if tests:
         line.append((rate, *_mean_and_range(tests)))
     rows += mine
-    ranges.append(_range_row(regime, cells, mine))
+    ranges.append(_range_row(setting, mine))
   return Section(
     title="Sensitivity to the learning rate",
     rows=rows,
     comparisons=ranges,
     notes=(
-      "Means over the seeds that did not diverge, on the test split. Where one "
+      "Means over the seeds that did not diverge, on the test split. If one "
       "seed searches for the learning rate, it is shown alone.",
     ),
     lines=lines,
@@ -108,7 +110,7 @@ def sensitivity(study: Study, trials: Sequence[StudyTrial]) -> Section:
 
 
 def cells(study: Study, trials: Sequence[StudyTrial]) -> Section:
-  """Accuracy over cells, with and without mask and memory."""
+  """Accuracy over the number of cells, with and without mask and memory."""
   kinds = {
     "memory_masked": ("mask", "memory"),
     "cls_masked": ("mask", "no memory"),
@@ -122,22 +124,26 @@ def cells(study: Study, trials: Sequence[StudyTrial]) -> Section:
     attention, kind = kinds[regime]
     line = lines.setdefault(f"{attention}, {kind}", [])
     for count in sorted(_cells_of(study, regime)):
-      row = _row(study, trials, regime, count)
+      setting = Setting(regime, count)
+      row = _row(study, trials, setting)
       rows.append({"attention": attention, **row})
-      if rate := best_rate(study, trials, (regime, count)):
-        # Without memory there is one number, whatever the cells are.
+      if rate := best_rate(study, trials, setting):
+        # Without memory the line is constant.
         for x in (count,) if count else sorted(study.cells):
           line.append((x, *_mean_and_range(rate.tests)))
-  masked = ("memory_masked", study.task.cells)
-  memory = ("memory", study.task.cells)
+  masked = Setting("memory_masked", study.task.cells)
+  memory = Setting("memory", study.task.cells)
   fewest, most = min(study.cells), max(study.cells)
-  pairs: list[tuple[Setting, Setting]] = [
-    (memory, ("head_cls", 0)),
-    (masked, ("cls_masked", 0)),
+  pairs = [
+    (memory, Setting("head_cls")),
+    (masked, Setting("cls_masked")),
     (masked, memory),
   ]
   if most > fewest:
-    pairs += [((r, most), (r, fewest)) for r in ("memory_masked", "memory")]
+    pairs += [
+      (one._replace(cells=most), one._replace(cells=fewest))
+      for one in (masked, memory)
+    ]
   return Section(
     title="Cells, with and without a mask",
     rows=rows,
@@ -154,33 +160,33 @@ def adapters(
   count, r = study.task.cells, study.task.bottleneck
   rows = []
   for regime in study.regimes_of("adapters"):
-    m = 0 if regime == "adapter" else count
-    rate = best_rate(study, trials, (regime, m))
+    setting = Setting(regime, 0 if regime == "adapter" else count)
+    rate = best_rate(study, trials, setting)
     accuracy, parameters = paper_numbers.ADAPTERS[regime]
     rows.append(
       {
-        **_row(study, trials, regime, m),
+        **_row(study, trials, setting),
         "parameters": rate and rate.parameters,
-        "without head": costs.parameters(vit, regime, m, r),
+        "without head": costs.parameters(vit, *setting, r),
         "paper, i-Naturalist": accuracy,
         "paper's parameters, no head": parameters,
       }
     )
   d, l = vit.width, vit.depth
   weights, biases = 4 * d * r * l, 2 * (r + d) * l
-  memory, adapter = ("memory", count), ("adapter", 0)
-  both = ("adapter_memory", count)
+  memory, adapter = Setting("memory", count), Setting("adapter")
+  both = Setting("adapter_memory", count)
   pairs = ((memory, adapter), (both, adapter), (both, memory))
   return Section(
     title=f"Adapters of bottleneck {r}, and memory of {count} cells",
     rows=rows,
     comparisons=compare_settings(study, trials, pairs),
     notes=(
-      "`parameters` are all that are trained, the head among them.",
+      "`parameters` counts all trained parameters, including the head.",
       "The paper counts 3072 * 5 * 4 * 12 = 737 K parameters of adapters: four "
-      "matrices of 3072 x 5 in each of 12 blocks, 3072 being the hidden width "
-      "of the MLP of a B/32. Ours are those of Houlsby et al., after attention "
-      "and after the MLP, where tokens are as wide as the model: four matrices "
+      "matrices of 3072 x 5 in each of 12 blocks; 3072 is the hidden width of "
+      "the MLP of a B/32. Ours are those of Houlsby et al., after attention "
+      "and after the MLP, on tokens of the model's width: four matrices "
       f"of {d} x {r} in each of {l} blocks, {weights:,}, and {biases:,} biases "
       "(184,320 and 18,552 on a B/32 with bottleneck 5).",
     ),
@@ -188,7 +194,7 @@ def adapters(
 
 
 def extension(study: Study, trials: Sequence[StudyTrial]) -> Section:
-  """A task alone, as in a concatenation, and one that attends to the first."""
+  """A task alone, as in a concatenation, and attending to the first."""
   regime, m = "memory_masked", study.task.cells
   first, other, *_ = study.data_sets
   some = {"regime": regime, "data": other, "cells": m}
@@ -206,33 +212,25 @@ def extension(study: Study, trials: Sequence[StudyTrial]) -> Section:
     rows=rows,
     comparisons=[compare("extension", reading, "concatenation", alone)],
     notes=(
-      f"Both of {m} cells. What is attended to is the memory_masked task of "
-      "the same seed that is best on validation. Beside others in a "
-      "concatenation a task is what it is alone.",
+      f"Both have {m} cells. The extension attends to the memory_masked task "
+      "of the same seed that is best on validation. In a concatenation, the "
+      "outputs of a task are those of the task alone.",
     ),
   )
 
 
-def _row(
-  study: Study, trials: Sequence[StudyTrial], regime: str, cells: int
-) -> Row:
-  """A regime at its best learning rate."""
-  rate = best_rate(study, trials, (regime, cells))
-  return {
-    "regime": regime,
-    "cells": cells or None,
-    **rate_columns(study, regime, rate),
-  }
+def _row(study: Study, trials: Sequence[StudyTrial], setting: Setting) -> Row:
+  rate = best_rate(study, trials, setting)
+  return {**setting.columns, **rate_columns(study, setting.regime, rate)}
 
 
 def _rate_row(
-  regime: str, cells: int, rate: float, seeds: int, tests: Sequence[float]
+  setting: Setting, rate: float, seeds: int, tests: Sequence[float]
 ) -> Row:
   """A regime at one learning rate."""
   lost = seeds - len(tests)
   return {
-    "regime": regime,
-    "cells": cells or None,
+    **setting.columns,
     "learning rate": rate,
     "test": float(np.mean(tests)) if tests else None,
     "spread": max(tests) - min(tests) if len(tests) > 1 else None,
@@ -241,12 +239,11 @@ def _rate_row(
   }
 
 
-def _range_row(regime: str, cells: int, rows: Sequence[Row]) -> Row:
+def _range_row(setting: Setting, rows: Sequence[Row]) -> Row:
   """Range of a regime over learning rates."""
   means = [row["test"] for row in rows if row["test"] is not None]
   return {
-    "regime": regime,
-    "cells": cells or None,
+    **setting.columns,
     "lowest test": min(means, default=None),
     "highest test": max(means, default=None),
     "difference": max(means) - min(means) if means else None,
@@ -256,7 +253,7 @@ def _range_row(regime: str, cells: int, rows: Sequence[Row]) -> Row:
 
 
 def _cells_of(study: Study, regime: str) -> tuple[int, ...]:
-  """Numbers of cells of a regime that is learned with all; 0 without memory."""
+  """The numbers of cells that a regime is trained with."""
   return study.cells if get_regime(regime).has_memory else (0,)
 
 

@@ -1,10 +1,9 @@
-"""Parameters and FLOPs of the regimes: by formula, and as compiled by XLA.
+"""Count parameters and FLOPs of the regimes, by formula and as compiled by XLA.
 
-Heads are not counted, as in the paper. A multiplication with its addition is 2
-operations, as XLA counts; the formulas count products of matrices alone, XLA
-also LayerNorm, softmax and the like, after its backend has fused what it could.
-Letters as in `vit_config`, m cells, r the bottleneck, or the width of a side
-stream.
+Without heads, as in the paper. A multiplication and an addition are 2
+operations, as XLA counts. The formulas count matrix products only; XLA also
+counts LayerNorm, softmax and the like, after fusion by its backend. Letters as
+in `vit_config`; r is the bottleneck, or the width of a side stream.
 """
 
 import dataclasses
@@ -23,16 +22,15 @@ class Cost:
 
   regime: str
   parameters: int  # by formula
-  parameters_counted: int  # in the arrays themselves
+  parameters_counted: int  # in the arrays
   flops: int  # by formula
-  # Of these, those that a batch of any size takes once: keys and values of
-  # memory depend on no image.
+  # The part that is computed once per batch: the keys and values of memory.
   flops_once: int
-  flops_xla: float | None  # as compiled; None where the backend does not say
+  flops_xla: float | None  # None if the backend does not report it
 
 
 def key(study: Study, vit: mv.ViTConfig, hardware: str) -> dict[str, Any]:
-  """Everything that the measured costs of a study depend on."""
+  """Everything that the measured costs depend on."""
   return {
     "regimes": study.regimes_of("costs"),
     "backbone": dataclasses.asdict(vit),
@@ -49,22 +47,22 @@ def parameters(
   bottleneck: int,
   side: SideKind = NO_SIDE,
 ) -> int:
-  """Number of parameters that a regime trains, by formula."""
+  """The number of trained parameters, by formula."""
   kind = get_regime(regime)
   d, l, n = config.width, config.depth, config.summary_tokens
   r = side.width
-  # Of two LayerNorms, of 3 x 3 pixels, and of two layers with biases.
+  # Two LayerNorms, a 3 x 3 convolution, and two layers with biases.
   mixing = 4 * r + 9 * r + (2 * r * 2 * r + 3 * r)
   each = {
     "head": 0,
     "cls": d,
     "memory": kind.memory_layers(l) * cells * d,
-    # Scale and bias of two LayerNorms in each block, and of the last one.
+    # Scale and bias of two LayerNorms in each block, and of the final one.
     "norms": 2 * (2 * l + 1) * d,
     "layers": l * d,
     # Down from keys and values, up to each of them.
     "side": l * (2 * d * r + r + 2 * r * d + mixing * (side.mixing == "conv")),
-    # Queries with a bias for each token; scale, down and up of each token.
+    # Queries with a bias per token; scale, down and up of each token.
     "probe": PROBE_QUERIES * (d + n) + n * d * (1 + 2 * bottleneck),
     # After attention and after the MLP: down and up, each with a bias.
     "adapters": l * 2 * (2 * d * bottleneck + bottleneck + d),
@@ -74,7 +72,7 @@ def parameters(
 
 
 def backbone_parameters(config: mv.ViTConfig) -> int:
-  """Number of parameters of a ViT below its head, by formula."""
+  """The number of parameters of a ViT below its head, by formula."""
   d, mlp = config.width, config.mlp_dim
   attention = 4 * (d * d + d)
   block = attention + (d * mlp + mlp) + (mlp * d + d) + 2 * 2 * d
@@ -90,7 +88,7 @@ def flops(
   bottleneck: int,
   side: SideKind = NO_SIDE,
 ) -> tuple[int, int]:
-  """FLOPs of a forward pass by formula: for every image, and once a batch."""
+  """FLOPs of a forward pass by formula: per image, and once per batch."""
   kind = get_regime(regime)
   attention = kind.attention
   d, l, tokens = config.width, config.depth, config.num_patches + 1
@@ -116,7 +114,7 @@ def flops(
 
 
 def _block(config: mv.ViTConfig, queries: int, keys: int) -> int:
-  """FLOPs of a block of `queries` query tokens over `keys` key tokens."""
+  """FLOPs of a block in which `queries` tokens attend to `keys` tokens."""
   d = config.width
   projections = 4 * (2 * queries * d * d)
   attention = 2 * (2 * queries * keys * d)
@@ -124,7 +122,7 @@ def _block(config: mv.ViTConfig, queries: int, keys: int) -> int:
 
 
 def _side(config: mv.ViTConfig, side: SideKind) -> int:
-  """FLOPs of a side stream in a layer, and of its reading by one token."""
+  """FLOPs of a layer of a side stream, to which one token attends."""
   tokens, d, r = config.num_patches + 1, config.width, side.width
   down, up = 2 * tokens * 2 * d * r, 2 * 2 * d * r
   scores_values = 2 * (2 * config.num_heads * tokens * r)
@@ -135,7 +133,7 @@ def _side(config: mv.ViTConfig, side: SideKind) -> int:
 def section(
   config: mv.ViTConfig, found: Sequence[Mapping[str, Any]]
 ) -> Section:
-  """Parameters and operations by formula, and those that `measure` found."""
+  """The section of the report, from formulas and from `measure`."""
   plain, _ = flops(config, "head", 0, 0)
   rows = [
     {

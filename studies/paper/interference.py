@@ -1,7 +1,7 @@
-"""Interference of other tasks' memories, without a mask and with one.
+"""Interference of the memories of other tasks, without a mask and with one.
 
-The paper's study of section 4.4 (`memory_naive` in its terms): memories that
-were trained apart are put side by side, and every token attends to all.
+Section 4.4 of the paper (`memory_naive` there): memories that were trained
+apart are concatenated, and every token attends to all of them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,11 +19,7 @@ from studies.record import read_json
 def best_tasks(
   study: Study, trials: Sequence[StudyTrial]
 ) -> dict[str, list[Path]]:
-  """Find the tasks to put side by side: the first one, then the others.
-
-  Returns:
-    {regime: directories of tasks}; empty where one of them diverged.
-  """
+  """{regime: tasks}, the first data set first; {} if one diverged."""
   found = {}
   shared = {"cells": study.task.cells, "seed": study.seeds[0]}
   for regime in ("memory", "memory_masked"):
@@ -53,10 +49,7 @@ def key(study: Study, tasks: Mapping[str, Sequence[Path]]) -> dict[str, Any]:
 def section(
   study: Study, naive: Sequence[float], masked: Sequence[tuple[float, float]]
 ) -> Section:
-  """Accuracy of the first task as memories of others are added.
-
-  `naive` and `masked` are empty where a task diverged.
-  """
+  """Accuracy of the first task among others; [] if a task diverged."""
   first, *others = study.data_sets
   names = [f"own ({first})", *(f"+ {other}" for other in others)]
   paper = [*paper_numbers.INTERFERENCE, *[None] * len(names)]
@@ -81,8 +74,8 @@ def section(
       *(() if rows else (missing,)),
       f"Tasks of {study.task.cells} cells with the first of the seeds, each "
       "at the learning rate that is best on validation; test split of "
-      f"{study.data.name}. A row has the memories of those above it, too, and "
-      "its differences are to the first. The paper's numbers are of "
+      f"{study.data.name}. Each row adds a memory to those of the rows above; "
+      "differences are from the first row. The paper's numbers are of "
       "i-Naturalist, then + Places, + CIFAR, + SUN.",
     ),
   )

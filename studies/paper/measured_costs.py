@@ -1,4 +1,4 @@
-"""Costs of the regimes as they are counted in arrays and compiled by XLA."""
+"""Count parameters of the regimes in arrays, and FLOPs in compiled programs."""
 
 import dataclasses
 import functools
@@ -14,7 +14,7 @@ from studies.paper.study import Study
 
 
 def measure(study: Study, vit: mv.ViTConfig) -> list[dict[str, Any]]:
-  """Costs of all regimes of a study, as `costs.json` keeps them."""
+  """Costs of all regimes of a study, for `costs.json`."""
   task = study.task
   return [
     dataclasses.asdict(
@@ -31,11 +31,7 @@ def cost_of(
   bottleneck: int,
   side: SideKind = NO_SIDE,
 ) -> Cost:
-  """Compute the cost of a regime; compile its forward pass.
-
-  `cells`, `bottleneck` and `side` count where the regime has memory, adapters,
-  or a side stream.
-  """
+  """Compute the cost of a regime; options that it lacks are ignored."""
   vit = dataclasses.replace(vit, num_classes=0)
   kind = get_regime(regime)
   cells = cells if kind.has_memory else 0
@@ -72,7 +68,6 @@ def _count(tree: Any) -> int:
 
 
 def _backbone_shapes(vit: mv.ViTConfig) -> Any:
-  """The arrays of a backbone, as shapes."""
   image = jax.ShapeDtypeStruct(
     (1, vit.image_size, vit.image_size, 3), jnp.float32
   )
@@ -83,7 +78,7 @@ def _backbone_shapes(vit: mv.ViTConfig) -> Any:
 def _compiled_flops(
   vit: mv.ViTConfig, spec: mv.TaskSpec, params: dict[str, Any]
 ) -> float | None:
-  """FLOPs of the compiled forward pass of one image, up to the class token."""
+  """FLOPs of the compiled forward pass of one image, without a head."""
   image = jax.ShapeDtypeStruct(
     (1, vit.image_size, vit.image_size, 3), jnp.float32
   )

@@ -1,4 +1,4 @@
-"""Accuracies of a task with the memories of others put beside its own."""
+"""Measure the accuracy of a task with the memories of others beside its own."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ def measure(
   tasks: Mapping[str, Sequence[Path]],
   backbone: mv.Backbone,
 ) -> dict[str, Any]:
-  """Evaluate the first of `best_tasks`, as `interference.json` keeps it."""
+  """Evaluate the first of `best_tasks`, for `interference.json`."""
   config = study.config
   mesh, source = (
     make_mesh(fsdp=config.mesh.fsdp),
@@ -42,13 +42,7 @@ def measure(
 
 
 def naive(first: mv.Task, others: Sequence[mv.Task]) -> mv.Task:
-  """Put the memories of other tasks beside a task's own, in every layer.
-
-  All are of the regime "memory"; class token and head stay the first one's.
-
-  Raises:
-    MemoryVitError: for tasks of another regime.
-  """
+  """Concatenate the memories of `memory` tasks; the rest is the first's."""
   for task in (first, *others):
     if (task.spec.regime, task.spec.memory_norm) != (
       "memory",
@@ -74,18 +68,7 @@ def naive_accuracies(
   batch_size: int,
   mesh: jax.sharding.Mesh,
 ) -> list[float]:
-  """Accuracy of the first task as memories of the others are added, unmasked.
-
-  Args:
-    backbone: of the tasks.
-    tasks: of the regime "memory"; the first is evaluated.
-    source: split of its data set.
-    batch_size: of all processes together.
-    mesh: over which batches are split.
-
-  Returns:
-    Of the first task alone, then with one other, with two, ...
-  """
+  """Accuracy of the first task with 0, 1, 2, ... others, unmasked."""
   first, *others = tasks
   outputs = [
     predict_fn(backbone, [naive(first, others[:n])], mesh)
@@ -109,16 +92,12 @@ def masked_accuracies(
   batch_size: int,
   mesh: jax.sharding.Mesh,
 ) -> list[tuple[float, float]]:
-  """Accuracy of the first of masked tasks as others join its pass.
+  """Accuracy of the first masked task with 0, 1, 2, ... others in its pass.
 
-  The arguments are those of `naive_accuracies`, the tasks of masked regimes.
-
-  Returns:
-    Accuracy, and the largest difference of a logit from those of the first task
-    alone; alone, then with one other, with two, ...
+  Beside it the largest difference of a logit from those of the task alone.
   """
   first = tasks[0]
-  # Slots of one size, so that nothing but the neighbours differs.
+  # Slots of one size, so that only the other tasks differ.
   size = {"slots": len(tasks), "cells": max(task.spec.cells for task in tasks)}
   slots = [
     mv.fill_slots(backbone, tasks[:n], **size) for n in range(1, len(tasks) + 1)

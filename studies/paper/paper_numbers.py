@@ -1,10 +1,10 @@
-"""The paper's own numbers, top-1, to stand beside those of a study."""
+"""The paper's own top-1 accuracies, beside which a study is reported."""
 
 from collections.abc import Mapping
 
 from studies.paper.study import Study, slug
 
-# Table 2, ViT-B/32; of memory by cells.
+# Table 2, ViT-B/32; numbers are cells of the regime `memory`.
 _TABLE2: Mapping[str, Mapping[str | int, float]] = {
   "sun397": {
     "full": 0.769, "head": 0.759, "head_cls": 0.764,
@@ -31,7 +31,7 @@ _NAMES = {
 }  # fmt: skip
 # Section 4.4: i-Naturalist alone, then + Places, + CIFAR, + SUN.
 INTERFERENCE = (0.500, 0.281, 0.278, 0.173)
-# Table 4, i-Naturalist: accuracy and the parameters that it gives.
+# Table 4, i-Naturalist: accuracy and number of parameters.
 ADAPTERS = {
   "memory": (0.501, "46 K"),
   "adapter": (0.499, "737 K"),
@@ -40,11 +40,7 @@ ADAPTERS = {
 
 
 def table2(study: Study) -> Mapping[str | int, float]:
-  """Row of the paper's Table 2; empty for data that is not in it.
-
-  Returns:
-    {regime without memory, or cells of the regime `memory`: accuracy}.
-  """
+  """Row of the paper's Table 2; keys are regimes, or cells of `memory`."""
   for name in (study.task.name, study.data.name):
     found = _NAMES.get(slug(name.split(":")[0]))
     if found:

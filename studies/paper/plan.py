@@ -1,8 +1,7 @@
-"""Plans the runs of a study, as far as the finished ones allow.
+"""Plan the runs of a study, given the trials of the finished ones.
 
-At which rate further seeds are run is known once the first seed has tried them
-all (`Study.search`): what is finished goes in, and what is to be done
-comes out, until there is nothing new.
+Which learning rate further seeds use is known once the first seed has tried all
+of them (see `Study.search`).
 """
 
 import dataclasses
@@ -25,7 +24,7 @@ from studies.record import directory_of
 
 
 def plan(study: Study, parts: Sequence[str], trials: Trials) -> list[PaperRun]:
-  """All runs of some parts, each once; see `runs_of`."""
+  """All runs of some parts, each once."""
   runs = [run for part in parts for run in runs_of(study, part, trials)]
   return list(dict.fromkeys(runs))
 
@@ -36,11 +35,7 @@ def known_trials(
   results: Mapping[str, mv.RunResult],
   workdir: Path,
 ) -> dict[str, list[StudyTrial]]:
-  """The trials of finished runs, {run: trials}.
-
-  A run that would attend to a task that diverged cannot be trained: its trials
-  have diverged as well.
-  """
+  """The trials of finished runs; a run without a parent has diverged."""
   trials: dict[str, list[StudyTrial]] = {}
   seen: set[PaperRun] = set()
   while new := [
@@ -67,10 +62,10 @@ def lacks_parent(study: Study, run: PaperRun, trials: Trials) -> bool:
 
 
 def runs_of(study: Study, part: str, trials: Trials) -> list[PaperRun]:
-  """The runs that a part needs; one that is read comes before its reader.
+  """The runs of a part; a run comes after the one that it attends to.
 
-  Those of further seeds have no learning rate as long as the runs that choose
-  it are not finished. Where all of these diverged there are no further seeds.
+  Runs of further seeds have no learning rate until it is chosen, and do not
+  exist if the first seed diverged at all of them.
   """
   first = study.data.name
   if part == "costs":
@@ -79,15 +74,15 @@ def runs_of(study: Study, part: str, trials: Trials) -> list[PaperRun]:
     return _interference(study, trials)
   if part == "extension":
     return _extension(study, trials)
-  # On the first data set memory is learned with all cells where one run serves
-  # them all, for little more than the price of one task.
+  # If one run trains all numbers of cells, it always does: it costs little more
+  # than one task.
   varies = part in ("table2", "cells")
   runs = []
   for regime in study.regimes_of(part):
     everything = varies or get_regime(regime).shares_pass
     cells = study.cells if everything else (study.task.cells,)
     seeds = study.seeds
-    # A sensitivity of one seed is shown where that seed searches alone.
+    # If one seed searches alone, its sensitivity is shown.
     if part == "sensitivity" and study.search_seed(regime) is not None:
       seeds = seeds[:1]
     runs += _runs(study, regime, first, trials, cells=cells, seeds=seeds)
@@ -99,8 +94,7 @@ def _interference(study: Study, trials: Trials) -> list[PaperRun]:
   cells, seeds = (study.task.cells,), study.seeds[:1]
   runs = []
   for i, data in enumerate(study.data_sets):
-    # Of the others only what the part on extension shares is tested: they may
-    # have no split of that name.
+    # Others may have no test split, except the one of extension.
     runs += _runs(
       study, "memory", data, trials, cells=cells, seeds=seeds, tested=i == 0
     )
@@ -113,7 +107,7 @@ def _interference(study: Study, trials: Trials) -> list[PaperRun]:
 
 
 def _extension(study: Study, trials: Trials) -> list[PaperRun]:
-  """A task on the first of the other data sets, alone and reading."""
+  """A task on the second data set, alone and attending to the first."""
   cells = (study.task.cells,)
   regime, first, other = "memory_masked", *list(study.data_sets)[:2]
   seeds = study.seeds
@@ -136,7 +130,7 @@ def _runs(
   seeds: tuple[int, ...],
   tested: bool = True,
 ) -> list[PaperRun]:
-  """The runs of a regime on a data set, the first of the seeds coming first."""
+  """The runs of a regime on a data set, the first seed first."""
   rates = study.learning_rates
   cells = cells if get_regime(regime).has_memory else ()
 
@@ -153,7 +147,7 @@ def _runs(
     if study.search_seed(regime) is None:
       tried = [(rate,) for rate in rates]
     elif any(one.name not in trials for one in search):
-      tried = [()]  # it is not known yet which
+      tried = [()]  # not known yet
     else:
       found = best([t for one in search for t in trials[one.name]])
       tried = [(found.learning_rate,)] if found else []

@@ -1,4 +1,4 @@
-"""Report of a study: a pure function of its directory, made without jax."""
+"""Make the report of a study from its directory alone, without jax."""
 
 import dataclasses
 import operator
@@ -8,27 +8,19 @@ from typing import Any
 
 from memory_vit import plots
 from memory_vit.config import OPTIONS, to_dict
-from studies.paper import (
-  analysis,
-  costs,
-  interference,
-  plan,
-  regime_table,
-)
+from studies import record as files
+from studies.paper import analysis, costs, interference, plan, regime_table
 from studies.paper.section import Row, Section
 from studies.paper.study import Study
 from studies.paper.trials import StudyTrial, Trials
 from studies.record import (
   Record,
-  markdown_table,
   read_measured,
   read_record,
   read_results,
-  write_json,
-  write_text,
 )
 
-# Columns that hold a share, shown in per cent; and in points, with a sign.
+# Columns of shares, in per cent; of differences and errors, in points.
 _SHARES = ("validation", "test", "lowest test", "highest test", "paper",
            "no mask", "masked", "paper, no mask",
            "paper, i-Naturalist")  # fmt: skip
@@ -44,28 +36,22 @@ _SECTIONS = {
 }
 _COLUMNS = (
   "`test` is the mean over seeds on the test split, at the learning rate that "
-  "is best on the validation split; `validation` is what it was `chosen by`: "
-  "one seed alone, at whose best rate further seeds are run, or the mean over "
-  "seeds, none of which may diverge. `end of range`: the chosen rate is the "
-  "lowest or the highest that was tried, and a better one may lie beyond. "
-  "`spread` is the greatest less the least of the seeds (none for one), and of "
-  "a comparison the larger of both. `standard error`: of a test split of so "
-  "many images as a sample of all, which further seeds do not lessen. These "
-  "and differences are in points; a difference is `beyond spread` where it "
-  "exceeds both spreads."
+  "is best on the validation split. `validation` is the accuracy by which it "
+  "was chosen; `chosen by` says whether one seed chose it, and further seeds "
+  "used its choice, or the mean over seeds, none of which may diverge. `end of "
+  "range`: the chosen learning rate is the lowest or the highest that was "
+  "tried, and a better one may lie beyond. `spread` is the difference between "
+  "the highest and the lowest accuracy of the seeds (none for one seed); in a "
+  "comparison, the larger of both spreads. `standard error` is that of the "
+  "finite test split, which further seeds do not reduce. Spreads, errors and "
+  "differences are in points; a difference is `beyond spread` if it exceeds "
+  "both spreads."
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Content:
-  """What a report is made of.
-
-  Attributes:
-    record: see `Record`.
-    study: that was run.
-    trials: of its finished runs.
-    workdir: in which everything lies.
-  """
+  """The input of a report, read from its directory."""
 
   record: Record
   study: Study
@@ -74,11 +60,7 @@ class Content:
 
 
 def read_content(workdir: Path) -> Content:
-  """Read what a study has left.
-
-  Raises:
-    MemoryVitError: for files that are missing or damaged.
-  """
+  """Read the files of a study."""
   record = read_record(workdir)
   study = Study.of(record.config, record.options)
   results = read_results(record, workdir)
@@ -87,12 +69,7 @@ def read_content(workdir: Path) -> Content:
 
 
 def write_report(workdir: Path) -> None:
-  """Write report.md, report.json and plots, from the files of a study.
-
-  Raises:
-    MemoryVitError: for files that are missing or damaged, and where the report
-      cannot be written.
-  """
+  """Write report.md, report.json and plots."""
   content = read_content(workdir)
   study, trials, found = content.study, content.trials, sections(content)
   planned = plan.plan(study, list(found), trials)
@@ -108,12 +85,11 @@ def write_report(workdir: Path) -> None:
   for part, section in found.items():
     if section.lines:
       _plot(workdir / f"{part}.png", section)
-  write_json(workdir / "report.json", numbers)
-  write_text(workdir / "report.md", markdown(content, found))
+  files.write_report(workdir, numbers, markdown(content, found))
 
 
 def sections(content: Content) -> dict[str, Section]:
-  """Sections of all parts for which everything has been measured."""
+  """Sections of all parts that are completely measured."""
   study, trials, found = content.study, content.trials, {}
   for part in study.parts():
     runs = plan.runs_of(study, part, trials)
@@ -124,17 +100,11 @@ def sections(content: Content) -> dict[str, Section]:
   return found
 
 
-def markdown(content: Content, found: Mapping[str, Section]) -> str:
-  """The report for people."""
+def markdown(content: Content, found: Mapping[str, Section]) -> list[str]:
+  """The lines of report.md."""
+  title = f"The paper's study on {content.study.data.name}"
   lines = [
-    f"# The paper's study on {content.study.data.name}",
-    "",
-    "```",
-    content.record.command,
-    "```",
-    "",
-    content.record.hardware,
-    "",
+    *files.title_of(content.record, title),
     "What differs from the defaults of `memory_vit/config.py`:",
     "",
     *(f"- `{key} = {value!r}`" for key, value in _changed(content.study)),
@@ -142,20 +112,16 @@ def markdown(content: Content, found: Mapping[str, Section]) -> str:
     _COLUMNS,
   ]
   for part, section in found.items():
-    lines += ["", f"## {section.title}"]
-    for rows in (section.rows, section.comparisons):
-      lines += ["", table(rows)] if rows else []
-    lines += [text for note in section.notes for text in ("", note)]
+    tables = [formatted(section.rows), formatted(section.comparisons)]
+    lines += files.section_of(section.title, tables, section.notes)
     if section.lines:
       lines += ["", f"![{section.title}]({part}.png)"]
-  return "\n".join(lines) + "\n"
+  return lines
 
 
-def table(rows: Sequence[Row]) -> str:
-  """Rows with the same keys as a table, each value as its column shows it."""
-  return markdown_table(
-    [{key: shown(key, value) for key, value in row.items()} for row in rows]
-  )
+def formatted(rows: Sequence[Row]) -> list[dict[str, str]]:
+  """Rows of text, each value in the format of its column."""
+  return [{key: shown(key, value) for key, value in r.items()} for r in rows]
 
 
 def shown(key: str, value: Any) -> str:
@@ -166,7 +132,7 @@ def shown(key: str, value: Any) -> str:
     return "yes" if value else "no"
   if key in _SHARES:
     return f"{100 * value:.1f} %"
-  if key in _DIFFERENCES:  # in points; -0.0 is shown as 0.0
+  if key in _DIFFERENCES:  # -0.0 is shown as 0.0
     return f"{100 * value:+.1f}" if abs(value) >= 0.0005 else "0.0"
   if key in _ERRORS:
     return f"{100 * value:.1f}"
@@ -182,7 +148,7 @@ def shown(key: str, value: Any) -> str:
 def _section(
   content: Content, part: str, trials: Sequence[StudyTrial]
 ) -> Section | None:
-  """Section of a part whose runs are finished; None if it lacks more."""
+  """The section of a part; None if a measurement is missing."""
   study, workdir = content.study, content.workdir
   vit = content.record.backbone
   if part == "costs":
@@ -204,7 +170,6 @@ def _section(
 
 
 def _plot(file: Path, section: Section) -> None:
-  """Write the plot of a section."""
   figure = plots.lines_figure(
     section.lines,
     title=section.title,

@@ -1,4 +1,4 @@
-"""Runs a study: trains and measures into files, and has the report made."""
+"""Run a study: train, measure, and make the report."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -30,21 +30,7 @@ def run_study(
   command: str,
   stop: StopSignal | None = None,
 ) -> None:
-  """Measure what parts need, and write the report after each of them.
-
-  The report has all parts for which everything was measured, now or before.
-
-  Args:
-    study: to be run.
-    workdir: where its runs, what it measured and its report are kept.
-    parts: from `Study.parts`.
-    command: for the report.
-    stop: see `mv.train_and_evaluate`.
-
-  Raises:
-    MemoryVitError: as `mv.train_and_evaluate`.
-    Interrupted: where `stop` says so; what ran so far is not run again.
-  """
+  """Train and measure parts, and write the report after each of them."""
   given = study.config
   options = {**study.options, "only": [*parts]}
   with grid.opened(given, workdir, options, stop) as engine:
@@ -72,7 +58,7 @@ def run_study(
 
 
 def forecast(study: Study, workdir: Path, parts: Sequence[str]) -> str:
-  """List the runs of a study and estimate their time; write nothing."""
+  """List the runs and estimate their time; creates no file."""
 
   def plan_of(config: mv.Config) -> grid.Plan:
     settled = dataclasses.replace(study, config=config)
@@ -86,7 +72,7 @@ def forecast(study: Study, workdir: Path, parts: Sequence[str]) -> str:
 def _measure_interference(
   engine: Grid, study: Study, results: grid.Results
 ) -> None:
-  """Evaluate the best tasks side by side, unless one of them diverged."""
+  """Evaluate the best tasks side by side, unless one diverged."""
   trials = plan.known_trials(study, ["interference"], results, engine.workdir)
   every = [trial for found in trials.values() for trial in found]
   if tasks := interference.best_tasks(study, every):
@@ -118,7 +104,7 @@ def grid_plan(study: Study, parts: Sequence[str], workdir: Path) -> grid.Plan:
 def _configure(
   study: Study, run: PaperRun, trials: Trials
 ) -> Callable[[], mv.Config] | None:
-  """What configures a run; None before what it depends on has finished."""
+  """The configuration of a run; None until its dependencies finish."""
   if not run.learning_rates or run.reads and run.reads.name not in trials:
     return None
   parent = run.reads and best_parent(run.reads, trials, study.task.cells)

@@ -1,4 +1,4 @@
-"""The runs of a study, each named by what it is; parts share runs."""
+"""The runs of a study, each with a name that describes it; parts share runs."""
 
 import dataclasses
 import itertools
@@ -12,23 +12,19 @@ from studies.paper.study import Study, slug
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PaperRun:
-  """A run of a study, in a directory of its own.
-
-  A regime whose trials share a pass learns all its rates and cells in one
-  sweep; a run of the others is one trial.
-  """
+  """A run: a sweep if the trials of its regime share a pass, else a trial."""
 
   regime: str
   data: str  # a name in `Study.data_sets`
-  seed: int  # of initial values and batches
+  seed: int  # of initialization and order of images
   learning_rates: tuple[float, ...]  # empty until the best one is known
   cells: tuple[int, ...] = ()  # empty in a regime without memory
-  tested: bool = True  # whether it is evaluated on the test split
-  reads: "PaperRun | None" = None  # whose best task it attends to (extension)
+  tested: bool = True  # on the test split
+  reads: "PaperRun | None" = None  # the run whose best task it attends to
 
   @property
   def name(self) -> str:
-    """Regime, data, seed and what else varies; good as a directory."""
+    """Regime, data, seed and what else varies; used as a directory."""
     parts = [self.regime, slug(self.data)]
     if self.reads:
       parts.append(f"reading-{slug(self.reads.data)}")
@@ -47,10 +43,7 @@ class PaperRun:
 def config_of(
   study: Study, run: PaperRun, attends_to: Sequence[str] = ()
 ) -> mv.Config:
-  """Configure a run whose learning rate is known.
-
-  `attends_to` is the directory of the task that it reads.
-  """
+  """Configure a run whose learning rate is known."""
   config = study.config
   first = run.data == study.data.name
   data = study.data_sets[run.data]
@@ -70,7 +63,7 @@ def config_of(
     sweep = SweepConfig(
       learning_rate=run.learning_rates,
       cells=run.cells,
-      # All of them: which one another part needs is known afterwards.
+      # Which task another part needs is known only afterwards.
       export="all" if is_read(run) else "best",
       memory_gib=config.sweep.memory_gib,
     )
@@ -83,7 +76,7 @@ def config_of(
     task=task,
     sweep=sweep,
     keep=keep,
-    # The backbone's own task is not what is studied.
+    # The backbone's own task is not studied.
     upstream=UpstreamConfig(),
     wandb=config.wandb.of_many(),
     log_images=0,
@@ -92,5 +85,5 @@ def config_of(
 
 
 def is_read(run: PaperRun) -> bool:
-  """Whether the parts on interference and extension read tasks of a run."""
+  """Whether interference and extension need tasks of this run."""
   return run.regime == "memory_masked"

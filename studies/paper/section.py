@@ -1,53 +1,68 @@
-"""Sections of the report: tables of the best rates, and their comparisons."""
+"""Sections of the report: tables of the best learning rates, comparisons."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from studies.paper.selection import BestRate, choose, select
 from studies.paper.study import Study
 from studies.paper.trials import StudyTrial
 
 Row = dict[str, Any]
-# Of every point of a line x, mean, least, greatest.
+# Points of a line: x, mean, lowest, highest.
 Line = list[tuple[float, float, float, float]]
-# A regime and its number of cells.
-Setting = tuple[str, int]
+
+
+class Setting(NamedTuple):
+  """A regime with a number of cells, 0 without memory."""
+
+  regime: str
+  cells: int = 0
+
+  @property
+  def label(self) -> str:
+    if not self.cells:
+      return self.regime
+    plural = "" if self.cells == 1 else "s"
+    return f"{self.regime} ({self.cells} cell{plural})"
+
+  @property
+  def columns(self) -> Row:
+    return {"regime": self.regime, "cells": self.cells or None}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Section:
-  """A part of the report; the keys of its rows are the header of a table."""
+  """A part of the report; the keys of its rows become the header."""
 
   title: str
   rows: list[Row]
   # Rows of a second table, of differences.
   comparisons: list[Row] = dataclasses.field(default_factory=list)
-  notes: tuple[str, ...] = ()  # how the numbers came about
-  # {label: points} of the plot; empty where there is nothing to plot.
+  notes: tuple[str, ...] = ()
+  # {label: points} of the plot; empty for no plot.
   lines: Mapping[str, Line] = dataclasses.field(default_factory=dict)
   xlabel: str = ""
-  log: bool = False  # whether the x axis is logarithmic
+  log: bool = False  # of the x axis
 
 
 def on_first_data(
   study: Study, trials: Sequence[StudyTrial], setting: Setting
 ) -> list[StudyTrial]:
-  """Trials of a regime on the first data set."""
-  regime, cells = setting
-  return select(trials, regime=regime, data=study.data.name, cells=cells)
+  values = setting._asdict()
+  return select(trials, data=study.data.name, **values)
 
 
 def best_rate(
   study: Study, trials: Sequence[StudyTrial], setting: Setting
 ) -> BestRate | None:
   """Choose the learning rate of a regime on the first data set."""
-  seed = study.search_seed(setting[0])
+  seed = study.search_seed(setting.regime)
   return choose(on_first_data(study, trials, setting), seed)
 
 
 def rate_columns(study: Study, regime: str, rate: BestRate | None) -> Row:
-  """Columns of a table; without accuracies where nothing could be chosen."""
+  """Columns of a table; accuracies are None if all rates diverged."""
   seed, rates = study.search_seed(regime), study.learning_rates
   chosen = "mean of the seeds" if seed is None else f"seed {seed}"
   ends = {max(rates): "highest", min(rates): "lowest"}
@@ -69,30 +84,30 @@ def compare_settings(
   trials: Sequence[StudyTrial],
   pairs: Sequence[tuple[Setting, Setting]],
 ) -> list[Row]:
-  """Rows of comparisons, of the pairs whose regimes are both to be run."""
+  """Rows of the pairs whose regimes both run."""
   wanted = study.regimes
   return [
     compare(
-      label(*one),
+      one.label,
       best_rate(study, trials, one),
-      label(*other),
+      other.label,
       best_rate(study, trials, other),
     )
     for one, other in pairs
-    if not wanted or {one[0], other[0]} <= {*wanted}
+    if not wanted or {one.regime, other.regime} <= {*wanted}
   ]
 
 
 def compare(
   one: str, first: BestRate | None, other: str, second: BestRate | None
 ) -> Row:
-  """Row of the difference of two test accuracies, against their spreads."""
+  """A row: the difference of two test accuracies, and the larger spread."""
   difference = spread = beyond = None
   if first and second:
     difference = first.test - second.test
     if first.spread is not None and second.spread is not None:
       spread = max(first.spread, second.spread)
-      # As it is shown: what is 0.0 points lies on no side.
+      # A difference that is shown as 0.0 points is not beyond the spread.
       beyond = abs(difference) > max(spread, 0.0005)
   diverged = [
     f"{name}: {_diverged(rate)}"
@@ -109,15 +124,8 @@ def compare(
   }
 
 
-def label(regime: str, cells: int) -> str:
-  """A regime, with its cells where it has some."""
-  if not cells:
-    return regime
-  return f"{regime} ({cells} {'cell' if cells == 1 else 'cells'})"
-
-
 def _diverged(rate: BestRate | None) -> str | None:
-  """Count of seeds that diverged, "1 of 3"; None where none did."""
+  """The number of seeds that diverged, "1 of 3"; None for none."""
   if rate is None:
     return "at every rate"
   if not rate.diverged:

@@ -1,4 +1,4 @@
-"""Selection of learning rates: chosen on validation, reported on test."""
+"""Choose learning rates on validation; report on test."""
 
 import dataclasses
 import math
@@ -13,14 +13,14 @@ from studies.paper.trials import StudyTrial, Trials
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BestRate:
-  """The learning rate that is best on validation, with its test accuracies."""
+  """The learning rate that is best on validation; of equals the lowest."""
 
-  learning_rate: float  # of equals the lowest
-  validation: float  # mean of the accuracies that it was chosen by
+  learning_rate: float
+  validation: float  # mean accuracy by which it was chosen
   tests: tuple[float, ...]  # accuracy of every seed that did not diverge
-  diverged: int  # number of seeds that did
-  parameters: int | None  # that were trained, where that is known
-  examples: int | None = None  # on which was tested, where that is known
+  diverged: int  # number of seeds
+  parameters: int | None  # trained ones, if known
+  examples: int | None = None  # of the test split, if known
 
   @property
   def test(self) -> float:
@@ -29,22 +29,19 @@ class BestRate:
 
   @property
   def spread(self) -> float | None:
-    """Greatest less least test accuracy; of one seed there is none."""
+    """Highest minus lowest test accuracy; None for one seed."""
     return max(self.tests) - min(self.tests) if len(self.tests) > 1 else None
 
   @property
   def standard_error(self) -> float | None:
-    """Standard error, because the test split is a finite sample."""
+    """Standard error due to the finite test split."""
     if not self.examples:
       return None
     return math.sqrt(self.test * (1 - self.test) / self.examples)
 
 
 def select(trials: Sequence[StudyTrial], **values: Any) -> list[StudyTrial]:
-  """The trials with these values.
-
-  Those that read others only on request.
-  """
+  """The trials with these values; ones that attend to a task on request."""
   values = {"reads": False, **values}
   return [
     trial
@@ -56,15 +53,9 @@ def select(trials: Sequence[StudyTrial], **values: Any) -> list[StudyTrial]:
 def choose(
   trials: Sequence[StudyTrial], seed: int | None = None
 ) -> BestRate | None:
-  """Choose a learning rate on validation; it has test accuracies of all seeds.
+  """Choose by the validation of a seed, or by the mean over seeds.
 
-  A rate at which a seed diverged whose validation counts is not chosen; None
-  where all are such.
-
-  Args:
-    trials: of one regime, with one number of cells, on one data set; all have
-      been tested.
-    seed: whose validation alone counts; by default the mean over seeds does.
+  A learning rate is excluded if a seed that counts diverged at it.
   """
   choices = []
   for rate in sorted({trial.learning_rate for trial in trials}):
@@ -88,10 +79,7 @@ def choose(
 
 
 def best(trials: Sequence[StudyTrial]) -> StudyTrial | None:
-  """The trial that is best on validation, of equals that of the lowest rate.
-
-  None where all diverged.
-  """
+  """The trial that is best on validation; of equals the lowest rate."""
   well = [trial for trial in trials if trial.validation is not None]
   return max(
     well, key=lambda trial: (trial.validation, -trial.learning_rate),
@@ -102,9 +90,6 @@ def best(trials: Sequence[StudyTrial]) -> StudyTrial | None:
 def best_parent(
   read: PaperRun, trials: Trials, cells: int
 ) -> StudyTrial | None:
-  """The trial of a run whose task, of so many cells, another run attends to.
-
-  None where all of them diverged.
-  """
+  """The trial of a run whose task another run attends to."""
   found = trials[read.name]
   return best([trial for trial in found if trial.cells == cells])

@@ -1,4 +1,4 @@
-"""What is studied: data sets, learning rates, seeds, cells; and its parts."""
+"""Options of the study, its data sets and its parts."""
 
 import dataclasses
 import functools
@@ -14,7 +14,7 @@ from memory_vit.config import LEARNING_RATES, DataConfig, TaskConfig
 from memory_vit.model import REGIMES, get_regime
 from studies.command import between_commas
 
-# What --only names, in the order of the report, and the regimes of each.
+# Parts in the order of the report, and the regimes of each.
 _PARTS = {
   "table2": ("full", "head", "head_cls", "memory", "memory_masked",
              "cls_masked", "norms_masked"),
@@ -31,7 +31,7 @@ _PARTS = {
   ),
 }  # fmt: skip
 PARTS = tuple(_PARTS)
-# Of these regimes a part needs every one, of others at least one.
+# A part needs all of these regimes, and at least one of its others.
 _INDISPENSABLE = {
   "placement": ("memory",),
   "adapters": ("adapter",),
@@ -45,33 +45,22 @@ _DEFAULT_SEARCH, _SEARCHES = "first", ("first", "all")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Study:
-  """A study on the data set of a configuration.
-
-  Attributes:
-    config: of its runs, but for what is varied.
-    learning_rates: of every regime, the one that is best on validation is
-      reported.
-    seeds: each is a run with its own initial values and order of the images.
-    search: of regimes that cost a run for each rate, "first" tries all rates
-      with the first seed and runs further seeds at the best one alone; "all"
-      tries all rates with all seeds.
-    regimes: that are run; () is all that the parts of the study need.
-    cells: per layer; `config.task.cells` must be among them, which is what is
-      compared where the number does not vary.
-    others: further data sets, for interference and extension: names, or
-      dictionaries of options of `data`. What is not given is as in
-      `config.data`.
-
-  Raises:
-    MemoryVitError: for what no study can have.
-  """
+  """A study on the data set of a configuration; refuses invalid options."""
 
   config: mv.Config
+  # Each regime is reported at the one that is best on validation.
   learning_rates: tuple[float, ...] = LEARNING_RATES
   seeds: tuple[int, ...] = (0, 1, 2)
+  # In regimes that need a run for each learning rate, "first" tries all of them
+  # with the first seed, and the best one with further seeds; "all" tries all
+  # learning rates with all seeds.
   search: str = _DEFAULT_SEARCH
-  regimes: tuple[str, ...] = ()
+  regimes: tuple[str, ...] = ()  # to run; () for all that the parts need
+  # Per layer, `config.task.cells` among them, which parts use that do not vary
+  # the number.
   cells: tuple[int, ...] = (1, 5, 10, 20)
+  # Further data sets, for interference and extension: names, or options of
+  # `data` in place of those of `config.data`.
   others: tuple[str | dict[str, Any], ...] = ()
 
   def __post_init__(self) -> None:
@@ -80,23 +69,21 @@ class Study:
 
   @property
   def data(self) -> DataConfig:
-    """The first data set."""
     return self.config.data
 
   @property
   def task(self) -> TaskConfig:
-    """The task, which all regimes learn."""
     return self.config.task
 
   @property
   def options(self) -> dict[str, Any]:
-    """The options beside the configuration, as JSON can hold them."""
+    """The options other than the configuration, as JSON values."""
     names = [field.name for field in dataclasses.fields(self)]
     return {name: getattr(self, name) for name in names if name != "config"}
 
   @classmethod
   def of(cls, config: mv.Config, options: Any) -> "Study":
-    """Make it of what `options` returned, before or behind JSON."""
+    """Make a study from `options`, also after a round trip through JSON."""
     values: dict[str, Any] = {
       key: tuple(value) if isinstance(value, list) else value
       for key, value in options.items()
@@ -105,11 +92,7 @@ class Study:
 
   @functools.cached_property
   def data_sets(self) -> dict[str, DataConfig]:
-    """The data sets by their names, the first one coming first.
-
-    Raises:
-      MemoryVitError: for options that a data set does not have, or equal names.
-    """
+    """The data sets by name, the first one first."""
     found = {self.data.name: self.data}
     for i, given in enumerate(self.others):
       changes = {"name": given} if isinstance(given, str) else given
@@ -119,34 +102,30 @@ class Study:
         other = self.config.replaced({"data.name": "", **values}).data
       except mv.MemoryVitError as error:
         raise mv.MemoryVitError(f"{where}: {error}") from error
-      # Folders and lists have no names of their own.
+      # "folder" and "list" do not identify a data set; their directory does.
       name = other.name
       if name in ("folder", "list"):
         name = f"{name}:{Path(other.dir).name}"
       if slug(name) in {slug(known) for known in found}:
         raise mv.MemoryVitError(
-          f"{where} is {name!r}, a name that an earlier data set has as well: "
-          "expected another data set."
+          f"{where} is {name!r}, the name of an earlier data set: expected "
+          "another one."
         )
       found[name] = other
     return found
 
   def regimes_of(self, part: str) -> list[str]:
-    """The regimes that a part compares, of those that are to be run."""
+    """The regimes that a part compares, restricted to --regimes."""
     wanted = self.regimes
     return [name for name in _PARTS[part] if not wanted or name in wanted]
 
   def search_seed(self, regime: str) -> int | None:
-    """The seed whose validation alone chooses a rate; None where all do."""
+    """The seed that chooses a learning rate; None if all seeds do."""
     everything = self.search == "all" or get_regime(regime).shares_pass
     return None if everything else self.seeds[0]
 
   def parts(self, only: Sequence[str] = ()) -> list[str]:
-    """Return the parts, or those in `only`, that have their regimes and data.
-
-    Raises:
-      MemoryVitError: for parts that are asked for and not possible.
-    """
+    """The parts, or those in `only`, that have their regimes and data."""
     if unknown := sorted({*only} - {*PARTS}):
       raise mv.MemoryVitError(
         f"--only={str(unknown)[:200]}: expected some of {list(PARTS)}."
@@ -158,11 +137,10 @@ class Study:
     return [p for p in PARTS if p in (only or PARTS) and not reasons[p]]
 
   def missing(self) -> dict[str, str]:
-    """What each part lacks; "" for one that is possible."""
+    """What each part lacks; "" for a possible one."""
     return {part: self._why_not(part) for part in PARTS}
 
   def _why_not(self, part: str) -> str:
-    """Return what a part lacks; "" where it is possible."""
     if part in _NEED_OTHERS and not self.others:
       return "needs further data sets: expected some in --others"
     regimes = self.regimes_of(part)
@@ -174,7 +152,6 @@ class Study:
     )
 
   def _problems(self) -> list[str]:
-    """List what keeps a configuration from being that of a study."""
     config, lines = self.config, []
     for key in ("learning_rates", "seeds", "cells", "regimes"):
       values = getattr(self, key)
@@ -193,7 +170,7 @@ class Study:
         f"config.task.cells is {config.task.cells}, expected one of --cells "
         f"{self.cells}."
       )
-    # The paper's configurations vary for one run what is varied here.
+    # The paper's configurations vary the learning rate by default.
     if config.sweep.learning_rate not in ((), LEARNING_RATES) or (
       dataclasses.replace(config.sweep, learning_rate=()).is_on
     ):
@@ -201,17 +178,17 @@ class Study:
     if config.task.attends_to or config.task.indirect:
       lines.append(
         "config.task.attends_to and config.task.indirect are for one run: "
-        "expected none, a study makes its own tasks."
+        "expected none, as a study makes its own tasks."
       )
     return lines or self._problems_of_data()
 
   def _problems_of_data(self) -> list[str]:
-    """List splits that are missing."""
+    """Missing splits, which a study cannot do without."""
     lines = []
     for i, (name, data) in enumerate(self.data_sets.items()):
       where = f"of {name!r} in --others" if i else "of config.data"
       for key in ("name", "train", "validation", "test"):
-        # What is tested: the first, and what is extended by it.
+        # Only the first data set and the one of extension are tested.
         if not getattr(data, key) and (key != "test" or i < 2):
           lines.append(
             f"{key!r} {where} is empty: a study trains, chooses on validation, "
@@ -226,7 +203,7 @@ def slug(name: str) -> str:
 
 
 def declare(line: CommandLine) -> Callable[[mv.Config], Study]:
-  """Declare the flags of a study; return what makes it once they are parsed."""
+  """Declare the flags; the result makes the study after parsing."""
   default = {field.name: field.default for field in dataclasses.fields(Study)}
   rates = line.strings(
     "learning_rates", f"Between commas; else {default['learning_rates']}."
@@ -234,11 +211,11 @@ def declare(line: CommandLine) -> Callable[[mv.Config], Study]:
   seeds = line.strings("seeds", f"Between commas; else {default['seeds']}.")
   search = line.string(
     "search",
-    "Which seeds try all rates in regimes that cost a run for each: first (the "
-    "default) or all.",
+    "Which seeds try all learning rates in regimes that need a run for each: "
+    "first (the default) or all.",
   )
   regimes = line.strings(
-    "regimes", "That are run, between commas; else all that parts need."
+    "regimes", "To run, between commas; else all that the parts need."
   )
   cells = line.strings("cells", f"Between commas; else {default['cells']}.")
   others = line.strings(
@@ -270,7 +247,7 @@ def _numbers(
     numbers = tuple(kind(text) for text in between_commas(values))
     axis = {"learning_rates": "learning_rate", "seeds": "seed"}.get(name, name)
     mv.Config().replaced({f"sweep.{axis}": numbers})
-  except ValueError as error:  # of ours, too
+  except ValueError as error:  # MemoryVitError is one
     raise mv.MemoryVitError(
       f"--{name}={','.join(values)[:200]}: {error} Expected numbers with "
       "commas between them."
@@ -279,7 +256,6 @@ def _numbers(
 
 
 def _data_set(text: str) -> str | dict[str, Any]:
-  """A name, or a dictionary as JSON."""
   if not text.startswith("{"):
     return text
   try:

@@ -1,4 +1,4 @@
-"""Results of the trials of a study, as its finished runs left them in files."""
+"""Results of the trials of a study, read from its finished runs."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from studies.paper.runs import PaperRun
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StudyTrial:
-  """One task that a `PaperRun` learned; without a result where it diverged."""
+  """A task that a `PaperRun` learned; without results if it diverged."""
 
   run: str
   regime: str
@@ -20,10 +20,10 @@ class StudyTrial:
   learning_rate: float
   cells: int  # 0 in a regime without memory
   validation: float | None = None  # accuracy
-  test: float | None = None  # accuracy; None also where it was not tested
-  parameters: int | None = None  # that were trained, its head among them
-  task: str | None = None  # directory to which it was exported
-  examples: int | None = None  # on which it was tested
+  test: float | None = None  # accuracy; None also if not tested
+  parameters: int | None = None  # trained ones, including the head
+  task: str | None = None  # directory of the exported task
+  examples: int | None = None  # of the test split
   name: str | None = None  # of the trial in its run
 
 
@@ -34,15 +34,10 @@ Trials = Mapping[str, Sequence[StudyTrial]]
 def trials_of(
   planned: PaperRun, ending: mv.RunResult, directory: Path
 ) -> list[StudyTrial]:
-  """Results of all trials of a finished run, diverged ones among them.
-
-  Raises:
-    MemoryVitError: where they are not the trials of the run.
-  """
+  """Results of all trials of a finished run, also of diverged ones."""
   if not ending.tasks:
     return diverged_trials(planned)
-  # A single run diverges as a whole. What was best before a trial diverged is
-  # no result of its learning rate.
+  # What was best before a trial diverged is no result of its learning rate.
   lost = ending.sweep.lost if ending.sweep else {}
   entries = {
     (result.learning_rate, result.cells): result
@@ -74,7 +69,7 @@ def trials_of(
 
 
 def diverged_trials(planned: PaperRun) -> list[StudyTrial]:
-  """Trials without results, of a run that diverged or cannot be trained."""
+  """Trials without results, of a run that diverged or has no parent."""
   return [
     StudyTrial(
       run=planned.name,

@@ -1,10 +1,9 @@
-"""Data of VTAB-1k in a directory: the prepared folder, or sets of TFDS.
+"""Find the data of VTAB-1k: the prepared folder, or data sets of TFDS.
 
 The prepared folder has NAME/train800.txt, val200.txt and test.txt for every
-task, with the lines of `data.file_list`. Of TFDS it takes sets that were
-prepared there, NAME/[CONFIG/]VERSION/dataset_info.json, whose splits are cut as
-the benchmark's own code cuts them. Of a task that is there in both forms the
-first counts.
+task, with the lines of `data.file_list`. Data sets of TFDS must be prepared,
+NAME/[CONFIG/]VERSION/dataset_info.json; their splits are cut as the benchmark's
+own code cuts them. The prepared folder takes precedence.
 """
 
 import dataclasses
@@ -17,7 +16,7 @@ import memory_vit as mv
 from studies.record import read_json
 from studies.vtab.tasks import VtabTask
 
-# Images to learn from and to choose on, the first ones of their splits.
+# Training and validation images, the first ones of their splits.
 TRAINED, HELD_OUT = 800, 200
 _LISTS = ("train800", "val200", "test")
 _VERSION = re.compile(r"\d+\.\d+\.\d+", re.ASCII)
@@ -25,24 +24,14 @@ _VERSION = re.compile(r"\d+\.\d+\.\d+", re.ASCII)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskData:
-  """Where the images of a task are.
-
-  Attributes:
-    task: of the benchmark.
-    name: as `config.data.name`.
-    dir: as `config.data.dir`.
-    label: as `config.data.label`.
-    train: the 800, a split.
-    held_out: the 200.
-    test: the test split.
-  """
+  """The data options of a task: `config.data.name` and others; splits."""
 
   task: VtabTask
   name: str
   dir: str
   label: str = ""
-  train: str
-  held_out: str
+  train: str  # the 800
+  held_out: str  # the 200
   test: str
 
   @property
@@ -54,14 +43,7 @@ class TaskData:
 def find(
   directory: Path, tasks: Sequence[VtabTask]
 ) -> tuple[tuple[TaskData, ...], dict[str, str]]:
-  """Find the data of tasks; nothing is opened yet.
-
-  Returns:
-    Those that are there, and {name of another task: what it lacks}.
-
-  Raises:
-    MemoryVitError: where there are none.
-  """
+  """Find the data of tasks, and say what others lack; opens no split."""
   found, missing = [], {}
   for task in tasks:
     there = _in_folder(directory, task) or _in_tfds(directory, task)
@@ -74,14 +56,14 @@ def find(
     raise mv.MemoryVitError(
       f"--dir={directory} has no data of {named}: expected NAME/train800.txt, "
       "NAME/val200.txt and NAME/test.txt, as the prepared VTAB-1k folder has, "
-      "or sets that TFDS has prepared there. See docs/dev/studies.md of the "
+      "or data sets prepared by TFDS. See docs/dev/studies.md of the "
       "repository."
     )
   return tuple(found), missing
 
 
 def _in_folder(directory: Path, task: VtabTask) -> TaskData | str:
-  """A task in the prepared folder; what is missing, "" where all is."""
+  """A task in the prepared folder; what is missing, or ""."""
   folder = directory / task.name
   absent = [f for f in _LISTS if not (folder / f"{f}.txt").is_file()]
   if absent == list(_LISTS):
@@ -96,7 +78,7 @@ def _in_folder(directory: Path, task: VtabTask) -> TaskData | str:
 
 
 def _in_tfds(directory: Path, task: VtabTask) -> TaskData | str:
-  """A task among sets of TFDS; what is wrong with it, "" without the set."""
+  """A task among data sets of TFDS; what is wrong with it, or ""."""
   versions = [
     path.parent
     for path in (directory / task.tfds).glob("*/dataset_info.json")
@@ -126,16 +108,12 @@ def _in_tfds(directory: Path, task: VtabTask) -> TaskData | str:
 
 
 def _from(sizes: Mapping[str, int], split: str, percent: int) -> str:
-  """The rest of a split, from per cent of it."""
+  """The rest of a split, from a percentage of it."""
   return f"{split}[{percent * sizes[split] // 100}:]" if percent else split
 
 
 def _sizes(info: Mapping[str, Any]) -> dict[str, int]:
-  """Examples of every split, as TFDS recorded them.
-
-  Raises:
-    MemoryVitError: where it did not.
-  """
+  """The number of examples in every split, as TFDS recorded it."""
   try:
     return {
       entry["name"]: sum(int(length) for length in entry["shardLengths"])

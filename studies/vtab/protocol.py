@@ -1,12 +1,13 @@
 """The protocol of VTAB-1k: a search on 800 and 200 images, then all 1,000.
 
-The search learns every trial of `config.sweep` with the first seed, in one pass
-where the regime allows it, and looks at the 200 once, at its end. What is best
-is learned again from the 1,000, by a run for each seed, which orders the images
-and draws the first values; its last step is tested, once.
+The search trains every trial of `config.sweep` with the first seed, in one pass
+if the regime allows it, and evaluates once on the 200, at its end. The best
+settings are trained on the 1,000 by a run for each seed, which determines the
+order of images and the initialization; its last step is tested, once.
 """
 
 import dataclasses
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,9 +16,9 @@ from memory_vit.config import DataConfig, SweepConfig, cacheable_part
 from memory_vit.model import REGIMES, get_regime
 from studies.vtab.layout import TaskData
 
-# What is compared where --regimes does not say it: what reads the frozen
-# backbone once for all trials. `head` is what everybody begins with; `probe` is
-# the best on features alone, for one more pass over the test images.
+# The default of --regimes: those whose trials share a pass of the backbone.
+# `head` is the usual baseline; `probe` is the best on features alone, for one
+# more pass over the test images.
 REGIMES_COMPARED = (
   "head",
   "probe",
@@ -27,73 +28,55 @@ REGIMES_COMPARED = (
   "layers_masked",
   "norms_layers_masked",
 )
-# Evaluated at the last step alone: more than any run has.
+# More steps than any run has: evaluation happens at the last step only.
 _NEVER = 2**31 - 1
-# Of all tasks, within their runs: programs that know the names of their tasks
-# are then shared by all runs of the process.
+_SET_BY_PROTOCOL = (
+  "seed", "sweep.regime", "sweep.seed", "task.name", "task.attends_to",
+  "pretrain.variant", "upstream.name", "data.name", "data.dir", "data.label",
+  "data.seed", "data.train", "data.validation", "data.test",
+)  # fmt: skip
+# The name of every task within its run, so that all runs of the process share
+# compiled programs, which contain the names of tasks.
 NAME_IN_RUNS = "task"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Benchmark:
-  """A benchmark to run: tasks, regimes, seeds.
-
-  Attributes:
-    config: of all runs, but for what `search_config` and `final_config` set.
-    tasks: with their data.
-    missing: {task: why its data are not there}.
-    regimes: how every task is learned.
-    seeds: of the final runs; the search is of the first.
-  """
+  """A benchmark to run: tasks, regimes, seeds."""
 
   config: mv.Config
   tasks: tuple[TaskData, ...]
-  missing: Mapping[str, str]
+  missing: Mapping[str, str]  # {task: why its data are missing}
   regimes: tuple[str, ...]
-  seeds: tuple[int, ...]
+  seeds: tuple[int, ...]  # of the final runs; the search has the first one
 
   @property
   def pairs(self) -> list[tuple[TaskData, str]]:
-    """Every task with every regime, in the order in which they are learned."""
+    """Every task with every regime, in the order of training."""
     return [(data, regime) for data in self.tasks for regime in self.regimes]
 
 
 def require_possible(config: mv.Config, regimes: Sequence[str]) -> None:
-  """Refuse what contradicts the protocol, before anything is read.
-
-  Raises:
-    MemoryVitError: for data, seeds or tasks that the protocol itself names, and
-      for a regime that does not exist or is named twice.
-  """
+  """Refuse options that contradict the protocol, before reading data."""
   for name in regimes:
     if name not in REGIMES or regimes.count(name) > 1:
       raise mv.MemoryVitError(
         f"--regimes={','.join(regimes)}: {name!r} is "
-        f"{'there twice' if name in REGIMES else 'none'}; expected some of "
-        f"{', '.join(REGIMES)}, with commas between them."
+        f"{'named twice' if name in REGIMES else 'no regime'}; expected some "
+        f"of {', '.join(REGIMES)}, separated by commas."
       )
   default = mv.Config()
-  said = {
-    "seed": (config.seed, default.seed),
-    "sweep.regime": (config.sweep.regime, default.sweep.regime),
-    "sweep.seed": (config.sweep.seed, default.sweep.seed),
-    "task.name": (config.task.name, default.task.name),
-    "task.attends_to": (config.task.attends_to, default.task.attends_to),
-    "pretrain.variant": (config.pretrain.variant, default.pretrain.variant),
-    "upstream.name": (config.upstream.name, default.upstream.name),
-  }
-  for key in ("name", "dir", "label", "seed", "train", "validation", "test"):
-    values = getattr(config.data, key), getattr(default.data, key)
-    said[f"data.{key}"] = values
-  for key, (value, unsaid) in said.items():
-    if value != unsaid:
+  for key in _SET_BY_PROTOCOL:
+    value_of = operator.attrgetter(key)
+    value = value_of(config)
+    if value != value_of(default):
       raise mv.MemoryVitError(
         f"config.{key} is {value!r}: the benchmark sets it for every run; "
         "expected nothing there (see --dir, --seeds, --backbone)."
       )
   if config.backbone.startswith("random:"):
     raise mv.MemoryVitError(
-      f"config.backbone is {config.backbone!r}: every run would draw another "
+      f"config.backbone is {config.backbone!r}: every run would have another "
       "one; expected the backbone as a file, or its short name."
     )
 
@@ -124,10 +107,7 @@ def final_config(
   chosen: Mapping[str, Any],
   seed: int,
 ) -> mv.Config:
-  """Configure the run of a seed, with the settings that were chosen.
-
-  It evaluates nothing: the task that it exports is tested beside others.
-  """
+  """Configure the final run of a seed; its task is tested beside others."""
   found = _configured(bench.config, data, regime, seed)
   overrides = (dict(chosen),) if chosen else ()
   return dataclasses.replace(
@@ -145,7 +125,7 @@ def final_config(
 
 
 def test_config(bench: Benchmark, data: TaskData) -> mv.Config:
-  """Name the split on which tasks are tested, of no run."""
+  """A configuration with the test split, for no run."""
   found = final_config(bench, data, bench.regimes[0], {}, bench.seeds[0])
   return dataclasses.replace(
     found, data=dataclasses.replace(found.data, test=data.test)
@@ -153,7 +133,7 @@ def test_config(bench: Benchmark, data: TaskData) -> mv.Config:
 
 
 def _data_of(config: mv.Config, data: TaskData) -> DataConfig:
-  """The options of the data of a task, without splits."""
+  """The data options of a task, without splits."""
   return dataclasses.replace(
     config.data, name=data.name, dir=data.dir, label=data.label
   )
@@ -163,14 +143,14 @@ def _configured(
   config: mv.Config, data: TaskData, regime: str, seed: int
 ) -> mv.Config:
   """Set the options that search and final runs share."""
-  # Whether a frozen pass is kept is said of all regimes; each keeps its own.
+  # Each regime caches its own part of the frozen pass.
   what = config.keep.what
   if what in ("contexts", "features"):
     what = cacheable_part(regime)
   return dataclasses.replace(
     config,
     regime=regime,
-    seed=seed,  # of the order of the images, too: the same in all regimes
+    seed=seed,  # also of the order of images, the same in all regimes
     eval_every=_NEVER,
     wandb=config.wandb.of_many(),
     log_images=0,
@@ -183,32 +163,17 @@ def _configured(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ChosenSettings:
-  """The settings that are best on the 200 images.
+  """The settings that are best on the 200 images."""
 
-  Attributes:
-    settings: {"learning_rate": 0.1, ...}; empty where nothing was varied.
-    validation: accuracy on them.
-    at_edge: of these, the settings that are the least or the greatest tried.
-    tried: how many there were.
-    diverged: how many of these did; they are not chosen.
-  """
-
-  settings: Mapping[str, Any]
-  validation: float
-  at_edge: tuple[str, ...]
+  settings: Mapping[str, Any]  # {"learning_rate": 0.1}; {} if none varied
+  validation: float  # accuracy
+  at_edge: tuple[str, ...]  # settings that are the lowest or highest tried
   tried: int
   diverged: int
 
 
 def choose(config: mv.Config, result: mv.RunResult) -> ChosenSettings | None:
-  """Choose the best settings; None where all diverged.
-
-  Of equals the first is chosen, in the order of the sweep.
-
-  Args:
-    config: of the search.
-    result: of the search.
-  """
+  """Choose the best settings, of equals the first; None if all diverged."""
   lost = result.sweep.lost if result.sweep else {}
   well = {
     trial.name: trial.val_accuracy
@@ -231,7 +196,7 @@ def choose(config: mv.Config, result: mv.RunResult) -> ChosenSettings | None:
 
 
 def _edges(chosen: Mapping[str, Any], config: mv.Config) -> tuple[str, ...]:
-  """Settings beyond which a better one may lie: numbers, of several."""
+  """Numbers that are the lowest or highest of several that were tried."""
   tried: dict[str, list[Any]] = {
     "learning_rate": [*config.sweep.learning_rate],
     "task.cells": [*config.sweep.cells],

@@ -1,37 +1,27 @@
-"""Published results on VTAB-1k, as facts, with what is known of how they came.
+"""Published results on VTAB-1k, with sources and notes on their protocols.
 
-All of a ViT-B/16 pretrained on ImageNet-21k, where nothing else is said. Papers
-mean different things by "the mean": of all 19 tasks, or of the three groups,
-which differ by several points. Which of both a source gives stands in its
-column; a number is never converted. No number was measured by us.
+All are of a ViT-B/16 pretrained on ImageNet-21k unless noted. "The mean" is
+that of all 19 tasks in some papers and that of the three groups in others,
+which differ by several points. Each number stands in the column of its kind and
+is never converted. None was measured by us.
 """
 
 import dataclasses
 
-# Where the numbers were read.
+# Sources.
 _VPETL = "V-PETL Bench, README of 2024-08-19"
 _COMBO = "ComBo (2025), its table"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PublishedRow:
-  """A method's accuracies in per cent.
-
-  Attributes:
-    method: its name.
-    of_groups: mean of the three group means.
-    of_tasks: mean of the 19 tasks.
-    groups: natural, specialized, structured.
-    frozen: whether nothing is propagated back through the backbone, so that
-      many tasks could share its pass.
-    source: where the numbers stand.
-    note: on the protocol.
-  """
+  """Accuracies of a method, in per cent."""
 
   method: str
-  of_groups: float | None = None
-  of_tasks: float | None = None
-  groups: tuple[float, float, float] | None = None
+  of_groups: float | None = None  # mean of the three group means
+  of_tasks: float | None = None  # mean of the 19 tasks
+  groups: tuple[float, float, float] | None = None  # as `GROUPS`
+  # No gradient passes the backbone, so many tasks could share its pass.
   frozen: bool = False
   source: str
   note: str = ""
@@ -86,17 +76,17 @@ ROWS = (
     method="Adapter+",
     of_groups=77.6,
     source="Adapter+ (CVPR 2024)",
-    note="tuned; shows that others fed these weights the wrong normalization",
+    note="tuned; shows that others normalize images wrongly for these weights",
   ),
 )
 
 NOTES = (
-  "Numbers of V-PETL Bench were read in its README; those of ComBo's table and "
-  "of Adapter+ second-hand, not in the papers themselves.",
-  "The code of FacT and of SynQT, and with it what was built on them, reports "
-  "the best epoch on the test split. FacT's normalizes by the mean and the "
-  "standard deviation of ImageNet, with which these weights were not trained.",
-  "Tuned fairly, the methods that fine-tune few parameters are alike on "
-  "VTAB-1k (a study of Ohio State University, CVPR 2025): a difference of less "
-  "than about a point between two papers says nothing.",
+  "Numbers of V-PETL Bench are from its README; those of ComBo's table and of "
+  "Adapter+ are second-hand, not from the papers themselves.",
+  "The code of FacT and of SynQT, and code built on them, reports the best "
+  "epoch on the test split. FacT's code normalizes by the mean and standard "
+  "deviation of ImageNet, with which these weights were not trained.",
+  "With equal tuning, parameter-efficient methods are alike on VTAB-1k (a "
+  "study of Ohio State University, CVPR 2025): a difference of less than about "
+  "a point between two papers is not meaningful.",
 )

@@ -1,7 +1,7 @@
-"""Report of a benchmark: a pure function of its directory, made without jax.
+"""Make the report of a benchmark from its directory alone, without jax.
 
-Means are printed only where all that they are of was measured, on the test
-images of the benchmark: a mean of 18 tasks is no number of VTAB-1k.
+A mean is printed only if all of its tasks were measured, on the test images of
+the benchmark: a mean of 18 tasks is no number of VTAB-1k.
 """
 
 import dataclasses
@@ -10,67 +10,47 @@ from pathlib import Path
 from typing import Any
 
 from memory_vit.config import to_dict
-from studies.record import (
-  Record,
-  markdown_table,
-  read_json,
-  read_record,
-  write_json,
-  write_text,
-)
+from studies import record as files
+from studies.record import Record, read_json, read_record
 from studies.vtab.published import NOTES, ROWS
 from studies.vtab.scores import Score
 from studies.vtab.tasks import GROUPS, TASKS, VtabTask
 
 Scores = Mapping[tuple[str, str], Score]
-# What was measured of all tasks in one model.
+# Measurements of all tasks in one model.
 TOGETHER = "together.json"
 _PROTOCOL = (
-  "The protocol: every image squeezed into the square of the backbone, without "
-  "crop or flip; every setting is learned from 800 images with the first seed, "
-  "and the one that is best on 200 others is learned again from all 1,000, in "
-  "a run for each seed; the last step is tested, once, on the original test "
-  "split. Accuracies are in per cent, the mean over seeds."
+  "The protocol: every image is resized to the square of the backbone, without "
+  "crop or flip; every setting is trained on 800 images with the first seed, "
+  "and the one that is best on 200 others is trained on all 1,000, in a run "
+  "for each seed; the last step is tested, once, on the original test split. "
+  "Accuracies are means over seeds, in per cent."
 )
 _OF_SEEDS = (
-  "The greatest accuracy less the least. A seed orders the images, and draws "
-  "the first values where a regime draws any. All seeds have the settings of "
-  "one search: its chance is no part of this.",
+  "The highest accuracy minus the lowest. A seed determines the order of "
+  "images and the random initialization, if a regime has one. All seeds use "
+  "the settings of one search, whose randomness is not included.",
 )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Means:
-  """Means of a regime, in [0, 1]; None where they are not of the benchmark.
-
-  A task is missing then, or was tested on more or fewer images.
-
-  Attributes:
-    groups: {group: mean of its tasks}.
-    of_groups: mean of the three.
-    of_tasks: mean of the 19.
-    spread: greatest less least mean of the 19, over seeds; None of one seed.
-  """
+  """Means of a regime; None if a task is missing or has other images."""
 
   groups: Mapping[str, float | None]
   of_groups: float | None
   of_tasks: float | None
-  spread: float | None
+  spread: float | None  # highest minus lowest `of_tasks`, over seeds
 
 
 def write_report(workdir: Path) -> None:
-  """Write report.md and report.json, from the files of a benchmark.
-
-  Raises:
-    MemoryVitError: for files that are missing or damaged, and where the report
-      cannot be written.
-  """
+  """Write report.md and report.json."""
   record = read_record(workdir)
   scores = scores_of(record)
   file = workdir / TOGETHER
   together = read_json(file)["found"] if file.exists() else None
   if together and not _is_of(together, scores):
-    together = None  # of what was learned before
+    together = None  # of earlier tasks
   options, backbone = record.options, record.backbone
   numbers = {
     "command": record.command,
@@ -88,12 +68,11 @@ def write_report(workdir: Path) -> None:
     "together": together,
     "published": [dataclasses.asdict(row) for row in ROWS],
   }
-  write_json(workdir / "report.json", numbers)
-  write_text(workdir / "report.md", markdown(record, scores, together))
+  files.write_report(workdir, numbers, markdown(record, scores, together))
 
 
 def scores_of(record: Record) -> dict[tuple[str, str], Score]:
-  """{(task, regime): its score}, of what is finished."""
+  """{(task, regime): score} of the finished ones."""
   found = {}
   for values in record.options["scores"]:
     tuples = {k: tuple(v) for k, v in values.items() if isinstance(v, list)}
@@ -103,7 +82,7 @@ def scores_of(record: Record) -> dict[tuple[str, str], Score]:
 
 
 def means(regime: str, scores: Scores) -> Means:
-  """The means of a regime, of what was measured."""
+  """The means of a regime, of finished tasks."""
   mine = {
     task.name: score
     for task in TASKS
@@ -124,7 +103,7 @@ def means(regime: str, scores: Scores) -> Means:
     each = zip(*(score.tests for score in mine.values()), strict=True)
     by_seed = [sum(values) / len(TASKS) for values in each]
     spread = max(by_seed) - min(by_seed) if len(by_seed) > 1 else None
-  if every is None:  # not even of a group: what is left out may be chosen
+  if every is None:  # no group mean either: tasks may have been selected
     groups = dict.fromkeys(GROUPS)
   return Means(
     groups=groups,
@@ -135,7 +114,7 @@ def means(regime: str, scores: Scores) -> Means:
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-  """Mean; None where a value is missing."""
+  """Mean; None if a value is missing."""
   known = [value for value in values if value is not None]
   return sum(known) / len(known) if len(known) == len(values) else None
 
@@ -147,17 +126,10 @@ def _is_of(together: Mapping[str, Any], scores: Scores) -> bool:
 
 def markdown(
   record: Record, scores: Scores, together: Mapping[str, Any] | None
-) -> str:
-  """The report for people."""
-  lines = [
-    "# VTAB-1k",
-    "",
-    "```",
-    record.command,
-    "```",
-    "",
-    record.hardware,
-    "",
+) -> list[str]:
+  """The lines of report.md."""
+  return [
+    *files.title_of(record, "VTAB-1k"),
     f"Backbone: {record.backbone.variant}, {record.backbone.image_size} px, "
     f"`{record.config.backbone}`, fingerprint `{record.fingerprint[:16]}`.",
     "",
@@ -173,11 +145,10 @@ def markdown(
     *_section("What it took", _costs(record, scores)),
     *_section("Published, for comparison", _published(), NOTES),
   ]
-  return "\n".join(lines) + "\n"
 
 
 def _absent(record: Record, scores: Scores) -> list[str]:
-  """Say which tasks the tables lack, and why."""
+  """Name the tasks that the tables lack, and the reasons."""
   lines = [f"- {n}: {why}" for n, why in record.options["missing"].items()]
   lines += [
     f"- {name}: left out by --only" for name in record.options["left_out"]
@@ -195,14 +166,14 @@ def _absent(record: Record, scores: Scores) -> list[str]:
 
 
 def _is_other_size(task: VtabTask, score: Score) -> bool:
-  """Whether a task was tested on more or fewer images than the benchmark's."""
+  """Whether a task was tested on another number of images."""
   return bool(score.tests) and score.test_examples != task.test_examples
 
 
 def other_sizes(
   scores: Scores, together: Mapping[str, Any] | None
 ) -> list[str]:
-  """Say which test splits are not those of the benchmark, by regime."""
+  """Name the test splits that are not those of the benchmark."""
   every = {**scores, **(_scores_together(together) if together else {})}
   lines = [
     f"- {task.name}, {regime}: {score.test_examples:,} test images, the "
@@ -215,8 +186,8 @@ def other_sizes(
     return []
   return [
     "",
-    "**No means are given** of these, as data have other sizes, so that the "
-    "numbers are not those of VTAB-1k:",
+    "**No means are given** of these, as their test splits have other sizes "
+    "than those of VTAB-1k:",
     "",
     *lines,
   ]
@@ -225,11 +196,8 @@ def other_sizes(
 def _section(
   title: str, rows: Sequence[Mapping[str, str]], notes: Sequence[str] = ()
 ) -> list[str]:
-  """A heading, a table, and what is to be said of it."""
-  if not rows:
-    return []
-  noted = [text for note in notes for text in ("", note)]
-  return ["", f"## {title}", "", markdown_table(rows), *noted]
+  """A section with a table; no section without rows."""
+  return files.section_of(title, [rows], notes) if rows else []
 
 
 def _accuracies(
@@ -262,7 +230,7 @@ def _label_together(together: Mapping[str, Any]) -> str:
 
 
 def _scores_together(together: Mapping[str, Any]) -> Scores:
-  """The first seed of every task, all in one model, by the label of its row."""
+  """Scores of all tasks in one model, by the label of their row."""
   label = _label_together(together)
   return {
     (name, label): Score(
@@ -277,7 +245,7 @@ def _scores_together(together: Mapping[str, Any]) -> Scores:
 
 
 def _spreads(record: Record, scores: Scores) -> list[dict[str, str]]:
-  """Greatest less least accuracy; none of one seed."""
+  """Highest minus lowest accuracy; no rows for one seed."""
   rows = []
   for regime in record.options["regimes"]:
     row = {"regime": regime}
@@ -292,7 +260,7 @@ def _spreads(record: Record, scores: Scores) -> list[dict[str, str]]:
 
 
 def _together(together: Mapping[str, Any] | None) -> list[str]:
-  """Say what holds of all tasks in one model."""
+  """Describe the measurement of all tasks in one model."""
   if not together:
     return []
   found, timing = together["tasks"].values(), together["timing"]
@@ -306,12 +274,12 @@ def _together(together: Mapping[str, Any] | None) -> list[str]:
     "",
     "## All tasks in one model",
     "",
-    f"The {len(found)} tasks of `{together['regime']}`, which of those that "
-    "compose is the best on validation, in one model: on all "
+    f"The {len(found)} tasks of `{together['regime']}`, the composable "
+    "regime that is best on validation, in one model: on all "
     f"{images:,} test images the original outputs are equal to the bit to "
     f"those of the plain ViT: {'yes' if equal else 'NO'}. The largest "
     f"difference of a task's logits from those of the task alone, as a share "
-    f"of the largest logit: {largest}. One pass answers all: it takes "
+    f"of the largest logit: {largest}. One pass computes all: it takes "
     f"{timing['together'] / plain:.2f} times a pass of the plain ViT (batches "
     f"of {timing['batch_size']}), one task after the other "
     f"{timing['one_by_one'] / plain:.2f} times. "
@@ -354,7 +322,7 @@ def _settings(score: Score) -> str:
 
 
 def _costs(record: Record, scores: Scores) -> list[dict[str, str]]:
-  """What every regime took, over all tasks."""
+  """The cost of every regime, over all tasks."""
   rows = []
   for regime in record.options["regimes"]:
     mine = [score for score in scores.values() if score.regime == regime]
@@ -365,7 +333,7 @@ def _costs(record: Record, scores: Scores) -> list[dict[str, str]]:
       {
         "regime": regime,
         "tasks": str(len(mine)),
-        "trained values": _range(sizes),
+        "trained parameters": _range(sizes),
         "trials": str(sum(s.trials for s in mine)),
         "packs of trials": str(sum(sum(s.passes) for s in mine)),
         "seconds of training": f"{sum(s.training_seconds for s in mine):,.0f}",
@@ -383,7 +351,6 @@ def _range(values: Sequence[int]) -> str:
 
 
 def _published() -> list[dict[str, str]]:
-  """Rows of others."""
   rows = []
   for row in ROWS:
     groups = row.groups or (None, None, None)

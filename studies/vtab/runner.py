@@ -1,4 +1,4 @@
-"""Runs a benchmark: search, final runs and tests, then the report."""
+"""Run a benchmark: search, final runs, tests, report."""
 
 import dataclasses
 import functools
@@ -29,21 +29,7 @@ def run_benchmark(
   command: str,
   stop: StopSignal | None = None,
 ) -> None:
-  """Learn and test every task, and write the report after each.
-
-  What is finished is not repeated.
-
-  Args:
-    bench: to be run.
-    workdir: of its runs, and of the report.
-    command: for the report.
-    stop: see `mv.train_and_evaluate`.
-
-  Raises:
-    MemoryVitError: as `mv.train_and_evaluate`; where a run was finished with
-      another configuration, or its data have changed.
-    Interrupted: where `stop` says so; the same command resumes.
-  """
+  """Train and test every task, and write the report after each."""
   given = bench.config
   options = {
     "tasks": [data.task.name for data in bench.tasks],
@@ -81,7 +67,7 @@ def run_benchmark(
 
 
 def forecast(bench: Benchmark, workdir: Path) -> str:
-  """List the runs and estimate their time; write nothing."""
+  """List the runs and estimate their time; creates no file."""
   require_data(bench, prepared=True)
 
   def plan(config: mv.Config) -> grid.Plan:
@@ -94,16 +80,7 @@ def forecast(bench: Benchmark, workdir: Path) -> str:
 
 
 def require_data(bench: Benchmark, *, prepared: bool = False) -> None:
-  """Open all splits: a wrong one must not cost the tasks before it.
-
-  Args:
-    bench: whose data are opened.
-    prepared: whether data sets have to be there: nothing is downloaded.
-
-  Raises:
-    MemoryVitError: for a split that cannot be opened, data with other classes
-      than the task has, and options that a regime refuses.
-  """
+  """Open all splits, so that a wrong one fails before any training."""
   for data, regime in bench.pairs:
     protocol.search_config(bench, data, regime)
   for data in bench.tasks:
@@ -120,17 +97,15 @@ def require_data(bench: Benchmark, *, prepared: bool = False) -> None:
 
 
 def search_name(task: str, regime: str) -> str:
-  """The run that tries all settings of a task."""
   return f"{task}/{regime}/search"
 
 
 def final_name(task: str, regime: str, seed: int) -> str:
-  """The final run of a seed."""
   return f"{task}/{regime}/seed-{seed}"
 
 
 def plan_of(bench: Benchmark, tasks: Sequence[TaskData]) -> grid.Plan:
-  """The runs of tasks: of each regime a search, then the seeds."""
+  """The runs of tasks: for each regime a search, then the seeds."""
 
   def plan(results: Mapping[str, mv.RunResult]) -> list[grid.Run]:
     return [
@@ -149,18 +124,18 @@ def _runs_of(
   regime: str,
   results: Mapping[str, mv.RunResult],
 ) -> list[grid.Run]:
-  """The runs of a task with a regime; the search alone where all diverged."""
+  """The runs of a task with a regime; only the search if all diverged."""
   name = search_name(data.task.name, regime)
   search = functools.partial(protocol.search_config, bench, data, regime)
   runs = [grid.Run(name=name, configure=search, kind=f"{regime}, search")]
   choice = None
   if name in results:
     choice = protocol.choose(search(), results[name])
-    if choice is None:  # there is nothing to learn again
+    if choice is None:  # all diverged
       return runs
 
   def final(seed: int) -> Callable[[], mv.Config] | None:
-    if choice is None:  # it is not known yet
+    if choice is None:  # not known yet
       return None
     return functools.partial(
       protocol.final_config, bench, data, regime, choice.settings, seed
@@ -178,12 +153,7 @@ def _runs_of(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Learned:
-  """A task that was learned by a regime, before it is tested.
-
-  Attributes:
-    score: without what the test split says.
-    runs: {regime and seed: directory}, of the seeds that did not diverge.
-  """
+  """A trained task before its test; `runs` are those that converged."""
 
   score: Score
   runs: Mapping[Run, Path] = dataclasses.field(default_factory=dict)
@@ -196,13 +166,12 @@ def _learned(
   regime: str,
   results: grid.Results,
 ) -> _Learned:
-  """What finished runs say of a task with a regime; keep the first task."""
+  """Summarize the runs of a task with a regime; export the first seed."""
   name, workdir = data.task.name, engine.workdir
   config = protocol.search_config(bench, data, regime)
   searched = results[search_name(name, regime)]
   choice = protocol.choose(config, searched)
-  # Of the search only the choice is kept: with all its trials, `full` would
-  # hold many backbones.
+  # With the tasks of all its trials, a search of `full` holds many backbones.
   searched_in = directory_of(workdir, search_name(name, regime))
   on_process_0(lambda: _remove_tasks(searched_in))
   score = Score(
@@ -229,10 +198,7 @@ def _learned(
   sizes = [task.trainable_params for run in finals for task in run.tasks]
   score = dataclasses.replace(
     score,
-    settings=dict(choice.settings),
-    validation=choice.validation,
-    at_edge=choice.at_edge,
-    diverged=choice.diverged,
+    **dataclasses.asdict(choice),
     trials=score.trials + score.seeds,
     parameters=sizes[0] if sizes else 0,
   )
@@ -240,7 +206,7 @@ def _learned(
 
 
 def export(run: Path, kept: Path, name: str, backbone: mv.Backbone) -> None:
-  """Keep the task of a run under its own name, by one process."""
+  """Save the task of a run under its own name, by one process."""
   task = mv.load_task(run / "tasks" / protocol.NAME_IN_RUNS, backbone)
   if kept.exists() and mv.load_task(kept, backbone).digest == task.digest:
     return
@@ -249,7 +215,7 @@ def export(run: Path, kept: Path, name: str, backbone: mv.Backbone) -> None:
 
 
 def _with_tests(learned: _Learned, found: Mapping[Run, TaskScore]) -> Score:
-  """What the test split says, in the order of the seeds."""
+  """Add the tests, in the order of the seeds."""
   score, tests = learned.score, [found[run] for run in learned.runs]
   first = tests[0] if tests else None
   return dataclasses.replace(
@@ -262,7 +228,6 @@ def _with_tests(learned: _Learned, found: Mapping[Run, TaskScore]) -> Score:
 
 
 def _with_cost(score: Score, results: Sequence[mv.RunResult]) -> Score:
-  """What the runs of a score took."""
   sweeps = [result.sweep for result in results if result.sweep]
   return dataclasses.replace(
     score,
@@ -280,7 +245,7 @@ def _remove_backbones(runs: Mapping[Run, Path]) -> None:
 
 
 def _remove_tasks(directory: Path) -> None:
-  """Remove the tasks that a run exported, and the model that `full` did."""
+  """Remove the tasks that a run exported, and the model of `full`."""
   tasks = directory / "tasks"
   if tasks.exists():
     shutil.rmtree(tasks)
@@ -288,7 +253,7 @@ def _remove_tasks(directory: Path) -> None:
 
 
 def _options(bench: Benchmark, scores: Sequence[Score]) -> dict[str, Any]:
-  """What the report needs beside the configuration."""
+  """What the report needs besides the configuration."""
   chosen = {data.task.name for data in bench.tasks} | {*bench.missing}
   return {
     "regimes": bench.regimes,

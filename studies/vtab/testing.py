@@ -1,14 +1,13 @@
-"""Tests of finished runs: the tasks of a data set side by side, each once.
+"""Test the tasks of finished runs together, each once.
 
-The masked tasks of all regimes and seeds share a pass of the backbone, in slots
-of one number and size, so that all data sets share its program; heads and
-probes share another, on the same images. Every other task has a pass of its
-own. What a test says lies beside the run, in `TEST`.
+The masked tasks of all regimes and seeds of a data set share a pass of the
+backbone, in slots of one number and size, so that all data sets share its
+program; heads and probes share another pass. Every other task has its own.
+The result is stored beside the run, in `TEST`.
 """
 
 import dataclasses
 import functools
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,13 +20,11 @@ from memory_vit.data import data_differences, open_run_split, record_data
 from memory_vit.evaluation import evaluate_source, predict_fn
 from memory_vit.model import get_regime
 from memory_vit.runtime import StopSignal, make_mesh, on_process_0
-from studies.grid import Grid
+from studies.grid import Grid, logger
 from studies.record import directory_of, read_json, write_json
 from studies.vtab import protocol
 from studies.vtab.layout import TaskData
 from studies.vtab.protocol import Benchmark
-
-logger = logging.getLogger("memory_vit.studies")
 
 TEST = "test.json"
 
@@ -37,38 +34,19 @@ Run = tuple[str, int]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskScore:
-  """What the test split says of a task.
-
-  Attributes:
-    accuracy: in [0, 1].
-    loss: mean cross-entropy.
-    examples: how many were tested.
-    skipped: how many could not be read.
-    seconds: of the pass, divided among its tasks.
-  """
+  """The result of a task on the test split."""
 
   accuracy: float
   loss: float
   examples: int
-  skipped: int
-  seconds: float
+  skipped: int  # not readable
+  seconds: float  # of the pass, divided by the number of its tasks
 
 
 def finish(
   engine: Grid, bench: Benchmark, data: TaskData, runs: Mapping[Run, Path]
 ) -> dict[Run, TaskScore]:
-  """Test the tasks of runs; a test of the same task is read.
-
-  Args:
-    engine: of all runs.
-    bench: that they belong to.
-    data: of the task.
-    runs: {which: the directory of a final run that has exported its task}.
-
-  Raises:
-    MemoryVitError: where a task was tested on other data than are there now.
-    Interrupted: where the engine is asked to stop.
-  """
+  """Test the tasks of runs, unless a test of the same task is stored."""
   config = protocol.test_config(bench, data)
   where = directory_of(engine.workdir, data.task.name)
   known = on_process_0(lambda: [_known(path) for path in runs.values()])
@@ -76,8 +54,8 @@ def finish(
   for digest in {tuple(test["data"].items()) for test in done.values()}:
     if lines := data_differences(config, where, {"test": dict(digest)}):
       raise mv.MemoryVitError(
-        f"the data are not those on which {data.task.name} was tested. Put "
-        "those back, or give another --workdir.\n  " + "\n  ".join(lines)
+        f"the data are not those on which {data.task.name} was tested. "
+        "Restore them, or use another --workdir.\n  " + "\n  ".join(lines)
       )
   found = {run: _score(runs[run], test["found"]) for run, test in done.items()}
   left = {run: path for run, path in runs.items() if run not in done}
@@ -94,34 +72,32 @@ def finish(
 
 
 def _score(directory: Path, values: Mapping[str, Any]) -> TaskScore:
-  """Read what a test said."""
   try:
     return TaskScore(**values)
   except TypeError as error:
     raise mv.MemoryVitError(
-      f"{directory / TEST} is no test of this version ({error}): remove it."
+      f"{directory / TEST} is a test of another version ({error}): remove it."
     ) from error
 
 
 def in_one_pass(runs: Sequence[Run] | Mapping[Run, Any]) -> list[list[Run]]:
-  """Divide runs into those whose tasks are tested side by side."""
+  """Divide runs into groups whose tasks are tested in one pass."""
   shared = [run for run in runs if get_regime(run[0]).shares_pass]
   alone = [[run] for run in runs if run not in shared]
   return [shared, *alone] if shared else alone
 
 
 def _task_directory(directory: Path) -> Path:
-  """The task that a run has exported."""
   return directory / "tasks" / protocol.NAME_IN_RUNS
 
 
 def _known(directory: Path) -> Any:
-  """The test of a run; None where there is none, or of another task."""
+  """The test of a run; None if there is none, or of another task."""
   file, task = directory / TEST, _task_directory(directory) / "task.json"
   if not file.exists():
     return None
   test = read_json(file)
-  # A task that holds a backbone is removed once it is tested.
+  # A task that holds a backbone is removed after its test.
   if task.exists() and _digest(directory) != test["task"]:
     logger.info("%s is of another task: it is tested again", file)
     return None
@@ -129,13 +105,11 @@ def _known(directory: Path) -> Any:
 
 
 def _digest(directory: Path) -> str:
-  """What tells the task of a run from others."""
   file = _task_directory(directory) / "task.json"
   return str(read_json(file)["sha256"])
 
 
 def _write(directory: Path, data: Mapping[str, str], found: TaskScore) -> None:
-  """Keep what a test says, by one process."""
   values = {"task": _digest(directory), "data": data}
   found_values = dataclasses.asdict(found)
   write_json(directory / TEST, {**values, "found": found_values})
@@ -144,7 +118,7 @@ def _write(directory: Path, data: Mapping[str, str], found: TaskScore) -> None:
 def measure(
   engine: Grid, bench: Benchmark, data: TaskData, runs: Mapping[Run, Path]
 ) -> dict[Run, TaskScore]:
-  """Evaluate the tasks of runs on the test split, reading its images once."""
+  """Evaluate the tasks of runs on the test split, reading images once."""
   began = time.perf_counter()
   config, backbone = bench.config, engine.backbone
   stop = engine.stop or StopSignal()
@@ -153,7 +127,7 @@ def measure(
     run: _named(mv.load_task(_task_directory(path), backbone), run)
     for run, path in runs.items()
   }
-  # Of masked tasks the slots have one size; others have none.
+  # Only masked tasks have slots.
   slots, cells = _slots(bench)
   outputs = predict_fn(
     backbone,
@@ -189,14 +163,14 @@ def measure(
 
 
 def _named(task: mv.Task, run: Run) -> mv.Task:
-  """A task under a name that no other of its pass has."""
+  """Rename a task, as names in a pass must differ."""
   regime, seed = run
   spec = dataclasses.replace(task.spec, name=f"{regime}-{seed}")
   return dataclasses.replace(task, spec=spec)
 
 
 def _slots(bench: Benchmark) -> tuple[int, int]:
-  """How many slots all masked tasks take, and cells the largest can have."""
+  """The number of slots for all masked tasks, and of cells in each."""
   masked = [name for name in bench.regimes if get_regime(name).composes]
   if not any(get_regime(name).has_memory for name in masked):
     return len(masked) * len(bench.seeds), 0

@@ -1,11 +1,9 @@
-"""All tasks of a benchmark in one model, compared with each alone.
+"""Measure all tasks of a benchmark in one model, against each alone.
 
-One pass of the backbone answers all of them, and its original outputs are those
-of the plain ViT to the bit: `evaluation.verify` compares them on every test
-image.
+On every test image, `Evaluator` compares the original outputs with those of the
+plain ViT to the bit.
 """
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,21 +13,16 @@ from memory_vit.data import open_run_split
 from memory_vit.evaluation import Evaluator
 from memory_vit.model import get_regime
 from memory_vit.runtime import make_mesh, on_process_0
-from studies.grid import Grid
+from studies.grid import Grid, logger
 from studies.record import read_json
 from studies.vtab import protocol
 from studies.vtab.protocol import Benchmark
 from studies.vtab.report import TOGETHER
 from studies.vtab.scores import Score
 
-logger = logging.getLogger("memory_vit.studies")
-
 
 def best_regime(bench: Benchmark, scores: Sequence[Score]) -> str | None:
-  """The regime whose tasks compose that is best on validation, over all tasks.
-
-  None where none composes and was learned on every task.
-  """
+  """The composable regime that is best on validation of all tasks."""
   found = {}
   for regime in bench.regimes:
     mine = [s for s in scores if s.regime == regime and s.test is not None]
@@ -40,18 +33,20 @@ def best_regime(bench: Benchmark, scores: Sequence[Score]) -> str | None:
 
 
 def task_directory(workdir: Path, task: str, regime: str) -> Path:
-  """Where a task is kept, of the first seed."""
+  """The exported task of the first seed."""
   return workdir / "tasks" / regime / task
 
 
 def measure_once(
   engine: Grid, bench: Benchmark, scores: Sequence[Score]
 ) -> None:
-  """Measure into `together.json`, unless it holds this already."""
+  """Measure into `together.json`, unless it has the same tasks."""
   file = engine.workdir / TOGETHER
   regime = best_regime(bench, scores)
   if regime is None:
-    logger.info("no regime composes on all tasks: nothing is put together")
+    logger.info(
+      "no composable regime has all tasks: they are not measured in one model"
+    )
     on_process_0(lambda: file.unlink(missing_ok=True))
     return
   directories = [
@@ -68,12 +63,7 @@ def measure_once(
 def measure(
   engine: Grid, bench: Benchmark, regime: str, directories: Sequence[Path]
 ) -> dict[str, Any]:
-  """Evaluate all tasks in one model, each on its test split.
-
-  Returns:
-    {"regime", "dtype", "tasks": {name: an entry of `Evaluator.evaluate`},
-    "timing": as `Evaluator.timing`, "verified": whether all is as promised}.
-  """
+  """Evaluate all tasks in one model, each on its test split."""
   config = bench.config
   evaluator = Evaluator(
     engine.backbone,

@@ -1,4 +1,4 @@
-"""The engine of studies: what depends on what, and a list of one's own."""
+"""The engine of studies: dependencies between runs, and a list of your own."""
 
 import functools
 
@@ -54,7 +54,7 @@ def test_a_run_may_depend_on_the_results_of_others(
   assert [*results] == fake.calls == ["first", "second"]
   assert rates == [0.2, 0.1]
   assert engine.finished(plan).keys() == results.keys()
-  # Of another configuration nothing is taken, and nothing is replaced.
+  # Runs of another configuration are neither used nor replaced.
   other = functools.partial(made, config.replaced({"task.cells": 7}))
   assert engine.finished(other) == {}
   with pytest.raises(
@@ -65,7 +65,7 @@ def test_a_run_may_depend_on_the_results_of_others(
 
 @pytest.mark.slow
 def test_a_list_of_ones_own(tmp_path, capsys):
-  """It trains, and the second time reads what it has trained."""
+  """It trains, and the second time reads the results."""
   backbone = tmp_path / "tiny.npz"
   mv.save_backbone(tiny_backbone(num_classes=5, depth=1), backbone)
   given = ["digits", str(tmp_path / "runs"), *FLAGS]

@@ -1,4 +1,4 @@
-"""Studies are users of the package: they import public names alone."""
+"""Studies use the package as users do: they import public names only."""
 
 import ast
 import importlib
@@ -10,13 +10,13 @@ from conftest import ROOT
 import memory_vit as mv
 
 FILES = sorted((ROOT / "studies").rglob("*.py"))
-# Every public name of these modules is documented; subpackages export theirs.
+# All names of these modules are public; subpackages export theirs.
 WHOLE = ("memory_vit.config", "memory_vit.errors")
 LIBRARIES = {"absl", "jax", "numpy", "studies", *sys.stdlib_module_names}
 
 
 def problems(source):
-  """What a file takes that is not public, line by line."""
+  """Imports of names that are not public."""
   for node in ast.walk(ast.parse(source)):
     if isinstance(node, ast.Import):
       for name in node.names:

@@ -16,10 +16,10 @@ def test_costs_by_formula_and_by_xla(backbone, regime):
     backbone.config, regime, cells=3, bottleneck=2, side=side
   )
   assert cost.parameters == cost.parameters_counted
-  # XLA counts LayerNorm, softmax and biases as well.
+  # XLA also counts LayerNorm, softmax and biases.
   assert 1.0 < cost.flops_xla / cost.flops < 1.2
   if regime == "memory":
-    # Each more cell: 2 layers; a key, a value; 17 queries that read it.
+    # Each further cell: 2 layers; a key, a value; 17 queries attend to it.
     more = measured_costs.cost_of(
       backbone.config, regime, cells=7, bottleneck=2
     )
@@ -47,7 +47,7 @@ def test_costs_are_the_papers(backbone_file):
 
 
 def test_what_stands_beside_table_5():
-  """By hand: products of matrices, a multiplication with its addition 2."""
+  """By hand: matrix products; a multiplication and an addition are 2."""
   d, depth, cells, tokens = 768, 12, 5, 7 * 7 + 1
   keys = depth * 2 * 2 * tokens * cells * d  # scores, and weighted values
   memory = depth * 2 * 2 * cells * d * d  # keys, and values
@@ -69,7 +69,7 @@ def test_what_stands_beside_table_5():
     (f"{memory / 1e6:.1f} MFLOP", None),
     (f"{token / 1e6:.1f} MFLOP", None),
   ]
-  # Neither is what the paper has, whichever way one counts.
+  # Neither matches the paper's number, in either way of counting.
   for number in (keys, memory, keys + memory, token, token + memory):
     for operations in (number, number / 2):
       assert not 20e6 < operations < 30e6

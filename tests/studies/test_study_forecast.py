@@ -24,7 +24,7 @@ def study(backbone_file):
 
 
 def test_a_dry_run_trains_nothing(study, tmp_path, monkeypatch):
-  """It says what finished runs of the same kind took, and of which are none."""
+  """It shows the time of finished runs by kind, and kinds without any."""
   planned, _ = follow(study, ["adapters"], lambda run, rate: rate)
   fake = FakeRuns(accuracies, stops_at=2).install(monkeypatch)
   with pytest.raises(KeyboardInterrupt):
@@ -36,13 +36,13 @@ def test_a_dry_run_trains_nothing(study, tmp_path, monkeypatch):
   rows = [line.split() for line in text.splitlines()[:9]]
   assert rows[0] == ["finished", planned[0].name]
   assert rows[1] == [planned[1].name]
-  # The further seed at a rate that is not known yet is counted, too.
+  # The further seed is counted, though its learning rate is unknown.
   assert rows[2] == ["adapter-digits-5-9-rate-of-the-best-seed4"]
   assert "9 runs, 1 of them finished." in text
-  # The one that has finished took 32 s, as two others will.
+  # The finished run took 32 s; two others are of its kind.
   assert "About 0:01:04 left for 2 runs" in text
   assert "yet of: adapter_memory (1), memory (1);" in text
-  # A split that is not there is noticed here already.
+  # A missing split is reported by the dry run.
   wrong = dataclasses.replace(study.data, test="tset")
   with pytest.raises(DataError, match="tset"):
     runner.forecast(configured(study, data=wrong), tmp_path, ["table2"])

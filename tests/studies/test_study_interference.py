@@ -80,14 +80,14 @@ def test_interference_is_measured(study):
     np.asarray(dense_logits(backbone, naive[0], memories[:n], batch["image"]))
     for n in (1, 2, 3)
   ]
-  # With all of them, no class is the greatest of every picture.
+  # With all memories, no class has the largest logit for all images.
   bias = logits[2].mean(0)
   naive[0].params["head"]["bias"] = naive[0].params["head"]["bias"] - bias
   expected = [
     np.mean(((out - bias).argmax(-1) == batch["label"])[batch["mask"] > 0])
     for out in logits
   ]
-  # None could be left out unseen.
+  # Omitting any memory would be noticed.
   assert expected[2] not in expected[:2]
   found = measured.naive_accuracies(backbone, naive, source, **options)
   assert found == pytest.approx(expected)
@@ -101,7 +101,7 @@ def test_interference_is_measured(study):
   assert rows[2]["difference, no mask"] == 0.1 - found[0]
   assert [row["difference, masked"] for row in rows] == [0, 0, 0]
   assert [row["largest difference of a logit"] for row in rows] == [0, 0, 0]
-  # Where a task of them diverged.
+  # If one of the tasks diverged.
   lost = interference.section(study, (), ())
   assert not lost.rows
   assert "Not measured: a task diverged" in lost.notes[0]
@@ -109,7 +109,7 @@ def test_interference_is_measured(study):
 
 @pytest.mark.slow
 def test_a_difference_in_any_batch_is_reported(backbone, monkeypatch):
-  """The largest of all batches, and of the slots in which it was."""
+  """The largest over all batches, for each number of slots."""
   masked = [random_task(backbone, f"m{i}", seed=i, classes=5) for i in range(3)]
   source = datasets.open_split("digits:5-9", "test")
   read, calls = mv.read, []

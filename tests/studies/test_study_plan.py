@@ -14,7 +14,7 @@ from memory_vit.train import sweep
 from studies.paper import __main__ as paper
 from studies.paper import analysis, plan
 from studies.paper.runs import config_of
-from studies.paper.section import best_rate
+from studies.paper.section import Setting, best_rate
 from studies.paper.study import PARTS, Study
 
 
@@ -32,8 +32,8 @@ def test_a_plan_trains_nothing_twice(study):
   kinds = collections.Counter((r.regime, r.data, bool(r.reads)) for r in runs)
   first, other, last = "digits:5-9", "digits:0-4", "digits:2-6"
   assert kinds == {
-    # Of the first data set two rates of the first seed, the better one of the
-    # second (for each number of cells); those that share a pass by seed.
+    # On the first data set two rates with the first seed, the better one with
+    # the second (for each number of cells); those that share a pass by seed.
     ("full", first, False): 3,
     ("head", first, False): 2,
     ("head_cls", first, False): 3,
@@ -49,7 +49,7 @@ def test_a_plan_trains_nothing_twice(study):
     ("memory_additive", first, False): 3,
     ("adapter", first, False): 3,
     ("adapter_memory", first, False): 3,
-    # Interference with one seed; extension with both.
+    # Interference has one seed, extension both.
     ("memory", other, False): 2,
     ("memory", last, False): 2,
     ("memory_masked", other, False): 2,
@@ -59,7 +59,7 @@ def test_a_plan_trains_nothing_twice(study):
   masked = next(r for r in runs if r.regime == "memory_masked")
   assert masked.trials == [(0.3, 1), (0.3, 5), (0.1, 1), (0.1, 5)]
   assert masked.name == "memory_masked-digits-5-9-seed0"
-  # What all parts need is what each needs.
+  # All parts together need the runs that each needs.
   apart = [r for part in PARTS for r in plan.plan(study, [part], trials)]
   assert {*apart} == {*runs}
   assert len(apart) > len(runs)
@@ -67,7 +67,7 @@ def test_a_plan_trains_nothing_twice(study):
 
 
 def test_further_seeds_run_at_the_rate_of_the_first(study):
-  """Chosen for each number of cells apart, on validation, not on test."""
+  """Chosen separately for each number of cells, on validation, not on test."""
   study = dataclasses.replace(
     study, seeds=(7, 0, 4), regimes=("memory", "memory_masked")
   )
@@ -94,18 +94,18 @@ def test_further_seeds_run_at_the_rate_of_the_first(study):
   masked = [r for r in runs if r.regime == "memory_masked"]
   assert [r.seed for r in masked] == [7, 0, 4]
   assert {r.learning_rates for r in masked} == {(0.3, 0.1)}
-  # As many as before it is known which.
+  # The number of runs was known before their learning rates.
   assert len(unknown) == len(runs)
   everything, _ = follow(
     dataclasses.replace(study, search="all"), ["cells"], accuracy
   )
   assert len(everything) == 2 * 2 * 3 + 3
-  # Of equals the lowest rate, here and in the table.
+  # Of equals the lowest learning rate, also in the table.
   runs, trials = follow(study, ["cells"], lambda run, rate: 0.5)
   at = {r.learning_rates for r in runs if r.seed == 4 and r.regime == "memory"}
   assert at == {(0.1,)}
   some = [t for found in trials.values() for t in found]
-  choice = best_rate(study, some, ("memory", 5))
+  choice = best_rate(study, some, Setting("memory", 5))
   assert (choice.learning_rate, len(choice.tests)) == (0.1, 3)
 
 
@@ -123,7 +123,7 @@ def test_a_rate_at_which_the_first_seed_diverged_is_not_chosen(study):
   (row,) = analysis.table2(only, some).rows
   assert (row["learning rate"], row["seeds"]) == (0.1, 2)
   assert row["diverged"] == "1 of 3"
-  # Nothing is left for further seeds.
+  # Further seeds have no runs.
   runs, _ = follow(only, ["table2"], lambda run, rate: rate, lambda *_: True)
   assert [r.seed for r in runs] == [0, 0]
 
@@ -170,7 +170,7 @@ def test_configurations_of_runs(study):
 
 
 def test_tasks_that_other_parts_read_are_exported(study):
-  """All trials of those; of others the best alone, which takes less time."""
+  """All trials of these runs, and only the best one of others."""
   runs, trials = follow(study, ["regimes", *PARTS], lambda *_: 0.5)
   read = {run.reads.name for run in runs if run.reads}
   read |= {
@@ -185,7 +185,7 @@ def test_tasks_that_other_parts_read_are_exported(study):
 
 
 def test_what_a_run_keeps_is_what_its_regime_reads(study):
-  """One study has runs that keep contexts, features, and nothing."""
+  """A study has runs that cache contexts, features, and nothing."""
   squeezed = dataclasses.replace(study.data, train_crop="resize", flip=False)
   study = configured(
     study, data=squeezed, keep=KeepConfig(what="contexts", where="device")
@@ -212,7 +212,7 @@ def test_other_data_sets_have_splits_of_their_own(study):
     {"name": "list", "dir": "vtab/dtd"},
   )
   study = dataclasses.replace(study, others=others)
-  # As a report reads it.
+  # As a report receives it.
   options = json.loads(json.dumps(study.options))
   assert Study.of(study.config, options) == study
   runs, _ = follow(study, ["interference", "extension"], lambda *_: 0.5)
@@ -256,7 +256,7 @@ def test_parts(study):
     ({"cells": (0, 5)}, "--cells has 0, expected at least 1"),
     ({"cells": (1, 10)}, "config.task.cells is 5, expected one of --cells"),
     ({"search": "some"}, "--search is 'some', expected one of"),
-    ({"others": ("digits:5-9",)}, "number 0 is 'digits:5-9', a name tha"),
+    ({"others": ("digits:5-9",)}, "number 0 is 'digits:5-9', the name of"),
     ({"others": ({"nam": "digits:0-4"},)}, "number 0: .*data.nam"),
     ({"others": ({"name": 3},)}, "number 0: .*data.name is 3"),
     ({"others": ({"test": "test"},)}, "'name' of '' in --others is"),

@@ -1,4 +1,4 @@
-"""The table of all regimes: who is better, and how sure that is."""
+"""The table of all regimes: differences and their errors."""
 
 import dataclasses
 import json
@@ -13,7 +13,7 @@ from memory_vit.evaluation import PairedDifference, paired_difference
 from memory_vit.evaluation.hits import Hits, write_hits
 from memory_vit.model.vit_config import vit_config
 from studies.paper import regime_table, report
-from studies.record import directory_of
+from studies.record import directory_of, markdown_table
 
 
 def hits_of(right, counted=None):
@@ -38,7 +38,7 @@ def test_a_difference_is_that_of_the_accuracies():
 
 
 def test_what_both_get_right_or_wrong_has_no_error():
-  """Two that agree on all images but one: the error is that of this one."""
+  """Two that agree on all images but one: the error comes from that one."""
   right = np.arange(100) % 2 == 0
   better = right.copy()
   better[1] = True
@@ -51,7 +51,7 @@ def test_what_both_get_right_or_wrong_has_no_error():
 
 
 def test_errors_are_what_repeating_the_study_shows():
-  """Of studies with images of their own, and of ones with their own seeds."""
+  """With images of their own, and with seeds of their own."""
   rng = np.random.default_rng(1)
 
   def study(gain, images, seeds):
@@ -66,7 +66,7 @@ def test_errors_are_what_repeating_the_study_shows():
   spread = np.std([one.difference for one in found])
   errors = [math.hypot(one.over_images, one.over_seeds) for one in found]
   assert 0.8 * spread < np.median(errors) < 1.6 * spread
-  # By chance few are clear, and what is there is found.
+  # Few are clear by chance, and real differences are found.
   assert np.mean([one.is_clear for one in found]) < 0.15
   found = [study(0.15, 400, 4) for _ in range(50)]
   assert np.mean([one.is_clear for one in found]) > 0.9
@@ -77,7 +77,7 @@ def test_examples_that_do_not_count_are_left_out():
   second = [hits_of([0, 1, 0, 0], [True, True, False, True])]
   found = paired_difference(first, second)
   assert found.difference == pytest.approx(0.5)
-  # Of one seed it is not known how much another one would change.
+  # One seed does not tell the variation between seeds.
   assert (found.over_seeds, found.is_clear, found.seeds) == (None, None, 1)
   assert paired_difference([], []) is None
   none = hits_of([0, 0], [False, False])
@@ -135,7 +135,7 @@ def test_a_row_is_a_regime_at_its_best_rate(study, tmp_path):
     study, trials, tmp_path, vit_config("Micro/2", image_size=8)
   )
   rows = {(row["regime"], row["cells"]): row for row in found.rows}
-  # Of full attention only with the cells of the configuration.
+  # Full attention only has the cells of the configuration.
   assert {*rows} == {
     ("head", None), ("cls_masked", None), ("norms_masked", None),
     ("memory_masked", 1), ("memory_masked", 5), ("memory", 5),
@@ -152,7 +152,7 @@ def test_a_row_is_a_regime_at_its_best_rate(study, tmp_path):
     assert (row["learning rate"], row["end of range"]) == (0.3, "highest")
     assert row["difference"] == pytest.approx(expected)
     assert row["error over seeds"] == pytest.approx(0, abs=1e-12)
-    # So many images differ, all in one direction.
+    # This share of images differs, all in one direction.
     share = abs(expected)
     assert row["error over images"] == pytest.approx(
       math.sqrt(share * (1 - share) / (SIZE - 1)), rel=0.05
@@ -164,7 +164,7 @@ def test_a_row_is_a_regime_at_its_best_rate(study, tmp_path):
   }
   row = pairs["norms_masked", "memory_masked (5 cells)"]
   assert row["difference"] == pytest.approx(0.15)
-  text = report.table(found.rows)
+  text = markdown_table(report.formatted(found.rows))
   assert "| +10.0 | 0.9 | 0.0 | yes | 3 |" in text
   assert "| -5.0 | 0.7 | 0.0 | yes | 3 |" in text
 
@@ -185,9 +185,9 @@ def test_a_rate_at_which_a_seed_diverged_is_not_compared(study, tmp_path):
     )
   )
   assert (before["learning rate"], after["learning rate"]) == (0.3, 0.1)
-  # At 0.3 of the class token against 0.1 and the gain.
+  # The class token at 0.3, against 0.1 plus the gain.
   assert after["difference"] == pytest.approx(-0.1)
-  # A rate that nobody chose costs nothing where it diverged.
+  # Divergence at a learning rate that was not chosen has no effect.
   kept = [
     dataclasses.replace(t, validation=None, test=None, name=None)
     if (t.regime, t.seed, t.learning_rate) == ("head", 4, 0.1) else t
@@ -204,7 +204,7 @@ def test_hits_that_do_not_fit_are_refused(study, tmp_path):
   vit = vit_config("Micro/2", image_size=8)
   name = next(t.run for t in trials if t.regime == "head")
   directory = directory_of(tmp_path, name)
-  # Of a run of an earlier version there are none.
+  # A run without hits.
   (directory / "hits.json").unlink()
   found = regime_table.section(study, trials, tmp_path, vit)
   (head,) = (row for row in found.rows if row["regime"] == "head")

@@ -1,4 +1,4 @@
-"""Runs of a study: each is made once, and the report is made of all."""
+"""Runs of a study: each is trained once, and the report shows all."""
 
 import dataclasses
 import json
@@ -30,6 +30,7 @@ from memory_vit.errors import DivergedError, MemoryVitError, TrainingError
 from memory_vit.runtime import files
 from memory_vit.runtime.lock import only_run
 from studies.paper import costs, measured_costs, report
+from studies.record import markdown_table
 
 TRAINED = (
   "table2", "sensitivity", "cells", "placement", "adapters", "extension",
@@ -43,14 +44,14 @@ def study(backbone_file):
 
 @pytest.mark.slow
 def test_a_study_from_its_runs_to_the_report(study, tmp_path, monkeypatch):
-  """Killed in its middle, it goes on without repeating a run."""
+  """Killed in the middle, it resumes without repeating a run."""
   planned, _ = follow(study, TRAINED, lambda run, rate: rate)
   names = [r.name for r in planned]
   killed = FakeRuns(accuracies, stops_at=len(names) - 3)
   monkeypatch.setattr(mv, "train_and_evaluate", killed)
   with pytest.raises(KeyboardInterrupt):
     run_study(study, tmp_path, TRAINED)
-  # What is known by then has been written.
+  # The parts that were finished have been written.
   assert "Table 2" in (tmp_path / "report.md").read_text()
   rest = FakeRuns(accuracies)
   monkeypatch.setattr(mv, "train_and_evaluate", rest)
@@ -59,7 +60,7 @@ def test_a_study_from_its_runs_to_the_report(study, tmp_path, monkeypatch):
   assert killed.calls[:-1] + rest.calls == names
   again = FakeRuns(accuracies)
   monkeypatch.setattr(mv, "train_and_evaluate", again)
-  # Parts that were named earlier stay.
+  # Parts of earlier commands stay.
   for parts in (TRAINED, ["cells"]):
     run_study(study, tmp_path, parts)
     assert sections(tmp_path) == found
@@ -75,14 +76,14 @@ def test_a_study_from_its_runs_to_the_report(study, tmp_path, monkeypatch):
   assert [(x, round(mean, 2)) for x, mean, _, _ in rates] == [
     (0.1, 0.49), (0.3, 0.47),
   ]  # fmt: skip
-  # One seed where that one searches, both where all rates are one run.
+  # One seed if it searches alone, both if all rates are one run.
   seeds = {r["regime"]: r["seeds"] for r in found["sensitivity"].rows}
   assert seeds == {"full": 1, "memory": 1, "memory_masked": 2}
   text = (tmp_path / "report.md").read_text()
   for part in found.values():
     assert f"## {part.title}" in text
-    assert report.table(part.rows) in text
-    assert report.table(part.comparisons) in text
+    for rows in (part.rows, part.comparisons):
+      assert markdown_table(report.formatted(rows)) in text
   assert (
     "| full |  | 0.3 | highest | seed 0 | 30.0 % | 47.0 % | 0.0 | 3.5 | 2 |  |"
   ) in text
@@ -103,11 +104,11 @@ def test_finished_runs_of_another_configuration_are_refused(
   monkeypatch.setattr(mv, "train_and_evaluate", fake)
   run_study(study, tmp_path, ["table2"])
   assert len(fake.calls) == 2
-  # Its states were removed; also of one that was killed before that.
+  # Checkpoints are removed, also after a kill before that.
   first, second = (tmp_path / "runs" / name for name in fake.calls)
   assert not (first / "checkpoints").exists()
   (second / "checkpoints" / "2").mkdir(parents=True)
-  # What does not change a result may change.
+  # Options without influence on results may change.
   log = configured(study, log_every=7, batch_size_eval=32)
   run_study(dataclasses.replace(log, others=()), tmp_path, ["table2"])
   assert len(fake.calls) == 2
@@ -125,7 +126,7 @@ def test_finished_runs_of_another_configuration_are_refused(
 
 
 def test_a_study_in_epochs_is_not_repeated(study, tmp_path, monkeypatch):
-  """Its runs record the steps that their data made of these."""
+  """Its runs record the number of steps that epochs became."""
 
   class Resolved(FakeRuns):
     def write(self, config, directory, entries):
@@ -154,7 +155,7 @@ def test_a_study_in_epochs_is_not_repeated(study, tmp_path, monkeypatch):
 def test_finished_runs_on_other_data_are_refused(
   study, tmp_path, monkeypatch, caplog, per_class
 ):
-  """As long as the data are there to be compared; also if a seed chooses."""
+  """If the data are available to be compared; also if a seed chooses."""
   study = dataclasses.replace(study, regimes=("head",), others=())
   pictures = tmp_path / "pictures"
   where = dataclasses.replace(
@@ -191,7 +192,7 @@ def test_finished_runs_on_other_data_are_refused(
     run_study(study, tmp_path / "s", ["table2"])
   assert fake.calls[0] in str(error.value)
   assert "missing: train/a/2.png" in str(error.value)
-  # Without data nothing can be compared, and nothing has to be trained.
+  # Missing data cannot be compared, and finished runs need none.
   monkeypatch.setattr(logging.getLogger("memory_vit"), "propagate", True)
   (pictures / "train").rename(pictures / "away")
   run_study(study, tmp_path / "s", ["table2"])
@@ -210,7 +211,7 @@ def test_a_second_study_is_kept_out(study, tmp_path):
 
 
 def test_what_was_measured_is_remembered(study, tmp_path, monkeypatch):
-  """As long as nothing has changed on which it depends."""
+  """Until something changes on which it depends."""
   calls = []
 
   def measure(study, vit):
@@ -227,7 +228,7 @@ def test_what_was_measured_is_remembered(study, tmp_path, monkeypatch):
     assert sections(tmp_path)["costs"].rows[0]["MFLOP"] == 8 / 1e6
   assert calls == [5]
   other = configured(study, task=dataclasses.replace(study.task, cells=1))
-  # Of another study nothing is shown before it is measured.
+  # Results of another configuration are not shown.
   monkeypatch.setattr(mv, "train_and_evaluate", FakeRuns(accuracies))
   run_study(other, tmp_path, ["adapters"])
   assert "costs" not in sections(tmp_path)
@@ -251,7 +252,7 @@ def test_runs_of_another_configuration_are_not_shown(
 def test_the_report_is_a_function_of_the_directory(
   study, tmp_path, monkeypatch
 ):
-  """Made again, elsewhere, it is the same to the byte."""
+  """Made again elsewhere, it is the same to the byte."""
   place, copy = tmp_path / "study", tmp_path / "copy"
   monkeypatch.setattr(mv, "train_and_evaluate", FakeRuns(accuracies))
   run_study(study, place, ["cells"])
@@ -263,9 +264,9 @@ def test_the_report_is_a_function_of_the_directory(
   report.write_report(copy)
   assert {name: (copy / name).read_bytes() for name in shown} == made
   assert json.loads((copy / "report.json").read_text())["parts"]["cells"]
-  # Of what is missing it says so.
+  # A missing file is named.
   next((copy / "runs").glob("head_cls*/result.json")).unlink()
-  with pytest.raises(MemoryVitError, match="has no result any more"):
+  with pytest.raises(MemoryVitError, match="has lost its result"):
     report.write_report(copy)
   with pytest.raises(MemoryVitError, match=r"record.json is not readable"):
     report.write_report(tmp_path)
@@ -294,7 +295,7 @@ def test_the_report_needs_no_jax(study, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_what_diverges_is_a_result(study, tmp_path, monkeypatch):
-  """It is not tried again, and no other run needs it to be there."""
+  """It is not tried again, and no other run needs it."""
 
   class Diverging(FakeRuns):
     def __call__(self, config, directory, stop=None):
@@ -311,7 +312,7 @@ def test_what_diverges_is_a_result(study, tmp_path, monkeypatch):
   parts = ("table2", "sensitivity", "extension")
   run_study(study, tmp_path, parts)
   found = sections(tmp_path)
-  # Neither a run that would read what diverged, nor a further seed of it.
+  # Neither its further seeds run, nor runs that would attend to it.
   assert not any("reading" in name for name in fake.calls)
   assert [name for name in fake.calls if name.startswith("full")] == [
     "full-digits-5-9-rate0.3-seed0", "full-digits-5-9-rate0.1-seed0",

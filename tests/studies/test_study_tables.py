@@ -1,4 +1,4 @@
-"""Tables of a study: what is chosen, and held against the spread."""
+"""Tables of a study: choices and comparisons with the spread."""
 
 import dataclasses
 from pathlib import Path
@@ -29,7 +29,7 @@ def trial(rate, seed, validation, test):
 
 def test_chosen_on_validation_reported_on_test():
   trials = [
-    # The best single validation, and the best test, are of other rates.
+    # Other rates have the best single validation and the best test.
     trial(0.1, 0, 0.9, 0.5), trial(0.1, 1, 0.3, 0.5),
     trial(0.2, 0, 0.7, 0.6), trial(0.2, 1, 0.8, 0.4),
     trial(0.3, 0, 0.6, 0.9), trial(0.3, 1, 0.6, 0.9),
@@ -41,7 +41,7 @@ def test_chosen_on_validation_reported_on_test():
     parameters=7,
   )  # fmt: skip
   assert (choice.test, choice.spread) == (0.5, pytest.approx(0.2))
-  # By the first seed alone, another one; that the second diverged is seen.
+  # The first seed alone chooses another one; the second diverged.
   choice = choose(trials, seed=0)
   assert (choice.learning_rate, choice.validation) == (1.0, 0.99)
   assert (choice.tests, choice.diverged) == ((0.99,), 1)
@@ -60,7 +60,7 @@ def test_chosen_on_validation_reported_on_test():
     # With one seed there is no spread.
     ((0.8,), (0.7, 0.71), 2, ("+9.5", "", "", "a: 2 of 3")),
     ((0.8, 0.8), (0.8, 0.8), 0, ("0.0", "0.0", "no", "")),
-    # What is 0.0 as it is shown lies on no side.
+    # A difference shown as 0.0 is not beyond the spread.
     ((0.8, 0.8), (0.8001, 0.8001), 0, ("0.0", "0.0", "no", "")),
   ],
 )
@@ -110,7 +110,7 @@ def test_sensitivity_and_the_ends_of_the_range(study):
   # 100 images, sqrt(0.8 * 0.2 / 100).
   assert memory["test"] == 0.8
   assert memory["standard error"] == pytest.approx(0.04)
-  # Which seeds have chosen the rate.
+  # The seeds that have chosen the learning rate.
   both = dataclasses.replace(study, regimes=("full", "memory_masked"))
   rows = analysis.table2(both, []).rows
   assert [(row["regime"], row["chosen by"]) for row in rows] == [
@@ -138,7 +138,7 @@ def test_a_trial_that_diverged_in_a_sweep_has_no_result(study):
   assert (well.validation, well.test) == (0.5, 0.4)
   assert well.task == str(here / "tasks" / "t")
   assert (lost.learning_rate, lost.validation, lost.task) == (0.1, None, None)
-  # What is neither there nor lost is not taken for lost.
+  # A trial that is neither finished nor lost is an error.
   missing = dataclasses.replace(result, tasks=entries[:1], sweep=SweepResult())
   with pytest.raises(MemoryVitError, match="Move the run away"):
     trials_of(planned, missing, here)

@@ -29,7 +29,7 @@ def write_info(root, data_set, **sizes):
 
 
 def test_the_table_is_the_benchmark():
-  """Facts that papers agree on: groups, classes, and images."""
+  """Facts on which papers agree: groups, classes, and images."""
   counts = collections.Counter(t.group for t in TASKS)
   assert counts == {"natural": 7, "specialized": 4, "structured": 8}
   assert set(counts) == set(GROUPS)
@@ -38,7 +38,7 @@ def test_the_table_is_the_benchmark():
   assert classes == [
     100, 102, 47, 102, 37, 10, 397, 2, 10, 45, 5, 8, 6, 6, 4, 16, 16, 18, 9,
   ]  # fmt: skip
-  # Two tasks each are asked of three sets of images.
+  # Three data sets have two tasks each.
   images = {t.tfds: t.test_examples for t in TASKS}
   assert len(images) == 16
   assert sum(images.values()) == 287_026

@@ -30,7 +30,7 @@ def backbone_file(tmp_path_factory):
 
 @pytest.fixture
 def small_test_splits(monkeypatch):
-  """The benchmark has as many test images as the miniature: it has means."""
+  """Give the benchmark the number of test images of the miniature."""
   tasks = tuple(dataclasses.replace(task, test_examples=12) for task in TASKS)
   monkeypatch.setattr(report, "TASKS", tasks)
 
@@ -51,7 +51,7 @@ def run_command(data, backbone_file, workdir, *argv, epochs=20):
 def test_all_tasks_from_the_prepared_folder(
   backbone_file, tmp_path, capsys, caplog
 ):
-  """Learned, tested, put together; two of them by more regimes and seeds."""
+  """Trained, tested, in one model; two with more regimes and seeds."""
   data = vtab_miniature.write_folder(tmp_path / "data", train=16, test=12)
   every, two = tmp_path / "every", tmp_path / "two"
   regimes = ["--regimes=cls_masked", "--seeds=1"]
@@ -87,7 +87,7 @@ def test_all_tasks_from_the_prepared_folder(
   assert 1 <= counts["_gradient"] <= 2 * 3 * 3
   assert 1 <= counts["read_program"] <= 6
 
-  # Again, and nothing happens; and the tasks are those that were tested.
+  # The second time nothing runs; the tasks are those that were tested.
   before = {p: p.stat().st_mtime_ns for p in every.rglob("result.json")}
   assert run_command(data, backbone_file, every, *regimes, epochs=10) == 0
   assert {p: p.stat().st_mtime_ns for p in every.rglob("result.json")} == before
@@ -118,10 +118,10 @@ def require_several(run):
   assert numbers["means"]["head"]["of_tasks"] is None
   for score in numbers["scores"]:
     assert len(score["tests"]) == 2
-    # The colour tells the class, where a class has been seen.
+    # The colour identifies every class that was trained on.
     if score["task"] == "kitti":
       assert sum(score["tests"]) / 2 > 0.5
-  # Nothing of these is drawn at the start: seeds differ by their images' order.
+  # These have no random initialization: seeds differ by order of images.
   for name in ("kitti", "sun397"):
     losses = {
       json.loads(file.read_text())["found"]["loss"]
@@ -133,10 +133,7 @@ def require_several(run):
 @pytest.mark.nightly
 @pytest.mark.slow
 def test_tasks_from_sets_of_tfds(backbone_file, tmp_path, monkeypatch, capsys):
-  """All 19 open, with their classes; those whose labels are made are learned.
-
-  A set that two tasks share is told apart by its label.
-  """
+  """All 19 open with their classes; those with computed labels train."""
   monkeypatch.setattr(layout, "TRAINED", 16)
   monkeypatch.setattr(layout, "HELD_OUT", 8)
   data = vtab_miniature.write_tfds(tmp_path / "data")
@@ -174,9 +171,9 @@ def test_a_dry_run_writes_nothing(backbone_file, tmp_path, capsys):
 def test_wrong_flags_are_one_line(tmp_path, capsys):
   for argv, problem in (
     (["--only=cifar,pets"], "'pets': VTAB-1k has no such task"),
-    (["--regimes=heads"], "'heads' is none"),
-    (["--seeds=0"], "--seeds='0': expected how many"),
-    (["--seeds=x"], "--seeds='x': expected how many"),
+    (["--regimes=heads"], "'heads' is no regime"),
+    (["--seeds=0"], "--seeds='0': expected their number"),
+    (["--seeds=x"], "--seeds='x': expected their number"),
     (["--config.data.name=cifar10"], "config.data.name is 'cifar10'"),
     ([], "has no data of cifar, caltech101"),
   ):

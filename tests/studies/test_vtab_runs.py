@@ -1,4 +1,4 @@
-"""The protocol of VTAB-1k: what is searched, chosen, learned and tested."""
+"""The protocol of VTAB-1k: search, choice, final runs, tests."""
 
 import dataclasses
 import json
@@ -47,11 +47,11 @@ def test_chosen_on_the_200_and_tested_once(tmp_path, backbone_file, fake):
     # At the chosen rate, and nothing else.
     assert final.sweep.overrides == ({"learning_rate": 0.1},)
     assert final.sweep.combinations == 1
-    # Of the order of the images as well as of the first values.
+    # It determines the order of images and the initialization.
     assert config_lib.data_seed(final) == seed
     assert final.sweep.seed == (seed,)
   for config in (search, *finals):
-    assert config.eval_every > 10**9  # only the last step is looked at
+    assert config.eval_every > 10**9  # only the last step is evaluated
     assert config.data.train_crop == config.data.eval_crop == "resize"
     assert not config.data.flip
   assert fake.tested == [
@@ -78,20 +78,20 @@ def test_what_is_finished_is_not_repeated(tmp_path, backbone_file, monkeypatch):
   killed.install(monkeypatch)
   with pytest.raises(KeyboardInterrupt):
     run_benchmark(bench, tmp_path / "run")
-  # What is known by then has been written.
+  # The tasks that were finished have been written.
   assert {task for task, _ in scores(tmp_path)} == {"cifar"}
   rest = FakeRuns()
   rest.install(monkeypatch)
   run_benchmark(bench, tmp_path / "run")
   assert rest.directories[0] == killed.directories[-1]
   assert len(killed.directories[:-1] + rest.directories) == 2 * 2 * 3
-  # Heads side by side, and every `full` by itself; each once.
+  # Heads in one pass, every `full` in its own; each once.
   assert killed.tested + rest.tested == [
     [(name, *run) for run in runs]
     for name in ("cifar", "kitti")
     for runs in ([("head", 0), ("head", 1)], [("full", 0)], [("full", 1)])
   ]
-  # What is a backbone of its own is not kept, once it is tested.
+  # A task with a backbone of its own is removed after its test.
   assert {p.parents[3].name for p in (tmp_path / "run").rglob("task.json")} == {
     "head"
   }
@@ -108,7 +108,7 @@ def test_a_forecast_knows_what_is_finished(tmp_path, backbone_file, fake):
   run_benchmark(bench, tmp_path / "run")
   before = sorted(tmp_path.rglob("*"))
   assert "About" not in runner.forecast(bench, tmp_path / "run")
-  # Of a seed more one run is left, of 8 s; no search.
+  # One more seed is one more run, of 8 s, and no search.
   more = dataclasses.replace(bench, seeds=(0, 1, 2), missing={"dtd": "none"})
   text = runner.forecast(more, tmp_path / "run")
   assert "4 runs, 3 of them finished." in text
@@ -119,7 +119,7 @@ def test_a_forecast_knows_what_is_finished(tmp_path, backbone_file, fake):
 
 
 def test_more_seeds_are_added(tmp_path, backbone_file, fake):
-  """The search is of the first seed alone: what was finished stays."""
+  """The search has the first seed only, so finished runs stay."""
   bench = small_benchmark(tmp_path, backbone_file, ["cifar"], seeds=(0, 1))
   run_benchmark(bench, tmp_path / "run")
   calls = len(fake.configs)
@@ -144,7 +144,7 @@ def test_another_task_is_tested_again(tmp_path, backbone_file, fake):
 
 @pytest.mark.fault("changed-run")
 def test_changed_test_images_are_refused(tmp_path, backbone_file, fake):
-  """No run reads them: the test itself remembers which they were."""
+  """No run reads them: the test records their checksum."""
   bench = small_benchmark(tmp_path, backbone_file, ["cifar"])
   run_benchmark(bench, tmp_path / "run")
   image = (
@@ -196,7 +196,7 @@ def test_a_finished_run_of_another_configuration_is_refused(
 def test_changed_data_of_a_finished_run_are_refused(
   tmp_path, backbone_file, fake
 ):
-  """Also where only the list is another."""
+  """Also if only the list differs."""
   bench = small_benchmark(tmp_path, backbone_file, ["cifar"])
   run_benchmark(bench, tmp_path / "run")
   result = next((tmp_path / "run").rglob("search/result.json"))
@@ -233,7 +233,7 @@ def test_settings_that_diverged_are_not_chosen(
 def test_a_seed_that_diverges_leaves_no_mean(
   tmp_path, backbone_file, monkeypatch
 ):
-  """It is not tested; the others are."""
+  """It is not tested; other seeds are."""
   runs = FakeRuns(diverges=lambda c: c.seed == 1)
   runs.install(monkeypatch)
   bench = small_benchmark(tmp_path, backbone_file, ["cifar"], seeds=(0, 1, 2))
@@ -252,7 +252,7 @@ def test_a_task_that_always_diverges_has_no_accuracy(
   run_benchmark(bench, tmp_path / "run")
   score = scores(tmp_path)["cifar", "head"]
   assert (score.test, score.tests, score.diverged) == (None, (), 3)
-  assert len(runs.configs) == 1  # there is nothing to learn again
+  assert len(runs.configs) == 1  # all diverged, so there is no final run
   text = ((tmp_path / "run") / "report.md").read_text()
   assert "none: all diverged" in text
 
@@ -306,8 +306,8 @@ def test_what_the_protocol_sets_is_refused(key, value):
 
 def test_regimes_that_there_are_not():
   for names, problem in (
-    (["head", "heads"], "'heads' is none"),
-    (["head", "head"], "'head' is there twice"),
+    (["head", "heads"], "'heads' is no regime"),
+    (["head", "head"], "'head' is named twice"),
   ):
     with pytest.raises(MemoryVitError, match=f"{problem}; .*cls_masked"):
       protocol.require_possible(vtab_config(), names)
@@ -333,7 +333,7 @@ def test_means_are_of_all_or_not_printed():
   assert found.of_tasks == pytest.approx(0.10)
   assert found.spread == pytest.approx(0.02)
   lost = dataclasses.replace(scores["kitti", "head"], tests=(0.5,))
-  # On fewer images it is no number of the benchmark.
+  # With fewer images it is not a result of the benchmark.
   fewer = dataclasses.replace(scores["kitti", "head"], test_examples=710)
   for changed in (
     {**scores, ("kitti", "head"): lost},
@@ -346,7 +346,7 @@ def test_means_are_of_all_or_not_printed():
 
 
 def test_the_report_names_each_regime_with_data_of_another_size():
-  """Also where another regime of the task, or what runs alone, has all."""
+  """Also if another regime of the task was tested on all images."""
   task = next(task for task in TASKS if task.name == "kitti")
 
   def score(regime, images):
@@ -376,7 +376,10 @@ def test_the_report_names_what_is_missing(tmp_path, backbone_file, fake):
   run_benchmark(bench, tmp_path / "run")
   text = ((tmp_path / "run") / "report.md").read_text()
   assert "**No means are given**, as tasks are missing:" in text
-  assert "**No means are given** of these, as data have other sizes" in text
+  assert (
+    "**No means are given** of these, as their test splits have other sizes"
+    in text
+  )
   assert "- kitti, head: 4 test images, the benchmark has 711\n" in text
   assert "- dtd: there is no dtd\n" in text
   assert "- svhn: left out by --only" in text

@@ -1,4 +1,4 @@
-"""Tests of VTAB-1k runs side by side: as each alone, in few programs."""
+"""Tests of VTAB-1k runs in one pass: as each alone, in few programs."""
 
 import json
 import logging
@@ -54,7 +54,7 @@ def bench(tmp_path, backbone_file):
 def test_side_by_side_as_alone(
   bench, backbone_file, tmp_path, monkeypatch, caplog
 ):
-  """In one reading; a second data set, of other classes, compiles nothing."""
+  """In one pass; a second data set, of other classes, compiles nothing."""
   mesh, backbone = one_device(), mv.load_backbone(backbone_file)
   monkeypatch.setattr(testing, "make_mesh", lambda fsdp: mesh)
   engine = engine_of(tmp_path, bench, backbone)
@@ -71,7 +71,7 @@ def test_side_by_side_as_alone(
   found = testing.finish(engine, bench, first, runs)
   assert readings == [4]
   assert [*found] == [*runs]
-  reader = datasets.open_split(protocol.test_config(bench, first), "test")
+  reader = datasets.open_run_split(protocol.test_config(bench, first), "test")
   for run, path in runs.items():
     task = mv.load_task(path / "tasks" / protocol.NAME_IN_RUNS, backbone)
     alone = evaluate.evaluate_source(
@@ -84,7 +84,7 @@ def test_side_by_side_as_alone(
   assert len({outcome.loss for outcome in found.values()}) == len(runs)
 
   others = finished_runs(engine, bench, second)
-  # They diverged; numbers of slots are rounded up, so one less shows nothing.
+  # Two diverged: numbers of slots are rounded up, so one would not matter.
   del others["cls_masked", 1], others["norms_masked", 1]
   with jax.log_compiles(), caplog.at_level(logging.WARNING):
     testing.finish(engine, bench, second, others)
@@ -92,7 +92,7 @@ def test_side_by_side_as_alone(
   for program in ("encode_program", "read_program"):
     assert not any(f"Compiling jit({program})" in text for text in compiled)
 
-  # Again: all is read.
+  # The second time stored tests are read.
   assert testing.finish(engine, bench, first, runs) == found
   assert readings == [4, 4]
 

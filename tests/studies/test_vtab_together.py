@@ -1,4 +1,4 @@
-"""All tasks of a benchmark in one model: which, and what was measured."""
+"""All tasks of a benchmark in one model: the choice of a regime, the key."""
 
 import types
 
@@ -10,7 +10,7 @@ from studies.vtab.scores import Score
 
 
 def bench_of(**changes):
-  """Of one task, with what is asked of it here alone."""
+  """A benchmark with the attributes that the function reads."""
   data = {"name": "kitti", "dir": "data", "test": "test", **changes}
   return types.SimpleNamespace(
     config=types.SimpleNamespace(dtype="float32"),
