@@ -159,13 +159,13 @@ def _plain(
 ) -> Iterator[Any]:
   """A pipeline of the same images and crops, written by hand."""
 
-  def view(path: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
+  def prepared(path: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
     return prepare(tf.io.read_file(path), number)
 
   paths = tf.data.Dataset.list_files(f"{folder}/train/*/*")
   dataset = paths.shuffle(1024).repeat()
   dataset = tf.data.Dataset.zip(dataset, tf.data.Dataset.counter())
-  dataset = dataset.map(view, num_parallel_calls=tf.data.AUTOTUNE)
+  dataset = dataset.map(prepared, num_parallel_calls=tf.data.AUTOTUNE)
   return dataset.batch(_BATCH).prefetch(tf.data.AUTOTUNE).as_numpy_iterator()
 
 

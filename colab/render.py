@@ -83,14 +83,14 @@ def _outputs(name: str, cell: Any) -> Iterator[str]:
   )
   if shown := printed.strip("\n"):
     yield f"```text\n{shown}\n```"
-  pictures = [
+  figures = [
     output.data["image/png"]
     for output in cell.outputs
     if "image/png" in output.get("data", {})
   ]
-  for number, picture in enumerate(pictures, start=1):
+  for number, figure in enumerate(figures, start=1):
     file = PAGES / f"{name}.{cell.id}.{number}.png"
-    with Image.open(io.BytesIO(base64.b64decode(picture))) as image:
+    with Image.open(io.BytesIO(base64.b64decode(figure))) as image:
       small = image.convert("RGB").quantize(_COLOURS)
       small.save(file, optimize=True)
     yield f"![{cell.id} of {name}]({file.name})"

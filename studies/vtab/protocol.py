@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import memory_vit as mv
-from memory_vit.config import DataConfig, SweepConfig, cacheable_part
+from memory_vit.config import SweepConfig, cacheable_part
 from memory_vit.model import REGIMES, get_regime
 from studies.vtab.layout import TaskData
 
@@ -90,13 +90,8 @@ def search_config(bench: Benchmark, data: TaskData, regime: str) -> mv.Config:
     cells=config.sweep.cells if get_regime(regime).has_memory else (),
     export="best",
   )
-  found = _configured(config, data, regime, first)
-  return dataclasses.replace(
-    found,
-    sweep=sweep,
-    data=dataclasses.replace(
-      found.data, train=data.train, validation=data.held_out, test=""
-    ),
+  return _configured(
+    config, data, regime, sweep, train=data.train, validation=data.held_out
   )
 
 
@@ -108,19 +103,14 @@ def final_config(
   seed: int,
 ) -> mv.Config:
   """Configure the final run of a seed; its task is tested beside others."""
-  found = _configured(bench.config, data, regime, seed)
-  overrides = (dict(chosen),) if chosen else ()
-  return dataclasses.replace(
-    found,
-    sweep=SweepConfig(
-      seed=(seed,),
-      overrides=overrides,
-      export="all",
-      memory_gib=bench.config.sweep.memory_gib,
-    ),
-    data=dataclasses.replace(
-      found.data, train=data.both, validation="", test=""
-    ),
+  sweep = SweepConfig(
+    seed=(seed,),
+    overrides=(dict(chosen),) if chosen else (),
+    export="all",
+    memory_gib=bench.config.sweep.memory_gib,
+  )
+  return _configured(
+    bench.config, data, regime, sweep, train=data.both, validation=""
   )
 
 
@@ -132,17 +122,16 @@ def test_config(bench: Benchmark, data: TaskData) -> mv.Config:
   )
 
 
-def _data_of(config: mv.Config, data: TaskData) -> DataConfig:
-  """The data options of a task, without splits."""
-  return dataclasses.replace(
-    config.data, name=data.name, dir=data.dir, label=data.label
-  )
-
-
 def _configured(
-  config: mv.Config, data: TaskData, regime: str, seed: int
+  config: mv.Config,
+  data: TaskData,
+  regime: str,
+  sweep: SweepConfig,
+  *,
+  train: str,
+  validation: str,
 ) -> mv.Config:
-  """Set the options that search and final runs share."""
+  """Set the options of search and final runs; neither is tested."""
   # Each regime caches its own part of the frozen pass.
   what = config.keep.what
   if what in ("contexts", "features"):
@@ -150,14 +139,23 @@ def _configured(
   return dataclasses.replace(
     config,
     regime=regime,
-    seed=seed,  # also of the order of images, the same in all regimes
+    seed=sweep.seed[0],  # also of the order of images, the same in all regimes
     eval_every=_NEVER,
     wandb=config.wandb.of_many(),
     log_images=0,
     export_orbax=False,
     keep=dataclasses.replace(config.keep, what=what),
     task=dataclasses.replace(config.task, name=NAME_IN_RUNS),
-    data=_data_of(config, data),
+    sweep=sweep,
+    data=dataclasses.replace(
+      config.data,
+      name=data.name,
+      dir=data.dir,
+      label=data.label,
+      train=train,
+      validation=validation,
+      test="",
+    ),
   )
 
 

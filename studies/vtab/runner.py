@@ -54,13 +54,14 @@ def run_benchmark(
 
     for data in bench.tasks:
       engine.train(plan_of(bench, [data]), results)
-      learned = [
-        _learned(engine, bench, data, r, results) for r in bench.regimes
-      ]
-      runs = {run: path for each in learned for run, path in each.runs.items()}
+      runs: dict[Run, Path] = {}
+      for regime in bench.regimes:
+        runs |= _runs_to_test(engine, bench, data, regime, results)
       tests = testing.finish(engine, bench, data, runs)
       on_process_0(functools.partial(_remove_backbones, runs))
-      scores += [_with_tests(each, tests) for each in learned]
+      scores += [
+        _score(bench, data, regime, results, tests) for regime in bench.regimes
+      ]
       write_report()
     together.measure_once(engine, bench, scores)
     write_report()
@@ -151,58 +152,68 @@ def _runs_of(
   ]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Learned:
-  """A trained task before its test; `runs` are those that converged."""
-
-  score: Score
-  runs: Mapping[Run, Path] = dataclasses.field(default_factory=dict)
-
-
-def _learned(
+def _runs_to_test(
   engine: Grid,
   bench: Benchmark,
   data: TaskData,
   regime: str,
   results: grid.Results,
-) -> _Learned:
-  """Summarize the runs of a task with a regime; export the first seed."""
+) -> dict[Run, Path]:
+  """The final runs that converged; exports the task of the first one."""
   name, workdir = data.task.name, engine.workdir
-  config = protocol.search_config(bench, data, regime)
-  searched = results[search_name(name, regime)]
-  choice = protocol.choose(config, searched)
   # With the tasks of all its trials, a search of `full` holds many backbones.
   searched_in = directory_of(workdir, search_name(name, regime))
   on_process_0(lambda: _remove_tasks(searched_in))
-  score = Score(
-    task=name,
-    regime=regime,
-    tried=config.sweep.combinations,
-    seeds=len(bench.seeds),
-    trials=config.sweep.combinations,
-  )
-  if choice is None:
-    diverged = dataclasses.replace(score, diverged=score.tried)
-    return _Learned(score=_with_cost(diverged, [searched]))
-  names = {seed: final_name(name, regime, seed) for seed in bench.seeds}
-  finals = [results[name] for name in names.values()]
+  finals = {seed: final_name(name, regime, seed) for seed in bench.seeds}
   runs = {
     (regime, seed): directory_of(workdir, run)
-    for seed, run in names.items()
-    if results[run].tasks
+    for seed, run in finals.items()
+    if run in results and results[run].tasks
   }
   first = next(iter(runs.values()), None)
   if first and not get_regime(regime).holds_backbone:
     kept = together.task_directory(workdir, name, regime)
     on_process_0(lambda: export(first, kept, name, engine.backbone))
+  return runs
+
+
+def _score(
+  bench: Benchmark,
+  data: TaskData,
+  regime: str,
+  results: grid.Results,
+  tests: Mapping[Run, TaskScore],
+) -> Score:
+  """Summarize the runs of a task with a regime, and their tests."""
+  name = data.task.name
+  config = protocol.search_config(bench, data, regime)
+  searched = results[search_name(name, regime)]
+  choice = protocol.choose(config, searched)
+  tried = config.sweep.combinations
+  chosen: dict[str, Any] = {"tried": tried, "diverged": tried}
+  finals = []
+  if choice:
+    chosen = dataclasses.asdict(choice)
+    finals = [results[final_name(name, regime, s)] for s in bench.seeds]
+  runs = [searched, *finals]
+  sweeps = [result.sweep for result in runs if result.sweep]
+  tested = [tests[regime, s] for s in bench.seeds if (regime, s) in tests]
   sizes = [task.trainable_params for run in finals for task in run.tasks]
-  score = dataclasses.replace(
-    score,
-    **dataclasses.asdict(choice),
-    trials=score.trials + score.seeds,
+  return Score(
+    task=name,
+    regime=regime,
+    **chosen,
+    tests=tuple(test.accuracy for test in tested),
+    seeds=len(bench.seeds),
+    trials=tried + len(finals),
+    test_examples=tested[0].examples if tested else 0,
+    skipped=tested[0].skipped if tested else 0,
     parameters=sizes[0] if sizes else 0,
+    passes=tuple(sweep.passes for sweep in sweeps),
+    training_seconds=sum(sweep.training_seconds for sweep in sweeps),
+    wall_seconds=sum(result.wall_seconds for result in runs)
+    + sum(test.seconds for test in tested),
   )
-  return _Learned(score=_with_cost(score, [searched, *finals]), runs=runs)
 
 
 def export(run: Path, kept: Path, name: str, backbone: mv.Backbone) -> None:
@@ -212,29 +223,6 @@ def export(run: Path, kept: Path, name: str, backbone: mv.Backbone) -> None:
     return
   spec = dataclasses.replace(task.spec, name=name)
   mv.save_task(dataclasses.replace(task, spec=spec), kept)
-
-
-def _with_tests(learned: _Learned, found: Mapping[Run, TaskScore]) -> Score:
-  """Add the tests, in the order of the seeds."""
-  score, tests = learned.score, [found[run] for run in learned.runs]
-  first = tests[0] if tests else None
-  return dataclasses.replace(
-    score,
-    tests=tuple(test.accuracy for test in tests),
-    test_examples=first.examples if first else 0,
-    skipped=first.skipped if first else 0,
-    wall_seconds=score.wall_seconds + sum(test.seconds for test in tests),
-  )
-
-
-def _with_cost(score: Score, results: Sequence[mv.RunResult]) -> Score:
-  sweeps = [result.sweep for result in results if result.sweep]
-  return dataclasses.replace(
-    score,
-    passes=tuple(sweep.passes for sweep in sweeps),
-    training_seconds=sum(sweep.training_seconds for sweep in sweeps),
-    wall_seconds=sum(result.wall_seconds for result in results),
-  )
 
 
 def _remove_backbones(runs: Mapping[Run, Path]) -> None:

@@ -29,8 +29,8 @@ def problems(source):
         continue
       if node.module.split(".")[0] in LIBRARIES or node.module in WHOLE:
         continue
-      package = importlib.import_module(node.module)
-      for name in names - {*getattr(package, "__all__", ())}:
+      subpackage = importlib.import_module(node.module)
+      for name in names - {*getattr(subpackage, "__all__", ())}:
         yield f"from {node.module} import {name}"
     elif isinstance(node, ast.Attribute):
       owner = getattr(node.value, "id", "")
