@@ -75,7 +75,7 @@ def load_backbone(
       starts with https://, http:// or gs:// (downloads are cached in
       $MEMORY_VIT_CACHE, or ~/.cache/memory_vit); a directory as transformers or
       timm save it, with config.json and model.safetensors; such a .safetensors
-      file; or hf://OWNER/NAME[@REVISION] of the Hugging Face hub.
+      file; or `hf://OWNER/NAME[@REVISION]` of the Hugging Face hub.
     image_size: side in pixels with which the backbone will be used; the
       position embedding is resized for it. None keeps that of the file.
     dtype: compute dtype, "float32" or "bfloat16"; or "auto", see
