@@ -108,8 +108,8 @@ def load_task(path: str | os.PathLike[str], backbone: Backbone) -> Task:
 
   Args:
     path: directory or file that `save_task` wrote; a directory with one such
-      file; or `hf://OWNER/NAME[/TASK][@REVISION]` of the Hugging Face hub, where
-      TASK chooses one of several.
+      file; or `hf://OWNER/NAME[/TASK][@REVISION]` of the Hugging Face hub, in
+      which TASK chooses one of several.
     backbone: on which it will run.
 
   Raises:
