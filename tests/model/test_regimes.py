@@ -356,7 +356,7 @@ def test_a_step_changes_what_is_trained_and_nothing_else(images, regime):
 def test_other_regimes_do_not_compose(backbone, images, regime, tmp_path):
   task = task_of(backbone, regime)
   other = random_task(backbone, "other")
-  does = "reads the" if regime in ("head", "probe") else "changes what the"
+  does = "attends to the" if regime in ("head", "probe") else "changes what the"
   for tasks in ([task], [task, other]):
     with pytest.raises(
       TaskError,
