@@ -686,8 +686,8 @@ def test_a_task_that_composes_with_nothing(
   message = refused(capsys, *alone, f"--task={models / 'tasks' / 'pets'}", "a")
   assert message.startswith(
     "error: task 'probe' was learned by 'probe', which attends to the backbone "
-    "as it is, but takes the place of its head: it cannot share a pass. Give it "
-    "alone to mv.Predictor, predict, "
+    "as it is, but takes the place of its head: it cannot share a pass. Give "
+    "it alone to mv.Predictor, predict, "
   )
   # Before a backbone is fetched: what it is called says which is not there.
   nowhere = f"--backbone={tmp_path / 'no.npz'}", *alone[1:]
