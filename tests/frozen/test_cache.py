@@ -264,8 +264,7 @@ def test_the_next_readable_record_takes_the_place_of_a_broken_one(
   made = trainer_of(config_of(data=SQUEEZED, keep=CONTEXTS), backbone)
   readers = {}
   for role in ("train", "validation"):
-    reader = getattr(made, role)
-    reader.max_bad = 3
+    reader = dataclasses.replace(getattr(made, role), max_bad=3)
     readers[role] = [
       broken_digits(monkeypatch, reader, (7, 8, SIZE - 1)) for _ in range(2)
     ]
