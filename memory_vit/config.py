@@ -408,7 +408,7 @@ class SweepConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeshConfig:
-  """How devices share the work; a batch is always split over all of them."""
+  """The mesh of devices; a batch is always split over all of them."""
 
   # Number of devices over which a large backbone is split; it must divide the
   # number of all devices. With 1 each device holds the whole backbone.
@@ -700,7 +700,7 @@ def _of_embeddings(config: Config) -> list[str]:
 
 
 def cacheable_part(regime: str) -> str:
-  """Which part of a pass of this regime is frozen: a value of `keep.what`."""
+  """The frozen part of a pass of this regime, as a value of `keep.what`."""
   kind = get_regime(regime)
   if kind.composes:
     return "contexts"

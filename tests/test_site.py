@@ -93,7 +93,7 @@ def undocumented(path):
     and name not in fields
     and isinstance(member, FunctionType | property | classmethod | staticmethod)
   }
-  # `dataclass` writes the signature where there is none.
+  # A dataclass without a docstring gets its signature as one.
   return [
     name
     for name, text in documented.items()

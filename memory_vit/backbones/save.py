@@ -80,7 +80,7 @@ def _write_npz(note: Note | None, arrays: Arrays, path: Path) -> None:
 def _note(
   backbone: Backbone, arrays: Arrays, source: BackboneSource | None
 ) -> Note | None:
-  """What the shapes of a backbone do not tell; None if they tell everything."""
+  """Configuration that array shapes do not determine; None if there is none."""
   config = dataclasses.replace(backbone.config, dtype="float32")
   # The default of new tasks.
   plain = EvalPreprocessing(image_size=config.image_size)

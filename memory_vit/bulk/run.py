@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class Job(Protocol):
-  """What a bulk run does with every image; it can be pickled."""
+  """The work of a bulk run on each image; it can be pickled."""
 
   @property
   def batch_size(self) -> int:

@@ -103,7 +103,7 @@ def errors_of(folder: Path, plan: Plan, shard: int) -> int | None:
 
 
 def _encoding(schema: pa.Schema) -> dict[str, Any]:
-  """How columns are encoded: zstd does not shrink many floats.
+  """Encodings of columns: zstd does not shrink many floats.
 
   A dictionary of numbers that never repeat would only cost time.
   """

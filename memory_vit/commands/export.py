@@ -98,7 +98,7 @@ def _export(arguments: argparse.Namespace) -> int:
 
 
 def _text(out: str, report: ExportReport) -> str:
-  """What was written, its differences and its speed."""
+  """A summary of the export: its files, differences and speed."""
   size = sum(file["bytes"] for file in report.files.values())
   names = ", ".join(task["name"] for task in report.tasks)
   rows = [

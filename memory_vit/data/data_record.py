@@ -90,7 +90,7 @@ class DataRecord:
   def difference(
     self, split: str, found: Mapping[str, str] | None
   ) -> list[str]:
-    """What differs from the digest of an earlier process; on process 0 alone.
+    """Differences from the digest of an earlier process; on process 0 alone.
 
     That digest decides whether files or contents are compared.
     """
@@ -147,7 +147,7 @@ def record_data(
 def data_differences(
   config: Config, directory: Path, digests: Digests
 ) -> list[str]:
-  """How data differ from those of a finished run; all processes must call.
+  """Differences of data from those of a finished run; all processes must call.
 
   Data that do not exist any more are named in the log: whether they have
   changed cannot be known.

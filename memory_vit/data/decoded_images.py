@@ -30,7 +30,7 @@ _SPARED = 0.1
 def cache_decoded(
   split: Split, side: int, check: Callable[[], None] = lambda: None
 ) -> Split:
-  """The same examples as uint8 in memory, with a shorter side up to `side`."""
+  """Decode the examples into memory as uint8, the shorter side up to `side`."""
   logger.info(
     "decoding %d images with a shorter side of at most %d px into memory",
     split.size, side,

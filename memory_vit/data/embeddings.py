@@ -31,7 +31,7 @@ _AT_ONCE = 1024
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-  """How embeddings were made.
+  """Origin of embeddings: backbone and preprocessing.
 
   Attributes:
     backbone: that made them.
