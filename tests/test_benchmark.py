@@ -137,7 +137,9 @@ def test_without_a_peak_to_read_there_is_no_number(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [[], ["--more"]])
+@pytest.mark.parametrize(
+  "more", [pytest.param([], marks=pytest.mark.nightly), ["--more"]]
+)
 def test_defaults_are_complete_with_peaks(more):
   result = passes.main([*TINY, *more])
   infer, train = (1, 4, 16, 64), (1, 20)
