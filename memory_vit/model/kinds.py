@@ -5,7 +5,7 @@
 "values"   c numbers: standardized, squared or Huber loss (regression)
 """
 
-from __future__ import annotations
+# Annotations stay classes here: `schema.build` reads them.
 
 import dataclasses
 import math
@@ -93,8 +93,10 @@ class TaskKind:
     if self.is_labels:
       return xp.exp(-xp.logaddexp(0, -logits))
     if self.is_values:
+      axes = (1,) * (logits.ndim - 1)
       mean, std = (
-        xp.asarray(numbers, logits.dtype) for numbers in (self.mean, self.std)
+        xp.asarray(numbers, logits.dtype).reshape(*axes, -1)
+        for numbers in (self.mean, self.std)
       )
       return mean + std * logits
     shares = xp.exp(logits - logits.max(axis=-1, keepdims=True))
@@ -103,6 +105,10 @@ class TaskKind:
   def cut_offs(self, count: int) -> np.ndarray:
     """The thresholds of c labels, float64 (c,)."""
     return np.array(self.thresholds or (THRESHOLD,) * count)
+
+  def chosen(self, probabilities: np.ndarray) -> np.ndarray:
+    """Which labels are predicted, bool (..., c)."""
+    return probabilities >= self.cut_offs(probabilities.shape[-1])
 
 
 CLASSES = TaskKind()
