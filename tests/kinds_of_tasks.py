@@ -1,8 +1,10 @@
 """A task of each kind, with random parameters."""
 
+import numpy as np
 from conftest import random_task
 
 import memory_vit as mv
+from memory_vit.model.kinds import CLASSES
 
 LABELS = mv.TaskKind(name="labels", thresholds=(0.3, 0.5, 0.7))
 VALUES = mv.TaskKind(
@@ -26,3 +28,13 @@ def tasks_of_kinds(backbone):
       class_names=("angle", "height"),
     ),
   )  # fmt: skip
+
+
+def activated(backbone, tasks, images):
+  """Probabilities and values by NumPy, as exports and answers have them."""
+  kinds = {"backbone": CLASSES, **{task.name: task.spec.kind for task in tasks}}
+  logits = mv.forward(backbone, tasks, images)
+  return {
+    name: kind.activate(np.asarray(logits[name], np.float64))
+    for name, kind in kinds.items()
+  }
