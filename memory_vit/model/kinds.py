@@ -5,8 +5,6 @@
 "values"   c numbers: standardized, squared or Huber loss (regression)
 """
 
-# Annotations stay classes here: `schema.build` reads them.
-
 import dataclasses
 import math
 from types import ModuleType
@@ -73,14 +71,17 @@ class TaskKind:
 
   @property
   def is_classes(self) -> bool:
+    """Whether one of its classes is right."""
     return self.name == "classes"
 
   @property
   def is_labels(self) -> bool:
+    """Whether each of its labels is right or not."""
     return self.name == "labels"
 
   @property
   def is_values(self) -> bool:
+    """Whether its outputs are standardized numbers."""
     return self.name == "values"
 
   def activate(self, logits: Any, xp: ModuleType = np) -> Any:
