@@ -119,8 +119,8 @@ def _run(arguments: argparse.Namespace) -> int:
     sharding.require_divisible(arguments.batch_size, mesh, "--batch_size")
   if not arguments.images and not chosen:
     raise TaskError(
-      "no task has memory cells that could be removed, and no IMAGE is given: "
-      "expected one, or a --task with memory."
+      "no task of classes has memory cells that could be removed, and no "
+      "IMAGE is given: expected one, or a --task with memory."
     )
   entries, total = _find_images(arguments.images)
   if arguments.images:

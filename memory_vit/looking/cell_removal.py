@@ -167,7 +167,9 @@ def remove_cells(
   else:
     names = [names] if isinstance(names, str) else list(names)
   if not names:
-    raise TaskError("there is no task with memory of which to remove cells.")
+    raise TaskError(
+      "there is no task of classes with memory of which to remove cells."
+    )
   for name in names:
     _require_classes(compose.with_parents(tasks, name)[0], source)
   if not source.size:
