@@ -48,7 +48,7 @@ _MEASURES = {
   "rmse": "root of the mean squared error, mean over values",
   "spearman": "Spearman correlation, mean over values",
 }
-# What `task.spec.kind.activate` makes of outputs.
+# What `TaskKind.activate` makes of outputs.
 _ACTIVATED = {
   "labels": "probabilities of its labels",
   "values": "values in their units",
@@ -102,8 +102,8 @@ def _section(task: Task) -> str:
   lines = [f"## {spec.name}", "", f"- {spec.kind.name}: {_outputs(spec)}"]
   if spec.kind.name in _ACTIVATED:
     lines.append(
-      f"- outputs: `task.spec.kind.activate(outputs[{spec.name!r}])` makes "
-      f"{_ACTIVATED[spec.kind.name]}"
+      f"- outputs: `spec.kind.activate(outputs[{spec.name!r}])` of the task "
+      f"makes {_ACTIVATED[spec.kind.name]}"
     )
   lines.append(
     f"- trained by: {literal(spec.regime)}, {spec.cells} memory cells per layer"

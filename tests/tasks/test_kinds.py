@@ -34,6 +34,11 @@ def test_kinds_share_a_pass_to_the_bit(backbone, images):
         assert np.array_equal(every[name], logits), name
   unslotted = mv.forward(backbone, [*tasks, child], images)
   assert np.array_equal(unslotted["backbone"], original)
+  # As a model card says; `outputs` are arrays of JAX.
+  values = size.spec.kind.activate(unslotted["size"])
+  np.testing.assert_allclose(
+    values, VALUES.activate(np.asarray(unslotted["size"])), rtol=1e-6
+  )
 
 
 def test_no_program_depends_on_the_kind(backbone, images):
