@@ -166,7 +166,7 @@ def _task_text(report: TaskReport, labels: bool) -> str:
       ("backbone", f"{escaped(backbone.variant)}, {backbone.image_size} px, "
                    f"gelu {escaped(backbone.gelu)}"),
       ("", backbone.fingerprint),
-      *_provenance(report.provenance, spec.num_classes),
+      *_provenance(report.provenance, spec),
       ("parameters", f"{report.parameters:,}"),
       ("arrays", f"DAMAGED: {report.damage}" if report.damage else "verified"),
     ]
@@ -217,7 +217,7 @@ def _labels(spec: TaskSpec) -> str:
   return f"{spec.num_classes}: {first}{more}"
 
 
-def _provenance(provenance: Any, classes: int) -> list[tuple[str, str]]:
+def _provenance(provenance: Any, spec: TaskSpec) -> list[tuple[str, str]]:
   """Rows about the run, as far as they are known; none is required."""
   if not provenance:
     return [("provenance", "unknown: not from a training run")]
@@ -229,11 +229,17 @@ def _provenance(provenance: Any, classes: int) -> list[tuple[str, str]]:
     }
   data = _mapping(_mapping(provenance, "config"), "data")
   # With 5 classes, one of 5 guesses is always right.
-  hidden = (*_SHOWN_ELSEWHERE, *(("test_top5",) if classes <= 5 else ()))
+  hidden = (
+    *_SHOWN_ELSEWHERE,
+    *(("test_top5",) if spec.num_classes <= 5 else ()),
+  )
   rows = [
     (escaped(key), _metric(key, value))
     for key, value in metrics.items()
-    if key not in hidden and not isinstance(value, Mapping | list)
+    if key not in hidden
+    and not isinstance(value, Mapping | list)
+    # Labels and values have no accuracy.
+    and (value is not None or spec.kind.is_classes)
   ]
   known = [f"{k} {brief(data[k])}" for k in _DATA_KEYS if data.get(k)]
   return rows + ([("data", ", ".join(known))] if known else [])

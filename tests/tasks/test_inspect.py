@@ -209,12 +209,13 @@ def test_all_labels(tasks, capsys):
 
 def test_labels_and_values(backbone, tmp_path, capsys):
   _, tags, size = tasks_of_kinds(backbone)
-  made = {"metrics": {"val_score": 0.5, "test_metrics": {"map": 0.75}}}
+  made = {"metrics": {"chance": None, "test_metrics": {"map": 0.75}}}
   mv.save_task(dataclasses.replace(tags, provenance=made), tmp_path / "tags")
   mv.save_task(size, tmp_path / "size")
   out = run(capsys, tmp_path / "tags", "--labels")[1]
   assert fields(out)["labels"] == "3: even, above 4, prime"
   assert fields(out)["test_map"] == "0.75"
+  assert "chance" not in fields(out)
   assert re.search(r"^prime +2 +0.7$", out, re.M)
   out = run(capsys, tmp_path / "size", "--labels")[1]
   assert fields(out)["values"] == "2: angle, height"
