@@ -37,7 +37,7 @@ import numpy as np
 from PIL import Image
 
 import memory_vit as mv
-from memory_vit.prediction.predictions import softmax
+from memory_vit.model.kinds import CLASSES
 
 _BATCH_SIZES = (1, 8)
 _IMAGES = 12
@@ -382,7 +382,7 @@ def _probabilities(
       out = mv.forward(backbone, slots, batch)
       for name in tasks:
         logits = np.asarray(out[name][:1])
-        found[name][-1].append(softmax(logits, name)[0])
+        found[name][-1].append(CLASSES.activate(logits.astype(np.float64))[0])
   return {name: np.array(shares) for name, shares in found.items()}
 
 

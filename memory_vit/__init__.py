@@ -14,7 +14,8 @@ Learnable Memory. CVPR 2022.
             TokenAttention, AttentionRollout
   save      save_task, save_tasks, save_backbone; push_task; export_model,
             ImageInput
-  types     Backbone, ViTConfig, vit_config; Task, TaskSpec, EvalPreprocessing;
+  types     Backbone, ViTConfig, vit_config; Task, TaskSpec, TaskKind,
+            EvalPreprocessing;
             MemoryViT, the module of Flax; MemoryVitError, all bad input
 """
 
@@ -40,6 +41,7 @@ with epy.lazy_api_imports(globals()):
   )
   from memory_vit.looking.token_attention import TokenAttention, token_attention
   from memory_vit.model.backbone import Backbone, random_backbone
+  from memory_vit.model.kinds import TaskKind
   from memory_vit.model.task import EvalPreprocessing, Task, TaskSpec
   from memory_vit.model.vit import MemoryViT
   from memory_vit.model.vit_config import ViTConfig, vit_config
@@ -77,6 +79,7 @@ __all__ = [
   "RunResult",
   "Slots",
   "Task",
+  "TaskKind",
   "TaskMetrics",
   "TaskSpec",
   "TokenAttention",

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from memory_vit.errors import ConfigError
+from memory_vit.model.kinds import KINDS
 from memory_vit.model.regimes import (
   MASKED_PARTS,
   REGIMES,
@@ -142,7 +143,9 @@ class DataConfig(TrainDataConfig):
   digest: str = option("files", Choice(("files", "contents")), resume="free")
   # Label of a TFDS data set with several: the name of a feature, or a label of
   # VTAB: "clevr_count", "clevr_distance", "kitti_distance", "dsprites_x",
-  # "dsprites_orientation", "smallnorb_azimuth" or "smallnorb_elevation".
+  # "dsprites_orientation", "smallnorb_azimuth" or "smallnorb_elevation". Of a
+  # table (CSV or Parquet) the name of a column, "label" by default. Several
+  # names, separated by commas, are several labels or values.
   label: str = option("", Text('a feature of the data set, or ""', ".*", 200))
   # Number of training images per class, chosen at random from `train` by
   # `seed`; 0 takes all. A class with fewer images is an error.
@@ -205,6 +208,17 @@ class TaskConfig:
   name: str = option(
     "", Text('a name such as pets-2, or ""', r"([a-z0-9][a-z0-9_-]*)?", 64)
   )
+  # What the task predicts: "classes", one of several (softmax, cross-entropy);
+  # "labels", any number of several (sigmoid, binary cross-entropy); "values",
+  # one or several numbers (regression, on standardized values).
+  kind: str = option("classes", Choice(KINDS))
+  # Units of "values", such as ("mm", "degrees"), for people; () names none.
+  units: tuple[str, ...] = option(
+    (), Items(Text("a unit such as mm", ".+", 40), 1_000), resume="free"
+  )
+  # Loss of "values": "squared", or "huber", linear beyond one standard
+  # deviation, for values with outliers.
+  loss: str = option("squared", Choice(("squared", "huber")), sweep=True)
   # Memory cells per layer, in regimes with memory.
   cells: int = option(5, _CELLS, sweep=True)
   # Width of adapters, and of the values of `probe`.
@@ -289,7 +303,8 @@ class OptimConfig:
   schedule: str = option(
     "cosine", Choice(("cosine", "constant")), resume="on_request", sweep=True
   )
-  # Share of the probability that is spread over all classes.
+  # Share of the probability that is spread over all classes; of "labels", over
+  # yes and no.
   label_smoothing: float = option(
     0.0,
     Number(0, 1, "a probability", below=True),
@@ -298,7 +313,8 @@ class OptimConfig:
   )
   # Weights of classes in the loss: "balanced" is n / (classes * examples of the
   # class) on the training split, so that rare classes count as much as frequent
-  # ones; "none" is 1.
+  # ones; of "labels", the examples without a label divided by those with it,
+  # as the weight of the latter. "none" is 1.
   class_weights: str = option("none", Choice(("none", "balanced")), sweep=True)
   # Mixup: images are mixed in pairs, with shares drawn from Beta(mixup, mixup);
   # 0 is off, 0.2 is common. The trials of a sweep share their images.
@@ -600,8 +616,8 @@ def _require_consistent(config: Config) -> None:
 
 def _of_training(config: Config) -> list[str]:
   lines = []
-  kind = config.learned
-  if config.task.attends_to and not (kind.composes or config.sweep.regime):
+  composes = config.learned.composes
+  if config.task.attends_to and not (composes or config.sweep.regime):
     lines.append(
       f"config.task.attends_to is {brief(config.task.attends_to)}, which the "
       f"regime {config.regime!r} cannot use: expected (), or a masked regime."
@@ -624,6 +640,34 @@ def _of_training(config: Config) -> list[str]:
     lines.append(
       f"config.early_stopping is {config.early_stopping}, but "
       "config.data.validation is empty: expected 0, or a split."
+    )
+  kind = config.task.kind
+  if kind != "classes" and config.data.per_class:
+    lines.append(
+      f"config.data.per_class is {config.data.per_class}, but a task of {kind} "
+      "(config.task.kind) has no classes: expected 0; data.first chooses "
+      "from all images."
+    )
+  if kind == "values" and config.optim.class_weights != "none":
+    lines.append(
+      "config.optim.class_weights is "
+      f"{config.optim.class_weights!r}, but a task of values "
+      "(config.task.kind) has no classes: expected 'none'."
+    )
+  if kind == "values" and config.optim.label_smoothing:
+    lines.append(
+      f"config.optim.label_smoothing is {config.optim.label_smoothing}, but "
+      "a task of values (config.task.kind) has no classes: expected 0."
+    )
+  if kind != "values" and config.task.units:
+    lines.append(
+      f"config.task.units is {brief(config.task.units)}, but a task of {kind} "
+      "(config.task.kind) has no values: expected ()."
+    )
+  if kind != "values" and config.task.loss != "squared":
+    lines.append(
+      f"config.task.loss is {config.task.loss!r}, which a task of {kind} "
+      "(config.task.kind) does not use: expected 'squared', which is unused."
     )
   if config.data.per_class and config.data.first:
     lines.append(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 from conftest import random_task, tiny_backbone
+from kinds_of_tasks import tasks_of_kinds
 
 import memory_vit as mv
 from memory_vit.tasks.manifest import FORMAT_VERSION
@@ -26,10 +27,12 @@ def main() -> None:
   pets = random_task(backbone, "pets", class_names=("cat", "dog", "日"))
   birds = random_task(backbone, "birds", seed=1, cells=1, attends_to=[pets])
   mv.save_backbone(backbone, root / "backbone.npz")
-  mv.save_tasks([pets, birds], root / "tasks")
+  _, *others = tasks_of_kinds(backbone)
+  tasks = [pets, birds, *others]
+  mv.save_tasks(tasks, root / "tasks")
   rng = np.random.default_rng(0)
   images = rng.uniform(-1, 1, (4, 8, 8, 3)).astype(np.float32)
-  logits = mv.forward(backbone, [pets, birds], images)
+  logits = mv.forward(backbone, tasks, images)
   np.savez(root / "expected.npz", images=images, **logits)
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
+import memory_vit as mv
 from memory_vit import evaluation, plots
 from memory_vit.errors import ConfigError, DataError
 from memory_vit.evaluation import timing
@@ -48,6 +49,24 @@ def test_every_task_answers_under_each_image():
   for axes, image in zip(figure.axes[::2], images, strict=True):
     (shown,) = axes.images
     np.testing.assert_allclose(shown.get_array(), (image + 1) / 2, atol=1e-7)
+
+
+def test_labels_and_values_are_drawn_by_their_kind():
+  names = {"tags": ("even", "prime"), "size": ("angle",)}
+  kinds = {
+    "tags": mv.TaskKind(name="labels"),
+    "size": mv.TaskKind(name="values", mean=(10,), std=(2,), units=("mm",)),
+  }
+  logits = {
+    "tags": np.array([[np.log(3), -1], [-1, -1]]), "size": np.ones((2, 1))
+  }  # fmt: skip
+  figure = plots.prediction_grid(
+    random_images(2), logits, names, ["prime", "even"], kinds
+  )
+  assert lines_of(figure) == [
+    ["is: prime", "tags: even 75.0 %", "size: angle 12 mm"],
+    ["is: even", "tags: no label", "size: angle 12 mm"],
+  ]
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Predict images as rows: the best classes of every task, and their logits."""
+"""Predict images as rows: classes, labels or values of tasks, and logits."""
 
 from __future__ import annotations
 
@@ -11,10 +11,23 @@ import pyarrow as pa
 
 from memory_vit.bulk.make_shards import image_reader
 from memory_vit.errors import ConfigError, TaskError
-from memory_vit.model.task import BACKBONE
+from memory_vit.model.task import BACKBONE, TaskSpec
 from memory_vit.prediction.config import PredictorConfig
-from memory_vit.prediction.predictions import Predictions, best, class_label
+from memory_vit.prediction.guesses import class_label
+from memory_vit.prediction.predictions import Predictions
 from memory_vit.prediction.predictor import Predictor
+
+# The columns of a task, beside those of values.
+_COLUMNS = {
+  "classes": ("top_classes", "top_indices", "top_probabilities"),
+  "labels": ("labels", "label_indices", "label_probabilities"),
+}
+# Their fields of `Guess`, and types.
+_GUESS = {
+  "class_name": pa.list_(pa.string()),
+  "index": pa.list_(pa.int32()),
+  "probability": pa.list_(pa.float32()),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,8 +37,9 @@ class PredictionJob:
   Attributes:
     config: of the predictor, with one of `batch_sizes`: the bits of a row
       depend on the shape of its batch.
-    top: classes of each task, the most probable first; fewer if it has fewer.
-    logits: whether the logits of all classes are written too.
+    top: classes of each task of classes, the most probable first; fewer if it
+      has fewer.
+    logits: whether all outputs of the heads are written too.
     original: whether the outputs of the backbone's own head are written, as of
       a task called "backbone".
   """
@@ -53,8 +67,15 @@ class PredictionJob:
 class PredictionModel:
   """A predictor that makes rows; see `make_shards.Model`.
 
-  Its columns are, for each task NAME, "NAME/top_classes", "NAME/top_indices",
-  "NAME/top_probabilities", and "NAME/logits" on request.
+  Its columns are, for each task NAME, by its kind
+
+    classes  "NAME/top_classes", "NAME/top_indices", "NAME/top_probabilities"
+    labels   "NAME/labels", "NAME/label_indices", "NAME/label_probabilities": of
+             those labels that have at least their thresholds
+    values   "NAME/values/VALUE" for each value, in its unit; values whose names
+             are not unique are called by their index
+
+  and "NAME/logits" on request.
   """
 
   def __init__(self, job: PredictionJob, predictor: Predictor) -> None:
@@ -97,32 +118,45 @@ class PredictionModel:
 
   def _fields(self, name: str) -> list[pa.Field]:
     """The columns of a task."""
-    fields = [
-      pa.field(f"{name}/top_classes", pa.list_(pa.string())),
-      pa.field(f"{name}/top_indices", pa.list_(pa.int32())),
-      pa.field(f"{name}/top_probabilities", pa.list_(pa.float32())),
-    ]
+    kind = self._task_set.kind(name)
+    if kind.is_values:
+      values = _value_names(self._task_set.spec(name))
+      fields = [pa.field(f"{name}/values/{v}", pa.float64()) for v in values]
+    else:
+      columns = zip(_COLUMNS[kind.name], _GUESS.values(), strict=True)
+      fields = [pa.field(f"{name}/{column}", of) for column, of in columns]
     if self._job.logits:
       fields.append(pa.field(f"{name}/logits", pa.list_(pa.float32())))
     return fields
 
   def _arrays(self, predictions: Predictions, name: str) -> list[pa.Array]:
     """The values of `_fields`."""
-    shares = predictions.probabilities(name)
-    indices = best(shares, self._job.top)
-    names = predictions.class_names(name)
-    labels = [[class_label(names, i) for i in row] for row in indices.tolist()]
-    top_shares = np.take_along_axis(shares, indices, axis=-1)
-    found = [
-      pa.array(labels, pa.list_(pa.string())),
-      _lists(indices, pa.int32()),
-      _lists(top_shares, pa.float32()),
-    ]
+    kind = predictions.kind(name)
+    if kind.is_values:
+      found = [pa.array(column) for column in predictions.values(name).T]
+    else:
+      guesses = (
+        predictions.labels(name)
+        if kind.is_labels
+        else predictions.top(name, self._job.top)
+      )
+      found = [
+        pa.array([[getattr(g, field) for g in row] for row in guesses], of)
+        for field, of in _GUESS.items()
+      ]
     if self._job.logits:
       is_task = name != BACKBONE
       logits = predictions.logits[name] if is_task else predictions.original
       found.append(_lists(np.asarray(logits), pa.float32()))
     return found
+
+
+def _value_names(spec: TaskSpec) -> list[str]:
+  """Names of columns, which must differ."""
+  names = spec.class_names
+  unique = len({*names}) == len(names)
+  known = names if unique else ()
+  return [class_label(known, i) for i in range(spec.num_classes)]
 
 
 def _lists(values: np.ndarray, kind: pa.DataType) -> pa.Array:

@@ -114,13 +114,13 @@ def _run(arguments: argparse.Namespace) -> int:
   described, left_out = _usable(arguments.task)
   chosen = _choose(list(described.values()), arguments) if evaluated else {}
   if evaluated:
-    left_out += _without_memory(list(described.values()))
+    left_out += _without_removal(list(described.values()))
     mesh = sharding.make_mesh()
     sharding.require_divisible(arguments.batch_size, mesh, "--batch_size")
   if not arguments.images and not chosen:
     raise TaskError(
-      "no task has memory cells that could be removed, and no IMAGE is given: "
-      "expected one, or a --task with memory."
+      "no task of classes has memory cells that could be removed, and no "
+      "IMAGE is given: expected one, or a --task with memory."
     )
   entries, total = _find_images(arguments.images)
   if arguments.images:
@@ -221,17 +221,22 @@ def _choose(
 ) -> dict[str, SplitRef]:
   """Choose the data of the tasks that have memory; opens nothing."""
   flags = data_options.given(arguments, [task.spec.name for task in tasks])
-  with_memory = [task for task in tasks if task.spec.cells]
+  with_memory = [task for task in tasks if cell_removal.can_remove(task.spec)]
   return task_data.choose(with_memory, flags, upstream=False)[0]
 
 
-def _without_memory(tasks: Sequence[Manifest]) -> list[LeftOut]:
+def _without_removal(tasks: Sequence[Manifest]) -> list[LeftOut]:
+  no_cells = "has no memory cells that could be removed"
   return [
     attention_files.LeftOut(
-      task.spec.name, "removal", "has no memory cells that could be removed"
+      task.spec.name,
+      "removal",
+      f"is of {task.spec.kind.name}, and has no accuracy"
+      if task.spec.cells
+      else no_cells,
     )
     for task in tasks
-    if not task.spec.cells
+    if not cell_removal.can_remove(task.spec)
   ]
 
 

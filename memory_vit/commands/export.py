@@ -70,6 +70,11 @@ def _parser() -> Parser:
     metavar="HEIGHTxWIDTH",
     help="size of --input=uint8 if it is always the same; required by ONNX",
   )
+  parser.switch(
+    "--activation",
+    "return probabilities of classes and labels, and values in their units; by "
+    "default the raw outputs of the heads",
+  )
   return parser
 
 
@@ -78,7 +83,9 @@ def _export(arguments: argparse.Namespace) -> int:
   images = ImageInput(
     kind=arguments.input, size=parse_size(size) if size else None
   )
-  export.require_options(arguments.format, images, arguments.batch_size)
+  export.require_options(
+    arguments.format, images, arguments.batch_size, arguments.activation
+  )
   backbone, tasks = model_loading.load_model(
     arguments.backbone,
     arguments.task,
@@ -92,6 +99,7 @@ def _export(arguments: argparse.Namespace) -> int:
     format=arguments.format,
     images=images,
     examples=arguments.batch_size,
+    activation=arguments.activation,
   )
   show(_text(arguments.out, report))
   return 0

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 _FIRST_LABELS = 10
 # Keys of the configuration of a data set.
 _DATA_KEYS = ("name", "dir", "train", "validation", "test")
+# Metrics of labels or values, by their names.
+_METRICS = ("val_metrics", "test_metrics")
 # Metrics that a task shows elsewhere.
 _SHOWN_ELSEWHERE = ("name", "cells", "trainable_params")
 # Suffixes of metrics that are shares of the examples.
@@ -153,7 +155,7 @@ def _task_text(report: TaskReport, labels: bool) -> str:
     [
       ("task", spec.name),
       ("path", escaped(report.path)),
-      ("classes", _labels(spec)),
+      (spec.kind.name, _labels(spec)),
       ("cells", f"{spec.cells} per layer"),
       *([("side stream", f"width {spec.side_width}, {spec.side_mixing}")]
         if spec.side_width else []),
@@ -164,7 +166,7 @@ def _task_text(report: TaskReport, labels: bool) -> str:
       ("backbone", f"{escaped(backbone.variant)}, {backbone.image_size} px, "
                    f"gelu {escaped(backbone.gelu)}"),
       ("", backbone.fingerprint),
-      *_provenance(report.provenance, spec.num_classes),
+      *_provenance(report.provenance, spec),
       ("parameters", f"{report.parameters:,}"),
       ("arrays", f"DAMAGED: {report.damage}" if report.damage else "verified"),
     ]
@@ -176,9 +178,24 @@ def _task_text(report: TaskReport, labels: bool) -> str:
   header = ("array", "shape", "dtype", "SHA-256 begins")
   text = f"{lines}\n\n{table(header, rows)}"
   if labels and spec.class_names:
-    names = [(str(i), escaped(n)) for i, n in enumerate(spec.class_names)]
-    text += f"\n\n{aligned([('index', 'class'), *names])}"
+    text += f"\n\n{_all_labels(spec)}"
   return text
+
+
+def _all_labels(spec: TaskSpec) -> str:
+  """The names of all classes; of labels and thresholds; or values and units."""
+  kind, names = spec.kind, [*map(escaped, spec.class_names)]
+  numbers = [*map(str, range(len(names)))]
+  if kind.is_labels:
+    cut_offs = [f"{cut_off:.4g}" for cut_off in kind.cut_offs(len(names))]
+    rows = [*zip(names, numbers, cut_offs, strict=True)]
+    return table(("label", "index", "threshold"), rows)
+  if kind.is_values:
+    units = [*map(escaped, kind.units)] or [""] * len(names)
+    scales = [[f"{x:.4g}" for x in many] for many in (kind.mean, kind.std)]
+    header = ("value", "index", "unit", "mean", "std")
+    return table(header, [*zip(names, numbers, units, *scales, strict=True)])
+  return aligned([("index", "class"), *zip(numbers, names, strict=True)])
 
 
 def _evaluation(evaluation: EvalPreprocessing) -> str:
@@ -191,7 +208,7 @@ def _evaluation(evaluation: EvalPreprocessing) -> str:
 
 
 def _labels(spec: TaskSpec) -> str:
-  """The number of classes, and the names of the first."""
+  """The number of outputs, and the names of the first."""
   if not spec.class_names:
     return f"{spec.num_classes}, names unknown"
   first = ", ".join(map(escaped, spec.class_names[:_FIRST_LABELS]))
@@ -200,18 +217,29 @@ def _labels(spec: TaskSpec) -> str:
   return f"{spec.num_classes}: {first}{more}"
 
 
-def _provenance(provenance: Any, classes: int) -> list[tuple[str, str]]:
+def _provenance(provenance: Any, spec: TaskSpec) -> list[tuple[str, str]]:
   """Rows about the run, as far as they are known; none is required."""
   if not provenance:
     return [("provenance", "unknown: not from a training run")]
-  metrics = _mapping(provenance, "metrics")
+  metrics = dict(_mapping(provenance, "metrics"))
+  for key in _METRICS:
+    metrics |= {
+      f"{key.removesuffix('metrics')}{name}": value
+      for name, value in _mapping(metrics, key).items()
+    }
   data = _mapping(_mapping(provenance, "config"), "data")
   # With 5 classes, one of 5 guesses is always right.
-  hidden = (*_SHOWN_ELSEWHERE, *(("test_top5",) if classes <= 5 else ()))
+  hidden = (
+    *_SHOWN_ELSEWHERE,
+    *(("test_top5",) if spec.num_classes <= 5 else ()),
+  )
   rows = [
     (escaped(key), _metric(key, value))
     for key, value in metrics.items()
-    if key not in hidden and not isinstance(value, Mapping | list)
+    if key not in hidden
+    and not isinstance(value, Mapping | list)
+    # Labels and values have no accuracy.
+    and (value is not None or spec.kind.is_classes)
   ]
   known = [f"{k} {brief(data[k])}" for k in _DATA_KEYS if data.get(k)]
   return rows + ([("data", ", ".join(known))] if known else [])

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
   from memory_vit.tasks.hub_tasks import ListedTask
 
 _DIGITS = 12  # of a fingerprint
-_HEADER = ("task", "classes", "regime", "backbone", "size", "fingerprint")
+_HEADER = ("task", "outputs", "regime", "backbone", "size", "fingerprint")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -100,7 +100,7 @@ def _row(task: ListedTask, backbone: BackboneReport | None) -> tuple[str, ...]:
   wanted = task.spec.backbone
   cells = (
     escaped(task.address),
-    str(task.spec.num_classes),
+    f"{task.spec.num_classes} {task.spec.kind.name}",
     task.spec.regime,
     escaped(wanted.variant),
     f"{wanted.image_size} px",

@@ -1,10 +1,12 @@
-r"""Predicts the classes of images, by any number of tasks in one pass.
+r"""Predicts images by any number of tasks in one pass.
 
   memory-vit predict --backbone=NPZ --task=DIR [--task=DIR ...] \
     IMAGE [IMAGE ...]
 
 IMAGE is a file, a folder (all images below it) or "-" (paths on standard input,
-one per line). Images are prepared as in the evaluation of the tasks. A task
+one per line). By the kind of a task, it prints the most probable classes, the
+labels with at least their thresholds, or values with their units. Images are
+prepared as in the evaluation of the tasks. A task
 that needs its own pass (regime head, probe, full, ...) must be the only one.
 The exit status is 0, 1 if images could not be read, 2 for other bad input.
 
@@ -39,6 +41,7 @@ with epy.lazy_imports():  # once the command line is known to be right
   from memory_vit.images import image_files
   from memory_vit.images import reader as image_reader
   from memory_vit.model import task as task_sets
+  from memory_vit.prediction import answers as answers_lib
   from memory_vit.prediction import config as predictor_config
   from memory_vit.prediction import predictor as predictors
   from memory_vit.tasks import model_loading
@@ -46,15 +49,14 @@ with epy.lazy_imports():  # once the command line is known to be right
 if TYPE_CHECKING:
   from memory_vit.model.backbone import Backbone
   from memory_vit.model.task import Task
-  from memory_vit.prediction.predictions import Guess
   from memory_vit.prediction.predictor import Predictor
 
 # Number of images above which a faster dtype is recommended.
 _MANY = 100
 
 
-# {task: its guesses, the most probable first}
-Guesses = dict[str, "list[Guess]"]
+# {task: its answer, see `prediction.answers`}
+Answers = dict[str, Any]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -65,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> Parser:
   parser = Parser(
     prog="memory-vit predict",
-    description="Predicts the classes of images, by all tasks in one pass.",
+    description="Predicts images by all tasks in one pass.",
   )
   parser.add_argument(
     "images",
@@ -75,7 +77,9 @@ def _parser() -> Parser:
     "behind links to folders; or -: paths on standard input, one per line",
   )
   parser.model(32, "images per pass; results are printed after each pass")
-  parser.number("--top", Number(1, 2**20, "classes"), 5, "classes to show")
+  parser.number(
+    "--top", Number(1, 2**20, "classes"), 5, "classes of a task to show"
+  )
   parser.switch("--json", "one JSON object per image")
   parser.number(
     "--memory_mib",
@@ -88,7 +92,7 @@ def _parser() -> Parser:
   parser.switch(
     "--original", "also show the outputs of the backbone's own head, by index"
   )
-  parser.switch("--logits", "with --input: write the logits of all classes")
+  parser.switch("--logits", "with --input: write all outputs of the heads")
   bulk_options.add(parser, required=False)
   return parser
 
@@ -162,8 +166,8 @@ def _predict_all(arguments: argparse.Namespace) -> int:
       predictor = predictor or _predictor(
         backbone, tasks, arguments, len(images)
       )
-      guesses = iter(
-        guess(
+      found = iter(
+        _answers(
           predictor,
           [image.pixels for image in images if image.pixels is not None],
           top=arguments.top,
@@ -183,7 +187,7 @@ def _predict_all(arguments: argparse.Namespace) -> int:
             show(json.dumps({"image": entry.path, "error": entry.reason}))
         else:
           line = _json_line if arguments.json else _text
-          show(line(entry.path, next(guesses)))
+          show(line(entry.path, next(found)))
   if skipped:
     show(f"{skipped} of {seen} images could not be read", sys.stderr)
   return 1 if skipped else 0
@@ -207,53 +211,42 @@ def _predictor(
   )
 
 
-def guess(
+def _answers(
   predictor: Predictor,
   images: Sequence[np.ndarray],
   *,
   top: int,
-  original: bool = False,
-) -> list[Guesses]:
-  """The guesses of all tasks for each image, from one pass.
-
-  Images are float32 (side, side, 3) in [-1, 1]; `original` adds the outputs of
-  the backbone's own head, under the name "backbone".
-  """
+  original: bool,
+) -> list[Answers]:
+  """The answers of all tasks, and of "backbone", to each image; in one pass."""
   if not images:
     return []
   found = predictor.predict_pixels(np.stack(images), original=original)
   names = [*([task_sets.BACKBONE] if original else []), *found.logits]
-  best = {name: found.top(name, top) for name in names}
-  return [{name: best[name][i] for name in names} for i in range(len(images))]
+  answers = {name: found.answers(name, top) for name in names}
+  return [{n: answers[n][i] for n in names} for i in range(len(images))]
 
 
-def _json_line(path: str, guesses: Guesses) -> str:
+def _json_line(path: str, answers: Answers) -> str:
   """The original outputs lie beside the tasks: they are no task."""
-  tasks = {
-    name: [
-      {"class": g.class_name, "index": g.index, "probability": g.probability}
-      for g in found
-    ]
-    for name, found in guesses.items()
-  }
-  line: dict[str, Any] = {"image": path}
+  tasks, line = dict(answers), {"image": path}
   original = task_sets.BACKBONE
   if original in tasks:
     line[original] = tasks.pop(original)
   return json.dumps({**line, "tasks": tasks})
 
 
-def _text(path: str, guesses: Guesses) -> str:
-  """The path, and one line for each guess: task, class, probability."""
+def _text(path: str, answers: Answers) -> str:
+  """The path, and one line for each class, label or value."""
   rows = [
-    (name if i == 0 else "", escaped(g.class_name), 100 * g.probability)
-    for name, best in guesses.items()
-    for i, g in enumerate(best)
+    (name if i == 0 else "", escaped(output), escaped(number))
+    for name, answer in answers.items()
+    for i, (output, number) in enumerate(answers_lib.rows(answer))
   ]
   first = max(len(task) for task, _, _ in rows)
-  second = max(len(class_name) for _, class_name, _ in rows)
+  second = max(len(output) for _, output, _ in rows)
   lines = [
-    f"  {task:{first}}  {class_name:{second}}  {percent:5.1f} %"
-    for task, class_name, percent in rows
+    f"  {task:{first}}  {output:{second}}  {number:>7}".rstrip()
+    for task, output, number in rows
   ]
   return "\n".join([escaped(path), *lines])

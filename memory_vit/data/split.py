@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 _AT_ONCE = 64
 # Unreadable examples that a message lists.
 _SHOWN = 20
-# Index, int64 () -> the encoded image, string (), and its label, int32 ().
+# Index, int64 () -> the encoded image, string (), and its label, see `Split`.
 Fetch = Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
 
 
@@ -40,12 +40,16 @@ class Split:
     name: of the data set, as in `config.data.name`.
     split: as in `config.data.train`, such as "train[:98%]".
     size: number of examples.
-    class_names: one per class; "0", "1", ... if the data set names none.
-    fetch: int64 () index -> the encoded image, string (), and its label,
-      int32 (). Runs eagerly and inside tf.data.
+    class_names: one per class, label or value; "0", "1", ... if the data set
+      names none.
+    kind: what a label is, see `TaskKind`: "classes", one class; "labels", 1 or
+      0 for each of c labels; "values", c numbers.
+    fetch: int64 () index -> the encoded image, string (), and its label: int32
+      () of "classes", else float32 (c,). Runs eagerly and inside tf.data.
     file_name: index -> the file of the example, or "".
     data_files: its files, to notice later that they have changed.
-    labels: int32 (size,), if they are known before examples are read.
+    labels: int32 (size,) of "classes", else float32 (size, c), if they are
+      known before examples are read.
     embedded: rows of embeddings, for a split that has them in place of images.
     left_out: a line for each image that is no example, as it has no embedding.
     skipped: a line for each of its folders that holds more than images.
@@ -62,6 +66,7 @@ class Split:
   size: int
   class_names: tuple[str, ...]
   fetch: Fetch
+  kind: str = "classes"
   file_name: Callable[[int], str] = lambda index: ""
   data_files: DataFiles = dataclasses.field(default_factory=DataFiles)
   labels: np.ndarray | None = None
@@ -79,7 +84,7 @@ class Split:
 
   @property
   def num_classes(self) -> int:
-    """The number of classes."""
+    """The number of classes, labels or values."""
     return len(self.class_names)
 
   @property

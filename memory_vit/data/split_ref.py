@@ -67,7 +67,9 @@ class SplitRef:
     download: whether TFDS may download and prepare a missing data set.
     trust_code: whether a TFDS data set may name code, which is then run; see
       `tfds_trust`.
-    label: the label of a TFDS data set that has several, see `tfds_labels`.
+    label: the label of a TFDS data set that has several, see `tfds_labels`, or
+      columns of a table; several names are separated by commas.
+    kind: of its labels, see `TaskKind`: "classes", "labels" or "values".
     subset: the chosen part; None takes all.
   """
 
@@ -80,6 +82,7 @@ class SplitRef:
   download: bool = True
   trust_code: bool = False
   label: str = ""
+  kind: str = "classes"
   subset: Subset | None = None
 
   @classmethod
@@ -90,6 +93,7 @@ class SplitRef:
     *,
     stall_timeout: float = 0.0,
     trust_code: bool = False,
+    kind: str = "classes",
   ) -> "SplitRef":
     """A split of the data set of a configuration."""
     return cls(
@@ -97,6 +101,7 @@ class SplitRef:
       cache_gib=data.cache_gib, max_bad=data.max_bad,
       stall_timeout=stall_timeout, trust_code=trust_code,
       label=data.label if isinstance(data, DataConfig) else "",
+      kind=kind,
     )  # fmt: skip
 
   def __str__(self) -> str:
@@ -121,7 +126,7 @@ def configured_splits(config: Config) -> dict[str, SplitRef]:
     trust_code=config.trust_data_code,
   )
   found = {
-    role: ref(config.data, split)
+    role: ref(config.data, split, kind=config.task.kind)
     for role in ("train", "validation", "test")
     if (split := getattr(config.data, role))
   }

@@ -21,6 +21,7 @@ from memory_vit.errors import ExportError
 from memory_vit.exports import run_exported
 from memory_vit.exports.exported_model import ExportedModel
 from memory_vit.exports.image_input import ImageInput
+from memory_vit.model.kinds import TaskKind
 from memory_vit.model.task import EvalPreprocessing
 from memory_vit.runtime.messages import escaped, shortened
 
@@ -74,7 +75,9 @@ def compare(
   found, seconds = run(kind, model, inputs, files)
   differences = {
     signature: {
-      name: difference(found[signature].get(name), outputs[name])
+      name: difference(
+        found[signature].get(name), outputs[name], exported.activated.get(name)
+      )
       for name in exported.names
     }
     for signature, outputs in expected.items()
@@ -134,15 +137,31 @@ def run(
   return found, json.loads(done.stdout.splitlines()[-1])
 
 
-def difference(found: Any, expected: np.ndarray) -> float:
-  """The greatest difference, as a share of the greatest expected value.
+def difference(
+  found: Any, logits: np.ndarray, activated: TaskKind | None = None
+) -> float:
+  """The greatest difference, as a share of the greatest logit.
 
-  Infinite for another shape, and if a value is not finite.
+  If `found` is activated, that of the logits that explains it. Infinite for
+  another shape, and if a value is not finite.
   """
-  if found is None or found.shape != expected.shape:
+  if found is None or found.shape != logits.shape:
     return float("inf")
-  greatest = np.abs(found.astype(np.float64) - expected).max()
-  share = float(greatest / max(np.abs(expected).max(), 1e-30))
+  found, logits = found.astype(np.float64), logits.astype(np.float64)
+  greatest = np.abs(logits).max()
+  if activated is None:
+    differences = np.abs(found - logits)
+  elif activated.is_values:
+    # Each in its standard deviations, beyond the rounding of a float32.
+    std, values = np.array(activated.std), activated.activate(logits)
+    rounding = 2 * np.finfo(np.float32).eps * np.abs(values)
+    differences = np.maximum(np.abs(found - values) - rounding, 0) / std
+  else:
+    # A probability p changes by at most p times the change of its logits.
+    expected = activated.activate(logits)
+    differences = np.abs(found - expected) / expected.max()
+    greatest = max(greatest, 1)
+  share = float(differences.max() / max(greatest, 1e-30))
   return share if np.isfinite(share) else float("inf")
 
 

@@ -21,7 +21,7 @@ from memory_vit.exports.export_manifest import ExportReport, Signature, Tensor
 from memory_vit.exports.exported_model import ExportedModel, make_model
 from memory_vit.exports.image_input import ImageInput
 from memory_vit.model.backbone import Backbone
-from memory_vit.model.task import Task, require_backbone
+from memory_vit.model.task import BACKBONE, Task, require_backbone
 from memory_vit.runtime import files
 from memory_vit.runtime.messages import brief
 from memory_vit.runtime.progress_bar import ProgressBar
@@ -49,6 +49,7 @@ def export_model(
   format: str,
   images: ImageInput | None = None,
   examples: int = 8,
+  activation: bool = False,
 ) -> ExportReport:
   """Write a backbone and tasks as one function that other programs can call.
 
@@ -68,6 +69,9 @@ def export_model(
       checkpoint).
     images: the input of the function; by default floats in [-1, 1].
     examples: the number of random images that are compared.
+    activation: whether the function returns probabilities of classes and
+      labels, and values in their units, in place of the outputs of the heads,
+      see `TaskKind`.
 
   Returns:
     The content of `manifest.json` in the directory.
@@ -77,11 +81,11 @@ def export_model(
     TaskError: for tasks of another backbone, or that do not fit together.
   """
   images = images or ImageInput()
-  require_options(format, images, examples)
+  require_options(format, images, examples, activation)
   place = export_manifest.DIRECTORY.require_own(path)
   if format in _ARRAYS:
     return _export_arrays(backbone, tasks, place, format)
-  exported = make_model(backbone, tasks)
+  exported = make_model(backbone, tasks, activation=activation)
   if format == "onnx":
     onnx_file.require_possible(exported, images)
   name, write = _WRITERS[format]
@@ -99,7 +103,9 @@ def export_model(
     return export_manifest.write(new, report)
 
 
-def require_options(format: str, images: ImageInput, examples: int) -> None:
+def require_options(
+  format: str, images: ImageInput, examples: int, activation: bool = False
+) -> None:
   """Refuse options that no export supports, before anything is computed."""
   if format not in FORMATS:
     raise ExportError(
@@ -109,6 +115,11 @@ def require_options(format: str, images: ImageInput, examples: int) -> None:
     raise ExportError(
       f"--format={format} with --input=uint8: a file of arrays is no function "
       "that takes images. Leave --input out."
+    )
+  if format in _ARRAYS and activation:
+    raise ExportError(
+      f"--format={format} with --activation: a file of arrays is no function "
+      "that returns probabilities. Leave --activation out."
     )
   if not 1 <= examples <= MAX_EXAMPLES:
     raise ExportError(
@@ -125,7 +136,9 @@ def _describe(
 ) -> ExportReport:
   """Describe a function: its signatures, batch sizes and platforms."""
   outputs = {
-    name: Tensor(shape=("b", width), dtype="float32", meaning="logits")
+    name: Tensor(
+      shape=("b", width), dtype="float32", meaning=_meaning(exported, name)
+    )
     for name, width in exported.outputs().items()
   }
   taken = {"images": _image_tensor(exported, images)}
@@ -140,12 +153,25 @@ def _describe(
   report = export_manifest.describe(format, exported.backbone, exported.tasks)
   return dataclasses.replace(
     report,
+    activation=exported.activation,
     signatures=signatures,
     platforms=() if format == "onnx" else stablehlo.PLATFORMS,
     batch_buckets=(
       saved_model.batch_buckets() if format == "saved_model" else ()
     ),
   )
+
+
+def _meaning(exported: ExportedModel, name: str) -> str:
+  kind = exported.activated.get(name)
+  if kind:
+    return "values" if kind.is_values else f"probabilities of {kind.name}"
+  if name == BACKBONE and not exported.backbone.config.num_classes:
+    return "features"
+  is_values = any(
+    task.name == name and task.spec.kind.is_values for task in exported.tasks
+  )
+  return "standardized values" if is_values else "logits"
 
 
 def _image_tensor(exported: ExportedModel, images: ImageInput) -> Tensor:

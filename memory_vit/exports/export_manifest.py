@@ -69,6 +69,7 @@ class ExportReport:
   backbone: Mapping[str, Any]  # `BackboneId`
   preprocessing: Mapping[str, Any]  # `EvalPreprocessing`, and how it resizes
   tasks: Sequence[Mapping[str, Any]]
+  activation: bool = False  # whether outputs are probabilities and values
   # Empty for formats of arrays, as `comparison` is.
   signatures: Mapping[str, Signature] = dataclasses.field(default_factory=dict)
   batch_buckets: tuple[int, ...] = ()  # compiled sizes; () for any size
@@ -105,6 +106,7 @@ def _task(task: Task) -> dict[str, Any]:
   return {
     "name": spec.name,
     "num_classes": spec.num_classes,
+    "kind": dataclasses.asdict(spec.kind),
     "class_names": list(spec.class_names),
     "regime": spec.regime,
     "cells": spec.cells,

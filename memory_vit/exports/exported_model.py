@@ -14,6 +14,7 @@ from jaxtyping import Array, ArrayLike, Float
 
 from memory_vit.errors import ExportError, TaskError
 from memory_vit.model.backbone import Backbone
+from memory_vit.model.kinds import CLASSES, TaskKind
 from memory_vit.model.task import BACKBONE, EvalPreprocessing, Task
 from memory_vit.tasks import compose
 from memory_vit.tasks.program import Program, make_program
@@ -30,12 +31,28 @@ class ExportedModel:
   tasks: tuple[Task, ...]  # several that share a pass, or one of any regime
   program: Program
   weights: Weights  # as exported: with the backbone that a task brings
+  activation: bool = False  # whether it returns what `TaskKind.activate` makes
 
-  @staticmethod
-  def run(weights: Weights, images: Float[Array, "b side side 3"]) -> Logits:
+  def run(
+    self, weights: Weights, images: Float[Array, "b side side 3"]
+  ) -> Logits:
     """The exported function."""
     backbone, program = weights
-    return program(backbone, images)
+    outputs = program(backbone, images)
+    kinds = self.activated
+    return {
+      name: kinds[name].activate(array, jnp) if name in kinds else array
+      for name, array in outputs.items()
+    }
+
+  @property
+  def activated(self) -> dict[str, TaskKind]:
+    """{name of an output: its kind}, of those that are activated."""
+    if not self.activation:
+      return {}
+    kinds = {task.name: task.spec.kind for task in self.tasks}
+    has_head = self.program.composes and self.backbone.config.num_classes
+    return {**kinds, BACKBONE: CLASSES} if has_head else kinds
 
   @property
   def evaluation(self) -> EvalPreprocessing:
@@ -60,11 +77,13 @@ class ExportedModel:
     return {name: shapes[name].shape[-1] for name in self.names}
 
   def call_own(self, images: Float[ArrayLike, "b side side 3"]) -> Logits:
-    """The reference for the exported function; it is not exported itself."""
+    """The reference, without activation; it is not exported itself."""
     return self.program(self.backbone, jnp.asarray(images))
 
 
-def make_model(backbone: Backbone, tasks: compose.TasksLike) -> ExportedModel:
+def make_model(
+  backbone: Backbone, tasks: compose.TasksLike, *, activation: bool = False
+) -> ExportedModel:
   """Make the function of a backbone and tasks, on the CPU.
 
   There float32 is float32: accelerators round factors to fewer bits. A task
@@ -78,7 +97,7 @@ def make_model(backbone: Backbone, tasks: compose.TasksLike) -> ExportedModel:
   compose.require_one_pass(chosen)
   program = make_program(backbone, chosen)
   weights = _with_own_backbone(backbone, program)
-  return ExportedModel(backbone, chosen, program, weights)
+  return ExportedModel(backbone, chosen, program, weights, activation)
 
 
 def _with_own_backbone(backbone: Backbone, program: Program) -> Weights:

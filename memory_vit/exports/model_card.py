@@ -17,12 +17,11 @@ from memory_vit.runtime.messages import escaped, shortened
 from memory_vit.runtime.tables import markdown_table
 
 FILE = "README.md"
-# It has no value of a task, which could end the block.
+# It has no text of a task, which could end the block.
 _FRONT_MATTER = """\
 ---
 library_name: memory_vit
-pipeline_tag: image-classification
-tags:
+{pipeline}tags:
 - vision-transformer
 - learnable-memory
 # Yours to choose: the backbone and the data have licences of their own.
@@ -40,6 +39,20 @@ _METRICS = {
   "chance": "accuracy of guessing uniformly",
   "test_majority": "accuracy of always predicting the most frequent class",
 }
+# Metrics of labels and values, in "val_metrics" and "test_metrics".
+_MEASURES = {
+  "map": "mean average precision",
+  "f1_macro": "F1, mean over labels",
+  "r2": "R2, mean over values",
+  "mae": "mean absolute error, mean over values",
+  "rmse": "root of the mean squared error, mean over values",
+  "spearman": "Spearman correlation, mean over values",
+}
+# What `TaskKind.activate` makes of outputs.
+_ACTIVATED = {
+  "labels": "probabilities of its labels",
+  "values": "values in their units",
+}
 # Interpolations in words.
 _RESIZING = {
   "bilinear": "bilinear, without antialiasing",
@@ -55,8 +68,11 @@ def to_text(tasks: Sequence[Task], address: str = "") -> str:
   `address` is that of their repository, hf://OWNER/NAME, if it is known.
   """
   title = ", ".join(task.name for task in tasks)
+  # The hub has no name for numbers of images.
+  classifies = any(not task.spec.kind.is_values for task in tasks)
+  pipeline = "pipeline_tag: image-classification\n" if classifies else ""
   parts = [
-    f"{_FRONT_MATTER}\n# {title}\n",
+    f"{_FRONT_MATTER.format(pipeline=pipeline)}\n# {title}\n",
     "New tasks for a frozen Vision Transformer, learned with memory cells "
     "(Sandler et al., CVPR 2022). The backbone is not included; its original "
     "outputs stay unchanged.\n",
@@ -83,7 +99,12 @@ def literal(value: Any) -> str:
 
 def _section(task: Task) -> str:
   spec, provenance = task.spec, task.provenance
-  lines = [f"## {spec.name}", "", f"- classes: {_classes(spec)}"]
+  lines = [f"## {spec.name}", "", f"- {spec.kind.name}: {_outputs(spec)}"]
+  if spec.kind.name in _ACTIVATED:
+    lines.append(
+      f"- outputs: `spec.kind.activate(outputs[{spec.name!r}])` of the task "
+      f"makes {_ACTIVATED[spec.kind.name]}"
+    )
   lines.append(
     f"- trained by: {literal(spec.regime)}, {spec.cells} memory cells per layer"
   )
@@ -100,10 +121,16 @@ def _section(task: Task) -> str:
   return "\n".join(lines) + "\n"
 
 
-def _classes(spec: TaskSpec) -> str:
+def _outputs(spec: TaskSpec) -> str:
+  """Names, with thresholds of labels and units of values."""
   if not spec.class_names:
     return f"{spec.num_classes}, with unknown names"
-  shown = ", ".join(map(literal, spec.class_names[:_MOST_CLASSES]))
+  names = [*map(literal, spec.class_names[:_MOST_CLASSES])]
+  kind = spec.kind
+  notes = [f" (threshold {t:.3g})" for t in kind.thresholds]
+  notes = notes or [f" ({literal(unit)})" for unit in kind.units]
+  notes = notes or [""] * len(names)
+  shown = ", ".join(map("".join, zip(names, notes, strict=False)))
   more = len(spec.class_names) - _MOST_CLASSES
   return f"{spec.num_classes}: {shown}{f', and {more} more' * (more > 0)}"
 
@@ -118,17 +145,26 @@ def _metrics(metrics: Mapping[str, Any], classes: int) -> list[str]:
     if key not in hidden and _is_number(metrics.get(key))
   ]
   rows += [
+    (f"{label}, {split}", f"{found[key]:.4g}")
+    for split, found in (
+      ("test", _mapping(metrics, "test_metrics")),
+      ("validation", _mapping(metrics, "val_metrics")),
+    )
+    for key, label in _MEASURES.items()
+    if _is_number(found.get(key))
+  ]
+  rows += [
     (label, f"{metrics[key]:,}")
     for key, label in _COUNTS.items()
     if type(metrics.get(key)) is int
   ]
   if not rows:
-    return ["- accuracy: unknown"]
+    return ["- metrics: unknown"]
   return ["", markdown_table(("measured after training", ""), rows)]
 
 
 def _is_number(value: Any) -> bool:
-  """Whether a value can be shown as a share; Python's JSON has NaN."""
+  """Whether a value can be shown; Python's JSON has NaN."""
   return type(value) in (int, float) and math.isfinite(value) and value <= 1e6
 
 

@@ -90,9 +90,11 @@ def attention_overlays(
   return figure
 
 
-def answer_title(guess: str, probability: float, label: str = "") -> str:
+def answer_title(
+  guess: str, probability: float | None = None, label: str = ""
+) -> str:
   """The title of an image: its class, if known, and below it the prediction."""
-  share = f" {100 * probability:.0f} %"
+  share = "" if probability is None else f" {100 * probability:.0f} %"
   room = _HEADER_CHARACTERS - len(share)
   guess = shortened(escaped(guess), room)
   lines = [shortened(escaped(label), _HEADER_CHARACTERS)] if label else []

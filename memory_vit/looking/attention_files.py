@@ -27,6 +27,7 @@ from memory_vit.looking.image_attention import (
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import Task
 from memory_vit.plots import rasterize
+from memory_vit.prediction import answers
 from memory_vit.runtime import files
 from memory_vit.runtime.messages import utf8
 from memory_vit.runtime.output_directory import OutputDirectory, listed_in
@@ -202,7 +203,7 @@ def _image(
 ) -> dict[str, Any]:
   """Draw an image for each task and each pair of tasks."""
   names = [task.name for task in tasks]
-  answers = {task.name: _answer(task, image) for task in tasks}
+  found = {task.name: _answer(task, image) for task in tasks}
   stem = re.sub(r"[^\w-]+", "-", Path(image.path).stem, flags=re.ASCII)[:40]
   file = f"{number:04}.{stem}"
   overlays = {
@@ -212,10 +213,10 @@ def _image(
         image.pixels,
         image.attention[name],
         image.rollouts[name],
-        [answer_title(answer["class"], answer["probability"])],
+        [_title(answer)],
       ),
     )
-    for name, answer in answers.items()
+    for name, answer in found.items()
   }
   differences = [
     {
@@ -234,14 +235,21 @@ def _image(
   ]
   return {
     "image": utf8(image.path),
-    "answers": answers,
+    "answers": found,
     "overlays": overlays,
     "differences": differences,
   }
 
 
 def _answer(task: Task, image: ImageAttention) -> dict[str, Any]:
-  index, probability = image.answers[task.name]
-  names = task.spec.class_names
-  name = names[index] if names else str(index)
-  return {"class": utf8(name), "index": index, "probability": probability}
+  """The most probable class; or the labels or values of a task."""
+  activated, spec = image.answers[task.name][None], task.spec
+  names = [*map(utf8, spec.class_names)]
+  [found] = answers.answers(spec.kind, names, activated, 1)
+  return found[0] if spec.kind.is_classes else found
+
+
+def _title(answer: dict[str, Any]) -> str:
+  if "class" in answer:
+    return answer_title(answer["class"], answer["probability"])
+  return answer_title(answers.line(answer))

@@ -27,7 +27,7 @@ from memory_vit.evaluation import metrics, task_data
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.context import Context
 from memory_vit.model.stacking import SlotArrays
-from memory_vit.model.task import Task
+from memory_vit.model.task import Task, TaskSpec
 from memory_vit.model.trees import AnyArray, Tree
 from memory_vit.model.vit import MemoryViT, apply, head_logits
 from memory_vit.model.vit_config import ViTConfig
@@ -142,8 +142,8 @@ def remove_cells(
       task}. Tasks that the evaluated ones attend to are among them, and keep
       their memory.
     source: the examples, with the classes of the evaluated tasks.
-    names: of the task or tasks that are evaluated; by default all that have
-      memory.
+    names: of the task or tasks that are evaluated; by default all tasks of
+      classes that have memory.
     batch_size: of all processes together, a multiple of the number of devices.
     mesh: over which batches are split; by default of all devices.
 
@@ -151,9 +151,10 @@ def remove_cells(
     {task name: its ablation}.
 
   Raises:
-    TaskError: for a task without memory or with too many cells, with other
-      classes than the examples, or with outputs that are not finite; for tasks
-      that do not fit together; and if there is none to evaluate.
+    TaskError: for a task without memory or with too many cells, of labels or
+      values, with other classes than the examples, or with outputs that are not
+      finite; for tasks that do not fit together; and if there is none to
+      evaluate.
     ConfigError: for a batch that does not divide over the devices.
     DataError: if there is no example.
   """
@@ -162,11 +163,13 @@ def remove_cells(
   # All tasks, as all must want the same preprocessing.
   tasks = compose.concatenate(tasks)
   if names is None:
-    names = [task.name for task in tasks if task.spec.cells]
+    names = [task.name for task in tasks if can_remove(task.spec)]
   else:
     names = [names] if isinstance(names, str) else list(names)
   if not names:
-    raise TaskError("there is no task with memory of which to remove cells.")
+    raise TaskError(
+      "there is no task of classes with memory of which to remove cells."
+    )
   for name in names:
     _require_classes(compose.with_parents(tasks, name)[0], source)
   if not source.size:
@@ -273,9 +276,19 @@ def variant_masks(depth: int, cells: int) -> Bool[np.ndarray, "v l m"]:
   return np.concatenate([single, layer, none])
 
 
+def can_remove(spec: TaskSpec) -> bool:
+  """Whether it has memory, and an accuracy, which is what is measured."""
+  return spec.cells > 0 and spec.kind.is_classes
+
+
 def require_removable(backbone: Backbone, task: Task) -> None:
   """Refuse a task without cells, or with too many to remove one by one."""
   depth, cells = backbone.config.depth, task.spec.cells
+  if not task.spec.kind.is_classes:
+    raise TaskError(
+      f"task {task.name!r} is of {task.spec.kind.name}, and removing cells "
+      "measures the accuracy of tasks of classes."
+    )
   if not cells:
     raise TaskError(
       f"task {task.name!r} has no memory of which to remove cells."

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import jax
 import numpy as np
-from jaxtyping import Float32
-from scipy import special
+from jaxtyping import Float32, Float64
 
 from memory_vit.errors import TaskError
 from memory_vit.images.image_files import ImageFile
@@ -40,14 +39,15 @@ class ImageAttention:
     pixels: in [-1, 1], as the model takes them.
     attention: {task: of this image alone}.
     rollouts: {task: of this image alone}.
-    answers: {task: index of its most probable class, and its probability}.
+    answers: {task: (c,), its probabilities or values, see
+      `TaskKind.activate`}.
   """
 
   path: str
   pixels: Float32[np.ndarray, "side side 3"]
   attention: dict[str, TokenAttention]
   rollouts: dict[str, AttentionRollout]
-  answers: dict[str, tuple[int, float]]
+  answers: dict[str, Float64[np.ndarray, " c"]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
@@ -98,7 +98,7 @@ def collect_attention(
       if not good:
         continue
       seen, found = _batch_attention(
-        backbone, slots, good, size, shown - len(images)
+        backbone, tasks, slots, good, size, shown - len(images)
       )
       images += found
       # One running mean: memory does not grow with the number of batches.
@@ -110,6 +110,7 @@ def collect_attention(
 
 def _batch_attention(
   backbone: Backbone,
+  tasks: Sequence[Task],
   slots: Slots,
   images: Sequence[LoadedImage],
   size: int,
@@ -140,12 +141,12 @@ def _batch_attention(
       pixels=pixels[i],
       attention={n: a.of_images(slice(i, i + 1)) for n, a in seen.items()},
       rollouts={n: a.of_images(slice(i, i + 1)) for n, a in rollouts.items()},
-      answers={n: _answer(values[i]) for n, values in logits.items()},
+      answers={
+        task.name: task.spec.kind.activate(
+          logits[task.name][i].astype(np.float64)
+        )
+        for task in tasks
+      },
     )
     for i in range(shown)
   ]
-
-
-def _answer(logits: Float32[np.ndarray, " c"]) -> tuple[int, float]:
-  best = int(logits.argmax())
-  return best, float(special.softmax(logits.astype(np.float64))[best])

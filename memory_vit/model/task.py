@@ -11,6 +11,7 @@ import jax
 
 from memory_vit.errors import TaskError
 from memory_vit.model import trees
+from memory_vit.model.kinds import CLASSES, TaskKind
 from memory_vit.model.regimes import SIDE_MIXING, Regime, SideKind, get_regime
 from memory_vit.model.vit_config import MAX_IMAGE_SIZE, MAX_RESIZE
 from memory_vit.runtime import messages
@@ -98,7 +99,8 @@ class TaskSpec:
 
   Attributes:
     name: lower case letters, digits, "-" and "_"; at most 64.
-    num_classes: c, outputs of its head.
+    num_classes: c, outputs of its head: classes, labels or values.
+    kind: what these outputs mean, see `TaskKind`.
     regime: how it was learned, see `get_regime`.
     cells: m, memory cells per layer; 0 is a task without memory.
     bottleneck: width of its adapters, or of the values of its probe; 0 if its
@@ -111,13 +113,15 @@ class TaskSpec:
       task was trained; "" if that is not known. Empty: none is known.
     memory_norm: whether memory passes the block's first LayerNorm, as in Figure
       2 of the paper. The public re-implementations insert it after.
-    class_names: c names, or empty if they are not known.
+    class_names: c names of classes, labels or values, or empty if they are not
+      known.
     backbone: the backbone that it belongs to.
     evaluation: how its images are prepared for evaluation.
   """
 
   name: str
   num_classes: int
+  kind: TaskKind = CLASSES
   cells: int
   regime: str = "memory_masked"
   bottleneck: int = 0
@@ -172,8 +176,12 @@ class TaskSpec:
     if self.class_names and len(self.class_names) != self.num_classes:
       raise TaskError(
         f"task {self.name!r}: {len(self.class_names)} class names for "
-        f"{self.num_classes} classes."
+        f"{self.num_classes} {self.kind.name}."
       )
+    try:
+      self.kind.require_outputs(self.num_classes)
+    except TaskError as error:
+      raise TaskError(f"task {self.name!r}: {error}") from None
     if self.parent_digests and len(self.parent_digests) != len(self.attends_to):
       raise TaskError(
         f"task {self.name!r}: {len(self.parent_digests)} parent_digests for "
@@ -185,6 +193,11 @@ class TaskSpec:
         f"{self.evaluation.image_size} px, the backbone takes "
         f"{self.backbone.image_size} px."
       )
+
+  @property
+  def for_programs(self) -> "TaskSpec":
+    """The spec without what no compiled program depends on."""
+    return dataclasses.replace(self, class_names=(), kind=CLASSES)
 
   def expected_shapes(self, width: int, depth: int, summary: int) -> trees.Tree:
     """Return its parameters as float32 `jax.ShapeDtypeStruct`.
@@ -222,11 +235,9 @@ class TaskSpec:
 
   @property
   def summary(self) -> str:
-    """Name, classes, cells and regime, for people."""
-    return (
-      f"{self.name!r}, {self.num_classes} classes, {self.cells} cells, "
-      f"{self.regime}"
-    )
+    """Name, outputs, cells and regime, for people."""
+    outputs = f"{self.num_classes} {self.kind.name}"
+    return f"{self.name!r}, {outputs}, {self.cells} cells, {self.regime}"
 
 
 # Without provenance: metrics would be those of other parameters, and no two

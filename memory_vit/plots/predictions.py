@@ -3,17 +3,20 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import scipy.special
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from memory_vit.errors import DataError
+from memory_vit.model.kinds import CLASSES, TaskKind
 from memory_vit.plots.images import require_images
+from memory_vit.prediction import answers as answers_lib
 from memory_vit.runtime.messages import escaped, shortened
 
 _COLUMNS = 6
 # Characters of a name under an image: alone in its line, or beside another.
 _ALONE, _BESIDE = 20, 11
+# Characters beside it: " 100%".
+_SHARE = 5
 _WIDTH = 1.75
 _LINE = 0.18
 # Dark enough on white, and apart for the colour-blind; the marks say the same.
@@ -25,19 +28,22 @@ def prediction_grid(
   logits: Mapping[str, np.ndarray],
   class_names: Mapping[str, Sequence[str]],
   truths: Sequence[str] = (),
+  kinds: Mapping[str, TaskKind] | None = None,
 ) -> Figure:
-  """Draw images, each above the most probable class of every task.
+  """Draw images, each above the answer of every task.
 
-  The line of a task that has the true class of an image is marked as right or
-  wrong. Outputs that are not all finite are shown as "not finite", and marked
-  as wrong.
+  An answer is the most probable class, the labels with at least their
+  thresholds, or values. The line of a task that has the true class of an image
+  is marked as right or wrong. Outputs that are not all finite are shown as "not
+  finite", and marked as wrong.
 
   Args:
     images: floats (b, side, side, 3) in [-1, 1], as the model takes them.
     logits: {name of a task: (b, c)}, such as `mv.forward` returns; tasks that
       `class_names` leaves out are not shown.
-    class_names: {name of a task: c names}.
+    class_names: {name of a task: c names of classes, labels or values}.
     truths: the class of each image, by name; empty if it is not known.
+    kinds: {name of a task: `task.spec.kind`}; by default classes.
 
   Raises:
     DataError: for images, logits, names or truths of different numbers.
@@ -47,13 +53,14 @@ def prediction_grid(
   known = len(truths) > 0
   if known and len(truths) != len(images):
     raise DataError(f"{len(truths)} true classes for {len(images)} images.")
-  shares = {
-    task: _probabilities(task, logits, names, len(images))
+  kinds = {task: (kinds or {}).get(task, CLASSES) for task in class_names}
+  activated = {
+    task: _activated(task, kinds[task], logits, names, len(images))
     for task, names in class_names.items()
   }
   columns = min(_COLUMNS, len(images))
   rows = -(-len(images) // columns)
-  height = _WIDTH + _LINE * (len(shares) + known)
+  height = _WIDTH + _LINE * (len(activated) + known)
   figure = Figure(figsize=(_WIDTH * columns, height * rows))
   # constrained_layout would add space around the lines under each image.
   figure.subplots_adjust(0.01, 0.01, 0.99, 0.99, wspace=0.08, hspace=0)
@@ -67,50 +74,57 @@ def prediction_grid(
     picture.set_axis_off()
     truth = truths[i] if known else None
     answers = {
-      task: (class_names[task], share[i]) for task, share in shares.items()
+      task: (kinds[task], class_names[task], outputs[i])
+      for task, outputs in activated.items()
     }
     _write(figure.add_subplot(cell[1]), truth, answers)
   return figure
 
 
-def _probabilities(
+def _activated(
   task: str,
+  kind: TaskKind,
   logits: Mapping[str, np.ndarray],
   names: Sequence[str],
   count: int,
 ) -> np.ndarray:
-  """Probabilities of a task, float64 (b, c); NaN for logits not finite."""
+  """See `TaskKind.activate`, float64 (b, c); NaN for logits not finite."""
   if task not in logits:
     raise DataError(f"there are no logits of {task!r}, only of {list(logits)}.")
   values = np.asarray(logits[task], np.float64)
   if values.shape != (count, len(names)):
     raise DataError(
       f"logits of {task!r} have shape {values.shape}, expected {count} images "
-      f"and {len(names)} classes."
+      f"and {len(names)} {kind.name}."
     )
   # The softmax of an infinite logit may be finite, but means nothing.
   finite = np.isfinite(values).all(axis=-1, keepdims=True)
-  return scipy.special.softmax(np.where(finite, values, np.nan), axis=-1)
+  found: np.ndarray = kind.activate(np.where(finite, values, np.nan))
+  return found
 
 
 def _write(
   axes: Axes,
   truth: str | None,
-  answers: Mapping[str, tuple[Sequence[str], np.ndarray]],
+  answers: Mapping[str, tuple[TaskKind, Sequence[str], np.ndarray]],
 ) -> None:
   axes.set_axis_off()
   several = len(answers) > 1
   lines = []
   if truth is not None:
     lines.append((f"is: {_short(truth, _ALONE)}", _NEITHER, "bold"))
-  for task, (names, shares) in answers.items():
+  room = _BESIDE if several else _ALONE
+  for task, (kind, names, outputs) in answers.items():
     mark, colour, answer = "", _NEITHER, "not finite"
-    finite = bool(np.isfinite(shares).all())
-    if finite:
-      best = int(shares.argmax())
-      answer = _short(names[best], _BESIDE if several else _ALONE)
-      answer = f"{answer} {shares[best]:.0%}"
-    if not finite or (truth is not None and truth in names):
+    finite = bool(np.isfinite(outputs).all())
+    if finite and kind.is_classes:
+      best = int(outputs.argmax())
+      answer = f"{_short(names[best], room)} {outputs[best]:.0%}"
+    elif finite:
+      [found] = answers_lib.answers(kind, names, outputs[None], 1)
+      answer = _short(answers_lib.line(found), room + _SHARE)
+    has_truth = kind.is_classes and truth in names
+    if not finite or (truth is not None and has_truth):
       right = finite and names[best] == truth
       mark, colour = ("\u2713 ", _RIGHT) if right else ("\u2717 ", _WRONG)
     task = f"{_short(task, _BESIDE)}: " if several else ""

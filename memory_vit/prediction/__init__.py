@@ -4,7 +4,8 @@ from etils import epy
 
 with epy.lazy_api_imports(globals()):
   from memory_vit.prediction.config import PredictorConfig
-  from memory_vit.prediction.predictions import Guess, Predictions
+  from memory_vit.prediction.guesses import Guess
+  from memory_vit.prediction.predictions import Predictions
   from memory_vit.prediction.predictor import Predictor
   from memory_vit.prediction.task_set import Change, TaskDescription, TaskSet
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from memory_vit.errors import DataError
-from memory_vit.prediction.predictions import Predictions, best, class_label
+from memory_vit.prediction.guesses import best, class_label
+from memory_vit.prediction.predictions import Predictions
 from memory_vit.runtime.messages import brief, name_list
 
 # Of several the first is read.
@@ -44,20 +45,33 @@ def prediction_columns(
 ) -> dict[str, np.ndarray]:
   """Predictions for k images as columns of k rows.
 
-  For each task NAME "NAME/logits" and "NAME/probabilities", float32 (k, c),
-  "NAME/top_indices" int32 (k, top), "NAME/top_probabilities" float32 (k, top)
-  and "NAME/top_classes", text (k, top); and "features" if there are any.
+  For each task NAME "NAME/logits", float32 (k, c); and by its kind
+
+    classes  "NAME/probabilities" float32 (k, c), "NAME/top_indices" int32 (k,
+             top), "NAME/top_probabilities" float32 (k, top) and
+             "NAME/top_classes", text (k, top)
+    labels   "NAME/probabilities" float32 (k, c) and "NAME/labels", bool (k, c),
+             whether a probability is at least the threshold of its label
+    values   "NAME/values", float64 (k, c), in their units
+
+  and "features" if there are any.
   """
   found: dict[str, np.ndarray] = {}
   for name, logits in predictions.logits.items():
-    probabilities = predictions.probabilities(name)
-    indices = best(probabilities, top)
+    kind, activated = predictions.kind(name), predictions.activated(name)
+    found[f"{name}/logits"] = logits
+    if kind.is_values:
+      found[f"{name}/values"] = activated
+      continue
+    found[f"{name}/probabilities"] = activated.astype(np.float32)
+    if kind.is_labels:
+      found[f"{name}/labels"] = kind.chosen(activated)
+      continue
+    indices = best(activated, top)
     names = predictions.class_names(name)
     classes = [[class_label(names, i) for i in row] for row in indices.tolist()]
-    shares = np.take_along_axis(probabilities, indices, axis=-1)
+    shares = np.take_along_axis(activated, indices, axis=-1)
     found |= {
-      f"{name}/logits": logits,
-      f"{name}/probabilities": probabilities.astype(np.float32),
       f"{name}/top_indices": indices.astype(np.int32),
       f"{name}/top_probabilities": shares.astype(np.float32),
       f"{name}/top_classes": np.array(classes, str).reshape(indices.shape),

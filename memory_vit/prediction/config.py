@@ -50,7 +50,7 @@ class PredictorConfig:
     batch_sizes: numbers of images per pass, ascending; each is compiled.
     slots: number of tasks, at least.
     cells: memory cells per layer, at least.
-    classes: classes of a task, at least.
+    classes: outputs of a task (classes, labels or values), at least.
     parents: tasks that one task attends to, at least.
     parts: of "norms" and "layers", those that tasks may have. Side streams
       cannot be reserved.
@@ -59,7 +59,8 @@ class PredictorConfig:
       a dictionary of columns gets features.
     image_size: side in pixels at which the backbone runs; 0 is that of the
       tasks, or without tasks the backbone's own.
-    top: classes per task in a dictionary of columns, the most probable first.
+    top: classes of a task of classes in a dictionary of columns, the most
+      probable first.
 
   Raises:
     ConfigError: for a value that its rule refuses.
@@ -73,7 +74,9 @@ class PredictorConfig:
   slots: int = option(8, _SOME_ROOM, "number of tasks to reserve room for")
   cells: int = option(8, _ROOM, "memory cells per layer to reserve room for")
   classes: int = option(
-    128, _SOME_ROOM, "classes of a task to reserve room for"
+    128,
+    _SOME_ROOM,
+    "outputs of a task (classes, labels or values) to reserve room for",
   )
   parents: int = option(0, _ROOM)
   parts: tuple[str, ...] = option((), Items(Choice(("norms", "layers")), 2))

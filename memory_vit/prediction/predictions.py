@@ -1,26 +1,26 @@
-"""Predictions: logits, and the best classes of each task."""
+"""Predictions: outputs, and the classes, labels or values of each task."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-from jaxtyping import Float
 
-from memory_vit.errors import ConfigError, TaskError, UnknownTask
+from memory_vit.errors import TaskError, UnknownTask
+from memory_vit.model.kinds import TaskKind
 from memory_vit.model.task import BACKBONE
+from memory_vit.prediction.answers import answers
+from memory_vit.prediction.guesses import Guess, best_guesses, label_guesses
 from memory_vit.prediction.task_set import TaskSet
 from memory_vit.runtime.messages import brief, name_list
 
-
-@dataclasses.dataclass(frozen=True)
-class Guess:
-  """A class: name (or index, as text), index from 0, probability."""
-
-  class_name: str
-  index: int
-  probability: float
+# The methods of `Predictions` for tasks of each kind.
+_METHODS = {
+  "classes": "probabilities or top",
+  "labels": "probabilities or labels",
+  "values": "values",
+}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
@@ -29,7 +29,8 @@ class Predictions:
 
   Attributes:
     task_set: that answered.
-    logits: {name of a task: float32 (k, c)}, of the requested tasks.
+    logits: {name of a task: float32 (k, c)}, the outputs of the heads of the
+      requested tasks; of a task of values standardized.
     original: float32 (k, c0), the original outputs; None if not requested.
     features: float32 (k, l, n, d), of each block the class token and the mean
       patch (n is 2, or 1 of a backbone without class token), standardized, see
@@ -42,27 +43,47 @@ class Predictions:
   features: np.ndarray | None = None
 
   def probabilities(self, name: str) -> np.ndarray:
-    """Probabilities of the classes of a task, float64 (k, c).
+    """Probabilities of the classes or labels of a task, float64 (k, c).
+
+    Those of classes sum to 1; each label has its own.
 
     Args:
       name: of a task; or "backbone", of the original outputs.
 
     Raises:
       UnknownTask: for a task that was not requested.
-      TaskError: if its logits are not finite.
+      TaskError: if its outputs are not finite, or it is of values.
     """
-    if name == BACKBONE and self.original is not None:
-      return softmax(self.original, name)
-    if name not in self.logits:
-      raise UnknownTask(
-        f"there are no predictions of {brief(name)}: expected one of "
-        f"{name_list(list(self.logits), 32) or 'none'}.",
-        tuple(self.logits),
+    self._require_kind(name, "probabilities", "classes", "labels")
+    return self.activated(name)
+
+  def values(self, name: str) -> np.ndarray:
+    """The values of a task, in its units (`TaskKind.units`), float64 (k, c).
+
+    Raises:
+      UnknownTask: for a task that was not requested.
+      TaskError: if its outputs are not finite, or it is not of values.
+    """
+    self._require_kind(name, "values", "values")
+    return self.activated(name)
+
+  def activated(self, name: str) -> np.ndarray:
+    """`probabilities` or `values`, by the kind of the task."""
+    outputs = self._outputs(name)
+    if not np.isfinite(outputs).all():
+      raise TaskError(
+        f"the outputs of {name!r} are not finite: its weights, or those of the "
+        "backbone, cannot be used."
       )
-    return softmax(self.logits[name], name)
+    found: np.ndarray = self.kind(name).activate(outputs.astype(np.float64))
+    return found
+
+  def kind(self, name: str) -> TaskKind:
+    """What the outputs of a task mean, see `TaskKind`."""
+    return self.task_set.kind(name)
 
   def class_names(self, name: str) -> tuple[str, ...]:
-    """Names of the classes of a task; empty if they are not known."""
+    """Names of the outputs of a task; empty if they are not known."""
     return () if name == BACKBONE else self.task_set.spec(name).class_names
 
   def top(self, name: str, count: int = 5) -> list[list[Guess]]:
@@ -73,41 +94,49 @@ class Predictions:
       count: of classes; fewer if the task has fewer.
 
     Raises:
-      UnknownTask, TaskError: see `probabilities`.
+      UnknownTask: for a task that was not requested.
+      TaskError: if its outputs are not finite, or it is not of classes.
       ConfigError: for a count below 1.
     """
-    probabilities = self.probabilities(name)
-    names = self.class_names(name)
-    indices = best(probabilities, count)
-    shares = np.take_along_axis(probabilities, indices, axis=-1)
-    return [
-      [
-        Guess(class_label(names, index), index, share)
-        for index, share in zip(*of_image, strict=True)
-      ]
-      for of_image in zip(indices.tolist(), shares.tolist(), strict=True)
-    ]
+    self._require_kind(name, "top", "classes")
+    names, probabilities = self.class_names(name), self.activated(name)
+    return best_guesses(names, probabilities, count)
 
+  def labels(self, name: str) -> list[list[Guess]]:
+    """The labels of each image, the most probable first.
 
-def softmax(logits: Float[np.ndarray, "b c"], name: str) -> np.ndarray:
-  """Probabilities of a task, float64 (b, c); refuses logits not finite."""
-  if not np.isfinite(logits).all():
-    raise TaskError(
-      f"the outputs of {name!r} are not finite: its weights, or those of the "
-      "backbone, cannot be used."
-    )
-  logits = logits.astype(np.float64)
-  shares = np.exp(logits - logits.max(axis=-1, keepdims=True))
-  return shares / shares.sum(axis=-1, keepdims=True)
+    They are those whose probability is at least their threshold, see
+    `TaskKind`; an image may have none.
 
+    Raises:
+      UnknownTask: for a task that was not requested.
+      TaskError: if its outputs are not finite, or it is not of labels.
+    """
+    self._require_kind(name, "labels", "labels")
+    kind, names = self.kind(name), self.class_names(name)
+    return label_guesses(kind, names, self.activated(name))
 
-def best(probabilities: np.ndarray, count: int) -> np.ndarray:
-  """Indices (b, count) of the best classes; of equal ones the first."""
-  if count < 1:
-    raise ConfigError(f"the number of classes is {count}, expected 1 or more.")
-  return np.argsort(-probabilities, axis=-1, kind="stable")[:, :count]
+  def answers(self, name: str, top: int) -> list[Any]:
+    """The answers of a task as JSON, see `answers.answers`."""
+    kind, names = self.kind(name), self.class_names(name)
+    return answers(kind, names, self.activated(name), top)
 
+  def _outputs(self, name: str) -> np.ndarray:
+    if name == BACKBONE and self.original is not None:
+      return self.original
+    if name not in self.logits:
+      raise UnknownTask(
+        f"there are no predictions of {brief(name)}: expected one of "
+        f"{name_list(list(self.logits), 32) or 'none'}.",
+        tuple(self.logits),
+      )
+    return self.logits[name]
 
-def class_label(names: Sequence[str], index: int) -> str:
-  """The name of a class, or its index if no names are known."""
-  return names[index] if names else str(index)
+  def _require_kind(self, name: str, method: str, *expected: str) -> None:
+    self._outputs(name)  # an unknown task has no kind
+    found = self.kind(name).name
+    if found not in expected:
+      raise TaskError(
+        f"task {name!r} is of {found}, and {method} is for tasks of "
+        f"{' or '.join(expected)}: use {_METHODS[found]}."
+      )

@@ -8,7 +8,8 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 
 from memory_vit.errors import TaskError, UnknownTask
-from memory_vit.model.task import EvalPreprocessing, Task, TaskSpec
+from memory_vit.model.kinds import CLASSES, TaskKind
+from memory_vit.model.task import BACKBONE, EvalPreprocessing, Task, TaskSpec
 from memory_vit.runtime.messages import brief, name_list
 from memory_vit.tasks import compose
 from memory_vit.tasks.program import Program
@@ -22,7 +23,8 @@ class TaskDescription:
   Attributes:
     name: of the task.
     slot: number of its slot.
-    classes: c, the number of its classes.
+    classes: c, the number of its outputs: classes, labels or values.
+    kind: what they mean, see `TaskKind`.
     class_names: c names, or empty if they are not known.
     cells: m, memory cells per layer.
     regime: how it was trained.
@@ -34,6 +36,7 @@ class TaskDescription:
   name: str
   slot: int
   classes: int
+  kind: TaskKind
   class_names: tuple[str, ...]
   cells: int
   regime: str
@@ -97,13 +100,18 @@ class TaskSet:
 
   @functools.cached_property
   def digest(self) -> str:
-    """SHA-256 of `evaluation` and of names, parameters and classes of tasks.
+    """SHA-256 of `evaluation`, and of names, parameters and outputs of tasks.
 
     Slots and version do not count. Two servers of one digest give the same
     answers if they run one backbone in one dtype on equal devices.
     """
     parts = sorted(
-      (task.name, task.digest, task.spec.class_names)
+      (
+        task.name,
+        task.digest,
+        task.spec.class_names,
+        dataclasses.astuple(task.spec.kind),
+      )
       for task in self.by_slot.values()
     )
     return hashlib.sha256(repr((parts, self.evaluation)).encode()).hexdigest()
@@ -118,6 +126,10 @@ class TaskSet:
     self.require((name,))
     return self.by_slot[self.slots[name]].spec
 
+  def kind(self, name: str) -> TaskKind:
+    """The kind of a task; "backbone", the original outputs, are classes."""
+    return CLASSES if name == BACKBONE else self.spec(name).kind
+
   def require(self, names: Iterable[str]) -> tuple[str, ...]:
     """These names, or `UnknownTask` if one is no task of the set."""
     return _require_names(names, self.names)
@@ -129,6 +141,7 @@ class TaskSet:
         name=task.name,
         slot=slot,
         classes=task.spec.num_classes,
+        kind=task.spec.kind,
         class_names=task.spec.class_names,
         cells=task.spec.cells,
         regime=task.spec.regime,

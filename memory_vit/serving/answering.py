@@ -1,4 +1,4 @@
-"""Answer the images of a request: decode, share a pass, pick classes."""
+"""Answer the images of a request: decode, share a pass, pick answers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from memory_vit.serving.request_error import RequestError
 from memory_vit.serving.settings import ServerSettings
 
 if TYPE_CHECKING:
-  from memory_vit.prediction import Guess, Predictions, Predictor, TaskSet
+  from memory_vit.prediction import Predictions, Predictor, TaskSet
 
 # Requests that are decoded at the same time, each by threads of the predictor.
 _DECODED_TOGETHER = 4
@@ -108,13 +108,13 @@ class Answering:
           break
     self._require_known(request, answer.task_set)
     # Many classes of many tasks must not block the event loop.
-    guesses = iter(
-      await asyncio.to_thread(self._guesses, answer, rows, request)
+    answers_of_rows = iter(
+      await asyncio.to_thread(self._answers, answer, rows, request)
     )
     return {
       "task_set": task_set_json(answer.task_set),
       "images": [
-        {"name": image.name, **next(guesses)}
+        {"name": image.name, **next(answers_of_rows)}
         if isinstance(one, np.ndarray)
         else {"name": image.name, "error": one_line(str(one))}
         for image, one in zip(request.images, prepared, strict=True)
@@ -174,12 +174,12 @@ class Answering:
         422, "original: the backbone of this server has no head."
       )
 
-  def _guesses(
+  def _answers(
     self, answer: Predictions, rows: slice, request: PredictRequest
   ) -> list[dict[str, Any]]:
-    """For each row: the best classes of each task."""
+    """For each row: the answer of each task."""
     names = request.tasks or tuple(answer.logits)
-    # Sort only the classes of this request.
+    # Sort only the outputs of this request.
     own_rows = dataclasses.replace(
       answer,
       logits={name: answer.logits[name][rows] for name in names},
@@ -187,31 +187,29 @@ class Answering:
       features=None,
     )
     top = request.top or self._settings.top
-    tops, problems = _tops(own_rows, names, top, request.original)
-    original = tops.pop(BACKBONE, None)
+    found, problems = _all_answers(own_rows, names, top, request.original)
+    original = found.pop(BACKBONE, None)
     return [
       {
-        "tasks": {
-          name: guesses_json(guesses[i]) for name, guesses in tops.items()
-        },
-        **({"original": guesses_json(original[i])} if original else {}),
+        "tasks": {name: of_task[i] for name, of_task in found.items()},
+        **({"original": original[i]} if original else {}),
         **({"task_errors": problems} if problems else {}),
       }
       for i in range(rows.stop - rows.start)
     ]
 
 
-def _tops(
+def _all_answers(
   answer: Predictions, names: Sequence[str], top: int, original: bool
-) -> tuple[dict[str, list[list[Guess]]], dict[str, str]]:
-  """The best classes of each task, or why it has none."""
-  tops, problems = {}, {}
+) -> tuple[dict[str, list[Any]], dict[str, str]]:
+  """The answers of each task, or why it has none."""
+  found, problems = {}, {}
   for name in (*names, BACKBONE) if original else names:
     try:  # outputs that are not finite must not spoil those of other tasks
-      tops[name] = answer.top(name, top)
+      found[name] = answer.answers(name, top)
     except TaskError as error:
       problems[name] = one_line(str(error))
-  return tops, problems
+  return found, problems
 
 
 def _require_few_pixels(pixels: int, most: float) -> None:
@@ -230,13 +228,6 @@ def task_set_json(task_set: TaskSet) -> dict[str, Any]:
     "names": list(task_set.names),
     "digest": task_set.digest,
   }
-
-
-def guesses_json(guesses: Sequence[Guess]) -> list[dict[str, Any]]:
-  return [
-    {"class": g.class_name, "index": g.index, "probability": g.probability}
-    for g in guesses
-  ]
 
 
 def unknown_tasks(unknown: Sequence[str], known: Sequence[str]) -> RequestError:

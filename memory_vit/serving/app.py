@@ -39,9 +39,9 @@ if TYPE_CHECKING:
   from memory_vit.prediction import Predictor
 
 _DESCRIPTION = (
-  "Many image classification tasks in one pass of one frozen Vision "
-  "Transformer. Tasks can be added and removed while it runs; every answer "
-  "names the set of tasks that gave it."
+  "Many tasks (classes, labels or values of images) in one pass of one frozen "
+  "Vision Transformer. Tasks can be added and removed while it runs; every "
+  "answer names the set of tasks that gave it."
 )
 
 
@@ -159,7 +159,7 @@ def _add_prediction(app: FastAPI, service: Service) -> None:
     openapi_extra=PREDICT_BODY,
   )
   async def predict(request: Request) -> Response:
-    """Classify images by all tasks, or by the named tasks."""
+    """Predict images by all tasks, or by the named tasks."""
     answering = service.answering
     asked = await _asked(service, request, service.settings.max_images)
     return JSONResponse(await answering.answer(asked))

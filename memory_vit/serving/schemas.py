@@ -32,7 +32,7 @@ class ImageData(_Strict):
 
 
 class PredictBody(_Strict):
-  """Images to classify, and which tasks and how many classes to return."""
+  """Images to predict, and which tasks and how many classes to return."""
 
   model_config = ConfigDict(
     extra="forbid",
@@ -60,7 +60,7 @@ class PredictBody(_Strict):
     default=None,
     ge=1,
     le=MOST_TOP,
-    description="Number of classes of each task.",
+    description="Number of classes of each task of classes.",
   )
   original: bool = Field(
     default=False,
@@ -84,7 +84,7 @@ class TaskSetName(BaseModel):
   version: int
   names: list[str]
   digest: str = Field(
-    description="SHA-256 of the names, parameters and classes of the tasks; "
+    description="SHA-256 of the names, parameters and outputs of the tasks; "
     "empty if the file of one of them is damaged."
   )
 
@@ -102,11 +102,45 @@ class GuessedClass(BaseModel):
   probability: float
 
 
-class PredictedImage(BaseModel):
-  """The classes of an image by each task, or the error that it has."""
+class PredictedLabel(BaseModel):
+  """A label: its name (or its index as text), index and probability."""
+
+  label: str
+  index: int
+  probability: float
+
+
+class PredictedLabels(BaseModel):
+  """Labels with at least their thresholds, the most probable first."""
+
+  labels: list[PredictedLabel]
+
+
+class PredictedValue(BaseModel):
+  """A value: its name (or its index as text), number and unit."""
 
   name: str
-  tasks: dict[str, list[GuessedClass]] | None = None
+  value: float
+  unit: str = Field(description="Empty if it has none.")
+
+
+class PredictedValues(BaseModel):
+  """All values of a task, in its order."""
+
+  values: list[PredictedValue]
+
+
+class PredictedImage(BaseModel):
+  """The answer of each task to an image, or the error that it has."""
+
+  name: str
+  tasks: (
+    dict[str, list[GuessedClass] | PredictedLabels | PredictedValues] | None
+  ) = Field(
+    default=None,
+    description="By the kind of a task its most probable classes, its labels, "
+    "or its values.",
+  )
   original: list[GuessedClass] | None = None
   task_errors: dict[str, str] | None = Field(
     default=None,
@@ -144,12 +178,27 @@ class AttentionAnswer(BaseModel):
   tasks: dict[str, Attention]
 
 
+class ServedKind(BaseModel):
+  """What the outputs of a task mean: "classes", "labels" or "values"."""
+
+  name: str
+  thresholds: list[float] | None = Field(
+    default=None,
+    description="Probabilities from which labels are predicted; empty if each "
+    "is 0.5.",
+  )
+  mean: list[float] | None = None
+  std: list[float] | None = None
+  units: list[str] | None = None
+
+
 class ServedTask(BaseModel):
-  """A task that answers now; `GET /v1/tasks` leaves its class names out."""
+  """A task that answers now; `GET /v1/tasks` leaves out lists per output."""
 
   name: str
   slot: int
-  classes: int
+  classes: int = Field(description="Number of its outputs.")
+  kind: ServedKind
   class_names: list[str] | None = None
   cells: int
   regime: str

@@ -115,7 +115,7 @@ class ServerSettings:
   top: int = option(
     5,
     Number(1, 2**20, "classes"),
-    "classes of each task, if a request does not say",
+    "classes of each task of classes, if a request does not say",
   )
 
   def __post_init__(self) -> None:

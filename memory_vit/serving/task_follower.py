@@ -326,4 +326,4 @@ class TaskFollower:
     answer = self._predictor.predict_pixels(
       grey, original=has_head, task_set=ready
     )
-    answer.probabilities(name)
+    answer.activated(name)

@@ -120,6 +120,7 @@ def _tasks_json(service: Service) -> dict[str, Any]:
   tasks = [dataclasses.asdict(one) for one in task_set.describe()]
   for task in tasks:
     del task["class_names"]  # thousands of each, in some tasks
+    task["kind"] = {"name": task["kind"]["name"]}
   return {
     "task_set": task_set_json(task_set),
     "tasks": tasks,

@@ -18,6 +18,7 @@ from memory_vit.model.backbone import (
   require_key,
   trunk,
 )
+from memory_vit.model.kinds import CLASSES, TaskKind
 from memory_vit.model.task import (
   EvalPreprocessing,
   Task,
@@ -33,6 +34,7 @@ def init_task(
   *,
   name: str,
   num_classes: int,
+  kind: TaskKind = CLASSES,
   cells: int | None = None,
   regime: str = "memory_masked",
   bottleneck: int = 0,
@@ -51,7 +53,8 @@ def init_task(
     key: of the random numbers, such as `jax.random.key(0)`.
     backbone: the one it is for.
     name: see `TaskSpec`.
-    num_classes: c.
+    num_classes: c, outputs of its head.
+    kind: what they mean: one of c classes, c labels, or c values.
     cells: m, memory cells per layer; by default 5, and 0 in a regime without
       memory.
     regime: how it will be learned, see `get_regime`.
@@ -66,7 +69,7 @@ def init_task(
     memory_std: memory is initialized from N(0, memory_std^2).
     cls_init: "pretrained" copies the backbone's class token, or what pools in
       its place; "normal" draws from N(0, 0.02^2).
-    class_names: c names, or none.
+    class_names: c names of classes, labels or values, or none.
     evaluation: how images are prepared; by default as for the tasks that it
       attends to, else as the source of the backbone states, else resized to the
       square.
@@ -93,6 +96,7 @@ def init_task(
   spec = TaskSpec(
     name=name,
     num_classes=num_classes,
+    kind=kind,
     cells=cells,
     regime=regime,
     bottleneck=bottleneck,

@@ -18,6 +18,7 @@ from typing import Any
 
 from memory_vit.errors import TaskError
 from memory_vit.model import trees
+from memory_vit.model.kinds import TaskKind
 from memory_vit.model.task import TaskSpec
 from memory_vit.runtime import files as json_files
 from memory_vit.runtime import messages, schema
@@ -41,6 +42,9 @@ _MAX_AXES = 8
 _MAX_DEPTH = 32
 _MAX_TEXT = 10_000
 _MAX_NAME = 200
+_MAX_UNIT = 40
+# Of means and standard deviations: a value of any float32 output is finite.
+_MAX_SCALE = 1e30
 # Python writes only numbers of 4,300 digits, and has no float of 309.
 _MAX_NUMBER = 10**100
 
@@ -228,6 +232,7 @@ def _require_possible(spec: TaskSpec, where: str) -> None:
       f"{where}: spec.evaluation has the sizes {sides}, expected at most "
       f"{MAX_SIDE} pixels."
     )
+  _require_kind(spec.kind, f"{where}: spec.kind")
   backbone = f"{where}: spec.backbone"
   _require_sha256(spec.backbone.fingerprint, f"{backbone}.fingerprint")
   if len(spec.backbone.variant) > 100 or len(spec.backbone.gelu) > 100:
@@ -235,6 +240,24 @@ def _require_possible(spec: TaskSpec, where: str) -> None:
   for i, sha256 in enumerate(spec.parent_digests):
     if sha256:  # "" if it is not known
       _require_sha256(sha256, f"{where}: spec.parent_digests[{i}]")
+
+
+def _require_kind(kind: TaskKind, where: str) -> None:
+  """Refuse numbers of which no answer could be made, and long units."""
+  if any(not 0 <= threshold <= 1 for threshold in kind.thresholds):
+    raise TaskError(f"{where}.thresholds are expected to be from 0 to 1.")
+  scales = [*map(abs, kind.mean), *kind.std]
+  if max(scales, default=0) > _MAX_SCALE or min(kind.std, default=1) < (
+    1 / _MAX_SCALE
+  ):
+    raise TaskError(
+      f"{where}: mean is expected to be within {_MAX_SCALE:g} of 0, and std "
+      f"from {1 / _MAX_SCALE:g} to {_MAX_SCALE:g}."
+    )
+  if any(len(unit) > _MAX_UNIT for unit in kind.units):
+    raise TaskError(
+      f"{where}.units has a text of more than {_MAX_UNIT} characters."
+    )
 
 
 def _require_sizes(

@@ -132,9 +132,8 @@ class Program:
     """Specs without names: one program for all tasks of one shape."""
     return tuple(
       dataclasses.replace(
-        task.spec,
+        task.spec.for_programs,
         name=str(i),
-        class_names=(),
         evaluation=EvalPreprocessing(image_size=task.spec.backbone.image_size),
       )
       for i, task in enumerate(self.alone)

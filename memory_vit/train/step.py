@@ -241,7 +241,7 @@ class StepPlan:
   """All that the programs of a step depend on, except arrays."""
 
   backbone: ViTConfig
-  specs: tuple[TaskSpec, ...]  # without classes
+  specs: tuple[TaskSpec, ...]  # `TaskSpec.for_programs`
   # The name, options and learning rate of each trained task.
   optimizers: tuple[tuple[str, OptimConfig, float], ...]
   total_steps: int
@@ -269,8 +269,3 @@ def shared_step(plan: StepPlan) -> Step:
     mixup=plan.mixup,
     accumulation_steps=plan.accumulation_steps,
   )
-
-
-def without_classes(spec: TaskSpec) -> TaskSpec:
-  """Class names are no part of a program."""
-  return dataclasses.replace(spec, class_names=())

@@ -26,7 +26,7 @@ from memory_vit.runtime.preemption import StopSignal
 from memory_vit.tasks import create, split_forward
 from memory_vit.train import padded_head, resume, sweep
 from memory_vit.train.loss import HeadClasses, Mixup, balanced_weights
-from memory_vit.train.step import Step, StepPlan, shared_step, without_classes
+from memory_vit.train.step import Step, StepPlan, shared_step
 from memory_vit.train.sweep import Trial
 from memory_vit.train.wandb_run import WandbRun
 
@@ -134,7 +134,7 @@ class Trainer:
     return shared_step(
       StepPlan(
         backbone=self.backbone.config,
-        specs=tuple(without_classes(spec) for spec in specs),
+        specs=tuple(spec.for_programs for spec in specs),
         optimizers=tuple(
           (t.name, t.config.optim, t.config.learning_rate) for t in trials
         ),

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from conftest import ROOT, random_task, run_program, tiny_backbone
+from kinds_of_tasks import LABELS, VALUES, tasks_of_kinds
 
 import memory_vit as mv
 from memory_vit.bulk.predictions import PredictionJob
@@ -125,6 +126,45 @@ def test_predictions_are_those_of_forward(place, tmp_path, capsys):
   broken = [row for row in rows if row["error"]]
   assert len(broken) == len(BROKEN)
   assert all(row["cats/logits"] is None for row in broken)
+
+
+def test_labels_and_values_have_columns_of_their_own(place, tmp_path):
+  backbone = mv.load_backbone(place / "tiny.npz")
+  _, tags, size = tasks_of_kinds(backbone)
+  twice = dataclasses.replace(
+    size,
+    spec=dataclasses.replace(size.spec, name="same", class_names=("a",) * 2),
+  )
+  mv.save_tasks([tags, size, twice], tmp_path / "tasks")
+  output = tmp_path / "out"
+  given = [
+    f"--backbone={place / 'tiny.npz'}", f"--task={tmp_path / 'tasks'}",
+    f"--input={place / 'images'}", f"--output={output}", "--batch_size=4",
+    "--logits",
+  ]  # fmt: skip
+  assert predict.main(given) == 1  # some images could not be read
+  table = pq.read_table(output)
+  assert {"same/values/0", "same/values/1"} <= {*table.column_names}
+  for row in table.to_pylist():
+    if row["error"]:
+      assert row["tags/labels"] is row["size/values/angle"] is None
+      continue
+    chances = LABELS.activate(np.array(row["tags/logits"]))
+    over = np.flatnonzero(chances >= LABELS.thresholds)
+    assert sorted(row["tags/label_indices"]) == [*over]
+    assert row["tags/labels"] == [
+      tags.spec.class_names[i] for i in row["tags/label_indices"]
+    ]
+    np.testing.assert_allclose(
+      row["tags/label_probabilities"],
+      chances[row["tags/label_indices"]],
+      rtol=1e-6,
+    )
+    values = VALUES.activate(np.array(row["size/logits"]))
+    assert [row["size/values/angle"], row["size/values/height"]] == [*values]
+  plan = json.loads((output / "_plan" / "plan.json").read_text())
+  [kind, *_] = [task["kind"] for task in plan["model"]["tasks"]]
+  assert "thresholds" in kind  # other thresholds are another run
 
 
 def test_metadata_says_what_made_the_rows(place, tmp_path):

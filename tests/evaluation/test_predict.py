@@ -19,16 +19,17 @@ import numpy as np
 import pytest
 import quick
 from conftest import ROOT, random_task, run_program, tiny_backbone
+from kinds_of_tasks import LABELS, VALUES, tasks_of_kinds
 
 import memory_vit as mv
 from memory_vit.commands import predict
 from memory_vit.data import batching, datasets
-from memory_vit.errors import ConfigError, TaskError
+from memory_vit.errors import ConfigError
 from memory_vit.images import decoding, image_files, preparation, view
 from memory_vit.images import reader as image_reader
 from memory_vit.images.reader import ImageReader
 from memory_vit.model.task import INTERPOLATIONS
-from memory_vit.prediction import fixed_shapes, predictions
+from memory_vit.prediction import fixed_shapes
 from memory_vit.tasks import inference
 
 PETS = ("cat", "dog", "日", "a very long name")
@@ -705,14 +706,38 @@ def test_a_backbone_without_a_head_has_no_original_task(tmp_path, capsys):
   assert "has no head" in refused(capsys, *argv, "--original")
 
 
-def test_softmax():
-  logits = np.array([[1000.0, 1001.0, -1000.0], [0.0, 0.0, 0.0]], np.float32)
-  share = 1 / (1 + np.e)
-  expected = [[share, 1 - share, 0], [1 / 3] * 3]
-  found = predictions.softmax(logits, "pets")
-  np.testing.assert_allclose(found, expected, rtol=1e-12)
-  with pytest.raises(TaskError, match="'pets' are not finite"):
-    predictions.softmax(np.array([[np.nan, 0.0]]), "pets")
+def test_labels_and_values_are_printed_by_their_kind(
+  backbone, folder, tmp_path, capsys
+):
+  tasks = tasks_of_kinds(backbone)
+  mv.save_backbone(backbone, tmp_path / "vit.npz")
+  mv.save_tasks(tasks, tmp_path / "tasks")
+  names = ["pets", "tags", "size"]
+  argv = arguments(tmp_path, folder / "a.png", tasks=names)
+  _, [line] = run_json(capsys, *argv, "--top=1")
+  expected = by_hand(backbone, tasks, rgb(folder / "a.png"))
+  assert list(line["tasks"]) == names
+  [pet] = line["tasks"]["pets"]
+  assert pet["probability"] == pytest.approx(expected["pets"].max(), rel=1e-5)
+  image = np.asarray(rgb(folder / "a.png"), np.float32)[None] / 127.5 - 1
+  logits = mv.forward(backbone, tasks, image)
+  chances = LABELS.activate(np.asarray(logits["tags"][0]))
+  labels = line["tasks"]["tags"]["labels"]
+  over = {i for i in range(3) if chances[i] >= LABELS.thresholds[i]}
+  assert {one["index"] for one in labels} == over
+  for one in labels:
+    assert one["label"] == tasks[1].spec.class_names[one["index"]]
+    assert one["probability"] == pytest.approx(chances[one["index"]], rel=1e-4)
+  values = VALUES.activate(np.asarray(logits["size"][0]))
+  angle, height = line["tasks"]["size"]["values"]
+  assert angle == {
+    "name": "angle", "unit": "degrees", "value": pytest.approx(values[0], 1e-4)
+  }  # fmt: skip
+  assert height["value"] == pytest.approx(values[1], 1e-4)
+  _, out, _ = run(capsys, *argv, "--top=1")
+  assert re.search(rf"size +angle +{values[0]:.4g} degrees$", out, re.M)
+  for one in labels:
+    assert re.search(rf"{one['label']} +[0-9.]+ %$", out, re.M)
 
 
 def test_wrong_options(models, capsys):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from conftest import ROOT, random_task, tiny_backbone
 from families import FAMILIES
+from kinds_of_tasks import activated, tasks_of_kinds
 
 import memory_vit as mv
 from memory_vit.exports import export as exports
@@ -55,6 +56,15 @@ def test_one_file_for_every_batch_under_the_names_of_the_tasks(
     own = mv.forward(backbone, tasks, images[:batch])
     names = ["backbone", *(task.name for task in tasks)]
     require_close(found, {name: own[name] for name in names})
+
+
+def test_an_activation_is_part_of_the_file(backbone, images, tmp_path):
+  tasks = tasks_of_kinds(backbone)
+  mv.export_model(
+    backbone, tasks, tmp_path / "out", format="onnx", activation=True
+  )
+  found = run(tmp_path / "out" / "model.onnx", np.asarray(images[:3]))
+  require_close(found, activated(backbone, tasks, images[:3]))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

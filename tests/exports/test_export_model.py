@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 from conftest import random_task, tiny_backbone
+from kinds_of_tasks import LABELS, VALUES, activated, tasks_of_kinds
 
 import memory_vit as mv
 from memory_vit.commands import export as command
@@ -146,6 +147,69 @@ def test_a_difference_is_seen_in_whatever_form():
   for other in (None, one[0], one[:, :1], one * np.nan, one + np.inf):
     assert check.difference(other, one) == float("inf")
   assert check.difference(one, one * np.nan) == float("inf")
+
+
+@pytest.mark.parametrize(
+  "kind",
+  [mv.TaskKind(), mv.TaskKind(name="labels"),
+   mv.TaskKind(name="values", mean=(1e6, 0.5), std=(1.0, 1e-3))],
+)  # fmt: skip
+def test_a_difference_is_that_of_the_logits(kind):
+  """A great mean or a small std hides no difference, nor does a saturation."""
+  logits = np.array([[0.5, -4.0], [2.0, 1.0]], np.float32)
+  right = kind.activate(logits).astype(np.float32)
+  assert check.difference(right, logits, kind) < 1e-5
+  for place in ((0, 0), (1, 1)):
+    other = logits.copy()
+    other[place] += 0.25
+    wrong = kind.activate(other).astype(np.float32)
+    found = check.difference(wrong, logits, kind)
+    assert found > check.TOLERANCE["float32"]
+  assert check.difference(logits, logits, kind) > 1e-2
+  assert check.difference(right * np.nan, logits, kind) == float("inf")
+
+
+def test_an_activation_is_exported_and_described(
+  in_this_process, monkeypatch, tmp_path
+):
+  backbone = tiny_backbone(depth=1)
+  tasks = tasks_of_kinds(backbone)
+  run, seen = check.run, []
+
+  def kept(kind, model, images, files=()):
+    found = run(kind, model, images, files)
+    seen.append((images, found[0]["serving_default"]))
+    return found
+
+  monkeypatch.setattr(check, "run", kept)
+  report = mv.export_model(
+    backbone, tasks, tmp_path / "out", format="stablehlo", activation=True
+  )
+  [(images, found)] = seen
+  for name, expected in activated(backbone, tasks, images).items():
+    np.testing.assert_allclose(found[name], expected, rtol=1e-4, atol=1e-6)
+  values = json.loads((tmp_path / "out" / "manifest.json").read_text())
+  assert values["activation"] is report.activation is True
+  outputs = values["signatures"]["serving_default"]["outputs"]
+  assert {name: one["meaning"] for name, one in outputs.items()} == {
+    "backbone": "probabilities of classes", "pets": "probabilities of classes",
+    "tags": "probabilities of labels", "size": "values",
+  }  # fmt: skip
+  described = {task["name"]: task["kind"] for task in values["tasks"]}
+  assert described["tags"]["thresholds"] == [*LABELS.thresholds]
+  assert described["size"]["units"] == [*VALUES.units]
+  assert described["size"]["mean"] == [*VALUES.mean]
+
+
+def test_raw_outputs_are_named_by_their_kind(backbone):
+  headless = tiny_backbone(num_classes=0)
+  for model, original in ((backbone, "logits"), (headless, "features")):
+    exported = make_model(model, tasks_of_kinds(model))
+    assert [export._meaning(exported, name) for name in exported.names] == [
+      original, "logits", "logits", "standardized values"
+    ]  # fmt: skip
+  exported = make_model(headless, tasks_of_kinds(headless), activation=True)
+  assert "backbone" not in exported.activated  # features are no classes
 
 
 def test_a_process_that_fails_is_quoted(tmp_path, monkeypatch):
@@ -302,6 +366,7 @@ def test_a_library_that_is_missing_is_named(module, missing, monkeypatch):
     (["--input=uint8", "--input_size=4"], "expected HEIGHTxWIDTH"),
     (["--input_size=4x5"], "floats have the image size"),
     (["--batch_size=9999"], "examples is 9999"),
+    (["--format=orbax", "--activation"], "Leave --activation out"),
   ],
 )
 def test_the_command_says_in_one_line_what_is_wrong(flags, message, capsys):

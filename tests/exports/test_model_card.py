@@ -6,6 +6,7 @@ import markdown_it
 import pytest
 import yaml
 from conftest import random_task
+from kinds_of_tasks import tasks_of_kinds
 
 import memory_vit as mv
 from memory_vit.exports import model_card
@@ -78,10 +79,31 @@ def test_of_five_classes_there_is_no_top_5(backbone, classes, tells):
   assert "| accuracy, test | 50.00 % |" in text
 
 
+def test_the_card_of_labels_and_values(backbone):
+  _, tags, size = tasks_of_kinds(backbone)
+  made = {"metrics": {"test_metrics": {"map": 0.75, "r2": float("nan")},
+                      "val_metrics": {"mae": 1.5}}}  # fmt: skip
+  text = model_card.to_text([mv.Task(tags.spec, tags.params, made)])
+  assert (
+    "- labels: 3: `even` (threshold 0.3), `above 4` (threshold 0.5), `prime` "
+    "(threshold 0.7)\n"
+  ) in text
+  assert "activate(outputs['tags'])` of the task makes probabil" in text
+  assert "| mean average precision, test | 0.75 |" in text
+  assert "| mean absolute error, mean over values, validation | 1.5 |" in text
+  assert "R2" not in text
+  assert "pipeline_tag: image-classification" in text
+  text = model_card.to_text([size])
+  assert "- values: 2: `angle` (`degrees`), `height` (`mm`)\n" in text
+  front = yaml.safe_load(text.split("---\n")[1])
+  assert "pipeline_tag" not in front
+  assert "learnable-memory" in front["tags"]
+
+
 def test_a_card_needs_no_provenance(backbone):
   text = model_card.to_text([random_task(backbone, "a")])
   assert "- data: unknown" in text
-  assert "- accuracy: unknown" in text
+  assert "- metrics: unknown" in text
   assert "with unknown names" in text
 
 
@@ -108,7 +130,10 @@ def test_names_of_strangers_are_text(backbone, name):
       "metrics": {"test_accuracy": text, "steps": text, "chance": 0.5},
     }
     names = (text, f"{text} 2", f"{text} 3")
-    task = random_task(backbone, "a", class_names=names)
+    kind = mv.TaskKind(
+      name="values", mean=(0,) * 3, std=(1,) * 3, units=(text,) * 3
+    )
+    task = random_task(backbone, "a", class_names=names, kind=kind)
     return model_card.to_text([mv.Task(task.spec, task.params, made)])
 
   hostile, harmless = card(name), card("harmless")
@@ -125,4 +150,4 @@ def test_numbers_that_are_none_are_left_out(backbone, metrics):
   task = random_task(backbone, "a")
   made = {"metrics": metrics, "config": 3}
   text = model_card.to_text([mv.Task(task.spec, task.params, made)])
-  assert "- accuracy: unknown" in text
+  assert "- metrics: unknown" in text

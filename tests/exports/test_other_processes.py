@@ -12,6 +12,7 @@ import pytest
 import quick
 import tensorflow as tf
 from conftest import ROOT, random_task, tiny_backbone
+from kinds_of_tasks import activated, tasks_of_kinds
 from PIL import Image
 
 import memory_vit as mv
@@ -165,6 +166,20 @@ def test_a_saved_model_is_called_without_jax(model, tmp_path):
   manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
   assert manifest["batch_buckets"] == list(saved_model.batch_buckets())
   assert set(manifest["signatures"]) == {"serving_default", "encoded"}
+
+
+def test_a_saved_model_has_the_activation(tmp_path):
+  """Its own comparison, of both signatures, ran in another process."""
+  backbone = tiny_backbone(depth=1)
+  tasks = tasks_of_kinds(backbone)
+  mv.export_model(
+    backbone, tasks, tmp_path / "out", format="saved_model", activation=True
+  )
+  images = np.random.default_rng(0).uniform(-1, 1, (3, 8, 8, 3)).astype("f4")
+  loaded = tf.saved_model.load(str(tmp_path / "out" / "saved_model"))
+  found = loaded.signatures["serving_default"](images=tf.constant(images))
+  for name, expected in activated(backbone, tasks, images).items():
+    np.testing.assert_allclose(found[name], expected, rtol=1e-4, atol=1e-6)
 
 
 def test_a_saved_model_resizes_files_with_antialiasing(tmp_path):

@@ -10,6 +10,7 @@ import fake_data
 import numpy as np
 import pytest
 from conftest import random_task, tiny_backbone
+from kinds_of_tasks import tasks_of_kinds
 from PIL import Image
 
 import memory_vit as mv
@@ -20,6 +21,7 @@ from memory_vit.data import datasets
 from memory_vit.data.split_ref import SplitRef
 from memory_vit.looking import cell_removal, image_attention
 from memory_vit.looking.attention_shares import attention_shares
+from memory_vit.prediction import Predictor
 from memory_vit.tasks import model_loading
 
 MARK = {"kind": "memory_vit attention report"}
@@ -145,6 +147,42 @@ def test_data_without_images(model, tmp_path, capsys):
   shown = capsys.readouterr().out
   assert "left out: bare has no memory cells" in shown
   assert "digits:0-4 test" in shown
+
+
+@pytest.mark.slow
+def test_labels_and_values_are_shown_and_have_no_removal(
+  model, tmp_path, capsys
+):
+  root, backbone, _ = model
+  tasks = [
+    dataclasses.replace(
+      task, spec=dataclasses.replace(task.spec, evaluation=CENTRAL)
+    )
+    for task in tasks_of_kinds(backbone)[1:]
+  ]
+  mv.save_tasks(tasks, tmp_path / "tasks")
+  out, image = tmp_path / "out", root / "images" / "0.png"
+  assert attention.main([
+    f"--backbone={root}/tiny.npz", f"--task={tmp_path}/tasks",
+    f"--out={out}", str(image), "--data=digits:0-4",
+  ]) == 0  # fmt: skip
+  values = read(out)
+  [answered] = values["images"]
+  found = Predictor.from_model(
+    backbone, tasks, batch_sizes=(1,), warm_up=False
+  ).predict([image])
+  chances = {g.index: g.probability for g in found.labels("tags")[0]}
+  assert {
+    one["index"]: pytest.approx(one["probability"], 1e-5)
+    for one in answered["answers"]["tags"]["labels"]
+  } == chances
+  shown = [one["value"] for one in answered["answers"]["size"]["values"]]
+  assert shown == pytest.approx(found.values("size")[0].tolist(), 1e-5)
+  reasons = {one["task"]: one["reason"] for one in values["left_out"]}
+  assert reasons == {
+    "tags": "is of labels, and has no accuracy",
+    "size": "is of values, and has no accuracy",
+  }
 
 
 @pytest.mark.slow
@@ -290,7 +328,7 @@ def test_an_earlier_report_stays_where_there_is_nothing_to_show(
   assert "no image could be read" in said
   assert run(root, out, "--data=digits:0-4", "--batch_size=8",
              tasks=["bare"]) == 2  # fmt: skip
-  assert "no task has memory cells" in capsys.readouterr().err
+  assert "no task of classes has memory cells" in capsys.readouterr().err
   assert (out / "shares" / "a.png").read_bytes() == b"old"
   assert (out / "attention.json").read_text() == text
 

@@ -279,9 +279,12 @@ def test_other_classes_are_refused(backbone):
 
 def test_no_task_to_evaluate_is_refused(backbone):
   bare = random_task(backbone, "a", cells=0)
-  for tasks in ([], [bare]):
-    with pytest.raises(TaskError, match="there is no task with memory"):
+  labels = random_task(backbone, "b", kind=mv.TaskKind(name="labels"))
+  for tasks in ([], [bare], [labels]):
+    with pytest.raises(TaskError, match="there is no task of classes with mem"):
       remove(backbone, tasks, source_of(bare))
+  with pytest.raises(TaskError, match="'b' is of labels, and removing cells"):
+    cell_removal.require_removable(backbone, labels)
 
 
 def test_a_data_set_without_examples_is_refused(backbone):

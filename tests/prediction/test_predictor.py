@@ -10,15 +10,17 @@ import jax
 import numpy as np
 import pytest
 from conftest import random_task, run_program, tiny_backbone
+from kinds_of_tasks import LABELS, VALUES, tasks_of_kinds
 
 import memory_vit as mv
 from memory_vit.errors import ConfigError, TaskError, UnknownTask
+from memory_vit.model.kinds import CLASSES
 from memory_vit.model.regimes import REGIMES
 from memory_vit.prediction import (
   Predictor,
   compilations,
   fixed_shapes,
-  predictions,
+  guesses,
   task_set,
 )
 from memory_vit.tasks import inference
@@ -419,12 +421,14 @@ def test_the_most_probable_classes(backbone, pixels):
   )
   top = found.top("named", 3)
   assert len(top) == len(pixels)
-  for row, guesses in zip(probabilities, top, strict=True):
+  for row, found_top in zip(probabilities, top, strict=True):
     order = np.argsort(-row)[:3]
-    assert [guess.index for guess in guesses] == list(order)
-    assert [guess.class_name for guess in guesses] == [names[i] for i in order]
-    assert [guess.probability for guess in guesses] == list(row[order])
-  assert {len(guesses) for guesses in found.top("two")} == {2}
+    assert [guess.index for guess in found_top] == list(order)
+    assert [guess.class_name for guess in found_top] == [
+      names[i] for i in order
+    ]
+    assert [guess.probability for guess in found_top] == list(row[order])
+  assert {len(row) for row in found.top("two")} == {2}
   assert {g.class_name for g in found.top("two")[0]} == {"0", "1"}
   for count in (0, -1):
     with pytest.raises(ConfigError, match=f"classes is {count}, expected"):
@@ -444,17 +448,63 @@ def test_what_is_no_number_is_refused(backbone, tasks, pixels):
   found.top("t1")  # whom it does not disturb
 
 
+def test_each_kind_is_answered_in_its_way(backbone, pixels):
+  tasks = tasks_of_kinds(backbone)
+  predictor = predictor_of(backbone, tasks, warm_up=False)
+  found = predictor.predict_pixels(pixels, original=True)
+  expected = by_forward(backbone, tasks, pixels)
+  assert same_bits(found.original, expected["backbone"])
+  for name, kind in (("tags", LABELS), ("size", VALUES)):
+    assert same_bits(found.logits[name], expected[name])
+    assert found.kind(name) == kind
+  tags = expected["tags"].astype(np.float64)
+  np.testing.assert_allclose(
+    found.probabilities("tags"), 1 / (1 + np.exp(-tags))
+  )
+  values = found.values("size")
+  np.testing.assert_allclose(values[:, 0], 10 + 30.0 * expected["size"][:, 0])
+  np.testing.assert_allclose(values[:, 1], 2000 + 0.5 * expected["size"][:, 1])
+  for of_image, row in zip(
+    found.labels("tags"), found.probabilities("tags"), strict=True
+  ):
+    over = [i for i in np.argsort(-row) if row[i] >= LABELS.thresholds[i]]
+    assert [guess.index for guess in of_image] == over
+    assert [guess.probability for guess in of_image] == list(row[over])
+  assert "is of values" in refusal(found.probabilities, "size")
+  for method in (found.top, found.values):
+    assert "use probabilities or labels" in refusal(method, "tags")
+  assert "use probabilities or top" in refusal(found.labels, "backbone")
+  described = {one.name: one.kind for one in predictor.task_set.describe()}
+  assert described == {"pets": CLASSES, "tags": LABELS, "size": VALUES}
+
+
+def test_kinds_come_and_go_without_a_new_program(backbone, pixels):
+  pets, tags, size = tasks_of_kinds(backbone)
+  predictor = predictor_of(backbone, [pets])
+  predictor.predict_pixels(pixels)
+  for task in (tags, size):
+    assert predictor.add(task).compiled == 0
+  predictor.predict_pixels(pixels)
+  assert predictor.compilations == 0
+
+
+def refusal(method, name):
+  with pytest.raises(TaskError) as caught:
+    method(name)
+  return str(caught.value)
+
+
 def test_describe(backbone, tasks):
   child = random_task(backbone, "child", cells=3, attends_to=tasks[1:2])
   predictor = predictor_of(backbone, [tasks[1], child], warm_up=False)
   assert predictor.task_set.describe() == (
     task_set.TaskDescription(
-      name="t1", slot=0, classes=3, class_names=(), cells=1,
+      name="t1", slot=0, classes=3, kind=CLASSES, class_names=(), cells=1,
       regime="memory_masked", parents=(), digest=tasks[1].digest,
       fingerprint=backbone.fingerprint,
     ),
     task_set.TaskDescription(
-      name="child", slot=1, classes=3, class_names=(), cells=3,
+      name="child", slot=1, classes=3, kind=CLASSES, class_names=(), cells=3,
       regime="memory_masked", parents=("t1",), digest=child.digest,
       fingerprint=backbone.fingerprint,
     ),
@@ -688,6 +738,13 @@ def test_a_digest_names_what_answers(backbone, tasks):
   spec = dataclasses.replace(tasks[0].spec, class_names=("a", "b"))
   named = dataclasses.replace(tasks[0], spec=spec)
   assert one.replace("t0", named).digest != other.task_set.digest
+  digests = set()
+  for thresholds in ((), (0.2, 0.3), (0.3, 0.2)):
+    kind = mv.TaskKind(name="labels", thresholds=thresholds)
+    spec = dataclasses.replace(tasks[0].spec, kind=kind)
+    labels = dataclasses.replace(tasks[0], spec=spec)
+    digests.add(one.replace("t0", labels).digest)
+  assert len({*digests, other.task_set.digest}) == 4
 
 
 def test_a_digest_names_how_images_are_prepared(backbone, tasks):
@@ -738,4 +795,4 @@ def test_of_equals_the_first_is_the_best(classes):
   expected = [
     sorted(range(classes), key=lambda i: (-row[i], i))[:5] for row in shares
   ]
-  assert predictions.best(shares, 5).tolist() == expected
+  assert guesses.best(shares, 5).tolist() == expected

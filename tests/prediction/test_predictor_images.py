@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import ROOT, random_task, tiny_backbone
+from kinds_of_tasks import LABELS, tasks_of_kinds
 
 import memory_vit as mv
 from memory_vit.errors import ConfigError, DataError, TaskError
@@ -275,6 +276,25 @@ def test_columns_in_and_columns_out(predictor, files):
         ]
     assert len(made) == 10
   assert isinstance(predictor(files), type(expected))
+
+
+def test_columns_of_labels_and_values(backbone, files):
+  tasks = tasks_of_kinds(backbone)
+  predictor = Predictor.from_model(
+    backbone, tasks, batch_sizes=(4,), warm_up=False
+  )
+  expected = predictor.predict(files)
+  found = predictor({"path": [str(path) for path in files]})
+  chances = expected.probabilities("tags")
+  assert np.array_equal(found["tags/probabilities"], chances.astype("f4"))
+  assert found["tags/labels"].dtype == bool
+  assert np.array_equal(found["tags/labels"], chances >= LABELS.thresholds)
+  assert np.array_equal(found["size/values"], expected.values("size"))
+  kinds = {"tags/": {"logits", "probabilities", "labels"},
+           "size/": {"logits", "values"}}  # fmt: skip
+  for start, columns in kinds.items():
+    assert {k[5:] for k in found if k.startswith(start)} == columns
+  assert np.array_equal(found["size/logits"], expected.logits["size"])
 
 
 def test_columns_that_cannot_be(predictor, files, backbone, tasks):

@@ -21,9 +21,9 @@ from conftest import random_task, tiny_backbone
 from served import png
 
 import memory_vit as mv
+from memory_vit.model.kinds import CLASSES
 from memory_vit.prediction import Predictor
 from memory_vit.prediction import task_set as sets
-from memory_vit.prediction.predictions import softmax
 from memory_vit.runtime.checksums import file_digest
 from memory_vit.serving.task_folder import TaskFolder
 
@@ -349,7 +349,7 @@ def expected_of(task):
   for picture in PICTURES:
     batch = np.asarray(mv.preprocess([picture], task))
     logits = np.asarray(mv.forward(BACKBONE, slots, batch)[task.name])
-    found.append(softmax(logits, task.name)[0])
+    found.append(CLASSES.activate(np.asarray(logits, np.float64))[0])
   return found
 
 

@@ -18,6 +18,7 @@ import jax
 import numpy as np
 import pytest
 from conftest import random_task, run_program
+from kinds_of_tasks import LABELS, tasks_of_kinds
 from PIL import Image
 from served import (
   BACKBONE,
@@ -40,7 +41,8 @@ import memory_vit as mv
 from memory_vit.errors import DataError
 from memory_vit.images import decoding
 from memory_vit.images.reader import THREADS
-from memory_vit.prediction.predictions import Predictions, softmax
+from memory_vit.model.kinds import CLASSES
+from memory_vit.prediction.predictions import Predictions
 from memory_vit.serving import ServerSettings, create_app, schemas, service
 from memory_vit.serving.attention import AttentionService
 from memory_vit.serving.page_files import page_response
@@ -63,7 +65,7 @@ def expected(task, content, rows):
   batch[0] = image
   slots = mv.fill_slots(BACKBONE, task, slots=4)
   logits = np.asarray(mv.forward(BACKBONE, slots, batch)[task.name])
-  return softmax(logits[:1], task.name)[0]
+  return CLASSES.activate(np.asarray(logits[:1], np.float64))[0]
 
 
 def probabilities(guesses, count):
@@ -133,13 +135,13 @@ def test_an_unknown_task_is_never_answered_silently(ready):
 
 def test_a_task_that_is_named_twice_is_answered_once(ready, monkeypatch):
   asked = []
-  real = Predictions.top
+  real = Predictions.answers
 
-  def top(self, name, count):
+  def answers(self, name, count):
     asked.append((name, threading.current_thread()))
     return real(self, name, count)
 
-  monkeypatch.setattr(Predictions, "top", top)
+  monkeypatch.setattr(Predictions, "answers", answers)
 
   async def check():
     async with serving(ready) as http:
@@ -614,7 +616,7 @@ def test_a_task_that_composes_with_nothing_is_served_alone(tmp_path):
       logits = run_program(BACKBONE, [probe], pixels)["probe"]
       np.testing.assert_allclose(
         probabilities(image["tasks"]["probe"], 3),
-        softmax(np.asarray(logits), "probe")[0],
+        CLASSES.activate(np.asarray(logits, np.float64))[0],
         atol=1e-5,
       )
       assert len(image["original"]) == 5
@@ -775,6 +777,48 @@ def test_openapi_describes_each_route(ready):
       assert schema == {"$ref": "#/components/schemas/PredictAnswer"}
 
   asyncio.run(check())
+
+
+def test_labels_and_values_are_answered_with_thresholds_and_units():
+  """`top` is for classes; other kinds have all their answers."""
+  tasks = tasks_of_kinds(BACKBONE)
+
+  async def check(model):
+    async with serving(model) as http:
+      done = await http.post("/v1/predict", **GOOD, data={"top": "1"})
+      tasks_of = (await http.get("/v1/tasks")).json()
+      one = (await http.get("/v1/tasks/tags")).json()
+      found = (await http.get("/openapi.json")).json()
+    schemas.PredictAnswer.model_validate(done.json())
+    schemas.TasksAnswer.model_validate(tasks_of)
+    schemas.ServedTask.model_validate(one)
+    assert {"PredictedLabels", "PredictedValues"} <= (
+      found["components"]["schemas"].keys()
+    )
+    assert [t["kind"] for t in tasks_of["tasks"]] == [
+      {"name": name} for name in ("classes", "labels", "values")
+    ]
+    assert one["kind"]["thresholds"] == [*LABELS.thresholds]
+    [image] = done.json()["images"]
+    return image["tasks"]
+
+  with with_tasks(*tasks) as model:
+    found = asyncio.run(check(model))
+    predictions = model.predict([png()])
+  assert len(found["pets"]) == 1
+  assert found["tags"] == {
+    "labels": [
+      {"label": g.class_name, "index": g.index, "probability": g.probability}
+      for g in predictions.labels("tags")[0]
+    ]
+  }
+  [(angle, height)] = predictions.values("size").tolist()
+  assert found["size"] == {
+    "values": [
+      {"name": "angle", "value": angle, "unit": "degrees"},
+      {"name": "height", "value": height, "unit": "mm"},
+    ]
+  }
 
 
 @pytest.mark.fault("page-text")

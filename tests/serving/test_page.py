@@ -1,9 +1,11 @@
 """The page in a browser: by keyboard, with names that look like HTML."""
 
+import re
 import shutil
 
 import pytest
 from conftest import random_task, tiny_backbone
+from kinds_of_tasks import tasks_of_kinds
 from served import png, task_bytes
 
 import memory_vit as mv
@@ -36,7 +38,8 @@ def test_the_page(browser, tmp_path):
   backbone = tiny_backbone(num_classes=5)
   birds = random_task(backbone, "birds", class_names=("heron", _EVIL, "c"))
   mv.save_backbone(backbone, tmp_path / "tiny.npz")
-  mv.save_task(birds, tmp_path / "tasks" / "birds")
+  _, tags, size = tasks_of_kinds(backbone)
+  mv.save_tasks([birds, tags, size], tmp_path / "tasks")
   cats = tmp_path / "Cats 2.safetensors"
   cats.write_bytes(task_bytes(random_task(backbone, "cats", seed=3), tmp_path))
   (tmp_path / "good.png").write_bytes(png(1, 64))
@@ -63,6 +66,9 @@ def _ask(page, folder):
   said = page.inner_text("#results")
   assert "not a JPEG" in said
   assert _EVIL in said
+  assert re.search(r"angle\s+-?[0-9.]+\sdegrees", said)
+  assert re.search(r"(prime|above 4|even)\s+[0-9.]+\s%|no label", said)
+  assert "2 values" in page.inner_text("#tasks")
   assert (
     page.inner_text("#progress") == "1 image answered, 1 could not be read."
   )
@@ -106,11 +112,11 @@ def _change(page, file, token):
   page.fill("#token", token)
   page.focus("#name")
   page.keyboard.press("Enter")
-  page.wait_for_selector("#tasks tr:nth-child(2)")
+  page.wait_for_selector("#tasks tr:nth-child(4)")
   page.on("dialog", lambda dialog: dialog.accept())
   page.focus("button[aria-label='Remove cats-2']")
   page.keyboard.press("Enter")
-  page.wait_for_selector("#tasks tr:nth-child(2)", state="detached")
+  page.wait_for_selector("#tasks tr:nth-child(4)", state="detached")
   page.wait_for_function(
     "document.getElementById('changed').textContent.includes('removed')"
   )

@@ -33,8 +33,8 @@ from served import (
 
 import memory_vit as mv
 from memory_vit.errors import ConfigError, TaskError, TrainingError
+from memory_vit.model.kinds import CLASSES
 from memory_vit.prediction import Predictor
-from memory_vit.prediction.predictions import softmax
 from memory_vit.runtime import files as written
 from memory_vit.runtime import lock
 from memory_vit.serving import ServerSettings, create_app, task_changes
@@ -134,7 +134,7 @@ def require_right(guesses, task):
   batch = np.asarray(mv.preprocess([png()], task))
   slots = mv.fill_slots(BACKBONE, task, slots=4)
   logits = np.asarray(mv.forward(BACKBONE, slots, batch)[task.name])
-  [expected] = softmax(logits, task.name)
+  [expected] = CLASSES.activate(np.asarray(logits, np.float64))
   for guess in guesses:
     assert guess["probability"] == expected[guess["index"]]
 

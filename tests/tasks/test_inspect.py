@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import ROOT, edit_task, random_task, tiny_backbone
+from kinds_of_tasks import tasks_of_kinds
 
 import memory_vit as mv
 from memory_vit.backbones import describe
@@ -204,6 +205,21 @@ def test_all_labels(tasks, capsys):
   out = run(capsys, tasks / "pets", "--labels")[1]
   assert re.search(r"^10 +pet10$", out, re.M)
   assert re.search(r"^11 +日$", out, re.M)
+
+
+def test_labels_and_values(backbone, tmp_path, capsys):
+  _, tags, size = tasks_of_kinds(backbone)
+  made = {"metrics": {"chance": None, "test_metrics": {"map": 0.75}}}
+  mv.save_task(dataclasses.replace(tags, provenance=made), tmp_path / "tags")
+  mv.save_task(size, tmp_path / "size")
+  out = run(capsys, tmp_path / "tags", "--labels")[1]
+  assert fields(out)["labels"] == "3: even, above 4, prime"
+  assert fields(out)["test_map"] == "0.75"
+  assert "chance" not in fields(out)
+  assert re.search(r"^prime +2 +0.7$", out, re.M)
+  out = run(capsys, tmp_path / "size", "--labels")[1]
+  assert fields(out)["values"] == "2: angle, height"
+  assert re.search(r"^height +1 +mm +2000 +0.5$", out, re.M)
 
 
 def test_a_directory_of_tasks(tasks, capsys):

@@ -3,9 +3,11 @@
 import jax
 import numpy as np
 import pytest
+from kinds_of_tasks import LABELS, VALUES
 from make_golden import DATA
 
 import memory_vit as mv
+from memory_vit.model.kinds import CLASSES
 from memory_vit.tasks.manifest import FORMAT_VERSION
 
 pytestmark = pytest.mark.versions
@@ -28,13 +30,17 @@ def test_they_are_small():
 def test_stored_files_give_the_stored_logits(name):
   backbone = mv.load_backbone(DATA / name / "backbone.npz")
   tasks = mv.load_tasks(DATA / name / "tasks", backbone)
-  assert [task.spec.name for task in tasks] == ["birds", "pets"]
+  assert [task.name for task in tasks] == ["birds", "pets", "size", "tags"]
   assert tasks[1].spec.class_names == ("cat", "dog", "日")
+  kinds = [task.spec.kind for task in tasks]
+  assert kinds == [CLASSES, CLASSES, VALUES, LABELS]
   expected = dict(np.load(DATA / name / "expected.npz", allow_pickle=False))
   with jax.default_matmul_precision("highest"):
     # Their pictures are normal numbers.
     found = mv.forward(backbone, tasks, expected.pop("images"), check=False)
-  assert found.keys() == expected.keys() == {"backbone", "pets", "birds"}
+  assert found.keys() == expected.keys() == {
+    "backbone", "pets", "birds", "size", "tags"
+  }  # fmt: skip
   for key, logits in expected.items():
     assert np.abs(logits).max() > 0.1
     np.testing.assert_allclose(found[key], logits, rtol=1e-5, atol=1e-5)

@@ -1,5 +1,6 @@
 """Untrusted files: every trick is refused, and costs no memory."""
 
+import dataclasses
 import io
 import json
 import os
@@ -325,6 +326,16 @@ def test_names_of_parents_that_are_none(pets, backbone, name):
   assert "which is no task name" in refusal(pets, backbone)
 
 
+def labels_kind(*thresholds):
+  kind = dataclasses.asdict(mv.TaskKind(name="labels"))
+  return kind | {"thresholds": [*thresholds]}
+
+
+def values_kind(**changed):
+  kind = dataclasses.asdict(mv.TaskKind(name="values"))
+  return kind | {"mean": [0] * 3, "std": [1] * 3} | changed
+
+
 @pytest.mark.parametrize(
   ("change", "message"),
   [
@@ -340,6 +351,23 @@ def test_names_of_parents_that_are_none(pets, backbone, name):
     (lambda m: m["spec"].update(attends_to=["a"], parent_digests=["x"]),
      "parent_digests[0] is 'x', expected a SHA-256"),
     (lambda m: m["spec"].update(regime="none"), "spec: regime is 'none'"),
+    (lambda m: m["spec"]["kind"].update(name="none"),
+     "spec.kind: the kind of a task is 'none'"),
+    (lambda m: m["spec"]["kind"].update(units=["mm"]), "has units: expe"),
+    (lambda m: m["spec"].update(kind=labels_kind(0.5)), "but 1 thresholds"),
+    (lambda m: m["spec"].update(kind=labels_kind(0.5, 0.5, 1.5)),
+     "from 0 to 1"),
+    (lambda m: m["spec"].update(kind=labels_kind(0.5, 0.5, "1")),
+     "kind.thresholds[2]"),
+    (lambda m: m["spec"].update(kind=labels_kind(0.5, 0.5, float("inf"))),
+     "expected to be finite"),
+    (lambda m: m["spec"].update(kind=values_kind(mean=[0, 0, 1e31])),
+     "within 1e+30 of 0"),
+    (lambda m: m["spec"].update(kind=values_kind(std=[1, 1, 1e-31])),
+     "std from 1e-30"),
+    (lambda m: m["spec"].update(kind=values_kind(std=[1, 1, 0])), "above 0"),
+    (lambda m: m["spec"].update(kind=values_kind(units=["m" * 41] * 3)),
+     "more than 40 characters"),
     (lambda m: m["spec"]["evaluation"].update(crop="none"),
      "spec.evaluation: evaluation preprocessing: crop 'none'"),
     (lambda m: m["arrays"]["memory"].update(shape=[10**9, 10**9]),

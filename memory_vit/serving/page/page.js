@@ -58,7 +58,7 @@ async function predict(files) {
   let done = 0, bad = 0;
   for (let i = 0; i < files.length; i += limits.images) {
     const some = files.slice(i, i + limits.images);
-    say($("progress"), `Classifying ${plural(files.length, "image")} …`);
+    say($("progress"), `Predicting ${plural(files.length, "image")} …`);
     let answers;
     try {
       const answer = await ask("v1/predict", { method: "POST", body: form(some) });
@@ -94,8 +94,8 @@ function card(file, answer) {
   image.addEventListener("load", () => URL.revokeObjectURL(image.src), { once: true });
   picture.append(image, title);
   const answers = element("div", { className: "answers" });
-  for (const [name, guesses] of Object.entries(answer.tasks)) {
-    answers.append(answersOf(name, guesses));
+  for (const [name, answered] of Object.entries(answer.tasks)) {
+    answers.append(answersOf(name, answered));
   }
   const problems = Object.entries(answer.task_errors ?? {});
   for (const [name, problem] of problems) {
@@ -113,15 +113,24 @@ function card(file, answer) {
   return item;
 }
 
-function answersOf(name, guesses) {
+// A list of classes, {labels: [...]} or {values: [...]}.
+function answersOf(name, answered) {
   const list = element("ol");
-  for (const guess of guesses) {
+  const line = (first, second, share = 0) => {
     const row = element("li", {},
-      element("span", { textContent: guess.class }),
-      element("span", { textContent: percent(guess.probability) }));
-    row.style.backgroundSize = `${100 * guess.probability}% 100%`;
+      element("span", { textContent: first }), element("span", { textContent: second }));
+    row.style.backgroundSize = `${100 * share}% 100%`;
     list.append(row);
+  };
+  const { classes = [], labels, values = [] } =
+    Array.isArray(answered) ? { classes: answered } : answered;
+  for (const { name: value, value: number, unit } of values) {
+    line(value, `${Number(number.toPrecision(4))}\u00a0${unit}`.trim());
   }
+  for (const guess of labels ?? classes) {
+    line(guess.label ?? guess.class, percent(guess.probability), guess.probability);
+  }
+  if (labels?.length === 0) line("no label", "");
   return element("section", {}, element("h3", { textContent: name }), list);
 }
 
@@ -237,11 +246,16 @@ async function refresh() {
   $("tasks").replaceChildren(...found.tasks.map((task) => taskRow(task, found.changes)));
 }
 
+function outputs({ classes, kind }) {
+  const one = { classes: "class", labels: "label", values: "value" }[kind.name];
+  return `${classes} ${classes === 1 ? one : kind.name}`;
+}
+
 function taskRow(task, changes) {
   const cell = (textContent, className = "") => element("td", { textContent, className });
   const row = element("tr", {},
     element("th", { scope: "row", textContent: task.name }),
-    cell(task.classes, "number"),
+    cell(outputs(task), "number"),
     cell(task.cells, "number"),
     cell(task.regime),
     cell(task.parents.join(", ") || "–"),
