@@ -24,7 +24,7 @@ CENTRAL = mv.EvalPreprocessing(image_size=8, crop="central", resize=9)
 # What the command says of every evaluation.
 ENTRY = {
   "data": "d", "directory": "", "split": "test", "examples": 8, "skipped": 0,
-  "not_finite": 0, "accuracy": 0.5,
+  "not_finite": 0, "accuracy": 0.5, "kind": "classes",
 }  # fmt: skip
 
 
@@ -85,7 +85,7 @@ def test_every_task_on_its_own_data(model, capsys):
     assert entries[name]["accuracy"] == pytest.approx(expected)
     assert entries[name]["examples"] == examples
     assert entries[name]["data"] == where
-    assert entries[name]["alone"]["accuracy"] == entries[name]["accuracy"]
+    assert entries[name]["alone"]["score"] == entries[name]["accuracy"]
     assert entries[name]["alone"]["max_difference"] < 1e-5
     assert f"{100 * expected:.2f} %" in shown
   upstream = result["backbone"]["upstream"]
@@ -256,7 +256,7 @@ def test_outputs_that_are_not_finite_are_said(model, monkeypatch, capsys):
   found = {**ENTRY, "not_finite": 2, "accuracy_plain": 0.5,
            "outputs_bit_equal": True}  # fmt: skip
   result["backbone"]["upstream"] = found
-  entry["alone"] = {"accuracy": 0.5, "max_difference": None,
+  entry["alone"] = {"score": 0.5, "max_difference": None,
                     "outputs_bit_equal": True}  # fmt: skip
   said = evaluate.text({**result, "verified": True})
   assert "original task: outputs for 2 images of d are not finite" in said
