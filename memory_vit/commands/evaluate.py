@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
   from memory_vit.data.split import Split
   from memory_vit.data.split_ref import SplitRef
-  from memory_vit.evaluation.split_predictions import SplitPredictions
   from memory_vit.evaluation.task_data import Upstream
   from memory_vit.model.backbone import Backbone
   from memory_vit.model.task import EvalPreprocessing, Task
@@ -143,7 +142,7 @@ def _write_report(
   path: Path,
   tasks: Sequence[Task],
   readers: Mapping[str, Split],
-  predictions: Mapping[str, SplitPredictions],
+  predictions: Mapping[str, Any],
   results: Mapping[str, Mapping[str, Any]],
   arguments: argparse.Namespace,
 ) -> None:
