@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -323,33 +324,31 @@ class ValueEvaluation(TaskEvaluation):
   def summary(self) -> Mapping[str, Any]:
     return _overall(self, values.summarise(self.predictions))
 
-  @property
-  def worst(self) -> np.ndarray:
+  @functools.cached_property
+  def _errors(self) -> np.ndarray:
+    """In standard deviations, (n, c); 0 without a prediction."""
     found = self.predictions
     errors = np.abs(found.predicted - found.target) / np.array(found.kind.std)
-    some = (found.counted & found.finite)[:, None]
-    return _greatest_first(np.where(some, errors, 0).max(axis=1))
+    return np.where((found.counted & found.finite)[:, None], errors, 0)
+
+  @property
+  def worst(self) -> np.ndarray:
+    return _greatest_first(self._errors.max(axis=1))
 
   def _told(self, number: int) -> tuple[str, str, str]:
     found = self.predictions
-    target, predicted = found.target[number], found.predicted[number]
-    return (
-      self.text_of(target),
-      self.text_of(predicted),
-      f"error {self.text_of(predicted - target)}",
+    # Of several values the one that is off the most.
+    worst = int(self._errors[number].argmax())
+    unit = found.kind.units[worst] if found.kind.units else ""
+    name = f"{self.class_names[worst]} " if found.num_classes > 1 else ""
+    target, predicted = (
+      float(rows[number, worst]) for rows in (found.target, found.predicted)
     )
-
-  def text_of(self, numbers: np.ndarray) -> str:
-    """Values with their units, and their names if they are several."""
-    units = self.predictions.kind.units or [""] * len(numbers)
-    parts = [
-      f"{number:.4g} {unit}".rstrip()
-      for number, unit in zip(numbers, units, strict=True)
-    ]
-    if len(parts) > 1:
-      names = self.class_names
-      parts = [f"{a} {b}" for a, b in zip(names, parts, strict=True)]
-    return ", ".join(parts)
+    right, said, off = (
+      f"{value:.4g} {unit}".rstrip()
+      for value in (target, predicted, predicted - target)
+    )
+    return f"{name}{right}", said, f"error {off}"
 
 
 _OF_KIND: dict[str, type[TaskEvaluation]] = {
@@ -366,8 +365,10 @@ def _overall(
     for key, value in result.items()
     if key != "score" and not isinstance(value, list)
   }
-  counted = evaluation.predictions.counted
-  return {**numbers, "skipped": int((~counted).sum())}
+  if math.isnan(numbers["loss"]):
+    numbers["loss"] = None
+  skipped = int((~evaluation.predictions.counted).sum())
+  return {**numbers, "skipped": skipped}
 
 
 def _greatest_first(errors: np.ndarray) -> np.ndarray:
