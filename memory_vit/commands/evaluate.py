@@ -83,7 +83,7 @@ def _parser() -> Parser:
     "--report_images",
     Number(0, 200, "each is a part of the page"),
     24,
-    "number of images in a report, of the most confident mistakes; 0 for none",
+    "number of images in a report, of the worst mistakes; 0 for none",
   )
   return parser
 

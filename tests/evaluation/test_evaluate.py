@@ -381,7 +381,8 @@ def test_folders_are_told_apart(model, tmp_path, capsys):
     f"--data_dir={tmp_path}/dogs", "--split=test",
   ) == 2  # fmt: skip
   assert (
-    "the data set 'folder dogs' has 3 (a, b, c, " in capsys.readouterr().err
+    "the data set 'folder dogs' has 3 classes (a, b, c, "
+    in capsys.readouterr().err
   )
 
 
