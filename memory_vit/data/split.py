@@ -88,6 +88,13 @@ class Split:
     return len(self.class_names)
 
   @property
+  def label_dtype(self) -> np.dtype:
+    """Of a label: int32, or float32 with the shape (c,)."""
+    if self.kind == "classes":
+      return np.dtype(np.int32)
+    return np.dtype((np.float32, (self.num_classes,)))
+
+  @property
   def directory(self) -> str:
     """The last name of its directory; "" for a data set with its own name."""
     if self.name not in OF_A_DIRECTORY:

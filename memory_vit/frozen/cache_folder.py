@@ -56,6 +56,7 @@ def dependencies(
       "name": split.name,
       "split": split.split,
       "size": split.size,
+      "kind": split.kind,
       "classes": list(split.class_names),
       "files": files,
     },

@@ -57,7 +57,8 @@ class FixedEmbeddings:
     for i in range(len(starts)):
       examples = numbers[i * rows : (i + 1) * rows]
       inputs = np.zeros((rows, *origin.shapes[self.name]), origin.kind)
-      label, mask = np.zeros(rows, np.int32), np.zeros(rows, np.float32)
+      label = np.zeros(rows, source.label_dtype)
+      mask = np.zeros(rows, np.float32)
       for row, _ in enumerate(examples):
         inputs[row] = next(values)
       label[: len(examples)] = source.labels[examples]
@@ -130,7 +131,7 @@ def split_plan(
     range(0, -(-most // rows) * rows, rows),
     facts,
     prepare,
-    RowLayout.of(jax.eval_shape(prepare, images), dtype),
+    RowLayout.of(jax.eval_shape(prepare, images), dtype, split.label_dtype),
   )
 
 

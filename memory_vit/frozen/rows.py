@@ -26,9 +26,10 @@ class RowLayout:
   shapes: tuple[tuple[int, ...], ...]  # without the axis of the images
   computed: tuple[np.dtype, ...]
   stored: tuple[np.dtype, ...]
+  label: np.dtype = np.dtype(np.int32)  # see `Split.label_dtype`
 
   @classmethod
-  def of(cls, inputs: Any, dtype: str) -> "RowLayout":
+  def of(cls, inputs: Any, dtype: str, label: np.dtype = label) -> "RowLayout":
     """Derive the layout from a tree of arrays (b, ...), or of their shapes.
 
     With `dtype` "bfloat16", float32 leaves are stored rounded.
@@ -41,7 +42,7 @@ class RowLayout:
       for d in computed
     )
     shapes = tuple(leaf.shape[1:] for leaf in leaves)
-    return cls(treedef, shapes, computed, stored)
+    return cls(treedef, shapes, computed, stored, label)
 
   @property
   def nbytes(self) -> int:
@@ -97,7 +98,7 @@ class Rows(abc.ABC):
   ) -> None:
     """Reserve `count` rows; `places` are the starts of the own batches."""
     self._layout, self._mesh, self._places = layout, mesh, places
-    self.labels = np.zeros(count, np.int32)
+    self.labels = np.zeros(count, layout.label)
     self.masks = np.zeros(count, np.float32)
 
   def put(self, start: int, inputs: Any, batch: Batch) -> None:
