@@ -2,30 +2,37 @@
 
 import functools
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
 import numpy as np
+from etils import epy
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
 from memory_vit.data import batching
 from memory_vit.data.split import Split
-from memory_vit.errors import TaskError
+from memory_vit.errors import DataError, TaskError
 from memory_vit.evaluation import metrics, split_predictions
 from memory_vit.evaluation.hits import Hits
+from memory_vit.evaluation.split_predictions import LabelPredictions
 from memory_vit.model.backbone import Backbone
+from memory_vit.model.kinds import CLASSES, TaskKind
 from memory_vit.model.task import EvalPreprocessing, Task
 from memory_vit.runtime import sharding
 from memory_vit.runtime.progress_bar import ProgressBar
 from memory_vit.tasks.program import make_program
 
+with epy.lazy_imports():  # scikit-learn takes half a second
+  from memory_vit.evaluation import labels, values
+
 # Images in [-1, 1], or cached inputs -> {name: logits}.
 Predict = Callable[[Any], dict[str, Float[Array, "b c"]]]
 # Entries of a result that depend on the labels.
-_OF_LABELS = ("top1", "top5", "loss", "majority", "per_class")
+_OF_LABELS = ("score", "top1", "top5", "loss", "majority", "per_class")
 # Entries of a result that must be asked for, see `evaluate`.
 Also = Literal["digest", "hits", "predictions"]
 
@@ -35,6 +42,7 @@ def evaluate(
   batches: Iterable[dict[str, Any]],
   mesh: Mesh,
   *,
+  kinds: Mapping[str, TaskKind] = {},
   also: Collection[Also] = (),
   predictions_of: str | Collection[str] | None = None,
   bar: ProgressBar | None = None,
@@ -46,44 +54,66 @@ def evaluate(
     batches: {"image", "label", "mask"}, the rows of this process; or "inputs"
       in place of "image", cached inputs of the model.
     mesh: over which batches are split.
+    kinds: of the outputs; one that it does not name is of classes.
     also: further entries of the results, see below.
     predictions_of: the outputs with "predictions"; None for all.
     bar: counts images of all processes.
 
   Returns:
-    For every name `metrics.summarise`, and as `also` asks:
+    For every name `summarise` of `metrics`, `labels` or `values`, with "score",
+    the higher the better (NaN if it is undefined), and as `also` asks:
       "digest": SHA-256 over the bytes of all its outputs, which are brought to
         the host; equal for two models whose outputs are bitwise identical.
-      "hits": int8 (rows of all batches,), see `metrics.example_hits`.
-      "predictions": of these rows, `split_predictions.predict_examples`.
+      "hits": int8 (rows of all batches,), see `metrics.example_hits`; of
+        classes only.
+      "predictions": of these rows, `split_predictions.predict_examples`, or
+        `split_predictions.of_outputs`.
   """
   totals: dict[str, metrics.Totals] = {}
   digests: dict[str, Any] = {}
   right: dict[str, list[np.ndarray]] = {}
   predicted: dict[str, list[dict[str, np.ndarray]]] = {}
+  # Outputs, labels and masks of kinds whose metrics need all examples at once.
+  whole: dict[str, list[tuple[np.ndarray, ...]]] = {}
   if isinstance(predictions_of, str):
     predictions_of = [predictions_of]
+
+  def wanted(name: str) -> bool:
+    chosen = predictions_of is None or name in predictions_of
+    return "predictions" in also and chosen
+
   replicated = sharding.replicated(mesh)
   for batch in sharding.prefetch(iter(batches), mesh):
     inputs = batch["inputs"] if "inputs" in batch else batch["image"]
     for name, logits in predict(inputs).items():
       of_batch = logits, batch["label"], batch["mask"]
+      if "digest" in also:
+        rows = multihost_utils.process_allgather(logits, tiled=True)
+        hashed = digests.setdefault(name, hashlib.sha256())
+        hashed.update(np.asarray(rows).data)
+      if not kinds.get(name, CLASSES).is_classes:
+        whole.setdefault(name, []).append(sharding.to_host(of_batch))
+        continue
       sums = _batch_sums(replicated)(*of_batch)
       totals[name] = metrics.add(totals.get(name), sums)
       if "hits" in also:
         rows = _batch_hits(replicated)(*of_batch)
         right.setdefault(name, []).append(np.asarray(rows))
-      wanted = predictions_of is None or name in predictions_of
-      if "predictions" in also and wanted:
+      if wanted(name):
         batch_predictions = _batch_predictions(replicated)(*of_batch)
         predicted.setdefault(name, []).append(jax.device_get(batch_predictions))
-      if "digest" in also:
-        rows = multihost_utils.process_allgather(logits, tiled=True)
-        hashed = digests.setdefault(name, hashlib.sha256())
-        hashed.update(np.asarray(rows).data)
     if bar:
       bar.update(len(batch["mask"]))
   results = {name: metrics.summarise(total) for name, total in totals.items()}
+  for name, batches_of in whole.items():
+    arrays = map(np.concatenate, zip(*batches_of, strict=True))
+    examples = split_predictions.of_outputs(kinds[name], *arrays)
+    if isinstance(examples, LabelPredictions):
+      results[name] = labels.summarise(examples)
+    else:
+      results[name] = values.summarise(examples)
+    if wanted(name):
+      results[name]["predictions"] = examples
   for name, hashed in digests.items():
     results[name]["digest"] = hashed.hexdigest()
   for name, parts in right.items():
@@ -102,6 +132,7 @@ def evaluate_source(
   *,
   batch_size: int,
   mesh: Mesh,
+  kinds: Mapping[str, TaskKind] = {},
   also: Collection[Also] = (),
   batches: Iterable[dict[str, Any]] | None = None,
   predictions_of: str | Collection[str] | None = None,
@@ -112,20 +143,24 @@ def evaluate_source(
   `batch_size` is that of all processes together. With `batches` nothing is
   read. The results also have "skipped", the number of examples that could not
   be read; "examples" does not count them. "hits" are a `Hits`, and
-  "predictions" are `SplitPredictions`, of all examples of the split in their
-  order. With `other_classes` the outputs may be of other classes than the
-  labels, and only "digest" may be asked for: "top1", "top5", "loss", "majority"
-  and "per_class" are None then.
+  "predictions" are `SplitPredictions`, `LabelPredictions` or
+  `ValuePredictions`, of all examples of the split in their order. With
+  `other_classes` the outputs may be of other classes than the labels, and only
+  "digest" may be asked for: "score", "top1", "top5", "loss", "majority" and
+  "per_class" are None then.
 
   Raises:
-    TaskError: for an output with another number of classes than the data set.
+    TaskError: for an output of another kind, or another number of classes,
+      labels or values, than the data set.
+    DataError: for a split on which the score of a kind is undefined.
   """
 
   def predict_classes(inputs: Any) -> dict[str, Float[Array, "b _"]]:
     outputs = predict(inputs)
     if not other_classes:
       for name, logits in outputs.items():
-        _require_classes(name, logits.shape[-1], source)
+        kind = kinds.get(name, CLASSES)
+        _require_classes(name, kind, logits.shape[-1], source)
     return outputs
 
   if batches is None:
@@ -138,11 +173,13 @@ def evaluate_source(
       predict_classes,
       batches,
       mesh,
+      kinds=kinds,
       also=also,
       predictions_of=predictions_of,
       bar=bar,
     )
   for result in results.values():
+    _require_score(result["score"], source)
     if other_classes:
       result |= dict.fromkeys(_OF_LABELS)
     result["skipped"] = source.size - result["examples"]
@@ -150,19 +187,39 @@ def evaluate_source(
       rows = result["hits"][: source.size]
       result["hits"] = Hits(right=rows == 1, counted=rows >= 0)
     if "predictions" in result:
-      result["predictions"] = split_predictions.of_examples(
-        result["predictions"], len(result["per_class"]), source.size
+      found = result["predictions"]
+      result["predictions"] = (
+        split_predictions.of_examples(
+          found, len(result["per_class"]), source.size
+        )
+        if isinstance(found, dict)
+        else found.first(source.size)
       )
   return results
 
 
-def _require_classes(name: str, classes: int, source: Split) -> None:
+def _require_score(score: float, source: Split) -> None:
+  if math.isnan(score):
+    lacks = (
+      "no example has a label, without which average precision is undefined"
+      if source.kind == "labels"
+      else "each value is the same for all examples, for which R2 is undefined"
+    )
+    raise DataError(
+      f"{source.full_name!r}, split {source.split!r}: {lacks}. Expected a "
+      f"split whose {source.kind} vary."
+    )
+
+
+def _require_classes(
+  name: str, kind: TaskKind, outputs: int, source: Split
+) -> None:
   """A label beyond the classes of an output would have no loss."""
-  if classes != source.num_classes:
+  if (kind.name, outputs) != (source.kind, source.num_classes):
     raise TaskError(
-      f"the output {name!r} has {classes:,} classes, the data set "
-      f"{source.full_name!r} has {source.num_classes:,}: expected the data set "
-      "that it was trained for."
+      f"the output {name!r} has {outputs:,} {kind.name}, the data set "
+      f"{source.full_name!r} has {source.num_classes:,} {source.kind}: "
+      "expected the data set that it was trained for."
     )
 
 

@@ -79,9 +79,9 @@ def add(
 def summarise(total: Totals) -> dict[str, Any]:
   """Return the metrics of a split and the number of its examples.
 
-  "top1", "top5" and "majority", the largest class, are shares of the examples.
-  "loss" is not finite if that of an example is not. "per_class" has None for a
-  class without examples.
+  "top1" (also "score"), "top5" and "majority", the largest class, are shares of
+  the examples. "loss" is not finite if that of an example is not. "per_class"
+  has None for a class without examples.
   """
   count = float(total["count"])
   per_class = [
@@ -90,15 +90,23 @@ def summarise(total: Totals) -> dict[str, Any]:
       total["class_top1"], total["class_count"], strict=True
     )
   ]
+  top1 = float(total["top1"]) / count
   return {
+    "score": top1,
     "loss": float(total["loss"]) / count,
-    "top1": float(total["top1"]) / count,
+    "top1": top1,
     "top5": float(total["top5"]) / count,
     "majority": float(total["class_count"].max()) / count,
     "examples": int(count),
     "not_finite": int(total["not_finite"]),
     "per_class": per_class,
   }
+
+
+def defined_mean(values: np.ndarray) -> float | None:
+  """Mean of the values that are not NaN; None if there are none."""
+  defined = values[~np.isnan(values)]
+  return float(defined.mean()) if defined.size else None
 
 
 def tells_top5(result: Mapping[str, Any]) -> bool:

@@ -1,20 +1,23 @@
-"""Predictions for every example of a split, without its logits.
+"""Predictions for every example of a split.
 
-The five best classes of each example, and what calibration needs: 54 bytes for
-any number of classes, 3 MB for 50,000 examples.
+Of classes without logits, the five best of each example, and what calibration
+needs: 54 bytes for any number of classes, 3 MB for 50,000 examples. Of labels
+and values all outputs, as their metrics need all examples at once.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Float32, Int, Int32, Int64
+from jaxtyping import Array, Bool, Float, Float32, Float64, Int, Int32, Int64
 
 from memory_vit.evaluation import metrics
+from memory_vit.model.kinds import TaskKind
 
 # The number of best classes of an example.
 TOP = 5
@@ -100,3 +103,98 @@ def of_examples(
   """Join the rows of all batches; those beyond `size` pad the last batch."""
   rows = {name: values[:size] for name, values in arrays.items()}
   return SplitPredictions(num_classes=num_classes, **rows)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class _Outputs:
+  kind: TaskKind
+  outputs: Float32[np.ndarray, "n c"]
+  counted: Bool[np.ndarray, " n"]
+
+  @property
+  def finite(self) -> Bool[np.ndarray, " n"]:
+    """Whether all outputs for an example are finite."""
+    return np.isfinite(self.outputs).all(axis=1)
+
+  @property
+  def not_finite(self) -> int:
+    """The number of examples that count whose outputs are not finite."""
+    return int((self.counted & ~self.finite).sum())
+
+  def first(self, size: int) -> Self:
+    """Without the rows beyond, which pad the last batch."""
+    rows = {key: values[:size] for key, values in vars(self).items()
+            if key != "kind"}  # fmt: skip
+    return dataclasses.replace(self, **rows)
+
+  @property
+  def _activated(self) -> Float32[np.ndarray, "n c"]:
+    finite = self.finite[:, None]
+    activated = self.kind.activate(np.where(finite, self.outputs, 0))
+    return np.where(finite, activated, np.nan).astype(np.float32)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class LabelPredictions(_Outputs):
+  """Predictions of c labels for the n examples of a split, in their order.
+
+  Attributes:
+    kind: of the task, with its thresholds.
+    label: 1 for the labels of an example, 0 for others; meaningless if the
+      example does not count.
+    outputs: of the head; the sigmoid makes probabilities.
+    counted: whether an example could be read; if not, its outputs are
+      meaningless.
+  """
+
+  label: Float32[np.ndarray, "n c"]
+
+  @property
+  def probability(self) -> Float32[np.ndarray, "n c"]:
+    """Of each label; NaN for an example whose outputs are not finite."""
+    return self._activated
+
+  def scores(self, label: int) -> Float64[np.ndarray, " n"]:
+    """Probabilities of a label; -1, below all, if outputs are not finite."""
+    outputs = np.where(self.finite, self.outputs[:, label], 0)
+    found = self.kind.activate(outputs.astype(np.float64))
+    return np.where(self.finite, found, -1)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class ValuePredictions(_Outputs):
+  """Predictions of c values for the n examples of a split, in their order.
+
+  Attributes:
+    kind: of the task, with its mean, std and units.
+    target: the right values, in the units of the task; meaningless if the
+      example does not count.
+    outputs: of the head, standardized.
+    counted: whether an example could be read; if not, its outputs are
+      meaningless.
+  """
+
+  target: Float32[np.ndarray, "n c"]
+
+  @property
+  def predicted(self) -> Float32[np.ndarray, "n c"]:
+    """In the units of the task; NaN if outputs are not finite."""
+    return self._activated
+
+
+def of_outputs(
+  kind: TaskKind,
+  outputs: Float[np.ndarray, "n c"],
+  labels: Float[np.ndarray, "n c"],
+  mask: Float32[np.ndarray, " n"],
+) -> LabelPredictions | ValuePredictions:
+  """Join the rows of all batches; `mask` is 1 for examples that count."""
+  outputs, labels = (rows.astype(np.float32) for rows in (outputs, labels))
+  counted = mask > 0
+  if kind.is_labels:
+    return LabelPredictions(
+      kind=kind, label=labels, outputs=outputs, counted=counted
+    )
+  return ValuePredictions(
+    kind=kind, target=labels, outputs=outputs, counted=counted
+  )

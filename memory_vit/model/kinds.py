@@ -5,8 +5,6 @@
 "values"   c numbers: standardized, squared or Huber loss (regression)
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from types import ModuleType

@@ -1,0 +1,236 @@
+"""Metrics of labels and values, against cases worked out by hand."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import sklearn.metrics
+from conftest import one_device
+from fake_data import numbered_source
+
+import memory_vit as mv
+from memory_vit.errors import DataError, TaskError
+from memory_vit.evaluation import evaluate, labels, values
+from memory_vit.evaluation.split_predictions import of_outputs
+
+PLAIN = mv.EvalPreprocessing(image_size=8)
+LABELS = mv.TaskKind(name="labels")
+# Four examples, three labels; the second has ties, the third no example.
+PROBABILITY = np.array(
+  [[0.9, 0.6, 0.3], [0.8, 0.6, 0.3], [0.7, 0.2, 0.3], [0.1, 0.2, 0.7]]
+)
+HAS = np.array([[1, 1, 0], [0, 0, 0], [1, 0, 0], [0, 1, 0]], np.float32)
+VALUES = mv.TaskKind(
+  name="values", mean=(2, 15, 5), std=(2, 5, 1), units=("mm", "g", "s")
+)
+TARGET = np.array([[1, 10, 7], [2, 10, 7], [3, 20, 7], [4, 20, 7]], np.float32)
+FOUND = np.array([[1, 12, 6], [2, 10, 7], [4, 10, 7], [3, 20, 8]], np.float32)
+
+
+def logit(probability):
+  return np.log(probability / (1 - probability)).astype(np.float32)
+
+
+def standardized(found, kind=VALUES):
+  return (found - np.array(kind.mean)) / np.array(kind.std)
+
+
+def label_predictions(outputs, label, kind=LABELS):
+  return of_outputs(kind, outputs, label, np.ones(len(label), np.float32))
+
+
+def value_predictions(found, target, kind=VALUES):
+  outputs = standardized(found, kind)
+  return of_outputs(kind, outputs, target, np.ones(len(target), np.float32))
+
+
+def test_labels_by_hand():
+  found = labels.summarise(label_predictions(logit(PROBABILITY), HAS))
+  # Precision (recall) from above: 1 (1/2), 1/2 (1/2), 2/3 (1), 1/2 (1).
+  first = 1 * 1 / 2 + 2 / 3 * 1 / 2
+  # Of ties: 1/2 (1/2), 1/2 (1).
+  second = 1 / 2 * 1 / 2 + 1 / 2 * 1 / 2
+  assert found["per_class"] == pytest.approx([first, second, None])
+  assert found["map"] == pytest.approx((first + second) / 2)
+  assert found["score"] == found["map"]
+  # At 0.5: 2 of 3 right, both found; 1 of 2 right, 1 of 2 found; one wrong.
+  assert found["f1_per_class"] == pytest.approx([2 * 2 / 3 / (5 / 3), 0.5, 0])
+  assert found["f1_macro"] == pytest.approx((0.8 + 0.5 + 0) / 3)
+  # F1 from above: 2/3, 1/2, 4/5, 2/3, and 1/2, 2/3: half way to the next.
+  assert found["thresholds"] == pytest.approx([(0.7 + 0.1) / 2, 0.2 / 2, 0.5])
+  right = [0.9, 0.2, 0.7, 0.9, 0.6, 0.4, 0.8, 0.2, 0.7, 0.7, 0.7, 0.3]
+  assert found["loss"] == pytest.approx(-np.log(right).mean(), rel=1e-5)
+  # Pairs of 0.9, 0.8, 0.1; two of 0.7, 0.6 and 0.2, half of them right; three
+  # of 0.3, none of them right.
+  gaps = 0.1 + 0.8 + 0.1 + 2 * (0.2 + 0.1 + 0.3) + 3 * 0.3
+  assert found["calibration_error"] == pytest.approx(gaps / 12, rel=1e-5)
+  assert (found["examples"], found["not_finite"]) == (4, 0)
+
+
+def test_labels_at_thresholds():
+  """The greatest F1 is that of the thresholds that are chosen."""
+  outputs = logit(PROBABILITY)
+  chosen = labels.summarise(label_predictions(outputs, HAS))["thresholds"]
+  kind = mv.TaskKind(name="labels", thresholds=tuple(chosen))
+  found = labels.label_metrics(label_predictions(outputs, HAS, kind))
+  assert found.support.tolist() == [2, 2, 0]
+  assert found.predicted.tolist() == [3, 4, 1]
+  nan = np.nan
+  np.testing.assert_allclose(found.precision, [2 / 3, 1 / 2, 0])
+  np.testing.assert_allclose(found.recall, [1, 1, nan])
+  np.testing.assert_allclose(found.f1, [0.8, 2 / 3, 0])
+  rng = np.random.default_rng(0)
+  has = (rng.random((50, 2)) < 0.3).astype(np.float32)
+  outputs = (rng.standard_normal((50, 2)) + has).astype(np.float32)
+  [first, _] = labels.summarise(label_predictions(outputs, has))["thresholds"]
+  shares = LABELS.activate(outputs[:, 0].astype(np.float64))
+  f1 = [sklearn.metrics.f1_score(has[:, 0], shares >= cut) for cut in shares]
+  assert sklearn.metrics.f1_score(has[:, 0], shares >= first) == max(f1)
+
+
+def test_a_label_that_nothing_is_said_of_has_no_f1():
+  few = label_predictions(np.full((2, 2), -3.0), np.array([[1.0, 0], [1, 0]]))
+  found = labels.summarise(few)
+  assert found["f1_per_class"] == [0, None]
+  assert (found["f1_macro"], found["map"]) == (0, 1)
+
+
+def test_values_by_hand():
+  found = values.summarise(value_predictions(FOUND, TARGET))
+  first = {
+    "mae": (1 + 1) / 4,
+    "rmse": np.sqrt(2 / 4),
+    "r2": 1 - 2 / 5,  # squares about the mean 2.5: 2.25 + 0.25 + 0.25 + 2.25
+    "spearman": 1 - 6 * 2 / (4 * 15),  # ranks differ by 0, 0, 1, -1
+  }
+  second = {
+    "mae": (2 + 10) / 4,
+    "rmse": np.sqrt(104 / 4),
+    "r2": 1 - 104 / 100,
+    # Ranks 1.5 1.5 3.5 3.5 and 3 1.5 1.5 4: products of the differences from
+    # 2.5 add up to 1, their squares to 4 and 4.5.
+    "spearman": 1 / np.sqrt(4 * 4.5),
+  }
+  third = {"mae": 0.5, "rmse": np.sqrt(0.5), "r2": None, "spearman": None}
+  for name, value in first.items():
+    each = [value, second[name], third[name]]
+    assert [one[name] for one in found["per_class"]] == pytest.approx(each)
+    known = [one for one in each if one is not None]
+    assert found[name] == pytest.approx(np.mean(known))
+  assert found["score"] == found["r2"]
+  assert found["loss"] == pytest.approx((2 / 4 + 104 / 25 + 2) / 12)
+  assert (found["examples"], found["not_finite"]) == (4, 0)
+
+
+def test_values_that_are_all_the_same():
+  constant = np.full_like(FOUND, 5)
+  found = values.summarise(value_predictions(constant, TARGET))
+  assert found["spearman"] is None
+  # About 2.5 and 15: 1 - 30 / 5 and 1 - 250 / 100 ... of the right values.
+  squares = [16 + 9 + 4 + 1, 25 + 25 + 225 + 225]
+  expected = [1 - squares[0] / 5, 1 - squares[1] / 100]
+  assert found["r2"] == pytest.approx(np.mean(expected))
+
+
+@pytest.mark.fault("non-finite-outputs")
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_outputs_of_labels_and_values_that_are_not_finite(value):
+  outputs = logit(PROBABILITY)
+  outputs[0, 2] = value
+  found = labels.summarise(label_predictions(outputs, HAS))
+  assert found["not_finite"] == 1
+  # The first example comes last: from above 0 (0), 1/2 (1/2), 1/3, 2/4 (1).
+  assert found["per_class"][0] == pytest.approx(1 / 2 * 1 / 2 + 2 / 4 * 1 / 2)
+  assert found["f1_per_class"][0] == pytest.approx(0.5)  # 1 of 2 is right
+  # Not below 0: the example with outputs of no number cannot be found.
+  assert all(0 < cut < 1 for cut in found["thresholds"])
+  assert found["calibration_error"] is None
+  assert np.isnan(found["loss"])
+  none = labels.summarise(label_predictions(np.full((4, 3), value), HAS))
+  assert (none["not_finite"], none["f1_macro"]) == (4, 0)
+  assert none["thresholds"] == [0.5] * 3
+
+  outputs = standardized(FOUND)
+  outputs[1, 0] = value
+  found = values.summarise(
+    of_outputs(VALUES, outputs, TARGET, np.ones(4, np.float32))
+  )
+  assert (found["score"], found["not_finite"]) == (-np.inf, 1)
+  assert found["r2"] is found["mae"] is found["per_class"][1]["rmse"] is None
+  assert np.isnan(found["loss"])
+
+
+def evaluated(mesh, kinds, rows, label, **options):
+  """Of four examples among six that cannot be read, in two batches of 8.
+
+  The cached inputs of the model are its outputs.
+  """
+  places = [0, 3, 8, 9]
+
+  def spread(found, rest):
+    whole = np.full((16, *found.shape[1:]), rest, np.float32)
+    whole[places] = found
+    return whole.reshape(2, 8, *found.shape[1:])
+
+  arrays = {
+    "inputs": spread(rows, np.nan), "label": spread(label, 0),
+    "mask": spread(np.ones(4), 0),
+  }  # fmt: skip
+  batches = [{key: rows[i] for key, rows in arrays.items()} for i in range(2)]
+  source = dataclasses.replace(
+    numbered_source(10), class_names=("a", "b", "c"),
+    kind=options.pop("of", kinds["x"].name),
+  )  # fmt: skip
+  result = evaluate.evaluate_source(
+    lambda inputs: {name: inputs for name in kinds},
+    source, PLAIN, batch_size=8, mesh=mesh, kinds=kinds, batches=batches,
+    **options,
+  )  # fmt: skip
+  return result, places
+
+
+def test_labels_of_a_split(mesh):
+  result, places = evaluated(
+    mesh, {"x": LABELS, "y": LABELS}, logit(PROBABILITY), HAS,
+    also=["predictions", "hits", "digest"], predictions_of="x",
+  )  # fmt: skip
+  found, predictions = result["x"], result["x"].pop("predictions")
+  alone = labels.summarise(label_predictions(logit(PROBABILITY), HAS))
+  assert len(found.pop("digest")) == 64
+  assert found.pop("skipped") == 6
+  assert found == alone  # without hits
+  assert "predictions" not in result["y"]
+  assert np.flatnonzero(predictions.counted).tolist() == places
+  assert len(predictions.label) == 10
+  np.testing.assert_array_equal(predictions.label[places], HAS)
+  np.testing.assert_allclose(
+    predictions.probability[places], PROBABILITY, rtol=1e-6
+  )
+
+
+def test_values_of_a_split(mesh):
+  result, places = evaluated(
+    mesh, {"x": VALUES}, standardized(FOUND), TARGET, also=["predictions"]
+  )
+  predictions = result["x"].pop("predictions")
+  assert result["x"].pop("skipped") == 6
+  alone = values.summarise(value_predictions(FOUND, TARGET))
+  for key, value in alone.items():
+    if key != "per_class":
+      assert result["x"][key] == pytest.approx(value, rel=1e-6)
+  np.testing.assert_array_equal(predictions.target[places], TARGET)
+  np.testing.assert_allclose(predictions.predicted[places], FOUND, rtol=1e-6)
+  assert np.isnan(predictions.predicted[1]).all()
+
+
+def test_a_split_without_a_score_is_refused():
+  mesh = one_device()
+  with pytest.raises(DataError, match="'numbered', .*: no example has a label"):
+    evaluated(mesh, {"x": LABELS}, logit(PROBABILITY), HAS * 0)
+  with pytest.raises(DataError, match="each value is the same for all"):
+    evaluated(mesh, {"x": VALUES}, FOUND, TARGET[:1].repeat(4, axis=0))
+  several = {"x": LABELS, "y": VALUES}
+  with pytest.raises(TaskError, match="'y' has 3 values, .* has 3 labels"):
+    evaluated(mesh, several, FOUND, TARGET)
+  with pytest.raises(TaskError, match="'x' has 3 labels, .* has 3 classes"):
+    evaluated(mesh, {"x": LABELS}, FOUND, TARGET, of="classes")
