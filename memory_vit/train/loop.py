@@ -218,7 +218,7 @@ class Loop:
       shown = self._with_rates(step, monitors.divergence.newest())
     else:
       return
-    line = collections.defaultdict(list)
+    line: dict[str, list[float]] = collections.defaultdict(list)
     for values in shown.values():
       for key in ("loss", "accuracy", "mae", "learning_rate"):
         if key in values:

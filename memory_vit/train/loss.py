@@ -199,9 +199,8 @@ def mix(
   def mixed(rows: jax.Array) -> jax.Array:
     return share * rows + (1 - share) * jnp.roll(rows, 1, axis=0)
 
-  label: jax.Array | Labels = batch["label"]
+  image, label = mixed(batch["image"]), batch["label"]
   if jnp.issubdtype(label.dtype, jnp.floating):
-    label = mixed(label)
-  else:
-    label = Labels(label, jnp.roll(label, 1), jnp.full(label.shape, share))
-  return {"image": mixed(batch["image"]), "label": label}
+    return {"image": image, "label": mixed(label)}
+  shares = jnp.full(label.shape, share)
+  return {"image": image, "label": Labels(label, jnp.roll(label, 1), shares)}

@@ -208,7 +208,7 @@ def _title(
   names, kind = _class_names(task), task.spec.kind
   if isinstance(predictions, LabelPredictions):
     shares = predictions.probability[i]
-    true = [names[k] for k in np.flatnonzero(predictions.label[i])]
+    true = [names[k] for k in np.flatnonzero(predictions.label[i]).tolist()]
     found = [
       f"{names[k]} {100 * shares[k]:.0f} %"
       for k in np.argsort(-shares, kind="stable").tolist()

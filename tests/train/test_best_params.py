@@ -39,8 +39,9 @@ def trained(accuracies, skips=(), losses=types.MappingProxyType({})):
 
   def validate(params):
     return {
-      name: {"loss": losses.get(name, 1.0), "top1": values[evaluated[0] - 1],
-             "top5": 1.0, "examples": 9, "per_class": [1.0] * 2}
+      name: {"loss": losses.get(name, 1.0), "score": values[evaluated[0] - 1],
+             "top1": values[evaluated[0] - 1], "top5": 1.0, "examples": 9,
+             "per_class": [1.0] * 2}
       for name, values in accuracies.items()
     }  # fmt: skip
 
@@ -58,7 +59,7 @@ def trained(accuracies, skips=(), losses=types.MappingProxyType({})):
 
 def test_the_earliest_of_equals_is_the_best():
   past = trained({"a": [0.2, 0.7, 0.7, 0.1, 0.7], "b": [0.5, 0.5, 0.5, 0.6, 0]})
-  assert (past.best["a"].step, past.best["a"].accuracy) == (2, 0.7)
+  assert (past.best["a"].step, past.best["a"].score) == (2, 0.7)
   assert past.best["a"].params["w"] == 2
   assert past.best["b"].step == 4
 
@@ -68,7 +69,7 @@ def test_what_was_lost_is_never_the_best_again():
   skips = {("a", step) for step in (2, 3, 4)}
   past = trained({"a": [0.3, 0.3, 0.3, 0.9, 0.9, 0.9], "b": [0.1] * 6}, skips)
   assert past.lost == {"a": 4}
-  assert (past.best["a"].step, past.best["a"].accuracy) == (1, 0.3)
+  assert (past.best["a"].step, past.best["a"].score) == (1, 0.3)
   assert past.best["a"].params["w"] == 1
   # Its neighbour is as it was.
   assert (past.best["b"].step, past.lost.get("b")) == (1, None)
@@ -100,7 +101,8 @@ def test_a_variant_is_best_by_validation(backbone, tmp_path):
     assert source == "the test split"
     return {
       task.spec.name: {
-        "top1": test[task.spec.name], "top5": 1.0, "loss": 1.0,
+        "score": test[task.spec.name], "top1": test[task.spec.name],
+        "top5": 1.0, "loss": 1.0,
         "per_class": [], "majority": 0.5, "examples": 9, "skipped": 0,
         "not_finite": 0, "hits": None,
         **({"predictions": task} if task.spec.name == predictions_of else {}),
