@@ -7,7 +7,8 @@ The glyph ViT that comes with the package knows dark characters on light paper.
 It stays frozen, and learns 120 characters that are light on dark, in heavy
 noise: by a linear head, by a class token, by memory, and by a side stream, with
 two learning rates each. Keys and values of the backbone are computed once.
-The best of each regime on validation is exported.
+The best of each regime on validation is exported. With `:angle`, the task is a
+value: by how many degrees a character is turned.
 
 Hardware: 2 CPU cores. Time and accuracy: see the README (measured by us).
 """
@@ -15,9 +16,10 @@ Hardware: 2 CPU cores. Time and accuracy: see the README (measured by us).
 import ml_collections
 
 from memory_vit.configs import base
+from memory_vit.errors import ConfigError
 
 
-def get_config() -> ml_collections.ConfigDict:
+def get_config(what: str = "") -> ml_collections.ConfigDict:
   """Eight trials of 500 steps, on contexts that are cached in memory."""
   config = base.get_config()
   config.backbone = "glyphs"
@@ -42,4 +44,12 @@ def get_config() -> ml_collections.ConfigDict:
   config.sweep.regime = ("head", "cls_masked", "memory_masked", "side_masked")
   config.sweep.learning_rate = (1.0, 0.3)
   config.log_images = 8
+  if what == "angle":
+    config.data.name = "glyphs:angle"
+    config.task.kind, config.task.units = "values", ("degrees",)
+  elif what:
+    raise ConfigError(
+      f"--config=quickstart:{what} is unknown, expected quickstart or "
+      "quickstart:angle."
+    )
   return config

@@ -35,7 +35,8 @@ class Columns:
   """The columns of Parquet files that are read."""
 
   image: str = ""  # images or paths; "" for the first of `_IMAGE_COLUMNS`
-  label: str = ""  # integers or text; "" for "label", if it exists
+  # Integers, text, numbers, or lists of these; "" for "label", if it exists.
+  label: str = ""
   # Folder of relative paths, which may not leave it; "" for the file's own.
   root: str = ""
 
@@ -177,9 +178,12 @@ def _image(value: Any, root: Path) -> tuple[str | bytes | None, str, str]:
 
 
 def _label(value: Any, names: Sequence[str]) -> str | None:
-  """A label as text: its name, if the file states one."""
+  """A label as text: its name, if the file states one; several are JSON."""
   if value is None:
     return None
+  if isinstance(value, list):
+    named = [_label(v, names) if isinstance(v, int) else v for v in value]
+    return utf8(json.dumps(named, ensure_ascii=False, default=str))
   if isinstance(value, int) and 0 <= value < len(names):
     return names[value]
   return utf8(str(value))

@@ -6,11 +6,12 @@
 Reads and decodes every image of data.train, data.validation, data.test and
 upstream.split (and of pretrain.data, if it is set), or of the splits of
 data.name that --split names. Checks for unreadable records and images, labels
-that are no classes, classes without an image in the first split, a single
-class, images that are one pixel wide or high, or too long for crops, and files
-that are in two splits of data.name. Class imbalance, and other files in
-folders, are reported but are not errors. The exit status is 0 if nothing was
-found, 1 if something was, 2 for bad usage, 74 if no image comes for
+that are no classes (or not 0 or 1, or values that are not finite, by
+task.kind), classes or labels without an image and constant values in the first
+split, a single class, images that are one pixel wide or high, or too long for
+crops, and files that are in two splits of data.name. Class imbalance, and other
+files in folders, are reported but are not errors. The exit status is 0 if
+nothing was found, 1 if something was, 2 for bad usage, 74 if no image comes for
 stall_timeout seconds.
 """
 
@@ -90,7 +91,8 @@ def text(report: dict[str, Any]) -> str:
             "largest", "repeated", "problems")  # fmt: skip
   lines = [table(header, [_row(entry) for entry in report["splits"]])]
   for entry in report["splits"]:
-    lines += _kinds(entry) + _balanced(entry) + _problems(entry)
+    lines += _kinds(entry) + _balanced(entry) + _values(entry)
+    lines += _problems(entry)
   skipped = [line for e in report["splits"] for line in e.get("skipped", ())]
   lines += ["", *dict.fromkeys(skipped)] if skipped else []
   for found in report["duplicates"]:
@@ -112,7 +114,7 @@ def _row(entry: dict[str, Any]) -> tuple[str, ...]:
     *start,
     f"{entry['examples']:,}",
     f"{entry['classes']:,}",
-    f"{min(counts):,} to {max(counts):,}",
+    f"{min(counts):,} to {max(counts):,}" if counts else "-",
     *(_size(entry[key]) for key in ("smallest", "largest")),
     f"{entry['repeated']:,}",
     problems,
@@ -133,16 +135,17 @@ def _kinds(entry: dict[str, Any]) -> list[str]:
 
 
 def _balanced(entry: dict[str, Any]) -> list[str]:
-  """The sizes of the classes, with a warning if they differ much."""
+  """The sizes of the classes or labels; a warning if classes differ much."""
   found = entry.get("balance")
   if not found:
     return []
   (least, few), (greatest, many) = found["fewest"], found["most"]
+  what = "label" if entry["kind"] == "labels" else "class"
   lines = [
-    f"{entry['role']}: images per class from {few:,} ({least}) to {many:,} "
+    f"{entry['role']}: images per {what} from {few:,} ({least}) to {many:,} "
     f"({greatest}), ratio {found['ratio']:.1f}"
   ]
-  if found["imbalanced"]:
+  if found["imbalanced"] and what == "class":
     lines.append(
       f"{entry['role']}: WARNING: the classes are imbalanced (ratio "
       f"{audit.IMBALANCED:g} or more). Accuracy is not the whole "
@@ -151,6 +154,17 @@ def _balanced(entry: dict[str, Any]) -> list[str]:
       "--config.optim.class_weights=balanced gives all classes equal weight."
     )
   return lines
+
+
+def _values(entry: dict[str, Any]) -> list[str]:
+  """The range, mean and standard deviation of each value."""
+  found = entry.get("values") or {}
+  lines = [
+    f"{name}: {v['min']:g} to {v['max']:g}, mean {v['mean']:g}, standard "
+    f"deviation {v['std']:g}"
+    for name, v in found.items()
+  ]
+  return [f"{entry['role']}: values", *_some(lines)] if lines else []
 
 
 def _problems(entry: dict[str, Any]) -> list[str]:

@@ -22,6 +22,7 @@ from memory_vit.data.split import Split
 from memory_vit.data.split_ref import SplitRef, configured_splits
 from memory_vit.errors import BrokenDataError, ConfigError
 from memory_vit.images.view import LONGEST_ASPECT
+from memory_vit.runtime import messages
 from memory_vit.runtime.progress_bar import ProgressBar
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,13 @@ IMBALANCED = 10.0
 # The splits of one data set, which must not share files.
 _OF_THE_TASK = ("train", "validation", "test")
 
+_WRONG_LABEL = {
+  "classes": "label is no class", "labels": "label is not 0 or 1",
+  "values": "value is not finite",
+}  # fmt: skip
+_STATISTICS = ("min", "mean", "max", "std")
+_EMPTY = {"classes": "class", "labels": "label"}
+
 _ORIENTATION = 0x0112  # of EXIF
 
 _IntegerArray = functools.partial(array.array, "Q")  # uint64
@@ -45,8 +53,8 @@ class _Contents:
 
   Attributes:
     split: its examples.
-    per_class: int (num_classes,), readable examples of each class.
-    labels: the least and the greatest; None if no example is readable.
+    labels: those of its kind, of readable examples.
+    extremes: the least and the greatest class; None if none is readable.
     kinds: {kind of image, such as "JPEG RGB": number}.
     turned: number of images with an orientation in EXIF, which is not applied.
     smallest: width and height of the image with the fewest pixels, or None.
@@ -57,8 +65,8 @@ class _Contents:
   """
 
   split: Split
-  per_class: np.ndarray
-  labels: tuple[int, int] | None = None
+  labels: list[np.ndarray] = dataclasses.field(default_factory=list)
+  extremes: tuple[int, int] | None = None
   kinds: collections.Counter[str] = dataclasses.field(
     default_factory=collections.Counter
   )
@@ -80,18 +88,19 @@ class _Contents:
     self.indices.append(index)
     self.kinds[example["kind"].decode()] += 1
     self.turned += bool(example["turned"])
-    self._add_label(index, int(example["label"]))
+    self._add_label(index, np.asarray(example["label"]))
     self._add_size(index, *map(int, example["size"]))
 
-  def _add_label(self, index: int, label: int) -> None:
-    least, greatest = self.labels or (label, label)
-    self.labels = min(least, label), max(greatest, label)
-    classes = len(self.per_class)
-    if 0 <= label < classes:
-      self.per_class[label] += 1
+  def _add_label(self, index: int, label: np.ndarray) -> None:
+    split, number = self.split, label.tolist()
+    if split.kind == "classes":
+      least, greatest = self.extremes or (number, number)
+      self.extremes = min(least, number), max(greatest, number)
+    if split.are_labels(label[None]).all():
+      self.labels.append(label)
     else:
-      detail = f"{label}, expected 0 to {classes - 1}"
-      self._note("label is no class", index, detail)
+      detail = f"{messages.brief(number)}, expected {split.expected_label}"
+      self._note(_WRONG_LABEL[split.kind], index, detail)
 
   def _add_size(self, index: int, width: int, height: int) -> None:
     size = (width, height)
@@ -160,7 +169,7 @@ def _read(role: str, ref: SplitRef) -> _Contents:
   """Open a split, and read and decode all of its images."""
   # Unreadable examples are reported, so that any number of them may be.
   split = datasets.open_ref(dataclasses.replace(ref, max_bad=sys.maxsize))
-  found = _Contents(split, np.zeros(split.num_classes, np.int64))
+  found = _Contents(split)
   with ProgressBar(role, split.size) as bar:
     for index, example in enumerate(_examples(split)):
       found.add(index, example)
@@ -200,17 +209,29 @@ def _examine_file(encoded: bytes) -> tuple[np.uint64, bytes, bool]:
 
 
 def _as_json(found: _Contents, *, all_classes: bool) -> dict[str, Any]:
-  """Contents and problems; `all_classes` makes an empty class a problem."""
+  """Contents and problems; `all_classes` makes an empty class a problem.
+
+  So it does an empty label, and a value that is constant.
+  """
   split = found.split
-  per_class = dict(
-    zip(split.class_names, found.per_class.tolist(), strict=True)
-  )
+  labels = np.array(found.labels, split.label_dtype.base)
+  labels = labels.reshape(-1, *split.label_dtype.shape)
+  per_class, values = _per_class(split, labels), _values(split, labels)
   problems = list(found.problems)
   if all_classes:
     problems += [
-      {"kind": "class without an image", "where": name, "detail": ""}
+      {
+        "kind": f"{_EMPTY[split.kind]} without an image",
+        "where": name,
+        "detail": "",
+      }
       for name, count in per_class.items()
       if not count
+    ]
+    problems += [
+      {"kind": "constant value", "where": name, "detail": f"{value['mean']:g}"}
+      for name, value in values.items()
+      if not value["std"]
     ]
     if detail := split.single_class():
       where = repr(split.class_names[0])
@@ -219,10 +240,12 @@ def _as_json(found: _Contents, *, all_classes: bool) -> dict[str, Any]:
       )
   return {
     "examples": split.size,
+    "kind": split.kind,
     "classes": split.num_classes,
-    "labels": found.labels,
+    "labels": found.extremes,
     "per_class": per_class,
-    "balance": _balance(per_class),
+    "values": values,
+    "balance": _balance(per_class, len(labels)),
     "kinds": dict(found.kinds.most_common()),
     "turned": found.turned,
     "smallest": found.smallest,
@@ -233,8 +256,31 @@ def _as_json(found: _Contents, *, all_classes: bool) -> dict[str, Any]:
   }
 
 
-def _balance(per_class: dict[str, int]) -> dict[str, Any] | None:
-  """The smallest and the largest class; None if no image can be read."""
+def _per_class(split: Split, labels: np.ndarray) -> dict[str, int]:
+  """The number of images of each class, or with each label."""
+  if split.kind == "values":
+    return {}
+  counts = (
+    np.bincount(labels, minlength=split.num_classes)
+    if split.kind == "classes"
+    else labels.sum(axis=0, dtype=np.int64)
+  )
+  return dict(zip(split.class_names, counts.tolist(), strict=True))
+
+
+def _values(split: Split, labels: np.ndarray) -> dict[str, dict[str, float]]:
+  """{value: {"min", "mean", "max", "std"}} of "values"."""
+  if split.kind != "values" or not len(labels):
+    return {}
+  columns = labels.astype(np.float64).T
+  return {
+    name: {key: float(getattr(column, key)()) for key in _STATISTICS}
+    for name, column in zip(split.class_names, columns, strict=True)
+  }
+
+
+def _balance(per_class: dict[str, int], images: int) -> dict[str, Any] | None:
+  """The smallest and the largest class or label; None without an image."""
   counts = {name: count for name, count in per_class.items() if count}
   if not counts:
     return None
@@ -245,7 +291,7 @@ def _balance(per_class: dict[str, int]) -> dict[str, Any] | None:
     "fewest": fewest,
     "most": most,
     "ratio": ratio,
-    "share": most[1] / sum(counts.values()),
+    "share": most[1] / images,
     "imbalanced": ratio >= IMBALANCED,
   }
 

@@ -58,9 +58,10 @@ def train_batches(
 
   Returns:
     Iterator over {"image": float32 (b / p, side, side, 3) in [-1, 1], "label":
-    int32 (b / p,)}. Unreadable examples, at most `max_bad`, are replaced by the
-    next readable ones. The iterator raises a `BrokenDataError` that names the
-    images if more are unreadable, or if one has no label.
+    int32 (b / p,) of classes, else float32 (b / p, c)}. Unreadable examples, at
+    most `max_bad`, are replaced by the next readable ones. The iterator raises
+    a `BrokenDataError` that names the images if more are unreadable, or if one
+    has no label.
 
   Raises:
     ConfigError: if the batch does not divide, or the crop is impossible.

@@ -22,6 +22,7 @@ from memory_vit.data.split_ref import (
   configured_splits,
 )
 from memory_vit.errors import DataError
+from memory_vit.model.kinds import KINDS
 from memory_vit.runtime import messages, processes
 
 
@@ -35,12 +36,15 @@ def open_split(
   stall_timeout: float = 0.0,
   download: bool = True,
   trust_data_code: bool = False,
+  kind: str = "classes",
+  label: str = "",
 ) -> Split:
   """Open one split of a data set; TFDS downloads it first if it has to.
 
   Args:
     name: as `config.data.name`: "folder", "list", "embeddings", "digits",
-      "digits:0-4", "glyphs:inverted", or a TFDS name such as "cifar100".
+      "digits:0-4", "glyphs:inverted", "glyphs:angle", or a TFDS name such as
+      "cifar100".
     split: in the notation of TFDS, such as "train[:98%]" or "train+test".
     directory: as `config.data.dir`; "" is TFDS's default.
     cache_gib: greatest size of a TFDS split without random access, which is
@@ -50,14 +54,18 @@ def open_split(
       is never.
     download: whether TFDS may download and prepare a missing data set.
     trust_data_code: whether a TFDS data set may name code, which is then run.
+    kind: of its labels, as `config.task.kind`: "classes", "labels" or "values".
+    label: as `config.data.label`: features of TFDS, or columns of a table.
 
   Raises:
-    DataError: if it is not available, or is empty or unlabelled.
+    DataError: if it is not available, is empty or unlabelled, or has no labels
+      of the kind.
     BrokenDataError: of these, if more than `max_bad` records cannot be read.
   """
   ref = SplitRef(
     name, directory, split, cache_gib=cache_gib, max_bad=max_bad,
     stall_timeout=stall_timeout, download=download, trust_code=trust_data_code,
+    kind=kind, label=label,
   )  # fmt: skip
   return open_ref(ref)
 
@@ -94,6 +102,7 @@ def open_ref(ref: SplitRef) -> Split:
   """Open a split on this process; raise as `open_split`."""
   if not ref.name:
     raise DataError("no data set is named: set config.data.name.")
+  ref.require_kind(*KINDS)
   return read_as(ref, _open_local(ref) or tfds.open_tfds(ref))
 
 
@@ -129,12 +138,13 @@ def find_data_files(ref: SplitRef) -> DataFiles:
 
 def _open_local(ref: SplitRef) -> Split | None:
   """Open a split that is no data set of TFDS; None for one that is."""
-  if _is_local(ref) and ref.label:
+  if _is_local(ref) and ref.label and ref.name != "list":
     raise DataError(
       f"config.data.label is {messages.brief(ref.label)}: {ref.name!r} has one "
       "label alone, expected ''."
     )
   if ref.name == "folder":
+    ref.require_kind("classes")
     return local.open_folder(ref)
   if ref.name == "list":
     return file_list.open_list(ref)
@@ -151,7 +161,7 @@ def _is_local(ref: SplitRef) -> bool:
 
 def check_first_label(split: Split) -> None:
   """Refuse an unlabelled split; other labels are checked when they are read."""
-  if split.embedded:  # all its labels are classes
+  if split.embedded:  # all its labels are checked
     return
   for index in range(split.size):
     if index in split.unreadable:

@@ -35,7 +35,8 @@ def cache_decoded(
     "decoding %d images with a shorter side of at most %d px into memory",
     split.size, side,
   )  # fmt: skip
-  images, labels, taken = [], [], 0
+  images, taken = [], 0
+  labels = np.zeros(split.size, split.label_dtype)
   with ProgressBar("decoding training images", split.size) as bar:
     for index, example in enumerate(_decoded(split, side)):
       bar.update()
@@ -46,23 +47,21 @@ def cache_decoded(
         split.mark_unreadable({index: parallel.reason_of(example)})
         # It cannot be decoded, so that the next one takes its place.
         images.append(b"")
-        labels.append(0)
         continue
-      image, label = example
+      image, labels[index] = example
       images.append(raw_images.encode(image))
-      labels.append(int(label))
       taken += len(images[-1])
   logger.info("%d decoded images take %.2f GiB", len(images), taken / 2**30)
   return dataclasses.replace(split, fetch=_fetch(images, labels))
 
 
-def _fetch(images: Sequence[bytes], labels: Sequence[int]) -> Fetch:
+def _fetch(images: Sequence[bytes], labels: np.ndarray) -> Fetch:
   """`Split.fetch` of images in a list: a tensor would copy all of them."""
-  classes = tf.constant(labels, tf.int32)
+  numbers = tf.constant(labels)
 
   def fetch(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     image = tf.numpy_function(images.__getitem__, [index], tf.string)
-    return tf.ensure_shape(image, ()), tf.gather(classes, index)
+    return tf.ensure_shape(image, ()), tf.gather(numbers, index)
 
   return fetch
 

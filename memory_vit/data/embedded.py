@@ -16,9 +16,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from memory_vit.data import embeddings, split_parts
+from memory_vit.data import embeddings, labels, split_parts
 from memory_vit.data.data_files import LISTED, DataFiles
 from memory_vit.data.embeddings import EmbeddedRows, EmbeddingFiles
+from memory_vit.data.labels import Encoder, Label
 from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.data.split import Split
 from memory_vit.data.split_ref import SplitRef
@@ -60,7 +61,7 @@ def open_embeddings(ref: SplitRef) -> Split:
   outputs = {
     name: _open(name, paths[name]) for name in dict.fromkeys([_TRAIN, *wanted])
   }
-  class_names = _class_names(outputs[_TRAIN])
+  class_names = _class_names(outputs[_TRAIN], ref.kind)
   sizes = {name: len(outputs[name].table) for name in wanted}
   parts = split_parts.split_parts(ref.name, ref.split, sizes)
   orders = {name: _mixed(outputs[name]) for name in wanted}
@@ -78,27 +79,30 @@ def _split(
   """The split of those rows that have an embedding."""
   parts = [(output, rows[output.good[rows]]) for output, rows in sliced]
   left_out = _left_out(ref, sliced)
-  labels = np.concatenate([
-    _labels(output, class_names)[rows] for output, rows in parts
+  numbers = np.concatenate([
+    _labels(output, class_names, ref.kind)[rows] for output, rows in parts
   ])  # fmt: skip
-  if not len(labels):
+  if not len(numbers):
     raise BrokenDataError(
       f"data set {ref.name!r}, split {ref.split!r}, has no embedding: none of "
       "its images could be read."
     )
   chosen = _column("path", parts)
-  return Split(
+  split = Split(
     name=ref.name,
     split=ref.split,
-    size=len(labels),
+    size=len(numbers),
     class_names=tuple(class_names),
+    kind=ref.kind,
     fetch=_no_image,
     file_name=lambda index: chosen[int(index)].as_py(),
-    data_files=_data_files(root, parts, chosen, labels),
-    labels=labels,
+    data_files=_data_files(root, parts, chosen, numbers),
+    labels=numbers,
     embedded=EmbeddedRows.of([(output.files, rows) for output, rows in parts]),
     left_out=left_out,
   )
+  split.check_labels(numbers)
+  return split
 
 
 def _column(name: str, parts: Sequence[_Part]) -> pa.ChunkedArray:
@@ -177,16 +181,46 @@ def _mixed(output: _Output) -> np.ndarray:
   return np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)
 
 
-def _class_names(train: _Output) -> list[str]:
+def _class_names(train: _Output, kind: str) -> Sequence[str]:
+  if kind != "classes":
+    return labels.names_among(_written(train, kind), kind)
   return sorted(pc.unique(train.table["label"].filter(train.good)).to_pylist())
 
 
-def _labels(output: _Output, class_names: Sequence[str]) -> np.ndarray:
-  """The class of every row, int32 (n,); -1 without an embedding."""
+def _written(
+  output: _Output, kind: str, names: Sequence[str] = ()
+) -> list[Label]:
+  """Labels or values in the texts of the good rows."""
+  rows = output.table.filter(pa.array(output.good))
+  try:
+    found = [labels.read(text, kind) for text in rows["label"].to_pylist()]
+  except DataError as error:
+    raise BrokenDataError(
+      f"the embeddings of {output.name!r}: {error}, for config.task.kind "
+      f"{kind!r}."
+    ) from None
+  return labels.numbers_in_text(found, names)
+
+
+def _labels(
+  output: _Output, class_names: Sequence[str], kind: str
+) -> np.ndarray:
+  """The label of every row, as `Split.labels`; of no use without embedding."""
+  if kind != "classes":
+    found = np.zeros((len(output.good), len(class_names)), np.float32)
+    encode = Encoder(kind, class_names)
+    written = _written(output, kind, class_names)
+    try:
+      found[output.good] = [encode(each) for each in written]
+    except DataError as error:
+      raise BrokenDataError(
+        f"the embeddings of {output.name!r}: {error}."
+      ) from None
+    return found
   known = pa.array(class_names, pa.string())
   places = pc.fill_null(pc.index_in(output.table["label"], known), -1)
-  labels = places.to_numpy().astype(np.int32)
-  unknown = np.flatnonzero(output.good & (labels < 0))
+  classes = places.to_numpy().astype(np.int32)
+  unknown = np.flatnonzero(output.good & (classes < 0))
   if len(unknown):
     names = pc.unique(output.table["label"].take(unknown))
     raise BrokenDataError(
@@ -194,17 +228,17 @@ def _labels(output: _Output, class_names: Sequence[str]) -> np.ndarray:
       f"{_TRAIN!r} do not have: "
       f"{messages.name_list([messages.brief(n) for n in names.to_pylist()])}."
     )
-  return labels
+  return classes
 
 
 def _data_files(
   root: Path,
   parts: Sequence[_Part],
   paths: pa.ChunkedArray,
-  labels: np.ndarray,
+  numbers: np.ndarray,
 ) -> DataFiles:
   """The files, with the runs of `embed`, and a digest of the examples."""
-  digest = hashlib.sha256(labels.tobytes())
+  digest = hashlib.sha256(numbers.tobytes())
   for path in paths.to_pylist():
     digest.update(os.fsencode(f"{path}\n"))
   plans = [output.files.plan for output, _ in parts]

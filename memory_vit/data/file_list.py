@@ -1,20 +1,26 @@
-"""File lists: text files with the images of a split, and their classes.
+"""File lists: text files or tables with the images of a split, and labels.
 
 A folder holds the images, anywhere below it, and a list for every split, such
-as train.txt, whose lines are PATH LABEL. The order of images, slices, and the
-rules for broken ones are those of an image folder.
+as train.txt, whose lines are PATH LABEL, or a table, train.csv or
+train.parquet. The order of images, slices, and the rules for broken ones are
+those of an image folder.
 """
 
 import collections
+import dataclasses
 import functools
 import hashlib
 import os
 import pathlib
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
 
-from memory_vit.data import image_paths, split_parts
+import numpy as np
+
+from memory_vit.data import image_paths, labels, split_parts, table_file
 from memory_vit.data.data_files import LISTED
+from memory_vit.data.labels import MOST_CLASSES, Encoder, Label
 from memory_vit.data.split import Split
 from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import BrokenDataError, DataError
@@ -26,27 +32,33 @@ CLASSES = "classes.txt"
 # Bytes of a list, and of one of its lines: paths have at most 4,096.
 _MOST_BYTES, _LONGEST = 2**29, 5_000
 # Lines of a list, and classes: some more than the largest public sets have.
-_MOST_LINES, _MOST_CLASSES = 2**24, 2**20
+_MOST_LINES = 2**24
 _MOST_CLASS_BYTES = 2**24
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+# {kind: what is written behind a path, how it looks, an example}
+_LABELS = {
+  "classes": ("LABEL", rb"[0-9]{1,9}", "0"),
+  "labels": ("LABELS", rb"-|[0-9]{1,9}(,[0-9]{1,9})*", "0,3"),
+  "values": ("VALUES", rb"\S+", "1.5,2"),
+}
 
 
 def open_list(ref: SplitRef) -> Split:
   root = local(ref.dir or ".", "the folder of file lists", DataError)
   lists = _find_lists(root, ref.dir)
   wanted = _named_lists(ref, lists)
-  names = _read_classes(root / CLASSES)
+  stated = _read_classes(root / CLASSES)
   # The classes of a data set are the same in all of its splits.
-  needed = wanted if names else list(lists)
-  most = len(names) if names else _MOST_CLASSES
-  labels = {stem: _read_list(lists[stem], most) for stem in needed}
-  if not names:
-    greatest = max((max(e.values()) for e in labels.values() if e), default=0)
-    names = [str(label) for label in range(greatest + 1)]
-  sizes = {stem: len(labels[stem]) for stem in wanted}
+  is_known = stated or ref.kind == "values" or "," in ref.label
+  needed = wanted if is_known else list(lists)
+  most = len(stated) or MOST_CLASSES
+  read = {stem: _read(lists[stem], most, ref) for stem in needed}
+  names = _names(stated, read.values(), ref.kind)
+  sizes = {stem: len(read[stem].labels) for stem in wanted}
   chosen = []
   for stem, part in split_parts.split_parts(ref.name, ref.split, sizes):
-    chosen += image_paths.shuffled([*labels[stem].items()])[part]
+    encoded = _encoded(lists[stem], read[stem], Encoder(ref.kind, names))
+    chosen += image_paths.shuffled(encoded)[part]
   return image_paths.split_of(
     ref,
     root,
@@ -64,12 +76,19 @@ def _find_lists(root: pathlib.Path, directory: str) -> dict[str, pathlib.Path]:
       f"the folder of file lists {messages.brief(directory)} is not there: set "
       "config.data.dir to a directory that holds the images and train.txt."
     )
-  found = sorted(root.glob("*.txt"))
-  return {
-    path.stem: path
-    for path in found
-    if path.name != CLASSES and not path.name.startswith(".")
-  }
+  lists: dict[str, pathlib.Path] = {}
+  for path in sorted(root.iterdir()):
+    is_list = path.suffix in (".txt", *table_file.SUFFIXES)
+    if not is_list or path.name == CLASSES or path.name.startswith("."):
+      continue
+    if path.stem in lists:
+      raise DataError(
+        f"{messages.utf8(str(root))} has two lists of one split, "
+        f"{messages.brief(lists[path.stem].name)} and "
+        f"{messages.brief(path.name)}: expected one."
+      )
+    lists[path.stem] = path
+  return lists
 
 
 def _named_lists(ref: SplitRef, lists: Collection[str]) -> list[str]:
@@ -80,48 +99,128 @@ def _named_lists(ref: SplitRef, lists: Collection[str]) -> list[str]:
       known = messages.name_list([messages.brief(stem) for stem in lists])
       raise DataError(
         f"data set {ref.name!r} has no split {messages.brief(name)}: "
-        f"{messages.brief(ref.dir)} holds no such .txt file, and has "
+        f"{messages.brief(ref.dir)} holds no such .txt, .csv or .parquet file, "
+        "and has "
         f"{known or 'none at all'}."
       )
   return wanted
 
 
-def _read_list(path: pathlib.Path, classes: int) -> dict[str, int]:
-  """{image: its label}, in order; all labels are below `classes`."""
-  found: dict[str, int] = {}
+@dataclasses.dataclass(frozen=True)
+class _List:
+  """{image: its label}, in order, and the names that a table states."""
+
+  labels: dict[str, Label]
+  names: tuple[str, ...] = ()
+
+
+def _read(path: pathlib.Path, classes: int, ref: SplitRef) -> _List:
+  """Read a list; numbers in a text file are below `classes`."""
+  if path.suffix != ".txt":
+    return _read_table(path, ref)
+  if ref.label:
+    raise DataError(
+      f"config.data.label is {messages.brief(ref.label)}, a column of a table, "
+      f"and {messages.utf8(str(path))} is none: expected ''."
+    )
+  return _List(_read_lines(path, classes, ref.kind))
+
+
+def _read_table(path: pathlib.Path, ref: SplitRef) -> _List:
+  _require_file(path, _MOST_BYTES)
+  table = table_file.read_table(path, ref.kind, ref.label)
+  found: dict[str, Label] = {}
+  rows = zip(table.paths, table.labels, strict=True)
+  for number, (file, label) in enumerate(rows, 1):
+    try:
+      _add(found, file, label)
+    except ValueError as problem:
+      name = messages.utf8(str(path))
+      raise BrokenDataError(f"{name}, row {number}: {problem}") from None
+  return _List(found, table.names)
+
+
+def _names(
+  stated: Sequence[str], lists: Collection[_List], kind: str
+) -> Sequence[str]:
+  """Names of columns, else of a file, else among the labels of all lists."""
+  for names in (*(each.names for each in lists), stated):
+    if names:
+      return names
+  found = [label for each in lists for label in each.labels.values()]
+  try:
+    return labels.names_among(labels.numbers_in_text(found), kind)
+  except DataError as error:
+    raise BrokenDataError(
+      f"the lists name no {kind}: {error}, one in each line of {CLASSES}."
+    ) from None
+
+
+def _encoded(
+  path: pathlib.Path, read: _List, encode: Encoder
+) -> list[tuple[str, Any]]:
+  """(image, encoded label) of a list, in order."""
+  files = list(read.labels)
+  found = labels.numbers_in_text(list(read.labels.values()), encode.names)
+  encoded = []
+  for file, label in zip(files, found, strict=True):
+    try:
+      encoded.append((file, encode(label)))
+    except DataError as error:
+      raise BrokenDataError(
+        f"{messages.utf8(str(path))}: {messages.brief(file)}: {error}."
+      ) from None
+  return encoded
+
+
+def _read_lines(
+  path: pathlib.Path, classes: int, kind: str
+) -> dict[str, Label]:
+  found: dict[str, Label] = {}
   for number, line in _lines(path, _MOST_BYTES):
     if not line:
       continue
     try:
-      file, label = _parsed(line)
-      if label >= classes:
-        raise ValueError(f"label {label}, expected 0 to {classes - 1:,}.")
-      if file in found:
-        raise ValueError(f"{messages.brief(file)} is listed a second time.")
+      file, label = _parsed(line, kind)
+      for each in label if isinstance(label, list) else [label]:
+        if isinstance(each, int) and each >= classes:
+          raise ValueError(f"label {each}, expected 0 to {classes - 1:,}.")
+      _add(found, file, label)
     except ValueError as problem:
       raise _problem(path, number, str(problem)) from None
-    found[file] = label
   return found
 
 
-def _parsed(line: bytes) -> tuple[str, int]:
+def _parsed(line: bytes, kind: str) -> tuple[str, Label]:
   """The path and the label in a line, or a `ValueError`."""
-  shown = messages.brief(os.fsdecode(line))
+  name, pattern, example = _LABELS[kind]
   file, *label = line.rsplit(maxsplit=1)
-  if not label or not re.fullmatch(rb"[0-9]{1,9}", label[0]):
+  if not label or not re.fullmatch(pattern, label[0]):
     raise ValueError(
-      f"{shown}, expected PATH LABEL, such as 'images/1.jpg 0'. (Without a "
-      f"{CLASSES}, every .txt file of the folder has to be a list.)"
+      f"{messages.brief(os.fsdecode(line))}, expected PATH {name}, such as "
+      f"'images/1.jpg {example}'. (Without a {CLASSES}, every .txt file of the "
+      "folder has to be a list.)"
     )
-  path = pathlib.PurePosixPath(os.fsdecode(file))
+  if kind == "classes":
+    return os.fsdecode(file), int(label[0])
+  found = labels.read(label[0], kind)
+  return os.fsdecode(file), labels.numbers_in_text([found])[0]
+
+
+def _add(found: dict[str, Label], file: Any, label: Label) -> None:
+  """Add an image; a `ValueError` if it is no path inside of the folder."""
+  if not isinstance(file, str) or "\0" in file:
+    raise ValueError(f"{messages.brief(file)} is no path.")
+  path = pathlib.PurePosixPath(file)
   if path.is_absolute() or ".." in path.parts or not path.parts:
     raise ValueError(
-      f"{shown} leads out of the folder: expected a path inside of it, such as "
-      "'images/1.jpg', without '..'."
+      f"{messages.brief(file)} leads out of the folder: expected a path inside "
+      "of it, such as 'images/1.jpg', without '..'."
     )
-  if b"\0" in file:
-    raise ValueError(f"{shown} is no path.")
-  return str(path), int(label[0])
+  name = str(path)
+  if name in found:
+    raise ValueError(f"{messages.brief(file)} is listed a second time.")
+  found[name] = label
 
 
 def _read_classes(path: pathlib.Path) -> list[str]:
@@ -130,8 +229,8 @@ def _read_classes(path: pathlib.Path) -> list[str]:
     return []
   names: dict[str, None] = {}
   for number, line in _lines(path, _MOST_CLASS_BYTES):
-    if number > _MOST_CLASSES:
-      raise _problem(path, number, f"more than {_MOST_CLASSES:,} classes.")
+    if number > MOST_CLASSES:
+      raise _problem(path, number, f"more than {MOST_CLASSES:,} classes.")
     try:
       name = line.decode()
     except UnicodeDecodeError:
@@ -155,15 +254,8 @@ def _read_classes(path: pathlib.Path) -> list[str]:
 
 def _lines(path: pathlib.Path, most: int) -> Iterator[tuple[int, bytes]]:
   """Yield (number, line without white space around it) of a text file."""
-  name = messages.utf8(str(path))
-  if not path.is_file():
-    raise BrokenDataError(f"{name}: {image_paths.why_irregular(str(path))}.")
+  _require_file(path, most)
   try:
-    size = path.stat().st_size
-    if size > most:
-      raise BrokenDataError(
-        f"{name} has {size:,} bytes, expected at most {most:,}."
-      )
     with path.open("rb") as file:
       read = functools.partial(file.readline, _LONGEST + 1)
       for number, line in enumerate(iter(read, b""), 1):
@@ -176,8 +268,20 @@ def _lines(path: pathlib.Path, most: int) -> Iterator[tuple[int, bytes]]:
         yield number, line.removeprefix(start).strip()
   except OSError as error:
     raise BrokenDataError(
-      f"{name} cannot be read ({error.strerror})."
+      f"{messages.utf8(str(path))} cannot be read ({error.strerror})."
     ) from error
+
+
+def _require_file(path: pathlib.Path, most: int) -> None:
+  """Refuse what is no regular file, and a file of more than `most` bytes."""
+  name = messages.utf8(str(path))
+  if not path.is_file():
+    raise BrokenDataError(f"{name}: {image_paths.why_irregular(str(path))}.")
+  size = path.stat().st_size
+  if size > most:
+    raise BrokenDataError(
+      f"{name} has {size:,} bytes, expected at most {most:,}."
+    )
 
 
 def _problem(path: pathlib.Path, number: int, text: str) -> BrokenDataError:
@@ -215,9 +319,10 @@ def _irregular_in(folder: str, names: Collection[str]) -> Mapping[str, str]:
   }
 
 
-def _digest(labelled: Sequence[tuple[str, int]]) -> str:
+def _digest(labelled: Sequence[tuple[str, Any]]) -> str:
   """SHA-256 of images and their labels, in order."""
   made = hashlib.sha256()
-  for file, label in labelled:
+  for file, encoded in labelled:
+    label = np.asarray(encoded).tolist()
     made.update(os.fsencode(f"{file}\0{label}\n"))
   return made.hexdigest()

@@ -22,14 +22,14 @@ from memory_vit.runtime.messages import utf8
 def split_of(
   ref: SplitRef,
   root: pathlib.Path,
-  labelled: Sequence[tuple[str, int]],
+  labelled: Sequence[tuple[str, Any]],
   *,
   class_names: Sequence[str],
   irregular: Mapping[str, str],
   facts: Mapping[str, Any] | None = None,
   skipped: Sequence[str] = (),
 ) -> Split:
-  """The split of image files: (path below `root`, label), in order.
+  """The split of image files: (path below `root`, encoded label), in order.
 
   `irregular` is {image: why it cannot be read}.
   """
@@ -40,14 +40,16 @@ def split_of(
     for file, _ in labelled
   ]
   paths = tf.constant(names)
-  numbers = np.array([label for _, label in labelled], np.int32)
+  dtype = np.int32 if ref.kind == "classes" else np.float32
+  numbers = np.array([label for _, label in labelled], dtype)
   labels = tf.constant(numbers)
   read = _reader(names)
-  return Split(
+  split = Split(
     name=ref.name,
     split=ref.split,
     size=len(labelled),
     class_names=tuple(class_names),
+    kind=ref.kind,
     fetch=lambda i: (read(tf.gather(paths, i)), tf.gather(labels, i)),
     file_name=lambda i: utf8(where[labelled[i][0]]),
     broken={
@@ -59,9 +61,11 @@ def split_of(
     labels=numbers,
     skipped=tuple(filter(None, skipped)),
   )
+  split.check_labels(numbers)
+  return split
 
 
-def shuffled(labelled: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
+def shuffled(labelled: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
   """Shuffle (image, label) pairs, so that a slice is fair to all classes.
 
   By a hash: it is the same everywhere, and an added image leaves the others in

@@ -14,8 +14,15 @@ import numpy as np
 import psutil
 from PIL import Image
 
-from memory_vit.data import datasets, indexable, raw_images, subset
+from memory_vit.data import (
+  datasets,
+  indexable,
+  labels,
+  raw_images,
+  subset,
+)
 from memory_vit.data.data_files import DataFiles
+from memory_vit.data.labels import Encoder, Label
 from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.data.split import Split, fetch_from_memory
 from memory_vit.data.split_ref import SplitRef
@@ -25,7 +32,6 @@ from memory_vit.runtime import messages, paths
 
 # Examples from which the size of all is estimated.
 _TELLING = 100
-_MOST_CLASSES = 2**20
 
 
 def open_data(
@@ -34,6 +40,7 @@ def open_data(
   split: str,
   class_names: Sequence[str] = (),
   keys: tuple[str, str] = ("image", "label"),
+  kind: str = "classes",
 ) -> Split:
   """Open a split in any of the forms that `train_task` takes.
 
@@ -42,9 +49,9 @@ def open_data(
   """
   if isinstance(data, str | os.PathLike):
     folder = paths.local(data, "the image folder", DataError).absolute()
-    ref = SplitRef("folder", str(folder.parent), folder.name)
-    found = datasets.open_ref(ref)
-    return dataclasses.replace(found, name=f"python:{name}")
+    ref = SplitRef("folder", str(folder.parent), folder.name, kind=kind)
+    opened = datasets.open_ref(ref)
+    return dataclasses.replace(opened, name=f"python:{name}")
   where = f"{name!r}, split {split!r}"
   stated = indexable.stated_classes(data, keys[1])
   if class_names and stated not in ((), tuple(class_names)):
@@ -52,23 +59,29 @@ def open_data(
       f"{where}: the data state the classes {messages.name_list(stated)}, "
       f"expected {messages.name_list(class_names)}."
     )
-  images, raw_labels = _read(data, keys, where)
-  classes = stated or tuple(class_names) or _classes_among(raw_labels)
-  labels = _numbers(raw_labels, classes, where)
-  digest = hashlib.sha256(labels.tobytes())
+  images, found = _read(data, keys, where, kind)
+  try:
+    names = stated or tuple(class_names) or labels.names_among(found, kind)
+  except DataError as error:
+    raise DataError(f"{where}: {error}.") from error
+  numbers = _numbers(found, kind, names, where)
+  digest = hashlib.sha256(numbers.tobytes())
   for image in images:  # each process marks pixels in its own way
     content = image.removeprefix(raw_images.MAGIC)
     digest.update(hashlib.sha256(content).digest())
-  return Split(
+  opened = Split(
     name=f"python:{name}",
     split=split,
     size=len(images),
-    class_names=classes,
-    fetch=fetch_from_memory(tf.constant(images), tf.constant(labels)),
+    class_names=names,
+    kind=kind,
+    fetch=fetch_from_memory(tf.constant(images), tf.constant(numbers)),
     file_name=lambda index: f"number {index} of those given",
     data_files=DataFiles(facts={"contents": digest.hexdigest()}),
-    labels=labels,
+    labels=numbers,
   )
+  opened.check_labels(numbers)
+  return opened
 
 
 def hold_out(split: Split) -> tuple[Split, Split]:
@@ -93,11 +106,11 @@ def hold_out(split: Split) -> tuple[Split, Split]:
 
 
 def _read(
-  data: Any, keys: tuple[str, str], where: str
-) -> tuple[list[bytes], list[int | str]]:
+  data: Any, keys: tuple[str, str], where: str, kind: str
+) -> tuple[list[bytes], list[Label]]:
   """Read all images, encoded, and their labels; not more than memory holds."""
   images: list[bytes] = []
-  labels: list[int | str] = []
+  found: list[Label] = []
   # Half, as a tensor is made of them, which is a copy.
   taken, free = 0, psutil.virtual_memory().available // 2
   size, examples = _examples(data, keys)
@@ -105,7 +118,7 @@ def _read(
     try:
       image, label = indexable.pair_of(example, keys)
       images.append(_encoded(image))
-      labels.append(_label(label))
+      found.append(labels.read(label, kind))
     except DataError as error:
       raise DataError(f"{where}, example {len(images)}: {error}.") from error
     taken += len(images[-1])
@@ -121,7 +134,7 @@ def _read(
       )
   if not images:
     raise DataError(f"{where} has no example.")
-  return images, labels
+  return images, found
 
 
 def _examples(
@@ -131,15 +144,15 @@ def _examples(
   if isinstance(data, Mapping):
     data = indexable.pair_of(data, keys)
   if isinstance(data, tuple) and len(data) == 2:
-    images, labels = data
+    images, targets = data
     size = _length(images)
-    if size is None or size != _length(labels):
+    if size is None or size != _length(targets):
       raise DataError(
         f"the data are a pair of a {type(images).__name__} of {size} and a "
-        f"{type(labels).__name__} of {_length(labels)}: expected as many "
+        f"{type(targets).__name__} of {_length(targets)}: expected as many "
         "images as labels."
       )
-    return size, zip(images, labels, strict=True)
+    return size, zip(images, targets, strict=True)
   size = _length(data)
   if size is not None and hasattr(data, "__getitem__"):
     # Iterated, a data set of torch does not end.
@@ -181,41 +194,14 @@ def _encoded(image: Any) -> bytes:
   return raw_images.encode(decoding.rgb_pixels(pixels))
 
 
-def _label(label: Any) -> int | str:
-  """An integer, or the name of a class."""
-  array = np.asarray(label)
-  value = array.item() if array.ndim == 0 else label
-  if isinstance(value, bytes):  # a string of TensorFlow
-    value = value.decode("utf-8", "backslashreplace")
-  if not isinstance(value, int | str):
-    raise DataError(
-      f"its label is {messages.brief(value)}, expected an integer or the name "
-      "of a class (of one-hot labels, the argmax)"
-    )
-  return value
-
-
-def _classes_among(labels: Sequence[int | str]) -> tuple[str, ...]:
-  names = {label for label in labels if isinstance(label, str)}
-  numbers = [label for label in labels if not isinstance(label, str)]
-  if names:
-    return tuple(sorted(names))
-  return tuple(map(str, range(min(max(numbers) + 1, _MOST_CLASSES))))
-
-
 def _numbers(
-  labels: Sequence[int | str], classes: Sequence[str], where: str
+  found: Sequence[Label], kind: str, names: Sequence[str], where: str
 ) -> np.ndarray:
-  """The numbers of the classes, int32 (n,)."""
-  number = {name: i for i, name in enumerate(classes)}
-  numbers = []
-  for i, label in enumerate(labels):
-    found = number.get(label, -1) if isinstance(label, str) else label
-    if not 0 <= found < len(classes):
-      raise DataError(
-        f"{where}, example {i}: its label is {messages.brief(label)}, expected "
-        f"0 to {len(classes) - 1}, or one of the classes "
-        f"{messages.name_list(classes)}."
-      )
-    numbers.append(found)
-  return np.array(numbers, np.int32)
+  """The encoded labels, int32 (n,) or float32 (n, c)."""
+  encode, numbers = Encoder(kind, names), []
+  for i, label in enumerate(found):
+    try:
+      numbers.append(encode(label))
+    except DataError as error:
+      raise DataError(f"{where}, example {i}: {error}.") from error
+  return np.array(numbers, np.int32 if kind == "classes" else np.float32)

@@ -15,11 +15,12 @@ from typing import Any, Protocol
 import numpy as np
 from PIL import Image
 
-from memory_vit.data import datasets
+from memory_vit.data import datasets, labels
 from memory_vit.data.data_files import DataFiles
+from memory_vit.data.labels import Encoder
 from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.data.split import Fetch, Split
-from memory_vit.errors import DataError
+from memory_vit.errors import BrokenDataError, DataError
 from memory_vit.images import decoding
 from memory_vit.runtime import messages
 
@@ -45,13 +46,15 @@ def open_indexable(
   split: str = "all",
   keys: tuple[str, str] = ("image", "label"),
   parallel: bool = True,
+  kind: str = "classes",
 ) -> Split:
   """Open the examples of a Python object as a split.
 
   An example is a pair (image, label), or a dictionary with `keys`. An image is
   one of Pillow, uint8 pixels (h, w, 3), (h, w), (h, w, 1) or (h, w, 4), of
   which alpha is dropped, the bytes of an image file, or a dictionary with such
-  "bytes". A label is an integer from 0.
+  "bytes". A class is an integer from 0; labels are a list of their numbers or
+  names, or an array of 0 and 1; values are a number or several.
 
   Args:
     examples: any object with `len` and examples by number. Always the same for
@@ -59,11 +62,13 @@ def open_indexable(
     name: of the data set, for messages and results.
     version: tells these examples from others of the same name. A resumed run
       compares it, the number of examples and the classes, but no contents.
-    class_names: one per label; by default those that Hugging Face `datasets`
-      (`features`) or torchvision (`classes`) state.
+    class_names: one per class, label or value; by default those that Hugging
+      Face `datasets` (`features`) or torchvision (`classes`) state, and "0",
+      "1", ... of values.
     split: its name, for messages and results.
     keys: of the image and the label, if an example is a dictionary.
     parallel: whether several threads may ask for examples at once.
+    kind: of the labels, as `config.task.kind`.
 
   Raises:
     DataError: for examples without a length, classes or integer labels.
@@ -77,9 +82,11 @@ def open_indexable(
     )
   size = _count(examples, name)
   classes = tuple(class_names) or stated_classes(examples, keys[1])
+  if not classes and kind == "values":
+    classes = _numbered(examples, keys, name)
   if not classes:
     raise DataError(
-      f"the examples of {name!r} do not say what their classes are called: "
+      f"the examples of {name!r} do not say what their {kind} are called: "
       "give class_names."
     )
   opened = Split(
@@ -87,7 +94,8 @@ def open_indexable(
     split=split,
     size=size,
     class_names=classes,
-    fetch=_fetch(examples, keys, parallel),
+    kind=kind,
+    fetch=_fetch(examples, keys, parallel, Encoder(kind, classes)),
     data_files=DataFiles(facts={"examples": size, "version": version}),
   )
   datasets.check_first_label(opened)
@@ -110,24 +118,49 @@ def stated_classes(examples: Any, label: str) -> tuple[str, ...]:
   """Class names that a data set of another library states, if any."""
   features = getattr(examples, "features", None)
   feature = features.get(label) if isinstance(features, Mapping) else None
+  feature = getattr(feature, "feature", feature)  # of a sequence
   stated = getattr(feature, "names", None) or getattr(examples, "classes", None)
   if not stated or not all(isinstance(each, str) for each in stated):
     return ()
   return tuple(stated)
 
 
-def _fetch(examples: Indexable, keys: tuple[str, str], parallel: bool) -> Fetch:
-  lock = contextlib.nullcontext() if parallel else threading.Lock()
+def _numbered(
+  examples: Indexable, keys: tuple[str, str], name: str
+) -> tuple[str, ...]:
+  """Names of values by the number of them in the first example."""
+  try:
+    _, label = pair_of(examples[0], keys)
+    return labels.names_among([labels.read(label, "values")], "values")
+  except DataError as error:
+    raise BrokenDataError(f"the examples of {name!r}, 0: {error}.") from error
 
-  def read(index: int) -> tuple[bytes, np.int32]:
+
+def _fetch(
+  examples: Indexable,
+  keys: tuple[str, str],
+  parallel: bool,
+  encode: Encoder,
+) -> Fetch:
+  lock = contextlib.nullcontext() if parallel else threading.Lock()
+  is_class = encode.kind == "classes"
+  dtype = np.dtype(np.int32 if is_class else np.float32)
+  shape = () if is_class else (len(encode.names),)
+
+  def number_of(label: Any) -> Any:
+    if is_class:
+      return _whole(label)
+    return encode(labels.read(label, encode.kind))
+
+  def read(index: int) -> tuple[bytes, np.ndarray]:
     with lock:
       example = examples[int(index)]
       image, label = pair_of(example, keys)
-      return encoded(image), np.int32(_whole(label))
+      return encoded(image), np.array(number_of(label), dtype)
 
   def fetch(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    encoded, label = tf.numpy_function(read, [index], [tf.string, tf.int32])
-    return tf.ensure_shape(encoded, ()), tf.ensure_shape(label, ())
+    encoded, label = tf.numpy_function(read, [index], [tf.string, dtype])
+    return tf.ensure_shape(encoded, ()), tf.ensure_shape(label, shape)
 
   # A graph even when called eagerly, so that all errors are TensorFlow's. It is
   # traced here: TensorFlow warns of many that are traced when they are called.

@@ -6,6 +6,7 @@ import re
 from typing import NamedTuple
 
 import numpy as np
+from PIL import Image
 
 from memory_vit import glyphs
 from memory_vit.data import split_parts
@@ -16,10 +17,18 @@ from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import DataError
 
 _GLYPHS = "glyphs:inverted"
+_ANGLE = "glyphs:angle"
+# The labels of a digit, as a task of labels.
+_PROPERTIES = {
+  "even": (0, 2, 4, 6, 8), "above 4": (5, 6, 7, 8, 9), "prime": (2, 3, 5, 7)
+}  # fmt: skip
+# Turned glyphs: the greatest angle in degrees, and the pixels around an image
+# that come into it. Multiples of the golden ratio spread evenly, modulo 1.
+_MOST_TURNED, _AROUND, _GOLDEN = 45, 8, 0.6180339887
 
 
 class _LabelledImages(NamedTuple):
-  """Images, uint8 (n, side, side, 1 or 3), and labels, int32 (n,)."""
+  """Images, uint8 (n, side, side, 1 or 3), and encoded labels of each."""
 
   images: np.ndarray
   labels: np.ndarray
@@ -33,8 +42,17 @@ class _Shipped(NamedTuple):
 
 
 def open_shipped(ref: SplitRef) -> Split:
-  is_glyphs = ref.name.partition(":")[0] == "glyphs"
-  found = _inverted(ref.name) if is_glyphs else _digits(ref.name)
+  if ref.name.partition(":")[0] == "digits":
+    found = _digits(ref.name)
+    ref.require_kind("classes", "labels")
+    if ref.kind == "labels":
+      found = _with_properties(found)
+  elif ref.name == _ANGLE:
+    ref.require_kind("values")
+    found = _turned()
+  else:
+    found = _inverted(ref.name)
+    ref.require_kind("classes")
   sizes = {key: len(split.labels) for key, split in found.splits.items()}
   parts = split_parts.split_parts(ref.name, ref.split, sizes)
   chosen = [(found.splits[key], part) for key, part in parts]
@@ -48,6 +66,7 @@ def open_shipped(ref: SplitRef) -> Split:
     split=ref.split,
     size=len(labels),
     class_names=found.class_names,
+    kind=ref.kind,
     fetch=fetch_from_memory(encoded, tf.constant(labels)),
     data_files=DataFiles(facts={"pictures": digest}),
     labels=labels,
@@ -82,6 +101,19 @@ def _digits(name: str) -> _Shipped:
   )
 
 
+def _with_properties(digits: _Shipped) -> _Shipped:
+  """Three labels in place of the class, whose name is the digit."""
+  table = np.array(
+    [[int(name) in p for p in _PROPERTIES.values()] for name in digits[1]],
+    np.float32,
+  )
+  splits = {
+    key: split._replace(labels=table[split.labels])
+    for key, split in digits.splits.items()
+  }
+  return _Shipped(splits, tuple(_PROPERTIES))
+
+
 @functools.cache
 def _all_digits() -> _LabelledImages:
   import sklearn.datasets  # takes a second, and only digits need it
@@ -95,7 +127,7 @@ def _all_digits() -> _LabelledImages:
 def _inverted(name: str) -> _Shipped:
   """The glyphs, light on dark; see the card in `memory_vit/glyphs`."""
   if name != _GLYPHS:
-    raise DataError(f"data set {name!r}: expected {_GLYPHS!r}.")
+    raise DataError(f"data set {name!r}: expected {_GLYPHS!r} or {_ANGLE!r}.")
   with np.load(glyphs.INVERTED) as arrays:
     return _Shipped(
       {
@@ -106,3 +138,24 @@ def _inverted(name: str) -> _Shipped:
       },
       tuple(map(str, arrays["class_names"])),
     )
+
+
+@functools.cache
+def _turned() -> _Shipped:
+  """The glyphs, turned counterclockwise; noise reaches into all corners."""
+  pads = [(0, 0), (_AROUND, _AROUND), (_AROUND, _AROUND), (0, 0)]
+  splits = {}
+  for key, (images, _) in _inverted(_GLYPHS).splits.items():
+    shares = np.arange(len(images)) * _GOLDEN % 1
+    angles = ((2 * shares - 1) * _MOST_TURNED).astype(np.float32)
+    inside = slice(_AROUND, _AROUND + images.shape[1])
+    turned = [
+      np.asarray(
+        Image.fromarray(image).rotate(float(angle), Image.Resampling.BILINEAR)
+      )[inside, inside]
+      for image, angle in zip(
+        np.pad(images, pads, "reflect"), angles, strict=True
+      )
+    ]
+    splits[key] = _LabelledImages(np.stack(turned), angles[:, None])
+  return _Shipped(splits, ("angle",))

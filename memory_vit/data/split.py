@@ -16,7 +16,8 @@ from memory_vit.data.embeddings import EmbeddedRows
 from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.data.split_ref import OF_A_DIRECTORY
 from memory_vit.errors import BrokenDataError, DataError
-from memory_vit.runtime import processes
+from memory_vit.model.kinds import KINDS
+from memory_vit.runtime import messages, processes
 from memory_vit.runtime.messages import escaped
 
 logger = logging.getLogger(__name__)
@@ -79,6 +80,11 @@ class Split:
   unreadable: dict[int, str] = dataclasses.field(default_factory=dict)
 
   def __post_init__(self) -> None:
+    if self.kind not in KINDS:
+      raise DataError(
+        f"{self}: its kind is {messages.brief(self.kind)}, expected one of "
+        f"{', '.join(KINDS)}."
+      )
     # `dataclasses.replace` makes a split that grows by itself.
     object.__setattr__(self, "unreadable", dict(self.unreadable))
 
@@ -128,8 +134,11 @@ class Split:
       )
 
   def single_class(self) -> str:
-    """Say what to do about a single class; "" if there are several."""
-    if self.num_classes > 1:
+    """Say what to do about a single class; "" if there are several.
+
+    A single label or value can be learned.
+    """
+    if self.num_classes > 1 or self.kind != "classes":
       return ""
     if self.name != "folder":
       return "expected two or more."
@@ -142,24 +151,44 @@ class Split:
   def check_labels(
     self, labels: np.ndarray, index_of: Callable[[int], int] = int
   ) -> None:
-    """Refuse labels that are not classes.
+    """Refuse labels that are not of its kind.
 
     Args:
-      labels: int32 (b,).
+      labels: int32 (b,), or float32 (b, c).
       index_of: place in `labels` -> index of the example.
 
     Raises:
-      BrokenDataError: if one is outside of 0 ... num_classes - 1.
+      BrokenDataError: if a class is outside of 0 ... num_classes - 1, a label
+        neither 0 nor 1, or a value not finite.
     """
-    wrong = np.flatnonzero((labels < 0) | (labels >= self.num_classes))
-    if wrong.size:
-      label = labels[wrong[0]]
-      reason = ": an unlabelled test split" if label == -1 else ""
-      raise BrokenDataError(
-        f"{self} has labels {label}{reason}; expected 0 to "
-        f"{self.num_classes - 1}. Use another split. "
-        f"(Found in {self.describe(index_of(int(wrong[0])))}.)"
-      )
+    wrong = np.flatnonzero(~self.are_labels(labels))
+    if not wrong.size:
+      return
+    label = labels[wrong[0]].tolist()
+    reason = ": an unlabelled test split" if label == -1 else ""
+    found = "values" if self.kind == "values" else "labels"
+    raise BrokenDataError(
+      f"{self} has {found} {messages.brief(label)}{reason}; "
+      f"expected {self.expected_label}. Use another split. "
+      f"(Found in {self.describe(index_of(int(wrong[0])))}.)"
+    )
+
+  def are_labels(self, labels: np.ndarray) -> np.ndarray:
+    """Which of some labels (b,) or (b, c) are of its kind, bool (b,)."""
+    if self.kind == "classes":
+      return (labels >= 0) & (labels < self.num_classes)
+    if self.kind == "labels":
+      return ((labels == 0) | (labels == 1)).all(axis=-1)
+    return np.isfinite(labels).all(axis=-1)
+
+  @property
+  def expected_label(self) -> str:
+    """For messages."""
+    if self.kind == "classes":
+      return f"0 to {self.num_classes - 1}"
+    if self.kind == "labels":
+      return f"0 or 1 for each of {self.num_classes:,}"
+    return "finite numbers"
 
   def mark_unreadable(self, reasons: Mapping[int, str]) -> None:
     """Leave out unreadable examples, {index: why}; each is logged once.
@@ -229,7 +258,7 @@ class Split:
 
 
 def fetch_from_memory(images: tf.Tensor, labels: tf.Tensor) -> Fetch:
-  """`Split.fetch` of encoded images, string (n,), and labels, int32 (n,)."""
+  """`Split.fetch` of encoded images, string (n,), and labels (n,), (n, c)."""
   return lambda index: (tf.gather(images, index), tf.gather(labels, index))
 
 

@@ -11,6 +11,8 @@ from memory_vit.config import (
   data_seed,
 )
 from memory_vit.data.data_files import DataFiles
+from memory_vit.errors import DataError
+from memory_vit.runtime import messages
 
 # Data sets that come with a package; a colon and a part may follow.
 SHIPPED = ("digits", "glyphs")
@@ -50,11 +52,12 @@ class SplitRef:
   Attributes:
     name: "folder": all images below `dir`/SPLIT/CLASS/ (`image_files.walk`);
       the folders in train/ are the classes. "list": the images in the lines
-      PATH LABEL of `dir`/SPLIT.txt. "embeddings": the rows that `embed` wrote
-      to `dir`/SPLIT. "digits": the digits that come with scikit-learn,
-      "digits:0-4" a range of them. "glyphs:inverted": characters that come with
-      this package. Anything else is a TFDS name, such as "cifar100" or
-      "sun397/tfds".
+      PATH LABEL of `dir`/SPLIT.txt, or in a table SPLIT.csv or SPLIT.parquet.
+      "embeddings": the rows that `embed` wrote to `dir`/SPLIT. "digits": the
+      digits that come with scikit-learn, "digits:0-4" a range of them.
+      "glyphs:inverted": characters that come with this package;
+      "glyphs:angle": turned by an angle, a value. Anything else is a TFDS name,
+      such as "cifar100" or "sun397/tfds".
     dir: of "folder", "list" and "embeddings"; or the TFDS data directory, or
       the directory of one prepared data set (with a dataset_info.json); "" is
       TFDS's default.
@@ -106,6 +109,15 @@ class SplitRef:
 
   def __str__(self) -> str:
     return f"data set {self.name!r}, split {self.split!r}"
+
+  def require_kind(self, *kinds: str) -> None:
+    """Raise `DataError` unless its kind is one that the data set can give."""
+    if self.kind not in kinds:
+      raise DataError(
+        f"config.task.kind is {self.kind!r}, and data set "
+        f"{messages.brief(self.name)} has {' or '.join(kinds)}: expected "
+        f"{' or '.join(map(repr, kinds))}."
+      )
 
 
 def training_split(ref: SplitRef, config: Config) -> SplitRef:

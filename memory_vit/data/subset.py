@@ -1,4 +1,4 @@
-"""Count the classes of a split, and choose few of its examples by a seed.
+"""Count the labels of a split, and choose few of its examples by a seed.
 
 The choice follows from the labels of the split in its order, and from the seed:
 it is the same on every machine, and in every process of a run.
@@ -28,23 +28,39 @@ _AT_ONCE = 256
 
 
 def class_counts(split: Split) -> np.ndarray:
-  """The number of examples of each class, int64 (c,); no image is decoded.
+  """The number of examples of each class or label, int64 (c,)."""
+  labels = _readable_labels(split)
+  if split.kind == "classes":
+    return np.bincount(labels, minlength=split.num_classes)
+  return labels.sum(axis=0, dtype=np.int64)
+
+
+def value_statistics(split: Split) -> tuple[np.ndarray, np.ndarray]:
+  """Mean and standard deviation of each value, float64 (c,)."""
+  values = _readable_labels(split).astype(np.float64)
+  return values.mean(axis=0), values.std(axis=0)
+
+
+def _readable_labels(split: Split) -> np.ndarray:
+  """The labels of all examples that can be read; no image is decoded.
 
   Images that turn out to be broken when they are decoded count, too.
   """
   if split.embedded and split.labels is not None:
-    return np.bincount(split.labels, minlength=split.num_classes)
-  logger.info("counting the classes of %d examples", split.size)
-  counts = np.zeros(split.num_classes, np.int64)
+    return split.labels
+  logger.info("reading the labels of %d examples", split.size)
+  found = []
   labels = split.each(lambda index: split.fetch(index)[1])
   for index, label in enumerate(labels):
     if isinstance(label, tf.errors.OpError):
       split.mark_unreadable({index: parallel.reason_of(label)})
     elif index not in split.unreadable:
       # Its only row is that example.
-      split.check_labels(np.atleast_1d(label), [index].__getitem__)
-      counts[label] += 1
-  return counts
+      split.check_labels(np.asarray(label)[None], [index].__getitem__)
+      found.append(label)
+  if not found:
+    raise split.nothing_readable()
+  return np.stack(found)
 
 
 def choose(split: Split, subset: Subset) -> Split:

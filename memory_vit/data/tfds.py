@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from absl import logging
 from tensorflow_datasets.core import read_only_builder
 
@@ -82,7 +83,7 @@ def open_tfds(ref: SplitRef) -> Split:
   info, sizes = builder.info, _sizes(builder)
   parts = split_parts.split_parts(ref.name, ref.split, sizes)
   target = tfds_labels.find_target(
-    info.name, info.features, info.supervised_keys, ref.label
+    info.name, info.features, info.supervised_keys, ref.label, ref.kind
   )
   shards = _shards(builder, ref.split)
   _require_room(ref, shards)
@@ -99,6 +100,7 @@ def open_tfds(ref: SplitRef) -> Split:
     split=ref.split,
     size=split_parts.count_examples(parts, sizes),
     class_names=target.class_names,
+    kind=ref.kind,
     fetch=fetch,
     file_name=lambda index: tfrecord.place(shards, index),
     broken=bad,
@@ -142,6 +144,8 @@ def _data_files(
   }
   if ref.label:
     facts["label"] = ref.label
+  if ref.kind != "classes":
+    facts["kind"] = ref.kind
   files = {
     os.path.basename(shard.path): shard.path
     for shard in shards
@@ -373,7 +377,7 @@ def _read_all(
 ) -> tuple[tf.Tensor, tf.Tensor, dict[int, str]]:
   """Read a split into memory, in the order of its files.
 
-  Returns the encoded images, string (n,), the labels, int32 (n,), and {index:
+  Returns the encoded images, string (n,), the labels, see `Split`, and {index:
   why} of unreadable examples, whose images are empty.
   """
   features = builder.info.features
@@ -424,10 +428,13 @@ def _read_singly(
     tf.data.Dataset.from_tensor_slices(records),
     lambda record: _parsed(record, features, target),
   )
-  images, labels = [b""] * len(found), [0] * len(found)
+  images = [b""] * len(found)
+  labels = np.zeros(len(found), np.int32)
+  if target.kind != "classes":
+    labels = np.zeros((len(found), len(target.class_names)), np.float32)
   for i, example in zip(indices, parsed, strict=True):
     if isinstance(example, tf.errors.OpError):
       lost[i] = parallel.reason_of(example)
     else:
       images[i], labels[i] = example
-  return tf.constant(images), tf.constant(labels, tf.int32), lost
+  return tf.constant(images), tf.constant(labels), lost

@@ -1,6 +1,7 @@
 """Find the image and the label in the examples of a TFDS data set.
 
-In most data sets both are features. Five tasks of the benchmark VTAB have a
+In most data sets both are features. Several labels, or values, are features
+that hold them, one after the other. Five tasks of the benchmark VTAB have a
 label that is computed from others: its definitions are those of VTAB's own code
 (google-research/task_adaptation).
 """
@@ -27,23 +28,28 @@ class Target:
 
   Attributes:
     image: the feature that holds the image.
-    label: example -> its label, an integer ().
-    class_names: one per label.
+    label: example -> its label, an integer (), or numbers (c,).
+    class_names: one per class, label or value.
     is_mask: whether pixels are 0 or 1, which becomes 255.
+    kind: of the label, see `Split`.
   """
 
   image: str
   label: Callable[[_Example], tf.Tensor]
   class_names: tuple[str, ...]
   is_mask: bool = False
+  kind: str = "classes"
 
   def take(self, example: _Example) -> tuple[tf.Tensor, tf.Tensor]:
-    """The encoded image, string (), and the label, int32 ()."""
+    """The encoded image, string (), and the label; see `Split.fetch`."""
     encoded = example[self.image]
     if self.is_mask:
       white = tf.cast(image_ops.decode(encoded) > 0, tf.uint8) * 255
       encoded = tf.io.encode_png(white)
-    return encoded, tf.cast(self.label(example), tf.int32)
+    if self.kind == "classes":
+      return encoded, tf.cast(self.label(example), tf.int32)
+    label = tf.cast(self.label(example), tf.float32)
+    return encoded, tf.ensure_shape(label, (len(self.class_names),))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,13 +66,15 @@ def find_target(
   features: _Features,
   supervised_keys: Sequence[str] | None,
   label: str = "",
+  kind: str = "classes",
 ) -> Target:
   """Find the image and the label of a TFDS data set.
 
-  `label` is a feature, or a label of VTAB; "" if the data set has one alone.
+  `label` is a feature, or a label of VTAB, or of other kinds than classes
+  several features; "" if the data set has one alone.
   """
   image = _find_image(features, supervised_keys)
-  if not label:
+  if not label and kind == "classes":
     image, label = find_keys(name, features, supervised_keys)
   if image is None:
     raise DataError(
@@ -74,19 +82,28 @@ def find_target(
       f"its features, which are {_shown(features)}."
     )
   is_mask = name == "dsprites" or label.startswith("dsprites_")
+  if kind != "classes":
+    found = _find_rows(name, features, label, kind)
+    return Target(
+      image,
+      lambda example: tf.concat([row.take(example) for row in found], axis=0),
+      tuple(name for row in found for name in row.names),
+      is_mask,
+      kind,
+    )
   if label in VTAB_LABELS:
     computed = VTAB_LABELS[label]
     _require(name, features, label, computed.needs)
     return Target(image, computed.label, computed.class_names, is_mask)
-  found = dict(features.items()).get(label)
-  if not isinstance(found, tfds.features.ClassLabel):
+  feature = dict(features.items()).get(label)
+  if not isinstance(feature, tfds.features.ClassLabel):
     raise DataError(
       f"config.data.label is {messages.brief(label)}, expected a ClassLabel "
       f"among the features of data set {messages.brief(name)}, which are "
       f"{_shown(features)}; or one of {', '.join(VTAB_LABELS)}."
     )
   return Target(
-    image, lambda example: example[label], tuple(found.names), is_mask
+    image, lambda example: example[label], tuple(feature.names), is_mask
   )
 
 
@@ -114,6 +131,98 @@ def find_keys(
       f"{_shown(features)}."
     )
   return image, label
+
+
+@dataclasses.dataclass(frozen=True)
+class _Row:
+  """Numbers of an example, float32 (k,), that a feature holds, with names."""
+
+  names: tuple[str, ...]
+  take: Callable[[_Example], tf.Tensor]
+
+
+# What a feature has to be.
+_EXPECTED = {
+  "labels": "a Sequence of ClassLabels, a FeaturesDict of booleans, or "
+  "booleans and ClassLabels of two classes",
+  "values": "a number, or a Tensor of a fixed number of them",
+}
+
+
+def _find_rows(
+  name: str, features: _Features, label: str, kind: str
+) -> list[_Row]:
+  """The features that `label` names, or the only one of that kind."""
+  if label:
+    keys = [key.strip() for key in label.split(",")]
+    found = [_row(key, _at(features, key), kind) for key in keys]
+  else:
+    every = [_row(key, feature, kind) for key, feature in features.items()]
+    found = [row for row in every if row]
+  rows = [row for row in found if row]
+  if len(rows) < len(found) or not rows or not (label or len(rows) == 1):
+    raise DataError(
+      f"config.data.label is {messages.brief(label)} and config.task.kind "
+      f"{kind!r}: expected {_EXPECTED[kind]} (several features are separated "
+      f"by commas) among the features of data set {messages.brief(name)}, "
+      f"which are {_shown(features)}."
+    )
+  return rows
+
+
+def _row(key: str, feature: Any, kind: str) -> _Row | None:
+  """The numbers of a kind that a feature holds; None if it holds others."""
+  types = tfds.features
+  if isinstance(feature, types.FeaturesDict) and kind == "labels":
+    keys = sorted(feature.keys())
+    if not keys or not all(map(_is_yes_or_no, feature.values())):
+      return None
+    return _Row(
+      tuple(keys), lambda e: _floats([_at(e, key)[each] for each in keys])
+    )
+  if isinstance(feature, types.Sequence) and kind == "labels":
+    if not isinstance(feature.feature, types.ClassLabel):
+      return None
+    names = tuple(feature.feature.names)
+    return _Row(names, lambda e: _multi_hot(_at(e, key), len(names)))
+  is_number = isinstance(feature, types.Tensor) and (
+    _is_yes_or_no(feature)
+    if kind == "labels"
+    else np.issubdtype(feature.np_dtype, np.number)
+    and not isinstance(feature, types.ClassLabel)
+  )
+  if not is_number or len(feature.shape) > 1 or None in feature.shape:
+    return None
+  names = (key,)
+  if feature.shape:
+    names = tuple(f"{key}/{i}" for i in range(feature.shape[0]))
+  return _Row(names, lambda e: tf.reshape(_floats(_at(e, key)), [-1]))
+
+
+def _is_yes_or_no(feature: Any) -> bool:
+  if isinstance(feature, tfds.features.ClassLabel):
+    return feature.num_classes == 2
+  is_tensor = isinstance(feature, tfds.features.Tensor)
+  return is_tensor and feature.np_dtype == np.bool_
+
+
+def _at(tree: Any, path: str) -> Any:
+  """What is at "a/b" in nested dictionaries; None if nothing is."""
+  for key in path.split("/"):
+    keys = tree.keys() if hasattr(tree, "keys") else ()
+    tree = tree[key] if key in keys else None
+  return tree
+
+
+def _floats(values: Any) -> tf.Tensor:
+  return tf.cast(values, tf.float32)
+
+
+def _multi_hot(numbers: tf.Tensor, count: int) -> tf.Tensor:
+  """1 for each of the numbers; NaN if one is no label, such as -1."""
+  known = tf.reduce_all((numbers >= 0) & (numbers < count))
+  found = tf.reduce_max(tf.one_hot(numbers, count), axis=0)
+  return tf.where(known, tf.maximum(found, 0.0), np.nan)
 
 
 def _find_image(

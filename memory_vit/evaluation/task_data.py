@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # it brings TensorFlow
 # A TFDS name with a namespace in front ("community:name") would be fetched from
 # elsewhere, with its code.
 _DATA_NAME = re.compile(r"\w+(/\w[\w.-]*)?(:\d+\.\d+\.\d+)?", re.ASCII)
-_SHIPPED = re.compile(r"digits(:\d-\d)?|glyphs:inverted", re.ASCII)
+_SHIPPED = re.compile(r"digits(:\d-\d)?|glyphs:(inverted|angle)", re.ASCII)
 # Needs no quotes in a shell.
 _PLAIN = re.compile(r"[\w@%+:,./~-]{1,200}", re.ASCII)
 # Characters of a hint, and the number of tasks, that a message shows.

@@ -25,6 +25,16 @@ from memory_vit.runtime import files, processes
 logger = logging.getLogger(__name__)
 
 
+def _header_of(label: np.dtype) -> np.dtype:
+  """Of a row: "row" is its CRC32, "header" that of the fields before it.
+
+  The zeros of a hole are no valid header: their CRC32 is not zero.
+  """
+  return np.dtype(
+    [("row", "<u4"), ("label", label), ("mask", "<f4"), ("header", "<u4")]
+  )
+
+
 class FileRows(Rows):
   """Rows in a file, whose checksums are compared once in a run.
 
@@ -38,7 +48,7 @@ class FileRows(Rows):
     """Read the headers, if the file exists."""
     super().__init__(layout, count, mesh, places)
     self.path = path
-    self._headers = _read_headers(path, count, _header(layout.label))
+    self._headers = _read_headers(path, count, _header_of(layout.label))
     self.labels, self.masks = self._headers["label"], self._headers["mask"]
     self._exists = self._headers["header"] == _sums(self._headers)
     self._checked = np.zeros(count, bool)
@@ -51,8 +61,8 @@ class FileRows(Rows):
       self._file = os.open(self.path, flags, 0o666)
       weakref.finalize(self, os.close, self._file)
       os.ftruncate(self._file, self._offset(len(self.labels)))
-    words = self._headers.view("<u4").reshape(len(self._headers), -1)
-    damaged = int((words.any(axis=1) & ~self._exists).sum())
+    written = _bytes_of(self._headers).any(axis=1)
+    damaged = int((written & ~self._exists).sum())
     if jax.process_count() > 1:
       damaged += self._check()
     self._warn(damaged)
@@ -149,16 +159,6 @@ class FileRows(Rows):
       left, offset = left[written:], offset + written
 
 
-def _header(label: np.dtype) -> np.dtype:
-  """ "row" is the CRC32 of a row, "header" that of the fields before it.
-
-  The zeros of a hole are no valid header: their CRC32 is not zero.
-  """
-  return np.dtype([
-    ("row", "<u4"), ("label", label), ("mask", "<f4"), ("header", "<u4")
-  ])  # fmt: skip
-
-
 def _read_headers(path: Path, count: int, header: np.dtype) -> np.ndarray:
   """Headers (n,) of a file; zeros after its end."""
   headers = np.zeros(count, header)
@@ -169,7 +169,7 @@ def _read_headers(path: Path, count: int, header: np.dtype) -> np.ndarray:
 
 def _sums(headers: np.ndarray) -> np.ndarray:
   """CRC32 of the fields before "header", uint32 (n,)."""
-  fields = headers.view(np.uint8).reshape(-1, headers.itemsize)[:, :-4]
+  fields = _bytes_of(headers)[:, :-4]
   sums = [zlib.crc32(field) for field in np.ascontiguousarray(fields)]
   return np.array(sums, np.uint32)
 

@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from memory_vit.runtime import sharding
 
 Batch = Mapping[str, np.ndarray]
+_CLASS = np.dtype("<i4")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,10 +27,10 @@ class RowLayout:
   shapes: tuple[tuple[int, ...], ...]  # without the axis of the images
   computed: tuple[np.dtype, ...]
   stored: tuple[np.dtype, ...]
-  label: np.dtype = np.dtype(np.int32)  # see `Split.label_dtype`
+  label: np.dtype  # `Split.label_dtype`
 
   @classmethod
-  def of(cls, inputs: Any, dtype: str, label: np.dtype = label) -> "RowLayout":
+  def of(cls, inputs: Any, dtype: str, label: np.dtype = _CLASS) -> "RowLayout":
     """Derive the layout from a tree of arrays (b, ...), or of their shapes.
 
     With `dtype` "bfloat16", float32 leaves are stored rounded.

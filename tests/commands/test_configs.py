@@ -248,8 +248,26 @@ def test_digits_are_one_task_or_a_sweep_of_six():
   assert (many.keep.what, many.keep.views) == ("contexts", places**2)
   assert many.pretrain == one.pretrain
   assert many.data == one.data
-  with pytest.raises(ConfigError, match="expected digits or digits:sweep"):
+  with pytest.raises(ConfigError, match="expected digits, digits:sweep or"):
     load("digits", "swep")
+
+
+@pytest.mark.parametrize(
+  ("name", "argument", "kind", "names"),
+  [
+    ("digits", "labels", "labels", ("even", "above 4", "prime")),
+    ("quickstart", "angle", "values", ("angle",)),
+  ],
+)
+def test_tasks_of_labels_and_values(name, argument, kind, names):
+  config = load(name, argument)
+  assert config.task.kind == kind
+  assert len(config.task.units) in (0, len(names))
+  for role in ("train", "validation", "test"):
+    split = datasets.open_run_split(config, role)
+    assert (split.kind, split.class_names) == (kind, names)
+  with pytest.raises(ConfigError, match=f"expected {name}"):
+    load(name, "angel")
 
 
 def test_tfds_wants_a_name(tmp_path):

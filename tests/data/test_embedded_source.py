@@ -212,6 +212,60 @@ def test_a_class_that_train_lacks_is_refused(place):
     opened(place, "test")
 
 
+@pytest.mark.parametrize(
+  ("kind", "texts", "names", "rows"),
+  [
+    ("labels", ['["a, b", "c"]', "c", "-"], ("a, b", "c"), "11 01 00"),
+    ("labels", ["[0, 2]", "1|2", "2"], ("0", "1", "2"), "101 011 001"),
+    ("values", ["1", "[0.0]", "1.0"], ("0",), "1 0 1"),
+  ],
+)  # fmt: skip
+def test_labels_and_values_in_texts(place, kind, texts, names, rows):
+  written = dict(zip(CLASSES, texts, strict=True))
+  expected = {
+    name: [float(number) for number in row]
+    for name, row in zip(CLASSES, rows.split(), strict=True)
+  }
+  for file in place.glob("t*/*.parquet"):
+    fake_embeddings.rewritten(
+      file, with_column("label", lambda p, v: written[v])
+    )
+  for split in ("train", "test[2:]"):
+    found = opened(place, split, kind=kind)
+    assert (found.kind, found.class_names) == (kind, names)
+    assert found.labels.dtype == np.float32
+    for path, label in zip(found_names(found), found.labels, strict=True):
+      assert label.tolist() == expected[path]
+  [batch] = FixedEmbeddings.of(found, np.arange(4), "head").batches(
+    range(0, 4, 4), 4
+  )
+  assert batch["label"].dtype == np.float32
+  assert sorted(batch["label"].tolist()) == sorted(found.labels[:4].tolist())
+  if kind == "labels":
+    counts = found.labels.sum(axis=0).tolist()
+    assert subset.class_counts(found).tolist() == counts
+
+
+def found_names(reader):
+  """The class that each image had."""
+  return [
+    next(name for name in CLASSES if f"/{name}/" in path)
+    for path in names(reader)
+  ]
+
+
+def test_texts_that_are_no_values(place):
+  with pytest.raises(BrokenDataError, match="'ants'.*for config.task.kind 'va"):
+    opened(place, kind="values")
+  for file in place.glob("test/*.parquet"):
+    fake_embeddings.rewritten(file, with_column("label", lambda p, v: "[NaN]"))
+  for file in place.glob("train/*.parquet"):
+    fake_embeddings.rewritten(file, with_column("label", lambda p, v: "1"))
+  assert opened(place, kind="values").num_classes == 1
+  with pytest.raises(BrokenDataError, match="expected finite numbers"):
+    opened(place, "test", kind="values")
+
+
 def test_classes_are_sorted_as_folders_are(place):
   """Also where they are numbers: as an image folder with the same names."""
   numbers = {"ants": "10", "bees": "9", "cats": "1"}

@@ -238,7 +238,7 @@ def test_a_label_is_recorded_and_of_the_task_alone(tmp_path):
   assert files.facts == {**other.facts, "label": "label_category"}
 
 
-@pytest.mark.parametrize("name", ["folder", "list", "digits:0-4"])
+@pytest.mark.parametrize("name", ["folder", "embeddings", "digits:0-4"])
 def test_other_sources_have_one_label(tmp_path, name):
   ref = SplitRef(name, str(tmp_path), "train", label="a")
   with pytest.raises(DataError, match="has one label alone"):

@@ -15,7 +15,7 @@ import tensorflow as tf
 from conftest import one_device, tiny_backbone
 
 from memory_vit import config as config_lib
-from memory_vit.data import datasets
+from memory_vit.data import batching, datasets
 from memory_vit.data.data_files import DataFiles
 from memory_vit.errors import BrokenDataError, ConfigError, TrainingError
 from memory_vit.frozen import cache_folder
@@ -177,6 +177,50 @@ def test_damaged_rows_are_made_again(damage, config, backbone, caplog):
   assert (found_labels == labels).all()
   assert caplog.text.count("They are made again.") == is_said
   assert file_of(config).read_bytes() == whole
+
+
+@pytest.mark.parametrize("where", ["disk", "host", "device"])
+@pytest.mark.parametrize(
+  ("name", "kind"), [("digits:5-9", "labels"), ("glyphs:angle", "values")]
+)
+def test_rows_have_the_labels_of_uncached_batches(
+  where, name, kind, config, backbone, caplog
+):
+  split = datasets.open_split(name, f"train[:{SIZE}]", kind=kind)
+  keep = dataclasses.replace(
+    config.keep, where=where, dir=config.keep.dir * (where == "disk")
+  )
+  config = dataclasses.replace(config, keep=keep)
+  plain = batching.train_batches(
+    split, config.data, image_size=8, batch_size=BATCH, seed=config.seed
+  )
+  expected = [batch["label"] for batch in itertools.islice(plain, 12)]
+
+  def found():
+    kept = kept_of(config, backbone)
+    batches = kept.train_batches(split, Pass(), 0)
+    return [batch["label"] for batch in itertools.islice(batches, 12)]
+
+  np.testing.assert_array_equal(found(), expected)
+  if where == "disk":
+    np.testing.assert_array_equal(found(), expected)
+    flipped(9 * (HEADER - 4 + 4 * split.num_classes) + 5)(file_of(config))
+    np.testing.assert_array_equal(found(), expected)
+    assert caplog.text.count("damaged rows: 1.") == 1
+    # Rows of the same images with another kind of label are others.
+    kept_rows(config, backbone, Pass())
+    assert len(list(Path(config.keep.dir).iterdir())) == 2
+  else:
+    kept = kept_of(config, backbone)
+    batches = kept.eval_batches(split, Pass())
+    for batch, other in zip(
+      batches,
+      batching.eval_batches(
+        split, kept.preprocessing, batch_size=config.batch_size_eval
+      ),
+      strict=True,
+    ):
+      np.testing.assert_array_equal(batch["label"], other["label"])
 
 
 @pytest.mark.fault("cache-damaged")
