@@ -65,7 +65,7 @@ def get_config(what: str = "") -> ml_collections.ConfigDict:
     config.task.kind = "labels"
   elif what:
     raise ConfigError(
-      f"--config=digits:{what} is unknown, expected digits, digits:sweep or "
-      "digits:labels."
+      f"--config=digits:{what} is unknown, expected digits or one of "
+      "digits:sweep, digits:labels."
     )
   return config

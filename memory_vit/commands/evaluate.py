@@ -8,15 +8,16 @@ alone. The command line chooses the data; the data set that a task names is
 opened only inside a directory that is given here. With --verify every task is
 compared with itself alone, and the original outputs with those of the plain
 ViT; the exit status is 1 if something differs, 2 for bad input. --report=DIR
-writes a page for every task, with its confusions, calibration, classes and
-mistakes, and tables of all predictions (docs/evaluation.md of the repository).
+writes a page for every task, with its metrics, figures and mistakes, and tables
+of all predictions (docs/evaluation.md of the repository). Tasks of all kinds
+share a pass: of classes, labels and values.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from etils import epy
@@ -24,6 +25,7 @@ from etils import epy
 from memory_vit.commands import console, data_options
 from memory_vit.commands.command_line import Parser
 from memory_vit.errors import ConfigError
+from memory_vit.model.kinds import KINDS
 from memory_vit.runtime import files, progress_bar
 from memory_vit.runtime.messages import brief, counted, escaped
 from memory_vit.runtime.options import Number
@@ -43,7 +45,6 @@ if TYPE_CHECKING:
 
   from memory_vit.data.split import Split
   from memory_vit.data.split_ref import SplitRef
-  from memory_vit.evaluation.split_predictions import SplitPredictions
   from memory_vit.evaluation.task_data import Upstream
   from memory_vit.model.backbone import Backbone
   from memory_vit.model.task import EvalPreprocessing, Task
@@ -82,7 +83,7 @@ def _parser() -> Parser:
     "--report_images",
     Number(0, 200, "each is a part of the page"),
     24,
-    "number of images in a report, of the most confident mistakes; 0 for none",
+    "number of images in a report, of the worst mistakes; 0 for none",
   )
   return parser
 
@@ -141,7 +142,7 @@ def _write_report(
   path: Path,
   tasks: Sequence[Task],
   readers: Mapping[str, Split],
-  predictions: Mapping[str, SplitPredictions],
+  predictions: Mapping[str, Any],
   results: Mapping[str, Mapping[str, Any]],
   arguments: argparse.Namespace,
 ) -> None:
@@ -201,17 +202,16 @@ def _open_upstream(
 def text(result: Mapping[str, Any]) -> str:
   """The result for people."""
   verified = "verified" in result
-  header: tuple[str, ...]
-  header = ("task", "data set", "split", "examples", "top-1", "top-5")
-  if verified:
-    header += ("alone", "max. difference")
+  by_kind = [
+    [task for task in result["tasks"] if task["kind"] == kind] for kind in KINDS
+  ]
   problems = [
     problem
     for task in result["tasks"]
     for problem in _problems(task["name"], task)
   ]
   lines = [
-    table(header, [_row(task) for task in result["tasks"]]),
+    "\n\n".join(_table(tasks, verified) for tasks in by_kind if tasks),
     *problems,
     "",
     _timing_line(result["timing"]),
@@ -239,22 +239,68 @@ def _timing_line(timing: Mapping[str, Any]) -> str:
   return f"{line}, one after the other {timing['one_by_one'] / plain:.2f} times"
 
 
-def _row(task: Mapping[str, Any]) -> tuple[str, ...]:
-  """A task in the table; two more columns if it was verified."""
-  row = (
-    task["name"],
-    _data_of(task),
-    escaped(task["split"]),
-    f"{task['examples']:,}",
-    f"{100 * task['accuracy']:.2f} %",
-    f"{100 * task['top5']:.2f} %" if metrics.tells_top5(task) else "-",
+def _percent(share: float | None) -> str:
+  return "-" if share is None else f"{100 * share:.2f} %"
+
+
+def _number(value: float | None) -> str:
+  return "-" if value is None else f"{value:.4g}"
+
+
+def _with_unit(task: Mapping[str, Any], key: str) -> str:
+  """Several units have no common mean; the file has that of each value."""
+  units = task["units"]
+  shown = f"{_number(task[key])} {escaped(units[0])}" if units else ""
+  return shown if len(set(units)) == 1 else _number(task[key])
+
+
+# By kind of task, the score first.
+_COLUMNS: dict[str, dict[str, Callable[[Mapping[str, Any]], str]]] = {
+  "classes": {
+    "top-1": lambda task: _percent(task["accuracy"]),
+    "top-5": lambda task: _percent(
+      task["top5"] if metrics.tells_top5(task) else None
+    ),
+  },
+  "labels": {
+    "mAP": lambda task: _percent(task["map"]),
+    "macro F1": lambda task: _percent(task["f1_macro"]),
+  },
+  "values": {
+    "R2": lambda task: _number(task["r2"]),
+    "Spearman": lambda task: _number(task["spearman"]),
+    "MAE": lambda task: _with_unit(task, "mae"),
+    "RMSE": lambda task: _with_unit(task, "rmse"),
+  },
+}
+
+
+def _table(tasks: Sequence[Mapping[str, Any]], verified: bool) -> str:
+  """Tasks of one kind; with two more columns if they were verified."""
+  columns = _COLUMNS[tasks[0]["kind"]]
+  header = ("task", "data set", "split", "examples", *columns)
+  rows = [
+    (
+      task["name"],
+      _data_of(task),
+      escaped(task["split"]),
+      f"{task['examples']:,}",
+      *(shown(task) for shown in columns.values()),
+      *(_compared(task) if verified else ()),
+    )
+    for task in tasks
+  ]
+  return table(
+    (*header, "alone", "max. difference") if verified else header, rows
   )
-  if "alone" not in task:
-    return row
-  difference = task["alone"]["max_difference"]
+
+
+def _compared(task: Mapping[str, Any]) -> tuple[str, str]:
+  alone = task["alone"]
+  difference = alone["max_difference"]
+  show = _number if task["kind"] == "values" else _percent
   return (
-    *row,
-    f"{100 * task['alone']['accuracy']:.2f} %",
+    show(alone["score"]),
     "not finite" if difference is None else f"{difference:.1e}",
   )
 
@@ -262,6 +308,13 @@ def _row(task: Mapping[str, Any]) -> tuple[str, ...]:
 def _data_of(found: Mapping[str, Any]) -> str:
   """The data set of an entry, as `Split.full_name` shows it."""
   return escaped(f"{found['data']} {found['directory']}".rstrip())
+
+
+_NOT_FINITE = {
+  "classes": "and count as mistakes",
+  "labels": "and no label is predicted for them",
+  "values": "and there are no metrics",
+}
 
 
 def _problems(name: str, found: Mapping[str, Any]) -> list[str]:
@@ -275,7 +328,7 @@ def _problems(name: str, found: Mapping[str, Any]) -> list[str]:
   if found["not_finite"]:
     lines.append(
       f"{name}: outputs for {counted(found['not_finite'], 'image')} of {data} "
-      "are not finite, and count as mistakes"
+      f"are not finite, {_NOT_FINITE[found.get('kind', 'classes')]}"
     )
   return lines
 

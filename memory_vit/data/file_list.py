@@ -286,7 +286,7 @@ def _require_file(path: pathlib.Path, most: int) -> None:
 
 def _problem(path: pathlib.Path, number: int, text: str) -> BrokenDataError:
   name = messages.utf8(str(path))
-  return BrokenDataError(f"{name}, line {number}: {text}")
+  return BrokenDataError(f"{name}, line {number}: {text.removesuffix('.')}.")
 
 
 def _irregular(root: pathlib.Path, files: Collection[str]) -> dict[str, str]:

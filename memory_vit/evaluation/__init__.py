@@ -11,7 +11,11 @@ with epy.lazy_api_imports(globals()):
     paired_difference,
     read_hits,
   )
-  from memory_vit.evaluation.split_predictions import SplitPredictions
+  from memory_vit.evaluation.split_predictions import (
+    LabelPredictions,
+    SplitPredictions,
+    ValuePredictions,
+  )
   from memory_vit.evaluation.timing import median_seconds
   from memory_vit.evaluation.verify import Evaluator
 
@@ -19,8 +23,10 @@ __all__ = [
   "Calibration",
   "Evaluator",
   "Hits",
+  "LabelPredictions",
   "PairedDifference",
   "SplitPredictions",
+  "ValuePredictions",
   "calibrate",
   "evaluate_source",
   "median_seconds",

@@ -47,11 +47,12 @@ def label_metrics(predictions: LabelPredictions) -> LabelMetrics:
 
   No label is predicted for an example whose outputs are not finite.
   """
-  cuts = predictions.kind.cut_offs(predictions.label.shape[1])
+  cuts = predictions.kind.cut_offs(predictions.num_classes)
+  predicted_labels = predictions.predicted_labels[predictions.counted]
   rows = []
   for i, cut in enumerate(cuts.tolist()):
     right, scores = _column(predictions, i)
-    found = scores >= cut
+    found = predicted_labels[:, i]
     precision, recall, f1, _ = sklearn.metrics.precision_recall_fscore_support(
       right, found, average="binary", zero_division=np.nan
     )
@@ -90,14 +91,16 @@ def curve(
   return precision, recall
 
 
-def summarise(predictions: LabelPredictions) -> dict[str, Any]:
+def summarise(
+  predictions: LabelPredictions, found: LabelMetrics | None = None
+) -> dict[str, Any]:
   """The entries of `evaluate` for a task of labels.
 
   "score" is "map", the mean over the labels that an example has; NaN if none
   has any. "loss" is NaN, and "calibration_error" None, if an output is not
-  finite. "thresholds" are the `best_threshold` of `LabelMetrics`.
+  finite. "thresholds" are the `best_threshold` of `found`, the `label_metrics`.
   """
-  found = label_metrics(predictions)
+  found = found or label_metrics(predictions)
   counted = predictions.counted
   outputs = predictions.outputs[counted].astype(np.float64)
   finite = bool(np.isfinite(outputs).all())

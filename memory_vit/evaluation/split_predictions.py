@@ -112,6 +112,11 @@ class _Outputs:
   counted: Bool[np.ndarray, " n"]
 
   @property
+  def num_classes(self) -> int:
+    """The number of labels or values, c."""
+    return self.outputs.shape[1]
+
+  @property
   def finite(self) -> Bool[np.ndarray, " n"]:
     """Whether all outputs for an example are finite."""
     return np.isfinite(self.outputs).all(axis=1)
@@ -159,6 +164,14 @@ class LabelPredictions(_Outputs):
     outputs = np.where(self.finite, self.outputs[:, label], 0)
     found = self.kind.activate(outputs.astype(np.float64))
     return np.where(self.finite, found, -1)
+
+  @property
+  def predicted_labels(self) -> Bool[np.ndarray, "n c"]:
+    """Whether a label is at or above its threshold; none if not finite."""
+    cuts = self.kind.cut_offs(self.num_classes)
+    return np.stack(
+      [self.scores(i) >= cut for i, cut in enumerate(cuts)], axis=1
+    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)

@@ -63,6 +63,7 @@ class _Hint:
   directory: str = ""
   split: str = ""
   label: str = ""
+  kind: str = "classes"
 
 
 # What the command line must name, and why.
@@ -138,11 +139,13 @@ def choose(
 
 def require_classes(task: Task, source: Split) -> None:
   """Refuse a data set with other classes than the task has learned."""
-  if task.spec.class_names != source.class_names:
+  spec = task.spec
+  learned = spec.kind.name, spec.class_names
+  if learned != (source.kind, source.class_names):
     raise TaskError(
-      f"task {task.name!r} has {task.spec.num_classes} classes "
-      f"({_first_of(task.spec.class_names)}, ...), the data set "
-      f"{source.full_name!r} has {source.num_classes} "
+      f"task {task.name!r} has {spec.num_classes} {spec.kind.name} "
+      f"({_first_of(spec.class_names)}, ...), the data set "
+      f"{source.full_name!r} has {source.num_classes} {source.kind} "
       f"({_first_of(source.class_names)}, ...)."
     )
 
@@ -158,6 +161,7 @@ def _of_task(task: Manifest, flags: Given) -> SplitRef | _Missing:
     settings.get("dir", ""),
     settings.get("test") or settings.get("validation", ""),
     settings.get("label", ""),
+    task.spec.kind.name,
   )
   return _ref(task.spec.name, hint, flags, flags.data.get(""))
 
@@ -213,8 +217,8 @@ def _ref(
   if not split:
     return f"{owner!r} knows no split (give --split={owner}=SPLIT)"
   # The choice of a label opens nothing.
-  same = found.name == hint.name
-  return dataclasses.replace(found, label=hint.label) if same else found
+  label = hint.label if found.name == hint.name else ""
+  return dataclasses.replace(found, label=label, kind=hint.kind)
 
 
 def _below(directory: str, roots: Sequence[str]) -> str:

@@ -32,6 +32,14 @@ Images = Float[Array, "b side side 3"]
 # Greatest difference of a logit, as a share of the greatest logit, between a
 # task among others and alone: the same sums in another order.
 TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2}
+# Entries of a result beside those that all kinds have.
+_METRICS = {
+  "classes": ("top5", "per_class"),
+  "labels": (
+    "map", "f1_macro", "calibration_error", "per_class", "f1_per_class"
+  ),
+  "values": ("r2", "mae", "rmse", "spearman", "per_class"),
+}  # fmt: skip
 
 
 class Evaluator:
@@ -97,7 +105,7 @@ class Evaluator:
 
     Returns:
       {name: an entry of the result}, whose "loss" is None if it is not finite;
-      with `predictions` it has "predictions", `SplitPredictions`, which JSON
+      with `predictions` it has "predictions", see `evaluate_source`, which JSON
       cannot hold.
 
     Raises:
@@ -119,28 +127,35 @@ class Evaluator:
           shown[f"{name} alone"] = alone
       return shown
 
+    kinds = {spec.name: spec.kind for spec in self._specs}
     found = self._evaluate(
       predict,
       source,
       self._preprocessing,
+      kinds=kinds | {f"{name} alone": kinds[name] for name in names},
       also=["predictions"] if predictions else [],
       # Of a task alone only the sums are compared.
       predictions_of=names,
     )
     results = {}
     for name in names:
+      kind = kinds[name]
       results[name] = {
         "name": name,
+        "kind": kind.name,
         **_evaluated(source, found[name]),
-        **{key: found[name][key] for key in ("top5", "per_class")},
-        # JSON has no NaN, and no infinity.
-        "loss": loss if math.isfinite(loss := found[name]["loss"]) else None,
+        **{key: found[name][key] for key in _METRICS[kind.name]},
+        "loss": _finite(found[name]["loss"]),
       }
+      if kind.is_classes:
+        results[name]["accuracy"] = found[name]["top1"]
+      if kind.is_values:
+        results[name]["units"] = list(kind.units)
       if predictions:
         results[name]["predictions"] = found[name]["predictions"]
       if verify:
         alone = {
-          "accuracy": found[f"{name} alone"]["top1"],
+          "score": _finite(found[f"{name} alone"]["score"]),
           "max_difference": differences.relative(name),
           "outputs_bit_equal": differences.equal(BACKBONE),
         }
@@ -177,6 +192,7 @@ class Evaluator:
     )
     return {
       **_evaluated(source, found["with"]),
+      "accuracy": found["with"]["top1"],
       "accuracy_plain": found["plain"]["top1"],
       "outputs_bit_equal": differences.equal(BACKBONE),
     }
@@ -249,8 +265,7 @@ class _Differences:
 
   def relative(self, name: str) -> float | None:
     """The greatest difference as a share of the greatest output; None: NaN."""
-    share = self._greatest[name] / max(self._scale[name], 1e-30)
-    return share if math.isfinite(share) else None
+    return _finite(self._greatest[name] / max(self._scale[name], 1e-30))
 
 
 def _evaluated(source: Split, found: Mapping[str, Any]) -> dict[str, Any]:
@@ -262,8 +277,12 @@ def _evaluated(source: Split, found: Mapping[str, Any]) -> dict[str, Any]:
     "examples": found["examples"],
     "skipped": found["skipped"],
     "not_finite": found["not_finite"],
-    "accuracy": found["top1"],
   }
+
+
+def _finite(number: float) -> float | None:
+  """JSON has no NaN, and no infinity."""
+  return number if math.isfinite(number) else None
 
 
 def agrees(alone: Mapping[str, Any], dtype: str) -> bool:

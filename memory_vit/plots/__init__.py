@@ -11,6 +11,8 @@ with epy.lazy_api_imports(globals()):
     calibration_figure,
     confusion_matrix_figure,
     mistakes_sheet,
+    precision_recall_figure,
+    scatter_figure,
   )
   from memory_vit.plots.images import image_grid
   from memory_vit.plots.predictions import prediction_grid
@@ -27,8 +29,10 @@ __all__ = [
   "image_grid",
   "lines_figure",
   "mistakes_sheet",
+  "precision_recall_figure",
   "prediction_grid",
   "read_scalars",
+  "scatter_figure",
   "sweep_figure",
   "timing_bars",
   "training_curves",

@@ -1,4 +1,4 @@
-"""Figures of an evaluation: confusion matrix, calibration, mistakes."""
+"""Figures of an evaluation: confusions, precision-recall, scatter plots."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ _NUMBERED, _NAMED, _SINGLE = 16, 40, 400
 _LONGEST_NAME = 24
 _SHEET_COLUMNS, _SHEET_WIDTH = 6, 1.75  # inches
 _TITLE_LINES = 3
+_PANELS = 6
 _DARK, _LIGHT = "#1f4e79", "#e8a33d"
 
 
@@ -71,7 +72,11 @@ def confusion_matrix_figure(matrix: Any, class_names: Sequence[str]) -> Figure:
   return figure
 
 
-def calibration_figure(calibration: Calibration, title: str = "") -> Figure:
+def calibration_figure(
+  calibration: Calibration,
+  title: str = "",
+  confidence: str = "confidence, in the predicted class",
+) -> Figure:
   """Draw a reliability diagram above a histogram of the confidence.
 
   A bar is the accuracy of the examples of a bin, a dot their mean confidence:
@@ -80,6 +85,7 @@ def calibration_figure(calibration: Calibration, title: str = "") -> Figure:
   Args:
     calibration: from `evaluation.calibrate`.
     title: above the diagram.
+    confidence: what it is, below the diagram.
   """
   figure = Figure(figsize=(5, 5.4), layout="constrained")
   above, below = figure.subplots(
@@ -106,10 +112,84 @@ def calibration_figure(calibration: Calibration, title: str = "") -> Figure:
     frameon=False,
   )
   below.bar(middle, count, width, color=_DARK, edgecolor="white")
-  below.set(xlabel="confidence, in the predicted class", ylabel="examples")
+  below.set(xlabel=confidence, ylabel="examples")
   for axes in (above, below):
     axes.grid(alpha=0.3)
     axes.set_axisbelow(True)
+  return figure
+
+
+def precision_recall_figure(
+  curves: Sequence[tuple[np.ndarray, np.ndarray]], names: Sequence[str]
+) -> Figure:
+  """Draw precision against recall, a curve for each label.
+
+  Args:
+    curves: precision and recall (k,) at falling recall, as `precision_recall_
+      curve` of scikit-learn returns them.
+    names: of the curves, for the legend.
+  """
+  figure = Figure(figsize=(6.5, 4.5), layout="constrained")
+  axes = figure.subplots()
+  for precision, recall in curves:
+    axes.plot(recall, precision, drawstyle="steps-post")
+  axes.set(xlabel="recall", ylabel="precision")
+  axes.set(xlim=(0, 1.02), ylim=(0, 1.02))
+  axes.grid(alpha=0.3)
+  legend = figure.legend(
+    axes.lines,
+    [shortened(escaped(name), _LONGEST_NAME) for name in names],
+    loc="outside right upper",
+    fontsize=9,
+    frameon=False,
+  )
+  for text in legend.get_texts():
+    text.set_parse_math(False)
+  return figure
+
+
+def scatter_figure(
+  target: np.ndarray,
+  predicted: np.ndarray,
+  names: Sequence[str],
+  units: Sequence[str] = (),
+) -> Figure:
+  """Draw predicted against right values, a panel for each of the first six.
+
+  Args:
+    target: right values (n, c).
+    predicted: values (n, c), which are finite.
+    names: c names of values.
+    units: c units, or none.
+
+  Raises:
+    DataError: for arrays of other shapes.
+  """
+  shape = np.shape(target)
+  if shape != np.shape(predicted) or shape[1:] != (len(names),):
+    raise DataError(
+      f"right values have shape {shape} and predicted ones "
+      f"{np.shape(predicted)}, expected (n, {len(names)}), for {len(names)} "
+      "names."
+    )
+  shown = min(len(names), _PANELS)
+  rows, columns = -(-shown // 3), min(shown, 3)
+  figure = Figure(figsize=(3.6 * columns, 3.6 * rows), layout="constrained")
+  panels = figure.subplots(rows, columns, squeeze=False).ravel()
+  for unused in panels[shown:]:
+    unused.remove()
+  for i, axes in enumerate(panels[:shown]):
+    right, found = target[:, i], predicted[:, i]
+    axes.plot(right, found, ".", color=_DARK, alpha=0.5, markersize=4)
+    if len(right):
+      ends = (right.min(), right.max())
+      axes.plot(ends, ends, "--", color="0.4")
+    unit = f" ({units[i]})" if len(units) and units[i] else ""
+    name = shortened(escaped(names[i]), _LONGEST_NAME)
+    axes.set_title(name, parse_math=False, fontsize=10)
+    axes.set_xlabel(f"right{escaped(unit)}", parse_math=False)
+    axes.set_ylabel(f"predicted{escaped(unit)}", parse_math=False)
+    axes.grid(alpha=0.3)
   return figure
 
 

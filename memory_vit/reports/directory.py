@@ -23,12 +23,6 @@ from memory_vit.runtime.output_directory import (
 
 INDEX, OVERVIEW = "index.html", "report.json"
 PAGE, METRICS = "report.html", "metrics.json"
-_TABLES = {
-  "per_class.csv": tables.write_classes_csv,
-  "confusion_matrix.csv": tables.write_confusions_csv,
-  "predictions.csv": tables.write_predictions_csv,
-  "predictions.parquet": tables.write_predictions_parquet,
-}
 _KIND = "memory_vit evaluation report"
 REPORT = OutputDirectory("--report", listed_in(OVERVIEW, _KIND))
 
@@ -103,8 +97,7 @@ def _write_task(folder: Path, evaluation: TaskEvaluation) -> None:
   plots = {name: rasterize.png(figure) for name, figure in drawn.items()}
   for name, content in plots.items():
     (folder / f"{name}.png").write_bytes(content)
-  for name, write in _TABLES.items():
-    write(folder / name, evaluation)
+  tables.write_tables(folder, evaluation)
   files.write_json(folder / METRICS, metrics_file.to_values(evaluation))
   text = page.report_page(evaluation, plots, images)
   (folder / PAGE).write_text(text, encoding="utf-8")

@@ -15,6 +15,8 @@ from PIL import Image
 from memory_vit.reports.markup import Html, element
 
 MISSING = "–"
+# A name, its value for people, and an interval or "".
+Number = tuple[str, str, str]
 
 
 def document(title: str, head: Html, *body: Html) -> str:

@@ -27,15 +27,12 @@ def to_values(evaluation: TaskEvaluation) -> dict[str, Any]:
       "split": evaluation.split,
       "digest": evaluation.data_digest,
     },
-    "metrics": dataclasses.asdict(evaluation.metrics),
-    "calibration": {
-      "edges": calibration.edges,
-      "count": calibration.count,
-      "confidence": calibration.confidence,
-      "accuracy": calibration.accuracy,
-    },
+    "kind": evaluation.kind,
+    "metrics": evaluation.summary,
+    "calibration": calibration
+    and {"edges": calibration.edges, **_arrays_of(calibration)},
     "class_names": evaluation.class_names,
-    "per_class": _arrays_of(evaluation.classes),
+    "per_class": _arrays_of(evaluation.each),
     "alone": evaluation.alone,
   }
   return {key: _as_json(value) for key, value in values.items()}
@@ -48,7 +45,8 @@ def headline(evaluation: TaskEvaluation) -> dict[str, Any]:
     "data": utf8(evaluation.data),
     "directory": utf8(evaluation.directory),
     "split": utf8(evaluation.split),
-    **_as_json(dataclasses.asdict(evaluation.metrics)),
+    "kind": evaluation.kind,
+    **_as_json(evaluation.summary),
   }
 
 

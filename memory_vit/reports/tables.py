@@ -6,7 +6,9 @@ formulas; in Parquet names are as they are.
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +16,23 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from memory_vit.reports.task_evaluation import TaskEvaluation
+from memory_vit.reports.task_evaluation import (
+  ClassEvaluation,
+  LabelEvaluation,
+  TaskEvaluation,
+  ValueEvaluation,
+)
 from memory_vit.runtime import parquet
-from memory_vit.runtime.messages import utf8
+from memory_vit.runtime.messages import escaped, utf8
 from memory_vit.runtime.tables import write_csv
 
-_SCHEMA = pa.schema([
+_CSV, _PARQUET = "predictions.csv", "predictions.parquet"
+_EXAMPLE = [
   pa.field("example", pa.int64(), nullable=False),
   pa.field("file", pa.string()),
+]
+_SCHEMA = pa.schema([
+  *_EXAMPLE,
   pa.field("label_index", pa.int32(), nullable=False),
   pa.field("label", pa.string(), nullable=False),
   pa.field("correct", pa.bool_(), nullable=False),
@@ -30,9 +41,35 @@ _SCHEMA = pa.schema([
   pa.field("top_indices", pa.list_(pa.int32())),
   pa.field("top_probabilities", pa.list_(pa.float32())),
 ])  # fmt: skip
+_LABEL_SCHEMA = pa.schema([
+  *_EXAMPLE,
+  pa.field("labels", pa.list_(pa.string()), nullable=False),
+  pa.field("predicted", pa.list_(pa.string())),
+  pa.field("probabilities", pa.list_(pa.float32())),
+])  # fmt: skip
+_VALUE_SCHEMA = pa.schema([
+  *_EXAMPLE,
+  pa.field("values", pa.list_(pa.float32()), nullable=False),
+  pa.field("predicted", pa.list_(pa.float32())),
+])  # fmt: skip
 
 
-def write_predictions_parquet(path: Path, evaluation: TaskEvaluation) -> None:
+def write_tables(folder: Path, evaluation: TaskEvaluation) -> None:
+  """Write the tables of an evaluation, of its kind of task."""
+  if isinstance(evaluation, ClassEvaluation):
+    write_classes_csv(folder / "per_class.csv", evaluation)
+    write_confusions_csv(folder / "confusion_matrix.csv", evaluation)
+    write_predictions_csv(folder / _CSV, evaluation)
+    write_predictions_parquet(folder / _PARQUET, evaluation)
+  elif isinstance(evaluation, LabelEvaluation):
+    _write_each(folder / "per_label.csv", "label", evaluation)
+    _write_labels(folder, evaluation)
+  elif isinstance(evaluation, ValueEvaluation):
+    _write_each(folder / "per_value.csv", "value", evaluation)
+    _write_values(folder, evaluation)
+
+
+def write_predictions_parquet(path: Path, evaluation: ClassEvaluation) -> None:
   """Write a row for each example that could be read.
 
   The best classes and the loss are null if outputs are not finite.
@@ -43,7 +80,6 @@ def write_predictions_parquet(path: Path, evaluation: TaskEvaluation) -> None:
   names = np.array([utf8(name) for name in evaluation.class_names], object)
   top = predictions.top_classes[numbers]
   columns = _example_columns(evaluation, numbers)
-  columns["file"] = [utf8(file) if file else None for file in columns["file"]]
   columns["label"] = names[predictions.label[numbers]].tolist()
   columns |= {
     "top_classes": _lists(pa.array(names[top].ravel(), pa.string()), without),
@@ -52,17 +88,29 @@ def write_predictions_parquet(path: Path, evaluation: TaskEvaluation) -> None:
       pa.array(predictions.top_probabilities[numbers].ravel()), without
     ),
   }
+  _write_parquet(path, evaluation, columns, _SCHEMA)
+
+
+def _write_parquet(
+  path: Path,
+  evaluation: TaskEvaluation,
+  columns: dict[str, Any],
+  schema: pa.Schema,
+) -> None:
   about = {
     "task": evaluation.task,
     "data": utf8(evaluation.data),
     "split": utf8(evaluation.split),
   }
-  schema = _SCHEMA.with_metadata({parquet.METADATA: json.dumps(about).encode()})
-  table = pa.table(columns, schema=schema)
+  files = [utf8(file) if file else None for file in columns["file"]]
+  metadata = {parquet.METADATA: json.dumps(about).encode()}
+  table = pa.table(
+    columns | {"file": files}, schema=schema.with_metadata(metadata)
+  )
   pq.write_table(table, path, compression="zstd", write_page_checksum=True)
 
 
-def write_predictions_csv(path: Path, evaluation: TaskEvaluation) -> None:
+def write_predictions_csv(path: Path, evaluation: ClassEvaluation) -> None:
   """Write the same rows, with three columns for each of the best classes."""
   predictions = evaluation.predictions
   numbers = np.flatnonzero(predictions.counted)
@@ -81,14 +129,13 @@ def write_predictions_csv(path: Path, evaluation: TaskEvaluation) -> None:
 
 
 def _example_columns(
-  evaluation: TaskEvaluation, numbers: np.ndarray
+  evaluation: ClassEvaluation, numbers: np.ndarray
 ) -> dict[str, Any]:
   """Columns that describe examples, and the loss; names as they are."""
   predictions = evaluation.predictions
   names, labels = evaluation.class_names, predictions.label[numbers]
   return {
-    "example": pa.array(numbers),
-    "file": [evaluation.file_name(i) or None for i in numbers.tolist()],
+    **_of_examples(evaluation, numbers),
     "label_index": pa.array(labels),
     "label": [names[label] for label in labels.tolist()],
     "correct": pa.array(predictions.correct[numbers]),
@@ -98,9 +145,91 @@ def _example_columns(
   }
 
 
-def write_classes_csv(path: Path, evaluation: TaskEvaluation) -> None:
+def _of_examples(
+  evaluation: TaskEvaluation, numbers: np.ndarray
+) -> dict[str, Any]:
+  return {
+    "example": pa.array(numbers),
+    "file": [evaluation.file_name(i) or None for i in numbers.tolist()],
+  }
+
+
+def _write_labels(folder: Path, evaluation: LabelEvaluation) -> None:
+  """Names of the labels, and of the predicted ones, and all probabilities."""
+  found, names = evaluation.predictions, evaluation.class_names
+  numbers = np.flatnonzero(found.counted)
+  without = ~found.finite[numbers]
+  columns = _of_examples(evaluation, numbers)
+
+  def named(rows: np.ndarray) -> list[list[str]]:
+    return [[utf8(names[i]) for i in np.flatnonzero(row)] for row in rows]
+
+  right = named(found.label[numbers] > 0.5)
+  predicted = named(found.predicted_labels[numbers])
+  shares = found.probability[numbers]
+  lists = {
+    "labels": right,
+    "predicted": pa.array(predicted, mask=without),
+    "probabilities": _lists(pa.array(shares.ravel()), without),
+  }
+  _write_parquet(folder / _PARQUET, evaluation, columns | lists, _LABEL_SCHEMA)
+  texts = {
+    "labels": ["|".join(each) for each in right],
+    "predicted": [
+      None if missing else "|".join(each)
+      for missing, each in zip(without, predicted, strict=True)
+    ],
+  }
+  cells = _cells("probability", names, shares, without)
+  write_csv(folder / _CSV, columns | texts | cells)
+
+
+def _write_values(folder: Path, evaluation: ValueEvaluation) -> None:
+  """Right and predicted values, in their units."""
+  found, names = evaluation.predictions, evaluation.class_names
+  numbers = np.flatnonzero(found.counted)
+  without = ~found.finite[numbers]
+  columns = _of_examples(evaluation, numbers)
+  right, predicted = found.target[numbers], found.predicted[numbers]
+  lists = {
+    "values": _lists(pa.array(right.ravel()), np.zeros_like(without)),
+    "predicted": _lists(pa.array(predicted.ravel()), without),
+  }
+  _write_parquet(folder / _PARQUET, evaluation, columns | lists, _VALUE_SCHEMA)
+  cells = _cells("value", names, right, np.zeros_like(without))
+  cells |= _cells("predicted", names, predicted, without)
+  write_csv(folder / _CSV, columns | cells)
+
+
+def _cells(
+  what: str, names: Sequence[str], rows: np.ndarray, missing: np.ndarray
+) -> dict[str, pa.Array]:
+  """A column for each label or value."""
+  return {
+    f"{what}: {escaped(name)}": pa.array(rows[:, i], mask=missing)
+    for i, name in enumerate(names)
+  }
+
+
+def _write_each(
+  path: Path, title: str, evaluation: LabelEvaluation | ValueEvaluation
+) -> None:
+  """Write a row for each label or value, with all its metrics."""
+  columns: dict[str, Any] = {
+    "index": pa.array(range(len(evaluation.class_names))),
+    title: list(evaluation.class_names),
+  }
+  if units := evaluation.predictions.kind.units:
+    columns["unit"] = list(units)
+  for field in dataclasses.fields(evaluation.each):
+    values = getattr(evaluation.each, field.name)
+    columns[field.name] = pa.array(values, mask=np.isnan(values))
+  write_csv(path, columns)
+
+
+def write_classes_csv(path: Path, evaluation: ClassEvaluation) -> None:
   """Write a row for each class."""
-  classes = evaluation.classes
+  classes = evaluation.each
   shares = {
     name: pa.array(values.astype(np.float32), mask=np.isnan(values))
     for name, values in (
@@ -118,7 +247,7 @@ def write_classes_csv(path: Path, evaluation: TaskEvaluation) -> None:
   write_csv(path, columns | shares)
 
 
-def write_confusions_csv(path: Path, evaluation: TaskEvaluation) -> None:
+def write_confusions_csv(path: Path, evaluation: ClassEvaluation) -> None:
   """Write a row for each cell of the confusion matrix that is not 0.
 
   A square matrix of 20,000 classes would take gigabytes.

@@ -4,18 +4,32 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from PIL import Image
 
 from memory_vit.errors import TaskError
-from memory_vit.evaluation import classification, confusion, task_data
+from memory_vit.evaluation import (
+  classification,
+  confusion,
+  labels,
+  task_data,
+  values,
+)
 from memory_vit.evaluation.calibration import Calibration, calibrate
 from memory_vit.evaluation.classification import ClassMetrics, SplitMetrics
-from memory_vit.evaluation.split_predictions import SplitPredictions
+from memory_vit.evaluation.labels import LabelMetrics
+from memory_vit.evaluation.split_predictions import (
+  LabelPredictions,
+  SplitPredictions,
+  ValuePredictions,
+)
+from memory_vit.evaluation.values import ValueMetrics
 from memory_vit.images.view import to_levels
+from memory_vit.runtime.messages import shortened
 from memory_vit.version import __version__
 
 if TYPE_CHECKING:  # it brings TensorFlow
@@ -31,18 +45,21 @@ _THUMBNAIL, _AT_ONCE = 320, 8
 
 @dataclasses.dataclass(frozen=True)
 class Mistake:
-  """A wrong prediction; `file` is "" if its example has none."""
+  """A wrong prediction; `file` is "" if its example has none.
+
+  `note` says how wrong: the confidence, or the error of a value.
+  """
 
   example: int
   file: str
   label: str
   predicted: str
-  confidence: float
+  note: str
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class TaskEvaluation:
-  """An evaluation of a task on a split.
+  """An evaluation of a task on a split; `of` makes that of a kind.
 
   Attributes:
     task: its name.
@@ -50,7 +67,7 @@ class TaskEvaluation:
     directory: the last part of its directory if `data` says only that it is
       one; else "".
     split: of the data set.
-    class_names: of all c classes.
+    class_names: of all c classes, labels or values.
     predictions: for all examples of the split.
     file_name: number of an example -> the file it comes from, or "".
     read_images: numbers of k examples -> float32 (k, side, side, 3) in [-1, 1].
@@ -65,7 +82,7 @@ class TaskEvaluation:
   data: str
   split: str
   class_names: tuple[str, ...]
-  predictions: SplitPredictions
+  predictions: SplitPredictions | LabelPredictions | ValuePredictions
   file_name: Callable[[int], str]
   read_images: Callable[[Sequence[int]], np.ndarray]
   shown_images: int = SHOWN_IMAGES
@@ -73,13 +90,13 @@ class TaskEvaluation:
   alone: Mapping[str, Any] | None = None
   directory: str = ""
   data_files: DataFiles | None = None
+  kind: ClassVar[str]
 
-  @classmethod
+  @staticmethod
   def of(
-    cls,
     task: Task,
     split: Split,
-    predictions: SplitPredictions,
+    predictions: SplitPredictions | LabelPredictions | ValuePredictions,
     *,
     dtype: str = "float32",
     shown_images: int = SHOWN_IMAGES,
@@ -96,7 +113,8 @@ class TaskEvaluation:
       alone: see the attributes.
 
     Raises:
-      TaskError: for a data set of other classes than those of the task.
+      TaskError: for a data set of another kind, or of other classes than those
+        of the task.
     """
     from memory_vit.data.batching import eval_images
 
@@ -106,11 +124,11 @@ class TaskEvaluation:
     for classes in (spec.num_classes, predictions.num_classes):
       if classes != split.num_classes:
         raise TaskError(
-          f"task {task.name!r} has {spec.num_classes:,} classes, its "
+          f"task {task.name!r} has {spec.num_classes:,} {spec.kind.name}, its "
           f"predictions {predictions.num_classes:,}, and the data set "
           f"{split.name!r} {split.num_classes:,}: expected the same."
         )
-    return cls(
+    return _OF_KIND[spec.kind.name](
       task=spec.name,
       data=split.name,
       split=split.split,
@@ -123,6 +141,7 @@ class TaskEvaluation:
         "memory_vit": __version__,
         "task": {
           "name": spec.name,
+          "kind": dataclasses.asdict(spec.kind),
           "digest": task.digest,
           "regime": spec.regime,
           "cells": spec.cells,
@@ -150,34 +169,38 @@ class TaskEvaluation:
     known = self.data_files
     return known.sizes() if known and (known.files or known.facts) else None
 
-  @functools.cached_property
-  def classes(self) -> ClassMetrics:
-    """Metrics of each class."""
-    return classification.class_metrics(self.predictions)
+  @property
+  def each(self) -> ClassMetrics | LabelMetrics | ValueMetrics:
+    """Metrics of each class, label or value."""
+    raise NotImplementedError
 
-  @functools.cached_property
-  def metrics(self) -> SplitMetrics:
-    """Metrics over all examples."""
-    return classification.split_metrics(self.predictions, self.classes)
+  @property
+  def summary(self) -> Mapping[str, Any]:
+    """Metrics over all examples by name, with "examples" and "skipped"."""
+    raise NotImplementedError
 
-  @functools.cached_property
-  def confusion(self) -> Any:
-    """See `confusion.confusion_matrix`."""
-    return confusion.confusion_matrix(self.predictions)
+  @property
+  def calibration(self) -> Calibration | None:
+    """Calibration, on the examples that have a prediction; None of values."""
+    raise NotImplementedError
 
-  @functools.cached_property
-  def calibration(self) -> Calibration:
-    """Calibration, on the examples that have a prediction."""
-    predicted = self.predictions.predicted
-    return calibrate(
-      self.predictions.confidence[predicted],
-      self.predictions.correct[predicted],
-    )
+  @property
+  def worst(self) -> np.ndarray:
+    """Numbers of the examples with a wrong prediction, the worst first."""
+    raise NotImplementedError
+
+  def mistake(self, number: int) -> Mistake:
+    """Describe the wrong prediction for an example."""
+    label, predicted, note = self._told(number)
+    return Mistake(number, self.file_name(number), label, predicted, note)
+
+  def _told(self, number: int) -> tuple[str, str, str]:
+    raise NotImplementedError
 
   @functools.cached_property
   def mistakes(self) -> tuple[Mistake, ...]:
-    """The most confident mistakes, `shown_images` at most."""
-    numbers = self.predictions.mistakes[: self.shown_images]
+    """The worst mistakes, `shown_images` at most."""
+    numbers = self.worst[: self.shown_images]
     return tuple(self.mistake(int(number)) for number in numbers)
 
   def read_mistakes(self) -> np.ndarray:
@@ -192,16 +215,166 @@ class TaskEvaluation:
     ]
     return np.concatenate(parts or [np.zeros((0, 1, 1, 3), np.uint8)])
 
-  def mistake(self, number: int) -> Mistake:
-    """Describe the wrong prediction for an example."""
-    predictions = self.predictions
-    return Mistake(
-      example=number,
-      file=self.file_name(number),
-      label=self.class_names[predictions.label[number]],
-      predicted=self.class_names[predictions.top_classes[number, 0]],
-      confidence=float(predictions.confidence[number]),
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class ClassEvaluation(TaskEvaluation):
+  """Of a task of classes."""
+
+  kind = "classes"
+  predictions: SplitPredictions
+
+  @functools.cached_property
+  def each(self) -> ClassMetrics:
+    return classification.class_metrics(self.predictions)
+
+  @functools.cached_property
+  def metrics(self) -> SplitMetrics:
+    return classification.split_metrics(self.predictions, self.each)
+
+  @property
+  def summary(self) -> Mapping[str, Any]:
+    return dataclasses.asdict(self.metrics)
+
+  @functools.cached_property
+  def confusion(self) -> Any:
+    """See `confusion.confusion_matrix`."""
+    return confusion.confusion_matrix(self.predictions)
+
+  @functools.cached_property
+  def calibration(self) -> Calibration:
+    predicted = self.predictions.predicted
+    return calibrate(
+      self.predictions.confidence[predicted],
+      self.predictions.correct[predicted],
     )
+
+  @property
+  def worst(self) -> np.ndarray:
+    return self.predictions.mistakes
+
+  def _told(self, number: int) -> tuple[str, str, str]:
+    found, names = self.predictions, self.class_names
+    return (
+      names[found.label[number]],
+      names[found.top_classes[number, 0]],
+      f"{100 * found.confidence[number]:.1f} %",
+    )
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class LabelEvaluation(TaskEvaluation):
+  """Of a task of labels."""
+
+  kind = "labels"
+  predictions: LabelPredictions
+
+  @functools.cached_property
+  def each(self) -> LabelMetrics:
+    return labels.label_metrics(self.predictions)
+
+  @functools.cached_property
+  def summary(self) -> Mapping[str, Any]:
+    return _overall(self, labels.summarise(self.predictions, self.each))
+
+  @functools.cached_property
+  def calibration(self) -> Calibration:
+    return labels.label_calibration(self.predictions)
+
+  @functools.cached_property
+  def _errors(self) -> np.ndarray:
+    """How far probabilities of wrong labels are off, (n, c); 0 if right."""
+    found = self.predictions
+    wrong = found.predicted_labels != (found.label > 0.5)
+    wrong &= (found.counted & found.finite)[:, None]
+    return np.where(wrong, np.abs(found.probability - found.label), 0)
+
+  @property
+  def worst(self) -> np.ndarray:
+    return _greatest_first(self._errors.max(axis=1))
+
+  def _told(self, number: int) -> tuple[str, str, str]:
+    found = self.predictions
+    wrong = int(self._errors[number].argmax())
+    share = 100 * found.probability[number, wrong]
+    return (
+      self.names_of(found.label[number] > 0.5),
+      self.names_of(found.predicted_labels[number]),
+      f"{shortened(self.class_names[wrong])} {share:.1f} %",
+    )
+
+  def names_of(self, chosen: np.ndarray) -> str:
+    """Names of labels, bool (c,)."""
+    names = [self.class_names[i] for i in np.flatnonzero(chosen)]
+    return ", ".join(names) or "no label"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class ValueEvaluation(TaskEvaluation):
+  """Of a task of values."""
+
+  kind = "values"
+  calibration = None
+  predictions: ValuePredictions
+
+  @functools.cached_property
+  def each(self) -> ValueMetrics:
+    return values.value_metrics(self.predictions)
+
+  @functools.cached_property
+  def summary(self) -> Mapping[str, Any]:
+    return _overall(self, values.summarise(self.predictions))
+
+  @functools.cached_property
+  def _errors(self) -> np.ndarray:
+    """In standard deviations, (n, c); 0 without a prediction."""
+    found = self.predictions
+    errors = np.abs(found.predicted - found.target) / np.array(found.kind.std)
+    return np.where((found.counted & found.finite)[:, None], errors, 0)
+
+  @property
+  def worst(self) -> np.ndarray:
+    return _greatest_first(self._errors.max(axis=1))
+
+  def _told(self, number: int) -> tuple[str, str, str]:
+    found = self.predictions
+    # Of several values the one that is off the most.
+    worst = int(self._errors[number].argmax())
+    unit = found.kind.units[worst] if found.kind.units else ""
+    name = f"{self.class_names[worst]} " if found.num_classes > 1 else ""
+    target, predicted = (
+      float(rows[number, worst]) for rows in (found.target, found.predicted)
+    )
+    right, said, off = (
+      f"{value:.4g} {unit}".rstrip()
+      for value in (target, predicted, predicted - target)
+    )
+    return f"{name}{right}", said, f"error {off}"
+
+
+_OF_KIND: dict[str, type[TaskEvaluation]] = {
+  one.kind: one for one in (ClassEvaluation, LabelEvaluation, ValueEvaluation)
+}
+
+
+def _overall(
+  evaluation: TaskEvaluation, result: Mapping[str, Any]
+) -> Mapping[str, Any]:
+  """The numbers of a result that are over all classes."""
+  numbers = {
+    key: value
+    for key, value in result.items()
+    if key != "score" and not isinstance(value, list)
+  }
+  if math.isnan(numbers["loss"]):
+    numbers["loss"] = None
+  skipped = int((~evaluation.predictions.counted).sum())
+  return {**numbers, "skipped": skipped}
+
+
+def _greatest_first(errors: np.ndarray) -> np.ndarray:
+  """Numbers of the examples with an error, the greatest error first."""
+  wrong = np.flatnonzero(errors)
+  return wrong[np.argsort(-errors[wrong], kind="stable")]
 
 
 def _thumbnails(images: np.ndarray) -> np.ndarray:

@@ -11,13 +11,21 @@ import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 import tensorflow_datasets as tfds
+from PIL import Image
 
 from configs import base
 from memory_vit import config as config_lib
 from memory_vit.bulk import readers
 from memory_vit.commands import check_data
 from memory_vit.config import DataConfig
-from memory_vit.data import audit, datasets, decoded_images, in_memory, subset
+from memory_vit.data import (
+  audit,
+  datasets,
+  decoded_images,
+  image_ops,
+  in_memory,
+  subset,
+)
 from memory_vit.data.batching import eval_batches, train_batches
 from memory_vit.data.datasets import open_split
 from memory_vit.data.indexable import open_indexable
@@ -39,7 +47,17 @@ def names_of(row, names=NAMES):
 
 
 def rows_of(split):
-  """{grey value: label}, by the batches of an evaluation."""
+  """The labels of all examples, by their grey values."""
+  found = {}
+  for i in range(split.size):
+    encoded, label = split.fetch(tf.constant(i, tf.int64))
+    assert (label.dtype, label.shape) == (tf.float32, (split.num_classes,))
+    found[int(image_ops.decode(encoded)[0, 0, 0])] = label.numpy()
+  return np.stack([found[grey] for grey in sorted(found)])
+
+
+def batched_rows(split):
+  """The same, by the batches of an evaluation."""
   found = {}
   for batch in eval_batches(split, PLAIN, batch_size=3):
     assert batch["label"].dtype == np.float32
@@ -420,12 +438,22 @@ def test_labels_of_python_that_cannot_be_used(kind, label, message):
   pictures, labels = PICTURES[:2], [right, label]
   with pytest.raises(DataError, match=f"(?s)example 1.*{message}|{message}"):
     in_memory.open_data((pictures, labels), "own", "all", NAMES, kind=kind)
-  split = open_indexable(
-    [*zip(pictures, labels, strict=True)], name="own", version="1",
-    class_names=NAMES, kind=kind,
-  )  # fmt: skip
   with pytest.raises(BrokenDataError, match=f"(?s){message}"):
-    rows_of(split)
+    open_indexable(
+      [(PICTURES[0], label)], name="own", version="1", class_names=NAMES,
+      kind=kind,
+    )  # fmt: skip
+
+
+def test_a_value_that_is_not_finite_is_found_on_the_way():
+  split = open_indexable(
+    [*zip(PICTURES, [1, 2, np.inf, 3], strict=True)],
+    name="own", version="1", kind="values",
+  )  # fmt: skip
+  with pytest.raises(BrokenDataError, match=r"values \[inf\]; .*example 2"):
+    batched_rows(split)
+  with pytest.raises(BrokenDataError, match=r"values \[inf\]; .*example 2"):
+    subset.value_statistics(split)
 
 
 def test_kinds_that_a_source_cannot_give(tmp_path):
@@ -460,15 +488,20 @@ def test_angles_of_the_glyphs():
   )
   assert abs(split.labels.mean()) < 0.1
   upright = open_split("glyphs:inverted", "train")
-  # The first of them that turns least is nearly the glyph itself, and a shape
-  # that turns counterclockwise has its top left of where it was.
-  least = int(np.abs(split.labels[:, 0]).argmin())
-  pictures = [
-    tf.io.decode_png(source.fetch(tf.constant(least, tf.int64))[0]).numpy()
-    for source in (split, upright)
-  ]
-  inside = [picture[2:-2, 2:-2].astype(float) for picture in pictures]
-  assert np.abs(inside[0] - inside[1]).mean() < 8
+  for i in (5, 8):
+    turned, glyph = (
+      Image.fromarray(tf.io.decode_png(source.fetch(index)[0]).numpy())
+      for index in [tf.constant(i, tf.int64)]
+      for source in (split, upright)
+    )
+    apart = [
+      np.abs(
+        np.asarray(turned.rotate(angle), float)[7:-7, 7:-7]
+        - np.asarray(glyph, float)[7:-7, 7:-7]
+      ).mean()
+      for angle in (-split.labels[i, 0], split.labels[i, 0])
+    ]
+    assert apart[0] < 0.7 * apart[1]
 
 
 def config_of(name, directory, kind, **data):
@@ -516,7 +549,7 @@ def test_decoded_images_have_their_labels():
   split = in_memory.open_data((images, given), "own", "all", names, kind=kind)
   split = dataclasses.replace(split, max_bad=1)
   decoded = decoded_images.cache_decoded(split, 8)
-  np.testing.assert_array_equal(rows_of(decoded), LABELS[[0, 2, 3]])
+  np.testing.assert_array_equal(batched_rows(decoded), LABELS[[0, 2, 3]])
 
 
 def test_what_check_data_reports(tmp_path):

@@ -10,6 +10,7 @@ from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import ConfigError, TaskError
 from memory_vit.evaluation import task_data
 from memory_vit.evaluation.task_data import Given
+from memory_vit.model.kinds import TaskKind
 from memory_vit.tasks.manifest import Manifest
 
 
@@ -119,6 +120,17 @@ def test_the_label_is_that_of_the_task_on_its_own_data(backbone):
   assert found["pets"].label == ""
   nonsense = said(backbone, name="clevr", label=["x"], test="test")
   assert choose(nonsense, dirs={"": "/d"})[0]["pets"].label == ""
+
+
+def test_the_kind_is_that_of_the_task(backbone):
+  """Whatever data are named; the original outputs are of classes."""
+  task = said(backbone, name="digits", upstream={"name": "toy", "dir": "/d"})
+  spec = dataclasses.replace(task.spec, kind=TaskKind(name="labels"))
+  task = dataclasses.replace(task, spec=spec)
+  assert choose(task)[0]["pets"].kind == "labels"
+  assert choose(task, data={"": "mnist"})[0]["pets"].kind == "labels"
+  _, own = choose(task, dirs={"backbone": "/d"}, verify=True)
+  assert own.ref.kind == "classes"
 
 
 def test_the_data_of_the_backbone(backbone):

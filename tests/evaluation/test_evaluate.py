@@ -6,17 +6,20 @@ import json
 import fake_data
 import numpy as np
 import pytest
+import sklearn.metrics
+import tensorflow as tf
 from conftest import one_device, random_task, tiny_backbone
 
 import memory_vit as mv
 from configs import digits
 from memory_vit import config as config_lib
-from memory_vit.commands import console, evaluate
+from memory_vit.commands import console, data_options, evaluate
 from memory_vit.data import batching, datasets
 from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import ConfigError, TaskError
 from memory_vit.evaluation import evaluate as evaluate_lib
 from memory_vit.evaluation import verify
+from memory_vit.model.kinds import CLASSES
 from memory_vit.runtime import files, sharding
 from memory_vit.tasks.program import Program
 
@@ -24,7 +27,7 @@ CENTRAL = mv.EvalPreprocessing(image_size=8, crop="central", resize=9)
 # What the command says of every evaluation.
 ENTRY = {
   "data": "d", "directory": "", "split": "test", "examples": 8, "skipped": 0,
-  "not_finite": 0, "accuracy": 0.5,
+  "not_finite": 0, "accuracy": 0.5, "kind": "classes",
 }  # fmt: skip
 
 
@@ -85,7 +88,7 @@ def test_every_task_on_its_own_data(model, capsys):
     assert entries[name]["accuracy"] == pytest.approx(expected)
     assert entries[name]["examples"] == examples
     assert entries[name]["data"] == where
-    assert entries[name]["alone"]["accuracy"] == entries[name]["accuracy"]
+    assert entries[name]["alone"]["score"] == entries[name]["accuracy"]
     assert entries[name]["alone"]["max_difference"] < 1e-5
     assert f"{100 * expected:.2f} %" in shown
   upstream = result["backbone"]["upstream"]
@@ -110,6 +113,90 @@ def test_original_outputs_on_data_of_other_classes(model, capsys):
   assert upstream["accuracy"] is upstream["accuracy_plain"] is None
   said = "original outputs, digits (64 images): equal to the bit: yes"
   assert said in capsys.readouterr().out
+
+
+def split_of(kind):
+  """Ten images of classes, labels or values."""
+  rng = np.random.default_rng(0)
+  numbers = {
+    "classes": np.arange(10, dtype=np.int32) % 3,
+    "labels": rng.integers(0, 2, (10, 3)).astype(np.float32),
+    "values": (2.9 * rng.random((10, 3))).astype(np.float32),
+  }[kind]
+  images = fake_data.numbered_source(10)
+  return dataclasses.replace(
+    images, kind=kind, class_names=("a", "b", "c"), labels=numbers,
+    fetch=lambda i: (images.fetch(i)[0], tf.gather(tf.constant(numbers), i)),
+  )  # fmt: skip
+
+
+@pytest.mark.fault("many-tasks")
+@pytest.mark.slow
+def test_tasks_of_all_kinds_share_a_pass(model, tmp_path, monkeypatch, capsys):
+  root, backbone, _ = model
+  kinds = {
+    "classes": CLASSES,
+    "labels": mv.TaskKind(name="labels", thresholds=(0.1, 0.5, 0.9)),
+    "values": mv.TaskKind(
+      name="values", mean=(0, 1, 2), std=(1, 2, 3), units=("mm",) * 3
+    ),
+  }
+  tasks = [
+    random_task(
+      backbone, name, seed=seed, classes=3, class_names=("a", "b", "c"),
+      kind=kind, evaluation=CENTRAL,
+    )
+    for seed, (name, kind) in enumerate(kinds.items())
+  ]  # fmt: skip
+  mv.save_tasks(tasks, tmp_path / "tasks")
+  monkeypatch.setattr(
+    data_options, "open_split", lambda ref, _: split_of(ref.kind)
+  )
+  out = tmp_path / "out.json"
+  assert run(
+    root, f"--task={tmp_path}/tasks", "--data=mixed", "--split=test",
+    "--data=backbone=", "--verify", "--batch_size=8", f"--json={out}",
+    f"--report={tmp_path}/report", "--report_images=1",
+  ) == 0  # fmt: skip
+  entries = {t["name"]: t for t in json.loads(out.read_text())["tasks"]}
+  images = batching.eval_images(split_of("classes"), CENTRAL, range(10))
+  outputs = mv.forward(backbone, tasks, images)
+  by_hand = {
+    name: (np.asarray(outputs[name]), split_of(name).labels) for name in kinds
+  }
+  guess, label = by_hand["classes"]
+  assert entries["classes"]["accuracy"] == (guess.argmax(-1) == label).mean()
+  scores, has = by_hand["labels"]
+  average = sklearn.metrics.average_precision_score(has, scores)
+  assert entries["labels"]["map"] == pytest.approx(average)
+  predicted = 1 / (1 + np.exp(-scores)) >= (0.1, 0.5, 0.9)
+  f1 = sklearn.metrics.f1_score(has, predicted, average="macro")
+  assert entries["labels"]["f1_macro"] == pytest.approx(f1)
+  standard, right = by_hand["values"]
+  found = np.array([0, 1, 2]) + standard * (1, 2, 3)
+  r2 = sklearn.metrics.r2_score(right, found)
+  assert entries["values"]["r2"] == pytest.approx(r2, rel=1e-4)
+  mae = np.abs(right - found).mean()
+  assert entries["values"]["mae"] == pytest.approx(mae, rel=1e-4)
+  for name, score in (("labels", "map"), ("values", "r2")):
+    assert entries[name]["alone"]["verified"] is True
+    alone = entries[name]["alone"]["score"]
+    assert alone == pytest.approx(entries[name][score], rel=1e-4)
+    assert (tmp_path / "report" / name / "report.html").is_file()
+  shown = capsys.readouterr().out
+  for said in (
+    f"{100 * average:.2f} %", f"{r2:.4g}", f"{mae:.4g} mm", "macro F1",
+    "verified: yes",
+  ):  # fmt: skip
+    assert said in shown
+  # Data of another kind are refused before any evaluation.
+  monkeypatch.setattr(
+    data_options, "open_split", lambda *_: split_of("classes")
+  )
+  given = (f"--task={tmp_path}/tasks/labels", "--data=mixed", "--split=test")
+  assert run(root, *given) == 2
+  said = "'labels' has 3 labels (a, b, c, ...), the data set 'numbered' has 3 c"
+  assert said in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -256,7 +343,7 @@ def test_outputs_that_are_not_finite_are_said(model, monkeypatch, capsys):
   found = {**ENTRY, "not_finite": 2, "accuracy_plain": 0.5,
            "outputs_bit_equal": True}  # fmt: skip
   result["backbone"]["upstream"] = found
-  entry["alone"] = {"accuracy": 0.5, "max_difference": None,
+  entry["alone"] = {"score": 0.5, "max_difference": None,
                     "outputs_bit_equal": True}  # fmt: skip
   said = evaluate.text({**result, "verified": True})
   assert "original task: outputs for 2 images of d are not finite" in said
@@ -294,7 +381,8 @@ def test_folders_are_told_apart(model, tmp_path, capsys):
     f"--data_dir={tmp_path}/dogs", "--split=test",
   ) == 2  # fmt: skip
   assert (
-    "the data set 'folder dogs' has 3 (a, b, c, " in capsys.readouterr().err
+    "the data set 'folder dogs' has 3 classes (a, b, c, "
+    in capsys.readouterr().err
   )
 
 
@@ -397,6 +485,25 @@ def test_top5_of_five_classes_is_not_shown():
   }  # fmt: skip
   rows = evaluate.text(result).splitlines()[2:4]
   assert [row.split()[-2:] for row in rows] == [["%", "-"], ["87.50", "%"]]
+
+
+def test_each_kind_has_its_table():
+  entry = {**ENTRY, "top5": 1.0, "per_class": [0.5] * 3, "name": "c"}
+  labels = {**entry, "kind": "labels", "map": 0.25, "f1_macro": None,
+            "name": "l", "not_finite": 2}  # fmt: skip
+  numbers = {"r2": 0.75, "spearman": None, "mae": 1.5, "rmse": 2.25}
+  one = {**entry, **numbers, "kind": "values", "units": ["mm"], "name": "v"}
+  mixed = {**one, "units": ["mm", "g"], "name": "w"}
+  timing = {"batch_size": 8, "plain": 1.0, "tasks": 1, "together": 1.1}
+  said = evaluate.text({"tasks": [mixed, labels, entry, one], "timing": timing})
+  tables = [table.splitlines() for table in said.split("\n\n")]
+  assert tables[0][0].split()[-2:] == ["top-1", "top-5"]
+  assert tables[1][0].split()[-3:] == ["mAP", "macro", "F1"]
+  assert tables[1][2].split()[-3:] == ["25.00", "%", "-"]
+  assert tables[2][0].split()[-4:] == ["R2", "Spearman", "MAE", "RMSE"]
+  assert tables[2][2].split()[-4:] == ["0.75", "-", "1.5", "2.25"]
+  assert tables[2][3].split()[-5:] == ["-", "1.5", "mm", "2.25", "mm"]
+  assert "l: outputs for 2 images of d are not finite, and no label" in said
 
 
 def test_a_task_alone_is_timed_once():

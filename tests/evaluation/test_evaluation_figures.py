@@ -126,3 +126,35 @@ def test_a_title_of_many_lines_is_cut():
 def test_a_sheet_without_mistakes():
   figure = plots.mistakes_sheet(np.zeros((0, 8, 8, 3)), [])
   assert [text.get_text() for text in figure.texts] == ["no mistakes"]
+
+
+def test_curves_are_steps():
+  curves = [
+    (np.array([0.5, 1, 1]), np.array([1, 0.5, 0])),
+    (np.array([0.25, 1]), np.array([1, 0])),
+  ]
+  figure = plots.precision_recall_figure(curves, ["a$\\frac{x" * 9, "b\n"])
+  lines = figure.axes[0].lines
+  assert {line.get_drawstyle() for line in lines} == {"steps-post"}
+  np.testing.assert_array_equal(lines[0].get_xdata(), curves[0][1])
+  np.testing.assert_array_equal(lines[1].get_ydata(), curves[1][0])
+  [legend] = figure.legends
+  assert legend.get_texts()[1].get_text() == "b\\n"
+  drawn(figure)
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_a_panel_for_each_of_the_first_values(count):
+  right = np.random.default_rng(0).random((20, count))
+  figure = plots.scatter_figure(
+    right, right + 1, ["a$\\frac{x"] * count, ["mm"] * count
+  )
+  assert len(figure.axes) == min(count, 6)
+  points, diagonal = figure.axes[0].lines
+  np.testing.assert_array_equal(points.get_ydata(), right[:, 0] + 1)
+  np.testing.assert_array_equal(diagonal.get_xdata(), diagonal.get_ydata())
+  assert figure.axes[0].get_xlabel() == "right (mm)"
+  drawn(figure)
+  drawn(plots.scatter_figure(right[:0], right[:0], ["a"] * count))
+  with pytest.raises(DataError, match="right values have shape"):
+    plots.scatter_figure(right, right[:3], ["a"] * count)

@@ -1,12 +1,16 @@
 """Metrics of labels and values, against cases worked out by hand."""
 
+import contextlib
 import dataclasses
+import json
 
 import numpy as np
 import pytest
 import sklearn.metrics
 from conftest import one_device
 from fake_data import numbered_source
+from faults import Process
+from two_processes import kept_port
 
 import memory_vit as mv
 from memory_vit.errors import DataError, TaskError
@@ -234,3 +238,48 @@ def test_a_split_without_a_score_is_refused():
     evaluated(mesh, several, FOUND, TARGET)
   with pytest.raises(TaskError, match="'x' has 3 labels, .* has 3 classes"):
     evaluated(mesh, {"x": LABELS}, FOUND, TARGET, of="classes")
+
+
+# Each of two processes has half of the rows of each batch.
+ONE_OF_TWO = """
+import json, sys
+import numpy as np
+from memory_vit.evaluation import evaluate
+from memory_vit.model.kinds import TaskKind
+from memory_vit.runtime import launch, sharding
+number, port, rows = int(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
+launch.start(launch.Options(
+  coordinator=f"127.0.0.1:{port}", num_processes=2, process_id=number))
+outputs, label = (np.array(rows[key], np.float32) for key in ("outputs", "has"))
+own = slice(4 * number, 4 * number + 4)
+batches = [
+  {"inputs": outputs[i:i + 8][own], "label": label[i:i + 8][own],
+   "mask": np.ones(4, np.float32)} for i in (0, 8)]
+found = evaluate.evaluate(
+  lambda inputs: {"x": inputs}, batches, sharding.make_mesh(),
+  kinds={"x": TaskKind(name="labels")}, also=["predictions"])["x"]
+predictions = found.pop("predictions")
+print(json.dumps({**found, "outputs": predictions.outputs.tolist()}))
+"""
+
+
+@pytest.mark.processes
+def test_two_processes_find_what_one_finds(tmp_path):
+  rng = np.random.default_rng(0)
+  has = (rng.random((16, 3)) < 0.5).astype(np.float32)
+  outputs = rng.standard_normal((16, 3)).astype(np.float32)
+  rows = json.dumps({"outputs": outputs.tolist(), "has": has.tolist()})
+  with kept_port() as port, contextlib.ExitStack() as stack:
+    both = [
+      stack.enter_context(
+        Process(ONE_OF_TWO, [str(i), str(port), rows], tmp_path / f"{i}.log")
+      )
+      for i in range(2)
+    ]
+    for process in both:
+      assert process.wait() == 0, process.text
+  alone = labels.summarise(label_predictions(outputs, has))
+  for process in both:
+    found = json.loads(process.printed.splitlines()[-1])
+    assert found.pop("outputs") == outputs.tolist()
+    assert found == alone

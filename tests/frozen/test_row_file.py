@@ -179,9 +179,9 @@ def test_damaged_rows_are_made_again(damage, config, backbone, caplog):
   assert file_of(config).read_bytes() == whole
 
 
-@pytest.mark.parametrize("where", ["disk", "host", "device"])
 @pytest.mark.parametrize(
-  ("name", "kind"), [("digits:5-9", "labels"), ("glyphs:angle", "values")]
+  ("where", "name", "kind"),
+  [("disk", "glyphs:angle", "values"), ("device", "digits:5-9", "labels")],
 )
 def test_rows_have_the_labels_of_uncached_batches(
   where, name, kind, config, backbone, caplog

@@ -36,6 +36,7 @@ from memory_vit.evaluation import verify
 from memory_vit.evaluation.split_predictions import SplitPredictions
 from memory_vit.reports import directory, page
 from memory_vit.reports.metrics_file import to_values
+from memory_vit.reports.task_evaluation import ClassEvaluation
 
 EVIL = "<script>document.title='hacked'</script>"
 NAMES = (EVIL, "=cmd|' /C calc'!A0", "$\\frac{x", "a\nb\x1b[2J", "\udcff",
@@ -70,7 +71,7 @@ def images_of(numbers):
 
 
 def evaluation_of(predictions, task="digits", **options):
-  return reports.TaskEvaluation(
+  return ClassEvaluation(
     **{
       "task": task, "data": "folder", "split": "test",
       "class_names": NAMES[: predictions.num_classes],
@@ -282,8 +283,8 @@ def test_a_page_shows_the_mistakes_and_the_numbers(written):
   confidence = evaluation.predictions.confidence
   wrong = evaluation.predictions.predicted & ~evaluation.predictions.correct
   assert confidence[numbers[0]] == confidence[wrong].max()
-  assert [one.confidence for one in evaluation.mistakes] == [
-    *map(float, confidence[numbers])
+  assert [one.note for one in evaluation.mistakes] == [
+    f"{100 * share:.1f} %" for share in confidence[numbers]
   ]
   for source, number in zip(sources, numbers, strict=True):
     with Image.open(io.BytesIO(base64.b64decode(source))) as image:
@@ -329,7 +330,7 @@ def test_nothing_is_finite():
 
 
 def test_a_comparison_with_the_task_alone_is_told():
-  good = {"accuracy": 0.5, "max_difference": 1e-7, "outputs_bit_equal": True}
+  good = {"score": 0.5, "max_difference": 1e-7, "outputs_bit_equal": True}
   changes = (
     {}, {"outputs_bit_equal": False}, {"max_difference": None},
     {"max_difference": 1e-3},
@@ -432,7 +433,7 @@ def test_several_tasks_have_an_index(tmp_path, plain):
 
 def test_an_index_names_the_tasks_with_problems():
   right = predictions_of([0, 1], [0, 1])
-  alone = {"accuracy": 1.0, "max_difference": 0.1, "outputs_bit_equal": True}
+  alone = {"score": 1.0, "max_difference": 0.1, "outputs_bit_equal": True}
   tasks = [
     evaluation_of(usual(), task="spoiled"),
     evaluation_of(right, task="differs", alone={**alone, "verified": False}),
@@ -595,7 +596,7 @@ def reader_of(*class_names):
   return types.SimpleNamespace(
     embedded=object(), file_name=str, data_files=DataFiles(), directory="",
     name="embeddings", full_name="embeddings", split="test",
-    class_names=class_names, num_classes=len(class_names),
+    class_names=class_names, num_classes=len(class_names), kind="classes",
   )  # fmt: skip
 
 

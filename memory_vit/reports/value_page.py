@@ -1,0 +1,72 @@
+"""The part of a report's page about values (regression): errors and R2."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from memory_vit.reports.document import MISSING, Number, plot, table
+from memory_vit.reports.markup import Html, element
+from memory_vit.reports.task_evaluation import ValueEvaluation
+
+# Rows of the table on the page; the CSV file has all.
+_MOST = 200
+WORST = "Greatest errors"
+NOT_FINITE = "there are no metrics"
+IN_INDEX = ("R2", "Spearman", "MAE", "RMSE")
+MEANINGS = {
+  "R2": "share of the variance of a value that the predictions explain: 1 is "
+  "best, 0 is the mean of the split for all examples, and less is worse.",
+  "Spearman": "rank correlation of predicted and right values: 1 if they have "
+  "the same order.",
+  "MAE": "mean absolute error, in the unit of the value.",
+  "RMSE": "root of the mean squared error, in the unit of the value: great "
+  "errors count more.",
+  "several values": "their numbers are means over the values; the table has "
+  "those of each.",
+}
+
+
+def numbers(evaluation: ValueEvaluation) -> list[Number]:
+  found = evaluation.summary
+  units = {*evaluation.predictions.kind.units}
+  unit = units.pop() if len(units) == 1 else ""
+  return [
+    ("R2", _number(found["r2"]), ""),
+    ("Spearman", _number(found["spearman"]), ""),
+    ("MAE", _number(found["mae"], unit), ""),
+    ("RMSE", _number(found["rmse"], unit), ""),
+  ]
+
+
+def sections(
+  evaluation: ValueEvaluation, plots: Mapping[str, bytes]
+) -> dict[str, tuple[str, list[Html]]]:
+  """{anchor: (title, content)}."""
+  scatter = plot(plots["scatter"], "Predicted values against right values")
+  return {
+    "scatter": ("Predicted and right values", [scatter]),
+    "values": ("Values", _values(evaluation)),
+  }
+
+
+def _values(evaluation: ValueEvaluation) -> list[Html]:
+  found, names = evaluation.each, evaluation.class_names
+  units = evaluation.predictions.kind.units or ("",) * len(names)
+  columns = (found.r2, found.spearman, found.mae, found.rmse)
+  rows = [
+    (names[i], units[i] or MISSING, *(_number(each[i]) for each in columns))
+    for i in range(min(len(names), _MOST))
+  ]
+  header = ("value", "unit", "R2", "Spearman", "MAE", "RMSE")
+  parts = [table(header, rows, names=(0, 1), label="values")]
+  if left := len(names) - len(rows):
+    note = f"{left:,} more are in per_value.csv."
+    parts.insert(0, element("p", note, class_="quiet"))
+  return parts
+
+
+def _number(value: float | None, unit: str = "") -> str:
+  # NaN is not equal to itself.
+  if value is None or value != value:  # noqa: PLR0124
+    return MISSING
+  return f"{value:.4g} {unit}".rstrip()
