@@ -134,7 +134,7 @@ def _run(arguments: argparse.Namespace) -> int:
     files.write_json(written, result)
   if report:
     splits = {name: split for split, names in opened for name in names}
-    _write_report(report, tasks, splits, predictions, results, arguments)
+    _write_report(report, tasks, splits, predictions, result, arguments)
   return 0 if verified else 1
 
 
@@ -143,17 +143,18 @@ def _write_report(
   tasks: Sequence[Task],
   readers: Mapping[str, Split],
   predictions: Mapping[str, Any],
-  results: Mapping[str, Mapping[str, Any]],
+  result: Mapping[str, Any],
   arguments: argparse.Namespace,
 ) -> None:
+  alone = {entry["name"]: entry.get("alone") for entry in result["tasks"]}
   evaluations = [
     reports.TaskEvaluation.of(
       task,
       readers[task.name],
       predictions[task.name],
-      dtype=arguments.dtype,
+      dtype=result["backbone"]["dtype"],
       shown_images=arguments.report_images,
-      alone=results[task.name].get("alone"),
+      alone=alone[task.name],
     )
     for task in tasks
   ]

@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from memory_vit.config import EMBEDDINGS, Config
-from memory_vit.data import datasets, image_ops, parallel
+from memory_vit.data import datasets, image_ops, parallel, subset
 from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.data.split import Split
 from memory_vit.data.split_ref import SplitRef, configured_splits
@@ -209,10 +209,7 @@ def _examine_file(encoded: bytes) -> tuple[np.uint64, bytes, bool]:
 
 
 def _as_json(found: _Contents, *, all_classes: bool) -> dict[str, Any]:
-  """Contents and problems; `all_classes` makes an empty class a problem.
-
-  So it does an empty label, and a value that is constant.
-  """
+  """Contents and problems; of `all_classes` also empty and constant ones."""
   split = found.split
   labels = np.array(found.labels, split.label_dtype.base)
   labels = labels.reshape(-1, *split.label_dtype.shape)
@@ -260,12 +257,8 @@ def _per_class(split: Split, labels: np.ndarray) -> dict[str, int]:
   """The number of images of each class, or with each label."""
   if split.kind == "values":
     return {}
-  counts = (
-    np.bincount(labels, minlength=split.num_classes)
-    if split.kind == "classes"
-    else labels.sum(axis=0, dtype=np.int64)
-  )
-  return dict(zip(split.class_names, counts.tolist(), strict=True))
+  counts = subset.counts_among(split, labels).tolist()
+  return dict(zip(split.class_names, counts, strict=True))
 
 
 def _values(split: Split, labels: np.ndarray) -> dict[str, dict[str, float]]:

@@ -183,23 +183,20 @@ def _mixed(output: _Output) -> np.ndarray:
 
 def _class_names(train: _Output, kind: str) -> Sequence[str]:
   if kind != "classes":
-    return labels.names_among(_written(train, kind), kind)
+    return labels.names_among(_written(train, kind))
   return sorted(pc.unique(train.table["label"].filter(train.good)).to_pylist())
 
 
-def _written(
-  output: _Output, kind: str, names: Sequence[str] = ()
-) -> list[Label]:
+def _written(output: _Output, kind: str) -> list[Label]:
   """Labels or values in the texts of the good rows."""
   rows = output.table.filter(pa.array(output.good))
   try:
-    found = [labels.read(text, kind) for text in rows["label"].to_pylist()]
+    return [labels.read(text, kind) for text in rows["label"].to_pylist()]
   except DataError as error:
     raise BrokenDataError(
       f"the embeddings of {output.name!r}: {error}, for config.task.kind "
       f"{kind!r}."
     ) from None
-  return labels.numbers_in_text(found, names)
 
 
 def _labels(
@@ -208,8 +205,7 @@ def _labels(
   """The label of every row, as `Split.labels`; of no use without embedding."""
   if kind != "classes":
     found = np.zeros((len(output.good), len(class_names)), np.float32)
-    encode = Encoder(kind, class_names)
-    written = _written(output, kind, class_names)
+    encode, written = Encoder(kind, class_names), _written(output, kind)
     try:
       found[output.good] = [encode(each) for each in written]
     except DataError as error:

@@ -7,14 +7,13 @@ those of an image folder.
 """
 
 import collections
-import dataclasses
 import functools
 import hashlib
 import os
 import pathlib
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -53,7 +52,7 @@ def open_list(ref: SplitRef) -> Split:
   needed = wanted if is_known else list(lists)
   most = len(stated) or MOST_CLASSES
   read = {stem: _read(lists[stem], most, ref) for stem in needed}
-  names = _names(stated, read.values(), ref.kind)
+  names = _names(stated, read.values())
   sizes = {stem: len(read[stem].labels) for stem in wanted}
   chosen = []
   for stem, part in split_parts.split_parts(ref.name, ref.split, sizes):
@@ -106,8 +105,7 @@ def _named_lists(ref: SplitRef, lists: Collection[str]) -> list[str]:
   return wanted
 
 
-@dataclasses.dataclass(frozen=True)
-class _List:
+class _List(NamedTuple):
   """{image: its label}, in order, and the names that a table states."""
 
   labels: dict[str, Label]
@@ -116,17 +114,13 @@ class _List:
 
 def _read(path: pathlib.Path, classes: int, ref: SplitRef) -> _List:
   """Read a list; numbers in a text file are below `classes`."""
-  if path.suffix != ".txt":
-    return _read_table(path, ref)
-  if ref.label:
+  if path.suffix == ".txt":
+    if not ref.label:
+      return _List(_read_lines(path, classes, ref.kind))
     raise DataError(
       f"config.data.label is {messages.brief(ref.label)}, a column of a table, "
       f"and {messages.utf8(str(path))} is none: expected ''."
     )
-  return _List(_read_lines(path, classes, ref.kind))
-
-
-def _read_table(path: pathlib.Path, ref: SplitRef) -> _List:
   _require_file(path, _MOST_BYTES)
   table = table_file.read_table(path, ref.kind, ref.label)
   found: dict[str, Label] = {}
@@ -135,24 +129,22 @@ def _read_table(path: pathlib.Path, ref: SplitRef) -> _List:
     try:
       _add(found, file, label)
     except ValueError as problem:
-      name = messages.utf8(str(path))
-      raise BrokenDataError(f"{name}, row {number}: {problem}") from None
+      raise _problem(path, number, str(problem), "row") from None
   return _List(found, table.names)
 
 
-def _names(
-  stated: Sequence[str], lists: Collection[_List], kind: str
-) -> Sequence[str]:
+def _names(stated: Sequence[str], lists: Collection[_List]) -> Sequence[str]:
   """Names of columns, else of a file, else among the labels of all lists."""
   for names in (*(each.names for each in lists), stated):
     if names:
       return names
-  found = [label for each in lists for label in each.labels.values()]
   try:
-    return labels.names_among(labels.numbers_in_text(found), kind)
+    return labels.names_among(
+      label for each in lists for label in each.labels.values()
+    )
   except DataError as error:
     raise BrokenDataError(
-      f"the lists name no {kind}: {error}, one in each line of {CLASSES}."
+      f"the lists: {error}, one in each line of {CLASSES}."
     ) from None
 
 
@@ -160,10 +152,8 @@ def _encoded(
   path: pathlib.Path, read: _List, encode: Encoder
 ) -> list[tuple[str, Any]]:
   """(image, encoded label) of a list, in order."""
-  files = list(read.labels)
-  found = labels.numbers_in_text(list(read.labels.values()), encode.names)
   encoded = []
-  for file, label in zip(files, found, strict=True):
+  for file, label in read.labels.items():
     try:
       encoded.append((file, encode(label)))
     except DataError as error:
@@ -181,18 +171,19 @@ def _read_lines(
     if not line:
       continue
     try:
-      file, label = _parsed(line, kind)
-      for each in label if isinstance(label, list) else [label]:
-        if isinstance(each, int) and each >= classes:
-          raise ValueError(f"label {each}, expected 0 to {classes - 1:,}.")
+      file, label, numbers = _parsed(line, kind)
+      if max(numbers, default=0) >= classes:
+        raise ValueError(
+          f"label {max(numbers)}, expected 0 to {classes - 1:,}."
+        )
       _add(found, file, label)
     except ValueError as problem:
       raise _problem(path, number, str(problem)) from None
   return found
 
 
-def _parsed(line: bytes, kind: str) -> tuple[str, Label]:
-  """The path and the label in a line, or a `ValueError`."""
+def _parsed(line: bytes, kind: str) -> tuple[str, Label, list[int]]:
+  """The path, the label, and its classes or labels; or a `ValueError`."""
   name, pattern, example = _LABELS[kind]
   file, *label = line.rsplit(maxsplit=1)
   if not label or not re.fullmatch(pattern, label[0]):
@@ -201,10 +192,11 @@ def _parsed(line: bytes, kind: str) -> tuple[str, Label]:
       f"'images/1.jpg {example}'. (Without a {CLASSES}, every .txt file of the "
       "folder has to be a list.)"
     )
-  if kind == "classes":
-    return os.fsdecode(file), int(label[0])
-  found = labels.read(label[0], kind)
-  return os.fsdecode(file), labels.numbers_in_text([found])[0]
+  path = os.fsdecode(file)
+  if kind == "values":
+    return path, labels.read(label[0], kind), []
+  numbers = [int(each) for each in label[0].split(b",") if each != b"-"]
+  return path, numbers[0] if kind == "classes" else [*numbers], numbers
 
 
 def _add(found: dict[str, Label], file: Any, label: Label) -> None:
@@ -284,9 +276,11 @@ def _require_file(path: pathlib.Path, most: int) -> None:
     )
 
 
-def _problem(path: pathlib.Path, number: int, text: str) -> BrokenDataError:
-  name = messages.utf8(str(path))
-  return BrokenDataError(f"{name}, line {number}: {text.removesuffix('.')}.")
+def _problem(
+  path: pathlib.Path, number: int, text: str, place: str = "line"
+) -> BrokenDataError:
+  where = f"{messages.utf8(str(path))}, {place} {number}"
+  return BrokenDataError(f"{where}: {text.removesuffix('.')}.")
 
 
 def _irregular(root: pathlib.Path, files: Collection[str]) -> dict[str, str]:

@@ -53,7 +53,7 @@ def open_data(
     opened = datasets.open_ref(ref)
     return dataclasses.replace(opened, name=f"python:{name}")
   where = f"{name!r}, split {split!r}"
-  stated = indexable.stated_classes(data, keys[1])
+  stated = indexable.stated_classes(data, keys[1], kind)
   if class_names and stated not in ((), tuple(class_names)):
     raise DataError(
       f"{where}: the data state the classes {messages.name_list(stated)}, "
@@ -61,7 +61,7 @@ def open_data(
     )
   images, found = _read(data, keys, where, kind)
   try:
-    names = stated or tuple(class_names) or labels.names_among(found, kind)
+    names = stated or tuple(class_names) or labels.names_among(found, False)
   except DataError as error:
     raise DataError(f"{where}: {error}.") from error
   numbers = _numbers(found, kind, names, where)

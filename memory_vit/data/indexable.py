@@ -81,7 +81,7 @@ def open_indexable(
       "letters, digits, '.', '_' and '-' as the name, and no empty one."
     )
   size = _count(examples, name)
-  classes = tuple(class_names) or stated_classes(examples, keys[1])
+  classes = tuple(class_names) or stated_classes(examples, keys[1], kind)
   if not classes and kind == "values":
     classes = _numbered(examples, keys, name)
   if not classes:
@@ -114,8 +114,10 @@ def _count(examples: Indexable, name: str) -> int:
   return len(examples)
 
 
-def stated_classes(examples: Any, label: str) -> tuple[str, ...]:
-  """Class names that a data set of another library states, if any."""
+def stated_classes(examples: Any, label: str, kind: str) -> tuple[str, ...]:
+  """Names that a data set of another library states; none of values."""
+  if kind == "values":
+    return ()
   features = getattr(examples, "features", None)
   feature = features.get(label) if isinstance(features, Mapping) else None
   feature = getattr(feature, "feature", feature)  # of a sequence
@@ -131,7 +133,7 @@ def _numbered(
   """Names of values by the number of them in the first example."""
   try:
     _, label = pair_of(examples[0], keys)
-    return labels.names_among([labels.read(label, "values")], "values")
+    return labels.names_among([labels.read(label, "values")])
   except DataError as error:
     raise BrokenDataError(f"the examples of {name!r}, 0: {error}.") from error
 

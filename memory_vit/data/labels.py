@@ -36,7 +36,7 @@ def read(label: Any, kind: str) -> Label:
       return _class(label)
     if isinstance(label, str | bytes):
       several = _separated(_text(label))
-    elif np.ndim(label) == 0 and not isinstance(label, set):
+    elif np.ndim(label) == 0:
       several = [np.asarray(label).item()]
     return _several(several) if kind == "labels" else _row(several)
   except (TypeError, ValueError, OverflowError, RecursionError):
@@ -45,35 +45,24 @@ def read(label: Any, kind: str) -> Label:
     ) from None
 
 
-def names_among(labels: Sequence[Label], kind: str) -> tuple[str, ...]:
-  """The names among labels, sorted, or "0" up to the greatest number."""
-  rows = [len(label) for label in labels if isinstance(label, np.ndarray)]
-  if rows:
-    return tuple(map(str, range(rows[0])))
-  found = set(_flat(labels))
+def names_among(
+  labels: Iterable[Label], numbers_in_text: bool = True
+) -> tuple[str, ...]:
+  """The names among labels, sorted, or "0" up to the greatest number.
+
+  With `numbers_in_text`, texts are numbers if all of them look like numbers.
+  """
+  found: set[int | str] = set()
+  for label in labels:
+    if isinstance(label, np.ndarray):
+      return tuple(map(str, range(len(label))))
+    found.update(label if isinstance(label, list) else [label])
+  names = {each for each in found if isinstance(each, str)}
   if not found:
     raise DataError("no example has a label: expected the names of all labels")
-  if names := {label for label in found if isinstance(label, str)}:
+  if names and not (numbers_in_text and all(map(_is_number, names))):
     return tuple(sorted(names))
-  greatest = max(label for label in found if isinstance(label, int))
-  return tuple(map(str, range(min(greatest + 1, MOST_CLASSES))))
-
-
-def numbers_in_text(
-  labels: Sequence[Label], names: Sequence[str] = ()
-) -> list[Label]:
-  """Numbers for texts that are, if all texts are, and none is a name."""
-  texts = {label for label in _flat(labels) if isinstance(label, str)}
-  if not texts.isdisjoint(names) or not all(map(_is_number, texts)):
-    return list(labels)
-  return [
-    int(label)
-    if isinstance(label, str)
-    else [int(each) for each in label]
-    if isinstance(label, list)
-    else label
-    for label in labels
-  ]
+  return tuple(map(str, range(min(max(map(int, found)) + 1, MOST_CLASSES))))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +98,9 @@ class Encoder:
     return row
 
   def _number(self, label: int | str) -> int:
-    found = self._places.get(label, -1) if isinstance(label, str) else label
+    found = self._places.get(label, label) if isinstance(label, str) else label
+    if isinstance(found, str):  # no name
+      found = int(found) if _is_number(found) else -1
     if not 0 <= found < len(self.names):
       raise DataError(
         f"its label is {messages.brief(label)}, expected 0 to "
@@ -117,14 +108,6 @@ class Encoder:
         f"{messages.name_list(self.names)}"
       )
     return found
-
-
-def _flat(labels: Iterable[Label]) -> Iterable[int | str]:
-  for label in labels:
-    if isinstance(label, list):
-      yield from label
-    elif isinstance(label, int | str):
-      yield label
 
 
 def _class(label: Any) -> int | str:
@@ -137,17 +120,11 @@ def _class(label: Any) -> int | str:
 
 
 def _several(label: Any) -> list[int | str] | np.ndarray:
-  """Numbers or names; of an array, booleans and fractions 1 and 0 for each."""
-  found = sorted(label) if isinstance(label, set) else label
-  array = np.asarray(found)
-  is_list = isinstance(found, list | tuple)
-  if (
-    array.dtype.kind in "bf"
-    and array.size
-    or not (is_list or array.dtype.kind in "OSU")
-  ):
-    return _row(found)
-  return [_class(each) for each in found]
+  """Numbers or names in a list; of an array, or of booleans, 1 and 0."""
+  dtype, is_list = np.asarray(label).dtype.kind, isinstance(label, list | tuple)
+  if dtype in "OSU" or (is_list and dtype in "iu") or not len(label):
+    return [_class(each) for each in label]
+  return _row(label)
 
 
 def _row(label: Any) -> np.ndarray:

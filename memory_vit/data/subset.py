@@ -29,7 +29,11 @@ _AT_ONCE = 256
 
 def class_counts(split: Split) -> np.ndarray:
   """The number of examples of each class or label, int64 (c,)."""
-  labels = _readable_labels(split)
+  return counts_among(split, _readable_labels(split))
+
+
+def counts_among(split: Split, labels: np.ndarray) -> np.ndarray:
+  """As `class_counts`, of some labels of a split, (n,) or (n, c)."""
   if split.kind == "classes":
     return np.bincount(labels, minlength=split.num_classes)
   return labels.sum(axis=0, dtype=np.int64)

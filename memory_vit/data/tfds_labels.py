@@ -145,7 +145,7 @@ class _Row:
 _EXPECTED = {
   "labels": "a Sequence of ClassLabels, a FeaturesDict of booleans, or "
   "booleans and ClassLabels of two classes",
-  "values": "a number, or a Tensor of a fixed number of them",
+  "values": "a number, or a Tensor or a FeaturesDict of numbers",
 }
 
 
@@ -153,38 +153,33 @@ def _find_rows(
   name: str, features: _Features, label: str, kind: str
 ) -> list[_Row]:
   """The features that `label` names, or the only one of that kind."""
-  if label:
-    keys = [key.strip() for key in label.split(",")]
-    found = [_row(key, _at(features, key), kind) for key in keys]
-  else:
-    every = [_row(key, feature, kind) for key, feature in features.items()]
-    found = [row for row in every if row]
-  rows = [row for row in found if row]
-  if len(rows) < len(found) or not rows or not (label or len(rows) == 1):
+  keys = [k.strip() for k in label.split(",")] if label else [*features.keys()]
+  found = {key: _rows(key, features, kind) for key in keys}
+  if not label:
+    found = {key: rows for key, rows in found.items() if rows}
+  if not all(found.values()) or not (label or len(found) == 1):
     raise DataError(
       f"config.data.label is {messages.brief(label)} and config.task.kind "
       f"{kind!r}: expected {_EXPECTED[kind]} (several features are separated "
       f"by commas) among the features of data set {messages.brief(name)}, "
       f"which are {_shown(features)}."
     )
-  return rows
+  return [row for rows in found.values() for row in rows]
 
 
-def _row(key: str, feature: Any, kind: str) -> _Row | None:
-  """The numbers of a kind that a feature holds; None if it holds others."""
-  types = tfds.features
-  if isinstance(feature, types.FeaturesDict) and kind == "labels":
-    keys = sorted(feature.keys())
-    if not keys or not all(map(_is_yes_or_no, feature.values())):
-      return None
-    return _Row(
-      tuple(keys), lambda e: _floats([_at(e, key)[each] for each in keys])
-    )
+def _rows(key: str, features: _Features, kind: str) -> list[_Row]:
+  """The numbers of a kind that a feature holds; [] if it holds others."""
+  types, feature = tfds.features, _at(features, key)
+  if isinstance(feature, types.FeaturesDict):
+    parts = [
+      _rows(f"{key}/{each}", features, kind) for each in sorted(feature.keys())
+    ]
+    return [row for rows in parts for row in rows] if all(parts) else []
   if isinstance(feature, types.Sequence) and kind == "labels":
     if not isinstance(feature.feature, types.ClassLabel):
-      return None
+      return []
     names = tuple(feature.feature.names)
-    return _Row(names, lambda e: _multi_hot(_at(e, key), len(names)))
+    return [_Row(names, lambda e: _multi_hot(_at(e, key), len(names)))]
   is_number = isinstance(feature, types.Tensor) and (
     _is_yes_or_no(feature)
     if kind == "labels"
@@ -192,30 +187,27 @@ def _row(key: str, feature: Any, kind: str) -> _Row | None:
     and not isinstance(feature, types.ClassLabel)
   )
   if not is_number or len(feature.shape) > 1 or None in feature.shape:
-    return None
-  names = (key,)
+    return []
+  names = (key.rpartition("/")[2],)
   if feature.shape:
     names = tuple(f"{key}/{i}" for i in range(feature.shape[0]))
-  return _Row(names, lambda e: tf.reshape(_floats(_at(e, key)), [-1]))
+  return [
+    _Row(names, lambda e: tf.reshape(tf.cast(_at(e, key), tf.float32), [-1]))
+  ]
 
 
 def _is_yes_or_no(feature: Any) -> bool:
   if isinstance(feature, tfds.features.ClassLabel):
     return feature.num_classes == 2
-  is_tensor = isinstance(feature, tfds.features.Tensor)
-  return is_tensor and feature.np_dtype == np.bool_
+  return feature.np_dtype == np.bool_
 
 
 def _at(tree: Any, path: str) -> Any:
   """What is at "a/b" in nested dictionaries; None if nothing is."""
   for key in path.split("/"):
-    keys = tree.keys() if hasattr(tree, "keys") else ()
-    tree = tree[key] if key in keys else None
+    is_dict = isinstance(tree, Mapping | tfds.features.FeaturesDict)
+    tree = tree[key] if is_dict and key in tree else None
   return tree
-
-
-def _floats(values: Any) -> tf.Tensor:
-  return tf.cast(values, tf.float32)
 
 
 def _multi_hot(numbers: tf.Tensor, count: int) -> tf.Tensor:

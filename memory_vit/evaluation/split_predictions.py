@@ -8,6 +8,7 @@ and values all outputs, as their metrics need all examples at once.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Self
 
@@ -116,7 +117,7 @@ class _Outputs:
     """The number of labels or values, c."""
     return self.outputs.shape[1]
 
-  @property
+  @functools.cached_property
   def finite(self) -> Bool[np.ndarray, " n"]:
     """Whether all outputs for an example are finite."""
     return np.isfinite(self.outputs).all(axis=1)
@@ -128,8 +129,8 @@ class _Outputs:
 
   def first(self, size: int) -> Self:
     """Without the rows beyond, which pad the last batch."""
-    rows = {key: values[:size] for key, values in vars(self).items()
-            if key != "kind"}  # fmt: skip
+    names = {field.name for field in dataclasses.fields(self)} - {"kind"}
+    rows = {name: getattr(self, name)[:size] for name in names}
     return dataclasses.replace(self, **rows)
 
   @property
@@ -165,7 +166,7 @@ class LabelPredictions(_Outputs):
     found = self.kind.activate(outputs.astype(np.float64))
     return np.where(self.finite, found, -1)
 
-  @property
+  @functools.cached_property
   def predicted_labels(self) -> Bool[np.ndarray, "n c"]:
     """Whether a label is at or above its threshold; none if not finite."""
     cuts = self.kind.cut_offs(self.num_classes)

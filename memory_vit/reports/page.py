@@ -50,7 +50,7 @@ def report_page(
     "p",
     f"{evaluation.data_shown}, {evaluation.split}: "
     f"{evaluation.summary['examples']:,} examples of "
-    f"{len(evaluation.class_names):,} {evaluation.kind}",
+    f"{len(evaluation.class_names):,} {_named(evaluation)}",
     class_="quiet",
   )
   return document(
@@ -59,6 +59,13 @@ def report_page(
     element("main", *_problems(evaluation), _numbers(evaluation), *content),
     _about(evaluation),
   )
+
+
+def _named(evaluation: TaskEvaluation) -> str:
+  """ "classes", or "class" of a single one."""
+  one = {"classes": "class", "labels": "label", "values": "value"}
+  single = len(evaluation.class_names) == 1
+  return one[evaluation.kind] if single else evaluation.kind
 
 
 def index_page(evaluations: Sequence[TaskEvaluation]) -> str:

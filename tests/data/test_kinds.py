@@ -123,7 +123,7 @@ def tfds_data(tmp_path_factory, request):
   [
     ("labels", "tags", LABELS, NAMES),
     ("labels", "has", LABELS, NAMES),
-    ("labels", "has/red,has/blue", LABELS[:, [2, 0]], ("has/red", "has/blue")),
+    ("labels", "has/red,has/blue", LABELS[:, [2, 0]], ("red", "blue")),
     ("labels", "wild, old", LABELS[:, :2], ("wild", "old")),
     ("values", "x,y", VALUES, ("x", "y")),
     ("values", "box", VALUES, ("box/0", "box/1")),
@@ -146,14 +146,17 @@ def test_features_of_tfds(tfds_data, kind, label, expected, names):
     ("labels", "x", "a Sequence of ClassLabels"),
     ("labels", "nothing", "a Sequence of ClassLabels"),
     ("values", "x,tags", "expected a number, or a Tensor"),
+    ("labels", "things/wild", "a Sequence of ClassLabels"),
     ("values", "old", "expected a number"),
     ("values", "image", "expected a number"),
     ("labels", "clevr_count", "a Sequence of ClassLabels"),
   ],
 )
 def test_features_that_are_no_labels_or_values(kind, label, message):
+  things = tfds.features.Sequence({"wild": np.bool_})
+  features = tfds.features.FeaturesDict({**FEATURES, "things": things})
   with pytest.raises(DataError, match=message):
-    find_target("own", FEATURES, None, label, kind)
+    find_target("own", features, None, label, kind)
 
 
 def test_the_only_feature_of_a_kind_needs_no_name():
@@ -371,7 +374,6 @@ def python_forms():
   named = [names_of(row) for row in LABELS]
   return {
     "names": ("labels", named, NAMES),
-    "sets": ("labels", [set(each) for each in named], NAMES),
     "numbers": ("labels", numbers, NAMES),
     "matrix": ("labels", LABELS.astype(np.int64), NAMES),
     "booleans": ("labels", LABELS.astype(bool).tolist(), NAMES),
@@ -414,6 +416,9 @@ def test_names_of_labels_among_those_of_python():
     open_indexable(Tags(rows), name="own", version="1", kind="labels"),
   ):
     require_rows(split, "labels", LABELS, NAMES)
+  rows = [{**row, "label": i} for i, row in enumerate(rows)]
+  split = open_indexable(Tags(rows), name="own", version="1", kind="values")
+  assert split.class_names == ("0",)
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,7 @@ def test_a_report_is_of_the_pass_that_is_verified(
     assert found["alone"] == entry["alone"]
     assert found["task"]["digest"] == task.digest
     assert found["backbone"]["fingerprint"] == backbone.fingerprint
+    assert found["backbone"]["dtype"] == "float32"
     rows = pq.read_table(folder / "predictions.parquet").to_pylist()
     assert len({row["file"] for row in rows}) == 12
     for row in rows:

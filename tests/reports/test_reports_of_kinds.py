@@ -46,6 +46,7 @@ def evaluation_of(kind, **options):
     (LabelEvaluation, HAS) if kind.is_labels else (ValueEvaluation, RIGHT)
   )
   outputs = options.pop("outputs", OUTPUTS)
+  rows = options.pop("rows", rows)
   return made(
     **{
       "task": kind.name, "data": "list", "split": "test",
@@ -186,6 +187,13 @@ def test_pages_of_labels_and_values(written):
   assert first.note == "c\nd 95.3 %"
   text = (path / "index.html").read_text(encoding="utf-8")
   assert text.count("<table>") == 2
+  one = evaluation_of(
+    mv.TaskKind(name="values", mean=(0,), std=(1,)), class_names=("a",),
+    outputs=OUTPUTS[:, :1], rows=RIGHT[:, :1],
+  )  # fmt: skip
+  assert "4 examples of 1 value<" in page.report_page(
+    one, {"scatter": b""}, one.read_mistakes()
+  )
   assert "labels: 1 examples could not be read; outputs for 1 examples" in text
 
 
