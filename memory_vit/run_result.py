@@ -26,6 +26,7 @@ class TrialResult:
 
   Attributes:
     name: of the task.
+    kind: "classes", "labels" or "values", see `TaskKind`.
     regime: see `regimes`.
     cells: memory cells per layer.
     learning_rate: the peak.
@@ -33,26 +34,38 @@ class TrialResult:
     varied: the options that a sweep varied, {"task.cells": 5}.
     steps: of training.
     trainable_params: the number of trained parameters.
-    test_accuracy: in [0, 1]; None without a test split, as the loss, top-5
-      accuracy and accuracies of classes are.
+    test_score: accuracy of classes, mean average precision of labels, R2 of
+      values; None without a test split, as the other numbers are, and if
+      outputs of values are not finite.
+    test_metrics: of labels "map", "f1_macro" at the thresholds of the task,
+      "calibration_error", "per_class" (average precision of each) and
+      "f1_per_class"; of values "r2", "mae" and "rmse" in their units,
+      "spearman", and these of each as "per_class". Empty for classes, which
+      alone have the accuracies, `chance` and `test_majority` below.
+    test_accuracy: in [0, 1].
     test_examples: the number of evaluated examples.
     test_skipped: the number of unreadable examples.
     test_not_finite: the number of examples with outputs that are not finite,
       which count as mistakes.
-    test_loss: mean cross-entropy; None also if it is not finite.
+    test_loss: mean cross-entropy, of labels binary; of values the mean squared
+      error in standard deviations. None also if it is not finite.
     test_top5: top-5 accuracy, in [0, 1].
     test_per_class: accuracy of each class; None for a class without examples.
     chance: accuracy of guessing uniformly.
     test_majority: accuracy of always predicting the most frequent class.
     exported: directory of the task in the workdir; None if it is not exported.
     best_step: at which the parameters were taken.
-    val_accuracy: at that step; None without a validation split.
-    val_loss: mean cross-entropy at that step; None also if it is not finite.
+    val_score: at that step; None without a validation split.
+    val_metrics: at that step, as `test_metrics`; "f1_macro" and "f1_per_class"
+      are at thresholds of 0.5.
+    val_accuracy: `val_score` of classes.
+    val_loss: at that step, as `test_loss`.
     val_examples: the number of validation examples.
     skipped_updates: the number of updates that were not finite.
   """
 
   name: str
+  kind: str = "classes"
   regime: str = ""
   cells: int
   learning_rate: float
@@ -60,6 +73,8 @@ class TrialResult:
   varied: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   steps: int = 0
   trainable_params: int = 0
+  test_score: float | None = None
+  test_metrics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   test_accuracy: float | None = None
   test_examples: int = 0
   test_skipped: int = 0
@@ -71,6 +86,8 @@ class TrialResult:
   test_majority: float | None = None
   exported: str | None = None
   best_step: int = 0
+  val_score: float | None = None
+  val_metrics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   val_accuracy: float | None = None
   val_loss: float | None = None
   val_examples: int = 0

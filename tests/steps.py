@@ -9,6 +9,7 @@ from memory_vit.config import OptimConfig
 from memory_vit.runtime import sharding
 from memory_vit.tasks import split_forward
 from memory_vit.train import step
+from memory_vit.train.loss import HeadLoss
 from memory_vit.train.optim import make_optimizer, make_schedule
 
 
@@ -23,8 +24,8 @@ def step_for(config, mesh, read, trained, smoothing, parts):
   optimizer = make_optimizer(dict.fromkeys(rates, optim_config), rates)
   cut = split_forward.make_split_forward(config, (*read, *trained))
   step_fn = step.Step(
-    cut, optimizer, mesh, label_smoothing=dict.fromkeys(rates, smoothing),
-    accumulation_steps=parts,
+    cut, optimizer, mesh, accumulation_steps=parts,
+    losses=dict.fromkeys(rates, HeadLoss(smoothing=smoothing)),
   )  # fmt: skip
   return step_fn, optimizer
 

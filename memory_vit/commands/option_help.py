@@ -41,8 +41,9 @@ def text() -> str:
 def indented(text: str) -> list[str]:
   indent = " " * 6
   return textwrap.wrap(
-    text, 80, initial_indent=indent, subsequent_indent=indent
-  )
+    text, 80, initial_indent=indent, subsequent_indent=indent,
+    break_on_hyphens=False,
+  )  # fmt: skip
 
 
 def _comments() -> dict[tuple[str, str], str]:

@@ -9,9 +9,18 @@ from tensorboard.backend.event_processing import event_accumulator
 from tensorboard.util import tensor_util
 
 from memory_vit.errors import TrainingError
+from memory_vit.model.kinds import SCORE_NAMES
 
 # Tag -> steps, int64 (k,), and values, float64 (k,).
 Scalars = dict[str, tuple[np.ndarray, np.ndarray]]
+
+# Tags of the score in training and on validation, by kind of task; the accuracy
+# of pairs of image and label is not comparable with mAP.
+_SCORES = {
+  "classes": ("train/accuracy", "validation/top1"),
+  "labels": ("", "validation/map"),
+  "values": ("", "validation/r2"),
+}
 
 _EVENTS = "events.out.tfevents.*"
 
@@ -70,10 +79,11 @@ def training_curves(logdir: str | os.PathLike[str]) -> Figure:
       f"the events in {logdir} have no train/loss, only {sorted(scalars)}."
     )
   figure = Figure(figsize=(9, 3), layout="constrained")
-  loss, accuracy = figure.subplots(1, 2)
+  loss, score = figure.subplots(1, 2)
+  kind = _kind_of(scalars)
   for axes, training, validation in (
     (loss, "train/loss", "validation/loss"),
-    (accuracy, "train/accuracy", "validation/top1"),
+    (score, *_SCORES[kind]),
   ):
     for label, tag in (("training", training), ("validation", validation)):
       if tag in scalars:
@@ -83,5 +93,14 @@ def training_curves(logdir: str | os.PathLike[str]) -> Figure:
     if axes.lines:
       axes.legend()
   loss.set(title="loss", xlabel="step", ylim=(0, None))
-  accuracy.set(title="accuracy", xlabel="step", ylim=(0, 1.02))
+  score.set(title=SCORE_NAMES[kind], xlabel="step", ylim=(None, 1.02))
+  if kind != "values":  # R2 has no least value
+    score.set(ylim=(0, 1.02))
   return figure
+
+
+def _kind_of(scalars: Scalars) -> str:
+  """The kind of the task; only tasks of values log the error "mae"."""
+  if "train/mae" in scalars:
+    return "values"
+  return "labels" if "validation/map" in scalars else "classes"

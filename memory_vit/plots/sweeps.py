@@ -1,4 +1,4 @@
-"""Accuracies of the trials of a sweep as lines."""
+"""Scores of the trials of a sweep as lines: accuracy, mAP or R2."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -7,6 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from memory_vit.model.kinds import SCORE_NAMES
 from memory_vit.run_result import RunResult, TrialResult, standard_error
 from memory_vit.runtime.messages import escaped
 
@@ -19,11 +20,12 @@ _MARKERS = "os^Dv*PX"
 
 
 def sweep_figure(result: RunResult) -> Figure:
-  """Draw accuracies of a sweep over learning rate.
+  """Draw scores of a sweep over learning rate: accuracy, mAP or R2.
 
   There is a line for each regime and number of cells, on validation to the
   left, on the test split to the right. A point is the mean over all other
-  options, a bar their range, extended by a standard error on both sides.
+  options, a bar their range, of accuracies extended by a standard error on
+  both sides.
   """
   figure = Figure(figsize=(9, 3.5), layout="constrained")
   left, right = figure.subplots(1, 2, sharey=True)
@@ -36,7 +38,8 @@ def sweep_figure(result: RunResult) -> Figure:
     axes.set(title=title, xlabel="learning rate", xscale="log")
     axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
     axes.set_xticks([], minor=True)
-  left.set(ylabel="accuracy")
+  kinds = {task.kind for task in result.tasks}
+  left.set(ylabel=", ".join(SCORE_NAMES[kind] for kind in kinds))
   _label(left)
   if result.sweep is not None:
     figure.suptitle(escaped(result.sweep.task), parse_math=False)
@@ -87,16 +90,18 @@ def _label(axes: Axes) -> None:
 
 
 def _by_setting(tasks: Sequence[TrialResult], key: str) -> Lines:
-  """Lines of accuracy ("val" or "test") over learning rate."""
+  """Lines of the score ("val" or "test") over learning rate."""
   cells: dict[str, set[int]] = {}
   for task in tasks:
     cells.setdefault(task.regime, set()).add(task.cells)
   found: dict[str, dict[float, list[tuple[float, float]]]] = {}
   for task in sorted(tasks, key=lambda t: (t.regime, t.cells)):
-    if (accuracy := getattr(task, f"{key}_accuracy")) is not None:
-      error = standard_error(accuracy, getattr(task, f"{key}_examples"))
+    if (score := getattr(task, f"{key}_score")) is not None:
+      error = 0.0
+      if task.kind == "classes":
+        error = standard_error(score, getattr(task, f"{key}_examples"))
       points = found.setdefault(_label_of(task, cells), {})
-      points.setdefault(task.learning_rate, []).append((accuracy, error))
+      points.setdefault(task.learning_rate, []).append((score, error))
   return {
     setting: [_point(rate, points[rate]) for rate in sorted(points)]
     for setting, points in found.items()
@@ -104,10 +109,10 @@ def _by_setting(tasks: Sequence[TrialResult], key: str) -> Lines:
 
 
 def _point(rate: float, values: Sequence[tuple[float, float]]) -> Point:
-  """The mean of accuracies, and their range with their errors."""
-  mean = float(np.mean([accuracy for accuracy, _ in values]))
-  least = min(accuracy - error for accuracy, error in values)
-  greatest = max(accuracy + error for accuracy, error in values)
+  """The mean of scores, and their range with their errors."""
+  mean = float(np.mean([score for score, _ in values]))
+  least = min(score - error for score, error in values)
+  greatest = max(score + error for score, error in values)
   return rate, mean, least, greatest
 
 

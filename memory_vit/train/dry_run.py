@@ -132,7 +132,8 @@ def _step_seconds(trainer: Trainer, start: Start, prepare: Prepare) -> float:
   rows: Any = jax.ShapeDtypeStruct(shape, np.float32)
   if trainer.cache:
     rows = jax.eval_shape(prepare, rows)
-  labels = jax.ShapeDtypeStruct((config.batch_size,), np.int32)
+  label = trainer.train.label_dtype
+  labels = jax.ShapeDtypeStruct((config.batch_size, *label.shape), label.base)
   kind = "inputs" if trainer.cache else "image"
   # The time does not depend on the pixels.
   batch = jax.jit(

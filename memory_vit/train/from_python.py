@@ -22,6 +22,7 @@ from etils import epy
 from memory_vit.config import LEARNING_RATES, Config
 from memory_vit.errors import BackboneError, ConfigError, TaskError
 from memory_vit.model.backbone import Backbone
+from memory_vit.model.kinds import TaskKind
 from memory_vit.model.task import Task, require_backbone
 from memory_vit.run_result import RunResult, TrialResult
 from memory_vit.runtime import paths, progress_bar, sharding
@@ -34,7 +35,7 @@ with epy.lazy_imports(
   from memory_vit.data import in_memory
   from memory_vit.evaluation import evaluate, task_data
   from memory_vit.plots import runs
-  from memory_vit.train import passes, run, settle, sweep
+  from memory_vit.train import kind_metrics, passes, run, settle, sweep
 
 if TYPE_CHECKING:
   from memory_vit.data.split import Split
@@ -48,19 +49,22 @@ _MOST_REPEATED = 1_000
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainResult:
-  """A trained task with its accuracy and history.
+  """A trained task with its score and history.
 
   Attributes:
     task: of the best trial on the validation split.
-    accuracy: of this task, in [0, 1]: on the test split if one was given, else
-      on the validation split, which chose the task and therefore flatters it.
+    score: of this task: accuracy of classes, mean average precision of labels,
+      R2 of values. On the test split if one was given, else on the validation
+      split, which chose the task and therefore flatters it.
+    accuracy: the score of classes, in [0, 1]; None of other kinds.
     history: of this trial, {"train/loss": (steps, values), "validation/top1":
       ...}, with the names that TensorBoard shows.
     trials: the numbers of every trial, the best on validation first.
   """
 
   task: Task
-  accuracy: float
+  score: float
+  accuracy: float | None
   history: Mapping[str, tuple[np.ndarray, np.ndarray]] = dataclasses.field(
     repr=False
   )
@@ -72,21 +76,27 @@ class TaskMetrics:
   """Metrics of a task on a split.
 
   Attributes:
-    accuracy: in [0, 1].
-    top5: share of images whose class is among the five highest logits.
-    loss: mean cross-entropy.
-    per_class: accuracy of every class; None for a class without images.
+    score: accuracy of classes, mean average precision of labels, R2 of values.
+    loss: as `test_loss` of `TrialResult`.
     examples: number of images.
-    not_finite: number of images with a logit that is not finite; they count as
-      mistakes.
+    not_finite: number of images with an output that is not finite. They count
+      as mistakes, or as images without labels; of values, no metric is defined.
+    metrics: of labels and values, as `test_metrics` of `TrialResult`.
+    accuracy: in [0, 1]; None of labels and values, as the next two.
+    top5: share of images whose class is among the five highest logits.
+    per_class: accuracy of every class; None for a class without images.
   """
 
-  accuracy: float
-  top5: float
+  score: float
   loss: float
-  per_class: Sequence[float | None] = dataclasses.field(repr=False)
   examples: int
   not_finite: int
+  metrics: Mapping[str, Any] = dataclasses.field(repr=False)
+  accuracy: float | None = None
+  top5: float | None = None
+  per_class: Sequence[float | None] | None = dataclasses.field(
+    default=None, repr=False
+  )
 
 
 def train_and_evaluate(
@@ -118,6 +128,7 @@ def train_task(
   train: Any,
   *,
   name: str,
+  kind: str = "classes",
   validation: Any = None,
   test: Any = None,
   class_names: Sequence[str] = (),
@@ -143,17 +154,21 @@ def train_task(
   floating point from 0 to 1; a tensor of torch (3, h, w); an image of Pillow;
   or the bytes of an image file. Sizes may differ: training crops at random and
   mirrors (see `options`), and evaluation is `task.spec.evaluation`. A label is
-  an integer from 0, or the name of a class.
+  an integer from 0, or the name of a class. For the kind "labels" it is a
+  sequence of these, or a 0 or 1 for each label; for the kind "values" it is a
+  number, or a vector of numbers.
 
   Args:
     backbone: from `load_backbone`; it stays unchanged.
     train: the training split.
     name: of the task: a-z, 0-9, "-" and "_".
+    kind: "classes", one of several for each image; "labels", any number of
+      several; "values", numbers, which it learns by regression.
     validation: the split on which the best step and trial are chosen; by
       default a tenth of `train`, which is held out.
     test: the split for the result.
-    class_names: one per label; by default those of the data, else the names
-      among the training labels, sorted, else "0", "1", ...
+    class_names: of classes, labels or values; by default those of the data,
+      else the names among the training labels, sorted, else "0", "1", ...
     keys: of the image and the label in a dictionary.
     regime: what is trained, see `regimes`.
     cells: memory cells per layer, in the regimes that have memory.
@@ -176,6 +191,7 @@ def train_task(
       f"the backbone is of type {type(backbone).__name__}, expected one from "
       "mv.load_backbone."
     )
+  TaskKind(name=kind)  # an unknown one is refused before data are read
   with contextlib.ExitStack() as stack:
     stack.enter_context(progress_bar.shown(progress))
     splits = {}
@@ -183,7 +199,7 @@ def train_task(
     for split, data in split_data.items():
       if data is not None:
         splits[split] = in_memory.open_data(
-          data, name, split, class_names, keys
+          data, name, split, class_names, keys, kind
         )
         class_names = splits["train"].class_names
     if validation is None:
@@ -194,6 +210,7 @@ def train_task(
       "image_size": backbone.config.image_size,
       "dtype": backbone.config.dtype,
       "task.name": name,
+      "task.kind": kind,
       "task.cells": cells,
       "regime": regime,
       "epochs": epochs,
@@ -217,12 +234,15 @@ def train_task(
       config, directory, splits=splits, backbone=backbone
     )
     best = result.tasks[0]
-    accuracy = best.val_accuracy if test is None else best.test_accuracy
+    score = best.val_score if test is None else best.test_score
+    if score is None:  # no output was finite
+      score = -math.inf if kind == "values" else 0.0
     trial = sweep.Trial(best.name, best.varied, config)
     logdir = passes.logdirs_of([trial], directory)[best.name]
     return TrainResult(
       task=store.load_task(directory / "tasks" / name, backbone),
-      accuracy=accuracy or 0.0,
+      score=score,
+      accuracy=score if kind == "classes" else None,
       history=runs.read_scalars(logdir),
       trials=result.tasks,
     )
@@ -271,14 +291,15 @@ def evaluate_tasks(
   placed = dataclasses.replace(backbone, params=params)
   with progress_bar.shown(progress):
     # All data are opened first: a wrong split must not cost an evaluation.
-    opened: dict[int, tuple[Split, list[str]]] = {}
+    opened: dict[tuple[int, str], tuple[Split, list[str]]] = {}
     for name, split in data.items():
       spec = by_name[name].spec
       names = spec.class_names or tuple(map(str, range(spec.num_classes)))
-      if id(split) not in opened:
-        read = in_memory.open_data(split, name, "data", names, keys)
-        opened[id(split)] = read, []
-      source, sharing = opened[id(split)]
+      key = id(split), spec.kind.name
+      if key not in opened:
+        read = in_memory.open_data(split, name, "data", names, keys, key[1])
+        opened[key] = read, []
+      source, sharing = opened[key]
       sharing.append(name)
       if spec.class_names:
         task_data.require_classes(by_name[name], source)
@@ -290,16 +311,29 @@ def evaluate_tasks(
         tasks[0].spec.evaluation,
         batch_size=batch_size,
         mesh=mesh,
+        kinds={name: by_name[name].spec.kind for name in sharing},
       )
-  fields = [field.name for field in dataclasses.fields(TaskMetrics)]
   return {
-    name: TaskMetrics(
-      accuracy=found[name]["top1"],
-      **{key: found[name][key] for key in fields if key != "accuracy"},
-    )
+    name: _task_metrics(by_name[name].spec.kind, found[name])
     for name in by_name
     if name in found
   }
+
+
+def _task_metrics(kind: TaskKind, result: Mapping[str, Any]) -> TaskMetrics:
+  common = ("score", "loss", "examples", "not_finite")
+  metrics = TaskMetrics(
+    **{key: result[key] for key in common},
+    metrics=kind_metrics.stored(kind.name, result),
+  )
+  if not kind.is_classes:
+    return metrics
+  return dataclasses.replace(
+    metrics,
+    accuracy=result["top1"],
+    top5=result["top5"],
+    per_class=result["per_class"],
+  )
 
 
 def _config(

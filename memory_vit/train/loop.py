@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from memory_vit.evaluation.metrics import tells_top5
 from memory_vit.runtime import sharding
 from memory_vit.runtime.preemption import Interrupted, StopSignal
-from memory_vit.train import loop_state
+from memory_vit.train import kind_metrics, loop_state
 from memory_vit.train.divergence import DivergenceMonitor, Examples
 from memory_vit.train.events import Events, Profile
 from memory_vit.train.loop_state import BestParams, LoopState
@@ -25,6 +25,9 @@ from memory_vit.train.step import Step, TrainState
 from memory_vit.train.wandb_run import WandbRun
 
 logger = logging.getLogger(__name__)
+
+# Metrics whose names for people differ from their keys.
+_TITLES = {"top1": "top-1", "top5": "top-5", "map": "mAP", "r2": "R2"}
 
 Validate = Callable[[Any], dict[str, dict[str, Any]]]
 Save = Callable[[TrainState, LoopState], None]
@@ -86,8 +89,9 @@ class Loop:
   steps: Steps
   batch_size: int  # of all processes together
   schedules: Mapping[str, optax.Schedule]
-  # Parameters -> {name: `evaluate.evaluate`}; the best "top1" is kept.
+  # Parameters -> {name: `evaluate.evaluate`}; the best "score" is kept.
   validate: Validate | None = None
+  kind: str = "classes"  # of the tasks
   save: Save | None = None
   # Skipped updates in a row after which a name is lost.
   max_skipped: int = 3
@@ -195,8 +199,8 @@ class Loop:
     well = {name: b for name, b in past.best.items() if name not in lost}
     if self.validate:
       results = self.validate(state.params)
-      _show_validation(step, results, monitors.events)
-      well = loop_state.keep_better(well, results, state)
+      _show_validation(step, results, monitors.events, self.kind)
+      well = loop_state.keep_better(well, results, state, self.kind)
     if step == self.steps.total:
       well = loop_state.keep_last(well, state)
     return dataclasses.replace(past, best={**past.best, **well}, pending=False)
@@ -214,10 +218,11 @@ class Loop:
       shown = self._with_rates(step, monitors.divergence.newest())
     else:
       return
-    line = collections.defaultdict(list)
+    line: dict[str, list[float]] = collections.defaultdict(list)
     for values in shown.values():
-      for key in ("loss", "accuracy", "learning_rate"):
-        line[key].append(values[key])
+      for key in ("loss", "accuracy", "mae", "learning_rate"):
+        if key in values:
+          line[key].append(values[key])
     monitors.progress.report(line)
 
   def _write(
@@ -264,16 +269,22 @@ def _show_early_stop(step: int, past: LoopState, patience: int) -> None:
 
 
 def _show_validation(
-  step: int, results: Mapping[str, Mapping[str, Any]], events: Events
+  step: int,
+  results: Mapping[str, Mapping[str, Any]],
+  events: Events,
+  kind: str,
 ) -> None:
   scalars = {}
   for name, result in results.items():
-    shown = {key: result[key] for key in ("loss", "top1", "top5")}
-    top5 = f"  top-5 {result['top5']:.4f}" * tells_top5(result)
+    shown = kind_metrics.logged(kind, result)
+    line = "  ".join(
+      f"{_TITLES.get(key, key)} {value:.4f}"
+      for key, value in shown.items()
+      if key != "top5" or tells_top5(result)
+    )
     logger.info(
-      "%s step %d  validation of %d: loss %.4f  top-1 %.4f%s",
-      name, step, result["examples"], result["loss"], result["top1"], top5,
-    )  # fmt: skip
+      "%s step %d  validation of %d: %s", name, step, result["examples"], line
+    )
     scalars[name] = {f"validation/{key}": v for key, v in shown.items()}
   events.write(step, scalars)
   events.flush()

@@ -6,26 +6,29 @@ from collections.abc import Mapping
 from typing import Any
 
 from memory_vit.runtime import sharding
+from memory_vit.train import kind_metrics
 from memory_vit.train.divergence import SkipCount
 from memory_vit.train.step import TrainState
 
-# Any first accuracy is better, unless it is NaN.
+# Any first score is better, unless it is NaN or this.
 _WORST = -math.inf
 
 
 @dataclasses.dataclass(frozen=True)
 class BestParams:
-  """The parameters of a name at its best validation accuracy.
+  """The parameters of a name at its best score on validation.
 
-  Without a validation split the last step is the best, and accuracy is None.
+  Without a validation split the last step is the best, and the score is None.
   `params` is on the host, None before the first evaluation.
   """
 
   step: int = 0
-  accuracy: float | None = None
+  score: float | None = None
   params: Any = None
   loss: float | None = None
   examples: int = 0
+  metrics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  thresholds: tuple[float, ...] = ()  # of labels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,12 +52,15 @@ def keep_better(
   best: Mapping[str, BestParams],
   results: Mapping[str, Mapping[str, Any]],
   state: TrainState,
+  kind: str,
 ) -> dict[str, BestParams]:
   """Replace what is now better than ever before; NaN is never better."""
   return {
-    name: _at_now(name, results[name], state)
-    if results[name]["top1"]
-    > (_WORST if found.accuracy is None else found.accuracy)
+    name: dataclasses.replace(
+      _at_now(name, results[name], state),
+      metrics=kind_metrics.stored(kind, results[name]),
+    )
+    if results[name]["score"] > (_WORST if found.score is None else found.score)
     else found
     for name, found in best.items()
   }
@@ -63,9 +69,9 @@ def keep_better(
 def keep_last(
   best: Mapping[str, BestParams], state: TrainState
 ) -> dict[str, BestParams]:
-  """Take the last step as the best of names that have no accuracy."""
+  """Take the last step as the best of names that have no score."""
   return {
-    name: _at_now(name, {}, state) if found.accuracy is None else found
+    name: _at_now(name, {}, state) if found.score is None else found
     for name, found in best.items()
   }
 
@@ -75,8 +81,9 @@ def _at_now(
 ) -> BestParams:
   return BestParams(
     int(state.step),
-    result.get("top1"),
+    result.get("score"),
     sharding.to_host(state.params[name]),
     result.get("loss"),
     result.get("examples", 0),
+    thresholds=tuple(result.get("thresholds", ())),
   )

@@ -50,6 +50,7 @@ def open_trainer(
   )
   parents = (*attends_to, *ancestors)
   settle.require_fit(config, backbone, opened, parents, trials)
+  kind = settle.task_kind(config, opened["train"])
   for line in dict.fromkeys(
     line for split in opened.values() for line in split.skipped
   ):
@@ -59,6 +60,7 @@ def open_trainer(
     context=context,
     backbone=backbone,
     train=opened["train"],
+    kind=kind,
     validation=opened.get("validation"),
     test=opened.get("test"),
     upstream=opened.get("upstream"),

@@ -74,6 +74,7 @@ def train_pack(
     name: padded_head.without_padding(
       dataclasses.replace(task, params=past.best[name].params),
       trainer.train.class_names,
+      dataclasses.replace(trainer.kind, thresholds=past.best[name].thresholds),
     )
     for name, task in initial.tasks.items()
     if past.best[name].params is not None
@@ -160,6 +161,7 @@ def _loop(
     batch_size=config.batch_size,
     schedules=initial.schedules,
     validate=validate,
+    kind=trainer.kind.name,
     save=save,
     max_skipped=config.optim.max_skipped,
     examples=trainer.train_examples,

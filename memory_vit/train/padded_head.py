@@ -11,6 +11,7 @@ import numpy as np
 
 from memory_vit.errors import ConfigError
 from memory_vit.evaluation.evaluate import Predict
+from memory_vit.model.kinds import TaskKind
 from memory_vit.model.task import Task
 
 
@@ -27,11 +28,13 @@ def is_class(padded: int, classes: int) -> np.ndarray | None:
   return np.arange(padded) < classes if padded > classes else None
 
 
-def without_padding(task: Task, class_names: Sequence[str]) -> Task:
+def without_padding(
+  task: Task, class_names: Sequence[str], kind: TaskKind
+) -> Task:
   classes = len(class_names)
   head = task.params["head"]
   spec = dataclasses.replace(
-    task.spec, num_classes=classes, class_names=tuple(class_names)
+    task.spec, num_classes=classes, class_names=tuple(class_names), kind=kind
   )
   cut = {
     "kernel": head["kernel"][:, :classes],

@@ -116,8 +116,9 @@ def pack_bytes(trainer: Trainer, trials: Sequence[Trial]) -> int:
   config = trainer.config
   shape = (config.batch_size, config.image_size, config.image_size, 3)
   image = jax.ShapeDtypeStruct(shape, jnp.float32)
+  label = trainer.train.label_dtype
   batch: dict[str, Any] = {
-    "label": jax.ShapeDtypeStruct((config.batch_size,), jnp.int32)
+    "label": jax.ShapeDtypeStruct((config.batch_size, *label.shape), label.base)
   }
   if trainer.cache:
     batch["inputs"] = jax.eval_shape(trainer.frozen_pass(step), image)

@@ -13,7 +13,11 @@ from memory_vit.config import Config, to_dict
 from memory_vit.evaluation import hits as test_hits
 from memory_vit.evaluation.evaluate import Also
 from memory_vit.evaluation.hits import Hits
-from memory_vit.evaluation.split_predictions import SplitPredictions
+from memory_vit.evaluation.split_predictions import (
+  LabelPredictions,
+  SplitPredictions,
+  ValuePredictions,
+)
 from memory_vit.exports import orbax_checkpoint
 from memory_vit.model import trees
 from memory_vit.model.backbone import Backbone, fingerprint_of
@@ -26,7 +30,9 @@ from memory_vit.run_result import (
 )
 from memory_vit.runtime import files, processes
 from memory_vit.tasks import store
-from memory_vit.train import sweep
+from memory_vit.train import kind_metrics, sweep
+from memory_vit.train.kind_metrics import finite
+from memory_vit.train.loop_state import BestParams
 from memory_vit.train.pack import PackResult
 from memory_vit.train.sweep import PassPlan, Trial
 from memory_vit.train.trainer import Trainer
@@ -37,6 +43,9 @@ _BEGUN = re.compile(
 )
 
 
+AnyPredictions = SplitPredictions | LabelPredictions | ValuePredictions
+
+
 @dataclasses.dataclass(frozen=True)
 class TrainedTrial:
   """A trial after training, with the best parameters on validation."""
@@ -45,7 +54,7 @@ class TrainedTrial:
   task: Task
   result: TrialResult
   hits: Hits | None = None  # on the test split, if there is one
-  predictions: SplitPredictions | None = None
+  predictions: AnyPredictions | None = None
 
   def exported_as(self, name: str) -> "TrainedTrial":
     """Note in the result where the task is exported."""
@@ -77,9 +86,11 @@ def evaluate_trained(
   for pack in packs:
     tests = {}
     if split and pack.tasks:
-      also: tuple[Also, ...] = ("hits",)
+      also: tuple[Also, ...] = ()
+      if trainer.config.task.kind == "classes":
+        also = ("hits",)
       if best in pack.tasks:
-        also = ("hits", "predictions")
+        also = (*also, "predictions")
       trainer = trainer.of_kind([by_name[name] for name in pack.tasks])
       tests = trainer.evaluate(
         list(pack.tasks.values()), split, also=also, predictions_of=best
@@ -90,9 +101,7 @@ def evaluate_trained(
         _result(by_name[name], task, test),
         steps=pack.steps,
         best_step=pack.best[name].step,
-        val_accuracy=pack.best[name].accuracy,
-        val_loss=_finite(pack.best[name].loss),
-        val_examples=pack.best[name].examples,
+        **_of_validation(by_name[name], pack.best[name]),
         skipped_updates=pack.skipped.get(name, 0),
       )
       hits, predictions = (
@@ -105,47 +114,63 @@ def evaluate_trained(
 def _best_on_validation(packs: Sequence[PackResult]) -> str | None:
   """The trial that `rank` will put first."""
   places = {
-    name: _place(pack.best[name].accuracy, _finite(pack.best[name].loss))
+    name: _place(pack.best[name].score, finite(pack.best[name].loss))
     for pack in packs
     for name in pack.tasks
   }
   return min(places, key=places.__getitem__, default=None)
 
 
-def _place(accuracy: float | None, loss: float | None) -> tuple[float, float]:
-  """Sort key of trials: accuracy first, then loss."""
-  return -(accuracy or 0.0), math.inf if loss is None else loss
+def _place(score: float | None, loss: float | None) -> tuple[float, float]:
+  """Sort key of trials: score first, then loss."""
+  worst = math.inf
+  return (worst if score is None else -score), (worst if loss is None else loss)
 
 
-def _finite(loss: float | None) -> float | None:
-  """JSON has no NaN and no infinity."""
-  return loss if loss is not None and math.isfinite(loss) else None
+def _of_validation(trial: Trial, best: BestParams) -> dict[str, Any]:
+  """The fields of `TrialResult` about validation."""
+  is_classes = trial.config.task.kind == "classes"
+  return {
+    "val_accuracy": best.score if is_classes else None,
+    "val_score": best.score,
+    "val_metrics": best.metrics,
+    "val_loss": finite(best.loss),
+    "val_examples": best.examples,
+  }
 
 
 def _result(
   trial: Trial, task: Task, test: Mapping[str, Any] | None
 ) -> TrialResult:
   """The result of a trial, without validation."""
-  config = trial.config
+  config, kind = trial.config, trial.config.task.kind
   result = TrialResult(
     name=task.spec.name,
+    kind=kind,
     regime=config.regime,
     cells=task.spec.cells,
     learning_rate=config.learning_rate,
     seed=config.seed,
     varied=dict(trial.varied),
     trainable_params=trees.count(task.params),
-    chance=1 / task.spec.num_classes,
+    chance=1 / task.spec.num_classes if kind == "classes" else None,
   )
   if test is None:
+    return result
+  result = dataclasses.replace(
+    result,
+    test_score=finite(test["score"]),
+    test_metrics=kind_metrics.stored(kind, test),
+    test_examples=test["examples"],
+    test_skipped=test["skipped"],
+    test_not_finite=test["not_finite"],
+    test_loss=finite(test["loss"]),
+  )
+  if kind != "classes":
     return result
   return dataclasses.replace(
     result,
     test_accuracy=test["top1"],
-    test_examples=test["examples"],
-    test_skipped=test["skipped"],
-    test_not_finite=test["not_finite"],
-    test_loss=_finite(test["loss"]),
     test_top5=test["top5"],
     test_per_class=test["per_class"],
     test_majority=test["majority"],
@@ -157,7 +182,7 @@ def rank(
 ) -> list[TrainedTrial]:
   """Sort trials, the best on validation first; note the exported ones."""
   best, *others = sorted(
-    trained, key=lambda t: _place(t.result.val_accuracy, t.result.val_loss)
+    trained, key=lambda t: _place(t.result.val_score, t.result.val_loss)
   )
   ranked, regimes = [best.exported_as(name)], {best.result.regime}
   for trial in others:

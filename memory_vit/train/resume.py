@@ -44,7 +44,7 @@ def save(
     {
       **meta,
       "best": {
-        name: [b.step, b.accuracy, b.loss, b.examples]
+        name: [b.step, b.score, b.loss, b.examples, b.metrics, b.thresholds]
         for name, b in best.items()
       },
       "lost": past.lost,
@@ -104,8 +104,10 @@ def resume(
   }
   saved = checkpoints.restore(step, like)
   best = {
-    name: BestParams(best_step, accuracy, saved["best"].get(name), loss, count)
-    for name, (best_step, accuracy, loss, count) in found["best"].items()
+    name: BestParams(
+      at, score, saved["best"].get(name), loss, count, metrics, tuple(cuts)
+    )
+    for name, (at, score, loss, count, metrics, cuts) in found["best"].items()
   }
   logger.info("resuming from step %d in %s", step, checkpoints.directory)
   skipped = {

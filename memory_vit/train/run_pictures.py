@@ -15,15 +15,20 @@ from PIL import Image
 
 from memory_vit.data.batching import eval_images
 from memory_vit.data.split import Split
-from memory_vit.evaluation.split_predictions import SplitPredictions
+from memory_vit.evaluation.split_predictions import (
+  LabelPredictions,
+  SplitPredictions,
+  ValuePredictions,
+)
 from memory_vit.model.task import Task
 from memory_vit.run_result import ANSWERS as ANSWERS_FILE
 from memory_vit.run_result import ATTENTION, SWEEP, RunResult
 from memory_vit.runtime import files, sharding
-from memory_vit.runtime.messages import named
+from memory_vit.runtime.messages import escaped, named, shortened
 from memory_vit.train import passes
 from memory_vit.train.events import Events
-from memory_vit.train.results import TrainedTrial
+from memory_vit.train.kind_metrics import SCORES
+from memory_vit.train.results import AnyPredictions, TrainedTrial
 from memory_vit.train.trainer import Trainer
 
 with epy.lazy_imports():  # of matplotlib, for which no training waits
@@ -43,6 +48,8 @@ ANSWERS = "test/answers"
 FILES = {OVERLAYS: ATTENTION, ANSWERS: ANSWERS_FILE}
 # Images of "test/answers" for each of `config.log_images`.
 _SHEET = 3
+# Characters of a line of a title.
+_TITLE_CHARACTERS = 17
 # Tag -> uint8 (height, width, 3).
 Pictures = dict[str, np.ndarray]
 
@@ -69,14 +76,14 @@ def show_best(
   except Exception as error:  # full disks, and errors of TensorBoard
     logger.warning("plots cannot be written (%s)", named(error))
   if trainer.wandb_run:
-    trial = trained.trial
+    trial, score = trained.trial, SCORES[trainer.config.task.kind]
     trainer.wandb_run.summarize(
       {
         "best/trial": trial.name,
         "best/varied": trial.label or None,
         "best/step": trained.result.best_step,
-        "best/validation_top1": trained.result.val_accuracy,
-        "best/test_top1": trained.result.test_accuracy,
+        f"best/validation_{score}": trained.result.val_score,
+        f"best/test_{score}": trained.result.test_score,
       }
     )
 
@@ -98,7 +105,7 @@ def _draw_best(
 
 
 def pictures_of(
-  trainer: Trainer, task: Task, predictions: SplitPredictions | None
+  trainer: Trainer, task: Task, predictions: AnyPredictions | None
 ) -> Pictures:
   """Draw attention and answers of a task; plots that fail only warn."""
   pictures: Pictures = {}
@@ -115,7 +122,7 @@ def pictures_of(
 
 
 def attention_figures(
-  trainer: Trainer, task: Task, predictions: SplitPredictions | None
+  trainer: Trainer, task: Task, predictions: AnyPredictions | None
 ) -> dict[str, Figure]:
   """Draw which patches a task attends to, on images that it did not train on.
 
@@ -149,7 +156,7 @@ def attention_figures(
 
 
 def answer_figures(
-  trainer: Trainer, task: Task, predictions: SplitPredictions | None
+  trainer: Trainer, task: Task, predictions: AnyPredictions | None
 ) -> dict[str, Figure]:
   """Draw test images, under their classes and a task's answers."""
   split = trainer.test
@@ -162,10 +169,10 @@ def answer_figures(
 
 
 def confusion_figures(
-  task: Task, predictions: SplitPredictions | None
+  task: Task, predictions: AnyPredictions | None
 ) -> dict[str, Figure]:
   """Draw which classes of the test split a task confuses."""
-  if predictions is None:
+  if not isinstance(predictions, SplitPredictions):
     return {}
   matrix = confusion.confusion_matrix(predictions)
   figure = plots.confusion_matrix_figure(matrix, _class_names(task))
@@ -178,10 +185,12 @@ def _class_names(task: Task) -> Sequence[str]:
 
 
 def _answers(
-  task: Task, predictions: SplitPredictions, chosen: Sequence[int]
+  task: Task, predictions: AnyPredictions, chosen: Sequence[int]
 ) -> list[str]:
-  """Titles of examples: class, prediction and its probability."""
+  """Titles of examples: the truth, and below it the prediction."""
   names = _class_names(task)
+  if not isinstance(predictions, SplitPredictions):
+    return [_title(task, predictions, i) for i in chosen]
   return [
     looking.answer_title(
       names[predictions.top_classes[i, 0]],
@@ -190,6 +199,32 @@ def _answers(
     )
     for i in chosen
   ]
+
+
+def _title(
+  task: Task, predictions: LabelPredictions | ValuePredictions, i: int
+) -> str:
+  """Labels with their probabilities, or values with their units."""
+  names, kind = _class_names(task), task.spec.kind
+  if isinstance(predictions, LabelPredictions):
+    shares = predictions.probability[i]
+    true = [names[k] for k in np.flatnonzero(predictions.label[i]).tolist()]
+    found = [
+      f"{names[k]} {100 * shares[k]:.0f} %"
+      for k in np.argsort(-shares, kind="stable").tolist()
+      if shares[k] >= kind.cut_offs(len(names))[k]
+    ]
+  else:
+    units = kind.units or ("",) * len(names)
+    true, found = (
+      [f"{v:.4g} {unit}".rstrip() for v, unit in zip(row, units, strict=True)]
+      for row in (predictions.target[i], predictions.predicted[i])
+    )
+  first, second = (
+    shortened(escaped(", ".join(words) or "none"), _TITLE_CHARACTERS)
+    for words in (true, found)
+  )
+  return f"{first}\n\N{RIGHTWARDS ARROW} {second}"
 
 
 def _some_examples(trainer: Trainer, split: Split, each: int = 1) -> list[int]:

@@ -35,9 +35,11 @@ from memory_vit.config import (
 )
 from memory_vit.data.split import Split
 from memory_vit.data.split_ref import OF_A_DIRECTORY
+from memory_vit.data.subset import value_statistics
 from memory_vit.errors import BackboneError, ConfigError, DataError
 from memory_vit.model import trees
 from memory_vit.model.backbone import Backbone
+from memory_vit.model.kinds import TaskKind
 from memory_vit.model.task import NAME_PATTERN, Task
 from memory_vit.runtime import hub, messages, paths, processes, sharding
 from memory_vit.tasks import find
@@ -89,12 +91,6 @@ def with_splits(config: Config, splits: Mapping[str, Split]) -> Config:
       "are given from Python: expected 'files', and a version in their place."
     )
   train = splits["train"]
-  for role, split in splits.items():
-    if split.class_names != train.class_names:
-      raise DataError(
-        f"the split for {role!r}, {split}, has {split.num_classes} "
-        f"classes other than the {train.num_classes} of {train}."
-      )
   data = dataclasses.replace(
     data,
     name=train.name,
@@ -321,6 +317,7 @@ def require_fit(
     for problem in beyond_the_end(trial.config):
       raise ConfigError(problem)
   _require_new_names(config, parents, trials)
+  _require_same_outputs(config, splits)
   for split in splits.values():
     _require_embeddings_of(backbone, config, split)
     _require_prepared_alike(splits["train"], split)
@@ -339,6 +336,48 @@ def _require_new_names(
       "or config.task.indirect, or of what those attend to. Give the new task "
       "another one."
     )
+
+
+def _require_same_outputs(config: Config, splits: Mapping[str, Split]) -> None:
+  """Refuse splits of other classes, labels or values than the training split.
+
+  Only the classes of `config.upstream` are others.
+  """
+  kind, train = config.task.kind, splits["train"]
+  for role in _ROLES:
+    split = splits.get(role, train)
+    if split.kind != kind:
+      raise DataError(
+        f"config.task.kind is {kind!r}, but {split} has {split.kind}: expected "
+        f"{kind}, or another config.task.kind."
+      )
+    if split.class_names != train.class_names:
+      raise DataError(
+        f"the split for {role!r}, {split}, has {split.num_classes} {kind} "
+        f"other than the {train.num_classes} of {train}."
+      )
+
+
+def task_kind(config: Config, train: Split) -> TaskKind:
+  """What the outputs mean; of values with statistics; all must call."""
+  kind, units = config.task.kind, config.task.units
+  if kind != "values":
+    return TaskKind(name=kind)
+  if units and len(units) != train.num_classes:
+    raise ConfigError(
+      f"config.task.units is {messages.brief(units)}, and {train} has "
+      f"{train.num_classes} values: expected a unit for each, or ()."
+    )
+  mean, std = processes.on_process_0(
+    lambda: [numbers.tolist() for numbers in value_statistics(train)]
+  )
+  for name, spread in zip(train.class_names, std, strict=True):
+    if not spread:
+      raise DataError(
+        f"{train}: the value {messages.brief(name)} is the same for all "
+        "examples: expected values that differ."
+      )
+  return TaskKind(name=kind, mean=tuple(mean), std=tuple(std), units=units)
 
 
 def _require_embeddings_of(

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import types
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import flax.struct
@@ -19,7 +19,13 @@ from memory_vit.model.vit_config import ViTConfig
 from memory_vit.runtime import compilation, sharding
 from memory_vit.tasks.split_forward import SplitForward, make_split_forward
 from memory_vit.train import optim
-from memory_vit.train.loss import HeadClasses, Mixup, loss_and_accuracy, mix
+from memory_vit.train.loss import (
+  HeadLoss,
+  HeadOutputs,
+  Mixup,
+  loss_and_metric,
+  mix,
+)
 
 # More than the steps that a study repeats.
 _SHARED = 32
@@ -61,8 +67,7 @@ class Step:
     optimizer: optax.GradientTransformation,
     mesh: Mesh,
     *,
-    label_smoothing: Mapping[str, float] = types.MappingProxyType({}),
-    weighted: Collection[str] = (),
+    losses: Mapping[str, HeadLoss] = types.MappingProxyType({}),
     mixup: Mixup | None = None,
     accumulation_steps: int = 1,
   ) -> None:
@@ -70,7 +75,7 @@ class Step:
     self.prepare, self._mesh = forward.prepare, mesh
     self.optimizer = optimizer
     self._parts = accumulation_steps
-    loss = functools.partial(_loss, forward, label_smoothing, weighted)
+    loss = functools.partial(_loss, forward, losses)
     # The programs themselves constrain the layout of gradient and state.
     outputs = (None, sharding.replicated(mesh))
     self.gradient_program = jax.jit(
@@ -152,7 +157,7 @@ class Step:
   ) -> tuple[TrainState, dict[str, dict[str, jax.Array]]]:
     """Take one step; `state` is donated.
 
-    Metrics are {name: {"loss", "accuracy", "grad_norm", "param_norm",
+    Metrics are {name: {"loss", `HeadLoss.metric`, "grad_norm", "param_norm",
     "skipped"}}, float32 (). If loss, gradient or new parameters of a name are
     not finite, its parameters and optimizer state stay unchanged, and "skipped"
     is 1.
@@ -178,8 +183,7 @@ def _split(batch: dict[str, Any], parts: int, i: int) -> dict[str, Any]:
 
 def _loss(
   forward: SplitForward,
-  label_smoothing: Mapping[str, float],
-  weighted: Collection[str],
+  losses: Mapping[str, HeadLoss],
   params: Any,
   frozen: Any,
   inputs: Any,
@@ -191,18 +195,13 @@ def _loss(
   each other as constants, or not at all.
   """
   metrics = {}
-  classes = frozen.get("classes", HeadClasses())
+  outputs = frozen.get("outputs", HeadOutputs())
   for name, logits in forward.logits(params, frozen, inputs).items():
-    weights = classes.weights if name in weighted else None
-    loss, accuracy = loss_and_accuracy(
-      logits,
-      labels,
-      smoothing=label_smoothing.get(name, 0.0),
-      classes=classes._replace(weights=weights),
-    )
-    metrics[name] = {"loss": loss, "accuracy": accuracy}
-  losses = [values["loss"] for values in metrics.values()]
-  return functools.reduce(jnp.add, losses), metrics
+    head = losses.get(name, HeadLoss())
+    loss, metric = loss_and_metric(logits, labels, head, outputs)
+    metrics[name] = {"loss": loss, head.metric: metric}
+  each = [values["loss"] for values in metrics.values()]
+  return functools.reduce(jnp.add, each), metrics
 
 
 def _gradient(loss_gradient: Any, mesh: Mesh, *args: Any) -> tuple[Any, Any]:
@@ -244,6 +243,7 @@ class StepPlan:
   specs: tuple[TaskSpec, ...]  # `TaskSpec.for_programs`
   # The name, options and learning rate of each trained task.
   optimizers: tuple[tuple[str, OptimConfig, float], ...]
+  losses: tuple[tuple[str, HeadLoss], ...]
   total_steps: int
   mixup: Mixup | None
   accumulation_steps: int
@@ -262,10 +262,7 @@ def shared_step(plan: StepPlan) -> Step:
     make_split_forward(plan.backbone, plan.specs),
     optim.make_optimizer(options, schedules),
     plan.mesh,
-    label_smoothing={n: o.label_smoothing for n, o in options.items()},
-    weighted=tuple(
-      n for n, o in options.items() if o.class_weights == "balanced"
-    ),
+    losses=dict(plan.losses),
     mixup=plan.mixup,
     accumulation_steps=plan.accumulation_steps,
   )

@@ -1,8 +1,9 @@
 """Summary table of a finished run."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from memory_vit.model.kinds import SCORE_NAMES
 from memory_vit.run_result import (
   ANSWERS,
   ATTENTION,
@@ -15,6 +16,13 @@ from memory_vit.run_result import (
 )
 from memory_vit.runtime.messages import counted, escaped
 from memory_vit.runtime.tables import table
+
+# What outputs do that are not finite.
+_NOT_FINITE = {
+  "classes": "count as mistakes",
+  "labels": "count as a probability of 0 for each label",
+  "values": "leave metrics undefined",
+}
 
 
 def summary(result: RunResult, workdir: Path) -> str:
@@ -37,8 +45,8 @@ def summary(result: RunResult, workdir: Path) -> str:
     lines += [f"  {escaped(example)}" for example in result.left_out]
   lines += [
     f"{escaped(task.name)}: outputs for "
-    f"{counted(task.test_not_finite, 'test image')} are not finite, and count "
-    "as mistakes"
+    f"{counted(task.test_not_finite, 'test image')} are not finite, and "
+    f"{_NOT_FINITE[task.kind]}"
     for task in result.tasks
     if task.test_not_finite
   ]
@@ -54,6 +62,17 @@ def summary(result: RunResult, workdir: Path) -> str:
   return "\n".join(lines)
 
 
+# Columns beside the score, by kind of task.
+_MORE: dict[str, dict[str, Callable[[TrialResult], float | None]]] = {
+  "classes": {
+    "chance": lambda task: task.chance,
+    "majority": lambda task: task.test_majority,
+  },
+  "labels": {"test F1": lambda task: task.test_metrics.get("f1_macro")},
+  "values": {"test MAE": lambda task: task.test_metrics.get("mae")},
+}
+
+
 def _pictures(workdir: Path) -> list[str]:
   found = [workdir / name for name in (SWEEP, ATTENTION, ANSWERS)]
   return [f"picture       {path}" for path in found if path.exists()]
@@ -61,6 +80,9 @@ def _pictures(workdir: Path) -> list[str]:
 
 def _table(result: RunResult) -> str:
   """A row for every task, a column for everything that was varied."""
+  kind = result.tasks[0].kind if result.tasks else "classes"
+  score = "" if kind == "classes" else f" {SCORE_NAMES[kind]}"
+  more = _MORE[kind]
   varied = sorted({key for task in result.tasks for key in task.varied})
   cells = () if "task.cells" in varied else ("cells",)
   rows = [
@@ -69,17 +91,16 @@ def _table(result: RunResult) -> str:
       *(str(task.varied.get(key, "")) for key in varied),
       *(str(getattr(task, key)) for key in cells),
       f"{task.trainable_params:,}",
-      _percent(task.val_accuracy),
-      _percent(task.test_accuracy),
-      _percent(task.chance),
-      _percent(task.test_majority),
+      _score(task.val_score, kind),
+      _score(task.test_score, kind),
+      *(_score(value_of(task), kind) for value_of in more.values()),
       f"{task.test_examples:,}",
     )
     for task in _by_regime(result.tasks)
   ]
   names = (key.removeprefix("task.") for key in varied)
-  header = ("task", *names, *cells, "trained", "validation", "test", "chance",
-            "majority", "test examples")  # fmt: skip
+  header = ("task", *names, *cells, "trained", f"validation{score}",
+            f"test{score}", *more, "test examples")  # fmt: skip
   return table(header, rows)
 
 
@@ -99,6 +120,12 @@ def _certainty(tasks: Sequence[TrialResult]) -> list[str]:
     f"validation: {counted(best.val_examples, 'image')}, a standard error of "
     f"{error:.1f} points"
   ]
+
+
+def _score(value: float | None, kind: str) -> str:
+  if value is None or kind != "values":
+    return _percent(value)
+  return f"{value:.4g}"
 
 
 def _percent(value: float | None) -> str:

@@ -20,12 +20,19 @@ from memory_vit.evaluation.evaluate import Also, Predict, evaluate_source
 from memory_vit.frozen.cache import FrozenCache
 from memory_vit.frozen.plan import Prepare
 from memory_vit.model.backbone import Backbone, rounded
+from memory_vit.model.kinds import CLASSES, TaskKind
 from memory_vit.model.task import EvalPreprocessing, Task
 from memory_vit.runtime import processes, sharding
 from memory_vit.runtime.preemption import StopSignal
 from memory_vit.tasks import create, split_forward
 from memory_vit.train import padded_head, resume, sweep
-from memory_vit.train.loss import HeadClasses, Mixup, balanced_weights
+from memory_vit.train.loss import (
+  HeadLoss,
+  HeadOutputs,
+  Mixup,
+  balanced_weights,
+  positive_weights,
+)
 from memory_vit.train.step import Step, StepPlan, shared_step
 from memory_vit.train.sweep import Trial
 from memory_vit.train.wandb_run import WandbRun
@@ -53,6 +60,7 @@ class Trainer:
   context: RunContext
   backbone: Backbone  # on the devices of the mesh
   train: Split
+  kind: TaskKind = CLASSES  # without thresholds
   validation: Split | None = None
   test: Split | None = None
   upstream: Split | None = None
@@ -102,16 +110,18 @@ class Trainer:
   def new_task(self, trial: Trial) -> Task:
     """The task of a trial, before training."""
     config = trial.config
-    kind, options = config.learned, config.task
+    regime, options = config.learned, config.task
     padded = self._padded_classes
     return create.init_task(
       jax.random.key(config.seed),
       self.backbone,
       name=trial.name,
       num_classes=padded or self.train.num_classes,
-      cells=options.cells if kind.has_memory else 0,
+      # Outputs of a padded head get their names and kind after training.
+      kind=CLASSES if padded else self.kind,
+      cells=options.cells if regime.has_memory else 0,
       regime=config.regime,
-      bottleneck=options.bottleneck if kind.has_bottleneck else 0,
+      bottleneck=options.bottleneck if regime.has_bottleneck else 0,
       side_width=options.side_width,
       side_mixing=options.side_mixing,
       attends_to=self.attends_to,
@@ -138,6 +148,7 @@ class Trainer:
         optimizers=tuple(
           (t.name, t.config.optim, t.config.learning_rate) for t in trials
         ),
+        losses=tuple((t.name, HeadLoss.of(t.config)) for t in trials),
         total_steps=self.config.total_steps,
         mixup=mixup,
         accumulation_steps=optim_config.accumulation_steps,
@@ -173,6 +184,10 @@ class Trainer:
       tasks[0].spec.evaluation,
       batch_size=self.config.batch_size_eval,
       mesh=self.context.mesh,
+      kinds={
+        task.name: task.spec.kind if task.spec.class_names else self.kind
+        for task in tasks
+      },
       also=also,
       batches=cached,
       predictions_of=predictions_of,
@@ -240,9 +255,9 @@ class Trainer:
       "backbone": self.frozen_backbone.params,
       "tasks": {task.spec.name: task.params for task in self.parents},
     }
-    classes = self._head_classes
-    if jax.tree.leaves(classes):
-      frozen["classes"] = sharding.put(classes, self.context.mesh)
+    outputs = self._head_outputs
+    if jax.tree.leaves(outputs):
+      frozen["outputs"] = sharding.put(outputs, self.context.mesh)
     return frozen
 
   @functools.cached_property
@@ -251,16 +266,30 @@ class Trainer:
     return rounded(self.backbone)
 
   @functools.cached_property
-  def _head_classes(self) -> HeadClasses:
-    classes = self.train.num_classes
-    is_class = padded_head.is_class(self._padded_classes, classes)
+  def _head_outputs(self) -> HeadOutputs:
+    if self.kind.is_values:
+      mean = np.array(self.kind.mean, np.float32)
+      std = np.array(self.kind.std, np.float32)
+      return HeadOutputs(mean=mean, std=std)
     weights = None
     if self._weighs_classes:
-      counts = processes.on_process_0(lambda: class_counts(self.train).tolist())
-      weights = balanced_weights(np.array(counts))
-      more = max(0, self._padded_classes - classes)
-      weights = np.pad(weights, (0, more))
-    return HeadClasses(is_class, weights)
+      counted, examples = processes.on_process_0(self._count)
+      counts = np.array(counted)
+      if self.kind.is_labels:
+        weights = positive_weights(counts, examples)
+      else:
+        weights = balanced_weights(counts)
+    if self.kind.is_labels:
+      return HeadOutputs(weights=weights)
+    classes, padded = self.train.num_classes, self._padded_classes
+    if weights is not None:
+      weights = np.pad(weights, (0, max(0, padded - classes)))
+    return HeadOutputs(padded_head.is_class(padded, classes), weights)
+
+  def _count(self) -> tuple[list[int], int]:
+    """Examples of each class or label, and all that can be read."""
+    counts: list[int] = class_counts(self.train).tolist()
+    return counts, self.train.size - len(self.train.unreadable)
 
   @property
   def _padded_classes(self) -> int:
@@ -273,7 +302,7 @@ class Trainer:
 
   def untouched(self) -> dict[str, Any]:
     """The arrays that stay unchanged: in `full`, none of the backbone."""
-    frozen = {k: v for k, v in self.frozen().items() if k != "classes"}
+    frozen = {k: v for k, v in self.frozen().items() if k != "outputs"}
     if self.config.learned.holds_backbone:
       frozen["backbone"] = {}
     return frozen
@@ -321,12 +350,15 @@ class Trainer:
 
   def meta(self, trials: Sequence[Trial]) -> dict[str, Any]:
     """Describe a pack; a resumed one must have an equal description."""
+    data: dict[str, Any] = {"classes": list(self.train.class_names)}
+    if self.kind.is_values:
+      data |= {"mean": [*self.kind.mean], "std": [*self.kind.std]}
     return {
       "fingerprint": self.backbone.fingerprint,
       "parents": {task.spec.name: task.digest for task in self.parents},
       "attends_to": {p.spec.name: p.digest for p in self.attends_to},
       "variants": {t.name: t.label for t in trials},
-      "data": {"classes": list(self.train.class_names)},
+      "data": data,
       "files": self.record.compared,
       # With a cache each process draws from its own rows.
       "drawn_by": jax.process_count() if self.cache else 1,

@@ -206,6 +206,7 @@ BESIDE = {
   "optim.weight_decay": {"optim.name": "adamw"},
   "optim.accumulation_steps": {"batch_size": 2**20},
   "keep.dir": {"keep.where": "disk"},
+  "task.units": {"task.kind": "values"},
   "pretrain.variant": {"pretrain.total_steps": 1, "image_size": 224},
 }
 # The same, for a value.
@@ -213,6 +214,7 @@ SQUEEZED = {"data.train_crop": "resize", "data.flip": False}
 BESIDE_VALUE = {
   ("keep.what", "contexts"): SQUEEZED,
   ("keep.what", "features"): {**SQUEEZED, "regime": "head"},
+  ("task.loss", "huber"): {"task.kind": "values"},
 }
 
 
@@ -284,7 +286,10 @@ def test_configuration_files_that_are_none(begun, capsys, tmp_path):
     ("--config=~nouser/x.py", "no path"),
     (f"--config={'a' * 300}.py", "too long"),
     ("--config=/dev/null", "there is no such file"),
-    (f"{CONFIG}:foo", "digits:foo is unknown, expected digits or"),
+    (
+      f"{CONFIG}:foo",
+      "digits:foo is unknown, expected digits or",
+    ),
     ("--seed=3", "Unknown command line flag 'seed'"),
     ("--flagfile=/nope", "No such file"),
   ]

@@ -15,13 +15,16 @@ from memory_vit.train.pack import PackResult
 from memory_vit.train.step import TrainState
 
 
-def trained(accuracies, skips=(), losses=types.MappingProxyType({})):
+def trained(
+  accuracies, skips=(), losses=types.MappingProxyType({}), kind="classes"
+):
   """The best of each name, whose only parameter counts its updates.
 
   Args:
     accuracies: {name: on validation after each step}.
     skips: (name, step) of the updates that are not finite.
     losses: {name: on validation after every step}; by default 1.
+    kind: of the tasks; what is called accuracy is the score of that kind.
   """
 
   def step_fn(state, frozen, batch):
@@ -39,8 +42,10 @@ def trained(accuracies, skips=(), losses=types.MappingProxyType({})):
 
   def validate(params):
     return {
-      name: {"loss": losses.get(name, 1.0), "top1": values[evaluated[0] - 1],
-             "top5": 1.0, "examples": 9, "per_class": [1.0] * 2}
+      name: {"loss": losses.get(name, 1.0), "score": values[evaluated[0] - 1],
+             "top1": values[evaluated[0] - 1], "top5": 1.0, "examples": 9,
+             "per_class": [1.0] * 2, "r2": values[evaluated[0] - 1],
+             "mae": 1.0, "rmse": 1.0, "spearman": None}
       for name, values in accuracies.items()
     }  # fmt: skip
 
@@ -51,14 +56,14 @@ def trained(accuracies, skips=(), losses=types.MappingProxyType({})):
     title="run", step_fn=step_fn, frozen=None, mesh=one_device(),
     steps=loop.Steps(total=total, log=1, evaluate=1), batch_size=1,
     schedules=dict.fromkeys(accuracies, optax.constant_schedule(0.1)),
-    validate=validate,
+    validate=validate, kind=kind,
   )  # fmt: skip
   return run.fit(TrainState(jnp.int32(0), params, ()), batches)[1]
 
 
 def test_the_earliest_of_equals_is_the_best():
   past = trained({"a": [0.2, 0.7, 0.7, 0.1, 0.7], "b": [0.5, 0.5, 0.5, 0.6, 0]})
-  assert (past.best["a"].step, past.best["a"].accuracy) == (2, 0.7)
+  assert (past.best["a"].step, past.best["a"].score) == (2, 0.7)
   assert past.best["a"].params["w"] == 2
   assert past.best["b"].step == 4
 
@@ -68,7 +73,7 @@ def test_what_was_lost_is_never_the_best_again():
   skips = {("a", step) for step in (2, 3, 4)}
   past = trained({"a": [0.3, 0.3, 0.3, 0.9, 0.9, 0.9], "b": [0.1] * 6}, skips)
   assert past.lost == {"a": 4}
-  assert (past.best["a"].step, past.best["a"].accuracy) == (1, 0.3)
+  assert (past.best["a"].step, past.best["a"].score) == (1, 0.3)
   assert past.best["a"].params["w"] == 1
   # Its neighbour is as it was.
   assert (past.best["b"].step, past.lost.get("b")) == (1, None)
@@ -100,7 +105,8 @@ def test_a_variant_is_best_by_validation(backbone, tmp_path):
     assert source == "the test split"
     return {
       task.spec.name: {
-        "top1": test[task.spec.name], "top5": 1.0, "loss": 1.0,
+        "score": test[task.spec.name], "top1": test[task.spec.name],
+        "top5": 1.0, "loss": 1.0,
         "per_class": [], "majority": 0.5, "examples": 9, "skipped": 0,
         "not_finite": 0, "hits": None,
         **({"predictions": task} if task.spec.name == predictions_of else {}),

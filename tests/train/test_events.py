@@ -38,8 +38,8 @@ def validate(params):
   """What it says tells which step it was shown."""
   step = float(params["a"]["w"])
   return {
-    name: {"loss": factor * step, "top1": step / 100, "top5": step / 50,
-           "examples": 9, "per_class": [0.5] * 6}
+    name: {"loss": factor * step, "score": step / 100, "top1": step / 100,
+           "top5": step / 50, "examples": 9, "per_class": [0.5] * 6}
     for name, factor in (("a", 1.0), ("b", 2.0))
   }  # fmt: skip
 

@@ -72,7 +72,8 @@ class Run:
     self.stop.check()
     self.evaluated.append(count)
     top1 = self.accuracies[count]
-    return {"a": {"loss": 1.0, "top1": top1, "top5": self.top5, "examples": 9,
+    return {"a": {"loss": 1.0, "score": top1, "top1": top1, "top5": self.top5,
+                  "examples": 9,
                   "per_class": [top1] * self.classes}}  # fmt: skip
 
   def go(self):
@@ -119,7 +120,7 @@ def test_the_best_lies_in_every_state_that_is_kept(tmp_path):
   run = Run(tmp_path, 5, {1: 0.9, 2: 0.8, 3: 0.7, 4: 0.6, 5: 0.5}, evaluate=1)
   _, past = run.go()
   assert run.saved() == {4: (1, 1.0), 5: (1, 1.0)}
-  assert (past.best["a"].step, past.best["a"].accuracy) == (1, 0.9)
+  assert (past.best["a"].step, past.best["a"].score) == (1, 0.9)
 
 
 def test_only_training_is_timed(tmp_path, monkeypatch):
@@ -185,7 +186,7 @@ def test_a_first_step_is_not_timed_after_an_evaluation(tmp_path):
 def test_nan_is_never_the_best(tmp_path, accuracies, best, accuracy):
   run = Run(tmp_path, 3, accuracies, evaluate=1)
   _, past = run.go()
-  assert (past.best["a"].step, past.best["a"].accuracy) == (best, accuracy)
+  assert (past.best["a"].step, past.best["a"].score) == (best, accuracy)
   assert run.saved()[3] == (best, float(best))
 
 
@@ -236,7 +237,7 @@ def test_an_evaluation_that_was_due_is_made_up_for(tmp_path, where, step):
   _, found = last.go()
   assert last.taken == list(range(step + 1, 5))
   assert last.evaluated == [s for s in (2, 4) if s >= step]
-  assert (found.best["a"].step, found.best["a"].accuracy) == (step, 0.9)
+  assert (found.best["a"].step, found.best["a"].score) == (step, 0.9)
   assert expected.best["a"].step == step
   assert not found.pending
 
@@ -414,7 +415,17 @@ def test_events_that_cannot_be_opened_do_no_harm(tmp_path):
 def test_a_past_is_saved_as_it_is(tmp_path):
   """Every field of it: one that is forgotten changes a resumed run."""
   past = LoopState(
-    best={"a": BestParams(1, 0.25, {"w": np.ones(3, np.float32)}, 1.5, 8)},
+    best={
+      "a": BestParams(
+        1,
+        0.25,
+        {"w": np.ones(3, np.float32)},
+        1.5,
+        8,
+        {"map": 0.25},
+        (0.5, 0.75),
+      )
+    },
     lost={"b": 3},
     skipped={"b": SkipCount(4, (1, 2, 3))},
     pending=True,
@@ -456,7 +467,7 @@ def test_it_stops_when_nothing_becomes_better(tmp_path, caplog):
   caplog.set_level(logging.INFO)
   past = run.go()[1]
   assert run.taken == [1, 2, 3, 4]
-  assert (past.best["a"].step, past.best["a"].accuracy) == (2, 0.6)
+  assert (past.best["a"].step, past.best["a"].score) == (2, 0.6)
   assert "stopped early at step 4 (config.early_stopping 2)" in caplog.text
   # Who goes on with it takes no step more; who waits longer does.
   again = Run(tmp_path, **settings, patience=2)

@@ -5,15 +5,18 @@ import numpy as np
 import pytest
 
 from memory_vit.train.loss import (
-  HeadClasses,
+  HeadLoss,
+  HeadOutputs,
   Labels,
   Mixup,
   balanced_weights,
-  loss_and_accuracy,
+  loss_and_metric,
   mix,
+  positive_weights,
 )
 
 LABELS = np.array([0, 1, 2, 2, 1, 2, 2, 2], np.int32)
+CLASSES = HeadLoss()
 
 
 @pytest.fixture
@@ -35,12 +38,14 @@ def test_balanced_weights_make_classes_count_alike(logits):
   # Over the data the mean weight is 1, and all classes have the same share.
   np.testing.assert_allclose(weights[LABELS].mean(), 1, rtol=1e-6)
   np.testing.assert_allclose(weights * counts, len(LABELS) / 3, rtol=1e-6)
-  loss, _ = loss_and_accuracy(
-    logits, LABELS, smoothing=0.0, classes=HeadClasses(weights=weights)
-  )
+  outputs = HeadOutputs(weights=weights)
+  loss, _ = loss_and_metric(logits, LABELS, HeadLoss(weighted=True), outputs)
   each = cross_entropy(logits, np.eye(3)[LABELS])
   of_classes = [each[c == LABELS].mean() for c in range(3)]
   np.testing.assert_allclose(loss, np.mean(of_classes), rtol=1e-5)
+  # A trial of a sweep that weighs nothing has them at hand, too.
+  loss, _ = loss_and_metric(logits, LABELS, CLASSES, outputs)
+  np.testing.assert_allclose(loss, each.mean(), rtol=1e-5)
 
 
 def test_a_class_without_examples_has_no_weight():
@@ -52,17 +57,16 @@ def test_padding_changes_no_loss(logits, smoothing):
   """Nor its gradient, whatever the logits of what is no class."""
   padded = np.pad(logits, ((0, 0), (0, 5)), constant_values=7.0)
   is_class = np.arange(8) < 3
+  head = HeadLoss(smoothing=smoothing)
 
-  def loss(logits, classes):
-    return loss_and_accuracy(
-      logits, LABELS, smoothing=smoothing, classes=classes
-    )
+  def loss(logits, outputs):
+    return loss_and_metric(logits, LABELS, head, outputs)
 
   gradient = jax.grad(loss, has_aux=True)
-  expected = *loss(logits, HeadClasses()), gradient(logits, HeadClasses())[0]
+  expected = *loss(logits, HeadOutputs()), gradient(logits, HeadOutputs())[0]
   found = (
-    *loss(padded, HeadClasses(is_class)),
-    gradient(padded, HeadClasses(is_class))[0],
+    *loss(padded, HeadOutputs(is_class)),
+    gradient(padded, HeadOutputs(is_class))[0],
   )
   np.testing.assert_allclose(found[:2], expected[:2], rtol=1e-5)
   np.testing.assert_allclose(found[2][:, :3], expected[2], atol=1e-6)
@@ -72,9 +76,7 @@ def test_padding_changes_no_loss(logits, smoothing):
 def test_mixed_labels_count_by_their_shares(logits):
   share = np.full(8, 0.7, np.float32)
   mixed = Labels(LABELS, np.roll(LABELS, 1), share)
-  loss, right = loss_and_accuracy(
-    logits, mixed, smoothing=0.0, classes=HeadClasses()
-  )
+  loss, right = loss_and_metric(logits, mixed, CLASSES, HeadOutputs())
   targets = 0.7 * np.eye(3)[LABELS] + 0.3 * np.eye(3)[np.roll(LABELS, 1)]
   expected = cross_entropy(logits, targets).mean()
   np.testing.assert_allclose(loss, expected, rtol=1e-5)
@@ -83,20 +85,81 @@ def test_mixed_labels_count_by_their_shares(logits):
   np.testing.assert_allclose(right, expected, rtol=1e-5)
 
 
-def test_mixup_follows_from_seed_and_step():
+# Three images and two labels; the probabilities are 4/5, 1/2, 1/5 and 1/2.
+OUTPUTS = np.log([[4, 1], [0.25, 1], [4, 0.25]]).astype(np.float32)
+HAS = np.array([[1, 0], [0, 1], [0, 0]], np.float32)
+
+
+@pytest.mark.parametrize(
+  ("options", "weights", "expected"),
+  [
+    ({}, None, np.log([5 / 4, 2, 5 / 4, 2, 5, 5 / 4]).mean()),
+    # Two of three images lack each label: those that have it count twice.
+    ({"weighted": True}, [2, 2],
+     np.log([25 / 16, 2, 5 / 4, 4, 5, 5 / 4]).mean()),
+    # A tenth of each target is the opposite one.
+    ({"smoothing": 0.2}, None, np.mean(
+      0.9 * np.log([5 / 4, 2, 5 / 4, 2, 5, 5 / 4])
+      + 0.1 * np.log([5, 2, 5, 2, 5 / 4, 5])
+    )),
+  ],
+)  # fmt: skip
+@pytest.mark.parametrize("padding", [0, 2])
+def test_the_loss_of_labels(options, weights, expected, padding):
+  """Worked out by hand; outputs beyond the labels do not count."""
+  if weights:
+    weights = positive_weights(HAS.sum(axis=0), len(HAS))
+    assert weights.tolist() == [2, 2]
+  head = HeadLoss(kind="labels", **options)
+  padded = np.pad(OUTPUTS, ((0, 0), (0, padding)), constant_values=np.inf)
+  loss, right = loss_and_metric(padded, HAS, head, HeadOutputs(weights=weights))
+  np.testing.assert_allclose(loss, expected, rtol=1e-6)
+  # Predicted from 1/2 on: one of the first, both of the second, ...
+  assert right == np.float32(4 / 6)
+  assert head.metric == "accuracy"
+
+
+def test_a_label_that_all_or_no_examples_have_counts_once():
+  assert positive_weights(np.array([0, 1, 4]), 4).tolist() == [1, 3, 1]
+
+
+@pytest.mark.parametrize(
+  # Errors of 1/2, 0, 3 and 2 standard deviations.
+  ("huber", "expected"),
+  [(False, (1 / 4 + 9 + 4) / 4), (True, (1 / 8 + 2.5 + 1.5) / 4)],
+)
+def test_the_loss_of_values(huber, expected):
+  """Worked out by hand, for the means 10 and 0 and deviations 2 and 1."""
+  outputs = HeadOutputs(mean=np.float32([10, 0]), std=np.float32([2, 1]))
+  values = np.array([[12, 3], [6, -1]], np.float32)  # 1, 3, -2, -1
+  found = np.array([[1.5, 3, 99], [1, 1, 99]], np.float32)
+  head = HeadLoss(kind="values", huber=huber)
+  loss, error = loss_and_metric(found, values, head, outputs)
+  np.testing.assert_allclose(loss, expected, rtol=1e-6)
+  assert (head.metric, error) == ("mae", 5.5 / 4)
+
+
+@pytest.mark.parametrize("label", [
+  np.arange(4, dtype=np.int32), np.arange(8, dtype=np.float32).reshape(4, 2),
+], ids=["classes", "values"])  # fmt: skip
+def test_mixup_follows_from_seed_and_step(label):
   image = np.random.default_rng(1).normal(size=(4, 2, 2, 3)).astype(np.float32)
-  batch = {"image": image, "label": np.arange(4, dtype=np.int32)}
+  batch = {"image": image, "label": label}
   shares = []
   for seed, step in [(0, 3), (0, 3), (0, 4), (1, 3)]:
     mixed = mix(batch, np.int32(step), Mixup(0.4, seed))
-    first, second, share = mixed["label"]
-    shares.append(float(share[0]))
-    assert 0.5 <= share[0] < 1
-    assert (share == share[0]).all()
-    expected = (
-      share[0] * image[np.asarray(first)]
-      + (1 - share[0]) * image[np.asarray(second)]
-    )
-    np.testing.assert_allclose(mixed["image"], expected, rtol=1e-6)
+    if label.ndim == 1:
+      first, second, each = map(np.asarray, mixed["label"])
+      share = each[0]
+      assert (each == share).all()
+    else:  # the values of an image and its neighbour differ by 2, or by 6
+      share = np.float32(1 - (mixed["label"][0, 0] - 0) / 6)
+      first, second = np.arange(4), np.roll(np.arange(4), 1)
+      expected = share * label[first] + (1 - share) * label[second]
+      np.testing.assert_allclose(mixed["label"], expected, atol=1e-5)
+    shares.append(float(share))
+    assert 0.5 <= share < 1
+    expected = share * image[first] + (1 - share) * image[second]
+    np.testing.assert_allclose(mixed["image"], expected, atol=1e-6)
   assert shares[0] == shares[1]
   assert len({*shares}) == 3

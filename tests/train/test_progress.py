@@ -8,7 +8,8 @@ from memory_vit.train import summary
 
 TASK = TrialResult(
   name="pets", cells=5, learning_rate=0.1, trainable_params=12_345,
-  val_accuracy=0.75, test_accuracy=0.5, test_examples=1_234,
+  val_score=0.75, val_accuracy=0.75, test_score=0.5, test_accuracy=0.5,
+  test_examples=1_234,
   chance=0.125, test_majority=0.4375, test_top5=1.0,
 )  # fmt: skip
 RESULT = RunResult(tasks=(TASK,), wall_seconds=3.0, images_per_second=17.0)
@@ -30,7 +31,7 @@ def test_chance_and_majority_stand_beside_the_accuracy(tmp_path):
 
 
 def test_without_a_test_split_there_is_no_majority(tmp_path):
-  untested = dataclasses.replace(TASK, test_accuracy=None, test_majority=None)
+  untested = dataclasses.replace(TASK, test_score=None, test_majority=None)
   (row,) = rows_of(dataclasses.replace(RESULT, tasks=(untested,)), tmp_path)
   assert (row["test"], row["majority"]) == ("-", "-")
   assert row["chance"] == "12.50 %"

@@ -319,7 +319,7 @@ def test_the_best_state_is_exported(config, workdir, monkeypatch):
     found = real(self, tasks, source)
     if source is self.validation:
       states.append(jax.device_get(tasks[0].params))
-      found["digits-5-9"]["top1"] = 0.9 if len(states) == 1 else 0.2
+      found["digits-5-9"]["score"] = 0.9 if len(states) == 1 else 0.2
     return found
 
   monkeypatch.setattr(trainer.Trainer, "evaluate", falling)

@@ -226,9 +226,7 @@ def test_the_best_trial_is_named_as_its_curves_are(tmp_path):
     config=Config(log_images=0),
     wandb_run=types.SimpleNamespace(summarize=told.update),
   )
-  result = types.SimpleNamespace(
-    best_step=3, val_accuracy=0.5, test_accuracy=None
-  )
+  result = types.SimpleNamespace(best_step=3, val_score=0.5, test_score=None)
   trial = Trial("pets-03", {"learning_rate": 0.3, "task.cells": 5}, Config())
   trained = types.SimpleNamespace(trial=trial, result=result)
   run_pictures.show_best(trainer, None, trained, None, tmp_path)

@@ -196,11 +196,11 @@ def test_class_weights_reach_all_processes(monkeypatch):
   """What process 0 counts goes to the others as JSON."""
   optim = dataclasses.replace(config_of().optim, class_weights="balanced")
   made = trainer_of(dataclasses.replace(config_of(), optim=optim))
-  alone = made.frozen()["classes"]
+  alone = made.frozen()["outputs"]
   monkeypatch.setattr(
     trainer.processes, "on_process_0", lambda run: json.loads(json.dumps(run()))
   )
-  sent = dataclasses.replace(made).frozen()["classes"]
+  sent = dataclasses.replace(made).frozen()["outputs"]
   assert len(jax.tree.leaves(sent)) == 1
   for ours, theirs in zip(*map(jax.tree.leaves, (alone, sent)), strict=True):
     np.testing.assert_array_equal(ours, theirs)
@@ -253,7 +253,7 @@ def test_a_sweep_equals_its_variants_alone(tmp_path):
       {},
     )
     found, expected = together.best[variant.name], alone.best[variant.name]
-    assert (found.step, found.accuracy) == (expected.step, expected.accuracy)
+    assert (found.step, found.score) == (expected.step, expected.score)
     assert found.params["memory"].shape[1] == variant.config.task.cells
     rate = pack_lib.start(trainer_of(config), variants).schedules[variant.name]
     shown = max(float(rate(step)) for step in range(config.total_steps))
@@ -285,7 +285,7 @@ def test_heads_are_learned_side_by_side(tmp_path, regime):
       {},
     )
     found, expected = together.best[variant.name], alone.best[variant.name]
-    assert found.accuracy == expected.accuracy
+    assert found.score == expected.score
     np.testing.assert_allclose(
       found.params["head"]["kernel"], expected.params["head"]["kernel"],
       rtol=1e-5, atol=1e-6,
@@ -328,7 +328,7 @@ def test_a_lost_variant_takes_no_other_with_it(tmp_path, monkeypatch):
   assert both.skipped == {"d-01": 3}
   assert both.best["d-01"].step == 2  # as it was before
   found, expected = both.best["d-00"], alone.best["d-00"]
-  assert (found.step, found.accuracy) == (expected.step, expected.accuracy)
+  assert (found.step, found.score) == (expected.step, expected.score)
   jax.tree.map(
     lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
     found.params,

@@ -100,6 +100,47 @@ def test_options_are_those_of_the_command(small, configured):
     mv.train_task(small, (PIXELS, WORDS), **RUN, options={"flip": False})
 
 
+KINDS = {
+  "labels": [NAMES[: i % 4] for i in range(48)],
+  "values": [[i / 7, -i] for i in range(48)],
+}
+
+
+@pytest.mark.parametrize("kind", [*KINDS])
+def test_the_kind_is_that_of_the_run_and_of_its_splits(small, configured, kind):
+  config, _, given = configured(small, (PIXELS, KINDS[kind]), kind=kind)
+  assert config.task.kind == kind
+  splits = given["splits"]
+  assert {split.kind for split in splits.values()} == {kind}
+  assert splits["validation"].labels.shape[1] == splits["train"].num_classes
+  with pytest.raises(TaskError, match="'boxes', expected one of classes"):
+    mv.train_task(small, None, **RUN, kind="boxes")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [*KINDS])
+def test_tasks_of_other_kinds_are_trained_and_evaluated(small, kind):
+  test = PIXELS[:16], KINDS[kind][:16]
+  result = mv.train_task(
+    small, (PIXELS, KINDS[kind]), test=test, kind=kind, learning_rate=0.1,
+    class_names=("x", "y") if kind == "values" else (), **RUN,
+  )  # fmt: skip
+  (trial,) = result.trials
+  assert (result.score, result.accuracy) == (trial.test_score, None)
+  assert result.task.spec.kind.name == kind
+  names = ("x", "y") if kind == "values" else tuple(NAMES)
+  assert result.task.spec.class_names == names
+  key = {"labels": "map", "values": "r2"}[kind]
+  assert f"validation/{key}" in result.history
+  (found,) = mv.evaluate_tasks(
+    small, result.task, test, progress=False
+  ).values()
+  assert found.score == pytest.approx(result.score)
+  assert found.metrics[key] == found.score
+  assert found.metrics.keys() == trial.test_metrics.keys()
+  assert (found.accuracy, found.top5, found.examples) == (None, None, 16)
+
+
 def test_a_backbone_that_is_given_is_not_pretrained(small):
   options = {"pretrain.variant": "Micro/2", "pretrain.total_steps": 1}
   with pytest.raises(ConfigError, match=r"pretrain\.variant .* is given from"):

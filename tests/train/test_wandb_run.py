@@ -115,8 +115,8 @@ def train(run_of_wandb, logdirs, names=("pets",)):
     }
     return TrainState(jnp.int32(step), state.params, ()), metrics
 
-  result = {"loss": 1.0, "top1": 0.5, "top5": 1.0, "examples": 9,
-            "per_class": [0.5] * 6}  # fmt: skip
+  result = {"loss": 1.0, "score": 0.5, "top1": 0.5, "top5": 1.0,
+            "examples": 9, "per_class": [0.5] * 6}  # fmt: skip
   trained = loop.Loop(
     title="run", step_fn=step_fn, frozen=None, batch_size=4, mesh=one_device(),
     steps=loop.Steps(total=5, log=2, evaluate=2), logdirs=logdirs,
