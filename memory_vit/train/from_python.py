@@ -13,7 +13,6 @@ import math
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -109,7 +108,7 @@ def train_and_evaluate(
     MemoryVitError: for unusable input, and if another run is using `workdir`.
     Interrupted: if `stop` asked for it.
   """
-  directory = paths.local(workdir, "workdir")
+  directory = paths.place(workdir, "workdir")
   return run.train_and_evaluate(config, directory, stop)
 
 
@@ -208,11 +207,10 @@ def train_task(
     else:
       settings["sweep.learning_rate"] = rates
     config = _config(settings, options or {}, splits["train"].size)
-    directory = Path(
-      stack.enter_context(tempfile.TemporaryDirectory(prefix="memory-vit-"))
-      if workdir is None
-      else paths.local(workdir, "workdir")
-    )
+    if workdir is None:
+      made = tempfile.TemporaryDirectory(prefix="memory-vit-")
+      workdir = stack.enter_context(made)
+    directory = paths.place(workdir, "workdir")
     result = run.train_and_evaluate(
       config, directory, splits=splits, backbone=backbone
     )
