@@ -19,7 +19,11 @@ from memory_vit.evaluation.hits import read_hits
 from memory_vit.runtime import files, paths
 from memory_vit.train import run
 
-pytestmark = pytest.mark.processes
+pytestmark = [
+  pytest.mark.processes,
+  # What gcsfs sends; it is an error of tests alone.
+  pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning"),
+]
 
 NAME = "digits-5-9"
 
@@ -114,8 +118,8 @@ def test_a_sweep_on_its_own_backbone_in_a_bucket(bucket_dir, tmp_path):
   config = settings(
     **{
       "pretrain.variant": "Micro/2", "pretrain.total_steps": 2,
-      "sweep.learning_rate": (0.1, 0.2), "sweep.regime": ("head", "memory_masked"),
-      "profile_at": 2, "log_images": 0,
+      "sweep.regime": ("head", "memory_masked"), "total_steps": 2,
+      "upstream.name": "", "profile_at": 2, "log_images": 0,
     }
   )  # fmt: skip
   remote, local = paths.place(bucket_dir, "--workdir"), tmp_path / "run"
