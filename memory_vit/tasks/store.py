@@ -51,7 +51,8 @@ def save_task(
 
   Args:
     task: with values that are known and finite.
-    path: of the directory; or of the file, which ends in .safetensors.
+    path: of the directory; or of the file, which ends in .safetensors. Local,
+      or in a bucket, gs://BUCKET/NAME.
     format: "directory" (task.json and arrays.safetensors) or "safetensors" (all
       in one file); by default as the path ends.
 
@@ -110,9 +111,10 @@ def load_task(path: str | os.PathLike[str], backbone: Backbone) -> Task:
   """Read a task, for the backbone that it was trained on.
 
   Args:
-    path: directory or file that `save_task` wrote; a directory with one such
-      file; or `hf://OWNER/NAME[/TASK][@REVISION]` of the Hugging Face hub, in
-      which TASK chooses one of several.
+    path: directory or file that `save_task` wrote, local or in a bucket
+      (gs://BUCKET/NAME); a directory with one such file; or
+      `hf://OWNER/NAME[/TASK][@REVISION]` of the Hugging Face hub, in which TASK
+      chooses one of several.
     backbone: on which it will run.
 
   Raises:

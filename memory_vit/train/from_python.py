@@ -97,8 +97,8 @@ def train_and_evaluate(
 
   Args:
     config: of the run, from `read_config`.
-    workdir: for the result, tasks, saved states and logs; it is made if it does
-      not exist.
+    workdir: for the result, tasks, saved states and logs, local or in a bucket
+      (gs://BUCKET/DIRECTORY); it is made if it does not exist.
     stop: asks a run that trains to save its state and stop.
 
   Returns:

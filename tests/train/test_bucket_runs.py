@@ -1,5 +1,6 @@
 """Whole runs in an emulated bucket, against the same runs in a directory."""
 
+import contextlib
 import dataclasses
 import signal
 
@@ -7,8 +8,9 @@ import numpy as np
 import pytest
 from bucket_server import objects
 from conftest import tiny_backbone
-from faults import Run
+from faults import MAIN, Process, Run
 from PIL import Image
+from two_processes import joined, kept_port
 
 import memory_vit as mv
 from configs import digits
@@ -17,7 +19,7 @@ from memory_vit import plots
 from memory_vit.commands import inspect
 from memory_vit.evaluation.hits import read_hits
 from memory_vit.runtime import files, paths
-from memory_vit.train import run
+from memory_vit.train import run, settle
 
 pytestmark = [
   pytest.mark.processes,
@@ -106,6 +108,8 @@ def test_a_run_in_a_bucket_is_that_in_a_directory(
     with files.fetched(remote / name) as one:
       pixels = [np.asarray(Image.open(file)) for file in (one, local / name)]
     np.testing.assert_array_equal(*pixels)
+  child = config.replaced({"task.attends_to": (f"{bucket_dir}/tasks/{NAME}",)})
+  assert settle.parent_directories(child)[0] == [remote / "tasks" / NAME]
   # Finished, it is read and not made again.
   assert mv.train_and_evaluate(config, bucket_dir) == result
   assert inspect.main([bucket_dir + "/tasks"]) == 0
@@ -114,12 +118,14 @@ def test_a_run_in_a_bucket_is_that_in_a_directory(
 
 @pytest.mark.fault("run-in-a-bucket")
 def test_a_sweep_on_its_own_backbone_in_a_bucket(bucket_dir, tmp_path):
-  """Pretraining, several passes, a profile."""
+  """Pretraining, several passes, a profile, W&B."""
+  pytest.importorskip("wandb")
   config = settings(
     **{
       "pretrain.variant": "Micro/2", "pretrain.total_steps": 2,
       "sweep.regime": ("head", "memory_masked"), "total_steps": 2,
       "upstream.name": "", "profile_at": 2, "log_images": 0,
+      "wandb.project": "tests", "wandb.mode": "offline",
     }
   )  # fmt: skip
   remote, local = paths.place(bucket_dir, "--workdir"), tmp_path / "run"
@@ -128,11 +134,9 @@ def test_a_sweep_on_its_own_backbone_in_a_bucket(bucket_dir, tmp_path):
   assert states(remote) == states(local)
   assert not (remote / "pretrain" / "checkpoints").exists()
   assert (remote / "sweep.png").exists()
-  kinds = [
-    {path.suffix for path in place.rglob("*") if ".xplane" in path.name}
-    for place in (remote, local)
-  ]
-  assert kinds[0] == kinds[1] != set()
+  for kind, count in {"*.xplane.pb": 2, "run-*.wandb": 1}.items():
+    for place in (remote, local):
+      assert len([*place.rglob(kind)]) == count, (kind, place)
   assert run.train_and_evaluate(config, remote) == result
 
 
@@ -174,7 +178,7 @@ def test_a_killed_run_in_a_bucket_resumes_to_the_bit(
   assert untimed(result) == untimed(expected)
 
 
-@pytest.mark.fault("sigterm-in-a-bucket")
+@pytest.mark.fault("kill-in-a-bucket")
 def test_a_preempted_run_in_a_bucket_leaves_its_lease(killed):
   killed, patch = killed
   with killed.start(patch) as process:
@@ -206,3 +210,35 @@ def test_a_run_whose_lease_was_taken_writes_no_more(killed, storage):
     if "tfevents" not in key  # of its own process
   }
   assert after.items() <= before.items()
+
+
+@pytest.mark.fault("run-in-a-bucket")
+def test_two_processes_share_a_bucket(
+  backbone_file, storage, bucket_dir, tmp_path
+):
+  """Each writes its part of a state; only one holds the lease."""
+  places = paths.place(bucket_dir, "--workdir"), tmp_path / "run"
+  for workdir in places:
+    flags = [
+      "--config=configs/digits.py", f"--workdir={workdir}",
+      "--config.pretrain.variant=", f"--config.backbone={backbone_file}",
+      "--config.upstream.name=", "--config.batch_size=16",
+      "--config.batch_size_eval=64", "--config.total_steps=4",
+      "--config.eval_every=2", "--config.checkpoint_every=2",
+      "--config.log_images=0",
+    ]  # fmt: skip
+    patch = f"import os\nos.environ.update({storage[0]})\n" + MAIN
+    with kept_port() as port, contextlib.ExitStack() as stack:
+      both = [
+        stack.enter_context(
+          Process(
+            patch, [*flags, *joined(i, port)],
+            tmp_path / f"{workdir.name}-{i}.log", devices=2,
+          )
+        )
+        for i in range(2)
+      ]  # fmt: skip
+      for process in both:
+        assert process.wait() == 0, process.text
+  assert states(places[0]) == states(places[1])
+  assert_same_files(*places)
