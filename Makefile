@@ -42,7 +42,7 @@ INSTALL := pip install --quiet
 
 .venv/installed: requirements.txt pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(BIN)/$(INSTALL) --editable '.[train,serve,ray,wandb,hf,test]'
+	$(BIN)/$(INSTALL) --editable '.[train,serve,ray,wandb,hf,gcs,test]'
 	touch $@
 
 # Without the package itself: they run in the checkout, two of them at a time.

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from etils import epy
 
 from memory_vit.errors import ConfigError
-from memory_vit.runtime import files
+from memory_vit.runtime import files, paths
 
 with epy.lazy_imports():  # a report of results is made without jax
   from memory_vit.runtime import processes
@@ -207,17 +208,20 @@ def standard_error(accuracy: float, examples: int) -> float:
   return math.sqrt(share * (1 - share) / examples)
 
 
-def load_result(workdir: Path, name: str = RESULT) -> RunResult | None:
+def load_result(
+  workdir: str | os.PathLike[str], name: str = RESULT
+) -> RunResult | None:
   """Read the result of a run on this process; None if it has not finished.
 
   Args:
-    workdir: of the run.
+    workdir: of the run; local, or gs://BUCKET/DIRECTORY.
     name: of the file in it.
 
   Raises:
     ConfigError: if the file is not the result of a run.
   """
-  return _parse(workdir / name, _read(workdir / name))
+  file = paths.as_path(workdir) / name
+  return _parse(file, _read(file))
 
 
 def read_result(workdir: Path, name: str = RESULT) -> RunResult | None:

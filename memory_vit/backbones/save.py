@@ -17,7 +17,7 @@ from memory_vit.model import trees
 from memory_vit.model.backbone import Backbone, require_float32
 from memory_vit.model.task import EvalPreprocessing
 from memory_vit.model.vit_config import ViTConfig
-from memory_vit.runtime import files
+from memory_vit.runtime import files, paths
 
 FORMATS = ("npz", "hf")
 
@@ -54,7 +54,7 @@ def save_backbone(
       f"format is {format!r}, expected one of {', '.join(FORMATS)}."
     )
   require_float32(backbone)
-  path = Path(path)
+  path = paths.as_path(path)
   arrays = {k: np.asarray(v) for k, v in trees.flatten(backbone.params).items()}
   if format == "hf":
     hf_export.write(backbone, arrays, path)

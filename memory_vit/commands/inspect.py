@@ -24,7 +24,7 @@ from memory_vit.commands.console import run_command, show
 from memory_vit.errors import TaskError
 from memory_vit.runtime import hub
 from memory_vit.runtime.messages import brief, escaped
-from memory_vit.runtime.paths import local
+from memory_vit.runtime.paths import as_path, place
 from memory_vit.runtime.tables import aligned, table
 
 with epy.lazy_imports():  # once the command line is known to be right
@@ -92,7 +92,7 @@ def _is_backbone(source: str) -> bool:
   """Whether it has weights; only those of a task have no config.json."""
   if hub.is_address(source):
     return hub_models.is_model(source) and hub_models.has_config(source)
-  path = local(source, "the path", TaskError)
+  path = place(source, "the path", TaskError)
   if path.is_dir():
     return model_files.holds_model(path)
   is_task = array_files.is_single_file(path) and path.is_file()
@@ -141,7 +141,7 @@ def _tasks_json(
     {"kind": "task", "path": path, "error": error}
     for path, error in errors.items()
   ]
-  root = Path(source).expanduser()
+  root = as_path(source).expanduser()
   if root.is_file() or (root / "task.json").is_file():
     return tasks[0]
   place = source if hub.is_address(source) else str(root)

@@ -53,7 +53,9 @@ def main(argv: Sequence[str]) -> int:
 def parse(argv: Sequence[str]) -> TrainArguments:
   """Read the command line, and run its configuration file."""
   line = command_line.CommandLine(__doc__, argv)
-  workdir = line.required_string("workdir", "Where results are written.")
+  workdir = line.required_string(
+    "workdir", "Directory of results; local, or gs://BUCKET/DIRECTORY."
+  )
   may_change = line.strings(
     "allow_config_change",
     "An option in which a resumed run may differ from its saved state; may be "
@@ -70,7 +72,7 @@ def parse(argv: Sequence[str]) -> TrainArguments:
   config = line.parse()
   return TrainArguments(
     config=config,
-    workdir=paths.local(workdir(), "--workdir"),
+    workdir=paths.place(workdir(), "--workdir"),
     may_change=config_changes.allowed(may_change()),
     dry_run=dry_run(),
     verbose=verbose(),

@@ -1,7 +1,6 @@
 """Training curves of a run, from its TensorBoard events."""
 
 import os
-from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -10,6 +9,7 @@ from tensorboard.util import tensor_util
 
 from memory_vit.errors import TrainingError
 from memory_vit.model.kinds import SCORE_NAMES
+from memory_vit.runtime import files, paths
 
 # Tag -> steps, int64 (k,), and values, float64 (k,).
 Scalars = dict[str, tuple[np.ndarray, np.ndarray]]
@@ -33,19 +33,20 @@ def read_scalars(workdir: str | os.PathLike[str]) -> Scalars:
   Raises:
     TrainingError: if there are no events.
   """
-  path = Path(workdir)
+  path = paths.as_path(workdir)
   if not any(path.glob(_EVENTS)):
     raise TrainingError(
       f"{path} has no TensorBoard events ({_EVENTS}). Expected the workdir of "
       "a run that has trained."
     )
-  # 0 is no limit: by default ten random values of a tag are kept.
-  events = event_accumulator.EventAccumulator(
-    os.fspath(path),
-    size_guidance={event_accumulator.TENSORS: 0},
-    purge_orphaned_data=False,
-  )
-  events.Reload()
+  with files.fetched(path) as local:
+    # 0 is no limit: by default ten random values of a tag are kept.
+    events = event_accumulator.EventAccumulator(
+      os.fspath(local),
+      size_guidance={event_accumulator.TENSORS: 0},
+      purge_orphaned_data=False,
+    )
+    events.Reload()
   scalars = {}
   for tag in events.PluginTagToContent("scalars"):
     # Names of event files are not in the order of writing.

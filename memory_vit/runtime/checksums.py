@@ -27,6 +27,11 @@ def seal(path: Path, saved: Mapping[str, Any]) -> None:
   files.sync(path)
 
 
+def is_sealed(path: Path) -> bool:
+  """Whether a directory is complete, of which other names tell nothing."""
+  return files.is_finished(path, _SEAL)
+
+
 def read(path: Path) -> dict[str, Any]:
   """What was saved; `TrainingError` unless `state.json` is as written."""
   file = path / _SEAL

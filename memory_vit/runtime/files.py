@@ -1,7 +1,7 @@
 """Files and directories that are written whole or not at all.
 
 They survive a power cut: a file is synced to the disk before it is renamed, and
-its new name after.
+its new name after. All paths may be in a bucket, see `bucket`.
 """
 
 import contextlib
@@ -10,15 +10,17 @@ import fcntl
 import json
 import os
 import shutil
+import stat
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from etils import epy
 
 from memory_vit.errors import ConfigError, MemoryVitError, TrainingError
+from memory_vit.runtime import bucket
 from memory_vit.runtime.messages import brief, shortened
 
 with epy.lazy_imports():
@@ -89,13 +91,17 @@ def write_text(path: Path, text: str) -> None:
     return
   # Always the same name: the file of a killed process is overwritten.
   part = path.with_name(path.name + ".tmp")
-  with writing(path), replacing(path, part):
-    part.write_text(text, encoding="utf-8")
+  with writing(path), replacing(path, part) as new:
+    new.write_text(text, encoding="utf-8")
 
 
 @contextlib.contextmanager
 def replacing(path: Path, part: Path | None = None) -> Iterator[Path]:
   """Yield a temporary name (`part`) in the directory of `path`; rename it."""
+  if bucket.is_in(path):
+    with bucket.replacing(path) as part:
+      yield part
+    return
   part = part or path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
   try:
     yield part
@@ -111,6 +117,10 @@ def replacing_directory(
   path: Path, foreign_file: Callable[[Path], str | None] = lambda old: None
 ) -> Iterator[Path]:
   """Yield a name for a directory, which then replaces `path` as a whole."""
+  if bucket.is_in(path):
+    with bucket.replacing_directory(path, foreign_file) as new:
+      yield new
+    return
   tidy(path.parent, path.name)  # of a process that was killed in between
   scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
   new, old = scratch / _NEW, scratch / _OLD
@@ -158,6 +168,8 @@ def _move_away(
 
 def tidy(directory: Path, name: str | None = None) -> None:
   """Remove what a killed `replacing_directory` left; restore directories."""
+  if bucket.is_in(directory):
+    return
   for scratch in directory.glob(".*-????????"):  # as `tempfile` names it
     place = directory / scratch.name[1:-9]
     if name not in (None, place.name) or scratch.is_symlink():
@@ -187,8 +199,95 @@ def _settle(scratch: Path, place: Path) -> None:
     shutil.rmtree(scratch, ignore_errors=True)
 
 
+def begun(path: Path, prefix: str) -> Path:
+  """Where a directory is written that `finish` will name `path`."""
+  return path if bucket.is_in(path) else path.with_name(prefix + path.name)
+
+
+def finish(scratch: Path, path: Path) -> None:
+  """Give a directory from `begun` its name, once its last file is written."""
+  if scratch != path:
+    scratch.rename(path)
+  sync(path.parent)
+
+
+def is_finished(path: Path, last: str) -> bool:
+  """Whether a directory has its name; in a bucket also its `last` file."""
+  return (path / last if bucket.is_in(path) else path).exists()
+
+
+def remove_directory(path: Path, prefix: str = "") -> None:
+  """Remove a directory, under a name with `prefix` as it may be cut short."""
+  if bucket.is_in(path):
+    bucket.remove_directory(path)
+    return
+  gone = path.with_name(prefix + path.name)
+  path.rename(gone)
+  shutil.rmtree(gone)
+
+
+@contextlib.contextmanager
+def fetched(path: Path) -> Iterator[Path]:
+  """Yield a file or directory that is local: of a bucket, a copy."""
+  if not bucket.is_in(path):
+    yield path
+    return
+  with bucket.fetched(path) as copy:
+    yield copy
+
+
+@contextlib.contextmanager
+def open_sized(path: Path) -> Iterator[tuple[IO[bytes], int | None]]:
+  """Open a file that is no link, with its size; None if it is not regular."""
+  if bucket.is_in(path):
+    with bucket.open_sized(path) as opened:
+      yield opened
+    return
+  # Without O_NONBLOCK, opening a pipe waits for somebody to write into it.
+  flags = os.O_NOFOLLOW | os.O_NONBLOCK
+  with open(path, "rb", opener=lambda p, f: os.open(p, f | flags)) as file:
+    found = os.fstat(file.fileno())
+    yield file, found.st_size if stat.S_ISREG(found.st_mode) else None
+
+
+class Outbox:
+  """A local directory for a library that writes there, copied to a bucket.
+
+  The directory itself if it is not in a bucket.
+  """
+
+  def __init__(self, path: Path) -> None:
+    self.local = path
+    self._bucket_path = path if bucket.is_in(path) else None
+    self._sent: dict[Path, tuple[int, int]] = {}  # sizes and times
+    if self._bucket_path:
+      self.local = Path(tempfile.mkdtemp(prefix="memory-vit-"))
+
+  def send(self) -> None:
+    """Copy what has changed."""
+    if not self._bucket_path:
+      return
+    for file in sorted(self.local.rglob("*")):
+      found = file.stat()
+      version = found.st_size, found.st_mtime_ns
+      if file.is_file() and self._sent.get(file) != version:
+        name = file.relative_to(self.local).as_posix()
+        bucket.upload(file, self._bucket_path / name)
+        self._sent[file] = version
+
+  def close(self) -> None:
+    """Copy what has changed, and remove the local directory."""
+    try:
+      self.send()
+    finally:
+      if self._bucket_path:
+        shutil.rmtree(self.local, ignore_errors=True)
+
+
 def sync(path: Path) -> None:
   """Wait until a file, or the names in a directory, survive a power cut."""
+  if bucket.is_in(path):
+    return
   opened = os.open(path, os.O_RDONLY)
   try:
     os.fsync(opened)
@@ -197,6 +296,8 @@ def sync(path: Path) -> None:
 
 
 def sync_tree(directory: Path) -> None:
+  if bucket.is_in(directory):
+    return
   for folder, _, names in os.walk(directory):
     for name in names:
       sync(Path(folder) / name)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from memory_vit.errors import TrainingError
-from memory_vit.runtime import paths, processes
+from memory_vit.runtime import bucket, lease, paths, processes
 
 _FILE = ".lock"
 _OWNER = re.compile(r"process [0-9]{1,20} on .{1,300}\n")
@@ -37,7 +37,12 @@ def only_run(workdir: Path) -> Iterator[Callable[[], None]]:
 
     def take() -> None:
       paths.make_directory(workdir, "--workdir")
-      lock = one_at_a_time(workdir / _FILE, refuse, "--workdir")
+      file = workdir / _FILE
+      lock = (
+        lease.held(file, refuse)
+        if bucket.is_in(file)
+        else one_at_a_time(file, refuse, "--workdir")
+      )
       held.append(stack.enter_context(lock))
 
     processes.on_process_0(take)

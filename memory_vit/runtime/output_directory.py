@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Set
 from pathlib import Path
 
 from memory_vit.errors import ConfigError
-from memory_vit.runtime import files, paths
+from memory_vit.runtime import bucket, files, paths
 from memory_vit.runtime.messages import brief
 
 
@@ -28,7 +28,11 @@ class OutputDirectory:
 
   def require_own(self, text: str | os.PathLike[str]) -> Path:
     """Check the directory of that name before anything is computed."""
-    path = paths.local(text, self.option, self.error).absolute()
+    path = (
+      text
+      if bucket.is_in(text)
+      else paths.local(text, self.option, self.error).absolute()
+    )
     place = self._place(path)
     paths.make_directory(place.parent, self.option, self.error)
     files.tidy(place.parent, place.name)
@@ -60,7 +64,7 @@ class OutputDirectory:
   def _place(self, path: Path) -> Path:
     """The directory itself, if `path` may be a link to it."""
     paths.require_replaceable(path, self.option, self.error)
-    return Path(os.path.realpath(path))
+    return path if bucket.is_in(path) else Path(os.path.realpath(path))
 
   def _foreign_file(self, place: Path) -> str | None:
     if not place.is_dir():

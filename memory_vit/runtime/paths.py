@@ -6,11 +6,30 @@ import tempfile
 from pathlib import Path
 
 from memory_vit.errors import ConfigError
+from memory_vit.runtime import bucket
 from memory_vit.runtime.messages import brief
 
 # Names have 255 bytes, and a new directory lies beside the old one for a while
 # under a longer name.
 _LONGEST_NAME = 240
+
+
+def place(
+  text: str | os.PathLike[str],
+  where: str,
+  error: type[Exception] = ConfigError,
+) -> Path:
+  """As `local`, or a `BucketPath`: it has the methods of a `Path`."""
+  if bucket.is_address(text):
+    return bucket.parse(os.fspath(text), where, error)
+  return text if bucket.is_in(text) else local(text, where, error)
+
+
+def as_path(text: str | os.PathLike[str]) -> Path:
+  """`Path`, or a `BucketPath` for gs://."""
+  if bucket.is_address(text):
+    return bucket.parse(os.fspath(text), "the path")
+  return text if bucket.is_in(text) else Path(text)
 
 
 def local(
@@ -22,6 +41,8 @@ def local(
   try:
     if not os.fspath(text):
       raise ValueError("it is empty")
+    if bucket.is_address(text):
+      raise ValueError("it is in a bucket, expected a local one")
     path = Path(text).expanduser()
     # The code that opens it says whether it exists.
     with contextlib.suppress(
@@ -40,6 +61,9 @@ def make_directory(
 ) -> None:
   """Make a directory; raise `error` if nothing can be written there."""
   try:
+    if bucket.is_in(path):
+      bucket.require_writable(path)
+      return
     path.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=path):
       pass
@@ -71,6 +95,8 @@ def require_replaceable(
   path: Path, where: str, error: type[Exception] = ConfigError
 ) -> None:
   """Refuse a directory that another one cannot replace."""
+  if bucket.is_in(path):
+    return
   place = os.path.realpath(path)
   if len(os.fsencode(os.path.basename(place))) > _LONGEST_NAME:
     raise error(

@@ -9,8 +9,6 @@ must have the name, shape, type and SHA-256 that it states.
 import dataclasses
 import json
 import math
-import os
-import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -132,17 +130,13 @@ def read_file(
   path: Path, limit: int | None, at_most: int | None = None
 ) -> bytes:
   """Read a regular file, which is no link; of a longer one `at_most` bytes."""
-  # Without O_NONBLOCK, opening a pipe waits for somebody to write into it.
-  flags = os.O_NOFOLLOW | os.O_NONBLOCK
-  with open(path, "rb", opener=lambda p, f: os.open(p, f | flags)) as file:
-    found = os.fstat(file.fileno())
-    if not stat.S_ISREG(found.st_mode):
+  with files.open_sized(path) as (file, size):
+    if size is None:
       raise TaskError(f"{path} is no regular file.")
-    if limit is not None and found.st_size > limit:
+    if limit is not None and size > limit:
       raise TaskError(f"{path} has more than the {limit:,} bytes expected.")
     # A number, as the file may grow; not `limit`, which would be allocated.
-    size = found.st_size if at_most is None else min(found.st_size, at_most)
-    return file.read(size)
+    return file.read(size if at_most is None else min(size, at_most))
 
 
 def require_entries(path: Path, files: Iterable[str]) -> None:
@@ -162,13 +156,12 @@ def require_entries(path: Path, files: Iterable[str]) -> None:
 
 def _names(path: Path) -> Iterator[str]:
   """Yield the names of all entries of a directory, none of which is a link."""
-  with os.scandir(path) as entries:
-    for entry in entries:
-      if entry.is_symlink():
-        raise TaskError(
-          f"{path}/{escaped(entry.name)} is a link: a task has none."
-        )
-      yield entry.name
+  for entry in path.iterdir():
+    if entry.is_symlink():
+      raise TaskError(
+        f"{path}/{escaped(entry.name)} is a link: a task has none."
+      )
+    yield entry.name
 
 
 def is_single_file(path: Path) -> bool:

@@ -36,7 +36,7 @@ def task_paths(path: str | os.PathLike[str]) -> list[Path]:
   """
   if hub.is_address(path):
     return hub_tasks.fetch(str(path))
-  path = typed.local(path, "a task", TaskError)
+  path = typed.place(path, "a task", TaskError)
   if array_files.is_single_file(path) or (path / "task.json").is_file():
     return [path]
   # A task that is being written has a name that begins with a dot.
@@ -60,7 +60,7 @@ def one_task(path: str | os.PathLike[str]) -> Path:
   if hub.is_address(path):
     files = hub_tasks.fetch(str(path))
   else:
-    path = Path(path).absolute()
+    path = typed.as_path(path).absolute()
     if array_files.is_single_file(path) or (path / manifest.FILE).is_file():
       return path
     files = sorted(task_files(path))

@@ -24,8 +24,10 @@ from memory_vit.errors import TaskError
 from memory_vit.model import trees
 from memory_vit.model.backbone import Backbone, backbone_shapes, trunk
 from memory_vit.model.task import Task, TaskSpec, require_backbone
+from memory_vit.runtime import bucket
 from memory_vit.runtime.messages import brief, listed
 from memory_vit.runtime.output_directory import OutputDirectory
+from memory_vit.runtime.paths import as_path
 from memory_vit.tasks import array_files, find, manifest
 from memory_vit.tasks.array_files import StoredArray
 from memory_vit.tasks.compose import Tasks, TasksLike, concatenate
@@ -34,7 +36,8 @@ from memory_vit.tasks.manifest import Manifest
 
 def _written(path: Path) -> Collection[str]:
   """The files of a task, if it is one."""
-  is_task = (path / manifest.FILE).is_file()
+  # In a bucket, half a task remains of a killed process.
+  is_task = bucket.is_in(path) or (path / manifest.FILE).is_file()
   return (manifest.FILE, array_files.FILE) if is_task else ()
 
 
@@ -48,7 +51,8 @@ def save_task(
 
   Args:
     task: with values that are known and finite.
-    path: of the directory; or of the file, which ends in .safetensors.
+    path: of the directory; or of the file, which ends in .safetensors. Local,
+      or in a bucket, gs://BUCKET/NAME.
     format: "directory" (task.json and arrays.safetensors) or "safetensors" (all
       in one file); by default as the path ends.
 
@@ -62,7 +66,7 @@ def save_task(
       f"save_task got a {type(task).__name__}, expected one Task (save_tasks "
       "writes several)."
     )
-  path = Path(path).absolute()
+  path = as_path(path).absolute()
   if format is None:
     is_file = path.suffix == array_files.SUFFIX
     format = "safetensors" if is_file else "directory"
@@ -107,9 +111,10 @@ def load_task(path: str | os.PathLike[str], backbone: Backbone) -> Task:
   """Read a task, for the backbone that it was trained on.
 
   Args:
-    path: directory or file that `save_task` wrote; a directory with one such
-      file; or `hf://OWNER/NAME[/TASK][@REVISION]` of the Hugging Face hub, in
-      which TASK chooses one of several.
+    path: directory or file that `save_task` wrote, local or in a bucket
+      (gs://BUCKET/NAME); a directory with one such file; or
+      `hf://OWNER/NAME[/TASK][@REVISION]` of the Hugging Face hub, in which TASK
+      chooses one of several.
     backbone: on which it will run.
 
   Raises:
@@ -172,10 +177,10 @@ def save_tasks(
     TaskError: if tasks do not fit together, something else has a name, or the
       directory holds other tasks: it would be another set.
   """
-  tasks = concatenate(tasks)
+  tasks, directory = concatenate(tasks), as_path(path)
   suffix = array_files.SUFFIX if format == "safetensors" else ""
   names = [task.spec.name + suffix for task in tasks]
-  found = [found.name for found in find.paths_in(Path(path))]
+  found = [found.name for found in find.paths_in(directory)]
   others = sorted(n for n in found if n not in names and n[0] != ".")
   if others:
     raise TaskError(
@@ -183,9 +188,9 @@ def save_tasks(
       "directory. Nothing was written."
     )
   for name in names:
-    find.require_no_link(Path(path) / name)
+    find.require_no_link(directory / name)
   for task, name in zip(tasks, names, strict=True):
-    save_task(task, Path(path) / name, format=format)
+    save_task(task, directory / name, format=format)
 
 
 def load_tasks(
@@ -226,7 +231,7 @@ class TaskReport:
 
 def inspect_task(path: str | os.PathLike[str]) -> TaskReport:
   """Describe a saved task without its backbone; damaged arrays are no error."""
-  path = Path(path)
+  path = as_path(path)
   found = manifest.read(path)
   damage = ""
   try:

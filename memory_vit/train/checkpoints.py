@@ -10,12 +10,12 @@ A step is a directory:
   00000040/state.json  the rest of the state, and the checksums
 
 It has this name only once it is complete; `scratch-...` is being written or
-deleted, `corrupt-...` was found damaged. Other files are left alone.
+deleted, `corrupt-...` was found damaged. Other files are left alone. In a
+bucket, nothing is renamed, and a step is complete once it has its `state.json`.
 """
 
 import logging
 import re
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -70,8 +70,8 @@ class Checkpoints:
 
   def steps(self) -> list[int]:
     """Steps of all saved states, oldest first; they are not verified."""
-    found = self._directory.iterdir()
-    return sorted(int(p.name) for p in found if _STEP.fullmatch(p.name))
+    found = filter(checksums.is_sealed, self._named_as_steps())
+    return sorted(int(path.name) for path in found)
 
   def latest(self) -> int | None:
     """The newest undamaged step; None if nothing was saved.
@@ -88,7 +88,7 @@ class Checkpoints:
     """
     values = _with_values(state)
     arrays = _verifiable(values)
-    scratch = self._directory / f"{_SCRATCH}{_name_of(step)}"
+    scratch = files.begun(self._directory / _name_of(step), _SCRATCH)
     try:
       processes.on_process_0(lambda: self._begin(step, scratch))
       saved = ocp.args.StandardSave(values)
@@ -150,12 +150,19 @@ class Checkpoints:
     except OSError as error:
       return f"The directory is not there any more ({error.strerror})."
 
+  def _named_as_steps(self) -> list[Path]:
+    found = self._directory.iterdir()
+    return [path for path in found if _STEP.fullmatch(path.name)]
+
   def _tidy(self) -> None:
     """Remove directories that a killed process was writing or deleting."""
     try:
       self._directory.mkdir(parents=True, exist_ok=True)
       for path in self._directory.glob(f"{_SCRATCH}*"):
         _remove(path)
+      for path in self._named_as_steps():
+        if not checksums.is_sealed(path):
+          _remove(path)
     except OSError as error:
       raise TrainingError(
         f"{self._directory} cannot hold the states of a run ({error}). Give "
@@ -198,7 +205,7 @@ class Checkpoints:
     return aside
 
   def _begin(self, step: int, scratch: Path) -> None:
-    if (self._directory / _name_of(step)).exists():
+    if checksums.is_sealed(self._directory / _name_of(step)):
       raise TrainingError(
         f"step {step} was not saved: {self._directory} already has steps "
         f"{self.steps()}."
@@ -219,23 +226,21 @@ class Checkpoints:
       "arrays": dict(arrays),
     }
     checksums.seal(scratch, rest)
-    scratch.rename(self._directory / _name_of(step))
-    files.sync(self._directory)
+    files.finish(scratch, self._directory / _name_of(step))
     self._delete_old()
 
   def _delete_old(self) -> None:
     """Delete all states but the newest two; the newest must be undamaged."""
     for old in self.steps()[:-_KEPT]:
-      # Renamed first: a half-deleted step must not count as one.
-      gone = self._directory / f"{_SCRATCH}old-{_name_of(old)}"
-      (self._directory / _name_of(old)).rename(gone)
-      shutil.rmtree(gone)
+      # A half-deleted step must not count as one.
+      path = self._directory / _name_of(old)
+      files.remove_directory(path, f"{_SCRATCH}old-")
 
 
 def _remove(path: Path) -> None:
   """Remove a directory, or anything else of this name; follows no link."""
   if path.is_dir() and not path.is_symlink():
-    shutil.rmtree(path)
+    files.remove_directory(path)
   else:
     path.unlink(missing_ok=True)
 

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 from clu import metric_writers
 
+from memory_vit.runtime.files import Outbox
 from memory_vit.runtime.messages import named
 from memory_vit.train.wandb_run import Images, Scalars, WandbRun
 
@@ -29,6 +30,7 @@ class Events:
   ) -> None:
     own_logdirs = logdirs if jax.process_index() == 0 else {}
     self._writers: dict[str, Any] = {}
+    self._outboxes: dict[str, Outbox] = {}
     self._failed: dict[str, Path] = {}
     self._logdirs, self._wandb = own_logdirs, wandb_run
     for name in own_logdirs:
@@ -40,6 +42,8 @@ class Events:
   def __exit__(self, *args: object) -> None:
     for name in list(self._writers):
       self._try(name, self._writers[name].close)
+    for name in list(self._outboxes):
+      self._try(name, self._outboxes[name].close)
     for name, path in self._failed.items():
       logger.warning("the TensorBoard events of %r in %s are not complete",
                      name, path)  # fmt: skip
@@ -67,10 +71,11 @@ class Events:
   def flush(self) -> None:
     for name in list(self._writers):
       self._try(name, self._writers[name].flush)
+      self._try(name, self._outboxes[name].send)
 
   def _open(self, name: str) -> None:
-    path = str(self._logdirs[name])
-    self._writers[name] = metric_writers.SummaryWriter(path)
+    self._outboxes[name] = outbox = Outbox(self._logdirs[name])
+    self._writers[name] = metric_writers.SummaryWriter(str(outbox.local))
 
   def _try(self, name: str, action: Callable[[], None]) -> None:
     """Give up a writer that fails, with a warning."""
@@ -98,30 +103,31 @@ class Profile:
     self._first = first if logdirs else 0
     self._last = min(self._first + 4, total)
     self._logdir = next(iter(logdirs.values()), None)
-    self._runs = False
+    self._outbox: Outbox | None = None
 
   def __enter__(self) -> "Profile":
     return self
 
   def __exit__(self, *args: object) -> None:
-    if self._runs:
-      self._stop()
+    if self._outbox:
+      self._stop(self._outbox)
 
   def before(self, step: int) -> None:
-    if step == self._first:
-      jax.profiler.start_trace(str(self._logdir))
-      self._runs = True
+    if step == self._first and self._logdir:
+      self._outbox = Outbox(self._logdir)
+      jax.profiler.start_trace(str(self._outbox.local))
 
   def after(self, step: int, state: Any) -> None:
     """Stop once the last step has been computed, not only dispatched."""
-    if self._runs and step == self._last:
+    if self._outbox and step == self._last:
       jax.block_until_ready(state)
-      self._stop()
+      self._stop(self._outbox)
 
-  def _stop(self) -> None:
-    self._runs = False
+  def _stop(self, outbox: Outbox) -> None:
+    self._outbox = None
     try:
       jax.profiler.stop_trace()
+      outbox.close()
     except Exception as error:  # as of events
       logger.warning(
         "the profile cannot be written to %s: %s", self._logdir, error

@@ -13,7 +13,6 @@ import math
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -108,8 +107,8 @@ def train_and_evaluate(
 
   Args:
     config: of the run, from `read_config`.
-    workdir: for the result, tasks, saved states and logs; it is made if it does
-      not exist.
+    workdir: for the result, tasks, saved states and logs, local or in a bucket
+      (gs://BUCKET/DIRECTORY); it is made if it does not exist.
     stop: asks a run that trains to save its state and stop.
 
   Returns:
@@ -119,7 +118,7 @@ def train_and_evaluate(
     MemoryVitError: for unusable input, and if another run is using `workdir`.
     Interrupted: if `stop` asked for it.
   """
-  directory = paths.local(workdir, "workdir")
+  directory = paths.place(workdir, "workdir")
   return run.train_and_evaluate(config, directory, stop)
 
 
@@ -225,11 +224,10 @@ def train_task(
     else:
       settings["sweep.learning_rate"] = rates
     config = _config(settings, options or {}, splits["train"].size)
-    directory = Path(
-      stack.enter_context(tempfile.TemporaryDirectory(prefix="memory-vit-"))
-      if workdir is None
-      else paths.local(workdir, "workdir")
-    )
+    if workdir is None:
+      made = tempfile.TemporaryDirectory(prefix="memory-vit-")
+      workdir = stack.enter_context(made)
+    directory = paths.place(workdir, "workdir")
     result = run.train_and_evaluate(
       config, directory, splits=splits, backbone=backbone
     )

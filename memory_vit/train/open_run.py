@@ -9,6 +9,7 @@ import jax
 from jax.sharding import Mesh
 
 from memory_vit.backbones.load import read_published, to_backbone
+from memory_vit.backbones.published import Published
 from memory_vit.config import Config
 from memory_vit.data import data_record, datasets
 from memory_vit.data.data_record import DataRecord
@@ -16,7 +17,7 @@ from memory_vit.data.split import Split
 from memory_vit.data.split_ref import configured_splits
 from memory_vit.model.backbone import Backbone, init_backbone
 from memory_vit.model.vit_config import RANDOM, vit_config
-from memory_vit.runtime import dtypes, sharding
+from memory_vit.runtime import dtypes, files, sharding
 from memory_vit.tasks import store
 from memory_vit.train import settle, sweep, upstream
 from memory_vit.train.sweep import Trial
@@ -94,7 +95,7 @@ def open_backbone(
   else:
     # In float32: the regime `full` trains these weights.
     backbone = to_backbone(
-      read_published(path),
+      _read_made(workdir) if config.pretrain.variant else read_published(path),
       config.image_size or None,
       config.dtype,
       gelu=settle.stated_gelu(config),
@@ -106,6 +107,12 @@ def open_backbone(
   )  # fmt: skip
   params = sharding.put_backbone(backbone.params, mesh)
   return dataclasses.replace(backbone, params=params)
+
+
+def _read_made(workdir: Path) -> Published:
+  """Read a backbone of this run: unlike others, it may be made again."""
+  with files.fetched(workdir / "backbone.npz") as file:
+    return read_published(str(file))
 
 
 def _open_splits(

@@ -60,7 +60,9 @@ def _saved_plan(workdir: Path) -> Any:
 
 def _states(workdir: Path) -> list[Path]:
   found = (workdir / "checkpoints").rglob("*")
-  return sorted(path for path in found if path.name.isdigit())
+  return sorted(
+    path for path in found if path.name.isdigit() and checksums.is_sealed(path)
+  )
 
 
 def has_saved(workdir: Path) -> bool:

@@ -1,5 +1,6 @@
 """Pretraining: the backbone of a run, trained first in the regime `full`."""
 
+import contextlib
 import dataclasses
 import json
 import shutil
@@ -83,10 +84,15 @@ def make_backbone(
     def keep() -> None:
       # In this order: no backbone exists without its configuration.
       files.write_json(workdir / _MADE_BY, _what_makes(config))
-      with files.writing(path), files.replacing(path) as scratch:
-        shutil.copyfile(directory / f"{_NAME}.npz", scratch)
+      with (
+        files.writing(path),
+        files.replacing(path) as scratch,
+        files.fetched(directory / f"{_NAME}.npz") as made,
+      ):
+        shutil.copyfile(made, scratch)
       # Two states of a whole model and its optimizer are not needed any more.
-      shutil.rmtree(directory / "checkpoints", ignore_errors=True)
+      with contextlib.suppress(OSError):
+        files.remove_directory(directory / "checkpoints")
 
     processes.on_process_0(keep)
   require_made_by(config, workdir)

@@ -165,6 +165,7 @@ def _run(
     result = results.run_result(
       trainer, name, plan, packs, ranked, backbones, seconds
     )
+    context.require_alone()
     files.write_json(workdir / RESULT, result.to_json())
     run_pictures.show_best(trainer, tasks[0], ranked[0], result, workdir)
   return result

@@ -70,7 +70,8 @@ def show_best(
       for name in FILES.values():  # of an earlier result
         (workdir / name).unlink(missing_ok=True)
       if trainer.config.sweep.is_on:
-        plots.sweep_figure(result).savefig(workdir / SWEEP, dpi=120)
+        with files.replacing(workdir / SWEEP) as part:
+          plots.sweep_figure(result).savefig(part, dpi=120, format="png")
     if trainer.config.log_images:
       _draw_best(trainer, task, trained, workdir)
   except Exception as error:  # full disks, and errors of TensorBoard

@@ -41,7 +41,14 @@ from memory_vit.model import trees
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.kinds import TaskKind
 from memory_vit.model.task import NAME_PATTERN, Task
-from memory_vit.runtime import hub, messages, paths, processes, sharding
+from memory_vit.runtime import (
+  bucket,
+  hub,
+  messages,
+  paths,
+  processes,
+  sharding,
+)
 from memory_vit.tasks import find
 from memory_vit.train import padded_head, sweep, wandb_run
 from memory_vit.train.sweep import Trial
@@ -111,8 +118,11 @@ def require_possible(config: Config, workdir: Path, mesh: Mesh) -> None:
 
 def require_sound(config: Config, workdir: Path, mesh: Mesh) -> None:
   """Refuse what is known to fail before anything is read or written."""
-  if "://" in str(workdir) or ":/" in str(workdir):
-    raise ConfigError(f"--workdir is {workdir}, expected a local directory.")
+  if not bucket.is_in(workdir) and ":/" in str(workdir):
+    raise ConfigError(
+      f"--workdir is {workdir}, expected a local directory, or "
+      "gs://BUCKET/DIRECTORY."
+    )
   if not config.data.name:
     raise ConfigError(
       "config.data.name is empty: name a data set, as in "
@@ -147,7 +157,7 @@ def parent_directories(config: Config) -> tuple[list[Path], list[Path]]:
 def _parent(path: str, where: str) -> Path:
   if hub.is_address(path):
     return find.one_task(path)
-  return paths.local(path, where)
+  return paths.place(path, where)
 
 
 def _require_name(config: Config) -> None:

@@ -80,6 +80,7 @@ class WandbRun:
     """Prepare a run; nothing is opened before `begin`."""
     self.config = config
     self._workdir, self._trials = workdir.absolute(), trials
+    self._outbox: files.Outbox | None = None
     self._name = str(workdir)[-_LONGEST_NAME:]
     self._prefixes = {t.name: f"{t.name}/" if t.varied else "" for t in trials}
     self._run: Any = None
@@ -140,6 +141,11 @@ class WandbRun:
       )  # fmt: skip
     except Exception as error:
       self._give_up(error)
+    if self._outbox:
+      try:
+        self._outbox.close()
+      except OSError as error:
+        self._give_up(error)
     if self._failed:
       logger.warning("what Weights & Biases has of run %s is not complete",
                      run.id)  # fmt: skip
@@ -148,6 +154,7 @@ class WandbRun:
     settings = self.config.wandb
     run_id = _id_of(self._workdir)
     mode: Any = settings.mode or None
+    self._outbox = files.Outbox(self._workdir)
     try:
       run = wandb.init(
         project=settings.project,
@@ -159,7 +166,7 @@ class WandbRun:
         resume="allow",
         # Otherwise it would reuse, and end, a run that the caller has open.
         reinit="create_new",
-        dir=self._workdir,
+        dir=self._outbox.local,
         settings=wandb.Settings(
           # Otherwise it captures all output, progress bars too.
           console="off",

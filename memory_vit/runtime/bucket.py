@@ -1,0 +1,224 @@
+"""Paths in a bucket of Google Cloud Storage (gs://): objects without renames.
+
+An object is written whole or not at all, and nothing can be renamed. A
+directory is complete once the last of its own files, by name, is there:
+`state.json` of a saved state, `task.json` of a task. It is written last, and
+deleted first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fnmatch
+import os
+import re
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any, TypeGuard
+
+from etils.epath import gpath
+
+from memory_vit.errors import ConfigError, MemoryVitError, TrainingError
+from memory_vit.runtime.messages import brief, named
+
+PREFIX = "gs://"
+_ADDRESS = re.compile(r"gs://(?!goog)[a-z0-9][a-z0-9._-]{1,220}[a-z0-9](/.*)?")
+
+
+class BucketPath(gpath.PosixGPath):  # type: ignore[misc]
+  """gs://BUCKET/NAME, with the methods of `pathlib.Path` that runs call.
+
+  Errors of the libraries below are raised as `OSError`.
+  """
+
+  def absolute(self) -> BucketPath:
+    return self
+
+  def resolve(self, strict: bool = False) -> BucketPath:
+    return self  # etils would put the current directory before it
+
+  def expanduser(self) -> BucketPath:
+    return self
+
+  def is_symlink(self) -> bool:
+    return False
+
+  def mkdir(self, *args: Any, **kwargs: Any) -> None:
+    """Objects need no directories."""
+
+  def exists(self) -> bool:
+    with as_os_error():
+      return super().exists()
+
+  def is_dir(self) -> bool:
+    with as_os_error():
+      return super().is_dir()
+
+  def iterdir(self) -> Iterator[BucketPath]:
+    """Nothing if the directory is missing."""
+    try:
+      with as_os_error():
+        yield from list(super().iterdir())
+    except FileNotFoundError:
+      return
+
+  def glob(self, pattern: str) -> Iterator[BucketPath]:
+    with as_os_error():
+      yield from list(super().glob(pattern))
+
+  def rglob(self, pattern: str) -> Iterator[BucketPath]:
+    """Files and directories below, by their names."""
+    with as_os_error():
+      found = list(super().walk())
+    for root, folders, names in found:
+      # Some file systems of etils leave the prefix out.
+      root = type(self)(PREFIX + str(root).removeprefix(PREFIX))
+      yield from (root / n for n in fnmatch.filter(folders + names, pattern))
+
+  def read_bytes(self) -> bytes:
+    with as_os_error():
+      return super().read_bytes()
+
+  def read_text(self, encoding: str | None = None) -> str:
+    return self.read_bytes().decode(encoding or "utf-8")
+
+  def write_bytes(self, data: bytes) -> int:
+    with as_os_error():
+      return super().write_bytes(data)
+
+  def write_text(self, data: str, encoding: str | None = None) -> int:
+    return self.write_bytes(data.encode(encoding or "utf-8"))
+
+  def unlink(self, missing_ok: bool = False) -> None:
+    with as_os_error():
+      super().unlink(missing_ok)
+
+  def rename(self, target: BucketPath) -> BucketPath:
+    """Copies and deletes each object."""
+    with as_os_error():
+      return super().rename(target)
+
+
+@contextlib.contextmanager
+def as_os_error() -> Iterator[None]:
+  """Errors of gcsfs, aiohttp and google-auth have no common type."""
+  try:
+    yield
+  except (OSError, MemoryVitError):
+    raise
+  except Exception as error:
+    raise OSError(errno.EIO, named(error)) from error
+
+
+def is_address(text: Any) -> bool:
+  """Whether it is meant as one; `parse` says whether it is right."""
+  return not isinstance(text, BucketPath) and str(text).startswith(PREFIX)
+
+
+def is_in(path: Any) -> TypeGuard[BucketPath]:
+  return isinstance(path, BucketPath)
+
+
+def parse(
+  text: str, where: str, error: type[Exception] = ConfigError
+) -> BucketPath:
+  """The path of an address, whose client is installed."""
+  if not _ADDRESS.fullmatch(text):
+    raise error(f"{where} is {brief(text)}: expected gs://BUCKET/DIRECTORY.")
+  try:
+    import fsspec
+    import gcsfs  # noqa: F401 - fsspec opens it by its name
+    from google.cloud import storage  # noqa: F401
+  except ModuleNotFoundError as missing:
+    raise error(
+      f"{where} is {brief(text)}, which needs {missing.name}, which is not "
+      "installed: pip install 'memory_vit[gcs]'."
+    ) from missing
+  # One client for all, with TensorFlow or without. Orbax and etils ask for it.
+  os.environ.setdefault("EPATH_USE_TF", "0")
+  # Lists are not cached: orbax writes objects by another client.
+  fsspec.config.conf.setdefault("gcs", {}).setdefault(
+    "use_listings_cache", False
+  )
+  return BucketPath(text)
+
+
+def require_writable(path: BucketPath) -> None:
+  """Raise `OSError` unless an object can be written and deleted."""
+  probe = path / f".written-{uuid.uuid4().hex[:16]}"
+  probe.write_bytes(b"")
+  probe.unlink()
+
+
+def upload(file: Path, path: BucketPath) -> None:
+  with as_os_error(), file.open("rb") as source, path.open("wb") as target:
+    shutil.copyfileobj(source, target, 2**20)
+
+
+@contextlib.contextmanager
+def fetched(path: BucketPath) -> Iterator[Path]:
+  """Yield a copy of a file, or of the files of a directory."""
+  with tempfile.TemporaryDirectory(prefix="memory-vit-") as folder:
+    place = Path(folder) / path.name
+    if path.is_dir():
+      place.mkdir()
+      for file in path.iterdir():
+        if not file.is_dir():
+          _download(file, place / file.name)
+    else:
+      _download(path, place)
+    yield place
+
+
+def _download(path: BucketPath, file: Path) -> None:
+  with as_os_error(), path.open("rb") as source, file.open("wb") as target:
+    shutil.copyfileobj(source, target, 2**20)
+
+
+@contextlib.contextmanager
+def open_sized(path: BucketPath) -> Iterator[tuple[IO[bytes], int]]:
+  with as_os_error(), path.open("rb") as file:
+    yield file, path.stat().length
+
+
+@contextlib.contextmanager
+def replacing(path: BucketPath) -> Iterator[Path]:
+  """Yield the name of a local file, which then becomes the object."""
+  with tempfile.TemporaryDirectory(prefix="memory-vit-") as folder:
+    part = Path(folder) / path.name
+    yield part
+    upload(part, path)
+
+
+@contextlib.contextmanager
+def replacing_directory(
+  path: BucketPath, foreign_file: Callable[[Path], str | None]
+) -> Iterator[Path]:
+  """Yield a name for a local directory, which then replaces `path`."""
+  with tempfile.TemporaryDirectory(prefix="memory-vit-") as folder:
+    new = Path(folder) / path.name
+    yield new
+    if found := foreign_file(path):
+      raise TrainingError(
+        f"{path} holds something else ({brief(found)}), and is left as it is."
+      )
+    remove_directory(path)
+    files = (file for file in new.rglob("*") if file.is_file())
+    for name in sorted((f.relative_to(new) for f in files), key=_order):
+      upload(new / name, path / name.as_posix())
+
+
+def _order(name: Path) -> tuple[bool, str]:
+  return len(name.parts) == 1, name.as_posix()
+
+
+def remove_directory(path: BucketPath) -> None:
+  """Delete all objects of a directory, that which completes it first."""
+  if own := [p for p in path.iterdir() if not p.is_dir()]:
+    max(own).unlink(missing_ok=True)
+  with as_os_error():
+    path.rmtree(missing_ok=True)

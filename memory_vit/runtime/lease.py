@@ -1,0 +1,175 @@
+"""One directory of a bucket, one process: a lock that is renewed, as a lease.
+
+The lease is an object. A write states which version (generation) it replaces,
+so of two runs only one gets it. The owner writes it again every half minute; an
+owner that has been silent for two minutes, by the clock of the storage, has
+lost it to the next run.
+"""
+
+import contextlib
+import datetime
+import logging
+import os
+import re
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from memory_vit.errors import TrainingError
+from memory_vit.runtime import bucket
+from memory_vit.runtime.bucket import BucketPath
+from memory_vit.runtime.messages import first_line
+
+logger = logging.getLogger(__name__)
+
+SILENCE = datetime.timedelta(minutes=2)
+# Three attempts before the lease is lost.
+RENEW_SECONDS = 30.0
+_REQUEST_SECONDS = 20
+_MOST_READ = 400
+_OWNER = re.compile(r"(process [0-9]{1,20} on .{1,300}), [0-9a-f]{16}\n")
+
+
+@contextlib.contextmanager
+def held(
+  path: BucketPath, refuse: Callable[[str], None]
+) -> Iterator[Callable[[], None]]:
+  """Hold the lease of an object; yields a check that renews it.
+
+  `refuse`, which raises, gets the owner of a lease that is not free.
+  """
+  lease = _Lease(path)
+  lease.take(refuse)
+  ended = threading.Event()
+
+  def renew() -> None:
+    while not ended.wait(RENEW_SECONDS):
+      try:
+        lease.renew()
+      except TrainingError as error:  # the next check raises it again
+        logger.warning("%s", first_line(error))
+
+  thread = threading.Thread(target=renew, name="lease", daemon=True)
+  thread.start()
+  try:
+    yield lease.renew
+  finally:
+    ended.set()
+    thread.join()
+    lease.free()
+
+
+class _Lease:
+  """A lease of this process; its methods may be called by several threads."""
+
+  def __init__(self, path: BucketPath) -> None:
+    from google.cloud import storage  # an extra
+    from google.cloud.storage.retry import DEFAULT_RETRY
+
+    self._options: dict[str, Any] = {
+      "timeout": _REQUEST_SECONDS,
+      "retry": DEFAULT_RETRY.with_timeout(_REQUEST_SECONDS),
+    }
+    self._path, self._lock = path, threading.Lock()
+    name, _, self._name = str(path).removeprefix(bucket.PREFIX).partition("/")
+    with bucket.as_os_error():
+      self._bucket: Any = storage.Client(project=None).bucket(name)
+    # The token tells this process from another one of its number.
+    process = f"process {os.getpid()} on {socket.gethostname()}"
+    self._token = secrets.token_hex(8)
+    self._text = f"{process}, {self._token}\n"
+    self._generation = 0  # of no object
+
+  def take(self, refuse: Callable[[str], None]) -> None:
+    try:
+      with bucket.as_os_error():
+        found, text = self._read()
+        if text:
+          if not (owner := _OWNER.fullmatch(text)):
+            raise self._not_ours()
+          silent = self._now() - found.updated
+          if silent < SILENCE:
+            refuse(
+              f"{owner[1]}, which renewed its lease "
+              f"{silent.total_seconds():.0f} s ago (it ends after "
+              f"{SILENCE.total_seconds():.0f} s of silence)"
+            )
+          logger.warning("the lease of %s is taken over: silent for %s",
+                         owner[1], silent)  # fmt: skip
+        self._generation = found.generation if found else 0
+        if not self._write(self._text):
+          refuse("it has just begun")
+    except OSError as error:
+      raise TrainingError(
+        f"{self._path} cannot be written, by which a run keeps others out "
+        f"({error.strerror or error}). Give another --workdir, or see to the "
+        "permissions of the bucket."
+      ) from error
+
+  def renew(self) -> None:
+    """Raise `TrainingError` unless the lease is held, for two minutes more."""
+    try:
+      with self._lock, bucket.as_os_error():
+        if self._write(self._text):
+          return
+    except OSError as error:
+      raise TrainingError(
+        f"{self._path}, the lease of this run, cannot be renewed "
+        f"({error.strerror or error}). Nothing more is written. Give the same "
+        "command again once the bucket can be reached."
+      ) from error
+    raise TrainingError(
+      f"{self._path}, the lease of this run, was taken over or removed while "
+      "it was using the directory, and another run may be using it now. "
+      "Nothing more is written. End all runs there, and give the same command "
+      "again."
+    )
+
+  def free(self) -> None:
+    """Leave an empty object, which the next run need not wait for."""
+    with contextlib.suppress(OSError), bucket.as_os_error():
+      self._write("")
+
+  def _write(self, text: str) -> bool:
+    """Whether the object was as this process had left or found it."""
+    from google.api_core.exceptions import PreconditionFailed
+
+    blob = self._bucket.blob(self._name)
+    try:
+      blob.upload_from_string(
+        text, if_generation_match=self._generation, **self._options
+      )
+    except PreconditionFailed:
+      # Also of a request that was repeated as its answer was lost.
+      blob, found = self._read()
+      if found != text or not text:
+        return False
+    self._generation = blob.generation
+    return True
+
+  def _read(self) -> tuple[Any, str]:
+    """The object, or None, and its text."""
+    blob = self._bucket.get_blob(self._name, **self._options)
+    if blob is None:
+      return None, ""
+    if blob.size > _MOST_READ:
+      raise self._not_ours()
+    content = blob.download_as_bytes(**self._options)
+    return blob, content.decode("utf-8", "replace")
+
+  def _now(self) -> datetime.datetime:
+    """The time of the storage: that of an object that was just written."""
+    probe = self._bucket.blob(f"{self._name}-{self._token}")
+    probe.upload_from_string("", **self._options)
+    now = probe.updated
+    probe.delete(**self._options)
+    return now
+
+  def _not_ours(self) -> TrainingError:
+    return TrainingError(
+      f"{self._path} cannot be the lease by which a run keeps others out (it "
+      "holds something else), and is left as it is. Move it away, or give "
+      "another --workdir."
+    )
