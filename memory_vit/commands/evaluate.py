@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from etils import epy
@@ -146,7 +146,6 @@ def _write_report(
   result: Mapping[str, Any],
   arguments: argparse.Namespace,
 ) -> None:
-  alone = {entry["name"]: entry.get("alone") for entry in result["tasks"]}
   evaluations = [
     reports.TaskEvaluation.of(
       task,
@@ -154,9 +153,9 @@ def _write_report(
       predictions[task.name],
       dtype=result["backbone"]["dtype"],
       shown_images=arguments.report_images,
-      alone=alone[task.name],
+      alone=entry.get("alone"),
     )
-    for task in tasks
+    for task, entry in zip(tasks, result["tasks"], strict=True)
   ]
   reports.write_reports(path, evaluations)
   console.show(f"report: {escaped(str(reports.first_page(path)))}")
@@ -248,74 +247,49 @@ def _number(value: float | None) -> str:
   return "-" if value is None else f"{value:.4g}"
 
 
-def _with_unit(task: Mapping[str, Any], key: str) -> str:
-  """Several units have no common mean; the file has that of each value."""
-  units = task["units"]
-  shown = f"{_number(task[key])} {escaped(units[0])}" if units else ""
-  return shown if len(set(units)) == 1 else _number(task[key])
-
-
-# By kind of task, the score first.
-_COLUMNS: dict[str, dict[str, Callable[[Mapping[str, Any]], str]]] = {
-  "classes": {
-    "top-1": lambda task: _percent(task["accuracy"]),
-    "top-5": lambda task: _percent(
-      task["top5"] if metrics.tells_top5(task) else None
-    ),
-  },
-  "labels": {
-    "mAP": lambda task: _percent(task["map"]),
-    "macro F1": lambda task: _percent(task["f1_macro"]),
-  },
-  "values": {
-    "R2": lambda task: _number(task["r2"]),
-    "Spearman": lambda task: _number(task["spearman"]),
-    "MAE": lambda task: _with_unit(task, "mae"),
-    "RMSE": lambda task: _with_unit(task, "rmse"),
-  },
-}
+def _numbers(task: Mapping[str, Any]) -> dict[str, str]:
+  """Columns of the table of a kind, the score first."""
+  if task["kind"] == "classes":
+    top5 = task["top5"] if metrics.tells_top5(task) else None
+    return {"top-1": _percent(task["accuracy"]), "top-5": _percent(top5)}
+  if task["kind"] == "labels":
+    return {
+      "mAP": _percent(task["map"]), "macro F1": _percent(task["f1_macro"])
+    }  # fmt: skip
+  # Several units have no common mean; the file has that of each value.
+  units = {*task["units"]}
+  unit = escaped(units.pop()) if len(units) == 1 else ""
+  return {
+    "R2": _number(task["r2"]),
+    "Spearman": _number(task["spearman"]),
+    "MAE": f"{_number(task['mae'])} {unit}".rstrip(),
+    "RMSE": f"{_number(task['rmse'])} {unit}".rstrip(),
+  }
 
 
 def _table(tasks: Sequence[Mapping[str, Any]], verified: bool) -> str:
   """Tasks of one kind; with two more columns if they were verified."""
-  columns = _COLUMNS[tasks[0]["kind"]]
-  header = ("task", "data set", "split", "examples", *columns)
-  rows = [
-    (
-      task["name"],
-      _data_of(task),
-      escaped(task["split"]),
-      f"{task['examples']:,}",
-      *(shown(task) for shown in columns.values()),
-      *(_compared(task) if verified else ()),
-    )
-    for task in tasks
-  ]
-  return table(
-    (*header, "alone", "max. difference") if verified else header, rows
-  )
-
-
-def _compared(task: Mapping[str, Any]) -> tuple[str, str]:
-  alone = task["alone"]
-  difference = alone["max_difference"]
-  show = _number if task["kind"] == "values" else _percent
-  return (
-    show(alone["score"]),
-    "not finite" if difference is None else f"{difference:.1e}",
-  )
+  rows = []
+  for task in tasks:
+    columns = {
+      "task": task["name"], "data set": _data_of(task),
+      "split": escaped(task["split"]), "examples": f"{task['examples']:,}",
+      **_numbers(task),
+    }  # fmt: skip
+    if verified:
+      show = _number if task["kind"] == "values" else _percent
+      difference = task["alone"]["max_difference"]
+      columns["alone"] = show(task["alone"]["score"])
+      columns["max. difference"] = (
+        "not finite" if difference is None else f"{difference:.1e}"
+      )
+    rows.append(columns)
+  return table(tuple(rows[0]), [tuple(row.values()) for row in rows])
 
 
 def _data_of(found: Mapping[str, Any]) -> str:
   """The data set of an entry, as `Split.full_name` shows it."""
   return escaped(f"{found['data']} {found['directory']}".rstrip())
-
-
-_NOT_FINITE = {
-  "classes": "and count as mistakes",
-  "labels": "and no label is predicted for them",
-  "values": "and there are no metrics",
-}
 
 
 def _problems(name: str, found: Mapping[str, Any]) -> list[str]:
@@ -329,7 +303,7 @@ def _problems(name: str, found: Mapping[str, Any]) -> list[str]:
   if found["not_finite"]:
     lines.append(
       f"{name}: outputs for {counted(found['not_finite'], 'image')} of {data} "
-      f"are not finite, {_NOT_FINITE[found.get('kind', 'classes')]}"
+      f"are not finite: {metrics.NOT_FINITE[found.get('kind', 'classes')]}"
     )
   return lines
 

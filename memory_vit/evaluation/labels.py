@@ -7,66 +7,58 @@ from typing import Any
 
 import numpy as np
 import sklearn.metrics
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Bool, Float64
 
 from memory_vit.evaluation.calibration import Calibration, calibrate
+from memory_vit.evaluation.classification import ClassMetrics
 from memory_vit.evaluation.metrics import defined_mean
 from memory_vit.evaluation.split_predictions import LabelPredictions
 from memory_vit.model.kinds import THRESHOLD
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
-class LabelMetrics:
-  """Metrics of each of c labels.
+class LabelMetrics(ClassMetrics):
+  """Metrics of each of c labels, those of classes and of thresholds.
 
   Attributes:
-    support: the number of examples that have it.
-    predicted: examples for which it is predicted.
     average_precision: area under the curve of precision and recall, in steps;
       NaN without `support`.
-    precision: share of `predicted` that is right; NaN if there are none.
-    recall: share of `support` that is found; NaN if there are none.
-    f1: harmonic mean of both; NaN without `support` and `predicted`.
-    threshold: the probability from which it is predicted, of the task.
+    threshold: the probability from which a label is predicted, of the task.
     best_threshold: the one with the greatest F1 on these examples; 0.5 without
       `support`.
   """
 
-  support: Int64[np.ndarray, " c"]
-  predicted: Int64[np.ndarray, " c"]
   average_precision: Float64[np.ndarray, " c"]
-  precision: Float64[np.ndarray, " c"]
-  recall: Float64[np.ndarray, " c"]
-  f1: Float64[np.ndarray, " c"]
   threshold: Float64[np.ndarray, " c"]
   best_threshold: Float64[np.ndarray, " c"]
 
 
 def label_metrics(predictions: LabelPredictions) -> LabelMetrics:
-  """Metrics of each label, by scikit-learn.
+  """Metrics of each label; average precision is that of scikit-learn.
 
   No label is predicted for an example whose outputs are not finite.
   """
-  cuts = predictions.kind.cut_offs(predictions.num_classes)
-  predicted_labels = predictions.predicted_labels[predictions.counted]
-  rows = []
-  for i, cut in enumerate(cuts.tolist()):
-    right, scores = _column(predictions, i)
-    found = predicted_labels[:, i]
-    precision, recall, f1, _ = sklearn.metrics.precision_recall_fscore_support(
-      right, found, average="binary", zero_division=np.nan
+  right = predictions.label[predictions.counted] > 0.5
+  found = predictions.predicted_labels[predictions.counted]
+  support, predicted = right.sum(axis=0), found.sum(axis=0)
+  hits = (right & found).sum(axis=0)
+  average = np.full(predictions.num_classes, np.nan)
+  best = np.full(predictions.num_classes, THRESHOLD)
+  for i in np.flatnonzero(support).tolist():
+    column = _column(predictions, i)
+    average[i] = sklearn.metrics.average_precision_score(*column)
+    best[i] = _best_threshold(*column)
+  with np.errstate(invalid="ignore"):  # 0 / 0 is NaN
+    return LabelMetrics(
+      support=support,
+      predicted=predicted,
+      precision=hits / predicted,
+      recall=hits / support,
+      f1=2 * hits / (support + predicted),
+      average_precision=average,
+      threshold=predictions.kind.cut_offs(predictions.num_classes),
+      best_threshold=best,
     )
-    average, best = np.nan, THRESHOLD
-    if right.any():
-      average = sklearn.metrics.average_precision_score(right, scores)
-      best = _best_threshold(right, scores)
-    rows.append(
-      (right.sum(), found.sum(), average, precision, recall, f1, cut, best)
-    )
-  support, predicted, *others = np.array(rows, np.float64).T
-  return LabelMetrics(
-    support.astype(np.int64), predicted.astype(np.int64), *others
-  )
 
 
 def label_calibration(predictions: LabelPredictions) -> Calibration:
@@ -75,7 +67,7 @@ def label_calibration(predictions: LabelPredictions) -> Calibration:
   The confidence is the probability of the label, and the accuracy is the share
   of pairs that have the label.
   """
-  rows = predictions.counted & predictions.finite
+  rows = predictions.has_prediction
   return calibrate(
     predictions.probability[rows].ravel(), predictions.label[rows].ravel() > 0.5
   )
@@ -102,22 +94,23 @@ def summarise(
   """
   found = found or label_metrics(predictions)
   counted = predictions.counted
-  outputs = predictions.outputs[counted].astype(np.float64)
-  finite = bool(np.isfinite(outputs).all())
+  loss, error = float("nan"), None
+  if not predictions.not_finite:
+    outputs = predictions.outputs[counted].astype(np.float64)
+    # Binary cross-entropy.
+    losses = np.logaddexp(0, outputs) - predictions.label[counted] * outputs
+    loss = float(losses.mean())
+    error = label_calibration(predictions).expected_error
   score = defined_mean(found.average_precision)
   return {
     "score": float("nan") if score is None else score,
     "map": score,
-    "loss": _cross_entropy(outputs, predictions.label[counted])
-    if finite
-    else float("nan"),
+    "loss": loss,
     "f1_macro": defined_mean(found.f1),
     "per_class": _or_none(found.average_precision),
     "f1_per_class": _or_none(found.f1),
     "thresholds": found.best_threshold.tolist(),
-    "calibration_error": label_calibration(predictions).expected_error
-    if finite
-    else None,
+    "calibration_error": error,
     "examples": int(counted.sum()),
     "not_finite": predictions.not_finite,
   }
@@ -126,10 +119,13 @@ def summarise(
 def _column(
   predictions: LabelPredictions, label: int
 ) -> tuple[Bool[np.ndarray, " n"], Float64[np.ndarray, " n"]]:
-  """Whether each example that counts has the label, and its scores."""
+  """Whether each example that counts has the label, and its scores.
+
+  The score is the probability, or -1, below all, if outputs are not finite.
+  """
   counted = predictions.counted
   right = predictions.label[counted, label] > 0.5
-  return right, predictions.scores(label)[counted]
+  return right, np.nan_to_num(predictions.probability[counted, label], nan=-1)
 
 
 def _best_threshold(
@@ -148,10 +144,6 @@ def _best_threshold(
     return THRESHOLD
   below = max(0.0, float(thresholds[best - 1])) if best else 0.0
   return (below + float(thresholds[best])) / 2
-
-
-def _cross_entropy(outputs: np.ndarray, label: np.ndarray) -> float:
-  return float((np.logaddexp(0, outputs) - label * outputs).mean())
 
 
 def _or_none(values: Float64[np.ndarray, " c"]) -> list[float | None]:

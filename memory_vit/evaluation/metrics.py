@@ -13,6 +13,12 @@ from memory_vit.model.trees import AnyArray
 
 # Sums over the examples of a split, as `batch_sums` names them.
 Totals = dict[str, Float64[np.ndarray, ""] | Float64[np.ndarray, " c"]]
+# What outputs that are not finite mean for the metrics, by kind of task.
+NOT_FINITE = {
+  "classes": "they count as mistakes, and there is no loss",
+  "labels": "no label is predicted for them, and there is no loss",
+  "values": "there are no metrics",
+}
 
 
 def batch_sums(

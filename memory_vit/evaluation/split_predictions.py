@@ -123,6 +123,11 @@ class _Outputs:
     return np.isfinite(self.outputs).all(axis=1)
 
   @property
+  def has_prediction(self) -> Bool[np.ndarray, " n"]:
+    """Whether an example counts and its outputs are finite."""
+    return self.counted & self.finite
+
+  @property
   def not_finite(self) -> int:
     """The number of examples that count whose outputs are not finite."""
     return int((self.counted & ~self.finite).sum())
@@ -133,11 +138,12 @@ class _Outputs:
     rows = {name: getattr(self, name)[:size] for name in names}
     return dataclasses.replace(self, **rows)
 
-  @property
-  def _activated(self) -> Float32[np.ndarray, "n c"]:
+  @functools.cached_property
+  def _activated(self) -> Float64[np.ndarray, "n c"]:
     finite = self.finite[:, None]
-    activated = self.kind.activate(np.where(finite, self.outputs, 0))
-    return np.where(finite, activated, np.nan).astype(np.float32)
+    # In float32 a value of a great mean or deviation would overflow.
+    outputs = np.where(finite, self.outputs, 0).astype(np.float64)
+    return np.where(finite, self.kind.activate(outputs), np.nan)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -156,23 +162,14 @@ class LabelPredictions(_Outputs):
   label: Float32[np.ndarray, "n c"]
 
   @property
-  def probability(self) -> Float32[np.ndarray, "n c"]:
+  def probability(self) -> Float64[np.ndarray, "n c"]:
     """Of each label; NaN for an example whose outputs are not finite."""
     return self._activated
 
-  def scores(self, label: int) -> Float64[np.ndarray, " n"]:
-    """Probabilities of a label; -1, below all, if outputs are not finite."""
-    outputs = np.where(self.finite, self.outputs[:, label], 0)
-    found = self.kind.activate(outputs.astype(np.float64))
-    return np.where(self.finite, found, -1)
-
-  @functools.cached_property
+  @property
   def predicted_labels(self) -> Bool[np.ndarray, "n c"]:
     """Whether a label is at or above its threshold; none if not finite."""
-    cuts = self.kind.cut_offs(self.num_classes)
-    return np.stack(
-      [self.scores(i) >= cut for i, cut in enumerate(cuts)], axis=1
-    )
+    return self.kind.chosen(self.probability)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -191,7 +188,7 @@ class ValuePredictions(_Outputs):
   target: Float32[np.ndarray, "n c"]
 
   @property
-  def predicted(self) -> Float32[np.ndarray, "n c"]:
+  def predicted(self) -> Float64[np.ndarray, "n c"]:
     """In the units of the task; NaN if outputs are not finite."""
     return self._activated
 

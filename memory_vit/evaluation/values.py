@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import scipy.stats
-import sklearn.metrics
 from jaxtyping import Float64
 
 from memory_vit.evaluation.metrics import defined_mean
@@ -34,30 +33,23 @@ class ValueMetrics:
 
 
 def value_metrics(predictions: ValuePredictions) -> ValueMetrics:
-  """Metrics of each value, by scikit-learn and SciPy."""
+  """Metrics of each value; the rank correlation is that of SciPy."""
   counted = predictions.counted
   right = predictions.target[counted].astype(np.float64)
-  found = predictions.predicted[counted].astype(np.float64)
-  if not np.isfinite(found).all():
-    return ValueMetrics(*np.full((4, right.shape[1]), np.nan))
-  varies, moves = _varies(right), _varies(found)
-  raw = {"multioutput": "raw_values"}
-  r2 = np.full(len(varies), np.nan)
-  if varies.any():
-    r2[varies] = sklearn.metrics.r2_score(
-      right[:, varies], found[:, varies], **raw
-    )
+  found = predictions.predicted[counted]
+  count = right.shape[1]
+  if predictions.not_finite:
+    return ValueMetrics(*np.full((4, count), np.nan))
+  errors = found - right
+  mse = (errors**2).mean(axis=0)
+  r2, spearman = np.full((2, count), np.nan)
+  varies = _varies(right)
+  r2[varies] = 1 - mse[varies] / right[:, varies].var(axis=0)
+  for i in np.flatnonzero(varies & _varies(found)):
+    spearman[i] = scipy.stats.spearmanr(right[:, i], found[:, i]).statistic
   return ValueMetrics(
-    sklearn.metrics.mean_absolute_error(right, found, **raw),
-    sklearn.metrics.root_mean_squared_error(right, found, **raw),
-    r2,
-    np.array([
-      scipy.stats.spearmanr(right[:, i], found[:, i]).statistic
-      if varies[i] and moves[i]
-      else np.nan
-      for i in range(len(varies))
-    ]),
-  )  # fmt: skip
+    mae=np.abs(errors).mean(axis=0), rmse=np.sqrt(mse), r2=r2, spearman=spearman
+  )
 
 
 def summarise(predictions: ValuePredictions) -> dict[str, Any]:
@@ -69,7 +61,6 @@ def summarise(predictions: ValuePredictions) -> dict[str, Any]:
   """
   counted, kind = predictions.counted, predictions.kind
   right = predictions.target[counted].astype(np.float64)
-  outputs = predictions.outputs[counted].astype(np.float64)
   each = dataclasses.asdict(value_metrics(predictions))
   means = {name: defined_mean(values) for name, values in each.items()}
   score, loss = means["r2"], float("nan")
@@ -77,7 +68,7 @@ def summarise(predictions: ValuePredictions) -> dict[str, Any]:
     score = -np.inf
   else:
     standardized = (right - np.array(kind.mean)) / np.array(kind.std)
-    loss = float(((outputs - standardized) ** 2).mean())
+    loss = float(((predictions.outputs[counted] - standardized) ** 2).mean())
   return {
     "score": score if _varies(right).any() else float("nan"),
     "loss": loss,

@@ -32,14 +32,6 @@ Images = Float[Array, "b side side 3"]
 # Greatest difference of a logit, as a share of the greatest logit, between a
 # task among others and alone: the same sums in another order.
 TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2}
-# Entries of a result beside those that all kinds have.
-_METRICS = {
-  "classes": ("top5", "per_class"),
-  "labels": (
-    "map", "f1_macro", "calibration_error", "per_class", "f1_per_class"
-  ),
-  "values": ("r2", "mae", "rmse", "spearman", "per_class"),
-}  # fmt: skip
 
 
 class Evaluator:
@@ -104,9 +96,9 @@ class Evaluator:
     `verify` compares every output with that of other programs.
 
     Returns:
-      {name: an entry of the result}, whose "loss" is None if it is not finite;
-      with `predictions` it has "predictions", see `evaluate_source`, which JSON
-      cannot hold.
+      {name: an entry of the result}, whose "score" and "loss" are None if they
+      are not finite; with `predictions` it has "predictions", see
+      `evaluate_source`, which JSON cannot hold.
 
     Raises:
       ConfigError: for `verify` of a task that composes with nothing.
@@ -140,19 +132,18 @@ class Evaluator:
     results = {}
     for name in names:
       kind = kinds[name]
-      results[name] = {
+      entry = {
         "name": name,
         "kind": kind.name,
         **_evaluated(source, found[name]),
-        **{key: found[name][key] for key in _METRICS[kind.name]},
-        "loss": _finite(found[name]["loss"]),
+        **found[name],
+        **{key: _finite(found[name][key]) for key in ("score", "loss")},
       }
       if kind.is_classes:
-        results[name]["accuracy"] = found[name]["top1"]
+        entry["accuracy"] = entry.pop("top1")
       if kind.is_values:
-        results[name]["units"] = list(kind.units)
-      if predictions:
-        results[name]["predictions"] = found[name]["predictions"]
+        entry["units"] = list(kind.units)
+      results[name] = entry
       if verify:
         alone = {
           "score": _finite(found[f"{name} alone"]["score"]),
@@ -160,7 +151,7 @@ class Evaluator:
           "outputs_bit_equal": differences.equal(BACKBONE),
         }
         dtype = self._backbone.config.dtype
-        results[name]["alone"] = {**alone, "verified": agrees(alone, dtype)}
+        entry["alone"] = {**alone, "verified": agrees(alone, dtype)}
     return results
 
   def upstream(

@@ -135,9 +135,10 @@ def _describe(
   exported: ExportedModel, format: str, images: ImageInput
 ) -> ExportReport:
   """Describe a function: its signatures, batch sizes and platforms."""
+  meanings = _meanings(exported)
   outputs = {
     name: Tensor(
-      shape=("b", width), dtype="float32", meaning=_meaning(exported, name)
+      shape=("b", width), dtype="float32", meaning=meanings.get(name, "logits")
     )
     for name, width in exported.outputs().items()
   }
@@ -162,16 +163,16 @@ def _describe(
   )
 
 
-def _meaning(exported: ExportedModel, name: str) -> str:
-  kind = exported.activated.get(name)
-  if kind:
-    return "values" if kind.is_values else f"probabilities of {kind.name}"
-  if name == BACKBONE and not exported.backbone.config.num_classes:
-    return "features"
-  is_values = any(
-    task.name == name and task.spec.kind.is_values for task in exported.tasks
-  )
-  return "standardized values" if is_values else "logits"
+def _meanings(exported: ExportedModel) -> dict[str, str]:
+  """{name: what its outputs are}, but logits."""
+  kinds = {task.name: task.spec.kind for task in exported.tasks}
+  found = {n: "standardized values" for n, k in kinds.items() if k.is_values}
+  if not exported.backbone.config.num_classes:
+    found[BACKBONE] = "features"
+  return found | {
+    name: "values" if kind.is_values else f"probabilities of {kind.name}"
+    for name, kind in exported.activated.items()
+  }
 
 
 def _image_tensor(exported: ExportedModel, images: ImageInput) -> Tensor:

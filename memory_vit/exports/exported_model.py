@@ -51,7 +51,7 @@ class ExportedModel:
     if not self.activation:
       return {}
     kinds = {task.name: task.spec.kind for task in self.tasks}
-    has_head = self.program.composes and self.backbone.config.num_classes
+    has_head = self.backbone.config.num_classes > 0
     return {**kinds, BACKBONE: CLASSES} if has_head else kinds
 
   @property

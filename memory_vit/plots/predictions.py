@@ -99,8 +99,7 @@ def _activated(
     )
   # The softmax of an infinite logit may be finite, but means nothing.
   finite = np.isfinite(values).all(axis=-1, keepdims=True)
-  found: np.ndarray = kind.activate(np.where(finite, values, np.nan))
-  return found
+  return np.where(finite, kind.activate(np.where(finite, values, 0)), np.nan)
 
 
 def _write(

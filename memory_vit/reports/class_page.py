@@ -11,19 +11,20 @@ from memory_vit.evaluation.classification import Proportion
 from memory_vit.evaluation.confusion import largest_confusions
 from memory_vit.reports.document import (
   MISSING,
+  MOST_ROWS,
   Number,
+  cut_table,
   number,
   percent,
   plot,
+  reliability,
   table,
 )
 from memory_vit.reports.markup import Html, element
 from memory_vit.reports.task_evaluation import ClassEvaluation
 
-# Rows of the tables on the page; the CSV files have all.
-_MOST_CLASSES, _MOST_CONFUSIONS = 200, 10
+_MOST_CONFUSIONS = 10
 WORST = "Most confident mistakes"
-NOT_FINITE = "they count as mistakes, and there is no loss"
 IN_INDEX = ("top-1", "macro F1", "ECE")
 MEANINGS = {
   "top-1": "share of the examples whose most probable class is right. In "
@@ -49,9 +50,15 @@ def sections(
   evaluation: ClassEvaluation, plots: Mapping[str, bytes]
 ) -> dict[str, tuple[str, list[Html]]]:
   """{anchor: (title, content)}."""
+  calibration = reliability(
+    "Is the model right as often as its confidence, the probability of the "
+    "predicted class, says?",
+    evaluation.metrics.calibration_error,
+    plots["calibration"],
+  )
   return {
     "confusions": ("Confusions", _confusions(evaluation, plots)),
-    "calibration": ("Calibration", _calibration(evaluation, plots)),
+    "calibration": ("Calibration", calibration),
     "classes": ("Classes", _classes(evaluation)),
   }
 
@@ -97,25 +104,12 @@ def _confusions(
   return [figure, title, table(header, rows, names=(0, 1), label="confusions")]
 
 
-def _calibration(
-  evaluation: ClassEvaluation, plots: Mapping[str, bytes]
-) -> list[Html]:
-  text = element(
-    "p",
-    "Is the model right as often as its confidence, the probability of the "
-    "predicted class, says? Bars below the diagonal: it is too sure. The "
-    "expected calibration error is "
-    f"{percent(evaluation.metrics.calibration_error)}.",
-  )
-  return [text, plot(plots["calibration"], "Reliability diagram")]
-
-
 def _classes(evaluation: ClassEvaluation) -> list[Html]:
   """Metrics of each class, the lowest F1 first."""
   classes, names = evaluation.each, evaluation.class_names
   # NaN is sorted last.
   f1 = np.where(classes.support > 0, classes.f1, np.nan)
-  order = np.argsort(f1, kind="stable")[:_MOST_CLASSES]
+  order = np.argsort(f1, kind="stable")[:MOST_ROWS]
   taken = _most_taken_for(evaluation)
   worst = _worst_mistakes(evaluation)
   rows = [
@@ -128,16 +122,15 @@ def _classes(evaluation: ClassEvaluation) -> list[Html]:
   ]  # fmt: skip
   header = ("class", "examples", "precision", "recall", "F1",
             "most often taken for", "most confident mistake")  # fmt: skip
-  left = len(names) - len(rows)
-  note = f" {left:,} more are in per_class.csv." if left else ""
-  return [
-    element(
-      "p",
-      f"The lowest F1 comes first, classes without examples last.{note}",
-      class_="quiet",
-    ),
-    table(header, rows, names=(0, 5, 6), label="classes"),
-  ]
+  return cut_table(
+    header,
+    rows,
+    total=len(names),
+    file="per_class.csv",
+    order="The lowest F1 comes first, classes without examples last.",
+    names=(0, 5, 6),
+    label="classes",
+  )
 
 
 def _most_taken_for(evaluation: ClassEvaluation) -> dict[int, str]:

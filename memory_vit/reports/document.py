@@ -15,6 +15,8 @@ from PIL import Image
 from memory_vit.reports.markup import Html, element
 
 MISSING = "–"
+# Rows of the tables on a page; the CSV files have all.
+MOST_ROWS = 200
 # A name, its value for people, and an interval or "".
 Number = tuple[str, str, str]
 
@@ -77,6 +79,33 @@ def table(
     role="region",
     aria_label=label,
   )
+
+
+def cut_table(
+  header: Sequence[str],
+  rows: Sequence[Sequence[str]],
+  *,
+  total: int,
+  file: str,
+  order: str,
+  names: Collection[int],
+  label: str,
+) -> list[Html]:
+  """A table of the first of `total` rows, below a line that says so."""
+  left = total - len(rows)
+  more = f"{left:,} more are in {file}." if left else ""
+  note = f"{order} {more}".strip()
+  found = table(header, rows, names=names, label=label)
+  return [element("p", note, class_="quiet"), found] if note else [found]
+
+
+def reliability(question: str, error: float | None, png: bytes) -> list[Html]:
+  """A reliability diagram, below the question that it answers."""
+  text = (
+    f"{question} Bars below the diagonal: the model is too sure. The expected "
+    f"calibration error is {percent(error)}."
+  )
+  return [element("p", text), plot(png, "Reliability diagram")]
 
 
 def plot(png: bytes, described: str) -> Html:

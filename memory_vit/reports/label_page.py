@@ -7,14 +7,19 @@ from collections.abc import Mapping
 import numpy as np
 
 from memory_vit.evaluation.calibration import BINS
-from memory_vit.reports.document import Number, number, percent, plot, table
-from memory_vit.reports.markup import Html, element
+from memory_vit.reports.document import (
+  MOST_ROWS,
+  Number,
+  cut_table,
+  number,
+  percent,
+  plot,
+  reliability,
+)
+from memory_vit.reports.markup import Html
 from memory_vit.reports.task_evaluation import LabelEvaluation
 
-# Rows of the table on the page; the CSV file has all.
-_MOST = 200
 WORST = "Most confident mistakes"
-NOT_FINITE = "no label is predicted for them, and there is no loss"
 IN_INDEX = ("mAP", "macro F1", "ECE")
 MEANINGS = {
   "AP": "average precision of a label: the mean of the precision over all its "
@@ -49,16 +54,14 @@ def sections(
 ) -> dict[str, tuple[str, list[Html]]]:
   """{anchor: (title, content)}."""
   curves = plot(plots["precision_recall"], "Precision and recall of labels")
-  about_calibration = element(
-    "p",
-    "How often do images have a label whose probability is this high? Bars "
-    "below the diagonal: the model is too sure. The expected calibration error "
-    f"is {percent(evaluation.summary['calibration_error'])}.",
+  calibration = reliability(
+    "How often do images have a label whose probability is this high?",
+    evaluation.summary["calibration_error"],
+    plots["calibration"],
   )
-  calibration = plot(plots["calibration"], "Reliability diagram")
   return {
     "curves": ("Precision and recall", [curves]),
-    "calibration": ("Calibration", [about_calibration, calibration]),
+    "calibration": ("Calibration", calibration),
     "labels": ("Labels", _labels(evaluation)),
   }
 
@@ -66,7 +69,7 @@ def sections(
 def _labels(evaluation: LabelEvaluation) -> list[Html]:
   found, names = evaluation.each, evaluation.class_names
   # NaN is sorted last.
-  order = np.argsort(found.average_precision, kind="stable")[:_MOST]
+  order = np.argsort(found.average_precision, kind="stable")[:MOST_ROWS]
   rows = [
     (
       names[i], f"{found.support[i]:,}", f"{found.predicted[i]:,}",
@@ -78,13 +81,12 @@ def _labels(evaluation: LabelEvaluation) -> list[Html]:
   ]  # fmt: skip
   header = ("label", "examples", "predicted", "AP", "precision", "recall",
             "F1", "threshold")  # fmt: skip
-  left = len(names) - len(rows)
-  note = f" {left:,} more are in per_label.csv." if left else ""
-  return [
-    element(
-      "p",
-      f"The lowest AP comes first, labels without examples last.{note}",
-      class_="quiet",
-    ),
-    table(header, rows, names=(0,), label="labels"),
-  ]
+  return cut_table(
+    header,
+    rows,
+    total=len(names),
+    file="per_label.csv",
+    order="The lowest AP comes first, labels without examples last.",
+    names=(0,),
+    label="labels",
+  )

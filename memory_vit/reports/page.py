@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from memory_vit.evaluation.metrics import NOT_FINITE
 from memory_vit.model.kinds import KINDS
 from memory_vit.reports import class_page, label_page, value_page
 from memory_vit.reports.document import (
@@ -126,7 +127,7 @@ def _problems(evaluation: TaskEvaluation) -> Iterable[Html]:
     yield element(
       "p",
       f"The outputs for {found['not_finite']:,} examples are not finite "
-      f"numbers: {part.NOT_FINITE}.",
+      f"numbers: {NOT_FINITE[evaluation.kind]}.",
       class_="bad",
     )
   if alone:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from memory_vit.reports.task_evaluation import (
@@ -40,17 +41,6 @@ _SCHEMA = pa.schema([
   pa.field("top_classes", pa.list_(pa.string())),
   pa.field("top_indices", pa.list_(pa.int32())),
   pa.field("top_probabilities", pa.list_(pa.float32())),
-])  # fmt: skip
-_LABEL_SCHEMA = pa.schema([
-  *_EXAMPLE,
-  pa.field("labels", pa.list_(pa.string()), nullable=False),
-  pa.field("predicted", pa.list_(pa.string())),
-  pa.field("probabilities", pa.list_(pa.float32())),
-])  # fmt: skip
-_VALUE_SCHEMA = pa.schema([
-  *_EXAMPLE,
-  pa.field("values", pa.list_(pa.float32()), nullable=False),
-  pa.field("predicted", pa.list_(pa.float32())),
 ])  # fmt: skip
 
 
@@ -95,7 +85,7 @@ def _write_parquet(
   path: Path,
   evaluation: TaskEvaluation,
   columns: dict[str, Any],
-  schema: pa.Schema,
+  schema: pa.Schema | None = None,
 ) -> None:
   about = {
     "task": evaluation.task,
@@ -103,10 +93,9 @@ def _write_parquet(
     "split": utf8(evaluation.split),
   }
   files = [utf8(file) if file else None for file in columns["file"]]
+  columns = columns | {"file": pa.array(files, pa.string())}
   metadata = {parquet.METADATA: json.dumps(about).encode()}
-  table = pa.table(
-    columns | {"file": files}, schema=schema.with_metadata(metadata)
-  )
+  table = pa.table(columns, schema=schema).replace_schema_metadata(metadata)
   pq.write_table(table, path, compression="zstd", write_page_checksum=True)
 
 
@@ -159,46 +148,44 @@ def _write_labels(folder: Path, evaluation: LabelEvaluation) -> None:
   found, names = evaluation.predictions, evaluation.class_names
   numbers = np.flatnonzero(found.counted)
   without = ~found.finite[numbers]
-  columns = _of_examples(evaluation, numbers)
+  shares = found.probability[numbers].astype(np.float32)
 
   def named(rows: np.ndarray) -> list[list[str]]:
     return [[utf8(names[i]) for i in np.flatnonzero(row)] for row in rows]
 
-  right = named(found.label[numbers] > 0.5)
-  predicted = named(found.predicted_labels[numbers])
-  shares = found.probability[numbers]
-  lists = {
-    "labels": right,
-    "predicted": pa.array(predicted, mask=without),
-    "probabilities": _lists(pa.array(shares.ravel()), without),
-  }
-  _write_parquet(folder / _PARQUET, evaluation, columns | lists, _LABEL_SCHEMA)
+  columns = _of_examples(evaluation, numbers)
+  columns["labels"] = pa.array(
+    named(found.label[numbers] > 0.5), pa.list_(pa.string())
+  )
+  columns["predicted"] = pa.array(
+    named(found.predicted_labels[numbers]), pa.list_(pa.string()), mask=without
+  )
   texts = {
-    "labels": ["|".join(each) for each in right],
-    "predicted": [
-      None if missing else "|".join(each)
-      for missing, each in zip(without, predicted, strict=True)
-    ],
+    name: pc.binary_join(columns[name], "|").to_pylist()
+    for name in ("labels", "predicted")
   }
   cells = _cells("probability", names, shares, without)
   write_csv(folder / _CSV, columns | texts | cells)
+  columns["probabilities"] = _lists(pa.array(shares.ravel()), without)
+  _write_parquet(folder / _PARQUET, evaluation, columns)
 
 
 def _write_values(folder: Path, evaluation: ValueEvaluation) -> None:
   """Right and predicted values, in their units."""
   found, names = evaluation.predictions, evaluation.class_names
   numbers = np.flatnonzero(found.counted)
-  without = ~found.finite[numbers]
   columns = _of_examples(evaluation, numbers)
-  right, predicted = found.target[numbers], found.predicted[numbers]
-  lists = {
-    "values": _lists(pa.array(right.ravel()), np.zeros_like(without)),
-    "predicted": _lists(pa.array(predicted.ravel()), without),
-  }
-  _write_parquet(folder / _PARQUET, evaluation, columns | lists, _VALUE_SCHEMA)
-  cells = _cells("value", names, right, np.zeros_like(without))
-  cells |= _cells("predicted", names, predicted, without)
+  cells: dict[str, pa.Array] = {}
+  lists: dict[str, pa.Array] = {}
+  for what, all_rows, missing in (
+    ("value", found.target, np.zeros(len(numbers), bool)),
+    ("predicted", found.predicted, ~found.finite[numbers]),
+  ):
+    rows = all_rows[numbers].astype(np.float32)
+    cells |= _cells(what, names, rows, missing)
+    lists[what] = _lists(pa.array(rows.ravel()), missing)
   write_csv(folder / _CSV, columns | cells)
+  _write_parquet(folder / _PARQUET, evaluation, columns | lists)
 
 
 def _cells(

@@ -121,13 +121,14 @@ class TaskEvaluation:
     spec = task.spec
     if spec.class_names:
       task_data.require_classes(task, split)
-    for classes in (spec.num_classes, predictions.num_classes):
-      if classes != split.num_classes:
-        raise TaskError(
-          f"task {task.name!r} has {spec.num_classes:,} {spec.kind.name}, its "
-          f"predictions {predictions.num_classes:,}, and the data set "
-          f"{split.name!r} {split.num_classes:,}: expected the same."
-        )
+    expected = spec.kind.name, spec.num_classes, spec.num_classes
+    found = split.kind, split.num_classes, predictions.num_classes
+    if found != expected:
+      raise TaskError(
+        f"task {task.name!r} has {spec.num_classes:,} {spec.kind.name}, its "
+        f"predictions {predictions.num_classes:,}, and the data set "
+        f"{split.name!r} {split.num_classes:,} {split.kind}: expected the same."
+      )
     return _OF_KIND[spec.kind.name](
       task=spec.name,
       data=split.name,
@@ -285,7 +286,7 @@ class LabelEvaluation(TaskEvaluation):
     """How far probabilities of wrong labels are off, (n, c); 0 if right."""
     found = self.predictions
     wrong = found.predicted_labels != (found.label > 0.5)
-    wrong &= (found.counted & found.finite)[:, None]
+    wrong &= found.has_prediction[:, None]
     return np.where(wrong, np.abs(found.probability - found.label), 0)
 
   @property
@@ -296,16 +297,13 @@ class LabelEvaluation(TaskEvaluation):
     found = self.predictions
     wrong = int(self._errors[number].argmax())
     share = 100 * found.probability[number, wrong]
-    return (
-      self.names_of(found.label[number] > 0.5),
-      self.names_of(found.predicted_labels[number]),
-      f"{shortened(self.class_names[wrong])} {share:.1f} %",
+    right, predicted = (
+      ", ".join(self.class_names[i] for i in np.flatnonzero(chosen))
+      or "no label"
+      for chosen in (found.label[number] > 0.5, found.predicted_labels[number])
     )
-
-  def names_of(self, chosen: np.ndarray) -> str:
-    """Names of labels, bool (c,)."""
-    names = [self.class_names[i] for i in np.flatnonzero(chosen)]
-    return ", ".join(names) or "no label"
+    note = f"{shortened(self.class_names[wrong])} {share:.1f} %"
+    return right, predicted, note
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -329,7 +327,7 @@ class ValueEvaluation(TaskEvaluation):
     """In standard deviations, (n, c); 0 without a prediction."""
     found = self.predictions
     errors = np.abs(found.predicted - found.target) / np.array(found.kind.std)
-    return np.where((found.counted & found.finite)[:, None], errors, 0)
+    return np.where(found.has_prediction[:, None], errors, 0)
 
   @property
   def worst(self) -> np.ndarray:

@@ -51,7 +51,7 @@ def figures(
     drawn["precision_recall"] = _curves(evaluation)
   elif isinstance(evaluation, ValueEvaluation):
     found = evaluation.predictions
-    some = found.counted & found.finite
+    some = found.has_prediction
     drawn["scatter"] = plots.scatter_figure(
       found.target[some], found.predicted[some], evaluation.class_names,
       found.kind.units,

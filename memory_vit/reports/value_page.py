@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from memory_vit.reports.document import MISSING, Number, plot, table
-from memory_vit.reports.markup import Html, element
+from memory_vit.reports.document import (
+  MISSING,
+  MOST_ROWS,
+  Number,
+  cut_table,
+  plot,
+)
+from memory_vit.reports.markup import Html
 from memory_vit.reports.task_evaluation import ValueEvaluation
 
-# Rows of the table on the page; the CSV file has all.
-_MOST = 200
 WORST = "Greatest errors"
-NOT_FINITE = "there are no metrics"
 IN_INDEX = ("R2", "Spearman", "MAE", "RMSE")
 MEANINGS = {
   "R2": "share of the variance of a value that the predictions explain: 1 is "
@@ -55,14 +58,13 @@ def _values(evaluation: ValueEvaluation) -> list[Html]:
   columns = (found.r2, found.spearman, found.mae, found.rmse)
   rows = [
     (names[i], units[i] or MISSING, *(_number(each[i]) for each in columns))
-    for i in range(min(len(names), _MOST))
+    for i in range(min(len(names), MOST_ROWS))
   ]
   header = ("value", "unit", "R2", "Spearman", "MAE", "RMSE")
-  parts = [table(header, rows, names=(0, 1), label="values")]
-  if left := len(names) - len(rows):
-    note = f"{left:,} more are in per_value.csv."
-    parts.insert(0, element("p", note, class_="quiet"))
-  return parts
+  return cut_table(
+    header, rows, total=len(names), file="per_value.csv", order="",
+    names=(0, 1), label="values",
+  )  # fmt: skip
 
 
 def _number(value: float | None, unit: str = "") -> str:

@@ -136,6 +136,17 @@ def test_values_that_are_all_the_same():
   assert found["r2"] == pytest.approx(np.mean(expected))
 
 
+def test_values_beyond_float32():
+  """Of the greatest scale that a task file may state."""
+  kind = mv.TaskKind(name="values", mean=(1e30,), std=(1e30,))
+  outputs = np.full((2, 1), 1e20, np.float32)
+  found = values.summarise(
+    of_outputs(kind, outputs, TARGET[1:3, :1], np.ones(2, np.float32))
+  )
+  assert found["mae"] == pytest.approx(1e50)
+  assert found["score"] < -1e90
+
+
 @pytest.mark.fault("non-finite-outputs")
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_outputs_of_labels_and_values_that_are_not_finite(value):

@@ -607,7 +607,12 @@ def test_other_classes_are_refused():
   two, three = (predictions_of([0], [1], classes) for classes in (2, 3))
   for task, reader, predictions, message in (
     (named, reader_of("a", "b"), two, "has 2 classes .a, c, "),
-    (nameless, reader_of("a", "b", "c"), two, "'embeddings' 3: expected the"),
+    (
+      nameless,
+      reader_of("a", "b", "c"),
+      two,
+      "'embeddings' 3 classes: expected",
+    ),
     (nameless, reader_of("a", "b"), three, "its predictions 3"),
   ):
     with pytest.raises(TaskError, match=message):

@@ -148,14 +148,14 @@ def test_predictions_and_metrics_of_values(written):
   path, _ = written
   folder = path / "values"
   rows = pq.read_table(folder / "predictions.parquet").to_pylist()
-  assert [row["values"][0] for row in rows] == [18, 9, 1, 2]
+  assert [row["value"][0] for row in rows] == [18, 9, 1, 2]
   found = [row["predicted"][0] for row in rows]
   assert found == [20, 9, 0, 10]  # 10 + 5 * output
   cells = rows_of(folder / "predictions.csv")
   assert [float(row[f"value: {EVIL}"]) for row in cells] == [18, 9, 1, 2]
   assert [float(row[f"predicted: {EVIL}"]) for row in cells] == found
   metrics = json.loads((folder / "metrics.json").read_text())
-  assert metrics["per_class"]["mae"][0] == (2 + 0 + 1 + 8) / 4
+  assert metrics["per_class"]["mae"][0] == pytest.approx((2 + 0 + 1 + 8) / 4)
   assert metrics["per_class"]["r2"][2] is None  # all the same
   assert metrics["calibration"] is None
   rows = rows_of(folder / "per_value.csv")
