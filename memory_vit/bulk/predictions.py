@@ -12,8 +12,8 @@ import pyarrow as pa
 from memory_vit.bulk.make_shards import image_reader
 from memory_vit.errors import ConfigError, TaskError
 from memory_vit.model.task import BACKBONE, TaskSpec
+from memory_vit.prediction.answers import class_label
 from memory_vit.prediction.config import PredictorConfig
-from memory_vit.prediction.guesses import class_label
 from memory_vit.prediction.predictions import Predictions
 from memory_vit.prediction.predictor import Predictor
 
@@ -71,7 +71,7 @@ class PredictionModel:
 
     classes  "NAME/top_classes", "NAME/top_indices", "NAME/top_probabilities"
     labels   "NAME/labels", "NAME/label_indices", "NAME/label_probabilities": of
-             those labels that have at least their thresholds
+             the labels at or above their thresholds
     values   "NAME/values/VALUE" for each value, in its unit; values whose names
              are not unique are called by their index
 

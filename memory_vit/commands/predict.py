@@ -1,13 +1,13 @@
-r"""Predicts images by any number of tasks in one pass.
+r"""Predicts classes, labels or values of images by any number of tasks.
 
   memory-vit predict --backbone=NPZ --task=DIR [--task=DIR ...] \
     IMAGE [IMAGE ...]
 
 IMAGE is a file, a folder (all images below it) or "-" (paths on standard input,
-one per line). By the kind of a task, it prints the most probable classes, the
-labels with at least their thresholds, or values with their units. Images are
-prepared as in the evaluation of the tasks. A task
-that needs its own pass (regime head, probe, full, ...) must be the only one.
+one per line). All tasks share one pass. By the kind of a task, it prints the
+most probable classes, the labels at or above their thresholds, or values with
+their units. Images are prepared as in the evaluation of the tasks. A task that
+needs its own pass (regime head, probe, full, ...) must be the only one.
 The exit status is 0, 1 if images could not be read, 2 for other bad input.
 
 Millions of images go into Parquet, by this process or by a Ray cluster:
@@ -67,7 +67,8 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> Parser:
   parser = Parser(
     prog="memory-vit predict",
-    description="Predicts images by all tasks in one pass.",
+    description="Predicts classes, labels or values of images, by all tasks in "
+    "one pass.",
   )
   parser.add_argument(
     "images",

@@ -178,7 +178,7 @@ class ValuePredictions(_Outputs):
 
   Attributes:
     kind: of the task, with its mean, std and units.
-    target: the right values, in the units of the task; meaningless if the
+    target: the true values, in the units of the task; meaningless if the
       example does not count.
     outputs: of the head, standardized.
     counted: whether an example could be read; if not, its outputs are

@@ -22,7 +22,7 @@ class ValueMetrics:
     rmse: root of the mean squared error, in units of the value.
     r2: share of the variance that is explained, at most 1; NaN if the value is
       the same for all examples.
-    spearman: rank correlation of predicted and right values; NaN if either is
+    spearman: rank correlation of predicted and true values; NaN if either is
       the same for all examples.
   """
 

@@ -142,8 +142,8 @@ def difference(
 ) -> float:
   """The greatest difference, as a share of the greatest logit.
 
-  If `found` is activated, that of the logits that explains it. Infinite for
-  another shape, and if a value is not finite.
+  For activated outputs it is the difference of logits that would explain
+  theirs. Infinite for another shape, and if an output is not finite.
   """
   if found is None or found.shape != logits.shape:
     return float("inf")

@@ -128,7 +128,7 @@ def _outputs(spec: TaskSpec) -> str:
   names = [*map(literal, spec.class_names[:_MOST_CLASSES])]
   kind = spec.kind
   notes = [f" (threshold {t:.3g})" for t in kind.thresholds]
-  notes = notes or [f" ({literal(unit)})" for unit in kind.units]
+  notes = notes or [unit and f" ({literal(unit)})" for unit in kind.units]
   notes = notes or [""] * len(names)
   shown = ", ".join(map("".join, zip(names, notes, strict=False)))
   more = len(spec.class_names) - _MOST_CLASSES
@@ -151,7 +151,7 @@ def _metrics(metrics: Mapping[str, Any], classes: int) -> list[str]:
       ("validation", _mapping(metrics, "val_metrics")),
     )
     for key, label in _MEASURES.items()
-    if _is_number(found.get(key))
+    if _is_number(found.get(key), most=math.inf)
   ]
   rows += [
     (label, f"{metrics[key]:,}")
@@ -163,9 +163,9 @@ def _metrics(metrics: Mapping[str, Any], classes: int) -> list[str]:
   return ["", markdown_table(("measured after training", ""), rows)]
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any, most: float = 1e6) -> bool:
   """Whether a value can be shown; Python's JSON has NaN."""
-  return type(value) in (int, float) and math.isfinite(value) and value <= 1e6
+  return type(value) in (int, float) and math.isfinite(value) and value <= most
 
 
 def _mapping(values: Any, key: str) -> Mapping[str, Any]:

@@ -85,7 +85,7 @@ def calibration_figure(
   Args:
     calibration: from `evaluation.calibrate`.
     title: above the diagram.
-    confidence: what it is, below the diagram.
+    confidence: the label of its axis.
   """
   figure = Figure(figsize=(5, 5.4), layout="constrained")
   above, below = figure.subplots(
@@ -154,10 +154,10 @@ def scatter_figure(
   names: Sequence[str],
   units: Sequence[str] = (),
 ) -> Figure:
-  """Draw predicted against right values, a panel for each of the first six.
+  """Draw predicted against true values, a panel for each of the first six.
 
   Args:
-    target: right values (n, c).
+    target: true values (n, c).
     predicted: values (n, c), which are finite.
     names: c names of values.
     units: c units, or none.
@@ -168,7 +168,7 @@ def scatter_figure(
   shape = np.shape(target)
   if shape != np.shape(predicted) or shape[1:] != (len(names),):
     raise DataError(
-      f"right values have shape {shape} and predicted ones "
+      f"true values have shape {shape} and predicted values "
       f"{np.shape(predicted)}, expected (n, {len(names)}), for {len(names)} "
       "names."
     )
@@ -187,7 +187,7 @@ def scatter_figure(
     unit = f" ({units[i]})" if len(units) and units[i] else ""
     name = shortened(escaped(names[i]), _LONGEST_NAME)
     axes.set_title(name, parse_math=False, fontsize=10)
-    axes.set_xlabel(f"right{escaped(unit)}", parse_math=False)
+    axes.set_xlabel(f"true{escaped(unit)}", parse_math=False)
     axes.set_ylabel(f"predicted{escaped(unit)}", parse_math=False)
     axes.grid(alpha=0.3)
   return figure

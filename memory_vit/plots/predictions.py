@@ -32,7 +32,7 @@ def prediction_grid(
 ) -> Figure:
   """Draw images, each above the answer of every task.
 
-  An answer is the most probable class, the labels with at least their
+  An answer is the most probable class, the labels at or above their
   thresholds, or values. The line of a task that has the true class of an image
   is marked as right or wrong. Outputs that are not all finite are shown as "not
   finite", and marked as wrong.

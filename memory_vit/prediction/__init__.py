@@ -3,8 +3,8 @@
 from etils import epy
 
 with epy.lazy_api_imports(globals()):
+  from memory_vit.prediction.answers import Guess
   from memory_vit.prediction.config import PredictorConfig
-  from memory_vit.prediction.guesses import Guess
   from memory_vit.prediction.predictions import Predictions
   from memory_vit.prediction.predictor import Predictor
   from memory_vit.prediction.task_set import Change, TaskDescription, TaskSet

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from memory_vit.errors import DataError
-from memory_vit.prediction.guesses import best, class_label
+from memory_vit.prediction.answers import best, class_label
 from memory_vit.prediction.predictions import Predictions
 from memory_vit.runtime.messages import brief, name_list
 
@@ -51,7 +51,7 @@ def prediction_columns(
              top), "NAME/top_probabilities" float32 (k, top) and
              "NAME/top_classes", text (k, top)
     labels   "NAME/probabilities" float32 (k, c) and "NAME/labels", bool (k, c),
-             whether a probability is at least the threshold of its label
+             whether a label is at or above its threshold
     values   "NAME/values", float64 (k, c), in their units
 
   and "features" if there are any.

@@ -10,8 +10,12 @@ import numpy as np
 from memory_vit.errors import TaskError, UnknownTask
 from memory_vit.model.kinds import TaskKind
 from memory_vit.model.task import BACKBONE
-from memory_vit.prediction.answers import answers
-from memory_vit.prediction.guesses import Guess, best_guesses, label_guesses
+from memory_vit.prediction.answers import (
+  Guess,
+  answers,
+  best_guesses,
+  label_guesses,
+)
 from memory_vit.prediction.task_set import TaskSet
 from memory_vit.runtime.messages import brief, name_list
 
@@ -105,7 +109,7 @@ class Predictions:
   def labels(self, name: str) -> list[list[Guess]]:
     """The labels of each image, the most probable first.
 
-    They are those whose probability is at least their threshold, see
+    They are the labels at or above their thresholds, see
     `TaskKind`; an image may have none.
 
     Raises:

@@ -192,10 +192,11 @@ class TaskEvaluation:
 
   def mistake(self, number: int) -> Mistake:
     """Describe the wrong prediction for an example."""
-    label, predicted, note = self._told(number)
+    label, predicted, note = self._mistake_texts(number)
     return Mistake(number, self.file_name(number), label, predicted, note)
 
-  def _told(self, number: int) -> tuple[str, str, str]:
+  def _mistake_texts(self, number: int) -> tuple[str, str, str]:
+    """What is right, what is predicted, and the note."""
     raise NotImplementedError
 
   @functools.cached_property
@@ -219,7 +220,7 @@ class TaskEvaluation:
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class ClassEvaluation(TaskEvaluation):
-  """Of a task of classes."""
+  """An evaluation of a task of classes."""
 
   kind = "classes"
   predictions: SplitPredictions
@@ -253,7 +254,7 @@ class ClassEvaluation(TaskEvaluation):
   def worst(self) -> np.ndarray:
     return self.predictions.mistakes
 
-  def _told(self, number: int) -> tuple[str, str, str]:
+  def _mistake_texts(self, number: int) -> tuple[str, str, str]:
     found, names = self.predictions, self.class_names
     return (
       names[found.label[number]],
@@ -264,7 +265,7 @@ class ClassEvaluation(TaskEvaluation):
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class LabelEvaluation(TaskEvaluation):
-  """Of a task of labels."""
+  """An evaluation of a task of labels."""
 
   kind = "labels"
   predictions: LabelPredictions
@@ -293,7 +294,7 @@ class LabelEvaluation(TaskEvaluation):
   def worst(self) -> np.ndarray:
     return _greatest_first(self._errors.max(axis=1))
 
-  def _told(self, number: int) -> tuple[str, str, str]:
+  def _mistake_texts(self, number: int) -> tuple[str, str, str]:
     found = self.predictions
     wrong = int(self._errors[number].argmax())
     share = 100 * found.probability[number, wrong]
@@ -308,7 +309,7 @@ class LabelEvaluation(TaskEvaluation):
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class ValueEvaluation(TaskEvaluation):
-  """Of a task of values."""
+  """An evaluation of a task of values."""
 
   kind = "values"
   calibration = None
@@ -333,9 +334,9 @@ class ValueEvaluation(TaskEvaluation):
   def worst(self) -> np.ndarray:
     return _greatest_first(self._errors.max(axis=1))
 
-  def _told(self, number: int) -> tuple[str, str, str]:
+  def _mistake_texts(self, number: int) -> tuple[str, str, str]:
     found = self.predictions
-    # Of several values the one that is off the most.
+    # Of several values the one with the greatest error.
     worst = int(self._errors[number].argmax())
     unit = found.kind.units[worst] if found.kind.units else ""
     name = f"{self.class_names[worst]} " if found.num_classes > 1 else ""

@@ -18,8 +18,8 @@ WORST = "Greatest errors"
 IN_INDEX = ("R2", "Spearman", "MAE", "RMSE")
 MEANINGS = {
   "R2": "share of the variance of a value that the predictions explain: 1 is "
-  "best, 0 is the mean of the split for all examples, and less is worse.",
-  "Spearman": "rank correlation of predicted and right values: 1 if they have "
+  "best, and always predicting the mean of the split is 0.",
+  "Spearman": "rank correlation of predicted and true values: 1 if they have "
   "the same order.",
   "MAE": "mean absolute error, in the unit of the value.",
   "RMSE": "root of the mean squared error, in the unit of the value: great "
@@ -45,9 +45,9 @@ def sections(
   evaluation: ValueEvaluation, plots: Mapping[str, bytes]
 ) -> dict[str, tuple[str, list[Html]]]:
   """{anchor: (title, content)}."""
-  scatter = plot(plots["scatter"], "Predicted values against right values")
+  scatter = plot(plots["scatter"], "Predicted values against true values")
   return {
-    "scatter": ("Predicted and right values", [scatter]),
+    "scatter": ("Predicted and true values", [scatter]),
     "values": ("Values", _values(evaluation)),
   }
 

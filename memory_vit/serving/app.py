@@ -159,7 +159,7 @@ def _add_prediction(app: FastAPI, service: Service) -> None:
     openapi_extra=PREDICT_BODY,
   )
   async def predict(request: Request) -> Response:
-    """Predict images by all tasks, or by the named tasks."""
+    """Apply all tasks, or the named tasks, to images."""
     answering = service.answering
     asked = await _asked(service, request, service.settings.max_images)
     return JSONResponse(await answering.answer(asked))

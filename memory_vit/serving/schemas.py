@@ -32,7 +32,7 @@ class ImageData(_Strict):
 
 
 class PredictBody(_Strict):
-  """Images to predict, and which tasks and how many classes to return."""
+  """Images, and which tasks and how many classes to return."""
 
   model_config = ConfigDict(
     extra="forbid",
@@ -111,7 +111,7 @@ class PredictedLabel(BaseModel):
 
 
 class PredictedLabels(BaseModel):
-  """Labels with at least their thresholds, the most probable first."""
+  """Labels at or above their thresholds, the most probable first."""
 
   labels: list[PredictedLabel]
 

@@ -503,7 +503,7 @@ def test_each_kind_has_its_table():
   assert tables[2][0].split()[-4:] == ["R2", "Spearman", "MAE", "RMSE"]
   assert tables[2][2].split()[-4:] == ["0.75", "-", "1.5", "2.25"]
   assert tables[2][3].split()[-5:] == ["-", "1.5", "mm", "2.25", "mm"]
-  assert "l: outputs for 2 images of d are not finite, and no label" in said
+  assert "l: outputs for 2 images of d are not finite: no label" in said
 
 
 def test_a_task_alone_is_timed_once():

@@ -153,8 +153,8 @@ def test_a_panel_for_each_of_the_first_values(count):
   points, diagonal = figure.axes[0].lines
   np.testing.assert_array_equal(points.get_ydata(), right[:, 0] + 1)
   np.testing.assert_array_equal(diagonal.get_xdata(), diagonal.get_ydata())
-  assert figure.axes[0].get_xlabel() == "right (mm)"
+  assert figure.axes[0].get_xlabel() == "true (mm)"
   drawn(figure)
   drawn(plots.scatter_figure(right[:0], right[:0], ["a"] * count))
-  with pytest.raises(DataError, match="right values have shape"):
+  with pytest.raises(DataError, match="true values have shape"):
     plots.scatter_figure(right, right[:3], ["a"] * count)

@@ -205,7 +205,8 @@ def test_raw_outputs_are_named_by_their_kind(backbone):
   headless = tiny_backbone(num_classes=0)
   for model, original in ((backbone, "logits"), (headless, "features")):
     exported = make_model(model, tasks_of_kinds(model))
-    assert [export._meaning(exported, name) for name in exported.names] == [
+    meanings = export._meanings(exported)
+    assert [meanings.get(name, "logits") for name in exported.names] == [
       original, "logits", "logits", "standardized values"
     ]  # fmt: skip
   exported = make_model(headless, tasks_of_kinds(headless), activation=True)

@@ -18,9 +18,9 @@ from memory_vit.model.kinds import CLASSES
 from memory_vit.model.regimes import REGIMES
 from memory_vit.prediction import (
   Predictor,
+  answers,
   compilations,
   fixed_shapes,
-  guesses,
   task_set,
 )
 from memory_vit.tasks import inference
@@ -795,4 +795,4 @@ def test_of_equals_the_first_is_the_best(classes):
   expected = [
     sorted(range(classes), key=lambda i: (-row[i], i))[:5] for row in shares
   ]
-  assert guesses.best(shares, 5).tolist() == expected
+  assert answers.best(shares, 5).tolist() == expected

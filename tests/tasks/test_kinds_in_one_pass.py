@@ -7,7 +7,7 @@ from kinds_of_tasks import LABELS, VALUES, tasks_of_kinds
 
 import memory_vit as mv
 from memory_vit.errors import TaskError
-from memory_vit.prediction import answers, compilations, guesses
+from memory_vit.prediction import answers, compilations
 
 
 def test_kinds_share_a_pass_to_the_bit(backbone, images):
@@ -69,12 +69,12 @@ def test_activation_is_that_of_each_kind():
 
 def test_an_image_may_have_no_label():
   chances = np.array([[0.29, 0.49, 0.69], [0.3, 0.9, 0.69], [0.3, 0.5, 0.7]])
-  found = guesses.label_guesses(LABELS, ("a", "b", "c"), chances)
+  found = answers.label_guesses(LABELS, ("a", "b", "c"), chances)
   assert [[g.class_name for g in row] for row in found] == [
     [], ["b", "a"], ["c", "b", "a"]
   ]  # fmt: skip
-  assert guesses.label_guesses(LABELS, (), chances[:1]) == [[]]
-  assert guesses.label_guesses(LABELS, (), chances[:0]) == []
+  assert answers.label_guesses(LABELS, (), chances[:1]) == [[]]
+  assert answers.label_guesses(LABELS, (), chances[:0]) == []
   assert answers.answers(LABELS, (), chances[:1], 5) == [{"labels": []}]
   assert answers.line({"labels": []}) == "no label"
 
