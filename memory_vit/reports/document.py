@@ -131,9 +131,11 @@ def percent(share: float | None, digits: int = 2) -> str:
   return f"{100 * share:.{digits}f}\u00a0%"
 
 
-def number(value: float | None) -> str:
+def number(value: float | None, unit: str = "") -> str:
   """A number for people; unknown ones are a dash."""
-  return MISSING if value is None else f"{value:.4f}"
+  if value is None or np.isnan(value):
+    return MISSING
+  return f"{value:.4g} {unit}".rstrip()
 
 
 @functools.cache

@@ -47,11 +47,12 @@ def report_page(
     element("section", element("h2", title, id=key), *body)
     for key, (title, body) in sections.items()
   ]
+  outputs = len(evaluation.class_names)
   head = element(
     "p",
     f"{evaluation.data_shown}, {evaluation.split}: "
-    f"{evaluation.summary['examples']:,} examples of "
-    f"{len(evaluation.class_names):,} {_named(evaluation)}",
+    f"{evaluation.summary['examples']:,} examples of {outputs:,} "
+    f"{evaluation.noun if outputs == 1 else evaluation.kind}",
     class_="quiet",
   )
   return document(
@@ -60,13 +61,6 @@ def report_page(
     element("main", *_problems(evaluation), _numbers(evaluation), *content),
     _about(evaluation),
   )
-
-
-def _named(evaluation: TaskEvaluation) -> str:
-  """ "classes", or "class" of a single one."""
-  one = {"classes": "class", "labels": "label", "values": "value"}
-  single = len(evaluation.class_names) == 1
-  return one[evaluation.kind] if single else evaluation.kind
 
 
 def index_page(evaluations: Sequence[TaskEvaluation]) -> str:

@@ -46,16 +46,14 @@ _SCHEMA = pa.schema([
 
 def write_tables(folder: Path, evaluation: TaskEvaluation) -> None:
   """Write the tables of an evaluation, of its kind of task."""
+  _write_each(folder, evaluation)
   if isinstance(evaluation, ClassEvaluation):
-    write_classes_csv(folder / "per_class.csv", evaluation)
     write_confusions_csv(folder / "confusion_matrix.csv", evaluation)
     write_predictions_csv(folder / _CSV, evaluation)
     write_predictions_parquet(folder / _PARQUET, evaluation)
   elif isinstance(evaluation, LabelEvaluation):
-    _write_each(folder / "per_label.csv", "label", evaluation)
     _write_labels(folder, evaluation)
   elif isinstance(evaluation, ValueEvaluation):
-    _write_each(folder / "per_value.csv", "value", evaluation)
     _write_values(folder, evaluation)
 
 
@@ -198,40 +196,19 @@ def _cells(
   }
 
 
-def _write_each(
-  path: Path, title: str, evaluation: LabelEvaluation | ValueEvaluation
-) -> None:
-  """Write a row for each label or value, with all its metrics."""
+def _write_each(folder: Path, evaluation: TaskEvaluation) -> None:
+  """Write a row for each class, label or value, with all its metrics."""
   columns: dict[str, Any] = {
     "index": pa.array(range(len(evaluation.class_names))),
-    title: list(evaluation.class_names),
+    evaluation.noun: list(evaluation.class_names),
   }
-  if units := evaluation.predictions.kind.units:
-    columns["unit"] = list(units)
+  if isinstance(evaluation, ValueEvaluation):
+    units = evaluation.predictions.kind.units
+    columns |= {"unit": list(units)} if units else {}
   for field in dataclasses.fields(evaluation.each):
     values = getattr(evaluation.each, field.name)
     columns[field.name] = pa.array(values, mask=np.isnan(values))
-  write_csv(path, columns)
-
-
-def write_classes_csv(path: Path, evaluation: ClassEvaluation) -> None:
-  """Write a row for each class."""
-  classes = evaluation.each
-  shares = {
-    name: pa.array(values.astype(np.float32), mask=np.isnan(values))
-    for name, values in (
-      ("precision", classes.precision),
-      ("recall", classes.recall),
-      ("f1", classes.f1),
-    )
-  }
-  columns = {
-    "index": pa.array(range(len(evaluation.class_names))),
-    "class": list(evaluation.class_names),
-    "support": pa.array(classes.support),
-    "predicted": pa.array(classes.predicted),
-  }
-  write_csv(path, columns | shares)
+  write_csv(folder / f"per_{evaluation.noun}.csv", columns)
 
 
 def write_confusions_csv(path: Path, evaluation: ClassEvaluation) -> None:

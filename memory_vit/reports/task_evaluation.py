@@ -91,6 +91,7 @@ class TaskEvaluation:
   directory: str = ""
   data_files: DataFiles | None = None
   kind: ClassVar[str]
+  noun: ClassVar[str]
 
   @staticmethod
   def of(
@@ -222,7 +223,7 @@ class TaskEvaluation:
 class ClassEvaluation(TaskEvaluation):
   """An evaluation of a task of classes."""
 
-  kind = "classes"
+  kind, noun = "classes", "class"
   predictions: SplitPredictions
 
   @functools.cached_property
@@ -267,7 +268,7 @@ class ClassEvaluation(TaskEvaluation):
 class LabelEvaluation(TaskEvaluation):
   """An evaluation of a task of labels."""
 
-  kind = "labels"
+  kind, noun = "labels", "label"
   predictions: LabelPredictions
 
   @functools.cached_property
@@ -311,7 +312,7 @@ class LabelEvaluation(TaskEvaluation):
 class ValueEvaluation(TaskEvaluation):
   """An evaluation of a task of values."""
 
-  kind = "values"
+  kind, noun = "values", "value"
   calibration = None
   predictions: ValuePredictions
 

@@ -9,6 +9,7 @@ from memory_vit.reports.document import (
   MOST_ROWS,
   Number,
   cut_table,
+  number,
   plot,
 )
 from memory_vit.reports.markup import Html
@@ -34,10 +35,10 @@ def numbers(evaluation: ValueEvaluation) -> list[Number]:
   units = {*evaluation.predictions.kind.units}
   unit = units.pop() if len(units) == 1 else ""
   return [
-    ("R2", _number(found["r2"]), ""),
-    ("Spearman", _number(found["spearman"]), ""),
-    ("MAE", _number(found["mae"], unit), ""),
-    ("RMSE", _number(found["rmse"], unit), ""),
+    ("R2", number(found["r2"]), ""),
+    ("Spearman", number(found["spearman"]), ""),
+    ("MAE", number(found["mae"], unit), ""),
+    ("RMSE", number(found["rmse"], unit), ""),
   ]
 
 
@@ -57,7 +58,7 @@ def _values(evaluation: ValueEvaluation) -> list[Html]:
   units = evaluation.predictions.kind.units or ("",) * len(names)
   columns = (found.r2, found.spearman, found.mae, found.rmse)
   rows = [
-    (names[i], units[i] or MISSING, *(_number(each[i]) for each in columns))
+    (names[i], units[i] or MISSING, *(number(each[i]) for each in columns))
     for i in range(min(len(names), MOST_ROWS))
   ]
   header = ("value", "unit", "R2", "Spearman", "MAE", "RMSE")
@@ -65,10 +66,3 @@ def _values(evaluation: ValueEvaluation) -> list[Html]:
     header, rows, total=len(names), file="per_value.csv", order="",
     names=(0, 1), label="values",
   )  # fmt: skip
-
-
-def _number(value: float | None, unit: str = "") -> str:
-  # NaN is not equal to itself.
-  if value is None or value != value:  # noqa: PLR0124
-    return MISSING
-  return f"{value:.4g} {unit}".rstrip()
