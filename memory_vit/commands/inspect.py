@@ -45,9 +45,12 @@ _DATA_KEYS = ("name", "dir", "train", "validation", "test")
 # Metrics of labels or values, by their names.
 _METRICS = ("val_metrics", "test_metrics")
 # Metrics that a task shows elsewhere.
-_SHOWN_ELSEWHERE = ("name", "cells", "trainable_params")
+_SHOWN_ELSEWHERE = (
+  "name", "kind", "cells", "trainable_params", "val_score", "test_score"
+)  # fmt: skip
 # Suffixes of metrics that are shares of the examples.
-_SHARES = ("_accuracy", "_top5", "_majority", "chance")
+_SHARES = ("_accuracy", "_top5", "_majority", "chance", "_map", "_f1_macro",
+           "_calibration_error")  # fmt: skip
 
 
 def main(argv: Sequence[str]) -> int:
@@ -229,10 +232,7 @@ def _provenance(provenance: Any, spec: TaskSpec) -> list[tuple[str, str]]:
     }
   data = _mapping(_mapping(provenance, "config"), "data")
   # With 5 classes, one of 5 guesses is always right.
-  hidden = (
-    *_SHOWN_ELSEWHERE,
-    *(("test_top5",) if spec.num_classes <= 5 else ()),
-  )
+  hidden = (*_SHOWN_ELSEWHERE, *["test_top5"] * (spec.num_classes <= 5))
   rows = [
     (escaped(key), _metric(key, value))
     for key, value in metrics.items()

@@ -200,13 +200,13 @@ def evaluate_source(
 
 def _require_score(score: float, source: Split) -> None:
   if math.isnan(score):
-    lacks = (
-      "no example has a label, without which average precision is undefined"
+    problem = (
+      "no example has any label, so average precision is undefined"
       if source.kind == "labels"
-      else "each value is the same for all examples, for which R2 is undefined"
+      else "all examples have the same values, so R2 is undefined"
     )
     raise DataError(
-      f"{source.full_name!r}, split {source.split!r}: {lacks}. Expected a "
+      f"{source.full_name!r}, split {source.split!r}: {problem}. Expected a "
       f"split whose {source.kind} vary."
     )
 

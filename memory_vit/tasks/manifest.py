@@ -244,16 +244,16 @@ def _require_possible(spec: TaskSpec, where: str) -> None:
 
 def _require_kind(kind: TaskKind, where: str) -> None:
   """Refuse numbers of which no answer could be made, and long units."""
-  if any(not 0 <= threshold <= 1 for threshold in kind.thresholds):
-    raise TaskError(f"{where}.thresholds are expected to be from 0 to 1.")
-  scales = [*map(abs, kind.mean), *kind.std]
-  if max(scales, default=0) > _MAX_SCALE or min(kind.std, default=1) < (
-    1 / _MAX_SCALE
+  for name, low, high in (
+    ("thresholds", 0, 1),
+    ("mean", -_MAX_SCALE, _MAX_SCALE),
+    ("std", 1 / _MAX_SCALE, _MAX_SCALE),
   ):
-    raise TaskError(
-      f"{where}: mean is expected to be within {_MAX_SCALE:g} of 0, and std "
-      f"from {1 / _MAX_SCALE:g} to {_MAX_SCALE:g}."
-    )
+    for number in getattr(kind, name):
+      if not low <= number <= high:
+        raise TaskError(
+          f"{where}.{name} has {number:g}, expected {low:g} to {high:g}."
+        )
   if any(len(unit) > _MAX_UNIT for unit in kind.units):
     raise TaskError(
       f"{where}.units has a text of more than {_MAX_UNIT} characters."

@@ -240,9 +240,11 @@ def test_values_of_a_split(mesh):
 
 def test_a_split_without_a_score_is_refused():
   mesh = one_device()
-  with pytest.raises(DataError, match="'numbered', .*: no example has a label"):
+  with pytest.raises(
+    DataError, match="'numbered', .*: no example has any label"
+  ):
     evaluated(mesh, {"x": LABELS}, logit(PROBABILITY), HAS * 0)
-  with pytest.raises(DataError, match="each value is the same for all"):
+  with pytest.raises(DataError, match="all examples have the same values"):
     evaluated(mesh, {"x": VALUES}, FOUND, TARGET[:1].repeat(4, axis=0))
   several = {"x": LABELS, "y": VALUES}
   with pytest.raises(TaskError, match="'y' has 3 values, .* has 3 labels"):

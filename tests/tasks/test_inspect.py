@@ -214,7 +214,7 @@ def test_labels_and_values(backbone, tmp_path, capsys):
   mv.save_task(size, tmp_path / "size")
   out = run(capsys, tmp_path / "tags", "--labels")[1]
   assert fields(out)["labels"] == "3: even, above 4, prime"
-  assert fields(out)["test_map"] == "0.75"
+  assert fields(out)["test_map"] == "75.00 %"
   assert "chance" not in fields(out)
   assert re.search(r"^prime +2 +0.7$", out, re.M)
   out = run(capsys, tmp_path / "size", "--labels")[1]

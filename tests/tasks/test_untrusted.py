@@ -356,15 +356,15 @@ def values_kind(**changed):
     (lambda m: m["spec"]["kind"].update(units=["mm"]), "has units: expe"),
     (lambda m: m["spec"].update(kind=labels_kind(0.5)), "but 1 thresholds"),
     (lambda m: m["spec"].update(kind=labels_kind(0.5, 0.5, 1.5)),
-     "from 0 to 1"),
+     "thresholds has 1.5, expected 0 to 1"),
     (lambda m: m["spec"].update(kind=labels_kind(0.5, 0.5, "1")),
      "kind.thresholds[2]"),
     (lambda m: m["spec"].update(kind=labels_kind(0.5, 0.5, float("inf"))),
      "expected to be finite"),
     (lambda m: m["spec"].update(kind=values_kind(mean=[0, 0, 1e31])),
-     "within 1e+30 of 0"),
+     "mean has 1e+31, expected -1e+30 to 1e+30"),
     (lambda m: m["spec"].update(kind=values_kind(std=[1, 1, 1e-31])),
-     "std from 1e-30"),
+     "std has 1e-31, expected 1e-30 to 1e+30"),
     (lambda m: m["spec"].update(kind=values_kind(std=[1, 1, 0])), "above 0"),
     (lambda m: m["spec"].update(kind=values_kind(units=["m" * 41] * 3)),
      "more than 40 characters"),
@@ -885,7 +885,7 @@ def test_no_class_name_forges_a_line(backbone, tmp_path, capsys):
   assert found["spec"]["class_names"] == list(names)
 
   source = types.SimpleNamespace(
-    class_names=(odd,), num_classes=1, full_name="digits"
+    class_names=(odd,), num_classes=1, full_name="digits", kind="classes"
   )
   with pytest.raises(TaskError) as caught:
     task_data.require_classes(task, source)
