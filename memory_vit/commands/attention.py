@@ -226,14 +226,13 @@ def _choose(
 
 
 def _without_removal(tasks: Sequence[Manifest]) -> list[LeftOut]:
-  no_cells = "has no memory cells that could be removed"
   return [
     attention_files.LeftOut(
       task.spec.name,
       "removal",
-      f"is of {task.spec.kind.name}, and has no accuracy"
+      f"is a task of {task.spec.kind.name}, which has no accuracy"
       if task.spec.cells
-      else no_cells,
+      else "has no memory cells that could be removed",
     )
     for task in tasks
     if not cell_removal.can_remove(task.spec)

@@ -102,8 +102,8 @@ def _section(task: Task) -> str:
   lines = [f"## {spec.name}", "", f"- {spec.kind.name}: {_outputs(spec)}"]
   if spec.kind.name in _ACTIVATED:
     lines.append(
-      f"- outputs: `spec.kind.activate(outputs[{spec.name!r}])` of the task "
-      f"makes {_ACTIVATED[spec.kind.name]}"
+      f"- outputs: `task.spec.kind.activate(outputs[{spec.name!r}])` returns "
+      f"{_ACTIVATED[spec.kind.name]}"
     )
   lines.append(
     f"- trained by: {literal(spec.regime)}, {spec.cells} memory cells per layer"

@@ -286,8 +286,8 @@ def require_removable(backbone: Backbone, task: Task) -> None:
   depth, cells = backbone.config.depth, task.spec.cells
   if not task.spec.kind.is_classes:
     raise TaskError(
-      f"task {task.name!r} is of {task.spec.kind.name}, and removing cells "
-      "measures the accuracy of tasks of classes."
+      f"task {task.name!r} is of {task.spec.kind.name}: expected a task of "
+      "classes, as removing cells changes its accuracy, which is measured."
     )
   if not cells:
     raise TaskError(

@@ -94,9 +94,8 @@ def training_curves(logdir: str | os.PathLike[str]) -> Figure:
     if axes.lines:
       axes.legend()
   loss.set(title="loss", xlabel="step", ylim=(0, None))
-  score.set(title=SCORE_NAMES[kind], xlabel="step", ylim=(None, 1.02))
-  if kind != "values":  # R2 has no least value
-    score.set(ylim=(0, 1.02))
+  least = None if kind == "values" else 0  # R2 has no least value
+  score.set(title=SCORE_NAMES[kind], xlabel="step", ylim=(least, 1.02))
   return figure
 
 

@@ -38,8 +38,8 @@ def sweep_figure(result: RunResult) -> Figure:
     axes.set(title=title, xlabel="learning rate", xscale="log")
     axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
     axes.set_xticks([], minor=True)
-  kinds = {task.kind for task in result.tasks}
-  left.set(ylabel=", ".join(SCORE_NAMES[kind] for kind in kinds))
+  # All trials are of one kind.
+  left.set(ylabel=SCORE_NAMES[result.tasks[0].kind])
   _label(left)
   if result.sweep is not None:
     figure.suptitle(escaped(result.sweep.task), parse_math=False)

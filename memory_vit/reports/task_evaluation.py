@@ -189,6 +189,13 @@ class TaskEvaluation:
   @property
   def worst(self) -> np.ndarray:
     """Numbers of the examples with a wrong prediction, the worst first."""
+    errors = self._errors.max(axis=1)
+    wrong = np.flatnonzero(errors)
+    return wrong[np.argsort(-errors[wrong], kind="stable")]
+
+  @property
+  def _errors(self) -> np.ndarray:
+    """How wrong each output is, (n, c); 0 if right, or without a prediction."""
     raise NotImplementedError
 
   def mistake(self, number: int) -> Mistake:
@@ -285,15 +292,10 @@ class LabelEvaluation(TaskEvaluation):
 
   @functools.cached_property
   def _errors(self) -> np.ndarray:
-    """How far probabilities of wrong labels are off, (n, c); 0 if right."""
     found = self.predictions
     wrong = found.predicted_labels != (found.label > 0.5)
     wrong &= found.has_prediction[:, None]
     return np.where(wrong, np.abs(found.probability - found.label), 0)
-
-  @property
-  def worst(self) -> np.ndarray:
-    return _greatest_first(self._errors.max(axis=1))
 
   def _mistake_texts(self, number: int) -> tuple[str, str, str]:
     found = self.predictions
@@ -326,14 +328,10 @@ class ValueEvaluation(TaskEvaluation):
 
   @functools.cached_property
   def _errors(self) -> np.ndarray:
-    """In standard deviations, (n, c); 0 without a prediction."""
+    """In standard deviations."""
     found = self.predictions
     errors = np.abs(found.predicted - found.target) / np.array(found.kind.std)
     return np.where(found.has_prediction[:, None], errors, 0)
-
-  @property
-  def worst(self) -> np.ndarray:
-    return _greatest_first(self._errors.max(axis=1))
 
   def _mistake_texts(self, number: int) -> tuple[str, str, str]:
     found = self.predictions
@@ -369,12 +367,6 @@ def _overall(
     numbers["loss"] = None
   skipped = int((~evaluation.predictions.counted).sum())
   return {**numbers, "skipped": skipped}
-
-
-def _greatest_first(errors: np.ndarray) -> np.ndarray:
-  """Numbers of the examples with an error, the greatest error first."""
-  wrong = np.flatnonzero(errors)
-  return wrong[np.argsort(-errors[wrong], kind="stable")]
 
 
 def _thumbnails(images: np.ndarray) -> np.ndarray:

@@ -88,7 +88,7 @@ def test_the_card_of_labels_and_values(backbone):
     "- labels: 3: `even` (threshold 0.3), `above 4` (threshold 0.5), `prime` "
     "(threshold 0.7)\n"
   ) in text
-  assert "activate(outputs['tags'])` of the task makes probabil" in text
+  assert "activate(outputs['tags'])` returns probabil" in text
   assert "| mean average precision, test | 0.75 |" in text
   assert "| mean absolute error, mean over values, validation | 1.5 |" in text
   assert "R2" not in text

@@ -180,8 +180,8 @@ def test_labels_and_values_are_shown_and_have_no_removal(
   assert shown == pytest.approx(found.values("size")[0].tolist(), 1e-5)
   reasons = {one["task"]: one["reason"] for one in values["left_out"]}
   assert reasons == {
-    "tags": "is of labels, and has no accuracy",
-    "size": "is of values, and has no accuracy",
+    "tags": "is a task of labels, which has no accuracy",
+    "size": "is a task of values, which has no accuracy",
   }
 
 

@@ -283,7 +283,7 @@ def test_no_task_to_evaluate_is_refused(backbone):
   for tasks in ([], [bare], [labels]):
     with pytest.raises(TaskError, match="there is no task of classes with mem"):
       remove(backbone, tasks, source_of(bare))
-  with pytest.raises(TaskError, match="'b' is of labels, and removing cells"):
+  with pytest.raises(TaskError, match="'b' is of labels: expected a task of"):
     cell_removal.require_removable(backbone, labels)
 
 
