@@ -885,7 +885,7 @@ def test_no_class_name_forges_a_line(backbone, tmp_path, capsys):
   assert found["spec"]["class_names"] == list(names)
 
   source = types.SimpleNamespace(
-    class_names=(odd,), num_classes=1, full_name="digits"
+    kind="classes", class_names=(odd,), num_classes=1, full_name="digits"
   )
   with pytest.raises(TaskError) as caught:
     task_data.require_classes(task, source)
