@@ -86,9 +86,8 @@ def evaluate_trained(
   for pack in packs:
     tests = {}
     if split and pack.tasks:
-      also: tuple[Also, ...] = ()
-      if trainer.config.task.kind == "classes":
-        also = ("hits",)
+      is_classes = trainer.config.task.kind == "classes"
+      also: tuple[Also, ...] = ("hits",) if is_classes else ()
       if best in pack.tasks:
         also = (*also, "predictions")
       trainer = trainer.of_kind([by_name[name] for name in pack.tasks])
