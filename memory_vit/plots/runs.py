@@ -63,10 +63,11 @@ def read_scalars(workdir: str | os.PathLike[str]) -> Scalars:
 
 
 def training_curves(logdir: str | os.PathLike[str]) -> Figure:
-  """Loss and accuracy of a task over the steps of its run.
+  """Loss and score of a task over the steps of its run.
 
   Loss to the left, accuracy to the right, each on training batches and, if the
-  run had a validation set, on that.
+  run had a validation set, on that. Of labels the mean average precision, of
+  values R2 on validation, in place of accuracy.
 
   Args:
     logdir: the workdir of a run, or of a sweep WORKDIR/sweep/TRIAL.
@@ -94,9 +95,8 @@ def training_curves(logdir: str | os.PathLike[str]) -> Figure:
     if axes.lines:
       axes.legend()
   loss.set(title="loss", xlabel="step", ylim=(0, None))
-  score.set(title=SCORE_NAMES[kind], xlabel="step", ylim=(None, 1.02))
-  if kind != "values":  # R2 has no least value
-    score.set(ylim=(0, 1.02))
+  least = None if kind == "values" else 0  # R2 has no least value
+  score.set(title=SCORE_NAMES[kind], xlabel="step", ylim=(least, 1.02))
   return figure
 
 
