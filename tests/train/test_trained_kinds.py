@@ -291,11 +291,14 @@ def test_statistics_of_values_are_those_of_training():
   assert found.units == ("mm", "g")
   with pytest.raises(DataError, match="value 'y' is the same for all examples"):
     settle.task_kind(config, split_of("values", [[1, 4], [2, 4]]))
+  almost = split_of("values", [[0.1, 1], [0.1, 2], [0.1, 3]])
+  with pytest.raises(DataError, match="value 'x' is the same"):
+    settle.task_kind(config, almost)
   config = config.replaced({"task.units": ("mm",)})
   with pytest.raises(ConfigError, match=r"\('mm',\), and .* has 2 values"):
     settle.task_kind(config, split)
   # A resumed run must find the same ones.
-  made = trainer_of(Config(), split, kind=found)
+  made = trainer_of(Config(), split, task_kind=found)
   assert made.meta([])["data"] == {
     "classes": ["x", "y"], "mean": [2, 20], "std": [1, 10],
   }  # fmt: skip
@@ -313,7 +316,7 @@ def test_labels_are_weighted_by_the_examples_without_them():
     {"task.kind": "labels", "optim.class_weights": "balanced"}
   )
   split = split_of("labels", [[1, 0], [1, 0], [1, 0], [0, 0]])
-  made = trainer_of(config, split, kind=TaskKind(name="labels"))
+  made = trainer_of(config, split, task_kind=TaskKind(name="labels"))
   weights = made.frozen()["outputs"].weights
   np.testing.assert_allclose(weights, [1 / 3, 1])
 
