@@ -2,15 +2,17 @@
 
   make quickstart
   memory-vit train --config=quickstart --workdir=runs/quickstart
+  memory-vit train --config=quickstart:angle --workdir=DIR
 
 The glyph ViT that comes with the package knows dark characters on light paper.
 It stays frozen, and learns 120 characters that are light on dark, in heavy
 noise: by a linear head, by a class token, by memory, and by a side stream, with
 two learning rates each. Keys and values of the backbone are computed once.
-The best of each regime on validation is exported. With `:angle`, the task is a
-value: by how many degrees a character is turned.
+The best of each regime on validation is exported. With `:angle`, the task is to
+say by how many degrees a character is turned, from -45 to 45.
 
-Hardware: 2 CPU cores. Time and accuracy: see the README (measured by us).
+Hardware: 2 CPU cores. Time and accuracy: see the README; R2 of the angle with a
+side stream: 0.33 (measured by us).
 """
 
 import ml_collections

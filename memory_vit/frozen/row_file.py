@@ -7,6 +7,7 @@ truncated file would raise SIGBUS instead of an error.
 
 import contextlib
 import logging
+import math
 import os
 import weakref
 import zlib
@@ -176,5 +177,6 @@ def _sums(headers: np.ndarray) -> np.ndarray:
 
 def _bytes_of(leaf: np.ndarray) -> np.ndarray:
   """Convert (b, ...) to uint8 (b, m), a view if possible."""
-  rows = np.ascontiguousarray(leaf).reshape(len(leaf), -1)
+  rows = np.ascontiguousarray(leaf)
+  rows = rows.reshape(len(leaf), math.prod(leaf.shape[1:]))  # b may be 0
   return rows.view(np.uint8)

@@ -63,10 +63,11 @@ def read_scalars(workdir: str | os.PathLike[str]) -> Scalars:
 
 
 def training_curves(logdir: str | os.PathLike[str]) -> Figure:
-  """Loss and accuracy of a task over the steps of its run.
+  """Loss and score of a task over the steps of its run.
 
   Loss to the left, accuracy to the right, each on training batches and, if the
-  run had a validation set, on that.
+  run had a validation set, on that. Of labels the mean average precision, of
+  values R2 on validation, in place of accuracy.
 
   Args:
     logdir: the workdir of a run, or of a sweep WORKDIR/sweep/TRIAL.

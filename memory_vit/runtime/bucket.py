@@ -32,7 +32,8 @@ _ADDRESS = re.compile(r"gs://(?!goog)[a-z0-9][a-z0-9._-]{1,220}[a-z0-9](/.*)?")
 class BucketPath(gpath.PosixGPath):  # type: ignore[misc]
   """gs://BUCKET/NAME, with the methods of `pathlib.Path` that runs call.
 
-  Errors of the libraries below are raised as `OSError`.
+  Errors of reading and writing an object are `OSError`. What cannot be looked
+  up is a `ConfigError`, as local paths can always be looked up.
   """
 
   def absolute(self) -> BucketPath:
@@ -51,33 +52,46 @@ class BucketPath(gpath.PosixGPath):  # type: ignore[misc]
     """Objects need no directories."""
 
   def exists(self) -> bool:
-    with as_os_error():
+    with self._looked_up():
       return super().exists()
 
   def is_dir(self) -> bool:
-    with as_os_error():
+    with self._looked_up():
       return super().is_dir()
 
   def iterdir(self) -> Iterator[BucketPath]:
     """Nothing if the directory is missing."""
     try:
-      with as_os_error():
+      with self._looked_up():
         yield from list(super().iterdir())
     except FileNotFoundError:
       return
 
   def glob(self, pattern: str) -> Iterator[BucketPath]:
-    with as_os_error():
+    with self._looked_up():
       yield from list(super().glob(pattern))
 
   def rglob(self, pattern: str) -> Iterator[BucketPath]:
     """Files and directories below, by their names."""
-    with as_os_error():
+    with self._looked_up():
       found = list(super().walk())
     for root, folders, names in found:
       # Some file systems of etils leave the prefix out.
       root = type(self)(PREFIX + str(root).removeprefix(PREFIX))
       yield from (root / n for n in fnmatch.filter(folders + names, pattern))
+
+  @contextlib.contextmanager
+  def _looked_up(self) -> Iterator[None]:
+    try:
+      with as_os_error():
+        yield
+    except FileNotFoundError:
+      raise
+    except OSError as error:
+      raise ConfigError(
+        f"{self} cannot be looked up ({error.strerror or error}). See to the "
+        "name and the permissions of the bucket, and to your credentials."
+      ) from error
 
   def read_bytes(self) -> bytes:
     with as_os_error():
@@ -126,7 +140,7 @@ def is_in(path: Any) -> TypeGuard[BucketPath]:
 def parse(
   text: str, where: str, error: type[Exception] = ConfigError
 ) -> BucketPath:
-  """The path of an address, whose client is installed."""
+  """The path of an address; refused if its client is not installed."""
   if not _ADDRESS.fullmatch(text):
     raise error(f"{where} is {brief(text)}: expected gs://BUCKET/DIRECTORY.")
   try:
@@ -138,9 +152,9 @@ def parse(
       f"{where} is {brief(text)}, which needs {missing.name}, which is not "
       "installed: pip install 'memory_vit[gcs]'."
     ) from missing
-  # One client for all, with TensorFlow or without. Orbax and etils ask for it.
+  # By this etils, and so orbax, takes gcsfs also if TensorFlow is installed.
   os.environ.setdefault("EPATH_USE_TF", "0")
-  # Lists are not cached: orbax writes objects by another client.
+  # Cached lists would lack what orbax writes by another client.
   fsspec.config.conf.setdefault("gcs", {}).setdefault(
     "use_listings_cache", False
   )
@@ -217,7 +231,7 @@ def _order(name: Path) -> tuple[bool, str]:
 
 
 def remove_directory(path: BucketPath) -> None:
-  """Delete all objects of a directory, that which completes it first."""
+  """Delete all objects of a directory, first the one that completes it."""
   if own := [p for p in path.iterdir() if not p.is_dir()]:
     max(own).unlink(missing_ok=True)
   with as_os_error():

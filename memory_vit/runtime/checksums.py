@@ -28,7 +28,7 @@ def seal(path: Path, saved: Mapping[str, Any]) -> None:
 
 
 def is_sealed(path: Path) -> bool:
-  """Whether a directory is complete, of which other names tell nothing."""
+  """Whether a directory was written to its end; `read` finds damage."""
   return files.is_finished(path, _SEAL)
 
 

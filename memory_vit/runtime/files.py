@@ -200,7 +200,7 @@ def _settle(scratch: Path, place: Path) -> None:
 
 
 def begun(path: Path, prefix: str) -> Path:
-  """Where a directory is written that `finish` will name `path`."""
+  """The name under which a directory is written, until `finish`."""
   return path if bucket.is_in(path) else path.with_name(prefix + path.name)
 
 
@@ -217,7 +217,7 @@ def is_finished(path: Path, last: str) -> bool:
 
 
 def remove_directory(path: Path, prefix: str = "") -> None:
-  """Remove a directory, under a name with `prefix` as it may be cut short."""
+  """Remove a directory, renamed with `prefix` first: a kill may leave half."""
   if bucket.is_in(path):
     bucket.remove_directory(path)
     return
@@ -251,9 +251,9 @@ def open_sized(path: Path) -> Iterator[tuple[IO[bytes], int | None]]:
 
 
 class Outbox:
-  """A local directory for a library that writes there, copied to a bucket.
+  """A local directory, whose files are copied to a directory in a bucket.
 
-  The directory itself if it is not in a bucket.
+  For libraries that write to disks alone. A local directory is its own.
   """
 
   def __init__(self, path: Path) -> None:

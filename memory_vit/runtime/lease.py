@@ -25,9 +25,9 @@ from memory_vit.runtime.messages import first_line
 logger = logging.getLogger(__name__)
 
 SILENCE = datetime.timedelta(minutes=2)
-# Three attempts before the lease is lost.
 RENEW_SECONDS = 30.0
-_REQUEST_SECONDS = 20
+# A request is repeated for a minute: both together are less than `SILENCE`.
+_REQUEST_SECONDS, _RETRY_SECONDS = 20, 60
 _MOST_READ = 400
 _OWNER = re.compile(r"(process [0-9]{1,20} on .{1,300}), [0-9a-f]{16}\n")
 
@@ -70,7 +70,7 @@ class _Lease:
 
     self._options: dict[str, Any] = {
       "timeout": _REQUEST_SECONDS,
-      "retry": DEFAULT_RETRY.with_timeout(_REQUEST_SECONDS),
+      "retry": DEFAULT_RETRY.with_timeout(_RETRY_SECONDS),
     }
     self._path, self._lock = path, threading.Lock()
     name, _, self._name = str(path).removeprefix(bucket.PREFIX).partition("/")
@@ -109,7 +109,7 @@ class _Lease:
       ) from error
 
   def renew(self) -> None:
-    """Raise `TrainingError` unless the lease is held, for two minutes more."""
+    """Hold the lease for two minutes more, else raise `TrainingError`."""
     try:
       with self._lock, bucket.as_os_error():
         if self._write(self._text):
@@ -133,7 +133,7 @@ class _Lease:
       self._write("")
 
   def _write(self, text: str) -> bool:
-    """Whether the object was as this process had left or found it."""
+    """Replace the object; False if another process has changed it."""
     from google.api_core.exceptions import PreconditionFailed
 
     blob = self._bucket.blob(self._name)
@@ -160,7 +160,7 @@ class _Lease:
     return blob, content.decode("utf-8", "replace")
 
   def _now(self) -> datetime.datetime:
-    """The time of the storage: that of an object that was just written."""
+    """The time by the clock of the storage, which it gives a new object."""
     probe = self._bucket.blob(f"{self._name}-{self._token}")
     probe.upload_from_string("", **self._options)
     now = probe.updated

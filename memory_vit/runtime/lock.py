@@ -1,7 +1,7 @@
 """One directory, one process: a lock that ends with the process that holds it.
 
 The operating system frees it, however the process ends; the text of the file is
-for people.
+for people. In a bucket it is a `lease`.
 """
 
 import contextlib

@@ -21,6 +21,7 @@ from memory_vit.errors import ConfigError, TrainingError
 from memory_vit.prediction.config import PredictorConfig
 from memory_vit.runtime import compilation, messages, options
 from memory_vit.runtime.options import Choice, Number, Option, option
+from memory_vit.runtime.paths import as_path
 from memory_vit.serving.server_log import log_to_stderr
 from memory_vit.serving.settings import ServerSettings
 
@@ -181,7 +182,7 @@ def with_whole_paths(what: Deployed) -> Deployed:
     model=dataclasses.replace(
       model,
       backbone=source,
-      tasks=tuple(str(Path(task).absolute()) for task in model.tasks),
+      tasks=tuple(str(as_path(task).absolute()) for task in model.tasks),
     ),
     server=dataclasses.replace(
       server,

@@ -61,7 +61,7 @@ def open_trainer(
     context=context,
     backbone=backbone,
     train=opened["train"],
-    kind=kind,
+    task_kind=kind,
     validation=opened.get("validation"),
     test=opened.get("test"),
     upstream=opened.get("upstream"),

@@ -74,7 +74,9 @@ def train_pack(
     name: padded_head.without_padding(
       dataclasses.replace(task, params=past.best[name].params),
       trainer.train.class_names,
-      dataclasses.replace(trainer.kind, thresholds=past.best[name].thresholds),
+      dataclasses.replace(
+        trainer.task_kind, thresholds=past.best[name].thresholds
+      ),
     )
     for name, task in initial.tasks.items()
     if past.best[name].params is not None
@@ -161,7 +163,7 @@ def _loop(
     batch_size=config.batch_size,
     schedules=initial.schedules,
     validate=validate,
-    kind=trainer.kind.name,
+    kind=trainer.task_kind.name,
     save=save,
     max_skipped=config.optim.max_skipped,
     examples=trainer.train_examples,

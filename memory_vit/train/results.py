@@ -37,9 +37,11 @@ from memory_vit.train.pack import PackResult
 from memory_vit.train.sweep import PassPlan, Trial
 from memory_vit.train.trainer import Trainer
 
-# Scratch names of `files.replacing` and `processes.require_shared`.
+# Scratch names of `files.replacing`, `processes.require_shared`, `bucket` and
+# `lease`.
 _BEGUN = re.compile(
-  r"\..+\.(?:npz|png)\.[0-9a-f]{8}\.part|\.seen-by-all-[0-9a-f]{16}"
+  r"\..+\.(?:npz|png)\.[0-9a-f]{8}\.part"
+  r"|\.(?:seen-by-all|written|lock)-[0-9a-f]{16}"
 )
 
 
@@ -86,9 +88,8 @@ def evaluate_trained(
   for pack in packs:
     tests = {}
     if split and pack.tasks:
-      also: tuple[Also, ...] = ()
-      if trainer.config.task.kind == "classes":
-        also = ("hits",)
+      is_classes = trainer.config.task.kind == "classes"
+      also: tuple[Also, ...] = ("hits",) if is_classes else ()
       if best in pack.tasks:
         also = (*also, "predictions")
       trainer = trainer.of_kind([by_name[name] for name in pack.tasks])

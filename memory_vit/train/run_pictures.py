@@ -205,7 +205,7 @@ def _answers(
 def _title(
   task: Task, predictions: LabelPredictions | ValuePredictions, i: int
 ) -> str:
-  """Labels with their probabilities, or values with their units."""
+  """Labels with their probabilities, or values; units of the true ones."""
   names, kind = _class_names(task), task.spec.kind
   if isinstance(predictions, LabelPredictions):
     shares = predictions.probability[i]
@@ -217,10 +217,9 @@ def _title(
     ]
   else:
     units = kind.units or ("",) * len(names)
-    true, found = (
-      [f"{v:.4g} {unit}".rstrip() for v, unit in zip(row, units, strict=True)]
-      for row in (predictions.target[i], predictions.predicted[i])
-    )
+    values = zip(predictions.target[i], units, strict=True)
+    true = [f"{value:.3g} {unit}".rstrip() for value, unit in values]
+    found = [f"{value:.3g}" for value in predictions.predicted[i]]
   first, second = (
     shortened(escaped(", ".join(words) or "none"), _TITLE_CHARACTERS)
     for words in (true, found)

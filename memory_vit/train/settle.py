@@ -60,6 +60,8 @@ logger = logging.getLogger(__name__)
 
 # The value of options that are left to the backbone.
 _BACKBONE = "backbone"
+# Standard deviation of a value by its mean; values are float32.
+_LEAST_SPREAD = 1e-6
 # Splits that a Python caller may pass.
 _ROLES = ("train", "validation", "test")
 
@@ -351,7 +353,7 @@ def _require_new_names(
 def _require_same_outputs(config: Config, splits: Mapping[str, Split]) -> None:
   """Refuse splits of other classes, labels or values than the training split.
 
-  Only the classes of `config.upstream` are others.
+  That of `config.upstream` has the classes of the backbone.
   """
   kind, train = config.task.kind, splits["train"]
   for role in _ROLES:
@@ -381,8 +383,8 @@ def task_kind(config: Config, train: Split) -> TaskKind:
   mean, std = processes.on_process_0(
     lambda: [numbers.tolist() for numbers in value_statistics(train)]
   )
-  for name, spread in zip(train.class_names, std, strict=True):
-    if not spread:
+  for name, center, spread in zip(train.class_names, mean, std, strict=True):
+    if spread <= _LEAST_SPREAD * abs(center):
       raise DataError(
         f"{train}: the value {messages.brief(name)} is the same for all "
         "examples: expected values that differ."

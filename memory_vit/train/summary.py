@@ -23,6 +23,15 @@ _NOT_FINITE = {
   "labels": "count as a probability of 0 for each label",
   "values": "leave metrics undefined",
 }
+# Columns beside the score, by kind of task.
+_MORE: dict[str, dict[str, Callable[[TrialResult], float | None]]] = {
+  "classes": {
+    "chance": lambda task: task.chance,
+    "majority": lambda task: task.test_majority,
+  },
+  "labels": {"test F1": lambda task: task.test_metrics.get("f1_macro")},
+  "values": {"test MAE": lambda task: task.test_metrics.get("mae")},
+}
 
 
 def summary(result: RunResult, workdir: Path) -> str:
@@ -60,17 +69,6 @@ def summary(result: RunResult, workdir: Path) -> str:
     f"TensorBoard   tensorboard --logdir {workdir}",
   ]
   return "\n".join(lines)
-
-
-# Columns beside the score, by kind of task.
-_MORE: dict[str, dict[str, Callable[[TrialResult], float | None]]] = {
-  "classes": {
-    "chance": lambda task: task.chance,
-    "majority": lambda task: task.test_majority,
-  },
-  "labels": {"test F1": lambda task: task.test_metrics.get("f1_macro")},
-  "values": {"test MAE": lambda task: task.test_metrics.get("mae")},
-}
 
 
 def _pictures(workdir: Path) -> list[str]:

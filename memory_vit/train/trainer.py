@@ -60,7 +60,7 @@ class Trainer:
   context: RunContext
   backbone: Backbone  # on the devices of the mesh
   train: Split
-  kind: TaskKind = CLASSES  # without thresholds
+  task_kind: TaskKind = CLASSES  # without thresholds
   validation: Split | None = None
   test: Split | None = None
   upstream: Split | None = None
@@ -118,7 +118,7 @@ class Trainer:
       name=trial.name,
       num_classes=padded or self.train.num_classes,
       # Outputs of a padded head get their names and kind after training.
-      kind=CLASSES if padded else self.kind,
+      kind=CLASSES if padded else self.task_kind,
       cells=options.cells if regime.has_memory else 0,
       regime=config.regime,
       bottleneck=options.bottleneck if regime.has_bottleneck else 0,
@@ -185,7 +185,7 @@ class Trainer:
       batch_size=self.config.batch_size_eval,
       mesh=self.context.mesh,
       kinds={
-        task.name: task.spec.kind if task.spec.class_names else self.kind
+        task.name: task.spec.kind if task.spec.class_names else self.task_kind
         for task in tasks
       },
       also=also,
@@ -267,19 +267,19 @@ class Trainer:
 
   @functools.cached_property
   def _head_outputs(self) -> HeadOutputs:
-    if self.kind.is_values:
-      mean = np.array(self.kind.mean, np.float32)
-      std = np.array(self.kind.std, np.float32)
+    if self.task_kind.is_values:
+      mean = np.array(self.task_kind.mean, np.float32)
+      std = np.array(self.task_kind.std, np.float32)
       return HeadOutputs(mean=mean, std=std)
     weights = None
     if self._weighs_classes:
       counted, examples = processes.on_process_0(self._count)
       counts = np.array(counted)
-      if self.kind.is_labels:
+      if self.task_kind.is_labels:
         weights = positive_weights(counts, examples)
       else:
         weights = balanced_weights(counts)
-    if self.kind.is_labels:
+    if self.task_kind.is_labels:
       return HeadOutputs(weights=weights)
     classes, padded = self.train.num_classes, self._padded_classes
     if weights is not None:
@@ -351,8 +351,8 @@ class Trainer:
   def meta(self, trials: Sequence[Trial]) -> dict[str, Any]:
     """Describe a pack; a resumed one must have an equal description."""
     data: dict[str, Any] = {"classes": list(self.train.class_names)}
-    if self.kind.is_values:
-      data |= {"mean": [*self.kind.mean], "std": [*self.kind.std]}
+    if self.task_kind.is_values:
+      data |= {"mean": [*self.task_kind.mean], "std": [*self.task_kind.std]}
     return {
       "fingerprint": self.backbone.fingerprint,
       "parents": {task.spec.name: task.digest for task in self.parents},

@@ -249,15 +249,6 @@ def test_splits_that_contradict_the_configuration(data, roles, message):
     settle.with_splits(run_config(**data), dict.fromkeys(roles, reader))
 
 
-def test_splits_with_other_classes_are_refused():
-  pair = [(fake_data.picture(0), 0)]
-  other = opened(pair, class_names=["ant", "dog", "cat"])
-  with pytest.raises(DataError, match="'validation'.* has 3 classes other"):
-    settle.with_splits(
-      run_config(), {"train": opened(pair), "validation": other}
-    )
-
-
 @pytest.mark.slow
 def test_a_run_on_given_splits_is_that_on_the_same_files(tmp_path):
   """Same examples in the same order: the same bits, and a run that goes on."""

@@ -212,5 +212,9 @@ RESULTS = {
     "metrics['light'].examples == 200",
     "0 < result.accuracy <= 1",
   ),
+  "kinds.md": (
+    "halves.score > 0.5 and len(halves.task.spec.kind.thresholds) == 2",
+    "predictions.values('light').shape == (2, 1)",
+  ),
   "python.md": ("float(value) < 0.69", "len(result.trials) == 2"),
 }

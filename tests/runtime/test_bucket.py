@@ -62,6 +62,19 @@ def test_paths_of_a_bucket_are_used_as_local_ones(workdir):
 
 
 @pytest.mark.processes
+def test_what_may_not_be_read_is_refused(workdir, backbone, monkeypatch):
+  def refuses(*args, **kwargs):
+    raise PermissionError(13, "Forbidden: no storage.objects.get")
+
+  monkeypatch.setattr(type(workdir).__mro__[1], "exists", refuses)
+  with pytest.raises(ConfigError, match=r"be looked up \(Forbidden.*permiss"):
+    mv.load_task(str(workdir / "birds"), backbone)
+  monkeypatch.setattr(type(workdir).__mro__[1], "open", refuses)
+  with pytest.raises(ConfigError, match=r"where nothing can be.*Forbidden"):
+    paths.make_directory(workdir, "--workdir")
+
+
+@pytest.mark.processes
 def test_a_bucket_that_does_not_exist_is_refused(storage):
   missing = paths.place("gs://no-such-bucket/run", "--workdir")
   with pytest.raises(ConfigError, match="where nothing can be written"):

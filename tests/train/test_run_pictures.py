@@ -232,3 +232,7 @@ def test_the_best_trial_is_named_as_its_curves_are(tmp_path):
   run_pictures.show_best(trainer, None, trained, None, tmp_path)
   assert told["best/trial"] == "pets-03"
   assert told["best/varied"] == "learning_rate=0.3,cells=5"
+  assert told["best/validation_top1"] == 0.5
+  trainer.config = trainer.config.replaced({"task.kind": "labels"})
+  run_pictures.show_best(trainer, None, trained, None, tmp_path)
+  assert told["best/validation_map"] == 0.5

@@ -23,6 +23,7 @@ from memory_vit.model import trees
 from memory_vit.model.kinds import SCORE_NAMES, TaskKind
 from memory_vit.run_result import read_result
 from memory_vit.train import (
+  dry_run,
   results,
   run,
   run_pictures,
@@ -234,6 +235,13 @@ def test_a_trial_of_a_sweep_is_a_run_alone(kind, overrides, backbone, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_dry_run_has_labels_of_the_kind(finished, tmp_path):
+  config, *_ = finished
+  config = config.replaced({"sweep.learning_rate": (0.1, 0.3)})
+  assert "6 of 8 images, for 2 trials" in dry_run.dry_run(config, tmp_path)
+
+
+@pytest.mark.slow
 def test_a_padded_head_learns_the_same(finished, backbone, tmp_path):
   config, result, workdir = finished
   padded = config.replaced({"task.padded_classes": 5})
@@ -283,11 +291,14 @@ def test_statistics_of_values_are_those_of_training():
   assert found.units == ("mm", "g")
   with pytest.raises(DataError, match="value 'y' is the same for all examples"):
     settle.task_kind(config, split_of("values", [[1, 4], [2, 4]]))
+  almost = split_of("values", [[0.1, 1], [0.1, 2], [0.1, 3]])
+  with pytest.raises(DataError, match="value 'x' is the same"):
+    settle.task_kind(config, almost)
   config = config.replaced({"task.units": ("mm",)})
   with pytest.raises(ConfigError, match=r"\('mm',\), and .* has 2 values"):
     settle.task_kind(config, split)
   # A resumed run must find the same ones.
-  made = trainer_of(Config(), split, kind=found)
+  made = trainer_of(Config(), split, task_kind=found)
   assert made.meta([])["data"] == {
     "classes": ["x", "y"], "mean": [2, 20], "std": [1, 10],
   }  # fmt: skip
@@ -305,7 +316,7 @@ def test_labels_are_weighted_by_the_examples_without_them():
     {"task.kind": "labels", "optim.class_weights": "balanced"}
   )
   split = split_of("labels", [[1, 0], [1, 0], [1, 0], [0, 0]])
-  made = trainer_of(config, split, kind=TaskKind(name="labels"))
+  made = trainer_of(config, split, task_kind=TaskKind(name="labels"))
   weights = made.frozen()["outputs"].weights
   np.testing.assert_allclose(weights, [1 / 3, 1])
 
@@ -329,7 +340,7 @@ def test_all_splits_have_the_kind_and_the_names_of_the_training_split():
      "x\n→ y 50 %"),
     (TaskKind(name="labels"), [-9.0, -9.0], [1, 1], "x, y\n→ none"),
     (TaskKind(name="values", mean=(1, 2), std=(1, 2), units=("mm", "g")),
-     [0.5, 0.0], [1, 3], "1 mm, 3 g\n→ 1.5 mm, 2 g"),
+     [0.5, 0.0], [1, 3], "1 mm, 3 g\n→ 1.5, 2"),
   ],
 )  # fmt: skip
 def test_titles_of_images_have_the_truth_and_the_prediction(
