@@ -153,16 +153,16 @@ def train_task(
   floating point from 0 to 1; a tensor of torch (3, h, w); an image of Pillow;
   or the bytes of an image file. Sizes may differ: training crops at random and
   mirrors (see `options`), and evaluation is `task.spec.evaluation`. A label is
-  an integer from 0, or the name of a class. For the kind "labels" it is a
-  sequence of these, or a 0 or 1 for each label; for the kind "values" it is a
-  number, or a vector of numbers.
+  an integer from 0, or the name of a class; for the kind "labels" a list of
+  these, or an array with a 0 or 1 for each label; for the kind "values" a
+  number or a vector of numbers.
 
   Args:
     backbone: from `load_backbone`; it stays unchanged.
     train: the training split.
     name: of the task: a-z, 0-9, "-" and "_".
-    kind: "classes", one of several for each image; "labels", any number of
-      several; "values", numbers, which it learns by regression.
+    kind: what the task predicts: "classes", one of several; "labels", any
+      number of several; "values", numbers (regression).
     validation: the split on which the best step and trial are chosen; by
       default a tenth of `train`, which is held out.
     test: the split for the result.

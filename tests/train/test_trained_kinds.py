@@ -259,7 +259,8 @@ def test_a_score_may_be_negative_or_none():
   trials = [sweep.Trial(name, {}, config) for name in "ba"]
   task = random_task(tiny_backbone(depth=1), "t")
   pack = PackResult(tasks=dict.fromkeys("ba", task), best=past.best, lost={})
-  learner = types.SimpleNamespace(config=config, test=None)
+  kind = TaskKind(name="values")
+  learner = types.SimpleNamespace(config=config, kind=kind, test=None)
   found = results.evaluate_trained(learner, trials, [pack])
   ranked = results.rank(found, config, "t")
   assert [t.result.val_score for t in ranked] == [-0.5, None]
@@ -326,8 +327,8 @@ def test_all_splits_have_the_kind_and_the_names_of_the_training_split():
   ("kind", "outputs", "truth", "expected"),
   [
     (TaskKind(name="labels", thresholds=(0.9, 0.4)), [0.0, 0.0], [1, 0],
-     "x\n→ y 50 %"),
-    (TaskKind(name="labels"), [-9.0, -9.0], [1, 1], "x, y\n→ none"),
+     "x\n→ y 50.0 %"),
+    (TaskKind(name="labels"), [-9.0, -9.0], [1, 1], "x, y\n→ no label"),
     (TaskKind(name="values", mean=(1, 2), std=(1, 2), units=("mm", "g")),
      [0.5, 0.0], [1, 3], "1 mm, 3 g\n→ 1.5 mm, 2 g"),
   ],
