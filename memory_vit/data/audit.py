@@ -53,7 +53,7 @@ class _Contents:
 
   Attributes:
     split: its examples.
-    labels: those of its kind, of readable examples.
+    labels: the valid labels of readable examples.
     extremes: the least and the greatest class; None if none is readable.
     kinds: {kind of image, such as "JPEG RGB": number}.
     turned: number of images with an orientation in EXIF, which is not applied.

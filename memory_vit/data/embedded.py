@@ -202,7 +202,7 @@ def _written(output: _Output, kind: str) -> list[Label]:
 def _labels(
   output: _Output, class_names: Sequence[str], kind: str
 ) -> np.ndarray:
-  """The label of every row, as `Split.labels`; of no use without embedding."""
+  """The label of every row, as `Split.labels`; 0 or -1 without embedding."""
   if kind != "classes":
     found = np.zeros((len(output.good), len(class_names)), np.float32)
     found[output.good] = Encoder(kind, class_names).all(

@@ -129,11 +129,11 @@ def stated_classes(examples: Any, label: str, kind: str) -> tuple[str, ...]:
 def _numbered(
   examples: Indexable, keys: tuple[str, str], name: str
 ) -> tuple[str, ...]:
-  """Names of values by the number of them in the first example."""
+  """A number for each value of the first example."""
   try:
     _, label = pair_of(examples[0], keys)
     return labels.names_among([labels.read(label, "values")])
-  except DataError as error:
+  except Exception as error:  # also a reader's own
     raise BrokenDataError(f"the examples of {name!r}, 0: {error}.") from error
 
 

@@ -28,7 +28,7 @@ def seal(path: Path, saved: Mapping[str, Any]) -> None:
 
 
 def is_sealed(path: Path) -> bool:
-  """Whether a directory is complete, of which other names tell nothing."""
+  """Whether a directory is complete: in a bucket, its name does not tell."""
   return files.is_finished(path, _SEAL)
 
 

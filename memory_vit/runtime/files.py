@@ -212,12 +212,12 @@ def finish(scratch: Path, path: Path) -> None:
 
 
 def is_finished(path: Path, last: str) -> bool:
-  """Whether a directory has its name; in a bucket also its `last` file."""
+  """Whether a directory exists; in a bucket, whether its `last` file does."""
   return (path / last if bucket.is_in(path) else path).exists()
 
 
 def remove_directory(path: Path, prefix: str = "") -> None:
-  """Remove a directory, under a name with `prefix` as it may be cut short."""
+  """Remove a directory; a killed process leaves it under `prefix` + name."""
   if bucket.is_in(path):
     bucket.remove_directory(path)
     return
@@ -228,7 +228,7 @@ def remove_directory(path: Path, prefix: str = "") -> None:
 
 @contextlib.contextmanager
 def fetched(path: Path) -> Iterator[Path]:
-  """Yield a file or directory that is local: of a bucket, a copy."""
+  """Yield a local path: this one, or a copy of what is in a bucket."""
   if not bucket.is_in(path):
     yield path
     return
@@ -251,9 +251,9 @@ def open_sized(path: Path) -> Iterator[tuple[IO[bytes], int | None]]:
 
 
 class Outbox:
-  """A local directory for a library that writes there, copied to a bucket.
+  """A local directory that a library writes, copied to its path in a bucket.
 
-  The directory itself if it is not in a bucket.
+  If the path is local, it is the directory itself.
   """
 
   def __init__(self, path: Path) -> None:
@@ -267,10 +267,11 @@ class Outbox:
     """Copy what has changed."""
     if not self._bucket_path:
       return
-    for file in sorted(self.local.rglob("*")):
+    # A library may leave links to nothing, which are no files.
+    for file in sorted(filter(Path.is_file, self.local.rglob("*"))):
       found = file.stat()
       version = found.st_size, found.st_mtime_ns
-      if file.is_file() and self._sent.get(file) != version:
+      if self._sent.get(file) != version:
         name = file.relative_to(self.local).as_posix()
         bucket.upload(file, self._bucket_path / name)
         self._sent[file] = version

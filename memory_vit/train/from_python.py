@@ -55,7 +55,7 @@ class TrainResult:
     score: of this task: accuracy of classes, mean average precision of labels,
       R2 of values. On the test split if one was given, else on the validation
       split, which chose the task and therefore flatters it.
-    accuracy: the score of classes, in [0, 1]; None of other kinds.
+    accuracy: the score of classes, in [0, 1]; None for other kinds.
     history: of this trial, {"train/loss": (steps, values), "validation/top1":
       ...}, with the names that TensorBoard shows.
     trials: the numbers of every trial, the best on validation first.
@@ -81,7 +81,7 @@ class TaskMetrics:
     not_finite: number of images with an output that is not finite. They count
       as mistakes, or as images without labels; of values, no metric is defined.
     metrics: of labels and values, as `test_metrics` of `TrialResult`.
-    accuracy: in [0, 1]; None of labels and values, as the next two.
+    accuracy: in [0, 1]; None for labels and values, as the next two.
     top5: share of images whose class is among the five highest logits.
     per_class: accuracy of every class; None for a class without images.
   """

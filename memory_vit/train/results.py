@@ -80,14 +80,15 @@ def evaluate_trained(
   hundreds of trials would fill the memory.
   """
   by_name, split = {trial.name: trial for trial in trials}, trainer.test
+  is_classes = trainer.config.task.kind == "classes"
   best = _best_on_validation(packs) if trainer.config.log_images else None
   found = []
   for pack in packs:
     tests = {}
     if split and pack.tasks:
-      also: list[Also] = ["hits"] if trainer.kind.is_classes else []
+      also: tuple[Also, ...] = ("hits",) if is_classes else ()
       if best in pack.tasks:
-        also.append("predictions")
+        also += ("predictions",)
       trainer = trainer.of_kind([by_name[name] for name in pack.tasks])
       tests = trainer.evaluate(
         list(pack.tasks.values()), split, also=also, predictions_of=best
@@ -99,7 +100,7 @@ def evaluate_trained(
         _result(by_name[name], task, test),
         steps=pack.steps,
         best_step=validated.step,
-        val_accuracy=validated.score if trainer.kind.is_classes else None,
+        val_accuracy=validated.score if is_classes else None,
         val_score=validated.score,
         val_metrics=validated.metrics,
         val_loss=finite(validated.loss),

@@ -259,8 +259,7 @@ def test_a_score_may_be_negative_or_none():
   trials = [sweep.Trial(name, {}, config) for name in "ba"]
   task = random_task(tiny_backbone(depth=1), "t")
   pack = PackResult(tasks=dict.fromkeys("ba", task), best=past.best, lost={})
-  kind = TaskKind(name="values")
-  learner = types.SimpleNamespace(config=config, kind=kind, test=None)
+  learner = types.SimpleNamespace(config=config, test=None)
   found = results.evaluate_trained(learner, trials, [pack])
   ranked = results.rank(found, config, "t")
   assert [t.result.val_score for t in ranked] == [-0.5, None]
