@@ -177,18 +177,20 @@ def _rows(key: str, features: _Features, kind: str) -> list[_Row]:
       _rows(f"{key}/{each}", features, kind) for each in sorted(feature.keys())
     ]
     return [row for rows in parts for row in rows] if all(parts) else []
-  if isinstance(feature, types.Sequence) and kind == "labels":
-    if not isinstance(feature.feature, types.ClassLabel):
-      return []
-    names = tuple(feature.feature.names)
+  inner = getattr(feature, "feature", None)  # of a Sequence
+  if kind == "labels" and isinstance(inner, types.ClassLabel):
+    names = tuple(inner.names)
     return [_Row(names, lambda e: _multi_hot(_at(e, key), len(names)))]
-  is_number = isinstance(feature, types.Tensor) and (
-    _is_yes_or_no(feature)
-    if kind == "labels"
-    else np.issubdtype(feature.np_dtype, np.number)
-    and not isinstance(feature, types.ClassLabel)
-  )
-  if not is_number or len(feature.shape) > 1 or None in feature.shape:
+  if not isinstance(feature, types.Tensor):
+    return []
+  is_class = isinstance(feature, types.ClassLabel)
+  if kind == "values":
+    fits = not is_class and np.issubdtype(feature.np_dtype, np.number)
+  elif is_class:
+    fits = feature.num_classes == 2
+  else:
+    fits = feature.np_dtype == np.bool_
+  if not fits or len(feature.shape) > 1 or None in feature.shape:
     return []
   names = (key.rpartition("/")[2],)
   if feature.shape:
@@ -196,12 +198,6 @@ def _rows(key: str, features: _Features, kind: str) -> list[_Row]:
   return [
     _Row(names, lambda e: tf.reshape(tf.cast(_at(e, key), tf.float32), [-1]))
   ]
-
-
-def _is_yes_or_no(feature: Any) -> bool:
-  if isinstance(feature, tfds.features.ClassLabel):
-    return feature.num_classes == 2
-  return feature.np_dtype == np.bool_
 
 
 def _at(tree: Any, path: str) -> Any:

@@ -226,14 +226,11 @@ def remove_directory(path: Path, prefix: str = "") -> None:
   shutil.rmtree(gone)
 
 
-@contextlib.contextmanager
-def fetched(path: Path) -> Iterator[Path]:
-  """Yield a local path: this one, or a copy of what is in a bucket."""
-  if not bucket.is_in(path):
-    yield path
-    return
-  with bucket.fetched(path) as copy:
-    yield copy
+def fetched(path: Path) -> contextlib.AbstractContextManager[Path]:
+  """Yields a local path: this one, or a copy of what is in a bucket."""
+  if bucket.is_in(path):
+    return bucket.fetched(path)
+  return contextlib.nullcontext(path)
 
 
 @contextlib.contextmanager

@@ -319,18 +319,15 @@ def evaluate_tasks(
 
 
 def _task_metrics(kind: TaskKind, result: Mapping[str, Any]) -> TaskMetrics:
-  common = ("score", "loss", "examples", "not_finite")
-  metrics = TaskMetrics(
-    **{key: result[key] for key in common},
+  return TaskMetrics(
+    score=result["score"],
+    loss=result["loss"],
+    examples=result["examples"],
+    not_finite=result["not_finite"],
     metrics=kind_metrics.stored(kind.name, result),
-  )
-  if not kind.is_classes:
-    return metrics
-  return dataclasses.replace(
-    metrics,
-    accuracy=result["top1"],
-    top5=result["top5"],
-    per_class=result["per_class"],
+    accuracy=result.get("top1"),
+    top5=result.get("top5"),
+    per_class=result["per_class"] if kind.is_classes else None,
   )
 
 

@@ -150,7 +150,7 @@ def _result(
   )
   if test is None:
     return result
-  result = dataclasses.replace(
+  return dataclasses.replace(
     result,
     test_score=finite(test["score"]),
     test_metrics=kind_metrics.stored(kind, test),
@@ -158,15 +158,10 @@ def _result(
     test_skipped=test["skipped"],
     test_not_finite=test["not_finite"],
     test_loss=finite(test["loss"]),
-  )
-  if kind != "classes":
-    return result
-  return dataclasses.replace(
-    result,
-    test_accuracy=test["top1"],
-    test_top5=test["top5"],
-    test_per_class=test["per_class"],
-    test_majority=test["majority"],
+    test_accuracy=test.get("top1"),
+    test_top5=test.get("top5"),
+    test_per_class=test["per_class"] if kind == "classes" else None,
+    test_majority=test.get("majority"),
   )
 
 

@@ -303,6 +303,14 @@ def test_names_of_labels_are_those_of_all_lists(tmp_path):
     open_split("list", "train", str(tmp_path), kind="labels")
 
 
+def test_a_file_may_name_what_a_column_holds(tmp_path):
+  write_images(tmp_path)
+  (tmp_path / "train.csv").write_text("path,mm\n0.png,1")
+  (tmp_path / "classes.txt").write_text("width")
+  split = open_split("list", "train", str(tmp_path), kind="values", label="mm")
+  assert split.class_names == ("width",)
+
+
 CSV = "path,label,x\n"
 
 
