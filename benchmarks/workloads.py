@@ -177,7 +177,7 @@ class CachedTraining(Training):
     context = cut.prepare(frozen, setting.images)
     # More than a batch, so that rows are scattered.
     places = range(0, 4 * size, size)
-    layout = RowLayout.of(context, "float32")
+    layout = RowLayout.of(context, "float32", np.dtype(np.int32))
     kind = DeviceRows if where == "device" else HostRows
     self._rows = kind(layout, 4 * size, mesh, places)
     labels = np.asarray(setting.labels)

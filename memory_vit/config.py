@@ -9,6 +9,7 @@ when a run resumes (`resume`), and whether trials of a sweep may differ in it
 import copy
 import dataclasses
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -614,6 +615,16 @@ def _require_consistent(config: Config) -> None:
     raise ConfigError(problem)
 
 
+# {option: the kinds of tasks that use it, and its value for the other kinds}
+_OF_KINDS: Mapping[str, tuple[Sequence[str], Any]] = {
+  "data.per_class": (("classes",), 0),
+  "optim.class_weights": (("classes", "labels"), "none"),
+  "optim.label_smoothing": (("classes", "labels"), 0.0),
+  "task.units": (("values",), ()),
+  "task.loss": (("values",), "squared"),
+}
+
+
 def _of_training(config: Config) -> list[str]:
   lines = []
   composes = config.learned.composes
@@ -642,33 +653,13 @@ def _of_training(config: Config) -> list[str]:
       "config.data.validation is empty: expected 0, or a split."
     )
   kind = config.task.kind
-  if kind != "classes" and config.data.per_class:
-    lines.append(
-      f"config.data.per_class is {config.data.per_class}, but a task of {kind} "
-      "(config.task.kind) has no classes: expected 0; data.first chooses "
-      "from all images."
-    )
-  if kind == "values" and config.optim.class_weights != "none":
-    lines.append(
-      "config.optim.class_weights is "
-      f"{config.optim.class_weights!r}, but a task of values "
-      "(config.task.kind) has no classes: expected 'none'."
-    )
-  if kind == "values" and config.optim.label_smoothing:
-    lines.append(
-      f"config.optim.label_smoothing is {config.optim.label_smoothing}, but "
-      "a task of values (config.task.kind) has no classes: expected 0."
-    )
-  if kind != "values" and config.task.units:
-    lines.append(
-      f"config.task.units is {brief(config.task.units)}, but a task of {kind} "
-      "(config.task.kind) has no values: expected ()."
-    )
-  if kind != "values" and config.task.loss != "squared":
-    lines.append(
-      f"config.task.loss is {config.task.loss!r}, which a task of {kind} "
-      "(config.task.kind) does not use: expected 'squared', which is unused."
-    )
+  for key, (kinds, unused) in _OF_KINDS.items():
+    value = operator.attrgetter(key)(config)
+    if kind not in kinds and value != unused:
+      lines.append(
+        f"config.{key} is {brief(value)}, which a task of {kind} "
+        f"(config.task.kind) does not use: expected {unused!r}."
+      )
   if config.data.per_class and config.data.first:
     lines.append(
       f"config.data.first is {config.data.first} and config.data.per_class "

@@ -53,7 +53,7 @@ class _Contents:
 
   Attributes:
     split: its examples.
-    labels: those of its kind, of readable examples.
+    labels: the valid labels of readable examples.
     extremes: the least and the greatest class; None if none is readable.
     kinds: {kind of image, such as "JPEG RGB": number}.
     turned: number of images with an orientation in EXIF, which is not applied.
@@ -216,25 +216,20 @@ def _as_json(found: _Contents, *, all_classes: bool) -> dict[str, Any]:
   per_class, values = _per_class(split, labels), _values(split, labels)
   problems = list(found.problems)
   if all_classes:
-    problems += [
-      {
-        "kind": f"{_EMPTY[split.kind]} without an image",
-        "where": name,
-        "detail": "",
-      }
+    wrong = [
+      (f"{_EMPTY[split.kind]} without an image", name, "")
       for name, count in per_class.items()
       if not count
     ]
-    problems += [
-      {"kind": "constant value", "where": name, "detail": f"{value['mean']:g}"}
+    wrong += [
+      ("constant value", name, f"{value['mean']:g}")
       for name, value in values.items()
       if not value["std"]
     ]
     if detail := split.single_class():
-      where = repr(split.class_names[0])
-      problems.append(
-        {"kind": "a single class", "where": where, "detail": detail}
-      )
+      wrong.append(("a single class", repr(split.class_names[0]), detail))
+    keys = ("kind", "where", "detail")
+    problems += [dict(zip(keys, each, strict=True)) for each in wrong]
   return {
     "examples": split.size,
     "kind": split.kind,

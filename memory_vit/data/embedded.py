@@ -202,16 +202,12 @@ def _written(output: _Output, kind: str) -> list[Label]:
 def _labels(
   output: _Output, class_names: Sequence[str], kind: str
 ) -> np.ndarray:
-  """The label of every row, as `Split.labels`; of no use without embedding."""
+  """The label of every row, as `Split.labels`; 0 or -1 without embedding."""
   if kind != "classes":
     found = np.zeros((len(output.good), len(class_names)), np.float32)
-    encode, written = Encoder(kind, class_names), _written(output, kind)
-    try:
-      found[output.good] = [encode(each) for each in written]
-    except DataError as error:
-      raise BrokenDataError(
-        f"the embeddings of {output.name!r}: {error}."
-      ) from None
+    found[output.good] = Encoder(kind, class_names).all(
+      _written(output, kind), lambda _: f"the embeddings of {output.name!r}"
+    )
     return found
   known = pa.array(class_names, pa.string())
   places = pc.fill_null(pc.index_in(output.table["label"], known), -1)

@@ -12,7 +12,7 @@ import hashlib
 import os
 import pathlib
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,14 +50,15 @@ def open_list(ref: SplitRef) -> Split:
   # The classes of a data set are the same in all of its splits.
   is_known = stated or ref.kind == "values" or "," in ref.label
   needed = wanted if is_known else list(lists)
-  most = len(stated) or MOST_CLASSES
-  read = {stem: _read(lists[stem], most, ref) for stem in needed}
+  read = {stem: _read(lists[stem], ref) for stem in needed}
   names = _names(stated, read.values())
   sizes = {stem: len(read[stem].labels) for stem in wanted}
   chosen = []
   for stem, part in split_parts.split_parts(ref.name, ref.split, sizes):
-    encoded = _encoded(lists[stem], read[stem], Encoder(ref.kind, names))
-    chosen += image_paths.shuffled(encoded)[part]
+    found, encode = read[stem], Encoder(ref.kind, names)
+    encoded = encode.all(found.labels.values(), found.place)
+    labelled = [*zip(found.labels, encoded, strict=True)]
+    chosen += image_paths.shuffled(labelled)[part]
   return image_paths.split_of(
     ref,
     root,
@@ -99,43 +100,65 @@ def _named_lists(ref: SplitRef, lists: Collection[str]) -> list[str]:
       raise DataError(
         f"data set {ref.name!r} has no split {messages.brief(name)}: "
         f"{messages.brief(ref.dir)} holds no such .txt, .csv or .parquet file, "
-        "and has "
-        f"{known or 'none at all'}."
+        f"and has {known or 'none at all'}."
       )
   return wanted
 
 
 class _List(NamedTuple):
-  """{image: its label}, in order, and the names that a table states."""
+  """{image: its label}, in order.
 
+  Attributes:
+    numbers: of the line or row of each image.
+    names: of the columns of a table that hold one label or value each.
+  """
+
+  path: pathlib.Path
   labels: dict[str, Label]
-  names: tuple[str, ...] = ()
+  numbers: list[int]
+  names: tuple[str, ...]
+
+  def place(self, i: int) -> str:
+    return _place(self.path, self.numbers[i])
 
 
-def _read(path: pathlib.Path, classes: int, ref: SplitRef) -> _List:
-  """Read a list; numbers in a text file are below `classes`."""
-  if path.suffix == ".txt":
-    if not ref.label:
-      return _List(_read_lines(path, classes, ref.kind))
+def _read(path: pathlib.Path, ref: SplitRef) -> _List:
+  kind, found, numbers = ref.kind, dict[str, Label](), list[int]()
+  columns: list[str] = []
+  rows: Iterable[tuple[int, Any]]
+  if path.suffix != ".txt":
+    columns = table_file.label_columns(ref.label, kind)
+    _require_file(path, _MOST_BYTES)
+    rows = enumerate(table_file.rows(path, columns), 1)
+  elif ref.label:
     raise DataError(
       f"config.data.label is {messages.brief(ref.label)}, a column of a table, "
       f"and {messages.utf8(str(path))} is none: expected ''."
     )
-  _require_file(path, _MOST_BYTES)
-  table = table_file.read_table(path, ref.kind, ref.label)
-  found: dict[str, Label] = {}
-  rows = zip(table.paths, table.labels, strict=True)
-  for number, (file, label) in enumerate(rows, 1):
+  else:
+    rows = ((n, line) for n, line in _lines(path, _MOST_BYTES) if line)
+  for number, row in rows:
     try:
+      if columns:
+        file, given = row
+        # Several columns of labels hold a 1 or 0 each.
+        label = labels.read(given, "values" if len(columns) > 1 else kind)
+      else:
+        file, label = _parsed(row, kind)
       _add(found, file, label)
     except ValueError as problem:
-      raise _problem(path, number, str(problem), "row") from None
-  return _List(found, table.names)
+      raise _problem(path, number, str(problem)) from None
+    numbers.append(number)
+  is_named = len(columns) > 1 or (
+    # A column may also hold vectors.
+    kind == "values" and all(np.size(each) == 1 for each in found.values())
+  )
+  return _List(path, found, numbers, tuple(columns) if is_named else ())
 
 
 def _names(stated: Sequence[str], lists: Collection[_List]) -> Sequence[str]:
-  """Names of columns, else of a file, else among the labels of all lists."""
-  for names in (*(each.names for each in lists), stated):
+  """Names of a file, else of columns, else among the labels of all lists."""
+  for names in (stated, *(each.names for each in lists)):
     if names:
       return names
   try:
@@ -148,42 +171,7 @@ def _names(stated: Sequence[str], lists: Collection[_List]) -> Sequence[str]:
     ) from None
 
 
-def _encoded(
-  path: pathlib.Path, read: _List, encode: Encoder
-) -> list[tuple[str, Any]]:
-  """(image, encoded label) of a list, in order."""
-  encoded = []
-  for file, label in read.labels.items():
-    try:
-      encoded.append((file, encode(label)))
-    except DataError as error:
-      raise BrokenDataError(
-        f"{messages.utf8(str(path))}: {messages.brief(file)}: {error}."
-      ) from None
-  return encoded
-
-
-def _read_lines(
-  path: pathlib.Path, classes: int, kind: str
-) -> dict[str, Label]:
-  found: dict[str, Label] = {}
-  for number, line in _lines(path, _MOST_BYTES):
-    if not line:
-      continue
-    try:
-      file, label, numbers = _parsed(line, kind)
-      if max(numbers, default=0) >= classes:
-        raise ValueError(
-          f"label {max(numbers)}, expected 0 to {classes - 1:,}."
-        )
-      _add(found, file, label)
-    except ValueError as problem:
-      raise _problem(path, number, str(problem)) from None
-  return found
-
-
-def _parsed(line: bytes, kind: str) -> tuple[str, Label, list[int]]:
-  """The path, the label, and its classes or labels; or a `ValueError`."""
+def _parsed(line: bytes, kind: str) -> tuple[str, Label]:
   name, pattern, example = _LABELS[kind]
   file, *label = line.rsplit(maxsplit=1)
   if not label or not re.fullmatch(pattern, label[0]):
@@ -194,9 +182,9 @@ def _parsed(line: bytes, kind: str) -> tuple[str, Label, list[int]]:
     )
   path = os.fsdecode(file)
   if kind == "values":
-    return path, labels.read(label[0], kind), []
+    return path, labels.read(label[0], kind)
   numbers = [int(each) for each in label[0].split(b",") if each != b"-"]
-  return path, numbers[0] if kind == "classes" else [*numbers], numbers
+  return path, numbers[0] if kind == "classes" else [*numbers]
 
 
 def _add(found: dict[str, Label], file: Any, label: Label) -> None:
@@ -276,11 +264,14 @@ def _require_file(path: pathlib.Path, most: int) -> None:
     )
 
 
-def _problem(
-  path: pathlib.Path, number: int, text: str, place: str = "line"
-) -> BrokenDataError:
-  where = f"{messages.utf8(str(path))}, {place} {number}"
-  return BrokenDataError(f"{where}: {text.removesuffix('.')}.")
+def _problem(path: pathlib.Path, number: int, text: str) -> BrokenDataError:
+  text = text.removesuffix(".")
+  return BrokenDataError(f"{_place(path, number)}: {text}.")
+
+
+def _place(path: pathlib.Path, number: int) -> str:
+  word = "line" if path.suffix == ".txt" else "row"
+  return f"{messages.utf8(str(path))}, {word} {number}"
 
 
 def _irregular(root: pathlib.Path, files: Collection[str]) -> dict[str, str]:

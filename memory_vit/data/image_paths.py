@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from memory_vit.data import labels as label_lib
 from memory_vit.data.data_files import DataFiles
 from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.data.split import Split
@@ -40,7 +41,7 @@ def split_of(
     for file, _ in labelled
   ]
   paths = tf.constant(names)
-  dtype = np.int32 if ref.kind == "classes" else np.float32
+  dtype = label_lib.dtype_of(ref.kind, len(class_names)).base
   numbers = np.array([label for _, label in labelled], dtype)
   labels = tf.constant(numbers)
   read = _reader(names)

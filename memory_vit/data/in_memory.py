@@ -64,7 +64,8 @@ def open_data(
     names = stated or tuple(class_names) or labels.names_among(found, False)
   except DataError as error:
     raise DataError(f"{where}: {error}.") from error
-  numbers = _numbers(found, kind, names, where)
+  encode = Encoder(kind, names)
+  numbers = encode.all(found, lambda i: f"{where}, example {i}")
   digest = hashlib.sha256(numbers.tobytes())
   for image in images:  # each process marks pixels in its own way
     content = image.removeprefix(raw_images.MAGIC)
@@ -192,16 +193,3 @@ def _encoded(image: Any) -> bytes:
       )
     pixels = np.round(pixels * 255).astype(np.uint8)
   return raw_images.encode(decoding.rgb_pixels(pixels))
-
-
-def _numbers(
-  found: Sequence[Label], kind: str, names: Sequence[str], where: str
-) -> np.ndarray:
-  """The encoded labels, int32 (n,) or float32 (n, c)."""
-  encode, numbers = Encoder(kind, names), []
-  for i, label in enumerate(found):
-    try:
-      numbers.append(encode(label))
-    except DataError as error:
-      raise DataError(f"{where}, example {i}: {error}.") from error
-  return np.array(numbers, np.int32 if kind == "classes" else np.float32)

@@ -6,7 +6,6 @@ sets with random access.
 
 import contextlib
 import io
-import operator
 import re
 import threading
 from collections.abc import Mapping, Sequence
@@ -53,8 +52,8 @@ def open_indexable(
   An example is a pair (image, label), or a dictionary with `keys`. An image is
   one of Pillow, uint8 pixels (h, w, 3), (h, w), (h, w, 1) or (h, w, 4), of
   which alpha is dropped, the bytes of an image file, or a dictionary with such
-  "bytes". A class is an integer from 0; labels are a list of their numbers or
-  names, or an array of 0 and 1; values are a number or several.
+  "bytes". A class is an integer from 0, or a name; labels are a list of these,
+  or an array of 0 and 1; values are a number or several.
 
   Args:
     examples: any object with `len` and examples by number. Always the same for
@@ -63,15 +62,15 @@ def open_indexable(
     version: tells these examples from others of the same name. A resumed run
       compares it, the number of examples and the classes, but no contents.
     class_names: one per class, label or value; by default those that Hugging
-      Face `datasets` (`features`) or torchvision (`classes`) state, and "0",
-      "1", ... of values.
+      Face `datasets` (`features`) or torchvision (`classes`) state; of values
+      "0", "1", ...
     split: its name, for messages and results.
     keys: of the image and the label, if an example is a dictionary.
     parallel: whether several threads may ask for examples at once.
     kind: of the labels, as `config.task.kind`.
 
   Raises:
-    DataError: for examples without a length, classes or integer labels.
+    DataError: for examples without a length or classes.
     BrokenDataError: if the first example cannot be read.
   """
   if not _NAME.fullmatch(name) or not version or not split:
@@ -130,11 +129,11 @@ def stated_classes(examples: Any, label: str, kind: str) -> tuple[str, ...]:
 def _numbered(
   examples: Indexable, keys: tuple[str, str], name: str
 ) -> tuple[str, ...]:
-  """Names of values by the number of them in the first example."""
+  """A number for each value of the first example."""
   try:
     _, label = pair_of(examples[0], keys)
     return labels.names_among([labels.read(label, "values")])
-  except DataError as error:
+  except Exception as error:  # also a reader's own
     raise BrokenDataError(f"the examples of {name!r}, 0: {error}.") from error
 
 
@@ -145,24 +144,19 @@ def _fetch(
   encode: Encoder,
 ) -> Fetch:
   lock = contextlib.nullcontext() if parallel else threading.Lock()
-  is_class = encode.kind == "classes"
-  dtype = np.dtype(np.int32 if is_class else np.float32)
-  shape = () if is_class else (len(encode.names),)
-
-  def number_of(label: Any) -> Any:
-    if is_class:
-      return _whole(label)
-    return encode(labels.read(label, encode.kind))
+  dtype = labels.dtype_of(encode.kind, len(encode.names))
 
   def read(index: int) -> tuple[bytes, np.ndarray]:
     with lock:
-      example = examples[int(index)]
-      image, label = pair_of(example, keys)
-      return encoded(image), np.array(number_of(label), dtype)
+      image, given = pair_of(examples[int(index)], keys)
+      label = labels.read(given, encode.kind)
+      # `Split.check_labels` says more of a class that is none, such as -1.
+      number = label if isinstance(label, int) else encode(label)
+      return encoded(image), np.array(number, dtype.base)
 
   def fetch(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    encoded, label = tf.numpy_function(read, [index], [tf.string, dtype])
-    return tf.ensure_shape(encoded, ()), tf.ensure_shape(label, shape)
+    encoded, label = tf.numpy_function(read, [index], [tf.string, dtype.base])
+    return tf.ensure_shape(encoded, ()), tf.ensure_shape(label, dtype.shape)
 
   # A graph even when called eagerly, so that all errors are TensorFlow's. It is
   # traced here: TensorFlow warns of many that are traced when they are called.
@@ -180,23 +174,9 @@ def pair_of(example: Any, keys: tuple[str, str]) -> tuple[Any, Any]:
   raise DataError(f"it is of type {kind}, expected (image, label) or a dict")
 
 
-def _whole(label: Any) -> int:
-  """An integer of Python, NumPy or torch."""
-  try:
-    return operator.index(label)
-  except TypeError:
-    shown = messages.brief(label)
-    raise DataError(
-      f"its label is {shown}, expected an integer (mv.train_task takes names "
-      "of classes)"
-    ) from None
-
-
 def encoded(image: Any) -> bytes:
   """An image as a file; pixels become a PNG that is not compressed."""
-  if isinstance(
-    image, Mapping
-  ):  # as Hugging Face hands out what it may not decode
+  if isinstance(image, Mapping):  # an image that Hugging Face did not decode
     image = image.get("bytes")
   if isinstance(image, bytes):
     return image

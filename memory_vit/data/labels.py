@@ -8,12 +8,12 @@ import dataclasses
 import functools
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from memory_vit.errors import DataError
+from memory_vit.errors import BrokenDataError, DataError
 from memory_vit.runtime import messages
 
 MOST_CLASSES = 2**20
@@ -45,6 +45,13 @@ def read(label: Any, kind: str) -> Label:
     ) from None
 
 
+def dtype_of(kind: str, count: int) -> np.dtype:
+  """Of an encoded label: int32, or float32 with the shape (c,)."""
+  if kind == "classes":
+    return np.dtype(np.int32)
+  return np.dtype((np.float32, (count,)))
+
+
 def names_among(
   labels: Iterable[Label], numbers_in_text: bool = True
 ) -> tuple[str, ...]:
@@ -67,7 +74,7 @@ def names_among(
 
 @dataclasses.dataclass(frozen=True)
 class Encoder:
-  """Makes numbers of the labels of a data set, whose names are known."""
+  """Encodes the labels of a data set, whose names are known."""
 
   kind: str
   names: Sequence[str]
@@ -75,6 +82,19 @@ class Encoder:
   @functools.cached_property
   def _places(self) -> dict[str, int]:
     return {name: i for i, name in enumerate(self.names)}
+
+  def all(
+    self, labels: Iterable[Label], place: Callable[[int], str]
+  ) -> np.ndarray:
+    """Encode many; a `BrokenDataError` begins with the place of a label."""
+    encoded = []
+    for i, label in enumerate(labels):
+      try:
+        encoded.append(self(label))
+      except DataError as error:
+        raise BrokenDataError(f"{place(i)}: {error}.") from None
+    dtype = dtype_of(self.kind, len(self.names))
+    return np.array(encoded, dtype.base).reshape(-1, *dtype.shape)
 
   def __call__(self, label: Label) -> int | np.ndarray:
     """The class, or float32 (c,); a `DataError` begins with "its label"."""
@@ -92,16 +112,17 @@ class Encoder:
     row[[self._number(each) for each in label]] = 1
     if row.sum() < len(label):
       raise DataError(
-        f"its label is {messages.brief(label)}, which names one twice (1 and 0 "
-        "for each label are an array, and no list)"
+        f"its label is {messages.brief(label)}, which has one label twice (a 1 "
+        "or 0 for each label is expected in an array, not in a list)"
       )
     return row
 
   def _number(self, label: int | str) -> int:
-    found = self._places.get(label, label) if isinstance(label, str) else label
-    if isinstance(found, str):  # no name
-      found = int(found) if _is_number(found) else -1
-    if not 0 <= found < len(self.names):
+    found = label
+    if isinstance(label, str):  # a name, else a number in a text
+      number = int(label) if _is_number(label) else -1
+      found = self._places.get(label, number)
+    if not isinstance(found, int) or not 0 <= found < len(self.names):
       raise DataError(
         f"its label is {messages.brief(label)}, expected 0 to "
         f"{len(self.names) - 1:,}, or one of the {self.kind} "

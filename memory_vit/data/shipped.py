@@ -103,10 +103,9 @@ def _digits(name: str) -> _Shipped:
 
 def _with_properties(digits: _Shipped) -> _Shipped:
   """Three labels in place of the class, whose name is the digit."""
-  table = np.array(
-    [[int(name) in p for p in _PROPERTIES.values()] for name in digits[1]],
-    np.float32,
-  )
+  names = map(int, digits.class_names)
+  rows = [[name in p for p in _PROPERTIES.values()] for name in names]
+  table = np.array(rows, np.float32)
   splits = {
     key: split._replace(labels=table[split.labels])
     for key, split in digits.splits.items()

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from memory_vit.data import labels as labels_lib
 from memory_vit.data import parallel, watchdog
 from memory_vit.data.data_files import DataFiles
 from memory_vit.data.embeddings import EmbeddedRows
@@ -96,9 +97,7 @@ class Split:
   @property
   def label_dtype(self) -> np.dtype:
     """Of a label: int32, or float32 with the shape (c,)."""
-    if self.kind == "classes":
-      return np.dtype(np.int32)
-    return np.dtype((np.float32, (self.num_classes,)))
+    return labels_lib.dtype_of(self.kind, self.num_classes)
 
   @property
   def directory(self) -> str:

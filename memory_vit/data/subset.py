@@ -46,12 +46,12 @@ def value_statistics(split: Split) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _readable_labels(split: Split) -> np.ndarray:
-  """The labels of all examples that can be read; no image is decoded.
+  """The labels of all examples but unreadable ones; no image is decoded.
 
   Images that turn out to be broken when they are decoded count, too.
   """
-  if split.embedded and split.labels is not None:
-    return split.labels
+  if split.labels is not None:  # no file is read
+    return np.delete(split.labels, sorted(split.unreadable), axis=0)
   logger.info("reading the labels of %d examples", split.size)
   found = []
   labels = split.each(lambda index: split.fetch(index)[1])

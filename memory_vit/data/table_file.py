@@ -1,15 +1,12 @@
 """CSV and Parquet tables of images: paths and labels in columns."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import pyarrow as pa
 from pyarrow import csv
 
-from memory_vit.data import labels
-from memory_vit.data.labels import Label
 from memory_vit.errors import BrokenDataError, DataError
 from memory_vit.runtime import messages, parquet
 
@@ -17,22 +14,8 @@ SUFFIXES = (".csv", ".parquet")
 _PATH, _LABEL = "path", "label"
 
 
-class Table(NamedTuple):
-  """The rows of a table.
-
-  Attributes:
-    paths: of images, whatever the column holds.
-    labels: of the same images.
-    names: of several columns, or of values in one; else empty.
-  """
-
-  paths: list[Any]
-  labels: list[Label]
-  names: tuple[str, ...]
-
-
-def read_table(path: Path, kind: str, label: str) -> Table:
-  """Read a table; `label` has the names of columns, separated by commas."""
+def label_columns(label: str, kind: str) -> list[str]:
+  """The columns that `config.data.label` names."""
   columns = [name.strip() for name in label.split(",")] if label else [_LABEL]
   if len(columns) > 1 and kind == "classes":
     raise DataError(
@@ -40,24 +23,20 @@ def read_table(path: Path, kind: str, label: str) -> Table:
       "expected one column of classes, or config.task.kind 'labels' or "
       "'values'."
     )
+  return columns
+
+
+def rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[Any, Any]]:
+  """The path and the label in each row; of several columns a tuple."""
   try:
-    found = _read(path, [_PATH, *columns])
+    table = _read(path, [_PATH, *columns])
   except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
     raise BrokenDataError(
       f"{_shown(path)} cannot be read: {messages.first_line(error)}."
     ) from error
-  paths, *cells = (found[name].to_pylist() for name in [_PATH, *columns])
-  several = len(columns) > 1
-  rows = zip(*cells, strict=True) if several else cells[0]
-  read = []
-  for number, row in enumerate(rows, 1):
-    try:
-      # Several columns of labels are 1 and 0 for each.
-      read.append(labels.read(row, "values" if several else kind))
-    except DataError as error:
-      raise BrokenDataError(f"{_shown(path)}, row {number}: {error}.") from None
-  is_value = kind == "values" and all(np.size(row) == 1 for row in read)
-  return Table(paths, read, tuple(columns) if several or is_value else ())
+  paths, *cells = (table[name].to_pylist() for name in [_PATH, *columns])
+  found = zip(*cells, strict=True) if len(columns) > 1 else cells[0]
+  return zip(paths, found, strict=True)
 
 
 def _read(path: Path, columns: Sequence[str]) -> pa.Table:
@@ -81,9 +60,11 @@ def _require(path: Path, columns: Sequence[str], found: Sequence[str]) -> None:
     if found.count(name) != 1:
       raise DataError(
         f"{_shown(path)} has {found.count(name)} columns {messages.brief(name)}"
-        f", expected one: 'path' and config.data.label "
-        f"({_LABEL!r} if it is '') name columns of the table, which are "
-        f"{messages.name_list([messages.brief(each) for each in found])}."
+        f", expected one. Its columns are "
+        f"{messages.name_list([messages.brief(each) for each in found])}; "
+        f"{_PATH!r} holds the paths, and config.data.label names the columns "
+        f"of the labels ({_LABEL!r} if it is ''). (Without a classes.txt, every"
+        " table of the folder has to be a list.)"
       )
 
 

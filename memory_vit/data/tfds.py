@@ -428,10 +428,7 @@ def _read_singly(
     tf.data.Dataset.from_tensor_slices(records),
     lambda record: _parsed(record, features, target),
   )
-  images = [b""] * len(found)
-  labels = np.zeros(len(found), np.int32)
-  if target.kind != "classes":
-    labels = np.zeros((len(found), len(target.class_names)), np.float32)
+  images, labels = [b""] * len(found), np.zeros(len(found), target.label_dtype)
   for i, example in zip(indices, parsed, strict=True):
     if isinstance(example, tf.errors.OpError):
       lost[i] = parallel.reason_of(example)

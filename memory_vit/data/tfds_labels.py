@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from memory_vit.data import image_ops
+from memory_vit.data import image_ops, labels
 from memory_vit.data.quiet_tensorflow import tf, tfds
 from memory_vit.errors import DataError
 from memory_vit.runtime import messages
@@ -40,16 +40,18 @@ class Target:
   is_mask: bool = False
   kind: str = "classes"
 
+  @property
+  def label_dtype(self) -> np.dtype:
+    return labels.dtype_of(self.kind, len(self.class_names))
+
   def take(self, example: _Example) -> tuple[tf.Tensor, tf.Tensor]:
     """The encoded image, string (), and the label; see `Split.fetch`."""
     encoded = example[self.image]
     if self.is_mask:
       white = tf.cast(image_ops.decode(encoded) > 0, tf.uint8) * 255
       encoded = tf.io.encode_png(white)
-    if self.kind == "classes":
-      return encoded, tf.cast(self.label(example), tf.int32)
-    label = tf.cast(self.label(example), tf.float32)
-    return encoded, tf.ensure_shape(label, (len(self.class_names),))
+    label = tf.cast(self.label(example), self.label_dtype.base)
+    return encoded, tf.ensure_shape(label, self.label_dtype.shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,14 +117,14 @@ def find_keys(
   `supervised_keys` of TFDS are image and label, perhaps followed by more
   (places365_small), or None (sun397).
   """
-  labels = [
+  classes = [
     key
     for key, feature in features.items()
     if isinstance(feature, tfds.features.ClassLabel)
   ]
   _, stated = (*(supervised_keys or ()), None, None)[:2]
   image = _find_image(features, supervised_keys)
-  label = _only(labels, stated, "label")
+  label = _only(classes, stated, "label")
   if image is None or label is None:
     raise DataError(
       f"data set {name!r} is not one of images with one class each: expected "
@@ -175,18 +177,20 @@ def _rows(key: str, features: _Features, kind: str) -> list[_Row]:
       _rows(f"{key}/{each}", features, kind) for each in sorted(feature.keys())
     ]
     return [row for rows in parts for row in rows] if all(parts) else []
-  if isinstance(feature, types.Sequence) and kind == "labels":
-    if not isinstance(feature.feature, types.ClassLabel):
-      return []
-    names = tuple(feature.feature.names)
+  inner = getattr(feature, "feature", None)  # of a Sequence
+  if kind == "labels" and isinstance(inner, types.ClassLabel):
+    names = tuple(inner.names)
     return [_Row(names, lambda e: _multi_hot(_at(e, key), len(names)))]
-  is_number = isinstance(feature, types.Tensor) and (
-    _is_yes_or_no(feature)
-    if kind == "labels"
-    else np.issubdtype(feature.np_dtype, np.number)
-    and not isinstance(feature, types.ClassLabel)
-  )
-  if not is_number or len(feature.shape) > 1 or None in feature.shape:
+  if not isinstance(feature, types.Tensor):
+    return []
+  is_class = isinstance(feature, types.ClassLabel)
+  if kind == "values":
+    fits = not is_class and np.issubdtype(feature.np_dtype, np.number)
+  elif is_class:
+    fits = feature.num_classes == 2
+  else:
+    fits = feature.np_dtype == np.bool_
+  if not fits or len(feature.shape) > 1 or None in feature.shape:
     return []
   names = (key.rpartition("/")[2],)
   if feature.shape:
@@ -194,12 +198,6 @@ def _rows(key: str, features: _Features, kind: str) -> list[_Row]:
   return [
     _Row(names, lambda e: tf.reshape(tf.cast(_at(e, key), tf.float32), [-1]))
   ]
-
-
-def _is_yes_or_no(feature: Any) -> bool:
-  if isinstance(feature, tfds.features.ClassLabel):
-    return feature.num_classes == 2
-  return feature.np_dtype == np.bool_
 
 
 def _at(tree: Any, path: str) -> Any:

@@ -34,31 +34,36 @@ class LabelMetrics(ClassMetrics):
 
 
 def label_metrics(predictions: LabelPredictions) -> LabelMetrics:
-  """Metrics of each label; average precision is that of scikit-learn.
+  """Metrics of each label, by scikit-learn.
 
   No label is predicted for an example whose outputs are not finite.
   """
   right = predictions.label[predictions.counted] > 0.5
   found = predictions.predicted_labels[predictions.counted]
-  support, predicted = right.sum(axis=0), found.sum(axis=0)
-  hits = (right & found).sum(axis=0)
+  support = right.sum(axis=0)
   average = np.full(predictions.num_classes, np.nan)
   best = np.full(predictions.num_classes, THRESHOLD)
   for i in np.flatnonzero(support).tolist():
     column = _column(predictions, i)
     average[i] = sklearn.metrics.average_precision_score(*column)
     best[i] = _best_threshold(*column)
-  with np.errstate(invalid="ignore"):  # 0 / 0 is NaN
-    return LabelMetrics(
-      support=support,
-      predicted=predicted,
-      precision=hits / predicted,
-      recall=hits / support,
-      f1=2 * hits / (support + predicted),
-      average_precision=average,
-      threshold=predictions.kind.cut_offs(predictions.num_classes),
-      best_threshold=best,
-    )
+  scores = [
+    sklearn.metrics.precision_recall_fscore_support(
+      *pair, average="binary", zero_division=np.nan
+    )[:3]
+    for pair in zip(right.T, found.T, strict=True)
+  ]
+  precision, recall, f1 = np.array(scores, np.float64).T
+  return LabelMetrics(
+    support=support,
+    predicted=found.sum(axis=0),
+    precision=precision,
+    recall=recall,
+    f1=f1,
+    average_precision=average,
+    threshold=predictions.kind.cut_offs(predictions.num_classes),
+    best_threshold=best,
+  )
 
 
 def label_calibration(predictions: LabelPredictions) -> Calibration:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import scipy.stats
+import sklearn.metrics
 from jaxtyping import Float64
 
 from memory_vit.evaluation.metrics import defined_mean
@@ -33,22 +34,25 @@ class ValueMetrics:
 
 
 def value_metrics(predictions: ValuePredictions) -> ValueMetrics:
-  """Metrics of each value; the rank correlation is that of SciPy."""
+  """Metrics of each value, by scikit-learn and SciPy."""
   counted = predictions.counted
   right = predictions.target[counted].astype(np.float64)
   found = predictions.predicted[counted]
   count = right.shape[1]
   if predictions.not_finite:
     return ValueMetrics(*np.full((4, count), np.nan))
-  errors = found - right
-  mse = (errors**2).mean(axis=0)
   r2, spearman = np.full((2, count), np.nan)
-  varies = _varies(right)
-  r2[varies] = 1 - mse[varies] / right[:, varies].var(axis=0)
-  for i in np.flatnonzero(varies & _varies(found)):
-    spearman[i] = scipy.stats.spearmanr(right[:, i], found[:, i]).statistic
+  varies, moves = _varies(right), _varies(found)
+  for i in np.flatnonzero(varies):
+    r2[i] = sklearn.metrics.r2_score(right[:, i], found[:, i])
+    if moves[i]:
+      spearman[i] = scipy.stats.spearmanr(right[:, i], found[:, i]).statistic
+  each = {"multioutput": "raw_values"}
   return ValueMetrics(
-    mae=np.abs(errors).mean(axis=0), rmse=np.sqrt(mse), r2=r2, spearman=spearman
+    mae=sklearn.metrics.mean_absolute_error(right, found, **each),
+    rmse=sklearn.metrics.root_mean_squared_error(right, found, **each),
+    r2=r2,
+    spearman=spearman,
   )
 
 

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 def _header_of(label: np.dtype) -> np.dtype:
-  """Of a row: "row" is its CRC32, "header" that of the fields before it.
+  """The header of a row: its CRC32, label, mask, and the CRC32 of all these.
 
   The zeros of a hole are no valid header: their CRC32 is not zero.
   """

@@ -16,7 +16,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from memory_vit.runtime import sharding
 
 Batch = Mapping[str, np.ndarray]
-_CLASS = np.dtype("<i4")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,10 +26,10 @@ class RowLayout:
   shapes: tuple[tuple[int, ...], ...]  # without the axis of the images
   computed: tuple[np.dtype, ...]
   stored: tuple[np.dtype, ...]
-  label: np.dtype  # `Split.label_dtype`
+  label: np.dtype  # see `Split.label_dtype`
 
   @classmethod
-  def of(cls, inputs: Any, dtype: str, label: np.dtype = _CLASS) -> "RowLayout":
+  def of(cls, inputs: Any, dtype: str, label: np.dtype) -> "RowLayout":
     """Derive the layout from a tree of arrays (b, ...), or of their shapes.
 
     With `dtype` "bfloat16", float32 leaves are stored rounded.

@@ -16,7 +16,8 @@ from memory_vit.errors import TaskError
 
 KindName = Literal["classes", "labels", "values"]
 KINDS: tuple[KindName, ...] = ("classes", "labels", "values")
-# What early stopping and the best step go by: the higher, the better.
+# Names for people of the score: the best step and early stopping use it, and
+# higher is better.
 SCORE_NAMES = {"classes": "accuracy", "labels": "mAP", "values": "R2"}
 # Probability from which a label is predicted, if no validation has chosen one.
 THRESHOLD = 0.5

@@ -1,9 +1,8 @@
 """Paths in a bucket of Google Cloud Storage (gs://): objects without renames.
 
-An object is written whole or not at all, and nothing can be renamed. A
-directory is complete once the last of its own files, by name, is there:
-`state.json` of a saved state, `task.json` of a task. It is written last, and
-deleted first.
+An object is written whole or not at all, and nothing can be renamed. The last
+file of a directory by name, such as `state.json` of a saved state and
+`task.json` of a task, completes it: it is written last and deleted first.
 """
 
 from __future__ import annotations
@@ -29,12 +28,30 @@ PREFIX = "gs://"
 _ADDRESS = re.compile(r"gs://(?!goog)[a-z0-9][a-z0-9._-]{1,220}[a-z0-9](/.*)?")
 
 
+@contextlib.contextmanager
+def as_os_error() -> Iterator[None]:
+  """Errors of gcsfs, aiohttp and google-auth have no common type."""
+  try:
+    yield
+  except (OSError, MemoryVitError):
+    raise
+  except Exception as error:
+    raise OSError(errno.EIO, named(error)) from error
+
+
 class BucketPath(gpath.PosixGPath):  # type: ignore[misc]
   """gs://BUCKET/NAME, with the methods of `pathlib.Path` that runs call.
 
   Errors of reading and writing an object are `OSError`. What cannot be looked
   up is a `ConfigError`, as local paths can always be looked up.
   """
+
+  read_bytes = as_os_error()(gpath.PosixGPath.read_bytes)
+  write_bytes = as_os_error()(gpath.PosixGPath.write_bytes)
+  unlink = as_os_error()(gpath.PosixGPath.unlink)
+  rmtree = as_os_error()(gpath.PosixGPath.rmtree)
+  # It copies and deletes each object.
+  rename = as_os_error()(gpath.PosixGPath.rename)
 
   def absolute(self) -> BucketPath:
     return self
@@ -93,43 +110,15 @@ class BucketPath(gpath.PosixGPath):  # type: ignore[misc]
         "name and the permissions of the bucket, and to your credentials."
       ) from error
 
-  def read_bytes(self) -> bytes:
-    with as_os_error():
-      return super().read_bytes()
-
   def read_text(self, encoding: str | None = None) -> str:
     return self.read_bytes().decode(encoding or "utf-8")
-
-  def write_bytes(self, data: bytes) -> int:
-    with as_os_error():
-      return super().write_bytes(data)
 
   def write_text(self, data: str, encoding: str | None = None) -> int:
     return self.write_bytes(data.encode(encoding or "utf-8"))
 
-  def unlink(self, missing_ok: bool = False) -> None:
-    with as_os_error():
-      super().unlink(missing_ok)
-
-  def rename(self, target: BucketPath) -> BucketPath:
-    """Copies and deletes each object."""
-    with as_os_error():
-      return super().rename(target)
-
-
-@contextlib.contextmanager
-def as_os_error() -> Iterator[None]:
-  """Errors of gcsfs, aiohttp and google-auth have no common type."""
-  try:
-    yield
-  except (OSError, MemoryVitError):
-    raise
-  except Exception as error:
-    raise OSError(errno.EIO, named(error)) from error
-
 
 def is_address(text: Any) -> bool:
-  """Whether it is meant as one; `parse` says whether it is right."""
+  """Whether a text begins like an address; `parse` checks the rest."""
   return not isinstance(text, BucketPath) and str(text).startswith(PREFIX)
 
 
@@ -152,7 +141,8 @@ def parse(
       f"{where} is {brief(text)}, which needs {missing.name}, which is not "
       "installed: pip install 'memory_vit[gcs]'."
     ) from missing
-  # By this etils, and so orbax, takes gcsfs also if TensorFlow is installed.
+  # One client, whether TensorFlow is installed or not. Orbax makes paths of
+  # etils, too, which have no other switch.
   os.environ.setdefault("EPATH_USE_TF", "0")
   # Cached lists would lack what orbax writes by another client.
   fsspec.config.conf.setdefault("gcs", {}).setdefault(
@@ -177,20 +167,15 @@ def upload(file: Path, path: BucketPath) -> None:
 def fetched(path: BucketPath) -> Iterator[Path]:
   """Yield a copy of a file, or of the files of a directory."""
   with tempfile.TemporaryDirectory(prefix="memory-vit-") as folder:
-    place = Path(folder) / path.name
+    place, files = Path(folder) / path.name, [path]
     if path.is_dir():
       place.mkdir()
-      for file in path.iterdir():
-        if not file.is_dir():
-          _download(file, place / file.name)
-    else:
-      _download(path, place)
+      files = [file for file in path.iterdir() if not file.is_dir()]
+    for file in files:
+      local = place if file == path else place / file.name
+      with as_os_error(), file.open("rb") as source, local.open("wb") as target:
+        shutil.copyfileobj(source, target, 2**20)
     yield place
-
-
-def _download(path: BucketPath, file: Path) -> None:
-  with as_os_error(), path.open("rb") as source, file.open("wb") as target:
-    shutil.copyfileobj(source, target, 2**20)
 
 
 @contextlib.contextmanager
@@ -234,5 +219,4 @@ def remove_directory(path: BucketPath) -> None:
   """Delete all objects of a directory, first the one that completes it."""
   if own := [p for p in path.iterdir() if not p.is_dir()]:
     max(own).unlink(missing_ok=True)
-  with as_os_error():
-    path.rmtree(missing_ok=True)
+  path.rmtree(missing_ok=True)

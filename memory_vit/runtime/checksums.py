@@ -28,7 +28,7 @@ def seal(path: Path, saved: Mapping[str, Any]) -> None:
 
 
 def is_sealed(path: Path) -> bool:
-  """Whether a directory was written to its end; `read` finds damage."""
+  """Whether a directory is complete: in a bucket, its name does not tell."""
   return files.is_finished(path, _SEAL)
 
 

@@ -212,12 +212,12 @@ def finish(scratch: Path, path: Path) -> None:
 
 
 def is_finished(path: Path, last: str) -> bool:
-  """Whether a directory has its name; in a bucket also its `last` file."""
+  """Whether a directory exists; in a bucket, whether its `last` file does."""
   return (path / last if bucket.is_in(path) else path).exists()
 
 
 def remove_directory(path: Path, prefix: str = "") -> None:
-  """Remove a directory, renamed with `prefix` first: a kill may leave half."""
+  """Remove a directory; a killed process leaves it under `prefix` + name."""
   if bucket.is_in(path):
     bucket.remove_directory(path)
     return
@@ -226,14 +226,11 @@ def remove_directory(path: Path, prefix: str = "") -> None:
   shutil.rmtree(gone)
 
 
-@contextlib.contextmanager
-def fetched(path: Path) -> Iterator[Path]:
-  """Yield a file or directory that is local: of a bucket, a copy."""
-  if not bucket.is_in(path):
-    yield path
-    return
-  with bucket.fetched(path) as copy:
-    yield copy
+def fetched(path: Path) -> contextlib.AbstractContextManager[Path]:
+  """Yields a local path: this one, or a copy of what is in a bucket."""
+  if bucket.is_in(path):
+    return bucket.fetched(path)
+  return contextlib.nullcontext(path)
 
 
 @contextlib.contextmanager
@@ -251,9 +248,9 @@ def open_sized(path: Path) -> Iterator[tuple[IO[bytes], int | None]]:
 
 
 class Outbox:
-  """A local directory, whose files are copied to a directory in a bucket.
+  """A local directory that a library writes, copied to its path in a bucket.
 
-  For libraries that write to disks alone. A local directory is its own.
+  If the path is local, it is the directory itself.
   """
 
   def __init__(self, path: Path) -> None:
@@ -267,10 +264,11 @@ class Outbox:
     """Copy what has changed."""
     if not self._bucket_path:
       return
-    for file in sorted(self.local.rglob("*")):
+    # A library may leave links to nothing, which are no files.
+    for file in sorted(filter(Path.is_file, self.local.rglob("*"))):
       found = file.stat()
       version = found.st_size, found.st_mtime_ns
-      if file.is_file() and self._sent.get(file) != version:
+      if self._sent.get(file) != version:
         name = file.relative_to(self.local).as_posix()
         bucket.upload(file, self._bucket_path / name)
         self._sent[file] = version

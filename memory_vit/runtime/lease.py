@@ -1,9 +1,9 @@
 """One directory of a bucket, one process: a lock that is renewed, as a lease.
 
 The lease is an object. A write states which version (generation) it replaces,
-so of two runs only one gets it. The owner writes it again every half minute; an
-owner that has been silent for two minutes, by the clock of the storage, has
-lost it to the next run.
+so only one of two runs gets it. The owner writes it again every half minute. If
+it has been silent for two minutes, by the clock of the storage, the next run
+takes the lease over.
 """
 
 import contextlib
@@ -64,27 +64,31 @@ def held(
 class _Lease:
   """A lease of this process; its methods may be called by several threads."""
 
+  _bucket: Any  # once it is taken
+
   def __init__(self, path: BucketPath) -> None:
-    from google.cloud import storage  # an extra
-    from google.cloud.storage.retry import DEFAULT_RETRY
+    from google.cloud.storage.retry import DEFAULT_RETRY  # an extra
 
     self._options: dict[str, Any] = {
       "timeout": _REQUEST_SECONDS,
       "retry": DEFAULT_RETRY.with_timeout(_RETRY_SECONDS),
     }
     self._path, self._lock = path, threading.Lock()
-    name, _, self._name = str(path).removeprefix(bucket.PREFIX).partition("/")
-    with bucket.as_os_error():
-      self._bucket: Any = storage.Client(project=None).bucket(name)
-    # The token tells this process from another one of its number.
+    address = str(path).removeprefix(bucket.PREFIX)
+    self._bucket_name, _, self._name = address.partition("/")
+    # Another process may have the same number and host name.
     process = f"process {os.getpid()} on {socket.gethostname()}"
     self._token = secrets.token_hex(8)
     self._text = f"{process}, {self._token}\n"
     self._generation = 0  # of no object
 
   def take(self, refuse: Callable[[str], None]) -> None:
+    from google.cloud import storage
+
     try:
       with bucket.as_os_error():
+        client = storage.Client(project=None)
+        self._bucket = client.bucket(self._bucket_name)
         found, text = self._read()
         if text:
           if not (owner := _OWNER.fullmatch(text)):
@@ -103,13 +107,13 @@ class _Lease:
           refuse("it has just begun")
     except OSError as error:
       raise TrainingError(
-        f"{self._path} cannot be written, by which a run keeps others out "
-        f"({error.strerror or error}). Give another --workdir, or see to the "
-        "permissions of the bucket."
+        f"{self._path}, the lease by which a run keeps others out, cannot be "
+        f"taken ({error.strerror or error}). Check the permissions of the "
+        "bucket, or give another --workdir."
       ) from error
 
   def renew(self) -> None:
-    """Hold the lease for two minutes more, else raise `TrainingError`."""
+    """Hold the lease for two more minutes; `TrainingError` if it is gone."""
     try:
       with self._lock, bucket.as_os_error():
         if self._write(self._text):
@@ -128,7 +132,7 @@ class _Lease:
     )
 
   def free(self) -> None:
-    """Leave an empty object, which the next run need not wait for."""
+    """Leave an empty object, so that the next run does not wait."""
     with contextlib.suppress(OSError), bucket.as_os_error():
       self._write("")
 

@@ -19,14 +19,14 @@ def place(
   where: str,
   error: type[Exception] = ConfigError,
 ) -> Path:
-  """As `local`, or a `BucketPath`: it has the methods of a `Path`."""
+  """A path that may be in a bucket: `BucketPath` has the methods of `Path`."""
   if bucket.is_address(text):
     return bucket.parse(os.fspath(text), where, error)
   return text if bucket.is_in(text) else local(text, where, error)
 
 
 def as_path(text: str | os.PathLike[str]) -> Path:
-  """`Path`, or a `BucketPath` for gs://."""
+  """As `place`, but a local path is not checked, and "~" not expanded."""
   if bucket.is_address(text):
     return bucket.parse(os.fspath(text), "the path")
   return text if bucket.is_in(text) else Path(text)

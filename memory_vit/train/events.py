@@ -100,7 +100,7 @@ class Profile:
 
     The first of `logdirs` gets the profile.
     """
-    self._first = first if logdirs else 0
+    self._first = first
     self._last = min(self._first + 4, total)
     self._logdir = next(iter(logdirs.values()), None)
     self._outbox: Outbox | None = None

@@ -55,7 +55,7 @@ class TrainResult:
     score: of this task: accuracy of classes, mean average precision of labels,
       R2 of values. On the test split if one was given, else on the validation
       split, which chose the task and therefore flatters it.
-    accuracy: the score of classes, in [0, 1]; None of other kinds.
+    accuracy: the score of classes, in [0, 1]; None for other kinds.
     history: of this trial, {"train/loss": (steps, values), "validation/top1":
       ...}, with the names that TensorBoard shows.
     trials: the numbers of every trial, the best on validation first.
@@ -81,7 +81,7 @@ class TaskMetrics:
     not_finite: number of images with an output that is not finite. They count
       as mistakes, or as images without labels; of values, no metric is defined.
     metrics: of labels and values, as `test_metrics` of `TrialResult`.
-    accuracy: in [0, 1]; None of labels and values, as the next two.
+    accuracy: in [0, 1]; None for labels and values, as the next two.
     top5: share of images whose class is among the five highest logits.
     per_class: accuracy of every class; None for a class without images.
   """
@@ -153,16 +153,16 @@ def train_task(
   floating point from 0 to 1; a tensor of torch (3, h, w); an image of Pillow;
   or the bytes of an image file. Sizes may differ: training crops at random and
   mirrors (see `options`), and evaluation is `task.spec.evaluation`. A label is
-  an integer from 0, or the name of a class. For the kind "labels" it is a
-  sequence of these, or a 0 or 1 for each label; for the kind "values" it is a
-  number, or a vector of numbers.
+  an integer from 0, or the name of a class; for the kind "labels" a list of
+  these, or an array with a 0 or 1 for each label; for the kind "values" a
+  number or a vector of numbers.
 
   Args:
     backbone: from `load_backbone`; it stays unchanged.
     train: the training split.
     name: of the task: a-z, 0-9, "-" and "_".
-    kind: "classes", one of several for each image; "labels", any number of
-      several; "values", numbers, which it learns by regression.
+    kind: what the task predicts: "classes", one of several; "labels", any
+      number of several; "values", numbers (regression).
     validation: the split on which the best step and trial are chosen; by
       default a tenth of `train`, which is held out.
     test: the split for the result.
@@ -319,18 +319,15 @@ def evaluate_tasks(
 
 
 def _task_metrics(kind: TaskKind, result: Mapping[str, Any]) -> TaskMetrics:
-  common = ("score", "loss", "examples", "not_finite")
-  metrics = TaskMetrics(
-    **{key: result[key] for key in common},
+  return TaskMetrics(
+    score=result["score"],
+    loss=result["loss"],
+    examples=result["examples"],
+    not_finite=result["not_finite"],
     metrics=kind_metrics.stored(kind.name, result),
-  )
-  if not kind.is_classes:
-    return metrics
-  return dataclasses.replace(
-    metrics,
-    accuracy=result["top1"],
-    top5=result["top5"],
-    per_class=result["per_class"],
+    accuracy=result.get("top1"),
+    top5=result.get("top5"),
+    per_class=result["per_class"] if kind.is_classes else None,
   )
 
 

@@ -15,6 +15,12 @@ _STORED: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 # The entry that is the score.
 SCORES = {"classes": "top1", "labels": "map", "values": "r2"}
+# Names for people, of metrics that have others than their keys.
+TITLES = {
+  "top1": "top-1", "top5": "top-5", "map": "mAP", "f1_macro": "macro F1",
+  "calibration_error": "calibration error", "r2": "R2", "mae": "MAE",
+  "rmse": "RMSE", "spearman": "Spearman",
+}  # fmt: skip
 
 
 def stored(kind: str, result: Mapping[str, Any]) -> dict[str, Any]:

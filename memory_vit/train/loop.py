@@ -18,6 +18,7 @@ from memory_vit.runtime.preemption import Interrupted, StopSignal
 from memory_vit.train import kind_metrics, loop_state
 from memory_vit.train.divergence import DivergenceMonitor, Examples
 from memory_vit.train.events import Events, Profile
+from memory_vit.train.kind_metrics import TITLES
 from memory_vit.train.loop_state import BestParams, LoopState
 from memory_vit.train.parameters import part_norms
 from memory_vit.train.progress import Progress
@@ -25,9 +26,6 @@ from memory_vit.train.step import Step, TrainState
 from memory_vit.train.wandb_run import WandbRun
 
 logger = logging.getLogger(__name__)
-
-# Metrics whose names for people differ from their keys.
-_TITLES = {"top1": "top-1", "top5": "top-5", "map": "mAP", "r2": "R2"}
 
 Validate = Callable[[Any], dict[str, dict[str, Any]]]
 Save = Callable[[TrainState, LoopState], None]
@@ -222,7 +220,7 @@ class Loop:
     for values in shown.values():
       for key in ("loss", "accuracy", "mae", "learning_rate"):
         if key in values:
-          line[key].append(values[key])
+          line[TITLES.get(key, key)].append(values[key])
     monitors.progress.report(line)
 
   def _write(
@@ -278,7 +276,7 @@ def _show_validation(
   for name, result in results.items():
     shown = kind_metrics.logged(kind, result)
     line = "  ".join(
-      f"{_TITLES.get(key, key)} {value:.4f}"
+      f"{TITLES.get(key, key)} {value:.4f}"
       for key, value in shown.items()
       if key != "top5" or tells_top5(result)
     )

@@ -110,7 +110,7 @@ def open_backbone(
 
 
 def _read_made(workdir: Path) -> Published:
-  """Read a backbone of this run: unlike others, it may be made again."""
+  """Read the backbone that this run has pretrained, perhaps in a bucket."""
   with files.fetched(workdir / "backbone.npz") as file:
     return read_published(str(file))
 

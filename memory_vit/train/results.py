@@ -32,7 +32,6 @@ from memory_vit.runtime import files, processes
 from memory_vit.tasks import store
 from memory_vit.train import kind_metrics, sweep
 from memory_vit.train.kind_metrics import finite
-from memory_vit.train.loop_state import BestParams
 from memory_vit.train.pack import PackResult
 from memory_vit.train.sweep import PassPlan, Trial
 from memory_vit.train.trainer import Trainer
@@ -83,26 +82,31 @@ def evaluate_trained(
   hundreds of trials would fill the memory.
   """
   by_name, split = {trial.name: trial for trial in trials}, trainer.test
+  is_classes = trainer.config.task.kind == "classes"
   best = _best_on_validation(packs) if trainer.config.log_images else None
   found = []
   for pack in packs:
     tests = {}
     if split and pack.tasks:
-      is_classes = trainer.config.task.kind == "classes"
       also: tuple[Also, ...] = ("hits",) if is_classes else ()
       if best in pack.tasks:
-        also = (*also, "predictions")
+        also += ("predictions",)
       trainer = trainer.of_kind([by_name[name] for name in pack.tasks])
       tests = trainer.evaluate(
         list(pack.tasks.values()), split, also=also, predictions_of=best
       )
     for name, task in pack.tasks.items():
       test = tests.get(name)
+      validated = pack.best[name]
       result = dataclasses.replace(
         _result(by_name[name], task, test),
         steps=pack.steps,
-        best_step=pack.best[name].step,
-        **_of_validation(by_name[name], pack.best[name]),
+        best_step=validated.step,
+        val_accuracy=validated.score if is_classes else None,
+        val_score=validated.score,
+        val_metrics=validated.metrics,
+        val_loss=finite(validated.loss),
+        val_examples=validated.examples,
         skipped_updates=pack.skipped.get(name, 0),
       )
       hits, predictions = (
@@ -124,20 +128,10 @@ def _best_on_validation(packs: Sequence[PackResult]) -> str | None:
 
 def _place(score: float | None, loss: float | None) -> tuple[float, float]:
   """Sort key of trials: score first, then loss."""
-  worst = math.inf
-  return (worst if score is None else -score), (worst if loss is None else loss)
-
-
-def _of_validation(trial: Trial, best: BestParams) -> dict[str, Any]:
-  """The fields of `TrialResult` about validation."""
-  is_classes = trial.config.task.kind == "classes"
-  return {
-    "val_accuracy": best.score if is_classes else None,
-    "val_score": best.score,
-    "val_metrics": best.metrics,
-    "val_loss": finite(best.loss),
-    "val_examples": best.examples,
-  }
+  return (
+    math.inf if score is None else -score,
+    math.inf if loss is None else loss,
+  )
 
 
 def _result(
@@ -158,7 +152,7 @@ def _result(
   )
   if test is None:
     return result
-  result = dataclasses.replace(
+  return dataclasses.replace(
     result,
     test_score=finite(test["score"]),
     test_metrics=kind_metrics.stored(kind, test),
@@ -166,15 +160,10 @@ def _result(
     test_skipped=test["skipped"],
     test_not_finite=test["not_finite"],
     test_loss=finite(test["loss"]),
-  )
-  if kind != "classes":
-    return result
-  return dataclasses.replace(
-    result,
-    test_accuracy=test["top1"],
-    test_top5=test["top5"],
-    test_per_class=test["per_class"],
-    test_majority=test["majority"],
+    test_accuracy=test.get("top1"),
+    test_top5=test.get("top5"),
+    test_per_class=test["per_class"] if kind == "classes" else None,
+    test_majority=test.get("majority"),
   )
 
 

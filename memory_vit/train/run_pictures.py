@@ -6,7 +6,7 @@ import dataclasses
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -21,10 +21,11 @@ from memory_vit.evaluation.split_predictions import (
   ValuePredictions,
 )
 from memory_vit.model.task import Task
+from memory_vit.prediction import answers
 from memory_vit.run_result import ANSWERS as ANSWERS_FILE
 from memory_vit.run_result import ATTENTION, SWEEP, RunResult
 from memory_vit.runtime import files, sharding
-from memory_vit.runtime.messages import escaped, named, shortened
+from memory_vit.runtime.messages import named
 from memory_vit.train import passes
 from memory_vit.train.events import Events
 from memory_vit.train.kind_metrics import SCORES
@@ -48,8 +49,6 @@ ANSWERS = "test/answers"
 FILES = {OVERLAYS: ATTENTION, ANSWERS: ANSWERS_FILE}
 # Images of "test/answers" for each of `config.log_images`.
 _SHEET = 3
-# Characters of a line of a title.
-_TITLE_CHARACTERS = 17
 # Tag -> uint8 (height, width, 3).
 Pictures = dict[str, np.ndarray]
 
@@ -205,26 +204,22 @@ def _answers(
 def _title(
   task: Task, predictions: LabelPredictions | ValuePredictions, i: int
 ) -> str:
-  """Labels with their probabilities, or values; units of the true ones."""
-  names, kind = _class_names(task), task.spec.kind
-  if isinstance(predictions, LabelPredictions):
-    shares = predictions.probability[i]
-    true = [names[k] for k in np.flatnonzero(predictions.label[i]).tolist()]
-    found = [
-      f"{names[k]} {100 * shares[k]:.0f} %"
-      for k in np.argsort(-shares, kind="stable").tolist()
-      if shares[k] >= kind.cut_offs(len(names))[k]
-    ]
+  """Labels with their probabilities, or values with their units."""
+  names = _class_names(task)
+
+  def answer(activated: np.ndarray) -> Any:
+    return answers.answers(task.spec.kind, names, activated[None], 1)[0]
+
+  if isinstance(predictions, ValuePredictions):
+    right, said = (
+      ", ".join(number for _, number in answers.rows(answer(values)))
+      for values in (predictions.target[i], predictions.predicted[i])
+    )
   else:
-    units = kind.units or ("",) * len(names)
-    values = zip(predictions.target[i], units, strict=True)
-    true = [f"{value:.3g} {unit}".rstrip() for value, unit in values]
-    found = [f"{value:.3g}" for value in predictions.predicted[i]]
-  first, second = (
-    shortened(escaped(", ".join(words) or "none"), _TITLE_CHARACTERS)
-    for words in (true, found)
-  )
-  return f"{first}\n\N{RIGHTWARDS ARROW} {second}"
+    true = np.flatnonzero(predictions.label[i]).tolist()
+    right = ", ".join(names[k] for k in true) or "no label"
+    said = answers.line(answer(predictions.probability[i]))
+  return looking.answer_title(said, label=right)
 
 
 def _some_examples(trainer: Trainer, split: Split, each: int = 1) -> list[int]:

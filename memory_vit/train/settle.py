@@ -371,7 +371,7 @@ def _require_same_outputs(config: Config, splits: Mapping[str, Split]) -> None:
 
 
 def task_kind(config: Config, train: Split) -> TaskKind:
-  """What the outputs mean; of values with statistics; all must call."""
+  """The kind of the task, with statistics of values; all must call."""
   kind, units = config.task.kind, config.task.units
   if kind != "values":
     return TaskKind(name=kind)

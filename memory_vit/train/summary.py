@@ -17,7 +17,7 @@ from memory_vit.run_result import (
 from memory_vit.runtime.messages import counted, escaped
 from memory_vit.runtime.tables import table
 
-# What outputs do that are not finite.
+# How test images whose outputs are not finite enter the metrics.
 _NOT_FINITE = {
   "classes": "count as mistakes",
   "labels": "count as a probability of 0 for each label",

@@ -287,7 +287,7 @@ class Trainer:
     return HeadOutputs(padded_head.is_class(padded, classes), weights)
 
   def _count(self) -> tuple[list[int], int]:
-    """Examples of each class or label, and all that can be read."""
+    """The number of examples of each class or label, and of readable ones."""
     counts: list[int] = class_counts(self.train).tolist()
     return counts, self.train.size - len(self.train.unreadable)
 

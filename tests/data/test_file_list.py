@@ -170,7 +170,9 @@ def test_lines_that_cannot_be_used_are_named(tmp_path, text, number, message):
 
 def test_labels_beyond_the_named_classes(tmp_path):
   root = write_list(tmp_path / "set", {"train": lines([0, 2])}, "ant\nbee\n")
-  with pytest.raises(BrokenDataError, match="line 2: label 2, expected 0 to 1"):
+  with pytest.raises(
+    BrokenDataError, match="line 2: its label is 2, expected 0 to 1"
+  ):
     open_split("list", "train", str(root))
 
 

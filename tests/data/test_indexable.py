@@ -153,7 +153,7 @@ def test_one_thread_at_a_time_where_it_is_asked_for(parallel):
 @pytest.mark.parametrize(
   ("example", "message"),
   [
-    ((fake_data.picture(0), "ant"), "label is 'ant', expected an integer"),
+    ((fake_data.picture(0), "elk"), "label is 'elk', expected 0 to"),
     ((fake_data.picture(0), 1.0), "label is 1.0, expected an integer"),
     ((fake_data.picture(0), 3), "labels 3; expected 0 to 2"),
     ((fake_data.picture(0), -1), "labels -1: an unlabelled"),
@@ -292,16 +292,12 @@ def test_a_run_on_given_splits_is_that_on_the_same_files(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-  ("example", "advice"),
-  [
-    ((fake_data.picture(0), "ant"), r"mv\.train_task takes names"),
-    ((np.zeros((8, 8, 3), np.float32), 0), r"mv\.train_task takes .*0 to 1"),
-  ],
-)
-def test_advice_for_data_in_python_is_no_command(example, advice):
+def test_advice_for_data_in_python_is_no_command():
   """Which could not see them."""
-  with pytest.raises(BrokenDataError, match=advice) as error:
+  example = np.zeros((8, 8, 3), np.float32), 0
+  with pytest.raises(
+    BrokenDataError, match=r"mv\.train_task takes .*0 to 1"
+  ) as error:
     opened([example])
   assert "check_data" not in str(error.value)
   assert "max_bad" in str(error.value)

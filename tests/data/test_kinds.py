@@ -299,8 +299,16 @@ def test_names_of_labels_are_those_of_all_lists(tmp_path):
   (tmp_path / "classes.txt").write_text("a\nb\nc\nd")
   split = open_split("list", "test", str(tmp_path), kind="labels")
   assert split.labels.tolist() == [[0, 0, 0, 1]]
-  with pytest.raises(BrokenDataError, match=r"train.csv: '0.png'.*'red'"):
+  with pytest.raises(BrokenDataError, match=r"train.csv, row 1: .*'red'"):
     open_split("list", "train", str(tmp_path), kind="labels")
+
+
+def test_a_file_may_name_what_a_column_holds(tmp_path):
+  write_images(tmp_path)
+  (tmp_path / "train.csv").write_text("path,mm\n0.png,1")
+  (tmp_path / "classes.txt").write_text("width")
+  split = open_split("list", "train", str(tmp_path), kind="values", label="mm")
+  assert split.class_names == ("width",)
 
 
 CSV = "path,label,x\n"
@@ -310,11 +318,11 @@ CSV = "path,label,x\n"
   ("kind", "file", "contents", "label", "message"),
   [
     ("labels", "train.txt", "0.png 1,,2", "", "line 1: .*PATH LABELS"),
-    ("labels", "train.txt", "0.png 0,0", "", "'0.png': .*names one twice"),
+    ("labels", "train.txt", "0.png 0,0", "", "line 1: .*one label twice"),
     ("labels", "train.txt", "0.png 1048576", "", "expected 0 to 1,048,575"),
     ("labels", "train.txt", "0.png -\n1.png -", "", "no example has a label"),
     ("values", "train.txt", "0.png 1,x", "", "line 1: its label is .*a number"),
-    ("values", "train.txt", "0.png 1\n1.png 1,2", "", "'1.png': .*2 numbers"),
+    ("values", "train.txt", "0.png 1\n1.png 1,2", "", "line 2: .*2 numbers"),
     ("values", "train.txt", "0.png nan", "", r"has values \[nan\].*0.png"),
     ("values", "train.txt", "0.png 1e300", "", r"has values \[inf\].*0.png"),
     ("values", "train.txt", "0.png 1", "x", "label is 'x', a column of a"),
@@ -424,7 +432,7 @@ def test_names_of_labels_among_those_of_python():
 @pytest.mark.parametrize(
   ("kind", "label", "message"),
   [
-    ("labels", [1, 1], "names one twice"),
+    ("labels", [1, 1], "one label twice"),
     ("labels", [0, 3], "its label is 3, expected 0 to 2.*blue, green, red"),
     ("labels", ["pink"], "its label is 'pink'"),
     ("labels", np.array([0, 1]), "has 2 numbers, expected 3"),

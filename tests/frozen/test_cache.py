@@ -337,7 +337,10 @@ def filled(request, tmp_path):
     "b": (rng.standard_normal((24,)).astype(np.float32),),
   }
   tree["a"][5] = -0.0
-  layout, places = RowLayout.of(tree, "float32"), range(0, 24, 8)
+  layout, places = (
+    RowLayout.of(tree, "float32", np.dtype("<i4")),
+    range(0, 24, 8),
+  )
   stores = [
     DeviceRows(layout, 21, mesh, places),
     HostRows(layout, 21, mesh, places),

@@ -83,6 +83,16 @@ def test_a_bucket_that_does_not_exist_is_refused(storage):
     files.write_text(missing / "a", "text")
 
 
+@pytest.mark.processes
+def test_links_to_nothing_are_not_copied(workdir, listed):
+  outbox = files.Outbox(workdir)
+  (outbox.local / "link").symlink_to("nothing")
+  (outbox.local / "log").write_text("text")
+  outbox.close()
+  assert [*listed()] == ["log"]
+  assert not outbox.local.exists()
+
+
 # The lease.
 
 
@@ -212,6 +222,16 @@ def test_a_lease_that_cannot_be_renewed_stops_the_run(workdir, monkeypatch):
   monkeypatch.setattr(found, "_write", fails)
   with pytest.raises(TrainingError, match="cannot be renewed.*no route"):
     found.renew()
+
+
+def test_a_lease_that_cannot_be_reached_says_so(monkeypatch):
+  def fails(**kwargs):
+    raise ValueError("no credentials")
+
+  monkeypatch.setattr("google.cloud.storage.Client", fails)
+  path = paths.place("gs://bucket/run/.lock", "--workdir")
+  with pytest.raises(TrainingError, match="cannot be taken .*no credentials"):
+    lease._Lease(path).take(pytest.fail)
 
 
 @pytest.mark.processes

@@ -337,10 +337,10 @@ def test_all_splits_have_the_kind_and_the_names_of_the_training_split():
   ("kind", "outputs", "truth", "expected"),
   [
     (TaskKind(name="labels", thresholds=(0.9, 0.4)), [0.0, 0.0], [1, 0],
-     "x\n→ y 50 %"),
-    (TaskKind(name="labels"), [-9.0, -9.0], [1, 1], "x, y\n→ none"),
+     "x\n→ y 50.0 %"),
+    (TaskKind(name="labels"), [-9.0, -9.0], [1, 1], "x, y\n→ no label"),
     (TaskKind(name="values", mean=(1, 2), std=(1, 2), units=("mm", "g")),
-     [0.5, 0.0], [1, 3], "1 mm, 3 g\n→ 1.5, 2"),
+     [0.5, 0.0], [1, 3], "1 mm, 3 g\n→ 1.5 mm, 2 g"),
   ],
 )  # fmt: skip
 def test_titles_of_images_have_the_truth_and_the_prediction(
