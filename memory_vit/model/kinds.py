@@ -10,9 +10,12 @@ import math
 from types import ModuleType
 from typing import Any, Literal
 
-import numpy as np
+from etils import epy
 
 from memory_vit.errors import TaskError
+
+with epy.lazy_imports():  # options are checked without it
+  import numpy as np
 
 KindName = Literal["classes", "labels", "values"]
 KINDS: tuple[KindName, ...] = ("classes", "labels", "values")
@@ -104,11 +107,11 @@ class TaskKind:
     shares = xp.exp(logits - logits.max(axis=-1, keepdims=True))
     return shares / shares.sum(axis=-1, keepdims=True)
 
-  def cut_offs(self, count: int) -> np.ndarray:
+  def cut_offs(self, count: int) -> "np.ndarray":
     """The thresholds of c labels, float64 (c,)."""
     return np.array(self.thresholds or (THRESHOLD,) * count)
 
-  def chosen(self, probabilities: np.ndarray) -> np.ndarray:
+  def chosen(self, probabilities: "np.ndarray") -> "np.ndarray":
     """Which labels are predicted, bool (..., c)."""
     return probabilities >= self.cut_offs(probabilities.shape[-1])
 

@@ -42,7 +42,8 @@ def test_it_serves_and_ends(tmp_path):
   body, kind = request.read(), request.headers["content-type"]
   with golden(tmp_path, "--receive_timeout=20") as server:
     done = httpx.post(f"{server.url}/v1/predict", files=image_files(png()))
-    assert sorted(done.json()["images"][0]["tasks"]) == ["birds", "pets"]
+    answered = done.json()["images"][0]["tasks"]
+    assert sorted(answered) == ["birds", "pets", "size", "tags"]
     rebound = httpx.get(server.url, headers={"Host": "evil.example"})
     assert (rebound.status_code, list(rebound.json())) == (400, ["error"])
     with connected(server.url) as taken:
