@@ -46,6 +46,9 @@ LEFT_OUT_PACKAGE = {
     "tests/tasks/test_hub_tasks.py does, on a stand-in of the hub"
   ),
   r"memory_vit convert --task=": "tests/tasks/test_torch_import.py does",
+  r"memory_vit .*gs://my-bucket/": (
+    "tests/train/test_bucket_runs.py does, on an emulator"
+  ),
 }
 
 
