@@ -48,18 +48,18 @@ def dry_run(config: Config, workdir: Path) -> str:
       datasets.require_prepared(ref)
   trainer, trials = open_run.open_trainer(config, workdir, RunContext(mesh))
   rows: list[tuple[str, str]] = []
-  for kind in sweep.of_one_kind(trials):
-    rows += _of_kind(trainer.of_kind(kind), kind)
+  for group in sweep.by_pass_group(trials):
+    rows += _of_group(trainer.for_group(group), group)
   return (
     f"{aligned(rows)}\n\nMeasured on a few batches. Compiling, evaluation, and "
     "images that are read more slowly than they are trained on come on top."
   )
 
 
-def _of_kind(
+def _of_group(
   trainer: Trainer, trials: Sequence[Trial]
 ) -> list[tuple[str, str]]:
-  """Describe trials of one kind, see `sweep.of_one_kind`."""
+  """Describe trials of one group, see `sweep.by_pass_group`."""
   packs = passes.make_plan(trainer, trials).passes
   start = pack.start(trainer, [t for t in trials if t.name in packs[0]])
   prepare = trainer.frozen_pass(start.step)

@@ -73,15 +73,15 @@ def has_saved(workdir: Path) -> bool:
 def make_plan(trainer: Trainer, trials: Sequence[Trial]) -> PassPlan:
   """Make a new plan; see `plan`."""
   plans = [
-    _plan_kind(trainer.of_kind(group), group)
-    for group in sweep.of_one_kind(trials)
+    _plan_group(trainer.for_group(group), group)
+    for group in sweep.by_pass_group(trials)
   ]
   largest = max(plans, key=lambda plan: plan.bytes_of_one or 0)
   passes = tuple(names for plan in plans for names in plan.passes)
   return dataclasses.replace(largest, passes=passes)
 
 
-def _plan_kind(trainer: Trainer, trials: Sequence[Trial]) -> PassPlan:
+def _plan_group(trainer: Trainer, trials: Sequence[Trial]) -> PassPlan:
   if len(trials) == 1 or not trainer.config.learned.shares_pass:
     return PassPlan(tuple((trial.name,) for trial in trials))
   # All are padded to the longest memory.
@@ -158,7 +158,7 @@ def train(
   results: list[PackResult] = []
   if len(packs) == 1:
     (pack,) = packs
-    trainer = trainer.of_kind(pack)
+    trainer = trainer.for_group(pack)
     logdirs = logdirs_of(pack, workdir)
     results = [train_pack(trainer, pack, directory, logdirs, plan)]
   else:
@@ -179,7 +179,7 @@ def _train_packs(
   trainer = dataclasses.replace(trainer)
   results, diverged = [], []
   for i, pack in enumerate(packs):
-    trainer = trainer.of_kind(pack)  # the same one within a kind
+    trainer = trainer.for_group(pack)  # the same one within a group
     directory = workdir / "checkpoints" / f"pass-{i:02}"
     try:
       results.append(_train_pack(trainer, pack, plan, directory, workdir))

@@ -91,7 +91,7 @@ def evaluate_trained(
       also: tuple[Also, ...] = ("hits",) if is_classes else ()
       if best in pack.tasks:
         also += ("predictions",)
-      trainer = trainer.of_kind([by_name[name] for name in pack.tasks])
+      trainer = trainer.for_group([by_name[name] for name in pack.tasks])
       tests = trainer.evaluate(
         list(pack.tasks.values()), split, also=also, predictions_of=best
       )

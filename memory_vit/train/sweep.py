@@ -85,16 +85,16 @@ def _require_distinct(trials: Sequence[Trial]) -> None:
     found[values] = trial
 
 
-def of_one_kind(trials: Sequence[Trial]) -> list[list[Trial]]:
-  """Group trials by `kind_of`."""
+def by_pass_group(trials: Sequence[Trial]) -> list[list[Trial]]:
+  """Group trials by `pass_group`."""
   groups: dict[str, list[Trial]] = {}
   for trial in trials:
-    groups.setdefault(kind_of(trial.config), []).append(trial)
+    groups.setdefault(pass_group(trial.config), []).append(trial)
   return [*groups.values()]
 
 
-def kind_of(config: Config) -> str:
-  """Trials of one kind share passes; masked regimes are one kind."""
+def pass_group(config: Config) -> str:
+  """Trials of one group share passes; masked regimes are one group."""
   return "masked" if config.learned.composes else config.regime
 
 

@@ -88,10 +88,13 @@ class Trainer:
       self.backbone.evaluation,
     )
 
-  def of_kind(self, trials: Sequence[Trial]) -> "Trainer":
-    """The same for trials of one kind, see `sweep.of_one_kind`."""
+  def for_group(self, trials: Sequence[Trial]) -> "Trainer":
+    """The same for trials of one group, see `sweep.by_pass_group`."""
     one, config = trials[0].config, self.config
-    if sweep.kind_of(one) == sweep.kind_of(config) and one.keep == config.keep:
+    if (
+      sweep.pass_group(one) == sweep.pass_group(config)
+      and one.keep == config.keep
+    ):
       return self
     config = dataclasses.replace(config, regime=one.regime, keep=one.keep)
     return dataclasses.replace(self, config=config)

@@ -121,7 +121,7 @@ def test_a_variant_is_best_by_validation(backbone, tmp_path):
     parents=(),
     test="the test split",
   )
-  learner.of_kind = lambda trials: learner
+  learner.for_group = lambda trials: learner
   trained = results.evaluate_trained(learner, variants, learned)
   # Pictures are made of the predictions of the best, from this very pass.
   assert asked == [(("hits",), "d-01"), (("hits", "predictions"), "d-01")]
@@ -161,7 +161,7 @@ def test_a_tie_on_validation_is_broken_by_its_loss():
   pack = PackResult(tasks=dict.fromkeys(past.best, task), best=past.best,
                     lost={})  # fmt: skip
   learner = types.SimpleNamespace(config=config, evaluate=evaluate, test="it")
-  learner.of_kind = lambda trials: learner
+  learner.for_group = lambda trials: learner
   found = results.evaluate_trained(learner, trials, [pack])
   assert asked == ["d-01"]
   assert [t.trial.name for t in results.rank(found, config, "d")] == [

@@ -94,7 +94,7 @@ def test_test_images_without_finite_outputs_are_said(backbone, tmp_path):
   trainer = types.SimpleNamespace(
     config=Config(), evaluate=lambda *args, **options: tested, test=object()
   )
-  trainer.of_kind = lambda trials: trainer
+  trainer.for_group = lambda trials: trainer
   pack = PackResult(
     tasks={"pets": task},
     best={"pets": BestParams(1, 0.5, task.params)},

@@ -585,7 +585,7 @@ def test_a_pass_that_diverged_is_remembered(tmp_path, monkeypatch):
     rate: float = 1.0
     calls = []
 
-    def of_kind(self, trials):
+    def for_group(self, trials):
       return self
 
     def meta(self, pack):

@@ -496,7 +496,7 @@ def test_regimes_are_an_axis():
     "regime=memory_masked,learning_rate=0.3,cells=1",
   ]  # fmt: skip
   assert len(trials) == 2 + 4 + 2
-  kinds = sweep.of_one_kind(trials)
+  kinds = sweep.by_pass_group(trials)
   assert [{t.config.regime for t in kind} for kind in kinds] == [
     {"head"}, {"memory_masked", "cls+side"},
   ]  # fmt: skip
@@ -529,10 +529,10 @@ def test_masked_regimes_share_a_trainer_and_what_it_keeps():
   config = config_of(regime=("cls_masked", "memory_masked", "head"))
   one = trainer_of(config)
   masked, _, head = sweep.trials_of(config, "d")
-  assert one.of_kind([masked]) is one  # of memory_masked
-  other = one.of_kind([head])
+  assert one.for_group([masked]) is one  # of memory_masked
+  other = one.for_group([head])
   assert other.config.regime == "head"
-  again = other.of_kind([masked])
+  again = other.for_group([masked])
   assert again.config.regime == "cls_masked"
 
 
