@@ -2,7 +2,7 @@
 
   memory-vit train --config=digits --workdir=runs/digits
   memory-vit train --config=digits:sweep --workdir=DIR
-  memory-vit train --config=digits:labels --workdir=DIR
+  memory-vit train --config=digits:labels --workdir=runs/labels
 
 The data are the 1,797 handwritten digits of scikit-learn. A micro ViT is
 trained on 0 to 4 and written to backbone.npz, in the layout of the published

@@ -2,7 +2,7 @@
 
   make quickstart
   memory-vit train --config=quickstart --workdir=runs/quickstart
-  memory-vit train --config=quickstart:angle --workdir=DIR
+  memory-vit train --config=quickstart:angle --workdir=runs/angle
 
 The glyph ViT that comes with the package knows dark characters on light paper.
 It stays frozen, and learns 120 characters that are light on dark, in heavy

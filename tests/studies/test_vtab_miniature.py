@@ -108,7 +108,7 @@ def require_together(together, tested):
   assert together["tasks"].keys() == tested.keys()
   for name, found in together["tasks"].items():
     assert found["alone"]["outputs_bit_equal"]
-    assert found["alone"]["accuracy"] == pytest.approx(tested[name], abs=1e-6)
+    assert found["alone"]["score"] == pytest.approx(tested[name], abs=1e-6)
 
 
 def require_several(run):
