@@ -256,7 +256,7 @@ def _numbers(task: Mapping[str, Any]) -> dict[str, str]:
     return {
       "mAP": _percent(task["map"]), "macro F1": _percent(task["f1_macro"])
     }  # fmt: skip
-  # Several units have no common mean; the file has that of each value.
+  # Values of different units have no common mean: --report lists each value.
   units = {*task["units"]}
   unit = escaped(units.pop()) if len(units) == 1 else ""
   return {

@@ -46,7 +46,7 @@ def read(label: Any, kind: str) -> Label:
 
 
 def dtype_of(kind: str, count: int) -> np.dtype:
-  """Of an encoded label: int32, or float32 with the shape (c,)."""
+  """The dtype of an encoded label: int32, or float32 of shape (c,)."""
   if kind == "classes":
     return np.dtype(np.int32)
   return np.dtype((np.float32, (count,)))

@@ -96,7 +96,7 @@ class Split:
 
   @property
   def label_dtype(self) -> np.dtype:
-    """Of a label: int32, or float32 with the shape (c,)."""
+    """The dtype of a label: int32, or float32 of shape (c,)."""
     return labels_lib.dtype_of(self.kind, self.num_classes)
 
   @property
@@ -173,7 +173,7 @@ class Split:
     )
 
   def are_labels(self, labels: np.ndarray) -> np.ndarray:
-    """Which of some labels (b,) or (b, c) are of its kind, bool (b,)."""
+    """Whether each of labels (b,) or (b, c) is of its kind, bool (b,)."""
     if self.kind == "classes":
       return (labels >= 0) & (labels < self.num_classes)
     if self.kind == "labels":

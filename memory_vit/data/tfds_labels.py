@@ -201,7 +201,7 @@ def _rows(key: str, features: _Features, kind: str) -> list[_Row]:
 
 
 def _at(tree: Any, path: str) -> Any:
-  """What is at "a/b" in nested dictionaries; None if nothing is."""
+  """The entry "a/b" of nested dictionaries; None without one."""
   for key in path.split("/"):
     is_dict = isinstance(tree, Mapping | tfds.features.FeaturesDict)
     tree = tree[key] if is_dict and key in tree else None

@@ -163,7 +163,7 @@ class LabelPredictions(_Outputs):
 
   @property
   def probability(self) -> Float64[np.ndarray, "n c"]:
-    """Of each label; NaN for an example whose outputs are not finite."""
+    """The probability of each label; NaN if an output is not finite."""
     return self._activated
 
   @property

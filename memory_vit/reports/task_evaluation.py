@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import functools
 import math
@@ -58,7 +59,7 @@ class Mistake:
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class TaskEvaluation:
+class TaskEvaluation(abc.ABC):
   """An evaluation of a task on a split; `of` makes that of a kind.
 
   Attributes:
@@ -172,19 +173,19 @@ class TaskEvaluation:
     return known.sizes() if known and (known.files or known.facts) else None
 
   @property
+  @abc.abstractmethod
   def each(self) -> ClassMetrics | LabelMetrics | ValueMetrics:
     """Metrics of each class, label or value."""
-    raise NotImplementedError
 
   @property
+  @abc.abstractmethod
   def summary(self) -> Mapping[str, Any]:
     """Metrics over all examples by name, with "examples" and "skipped"."""
-    raise NotImplementedError
 
   @property
+  @abc.abstractmethod
   def calibration(self) -> Calibration | None:
     """Calibration, on the examples that have a prediction; None of values."""
-    raise NotImplementedError
 
   @property
   def worst(self) -> np.ndarray:
@@ -196,16 +197,16 @@ class TaskEvaluation:
   @property
   def _errors(self) -> np.ndarray:
     """How wrong each output is, (n, c); 0 if right, or without a prediction."""
-    raise NotImplementedError
+    raise NotImplementedError  # only if `worst` is not overridden
 
   def mistake(self, number: int) -> Mistake:
     """Describe the wrong prediction for an example."""
     label, predicted, note = self._mistake_texts(number)
     return Mistake(number, self.file_name(number), label, predicted, note)
 
+  @abc.abstractmethod
   def _mistake_texts(self, number: int) -> tuple[str, str, str]:
     """What is right, what is predicted, and the note."""
-    raise NotImplementedError
 
   @functools.cached_property
   def mistakes(self) -> tuple[Mistake, ...]:
