@@ -6,7 +6,7 @@ import jax
 
 from memory_vit.backbones import load, model_files, model_import
 from memory_vit.backbones.download import KNOWN
-from memory_vit.backbones.published import BackboneSource
+from memory_vit.backbones.published import BackboneSource, Normalization
 from memory_vit.errors import BackboneError
 from memory_vit.model import trees
 from memory_vit.model.backbone import fingerprint_of
@@ -23,7 +23,9 @@ class BackboneReport:
   layout: str
   config: ViTConfig
   states_config: bool  # see `Published`
+  normalization: Normalization
   evaluation: EvalPreprocessing | None
+  evaluation_from: str
   source: BackboneSource | None
   parameters: int
   fingerprint: str
@@ -47,7 +49,9 @@ def inspect_backbone(path: str) -> BackboneReport:
     layout=published.layout,
     config=published.config,
     states_config=published.states_config,
+    normalization=published.normalization,
     evaluation=published.evaluation,
+    evaluation_from=published.evaluation_from,
     source=published.source or source_of(path),
     parameters=trees.count(published.arrays),
     fingerprint=fingerprint_of(

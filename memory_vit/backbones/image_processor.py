@@ -6,11 +6,14 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from memory_vit.backbones.families.fields import Fields
 from memory_vit.backbones.families.fold import Rgb
-from memory_vit.errors import BackboneError
+from memory_vit.errors import BackboneError, ConfigError
 from memory_vit.model.task import EvalPreprocessing
 from memory_vit.model.vit_config import MAX_IMAGE_SIZE, MAX_RESIZE
+from memory_vit.runtime.messages import refusal
 
 logger = logging.getLogger(__name__)
 
@@ -18,63 +21,123 @@ logger = logging.getLogger(__name__)
 _RESAMPLES = {2: "bilinear_antialias", 3: "bicubic"}
 _INTERPOLATIONS = {"bilinear": "bilinear_antialias", "bicubic": "bicubic"}
 _SMALLEST_STD = 1e-3
-# The defaults of classes of transformers for fields that a file lacks.
+# What a class of transformers takes for fields that a file lacks.
+_SQUARE: Mapping[str, Any] = {
+  "resample": 2, "size": {"height": 224, "width": 224},
+}  # fmt: skip
 _CROPPED: Mapping[str, Any] = {
-  "resample": 3,
-  "do_center_crop": True,
-  "crop_size": 224,
-  "size": {"shortest_edge": 224},
+  "resample": 3, "size": {"shortest_edge": 224}, "default_to_square": False,
+  "do_center_crop": True, "crop_size": 224,
+}  # fmt: skip
+_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+  "ViT": _SQUARE,
+  "DINOv3ViT": _SQUARE,
+  "Beit": {**_SQUARE, "resample": 3},
+  "Siglip": {**_SQUARE, "resample": 3, "default_to_square": False},
+  "DeiT": {**_CROPPED, "size": 256, "default_to_square": True},
+  "CLIP": _CROPPED,
+  "Bit": _CROPPED,
 }
-_SIGLIP: Mapping[str, Any] = {"resample": 3}
-_DEFAULTS = {"CLIP": _CROPPED, "Bit": _CROPPED, "Siglip": _SIGLIP}
-_CLASS = re.compile(rf"({'|'.join(_DEFAULTS)})(ImageProcessor|FeatureExtract)")
+_SUFFIX = re.compile(r"(ImageProcessor|FeatureExtractor)(Fast|Pil)?$")
+# The class of a `model_type` if the file names none; otherwise "ViT".
+_CLASSES = {
+  **dict.fromkeys(("dinov2", "dinov2_with_registers"), "Bit"),
+  **dict.fromkeys(("siglip", "siglip_vision_model"), "Siglip"),
+  **dict.fromkeys(("clip", "clip_vision_model"), "CLIP"),
+}
+# Switches that are read, or that change no photograph.
+_SWITCHES = {
+  *("do_resize", "do_center_crop", "do_rescale", "do_normalize"),
+  *("do_convert_rgb", "do_reduce_labels"),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImageProcessor:
   """Normalization of images in [0, 1], and how they are resized and cropped."""
 
-  mean: Rgb
-  std: Rgb
+  mean: Rgb | None  # None if it is not stated
+  std: Rgb | None
   evaluation: EvalPreprocessing | None  # None if it cannot be expressed
+  origin: str  # the file, and the object in it
+  defaults: str = ""  # what its class adds, for people
+
+  def warn(self) -> None:
+    """Say if the source does not decide how images are resized."""
+    if self.evaluation is None:
+      logger.warning(
+        "%s: resizing or cropping that is not stated, or not supported by "
+        "memory_vit; tasks get the whole image squeezed into the square, "
+        "unless configured otherwise",
+        self.origin,
+      )
 
 
-def of_transformers(values: Any, where: str) -> ImageProcessor:
-  """Read the object of a preprocessor_config.json."""
+def of_transformers(values: Any, where: str, family: str) -> ImageProcessor:
+  """Read the fields of an image processor of transformers.
+
+  If they name no class, it is that of `family`, the `model_type`.
+  """
   fields = Fields(values, where)
   if not fields.flag("do_rescale", True):
     raise BackboneError(
       f"{where}: do_rescale is false, expected images in [0, 1]."
     )
   fields.number("rescale_factor", 0.00392, 0.003922, 1 / 255)
-  mean: Rgb = (0.0, 0.0, 0.0)
-  std: Rgb = (1.0, 1.0, 1.0)
+  mean: Rgb | None = (0.0, 0.0, 0.0)
+  std: Rgb | None = (1.0, 1.0, 1.0)
   if fields.flag("do_normalize", True):
-    mean = _rgb(fields, "image_mean", low=-10)
-    std = _rgb(fields, "image_std", low=_SMALLEST_STD)
-  evaluation = _evaluation_of_transformers(fields, values)
-  _warn_unless(evaluation, where)
-  return ImageProcessor(mean=mean, std=std, evaluation=evaluation)
+    mean, std = _rgb(fields, "image_mean"), _rgb(fields, "image_std")
+  name = _class_of(fields) or _CLASSES.get(family, "ViT")
+  stated = {k: v for k, v in values.items() if v is not None}
+  # Of other classes the defaults are not known.
+  complete = {**_DEFAULTS.get(name, {}), **stated}
+  evaluation = _evaluation_of_transformers(Fields(complete, where), complete)
+  absent = [k for k in complete if k not in (*stated, "default_to_square")]
+  return ImageProcessor(
+    mean=mean,
+    std=std,
+    evaluation=evaluation,
+    origin=where,
+    defaults=f"; by {name}ImageProcessor: {', '.join(absent)}"
+    if absent
+    else "",
+  )
 
 
 def of_timm(values: Any, where: str) -> ImageProcessor:
   """Read the object `pretrained_cfg` of timm's config.json."""
-  fields = Fields(values, where)
-  mean = _rgb(fields, "mean", low=-10)
-  std = _rgb(fields, "std", low=_SMALLEST_STD)
-  channels, side, other = fields.numbers("input_size", 3, 1, 1e6)
-  evaluation = None
+  fields, evaluation = Fields(values, where), None
   kind = _INTERPOLATIONS.get(fields.text("interpolation", "bicubic"))
-  if channels == 3 and side == other and kind:
+  if fields.has("input_size"):
+    channels, side, other = fields.numbers("input_size", 3, 1, 1e6)
     share = fields.number("crop_pct", 0.05, 1, 0.875)
     mode = fields.text("crop_mode", "center")
-    if mode == "center":
-      resize = int(side / share)
-      evaluation = _evaluation(int(side), resize, kind, "central_rounded")
-    elif mode == "squash" and share == 1:
-      evaluation = _evaluation(int(side), 0, kind)
-  _warn_unless(evaluation, where)
-  return ImageProcessor(mean=mean, std=std, evaluation=evaluation)
+    if kind and channels == 3 and side == other:
+      if mode == "center":
+        resize = int(side / share)
+        evaluation = _evaluation(int(side), resize, kind, "central_rounded")
+      elif mode == "squash" and share == 1:
+        evaluation = _evaluation(int(side), 0, kind)
+  return ImageProcessor(
+    mean=_rgb(fields, "mean"),
+    std=_rgb(fields, "std"),
+    evaluation=evaluation,
+    origin=where,
+  )
+
+
+def as_rgb(values: Any, name: str) -> Rgb:
+  """Check a mean or std that a caller gives, of any sequence or one number."""
+  try:
+    numbers = np.broadcast_to(np.asarray(values, np.float64), 3).tolist()
+    rgb = _rgb(Fields({name: numbers}, "the argument"), name)
+  except (TypeError, ValueError):
+    raise ConfigError(
+      refusal(name, values, "red, green and blue of images in [0, 1]")
+    ) from None
+  assert rgb
+  return rgb
 
 
 def at_size(
@@ -88,45 +151,53 @@ def at_size(
   return dataclasses.replace(evaluation, image_size=image_size, resize=resize)
 
 
+def _class_of(fields: Fields) -> str:
+  """The class that a file names, such as "CLIP"; "" if it names none."""
+  older = fields.text("feature_extractor_type", "")
+  return _SUFFIX.sub("", fields.text("image_processor_type", older))
+
+
 def _evaluation_of_transformers(
   fields: Fields, values: Mapping[str, Any]
 ) -> EvalPreprocessing | None:
-  older = fields.text("feature_extractor_type", "")
-  named = _CLASS.match(fields.text("image_processor_type", older))
-  if named:
-    stated = {k: v for k, v in values.items() if v is not None}
-    values = {**_DEFAULTS[named[1]], **stated}
-    fields = Fields(values, fields.where)
-  kind = _RESAMPLES.get(fields.whole("resample", 0, 5, 2))
-  if not kind or not fields.flag("do_resize", True):
+  kind = _RESAMPLES.get(fields.whole("resample", 0, 5, 0))
+  others = [k for k, v in values.items() if k.startswith("do_") and v]
+  if not kind or not fields.flag("do_resize", True) or {*others} - _SWITCHES:
     return None
-  if not fields.flag("do_center_crop", False):
-    side = _side(values.get("size"))
-    return _evaluation(side, 0, kind) if side else None
-  side, size = _side(values.get("crop_size")), values.get("size")
-  # A plain number beside a crop is the shorter side, as CLIP once wrote it.
-  shorter = size.get("shortest_edge") if isinstance(size, Mapping) else size
-  if type(shorter) is not int or shorter < side:
-    return None
-  return _evaluation(side, shorter, kind) if side else None
+  size = _sides(values.get("size"), fields.flag("default_to_square", True))
+  cropped = fields.flag("do_center_crop", False)
+  crop = _sides(values.get("crop_size")) if cropped else size
+  if crop == size:
+    return _evaluation(_square(size), 0, kind)
+  if size.keys() == {"shortest_edge"} and size["shortest_edge"]:
+    return _evaluation(_square(crop), size["shortest_edge"], kind)
+  return None
 
 
-def _side(size: Any) -> int:
-  """The side of a square: a number or an object of two; 0 for anything else."""
+def _sides(size: Any, to_square: bool = True) -> Mapping[str, Any]:
+  """A size as transformers 5 writes it; {} if it is something else."""
   if isinstance(size, Mapping):
-    sides = [size.get("height"), size.get("width")]
-    size = sides[0] if sides[0] == sides[1] else None
-  return size if type(size) is int else 0
+    return {name: side for name, side in size.items() if side is not None}
+  if type(size) is int and not to_square:
+    return {"shortest_edge": size}
+  sides = size if isinstance(size, list | tuple) else [size, size]
+  return dict(zip(("height", "width"), sides, strict=False))
+
+
+def _square(sides: Mapping[str, Any]) -> Any:
+  """The side of a square; None if it is something else."""
+  is_square = sides == dict.fromkeys(("height", "width"), sides.get("height"))
+  return sides["height"] if is_square else None
 
 
 def _evaluation(
-  side: int, resize: int, interpolation: str, crop: str = "central"
+  side: Any, resize: Any, interpolation: str, crop: str = "central"
 ) -> EvalPreprocessing | None:
-  """None for sizes that are not supported."""
-  fits = 1 <= side <= MAX_IMAGE_SIZE and (
-    resize == 0 or side <= resize <= MAX_RESIZE
-  )
-  if not fits:
+  """None for sizes that are not supported, or are no numbers."""
+  if type(side) is not int or type(resize) is not int:
+    return None
+  fits = resize == 0 or side <= resize <= MAX_RESIZE
+  if not fits or not 1 <= side <= MAX_IMAGE_SIZE:
     return None
   return EvalPreprocessing(
     image_size=side,
@@ -136,15 +207,12 @@ def _evaluation(
   )
 
 
-def _rgb(fields: Fields, name: str, low: float) -> Rgb:
-  red, green, blue = fields.numbers(name, 3, low=low, high=10)
+def _rgb(fields: Fields, name: str) -> Rgb | None:
+  """Three numbers, or one for all channels; None if the field is absent."""
+  if not fields.has(name):
+    return None
+  low = _SMALLEST_STD if name.endswith("std") else -10
+  if fields.is_number(name):
+    return (fields.number(name, low, 10),) * 3
+  red, green, blue = fields.numbers(name, 3, low, 10)
   return red, green, blue
-
-
-def _warn_unless(evaluation: EvalPreprocessing | None, where: str) -> None:
-  if evaluation is None:
-    logger.warning(
-      "%s: resizing or cropping that memory_vit does not support; tasks get "
-      "the whole image squeezed into the square, unless configured otherwise",
-      where,
-    )

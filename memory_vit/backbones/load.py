@@ -15,7 +15,7 @@ import dataclasses
 import fnmatch
 import os
 import statistics
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import jax
@@ -28,7 +28,7 @@ from memory_vit.backbones import (
   stored_arrays,
 )
 from memory_vit.backbones.download import KNOWN, local_file
-from memory_vit.backbones.image_processor import at_size
+from memory_vit.backbones.image_processor import as_rgb, at_size
 from memory_vit.backbones.layouts import BLOCK, MAX_DEPTH, POSITIONS, Arrays
 from memory_vit.backbones.model_files import ModelFiles
 from memory_vit.backbones.published import ENTRY, Note, Published
@@ -67,6 +67,8 @@ def load_backbone(
   dtype: str = "float32",
   *,
   gelu: str | None = None,
+  mean: Sequence[float] | None = None,
+  std: Sequence[float] | None = None,
 ) -> Backbone:
   """Read a pretrained ViT, of vit_jax, big_vision, transformers or timm.
 
@@ -82,6 +84,9 @@ def load_backbone(
       `dtypes.resolve`.
     gelu: see `ViTConfig`, for a file of arrays that does not state it; None
       takes what the source states, and "tanh" if it states nothing.
+    mean: by which the model normalizes images in [0, 1], red, green and blue;
+      for a model of transformers or timm whose files do not state it.
+    std: the standard deviations, likewise.
 
   Returns:
     The backbone; its parameters are on the default device, in float32, kernels
@@ -90,17 +95,30 @@ def load_backbone(
 
   Raises:
     BackboneError: if the source does not exist, cannot be fetched or read, or
-      does not hold exactly the weights of a supported ViT.
-    ConfigError: for an invalid `image_size`, `dtype` or `gelu`.
+      does not hold exactly the weights of a supported ViT; or if neither it
+      nor the arguments state a mean and std.
+    ConfigError: for an invalid `image_size`, `dtype`, `gelu`, `mean` or `std`,
+      or one that contradicts the source.
   """
-  published = read_published(os.fspath(path))
+  published = read_published(os.fspath(path), mean, std)
   return rounded(to_backbone(published, image_size, dtype, gelu=gelu))
 
 
-def read_published(path: str) -> Published:
+def read_published(
+  path: str,
+  mean: Sequence[float] | None = None,
+  std: Sequence[float] | None = None,
+) -> Published:
   """Read any source that `load_backbone` takes, in float32 on the host."""
+  stated = {"mean": mean, "std": std}
+  given = {k: as_rgb(v, k) for k, v in stated.items() if v is not None}
   if files := model_source(path):
-    published = model_import.read(files)
+    published = model_import.read(files, given)
+  elif given:
+    raise ConfigError(
+      f"{' and '.join(given)}: {path} is an .npz file, whose model takes images "
+      "in [-1, 1]: leave it out."
+    )
   else:
     published = _read_npz(local_file(path))
   _require_weights(published.arrays, published.config, published.where)
@@ -166,6 +184,7 @@ def _read_npz(file: Path) -> Published:
     config=note.config,
     evaluation=note.evaluation,
     source=note.source,
+    evaluation_from=ENTRY if note.evaluation else "",
     arrays=arrays,
     where=str(file),
     layout=_layout_of(entries),

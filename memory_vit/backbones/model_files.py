@@ -3,7 +3,9 @@
 config.json                   how the model computes
 model.safetensors             its weights, or
 model.safetensors.index.json  the list of several files of weights
-preprocessor_config.json      how its images are prepared; not with timm
+processor_config.json         how its images are prepared, by transformers 5;
+preprocessor_config.json      by transformers 4, or 5 for images alone;
+                              timm writes it into config.json
 """
 
 import contextlib
@@ -26,9 +28,10 @@ from memory_vit.runtime.messages import brief, first_line
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PREPROCESSOR = "preprocessor_config.json"
+PROCESSOR = "processor_config.json"
 # The files that are fetched of a published model; README.md has its licence.
-PATTERNS = (CONFIG, PREPROCESSOR, WEIGHTS, "model-*-of-*.safetensors",
-            INDEX, "README.md")  # fmt: skip
+PATTERNS = (CONFIG, PROCESSOR, PREPROCESSOR, WEIGHTS,
+            "model-*-of-*.safetensors", INDEX, "README.md")  # fmt: skip
 # A name and no path: a shard lies beside its index.
 _SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,150}\.safetensors")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -41,7 +44,7 @@ class ModelFiles:
   source: str  # as the user named it
   config: Path
   weights: Path  # a .safetensors file, or the index of several
-  preprocessor: Path | None
+  preprocessor: Path | None  # the one of the two that transformers 5 reads
   card: Path | None  # README.md
 
   @contextlib.contextmanager
@@ -110,7 +113,7 @@ def _find(path: Path, source: str) -> ModelFiles:
     source=source,
     config=directory / CONFIG,
     weights=weights,
-    preprocessor=_if_there(directory / PREPROCESSOR),
+    preprocessor=_preprocessor(directory),
     card=_if_there(directory / "README.md"),
   )
 
@@ -142,6 +145,17 @@ def _pickle(file: Path) -> BackboneError:
     f"{WEIGHTS} of the same model, or if you trust the file make one, with "
     "AutoModel.from_pretrained(DIR).save_pretrained(NEW_DIR) of transformers."
   )
+
+
+def _preprocessor(directory: Path) -> Path | None:
+  """The file about images; transformers 5 takes the newer one if it states it.
+
+  Others of this name are about texts alone.
+  """
+  newer = _if_there(directory / PROCESSOR)
+  if newer and json_files.read_object(newer).get("image_processor") is not None:
+    return newer
+  return _if_there(directory / PREPROCESSOR)
 
 
 def _if_there(file: Path) -> Path | None:

@@ -3,39 +3,52 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from memory_vit.backbones import image_processor, json_files, model_files
 from memory_vit.backbones.families import detect, fold
-from memory_vit.backbones.families.detect import Converted
+from memory_vit.backbones.families.fold import Rgb
 from memory_vit.backbones.families.table import Arrays
 from memory_vit.backbones.image_processor import ImageProcessor
 from memory_vit.backbones.model_files import ModelFiles
-from memory_vit.backbones.published import BackboneSource, Published
-from memory_vit.errors import BackboneError
+from memory_vit.backbones.published import (
+  BackboneSource,
+  Normalization,
+  Published,
+  Stated,
+)
+from memory_vit.errors import BackboneError, ConfigError
+from memory_vit.runtime import hub
 
 # In the first lines of a README.md; the name stands beside license "other".
 _LICENCE_NAME = re.compile(r"^license_name: *([A-Za-z0-9._-]{1,60}) *$", re.M)
 _LICENCE = re.compile(r"^license: *([A-Za-z0-9._-]{1,60}) *$", re.M)
 _CARD_BYTES = 2**16
+_TIMM = "timm"
 _NO_LICENCE = "not stated in its files: see where it was published"
 
 
-def read(files: ModelFiles) -> Published:
+def read(files: ModelFiles, given: Mapping[str, Rgb]) -> Published:
+  """Read a model; `given` are a mean and std that its files do not state."""
   config = json_files.read_object(files.config)
   family = detect.family_of(config, str(files.config))
-  stated = _stated_processor(config, files)
+  processor = _stated_processor(config, family, files)
+  normalization = _normalization(processor, given)
+  if absent := [n for n in ("mean", "std") if n not in normalization]:
+    raise _unstated(absent, config, family, files)
+  processor.warn()
   with files.open_weights() as tensors:
     converted = detect.convert(config, tensors, str(files.config))
-  processor = stated or _default_processor(converted, files)
   return Published(
     config=converted.config,
-    arrays=_normalized(converted.arrays, processor),
+    arrays=_normalized(converted.arrays, normalization),
     where=str(files.weights),
     layout=f"{family}, {files.weights.name}",
     states_config=True,
     evaluation=processor.evaluation,
+    normalization=normalization,
+    evaluation_from=f"{processor.origin}{processor.defaults}",
   )
 
 
@@ -50,40 +63,70 @@ def source_of(files: ModelFiles) -> BackboneSource:
   )
 
 
-def _normalized(arrays: Arrays, processor: ImageProcessor) -> dict[str, Any]:
+def _normalized(arrays: Arrays, normalization: Normalization) -> dict[str, Any]:
   """Fold the normalization into the patches: they take images in [-1, 1]."""
   kernel, bias = fold.fold_normalization(
     arrays["embedding/kernel"], arrays["embedding/bias"],
-    processor.mean, processor.std,
+    normalization["mean"].value, normalization["std"].value,
   )  # fmt: skip
   return {**arrays, "embedding/kernel": kernel, "embedding/bias": bias}
 
 
 def _stated_processor(
-  config: Mapping[str, Any], files: ModelFiles
-) -> ImageProcessor | None:
-  """The image preprocessing that the files state, if they do."""
-  if files.preprocessor:
-    values = json_files.read_object(files.preprocessor)
-    return image_processor.of_transformers(values, str(files.preprocessor))
+  config: Mapping[str, Any], family: str, files: ModelFiles
+) -> ImageProcessor:
+  """The image preprocessing that the files state."""
+  if file := files.preprocessor:
+    values, where = json_files.read_object(file), str(file)
+    if file.name == model_files.PROCESSOR:
+      values, where = values["image_processor"], f"{where}: image_processor"
+    return image_processor.of_transformers(values, where, family)
   if config.get("pretrained_cfg") is not None:
     where = f"{files.config}: pretrained_cfg"
     return image_processor.of_timm(config["pretrained_cfg"], where)
-  return None
+  # Early files of timm have these fields beside the architecture.
+  values = config if family == _TIMM else {}
+  return image_processor.of_timm(values, str(files.config))
 
 
-def _default_processor(
-  converted: Converted, files: ModelFiles
-) -> ImageProcessor:
-  """The image preprocessing that the model family documents, if it does."""
-  if not converted.plain_images:
-    raise BackboneError(
-      f"{files.config} has no {model_files.PREPROCESSOR} beside it, which says "
-      "by what mean and deviation images are normalized: fetch it from the "
-      "source of the model."
-    )
-  half = (0.5, 0.5, 0.5)
-  return ImageProcessor(mean=half, std=half, evaluation=None)
+def _normalization(
+  processor: ImageProcessor, given: Mapping[str, Rgb]
+) -> Normalization:
+  """Merge what the files state with arguments, which may not contradict it."""
+  found = {name: Stated(v, f"the argument {name}") for name, v in given.items()}
+  for name, stated in (("mean", processor.mean), ("std", processor.std)):
+    if stated and given.get(name, stated) != stated:
+      raise ConfigError(
+        f"{name} is {given[name]}, and {processor.origin} states {stated}: "
+        "leave it out."
+      )
+    if stated:
+      found[name] = Stated(stated, processor.origin)
+  return found
+
+
+def _unstated(
+  names: Sequence[str],
+  config: Mapping[str, Any],
+  family: str,
+  files: ModelFiles,
+) -> BackboneError:
+  """The refusal to guess a mean or std, and where to find them."""
+  what = " and ".join(names)
+  wanted = f"{model_files.PROCESSOR} or {model_files.PREPROCESSOR}"
+  if family.startswith(_TIMM):
+    wanted = f"{model_files.CONFIG} whose pretrained_cfg has them"
+  source = config.get("_name_or_path")
+  if hub.is_address(files.source):
+    source = files.source
+  elif not isinstance(source, str) or not hub.parse(f"{hub.PREFIX}{source}"):
+    source = "the source of the model"
+  return BackboneError(
+    f"{files.preprocessor or files.config} states no {what} by which images "
+    f"are normalized: put the {wanted} of {source} into the same directory, or "
+    f"state {what} in mv.load_backbone, or as --mean=R,G,B and --std=R,G,B of "
+    "`memory-vit convert`, which writes a file for the other commands."
+  )
 
 
 def _licence(config: Mapping[str, Any], files: ModelFiles) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 
 from memory_vit.backbones import json_files
 from memory_vit.backbones.families.fields import Fields
+from memory_vit.backbones.families.fold import Rgb
 from memory_vit.backbones.families.vit_fields import LIMITS, vit_field
 from memory_vit.errors import BackboneError
 from memory_vit.model.task import EvalPreprocessing
@@ -40,6 +41,18 @@ class BackboneSource:
   files: dict[str, str]  # {file: SHA-256}
 
 
+@dataclasses.dataclass(frozen=True)
+class Stated:
+  """Three numbers about images in [0, 1], and where they are stated."""
+
+  value: Rgb
+  origin: str
+
+
+Normalization = Mapping[str, Stated]  # of "mean" and "std"
+_LAYOUT = Stated((0.5, 0.5, 0.5), ".npz files: images in [-1, 1]")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Note:
   """The content of the entry."""
@@ -57,6 +70,11 @@ class Published(Note):
   where: str  # its file, for messages
   layout: str  # of the weights in the file, for people
   states_config: bool = False  # otherwise the shapes alone tell it
+  # What is folded into `arrays`.
+  normalization: Normalization = dataclasses.field(
+    default_factory=lambda: {"mean": _LAYOUT, "std": _LAYOUT}
+  )
+  evaluation_from: str = ""  # for people
   # Of `arrays` in an .npz file.
   dtypes: Mapping[str, np.dtype] = dataclasses.field(default_factory=dict)
 

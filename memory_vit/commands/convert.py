@@ -1,13 +1,14 @@
 """Writes a backbone in another format, or converts tasks of PyTorch.
 
-  memory-vit convert SOURCE OUT.npz
+  memory-vit convert SOURCE OUT.npz [--mean=R,G,B --std=R,G,B]
   memory-vit convert SOURCE OUT_DIR --format=hf
   memory-vit convert --task=FILE.pt --backbone=SOURCE OUT_DIR
 
 SOURCE is any --backbone of other commands: a directory of transformers or timm,
 hf://OWNER/NAME, a .safetensors file, an .npz file. OUT.npz is one file with the
 same parameters, to the bit, and the same fingerprint; it notes the SHA-256 and
-the licence of its source.
+the licence of its source. --mean and --std are for models of transformers and
+timm whose files do not state how images in [0, 1] are normalized.
 
 FILE.pt is a state dict of the public PyTorch reproduction, `MemoryCapableViT`,
 trained on the ViT of transformers in SOURCE. Each of its heads becomes a task,
@@ -17,7 +18,7 @@ OUT_DIR/head-1 and so on; this needs torch.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from etils import epy
 
@@ -31,6 +32,10 @@ from memory_vit.runtime.progress_bar import ProgressBar
 with epy.lazy_imports():  # once the command line is known to be right
   from memory_vit.backbones import describe, load, save
   from memory_vit.tasks import store, torch_import
+
+_Normalization = Mapping[str, Sequence[str]]
+# The values of ImageNet, as examples.
+_IMAGENET = {"mean": "0.485,0.456,0.406", "std": "0.229,0.224,0.225"}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -70,10 +75,22 @@ def _parser() -> Parser:
     metavar="SOURCE",
     help="with --task: the model of transformers that it was trained on",
   )
+  for name in ("mean", "std"):
+    parser.add_argument(
+      f"--{name}",
+      metavar="R,G,B",
+      help=f"{name} by which the model normalizes images in [0, 1], such as "
+      f"{_IMAGENET[name]}, if no file beside it states one",
+    )
   return parser
 
 
 def _run(arguments: argparse.Namespace) -> int:
+  normalization = {
+    name: text.split(",")
+    for name in _IMAGENET
+    if (text := getattr(arguments, name)) is not None
+  }
   expected = 1 if arguments.task else 2
   if len(arguments.paths) != expected or (
     bool(arguments.task) != bool(arguments.backbone)
@@ -88,11 +105,15 @@ def _run(arguments: argparse.Namespace) -> int:
       raise ConfigError(
         "--format is that of a backbone, and --task writes none: leave it out."
       )
-    return _convert_tasks(arguments.task, arguments.backbone, out)
-  return _convert(source[0], out, arguments.format or "npz")
+    return _convert_tasks(
+      arguments.task, arguments.backbone, out, normalization
+    )
+  return _convert(source[0], out, arguments.format or "npz", normalization)
 
 
-def _convert_tasks(torch_file: str, source: str, directory: str) -> int:
+def _convert_tasks(
+  torch_file: str, source: str, directory: str, normalization: _Normalization
+) -> int:
   out = paths.local(directory, "OUT_DIR")
   if out.exists() and not (out.is_dir() and not any(out.iterdir())):
     raise TaskError(
@@ -100,13 +121,15 @@ def _convert_tasks(torch_file: str, source: str, directory: str) -> int:
       "empty directory."
     )
   file = paths.local(torch_file, "--task", TaskError)
-  for task in torch_import.read_tasks(file, source):
+  for task in torch_import.read_tasks(file, source, **normalization):
     store.save_task(task, out / task.name)
     show(f"{escaped(str(out / task.name))}: {task!r}")
   return 0
 
 
-def _convert(path: str, target: str, format: str) -> int:
+def _convert(
+  path: str, target: str, format: str, normalization: _Normalization
+) -> int:
   out = paths.local(target, "OUT")
   if format == "npz":
     if out.suffix != ".npz":
@@ -117,7 +140,7 @@ def _convert(path: str, target: str, format: str) -> int:
     paths.require_writable(out, "OUT")
   with ProgressBar("converting", 2, "steps", delay=0) as bar:
     bar.note("reading")
-    published = load.read_published(path)
+    published = load.read_published(path, **normalization)
     backbone = load.to_backbone(published)
     source = published.source or describe.source_of(path)
     bar.update()

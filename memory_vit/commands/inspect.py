@@ -276,7 +276,12 @@ def _backbone_json(report: BackboneReport) -> dict[str, Any]:
     "num_patches": report.config.num_patches,
     "parameters": report.parameters,
     "fingerprint": report.fingerprint,
+    "normalization": {
+      name: dataclasses.asdict(stated)
+      for name, stated in report.normalization.items()
+    },
     "evaluation": evaluation and dataclasses.asdict(evaluation),
+    "evaluation_from": report.evaluation_from,
     "source": source and dataclasses.asdict(source),
     "arrays": {
       name: {"shape": list(array.shape), "dtype": array.dtype.name}
@@ -300,6 +305,7 @@ def _backbone_text(report: BackboneReport) -> str:
                       else "0: no head, outputs its features"),
       ("representation_size", str(config.representation_size)),
       *_computation(report),
+      *_preparation(report),
       ("parameters", f"{report.parameters:,}"),
       ("fingerprint", report.fingerprint),
       *_source(report),
@@ -318,14 +324,24 @@ def _computation(report: BackboneReport) -> list[tuple[str, str]]:
     return []
   config = report.config
   switches = [f"{k} {v}" for k, v in backbones.switches_of(config).items()]
-  rows = [
+  return [
     ("gelu", config.gelu),
     ("LayerNorm", f"epsilon {config.layer_norm_epsilon:g}"),
     ("switches", ", ".join(switches) or "none: as vit_jax"),
   ]
+
+
+def _preparation(report: BackboneReport) -> list[tuple[str, str]]:
+  """Rows about how images are prepared, and where that is stated."""
+  rows = [
+    (name, f"{', '.join(f'{x:g}' for x in stated.value)} ({stated.origin})")
+    for name, stated in report.normalization.items()
+  ]
+  side = report.config.image_size
+  text = f"not stated: the whole image squeezed to {side} px"
   if report.evaluation:
-    rows.append(("evaluation", _evaluation(report.evaluation)))
-  return rows
+    text = f"{_evaluation(report.evaluation)} ({report.evaluation_from})"
+  return [*((k, escaped(v)) for k, v in rows), ("evaluation", escaped(text))]
 
 
 def _source(report: BackboneReport) -> list[tuple[str, str]]:

@@ -108,7 +108,7 @@ def test_inspect_shows_what_a_backbone_was_made_of(tmp_path, capsys):
     assert inspect.main([str(given)]) == 0
     text = capsys.readouterr().out
     for said in ("gelu", "exact", "epsilon 1e-12", "position_resize bicubic",
-                 "8 px, resize, bicubic", "family", "licence"):  # fmt: skip
+                 "8 px, resize, bicubic (", "family", "licence"):  # fmt: skip
       assert said in text
     assert inspect.main([str(given), "--json"]) == 0
     values = json.loads(capsys.readouterr().out)
@@ -117,6 +117,57 @@ def test_inspect_shows_what_a_backbone_was_made_of(tmp_path, capsys):
       "config.json", "model.safetensors", "preprocessor_config.json",
     }  # fmt: skip
     assert values["fingerprint"] == mv.load_backbone(path).fingerprint
+
+
+def test_inspect_says_where_the_preparation_is_stated(tmp_path, capsys):
+  stated, nested = models.PREPROCESSOR, "processor_config.json: image_processor"
+  short = {k: v for k, v in stated.items() if k != "resample"}
+  path = models.write_model(tmp_path / "vit", preprocessor=None)
+  (path / "processor_config.json").write_text(
+    json.dumps({"image_processor": short})
+  )
+  assert inspect.main([str(path)]) == 0
+  text = capsys.readouterr().out
+  assert f"0.485, 0.456, 0.406 ({path}/{nested})" in text
+  assert f"0.229, 0.224, 0.225 ({path}/{nested})" in text
+  assert f"({path}/{nested}; by ViTImageProcessor: resample)" in text
+  assert inspect.main([str(path), "--json"]) == 0
+  values = json.loads(capsys.readouterr().out)
+  assert values["normalization"]["mean"]["value"] == stated["image_mean"]
+  assert values["normalization"]["std"]["origin"].endswith(nested)
+  assert "processor_config.json" in values["source"]["files"]
+  assert values["evaluation_from"].endswith("resample")
+
+
+def test_a_mean_that_no_file_states_is_an_option(tmp_path, capsys):
+  """Its file then runs in all commands."""
+  bare = models.write_model(tmp_path / "bare", preprocessor=None)
+  stated = mv.load_backbone(models.write_model(tmp_path / "stated"))
+  out = tmp_path / "a.npz"
+  values = [["--mean", "image_mean"], ["--std", "image_std"]]
+  both = [
+    f"{option}={','.join(map(str, models.PREPROCESSOR[key]))}"
+    for option, key in values
+  ]
+  for options, said in (
+    ([], "config.json states no mean and std"),
+    (both[:1], "config.json states no std"),
+    (["--mean=a", both[1]], "mean is ['a'], expected red, green and blue"),
+    (["--mean=0,0", both[1]], "expected red, green and blue"),
+    (["--mean=123.7,116.3,103.5", both[1]], "of images in [0, 1]"),
+    ([both[0], "--std=0,1,1"], "std is ['0', '1', '1'], expected"),
+  ):
+    assert convert.main([str(bare), str(out), *options]) == 2
+    assert said in capsys.readouterr().err
+  assert convert.main([str(bare), str(out), *both]) == 0
+  assert mv.load_backbone(out).fingerprint == stated.fingerprint
+  capsys.readouterr()
+  assert inspect.main([str(out)]) == 0
+  text = capsys.readouterr().out
+  assert "0.5, 0.5, 0.5 (.npz files: images in [-1, 1])" in text
+  assert "not stated: the whole image squeezed to 8 px" in text
+  assert convert.main([str(out), str(tmp_path / "b.npz"), *both]) == 2
+  assert "is an .npz file" in capsys.readouterr().err
 
 
 # What an .npz file says of itself is as untrusted as its arrays.

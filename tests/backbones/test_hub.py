@@ -38,8 +38,9 @@ def test_a_snapshot_of_exactly_these_files(hub, tmp_path):
   assert options["revision"] == "refs/pr/1"
   # No pickles, and no weights of other libraries.
   assert options["allow_patterns"] == [
-    "config.json", "preprocessor_config.json", "model.safetensors",
-    "model-*-of-*.safetensors", "model.safetensors.index.json", "README.md",
+    "config.json", "processor_config.json", "preprocessor_config.json",
+    "model.safetensors", "model-*-of-*.safetensors",
+    "model.safetensors.index.json", "README.md",
   ]  # fmt: skip
   assert load.model_source(ADDRESS).source == ADDRESS
   assert hub.asked[1][1]["revision"] is None

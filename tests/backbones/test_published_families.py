@@ -72,6 +72,51 @@ def test_converted_arrays_are_exactly_those_of_the_model(name):
   assert {a.dtype for a in converted.arrays.values()} == {np.dtype("f4")}
 
 
+MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
+STATED = {
+  "image_mean": MEAN, "image_std": STD, "resample": 3,
+  "size": {"height": 56, "width": 56}, "do_center_crop": False,
+}  # fmt: skip
+
+
+def files_of(name, directory, **files):
+  """The files of a recorded model that states no normalization but theirs."""
+  config, arrays = source_of(name)
+  for field in ("mean", "std"):
+    config.get("pretrained_cfg", {}).pop(field, None)
+  write_model(directory, arrays, config, None)
+  for file, values in files.items():
+    (directory / f"{file}.json").write_text(json.dumps(values))
+  return directory
+
+
+@pytest.mark.parametrize("name", DISTINCT)
+def test_no_mean_or_std_is_guessed(name, tmp_path):
+  """Each place where they may stand is read, and gives the same backbone."""
+  bare = files_of(name, tmp_path / "bare", processor_config={"processor": 1})
+  with pytest.raises(BackboneError) as error:
+    mv.load_backbone(bare)
+  wanted = "pretrained_cfg" if "timm" in name else "processor_config.json or"
+  for said in ("no mean and std", wanted, "mv.load_backbone", "convert"):
+    assert said in str(error.value)
+  found = [
+    mv.load_backbone(bare, mean=np.float64(MEAN), std=list(STD)),
+    mv.load_backbone(
+      files_of(name, tmp_path / "old", preprocessor_config=STATED)
+    ),
+    mv.load_backbone(
+      files_of(
+        name, tmp_path / "new",
+        processor_config={"image_processor": STATED, "video_processor": {}},
+        preprocessor_config={**STATED, "image_mean": [0.1] * 3},
+      )
+    ),
+  ]  # fmt: skip
+  assert len({backbone.fingerprint for backbone in found}) == 1
+  assert found[1].evaluation == found[2].evaluation
+  assert found[1].evaluation.interpolation == "bicubic"
+
+
 @pytest.mark.fault("unequal-model")
 @pytest.mark.parametrize("name", DISTINCT)
 def test_each_array_that_is_missing_is_named(name):

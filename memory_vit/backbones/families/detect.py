@@ -35,6 +35,8 @@ _NAFLEX = (
   "a SigLIP 2 for images of any shape (NaFlex), whose patches are a sequence "
   "with a mask: expected one of a fixed resolution, whose model_type is siglip"
 )
+# A model of timm, as transformers saves it.
+_WRAPPER, _PREFIX = "timm_wrapper", "timm_model."
 # `model_type` -> why it is refused.
 _REFUSED = {
   "deit": (
@@ -52,22 +54,32 @@ class Converted:
 
   config: ViTConfig
   arrays: dict[str, np.ndarray]
-  plain_images: bool  # see `table.Model`
 
 
 def convert(config: Mapping[str, Any], arrays: Arrays, where: str) -> Converted:
   """Convert a model; `where` names its config.json in messages."""
-  _, read = _family(config, where)
+  kind, read = _family(config, where)
+  if kind == _WRAPPER:
+    config, arrays = _unwrapped(config, arrays)
   model = read(Fields(config, where), arrays)
   return Converted(
-    config=model.config,
-    arrays=table.convert(model, arrays, where),
-    plain_images=model.plain_images,
+    config=model.config, arrays=table.convert(model, arrays, where)
   )
 
 
+def _unwrapped(
+  config: Mapping[str, Any], arrays: Arrays
+) -> tuple[Mapping[str, Any], Arrays]:
+  """The model of timm in a `TimmWrapperModel`, which never has a head."""
+  if config.get("architectures") == ["TimmWrapperModel"]:
+    config = {**config, "num_classes": 0}
+  prefixed = all(name.startswith(_PREFIX) for name in arrays)
+  start = len(_PREFIX) if prefixed else 0
+  return config, {name[start:]: arrays[name] for name in arrays}
+
+
 def family_of(config: Mapping[str, Any], where: str) -> str:
-  """The name of a family: "timm", or a model_type of transformers."""
+  """The name of a family: "timm", or a `model_type` of transformers."""
   return _family(config, where)[0]
 
 
@@ -77,10 +89,10 @@ def _family(config: Mapping[str, Any], where: str) -> tuple[str, _Read]:
     return kind, _TRANSFORMERS[kind]
   if isinstance(kind, str) and kind in _REFUSED:
     raise BackboneError(f"{where}: model_type {brief(kind)}: {_REFUSED[kind]}.")
-  if kind is None and isinstance(name, str):
+  if kind in (None, _WRAPPER) and isinstance(name, str):
     for family in (timm_dinov3, timm_vit):
       if family.NAME.match(name):
-        return "timm", family.read
+        return kind or "timm", family.read
   raise BackboneError(
     f"{where}: model_type {brief(kind)}, architecture {brief(name)}: expected "
     f"a model_type of transformers out of {', '.join(_TRANSFORMERS)}, or an "

@@ -40,6 +40,9 @@ class Fields:
     """Whether a field is there and is null."""
     return name in self._config and not self.has(name)
 
+  def is_number(self, name: str) -> bool:
+    return type(self._config.get(name)) in (int, float)
+
   def names(self, name: str) -> list[Any]:
     """A list of any values; an empty one if the field is anything else."""
     value = self._config.get(name)

@@ -83,5 +83,4 @@ def read(fields: Fields, arrays: Arrays) -> Model:
       **table.prefixed("vit.", own, arrays), "classifier": table.HEAD
     },
     ignored=(MASK, f"vit.{MASK}", *(_POOLER if classes else ())),
-    plain_images=True,
   )  # fmt: skip

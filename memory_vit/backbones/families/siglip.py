@@ -80,5 +80,4 @@ def read(fields: Fields, arrays: Arrays) -> Model:
     config=config,
     table={**table.prefixed(TOWER, tower, arrays), "classifier": table.HEAD},
     ignored=(*BESIDE, "logit_bias", *probe),
-    plain_images=True,
   )

@@ -80,8 +80,6 @@ class Model:
   ignored: tuple[str, ...] = ()
   # Makes the arrays that the table expects, once shapes are checked.
   adapt: Callable[[dict[str, np.ndarray]], None] = lambda arrays: None
-  # Whether the family documents images in [-1, 1], if a source states nothing.
-  plain_images: bool = False
 
 
 def prefixed(prefix: str, table: Table, arrays: Arrays) -> Table:
