@@ -34,8 +34,8 @@ def fetch(text: str) -> Path:
       "hf://OWNER/NAME@REVISION, such as hf://google/vit-base-patch16-224."
     )
   by_hand = (
-    f"Or fetch {model_files.CONFIG}, {model_files.PREPROCESSOR} and the "
-    f".safetensors files of {address.repository} by hand, put them into one "
+    f"Or fetch {model_files.CONFIG}, {model_files.PREPROCESSOR} or "
+    f"{model_files.PROCESSOR}, and the .safetensors files of {address.repository} by hand, put them into one "
     "directory, and give that."
   )
   return hub.fetch(address, model_files.PATTERNS, BackboneError, by_hand)

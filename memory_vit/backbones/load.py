@@ -116,8 +116,8 @@ def read_published(
     published = model_import.read(files, given)
   elif given:
     raise ConfigError(
-      f"{' and '.join(given)}: {path} is an .npz file, whose model takes images "
-      "in [-1, 1]: leave it out."
+      f"{path} is an .npz file, whose model takes images in [-1, 1]: leave out "
+      f"{' and '.join(given)}."
     )
   else:
     published = _read_npz(local_file(path))

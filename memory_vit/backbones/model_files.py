@@ -143,7 +143,8 @@ def _pickle(file: Path) -> BackboneError:
   return BackboneError(
     f"{file} is a pickle, which can run any code, and is not read: fetch the "
     f"{WEIGHTS} of the same model, or if you trust the file make one, with "
-    "AutoModel.from_pretrained(DIR).save_pretrained(NEW_DIR) of transformers."
+    "AutoModel.from_pretrained(DIR).save_pretrained(NEW_DIR) of transformers, "
+    f"and copy its {PREPROCESSOR} or {PROCESSOR}."
   )
 
 
