@@ -46,6 +46,7 @@ class Hub(ThreadingHTTPServer):
   def __init__(self):
     super().__init__(("127.0.0.1", 0), Handler)
     self.repositories, self.blobs, self.asked = {}, {}, []
+    self.etags = {}  # {path: one that is not the digest of its content}
 
   @property
   def address(self):
@@ -126,7 +127,12 @@ class Handler(BaseHTTPRequestHandler):
 
   def described(self, name, files, sha):
     names = [{"rfilename": path} for path in files]
-    return {"id": name, "sha": sha, "siblings": names}
+    described = {"id": name, "sha": sha}
+    # Lists of models have no names of files, unless they are asked for.
+    is_list = self.path.startswith("/api/models?")
+    if not is_list or self.query.get("full") in (["true"], ["True"]):
+      described["siblings"] = names
+    return described
 
   def models(self, body):
     [owner], wanted = self.query["author"], self.query["filter"]
@@ -160,6 +166,7 @@ class Handler(BaseHTTPRequestHandler):
       return self.say(404, {}, X_Error_Code="EntryNotFound", X_Repo_Commit=sha)
     content = files[path]
     etag = hashlib.sha256(content).hexdigest()
+    etag = self.server.etags.get(path, etag)
     headers = {"ETag": f'"{etag}"', "X_Repo_Commit": sha}
     given = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
     if given is None:

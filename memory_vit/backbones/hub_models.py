@@ -35,7 +35,7 @@ def fetch(text: str) -> Path:
     )
   by_hand = (
     f"Or fetch {model_files.CONFIG}, {model_files.PREPROCESSOR} or "
-    f"{model_files.PROCESSOR}, and the .safetensors files of {address.repository} by hand, put them into one "
-    "directory, and give that."
+    f"{model_files.PROCESSOR}, and the .safetensors files of "
+    f"{address.repository} by hand, put them into one directory, and give that."
   )
   return hub.fetch(address, model_files.PATTERNS, BackboneError, by_hand)

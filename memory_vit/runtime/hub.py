@@ -11,17 +11,21 @@ from types import ModuleType
 from typing import Any
 
 from memory_vit.errors import MemoryVitError
-from memory_vit.runtime.messages import named
+from memory_vit.runtime.messages import escaped, first_line
 
 PREFIX = "hf://"
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,95})"
+# Names become parts of paths in the cache, which ".." would leave.
 _ADDRESS = re.compile(
-  rf"hf://(?P<repository>{_PART}/{_PART})(?:/(?P<task>{_PART}))?"
-  r"(?:@(?P<revision>[A-Za-z0-9._/-]{1,100}))?"
+  rf"(?!.*\.\.)hf://(?P<repository>{_PART}/{_PART})(?:/(?P<task>{_PART}))?"
+  rf"(?:@(?P<revision>(?=.{{1,100}}$){_PART}(?:/{_PART})*))?"
 )
 _OWNER = re.compile(_PART)
 # In errors of HTTP libraries: a token, its header, the password of a URL.
-_SECRET = re.compile(r"\b(?:hf|api)_\w+|Bearer\s+\S+|(?<=://)[^/@\s]+(?=@)")
+# Tokens are long, unlike the parts of a name such as hf_hub_download.
+_SECRET = re.compile(
+  r"\b(?:hf|api|api_org)_[A-Za-z0-9]{16,}|Bearer\s+\S+|(?<=://)[^/@\s]+(?=@)"
+)
 _REMEDIES = {
   401: "A repository that is private, and any upload, needs a token: `hf auth "
   "login`, or HF_TOKEN. Without one, what is private seems not to exist.",
@@ -94,10 +98,16 @@ def _reason(error: BaseException) -> str:
   causes = list(_causes(error))
   if type(causes[-1]).__name__ == "OfflineModeIsEnabled":
     return "HF_HUB_OFFLINE is set, so only what is cached is loaded: unset it."
-  texts = dict.fromkeys(named(one).rstrip(".") for one in causes)
+  texts = dict.fromkeys(map(_without_secrets, causes))
   status = getattr(getattr(causes[-1], "response", None), "status_code", 0)
   remedy = _REMEDIES.get(status, "")
-  return f"{_SECRET.sub('***', ': '.join(texts))}. {remedy}".rstrip()
+  return f"{': '.join(texts)}. {remedy}".rstrip()
+
+
+def _without_secrets(error: BaseException) -> str:
+  """The first line, shortened once no part of a token can be left."""
+  text = _SECRET.sub("***", str(error)).strip() or type(error).__name__
+  return f"{type(error).__name__}: {first_line(text)}".rstrip(".")
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -113,7 +123,11 @@ def fetch(
   error: type[MemoryVitError],
   by_hand: str,
 ) -> Path:
-  """The cached directory with the files of these names, and perhaps others."""
+  """The cached directory with the files of these names, and perhaps others.
+
+  Raises `error` if a link leads out of the cache of the repository: the names
+  of cached files come from the endpoint.
+  """
   hub = library(str(address), error, by_hand)
   with asking(f"fetch {address}", error, by_hand):
     directory = hub.snapshot_download(
@@ -123,4 +137,12 @@ def fetch(
       # "*" of a pattern matches "/" too.
       ignore_patterns=["*/*"],
     )
-  return Path(directory)
+  found = Path(directory)
+  repository = found.parents[1].resolve()  # of found, snapshots/REVISION
+  for file in found.glob("*"):  # nothing if no file was found
+    if not file.resolve().is_relative_to(repository):
+      raise error(
+        f"{address}: {escaped(str(file))} is a link that leads out of "
+        f"{repository}: delete this directory, and look whom HF_ENDPOINT names."
+      )
+  return found

@@ -76,7 +76,7 @@ def one_line(text: str, most: int = 2_000) -> str:
   return shortened(escaped(" ".join(text.split())), most)
 
 
-def first_line(error: BaseException) -> str:
+def first_line(error: BaseException | str) -> str:
   """The first line of a library's error, escaped and shortened."""
   line = next(iter(str(error).splitlines()), "") or type(error).__name__
   return shortened(escaped(line), _MOST_SHOWN)

@@ -56,6 +56,9 @@ def test_the_hub_is_asked_once(hub):
 @pytest.mark.parametrize("address", [
   "hf://", "hf://google", "hf://google/", "hf://a/b/c", "hf://../b",
   "hf://a/b@", "hf://a/b@x y", "hf://a/b\n", "hf:///etc/passwd",
+  "hf://a/b@../../x", "hf://a/b@..", "hf://a/b@a/../b", "hf://a/b@/a",
+  "hf://a/b@a//b", "hf://a/b@a/", "hf://a/..b", "hf://a/b..c", "hf://a../b",
+  f"hf://a/b@{'a/' * 60}a", "hf://a/b@.git/x",
 ])  # fmt: skip
 def test_addresses_of_no_model(hub, address):
   with pytest.raises(BackboneError, match="expected hf://OWNER/NAME"):

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import sys
 
 import jax
@@ -175,6 +176,9 @@ LOAD, PUSH = "load", "push"
     (LOAD, "hf://me/private/birds", TOKEN, "no birds.safetensors in it"),
     (LOAD, "hf://me", TOKEN, "hf://OWNER/NAME/TASK, with"),
     (LOAD, "hf://me/a/b/c", TOKEN, "is no task"),
+    (LOAD, "hf://me/private@../../x", TOKEN, "is no task"),
+    (LOAD, "hf://me/private/pets@a/../b", TOKEN, "is no task"),
+    (LOAD, "hf://me/private@/x", TOKEN, "is no task"),
     (PUSH, "me/new", None, "HF_TOKEN"),
     (PUSH, "me/new", READ_TOKEN, "lacks this permission"),
     (PUSH, "you/new", TOKEN, "lacks this permission"),
@@ -228,9 +232,21 @@ def test_without_the_library(hub, backbone, pets, monkeypatch):
       ask()
 
 
+@pytest.mark.fault("hub-refusal")
+def test_a_link_out_of_the_cache_is_refused(hub, backbone, pets, tmp_path):
+  """An endpoint can lay a file there: the client makes its path of the ETag."""
+  hub.add("you/tasks", {"pets.safetensors": content(pets, tmp_path)})
+  hub.etags["pets.safetensors"] = "../../../outside"
+  with pytest.raises(TaskError, match="is a link that leads out of"):
+    mv.load_task("hf://you/tasks", backbone)
+  assert (tmp_path / "outside").is_file()
+
+
 @pytest.mark.parametrize("secret", [
   "401 for hf_averysecrettoken", "Illegal header value b'Bearer averysecret'",
   "cannot reach https://me:averysecret@hub.example/api",
+  f"{'x' * 180} hf_averysecrettokenthatisshortenedinitsmiddle",
+  f"for api_org_{'averysecret' * 3}",
 ])  # fmt: skip
 def test_errors_of_libraries_lose_their_secrets(secret):
   with (
@@ -242,6 +258,15 @@ def test_errors_of_libraries_lose_their_secrets(secret):
   # A traceback would show it.
   assert error.value.__suppress_context__
   assert error.value.__cause__ is None
+
+
+def test_names_like_those_of_tokens_are_shown():
+  text = "hf_hub_download needs hf_xet: pip install hf_xet (api_version 2)"
+  with (
+    pytest.raises(TaskError, match=re.escape(text)),
+    addresses.asking("read", TaskError),
+  ):
+    raise ImportError(text)
 
 
 def test_commands_and_that_no_token_is_said(
@@ -300,6 +325,9 @@ def test_commands_and_that_no_token_is_said(
 
 def test_what_is_private_is_listed_for_its_owner_only(hub, pets, monkeypatch):
   mv.push_task(pets, "me/tasks")
+  # Of a task in a folder there is no address.
+  whole = hub.repositories["me/tasks"].commits[-1]["pets.safetensors"]
+  hub.add("me/tasks", {"old/birds.safetensors": whole})
   assert [task.spec for task in hub_tasks.listed("me")] == [pets.spec]
   monkeypatch.delenv("HF_TOKEN")
   assert hub_tasks.listed("me") == []
