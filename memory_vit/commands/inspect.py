@@ -22,7 +22,7 @@ from etils import epy
 from memory_vit.commands.command_line import Parser
 from memory_vit.commands.console import run_command, show
 from memory_vit.errors import TaskError
-from memory_vit.runtime import hub
+from memory_vit.runtime import bucket, hub
 from memory_vit.runtime.messages import brief, escaped
 from memory_vit.runtime.paths import as_path, place
 from memory_vit.runtime.tables import aligned, table
@@ -98,6 +98,8 @@ def _is_backbone(source: str) -> bool:
   path = place(source, "the path", TaskError)
   if path.is_dir():
     return model_files.holds_model(path)
+  if bucket.is_in(path) and not path.exists():
+    raise TaskError(f"{escaped(source)}: there is nothing at this address.")
   is_task = array_files.is_single_file(path) and path.is_file()
   return not is_task or path.with_name(model_files.CONFIG).is_file()
 

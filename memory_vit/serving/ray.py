@@ -21,7 +21,6 @@ from memory_vit.errors import ConfigError, TrainingError
 from memory_vit.prediction.config import PredictorConfig
 from memory_vit.runtime import compilation, messages, options
 from memory_vit.runtime.options import Choice, Number, Option, option
-from memory_vit.runtime.paths import as_path
 from memory_vit.serving.server_log import log_to_stderr
 from memory_vit.serving.settings import ServerSettings
 
@@ -168,21 +167,25 @@ def deployed(arguments: Mapping[str, Any]) -> Deployed:
 
 
 def with_whole_paths(what: Deployed) -> Deployed:
-  """Make relative paths absolute: replicas have another directory."""
+  """Make relative paths absolute, but no addresses.
 
-  def whole(path: str | None) -> str | None:
-    return str(Path(path).expanduser().absolute()) if path else path
+  Replicas have another working directory.
+  """
+
+  def whole(path: Any) -> Any:
+    is_path = path and "://" not in path
+    return str(Path(path).expanduser().absolute()) if is_path else path
 
   model, server = what.model, what.server
-  source = model.backbone  # a short name and an address are no paths
-  if Path(source).exists():
-    source = str(Path(source).absolute())
+  source = model.backbone
+  if Path(source).expanduser().exists():  # a short name is no path
+    source = whole(source)
   return dataclasses.replace(
     what,
     model=dataclasses.replace(
       model,
       backbone=source,
-      tasks=tuple(str(as_path(task).absolute()) for task in model.tasks),
+      tasks=tuple(map(whole, model.tasks)),
     ),
     server=dataclasses.replace(
       server,

@@ -10,6 +10,7 @@ from bucket_server import objects
 from conftest import random_task
 
 import memory_vit as mv
+from memory_vit.commands import inspect
 from memory_vit.errors import ConfigError, TaskError, TrainingError
 from memory_vit.runtime import bucket, files, lease, paths
 from memory_vit.runtime.lock import only_run
@@ -75,6 +76,14 @@ def test_what_may_not_be_read_is_refused(workdir, backbone, monkeypatch):
 
 
 @pytest.mark.processes
+def test_inspect_says_that_nothing_is_there(workdir, capsys):
+  (workdir / "tasks" / "a").write_text("x")
+  for place in (workdir / "tasks" / "b", workdir / "none"):
+    assert inspect.main([str(place)]) == 2
+    said = f"error: {place}: there is nothing at this address.\n"
+    assert capsys.readouterr().err == said
+
+
 def test_a_bucket_that_does_not_exist_is_refused(storage):
   missing = paths.place("gs://no-such-bucket/run", "--workdir")
   with pytest.raises(ConfigError, match="where nothing can be written"):

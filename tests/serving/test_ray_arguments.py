@@ -110,5 +110,21 @@ def test_relative_paths_are_made_whole(tmp_path, monkeypatch):
   assert found.model.tasks == (str(tmp_path / "t"),)
   assert found.server.state_dir == str(tmp_path / "s")
   assert found.server.token_file == "/token"
-  named = ray.with_whole_paths(what(backbone="augreg-B/32"))
-  assert named.model.backbone == "augreg-B/32"
+
+
+@pytest.mark.parametrize("source", [
+  "augreg-B/32", "hf://me/vit@v1", "gs://bucket/vit.npz", "https://me/vit.npz",
+])  # fmt: skip
+def test_addresses_stay_what_they_are(source, tmp_path, monkeypatch):
+  """Even if a directory has their name."""
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / source).mkdir(parents=True)
+  if "://" not in source:
+    (tmp_path / source).rmdir()
+  found = ray.with_whole_paths(
+    what(backbone=source, task=f"{source},t", state_dir="s")
+  )
+  assert found.model.backbone == source
+  assert found.model.tasks[1] == str(tmp_path / "t")
+  if "://" in source:
+    assert found.model.tasks[0] == source
