@@ -1,6 +1,7 @@
 import copy
 import json
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -306,13 +307,64 @@ def test_older_files_name_a_buffer_and_the_tower():
   assert all((ours[key] == theirs[key]).all() for key in ours)
 
 
-def test_absent_fields_mean_what_transformers_means():
-  """The published SigLIP B/16 states no field of its vision tower."""
-  message = refusal(
-    {"model_type": "siglip", "vision_config": {}}, source_of("siglip")[1]
-  )
-  assert "vision_model.embeddings.position_embedding.weight" in message
-  assert "expected (196, 768)" in message
+PATCHES = "embeddings.patch_embeddings.projection.weight"
+REGISTERS = "embeddings.register_tokens"
+
+
+@pytest.mark.parametrize(("name", "config", "expected"), [
+  # The published SigLIP B/16 states no field of its vision tower.
+  ("siglip", {"vision_config": {}},
+   {"vision_model.embeddings.position_embedding.weight": (196, 768)}),
+  ("dinov2", {}, {PATCHES: (768, 3, 14, 14)}),
+  ("dinov2 registers", {"model_type": "dinov2_with_registers"},
+   {PATCHES: (768, 3, 16, 16), REGISTERS: (1, 4, 768)}),
+])  # fmt: skip
+def test_absent_fields_mean_what_transformers_means(name, config, expected):
+  message = refusal({"model_type": name, **config}, source_of(name)[1])
+  for array, shape in expected.items():
+    assert re.search(rf"{array}: .*, expected {re.escape(str(shape))}", message)
+
+
+@pytest.mark.parametrize(("outer", "inner", "pooling"), [
+  ("token", None, "tok"), ("avg", None, "gap"), (None, None, "gap"),
+  ("avg", "token", "tok"), ("token", "avg", "gap"),
+])  # fmt: skip
+def test_dinov3_of_timm_pools_as_it_states(outer, inner, pooling):
+  """The arguments of the model come before the field beside them."""
+  config, arrays = source_of("timm dinov3 gated", global_pool=outer)
+  config["model_args"] = {**config["model_args"], "global_pool": inner}
+  assert convert(config, arrays).config.pooling == pooling
+
+
+@pytest.mark.parametrize("prefix", ["", "timm_model."])
+@pytest.mark.parametrize("name", ["timm deit", "timm dinov3 gated"])
+def test_a_model_of_timm_is_the_same_if_transformers_saved_it(name, prefix):
+  config, arrays = source_of(name)
+  named = {f"{prefix}{key}": array for key, array in arrays.items()}
+  plain = convert(config, arrays)
+  kind = {"model_type": "timm_wrapper"}
+  head = {"architectures": ["TimmWrapperForImageClassification"]}
+  wrapped = convert({**config, **kind, **head}, named)
+  assert wrapped.config == plain.config
+  for key, array in plain.arrays.items():
+    assert (wrapped.arrays[key] == array).all()
+  bare = {key: array for key, array in named.items() if "head" not in key}
+  base = {"architectures": ["TimmWrapperModel"]}
+  features = convert({**config, **kind, **base}, bare)
+  assert (features.config.num_classes, plain.config.num_classes) == (0, 5)
+  assert "missing: head.weight" in refusal({**config, **kind, **head}, bare)
+  message = refusal({**kind, "architecture": "resnet50"}, named)
+  assert "architecture 'resnet50': expected" in message
+
+
+def test_early_files_of_timm_state_the_mean_beside_the_architecture(tmp_path):
+  config, arrays = source_of("timm deit")
+  write_model(tmp_path / "new", arrays, config, None)
+  stated = config.pop("pretrained_cfg")
+  write_model(tmp_path / "old", arrays, {**stated, **config}, None)
+  new, old = (mv.load_backbone(tmp_path / name) for name in ("new", "old"))
+  assert new.fingerprint == old.fingerprint
+  assert new.evaluation == old.evaluation
 
 
 # GELU, LayerNorm epsilon, and how positions are resized, where config.json says
