@@ -279,6 +279,9 @@ def test_commands_and_that_no_token_is_said(
   other = random_task(tiny_backbone(seed=7), "birds")
   mv.save_tasks([pets], tmp_path / "tasks")
   mv.push_task(other, "me/other")
+  # The file states no GELU, so it fits tasks of any.
+  exact = mv.load_backbone(source, gelu="exact")
+  mv.push_task(random_task(exact, "hens"), "me/exact")
   model = safetensors.numpy.save({"a": np.zeros(1, np.float32)})
   hub.add("me/other", {"model.safetensors": model})
   hub.add("me/broken", {
@@ -300,7 +303,10 @@ def test_commands_and_that_no_token_is_said(
   header, _, *rows = listed.out.splitlines()
   assert header.split()[-1] == "fits"
   fits = {row.split()[0]: row.split()[-1] for row in rows}
-  assert fits == {"hf://me/other/birds": "no", "hf://me/tasks/pets": "yes"}
+  assert fits == {
+    "hf://me/exact/hens": "yes", "hf://me/other/birds": "no",
+    "hf://me/tasks/pets": "yes",
+  }  # fmt: skip
   assert pets.spec.backbone.fingerprint[:12] in listed.out
   assert "left out: cannot read hf://me/broken/a: " in listed.err
   assert listed.err.count("\n") == 1
