@@ -88,20 +88,20 @@ def of_transformers(values: Any, where: str, family: str) -> ImageProcessor:
   std: Rgb | None = (1.0, 1.0, 1.0)
   if fields.flag("do_normalize", True):
     mean, std = _rgb(fields, "image_mean"), _rgb(fields, "image_std")
-  name = _class_of(fields) or _CLASSES.get(family, "ViT")
+  older = fields.text("feature_extractor_type", "")
+  name = _SUFFIX.sub("", fields.text("image_processor_type", older))
+  name = name or _CLASSES.get(family, "ViT")
   stated = {k: v for k, v in values.items() if v is not None}
   # Of other classes the defaults are not known.
   complete = {**_DEFAULTS.get(name, {}), **stated}
-  evaluation = _evaluation_of_transformers(Fields(complete, where), complete)
   absent = [k for k in complete if k not in (*stated, "default_to_square")]
+  defaults = f"; by {name}ImageProcessor: {', '.join(absent)}" if absent else ""
   return ImageProcessor(
     mean=mean,
     std=std,
-    evaluation=evaluation,
+    evaluation=_evaluation_of_transformers(Fields(complete, where), complete),
     origin=where,
-    defaults=f"; by {name}ImageProcessor: {', '.join(absent)}"
-    if absent
-    else "",
+    defaults=defaults,
   )
 
 
@@ -149,12 +149,6 @@ def at_size(
   share = image_size / evaluation.image_size
   resize = min(MAX_RESIZE, round(evaluation.resize * share))
   return dataclasses.replace(evaluation, image_size=image_size, resize=resize)
-
-
-def _class_of(fields: Fields) -> str:
-  """The class that a file names, such as "CLIP"; "" if it names none."""
-  older = fields.text("feature_extractor_type", "")
-  return _SUFFIX.sub("", fields.text("image_processor_type", older))
 
 
 def _evaluation_of_transformers(

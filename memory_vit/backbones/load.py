@@ -110,8 +110,8 @@ def read_published(
   std: Sequence[float] | None = None,
 ) -> Published:
   """Read any source that `load_backbone` takes, in float32 on the host."""
-  stated = {"mean": mean, "std": std}
-  given = {k: as_rgb(v, k) for k, v in stated.items() if v is not None}
+  arguments = {"mean": mean, "std": std}
+  given = {k: as_rgb(v, k) for k, v in arguments.items() if v is not None}
   if files := model_source(path):
     published = model_import.read(files, given)
   elif given:

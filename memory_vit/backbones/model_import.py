@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from memory_vit.backbones import image_processor, json_files, model_files
@@ -16,10 +16,10 @@ from memory_vit.backbones.published import (
   BackboneSource,
   Normalization,
   Published,
-  Stated,
 )
 from memory_vit.errors import BackboneError, ConfigError
 from memory_vit.runtime import hub
+from memory_vit.runtime.messages import brief
 
 # In the first lines of a README.md; the name stands beside license "other".
 _LICENCE_NAME = re.compile(r"^license_name: *([A-Za-z0-9._-]{1,60}) *$", re.M)
@@ -36,7 +36,7 @@ def read(files: ModelFiles, given: Mapping[str, Rgb]) -> Published:
   processor = _stated_processor(config, family, files)
   normalization = _normalization(processor, given)
   if absent := [n for n in ("mean", "std") if n not in normalization]:
-    raise _unstated(absent, config, family, files)
+    raise _unstated(" and ".join(absent), config, family, files)
   processor.warn()
   with files.open_weights() as tensors:
     converted = detect.convert(config, tensors, str(files.config))
@@ -67,7 +67,7 @@ def _normalized(arrays: Arrays, normalization: Normalization) -> dict[str, Any]:
   """Fold the normalization into the patches: they take images in [-1, 1]."""
   kernel, bias = fold.fold_normalization(
     arrays["embedding/kernel"], arrays["embedding/bias"],
-    normalization["mean"].value, normalization["std"].value,
+    normalization["mean"][0], normalization["std"][0],
   )  # fmt: skip
   return {**arrays, "embedding/kernel": kernel, "embedding/bias": bias}
 
@@ -75,25 +75,26 @@ def _normalized(arrays: Arrays, normalization: Normalization) -> dict[str, Any]:
 def _stated_processor(
   config: Mapping[str, Any], family: str, files: ModelFiles
 ) -> ImageProcessor:
-  """The image preprocessing that the files state."""
+  """The image preprocessing that the files state, if they do."""
   if file := files.preprocessor:
     values, where = json_files.read_object(file), str(file)
     if file.name == model_files.PROCESSOR:
       values, where = values["image_processor"], f"{where}: image_processor"
     return image_processor.of_transformers(values, where, family)
-  if config.get("pretrained_cfg") is not None:
-    where = f"{files.config}: pretrained_cfg"
-    return image_processor.of_timm(config["pretrained_cfg"], where)
+  stated, where = config.get("pretrained_cfg"), str(files.config)
+  if stated is not None:
+    return image_processor.of_timm(stated, f"{where}: pretrained_cfg")
   # Early files of timm have these fields beside the architecture.
-  values = config if family == _TIMM else {}
-  return image_processor.of_timm(values, str(files.config))
+  return image_processor.of_timm(config if family == _TIMM else {}, where)
 
 
 def _normalization(
   processor: ImageProcessor, given: Mapping[str, Rgb]
 ) -> Normalization:
   """Merge what the files state with arguments, which may not contradict it."""
-  found = {name: Stated(v, f"the argument {name}") for name, v in given.items()}
+  found = {
+    name: (value, f"the argument {name}") for name, value in given.items()
+  }
   for name, stated in (("mean", processor.mean), ("std", processor.std)):
     if stated and given.get(name, stated) != stated:
       raise ConfigError(
@@ -101,30 +102,25 @@ def _normalization(
         "leave it out."
       )
     if stated:
-      found[name] = Stated(stated, processor.origin)
+      found[name] = (stated, processor.origin)
   return found
 
 
 def _unstated(
-  names: Sequence[str],
-  config: Mapping[str, Any],
-  family: str,
-  files: ModelFiles,
+  what: str, config: Mapping[str, Any], family: str, files: ModelFiles
 ) -> BackboneError:
   """The refusal to guess a mean or std, and where to find them."""
-  what = " and ".join(names)
   wanted = f"{model_files.PROCESSOR} or {model_files.PREPROCESSOR}"
   if family.startswith(_TIMM):
-    wanted = f"{model_files.CONFIG} whose pretrained_cfg has them"
-  source = config.get("_name_or_path")
+    wanted = f"{model_files.CONFIG} with a mean and std in pretrained_cfg"
+  source = config.get("_name_or_path")  # of transformers 4
   if hub.is_address(files.source):
     source = files.source
-  elif not isinstance(source, str) or not hub.parse(f"{hub.PREFIX}{source}"):
-    source = "the source of the model"
   return BackboneError(
     f"{files.preprocessor or files.config} states no {what} by which images "
-    f"are normalized: put the {wanted} of {source} into the same directory, or "
-    f"state {what} in mv.load_backbone, or as --mean=R,G,B and --std=R,G,B of "
+    f"are normalized: fetch the {wanted} of "
+    f"{brief(source) if source else 'its source'} into the same directory. Or "
+    f"state {what} in mv.load_backbone, or by --mean=R,G,B --std=R,G,B of "
     "`memory-vit convert`, which writes a file for the other commands."
   )
 

@@ -29,6 +29,9 @@ MAX_BYTES = 2**20
 _KEYS = ("format_version", "config", "evaluation", "source")
 # The field that is chosen when a backbone is loaded.
 _CHOSEN = "dtype"
+# "mean" and "std" of images in [0, 1] -> the values, and where they are stated.
+Normalization = Mapping[str, tuple[Rgb, str]]
+_LAYOUT = ((0.5, 0.5, 0.5), ".npz files: images in [-1, 1]")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,18 +42,6 @@ class BackboneSource:
   family: str  # as config.json calls it
   licence: str
   files: dict[str, str]  # {file: SHA-256}
-
-
-@dataclasses.dataclass(frozen=True)
-class Stated:
-  """Three numbers about images in [0, 1], and where they are stated."""
-
-  value: Rgb
-  origin: str
-
-
-Normalization = Mapping[str, Stated]  # of "mean" and "std"
-_LAYOUT = Stated((0.5, 0.5, 0.5), ".npz files: images in [-1, 1]")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,8 +61,7 @@ class Published(Note):
   where: str  # its file, for messages
   layout: str  # of the weights in the file, for people
   states_config: bool = False  # otherwise the shapes alone tell it
-  # What is folded into `arrays`.
-  normalization: Normalization = dataclasses.field(
+  normalization: Normalization = dataclasses.field(  # folded into `arrays`
     default_factory=lambda: {"mean": _LAYOUT, "std": _LAYOUT}
   )
   evaluation_from: str = ""  # for people

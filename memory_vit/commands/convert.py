@@ -18,7 +18,8 @@ OUT_DIR/head-1 and so on; this needs torch.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from etils import epy
 
@@ -32,10 +33,6 @@ from memory_vit.runtime.progress_bar import ProgressBar
 with epy.lazy_imports():  # once the command line is known to be right
   from memory_vit.backbones import describe, load, save
   from memory_vit.tasks import store, torch_import
-
-_Normalization = Mapping[str, Sequence[str]]
-# The values of ImageNet, as examples.
-_IMAGENET = {"mean": "0.485,0.456,0.406", "std": "0.229,0.224,0.225"}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -75,22 +72,20 @@ def _parser() -> Parser:
     metavar="SOURCE",
     help="with --task: the model of transformers that it was trained on",
   )
-  for name in ("mean", "std"):
+  such = {"mean": "0.485,0.456,0.406", "std": "0.229,0.224,0.225"}
+  for name, example in such.items():
     parser.add_argument(
       f"--{name}",
+      type=lambda text: text.split(","),
       metavar="R,G,B",
       help=f"{name} by which the model normalizes images in [0, 1], such as "
-      f"{_IMAGENET[name]}, if no file beside it states one",
+      f"{example}, if no file beside it states one",
     )
   return parser
 
 
 def _run(arguments: argparse.Namespace) -> int:
-  normalization = {
-    name: text.split(",")
-    for name in _IMAGENET
-    if (text := getattr(arguments, name)) is not None
-  }
+  normalization = {"mean": arguments.mean, "std": arguments.std}
   expected = 1 if arguments.task else 2
   if len(arguments.paths) != expected or (
     bool(arguments.task) != bool(arguments.backbone)
@@ -112,7 +107,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _convert_tasks(
-  torch_file: str, source: str, directory: str, normalization: _Normalization
+  torch_file: str, source: str, directory: str, normalization: dict[str, Any]
 ) -> int:
   out = paths.local(directory, "OUT_DIR")
   if out.exists() and not (out.is_dir() and not any(out.iterdir())):
@@ -128,7 +123,7 @@ def _convert_tasks(
 
 
 def _convert(
-  path: str, target: str, format: str, normalization: _Normalization
+  path: str, target: str, format: str, normalization: dict[str, Any]
 ) -> int:
   out = paths.local(target, "OUT")
   if format == "npz":

@@ -279,8 +279,8 @@ def _backbone_json(report: BackboneReport) -> dict[str, Any]:
     "parameters": report.parameters,
     "fingerprint": report.fingerprint,
     "normalization": {
-      name: dataclasses.asdict(stated)
-      for name, stated in report.normalization.items()
+      name: {"value": value, "from": origin}
+      for name, (value, origin) in report.normalization.items()
     },
     "evaluation": evaluation and dataclasses.asdict(evaluation),
     "evaluation_from": report.evaluation_from,
@@ -335,15 +335,17 @@ def _computation(report: BackboneReport) -> list[tuple[str, str]]:
 
 def _preparation(report: BackboneReport) -> list[tuple[str, str]]:
   """Rows about how images are prepared, and where that is stated."""
-  rows = [
-    (name, f"{', '.join(f'{x:g}' for x in stated.value)} ({stated.origin})")
-    for name, stated in report.normalization.items()
-  ]
-  side = report.config.image_size
-  text = f"not stated: the whole image squeezed to {side} px"
-  if report.evaluation:
-    text = f"{_evaluation(report.evaluation)} ({report.evaluation_from})"
-  return [*((k, escaped(v)) for k, v in rows), ("evaluation", escaped(text))]
+  rows = {
+    name: f"{', '.join(f'{x:g}' for x in value)} ({origin})"
+    for name, (value, origin) in report.normalization.items()
+  }
+  rows["evaluation"] = (
+    f"{_evaluation(report.evaluation)} ({report.evaluation_from})"
+    if report.evaluation
+    else f"whole image squeezed to {report.config.image_size} px (not stated, "
+    "or not supported)"
+  )
+  return [(name, escaped(text)) for name, text in rows.items()]
 
 
 def _source(report: BackboneReport) -> list[tuple[str, str]]:

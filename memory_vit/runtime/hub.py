@@ -123,11 +123,7 @@ def fetch(
   error: type[MemoryVitError],
   by_hand: str,
 ) -> Path:
-  """The cached directory with the files of these names, and perhaps others.
-
-  Raises `error` if a link leads out of the cache of the repository: the names
-  of cached files come from the endpoint.
-  """
+  """The cached directory with the files of these names, and perhaps others."""
   hub = library(str(address), error, by_hand)
   with asking(f"fetch {address}", error, by_hand):
     directory = hub.snapshot_download(
@@ -137,12 +133,13 @@ def fetch(
       # "*" of a pattern matches "/" too.
       ignore_patterns=["*/*"],
     )
-  found = Path(directory)
-  repository = found.parents[1].resolve()  # of found, snapshots/REVISION
-  for file in found.glob("*"):  # nothing if no file was found
+  # REPOSITORY/snapshots/REVISION/FILE is a link to REPOSITORY/blobs/ETAG, and
+  # the endpoint chooses the ETag.
+  repository = Path(directory).parents[1].resolve()
+  for file in Path(directory).glob("*"):
     if not file.resolve().is_relative_to(repository):
       raise error(
         f"{address}: {escaped(str(file))} is a link that leads out of "
         f"{repository}: delete this directory, and look whom HF_ENDPOINT names."
       )
-  return found
+  return Path(directory)

@@ -167,13 +167,10 @@ def deployed(arguments: Mapping[str, Any]) -> Deployed:
 
 
 def with_whole_paths(what: Deployed) -> Deployed:
-  """Make relative paths absolute, but no addresses.
-
-  Replicas have another working directory.
-  """
+  """Make relative paths absolute: replicas have another directory."""
 
   def whole(path: Any) -> Any:
-    is_path = path and "://" not in path
+    is_path = path and "://" not in path  # as in hf://
     return str(Path(path).expanduser().absolute()) if is_path else path
 
   model, server = what.model, what.server

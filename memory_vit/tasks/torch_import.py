@@ -45,13 +45,8 @@ _FIRST_CLASS, _CLASS = "vit.embeddings.cls_tokens.0", "vit.embeddings.cls_token"
 _MOST_HEADS = 256
 
 
-def read_tasks(
-  file: Path, source: str, **normalization: Any
-) -> tuple[Task, ...]:
-  """Read the tasks of a `torch.save` file; no code in it runs.
-
-  `normalization` are the arguments `mean` and `std` of `load_backbone`.
-  """
+def read_tasks(file: Path, source: str, **mean_std: Any) -> tuple[Task, ...]:
+  """Read the tasks of a `torch.save` file; no code in it runs."""
   model = load.model_source(source)
   if model is None:
     raise BackboneError(
@@ -59,7 +54,7 @@ def read_tasks(
       f"{file} were trained on: expected its directory or hf://OWNER/NAME."
     )
   config = json_files.read_object(model.config)
-  backbone = load.load_backbone(source, **normalization)
+  backbone = load.load_backbone(source, **mean_std)
   state = _state(file)
   provenance = {
     "converted_from": {

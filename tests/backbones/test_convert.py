@@ -134,7 +134,7 @@ def test_inspect_says_where_the_preparation_is_stated(tmp_path, capsys):
   assert inspect.main([str(path), "--json"]) == 0
   values = json.loads(capsys.readouterr().out)
   assert values["normalization"]["mean"]["value"] == stated["image_mean"]
-  assert values["normalization"]["std"]["origin"].endswith(nested)
+  assert values["normalization"]["std"]["from"].endswith(nested)
   assert "processor_config.json" in values["source"]["files"]
   assert values["evaluation_from"].endswith("resample")
 
@@ -165,7 +165,7 @@ def test_a_mean_that_no_file_states_is_an_option(tmp_path, capsys):
   assert inspect.main([str(out)]) == 0
   text = capsys.readouterr().out
   assert "0.5, 0.5, 0.5 (.npz files: images in [-1, 1])" in text
-  assert "not stated: the whole image squeezed to 8 px" in text
+  assert "whole image squeezed to 8 px (not stated, or not" in text
   assert convert.main([str(out), str(tmp_path / "b.npz"), *both]) == 2
   assert "is an .npz file" in capsys.readouterr().err
 
