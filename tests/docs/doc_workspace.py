@@ -94,6 +94,7 @@ def _write_published(root: Path) -> None:
     place.parent.mkdir(exist_ok=True)
     place.write_bytes(content)
   published_models.write_model(root / "vit-base-patch16-224")
+  published_models.write_model(root / "checkpoint-500", preprocessor=None)
   recorded = json.loads(
     (ROOT / "tests/backbones/published_names.json").read_text()
   )["dinov2 swiglu"]
