@@ -7,6 +7,7 @@ import sys
 
 import jax
 import numpy as np
+import published_models
 import pytest
 import safetensors.numpy
 from conftest import random_task, tiny_backbone
@@ -15,8 +16,14 @@ from PIL import Image
 
 import memory_vit as mv
 from memory_vit.__main__ import main
+from memory_vit.backbones import hub_models
 from memory_vit.config import Config
-from memory_vit.errors import ExportError, MemoryVitError, TaskError
+from memory_vit.errors import (
+  BackboneError,
+  ExportError,
+  MemoryVitError,
+  TaskError,
+)
 from memory_vit.runtime import hub as addresses
 from memory_vit.tasks import find, hub_tasks
 from memory_vit.train import settle
@@ -240,6 +247,30 @@ def test_a_link_out_of_the_cache_is_refused(hub, backbone, pets, tmp_path):
   with pytest.raises(TaskError, match="is a link that leads out of"):
     mv.load_task("hf://you/tasks", backbone)
   assert (tmp_path / "outside").is_file()
+
+
+def test_a_backbone_is_fetched_with_all_that_states_its_images(
+  hub, tmp_path, monkeypatch
+):
+  """A cache without the file about images is refused."""
+  monkeypatch.setattr(hub_models, "fetch", hub_models.fetch.__wrapped__)
+  path = published_models.write_model(tmp_path / "vit")
+  stated = (path / "preprocessor_config.json").read_bytes()
+  expected = mv.load_backbone(path).fingerprint
+  weights = {
+    name: (path / name).read_bytes()
+    for name in ("config.json", "model.safetensors")
+  }
+  nested = b'{"image_processor": %s}' % stated
+  hub.add("me/four", {**weights, "preprocessor_config.json": stated})
+  hub.add("me/five", {**weights, "processor_config.json": nested})
+  hub.add("me/none", weights)
+  for name in ("four", "five"):
+    assert mv.load_backbone(f"hf://me/{name}").fingerprint == expected
+  for offline in (False, True):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+    with pytest.raises(BackboneError, match="processor_config.json.*me/none"):
+      mv.load_backbone("hf://me/none")
 
 
 @pytest.mark.parametrize("secret", [
