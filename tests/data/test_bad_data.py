@@ -410,7 +410,7 @@ def test_each_is_named_once_with_its_reason(log):
   trained_on(source, steps=2, batch_size=6)  # two epochs
   messages = sorted(record.getMessage() for record in log.records)
   assert len(messages) == len(source.unreadable) == 2
-  assert "example 1 cannot be read: not a whole JPEG" in messages[0]
+  assert "example 1 cannot be read: not a JPEG" in messages[0]
   assert "example 4 cannot be read" in messages[1]
 
 
