@@ -10,7 +10,8 @@ import numpy as np
 
 from memory_vit.data import python_op
 from memory_vit.data.quiet_tensorflow import tf
-from memory_vit.images import exif
+from memory_vit.errors import DataError
+from memory_vit.images import exif, jpeg
 
 # Random in every process: no file can begin like this. A byte follows.
 MAGIC = b"\x00EXIF" + os.urandom(11)
@@ -29,11 +30,7 @@ def unmarked(encoded: bytes) -> bytes:
 
 def marked(encoded: tf.Tensor) -> tf.Tensor:
   """`mark` of a file, string ()."""
-
-  def orientation(encoded: bytes) -> np.int32:
-    return np.int32(exif.orientation(encoded))
-
-  (number,) = python_op.call(orientation, [encoded], [tf.int32])
+  (number,) = python_op.call(_orientation, [encoded], [tf.int32])
   mark = tf.gather([_mark_of(i) for i in range(9)], number)
   return tf.ensure_shape(tf.strings.join([mark, encoded]), ())
 
@@ -54,13 +51,7 @@ def turned(image: tf.Tensor, orientation: tf.Tensor) -> tf.Tensor:
   """`exif.turned` of pixels (height, width, 3)."""
 
   def turn() -> tf.Tensor:
-    pixels = tf.cond(
-      exif.swaps_axes(orientation),
-      lambda: tf.transpose(image, (1, 0, 2)),
-      lambda: image,
-    )
-    steps = _steps(orientation)
-    return tf.reverse(pixels, tf.boolean_mask([0, 1], steps < 0))
+    return python_op.call(exif.turned, [image, orientation], [tf.uint8])[0]
 
   pixels = tf.cond(orientation == 1, lambda: image, turn)
   return tf.ensure_shape(pixels, (None, None, 3))
@@ -83,16 +74,18 @@ def stored_window(
     orientation: int32 ().
   """
   begin, size = window[:2], window[2:]
-  steps = _steps(orientation)
+  steps = tf.gather([exif.ROW_STEPS, exif.COLUMN_STEPS], orientation, axis=1)
   begin = tf.where(steps < 0, shape[:2] - begin - size, begin)
-  swapped = tf.concat([begin[::-1], size[::-1]], axis=0)
   plain = tf.concat([begin, size], axis=0)
+  swapped = tf.gather(plain, (1, 0, 3, 2))
   return tf.where(exif.swaps_axes(orientation), swapped, plain)
 
 
-def _steps(orientation: tf.Tensor) -> tf.Tensor:
-  """Through rows and columns, int32 (2,)."""
-  return tf.gather([exif.ROW_STEPS, exif.COLUMN_STEPS], orientation, axis=1)
+def _orientation(encoded: bytes) -> np.int32:
+  # libjpeg would write to the standard error about it whenever it is decoded.
+  if encoded.startswith(jpeg.MAGIC) and jpeg.is_cut(encoded):
+    raise DataError("not a whole JPEG file: its end is missing")
+  return np.int32(exif.orientation(encoded))
 
 
 def _mark_of(orientation: int) -> bytes:

@@ -48,7 +48,7 @@ def orientation(encoded: bytes) -> int:
 
 
 def swaps_axes(orientation: int) -> bool:
-  """Whether width and height change places; also of a tensor."""
+  """Whether height and width change places; also of a tensor."""
   return orientation >= _SWAPPED
 
 

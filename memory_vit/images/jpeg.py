@@ -78,6 +78,14 @@ def exif(encoded: bytes) -> bytes:
   return b""
 
 
+def is_cut(encoded: bytes) -> bool:
+  """Whether a JPEG file has no end behind its first scan."""
+  for marker, start in _segments(encoded):
+    if marker == _SCAN:
+      return encoded.rfind(b"\xff\xd9", start) < 0
+  return True
+
+
 def _segments(encoded: bytes) -> Iterator[tuple[int, int]]:
   """Yield each marker, and where its length stands, up to the end's."""
   position, marker = 2, 0

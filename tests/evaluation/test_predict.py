@@ -394,9 +394,14 @@ def test_what_cannot_be_read_is_named_and_skipped(
 ):
   jpeg = fake_data.encode(fake_data.noise(1, 40, 40), "JPEG")
   broken = {
-    "cut.jpg": (jpeg[: len(jpeg) // 2], "not a whole JPEG file: its header is broken"),
-    "cut.png": ((folder / "c.png").read_bytes()[:60], "not a whole PNG file: "
-                "it is cut or damaged"),
+    "cut.jpg": (
+      jpeg[: len(jpeg) // 2],
+      "not a whole JPEG file: its header is broken",
+    ),
+    "cut.png": (
+      (folder / "c.png").read_bytes()[:60],
+      "not a whole PNG file: it is cut or damaged",
+    ),
     "cut.bmp": ((folder / "b/a.bmp").read_bytes()[:80], "not a whole BMP"),
     "empty.jpg": (b"", "BMP or GIF file, but empty"),
     "text.jpg": (b"text", "not a JPEG, PNG, WebP, BMP or GIF file"),
@@ -450,9 +455,7 @@ def read_one(path, evaluation):
   return picture
 
 
-def test_errors_of_decoders_are_not_shown(
-  folder, loaded, monkeypatch
-):
+def test_errors_of_decoders_are_not_shown(folder, loaded, monkeypatch):
   def fails(*args, **options):
     raise EOFError("tjDecompressHeader3()")
 

@@ -45,9 +45,7 @@ def stored(number, kind="PNG", pixels=None):
   encoded = encode(pixels, "PNG", exif=tag(number))
   start = encoded.index(b"eXIf") - 4
   end = start + 12 + int.from_bytes(encoded[start : start + 4], "big")
-  return (
-    encoded[:start] + encoded[end:-12] + encoded[start:end] + encoded[-12:]
-  )
+  return encoded[:start] + encoded[end:-12] + encoded[start:end] + encoded[-12:]
 
 
 def upright(encoded):
