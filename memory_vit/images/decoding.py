@@ -85,7 +85,7 @@ def decode(encoded: bytes, formats: tuple[str, ...] = FORMATS) -> np.ndarray:
       damage = "it is damaged" if outline.ended else "its end is missing"
       return _decode_jpeg(encoded, colours, outline)
     with opened(encoded, formats) as image:
-      _refuse_slow(image)
+      _weight(image)
       damage = "it is cut or damaged"
       return rgb(image)
   except DataError:
@@ -138,7 +138,6 @@ def pixels_claimed(encoded: bytes) -> int:
     else:
       with opened(encoded) as image:
         (width, height), weight = image.size, _weight(image)
-        _refuse_slow(image)
   except Exception:  # `decode` says what it is
     return 0
   return max(int(width * height * weight), len(encoded) // 3)
@@ -160,26 +159,17 @@ def require_size(
     )
 
 
-def _refuse_slow(image: Image.Image) -> None:
-  """`require_size` of a file that is not JPEG."""
-  runs = _has_runs(image)
-  weight, kind = (_RUN_LENGTH, " of a run-length BMP") if runs else (1, "")
-  require_size(*image.size, weight, kind)
-
-
-def _has_runs(image: Image.Image) -> bool:
-  compression = image.info.get("compression")
-  return image.format == "BMP" and compression in _RUN_LENGTH_KINDS
-
-
 def _weight(image: Image.Image) -> float:
-  """Decoding time per pixel, relative to an 8-bit RGB PNG of a photograph.
+  """Decoding time per pixel, relative to an RGB PNG; refuse what takes long.
 
-  It decides which images wait for each other; large photographs of any kind
-  are taken.
+  Alpha and the like decide what waits for what; no image is refused for them.
   """
-  if _has_runs(image):
+  if (
+    image.format == "BMP" and image.info.get("compression") in _RUN_LENGTH_KINDS
+  ):
+    require_size(*image.size, _RUN_LENGTH, " of a run-length BMP")
     return _RUN_LENGTH
+  require_size(*image.size)
   weight = _ALPHA if "A" in image.mode else 1.0
   if image.format == "PNG":
     weight *= _INTERLACED if image.info.get("interlace") else 1

@@ -19,10 +19,10 @@ _OTHERS = {
   rb"version https://git-lfs": (
     "a pointer of Git LFS in place of the image: run `git lfs pull`"
   ),
-  rb"\s*(<\?xml[^>]*>\s*)?(<!--.*?-->\s*|<!doctype svg[^>]*>\s*)*<svg": (
+  rb"[\s\xef\xbb\xbf]*<(svg|(\?xml|!--|!doctype svg).*<svg)": (
     f"SVG: {_CONVERT}"
   ),
-  rb"\s*(<!doctype html|<html|<head|<body)": (
+  rb"[\s\xef\xbb\xbf]*<(!doctype html|html|head|body)": (
     "a web page: the download did not return the image"
   ),
   rb".{4}ftyp.{0,32}avi[fs]": f"AVIF: {_CONVERT}",
@@ -33,10 +33,7 @@ _OTHERS = {
   rb".{4}ftyp": "a video, expected single images",
   rb"II\*\0|MM\0\*|II\+\0|MM\0\+": f"TIFF: {_CONVERT}",
   rb"\0\0\0\x0cJXL |\xff\x0a": f"JPEG XL: {_CONVERT}",
-  rb"\0\0\0\x0cjP  |\xff\x4f\xff\x51": f"JPEG 2000: {_CONVERT}",
-  rb"8BPS": f"a Photoshop file: {_CONVERT}",
   rb"%PDF": f"PDF: {_CONVERT}",
-  rb"P[1-7]\s": f"PNM: {_CONVERT}",
   rb"PK\x03\x04": "a ZIP archive: unpack it",
 }
 # Bytes that are searched.

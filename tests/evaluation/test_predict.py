@@ -396,7 +396,7 @@ def test_what_cannot_be_read_is_named_and_skipped(
   broken = {
     "cut.jpg": (
       jpeg[: len(jpeg) // 2],
-      "not a whole JPEG file: its header is broken",
+      "not a whole JPEG file: its end is missing",
     ),
     "cut.png": (
       (folder / "c.png").read_bytes()[:60],

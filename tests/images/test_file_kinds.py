@@ -25,6 +25,7 @@ FILES = {
     f"{NONE}, but a pointer of Git LFS .*: run `git lfs pull`",
   ),
   "html": (b"\n<!DOCTYPE html>\n<html>", f"{NONE}, but a web page"),
+  "html with a mark": (b"\xef\xbb\xbf<html>", f"{NONE}, but a web page"),
   "heic": (ftyp(b"heic", b"mif1heic"), f"{NONE}, but HEIC: convert it to JPEG"),
   "mif1": (ftyp(b"mif1", b"heic"), f"{NONE}, but HEIC"),
   "avif": (ftyp(b"avif", b"mif1"), f"{NONE}, but AVIF"),
