@@ -130,7 +130,7 @@ def _kinds(entry: dict[str, Any]) -> list[str]:
     return []
   kinds = ", ".join(f"{n:,} {kind}" for kind, n in entry["kinds"].items())
   turned = entry["turned"]
-  exif = f"; {turned:,} to be turned by EXIF, which is not done" * bool(turned)
+  exif = f"; {turned:,} turned, as EXIF says" * bool(turned)
   return [f"\n{entry['role']}: {kinds}{exif}"]
 
 

@@ -24,9 +24,10 @@ from memory_vit.runtime.messages import escaped
 _T = TypeVar("_T")
 # Exit status after Ctrl-C.
 _STOPPED = 130
-# Level 1 hides TensorFlow's notes on its build, but no warning or error. oneDNN
-# is off to hide its note: it does not change our images (tested).
-_QUIET = {"TF_CPP_MIN_LOG_LEVEL": "1", "TF_ENABLE_ONEDNN_OPTS": "0"}
+# Level 2 hides TensorFlow's notes on its build and its warnings, of which it
+# writes several for each image that is skipped, but no errors. oneDNN is off to
+# hide its note: it does not change our images (tested).
+_QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_ENABLE_ONEDNN_OPTS": "0"}
 # Source locations of operations take a fifth of the time of tracing.
 _QUICK = {"JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0"}
 # Rare garbage collection: importing and tracing make many objects, almost all

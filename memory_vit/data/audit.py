@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from memory_vit.config import EMBEDDINGS, Config
-from memory_vit.data import datasets, image_ops, parallel, subset
+from memory_vit.data import datasets, image_ops, oriented, parallel, subset
 from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.data.split import Split
 from memory_vit.data.split_ref import SplitRef, configured_splits
@@ -42,8 +42,6 @@ _WRONG_LABEL = {
 _STATISTICS = ("min", "mean", "max", "std")
 _EMPTY = {"classes": "class", "labels": "label"}
 
-_ORIENTATION = 0x0112  # of EXIF
-
 _IntegerArray = functools.partial(array.array, "Q")  # uint64
 
 
@@ -56,7 +54,7 @@ class _Contents:
     labels: the valid labels of readable examples.
     extremes: the least and the greatest class; None if none is readable.
     kinds: {kind of image, such as "JPEG RGB": number}.
-    turned: number of images with an orientation in EXIF, which is not applied.
+    turned: number of images that are turned, as their EXIF says.
     smallest: width and height of the image with the fewest pixels, or None.
     largest: the same, with the most.
     problems: {"kind", "index", "where", "detail"}, in order.
@@ -182,30 +180,30 @@ def _examples(split: Split) -> Iterator[Any]:
 
   def examine(index: tf.Tensor) -> dict[str, tf.Tensor]:
     encoded, label = split.fetch(index)
-    hashed, kind, turned = tf.numpy_function(
-      _examine_file, [encoded], [tf.uint64, tf.string, tf.bool]
+    orientation, file = oriented.split(encoded)
+    hashed, kind = tf.numpy_function(
+      _examine_file, [file], [tf.uint64, tf.string]
     )
     # Whole: of a JPEG, a crop in training decodes a part alone.
     shape = tf.shape(image_ops.decode(encoded))
     return {
-      "hash": hashed, "kind": kind, "turned": turned,
+      "hash": hashed, "kind": kind, "turned": orientation > 1,
       "size": (shape[1], shape[0]), "label": label,
     }  # fmt: skip
 
   return split.each(examine)
 
 
-def _examine_file(encoded: bytes) -> tuple[np.uint64, bytes, bool]:
-  """Hash of a file, kind of image, and whether EXIF says to turn it."""
+def _examine_file(encoded: bytes) -> tuple[np.uint64, bytes]:
+  """Hash of a file, and kind of image."""
   hashed = hashlib.blake2b(encoded, digest_size=8).digest()
   try:
     with Image.open(io.BytesIO(encoded)) as image:
       kind = f"{image.format} {image.mode}"
-      turned = image.getexif().get(_ORIENTATION, 1) != 1
   # Pillow raises many kinds; TensorFlow may decode the image nevertheless.
   except Exception:
-    kind, turned = "unknown to Pillow", False
-  return np.frombuffer(hashed, np.uint64)[0], kind.encode(), turned
+    kind = "unknown to Pillow"
+  return np.frombuffer(hashed, np.uint64)[0], kind.encode()
 
 
 def _as_json(found: _Contents, *, all_classes: bool) -> dict[str, Any]:

@@ -3,28 +3,28 @@
 All randomness is stateless: the same seed gives the same image on every
 machine, in every order. Resizing is bilinear without antialiasing, on float32
 and without rounding in between, as vit_jax trains and evaluates, unless an
-evaluation says otherwise. Alpha is dropped, and the orientation tag of EXIF is
-not applied, as in TensorFlow. `memory_vit.images` prepares images for
-evaluation without TensorFlow.
+evaluation says otherwise. Alpha is dropped, as in TensorFlow. Files that were
+marked by `oriented` are turned; the result is that of a file which was stored
+that way. `memory_vit.images` prepares images for evaluation without TensorFlow.
 """
 
 import numpy as np
 import PIL
 
 from memory_vit.config import TrainDataConfig
-from memory_vit.data import raw_images
+from memory_vit.data import oriented, python_op, raw_images
 from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.errors import ConfigError
-from memory_vit.images import decoding, jpeg, view
+from memory_vit.images import decoding, exif, jpeg, view
 from memory_vit.images.view import LONGEST_ASPECT, MAX_RESIZED_PIXELS
 from memory_vit.model.task import EvalPreprocessing
 
-_PNG = b"\x89PNG\r\n\x1a\n"
-
 
 def decoders() -> dict[str, str]:
-  """The versions of the libraries that decode and resize images."""
-  return {"tensorflow": tf.__version__, "pillow": PIL.__version__}
+  """How images are read: the versions of libraries, and a rule of ours."""
+  return {
+    "tensorflow": tf.__version__, "pillow": PIL.__version__, "exif": "turned",
+  }  # fmt: skip
 
 
 def train_image(
@@ -145,19 +145,18 @@ def decode(encoded: tf.Tensor) -> tf.Tensor:
   It becomes uint8 (height, width, 3): grey becomes RGB, of 16 bits the upper 8
   are taken, alpha is dropped.
   """
+  orientation, file = oriented.split(encoded)
+  return oriented.turned(_as_stored(file), orientation)
+
+
+def _as_stored(file: tf.Tensor) -> tf.Tensor:
   image = tf.case(
     [
-      (
-        _starts_with(encoded, jpeg.MAGIC),
-        lambda: tf.io.decode_jpeg(encoded, 3),
-      ),
-      (_starts_with(encoded, _PNG), lambda: tf.io.decode_png(encoded, 3)),
-      (
-        _starts_with(encoded, raw_images.MAGIC),
-        lambda: raw_images.decode(encoded),
-      ),
+      (_starts_with(file, jpeg.MAGIC), lambda: tf.io.decode_jpeg(file, 3)),
+      (_starts_with(file, exif.PNG), lambda: tf.io.decode_png(file, 3)),
+      (_starts_with(file, raw_images.MAGIC), lambda: raw_images.decode(file)),
     ],
-    default=lambda: _decode_by_pillow(encoded),
+    default=lambda: _decode_by_pillow(file),
   )
   return tf.ensure_shape(image, (None, None, 3))
 
@@ -167,29 +166,36 @@ def inception_crop(encoded: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
 
   Of a JPEG, only that part is decoded.
   """
+  orientation, file = oriented.split(encoded)
+
+  def window_of(shape: tf.Tensor) -> tf.Tensor:
+    """A window of the turned image, as it lies in the stored one."""
+    shape = oriented.turned_shape(shape, orientation)
+    window = _inception_window(shape, seed)
+    return oriented.stored_window(window, shape, orientation)
 
   def decode_part() -> tf.Tensor:
-    shape = tf.io.extract_jpeg_shape(encoded)
-    window = _inception_window(shape, seed)
-    return tf.io.decode_and_crop_jpeg(encoded, window, channels=3)
+    window = window_of(tf.io.extract_jpeg_shape(file))
+    return tf.io.decode_and_crop_jpeg(file, window, channels=3)
 
   def cut_raw() -> tf.Tensor:
-    window = _inception_window(raw_images.shape_of(encoded), seed)
-    return raw_images.decode_and_crop(encoded, window)
+    window = window_of(raw_images.shape_of(file))
+    return raw_images.decode_and_crop(file, window)
 
   def cut_part() -> tf.Tensor:
-    image = decode(encoded)
-    y, x, height, width = tf.unstack(_inception_window(tf.shape(image), seed))
+    image = _as_stored(file)
+    y, x, height, width = tf.unstack(window_of(tf.shape(image)))
     return image[y : y + height, x : x + width]
 
   image = tf.case(
     [
-      (_starts_with(encoded, jpeg.MAGIC), decode_part),
-      (_starts_with(encoded, raw_images.MAGIC), cut_raw),
+      (_starts_with(file, jpeg.MAGIC), decode_part),
+      (_starts_with(file, raw_images.MAGIC), cut_raw),
     ],
     default=cut_part,
   )
-  return tf.ensure_shape(image, (None, None, 3))
+  image = tf.ensure_shape(image, (None, None, 3))
+  return oriented.turned(image, orientation)
 
 
 def resize(image: tf.Tensor, side: int) -> tf.Tensor:
@@ -224,17 +230,19 @@ def _starts_with(encoded: tf.Tensor, magic: bytes) -> tf.Tensor:
 def _possible(shape: tf.Tensor, resized: tf.Tensor, side: int) -> tf.Tensor:
   """`resized`, the new shape of an image, if it is not too long or large."""
   shape = tf.cast(shape, tf.float32)
+  longest = tf.reduce_min(shape) * LONGEST_ASPECT
+  pixels = tf.reduce_prod(tf.cast(resized, tf.float32))
   assertions = [
-    tf.debugging.assert_less_equal(
-      tf.reduce_max(shape),
-      tf.reduce_min(shape) * LONGEST_ASPECT,
-      f"one side is more than {LONGEST_ASPECT:.0f} times the other",
+    tf.debugging.Assert(
+      tf.reduce_max(shape) <= longest,
+      [f"one side is more than {LONGEST_ASPECT:.0f} times the other"],
     ),
-    tf.debugging.assert_less_equal(
-      tf.reduce_prod(tf.cast(resized, tf.float32)),
-      float(MAX_RESIZED_PIXELS),
-      f"with a shorter side of {side} pixels it would have more than "
-      f"{MAX_RESIZED_PIXELS:,}: too long",
+    tf.debugging.Assert(
+      pixels <= float(MAX_RESIZED_PIXELS),
+      [
+        f"with a shorter side of {side} pixels it would have more than "
+        f"{MAX_RESIZED_PIXELS:,}: too long"
+      ],
     ),
   ]
   # In eager mode the assertions have been made, and are None.
@@ -242,18 +250,16 @@ def _possible(shape: tf.Tensor, resized: tf.Tensor, side: int) -> tf.Tensor:
     return tf.identity(resized)
 
 
-# A graph even when called eagerly, so that errors are TensorFlow's either way.
-@tf.function
 def _decode_by_pillow(encoded: tf.Tensor) -> tf.Tensor:
   """TensorFlow reads BMP palettes as grey, and must know of alpha in WebP."""
-  return tf.numpy_function(_pillow_rgb, [encoded], tf.uint8)
+  (pixels,) = python_op.call(_pillow_rgb, [encoded], [tf.uint8])
+  return pixels
 
 
 def _pillow_rgb(encoded: bytes) -> np.ndarray:
   return decoding.decode(encoded, ("WEBP", "BMP", "GIF"))
 
 
-@tf.function
 def _pillow_view(
   image: tf.Tensor, preprocessing: EvalPreprocessing
 ) -> tf.Tensor:
@@ -262,7 +268,7 @@ def _pillow_view(
   def prepare(pixels: np.ndarray) -> np.ndarray:
     return view.eval_view(pixels, preprocessing)
 
-  square = tf.numpy_function(prepare, [image], tf.float32)
+  (square,) = python_op.call(prepare, [image], [tf.float32])
   side = preprocessing.image_size
   return tf.ensure_shape(square, (side, side, 3))
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from memory_vit.data import labels as label_lib
+from memory_vit.data import oriented, python_op
 from memory_vit.data.data_files import DataFiles
 from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.data.split import Split
@@ -51,7 +52,10 @@ def split_of(
     size=len(labelled),
     class_names=tuple(class_names),
     kind=ref.kind,
-    fetch=lambda i: (read(tf.gather(paths, i)), tf.gather(labels, i)),
+    fetch=lambda i: (
+      oriented.marked(read(tf.gather(paths, i))),
+      tf.gather(labels, i),
+    ),
     file_name=lambda i: utf8(where[labelled[i][0]]),
     broken={
       i: irregular[file]
@@ -105,8 +109,6 @@ def _reader(names: Sequence[bytes]) -> Callable[[tf.Tensor], tf.Tensor]:
   return tf.io.read_file
 
 
-# A graph even when called eagerly, so that errors are TensorFlow's either way.
-@tf.function
 def _read_in_python(path: tf.Tensor) -> tf.Tensor:
   """Read a name that is not UTF-8; TensorFlow could not say if that fails."""
 
@@ -114,4 +116,5 @@ def _read_in_python(path: tf.Tensor) -> tf.Tensor:
     with open(path, "rb") as file:
       return file.read()
 
-  return tf.ensure_shape(tf.numpy_function(read, [path], tf.string), ())
+  (content,) = python_op.call(read, [path], [tf.string])
+  return tf.ensure_shape(content, ())

@@ -18,6 +18,7 @@ from memory_vit.data import (
   datasets,
   indexable,
   labels,
+  oriented,
   raw_images,
   subset,
 )
@@ -68,7 +69,7 @@ def open_data(
   numbers = encode.all(found, lambda i: f"{where}, example {i}")
   digest = hashlib.sha256(numbers.tobytes())
   for image in images:  # each process marks pixels in its own way
-    content = image.removeprefix(raw_images.MAGIC)
+    content = image.removeprefix(raw_images.MAGIC).removeprefix(oriented.MAGIC)
     digest.update(hashlib.sha256(content).digest())
   opened = Split(
     name=f"python:{name}",
@@ -175,11 +176,12 @@ def _length(data: Any) -> int | None:
 
 def _encoded(image: Any) -> bytes:
   """Convert an image to a file or pixels that `image_ops.decode` takes."""
+  image = indexable.floats_of(image)
   if isinstance(image, Mapping | bytes | Image.Image):
     return indexable.encoded(image)
   pixels = np.asarray(image)
   if pixels.dtype == object and pixels.ndim == 0:  # a string of TensorFlow
-    return indexable.encoded(pixels.item())
+    return oriented.unmarked(indexable.encoded(pixels.item()))
   if pixels.ndim == 4:
     raise DataError("it is a batch of images, expected single examples")
   if type(image).__module__.startswith("torch") and pixels.ndim == 3:

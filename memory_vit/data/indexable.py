@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from PIL import Image
 
-from memory_vit.data import datasets, labels
+from memory_vit.data import datasets, labels, oriented, python_op
 from memory_vit.data.data_files import DataFiles
 from memory_vit.data.labels import Encoder
 from memory_vit.data.quiet_tensorflow import tf
@@ -155,12 +155,10 @@ def _fetch(
       return encoded(image), np.array(number, dtype.base)
 
   def fetch(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    encoded, label = tf.numpy_function(read, [index], [tf.string, dtype.base])
+    encoded, label = python_op.call(read, [index], [tf.string, dtype.base])
     return tf.ensure_shape(encoded, ()), tf.ensure_shape(label, dtype.shape)
 
-  # A graph even when called eagerly, so that all errors are TensorFlow's. It is
-  # traced here: TensorFlow warns of many that are traced when they are called.
-  return tf.function(fetch).get_concrete_function(tf.TensorSpec((), tf.int64))
+  return fetch
 
 
 def pair_of(example: Any, keys: tuple[str, str]) -> tuple[Any, Any]:
@@ -175,11 +173,15 @@ def pair_of(example: Any, keys: tuple[str, str]) -> tuple[Any, Any]:
 
 
 def encoded(image: Any) -> bytes:
-  """An image as a file; pixels become a PNG that is not compressed."""
+  """An image as a file; pixels become a PNG that is not compressed.
+
+  A file is turned as EXIF says, but not an image of Pillow, which is pixels.
+  """
   if isinstance(image, Mapping):  # an image that Hugging Face did not decode
     image = image.get("bytes")
   if isinstance(image, bytes):
-    return image
+    return oriented.mark(image)
+  image = floats_of(image)
   if isinstance(image, Image.Image):
     pixels = decoding.rgb(image)
   elif hasattr(image, "__array__"):
@@ -198,3 +200,8 @@ def encoded(image: Any) -> bytes:
   file = io.BytesIO()
   Image.fromarray(pixels).save(file, "PNG", compress_level=0)
   return file.getvalue()
+
+
+def floats_of(image: Any) -> Any:
+  """The array of an image of Pillow that holds floating point, mode F."""
+  return np.asarray(image) if getattr(image, "mode", "") == "F" else image

@@ -12,8 +12,10 @@ _AROUND = re.compile(
   r"Error in user-defined function .* iterator: \S+: "
   r"(jpeg::Uncompress failed\. )?"
 )
-# In front of what Python raised inside of TensorFlow.
-_RAISED = re.compile(r"[\w.]+(Error|Exception): ")
+# Of `python_op`, and of other assertions.
+_ASSERTED = re.compile(r"assertion failed: \[(.*)\]")
+# As `images.decoding` says it.
+_BROKEN = re.compile(r"Invalid (JPEG|PNG)\b.*")
 
 
 def parallel_map(
@@ -44,9 +46,12 @@ def attempts(
 def reason_of(error: Exception) -> str:
   """The message of a reader or of TensorFlow in one line, without its nodes."""
   text = error.message if isinstance(error, tf.errors.OpError) else str(error)
+  text = re.sub(r"\s*\[\[\{\{.*?\}\}\]\]|\{\{.*?\}\}|\[Op:.*", "", text)
+  if asserted := _ASSERTED.search(text):
+    # As in C, other bytes than ASCII are octal there.
+    text = asserted[1].encode("ascii", "ignore").decode("unicode_escape")
+    text = text.encode("latin-1", "ignore").decode("utf-8", "replace")
+    return " ".join(text.split()).strip(".")
   lines = text.strip().splitlines() or [type(error).__name__]
-  # What Python raised inside of TensorFlow stands at the end of a traceback.
-  raised = [line for line in lines if _RAISED.match(line)]
-  line = _RAISED.sub("", raised[-1], count=1) if raised else lines[0]
-  line = _AROUND.sub("", line)
-  return re.sub(r"\{\{.*?\}\}|\[Op:.*", "", line).strip(" .")
+  line = _AROUND.sub("", lines[0])
+  return _BROKEN.sub(r"not a whole \1 file", line).strip(" .")

@@ -5,8 +5,7 @@ import dataclasses
 import functools
 import logging
 import weakref
-from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Iterator
 
 import numpy as np
 
@@ -99,12 +98,14 @@ def _generate(example: ExampleFn, starts: range, rows: int) -> Generator[Batch]:
       with split.time_limit(start):
         pipeline = pipeline or _pipeline(example, starts, rows)
         try:
-          batch, offsets = next(pipeline), np.zeros(rows, np.int64)
+          batch, offsets = next(pipeline)
         except tf.errors.OpError as error:
           # It has lost the rows of a batch, and is not used any more.
           pipeline = None
           batch, offsets = _read_singly(example, numbers, error)
       example.check_labels(batch["label"], numbers, offsets)
+      if "mask" in batch:  # one in place of another does not count
+        batch["mask"] = np.where(offsets, np.float32(0), batch["mask"])
       yield batch
       starts = starts[1:]
   finally:
@@ -113,13 +114,22 @@ def _generate(example: ExampleFn, starts: range, rows: int) -> Generator[Batch]:
       pipeline = None
 
 
-def _pipeline(example: ExampleFn, starts: range, rows: int) -> Iterator[Batch]:
-  """The batches as long as all examples can be read."""
+def _pipeline(
+  example: ExampleFn, starts: range, rows: int
+) -> Iterator[tuple[Batch, np.ndarray]]:
+  """Batches and offsets until an example that is not known cannot be read."""
+  skips = example.split.skips
+  known = tf.constant([*skips], tf.int64)
+  steps = tf.constant([*skips.values()], tf.int64)
+
+  def make(number: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+    is_known = known == example.record(number) % example.split.size
+    offset = tf.reduce_sum(tf.where(is_known, steps, 0))
+    return example.graph(number, offset), offset
+
   first = tf.data.Dataset.range(starts.start, starts.stop, starts.step)
   numbers = first.flat_map(lambda n: tf.data.Dataset.range(n, n + rows))
-  examples = parallel.parallel_map(
-    numbers, lambda number: example.graph(number, tf.zeros_like(number))
-  )
+  examples = parallel.parallel_map(numbers, make)
   stacked = examples.batch(rows, drop_remainder=True).prefetch(_PREFETCH)
   return stacked.as_numpy_iterator()
 
@@ -132,9 +142,9 @@ def _read_singly(
   If one cannot be made of its record, the next record of the split is tried,
   and so on: the result depends on the number of the example alone.
   """
-  split = example.split
+  split, skips = example.split, example.split.skips
   made: dict[int, dict[str, np.ndarray]] = {}
-  offsets = np.zeros(len(numbers), np.int64)
+  offsets = np.array([skips.get(example.index(n, 0), 0) for n in numbers])
   while missing := [i for i in range(len(numbers)) if i not in made]:
     wanted = (np.array(numbers)[missing], offsets[missing])
     dataset = tf.data.Dataset.from_tensor_slices(wanted)
@@ -149,18 +159,13 @@ def _read_singly(
     split.mark_unreadable(bad)
     if max(offsets) >= split.size:
       raise split.nothing_readable()
-  if not offsets.any():
+  if skips == split.skips:
     # For example a file system that was away for a moment.
     logger.warning(
       "%s, examples %d to %d: read at the second attempt; at the first: %s",
       split, numbers[0], numbers[-1], parallel.reason_of(error),
     )  # fmt: skip
-  return _stacked([made[i] for i in range(len(numbers))], offsets), offsets
-
-
-def _stacked(examples: Sequence[dict[str, Any]], offsets: np.ndarray) -> Batch:
-  """Stack examples to a batch; one in place of another has mask 0."""
-  batch = {key: np.stack([e[key] for e in examples]) for key in examples[0]}
-  if "mask" in batch:
-    batch["mask"] = np.where(offsets, np.float32(0), batch["mask"])
-  return batch
+  return {
+    key: np.stack([made[i][key] for i in range(len(numbers))])
+    for key in made[0]
+  }, offsets

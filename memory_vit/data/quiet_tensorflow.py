@@ -43,6 +43,10 @@ def without_remarks() -> Iterator[None]:
     os.close(error)
 
 
+# As in commands; jax sets 1.
+if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1":
+  os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+
 with without_remarks():
   import tensorflow as tf
   import tensorflow_datasets as tfds

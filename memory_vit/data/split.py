@@ -206,6 +206,16 @@ class Split:
       logger.warning("skipped (at most %d): %s", self.max_bad, line)
     self.unreadable.update(new)
 
+  @property
+  def skips(self) -> dict[int, int]:
+    """{unreadable index: steps to the next that is not known to be one}."""
+    if len(self.unreadable) >= self.size:
+      raise self.nothing_readable()
+    steps: dict[int, int] = {}
+    for index in sorted(self.unreadable, reverse=True) * 2:
+      steps[index] = 1 + steps.get((index + 1) % self.size, 0)
+    return steps
+
   def sync_unreadable(self) -> list[int]:
     """Share the unreadable examples of all processes; all must call.
 

@@ -17,6 +17,7 @@ from tensorflow_datasets.core import read_only_builder
 
 from memory_vit.data import (
   parallel,
+  python_op,
   split_parts,
   tfds_labels,
   tfds_trust,
@@ -295,7 +296,7 @@ def _fetch_from_array_record(
     return records[index]
 
   def fetch(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    record = tf.numpy_function(read, [index], tf.string)
+    (record,) = python_op.call(read, [index], [tf.string])
     return _parsed(tf.ensure_shape(record, ()), builder.info.features, target)
 
   return fetch

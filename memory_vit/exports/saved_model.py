@@ -2,7 +2,8 @@
 
 It has two signatures: `serving_default` takes images as arrays, and `encoded`
 the bytes of JPEG and PNG files, which TensorFlow decodes, crops and scales as
-in evaluation. The weights are its variables, so they may have any size.
+in evaluation, but does not turn as EXIF says. The weights are its variables, so
+they may have any size.
 """
 
 from __future__ import annotations
@@ -137,7 +138,10 @@ def _from_images(
 
 
 def _from_files(tf: Any, exported: ExportedModel, predict: _Predict) -> Any:
-  """The signature that takes the bytes of files, called `encoded`."""
+  """The signature that takes the bytes of files, called `encoded`.
+
+  TensorFlow has no operation that reads EXIF: files are taken as stored.
+  """
   side = exported.evaluation.image_size
   view = _view(exported)
 

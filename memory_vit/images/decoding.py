@@ -11,10 +11,11 @@ import io
 import jax
 import numpy as np
 import simplejpeg
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from memory_vit.errors import DataError
 from memory_vit.images import jpeg
+from memory_vit.images.file_kinds import why_unreadable
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
 # An image beyond any of these is refused before it is decoded: a file of a few
@@ -34,6 +35,13 @@ _MAX_READS_OF_RUNS = 20 * MAX_READS
 # others by this factor.
 _RUN_LENGTH = 4
 _RUN_LENGTH_KINDS = (1, 2)
+# Modes of Pillow that it does not convert to RGB at once.
+_PREMULTIPLIED = {"La": "LA", "RGBa": "RGBA"}
+# Measured for photographs and plain areas, each rounded up: alpha (PNG and WebP
+# 1.3 to 1.4), Adam7 (1.0 to 1.15), 16 bits a channel (1.1 to 1.2), all three
+# together 1.6 to 1.8. Palettes, grey and GIF take less than RGB; of animations
+# the first frame alone is decoded.
+_ALPHA, _INTERLACED, _DEEP = 1.4, 1.2, 1.2
 
 
 class _FewReads(io.BytesIO):
@@ -56,7 +64,7 @@ def decode(encoded: bytes, formats: tuple[str, ...] = FORMATS) -> np.ndarray:
   """Decode an image file, the first of its images.
 
   Grey becomes RGB, of 16 bits the upper 8 are kept, alpha is dropped, and the
-  orientation tag of EXIF is not applied.
+  image is not turned: see `exif`.
 
   Args:
     encoded: the file.
@@ -68,19 +76,30 @@ def decode(encoded: bytes, formats: tuple[str, ...] = FORMATS) -> np.ndarray:
   Raises:
     DataError: if it is none of `formats`, too large, or broken.
   """
+  damage = "its header is broken"
   try:
     if encoded.startswith(jpeg.MAGIC) and "JPEG" in formats:
-      return _decode_jpeg(encoded)
+      colours, outline = _jpeg_header(encoded)[2:]
+      # Of small damage the decoder makes the best, as TensorFlow lets it, but
+      # not of a file that was cut.
+      damage = "it is damaged" if outline.ended else "its end is missing"
+      return _decode_jpeg(encoded, colours, outline)
     with opened(encoded, formats) as image:
       _weight(image)
+      damage = "it is cut or damaged"
       return rgb(image)
   except DataError:
     raise
   except Exception as error:  # Decoders raise many kinds on broken files.
-    problem = "not a whole JPEG, PNG, WebP, BMP or GIF file"
-    if not isinstance(error, UnidentifiedImageError):  # it names an object
-      problem += f" ({str(error) or type(error).__name__})"
-    raise DataError(problem) from error
+    raise _problem(encoded, error, damage) from error
+
+
+def _problem(encoded: bytes, error: Exception, damage: str) -> DataError:
+  if isinstance(error, Image.DecompressionBombError):  # from 179 megapixels on
+    return DataError(TOO_LARGE)
+  if isinstance(error, MemoryError):
+    return DataError("there is not enough memory to decode it")
+  return DataError(why_unreadable(encoded, damage))
 
 
 def opened(encoded: bytes, formats: tuple[str, ...] = FORMATS) -> Image.Image:
@@ -91,13 +110,19 @@ def opened(encoded: bytes, formats: tuple[str, ...] = FORMATS) -> Image.Image:
 def header(encoded: bytes) -> tuple[str, int, int]:
   """Format, width and height of a file, of which the beginning may do.
 
-  Raises what decoders raise.
+  Raises:
+    DataError: if they cannot be read.
   """
-  if encoded.startswith(jpeg.MAGIC):
-    height, width, *_ = simplejpeg.decode_jpeg_header(encoded)
-    return "JPEG", width, height
-  with opened(encoded) as image:
-    return image.format or "", *image.size
+  try:
+    if encoded.startswith(jpeg.MAGIC):
+      height, width, *_ = simplejpeg.decode_jpeg_header(encoded)
+      return "JPEG", width, height
+    with opened(encoded) as image:
+      return image.format or "", *image.size
+  except DataError:
+    raise
+  except Exception as error:
+    raise _problem(encoded, error, "its header is broken") from error
 
 
 def pixels_claimed(encoded: bytes) -> int:
@@ -112,7 +137,7 @@ def pixels_claimed(encoded: bytes) -> int:
       weight = outline.weight
     else:
       with opened(encoded) as image:
-        (width, height), weight = image.size, float(_weight(image))
+        (width, height), weight = image.size, _weight(image)
   except Exception:  # `decode` says what it is
     return 0
   return max(int(width * height * weight), len(encoded) // 3)
@@ -134,13 +159,21 @@ def require_size(
     )
 
 
-def _weight(image: Image.Image) -> int:
-  """Decoding time per pixel, relative to a plain image; see `require_size`."""
-  runs = image.format == "BMP" and (
-    image.info.get("compression") in _RUN_LENGTH_KINDS
-  )
-  weight, kind = (_RUN_LENGTH, " of a run-length BMP") if runs else (1, "")
-  require_size(*image.size, weight, kind)
+def _weight(image: Image.Image) -> float:
+  """Decoding time per pixel, relative to an RGB PNG; refuse what takes long.
+
+  Alpha and the like decide what waits for what; no image is refused for them.
+  """
+  if (
+    image.format == "BMP" and image.info.get("compression") in _RUN_LENGTH_KINDS
+  ):
+    require_size(*image.size, _RUN_LENGTH, " of a run-length BMP")
+    return _RUN_LENGTH
+  require_size(*image.size)
+  weight = _ALPHA if "A" in image.mode else 1.0
+  if image.format == "PNG":
+    weight *= _INTERLACED if image.info.get("interlace") else 1
+    weight *= _DEEP if ";16" in str(image.tile) else 1
   return weight
 
 
@@ -153,13 +186,12 @@ def _jpeg_header(encoded: bytes) -> tuple[int, int, str, jpeg.Outline]:
   return width, height, colours, outline
 
 
-def _decode_jpeg(encoded: bytes) -> np.ndarray:
-  _, _, colours, outline = _jpeg_header(encoded)
+def _decode_jpeg(
+  encoded: bytes, colours: str, outline: jpeg.Outline
+) -> np.ndarray:
   colours = "CMYK" if colours in ("CMYK", "YCCK") else "RGB"
-  # Of small damage the decoder makes the best, as TensorFlow lets it, but not
-  # of a file that was cut.
   if not outline.ended:
-    raise ValueError("its end is missing")
+    raise ValueError
   pixels = simplejpeg.decode_jpeg(encoded, colours, fastdct=True, strict=False)
   return _of_inks(pixels, outline.adobe) if colours == "CMYK" else pixels
 
@@ -174,10 +206,23 @@ def _of_inks(inks: np.ndarray, inverted: bool) -> np.ndarray:
 
 
 def rgb(image: Image.Image) -> np.ndarray:
-  """The pixels of an opened image, uint8 (height, width, 3)."""
-  if image.mode.startswith("I"):  # grey of 16 bits, which `convert` would clip
+  """The pixels of an opened image, uint8 (height, width, 3).
+
+  Raises:
+    DataError: for numbers of which nobody states the range.
+  """
+  if image.mode.startswith("I;16"):  # grey, which `convert` would clip
     grey = (np.asarray(image) >> 8).astype(np.uint8)
     return np.repeat(grey[:, :, None], 3, axis=2)
+  if image.mode in ("I", "F"):
+    raise DataError(
+      f"its image of Pillow has the mode {image.mode}, whose range is not "
+      "known: expected grey or colours of 0 to 255, such as the mode L or RGB"
+    )
+  if image.mode in _PREMULTIPLIED:
+    image = image.convert(_PREMULTIPLIED[image.mode])
+  if isinstance(image.info.get("transparency"), bytes):
+    image = image.convert("RGBA")  # else Pillow warns that it drops alpha
   # Of an RGB image `convert` would be a copy.
   return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
 

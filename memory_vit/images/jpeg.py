@@ -6,10 +6,12 @@ have a few bytes and costs as much as the image has pixels.
 
 import dataclasses
 import re
+from collections.abc import Iterator
 
 from memory_vit.errors import DataError
 
 MAGIC = b"\xff\xd8\xff"
+EXIF = b"Exif\0\0"
 # Usual encoders write 1, or up to about 15.
 MAX_SCANS = 64
 # Of 64 megapixels they take 2 s.
@@ -18,7 +20,7 @@ _USUAL_SCANS = 12
 MAX_SEGMENTS = 10_000
 
 # In front of a scan, and at the end.
-_SCAN, _END, _ADOBE = 0xDA, 0xD9, 0xEE
+_SCAN, _END, _ADOBE, _APP1 = 0xDA, 0xD9, 0xEE, 0xE1
 # Of arithmetic coding, which takes four times as long for a byte as Huffman's,
 # and which cameras do not write.
 _ARITHMETIC_FRAMES = (0xC9, 0xCA, 0xCB)
@@ -55,22 +57,53 @@ def outline(encoded: bytes) -> Outline:
 
   Bytes of a comment, of a thumbnail or behind the end of the image are no scan.
   """
-  scans, adobe, position, marker = 0, False, 2, 0
-  for _ in range(MAX_SEGMENTS):
-    found = _next_marker(encoded, position, inside=marker == _SCAN)
-    if found is None or found[1][0] == _END:
-      return Outline(scans, found is not None, adobe)
-    marker, start = found[1][0], found.end()
+  scans, adobe, marker = 0, False, 0
+  for marker, start in _segments(encoded):
     scans += marker == _SCAN
     adobe |= marker == _ADOBE and encoded[start + 2 : start + 7] == b"Adobe"
     if scans > MAX_SCANS:
       raise DataError(f"a JPEG of more than {MAX_SCANS} scans")
     if marker in _ARITHMETIC_FRAMES:
       raise DataError("a JPEG with arithmetic coding, expected Huffman coding")
-    # Its length counts itself. Decoders skip nothing where it is less.
-    length = int.from_bytes(encoded[start : start + 2], "big")
-    position = start + max(2, length)
+  return Outline(scans, marker == _END, adobe)
+
+
+def exif(encoded: bytes) -> bytes:
+  """EXIF of a JPEG file, with its prefix; b"" if none precedes the pixels."""
+  for marker, start in _segments(encoded):
+    if marker in (_SCAN, _END):
+      break
+    if marker == _APP1 and encoded.startswith(EXIF, start + 2):
+      return encoded[start + 2 : start + _length(encoded, start)]
+  return b""
+
+
+def is_cut(encoded: bytes) -> bool:
+  """Whether a JPEG file has no end behind its first scan."""
+  for marker, start in _segments(encoded):
+    if marker == _SCAN:
+      return encoded.rfind(b"\xff\xd9", start) < 0
+  return True
+
+
+def _segments(encoded: bytes) -> Iterator[tuple[int, int]]:
+  """Yield each marker, and where its length stands, up to the end's."""
+  position, marker = 2, 0
+  for _ in range(MAX_SEGMENTS):
+    found = _next_marker(encoded, position, inside=marker == _SCAN)
+    if found is None:
+      return
+    marker, start = found[1][0], found.end()
+    yield marker, start
+    if marker == _END:
+      return
+    position = start + _length(encoded, start)
   raise DataError(f"a JPEG of more than {MAX_SEGMENTS:,} segments")
+
+
+def _length(encoded: bytes, start: int) -> int:
+  """Of a segment: it counts itself. Decoders skip nothing if it is less."""
+  return max(2, int.from_bytes(encoded[start : start + 2], "big"))
 
 
 def _next_marker(

@@ -16,10 +16,9 @@ from typing import Any, BinaryIO
 import jax
 import numpy as np
 from jaxtyping import Float32
-from PIL import Image, UnidentifiedImageError
 
 from memory_vit.errors import DataError
-from memory_vit.images import decoding, view
+from memory_vit.images import decoding, exif, view
 from memory_vit.images.memory_limit import MemoryLimit
 from memory_vit.model.task import EvalPreprocessing
 
@@ -122,8 +121,9 @@ def _size_of(file: BinaryIO) -> int:
 
 
 def _decoded(encoded: bytes, evaluation: EvalPreprocessing) -> np.ndarray:
-  """Decode an image whose header has been checked."""
-  return view.eval_view(decoding.decode(encoded), evaluation)
+  """Decode and turn an image whose header has been checked."""
+  pixels = exif.turned(decoding.decode(encoded), exif.orientation(encoded))
+  return view.eval_view(pixels, evaluation)
 
 
 @contextlib.contextmanager
@@ -143,21 +143,11 @@ def _opened(path: str) -> Iterator[BinaryIO]:
 
 def bytes_needed(file: BinaryIO, evaluation: EvalPreprocessing) -> int:
   """Bytes that preparing an image takes, by its header; nothing is decoded."""
+  head = file.read(_HEAD)
   try:
-    try:
-      kind, width, height = decoding.header(file.read(_HEAD))
-    except Exception:  # of a WebP, or behind a large profile
-      file.seek(0)
-      kind, width, height = decoding.header(file.read())
-  except DataError:
-    raise
-  except Image.DecompressionBombError as error:  # From 179 megapixels on.
-    raise DataError(decoding.TOO_LARGE) from error
-  except UnidentifiedImageError as error:
-    raise DataError("not a JPEG, PNG, WebP, BMP or GIF file") from error
-  except Exception as error:  # Pillow raises many kinds on broken files.
-    reason = str(error) or type(error).__name__
-    raise DataError(f"broken: {reason}") from error
+    kind, width, height = decoding.header(head)
+  except DataError:  # of a WebP, or behind a large profile
+    kind, width, height = decoding.header(head + file.read())
   decoding.require_size(width, height)
   decoded = width * height * _BYTES_PER_PIXEL[kind]
   return decoded + view.view_bytes(height, width, evaluation)

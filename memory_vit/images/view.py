@@ -109,7 +109,7 @@ def view_bytes(height: int, width: int, evaluation: EvalPreprocessing) -> int:
     # Along each row that is needed, two neighbors in float32 and the bytes of
     # one; then the rows, and two neighbors in float32 of each pixel.
     along = 3 * 4 * side
-    rows = min(2 * side, height)
+    rows = min(2 * side, max(height, width))  # it may be turned
     return max(rows * (2 * along + 3 * side), (rows + 2 * side) * along)
   view = 4 * 3 * 4 * side**2
   # Pillow takes 4 bytes a pixel: for its copy, for the image that has the new
@@ -139,6 +139,9 @@ def _bilinear(
   """Interpolate between four pixels: along each row that is needed, once."""
   needed, place = np.unique((rows.lower, rows.upper), return_inverse=True)
   lower, upper = place.reshape(2, -1)
+  if not pixels.flags.c_contiguous:  # turned: the rows that are needed are few
+    pixels = np.ascontiguousarray(pixels[needed])
+    needed = np.arange(len(needed))
   # By their numbers in the image, so that no row of it is copied as a whole.
   begins = needed[:, None] * pixels.shape[1]
   one_row = pixels.reshape(-1, 3)

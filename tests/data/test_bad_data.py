@@ -410,8 +410,60 @@ def test_each_is_named_once_with_its_reason(log):
   trained_on(source, steps=2, batch_size=6)  # two epochs
   messages = sorted(record.getMessage() for record in log.records)
   assert len(messages) == len(source.unreadable) == 2
-  assert "example 1 cannot be read: not a whole JPEG" in messages[0]
+  assert "example 1 cannot be read: not a JPEG" in messages[0]
   assert "example 4 cannot be read" in messages[1]
+
+
+READS = """if True:
+  import sys
+  from memory_vit import config
+  from memory_vit.data import batching
+  from memory_vit.data.datasets import open_split
+  from memory_vit.model.task import EvalPreprocessing
+
+  split = open_split("folder", "train", sys.argv[1], max_bad=9)
+  batches = batching.train_batches(
+    split, config.TrainDataConfig(), image_size=8, batch_size=8, seed=0
+  )
+  for _ in range(12):  # epochs of two steps
+    next(batches)
+  for _ in range(2):
+    plain = EvalPreprocessing(image_size=8)
+    list(batching.eval_batches(split, plain, batch_size=8))
+"""
+
+
+@pytest.mark.fault("broken-image")
+@pytest.mark.processes
+def test_a_broken_image_is_one_line_of_the_log(tmp_path):
+  """Whatever decoders and TensorFlow would say in every epoch."""
+  jpeg, png, webp = (
+    fake_data.encode(fake_data.noise(1, 40, 40), kind)
+    for kind in ("JPEG", "PNG", "WEBP")
+  )
+  files = {
+    f"{i}.png": fake_data.encode(fake_data.noise(i), "PNG") for i in range(11)
+  }
+  broken = {
+    "text.jpg": b"no picture", "empty.png": b"", "cut.jpg": jpeg[:700],
+    "cut.png": png[:700], "cut.webp": webp[:60],
+  }  # fmt: skip
+  for folder in "ab":
+    (tmp_path / "train" / folder).mkdir(parents=True)
+  (tmp_path / "train/b/0.png").write_bytes(png)
+  for name, content in (files | broken).items():
+    (tmp_path / "train/a" / name).write_bytes(content)
+  environ = {k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"}
+  done = subprocess.run(
+    [sys.executable, "-c", READS, str(tmp_path)], cwd=ROOT, env=environ,
+    timeout=PATIENCE, check=True, capture_output=True, text=True,
+  )  # fmt: skip
+  lines = done.stderr.splitlines()
+  assert len(lines) == len(broken), done.stderr
+  for name in broken:
+    assert (
+      sum(f"/{name}) cannot be read: not a " in line for line in lines) == 1
+    )
 
 
 @pytest.mark.fault("broken-image")

@@ -10,7 +10,7 @@ import tensorflow as tf
 from PIL import Image
 
 import memory_vit as mv
-from memory_vit.data import in_memory, open_split
+from memory_vit.data import image_ops, in_memory, open_split
 from memory_vit.data.batching import eval_batches
 from memory_vit.errors import DataError
 from memory_vit.model.task import EvalPreprocessing
@@ -139,6 +139,8 @@ FLOATS = PIXELS.astype(np.float32)
     ((FLOATS, LABELS), r"example 0: .*outside of 0 to 1.*or uint8"),
     ((FLOATS / 127.5 - 1, LABELS), r"mv.preprocess returns, .*\(x \+ 1\) / 2"),
     ((FLOATS * np.nan, LABELS), "outside of 0 to 1"),
+    ([(Image.new("I", (8, 8)), 0)], "mode I, whose range is not known"),
+    ([(Image.new("F", (8, 8), 7), 0)], "outside of 0 to 1"),
     ((PIXELS, LABELS[:3]), "of 4 and a list of 3: expected as many"),
     ((PIXELS, np.eye(4)), "one-hot labels, the argmax"),
     ((PIXELS, [0.5] * 4), "its label is 0.5, expected an integer or the name"),
@@ -214,3 +216,26 @@ def test_other_data_have_another_digest():
   ]  # fmt: skip
   assert tables[0] == tables[1]
   assert tables[0] != tables[2] != tables[3] != tables[0]
+
+
+GREY = np.arange(0, 240, 4, dtype=np.uint8).reshape(6, 10)
+
+
+@pytest.mark.parametrize(
+  "image",
+  [
+    Image.fromarray(GREY),
+    *(Image.fromarray(GREY).convert(m) for m in ("LA", "P", "RGBX", "HSV")),
+    Image.fromarray(GREY).convert("LA").convert("La"),
+    Image.fromarray(GREY).convert("RGBA").convert("RGBa"),
+    Image.fromarray(GREY.astype(np.uint16) * 257),
+    Image.frombytes("I;16B", (10, 6), (GREY.astype(">u2") * 257).tobytes()),
+    Image.fromarray(GREY.astype(np.float32) / 255),
+  ],
+  ids=lambda image: image.mode,
+)
+def test_images_of_pillow_are_read_whatever_their_mode(image):
+  split = in_memory.open_data([(image, 0)] * 3, "own", "train", ("a", "b"))
+  file, _ = split.fetch(tf.constant(0, tf.int64))
+  expected = np.repeat(GREY[:, :, None], 3, axis=2)
+  np.testing.assert_array_equal(image_ops.decode(file), expected)

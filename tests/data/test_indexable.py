@@ -160,6 +160,8 @@ def test_one_thread_at_a_time_where_it_is_asked_for(parallel):
     ((np.zeros((8, 8, 3), np.float32), 0), "expected uint8 pixels"),
     ((np.zeros((3, 8, 8), np.uint8), 0), "expected uint8 pixels"),
     (("images/0.png", 0), "image is of type str, expected"),
+    ((Image.new("I", (8, 8)), 0), "of Pillow has the mode I, whose range"),
+    ((Image.new("F", (8, 8)), 0), "image is float32, expected uint8 pixels"),
     (({"bytes": None, "path": "0.png"}, 0), "image is of type NoneType"),
     ({"pixels": 1, "label": 0}, r"keys \['pixels', 'label'\], expected"),
     ((1, 2, 3), "it is of type tuple, expected"),

@@ -205,6 +205,37 @@ def test_a_run_length_bmp_is_taken_up_to_a_quarter_of_the_pixels(monkeypatch):
   prepare(encode(noise(0), "BMP"))
 
 
+def header_only_png(depth, colours, interlaced):
+  header = struct.pack(">IIBBBBB", 30, 20, depth, colours, 0, 0, interlaced)
+  encoded = png_with(0, b"teST")
+  check = struct.pack(">I", zlib.crc32(b"IHDR" + header))
+  return encoded[:16] + header + check + encoded[33:]
+
+
+RGBA = Image.new("RGBA", (30, 20))
+
+
+@pytest.mark.fault("slow-image")
+@pytest.mark.parametrize(
+  ("encoded", "weight"),
+  [
+    (encode(RGBA.convert("RGB"), "PNG"), 1),
+    (encode(RGBA.convert("RGB"), "WEBP"), 1),
+    (encode(RGBA, "PNG"), 1.4),
+    (encode(RGBA, "WEBP"), 1.4),
+    (encode(RGBA.convert("LA"), "PNG"), 1.4),
+    (header_only_png(16, 2, 0), 1.2),
+    (header_only_png(8, 2, 1), 1.2),
+    (header_only_png(16, 6, 1), 1.4 * 1.2 * 1.2),
+  ],
+)
+def test_pixels_that_take_longer_count_more(monkeypatch, encoded, weight):
+  """For what waits for what; a large photograph is taken nevertheless."""
+  assert decoding.pixels_claimed(encoded) == int(600 * weight)
+  monkeypatch.setattr(decoding, "MAX_PIXELS", 600)
+  assert decoding.pixels_claimed(encoded) == int(600 * weight)
+
+
 def test_damage_is_decoded_once(monkeypatch):
   """A stranger could make any file cost three times as much."""
   encoded = bytearray(encode(noise(0, 40, 40), "JPEG"))

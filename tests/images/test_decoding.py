@@ -80,9 +80,13 @@ def test_grey_of_16_bits_keeps_the_upper_8():
 def test_broken_files_are_refused(kind):
   whole = encode(noise(0), kind) if kind else b"neither picture nor text"
   for encoded in (whole[: len(whole) // 2], whole[:10], b""):
-    with pytest.raises(DataError, match="not a whole JPEG, PNG") as error:
+    with pytest.raises(DataError) as error:
       decoding.decode(encoded)
-    assert "0x" not in str(error.value)
+    said = str(error.value)
+    if kind and encoded:
+      assert said.lower().startswith(f"not a whole {kind.lower()} file: it")
+    else:
+      assert said.startswith("not a JPEG, PNG, WebP, BMP or GIF file")
 
 
 @pytest.mark.parametrize(
