@@ -121,9 +121,15 @@ def open_all(
 ) -> list[tuple[Split, list[str]]]:
   """Each data set, opened once, with the names of its tasks."""
   names: dict[SplitRef, list[str]] = {}
-  for task in tasks:
-    names.setdefault(chosen[task.name], []).append(task.name)
+  refs = {
+    task.name: dataclasses.replace(
+      chosen[task.name], class_names=task.spec.class_names
+    )
+    for task in tasks
+  }
+  for name, ref in refs.items():
+    names.setdefault(ref, []).append(name)
   sources = {ref: open_split(ref, arguments) for ref in names}
   for task in tasks:
-    task_data.require_classes(task, sources[chosen[task.name]])
+    task_data.require_classes(task, sources[refs[task.name]])
   return [(sources[ref], task_names) for ref, task_names in names.items()]

@@ -6,6 +6,7 @@ image files stays on its disk.
 
 import dataclasses
 import hashlib
+import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -30,6 +31,8 @@ from memory_vit.errors import DataError
 from memory_vit.images import decoding
 from memory_vit.runtime import messages, paths
 
+logger = logging.getLogger(__name__)
+
 # Examples from which the size of all is estimated.
 _TELLING = 100
 
@@ -49,7 +52,10 @@ def open_data(
   """
   if isinstance(data, str | os.PathLike):
     folder = paths.local(data, "the image folder", DataError).absolute()
-    ref = SplitRef("folder", str(folder.parent), folder.name, kind=kind)
+    ref = SplitRef(
+      "folder", str(folder.parent), folder.name, kind=kind,
+      class_names=tuple(class_names),
+    )  # fmt: skip
     opened = datasets.open_ref(ref)
     return dataclasses.replace(opened, name=f"python:{name}")
   where = f"{name!r}, split {split!r}"
@@ -61,10 +67,13 @@ def open_data(
     )
   images, found = _read(data, keys, where, kind)
   try:
-    names = stated or tuple(class_names) or labels.names_among(found, False)
+    names = stated or tuple(class_names) or labels.names_among(found)
   except DataError as error:
     raise DataError(f"{where}: {error}.") from error
-  encode = Encoder(kind, names)
+  are_names = not stated and labels.are_names(names, found)
+  if are_names and kind != "values":
+    logger.warning("%s: %s", where, labels.notice(names))
+  encode = Encoder(kind, names, are_names)
   numbers = encode.all(found, lambda i: f"{where}, example {i}")
   digest = hashlib.sha256(numbers.tobytes())
   for image in images:  # each process marks pixels in its own way
