@@ -184,8 +184,7 @@ def _mixed(output: _Output) -> np.ndarray:
 
 def _class_names(train: _Output, kind: str) -> Sequence[str]:
   names = labels.names_among(_written(train, kind))
-  if kind != "values" and (notice := labels.notice(names)):
-    logger.warning("embeddings, split %r: %s", train.name, notice)
+  labels.tell_of_numbers(names, f"embeddings, split {train.name!r}")
   return names
 
 

@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import hashlib
 import itertools
-import logging
 import os
 import pathlib
 import re
@@ -31,8 +30,6 @@ from memory_vit.errors import BrokenDataError, DataError
 from memory_vit.images import image_files
 from memory_vit.runtime import messages
 from memory_vit.runtime.paths import local
-
-logger = logging.getLogger(__name__)
 
 CLASSES = "classes.txt"
 # The list whose classes are those of all lists.
@@ -59,7 +56,8 @@ def open_list(ref: SplitRef) -> Split:
   root = local(ref.dir or ".", "the folder of file lists", DataError)
   lists = _find_lists(root, ref.dir)
   wanted = _named_lists(ref, lists)
-  stated = _read_classes(root / CLASSES)
+  names = (e.name for e in root.iterdir() if e.name.lower() == CLASSES)
+  stated = _read_classes(root / next(names, CLASSES))
   # The classes of a data set are the same in all of its splits.
   naming = [_TRAIN] if _TRAIN in lists else [*lists]
   if stated or "," in ref.label:
@@ -98,7 +96,7 @@ def _find_lists(root: pathlib.Path, directory: str) -> dict[str, pathlib.Path]:
   lists: dict[str, pathlib.Path] = {}
   for path in sorted(root.iterdir()):
     is_list = path.suffix.lower() in (".txt", *table_file.SUFFIXES)
-    hidden = path.name == CLASSES or image_files.is_hidden(path.name)
+    hidden = path.name.lower() == CLASSES or image_files.is_hidden(path.name)
     if hidden or not is_list:
       continue
     if path.stem in lists:
@@ -118,11 +116,11 @@ def _named_lists(ref: SplitRef, lists: Collection[str]) -> list[str]:
     if name not in lists:
       known = messages.name_list([messages.brief(stem) for stem in lists])
       advice = ""
-      if len(lists) == 1:
-        [only] = map(messages.utf8, lists)
+      if lists:
+        part = messages.utf8(next(iter(lists)))
         advice = (
-          f" Splits may be parts of it: --config.data.train='{only}[:80%]' "
-          f"--config.data.validation='{only}[80%:]' --config.data.test=''."
+          f" Splits may be parts of a list: --config.data.train='{part}[:80%]' "
+          f"--config.data.validation='{part}[80%:]' --config.data.test=''."
         )
       raise DataError(
         f"data set {ref.name!r} has no split {messages.brief(name)}: "
@@ -229,14 +227,8 @@ def _names(lists: Sequence[_List], root: pathlib.Path) -> Sequence[str]:
     raise BrokenDataError(
       f"the lists: {error}, one in each line of {CLASSES}."
     ) from None
-  if notice := labels.notice(names):
-    _warn_once(f"{messages.utf8(str(root))}: {notice}")
+  labels.tell_of_numbers(names, messages.utf8(str(root)))
   return names
-
-
-@functools.cache
-def _warn_once(line: str) -> None:
-  logger.warning(line)
 
 
 def _encoded(found: _List, encode: Encoder, naming: pathlib.Path) -> np.ndarray:
@@ -256,21 +248,17 @@ def _columns(
   found: _List, encoded: np.ndarray, encode: Encoder
 ) -> Iterator[str]:
   """Say how each column of a table was read, with examples of its cells."""
-  images = [*found.labels]
+  images, several = [*found.labels], len(found.columns) > 2
   for place, column in enumerate(found.columns):
-    shown = []
-    for i, cells in found.examples.items():
-      meaning = images[i]
-      if place:
-        several = len(found.columns) > 2
-        meaning = encoded[i][place - 1] if several else encode.shown(encoded[i])
-      shown.append(
-        f"{messages.brief(cells[place])} is {messages.brief(meaning)}"
-      )
     what = encode.kind if place else "paths"
+    examples = []
+    for i, cells in found.examples.items():
+      label = encoded[i][place - 1] if several else encode.shown(encoded[i])
+      meaning = messages.brief(label if place else images[i])
+      examples.append(f"{messages.brief(cells[place])} is {meaning}")
     yield (
       f"{messages.utf8(found.path.name)}: column {messages.brief(column)} "
-      f"holds {what}: {', '.join(shown)}"
+      f"holds {what}: {', '.join(examples)}"
     )
 
 
@@ -423,14 +411,12 @@ def _folded(name: str) -> str:
 
 
 def _why_missing(name: str, similar: str | None) -> str:
+  why = "it is not there"
   if "\\" in name:
-    return "it is not there: written on Windows? Use / in place of \\"
-  if similar:
-    return (
-      f"it is not there, but {messages.brief(similar)} is: the names differ in "
-      "upper and lower case, or in the form of Unicode"
-    )
-  return "it is not there"
+    why += ": written on Windows? Use / in place of \\"
+  elif similar:
+    why += f", but {messages.brief(similar)} is (other case or form of Unicode)"
+  return why
 
 
 def _digest(labelled: Sequence[tuple[str, Any]]) -> str:

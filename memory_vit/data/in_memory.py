@@ -6,7 +6,6 @@ image files stays on its disk.
 
 import dataclasses
 import hashlib
-import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -30,8 +29,6 @@ from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import DataError
 from memory_vit.images import decoding
 from memory_vit.runtime import messages, paths
-
-logger = logging.getLogger(__name__)
 
 # Examples from which the size of all is estimated.
 _TELLING = 100
@@ -71,8 +68,8 @@ def open_data(
   except DataError as error:
     raise DataError(f"{where}: {error}.") from error
   are_names = not stated and labels.are_names(names, found)
-  if are_names and kind != "values":
-    logger.warning("%s: %s", where, labels.notice(names))
+  if are_names:
+    labels.tell_of_numbers(names, where)
   encode = Encoder(kind, names, are_names)
   numbers = encode.all(found, lambda i: f"{where}, example {i}")
   digest = hashlib.sha256(numbers.tobytes())

@@ -13,6 +13,7 @@ occurs, since names that are numbers are in numeric order.
 import dataclasses
 import functools
 import json
+import logging
 import re
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -26,6 +27,8 @@ from memory_vit.runtime import messages
 
 with epy.lazy_imports():  # of the extra `train`; embeddings are read without
   import psutil
+
+logger = logging.getLogger(__name__)
 
 MOST_CLASSES = 2**20
 # A class; several labels; or float32 (c,): values, or 1 and 0 for each label.
@@ -81,7 +84,8 @@ def dtype_of(kind: str, count: int) -> np.dtype:
 
 def name_of(text: str) -> str:
   """A name without white space around it, in Unicode's form NFC."""
-  return unicodedata.normalize("NFC", text.strip())
+  text = text.strip().strip("\ufeff\u200b").strip()  # invisible ones, too
+  return unicodedata.normalize("NFC", text)
 
 
 def in_order(names: Iterable[str]) -> tuple[str, ...]:
@@ -116,23 +120,6 @@ def names_among(labels: Iterable[Label]) -> tuple[str, ...]:
   return in_order(found)
 
 
-def _are_other_numbers(names: Sequence[str]) -> bool:
-  """Whether names are numbers, but not those of their places."""
-  are_numbers = all(map(_NUMBER.fullmatch, names))
-  return are_numbers and [*names] != [*map(str, range(len(names)))]
-
-
-def notice(names: Sequence[str]) -> str:
-  """Say that inferred names are numbers, but not indices; else ""."""
-  if not _are_other_numbers(names):
-    return ""
-  return (
-    f"some number from 0 to {names[-1]} is no label, so the {len(names):,} "
-    f"numbers that are ({messages.name_list(names, 3)}) are names of classes, "
-    "in numeric order"
-  )
-
-
 def are_names(names: Sequence[str], labels: Iterable[Label]) -> bool:
   """Whether the numbers in labels are names of known classes, not indices."""
   if not _are_other_numbers(names):
@@ -140,6 +127,23 @@ def are_names(names: Sequence[str], labels: Iterable[Label]) -> bool:
   lists = (each if isinstance(each, list) else [each] for each in labels)
   numbers = {n for each in lists for n in each if isinstance(n, int)}
   return numbers <= {*map(int, names)}
+
+
+@functools.cache
+def tell_of_numbers(names: tuple[str, ...], where: str) -> None:
+  """Log, once, that inferred names are numbers but no indices."""
+  if _are_other_numbers(names):
+    logger.warning(
+      "%s: not each number from 0 to %s is a label, so the labels %s are names "
+      "of classes, in numeric order", where, names[-1],
+      messages.name_list(names),
+    )  # fmt: skip
+
+
+def _are_other_numbers(names: Sequence[str]) -> bool:
+  """Whether names are numbers, but not those of their places."""
+  are_numbers = all(map(_NUMBER.fullmatch, names))
+  return are_numbers and [*names] != [*map(str, range(len(names)))]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,14 +199,10 @@ class Encoder:
       )
 
   def _require_numbers(self, labels: Collection[Label]) -> None:
-    """Refuse lists that are label numbers or a 0 and 1 for each of two."""
-    if (
-      self.kind == "labels"
-      and len(self.names) == 2
-      and all(isinstance(each, list) for each in labels)
-      and [1, 0] in labels
-      and all(each in ([0, 1], [1, 0]) for each in labels)
-    ):
+    """Refuse lists that are label numbers or a 1 or 0 for each of two."""
+    pairs = [0, 1], [1, 0]
+    are_pairs = all(isinstance(e, list) and e in pairs for e in labels)
+    if self.kind == "labels" and are_pairs and pairs[1] in labels:
       raise BrokenDataError(
         "every label is [0, 1] or [1, 0], which may be numbers of labels, or 1 "
         f"or 0 for each of two labels: for the latter, {_ONE_FOR_EACH}."

@@ -52,10 +52,8 @@ def is_table(path: Path, column: str) -> bool:
     return True
   with path.open("rb") as file:
     first = file.readline(2**16)
-  [line, *_] = first.decode("utf-8-sig", "replace").splitlines() or [""]
-  header = next(csv.reader([line], delimiter=_delimiter(line)), [])
-  is_header = len(header) > 1 and bool(_same(column, header))
-  return first.startswith(_UTF_16) or is_header
+  header = first.decode("utf-8-sig", "replace").strip().split("\t")
+  return first.startswith(_UTF_16) or (len(header) > 1 and column in header)
 
 
 def rows(

@@ -67,6 +67,8 @@ def contents(reader):
 
 
 def test_lists_hold_what_their_lines_say(prepared):
+  for junk in ("._train80.txt", ".test.csv", "~$val20.csv"):  # no lists
+    (prepared / junk).write_bytes(b"\0\5\x16\7")
   for split, numbers in (
     ("train80", range(80)), ("val20", range(80, 100)),
     ("train80val20", range(100)), ("test", range(100, 110)),
