@@ -56,8 +56,8 @@ def open_list(ref: SplitRef) -> Split:
   root = local(ref.dir or ".", "the folder of file lists", DataError)
   lists = _find_lists(root, ref.dir)
   wanted = _named_lists(ref, lists)
-  names = (e.name for e in root.iterdir() if e.name.lower() == CLASSES)
-  stated = _read_classes(root / next(names, CLASSES))
+  files = (path for path in root.iterdir() if path.name.lower() == CLASSES)
+  stated = _read_classes(next(files, root / CLASSES))
   # The classes of a data set are the same in all of its splits.
   naming = [_TRAIN] if _TRAIN in lists else [*lists]
   if stated or "," in ref.label:
