@@ -148,6 +148,11 @@ class DataConfig(TrainDataConfig):
   # table (CSV or Parquet) the name of a column, "label" by default. Several
   # names, separated by commas, are several labels or values.
   label: str = option("", Text('a feature of the data set, or ""', ".*", 200))
+  # Column of a table (CSV or Parquet) that holds the paths of the images; "" is
+  # "path".
+  path: str = option(
+    "", Text('a column of a table, or ""', ".*", 200), resume="free"
+  )
   # Number of training images per class, chosen at random from `train` by
   # `seed`; 0 takes all. A class with fewer images is an error.
   per_class: int = option(0, _EXAMPLES)

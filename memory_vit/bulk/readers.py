@@ -66,7 +66,7 @@ class ImageRow:
 
 def is_container(path: Path) -> bool:
   """Whether a file holds many images, by its name."""
-  return path.suffix == ".parquet" or _is_array_record(path)
+  return path.suffix.lower() == ".parquet" or _is_array_record(path)
 
 
 def _is_array_record(path: Path) -> bool:

@@ -93,8 +93,9 @@ def text(report: dict[str, Any]) -> str:
   for entry in report["splits"]:
     lines += _kinds(entry) + _balanced(entry) + _values(entry)
     lines += _problems(entry)
-  skipped = [line for e in report["splits"] for line in e.get("skipped", ())]
-  lines += ["", *dict.fromkeys(skipped)] if skipped else []
+  for key in ("columns", "skipped"):
+    found = [line for e in report["splits"] for line in e.get(key, ())]
+    lines += ["", *dict.fromkeys(found)] if found else []
   for found in report["duplicates"]:
     if found["count"]:
       first, second = found["splits"]

@@ -120,10 +120,13 @@ def open_all(
   arguments: argparse.Namespace,
 ) -> list[tuple[Split, list[str]]]:
   """Each data set, opened once, with the names of its tasks."""
-  names: dict[SplitRef, list[str]] = {}
+  owners: dict[SplitRef, list[Task]] = {}
   for task in tasks:
-    names.setdefault(chosen[task.name], []).append(task.name)
-  sources = {ref: open_split(ref, arguments) for ref in names}
-  for task in tasks:
-    task_data.require_classes(task, sources[chosen[task.name]])
-  return [(sources[ref], task_names) for ref, task_names in names.items()]
+    names = task.spec.class_names
+    ref = dataclasses.replace(chosen[task.name], class_names=names)
+    owners.setdefault(ref, []).append(task)
+  opened = [(open_split(ref, arguments), of) for ref, of in owners.items()]
+  for source, of in opened:
+    for task in of:
+      task_data.require_classes(task, source)
+  return [(source, [task.name for task in of]) for source, of in opened]

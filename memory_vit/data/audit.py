@@ -166,8 +166,12 @@ def splits_to_audit(
 def _read(role: str, ref: SplitRef) -> _Contents:
   """Open a split, and read and decode all of its images."""
   # Unreadable examples are reported, so that any number of them may be.
-  split = datasets.open_ref(dataclasses.replace(ref, max_bad=sys.maxsize))
+  ref = dataclasses.replace(ref, max_bad=sys.maxsize)
+  opened = datasets.open_whole(ref)
+  split = datasets.read_as(ref, dataclasses.replace(opened, faults=()))
   found = _Contents(split)
+  for fault in opened.faults:
+    found.problems.append({"kind": "refused", "where": fault, "detail": ""})
   with ProgressBar(role, split.size) as bar:
     for index, example in enumerate(_examples(split)):
       found.add(index, example)
@@ -242,6 +246,7 @@ def _as_json(found: _Contents, *, all_classes: bool) -> dict[str, Any]:
     "largest": found.largest,
     "repeated": len(found.hashes) - len(np.unique(found.hashes)),
     "skipped": split.skipped,
+    "columns": split.columns,
     "problems": problems,
   }
 

@@ -21,7 +21,7 @@ from memory_vit.data.split_ref import (
   SplitRef,
   configured_splits,
 )
-from memory_vit.errors import DataError
+from memory_vit.errors import BrokenDataError, DataError
 from memory_vit.model.kinds import KINDS
 from memory_vit.runtime import messages, processes
 
@@ -38,6 +38,7 @@ def open_split(
   trust_data_code: bool = False,
   kind: str = "classes",
   label: str = "",
+  path: str = "",
 ) -> Split:
   """Open one split of a data set; TFDS downloads it first if it has to.
 
@@ -56,6 +57,7 @@ def open_split(
     trust_data_code: whether a TFDS data set may name code, which is then run.
     kind: of its labels, as `config.task.kind`: "classes", "labels" or "values".
     label: as `config.data.label`: features of TFDS, or columns of a table.
+    path: as `config.data.path`: the column of paths of a table.
 
   Raises:
     DataError: if it is not available, is empty or unlabelled, or has no labels
@@ -65,7 +67,7 @@ def open_split(
   ref = SplitRef(
     name, directory, split, cache_gib=cache_gib, max_bad=max_bad,
     stall_timeout=stall_timeout, download=download, trust_code=trust_data_code,
-    kind=kind, label=label,
+    kind=kind, label=label, path=path,
   )  # fmt: skip
   return open_ref(ref)
 
@@ -102,12 +104,21 @@ def open_ref(ref: SplitRef) -> Split:
   """Open a split on this process; raise as `open_split`."""
   if not ref.name:
     raise DataError("no data set is named: set config.data.name.")
+  return read_as(ref, open_whole(ref))
+
+
+def open_whole(ref: SplitRef) -> Split:
+  """Open a split without its limits and its subset, and with its faults."""
   ref.require_kind(*KINDS)
-  return read_as(ref, _open_local(ref) or tfds.open_tfds(ref))
+  return _open_local(ref) or tfds.open_tfds(ref)
 
 
 def read_as(ref: SplitRef, split: Split) -> Split:
   """A split with the limits and the subset of a reference; labels checked."""
+  for fault in split.faults:
+    raise BrokenDataError(fault)
+  if ref.class_names not in ((), split.class_names):
+    split = split.numbered_as(ref.class_names)
   # All processes must choose the same subset: it does not depend on unreadable
   # examples that one of them has found since the split was opened.
   split = dataclasses.replace(
@@ -138,6 +149,11 @@ def find_data_files(ref: SplitRef) -> DataFiles:
 
 def _open_local(ref: SplitRef) -> Split | None:
   """Open a split that is no data set of TFDS; None for one that is."""
+  if ref.path and ref.name != "list":
+    raise DataError(
+      f"config.data.path is {messages.brief(ref.path)}, a column of a table: "
+      f"{messages.brief(ref.name)} has none, expected ''."
+    )
   if _is_local(ref) and ref.label and ref.name != "list":
     raise DataError(
       f"config.data.label is {messages.brief(ref.label)}: {ref.name!r} has one "

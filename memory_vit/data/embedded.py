@@ -6,6 +6,7 @@ itself the output, of which all splits are slices.
 """
 
 import dataclasses
+import functools
 import hashlib
 import logging
 import os
@@ -182,16 +183,17 @@ def _mixed(output: _Output) -> np.ndarray:
 
 
 def _class_names(train: _Output, kind: str) -> Sequence[str]:
-  if kind != "classes":
-    return labels.names_among(_written(train, kind))
-  return sorted(pc.unique(train.table["label"].filter(train.good)).to_pylist())
+  names = labels.names_among(_written(train, kind))
+  labels.tell_of_numbers(names, f"embeddings, split {train.name!r}")
+  return names
 
 
 def _written(output: _Output, kind: str) -> list[Label]:
   """Labels or values in the texts of the good rows."""
   rows = output.table.filter(pa.array(output.good))
+  read = functools.cache(functools.partial(labels.read, kind=kind))
   try:
-    return [labels.read(text, kind) for text in rows["label"].to_pylist()]
+    return [read(text) for text in rows["label"].to_pylist()]
   except DataError as error:
     raise BrokenDataError(
       f"the embeddings of {output.name!r}: {error}, for config.task.kind "
@@ -202,25 +204,13 @@ def _written(output: _Output, kind: str) -> list[Label]:
 def _labels(
   output: _Output, class_names: Sequence[str], kind: str
 ) -> np.ndarray:
-  """The label of every row, as `Split.labels`; 0 or -1 without embedding."""
-  if kind != "classes":
-    found = np.zeros((len(output.good), len(class_names)), np.float32)
-    found[output.good] = Encoder(kind, class_names).all(
-      _written(output, kind), lambda _: f"the embeddings of {output.name!r}"
-    )
-    return found
-  known = pa.array(class_names, pa.string())
-  places = pc.fill_null(pc.index_in(output.table["label"], known), -1)
-  classes = places.to_numpy().astype(np.int32)
-  unknown = np.flatnonzero(output.good & (classes < 0))
-  if len(unknown):
-    names = pc.unique(output.table["label"].take(unknown))
-    raise BrokenDataError(
-      f"the embeddings of {output.name!r} have classes that those of "
-      f"{_TRAIN!r} do not have: "
-      f"{messages.name_list([messages.brief(n) for n in names.to_pylist()])}."
-    )
-  return classes
+  """The label of every row, as `Split.labels`; -1 without embedding."""
+  encode = Encoder(kind, class_names, numbers_are_names=True)
+  dtype = labels.dtype_of(kind, len(class_names))
+  found = np.full((len(output.good), *dtype.shape), -1, dtype.base)
+  place = f"the embeddings of {output.name!r} differ from those of {_TRAIN!r}"
+  found[output.good] = encode.all(_written(output, kind), lambda _: place)
+  return found
 
 
 def _data_files(

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 from jaxtyping import Float32
 
+from memory_vit.data import labels
 from memory_vit.errors import BackboneError, DataError
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import BackboneId, EvalPreprocessing
@@ -193,8 +194,10 @@ class Embeddings:
       )
 
   def class_names(self) -> tuple[str, ...]:
-    """The labels that occur, sorted as folders of classes are in training."""
-    return tuple(sorted({label for label in self.labels if label is not None}))
+    """The labels that occur, in the order that they have in training."""
+    return labels.in_order(
+      labels.name_of(label) for label in self.labels if label is not None
+    )
 
 
 def read_embeddings(path: str | os.PathLike[str]) -> Embeddings:

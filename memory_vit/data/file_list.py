@@ -1,18 +1,22 @@
 """File lists: text files or tables with the images of a split, and labels.
 
 A folder holds the images, anywhere below it, and a list for every split, such
-as train.txt, whose lines are PATH LABEL, or a table, train.csv or
+as train.txt, whose lines are PATH LABEL, or a table, train.csv, train.tsv or
 train.parquet. The order of images, slices, and the rules for broken ones are
-those of an image folder.
+those of an image folder; so are the classes, if there is a list "train".
 """
 
 import collections
+import contextlib
+import dataclasses
 import functools
 import hashlib
+import itertools
 import os
 import pathlib
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import types
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,10 +27,13 @@ from memory_vit.data.labels import MOST_CLASSES, Encoder, Label
 from memory_vit.data.split import Split
 from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import BrokenDataError, DataError
+from memory_vit.images import image_files
 from memory_vit.runtime import messages
 from memory_vit.runtime.paths import local
 
 CLASSES = "classes.txt"
+# The list whose classes are those of all lists.
+_TRAIN = "train"
 
 # Bytes of a list, and of one of its lines: paths have at most 4,096.
 _MOST_BYTES, _LONGEST = 2**29, 5_000
@@ -34,10 +41,13 @@ _MOST_BYTES, _LONGEST = 2**29, 5_000
 _MOST_LINES = 2**24
 _MOST_CLASS_BYTES = 2**24
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+# Rows whose cells `check_data` shows.
+_EXAMPLES = 3
+_INDEX = rb"(0|[1-9][0-9]{0,8})"
 # {kind: what is written behind a path, how it looks, an example}
 _LABELS = {
-  "classes": ("LABEL", rb"[0-9]{1,9}", "0"),
-  "labels": ("LABELS", rb"-|[0-9]{1,9}(,[0-9]{1,9})*", "0,3"),
+  "classes": ("LABEL", _INDEX, "0"),
+  "labels": ("LABELS", rb"-|" + _INDEX + rb"(," + _INDEX + rb")*", "0,3"),
   "values": ("VALUES", rb"\S+", "1.5,2"),
 }
 
@@ -46,20 +56,24 @@ def open_list(ref: SplitRef) -> Split:
   root = local(ref.dir or ".", "the folder of file lists", DataError)
   lists = _find_lists(root, ref.dir)
   wanted = _named_lists(ref, lists)
-  stated = _read_classes(root / CLASSES)
+  files = (path for path in root.iterdir() if path.name.lower() == CLASSES)
+  stated = _read_classes(next(files, root / CLASSES))
   # The classes of a data set are the same in all of its splits.
-  is_known = stated or ref.kind == "values" or "," in ref.label
-  needed = wanted if is_known else list(lists)
-  read = {stem: _read(lists[stem], ref) for stem in needed}
-  names = _names(stated, read.values())
+  naming = [_TRAIN] if _TRAIN in lists else [*lists]
+  if stated or "," in ref.label:
+    naming = []
+  needed = dict.fromkeys([*naming, *wanted])
+  read = {stem: _read(lists[stem], ref, root) for stem in needed}
+  names = stated or _names([read[stem] for stem in naming or wanted], root)
+  encode = Encoder(ref.kind, names, numbers_are_names=not stated)
+  first = read[(naming or wanted)[0]].path
+  encoded = {stem: _encoded(read[stem], encode, first) for stem in wanted}
   sizes = {stem: len(read[stem].labels) for stem in wanted}
   chosen = []
   for stem, part in split_parts.split_parts(ref.name, ref.split, sizes):
-    found, encode = read[stem], Encoder(ref.kind, names)
-    encoded = encode.all(found.labels.values(), found.place)
-    labelled = [*zip(found.labels, encoded, strict=True)]
+    labelled = [*zip(read[stem].labels, encoded[stem], strict=True)]
     chosen += image_paths.shuffled(labelled)[part]
-  return image_paths.split_of(
+  split = image_paths.split_of(
     ref,
     root,
     chosen,
@@ -67,6 +81,9 @@ def open_list(ref: SplitRef) -> Split:
     irregular=_irregular(root, {file for file, _ in chosen}),
     facts={LISTED: _digest(chosen)},
   )
+  lines = (_columns(read[stem], encoded[stem], encode) for stem in wanted)
+  columns = tuple(itertools.chain.from_iterable(lines))
+  return dataclasses.replace(split, columns=columns)
 
 
 def _find_lists(root: pathlib.Path, directory: str) -> dict[str, pathlib.Path]:
@@ -78,8 +95,9 @@ def _find_lists(root: pathlib.Path, directory: str) -> dict[str, pathlib.Path]:
     )
   lists: dict[str, pathlib.Path] = {}
   for path in sorted(root.iterdir()):
-    is_list = path.suffix in (".txt", *table_file.SUFFIXES)
-    if not is_list or path.name == CLASSES or path.name.startswith("."):
+    is_list = path.suffix.lower() in (".txt", *table_file.SUFFIXES)
+    hidden = path.name.lower() == CLASSES or image_files.is_hidden(path.name)
+    if hidden or not is_list:
       continue
     if path.stem in lists:
       raise DataError(
@@ -97,10 +115,17 @@ def _named_lists(ref: SplitRef, lists: Collection[str]) -> list[str]:
   for name in wanted:
     if name not in lists:
       known = messages.name_list([messages.brief(stem) for stem in lists])
+      advice = ""
+      if lists:
+        part = messages.utf8(next(iter(lists)))
+        advice = (
+          f" Splits may be parts of a list: --config.data.train='{part}[:80%]' "
+          f"--config.data.validation='{part}[80%:]' --config.data.test=''."
+        )
       raise DataError(
         f"data set {ref.name!r} has no split {messages.brief(name)}: "
-        f"{messages.brief(ref.dir)} holds no such .txt, .csv or .parquet file, "
-        f"and has {known or 'none at all'}."
+        f"{messages.brief(ref.dir)} holds no such .txt, .csv, .tsv or .parquet "
+        f"file, and has {known or 'none at all'}.{advice}"
       )
   return wanted
 
@@ -110,65 +135,131 @@ class _List(NamedTuple):
 
   Attributes:
     numbers: of the line or row of each image.
-    names: of the columns of a table that hold one label or value each.
+    columns: of a table, that of the paths first.
+    examples: {place of an image: its cells in these columns}, of a few.
+    names: of the columns that hold one label or value each.
   """
 
   path: pathlib.Path
   labels: dict[str, Label]
   numbers: list[int]
-  names: tuple[str, ...]
+  columns: Sequence[str] = ()
+  examples: Mapping[int, Sequence[Any]] = types.MappingProxyType({})
+  names: Sequence[str] = ()
 
   def place(self, i: int) -> str:
     return _place(self.path, self.numbers[i])
 
 
-def _read(path: pathlib.Path, ref: SplitRef) -> _List:
-  kind, found, numbers = ref.kind, dict[str, Label](), list[int]()
-  columns: list[str] = []
-  rows: Iterable[tuple[int, Any]]
-  if path.suffix != ".txt":
-    columns = table_file.label_columns(ref.label, kind)
-    _require_file(path, _MOST_BYTES)
-    rows = enumerate(table_file.rows(path, columns), 1)
-  elif ref.label:
-    raise DataError(
-      f"config.data.label is {messages.brief(ref.label)}, a column of a table, "
-      f"and {messages.utf8(str(path))} is none: expected ''."
-    )
-  else:
-    rows = ((n, line) for n, line in _lines(path, _MOST_BYTES) if line)
-  for number, row in rows:
-    try:
-      if columns:
-        file, given = row
-        # Several columns of labels hold a 1 or 0 each.
-        label = labels.read(given, "values" if len(columns) > 1 else kind)
-      else:
-        file, label = _parsed(row, kind)
-      _add(found, file, label)
-    except ValueError as problem:
-      raise _problem(path, number, str(problem)) from None
+def _read(path: pathlib.Path, ref: SplitRef, root: pathlib.Path) -> _List:
+  _require_file(path, _MOST_BYTES)
+  paths = table_file.path_column(ref.path)
+  if table_file.is_table(path, paths):
+    named = table_file.label_columns(ref.label, ref.kind, paths)
+    return _read_table(path, [paths, *named], ref.kind, root)
+  for key, column in (("label", ref.label), ("path", ref.path)):
+    if column:
+      raise DataError(
+        f"config.data.{key} is {messages.brief(column)}, a column of a table, "
+        f"and {messages.utf8(str(path))} is none: expected ''."
+      )
+  found, numbers = dict[str, Label](), list[int]()
+  for number, line in _lines(path, _MOST_BYTES):
+    if line:
+      with _placed(path, number):
+        _add(found, *_parsed(line, ref.kind), root)
+      numbers.append(number)
+  return _List(path, found, numbers)
+
+
+def _read_table(
+  path: pathlib.Path, columns: Sequence[str], kind: str, root: pathlib.Path
+) -> _List:
+  found, numbers = dict[str, Label](), list[int]()
+  examples, marks = dict[int, Sequence[Any]](), set[str]()
+  several = len(columns) > 2
+  for number, row in table_file.rows(path, columns, _MOST_LINES):
+    file, *cells = row
+    with _placed(path, number):
+      # Several columns of labels hold a 1 or 0 each.
+      given = tuple(cells) if several else cells[0]
+      label = labels.read(given, "values" if several else kind)
+      _add(found, file.strip() if isinstance(file, str) else file, label, root)
+      if kind == "values":
+        texts = [t for t in cells if isinstance(t, str) and "[" not in t]
+        marks |= {*"".join(texts)} & {".", ","}
+        if len(marks) > 1:  # 1.500 may be more than a thousand
+          raise ValueError(
+            f"its label is {messages.brief(given)}, but other rows have "
+            "another decimal mark: expected a point in all rows."
+          )
+    shown = [each[1:] for each in examples.values()]
+    if len(shown) < _EXAMPLES and row[1:] not in shown:
+      examples[len(numbers)] = row
     numbers.append(number)
-  is_named = len(columns) > 1 or (
+  is_named = several or (
     # A column may also hold vectors.
     kind == "values" and all(np.size(each) == 1 for each in found.values())
   )
-  return _List(path, found, numbers, tuple(columns) if is_named else ())
+  names = columns[1:] if is_named else ()
+  return _List(path, found, numbers, columns, examples, names)
 
 
-def _names(stated: Sequence[str], lists: Collection[_List]) -> Sequence[str]:
-  """Names of a file, else of columns, else among the labels of all lists."""
-  for names in (stated, *(each.names for each in lists)):
-    if names:
-      return names
+@contextlib.contextmanager
+def _placed(path: pathlib.Path, number: int) -> Iterator[None]:
+  """Name the line or row in an error."""
   try:
-    return labels.names_among(
+    yield
+  except ValueError as problem:
+    raise _problem(path, number, str(problem)) from None
+
+
+def _names(lists: Sequence[_List], root: pathlib.Path) -> Sequence[str]:
+  """Names of columns, else among the labels of lists."""
+  for each in lists:
+    if each.names:
+      return each.names
+  try:
+    names = labels.names_among(
       label for each in lists for label in each.labels.values()
     )
   except DataError as error:
     raise BrokenDataError(
       f"the lists: {error}, one in each line of {CLASSES}."
     ) from None
+  labels.tell_of_numbers(names, messages.utf8(str(root)))
+  return names
+
+
+def _encoded(found: _List, encode: Encoder, naming: pathlib.Path) -> np.ndarray:
+  """The labels of a list; an error also says which list names them."""
+  try:
+    return encode.all(found.labels.values(), found.place)
+  except BrokenDataError as error:
+    if found.path == naming or not encode.numbers_are_names:
+      raise
+    raise BrokenDataError(
+      f"{error} The {encode.kind} are those of {messages.utf8(str(naming))}, "
+      f"unless {CLASSES} states them."
+    ) from None
+
+
+def _columns(
+  found: _List, encoded: np.ndarray, encode: Encoder
+) -> Iterator[str]:
+  """Say how each column of a table was read, with examples of its cells."""
+  images, several = [*found.labels], len(found.columns) > 2
+  for place, column in enumerate(found.columns):
+    what = encode.kind if place else "paths"
+    examples = []
+    for i, cells in found.examples.items():
+      label = encoded[i][place - 1] if several else encode.shown(encoded[i])
+      meaning = messages.brief(label if place else images[i])
+      examples.append(f"{messages.brief(cells[place])} is {meaning}")
+    yield (
+      f"{messages.utf8(found.path.name)}: column {messages.brief(column)} "
+      f"holds {what}: {', '.join(examples)}"
+    )
 
 
 def _parsed(line: bytes, kind: str) -> tuple[str, Label]:
@@ -182,17 +273,23 @@ def _parsed(line: bytes, kind: str) -> tuple[str, Label]:
     )
   path = os.fsdecode(file)
   if kind == "values":
-    return path, labels.read(label[0], kind)
+    return path, labels.read(labels.separated(os.fsdecode(label[0])), kind)
   numbers = [int(each) for each in label[0].split(b",") if each != b"-"]
   return path, numbers[0] if kind == "classes" else [*numbers]
 
 
-def _add(found: dict[str, Label], file: Any, label: Label) -> None:
+def _add(
+  found: dict[str, Label], file: Any, label: Label, root: pathlib.Path
+) -> None:
   """Add an image; a `ValueError` if it is no path inside of the folder."""
   if not isinstance(file, str) or "\0" in file:
     raise ValueError(f"{messages.brief(file)} is no path.")
   path = pathlib.PurePosixPath(file)
-  if path.is_absolute() or ".." in path.parts or not path.parts:
+  for base in (root.absolute(), root.resolve()):
+    if path.is_relative_to(base):
+      path = path.relative_to(base)
+  is_absolute = path.is_absolute() or re.match(r"[A-Za-z]:[/\\]", file)
+  if is_absolute or ".." in path.parts or not path.parts:
     raise ValueError(
       f"{messages.brief(file)} leads out of the folder: expected a path inside "
       "of it, such as 'images/1.jpg', without '..'."
@@ -290,18 +387,36 @@ def _irregular(root: pathlib.Path, files: Collection[str]) -> dict[str, str]:
 
 def _irregular_in(folder: str, names: Collection[str]) -> Mapping[str, str]:
   """{name without a regular file in a directory: why}."""
+  is_file, others = dict[str, bool](), dict[str, str]()
   try:
     with os.scandir(folder) as entries:
-      is_file = {e.name: e.is_file() for e in entries if e.name in names}
+      for e in entries:
+        if e.name in names:
+          is_file[e.name] = e.is_file()
+        else:
+          others[_folded(e.name)] = e.name
   except OSError as error:
     return dict.fromkeys(names, f"it is not there ({error.strerror})")
   return {
     name: image_paths.why_irregular(os.path.join(folder, name))
     if name in is_file
-    else "it is not there"
+    else _why_missing(name, others.get(_folded(name)))
     for name in names
     if not is_file.get(name)
   }
+
+
+def _folded(name: str) -> str:
+  return labels.name_of(name).casefold()
+
+
+def _why_missing(name: str, similar: str | None) -> str:
+  why = "it is not there"
+  if "\\" in name:
+    why += ": written on Windows? Use / in place of \\"
+  elif similar:
+    why += f", but {messages.brief(similar)} is (other case or form of Unicode)"
+  return why
 
 
 def _digest(labelled: Sequence[tuple[str, Any]]) -> str:

@@ -50,7 +50,10 @@ def open_data(
   """
   if isinstance(data, str | os.PathLike):
     folder = paths.local(data, "the image folder", DataError).absolute()
-    ref = SplitRef("folder", str(folder.parent), folder.name, kind=kind)
+    ref = SplitRef(
+      "folder", str(folder.parent), folder.name, kind=kind,
+      class_names=tuple(class_names),
+    )  # fmt: skip
     opened = datasets.open_ref(ref)
     return dataclasses.replace(opened, name=f"python:{name}")
   where = f"{name!r}, split {split!r}"
@@ -62,10 +65,13 @@ def open_data(
     )
   images, found = _read(data, keys, where, kind)
   try:
-    names = stated or tuple(class_names) or labels.names_among(found, False)
+    names = stated or tuple(class_names) or labels.names_among(found)
   except DataError as error:
     raise DataError(f"{where}: {error}.") from error
-  encode = Encoder(kind, names)
+  are_names = not stated and labels.are_names(names, found)
+  if are_names:
+    labels.tell_of_numbers(names, where)
+  encode = Encoder(kind, names, are_names)
   numbers = encode.all(found, lambda i: f"{where}, example {i}")
   digest = hashlib.sha256(numbers.tobytes())
   for image in images:  # each process marks pixels in its own way

@@ -1,31 +1,55 @@
 """Labels as people write them: numbers and names of classes, lists, values.
 
-In a text, several are separated by "|", or else by ","; "-" is none. A text
-that begins with "[" is JSON, in which names may have any character.
+In a text, several labels are separated by "|", or else by ","; "-" is none. A
+text that begins with "[" is JSON, in which names may have any character. Any
+other text is one class, or one value. White space around a text is ignored, and
+names are compared in Unicode's form NFC.
+
+A number is the index of a class if the classes are stated; else it is a name,
+as "007" always is. These readings are equal if each of 0 to the greatest number
+occurs, since names that are numbers are in numeric order.
 """
 
 import dataclasses
 import functools
 import json
+import logging
 import re
-from collections.abc import Callable, Iterable, Sequence
+import unicodedata
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
+from etils import epy
 
 from memory_vit.errors import BrokenDataError, DataError
 from memory_vit.runtime import messages
+
+with epy.lazy_imports():  # of the extra `train`; embeddings are read without
+  import psutil
+
+logger = logging.getLogger(__name__)
 
 MOST_CLASSES = 2**20
 # A class; several labels; or float32 (c,): values, or 1 and 0 for each label.
 Label = int | str | list[int | str] | np.ndarray
 
+_ONE_FOR_EACH = (
+  "expected booleans, such as [true, false] or list<bool> of Parquet, or an "
+  "array of NumPy"
+)
 _EXPECTED = {
   "classes": "an integer or the name of a class (of one-hot labels, the "
   "argmax)",
   "labels": "a list of numbers or names of labels, or an array of 0 and 1",
-  "values": "a number, or several",
+  "values": "a number such as 1234.5 (no unit, no separator of thousands), or "
+  "several, as [1.5, 2] or in several columns",
 }
+# "007" is a name.
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,99}")
+# A column of integers with a missing row is a column of floats in pandas.
+_WHOLE = re.compile(rf"({_NUMBER.pattern})\.0+")
+_DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
 def read(label: Any, kind: str) -> Label:
@@ -35,10 +59,16 @@ def read(label: Any, kind: str) -> Label:
     if kind == "classes":
       return _class(label)
     if isinstance(label, str | bytes):
-      several = _separated(_text(label))
+      text = name_of(_text(label))
+      if kind == "values":
+        several = _json(text) if text.startswith("[") else [text]
+      else:
+        several = separated(text)
     elif np.ndim(label) == 0:
       several = [np.asarray(label).item()]
     return _several(several) if kind == "labels" else _row(several)
+  except DataError:
+    raise
   except (TypeError, ValueError, OverflowError, RecursionError):
     raise DataError(
       f"its label is {messages.brief(label)}, expected {_EXPECTED[kind]}"
@@ -52,49 +82,131 @@ def dtype_of(kind: str, count: int) -> np.dtype:
   return np.dtype((np.float32, (count,)))
 
 
-def names_among(
-  labels: Iterable[Label], numbers_in_text: bool = True
-) -> tuple[str, ...]:
-  """The names among labels, sorted, or "0" up to the greatest number.
+def name_of(text: str) -> str:
+  """A name without white space around it, in Unicode's form NFC."""
+  text = text.strip().strip("\ufeff\u200b").strip()  # invisible ones, too
+  return unicodedata.normalize("NFC", text)
 
-  With `numbers_in_text`, texts are numbers if all of them look like numbers.
-  """
-  found: set[int | str] = set()
+
+def in_order(names: Iterable[str]) -> tuple[str, ...]:
+  """Sort names: by value if all are numbers."""
+  found = {*names}
+  are_numbers = all(map(_NUMBER.fullmatch, found))
+  return tuple(sorted(found, key=int) if are_numbers else sorted(found))
+
+
+def names_among(labels: Iterable[Label]) -> tuple[str, ...]:
+  """The names among labels, in order; "0", "1", ... for arrays."""
+  found: set[str] = set()
   for label in labels:
     if isinstance(label, np.ndarray):
       return tuple(map(str, range(len(label))))
-    found.update(label if isinstance(label, list) else [label])
-  names = {each for each in found if isinstance(each, str)}
+    found.update(map(str, label if isinstance(label, list) else [label]))
   if not found:
     raise DataError("no example has a label: expected the names of all labels")
-  if names and not (numbers_in_text and all(map(_is_number, names))):
-    return tuple(sorted(names))
-  return tuple(map(str, range(min(max(map(int, found)) + 1, MOST_CLASSES))))
+  if all(_NUMBER.fullmatch(each) or _WHOLE.fullmatch(each) for each in found):
+    found = {each.partition(".")[0] for each in found}
+  elif all(map(_DECIMAL.fullmatch, found)) and not all(map(str.isdigit, found)):
+    other = min(each for each in found if not each.isdigit())
+    raise DataError(
+      f"labels such as {other} are no classes: they look like values (with "
+      "config.task.kind 'values'), or -1 marks images without a label. If they "
+      "are names, expected the names of all classes"
+    )
+  if len(found) > MOST_CLASSES:
+    raise DataError(
+      f"{len(found):,} labels differ, expected at most {MOST_CLASSES:,}"
+    )
+  return in_order(found)
+
+
+def are_names(names: Sequence[str], labels: Iterable[Label]) -> bool:
+  """Whether the numbers in labels are names of known classes, not indices."""
+  if not _are_other_numbers(names):
+    return False
+  lists = (each if isinstance(each, list) else [each] for each in labels)
+  numbers = {n for each in lists for n in each if isinstance(n, int)}
+  return numbers <= {*map(int, names)}
+
+
+@functools.cache
+def tell_of_numbers(names: tuple[str, ...], where: str) -> None:
+  """Log, once, that inferred names are numbers but no indices."""
+  if _are_other_numbers(names):
+    logger.warning(
+      "%s: not each number from 0 to %s is a label, so the labels %s are names "
+      "of classes, in numeric order", where, names[-1],
+      messages.name_list(names),
+    )  # fmt: skip
+
+
+def _are_other_numbers(names: Sequence[str]) -> bool:
+  """Whether names are numbers, but not those of their places."""
+  are_numbers = all(map(_NUMBER.fullmatch, names))
+  return are_numbers and [*names] != [*map(str, range(len(names)))]
 
 
 @dataclasses.dataclass(frozen=True)
 class Encoder:
-  """Encodes the labels of a data set, whose names are known."""
+  """Encodes the labels of a data set, whose names are known.
+
+  Attributes:
+    kind: of the labels.
+    names: of classes, labels or values.
+    numbers_are_names: whether a number is a name; else it is an index.
+  """
 
   kind: str
   names: Sequence[str]
+  numbers_are_names: bool = False
 
   @functools.cached_property
   def _places(self) -> dict[str, int]:
-    return {name: i for i, name in enumerate(self.names)}
+    return {name_of(name): i for i, name in enumerate(self.names)}
 
   def all(
-    self, labels: Iterable[Label], place: Callable[[int], str]
+    self, labels: Collection[Label], place: Callable[[int], str]
   ) -> np.ndarray:
     """Encode many; a `BrokenDataError` begins with the place of a label."""
-    encoded = []
+    self._require_memory(len(labels))
+    self._require_numbers(labels)
+    dtype = dtype_of(self.kind, len(self.names))
+    encoded = np.empty((len(labels), *dtype.shape), dtype.base)
     for i, label in enumerate(labels):
       try:
-        encoded.append(self(label))
+        encoded[i] = self(label)
       except DataError as error:
         raise BrokenDataError(f"{place(i)}: {error}.") from None
-    dtype = dtype_of(self.kind, len(self.names))
-    return np.array(encoded, dtype.base).reshape(-1, *dtype.shape)
+    return encoded
+
+  def shown(self, encoded: np.ndarray) -> Any:
+    """The meaning of an encoded label: a name, names, or numbers."""
+    if self.kind == "classes":
+      return self.names[int(encoded)]
+    if self.kind == "labels":
+      return [self.names[int(i)] for i in np.flatnonzero(encoded)]
+    return encoded.tolist()
+
+  def _require_memory(self, examples: int) -> None:
+    # TensorFlow gets a copy.
+    needed = 2 * examples * dtype_of(self.kind, len(self.names)).itemsize
+    free = psutil.virtual_memory().available
+    if needed > free:
+      raise DataError(
+        f"{examples:,} examples with {len(self.names):,} {self.kind} each take "
+        f"{needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free: "
+        "expected fewer of one of them."
+      )
+
+  def _require_numbers(self, labels: Collection[Label]) -> None:
+    """Refuse lists that are label numbers or a 1 or 0 for each of two."""
+    pairs = [0, 1], [1, 0]
+    are_pairs = all(isinstance(e, list) and e in pairs for e in labels)
+    if self.kind == "labels" and are_pairs and pairs[1] in labels:
+      raise BrokenDataError(
+        "every label is [0, 1] or [1, 0], which may be numbers of labels, or 1 "
+        f"or 0 for each of two labels: for the latter, {_ONE_FOR_EACH}."
+      )
 
   def __call__(self, label: Label) -> int | np.ndarray:
     """The class, or float32 (c,); a `DataError` begins with "its label"."""
@@ -112,20 +224,27 @@ class Encoder:
     row[[self._number(each) for each in label]] = 1
     if row.sum() < len(label):
       raise DataError(
-        f"its label is {messages.brief(label)}, which has one label twice (a 1 "
-        "or 0 for each label is expected in an array, not in a list)"
+        f"its label is {messages.brief(label)}, which has one label twice (for "
+        f"a 1 or 0 for each label, {_ONE_FOR_EACH})"
       )
     return row
 
   def _number(self, label: int | str) -> int:
-    found = label
-    if isinstance(label, str):  # a name, else a number in a text
-      number = int(label) if _is_number(label) else -1
-      found = self._places.get(label, number)
-    if not isinstance(found, int) or not 0 <= found < len(self.names):
+    found: int | None = None
+    if isinstance(label, int) and not self.numbers_are_names:
+      found = label
+    else:
+      name = str(label)
+      if name not in self._places and (whole := _WHOLE.fullmatch(name)):
+        name = whole[1]
+      found = self._places.get(name)
+      if found is None and not self.numbers_are_names:
+        found = int(name) if _NUMBER.fullmatch(name) else None
+    if found is None or not 0 <= found < len(self.names):
+      numbers = f"0 to {len(self.names) - 1:,}, or "
       raise DataError(
-        f"its label is {messages.brief(label)}, expected 0 to "
-        f"{len(self.names) - 1:,}, or one of the {self.kind} "
+        f"its label is {messages.brief(label)}, expected "
+        f"{numbers * (not self.numbers_are_names)}one of the {self.kind} "
         f"{messages.name_list(self.names)}"
       )
     return found
@@ -134,7 +253,10 @@ class Encoder:
 def _class(label: Any) -> int | str:
   array = np.asarray(label)
   value = array.item() if array.ndim == 0 else label
-  value = _text(value) if isinstance(value, bytes) else value
+  if isinstance(value, str | bytes):
+    value = name_of(_text(value))
+  if isinstance(value, bool | float) and value == int(value):
+    value = int(value)
   if not isinstance(value, int | str) or value == "":
     raise TypeError
   return value
@@ -158,18 +280,38 @@ def _row(label: Any) -> np.ndarray:
 
 def _float(value: Any) -> float:
   if isinstance(value, str | bytes):
-    value = {"true": 1, "false": 0}.get(_text(value).lower(), value)
+    value = _decimal(name_of(_text(value)).replace("\N{MINUS SIGN}", "-"))
   return float(value)
 
 
-def _separated(text: str) -> list[Any]:
-  text = text.strip()
+def _decimal(text: str) -> str:
+  """A number as Python writes it; its comma is a decimal comma, or refused."""
+  if re.fullmatch(r"[+-]?[1-9][0-9]{0,2}(,[0-9]{3})+", text):
+    raise DataError(
+      f"its label is {text!r}, whose comma may separate thousands or decimals: "
+      "expected numbers such as 1234.5"
+    )
+  if re.fullmatch(r"[+-]?[0-9]+,[0-9]+", text):
+    text = text.replace(",", ".")
+  text = {"true": "1", "false": "0"}.get(text.lower(), text)
+  if not _DECIMAL.fullmatch(text):
+    raise ValueError
+  return text
+
+
+def separated(text: str) -> list[Any]:
+  """The labels or values in a text."""
+  text = name_of(text)
   if text.startswith("["):
-    found = json.loads(text)
-    return found if isinstance(found, list) else [found]
+    return _json(text)
   if text in ("", "-"):
     return []
   return [part.strip() for part in text.split("|" if "|" in text else ",")]
+
+
+def _json(text: str) -> list[Any]:
+  found = json.loads(text)
+  return found if isinstance(found, list) else [found]
 
 
 def _text(label: str | bytes) -> str:
@@ -177,7 +319,3 @@ def _text(label: str | bytes) -> str:
   if isinstance(label, bytes):
     return label.decode("utf-8", "backslashreplace")
   return label
-
-
-def _is_number(text: str) -> bool:
-  return re.fullmatch(r"[0-9]{1,9}", text) is not None

@@ -3,9 +3,9 @@
 import dataclasses
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from memory_vit.data import image_paths, split_parts
+from memory_vit.data import image_paths, labels, split_parts
 from memory_vit.data.split import Split
 from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import BrokenDataError, DataError
@@ -18,28 +18,31 @@ def open_folder(ref: SplitRef) -> Split:
   """Open a split of an image folder with SPLIT/CLASS/IMAGE."""
   root = local(ref.dir or ".", "the image folder", DataError)
   found = _find_splits(root, ref)
-  class_names = tuple(found["train"].images)
+  class_names = labels.in_order(found["train"].images)
   label_of = {class_name: i for i, class_name in enumerate(class_names)}
   sizes = {
     key: sum(map(len, split.images.values())) for key, split in found.items()
   }
   chosen, skipped = [], {}
   irregular: dict[str, str] = {}
+  faults: list[str] = []
   for key, part in split_parts.split_parts(ref.name, ref.split, sizes):
     split = found[key]
-    _check_classes(root / key, split.images, class_names)
+    faults += _class_faults(root / key, split.images, class_names)
     labelled = [
       (file, label_of[name])
       for name, images in split.images.items()
       for file in images
+      if name in label_of
     ]
     chosen += image_paths.shuffled(labelled)[part]
     irregular |= split.irregular
     skipped[key] = split.skipped
-  return image_paths.split_of(
+  opened = image_paths.split_of(
     ref, root, chosen, class_names=class_names, irregular=irregular,
     skipped=[*skipped.values()],
   )  # fmt: skip
+  return dataclasses.replace(opened, faults=tuple(faults))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +89,8 @@ def _folders(root: pathlib.Path) -> list[pathlib.Path]:
       names = sorted(
         entry.name
         for entry in entries
-        if not entry.name.startswith(".") and image_files.holds(entry.is_dir)
+        if not image_files.is_hidden(entry.name)
+        and image_files.holds(entry.is_dir)
       )
   except OSError as error:
     raise _closed(str(root), error.strerror) from error
@@ -101,7 +105,9 @@ def _folders(root: pathlib.Path) -> list[pathlib.Path]:
 
 def _find_images(folder: pathlib.Path) -> _Split:
   """Find the images of a split, at any depth below the folders of classes."""
-  images: dict[str, list[str]] = {path.name: [] for path in _folders(folder)}
+  images: dict[str, list[str]] = {
+    labels.name_of(path.name): [] for path in _folders(folder)
+  }
   found = image_files.walk(str(folder))
   for path, why in found.closed.items():
     raise _closed(path, why)
@@ -111,13 +117,13 @@ def _find_images(folder: pathlib.Path) -> _Split:
   for path in found.images:
     name, slash, _ = path[start:].partition("/")
     if slash:
-      images[name].append(path[from_root:])
+      images[labels.name_of(name)].append(path[from_root:])
     else:
       outside.append(path)
   kinds = {
     "hidden": found.hidden,
     "of other file types": found.others,
-    "linked to a folder above": found.loops,
+    "linked to a folder that is read elsewhere": found.loops,
     "outside of class folders": outside,
   }
   counts = [
@@ -137,20 +143,14 @@ def _closed(path: str, why: str | None) -> BrokenDataError:
   return BrokenDataError(f"the folder {escaped(path)} cannot be read ({why}).")
 
 
-def _check_classes(
+def _class_faults(
   folder: pathlib.Path,
   files: Mapping[str, Sequence[str]],
   classes: Sequence[str],
-) -> None:
-  """Refuse a class that train/ does not have, or without images."""
-  unknown = sorted(set(files) - set(classes))
-  if unknown:
-    raise BrokenDataError(
-      f"{folder} has classes that train/ does not have: {unknown}."
-    )
-  empty = sorted(name for name, images in files.items() if not images)
-  if empty:
+) -> Iterator[str]:
+  """Find classes that train/ does not have, or without images."""
+  if unknown := sorted(set(files) - set(classes)):
+    yield f"{folder} has classes that train/ does not have: {unknown}."
+  if empty := sorted(name for name, images in files.items() if not images):
     suffixes = ", ".join(image_files.SUFFIXES)
-    raise BrokenDataError(
-      f"{folder} has no images ({suffixes}) of classes {empty}."
-    )
+    yield f"{folder} has no images ({suffixes}) of classes {empty}."

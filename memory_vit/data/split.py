@@ -55,6 +55,8 @@ class Split:
     embedded: rows of embeddings, for a split that has them in place of images.
     left_out: a line for each image that is no example, as it has no embedding.
     skipped: a line for each of its folders that holds more than images.
+    columns: a line for each column of its tables, with examples of cells.
+    faults: problems for which a run refuses it.
     broken: {index: why} of the examples that opening it found unreadable.
     max_bad: maximum number of unreadable examples to skip.
     stall_timeout: seconds without a batch after which the process is ended; 0
@@ -75,6 +77,8 @@ class Split:
   embedded: EmbeddedRows | None = None
   left_out: tuple[str, ...] = ()
   skipped: tuple[str, ...] = ()
+  columns: tuple[str, ...] = ()
+  faults: tuple[str, ...] = ()
   broken: Mapping[int, str] = dataclasses.field(default_factory=dict)
   max_bad: int = 0
   stall_timeout: float = 0.0
@@ -189,6 +193,27 @@ class Split:
       return f"0 or 1 for each of {self.num_classes:,}"
     return "finite numbers"
 
+  def numbered_as(self, class_names: tuple[str, ...]) -> "Split":
+    """The split with the class numbers of a task, if that has its classes.
+
+    Older tasks have other orders, and classes without images.
+    """
+    known = {labels_lib.name_of(name): i for i, name in enumerate(class_names)}
+    if self.kind != "classes" or not known.keys() >= {*self.class_names}:
+      return self
+    places = np.array([known[name] for name in self.class_names], np.int32)
+
+    def fetch(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+      image, label = self.fetch(index)
+      return image, tf.gather(places, label)
+
+    return dataclasses.replace(
+      self,
+      class_names=class_names,
+      fetch=fetch,
+      labels=None if self.labels is None else places[self.labels],
+    )
+
   def mark_unreadable(self, reasons: Mapping[int, str]) -> None:
     """Leave out unreadable examples, {index: why}; each is logged once.
 
@@ -258,8 +283,10 @@ class Split:
 
   def nothing_readable(self) -> BrokenDataError:
     """The error for a split of which no example can be read."""
+    found = sorted(self.unreadable.items())[:1]
+    first = "".join(f" {self._line(index, why)}" for index, why in found)
     return BrokenDataError(
-      f"{self}: none of its {self.size} examples can be read."
+      f"{self}: none of its {self.size} examples can be read.{first}"
     )
 
   def _line(self, index: int, why: str) -> str:

@@ -52,7 +52,7 @@ class SplitRef:
   Attributes:
     name: "folder": all images below `dir`/SPLIT/CLASS/ (`image_files.walk`);
       the folders in train/ are the classes. "list": the images in the lines
-      PATH LABEL of `dir`/SPLIT.txt, or in a table SPLIT.csv or SPLIT.parquet.
+      PATH LABEL of `dir`/SPLIT.txt, or in a table such as SPLIT.csv.
       "embeddings": the rows that `embed` wrote to `dir`/SPLIT. "digits": the
       digits that come with scikit-learn, "digits:0-4" a range of them.
       "glyphs:inverted": characters that come with this package;
@@ -72,7 +72,9 @@ class SplitRef:
       `tfds_trust`.
     label: the label of a TFDS data set that has several, see `tfds_labels`, or
       columns of a table; several names are separated by commas.
+    path: the column of paths of a table.
     kind: of its labels, see `TaskKind`: "classes", "labels" or "values".
+    class_names: of a task whose class numbers it gets; () keeps its own.
     subset: the chosen part; None takes all.
   """
 
@@ -85,7 +87,9 @@ class SplitRef:
   download: bool = True
   trust_code: bool = False
   label: str = ""
+  path: str = ""
   kind: str = "classes"
+  class_names: tuple[str, ...] = ()
   subset: Subset | None = None
 
   @classmethod
@@ -104,6 +108,7 @@ class SplitRef:
       cache_gib=data.cache_gib, max_bad=data.max_bad,
       stall_timeout=stall_timeout, trust_code=trust_code,
       label=data.label if isinstance(data, DataConfig) else "",
+      path=data.path if isinstance(data, DataConfig) else "",
       kind=kind,
     )  # fmt: skip
 
@@ -150,6 +155,7 @@ def configured_splits(config: Config) -> dict[str, SplitRef]:
       name=upstream.name,
       dir=upstream.dir,
       label="",
+      path="",
     )
   if pretrain.variant:
     found["pretrain"] = ref(pretrain.data, pretrain.data.train)

@@ -1,21 +1,36 @@
-"""CSV and Parquet tables of images: paths and labels in columns."""
+"""CSV and Parquet tables of images: paths and labels in columns.
 
+A CSV is read as Excel, pandas and R write it: UTF-8 or UTF-16, with commas,
+semicolons, tabs or bars between cells. Every cell is text: "007" is a name.
+"""
+
+import csv
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-from pyarrow import csv
-
+from memory_vit.data import labels
 from memory_vit.errors import BrokenDataError, DataError
 from memory_vit.runtime import messages, parquet
 
-SUFFIXES = (".csv", ".parquet")
+SUFFIXES = (".csv", ".tsv", ".parquet")
 _PATH, _LABEL = "path", "label"
+_DELIMITERS = ",;\t|"
+# Of Excel: "sep=;" in a line before the header.
+_SEPARATOR = "sep="
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+# Rows of Parquet that are decoded together.
+_AT_ONCE = 2**16
 
 
-def label_columns(label: str, kind: str) -> list[str]:
-  """The columns that `config.data.label` names."""
+def path_column(path: str) -> str:
+  """The column that `config.data.path` names."""
+  return path.strip() or _PATH
+
+
+def label_columns(label: str, kind: str, path: str) -> list[str]:
+  """The columns that `config.data.label` names; `path` is that of the paths."""
   columns = [name.strip() for name in label.split(",")] if label else [_LABEL]
   if len(columns) > 1 and kind == "classes":
     raise DataError(
@@ -23,49 +38,120 @@ def label_columns(label: str, kind: str) -> list[str]:
       "expected one column of classes, or config.task.kind 'labels' or "
       "'values'."
     )
+  if len({path, *columns}) <= len(columns):
+    raise DataError(
+      f"config.data.label is {messages.brief(label)}, and the paths are in the "
+      f"column {messages.brief(path)}: expected different columns."
+    )
   return columns
 
 
-def rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[Any, Any]]:
-  """The path and the label in each row; of several columns a tuple."""
+def is_table(path: Path, column: str) -> bool:
+  """Whether a file is a table: by its suffix, or the header of a text file."""
+  if path.suffix.lower() in SUFFIXES:
+    return True
+  with path.open("rb") as file:
+    first = file.readline(2**16)
+  header = first.decode("utf-8-sig", "replace").strip().split("\t")
+  return first.startswith(_UTF_16) or (len(header) > 1 and column in header)
+
+
+def rows(
+  path: Path, columns: Sequence[str], most: int
+) -> Iterator[tuple[int, tuple[Any, ...]]]:
+  """Yield (number, cells of the columns) of each row that is not blank.
+
+  A Parquet file of more than `most` rows is refused before it is read.
+  """
+  if path.suffix.lower() == ".parquet":
+    yield from enumerate(_rows_of_parquet(path, columns, most), 1)
+    return
+  table = enumerate(_rows_of_csv(path))
+  _, header = next(table, (0, list[str]()))
+  places = [header.index(name) for name in _found(path, columns, header)]
+  for number, row in table:
+    if any(map(str.strip, row[len(header) :])):
+      raise BrokenDataError(
+        f"{_shown(path)}, row {number}: {len(row)} cells, expected "
+        f"{len(header)}, as in the header. Text with a separator must be in "
+        'quotes, such as "1,5".'
+      )
+    if any(map(str.strip, row)):
+      yield number, tuple(row[i] if i < len(row) else "" for i in places)
+
+
+def _rows_of_parquet(
+  path: Path, columns: Sequence[str], most: int
+) -> Iterator[tuple[Any, ...]]:
+  with parquet.reading(path) as file:
+    count = file.metadata.num_rows
+    if count > most:
+      raise BrokenDataError(
+        f"{_shown(path)} has {count:,} rows, expected at most {most:,}."
+      )
+    names = _found(path, columns, file.schema_arrow.names)
+    for batch in file.iter_batches(_AT_ONCE, columns=names):
+      batch.validate(full=True)  # text may be no UTF-8
+      yield from zip(*(batch[n].to_pylist() for n in names), strict=True)
+
+
+def _rows_of_csv(path: Path) -> Iterator[list[str]]:
+  with path.open("rb") as file:
+    encoding = "utf-16" if file.read(2) in _UTF_16 else "utf-8-sig"
   try:
-    table = _read(path, [_PATH, *columns])
-  except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
+    with path.open(encoding=encoding, newline="") as lines:
+      first = lines.readline()
+      if first.strip('"').startswith(_SEPARATOR):
+        delimiter = first.strip('"\r\n').removeprefix(_SEPARATOR)[:1] or ","
+        first = lines.readline()
+      else:
+        delimiter = _delimiter(first)
+      every = itertools.chain([first], lines)
+      yield from csv.reader(every, delimiter=delimiter, strict=True)
+  except UnicodeDecodeError as error:
+    raise BrokenDataError(
+      f"{_shown(path)} is not {error.encoding.upper()} (byte "
+      f"{error.object[error.start]:#x}): save it as UTF-8 (in Excel as 'CSV "
+      "UTF-8')."
+    ) from None
+  except (OSError, csv.Error) as error:
     raise BrokenDataError(
       f"{_shown(path)} cannot be read: {messages.first_line(error)}."
-    ) from error
-  paths, *cells = (table[name].to_pylist() for name in [_PATH, *columns])
-  found = zip(*cells, strict=True) if len(columns) > 1 else cells[0]
-  return zip(paths, found, strict=True)
+    ) from None
 
 
-def _read(path: Path, columns: Sequence[str]) -> pa.Table:
-  if path.suffix == ".parquet":
-    with parquet.reading(path) as file:
-      _require(path, columns, file.schema_arrow.names)
-      found = file.read(columns=list(columns))
-      found.validate(full=True)  # text may be no UTF-8
-      return found
-  with csv.open_csv(path) as reader:
-    _require(path, columns, reader.schema.names)
-  # As text: "007" is the name of a class.
-  as_text = csv.ConvertOptions(
-    include_columns=columns, column_types=dict.fromkeys(columns, pa.string())
-  )
-  return csv.read_csv(path, convert_options=as_text)
+def _delimiter(header: str) -> str:
+  return max(_DELIMITERS, key=header.count)
 
 
-def _require(path: Path, columns: Sequence[str], found: Sequence[str]) -> None:
+def _found(
+  path: Path, columns: Sequence[str], header: Sequence[str]
+) -> list[str]:
+  """The names of columns as a table writes them, perhaps in another case."""
+  found = []
   for name in columns:
-    if found.count(name) != 1:
+    same = _same(name, header)
+    if len(same) != 1:
+      shown = [messages.brief(each) for each in header]
       raise DataError(
-        f"{_shown(path)} has {found.count(name)} columns {messages.brief(name)}"
-        f", expected one. Its columns are "
-        f"{messages.name_list([messages.brief(each) for each in found])}; "
-        f"{_PATH!r} holds the paths, and config.data.label names the columns "
-        f"of the labels ({_LABEL!r} if it is ''). (Without a classes.txt, every"
-        " table of the folder has to be a list.)"
+        f"{_shown(path)} has {len(same)} columns {messages.brief(name)}, "
+        f"expected one. Its columns are {messages.name_list(shown)}; "
+        "config.data.path names the column of the paths "
+        f"({_PATH!r} if it is ''), and config.data.label the columns of the "
+        f"labels ({_LABEL!r} if it is ''). (Without a classes.txt or a list "
+        "'train', every table of the folder has to be a list.)"
       )
+    found += same
+  return found
+
+
+def _same(name: str, header: Sequence[str]) -> list[str]:
+  """The columns of a name, or if there is none, of that in another case."""
+  known = {i: labels.name_of(each) for i, each in enumerate(header)}
+  places = [i for i in known if known[i] == name] or [
+    i for i in known if known[i].casefold() == name.casefold()
+  ]
+  return [header[i] for i in places]
 
 
 def _shown(path: Path) -> str:

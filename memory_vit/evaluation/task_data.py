@@ -63,6 +63,7 @@ class _Hint:
   directory: str = ""
   split: str = ""
   label: str = ""
+  path: str = ""
   kind: str = "classes"
 
 
@@ -155,12 +156,14 @@ def _first_of(class_names: Sequence[str]) -> str:
 
 
 def _of_task(task: Manifest, flags: Given) -> SplitRef | _Missing:
-  settings = _said(task, "data", ("name", "dir", "test", "validation", "label"))
+  keys = ("name", "dir", "test", "validation", "label", "path")
+  settings = _said(task, "data", keys)
   hint = _Hint(
     settings.get("name", ""),
     settings.get("dir", ""),
     settings.get("test") or settings.get("validation", ""),
     settings.get("label", ""),
+    settings.get("path", ""),
     task.spec.kind.name,
   )
   return _ref(task.spec.name, hint, flags, flags.data.get(""))
@@ -216,9 +219,10 @@ def _ref(
     return _needed(owner, hint, name)
   if not split:
     return f"{owner!r} knows no split (give --split={owner}=SPLIT)"
-  # The choice of a label opens nothing.
-  label = hint.label if found.name == hint.name else ""
-  return dataclasses.replace(found, label=label, kind=hint.kind)
+  # The choice of columns or features opens nothing.
+  if found.name == hint.name:
+    found = dataclasses.replace(found, label=hint.label, path=hint.path)
+  return dataclasses.replace(found, kind=hint.kind)
 
 
 def _below(directory: str, roots: Sequence[str]) -> str:

@@ -1,8 +1,8 @@
 """Find image files: those that a user names, and all in a folder.
 
 Folders are walked recursively, by one rule for training, checks, predict and
-embed. Links are followed, except for a link to a folder that contains it. Names
-that begin with a dot are hidden.
+embed. Links are followed, but each folder is read once. Names that begin with a
+dot are hidden, as are the files of operating systems and of open documents.
 """
 
 import dataclasses
@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif")
+# Of macOS, Synology and Windows; open documents of Excel begin with "~$".
+_HIDDEN = ("__macosx", "@eadir", "$recycle.bin", "thumbs.db", "desktop.ini")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Walk:
     irregular: of these, what is no regular file, such as a pipe.
     others: files with another suffix.
     hidden: files and folders.
-    loops: links to a folder that contains them.
+    loops: links to a folder that is read elsewhere.
     closed: {folder that cannot be listed: why}.
   """
 
@@ -73,21 +75,25 @@ class Walk:
 def walk(folder: str) -> Walk:
   """Find all files below a folder; their paths begin with it."""
   found = Walk([], [], [], [], [], {})
-  left: list[tuple[str, frozenset[tuple[int, int]]]] = [(folder, frozenset())]
-  while left:
-    path, above = left.pop()
+  seen: set[tuple[int, int]] = set()
+  folders, links = [folder], list[str]()
+  while folders or links:
+    if not folders:  # the links come last: a folder has its own name
+      links.sort(reverse=True)
+    path = folders.pop() if folders else links.pop()
     try:
       status = os.stat(path)
       identity = (status.st_dev, status.st_ino)
-      if identity in above:
+      if identity in seen:
         found.loops.append(path)
         continue
+      seen.add(identity)
       with os.scandir(path) as entries:
         for entry in entries:
-          if entry.name.startswith("."):
+          if is_hidden(entry.name):
             found.hidden.append(entry.path)
           elif holds(entry.is_dir):
-            left.append((entry.path, above | {identity}))
+            (links if entry.is_symlink() else folders).append(entry.path)
           else:
             _add_file(found, entry)
     except OSError as error:
@@ -96,6 +102,10 @@ def walk(folder: str) -> Walk:
     if paths is not found.closed:
       paths.sort()
   return found
+
+
+def is_hidden(name: str) -> bool:
+  return name.startswith((".", "~$")) or name.casefold() in _HIDDEN
 
 
 def entries_of(found: Walk) -> list[ImageFile]:

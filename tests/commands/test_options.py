@@ -121,6 +121,7 @@ ON_DISK = {**KEPT, "keep.where": "disk", "keep.dir": "PLACE"}
 VIEWS = {**SMALL, "keep.what": "contexts", "keep.views": 3, "total_steps": 12}
 BROKEN = {**FOLDER, "data.dir": "BROKEN"}
 TFDS = {**FOLDER, "data.name": "own", "data.dir": "TFDS"}
+LIST = {**FOLDER, "data.name": "list", "data.dir": "LIST"}
 CODE = {**TFDS, "data.dir": "CODE"}
 VALUES = {"data.name": "glyphs:angle", "task.kind": "values"}
 ADAPTER = {"regime": "adapter"}
@@ -199,6 +200,7 @@ ROWS = [
   # it was written.
   row("data.digest", "contents", "result"),
   row("data.label", "other", "task", "learned", given=TFDS),
+  row("data.path", "other", "crops", "evaluated", "learned", given=LIST),
   row("data.per_class", 2, "examples", "crops", "learned"),
   row("data.first", 20, "examples", "crops", "learned"),
   row("data.validation", "train[50:60]", "evaluated", "result"),
@@ -372,6 +374,10 @@ def files(tmp_path_factory):
       "other": tfds.features.ClassLabel(names=["x", "y", "z"]),
     }
   )
+  lists = [f"train/b/{i}.png,train/a/{i}.png,{'xy'[i % 2]}\n" for i in range(4)]
+  write_pictures(root / "LIST", "ab", 0, broken=False)
+  table = "".join(["path,other,label\n", *lists])
+  (root / "LIST" / "train.csv").write_text(table)
   for name in ("PLACE", "PLACE2"):
     (root / name).mkdir()
   for name in ("TFDS", "CODE"):

@@ -980,3 +980,12 @@ def test_impossible_options_are_refused(config):
     dataclasses.replace(
       config, data=dataclasses.replace(config.data, max_bad=-1)
     )
+
+
+@pytest.mark.fault("broken-image")
+def test_names_of_readable_records_in_the_place_of_broken_ones():
+  """After the last record comes the first."""
+  split = dataclasses.replace(fake_data.numbered_source(5), max_bad=2)
+  split.mark_unreadable({3: "cut", 4: "cut"})
+  names = batching.names_of(split, [1, 2, 3, 4])
+  assert [name.split()[0] for name in names] == ["1", "2", "0", "0"]

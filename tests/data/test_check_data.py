@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import shutil
 
 import fake_data
@@ -15,8 +16,8 @@ from faults import Process, main_of
 from configs import base
 from memory_vit import config as config_lib
 from memory_vit.commands import check_data
-from memory_vit.data import audit, watchdog
-from memory_vit.errors import ConfigError, DataError
+from memory_vit.data import audit, open_split, watchdog
+from memory_vit.errors import BrokenDataError, ConfigError, DataError
 
 
 def config_of(name, directory, **data):
@@ -105,6 +106,8 @@ def test_all_that_is_wrong_with_a_folder(tmp_path):
   assert files_of("one pixel wide or high") == ["b/line.png", "b/pixel.png"]
   assert files_of("more than 32 times as long as wide") == ["b/long.png"]
   assert kinds(train)["class without an image"] == ["c"]
+  shown = check_data.text(report)
+  assert re.search(r"^train .* 0 to 6  ", shown, re.MULTILINE)
   assert train["per_class"] == {"a": 5, "b": 6, "c": 0}
   assert train["kinds"] == {"PNG RGB": 9, "JPEG CMYK": 1, "JPEG RGB": 1}
   assert train["turned"] == 1
@@ -150,6 +153,44 @@ def test_images_of_deeper_folders_and_what_is_skipped(tmp_path):
   [line] = train["skipped"]
   assert "1 hidden (b/.DS_Store), 1 of other file types (b/x.txt)" in line
   assert line in check_data.text(report)
+
+
+@pytest.mark.fault("broken-image")
+def test_a_folder_of_another_system(tmp_path):
+  """What macOS, Synology, Windows and Jupyter leave there is left out."""
+  junk = dict.fromkeys(
+    [
+      "__MACOSX/a/._0.png", "a/._0.png", "a/@eaDir/0.png/SYNO_THUMB_M.jpg",
+      "a/Thumbs.db", "b/desktop.ini", "b/.ipynb_checkpoints/0-checkpoint.png",
+      "b/~$notes.png", "a/.DS_Store",
+    ],
+    b"junk",
+  )  # fmt: skip
+  junk = {f"train/{name}": content for name, content in junk.items()}
+  write(tmp_path, pictures("train", 3, 0) | pictures("test", 2, 500) | junk)
+  report = audit.audit_data(config_of("folder", tmp_path))
+  assert report["clean"]
+  [train, test] = report["splits"]
+  assert train["per_class"] == {"a": 3, "b": 3}
+  [line] = train["skipped"]
+  assert "8 hidden (" in line
+  assert "__MACOSX" in line
+  # A class without an image, or that train lacks, does not hide the rest.
+  for name in ("test/b/0.png", "test/b/1.png"):
+    (tmp_path / name).rename(tmp_path / name.replace(".png", ".txt"))
+  write(tmp_path, {"test/c/0.png": b"junk", "test/a/0.png": b"junk"})
+  report = audit.audit_data(config_of("folder", tmp_path))
+  [train, test] = report["splits"]
+  assert train["problems"] == []
+  [broken] = kinds(test)["cannot be read"]
+  assert broken.endswith("test/a/0.png)")
+  unknown, empty = kinds(test)["refused"]
+  assert unknown.endswith("test has classes that train/ does not have: ['c'].")
+  assert "has no images (.jpg, .jpeg" in empty
+  for line in (unknown, empty):
+    assert line in check_data.text(report)
+  with pytest.raises(BrokenDataError, match="does not have: .'c'"):
+    open_split("folder", "test", str(tmp_path))
 
 
 @pytest.mark.fault("wrong-label")

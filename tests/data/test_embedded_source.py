@@ -2,6 +2,7 @@
 
 import shutil
 
+import fake_data
 import fake_embeddings
 import numpy as np
 import pyarrow as pa
@@ -204,10 +205,10 @@ def test_rows_without_a_label_are_refused(place):
 
 def test_a_class_that_train_lacks_is_refused(place):
   fake_embeddings.rewritten(
-    place / TEST_FILE, with_column("label", lambda p, v: f"{v}\n")
+    place / TEST_FILE, with_column("label", lambda p, v: f"{v}s")
   )
   with pytest.raises(
-    BrokenDataError, match="those of 'train' do not have: 'ants.n'"
+    BrokenDataError, match="of 'test'.* those of 'train': its label is 'antss'"
   ):
     opened(place, "test")
 
@@ -266,14 +267,31 @@ def test_texts_that_are_no_values(place):
     opened(place, "test", kind="values")
 
 
-def test_classes_are_sorted_as_folders_are(place):
-  """Also where they are numbers: as an image folder with the same names."""
-  numbers = {"ants": "10", "bees": "9", "cats": "1"}
+@pytest.mark.parametrize(
+  ("labels", "names"),
+  [
+    (("10", "9 ", "1"), ("1", "9", "10")),
+    (("007", "7", "10"), ("007", "10", "7")),
+    (("e\u0301", "é\u00a0", "\te"), ("e", "é")),
+  ],
+)
+def test_classes_are_in_the_order_of_a_folder(
+  place, tmp_path, caplog, labels, names
+):
+  written = dict(zip(CLASSES, labels, strict=True))
   for file in place.glob("t*/*.parquet"):
     fake_embeddings.rewritten(
-      file, with_column("label", lambda p, v: numbers[v])
+      file, with_column("label", lambda p, v: written[v])
     )
-  assert opened(place).class_names == ("1", "10", "9")
+  assert opened(place).class_names == names
+  assert read_embeddings(place / "train").class_names() == names
+  assert ("are names" in caplog.text) == (names[0] == "1")
+  for name in labels:
+    fake_data.write_folder(
+      tmp_path / "data/train", {name: [f"{len(name)}.png"]}
+    )
+  folder = open_split("folder", "train", str(tmp_path / "data"))
+  assert folder.class_names == names
 
 
 def test_values_that_are_missing_are_refused(place):

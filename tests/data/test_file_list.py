@@ -67,6 +67,8 @@ def contents(reader):
 
 
 def test_lists_hold_what_their_lines_say(prepared):
+  for junk in ("._train80.txt", ".test.csv", "~$val20.csv"):  # no lists
+    (prepared / junk).write_bytes(b"\0\5\x16\7")
   for split, numbers in (
     ("train80", range(80)), ("val20", range(80, 100)),
     ("train80val20", range(100)), ("test", range(100, 110)),
@@ -119,10 +121,21 @@ def test_classes_have_the_names_of_their_file(tmp_path):
 
 
 def test_all_lists_have_the_same_classes(tmp_path):
-  """Also where the one that is read lacks the last."""
-  lists = {"train": lines([0, 1]), "test": lines([5])}
+  """Those of `train`, as in a folder; without it, those of all lists."""
+  lists = {"train9": lines([0, 1]), "test": lines([5]), "val": lines([1])}
   root = write_list(tmp_path / "set", lists)
-  assert open_split("list", "train", str(root)).num_classes == 3
+  assert open_split("list", "train9", str(root)).num_classes == 3
+  (root / "train9.txt").rename(root / "train.txt")
+  (root / "notes.txt").write_text("It is not read.")
+  for split in ("train", "val", "train+val"):
+    assert open_split("list", split, str(root)).class_names == ("0", "1")
+  with pytest.raises(
+    BrokenDataError,
+    match=r"test.txt, line 1: its label is 2.*train.txt, unless",
+  ):
+    open_split("list", "test", str(root))
+  (root / "classes.txt").write_text("a\nb\nc")
+  assert open_split("list", "test", str(root)).labels.tolist() == [2]
 
 
 def test_lines_as_editors_write_them(tmp_path):
@@ -154,7 +167,9 @@ def test_lines_as_editors_write_them(tmp_path):
     (b". 0\n", 1, "leads out of the folder"),
     (b"images/\x000.png 0\n", 1, "is no path"),
     (b"images/0.png 0\n./images/0.png 0\n", 2, "a second time"),
-    (b"images/0.png 1048576\n", 1, "expected 0 to 1,048,575"),
+    (b"images/0.png 007\n", 1, "expected PATH LABEL"),
+    (b"C:/images/0.png 0\n", 1, "leads out of the folder"),
+    (b"C:\\images\\0.png 0\n", 1, "leads out of the folder"),
     (b"a" * 5001 + b" 0\n", 1, "more than 5,000 bytes"),
     (b"\x1b]0;owned\x07.png\n", 1, r"\\x1b\]0;owned"),
   ],
@@ -200,7 +215,7 @@ def test_a_list_is_a_file_of_a_size(tmp_path, monkeypatch):
   root = write_list(tmp_path / "set", {"train": lines([0])})
   os.mkfifo(root / "test.txt")
   with pytest.raises(BrokenDataError, match="test.txt: .*but a pipe"):
-    open_split("list", "train", str(root))
+    open_split("list", "test", str(root))
   (root / "test.txt").unlink()
   monkeypatch.setattr(file_list, "_MOST_BYTES", 10)
   with pytest.raises(BrokenDataError, match="15 bytes, expected at most 10"):

@@ -144,7 +144,7 @@ FLOATS = PIXELS.astype(np.float32)
     ((PIXELS, LABELS[:3]), "of 4 and a list of 3: expected as many"),
     ((PIXELS, np.eye(4)), "one-hot labels, the argmax"),
     ((PIXELS, [0.5] * 4), "its label is 0.5, expected an integer or the name"),
-    ((PIXELS, [-1] * 4), "its label is -1, expected 0 to"),
+    ((PIXELS, [-1] * 4), "labels such as -1 are no classes.*without a label"),
     ([PIXELS], "it is of type ndarray, expected"),
     ([(PIXELS, LABELS)], "it is a batch of images, expected single"),
     ([(PIXELS[0, 0, 0, 0], 0)], "expected uint8 pixels"),

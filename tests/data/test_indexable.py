@@ -154,7 +154,7 @@ def test_one_thread_at_a_time_where_it_is_asked_for(parallel):
   ("example", "message"),
   [
     ((fake_data.picture(0), "elk"), "label is 'elk', expected 0 to"),
-    ((fake_data.picture(0), 1.0), "label is 1.0, expected an integer"),
+    ((fake_data.picture(0), 1.5), "label is 1.5, expected an integer"),
     ((fake_data.picture(0), 3), "labels 3; expected 0 to 2"),
     ((fake_data.picture(0), -1), "labels -1: an unlabelled"),
     ((np.zeros((8, 8, 3), np.float32), 0), "expected uint8 pixels"),

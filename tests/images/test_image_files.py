@@ -57,6 +57,25 @@ def test_links_are_followed_but_never_in_a_circle(tmp_path):
   assert found.others == [str(data / "y")]
 
 
+def test_folders_that_link_to_each_other_are_read_once(tmp_path):
+  """Each of 27 folders links to two of the others."""
+  names = [chr(ord("a") + i) for i in range(26)]
+  write(tmp_path, *(f"{name}/{i}.png" for i, name in enumerate(names)))
+  for i, name in enumerate(names):
+    for other in (names[i - 1], names[i - 2]):
+      (tmp_path / name / f"to-{other}").symlink_to(f"../{other}")
+  (tmp_path / "0").symlink_to("a")
+  write(tmp_path.parent / f"{tmp_path.name}-pool", "deep/x.png")
+  for name in ("z2", "a2"):
+    (tmp_path / name).symlink_to(f"../{tmp_path.name}-pool")
+  found = image_files.walk(str(tmp_path))
+  assert [path.rpartition("/")[2] for path in found.images] == [
+    "0.png", "x.png", *(f"{i}.png" for i in range(1, 26)),
+  ]  # fmt: skip
+  assert found.images[1] == str(tmp_path / "a2/deep/x.png")
+  assert len(found.loops) == 2 * 26 + 2
+
+
 def test_a_folder_that_cannot_be_listed_is_named(tmp_path, monkeypatch):
   write(tmp_path, "a/1.png", "closed/2.png")
   listed = os.scandir
