@@ -4,11 +4,13 @@ import importlib
 import importlib.metadata
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tomllib
+import typing
 import venv
 import zipfile
 
@@ -28,6 +30,7 @@ from memory_vit.__main__ import COMMANDS
 from memory_vit.commands import console
 from memory_vit.evaluation import metrics
 from memory_vit.model import vit
+from memory_vit.runtime import messages
 from memory_vit.tasks import image_check
 
 HEAVY = ("tensorflow", "tensorflow_datasets", "clu", "ml_collections", "orbax",
@@ -147,12 +150,35 @@ def test_the_modules_of_the_server():
   assert not console.SERVE_MODULES & console.TRAIN_MODULES
 
 
-def build_wheel(folder):
-  """The wheel of this checkout."""
-  source = folder / "source"  # setuptools writes beside what it builds
+def copied(folder):
+  """This checkout again: setuptools writes beside what it builds."""
+  source = folder / "source"
   shutil.copytree(ROOT / "memory_vit", source / "memory_vit")
   for name in ("pyproject.toml", "README.md", "LICENSE"):
     shutil.copy(ROOT / name, source)
+  return source
+
+
+@pytest.mark.processes
+def test_what_errors_say_of_an_extra_installs_it(tmp_path):
+  """Without an index, where a stranger may have our name."""
+  extras = project()["optional-dependencies"]
+  assert {*typing.get_args(messages.Extra)} < extras.keys()
+  place, command = messages.installation("train").split(", ")
+  assert place == "in the checkout"
+  done = subprocess.run(
+    [sys.executable, "-m", *shlex.split(command), "--dry-run", "--no-index",
+     "--no-build-isolation"],
+    cwd=copied(tmp_path), capture_output=True, text=True,
+  )  # fmt: skip
+  assert done.returncode == 0, done.stderr
+  assert "does not provide the extra" not in done.stderr
+  assert f"Would install memory_vit-{mv.__version__}" in done.stdout
+
+
+def build_wheel(folder):
+  """The wheel of this checkout."""
+  source = copied(folder)
   subprocess.run(
     [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps",
      "--wheel-dir", folder, source],
@@ -276,7 +302,7 @@ def test_a_wheel_with_the_core_alone(tmp_path):
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1
     assert done.stderr.startswith("error: this command needs ")
-    assert "pip install 'memory_vit[train]'" in done.stderr
+    assert messages.installation("train") in done.stderr
 
 
 def test_public_names():

@@ -18,6 +18,7 @@ from memory_vit.errors import ExportError
 from memory_vit.exports.exported_model import ExportedModel, flat_weights
 from memory_vit.exports.image_input import ImageInput
 from memory_vit.exports.stablehlo import PLATFORMS
+from memory_vit.runtime.messages import not_installed
 
 DIRECTORY = "saved_model"
 _JPEG = b"\xff\xd8\xff"
@@ -56,8 +57,7 @@ def require_installed() -> ModuleType:
     from memory_vit.data.quiet_tensorflow import tf
   except ModuleNotFoundError as error:
     raise ExportError(
-      f"--format=saved_model needs {error.name}, which is not installed: "
-      "pip install 'memory_vit[train]'."
+      not_installed("--format=saved_model", error.name, "train")
     ) from error
   return cast(ModuleType, tf)
 
