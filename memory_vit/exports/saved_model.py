@@ -29,8 +29,8 @@ _Predict = Callable[[Any], dict[str, Any]]
 def batch_buckets() -> tuple[int, ...]:
   """Return the batch sizes that are compiled; () if any size is.
 
-  For a batch of any size, jax 0.11 writes checks of its shape in a version of
-  StableHLO that TensorFlow 2.21 cannot read: it saves, and fails when it runs.
+  For a batch of any size, jax writes checks of its shape, since 0.11 in a version
+  of StableHLO that TensorFlow 2.21 cannot read: the graph fails when it runs.
   There a batch is split and filled up to one of these sizes.
   """
   return (1, 8, 32) if jax.__version_info__ >= (0, 11) else ()
