@@ -4,6 +4,7 @@ import importlib
 import importlib.metadata
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -157,6 +158,41 @@ def copied(folder):
   for name in ("pyproject.toml", "README.md", "LICENSE"):
     shutil.copy(ROOT / name, source)
   return source
+
+
+def made(folder, *arguments, **variables):
+  """What make does in a checkout in which nothing was made."""
+  for name in ("Makefile", "pyproject.toml", "requirements.txt"):
+    shutil.copy(ROOT / name, folder)
+  return subprocess.run(
+    ["make", *arguments], cwd=folder, capture_output=True, text=True,
+    env={**os.environ, **variables},
+  )  # fmt: skip
+
+
+def test_the_quickstart_installs_what_training_needs_and_no_more(tmp_path):
+  """The tests add the rest to the same environment."""
+  of_quickstart = made(tmp_path, "--dry-run", "quickstart").stdout
+  of_tests = made(tmp_path, "--dry-run", "test").stdout
+  installed = r"pip install --quiet --editable '\.\[(.*)\]'"
+  assert re.findall(installed, of_quickstart) == ["train"]
+  first, second = re.findall(installed, of_tests)
+  assert first == "train"
+  assert set(second.split(",")) > {"train", "serve", "hf", "test"}
+
+
+def test_a_python_that_pip_would_refuse_is_refused_first(tmp_path):
+  least, most = re.findall(r"3, (\d+)", (ROOT / "Makefile").read_text())
+  assert project()["requires-python"] == f">=3.{least},<3.{most}"
+  for minor in (int(least) - 1, int(most)):
+    (tmp_path / "sitecustomize.py").write_text(
+      f"import sys; sys.version_info = (3, {minor}, 0, 'final', 0)"
+    )
+    done = made(tmp_path, "quickstart", PYTHONPATH=str(tmp_path))
+    assert done.returncode
+    assert f"needs Python 3.{least} to 3.{int(most) - 1}" in done.stderr
+    assert f"python3 is 3.{minor}: add PYTHON=" in done.stderr
+    assert not (tmp_path / ".venv").exists()
 
 
 @pytest.mark.processes

@@ -29,7 +29,7 @@ _Predict = Callable[[Any], dict[str, Any]]
 def batch_buckets() -> tuple[int, ...]:
   """Return the batch sizes that are compiled; () if any size is.
 
-  For a batch of any size, jax writes checks of its shape, since 0.11 in a version
+  For a batch of any size, jax since 0.11 writes checks of its shape in a form
   of StableHLO that TensorFlow 2.21 cannot read: the graph fails when it runs.
   There a batch is split and filled up to one of these sizes.
   """
