@@ -18,8 +18,8 @@ RELEASE ?=
 .PHONY: help quickstart test newest lowest processes slow exchange nightly mutants lint notebooks docs bench compare release clean
 
 help:
-	@echo "make quickstart   teach a far task by four regimes, into $(WORKDIR)"
-	@echo "make test         the tests (under 3 minutes on 2 cores)"
+	@echo "make quickstart   teach a far task by four regimes, into $(WORKDIR) (1 to 2 minutes)"
+	@echo "make test         the tests (3 to 5 minutes on 2 cores)"
 	@echo "make newest       a tenth of them on Python 3.12 or 3.13, with the newest jax"
 	@echo "make lowest       the same with the lowest versions that are allowed"
 	@echo "make processes    the tests that start processes (10 minutes)"
@@ -40,8 +40,16 @@ export PIP_COMPILE := 0
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL := pip install --quiet
 
-.venv/installed: requirements.txt pyproject.toml
+# What the quickstart needs; a Python that pip would refuse at the end is refused first.
+.venv/installed-train: requirements.txt pyproject.toml
+	@$(PYTHON) -c "import sys; (3, 11) <= sys.version_info < (3, 14) or sys.exit( \
+	  'memory_vit needs Python 3.11 to 3.13, and $(PYTHON) is %d.%d: ' % sys.version_info[:2] \
+	  + 'add PYTHON=python3.12, or the path of another one')"
 	$(PYTHON) -m venv .venv
+	$(BIN)/$(INSTALL) --editable '.[train]'
+	touch $@
+
+.venv/installed: .venv/installed-train
 	$(BIN)/$(INSTALL) --editable '.[train,serve,ray,wandb,hf,gcs,test]'
 	touch $@
 
@@ -73,7 +81,7 @@ INSTALL := pip install --quiet
 	$(DOCS_BIN)/$(INSTALL) --requirement .venv-docs/requirements.txt
 	touch $@
 
-quickstart: .venv/installed
+quickstart: .venv/installed-train
 	$(BIN)/memory-vit train --config=quickstart --workdir=$(WORKDIR)
 
 # By test and not by file, or one worker waits long for the other's last file.

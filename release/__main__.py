@@ -126,7 +126,7 @@ def _leads_to(repository: str) -> str:
   return (
     "no --repository was given: the archives do not say where the project, its "
     "documentation and its changelog are; of the README they have only what "
-    "leads to no file; the notebooks install from nowhere"
+    "leads to no file; the notebooks need a checkout"
   )
 
 

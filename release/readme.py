@@ -5,6 +5,10 @@ from collections.abc import Iterator
 
 _IMAGE = re.compile(r"^(!\[[^\]]*\])\((?!https?://)([^)\s]+)\)", re.M)
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((?!https?://|#)([^)\s]+)\)")
+# A section about the checkout, which an index does not have.
+_CHECKOUT = re.compile(r"^## [^\n]*\bcheckout\n.*?(?=^## )", re.M | re.S)
+# The package from the checkout, with or without extras.
+_HERE = re.compile(r"(?<=pip install )(?:\.(?=\s)|'\.(\[[\w,]+\])')")
 _FENCE = "```"
 # Up to the fence that ends it, or the end of the page; in lists it is indented.
 _CODE = re.compile(r"(^[ \t]*```.*?(?:^[ \t]*```[^\n]*$|\Z))", re.M | re.S)
@@ -13,7 +17,8 @@ _CODE = re.compile(r"(^[ \t]*```.*?(?:^[ \t]*```[^\n]*$|\Z))", re.M | re.S)
 def for_index(text: str, version: str, repository: str = "") -> str:
   """Make links of a README absolute, or leave out what has them.
 
-  Code that is fenced stays as it is.
+  Code that is fenced stays as it is, but what it installs from the checkout is
+  then on the index.
 
   Args:
     text: of the README, whose links are relative to the checkout.
@@ -23,7 +28,9 @@ def for_index(text: str, version: str, repository: str = "") -> str:
       paragraphs, lists and tables with a relative link or image go, and
       headings under which nothing is left.
   """
+  text = _HERE.sub(_by_name, text)
   if not repository:
+    text = _CHECKOUT.sub("", text)
     return "\n\n".join(_with_content(list(_without_files(text)))) + "\n"
   base = repository.rstrip("/")
   parts = _CODE.split(text)
@@ -31,6 +38,11 @@ def for_index(text: str, version: str, repository: str = "") -> str:
     part = _IMAGE.sub(rf"\1({base}/raw/v{version}/\2)", parts[i])
     parts[i] = _LINK.sub(rf"[\1]({base}/blob/v{version}/\2)", part)
   return "".join(parts)
+
+
+def _by_name(here: re.Match[str]) -> str:
+  """The package as an index knows it."""
+  return f"'memory_vit{here[1]}'" if here[1] else "memory_vit"
 
 
 def _without_files(text: str) -> Iterator[str]:

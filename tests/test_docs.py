@@ -48,7 +48,7 @@ def options(values, prefix=""):
 
 
 def test_the_readme_is_short():
-  assert len(README.read_text().splitlines()) <= 150
+  assert len(README.read_text().splitlines()) <= 130
 
 
 def test_the_readme_leads_to_every_page():
@@ -164,6 +164,17 @@ def test_no_address_is_made_up(path):
   """The release writes the one of the project, once there is one."""
   text = path.read_text(encoding="utf-8")
   assert not re.search(r"OWNER/memory_vit", text)
+
+
+def test_nothing_is_installed_by_a_name_that_is_not_ours():
+  """Nothing is published yet: on an index, the name could be a stranger's."""
+  said = [
+    *PAGES, *(ROOT / "colab").glob("*.ipynb"),
+    *(ROOT / "memory_vit").rglob("*.py"),
+  ]  # fmt: skip
+  by_name = r"memory_vit\[|pip install [^\n`]*\bmemory_vit\b"
+  found = [p for p in said if re.search(by_name, p.read_text("utf-8"))]
+  assert found == []
 
 
 @each_page

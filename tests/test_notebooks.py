@@ -223,7 +223,10 @@ def test_the_address_is_written_everywhere(shared_cells, tmp_path, monkeypatch):
 
 
 class Runtime:
-  """A machine on which pip installs nothing, but says that it has."""
+  """A machine on which pip installs nothing, and git clones nothing.
+
+  Both do as if: of a clone there is the folder.
+  """
 
   def __init__(self, monkeypatch, **versions):
     self.lines = []
@@ -239,8 +242,9 @@ class Runtime:
     return [SimpleNamespace(version=version)] if version else []
 
   def run(self, repository="somebody/memory_vit"):
-    """Runs the cell of a project that lies there; what pip was told."""
+    """Runs the cell, for a repository; returns what git and pip were told."""
     names = {"get_ipython": lambda: self}
+    self.system = lambda line: self._git(line.format_map(names))
     self.run_line_magic = lambda name, line: self._pip(
       f"{name} {line.format_map(names)}"
     )
@@ -249,6 +253,12 @@ class Runtime:
     names_it = f'REPOSITORY = "{repository}"'
     exec(re.sub(r'^REPOSITORY = ".*"', names_it, source, flags=re.M), names)
     return self.lines
+
+  def _git(self, line):
+    self.lines.append(line)
+    package = Path(line.split()[-1]) / "memory_vit"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
 
   def _pip(self, line):
     self.lines.append(line)
@@ -262,16 +272,20 @@ def nothing_else(monkeypatch, tmp_path):
   monkeypatch.setattr("shutil.which", lambda name: None)
 
 
-GITHUB = (
-  'pip install -q "memory_vit[train,hf] @ '
-  f'git+https://github.com/somebody/memory_vit@v{mv.__version__}" '
+CLONE = (
+  f"git clone -q --depth 1 --branch v{mv.__version__} "
+  "https://github.com/somebody/memory_vit memory_vit"
 )
 
 
-def test_nothing_is_installed_from_an_address_that_there_is_not(
+def installation(checkout):
+  return f'pip install -q "{checkout}[train,hf]" "tensorflow-metadata<1.21"'
+
+
+def test_without_a_checkout_and_an_address_nothing_is_installed(
   monkeypatch, nothing_else
 ):
-  """As it is stored before the project has an address."""
+  """A package index is not asked: the name there may be a stranger's."""
   runtime = Runtime(monkeypatch)
   with pytest.raises(RuntimeError, match="set REPOSITORY, above"):
     runtime.run(repository="")
@@ -283,14 +297,16 @@ def test_nothing_is_installed_where_it_is_there(monkeypatch, nothing_else):
 
 
 @pytest.mark.parametrize("accelerator", ["cpu", "gpu", "tpu"])
-def test_the_jax_of_the_runtime_stays(monkeypatch, nothing_else, accelerator):
+def test_the_jax_of_the_runtime_stays(
+  monkeypatch, nothing_else, tmp_path, accelerator
+):
   """With its plug-in, as long as pip has not replaced it."""
   present = {"jax": "0.7.2"} | ({"libtpu": "1"} if accelerator == "tpu" else {})
   runtime = Runtime(monkeypatch, **present)
   if accelerator == "gpu":
     monkeypatch.setattr("shutil.which", lambda name: name)
-  (line,) = runtime.run()
-  assert line.startswith(GITHUB)
+  place = tmp_path / "memory_vit"
+  assert runtime.run() == [CLONE, installation(place)]
 
 
 @pytest.mark.parametrize("before", [{}, {"jax": "0.6.0"}])
@@ -298,7 +314,7 @@ def test_the_jax_of_the_runtime_stays(monkeypatch, nothing_else, accelerator):
   ("accelerator", "plug_in"), [("cpu", None), ("gpu", "cuda12"), ("tpu", "tpu")]
 )
 def test_a_new_jax_gets_its_plug_in(
-  monkeypatch, nothing_else, before, accelerator, plug_in
+  monkeypatch, nothing_else, tmp_path, before, accelerator, plug_in
 ):
   present = before | ({"libtpu": "1"} if accelerator == "tpu" else {})
   runtime = Runtime(monkeypatch, **present)
@@ -307,30 +323,33 @@ def test_a_new_jax_gets_its_plug_in(
     monkeypatch.setattr(
       "shutil.which", lambda name: name if name == "nvidia-smi" else None
     )
-  first, *others = runtime.run()
-  assert first.startswith(GITHUB)
+  clone, first, *others = runtime.run()
+  assert [clone, first] == [CLONE, installation(tmp_path / "memory_vit")]
   expected = f'pip install -q "jax[{plug_in}]==0.9.1"'
   assert others == ([expected] if plug_in else [])
 
 
-@pytest.mark.parametrize("place", ["inside", "in colab", "uploaded"])
+@pytest.mark.parametrize("address", ["", "somebody/memory_vit"])
+@pytest.mark.parametrize("place", [".", "colab", "docs/notebooks", "uploaded"])
 def test_a_checkout_is_taken_where_there_is_one(
-  monkeypatch, nothing_else, tmp_path, place
+  monkeypatch, nothing_else, tmp_path, place, address
 ):
+  """Around the notebook, which needs no address then."""
+  checkout = ROOT
   if place == "uploaded":
-    (tmp_path / "memory_vit").symlink_to(ROOT)
+    checkout = tmp_path / "memory_vit"
+    checkout.symlink_to(ROOT)
   else:
-    monkeypatch.chdir(ROOT if place == "inside" else COLAB)
-  (line,) = Runtime(monkeypatch).run()
-  wanted = f'"memory_vit[train,hf] @ {ROOT.as_uri()}"'
-  assert line.startswith(f"pip install -q {wanted} ")
+    monkeypatch.chdir(ROOT / place)
+  lines = Runtime(monkeypatch).run(repository=address)
+  assert lines == [installation(checkout)]
 
 
 def test_pip_that_fails_is_noticed(monkeypatch, nothing_else):
   """Its magic does not raise anything by itself."""
   runtime = Runtime(monkeypatch)
   runtime.installs = {}
-  with pytest.raises(RuntimeError, match=r"cannot be installed from git\+http"):
+  with pytest.raises(RuntimeError, match=r"\[train,hf\] cannot be installed"):
     runtime.run()
 
 

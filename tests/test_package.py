@@ -4,11 +4,14 @@ import importlib
 import importlib.metadata
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tomllib
+import typing
 import venv
 import zipfile
 
@@ -28,6 +31,7 @@ from memory_vit.__main__ import COMMANDS
 from memory_vit.commands import console
 from memory_vit.evaluation import metrics
 from memory_vit.model import vit
+from memory_vit.runtime import messages
 from memory_vit.tasks import image_check
 
 HEAVY = ("tensorflow", "tensorflow_datasets", "clu", "ml_collections", "orbax",
@@ -147,12 +151,70 @@ def test_the_modules_of_the_server():
   assert not console.SERVE_MODULES & console.TRAIN_MODULES
 
 
-def build_wheel(folder):
-  """The wheel of this checkout."""
-  source = folder / "source"  # setuptools writes beside what it builds
+def copied(folder):
+  """This checkout again: setuptools writes beside what it builds."""
+  source = folder / "source"
   shutil.copytree(ROOT / "memory_vit", source / "memory_vit")
   for name in ("pyproject.toml", "README.md", "LICENSE"):
     shutil.copy(ROOT / name, source)
+  return source
+
+
+def made(folder, *arguments, **variables):
+  """What make does in a checkout in which nothing was made."""
+  for name in ("Makefile", "pyproject.toml", "requirements.txt"):
+    shutil.copy(ROOT / name, folder)
+  return subprocess.run(
+    ["make", *arguments], cwd=folder, capture_output=True, text=True,
+    env={**os.environ, **variables},
+  )  # fmt: skip
+
+
+def test_the_quickstart_installs_what_training_needs_and_no_more(tmp_path):
+  """The tests add the rest to the same environment."""
+  of_quickstart = made(tmp_path, "--dry-run", "quickstart").stdout
+  of_tests = made(tmp_path, "--dry-run", "test").stdout
+  installed = r"pip install --quiet --editable '\.\[(.*)\]'"
+  assert re.findall(installed, of_quickstart) == ["train"]
+  first, second = re.findall(installed, of_tests)
+  assert first == "train"
+  assert set(second.split(",")) > {"train", "serve", "hf", "test"}
+
+
+def test_a_python_that_pip_would_refuse_is_refused_first(tmp_path):
+  least, most = re.findall(r"3, (\d+)", (ROOT / "Makefile").read_text())
+  assert project()["requires-python"] == f">=3.{least},<3.{most}"
+  for minor in (int(least) - 1, int(most)):
+    (tmp_path / "sitecustomize.py").write_text(
+      f"import sys; sys.version_info = (3, {minor}, 0, 'final', 0)"
+    )
+    done = made(tmp_path, "quickstart", PYTHONPATH=str(tmp_path))
+    assert done.returncode
+    assert f"needs Python 3.{least} to 3.{int(most) - 1}" in done.stderr
+    assert f"python3 is 3.{minor}: add PYTHON=" in done.stderr
+    assert not (tmp_path / ".venv").exists()
+
+
+@pytest.mark.processes
+def test_what_errors_say_of_an_extra_installs_it(tmp_path):
+  """Without an index, where a stranger may have our name."""
+  extras = project()["optional-dependencies"]
+  assert {*typing.get_args(messages.Extra)} < extras.keys()
+  place, command = messages.installation("train").split(", ")
+  assert place == "in the checkout"
+  done = subprocess.run(
+    [sys.executable, "-m", *shlex.split(command), "--dry-run", "--no-index",
+     "--no-build-isolation"],
+    cwd=copied(tmp_path), capture_output=True, text=True,
+  )  # fmt: skip
+  assert done.returncode == 0, done.stderr
+  assert "does not provide the extra" not in done.stderr
+  assert f"Would install memory_vit-{mv.__version__}" in done.stdout
+
+
+def build_wheel(folder):
+  """The wheel of this checkout."""
+  source = copied(folder)
   subprocess.run(
     [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps",
      "--wheel-dir", folder, source],
@@ -276,7 +338,7 @@ def test_a_wheel_with_the_core_alone(tmp_path):
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1
     assert done.stderr.startswith("error: this command needs ")
-    assert "pip install 'memory_vit[train]'" in done.stderr
+    assert messages.installation("train") in done.stderr
 
 
 def test_public_names():

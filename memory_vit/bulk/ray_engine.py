@@ -22,6 +22,7 @@ from memory_vit.bulk import make_shards, shard_file
 from memory_vit.bulk import plan as plans
 from memory_vit.bulk.plan import Plan
 from memory_vit.errors import ConfigError, MemoryVitError, TrainingError
+from memory_vit.runtime import messages
 from memory_vit.runtime.messages import escaped, first_line, shortened
 
 # Bytes for the objects of a cluster that is started here: numbers of shards.
@@ -113,8 +114,7 @@ class RayEngine:
       importlib.import_module("ray.data")
     except ModuleNotFoundError as error:
       raise ConfigError(
-        f"--engine=ray needs {error.name}, which is not installed: pip install "
-        "'memory_vit[ray]'"
+        messages.not_installed("--engine=ray", error.name, "ray")
       ) from error
     address = self._address
     local = {} if address else {

@@ -20,7 +20,7 @@ from PIL import UnidentifiedImageError
 
 from memory_vit.errors import DataError
 from memory_vit.images import decoding
-from memory_vit.runtime import parquet, paths
+from memory_vit.runtime import messages, parquet, paths
 from memory_vit.runtime.messages import brief, escaped, first_line, utf8
 
 # In order of preference.
@@ -232,8 +232,9 @@ def _array_record(path: Path) -> Iterator[Any]:
     from array_record.python import array_record_module
   except ImportError as error:
     raise DataError(
-      f"{escaped(str(path))} is an ArrayRecord file, for which array_record "
-      "is needed (Linux): pip install 'memory_vit[train]'"
+      messages.not_installed(
+        escaped(str(path)), "array_record (of Linux)", "train"
+      )
     ) from error
   try:
     # Nothing is read ahead.

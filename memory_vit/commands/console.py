@@ -44,7 +44,10 @@ SERVE_MODULES = frozenset({
   "fastapi", "h11", "multipart", "prometheus_client", "pydantic",
   "python_multipart", "starlette", "uvicorn",
 })  # fmt: skip
-_EXTRAS = {"train": TRAIN_MODULES, "serve": SERVE_MODULES}
+_EXTRAS: dict[messages.Extra, frozenset[str]] = {
+  "train": TRAIN_MODULES,
+  "serve": SERVE_MODULES,
+}
 # Characters of an error message, which may quote untrusted names.
 _MOST_SAID = 2_000
 
@@ -155,11 +158,8 @@ def run_command(command: Callable[[], int]) -> int:
     extra = next((e for e in _EXTRAS if missing in _EXTRAS[e]), None)
     if extra is None:
       raise
-    show(
-      f"error: this command needs {missing}, which is not installed: pip "
-      f"install 'memory_vit[{extra}]'",
-      sys.stderr,
-    )
+    reason = messages.not_installed("this command", missing, extra)
+    show(f"error: {reason}", sys.stderr)
     return 2
   except KeyboardInterrupt as stopped:
     # `Interrupted` has a status and a message.

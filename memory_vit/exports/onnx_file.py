@@ -14,12 +14,10 @@ from memory_vit.errors import ExportError
 from memory_vit.exports import stablehlo
 from memory_vit.exports.exported_model import ExportedModel
 from memory_vit.exports.image_input import ImageInput
-from memory_vit.runtime.messages import first_line
+from memory_vit.runtime.messages import first_line, not_installed
 
 FILE, INPUT = "model.onnx", "images"
-INSTALL = (
-  "pip install 'memory_vit[onnx]' && pip install --no-deps jax2onnx==0.17.1"
-)
+INSTALL_CONVERTER = "pip install --no-deps jax2onnx==0.17.1"
 
 
 def require_possible(exported: ExportedModel, images: ImageInput) -> None:
@@ -80,8 +78,8 @@ def require_installed() -> ModuleType:
     import onnxruntime  # noqa: F401 - it runs the file afterwards
   except ModuleNotFoundError as error:
     raise ExportError(
-      f"--format=onnx needs {error.name}, which is not installed: {INSTALL} "
-      "(docs/export.md of the repository says why)."
+      f"{not_installed('--format=onnx', error.name, 'onnx')} && "
+      f"{INSTALL_CONVERTER} (docs/export.md of the repository says why)."
     ) from error
   return jax2onnx
 

@@ -19,6 +19,7 @@ from memory_vit.errors import ExportError
 from memory_vit.exports.exported_model import ExportedModel, flat_weights
 from memory_vit.exports.image_input import ImageInput
 from memory_vit.exports.stablehlo import PLATFORMS
+from memory_vit.runtime.messages import not_installed
 
 DIRECTORY = "saved_model"
 _JPEG = b"\xff\xd8\xff"
@@ -29,8 +30,8 @@ _Predict = Callable[[Any], dict[str, Any]]
 def batch_buckets() -> tuple[int, ...]:
   """Return the batch sizes that are compiled; () if any size is.
 
-  For a batch of any size, jax 0.11 writes checks of its shape in a version of
-  StableHLO that TensorFlow 2.21 cannot read: it saves, and fails when it runs.
+  For a batch of any size, jax since 0.11 writes checks of its shape in a form
+  of StableHLO that TensorFlow 2.21 cannot read: the graph fails when it runs.
   There a batch is split and filled up to one of these sizes.
   """
   return (1, 8, 32) if jax.__version_info__ >= (0, 11) else ()
@@ -57,8 +58,7 @@ def require_installed() -> ModuleType:
     from memory_vit.data.quiet_tensorflow import tf
   except ModuleNotFoundError as error:
     raise ExportError(
-      f"--format=saved_model needs {error.name}, which is not installed: "
-      "pip install 'memory_vit[train]'."
+      not_installed("--format=saved_model", error.name, "train")
     ) from error
   return cast(ModuleType, tf)
 

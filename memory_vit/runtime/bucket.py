@@ -22,7 +22,7 @@ from typing import IO, Any, TypeGuard
 from etils.epath import gpath
 
 from memory_vit.errors import ConfigError, MemoryVitError, TrainingError
-from memory_vit.runtime.messages import brief, named
+from memory_vit.runtime.messages import brief, named, not_installed
 
 PREFIX = "gs://"
 _ADDRESS = re.compile(r"gs://(?!goog)[a-z0-9][a-z0-9._-]{1,220}[a-z0-9](/.*)?")
@@ -138,8 +138,7 @@ def parse(
     from google.cloud import storage  # noqa: F401
   except ModuleNotFoundError as missing:
     raise error(
-      f"{where} is {brief(text)}, which needs {missing.name}, which is not "
-      "installed: pip install 'memory_vit[gcs]'."
+      not_installed(f"{where}, {brief(text)},", missing.name, "gcs")
     ) from missing
   # One client, whether TensorFlow is installed or not. Orbax makes paths of
   # etils, too, which have no other switch.

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from memory_vit.errors import MemoryVitError
-from memory_vit.runtime.messages import escaped, first_line
+from memory_vit.runtime.messages import escaped, first_line, not_installed
 
 PREFIX = "hf://"
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,95})"
@@ -71,10 +71,8 @@ def library(
   try:
     import huggingface_hub
   except ModuleNotFoundError as missing:
-    raise error(
-      f"{purpose} needs {missing.name}, which is not installed: "
-      f"pip install 'memory_vit[hf]'. {advice}".rstrip()
-    ) from missing
+    reason = not_installed(purpose, missing.name, "hf")
+    raise error(f"{reason}. {advice}".rstrip()) from missing
   return huggingface_hub
 
 

@@ -8,7 +8,10 @@ text. Letters of all languages stay as they are.
 import re
 import unicodedata
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
+
+# The extras of pyproject.toml that errors name.
+Extra = Literal["gcs", "hf", "onnx", "ray", "serve", "train", "wandb"]
 
 # Controls, formats (direction, invisible), surrogates of bytes that are no
 # UTF-8, ends of lines and paragraphs.
@@ -101,6 +104,17 @@ def brief(value: Any) -> str:
 
 def refusal(name: str, value: Any, expected: str) -> str:
   return f"{name} is {brief(value)}, expected {expected}."
+
+
+def not_installed(what: str, library: str | None, extra: Extra) -> str:
+  """What needs a library that is missing, and how to install it."""
+  how = installation(extra)
+  return f"{what} needs {library}, which is not installed: {how}"
+
+
+def installation(extra: Extra) -> str:
+  """How to install an extra. The name alone could be anybody's on an index."""
+  return f"in the checkout, pip install '.[{extra}]'"
 
 
 def name_list(names: Sequence[str], most: int = 8) -> str:

@@ -25,11 +25,12 @@ from memory_vit.model.kinds import TaskKind
 from memory_vit.model.task import Task, require_backbone
 from memory_vit.run_result import RunResult, TrialResult
 from memory_vit.runtime import paths, progress_bar, sharding
+from memory_vit.runtime.messages import installation
 from memory_vit.tasks import store
 from memory_vit.tasks.compose import TasksLike, require_one_pass, task_tuple
 
 with epy.lazy_imports(
-  error_callback="Training and evaluation need pip install 'memory_vit[train]'."
+  error_callback=f"Training and evaluation: {installation('train')}"
 ):
   from memory_vit.data import in_memory
   from memory_vit.evaluation import evaluate, task_data

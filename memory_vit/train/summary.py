@@ -42,13 +42,13 @@ def summary(result: RunResult, workdir: Path) -> str:
   backbone = result.backbone
   if backbone.outputs_bit_equal is not None:
     equal = "yes" if backbone.outputs_bit_equal else "NO"
-    what = "original outputs before and after"
+    what = "original outputs"
     if backbone.accuracy_before is not None:
       what = (
         f"original task: {_percent(backbone.accuracy_before)} before, "
         f"{_percent(backbone.accuracy_after)} after; all outputs"
       )
-    lines += ["", f"{what} equal to the bit: {equal}"]
+    lines += ["", f"{what} unchanged (bitwise): {equal}"]
   if result.left_out:
     lines += ["", "left out, as they could not be read:"]
     lines += [f"  {escaped(example)}" for example in result.left_out]

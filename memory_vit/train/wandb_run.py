@@ -21,7 +21,7 @@ from etils import epy
 
 from memory_vit.config import Config, to_dict
 from memory_vit.errors import ConfigError, TrainingError
-from memory_vit.runtime import files, processes
+from memory_vit.runtime import files, messages, processes
 from memory_vit.runtime.messages import brief, escaped, first_line, shortened
 from memory_vit.runtime.preemption import PREEMPTED, Interrupted
 from memory_vit.train.sweep import Trial
@@ -62,8 +62,8 @@ def require_installed(config: Config) -> None:
   project = config.wandb.project
   if project and importlib.util.find_spec("wandb") is None:
     raise ConfigError(
-      f"config.wandb.project is {brief(project)}, and wandb is not installed: "
-      "pip install 'memory_vit[wandb]', or leave the project out."
+      f"config.wandb.project is {brief(project)}, but wandb is not installed: "
+      f"leave the project out, or {messages.installation('wandb')}"
     )
 
 

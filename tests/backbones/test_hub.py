@@ -80,7 +80,9 @@ def test_what_cannot_be_fetched_is_said_with_a_way_out(
   with pytest.raises(BackboneError) as error:
     mv.load_backbone(ADDRESS)
   message = str(error.value)
-  reason = "OSError: cannot reach the hub" if installed else "memory_vit[hf]"
+  reason = (
+    "OSError: cannot reach the hub" if installed else "pip install '.[hf]'"
+  )
   for said in (ADDRESS, reason, "config.json", ".safetensors", "by hand"):
     assert said in message
   assert "\n" not in message

@@ -226,7 +226,8 @@ def _write_environment(folder: Path, code: str) -> None:
   (folder / "bin" / "memory-vit").write_text(_MEMORY_VIT)
   for program in (folder / "bin").iterdir():
     program.chmod(0o755)
-  (folder / "installed").touch()  # newer than what make compares
+  for stamp in ("installed-train", "installed"):
+    (folder / stamp).touch()  # newer than what make compares
 
 
 def made_small(argv: Sequence[str]) -> list[str]:

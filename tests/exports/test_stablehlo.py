@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from conftest import random_task, run_program, tiny_backbone
 from fake_data import noise
+from make_golden import DATA
 
 import memory_vit as mv
 from memory_vit.errors import ExportError, TaskError
@@ -35,6 +36,22 @@ def require_close(found, expected, share=TOLERANCE):
     assert found[name].shape == values.shape
     greatest = np.abs(np.asarray(found[name]) - np.asarray(values)).max()
     assert greatest <= share * np.abs(np.asarray(values)).max(), name
+
+
+if jax.__version_info__ >= (0, 10):  # one that is older need not read it
+
+  def test_a_file_of_an_older_jax_is_read():
+    """As docs/export.md says of jax 0.10; resizing of any size included.
+
+    Once a newer jax refuses it, say so there, and store a newer file.
+    """
+    stored = DATA / "jax_0.10.2"
+    expected = dict(np.load(stored / "expected.npz"))
+    pixels = expected.pop("images")
+    content = bytearray((stored / "model.stablehlo").read_bytes())
+    with jax.default_matmul_precision("highest"):
+      found = jax.export.deserialize(content).call(pixels)
+    require_close(found, expected)
 
 
 def test_one_file_computes_all_tasks_for_any_batch(backbone, images, tmp_path):

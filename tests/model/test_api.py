@@ -5,9 +5,7 @@ import dataclasses
 import inspect
 import pickle
 import re
-import shutil
 import tomllib
-import types
 
 import jax
 import jax.numpy as jnp
@@ -460,37 +458,3 @@ def test_no_public_name_is_that_of_a_module():
   """Importing the module would replace the function."""
   modules = {path.stem for path in (ROOT / "memory_vit").glob("*.py")}
   assert not modules & set(mv.__all__)
-
-
-@pytest.mark.nightly  # tests/docs executes all of the README
-@pytest.mark.slow
-def test_the_example_of_the_readme_runs(tmp_path, monkeypatch):
-  """After the quickstart; tests/docs runs all others."""
-  monkeypatch.chdir(tmp_path)
-  backbone = mv.load_backbone("glyphs")
-  inverted = random_task(backbone, "glyphs-inverted", classes=120)
-  mv.save_task(inverted, "runs/quickstart/tasks/glyphs-inverted")
-  picture = ROOT / "docs" / "sweep_tiny_imagenet_a.png"
-  shutil.copy(picture, "runs/quickstart/sweep.png")
-  light = random_task(backbone, "light", classes=2)
-  light = dataclasses.replace(
-    light, spec=dataclasses.replace(light.spec, class_names=("bright", "dark"))
-  )
-  names = {
-    "mv": mv,
-    "backbone": backbone,
-    "result": types.SimpleNamespace(task=light),
-    "pixels": np.zeros((4, 24, 24, 3), np.uint8),
-    "labels": ["dark", "bright"] * 2,
-  }
-  text = (ROOT / "README.md").read_text(encoding="utf-8")
-  blocks = re.findall(r"```python\n(.*?)```", text, re.S)
-  # Training: tests/docs.
-  [block] = [block for block in blocks if "train_task(" not in block]
-  exec(compile(block, "an example", "exec"), names)
-  assert names["out"]["letters"].shape == (1, 26)
-  assert names["out"]["glyphs-inverted"].shape == (1, 120)
-  assert names["metrics"]["light"].examples == 4
-  assert sorted(p.name for p in (tmp_path / "runs/three_tasks").iterdir()) == [
-    "glyphs-inverted", "letters", "light",
-  ]  # fmt: skip

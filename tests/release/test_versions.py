@@ -98,7 +98,20 @@ Some [b](https://b.org), [e](#e).
 
 See [b](docs/b.md#c).
 
+## Begin in a checkout
+
+```
+make all
+```
+
+On Linux.
+
 ## c
+
+```
+pip install .      # one
+pip install '.[x]'
+```
 
 - one
 - two, in [docs/d.md](docs/d.md)
@@ -120,6 +133,13 @@ z = 1
     == """# a
 
 Some [b](https://b.org), [e](#e).
+
+## c
+
+```
+pip install memory_vit      # one
+pip install 'memory_vit[x]'
+```
 
 ## e
 
@@ -181,7 +201,7 @@ def test_without_an_address_our_readme_leads_to_no_file():
                "## Documentation", "drawing", ".md"):  # fmt: skip
     assert part not in shown, part
   for part in ("pip install 'memory_vit[train]'", "memory-vit train --config",
-               "## The API", "what it costs", "Apache License"):  # fmt: skip
+               "## In Python", "what it costs", "Apache License"):  # fmt: skip
     assert part in shown, part
 
 

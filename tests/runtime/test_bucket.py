@@ -36,7 +36,9 @@ def test_what_is_no_address_of_a_bucket_is_refused(text):
 
 def test_a_missing_client_is_named(monkeypatch):
   monkeypatch.setitem(__import__("sys").modules, "gcsfs", None)
-  with pytest.raises(ConfigError, match=r"needs gcsfs.*memory_vit\[gcs\]"):
+  with pytest.raises(
+    ConfigError, match=r"needs gcsfs.* pip install '\.\[gcs\]'"
+  ):
     paths.place("gs://bucket/run", "--workdir")
 
 

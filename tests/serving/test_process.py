@@ -255,8 +255,8 @@ def test_what_is_missing_is_named(tmp_path):
   )  # fmt: skip
   assert done.returncode == 2
   assert done.stderr == (
-    "error: this command needs fastapi, which is not installed: pip install "
-    "'memory_vit[serve]'\n"
+    "error: this command needs fastapi, which is not installed: in the "
+    "checkout, pip install '.[serve]'\n"
   )
 
 

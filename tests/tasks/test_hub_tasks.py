@@ -235,7 +235,7 @@ def test_without_the_library(hub, backbone, pets, monkeypatch):
     lambda: mv.push_task(pets, "me/tasks"),
     lambda: hub_tasks.listed("me"),
   ):
-    with pytest.raises(MemoryVitError, match=r"pip install 'memory_vit\[hf\]'"):
+    with pytest.raises(MemoryVitError, match=r"pip install '\.\[hf\]'"):
       ask()
 
 

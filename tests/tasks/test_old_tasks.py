@@ -12,7 +12,7 @@ from memory_vit.tasks.manifest import FORMAT_VERSION
 
 pytestmark = pytest.mark.versions
 
-FORMATS = sorted(path.name for path in DATA.iterdir())
+FORMATS = sorted(path.name for path in DATA.glob("format_*"))
 
 
 @pytest.mark.fault("old-files")

@@ -383,7 +383,7 @@ def test_outputs_are_compared_on_data_of_any_classes(config, workdir, caplog):
   assert result.backbone.accuracy_after is None
   assert "digits has 10 classes, the head of the backbone 5: " in caplog.text
   said = summary.summary(result, workdir)
-  assert "original outputs before and after equal to the bit: yes" in said
+  assert "original outputs unchanged (bitwise): yes" in said
 
 
 def breaks_in(steps, monkeypatch):

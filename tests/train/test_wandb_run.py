@@ -402,7 +402,7 @@ def test_a_library_that_is_missing_is_said_before_all_else(
     wandb_run, "importlib", types.SimpleNamespace(util=missing)
   )
   config = dataclasses.replace(CONFIG, data=DataConfig(name="digits:0-4"))
-  with pytest.raises(ConfigError, match=r"pip install 'memory_vit\[wandb\]'"):
+  with pytest.raises(ConfigError, match=r"pip install '\.\[wandb\]'"):
     settle.require_possible(config, tmp_path / "run", one_device())
   assert not (tmp_path / "run").exists()
 
