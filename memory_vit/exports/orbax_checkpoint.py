@@ -5,7 +5,10 @@ NumPy arrays: jax.Array leaves would carry shardings, which another set of
 devices refuses. This package never reads such a checkpoint.
 """
 
-from collections.abc import Mapping
+import contextlib
+import logging
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +39,26 @@ def write(tree: Mapping[str, Any], path: Path) -> None:
   handler = ocp.StandardCheckpointHandler(multiprocessing_options=alone)
   path.parent.mkdir(parents=True, exist_ok=True)
   with (
+    without_tracebacks(),
     files.replacing_directory(path) as new,
     ocp.Checkpointer(handler, multiprocessing_options=alone) as checkpointer,
   ):
     checkpointer.save(new, args=ocp.args.StandardSave(filled))
+
+
+@contextlib.contextmanager
+def without_tracebacks() -> Iterator[None]:
+  """Silence what orbax prints in a save that fails.
+
+  Each of its threads logs a traceback, and tensorstore prints another one for
+  each write that is left, hundreds on a full disk. The error is raised as well.
+  """
+  log, hook = logging.getLogger("absl"), sys.unraisablehook
+  level = log.level
+  log.setLevel(logging.CRITICAL)
+  sys.unraisablehook = lambda _: None
+  try:
+    yield
+  finally:
+    sys.unraisablehook = hook
+    log.setLevel(level)

@@ -12,6 +12,8 @@ from memory_vit.runtime.messages import brief
 # Names have 255 bytes, and a new directory lies beside the old one for a while
 # under a longer name.
 _LONGEST_NAME = 240
+# Making and removing folders recurses through all that are above.
+_DEEPEST = 200
 
 
 def place(
@@ -44,6 +46,8 @@ def local(
     if bucket.is_address(text):
       raise ValueError("it is in a bucket, expected a local one")
     path = Path(text).expanduser()
+    if len(path.parts) > _DEEPEST:
+      raise ValueError(f"it is more than {_DEEPEST} folders deep")
     # The code that opens it says whether it exists.
     with contextlib.suppress(
       FileNotFoundError, NotADirectoryError, PermissionError

@@ -25,6 +25,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from memory_vit.errors import TrainingError
+from memory_vit.exports import orbax_checkpoint
 from memory_vit.model import trees
 from memory_vit.runtime import (
   checksums,
@@ -92,7 +93,8 @@ class Checkpoints:
     try:
       processes.on_process_0(lambda: self._begin(step, scratch))
       saved = ocp.args.StandardSave(values)
-      self._arrays.save(scratch / checksums.ARRAYS, args=saved)
+      with orbax_checkpoint.without_tracebacks():
+        self._arrays.save(scratch / checksums.ARRAYS, args=saved)
       processes.on_process_0(lambda: self._finish(step, scratch, arrays, meta))
     except TrainingError:
       raise

@@ -33,8 +33,9 @@ from memory_vit.config import (
   beyond_the_end,
   to_dict,
 )
+from memory_vit.data import split_parts
 from memory_vit.data.split import Split
-from memory_vit.data.split_ref import OF_A_DIRECTORY
+from memory_vit.data.split_ref import OF_A_DIRECTORY, configured_splits
 from memory_vit.data.subset import value_statistics
 from memory_vit.errors import BackboneError, ConfigError, DataError
 from memory_vit.model import trees
@@ -140,11 +141,29 @@ def require_sound(config: Config, workdir: Path, mesh: Mesh) -> None:
       "config.pretrain.data.name is empty: name the data set that the backbone "
       "learns."
     )
+  _require_outside_of_images(config, workdir)
   wandb_run.require_installed(config)
   _require_name(config)
   parent_directories(config)
   _require_batches(config, mesh)
   require_memory(config)
+
+
+def _require_outside_of_images(config: Config, workdir: Path) -> None:
+  """Refuse a directory in which a run would add images or classes to a split.
+
+  A later run would read its plots as images, and its directories as classes.
+  """
+  for ref in configured_splits(config).values():
+    if ref.name != "folder" or bucket.is_in(workdir):
+      continue
+    root = paths.local(ref.dir, "config.data.dir")
+    for name in ("train", *split_parts.split_names(ref.split)):
+      if workdir.resolve().is_relative_to((root / name).resolve()):
+        raise ConfigError(
+          f"--workdir is {workdir}, which lies in {root / name}, a split of "
+          "the data: expected a directory outside of it."
+        )
 
 
 def parent_directories(config: Config) -> tuple[list[Path], list[Path]]:

@@ -310,12 +310,29 @@ def test_working_directories_that_are_none(begun, capsys, tmp_path):
   (tmp_path / "loop").symlink_to("loop")
   for workdir in (
     "", "~nouser/x", "/dev/null/x", "/proc/x", "/sys/x", "gs://x/y", "a" * 300,
-    "/tmp/" + "a/" * 3_000, tmp_path / "file", tmp_path / "file" / "x",
+    "/tmp/" + "a/" * 3_000, f"{tmp_path}/" + "a/" * 1_500,
+    tmp_path / "file", tmp_path / "file" / "x",
     tmp_path / "loop", *(f"{tmp_path}/\x00{odd}" for odd in ODD),
   ):  # fmt: skip
     argv = [CONFIG, f"--workdir={workdir}"]
     assert not refusal(capsys, start_training, argv), workdir
   assert not begun
+
+
+@pytest.mark.fault("bad-workdir")
+@pytest.mark.parametrize("where", ["train", "train/cat", "test/x/y"])
+def test_a_working_directory_among_the_images_is_refused(
+  begun, capsys, tmp_path, where
+):
+  """Its pictures would be images of a class, its folders classes."""
+  for folder in ("train/cat", "test/cat"):
+    (tmp_path / folder).mkdir(parents=True)
+  argv = ["--config=folder", f"--config.data.dir={tmp_path}"]
+  workdir = f"--workdir={tmp_path / where}"
+  assert not refusal(capsys, start_training, [*argv, workdir])
+  assert not [*tmp_path.rglob(".lock")]
+  assert not begun
+  assert start_training([*argv, f"--workdir={tmp_path / 'run'}"]) == 0
 
 
 BAD_FLAGS = (
