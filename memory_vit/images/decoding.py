@@ -11,7 +11,7 @@ import io
 import jax
 import numpy as np
 import simplejpeg
-from PIL import Image
+from PIL import Image, ImageFile
 
 from memory_vit.errors import DataError
 from memory_vit.images import jpeg
@@ -102,7 +102,9 @@ def _problem(encoded: bytes, error: Exception, damage: str) -> DataError:
   return DataError(why_unreadable(encoded, damage))
 
 
-def opened(encoded: bytes, formats: tuple[str, ...] = FORMATS) -> Image.Image:
+def opened(
+  encoded: bytes, formats: tuple[str, ...] = FORMATS
+) -> ImageFile.ImageFile:
   """Open a file, or the beginning of one, by Pillow; nothing is decoded yet."""
   return Image.open(_FewReads(encoded), formats=formats)
 
@@ -159,7 +161,7 @@ def require_size(
     )
 
 
-def _weight(image: Image.Image) -> float:
+def _weight(image: ImageFile.ImageFile) -> float:
   """Decoding time per pixel, relative to an RGB PNG; refuse what takes long.
 
   Alpha and the like decide what waits for what; no image is refused for them.
