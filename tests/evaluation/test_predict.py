@@ -306,6 +306,19 @@ def read_files(entries, evaluation, size, memory=2048, *, ahead=0):
   return reader.read_files(entries, evaluation)
 
 
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_of_many_images_a_faster_dtype_is_recommended_once(
+  models, folder, monkeypatch, size, capsys
+):
+  """Also if a batch begins just behind the last of few."""
+  said = []
+  monkeypatch.setattr(predict, "_MANY", 2)
+  monkeypatch.setattr(predict.console, "recommend_dtype", said.append)
+  argv = arguments(models, folder, folder, tasks=["pets"])
+  assert run(capsys, *argv, f"--batch_size={size}")[0] == 0
+  assert len(said) == 1
+
+
 @pytest.mark.fault("full-queue")
 def test_standard_input_is_read_as_it_is_needed(folder, monkeypatch, loaded):
   asked = []
