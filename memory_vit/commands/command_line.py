@@ -157,7 +157,8 @@ class CommandLine:
 
   def __init__(self, about: str, argv: Sequence[str]) -> None:
     """Prepare to parse `argv`; `about` is the beginning of --help."""
-    self._about, self._argv = about, list(argv)
+    # `python -OO` removes the docstrings that studies give.
+    self._about, self._argv = about or "", list(argv)
     self.flags = flags.FlagValues()
     try:
       self._config = config_flags.DEFINE_config_file(
