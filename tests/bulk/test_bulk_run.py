@@ -118,6 +118,8 @@ def test_a_run_that_ends_within_its_plan_begins_again(
     with pytest.raises(KeyboardInterrupt):
       make(folder, tmp_path / "out")
   assert make(folder, tmp_path / "out").images == 23
+  # As a worker reads it.
+  assert plans.read_plan(tmp_path / "out").inventory.images == 23
 
 
 @pytest.mark.fault("bulk-killed")

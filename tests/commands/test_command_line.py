@@ -362,9 +362,10 @@ def test_bad_flags_of_the_other_commands(capsys, tmp_path, monkeypatch):
             for argv in strange]  # fmt: skip
   cases += [(inspect, [v]) for v in (
     "~nouser/x", "a" * 300, "", "\x00", "http://[::1", "absent", "/dev/null",
+    "a\nb",
   )]  # fmt: skip
   cases += [(evaluate, ["--backbone=x", f"--task={v}"])
-            for v in ("~nouser/x", "a" * 300, "", "\x00")]  # fmt: skip
+            for v in ("~nouser/x", "a" * 300, "", "\x00", "a\nb")]  # fmt: skip
   for command, argv in cases:
     assert not refusal(capsys, command.main, argv), (command.__name__, argv)
   for flag in ("--split=", "--split=\u202e", "--json=/dev/full", "x", "--nope"):
