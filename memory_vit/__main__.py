@@ -7,7 +7,6 @@
 The commands:
 """
 
-import ast
 import importlib
 import sys
 from collections.abc import Sequence
@@ -50,11 +49,12 @@ def _say(name: str) -> int:
 
 def _help() -> str:
   """Every command with the first line of its docstring; none is imported."""
+  from memory_vit.commands.option_help import docstring
+
   folder = Path(__file__).parent / "commands"
-  lines = [(__doc__ or "").strip()]
+  lines = [docstring(__file__)]
   for name in COMMANDS:
-    text = (folder / f"{name}.py").read_text(encoding="utf-8")
-    summary = (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
+    summary = docstring(folder / f"{name}.py").partition("\n")[0]
     lines.append(f"  {name:<11} {summary}")
   return "\n".join(lines)
 

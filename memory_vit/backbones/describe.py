@@ -13,6 +13,7 @@ from memory_vit.model.backbone import fingerprint_of
 from memory_vit.model.task import EvalPreprocessing
 from memory_vit.model.vit_config import ViTConfig
 from memory_vit.runtime import paths
+from memory_vit.runtime.messages import escaped
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,10 +39,11 @@ def inspect_backbone(path: str) -> BackboneReport:
   elsewhere = path in KNOWN or "://" in path
   if not (elsewhere or paths.local(path, "it", BackboneError).exists()):
     raise BackboneError(
-      f"{path} is not there: expected the .npz file of a backbone, its address "
-      f"(https://, gs://, hf://) or one of {', '.join(KNOWN)}; a directory "
-      f"with {model_files.CONFIG} and {model_files.WEIGHTS}; or a task "
-      "directory (with a task.json), or a directory of tasks."
+      f"{escaped(path)} is not there: expected the .npz file of a backbone, "
+      "its address (https://, gs://, hf://) or one of "
+      f"{', '.join(KNOWN)}; a directory with {model_files.CONFIG} and "
+      f"{model_files.WEIGHTS}; or a task directory (with a task.json), or a "
+      "directory of tasks."
     )
   published = load.read_published(path)
   return BackboneReport(

@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,14 @@ from memory_vit.runtime.messages import brief, escaped, first_line, utf8
 # In order of preference.
 _IMAGE_COLUMNS = ("image", "bytes", "path", "file", "file_name")
 _LABEL_COLUMN = "label"
+# Tests of types, all ways that Arrow has to store one thing.
+_BINARY = (
+  pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view,
+  pa.types.is_fixed_size_binary,
+)  # fmt: skip
+_TEXT = (
+  pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view,
+)  # fmt: skip
 # Rows of a file in memory at once: each may be an image of megabytes.
 _ROWS = 16
 
@@ -186,6 +195,8 @@ def _label(value: Any, names: Sequence[str]) -> str | None:
     return utf8(json.dumps(named, ensure_ascii=False, default=str))
   if isinstance(value, int) and 0 <= value < len(names):
     return names[value]
+  if isinstance(value, bytes):
+    value = os.fsdecode(value)
   return utf8(str(value))
 
 
@@ -215,14 +226,17 @@ def _found_columns(
 
 def _holds_images(kind: pa.DataType) -> bool:
   """Whether values of a type may be images or their paths."""
-  if pa.types.is_struct(kind):
-    return any(f.name == "bytes" and _is_binary(f.type) for f in kind)
-  is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
-  return is_text or _is_binary(kind)
+  if not pa.types.is_struct(kind):
+    return _is_any(kind, *_BINARY, *_TEXT)
+  parts = {f.name: f.type for f in kind}
+  is_named = "path" not in parts or _is_any(parts["path"], *_TEXT)
+  return "bytes" in parts and _is_any(parts["bytes"], *_BINARY) and is_named
 
 
-def _is_binary(kind: pa.DataType) -> bool:
-  return pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+def _is_any(kind: pa.DataType, *tests: Callable[[pa.DataType], bool]) -> bool:
+  """Test a type, or that of the values of a dictionary."""
+  values = kind.value_type if pa.types.is_dictionary(kind) else kind
+  return any(test(values) for test in tests)
 
 
 @contextlib.contextmanager

@@ -60,7 +60,7 @@ _MOST_FIGURES = 1_000
 def main(argv: Sequence[str]) -> int:
   """Run the command; return its exit status."""
   return console.run_command(
-    lambda: _run(_parser().parse_intermixed_args(argv))
+    lambda: _run(_parser().parse(argv, mixed="images"))
   )
 
 

@@ -25,7 +25,7 @@ from typing import Any
 
 from etils import epy
 
-from memory_vit.commands import command_line, console
+from memory_vit.commands import command_line, console, option_help
 from memory_vit.config import OPTIONS, Config
 from memory_vit.errors import ConfigError
 from memory_vit.runtime import files, messages
@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
 
 def parse(argv: Sequence[str]) -> CheckArguments:
   """Read the command line, and run its configuration file."""
-  line = command_line.CommandLine(__doc__, argv)
+  line = command_line.CommandLine(option_help.docstring(__file__), argv)
   splits = line.strings(
     "split", "A split of data.name to check instead; may be repeated."
   )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import re
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -47,6 +48,28 @@ class Parser(argparse.ArgumentParser):
     """Raise `ConfigError`; argparse would print the whole usage."""
     problem = config_file.one_line(message).rstrip(".")
     raise ConfigError(f"the command line: {problem}; {_SEE_HELP}.")
+
+  def parse(self, argv: Sequence[str], mixed: str = "") -> argparse.Namespace:
+    """Parse a command line; arguments after "--" are never options.
+
+    Args:
+      argv: without the program.
+      mixed: the positional argument, a list, that may stand among options.
+
+    Raises:
+      ConfigError: for a command line that is refused.
+    """
+    before = [*itertools.takewhile(lambda argument: argument != "--", argv)]
+    for argument in before:
+      if re.fullmatch(r"--[\w-]+=--", argument):  # argparse takes -- out of it
+        self.error(f"{argument.removesuffix('=--')} is '--', expected a value")
+    if not mixed:
+      return self.parse_args(argv)
+    # Given the --, argparse of Python 3.11 would drop it too early.
+    arguments = self.parse_intermixed_args(before)
+    after = argv[len(before) + 1 :]
+    setattr(arguments, mixed, [*getattr(arguments, mixed), *after])
+    return arguments
 
   def switch(self, name: str, about: str) -> None:
     self.add_argument(name, action="store_true", help=about)
@@ -134,7 +157,8 @@ class CommandLine:
 
   def __init__(self, about: str, argv: Sequence[str]) -> None:
     """Prepare to parse `argv`; `about` is the beginning of --help."""
-    self._about, self._argv = about, list(argv)
+    # `python -OO` removes the docstrings that studies give.
+    self._about, self._argv = about or "", list(argv)
     self.flags = flags.FlagValues()
     try:
       self._config = config_flags.DEFINE_config_file(

@@ -37,7 +37,7 @@ with epy.lazy_imports():  # once the command line is known to be right
 
 def main(argv: Sequence[str]) -> int:
   """Run the command; return its exit status."""
-  return run_command(lambda: _run(_parser().parse_args(argv)))
+  return run_command(lambda: _run(_parser().parse(argv)))
 
 
 def _parser() -> Parser:

@@ -68,7 +68,7 @@ def _parser() -> Parser:
 
 
 def _embed(parser: Parser, argv: Sequence[str]) -> int:
-  arguments = parser.parse_args(argv)
+  arguments = parser.parse(argv)
   bulk_options.require_used(parser, arguments)
   job = embeddings.EmbeddingJob(
     backbone=bulk_options.whole_path(arguments.backbone),

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str]) -> int:
   """Run the command; return its exit status."""
-  return console.run_command(lambda: _run(_parser().parse_args(argv)))
+  return console.run_command(lambda: _run(_parser().parse(argv)))
 
 
 def _parser() -> Parser:

@@ -35,7 +35,7 @@ _MIB = 2**20
 
 def main(argv: Sequence[str]) -> int:
   """Run the command; return its exit status."""
-  return console.run_command(lambda: _export(_parser().parse_args(argv)))
+  return console.run_command(lambda: _export(_parser().parse(argv)))
 
 
 def _parser() -> Parser:

@@ -55,7 +55,7 @@ _SHARES = ("_accuracy", "_top5", "_majority", "chance", "_map", "_f1_macro",
 
 def main(argv: Sequence[str]) -> int:
   """Run the command; return its exit status."""
-  return run_command(lambda: _inspect(_parser().parse_args(argv)))
+  return run_command(lambda: _inspect(_parser().parse(argv)))
 
 
 def _parser() -> Parser:

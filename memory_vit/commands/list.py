@@ -39,7 +39,7 @@ _HEADER = ("task", "outputs", "regime", "backbone", "size", "fingerprint")
 
 def main(argv: Sequence[str]) -> int:
   """Run the command; return its exit status."""
-  return run_command(lambda: _list(_parser().parse_args(argv)))
+  return run_command(lambda: _list(_parser().parse(argv)))
 
 
 def _parser() -> Parser:

@@ -8,6 +8,7 @@ import functools
 import inspect
 import textwrap
 from collections.abc import Mapping
+from pathlib import Path
 
 from memory_vit import config
 from memory_vit.config import OPTIONS
@@ -21,6 +22,11 @@ def meanings() -> Mapping[str, str]:
     key: comments[option.owner.__name__, key.rpartition(".")[2]]
     for key, option in OPTIONS.items()
   }
+
+
+def docstring(file: str | Path) -> str:
+  """The docstring of a module; `python -OO` removes `__doc__`."""
+  return ast.get_docstring(ast.parse(Path(file).read_text("utf-8"))) or ""
 
 
 def sections() -> tuple[str, ...]:

@@ -99,7 +99,7 @@ def _parser() -> Parser:
 
 
 def _predict(parser: Parser, argv: Sequence[str]) -> int:
-  arguments = parser.parse_intermixed_args(argv)
+  arguments = parser.parse(argv, mixed="images")
   bulk_options.require_used(parser, arguments, "logits")
   if arguments.input:
     return _predict_bulk(arguments)

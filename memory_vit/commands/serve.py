@@ -37,7 +37,7 @@ _SHAPES = ("image_size", "slots", "cells", "classes", "memory_mib")
 
 
 def main(argv: Sequence[str]) -> int:
-  return console.run_command(lambda: _serve(_parser().parse_args(argv)))
+  return console.run_command(lambda: _serve(_parser().parse(argv)))
 
 
 def _parser() -> Parser:

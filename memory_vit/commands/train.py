@@ -21,7 +21,7 @@ from pathlib import Path
 from absl import flags
 from etils import epy
 
-from memory_vit.commands import command_line, console
+from memory_vit.commands import command_line, console, option_help
 from memory_vit.config import Config
 from memory_vit.runtime import launch, paths
 from memory_vit.train import config_changes
@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
 
 def parse(argv: Sequence[str]) -> TrainArguments:
   """Read the command line, and run its configuration file."""
-  line = command_line.CommandLine(__doc__, argv)
+  line = command_line.CommandLine(option_help.docstring(__file__), argv)
   workdir = line.required_string(
     "workdir", "Directory of results; local, or gs://BUCKET/DIRECTORY."
   )

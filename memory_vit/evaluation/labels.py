@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import sklearn.metrics
-from jaxtyping import Bool, Float64
+from jaxtyping import Bool, Float, Float64, Int64
 
 from memory_vit.evaluation.calibration import Calibration, calibrate
 from memory_vit.evaluation.classification import ClassMetrics
@@ -34,32 +34,24 @@ class LabelMetrics(ClassMetrics):
 
 
 def label_metrics(predictions: LabelPredictions) -> LabelMetrics:
-  """Metrics of each label, by scikit-learn.
+  """Metrics of each label; scikit-learn's, but in a tenth of its time.
 
   No label is predicted for an example whose outputs are not finite.
   """
   right = predictions.label[predictions.counted] > 0.5
   found = predictions.predicted_labels[predictions.counted]
-  support = right.sum(axis=0)
+  support, predicted = right.sum(axis=0), found.sum(axis=0)
+  hits = (right & found).sum(axis=0)
   average = np.full(predictions.num_classes, np.nan)
   best = np.full(predictions.num_classes, THRESHOLD)
   for i in np.flatnonzero(support).tolist():
-    column = _column(predictions, i)
-    average[i] = sklearn.metrics.average_precision_score(*column)
-    best[i] = _best_threshold(*column)
-  scores = [
-    sklearn.metrics.precision_recall_fscore_support(
-      *pair, average="binary", zero_division=np.nan
-    )[:3]
-    for pair in zip(right.T, found.T, strict=True)
-  ]
-  precision, recall, f1 = np.array(scores, np.float64).T
+    average[i], best[i] = _ranked(*_column(predictions, i))
   return LabelMetrics(
     support=support,
-    predicted=found.sum(axis=0),
-    precision=precision,
-    recall=recall,
-    f1=f1,
+    predicted=predicted,
+    precision=_ratio(hits, predicted),
+    recall=_ratio(hits, support),
+    f1=_ratio(2 * hits, support + predicted),
     average_precision=average,
     threshold=predictions.kind.cut_offs(predictions.num_classes),
     best_threshold=best,
@@ -133,22 +125,65 @@ def _column(
   return right, np.nan_to_num(predictions.probability[counted, label], nan=-1)
 
 
-def _best_threshold(
+def _ranked(
   right: Bool[np.ndarray, " n"], scores: Float64[np.ndarray, " n"]
+) -> tuple[float, float]:
+  """The average precision and the best threshold of a label with examples."""
+  order = np.argsort(-scores)
+  hits, scores = right[order].cumsum(), scores[order]
+  last = _last_of_equal(scores)
+  found = hits[last]
+  steps = np.diff(found, prepend=0) * (found / (last + 1))
+  return steps.sum() / hits[-1], _best_threshold(hits, scores)
+
+
+def _best_threshold(
+  hits: Int64[np.ndarray, " n"], scores: Float64[np.ndarray, " n"]
 ) -> float:
-  """Half way down to the next score, as the last digit of one may vary."""
-  precision, recall, thresholds = sklearn.metrics.precision_recall_curve(
-    right, scores
-  )
-  total = precision + recall
-  f1 = 2 * precision * recall / np.where(total > 0, total, 1)
-  # The last point has no threshold, and below 0 are outputs that are no number.
-  f1 = np.where(thresholds >= 0, f1[:-1], -1)
-  best = int(f1.argmax())
-  if f1[best] < 0:
+  """The threshold with the greatest F1; of equal ones the lowest.
+
+  It is chosen on float32 probabilities, which exports return.
+
+  Args:
+    hits: the number of examples with the label up to each one.
+    scores: of the examples, falling.
+  """
+  rounded = scores.astype(np.float32)
+  last = _last_of_equal(rounded)[::-1]
+  last = last[rounded[last] >= 0]  # below are outputs that are not finite
+  if not last.size:
     return THRESHOLD
-  below = max(0.0, float(thresholds[best - 1])) if best else 0.0
-  return (below + float(thresholds[best])) / 2
+  best = int((2 * hits[last] / (last + 1 + hits[-1])).argmax())
+  below = rounded[last[best - 1]] if best else np.float32(0)
+  return _between(below, rounded[last[best]])
+
+
+def _between(below: np.float32, lowest: np.float32) -> float:
+  """A threshold half way between two scores, as the last digit may vary.
+
+  It lies just above the middle of two adjacent numbers of float32, so that a
+  float64 probability is at or above it exactly if its float32 rounding is.
+  """
+  middle = np.float32((float(below) + float(lowest)) / 2)
+  cut = max(middle, np.nextafter(below, lowest))
+  if not cut:
+    return 0.0
+  edge = (float(np.nextafter(cut, np.float32(0))) + float(cut)) / 2
+  return float(np.nextafter(edge, 1))
+
+
+def _last_of_equal(
+  scores: Float[np.ndarray, " n"],
+) -> Int64[np.ndarray, " k"]:
+  """The place of the last one of each run of equal scores."""
+  return np.flatnonzero(np.append(scores[1:] != scores[:-1], True))
+
+
+def _ratio(
+  part: Int64[np.ndarray, " c"], whole: Int64[np.ndarray, " c"]
+) -> Float64[np.ndarray, " c"]:
+  """NaN where the whole is 0."""
+  return part / np.where(whole > 0, whole, np.nan)
 
 
 def _or_none(values: Float64[np.ndarray, " c"]) -> list[float | None]:

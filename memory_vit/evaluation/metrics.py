@@ -30,12 +30,15 @@ def batch_sums(
 
   "count", "loss" (cross-entropy, nats), "top1" and "top5", and over the
   examples of each class "class_count", "class_top1", (c,). "not_finite" counts
-  examples whose logits are not all finite: no class of them is right.
+  examples whose logits are not all finite: no class of them is right, and the
+  loss is NaN.
   """
   loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
   best = top_classes(logits, 5)[1]
   # Of NaN logits the first would be the best.
   finite = jnp.isfinite(logits).all(axis=-1)
+  # With -inf for a wrong class it would be finite.
+  loss = jnp.where(finite, loss, jnp.nan)
   hits = (best == labels[:, None]) * (mask * finite)[:, None]
   classes = jax.nn.one_hot(labels, logits.shape[-1]) * mask[:, None]
   top1 = hits[:, 0]

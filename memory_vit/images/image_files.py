@@ -5,7 +5,9 @@ embed. Links are followed, but each folder is read once. Names that begin with a
 dot are hidden, as are the files of operating systems and of open documents.
 """
 
+import codecs
 import dataclasses
+import itertools
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -28,15 +30,30 @@ def find_images(arguments: Iterable[str]) -> Iterator[ImageFile]:
 
   Args:
     arguments: files; folders, which stand for all images below them, sorted;
-      and "-" for paths on standard input, read as they are asked for.
+      and "-" for paths on standard input, see `_lines`.
   """
   for argument in arguments:
     if argument == "-":
-      for line in sys.stdin.buffer:
-        if path := os.fsdecode(line.rstrip(b"\r\n")):
-          yield from _below(path)
+      for path in filter(None, _lines(sys.stdin.buffer)):
+        yield from _below(path)
     else:
       yield from _below(argument)
+
+
+def _lines(file: Iterable[bytes]) -> Iterator[str]:
+  """The lines of a file, read as they are asked for.
+
+  A byte order mark is left out. One of UTF-16, as PowerShell writes it, means
+  that the whole file is read and decoded at once.
+  """
+  lines = iter(file)
+  first = next(lines, b"")
+  if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+    text = b"".join([first, *lines]).decode("utf-16", "replace")
+    lines = (line.encode() for line in text.split("\n"))
+    first = next(lines, b"")
+  for line in itertools.chain([first.removeprefix(codecs.BOM_UTF8)], lines):
+    yield os.fsdecode(line.rstrip(b"\r\n"))
 
 
 def _below(path: str) -> Iterator[ImageFile]:

@@ -112,8 +112,12 @@ class TaskKind:
     return np.array(self.thresholds or (THRESHOLD,) * count)
 
   def chosen(self, probabilities: "np.ndarray") -> "np.ndarray":
-    """Which labels are predicted, bool (..., c)."""
-    return probabilities >= self.cut_offs(probabilities.shape[-1])
+    """Which labels are predicted, bool (..., c).
+
+    Compared in float32, as consumers of exports do.
+    """
+    cut_offs = self.cut_offs(probabilities.shape[-1]).astype(np.float32)
+    return probabilities.astype(np.float32) >= cut_offs
 
 
 CLASSES = TaskKind()

@@ -189,9 +189,12 @@ def _write_values(folder: Path, evaluation: ValueEvaluation) -> None:
 def _cells(
   what: str, names: Sequence[str], rows: np.ndarray, missing: np.ndarray
 ) -> dict[str, pa.Array]:
-  """A column for each label or value."""
+  """A column for each label or value; by index if names are not unique."""
+  names = [*map(escaped, names)]
+  if len({*names}) < len(names):
+    names = [*map(str, range(len(names)))]
   return {
-    f"{what}: {escaped(name)}": pa.array(rows[:, i], mask=missing)
+    f"{what}: {name}": pa.array(rows[:, i], mask=missing)
     for i, name in enumerate(names)
   }
 

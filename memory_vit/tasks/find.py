@@ -45,8 +45,8 @@ def task_paths(path: str | os.PathLike[str]) -> list[Path]:
     run = path / "tasks"
     hint = f" The tasks of a run are in {run}." if run.is_dir() else ""
     raise TaskError(
-      f"{path} is neither a task nor a directory of tasks: there is no "
-      "task.json in it, nor one level below, and no .safetensors file."
+      f"{escaped(str(path))} is neither a task nor a directory of tasks: there "
+      "is no task.json in it, nor one level below, and no .safetensors file."
       f"{hint}"
     )
   for directory in found:

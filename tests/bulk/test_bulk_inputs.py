@@ -77,6 +77,51 @@ def test_images_in_parquet(tmp_path, kind):
   assert two.reason == "the row has no image"
 
 
+def _stored_as(values, kind):
+  """A column of one of the types that Arrow has for the same values."""
+  if pa.types.is_dictionary(kind):
+    distinct = pa.array([v for v in values if v is not None], kind.value_type)
+    places = [None if v is None else 0 for v in values]
+    return pa.DictionaryArray.from_arrays(
+      pa.array(places, kind.index_type), distinct
+    )
+  return pa.array(values, kind)
+
+
+@pytest.mark.parametrize(
+  "kind",
+  [
+    pa.large_binary(), pa.binary_view(), pa.binary(len(PNG)),
+    pa.dictionary(pa.int32(), pa.binary()),
+    pa.large_string(), pa.string_view(),
+    pa.dictionary(pa.int8(), pa.string()),
+    pa.struct([("bytes", pa.binary_view()), ("path", pa.string_view())]),
+    pa.struct([("bytes", pa.large_binary()), ("path", pa.large_string())]),
+    pa.struct([
+      ("bytes", pa.dictionary(pa.int32(), pa.binary())),
+      ("path", pa.dictionary(pa.int32(), pa.string())),
+    ]),
+  ],
+  ids=str,
+)  # fmt: skip
+def test_images_and_labels_of_every_type_of_arrow(tmp_path, kind):
+  """As pandas (categories), Polars (views) and Spark write them."""
+  (tmp_path / "1.png").write_bytes(PNG)
+  if pa.types.is_struct(kind):
+    parts = (("bytes", PNG), ("path", "1.png"))
+    arrays = [_stored_as([v, None], kind.field(n).type) for n, v in parts]
+    column, image = pa.StructArray.from_arrays(arrays, fields=[*kind]), PNG
+  else:
+    is_text = "string" in str(kind)
+    column = _stored_as(["1.png" if is_text else PNG, None], kind)
+    image = str(tmp_path / "1.png") if is_text else PNG
+  labels = pa.array([b"cat", None], pa.binary_view())
+  path = write(tmp_path / "x.parquet", {"image": column, "label": labels})
+  one, two = rows([path])
+  assert (one.image, one.label) == (image, "cat")
+  assert (two.image, two.reason) == (None, "the row has no image")
+
+
 def test_labels_have_the_names_that_hugging_face_states(tmp_path):
   stated = {"info": {"features": {"label": {"names": ["cat", "dog"]}}}}
   path = write(
@@ -156,6 +201,10 @@ def test_what_cannot_be_used_is_refused(tmp_path):
     rows([broken])
   with pytest.raises(DataError, match="is of type int64"):
     rows([broken], columns=Columns(image="number"))
+  for column in ([[1]], [{"bytes": PNG, "path": b"1"}], [{"path": "1.png"}]):
+    write(broken, {"image": column})
+    with pytest.raises(DataError, match=r"is of type .* Expected bytes, a st"):
+      rows([broken])
   no_text = pa.array([b"\xff"]).view(pa.string())
   write(broken, {"image": [PNG], "label": no_text})
   with pytest.raises(DataError, match="x.parquet cannot be read"):

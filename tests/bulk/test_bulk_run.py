@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import resource
+import shutil
 
 import fake_data
 import numpy as np
@@ -17,6 +18,7 @@ from memory_vit.bulk import plan as plans
 from memory_vit.bulk.run import run_bulk
 from memory_vit.errors import ConfigError, DataError, TrainingError
 from memory_vit.images import preparation
+from memory_vit.runtime import parquet
 
 pytestmark = pytest.mark.versions
 
@@ -89,6 +91,37 @@ def test_shards_say_what_made_them(folder, tmp_path):
   assert about["rows"] == "means"
 
 
+def test_row_groups_have_several_batches(folder, tmp_path, monkeypatch):
+  for i in BROKEN:
+    shutil.copy(folder / "00.png", folder / f"{i:02}.png")
+  make(folder, tmp_path / "whole")
+  bytes_of_row = pq.read_table(tmp_path / "whole").nbytes // 23
+  monkeypatch.setattr(shard_file, "_GROUP_BYTES", 6 * bytes_of_row)
+  make(folder, tmp_path / "out", shard_images=23)
+  [shard] = (tmp_path / "out").glob("*.parquet")
+  about = pq.read_metadata(shard)
+  groups = map(about.row_group, range(about.num_row_groups))
+  assert [group.num_rows for group in groups] == [8, 8, 7]
+
+
+@pytest.mark.fault("bulk-killed")
+def test_a_run_that_ends_within_its_plan_begins_again(
+  folder, tmp_path, monkeypatch
+):
+  """Between the two files of a plan, of which plan.json is the last."""
+
+  def killed(*args):
+    raise KeyboardInterrupt
+
+  with monkeypatch.context() as patch:
+    patch.setattr(plans.pq, "write_table", killed)
+    with pytest.raises(KeyboardInterrupt):
+      make(folder, tmp_path / "out")
+  assert make(folder, tmp_path / "out").images == 23
+  # As a worker reads it.
+  assert plans.read_plan(tmp_path / "out").inventory.images == 23
+
+
 @pytest.mark.fault("bulk-killed")
 def test_what_is_finished_is_not_made_again(folder, tmp_path):
   make(folder, tmp_path / "whole")
@@ -127,8 +160,18 @@ def flipped(file):
   return bytes(content)
 
 
+def with_rows(file, count):
+  """The content of a whole shard with the first rows alone."""
+  rows, part = pq.read_table(file).slice(0, count), file.with_name("part")
+  with parquet.writing_sealed(part, rows.schema) as writer:
+    writer.write_table(rows)
+  content = part.read_bytes()
+  part.unlink()
+  return content
+
+
 @pytest.mark.fault("bulk-damaged")
-@pytest.mark.parametrize("how", ["cut", "empty", "other", "flipped"])
+@pytest.mark.parametrize("how", ["cut", "empty", "other", "flipped", "short"])
 def test_a_damaged_shard_is_made_again(folder, tmp_path, how):
   make(folder, tmp_path / "out")
   expected = table(tmp_path / "out")
@@ -138,6 +181,7 @@ def test_a_damaged_shard_is_made_again(folder, tmp_path, how):
     "empty": b"",
     "other": (tmp_path / "out" / "part-00000-of-00003.parquet").read_bytes(),
     "flipped": flipped(shard),
+    "short": with_rows(shard, 5),
   }[how]
   shard.write_bytes(content)
   said = []

@@ -1,5 +1,6 @@
 """Bad values of every option and flag: one line, status 2, nothing begun."""
 
+import importlib
 import json
 import os
 import random
@@ -378,14 +379,56 @@ def test_bad_flags_of_the_other_commands(capsys, tmp_path, monkeypatch):
             for argv in strange]  # fmt: skip
   cases += [(inspect, [v]) for v in (
     "~nouser/x", "a" * 300, "", "\x00", "http://[::1", "absent", "/dev/null",
+    "a\nb",
   )]  # fmt: skip
   cases += [(evaluate, ["--backbone=x", f"--task={v}"])
-            for v in ("~nouser/x", "a" * 300, "", "\x00")]  # fmt: skip
+            for v in ("~nouser/x", "a" * 300, "", "\x00", "a\nb")]  # fmt: skip
   for command, argv in cases:
     assert not refusal(capsys, command.main, argv), (command.__name__, argv)
   for flag in ("--split=", "--split=\u202e", "--json=/dev/full", "x", "--nope"):
     parse = lambda argv: check_data.parse(["check_data", CONFIG, *argv])  # noqa: E731
     assert not refusal(capsys, parse, [flag]), flag
+
+
+@pytest.mark.fault("bad-option")
+@pytest.mark.parametrize("name", COMMANDS[2:])
+def test_two_dashes_are_no_value(name, capsys, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  command = importlib.import_module(f"memory_vit.commands.{name}")
+  actions = command._parser()._actions
+  options = [
+    a.option_strings[-1] for a in actions if a.option_strings and a.nargs != 0
+  ]
+  words = {"convert": ["x", "y.npz"], "inspect": ["x"], "list": ["--all"],
+           "push": ["x", "o/n"]}.get(name, [])  # fmt: skip
+  needed = ["--backbone=x", "--task=x", "--format=onnx", "--out=x",
+            "--input=x", "--output=x"]  # fmt: skip
+  for option in options:
+    others = [n for n in needed if n.partition("=")[0] in options]
+    others = [n for n in others if not n.startswith(option)]
+    assert not refusal(
+      capsys, command.main, [*words, *others, f"{option}=--"]
+    ), option
+    assert not refusal(capsys, command.main, [*words, *others, option, "--"]), (
+      option
+    )
+  assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize(
+  ("name", "argv", "said"),
+  [
+    ("inspect", ["--", "-x.npz"], "-x.npz is not there"),
+    ("list", ["--", "-owner/-x"], "'-owner/-x'"),
+    ("push", ["--message=m", "--", "-x", "owner/name"], "-x"),
+    ("convert", ["--format=npz", "--", "-x", "-y.npz"], "no file '-x'"),
+    ("convert", ["-x", "--", "-y.npz"], "unrecognized arguments: -x"),
+  ],
+)
+def test_after_two_dashes_nothing_is_an_option(name, argv, said, capsys):
+  command = importlib.import_module(f"memory_vit.commands.{name}")
+  assert command.main(argv) == 2
+  assert said in capsys.readouterr().err
 
 
 def test_an_unknown_option_names_the_nearest(capsys, tmp_path):
@@ -648,6 +691,25 @@ def test_help_waits_for_nothing_heavy(name):
   done = fresh("-c", HEAVY.format(name=name))
   assert (done.returncode, done.stderr) == (0, "[]\n")
   assert "--help" in done.stdout or "--config.seed=0\n" in done.stdout
+
+
+HELP = """
+from memory_vit.__main__ import COMMANDS, main
+for argv in [[], *([name] for name in COMMANDS)]:
+  try:
+    main([*argv, "--help"])
+  except SystemExit as end:
+    if end.code:
+      raise
+"""
+
+
+@pytest.mark.processes
+def test_help_is_the_same_without_docstrings():
+  """As under PYTHONOPTIMIZE=2, which services set."""
+  plain, optimized = fresh("-c", HELP), fresh("-OO", "-c", HELP)
+  assert (optimized.returncode, optimized.stderr) == (0, "")
+  assert optimized.stdout == plain.stdout
 
 
 @pytest.mark.processes

@@ -2,8 +2,10 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import sklearn.metrics
@@ -90,6 +92,65 @@ def test_labels_at_thresholds():
   shares = LABELS.activate(outputs[:, 0].astype(np.float64))
   f1 = [sklearn.metrics.f1_score(has[:, 0], shares >= cut) for cut in shares]
   assert sklearn.metrics.f1_score(has[:, 0], shares >= first) == max(f1)
+
+
+@pytest.mark.parametrize("levels", [2, 5, 1000])
+def test_labels_as_scikit_learn_measures_them(levels):
+  """With ties, a label without examples, and outputs that are not finite."""
+  rng = np.random.default_rng(levels)
+  shares = [0.0, 0.02, 0.3, 0.5, 1.0]
+  has = (rng.random((300, 5)) < shares).astype(np.float32)
+  outputs = rng.integers(-levels, levels, has.shape) / levels * 6 + has
+  outputs[:3, 1], outputs[3, 2] = np.nan, np.inf
+  thresholds = (0.5, 0.001, 0.9, 0.5, 1.0)
+  kind = mv.TaskKind(name="labels", thresholds=thresholds)
+  predictions = label_predictions(outputs, has, kind)
+  found = labels.label_metrics(predictions)
+  scores = np.nan_to_num(predictions.probability, nan=-1)
+  for i in range(5):
+    same = functools.partial(np.testing.assert_allclose, rtol=1e-12)
+    chosen = scores[:, i].astype(np.float32) >= np.float32(thresholds[i])
+    expected = sklearn.metrics.precision_recall_fscore_support(
+      has[:, i], chosen, average="binary", zero_division=np.nan
+    )
+    same([found.precision[i], found.recall[i], found.f1[i]], expected[:3])
+    assert found.predicted[i] == chosen.sum()
+    if not has[:, i].any():
+      assert np.isnan(found.average_precision[i])
+      continue
+    average = sklearn.metrics.average_precision_score(has[:, i], scores[:, i])
+    same(found.average_precision[i], average)
+    cuts = [found.best_threshold[i], *np.unique(scores[scores[:, i] >= 0, i])]
+    best, *others = [
+      sklearn.metrics.f1_score(has[:, i], scores[:, i] >= cut) for cut in cuts
+    ]
+    same(best, max(others))
+
+
+@pytest.mark.parametrize(
+  ("outputs", "has", "chosen"),
+  [
+    ([18, 20, 25, 30], [0, 0, 1, 1], [1, 1, 1, 1]),  # all 1.0 in float32
+    ([15, 17, 18, 30], [0, 0, 1, 1], [0, 0, 1, 1]),  # 1.0 and its neighbour
+    ([16, 16.3, 17, 17.9], [0, 0, 0, 1], [0, 0, 0, 1]),
+    ([-2, -1, 1, 2], [0, 0, 1, 1], [0, 0, 1, 1]),
+    ([-80, -70, -60, -50], [0, 0, 1, 1], [0, 0, 1, 1]),
+    ([-800, -700, -600, -500], [0, 0, 1, 1], [1, 1, 1, 1]),  # all 0
+  ],
+)
+def test_a_threshold_means_the_same_in_float32(outputs, has, chosen):
+  """Of exports, whose probabilities are float32, and of everything here."""
+  outputs = np.float32(outputs)[:, None]
+  column = np.float32(has)[:, None]
+  [cut] = labels.summarise(label_predictions(outputs, column))["thresholds"]
+  kind = mv.TaskKind(name="labels", thresholds=(cut,))
+  wide = kind.activate(outputs.astype(np.float64))
+  narrow = kind.activate(outputs)
+  compiled = np.asarray(kind.activate(jnp.asarray(outputs), jnp))
+  for shares in (wide, narrow, compiled):
+    assert (shares >= cut)[:, 0].tolist() == chosen
+    assert kind.chosen(shares)[:, 0].tolist() == chosen
+  assert (narrow >= np.float32(cut))[:, 0].tolist() == chosen
 
 
 def test_a_label_that_nothing_is_said_of_has_no_f1():

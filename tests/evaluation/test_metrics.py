@@ -63,6 +63,12 @@ def test_what_is_not_finite_is_not_right():
   sums = metrics.batch_sums(logits, labels, mask)
   assert (sums["count"], sums["top1"], sums["top5"]) == (3, 1, 1)
   assert sums["not_finite"] == 2
+  # Also for a wrong class, which leaves the loss finite by itself.
+  sure = jnp.array([[1.0, -jnp.inf, 0.0]])
+  sums_of_one = metrics.batch_sums(sure, jnp.array([0]), jnp.ones(1))
+  found = metrics.summarise(metrics.add(None, sums_of_one))
+  assert (found["not_finite"], found["top1"]) == (1, 0)
+  assert np.isnan(found["loss"])
   # What fills a batch is no example.
   padded = metrics.batch_sums(logits, labels, mask.at[0].set(0))
   assert padded["not_finite"] == 1

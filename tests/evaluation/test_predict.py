@@ -262,11 +262,61 @@ def test_paths_on_standard_input(models, folder, capsys, monkeypatch):
   ]  # fmt: skip
 
 
+def test_names_that_begin_with_a_dash(models, tmp_path, monkeypatch, capsys):
+  monkeypatch.chdir(tmp_path)
+  names = ["-x.png", "--top=3", "a.png"]
+  for name in names:
+    (tmp_path / name).write_bytes(fake_data.encode(fake_data.picture(1), "PNG"))
+  argv = arguments(models, tasks=["pets"])
+  status, out, _ = run(capsys, "--json", *argv, "--", names[0])
+  assert (status, json.loads(out)["image"]) == (0, names[0])
+  argv += ["a.png", "--top=1", "--json", "a.png", "--", *names, "--", "-"]
+  lines = io.TextIOWrapper(io.BytesIO(b"--top=3\n"))
+  monkeypatch.setattr(sys, "stdin", lines)
+  status, out, _ = run(capsys, *argv)
+  found = [json.loads(line) for line in out.splitlines()]
+  assert [line["image"] for line in found] == [
+    "a.png", "a.png", *names, "--", "--top=3"
+  ]  # fmt: skip
+  assert status == 1  # there is no file "--"
+
+
+@pytest.mark.parametrize("code", ["utf-8-sig", "utf-16-le", "utf-16-be"])
+def test_a_byte_order_mark_is_no_part_of_a_path(code, tmp_path, monkeypatch):
+  """As PowerShell writes files and pipes."""
+  names = [" a.jpg", "é\u20ac.png ", "\u0d0a.png"]  # with 0x0A in UTF-16
+  text = "\r\n".join([*names, "", ""])
+  mark = "" if code == "utf-8-sig" else "\ufeff"
+  stdin = io.TextIOWrapper(io.BytesIO((mark + text).encode(code)))
+  monkeypatch.setattr(sys, "stdin", stdin)
+  assert [e.path for e in image_files.find_images(["-"])] == names
+
+
+def test_spaces_are_parts_of_a_path(monkeypatch):
+  lines = b" a.jpg\nb .png \r\n\n"
+  monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines)))
+  found = [entry.path for entry in image_files.find_images(["-"])]
+  assert found == [" a.jpg", "b .png "]
+
+
 def read_files(entries, evaluation, size, memory=2048, *, ahead=0):
   reader = ImageReader(
     memory, size, evaluation.image_size, ahead=ahead, option="--memory_mib"
   )
   return reader.read_files(entries, evaluation)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_of_many_images_a_faster_dtype_is_recommended_once(
+  models, folder, monkeypatch, size, capsys
+):
+  """Also if a batch begins just behind the last of few."""
+  said = []
+  monkeypatch.setattr(predict, "_MANY", 2)
+  monkeypatch.setattr(predict.console, "recommend_dtype", said.append)
+  argv = arguments(models, folder, folder, tasks=["pets"])
+  assert run(capsys, *argv, f"--batch_size={size}")[0] == 0
+  assert len(said) == 1
 
 
 @pytest.mark.fault("full-queue")

@@ -166,6 +166,10 @@ def test_a_difference_is_that_of_the_logits(kind):
     found = check.difference(wrong, logits, kind)
     assert found > check.TOLERANCE["float32"]
   assert check.difference(logits, logits, kind) > 1e-2
+  # Of a head that was not trained, one rounding is no difference.
+  small = np.full((1, 2), 1e-6, np.float32)
+  rounded = np.nextafter(kind.activate(small), np.float32(np.inf))
+  assert check.difference(rounded, small, kind) < check.TOLERANCE["float32"]
   assert check.difference(right * np.nan, logits, kind) == float("inf")
 
 

@@ -224,6 +224,7 @@ def test_a_directory_of_others_is_left_as_it_is(model, tmp_path, capsys):
     (["--data=other=digits", "x.png"], "there is no task 'other'"),
     (["--data=backbone=digits", "x.png"], "there is no task 'backbone'"),
     (["--max_images=1001", "x.png"], "expected int"),
+    (["--", "-x.png", "--nope"], "no image could be read"),
   ],
 )
 def test_command_lines_that_cannot_be_used(

@@ -216,10 +216,12 @@ def test_confusions_and_classes_are_counted(written):
   matrix = sklearn.metrics.confusion_matrix(
     labels[some], best[some], labels=range(7)
   )
-  found = np.zeros((7, 7), int)
+  found, places = np.zeros((7, 7), int), []
   for row in rows_of(path / "confusion_matrix.csv"):
     place = int(row["label_index"]), int(row["predicted_index"])
+    places.append(place)
     found[place] = row["examples"]
+  assert places == sorted(places)
   np.testing.assert_array_equal(found, matrix)
   classes = rows_of(path / "per_class.csv")
   assert [int(row["predicted"]) for row in classes] == [*matrix.sum(0)]
@@ -228,6 +230,12 @@ def test_confusions_and_classes_are_counted(written):
     *np.bincount(labels[counted], minlength=7)
   ]
   assert classes[6]["recall"] == ""
+  # It is predicted, so its F1 is 0, and comes last though the lowest is first.
+  assert classes[6]["f1"] == "0"
+  page_text = (path / "report.html").read_text(encoding="utf-8")
+  body = page_text[page_text.index('aria-label="classes"') :]
+  shown = re.findall(r'<tr><td class="name">([^<]*)</td>', body)
+  assert (len(shown), shown[-1]) == (7, NAMES[6])
 
 
 class Page(html.parser.HTMLParser):

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import html
 import json
 import re
 
@@ -16,7 +17,7 @@ import memory_vit as mv
 from memory_vit import reports
 from memory_vit.errors import TaskError
 from memory_vit.evaluation.split_predictions import of_outputs
-from memory_vit.reports import directory, page
+from memory_vit.reports import directory, page, tables
 from memory_vit.reports.metrics_file import to_values
 from memory_vit.reports.task_evaluation import LabelEvaluation, ValueEvaluation
 
@@ -195,6 +196,35 @@ def test_pages_of_labels_and_values(written):
     one, {"scatter": b""}, one.read_mistakes()
   )
   assert "labels: 1 examples could not be read; outputs for 1 examples" in text
+
+
+@pytest.mark.parametrize("names", [("a", "b", "a"), ("a", "\n", "\\n")])
+@pytest.mark.parametrize("kind", [LABELS, VALUES])
+def test_labels_of_one_name_keep_their_columns(tmp_path, kind, names):
+  evaluation = evaluation_of(kind, class_names=names)
+  tables.write_tables(tmp_path, evaluation)
+  [row, *_] = rows_of(tmp_path / "predictions.csv")
+  kept = [key for key in row if ":" in key]
+  sets = ["probability"] if kind.is_labels else ["value", "predicted"]
+  assert kept == [f"{what}: {i}" for what in sets for i in range(3)]
+
+
+def test_the_lowest_average_precision_comes_first(written):
+  path, _ = written
+  text = (path / "labels" / "report.html").read_text(encoding="utf-8")
+  body = text[text.index('aria-label="labels"') :]
+  shown = re.findall(r'<tr><td class="name">([^<]*)</td>', body)
+  assert shown == [html.escape(EVIL), "=b", "c\\nd"]
+
+
+def test_means_over_several_units_have_none(written):
+  path, _ = written
+  text = (path / "values" / "report.html").read_text(encoding="utf-8")
+  assert re.search(r"MAE</dt><dd>[\d.]+</dd>", text)
+  kind = dataclasses.replace(VALUES, units=("mm",) * 3)
+  one = evaluation_of(kind, outputs=np.nan_to_num(OUTPUTS))
+  text = page.report_page(one, {"scatter": b""}, one.read_mistakes())
+  assert re.search(r"MAE</dt><dd>[\d.]+.mm</dd>", text)
 
 
 def test_an_evaluation_is_of_the_kind_of_its_task():

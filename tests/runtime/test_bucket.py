@@ -210,6 +210,29 @@ def test_a_lease_is_renewed_while_it_is_held(workdir, listed, monkeypatch):
   assert len(seen) > 3
 
 
+def test_nobody_renews_a_lease_that_is_free(monkeypatch):
+  """The next run would wait for one that nobody holds."""
+  seen = []
+
+  def running():
+    return "lease" in [thread.name for thread in threading.enumerate()]
+
+  class Lease:
+    def __init__(self, path):
+      self.renew = int
+
+    def take(self, refuse):
+      pass
+
+    def free(self):
+      seen.append(running())
+
+  monkeypatch.setattr(lease, "_Lease", Lease)
+  with lease.held("gs://bucket/run", pytest.fail):
+    assert running()
+  assert seen == [False]
+
+
 @pytest.mark.processes
 def test_a_renewal_whose_answer_was_lost_is_repeated(workdir):
   found = lease._Lease(workdir / ".lock")

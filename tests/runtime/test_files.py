@@ -317,6 +317,22 @@ def test_room_is_asked_for_where_it_is_missing(tmp_path, error, room):
   assert ("Make room" in str(raised.value)) == room
 
 
+def test_a_file_of_the_same_size_is_sent_again(tmp_path, monkeypatch):
+  sent = []
+  monkeypatch.setattr(files.bucket, "is_in", lambda path: True)
+  monkeypatch.setattr(
+    files.bucket, "upload", lambda file, to: sent.append(file.read_text())
+  )
+  outbox = files.Outbox(tmp_path)
+  for time, text in enumerate(["one", "two"]):
+    (outbox.local / "events").write_text(text)
+    os.utime(outbox.local / "events", (time, time))
+    outbox.send()
+    outbox.send()
+  outbox.close()
+  assert sent == ["one", "two"]
+
+
 def test_the_digest_of_a_file(tmp_path):
   (tmp_path / "a").write_bytes(b"abc")
   assert checksums.file_digest(tmp_path / "a") == (

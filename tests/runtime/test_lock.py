@@ -2,6 +2,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 
 import pytest
 
@@ -24,10 +25,13 @@ def test_a_second_run_is_refused(tmp_path):
 
 
 @pytest.mark.fault("two-runs")
-def test_what_a_dead_process_wrote_is_no_obstacle(tmp_path):
-  (tmp_path / ".lock").write_text("process 1 on elsewhere\n")
-  with only_run(tmp_path):
-    assert (tmp_path / ".lock").read_text().startswith(f"process {os.getpid()}")
+@pytest.mark.parametrize("host", ["x", "elsewhere." * 25])
+def test_what_a_dead_process_wrote_is_no_obstacle(tmp_path, host):
+  (tmp_path / ".lock").write_text(f"process 1 on {host}\n")
+  for _ in range(2):  # nothing is left of a longer line
+    with only_run(tmp_path):
+      text = (tmp_path / ".lock").read_text()
+      assert re.fullmatch(rf"process {os.getpid()} on .+\n", text)
 
 
 def test_a_lock_is_free_after_an_error(tmp_path):

@@ -1,7 +1,9 @@
 """A task in one .safetensors file: the same task, and nothing else."""
 
+import errno
 import json
 import os
+import pathlib
 
 import numpy as np
 import PIL.Image
@@ -12,10 +14,10 @@ from conftest import random_task, tiny_backbone
 
 import memory_vit as mv
 from memory_vit.commands import predict
-from memory_vit.errors import MemoryVitError, TaskError
+from memory_vit.errors import MemoryVitError, TaskError, TrainingError
 from memory_vit.model import trees
 from memory_vit.model.regimes import REGIMES
-from memory_vit.tasks import find, store
+from memory_vit.tasks import array_files, find, manifest, store
 
 FORMAT = "safetensors"
 
@@ -68,6 +70,33 @@ def test_both_formats_hold_the_same_task(backbone, task, file, tmp_path):
   mv.save_task(task, tmp_path / "pets")
   from_directory = mv.load_task(tmp_path / "pets", backbone)
   assert_same(mv.load_task(file, backbone), from_directory)
+
+
+def test_a_text_of_many_escapes_is_read_again(backbone, tmp_path):
+  """In the header each quote of a name is escaped twice."""
+  names = tuple('"' * 2_900 + str(i) for i in range(1_000))
+  task = random_task(backbone, "a", classes=1_000, class_names=names)
+  path = tmp_path / "a.safetensors"
+  mv.save_task(task, path, format=FORMAT)
+  length = int.from_bytes(path.read_bytes()[:8], "little")
+  assert length > manifest.MAX_FILE_BYTES + array_files.MAX_HEADER_BYTES
+  assert_same(mv.load_task(path, backbone), task)
+
+
+def test_a_task_that_is_cut_off_leaves_the_older_one(
+  backbone, file, monkeypatch
+):
+  before, write = file.read_bytes(), pathlib.Path.write_bytes
+
+  def cut(path, content):
+    write(path, content[:100])
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+  monkeypatch.setattr(pathlib.Path, "write_bytes", cut)
+  with pytest.raises(TrainingError, match="cannot be written"):
+    mv.save_task(random_task(backbone, "other"), file, format=FORMAT)
+  assert file.read_bytes() == before
+  assert [path.name for path in file.parent.iterdir()] == [file.name]
 
 
 def test_others_can_read_the_arrays(task, file):

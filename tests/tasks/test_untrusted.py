@@ -384,6 +384,8 @@ def values_kind(**changed):
     (lambda m: m.update(provenance=[]), "provenance is"),
     (lambda m: m.update(provenance={"a": "x" * 10_001}), "10000 characters"),
     (lambda m: m.update(provenance={"a": "\ud800"}), "no Unicode"),
+    (lambda m: m.update(provenance={"x" * 10_001: 1}), "10000 characters"),
+    (lambda m: m.update(provenance={"\ud800": 1}), "no Unicode"),
     (lambda m: m["spec"].update(cells=float("nan")), "cells is nan, expected"),
     (lambda m: m["arrays"].update({"x" * 201: {}}), "at most 200 characters"),
     (lambda m: m["arrays"].update(
