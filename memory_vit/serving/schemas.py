@@ -293,7 +293,7 @@ PREDICT_BODY = {
     {
       "name": "x-min-version",
       "in": "header",
-      "schema": {"type": "integer", "minimum": 0},
+      "schema": {"type": "integer", "minimum": 0, "maximum": 10**15 - 1},
       "description": "Wait until the set of tasks has this version.",
     }
   ],

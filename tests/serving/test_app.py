@@ -9,7 +9,6 @@ import logging
 import re
 import struct
 import threading
-import time
 import weakref
 import zlib
 
@@ -278,25 +277,26 @@ async def idle(http):
 
 @pytest.mark.fault("leaving-client")
 def test_what_nobody_waits_for_is_not_decoded_to_its_end(ready, monkeypatch):
-  decoded = []
+  decoded, go = [], threading.Event()
 
   def slow(self, images, first, **_):
-    time.sleep(0.1)
-    decoded.extend(range(first, first + len(images)))
+    decoded.append(first)
+    assert go.wait(20)
     return [DataError("none")] * len(images)
 
   monkeypatch.setattr(lanes, "_HEAVY", 1)
   monkeypatch.setattr(type(ready), "prepare_each", slow)
 
   async def check():
-    async with serving(ready, timeout=0.05) as http:
+    async with serving(ready, timeout=0.5) as http:
       files = image_files(*[png()] * 32)
       assert (await http.post("/v1/predict", files=files)).status_code == 504
       await idle(http)
-      await asyncio.sleep(0.3)
+      go.set()
+      await asyncio.sleep(0.1)
 
   asyncio.run(check())
-  assert decoded == list(range(max(1, THREADS - 1)))
+  assert len(decoded) <= max(1, THREADS - 1)  # those that were begun
 
 
 @pytest.mark.fault("many-pixels")
