@@ -91,7 +91,12 @@ class ImageReader:
     )
 
   def each(
-    self, images: Images, evaluation: EvalPreprocessing, first: int = 0
+    self,
+    images: Images,
+    evaluation: EvalPreprocessing,
+    first: int = 0,
+    *,
+    large: bool | None = None,
   ) -> list[Prepared]:
     """Prepare images; in place of a bad one there is its error.
 
@@ -100,6 +105,8 @@ class ImageReader:
         or images that are prepared already.
       evaluation: how images are prepared; side is its `image_size`.
       first: number of the first image, for messages.
+      large: whether they use the threads for large images; by default, each by
+        its own size.
 
     Returns:
       For each image float32 (side, side, 3), or a `DataError` that names it.
@@ -108,7 +115,8 @@ class ImageReader:
       DataError: for what is no collection of images.
     """
     begun = [
-      (image, self._begin(image, evaluation)) for image in image_list(images)
+      (image, self._begin(image, evaluation, large))
+      for image in image_list(images)
     ]
     numbered = are_several(images)
     found: list[Prepared] = []
@@ -192,9 +200,13 @@ class ImageReader:
         _cancel(begun)
 
   def _begin(
-    self, image: ImageLike | DataError, evaluation: EvalPreprocessing
+    self,
+    image: ImageLike | DataError,
+    evaluation: EvalPreprocessing,
+    large: bool | None = None,
   ) -> Future[Prepared]:
-    threads = self._for_large if _is_large(image) else self._threads
+    large = _is_large(image) if large is None else large
+    threads = self._for_large if large else self._threads
     return threads.submit(self._read, image, evaluation)
 
   def _read(self, image: Any, evaluation: EvalPreprocessing) -> Prepared:

@@ -46,11 +46,15 @@ def best_guesses(
 
 
 def label_guesses(
-  kind: TaskKind, names: Sequence[str], probabilities: Probabilities
+  kind: TaskKind,
+  names: Sequence[str],
+  probabilities: Probabilities,
+  most: int | None = None,
 ) -> list[list[Guess]]:
   """The labels of each image at or above their thresholds, the best first."""
   chosen = kind.chosen(probabilities)
   count = max(1, int(chosen.sum(axis=-1).max(initial=0)))
+  count = min(count, most or count)
   # Those that are not chosen come last.
   found = best_guesses(names, np.where(chosen, probabilities, -1), count)
   return [[g for g in row if g.probability >= 0] for row in found]
@@ -73,18 +77,37 @@ def answers(
   names: Sequence[str],
   activated: Float[np.ndarray, "k c"],
   top: int,
+  most_labels: int | None = None,
 ) -> list[Any]:
   """The answer to each image, of what `TaskKind.activate` made.
 
-  `names` may be empty, and `top` is the number of classes.
+  `names` may be empty, and `top` is the number of classes. By default all
+  labels at or above their thresholds are returned.
   """
   if kind.is_values:
     return [{"values": _values(kind, names, row)} for row in activated]
   if kind.is_labels:
-    found = label_guesses(kind, names, activated)
+    found = label_guesses(kind, names, activated, most_labels)
     return [{"labels": _guesses(row, "label")} for row in found]
   found = best_guesses(names, activated, top)
   return [_guesses(row, "class") for row in found]
+
+
+def number_of_answers(
+  kind: TaskKind,
+  activated: Float[np.ndarray, "k c"],
+  top: int,
+  most_labels: int | None = None,
+) -> int:
+  """The number of classes, labels or values that `answers` would return.
+
+  An image without labels counts as one.
+  """
+  images, outputs = activated.shape
+  if kind.is_labels:
+    chosen = kind.chosen(activated).sum(axis=-1)
+    return int(chosen.clip(1, most_labels or outputs).sum())
+  return images * (outputs if kind.is_values else min(top, outputs))
 
 
 def rows(answer: Any) -> list[tuple[str, str]]:

@@ -178,7 +178,12 @@ class Predictor:
     return stacked(found, self.backbone.config.image_size)
 
   def prepare_each(
-    self, images: Images, first: int = 0, *, task_set: TaskSet | None = None
+    self,
+    images: Images,
+    first: int = 0,
+    *,
+    task_set: TaskSet | None = None,
+    large: bool | None = None,
   ) -> list[np.ndarray | DataError]:
     """Prepare images; an error takes the place of one that cannot be read.
 
@@ -186,12 +191,14 @@ class Predictor:
       images: as of `prepare`.
       first: number of the first image, for messages.
       task_set: as of `prepare`.
+      large: whether they use the threads for large images, for which others do
+        not wait; by default, each by its own size.
 
     Returns:
       For each image float32 (side, side, 3), or a `DataError` that names it.
     """
     answering, _ = self._answering(task_set, ())
-    return self._images.each(images, answering.evaluation, first)
+    return self._images.each(images, answering.evaluation, first, large=large)
 
   def predict(
     self,

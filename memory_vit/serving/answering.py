@@ -5,34 +5,36 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
-import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, TypeVar
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
 from memory_vit.errors import DataError, TaskError
 from memory_vit.images import decoding
-from memory_vit.images.reader import THREADS
 from memory_vit.model.task import BACKBONE
+from memory_vit.prediction.answers import answers, number_of_answers
 from memory_vit.runtime.messages import brief, one_line
 from memory_vit.serving.batcher import Batcher
+from memory_vit.serving.lanes import Lanes, is_heavy
 from memory_vit.serving.metrics import Metrics
 from memory_vit.serving.predict_requests import PredictRequest
 from memory_vit.serving.request_error import RequestError
-from memory_vit.serving.settings import ServerSettings
+from memory_vit.serving.schemas import json_bytes
+from memory_vit.serving.settings import MOST_OUTPUTS, ServerSettings
 
 if TYPE_CHECKING:
   from memory_vit.prediction import Predictions, Predictor, TaskSet
 
-# Requests that are decoded at the same time, each by threads of the predictor.
-_DECODED_TOGETHER = 4
 # Share of a batch from which the rest is padded: padding costs a CPU as much as
 # images, and an accelerator next to nothing.
 _LEAST_FILL_ON_CPU = 0.75
-T = TypeVar("T")
+# Weight of the work of lighter requests that goes before a second header.
+_HEADER = 100_000
+# An output is sorted, named and written in the time of about ten pixels.
+_PIXELS_PER_OUTPUT = 10
 
 
 class Answering:
@@ -44,9 +46,7 @@ class Answering:
     self._predictor = predictor
     self._settings = settings
     self._metrics = metrics
-    self._decoders = ThreadPoolExecutor(_DECODED_TOGETHER, "decode")
-    # Requests with large images wait only for each other.
-    self._for_large = ThreadPoolExecutor(_DECODED_TOGETHER, "decode-large")
+    self._lanes = Lanes()
     self._batcher: Batcher[Predictions] = Batcher(
       self._predict,
       sizes=predictor.batch_sizes,
@@ -61,18 +61,14 @@ class Answering:
     """Images that were taken and are not yet answered."""
     return self._batcher.taken
 
-  async def answer(self, request: PredictRequest) -> dict[str, Any]:
-    """Answer all images of a request by one set of tasks."""
+  async def answer(self, request: PredictRequest) -> bytes:
+    """Answer all images of a request by one set of tasks, as JSON."""
     # Before decoding; the set that answers is asked again.
     self._require_known(request, self._predictor.task_set)
-    deadline = time.monotonic() + self._settings.timeout
-    count = len(request.images)
-    # Its place in the queue is free once its threads are done, not before.
-    work = asyncio.create_task(self._work(request, deadline))
-    work.add_done_callback(_retrieve)
     try:
+      # Cancelled work leaves its queues; a thread finishes what it has begun.
       async with asyncio.timeout(self._settings.timeout):
-        answer = await asyncio.shield(work)
+        prepared, answer = await self._work(request)
     except RequestError as refusal:
       self._metrics.images(0, len(refusal.more.get("images", ())))
       raise
@@ -83,82 +79,80 @@ class Answering:
         "overloaded, or the images are very large.",
       ) from None
     # Only of requests that a client waited for to the end.
-    refused = sum("error" in image for image in answer["images"])
-    self._metrics.images(count - refused, refused)
+    refused = sum(isinstance(one, DataError) for one in prepared)
+    self._metrics.images(len(prepared) - refused, refused)
     return answer
 
   def close(self) -> None:
     self._batcher.close()
-    for decoders in (self._decoders, self._for_large):
-      decoders.shutdown(wait=False, cancel_futures=True)
+    self._lanes.close()
 
   async def _work(
-    self, request: PredictRequest, deadline: float
-  ) -> dict[str, Any]:
-    with self._batcher.room(len(request.images)):
+    self, request: PredictRequest
+  ) -> tuple[list[np.ndarray | DataError], bytes]:
+    weight = await self._weight(request)
+    with self._batcher.room(len(request.images), heavy=is_heavy(weight)):
       while True:
         wanted = self._predictor.evaluation
-        prepared = await self._prepared(request, deadline)
+        prepared = await self._prepared(request, weight)
         good = [one for one in prepared if isinstance(one, np.ndarray)]
         if not good:
           raise _no_image(request, prepared)
-        answer, rows = await self._batcher.submit(np.stack(good), deadline)
+        answer, rows = await self._batcher.submit(np.stack(good))
         # The first task of an empty set may prepare images differently.
         if answer.task_set.evaluation == wanted:
           break
-    self._require_known(request, answer.task_set)
-    # Many classes of many tasks must not block the event loop.
-    answers_of_rows = iter(
-      await asyncio.to_thread(self._answers, answer, rows, request)
-    )
-    return {
-      "task_set": task_set_json(answer.task_set),
-      "images": [
-        {"name": image.name, **next(answers_of_rows)}
-        if isinstance(one, np.ndarray)
-        else {"name": image.name, "error": one_line(str(one))}
-        for image, one in zip(request.images, prepared, strict=True)
-      ],
-    }
+      self._require_known(request, answer.task_set)
+      own = _own_part(answer, rows, request)
+      outputs = sum(logits.size for logits in own.logits.values())
+      make = functools.partial(self._json, request, prepared, own)
+      json = await self._lanes.run(_PIXELS_PER_OUTPUT * outputs, make)
+    return prepared, json
 
-  async def _prepared(
-    self, request: PredictRequest, deadline: float
-  ) -> list[np.ndarray | DataError]:
-    """Each image float32 (side, side, 3), or why it cannot be read."""
-
-    encoded = [one.content for one in request.images if not one.error]
-
-    def prepare(together: int) -> list[np.ndarray | DataError]:
-      several: list[np.ndarray | DataError] = []
-      for first in range(0, len(encoded), together):
-        if time.monotonic() > deadline:  # the client has its 504
-          raise TimeoutError
-        part = encoded[first : first + together]
-        several += self._predictor.prepare_each(part, first)
-      found = iter(several)
-      return [
-        DataError(one.error) if one.error else next(found)
-        for one in request.images
-      ]
-
-    pixels = await self._run(
-      max(map(len, encoded), default=0) // 3,
-      lambda: [*map(decoding.pixels_claimed, encoded)],
+  async def _weight(self, request: PredictRequest) -> int:
+    """Time to decode all images, in pixels; 413 if it is too much."""
+    size = sum(len(image.content) for image in request.images) // 3
+    pixels = await asyncio.gather(
+      *(
+        self._lanes.run(
+          size,
+          functools.partial(decoding.pixels_claimed, image.content),
+          # Requests take turns, however many images they have.
+          rank=number * _HEADER,
+        )
+        for number, image in enumerate(request.images)
+      )
     )
     _require_few_pixels(sum(pixels), self._settings.max_megapixels)
-    most = max(pixels, default=0)
-    large = most >= decoding.LARGE_PIXELS
-    # Large ones one by one, so that they end soon after the deadline.
-    return await self._run(
-      most, functools.partial(prepare, 1 if large else THREADS)
-    )
+    return sum(pixels)
 
-  async def _run(self, pixels: int, work: Callable[[], T]) -> T:
-    """Run work on images in the threads for the size of the largest."""
-    large = pixels >= decoding.LARGE_PIXELS
-    return await asyncio.get_running_loop().run_in_executor(
-      self._for_large if large else self._decoders, work
+  async def _prepared(
+    self, request: PredictRequest, weight: int
+  ) -> list[np.ndarray | DataError]:
+    """Each image float32 (side, side, 3), or why it cannot be read."""
+    encoded = [one.content for one in request.images if not one.error]
+    heavy = is_heavy(weight)
+    # Heavy ones one by one, so that lighter requests can go between them.
+    step = 1 if heavy else max(1, len(encoded))
+    parts = await asyncio.gather(
+      *(
+        self._lanes.run(
+          weight,
+          functools.partial(
+            self._predictor.prepare_each,
+            encoded[first : first + step],
+            first,
+            large=heavy,
+          ),
+        )
+        for first in range(0, len(encoded), step)
+      )
     )
+    found = itertools.chain.from_iterable(parts)
+    return [
+      DataError(one.error) if one.error else next(found)
+      for one in request.images
+    ]
 
   def _predict(self, pixels: np.ndarray) -> Predictions:
     has_head = bool(self._predictor.backbone.config.num_classes)
@@ -174,20 +168,46 @@ class Answering:
         422, "original: the backbone of this server has no head."
       )
 
+  def _json(
+    self,
+    request: PredictRequest,
+    prepared: Sequence[np.ndarray | DataError],
+    answer: Predictions,
+  ) -> bytes:
+    rows = sum(isinstance(one, np.ndarray) for one in prepared)
+    answers_of_rows = iter(self._answers(answer, rows, request))
+    return json_bytes(
+      {
+        "task_set": task_set_json(answer.task_set),
+        "images": [
+          {"name": image.name, **next(answers_of_rows)}
+          if isinstance(one, np.ndarray)
+          else {"name": image.name, "error": one_line(str(one))}
+          for image, one in zip(request.images, prepared, strict=True)
+        ],
+      }
+    )
+
   def _answers(
-    self, answer: Predictions, rows: slice, request: PredictRequest
+    self, answer: Predictions, rows: int, request: PredictRequest
   ) -> list[dict[str, Any]]:
     """For each row: the answer of each task."""
-    names = request.tasks or tuple(answer.logits)
-    # Sort only the outputs of this request.
-    own_rows = dataclasses.replace(
-      answer,
-      logits={name: answer.logits[name][rows] for name in names},
-      original=None if answer.original is None else answer.original[rows],
-      features=None,
-    )
+    names = (*answer.logits, *([BACKBONE] if request.original else []))
+    activated, problems = _activated(answer, names)
     top = request.top or self._settings.top
-    found, problems = _all_answers(own_rows, names, top, request.original)
+    _require_few_outputs(
+      rows * len(problems)
+      + sum(
+        number_of_answers(answer.kind(name), outputs, top, request.top)
+        for name, outputs in activated.items()
+      )
+    )
+    found = {
+      name: answers(
+        answer.kind(name), answer.class_names(name), outputs, top, request.top
+      )
+      for name, outputs in activated.items()
+    }
     original = found.pop(BACKBONE, None)
     return [
       {
@@ -195,21 +215,45 @@ class Answering:
         **({"original": original[i]} if original else {}),
         **({"task_errors": problems} if problems else {}),
       }
-      for i in range(rows.stop - rows.start)
+      for i in range(rows)
     ]
 
 
-def _all_answers(
-  answer: Predictions, names: Sequence[str], top: int, original: bool
-) -> tuple[dict[str, list[Any]], dict[str, str]]:
-  """The answers of each task, or why it has none."""
+def _own_part(
+  answer: Predictions, rows: slice, request: PredictRequest
+) -> Predictions:
+  """The outputs of a request, out of those of its batch."""
+  return dataclasses.replace(
+    answer,
+    logits={
+      name: answer.logits[name][rows] for name in request.tasks or answer.logits
+    },
+    original=None if answer.original is None else answer.original[rows],
+    features=None,
+  )
+
+
+def _activated(
+  answer: Predictions, names: Sequence[str]
+) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+  """Probabilities or values of each task, or why it has none."""
   found, problems = {}, {}
-  for name in (*names, BACKBONE) if original else names:
+  for name in names:
     try:  # outputs that are not finite must not spoil those of other tasks
-      found[name] = answer.answers(name, top)
+      found[name] = answer.activated(name)
     except TaskError as error:
       problems[name] = one_line(str(error))
   return found, problems
+
+
+def _require_few_outputs(count: int) -> None:
+  if count > MOST_OUTPUTS:
+    raise RequestError(
+      413,
+      f"the answer would have {count:,} classes, labels and values, expected "
+      f"at most {MOST_OUTPUTS:,} (images x outputs): send fewer images, name "
+      "fewer tasks, or give a smaller top.",
+    )
 
 
 def _require_few_pixels(pixels: int, most: float) -> None:
@@ -251,9 +295,3 @@ def _no_image(
       for image, reason in zip(request.images, reasons, strict=True)
     ],
   )
-
-
-def _retrieve(work: asyncio.Task[Any]) -> None:
-  """Retrieve an error that no request waits for, so that asyncio is silent."""
-  if not work.cancelled():
-    work.exception()

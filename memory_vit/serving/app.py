@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import FastAPI, Request
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -38,6 +40,7 @@ from memory_vit.version import __version__
 if TYPE_CHECKING:
   from memory_vit.prediction import Predictor
 
+T = TypeVar("T")
 _DESCRIPTION = (
   "Many tasks (classes, labels or values of images) in one pass of one frozen "
   "Vision Transformer. Tasks can be added and removed while it runs; every "
@@ -78,7 +81,7 @@ def create_app(
     version=__version__,
     description=_DESCRIPTION,
     lifespan=lifespan,
-    docs_url=None,  # these pages would load scripts from other sites
+    docs_url=None,  # FastAPI's pages would load scripts from other sites
     redoc_url=None,
     redirect_slashes=False,  # redirects would trust the header Host
   )
@@ -88,6 +91,7 @@ def create_app(
   _add_prediction(app, service)
   add_task_routes(app, service)
   add_page(app)
+  _add_heads(app)
   app.add_middleware(TrustedHosts, allowed_hosts=settings.allowed_hosts)
   app.add_middleware(BodyLimits, settings=settings)
   app.add_middleware(RequestLog, metrics=service.metrics)  # outermost
@@ -119,6 +123,18 @@ def _add_refusals(app: FastAPI) -> None:
   async def failed(_: Request, error: Exception) -> Response:
     # Its traceback is for the log, not for the client.
     return RequestError(500, "the server failed; its log says how.").response()
+
+
+def _add_heads(app: FastAPI) -> None:
+  """Answer HEAD like GET, without the body: load balancers probe by it."""
+  for route in list(app.routes):
+    if isinstance(route, APIRoute) and "GET" in (route.methods or ()):
+      app.add_api_route(
+        route.path,
+        route.endpoint,
+        methods=["HEAD"],
+        include_in_schema=False,
+      )
 
 
 def _add_health(app: FastAPI, service: Service) -> None:
@@ -162,7 +178,7 @@ def _add_prediction(app: FastAPI, service: Service) -> None:
     """Apply all tasks, or the named tasks, to images."""
     answering = service.answering
     asked = await _asked(service, request, service.settings.max_images)
-    return JSONResponse(await answering.answer(asked))
+    return await _answer(request, answering.answer(asked))
 
   @app.post(
     "/v1/attention",
@@ -175,7 +191,14 @@ def _add_prediction(app: FastAPI, service: Service) -> None:
     """Show what the tokens of tasks attend to in one image, in each layer."""
     found = service.attention
     asked = await _asked(service, request, 1)
-    return JSONResponse(await found.answer(asked))
+    return await _answer(request, found.answer(asked))
+
+
+async def _answer(
+  request: Request, work: Coroutine[Any, Any, bytes]
+) -> Response:
+  json = await _unless_left(request, work)
+  return Response(json, media_type="application/json")
 
 
 async def _asked(
@@ -184,5 +207,24 @@ async def _asked(
   """Read a request, and wait for the set of tasks that it wants."""
   asked = await read_predict_request(request, max_images)
   seconds = service.settings.timeout
-  await service.follower.at_least(min_version(request), seconds)
+  wait = service.follower.at_least(min_version(request), seconds)
+  await _unless_left(request, wait)
   return asked
+
+
+async def _unless_left(request: Request, work: Coroutine[Any, Any, T]) -> T:
+  """Await work; status 499 as soon as the client leaves, without the work."""
+
+  async def leave() -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+      pass
+
+  working, leaving = asyncio.create_task(work), asyncio.create_task(leave())
+  try:
+    await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+    if not working.done():
+      raise client_left()
+    return await working
+  finally:
+    working.cancel()
+    leaving.cancel()

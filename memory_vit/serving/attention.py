@@ -19,6 +19,7 @@ from memory_vit.prediction.compilations import CompilationCounter
 from memory_vit.serving.answering import task_set_json, unknown_tasks
 from memory_vit.serving.predict_requests import PredictRequest
 from memory_vit.serving.request_error import RequestError, busy
+from memory_vit.serving.schemas import MOST_WEIGHTS, json_bytes
 from memory_vit.tasks.program import encode
 
 if TYPE_CHECKING:
@@ -54,11 +55,12 @@ class AttentionService:
     if slots := task_set.program.slots:  # tasks of other programs have none
       self._weights(grey, slots)
 
-  async def answer(self, request: PredictRequest) -> dict[str, Any]:
-    """Answer what tasks attend to in the one image of a request.
+  async def answer(self, request: PredictRequest) -> bytes:
+    """Answer what tasks attend to in the one image of a request, as JSON.
 
     404 for unknown tasks; 422 for another number of images, unreadable ones,
-    and options of predictions; 503 if too many wait; 504 after the timeout.
+    and options of predictions; 413 for too many tasks; 503 if too many wait;
+    504 after the timeout.
     """
     if len(request.images) != 1:
       raise RequestError(422, "images: expected one.")
@@ -70,26 +72,20 @@ class AttentionService:
       raise busy(f"{self._waiting} images wait for their attention maps.", 2)
     self._waiting += 1
     loop = asyncio.get_running_loop()
-    work = loop.run_in_executor(self._thread, self._compute, request)
-    # A request that times out holds its place until the thread is done.
-    work.add_done_callback(self._leave)
     try:
       async with asyncio.timeout(self._timeout):
-        return await asyncio.shield(work)
+        return await loop.run_in_executor(self._thread, self._compute, request)
     except TimeoutError:
       raise RequestError(
         504, f"no answer within {self._timeout:g} seconds."
       ) from None
+    finally:
+      self._waiting -= 1
 
   def close(self) -> None:
     self._thread.shutdown(wait=False, cancel_futures=True)
 
-  def _leave(self, work: asyncio.Future[Any]) -> None:
-    self._waiting -= 1
-    if not work.cancelled():
-      work.exception()  # retrieved, or asyncio logs it after a timeout
-
-  def _compute(self, request: PredictRequest) -> dict[str, Any]:
+  def _compute(self, request: PredictRequest) -> bytes:
     task_set = self._predictor.task_set
     names = request.tasks or task_set.names
     unknown = [name for name in names if name not in task_set.names]
@@ -107,6 +103,7 @@ class AttentionService:
         f"task {spec.name!r} was learned by {spec.regime!r}, and has no token "
         "of its own whose attention could be shown.",
       )
+    self._require_few(len(names))
     [uploaded] = request.images
     [pixels] = self._predictor.prepare_each([uploaded.content])
     if uploaded.error or isinstance(pixels, DataError):
@@ -114,16 +111,33 @@ class AttentionService:
     side = math.isqrt(self._predictor.backbone.config.num_patches)
     with self._counter.counting():
       image = self._weights(pixels, slots)
-    return {
-      "task_set": task_set_json(task_set),
-      "view": _png_url(pixels),
-      "rows": side,
-      "columns": side,
-      "tasks": {
-        name: _shares(image[task_set.slots[name]], side * side)
-        for name in names
-      },
-    }
+    about = json_bytes(
+      {
+        "task_set": task_set_json(task_set),
+        "view": _png_url(pixels),
+        "rows": side,
+        "columns": side,
+      }
+    )
+    # Task by task: no other thread runs while JSON is written.
+    tasks = b",".join(
+      json_bytes(name)
+      + b":"
+      + json_bytes(_shares(image[task_set.slots[name]], side * side))
+      for name in names
+    )
+    return about[:-1] + b',"tasks":{' + tasks + b"}}"
+
+  def _require_few(self, tasks: int) -> None:
+    config = self._predictor.backbone.config
+    weights = config.depth * (config.num_patches + 2)
+    if tasks * weights > MOST_WEIGHTS:
+      raise RequestError(
+        413,
+        f"the attention of {tasks} tasks has {tasks * weights:,} weights, "
+        f"expected at most {MOST_WEIGHTS:,}: name at most "
+        f"{MOST_WEIGHTS // weights} tasks.",
+      )
 
   def _weights(self, pixels: np.ndarray, slots: Slots) -> np.ndarray:
     """Attention of all slots, which may be empty, to the image: (t, l, s)."""

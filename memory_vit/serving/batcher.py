@@ -31,7 +31,6 @@ class _Waiting(Generic[T]):
   pixels: np.ndarray
   answer: asyncio.Future[tuple[T, slice]]
   since: float
-  deadline: float
 
 
 class Batcher(Generic[T]):
@@ -49,6 +48,7 @@ class Batcher(Generic[T]):
   ) -> None:
     """Start to work; `on_batch` gets images, rows with padding, and seconds."""
     self.taken = 0  # images without an answer yet
+    self._heavy = 0  # those of heavy requests
     self._predict = predict
     self._sizes = tuple(sizes)
     self._least_fill = least_fill
@@ -62,9 +62,15 @@ class Batcher(Generic[T]):
     self._worker = asyncio.create_task(self._work())
 
   @contextlib.contextmanager
-  def room(self, count: int) -> Iterator[None]:
-    """Take images into the queue until the body ends, or raise status 503."""
-    if self.taken + count > self._max_queue:
+  def room(self, count: int, *, heavy: bool = False) -> Iterator[None]:
+    """Take images into the queue until the body ends, or raise status 503.
+
+    Heavy requests together take at most half of the queue, or one of them all.
+    """
+    is_full = self.taken + count > self._max_queue
+    if heavy and self._heavy:
+      is_full |= self._heavy + count > self._max_queue // 2
+    if is_full:
       seconds = self.taken * self._seconds_per_image
       raise busy(
         f"{self.taken} images are waiting, and there is room for "
@@ -72,18 +78,18 @@ class Batcher(Generic[T]):
         min(_MOST_RETRY_SECONDS, seconds),
       )
     self.taken += count
+    self._heavy += count * heavy
     try:
       yield
     finally:
       self.taken -= count
+      self._heavy -= count * heavy
       self._changed.set()
 
-  async def submit(
-    self, pixels: np.ndarray, deadline: float
-  ) -> tuple[T, slice]:
+  async def submit(self, pixels: np.ndarray) -> tuple[T, slice]:
     """Answer images that have `room`: the batch's answer, and their rows."""
     loop = asyncio.get_running_loop()
-    one = _Waiting[T](pixels, loop.create_future(), time.monotonic(), deadline)
+    one = _Waiting[T](pixels, loop.create_future(), time.monotonic())
     self._waiting.append(one)
     self._changed.set()
     return await one.answer
@@ -117,15 +123,11 @@ class Batcher(Generic[T]):
 
   def _take(self) -> list[_Waiting[T]]:
     """The requests of the next batch, the oldest first."""
-    now = time.monotonic()
-    alive: collections.deque[_Waiting[T]] = collections.deque()
-    for one in self._waiting:
-      if one.answer.done():  # cancelled
-        continue
-      if one.deadline > now:
-        alive.append(one)
-      else:
-        one.answer.set_exception(TimeoutError())
+    alive = collections.deque(
+      one
+      for one in self._waiting
+      if not one.answer.done()  # else cancelled
+    )
     self._waiting = alive
     if not alive:
       return []

@@ -1,4 +1,4 @@
-"""The page at `/`: three files, which load nothing from elsewhere."""
+"""The pages at `/` and `/docs`: files, which load nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from starlette.responses import Response
 
 _TYPES = {
   "index.html": "text/html; charset=utf-8",
+  "docs.html": "text/html; charset=utf-8",
   "page.css": "text/css; charset=utf-8",
   "page.js": "text/javascript; charset=utf-8",
 }
+_PATHS = {"index.html": "/", "docs.html": "/docs"}
 # Nothing is loaded from elsewhere, and no other site may frame the page.
 # Dropped images are blobs; prepared images that the server sends are data.
 _HEADERS = {
@@ -29,7 +31,7 @@ _HEADERS = {
 
 def add_page(app: FastAPI) -> None:
   for name in _TYPES:
-    path = "/" if name == "index.html" else f"/{name}"
+    path = _PATHS.get(name, f"/{name}")
     answer = functools.partial(page_response, name)
     app.add_api_route(path, answer, include_in_schema=False)
 

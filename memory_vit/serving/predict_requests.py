@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import codecs
 import dataclasses
+import re
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -42,6 +44,8 @@ _MULTIPART, _JSON = "multipart/form-data", "application/json"
 _LARGE = ThreadPoolExecutor(1, "json")
 MIN_VERSION, _MOST_DIGITS = "x-min-version", 15
 _FORM_FIELDS = ("images", "tasks", "top", "original")
+_DATA_URL = re.compile(r"\s*data:[^,]{,200};base64,")
+_LINE_BREAKS = str.maketrans("", "", "\r\n\t ")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -97,7 +101,15 @@ def min_version(request: Request) -> int:
 
 
 def media_type(request: Request) -> str:
-  """The media type of a body, without its parameters."""
+  """The media type of a body, without its parameters; 415 if it is encoded."""
+  encoding = ", ".join(request.headers.getlist("content-encoding"))
+  if encoding.strip().lower() not in ("", "identity"):
+    raise RequestError(
+      415,
+      f"the Content-Encoding of the body is {brief(encoding)}: send it as it "
+      "is, not compressed.",
+      headers={"Accept-Encoding": "identity"},
+    )
   content_type = request.headers.get("content-type", "")
   if len(content_type) > _MOST_TYPE:
     raise RequestError(
@@ -123,6 +135,9 @@ def parse_json(
     raise RequestError(
       413, f"the JSON has more than {most_commas} commas, so too many values."
     )
+  if body.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+    raise RequestError(422, "the body is UTF-16: expected JSON in UTF-8.")
+  body = body.removeprefix(codecs.BOM_UTF8)  # of PowerShell
   try:
     return model.model_validate_json(body, strict=True)
   except ValidationError as error:
@@ -158,9 +173,33 @@ def _each_once(names: list[str] | None) -> tuple[str, ...] | None:
 def _decoded(image: ImageData) -> UploadedImage:
   name = shortened(image.name, _MOST_NAME)
   try:
-    return UploadedImage(name, base64.b64decode(image.data, validate=True))
+    return UploadedImage(name, _base64(image.data))
   except (binascii.Error, ValueError):
-    return UploadedImage(name, b"", "its data are no base64")
+    return UploadedImage(
+      name,
+      b"",
+      "its data are no base64: expected A-Z, a-z, 0-9, '+' and '/', and '=' at "
+      "the end up to a multiple of 4",
+    )
+
+
+def _base64(text: str) -> bytes:
+  """Decode base64, which may have line breaks or be a data URL.
+
+  MiB by MiB, since no other thread runs during a call.
+  """
+  url = _DATA_URL.match(text)
+  start = url.end() if url else 0
+  text = "".join(
+    text[i : i + MIB].translate(_LINE_BREAKS)
+    for i in range(start, len(text), MIB)
+  )
+  if "=" in text[:-2]:
+    raise ValueError("padding before the end")
+  return b"".join(
+    base64.b64decode(text[i : i + MIB], validate=True)
+    for i in range(0, len(text), MIB)
+  )
 
 
 class _FormParser(MultiPartParser):

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field
+from pydantic import BaseModel, ConfigDict, FailFast, Field, TypeAdapter
 
-from memory_vit.serving.settings import MOST_IMAGES
+from memory_vit.serving.settings import MOST_IMAGES, MOST_OUTPUTS
 
 # A PNG of one red pixel.
 _RED_PIXEL = (
   "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLv"
   "AAAAAElFTkSuQmCC"
 )
-MOST_TOP = 2**20
 MOST_TASKS = 1_024
+MOST_WEIGHTS = 2**20  # of attention, in one answer: about 9 MiB
 IMAGES_SHAPE = '{"images": [{"name": "a.jpg", "data": BASE64}]}'
+
+
+# Five times as fast as `json`, and like it, it stops all other threads.
+json_bytes = TypeAdapter(Any).dump_json
 
 
 class _Strict(BaseModel):
@@ -32,7 +36,7 @@ class ImageData(_Strict):
 
 
 class PredictBody(_Strict):
-  """Images, and which tasks and how many classes to return."""
+  """Images, and which tasks and how many classes or labels to return."""
 
   model_config = ConfigDict(
     extra="forbid",
@@ -59,8 +63,11 @@ class PredictBody(_Strict):
   top: int | None = Field(
     default=None,
     ge=1,
-    le=MOST_TOP,
-    description="Number of classes of each task of classes.",
+    le=MOST_OUTPUTS,
+    description="Most classes or labels of a task in the answer to an image; "
+    "by default --top classes, and all labels at or above their thresholds. "
+    f"All images and tasks together may have {MOST_OUTPUTS:,} classes, labels "
+    "and values.",
   )
   original: bool = Field(
     default=False,
@@ -153,7 +160,10 @@ class PredictAnswer(BaseModel):
   """The answers to all images of a request, by one set of tasks."""
 
   task_set: TaskSetName
-  images: list[PredictedImage]
+  images: list[PredictedImage] = Field(
+    description=f"With at most {MOST_OUTPUTS:,} classes, labels and values "
+    "together; more are refused with status 413."
+  )
 
 
 class Attention(BaseModel):
@@ -175,7 +185,10 @@ class AttentionAnswer(BaseModel):
   view: str = Field(description="The prepared image, as a data URL (PNG).")
   rows: int
   columns: int
-  tasks: dict[str, Attention]
+  tasks: dict[str, Attention] = Field(
+    description=f"With at most {MOST_WEIGHTS:,} weights together; more are "
+    "refused with status 413."
+  )
 
 
 class ServedKind(BaseModel):
@@ -280,7 +293,7 @@ PREDICT_BODY = {
     {
       "name": "x-min-version",
       "in": "header",
-      "schema": {"type": "integer", "minimum": 0},
+      "schema": {"type": "integer", "minimum": 0, "maximum": 10**15 - 1},
       "description": "Wait until the set of tasks has this version.",
     }
   ],

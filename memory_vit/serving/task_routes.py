@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from fastapi import Depends, FastAPI, Request
@@ -21,6 +20,7 @@ from memory_vit.serving.schemas import (
   ServedTask,
   TaskPath,
   TasksAnswer,
+  json_bytes,
 )
 from memory_vit.serving.server_log import client_of
 from memory_vit.serving.service import BUSY_SECONDS, Service
@@ -52,7 +52,8 @@ def add_task_routes(app: FastAPI, service: Service) -> None:
     described = service.predictor.task_set.describe()
     for one in described:
       if one.name == name:
-        return JSONResponse(dataclasses.asdict(one))
+        content = json_bytes({**vars(one), "kind": vars(one.kind)})
+        return Response(content, media_type="application/json")
     raise unknown_tasks([name], [one.name for one in described])
 
   @app.put(
@@ -117,10 +118,12 @@ def _require_allowed(service: Service, request: Request, name: str) -> None:
 
 def _tasks_json(service: Service) -> dict[str, Any]:
   task_set, backbone = service.predictor.task_set, service.predictor.backbone
-  tasks = [dataclasses.asdict(one) for one in task_set.describe()]
+  tasks = [
+    {**vars(one), "kind": {"name": one.kind.name}}
+    for one in task_set.describe()
+  ]
   for task in tasks:
     del task["class_names"]  # thousands of each, in some tasks
-    task["kind"] = {"name": task["kind"]["name"]}
   return {
     "task_set": task_set_json(task_set),
     "tasks": tasks,

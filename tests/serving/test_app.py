@@ -9,7 +9,6 @@ import logging
 import re
 import struct
 import threading
-import time
 import weakref
 import zlib
 
@@ -39,11 +38,19 @@ from served import (
 
 import memory_vit as mv
 from memory_vit.errors import DataError
-from memory_vit.images import decoding
 from memory_vit.images.reader import THREADS
 from memory_vit.model.kinds import CLASSES
+from memory_vit.prediction import Predictor
 from memory_vit.prediction.predictions import Predictions
-from memory_vit.serving import ServerSettings, create_app, schemas, service
+from memory_vit.serving import (
+  ServerSettings,
+  answering,
+  attention,
+  create_app,
+  lanes,
+  schemas,
+  service,
+)
 from memory_vit.serving.attention import AttentionService
 from memory_vit.serving.page_files import page_response
 
@@ -135,13 +142,13 @@ def test_an_unknown_task_is_never_answered_silently(ready):
 
 def test_a_task_that_is_named_twice_is_answered_once(ready, monkeypatch):
   asked = []
-  real = Predictions.answers
+  real = Predictions.activated
 
-  def answers(self, name, count):
+  def activated(self, name):
     asked.append((name, threading.current_thread()))
-    return real(self, name, count)
+    return real(self, name)
 
-  monkeypatch.setattr(Predictions, "answers", answers)
+  monkeypatch.setattr(Predictions, "activated", activated)
 
   async def check():
     async with serving(ready) as http:
@@ -241,9 +248,9 @@ def test_many_pixels_are_refused_before_they_are_decoded(ready, monkeypatch):
   decoded = []
   real = type(ready).prepare_each
 
-  def noted(self, images, *rest):
+  def noted(self, images, *rest, **options):
     decoded.append(len(images))
-    return real(self, images, *rest)
+    return real(self, images, *rest, **options)
 
   monkeypatch.setattr(type(ready), "prepare_each", noted)
 
@@ -270,43 +277,48 @@ async def idle(http):
 
 @pytest.mark.fault("leaving-client")
 def test_what_nobody_waits_for_is_not_decoded_to_its_end(ready, monkeypatch):
-  decoded = []
+  decoded, go = [], threading.Event()
 
-  def slow(self, images, first=0):
-    time.sleep(0.1)
-    decoded.extend(range(first, first + len(images)))
+  def slow(self, images, first, **_):
+    decoded.append(first)
+    assert go.wait(20)
     return [DataError("none")] * len(images)
 
+  monkeypatch.setattr(lanes, "_HEAVY", 1)
   monkeypatch.setattr(type(ready), "prepare_each", slow)
 
   async def check():
-    async with serving(ready, timeout=0.05) as http:
+    async with serving(ready, timeout=0.5) as http:
       files = image_files(*[png()] * 32)
       assert (await http.post("/v1/predict", files=files)).status_code == 504
       await idle(http)
+      go.set()
+      await asyncio.sleep(0.1)
 
   asyncio.run(check())
-  assert decoded == list(range(THREADS))
+  assert len(decoded) <= max(1, THREADS - 1)  # those that were begun
 
 
 @pytest.mark.fault("many-pixels")
-def test_small_images_do_not_wait_for_large_ones(ready, monkeypatch):
-  """However many large ones wait; those are decoded one by one."""
+@pytest.mark.parametrize(("side", "count"), [(40, 1), (20, 4), (10, 16)])
+def test_small_requests_do_not_wait_for_large_ones(
+  ready, monkeypatch, side, count
+):
+  """Whether their images are large, or many, or the requests are many."""
   held, real, together = threading.Event(), type(ready).prepare_each, []
 
-  def slow(self, images, first=0):
-    if len(images[0]) > len(small):
+  def slow(self, images, first, *, large):
+    if large:
       together.append(len(images))
       assert held.wait(30)
-    return real(self, images, first)
+    return real(self, images, first, large=large)
 
-  small, large = png(), png(side=40)
-  monkeypatch.setattr(decoding, "LARGE_PIXELS", 40 * 40)
+  monkeypatch.setattr(lanes, "_HEAVY", 40 * 40)
   monkeypatch.setattr(type(ready), "prepare_each", slow)
 
   async def check():
-    async with serving(ready) as http:
-      files = image_files(large, large)
+    async with serving(ready, max_queue=1024) as http:
+      files = image_files(*(png(i, side=side) for i in range(count)))
       waiting = [
         asyncio.create_task(http.post("/v1/predict", files=files))
         for _ in range(9)
@@ -315,14 +327,14 @@ def test_small_images_do_not_wait_for_large_ones(ready, monkeypatch):
         while not together:
           await asyncio.sleep(0.01)
         async with asyncio.timeout(20):
-          done = await http.post("/v1/predict", files=image_files(small))
+          done = await http.post("/v1/predict", files=image_files(png()))
         assert done.status_code == 200
         assert not any(one.done() for one in waiting)
       finally:
         held.set()
       answers = await asyncio.gather(*waiting)
       assert {answer.status_code for answer in answers} == {200}
-      assert set(together) == {1}
+      assert set(together) == {1}  # one by one
 
   asyncio.run(check())
 
@@ -381,6 +393,25 @@ REFUSED = {
   "broken form": (
     raw(b"--a\r\nwhat\r\n", "multipart/form-data; boundary=a"), 400, "the form",
   ),
+  "compressed": (
+    {"content": b"x", "headers": {
+      "Content-Type": "application/json", "Content-Encoding": "gzip"}},
+    415, "the Content-Encoding of the body is 'gzip'",
+  ),
+  "a compressed form": (
+    {**GOOD, "headers": {"Content-Encoding": "br"}}, 415, "is 'br'",
+  ),
+  "compressed twice": (
+    {**json_body(), "headers": [
+      ("Content-Encoding", "identity"), ("Content-Encoding", "gzip")]},
+    415, "is 'identity, gzip'",
+  ),
+  "UTF-16": (
+    raw('{"images": []}'.encode("utf-16")), 422, "the body is UTF-16",
+  ),
+  "two BOMs": (raw(b"\xef\xbb\xbf" * 2 + b"{}"), 422, "the body: Inv"),
+  "padding in base64": (json_body(images=[{"data": "eA==eA=="}]), 422, "no b"),
+  "base64 for URLs": (json_body(images=[{"data": "_-8="}]), 422, "'+' and '/'"),
   "no JSON": (raw(b'{"images": '), 422, "the body: Invalid JSON"),
   "deep JSON": (raw(b"[" * 100_000), 422, "the body"),
   "a list": (raw(b"[]"), 422, "the body"),
@@ -456,6 +487,224 @@ def test_bad_input_is_refused_in_one_line(ready):
         assert good.status_code == 200, case
 
   asyncio.run(check())
+
+
+@pytest.mark.fault("large-answer")
+def test_the_outputs_of_an_answer_are_bounded(monkeypatch):
+  """Images x outputs: no thread runs while JSON is written."""
+  monkeypatch.setattr(answering, "MOST_OUTPUTS", 20)
+  tasks = tasks_of_kinds(BACKBONE)
+
+  async def check(model):
+    async with serving(model) as http:
+      for count, asked, outputs in (
+        (6, {"tasks": "pets"}, 18),
+        (7, {"tasks": "pets"}, 21),
+        (10, {"tasks": "pets", "top": "2"}, 20),
+        (10, {"tasks": "size"}, 20),
+        (11, {"tasks": "size", "top": "1"}, 22),  # values have no top
+        (10, {"tasks": "tags"}, 20),
+        (11, {"tasks": "tags"}, 22),
+        (11, {"tasks": "tags", "top": "1"}, 11),
+        (3, {"tasks": "size", "original": "true"}, 21),
+      ):
+        # Equal images: each has two labels.
+        files = image_files(*[png()] * count)
+        done = await http.post("/v1/predict", files=files, data=asked)
+        assert done.status_code == (200 if outputs <= 20 else 413), asked
+        if outputs > 20:
+          error = done.json()["error"]
+          assert f"have {outputs} classes, labels and values" in error
+          assert "at most 20" in error
+          assert "fewer images" in error
+
+  with with_tasks(*tasks) as model:
+    asyncio.run(check(model))
+
+
+@pytest.mark.fault("large-answer")
+def test_the_bounds_of_answers_are_stated(ready, monkeypatch):
+  async def check():
+    async with serving(ready) as http:
+      over = json_body(top=50_001)
+      done = await http.post("/v1/predict", **over)
+      assert done.status_code == 422
+      assert "less than or equal to 50000" in done.json()["error"]
+      found = (await http.get("/openapi.json")).json()
+      body = found["paths"]["/v1/predict"]["post"]["requestBody"]["content"]
+      for of_type in body.values():
+        properties = of_type["schema"]["properties"]
+        assert "50,000 classes, labels and values" in str(properties["top"])
+      answer = found["components"]["schemas"]["PredictAnswer"]
+      assert "50,000" in answer["properties"]["images"]["description"]
+      # Two layers of 16 patches.
+      monkeypatch.setattr(attention, "MOST_WEIGHTS", 2 * 18)
+      done = await http.post("/v1/attention", **GOOD)
+      assert done.status_code == 413
+      assert "2 tasks has 72 weights, expected at most 36" in done.text
+      assert "name at most 1 tasks" in done.text
+      one = await http.post("/v1/attention", **GOOD, data={"tasks": "pets"})
+      assert list(one.json()["tasks"]) == ["pets"]
+
+  asyncio.run(check())
+
+
+@pytest.mark.fault("large-answer")
+def test_the_timeout_holds_for_the_json_of_an_answer(ready, monkeypatch):
+  go = threading.Event()
+  real = answering.Answering._json
+
+  def slow(self, *given):
+    assert go.wait(20)
+    return real(self, *given)
+
+  monkeypatch.setattr(answering.Answering, "_json", slow)
+
+  async def check():
+    async with serving(ready, timeout=0.3) as http:
+      waiting = asyncio.create_task(http.post("/v1/predict", **GOOD))
+      assert (await http.get("/healthz")).status_code == 200
+      assert (await waiting).status_code == 504
+      await idle(http)
+      go.set()
+      assert (await http.post("/v1/predict", **GOOD)).status_code == 200
+
+  asyncio.run(check())
+
+
+GETS = (
+  "/healthz", "/readyz", "/metrics", "/v1/tasks", "/v1/tasks/birds", "/",
+  "/docs", "/page.js", "/page.css", "/openapi.json",
+)  # fmt: skip
+
+
+def test_head_is_get_without_the_body(ready):
+  """Load balancers and monitors probe by it."""
+
+  async def check():
+    app = create_app(ready, ServerSettings())
+    async with app.router.lifespan_context(app), client(app) as http:
+      while (await http.get("/readyz")).status_code != 200:
+        await asyncio.sleep(0.01)
+      for path in (*GETS, "/v1/tasks/cats", "/nothing"):
+        head, get = await http.head(path), await http.get(path)
+        assert head.status_code == get.status_code, path
+        assert head.content == b""
+        same = "content-type", "content-security-policy"
+        assert [head.headers.get(n) for n in same] == [
+          get.headers.get(n) for n in same
+        ]
+      assert (await http.head("/v1/predict")).status_code == 405
+      app.state.service.stopping = True
+      assert (await http.head("/readyz")).status_code == 503
+      text = (await http.get("/metrics")).text
+      assert 'method="HEAD",route="/readyz",status="503"' in text
+      paths = (await http.get("/openapi.json")).json()["paths"]
+      assert not any("head" in of for of in paths.values())
+
+  asyncio.run(check())
+
+
+def test_docs_lead_to_the_schema_without_other_hosts(ready):
+  async def check():
+    async with serving(ready) as http:
+      done = await http.get("/docs")
+      assert 'href="openapi.json"' in done.text
+      assert not re.search(r"(src|href)=.?(https?:)?//", done.text)
+
+  asyncio.run(check())
+
+
+def test_json_as_other_programs_write_it(ready):
+  """PowerShell writes a BOM, browsers data URLs, and MIME breaks lines."""
+  plain = base64.b64encode(png()).decode()
+  lines = base64.encodebytes(png()).decode()
+  assert lines.count("\n") > 1
+
+  async def check():
+    async with serving(ready) as http:
+      answers = []
+      for data, before in (
+        (plain, b""),
+        (plain, b"\xef\xbb\xbf"),
+        (lines, b""),
+        (lines.replace("\n", "\r\n"), b""),
+        (f"data:image/png;base64,{plain}", b""),
+        (f"data:image/png;name=a.png;base64,\n{lines}", b""),
+        (f"data:;base64,{plain}", b""),
+      ):
+        body = before + json.dumps({"images": [{"data": data}]}).encode()
+        done = await http.post("/v1/predict", **raw(body))
+        assert done.status_code == 200, (data[:40], done.text)
+        answers.append(done.json()["images"])
+      assert all(answer == answers[0] for answer in answers)
+
+  asyncio.run(check())
+
+
+@pytest.mark.fault("leaving-client")
+@pytest.mark.parametrize(
+  ("path", "part", "slow"),
+  [
+    ("/v1/predict", Predictor, "prepare_each"),
+    ("/v1/predict", Predictor, "predict_pixels"),
+    ("/v1/attention", AttentionService, "_compute"),
+    ("/v1/predict?wait", None, ""),
+  ],
+)
+def test_a_client_that_leaves_frees_its_place_at_once(
+  ready, monkeypatch, caplog, path, part, slow
+):
+  """Status 499 in the log, not that of an answer that nobody got."""
+  go, begun = threading.Event(), threading.Event()
+  path, _, waits = path.partition("?")
+  if part:
+    real = getattr(part, slow)
+
+    def held(*given, **options):
+      begun.set()
+      assert go.wait(20)
+      return real(*given, **options)
+
+    monkeypatch.setattr(part, slow, held)
+  form = httpx.Request("POST", "http://test", files=image_files(png()))
+  headers = [(b"content-type", form.headers["content-type"].encode())]
+  if waits:
+    headers.append((b"x-min-version", b"9999"))
+    begun.set()
+  scope = {
+    "type": "http", "method": "POST", "path": path, "query_string": b"",
+    "headers": headers,
+  }  # fmt: skip
+  statuses = []
+
+  async def check():
+    app = create_app(ready, ServerSettings())
+    async with app.router.lifespan_context(app), client(app) as http:
+      while (await http.get("/readyz")).status_code != 200:
+        await asyncio.sleep(0.01)
+      messages = [{"type": "http.request", "body": form.read()}]
+
+      async def receive():
+        if messages:
+          return messages.pop()
+        while not begun.is_set():
+          await asyncio.sleep(0.01)
+        return {"type": "http.disconnect"}
+
+      async def send(message):
+        statuses.append(message.get("status"))
+
+      async with asyncio.timeout(10):
+        await app(scope, receive, send)
+        await idle(http)
+      go.set()
+      done = await http.post(path, **GOOD)
+      assert done.status_code == 200
+
+  asyncio.run(check())
+  assert statuses[0] == 499
+  assert not any(record.exc_info for record in caplog.records)
 
 
 def test_unknown_routes_are_refused(ready):
@@ -780,12 +1029,13 @@ def test_openapi_describes_each_route(ready):
 
 
 def test_labels_and_values_are_answered_with_thresholds_and_units():
-  """`top` is for classes; other kinds have all their answers."""
+  """`top` limits classes and labels; by default all labels are answered."""
   tasks = tasks_of_kinds(BACKBONE)
 
   async def check(model):
-    async with serving(model) as http:
-      done = await http.post("/v1/predict", **GOOD, data={"top": "1"})
+    async with serving(model, top=1) as http:
+      done = await http.post("/v1/predict", **GOOD)
+      few = await http.post("/v1/predict", **GOOD, data={"top": "1"})
       tasks_of = (await http.get("/v1/tasks")).json()
       one = (await http.get("/v1/tasks/tags")).json()
       found = (await http.get("/openapi.json")).json()
@@ -799,11 +1049,11 @@ def test_labels_and_values_are_answered_with_thresholds_and_units():
       {"name": name} for name in ("classes", "labels", "values")
     ]
     assert one["kind"]["thresholds"] == [*LABELS.thresholds]
-    [image] = done.json()["images"]
-    return image["tasks"]
+    [image], [of_few] = done.json()["images"], few.json()["images"]
+    return image["tasks"], of_few["tasks"]
 
   with with_tasks(*tasks) as model:
-    found = asyncio.run(check(model))
+    found, few = asyncio.run(check(model))
     predictions = model.predict([png()])
   assert len(found["pets"]) == 1
   assert found["tags"] == {
@@ -812,6 +1062,8 @@ def test_labels_and_values_are_answered_with_thresholds_and_units():
       for g in predictions.labels("tags")[0]
     ]
   }
+  assert len(found["tags"]["labels"]) == 2
+  assert few == {**found, "tags": {"labels": found["tags"]["labels"][:1]}}
   [(angle, height)] = predictions.values("size").tolist()
   assert found["size"] == {
     "values": [

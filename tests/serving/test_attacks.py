@@ -1,8 +1,8 @@
-"""A real server that is attacked; see benchmarks/attacks.py."""
+"""A real server that is attacked; see attacks.py, small_requests.py."""
 
 import pytest
 
-from benchmarks import attacks
+from benchmarks import attacks, small_requests
 
 pytestmark = pytest.mark.processes
 SMALL = ("scans of a JPEG", "comments of a GIF")
@@ -25,3 +25,20 @@ def test_ordinary_requests_are_answered_under_attack(backbone_file):
   lines = attacks.table(rows).splitlines()
   assert len(lines) == 2 + len(SMALL)
   assert len({line.count("|") for line in lines}) == 1
+
+
+@pytest.mark.fault("large-answer", "many-pixels")
+@pytest.mark.slow
+def test_small_requests_are_answered_under_attack():
+  """The benchmark asserts no time here: this machine may be busy."""
+  names = ("20,000 classes, the largest top", "100,000 labels",
+           "32 interlaced PNGs")  # fmt: skip
+  only = [f"--only={name}" for name in names]
+  rows = small_requests.main([*only, "--seconds=3"])
+  assert [row["attack"] for row in rows] == list(names)
+  top, labels, pixels = (row["attackers"] for row in rows)
+  assert set(top) == {422}
+  assert set(labels) == {413}
+  assert set(pixels) <= {200, 504}
+  for row in rows:
+    assert set(row["small requests"]) == {200}

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -44,10 +43,10 @@ def batcher(passes, **options):
   return Batcher(passes, **options)
 
 
-async def answer(b, *values, seconds=20.0):
+async def answer(b, *values, heavy=False):
   """The answer to a request of these numbers."""
-  with b.room(len(values)):
-    found, rows = await b.submit(pixels(*values), time.monotonic() + seconds)
+  with b.room(len(values), heavy=heavy):
+    found, rows = await b.submit(pixels(*values))
   return found[rows].tolist()
 
 
@@ -123,6 +122,44 @@ def test_a_failing_pass_fails_its_requests_alone():
   run(check())
 
 
+@pytest.mark.fault("failing-pass", "leaving-client")
+def test_a_pass_that_fails_for_a_client_that_left_ends_no_later_one():
+  async def check():
+    passes = Passes()
+    b = batcher(passes)
+    passes.go.clear()
+    left = asyncio.create_task(answer(b, -1))
+    await until(lambda: passes.begun)
+    left.cancel()
+    await asyncio.wait([left])
+    passes.go.set()
+    assert await asyncio.wait_for(answer(b, 3), 5) == [6]
+    b.close()
+
+  run(check())
+
+
+@pytest.mark.fault("full-queue")
+def test_heavy_requests_leave_half_of_the_queue_to_others():
+  async def check():
+    passes = Passes()
+    b = batcher(passes, max_queue=8)
+    passes.go.clear()
+    heavy = [asyncio.create_task(answer(b, *[1] * 4, heavy=True))]
+    await until(lambda: b.taken == 4)
+    with pytest.raises(RequestError, match="4 images are waiting"):
+      await answer(b, 1, heavy=True)
+    light = [asyncio.create_task(answer(b, i)) for i in range(4)]
+    await until(lambda: b.taken == 8)
+    passes.go.set()
+    await asyncio.gather(*heavy, *light)
+    # One that is larger than half of the queue is taken if it is alone.
+    assert len(await answer(b, *range(6), heavy=True)) == 6
+    b.close()
+
+  run(check())
+
+
 @pytest.mark.fault("full-queue")
 def test_a_full_queue_says_when_to_come_again():
   async def check():
@@ -154,13 +191,13 @@ def test_what_nobody_waits_for_is_not_computed():
     passes.go.clear()
     first = asyncio.create_task(answer(b, 1))
     await until(lambda: passes.begun)
-    late = asyncio.create_task(answer(b, 2, seconds=0))
+    late = asyncio.create_task(asyncio.wait_for(answer(b, 2), 0.01))
     cancelled = asyncio.create_task(answer(b, 3))
     await until(lambda: b.taken == 3)
     cancelled.cancel()
-    passes.go.set()
     with pytest.raises(TimeoutError):
       await late
+    passes.go.set()
     await first
     b.close()
     assert passes.sizes == [1]
@@ -205,7 +242,7 @@ def test_images_wait_for_those_that_are_decoded():
     async def slow():
       with b.room(1):
         await decoded.wait()
-        await b.submit(pixels(7), time.monotonic() + 20)
+        await b.submit(pixels(7))
 
     b = batcher(passes, least_fill=0, wait_seconds=30.0)
     both = [asyncio.create_task(one) for one in (slow(), answer(b, 1))]

@@ -197,6 +197,8 @@ def test_paths_stay_below_the_task_root(tmp_path):
   mv.save_task(CATS, root / "cats")
   mv.save_task(CATS, outside / "cats")
   (root / "link").symlink_to(outside / "cats")
+  # Its name begins like that of the root.
+  mv.save_task(CATS, tmp_path / "root-private" / "cats")
   (root / "plain").mkdir()
   (root / "here").symlink_to(root / "cats")
 
@@ -209,6 +211,7 @@ def test_paths_stay_below_the_task_root(tmp_path):
       for path in (
         "../outside/cats", str(outside / "cats"), "link", "none", "a\0b",
         "/etc/passwd", "cats/../../outside/cats",
+        "../root-private/cats", str(tmp_path / "root-private" / "cats"),
       ):  # fmt: skip
         done = await put(http, path)
         assert done.status_code == 422
@@ -373,3 +376,21 @@ def test_json_bodies_of_changes_are_checked(tmp_path):
         assert done.status_code == status
 
   asyncio.run(check(warm_predictor()))
+
+
+def test_a_compressed_task_is_refused(tmp_path):
+  async def check(model):
+    async with serving(model, token_file=token_file(tmp_path)) as http:
+      content = task_bytes(CATS, tmp_path)
+      for encoding, status in (("gzip", 415), ("identity", 201)):
+        headers = {**BYTES, "Content-Encoding": encoding}
+        done = await http.put(
+          "/v1/tasks/cats", content=content, headers=headers
+        )
+        assert done.status_code == status, done.text
+        if status == 415:
+          assert "Content-Encoding of the body is 'gzip'" in done.text
+          assert done.headers["accept-encoding"] == "identity"
+
+  with with_tasks(BIRDS) as model:
+    asyncio.run(check(model))

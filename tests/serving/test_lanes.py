@@ -1,0 +1,113 @@
+"""Light work passes heavy work, and the lightest goes first."""
+
+import asyncio
+import threading
+
+import pytest
+
+from memory_vit.images.reader import THREADS
+from memory_vit.serving import lanes
+
+HEAVY = 10_000_000
+
+
+class Work:
+  """Notes names of finished work; work that is held waits for `go`."""
+
+  def __init__(self):
+    self.done, self.begun = [], []
+    self.go = threading.Event()
+
+  def make(self, name, held=False):
+    def work():
+      self.begun.append(name)
+      if held:
+        assert self.go.wait(20)
+      self.done.append(name)
+      return name
+
+    return work
+
+
+async def until(condition):
+  while not condition():
+    await asyncio.sleep(0.001)
+
+
+def run(check):
+  async def checked():
+    threads, work = lanes.Lanes(), Work()
+    try:
+      await asyncio.wait_for(check(threads, work), 30)
+    finally:
+      work.go.set()
+      threads.close()
+
+  asyncio.run(checked())
+
+
+def begin(threads, work, *weights, held=False, **options):
+  return [
+    asyncio.create_task(threads.run(w, work.make(w, held), **options))
+    for w in weights
+  ]
+
+
+@pytest.mark.fault("many-pixels")
+def test_light_work_passes_heavy_work():
+  async def check(threads, work):
+    heavy = begin(threads, work, *[HEAVY] * 4 * THREADS, held=True)
+    await until(lambda: work.begun)
+    assert await threads.run(1, work.make("light")) == "light"
+    assert work.done == ["light"]
+    work.go.set()
+    await asyncio.gather(*heavy)
+
+  run(check)
+
+
+@pytest.mark.fault("many-pixels")
+def test_the_lightest_goes_first_and_of_equals_the_oldest(monkeypatch):
+  monkeypatch.setattr(lanes, "THREADS", 1)
+
+  async def check(threads, work):
+    held = begin(threads, work, HEAVY, held=True)
+    await until(lambda: work.begun)
+    weights = [HEAVY + 3, HEAVY + 1, HEAVY + 2]
+    rest = begin(threads, work, *weights)
+    rest += [asyncio.create_task(threads.run(HEAVY, work.make("b"), rank=0))]
+    rest += [asyncio.create_task(threads.run(HEAVY, work.make("c"), rank=0))]
+    await asyncio.sleep(0)
+    work.begun.clear()
+    work.go.set()
+    await asyncio.gather(*held, *rest)
+    found = [one for one in work.begun if one != HEAVY]
+    assert found == ["b", "c", *sorted(weights)]
+
+  run(check)
+
+
+@pytest.mark.fault("leaving-client")
+def test_what_nobody_waits_for_is_not_run():
+  async def check(threads, work):
+    held = begin(threads, work, *[HEAVY] * THREADS, held=True)
+    await until(lambda: work.begun)
+    left, *later = begin(threads, work, HEAVY + 1, HEAVY + 2)
+    await asyncio.sleep(0)
+    left.cancel()
+    held[0].cancel()  # its thread finishes it
+    await asyncio.wait([left, held[0]])
+    work.go.set()
+    await asyncio.gather(*held[1:], *later)
+    assert HEAVY + 1 not in work.begun
+
+  run(check)
+
+
+def test_an_error_is_that_of_its_own_work():
+  async def check(threads, work):
+    with pytest.raises(ZeroDivisionError):
+      await threads.run(1, lambda: 1 / 0)
+    assert await threads.run(1, work.make("next")) == "next"
+
+  run(check)
