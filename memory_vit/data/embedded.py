@@ -204,7 +204,8 @@ def _labels(
 ) -> np.ndarray:
   """The label of every row, as `Split.labels`; 0 or -1 without embedding."""
   if kind != "classes":
-    found = np.zeros((len(output.good), len(class_names)), np.float32)
+    dtype = labels.dtype_of(kind, len(class_names))
+    found = np.zeros(len(output.good), dtype)
     found[output.good] = Encoder(kind, class_names).all(
       _written(output, kind), lambda _: f"the embeddings of {output.name!r}"
     )

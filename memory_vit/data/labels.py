@@ -17,7 +17,7 @@ from memory_vit.errors import BrokenDataError, DataError
 from memory_vit.runtime import messages
 
 MOST_CLASSES = 2**20
-# A class; several labels; or float32 (c,): values, or 1 and 0 for each label.
+# A class; several labels; or float64 (c,): values, or 1 and 0 for each label.
 Label = int | str | list[int | str] | np.ndarray
 
 _EXPECTED = {
@@ -46,10 +46,12 @@ def read(label: Any, kind: str) -> Label:
 
 
 def dtype_of(kind: str, count: int) -> np.dtype:
-  """The dtype of an encoded label: int32, or float32 of shape (c,)."""
+  """The dtype of an encoded label: int32, float32 (c,), or float64 (c,)."""
   if kind == "classes":
     return np.dtype(np.int32)
-  return np.dtype((np.float32, (count,)))
+  # Values are standardized before they become float32: in float32, Unix times
+  # of one minute are equal.
+  return np.dtype((np.float64 if kind == "values" else np.float32, (count,)))
 
 
 def names_among(
@@ -97,7 +99,7 @@ class Encoder:
     return np.array(encoded, dtype.base).reshape(-1, *dtype.shape)
 
   def __call__(self, label: Label) -> int | np.ndarray:
-    """The class, or float32 (c,); a `DataError` begins with "its label"."""
+    """The class, or numbers (c,); a `DataError` begins with "its label"."""
     count = len(self.names)
     if isinstance(label, int | str):
       return self._number(label)
@@ -149,8 +151,7 @@ def _several(label: Any) -> list[int | str] | np.ndarray:
 
 
 def _row(label: Any) -> np.ndarray:
-  with np.errstate(over="ignore"):  # infinity is refused, as it is of a file
-    row = np.array([_float(each) for each in label], np.float32)
+  row = np.array([_float(each) for each in label], np.float64)
   if not row.size:
     raise ValueError
   return row

@@ -41,8 +41,10 @@ def counts_among(split: Split, labels: np.ndarray) -> np.ndarray:
 
 def value_statistics(split: Split) -> tuple[np.ndarray, np.ndarray]:
   """Mean and standard deviation of each value, float64 (c,)."""
-  values = _readable_labels(split).astype(np.float64)
-  return values.mean(axis=0), values.std(axis=0)
+  values = _readable_labels(split)
+  # The mean of equal numbers is rounded, and would leave a spread.
+  varies = (values != values[:1]).any(axis=0)
+  return values.mean(axis=0), values.std(axis=0) * varies
 
 
 def _readable_labels(split: Split) -> np.ndarray:

@@ -33,6 +33,7 @@ with epy.lazy_imports():  # scikit-learn takes half a second
 Predict = Callable[[Any], dict[str, Float[Array, "b c"]]]
 # Entries of a result that depend on the labels.
 _OF_LABELS = ("score", "top1", "top5", "loss", "majority", "per_class")
+_BITS = np.dtype(np.uint32)
 # Entries of a result that must be asked for, see `evaluate`.
 Also = Literal["digest", "hits", "predictions"]
 
@@ -83,7 +84,7 @@ def evaluate(
     return "predictions" in also and chosen
 
   replicated = sharding.replicated(mesh)
-  for batch in sharding.prefetch(iter(batches), mesh):
+  for batch in sharding.prefetch(map(_with_bits, batches), mesh):
     inputs = batch["inputs"] if "inputs" in batch else batch["image"]
     for name, logits in predict(inputs).items():
       of_batch = logits, batch["label"], batch["mask"]
@@ -107,7 +108,10 @@ def evaluate(
   results = {name: metrics.summarise(total) for name, total in totals.items()}
   for name, batches_of in whole.items():
     arrays = map(np.concatenate, zip(*batches_of, strict=True))
-    examples = split_predictions.of_outputs(kinds[name], *arrays)
+    outputs, label, mask = arrays
+    if label.dtype == _BITS:
+      label = label.view(np.float64)
+    examples = split_predictions.of_outputs(kinds[name], outputs, label, mask)
     if isinstance(examples, LabelPredictions):
       results[name] = labels.summarise(examples)
     else:
@@ -123,6 +127,14 @@ def evaluate(
       key: np.concatenate([one[key] for one in several]) for key in several[0]
     }
   return results
+
+
+def _with_bits(batch: dict[str, Any]) -> dict[str, Any]:
+  """Replace values of float64, which devices would round, by their bits."""
+  label = batch["label"]
+  if label.dtype != np.float64:
+    return batch
+  return {**batch, "label": np.ascontiguousarray(label).view(_BITS)}
 
 
 def evaluate_source(

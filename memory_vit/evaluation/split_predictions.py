@@ -185,7 +185,7 @@ class ValuePredictions(_Outputs):
       meaningless.
   """
 
-  target: Float32[np.ndarray, "n c"]
+  target: Float64[np.ndarray, "n c"]
 
   @property
   def predicted(self) -> Float64[np.ndarray, "n c"]:
@@ -200,12 +200,13 @@ def of_outputs(
   mask: Float32[np.ndarray, " n"],
 ) -> LabelPredictions | ValuePredictions:
   """Join the rows of all batches; `mask` is 1 for examples that count."""
-  outputs, labels = (rows.astype(np.float32) for rows in (outputs, labels))
-  counted = mask > 0
+  outputs, counted = outputs.astype(np.float32), mask > 0
   if kind.is_labels:
+    label = labels.astype(np.float32)
     return LabelPredictions(
-      kind=kind, label=labels, outputs=outputs, counted=counted
+      kind=kind, label=label, outputs=outputs, counted=counted
     )
+  target = labels.astype(np.float64)
   return ValuePredictions(
-    kind=kind, target=labels, outputs=outputs, counted=counted
+    kind=kind, target=target, outputs=outputs, counted=counted
   )

@@ -179,7 +179,7 @@ def _write_values(folder: Path, evaluation: ValueEvaluation) -> None:
     ("value", found.target, np.zeros(len(numbers), bool)),
     ("predicted", found.predicted, ~found.finite[numbers]),
   ):
-    rows = all_rows[numbers].astype(np.float32)
+    rows = all_rows[numbers]
     cells |= _cells(what, names, rows, missing)
     lists[what] = _lists(pa.array(rows.ravel()), missing)
   write_csv(folder / _CSV, columns | cells)

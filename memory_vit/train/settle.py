@@ -50,6 +50,7 @@ from memory_vit.runtime import (
   sharding,
 )
 from memory_vit.tasks import find
+from memory_vit.tasks.manifest import MAX_SCALE
 from memory_vit.train import padded_head, sweep, wandb_run
 from memory_vit.train.sweep import Trial
 
@@ -60,8 +61,6 @@ logger = logging.getLogger(__name__)
 
 # The value of options that are left to the backbone.
 _BACKBONE = "backbone"
-# Standard deviation of a value by its mean; values are float32.
-_LEAST_SPREAD = 1e-6
 # Splits that a Python caller may pass.
 _ROLES = ("train", "validation", "test")
 
@@ -384,10 +383,17 @@ def task_kind(config: Config, train: Split) -> TaskKind:
     lambda: [numbers.tolist() for numbers in value_statistics(train)]
   )
   for name, center, spread in zip(train.class_names, mean, std, strict=True):
-    if spread <= _LEAST_SPREAD * abs(center):
+    value = f"{train}: the value {messages.brief(name)}"
+    if not spread:
       raise DataError(
-        f"{train}: the value {messages.brief(name)} is the same for all "
-        "examples: expected values that differ."
+        f"{value} is the same for all examples (to 15 digits): expected values "
+        "that differ."
+      )
+    if abs(center) > MAX_SCALE or not 1 / MAX_SCALE <= spread <= MAX_SCALE:
+      raise DataError(
+        f"{value} has mean {center:.3g} and standard deviation {spread:.3g}, "
+        f"expected at most {MAX_SCALE:g}, and {1 / MAX_SCALE:g} or more for "
+        "the deviation: give it in another unit."
       )
   return TaskKind(name=kind, mean=tuple(mean), std=tuple(std), units=units)
 
