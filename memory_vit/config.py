@@ -494,9 +494,10 @@ class Config:
   # Number of training steps, if `epochs` is 0.
   total_steps: int = option(20_000, _STEPS, resume="on_request")
   # Number of times that each training example is used, such as 2.5; above 0 it
-  # sets total_steps, rounded up, and that number is recorded.
+  # sets total_steps, rounded up, and that number is recorded. -1 is 50, or as
+  # many as take 100 steps if that is more: few images need more epochs.
   epochs: float = option(
-    0.0, Number(0, 1e6, "passes over the training split"), resume="free"
+    0.0, Number(-1, 1e6, "passes over the training split"), resume="free"
   )
   # Peak learning rate. The paper reports the best of several without naming
   # them: try 0.03 to 0.3.

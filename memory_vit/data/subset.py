@@ -52,6 +52,8 @@ def _readable_labels(split: Split) -> np.ndarray:
 
   Images that turn out to be broken when they are decoded count, too.
   """
+  if len(split.unreadable) == split.size:
+    raise split.nothing_readable()
   if split.labels is not None:  # no file is read
     return np.delete(split.labels, sorted(split.unreadable), axis=0)
   logger.info("reading the labels of %d examples", split.size)

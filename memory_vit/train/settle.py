@@ -61,6 +61,9 @@ logger = logging.getLogger(__name__)
 
 # The value of options that are left to the backbone.
 _BACKBONE = "backbone"
+# What `config.epochs` -1 is. Fewer steps are too few for five images per class,
+# see docs/own_data.md.
+_EPOCHS, _LEAST_STEPS = 50, 100
 # Splits that a Python caller may pass.
 _ROLES = ("train", "validation", "test")
 
@@ -302,7 +305,8 @@ def with_steps(config: Config, examples: int) -> Config:
   steps = steps_of(config, examples)
   logger.info(
     "%g epochs of %d examples are %d steps of %d",
-    config.epochs, examples, steps, config.batch_size,
+    config.epochs if config.epochs > 0 else steps * config.batch_size / examples,
+    examples, steps, config.batch_size,
   )  # fmt: skip
   return dataclasses.replace(config, total_steps=steps)
 
@@ -311,6 +315,8 @@ def steps_of(config: Config, examples: int) -> int:
   """The number of steps of a run with `examples` training examples."""
   if not config.epochs:
     return config.total_steps
+  if config.epochs < 0:
+    return max(_LEAST_STEPS, math.ceil(_EPOCHS * examples / config.batch_size))
   # The decimal number: in binary, 0.07 of 100 is a little more than 7.
   epochs = fractions.Fraction(str(config.epochs))
   return math.ceil(epochs * examples / config.batch_size)
