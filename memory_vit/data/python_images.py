@@ -93,5 +93,8 @@ def _refusal(image: Any, pixels: np.ndarray) -> str:
   if pixels.ndim == 4:
     advice = ". It is a batch: give single images; tf.data has `unbatch()`"
   elif np.issubdtype(pixels.dtype, np.floating):
-    advice = ". Values in [-1, 1], as mv.preprocess returns, become (x + 1) / 2"
+    advice = (
+      ". Values from 0 to 255 become x / 255, and those from -1 to 1, as "
+      "mv.preprocess returns, (x + 1) / 2"
+    )
   return f"{found}: {_EXPECTED}{advice}"

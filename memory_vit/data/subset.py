@@ -42,9 +42,15 @@ def counts_among(split: Split, labels: np.ndarray) -> np.ndarray:
 def value_statistics(split: Split) -> tuple[np.ndarray, np.ndarray]:
   """Mean and standard deviation of each value, float64 (c,)."""
   values = _readable_labels(split)
-  # The mean of equal numbers is rounded, and would leave a spread.
-  varies = (values != values[:1]).any(axis=0)
-  return values.mean(axis=0), values.std(axis=0) * varies
+  return values.mean(axis=0), deviations(values)
+
+
+def deviations(values: np.ndarray) -> np.ndarray:
+  """Standard deviation of each column; exactly 0 if its numbers are equal.
+
+  The mean of equal numbers is rounded.
+  """
+  return values.std(axis=0) * (values != values[:1]).any(axis=0)
 
 
 def _readable_labels(split: Split) -> np.ndarray:

@@ -192,6 +192,13 @@ class ValuePredictions(_Outputs):
     """In the units of the task; NaN if outputs are not finite."""
     return self._activated
 
+  @property
+  def rounded(self) -> Float64[np.ndarray, "n c"]:
+    """`predicted`, without digits that float32 outputs do not determine."""
+    places = 6 - np.floor(np.log10(self.kind.std)).astype(int)
+    columns = zip(self.predicted.T, places.tolist(), strict=True)
+    return np.stack([np.round(column, n) for column, n in columns], axis=1)
+
 
 def of_outputs(
   kind: TaskKind,

@@ -177,7 +177,7 @@ def _write_values(folder: Path, evaluation: ValueEvaluation) -> None:
   lists: dict[str, pa.Array] = {}
   for what, all_rows, missing in (
     ("value", found.target, np.zeros(len(numbers), bool)),
-    ("predicted", found.predicted, ~found.finite[numbers]),
+    ("predicted", found.rounded, ~found.finite[numbers]),
   ):
     rows = all_rows[numbers]
     cells |= _cells(what, names, rows, missing)

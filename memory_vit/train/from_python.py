@@ -18,14 +18,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from etils import epy
 
-from memory_vit.config import LEARNING_RATES, OPTIONS, Config
+from memory_vit.config import LEARNING_RATES, Config
 from memory_vit.errors import BackboneError, ConfigError, TaskError
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.kinds import TaskKind
 from memory_vit.model.task import Task, require_backbone
 from memory_vit.run_result import RunResult, TrialResult
-from memory_vit.runtime import messages, paths, progress_bar, sharding
-from memory_vit.runtime import options as option_rules
+from memory_vit.runtime import messages, paths, progress_bar, schema, sharding
 from memory_vit.tasks import store
 from memory_vit.tasks.compose import TasksLike, require_one_pass, task_tuple
 
@@ -292,9 +291,7 @@ def evaluate_tasks(
     require_backbone(task.spec, backbone.id)
   require_one_pass(tasks)
   mesh = sharding.make_mesh()
-  batch_size = option_rules.checked(
-    "batch_size", _plain(batch_size), OPTIONS["batch_size"]
-  )
+  batch_size = schema.whole_number("batch_size", batch_size, 1, ConfigError)
   sharding.require_divisible(batch_size, mesh, "batch_size")
   if not isinstance(data, Mapping) or (
     {*keys} <= data.keys() and not data.keys() & by_name.keys()
@@ -352,9 +349,7 @@ def _task_metrics(kind: TaskKind, result: Mapping[str, Any]) -> TaskMetrics:
   )
 
 
-def _config(
-  arguments: Mapping[str, Any], options: Mapping[str, Any]
-) -> Config:
+def _config(arguments: Mapping[str, Any], options: Mapping[str, Any]) -> Config:
   """The configuration of a run, from arguments and options of `train_task`."""
   for key in options:
     if key in arguments or key in ("epochs", "gelu"):
