@@ -207,7 +207,12 @@ class TaskConfig:
 
   # Name of the task; "" takes the name of the data set.
   name: str = option(
-    "", Text('a name such as pets-2, or ""', r"([a-z0-9][a-z0-9_-]*)?", 64)
+    "",
+    Text(
+      "a name of a-z, 0-9, '_' and '-' such as pets-2, or \"\"",
+      r"([a-z0-9][a-z0-9_-]*)?",
+      64,
+    ),
   )
   # What the task predicts: "classes", one of several (softmax, cross-entropy);
   # "labels", any number of several (sigmoid, binary cross-entropy); "values",
@@ -275,7 +280,8 @@ class OptimConfig:
     resume="on_request",
     sweep=True,
   )
-  # Decoupled weight decay of "adamw".
+  # Decoupled weight decay of "adamw", of kernels alone: biases, LayerNorms,
+  # class tokens, memory and position embeddings do not decay.
   weight_decay: float = option(0.0, _FACTOR, resume="on_request", sweep=True)
   # Global norm to which the gradient of a task is clipped; 0 does not clip. The
   # paper clips without stating a value; 1.0 is vit_jax's.
@@ -665,6 +671,10 @@ def _of_training(config: Config) -> list[str]:
     lines.append(
       f"config.data.first is {config.data.first} and config.data.per_class "
       f"{config.data.per_class}: expected one of them to be 0."
+    )
+  if -1 < config.epochs < 0:
+    lines.append(
+      f"config.epochs is {config.epochs}, expected -1 or at least 0."
     )
   if not config.epochs:
     lines += beyond_the_end(config)

@@ -260,13 +260,13 @@ def _values(split: Split, labels: np.ndarray) -> dict[str, dict[str, float]]:
   """{value: {"min", "mean", "max", "std"}} of "values"."""
   if split.kind != "values" or not len(labels):
     return {}
-  found = (
+  found = np.stack([
     labels.min(axis=0), labels.mean(axis=0), labels.max(axis=0),
     subset.deviations(labels),
-  )  # fmt: skip
+  ])  # fmt: skip
   return {
     name: dict(zip(_STATISTICS, map(float, numbers), strict=True))
-    for name, numbers in zip(split.class_names, zip(*found), strict=True)
+    for name, numbers in zip(split.class_names, found.T, strict=True)
   }
 
 

@@ -22,7 +22,7 @@ from memory_vit.config import LEARNING_RATES, Config
 from memory_vit.errors import BackboneError, ConfigError, TaskError
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.kinds import TaskKind
-from memory_vit.model.task import Task, require_backbone
+from memory_vit.model.task import NAME_RULE, Task, is_name, require_backbone
 from memory_vit.run_result import RunResult, TrialResult
 from memory_vit.runtime import messages, paths, progress_bar, schema, sharding
 from memory_vit.tasks import store
@@ -193,6 +193,8 @@ def train_task(
       "mv.load_backbone."
     )
   TaskKind(name=kind)  # an unknown one is refused before data are read
+  if not is_name(name):
+    raise ConfigError(f"name is {messages.brief(name)}: expected {NAME_RULE}.")
   options = options or {}
   arguments: dict[str, Any] = {
     "backbone": f"python:{backbone.config.variant}",
@@ -297,11 +299,13 @@ def evaluate_tasks(
     {*keys} <= data.keys() and not data.keys() & by_name.keys()
   ):
     data = dict.fromkeys(by_name, data)
-  if unknown := [name for name in data if name not in by_name] or not data:
+  if not data:
+    raise TaskError("the data are empty: expected a split, or some by task.")
+  if unknown := [repr(name) for name in data if name not in by_name]:
     raise TaskError(
-      f"the data have the keys {messages.brief([*data])}: there is no task "
-      f"{unknown}; the tasks are {', '.join(by_name)} (a split in a dictionary "
-      f"has the keys {', '.join(keys)})."
+      f"the data name no task {messages.name_list(unknown)}; the tasks are "
+      f"{', '.join(by_name)} (a split in a dictionary has the keys "
+      f"{', '.join(keys)})."
     )
   params = sharding.put_backbone(backbone.params, mesh)
   placed = dataclasses.replace(backbone, params=params)

@@ -40,7 +40,7 @@ from memory_vit.errors import BackboneError, ConfigError, DataError
 from memory_vit.model import trees
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.kinds import TaskKind
-from memory_vit.model.task import NAME_PATTERN, Task
+from memory_vit.model.task import NAME_RULE, Task, is_name
 from memory_vit.runtime import (
   bucket,
   hub,
@@ -169,10 +169,10 @@ def _require_name(config: Config) -> None:
   trials = sweep.trials_of(config, task_name(config))
   exported = sweep.exported_names(config, task_name(config), trials)
   for name in sorted(exported):
-    if not NAME_PATTERN.fullmatch(name):
+    if not is_name(name):
       raise ConfigError(
-        f"the task would be called {messages.brief(name)}: give a name "
-        f"by config.task.name, of the form {NAME_PATTERN.pattern}."
+        f"the task would be called {messages.brief(name)}: give a name by "
+        f"config.task.name, of {NAME_RULE}."
       )
 
 
@@ -305,8 +305,7 @@ def with_steps(config: Config, examples: int) -> Config:
   steps = steps_of(config, examples)
   logger.info(
     "%g epochs of %d examples are %d steps of %d",
-    config.epochs if config.epochs > 0 else steps * config.batch_size / examples,
-    examples, steps, config.batch_size,
+    steps * config.batch_size / examples, examples, steps, config.batch_size,
   )  # fmt: skip
   return dataclasses.replace(config, total_steps=steps)
 

@@ -46,7 +46,8 @@ def every_form(rgb):
   png = fake_data.encode(image, "PNG")
   rgba = np.dstack([rgb, rgb[:, :, :1]])
   return {
-    "pixels": rgb, "floats": rgb / 255, "alpha": rgba, "Pillow": image, "file": png,
+    "pixels": rgb, "floats": rgb / 255, "alpha": rgba, "Pillow": image,
+    "file": png,
     "Pillow with alpha": Image.fromarray(rgba), "undecoded": {"bytes": png},
   }  # fmt: skip
 
