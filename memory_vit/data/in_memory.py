@@ -199,9 +199,10 @@ def _examples(
   if size is not None and hasattr(data, "__getitem__"):
     # Iterated, a data set of torch does not end.
     return size, (_example(data, i) for i in range(size))
-  if isinstance(data, tf.data.Dataset) and (
-    data.cardinality()
-  ) == tf.data.INFINITE_CARDINALITY:
+  if (
+    isinstance(data, tf.data.Dataset)
+    and (data.cardinality()) == tf.data.INFINITE_CARDINALITY
+  ):
     raise DataError(
       "the data set of TensorFlow has no end: leave out `repeat()`, or give "
       "`data.take(N)`"
