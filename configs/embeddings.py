@@ -11,7 +11,7 @@ EMBEDDED may be a single output of `embed`, which is then the split "train":
 --config.data.train='train[:80%]', --config.data.validation='train[80%:90%]',
 --config.data.test='train[90%:]'. --config.regime=probe uses all layers. The
 task records how the embedded images were prepared. The default is 50 epochs,
-and at least 100 steps; --config.epochs=N changes it.
+and at least 25 steps; --config.epochs=N changes it.
 """
 
 import ml_collections

@@ -6,7 +6,7 @@
 DATA/train/CLASS/ holds the images (jpg, jpeg, png, webp, bmp, gif) of a class,
 and DATA/test/CLASS/ those for the result. A tenth of train/ is used for
 validation. The default is 50 epochs: 106 steps for 300 images (270 for
-training, 30 for validation), 1,800 for 5,120, and at least 100 steps;
+training, 30 for validation), 1,800 for 5,120, and at least 25 steps;
 --config.epochs=N changes it.
 Time: not measured by us. The regime is the best on our test bed with some
 thousand images (docs/choosing_a_regime.md of the repository). The paper's is

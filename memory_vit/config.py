@@ -501,7 +501,7 @@ class Config:
   total_steps: int = option(20_000, _STEPS, resume="on_request")
   # Number of times that each training example is used, such as 2.5; above 0 it
   # sets total_steps, rounded up, and that number is recorded. -1 is 50, or as
-  # many as take 100 steps if that is more: few images need more epochs.
+  # many as take 25 steps if that is more: few images need more epochs.
   epochs: float = option(
     0.0, Number(-1, 1e6, "passes over the training split"), resume="free"
   )

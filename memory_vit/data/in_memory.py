@@ -59,6 +59,11 @@ def open_data(
   """
   if isinstance(data, str | os.PathLike):
     folder = paths.local(data, "the image folder", DataError).absolute()
+    if folder.is_file():
+      raise DataError(
+        f"{messages.brief(os.fspath(data))} is a file: expected the folder "
+        "DATA/train, or paths and labels, such as pandas.read_csv reads."
+      )
     ref = SplitRef("folder", str(folder.parent), folder.name, kind=kind)
     opened = datasets.open_ref(ref)
     return dataclasses.replace(opened, name=f"python:{name}")
@@ -137,11 +142,12 @@ def _read(
   for example in examples:
     try:
       image, label = indexable.pair_of(example, keys)
-      images.append(python_images.encoded(image))
-      found.append(labels.read(label, kind))
+      read = python_images.encoded(image), labels.read(label, kind)
     except DataError as error:
       raise DataError(f"{where}, example {len(images)}: {error}.") from error
-    taken += len(images[-1])
+    images.append(read[0])
+    found.append(read[1])
+    taken += len(read[0])
     count = len(images)
     if count % _LOGGED == 0:
       logger.info(
@@ -172,7 +178,7 @@ def _table(
   if keys[0] not in names and _PATH in names:
     keys = _PATH, keys[1]
   indexable.pair_of(dict.fromkeys(names), keys)
-  columns = {key: data[key] for key in keys}
+  columns = {key: _item(data, key) for key in keys}
   return {
     key: column.to_pylist() if hasattr(column, "to_pylist") else [*column]
     for key, column in columns.items()
@@ -198,7 +204,7 @@ def _examples(
   size = _length(data)
   if size is not None and hasattr(data, "__getitem__"):
     # Iterated, a data set of torch does not end.
-    return size, (_example(data, i) for i in range(size))
+    return size, (_item(data, i) for i in range(size))
   if (
     isinstance(data, tf.data.Dataset)
     and (data.cardinality()) == tf.data.INFINITE_CARDINALITY
@@ -214,12 +220,12 @@ def _examples(
   )
 
 
-def _example(data: Any, index: int) -> Any:
+def _item(data: Any, key: int | str) -> Any:
   try:
-    return data[index]
+    return data[key]
   except (LookupError, TypeError) as error:
     raise DataError(
-      f"`data[{index}]` of a {type(data).__name__} fails "
+      f"`data[{key!r}]` of a {type(data).__name__} fails "
       f"({messages.named(error)}): expected {_EXPECTED}"
     ) from error
 

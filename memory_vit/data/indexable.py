@@ -168,4 +168,7 @@ def pair_of(example: Any, keys: tuple[str, str]) -> tuple[Any, Any]:
   if isinstance(example, Sequence) and len(example) == 2:
     return example[0], example[1]
   kind = type(example).__name__
-  raise DataError(f"it is of type {kind}, expected (image, label) or a dict")
+  raise DataError(
+    f"it is of type {kind}, expected (image, label) or a dictionary (all images "
+    "and all labels are a tuple of two)"
+  )

@@ -173,7 +173,7 @@ def train_task(
     regime: what is trained, see `regimes`.
     cells: memory cells per layer, in the regimes that have memory.
     epochs: passes over the training split; by default 50, or as many as take
-      100 steps if that is more.
+      25 steps if that is more.
     learning_rate: the peak. Several are trials, which share every pass in
       the regimes that allow it; by default six from 0.003 to 1.
     batch_size: images per step.

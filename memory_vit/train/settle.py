@@ -63,7 +63,7 @@ logger = logging.getLogger(__name__)
 _BACKBONE = "backbone"
 # What `config.epochs` -1 is. Fewer steps are too few for five images per class,
 # see docs/own_data.md.
-_EPOCHS, _LEAST_STEPS = 50, 100
+_EPOCHS, _LEAST_STEPS = 50, 25
 # Splits that a Python caller may pass.
 _ROLES = ("train", "validation", "test")
 

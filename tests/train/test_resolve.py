@@ -24,7 +24,7 @@ from memory_vit.train import settle
     (1e-5, 3, 128, 1),
     (30.0, 76_128, 512, 4461),
     (-1.0, 5_120, 128, 2_000),  # 50
-    (-1.0, 13, 128, 100),  # and never fewer steps
+    (-1.0, 13, 128, 25),  # and never fewer steps
     (5.0, 13, 128, 1),  # unless that is asked for
   ],
 )

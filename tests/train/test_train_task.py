@@ -131,7 +131,7 @@ def test_no_argument_means_the_default(small, given, message):
 def test_few_images_are_trained_for_a_number_of_steps(small, configured):
   few = {"epochs": None, "batch_size": 128}
   config, *_ = configured(small, (PIXELS, WORDS), **few)
-  assert (settle.steps_of(config, 43), config.eval_every) == (100, 20)
+  assert (settle.steps_of(config, 43), config.eval_every) == (25, 5)
   config, *_ = configured(
     small, (PIXELS, WORDS), **few, options={"total_steps": 7}
   )
