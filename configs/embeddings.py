@@ -10,8 +10,8 @@
 EMBEDDED may be a single output of `embed`, which is then the split "train":
 --config.data.train='train[:80%]', --config.data.validation='train[80%:90%]',
 --config.data.test='train[90%:]'. --config.regime=probe uses all layers. The
-task records how the embedded images were prepared. The default is 50 epochs;
---config.epochs=N changes it.
+task records how the embedded images were prepared. The default is 50 epochs,
+and at least 25 steps; --config.epochs=N changes it.
 """
 
 import ml_collections
@@ -34,7 +34,7 @@ def get_config() -> ml_collections.ConfigDict:
   config.data.train_crop = "resize"
   config.data.flip = False
   config.keep.what = "features"
-  config.epochs = 50.0
+  config.epochs = -1.0
   config.eval_every = 100
   config.checkpoint_every = 100
   return config

@@ -6,7 +6,8 @@
 DATA/train/CLASS/ holds the images (jpg, jpeg, png, webp, bmp, gif) of a class,
 and DATA/test/CLASS/ those for the result. A tenth of train/ is used for
 validation. The default is 50 epochs: 106 steps for 300 images (270 for
-training, 30 for validation), 1,800 for 5,120; --config.epochs=N changes it.
+training, 30 for validation), 1,800 for 5,120, and at least 25 steps;
+--config.epochs=N changes it.
 Time: not measured by us. The regime is the best on our test bed with some
 thousand images (docs/choosing_a_regime.md of the repository). The paper's is
 --config.regime=memory_masked, which needs another learning_rate.
@@ -33,7 +34,7 @@ def get_config() -> ml_collections.ConfigDict:
   # A quarter of the paper's batch, and about a quarter of the 205 epochs that
   # its 20,000 steps are on CIFAR-100.
   config.batch_size = 128
-  config.epochs = 50.0
+  config.epochs = -1.0
   config.eval_every = 100
   config.checkpoint_every = 100
   return config

@@ -212,7 +212,12 @@ class TaskConfig:
 
   # Name of the task; "" takes the name of the data set.
   name: str = option(
-    "", Text('a name such as pets-2, or ""', r"([a-z0-9][a-z0-9_-]*)?", 64)
+    "",
+    Text(
+      "a name of a-z, 0-9, '_' and '-' such as pets-2, or \"\"",
+      r"([a-z0-9][a-z0-9_-]*)?",
+      64,
+    ),
   )
   # What the task predicts: "classes", one of several (softmax, cross-entropy);
   # "labels", any number of several (sigmoid, binary cross-entropy); "values",
@@ -280,7 +285,8 @@ class OptimConfig:
     resume="on_request",
     sweep=True,
   )
-  # Decoupled weight decay of "adamw".
+  # Decoupled weight decay of "adamw", of kernels alone: biases, LayerNorms,
+  # class tokens, memory and position embeddings do not decay.
   weight_decay: float = option(0.0, _FACTOR, resume="on_request", sweep=True)
   # Global norm to which the gradient of a task is clipped; 0 does not clip. The
   # paper clips without stating a value; 1.0 is vit_jax's.
@@ -499,9 +505,10 @@ class Config:
   # Number of training steps, if `epochs` is 0.
   total_steps: int = option(20_000, _STEPS, resume="on_request")
   # Number of times that each training example is used, such as 2.5; above 0 it
-  # sets total_steps, rounded up, and that number is recorded.
+  # sets total_steps, rounded up, and that number is recorded. -1 is 50, or as
+  # many as take 25 steps if that is more: few images need more epochs.
   epochs: float = option(
-    0.0, Number(0, 1e6, "passes over the training split"), resume="free"
+    0.0, Number(-1, 1e6, "passes over the training split"), resume="free"
   )
   # Peak learning rate. The paper reports the best of several without naming
   # them: try 0.03 to 0.3.
@@ -669,6 +676,10 @@ def _of_training(config: Config) -> list[str]:
     lines.append(
       f"config.data.first is {config.data.first} and config.data.per_class "
       f"{config.data.per_class}: expected one of them to be 0."
+    )
+  if -1 < config.epochs < 0:
+    lines.append(
+      f"config.epochs is {config.epochs}, expected -1 or at least 0."
     )
   if not config.epochs:
     lines += beyond_the_end(config)

@@ -161,9 +161,10 @@ def _values(entry: dict[str, Any]) -> list[str]:
   """The range, mean and standard deviation of each value."""
   found = entry.get("values") or {}
   lines = [
-    f"{name}: {v['min']:g} to {v['max']:g}, mean {v['mean']:g}, standard "
-    f"deviation {v['std']:g}"
+    f"{name}: {shown['min']} to {shown['max']}, mean {shown['mean']}, standard "
+    f"deviation {shown['std']}"
     for name, v in found.items()
+    for shown in [{key: messages.number(x) for key, x in v.items()}]
   ]
   return [f"{entry['role']}: values", *_some(lines)] if lines else []
 

@@ -23,7 +23,7 @@ from memory_vit.commands.command_line import Parser
 from memory_vit.commands.console import run_command, show
 from memory_vit.errors import TaskError
 from memory_vit.runtime import bucket, hub
-from memory_vit.runtime.messages import brief, escaped
+from memory_vit.runtime.messages import brief, escaped, number
 from memory_vit.runtime.paths import as_path, place
 from memory_vit.runtime.tables import aligned, table
 
@@ -197,7 +197,7 @@ def _all_labels(spec: TaskSpec) -> str:
     return table(("label", "index", "threshold"), rows)
   if kind.is_values:
     units = [*map(escaped, kind.units)] or [""] * len(names)
-    scales = [[f"{x:.4g}" for x in many] for many in (kind.mean, kind.std)]
+    scales = [[*map(number, many)] for many in (kind.mean, kind.std)]
     header = ("value", "index", "unit", "mean", "std")
     return table(header, [*zip(names, numbers, units, *scales, strict=True)])
   return aligned([("index", "class"), *zip(numbers, names, strict=True)])

@@ -263,10 +263,13 @@ def _values(split: Split, labels: np.ndarray) -> dict[str, dict[str, float]]:
   """{value: {"min", "mean", "max", "std"}} of "values"."""
   if split.kind != "values" or not len(labels):
     return {}
-  columns = labels.astype(np.float64).T
+  found = np.stack([
+    labels.min(axis=0), labels.mean(axis=0), labels.max(axis=0),
+    subset.deviations(labels),
+  ])  # fmt: skip
   return {
-    name: {key: float(getattr(column, key)()) for key in _STATISTICS}
-    for name, column in zip(split.class_names, columns, strict=True)
+    name: dict(zip(_STATISTICS, map(float, numbers), strict=True))
+    for name, numbers in zip(split.class_names, found.T, strict=True)
   }
 
 

@@ -1,24 +1,25 @@
 """Splits of images and labels that Python has, read once into memory.
 
-Arrays, tf.data, torch, Hugging Face `datasets`, lists of examples. A folder of
-image files stays on its disk.
+Arrays, tables, tf.data, torch, Hugging Face `datasets`, lists of examples. A
+folder of image files stays on its disk.
 """
 
 import dataclasses
 import hashlib
+import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import psutil
-from PIL import Image
 
 from memory_vit.data import (
   datasets,
   indexable,
   labels,
   oriented,
+  python_images,
   raw_images,
   subset,
 )
@@ -28,11 +29,20 @@ from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.data.split import Split, fetch_from_memory
 from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import DataError
-from memory_vit.images import decoding
 from memory_vit.runtime import messages, paths
+
+logger = logging.getLogger(__name__)
 
 # Examples from which the size of all is estimated.
 _TELLING = 100
+# The column of a table that names image files.
+_PATH = "path"
+_EXPECTED = (
+  "(images, labels), a data set, a list of examples, a table, or a folder "
+  "DATA/train"
+)
+# Examples after which a line says how many were read.
+_LOGGED = 10_000
 
 
 def open_data(
@@ -50,6 +60,11 @@ def open_data(
   """
   if isinstance(data, str | os.PathLike):
     folder = paths.local(data, "the image folder", DataError).absolute()
+    if folder.is_file():
+      raise DataError(
+        f"{messages.brief(os.fspath(data))} is a file: expected the folder "
+        "DATA/train, or paths and labels, such as pandas.read_csv reads."
+      )
     ref = SplitRef(
       "folder", str(folder.parent), folder.name, kind=kind,
       class_names=tuple(class_names),
@@ -57,13 +72,19 @@ def open_data(
     opened = datasets.open_ref(ref)
     return dataclasses.replace(opened, name=f"python:{name}")
   where = f"{name!r}, split {split!r}"
+  try:
+    if hasattr(data, "columns"):
+      data, keys = _table(data, keys)
+    size, examples = _examples(data, keys)
+  except DataError as error:
+    raise DataError(f"{where}: {error}.") from error
   stated = indexable.stated_classes(data, keys[1], kind)
   if class_names and stated not in ((), tuple(class_names)):
     raise DataError(
       f"{where}: the data state the classes {messages.name_list(stated)}, "
       f"expected {messages.name_list(class_names)}."
     )
-  images, found = _read(data, keys, where, kind)
+  images, found = _read(size, examples, keys, where, kind)
   try:
     names = stated or tuple(class_names) or labels.names_among(found)
   except DataError as error:
@@ -114,23 +135,31 @@ def hold_out(split: Split) -> tuple[Split, Split]:
 
 
 def _read(
-  data: Any, keys: tuple[str, str], where: str, kind: str
+  size: int | None,
+  examples: Iterable[Any],
+  keys: tuple[str, str],
+  where: str,
+  kind: str,
 ) -> tuple[list[bytes], list[Label]]:
   """Read all images, encoded, and their labels; not more than memory holds."""
   images: list[bytes] = []
   found: list[Label] = []
   # Half, as a tensor is made of them, which is a copy.
   taken, free = 0, psutil.virtual_memory().available // 2
-  size, examples = _examples(data, keys)
   for example in examples:
     try:
       image, label = indexable.pair_of(example, keys)
-      images.append(_encoded(image))
-      found.append(labels.read(label, kind))
+      read = python_images.encoded(image), labels.read(label, kind)
     except DataError as error:
       raise DataError(f"{where}, example {len(images)}: {error}.") from error
-    taken += len(images[-1])
+    images.append(read[0])
+    found.append(read[1])
+    taken += len(read[0])
     count = len(images)
+    if count % _LOGGED == 0:
+      logger.info(
+        "%s: read %d examples so far, %.2f GiB", where, count, taken / 2**30
+      )
     needed = taken * (size or count) // count
     if needed > free and count >= min(_TELLING, size or _TELLING):
       raise DataError(
@@ -143,6 +172,24 @@ def _read(
   if not images:
     raise DataError(f"{where} has no example.")
   return images, found
+
+
+def _table(
+  data: Any, keys: tuple[str, str]
+) -> tuple[dict[str, Any], tuple[str, str]]:
+  """The columns of a table of pandas, Polars or Arrow, and their keys.
+
+  Images are in the column `path` if there is none of the key.
+  """
+  names = getattr(data, "column_names", None) or [*data.columns]
+  if keys[0] not in names and _PATH in names:
+    keys = _PATH, keys[1]
+  indexable.pair_of(dict.fromkeys(names), keys)
+  columns = {key: _item(data, key) for key in keys}
+  return {
+    key: column.to_pylist() if hasattr(column, "to_pylist") else [*column]
+    for key, column in columns.items()
+  }, keys
 
 
 def _examples(
@@ -158,19 +205,36 @@ def _examples(
       raise DataError(
         f"the data are a pair of a {type(images).__name__} of {size} and a "
         f"{type(targets).__name__} of {_length(targets)}: expected as many "
-        "images as labels."
+        "images as labels"
       )
     return size, zip(images, targets, strict=True)
   size = _length(data)
   if size is not None and hasattr(data, "__getitem__"):
     # Iterated, a data set of torch does not end.
-    return size, (data[i] for i in range(size))
+    return size, (_item(data, i) for i in range(size))
+  if (
+    isinstance(data, tf.data.Dataset)
+    and (data.cardinality()) == tf.data.INFINITE_CARDINALITY
+  ):
+    raise DataError(
+      "the data set of TensorFlow has no end: leave out `repeat()`, or give "
+      "`data.take(N)`"
+    )
   if isinstance(data, Iterable):
     return size, data
   raise DataError(
-    f"the data are of type {type(data).__name__}: expected (images, labels), a "
-    "data set, a list of examples, or a folder DATA/train."
+    f"the data are of type {type(data).__name__}: expected {_EXPECTED}"
   )
+
+
+def _item(data: Any, key: int | str) -> Any:
+  try:
+    return data[key]
+  except (LookupError, TypeError) as error:
+    raise DataError(
+      f"`data[{key!r}]` of a {type(data).__name__} fails "
+      f"({messages.named(error)}): expected {_EXPECTED}"
+    ) from error
 
 
 def _length(data: Any) -> int | None:
@@ -178,26 +242,3 @@ def _length(data: Any) -> int | None:
     return len(data)
   except TypeError:  # of a stream, also one of TensorFlow
     return None
-
-
-def _encoded(image: Any) -> bytes:
-  """Convert an image to a file or pixels that `image_ops.decode` takes."""
-  image = indexable.floats_of(image)
-  if isinstance(image, Mapping | bytes | Image.Image):
-    return indexable.encoded(image)
-  pixels = np.asarray(image)
-  if pixels.dtype == object and pixels.ndim == 0:  # a string of TensorFlow
-    return oriented.unmarked(indexable.encoded(pixels.item()))
-  if pixels.ndim == 4:
-    raise DataError("it is a batch of images, expected single examples")
-  if type(image).__module__.startswith("torch") and pixels.ndim == 3:
-    pixels = np.moveaxis(pixels, 0, -1)
-  if np.issubdtype(pixels.dtype, np.floating):
-    if not (pixels.size and pixels.min() >= 0 and pixels.max() <= 1):
-      raise DataError(
-        "its image has floating-point values outside of 0 to 1: expected that "
-        "range, or uint8 pixels of 0 to 255. Values in [-1, 1], as "
-        "mv.preprocess returns, become (x + 1) / 2"
-      )
-    pixels = np.round(pixels * 255).astype(np.uint8)
-  return raw_images.encode(decoding.rgb_pixels(pixels))

@@ -5,22 +5,19 @@ sets with random access.
 """
 
 import contextlib
-import io
 import re
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-from PIL import Image
 
-from memory_vit.data import datasets, labels, oriented, python_op
+from memory_vit.data import datasets, labels, python_images, python_op
 from memory_vit.data.data_files import DataFiles
 from memory_vit.data.labels import Encoder
 from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.data.split import Fetch, Split
 from memory_vit.errors import BrokenDataError, DataError
-from memory_vit.images import decoding
 from memory_vit.runtime import messages
 
 _NAME = re.compile(r"[\w.-]{1,100}", re.ASCII)
@@ -49,11 +46,8 @@ def open_indexable(
 ) -> Split:
   """Open the examples of a Python object as a split.
 
-  An example is a pair (image, label), or a dictionary with `keys`. An image is
-  one of Pillow, uint8 pixels (h, w, 3), (h, w), (h, w, 1) or (h, w, 4), of
-  which alpha is dropped, the bytes of an image file, or a dictionary with such
-  "bytes". A class is an integer from 0, or a name; labels are a list of these,
-  or an array of 0 and 1; values are a number or several.
+  An example is a pair (image, label), or a dictionary with `keys`; for images
+  and labels see `train_task`.
 
   Args:
     examples: any object with `len` and examples by number. Always the same for
@@ -152,7 +146,7 @@ def _fetch(
       label = labels.read(given, encode.kind)
       # `Split.check_labels` says more of a class that is none, such as -1.
       number = label if isinstance(label, int) else encode(label)
-      return encoded(image), np.array(number, dtype.base)
+      return python_images.encoded(image), np.array(number, dtype.base)
 
   def fetch(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     encoded, label = python_op.call(read, [index], [tf.string, dtype.base])
@@ -164,44 +158,15 @@ def _fetch(
 def pair_of(example: Any, keys: tuple[str, str]) -> tuple[Any, Any]:
   if isinstance(example, Mapping):
     if not all(key in example for key in keys):
-      raise DataError(f"it has the keys {[*example]}, expected {list(keys)}")
+      raise DataError(
+        f"it has the keys {messages.brief([*example])}, expected {list(keys)}, "
+        "or others that are named by keys=(IMAGE, LABEL)"
+      )
     return example[keys[0]], example[keys[1]]
   if isinstance(example, Sequence) and len(example) == 2:
     return example[0], example[1]
   kind = type(example).__name__
-  raise DataError(f"it is of type {kind}, expected (image, label) or a dict")
-
-
-def encoded(image: Any) -> bytes:
-  """An image as a file; pixels become a PNG that is not compressed.
-
-  A file is turned as EXIF says, but not an image of Pillow, which is pixels.
-  """
-  if isinstance(image, Mapping):  # an image that Hugging Face did not decode
-    image = image.get("bytes")
-  if isinstance(image, bytes):
-    return oriented.mark(image)
-  image = floats_of(image)
-  if isinstance(image, Image.Image):
-    pixels = decoding.rgb(image)
-  elif hasattr(image, "__array__"):
-    array = np.asarray(image)
-    if np.issubdtype(array.dtype, np.floating):
-      raise DataError(
-        f"its image is {array.dtype}, expected uint8 pixels of 0 to 255 "
-        "(mv.train_task takes floating point from 0 to 1)"
-      )
-    pixels = decoding.rgb_pixels(array)
-  else:
-    raise DataError(
-      f"its image is of type {type(image).__name__}, expected one of Pillow, "
-      "uint8 pixels, or the bytes of a file"
-    )
-  file = io.BytesIO()
-  Image.fromarray(pixels).save(file, "PNG", compress_level=0)
-  return file.getvalue()
-
-
-def floats_of(image: Any) -> Any:
-  """The array of an image of Pillow that holds floating point, mode F."""
-  return np.asarray(image) if getattr(image, "mode", "") == "F" else image
+  raise DataError(
+    f"it is of type {kind}, expected (image, label) or a dictionary (all "
+    "images and all labels are a tuple of two)"
+  )

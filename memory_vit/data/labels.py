@@ -31,7 +31,7 @@ with epy.lazy_imports():  # of the extra `train`; embeddings are read without
 logger = logging.getLogger(__name__)
 
 MOST_CLASSES = 2**20
-# A class; several labels; or float32 (c,): values, or 1 and 0 for each label.
+# A class; several labels; or float64 (c,): values, or 1 and 0 for each label.
 Label = int | str | list[int | str] | np.ndarray
 
 _ONE_FOR_EACH = (
@@ -76,10 +76,12 @@ def read(label: Any, kind: str) -> Label:
 
 
 def dtype_of(kind: str, count: int) -> np.dtype:
-  """The dtype of an encoded label: int32, or float32 of shape (c,)."""
+  """The dtype of an encoded label: int32, float32 (c,), or float64 (c,)."""
   if kind == "classes":
     return np.dtype(np.int32)
-  return np.dtype((np.float32, (count,)))
+  # Values are standardized before they become float32: in float32, Unix times
+  # of one minute are equal.
+  return np.dtype((np.float64 if kind == "values" else np.float32, (count,)))
 
 
 def name_of(text: str) -> str:
@@ -209,7 +211,7 @@ class Encoder:
       )
 
   def __call__(self, label: Label) -> int | np.ndarray:
-    """The class, or float32 (c,); a `DataError` begins with "its label"."""
+    """The class, or numbers (c,); a `DataError` begins with "its label"."""
     count = len(self.names)
     if isinstance(label, int | str):
       return self._number(label)
@@ -271,8 +273,7 @@ def _several(label: Any) -> list[int | str] | np.ndarray:
 
 
 def _row(label: Any) -> np.ndarray:
-  with np.errstate(over="ignore"):  # infinity is refused, as it is of a file
-    row = np.array([_float(each) for each in label], np.float32)
+  row = np.array([_float(each) for each in label], np.float64)
   if not row.size:
     raise ValueError
   return row

@@ -156,5 +156,7 @@ def _turned() -> _Shipped:
         np.pad(images, pads, "reflect"), angles, strict=True
       )
     ]
-    splits[key] = _LabelledImages(np.stack(turned), angles[:, None])
+    splits[key] = _LabelledImages(
+      np.stack(turned), angles[:, None].astype(np.float64)
+    )
   return _Shipped(splits, ("angle",))

@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 _AT_ONCE = 64
 # Unreadable examples that a message lists.
 _SHOWN = 20
+# Of a value: its square is finite in float64.
+_GREATEST = float(np.finfo(np.float32).max)
 # Index, int64 () -> the encoded image, string (), and its label, see `Split`.
 Fetch = Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
 
@@ -47,11 +49,12 @@ class Split:
     kind: what a label is, see `TaskKind`: "classes", one class; "labels", 1 or
       0 for each of c labels; "values", c numbers.
     fetch: int64 () index -> the encoded image, string (), and its label: int32
-      () of "classes", else float32 (c,). Runs eagerly and inside tf.data.
+      () of "classes", float32 (c,) of "labels", float64 (c,) of "values". Runs
+      eagerly and inside tf.data.
     file_name: index -> the file of the example, or "".
     data_files: its files, to notice later that they have changed.
-    labels: int32 (size,) of "classes", else float32 (size, c), if they are
-      known before examples are read.
+    labels: of all examples, (size,) or (size, c), if they are known before
+      examples are read.
     embedded: rows of embeddings, for a split that has them in place of images.
     left_out: a line for each image that is no example, as it has no embedding.
     skipped: a line for each of its folders that holds more than images.
@@ -100,7 +103,7 @@ class Split:
 
   @property
   def label_dtype(self) -> np.dtype:
-    """The dtype of a label: int32, or float32 of shape (c,)."""
+    """The dtype of a label: int32, float32 (c,), or float64 (c,)."""
     return labels_lib.dtype_of(self.kind, self.num_classes)
 
   @property
@@ -157,12 +160,12 @@ class Split:
     """Refuse labels that are not of its kind.
 
     Args:
-      labels: int32 (b,), or float32 (b, c).
+      labels: (b,) of classes, else (b, c).
       index_of: place in `labels` -> index of the example.
 
     Raises:
       BrokenDataError: if a class is outside of 0 ... num_classes - 1, a label
-        neither 0 nor 1, or a value not finite.
+        neither 0 nor 1, or a value beyond the range of float32.
     """
     wrong = np.flatnonzero(~self.are_labels(labels))
     if not wrong.size:
@@ -182,7 +185,7 @@ class Split:
       return (labels >= 0) & (labels < self.num_classes)
     if self.kind == "labels":
       return ((labels == 0) | (labels == 1)).all(axis=-1)
-    return np.isfinite(labels).all(axis=-1)
+    return (np.abs(labels) <= _GREATEST).all(axis=-1)
 
   @property
   def expected_label(self) -> str:
@@ -191,7 +194,7 @@ class Split:
       return f"0 to {self.num_classes - 1}"
     if self.kind == "labels":
       return f"0 or 1 for each of {self.num_classes:,}"
-    return "finite numbers"
+    return f"finite numbers of at most {_GREATEST:.3g}"
 
   def numbered_as(self, class_names: tuple[str, ...]) -> "Split":
     """The split with the class numbers of a task, if that has its classes.

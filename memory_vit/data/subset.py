@@ -41,8 +41,16 @@ def counts_among(split: Split, labels: np.ndarray) -> np.ndarray:
 
 def value_statistics(split: Split) -> tuple[np.ndarray, np.ndarray]:
   """Mean and standard deviation of each value, float64 (c,)."""
-  values = _readable_labels(split).astype(np.float64)
-  return values.mean(axis=0), values.std(axis=0)
+  values = _readable_labels(split)
+  return values.mean(axis=0), deviations(values)
+
+
+def deviations(values: np.ndarray) -> np.ndarray:
+  """Standard deviation of each column; exactly 0 if its numbers are equal.
+
+  The mean of equal numbers is rounded.
+  """
+  return values.std(axis=0) * (values != values[:1]).any(axis=0)
 
 
 def _readable_labels(split: Split) -> np.ndarray:
@@ -50,6 +58,8 @@ def _readable_labels(split: Split) -> np.ndarray:
 
   Images that turn out to be broken when they are decoded count, too.
   """
+  if len(split.unreadable) == split.size:
+    raise split.nothing_readable()
   if split.labels is not None:  # no file is read
     return np.delete(split.labels, sorted(split.unreadable), axis=0)
   logger.info("reading the labels of %d examples", split.size)

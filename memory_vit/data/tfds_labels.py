@@ -137,7 +137,7 @@ def find_keys(
 
 @dataclasses.dataclass(frozen=True)
 class _Row:
-  """Numbers of an example, float32 (k,), that a feature holds, with names."""
+  """Numbers of an example, (k,), that a feature holds, with names."""
 
   names: tuple[str, ...]
   take: Callable[[_Example], tf.Tensor]
@@ -195,9 +195,8 @@ def _rows(key: str, features: _Features, kind: str) -> list[_Row]:
   names = (key.rpartition("/")[2],)
   if feature.shape:
     names = tuple(f"{key}/{i}" for i in range(feature.shape[0]))
-  return [
-    _Row(names, lambda e: tf.reshape(tf.cast(_at(e, key), tf.float32), [-1]))
-  ]
+  dtype = labels.dtype_of(kind, 1).base
+  return [_Row(names, lambda e: tf.reshape(tf.cast(_at(e, key), dtype), [-1]))]
 
 
 def _at(tree: Any, path: str) -> Any:

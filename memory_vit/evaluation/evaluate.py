@@ -3,7 +3,14 @@
 import functools
 import hashlib
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import (
+  Callable,
+  Collection,
+  Iterable,
+  Iterator,
+  Mapping,
+  Sequence,
+)
 from typing import Any, Literal
 
 import jax
@@ -22,7 +29,7 @@ from memory_vit.evaluation.split_predictions import LabelPredictions
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.kinds import CLASSES, TaskKind
 from memory_vit.model.task import EvalPreprocessing, Task
-from memory_vit.runtime import sharding
+from memory_vit.runtime import processes, sharding
 from memory_vit.runtime.progress_bar import ProgressBar
 from memory_vit.tasks.program import make_program
 
@@ -33,6 +40,7 @@ with epy.lazy_imports():  # scikit-learn takes half a second
 Predict = Callable[[Any], dict[str, Float[Array, "b c"]]]
 # Entries of a result that depend on the labels.
 _OF_LABELS = ("score", "top1", "top5", "loss", "majority", "per_class")
+_BITS = np.dtype(np.uint32)
 # Entries of a result that must be asked for, see `evaluate`.
 Also = Literal["digest", "hits", "predictions"]
 
@@ -83,7 +91,7 @@ def evaluate(
     return "predictions" in also and chosen
 
   replicated = sharding.replicated(mesh)
-  for batch in sharding.prefetch(iter(batches), mesh):
+  for batch in sharding.prefetch(map(_with_bits, batches), mesh):
     inputs = batch["inputs"] if "inputs" in batch else batch["image"]
     for name, logits in predict(inputs).items():
       of_batch = logits, batch["label"], batch["mask"]
@@ -107,7 +115,10 @@ def evaluate(
   results = {name: metrics.summarise(total) for name, total in totals.items()}
   for name, batches_of in whole.items():
     arrays = map(np.concatenate, zip(*batches_of, strict=True))
-    examples = split_predictions.of_outputs(kinds[name], *arrays)
+    outputs, label, mask = arrays
+    if label.dtype == _BITS:
+      label = label.view(np.float64)
+    examples = split_predictions.of_outputs(kinds[name], outputs, label, mask)
     if isinstance(examples, LabelPredictions):
       results[name] = labels.summarise(examples)
     else:
@@ -123,6 +134,14 @@ def evaluate(
       key: np.concatenate([one[key] for one in several]) for key in several[0]
     }
   return results
+
+
+def _with_bits(batch: dict[str, Any]) -> dict[str, Any]:
+  """Replace values of float64, which devices would round, by their bits."""
+  label = batch["label"]
+  if label.dtype != np.float64:
+    return batch
+  return {**batch, "label": np.ascontiguousarray(label).view(_BITS)}
 
 
 def evaluate_source(
@@ -171,7 +190,7 @@ def evaluate_source(
   with ProgressBar(title, source.size) as bar:
     results = evaluate(
       predict_classes,
-      batches,
+      _some_readable(batches, source),
       mesh,
       kinds=kinds,
       also=also,
@@ -179,7 +198,7 @@ def evaluate_source(
       bar=bar,
     )
   for result in results.values():
-    _require_score(result["score"], source)
+    _require_score(result, source)
     if other_classes:
       result |= dict.fromkeys(_OF_LABELS)
     result["skipped"] = source.size - result["examples"]
@@ -198,13 +217,27 @@ def evaluate_source(
   return results
 
 
-def _require_score(score: float, source: Split) -> None:
-  if math.isnan(score):
-    problem = (
-      "no example has any label, so average precision is undefined"
-      if source.kind == "labels"
-      else "all examples have the same values, so R2 is undefined"
-    )
+def _some_readable(
+  batches: Iterable[dict[str, Any]], source: Split
+) -> Iterator[dict[str, Any]]:
+  """Raise at the end if no process could read any example."""
+  own: list[int] = []
+  for batch in batches:
+    if not own and batch["mask"].any():
+      own = [1]
+    yield batch
+  if not processes.union_over_processes(own):
+    raise source.nothing_readable()
+
+
+def _require_score(result: Mapping[str, Any], source: Split) -> None:
+  if math.isnan(result["score"]):
+    if source.kind == "labels":
+      problem = "no example has any label, so average precision is undefined"
+    elif result["examples"] == 1:
+      problem = "it has one image, and R2 is defined for several"
+    else:
+      problem = "all examples have the same values, so R2 is undefined"
     raise DataError(
       f"{source.full_name!r}, split {source.split!r}: {problem}. Expected a "
       f"split whose {source.kind} vary."

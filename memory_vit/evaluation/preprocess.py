@@ -8,6 +8,7 @@ from jaxtyping import Float32
 from memory_vit.errors import DataError, TaskError
 from memory_vit.images import reader
 from memory_vit.model.task import EvalPreprocessing
+from memory_vit.runtime import schema
 from memory_vit.tasks.compose import (
   TasksLike,
   require_same_images,
@@ -46,8 +47,7 @@ def preprocess(
     TaskError: if tasks want images prepared differently.
   """
   evaluation = _evaluation_of(task)
-  if memory_mib < 1:
-    raise DataError(f"memory_mib is {memory_mib}, expected 1 or more.")
+  memory_mib = schema.whole_number("memory_mib", memory_mib, 1, DataError)
   side = evaluation.image_size
   # 0: prepared images are returned, not held as a batch.
   found = reader.ImageReader(memory_mib, 0, side).each(images, evaluation)

@@ -185,12 +185,19 @@ class ValuePredictions(_Outputs):
       meaningless.
   """
 
-  target: Float32[np.ndarray, "n c"]
+  target: Float64[np.ndarray, "n c"]
 
   @property
   def predicted(self) -> Float64[np.ndarray, "n c"]:
     """In the units of the task; NaN if outputs are not finite."""
     return self._activated
+
+  @property
+  def rounded(self) -> Float64[np.ndarray, "n c"]:
+    """`predicted`, without digits that float32 outputs do not determine."""
+    places = 6 - np.floor(np.log10(self.kind.std)).astype(int)
+    columns = zip(self.predicted.T, places.tolist(), strict=True)
+    return np.stack([np.round(column, n) for column, n in columns], axis=1)
 
 
 def of_outputs(
@@ -200,12 +207,13 @@ def of_outputs(
   mask: Float32[np.ndarray, " n"],
 ) -> LabelPredictions | ValuePredictions:
   """Join the rows of all batches; `mask` is 1 for examples that count."""
-  outputs, labels = (rows.astype(np.float32) for rows in (outputs, labels))
-  counted = mask > 0
+  outputs, counted = outputs.astype(np.float32), mask > 0
   if kind.is_labels:
+    label = labels.astype(np.float32)
     return LabelPredictions(
-      kind=kind, label=labels, outputs=outputs, counted=counted
+      kind=kind, label=label, outputs=outputs, counted=counted
     )
+  target = labels.astype(np.float64)
   return ValuePredictions(
-    kind=kind, target=labels, outputs=outputs, counted=counted
+    kind=kind, target=target, outputs=outputs, counted=counted
   )

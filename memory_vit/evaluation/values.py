@@ -36,8 +36,7 @@ class ValueMetrics:
 def value_metrics(predictions: ValuePredictions) -> ValueMetrics:
   """Metrics of each value, by scikit-learn and SciPy."""
   counted = predictions.counted
-  right = predictions.target[counted].astype(np.float64)
-  found = predictions.predicted[counted]
+  right, found = predictions.target[counted], predictions.predicted[counted]
   count = right.shape[1]
   if predictions.not_finite:
     return ValueMetrics(*np.full((4, count), np.nan))
@@ -64,7 +63,7 @@ def summarise(predictions: ValuePredictions) -> dict[str, Any]:
   "loss" is the mean squared error of standardized values.
   """
   counted, kind = predictions.counted, predictions.kind
-  right = predictions.target[counted].astype(np.float64)
+  right = predictions.target[counted]
   each = dataclasses.asdict(value_metrics(predictions))
   means = {name: defined_mean(values) for name, values in each.items()}
   score, loss = means["r2"], float("nan")

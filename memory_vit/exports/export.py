@@ -22,7 +22,7 @@ from memory_vit.exports.exported_model import ExportedModel, make_model
 from memory_vit.exports.image_input import ImageInput
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import BACKBONE, Task, require_backbone
-from memory_vit.runtime import files
+from memory_vit.runtime import files, schema
 from memory_vit.runtime.messages import brief
 from memory_vit.runtime.progress_bar import ProgressBar
 from memory_vit.tasks import compose, store
@@ -81,6 +81,7 @@ def export_model(
     TaskError: for tasks of another backbone, or that do not fit together.
   """
   images = images or ImageInput()
+  examples = schema.whole_number("examples", examples, 1, ExportError)
   require_options(format, images, examples, activation)
   place = export_manifest.DIRECTORY.require_own(path)
   if format in _ARRAYS:

@@ -21,6 +21,8 @@ from memory_vit.tasks.program import Program, make_program
 from memory_vit.tasks.split_forward import Logits
 
 Weights = tuple[Backbone, Program]
+# Standard deviation of values by their mean: float32 rounds at 1e-7 of a value.
+_LEAST_SPREAD = 1e-5
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
@@ -95,9 +97,24 @@ def make_model(
   if not chosen:
     raise TaskError("there is no task to export.")
   compose.require_one_pass(chosen)
+  if activation:
+    for task in chosen:
+      _require_float32(task.name, task.spec.kind)
   program = make_program(backbone, chosen)
   weights = _with_own_backbone(backbone, program)
   return ExportedModel(backbone, chosen, program, weights, activation)
+
+
+def _require_float32(name: str, kind: TaskKind) -> None:
+  """Refuse values that float32 outputs could not tell apart."""
+  for mean, std in zip(kind.mean, kind.std, strict=True):
+    if std < _LEAST_SPREAD * abs(mean):
+      raise ExportError(
+        f"activation: a value of task {name!r} has mean {mean:.4g} and "
+        f"standard deviation {std:.4g}, which float32 outputs cannot "
+        "represent. Export without activation and compute mean + std * output "
+        "in float64, or subtract an offset from the values before training."
+      )
 
 
 def _with_own_backbone(backbone: Backbone, program: Program) -> Weights:

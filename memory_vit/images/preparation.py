@@ -65,6 +65,12 @@ def image_name(image: Any) -> str:
   return f"of type {type(image).__name__}"
 
 
+def read_file(path: str | os.PathLike[str]) -> bytes:
+  """The content of an image file; a `DataError` says why it cannot be read."""
+  with _opened(os.fspath(path)) as file:
+    return file.read(_size_of(file))
+
+
 def _prepare_file(
   path: str, evaluation: EvalPreprocessing, memory: MemoryLimit
 ) -> np.ndarray:

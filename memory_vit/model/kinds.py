@@ -91,6 +91,8 @@ class TaskKind:
   def activate(self, logits: Any, xp: ModuleType = np) -> Any:
     """Probabilities of classes or labels, or values, of outputs (..., c).
 
+    Values are float64 in NumPy, and float32 in JAX.
+
     Args:
       logits: outputs of the head, of any floating type.
       xp: `numpy` or `jax.numpy`, that of the array.
@@ -98,12 +100,8 @@ class TaskKind:
     if self.is_labels:
       return xp.exp(-xp.logaddexp(0, -logits))
     if self.is_values:
-      axes = (1,) * (logits.ndim - 1)
-      mean, std = (
-        xp.asarray(numbers, logits.dtype).reshape(*axes, -1)
-        for numbers in (self.mean, self.std)
-      )
-      return mean + std * logits
+      mean, std = (xp.asarray(n, float) for n in (self.mean, self.std))
+      return mean + std * xp.asarray(logits)
     shares = xp.exp(logits - logits.max(axis=-1, keepdims=True))
     return shares / shares.sum(axis=-1, keepdims=True)
 

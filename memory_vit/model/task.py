@@ -22,6 +22,16 @@ INTERPOLATIONS = ("bilinear", "bilinear_antialias", "bicubic")
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 # The key of the original outputs in the result of a forward pass.
 BACKBONE = "backbone"
+NAME_RULE = (
+  "1 to 64 of a-z, 0-9, '_' and '-', starting with a letter or digit, and not "
+  f"{BACKBONE!r}"
+)
+
+
+def is_name(name: Any) -> bool:
+  """Whether a task may have this name."""
+  is_text = isinstance(name, str) and name != BACKBONE
+  return is_text and bool(NAME_PATTERN.fullmatch(name))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -136,11 +146,8 @@ class TaskSpec:
   evaluation: EvalPreprocessing
 
   def __post_init__(self) -> None:
-    if not NAME_PATTERN.fullmatch(self.name) or self.name == BACKBONE:
-      raise TaskError(
-        f"task name {self.name!r}: expected 1 to 64 of a-z, 0-9, '_' and '-', "
-        f"starting with a letter or digit, and not {BACKBONE!r}."
-      )
+    if not is_name(self.name):
+      raise TaskError(f"task name {self.name!r}: expected {NAME_RULE}.")
     for parent in self.attends_to:
       if not NAME_PATTERN.fullmatch(parent):
         raise TaskError(

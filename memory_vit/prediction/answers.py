@@ -17,6 +17,7 @@ from jaxtyping import Float
 
 from memory_vit.errors import ConfigError
 from memory_vit.model.kinds import TaskKind
+from memory_vit.runtime.messages import number
 
 Probabilities = Float[np.ndarray, "k c"]
 
@@ -114,7 +115,7 @@ def rows(answer: Any) -> list[tuple[str, str]]:
   """The name and the number of each class, label or value, for people."""
   if "values" in answer:
     return [
-      (one["name"], f"{one['value']:.4g} {one['unit']}".rstrip())
+      (one["name"], f"{number(one['value'])} {one['unit']}".rstrip())
       for one in answer["values"]
     ]
   key = "label" if "labels" in answer else "class"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from memory_vit.errors import ConfigError
-from memory_vit.model.task import NAME_PATTERN
+from memory_vit.model.task import BACKBONE, NAME_RULE, is_name
 from memory_vit.plots import rasterize
 from memory_vit.reports import metrics_file, page, tables, task_figures
 from memory_vit.reports.task_evaluation import TaskEvaluation
@@ -62,10 +62,9 @@ def _require_names(names: Sequence[str]) -> None:
   if not names:
     raise ConfigError("there is no evaluation: expected at least one.")
   for name in names:
-    if not NAME_PATTERN.fullmatch(name):
+    if name != BACKBONE and not is_name(name):
       raise ConfigError(
-        f"an evaluation is of a task {brief(name)}, which is no name of one: "
-        f"expected {NAME_PATTERN.pattern}."
+        f"an evaluation is of a task {brief(name)}: expected {NAME_RULE}."
       )
     if names.count(name) > 1:
       raise ConfigError(

@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image
 
 from memory_vit.reports.markup import Html, element
+from memory_vit.runtime import messages
 
 MISSING = "–"
 # Rows of the tables on a page; the CSV files have all.
@@ -135,7 +136,7 @@ def number(value: float | None, unit: str = "") -> str:
   """A number for people; unknown ones are a dash."""
   if value is None or np.isnan(value):
     return MISSING
-  return f"{value:.4g} {unit}".rstrip()
+  return f"{messages.number(value)} {unit}".rstrip()
 
 
 @functools.cache

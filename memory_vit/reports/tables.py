@@ -177,9 +177,9 @@ def _write_values(folder: Path, evaluation: ValueEvaluation) -> None:
   lists: dict[str, pa.Array] = {}
   for what, all_rows, missing in (
     ("value", found.target, np.zeros(len(numbers), bool)),
-    ("predicted", found.predicted, ~found.finite[numbers]),
+    ("predicted", found.rounded, ~found.finite[numbers]),
   ):
-    rows = all_rows[numbers].astype(np.float32)
+    rows = all_rows[numbers]
     cells |= _cells(what, names, rows, missing)
     lists[what] = _lists(pa.array(rows.ravel()), missing)
   write_csv(folder / _CSV, columns | cells)

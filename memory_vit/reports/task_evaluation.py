@@ -30,6 +30,7 @@ from memory_vit.evaluation.split_predictions import (
 )
 from memory_vit.evaluation.values import ValueMetrics
 from memory_vit.images.view import to_levels
+from memory_vit.runtime import messages
 from memory_vit.runtime.messages import shortened
 from memory_vit.version import __version__
 
@@ -344,7 +345,7 @@ class ValueEvaluation(TaskEvaluation):
       float(rows[number, worst]) for rows in (found.target, found.predicted)
     )
     right, said, off = (
-      f"{value:.4g} {unit}".rstrip()
+      f"{messages.number(value)} {unit}".rstrip()
       for value in (target, predicted, predicted - target)
     )
     return f"{name}{right}", said, f"error {off}"

@@ -102,6 +102,11 @@ def brief(value: Any) -> str:
   return shortened(text, _MOST_SHOWN)
 
 
+def number(value: float) -> str:
+  """Four digits, or all before the point: a time in seconds has ten."""
+  return f"{value:.1f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"
+
+
 def refusal(name: str, value: Any, expected: str) -> str:
   return f"{name} is {brief(value)}, expected {expected}."
 

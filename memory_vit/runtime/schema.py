@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import operator
 import types
 import typing
 from collections.abc import Mapping
@@ -83,6 +84,18 @@ def typed(kind: Any, value: Any, where: str, error: type[Exception]) -> Any:
     with contextlib.suppress(OverflowError):
       return float(value)
   raise error(refusal(where, value, f"a value of type {type_name(kind)}"))
+
+
+def whole_number(
+  name: str, value: Any, least: int, error: type[MemoryVitError]
+) -> int:
+  """An integer of Python or NumPy, an argument of a function, as `int`."""
+  if isinstance(value, bool) or not hasattr(value, "__index__"):
+    raise error(refusal(name, value, f"an integer of at least {least}"))
+  number = operator.index(value)
+  if number < least:
+    raise error(refusal(name, number, f"at least {least}"))
+  return number
 
 
 def type_name(kind: Any) -> str:

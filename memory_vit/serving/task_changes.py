@@ -20,7 +20,7 @@ from memory_vit.errors import (
   TaskError,
   UnknownTask,
 )
-from memory_vit.model.task import BACKBONE, NAME_PATTERN
+from memory_vit.model.task import NAME_RULE, is_name
 from memory_vit.runtime import paths
 from memory_vit.runtime.messages import brief
 from memory_vit.serving.request_error import RequestError, client_left
@@ -155,12 +155,8 @@ class TaskChanges:
 
 
 def require_name(name: str) -> None:
-  if not NAME_PATTERN.fullmatch(name) or name == BACKBONE:
-    raise RequestError(
-      422,
-      f"task name {brief(name)}: expected 1 to 64 of a-z, 0-9, '_' and '-', "
-      f"starting with a letter or digit, and not {BACKBONE!r}.",
-    )
+  if not is_name(name):
+    raise RequestError(422, f"task name {brief(name)}: expected {NAME_RULE}.")
 
 
 def _refusal(error: Exception, action: str) -> RequestError:

@@ -25,6 +25,7 @@ from memory_vit.model.task import (
   TaskSpec,
 )
 from memory_vit.model.task_params import TaskParams
+from memory_vit.runtime import schema
 from memory_vit.tasks.compose import task_tuple
 
 
@@ -89,6 +90,13 @@ def init_task(
   learned = regimes.get_regime(regime)
   if cells is None:
     cells = 5 if learned.has_memory else 0
+  num_classes, cells, bottleneck, side_width = (
+    schema.whole_number(key, value, least, TaskError)
+    for key, value, least in (
+      ("num_classes", num_classes, 1), ("cells", cells, 0),
+      ("bottleneck", bottleneck, 0), ("side_width", side_width, 0),
+    )
+  )  # fmt: skip
   side = regimes.NO_SIDE
   if learned.has_side:
     side = regimes.SideKind(side_width, side_mixing)

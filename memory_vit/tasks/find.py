@@ -39,8 +39,7 @@ def task_paths(path: str | os.PathLike[str]) -> list[Path]:
   path = typed.place(path, "a task", TaskError)
   if array_files.is_single_file(path) or (path / "task.json").is_file():
     return [path]
-  # A task that is being written has a name that begins with a dot.
-  found = [path for path in paths_in(path) if path.name[0] != "."]
+  found = paths_in(path)
   if not found:
     run = path / "tasks"
     hint = f" The tasks of a run are in {run}." if run.is_dir() else ""
@@ -63,14 +62,14 @@ def one_task(path: str | os.PathLike[str]) -> Path:
     path = typed.as_path(path).absolute()
     if array_files.is_single_file(path) or (path / manifest.FILE).is_file():
       return path
-    files = sorted(task_files(path))
+    files = paths_in(path)
     if not files:
       return path
   if len(files) > 1:
     names = name_list([escaped(file.stem) for file in files])
     raise TaskError(
-      f"{path} has {len(files)} tasks, expected one: {names}. Give one (of the "
-      "hub, as hf://OWNER/NAME/TASK), or take load_tasks, which reads several."
+      f"{path} has {len(files)} tasks: {names}. mv.load_tasks reads several; "
+      "else give one of them (of the hub, as hf://OWNER/NAME/TASK)."
     )
   if not hub.is_address(path):  # the cache of the hub consists of links
     require_no_link(files[0])
@@ -80,7 +79,9 @@ def one_task(path: str | os.PathLike[str]) -> Path:
 def paths_in(path: Path) -> list[Path]:
   """Paths in a directory that look like tasks, sorted."""
   directories = (file.parent for file in path.glob("*/task.json"))
-  return sorted([*directories, *task_files(path)])
+  # A task that is being written has a name that begins with a dot.
+  found = sorted([*directories, *task_files(path)])
+  return [path for path in found if path.name[0] != "."]
 
 
 def task_files(path: Path) -> Iterator[Path]:

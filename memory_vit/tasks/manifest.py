@@ -44,7 +44,7 @@ _MAX_TEXT = 10_000
 _MAX_NAME = 200
 _MAX_UNIT = 40
 # Of means and standard deviations: a value of any float32 output is finite.
-_MAX_SCALE = 1e30
+MAX_SCALE = 1e30
 # Python writes only numbers of 4,300 digits, and has no float of 309.
 _MAX_NUMBER = 10**100
 
@@ -246,8 +246,8 @@ def _require_kind(kind: TaskKind, where: str) -> None:
   """Refuse numbers of which no answer could be made, and long units."""
   for name, low, high in (
     ("thresholds", 0, 1),
-    ("mean", -_MAX_SCALE, _MAX_SCALE),
-    ("std", 1 / _MAX_SCALE, _MAX_SCALE),
+    ("mean", -MAX_SCALE, MAX_SCALE),
+    ("std", 1 / MAX_SCALE, MAX_SCALE),
   ):
     for number in getattr(kind, name):
       if not low <= number <= high:

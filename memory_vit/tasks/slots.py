@@ -29,6 +29,7 @@ from memory_vit.model.stacking import (
 from memory_vit.model.task import Task, TaskSpec, require_backbone
 from memory_vit.model.trees import Tree
 from memory_vit.model.vit_config import ViTConfig
+from memory_vit.runtime import schema
 from memory_vit.runtime.messages import name_list
 from memory_vit.tasks import inference
 from memory_vit.tasks.compose import TasksLike, require_fit, task_tuple
@@ -153,6 +154,10 @@ def fill_slots(
   tasks = task_tuple(tasks)
   if not tasks:
     raise TaskError("there is no task to fill slots with.")
+  slots, cells, classes = (
+    schema.whole_number(key, value, 0, TaskError)
+    for key, value in (("slots", slots), ("cells", cells), ("classes", classes))
+  )
   for task in tasks:
     require_backbone(task.spec, backbone.id)
   require_fit(tasks)

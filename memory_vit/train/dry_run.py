@@ -133,7 +133,8 @@ def _step_seconds(trainer: Trainer, start: Start, prepare: Prepare) -> float:
   if trainer.cache:
     rows = jax.eval_shape(prepare, rows)
   label = trainer.train.label_dtype
-  labels = jax.ShapeDtypeStruct((config.batch_size, *label.shape), label.base)
+  dtype = jax.dtypes.canonicalize_dtype(label.base)  # float64 becomes float32
+  labels = jax.ShapeDtypeStruct((config.batch_size, *label.shape), dtype)
   kind = "inputs" if trainer.cache else "image"
   # The time does not depend on the pixels.
   batch = jax.jit(

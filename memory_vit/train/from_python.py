@@ -22,15 +22,14 @@ from memory_vit.config import LEARNING_RATES, Config
 from memory_vit.errors import BackboneError, ConfigError, TaskError
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.kinds import TaskKind
-from memory_vit.model.task import Task, require_backbone
+from memory_vit.model.task import NAME_RULE, Task, is_name, require_backbone
 from memory_vit.run_result import RunResult, TrialResult
-from memory_vit.runtime import paths, progress_bar, sharding
-from memory_vit.runtime.messages import installation
+from memory_vit.runtime import messages, paths, progress_bar, schema, sharding
 from memory_vit.tasks import store
 from memory_vit.tasks.compose import TasksLike, require_one_pass, task_tuple
 
 with epy.lazy_imports(
-  error_callback=f"Training and evaluation: {installation('train')}"
+  error_callback=f"Training and evaluation: {messages.installation('train')}"
 ):
   from memory_vit.data import in_memory
   from memory_vit.evaluation import evaluate, task_data
@@ -135,7 +134,7 @@ def train_task(
   keys: tuple[str, str] = ("image", "label"),
   regime: str = "memory_masked",
   cells: int = 5,
-  epochs: float = 20,
+  epochs: float | None = None,
   learning_rate: float | Sequence[float] | np.ndarray | None = None,
   batch_size: int = 128,
   seed: int = 0,
@@ -145,18 +144,19 @@ def train_task(
 ) -> TrainResult:
   """Train a task, by the same run as the command `memory-vit train`.
 
-  A split is (images, labels); a tf.data (not batched), torch or Hugging Face
-  data set, or any other sequence or iterable, of pairs (image, label) or of
-  dictionaries with `keys`; or the folder DATA/train or DATA/test with a folder
-  of images for each class. All but folders are read into memory, once.
+  A split is (images, labels); a table of pandas, Polars or Arrow with columns
+  `keys`; a tf.data (not batched), torch or Hugging Face data set, or any other
+  sequence or iterable, of pairs (image, label) or of dictionaries with `keys`;
+  or the folder DATA/train or DATA/test with a folder of images for each class.
+  All but folders are read into memory, once.
 
-  An image is uint8 pixels (h, w, 3), (h, w) or (h, w, 4); such pixels in
-  floating point from 0 to 1; a tensor of torch (3, h, w); an image of Pillow;
-  or the bytes of an image file. Sizes may differ: training crops at random and
-  mirrors (see `options`), and evaluation is `task.spec.evaluation`. A label is
-  an integer from 0, or the name of a class; for the kind "labels" a list of
-  these, or an array with a 0 or 1 for each label; for the kind "values" a
-  number or a vector of numbers.
+  An image is the path or the bytes of an image file; an image of Pillow; or
+  pixels (h, w, 3), (h, w) or (h, w, 4), of which alpha is dropped, or (3, h,
+  w): integers from 0 to 255, or floating point from 0 to 1. Sizes may differ:
+  training crops at random and mirrors (see `options`), and evaluation is
+  `task.spec.evaluation`. A label is an integer from 0, or the name of a class;
+  for the kind "labels" a list of these, or an array with a 0 or 1 for each
+  label; for the kind "values" a number or a vector of numbers.
 
   Args:
     backbone: from `load_backbone`; it stays unchanged.
@@ -172,7 +172,8 @@ def train_task(
     keys: of the image and the label in a dictionary.
     regime: what is trained, see `regimes`.
     cells: memory cells per layer, in the regimes that have memory.
-    epochs: passes over the training split.
+    epochs: passes over the training split; by default 50, or as many as take
+      25 steps if that is more.
     learning_rate: the peak. Several are trials, which share every pass in
       the regimes that allow it; by default six from 0.003 to 1.
     batch_size: images per step.
@@ -192,6 +193,36 @@ def train_task(
       "mv.load_backbone."
     )
   TaskKind(name=kind)  # an unknown one is refused before data are read
+  if not is_name(name):
+    raise ConfigError(f"name is {messages.brief(name)}: expected {NAME_RULE}.")
+  options = options or {}
+  arguments: dict[str, Any] = {
+    "backbone": f"python:{backbone.config.variant}",
+    "image_size": backbone.config.image_size,
+    "dtype": backbone.config.dtype,
+    "task.name": name,
+    "task.kind": kind,
+    "task.cells": cells,
+    "regime": regime,
+    "batch_size": batch_size,
+    "seed": seed,
+  }
+  if epochs is not None:
+    arguments |= {"epochs": epochs, "total_steps": Config.total_steps}
+  elif "total_steps" not in options:
+    arguments["epochs"] = -1.0
+  rates = LEARNING_RATES
+  if learning_rate is not None:
+    rates = tuple(np.ravel(learning_rate).tolist())
+  if len(rates) == 1:
+    arguments["learning_rate"] = rates[0]
+  else:
+    arguments["sweep.learning_rate"] = rates
+  config = _config(arguments, options)
+  if epochs is not None and config.epochs <= 0:
+    raise ConfigError(f"epochs is {epochs}, expected more than 0, or None.")
+  if not rates:
+    raise ConfigError("learning_rate is empty, expected some, or None.")
   with contextlib.ExitStack() as stack:
     stack.enter_context(progress_bar.shown(progress))
     splits = {}
@@ -205,26 +236,7 @@ def train_task(
     if validation is None:
       parts = in_memory.hold_out(splits["train"])
       splits["train"], splits["validation"] = parts
-    settings = {
-      "backbone": f"python:{backbone.config.variant}",
-      "image_size": backbone.config.image_size,
-      "dtype": backbone.config.dtype,
-      "task.name": name,
-      "task.kind": kind,
-      "task.cells": cells,
-      "regime": regime,
-      "epochs": epochs,
-      "batch_size": batch_size,
-      "seed": seed,
-    }
-    rates = LEARNING_RATES
-    if learning_rate is not None:
-      rates = tuple(np.ravel(learning_rate).tolist())
-    if len(rates) == 1:
-      settings["learning_rate"] = rates[0]
-    else:
-      settings["sweep.learning_rate"] = rates
-    config = _config(settings, options or {}, splits["train"].size)
+    config = _with_intervals(config, splits["train"].size, options)
     if workdir is None:
       made = tempfile.TemporaryDirectory(prefix="memory-vit-")
       workdir = stack.enter_context(made)
@@ -281,11 +293,20 @@ def evaluate_tasks(
     require_backbone(task.spec, backbone.id)
   require_one_pass(tasks)
   mesh = sharding.make_mesh()
+  batch_size = schema.whole_number("batch_size", batch_size, 1, ConfigError)
   sharding.require_divisible(batch_size, mesh, "batch_size")
-  if not (isinstance(data, Mapping) and data.keys() & by_name.keys()):
+  if not isinstance(data, Mapping) or (
+    {*keys} <= data.keys() and not data.keys() & by_name.keys()
+  ):
     data = dict.fromkeys(by_name, data)
-  if unknown := [*(data.keys() - by_name.keys())]:
-    raise TaskError(f"there are data of {unknown}, the tasks are {[*by_name]}.")
+  if not data:
+    raise TaskError("the data are empty: expected a split, or some by task.")
+  if unknown := [repr(name) for name in data if name not in by_name]:
+    raise TaskError(
+      f"the data name no task {messages.name_list(unknown)}; the tasks are "
+      f"{', '.join(by_name)} (a split in a dictionary has the keys "
+      f"{', '.join(keys)})."
+    )
   params = sharding.put_backbone(backbone.params, mesh)
   placed = dataclasses.replace(backbone, params=params)
   with progress_bar.shown(progress):
@@ -332,24 +353,34 @@ def _task_metrics(kind: TaskKind, result: Mapping[str, Any]) -> TaskMetrics:
   )
 
 
-def _config(
-  settings: Mapping[str, Any], options: Mapping[str, Any], examples: int
-) -> Config:
+def _config(arguments: Mapping[str, Any], options: Mapping[str, Any]) -> Config:
   """The configuration of a run, from arguments and options of `train_task`."""
   for key in options:
-    if key in settings or key == "gelu":
+    if key in arguments or key in ("epochs", "gelu"):
       raise ConfigError(
         f"options: {key!r} is set by an argument of train_task, or by the "
         "backbone."
       )
-  values = {
-    "batch_size_eval": settings["batch_size"],
-    "log_images": 0,
-    "export_orbax": False,
-    **settings,
-  }
-  steps = settle.steps_of(Config().replaced(values), examples)
+  batch = {"batch_size_eval": arguments["batch_size"]}
+  values = {"log_images": 0, "export_orbax": False, **batch, **arguments}
+  values |= options
+  return Config().replaced({key: _plain(v) for key, v in values.items()})
+
+
+def _plain(value: Any) -> Any:
+  """A number of Python for one of NumPy."""
+  return value.item() if isinstance(value, np.generic) else value
+
+
+def _with_intervals(
+  config: Config, examples: int, options: Mapping[str, Any]
+) -> Config:
+  """Set the steps between evaluations, states and lines, but for `options`."""
+  steps = settle.steps_of(config, examples)
   every = min(math.ceil(steps / _VALIDATIONS), _MOST_REPEATED)
-  values["eval_every"] = values["checkpoint_every"] = every
-  values["log_every"] = math.ceil(steps / _POINTS)
-  return Config().replaced({**values, **options})
+  values = {
+    "eval_every": every,
+    "checkpoint_every": every,
+    "log_every": math.ceil(steps / _POINTS),
+  }
+  return config.replaced({**values, **options})

@@ -60,8 +60,6 @@ class HeadOutputs(NamedTuple):
   is_class: Any = None  # bool (c,), False for padding; None if all are classes
   # float32 (c,), of classes, or of examples with a label; None if all are 1
   weights: Any = None
-  mean: Any = None  # float32 (c,), of values in the training split
-  std: Any = None
 
 
 def balanced_weights(counts: Any) -> Any:
@@ -94,6 +92,7 @@ def loss_and_metric(
 ) -> tuple[jax.Array, jax.Array]:
   """Mean loss and `head.metric` of a batch, for outputs (b, c).
 
+  Values are standardized, see `Trainer.train_batches`.
   Accuracy is the share of images, or of pairs of image and label, that are
   right; "mae" is the mean absolute error in standard deviations.
   """
@@ -101,8 +100,10 @@ def loss_and_metric(
     loss, metric = _of_classes(logits, labels, head, outputs)
   else:
     logits = logits[:, : labels.shape[-1]]  # without padding
-    each = _of_labels if head.kind == "labels" else _of_values
-    loss, metric = each(logits, labels, head, outputs)
+    if head.kind == "labels":
+      loss, metric = _of_labels(logits, labels, head, outputs)
+    else:
+      loss, metric = _of_values(logits, labels, head)
   return loss.mean(), metric.mean()
 
 
@@ -165,10 +166,10 @@ def _of_labels(
 
 
 def _of_values(
-  logits: jax.Array, values: jax.Array, head: HeadLoss, outputs: HeadOutputs
+  logits: jax.Array, values: jax.Array, head: HeadLoss
 ) -> tuple[jax.Array, jax.Array]:
   """Squared or Huber loss (b, c) of standardized values, and absolute error."""
-  error = logits - (values - outputs.mean[None]) / outputs.std[None]
+  error = logits - values
   loss = optax.huber_loss(error) if head.huber else error**2
   return loss, jnp.abs(error)
 

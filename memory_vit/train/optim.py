@@ -11,6 +11,9 @@ import optax
 from memory_vit.config import OptimConfig
 from memory_vit.model.regimes import PARTS
 
+# Last names of kernels: of Flax, of the side stream, and of the probe.
+_KERNELS = ("kernel", "conv", "keys", "values", "down", "up")
+
 
 def make_schedule(
   config: OptimConfig, learning_rate: float, total_steps: int
@@ -76,12 +79,24 @@ def _optimizer(
   if config.name == "sgd":
     stages += [optax.sgd(schedule, momentum=config.momentum)]
   else:
-    stages += [optax.adamw(schedule, weight_decay=config.weight_decay)]
+    stages += [
+      optax.adamw(schedule, weight_decay=config.weight_decay, mask=_kernels)
+    ]
   factors = {"cls": config.cls_factor, "memory": config.memory_factor}
   if {*factors.values()} != {1.0}:
     every = {**dict.fromkeys(PARTS, 1.0), **factors}
     stages += [_by_part({part: optax.scale(f) for part, f in every.items()})]
   return optax.chain(*stages)
+
+
+def _kernels(params: Any) -> Any:
+  """Which arrays decay: those that tokens are multiplied by, as in big_vision.
+
+  Biases, LayerNorms, tokens and position embeddings do not.
+  """
+  return jax.tree.map_with_path(
+    lambda path, _: path[-1].key in _KERNELS, params
+  )
 
 
 def _by_part(

@@ -119,8 +119,9 @@ def pack_bytes(trainer: Trainer, trials: Sequence[Trial]) -> int:
   shape = (config.batch_size, config.image_size, config.image_size, 3)
   image = jax.ShapeDtypeStruct(shape, jnp.float32)
   label = trainer.train.label_dtype
+  dtype = jax.dtypes.canonicalize_dtype(label.base)  # float64 becomes float32
   batch: dict[str, Any] = {
-    "label": jax.ShapeDtypeStruct((config.batch_size, *label.shape), label.base)
+    "label": jax.ShapeDtypeStruct((config.batch_size, *label.shape), dtype)
   }
   if trainer.cache:
     batch["inputs"] = jax.eval_shape(trainer.frozen_pass(step), image)

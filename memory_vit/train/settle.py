@@ -41,7 +41,7 @@ from memory_vit.errors import BackboneError, ConfigError, DataError
 from memory_vit.model import trees
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.kinds import TaskKind
-from memory_vit.model.task import NAME_PATTERN, Task
+from memory_vit.model.task import NAME_RULE, Task, is_name
 from memory_vit.runtime import (
   bucket,
   hub,
@@ -51,6 +51,7 @@ from memory_vit.runtime import (
   sharding,
 )
 from memory_vit.tasks import find
+from memory_vit.tasks.manifest import MAX_SCALE
 from memory_vit.train import padded_head, sweep, wandb_run
 from memory_vit.train.sweep import Trial
 
@@ -61,8 +62,9 @@ logger = logging.getLogger(__name__)
 
 # The value of options that are left to the backbone.
 _BACKBONE = "backbone"
-# Standard deviation of a value by its mean; values are float32.
-_LEAST_SPREAD = 1e-6
+# What `config.epochs` -1 is. Fewer steps are too few for five images per class,
+# see docs/own_data.md.
+_EPOCHS, _LEAST_STEPS = 50, 25
 # Splits that a Python caller may pass.
 _ROLES = ("train", "validation", "test")
 
@@ -186,10 +188,10 @@ def _require_name(config: Config) -> None:
   trials = sweep.trials_of(config, task_name(config))
   exported = sweep.exported_names(config, task_name(config), trials)
   for name in sorted(exported):
-    if not NAME_PATTERN.fullmatch(name):
+    if not is_name(name):
       raise ConfigError(
-        f"the task would be called {messages.brief(name)}: give a name "
-        f"by config.task.name, of the form {NAME_PATTERN.pattern}."
+        f"the task would be called {messages.brief(name)}: give a name by "
+        f"config.task.name, of {NAME_RULE}."
       )
 
 
@@ -322,7 +324,7 @@ def with_steps(config: Config, examples: int) -> Config:
   steps = steps_of(config, examples)
   logger.info(
     "%g epochs of %d examples are %d steps of %d",
-    config.epochs, examples, steps, config.batch_size,
+    steps * config.batch_size / examples, examples, steps, config.batch_size,
   )  # fmt: skip
   return dataclasses.replace(config, total_steps=steps)
 
@@ -331,6 +333,8 @@ def steps_of(config: Config, examples: int) -> int:
   """The number of steps of a run with `examples` training examples."""
   if not config.epochs:
     return config.total_steps
+  if config.epochs < 0:
+    return max(_LEAST_STEPS, math.ceil(_EPOCHS * examples / config.batch_size))
   # The decimal number: in binary, 0.07 of 100 is a little more than 7.
   epochs = fractions.Fraction(str(config.epochs))
   return math.ceil(epochs * examples / config.batch_size)
@@ -403,10 +407,17 @@ def task_kind(config: Config, train: Split) -> TaskKind:
     lambda: [numbers.tolist() for numbers in value_statistics(train)]
   )
   for name, center, spread in zip(train.class_names, mean, std, strict=True):
-    if spread <= _LEAST_SPREAD * abs(center):
+    value = f"{train}: the value {messages.brief(name)}"
+    if not spread:
       raise DataError(
-        f"{train}: the value {messages.brief(name)} is the same for all "
-        "examples: expected values that differ."
+        f"{value} is the same for all examples (to 15 digits): expected values "
+        "that differ."
+      )
+    if abs(center) > MAX_SCALE or not 1 / MAX_SCALE <= spread <= MAX_SCALE:
+      raise DataError(
+        f"{value} has mean {center:.3g} and standard deviation {spread:.3g}, "
+        f"expected at most {MAX_SCALE:g}, and {1 / MAX_SCALE:g} or more for "
+        "the deviation: give it in another unit."
       )
   return TaskKind(name=kind, mean=tuple(mean), std=tuple(std), units=units)
 

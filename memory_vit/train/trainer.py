@@ -270,10 +270,6 @@ class Trainer:
 
   @functools.cached_property
   def _head_outputs(self) -> HeadOutputs:
-    if self.task_kind.is_values:
-      mean = np.array(self.task_kind.mean, np.float32)
-      std = np.array(self.task_kind.std, np.float32)
-      return HeadOutputs(mean=mean, std=std)
     weights = None
     if self._weighs_classes:
       counted, examples = processes.on_process_0(self._count)
@@ -311,7 +307,21 @@ class Trainer:
     return frozen
 
   def train_batches(self, step_fn: Step, step: int) -> Any:
-    """The batches after a step; missing cached rows are computed first."""
+    """The batches after a step; missing cached rows are computed first.
+
+    Labels of values are standardized.
+    """
+    batches = self._batches(step_fn, step)
+    if not self.task_kind.is_values:
+      return batches
+    return map(self._standardized, batches)
+
+  def _standardized(self, batch: dict[str, Any]) -> dict[str, Any]:
+    mean, std = np.array(self.task_kind.mean), np.array(self.task_kind.std)
+    label = (batch["label"] - mean) / std
+    return {**batch, "label": label.astype(np.float32)}
+
+  def _batches(self, step_fn: Step, step: int) -> Any:
     config = self.config
     if self.cache:
       if step == config.total_steps:  # no step is left

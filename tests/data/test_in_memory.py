@@ -5,6 +5,7 @@ import types
 import fake_data
 import numpy as np
 import psutil
+import pyarrow as pa
 import pytest
 import tensorflow as tf
 from PIL import Image
@@ -67,6 +68,41 @@ class Tensor:
 Tensor.__module__ = "torch"
 
 
+class Frame:
+  """As much as is used of a table of pandas or Polars."""
+
+  def __init__(self, columns):
+    self._columns, self.columns = columns, [*columns]
+
+  def __len__(self):
+    return len(self._columns[self.columns[0]])
+
+  def __getitem__(self, name):
+    return iter(self._columns[name])
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory):
+  root = tmp_path_factory.mktemp("images")
+  for i, pixels in enumerate(PIXELS):
+    (root / f"{i}.png").write_bytes(fake_data.encode(pixels, "PNG"))
+  return [root / f"{i}.png" for i in range(4)]
+
+
+def forms_of_paths(paths):
+  texts = [*map(str, paths)]
+  stored = [{"bytes": None, "path": path} for path in texts]
+  return {
+    "paths": (paths, LABELS),
+    "texts": (texts, LABELS),
+    "an array of texts": (np.array(texts), LABELS),
+    "tf.data of texts": tf.data.Dataset.from_tensor_slices((texts, LABELS)),
+    "Hugging Face, not decoded": (stored, LABELS),
+    "a table": Frame({"label": LABELS, "image": texts}),
+    "a table of Arrow": pa.table({"path": texts, "label": LABELS}),
+  }
+
+
 def every_form():
   floats = (PIXELS / 255).astype(np.float32)
   chw = [(Tensor(f.transpose(2, 0, 1)), Tensor(y)) for f, y in zip(
@@ -77,6 +113,10 @@ def every_form():
     "arrays": (PIXELS, np.array(LABELS)),
     "lists": (list(PIXELS), LABELS),
     "floats": (floats, LABELS),
+    "channels first": (PIXELS.transpose(0, 3, 1, 2), LABELS),
+    "numbers of 64 bits": (PIXELS.astype(np.int64), LABELS),
+    "nested lists": (PIXELS.tolist(), LABELS),
+    "a table of images": Frame({"image": PIXELS, "label": LABELS}),
     "columns": {"image": PIXELS, "label": LABELS},
     "pairs": PAIRS,
     "Hugging Face": rows,
@@ -88,9 +128,10 @@ def every_form():
   }
 
 
-@pytest.mark.parametrize("form", every_form())
-def test_every_form_of_a_split_is_the_same_data(form):
-  source = opened(every_form()[form], class_names=NAMES)
+@pytest.mark.parametrize("form", [*every_form(), *forms_of_paths(["x"] * 4)])
+def test_every_form_of_a_split_is_the_same_data(form, paths):
+  forms = {**every_form(), **forms_of_paths(paths)}
+  source = opened(forms[form], class_names=NAMES)
   images, labels = evaluated(source)
   np.testing.assert_array_equal(images, mv.preprocess(list(PIXELS), PLAIN))
   assert labels.tolist() == LABELS
@@ -136,18 +177,46 @@ FLOATS = PIXELS.astype(np.float32)
 @pytest.mark.parametrize(
   ("data", "message"),
   [
-    ((FLOATS, LABELS), r"example 0: .*outside of 0 to 1.*or uint8"),
-    ((FLOATS / 127.5 - 1, LABELS), r"mv.preprocess returns, .*\(x \+ 1\) / 2"),
-    ((FLOATS * np.nan, LABELS), "outside of 0 to 1"),
-    ([(Image.new("I", (8, 8)), 0)], "mode I, whose range is not known"),
-    ([(Image.new("F", (8, 8), 7), 0)], "outside of 0 to 1"),
+    (
+      (FLOATS, LABELS),
+      r"example 0: its image is of type ndarray, shape \(9, 8, 3\) and dtype "
+      "float32, with values from 0 to 249: expected .* become x / 255,",
+    ),
+    ((FLOATS / 127.5 - 1, LABELS), r"mv.preprocess returns, \(x \+ 1\) / 2"),
+    ((FLOATS * np.nan, LABELS), "with values from nan to nan"),
+    ((PIXELS.astype(np.int64) * 9, LABELS), "dtype int64, with values from 0"),
+    ((PIXELS > 9, LABELS), r"dtype bool: expected"),
+    (([None] * 4, LABELS), "of type NoneType, shape .*: expected a path"),
+    ((PIXELS.reshape(4, -1), LABELS), r"shape \(216,\) and dtype uint8"),
+    ((["gone.png"] * 4, LABELS), "is the path 'gone.png': No such file"),
+    (
+      type(
+        "Rows",
+        (),
+        {"__len__": lambda s: 2, "__getitem__": lambda s, i: {}[str(i)]},
+      )(),
+      r"`data\[0\]` of a Rows fails \(KeyError: '0'\): expected",
+    ),
+    (
+      tf.data.Dataset.from_tensor_slices((PIXELS, LABELS)).repeat(),
+      r"'own', split 'train': .* has no end: leave out `repeat\(\)`",
+    ),
+    (
+      tf.data.Dataset.from_tensor_slices((PIXELS, LABELS)).batch(2),
+      r"shape \(2, 9, 8, 3\).* a batch: .*`unbatch\(\)`",
+    ),
+    (Frame({"img": [1], "label": [1]}), r"keys \['img', 'label'\]"),
     ((PIXELS, LABELS[:3]), "of 4 and a list of 3: expected as many"),
     ((PIXELS, np.eye(4)), "one-hot labels, the argmax"),
     ((PIXELS, [0.5] * 4), "its label is 0.5, expected an integer or the name"),
     ((PIXELS, [-1] * 4), "labels such as -1 are no classes.*without a label"),
-    ([PIXELS], "it is of type ndarray, expected"),
-    ([(PIXELS, LABELS)], "it is a batch of images, expected single"),
-    ([(PIXELS[0, 0, 0, 0], 0)], "expected uint8 pixels"),
+    ([(Image.new("I", (8, 8)), 0)], "mode I, whose range is not known"),
+    ([(Image.new("F", (8, 8), 7), 0)], "with values from 7 to 7: expected"),
+    ([PIXELS, LABELS], "it is of type ndarray, expected .* a tuple of two"),
+    ((PIXELS, ["a", None, "b", "c"]), "example 1: its label is None"),
+    (__file__, "is a file: expected the folder DATA/train, or paths"),
+    ([(PIXELS, LABELS)], "It is a batch: give single images"),
+    ([(PIXELS[0, 0, 0, 0], 0)], r"type uint8, shape \(\) and dtype uint8"),
     ([{"img": PIXELS[0], "label": 0}], r"has the keys \['img', 'label'\]"),
     ({"img": PIXELS, "label": LABELS}, r"has the keys \['img', 'label'\]"),
     ([], "has no example"),
@@ -158,6 +227,17 @@ FLOATS = PIXELS.astype(np.float32)
 def test_data_that_cannot_be_used_are_refused(data, message):
   with pytest.raises(DataError, match=message):
     opened(data)
+
+
+def test_a_stream_says_how_far_it_is_read(monkeypatch, caplog):
+  monkeypatch.setattr(in_memory, "_LOGGED", 2)
+  with caplog.at_level("INFO"):
+    opened(iter(PAIRS))
+  said = [line for line in caplog.messages if "so far" in line]
+  assert [line.split(",")[1] for line in said] == [
+    " split 'train': read 2 examples so far",
+    " split 'train': read 4 examples so far",
+  ]
 
 
 def test_data_beyond_the_free_memory_are_refused_soon(monkeypatch):

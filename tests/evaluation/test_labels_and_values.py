@@ -15,7 +15,7 @@ from faults import Process
 from two_processes import kept_port
 
 import memory_vit as mv
-from memory_vit.errors import DataError, TaskError
+from memory_vit.errors import BrokenDataError, DataError, TaskError
 from memory_vit.evaluation import evaluate, labels, values
 from memory_vit.evaluation.split_predictions import of_outputs
 
@@ -241,17 +241,18 @@ def evaluated(mesh, kinds, rows, label, **options):
 
   The cached inputs of the model are its outputs.
   """
-  places = [0, 3, 8, 9]
+  places = [0, 3, 8, 9][: len(rows)]
 
   def spread(found, rest):
-    whole = np.full((16, *found.shape[1:]), rest, np.float32)
+    whole = np.full((16, *found.shape[1:]), rest, found.dtype)
     whole[places] = found
     return whole.reshape(2, 8, *found.shape[1:])
 
   arrays = {
-    "inputs": spread(rows, np.nan), "label": spread(label, 0),
-    "mask": spread(np.ones(4), 0),
-  }  # fmt: skip
+    "inputs": spread(rows.astype(np.float32), np.nan),
+    "label": spread(label, 0),
+    "mask": spread(np.ones(len(rows), np.float32), 0),
+  }
   batches = [{key: rows[i] for key, rows in arrays.items()} for i in range(2)]
   source = dataclasses.replace(
     numbered_source(10), class_names=("a", "b", "c"),
@@ -299,6 +300,33 @@ def test_values_of_a_split(mesh):
   assert np.isnan(predictions.predicted[1]).all()
 
 
+@pytest.mark.parametrize(
+  ("offset", "scale"), [(1e6, 1), (1.7e9, 10), (-1e12, 1), (0, 1e-12)]
+)
+def test_values_keep_what_they_mean(mesh, offset, scale):
+  """Float32 has neither the seconds of a day nor the euros of a budget."""
+  target = offset + scale * TARGET.astype(np.float64)
+  kind = dataclasses.replace(
+    VALUES,
+    mean=tuple(offset + scale * np.array(VALUES.mean)),
+    std=tuple(scale * np.array(VALUES.std)),
+  )
+  outputs = standardized(FOUND).astype(np.float32)
+  result, places = evaluated(
+    mesh, {"x": kind}, outputs, target, also=["predictions"]
+  )
+  predictions = result["x"].pop("predictions")
+  np.testing.assert_array_equal(predictions.target[places], target)
+  alone = values.summarise(value_predictions(FOUND, TARGET))
+  assert result["x"]["r2"] == pytest.approx(alone["r2"], rel=1e-3)
+  assert result["x"]["loss"] == pytest.approx(alone["loss"], rel=1e-3)
+  mae = scale * alone["mae"]
+  assert result["x"]["mae"] == pytest.approx(mae, rel=1e-3, abs=0)
+  np.testing.assert_array_equal(
+    kind.activate(outputs), predictions.predicted[places]
+  )
+
+
 def test_a_split_without_a_score_is_refused():
   mesh = one_device()
   with pytest.raises(
@@ -307,6 +335,11 @@ def test_a_split_without_a_score_is_refused():
     evaluated(mesh, {"x": LABELS}, logit(PROBABILITY), HAS * 0)
   with pytest.raises(DataError, match="all examples have the same values"):
     evaluated(mesh, {"x": VALUES}, FOUND, TARGET[:1].repeat(4, axis=0))
+  with pytest.raises(DataError, match="it has one image, and R2"):
+    evaluated(mesh, {"x": VALUES}, FOUND[:1], TARGET[:1])
+  for kind in (LABELS, VALUES):
+    with pytest.raises(BrokenDataError, match="none of its 10 examples"):
+      evaluated(mesh, {"x": kind}, FOUND[:0], TARGET[:0])
   several = {"x": LABELS, "y": VALUES}
   with pytest.raises(TaskError, match="'y' has 3 values, .* has 3 labels"):
     evaluated(mesh, several, FOUND, TARGET)

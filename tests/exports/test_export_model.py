@@ -292,7 +292,7 @@ def test_a_task_for_the_hub_is_read_back_from_its_directory(backbone, tmp_path):
   assert [t.digest for t in mv.load_tasks(both, backbone)] == [
     first.digest, second.digest
   ]  # fmt: skip
-  with pytest.raises(TaskError, match="has 2 tasks, expected one"):
+  with pytest.raises(TaskError, match="has 2 tasks: .*mv.load_tasks"):
     mv.load_task(both, backbone)
   with pytest.raises(TaskError, match="another backbone"):
     mv.load_task(tmp_path / "one", tiny_backbone(seed=1))

@@ -169,11 +169,13 @@ def test_views_are_taken_in_turn(backbone):
 
 
 @pytest.mark.parametrize("views", [1, 2])
-def test_a_seed_matters_where_views_are_random(views):
+@pytest.mark.parametrize("key", ["seed", "data.resize"])
+def test_a_seed_and_a_size_matter_where_views_are_random(views, key):
   """Rows are found by the facts of their plan."""
   found = []
-  for seed in (0, 1):
-    config = config_of(keep={"views": views}, data=RANDOM, seed=seed)
+  for value in (10, 12):
+    config = config_of(keep={"views": views}, data=RANDOM)
+    config = config.replaced({key: value})
     found.append(plan.training_facts(config, EvalPreprocessing(image_size=8)))
   assert (found[0] == found[1]) is (views == 1)
 
@@ -353,6 +355,17 @@ def filled(request, tmp_path):
     for store in stores:
       store.put(start, sharding.shard_batch(part, mesh), batch)
   return tree, stores, mesh
+
+
+@pytest.mark.parametrize("store", [DeviceRows, HostRows])
+def test_rows_that_are_stored_rounded_come_back_wide(store):
+  tree = {"a": jax.numpy.float32([[1, 2], [3, 4]])}
+  layout = RowLayout.of(tree, "bfloat16", np.dtype("<i4"))
+  rows = store(layout, 2, one_device(), range(0, 2, 2))
+  rows.put(0, tree, {"label": np.arange(2), "mask": np.ones(2)})
+  found = rows.take(np.array([1, 0]))["a"]
+  assert found.dtype == np.float32
+  np.testing.assert_array_equal(found, [[3, 4], [1, 2]])
 
 
 def test_rows_come_back_as_they_were_put(filled):

@@ -19,6 +19,7 @@ from memory_vit.data import batching, datasets
 from memory_vit.data.data_files import DataFiles
 from memory_vit.errors import BrokenDataError, ConfigError, TrainingError
 from memory_vit.frozen import cache_folder
+from memory_vit.model import trees
 from memory_vit.runtime import lock, processes
 from memory_vit.runtime.preemption import PREEMPTED, Interrupted, StopSignal
 from memory_vit.train import passes, sweep, trainer
@@ -408,6 +409,17 @@ def test_rows_of_another_backbone_are_not_found(change, config, backbone):
   assert other.images >= SIZE
 
 
+@pytest.mark.fault("cache-of-another")
+def test_rows_of_another_slice_of_the_same_files_are_not_found(
+  config, backbone
+):
+  """Both halves of a TFDS split have its files, size and classes."""
+  other, first = Pass(), reader_of(config)
+  for split in (first, dataclasses.replace(first, split="train[23:46]")):
+    kept_rows(config, backbone, other, reader=split)
+  assert other.images >= 2 * SIZE
+
+
 @pytest.mark.slow
 def test_a_seed_matters_where_views_are_random(config, backbone):
   again = Pass()
@@ -550,3 +562,7 @@ def test_memory_that_is_kept_is_planned_for(config, backbone, monkeypatch):
   kept = SIZE * 2 * 17 * 32 * 4 // jax.local_device_count()
   assert found[1] - found[0] == kept
   assert found[2] == found[0]
+  # Parameters and momentum, twice as the update is not in place; a gradient.
+  [trial] = sweep.trials_of(config, "d")
+  learned = trees.bytes_of(made.new_task(trial).params)
+  assert 5 * learned <= found[0] < 5 * learned + 100

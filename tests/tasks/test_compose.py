@@ -114,6 +114,8 @@ def test_a_set_on_disk_is_its_tasks(family, backbone, images, tmp_path):
   assert (
     mv.load_task(tmp_path / "set" / "a", backbone).digest == mixed[1].digest
   )
+  with pytest.raises(TaskError, match="3 tasks: a, b, c. mv.load_tasks reads"):
+    mv.load_task(tmp_path / "set", backbone)
   with pytest.raises(TaskError, match="neither a task nor a directory"):
     store.load_tasks(tmp_path / "empty", backbone)
 

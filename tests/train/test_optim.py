@@ -5,8 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from conftest import tiny_backbone
 
+import memory_vit as mv
 from memory_vit.config import OptimConfig
+from memory_vit.model import trees
 from memory_vit.train.optim import make_optimizer, make_schedule, warmup_steps
 
 CONFIG = OptimConfig(warmup=0.1)
@@ -119,6 +122,39 @@ def test_state_has_slots_for_what_is_trained_only():
   assert [leaf.shape for leaf in arrays] == [(2, 5)]
 
 
+@pytest.mark.parametrize(
+  ("regime", "decaying"),
+  [
+    ("memory_masked", {"head/kernel"}),
+    (
+      "side_masked",
+      {
+        "head/kernel", "side/conv", "side/down/kernel", "side/up/keys",
+        "side/up/values", "side/mlp/Dense_0/kernel", "side/mlp/Dense_1/kernel",
+      },
+    ),
+    ("probe", {"head/kernel", "probe/down", "probe/up"}),
+    ("full", None),
+  ],
+)  # fmt: skip
+def test_kernels_alone_decay(regime, decaying):
+  """Not biases, LayerNorms, tokens, memory or position embeddings."""
+  task = mv.init_task(
+    jax.random.key(0), tiny_backbone(depth=1), name="t", num_classes=2,
+    regime=regime, bottleneck=4 if regime == "probe" else 0,
+  )  # fmt: skip
+  params = jax.tree.map(lambda a: jnp.ones_like(a), task.params)
+  config = OptimConfig(name="adamw", weight_decay=0.1)
+  grads = jax.tree.map(jnp.zeros_like, params)
+  after, _ = step(config, {"a": params}, {"a": grads}, a=0.1)
+  found = {
+    name for name, a in trees.flatten(after["a"]).items() if (a < 1).any()
+  }
+  kernels = {n for n in trees.flatten(params) if n.endswith("/kernel")}
+  assert found == (kernels if decaying is None else decaying)
+  assert regime != "full" or len(found) == 8
+
+
 PARTS = {"head": jnp.ones(1), "cls": jnp.ones(2), "memory": jnp.ones(3)}
 
 
@@ -193,8 +229,8 @@ def by_hand(config, params, grads, rates, clip_names):
         second[k] = 0.999 * second[k] + 0.001 * g**2
         mean = first[k] / (1 - 0.9 ** (i + 1))
         spread = np.sqrt(second[k] / (1 - 0.999 ** (i + 1)))
-        # Decoupled: beside the gradient, towards zero.
-        decay = config.weight_decay * params[k]
+        # Decoupled: beside the gradient, towards zero. No part is a kernel.
+        decay = 0
         update = -rate * (mean / (spread + 1e-8) + decay)
       params[k] = params[k] + factors.get(k, 1.0) * update
     after.append(dict(params))
@@ -209,7 +245,6 @@ def by_hand(config, params, grads, rates, clip_names):
     {"momentum": 0.9, "clip_by": "part", "cls_factor": 3.0},
     {"momentum": 0.0, "memory_factor": 0.2, "schedule": "constant"},
     {"name": "adamw"},
-    {"name": "adamw", "weight_decay": 0.3, "grad_clip": 0.0},
     {"name": "adamw", "weight_decay": 0.3, "memory_factor": 2.0},
   ],
   ids=lambda values: ",".join(f"{k}={v}" for k, v in values.items()),

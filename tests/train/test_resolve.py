@@ -1,13 +1,16 @@
 """What a configuration leaves open becomes a number, once."""
 
 import dataclasses
+import types
 
+import psutil
 import pytest
 from conftest import tiny_backbone
 
 from memory_vit.config import Config
 from memory_vit.errors import ConfigError
 from memory_vit.model.task import EvalPreprocessing
+from memory_vit.runtime import sharding
 from memory_vit.train import settle
 
 
@@ -20,6 +23,9 @@ from memory_vit.train import settle
     (0.07, 100, 1, 7),  # 0.07 * 100 is more than 7 in binary
     (1e-5, 3, 128, 1),
     (30.0, 76_128, 512, 4461),
+    (-1.0, 5_120, 128, 2_000),  # 50
+    (-1.0, 13, 128, 25),  # and never fewer steps
+    (5.0, 13, 128, 1),  # unless that is asked for
   ],
 )
 def test_steps_of_epochs(epochs, examples, batch_size, steps):
@@ -61,6 +67,29 @@ def test_what_a_backbone_states_is_taken_and_no_more():
   own = dataclasses.replace(Config().data, eval_crop="central")
   found = settle.with_backbone(Config(data=own), backbone)
   assert found.data == own
+
+
+def test_each_part_of_a_batch_is_shared_by_all_devices(tmp_path):
+  config = Config(batch_size=8, batch_size_eval=8).replaced(
+    {"data.name": "digits", "optim.accumulation_steps": 2}
+  )
+  with pytest.raises(
+    ConfigError, match="accumulation_steps is 4, expected a multiple of the 8 d"
+  ):
+    settle.require_sound(config, tmp_path, sharding.make_mesh())
+
+
+@pytest.mark.parametrize("key", ["batch_size", "batch_size_eval"])
+def test_a_batch_of_float32_has_to_fit_into_memory(key, monkeypatch):
+  config = Config(image_size=16, batch_size=1, batch_size_eval=1)
+  config = config.replaced({key: 8})
+  takes = 8 * 16 * 16 * 3 * 4
+  memory = types.SimpleNamespace(total=takes)
+  monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+  settle.require_memory(config)
+  memory.total -= 1
+  with pytest.raises(ConfigError, match=rf"config\.{key} is 8: the images"):
+    settle.require_memory(config)
 
 
 def test_limits_wait_for_the_number_of_steps():

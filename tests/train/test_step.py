@@ -193,9 +193,12 @@ def test_what_is_not_finite_is_skipped(backbone, images, where):
     huge.inner_states["b"] = other_state.opt_state.inner_states["b"]
     state = state.replace(opt_state=jax.tree.map(jnp.array, huge))
   before = {name: of(state, name) for name in "ab"}
+  kept = jax.device_get(jax.tree.leaves(state.params["a"]))
   after, metrics = step_fn(state, frozen, rows)
   assert after.step == 2
   assert metrics["a"]["skipped"] == 1
+  norm = np.sqrt(sum(np.sum(a**2) for a in kept))  # not that of the update
+  np.testing.assert_allclose(metrics["a"]["param_norm"], norm, rtol=1e-6)
   for x, y in zip(of(after, "a"), before["a"], strict=True):
     assert np.array_equal(x, y, equal_nan=True)
   if where == "image":

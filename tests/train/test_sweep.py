@@ -57,6 +57,14 @@ def test_a_product_of_lists():
   assert config_lib.data_seed(variants[1].config) == config.seed == 0
 
 
+@pytest.mark.parametrize(("count", "last"), [(100, "d-99"), (110, "d-109")])
+def test_names_of_many_variants_are_equally_long(count, last):
+  rates = tuple(0.001 * (i + 1) for i in range(count))
+  variants = sweep.trials_of(config_of(learning_rate=rates), "d")
+  assert variants[-1].name == last
+  assert {len(variant.name) for variant in variants} == {len(last)}
+
+
 @pytest.mark.slow
 def test_variants_have_the_steps_and_the_size_that_were_left_open(
   tmp_path, monkeypatch

@@ -20,7 +20,7 @@ from memory_vit.errors import (
   DataError,
   TaskError,
 )
-from memory_vit.train import run
+from memory_vit.train import run, settle
 
 NAMES = ["ant", "bee", "cat"]
 PIXELS = np.stack([fake_data.noise(i, 8, 8) for i in range(48)])
@@ -104,6 +104,46 @@ KINDS = {
   "labels": [NAMES[: i % 4] for i in range(48)],
   "values": [[i / 7, -i] for i in range(48)],
 }
+
+
+@pytest.mark.parametrize(
+  ("given", "message"),
+  [
+    ({"epochs": 0}, "epochs is 0, expected more than 0, or None"),
+    ({"epochs": -1}, "epochs is -1, expected more than 0, or None"),
+    ({"epochs": True}, "epochs is True, expected float"),
+    ({"batch_size": 0}, "batch_size.* is 0, expected at least 1"),
+    ({"batch_size": 2.5}, "batch_size.* is 2.5, expected int"),
+    ({"learning_rate": 0}, "learning_rate is 0, expected a positive number"),
+    ({"learning_rate": []}, "learning_rate is empty, expected some, or None"),
+    ({"cells": None}, "cells is None, expected int"),
+    ({"name": ""}, "name is '': expected 1 to 64 of a-z"),
+    ({"name": "backbone"}, "name is 'backbone': .* and not 'backbone'"),
+    ({"options": {"total_steps": 5}}, "'total_steps' is set by an argument"),
+  ],
+)
+def test_no_argument_means_the_default(small, given, message):
+  """It is refused before any data are read."""
+  with pytest.raises(ConfigError, match=message):
+    mv.train_task(small, iter([]), **{**RUN, **given})
+
+
+def test_few_images_are_trained_for_a_number_of_steps(small, configured):
+  few = {"epochs": None, "batch_size": 128}
+  config, *_ = configured(small, (PIXELS, WORDS), **few)
+  assert (settle.steps_of(config, 43), config.eval_every) == (25, 5)
+  config, *_ = configured(
+    small, (PIXELS, WORDS), **few, options={"total_steps": 7}
+  )
+  assert settle.steps_of(config, 43) == 7
+  config, *_ = configured(small, (PIXELS, WORDS), epochs=np.float32(2.5))
+  assert settle.steps_of(config, 43) == 7
+
+
+@pytest.mark.parametrize("size", [0, -8, 2.5, True, None])
+def test_batches_of_an_evaluation(small, tasks, size):
+  with pytest.raises(ConfigError, match="batch_size is .*, expected"):
+    mv.evaluate_tasks(small, tasks, (PIXELS, WORDS), batch_size=size)
 
 
 @pytest.mark.parametrize("kind", [*KINDS])
@@ -324,7 +364,13 @@ def test_tasks_are_evaluated_on_one_split_or_on_their_own(small, tasks):
 def test_what_cannot_be_evaluated(small, tasks):
   data = (PIXELS[:8], WORDS[:8])
   for given, message in (
-    ({"a": data, "c": data}, "data of ..c.., the tasks are"),
+    ({"a": data, "c": data}, "no task 'c'; the tasks are a, b "),
+    ({"zz": data}, "no task 'zz'; the tasks are a, b "),
+    (
+      {"img": PIXELS, "label": WORDS},
+      "no task 'img', 'label'; .* keys image, l",
+    ),
+    ({}, "the data are empty: expected a split"),
     (tiny_backbone(7, depth=1), "belongs to another backbone"),
   ):
     backbone, split = (small, given)

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import types
 
+import fake_data
 import numpy as np
 import pytest
 import sklearn.metrics
@@ -15,6 +16,7 @@ import memory_vit as mv
 from memory_vit import plots
 from memory_vit.config import Config
 from memory_vit.data import batching, datasets
+from memory_vit.data import labels as labels_lib
 from memory_vit.data.split import Split, fetch_from_memory
 from memory_vit.errors import ConfigError, DataError
 from memory_vit.evaluation import labels as label_metrics
@@ -274,9 +276,10 @@ def test_a_score_may_be_negative_or_none():
 
 
 def split_of(kind, labels, names=("x", "y")):
-  """A split without images."""
-  rows = tf.constant(labels, tf.float32)
-  images = tf.constant([""] * len(labels))
+  """A split of equal images."""
+  rows = tf.constant(labels, labels_lib.dtype_of(kind, 1).base)
+  images = tf.constant([fake_data.encode(fake_data.picture(0), "PNG")])
+  images = tf.repeat(images, len(labels))
   return Split(
     name="s", split="train", size=len(labels), class_names=names, kind=kind,
     fetch=fetch_from_memory(images, rows),
@@ -291,9 +294,14 @@ def test_statistics_of_values_are_those_of_training():
   assert found.units == ("mm", "g")
   with pytest.raises(DataError, match="value 'y' is the same for all examples"):
     settle.task_kind(config, split_of("values", [[1, 4], [2, 4]]))
-  almost = split_of("values", [[0.1, 1], [0.1, 2], [0.1, 3]])
-  with pytest.raises(DataError, match="value 'x' is the same"):
-    settle.task_kind(config, almost)
+  for constant in (0, 0.1):  # the mean of three 0.1 is another number
+    same = split_of("values", [[constant, i] for i in range(3)])
+    with pytest.raises(DataError, match="value 'x' is the same"):
+      settle.task_kind(config, same)
+  for scale in (1e-31, 1e31):
+    other = split_of("values", [[i, scale * i] for i in range(3)])
+    with pytest.raises(DataError, match="'y' has mean .* in another unit"):
+      settle.task_kind(config, other)
   config = config.replaced({"task.units": ("mm",)})
   with pytest.raises(ConfigError, match=r"\('mm',\), and .* has 2 values"):
     settle.task_kind(config, split)
@@ -302,6 +310,25 @@ def test_statistics_of_values_are_those_of_training():
   assert made.meta([])["data"] == {
     "classes": ["x", "y"], "mean": [2, 20], "std": [1, 10],
   }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  ("offset", "scale"), [(0, 1), (1e6, 1), (1.7e9, 3600), (0, 1e-12), (1e12, 9)]
+)
+def test_values_are_standardized_before_they_are_rounded(offset, scale):
+  rows = np.random.default_rng(0).random((8, 2))
+  split = split_of("values", offset + scale * rows)
+  config = Config().replaced(
+    {"task.kind": "values", "batch_size": 8, "image_size": 8}
+  )
+  found = settle.task_kind(config, split)
+  made = trainer_of(config, split, task_kind=found)
+  label = next(iter(made.train_batches(None, 0)))["label"]
+  assert label.dtype == np.float32
+  expected = (rows - rows.mean(axis=0)) / rows.std(axis=0)
+  np.testing.assert_allclose(
+    np.sort(label, axis=0), np.sort(expected, axis=0), atol=1e-3
+  )
 
 
 def trainer_of(config, split, **options):
