@@ -169,6 +169,6 @@ def pair_of(example: Any, keys: tuple[str, str]) -> tuple[Any, Any]:
     return example[0], example[1]
   kind = type(example).__name__
   raise DataError(
-    f"it is of type {kind}, expected (image, label) or a dictionary (all images "
-    "and all labels are a tuple of two)"
+    f"it is of type {kind}, expected (image, label) or a dictionary (images "
+    "and labels apart are a tuple of two)"
   )
