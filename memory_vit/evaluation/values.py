@@ -36,7 +36,8 @@ class ValueMetrics:
 def value_metrics(predictions: ValuePredictions) -> ValueMetrics:
   """Metrics of each value, by scikit-learn and SciPy."""
   counted = predictions.counted
-  right, found = predictions.target[counted], predictions.predicted[counted]
+  right = predictions.target[counted]
+  found = predictions.predicted[counted]
   count = right.shape[1]
   if predictions.not_finite:
     return ValueMetrics(*np.full((4, count), np.nan))

@@ -100,8 +100,13 @@ class TaskKind:
     if self.is_labels:
       return xp.exp(-xp.logaddexp(0, -logits))
     if self.is_values:
-      mean, std = (xp.asarray(n, float) for n in (self.mean, self.std))
-      return mean + std * xp.asarray(logits)
+      logits = xp.asarray(logits)
+      axes = (1,) * (logits.ndim - 1)
+      mean, std = (
+        xp.asarray(numbers, float).reshape(*axes, -1)
+        for numbers in (self.mean, self.std)
+      )
+      return mean + std * logits
     shares = xp.exp(logits - logits.max(axis=-1, keepdims=True))
     return shares / shares.sum(axis=-1, keepdims=True)
 
