@@ -65,7 +65,10 @@ def best(probabilities: Probabilities, count: int) -> np.ndarray:
   """Indices (k, count) of the best classes; of equal ones the first."""
   if count < 1:
     raise ConfigError(f"the number of classes is {count}, expected 1 or more.")
-  return np.argsort(-probabilities, axis=-1, kind="stable")[:, :count]
+  # Row by row: no other thread runs while NumPy sorts.
+  rows = [np.argsort(-row, kind="stable")[:count] for row in probabilities]
+  shape = len(probabilities), min(count, probabilities.shape[-1])
+  return np.array(rows, np.intp).reshape(shape)
 
 
 def class_label(names: Sequence[str], index: int) -> str:

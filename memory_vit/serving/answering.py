@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
-import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ from memory_vit.model.task import BACKBONE
 from memory_vit.prediction.answers import answers, number_of_answers
 from memory_vit.runtime.messages import brief, one_line
 from memory_vit.serving.batcher import Batcher
-from memory_vit.serving.lanes import Lanes, is_heavy
+from memory_vit.serving.lanes import HEAVY_THREADS, Lanes, is_heavy
 from memory_vit.serving.metrics import Metrics
 from memory_vit.serving.predict_requests import PredictRequest
 from memory_vit.serving.request_error import RequestError
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
 # Share of a batch from which the rest is padded: padding costs a CPU as much as
 # images, and an accelerator next to nothing.
 _LEAST_FILL_ON_CPU = 0.75
-# Weight of the work of lighter requests that goes before a second header.
-_HEADER = 100_000
 # An output is sorted, named and written in the time of about ten pixels.
 _PIXELS_PER_OUTPUT = 10
 
@@ -111,17 +108,10 @@ class Answering:
 
   async def _weight(self, request: PredictRequest) -> int:
     """Time to decode all images, in pixels; 413 if it is too much."""
-    size = sum(len(image.content) for image in request.images) // 3
-    pixels = await asyncio.gather(
-      *(
-        self._lanes.run(
-          size,
-          functools.partial(decoding.pixels_claimed, image.content),
-          # Requests take turns, however many images they have.
-          rank=number * _HEADER,
-        )
-        for number, image in enumerate(request.images)
-      )
+    encoded = [image.content for image in request.images]
+    pixels = await self._lanes.run(
+      sum(map(len, encoded)) // 3,
+      lambda: [*map(decoding.pixels_claimed, encoded)],
     )
     _require_few_pixels(sum(pixels), self._settings.max_megapixels)
     return sum(pixels)
@@ -132,23 +122,18 @@ class Answering:
     """Each image float32 (side, side, 3), or why it cannot be read."""
     encoded = [one.content for one in request.images if not one.error]
     heavy = is_heavy(weight)
-    # Heavy ones one by one, so that lighter requests can go between them.
-    step = 1 if heavy else max(1, len(encoded))
-    parts = await asyncio.gather(
-      *(
-        self._lanes.run(
-          weight,
-          functools.partial(
-            self._predictor.prepare_each,
-            encoded[first : first + step],
-            first,
-            large=heavy,
-          ),
-        )
-        for first in range(0, len(encoded), step)
+    # Heavy ones in parts, so that lighter requests go between them.
+    step = HEAVY_THREADS if heavy else max(1, len(encoded))
+    several: list[np.ndarray | DataError] = []
+    for first in range(0, len(encoded), step):
+      prepare = functools.partial(
+        self._predictor.prepare_each,
+        encoded[first : first + step],
+        first,
+        large=heavy,
       )
-    )
-    found = itertools.chain.from_iterable(parts)
+      several += await self._lanes.run(weight, prepare)
+    found = iter(several)
     return [
       DataError(one.error) if one.error else next(found)
       for one in request.images

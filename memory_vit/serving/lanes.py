@@ -20,6 +20,7 @@ from memory_vit.images.reader import THREADS
 T = TypeVar("T")
 # Work of this weight takes about 20 ms, for which a light request may wait.
 _HEAVY = 1_000_000
+HEAVY_THREADS = max(1, THREADS - 1)
 
 
 def is_heavy(weight: int) -> bool:
@@ -31,27 +32,24 @@ class Lanes:
 
   def __init__(self) -> None:
     self._light = _Lane(THREADS, "light")
-    self._heavy = _Lane(max(1, THREADS - 1), "heavy")
+    self._heavy = _Lane(HEAVY_THREADS, "heavy")
 
-  async def run(
-    self, weight: int, work: Callable[[], T], *, rank: int | None = None
-  ) -> T:
-    """Run work in a thread; work of a lower rank, or weight, goes first."""
+  async def run(self, weight: int, work: Callable[[], T]) -> T:
+    """Run work in a thread, after lighter work that waits."""
     lane = self._heavy if is_heavy(weight) else self._light
-    waiting = _Waiting(weight if rank is None else rank, next(_order), work)
-    return await lane.run(waiting)
+    return await lane.run(_Waiting(weight, next(_order), work))
 
   def close(self) -> None:
     for lane in (self._light, self._heavy):
       lane.threads.shutdown(wait=False, cancel_futures=True)
 
 
-_order = itertools.count()  # of equal ranks the oldest goes first
+_order = itertools.count()  # of equal weights the oldest goes first
 
 
 @dataclasses.dataclass(order=True)
 class _Waiting(Generic[T]):
-  rank: int
+  weight: int
   order: int
   work: Callable[[], T] | None = dataclasses.field(compare=False)
   future: Future[T] = dataclasses.field(compare=False, default_factory=Future)

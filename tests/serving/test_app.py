@@ -38,7 +38,6 @@ from served import (
 
 import memory_vit as mv
 from memory_vit.errors import DataError
-from memory_vit.images.reader import THREADS
 from memory_vit.model.kinds import CLASSES
 from memory_vit.prediction import Predictor
 from memory_vit.prediction.predictions import Predictions
@@ -296,7 +295,7 @@ def test_what_nobody_waits_for_is_not_decoded_to_its_end(ready, monkeypatch):
       await asyncio.sleep(0.1)
 
   asyncio.run(check())
-  assert len(decoded) <= max(1, THREADS - 1)  # those that were begun
+  assert len(decoded) <= 1  # a part that was begun
 
 
 @pytest.mark.fault("many-pixels")
@@ -334,7 +333,7 @@ def test_small_requests_do_not_wait_for_large_ones(
         held.set()
       answers = await asyncio.gather(*waiting)
       assert {answer.status_code for answer in answers} == {200}
-      assert set(together) == {1}  # one by one
+      assert max(together) <= lanes.HEAVY_THREADS  # in parts
 
   asyncio.run(check())
 

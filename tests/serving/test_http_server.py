@@ -1,5 +1,6 @@
 """How uvicorn is set up."""
 
+import asyncio
 import signal
 import types
 
@@ -32,3 +33,24 @@ def test_a_signal_ends_readiness_at_once():
   server.handle_exit(signal.SIGTERM, None)
   assert app.state.service.stopping
   assert server.should_exit
+
+
+@pytest.mark.fault("large-answer")
+def test_what_the_warm_up_made_is_not_collected_again(monkeypatch):
+  """A full collection of it would stop all threads every ten seconds."""
+  frozen = []
+  monkeypatch.setattr(http_server.gc, "freeze", lambda: frozen.append(1))
+  app = FastAPI()
+  app.state.service = types.SimpleNamespace(state="warming up")
+  server = http_server._Server(uvicorn.Config(app), app, 1.0)
+
+  async def tick():
+    for state in ("warming up", "ready", "ready"):
+      app.state.service.state = state
+      await server.on_tick(1)
+      yield len(frozen)
+
+  async def check():
+    assert [count async for count in tick()] == [0, 1, 1]
+
+  asyncio.run(check())

@@ -46,10 +46,9 @@ def run(check):
   asyncio.run(checked())
 
 
-def begin(threads, work, *weights, held=False, **options):
+def begin(threads, work, *weights, held=False):
   return [
-    asyncio.create_task(threads.run(w, work.make(w, held), **options))
-    for w in weights
+    asyncio.create_task(threads.run(w, work.make(w, held))) for w in weights
   ]
 
 
@@ -68,15 +67,15 @@ def test_light_work_passes_heavy_work():
 
 @pytest.mark.fault("many-pixels")
 def test_the_lightest_goes_first_and_of_equals_the_oldest(monkeypatch):
-  monkeypatch.setattr(lanes, "THREADS", 1)
+  monkeypatch.setattr(lanes, "HEAVY_THREADS", 1)
 
   async def check(threads, work):
     held = begin(threads, work, HEAVY, held=True)
     await until(lambda: work.begun)
     weights = [HEAVY + 3, HEAVY + 1, HEAVY + 2]
     rest = begin(threads, work, *weights)
-    rest += [asyncio.create_task(threads.run(HEAVY, work.make("b"), rank=0))]
-    rest += [asyncio.create_task(threads.run(HEAVY, work.make("c"), rank=0))]
+    rest += [asyncio.create_task(threads.run(HEAVY, work.make("b")))]
+    rest += [asyncio.create_task(threads.run(HEAVY, work.make("c")))]
     await asyncio.sleep(0)
     work.begun.clear()
     work.go.set()
