@@ -30,6 +30,8 @@ _OBJECT_STORE = 200 * 2**20
 # Seconds until a cluster that is started here must run: twice Ray's default,
 # for a busy machine; only then Ray notices that a raylet died at its start.
 _PATIENCE = "60"
+# Tries, of about 40 s each, to reach a cluster: Ray's default is 20.
+_TRIES = "2"
 # Seconds until all workers must have a place and a model: Ray Data's default is
 # to wait forever. A cluster may grow meanwhile.
 _MOST_WAIT = 600
@@ -109,6 +111,7 @@ class RayEngine:
     """Connect to a cluster; usage statistics are not sent."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_raylet_start_wait_time_s", _PATIENCE)
+    os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", _TRIES)
     try:
       ray: Any = importlib.import_module("ray")
       importlib.import_module("ray.data")

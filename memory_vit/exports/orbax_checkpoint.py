@@ -55,10 +55,15 @@ def without_tracebacks() -> Iterator[None]:
   """
   log, hook = logging.getLogger("absl"), sys.unraisablehook
   level = log.level
+
+  def show_others(raised: Any) -> None:
+    if "Event loop is closed" not in str(raised.exc_value):
+      hook(raised)
+
   log.setLevel(logging.CRITICAL)
-  sys.unraisablehook = lambda _: None
+  sys.unraisablehook = show_others
   try:
     yield
+    sys.unraisablehook = hook  # after an error, writes may be left
   finally:
-    sys.unraisablehook = hook
     log.setLevel(level)

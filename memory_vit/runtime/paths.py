@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import tempfile
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from memory_vit.runtime.messages import brief
 # Names have 255 bytes, and a new directory lies beside the old one for a while
 # under a longer name.
 _LONGEST_NAME = 240
+# pathlib makes one slash of two; libraries take what is left for an address.
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 # Making and removing folders recurses through all that are above.
 _DEEPEST = 200
 
@@ -44,7 +47,9 @@ def local(
     if not os.fspath(text):
       raise ValueError("it is empty")
     if bucket.is_address(text):
-      raise ValueError("it is in a bucket, expected a local one")
+      raise ValueError("it is in a bucket, expected a local path")
+    if _ADDRESS.match(os.fspath(text)):
+      raise ValueError("it is an address, expected a local path")
     path = Path(text).expanduser()
     if len(path.parts) > _DEEPEST:
       raise ValueError(f"it is more than {_DEEPEST} folders deep")

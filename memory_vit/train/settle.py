@@ -123,11 +123,7 @@ def require_possible(config: Config, workdir: Path, mesh: Mesh) -> None:
 
 def require_sound(config: Config, workdir: Path, mesh: Mesh) -> None:
   """Refuse what is known to fail before anything is read or written."""
-  if not bucket.is_in(workdir) and ":/" in str(workdir):
-    raise ConfigError(
-      f"--workdir is {workdir}, expected a local directory, or "
-      "gs://BUCKET/DIRECTORY."
-    )
+  paths.place(workdir, "--workdir")
   if not config.data.name:
     raise ConfigError(
       "config.data.name is empty: name a data set, as in "

@@ -42,9 +42,15 @@ def test_a_missing_client_is_named(monkeypatch):
     paths.place("gs://bucket/run", "--workdir")
 
 
-def test_a_bucket_is_refused_where_a_local_path_is_needed():
-  with pytest.raises(ConfigError, match="keep.dir is .gs://bucket.*a local"):
-    paths.local("gs://bucket/rows", "config.keep.dir")
+@pytest.mark.parametrize(
+  "text",
+  ["gs://bucket/x", "gs:/bucket/x", "s3://bucket/x", "memory://x", "file:/x"],
+)
+def test_addresses_are_refused_where_a_local_path_is_needed(text):
+  """Or a folder "s3:" of the current directory would be filled."""
+  with pytest.raises(ConfigError, match=f"keep.dir is '{text}'.*a local path"):
+    paths.local(text, "config.keep.dir")
+  assert paths.local(f"./{text}", "--out").name == "x"
 
 
 @pytest.mark.processes
