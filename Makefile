@@ -24,7 +24,7 @@ help:
 	@echo "make lowest       the same with the lowest versions that are allowed"
 	@echo "make processes    the tests that start processes (10 minutes)"
 	@echo "make slow         the tests on real data, and others that take long"
-	@echo "make exchange     backbones against transformers and timm, and ONNX (5 minutes)"
+	@echo "make exchange     backbones against transformers and timm, and ONNX (5 minutes, 9 GB)"
 	@echo "make nightly      cases that repeat others, 20 kills, and the mutants (40 minutes)"
 	@echo "make mutants      the code broken in some places: is each noticed? (15 minutes)"
 	@echo "make lint         format, style, import directions, types, as in CI"
