@@ -12,6 +12,7 @@ from memory_vit.errors import DataError
 
 MAGIC = b"\xff\xd8\xff"
 EXIF = b"Exif\0\0"
+END = b"\xff\xd9"
 # Usual encoders write 1, or up to about 15.
 MAX_SCANS = 64
 # Of 64 megapixels they take 2 s.
@@ -21,6 +22,8 @@ MAX_SEGMENTS = 10_000
 
 # In front of a scan, and at the end.
 _SCAN, _END, _ADOBE, _APP1 = 0xDA, 0xD9, 0xEE, 0xE1
+# Applications' segments and comments.
+_IN_FRONT = (*range(0xE0, 0xF0), 0xFE)
 # Of arithmetic coding, which takes four times as long for a byte as Huffman's,
 # and which cameras do not write.
 _ARITHMETIC_FRAMES = (0xC9, 0xCA, 0xCB)
@@ -69,9 +72,9 @@ def outline(encoded: bytes) -> Outline:
 
 
 def exif(encoded: bytes) -> bytes:
-  """EXIF of a JPEG file, with its prefix; b"" if none precedes the pixels."""
+  """EXIF of a JPEG file, with its prefix; b"" if none precedes its tables."""
   for marker, start in _segments(encoded):
-    if marker in (_SCAN, _END):
+    if marker not in _IN_FRONT:
       break
     if marker == _APP1 and encoded.startswith(EXIF, start + 2):
       return encoded[start + 2 : start + _length(encoded, start)]
@@ -82,7 +85,7 @@ def is_cut(encoded: bytes) -> bool:
   """Whether a JPEG file has no end behind its first scan."""
   for marker, start in _segments(encoded):
     if marker == _SCAN:
-      return encoded.rfind(b"\xff\xd9", start) < 0
+      return encoded.rfind(END, start) < 0
   return True
 
 
