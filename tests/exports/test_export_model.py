@@ -311,7 +311,10 @@ def test_a_task_for_the_hub_is_read_back_from_its_directory(backbone, tmp_path):
   ("options", "message"),
   [
     ({"format": "tflite"}, "format is 'tflite', expected one of stablehlo"),
-    ({"format": "stablehlo", "examples": 0}, "examples is 0, expected at least 1"),
+    (
+      {"format": "stablehlo", "examples": 0},
+      "examples is 0, expected at least 1",
+    ),
     (
       {"format": "safetensors", "images": mv.ImageInput(kind="uint8")},
       "is no function that takes images",
