@@ -452,7 +452,10 @@ def test_what_cannot_be_reports_is_refused(tmp_path):
   for evaluations, message in (
     ([], "there is no evaluation"),
     ([one, one], "several evaluations are of a task 'digits'"),
-    ([evaluation_of(usual(), task="../../out")], "task '../../out': expected 1 to 64"),
+    (
+      [evaluation_of(usual(), task="../../out")],
+      "task '../../out': expected 1 to 64",
+    ),
   ):
     with pytest.raises(ConfigError, match=message):
       reports.write_reports(path, evaluations)
