@@ -205,6 +205,15 @@ def test_an_activation_is_exported_and_described(
   assert described["size"]["mean"] == [*VALUES.mean]
 
 
+def test_values_that_float32_cannot_tell_apart_are_not_activated(backbone):
+  """Such as Unix times of one hour."""
+  kind = mv.TaskKind(name="values", mean=(1.7e9,), std=(1e3,))
+  task = random_task(backbone, "t", classes=1, kind=kind)
+  assert not make_model(backbone, task).activated
+  with pytest.raises(ExportError, match="mean 1.7e\\+09 .* without activation"):
+    make_model(backbone, task, activation=True)
+
+
 def test_raw_outputs_are_named_by_their_kind(backbone):
   headless = tiny_backbone(num_classes=0)
   for model, original in ((backbone, "logits"), (headless, "features")):

@@ -264,6 +264,20 @@ def test_a_task_that_reads_another_prepares_images_as_that_one():
     assert other.spec.evaluation == resized
 
 
+@pytest.mark.parametrize("value", [-1, 2.5, True, "3", None])
+def test_sizes_are_whole_numbers(backbone, saved, value):
+  for key in ("num_classes", "bottleneck", "side_width"):
+    sizes = {"num_classes": 3, key: value}
+    with pytest.raises(TaskError, match=f"{key} is .*, expected .*at least"):
+      mv.init_task(jax.random.key(0), backbone, name="a", **sizes)
+  task, _ = saved
+  for key in ("slots", "cells", "classes"):
+    with pytest.raises(TaskError, match=f"{key} is .*, expected .*at least 0"):
+      mv.fill_slots(backbone, task, **{key: value})
+  size = np.int64(3)  # of NumPy is one, too
+  mv.init_task(jax.random.key(0), backbone, name="a", num_classes=size)
+
+
 def test_new_tasks_start_as_the_paper_says():
   backbone = tiny_backbone(width=64, depth=3)
   task = mv.init_task(
