@@ -185,10 +185,12 @@ def test_a_python_that_pip_would_refuse_is_refused_first(tmp_path):
   least, most = re.findall(r"3, (\d+)", (ROOT / "Makefile").read_text())
   assert project()["requires-python"] == f">=3.{least},<3.{most}"
   for minor in (int(least) - 1, int(most)):
-    (tmp_path / "sitecustomize.py").write_text(
+    customized = tmp_path / f"3.{minor}"  # bytecode of each has its own place
+    customized.mkdir()
+    (customized / "sitecustomize.py").write_text(
       f"import sys; sys.version_info = (3, {minor}, 0, 'final', 0)"
     )
-    done = made(tmp_path, "quickstart", PYTHONPATH=str(tmp_path))
+    done = made(tmp_path, "quickstart", PYTHONPATH=str(customized))
     assert done.returncode
     assert f"needs Python 3.{least} to 3.{int(most) - 1}" in done.stderr
     assert f"python3 is 3.{minor}: add PYTHON=" in done.stderr

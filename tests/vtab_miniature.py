@@ -84,6 +84,9 @@ def write_folder(
     lists["train800val200"] = [*lists["train800"], *lists["val200"]]
     for split, lines in lists.items():
       (folder / f"{split}.txt").write_text("".join(lines))
+    if number < task.classes:  # the lists of the benchmark have all classes
+      classes = map(str, range(task.classes))
+      (folder / "classes.txt").write_text("\n".join(classes))
   return root
 
 

@@ -18,8 +18,8 @@ from typing import Any, Generic, TypeVar
 from memory_vit.images.reader import THREADS
 
 T = TypeVar("T")
-# Work of this weight takes about 20 ms, for which a light request may wait.
-_HEAVY = 1_000_000
+# Work of this weight takes about 10 ms, for which a light request may wait.
+_HEAVY = 500_000
 HEAVY_THREADS = max(1, THREADS - 1)
 
 

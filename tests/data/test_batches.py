@@ -351,8 +351,8 @@ def test_what_is_skipped_is_counted_and_named(tmp_path):
   [line] = reader.skipped
   assert line == (
     f"{tmp_path}/train: skipped 1 hidden (a/.1.png), 2 of other file types "
-    "(a/x.txt, b/y.csv), 1 linked to a folder above (a/sub), 1 outside of "
-    "class folders (stray.png)"
+    "(a/x.txt, b/y.csv), 1 linked to a folder that is read elsewhere "
+    "(a/sub), 1 outside of class folders (stray.png)"
   )
 
 

@@ -71,7 +71,7 @@ def test_what_a_cell_means(place, kind, cells, expected):
     assert found == expected.split()
     assert split.class_names == tuple(sorted(set(found)))
   else:
-    np.testing.assert_array_equal(found, np.float32(expected)[:, None])
+    np.testing.assert_array_equal(found, np.float64(expected)[:, None])
 
 
 @pytest.mark.fault("wrong-label")

@@ -290,5 +290,5 @@ def test_help_does_not_wait_for_jax():
 def test_the_page_is_in_the_package():
   folder = Path(serve.mv.__file__).parent / "serving" / "page"
   assert {path.name for path in folder.iterdir()} == {
-    "index.html", "page.css", "page.js",
+    "docs.html", "index.html", "page.css", "page.js",
   }  # fmt: skip
