@@ -173,7 +173,7 @@ def _weight(image: Image.Image) -> float:
   weight = _ALPHA if "A" in image.mode else 1.0
   if image.format == "PNG":
     weight *= _INTERLACED if image.info.get("interlace") else 1
-    weight *= _DEEP if ";16" in str(image.tile) else 1
+    weight *= _DEEP if ";16" in str(getattr(image, "tile", "")) else 1
   return weight
 
 
