@@ -136,10 +136,7 @@ def test_a_damaged_file_is_named_without_what_tensorflow_says_around(tmp_path):
   details = {p["detail"] for p in report["splits"][0]["problems"]}
   assert len(details) == 2
   for detail in details:
-    assert detail in (
-      "not a whole JPEG file: its end is missing",
-      "not a whole PNG file",
-    )
+    assert detail.startswith(("not a whole JPEG file", "not a whole PNG file"))
 
 
 def test_images_of_deeper_folders_and_what_is_skipped(tmp_path):
