@@ -18,8 +18,8 @@ RELEASE ?=
 .PHONY: help quickstart test newest lowest processes slow exchange nightly mutants lint notebooks docs bench compare release clean
 
 help:
-	@echo "make quickstart   teach a far task by four regimes, into $(WORKDIR) (1 to 2 minutes)"
-	@echo "make test         the tests (3 to 5 minutes on 2 cores)"
+	@echo "make quickstart   teach a far task by four regimes, into $(WORKDIR) (1 to 3 minutes)"
+	@echo "make test         the tests (3 to 6 minutes on 2 cores)"
 	@echo "make newest       a tenth of them on Python 3.12 or 3.13, with the newest jax"
 	@echo "make lowest       the same with the lowest versions that are allowed"
 	@echo "make processes    the tests that start processes (10 minutes)"
