@@ -209,6 +209,7 @@ BY_CLASS = [
   ("CLIPImageProcessor", {"do_center_crop": False, "size": 224}, None),
   ("ViTFeatureExtractor", {"size": None}, (224, "resize", 0, BILINEAR)),
   ("DINOv3ViTImageProcessorFast", {}, (8, "resize", 0, BILINEAR)),
+  ("SiglipImageProcessorPil", {}, (8, "resize", 0, "bicubic")),
   ("BeitFeatureExtractor", {}, (8, "resize", 0, "bicubic")),
   ("DeiTImageProcessor", {"size": 256}, None),
   ("DeiTImageProcessor", {"size": 224}, (224, "resize", 0, "bicubic")),

@@ -321,14 +321,24 @@ def test_working_directories_that_are_none(begun, capsys, tmp_path):
 
 
 @pytest.mark.fault("bad-workdir")
-@pytest.mark.parametrize("where", ["train", "train/cat", "test/x/y"])
+@pytest.mark.parametrize(
+  ("where", "split"),
+  [
+    ("train", "train"), ("train/cat", "train"), ("test/x/y", "train"),
+    ("train/cat", "test"),  # the classes are those of train nevertheless
+  ],
+)  # fmt: skip
 def test_a_working_directory_among_the_images_is_refused(
-  begun, capsys, tmp_path, where
+  begun, capsys, tmp_path, where, split
 ):
   """Its pictures would be images of a class, its folders classes."""
   for folder in ("train/cat", "test/cat"):
     (tmp_path / folder).mkdir(parents=True)
-  argv = ["--config=folder", f"--config.data.dir={tmp_path}"]
+  argv = [
+    "--config=folder", f"--config.data.dir={tmp_path}",
+    f"--config.data.train={split}[:90%]",
+    f"--config.data.validation={split}[90%:]",
+  ]  # fmt: skip
   workdir = f"--workdir={tmp_path / where}"
   assert not refusal(capsys, start_training, [*argv, workdir])
   assert not [*tmp_path.rglob(".lock")]

@@ -11,7 +11,13 @@ import tensorflow as tf
 from PIL import Image
 
 import memory_vit as mv
-from memory_vit.data import image_ops, in_memory, open_split
+from memory_vit.data import (
+  image_ops,
+  in_memory,
+  open_split,
+  oriented,
+  raw_images,
+)
 from memory_vit.data.batching import eval_batches
 from memory_vit.errors import DataError
 from memory_vit.model.task import EvalPreprocessing
@@ -104,7 +110,8 @@ def forms_of_paths(paths):
 
 
 def every_form():
-  floats = (PIXELS / 255).astype(np.float32)
+  # They become the nearest grey levels.
+  floats = ((PIXELS - 0.4).clip(0) / 255).astype(np.float32)
   chw = [(Tensor(f.transpose(2, 0, 1)), Tensor(y)) for f, y in zip(
     floats, LABELS, strict=True)]  # fmt: skip
   rows = [{"image": Image.fromarray(p), "label": y} for p, y in PAIRS]
@@ -287,13 +294,24 @@ def test_a_folder_is_held_out_as_the_configuration_does(tmp_path):
     np.testing.assert_array_equal(evaluated(part)[0], evaluated(reader)[0])
 
 
-def test_other_data_have_another_digest():
+def test_other_data_have_another_digest(monkeypatch):
+  def digest(data):
+    return opened(data).data_files.table("files")
+
+  exif = Image.Exif()
+  exif[0x0112] = 6
+  turned = [fake_data.encode(p, "PNG", exif=exif) for p in PIXELS], LABELS
   tables = [
-    opened(data).data_files.table("files")
+    digest(data)
     for data in (
       (PIXELS, LABELS), PAIRS, (PIXELS, LABELS[::-1]), (PIXELS[::-1], LABELS)
     )
   ]  # fmt: skip
+  before = digest(turned)
+  for module in (raw_images, oriented):  # as another process has it
+    monkeypatch.setattr(module, "MAGIC", module.MAGIC[::-1])
+  assert digest((PIXELS, LABELS)) == tables[0]
+  assert digest(turned) == before
   assert tables[0] == tables[1]
   assert tables[0] != tables[2] != tables[3] != tables[0]
 

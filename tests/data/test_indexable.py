@@ -180,6 +180,18 @@ def test_examples_that_cannot_be_used_are_named(example, message):
   assert re.search(message, str(error.value))
 
 
+def test_an_error_without_a_text_is_an_error():
+  class Fails(list):
+    def __getitem__(self, index):
+      if index == 1:
+        raise NotImplementedError
+      return super().__getitem__(index)
+
+  reader = opened(Fails([(fake_data.picture(0), 0)] * 3))
+  with pytest.raises(BrokenDataError, match="example 1.*NotImplementedError"):
+    evaluated(reader)
+
+
 @pytest.mark.parametrize(
   ("examples", "options", "message"),
   [

@@ -55,6 +55,7 @@ def write(place, cells, file="train.csv"):
   [
     ("classes", [" cat", "cat  ", "cat\u00a0", "\tdog"], "cat cat cat dog"),
     ("classes", ["e\u0301", "é", "e\u200b", "\ufeffe"], "é é e e"),
+    ("classes", ["e \u200b", "\ufeff e", "a", "b"], "e e a b"),
     ("classes", ["3.0", "1.0", "1.00", "2"], "3 1 1 2"),
     ("classes", ["3.0", "cat", "3", "3"], "3.0 cat 3 3"),
     ("classes", ["007", "7", "-1", "a"], "007 7 -1 a"),
@@ -229,6 +230,9 @@ def test_the_column_of_the_paths_and_one_list_alone(place):
     for part in (":50%", "50%:")
   )
   assert train | rest == {f"{i}.png": str(i % 2) for i in range(4)}
+  assert contents(opened(place, "labels", path="IMAGE", label="N")) == (
+    train | rest
+  )
   for label in ("image", "n,n", "n,image,n"):
     with pytest.raises(DataError, match=f"label is '{label}'.*different col"):
       opened(place, "labels", path="image", label=label, kind="labels")
@@ -254,6 +258,8 @@ def test_paths_as_other_systems_write_them(place):
   split = opened(place, max_bad=4)
   reasons = {split.file_name(i): why for i, why in split.unreadable.items()}
   assert len(reasons) == 4
+  (place / "link").symlink_to(place)
+  assert len(opened(place / "link", max_bad=4).unreadable) == 4
   for path, message in rows[2:]:
     [why] = [w for p, w in reasons.items() if p.endswith(path)]
     assert re.search(message, why)

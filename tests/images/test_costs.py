@@ -232,6 +232,8 @@ RGBA = Image.new("RGBA", (30, 20))
 def test_pixels_that_take_longer_count_more(monkeypatch, encoded, weight):
   """For what waits for what; a large photograph is taken nevertheless."""
   assert decoding.pixels_claimed(encoded) == int(600 * weight)
+  filled = encoded + bytes(9_000)
+  assert decoding.pixels_claimed(filled) == len(filled) // 3
   monkeypatch.setattr(decoding, "MAX_PIXELS", 600)
   assert decoding.pixels_claimed(encoded) == int(600 * weight)
 

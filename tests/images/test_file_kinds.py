@@ -38,6 +38,9 @@ FILES = {
     b'<?xml version="1.0"?>\n<!-- a\nb -->\n<svg width="1">',
     f"{NONE}, but SVG: convert",
   ),
+  "svg of a drawing program": (
+    b"<?xml version='1.0'?><!--" + b"-" * 900 + b"--><svg>", f"{NONE}, but SVG",
+  ),
   "pdf": (b"%PDF-1.7", f"{NONE}, but PDF"),
   "jxl": (b"\xff\x0a123", f"{NONE}, but JPEG XL"),
   "zip": (b"PK\3\4", f"{NONE}, but a ZIP archive"),

@@ -457,6 +457,9 @@ REFUSED = {
     {**GOOD, "data": {"tasks": ["a," * 999] * 2}}, 413, "than 1024 names",
   ),
   "top twice in a form": ({**GOOD, "data": {"top": ["1", "2"]}}, 422, "top"),
+  "original twice in a form": (
+    {**GOOD, "data": {"original": ["true", "false"]}}, 422, "has it twice",
+  ),
   "a form cut after an image": (cut_form(-40), 400, "last boundary"),
   "a form cut in an image": (cut_form(80), 400, "last boundary"),
   "large body": ({"files": image_files(bytes(2**20 + 1))}, 413, "1 MiB"),
@@ -492,7 +495,9 @@ def test_bad_input_is_refused_in_one_line(ready):
 def test_the_outputs_of_an_answer_are_bounded(monkeypatch):
   """Images x outputs: no thread runs while JSON is written."""
   monkeypatch.setattr(answering, "MOST_OUTPUTS", 20)
-  tasks = tasks_of_kinds(BACKBONE)
+  strict = mv.TaskKind(name="labels", thresholds=(0.9999,) * 3)
+  none = random_task(BACKBONE, "none", seed=3, cells=1, kind=strict)
+  tasks = *tasks_of_kinds(BACKBONE), none
 
   async def check(model):
     async with serving(model) as http:
@@ -506,6 +511,7 @@ def test_the_outputs_of_an_answer_are_bounded(monkeypatch):
         (11, {"tasks": "tags"}, 22),
         (11, {"tasks": "tags", "top": "1"}, 11),
         (3, {"tasks": "size", "original": "true"}, 21),
+        (7, {"tasks": "size,none"}, 21),  # without labels it counts as one
       ):
         # Equal images: each has two labels.
         files = image_files(*[png()] * count)

@@ -74,14 +74,14 @@ def test_the_lightest_goes_first_and_of_equals_the_oldest(monkeypatch):
     await until(lambda: work.begun)
     weights = [HEAVY + 3, HEAVY + 1, HEAVY + 2]
     rest = begin(threads, work, *weights)
-    rest += [asyncio.create_task(threads.run(HEAVY, work.make("b")))]
-    rest += [asyncio.create_task(threads.run(HEAVY, work.make("c")))]
+    for name in "bcde":
+      rest += [asyncio.create_task(threads.run(HEAVY, work.make(name)))]
     await asyncio.sleep(0)
     work.begun.clear()
     work.go.set()
     await asyncio.gather(*held, *rest)
     found = [one for one in work.begun if one != HEAVY]
-    assert found == ["b", "c", *sorted(weights)]
+    assert found == [*"bcde", *sorted(weights)]
 
   run(check)
 
