@@ -431,7 +431,7 @@ REFUSED = {
   "a form cut in an image": (cut_form(80), 400, "last boundary"),
   "large body": ({"files": image_files(bytes(2**20 + 1))}, 413, "1 MiB"),
   "gigapixels": ({"files": image_files(large_png())}, 422, "megapixels"),
-  "truncated": ({"files": image_files(png()[:-40])}, 422, "truncated"),
+  "truncated": ({"files": image_files(png()[:-40])}, 422, "not a whole PNG file"),
   "empty": ({"files": image_files(b"")}, 422, "not a JPEG"),
   "a pickle": ({"files": image_files(b"\x80\x04N.")}, 422, "not a JPEG"),
 }  # fmt: skip
