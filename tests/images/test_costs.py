@@ -228,7 +228,9 @@ RGBA = Image.new("RGBA", (30, 20))
     (header_only_png(8, 2, 1), 1.2),
     (header_only_png(16, 6, 1), 1.4 * 1.2 * 1.2),
   ],
-)
+  ids=["PNG", "WebP", "alpha", "WebP alpha", "grey alpha", "16 bits",
+       "interlaced", "all three"],
+)  # fmt: skip
 def test_pixels_that_take_longer_count_more(monkeypatch, encoded, weight):
   """For what waits for what; a large photograph is taken nevertheless."""
   assert decoding.pixels_claimed(encoded) == int(600 * weight)
