@@ -17,6 +17,11 @@ def split_parts(
   name: str, split: str, sizes: Mapping[str, int]
 ) -> list[tuple[str, slice]]:
   """Names and slices of examples, of {split: size} of the data set `name`."""
+  if "all" in sizes:
+    raise DataError(
+      f"data set {name!r} has a split 'all', which means all splits in this "
+      "notation: rename it, for example to 'images'."
+    )
   infos = {
     key: tfds.core.SplitInfo(name=key, shard_lengths=[size], num_bytes=0)
     for key, size in sizes.items()

@@ -245,6 +245,12 @@ def test_the_column_of_the_paths_and_one_list_alone(place):
 
 
 @pytest.mark.fault("broken-image")
+def test_a_list_that_is_named_as_all_lists_are(place):
+  write(place, "abab", "all.csv")
+  with pytest.raises(DataError, match="a split 'all', which means all splits"):
+    opened(place, "all")
+
+
 def test_paths_as_other_systems_write_them(place):
   rows = [
     (str(place / "im/0.png"), "here"), ("im/./1.png", "here"),
