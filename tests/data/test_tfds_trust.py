@@ -166,11 +166,11 @@ def test_trust_reaches_every_reader(
   config = config_lib.from_dict(values.to_dict())
   asked = []
 
-  def open_ref(ref):
+  def open_whole(ref):
     asked.append(ref.trust_code)
     raise DataError("seen")
 
-  monkeypatch.setattr(datasets, "open_ref", open_ref)
+  monkeypatch.setattr(datasets, "open_whole", open_whole)
   no_pretraining = dataclasses.replace(
     config, backbone=str(backbone_file), pretrain=PretrainConfig()
   )
