@@ -355,13 +355,13 @@ _HEALTH: dict[str, Callable[[], Attack]] = {
   "base64 of 60 MiB": _large_json,
 }
 _SMALL: dict[str, Callable[[], Attack]] = {
-  "32 interlaced PNGs": lambda: _decoding(interlaced(1999, 2000), _IMAGES, 4),
+  "32 interlaced PNGs": lambda: _decoding(interlaced(1700, 1700), _IMAGES, 4),
   "32 animated WebPs": lambda: _decoding(animated(1990, 2000), _IMAGES, 4),
-  "8 clients of 32 PNGs": lambda: _decoding(interlaced(1999, 2000), _IMAGES, 8),
-  "100 clients of one PNG": lambda: _decoding(interlaced(1999, 2000), 1, 100),
+  "8 clients of 32 PNGs": lambda: _decoding(interlaced(1700, 1700), _IMAGES, 8),
+  "100 clients of one PNG": lambda: _decoding(interlaced(1700, 1700), 1, 100),
   "100 clients of a small PNG": lambda: _decoding(interlaced(600, 600), 1, 100),
   "32 PNGs, of clients that leave": lambda: _decoding(
-    interlaced(1999, 2000), _IMAGES, 4, leaves=True
+    interlaced(1700, 1700), _IMAGES, 4, leaves=True
   ),
 }
 ATTACKS = {**_HEALTH, **_SMALL}
