@@ -21,7 +21,7 @@ from memory_vit.model.task import EvalPreprocessing
 
 
 def decoders() -> dict[str, str]:
-  """How images are read: the versions of libraries, and a rule of ours."""
+  """Versions of the libraries that read images, and our rule for EXIF."""
   return {
     "tensorflow": tf.__version__, "pillow": PIL.__version__, "exif": "turned",
   }  # fmt: skip

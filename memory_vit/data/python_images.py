@@ -85,7 +85,7 @@ def _within(pixels: np.ndarray, greatest: int) -> bool:
 
 
 def _refusal(image: Any, pixels: np.ndarray) -> str:
-  """What the image is, and what is expected."""
+  """Describe a refused image, and what is expected."""
   found = (
     f"its image is of type {type(image).__name__}, shape {pixels.shape} and "
     f"dtype {pixels.dtype}"

@@ -105,7 +105,7 @@ def _segments(encoded: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _length(encoded: bytes, start: int) -> int:
-  """Of a segment: it counts itself. Decoders skip nothing if it is less."""
+  """Length of a segment, which counts itself: decoders skip at least that."""
   return max(2, int.from_bytes(encoded[start : start + 2], "big"))
 
 
