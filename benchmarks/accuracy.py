@@ -221,7 +221,6 @@ def _train_ours(
       name="task",
       class_names=[str(i) for i in range(setting.classes)],
       regime=regime,
-      epochs=0,
       learning_rate=rate,
       batch_size=_BATCH,
       seed=seed,
