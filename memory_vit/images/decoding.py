@@ -14,7 +14,7 @@ import simplejpeg
 from PIL import Image, ImageFile
 
 from memory_vit.errors import DataError
-from memory_vit.images import jpeg
+from memory_vit.images import jpeg, webp
 from memory_vit.images.file_kinds import why_unreadable
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
@@ -119,6 +119,8 @@ def header(encoded: bytes) -> tuple[str, int, int]:
     if encoded.startswith(jpeg.MAGIC):
       height, width, *_ = simplejpeg.decode_jpeg_header(encoded)
       return "JPEG", width, height
+    if of_webp := webp.size(encoded):
+      return "WEBP", *of_webp[:2]
     with opened(encoded) as image:
       return image.format or "", *image.size
   except DataError:
@@ -137,6 +139,10 @@ def pixels_claimed(encoded: bytes) -> int:
     if encoded.startswith(jpeg.MAGIC):
       width, height, _, outline = _jpeg_header(encoded)
       weight = outline.weight
+    elif of_webp := webp.size(encoded):
+      width, height, alpha = of_webp
+      require_size(width, height)
+      weight = _ALPHA if alpha else 1.0
     else:
       with opened(encoded) as image:
         (width, height), weight = image.size, _weight(image)

@@ -152,7 +152,7 @@ def bytes_needed(file: BinaryIO, evaluation: EvalPreprocessing) -> int:
   head = file.read(_HEAD)
   try:
     kind, width, height = decoding.header(head)
-  except DataError:  # of a WebP, or behind a large profile
+  except DataError:  # behind a large profile
     kind, width, height = decoding.header(head + file.read())
   decoding.require_size(width, height)
   decoded = width * height * _BYTES_PER_PIXEL[kind]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Sequence
@@ -88,23 +89,31 @@ class Answering:
     self, request: PredictRequest
   ) -> tuple[list[np.ndarray | DataError], bytes]:
     weight = await self._weight(request)
-    with self._batcher.room(len(request.images), heavy=is_heavy(weight)):
-      while True:
-        wanted = self._predictor.evaluation
-        prepared = await self._prepared(request, weight)
-        good = [one for one in prepared if isinstance(one, np.ndarray)]
-        if not good:
-          raise _no_image(request, prepared)
-        answer, rows = await self._batcher.submit(np.stack(good))
-        # The first task of an empty set may prepare images differently.
-        if answer.task_set.evaluation == wanted:
-          break
+    heavy = is_heavy(weight)
+    with self._batcher.room(len(request.images), heavy=heavy):
+      with contextlib.nullcontext() if heavy else self._lanes.light_request():
+        prepared, answer, rows = await self._predicted(request, weight)
       self._require_known(request, answer.task_set)
       own = _own_part(answer, rows, request)
       outputs = sum(logits.size for logits in own.logits.values())
       make = functools.partial(self._json, request, prepared, own)
       json = await self._lanes.run(_PIXELS_PER_OUTPUT * outputs, make)
     return prepared, json
+
+  async def _predicted(
+    self, request: PredictRequest, weight: int
+  ) -> tuple[list[np.ndarray | DataError], Predictions, slice]:
+    """The images, the answer of their batch, and their rows in it."""
+    while True:
+      wanted = self._predictor.evaluation
+      prepared = await self._prepared(request, weight)
+      good = [one for one in prepared if isinstance(one, np.ndarray)]
+      if not good:
+        raise _no_image(request, prepared)
+      answer, rows = await self._batcher.submit(np.stack(good))
+      # The first task of an empty set may prepare images differently.
+      if answer.task_set.evaluation == wanted:
+        return prepared, answer, rows
 
   async def _weight(self, request: PredictRequest) -> int:
     """Time to decode all images, in pixels; 413 if it is too much."""

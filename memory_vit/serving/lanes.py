@@ -8,10 +8,12 @@ longer than a large one.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import itertools
 import queue
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
@@ -21,6 +23,8 @@ T = TypeVar("T")
 # Work of this weight takes about 10 ms, for which a light request may wait.
 _HEAVY = 500_000
 HEAVY_THREADS = max(1, THREADS - 1)
+# Heavy work waits no longer than this, or a busy server would never begin it.
+PATIENCE_SECONDS = 0.05
 
 
 def is_heavy(weight: int) -> bool:
@@ -28,11 +32,30 @@ def is_heavy(weight: int) -> bool:
 
 
 class Lanes:
-  """Two groups of threads: heavy work never takes those of light work."""
+  """Two groups of threads: heavy work never takes those of light work.
+
+  Nor does it begin while a light request is being answered: decoders hold the
+  lock of Python for long, which every step of an answer needs.
+  """
 
   def __init__(self) -> None:
+    self._requests = 0
+    self._calm = threading.Event()
+    self._calm.set()
     self._light = _Lane(THREADS, "light")
-    self._heavy = _Lane(HEAVY_THREADS, "heavy")
+    self._heavy = _Lane(HEAVY_THREADS, "heavy", self._calm)
+
+  @contextlib.contextmanager
+  def light_request(self) -> Iterator[None]:
+    """Let heavy work wait until the body ends."""
+    self._requests += 1
+    self._calm.clear()
+    try:
+      yield
+    finally:
+      self._requests -= 1
+      if not self._requests:
+        self._calm.set()
 
   async def run(self, weight: int, work: Callable[[], T]) -> T:
     """Run work in a thread, after lighter work that waits."""
@@ -56,8 +79,11 @@ class _Waiting(Generic[T]):
 
 
 class _Lane:
-  def __init__(self, threads: int, name: str) -> None:
+  def __init__(
+    self, threads: int, name: str, calm: threading.Event | None = None
+  ) -> None:
     self.threads = ThreadPoolExecutor(threads, name)
+    self._calm = calm
     self._waiting: queue.PriorityQueue[_Waiting[Any]] = queue.PriorityQueue()
 
   async def run(self, waiting: _Waiting[T]) -> T:
@@ -70,6 +96,8 @@ class _Lane:
       waiting.work = None  # frees the images of a client that left
 
   def _run_lightest(self) -> None:
+    if self._calm:
+      self._calm.wait(PATIENCE_SECONDS)
     lightest = self._waiting.get_nowait()
     work, future = lightest.work, lightest.future
     if work is None or not future.set_running_or_notify_cancel():

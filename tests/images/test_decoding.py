@@ -11,7 +11,7 @@ from PIL import Image
 
 from memory_vit.data import image_ops
 from memory_vit.errors import DataError
-from memory_vit.images import decoding, preparation
+from memory_vit.images import decoding, preparation, webp
 from memory_vit.model.task import EvalPreprocessing
 
 pytestmark = pytest.mark.versions
@@ -74,6 +74,31 @@ def test_grey_of_16_bits_keeps_the_upper_8():
   values = np.random.default_rng(0).integers(0, 2**16, (9, 7), np.uint16)
   found = decoding.decode(encode(values, "PNG"))
   np.testing.assert_array_equal(found, np.stack([values >> 8] * 3, axis=-1))
+
+
+@pytest.mark.parametrize("size", [(1, 1), (301, 40), (16383, 1)])
+@pytest.mark.parametrize(
+  ("mode", "options"),
+  [
+    ("RGB", {}),
+    ("RGBA", {}),
+    ("RGB", {"lossless": True}),
+    ("RGBA", {"lossless": True}),
+    ("RGB", {"exif": b"Exif\0\0"}),
+    ("RGB", {"save_all": True}),
+  ],
+  ids=["lossy", "alpha", "lossless", "lossless alpha", "chunks", "animated"],
+)
+def test_the_size_of_a_webp_is_in_its_first_bytes(mode, options, size):
+  colour = (9, 200, 3, 100)[: len(mode)]
+  if options.get("save_all"):
+    options = {**options, "append_images": [Image.new(mode, size, "red")]}
+  encoded = encode(Image.new(mode, size, colour), "WEBP", **options)
+  with Image.open(io.BytesIO(encoded)) as image:
+    assert webp.size(encoded[:30]) == (*image.size, image.mode == "RGBA")
+  assert decoding.header(encoded[:30]) == ("WEBP", *size)
+  for other in (encoded[:11], b"RIFF\4\0\0\0WAVE" + encoded[12:], b""):
+    assert webp.size(other) is None
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP", "GIF", ""])

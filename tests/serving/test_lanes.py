@@ -103,6 +103,26 @@ def test_what_nobody_waits_for_is_not_run():
   run(check)
 
 
+@pytest.mark.fault("many-pixels")
+@pytest.mark.parametrize("ends", [True, False], ids=["ends", "busy"])
+def test_heavy_work_begins_once_no_light_request_is_answered(monkeypatch, ends):
+  """In a server that is never without one it begins nevertheless."""
+  monkeypatch.setattr(lanes, "PATIENCE_SECONDS", 600 if ends else 0.2)
+
+  async def check(threads, work):
+    with threads.light_request(), threads.light_request():
+      with threads.light_request():
+        heavy = begin(threads, work, HEAVY)
+        assert await threads.run(1, work.make("light")) == "light"
+      await asyncio.sleep(0.05)
+      assert work.begun == ["light"]
+      if not ends:
+        await asyncio.gather(*heavy)
+    await asyncio.gather(*heavy)
+
+  run(check)
+
+
 def test_an_error_is_that_of_its_own_work():
   async def check(threads, work):
     with pytest.raises(ZeroDivisionError):
