@@ -561,10 +561,10 @@ def test_a_backbone_of_random_weights(config, workdir):
 def test_a_sweep_goes_on_after_a_pass_that_diverged(config, workdir):
   """Of a regime whose variants are alone in their passes."""
   config = dataclasses.replace(
-    config, regime="head_cls", total_steps=4, eval_every=4
+    config, regime="head_cls", total_steps=8, eval_every=8
   )
   config = changed(config, "upstream", name="")
-  # A step multiplies all by the rate times that: too much after the second.
+  # A step multiplies kernels by the rate times that: too much for the fourth.
   config = changed(config, "optim", name="adamw", weight_decay=1e6)
   rates = changed(config, "sweep", learning_rate=(1e6, 1e-6))
   result = run.train_and_evaluate(rates, workdir)

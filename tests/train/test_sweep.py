@@ -306,12 +306,12 @@ def test_heads_are_learned_side_by_side(tmp_path, regime):
 @pytest.mark.slow
 def test_a_lost_variant_takes_no_other_with_it(tmp_path, monkeypatch):
   """One diverges; the other ends as alone, also when it is resumed."""
-  # Its first step already multiplies memory by more than float32 can hold.
+  # Steps multiply its kernels: the third by more than float32 can hold.
   huge = {
     "learning_rate": 1e6, "optim.name": "adamw", "optim.weight_decay": 1e6,
     "optim.memory_factor": 1e6, "task.memory_std": 1e3,
   }  # fmt: skip
-  config = config_of(overrides=({}, huge))
+  config = dataclasses.replace(config_of(overrides=({}, huge)), total_steps=6)
   variants = sweep.trials_of(config, "d")
   alone = pack_lib.train_pack(
     trainer_of(config), variants[:1], tmp_path / "alone", {}
@@ -331,8 +331,8 @@ def test_a_lost_variant_takes_no_other_with_it(tmp_path, monkeypatch):
   both = pack_lib.train_pack(
     trainer_of(config), variants, tmp_path / "both", {}
   )
-  assert len(steps) == 4 + 2  # from the saved step 2 on
-  assert both.lost == {"d-01": 3}  # the third update in a row
+  assert len(steps) == 4 + 4  # from the saved step 2 on
+  assert both.lost == {"d-01": 5}  # the third update in a row
   assert both.skipped == {"d-01": 3}
   assert both.best["d-01"].step == 2  # as it was before
   found, expected = both.best["d-00"], alone.best["d-00"]
