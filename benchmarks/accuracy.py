@@ -129,7 +129,7 @@ def _read(
 ) -> tuple[dict[str, Split], int]:
   """All images of the task, as inputs of the backbone."""
   stated = EvalPreprocessing(image_size=backbone.config.image_size)
-  preprocessing = backbone.evaluation or stated
+  preprocessing = backbone.preprocessing or stated
   splits = {}
   for role, split in _SPLITS.items():
     ref = SplitRef(arguments.data, arguments.data_dir, split, download=False)

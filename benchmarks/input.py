@@ -146,11 +146,11 @@ def _ours(
   )
 
 
-def _read(folder: str, evaluation: EvalPreprocessing) -> Iterator[Any]:
+def _read(folder: str, preprocessing: EvalPreprocessing) -> Iterator[Any]:
   """Images by the reader without TensorFlow."""
   files = itertools.cycle(find_images([f"{folder}/train"]))
-  reader = ImageReader(2048, _BATCH, evaluation.image_size, ahead=1)
-  for batch in reader.read_files(files, evaluation):
+  reader = ImageReader(2048, _BATCH, preprocessing.image_size, ahead=1)
+  for batch in reader.read_files(files, preprocessing):
     yield np.stack([i.pixels for i in batch if i.pixels is not None])
 
 

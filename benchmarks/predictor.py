@@ -124,7 +124,7 @@ def _requests(
 
 def _load(predictor: mv.Predictor, clients: int, rounds: int) -> dict[str, Any]:
   """Requests of one image from several threads at once."""
-  side = predictor.evaluation.image_size
+  side = predictor.preprocessing.image_size
   pixels = np.zeros((1, side, side, 3), np.float32)
 
   def ask(_: int) -> float:
@@ -223,11 +223,11 @@ def _folder(
 
 def _predict_folder(predictor: mv.Predictor, folder: str, ahead: bool) -> None:
   """The loop of the command `predict`, without its output."""
-  evaluation = predictor.evaluation
+  preprocessing = predictor.preprocessing
   reader = ImageReader(
-    2048, _BATCHES[-1], evaluation.image_size, ahead=int(ahead)
+    2048, _BATCHES[-1], preprocessing.image_size, ahead=int(ahead)
   )
-  for batch in reader.read_files(find_images([folder]), evaluation):
+  for batch in reader.read_files(find_images([folder]), preprocessing):
     pixels = [image.pixels for image in batch if image.pixels is not None]
     predictor.predict_pixels(np.stack(pixels)).top("t0")
 

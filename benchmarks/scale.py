@@ -239,7 +239,7 @@ def _task_training(variant: str, dtype: str) -> Any:
     regime="memory_masked",
     bottleneck=0,
     backbone=Backbone(config, {}, "").id,
-    evaluation=EvalPreprocessing(image_size=config.image_size),
+    preprocessing=EvalPreprocessing(image_size=config.image_size),
   )
   task = jax.eval_shape(TaskParams(config, spec).init, jax.random.key(0))
   settings = OptimConfig()

@@ -569,7 +569,7 @@ def test_your_backbone(execute, tmp_path):
     "reported": "report.comparison['max_difference']",
     "files": "sorted([*report.files, *card.files])",
     "same_answers": "bool(same_answers)",
-    "source": "[backbone.evaluation.interpolation, task.spec.num_classes]",
+    "source": "[backbone.preprocessing.interpolation, task.spec.num_classes]",
   }
   done = execute(
     "your_backbone", show, BACKBONE=str(model), IMAGES=64, TOTAL_STEPS=4

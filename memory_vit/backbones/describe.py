@@ -25,8 +25,8 @@ class BackboneReport:
   config: ViTConfig
   states_config: bool  # see `Published`
   normalization: Normalization
-  evaluation: EvalPreprocessing | None
-  evaluation_from: str
+  preprocessing: EvalPreprocessing | None
+  preprocessing_from: str
   source: BackboneSource | None
   parameters: int
   fingerprint: str
@@ -52,8 +52,8 @@ def inspect_backbone(path: str) -> BackboneReport:
     config=published.config,
     states_config=published.states_config,
     normalization=published.normalization,
-    evaluation=published.evaluation,
-    evaluation_from=published.evaluation_from,
+    preprocessing=published.preprocessing,
+    preprocessing_from=published.preprocessing_from,
     source=published.source or source_of(path),
     parameters=trees.count(published.arrays),
     fingerprint=fingerprint_of(

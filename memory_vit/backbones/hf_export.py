@@ -123,7 +123,7 @@ def _config(config: ViTConfig) -> dict[str, Any]:
 
 def _preprocessor(backbone: Backbone) -> dict[str, Any]:
   side = backbone.config.image_size
-  evaluation = backbone.evaluation or EvalPreprocessing(image_size=side)
+  preprocessing = backbone.preprocessing or EvalPreprocessing(image_size=side)
   values: dict[str, Any] = {
     "image_processor_type": "ViTImageProcessor",
     "do_normalize": True,
@@ -131,12 +131,12 @@ def _preprocessor(backbone: Backbone) -> dict[str, Any]:
     "do_resize": True,
     "image_mean": [0.5, 0.5, 0.5],
     "image_std": [0.5, 0.5, 0.5],
-    "resample": _RESAMPLES[evaluation.interpolation],
+    "resample": _RESAMPLES[preprocessing.interpolation],
     "rescale_factor": 1 / 255,
     "size": {"height": side, "width": side},
   }
-  if evaluation.resize:  # transformers rounds the offset of the crop down
+  if preprocessing.resize:  # transformers rounds the offset of the crop down
     values["do_center_crop"] = True
     values["crop_size"] = values["size"]
-    values["size"] = {"shortest_edge": evaluation.resize}
+    values["size"] = {"shortest_edge": preprocessing.resize}
   return values

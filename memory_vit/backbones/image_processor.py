@@ -58,13 +58,13 @@ class ImageProcessor:
 
   mean: Rgb | None  # None if it is not stated
   std: Rgb | None
-  evaluation: EvalPreprocessing | None  # None if it cannot be expressed
+  preprocessing: EvalPreprocessing | None  # None if it cannot be expressed
   origin: str  # the file, and the object in it
   defaults: str = ""  # what its class adds, for people
 
   def warn(self) -> None:
     """Say if the source does not decide how images are resized."""
-    if self.evaluation is None:
+    if self.preprocessing is None:
       logger.warning(
         "%s: resizing or cropping that is not stated, or not supported by "
         "memory_vit; tasks get the whole image squeezed into the square, "
@@ -99,7 +99,9 @@ def of_transformers(values: Any, where: str, family: str) -> ImageProcessor:
   return ImageProcessor(
     mean=mean,
     std=std,
-    evaluation=_evaluation_of_transformers(Fields(complete, where), complete),
+    preprocessing=_evaluation_of_transformers(
+      Fields(complete, where), complete
+    ),
     origin=where,
     defaults=defaults,
   )
@@ -107,7 +109,7 @@ def of_transformers(values: Any, where: str, family: str) -> ImageProcessor:
 
 def of_timm(values: Any, where: str) -> ImageProcessor:
   """Read the object `pretrained_cfg` of timm's config.json."""
-  fields, evaluation = Fields(values, where), None
+  fields, preprocessing = Fields(values, where), None
   kind = _INTERPOLATIONS.get(fields.text("interpolation", "bicubic"))
   if fields.has("input_size"):
     channels, side, other = fields.numbers("input_size", 3, 1, 1e6)
@@ -116,13 +118,15 @@ def of_timm(values: Any, where: str) -> ImageProcessor:
     if kind and channels == 3 and side == other:
       if mode == "center":
         resize = int(side / share)
-        evaluation = _evaluation(int(side), resize, kind, "central_rounded")
+        preprocessing = _preprocessing(
+          int(side), resize, kind, "central_rounded"
+        )
       elif mode == "squash" and share == 1:
-        evaluation = _evaluation(int(side), 0, kind)
+        preprocessing = _preprocessing(int(side), 0, kind)
   return ImageProcessor(
     mean=_rgb(fields, "mean"),
     std=_rgb(fields, "std"),
-    evaluation=evaluation,
+    preprocessing=preprocessing,
     origin=where,
   )
 
@@ -141,14 +145,16 @@ def as_rgb(values: Any, name: str) -> Rgb:
 
 
 def at_size(
-  evaluation: EvalPreprocessing | None, image_size: int
+  preprocessing: EvalPreprocessing | None, image_size: int
 ) -> EvalPreprocessing | None:
   """Change the image size of an evaluation; a crop takes the same share."""
-  if evaluation is None or evaluation.image_size == image_size:
-    return evaluation
-  share = image_size / evaluation.image_size
-  resize = min(MAX_RESIZE, round(evaluation.resize * share))
-  return dataclasses.replace(evaluation, image_size=image_size, resize=resize)
+  if preprocessing is None or preprocessing.image_size == image_size:
+    return preprocessing
+  share = image_size / preprocessing.image_size
+  resize = min(MAX_RESIZE, round(preprocessing.resize * share))
+  return dataclasses.replace(
+    preprocessing, image_size=image_size, resize=resize
+  )
 
 
 def _evaluation_of_transformers(
@@ -162,9 +168,9 @@ def _evaluation_of_transformers(
   cropped = fields.flag("do_center_crop", False)
   crop = _sides(values.get("crop_size")) if cropped else size
   if crop == size:
-    return _evaluation(_square(size), 0, kind)
+    return _preprocessing(_square(size), 0, kind)
   if size.keys() == {"shortest_edge"} and size["shortest_edge"]:
-    return _evaluation(_square(crop), size["shortest_edge"], kind)
+    return _preprocessing(_square(crop), size["shortest_edge"], kind)
   return None
 
 
@@ -184,7 +190,7 @@ def _square(sides: Mapping[str, Any]) -> Any:
   return sides["height"] if is_square else None
 
 
-def _evaluation(
+def _preprocessing(
   side: Any, resize: Any, interpolation: str, crop: str = "central"
 ) -> EvalPreprocessing | None:
   """None for sizes that are not supported, or are no numbers."""

@@ -165,8 +165,8 @@ def to_backbone(
       config.class_tokens,
     )
   params = jax.device_put(trees.unflatten(arrays))
-  evaluation = at_size(published.evaluation, config.image_size)
-  return Backbone(config, params, fingerprint, evaluation)
+  preprocessing = at_size(published.preprocessing, config.image_size)
+  return Backbone(config, params, fingerprint, preprocessing)
 
 
 def _read_npz(file: Path) -> Published:
@@ -182,9 +182,9 @@ def _read_npz(file: Path) -> Published:
   note = note or Note(config=infer_config(arrays, file))
   return Published(
     config=note.config,
-    evaluation=note.evaluation,
+    preprocessing=note.preprocessing,
     source=note.source,
-    evaluation_from=ENTRY if note.evaluation else "",
+    preprocessing_from=ENTRY if note.preprocessing else "",
     arrays=arrays,
     where=str(file),
     layout=_layout_of(entries),

@@ -46,9 +46,9 @@ def read(files: ModelFiles, given: Mapping[str, Rgb]) -> Published:
     where=str(files.weights),
     layout=f"{family}, {files.weights.name}",
     states_config=True,
-    evaluation=processor.evaluation,
+    preprocessing=processor.preprocessing,
     normalization=normalization,
-    evaluation_from=f"{processor.origin}{processor.defaults}",
+    preprocessing_from=f"{processor.origin}{processor.defaults}",
   )
 
 

@@ -49,7 +49,7 @@ class Note:
   """The content of the entry."""
 
   config: ViTConfig
-  evaluation: EvalPreprocessing | None = None
+  preprocessing: EvalPreprocessing | None = None
   source: BackboneSource | None = None
 
 
@@ -64,7 +64,7 @@ class Published(Note):
   normalization: Normalization = dataclasses.field(  # folded into `arrays`
     default_factory=lambda: {"mean": _LAYOUT, "std": _LAYOUT}
   )
-  evaluation_from: str = ""  # for people
+  preprocessing_from: str = ""  # for people
   # Of `arrays` in an .npz file.
   dtypes: Mapping[str, np.dtype] = dataclasses.field(default_factory=dict)
 
@@ -75,7 +75,7 @@ def to_text(note: Note) -> str:
   values = {
     "format_version": FORMAT_VERSION,
     "config": config,
-    "evaluation": note.evaluation and dataclasses.asdict(note.evaluation),
+    "evaluation": note.preprocessing and dataclasses.asdict(note.preprocessing),
     "source": note.source and dataclasses.asdict(note.source),
   }
   return json.dumps(values, indent=2, sort_keys=True) + "\n"
@@ -92,7 +92,7 @@ def parse(content: bytes, where: str) -> Note:
     )
   return Note(
     config=_config(values["config"], f"{where}: config"),
-    evaluation=_optional(EvalPreprocessing, values, "evaluation", where),
+    preprocessing=_optional(EvalPreprocessing, values, "evaluation", where),
     source=_source(values, where),
   )
 

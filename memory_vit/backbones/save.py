@@ -86,11 +86,13 @@ def _note(
   plain = EvalPreprocessing(image_size=config.image_size)
   if (
     not source
-    and backbone.evaluation in (None, plain)
+    and backbone.preprocessing in (None, plain)
     and _shapes_determine(arrays, config)
   ):
     return None
-  return Note(config=config, evaluation=backbone.evaluation, source=source)
+  return Note(
+    config=config, preprocessing=backbone.preprocessing, source=source
+  )
 
 
 def _shapes_determine(arrays: Arrays, config: ViTConfig) -> bool:

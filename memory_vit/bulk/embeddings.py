@@ -51,7 +51,7 @@ class EmbeddingJob:
     Raises:
       MemoryVitError: for a backbone or task that cannot be read.
     """
-    size = gelu = evaluation = None
+    size = gelu = preprocessing = None
     if self.task:
       found = find.find_tasks([self.task])
       if len(found) > 1:
@@ -61,16 +61,18 @@ class EmbeddingJob:
         )
       spec = found[0][1].spec
       size, gelu = spec.backbone.image_size, spec.backbone.gelu
-      evaluation = spec.evaluation
+      preprocessing = spec.preprocessing
     published = load.read_published(self.backbone)
     # If a source states another GELU, it is another backbone.
     gelu = None if published.states_config else gelu
     backbone = rounded(load.to_backbone(published, size, self.dtype, gelu=gelu))
     side = backbone.config.image_size
-    evaluation = (
-      evaluation or backbone.evaluation or EvalPreprocessing(image_size=side)
+    preprocessing = (
+      preprocessing
+      or backbone.preprocessing
+      or EvalPreprocessing(image_size=side)
     )
-    return EmbeddingModel(self, backbone, evaluation)
+    return EmbeddingModel(self, backbone, preprocessing)
 
 
 class EmbeddingModel:
@@ -81,13 +83,16 @@ class EmbeddingModel:
   """
 
   def __init__(
-    self, job: EmbeddingJob, backbone: Backbone, evaluation: EvalPreprocessing
+    self,
+    job: EmbeddingJob,
+    backbone: Backbone,
+    preprocessing: EvalPreprocessing,
   ) -> None:
     self._job, self._backbone = job, backbone
     config = backbone.config
-    self.evaluation = evaluation
+    self.preprocessing = preprocessing
     self.images = image_reader(
-      job.memory_mib, job.batch_size, evaluation.image_size
+      job.memory_mib, job.batch_size, preprocessing.image_size
     )
     self._stored = np.dtype(jnp.dtype(job.stored))
     shapes = {
@@ -102,7 +107,7 @@ class EmbeddingModel:
       "rows": "embeddings",
       "backbone": dataclasses.asdict(backbone.id),
       "dtype": config.dtype,
-      "preprocessing": dataclasses.asdict(evaluation),
+      "preprocessing": dataclasses.asdict(preprocessing),
       "values": {
         "dtype": job.stored,
         "shapes": {name: list(shape) for name, shape in shapes.items()},

@@ -47,7 +47,7 @@ class Model(Protocol):
   schema: pa.Schema
   facts: dict[str, Any]
   images: ImageReader
-  evaluation: EvalPreprocessing
+  preprocessing: EvalPreprocessing
 
   def columns(self, pixels: np.ndarray) -> list[pa.Array]:
     """Float32 (k, side, side, 3) -> an array of k values for each field."""
@@ -66,7 +66,7 @@ def make_shards(
   would have an error forever.
   """
   schema = pa.schema([*shard_file.COMMON, *model.schema])
-  decoded = model.images.read_ahead(_batches(plan, shards), model.evaluation)
+  decoded = model.images.read_ahead(_batches(plan, shards), model.preprocessing)
 
   def rows_of(
     group: Iterable[tuple[_Rows, list[Prepared]]],

@@ -91,7 +91,7 @@ class PredictionModel:
       )
     original = (BACKBONE,) if job.original else ()
     self._names = (*original, *(spec.name for spec in task_set.specs))
-    self.evaluation = task_set.evaluation
+    self.preprocessing = task_set.preprocessing
     self.images = image_reader(
       job.config.memory_mib, job.batch_size, backbone.config.image_size
     )
@@ -101,7 +101,7 @@ class PredictionModel:
       "rows": "predictions",
       "backbone": dataclasses.asdict(backbone.id),
       "dtype": backbone.config.dtype,
-      "preprocessing": dataclasses.asdict(predictor.evaluation),
+      "preprocessing": dataclasses.asdict(predictor.preprocessing),
       "tasks": [*map(dataclasses.asdict, task_set.describe())],
       "top": job.top,
       "logits": job.logits,

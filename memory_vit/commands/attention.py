@@ -124,11 +124,11 @@ def _run(arguments: argparse.Namespace) -> int:
     )
   entries, total = _find_images(arguments.images)
   if arguments.images:
-    evaluation = next(iter(described.values())).spec.evaluation
+    preprocessing = next(iter(described.values())).spec.preprocessing
     reader = image_reader.ImageReader(
       arguments.memory_mib,
       arguments.batch_size,
-      evaluation.image_size,
+      preprocessing.image_size,
       ahead=1,
       option="--memory_mib",
     )
@@ -149,7 +149,7 @@ def _run(arguments: argparse.Namespace) -> int:
   attention = image_attention.CollectedAttention({}, [], [])
   if first:
     every = itertools.chain(first, entries)
-    images = reader.read_files(every, evaluation)
+    images = reader.read_files(every, preprocessing)
     attention = _attention_of(
       backbone, tasks, images, total, arguments.max_images
     )

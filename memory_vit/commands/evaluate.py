@@ -193,8 +193,8 @@ def _open_upstream(
 ) -> tuple[Split, EvalPreprocessing]:
   """The data of the original outputs, and their preprocessing."""
   size = backbone.config.image_size
-  preprocessing = image_ops.evaluation_of(
-    own.eval_crop, own.resize, size, backbone.evaluation
+  preprocessing = image_ops.preprocessing_of(
+    own.eval_crop, own.resize, size, backbone.preprocessing
   )
   return data_options.open_split(own.ref, arguments), preprocessing
 

@@ -167,7 +167,7 @@ def _task_text(report: TaskReport, labels: bool) -> str:
       ("attends to", ", ".join(spec.attends_to) or "no other task"),
       ("memory", f"concatenated {memory_norm} the LayerNorm "
                  f"(memory_norm {spec.memory_norm})"),
-      ("evaluation", _evaluation(spec.evaluation)),
+      ("preprocessing", _preprocessing(spec.preprocessing)),
       ("backbone", f"{escaped(backbone.variant)}, {backbone.image_size} px, "
                    f"gelu {escaped(backbone.gelu)}"),
       ("", backbone.fingerprint),
@@ -203,12 +203,12 @@ def _all_labels(spec: TaskSpec) -> str:
   return aligned([("index", "class"), *zip(numbers, names, strict=True)])
 
 
-def _evaluation(evaluation: EvalPreprocessing) -> str:
-  text = f"{evaluation.image_size} px, {evaluation.crop}"
-  if evaluation.resize:
-    text += f", shorter side to {evaluation.resize} px"
-  if evaluation.interpolation != "bilinear":
-    text += f", {evaluation.interpolation}"
+def _preprocessing(preprocessing: EvalPreprocessing) -> str:
+  text = f"{preprocessing.image_size} px, {preprocessing.crop}"
+  if preprocessing.resize:
+    text += f", shorter side to {preprocessing.resize} px"
+  if preprocessing.interpolation != "bilinear":
+    text += f", {preprocessing.interpolation}"
   return text
 
 
@@ -268,7 +268,7 @@ def _backbone_json(report: BackboneReport) -> dict[str, Any]:
   del config["dtype"]  # chosen when it is loaded
   if not report.states_config:
     del config["gelu"]  # the file does not state it
-  evaluation, source = report.evaluation, report.source
+  preprocessing, source = report.preprocessing, report.source
   return {
     "kind": "backbone",
     "path": report.path,
@@ -282,8 +282,8 @@ def _backbone_json(report: BackboneReport) -> dict[str, Any]:
       name: {"value": value, "from": origin}
       for name, (value, origin) in report.normalization.items()
     },
-    "evaluation": evaluation and dataclasses.asdict(evaluation),
-    "evaluation_from": report.evaluation_from,
+    "preprocessing": preprocessing and dataclasses.asdict(preprocessing),
+    "preprocessing_from": report.preprocessing_from,
     "source": source and dataclasses.asdict(source),
     "arrays": {
       name: {"shape": list(array.shape), "dtype": array.dtype.name}
@@ -339,9 +339,9 @@ def _preparation(report: BackboneReport) -> list[tuple[str, str]]:
     name: f"{', '.join(f'{x:g}' for x in value)} ({origin})"
     for name, (value, origin) in report.normalization.items()
   }
-  rows["evaluation"] = (
-    f"{_evaluation(report.evaluation)} ({report.evaluation_from})"
-    if report.evaluation
+  rows["preprocessing"] = (
+    f"{_preprocessing(report.preprocessing)} ({report.preprocessing_from})"
+    if report.preprocessing
     else f"whole image squeezed to {report.config.image_size} px (not stated, "
     "or not supported)"
   )

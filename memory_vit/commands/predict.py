@@ -151,18 +151,18 @@ def _predict_all(arguments: argparse.Namespace) -> int:
   if ahead and progress_bar.on_terminal():
     entries = list(entries)
     total = len(entries)
-  evaluation = tasks[0].spec.evaluation  # all share it
+  preprocessing = tasks[0].spec.preprocessing  # all share it
   reader = image_reader.ImageReader(
     arguments.memory_mib,
     arguments.batch_size,
-    evaluation.image_size,
+    preprocessing.image_size,
     ahead=int(ahead),
     option="--memory_mib",
   )
   seen = skipped = 0
   predictor = None
   with progress_bar.ProgressBar("predicting", total) as bar:
-    for images in reader.read_files(entries, evaluation):
+    for images in reader.read_files(entries, preprocessing):
       # A first batch that is not full is the only one.
       predictor = predictor or _predictor(
         backbone, tasks, arguments, len(images)

@@ -36,7 +36,7 @@ class Origin:
 
   Attributes:
     backbone: that made them.
-    evaluation: how images were prepared.
+    preprocessing: how images were prepared.
     dtype: of the computation.
     stored: the type of the values in the files.
     shapes: {"pooled": (d,), the input of a head; "layers": (n, d), the input
@@ -45,7 +45,7 @@ class Origin:
   """
 
   backbone: BackboneId
-  evaluation: EvalPreprocessing
+  preprocessing: EvalPreprocessing
   dtype: str
   stored: str
   shapes: Mapping[str, tuple[int, ...]]
@@ -173,7 +173,7 @@ class Embeddings:
     layers: the input of a probe: of each block the class token, if there is
       one, and the mean patch, standardized.
     backbone: that made them.
-    evaluation: how images were prepared.
+    preprocessing: how images were prepared.
     dtype: of the computation.
   """
 
@@ -182,7 +182,7 @@ class Embeddings:
   pooled: Float32[np.ndarray, "k d"]
   layers: Float32[np.ndarray, "k n d"]
   backbone: BackboneId
-  evaluation: EvalPreprocessing
+  preprocessing: EvalPreprocessing
   dtype: str
 
   def require_backbone(self, backbone: Backbone) -> None:
@@ -224,7 +224,7 @@ def read_embeddings(path: str | os.PathLike[str]) -> Embeddings:
     labels=tuple(table["label"].to_pylist()),
     **arrays,
     backbone=origin.backbone,
-    evaluation=origin.evaluation,
+    preprocessing=origin.preprocessing,
     dtype=origin.dtype,
   )
 

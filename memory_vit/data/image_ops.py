@@ -115,7 +115,7 @@ def _resized(old: tf.Tensor, side: int, interpolation: str) -> tf.Tensor:
   return tf.cast(_possible(old, resized, side), tf.int32)
 
 
-def evaluation_of(
+def preprocessing_of(
   crop: str,
   resize: int,
   image_size: int,

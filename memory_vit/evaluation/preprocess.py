@@ -46,18 +46,18 @@ def preprocess(
     DataError: for images that cannot be read, with the reason.
     TaskError: if tasks want images prepared differently.
   """
-  evaluation = _evaluation_of(task)
+  preprocessing = _preprocessing_of(task)
   memory_mib = schema.whole_number("memory_mib", memory_mib, 1, DataError)
-  side = evaluation.image_size
+  side = preprocessing.image_size
   # 0: prepared images are returned, not held as a batch.
-  found = reader.ImageReader(memory_mib, 0, side).each(images, evaluation)
+  found = reader.ImageReader(memory_mib, 0, side).each(images, preprocessing)
   if not found:
     raise DataError("there is no image to prepare.")
   prepared = reader.stacked(found, side)
   return prepared if reader.are_several(images) else prepared[0]
 
 
-def _evaluation_of(
+def _preprocessing_of(
   task: TasksLike | Slots | EvalPreprocessing,
 ) -> EvalPreprocessing:
   if isinstance(task, EvalPreprocessing):
@@ -72,4 +72,4 @@ def _evaluation_of(
       "give EvalPreprocessing(image_size=...)."
     )
   require_same_images(specs)
-  return specs[0].evaluation
+  return specs[0].preprocessing

@@ -69,7 +69,7 @@ class Evaluator:
     compose.require_one_pass(tasks)
     tasks = sharding.put(tuple(tasks), mesh)
     self._together = make_program(backbone, tasks)
-    self._preprocessing = tasks[0].spec.evaluation  # that of all
+    self._preprocessing = tasks[0].spec.preprocessing  # that of all
     specs = [task.spec for task in tasks if one_shape]
     most = {
       "cells": max((spec.cells for spec in specs), default=0),

@@ -64,13 +64,13 @@ def compare(
   count: int,
 ) -> Comparison:
   """Run an exported model on random images; refuse one with other outputs."""
-  inputs, prepared = _random_images(exported.evaluation, images, count)
+  inputs, prepared = _random_images(exported.preprocessing, images, count)
   files = _random_files(count) if kind == "saved_model" else []
   expected = {
     "serving_default": run_exported.arrays(exported.call_own(prepared))
   }
   if files:
-    own = exported.call_own(_preprocessed(files, exported.evaluation))
+    own = exported.call_own(_preprocessed(files, exported.preprocessing))
     expected["encoded"] = run_exported.arrays(own)
   found, seconds = run(kind, model, inputs, files)
   differences = {
@@ -101,7 +101,7 @@ def tolerance_of(
   """The greatest difference that a signature may have, as a share."""
   resizes = signature == "encoded" or images.kind == "uint8"
   dtype = exported.backbone.config.dtype
-  if resizes and exported.evaluation.interpolation != "bilinear":
+  if resizes and exported.preprocessing.interpolation != "bilinear":
     return ANTIALIASED_TOLERANCE[dtype]
   return TOLERANCE[dtype]
 
@@ -185,18 +185,18 @@ def require_within(
 
 
 def _random_images(
-  evaluation: EvalPreprocessing, images: ImageInput, count: int
+  preprocessing: EvalPreprocessing, images: ImageInput, count: int
 ) -> tuple[np.ndarray, np.ndarray]:
   """The inputs of the export, and the same images prepared for `mv.forward`."""
   rng = np.random.default_rng(0)
-  side = evaluation.image_size
+  side = preprocessing.image_size
   if images.kind == "float32":
     inputs = rng.uniform(-1, 1, (count, side, side, 3)).astype(np.float32)
     return inputs, inputs
   # By default neither square nor of the size of the model.
   height, width = images.size or (side + side // 2, 2 * side + 1)
   inputs = rng.integers(0, 256, (count, height, width, 3)).astype(np.uint8)
-  return inputs, _preprocessed(list(inputs), evaluation)
+  return inputs, _preprocessed(list(inputs), preprocessing)
 
 
 def _random_files(count: int) -> list[bytes]:
@@ -211,8 +211,8 @@ def _random_files(count: int) -> list[bytes]:
   return files
 
 
-def _preprocessed(images: Any, evaluation: EvalPreprocessing) -> np.ndarray:
+def _preprocessed(images: Any, preprocessing: EvalPreprocessing) -> np.ndarray:
   """Prepare images as evaluation does; it may import TensorFlow."""
   from memory_vit.evaluation.preprocess import preprocess
 
-  return preprocess(images, evaluation)
+  return preprocess(images, preprocessing)

@@ -177,7 +177,7 @@ def _meanings(exported: ExportedModel) -> dict[str, str]:
 
 
 def _image_tensor(exported: ExportedModel, images: ImageInput) -> Tensor:
-  shape = images.shape(exported.evaluation.image_size)
+  shape = images.shape(exported.preprocessing.image_size)
   meaning = {
     "float32": "RGB in [-1, 1], prepared as `preprocessing` says",
     "uint8": "RGB of 0 to 255",

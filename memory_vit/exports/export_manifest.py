@@ -86,14 +86,14 @@ def describe(
   format: str, backbone: Backbone, tasks: Sequence[Task]
 ) -> ExportReport:
   """Report what is known before anything is written."""
-  evaluation = tasks[0].spec.evaluation
+  preprocessing = tasks[0].spec.preprocessing
   return ExportReport(
     format=format,
     dtype=backbone.config.dtype,
     backbone=dataclasses.asdict(backbone.id),
     preprocessing={
-      **dataclasses.asdict(evaluation),
-      "resizing": _RESIZING[evaluation.interpolation],
+      **dataclasses.asdict(preprocessing),
+      "resizing": _RESIZING[preprocessing.interpolation],
       "scaling": "(x - 127.5) / 127.5",
     },
     tasks=[_task(task) for task in tasks],

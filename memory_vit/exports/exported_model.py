@@ -57,9 +57,9 @@ class ExportedModel:
     return {**kinds, BACKBONE: CLASSES} if has_head else kinds
 
   @property
-  def evaluation(self) -> EvalPreprocessing:
+  def preprocessing(self) -> EvalPreprocessing:
     """The image preprocessing that all tasks share."""
-    return self.tasks[0].spec.evaluation
+    return self.tasks[0].spec.preprocessing
 
   @property
   def weight_bytes(self) -> int:
@@ -73,7 +73,7 @@ class ExportedModel:
 
   def outputs(self) -> dict[str, int]:
     """{name: number of outputs}, in order; computes nothing."""
-    side = self.evaluation.image_size
+    side = self.preprocessing.image_size
     images = jax.ShapeDtypeStruct((1, side, side, 3), "float32")
     shapes = jax.eval_shape(self.run, self.weights, images)
     return {name: shapes[name].shape[-1] for name in self.names}

@@ -215,18 +215,19 @@ def _gelu(spec: TaskSpec) -> str:
 
 
 def _preprocessing(spec: TaskSpec) -> str:
-  evaluation = spec.evaluation
-  side = evaluation.image_size
+  preprocessing = spec.preprocessing
+  side = preprocessing.image_size
   how = f"resized to {side} x {side} pixels, whatever their shape"
-  if evaluation.resize:
+  if preprocessing.resize:
     how = (
-      f"resized to {evaluation.resize} pixels on the shorter side and cropped "
-      f"to the central {side} x {side}"
+      f"resized to {preprocessing.resize} pixels on the shorter side and "
+      f"cropped to the central {side} x {side}"
     )
+  resizing = _RESIZING[preprocessing.interpolation]
   return f"""\
 ## Preprocessing
 
-RGB images are {how} ({_RESIZING[evaluation.interpolation]}), then scaled from
+RGB images are {how} ({resizing}), then scaled from
 0..255 to [-1, 1] by (x - 127.5) / 127.5.
 """
 

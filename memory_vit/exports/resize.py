@@ -15,7 +15,7 @@ from memory_vit.model.task import EvalPreprocessing
 
 
 def prepare(
-  images: UInt8[Array, "b height width 3"], evaluation: EvalPreprocessing
+  images: UInt8[Array, "b height width 3"], preprocessing: EvalPreprocessing
 ) -> Float32[Array, "b side side 3"]:
   """Prepare pixels in [-1, 1]; height and width may be symbolic.
 
@@ -23,37 +23,37 @@ def prepare(
   as `mv.preprocess` requires.
   """
   old = jnp.stack([jnp.asarray(n, jnp.int32) for n in images.shape[1:3]])
-  new = _resized(old, evaluation)
-  square = jnp.arange(evaluation.image_size, dtype=jnp.int32)
-  begins = evaluation.begin(new)
+  new = _resized(old, preprocessing)
+  square = jnp.arange(preprocessing.image_size, dtype=jnp.int32)
+  begins = preprocessing.begin(new)
   pixels = images.astype(jnp.float32)
   for axis in (2, 1):  # Pillow rounds after the width and after the height
     numbers = square + begins[axis - 1]
     sizes = old[axis - 1], new[axis - 1]
-    if evaluation.interpolation == "bilinear":
+    if preprocessing.interpolation == "bilinear":
       pixels = _between(pixels, numbers, sizes, axis)
     else:
-      every = (pixels.shape[axis], evaluation.image_size)
+      every = (pixels.shape[axis], preprocessing.image_size)
       weights = _weights(
         jax.lax.broadcasted_iota(jnp.int32, every, 0),
         numbers,
         sizes,
-        evaluation.interpolation,
+        preprocessing.interpolation,
       )
       pixels = _rounded(_weighted(pixels, weights, axis))
   return (pixels - 127.5) / 127.5
 
 
 def _resized(
-  old: Int32[Array, " 2"], evaluation: EvalPreprocessing
+  old: Int32[Array, " 2"], preprocessing: EvalPreprocessing
 ) -> Int32[Array, " 2"]:
   """Height and width of a resized image, as `images.view.resized_shape`."""
-  if not evaluation.resize:
-    return jnp.full(2, evaluation.image_size, jnp.int32)
-  if evaluation.interpolation != "bilinear":
-    return evaluation.resize * old // jnp.min(old)
+  if not preprocessing.resize:
+    return jnp.full(2, preprocessing.image_size, jnp.int32)
+  if preprocessing.interpolation != "bilinear":
+    return preprocessing.resize * old // jnp.min(old)
   sides = old.astype(jnp.float32)
-  resized = jnp.round(sides * (evaluation.resize / jnp.min(sides)))
+  resized = jnp.round(sides * (preprocessing.resize / jnp.min(sides)))
   return resized.astype(jnp.int32)
 
 

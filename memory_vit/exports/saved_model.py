@@ -70,7 +70,7 @@ def _converted(
   from jax.experimental import jax2tf
 
   tree = jax.tree.structure(exported.weights)
-  side = exported.evaluation.image_size
+  side = exported.preprocessing.image_size
 
   def run(arrays: list[Any], images: Any) -> dict[str, Any]:
     return exported.run(jax.tree.unflatten(tree, arrays), images)
@@ -123,7 +123,7 @@ def _from_images(
   tf: Any, exported: ExportedModel, predict: _Predict, images: ImageInput
 ) -> Any:
   """The signature that takes arrays, called `images`."""
-  side = exported.evaluation.image_size
+  side = exported.preprocessing.image_size
   if images.kind == "float32":
     spec = tf.TensorSpec((None, side, side, 3), tf.float32, name="images")
     return tf.function(predict, autograph=False, input_signature=[spec])
@@ -142,7 +142,7 @@ def _from_files(tf: Any, exported: ExportedModel, predict: _Predict) -> Any:
 
   TensorFlow has no operation that reads EXIF: files are taken as stored.
   """
-  side = exported.evaluation.image_size
+  side = exported.preprocessing.image_size
   view = _view(exported)
 
   def prepare(encoded: Any) -> Any:
@@ -165,7 +165,7 @@ def _view(exported: ExportedModel) -> Callable[[Any], Any]:
   """The preprocessing of evaluation, for one image (height, width, 3)."""
   from memory_vit.data import image_ops
 
-  return lambda pixels: image_ops.graph_view(pixels, exported.evaluation)
+  return lambda pixels: image_ops.graph_view(pixels, exported.preprocessing)
 
 
 def _each(

@@ -36,11 +36,11 @@ def write(exported: ExportedModel, directory: Path, images: ImageInput) -> None:
 
 def with_input(exported: ExportedModel, images: ImageInput) -> Any:
   """The function of images alone: its weights are constants."""
-  evaluation = exported.evaluation
+  preprocessing = exported.preprocessing
 
   def predict(pixels: Array) -> Logits:
     if images.kind == "uint8":
-      pixels = resize.prepare(pixels, evaluation)
+      pixels = resize.prepare(pixels, preprocessing)
     return exported.run(exported.weights, pixels)
 
   return predict
@@ -50,6 +50,6 @@ def input_shape(
   exported: ExportedModel, images: ImageInput
 ) -> jax.ShapeDtypeStruct:
   """The shape of the images, with symbols for axes of any length."""
-  shape = images.shape(exported.evaluation.image_size)
+  shape = images.shape(exported.preprocessing.image_size)
   symbolic = jax_export.symbolic_shape(", ".join(map(str, shape)))
   return jax.ShapeDtypeStruct(symbolic, images.kind)

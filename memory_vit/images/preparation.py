@@ -36,22 +36,22 @@ ImageLike = str | os.PathLike[str] | bytes | np.ndarray | jax.Array
 
 
 def prepare_image(
-  image: Any, evaluation: EvalPreprocessing, memory: MemoryLimit
+  image: Any, preprocessing: EvalPreprocessing, memory: MemoryLimit
 ) -> Float32[np.ndarray, "side side 3"]:
   """Prepare an image for the model, in [-1, 1]; threads share `memory`.
 
   A `DataError` says why not; the caller knows which image it was.
   """
   if isinstance(image, np.ndarray | jax.Array):
-    return _prepare_pixels(image, evaluation, memory)
+    return _prepare_pixels(image, preprocessing, memory)
   if isinstance(image, str | os.PathLike):
-    return _prepare_file(os.fspath(image), evaluation, memory)
+    return _prepare_file(os.fspath(image), preprocessing, memory)
   if not isinstance(image, bytes):
     raise DataError(
       "expected a path, the bytes of a file, or a uint8 array; of an image of "
       "Pillow, np.asarray(image.convert('RGB'))"
     )
-  return _prepare_encoded(image, evaluation, memory)
+  return _prepare_encoded(image, preprocessing, memory)
 
 
 def image_name(image: Any) -> str:
@@ -72,33 +72,33 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
 
 
 def _prepare_file(
-  path: str, evaluation: EvalPreprocessing, memory: MemoryLimit
+  path: str, preprocessing: EvalPreprocessing, memory: MemoryLimit
 ) -> np.ndarray:
   """`_prepare_encoded`; the file is read once there is memory for it."""
   with _opened(path) as file:
     size = _size_of(file)
-    needed = _needed(file, evaluation, memory)
+    needed = _needed(file, preprocessing, memory)
     # As it lies in the file, and what Pillow has read of it.
     with memory.taken(2 * size + needed):
       file.seek(0)
-      return _decoded(file.read(size), evaluation)
+      return _decoded(file.read(size), preprocessing)
 
 
 def _prepare_encoded(
-  encoded: bytes, evaluation: EvalPreprocessing, memory: MemoryLimit
+  encoded: bytes, preprocessing: EvalPreprocessing, memory: MemoryLimit
 ) -> np.ndarray:
   """Decode an untrusted image file, and prepare it for evaluation."""
   if len(encoded) > MAX_FILE_BYTES:
     raise DataError(f"it has more than {MAX_FILE_BYTES / 2**20:g} MiB")
-  needed = _needed(io.BytesIO(encoded), evaluation, memory)
+  needed = _needed(io.BytesIO(encoded), preprocessing, memory)
   # Pillow keeps a copy of the file.
   with memory.taken(len(encoded) + needed):
-    return _decoded(encoded, evaluation)
+    return _decoded(encoded, preprocessing)
 
 
 def _prepare_pixels(
   pixels: np.ndarray | jax.Array,
-  evaluation: EvalPreprocessing,
+  preprocessing: EvalPreprocessing,
   memory: MemoryLimit,
 ) -> np.ndarray:
   """Prepare decoded pixels, those of `decoding.rgb_pixels`."""
@@ -106,17 +106,19 @@ def _prepare_pixels(
   height, width = pixels.shape[:2]
   # A copy from a device, and one with three channels.
   needed = pixels.size + 3 * height * width
-  needed += view.view_bytes(height, width, evaluation)
+  needed += view.view_bytes(height, width, preprocessing)
   with memory.taken(needed):
-    return view.eval_view(decoding.rgb_pixels(np.asarray(pixels)), evaluation)
+    return view.eval_view(
+      decoding.rgb_pixels(np.asarray(pixels)), preprocessing
+    )
 
 
 def _needed(
-  file: BinaryIO, evaluation: EvalPreprocessing, memory: MemoryLimit
+  file: BinaryIO, preprocessing: EvalPreprocessing, memory: MemoryLimit
 ) -> int:
   """`bytes_needed`, in one thread at a time of those that share memory."""
   with memory.header:
-    return bytes_needed(file, evaluation)
+    return bytes_needed(file, preprocessing)
 
 
 def _size_of(file: BinaryIO) -> int:
@@ -126,10 +128,10 @@ def _size_of(file: BinaryIO) -> int:
   return size
 
 
-def _decoded(encoded: bytes, evaluation: EvalPreprocessing) -> np.ndarray:
+def _decoded(encoded: bytes, preprocessing: EvalPreprocessing) -> np.ndarray:
   """Decode and turn an image whose header has been checked."""
   pixels = exif.turned(decoding.decode(encoded), exif.orientation(encoded))
-  return view.eval_view(pixels, evaluation)
+  return view.eval_view(pixels, preprocessing)
 
 
 @contextlib.contextmanager
@@ -147,7 +149,7 @@ def _opened(path: str) -> Iterator[BinaryIO]:
     raise DataError(getattr(error, "strerror", None) or str(error)) from error
 
 
-def bytes_needed(file: BinaryIO, evaluation: EvalPreprocessing) -> int:
+def bytes_needed(file: BinaryIO, preprocessing: EvalPreprocessing) -> int:
   """Bytes that preparing an image takes, by its header; nothing is decoded."""
   head = file.read(_HEAD)
   try:
@@ -156,4 +158,4 @@ def bytes_needed(file: BinaryIO, evaluation: EvalPreprocessing) -> int:
     kind, width, height = decoding.header(head + file.read())
   decoding.require_size(width, height)
   decoded = width * height * _BYTES_PER_PIXEL[kind]
-  return decoded + view.view_bytes(height, width, evaluation)
+  return decoded + view.view_bytes(height, width, preprocessing)

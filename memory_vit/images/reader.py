@@ -93,7 +93,7 @@ class ImageReader:
   def each(
     self,
     images: Images,
-    evaluation: EvalPreprocessing,
+    preprocessing: EvalPreprocessing,
     first: int = 0,
     *,
     large: bool | None = None,
@@ -103,7 +103,7 @@ class ImageReader:
     Args:
       images: one or several. Paths, bytes of files, uint8 pixels of any size,
         or images that are prepared already.
-      evaluation: how images are prepared; side is its `image_size`.
+      preprocessing: how images are prepared; side is its `image_size`.
       first: number of the first image, for messages.
       large: whether they use the threads for large images; by default, each by
         its own size.
@@ -115,7 +115,7 @@ class ImageReader:
       DataError: for what is no collection of images.
     """
     begun = [
-      (image, self._begin(image, evaluation, large))
+      (image, self._begin(image, preprocessing, large))
       for image in image_list(images)
     ]
     numbered = are_several(images)
@@ -132,7 +132,7 @@ class ImageReader:
     return found
 
   def batches(
-    self, images: Images, evaluation: EvalPreprocessing
+    self, images: Images, preprocessing: EvalPreprocessing
   ) -> Iterator[np.ndarray]:
     """Prepare images, a batch at a time, when the batch is asked for.
 
@@ -145,16 +145,16 @@ class ImageReader:
     several = image_list(images)
     for start in range(0, len(several), self._batch_size):
       part = several[start : start + self._batch_size]
-      yield stacked(self.each(part, evaluation, start), self._side)
+      yield stacked(self.each(part, preprocessing, start), self._side)
 
   def read_files(
-    self, entries: Iterable[ImageFile], evaluation: EvalPreprocessing
+    self, entries: Iterable[ImageFile], preprocessing: EvalPreprocessing
   ) -> Iterator[list[LoadedImage]]:
     """Read files, a batch at a time (fewer at the end), in order.
 
     Args:
       entries: files, asked for no earlier than needed.
-      evaluation: how images are prepared.
+      preprocessing: how images are prepared.
     """
     left = iter(entries)
     parts = iter(lambda: list(itertools.islice(left, self._batch_size)), [])
@@ -162,7 +162,7 @@ class ImageReader:
       (part, [DataError(e.reason) if e.reason else e.path for e in part])
       for part in parts
     )
-    for part, found in self.read_ahead(batches, evaluation):
+    for part, found in self.read_ahead(batches, preprocessing):
       yield [
         LoadedImage(ImageFile(entry.path, str(one)), None)
         if isinstance(one, DataError)
@@ -173,14 +173,14 @@ class ImageReader:
   def read_ahead(
     self,
     batches: Iterable[tuple[K, Sequence[ImageLike | DataError]]],
-    evaluation: EvalPreprocessing,
+    preprocessing: EvalPreprocessing,
   ) -> Iterator[tuple[K, list[Prepared]]]:
     """Read batches in order; `ahead` of them are read while one is used.
 
     Args:
       batches: a key of the caller for each batch, and its images; an error
         stands for a missing image.
-      evaluation: how images are prepared.
+      preprocessing: how images are prepared.
 
     Yields:
       The keys with prepared images. Errors do not name the image.
@@ -189,7 +189,7 @@ class ImageReader:
     waiting = collections.deque()
     try:
       for key, images in batches:
-        begun = [self._begin(image, evaluation) for image in images]
+        begun = [self._begin(image, preprocessing) for image in images]
         waiting.append((key, begun))
         if len(waiting) > self._ahead:
           yield _first_finished(waiting)
@@ -202,20 +202,20 @@ class ImageReader:
   def _begin(
     self,
     image: ImageLike | DataError,
-    evaluation: EvalPreprocessing,
+    preprocessing: EvalPreprocessing,
     large: bool | None = None,
   ) -> Future[Prepared]:
     large = _is_large(image) if large is None else large
     threads = self._for_large if large else self._threads
-    return threads.submit(self._read, image, evaluation)
+    return threads.submit(self._read, image, preprocessing)
 
-  def _read(self, image: Any, evaluation: EvalPreprocessing) -> Prepared:
+  def _read(self, image: Any, preprocessing: EvalPreprocessing) -> Prepared:
     try:
       if isinstance(image, DataError):
         return image
       if self._checked and _is_float(image):
         return self._checked(np.asarray(image)[None], self._side)[0]
-      return prepare_image(image, evaluation, self._memory)
+      return prepare_image(image, preprocessing, self._memory)
     except DataError as error:
       return _without_frames(error)
 

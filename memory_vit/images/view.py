@@ -34,13 +34,13 @@ class _Neighbours(NamedTuple):
 
 
 def eval_view(
-  pixels: UInt8[np.ndarray, "height width 3"], evaluation: EvalPreprocessing
+  pixels: UInt8[np.ndarray, "height width 3"], preprocessing: EvalPreprocessing
 ) -> Float32[np.ndarray, "side side 3"]:
   """Prepare decoded pixels for evaluation.
 
   Args:
     pixels: of an image, at least one.
-    evaluation: how; side is its `image_size`.
+    preprocessing: how; side is its `image_size`.
 
   Returns:
     Values in [-1, 1].
@@ -48,17 +48,17 @@ def eval_view(
   Raises:
     DataError: if the image is too long for a central crop.
   """
-  side = evaluation.image_size
+  side = preprocessing.image_size
   old_height, old_width = pixels.shape[:2]
-  height, width = resized_shape(old_height, old_width, evaluation)
-  y, x = evaluation.begin(height), evaluation.begin(width)
-  if evaluation.interpolation == "bilinear":
+  height, width = resized_shape(old_height, old_width, preprocessing)
+  y, x = preprocessing.begin(height), preprocessing.begin(width)
+  if preprocessing.interpolation == "bilinear":
     # What the crop leaves out is not computed.
     rows = _neighbors(old_height, height, slice(y, y + side))
     columns = _neighbors(old_width, width, slice(x, x + side))
     view = _bilinear(pixels, rows, columns)
   else:
-    resample = _FILTERS[evaluation.interpolation]
+    resample = _FILTERS[preprocessing.interpolation]
     # By two calls: Pillow 13 begins with the height where that is faster, and
     # rounds other pixels than the versions before.
     resized = Image.fromarray(pixels).resize((width, old_height), resample)
@@ -78,17 +78,17 @@ def to_levels(
 
 
 def resized_shape(
-  height: int, width: int, evaluation: EvalPreprocessing
+  height: int, width: int, preprocessing: EvalPreprocessing
 ) -> tuple[int, int]:
   """Height and width of a resized image, before its crop; refuse long ones."""
-  if not evaluation.resize:
-    return evaluation.image_size, evaluation.image_size
-  side, shorter = evaluation.resize, min(height, width)
+  if not preprocessing.resize:
+    return preprocessing.image_size, preprocessing.image_size
+  side, shorter = preprocessing.resize, min(height, width)
   if max(height, width) > shorter * LONGEST_ASPECT:
     raise DataError(
       f"one side is more than {LONGEST_ASPECT:.0f} times the other"
     )
-  if evaluation.interpolation == "bilinear":  # as TensorFlow rounds
+  if preprocessing.interpolation == "bilinear":  # as TensorFlow rounds
     old = np.array([height, width], np.float32)
     new = np.round(old * (np.float32(side) / np.float32(shorter)))
   else:  # as timm and transformers do
@@ -101,11 +101,13 @@ def resized_shape(
   return int(new[0]), int(new[1])
 
 
-def view_bytes(height: int, width: int, evaluation: EvalPreprocessing) -> int:
+def view_bytes(
+  height: int, width: int, preprocessing: EvalPreprocessing
+) -> int:
   """Upper bound of the memory that `eval_view` takes beside the pixels."""
-  new_height, new_width = resized_shape(height, width, evaluation)
-  side = evaluation.image_size
-  if evaluation.interpolation == "bilinear":
+  new_height, new_width = resized_shape(height, width, preprocessing)
+  side = preprocessing.image_size
+  if preprocessing.interpolation == "bilinear":
     # Along each row that is needed, two neighbors in float32 and the bytes of
     # one; then the rows, and two neighbors in float32 of each pixel.
     along = 3 * 4 * side

@@ -177,7 +177,7 @@ def remove_cells(
   ablations = {name: _Ablation(backbone, tasks, name, mesh) for name in names}
   counts: dict[str, np.ndarray] = {}
   batches = batching.eval_batches(
-    source, tasks[0].spec.evaluation, batch_size=batch_size
+    source, tasks[0].spec.preprocessing, batch_size=batch_size
   )
   title = f"removing cells, {source.full_name} {source.split}"
   with ProgressBar(title, source.size) as bar:

@@ -33,7 +33,7 @@ _HEAD = ("head", "pre_logits")
 @functools.partial(
   jax.tree_util.register_dataclass,
   data_fields=["params"],
-  meta_fields=["config", "fingerprint", "evaluation"],
+  meta_fields=["config", "fingerprint", "preprocessing"],
 )
 @dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
 class Backbone:
@@ -49,14 +49,14 @@ class Backbone:
       bfloat16, see `rounded`.
     fingerprint: SHA-256 of the parameters as they were published, whatever is
       done with the leaves; see `fingerprint_of`.
-    evaluation: how its source prepares images for evaluation, which new tasks
-      take over; None if it states nothing.
+    preprocessing: how its source prepares images for evaluation, which new
+      tasks take over; None if it states nothing.
   """
 
   config: ViTConfig
   params: dict[str, Any]
   fingerprint: str
-  evaluation: EvalPreprocessing | None = None
+  preprocessing: EvalPreprocessing | None = None
 
   def __repr__(self) -> str:
     config = self.config

@@ -126,7 +126,7 @@ class TaskSpec:
     class_names: c names of classes, labels or values, or empty if they are not
       known.
     backbone: the backbone that it belongs to.
-    evaluation: how its images are prepared for evaluation.
+    preprocessing: how its images are prepared for evaluation.
   """
 
   name: str
@@ -143,7 +143,7 @@ class TaskSpec:
   # Thousands of names would fill many screens.
   class_names: tuple[str, ...] = dataclasses.field(default=(), repr=False)
   backbone: BackboneId
-  evaluation: EvalPreprocessing
+  preprocessing: EvalPreprocessing
 
   def __post_init__(self) -> None:
     if not is_name(self.name):
@@ -194,10 +194,10 @@ class TaskSpec:
         f"task {self.name!r}: {len(self.parent_digests)} parent_digests for "
         f"{len(self.attends_to)} tasks that it attends to."
       )
-    if self.evaluation.image_size != self.backbone.image_size:
+    if self.preprocessing.image_size != self.backbone.image_size:
       raise TaskError(
         f"task {self.name!r}: images are prepared at "
-        f"{self.evaluation.image_size} px, the backbone takes "
+        f"{self.preprocessing.image_size} px, the backbone takes "
         f"{self.backbone.image_size} px."
       )
 

@@ -141,9 +141,9 @@ class Predictor:
     return self._task_set
 
   @property
-  def evaluation(self) -> EvalPreprocessing:
+  def preprocessing(self) -> EvalPreprocessing:
     """How images are prepared now: as the tasks say, or else the backbone."""
-    return self._task_set.evaluation
+    return self._task_set.preprocessing
 
   @property
   def compilations(self) -> int:
@@ -198,7 +198,9 @@ class Predictor:
       For each image float32 (side, side, 3), or a `DataError` that names it.
     """
     answering, _ = self._answering(task_set, ())
-    return self._images.each(images, answering.evaluation, first, large=large)
+    return self._images.each(
+      images, answering.preprocessing, first, large=large
+    )
 
   def predict(
     self,
@@ -226,7 +228,7 @@ class Predictor:
     """
     # First: images must not be decoded for unknown tasks.
     answering, names = self._answering(task_set, tasks)
-    batches = self._images.batches(images, answering.evaluation)
+    batches = self._images.batches(images, answering.preprocessing)
     return self._predict(
       batches, answering, names, original=original, features=features
     )
@@ -283,7 +285,7 @@ class Predictor:
       side = self.backbone.config.image_size
       batches = [checked_pixels(stacked_column(column), side)]
     else:
-      batches = self._images.batches(list(column), answering.evaluation)
+      batches = self._images.batches(list(column), answering.preprocessing)
     predictions = self._predict(
       batches,
       answering,

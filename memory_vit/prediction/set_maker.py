@@ -51,7 +51,7 @@ class SetMaker:
     ).holding([task.spec for task in tasks])
     by_slot = {i: _held(task) for i, task in enumerate(tasks)}
     program = place_tasks(self._backbone, by_slot, sizes)
-    return TaskSet(1, by_slot, sizes, program, self._evaluation(tasks))
+    return TaskSet(1, by_slot, sizes, program, self._preprocessing(tasks))
 
   def warm_up(self, task_set: TaskSet) -> int:
     """Compile the programs of all batch sizes; return how many."""
@@ -75,8 +75,8 @@ class SetMaker:
         self._programs.compile_reading(program)
       else:
         jax.block_until_ready(program)  # so that no request waits for it
-    evaluation = self._evaluation(by_slot.values())
-    ready = TaskSet(version, by_slot, sizes, program, evaluation)
+    preprocessing = self._preprocessing(by_slot.values())
+    ready = TaskSet(version, by_slot, sizes, program, preprocessing)
     return ready, Change(version, ready.names, ready.digest, grew, tally.count)
 
   def loaded(self, task: str | Path | Task) -> Task:
@@ -106,12 +106,12 @@ class SetMaker:
         "task."
       )
 
-  def _evaluation(self, tasks: Iterable[Task]) -> EvalPreprocessing:
+  def _preprocessing(self, tasks: Iterable[Task]) -> EvalPreprocessing:
     """How all tasks want images prepared; without tasks, the backbone."""
     for task in tasks:
-      return task.spec.evaluation
+      return task.spec.preprocessing
     side = self._backbone.config.image_size
-    return self._backbone.evaluation or EvalPreprocessing(image_size=side)
+    return self._backbone.preprocessing or EvalPreprocessing(image_size=side)
 
 
 def _held(task: Task) -> Task:

@@ -74,14 +74,14 @@ class TaskSet:
     by_slot: {slot: task}, in the order of the slots.
     sizes: that programs are compiled for.
     program: the tasks, ready to run.
-    evaluation: how images are prepared.
+    preprocessing: how images are prepared.
   """
 
   version: int
   by_slot: Mapping[int, Task]
   sizes: SlotSizes
   program: Program
-  evaluation: EvalPreprocessing
+  preprocessing: EvalPreprocessing
 
   @property
   def names(self) -> tuple[str, ...]:
@@ -100,7 +100,7 @@ class TaskSet:
 
   @functools.cached_property
   def digest(self) -> str:
-    """SHA-256 of `evaluation`, and of names, parameters and outputs of tasks.
+    """SHA-256 of preprocessing, and of names, parameters and outputs of tasks.
 
     Slots and version do not count. Two servers of one digest give the same
     answers if they run one backbone in one dtype on equal devices.
@@ -114,7 +114,9 @@ class TaskSet:
       )
       for task in self.by_slot.values()
     )
-    return hashlib.sha256(repr((parts, self.evaluation)).encode()).hexdigest()
+    return hashlib.sha256(
+      repr((parts, self.preprocessing)).encode()
+    ).hexdigest()
 
   def heads(self, names: Iterable[str]) -> dict[str, tuple[int, int]]:
     """See `Program.heads`."""

@@ -139,7 +139,7 @@ class TaskEvaluation(abc.ABC):
       class_names=split.class_names,
       predictions=predictions,
       file_name=split.file_name,
-      read_images=functools.partial(eval_images, split, spec.evaluation),
+      read_images=functools.partial(eval_images, split, spec.preprocessing),
       shown_images=0 if split.embedded else shown_images,
       details={
         "memory_vit": __version__,
@@ -152,7 +152,7 @@ class TaskEvaluation(abc.ABC):
           "attends_to": list(spec.attends_to),
         },
         "backbone": {**dataclasses.asdict(spec.backbone), "dtype": dtype},
-        "preprocessing": dataclasses.asdict(spec.evaluation),
+        "preprocessing": dataclasses.asdict(spec.preprocessing),
       },
       alone=alone,
       directory=split.directory,

@@ -105,14 +105,14 @@ class Answering:
   ) -> tuple[list[np.ndarray | DataError], Predictions, slice]:
     """The images, the answer of their batch, and their rows in it."""
     while True:
-      wanted = self._predictor.evaluation
+      wanted = self._predictor.preprocessing
       prepared = await self._prepared(request, weight)
       good = [one for one in prepared if isinstance(one, np.ndarray)]
       if not good:
         raise _no_image(request, prepared)
       answer, rows = await self._batcher.submit(np.stack(good))
       # The first task of an empty set may prepare images differently.
-      if answer.task_set.evaluation == wanted:
+      if answer.task_set.preprocessing == wanted:
         return prepared, answer, rows
 
   async def _weight(self, request: PredictRequest) -> int:

@@ -58,7 +58,7 @@ class StoredSet(_Stored):
   format_version: Literal[1] = 1
   version: Annotated[int, Field(ge=1)]
   backbone: BackboneId
-  evaluation: EvalPreprocessing
+  preprocessing: EvalPreprocessing
   tasks: tuple[StoredTask, ...]
 
 

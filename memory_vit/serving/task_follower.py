@@ -76,7 +76,7 @@ class TaskFollower:
       raise ConfigError(f"--state_dir: {error.message}") from error
     own = {task.name: task for task in predictor.task_set.by_slot.values()}
     if own and stored.tasks:  # an empty set prepares images as its next task
-      self._require_same(predictor.evaluation, stored.evaluation)
+      self._require_same(predictor.preprocessing, stored.preprocessing)
     self._show(stored, self._made_ready(stored))
     shown = {one.name: one.digest for one in predictor.task_set.describe()}
     unused = [n for n, task in own.items() if shown.get(n) != task.digest]
@@ -216,7 +216,7 @@ class TaskFollower:
     return StoredSet(
       version=ready.version,
       backbone=self._predictor.backbone.id,
-      evaluation=ready.evaluation,
+      preprocessing=ready.preprocessing,
       tasks=tuple(sorted(tasks, key=lambda one: one.slot)),
     )
 
@@ -244,7 +244,7 @@ class TaskFollower:
     self._require_same(self._predictor.backbone.id, stored.backbone)
     by_slot = {one.slot: self._load(one) for one in stored.tasks}
     ready, _ = self._predictor.make_ready(by_slot, stored.version)
-    self._require_same(ready.evaluation, stored.evaluation)
+    self._require_same(ready.preprocessing, stored.preprocessing)
     return ready
 
   def _show(self, stored: StoredSet, ready: TaskSet) -> None:

@@ -238,11 +238,11 @@ def require_specs_fit(specs: Sequence[TaskSpec]) -> None:
 def require_same_images(specs: Sequence[TaskSpec]) -> None:
   """Raise `TaskError` if tasks want images prepared differently."""
   for spec in specs[1:]:
-    if spec.evaluation != specs[0].evaluation:
+    if spec.preprocessing != specs[0].preprocessing:
       raise TaskError(
         f"tasks {specs[0].name!r} and {spec.name!r} want images prepared "
-        f"differently: {specs[0].evaluation} and {spec.evaluation}. One pass "
-        "has one image for all: make a new task with mv.init_task(..., "
-        f"evaluation={spec.name}.spec.evaluation), or train both with the same "
-        "config.data.eval_crop and config.data.resize."
+        f"differently: {specs[0].preprocessing} and {spec.preprocessing}. One "
+        "pass has one image for all: make a new task with mv.init_task(..., "
+        f"preprocessing={spec.name}.spec.preprocessing), or train both with "
+        "the same config.data.eval_crop and config.data.resize."
       )

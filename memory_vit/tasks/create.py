@@ -46,7 +46,7 @@ def init_task(
   memory_std: float = 0.02,
   cls_init: str = "pretrained",
   class_names: Sequence[str] = (),
-  evaluation: EvalPreprocessing | None = None,
+  preprocessing: EvalPreprocessing | None = None,
 ) -> Task:
   """Make a new task, before training: its head is zero.
 
@@ -71,7 +71,7 @@ def init_task(
     cls_init: "pretrained" copies the backbone's class token, or what pools in
       its place; "normal" draws from N(0, 0.02^2).
     class_names: c names of classes, labels or values, or none.
-    evaluation: how images are prepared; by default as for the tasks that it
+    preprocessing: how images are prepared; by default as for the tasks that it
       attends to, else as the source of the backbone states, else resized to the
       square.
 
@@ -115,10 +115,10 @@ def init_task(
     memory_norm=memory_norm,
     class_names=tuple(class_names),
     backbone=backbone.id,
-    evaluation=(
-      evaluation
-      or next((p.evaluation for p in parents if p.evaluation), None)
-      or backbone.evaluation
+    preprocessing=(
+      preprocessing
+      or next((p.preprocessing for p in parents if p.preprocessing), None)
+      or backbone.preprocessing
       or EvalPreprocessing(image_size=size)
     ),
   )
@@ -137,7 +137,7 @@ class _Parent:
 
   name: str
   digest: str = ""
-  evaluation: EvalPreprocessing | None = None
+  preprocessing: EvalPreprocessing | None = None
 
 
 def _parents(
@@ -157,7 +157,7 @@ def _parents(
   for parent in attends_to:
     if isinstance(parent, Task):
       parents.append(
-        _Parent(parent.name, parent.digest, parent.spec.evaluation)
+        _Parent(parent.name, parent.digest, parent.spec.preprocessing)
       )
     elif isinstance(parent, str):
       parents.append(_Parent(parent))

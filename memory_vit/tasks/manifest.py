@@ -25,7 +25,7 @@ from memory_vit.runtime import messages, schema
 from memory_vit.tasks import array_files
 from memory_vit.tasks.array_files import StoredArray
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 FILE = "task.json"
 
 # 5,000 classes with their names and results need 1 MB.
@@ -226,10 +226,10 @@ def _require_possible(spec: TaskSpec, where: str) -> None:
         f"{where}: spec.{name} is {getattr(spec, name)}, expected at most "
         f"{MAX_COUNT}."
       )
-  sides = (spec.evaluation.image_size, spec.evaluation.resize)
+  sides = (spec.preprocessing.image_size, spec.preprocessing.resize)
   if sides[0] < 1 or sides[1] < 0 or max(sides) > MAX_SIDE:
     raise TaskError(
-      f"{where}: spec.evaluation has the sizes {sides}, expected at most "
+      f"{where}: spec.preprocessing has the sizes {sides}, expected at most "
       f"{MAX_SIDE} pixels."
     )
   _require_kind(spec.kind, f"{where}: spec.kind")

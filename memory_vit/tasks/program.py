@@ -134,7 +134,9 @@ class Program:
       dataclasses.replace(
         task.spec.for_programs,
         name=str(i),
-        evaluation=EvalPreprocessing(image_size=task.spec.backbone.image_size),
+        preprocessing=EvalPreprocessing(
+          image_size=task.spec.backbone.image_size
+        ),
       )
       for i, task in enumerate(self.alone)
     )

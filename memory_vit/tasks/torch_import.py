@@ -271,7 +271,8 @@ def _tasks(
       attends_to=tuple(parent.name for parent in parents),
       parent_digests=tuple(parent.digest for parent in parents),
       backbone=backbone.id,
-      evaluation=backbone.evaluation or EvalPreprocessing(image_size=size),
+      preprocessing=backbone.preprocessing
+      or EvalPreprocessing(image_size=size),
     )
     arrays = jax.tree.map(jnp.asarray, dict(one))
     tasks.append(Task(spec, arrays, provenance))

@@ -153,9 +153,9 @@ def train_task(
   An image is the path or the bytes of an image file; an image of Pillow; or
   pixels (h, w, 3), (h, w) or (h, w, 4), of which alpha is dropped, or (3, h,
   w): integers from 0 to 255, or floating point from 0 to 1. Sizes may differ:
-  training crops at random and mirrors (see `options`), and evaluation is
-  `task.spec.evaluation`. A label is an integer from 0, or the name of a class;
-  for the kind "labels" a list of these, or an array with a 0 or 1 for each
+  training crops at random and mirrors (see `options`), and evaluation has
+  `task.spec.preprocessing`. A label is an integer from 0, or the name of a
+  class; for the kind "labels" a list of these, or an array with a 0 or 1 for each
   label; for the kind "values" a number or a vector of numbers.
 
   Args:
@@ -328,7 +328,7 @@ def evaluate_tasks(
       found |= evaluate.evaluate_source(
         evaluate.predict_fn(placed, tasks, mesh, outputs=sharing),
         source,
-        tasks[0].spec.evaluation,
+        tasks[0].spec.preprocessing,
         batch_size=batch_size,
         mesh=mesh,
         kinds={name: by_name[name].spec.kind for name in sharing},

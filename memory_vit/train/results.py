@@ -314,5 +314,5 @@ def save_model(task: Task, backbone: Backbone, path: Path) -> None:
   )
   params = {**task.params["backbone"], "head": task.params["head"]}
   fingerprint = fingerprint_of(config, params)
-  model = Backbone(config, params, fingerprint, task.spec.evaluation)
+  model = Backbone(config, params, fingerprint, task.spec.preprocessing)
   processes.on_process_0(functools.partial(save_backbone, model, path))

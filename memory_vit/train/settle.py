@@ -278,7 +278,7 @@ def with_backbone(config: Config, backbone: Backbone) -> Config:
 
 
 def _with_crop(part: _Part, backbone: Backbone) -> _Part:
-  if part.eval_crop != _BACKBONE or backbone.evaluation:
+  if part.eval_crop != _BACKBONE or backbone.preprocessing:
     return part
   return dataclasses.replace(part, eval_crop="resize")
 
@@ -287,7 +287,7 @@ def _with_embeddings(config: Config, train: Split) -> Config:
   """Take over, or compare, how the images of embeddings were prepared."""
   if not train.embedded:
     return config
-  made = train.embedded.origin.evaluation
+  made = train.embedded.origin.preprocessing
   data = config.data
   if data.eval_crop == _BACKBONE:
     data = dataclasses.replace(data, eval_crop=made.crop, resize=made.resize)
@@ -454,8 +454,8 @@ def _require_prepared_alike(train: Split, split: Split) -> None:
   """
   if not (train.embedded and split.embedded):
     return
-  expected = dataclasses.asdict(train.embedded.origin.evaluation)
-  found = dataclasses.asdict(split.embedded.origin.evaluation)
+  expected = dataclasses.asdict(train.embedded.origin.preprocessing)
+  found = dataclasses.asdict(split.embedded.origin.preprocessing)
   different = [key for key in expected if found[key] != expected[key]]
   if different:
     first, second = (

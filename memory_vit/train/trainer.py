@@ -80,12 +80,12 @@ class Trainer:
     """How images of the task are prepared for evaluation."""
     data, embedded = self.config.data, self.train.embedded
     if embedded:
-      return embedded.origin.evaluation
-    return image_ops.evaluation_of(
+      return embedded.origin.preprocessing
+    return image_ops.preprocessing_of(
       data.eval_crop,
       data.resize,
       self.config.image_size,
-      self.backbone.evaluation,
+      self.backbone.preprocessing,
     )
 
   def for_group(self, trials: Sequence[Trial]) -> "Trainer":
@@ -132,7 +132,7 @@ class Trainer:
       memory_std=options.memory_std,
       cls_init=options.cls_init,
       class_names=() if padded else self.train.class_names,
-      evaluation=self.preprocessing,
+      preprocessing=self.preprocessing,
     )
 
   def make_step(
@@ -184,7 +184,7 @@ class Trainer:
     return evaluate_source(
       predict,
       source,
-      tasks[0].spec.evaluation,
+      tasks[0].spec.preprocessing,
       batch_size=self.config.batch_size_eval,
       mesh=self.context.mesh,
       kinds={

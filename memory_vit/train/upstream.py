@@ -57,11 +57,11 @@ def evaluate_upstream(
   return evaluate.evaluate_source(
     predict,
     split,
-    image_ops.evaluation_of(
+    image_ops.preprocessing_of(
       where.eval_crop,
       where.resize,
       config.image_size,
-      trainer.backbone.evaluation,
+      trainer.backbone.preprocessing,
     ),
     batch_size=config.batch_size_eval,
     mesh=mesh,

@@ -45,7 +45,7 @@ def cost_of(
     side_width=side.width if kind.has_side else 0,
     side_mixing=side.mixing if kind.has_side else "",
     backbone=mv.Backbone(vit, {}, "").id,
-    evaluation=mv.EvalPreprocessing(image_size=vit.image_size),
+    preprocessing=mv.EvalPreprocessing(image_size=vit.image_size),
   )
   shapes = spec.expected_shapes(vit.width, vit.depth, vit.summary_tokens)
   shapes.pop("head")

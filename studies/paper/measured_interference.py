@@ -79,7 +79,7 @@ def naive_accuracies(
     return {str(n): out(images)[first.name] for n, out in enumerate(outputs)}
 
   found = evaluate_source(
-    predict, source, first.spec.evaluation, batch_size=batch_size, mesh=mesh
+    predict, source, first.spec.preprocessing, batch_size=batch_size, mesh=mesh
   )
   return [result["top1"] for result in found.values()]
 
@@ -111,7 +111,7 @@ def masked_accuracies(
     return {str(n): out for n, out in enumerate(logits)}
 
   found = evaluate_source(
-    predict, source, first.spec.evaluation, batch_size=batch_size, mesh=mesh
+    predict, source, first.spec.preprocessing, batch_size=batch_size, mesh=mesh
   )
   largest = jnp.asarray(differences).max(axis=0)
   return [

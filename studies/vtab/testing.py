@@ -145,7 +145,7 @@ def measure(
   results = evaluate_source(
     predict,
     open_run_split(protocol.test_config(bench, data), "test"),
-    next(iter(tasks.values())).spec.evaluation,
+    next(iter(tasks.values())).spec.preprocessing,
     batch_size=config.batch_size_eval,
     mesh=mesh,
   )

@@ -23,7 +23,7 @@ from memory_vit.model.backbone import fingerprint_of
 def same(found: mv.Backbone, expected: mv.Backbone) -> None:
   assert found.config == expected.config
   assert found.fingerprint == expected.fingerprint
-  assert found.evaluation == expected.evaluation
+  assert found.preprocessing == expected.preprocessing
   found, expected = map(trees.flatten, (found.params, expected.params))
   assert found.keys() == expected.keys()
   for name in expected:
@@ -75,8 +75,8 @@ def test_numpy_opens_what_was_converted(tmp_path):
 
 
 def test_a_plain_backbone_is_written_as_before(tmp_path):
-  for evaluation in (None, mv.EvalPreprocessing(image_size=8)):
-    backbone = dataclasses.replace(tiny_backbone(), evaluation=evaluation)
+  for preprocessing in (None, mv.EvalPreprocessing(image_size=8)):
+    backbone = dataclasses.replace(tiny_backbone(), preprocessing=preprocessing)
     mv.save_backbone(backbone, tmp_path / "a.npz")
     with zipfile.ZipFile(tmp_path / "a.npz") as archive:
       assert published.ENTRY not in archive.namelist()
@@ -258,12 +258,12 @@ def test_a_directory_for_transformers_is_the_same_weights(tmp_path, options):
 
 
 def test_how_images_are_prepared_is_handed_on(tmp_path):
-  evaluation = mv.EvalPreprocessing(
+  preprocessing = mv.EvalPreprocessing(
     image_size=8, crop="central", resize=10, interpolation="bicubic"
   )
-  backbone = dataclasses.replace(tiny_backbone(), evaluation=evaluation)
+  backbone = dataclasses.replace(tiny_backbone(), preprocessing=preprocessing)
   mv.save_backbone(backbone, tmp_path / "hf", format="hf")
-  assert mv.load_backbone(tmp_path / "hf").evaluation == evaluation
+  assert mv.load_backbone(tmp_path / "hf").preprocessing == preprocessing
 
 
 @pytest.mark.parametrize("switches", [

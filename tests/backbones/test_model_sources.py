@@ -75,7 +75,7 @@ def test_every_way_to_name_a_model_is_the_same_backbone(tmp_path):
   file = mv.load_backbone(tmp_path / "one" / "model.safetensors")
   assert one.fingerprint == shards.fingerprint == file.fingerprint
   assert one.config == shards.config == file.config
-  assert one.evaluation == shards.evaluation == file.evaluation
+  assert one.preprocessing == shards.preprocessing == file.preprocessing
 
 
 @pytest.mark.parametrize("stored", [np.float16, np.float64, jnp.bfloat16])
@@ -189,11 +189,11 @@ def test_evaluation_is_as_the_source_states(tmp_path, changes, expected):
     tmp_path, preprocessor={**models.PREPROCESSOR, **changes}
   )
   backbone = mv.load_backbone(path)
-  found = backbone.evaluation
+  found = backbone.preprocessing
   assert dataclasses.astuple(found) == expected
-  assert random_task(backbone, "pets").spec.evaluation == found
+  assert random_task(backbone, "pets").spec.preprocessing == found
   own = mv.EvalPreprocessing(image_size=8)
-  assert random_task(backbone, "a", evaluation=own).spec.evaluation == own
+  assert random_task(backbone, "a", preprocessing=own).spec.preprocessing == own
 
 
 BILINEAR = "bilinear_antialias"
@@ -231,9 +231,11 @@ def test_what_is_not_stated_is_the_default_of_its_class(
   found = image_processor.of_transformers(
     values, "preprocessor_config.json", values.pop("family")
   )
-  evaluation = found.evaluation and dataclasses.astuple(found.evaluation)
-  assert evaluation == expected
-  assert not evaluation or "ImageProcessor: resample" in found.defaults
+  preprocessing = found.preprocessing and dataclasses.astuple(
+    found.preprocessing
+  )
+  assert preprocessing == expected
+  assert not preprocessing or "ImageProcessor: resample" in found.defaults
 
 
 def test_a_crop_takes_the_same_share_at_another_size(tmp_path):
@@ -241,8 +243,8 @@ def test_a_crop_takes_the_same_share_at_another_size(tmp_path):
     **models.PREPROCESSOR, "do_center_crop": True, "crop_size": 224,
     "size": {"shortest_edge": 256},
   })  # fmt: skip
-  evaluation = mv.load_backbone(path).evaluation
-  assert (evaluation.image_size, evaluation.resize) == (8, 9)
+  preprocessing = mv.load_backbone(path).preprocessing
+  assert (preprocessing.image_size, preprocessing.resize) == (8, 9)
 
 
 @pytest.mark.parametrize("changes", [
@@ -261,7 +263,7 @@ def test_other_preprocessing_is_said_and_not_guessed(tmp_path, changes, caplog):
     tmp_path, preprocessor={**models.PREPROCESSOR, **changes}
   )
   with caplog.at_level(logging.WARNING, "memory_vit"):
-    assert mv.load_backbone(path).evaluation is None
+    assert mv.load_backbone(path).preprocessing is None
   assert "preprocessor_config.json: resizing or cropping" in caplog.text
 
 
@@ -304,9 +306,9 @@ def test_what_timm_states_of_images(changes, expected):
   found = image_processor.of_timm({**TIMM, **changes}, "config.json")
   assert (found.mean, found.std) == ((0.4, 0.5, 0.6), (0.2, 0.3, 0.4))
   if expected:
-    assert dataclasses.astuple(found.evaluation) == expected
+    assert dataclasses.astuple(found.preprocessing) == expected
   else:
-    assert found.evaluation is None
+    assert found.preprocessing is None
 
 
 @pytest.mark.parametrize("changes", [

@@ -114,8 +114,8 @@ def test_no_mean_or_std_is_guessed(name, tmp_path):
     ),
   ]  # fmt: skip
   assert len({backbone.fingerprint for backbone in found}) == 1
-  assert found[1].evaluation == found[2].evaluation
-  assert found[1].evaluation.interpolation == "bicubic"
+  assert found[1].preprocessing == found[2].preprocessing
+  assert found[1].preprocessing.interpolation == "bicubic"
 
 
 @pytest.mark.fault("unequal-model")
@@ -364,7 +364,7 @@ def test_early_files_of_timm_state_the_mean_beside_the_architecture(tmp_path):
   write_model(tmp_path / "old", arrays, {**stated, **config}, None)
   new, old = (mv.load_backbone(tmp_path / name) for name in ("new", "old"))
   assert new.fingerprint == old.fingerprint
-  assert new.evaluation == old.evaluation
+  assert new.preprocessing == old.preprocessing
 
 
 # GELU, LayerNorm epsilon, and how positions are resized, where config.json says

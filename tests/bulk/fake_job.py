@@ -25,7 +25,7 @@ class MeanModel:
     self.facts = {"rows": "means", "version": job.version}
     self.batches: list[int] = []
     self.images = image_reader(64, job.batch_size, 8)
-    self.evaluation = EvalPreprocessing(image_size=8)
+    self.preprocessing = EvalPreprocessing(image_size=8)
 
   def columns(self, pixels: np.ndarray) -> list[pa.Array]:
     self.batches.append(len(pixels))

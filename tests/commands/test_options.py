@@ -356,7 +356,7 @@ def files(tmp_path_factory):
   mv.save_backbone(backbone, root / "BACKBONE.npz")
   mv.save_backbone(small_backbone(1), root / "OTHER.npz")
   central = mv.EvalPreprocessing(image_size=8, crop="central", resize=10)
-  states = dataclasses.replace(backbone, evaluation=central)
+  states = dataclasses.replace(backbone, preprocessing=central)
   mv.save_backbone(states, root / "STATES.npz")
   parent = random_task(backbone, "parent")
   mv.save_task(parent, root / "PARENT")

@@ -285,41 +285,41 @@ def test_what_would_fill_the_memory_once_resized(eager):
 
 
 def test_evaluation_of_a_configuration():
-  plain = image_ops.evaluation_of("resize", 256, 224)
+  plain = image_ops.preprocessing_of("resize", 256, 224)
   assert plain == EvalPreprocessing(image_size=224)
-  central = image_ops.evaluation_of("central", 0, 224)
+  central = image_ops.preprocessing_of("central", 0, 224)
   assert (central.crop, central.resize) == ("central", 256)
-  rounded = image_ops.evaluation_of("central_rounded", 0, 224)
+  rounded = image_ops.preprocessing_of("central_rounded", 0, 224)
   assert rounded == dataclasses.replace(central, crop="central_rounded")
   with pytest.raises(ConfigError, match="resize is 200"):
-    image_ops.evaluation_of("central", 200, 224)
+    image_ops.preprocessing_of("central", 200, 224)
   with pytest.raises(TaskError, match="middle"):
-    image_ops.evaluation_of("middle", 0, 224)
+    image_ops.preprocessing_of("middle", 0, 224)
 
 
 CENTRAL = EvalPreprocessing(image_size=8, crop="central", resize=11)
 PLAIN = EvalPreprocessing(image_size=8)
 
 
-@pytest.mark.parametrize("evaluation", [PLAIN, CENTRAL])
-def test_pixels_are_prepared_as_a_file_that_holds_them(evaluation):
+@pytest.mark.parametrize("preprocessing", [PLAIN, CENTRAL])
+def test_pixels_are_prepared_as_a_file_that_holds_them(preprocessing):
   grey = noise(1, 21, 30)[:, :, 0]
   rgba = np.dstack([noise(2, 21, 30), grey])
   pixels = [noise(0, 21, 30), grey, rgba]
-  found = mv.preprocess(pixels, evaluation)
+  found = mv.preprocess(pixels, preprocessing)
   assert (found.dtype, found.shape) == (np.float32, (3, 8, 8, 3))
-  files = mv.preprocess([encode(p, "PNG") for p in pixels], evaluation)
+  files = mv.preprocess([encode(p, "PNG") for p in pixels], preprocessing)
   assert np.array_equal(found, files)
-  one = mv.preprocess(grey[:, :, None], evaluation)
+  one = mv.preprocess(grey[:, :, None], preprocessing)
   assert np.array_equal(one, found[1])
   assert np.array_equal(
-    mv.preprocess(jnp.asarray(pixels[0]), evaluation), found[0]
+    mv.preprocess(jnp.asarray(pixels[0]), preprocessing), found[0]
   )
 
 
 def test_the_preprocessing_is_that_of_the_tasks():
   backbone = tiny_backbone(depth=1)
-  task = random_task(backbone, "a", evaluation=CENTRAL)
+  task = random_task(backbone, "a", preprocessing=CENTRAL)
   other = random_task(backbone, "b")
   pixels = noise(0)
   expected = mv.preprocess(pixels, CENTRAL)
@@ -327,7 +327,7 @@ def test_the_preprocessing_is_that_of_the_tasks():
   for form in (task, [task], {"a": task}, mv.fill_slots(backbone, task)):
     assert np.array_equal(mv.preprocess(pixels, form), expected)
   # One that reads another, which is not there: its pictures are known.
-  child = random_task(backbone, "c", attends_to=["a"], evaluation=CENTRAL)
+  child = random_task(backbone, "c", attends_to=["a"], preprocessing=CENTRAL)
   assert np.array_equal(mv.preprocess(pixels, child), expected)
   with pytest.raises(TaskError, match="'a' and 'b' want .* differently"):
     mv.preprocess(pixels, [task, other])
@@ -374,9 +374,9 @@ def test_nothing_prepared_is_outside():
   """Bilinear weights do not overshoot, and [-1, 1] is reached and kept."""
   for seed, (height, width) in enumerate([(5, 7), (8, 8), (40, 23), (9, 90)]):
     pixels = np.where(noise(seed, height, width) > 127, 255, 0).astype("u1")
-    for evaluation in (
+    for preprocessing in (
       EvalPreprocessing(image_size=61),
       EvalPreprocessing(image_size=48, crop="central", resize=61),
     ):
-      prepared = mv.preprocess(pixels, evaluation)
+      prepared = mv.preprocess(pixels, preprocessing)
       assert (prepared.min(), prepared.max()) == (-1, 1)

@@ -51,7 +51,7 @@ def task_of(backbone, name, data_name, **options):
   source = datasets.open_split(data_name, "test")
   task = random_task(
     backbone, name, classes=5, class_names=source.class_names,
-    evaluation=CENTRAL, **options,
+    preprocessing=CENTRAL, **options,
   )  # fmt: skip
   return dataclasses.replace(task, provenance={"config": made, "metrics": {}})
 
@@ -144,7 +144,7 @@ def test_tasks_of_all_kinds_share_a_pass(model, tmp_path, monkeypatch, capsys):
   tasks = [
     random_task(
       backbone, name, seed=seed, classes=3, class_names=("a", "b", "c"),
-      kind=kind, evaluation=CENTRAL,
+      kind=kind, preprocessing=CENTRAL,
     )
     for seed, (name, kind) in enumerate(kinds.items())
   ]  # fmt: skip
@@ -271,7 +271,7 @@ def test_nothing_is_compared_with_a_task_that_composes_with_nothing(model):
   _, backbone, _ = model
   task = random_task(
     backbone, "lone", classes=5, regime="probe", cells=0, bottleneck=3,
-    evaluation=CENTRAL,
+    preprocessing=CENTRAL,
   )  # fmt: skip
   source = datasets.open_ref(SplitRef("digits:0-4", "", "test"))
   evaluator = verify.Evaluator(backbone, [task], one_device(), 64)
@@ -359,7 +359,7 @@ def test_folders_are_told_apart(model, tmp_path, capsys):
             for c in "ab"}  # fmt: skip
     fake_data.write_folder(tmp_path / kind, tree)
     task = random_task(
-      backbone, kind, classes=2, class_names=("a", "b"), evaluation=CENTRAL
+      backbone, kind, classes=2, class_names=("a", "b"), preprocessing=CENTRAL
     )
     mv.save_task(task, tmp_path / "tasks" / kind)
   assert run(

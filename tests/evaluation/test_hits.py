@@ -40,7 +40,7 @@ def test_hits_of_a_split_are_those_of_its_examples_in_order():
   found = {}
   for size in (16, 50):
     result = evaluate.evaluate_source(
-      predict, source, task.spec.evaluation, batch_size=size,
+      predict, source, task.spec.preprocessing, batch_size=size,
       mesh=one_device(), also=["hits"],
     )["digits"]  # fmt: skip
     hits = found[size] = result["hits"]

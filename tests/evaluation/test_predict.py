@@ -299,11 +299,11 @@ def test_spaces_are_parts_of_a_path(monkeypatch):
   assert found == [" a.jpg", "b .png "]
 
 
-def read_files(entries, evaluation, size, memory=2048, *, ahead=0):
+def read_files(entries, preprocessing, size, memory=2048, *, ahead=0):
   reader = ImageReader(
-    memory, size, evaluation.image_size, ahead=ahead, option="--memory_mib"
+    memory, size, preprocessing.image_size, ahead=ahead, option="--memory_mib"
   )
-  return reader.read_files(entries, evaluation)
+  return reader.read_files(entries, preprocessing)
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
@@ -331,7 +331,7 @@ def test_standard_input_is_read_as_it_is_needed(folder, monkeypatch, loaded):
   stdin = type("Stdin", (), {"buffer": lines()})
   monkeypatch.setattr(sys, "stdin", stdin)
   entries = image_files.find_images(["-"])
-  batches = read_files(entries, loaded[0].spec.evaluation, 3)
+  batches = read_files(entries, loaded[0].spec.preprocessing, 3)
   first, second = next(batches), next(batches)
   assert [p.entry.path for p in first + second] == [
     str(folder / NAMES[i % 5]) for i in range(6)
@@ -355,7 +355,7 @@ def test_the_next_batch_is_read_while_one_is_used(
 
   monkeypatch.setattr(decoding, "decode", watched)
   entries = image_files.find_images([str(folder)])
-  batches = read_files(entries, loaded[0].spec.evaluation, 2, ahead=ahead)
+  batches = read_files(entries, loaded[0].spec.preprocessing, 2, ahead=ahead)
   found = [next(batches)]
   assert second.wait(10 if ahead else 0.2) == ahead  # two, and two
   assert len(decoded) == (4 if ahead else 2)
@@ -372,8 +372,8 @@ def test_a_batch_that_is_read_ahead_counts(folder, loaded, monkeypatch):
 
   def read(memory, ahead):
     entries = image_files.find_images([str(folder)])
-    evaluation = loaded[0].spec.evaluation
-    return list(read_files(entries, evaluation, 5, memory, ahead=ahead))
+    preprocessing = loaded[0].spec.preprocessing
+    return list(read_files(entries, preprocessing, 5, memory, ahead=ahead))
 
   assert len(read(4 * images + 1, ahead=False)) == 1
   assert len(read(5 * images + 1, ahead=True)) == 1
@@ -500,8 +500,8 @@ def test_only_pictures_that_cannot_be_read(models, tmp_path, capsys):
   )
 
 
-def read_one(path, evaluation):
-  [[picture]] = read_files([image_files.ImageFile(str(path))], evaluation, 1)
+def read_one(path, preprocessing):
+  [[picture]] = read_files([image_files.ImageFile(str(path))], preprocessing, 1)
   return picture
 
 
@@ -510,7 +510,7 @@ def test_errors_of_decoders_are_not_shown(folder, loaded, monkeypatch):
     raise EOFError("tjDecompressHeader3()")
 
   monkeypatch.setattr(decoding.Image, "open", fails)
-  found = read_one(folder / "a.png", loaded[0].spec.evaluation)
+  found = read_one(folder / "a.png", loaded[0].spec.preprocessing)
   assert found.entry.reason == "not a whole PNG file: its header is broken"
 
 
@@ -518,7 +518,7 @@ def test_errors_of_decoders_are_not_shown(folder, loaded, monkeypatch):
 def test_what_is_too_large_is_never_decoded(
   tmp_path, folder, loaded, monkeypatch, recwarn
 ):
-  evaluation = loaded[0].spec.evaluation
+  preprocessing = loaded[0].spec.preprocessing
   bomb = tmp_path / "bomb.png"
   bomb.write_bytes(png(60_000, 60_000))
   real = decoding.decode
@@ -526,24 +526,24 @@ def test_what_is_too_large_is_never_decoded(
   monkeypatch.setattr(
     decoding, "decode", lambda *a: decoded.append(1) or real(*a)
   )
-  assert read_one(bomb, evaluation).pixels is None
+  assert read_one(bomb, preprocessing).pixels is None
   good = folder / "a.png"  # 8 x 8 pixels
   monkeypatch.setattr(decoding, "MAX_PIXELS", 63)
-  assert "8 x 8 pixels, more than" in read_one(good, evaluation).entry.reason
+  assert "8 x 8 pixels, more than" in read_one(good, preprocessing).entry.reason
   monkeypatch.setattr(decoding, "MAX_PIXELS", 64)
   size = good.stat().st_size
   monkeypatch.setattr(preparation, "MAX_FILE_BYTES", size - 1)
-  assert "the file has more than" in read_one(good, evaluation).entry.reason
+  assert "the file has more than" in read_one(good, preprocessing).entry.reason
   assert not decoded
   monkeypatch.setattr(preparation, "MAX_FILE_BYTES", size)
-  assert read_one(good, evaluation).pixels is not None
+  assert read_one(good, preprocessing).pixels is not None
   assert decoded == [1]
 
 
 @pytest.mark.fault("slow-image")
 def test_a_picture_that_takes_hours_is_skipped(tmp_path, loaded, monkeypatch):
   """A progressive JPEG that paints itself anew for 119 bytes each."""
-  evaluation = loaded[0].spec.evaluation
+  preprocessing = loaded[0].spec.preprocessing
   image = fake_data.noise(0, 16, 16)
   encoded = fake_data.encode(image, "JPEG", progressive=True)
   last = encoded[encoded.rindex(b"\xff\xda") : -2]
@@ -552,7 +552,7 @@ def test_a_picture_that_takes_hours_is_skipped(tmp_path, loaded, monkeypatch):
     (tmp_path / "bomb.jpg").write_bytes(content)
     if skipped:  # before anything is decoded
       monkeypatch.setattr(decoding.simplejpeg, "decode_jpeg", None)
-    picture = read_one(tmp_path / "bomb.jpg", evaluation)
+    picture = read_one(tmp_path / "bomb.jpg", preprocessing)
     assert (picture.pixels is None) == skipped
   assert picture.entry.reason == "a JPEG of more than 64 scans"
 
@@ -564,14 +564,14 @@ def test_a_picture_that_takes_hours_is_skipped(tmp_path, loaded, monkeypatch):
 )
 def test_memory_for_pictures(tmp_path, loaded, monkeypatch, kind):
   """Together they take what was allowed; one that alone needs more nothing."""
-  evaluation = loaded[0].spec.evaluation
+  preprocessing = loaded[0].spec.preprocessing
   paths = [tmp_path / f"{i}.{kind}" for i in range(4)]
   for path in paths:
     write(path, fake_data.noise(0, 256, 256))
   size = paths[0].stat().st_size
   per_pixel = preparation._BYTES_PER_PIXEL[kind.upper()]
   need = 2 * size + per_pixel * 256**2
-  need += view.view_bytes(256, 256, evaluation)
+  need += view.view_bytes(256, 256, preprocessing)
   batch = 4 * 8 * 8 * 3 * 4 * image_reader.COPIES_OF_A_BATCH
   assert per_pixel >= {"webp": 22, "jpeg": 14, "png": 14}.get(kind, 11)
 
@@ -593,7 +593,7 @@ def test_memory_for_pictures(tmp_path, loaded, monkeypatch, kind):
     monkeypatch.setattr(image_reader, "_MIB", 1)  # count in bytes
     most.clear()
     entries = [image_files.ImageFile(str(path)) for path in paths]
-    [found] = read_files(entries, evaluation, 4, memory)
+    [found] = read_files(entries, preprocessing, 4, memory)
     return [p.entry.reason for p in found]
 
   assert read(batch + 2 * need) == [""] * 4
@@ -607,12 +607,12 @@ def test_memory_for_pictures(tmp_path, loaded, monkeypatch, kind):
 
 
 def test_odd_files_do_not_hang_or_stop(tmp_path, loaded):
-  evaluation = loaded[0].spec.evaluation
+  preprocessing = loaded[0].spec.preprocessing
   os.mkfifo(tmp_path / "pipe.jpg")
   assert (
-    read_one(tmp_path / "pipe.jpg", evaluation).entry.reason == "not a file"
+    read_one(tmp_path / "pipe.jpg", preprocessing).entry.reason == "not a file"
   )
-  assert "null" in read_one("a\0b", evaluation).entry.reason
+  assert "null" in read_one("a\0b", preprocessing).entry.reason
 
 
 @pytest.mark.fault("unequal-preprocessing")
@@ -622,7 +622,7 @@ def test_images_are_prepared_as_in_evaluation(
   tmp_path, crop, resize, interpolation
 ):
   """To the bit, or accuracies would not be those that were measured."""
-  evaluation = mv.EvalPreprocessing(
+  preprocessing = mv.EvalPreprocessing(
     image_size=8, crop=crop, resize=resize, interpolation=interpolation
   )
   kinds = ("jpeg", "png", "bmp", "gif", "webp")
@@ -633,17 +633,19 @@ def test_images_are_prepared_as_in_evaluation(
   # GIF is not among the suffixes of image folders.
   (root / "3.gif").rename(root / "3.png")
   reader = datasets.open_split("folder", "train", str(tmp_path / "data"))
-  batch = next(batching.eval_batches(reader, evaluation, batch_size=5))["image"]
+  batch = next(batching.eval_batches(reader, preprocessing, batch_size=5))[
+    "image"
+  ]
   files = [pathlib.Path(reader.file_name(i)) for i in range(5)]
-  found = mv.preprocess(files, evaluation)
+  found = mv.preprocess(files, preprocessing)
   assert np.array_equal(found, batch)
   # What the command sees, and bytes and a single file.
   entries = [image_files.ImageFile(str(file)) for file in files]
-  [read] = read_files(entries, evaluation, 5)
+  [read] = read_files(entries, preprocessing, 5)
   assert np.array_equal(np.stack([image.pixels for image in read]), found)
-  assert np.array_equal(mv.preprocess(str(files[0]), evaluation), found[0])
+  assert np.array_equal(mv.preprocess(str(files[0]), preprocessing), found[0])
   encoded = [file.read_bytes() for file in files]
-  assert np.array_equal(mv.preprocess(encoded, evaluation), found)
+  assert np.array_equal(mv.preprocess(encoded, preprocessing), found)
 
 
 def test_gelu_and_image_size_come_from_the_task(tmp_path, backbone, capsys):
@@ -701,7 +703,7 @@ def test_a_backbone_that_states_another_gelu_is_another_one(
 
 def test_tasks_that_cannot_share_a_pass(backbone, models, tmp_path, capsys):
   central = mv.EvalPreprocessing(image_size=8, crop="central", resize=9)
-  cars = random_task(backbone, "cars", evaluation=central)
+  cars = random_task(backbone, "cars", preprocessing=central)
   mv.save_task(cars, tmp_path / "cars")
   exact = random_task(tiny_backbone(gelu="exact"), "boats")
   mv.save_task(exact, tmp_path / "boats")

@@ -92,8 +92,8 @@ def test_large_weights_beside_the_model_can_be_read_by_others(
 
 
 def test_pixels_of_one_size(backbone, tmp_path):
-  evaluation = mv.EvalPreprocessing(image_size=8, crop="central", resize=9)
-  task = random_task(backbone, "a", evaluation=evaluation)
+  preprocessing = mv.EvalPreprocessing(image_size=8, crop="central", resize=9)
+  task = random_task(backbone, "a", preprocessing=preprocessing)
   images = ImageInput(kind="uint8", size=(13, 21))
   out = tmp_path / "out"
   mv.export_model(backbone, task, out, format="onnx", images=images)

@@ -106,7 +106,7 @@ def test_our_npz_of_a_model_is_the_same_backbone(saved, name, tmp_path):
   backbone = mv.load_backbone(directory)
   mv.save_backbone(backbone, tmp_path / "converted.npz")
   again = mv.load_backbone(tmp_path / "converted.npz")
-  for field in ("config", "fingerprint", "evaluation"):
+  for field in ("config", "fingerprint", "preprocessing"):
     assert getattr(again, field) == getattr(backbone, field)
   ours, theirs = trees.flatten(again.params), trees.flatten(backbone.params)
   assert ours.keys() == theirs.keys()

@@ -23,8 +23,8 @@ SHAPES = [
 HALF = {"mean": (0.5,) * 3, "std": (0.5,) * 3}
 
 
-def levels_of(evaluation, pixels):
-  return np.round((mv.preprocess(pixels, evaluation) + 1) * 127.5)
+def levels_of(preprocessing, pixels):
+  return np.round((mv.preprocess(pixels, preprocessing) + 1) * 127.5)
 
 
 @pytest.mark.parametrize("share", [0.9, 0.875, 0.95, 1.0])
@@ -33,12 +33,12 @@ def test_images_are_those_of_timm(share):
     "input_size": (3, 64, 64), "interpolation": "bicubic", "crop_pct": share,
     **HALF,
   }  # fmt: skip
-  evaluation = image_processor.of_timm(stated, "here").evaluation
+  preprocessing = image_processor.of_timm(stated, "here").preprocessing
   theirs = timm.data.create_transform(**stated, normalize=False)
   for seed, shape in enumerate(SHAPES):
     pixels = noise(seed, *shape)
     expected = theirs(Image.fromarray(pixels)).numpy().transpose(1, 2, 0)
-    np.testing.assert_array_equal(levels_of(evaluation, pixels), expected)
+    np.testing.assert_array_equal(levels_of(preprocessing, pixels), expected)
 
 
 @pytest.mark.parametrize("resize", [71, 73, 67, 64])
@@ -52,12 +52,12 @@ def test_images_are_those_of_transformers(resize):
     "do_normalize": True, "image_mean": HALF["mean"], "image_std": HALF["std"],
   }  # fmt: skip
   found = image_processor.of_transformers(stated, "here", "clip")
-  evaluation = found.evaluation
+  preprocessing = found.preprocessing
   for seed, shape in enumerate(SHAPES):
     pixels = noise(seed, *shape)
     (image,) = processor(Image.fromarray(pixels))["pixel_values"]
     expected = np.asarray(image).transpose(1, 2, 0)
-    np.testing.assert_array_equal(levels_of(evaluation, pixels), expected)
+    np.testing.assert_array_equal(levels_of(preprocessing, pixels), expected)
 
 
 VIT = library_models._transformers(
@@ -122,7 +122,7 @@ def write_processor(name, directory):
 
 def difference(directory, pixels, theirs):
   backbone = mv.load_backbone(directory)
-  image = mv.preprocess(pixels, backbone.evaluation)
+  image = mv.preprocess(pixels, backbone.preprocessing)
   ours = np.asarray(mv.forward(backbone, [], image[None])["backbone"])
   return np.abs(ours - theirs).max() / np.abs(theirs).max()
 

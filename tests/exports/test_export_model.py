@@ -106,8 +106,8 @@ def test_an_export_that_computes_something_else_leaves_nothing(
 
 def test_pixels_that_are_rounded_have_a_tolerance_of_their_own(backbone):
   """Only the signature "encoded" of a SavedModel of floats takes pixels."""
-  evaluation = mv.EvalPreprocessing(image_size=8, interpolation="bicubic")
-  task = random_task(backbone, "a", evaluation=evaluation)
+  preprocessing = mv.EvalPreprocessing(image_size=8, interpolation="bicubic")
+  task = random_task(backbone, "a", preprocessing=preprocessing)
   program = make_model(backbone, task)
   pixels = mv.ImageInput(kind="uint8")
   for images, signature, expected in (
@@ -133,8 +133,10 @@ def test_pixels_that_are_rounded_have_a_tolerance_of_their_own(backbone):
 def test_the_manifest_says_how_images_are_resized(
   backbone, interpolation, said
 ):
-  evaluation = mv.EvalPreprocessing(image_size=8, interpolation=interpolation)
-  task = random_task(backbone, "a", evaluation=evaluation)
+  preprocessing = mv.EvalPreprocessing(
+    image_size=8, interpolation=interpolation
+  )
+  task = random_task(backbone, "a", preprocessing=preprocessing)
   report = export_manifest.describe("safetensors", backbone, [task])
   assert report.preprocessing["interpolation"] == interpolation
   assert said in report.preprocessing["resizing"]

@@ -65,8 +65,10 @@ def test_the_card_says_how_images_are_resized(backbone):
     ("bilinear_antialias", "(bilinear with antialiasing, as in Pillow)"),
     ("bicubic", "(bicubic with antialiasing, as in Pillow)"),
   ):
-    evaluation = mv.EvalPreprocessing(image_size=8, interpolation=interpolation)
-    task = random_task(backbone, "a", evaluation=evaluation)
+    preprocessing = mv.EvalPreprocessing(
+      image_size=8, interpolation=interpolation
+    )
+    task = random_task(backbone, "a", preprocessing=preprocessing)
     assert f"pixels, whatever their shape {said}" in model_card.to_text([task])
 
 

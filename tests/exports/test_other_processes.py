@@ -45,15 +45,15 @@ def model(tmp_path_factory):
   path = tmp_path_factory.mktemp("model")
   backbone = tiny_backbone()
   mv.save_backbone(backbone, path / "tiny.npz")
-  evaluation = mv.EvalPreprocessing(image_size=8, crop="central", resize=9)
-  first = random_task(backbone, "a", evaluation=evaluation)
+  preprocessing = mv.EvalPreprocessing(image_size=8, crop="central", resize=9)
+  first = random_task(backbone, "a", preprocessing=preprocessing)
   second = random_task(
-    backbone, "file", attends_to=[first], evaluation=evaluation, seed=1,
+    backbone, "file", attends_to=[first], preprocessing=preprocessing, seed=1,
     regime="cls+memory+norms+layers+side",
   )  # fmt: skip
   mv.save_tasks([first, second], path / "tasks")
   alone = random_task(backbone, "alone", regime="adapter", cells=0,
-                      bottleneck=3, evaluation=evaluation)  # fmt: skip
+                      bottleneck=3, preprocessing=preprocessing)  # fmt: skip
   mv.save_task(alone, path / "alone")
   return path
 
@@ -185,10 +185,10 @@ def test_a_saved_model_has_the_activation(tmp_path):
 def test_a_saved_model_resizes_files_with_antialiasing(tmp_path):
   """By TensorFlow alone, where evaluation calls Pillow."""
   backbone = tiny_backbone()
-  evaluation = mv.EvalPreprocessing(
+  preprocessing = mv.EvalPreprocessing(
     image_size=8, crop="central", resize=9, interpolation="bicubic"
   )
-  task = random_task(backbone, "a", evaluation=evaluation)
+  task = random_task(backbone, "a", preprocessing=preprocessing)
   report = mv.export_model(
     backbone, task, tmp_path / "out", format="saved_model"
   )

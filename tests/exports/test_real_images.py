@@ -16,10 +16,15 @@ def test_exports_compute_the_same_on_200_real_images(data_dir, tmp_path):
   """Two tasks, one of which attends to the other; files as well as arrays."""
   file = data_dir / "vit_ti16_64.npz"
   backbone = mv.load_backbone(file)
-  evaluation = mv.EvalPreprocessing(image_size=64, crop="central", resize=73)
-  first = random_task(backbone, "a", classes=30, evaluation=evaluation)
+  preprocessing = mv.EvalPreprocessing(image_size=64, crop="central", resize=73)
+  first = random_task(backbone, "a", classes=30, preprocessing=preprocessing)
   second = random_task(
-    backbone, "b", classes=9, attends_to=[first], evaluation=evaluation, seed=1
+    backbone,
+    "b",
+    classes=9,
+    attends_to=[first],
+    preprocessing=preprocessing,
+    seed=1,
   )
   mv.save_tasks([first, second], tmp_path / "tasks")
   found = tmp_path / "found.json"

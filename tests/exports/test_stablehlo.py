@@ -108,12 +108,14 @@ def test_a_fine_tuned_backbone_takes_the_place_of_the_original(backbone):
 )
 def test_pixels_of_any_size_are_prepared_as_in_evaluation(crop):
   rng = np.random.default_rng(0)
-  evaluation = mv.EvalPreprocessing(image_size=8, crop=crop[0], resize=crop[1])
-  prepare = jax.jit(lambda pixels: resize.prepare(pixels, evaluation))
+  preprocessing = mv.EvalPreprocessing(
+    image_size=8, crop=crop[0], resize=crop[1]
+  )
+  prepare = jax.jit(lambda pixels: resize.prepare(pixels, preprocessing))
   for height, width in ((5, 40), (97, 31)):
     pixels = rng.integers(0, 256, (2, height, width, 3)).astype(np.uint8)
     found = prepare(pixels)
-    expected = preprocess(list(pixels), evaluation)
+    expected = preprocess(list(pixels), preprocessing)
     np.testing.assert_allclose(found, expected, atol=2e-5)
 
 
@@ -124,15 +126,15 @@ def test_pixels_of_any_size_are_prepared_as_in_evaluation(crop):
 )
 @pytest.mark.parametrize("interpolation", INTERPOLATIONS[1:])
 def test_antialiased_pixels_are_those_of_pillow(interpolation, crop):
-  evaluation = mv.EvalPreprocessing(
+  preprocessing = mv.EvalPreprocessing(
     image_size=32, crop=crop[0], resize=crop[1], interpolation=interpolation
   )
-  prepare = jax.jit(lambda pixels: resize.prepare(pixels, evaluation))
+  prepare = jax.jit(lambda pixels: resize.prepare(pixels, preprocessing))
   shapes = ((20, 27), (97, 31), (301, 250), (32, 32), (40, 400))
   differences = []
   for seed, shape in enumerate(shapes):
     pixels = noise(seed, *shape)
-    expected = view.eval_view(pixels, evaluation)
+    expected = view.eval_view(pixels, preprocessing)
     differences.append((prepare(pixels[None])[0] - expected) * 127.5)
   levels = np.abs(np.stack(differences))
   # Where a sum lies in the middle between two levels.
@@ -142,12 +144,12 @@ def test_antialiased_pixels_are_those_of_pillow(interpolation, crop):
 
 def test_a_large_image_is_resized_in_its_place():
   """Float32 positions would be off by parts of a pixel."""
-  evaluation = mv.EvalPreprocessing(
+  preprocessing = mv.EvalPreprocessing(
     image_size=8, crop="central", resize=600, interpolation="bicubic"
   )
   pixels = noise(0, 512, 16384)
-  found = jax.jit(lambda p: resize.prepare(p, evaluation))(pixels[None])
-  expected = view.eval_view(pixels, evaluation)
+  found = jax.jit(lambda p: resize.prepare(p, preprocessing))(pixels[None])
+  expected = view.eval_view(pixels, preprocessing)
   assert (np.abs(found[0] - expected) * 127.5 > 0.5).mean() < 0.01
 
 
@@ -159,10 +161,10 @@ def test_a_large_image_is_resized_in_its_place():
   ],
 )
 def test_pixels_go_in_where_that_is_asked(backbone, tmp_path, interpolation):
-  evaluation = mv.EvalPreprocessing(
+  preprocessing = mv.EvalPreprocessing(
     image_size=8, crop="central", resize=9, interpolation=interpolation
   )
-  task = random_task(backbone, "a", evaluation=evaluation)
+  task = random_task(backbone, "a", preprocessing=preprocessing)
   loaded = exported(backbone, task, tmp_path, ImageInput(kind="uint8"))
   rng = np.random.default_rng(0)
   for shape in ((1, 20, 30, 3), (3, 31, 9, 3)):

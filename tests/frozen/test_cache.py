@@ -185,7 +185,7 @@ def test_kept_images_are_squeezed_as_the_backbone_states(backbone):
   config = config_of(data=SQUEEZED, keep=CONTEXTS)
   made = trainer_of(dataclasses.replace(config, image_size=12), backbone)
   made = dataclasses.replace(
-    made, backbone=dataclasses.replace(backbone, evaluation=stated)
+    made, backbone=dataclasses.replace(backbone, preprocessing=stated)
   )
   evaluated = batching.eval_batches(made.train, stated, batch_size=SIZE)
   known = {image.tobytes() for b in evaluated for image in b["image"]}
@@ -395,7 +395,7 @@ def test_processes_keep_every_record_once(count, monkeypatch):
     numbers += list(views.numbers)
     assert {n % 7 % count for n in views.numbers} == {i}
     views = fixed_crops.evaluation_crops(
-      reader, image_ops.evaluation_of("resize", 0, 8), batch_size=6
+      reader, image_ops.preprocessing_of("resize", 0, 8), batch_size=6
     )
     evaluated += list(views.numbers)
   assert sorted(numbers) == list(range(14))

@@ -174,7 +174,7 @@ def central(place):
   backbone = mv.load_backbone(place / "tiny.npz")
   task = mv.init_task(
     jax.random.key(0), backbone, name="middle", num_classes=2,
-    evaluation=EvalPreprocessing(
+    preprocessing=EvalPreprocessing(
       image_size=8, crop="central", resize=11, interpolation="bicubic"
     ),
   )  # fmt: skip
@@ -183,7 +183,7 @@ def central(place):
   data = place / "data"
   fake_embeddings.embedded(place, "central/train", data / "train", flag)
   fake_embeddings.embedded(place, "central/test", data / "test", flag)
-  return task.spec.evaluation
+  return task.spec.preprocessing
 
 
 @pytest.mark.slow
@@ -199,7 +199,7 @@ def test_the_task_answers_images_as_it_answered_embeddings(
   result = run.train_and_evaluate(config_of(place, changes), tmp_path)
   backbone = mv.load_backbone(place / "tiny.npz")
   task = mv.load_task(tmp_path / "tasks" / "pets", backbone)
-  assert task.spec.evaluation == central
+  assert task.spec.preprocessing == central
   assert task.spec.class_names == CLASSES
   config = json.loads((tmp_path / "config.json").read_text())
   assert (config["data"]["eval_crop"], config["data"]["resize"]) == (

@@ -131,8 +131,8 @@ def test_decoding_takes_the_memory_that_is_set_aside(kind, mode, options):
   image = Image.fromarray(noise(0, 60, 60)).resize((side, side)).convert(mode)
   encoded = encode(image, kind, **options)
   decoding.decode(encode(image.resize((9, 9)), kind))  # the reader is loaded
-  evaluation = EvalPreprocessing(image_size=8)
-  room = preparation.bytes_needed(io.BytesIO(encoded), evaluation)
+  preprocessing = EvalPreprocessing(image_size=8)
+  room = preparation.bytes_needed(io.BytesIO(encoded), preprocessing)
   before = memory.start_rss()
   pixels = decoding.decode(encoded)
   assert pixels.shape == (side, side, 3)

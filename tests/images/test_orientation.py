@@ -59,10 +59,12 @@ def upright(encoded):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_predict_sees_what_was_stored_upright(kind):
-  for number, evaluation in itertools.product(ALL, EVALUATIONS):
+  for number, preprocessing in itertools.product(ALL, EVALUATIONS):
     encoded = stored(number, kind)
-    expected = mv.preprocess(upright(encoded), evaluation)
-    np.testing.assert_array_equal(mv.preprocess(encoded, evaluation), expected)
+    expected = mv.preprocess(upright(encoded), preprocessing)
+    np.testing.assert_array_equal(
+      mv.preprocess(encoded, preprocessing), expected
+    )
     assert exif.orientation(encoded) == number
 
 
@@ -83,14 +85,14 @@ def test_folders_lists_and_python_see_what_predict_sees(tmp_path):
     in_memory.open_data(pairs, "own", "train"),
     indexable.open_indexable([({"bytes": e}, 0) for e, _ in pairs], **about),
   ]
-  evaluation = EVALUATIONS[1]
-  expected = mv.preprocess(files, evaluation)
+  preprocessing = EVALUATIONS[1]
+  expected = mv.preprocess(files, preprocessing)
 
   def in_order(images):
     return images[np.lexsort(images.reshape(len(images), -1).T)]
 
   for split in splits:
-    found = batching.eval_images(split, evaluation, range(len(files)))
+    found = batching.eval_images(split, preprocessing, range(len(files)))
     np.testing.assert_array_equal(in_order(found), in_order(expected))
 
 

@@ -17,7 +17,7 @@ def test_an_interrupt_ends_what_is_not_begun(monkeypatch, ahead):
   """Else a command that was told to stop would read its whole batch first."""
   go_on, read = threading.Event(), []
 
-  def prepare(image, evaluation, memory):
+  def prepare(image, preprocessing, memory):
     go_on.wait()
     read.append(image)
     return np.zeros((4, 4, 3), np.float32)

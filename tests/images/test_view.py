@@ -28,28 +28,28 @@ def central(size, resize, interpolation="bilinear", crop="central"):
 
 
 @pytest.mark.fault("unequal-preprocessing")
-@pytest.mark.parametrize("evaluation", [
+@pytest.mark.parametrize("preprocessing", [
   EvalPreprocessing(image_size=16), central(16, 16), central(13, 19),
   central(13, 20, crop="central_rounded"),
 ])  # fmt: skip
-def test_bilinear_views_are_those_of_tensorflow(evaluation):
+def test_bilinear_views_are_those_of_tensorflow(preprocessing):
   """One pixel, enlarged, reduced, long, square: to the bit of float32."""
   shapes = [(1, 1), (3, 2), (16, 16), (19, 19), (64, 48), (7, 211), (500, 333)]
   for seed, shape in enumerate(shapes):
     pixels = noise(seed, *shape)
-    found = view.eval_view(pixels, evaluation)
-    expected = image_ops.eval_view(tf.constant(pixels), evaluation).numpy()
+    found = view.eval_view(pixels, preprocessing)
+    expected = image_ops.eval_view(tf.constant(pixels), preprocessing).numpy()
     assert (found.dtype, found.shape) == (np.float32, expected.shape)
     assert np.array_equal(found, expected)
 
 
-def by_the_formula(pixels, evaluation):
+def by_the_formula(pixels, preprocessing):
   """Bilinear without antialiasing, pixel by pixel, in float32."""
-  side, half = evaluation.image_size, np.float32(0.5)
-  resized = view.resized_shape(*pixels.shape[:2], evaluation)
+  side, half = preprocessing.image_size, np.float32(0.5)
+  resized = view.resized_shape(*pixels.shape[:2], preprocessing)
   axes = []
   for old, new in zip(pixels.shape[:2], resized, strict=True):
-    numbers = np.float32(np.arange(side) + evaluation.begin(new))
+    numbers = np.float32(np.arange(side) + preprocessing.begin(new))
     at = (numbers + half) * (np.float32(old) / np.float32(new)) - half
     ends = np.clip([np.floor(at), np.ceil(at)], 0, old - 1).astype(int)
     axes.append((ends.T, at - np.floor(at)))
@@ -62,20 +62,20 @@ def by_the_formula(pixels, evaluation):
   return (found - np.float32(127.5)) / np.float32(127.5)
 
 
-@pytest.mark.parametrize("evaluation", [
+@pytest.mark.parametrize("preprocessing", [
   EvalPreprocessing(image_size=16), EvalPreprocessing(image_size=7),
   central(13, 19), central(12, 20, crop="central_rounded"),
 ])  # fmt: skip
-def test_bilinear_views_are_the_plain_formula(evaluation):
+def test_bilinear_views_are_the_plain_formula(preprocessing):
   """To the bit, also where rows are needed twice, or not at all."""
   sides = np.random.default_rng(0).integers(8, 200, (16, 2)).tolist()
   for seed, shape in enumerate([(1, 1), (1, 31), (31, 1), (5, 5), *sides]):
     pixels = noise(seed, *shape)
-    expected = by_the_formula(pixels, evaluation)
-    assert np.array_equal(view.eval_view(pixels, evaluation), expected)
+    expected = by_the_formula(pixels, preprocessing)
+    assert np.array_equal(view.eval_view(pixels, preprocessing), expected)
     # Three of four channels: no whole block of memory.
     rgb = np.dstack([pixels, pixels])[:, :, :3]
-    assert np.array_equal(view.eval_view(rgb, evaluation), expected)
+    assert np.array_equal(view.eval_view(rgb, preprocessing), expected)
 
 
 @pytest.mark.parametrize("interpolation", INTERPOLATIONS[1:])
@@ -97,10 +97,10 @@ def test_graph_views_are_those_of_torch_users(interpolation):
 @pytest.mark.parametrize("share", [0.9, 0.875, 0.95, 1.0])
 def test_the_middle_is_that_of_timm(share):
   """By torchvision, which rounds half a pixel to an even number."""
-  evaluation = image_processor.of_timm(
+  preprocessing = image_processor.of_timm(
     {"input_size": [3, 64, 64], "crop_pct": share, "mean": [0.5] * 3,
      "std": [0.5] * 3, "interpolation": "bicubic"}, "config.json",
-  ).evaluation  # fmt: skip
+  ).preprocessing  # fmt: skip
   resize = math.floor(64 / share)
   for seed, shape in enumerate([(40, 61), (90, 64), (64, 97), (70, 70)]):
     pixels = noise(seed, *shape)
@@ -109,9 +109,9 @@ def test_the_middle_is_that_of_timm(share):
     image = image.resize((width, height), Image.BICUBIC)
     y, x = (int(round((n - 64) / 2.0)) for n in (height, width))  # noqa: RUF046
     levels = np.asarray(image)[y : y + 64, x : x + 64].astype(np.float32)
-    found = view.eval_view(pixels, evaluation)
+    found = view.eval_view(pixels, preprocessing)
     assert np.array_equal(found, (levels - 127.5) / 127.5)
-    assert np.array_equal(found, image_ops.eval_view(pixels, evaluation))
+    assert np.array_equal(found, image_ops.eval_view(pixels, preprocessing))
 
 
 @pytest.mark.parametrize("interpolation", INTERPOLATIONS[1:])
@@ -121,22 +121,22 @@ def test_a_tall_view_does_not_depend_on_the_version_of_pillow(interpolation):
   resample = FILTERS[interpolation]
   image = Image.fromarray(pixels).resize((64, 97), resample)
   expected = np.asarray(image.resize((64, 64), resample)) / 127.5 - 1
-  evaluation = EvalPreprocessing(image_size=64, interpolation=interpolation)
+  preprocessing = EvalPreprocessing(image_size=64, interpolation=interpolation)
   np.testing.assert_allclose(
-    view.eval_view(pixels, evaluation), expected, atol=1e-6
+    view.eval_view(pixels, preprocessing), expected, atol=1e-6
   )
 
 
 @pytest.mark.parametrize("interpolation", INTERPOLATIONS[1:])
 def test_tensorflow_antialiases_as_pillow_but_for_rounding(interpolation):
   """In a graph that can be saved: nothing in it calls Python."""
-  for evaluation in (
+  for preprocessing in (
     EvalPreprocessing(image_size=32, interpolation=interpolation),
     central(32, 37, interpolation),
     central(32, 43, interpolation, "central_rounded"),
   ):
     graph = tf.function(
-      lambda pixels, how=evaluation: image_ops.graph_view(pixels, how),
+      lambda pixels, how=preprocessing: image_ops.graph_view(pixels, how),
       input_signature=[tf.TensorSpec((None, None, 3), tf.uint8)],
       autograph=False,
     )
@@ -145,7 +145,7 @@ def test_tensorflow_antialiases_as_pillow_but_for_rounding(interpolation):
     levels = []
     for seed, shape in enumerate([(20, 27), (97, 31), (301, 250), (40, 400)]):
       pixels = noise(seed, *shape)
-      expected = view.eval_view(pixels, evaluation)
+      expected = view.eval_view(pixels, preprocessing)
       levels.append(np.abs(graph(pixels).numpy() - expected) * 127.5)
     assert np.max(levels) < 1.01
     assert np.mean(np.stack(levels) > 0.5) < 0.01
@@ -162,8 +162,10 @@ def test_antialiasing_looks_at_every_pixel():
   stripes = np.zeros((64, 64, 3), np.uint8)
   stripes[:, ::4] = 255
   for interpolation in INTERPOLATIONS:
-    evaluation = EvalPreprocessing(image_size=16, interpolation=interpolation)
-    seen = view.eval_view(stripes, evaluation)[4:-4, 4:-4]
+    preprocessing = EvalPreprocessing(
+      image_size=16, interpolation=interpolation
+    )
+    seen = view.eval_view(stripes, preprocessing)[4:-4, 4:-4]
     if interpolation == "bilinear":
       assert set(np.unique(seen)) <= {-1.0, 1.0}
     else:
@@ -179,17 +181,17 @@ def test_what_would_fill_the_memory_is_refused(interpolation):
 
 
 @pytest.mark.parametrize("shape", [(600, 400), (40, 500), (30, 30)])
-@pytest.mark.parametrize("evaluation", [
+@pytest.mark.parametrize("preprocessing", [
   EvalPreprocessing(image_size=200), central(200, 230),
 ])  # fmt: skip
-def test_a_view_takes_the_memory_that_is_set_aside(shape, evaluation):
+def test_a_view_takes_the_memory_that_is_set_aside(shape, preprocessing):
   pixels = noise(0, *shape)
   tracemalloc.start()
-  view.eval_view(pixels, evaluation)
+  view.eval_view(pixels, preprocessing)
   peak = tracemalloc.get_traced_memory()[1]
   tracemalloc.stop()
   # Indices, and NumPy's own.
-  assert peak <= view.view_bytes(*shape, evaluation) + 2**16
+  assert peak <= view.view_bytes(*shape, preprocessing) + 2**16
 
 
 def test_levels_are_the_pixels_again_and_are_clipped():

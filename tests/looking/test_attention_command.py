@@ -52,7 +52,7 @@ def task_of(backbone, name, **options):
   source = datasets.open_split("digits:0-4", "test")
   task = random_task(
     backbone, name, classes=5, class_names=source.class_names,
-    evaluation=CENTRAL, **options,
+    preprocessing=CENTRAL, **options,
   )  # fmt: skip
   return dataclasses.replace(task, provenance={"config": made, "metrics": {}})
 
@@ -156,7 +156,7 @@ def test_labels_and_values_are_shown_and_have_no_removal(
   root, backbone, _ = model
   tasks = [
     dataclasses.replace(
-      task, spec=dataclasses.replace(task.spec, evaluation=CENTRAL)
+      task, spec=dataclasses.replace(task.spec, preprocessing=CENTRAL)
     )
     for task in tasks_of_kinds(backbone)[1:]
   ]
@@ -351,7 +351,7 @@ def test_too_many_figures_are_refused(model, tmp_path, capsys, monkeypatch):
 def test_tasks_without_a_token_are_left_out(model, tmp_path, capsys):
   root, backbone, _ = model
   head = random_task(
-    backbone, "head", regime="head", cells=0, evaluation=CENTRAL
+    backbone, "head", regime="head", cells=0, preprocessing=CENTRAL
   )
   mv.save_task(head, tmp_path / "head")
   arguments = [

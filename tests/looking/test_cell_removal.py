@@ -129,7 +129,7 @@ def test_without_all_cells_it_is_the_task_without_memory_to_the_bit(
 def all_images(tasks, source):
   """The images and labels of a data set, in one batch."""
   (batch,) = batching.eval_batches(
-    source, tasks[0].spec.evaluation, batch_size=source.size
+    source, tasks[0].spec.preprocessing, batch_size=source.size
   )
   return batch["image"], np.asarray(batch["label"])
 
@@ -194,7 +194,7 @@ def test_each_example_counts_once(backbone, monkeypatch, together):
   assert flat(removal, "lost").max() > 0 < flat(removal, "gained").max()
   evaluated = evaluate_source(
     predict_fn(backbone, tasks, mesh, ["child"]), source,
-    tasks[0].spec.evaluation, batch_size=16, mesh=mesh,
+    tasks[0].spec.preprocessing, batch_size=16, mesh=mesh,
   )  # fmt: skip
   assert evaluated["child"]["top1"] == removal.top1
 
@@ -256,7 +256,9 @@ def test_tasks_that_want_other_images_are_refused(backbone):
   a, b = (
     random_task(
       backbone, name, seed=seed,
-      evaluation=mv.EvalPreprocessing(image_size=8, crop=crop, resize=resize),
+      preprocessing=mv.EvalPreprocessing(
+        image_size=8, crop=crop, resize=resize
+      ),
     )
     for seed, (name, crop, resize) in enumerate(
       [("a", "central", 9), ("b", "resize", 0)]

@@ -348,11 +348,13 @@ def test_an_array_of_images_is_several_images(task):
 
 def test_tasks_that_were_prepared_differently_name_the_remedy(small, task):
   central = mv.EvalPreprocessing(image_size=8, crop="central", resize=9)
-  other = random_task(small, "b", evaluation=central)
-  with pytest.raises(TaskError, match="evaluation=b.spec.evaluation") as error:
+  other = random_task(small, "b", preprocessing=central)
+  with pytest.raises(
+    TaskError, match="preprocessing=b.spec.preprocessing"
+  ) as error:
     mv.concatenate(task, other)
   assert "init_task" in str(error.value)
-  remedied = random_task(small, "c", evaluation=other.spec.evaluation)
+  remedied = random_task(small, "c", preprocessing=other.spec.preprocessing)
   assert len(mv.concatenate(other, remedied)) == 2
 
 

@@ -23,7 +23,7 @@ def spec(name, *attends_to, **options):
       "num_classes": 3,
       "cells": 2,
       "backbone": BACKBONE,
-      "evaluation": EvalPreprocessing(image_size=224),
+      "preprocessing": EvalPreprocessing(image_size=224),
       **options,
     }
   )
@@ -113,7 +113,7 @@ def test_specs_that_cannot_be():
   with pytest.raises(TaskError, match="2 class names for 3 classes"):
     spec("a", class_names=("x", "y"))
   with pytest.raises(TaskError, match="prepared at 192 px"):
-    spec("a", evaluation=EvalPreprocessing(image_size=192))
+    spec("a", preprocessing=EvalPreprocessing(image_size=192))
   for crop, resize in (
     ("central", 200), ("resize", 256), ("middle", 0), ("central", 4097),
     ("central", 10**4000), ("x" * 5000, 0),

@@ -340,13 +340,15 @@ def test_no_task_and_no_image(backbone, tasks, pixels):
   found = predictor.predict_pixels(pixels, original=True)
   plain = by_forward(backbone, tasks[:1], pixels)["backbone"]
   assert same_bits(found.original, plain)
-  assert predictor.evaluation == mv.EvalPreprocessing(image_size=8)
+  assert predictor.preprocessing == mv.EvalPreprocessing(image_size=8)
   central = mv.EvalPreprocessing(image_size=8, crop="central", resize=9)
-  predictor.add(random_task(backbone, "central", evaluation=central))
-  assert predictor.evaluation == central
+  predictor.add(random_task(backbone, "central", preprocessing=central))
+  assert predictor.preprocessing == central
   predictor.remove("central")
-  assert predictor.evaluation == mv.EvalPreprocessing(image_size=8)
-  predictor.add(random_task(backbone, "again", classes=3, evaluation=central))
+  assert predictor.preprocessing == mv.EvalPreprocessing(image_size=8)
+  predictor.add(
+    random_task(backbone, "again", classes=3, preprocessing=central)
+  )
   with pytest.raises(TaskError, match="want images prepared differently"):
     predictor.add(tasks[0])
   assert predictor.task_set.names == ("again",)
@@ -675,7 +677,7 @@ def test_a_lone_task_of_the_same_shape_compiles_nothing(backbone, pixels):
     assert expected.keys() == {task.name}
     assert same_bits(logits, np.asarray(expected[task.name]))
   other = predictor_of(
-    backbone, lone_task(backbone, "probe", evaluation=wide), warm_up=False
+    backbone, lone_task(backbone, "probe", preprocessing=wide), warm_up=False
   )
   other.predict_pixels(pixels[:4])
   assert predictor.compilations == other.compilations == 0
@@ -750,8 +752,8 @@ def test_a_digest_names_what_answers(backbone, tasks):
 def test_a_digest_names_how_images_are_prepared(backbone, tasks):
   """Sets of the same tasks with two ways differ; empty sets do not."""
   side = backbone.config.image_size
-  evaluation = mv.EvalPreprocessing(image_size=side, interpolation="bicubic")
-  spec = dataclasses.replace(tasks[0].spec, evaluation=evaluation)
+  preprocessing = mv.EvalPreprocessing(image_size=side, interpolation="bicubic")
+  spec = dataclasses.replace(tasks[0].spec, preprocessing=preprocessing)
   changed = dataclasses.replace(tasks[0], spec=spec)
   predictors = [
     predictor_of(backbone, [task], warm_up=False)

@@ -39,8 +39,8 @@ def backbone():
 def tasks(backbone):
   central = mv.EvalPreprocessing(image_size=8, crop="central", resize=9)
   return [
-    random_task(backbone, "pets", class_names=NAMES, evaluation=central),
-    random_task(backbone, "two", seed=1, classes=2, evaluation=central),
+    random_task(backbone, "pets", class_names=NAMES, preprocessing=central),
+    random_task(backbone, "two", seed=1, classes=2, preprocessing=central),
   ]
 
 
@@ -166,14 +166,14 @@ def test_what_an_image_takes_is_asked_for_before_it_is_read(
   monkeypatch.setattr(preparation, "bytes_needed", watched)
   size = files[0].stat().st_size
   encoded = files[0].read_bytes()
-  room = needed(io.BytesIO(encoded), predictor.evaluation)
+  room = needed(io.BytesIO(encoded), predictor.preprocessing)
   predictor.prepare([encoded])
   predictor.prepare([files[0]])
   assert asked == [size + room, 2 * size + room]
   pixels = fake_data.noise(0, 30, 20)
   predictor.prepare([pixels])
   assert asked[2:] == [
-    2 * pixels.size + view.view_bytes(30, 20, predictor.evaluation)
+    2 * pixels.size + view.view_bytes(30, 20, predictor.preprocessing)
   ]
   # A header may be a whole file: threads read one after the other.
   predictor.prepare([encoded, files[0], encoded, files[0]])

@@ -205,7 +205,7 @@ def test_a_server_of_another_model_refuses_to_start(tmp_path):
   other = Predictor.from_model(tiny_backbone(seed=9), warm_up=False)
   side = BACKBONE.config.image_size
   central = mv.EvalPreprocessing(image_size=side, crop="central", resize=9)
-  task = random_task(BACKBONE, "central", evaluation=central)
+  task = random_task(BACKBONE, "central", preprocessing=central)
   for model, word in ((other, "fingerprint"), (predictor(task), "central")):
     with pytest.raises(ConfigError, match="another --state_dir.*") as refused:
       create_app(model, state)

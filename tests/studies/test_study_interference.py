@@ -73,7 +73,7 @@ def test_interference_is_measured(study):
     for i in range(3)
   ]
   [batch] = batching.eval_batches(
-    source, naive[0].spec.evaluation, batch_size=192
+    source, naive[0].spec.preprocessing, batch_size=192
   )
   memories = [task.params["memory"] for task in naive]
   logits = [

@@ -76,7 +76,7 @@ def test_side_by_side_as_alone(
     task = mv.load_task(path / "tasks" / protocol.NAME_IN_RUNS, backbone)
     alone = evaluate.evaluate_source(
       evaluate.predict_fn(backbone, [task], mesh), reader,
-      task.spec.evaluation, batch_size=8, mesh=mesh,
+      task.spec.preprocessing, batch_size=8, mesh=mesh,
     )[task.name]  # fmt: skip
     assert found[run].loss == pytest.approx(alone["loss"], rel=1e-5)
     assert found[run].accuracy == alone["top1"]

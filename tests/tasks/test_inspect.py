@@ -166,7 +166,7 @@ def test_a_task_without_its_backbone(tasks, backbone, capsys):
   )
   assert "日" not in out
   assert found["cells"] == "3 per layer"
-  assert found["evaluation"] == "8 px, resize"
+  assert found["preprocessing"] == "8 px, resize"
   assert found["backbone"].endswith("8 px, gelu tanh")
   assert backbone.fingerprint in out
   assert found["arrays"] == "verified"

@@ -50,7 +50,7 @@ def test_what_task_json_holds(saved, backbone):
   spec = manifest["spec"]
   assert spec["class_names"] == ["cat", "dog", "ä", "日"]
   assert spec["backbone"]["fingerprint"] == backbone.fingerprint
-  assert spec["evaluation"] == {
+  assert spec["preprocessing"] == {
     "image_size": 8, "crop": "resize", "resize": 0, "interpolation": "bilinear",
   }  # fmt: skip
   assert manifest["arrays"]["memory"]["shape"] == [2, 3, 32]
@@ -59,18 +59,18 @@ def test_what_task_json_holds(saved, backbone):
 
 def test_interpolation_is_kept(backbone, tmp_path):
   bicubic = mv.EvalPreprocessing(image_size=8, interpolation="bicubic")
-  for evaluation in (mv.EvalPreprocessing(image_size=8), bicubic):
-    task = random_task(backbone, "pets", evaluation=evaluation)
-    mv.save_task(task, tmp_path / evaluation.interpolation)
-    loaded = mv.load_task(tmp_path / evaluation.interpolation, backbone)
+  for preprocessing in (mv.EvalPreprocessing(image_size=8), bicubic):
+    task = random_task(backbone, "pets", preprocessing=preprocessing)
+    mv.save_task(task, tmp_path / preprocessing.interpolation)
+    loaded = mv.load_task(tmp_path / preprocessing.interpolation, backbone)
     assert loaded.spec == task.spec
-    assert loaded.spec.evaluation == evaluation
+    assert loaded.spec.preprocessing == preprocessing
   written = json.loads((tmp_path / "bicubic" / "task.json").read_text())
-  assert written["spec"]["evaluation"]["interpolation"] == "bicubic"
+  assert written["spec"]["preprocessing"]["interpolation"] == "bicubic"
   path = tmp_path / "bilinear"
 
   def lanczos(values):
-    values["spec"]["evaluation"]["interpolation"] = "lanczos\n"
+    values["spec"]["preprocessing"]["interpolation"] = "lanczos\n"
 
   edit_task(path, lanczos)
   message = "interpolation is 'lanczos.*expected one of bilinear, bilinear_ant"
@@ -241,13 +241,13 @@ def test_a_task_that_reads_another_prepares_images_as_that_one():
   central = mv.EvalPreprocessing(image_size=8, crop="central", resize=9)
   new = {"num_classes": 2, "cells": 1}
   first = mv.init_task(
-    jax.random.key(0), backbone, name="a", evaluation=central, **new
+    jax.random.key(0), backbone, name="a", preprocessing=central, **new
   )
   for parents in (first, ["c", first]):
     second = mv.init_task(
       jax.random.key(1), backbone, name="b", attends_to=parents, **new
     )
-    assert second.spec.evaluation == central
+    assert second.spec.preprocessing == central
   assert mv.concatenate(
     first,
     mv.init_task(
@@ -257,11 +257,11 @@ def test_a_task_that_reads_another_prepares_images_as_that_one():
   # Of a mere name nothing is known; an explicit preprocessing counts.
   resized = mv.EvalPreprocessing(image_size=8)
   for options in ({"attends_to": "a"}, {"attends_to": first,
-                                        "evaluation": resized}):  # fmt: skip
+                                        "preprocessing": resized}):  # fmt: skip
     other = mv.init_task(
       jax.random.key(1), backbone, name="b", **options, **new
     )
-    assert other.spec.evaluation == resized
+    assert other.spec.preprocessing == resized
 
 
 @pytest.mark.parametrize("value", [-1, 2.5, True, "3", None])

@@ -205,7 +205,7 @@ def test_what_does_not_fit_is_refused(backbone, images):
   with pytest.raises(TaskError, match="another backbone.*fingerprint"):
     mv.forward(other, mv.fill_slots(backbone, [a]), images)
   central = mv.EvalPreprocessing(image_size=8, crop="central", resize=9)
-  spec = dataclasses.replace(b.spec, evaluation=central)
+  spec = dataclasses.replace(b.spec, preprocessing=central)
   with pytest.raises(TaskError, match="'t0' and 't1' want .*differently"):
     mv.fill_slots(backbone, [a, mv.Task(spec, b.params)])
   child = random_task(backbone, "child", attends_to=[a])

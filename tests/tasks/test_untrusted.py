@@ -287,7 +287,7 @@ def refusal(path, backbone) -> str:
     lambda spec: spec.update(name="cats"),
     lambda spec: spec.update(memory_norm=False),
     lambda spec: spec.update(class_names=["dog", "cat", "日"]),
-    lambda spec: spec["evaluation"].update(crop="central", resize=9),
+    lambda spec: spec["preprocessing"].update(crop="central", resize=9),
     lambda spec: spec["backbone"].update(variant="B/32"),
   ],
 )
@@ -343,9 +343,9 @@ def values_kind(**changed):
      "spec.num_classes is"),
     (lambda m: m["spec"].update(bottleneck=10**30, regime="adapter", cells=0),
      "spec.bottleneck is"),
-    (lambda m: m["spec"]["evaluation"].update(image_size=10**6)
+    (lambda m: m["spec"]["preprocessing"].update(image_size=10**6)
      or m["spec"]["backbone"].update(image_size=10**6), "1 to 2048 pixels"),
-    (lambda m: m["spec"]["evaluation"].update(crop="central", resize=10**6),
+    (lambda m: m["spec"]["preprocessing"].update(crop="central", resize=10**6),
      "at most 4096 pixels"),
     (lambda m: m["spec"]["backbone"].update(fingerprint="x"), "of 64 digits"),
     (lambda m: m["spec"].update(attends_to=["a"], parent_digests=["x"]),
@@ -368,8 +368,8 @@ def values_kind(**changed):
     (lambda m: m["spec"].update(kind=values_kind(std=[1, 1, 0])), "above 0"),
     (lambda m: m["spec"].update(kind=values_kind(units=["m" * 41] * 3)),
      "more than 40 characters"),
-    (lambda m: m["spec"]["evaluation"].update(crop="none"),
-     "spec.evaluation: evaluation preprocessing: crop 'none'"),
+    (lambda m: m["spec"]["preprocessing"].update(crop="none"),
+     "spec.preprocessing: evaluation preprocessing: crop 'none'"),
     (lambda m: m["arrays"]["memory"].update(shape=[10**9, 10**9]),
      "the arrays would take 4000000000000"),
     (lambda m: m["arrays"]["memory"].update(shape=[10**30, 0, 32]),
@@ -407,8 +407,8 @@ NUMBERS = [
   lambda m, n: m["spec"].update(num_classes=n),
   lambda m, n: m["spec"].update(cells=n),
   lambda m, n: m["spec"].update(name=[{"a": n}]),
-  lambda m, n: m["spec"]["evaluation"].update(image_size=n),
-  lambda m, n: m["spec"]["evaluation"].update(crop="central", resize=n),
+  lambda m, n: m["spec"]["preprocessing"].update(image_size=n),
+  lambda m, n: m["spec"]["preprocessing"].update(crop="central", resize=n),
   lambda m, n: m["spec"]["backbone"].update(image_size=n),
   lambda m, n: m.update(format_version=n),
   lambda m, n: m.update(provenance={"metrics": {"steps": n}}),
@@ -771,9 +771,9 @@ def bomb(side: int) -> bytes:
 
 
 def read(path):
-  evaluation = mv.EvalPreprocessing(image_size=8)
+  preprocessing = mv.EvalPreprocessing(image_size=8)
   entries = [image_files.ImageFile(str(path))]
-  [[picture]] = ImageReader(2048, 1, 8).read_files(entries, evaluation)
+  [[picture]] = ImageReader(2048, 1, 8).read_files(entries, preprocessing)
   return picture
 
 

@@ -58,9 +58,9 @@ def test_what_is_left_to_a_backbone_that_states_nothing():
 
 
 def test_what_a_backbone_states_is_taken_and_no_more():
-  evaluation = EvalPreprocessing(image_size=8, interpolation="bicubic")
+  preprocessing = EvalPreprocessing(image_size=8, interpolation="bicubic")
   backbone = dataclasses.replace(
-    tiny_backbone(gelu="exact"), evaluation=evaluation
+    tiny_backbone(gelu="exact"), preprocessing=preprocessing
   )
   found = settle.with_backbone(Config(), backbone)
   assert (found.gelu, found.data.eval_crop) == ("exact", "backbone")

@@ -191,7 +191,7 @@ def test_a_run_from_nothing_to_the_result(config, finished):
   source = datasets.open_split("digits:5-9", "test")
   hits, labels = [], []
   for batch in batching.eval_batches(
-    source, task.spec.evaluation, batch_size=64
+    source, task.spec.preprocessing, batch_size=64
   ):
     out = mv.forward(backbone, [task], batch["image"])["digits-5-9"]
     right = np.asarray(out).argmax(-1) == batch["label"]
@@ -287,7 +287,7 @@ def test_what_is_left_to_backbone_and_data_is_recorded(
   )
   assert config_lib.from_dict(stored) == expected
   made = json.loads((workdir / "tasks/digits-5-9/task.json").read_text())
-  assert made["spec"]["evaluation"]["image_size"] == 8
+  assert made["spec"]["preprocessing"]["image_size"] == 8
   assert made["provenance"]["config"] == stored
   with Checkpoints(workdir / "checkpoints") as checkpoints:
     saved = checkpoints.meta(steps)["config"]
@@ -445,7 +445,7 @@ CENTRAL = mv.EvalPreprocessing(image_size=8, crop="central", resize=9)
 
 
 def saved(backbone, directory, name, **options):
-  task = random_task(backbone, name, evaluation=CENTRAL, **options)
+  task = random_task(backbone, name, preprocessing=CENTRAL, **options)
   mv.save_task(task, directory / name)
   return task
 
@@ -465,7 +465,7 @@ def test_extension_reads_an_exported_task(config, workdir, backbone_file):
   images = np.zeros((1, 8, 8, 3), np.float32)
   with pytest.raises(TaskError, match="'parent', which is not among"):
     mv.forward(backbone, [child], images)
-  other = random_task(backbone, "parent", seed=9, evaluation=CENTRAL)
+  other = random_task(backbone, "parent", seed=9, preprocessing=CENTRAL)
   with pytest.raises(TaskError, match="trained beside another task 'parent'"):
     mv.forward(backbone, [child, other], images)
   same = changed(config, "task", name="parent")
@@ -521,7 +521,7 @@ def test_other_regimes_end_to_end(config, workdir, backbone_file, regime):
   cut = split_forward.make_split_forward(backbone.config, (task.spec,))
   frozen = {"backbone": backbone.params, "tasks": {}}
   for batch in batching.eval_batches(
-    source, task.spec.evaluation, batch_size=64
+    source, task.spec.preprocessing, batch_size=64
   ):
     inputs = cut.prepare(frozen, jax.numpy.asarray(batch["image"]))
     out = cut.logits({task.spec.name: task.params}, frozen, inputs)

@@ -224,7 +224,7 @@ def test_images_are_squeezed_as_the_backbone_states():
   plain = trainer_of(dataclasses.replace(config, data=data, image_size=12))
   stated = mv.EvalPreprocessing(image_size=12, interpolation="bicubic")
   bicubic = dataclasses.replace(
-    plain, backbone=dataclasses.replace(plain.backbone, evaluation=stated)
+    plain, backbone=dataclasses.replace(plain.backbone, preprocessing=stated)
   )
   for made, interpolation in ((plain, "bilinear"), (bicubic, "bicubic")):
     assert made.preprocessing.interpolation == interpolation

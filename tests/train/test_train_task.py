@@ -197,11 +197,11 @@ def test_a_backbone_that_is_given_is_not_pretrained(small):
   ],
 )
 def test_a_new_task_is_prepared_as_a_run_does(small, stated):
-  backbone = dataclasses.replace(small, evaluation=stated)
+  backbone = dataclasses.replace(small, preprocessing=stated)
   new = mv.init_task(jax.random.key(0), backbone, name="new", num_classes=2)
   data = config_lib.DataConfig()
-  run_does = image_ops.evaluation_of(data.eval_crop, data.resize, 8, stated)
-  assert new.spec.evaluation == run_does
+  run_does = image_ops.preprocessing_of(data.eval_crop, data.resize, 8, stated)
+  assert new.spec.preprocessing == run_does
 
 
 def test_a_name_is_no_backbone(small):

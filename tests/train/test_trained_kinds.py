@@ -79,7 +79,9 @@ def task_of(workdir, backbone, name="t"):
 def outputs_of(task, backbone, split):
   """Outputs of the exported task, and the labels, from images."""
   loaded, found, labels = mv.load_backbone(backbone), [], []
-  for batch in batching.eval_batches(split, task.spec.evaluation, batch_size=8):
+  for batch in batching.eval_batches(
+    split, task.spec.preprocessing, batch_size=8
+  ):
     found.append(mv.forward(loaded, [task], batch["image"])["t"])
     labels.append(batch["label"])
   return np.concatenate(found), np.concatenate(labels)
