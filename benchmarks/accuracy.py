@@ -232,11 +232,10 @@ def _train_ours(
     assert found is not None
     (hits,) = found.values()
   (trial,) = result.trials
-  assert trial.val_accuracy is not None
-  assert trial.val_loss is not None
-  return Trained(
-    trial.trainable_params, trial.val_accuracy, trial.val_loss, hits.right
-  )
+  accuracy, loss = trial.val.accuracy, trial.val.loss
+  assert accuracy is not None
+  assert loss is not None
+  return Trained(trial.trainable_params, accuracy, loss, hits.right)
 
 
 def _difference(

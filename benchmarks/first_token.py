@@ -92,8 +92,8 @@ def accuracies(
   )
   found: dict[str, list[float]] = {start: [] for start in _STARTS}
   for task in result.tasks:
-    assert task.test_accuracy is not None
-    found[task.varied["task.cls_init"]].append(task.test_accuracy)
+    assert task.test.accuracy is not None
+    found[task.varied["task.cls_init"]].append(task.test.accuracy)
   return found
 
 

@@ -5,7 +5,7 @@ Learnable Memory. CVPR 2022.
 
   load      load_backbone, random_backbone, load_task, load_tasks
   make      init_task
-  train     train_task, evaluate_tasks; TrainResult, TaskMetrics
+  train     train_task, evaluate_tasks; TrainResult, Scores
   runs      read_config, Config; train_and_evaluate, load_result, RunResult
   combine   concatenate, select, remove, rename
   run       preprocess, forward; encode, read; fill_slots, Slots;
@@ -34,6 +34,7 @@ with epy.lazy_api_imports(globals()):
   from memory_vit.exports.export import export_model
   from memory_vit.exports.image_input import ImageInput
   from memory_vit.exports.push import push_task
+  from memory_vit.kinds.scores import Scores
   from memory_vit.looking.attention_map import overlay, patch_map
   from memory_vit.looking.attention_rollout import (
     AttentionRollout,
@@ -59,7 +60,6 @@ with epy.lazy_api_imports(globals()):
     save_tasks,
   )
   from memory_vit.train.from_python import (
-    TaskMetrics,
     TrainResult,
     evaluate_tasks,
     train_and_evaluate,
@@ -80,7 +80,7 @@ __all__ = [
   "Slots",
   "Task",
   "TaskKind",
-  "TaskMetrics",
+  "Scores",
   "TaskSpec",
   "TokenAttention",
   "TrainResult",

@@ -4,19 +4,23 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from etils import epy
 
 from memory_vit.errors import ConfigError
+from memory_vit.kinds.scores import Scores
 from memory_vit.runtime import files, paths
+from memory_vit.runtime.messages import brief
 
 with epy.lazy_imports():  # a report of results is made without jax
   from memory_vit.runtime import processes
 
 RESULT = "result.json"
+# Of `result.json`; it changes with the names and meanings of its fields.
+FORMAT = 2
 # Plots beside it: accuracies of a sweep; attention, answers of the best task.
 SWEEP, ATTENTION, ANSWERS = "sweep.png", "attention.png", "answers.png"
 
@@ -35,33 +39,13 @@ class TrialResult:
     varied: the options that a sweep varied, {"task.cells": 5}.
     steps: of training.
     trainable_params: the number of trained parameters.
-    test_score: accuracy of classes, mean average precision of labels, R2 of
-      values; None without a test split, as the other numbers are, and if
-      outputs of values are not finite.
-    test_metrics: of labels "map", "f1_macro" at the thresholds of the task,
-      "calibration_error", "per_class" (average precision of each) and
-      "f1_per_class"; of values "r2", "mae" and "rmse" in their units,
-      "spearman", and these of each as "per_class". Empty for classes, which
-      alone have the accuracies, `chance` and `test_majority` below.
-    test_accuracy: in [0, 1].
-    test_examples: the number of evaluated examples.
-    test_skipped: the number of unreadable examples.
-    test_not_finite: the number of examples with outputs that are not finite,
-      which count as mistakes.
-    test_loss: mean cross-entropy, of labels binary; of values the mean squared
-      error in standard deviations. None also if it is not finite.
-    test_top5: top-5 accuracy, in [0, 1].
-    test_per_class: accuracy of each class; None for a class without examples.
-    chance: accuracy of guessing uniformly.
-    test_majority: accuracy of always predicting the most frequent class.
+    val: on the validation split, at `best_step`, with thresholds of 0.5.
+    test: on the test split, with the thresholds of the task.
+    chance: of classes, the accuracy of guessing uniformly.
+    majority: of classes, the accuracy of always predicting the most frequent
+      one, on the test split.
     exported: directory of the task in the workdir; None if it is not exported.
     best_step: at which the parameters were taken.
-    val_score: at that step; None without a validation split.
-    val_metrics: at that step, as `test_metrics`; "f1_macro" and "f1_per_class"
-      are at thresholds of 0.5.
-    val_accuracy: `val_score` of classes.
-    val_loss: at that step, as `test_loss`.
-    val_examples: the number of validation examples.
     skipped_updates: the number of updates that were not finite.
   """
 
@@ -74,24 +58,12 @@ class TrialResult:
   varied: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   steps: int = 0
   trainable_params: int = 0
-  test_score: float | None = None
-  test_metrics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  test_accuracy: float | None = None
-  test_examples: int = 0
-  test_skipped: int = 0
-  test_not_finite: int = 0
-  test_loss: float | None = None
-  test_top5: float | None = None
-  test_per_class: Sequence[float | None] | None = None
+  val: Scores = Scores()
+  test: Scores = Scores()
   chance: float | None = None
-  test_majority: float | None = None
+  majority: float | None = None
   exported: str | None = None
   best_step: int = 0
-  val_score: float | None = None
-  val_metrics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  val_accuracy: float | None = None
-  val_loss: float | None = None
-  val_examples: int = 0
   skipped_updates: int = 0
 
 
@@ -122,24 +94,24 @@ class SweepResult:
 
   Attributes:
     task: name under which the best trial is exported.
-    variants: number of trials.
+    trials: their number.
     passes: number of packs in which they were trained.
     lost: {trial: the step at which it diverged}.
     training_seconds: time of all timed steps.
-    training_seconds_per_variant: the same, divided by the number of trials.
+    training_seconds_per_trial: the same, divided by the number of trials.
     bytes_of_one: estimated memory of a pack with one trial.
-    bytes_per_variant: estimated memory of each further trial; None if all fit,
+    bytes_per_trial: estimated memory of each further trial; None if all fit,
       even if each took as much as one alone.
   """
 
   task: str = ""
-  variants: int = 0
+  trials: int = 0
   passes: int = 0
   lost: Mapping[str, int] = dataclasses.field(default_factory=dict)
   training_seconds: float = 0.0
-  training_seconds_per_variant: float = 0.0
+  training_seconds_per_trial: float = 0.0
   bytes_of_one: int | None = None
-  bytes_per_variant: int | None = None
+  bytes_per_trial: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -174,7 +146,8 @@ class RunResult:
 
     Without a sweep it has no such key.
     """
-    values = json.loads(json.dumps(dataclasses.asdict(self)))
+    values = {"format": FORMAT, **dataclasses.asdict(self)}
+    values = json.loads(json.dumps(values))
     if self.sweep is None:
       del values["sweep"]
     return values
@@ -192,8 +165,18 @@ class RunResult:
         parts[key] = _known(part, values[key])
     for key in ("tasks", "left_out", "config_changes"):
       parts[key] = tuple(values.get(key, ()))
-    parts["tasks"] = tuple(_known(TrialResult, task) for task in parts["tasks"])
+    parts["tasks"] = tuple(map(_trial, parts["tasks"]))
     return _known(cls, parts)
+
+
+def _trial(values: Mapping[str, Any]) -> TrialResult:
+  scores = {
+    split: _known(Scores, values[split])
+    for split in ("val", "test")
+    if split in values
+  }
+  found: TrialResult = _known(TrialResult, {**values, **scores})
+  return found
 
 
 def standard_error(accuracy: float, examples: int) -> float:
@@ -234,9 +217,21 @@ def _read(file: Path) -> Mapping[str, Any] | None:
   return files.read_object(file, "wall_seconds") if file.exists() else None
 
 
+def _require_format(file: Path, found: Any) -> None:
+  if found != FORMAT:
+    raise ConfigError(
+      f"{file} has the format {brief(found)}, this version of memory_vit reads "
+      f"{FORMAT}: train again in another --workdir, or use the version that "
+      "wrote it."
+    )
+
+
 def _parse(file: Path, values: Mapping[str, Any] | None) -> RunResult | None:
+  if values is None:
+    return None
+  _require_format(file, values.get("format"))
   try:
-    return None if values is None else RunResult.from_json(values)
+    return RunResult.from_json(values)
   except (AttributeError, TypeError, ValueError) as error:
     raise ConfigError(
       f"{file} is not the result of a run ({error}). Restore it, or give "

@@ -43,7 +43,7 @@ def main(name: str, workdir: str, *flags: str) -> None:
   results = engine.finished(runs)
   engine.train(runs, results)
   for run, result in results.items():
-    print(f"{run:32} {result.tasks[0].test_accuracy:6.1%}")
+    print(f"{run:32} {result.tasks[0].test.accuracy:6.1%}")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ MODULES = (
 )
 # Users may call these with anything: they, and not beartype, say what is wrong.
 DOORS = {
-  "memory_vit.evaluation.preprocess": ("preprocess", "_evaluation_of"),
+  "memory_vit.evaluation.preprocess": ("preprocess", "_preprocessing_of"),
   "memory_vit.model.backbone": ("random_backbone",),
   "memory_vit.looking.attention_map": ("overlay", "_require_image"),
   "memory_vit.looking.attention_rollout": ("attention_rollout",),

@@ -56,6 +56,7 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
 import memory_vit as mv  # noqa: E402
+from memory_vit.kinds.scores import Evaluation, Scores
 from memory_vit.model import trees
 from memory_vit.model.backbone import backbone_shapes  # noqa: E402
 from memory_vit.runtime import dtypes, sharding
@@ -180,6 +181,15 @@ def tiny_backbone(seed: int = 0, **overrides) -> mv.Backbone:
 def run_program(backbone, tasks, images):
   """Logits of tasks of any regime."""
   return program.make_program(backbone, tasks)(backbone, images)
+
+
+def class_evaluation(top1, loss=1.0, top5=1.0, classes=2):
+  """What an evaluation says of nine examples; None if nothing is finite."""
+  scores = Scores(
+    score=top1, loss=loss, metrics={"top1": top1, "top5": top5},
+    per_output={"accuracy": [top1] * classes}, examples=9,
+  )  # fmt: skip
+  return Evaluation(scores=scores, majority=0.5)
 
 
 def random_task(backbone, name, *, seed=0, classes=3, cells=2, **options):

@@ -3,7 +3,7 @@
 import dataclasses
 
 import vtab_miniature
-from fake_studies import fingerprint
+from fake_studies import fingerprint, scores_of
 
 import memory_vit as mv
 from memory_vit import config as config_lib
@@ -122,7 +122,7 @@ class FakeRuns:
           learning_rate=own.learning_rate,
           seed=own.seed,
           varied=dict(trial.varied),
-          val_accuracy=validation if own.data.validation else None,
+          val=scores_of(validation if own.data.validation else None),
           trainable_params=100,
         )
       )

@@ -8,6 +8,7 @@ from conftest import tiny_backbone
 import memory_vit as mv
 from configs import digits
 from memory_vit import config as config_lib
+from memory_vit.kinds.scores import Scores
 from memory_vit.model.regimes import REGIMES
 from memory_vit.run_result import (
   BackboneResult,
@@ -55,6 +56,13 @@ def fingerprint():
   return tiny_backbone(num_classes=5).fingerprint
 
 
+def scores_of(accuracy, examples=0) -> Scores:
+  """Those of a task of classes; None if there is no such split."""
+  if accuracy is None:
+    return Scores()
+  return Scores(score=accuracy, metrics={"top1": accuracy}, examples=examples)
+
+
 class FakeRuns:
   """Stands for `mv.train_and_evaluate`: accuracies without training."""
 
@@ -81,9 +89,8 @@ class FakeRuns:
           name=trial.name,
           cells=own.task.cells if "memory" in trained else 0,
           learning_rate=own.learning_rate,
-          val_accuracy=validation,
-          test_accuracy=test if own.data.test else None,
-          test_examples=200 if own.data.test else 0,
+          val=scores_of(validation),
+          test=scores_of(test if own.data.test else None, 200),
           trainable_params=100,
           exported=f"tasks/{trial.name}",
         )

@@ -536,7 +536,7 @@ def time_cell(alone, together, passes=1):
       "result": SimpleNamespace(
         images_per_second=together,
         sweep=SimpleNamespace(
-          variants=4, passes=passes, training_seconds=training_seconds
+          trials=4, passes=passes, training_seconds=training_seconds
         ),
       ),
       "plots": SimpleNamespace(timing_bars=lambda seconds, title: seconds),
@@ -596,7 +596,7 @@ def test_memory_attention(execute, tmp_path, micro):
     "lost": "removal.cells.lost.shape",
     "top1": "removal.top1",
     "result": "json.loads((workdir / 'five-nine' / 'result.json')"
-    ".read_text())['tasks'][0]['test_accuracy']",
+    ".read_text())['tasks'][0]['test']['score']",
   }
   done = execute("memory_attention", show, BACKBONE=micro, TOTAL_STEPS=4)
   assert done.shown["sums"] == pytest.approx([1, 1], abs=1e-5)

@@ -11,6 +11,7 @@ from matplotlib.artist import Artist
 
 from memory_vit import plots
 from memory_vit.errors import DataError, MemoryVitError, TrainingError
+from memory_vit.kinds.scores import Scores
 from memory_vit.plots import rasterize
 from memory_vit.run_result import RunResult, SweepResult, TrialResult
 
@@ -249,8 +250,8 @@ def test_events_of_something_else(tmp_path):
 def test_a_sweep_is_drawn_by_cells_and_learning_rate(agg):
   def entry(rate, cells, val, test):
     return TrialResult(
-      name="digits", learning_rate=rate, cells=cells, val_score=val,
-      test_score=test,
+      name="digits", learning_rate=rate, cells=cells, val=Scores(score=val),
+      test=Scores(score=test),
     )  # fmt: skip
 
   tasks = (
@@ -276,8 +277,9 @@ def test_a_sweep_is_drawn_by_cells_and_learning_rate(agg):
 def test_a_sweep_shows_how_few_images_it_stands_on(agg):
   """A bar of one standard error on each side; a tick at each learning rate."""
   tasks = tuple(
-    TrialResult(name=f"t{rate}", learning_rate=rate, cells=1, val_score=0.5,
-                val_examples=25, test_score=0.5, test_examples=100)
+    TrialResult(name=f"t{rate}", learning_rate=rate, cells=1,
+                val=Scores(score=0.5, examples=25),
+                test=Scores(score=0.5, examples=100))
     for rate in (0.1, 0.3)
   )  # fmt: skip
   result = RunResult(tasks=tasks, sweep=SweepResult(task="t"), wall_seconds=1.0)

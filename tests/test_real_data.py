@@ -44,8 +44,8 @@ def test_a_task_is_learned_and_the_original_is_kept(data_dir, tmp_path):
   assert backbone["accuracy_after"] == backbone["accuracy_before"]
   assert backbone["outputs_bit_equal"] is True
   (task,) = result["tasks"]
-  assert task["test_examples"] == 1500
-  assert task["test_accuracy"] > 0.2  # chance is 0.033
+  assert task["test"]["examples"] == 1500
+  assert task["test"]["score"] > 0.2  # chance is 0.033
   loaded = mv.load_task(
     workdir / "tasks" / "tiny_imagenet_a",
     mv.load_backbone(data_dir / "vit_ti16_64.npz", image_size=64),

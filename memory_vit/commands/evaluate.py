@@ -25,6 +25,7 @@ from etils import epy
 from memory_vit.commands import console, data_options
 from memory_vit.commands.command_line import Parser
 from memory_vit.errors import ConfigError
+from memory_vit.kinds.metrics import tells_top5
 from memory_vit.model.kinds import KINDS
 from memory_vit.runtime import files, progress_bar
 from memory_vit.runtime.messages import brief, counted, escaped
@@ -108,13 +109,13 @@ def _run(arguments: argparse.Namespace) -> int:
   evaluator = verify.Evaluator(backbone, tasks, mesh, arguments.batch_size)
 
   results: dict[str, dict[str, Any]] = {}
+  predictions: dict[str, Any] = {}
   for source, names in opened:
-    results |= evaluator.evaluate(
+    found, predicted = evaluator.evaluate(
       source, names, verify=arguments.verify, predictions=report is not None
     )
-  predictions = {
-    name: results[name].pop("predictions") for name in results if report
-  }
+    results |= found
+    predictions |= predicted
   result: dict[str, Any] = {
     "backbone": {
       "fingerprint": backbone.fingerprint,
@@ -249,21 +250,23 @@ def _number(value: float | None) -> str:
 
 def _numbers(task: Mapping[str, Any]) -> dict[str, str]:
   """Columns of the table of a kind, the score first."""
+  found = task["metrics"]
   if task["kind"] == "classes":
-    top5 = task["top5"] if metrics.tells_top5(task) else None
-    return {"top-1": _percent(task["accuracy"]), "top-5": _percent(top5)}
+    several = tells_top5(len(task["per_output"]["accuracy"]))
+    top5 = found["top5"] if several else None
+    return {"top-1": _percent(found["top1"]), "top-5": _percent(top5)}
   if task["kind"] == "labels":
     return {
-      "mAP": _percent(task["map"]), "macro F1": _percent(task["f1_macro"])
+      "mAP": _percent(found["map"]), "macro F1": _percent(found["f1_macro"])
     }  # fmt: skip
   # Values of different units have no common mean: --report lists each value.
   units = {*task["units"]}
   unit = escaped(units.pop()) if len(units) == 1 else ""
   return {
-    "R2": _number(task["r2"]),
-    "Spearman": _number(task["spearman"]),
-    "MAE": f"{_number(task['mae'])} {unit}".rstrip(),
-    "RMSE": f"{_number(task['rmse'])} {unit}".rstrip(),
+    "R2": _number(found["r2"]),
+    "Spearman": _number(found["spearman"]),
+    "MAE": f"{_number(found['mae'])} {unit}".rstrip(),
+    "RMSE": f"{_number(found['rmse'])} {unit}".rstrip(),
   }
 
 
@@ -312,11 +315,11 @@ def _upstream_line(upstream: Mapping[str, Any] | None) -> list[str]:
   if not upstream:
     return []
   what, accuracy = "original outputs", ""
-  if upstream["accuracy"] is not None:
+  if upstream["score"] is not None:
     what = "original task"
     accuracy = (
-      f"{100 * upstream['accuracy']:.2f} % with all tasks in the pass, "
-      f"{100 * upstream['accuracy_plain']:.2f} % by the plain ViT; "
+      f"{100 * upstream['score']:.2f} % with all tasks in the pass, "
+      f"{100 * upstream['score_plain']:.2f} % by the plain ViT; "
     )
   return [
     f"{what}, {_data_of(upstream)} ({upstream['examples']:,} images): "

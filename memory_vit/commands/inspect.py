@@ -22,6 +22,7 @@ from etils import epy
 from memory_vit.commands.command_line import Parser
 from memory_vit.commands.console import run_command, show
 from memory_vit.errors import TaskError
+from memory_vit.kinds.metrics import METRICS, tells_top5
 from memory_vit.runtime import bucket, hub
 from memory_vit.runtime.messages import brief, escaped, number
 from memory_vit.runtime.paths import as_path, place
@@ -42,15 +43,9 @@ if TYPE_CHECKING:
 _FIRST_LABELS = 10
 # Keys of the configuration of a data set.
 _DATA_KEYS = ("name", "dir", "train", "validation", "test")
-# Metrics of labels or values, by their names.
-_METRICS = ("val_metrics", "test_metrics")
-# Metrics that a task shows elsewhere.
-_SHOWN_ELSEWHERE = (
-  "name", "kind", "cells", "trainable_params", "val_score", "test_score"
-)  # fmt: skip
-# Suffixes of metrics that are shares of the examples.
-_SHARES = ("_accuracy", "_top5", "_majority", "chance", "_map", "_f1_macro",
-           "_calibration_error")  # fmt: skip
+_SHARES = ("chance", "majority")
+# Numbers that a task shows elsewhere.
+_SHOWN_ELSEWHERE = ("name", "kind", "cells", "trainable_params")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -226,23 +221,17 @@ def _provenance(provenance: Any, spec: TaskSpec) -> list[tuple[str, str]]:
   """Rows about the run, as far as they are known; none is required."""
   if not provenance:
     return [("provenance", "unknown: not from a training run")]
-  metrics = dict(_mapping(provenance, "metrics"))
-  for key in _METRICS:
-    metrics |= {
-      f"{key.removesuffix('metrics')}{name}": value
-      for name, value in _mapping(metrics, key).items()
-    }
+  made = _mapping(provenance, "metrics")
   data = _mapping(_mapping(provenance, "config"), "data")
-  # With 5 classes, one of 5 guesses is always right.
-  hidden = (*_SHOWN_ELSEWHERE, *["test_top5"] * (spec.num_classes <= 5))
   rows = [
-    (escaped(key), _metric(key, value))
-    for key, value in metrics.items()
-    if key not in hidden
+    (escaped(key), _number(value, is_share=key in _SHARES))
+    for key, value in made.items()
+    if key not in _SHOWN_ELSEWHERE
+    and value is not None
     and not isinstance(value, Mapping | list)
-    # Labels and values have no accuracy.
-    and (value is not None or spec.kind.is_classes)
   ]
+  for split in ("val", "test"):
+    rows += _scores(split, _mapping(made, split), spec)
   known = [f"{k} {brief(data[k])}" for k in _DATA_KEYS if data.get(k)]
   return rows + ([("data", ", ".join(known))] if known else [])
 
@@ -252,10 +241,27 @@ def _mapping(values: Any, key: str) -> Mapping[str, Any]:
   return inner if isinstance(inner, Mapping) else {}
 
 
-def _metric(key: str, value: Any) -> str:
-  if value is None:
-    return "-"
-  if isinstance(value, float) and key.endswith(_SHARES):
+def _scores(
+  split: str, scores: Mapping[str, Any], spec: TaskSpec
+) -> list[tuple[str, str]]:
+  """Metrics of a split, its loss, and numbers of images."""
+  hidden = ("score",) if tells_top5(spec.num_classes) else ("score", "top5")
+  found = {**_mapping(scores, "metrics"), **scores}
+  return [
+    (
+      f"{split}_{escaped(key)}",
+      _number(value, is_share=key in METRICS and METRICS[key].is_share),
+    )
+    for key, value in found.items()
+    if key not in hidden
+    and value is not None
+    and not isinstance(value, Mapping | list)
+    and scores.get("examples") != 0  # there was no such split
+  ]
+
+
+def _number(value: Any, *, is_share: bool) -> str:
+  if isinstance(value, float) and is_share:
     return f"{100 * value:.2f} %"
   return f"{value:,}" if type(value) is int else escaped(str(value))
 

@@ -1,8 +1,8 @@
 """Evaluate outputs of a model on a split: every example exactly once."""
 
+import dataclasses
 import functools
 import hashlib
-import math
 from collections.abc import (
   Callable,
   Collection,
@@ -26,6 +26,7 @@ from memory_vit.errors import DataError, TaskError
 from memory_vit.evaluation import metrics, split_predictions
 from memory_vit.evaluation.hits import Hits
 from memory_vit.evaluation.split_predictions import LabelPredictions
+from memory_vit.kinds.scores import Evaluation
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.kinds import CLASSES, TaskKind
 from memory_vit.model.task import EvalPreprocessing, Task
@@ -38,10 +39,8 @@ with epy.lazy_imports():  # scikit-learn takes half a second
 
 # Images in [-1, 1], or cached inputs -> {name: logits}.
 Predict = Callable[[Any], dict[str, Float[Array, "b c"]]]
-# Entries of a result that depend on the labels.
-_OF_LABELS = ("score", "top1", "top5", "loss", "majority", "per_class")
 _BITS = np.dtype(np.uint32)
-# Entries of a result that must be asked for, see `evaluate`.
+# Fields of an `Evaluation` that must be asked for.
 Also = Literal["digest", "hits", "predictions"]
 
 
@@ -54,7 +53,7 @@ def evaluate(
   also: Collection[Also] = (),
   predictions_of: str | Collection[str] | None = None,
   bar: ProgressBar | None = None,
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, Evaluation]:
   """Evaluate all outputs of a model on one data set.
 
   Args:
@@ -63,19 +62,15 @@ def evaluate(
       in place of "image", cached inputs of the model.
     mesh: over which batches are split.
     kinds: of the outputs; one that it does not name is of classes.
-    also: further entries of the results, see below.
+    also: further fields. "digest" brings all outputs to the host, and is equal
+      for two models whose outputs are bitwise identical.
     predictions_of: the outputs with "predictions"; None for all.
     bar: counts images of all processes.
 
   Returns:
-    For every name `summarise` of `metrics`, `labels` or `values`, with "score",
-    the higher the better (NaN if it is undefined), and as `also` asks:
-      "digest": SHA-256 over the bytes of all its outputs, which are brought to
-        the host; equal for two models whose outputs are bitwise identical.
-      "hits": int8 (rows of all batches,), see `metrics.example_hits`; of
-        classes only.
-      "predictions": of these rows, `split_predictions.predict_examples`, or
-        `split_predictions.of_outputs`.
+    {name: its evaluation}; "hits" are int8 (rows of all batches,), see
+    `metrics.example_hits`, and "predictions" are of these rows, of classes as
+    `split_predictions.predict_examples` returns them.
   """
   totals: dict[str, metrics.Totals] = {}
   digests: dict[str, Any] = {}
@@ -112,7 +107,9 @@ def evaluate(
         predicted.setdefault(name, []).append(jax.device_get(batch_predictions))
     if bar:
       bar.update(len(batch["mask"]))
-  results = {name: metrics.summarise(total) for name, total in totals.items()}
+  results = {
+    name: metrics.evaluation_of(total) for name, total in totals.items()
+  }
   for name, batches_of in whole.items():
     arrays = map(np.concatenate, zip(*batches_of, strict=True))
     outputs, label, mask = arrays
@@ -120,19 +117,23 @@ def evaluate(
       label = label.view(np.float64)
     examples = split_predictions.of_outputs(kinds[name], outputs, label, mask)
     if isinstance(examples, LabelPredictions):
-      results[name] = labels.summarise(examples)
+      result = labels.evaluation_of(examples)
     else:
-      results[name] = values.summarise(examples)
-    if wanted(name):
-      results[name]["predictions"] = examples
+      result = values.evaluation_of(examples)
+    results[name] = dataclasses.replace(
+      result, predictions=examples if wanted(name) else None
+    )
   for name, hashed in digests.items():
-    results[name]["digest"] = hashed.hexdigest()
+    digest = hashed.hexdigest()
+    results[name] = dataclasses.replace(results[name], digest=digest)
   for name, parts in right.items():
-    results[name]["hits"] = np.concatenate(parts)
+    hits = np.concatenate(parts)
+    results[name] = dataclasses.replace(results[name], hits=hits)
   for name, several in predicted.items():
-    results[name]["predictions"] = {
+    rows = {
       key: np.concatenate([one[key] for one in several]) for key in several[0]
     }
+    results[name] = dataclasses.replace(results[name], predictions=rows)
   return results
 
 
@@ -156,17 +157,14 @@ def evaluate_source(
   batches: Iterable[dict[str, Any]] | None = None,
   predictions_of: str | Collection[str] | None = None,
   other_classes: bool = False,
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, Evaluation]:
   """`evaluate`, on a split; each process reads its share.
 
   `batch_size` is that of all processes together. With `batches` nothing is
-  read. The results also have "skipped", the number of examples that could not
-  be read; "examples" does not count them. "hits" are a `Hits`, and
-  "predictions" are `SplitPredictions`, `LabelPredictions` or
-  `ValuePredictions`, of all examples of the split in their order. With
-  `other_classes` the outputs may be of other classes than the labels, and only
-  "digest" may be asked for: "score", "top1", "top5", "loss", "majority" and
-  "per_class" are None then.
+  read. "hits" are a `Hits`, and "predictions" are `SplitPredictions`,
+  `LabelPredictions` or `ValuePredictions`, of all examples of the split in
+  their order. With `other_classes` the outputs may be of other classes than the
+  labels: scores are None, and only "digest" may be asked for.
 
   Raises:
     TaskError: for an output of another kind, or another number of classes,
@@ -197,24 +195,44 @@ def evaluate_source(
       predictions_of=predictions_of,
       bar=bar,
     )
-  for result in results.values():
-    _require_score(result, source)
-    if other_classes:
-      result |= dict.fromkeys(_OF_LABELS)
-    result["skipped"] = source.size - result["examples"]
-    if "hits" in result:
-      rows = result["hits"][: source.size]
-      result["hits"] = Hits(right=rows == 1, counted=rows >= 0)
-    if "predictions" in result:
-      found = result["predictions"]
-      result["predictions"] = (
-        split_predictions.of_examples(
-          found, len(result["per_class"]), source.size
-        )
-        if isinstance(found, dict)
-        else found.first(source.size)
-      )
-  return results
+  return {
+    name: _of_split(result, source, other_classes)
+    for name, result in results.items()
+  }
+
+
+def _of_split(
+  found: Evaluation, source: Split, other_classes: bool
+) -> Evaluation:
+  """Without the rows beyond a split, which pad the last batch."""
+  if found.undefined:
+    raise DataError(
+      f"{source.full_name!r}, split {source.split!r}: {found.undefined}. "
+      f"Expected a split whose {source.kind} vary."
+    )
+  scores = dataclasses.replace(
+    found.scores, skipped=source.size - found.scores.examples
+  )
+  if other_classes:
+    unknown = dict.fromkeys(scores.metrics)
+    scores = dataclasses.replace(
+      scores, score=None, loss=None, metrics=unknown, per_output={}
+    )
+    return Evaluation(scores=scores, digest=found.digest)
+  hits, predictions = found.hits, found.predictions
+  if hits is not None:
+    rows = hits[: source.size]
+    hits = Hits(right=rows == 1, counted=rows >= 0)
+  if isinstance(predictions, dict):
+    classes = len(scores.per_class or ())
+    predictions = split_predictions.of_examples(
+      predictions, classes, source.size
+    )
+  elif predictions is not None:
+    predictions = predictions.first(source.size)
+  return dataclasses.replace(
+    found, scores=scores, hits=hits, predictions=predictions
+  )
 
 
 def _some_readable(
@@ -228,20 +246,6 @@ def _some_readable(
     yield batch
   if not processes.union_over_processes(own):
     raise source.nothing_readable()
-
-
-def _require_score(result: Mapping[str, Any], source: Split) -> None:
-  if math.isnan(result["score"]):
-    if source.kind == "labels":
-      problem = "no example has any label, so average precision is undefined"
-    elif result["examples"] == 1:
-      problem = "it has one image, and R2 is defined for several"
-    else:
-      problem = "all examples have the same values, so R2 is undefined"
-    raise DataError(
-      f"{source.full_name!r}, split {source.split!r}: {problem}. Expected a "
-      f"split whose {source.kind} vary."
-    )
 
 
 def _require_classes(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 import sklearn.metrics
@@ -13,6 +12,7 @@ from memory_vit.evaluation.calibration import Calibration, calibrate
 from memory_vit.evaluation.classification import ClassMetrics
 from memory_vit.evaluation.metrics import defined_mean
 from memory_vit.evaluation.split_predictions import LabelPredictions
+from memory_vit.kinds.scores import Evaluation, Scores
 from memory_vit.model.kinds import THRESHOLD
 
 
@@ -80,18 +80,17 @@ def curve(
   return precision, recall
 
 
-def summarise(
+def evaluation_of(
   predictions: LabelPredictions, found: LabelMetrics | None = None
-) -> dict[str, Any]:
-  """The entries of `evaluate` for a task of labels.
+) -> Evaluation:
+  """Scores of a task of labels; `found` are its `label_metrics`.
 
-  "score" is "map", the mean over the labels that an example has; NaN if none
-  has any. "loss" is NaN, and "calibration_error" None, if an output is not
-  finite. "thresholds" are the `best_threshold` of `found`, the `label_metrics`.
+  "map" is the mean over the labels that an example has. The loss and
+  "calibration_error" are None if an output is not finite.
   """
   found = found or label_metrics(predictions)
   counted = predictions.counted
-  loss, error = float("nan"), None
+  loss = error = None
   if not predictions.not_finite:
     outputs = predictions.outputs[counted].astype(np.float64)
     # Binary cross-entropy.
@@ -99,18 +98,26 @@ def summarise(
     loss = float(losses.mean())
     error = label_calibration(predictions).expected_error
   score = defined_mean(found.average_precision)
-  return {
-    "score": float("nan") if score is None else score,
-    "map": score,
-    "loss": loss,
-    "f1_macro": defined_mean(found.f1),
-    "per_class": _or_none(found.average_precision),
-    "f1_per_class": _or_none(found.f1),
-    "thresholds": found.best_threshold.tolist(),
-    "calibration_error": error,
-    "examples": int(counted.sum()),
-    "not_finite": predictions.not_finite,
-  }
+  problem = "no example has any label, so average precision is undefined"
+  return Evaluation(
+    scores=Scores(
+      score=score,
+      loss=loss,
+      metrics={
+        "map": score,
+        "f1_macro": defined_mean(found.f1),
+        "calibration_error": error,
+      },
+      per_output={
+        "average_precision": _or_none(found.average_precision),
+        "f1": _or_none(found.f1),
+      },
+      examples=int(counted.sum()),
+      not_finite=predictions.not_finite,
+    ),
+    undefined=problem if score is None else "",
+    thresholds=tuple(found.best_threshold.tolist()),
+  )
 
 
 def _column(

@@ -1,7 +1,7 @@
 """Metrics as sums over examples, so that every example counts exactly once."""
 
+import math
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +9,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Float32, Float64, Int, Int8
 
+from memory_vit.kinds.scores import Evaluation, Scores
 from memory_vit.model.trees import AnyArray
 
 # Sums over the examples of a split, as `batch_sums` names them.
@@ -85,39 +86,36 @@ def add(
   return {k: np.asarray(total[k] + added[k]) for k in added}
 
 
-def summarise(total: Totals) -> dict[str, Any]:
-  """Return the metrics of a split and the number of its examples.
-
-  "top1" (also "score"), "top5" and "majority", the largest class, are shares of
-  the examples. "loss" is not finite if that of an example is not. "per_class"
-  has None for a class without examples.
-  """
+def evaluation_of(total: Totals) -> Evaluation:
+  """Scores of a split of which all examples were added."""
   count = float(total["count"])
-  per_class = [
-    float(hits / seen) if seen else None
-    for hits, seen in zip(
-      total["class_top1"], total["class_count"], strict=True
-    )
-  ]
   top1 = float(total["top1"]) / count
-  return {
-    "score": top1,
-    "loss": float(total["loss"]) / count,
-    "top1": top1,
-    "top5": float(total["top5"]) / count,
-    "majority": float(total["class_count"].max()) / count,
-    "examples": int(count),
-    "not_finite": int(total["not_finite"]),
-    "per_class": per_class,
-  }
+  return Evaluation(
+    scores=Scores(
+      score=top1,
+      loss=finite(float(total["loss"]) / count),
+      metrics={"top1": top1, "top5": float(total["top5"]) / count},
+      per_output={
+        "accuracy": [
+          float(hits / seen) if seen else None
+          for hits, seen in zip(
+            total["class_top1"], total["class_count"], strict=True
+          )
+        ]
+      },
+      examples=int(count),
+      not_finite=int(total["not_finite"]),
+    ),
+    majority=float(total["class_count"].max()) / count,
+  )
+
+
+def finite(number: float | None) -> float | None:
+  """JSON has no NaN and no infinity."""
+  return number if number is not None and math.isfinite(number) else None
 
 
 def defined_mean(values: np.ndarray) -> float | None:
   """Mean of the values that are not NaN; None if there are none."""
   defined = values[~np.isnan(values)]
   return float(defined.mean()) if defined.size else None
-
-
-def tells_top5(result: Mapping[str, Any]) -> bool:
-  """Whether a "top5" is not always 1."""
-  return len(result["per_class"]) > 5

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 import scipy.stats
 import sklearn.metrics
 from jaxtyping import Float64
 
-from memory_vit.evaluation.metrics import defined_mean
+from memory_vit.evaluation.metrics import defined_mean, finite
 from memory_vit.evaluation.split_predictions import ValuePredictions
+from memory_vit.kinds.scores import Evaluation, Scores
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
@@ -56,34 +56,39 @@ def value_metrics(predictions: ValuePredictions) -> ValueMetrics:
   )
 
 
-def summarise(predictions: ValuePredictions) -> dict[str, Any]:
-  """The entries of `evaluate` for a task of values.
+def evaluation_of(predictions: ValuePredictions) -> Evaluation:
+  """Scores of a task of values; all None if an output is not finite.
 
-  "score" is "r2", the mean over the values that vary; NaN if none varies. If an
-  output is not finite, it is -inf, "loss" is NaN, and other metrics are None.
-  "loss" is the mean squared error of standardized values.
+  Metrics are means over the values, "r2" and "spearman" over those that vary.
   """
   counted, kind = predictions.counted, predictions.kind
   right = predictions.target[counted]
   each = dataclasses.asdict(value_metrics(predictions))
   means = {name: defined_mean(values) for name, values in each.items()}
-  score, loss = means["r2"], float("nan")
-  if predictions.not_finite:
-    score = -np.inf
-  else:
+  loss = None
+  if not predictions.not_finite:
     standardized = (right - np.array(kind.mean)) / np.array(kind.std)
     loss = float(((predictions.outputs[counted] - standardized) ** 2).mean())
-  return {
-    "score": score if _varies(right).any() else float("nan"),
-    "loss": loss,
-    **means,
-    "per_class": [
-      {name: defined_mean(values[i : i + 1]) for name, values in each.items()}
-      for i in range(right.shape[1])
-    ],
-    "examples": int(counted.sum()),
-    "not_finite": predictions.not_finite,
-  }
+  return Evaluation(
+    scores=Scores(
+      score=means["r2"],
+      loss=finite(loss),
+      metrics={name: means[name] for name in ("r2", "mae", "rmse", "spearman")},
+      per_output={
+        name: [defined_mean(values[i : i + 1]) for i in range(right.shape[1])]
+        for name, values in each.items()
+      },
+      examples=len(right),
+      not_finite=predictions.not_finite,
+    ),
+    undefined="" if _varies(right).any() else _why_undefined(len(right)),
+  )
+
+
+def _why_undefined(examples: int) -> str:
+  if examples == 1:
+    return "it has one image, and R2 is defined for several"
+  return "all examples have the same values, so R2 is undefined"
 
 
 def _varies(values: np.ndarray) -> np.ndarray:

@@ -1,8 +1,8 @@
 """Verify tasks in one model: against each alone, and against the plain ViT."""
 
 import collections
+import dataclasses
 import functools
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +14,9 @@ from memory_vit.data import batching
 from memory_vit.data.split import Split
 from memory_vit.errors import ConfigError
 from memory_vit.evaluation.evaluate import evaluate_source
+from memory_vit.evaluation.metrics import finite
 from memory_vit.evaluation.timing import median_seconds
+from memory_vit.kinds.scores import Scores
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import (
   BACKBONE,
@@ -90,15 +92,14 @@ class Evaluator:
     *,
     verify: bool,
     predictions: bool = False,
-  ) -> dict[str, dict[str, Any]]:
+  ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     """Evaluate tasks on a data set, with all tasks in the pass.
 
     `verify` compares every output with that of other programs.
 
     Returns:
-      {name: an entry of the result}, whose "score" and "loss" are None if they
-      are not finite; with `predictions` it has "predictions", see
-      `evaluate_source`, which JSON cannot hold.
+      {name: an entry of the result}, and with `predictions` {name: those of
+      `evaluate_source`}.
 
     Raises:
       ConfigError: for `verify` of a task that composes with nothing.
@@ -131,28 +132,24 @@ class Evaluator:
     )
     results = {}
     for name in names:
-      kind = kinds[name]
-      entry = {
-        "name": name,
-        "kind": kind.name,
-        **_evaluated(source, found[name]),
-        **found[name],
-        **{key: _finite(found[name][key]) for key in ("score", "loss")},
-      }
-      if kind.is_classes:
-        entry["accuracy"] = entry.pop("top1")
+      kind, scores = kinds[name], found[name].scores
+      entry = {"name": name, "kind": kind.name, **_evaluated(source, scores)}
+      if found[name].majority is not None:
+        entry["majority"] = found[name].majority
+      if found[name].thresholds:
+        entry["thresholds"] = list(found[name].thresholds)
       if kind.is_values:
         entry["units"] = list(kind.units)
       results[name] = entry
       if verify:
         alone = {
-          "score": _finite(found[f"{name} alone"]["score"]),
+          "score": found[f"{name} alone"].scores.score,
           "max_difference": differences.relative(name),
           "outputs_bit_equal": differences.equal(BACKBONE),
         }
         dtype = self._backbone.config.dtype
         entry["alone"] = {**alone, "verified": agrees(alone, dtype)}
-    return results
+    return results, {name: found[name].predictions for name in names}
 
   def upstream(
     self, source: Split, preprocessing: EvalPreprocessing
@@ -182,9 +179,8 @@ class Evaluator:
       other_classes=source.num_classes != own_classes,
     )
     return {
-      **_evaluated(source, found["with"]),
-      "accuracy": found["with"]["top1"],
-      "accuracy_plain": found["plain"]["top1"],
+      **_evaluated(source, found["with"].scores),
+      "score_plain": found["plain"].scores.score,
       "outputs_bit_equal": differences.equal(BACKBONE),
     }
 
@@ -256,24 +252,17 @@ class _Differences:
 
   def relative(self, name: str) -> float | None:
     """The greatest difference as a share of the greatest output; None: NaN."""
-    return _finite(self._greatest[name] / max(self._scale[name], 1e-30))
+    return finite(self._greatest[name] / max(self._scale[name], 1e-30))
 
 
-def _evaluated(source: Split, found: Mapping[str, Any]) -> dict[str, Any]:
+def _evaluated(source: Split, scores: Scores) -> dict[str, Any]:
   """Entries that all results have."""
   return {
     "data": source.name,
     "directory": utf8(source.directory),
     "split": source.split,
-    "examples": found["examples"],
-    "skipped": found["skipped"],
-    "not_finite": found["not_finite"],
+    **dataclasses.asdict(scores),
   }
-
-
-def _finite(number: float) -> float | None:
-  """JSON has no NaN, and no infinity."""
-  return number if math.isfinite(number) else None
 
 
 def agrees(alone: Mapping[str, Any], dtype: str) -> bool:

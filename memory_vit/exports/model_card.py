@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from memory_vit.backbones import download, hub_models
+from memory_vit.kinds.metrics import METRICS, tells_top5
 from memory_vit.model.task import Task, TaskSpec
 from memory_vit.runtime.messages import escaped, shortened
 from memory_vit.runtime.tables import markdown_table
@@ -32,21 +33,12 @@ _MOST_CLASSES, _MOST_CHARACTERS = 200, 200
 # Keys of the configuration of a run that name its training data.
 _DATA_KEYS = ("name", "train", "validation", "test")
 # Keys of the result of a run, and their labels.
-_METRICS = {
-  "test_accuracy": "accuracy, test",
-  "test_top5": "top-5 accuracy, test",
-  "val_accuracy": "accuracy, validation",
+# Of a number that is shown; those of values may be in any unit.
+_MOST = 1e12
+_SPLITS = {"test": "test", "val": "validation"}
+_SHARES = {
   "chance": "accuracy of guessing uniformly",
-  "test_majority": "accuracy of always predicting the most frequent class",
-}
-# Metrics of labels and values, in "val_metrics" and "test_metrics".
-_MEASURES = {
-  "map": "mean average precision",
-  "f1_macro": "F1, mean over labels",
-  "r2": "R2, mean over values",
-  "mae": "mean absolute error, mean over values",
-  "rmse": "root of the mean squared error, mean over values",
-  "spearman": "Spearman correlation, mean over values",
+  "majority": "accuracy of always predicting the most frequent class",
 }
 # What `TaskKind.activate` makes of outputs.
 _ACTIVATED = {
@@ -59,7 +51,6 @@ _RESIZING = {
   "bilinear_antialias": "bilinear with antialiasing, as in Pillow",
   "bicubic": "bicubic with antialiasing, as in Pillow",
 }
-_COUNTS = {"test_examples": "test images", "steps": "training steps"}
 
 
 def to_text(tasks: Sequence[Task], address: str = "") -> str:
@@ -135,37 +126,38 @@ def _outputs(spec: TaskSpec) -> str:
   return f"{spec.num_classes}: {shown}{f', and {more} more' * (more > 0)}"
 
 
-def _metrics(metrics: Mapping[str, Any], classes: int) -> list[str]:
+def _metrics(made: Mapping[str, Any], classes: int) -> list[str]:
   """A table of the known numbers; none is required."""
-  # With 5 classes, one of 5 guesses is always right.
-  hidden = ("test_top5",) if classes <= 5 else ()
+  scores = {split: _mapping(made, split) for split in _SPLITS}
   rows = [
-    (label, f"{100 * metrics[key]:.2f} %")
-    for key, label in _METRICS.items()
-    if key not in hidden and _is_number(metrics.get(key))
+    (f"{metric.meaning}, {title}", metric.text(found[key]))
+    for split, title in _SPLITS.items()
+    for found in [_mapping(scores[split], "metrics")]
+    for key, metric in METRICS.items()
+    if _is_number(found.get(key)) and (key != "top5" or tells_top5(classes))
   ]
   rows += [
-    (f"{label}, {split}", f"{found[key]:.4g}")
-    for split, found in (
-      ("test", _mapping(metrics, "test_metrics")),
-      ("validation", _mapping(metrics, "val_metrics")),
+    (label, f"{100 * made[key]:.2f} %")
+    for key, label in _SHARES.items()
+    if _is_number(made.get(key))
+  ]
+  rows += [
+    (label, f"{number:,}")
+    for label, number in (
+      ("test images", scores["test"].get("examples")),
+      ("training steps", made.get("steps")),
     )
-    for key, label in _MEASURES.items()
-    if _is_number(found.get(key), most=math.inf)
-  ]
-  rows += [
-    (label, f"{metrics[key]:,}")
-    for key, label in _COUNTS.items()
-    if type(metrics.get(key)) is int
+    if type(number) is int
   ]
   if not rows:
     return ["- metrics: unknown"]
   return ["", markdown_table(("measured after training", ""), rows)]
 
 
-def _is_number(value: Any, most: float = 1e6) -> bool:
+def _is_number(value: Any) -> bool:
   """Whether a value can be shown; Python's JSON has NaN."""
-  return type(value) in (int, float) and math.isfinite(value) and value <= most
+  known = type(value) in (int, float) and math.isfinite(value)
+  return known and abs(value) <= _MOST
 
 
 def _mapping(values: Any, key: str) -> Mapping[str, Any]:

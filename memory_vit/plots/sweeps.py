@@ -96,10 +96,11 @@ def _by_setting(tasks: Sequence[TrialResult], key: str) -> Lines:
     cells.setdefault(task.regime, set()).add(task.cells)
   found: dict[str, dict[float, list[tuple[float, float]]]] = {}
   for task in sorted(tasks, key=lambda t: (t.regime, t.cells)):
-    if (score := getattr(task, f"{key}_score")) is not None:
+    scores = getattr(task, key)
+    if (score := scores.score) is not None:
       error = 0.0
       if task.kind == "classes":
-        error = standard_error(score, getattr(task, f"{key}_examples"))
+        error = standard_error(score, scores.examples)
       points = found.setdefault(_label_of(task, cells), {})
       points.setdefault(task.learning_rate, []).append((score, error))
   return {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -30,6 +29,7 @@ from memory_vit.evaluation.split_predictions import (
 )
 from memory_vit.evaluation.values import ValueMetrics
 from memory_vit.images.view import to_levels
+from memory_vit.kinds.scores import Evaluation
 from memory_vit.runtime import messages
 from memory_vit.runtime.messages import shortened
 from memory_vit.version import __version__
@@ -286,7 +286,7 @@ class LabelEvaluation(TaskEvaluation):
 
   @functools.cached_property
   def summary(self) -> Mapping[str, Any]:
-    return _overall(self, labels.summarise(self.predictions, self.each))
+    return _overall(self, labels.evaluation_of(self.predictions, self.each))
 
   @functools.cached_property
   def calibration(self) -> Calibration:
@@ -326,7 +326,7 @@ class ValueEvaluation(TaskEvaluation):
 
   @functools.cached_property
   def summary(self) -> Mapping[str, Any]:
-    return _overall(self, values.summarise(self.predictions))
+    return _overall(self, values.evaluation_of(self.predictions))
 
   @functools.cached_property
   def _errors(self) -> np.ndarray:
@@ -357,18 +357,17 @@ _OF_KIND: dict[str, type[TaskEvaluation]] = {
 
 
 def _overall(
-  evaluation: TaskEvaluation, result: Mapping[str, Any]
+  evaluation: TaskEvaluation, found: Evaluation
 ) -> Mapping[str, Any]:
-  """The numbers of a result that are over all classes."""
-  numbers = {
-    key: value
-    for key, value in result.items()
-    if key != "score" and not isinstance(value, list)
+  """The numbers over all examples, by name."""
+  scores = found.scores
+  return {
+    "loss": scores.loss,
+    **scores.metrics,
+    "examples": scores.examples,
+    "not_finite": scores.not_finite,
+    "skipped": int((~evaluation.predictions.counted).sum()),
   }
-  if math.isnan(numbers["loss"]):
-    numbers["loss"] = None
-  skipped = int((~evaluation.predictions.counted).sum())
-  return {**numbers, "skipped": skipped}
 
 
 def _thumbnails(images: np.ndarray) -> np.ndarray:

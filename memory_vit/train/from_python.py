@@ -20,6 +20,7 @@ from etils import epy
 
 from memory_vit.config import LEARNING_RATES, Config
 from memory_vit.errors import BackboneError, ConfigError, TaskError
+from memory_vit.kinds.scores import Evaluation, Scores
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.kinds import TaskKind
 from memory_vit.model.task import NAME_RULE, Task, is_name, require_backbone
@@ -34,7 +35,7 @@ with epy.lazy_imports(
   from memory_vit.data import in_memory
   from memory_vit.evaluation import evaluate, task_data
   from memory_vit.plots import runs
-  from memory_vit.train import kind_metrics, passes, run, settle, sweep
+  from memory_vit.train import passes, run, settle, sweep
 
 if TYPE_CHECKING:
   from memory_vit.data.split import Split
@@ -48,54 +49,36 @@ _MOST_REPEATED = 1_000
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainResult:
-  """A trained task with its score and history.
+  """A trained task with its scores and history.
 
   Attributes:
     task: of the best trial on the validation split.
-    score: of this task: accuracy of classes, mean average precision of labels,
-      R2 of values. On the test split if one was given, else on the validation
-      split, which chose the task and therefore flatters it.
-    accuracy: the score of classes, in [0, 1]; None for other kinds.
+    scores: of this task. On the test split if one was given, else on the
+      validation split, which chose the task and therefore flatters it.
     history: of this trial, {"train/loss": (steps, values), "validation/top1":
       ...}, with the names that TensorBoard shows.
     trials: the numbers of every trial, the best on validation first.
   """
 
   task: Task
-  score: float
-  accuracy: float | None
+  scores: Scores
   history: Mapping[str, tuple[np.ndarray, np.ndarray]] = dataclasses.field(
     repr=False
   )
   trials: tuple[TrialResult, ...] = dataclasses.field(repr=False)
 
+  @property
+  def score(self) -> float | None:
+    """Accuracy of classes, mean average precision of labels, R2 of values.
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TaskMetrics:
-  """Metrics of a task on a split.
+    None if no output was finite.
+    """
+    return self.scores.score
 
-  Attributes:
-    score: accuracy of classes, mean average precision of labels, R2 of values.
-    loss: as `test_loss` of `TrialResult`.
-    examples: number of images.
-    not_finite: number of images with an output that is not finite. They count
-      as mistakes, or as images without labels; of values, no metric is defined.
-    metrics: of labels and values, as `test_metrics` of `TrialResult`.
-    accuracy: in [0, 1]; None for labels and values, as the next two.
-    top5: share of images whose class is among the five highest logits.
-    per_class: accuracy of every class; None for a class without images.
-  """
-
-  score: float
-  loss: float
-  examples: int
-  not_finite: int
-  metrics: Mapping[str, Any] = dataclasses.field(repr=False)
-  accuracy: float | None = None
-  top5: float | None = None
-  per_class: Sequence[float | None] | None = dataclasses.field(
-    default=None, repr=False
-  )
+  @property
+  def accuracy(self) -> float | None:
+    """`scores.accuracy`, of classes alone."""
+    return self.scores.accuracy
 
 
 def train_and_evaluate(
@@ -155,8 +138,8 @@ def train_task(
   w): integers from 0 to 255, or floating point from 0 to 1. Sizes may differ:
   training crops at random and mirrors (see `options`), and evaluation has
   `task.spec.preprocessing`. A label is an integer from 0, or the name of a
-  class; for the kind "labels" a list of these, or an array with a 0 or 1 for each
-  label; for the kind "values" a number or a vector of numbers.
+  class; for the kind "labels" a list of these, or an array with a 0 or 1 for
+  each label; for the kind "values" a number or a vector of numbers.
 
   Args:
     backbone: from `load_backbone`; it stays unchanged.
@@ -245,15 +228,11 @@ def train_task(
       config, directory, splits=splits, backbone=backbone
     )
     best = result.tasks[0]
-    score = best.val_score if test is None else best.test_score
-    if score is None:  # no output was finite
-      score = -math.inf if kind == "values" else 0.0
     trial = sweep.Trial(best.name, best.varied, config)
     logdir = passes.logdirs_of([trial], directory)[best.name]
     return TrainResult(
       task=store.load_task(directory / "tasks" / name, backbone),
-      score=score,
-      accuracy=score if kind == "classes" else None,
+      scores=best.val if test is None else best.test,
       history=runs.read_scalars(logdir),
       trials=result.tasks,
     )
@@ -267,7 +246,7 @@ def evaluate_tasks(
   keys: tuple[str, str] = ("image", "label"),
   batch_size: int = 128,
   progress: bool = True,
-) -> dict[str, TaskMetrics]:
+) -> dict[str, Scores]:
   """Evaluate tasks, all in one pass.
 
   Args:
@@ -281,7 +260,7 @@ def evaluate_tasks(
     progress: whether to show progress.
 
   Returns:
-    {task name: metrics}, of the tasks that have data.
+    {task name: its scores}, of the tasks that have data.
 
   Raises:
     MemoryVitError: for unusable input, and data with other classes than a task
@@ -323,7 +302,7 @@ def evaluate_tasks(
       sharing.append(name)
       if spec.class_names:
         task_data.require_classes(by_name[name], source)
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, Evaluation] = {}
     for source, sharing in opened.values():
       found |= evaluate.evaluate_source(
         evaluate.predict_fn(placed, tasks, mesh, outputs=sharing),
@@ -333,24 +312,7 @@ def evaluate_tasks(
         mesh=mesh,
         kinds={name: by_name[name].spec.kind for name in sharing},
       )
-  return {
-    name: _task_metrics(by_name[name].spec.kind, found[name])
-    for name in by_name
-    if name in found
-  }
-
-
-def _task_metrics(kind: TaskKind, result: Mapping[str, Any]) -> TaskMetrics:
-  return TaskMetrics(
-    score=result["score"],
-    loss=result["loss"],
-    examples=result["examples"],
-    not_finite=result["not_finite"],
-    metrics=kind_metrics.stored(kind.name, result),
-    accuracy=result.get("top1"),
-    top5=result.get("top5"),
-    per_class=result["per_class"] if kind.is_classes else None,
-  )
+  return {name: found[name].scores for name in by_name if name in found}
 
 
 def _config(arguments: Mapping[str, Any], options: Mapping[str, Any]) -> Config:

@@ -12,13 +12,13 @@ from typing import Any
 import optax
 from jax.sharding import Mesh
 
-from memory_vit.evaluation.metrics import tells_top5
+from memory_vit.kinds.metrics import METRICS, tells_top5
+from memory_vit.kinds.scores import Evaluation
 from memory_vit.runtime import sharding
 from memory_vit.runtime.preemption import Interrupted, StopSignal
-from memory_vit.train import kind_metrics, loop_state
+from memory_vit.train import loop_state
 from memory_vit.train.divergence import DivergenceMonitor, Examples
 from memory_vit.train.events import Events, Profile
-from memory_vit.train.kind_metrics import TITLES
 from memory_vit.train.loop_state import BestParams, LoopState
 from memory_vit.train.parameters import part_norms
 from memory_vit.train.progress import Progress
@@ -27,7 +27,7 @@ from memory_vit.train.wandb_run import WandbRun
 
 logger = logging.getLogger(__name__)
 
-Validate = Callable[[Any], dict[str, dict[str, Any]]]
+Validate = Callable[[Any], dict[str, Evaluation]]
 Save = Callable[[TrainState, LoopState], None]
 
 
@@ -89,7 +89,6 @@ class Loop:
   schedules: Mapping[str, optax.Schedule]
   # Parameters -> {name: `evaluate.evaluate`}; the best "score" is kept.
   validate: Validate | None = None
-  kind: str = "classes"  # of the tasks
   save: Save | None = None
   # Skipped updates in a row after which a name is lost.
   max_skipped: int = 3
@@ -197,8 +196,8 @@ class Loop:
     well = {name: b for name, b in past.best.items() if name not in lost}
     if self.validate:
       results = self.validate(state.params)
-      _show_validation(step, results, monitors.events, self.kind)
-      well = loop_state.keep_better(well, results, state, self.kind)
+      _show_validation(step, results, monitors.events)
+      well = loop_state.keep_better(well, results, state)
     if step == self.steps.total:
       well = loop_state.keep_last(well, state)
     return dataclasses.replace(past, best={**past.best, **well}, pending=False)
@@ -220,7 +219,7 @@ class Loop:
     for values in shown.values():
       for key in ("loss", "accuracy", "mae", "learning_rate"):
         if key in values:
-          line[TITLES.get(key, key)].append(values[key])
+          line[_title(key)].append(values[key])
     monitors.progress.report(line)
 
   def _write(
@@ -268,21 +267,26 @@ def _show_early_stop(step: int, past: LoopState, patience: int) -> None:
 
 def _show_validation(
   step: int,
-  results: Mapping[str, Mapping[str, Any]],
+  results: Mapping[str, Evaluation],
   events: Events,
-  kind: str,
 ) -> None:
   scalars = {}
   for name, result in results.items():
-    shown = kind_metrics.logged(kind, result)
+    scores = result.scores
+    numbers = {"loss": scores.loss, **scores.metrics}
+    shown = {key: v for key, v in numbers.items() if v is not None}
     line = "  ".join(
-      f"{TITLES.get(key, key)} {value:.4f}"
+      f"{_title(key)} {value:.4f}"
       for key, value in shown.items()
-      if key != "top5" or tells_top5(result)
+      if key != "top5" or tells_top5(len(scores.per_class or ()))
     )
     logger.info(
-      "%s step %d  validation of %d: %s", name, step, result["examples"], line
+      "%s step %d  validation of %d: %s", name, step, scores.examples, line
     )
     scalars[name] = {f"validation/{key}": v for key, v in shown.items()}
   events.write(step, scalars)
   events.flush()
+
+
+def _title(key: str) -> str:
+  return METRICS[key].title if key in METRICS else key

@@ -5,12 +5,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from memory_vit.kinds.scores import Evaluation, Scores
 from memory_vit.runtime import sharding
-from memory_vit.train import kind_metrics
 from memory_vit.train.divergence import SkipCount
 from memory_vit.train.step import TrainState
 
-# Any first score is better, unless it is NaN or this.
+# Any first score is better.
 _WORST = -math.inf
 
 
@@ -18,16 +18,13 @@ _WORST = -math.inf
 class BestParams:
   """The parameters of a name at its best score on validation.
 
-  Without a validation split the last step is the best, and the score is None.
+  Without a validation split the last step is the best, without scores.
   `params` is on the host, None before the first evaluation.
   """
 
   step: int = 0
-  score: float | None = None
   params: Any = None
-  loss: float | None = None
-  examples: int = 0
-  metrics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  scores: Scores = Scores()
   thresholds: tuple[float, ...] = ()  # of labels
 
 
@@ -50,17 +47,13 @@ class LoopState:
 
 def keep_better(
   best: Mapping[str, BestParams],
-  results: Mapping[str, Mapping[str, Any]],
+  results: Mapping[str, Evaluation],
   state: TrainState,
-  kind: str,
 ) -> dict[str, BestParams]:
-  """Replace what is now better than ever before; NaN is never better."""
+  """Replace what is now better than ever before; None is never better."""
   return {
-    name: dataclasses.replace(
-      _at_now(name, results[name], state),
-      metrics=kind_metrics.stored(kind, results[name]),
-    )
-    if results[name]["score"] > (_WORST if found.score is None else found.score)
+    name: _at_now(name, state, results[name])
+    if _score(results[name].scores) > _score(found.scores)
     else found
     for name, found in best.items()
   }
@@ -71,19 +64,21 @@ def keep_last(
 ) -> dict[str, BestParams]:
   """Take the last step as the best of names that have no score."""
   return {
-    name: _at_now(name, {}, state) if found.score is None else found
+    name: _at_now(name, state) if found.scores.score is None else found
     for name, found in best.items()
   }
 
 
+def _score(scores: Scores) -> float:
+  return _WORST if scores.score is None else scores.score
+
+
 def _at_now(
-  name: str, result: Mapping[str, Any], state: TrainState
+  name: str, state: TrainState, result: Evaluation | None = None
 ) -> BestParams:
   return BestParams(
     int(state.step),
-    result.get("score"),
     sharding.to_host(state.params[name]),
-    result.get("loss"),
-    result.get("examples", 0),
-    thresholds=tuple(result.get("thresholds", ())),
+    result.scores if result else Scores(),
+    result.thresholds if result else (),
   )

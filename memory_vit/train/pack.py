@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from memory_vit.data.split import Split
+from memory_vit.kinds.scores import Evaluation
 from memory_vit.model.task import Task
 from memory_vit.tasks.compose import require_fit
 from memory_vit.train import optim, padded_head, parameters, resume
@@ -163,7 +164,6 @@ def _loop(
     batch_size=config.batch_size,
     schedules=initial.schedules,
     validate=validate,
-    kind=trainer.task_kind.name,
     save=save,
     max_skipped=config.optim.max_skipped,
     examples=trainer.train_examples,
@@ -192,7 +192,7 @@ def start(trainer: Trainer, trials: Sequence[Trial]) -> Start:
 
 def _validate(
   trainer: Trainer, initial: Start, split: Split, params: Any
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, Evaluation]:
   trained = [
     dataclasses.replace(task, params=params[name])
     for name, task in initial.tasks.items()

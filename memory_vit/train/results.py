@@ -19,6 +19,7 @@ from memory_vit.evaluation.split_predictions import (
   ValuePredictions,
 )
 from memory_vit.exports import orbax_checkpoint
+from memory_vit.kinds.scores import Evaluation, Scores
 from memory_vit.model import trees
 from memory_vit.model.backbone import Backbone, fingerprint_of
 from memory_vit.model.task import Task
@@ -30,8 +31,7 @@ from memory_vit.run_result import (
 )
 from memory_vit.runtime import files, processes
 from memory_vit.tasks import store
-from memory_vit.train import kind_metrics, sweep
-from memory_vit.train.kind_metrics import finite
+from memory_vit.train import sweep
 from memory_vit.train.pack import PackResult
 from memory_vit.train.sweep import PassPlan, Trial
 from memory_vit.train.trainer import Trainer
@@ -102,15 +102,11 @@ def evaluate_trained(
         _result(by_name[name], task, test),
         steps=pack.steps,
         best_step=validated.step,
-        val_accuracy=validated.score if is_classes else None,
-        val_score=validated.score,
-        val_metrics=validated.metrics,
-        val_loss=finite(validated.loss),
-        val_examples=validated.examples,
+        val=validated.scores,
         skipped_updates=pack.skipped.get(name, 0),
       )
       hits, predictions = (
-        test.get(key) if test else None for key in ("hits", "predictions")
+        (test.hits, test.predictions) if test else (None, None)
       )
       found.append(TrainedTrial(by_name[name], task, result, hits, predictions))
   return found
@@ -119,27 +115,25 @@ def evaluate_trained(
 def _best_on_validation(packs: Sequence[PackResult]) -> str | None:
   """The trial that `rank` will put first."""
   places = {
-    name: _place(pack.best[name].score, finite(pack.best[name].loss))
+    name: _place(pack.best[name].scores)
     for pack in packs
     for name in pack.tasks
   }
   return min(places, key=places.__getitem__, default=None)
 
 
-def _place(score: float | None, loss: float | None) -> tuple[float, float]:
+def _place(scores: Scores) -> tuple[float, float]:
   """Sort key of trials: score first, then loss."""
   return (
-    math.inf if score is None else -score,
-    math.inf if loss is None else loss,
+    math.inf if scores.score is None else -scores.score,
+    math.inf if scores.loss is None else scores.loss,
   )
 
 
-def _result(
-  trial: Trial, task: Task, test: Mapping[str, Any] | None
-) -> TrialResult:
+def _result(trial: Trial, task: Task, test: Evaluation | None) -> TrialResult:
   """The result of a trial, without validation."""
   config, kind = trial.config, trial.config.task.kind
-  result = TrialResult(
+  return TrialResult(
     name=task.spec.name,
     kind=kind,
     regime=config.regime,
@@ -148,22 +142,9 @@ def _result(
     seed=config.seed,
     varied=dict(trial.varied),
     trainable_params=trees.count(task.params),
+    test=test.scores if test else Scores(),
     chance=1 / task.spec.num_classes if kind == "classes" else None,
-  )
-  if test is None:
-    return result
-  return dataclasses.replace(
-    result,
-    test_score=finite(test["score"]),
-    test_metrics=kind_metrics.stored(kind, test),
-    test_examples=test["examples"],
-    test_skipped=test["skipped"],
-    test_not_finite=test["not_finite"],
-    test_loss=finite(test["loss"]),
-    test_accuracy=test.get("top1"),
-    test_top5=test.get("top5"),
-    test_per_class=test["per_class"] if kind == "classes" else None,
-    test_majority=test.get("majority"),
+    majority=test.majority if test else None,
   )
 
 
@@ -171,9 +152,7 @@ def rank(
   trained: Sequence[TrainedTrial], config: Config, name: str
 ) -> list[TrainedTrial]:
   """Sort trials, the best on validation first; note the exported ones."""
-  best, *others = sorted(
-    trained, key=lambda t: _place(t.result.val_score, t.result.val_loss)
-  )
+  best, *others = sorted(trained, key=lambda t: _place(t.result.val))
   ranked, regimes = [best.exported_as(name)], {best.result.regime}
   for trial in others:
     regime = trial.result.regime
@@ -267,13 +246,13 @@ def _sweep_result(
   count = sum(len(pack.best) for pack in packs)
   return SweepResult(
     task=name,
-    variants=count,
+    trials=count,
     passes=len(packs),
     lost={name: at for pack in packs for name, at in pack.lost.items()},
     training_seconds=round(seconds, 2),
-    training_seconds_per_variant=round(seconds / count, 2),
+    training_seconds_per_trial=round(seconds / count, 2),
     bytes_of_one=plan.bytes_of_one,
-    bytes_per_variant=plan.bytes_per_variant,
+    bytes_per_trial=plan.bytes_per_trial,
   )
 
 

@@ -11,6 +11,7 @@ from memory_vit.config import OPTIONS
 from memory_vit.data.data_record import DataRecord
 from memory_vit.data.split import Split
 from memory_vit.errors import TrainingError
+from memory_vit.kinds.scores import Scores
 from memory_vit.model import trees
 from memory_vit.runtime import schema, sharding
 from memory_vit.train import config_changes
@@ -20,6 +21,8 @@ from memory_vit.train.loop_state import BestParams, LoopState
 from memory_vit.train.step import TrainState
 
 logger = logging.getLogger(__name__)
+
+FORMAT = 2  # of what is saved beside the arrays
 
 
 def save(
@@ -43,8 +46,9 @@ def save(
     },
     {
       **meta,
+      "format": FORMAT,
       "best": {
-        name: [b.step, b.score, b.loss, b.examples, b.metrics, b.thresholds]
+        name: [b.step, dataclasses.asdict(b.scores), b.thresholds]
         for name, b in best.items()
       },
       "lost": past.lost,
@@ -78,6 +82,11 @@ def resume(
   if step is None:
     return state, None
   found = checkpoints.meta(step)
+  if found.get("format") != FORMAT:
+    raise TrainingError(
+      f"the run in {checkpoints.directory} was begun by another version of "
+      "memory_vit: resume it with that one, or give another --workdir."
+    )
   options = found["config"]
   changed = config_changes.changes(step, options, meta["config"], may_change)
   accepted = {change["key"]: change["to"] for change in changed}
@@ -104,10 +113,8 @@ def resume(
   }
   saved = checkpoints.restore(step, like)
   best = {
-    name: BestParams(
-      at, score, saved["best"].get(name), loss, count, metrics, tuple(cuts)
-    )
-    for name, (at, score, loss, count, metrics, cuts) in found["best"].items()
+    name: BestParams(at, saved["best"].get(name), Scores(**scores), tuple(cuts))
+    for name, (at, scores, cuts) in found["best"].items()
   }
   logger.info("resuming from step %d in %s", step, checkpoints.directory)
   skipped = {

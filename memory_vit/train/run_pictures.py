@@ -28,7 +28,6 @@ from memory_vit.runtime import files, sharding
 from memory_vit.runtime.messages import named
 from memory_vit.train import passes
 from memory_vit.train.events import Events
-from memory_vit.train.kind_metrics import SCORES
 from memory_vit.train.results import AnyPredictions, TrainedTrial
 from memory_vit.train.trainer import Trainer
 
@@ -76,14 +75,15 @@ def show_best(
   except Exception as error:  # full disks, and errors of TensorBoard
     logger.warning("plots cannot be written (%s)", named(error))
   if trainer.wandb_run:
-    trial, score = trained.trial, SCORES[trainer.config.task.kind]
+    trial, val, test = trained.trial, trained.result.val, trained.result.test
+    score = next(iter(val.metrics or test.metrics), "score")
     trainer.wandb_run.summarize(
       {
         "best/trial": trial.name,
         "best/varied": trial.label or None,
         "best/step": trained.result.best_step,
-        f"best/validation_{score}": trained.result.val_score,
-        f"best/test_{score}": trained.result.test_score,
+        f"best/validation_{score}": val.score,
+        f"best/test_{score}": test.score,
       }
     )
 

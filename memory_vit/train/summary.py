@@ -27,10 +27,10 @@ _NOT_FINITE = {
 _MORE: dict[str, dict[str, Callable[[TrialResult], float | None]]] = {
   "classes": {
     "chance": lambda task: task.chance,
-    "majority": lambda task: task.test_majority,
+    "majority": lambda task: task.majority,
   },
-  "labels": {"test F1": lambda task: task.test_metrics.get("f1_macro")},
-  "values": {"test MAE": lambda task: task.test_metrics.get("mae")},
+  "labels": {"test F1": lambda task: task.test.metrics.get("f1_macro")},
+  "values": {"test MAE": lambda task: task.test.metrics.get("mae")},
 }
 
 
@@ -54,10 +54,10 @@ def summary(result: RunResult, workdir: Path) -> str:
     lines += [f"  {escaped(example)}" for example in result.left_out]
   lines += [
     f"{escaped(task.name)}: outputs for "
-    f"{counted(task.test_not_finite, 'test image')} are not finite, and "
+    f"{counted(task.test.not_finite, 'test image')} are not finite, and "
     f"{_NOT_FINITE[task.kind]}"
     for task in result.tasks
-    if task.test_not_finite
+    if task.test.not_finite
   ]
   lines += [
     f"{result.wall_seconds:.0f} s in all, {result.images_per_second:.0f} "
@@ -89,10 +89,10 @@ def _table(result: RunResult) -> str:
       *(str(task.varied.get(key, "")) for key in varied),
       *(str(getattr(task, key)) for key in cells),
       f"{task.trainable_params:,}",
-      _score(task.val_score, kind),
-      _score(task.test_score, kind),
+      _score(task.val.score, kind),
+      _score(task.test.score, kind),
       *(_score(value_of(task), kind) for value_of in more.values()),
-      f"{task.test_examples:,}",
+      f"{task.test.examples:,}",
     )
     for task in _by_regime(result.tasks)
   ]
@@ -111,11 +111,11 @@ def _by_regime(tasks: Sequence[TrialResult]) -> list[TrialResult]:
 def _certainty(tasks: Sequence[TrialResult]) -> list[str]:
   """The standard error of the best task's validation accuracy."""
   best = tasks[0] if tasks else None
-  if best is None or best.val_accuracy is None or not best.val_examples:
+  if best is None or best.val.score is None or "top1" not in best.val.metrics:
     return []
-  error = 100 * standard_error(best.val_accuracy, best.val_examples)
+  error = 100 * standard_error(best.val.score, best.val.examples)
   return [
-    f"validation: {counted(best.val_examples, 'image')}, a standard error of "
+    f"validation: {counted(best.val.examples, 'image')}, a standard error of "
     f"{error:.1f} points"
   ]
 
@@ -131,14 +131,14 @@ def _percent(value: float | None) -> str:
 
 
 def _of_sweep(sweep: SweepResult, best: TrialResult) -> str:
-  memory = sweep.bytes_per_variant
+  memory = sweep.bytes_per_trial
   taken = "" if memory is None else f" and {memory / 2**20:.0f} MiB"
   lost = "".join(
     f"\n{name} was lost: not finite at step {step}"
     for name, step in sweep.lost.items()
   )
   return (
-    f"{sweep.variants} trials in {sweep.passes} pass(es), "
-    f"{sweep.training_seconds_per_variant:.1f} s of training{taken} each; "
+    f"{sweep.trials} trials in {sweep.passes} pass(es), "
+    f"{sweep.training_seconds_per_trial:.1f} s of training{taken} each; "
     f"{best.name} is best on validation, and exported as {sweep.task}" + lost
   )

@@ -126,7 +126,7 @@ class PassPlan:
 
   passes: tuple[tuple[str, ...], ...]  # names of the trials of each pack
   bytes_of_one: int | None = None  # None for a single trial
-  bytes_per_variant: int | None = None  # of a further one; None if all fit
+  bytes_per_trial: int | None = None  # of a further one; None if all fit
 
   @classmethod
   def from_json(cls, values: Mapping[str, Any]) -> "PassPlan":

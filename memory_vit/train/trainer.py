@@ -19,6 +19,7 @@ from memory_vit.evaluation import evaluate as evaluation
 from memory_vit.evaluation.evaluate import Also, Predict, evaluate_source
 from memory_vit.frozen.cache import FrozenCache
 from memory_vit.frozen.plan import Prepare
+from memory_vit.kinds.scores import Evaluation
 from memory_vit.model.backbone import Backbone, rounded
 from memory_vit.model.kinds import CLASSES, TaskKind
 from memory_vit.model.task import EvalPreprocessing, Task
@@ -167,7 +168,7 @@ class Trainer:
     *,
     also: Collection[Also] = (),
     predictions_of: str | None = None,
-  ) -> dict[str, dict[str, Any]]:
+  ) -> dict[str, Evaluation]:
     """Evaluate tasks that train side by side on a split, in one pass.
 
     `cached` are batches of the split whose frozen part is cached; for the other

@@ -1,8 +1,7 @@
 """Original outputs of the backbone, compared before and after training."""
 
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 
@@ -11,6 +10,7 @@ from memory_vit.data import datasets, image_ops
 from memory_vit.data.split import Split
 from memory_vit.data.split_ref import configured_splits
 from memory_vit.evaluation import evaluate
+from memory_vit.kinds.scores import Evaluation
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import BACKBONE, Task
 from memory_vit.run_result import BackboneResult
@@ -34,7 +34,7 @@ def open_upstream(config: Config, backbone: Backbone) -> Split | None:
 
 def evaluate_upstream(
   trainer: Trainer, tasks: Sequence[Task] | None = None
-) -> dict[str, Any] | None:
+) -> Evaluation | None:
   """Evaluate the original outputs on the data of `config.upstream`.
 
   `tasks` run in the same pass; without them the backbone runs alone. None
@@ -72,8 +72,8 @@ def evaluate_upstream(
 
 def compare(
   backbone: Backbone,
-  before: Mapping[str, Any] | None,
-  after: Mapping[str, Any] | None,
+  before: Evaluation | None,
+  after: Evaluation | None,
 ) -> BackboneResult:
   """The backbone in a result.
 
@@ -82,9 +82,9 @@ def compare(
   return BackboneResult(
     fingerprint=backbone.fingerprint,
     dtype=backbone.config.dtype,
-    accuracy_before=before["top1"] if before else None,
-    accuracy_after=after["top1"] if after else None,
+    accuracy_before=before.scores.score if before else None,
+    accuracy_after=after.scores.score if after else None,
     outputs_bit_equal=(
-      before["digest"] == after["digest"] if before and after else None
+      before.digest == after.digest if before and after else None
     ),
   )

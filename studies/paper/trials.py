@@ -58,11 +58,11 @@ def trials_of(
     if result := entries.get((trial.learning_rate, trial.cells)):
       trials[i] = dataclasses.replace(
         trial,
-        validation=result.val_accuracy,
-        test=result.test_accuracy,
+        validation=result.val.accuracy,
+        test=result.test.accuracy,
         parameters=result.trainable_params,
         task=str(directory / result.exported) if result.exported else None,
-        examples=result.test_examples,
+        examples=result.test.examples,
         name=result.name,
       )
   return trials

@@ -174,9 +174,9 @@ def choose(config: mv.Config, result: mv.RunResult) -> ChosenSettings | None:
   """Choose the best settings, of equals the first; None if all diverged."""
   lost = result.sweep.lost if result.sweep else {}
   well = {
-    trial.name: trial.val_accuracy
+    trial.name: trial.val.accuracy
     for trial in result.tasks
-    if trial.name not in lost and trial.val_accuracy is not None
+    if trial.name not in lost and trial.val.accuracy is not None
   }
   if not well:
     return None

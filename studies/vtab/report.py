@@ -236,7 +236,7 @@ def _scores_together(together: Mapping[str, Any]) -> Scores:
     (name, label): Score(
       task=name,
       regime=label,
-      tests=(one["accuracy"],),
+      tests=(one["score"],),
       seeds=1,
       test_examples=one["examples"],
     )

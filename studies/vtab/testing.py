@@ -8,6 +8,7 @@ The result is stored beside the run, in `TEST`.
 
 import dataclasses
 import functools
+import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ import jax
 import memory_vit as mv
 from memory_vit.data import data_differences, open_run_split, record_data
 from memory_vit.evaluation import evaluate_source, predict_fn
+from memory_vit.kinds.scores import Scores
 from memory_vit.model import get_regime
 from memory_vit.runtime import StopSignal, make_mesh, on_process_0
 from studies.grid import Grid, logger
@@ -142,7 +144,7 @@ def measure(
     stop.check()
     return outputs(images)
 
-  results = evaluate_source(
+  found = evaluate_source(
     predict,
     open_run_split(protocol.test_config(bench, data), "test"),
     next(iter(tasks.values())).spec.preprocessing,
@@ -151,15 +153,20 @@ def measure(
   )
   seconds = round((time.perf_counter() - began) / len(tasks), 3)
   return {
-    run: TaskScore(
-      accuracy=results[task.name]["top1"],
-      loss=results[task.name]["loss"],
-      examples=results[task.name]["examples"],
-      skipped=results[task.name]["skipped"],
-      seconds=seconds,
-    )
+    run: _task_score(found[task.name].scores, seconds)
     for run, task in tasks.items()
   }
+
+
+def _task_score(scores: Scores, seconds: float) -> TaskScore:
+  assert scores.score is not None  # of classes
+  return TaskScore(
+    accuracy=scores.score,
+    loss=math.nan if scores.loss is None else scores.loss,
+    examples=scores.examples,
+    skipped=scores.skipped,
+    seconds=seconds,
+  )
 
 
 def _named(task: mv.Task, run: Run) -> mv.Task:

@@ -78,7 +78,7 @@ def measure(
     readers.append(open_run_split(protocol.test_config(bench, data), "test"))
     name = data.task.name
     logger.info("%s among %d tasks", name, len(directories))
-    results |= evaluator.evaluate(readers[-1], [name], verify=True)
+    results |= evaluator.evaluate(readers[-1], [name], verify=True)[0]
   return {
     "regime": regime,
     "dtype": config.dtype,

@@ -153,7 +153,7 @@ def test_two_steps_on_fake_pictures(name, backbone_file, tmp_path):
   )
   # The best of its sweep, under the name of the task.
   assert task.exported == f"tasks/{name}"
-  assert task.test_examples == len(labels[config.data.test])
+  assert task.test.examples == len(labels[config.data.test])
   manifest = json.loads(
     (tmp_path / "run" / "tasks" / name / "task.json").read_text()
   )
@@ -183,7 +183,7 @@ def test_two_steps_on_a_folder(backbone_file, tmp_path):
   task, _ = two_steps(
     load("folder"), backbone_file, tmp_path / "run", dir=str(root)
   )
-  assert task.test_examples == 16
+  assert task.test.examples == 16
 
 
 @pytest.mark.slow

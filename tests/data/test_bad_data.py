@@ -576,13 +576,13 @@ def test_result_says_how_many_were_skipped(mesh):
       PLAIN,
       batch_size=8,
       mesh=mesh,
-    )["x"]
+    )["x"].scores
     for broken in ((), (0, 3))
   ]
-  assert [r["examples"] for r in results] == [7, 5]
-  assert [r["skipped"] for r in results] == [0, 2]
-  assert results[0]["top1"] == pytest.approx(1 / 7)
-  assert results[1]["top1"] == 0  # its only hit is one of those
+  assert [r.examples for r in results] == [7, 5]
+  assert [r.skipped for r in results] == [0, 2]
+  assert results[0].accuracy == pytest.approx(1 / 7)
+  assert results[1].accuracy == 0  # its only hit is one of those
 
 
 # --- odd pictures -------------------------------------------------------------
@@ -736,8 +736,8 @@ def test_run_says_what_it_left_out(config, tmp_path):
     assert f"'{split}', example" in line
     assert f"{split}/a/0.png)" in line
   (task,) = result.tasks
-  assert (task.test_examples, task.test_skipped) == (11, 1)
-  assert task.test_majority == 6 / 11  # the broken one does not count
+  assert (task.test.examples, task.test.skipped) == (11, 1)
+  assert task.majority == 6 / 11  # the broken one does not count
   assert "left out, as they could not be read:" in summary.summary(
     result, workdir
   )

@@ -292,7 +292,7 @@ def test_a_run_on_given_splits_is_that_on_the_same_files(tmp_path):
   second = run.train_and_evaluate(
     dataclasses.replace(config, data=folder), tmp_path / "folder"
   )
-  assert first.tasks[0].test_accuracy == second.tasks[0].test_accuracy
+  assert first.tasks[0].test.accuracy == second.tasks[0].test.accuracy
   backbone = mv.load_backbone(tmp_path / "tiny.npz")
   tasks = [
     mv.load_task(tmp_path / place / "tasks" / "pets", backbone)

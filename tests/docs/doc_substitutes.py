@@ -205,7 +205,7 @@ RESULTS = {
     "all('head' in task for task in params['tasks'].values())",
   ),
   "data.md": (
-    "result.tasks[0].test_examples == 297",
+    "result.tasks[0].test.examples == 297",
     "Path('runs/python/tasks/digits/task.json').is_file()",
   ),
   "scale.md": ("logits['birds'].sharding.spec[0] == 'data'",),

@@ -27,7 +27,8 @@ CENTRAL = mv.EvalPreprocessing(image_size=8, crop="central", resize=9)
 # What the command says of every evaluation.
 ENTRY = {
   "data": "d", "directory": "", "split": "test", "examples": 8, "skipped": 0,
-  "not_finite": 0, "accuracy": 0.5, "kind": "classes",
+  "not_finite": 0, "score": 0.5, "kind": "classes",
+  "metrics": {"top1": 0.5, "top5": 1.0}, "per_output": {"accuracy": [0.5] * 5},
 }  # fmt: skip
 
 
@@ -85,16 +86,17 @@ def test_every_task_on_its_own_data(model, capsys):
     ("low", "digits:0-4"), ("high", "digits:5-9"), ("child", "digits:0-4"),
   ):  # fmt: skip
     expected, examples = accuracy_by_hand(backbone, tasks, name, where)
-    assert entries[name]["accuracy"] == pytest.approx(expected)
+    assert entries[name]["score"] == pytest.approx(expected)
+    assert entries[name]["metrics"]["top1"] == entries[name]["score"]
     assert entries[name]["examples"] == examples
     assert entries[name]["data"] == where
-    assert entries[name]["alone"]["score"] == entries[name]["accuracy"]
+    assert entries[name]["alone"]["score"] == entries[name]["score"]
     assert entries[name]["alone"]["max_difference"] < 1e-5
     assert f"{100 * expected:.2f} %" in shown
   upstream = result["backbone"]["upstream"]
   assert upstream["outputs_bit_equal"] is True
-  assert 0 <= upstream["accuracy"] <= 1
-  assert upstream["accuracy"] == upstream["accuracy_plain"]
+  assert 0 <= upstream["score"] <= 1
+  assert upstream["score"] == upstream["score_plain"]
   assert result["verified"] is True
   assert result["timing"]["together"] > 0
   assert "verified: yes" in shown
@@ -110,7 +112,7 @@ def test_original_outputs_on_data_of_other_classes(model, capsys):
   )  # fmt: skip
   upstream = json.loads(file.read_text())["backbone"]["upstream"]
   assert upstream["outputs_bit_equal"] is True
-  assert upstream["accuracy"] is upstream["accuracy_plain"] is None
+  assert upstream["score"] is upstream["score_plain"] is None
   said = "original outputs, digits (64 images): equal to the bit: yes"
   assert said in capsys.readouterr().out
 
@@ -165,23 +167,25 @@ def test_tasks_of_all_kinds_share_a_pass(model, tmp_path, monkeypatch, capsys):
     name: (np.asarray(outputs[name]), split_of(name).labels) for name in kinds
   }
   guess, label = by_hand["classes"]
-  assert entries["classes"]["accuracy"] == (guess.argmax(-1) == label).mean()
+  assert entries["classes"]["score"] == (guess.argmax(-1) == label).mean()
   scores, has = by_hand["labels"]
   average = sklearn.metrics.average_precision_score(has, scores)
-  assert entries["labels"]["map"] == pytest.approx(average)
+  assert entries["labels"]["metrics"]["map"] == pytest.approx(average)
   predicted = 1 / (1 + np.exp(-scores)) >= (0.1, 0.5, 0.9)
   f1 = sklearn.metrics.f1_score(has, predicted, average="macro")
-  assert entries["labels"]["f1_macro"] == pytest.approx(f1)
+  assert entries["labels"]["metrics"]["f1_macro"] == pytest.approx(f1)
   standard, right = by_hand["values"]
   found = np.array([0, 1, 2]) + standard * (1, 2, 3)
   r2 = sklearn.metrics.r2_score(right, found)
-  assert entries["values"]["r2"] == pytest.approx(r2, rel=1e-4)
+  numbers = entries["values"]["metrics"]
+  assert numbers["r2"] == pytest.approx(r2, rel=1e-4)
   mae = np.abs(right - found).mean()
-  assert entries["values"]["mae"] == pytest.approx(mae, rel=1e-4)
+  assert numbers["mae"] == pytest.approx(mae, rel=1e-4)
   for name, score in (("labels", "map"), ("values", "r2")):
+    assert entries[name]["score"] == entries[name]["metrics"][score]
     assert entries[name]["alone"]["verified"] is True
     alone = entries[name]["alone"]["score"]
-    assert alone == pytest.approx(entries[name][score], rel=1e-4)
+    assert alone == pytest.approx(entries[name]["score"], rel=1e-4)
     assert (tmp_path / "report" / name / "report.html").is_file()
   shown = capsys.readouterr().out
   for said in (
@@ -253,10 +257,10 @@ def test_a_task_that_composes_with_nothing_is_evaluated_alone(
     evaluate_lib.predict_fn(placed, [task], mesh),
     datasets.open_ref(SplitRef("digits:5-9", "", "test")),
     CENTRAL, batch_size=64, mesh=mesh,
-  )["lone"]  # fmt: skip
-  assert entry["examples"] == trained["examples"] == 177
-  for key, of_run in (("accuracy", "top1"), ("loss", "loss")):
-    assert entry[key] == trained[of_run]
+  )["lone"].scores  # fmt: skip
+  assert entry["examples"] == trained.examples == 177
+  assert entry["score"] == trained.accuracy
+  assert entry["loss"] == trained.loss
   page = tmp_path / "report" / "lone" / "report.html"
   assert page.is_file() == bool(report)
   capsys.readouterr()
@@ -340,7 +344,7 @@ def test_outputs_that_are_not_finite_are_said(model, monkeypatch, capsys):
   assert entry["loss"] is None
   said = capsys.readouterr().out
   assert "low: outputs for 1 image of digits:0-4 are not finite" in said
-  found = {**ENTRY, "not_finite": 2, "accuracy_plain": 0.5,
+  found = {**ENTRY, "not_finite": 2, "score_plain": 0.5,
            "outputs_bit_equal": True}  # fmt: skip
   result["backbone"]["upstream"] = found
   entry["alone"] = {"score": 0.5, "max_difference": None,
@@ -474,11 +478,11 @@ def test_json_replaces_nothing_of_the_users(tmp_path):
 
 
 def test_top5_of_five_classes_is_not_shown():
-  entry = {**ENTRY, "top5": 0.875}
+  entry = {**ENTRY, "metrics": {"top1": 0.5, "top5": 0.875}}
   result = {
     "tasks": [
-      {**entry, "name": "five", "per_class": [0.5] * 5},
-      {**entry, "name": "six", "per_class": [0.5] * 6},
+      {**entry, "name": "five", "per_output": {"accuracy": [0.5] * 5}},
+      {**entry, "name": "six", "per_output": {"accuracy": [0.5] * 6}},
     ],
     "timing": {"batch_size": 8, "plain": 1.0, "tasks": 2, "together": 1.1,
                "one_by_one": 2.0},
@@ -488,11 +492,12 @@ def test_top5_of_five_classes_is_not_shown():
 
 
 def test_each_kind_has_its_table():
-  entry = {**ENTRY, "top5": 1.0, "per_class": [0.5] * 3, "name": "c"}
-  labels = {**entry, "kind": "labels", "map": 0.25, "f1_macro": None,
-            "name": "l", "not_finite": 2}  # fmt: skip
+  entry = {**ENTRY, "name": "c"}
+  labels = {**entry, "kind": "labels", "name": "l", "not_finite": 2,
+            "metrics": {"map": 0.25, "f1_macro": None}}  # fmt: skip
   numbers = {"r2": 0.75, "spearman": None, "mae": 1.5, "rmse": 2.25}
-  one = {**entry, **numbers, "kind": "values", "units": ["mm"], "name": "v"}
+  one = {**entry, "metrics": numbers, "kind": "values", "units": ["mm"],
+         "name": "v"}  # fmt: skip
   mixed = {**one, "units": ["mm", "g"], "name": "w"}
   timing = {"batch_size": 8, "plain": 1.0, "tasks": 1, "together": 1.1}
   said = evaluate.text({"tasks": [mixed, labels, entry, one], "timing": timing})
@@ -508,7 +513,7 @@ def test_each_kind_has_its_table():
 
 def test_a_task_alone_is_timed_once():
   """One pass for all of one task, and one after the other, are the same."""
-  entry = {**ENTRY, "skipped": 1, "name": "a", "per_class": [0.5] * 5}
+  entry = {**ENTRY, "skipped": 1, "name": "a"}
   timing = {"batch_size": 8, "plain": 1.0, "tasks": 1, "together": 1.1,
             "one_by_one": 1.2}  # fmt: skip
   said = evaluate.text({"tasks": [entry], "timing": timing})

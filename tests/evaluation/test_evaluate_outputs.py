@@ -22,7 +22,7 @@ def digest(*pixels):
     one_device(),
     also=["digest"],
   )
-  return found["a"]["digest"]
+  return found["a"].digest
 
 
 def test_a_digest_is_over_all_batches_in_their_order():

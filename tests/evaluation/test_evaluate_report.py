@@ -79,9 +79,9 @@ def test_a_report_is_of_the_pass_that_is_verified(
     folder = report / task.name
     found = json.loads((folder / "metrics.json").read_text())
     entry = entries[task.name]
-    assert found["metrics"]["top1"]["share"] == entry["accuracy"]
+    assert found["metrics"]["top1"]["share"] == entry["score"]
     assert found["metrics"]["loss"] == pytest.approx(entry["loss"], rel=1e-5)
-    assert found["per_class"]["recall"] == entry["per_class"]
+    assert found["per_class"]["recall"] == entry["per_output"]["accuracy"]
     assert found["alone"] == entry["alone"]
     assert found["task"]["digest"] == task.digest
     assert found["backbone"]["fingerprint"] == backbone.fingerprint

@@ -43,9 +43,9 @@ def test_hits_of_a_split_are_those_of_its_examples_in_order():
       predict, source, task.spec.preprocessing, batch_size=size,
       mesh=one_device(), also=["hits"],
     )["digits"]  # fmt: skip
-    hits = found[size] = result["hits"]
+    hits = found[size] = result.hits
     assert hits.right.shape == hits.counted.shape == (source.size,)
-    assert hits.right.mean() == pytest.approx(result["top1"])
+    assert hits.right.mean() == pytest.approx(result.scores.accuracy)
     assert hits.counted.all()
   assert 0 < found[16].right.sum() < 50
   np.testing.assert_array_equal(found[16].right, found[50].right)

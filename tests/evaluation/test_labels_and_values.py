@@ -51,33 +51,38 @@ def value_predictions(found, target, kind=VALUES):
 
 
 def test_labels_by_hand():
-  found = labels.summarise(label_predictions(logit(PROBABILITY), HAS))
+  evaluation = labels.evaluation_of(label_predictions(logit(PROBABILITY), HAS))
+  found, metrics = evaluation.scores, evaluation.scores.metrics
   # Precision (recall) from above: 1 (1/2), 1/2 (1/2), 2/3 (1), 1/2 (1).
   first = 1 * 1 / 2 + 2 / 3 * 1 / 2
   # Of ties: 1/2 (1/2), 1/2 (1).
   second = 1 / 2 * 1 / 2 + 1 / 2 * 1 / 2
-  assert found["per_class"] == pytest.approx([first, second, None])
-  assert found["map"] == pytest.approx((first + second) / 2)
-  assert found["score"] == found["map"]
+  average = found.per_output["average_precision"]
+  assert average == pytest.approx([first, second, None])
+  assert metrics["map"] == pytest.approx((first + second) / 2)
+  assert found.score == metrics["map"]
   # At 0.5: 2 of 3 right, both found; 1 of 2 right, 1 of 2 found; one wrong.
-  assert found["f1_per_class"] == pytest.approx([2 * 2 / 3 / (5 / 3), 0.5, 0])
-  assert found["f1_macro"] == pytest.approx((0.8 + 0.5 + 0) / 3)
+  f1 = found.per_output["f1"]
+  assert f1 == pytest.approx([2 * 2 / 3 / (5 / 3), 0.5, 0])
+  assert metrics["f1_macro"] == pytest.approx((0.8 + 0.5 + 0) / 3)
   # F1 from above: 2/3, 1/2, 4/5, 2/3, and 1/2, 2/3: half way to the next.
-  assert found["thresholds"] == pytest.approx([(0.7 + 0.1) / 2, 0.2 / 2, 0.5])
+  thresholds = (0.7 + 0.1) / 2, 0.2 / 2, 0.5
+  assert evaluation.thresholds == pytest.approx(thresholds)
   right = [0.9, 0.2, 0.7, 0.9, 0.6, 0.4, 0.8, 0.2, 0.7, 0.7, 0.7, 0.3]
-  assert found["loss"] == pytest.approx(-np.log(right).mean(), rel=1e-5)
+  assert found.loss == pytest.approx(-np.log(right).mean(), rel=1e-5)
   # Pairs of 0.9, 0.8, 0.1; two of 0.7, 0.6 and 0.2, half of them right; three
   # of 0.3, none of them right.
   gaps = 0.1 + 0.8 + 0.1 + 2 * (0.2 + 0.1 + 0.3) + 3 * 0.3
-  assert found["calibration_error"] == pytest.approx(gaps / 12, rel=1e-5)
-  assert (found["examples"], found["not_finite"]) == (4, 0)
+  assert metrics["calibration_error"] == pytest.approx(gaps / 12, rel=1e-5)
+  assert (found.examples, found.not_finite) == (4, 0)
+  assert not evaluation.undefined
 
 
 def test_labels_at_thresholds():
   """The greatest F1 is that of the thresholds that are chosen."""
   outputs = logit(PROBABILITY)
-  chosen = labels.summarise(label_predictions(outputs, HAS))["thresholds"]
-  kind = mv.TaskKind(name="labels", thresholds=tuple(chosen))
+  chosen = labels.evaluation_of(label_predictions(outputs, HAS)).thresholds
+  kind = mv.TaskKind(name="labels", thresholds=chosen)
   found = labels.label_metrics(label_predictions(outputs, HAS, kind))
   assert found.support.tolist() == [2, 2, 0]
   assert found.predicted.tolist() == [3, 4, 1]
@@ -88,7 +93,7 @@ def test_labels_at_thresholds():
   rng = np.random.default_rng(0)
   has = (rng.random((50, 2)) < 0.3).astype(np.float32)
   outputs = (rng.standard_normal((50, 2)) + has).astype(np.float32)
-  [first, _] = labels.summarise(label_predictions(outputs, has))["thresholds"]
+  first, _ = labels.evaluation_of(label_predictions(outputs, has)).thresholds
   shares = LABELS.activate(outputs[:, 0].astype(np.float64))
   f1 = [sklearn.metrics.f1_score(has[:, 0], shares >= cut) for cut in shares]
   assert sklearn.metrics.f1_score(has[:, 0], shares >= first) == max(f1)
@@ -144,7 +149,7 @@ def test_a_threshold_means_the_same_in_float32(outputs, has, chosen):
   """Of exports, whose probabilities are float32, and of everything here."""
   outputs = np.float32(outputs)[:, None]
   column = np.float32(has)[:, None]
-  [cut] = labels.summarise(label_predictions(outputs, column))["thresholds"]
+  [cut] = labels.evaluation_of(label_predictions(outputs, column)).thresholds
   kind = mv.TaskKind(name="labels", thresholds=(cut,))
   wide = kind.activate(outputs.astype(np.float64))
   narrow = kind.activate(outputs)
@@ -157,13 +162,14 @@ def test_a_threshold_means_the_same_in_float32(outputs, has, chosen):
 
 def test_a_label_that_nothing_is_said_of_has_no_f1():
   few = label_predictions(np.full((2, 2), -3.0), np.array([[1.0, 0], [1, 0]]))
-  found = labels.summarise(few)
-  assert found["f1_per_class"] == [0, None]
-  assert (found["f1_macro"], found["map"]) == (0, 1)
+  found = labels.evaluation_of(few).scores
+  assert found.per_output["f1"] == [0, None]
+  assert (found.metrics["f1_macro"], found.metrics["map"]) == (0, 1)
 
 
 def test_values_by_hand():
-  found = values.summarise(value_predictions(FOUND, TARGET))
+  evaluation = values.evaluation_of(value_predictions(FOUND, TARGET))
+  found = evaluation.scores
   first = {
     "mae": (1 + 1) / 4,
     "rmse": np.sqrt(2 / 4),
@@ -181,33 +187,34 @@ def test_values_by_hand():
   third = {"mae": 0.5, "rmse": np.sqrt(0.5), "r2": None, "spearman": None}
   for name, value in first.items():
     each = [value, second[name], third[name]]
-    assert [one[name] for one in found["per_class"]] == pytest.approx(each)
+    assert found.per_output[name] == pytest.approx(each)
     known = [one for one in each if one is not None]
-    assert found[name] == pytest.approx(np.mean(known))
-  assert found["score"] == found["r2"]
-  assert found["loss"] == pytest.approx((2 / 4 + 104 / 25 + 2) / 12)
-  assert (found["examples"], found["not_finite"]) == (4, 0)
+    assert found.metrics[name] == pytest.approx(np.mean(known))
+  assert found.score == found.metrics["r2"]
+  assert found.loss == pytest.approx((2 / 4 + 104 / 25 + 2) / 12)
+  assert (found.examples, found.not_finite) == (4, 0)
+  assert not evaluation.undefined
 
 
 def test_values_that_are_all_the_same():
   constant = np.full_like(FOUND, 5)
-  found = values.summarise(value_predictions(constant, TARGET))
-  assert found["spearman"] is None
+  found = values.evaluation_of(value_predictions(constant, TARGET)).scores
+  assert found.metrics["spearman"] is None
   # About 2.5 and 15: 1 - 30 / 5 and 1 - 250 / 100 ... of the right values.
   squares = [16 + 9 + 4 + 1, 25 + 25 + 225 + 225]
   expected = [1 - squares[0] / 5, 1 - squares[1] / 100]
-  assert found["r2"] == pytest.approx(np.mean(expected))
+  assert found.metrics["r2"] == pytest.approx(np.mean(expected))
 
 
 def test_values_beyond_float32():
   """Of the greatest scale that a task file may state."""
   kind = mv.TaskKind(name="values", mean=(1e30,), std=(1e30,))
   outputs = np.full((2, 1), 1e20, np.float32)
-  found = values.summarise(
+  found = values.evaluation_of(
     of_outputs(kind, outputs, TARGET[1:3, :1], np.ones(2, np.float32))
-  )
-  assert found["mae"] == pytest.approx(1e50)
-  assert found["score"] < -1e90
+  ).scores
+  assert found.metrics["mae"] == pytest.approx(1e50)
+  assert found.score < -1e90
 
 
 @pytest.mark.fault("non-finite-outputs")
@@ -215,27 +222,33 @@ def test_values_beyond_float32():
 def test_outputs_of_labels_and_values_that_are_not_finite(value):
   outputs = logit(PROBABILITY)
   outputs[0, 2] = value
-  found = labels.summarise(label_predictions(outputs, HAS))
-  assert found["not_finite"] == 1
+  evaluation = labels.evaluation_of(label_predictions(outputs, HAS))
+  found = evaluation.scores
+  assert found.not_finite == 1
   # The first example comes last: from above 0 (0), 1/2 (1/2), 1/3, 2/4 (1).
-  assert found["per_class"][0] == pytest.approx(1 / 2 * 1 / 2 + 2 / 4 * 1 / 2)
-  assert found["f1_per_class"][0] == pytest.approx(0.5)  # 1 of 2 is right
+  average = found.per_output["average_precision"][0]
+  assert average == pytest.approx(1 / 2 * 1 / 2 + 2 / 4 * 1 / 2)
+  assert found.per_output["f1"][0] == pytest.approx(0.5)  # 1 of 2 is right
   # Not below 0: the example with outputs of no number cannot be found.
-  assert all(0 < cut < 1 for cut in found["thresholds"])
-  assert found["calibration_error"] is None
-  assert np.isnan(found["loss"])
-  none = labels.summarise(label_predictions(np.full((4, 3), value), HAS))
-  assert (none["not_finite"], none["f1_macro"]) == (4, 0)
-  assert none["thresholds"] == [0.5] * 3
+  assert all(0 < cut < 1 for cut in evaluation.thresholds)
+  assert found.metrics["calibration_error"] is found.loss is None
+  none = labels.evaluation_of(label_predictions(np.full((4, 3), value), HAS))
+  assert (none.scores.not_finite, none.scores.metrics["f1_macro"]) == (4, 0)
+  assert none.thresholds == (0.5,) * 3
 
   outputs = standardized(FOUND)
   outputs[1, 0] = value
-  found = values.summarise(
+  evaluation = values.evaluation_of(
     of_outputs(VALUES, outputs, TARGET, np.ones(4, np.float32))
   )
-  assert (found["score"], found["not_finite"]) == (-np.inf, 1)
-  assert found["r2"] is found["mae"] is found["per_class"][1]["rmse"] is None
-  assert np.isnan(found["loss"])
+  found = evaluation.scores
+  assert found.score is found.loss is None
+  assert found.not_finite == 1
+  names = ("r2", "mae", "rmse", "spearman")
+  assert found.metrics == dict.fromkeys(names)
+  assert found.per_output == dict.fromkeys(names, [None] * 3)
+  # A score of other outputs on these examples is defined.
+  assert not evaluation.undefined
 
 
 def evaluated(mesh, kinds, rows, label, **options):
@@ -273,12 +286,14 @@ def test_labels_of_a_split(mesh):
     mesh, {"x": LABELS, "y": LABELS}, logit(PROBABILITY), HAS,
     also=["predictions", "hits", "digest"], predictions_of="x",
   )  # fmt: skip
-  found, predictions = result["x"], result["x"].pop("predictions")
-  alone = labels.summarise(label_predictions(logit(PROBABILITY), HAS))
-  assert len(found.pop("digest")) == 64
-  assert found.pop("skipped") == 6
-  assert found == alone  # without hits
-  assert "predictions" not in result["y"]
+  found, predictions = result["x"], result["x"].predictions
+  alone = labels.evaluation_of(label_predictions(logit(PROBABILITY), HAS))
+  assert len(found.digest) == 64
+  assert found.scores == dataclasses.replace(alone.scores, skipped=6)
+  assert found.thresholds == alone.thresholds
+  assert found.hits is found.majority is None
+  assert not found.undefined
+  assert result["y"].predictions is None
   assert np.flatnonzero(predictions.counted).tolist() == places
   assert len(predictions.label) == 10
   np.testing.assert_array_equal(predictions.label[places], HAS)
@@ -291,12 +306,12 @@ def test_values_of_a_split(mesh):
   result, places = evaluated(
     mesh, {"x": VALUES}, standardized(FOUND), TARGET, also=["predictions"]
   )
-  predictions = result["x"].pop("predictions")
-  assert result["x"].pop("skipped") == 6
-  alone = values.summarise(value_predictions(FOUND, TARGET))
-  for key, value in alone.items():
-    if key != "per_class":
-      assert result["x"][key] == pytest.approx(value, rel=1e-6)
+  scores, predictions = result["x"].scores, result["x"].predictions
+  alone = values.evaluation_of(value_predictions(FOUND, TARGET)).scores
+  assert (scores.examples, scores.skipped, scores.not_finite) == (4, 6, 0)
+  assert scores.score == pytest.approx(alone.score, rel=1e-6)
+  assert scores.loss == pytest.approx(alone.loss, rel=1e-6)
+  assert scores.metrics == pytest.approx(alone.metrics, rel=1e-6)
   np.testing.assert_array_equal(predictions.target[places], TARGET)
   np.testing.assert_allclose(predictions.predicted[places], FOUND, rtol=1e-6)
   assert np.isnan(predictions.predicted[1]).all()
@@ -317,16 +332,29 @@ def test_values_keep_what_they_mean(mesh, offset, scale):
   result, places = evaluated(
     mesh, {"x": kind}, outputs, target, also=["predictions"]
   )
-  predictions = result["x"].pop("predictions")
+  scores, predictions = result["x"].scores, result["x"].predictions
   np.testing.assert_array_equal(predictions.target[places], target)
-  alone = values.summarise(value_predictions(FOUND, TARGET))
-  assert result["x"]["r2"] == pytest.approx(alone["r2"], rel=1e-3)
-  assert result["x"]["loss"] == pytest.approx(alone["loss"], rel=1e-3)
-  mae = scale * alone["mae"]
-  assert result["x"]["mae"] == pytest.approx(mae, rel=1e-3, abs=0)
+  alone = values.evaluation_of(value_predictions(FOUND, TARGET)).scores
+  assert scores.score == pytest.approx(alone.score, rel=1e-3)
+  assert scores.loss == pytest.approx(alone.loss, rel=1e-3)
+  mae = scale * alone.metrics["mae"]
+  assert scores.metrics["mae"] == pytest.approx(mae, rel=1e-3, abs=0)
   np.testing.assert_array_equal(
     kind.activate(outputs), predictions.predicted[places]
   )
+
+
+def test_an_evaluation_says_why_there_is_no_score():
+  none = labels.evaluation_of(label_predictions(logit(PROBABILITY), HAS * 0))
+  assert none.undefined.startswith("no example has any label")
+  same = TARGET[:1].repeat(4, axis=0)
+  constant = values.evaluation_of(value_predictions(FOUND, same))
+  assert constant.undefined.startswith("all examples have the same values")
+  one = values.evaluation_of(value_predictions(FOUND[:1], TARGET[:1]))
+  assert one.undefined.startswith("it has one image, and R2")
+  for found in (none, constant, one):
+    assert found.scores.score is None
+    assert found.scores.loss > 0
 
 
 def test_a_split_without_a_score_is_refused():
@@ -351,7 +379,7 @@ def test_a_split_without_a_score_is_refused():
 
 # Each of two processes has half of the rows of each batch.
 ONE_OF_TWO = """
-import json, sys
+import dataclasses, json, sys
 import numpy as np
 from memory_vit.evaluation import evaluate
 from memory_vit.model.kinds import TaskKind
@@ -367,8 +395,9 @@ batches = [
 found = evaluate.evaluate(
   lambda inputs: {"x": inputs}, batches, sharding.make_mesh(),
   kinds={"x": TaskKind(name="labels")}, also=["predictions"])["x"]
-predictions = found.pop("predictions")
-print(json.dumps({**found, "outputs": predictions.outputs.tolist()}))
+print(json.dumps({
+  "scores": dataclasses.asdict(found.scores), "thresholds": found.thresholds,
+  "outputs": found.predictions.outputs.tolist()}))
 """
 
 
@@ -387,8 +416,9 @@ def test_two_processes_find_what_one_finds(tmp_path):
     ]
     for process in both:
       assert process.wait() == 0, process.text
-  alone = labels.summarise(label_predictions(outputs, has))
+  alone = labels.evaluation_of(label_predictions(outputs, has))
   for process in both:
     found = json.loads(process.printed.splitlines()[-1])
-    assert found.pop("outputs") == outputs.tolist()
-    assert found == alone
+    assert found["outputs"] == outputs.tolist()
+    assert found["scores"] == dataclasses.asdict(alone.scores)
+    assert found["thresholds"] == list(alone.thresholds)

@@ -15,30 +15,32 @@ def test_sums_against_a_loop():
   for i in range(0, 40, 8):
     rows = (jnp.asarray(a[i : i + 8]) for a in (logits, labels, mask))
     total = metrics.add(total, metrics.batch_sums(*rows))
-  found = metrics.summarise(total)
+  evaluation = metrics.evaluation_of(total)
+  found = evaluation.scores
 
   order = np.argsort(-logits, axis=1)
   right = order == labels[:, None]
   shifted = logits - logits.max(1, keepdims=True)
   log_p = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
   losses = -log_p[np.arange(40), labels]
-  assert found["examples"] == 33
-  assert np.isclose(found["loss"], losses[:33].mean(), rtol=1e-5)
-  assert np.isclose(found["top1"], right[:33, 0].mean())
-  assert np.isclose(found["top5"], right[:33, :5].any(1).mean())
-  assert found["majority"] == np.bincount(labels[:33]).max() / 33
+  assert found.examples == 33
+  assert np.isclose(found.loss, losses[:33].mean(), rtol=1e-5)
+  assert np.isclose(found.accuracy, right[:33, 0].mean())
+  assert found.score == found.metrics["top1"] == found.accuracy
+  assert np.isclose(found.top5, right[:33, :5].any(1).mean())
+  assert evaluation.majority == np.bincount(labels[:33]).max() / 33
   for c in range(8):
     mine = labels[:33] == c
-    assert np.isclose(found["per_class"][c], right[:33, 0][mine].mean())
-  assert found["per_class"][8] is None
+    assert np.isclose(found.per_class[c], right[:33, 0][mine].mean())
+  assert found.per_class[8] is None
 
 
 def test_top5_of_fewer_classes():
   sums = metrics.batch_sums(jnp.eye(3), jnp.array([0, 1, 0]), jnp.ones(3))
-  found = metrics.summarise(metrics.add(None, sums))
-  assert np.isclose(found["top1"], 2 / 3)
-  assert found["top5"] == 1.0
-  assert found["majority"] == 2 / 3
+  found = metrics.evaluation_of(metrics.add(None, sums))
+  assert np.isclose(found.scores.accuracy, 2 / 3)
+  assert found.scores.top5 == 1.0
+  assert found.majority == 2 / 3
 
 
 @pytest.mark.parametrize("compiled", [True, False])
@@ -66,12 +68,13 @@ def test_what_is_not_finite_is_not_right():
   # Also for a wrong class, which leaves the loss finite by itself.
   sure = jnp.array([[1.0, -jnp.inf, 0.0]])
   sums_of_one = metrics.batch_sums(sure, jnp.array([0]), jnp.ones(1))
-  found = metrics.summarise(metrics.add(None, sums_of_one))
-  assert (found["not_finite"], found["top1"]) == (1, 0)
-  assert np.isnan(found["loss"])
+  found = metrics.evaluation_of(metrics.add(None, sums_of_one)).scores
+  assert (found.not_finite, found.accuracy) == (1, 0)
+  assert found.loss is None
   # What fills a batch is no example.
   padded = metrics.batch_sums(logits, labels, mask.at[0].set(0))
   assert padded["not_finite"] == 1
-  assert metrics.summarise(metrics.add(None, sums))["not_finite"] == 2
+  whole = metrics.evaluation_of(metrics.add(None, sums))
+  assert whole.scores.not_finite == 2
   assert sums["class_top1"].tolist() == [0, 0, 1]
   assert metrics.example_hits(logits, labels, mask).tolist() == [0, 0, 1]

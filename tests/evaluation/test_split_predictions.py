@@ -196,14 +196,14 @@ def test_predictions_of_a_split_stand_in_its_order(mesh):
   result = evaluate.evaluate_source(
     predict, source, PLAIN, batch_size=8, mesh=mesh, also=["predictions"]
   )["x"]
-  found = result["predictions"]
+  found = result.predictions
   counted = [i for i in range(11) if i != 3]
   assert found.num_classes == len(found.label) == 11
   np.testing.assert_array_equal(np.flatnonzero(found.counted), counted)
   np.testing.assert_array_equal(found.label[counted], counted)
   np.testing.assert_array_equal(found.top_classes[counted, 0], counted)
-  assert metrics_of(found).top1.share == result["top1"] == 1
-  assert metrics_of(found).skipped == result["skipped"] == 1
+  assert metrics_of(found).top1.share == result.scores.accuracy == 1
+  assert metrics_of(found).skipped == result.scores.skipped == 1
 
 
 @pytest.mark.slow
@@ -225,15 +225,14 @@ def test_predictions_may_be_of_one_output_alone(mesh):
   every, one = found(), found(predictions_of="y")
   # Several are named by several names.
   several = found(predictions_of=("y", "xy"))
-  assert ["predictions" in several[name] for name in "xy"] == [False, True]
-  assert "predictions" not in one["x"]
+  assert several["x"].predictions is None
+  assert several["y"].predictions is not None
+  assert one["x"].predictions is None
   for name in ("x", "y"):
-    assert one[name]["top1"] == every[name]["top1"]
-    np.testing.assert_array_equal(
-      one[name]["hits"].right, every[name]["hits"].right
-    )
+    assert one[name].scores.accuracy == every[name].scores.accuracy
+    np.testing.assert_array_equal(one[name].hits.right, every[name].hits.right)
   np.testing.assert_array_equal(
-    one["y"]["predictions"].top_classes, every["y"]["predictions"].top_classes
+    one["y"].predictions.top_classes, every["y"].predictions.top_classes
   )
 
 

@@ -24,7 +24,10 @@ HOSTILE = (
 def test_the_card_says_what_on_what_and_how_good(backbone):
   made = {
     "config": {"data": {"name": "digits", "train": "train"}},
-    "metrics": {"test_accuracy": 0.875, "test_examples": 2000, "chance": 0.1},
+    "metrics": {
+      "test": {"metrics": {"top1": 0.875}, "examples": 2000},
+      "chance": 0.1,
+    },
   }
   task = random_task(backbone, "a", class_names=("cat", "dog", "hen"))
   text = model_card.to_text([mv.Task(task.spec, task.params, made)])
@@ -75,7 +78,7 @@ def test_the_card_says_how_images_are_resized(backbone):
 @pytest.mark.parametrize(("classes", "tells"), [(5, False), (6, True)])
 def test_of_five_classes_there_is_no_top_5(backbone, classes, tells):
   task = random_task(backbone, "a", classes=classes)
-  made = {"metrics": {"test_top5": 1.0, "test_accuracy": 0.5}}
+  made = {"metrics": {"test": {"metrics": {"top5": 1.0, "top1": 0.5}}}}
   text = model_card.to_text([mv.Task(task.spec, task.params, made)])
   assert ("| top-5 accuracy, test | 100.00 % |" in text) == tells
   assert "| accuracy, test | 50.00 % |" in text
@@ -83,15 +86,15 @@ def test_of_five_classes_there_is_no_top_5(backbone, classes, tells):
 
 def test_the_card_of_labels_and_values(backbone):
   _, tags, size = tasks_of_kinds(backbone)
-  made = {"metrics": {"test_metrics": {"map": 0.75, "r2": float("nan")},
-                      "val_metrics": {"mae": 1.5}}}  # fmt: skip
+  test = {"metrics": {"map": 0.75, "r2": float("nan")}}
+  made = {"metrics": {"test": test, "val": {"metrics": {"mae": 1.5}}}}
   text = model_card.to_text([mv.Task(tags.spec, tags.params, made)])
   assert (
     "- labels: 3: `even` (threshold 0.3), `above 4` (threshold 0.5), `prime` "
     "(threshold 0.7)\n"
   ) in text
   assert "activate(outputs['tags'])` returns probabil" in text
-  assert "| mean average precision, test | 0.75 |" in text
+  assert "| mean average precision, test | 75.00 % |" in text
   assert "| mean absolute error, mean over values, validation | 1.5 |" in text
   assert "R2" not in text
   assert "pipeline_tag: image-classification" in text
@@ -129,7 +132,11 @@ def test_names_of_strangers_are_text(backbone, name):
   def card(text):
     made = {
       "config": {"backbone": text, "data": {"name": text, "test": text}},
-      "metrics": {"test_accuracy": text, "steps": text, "chance": 0.5},
+      "metrics": {
+        "test": {"metrics": {"top1": text}},
+        "steps": text,
+        "chance": 0.5,
+      },
     }
     names = (text, f"{text} 2", f"{text} 3")
     kind = mv.TaskKind(
@@ -145,8 +152,9 @@ def test_names_of_strangers_are_text(backbone, name):
 
 @pytest.mark.parametrize(
   "metrics",
-  [[], {"test_accuracy": float("nan")}, {"steps": True}, {"chance": 10**99},
-   {"test_accuracy": None, "steps": 1.5}],
+  [[], {"test": {"metrics": {"top1": float("nan")}}}, {"steps": True},
+   {"chance": 10**99}, {"test": {"metrics": {"top1": None}}, "steps": 1.5},
+   {"test": [], "val": {"metrics": 3}}],
 )  # fmt: skip
 def test_numbers_that_are_none_are_left_out(backbone, metrics):
   task = random_task(backbone, "a")

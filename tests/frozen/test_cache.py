@@ -84,7 +84,7 @@ def trained(made, directory):
     for name, task in pack.tasks.items()
     for key, value in trees.flatten(task.params).items()
   }
-  return arrays, {k: (b.step, b.score) for k, b in pack.best.items()}
+  return arrays, {k: (b.step, b.scores.score) for k, b in pack.best.items()}
 
 
 def assert_same_bits(found, expected):

@@ -112,7 +112,7 @@ def learned(run: Run) -> dict[str, bytes]:
 
 def accuracies(run: Run) -> list[tuple]:
   found = json.loads((run.workdir / "result.json").read_text())["tasks"]
-  return [(t["val_accuracy"], t["test_accuracy"], t["test_loss"])
+  return [(t["val"]["score"], t["test"]["score"], t["test"]["loss"])
           for t in found]  # fmt: skip
 
 

@@ -132,7 +132,7 @@ def test_the_same_numbers_learn_the_same_task(place, tmp_path, regime, where):
   found = run.train_and_evaluate(config_of(place, changes), tmp_path / "rows")
   assert_same_bits(learned(tmp_path / "rows"), learned(tmp_path / "images"))
   assert found.tasks == result.tasks
-  assert found.tasks[0].test_examples == TEST * len(CLASSES)
+  assert found.tasks[0].test.examples == TEST * len(CLASSES)
   hits = [tmp_path / d / "hits.json" for d in ("rows", "images")]
   assert hits[0].read_bytes() == hits[1].read_bytes()
 
@@ -163,8 +163,8 @@ def test_a_sweep_on_few_of_each_class_in_16_bits(place, tmp_path):
       learned(tmp_path / "rows", name), learned(tmp_path / "images", name)
     )
   # The test split of images is not kept, and so not rounded.
-  assert [t.val_accuracy for t in found.tasks] == [
-    t.val_accuracy for t in result.tasks
+  assert [t.val.accuracy for t in found.tasks] == [
+    t.val.accuracy for t in result.tasks
   ]
 
 
@@ -213,9 +213,9 @@ def test_the_task_answers_images_as_it_answered_embeddings(
   best = np.asarray(logits).argmax(axis=-1)
   assert len(np.unique(best)) > 1
   right = (best == source.labels).mean()
-  assert result.tasks[0].test_accuracy == pytest.approx(right)
+  assert result.tasks[0].test.accuracy == pytest.approx(right)
   loss = optax.softmax_cross_entropy_with_integer_labels(logits, source.labels)
-  assert result.tasks[0].test_loss == pytest.approx(float(loss.mean()), 1e-4)
+  assert result.tasks[0].test.loss == pytest.approx(float(loss.mean()), 1e-4)
 
 
 @pytest.mark.slow

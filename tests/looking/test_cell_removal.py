@@ -196,7 +196,7 @@ def test_each_example_counts_once(backbone, monkeypatch, together):
     predict_fn(backbone, tasks, mesh, ["child"]), source,
     tasks[0].spec.preprocessing, batch_size=16, mesh=mesh,
   )  # fmt: skip
-  assert evaluated["child"]["top1"] == removal.top1
+  assert evaluated["child"].scores.accuracy == removal.top1
 
 
 def test_the_test_is_mcnemars():

@@ -209,10 +209,10 @@ def test_evaluation_counts_every_example_once(wide, images, fsdp):
   def predict(images):
     return mv.forward(backbone, [task], images)
 
-  found = evaluate.evaluate(predict, rows, mesh)["a"]
+  found = evaluate.evaluate(predict, rows, mesh)["a"].scores
   out = np.asarray(mv.forward(wide, [task], images)["a"]).argmax(-1) == labels
-  assert found["examples"] == 11
-  assert found["top1"] == pytest.approx((out.sum() + out[:3].sum()) / 11)
+  assert found.examples == 11
+  assert found.accuracy == pytest.approx((out.sum() + out[:3].sum()) / 11)
 
 
 def test_a_layer_is_gathered_where_it_is_used(wide, images):

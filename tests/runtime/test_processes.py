@@ -253,11 +253,14 @@ def test_two_processes_do_what_one_does(together, alone):
     for where in (path, alone)
   ]
   for task in results[0]["tasks"]:
-    assert task["test_examples"] % 64
-  compare = ("name", "val_accuracy", "test_accuracy", "test_examples")
+    assert task["test"]["examples"] % 64
   for mine, other in zip(*(r["tasks"] for r in results), strict=True):
-    assert {k: mine[k] for k in compare} == {k: other[k] for k in compare}
-    assert mine["test_loss"] == pytest.approx(other["test_loss"], abs=1e-5)
+    assert mine["name"] == other["name"]
+    assert mine["val"]["score"] == other["val"]["score"]
+    for key in ("score", "examples"):
+      assert mine["test"][key] == other["test"][key]
+    loss = other["test"]["loss"]
+    assert mine["test"]["loss"] == pytest.approx(loss, abs=1e-5)
   assert results[0]["backbone"]["outputs_bit_equal"] is True
 
   tasks = [exported(where / "run") for where in (path, alone)]
@@ -317,9 +320,9 @@ def test_what_two_processes_leave_out_is_what_one_does(tmp_path, backbone_file):
   for name, directory in run_both(tmp_path, backbone_file, changes).items():
     result = json.loads((directory / "run" / "result.json").read_text())
     (task,) = result["tasks"]
-    assert (task["test_examples"], task["test_skipped"]) == (8, 4)
+    assert (task["test"]["examples"], task["test"]["skipped"]) == (8, 4)
     assert len(result["left_out"]) == 8
-    found[name] = result["left_out"], task["test_accuracy"]
+    found[name] = result["left_out"], task["test"]["score"]
   assert found["together"] == found["alone"]
   shares = [two.read(log, "examples") for log in logs_in(tmp_path / "together")]
   whole = two.read(tmp_path / "alone" / "log", "examples")

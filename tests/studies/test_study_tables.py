@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from fake_studies import configured, follow, small_study
+from fake_studies import configured, follow, scores_of, small_study
 
 from memory_vit.errors import MemoryVitError
 from memory_vit.run_result import RunResult, SweepResult, TrialResult
@@ -124,9 +124,8 @@ def test_a_trial_that_diverged_in_a_sweep_has_no_result(study):
   assert planned.regime == "norms_masked"
   entries = tuple(
     TrialResult(
-      name=f"t-0{i}", learning_rate=rate, cells=0, val_accuracy=0.5,
-      test_accuracy=0.4, test_examples=9, trainable_params=3,
-      exported="tasks/t",
+      name=f"t-0{i}", learning_rate=rate, cells=0, val=scores_of(0.5),
+      test=scores_of(0.4, 9), trainable_params=3, exported="tasks/t",
     )
     for i, rate in enumerate(planned.learning_rates)
   )  # fmt: skip
@@ -135,7 +134,7 @@ def test_a_trial_that_diverged_in_a_sweep_has_no_result(study):
   )
   here = Path("runs")
   well, lost = trials_of(planned, result, here)
-  assert (well.validation, well.test) == (0.5, 0.4)
+  assert (well.validation, well.test, well.examples) == (0.5, 0.4, 9)
   assert well.task == str(here / "tasks" / "t")
   assert (lost.learning_rate, lost.validation, lost.task) == (0.1, None, None)
   # A trial that is neither finished nor lost is an error.

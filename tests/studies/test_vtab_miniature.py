@@ -99,7 +99,7 @@ def test_all_tasks_from_the_prepared_folder(
   ]  # fmt: skip
   assert evaluate.main(argv) == 0
   found = json.loads((tmp_path / "kitti.json").read_text())
-  assert found["tasks"][0]["accuracy"] == pytest.approx(first["kitti"])
+  assert found["tasks"][0]["score"] == pytest.approx(first["kitti"])
 
 
 def require_together(together, tested):

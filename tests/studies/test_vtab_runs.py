@@ -13,6 +13,7 @@ from fake_benchmarks import (
   vtab_config,
   write_digest,
 )
+from fake_studies import scores_of
 
 import memory_vit as mv
 from memory_vit import config as config_lib
@@ -268,7 +269,7 @@ def test_of_equals_the_first_is_chosen():
       cells=5,
       learning_rate=rate,
       varied={"learning_rate": rate, "task.cells": 5, "seed": 0},
-      val_accuracy=0.5,
+      val=scores_of(0.5),
     )
     for i, rate in enumerate(RATES)
   )
@@ -358,7 +359,7 @@ def test_the_report_names_each_regime_with_data_of_another_size():
     ("kitti", "head"): score("head", 4),
     ("kitti", "memory"): score("memory", task.test_examples),
   }
-  one = {"accuracy": 0.5, "examples": 7}
+  one = {"score": 0.5, "examples": 7}
   together = {"regime": "memory", "tasks": {"kitti": one}}
   lines = report.other_sizes(scores, together)
   assert lines[-2:] == [

@@ -77,9 +77,9 @@ def test_side_by_side_as_alone(
     alone = evaluate.evaluate_source(
       evaluate.predict_fn(backbone, [task], mesh), reader,
       task.spec.preprocessing, batch_size=8, mesh=mesh,
-    )[task.name]  # fmt: skip
-    assert found[run].loss == pytest.approx(alone["loss"], rel=1e-5)
-    assert found[run].accuracy == alone["top1"]
+    )[task.name].scores  # fmt: skip
+    assert found[run].loss == pytest.approx(alone.loss, rel=1e-5)
+    assert found[run].accuracy == alone.accuracy
     assert (found[run].examples, found[run].skipped) == (4, 0)
   assert len({outcome.loss for outcome in found.values()}) == len(runs)
 

@@ -31,9 +31,10 @@ PROVENANCE = {
   },
   "metrics": {
     "name": "pets", "regime": "memory_masked", "learning_rate": 0.25,
-    "seed": 7, "steps": 1500, "val_accuracy": 0.8125, "test_accuracy": None,
-    "test_per_class": [0.5, 0.75], "test_top5": 1.0, "test_majority": 0.375,
-    "chance": 0.25,
+    "seed": 7, "steps": 1500, "chance": 0.25, "majority": 0.375,
+    "val": {"score": 0.8125, "metrics": {"top1": 0.8125}},
+    "test": {"loss": None, "metrics": {"top5": 1.0}, "examples": 1234,
+             "per_output": {"accuracy": [0.5, 0.75]}},
   },
 }  # fmt: skip
 
@@ -180,16 +181,16 @@ def test_provenance_is_shown_as_far_as_it_is_there(tasks, capsys):
   assert found["learning_rate"] == "0.25"
   assert found["seed"] == "7"
   assert found["steps"] == "1,500"
-  assert found["val_accuracy"] == "81.25 %"
-  assert found["test_accuracy"] == "-"
+  assert found["val_top1"] == "81.25 %"
+  assert found["test_examples"] == "1,234"
   assert found["data"] == (
     "name 'digits:5-9', train 'train[:80%]', validation 'train[80%:]', "
     "test 'test'"
   )
-  assert "test_per_class" not in found
-  assert (found["chance"], found["test_majority"]) == ("25.00 %", "37.50 %")
+  assert not {"val_score", "test_loss", "test_accuracy", "test"} & found.keys()
+  assert (found["chance"], found["majority"]) == ("25.00 %", "37.50 %")
   assert found["test_top5"] == "100.00 %"  # of 12 classes
-  provenance = {**PROVENANCE, "metrics": {"test_top5": 1.0}}
+  provenance = {**PROVENANCE, "metrics": {"test": {"top5": 1.0}}}
   edit_task(tasks / "birds", lambda m: m.update(provenance=provenance))
   assert "test_top5" not in fields(run(capsys, tasks / "birds")[1])  # of 3
   edit_task(tasks / "birds", lambda m: m.update(provenance={}))
@@ -209,7 +210,9 @@ def test_all_labels(tasks, capsys):
 
 def test_labels_and_values(backbone, tmp_path, capsys):
   _, tags, size = tasks_of_kinds(backbone)
-  made = {"metrics": {"chance": None, "test_metrics": {"map": 0.75}}}
+  made = {
+    "metrics": {"chance": None, "test": {"metrics": {"map": 0.75}}, "val": 3}
+  }
   mv.save_task(dataclasses.replace(tags, provenance=made), tmp_path / "tags")
   mv.save_task(size, tmp_path / "size")
   out = run(capsys, tmp_path / "tags", "--labels")[1]

@@ -46,7 +46,7 @@ def test_round_trip_is_exact(backbone, images, tmp_path, cells):
 def test_what_task_json_holds(saved, backbone):
   task, path = saved
   manifest = json.loads((path / "task.json").read_text(encoding="utf-8"))
-  assert manifest["format_version"] == 1
+  assert manifest["format_version"] == 2
   spec = manifest["spec"]
   assert spec["class_names"] == ["cat", "dog", "ä", "日"]
   assert spec["backbone"]["fingerprint"] == backbone.fingerprint
@@ -172,10 +172,10 @@ def test_other_image_size_is_refused(saved, backbone):
   ("change", "message"),
   [
     (
-      lambda m: m.update(format_version=0),
-      "format_version 0, .* reads 1.*again",
+      lambda m: m.update(format_version=1),
+      "format_version 1, .* reads 2.*again",
     ),
-    (lambda m: m.update(format_version=2), "written by a newer one: update"),
+    (lambda m: m.update(format_version=3), "written by a newer one: update"),
     (lambda m: m.pop("provenance"), r"missing keys \['provenance'\]"),
     (lambda m: m.update(more=1), r"unknown keys \['more'\]"),
     (lambda m: m["spec"].pop("cells"), r"spec: missing keys \['cells'\]"),

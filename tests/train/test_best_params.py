@@ -1,12 +1,13 @@
 """Which state of a run is its result: by validation, the earliest of equals."""
 
+import dataclasses
 import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from conftest import one_device, random_task
+from conftest import class_evaluation, one_device, random_task
 
 from memory_vit import config as config_lib
 from memory_vit.train import loop, results, sweep
@@ -15,16 +16,13 @@ from memory_vit.train.pack import PackResult
 from memory_vit.train.step import TrainState
 
 
-def trained(
-  accuracies, skips=(), losses=types.MappingProxyType({}), kind="classes"
-):
+def trained(accuracies, skips=(), losses=types.MappingProxyType({})):
   """The best of each name, whose only parameter counts its updates.
 
   Args:
     accuracies: {name: on validation after each step}.
     skips: (name, step) of the updates that are not finite.
     losses: {name: on validation after every step}; by default 1.
-    kind: of the tasks; what is called accuracy is the score of that kind.
   """
 
   def step_fn(state, frozen, batch):
@@ -42,12 +40,9 @@ def trained(
 
   def validate(params):
     return {
-      name: {"loss": losses.get(name, 1.0), "score": values[evaluated[0] - 1],
-             "top1": values[evaluated[0] - 1], "top5": 1.0, "examples": 9,
-             "per_class": [1.0] * 2, "r2": values[evaluated[0] - 1],
-             "mae": 1.0, "rmse": 1.0, "spearman": None}
+      name: class_evaluation(values[evaluated[0] - 1], losses.get(name, 1.0))
       for name, values in accuracies.items()
-    }  # fmt: skip
+    }
 
   evaluated, total = [0], len(next(iter(accuracies.values())))
   params = {name: {"w": np.float32(0)} for name in accuracies}
@@ -56,14 +51,14 @@ def trained(
     title="run", step_fn=step_fn, frozen=None, mesh=one_device(),
     steps=loop.Steps(total=total, log=1, evaluate=1), batch_size=1,
     schedules=dict.fromkeys(accuracies, optax.constant_schedule(0.1)),
-    validate=validate, kind=kind,
+    validate=validate,
   )  # fmt: skip
   return run.fit(TrainState(jnp.int32(0), params, ()), batches)[1]
 
 
 def test_the_earliest_of_equals_is_the_best():
   past = trained({"a": [0.2, 0.7, 0.7, 0.1, 0.7], "b": [0.5, 0.5, 0.5, 0.6, 0]})
-  assert (past.best["a"].step, past.best["a"].score) == (2, 0.7)
+  assert (past.best["a"].step, past.best["a"].scores.score) == (2, 0.7)
   assert past.best["a"].params["w"] == 2
   assert past.best["b"].step == 4
 
@@ -73,7 +68,7 @@ def test_what_was_lost_is_never_the_best_again():
   skips = {("a", step) for step in (2, 3, 4)}
   past = trained({"a": [0.3, 0.3, 0.3, 0.9, 0.9, 0.9], "b": [0.1] * 6}, skips)
   assert past.lost == {"a": 4}
-  assert (past.best["a"].step, past.best["a"].score) == (1, 0.3)
+  assert (past.best["a"].step, past.best["a"].scores.score) == (1, 0.3)
   assert past.best["a"].params["w"] == 1
   # Its neighbour is as it was.
   assert (past.best["b"].step, past.lost.get("b")) == (1, None)
@@ -92,7 +87,10 @@ def test_a_variant_is_best_by_validation(backbone, tmp_path):
   learned = [
     PackResult(
       tasks={name: random_task(backbone, name) for name in names},
-      best={name: BestParams(3, validation[name]) for name in names},
+      best={
+        name: BestParams(3, scores=class_evaluation(validation[name]).scores)
+        for name in names
+      },
       lost={}, skipped={}, changes=(), examples=0, seconds=0.0,
     )
     for names in (("d-00",), ("d-01", "d-02"))
@@ -104,15 +102,12 @@ def test_a_variant_is_best_by_validation(backbone, tmp_path):
     asked.append((also, predictions_of))
     assert source == "the test split"
     return {
-      task.spec.name: {
-        "score": test[task.spec.name], "top1": test[task.spec.name],
-        "top5": 1.0, "loss": 1.0,
-        "per_class": [], "majority": 0.5, "examples": 9, "skipped": 0,
-        "not_finite": 0, "hits": None,
-        **({"predictions": task} if task.spec.name == predictions_of else {}),
-      }
+      task.spec.name: dataclasses.replace(
+        class_evaluation(test[task.spec.name]),
+        predictions=task if task.spec.name == predictions_of else None,
+      )
       for task in tasks
-    }  # fmt: skip
+    }
 
   learner = types.SimpleNamespace(
     evaluate=evaluate,
@@ -130,15 +125,15 @@ def test_a_variant_is_best_by_validation(backbone, tmp_path):
   assert [trial.predictions for trial in ranked[1:]] == [None, None]
   found = [trial.result for trial in ranked]
   assert [r.name for r in found] == ["d-01", "d-02", "d-00"]
-  assert [r.val_accuracy for r in found] == [0.8, 0.6, 0.5]
-  assert [r.test_accuracy for r in found] == [0.2, 0.7, 0.9]
+  assert [r.val.accuracy for r in found] == [0.8, 0.6, 0.5]
+  assert [r.test.accuracy for r in found] == [0.2, 0.7, 0.9]
   assert [r.exported for r in found] == ["tasks/d", None, None]
   assert found[0].learning_rate == 0.2
   # It is exported under the name of the task.
   (exported,) = results.export(learner, "d", ranked, tmp_path)
   best = next(t for t in learned[1].tasks.values() if t.spec.name == "d-01")
   assert exported.spec.name == "d"
-  assert exported.provenance["metrics"]["val_accuracy"] == 0.8
+  assert exported.provenance["metrics"]["val"]["score"] == 0.8
   jax.tree.map(np.testing.assert_array_equal, exported.params, best.params)
 
 
@@ -167,5 +162,5 @@ def test_a_tie_on_validation_is_broken_by_its_loss():
   assert [t.trial.name for t in results.rank(found, config, "d")] == [
     "d-01", "d-00", "d-02",
   ]  # fmt: skip
-  assert found[0].result.val_loss == 2.0
-  assert found[0].result.val_examples == 9
+  assert found[0].result.val.loss == 2.0
+  assert found[0].result.val.examples == 9

@@ -12,9 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from conftest import class_evaluation
 
 from memory_vit.data.data_record import DataRecord
 from memory_vit.errors import DivergedError
+from memory_vit.kinds.scores import Scores
 from memory_vit.runtime import sharding
 from memory_vit.runtime.preemption import Interrupted, StopSignal
 from memory_vit.train import events, loop, progress, resume
@@ -72,9 +74,8 @@ class Run:
     self.stop.check()
     self.evaluated.append(count)
     top1 = self.accuracies[count]
-    return {"a": {"loss": 1.0, "score": top1, "top1": top1, "top5": self.top5,
-                  "examples": 9,
-                  "per_class": [top1] * self.classes}}  # fmt: skip
+    found = class_evaluation(top1, top5=self.top5, classes=self.classes)
+    return {"a": found}
 
   def go(self):
     """Trains from the newest state to the end; returns it and its past."""
@@ -111,16 +112,13 @@ class Run:
     return found
 
 
-NAN = float("nan")
-
-
 @pytest.mark.fault("falling-accuracy")
 def test_the_best_lies_in_every_state_that_is_kept(tmp_path):
   """Worse at each evaluation: both states that are left hold the first."""
   run = Run(tmp_path, 5, {1: 0.9, 2: 0.8, 3: 0.7, 4: 0.6, 5: 0.5}, evaluate=1)
   _, past = run.go()
   assert run.saved() == {4: (1, 1.0), 5: (1, 1.0)}
-  assert (past.best["a"].step, past.best["a"].score) == (1, 0.9)
+  assert (past.best["a"].step, past.best["a"].scores.score) == (1, 0.9)
 
 
 def test_only_training_is_timed(tmp_path, monkeypatch):
@@ -178,15 +176,15 @@ def test_a_first_step_is_not_timed_after_an_evaluation(tmp_path):
 @pytest.mark.parametrize(
   ("accuracies", "best", "accuracy"),
   [
-    ({1: NAN, 2: 0.5, 3: NAN}, 2, 0.5),
-    ({1: 0.5, 2: NAN, 3: NAN}, 1, 0.5),
-    ({1: NAN, 2: NAN, 3: NAN}, 3, None),  # the latest, for want of a better
+    ({1: None, 2: 0.5, 3: None}, 2, 0.5),
+    ({1: 0.5, 2: None, 3: None}, 1, 0.5),
+    ({1: None, 2: None, 3: None}, 3, None),  # the latest, for want of a better
   ],
 )
-def test_nan_is_never_the_best(tmp_path, accuracies, best, accuracy):
+def test_no_score_is_never_the_best(tmp_path, accuracies, best, accuracy):
   run = Run(tmp_path, 3, accuracies, evaluate=1)
   _, past = run.go()
-  assert (past.best["a"].step, past.best["a"].score) == (best, accuracy)
+  assert (past.best["a"].step, past.best["a"].scores.score) == (best, accuracy)
   assert run.saved()[3] == (best, float(best))
 
 
@@ -237,7 +235,7 @@ def test_an_evaluation_that_was_due_is_made_up_for(tmp_path, where, step):
   _, found = last.go()
   assert last.taken == list(range(step + 1, 5))
   assert last.evaluated == [s for s in (2, 4) if s >= step]
-  assert (found.best["a"].step, found.best["a"].score) == (step, 0.9)
+  assert (found.best["a"].step, found.best["a"].scores.score) == (step, 0.9)
   assert expected.best["a"].step == step
   assert not found.pending
 
@@ -418,11 +416,16 @@ def test_a_past_is_saved_as_it_is(tmp_path):
     best={
       "a": BestParams(
         1,
-        0.25,
         {"w": np.ones(3, np.float32)},
-        1.5,
-        8,
-        {"map": 0.25},
+        Scores(
+          score=0.25,
+          loss=1.5,
+          metrics={"map": 0.25},
+          per_output={"f1": [0.5, None]},
+          examples=8,
+          skipped=1,
+          not_finite=2,
+        ),
         (0.5, 0.75),
       )
     },
@@ -467,7 +470,7 @@ def test_it_stops_when_nothing_becomes_better(tmp_path, caplog):
   caplog.set_level(logging.INFO)
   past = run.go()[1]
   assert run.taken == [1, 2, 3, 4]
-  assert (past.best["a"].step, past.best["a"].score) == (2, 0.6)
+  assert (past.best["a"].step, past.best["a"].scores.score) == (2, 0.6)
   assert "stopped early at step 4 (config.early_stopping 2)" in caplog.text
   # Who goes on with it takes no step more; who waits longer does.
   again = Run(tmp_path, **settings, patience=2)
@@ -480,6 +483,6 @@ def test_it_stops_when_nothing_becomes_better(tmp_path, caplog):
 
 def test_a_trial_that_is_lost_holds_up_no_other():
   steps = loop.Steps(total=9, log=1, evaluate=1, patience=2)
-  best = {"a": BestParams(1, 0.5), "b": BestParams(2, 0.9)}
+  best = {"a": BestParams(1), "b": BestParams(2)}
   assert steps.stopped_early(3, LoopState(best, lost={"b": 3}))
   assert not steps.stopped_early(3, LoopState(best))

@@ -3,14 +3,21 @@
 import dataclasses
 import re
 
+from memory_vit.kinds.scores import Scores
 from memory_vit.run_result import RunResult, TrialResult
 from memory_vit.train import summary
 
+
+def scores(accuracy, examples=0):
+  return Scores(
+    score=accuracy, metrics={"top1": accuracy, "top5": 1.0}, examples=examples
+  )
+
+
 TASK = TrialResult(
   name="pets", cells=5, learning_rate=0.1, trainable_params=12_345,
-  val_score=0.75, val_accuracy=0.75, test_score=0.5, test_accuracy=0.5,
-  test_examples=1_234,
-  chance=0.125, test_majority=0.4375, test_top5=1.0,
+  val=scores(0.75), test=scores(0.5, examples=1_234),
+  chance=0.125, majority=0.4375,
 )  # fmt: skip
 RESULT = RunResult(tasks=(TASK,), wall_seconds=3.0, images_per_second=17.0)
 
@@ -31,18 +38,20 @@ def test_chance_and_majority_stand_beside_the_accuracy(tmp_path):
 
 
 def test_without_a_test_split_there_is_no_majority(tmp_path):
-  untested = dataclasses.replace(TASK, test_score=None, test_majority=None)
+  untested = dataclasses.replace(TASK, test=Scores(), majority=None)
   (row,) = rows_of(dataclasses.replace(RESULT, tasks=(untested,)), tmp_path)
   assert (row["test"], row["majority"]) == ("-", "-")
   assert row["chance"] == "12.50 %"
 
 
 def test_how_much_a_few_validation_images_say_stands_under_the_table(tmp_path):
-  few = dataclasses.replace(TASK, val_accuracy=13 / 18, val_examples=18)
+  few = dataclasses.replace(TASK, val=scores(13 / 18, 18))
   said = summary.summary(dataclasses.replace(RESULT, tasks=(few,)), tmp_path)
   assert "validation: 18 images, a standard error of 10.6 points" in said
   # All of them right: not a certainty, either.
-  sure = dataclasses.replace(few, val_accuracy=1.0)
+  sure = dataclasses.replace(few, val=scores(1.0, 18))
   said = summary.summary(dataclasses.replace(RESULT, tasks=(sure,)), tmp_path)
   assert "validation: 18 images, a standard error of 3.9 points" in said
-  assert "a standard error" not in summary.summary(RESULT, tmp_path)
+  none = dataclasses.replace(TASK, val=Scores())
+  said = summary.summary(dataclasses.replace(RESULT, tasks=(none,)), tmp_path)
+  assert "a standard error" not in said

@@ -11,6 +11,7 @@ from conftest import random_task
 import memory_vit as mv
 from memory_vit.config import Config
 from memory_vit.evaluation import metrics
+from memory_vit.kinds.scores import Scores
 from memory_vit.run_result import RunResult
 from memory_vit.runtime import files
 from memory_vit.tasks import store
@@ -90,21 +91,21 @@ def test_test_images_without_finite_outputs_are_said(backbone, tmp_path):
   logits = jnp.zeros((3, task.spec.num_classes)).at[1].set(jnp.nan)
   labels, mask = jnp.zeros(3, int), jnp.ones(3)
   sums = metrics.add(None, metrics.batch_sums(logits, labels, mask))
-  tested = {"pets": {**metrics.summarise(sums), "skipped": 0}}
+  tested = {"pets": metrics.evaluation_of(sums)}
   trainer = types.SimpleNamespace(
     config=Config(), evaluate=lambda *args, **options: tested, test=object()
   )
   trainer.for_group = lambda trials: trainer
   pack = PackResult(
     tasks={"pets": task},
-    best={"pets": BestParams(1, 0.5, task.params)},
+    best={"pets": BestParams(1, task.params, Scores(score=0.5))},
     lost={},
   )
   trials = [Trial("pets", {}, Config())]
   (trained,) = results.evaluate_trained(trainer, trials, [pack])
-  assert trained.result.test_not_finite == 1
+  assert trained.result.test.not_finite == 1
   result = RunResult(tasks=(trained.result,), wall_seconds=1.0)
   text = json.dumps(result.to_json(), allow_nan=False)
-  assert json.loads(text)["tasks"][0]["test_loss"] is None
+  assert json.loads(text)["tasks"][0]["test"]["loss"] is None
   said = "pets: outputs for 1 test image are not finite, and count as mistakes"
   assert said in summary.summary(result, tmp_path).splitlines()

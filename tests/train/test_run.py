@@ -170,7 +170,7 @@ def test_a_run_from_nothing_to_the_result(config, finished):
   (task_result,) = result.tasks
   assert {*dataclasses.asdict(task_result)} >= {
     "name", "regime", "cells", "learning_rate", "seed", "steps",
-    "trainable_params", "val_accuracy", "test_accuracy", "test_examples",
+    "trainable_params", "val", "test", "chance", "majority",
   }  # fmt: skip
   # cls 32, memory 1 * 5 * 32, head 32 * 5 + 5.
   assert task_result.trainable_params == 32 + 160 + 165
@@ -197,13 +197,13 @@ def test_a_run_from_nothing_to_the_result(config, finished):
     right = np.asarray(out).argmax(-1) == batch["label"]
     hits += list(right[batch["mask"] > 0])
     labels += list(batch["label"][batch["mask"] > 0])
-  assert len(hits) == source.size == task_result.test_examples
-  assert np.mean(hits) == task_result.test_accuracy
+  assert len(hits) == source.size == task_result.test.examples
+  assert np.mean(hits) == task_result.test.accuracy
   kept = read_hits(workdir)["digits-5-9"]
   assert list(kept.right) == hits
   assert kept.counted.all()
   assert task_result.chance == 1 / 5
-  assert task_result.test_majority == max(np.bincount(labels)) / len(labels)
+  assert task_result.majority == max(np.bincount(labels)) / len(labels)
 
 
 def newest(workdir):
@@ -319,14 +319,17 @@ def test_the_best_state_is_exported(config, workdir, monkeypatch):
     found = real(self, tasks, source)
     if source is self.validation:
       states.append(jax.device_get(tasks[0].params))
-      found["digits-5-9"]["score"] = 0.9 if len(states) == 1 else 0.2
+      score = 0.9 if len(states) == 1 else 0.2
+      was = found["digits-5-9"]
+      scores = dataclasses.replace(was.scores, score=score)
+      found["digits-5-9"] = dataclasses.replace(was, scores=scores)
     return found
 
   monkeypatch.setattr(trainer.Trainer, "evaluate", falling)
   result = run.train_and_evaluate(silent(config), workdir)
   assert result.tasks[0].best_step == 3
   assert result.tasks[0].steps == 6
-  assert result.tasks[0].val_accuracy == 0.9
+  assert result.tasks[0].val.score == 0.9
   assert_same_bits(arrays(workdir), trees.flatten(states[0]))
 
 
@@ -342,8 +345,8 @@ def test_without_validation_the_last_state_is_exported(config, workdir):
   assert made == json.loads(json.dumps(config_lib.to_dict(config)))
   (task,) = result.tasks
   assert task.steps == task.best_step == 6
-  assert task.val_accuracy is task.test_accuracy is None
-  assert task.test_examples == 0
+  assert task.val.accuracy is task.test.accuracy is None
+  assert task.test.examples == 0
   assert result.backbone.accuracy_before is None
   assert result.backbone.outputs_bit_equal is None
 
@@ -527,14 +530,14 @@ def test_other_regimes_end_to_end(config, workdir, backbone_file, regime):
     out = cut.logits({task.spec.name: task.params}, frozen, inputs)
     right = np.asarray(out[task.spec.name]).argmax(-1) == batch["label"]
     hits += list(right[batch["mask"] > 0])
-  assert np.mean(hits) == entry.test_accuracy
+  assert np.mean(hits) == entry.test.accuracy
   # As the command finds it, of the task alone.
   exported = workdir / "tasks" / "digits-5-9"
   given = [f"--backbone={backbone_file}", f"--task={exported}"]
   numbers = workdir.parent / f"{regime}.json"
   assert evaluate.main([*given, "--batch_size=64", f"--json={numbers}"]) == 0
   [evaluated] = json.loads(numbers.read_text())["tasks"]
-  assert evaluated["accuracy"] == entry.test_accuracy
+  assert evaluated["score"] == entry.test.accuracy
   if regime == "full":  # a ViT that anybody can load
     model = mv.load_backbone(workdir / "digits-5-9.npz")
     assert model.config.num_classes == 5
@@ -571,7 +574,7 @@ def test_a_sweep_goes_on_after_a_pass_that_diverged(config, workdir):
   (entry,) = result.tasks
   assert entry.learning_rate == 1e-6
   assert list(result.sweep.lost) == ["digits-5-9-00"]
-  assert result.sweep.variants == 2
+  assert result.sweep.trials == 2
   lost = changed(config, "sweep", learning_rate=(1e6, 1e5))
   with pytest.raises(TrainingError, match="is not finite"):
     run.train_and_evaluate(lost, workdir.parent / "lost")

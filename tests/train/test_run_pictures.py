@@ -5,7 +5,7 @@ import types
 
 import numpy as np
 import pytest
-from conftest import one_device, random_task, tiny_backbone
+from conftest import class_evaluation, one_device, random_task, tiny_backbone
 from tensorboard.backend.event_processing import event_accumulator
 from tensorboard.util import tensor_util
 
@@ -13,6 +13,7 @@ import memory_vit as mv
 from memory_vit.config import Config, DataConfig, SweepConfig
 from memory_vit.errors import DataError
 from memory_vit.evaluation.split_predictions import SplitPredictions
+from memory_vit.kinds.scores import Scores
 from memory_vit.model.regimes import get_regime
 from memory_vit.train import run, run_pictures
 from memory_vit.train.sweep import Trial
@@ -226,13 +227,15 @@ def test_the_best_trial_is_named_as_its_curves_are(tmp_path):
     config=Config(log_images=0),
     wandb_run=types.SimpleNamespace(summarize=told.update),
   )
-  result = types.SimpleNamespace(best_step=3, val_score=0.5, test_score=None)
+  result = types.SimpleNamespace(
+    best_step=3, val=class_evaluation(0.5).scores, test=Scores()
+  )
   trial = Trial("pets-03", {"learning_rate": 0.3, "task.cells": 5}, Config())
   trained = types.SimpleNamespace(trial=trial, result=result)
   run_pictures.show_best(trainer, None, trained, None, tmp_path)
   assert told["best/trial"] == "pets-03"
   assert told["best/varied"] == "learning_rate=0.3,cells=5"
   assert told["best/validation_top1"] == 0.5
-  trainer.config = trainer.config.replaced({"task.kind": "labels"})
+  result.val = Scores(score=0.5, metrics={"map": 0.5, "f1_macro": 0.25})
   run_pictures.show_best(trainer, None, trained, None, tmp_path)
   assert told["best/validation_map"] == 0.5

@@ -95,7 +95,7 @@ def test_a_padded_head_learns_the_same(backbone, tmp_path):
     other.params,
     one.params,
   )
-  assert found.tasks[0].test_per_class == expected.tasks[0].test_per_class
+  assert found.tasks[0].test.per_class == expected.tasks[0].test.per_class
   assert found.tasks[0].chance == 1 / 5
 
 
@@ -120,7 +120,7 @@ def test_a_sweep_without_validation_exports_the_last_step(backbone, tmp_path):
   both = dataclasses.replace(config, data=data, sweep=sweep)
   result = run.train_and_evaluate(both, tmp_path / "both")
   assert [t.best_step for t in result.tasks] == [3, 3]
-  assert [t.val_accuracy for t in result.tasks] == [None, None]
+  assert [t.val.accuracy for t in result.tasks] == [None, None]
   alone = dataclasses.replace(config, data=data, learning_rate=0.5)
   run.train_and_evaluate(alone, tmp_path / "alone")
   frozen = mv.load_backbone(backbone)

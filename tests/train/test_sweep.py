@@ -385,7 +385,7 @@ def test_one_estimate_is_enough_where_all_surely_fit(
   plan = passes.make_plan(trainer_of(config), sweep.trials_of(config, "d"))
   assert asked == compiled
   assert [len(pack) for pack in plan.passes] == packs
-  assert plan.bytes_per_variant == (None if len(compiled) == 1 else 2**30)
+  assert plan.bytes_per_trial == (None if len(compiled) == 1 else 2**30)
 
 
 @pytest.mark.parametrize("place", ["00000002", "pass-01/00000001"])
@@ -428,10 +428,10 @@ def test_a_sweep_from_nothing_to_the_result(swept, tmp_path):
   )
   config = dataclasses.replace(swept, sweep=values)
   result = run.train_and_evaluate(config, tmp_path / "one")
-  assert result.sweep.variants == 2
+  assert result.sweep.trials == 2
   assert result.sweep.passes == 1
   entries = result.tasks
-  accuracies = [entry.val_accuracy for entry in entries]
+  accuracies = [entry.val.accuracy for entry in entries]
   assert accuracies == sorted(accuracies, reverse=True)
   assert entries[0].exported == "tasks/digits-5-9"
   assert {(e.learning_rate, e.cells) for e in entries} == {
@@ -452,10 +452,10 @@ def test_a_sweep_from_nothing_to_the_result(swept, tmp_path):
     label = f"learning_rate={entry.learning_rate},cells={entry.cells}"
     scalars = plots.read_scalars(tmp_path / "one" / "sweep" / label)
     _, top1 = scalars["validation/top1"]
-    assert max(top1) == pytest.approx(entry.val_accuracy)
+    assert max(top1) == pytest.approx(entry.val.accuracy)
   hits = read_hits(tmp_path / "one")
   assert {name: float(found.right.mean()) for name, found in hits.items()} == {
-    entry.name: pytest.approx(entry.test_accuracy) for entry in entries
+    entry.name: pytest.approx(entry.test.accuracy) for entry in entries
   }
 
 
@@ -482,8 +482,8 @@ def test_passes_of_a_sweep_equal_one(swept, tmp_path, monkeypatch):
   by_name = {entry.name: entry for entry in again.tasks}
   for entry in entries:
     found = by_name[entry.name]
-    assert found.test_accuracy == entry.test_accuracy
-    assert found.val_accuracy == entry.val_accuracy
+    assert found.test.accuracy == entry.test.accuracy
+    assert found.val.accuracy == entry.val.accuracy
 
   wider = dataclasses.replace(
     swept, sweep=dataclasses.replace(swept.sweep, seed=(0, 1))
@@ -593,7 +593,7 @@ def test_a_sweep_of_regimes_equals_each_alone(swept, tmp_path, what):
     assert found.regime == trial.config.regime
     directory = tmp_path / trial.config.regime
     (alone,) = run.train_and_evaluate(trial.config, directory).tasks
-    assert found.test_accuracy == alone.test_accuracy
-    assert found.val_loss == pytest.approx(alone.val_loss, rel=1e-4)
+    assert found.test.accuracy == alone.test.accuracy
+    assert found.val.loss == pytest.approx(alone.val.loss, rel=1e-4)
     made = mv.load_task(tmp_path / "all" / found.exported, backbone)
     assert made.spec.regime == trial.config.regime

@@ -166,7 +166,7 @@ def test_tasks_of_other_kinds_are_trained_and_evaluated(small, kind):
     class_names=("x", "y") if kind == "values" else (), **RUN,
   )  # fmt: skip
   (trial,) = result.trials
-  assert (result.score, result.accuracy) == (trial.test_score, None)
+  assert (result.score, result.scores) == (trial.test.score, trial.test)
   assert result.task.spec.kind.name == kind
   names = ("x", "y") if kind == "values" else tuple(NAMES)
   assert result.task.spec.class_names == names
@@ -177,8 +177,8 @@ def test_tasks_of_other_kinds_are_trained_and_evaluated(small, kind):
   ).values()
   assert found.score == pytest.approx(result.score)
   assert found.metrics[key] == found.score
-  assert found.metrics.keys() == trial.test_metrics.keys()
-  assert (found.accuracy, found.top5, found.examples) == (None, None, 16)
+  assert found.metrics.keys() == trial.test.metrics.keys()
+  assert found.examples == 16
 
 
 def test_a_backbone_that_is_given_is_not_pretrained(small):
@@ -231,14 +231,14 @@ def test_what_a_call_returns(small, trained):
   assert result.task.provenance["config"]["backbone"].startswith("python:")
   assert {trial.learning_rate for trial in result.trials} == {0.3, 0.1}
   best = result.trials[0]
-  assert best.val_accuracy == max(t.val_accuracy for t in result.trials)
-  assert (result.accuracy, best.test_examples) == (best.test_accuracy, 16)
+  assert best.val.accuracy == max(t.val.accuracy for t in result.trials)
+  assert (result.accuracy, best.test.examples) == (best.test.accuracy, 16)
   steps, losses = result.history["train/loss"]
   assert steps.tolist() == [*range(1, 7)]
   assert np.isfinite(losses).all()
   assert "validation/top1" in result.history
   with pytest.raises(dataclasses.FrozenInstanceError):
-    result.accuracy = 1.0
+    result.scores = None
   # Made and trained with the defaults: they share a pass.
   key = jax.random.key(0)
   own = mv.init_task(key, small, name="own", num_classes=2)
@@ -252,7 +252,7 @@ def test_an_evaluation_finds_the_accuracy_of_the_run(small, trained):
   found = mv.evaluate_tasks(small, result.task, test, progress=False)
   assert found["pets"].accuracy == result.accuracy
   assert found["pets"].examples == 16
-  assert found["pets"].loss == pytest.approx(result.trials[0].test_loss)
+  assert found["pets"].loss == pytest.approx(result.trials[0].test.loss)
   with pytest.raises(DataError, match="its label is 'dog'"):
     mv.evaluate_tasks(small, result.task, (PIXELS[:1], ["dog"]), progress=False)
 
@@ -284,14 +284,14 @@ def test_it_is_the_run_of_the_command(small, tmp_path):
   command = run.train_and_evaluate(config, tmp_path / "command")
   task = mv.load_task(tmp_path / "command" / "tasks" / "pets", small)
   assert task.digest == result.task.digest
-  assert command.tasks[0].test_accuracy == result.accuracy
+  assert command.tasks[0].test.accuracy == result.accuracy
 
 
 @pytest.mark.slow
 def test_a_call_resumes_in_its_directory(small, tmp_path, monkeypatch):
   call = {**RUN, "workdir": str(tmp_path / "run"), "learning_rate": 0.3}
   first = mv.train_task(small, (PIXELS, WORDS), **call)
-  assert first.accuracy == first.trials[0].val_accuracy
+  assert first.accuracy == first.trials[0].val.accuracy
   assert (tmp_path / "run" / "tasks" / "pets" / "task.json").is_file()
   second = mv.train_task(small, (PIXELS, WORDS), **call)
   assert second.task.digest == first.task.digest

@@ -61,7 +61,7 @@ def test_a_task_is_trained(family, data_dir, tmp_path):
   )  # fmt: skip
   for trial in result.tasks:
     # Of ten classes; a head on a mean colour gets about 0.17.
-    assert trial.test_accuracy > 0.2
+    assert trial.test.accuracy > 0.2
   tasks = mv.load_tasks(
     [tmp_path / "run" / trial.exported for trial in result.tasks], backbone
   )

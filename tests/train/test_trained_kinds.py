@@ -18,9 +18,10 @@ from memory_vit.config import Config
 from memory_vit.data import batching, datasets
 from memory_vit.data import labels as labels_lib
 from memory_vit.data.split import Split, fetch_from_memory
-from memory_vit.errors import ConfigError, DataError
+from memory_vit.errors import ConfigError, DataError, TaskError
 from memory_vit.evaluation import labels as label_metrics
 from memory_vit.evaluation.split_predictions import of_outputs
+from memory_vit.kinds.scores import Scores
 from memory_vit.model import trees
 from memory_vit.model.kinds import SCORE_NAMES, TaskKind
 from memory_vit.run_result import read_result
@@ -93,10 +94,11 @@ def test_a_run_from_nothing_to_the_result(finished, backbone):
   kind = config.task.kind
   assert result == read_result(workdir)
   (trial,) = result.tasks
-  assert (trial.kind, trial.test_examples) == (kind, 24)
-  assert trial.val_examples == 32
-  for absent in ("test_accuracy", "val_accuracy", "chance", "test_majority"):
-    assert getattr(trial, absent) is None
+  assert (trial.kind, trial.test.examples) == (kind, 24)
+  assert trial.val.examples == 32
+  assert trial.chance is trial.majority is None
+  with pytest.raises(TaskError, match=r"no accuracy .*read \.score"):
+    assert trial.test.accuracy
   assert not (workdir / "hits.json").exists()
   task = task_of(workdir, backbone)
   assert task.spec.class_names == NAMES[kind]
@@ -112,23 +114,23 @@ def test_a_run_from_nothing_to_the_result(finished, backbone):
   predicted, truth, _ = counted("test")
   if kind == "labels":
     means = sklearn.metrics.average_precision_score(truth, predicted)
-    assert trial.test_score == pytest.approx(means)
+    assert trial.test.score == pytest.approx(means)
     above = predicted >= np.array(task.spec.kind.thresholds)
     f1 = sklearn.metrics.f1_score(truth, above, average=None)
-    assert trial.test_metrics["f1_per_class"] == pytest.approx(f1.tolist())
+    assert trial.test.per_output["f1"] == pytest.approx(f1.tolist())
     # The thresholds are those of the validation at the step of the task.
     _, truth, outputs = counted("validation")
     rows = of_outputs(
       task.spec.kind, outputs, truth, np.ones(len(truth), np.float32)
     )
-    expected = label_metrics.summarise(rows)["thresholds"]
+    expected = label_metrics.evaluation_of(rows).thresholds
     np.testing.assert_allclose(task.spec.kind.thresholds, expected, rtol=1e-4)
     assert len({*expected}) > 1
   else:
     r2 = sklearn.metrics.r2_score(truth, predicted)
-    assert trial.test_score == pytest.approx(r2, rel=1e-4)
+    assert trial.test.score == pytest.approx(r2, rel=1e-4)
     error = sklearn.metrics.mean_absolute_error(truth, predicted)
-    assert trial.test_metrics["mae"] == pytest.approx(error, rel=1e-5)
+    assert trial.test.metrics["mae"] == pytest.approx(error, rel=1e-5)
     assert task.spec.kind.units == ("degrees",)
     # In the units of the values, and not in those of the outputs.
     _, truth, _ = counted("train")
@@ -149,8 +151,8 @@ def test_people_see_the_score_of_the_kind(finished):
   key = {"labels": "map", "values": "r2"}[kind]
   steps, values = scalars[f"validation/{key}"]
   assert steps.tolist() == [2, 4, 6]
-  assert max(values) == pytest.approx(trial.val_score)
-  assert values[trial.best_step // 2 - 1] == pytest.approx(trial.val_score)
+  assert max(values) == pytest.approx(trial.val.score)
+  assert values[trial.best_step // 2 - 1] == pytest.approx(trial.val.score)
   metric = "mae" if kind == "values" else "accuracy"
   assert {"validation/loss", f"train/{metric}"} <= scalars.keys()
   loss, curve = plots.training_curves(workdir).axes
@@ -159,7 +161,7 @@ def test_people_see_the_score_of_the_kind(finished):
   axes, _ = plots.sweep_figure(result).axes
   assert axes.get_ylabel() == score
   (line,) = (c.lines[0] for c in axes.containers)
-  assert line.get_ydata() == pytest.approx([trial.val_score])
+  assert line.get_ydata() == pytest.approx([trial.val.score])
 
 
 def parts(workdir, backbone, name="t"):
@@ -224,11 +226,11 @@ def test_a_trial_of_a_sweep_is_a_run_alone(kind, overrides, backbone, tmp_path):
     {"sweep.overrides": overrides, "sweep.export": "all"}
   )
   result = run.train_and_evaluate(trials, tmp_path / "all")
-  scores = {trial.name: trial.val_score for trial in result.tasks}
+  scores = {trial.name: trial.val.score for trial in result.tasks}
   assert len({*scores.values()}) == 2
   for i, changes in enumerate(overrides):
     alone = run.train_and_evaluate(config.replaced(changes), tmp_path / str(i))
-    assert alone.tasks[0].val_score == pytest.approx(
+    assert alone.tasks[0].val.score == pytest.approx(
       scores[f"t-0{i}"], abs=1e-6
     )
     found, found_kind = parts(tmp_path / "all", backbone, f"t-0{i}")
@@ -255,18 +257,15 @@ def test_a_padded_head_learns_the_same(finished, backbone, tmp_path):
   assert (other.spec.kind.std, other.spec.kind.name) == (
     one.spec.kind.std, one.spec.kind.name,
   )  # fmt: skip
-  assert found.tasks[0].test_score == pytest.approx(result.tasks[0].test_score)
+  assert found.tasks[0].test.score == pytest.approx(result.tasks[0].test.score)
 
 
 def test_a_score_may_be_negative_or_none():
-  """Minus infinity is that of outputs that are not finite."""
-  never = -np.inf
-  past = trained(
-    {"a": [never, -2.0, -0.5, -1.0], "b": [never] * 4}, kind="values"
-  )
-  assert (past.best["a"].step, past.best["a"].score) == (3, -0.5)
-  assert past.best["a"].metrics["r2"] == -0.5
-  assert (past.best["b"].step, past.best["b"].score) == (4, None)
+  """None is that of outputs that are not finite."""
+  never = None
+  past = trained({"a": [never, -2.0, -0.5, -1.0], "b": [never] * 4})
+  assert (past.best["a"].step, past.best["a"].scores.score) == (3, -0.5)
+  assert (past.best["b"].step, past.best["b"].scores) == (4, Scores())
   config = Config().replaced({"task.kind": "values"})
   trials = [sweep.Trial(name, {}, config) for name in "ba"]
   task = random_task(tiny_backbone(depth=1), "t")
@@ -274,7 +273,7 @@ def test_a_score_may_be_negative_or_none():
   learner = types.SimpleNamespace(config=config, test=None)
   found = results.evaluate_trained(learner, trials, [pack])
   ranked = results.rank(found, config, "t")
-  assert [t.result.val_score for t in ranked] == [-0.5, None]
+  assert [t.result.val.score for t in ranked] == [-0.5, None]
 
 
 def split_of(kind, labels, names=("x", "y")):

@@ -1,0 +1,1 @@
+"""Kinds of tasks, and the scores of a task on a split."""
