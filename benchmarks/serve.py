@@ -37,7 +37,7 @@ import numpy as np
 from PIL import Image
 
 import memory_vit as mv
-from memory_vit.model.kinds import CLASSES
+from memory_vit.kinds import CLASSES
 
 _BATCH_SIZES = (1, 8)
 _IMAGES = 12

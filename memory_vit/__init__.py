@@ -34,6 +34,7 @@ with epy.lazy_api_imports(globals()):
   from memory_vit.exports.export import export_model
   from memory_vit.exports.image_input import ImageInput
   from memory_vit.exports.push import push_task
+  from memory_vit.kinds import TaskKind
   from memory_vit.kinds.scores import Scores
   from memory_vit.looking.attention_map import overlay, patch_map
   from memory_vit.looking.attention_rollout import (
@@ -42,7 +43,6 @@ with epy.lazy_api_imports(globals()):
   )
   from memory_vit.looking.token_attention import TokenAttention, token_attention
   from memory_vit.model.backbone import Backbone, random_backbone
-  from memory_vit.model.kinds import TaskKind
   from memory_vit.model.task import EvalPreprocessing, Task, TaskSpec
   from memory_vit.model.vit import MemoryViT
   from memory_vit.model.vit_config import ViTConfig, vit_config

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from memory_vit.errors import ConfigError
-from memory_vit.model.kinds import KINDS
+from memory_vit.kinds import KINDS
 from memory_vit.model.regimes import (
   MASKED_PARTS,
   REGIMES,
@@ -627,13 +627,13 @@ def _require_consistent(config: Config) -> None:
     raise ConfigError(problem)
 
 
-# {option: the kinds of tasks that use it, and its value for the other kinds}
-_OF_KINDS: Mapping[str, tuple[Sequence[str], Any]] = {
-  "data.per_class": (("classes",), 0),
-  "optim.class_weights": (("classes", "labels"), "none"),
-  "optim.label_smoothing": (("classes", "labels"), 0.0),
-  "task.units": (("values",), ()),
-  "task.loss": (("values",), "squared"),
+# Options that only some kinds of tasks use, with their values for the others.
+_OF_KINDS: Mapping[str, Any] = {
+  "data.per_class": 0,
+  "optim.class_weights": "none",
+  "optim.label_smoothing": 0.0,
+  "task.units": (),
+  "task.loss": "squared",
 }
 
 
@@ -665,9 +665,9 @@ def _of_training(config: Config) -> list[str]:
       "config.data.validation is empty: expected 0, or a split."
     )
   kind = config.task.kind
-  for key, (kinds, unused) in _OF_KINDS.items():
+  for key, unused in _OF_KINDS.items():
     value = operator.attrgetter(key)(config)
-    if kind not in kinds and value != unused:
+    if key not in KINDS[kind].options and value != unused:
       lines.append(
         f"config.{key} is {brief(value)}, which a task of {kind} "
         f"(config.task.kind) does not use: expected {unused!r}."

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -177,18 +176,6 @@ def _trial(values: Mapping[str, Any]) -> TrialResult:
   }
   found: TrialResult = _known(TrialResult, {**values, **scores})
   return found
-
-
-def standard_error(accuracy: float, examples: int) -> float:
-  """Standard error of an accuracy; 0 without examples.
-
-  If all or none are right, half an example counts for the other case: it is
-  never 0.
-  """
-  if not examples:
-    return 0.0
-  share = min(max(accuracy, 0.5 / examples), 1 - 0.5 / examples)
-  return math.sqrt(share * (1 - share) / examples)
 
 
 def load_result(

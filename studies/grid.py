@@ -25,7 +25,6 @@ import memory_vit as mv
 from memory_vit.config import data_seed
 from memory_vit.data import data_differences, open_run_split
 from memory_vit.errors import DivergedError
-from memory_vit.run_result import BackboneResult
 from memory_vit.runtime import (
   StopSignal,
   on_process_0,
@@ -145,10 +144,12 @@ class Grid:
       mv.train_and_evaluate(config, directory, self.stop)
     except DivergedError as error:
       logger.warning("%s", error)
-      diverged = mv.RunResult(
-        backbone=BackboneResult(fingerprint=self.backbone.fingerprint),
-        wall_seconds=round(time.perf_counter() - began, 2),
+      seconds = round(time.perf_counter() - began, 2)
+      diverged = mv.RunResult(wall_seconds=seconds)
+      backbone = dataclasses.replace(
+        diverged.backbone, fingerprint=self.backbone.fingerprint
       )
+      diverged = dataclasses.replace(diverged, backbone=backbone)
       self.write(f"runs/{run.name}/{files.DIVERGED}", diverged.to_json())
     self._remove_states(run.name)
     found = self._result_of(run.name)

@@ -9,6 +9,7 @@ MODULES = (
   "memory_vit.evaluation",
   "memory_vit.exports",
   "memory_vit.images",
+  "memory_vit.kinds",
   "memory_vit.looking",
   "memory_vit.model",
   "memory_vit.prediction",

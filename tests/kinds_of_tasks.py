@@ -4,7 +4,7 @@ import numpy as np
 from conftest import random_task
 
 import memory_vit as mv
-from memory_vit.model.kinds import CLASSES
+from memory_vit.kinds import CLASSES, label_metrics, value_metrics
 
 LABELS = mv.TaskKind(name="labels", thresholds=(0.3, 0.5, 0.7))
 VALUES = mv.TaskKind(
@@ -38,3 +38,10 @@ def activated(backbone, tasks, images):
     name: kind.activate(np.asarray(logits[name], np.float64))
     for name, kind in kinds.items()
   }
+
+
+def of_outputs(kind, outputs, targets, mask):
+  """Predictions of a task of labels or values; `mask` is 1 if a row counts."""
+  metrics = {"labels": label_metrics, "values": value_metrics}[kind.name]
+  rows = np.float32(outputs), targets, mask > 0
+  return metrics.evaluation_of_rows(kind, *rows).predictions

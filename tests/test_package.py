@@ -29,7 +29,7 @@ from packaging.utils import canonicalize_name
 import memory_vit as mv
 from memory_vit.__main__ import COMMANDS
 from memory_vit.commands import console
-from memory_vit.evaluation import metrics
+from memory_vit.kinds import class_sums
 from memory_vit.model import vit
 from memory_vit.runtime import messages
 from memory_vit.tasks import image_check
@@ -57,7 +57,7 @@ def test_every_call_is_checked():
     lambda: vit.head_logits(jnp.zeros(4), head),
     lambda: image_check.begin(np.zeros(3, int)),
     # Labels (b, 1) would be broadcast against (b, c) without a word.
-    lambda: metrics.batch_sums(
+    lambda: class_sums.batch_sums(
       jnp.zeros((2, 2)), jnp.zeros((2, 1), int), jnp.ones(2)
     ),
   ]

@@ -11,22 +11,17 @@ import pyarrow as pa
 
 from memory_vit.bulk.make_shards import image_reader
 from memory_vit.errors import ConfigError, TaskError
-from memory_vit.model.task import BACKBONE, TaskSpec
-from memory_vit.prediction.answers import class_label
+from memory_vit.model.task import BACKBONE
 from memory_vit.prediction.config import PredictorConfig
 from memory_vit.prediction.predictions import Predictions
 from memory_vit.prediction.predictor import Predictor
 
-# The columns of a task, beside those of values.
-_COLUMNS = {
-  "classes": ("top_classes", "top_indices", "top_probabilities"),
-  "labels": ("labels", "label_indices", "label_probabilities"),
-}
-# Their fields of `Guess`, and types.
-_GUESS = {
-  "class_name": pa.list_(pa.string()),
-  "index": pa.list_(pa.int32()),
-  "probability": pa.list_(pa.float32()),
+# The types of `Kind.cell_types`.
+_TYPES = {
+  "float64": pa.float64(),
+  "[string]": pa.list_(pa.string()),
+  "[int32]": pa.list_(pa.int32()),
+  "[float32]": pa.list_(pa.float32()),
 }
 
 
@@ -118,45 +113,34 @@ class PredictionModel:
 
   def _fields(self, name: str) -> list[pa.Field]:
     """The columns of a task."""
-    kind = self._task_set.kind(name)
-    if kind.is_values:
-      values = _value_names(self._task_set.spec(name))
-      fields = [pa.field(f"{name}/values/{v}", pa.float64()) for v in values]
-    else:
-      columns = zip(_COLUMNS[kind.name], _GUESS.values(), strict=True)
-      fields = [pa.field(f"{name}/{column}", of) for column, of in columns]
+    fields = [
+      pa.field(f"{name}/{column}", _TYPES[of])
+      for column, of in self._types(name).items()
+    ]
     if self._job.logits:
       fields.append(pa.field(f"{name}/logits", pa.list_(pa.float32())))
     return fields
 
+  def _types(self, name: str) -> dict[str, str]:
+    spec = None if name == BACKBONE else self._task_set.spec(name)
+    kind = self._task_set.kind(name).kind
+    if spec is None:
+      return kind.cell_types((), 0)
+    return kind.cell_types(spec.class_names, spec.num_classes)
+
   def _arrays(self, predictions: Predictions, name: str) -> list[pa.Array]:
     """The values of `_fields`."""
-    kind = predictions.kind(name)
-    if kind.is_values:
-      found = [pa.array(column) for column in predictions.values(name).T]
-    else:
-      guesses = (
-        predictions.labels(name)
-        if kind.is_labels
-        else predictions.top(name, self._job.top)
-      )
-      found = [
-        pa.array([[getattr(g, field) for g in row] for row in guesses], of)
-        for field, of in _GUESS.items()
-      ]
+    kind, names = predictions.kind(name), predictions.class_names(name)
+    cells = kind.kind.cells(
+      kind, names, predictions.activated(name), self._job.top
+    )
+    types = self._types(name)
+    found = [pa.array(cells[column], _TYPES[types[column]]) for column in types]
     if self._job.logits:
       is_task = name != BACKBONE
       logits = predictions.logits[name] if is_task else predictions.original
       found.append(_lists(np.asarray(logits), pa.float32()))
     return found
-
-
-def _value_names(spec: TaskSpec) -> list[str]:
-  """Names of columns, which must differ."""
-  names = spec.class_names
-  unique = len({*names}) == len(names)
-  known = names if unique else ()
-  return [class_label(known, i) for i in range(spec.num_classes)]
 
 
 def _lists(values: np.ndarray, kind: pa.DataType) -> pa.Array:

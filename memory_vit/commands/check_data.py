@@ -28,6 +28,7 @@ from etils import epy
 from memory_vit.commands import command_line, console, option_help
 from memory_vit.config import OPTIONS, Config
 from memory_vit.errors import ConfigError
+from memory_vit.kinds import KINDS
 from memory_vit.runtime import files, messages
 from memory_vit.runtime.messages import escaped
 from memory_vit.runtime.tables import table
@@ -108,7 +109,7 @@ def text(report: dict[str, Any]) -> str:
 def _row(entry: dict[str, Any]) -> tuple[str, ...]:
   start = (entry["role"], f"{entry['data']} {entry['split']}")
   problems = f"{len(entry['problems']):,}"
-  if "classes" not in entry:
+  if "kind" not in entry:  # it cannot be opened
     return (*start, *["-"] * 6, problems)
   counts = list(entry["per_class"].values())
   return (
@@ -141,12 +142,12 @@ def _balanced(entry: dict[str, Any]) -> list[str]:
   if not found:
     return []
   (least, few), (greatest, many) = found["fewest"], found["most"]
-  what = "label" if entry["kind"] == "labels" else "class"
+  kind = KINDS[entry["kind"]]
   lines = [
-    f"{entry['role']}: images per {what} from {few:,} ({least}) to {many:,} "
-    f"({greatest}), ratio {found['ratio']:.1f}"
+    f"{entry['role']}: images per {kind.noun} from {few:,} ({least}) to "
+    f"{many:,} ({greatest}), ratio {found['ratio']:.1f}"
   ]
-  if found["imbalanced"] and what == "class":
+  if found["imbalanced"] and kind.one_is_right:
     lines.append(
       f"{entry['role']}: WARNING: the classes are imbalanced (ratio "
       f"{audit.IMBALANCED:g} or more). Accuracy is not the whole "

@@ -25,8 +25,7 @@ from etils import epy
 from memory_vit.commands import console, data_options
 from memory_vit.commands.command_line import Parser
 from memory_vit.errors import ConfigError
-from memory_vit.kinds.metrics import tells_top5
-from memory_vit.model.kinds import KINDS
+from memory_vit.kinds import CLASSES, KINDS
 from memory_vit.runtime import files, progress_bar
 from memory_vit.runtime.messages import brief, counted, escaped
 from memory_vit.runtime.options import Number
@@ -35,7 +34,7 @@ from memory_vit.runtime.tables import table
 with epy.lazy_imports():  # once the command line is known to be right
   from memory_vit import reports
   from memory_vit.data import image_ops
-  from memory_vit.evaluation import metrics, task_data, verify
+  from memory_vit.evaluation import task_data, verify
   from memory_vit.model import task as task_sets
   from memory_vit.reports import directory
   from memory_vit.runtime import sharding
@@ -240,54 +239,30 @@ def _timing_line(timing: Mapping[str, Any]) -> str:
   return f"{line}, one after the other {timing['one_by_one'] / plain:.2f} times"
 
 
-def _percent(share: float | None) -> str:
-  return "-" if share is None else f"{100 * share:.2f} %"
-
-
-def _number(value: float | None) -> str:
-  return "-" if value is None else f"{value:.4g}"
-
-
-def _numbers(task: Mapping[str, Any]) -> dict[str, str]:
-  """Columns of the table of a kind, the score first."""
-  found = task["metrics"]
-  if task["kind"] == "classes":
-    several = tells_top5(len(task["per_output"]["accuracy"]))
-    top5 = found["top5"] if several else None
-    return {"top-1": _percent(found["top1"]), "top-5": _percent(top5)}
-  if task["kind"] == "labels":
-    return {
-      "mAP": _percent(found["map"]), "macro F1": _percent(found["f1_macro"])
-    }  # fmt: skip
-  # Values of different units have no common mean: --report lists each value.
-  units = {*task["units"]}
-  unit = escaped(units.pop()) if len(units) == 1 else ""
-  return {
-    "R2": _number(found["r2"]),
-    "Spearman": _number(found["spearman"]),
-    "MAE": f"{_number(found['mae'])} {unit}".rstrip(),
-    "RMSE": f"{_number(found['rmse'])} {unit}".rstrip(),
-  }
-
-
 def _table(tasks: Sequence[Mapping[str, Any]], verified: bool) -> str:
   """Tasks of one kind; with two more columns if they were verified."""
   rows = []
   for task in tasks:
+    kind = KINDS[task["kind"]]
+    units = [*map(escaped, task.get("units", ()))]
     columns = {
       "task": task["name"], "data set": _data_of(task),
       "split": escaped(task["split"]), "examples": f"{task['examples']:,}",
-      **_numbers(task),
+      **kind.table(task["metrics"], _outputs(task), units),
     }  # fmt: skip
     if verified:
-      show = _number if task["kind"] == "values" else _percent
       difference = task["alone"]["max_difference"]
-      columns["alone"] = show(task["alone"]["score"])
+      columns["alone"] = kind.score.text(task["alone"]["score"])
       columns["max. difference"] = (
         "not finite" if difference is None else f"{difference:.1e}"
       )
     rows.append(columns)
   return table(tuple(rows[0]), [tuple(row.values()) for row in rows])
+
+
+def _outputs(task: Mapping[str, Any]) -> int:
+  """The number of outputs of an entry, of each of which there are numbers."""
+  return len(next(iter(task["per_output"].values())))
 
 
 def _data_of(found: Mapping[str, Any]) -> str:
@@ -306,7 +281,7 @@ def _problems(name: str, found: Mapping[str, Any]) -> list[str]:
   if found["not_finite"]:
     lines.append(
       f"{name}: outputs for {counted(found['not_finite'], 'image')} of {data} "
-      f"are not finite: {metrics.NOT_FINITE[found.get('kind', 'classes')]}"
+      f"are not finite: {KINDS[found.get('kind', CLASSES.name)].not_finite}"
     )
   return lines
 

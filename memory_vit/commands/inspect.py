@@ -22,9 +22,10 @@ from etils import epy
 from memory_vit.commands.command_line import Parser
 from memory_vit.commands.console import run_command, show
 from memory_vit.errors import TaskError
-from memory_vit.kinds.metrics import METRICS, tells_top5
+from memory_vit.kinds import find_metric
+from memory_vit.kinds.classes import tells_top5
 from memory_vit.runtime import bucket, hub
-from memory_vit.runtime.messages import brief, escaped, number
+from memory_vit.runtime.messages import brief, escaped
 from memory_vit.runtime.paths import as_path, place
 from memory_vit.runtime.tables import aligned, table
 
@@ -183,19 +184,9 @@ def _task_text(report: TaskReport, labels: bool) -> str:
 
 
 def _all_labels(spec: TaskSpec) -> str:
-  """The names of all classes; of labels and thresholds; or values and units."""
-  kind, names = spec.kind, [*map(escaped, spec.class_names)]
-  numbers = [*map(str, range(len(names)))]
-  if kind.is_labels:
-    cut_offs = [f"{cut_off:.4g}" for cut_off in kind.cut_offs(len(names))]
-    rows = [*zip(names, numbers, cut_offs, strict=True)]
-    return table(("label", "index", "threshold"), rows)
-  if kind.is_values:
-    units = [*map(escaped, kind.units)] or [""] * len(names)
-    scales = [[*map(number, many)] for many in (kind.mean, kind.std)]
-    header = ("value", "index", "unit", "mean", "std")
-    return table(header, [*zip(names, numbers, units, *scales, strict=True)])
-  return aligned([("index", "class"), *zip(numbers, names, strict=True)])
+  """The names of all outputs, with what the task states of them."""
+  header, rows = spec.kind.kind.outputs_table(spec.kind, spec.class_names)
+  return table(tuple(header), [tuple(map(escaped, row)) for row in rows])
 
 
 def _preprocessing(preprocessing: EvalPreprocessing) -> str:
@@ -250,9 +241,10 @@ def _scores(
   return [
     (
       f"{split}_{escaped(key)}",
-      _number(value, is_share=key in METRICS and METRICS[key].is_share),
+      _number(value, is_share=bool(metric and metric.is_share)),
     )
     for key, value in found.items()
+    for metric in [find_metric(key)]
     if key not in hidden
     and value is not None
     and not isinstance(value, Mapping | list)

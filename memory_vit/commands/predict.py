@@ -30,6 +30,7 @@ from memory_vit.commands import bulk_options, console
 from memory_vit.commands.command_line import Parser
 from memory_vit.commands.console import show
 from memory_vit.errors import ConfigError
+from memory_vit.kinds import answer_rows
 from memory_vit.runtime import progress_bar
 from memory_vit.runtime.messages import escaped
 from memory_vit.runtime.options import Number
@@ -41,7 +42,6 @@ with epy.lazy_imports():  # once the command line is known to be right
   from memory_vit.images import image_files
   from memory_vit.images import reader as image_reader
   from memory_vit.model import task as task_sets
-  from memory_vit.prediction import answers as answers_lib
   from memory_vit.prediction import config as predictor_config
   from memory_vit.prediction import predictor as predictors
   from memory_vit.tasks import model_loading
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 _MANY = 100
 
 
-# {task: its answer, see `prediction.answers`}
+# {task: its answer, see `Kind.answers`}
 Answers = dict[str, Any]
 
 
@@ -242,7 +242,7 @@ def _text(path: str, answers: Answers) -> str:
   rows = [
     (name if i == 0 else "", escaped(output), escaped(number))
     for name, answer in answers.items()
-    for i, (output, number) in enumerate(answers_lib.rows(answer))
+    for i, (output, number) in enumerate(answer_rows(answer))
   ]
   first = max(len(task) for task, _, _ in rows)
   second = max(len(output) for _, output, _ in rows)

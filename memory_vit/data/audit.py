@@ -22,6 +22,7 @@ from memory_vit.data.split import Split
 from memory_vit.data.split_ref import SplitRef, configured_splits
 from memory_vit.errors import BrokenDataError, ConfigError
 from memory_vit.images.view import LONGEST_ASPECT
+from memory_vit.kinds import KINDS
 from memory_vit.runtime import messages
 from memory_vit.runtime.progress_bar import ProgressBar
 
@@ -35,12 +36,7 @@ IMBALANCED = 10.0
 # The splits of one data set, which must not share files.
 _OF_THE_TASK = ("train", "validation", "test")
 
-_WRONG_LABEL = {
-  "classes": "label is no class", "labels": "label is not 0 or 1",
-  "values": "value is not finite",
-}  # fmt: skip
 _STATISTICS = ("min", "mean", "max", "std")
-_EMPTY = {"classes": "class", "labels": "label"}
 
 _IntegerArray = functools.partial(array.array, "Q")  # uint64
 
@@ -90,15 +86,16 @@ class _Contents:
     self._add_size(index, *map(int, example["size"]))
 
   def _add_label(self, index: int, label: np.ndarray) -> None:
-    split, number = self.split, label.tolist()
-    if split.kind == "classes":
+    kind, number = KINDS[self.split.kind], label.tolist()
+    if kind.one_is_right:
       least, greatest = self.extremes or (number, number)
       self.extremes = min(least, number), max(greatest, number)
-    if split.are_labels(label[None]).all():
+    right, expected = kind.check(label[None], self.split.num_classes)
+    if right.all():
       self.labels.append(label)
     else:
-      detail = f"{messages.brief(number)}, expected {split.expected_label}"
-      self._note(_WRONG_LABEL[split.kind], index, detail)
+      detail = f"{messages.brief(number)}, expected {expected}"
+      self._note(kind.wrong_target, index, detail)
 
   def _add_size(self, index: int, width: int, height: int) -> None:
     size = (width, height)
@@ -219,7 +216,7 @@ def _as_json(found: _Contents, *, all_classes: bool) -> dict[str, Any]:
   problems = list(found.problems)
   if all_classes:
     wrong = [
-      (f"{_EMPTY[split.kind]} without an image", name, "")
+      (f"{KINDS[split.kind].noun} without an image", name, "")
       for name, count in per_class.items()
       if not count
     ]
@@ -253,15 +250,16 @@ def _as_json(found: _Contents, *, all_classes: bool) -> dict[str, Any]:
 
 def _per_class(split: Split, labels: np.ndarray) -> dict[str, int]:
   """The number of images of each class, or with each label."""
-  if split.kind == "values":
+  kind = KINDS[split.kind]
+  if kind.numbers:
     return {}
-  counts = subset.counts_among(split, labels).tolist()
+  counts = kind.counts(labels, split.num_classes).tolist()
   return dict(zip(split.class_names, counts, strict=True))
 
 
 def _values(split: Split, labels: np.ndarray) -> dict[str, dict[str, float]]:
-  """{value: {"min", "mean", "max", "std"}} of "values"."""
-  if split.kind != "values" or not len(labels):
+  """{value: {"min", "mean", "max", "std"}} of numbers."""
+  if not KINDS[split.kind].numbers or not len(labels):
     return {}
   found = np.stack([
     labels.min(axis=0), labels.mean(axis=0), labels.max(axis=0),

@@ -22,7 +22,7 @@ from memory_vit.data.split_ref import (
   configured_splits,
 )
 from memory_vit.errors import BrokenDataError, DataError
-from memory_vit.model.kinds import KINDS
+from memory_vit.kinds import KINDS
 from memory_vit.runtime import messages, processes
 
 

@@ -20,11 +20,13 @@ import pyarrow.compute as pc
 from memory_vit.data import embeddings, labels, split_parts
 from memory_vit.data.data_files import LISTED, DataFiles
 from memory_vit.data.embeddings import EmbeddedRows, EmbeddingFiles
-from memory_vit.data.labels import Encoder, Label
+from memory_vit.data.labels import Encoder
 from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.data.split import Split
 from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import BrokenDataError, DataError
+from memory_vit.kinds import KINDS
+from memory_vit.kinds.written import Label
 from memory_vit.runtime import messages, parquet
 from memory_vit.runtime.messages import escaped
 from memory_vit.runtime.paths import local
@@ -191,7 +193,7 @@ def _class_names(train: _Output, kind: str) -> Sequence[str]:
 def _written(output: _Output, kind: str) -> list[Label]:
   """Labels or values in the texts of the good rows."""
   rows = output.table.filter(pa.array(output.good))
-  read = functools.cache(functools.partial(labels.read, kind=kind))
+  read = functools.cache(KINDS[kind].read)
   try:
     return [read(text) for text in rows["label"].to_pylist()]
   except DataError as error:
@@ -206,8 +208,7 @@ def _labels(
 ) -> np.ndarray:
   """The label of every row, as `Split.labels`; -1 without embedding."""
   encode = Encoder(kind, class_names, numbers_are_names=True)
-  dtype = labels.dtype_of(kind, len(class_names))
-  found = np.full((len(output.good), *dtype.shape), -1, dtype.base)
+  found = np.full(len(output.good), -1, encode.dtype)
   place = f"the embeddings of {output.name!r} differ from those of {_TRAIN!r}"
   found[output.good] = encode.all(_written(output, kind), lambda _: place)
   return found

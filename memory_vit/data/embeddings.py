@@ -16,6 +16,7 @@ from jaxtyping import Float32
 
 from memory_vit.data import labels
 from memory_vit.errors import BackboneError, DataError
+from memory_vit.kinds.written import name_of
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import BackboneId, EvalPreprocessing
 from memory_vit.runtime import parquet, schema
@@ -196,7 +197,7 @@ class Embeddings:
   def class_names(self) -> tuple[str, ...]:
     """The labels that occur, in the order that they have in training."""
     return labels.in_order(
-      labels.name_of(label) for label in self.labels if label is not None
+      name_of(label) for label in self.labels if label is not None
     )
 
 

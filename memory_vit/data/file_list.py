@@ -23,11 +23,13 @@ import numpy as np
 
 from memory_vit.data import image_paths, labels, split_parts, table_file
 from memory_vit.data.data_files import LISTED
-from memory_vit.data.labels import MOST_CLASSES, Encoder, Label
+from memory_vit.data.labels import MOST_CLASSES, Encoder
 from memory_vit.data.split import Split
 from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import BrokenDataError, DataError
 from memory_vit.images import image_files
+from memory_vit.kinds import KINDS, Kind
+from memory_vit.kinds.written import Label, name_of, parts
 from memory_vit.runtime import messages
 from memory_vit.runtime.paths import local
 
@@ -43,13 +45,6 @@ _MOST_CLASS_BYTES = 2**24
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # Rows whose cells `check_data` shows.
 _EXAMPLES = 3
-_INDEX = rb"(0|[1-9][0-9]{0,8})"
-# {kind: what is written behind a path, how it looks, an example}
-_LABELS = {
-  "classes": ("LABEL", _INDEX, "0"),
-  "labels": ("LABELS", rb"-|" + _INDEX + rb"(," + _INDEX + rb")*", "0,3"),
-  "values": ("VALUES", rb"\S+", "1.5,2"),
-}
 
 
 def open_list(ref: SplitRef) -> Split:
@@ -153,10 +148,10 @@ class _List(NamedTuple):
 
 def _read(path: pathlib.Path, ref: SplitRef, root: pathlib.Path) -> _List:
   _require_file(path, _MOST_BYTES)
-  paths = table_file.path_column(ref.path)
+  paths, kind = table_file.path_column(ref.path), KINDS[ref.kind]
   if table_file.is_table(path, paths):
-    named = table_file.label_columns(ref.label, ref.kind, paths)
-    return _read_table(path, [paths, *named], ref.kind, root)
+    named = table_file.label_columns(ref.label, kind, paths)
+    return _read_table(path, [paths, *named], kind, root)
   for key, column in (("label", ref.label), ("path", ref.path)):
     if column:
       raise DataError(
@@ -167,13 +162,13 @@ def _read(path: pathlib.Path, ref: SplitRef, root: pathlib.Path) -> _List:
   for number, line in _lines(path, _MOST_BYTES):
     if line:
       with _placed(path, number):
-        _add(found, *_parsed(line, ref.kind), root)
+        _add(found, *_parsed(line, kind), root)
       numbers.append(number)
   return _List(path, found, numbers)
 
 
 def _read_table(
-  path: pathlib.Path, columns: Sequence[str], kind: str, root: pathlib.Path
+  path: pathlib.Path, columns: Sequence[str], kind: Kind, root: pathlib.Path
 ) -> _List:
   found, numbers = dict[str, Label](), list[int]()
   examples, marks = dict[int, Sequence[Any]](), set[str]()
@@ -183,9 +178,9 @@ def _read_table(
     with _placed(path, number):
       # Several columns of labels hold a 1 or 0 each.
       given = tuple(cells) if several else cells[0]
-      label = labels.read(given, "values" if several else kind)
+      label = (KINDS["values"] if several else kind).read(given)
       _add(found, file.strip() if isinstance(file, str) else file, label, root)
-      if kind == "values":
+      if kind.numbers:
         texts = [t for t in cells if isinstance(t, str) and "[" not in t]
         marks |= {*"".join(texts)} & {".", ","}
         if len(marks) > 1:  # 1.500 may be more than a thousand
@@ -199,7 +194,7 @@ def _read_table(
     numbers.append(number)
   is_named = several or (
     # A column may also hold vectors.
-    kind == "values" and all(np.size(each) == 1 for each in found.values())
+    kind.numbers and all(np.size(each) == 1 for each in found.values())
   )
   names = columns[1:] if is_named else ()
   return _List(path, found, numbers, columns, examples, names)
@@ -249,11 +244,12 @@ def _columns(
 ) -> Iterator[str]:
   """Say how each column of a table was read, with examples of its cells."""
   images, several = [*found.labels], len(found.columns) > 2
+  shown = functools.partial(KINDS[encode.kind].meaning, encode.names)
   for place, column in enumerate(found.columns):
     what = encode.kind if place else "paths"
     examples = []
     for i, cells in found.examples.items():
-      label = encoded[i][place - 1] if several else encode.shown(encoded[i])
+      label = encoded[i][place - 1] if several else shown(encoded[i])
       meaning = messages.brief(label if place else images[i])
       examples.append(f"{messages.brief(cells[place])} is {meaning}")
     yield (
@@ -262,8 +258,8 @@ def _columns(
     )
 
 
-def _parsed(line: bytes, kind: str) -> tuple[str, Label]:
-  name, pattern, example = _LABELS[kind]
+def _parsed(line: bytes, kind: Kind) -> tuple[str, Label]:
+  name, pattern, example = kind.line_form
   file, *label = line.rsplit(maxsplit=1)
   if not label or not re.fullmatch(pattern, label[0]):
     raise ValueError(
@@ -271,11 +267,11 @@ def _parsed(line: bytes, kind: str) -> tuple[str, Label]:
       f"'images/1.jpg {example}'. (Without a {CLASSES}, every .txt file of the "
       "folder has to be a list.)"
     )
-  path = os.fsdecode(file)
-  if kind == "values":
-    return path, labels.read(labels.separated(os.fsdecode(label[0])), kind)
-  numbers = [int(each) for each in label[0].split(b",") if each != b"-"]
-  return path, numbers[0] if kind == "classes" else [*numbers]
+  path, given = os.fsdecode(file), parts(os.fsdecode(label[0]))
+  if kind.numbers:
+    return path, kind.read(given)
+  numbers = [int(each) for each in given]
+  return path, numbers[0] if kind.one_is_right else [*numbers]
 
 
 def _add(
@@ -407,7 +403,7 @@ def _irregular_in(folder: str, names: Collection[str]) -> Mapping[str, str]:
 
 
 def _folded(name: str) -> str:
-  return labels.name_of(name).casefold()
+  return name_of(name).casefold()
 
 
 def _why_missing(name: str, similar: str | None) -> str:

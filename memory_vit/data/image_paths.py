@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from memory_vit.data import labels as label_lib
 from memory_vit.data import oriented, python_op
 from memory_vit.data.data_files import DataFiles
 from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.data.split import Split
 from memory_vit.data.split_ref import SplitRef
+from memory_vit.kinds import KINDS
 from memory_vit.runtime.messages import utf8
 
 
@@ -42,7 +42,7 @@ def split_of(
     for file, _ in labelled
   ]
   paths = tf.constant(names)
-  dtype = label_lib.dtype_of(ref.kind, len(class_names)).base
+  dtype = KINDS[ref.kind].target_type
   numbers = np.array([label for _, label in labelled], dtype)
   labels = tf.constant(numbers)
   read = _reader(names)

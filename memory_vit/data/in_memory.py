@@ -24,11 +24,13 @@ from memory_vit.data import (
   subset,
 )
 from memory_vit.data.data_files import DataFiles
-from memory_vit.data.labels import Encoder, Label
+from memory_vit.data.labels import Encoder
 from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.data.split import Split, fetch_from_memory
 from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import DataError
+from memory_vit.kinds import KINDS
+from memory_vit.kinds.written import Label
 from memory_vit.runtime import messages, paths
 
 logger = logging.getLogger(__name__)
@@ -149,7 +151,7 @@ def _read(
   for example in examples:
     try:
       image, label = indexable.pair_of(example, keys)
-      read = python_images.encoded(image), labels.read(label, kind)
+      read = python_images.encoded(image), KINDS[kind].read(label)
     except DataError as error:
       raise DataError(f"{where}, example {len(images)}: {error}.") from error
     images.append(read[0])

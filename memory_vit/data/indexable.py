@@ -16,8 +16,10 @@ from memory_vit.data import datasets, labels, python_images, python_op
 from memory_vit.data.data_files import DataFiles
 from memory_vit.data.labels import Encoder
 from memory_vit.data.quiet_tensorflow import tf
-from memory_vit.data.split import Fetch, Split
+from memory_vit.data.split import Fetch, Split, require_kind
+from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import BrokenDataError, DataError
+from memory_vit.kinds import KINDS, Kind
 from memory_vit.runtime import messages
 
 _NAME = re.compile(r"[\w.-]{1,100}", re.ASCII)
@@ -74,9 +76,10 @@ def open_indexable(
       "letters, digits, '.', '_' and '-' as the name, and no empty one."
     )
   size = _count(examples, name)
+  require_kind(kind, SplitRef(f"python:{name}", "", split))
   classes = tuple(class_names) or stated_classes(examples, keys[1], kind)
-  if not classes and kind == "values":
-    classes = _numbered(examples, keys, name)
+  if not classes and KINDS[kind].numbers:
+    classes = _numbered(examples, keys, name, KINDS[kind])
   if not classes:
     raise DataError(
       f"the examples of {name!r} do not say what their {kind} are called: "
@@ -109,7 +112,7 @@ def _count(examples: Indexable, name: str) -> int:
 
 def stated_classes(examples: Any, label: str, kind: str) -> tuple[str, ...]:
   """Names that a data set of another library states; none of values."""
-  if kind == "values":
+  if KINDS[kind].numbers:
     return ()
   features = getattr(examples, "features", None)
   feature = features.get(label) if isinstance(features, Mapping) else None
@@ -121,12 +124,12 @@ def stated_classes(examples: Any, label: str, kind: str) -> tuple[str, ...]:
 
 
 def _numbered(
-  examples: Indexable, keys: tuple[str, str], name: str
+  examples: Indexable, keys: tuple[str, str], name: str, kind: Kind
 ) -> tuple[str, ...]:
   """A number for each value of the first example."""
   try:
     _, label = pair_of(examples[0], keys)
-    return labels.names_among([labels.read(label, "values")])
+    return labels.names_among([kind.read(label)])
   except Exception as error:  # also a reader's own
     raise BrokenDataError(f"the examples of {name!r}, 0: {error}.") from error
 
@@ -138,12 +141,12 @@ def _fetch(
   encode: Encoder,
 ) -> Fetch:
   lock = contextlib.nullcontext() if parallel else threading.Lock()
-  dtype = labels.dtype_of(encode.kind, len(encode.names))
+  kind, dtype = KINDS[encode.kind], encode.dtype
 
   def read(index: int) -> tuple[bytes, np.ndarray]:
     with lock:
       image, given = pair_of(examples[int(index)], keys)
-      label = labels.read(given, encode.kind)
+      label = kind.read(given)
       # `Split.check_labels` says more of a class that is none, such as -1.
       number = label if isinstance(label, int) else encode(label)
       return python_images.encoded(image), np.array(number, dtype.base)

@@ -1,9 +1,4 @@
-"""Labels as people write them: numbers and names of classes, lists, values.
-
-In a text, several labels are separated by "|", or else by ","; "-" is none. A
-text that begins with "[" is JSON, in which names may have any character. Any
-other text is one class, or one value. White space around a text is ignored, and
-names are compared in Unicode's form NFC.
+"""Number the names of labels; `kinds.written` says how people write them.
 
 A number is the index of a class if the classes are stated; else it is a name,
 as "007" always is. These readings are equal if each of 0 to the greatest number
@@ -12,17 +7,16 @@ occurs, since names that are numbers are in numeric order.
 
 import dataclasses
 import functools
-import json
 import logging
 import re
-import unicodedata
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any
 
 import numpy as np
 from etils import epy
 
 from memory_vit.errors import BrokenDataError, DataError
+from memory_vit.kinds import KINDS
+from memory_vit.kinds.written import DECIMAL, Label, name_of
 from memory_vit.runtime import messages
 
 with epy.lazy_imports():  # of the extra `train`; embeddings are read without
@@ -31,63 +25,14 @@ with epy.lazy_imports():  # of the extra `train`; embeddings are read without
 logger = logging.getLogger(__name__)
 
 MOST_CLASSES = 2**20
-# A class; several labels; or float64 (c,): values, or 1 and 0 for each label.
-Label = int | str | list[int | str] | np.ndarray
-
 _ONE_FOR_EACH = (
   "expected booleans, such as [true, false] or list<bool> of Parquet, or an "
   "array of NumPy"
 )
-_EXPECTED = {
-  "classes": "an integer or the name of a class (of one-hot labels, the "
-  "argmax)",
-  "labels": "a list of numbers or names of labels, or an array of 0 and 1",
-  "values": "a number such as 1234.5 (no unit, no separator of thousands), or "
-  "several, as [1.5, 2] or in several columns",
-}
 # "007" is a name.
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,99}")
 # A column of integers with a missing row is a column of floats in pandas.
 _WHOLE = re.compile(rf"({_NUMBER.pattern})\.0+")
-_DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
-
-
-def read(label: Any, kind: str) -> Label:
-  """A label of Python or of a table; a `DataError` begins with "its label"."""
-  several = label
-  try:
-    if kind == "classes":
-      return _class(label)
-    if isinstance(label, str | bytes):
-      text = name_of(_text(label))
-      if kind == "values":
-        several = _json(text) if text.startswith("[") else [text]
-      else:
-        several = separated(text)
-    elif np.ndim(label) == 0:
-      several = [np.asarray(label).item()]
-    return _several(several) if kind == "labels" else _row(several)
-  except DataError:
-    raise
-  except (TypeError, ValueError, OverflowError, RecursionError):
-    raise DataError(
-      f"its label is {messages.brief(label)}, expected {_EXPECTED[kind]}"
-    ) from None
-
-
-def dtype_of(kind: str, count: int) -> np.dtype:
-  """The dtype of an encoded label: int32, float32 (c,), or float64 (c,)."""
-  if kind == "classes":
-    return np.dtype(np.int32)
-  # Values are standardized before they become float32: in float32, Unix times
-  # of one minute are equal.
-  return np.dtype((np.float64 if kind == "values" else np.float32, (count,)))
-
-
-def name_of(text: str) -> str:
-  """A name without white space around it, in Unicode's form NFC."""
-  text = text.strip().strip("\ufeff\u200b").strip()  # invisible ones, too
-  return unicodedata.normalize("NFC", text)
 
 
 def in_order(names: Iterable[str]) -> tuple[str, ...]:
@@ -108,7 +53,7 @@ def names_among(labels: Iterable[Label]) -> tuple[str, ...]:
     raise DataError("no example has a label: expected the names of all labels")
   if all(_NUMBER.fullmatch(each) or _WHOLE.fullmatch(each) for each in found):
     found = {each.partition(".")[0] for each in found}
-  elif all(map(_DECIMAL.fullmatch, found)) and not all(map(str.isdigit, found)):
+  elif all(map(DECIMAL.fullmatch, found)) and not all(map(str.isdigit, found)):
     other = min(each for each in found if not each.isdigit())
     raise DataError(
       f"labels such as {other} are no classes: they look like values (with "
@@ -163,6 +108,11 @@ class Encoder:
   numbers_are_names: bool = False
 
   @functools.cached_property
+  def dtype(self) -> np.dtype:
+    """The dtype of an encoded label, see `Kind.target_dtype`."""
+    return KINDS[self.kind].target_dtype(len(self.names))
+
+  @functools.cached_property
   def _places(self) -> dict[str, int]:
     return {name_of(name): i for i, name in enumerate(self.names)}
 
@@ -172,8 +122,7 @@ class Encoder:
     """Encode many; a `BrokenDataError` begins with the place of a label."""
     self._require_memory(len(labels))
     self._require_numbers(labels)
-    dtype = dtype_of(self.kind, len(self.names))
-    encoded = np.empty((len(labels), *dtype.shape), dtype.base)
+    encoded = np.empty(len(labels), self.dtype)
     for i, label in enumerate(labels):
       try:
         encoded[i] = self(label)
@@ -181,17 +130,9 @@ class Encoder:
         raise BrokenDataError(f"{place(i)}: {error}.") from None
     return encoded
 
-  def shown(self, encoded: np.ndarray) -> Any:
-    """The meaning of an encoded label: a name, names, or numbers."""
-    if self.kind == "classes":
-      return self.names[int(encoded)]
-    if self.kind == "labels":
-      return [self.names[int(i)] for i in np.flatnonzero(encoded)]
-    return encoded.tolist()
-
   def _require_memory(self, examples: int) -> None:
     # TensorFlow gets a copy.
-    needed = 2 * examples * dtype_of(self.kind, len(self.names)).itemsize
+    needed = 2 * examples * self.dtype.itemsize
     free = psutil.virtual_memory().available
     if needed > free:
       raise DataError(
@@ -204,7 +145,7 @@ class Encoder:
     """Refuse lists that are label numbers or a 1 or 0 for each of two."""
     pairs = [0, 1], [1, 0]
     are_pairs = all(isinstance(e, list) and e in pairs for e in labels)
-    if self.kind == "labels" and are_pairs and pairs[1] in labels:
+    if are_pairs and pairs[1] in labels:
       raise BrokenDataError(
         "every label is [0, 1] or [1, 0], which may be numbers of labels, or 1 "
         f"or 0 for each of two labels: for the latter, {_ONE_FOR_EACH}."
@@ -250,73 +191,3 @@ class Encoder:
         f"{messages.name_list(self.names)}"
       )
     return found
-
-
-def _class(label: Any) -> int | str:
-  array = np.asarray(label)
-  value = array.item() if array.ndim == 0 else label
-  if isinstance(value, str | bytes):
-    value = name_of(_text(value))
-  if isinstance(value, bool | float) and value == int(value):
-    value = int(value)
-  if not isinstance(value, int | str) or value == "":
-    raise TypeError
-  return value
-
-
-def _several(label: Any) -> list[int | str] | np.ndarray:
-  """Numbers or names in a list; of an array, or of booleans, 1 and 0."""
-  dtype, is_list = np.asarray(label).dtype.kind, isinstance(label, list | tuple)
-  if dtype in "OSU" or (is_list and dtype in "iu") or not len(label):
-    return [_class(each) for each in label]
-  return _row(label)
-
-
-def _row(label: Any) -> np.ndarray:
-  row = np.array([_float(each) for each in label], np.float64)
-  if not row.size:
-    raise ValueError
-  return row
-
-
-def _float(value: Any) -> float:
-  if isinstance(value, str | bytes):
-    value = _decimal(name_of(_text(value)).replace("\N{MINUS SIGN}", "-"))
-  return float(value)
-
-
-def _decimal(text: str) -> str:
-  """A number as Python writes it; its comma is a decimal comma, or refused."""
-  if re.fullmatch(r"[+-]?[1-9][0-9]{0,2}(,[0-9]{3})+", text):
-    raise DataError(
-      f"its label is {text!r}, whose comma may separate thousands or decimals: "
-      "expected numbers such as 1234.5"
-    )
-  if re.fullmatch(r"[+-]?[0-9]+,[0-9]+", text):
-    text = text.replace(",", ".")
-  text = {"true": "1", "false": "0"}.get(text.lower(), text)
-  if not _DECIMAL.fullmatch(text):
-    raise ValueError
-  return text
-
-
-def separated(text: str) -> list[Any]:
-  """The labels or values in a text."""
-  text = name_of(text)
-  if text.startswith("["):
-    return _json(text)
-  if text in ("", "-"):
-    return []
-  return [part.strip() for part in text.split("|" if "|" in text else ",")]
-
-
-def _json(text: str) -> list[Any]:
-  found = json.loads(text)
-  return found if isinstance(found, list) else [found]
-
-
-def _text(label: str | bytes) -> str:
-  """Text; TensorFlow has it as bytes."""
-  if isinstance(label, bytes):
-    return label.decode("utf-8", "backslashreplace")
-  return label

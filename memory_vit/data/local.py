@@ -10,6 +10,7 @@ from memory_vit.data.split import Split
 from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import BrokenDataError, DataError
 from memory_vit.images import image_files
+from memory_vit.kinds.written import name_of
 from memory_vit.runtime.messages import escaped, name_list, utf8
 from memory_vit.runtime.paths import local
 
@@ -106,7 +107,7 @@ def _folders(root: pathlib.Path) -> list[pathlib.Path]:
 def _find_images(folder: pathlib.Path) -> _Split:
   """Find the images of a split, at any depth below the folders of classes."""
   images: dict[str, list[str]] = {
-    labels.name_of(path.name): [] for path in _folders(folder)
+    name_of(path.name): [] for path in _folders(folder)
   }
   found = image_files.walk(str(folder))
   for path, why in found.closed.items():
@@ -117,7 +118,7 @@ def _find_images(folder: pathlib.Path) -> _Split:
   for path in found.images:
     name, slash, _ = path[start:].partition("/")
     if slash:
-      images[labels.name_of(name)].append(path[from_root:])
+      images[name_of(name)].append(path[from_root:])
     else:
       outside.append(path)
   kinds = {

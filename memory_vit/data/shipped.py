@@ -15,6 +15,7 @@ from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.data.split import Split, fetch_from_memory
 from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import DataError
+from memory_vit.kinds import KINDS
 
 _GLYPHS = "glyphs:inverted"
 _ANGLE = "glyphs:angle"
@@ -45,7 +46,7 @@ def open_shipped(ref: SplitRef) -> Split:
   if ref.name.partition(":")[0] == "digits":
     found = _digits(ref.name)
     ref.require_kind("classes", "labels")
-    if ref.kind == "labels":
+    if not KINDS[ref.kind].one_is_right:
       found = _with_properties(found)
   elif ref.name == _ANGLE:
     ref.require_kind("values")

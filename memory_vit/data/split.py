@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from memory_vit.data import labels as labels_lib
 from memory_vit.data import parallel, watchdog
 from memory_vit.data.data_files import DataFiles
 from memory_vit.data.embeddings import EmbeddedRows
 from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.data.split_ref import OF_A_DIRECTORY
 from memory_vit.errors import BrokenDataError, DataError
-from memory_vit.model.kinds import KINDS
+from memory_vit.kinds import KINDS
+from memory_vit.kinds.written import name_of
 from memory_vit.runtime import messages, processes
 from memory_vit.runtime.messages import escaped
 
@@ -27,8 +27,6 @@ logger = logging.getLogger(__name__)
 _AT_ONCE = 64
 # Unreadable examples that a message lists.
 _SHOWN = 20
-# Of a value: its square is finite in float64.
-_GREATEST = float(np.finfo(np.float32).max)
 # Index, int64 () -> the encoded image, string (), and its label, see `Split`.
 Fetch = Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
 
@@ -88,11 +86,7 @@ class Split:
   unreadable: dict[int, str] = dataclasses.field(default_factory=dict)
 
   def __post_init__(self) -> None:
-    if self.kind not in KINDS:
-      raise DataError(
-        f"{self}: its kind is {messages.brief(self.kind)}, expected one of "
-        f"{', '.join(KINDS)}."
-      )
+    require_kind(self.kind, self)
     # `dataclasses.replace` makes a split that grows by itself.
     object.__setattr__(self, "unreadable", dict(self.unreadable))
 
@@ -104,7 +98,7 @@ class Split:
   @property
   def label_dtype(self) -> np.dtype:
     """The dtype of a label: int32, float32 (c,), or float64 (c,)."""
-    return labels_lib.dtype_of(self.kind, self.num_classes)
+    return KINDS[self.kind].target_dtype(self.num_classes)
 
   @property
   def directory(self) -> str:
@@ -144,7 +138,7 @@ class Split:
 
     A single label or value can be learned.
     """
-    if self.num_classes > 1 or self.kind != "classes":
+    if self.num_classes > 1 or not KINDS[self.kind].one_is_right:
       return ""
     if self.name != "folder":
       return "expected two or more."
@@ -167,42 +161,28 @@ class Split:
       BrokenDataError: if a class is outside of 0 ... num_classes - 1, a label
         neither 0 nor 1, or a value beyond the range of float32.
     """
-    wrong = np.flatnonzero(~self.are_labels(labels))
+    kind = KINDS[self.kind]
+    right, expected = kind.check(labels, self.num_classes)
+    wrong = np.flatnonzero(~right)
     if not wrong.size:
       return
     label = labels[wrong[0]].tolist()
     reason = ": an unlabelled test split" if label == -1 else ""
-    found = "values" if self.kind == "values" else "labels"
+    found = "values" if kind.numbers else "labels"
     raise BrokenDataError(
       f"{self} has {found} {messages.brief(label)}{reason}; "
-      f"expected {self.expected_label}. Use another split. "
+      f"expected {expected}. Use another split. "
       f"(Found in {self.describe(index_of(int(wrong[0])))}.)"
     )
-
-  def are_labels(self, labels: np.ndarray) -> np.ndarray:
-    """Whether each of labels (b,) or (b, c) is of its kind, bool (b,)."""
-    if self.kind == "classes":
-      return (labels >= 0) & (labels < self.num_classes)
-    if self.kind == "labels":
-      return ((labels == 0) | (labels == 1)).all(axis=-1)
-    return (np.abs(labels) <= _GREATEST).all(axis=-1)
-
-  @property
-  def expected_label(self) -> str:
-    """For messages."""
-    if self.kind == "classes":
-      return f"0 to {self.num_classes - 1}"
-    if self.kind == "labels":
-      return f"0 or 1 for each of {self.num_classes:,}"
-    return f"finite numbers of at most {_GREATEST:.3g}"
 
   def numbered_as(self, class_names: tuple[str, ...]) -> "Split":
     """The split with the class numbers of a task, if that has its classes.
 
     Older tasks have other orders, and classes without images.
     """
-    known = {labels_lib.name_of(name): i for i, name in enumerate(class_names)}
-    if self.kind != "classes" or not known.keys() >= {*self.class_names}:
+    known = {name_of(name): i for i, name in enumerate(class_names)}
+    known_all = known.keys() >= {*self.class_names}
+    if not KINDS[self.kind].one_is_right or not known_all:
       return self
     places = np.array([known[name] for name in self.class_names], np.int32)
 
@@ -294,6 +274,15 @@ class Split:
 
   def _line(self, index: int, why: str) -> str:
     return f"{self.describe(index)} cannot be read: {why}."
+
+
+def require_kind(kind: str, where: Any) -> None:
+  """Raise `DataError` if no kind of task has that name."""
+  if kind not in KINDS:
+    raise DataError(
+      f"{where}: its kind is {messages.brief(kind)}, expected one of "
+      f"{', '.join(KINDS)}."
+    )
 
 
 def fetch_from_memory(images: tf.Tensor, labels: tf.Tensor) -> Fetch:

@@ -19,6 +19,7 @@ from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.data.split import Split
 from memory_vit.data.split_ref import Subset
 from memory_vit.errors import DataError
+from memory_vit.kinds import KINDS
 from memory_vit.runtime import messages
 
 logger = logging.getLogger(__name__)
@@ -29,14 +30,7 @@ _AT_ONCE = 256
 
 def class_counts(split: Split) -> np.ndarray:
   """The number of examples of each class or label, int64 (c,)."""
-  return counts_among(split, _readable_labels(split))
-
-
-def counts_among(split: Split, labels: np.ndarray) -> np.ndarray:
-  """As `class_counts`, of some labels of a split, (n,) or (n, c)."""
-  if split.kind == "classes":
-    return np.bincount(labels, minlength=split.num_classes)
-  return labels.sum(axis=0, dtype=np.int64)
+  return KINDS[split.kind].counts(_readable_labels(split), split.num_classes)
 
 
 def value_statistics(split: Split) -> tuple[np.ndarray, np.ndarray]:

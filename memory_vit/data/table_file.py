@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from memory_vit.data import labels
 from memory_vit.errors import BrokenDataError, DataError
+from memory_vit.kinds import Kind
+from memory_vit.kinds.written import name_of
 from memory_vit.runtime import messages, parquet
 
 SUFFIXES = (".csv", ".tsv", ".parquet")
@@ -29,10 +30,10 @@ def path_column(path: str) -> str:
   return path.strip() or _PATH
 
 
-def label_columns(label: str, kind: str, path: str) -> list[str]:
+def label_columns(label: str, kind: Kind, path: str) -> list[str]:
   """The columns that `config.data.label` names; `path` is that of the paths."""
   columns = [name.strip() for name in label.split(",")] if label else [_LABEL]
-  if len(columns) > 1 and kind == "classes":
+  if len(columns) > 1 and kind.one_is_right:
     raise DataError(
       f"config.data.label is {messages.brief(label)}, of several columns: "
       "expected one column of classes, or config.task.kind 'labels' or "
@@ -147,7 +148,7 @@ def _found(
 
 def _same(name: str, header: Sequence[str]) -> list[str]:
   """The columns of a name, or if there is none, of that in another case."""
-  known = {i: labels.name_of(each) for i, each in enumerate(header)}
+  known = {i: name_of(each) for i, each in enumerate(header)}
   places = [i for i in known if known[i] == name] or [
     i for i in known if known[i].casefold() == name.casefold()
   ]

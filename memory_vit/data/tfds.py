@@ -145,7 +145,7 @@ def _data_files(
   }
   if ref.label:
     facts["label"] = ref.label
-  if ref.kind != "classes":
+  if ref.kind != SplitRef.kind:  # as in records before there were kinds
     facts["kind"] = ref.kind
   files = {
     os.path.basename(shard.path): shard.path

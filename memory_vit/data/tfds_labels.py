@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from memory_vit.data import image_ops, labels
+from memory_vit.data import image_ops
 from memory_vit.data.quiet_tensorflow import tf, tfds
 from memory_vit.errors import DataError
+from memory_vit.kinds import KINDS, Kind
 from memory_vit.runtime import messages
 
 # Features of an example, {name: value}; those of a sequence are stacked.
@@ -42,7 +43,7 @@ class Target:
 
   @property
   def label_dtype(self) -> np.dtype:
-    return labels.dtype_of(self.kind, len(self.class_names))
+    return KINDS[self.kind].target_dtype(len(self.class_names))
 
   def take(self, example: _Example) -> tuple[tf.Tensor, tf.Tensor]:
     """The encoded image, string (), and the label; see `Split.fetch`."""
@@ -76,7 +77,8 @@ def find_target(
   several features; "" if the data set has one alone.
   """
   image = _find_image(features, supervised_keys)
-  if not label and kind == "classes":
+  one_is_right = KINDS[kind].one_is_right
+  if not label and one_is_right:
     image, label = find_keys(name, features, supervised_keys)
   if image is None:
     raise DataError(
@@ -84,8 +86,8 @@ def find_target(
       f"its features, which are {_shown(features)}."
     )
   is_mask = name == "dsprites" or label.startswith("dsprites_")
-  if kind != "classes":
-    found = _find_rows(name, features, label, kind)
+  if not one_is_right:
+    found = _find_rows(name, features, label, KINDS[kind])
     return Target(
       image,
       lambda example: tf.concat([row.take(example) for row in found], axis=0),
@@ -144,15 +146,15 @@ class _Row:
 
 
 # What a feature has to be.
-_EXPECTED = {
-  "labels": "a Sequence of ClassLabels, a FeaturesDict of booleans, or "
-  "booleans and ClassLabels of two classes",
-  "values": "a number, or a Tensor or a FeaturesDict of numbers",
-}
+_LABELS = (
+  "a Sequence of ClassLabels, a FeaturesDict of booleans, or booleans and "
+  "ClassLabels of two classes"
+)
+_NUMBERS = "a number, or a Tensor or a FeaturesDict of numbers"
 
 
 def _find_rows(
-  name: str, features: _Features, label: str, kind: str
+  name: str, features: _Features, label: str, kind: Kind
 ) -> list[_Row]:
   """The features that `label` names, or the only one of that kind."""
   keys = [k.strip() for k in label.split(",")] if label else [*features.keys()]
@@ -162,14 +164,14 @@ def _find_rows(
   if not all(found.values()) or not (label or len(found) == 1):
     raise DataError(
       f"config.data.label is {messages.brief(label)} and config.task.kind "
-      f"{kind!r}: expected {_EXPECTED[kind]} (several features are separated "
-      f"by commas) among the features of data set {messages.brief(name)}, "
-      f"which are {_shown(features)}."
+      f"{kind.name!r}: expected {_NUMBERS if kind.numbers else _LABELS} "
+      "(several features are separated by commas) among the features of data "
+      f"set {messages.brief(name)}, which are {_shown(features)}."
     )
   return [row for rows in found.values() for row in rows]
 
 
-def _rows(key: str, features: _Features, kind: str) -> list[_Row]:
+def _rows(key: str, features: _Features, kind: Kind) -> list[_Row]:
   """The numbers of a kind that a feature holds; [] if it holds others."""
   types, feature = tfds.features, _at(features, key)
   if isinstance(feature, types.FeaturesDict):
@@ -178,13 +180,13 @@ def _rows(key: str, features: _Features, kind: str) -> list[_Row]:
     ]
     return [row for rows in parts for row in rows] if all(parts) else []
   inner = getattr(feature, "feature", None)  # of a Sequence
-  if kind == "labels" and isinstance(inner, types.ClassLabel):
+  if not kind.numbers and isinstance(inner, types.ClassLabel):
     names = tuple(inner.names)
     return [_Row(names, lambda e: _multi_hot(_at(e, key), len(names)))]
   if not isinstance(feature, types.Tensor):
     return []
   is_class = isinstance(feature, types.ClassLabel)
-  if kind == "values":
+  if kind.numbers:
     fits = not is_class and np.issubdtype(feature.np_dtype, np.number)
   elif is_class:
     fits = feature.num_classes == 2
@@ -195,7 +197,7 @@ def _rows(key: str, features: _Features, kind: str) -> list[_Row]:
   names = (key.rpartition("/")[2],)
   if feature.shape:
     names = tuple(f"{key}/{i}" for i in range(feature.shape[0]))
-  dtype = labels.dtype_of(kind, 1).base
+  dtype = kind.target_type
   return [_Row(names, lambda e: tf.reshape(tf.cast(_at(e, key), dtype), [-1]))]
 
 

@@ -3,7 +3,6 @@
 from etils import epy
 
 with epy.lazy_api_imports(globals()):
-  from memory_vit.evaluation.calibration import Calibration, calibrate
   from memory_vit.evaluation.evaluate import evaluate_source, predict_fn
   from memory_vit.evaluation.hits import (
     Hits,
@@ -11,13 +10,14 @@ with epy.lazy_api_imports(globals()):
     paired_difference,
     read_hits,
   )
-  from memory_vit.evaluation.split_predictions import (
+  from memory_vit.evaluation.timing import median_seconds
+  from memory_vit.evaluation.verify import Evaluator
+  from memory_vit.kinds.calibration import Calibration, calibrate
+  from memory_vit.kinds.predictions import (
     LabelPredictions,
     SplitPredictions,
     ValuePredictions,
   )
-  from memory_vit.evaluation.timing import median_seconds
-  from memory_vit.evaluation.verify import Evaluator
 
 __all__ = [
   "Calibration",

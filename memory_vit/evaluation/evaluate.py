@@ -1,7 +1,6 @@
 """Evaluate outputs of a model on a split: every example exactly once."""
 
 import dataclasses
-import functools
 import hashlib
 from collections.abc import (
   Callable,
@@ -11,11 +10,9 @@ from collections.abc import (
   Mapping,
   Sequence,
 )
-from typing import Any, Literal
+from typing import Any
 
-import jax
 import numpy as np
-from etils import epy
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 from jaxtyping import Array, Float
@@ -23,25 +20,19 @@ from jaxtyping import Array, Float
 from memory_vit.data import batching
 from memory_vit.data.split import Split
 from memory_vit.errors import DataError, TaskError
-from memory_vit.evaluation import metrics, split_predictions
 from memory_vit.evaluation.hits import Hits
-from memory_vit.evaluation.split_predictions import LabelPredictions
-from memory_vit.kinds.scores import Evaluation
+from memory_vit.kinds import CLASSES, TaskKind
+from memory_vit.kinds.kind import Batch
+from memory_vit.kinds.scores import Also, Evaluation
+from memory_vit.kinds.state import BITS, State
 from memory_vit.model.backbone import Backbone
-from memory_vit.model.kinds import CLASSES, TaskKind
 from memory_vit.model.task import EvalPreprocessing, Task
 from memory_vit.runtime import processes, sharding
 from memory_vit.runtime.progress_bar import ProgressBar
 from memory_vit.tasks.program import make_program
 
-with epy.lazy_imports():  # scikit-learn takes half a second
-  from memory_vit.evaluation import labels, values
-
 # Images in [-1, 1], or cached inputs -> {name: logits}.
 Predict = Callable[[Any], dict[str, Float[Array, "b c"]]]
-_BITS = np.dtype(np.uint32)
-# Fields of an `Evaluation` that must be asked for.
-Also = Literal["digest", "hits", "predictions"]
 
 
 def evaluate(
@@ -69,72 +60,46 @@ def evaluate(
 
   Returns:
     {name: its evaluation}; "hits" are int8 (rows of all batches,), see
-    `metrics.example_hits`, and "predictions" are of these rows, of classes as
-    `split_predictions.predict_examples` returns them.
+    `class_sums.example_hits`, and "predictions" are of these rows.
   """
-  totals: dict[str, metrics.Totals] = {}
+  states: dict[str, State] = {}
   digests: dict[str, Any] = {}
-  right: dict[str, list[np.ndarray]] = {}
-  predicted: dict[str, list[dict[str, np.ndarray]]] = {}
-  # Outputs, labels and masks of kinds whose metrics need all examples at once.
-  whole: dict[str, list[tuple[np.ndarray, ...]]] = {}
   if isinstance(predictions_of, str):
     predictions_of = [predictions_of]
 
-  def wanted(name: str) -> bool:
-    chosen = predictions_of is None or name in predictions_of
-    return "predictions" in also and chosen
+  def asked(name: str) -> Collection[Also]:
+    if predictions_of is None or name in predictions_of:
+      return also
+    return [what for what in also if what != "predictions"]
 
-  replicated = sharding.replicated(mesh)
   for batch in sharding.prefetch(map(_with_bits, batches), mesh):
     inputs = batch["inputs"] if "inputs" in batch else batch["image"]
-    for name, logits in predict(inputs).items():
-      of_batch = logits, batch["label"], batch["mask"]
+    for name, outputs in predict(inputs).items():
       if "digest" in also:
-        rows = multihost_utils.process_allgather(logits, tiled=True)
+        rows = multihost_utils.process_allgather(outputs, tiled=True)
         hashed = digests.setdefault(name, hashlib.sha256())
         hashed.update(np.asarray(rows).data)
-      if not kinds.get(name, CLASSES).is_classes:
-        whole.setdefault(name, []).append(sharding.to_host(of_batch))
-        continue
-      sums = _batch_sums(replicated)(*of_batch)
-      totals[name] = metrics.add(totals.get(name), sums)
-      if "hits" in also:
-        rows = _batch_hits(replicated)(*of_batch)
-        right.setdefault(name, []).append(np.asarray(rows))
-      if wanted(name):
-        batch_predictions = _batch_predictions(replicated)(*of_batch)
-        predicted.setdefault(name, []).append(jax.device_get(batch_predictions))
+      stated = kinds.get(name, CLASSES)
+      state = stated.kind.state(
+        stated, Batch(outputs, batch["label"], batch["mask"]), mesh, asked(name)
+      )
+      states[name] = states[name].merge(state) if name in states else state
     if bar:
       bar.update(len(batch["mask"]))
-  results = {
-    name: metrics.evaluation_of(total) for name, total in totals.items()
+  return {
+    name: _as_asked(state.compute(), digests.get(name), asked(name))
+    for name, state in states.items()
   }
-  for name, batches_of in whole.items():
-    arrays = map(np.concatenate, zip(*batches_of, strict=True))
-    outputs, label, mask = arrays
-    if label.dtype == _BITS:
-      label = label.view(np.float64)
-    examples = split_predictions.of_outputs(kinds[name], outputs, label, mask)
-    if isinstance(examples, LabelPredictions):
-      result = labels.evaluation_of(examples)
-    else:
-      result = values.evaluation_of(examples)
-    results[name] = dataclasses.replace(
-      result, predictions=examples if wanted(name) else None
-    )
-  for name, hashed in digests.items():
-    digest = hashed.hexdigest()
-    results[name] = dataclasses.replace(results[name], digest=digest)
-  for name, parts in right.items():
-    hits = np.concatenate(parts)
-    results[name] = dataclasses.replace(results[name], hits=hits)
-  for name, several in predicted.items():
-    rows = {
-      key: np.concatenate([one[key] for one in several]) for key in several[0]
-    }
-    results[name] = dataclasses.replace(results[name], predictions=rows)
-  return results
+
+
+def _as_asked(
+  found: Evaluation, hashed: Any, also: Collection[Also]
+) -> Evaluation:
+  return dataclasses.replace(
+    found,
+    digest=hashed.hexdigest() if hashed else None,
+    predictions=found.predictions if "predictions" in also else None,
+  )
 
 
 def _with_bits(batch: dict[str, Any]) -> dict[str, Any]:
@@ -142,7 +107,7 @@ def _with_bits(batch: dict[str, Any]) -> dict[str, Any]:
   label = batch["label"]
   if label.dtype != np.float64:
     return batch
-  return {**batch, "label": np.ascontiguousarray(label).view(_BITS)}
+  return {**batch, "label": np.ascontiguousarray(label).view(BITS)}
 
 
 def evaluate_source(
@@ -223,12 +188,7 @@ def _of_split(
   if hits is not None:
     rows = hits[: source.size]
     hits = Hits(right=rows == 1, counted=rows >= 0)
-  if isinstance(predictions, dict):
-    classes = len(scores.per_class or ())
-    predictions = split_predictions.of_examples(
-      predictions, classes, source.size
-    )
-  elif predictions is not None:
+  if predictions is not None:
     predictions = predictions.first(source.size)
   return dataclasses.replace(
     found, scores=scores, hits=hits, predictions=predictions
@@ -258,24 +218,6 @@ def _require_classes(
       f"{source.full_name!r} has {source.num_classes:,} {source.kind}: "
       "expected the data set that it was trained for."
     )
-
-
-@functools.cache
-def _batch_sums(replicated: Any) -> Callable[..., dict[str, jax.Array]]:
-  """`metrics.batch_sums`, compiled to leave its results on every device."""
-  return jax.jit(metrics.batch_sums, out_shardings=replicated)
-
-
-@functools.cache
-def _batch_hits(replicated: Any) -> Callable[..., jax.Array]:
-  return jax.jit(metrics.example_hits, out_shardings=replicated)
-
-
-@functools.cache
-def _batch_predictions(
-  replicated: Any,
-) -> Callable[..., dict[str, jax.Array]]:
-  return jax.jit(split_predictions.predict_examples, out_shardings=replicated)
 
 
 def predict_fn(

@@ -14,9 +14,8 @@ from memory_vit.data import batching
 from memory_vit.data.split import Split
 from memory_vit.errors import ConfigError
 from memory_vit.evaluation.evaluate import evaluate_source
-from memory_vit.evaluation.metrics import finite
 from memory_vit.evaluation.timing import median_seconds
-from memory_vit.kinds.scores import Scores
+from memory_vit.kinds.scores import Scores, finite
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import (
   BACKBONE,
@@ -138,7 +137,7 @@ class Evaluator:
         entry["majority"] = found[name].majority
       if found[name].thresholds:
         entry["thresholds"] = list(found[name].thresholds)
-      if kind.is_values:
+      if kind.units:
         entry["units"] = list(kind.units)
       results[name] = entry
       if verify:

@@ -21,7 +21,7 @@ from memory_vit.errors import ExportError
 from memory_vit.exports import run_exported
 from memory_vit.exports.exported_model import ExportedModel
 from memory_vit.exports.image_input import ImageInput
-from memory_vit.model.kinds import TaskKind
+from memory_vit.kinds import TaskKind
 from memory_vit.model.task import EvalPreprocessing
 from memory_vit.runtime.messages import escaped, shortened
 
@@ -151,16 +151,9 @@ def difference(
   greatest = np.abs(logits).max()
   if activated is None:
     differences = np.abs(found - logits)
-  elif activated.is_values:
-    # Each in its standard deviations, beyond the rounding of a float32.
-    std, values = np.array(activated.std), activated.activate(logits)
-    rounding = 2 * np.finfo(np.float32).eps * np.abs(values)
-    differences = np.maximum(np.abs(found - values) - rounding, 0) / std
   else:
-    # A probability p changes by at most p times the change of its logits.
-    expected = activated.activate(logits)
-    differences = np.abs(found - expected) / expected.max()
-    greatest = max(greatest, 1)
+    differences, least = activated.kind.explained(activated, found, logits)
+    greatest = max(greatest, least)
   share = float(differences.max() / max(greatest, 1e-30))
   return share if np.isfinite(share) else float("inf")
 

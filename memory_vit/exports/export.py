@@ -167,12 +167,12 @@ def _describe(
 def _meanings(exported: ExportedModel) -> dict[str, str]:
   """{name: what its outputs are}, but logits."""
   kinds = {task.name: task.spec.kind for task in exported.tasks}
-  found = {n: "standardized values" for n, k in kinds.items() if k.is_values}
+  texts = {name: kind.kind.outputs_text for name, kind in kinds.items()}
+  found = {name: text for name, text in texts.items() if text}
   if not exported.backbone.config.num_classes:
     found[BACKBONE] = "features"
   return found | {
-    name: "values" if kind.is_values else f"probabilities of {kind.name}"
-    for name, kind in exported.activated.items()
+    name: kind.kind.activated_text for name, kind in exported.activated.items()
   }
 
 

@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
 from memory_vit.errors import ExportError, TaskError
+from memory_vit.kinds import CLASSES, TaskKind
 from memory_vit.model.backbone import Backbone
-from memory_vit.model.kinds import CLASSES, TaskKind
 from memory_vit.model.task import BACKBONE, EvalPreprocessing, Task
 from memory_vit.tasks import compose
 from memory_vit.tasks.program import Program, make_program

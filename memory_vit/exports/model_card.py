@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from memory_vit.backbones import download, hub_models
-from memory_vit.kinds.metrics import METRICS, tells_top5
+from memory_vit.kinds import KINDS
+from memory_vit.kinds.classes import tells_top5
 from memory_vit.model.task import Task, TaskSpec
 from memory_vit.runtime.messages import escaped, shortened
 from memory_vit.runtime.tables import markdown_table
@@ -40,11 +41,6 @@ _SHARES = {
   "chance": "accuracy of guessing uniformly",
   "majority": "accuracy of always predicting the most frequent class",
 }
-# What `TaskKind.activate` makes of outputs.
-_ACTIVATED = {
-  "labels": "probabilities of its labels",
-  "values": "values in their units",
-}
 # Interpolations in words.
 _RESIZING = {
   "bilinear": "bilinear, without antialiasing",
@@ -60,8 +56,8 @@ def to_text(tasks: Sequence[Task], address: str = "") -> str:
   """
   title = ", ".join(task.name for task in tasks)
   # The hub has no name for numbers of images.
-  classifies = any(not task.spec.kind.is_values for task in tasks)
-  pipeline = "pipeline_tag: image-classification\n" if classifies else ""
+  tags = filter(None, (task.spec.kind.kind.hub_pipeline for task in tasks))
+  pipeline = "".join(f"pipeline_tag: {tag}\n" for tag in [*tags][:1])
   parts = [
     f"{_FRONT_MATTER.format(pipeline=pipeline)}\n# {title}\n",
     "New tasks for a frozen Vision Transformer, learned with memory cells "
@@ -91,11 +87,10 @@ def literal(value: Any) -> str:
 def _section(task: Task) -> str:
   spec, provenance = task.spec, task.provenance
   lines = [f"## {spec.name}", "", f"- {spec.kind.name}: {_outputs(spec)}"]
-  if spec.kind.name in _ACTIVATED:
-    lines.append(
-      f"- outputs: `task.spec.kind.activate(outputs[{spec.name!r}])` returns "
-      f"{_ACTIVATED[spec.kind.name]}"
-    )
+  lines.append(
+    f"- outputs: `task.spec.kind.activate(outputs[{spec.name!r}])` returns "
+    f"{spec.kind.kind.activated_text}"
+  )
   lines.append(
     f"- trained by: {literal(spec.regime)}, {spec.cells} memory cells per layer"
   )
@@ -133,7 +128,8 @@ def _metrics(made: Mapping[str, Any], classes: int) -> list[str]:
     (f"{metric.meaning}, {title}", metric.text(found[key]))
     for split, title in _SPLITS.items()
     for found in [_mapping(scores[split], "metrics")]
-    for key, metric in METRICS.items()
+    for kind in KINDS.values()
+    for key, metric in kind.metrics.items()
     if _is_number(found.get(key)) and (key != "top5" or tells_top5(classes))
   ]
   rows += [

@@ -1,10 +1,14 @@
 """Scores of a task on a split: the same fields for every kind of task."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from memory_vit.errors import TaskError
+
+# Fields of an `Evaluation` that must be asked for.
+Also = Literal["digest", "hits", "predictions"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,3 +91,14 @@ class Evaluation:
   digest: str | None = None
   hits: Any = None
   predictions: Any = None
+
+
+def finite(number: float | None) -> float | None:
+  """JSON has no NaN and no infinity."""
+  return number if number is not None and math.isfinite(number) else None
+
+
+def defined_mean(values: Any) -> float | None:
+  """Mean of the values that are not NaN; None if there are none."""
+  defined = values[values == values]
+  return float(defined.mean()) if defined.size else None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from memory_vit.kinds import answer_line
 from memory_vit.looking.attention_figures import (
   answer_title,
   attention_difference,
@@ -27,7 +28,6 @@ from memory_vit.looking.image_attention import (
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import Task
 from memory_vit.plots import rasterize
-from memory_vit.prediction import answers
 from memory_vit.runtime import files
 from memory_vit.runtime.messages import utf8
 from memory_vit.runtime.output_directory import OutputDirectory, listed_in
@@ -245,11 +245,11 @@ def _answer(task: Task, image: ImageAttention) -> dict[str, Any]:
   """The most probable class; or the labels or values of a task."""
   activated, spec = image.answers[task.name][None], task.spec
   names = [*map(utf8, spec.class_names)]
-  [found] = answers.answers(spec.kind, names, activated, 1)
-  return found[0] if spec.kind.is_classes else found
+  [found] = spec.kind.answers(names, activated)
+  return found[0] if spec.kind.kind.one_is_right else found
 
 
 def _title(answer: dict[str, Any]) -> str:
   if "class" in answer:
     return answer_title(answer["class"], answer["probability"])
-  return answer_title(answers.line(answer))
+  return answer_title(answer_line(answer))

@@ -23,7 +23,8 @@ from scipy import special
 from memory_vit.data import batching
 from memory_vit.data.split import Split
 from memory_vit.errors import DataError, TaskError
-from memory_vit.evaluation import metrics, task_data
+from memory_vit.evaluation import task_data
+from memory_vit.kinds import class_sums
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.context import Context
 from memory_vit.model.stacking import SlotArrays
@@ -278,13 +279,13 @@ def variant_masks(depth: int, cells: int) -> Bool[np.ndarray, "v l m"]:
 
 def can_remove(spec: TaskSpec) -> bool:
   """Whether it has memory, and an accuracy, which is what is measured."""
-  return spec.cells > 0 and spec.kind.is_classes
+  return spec.cells > 0 and spec.kind.kind.one_is_right
 
 
 def require_removable(backbone: Backbone, task: Task) -> None:
   """Refuse a task without cells, or with too many to remove one by one."""
   depth, cells = backbone.config.depth, task.spec.cells
-  if not task.spec.kind.is_classes:
+  if not task.spec.kind.kind.one_is_right:
     raise TaskError(
       f"task {task.name!r} is of {task.spec.kind.name}: expected a task of "
       "classes, as removing cells changes its accuracy, which is measured."
@@ -370,7 +371,7 @@ def _count_program(
       logits = logits_without(
         params, slots, head, cells, context, config=config
       )
-      hits = metrics.example_hits(logits, labels, mask)
+      hits = class_sums.example_hits(logits, labels, mask)
       return hits, jnp.isfinite(logits).all(-1)
 
     hits, finite = jax.lax.map(one, filled, batch_size=size)

@@ -10,8 +10,8 @@ from typing import Any
 import jax
 
 from memory_vit.errors import TaskError
+from memory_vit.kinds import CLASSES, TaskKind
 from memory_vit.model import trees
-from memory_vit.model.kinds import CLASSES, TaskKind
 from memory_vit.model.regimes import SIDE_MIXING, Regime, SideKind, get_regime
 from memory_vit.model.vit_config import MAX_IMAGE_SIZE, MAX_RESIZE
 from memory_vit.runtime import messages

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from memory_vit.errors import DataError
-from memory_vit.evaluation.calibration import Calibration
+from memory_vit.kinds.calibration import Calibration
 from memory_vit.plots.images import image_grid
 from memory_vit.runtime.messages import escaped, shortened
 

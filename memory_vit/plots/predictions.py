@@ -7,9 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from memory_vit.errors import DataError
-from memory_vit.model.kinds import CLASSES, TaskKind
+from memory_vit.kinds import CLASSES, TaskKind, answer_line
 from memory_vit.plots.images import require_images
-from memory_vit.prediction import answers as answers_lib
 from memory_vit.runtime.messages import escaped, shortened
 
 _COLUMNS = 6
@@ -116,13 +115,14 @@ def _write(
   for task, (kind, names, outputs) in answers.items():
     mark, colour, answer = "", _NEITHER, "not finite"
     finite = bool(np.isfinite(outputs).all())
-    if finite and kind.is_classes:
+    one_is_right = kind.kind.one_is_right
+    if finite and one_is_right:
       best = int(outputs.argmax())
       answer = f"{_short(names[best], room)} {outputs[best]:.0%}"
     elif finite:
-      [found] = answers_lib.answers(kind, names, outputs[None], 1)
-      answer = _short(answers_lib.line(found), room + _SHARE)
-    has_truth = kind.is_classes and truth in names
+      [found] = kind.answers(names, outputs[None])
+      answer = _short(answer_line(found), room + _SHARE)
+    has_truth = one_is_right and truth in names
     if not finite or (truth is not None and has_truth):
       right = finite and names[best] == truth
       mark, colour = ("\u2713 ", _RIGHT) if right else ("\u2717 ", _WRONG)

@@ -8,19 +8,11 @@ from tensorboard.backend.event_processing import event_accumulator
 from tensorboard.util import tensor_util
 
 from memory_vit.errors import TrainingError
-from memory_vit.model.kinds import SCORE_NAMES
+from memory_vit.kinds import CLASSES, KINDS, Kind
 from memory_vit.runtime import files, paths
 
 # Tag -> steps, int64 (k,), and values, float64 (k,).
 Scalars = dict[str, tuple[np.ndarray, np.ndarray]]
-
-# Tags of the score in training and on validation, by kind of task; the accuracy
-# of pairs of image and label is not comparable with mAP.
-_SCORES = {
-  "classes": ("train/accuracy", "validation/top1"),
-  "labels": ("", "validation/map"),
-  "values": ("", "validation/r2"),
-}
 
 _EVENTS = "events.out.tfevents.*"
 
@@ -85,7 +77,7 @@ def training_curves(logdir: str | os.PathLike[str]) -> Figure:
   kind = _kind_of(scalars)
   for axes, training, validation in (
     (loss, "train/loss", "validation/loss"),
-    (score, *_SCORES[kind]),
+    (score, *_score_tags(kind)),
   ):
     for label, tag in (("training", training), ("validation", validation)):
       if tag in scalars:
@@ -95,13 +87,25 @@ def training_curves(logdir: str | os.PathLike[str]) -> Figure:
     if axes.lines:
       axes.legend()
   loss.set(title="loss", xlabel="step", ylim=(0, None))
-  least = None if kind == "values" else 0  # R2 has no least value
-  score.set(title=SCORE_NAMES[kind], xlabel="step", ylim=(least, 1.02))
+  score.set(title=kind.score_name, xlabel="step", ylim=(kind.least_score, 1.02))
   return figure
 
 
-def _kind_of(scalars: Scalars) -> str:
-  """The kind of the task; only tasks of values log the error "mae"."""
-  if "train/mae" in scalars:
-    return "values"
-  return "labels" if "validation/map" in scalars else "classes"
+def _kind_of(scalars: Scalars) -> Kind:
+  """The kind of the task, by the names of what it logs."""
+  for kind in KINDS.values():
+    if f"validation/{kind.score_key}" in scalars:
+      return kind
+  for kind in KINDS.values():
+    if f"train/{kind.trained_metric}" in scalars:
+      return kind
+  return CLASSES.kind
+
+
+def _score_tags(kind: Kind) -> tuple[str, str]:
+  """Tags of the score in training and on validation.
+
+  The accuracy of pairs of image and label is not comparable with mAP.
+  """
+  training = f"train/{kind.trained_metric}" if kind.one_is_right else ""
+  return training, f"validation/{kind.score_key}"

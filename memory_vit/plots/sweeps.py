@@ -7,8 +7,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from memory_vit.model.kinds import SCORE_NAMES
-from memory_vit.run_result import RunResult, TrialResult, standard_error
+from memory_vit.kinds import KINDS
+from memory_vit.run_result import RunResult, TrialResult
 from memory_vit.runtime.messages import escaped
 
 # x, mean, least, greatest.
@@ -39,7 +39,7 @@ def sweep_figure(result: RunResult) -> Figure:
     axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
     axes.set_xticks([], minor=True)
   # All trials are of one kind.
-  left.set(ylabel=SCORE_NAMES[result.tasks[0].kind])
+  left.set(ylabel=KINDS[result.tasks[0].kind].score_name)
   _label(left)
   if result.sweep is not None:
     figure.suptitle(escaped(result.sweep.task), parse_math=False)
@@ -98,9 +98,7 @@ def _by_setting(tasks: Sequence[TrialResult], key: str) -> Lines:
   for task in sorted(tasks, key=lambda t: (t.regime, t.cells)):
     scores = getattr(task, key)
     if (score := scores.score) is not None:
-      error = 0.0
-      if task.kind == "classes":
-        error = standard_error(score, scores.examples)
+      error = KINDS[task.kind].score_error(scores) or 0.0
       points = found.setdefault(_label_of(task, cells), {})
       points.setdefault(task.learning_rate, []).append((score, error))
   return {

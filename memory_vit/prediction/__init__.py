@@ -3,7 +3,7 @@
 from etils import epy
 
 with epy.lazy_api_imports(globals()):
-  from memory_vit.prediction.answers import Guess
+  from memory_vit.kinds.guesses import Guess
   from memory_vit.prediction.config import PredictorConfig
   from memory_vit.prediction.predictions import Predictions
   from memory_vit.prediction.predictor import Predictor

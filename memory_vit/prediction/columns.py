@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from memory_vit.errors import DataError
-from memory_vit.prediction.answers import best, class_label
 from memory_vit.prediction.predictions import Predictions
 from memory_vit.runtime.messages import brief, name_list
 
@@ -60,22 +59,10 @@ def prediction_columns(
   for name, logits in predictions.logits.items():
     kind, activated = predictions.kind(name), predictions.activated(name)
     found[f"{name}/logits"] = logits
-    if kind.is_values:
-      found[f"{name}/values"] = activated
-      continue
-    found[f"{name}/probabilities"] = activated.astype(np.float32)
-    if kind.is_labels:
-      found[f"{name}/labels"] = kind.chosen(activated)
-      continue
-    indices = best(activated, top)
-    names = predictions.class_names(name)
-    classes = [[class_label(names, i) for i in row] for row in indices.tolist()]
-    shares = np.take_along_axis(activated, indices, axis=-1)
-    found |= {
-      f"{name}/top_indices": indices.astype(np.int32),
-      f"{name}/top_probabilities": shares.astype(np.float32),
-      f"{name}/top_classes": np.array(classes, str).reshape(indices.shape),
-    }
+    columns = kind.kind.columns(
+      kind, predictions.class_names(name), activated, top
+    )
+    found |= {f"{name}/{column}": rows for column, rows in columns.items()}
   if predictions.features is not None:
     found["features"] = predictions.features
   return found

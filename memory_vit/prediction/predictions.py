@@ -8,23 +8,13 @@ from typing import Any
 import numpy as np
 
 from memory_vit.errors import TaskError, UnknownTask
-from memory_vit.model.kinds import TaskKind
+from memory_vit.kinds import TaskKind
+from memory_vit.kinds import labels as label_kind
+from memory_vit.kinds.guesses import Guess, best_guesses
+from memory_vit.kinds.kind import Most
 from memory_vit.model.task import BACKBONE
-from memory_vit.prediction.answers import (
-  Guess,
-  answers,
-  best_guesses,
-  label_guesses,
-)
 from memory_vit.prediction.task_set import TaskSet
 from memory_vit.runtime.messages import brief, name_list
-
-# The methods of `Predictions` for tasks of each kind.
-_METHODS = {
-  "classes": "probabilities or top",
-  "labels": "probabilities or labels",
-  "values": "values",
-}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
@@ -118,12 +108,12 @@ class Predictions:
     """
     self._require_kind(name, "labels", "labels")
     kind, names = self.kind(name), self.class_names(name)
-    return label_guesses(kind, names, self.activated(name))
+    return label_kind.guesses(kind, names, self.activated(name))
 
   def answers(self, name: str, top: int) -> list[Any]:
-    """The answers of a task as JSON, see `answers.answers`."""
-    kind, names = self.kind(name), self.class_names(name)
-    return answers(kind, names, self.activated(name), top)
+    """The answers of a task as JSON, see `Kind.answers`."""
+    names = self.class_names(name)
+    return self.kind(name).answers(names, self.activated(name), Most(top))
 
   def _outputs(self, name: str) -> np.ndarray:
     if name == BACKBONE and self.original is not None:
@@ -138,9 +128,9 @@ class Predictions:
 
   def _require_kind(self, name: str, method: str, *expected: str) -> None:
     self._outputs(name)  # an unknown task has no kind
-    found = self.kind(name).name
-    if found not in expected:
+    kind = self.kind(name).kind
+    if kind.name not in expected:
       raise TaskError(
-        f"task {name!r} is of {found}, and {method} is for tasks of "
-        f"{' or '.join(expected)}: use {_METHODS[found]}."
+        f"task {name!r} is of {kind.name}, and {method} is for tasks of "
+        f"{' or '.join(expected)}: use {kind.reads}."
       )

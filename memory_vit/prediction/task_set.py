@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 
 from memory_vit.errors import TaskError, UnknownTask
-from memory_vit.model.kinds import CLASSES, TaskKind
+from memory_vit.kinds import CLASSES, TaskKind
 from memory_vit.model.task import BACKBONE, EvalPreprocessing, Task, TaskSpec
 from memory_vit.runtime.messages import brief, name_list
 from memory_vit.tasks import compose

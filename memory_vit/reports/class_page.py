@@ -1,14 +1,26 @@
-"""The part of a report's page about classes: metrics and confusions."""
+"""The report of a task of classes: metrics, confusions, figures, tables."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from memory_vit.evaluation.calibration import BINS
-from memory_vit.evaluation.classification import Proportion
-from memory_vit.evaluation.confusion import largest_confusions
+from memory_vit import plots as figures_lib
+from memory_vit.kinds import class_metrics, confusion
+from memory_vit.kinds.calibration import BINS, Calibration, calibrate
+from memory_vit.kinds.class_metrics import (
+  ClassMetrics,
+  Proportion,
+  SplitMetrics,
+)
+from memory_vit.kinds.confusion import largest_confusions
+from memory_vit.kinds.predictions import SplitPredictions
+from memory_vit.reports import tables
 from memory_vit.reports.document import (
   MISSING,
   MOST_ROWS,
@@ -21,12 +33,13 @@ from memory_vit.reports.document import (
   table,
 )
 from memory_vit.reports.markup import Html, element
-from memory_vit.reports.task_evaluation import ClassEvaluation
+from memory_vit.reports.task_evaluation import TaskEvaluation
+
+if TYPE_CHECKING:
+  from matplotlib.figure import Figure
 
 _MOST_CONFUSIONS = 10
-WORST = "Most confident mistakes"
-IN_INDEX = ("top-1", "macro F1", "ECE")
-MEANINGS = {
+_MEANINGS = {
   "top-1": "share of the examples whose most probable class is right. In "
   "brackets the 95 % Wilson score interval, for the examples as a sample of "
   "all: it says nothing of another training.",
@@ -46,36 +59,93 @@ MEANINGS = {
 }
 
 
-def sections(
-  evaluation: ClassEvaluation, plots: Mapping[str, bytes]
-) -> dict[str, tuple[str, list[Html]]]:
-  """{anchor: (title, content)}."""
-  calibration = reliability(
-    "Is the model right as often as its confidence, the probability of the "
-    "predicted class, says?",
-    evaluation.metrics.calibration_error,
-    plots["calibration"],
-  )
-  return {
-    "confusions": ("Confusions", _confusions(evaluation, plots)),
-    "calibration": ("Calibration", calibration),
-    "classes": ("Classes", _classes(evaluation)),
-  }
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class ClassEvaluation(TaskEvaluation):
+  """An evaluation of a task of classes."""
 
+  kind, noun = "classes", "class"
+  in_index = ("top-1", "macro F1", "ECE")
+  meanings = _MEANINGS
+  confidence = "confidence, in the predicted class"
+  predictions: SplitPredictions
 
-def numbers(evaluation: ClassEvaluation) -> list[Number]:
-  found = evaluation.metrics
-  top1, top5 = found.top1, found.top5
-  return [
-    ("top-1", percent(top1.share), _interval(top1)),
-    *([("top-5", percent(top5.share), _interval(top5))] if top5 else []),
-    ("macro F1", percent(found.macro_f1), ""),
-    ("balanced accuracy", percent(found.balanced_accuracy), ""),
-    ("largest class", percent(found.majority), ""),
-    ("log loss", number(found.loss), ""),
-    ("Brier score", number(found.brier), ""),
-    ("ECE", percent(found.calibration_error), ""),
-  ]
+  @functools.cached_property
+  def each(self) -> ClassMetrics:
+    return class_metrics.class_metrics(self.predictions)
+
+  @functools.cached_property
+  def metrics(self) -> SplitMetrics:
+    return class_metrics.split_metrics(self.predictions, self.each)
+
+  @property
+  def summary(self) -> Mapping[str, Any]:
+    return dataclasses.asdict(self.metrics)
+
+  @functools.cached_property
+  def confusion(self) -> Any:
+    """See `confusion.confusion_matrix`."""
+    return confusion.confusion_matrix(self.predictions)
+
+  @functools.cached_property
+  def calibration(self) -> Calibration:
+    predicted = self.predictions.predicted
+    return calibrate(
+      self.predictions.confidence[predicted],
+      self.predictions.correct[predicted],
+    )
+
+  @property
+  def worst(self) -> np.ndarray:
+    return self.predictions.mistakes
+
+  def _mistake_texts(self, number: int) -> tuple[str, str, str]:
+    found, names = self.predictions, self.class_names
+    return (
+      names[found.label[number]],
+      names[found.top_classes[number, 0]],
+      f"{100 * found.confidence[number]:.1f} %",
+    )
+
+  def numbers(self) -> list[Number]:
+    found = self.metrics
+    top1, top5 = found.top1, found.top5
+    return [
+      ("top-1", percent(top1.share), _interval(top1)),
+      *([("top-5", percent(top5.share), _interval(top5))] if top5 else []),
+      ("macro F1", percent(found.macro_f1), ""),
+      ("balanced accuracy", percent(found.balanced_accuracy), ""),
+      ("largest class", percent(found.majority), ""),
+      ("log loss", number(found.loss), ""),
+      ("Brier score", number(found.brier), ""),
+      ("ECE", percent(found.calibration_error), ""),
+    ]
+
+  def sections(
+    self, plots: Mapping[str, bytes]
+  ) -> dict[str, tuple[str, list[Html]]]:
+    """{anchor: (title, content)}."""
+    calibration = reliability(
+      "Is the model right as often as its confidence, the probability of the "
+      "predicted class, says?",
+      self.metrics.calibration_error,
+      plots["calibration"],
+    )
+    return {
+      "confusions": ("Confusions", _confusions(self, plots)),
+      "calibration": ("Calibration", calibration),
+      "classes": ("Classes", _classes(self)),
+    }
+
+  def figures(self) -> dict[str, Figure]:
+    figure = figures_lib.confusion_matrix_figure(
+      self.confusion, self.class_names
+    )
+    return {"confusion_matrix": figure}
+
+  def write_predictions(self, folder: Path) -> None:
+    tables.write_confusions_csv(folder / "confusion_matrix.csv", self)
+    tables.write_predictions_csv(folder / tables.CSV, self)
+    tables.write_predictions_parquet(folder / tables.PARQUET, self)
 
 
 def _interval(found: Proportion) -> str:

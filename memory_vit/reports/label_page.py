@@ -1,12 +1,21 @@
-"""The part of a report's page about labels: average precision and F1."""
+"""The report of a task of labels: average precision, F1, figures, tables."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from memory_vit.evaluation.calibration import BINS
+from memory_vit import plots as figures_lib
+from memory_vit.kinds import label_metrics
+from memory_vit.kinds.calibration import BINS, Calibration
+from memory_vit.kinds.label_metrics import LabelMetrics
+from memory_vit.kinds.predictions import LabelPredictions
+from memory_vit.reports import tables
 from memory_vit.reports.document import (
   MOST_ROWS,
   Number,
@@ -17,11 +26,14 @@ from memory_vit.reports.document import (
   reliability,
 )
 from memory_vit.reports.markup import Html
-from memory_vit.reports.task_evaluation import LabelEvaluation
+from memory_vit.reports.task_evaluation import TaskEvaluation, overall
+from memory_vit.runtime.messages import shortened
 
-WORST = "Most confident mistakes"
-IN_INDEX = ("mAP", "macro F1", "ECE")
-MEANINGS = {
+if TYPE_CHECKING:
+  from matplotlib.figure import Figure
+
+_MOST_CURVES = 10
+_MEANINGS = {
   "AP": "average precision of a label: the mean of the precision over all its "
   "examples, each at the threshold that just finds it.",
   "mAP": "mean AP over the labels that have examples.",
@@ -39,31 +51,88 @@ MEANINGS = {
 }
 
 
-def numbers(evaluation: LabelEvaluation) -> list[Number]:
-  found = evaluation.summary
-  return [
-    ("mAP", percent(found["map"]), ""),
-    ("macro F1", percent(found["f1_macro"]), ""),
-    ("log loss", number(found["loss"]), ""),
-    ("ECE", percent(found["calibration_error"]), ""),
-  ]
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class LabelEvaluation(TaskEvaluation):
+  """An evaluation of a task of labels."""
 
+  kind, noun = "labels", "label"
+  in_index = ("mAP", "macro F1", "ECE")
+  meanings = _MEANINGS
+  confidence = "probability of a label"
+  predictions: LabelPredictions
 
-def sections(
-  evaluation: LabelEvaluation, plots: Mapping[str, bytes]
-) -> dict[str, tuple[str, list[Html]]]:
-  """{anchor: (title, content)}."""
-  curves = plot(plots["precision_recall"], "Precision and recall of labels")
-  calibration = reliability(
-    "How often do images have a label whose probability is this high?",
-    evaluation.summary["calibration_error"],
-    plots["calibration"],
-  )
-  return {
-    "curves": ("Precision and recall", [curves]),
-    "calibration": ("Calibration", calibration),
-    "labels": ("Labels", _labels(evaluation)),
-  }
+  @functools.cached_property
+  def each(self) -> LabelMetrics:
+    return label_metrics.label_metrics(self.predictions)
+
+  @functools.cached_property
+  def summary(self) -> Mapping[str, Any]:
+    return overall(
+      self, label_metrics.evaluation_of(self.predictions, self.each)
+    )
+
+  @functools.cached_property
+  def calibration(self) -> Calibration:
+    return label_metrics.label_calibration(self.predictions)
+
+  @functools.cached_property
+  def _errors(self) -> np.ndarray:
+    found = self.predictions
+    wrong = found.predicted_labels != (found.label > 0.5)
+    wrong &= found.has_prediction[:, None]
+    return np.where(wrong, np.abs(found.probability - found.label), 0)
+
+  def _mistake_texts(self, number: int) -> tuple[str, str, str]:
+    found = self.predictions
+    wrong = int(self._errors[number].argmax())
+    share = 100 * found.probability[number, wrong]
+    right, predicted = (
+      ", ".join(self.class_names[i] for i in np.flatnonzero(chosen))
+      or "no label"
+      for chosen in (found.label[number] > 0.5, found.predicted_labels[number])
+    )
+    note = f"{shortened(self.class_names[wrong])} {share:.1f} %"
+    return right, predicted, note
+
+  def numbers(self) -> list[Number]:
+    found = self.summary
+    return [
+      ("mAP", percent(found["map"]), ""),
+      ("macro F1", percent(found["f1_macro"]), ""),
+      ("log loss", number(found["loss"]), ""),
+      ("ECE", percent(found["calibration_error"]), ""),
+    ]
+
+  def sections(
+    self, plots: Mapping[str, bytes]
+  ) -> dict[str, tuple[str, list[Html]]]:
+    """{anchor: (title, content)}."""
+    curves = plot(plots["precision_recall"], "Precision and recall of labels")
+    calibration = reliability(
+      "How often do images have a label whose probability is this high?",
+      self.summary["calibration_error"],
+      plots["calibration"],
+    )
+    return {
+      "curves": ("Precision and recall", [curves]),
+      "calibration": ("Calibration", calibration),
+      "labels": ("Labels", _labels(self)),
+    }
+
+  def figures(self) -> dict[str, Figure]:
+    """Curves of the labels with the lowest average precision."""
+    average = self.each.average_precision
+    # NaN is sorted last.
+    lowest = np.argsort(average, kind="stable")[:_MOST_CURVES]
+    shown = [i for i in lowest if not np.isnan(average[i])]
+    curves = figures_lib.precision_recall_figure(
+      [label_metrics.curve(self.predictions, int(i)) for i in shown],
+      [f"{self.class_names[i]} ({100 * average[i]:.0f} %)" for i in shown],
+    )
+    return {"precision_recall": curves}
+
+  def write_predictions(self, folder: Path) -> None:
+    tables.write_labels(folder, self)
 
 
 def _labels(evaluation: LabelEvaluation) -> list[Html]:

@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
-from memory_vit.evaluation.metrics import NOT_FINITE
-from memory_vit.model.kinds import KINDS
-from memory_vit.reports import class_page, label_page, value_page
+from memory_vit.kinds import KINDS
 from memory_vit.reports.document import (
   data_uri,
   document,
-  number,
-  percent,
   table,
 )
 from memory_vit.reports.markup import Html, element, joined
 from memory_vit.reports.task_evaluation import Mistake, TaskEvaluation
 
-# What is different for each kind of task.
-_PARTS: dict[str, Any] = {
-  "classes": class_page,
-  "labels": label_page,
-  "values": value_page,
-}
 # Pixels up to which an image is enlarged without smoothing, and lossless.
 _SMALL = 64
 
@@ -36,10 +25,12 @@ def report_page(
   images: np.ndarray,
 ) -> str:
   """The page of a task, with PNG files and the images of `read_mistakes`."""
-  part = _PARTS[evaluation.kind]
-  sections = part.sections(evaluation, plots)
+  sections = evaluation.sections(plots)
   if evaluation.shown_images:
-    sections["mistakes"] = (part.WORST, _mistakes(evaluation, images))
+    sections["mistakes"] = (
+      evaluation.worst_title,
+      _mistakes(evaluation, images),
+    )
   links = [
     element("a", title, href=f"#{key}") for key, (title, _) in sections.items()
   ]
@@ -75,24 +66,24 @@ def index_page(evaluations: Sequence[TaskEvaluation]) -> str:
   for kind in KINDS:
     of_kind = [one for one in evaluations if one.kind == kind]
     if of_kind:
-      body += [_tasks(of_kind), _meanings(kind)]
+      body += [_tasks(of_kind), _meanings(of_kind[0])]
   return document("Evaluation", head, element("main", *problems, *body))
 
 
 def _tasks(evaluations: Sequence[TaskEvaluation]) -> Html:
   """A table of tasks of one kind."""
-  part = _PARTS[evaluations[0].kind]
+  in_index = evaluations[0].in_index
   rows = []
   for one in evaluations:
     link = element("a", one.task, href=f"{one.task}/report.html")
     found = {
       name: f"{value} ({interval})" if interval else value
-      for name, value, interval in part.numbers(one)
+      for name, value, interval in one.numbers()
     }
     examples = f"{one.summary['examples']:,}"
-    shown = (found[name] for name in part.IN_INDEX)
+    shown = (found[name] for name in in_index)
     rows.append((link, one.data_shown, one.split, examples, *shown))
-  header = ("task", "data set", "split", "examples", *part.IN_INDEX)
+  header = ("task", "data set", "split", "examples", *in_index)
   return table(
     header, rows, names=(0, 1, 2), label=f"tasks of {evaluations[0].kind}"
   )
@@ -113,7 +104,6 @@ def _notes(evaluation: TaskEvaluation) -> list[str]:
 def _problems(evaluation: TaskEvaluation) -> Iterable[Html]:
   """What a reader has to know before the numbers."""
   found, alone = evaluation.summary, evaluation.alone
-  part = _PARTS[evaluation.kind]
   if found["skipped"]:
     text = f"{found['skipped']:,} examples could not be read, and do not count."
     yield element("p", text, class_="bad")
@@ -121,18 +111,17 @@ def _problems(evaluation: TaskEvaluation) -> Iterable[Html]:
     yield element(
       "p",
       f"The outputs for {found['not_finite']:,} examples are not finite "
-      f"numbers: {NOT_FINITE[evaluation.kind]}.",
+      f"numbers: {KINDS[evaluation.kind].not_finite}.",
       class_="bad",
     )
   if alone:
     difference = alone["max_difference"]
     equal, verified = bool(alone["outputs_bit_equal"]), alone["verified"]
     shown = "not finite" if difference is None else f"{difference:.1e}"
-    show = number if evaluation.kind == "values" else percent
     yield element(
       "p",
-      f"Compared with the task alone: {part.IN_INDEX[0]} "
-      f"{show(alone['score'])}, "
+      f"Compared with the task alone: {evaluation.in_index[0]} "
+      f"{evaluation.show_score(alone['score'])}, "
       f"greatest difference of an output {shown} of the greatest output. The "
       "original outputs are equal to the bit to those of the plain ViT: "
       f"{'yes' if equal else 'NO'}. Verified: {'yes' if verified else 'NO'}.",
@@ -143,7 +132,7 @@ def _problems(evaluation: TaskEvaluation) -> Iterable[Html]:
 def _numbers(evaluation: TaskEvaluation) -> Html:
   found = evaluation.summary
   values = [
-    *_PARTS[evaluation.kind].numbers(evaluation),
+    *evaluation.numbers(),
     ("examples", f"{found['examples']:,}", ""),
     ("skipped", f"{found['skipped']:,}", ""),
   ]
@@ -155,9 +144,7 @@ def _numbers(evaluation: TaskEvaluation) -> Html:
     )
     for name, value, more in values
   ]
-  return joined(
-    element("dl", *cards, class_="numbers"), _meanings(evaluation.kind)
-  )
+  return joined(element("dl", *cards, class_="numbers"), _meanings(evaluation))
 
 
 def _mistakes(evaluation: TaskEvaluation, images: np.ndarray) -> list[Html]:
@@ -203,10 +190,10 @@ def _about(evaluation: TaskEvaluation) -> Html:
   return element("footer", element("p", text))
 
 
-def _meanings(kind: str) -> Html:
+def _meanings(evaluation: TaskEvaluation) -> Html:
   entries = [
     joined(element("dt", name), element("dd", text))
-    for name, text in _PARTS[kind].MEANINGS.items()
+    for name, text in evaluation.meanings.items()
   ]
   return element(
     "details",

@@ -10,24 +10,24 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from memory_vit.reports.task_evaluation import (
-  ClassEvaluation,
-  LabelEvaluation,
-  TaskEvaluation,
-  ValueEvaluation,
-)
 from memory_vit.runtime import parquet
 from memory_vit.runtime.messages import escaped, utf8
 from memory_vit.runtime.tables import write_csv
 
-_CSV, _PARQUET = "predictions.csv", "predictions.parquet"
+if TYPE_CHECKING:
+  from memory_vit.reports.class_page import ClassEvaluation
+  from memory_vit.reports.label_page import LabelEvaluation
+  from memory_vit.reports.task_evaluation import TaskEvaluation
+  from memory_vit.reports.value_page import ValueEvaluation
+
+CSV, PARQUET = "predictions.csv", "predictions.parquet"
 _EXAMPLE = [
   pa.field("example", pa.int64(), nullable=False),
   pa.field("file", pa.string()),
@@ -47,14 +47,7 @@ _SCHEMA = pa.schema([
 def write_tables(folder: Path, evaluation: TaskEvaluation) -> None:
   """Write the tables of an evaluation, of its kind of task."""
   _write_each(folder, evaluation)
-  if isinstance(evaluation, ClassEvaluation):
-    write_confusions_csv(folder / "confusion_matrix.csv", evaluation)
-    write_predictions_csv(folder / _CSV, evaluation)
-    write_predictions_parquet(folder / _PARQUET, evaluation)
-  elif isinstance(evaluation, LabelEvaluation):
-    _write_labels(folder, evaluation)
-  elif isinstance(evaluation, ValueEvaluation):
-    _write_values(folder, evaluation)
+  evaluation.write_predictions(folder)
 
 
 def write_predictions_parquet(path: Path, evaluation: ClassEvaluation) -> None:
@@ -141,7 +134,7 @@ def _of_examples(
   }
 
 
-def _write_labels(folder: Path, evaluation: LabelEvaluation) -> None:
+def write_labels(folder: Path, evaluation: LabelEvaluation) -> None:
   """Names of the labels, and of the predicted ones, and all probabilities."""
   found, names = evaluation.predictions, evaluation.class_names
   numbers = np.flatnonzero(found.counted)
@@ -163,12 +156,12 @@ def _write_labels(folder: Path, evaluation: LabelEvaluation) -> None:
     for name in ("labels", "predicted")
   }
   cells = _cells("probability", names, shares, without)
-  write_csv(folder / _CSV, columns | texts | cells)
+  write_csv(folder / CSV, columns | texts | cells)
   columns["probabilities"] = _lists(pa.array(shares.ravel()), without)
-  _write_parquet(folder / _PARQUET, evaluation, columns)
+  _write_parquet(folder / PARQUET, evaluation, columns)
 
 
-def _write_values(folder: Path, evaluation: ValueEvaluation) -> None:
+def write_values(folder: Path, evaluation: ValueEvaluation) -> None:
   """Right and predicted values, in their units."""
   found, names = evaluation.predictions, evaluation.class_names
   numbers = np.flatnonzero(found.counted)
@@ -182,8 +175,8 @@ def _write_values(folder: Path, evaluation: ValueEvaluation) -> None:
     rows = all_rows[numbers]
     cells |= _cells(what, names, rows, missing)
     lists[what] = _lists(pa.array(rows.ravel()), missing)
-  write_csv(folder / _CSV, columns | cells)
-  _write_parquet(folder / _PARQUET, evaluation, columns | lists)
+  write_csv(folder / CSV, columns | cells)
+  _write_parquet(folder / PARQUET, evaluation, columns | lists)
 
 
 def _cells(
@@ -205,9 +198,7 @@ def _write_each(folder: Path, evaluation: TaskEvaluation) -> None:
     "index": pa.array(range(len(evaluation.class_names))),
     evaluation.noun: list(evaluation.class_names),
   }
-  if isinstance(evaluation, ValueEvaluation):
-    units = evaluation.predictions.kind.units
-    columns |= {"unit": list(units)} if units else {}
+  columns |= evaluation.each_columns
   for field in dataclasses.fields(evaluation.each):
     values = getattr(evaluation.each, field.name)
     columns[field.name] = pa.array(values, mask=np.isnan(values))

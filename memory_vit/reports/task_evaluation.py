@@ -12,29 +12,27 @@ import numpy as np
 from PIL import Image
 
 from memory_vit.errors import TaskError
-from memory_vit.evaluation import (
-  classification,
-  confusion,
-  labels,
-  task_data,
-  values,
-)
-from memory_vit.evaluation.calibration import Calibration, calibrate
-from memory_vit.evaluation.classification import ClassMetrics, SplitMetrics
-from memory_vit.evaluation.labels import LabelMetrics
-from memory_vit.evaluation.split_predictions import (
+from memory_vit.evaluation import task_data
+from memory_vit.images.view import to_levels
+from memory_vit.kinds.calibration import Calibration
+from memory_vit.kinds.class_metrics import ClassMetrics
+from memory_vit.kinds.label_metrics import LabelMetrics
+from memory_vit.kinds.predictions import (
   LabelPredictions,
   SplitPredictions,
   ValuePredictions,
 )
-from memory_vit.evaluation.values import ValueMetrics
-from memory_vit.images.view import to_levels
 from memory_vit.kinds.scores import Evaluation
-from memory_vit.runtime import messages
-from memory_vit.runtime.messages import shortened
+from memory_vit.kinds.value_metrics import ValueMetrics
+from memory_vit.reports.document import Number, percent
+from memory_vit.reports.markup import Html
 from memory_vit.version import __version__
 
-if TYPE_CHECKING:  # it brings TensorFlow
+if TYPE_CHECKING:  # it brings TensorFlow, or matplotlib
+  from pathlib import Path
+
+  from matplotlib.figure import Figure
+
   from memory_vit.data.data_files import DataFiles
   from memory_vit.data.split import Split
   from memory_vit.model.task import Task
@@ -94,6 +92,11 @@ class TaskEvaluation(abc.ABC):
   data_files: DataFiles | None = None
   kind: ClassVar[str]
   noun: ClassVar[str]
+  # Titles on the page of a kind, and what its numbers mean.
+  worst_title: ClassVar[str] = "Most confident mistakes"
+  in_index: ClassVar[tuple[str, ...]]
+  meanings: ClassVar[Mapping[str, str]]
+  confidence: ClassVar[str] = ""  # what the calibration is of
 
   @staticmethod
   def of(
@@ -120,6 +123,7 @@ class TaskEvaluation(abc.ABC):
         of the task.
     """
     from memory_vit.data.batching import eval_images
+    from memory_vit.reports.pages import PAGES
 
     spec = task.spec
     if spec.class_names:
@@ -132,7 +136,7 @@ class TaskEvaluation(abc.ABC):
         f"predictions {predictions.num_classes:,}, and the data set "
         f"{split.name!r} {split.num_classes:,} {split.kind}: expected the same."
       )
-    return _OF_KIND[spec.kind.name](
+    return PAGES[spec.kind.name](
       task=spec.name,
       data=split.name,
       split=split.split,
@@ -172,6 +176,33 @@ class TaskEvaluation(abc.ABC):
     """
     known = self.data_files
     return known.sizes() if known and (known.files or known.facts) else None
+
+  def show_score(self, score: float | None) -> str:
+    """A score for people."""
+    return percent(score)
+
+  @abc.abstractmethod
+  def numbers(self) -> list[Number]:
+    """The numbers over all examples, those of `in_index` among them."""
+
+  @abc.abstractmethod
+  def sections(
+    self, plots: Mapping[str, bytes]
+  ) -> dict[str, tuple[str, list[Html]]]:
+    """{anchor: (title, content)} of the page."""
+
+  @abc.abstractmethod
+  def figures(self) -> dict[str, Figure]:
+    """The figures of the kind, by the names of their files."""
+
+  @abc.abstractmethod
+  def write_predictions(self, folder: Path) -> None:
+    """Write the tables of all predictions."""
+
+  @property
+  def each_columns(self) -> Mapping[str, Sequence[str]]:
+    """Columns of the table of `each`, beside its metrics."""
+    return {}
 
   @property
   @abc.abstractmethod
@@ -228,137 +259,7 @@ class TaskEvaluation(abc.ABC):
     return np.concatenate(parts or [np.zeros((0, 1, 1, 3), np.uint8)])
 
 
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class ClassEvaluation(TaskEvaluation):
-  """An evaluation of a task of classes."""
-
-  kind, noun = "classes", "class"
-  predictions: SplitPredictions
-
-  @functools.cached_property
-  def each(self) -> ClassMetrics:
-    return classification.class_metrics(self.predictions)
-
-  @functools.cached_property
-  def metrics(self) -> SplitMetrics:
-    return classification.split_metrics(self.predictions, self.each)
-
-  @property
-  def summary(self) -> Mapping[str, Any]:
-    return dataclasses.asdict(self.metrics)
-
-  @functools.cached_property
-  def confusion(self) -> Any:
-    """See `confusion.confusion_matrix`."""
-    return confusion.confusion_matrix(self.predictions)
-
-  @functools.cached_property
-  def calibration(self) -> Calibration:
-    predicted = self.predictions.predicted
-    return calibrate(
-      self.predictions.confidence[predicted],
-      self.predictions.correct[predicted],
-    )
-
-  @property
-  def worst(self) -> np.ndarray:
-    return self.predictions.mistakes
-
-  def _mistake_texts(self, number: int) -> tuple[str, str, str]:
-    found, names = self.predictions, self.class_names
-    return (
-      names[found.label[number]],
-      names[found.top_classes[number, 0]],
-      f"{100 * found.confidence[number]:.1f} %",
-    )
-
-
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class LabelEvaluation(TaskEvaluation):
-  """An evaluation of a task of labels."""
-
-  kind, noun = "labels", "label"
-  predictions: LabelPredictions
-
-  @functools.cached_property
-  def each(self) -> LabelMetrics:
-    return labels.label_metrics(self.predictions)
-
-  @functools.cached_property
-  def summary(self) -> Mapping[str, Any]:
-    return _overall(self, labels.evaluation_of(self.predictions, self.each))
-
-  @functools.cached_property
-  def calibration(self) -> Calibration:
-    return labels.label_calibration(self.predictions)
-
-  @functools.cached_property
-  def _errors(self) -> np.ndarray:
-    found = self.predictions
-    wrong = found.predicted_labels != (found.label > 0.5)
-    wrong &= found.has_prediction[:, None]
-    return np.where(wrong, np.abs(found.probability - found.label), 0)
-
-  def _mistake_texts(self, number: int) -> tuple[str, str, str]:
-    found = self.predictions
-    wrong = int(self._errors[number].argmax())
-    share = 100 * found.probability[number, wrong]
-    right, predicted = (
-      ", ".join(self.class_names[i] for i in np.flatnonzero(chosen))
-      or "no label"
-      for chosen in (found.label[number] > 0.5, found.predicted_labels[number])
-    )
-    note = f"{shortened(self.class_names[wrong])} {share:.1f} %"
-    return right, predicted, note
-
-
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class ValueEvaluation(TaskEvaluation):
-  """An evaluation of a task of values."""
-
-  kind, noun = "values", "value"
-  calibration = None
-  predictions: ValuePredictions
-
-  @functools.cached_property
-  def each(self) -> ValueMetrics:
-    return values.value_metrics(self.predictions)
-
-  @functools.cached_property
-  def summary(self) -> Mapping[str, Any]:
-    return _overall(self, values.evaluation_of(self.predictions))
-
-  @functools.cached_property
-  def _errors(self) -> np.ndarray:
-    """In standard deviations."""
-    found = self.predictions
-    errors = np.abs(found.predicted - found.target) / np.array(found.kind.std)
-    return np.where(found.has_prediction[:, None], errors, 0)
-
-  def _mistake_texts(self, number: int) -> tuple[str, str, str]:
-    found = self.predictions
-    # Of several values the one with the greatest error.
-    worst = int(self._errors[number].argmax())
-    unit = found.kind.units[worst] if found.kind.units else ""
-    name = f"{self.class_names[worst]} " if found.num_classes > 1 else ""
-    target, predicted = (
-      float(rows[number, worst]) for rows in (found.target, found.predicted)
-    )
-    right, said, off = (
-      f"{messages.number(value)} {unit}".rstrip()
-      for value in (target, predicted, predicted - target)
-    )
-    return f"{name}{right}", said, f"error {off}"
-
-
-_OF_KIND: dict[str, type[TaskEvaluation]] = {
-  one.kind: one for one in (ClassEvaluation, LabelEvaluation, ValueEvaluation)
-}
-
-
-def _overall(
-  evaluation: TaskEvaluation, found: Evaluation
-) -> Mapping[str, Any]:
+def overall(evaluation: TaskEvaluation, found: Evaluation) -> Mapping[str, Any]:
   """The numbers over all examples, by name."""
   scores = found.scores
   return {

@@ -7,23 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memory_vit import plots
-from memory_vit.evaluation import labels
-from memory_vit.reports.task_evaluation import (
-  ClassEvaluation,
-  LabelEvaluation,
-  TaskEvaluation,
-  ValueEvaluation,
-)
+from memory_vit.reports.task_evaluation import TaskEvaluation
 from memory_vit.runtime.messages import escaped
 
 if TYPE_CHECKING:
   from matplotlib.figure import Figure
-
-_MOST_CURVES = 10
-_CONFIDENCE = {
-  "classes": "confidence, in the predicted class",
-  "labels": "probability of a label",
-}
 
 
 def figures(
@@ -42,23 +30,10 @@ def figures(
   Raises:
     BrokenDataError: if such an image cannot be read any more.
   """
-  drawn: dict[str, Figure] = {}
-  if isinstance(evaluation, ClassEvaluation):
-    drawn["confusion_matrix"] = plots.confusion_matrix_figure(
-      evaluation.confusion, evaluation.class_names
-    )
-  elif isinstance(evaluation, LabelEvaluation):
-    drawn["precision_recall"] = _curves(evaluation)
-  elif isinstance(evaluation, ValueEvaluation):
-    found = evaluation.predictions
-    some = found.has_prediction
-    drawn["scatter"] = plots.scatter_figure(
-      found.target[some], found.predicted[some], evaluation.class_names,
-      found.kind.units,
-    )  # fmt: skip
+  drawn = evaluation.figures()
   if evaluation.calibration:
     drawn["calibration"] = plots.calibration_figure(
-      evaluation.calibration, confidence=_CONFIDENCE[evaluation.kind]
+      evaluation.calibration, confidence=evaluation.confidence
     )
   if evaluation.shown_images:
     images = evaluation.read_mistakes() if images is None else images
@@ -69,15 +44,3 @@ def figures(
     ]
     drawn["mistakes"] = plots.mistakes_sheet(images, titles)
   return drawn
-
-
-def _curves(evaluation: LabelEvaluation) -> Figure:
-  """Of the labels with the lowest average precision."""
-  average = evaluation.each.average_precision
-  # NaN is sorted last.
-  lowest = np.argsort(average, kind="stable")[:_MOST_CURVES]
-  shown = [i for i in lowest if not np.isnan(average[i])]
-  return plots.precision_recall_figure(
-    [labels.curve(evaluation.predictions, int(i)) for i in shown],
-    [f"{evaluation.class_names[i]} ({100 * average[i]:.0f} %)" for i in shown],
-  )

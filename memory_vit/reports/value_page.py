@@ -1,9 +1,20 @@
-"""The part of a report's page about values (regression): errors and R2."""
+"""The report of a task of values (regression): errors, R2, figures, tables."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from memory_vit import plots as figures_lib
+from memory_vit.kinds import value_metrics
+from memory_vit.kinds.predictions import ValuePredictions
+from memory_vit.kinds.value_metrics import ValueMetrics
+from memory_vit.reports import tables
 from memory_vit.reports.document import (
   MISSING,
   MOST_ROWS,
@@ -13,11 +24,13 @@ from memory_vit.reports.document import (
   plot,
 )
 from memory_vit.reports.markup import Html
-from memory_vit.reports.task_evaluation import ValueEvaluation
+from memory_vit.reports.task_evaluation import TaskEvaluation, overall
+from memory_vit.runtime import messages
 
-WORST = "Greatest errors"
-IN_INDEX = ("R2", "Spearman", "MAE", "RMSE")
-MEANINGS = {
+if TYPE_CHECKING:
+  from matplotlib.figure import Figure
+
+_MEANINGS = {
   "R2": "share of the variance of a value that the predictions explain: 1 is "
   "best, and always predicting the mean of the split is 0.",
   "Spearman": "rank correlation of predicted and true values: 1 if they have "
@@ -30,27 +43,87 @@ MEANINGS = {
 }
 
 
-def numbers(evaluation: ValueEvaluation) -> list[Number]:
-  found = evaluation.summary
-  units = {*evaluation.predictions.kind.units}
-  unit = units.pop() if len(units) == 1 else ""
-  return [
-    ("R2", number(found["r2"]), ""),
-    ("Spearman", number(found["spearman"]), ""),
-    ("MAE", number(found["mae"], unit), ""),
-    ("RMSE", number(found["rmse"], unit), ""),
-  ]
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class ValueEvaluation(TaskEvaluation):
+  """An evaluation of a task of values."""
 
+  kind, noun = "values", "value"
+  worst_title = "Greatest errors"
+  in_index = ("R2", "Spearman", "MAE", "RMSE")
+  meanings = _MEANINGS
+  calibration = None
+  predictions: ValuePredictions
 
-def sections(
-  evaluation: ValueEvaluation, plots: Mapping[str, bytes]
-) -> dict[str, tuple[str, list[Html]]]:
-  """{anchor: (title, content)}."""
-  scatter = plot(plots["scatter"], "Predicted values against true values")
-  return {
-    "scatter": ("Predicted and true values", [scatter]),
-    "values": ("Values", _values(evaluation)),
-  }
+  @functools.cached_property
+  def each(self) -> ValueMetrics:
+    return value_metrics.value_metrics(self.predictions)
+
+  @functools.cached_property
+  def summary(self) -> Mapping[str, Any]:
+    return overall(self, value_metrics.evaluation_of(self.predictions))
+
+  @functools.cached_property
+  def _errors(self) -> np.ndarray:
+    """In standard deviations."""
+    found = self.predictions
+    errors = np.abs(found.predicted - found.target) / np.array(found.kind.std)
+    return np.where(found.has_prediction[:, None], errors, 0)
+
+  def _mistake_texts(self, number: int) -> tuple[str, str, str]:
+    found = self.predictions
+    # Of several values the one with the greatest error.
+    worst = int(self._errors[number].argmax())
+    unit = found.kind.units[worst] if found.kind.units else ""
+    name = f"{self.class_names[worst]} " if found.num_classes > 1 else ""
+    target, predicted = (
+      float(rows[number, worst]) for rows in (found.target, found.predicted)
+    )
+    right, said, off = (
+      f"{messages.number(value)} {unit}".rstrip()
+      for value in (target, predicted, predicted - target)
+    )
+    return f"{name}{right}", said, f"error {off}"
+
+  def show_score(self, score: float | None) -> str:
+    return number(score)
+
+  def numbers(self) -> list[Number]:
+    found = self.summary
+    units = {*self.predictions.kind.units}
+    unit = units.pop() if len(units) == 1 else ""
+    return [
+      ("R2", number(found["r2"]), ""),
+      ("Spearman", number(found["spearman"]), ""),
+      ("MAE", number(found["mae"], unit), ""),
+      ("RMSE", number(found["rmse"], unit), ""),
+    ]
+
+  def sections(
+    self, plots: Mapping[str, bytes]
+  ) -> dict[str, tuple[str, list[Html]]]:
+    """{anchor: (title, content)}."""
+    scatter = plot(plots["scatter"], "Predicted values against true values")
+    return {
+      "scatter": ("Predicted and true values", [scatter]),
+      "values": ("Values", _values(self)),
+    }
+
+  @property
+  def each_columns(self) -> Mapping[str, Sequence[str]]:
+    units = self.predictions.kind.units
+    return {"unit": list(units)} if units else {}
+
+  def figures(self) -> dict[str, Figure]:
+    found = self.predictions
+    some = found.has_prediction
+    scatter = figures_lib.scatter_figure(
+      found.target[some], found.predicted[some], self.class_names,
+      found.kind.units,
+    )  # fmt: skip
+    return {"scatter": scatter}
+
+  def write_predictions(self, folder: Path) -> None:
+    tables.write_values(folder, self)
 
 
 def _values(evaluation: ValueEvaluation) -> list[Html]:

@@ -8,7 +8,7 @@ import dataclasses
 import difflib
 import re
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Literal, Protocol
 
 from memory_vit.errors import ConfigError
@@ -51,7 +51,7 @@ class Number:
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-  names: tuple[str, ...]
+  names: Collection[str]
 
   @property
   def expected(self) -> str:

@@ -14,8 +14,8 @@ import numpy as np
 
 from memory_vit.errors import DataError, TaskError
 from memory_vit.images import decoding
+from memory_vit.kinds.kind import Most
 from memory_vit.model.task import BACKBONE
-from memory_vit.prediction.answers import answers, number_of_answers
 from memory_vit.runtime.messages import brief, one_line
 from memory_vit.serving.batcher import Batcher
 from memory_vit.serving.lanes import HEAVY_THREADS, Lanes, is_heavy
@@ -188,18 +188,17 @@ class Answering:
     """For each row: the answer of each task."""
     names = (*answer.logits, *([BACKBONE] if request.original else []))
     activated, problems = _activated(answer, names)
-    top = request.top or self._settings.top
+    most = Most(request.top or self._settings.top, request.top)
+    kinds = {name: answer.kind(name) for name in activated}
     _require_few_outputs(
       rows * len(problems)
       + sum(
-        number_of_answers(answer.kind(name), outputs, top, request.top)
+        kinds[name].kind.number_of_answers(kinds[name], outputs, most)
         for name, outputs in activated.items()
       )
     )
     found = {
-      name: answers(
-        answer.kind(name), answer.class_names(name), outputs, top, request.top
-      )
+      name: kinds[name].answers(answer.class_names(name), outputs, most)
       for name, outputs in activated.items()
     }
     original = found.pop(BACKBONE, None)

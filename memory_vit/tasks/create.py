@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import jax
 
 from memory_vit.errors import TaskError
+from memory_vit.kinds import CLASSES, TaskKind
 from memory_vit.model import regimes
 from memory_vit.model.backbone import (
   Backbone,
@@ -18,7 +19,6 @@ from memory_vit.model.backbone import (
   require_key,
   trunk,
 )
-from memory_vit.model.kinds import CLASSES, TaskKind
 from memory_vit.model.task import (
   EvalPreprocessing,
   Task,

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from memory_vit.errors import TaskError
+from memory_vit.kinds import TaskKind
 from memory_vit.model import trees
-from memory_vit.model.kinds import TaskKind
 from memory_vit.model.task import TaskSpec
 from memory_vit.runtime import files as json_files
 from memory_vit.runtime import messages, schema

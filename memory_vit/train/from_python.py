@@ -20,9 +20,9 @@ from etils import epy
 
 from memory_vit.config import LEARNING_RATES, Config
 from memory_vit.errors import BackboneError, ConfigError, TaskError
+from memory_vit.kinds import TaskKind
 from memory_vit.kinds.scores import Evaluation, Scores
 from memory_vit.model.backbone import Backbone
-from memory_vit.model.kinds import TaskKind
 from memory_vit.model.task import NAME_RULE, Task, is_name, require_backbone
 from memory_vit.run_result import RunResult, TrialResult
 from memory_vit.runtime import messages, paths, progress_bar, schema, sharding

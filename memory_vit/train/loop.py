@@ -12,7 +12,8 @@ from typing import Any
 import optax
 from jax.sharding import Mesh
 
-from memory_vit.kinds.metrics import METRICS, tells_top5
+from memory_vit.kinds import find_metric
+from memory_vit.kinds.classes import tells_top5
 from memory_vit.kinds.scores import Evaluation
 from memory_vit.runtime import sharding
 from memory_vit.runtime.preemption import Interrupted, StopSignal
@@ -289,4 +290,5 @@ def _show_validation(
 
 
 def _title(key: str) -> str:
-  return METRICS[key].title if key in METRICS else key
+  metric = find_metric(key)
+  return metric.title if metric else key

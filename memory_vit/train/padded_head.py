@@ -11,7 +11,7 @@ import numpy as np
 
 from memory_vit.errors import ConfigError
 from memory_vit.evaluation.evaluate import Predict
-from memory_vit.model.kinds import TaskKind
+from memory_vit.kinds import TaskKind
 from memory_vit.model.task import Task
 
 

@@ -11,15 +11,15 @@ from typing import Any
 from memory_vit.backbones.save import save_backbone
 from memory_vit.config import Config, to_dict
 from memory_vit.evaluation import hits as test_hits
-from memory_vit.evaluation.evaluate import Also
 from memory_vit.evaluation.hits import Hits
-from memory_vit.evaluation.split_predictions import (
+from memory_vit.exports import orbax_checkpoint
+from memory_vit.kinds import KINDS
+from memory_vit.kinds.predictions import (
   LabelPredictions,
   SplitPredictions,
   ValuePredictions,
 )
-from memory_vit.exports import orbax_checkpoint
-from memory_vit.kinds.scores import Evaluation, Scores
+from memory_vit.kinds.scores import Also, Evaluation, Scores
 from memory_vit.model import trees
 from memory_vit.model.backbone import Backbone, fingerprint_of
 from memory_vit.model.task import Task
@@ -82,13 +82,13 @@ def evaluate_trained(
   hundreds of trials would fill the memory.
   """
   by_name, split = {trial.name: trial for trial in trials}, trainer.test
-  is_classes = trainer.config.task.kind == "classes"
+  has_hits = KINDS[trainer.config.task.kind].one_is_right
   best = _best_on_validation(packs) if trainer.config.log_images else None
   found = []
   for pack in packs:
     tests = {}
     if split and pack.tasks:
-      also: tuple[Also, ...] = ("hits",) if is_classes else ()
+      also: tuple[Also, ...] = ("hits",) if has_hits else ()
       if best in pack.tasks:
         also += ("predictions",)
       trainer = trainer.for_group([by_name[name] for name in pack.tasks])
@@ -143,7 +143,7 @@ def _result(trial: Trial, task: Task, test: Evaluation | None) -> TrialResult:
     varied=dict(trial.varied),
     trainable_params=trees.count(task.params),
     test=test.scores if test else Scores(),
-    chance=1 / task.spec.num_classes if kind == "classes" else None,
+    chance=KINDS[kind].chance(task.spec.num_classes),
     majority=test.majority if test else None,
   )
 

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -15,13 +15,8 @@ from PIL import Image
 
 from memory_vit.data.batching import eval_images
 from memory_vit.data.split import Split
-from memory_vit.evaluation.split_predictions import (
-  LabelPredictions,
-  SplitPredictions,
-  ValuePredictions,
-)
+from memory_vit.kinds.predictions import SplitPredictions
 from memory_vit.model.task import Task
-from memory_vit.prediction import answers
 from memory_vit.run_result import ANSWERS as ANSWERS_FILE
 from memory_vit.run_result import ATTENTION, SWEEP, RunResult
 from memory_vit.runtime import files, sharding
@@ -33,7 +28,7 @@ from memory_vit.train.trainer import Trainer
 
 with epy.lazy_imports():  # of matplotlib, for which no training waits
   from memory_vit import looking, plots
-  from memory_vit.evaluation import confusion
+  from memory_vit.kinds import confusion
   from memory_vit.looking import token_attention
   from memory_vit.plots import rasterize
 
@@ -189,37 +184,9 @@ def _answers(
 ) -> list[str]:
   """Titles of examples: the truth, and below it the prediction."""
   names = _class_names(task)
-  if not isinstance(predictions, SplitPredictions):
-    return [_title(task, predictions, i) for i in chosen]
   return [
-    looking.answer_title(
-      names[predictions.top_classes[i, 0]],
-      predictions.confidence[i],
-      names[predictions.label[i]],
-    )
-    for i in chosen
+    looking.answer_title(*predictions.texts(names, number)) for number in chosen
   ]
-
-
-def _title(
-  task: Task, predictions: LabelPredictions | ValuePredictions, i: int
-) -> str:
-  """Labels with their probabilities, or values with their units."""
-  names = _class_names(task)
-
-  def answer(activated: np.ndarray) -> Any:
-    return answers.answers(task.spec.kind, names, activated[None], 1)[0]
-
-  if isinstance(predictions, ValuePredictions):
-    right, said = (
-      ", ".join(number for _, number in answers.rows(answer(values)))
-      for values in (predictions.target[i], predictions.predicted[i])
-    )
-  else:
-    true = np.flatnonzero(predictions.label[i]).tolist()
-    right = ", ".join(names[k] for k in true) or "no label"
-    said = answers.line(answer(predictions.probability[i]))
-  return looking.answer_title(said, label=right)
 
 
 def _some_examples(trainer: Trainer, split: Split, each: int = 1) -> list[int]:

@@ -38,9 +38,9 @@ from memory_vit.data.split import Split
 from memory_vit.data.split_ref import OF_A_DIRECTORY, configured_splits
 from memory_vit.data.subset import value_statistics
 from memory_vit.errors import BackboneError, ConfigError, DataError
+from memory_vit.kinds import KINDS, TaskKind
 from memory_vit.model import trees
 from memory_vit.model.backbone import Backbone
-from memory_vit.model.kinds import TaskKind
 from memory_vit.model.task import NAME_RULE, Task, is_name
 from memory_vit.runtime import (
   bucket,
@@ -392,7 +392,7 @@ def _require_same_outputs(config: Config, splits: Mapping[str, Split]) -> None:
 def task_kind(config: Config, train: Split) -> TaskKind:
   """The kind of the task, with statistics of values; all must call."""
   kind, units = config.task.kind, config.task.units
-  if kind != "values":
+  if not KINDS[kind].needed:
     return TaskKind(name=kind)
   if units and len(units) != train.num_classes:
     raise ConfigError(

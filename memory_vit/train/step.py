@@ -13,19 +13,15 @@ import optax
 from jax.sharding import Mesh
 
 from memory_vit.config import OptimConfig
+from memory_vit.kinds.kind import HeadOutputs
 from memory_vit.model import trees
 from memory_vit.model.task import TaskSpec
 from memory_vit.model.vit_config import ViTConfig
 from memory_vit.runtime import compilation, sharding
 from memory_vit.tasks.split_forward import SplitForward, make_split_forward
 from memory_vit.train import optim
-from memory_vit.train.loss import (
-  HeadLoss,
-  HeadOutputs,
-  Mixup,
-  loss_and_metric,
-  mix,
-)
+from memory_vit.train.loss import HeadLoss
+from memory_vit.train.mix import Mixup, mix
 
 # More than the steps that a study repeats.
 _SHARED = 32
@@ -198,7 +194,7 @@ def _loss(
   outputs = frozen.get("outputs", HeadOutputs())
   for name, logits in forward.logits(params, frozen, inputs).items():
     head = losses.get(name, HeadLoss())
-    loss, metric = loss_and_metric(logits, labels, head, outputs)
+    loss, metric = head.of_batch(logits, labels, outputs)
     metrics[name] = {"loss": loss, head.metric: metric}
   each = [values["loss"] for values in metrics.values()]
   return functools.reduce(jnp.add, each), metrics

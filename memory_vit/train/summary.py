@@ -1,9 +1,9 @@
 """Summary table of a finished run."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from memory_vit.model.kinds import SCORE_NAMES
+from memory_vit.kinds import CLASSES, KINDS, Kind
 from memory_vit.run_result import (
   ANSWERS,
   ATTENTION,
@@ -12,26 +12,9 @@ from memory_vit.run_result import (
   RunResult,
   SweepResult,
   TrialResult,
-  standard_error,
 )
 from memory_vit.runtime.messages import counted, escaped
 from memory_vit.runtime.tables import table
-
-# How test images whose outputs are not finite enter the metrics.
-_NOT_FINITE = {
-  "classes": "count as mistakes",
-  "labels": "count as a probability of 0 for each label",
-  "values": "leave metrics undefined",
-}
-# Columns beside the score, by kind of task.
-_MORE: dict[str, dict[str, Callable[[TrialResult], float | None]]] = {
-  "classes": {
-    "chance": lambda task: task.chance,
-    "majority": lambda task: task.majority,
-  },
-  "labels": {"test F1": lambda task: task.test.metrics.get("f1_macro")},
-  "values": {"test MAE": lambda task: task.test.metrics.get("mae")},
-}
 
 
 def summary(result: RunResult, workdir: Path) -> str:
@@ -54,8 +37,8 @@ def summary(result: RunResult, workdir: Path) -> str:
     lines += [f"  {escaped(example)}" for example in result.left_out]
   lines += [
     f"{escaped(task.name)}: outputs for "
-    f"{counted(task.test.not_finite, 'test image')} are not finite, and "
-    f"{_NOT_FINITE[task.kind]}"
+    f"{counted(task.test.not_finite, 'test image')} are not finite: "
+    f"{KINDS[task.kind].not_finite}"
     for task in result.tasks
     if task.test.not_finite
   ]
@@ -78,9 +61,10 @@ def _pictures(workdir: Path) -> list[str]:
 
 def _table(result: RunResult) -> str:
   """A row for every task, a column for everything that was varied."""
-  kind = result.tasks[0].kind if result.tasks else "classes"
-  score = "" if kind == "classes" else f" {SCORE_NAMES[kind]}"
-  more = _MORE[kind]
+  kind = KINDS[result.tasks[0].kind] if result.tasks else CLASSES.kind
+  more = [f"test {kind.metrics[key].title}" for key in kind.beside_score]
+  if kind.one_is_right:
+    more = ["chance", "majority"]
   varied = sorted({key for task in result.tasks for key in task.varied})
   cells = () if "task.cells" in varied else ("cells",)
   rows = [
@@ -89,17 +73,23 @@ def _table(result: RunResult) -> str:
       *(str(task.varied.get(key, "")) for key in varied),
       *(str(getattr(task, key)) for key in cells),
       f"{task.trainable_params:,}",
-      _score(task.val.score, kind),
-      _score(task.test.score, kind),
-      *(_score(value_of(task), kind) for value_of in more.values()),
+      kind.score.text(task.val.score),
+      kind.score.text(task.test.score),
+      *map(kind.score.text, _beside_score(kind, task)),
       f"{task.test.examples:,}",
     )
     for task in _by_regime(result.tasks)
   ]
   names = (key.removeprefix("task.") for key in varied)
-  header = ("task", *names, *cells, "trained", f"validation{score}",
-            f"test{score}", *more, "test examples")  # fmt: skip
+  header = ("task", *names, *cells, "trained", f"validation{kind.score_suffix}",
+            f"test{kind.score_suffix}", *more, "test examples")  # fmt: skip
   return table(header, rows)
+
+
+def _beside_score(kind: Kind, task: TrialResult) -> list[float | None]:
+  if kind.one_is_right:
+    return [task.chance, task.majority]
+  return [task.test.metrics.get(key) for key in kind.beside_score]
 
 
 def _by_regime(tasks: Sequence[TrialResult]) -> list[TrialResult]:
@@ -111,19 +101,15 @@ def _by_regime(tasks: Sequence[TrialResult]) -> list[TrialResult]:
 def _certainty(tasks: Sequence[TrialResult]) -> list[str]:
   """The standard error of the best task's validation accuracy."""
   best = tasks[0] if tasks else None
-  if best is None or best.val.score is None or "top1" not in best.val.metrics:
+  if best is None:
     return []
-  error = 100 * standard_error(best.val.score, best.val.examples)
+  error = KINDS[best.kind].score_error(best.val)
+  if error is None:
+    return []
   return [
     f"validation: {counted(best.val.examples, 'image')}, a standard error of "
-    f"{error:.1f} points"
+    f"{100 * error:.1f} points"
   ]
-
-
-def _score(value: float | None, kind: str) -> str:
-  if value is None or kind != "values":
-    return _percent(value)
-  return f"{value:.4g}"
 
 
 def _percent(value: float | None) -> str:

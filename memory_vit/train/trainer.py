@@ -16,24 +16,20 @@ from memory_vit.data.decoded_images import cache_decoded
 from memory_vit.data.split import Split
 from memory_vit.data.subset import class_counts
 from memory_vit.evaluation import evaluate as evaluation
-from memory_vit.evaluation.evaluate import Also, Predict, evaluate_source
+from memory_vit.evaluation.evaluate import Predict, evaluate_source
 from memory_vit.frozen.cache import FrozenCache
 from memory_vit.frozen.plan import Prepare
-from memory_vit.kinds.scores import Evaluation
+from memory_vit.kinds import CLASSES, TaskKind
+from memory_vit.kinds.kind import HeadOutputs
+from memory_vit.kinds.scores import Also, Evaluation
 from memory_vit.model.backbone import Backbone, rounded
-from memory_vit.model.kinds import CLASSES, TaskKind
 from memory_vit.model.task import EvalPreprocessing, Task
 from memory_vit.runtime import processes, sharding
 from memory_vit.runtime.preemption import StopSignal
 from memory_vit.tasks import create, split_forward
 from memory_vit.train import padded_head, resume, sweep
-from memory_vit.train.loss import (
-  HeadLoss,
-  HeadOutputs,
-  Mixup,
-  balanced_weights,
-  positive_weights,
-)
+from memory_vit.train.loss import HeadLoss
+from memory_vit.train.mix import Mixup
 from memory_vit.train.step import Step, StepPlan, shared_step
 from memory_vit.train.sweep import Trial
 from memory_vit.train.wandb_run import WandbRun
@@ -271,15 +267,11 @@ class Trainer:
 
   @functools.cached_property
   def _head_outputs(self) -> HeadOutputs:
-    weights = None
+    weights, kind = None, self.task_kind.kind
     if self._weighs_classes:
       counted, examples = processes.on_process_0(self._count)
-      counts = np.array(counted)
-      if self.task_kind.is_labels:
-        weights = positive_weights(counts, examples)
-      else:
-        weights = balanced_weights(counts)
-    if self.task_kind.is_labels:
+      weights = kind.weights(np.array(counted), examples)
+    if not kind.one_is_right:  # their losses leave out the padding
       return HeadOutputs(weights=weights)
     classes, padded = self.train.num_classes, self._padded_classes
     if weights is not None:
@@ -312,15 +304,11 @@ class Trainer:
 
     Labels of values are standardized.
     """
-    batches = self._batches(step_fn, step)
-    if not self.task_kind.is_values:
-      return batches
-    return map(self._standardized, batches)
+    return map(self._standardized, self._batches(step_fn, step))
 
   def _standardized(self, batch: dict[str, Any]) -> dict[str, Any]:
-    mean, std = np.array(self.task_kind.mean), np.array(self.task_kind.std)
-    label = (batch["label"] - mean) / std
-    return {**batch, "label": label.astype(np.float32)}
+    stated = self.task_kind
+    return {**batch, "label": stated.kind.standardized(stated, batch["label"])}
 
   def _batches(self, step_fn: Step, step: int) -> Any:
     config = self.config
@@ -365,8 +353,8 @@ class Trainer:
   def meta(self, trials: Sequence[Trial]) -> dict[str, Any]:
     """Describe a pack; a resumed one must have an equal description."""
     data: dict[str, Any] = {"classes": list(self.train.class_names)}
-    if self.task_kind.is_values:
-      data |= {"mean": [*self.task_kind.mean], "std": [*self.task_kind.std]}
+    measured = self.task_kind.kind.needed
+    data |= {name: [*getattr(self.task_kind, name)] for name in measured}
     return {
       "fingerprint": self.backbone.fingerprint,
       "parents": {task.spec.name: task.digest for task in self.parents},

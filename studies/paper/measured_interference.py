@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import memory_vit as mv
 from memory_vit.data import Split, open_run_split
 from memory_vit.evaluation import evaluate_source, predict_fn
-from memory_vit.kinds.scores import Evaluation
 from memory_vit.runtime import make_mesh
 from studies.paper.study import Study
 
@@ -82,7 +81,7 @@ def naive_accuracies(
   found = evaluate_source(
     predict, source, first.spec.preprocessing, batch_size=batch_size, mesh=mesh
   )
-  return [_accuracy(result) for result in found.values()]
+  return [_accuracy(result.scores) for result in found.values()]
 
 
 def masked_accuracies(
@@ -116,11 +115,11 @@ def masked_accuracies(
   )
   largest = jnp.asarray(differences).max(axis=0)
   return [
-    (_accuracy(result), float(difference))
+    (_accuracy(result.scores), float(difference))
     for result, difference in zip(found.values(), largest, strict=True)
   ]
 
 
-def _accuracy(found: Evaluation) -> float:
-  assert found.scores.accuracy is not None
-  return found.scores.accuracy
+def _accuracy(scores: mv.Scores) -> float:
+  assert scores.accuracy is not None
+  return scores.accuracy

@@ -19,7 +19,6 @@ import jax
 import memory_vit as mv
 from memory_vit.data import data_differences, open_run_split, record_data
 from memory_vit.evaluation import evaluate_source, predict_fn
-from memory_vit.kinds.scores import Scores
 from memory_vit.model import get_regime
 from memory_vit.runtime import StopSignal, make_mesh, on_process_0
 from studies.grid import Grid, logger
@@ -158,7 +157,7 @@ def measure(
   }
 
 
-def _task_score(scores: Scores, seconds: float) -> TaskScore:
+def _task_score(scores: mv.Scores, seconds: float) -> TaskScore:
   assert scores.score is not None  # of classes
   return TaskScore(
     accuracy=scores.score,

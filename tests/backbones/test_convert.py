@@ -136,7 +136,7 @@ def test_inspect_says_where_the_preparation_is_stated(tmp_path, capsys):
   assert values["normalization"]["mean"]["value"] == stated["image_mean"]
   assert values["normalization"]["std"]["from"].endswith(nested)
   assert "processor_config.json" in values["source"]["files"]
-  assert values["evaluation_from"].endswith("resample")
+  assert values["preprocessing_from"].endswith("resample")
 
 
 def test_a_mean_that_no_file_states_is_an_option(tmp_path, capsys):

@@ -532,14 +532,17 @@ def test_a_cache_that_is_no_directory(monkeypatch):
   "text",
   [
     "[]", "{}", "3", "{", '{"a": 1}', "\x00",
-    '{"wall_seconds": 1, "tasks": 3}', '{"wall_seconds": 1, "tasks": [{}]}',
-    '{"wall_seconds": 1, "backbone": "b"}',
+    '{"wall_seconds": 1}', '{"format": 1, "wall_seconds": 1}',
+    '{"format": 2, "wall_seconds": 1, "tasks": 3}',
+    '{"format": 2, "wall_seconds": 1, "tasks": [{}]}',
+    '{"format": 2, "wall_seconds": 1, "tasks": [{"val": 3}]}',
+    '{"format": 2, "wall_seconds": 1, "backbone": "b"}',
   ],
 )  # fmt: skip
 def test_a_result_that_is_none(text, tmp_path):
   file = tmp_path / "result.json"
   assert read_result(tmp_path) is None
-  file.write_text('{"wall_seconds": 3.5}')  # no other key was always there
+  file.write_text('{"format": 2, "wall_seconds": 3.5}')  # no other is needed
   assert read_result(tmp_path).wall_seconds == 3.5
   file.write_text(text)
   with pytest.raises(ConfigError, match="result.json .*another --workdir"):

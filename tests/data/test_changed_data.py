@@ -336,8 +336,9 @@ class FakeCheckpoints:
 
   def __init__(self, files):
     self.saved = {
-      "fingerprint": "f", "config": {}, "parents": {}, "attends_to": {},
-      "variants": {}, "data": {"classes": ["a", "b"]}, "files": files,
+      "format": resume.FORMAT, "fingerprint": "f", "config": {},
+      "parents": {}, "attends_to": {}, "variants": {},
+      "data": {"classes": ["a", "b"]}, "files": files,
       "best": {}, "lost": {}, "skipped": {}, "pending": False, "changes": [],
       "timed": [0, 0.0], "left_out": {"train": [23]}, "drawn_by": 1,
     }  # fmt: skip

@@ -10,7 +10,7 @@ from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import ConfigError, TaskError
 from memory_vit.evaluation import task_data
 from memory_vit.evaluation.task_data import Given
-from memory_vit.model.kinds import TaskKind
+from memory_vit.kinds import TaskKind
 from memory_vit.tasks.manifest import Manifest
 
 

@@ -19,7 +19,7 @@ from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import ConfigError, TaskError
 from memory_vit.evaluation import evaluate as evaluate_lib
 from memory_vit.evaluation import verify
-from memory_vit.model.kinds import CLASSES
+from memory_vit.kinds import CLASSES
 from memory_vit.runtime import files, sharding
 from memory_vit.tasks.program import Program
 

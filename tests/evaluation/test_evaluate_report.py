@@ -10,8 +10,8 @@ from fake_data import write_folder
 
 import memory_vit as mv
 from memory_vit.commands import evaluate
-from memory_vit.evaluation import evaluate as evaluation
-from memory_vit.evaluation import split_predictions, verify
+from memory_vit.evaluation import verify
+from memory_vit.kinds import class_sums
 from memory_vit.tasks.program import Program
 
 
@@ -57,13 +57,13 @@ def test_a_report_is_of_the_pass_that_is_verified(
     return real(*arguments, **options)
 
   monkeypatch.setattr(Program, "__call__", counted)
-  examples, predicted = split_predictions.predict_examples, []
+  compiled, predicted = class_sums._compiled, []
 
-  def predict_examples(replicated):
-    predicted.append(1)
-    return examples
+  def counted_too(function, on_all):
+    predicted.extend([1] * (function is class_sums.predict_examples))
+    return compiled(function, on_all)
 
-  monkeypatch.setattr(evaluation, "_batch_predictions", predict_examples)
+  monkeypatch.setattr(class_sums, "_compiled", counted_too)
   monkeypatch.setattr(verify, "median_seconds", lambda functions: dict.fromkeys(
     functions, 1.0
   ))  # fmt: skip

@@ -9,8 +9,9 @@ from conftest import one_device, random_task, tiny_backbone
 
 from memory_vit.data import datasets
 from memory_vit.errors import ConfigError
-from memory_vit.evaluation import evaluate, metrics
+from memory_vit.evaluation import evaluate
 from memory_vit.evaluation.hits import Hits, read_hits, write_hits
+from memory_vit.kinds import class_sums as metrics
 
 
 @pytest.mark.slow

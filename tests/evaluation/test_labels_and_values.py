@@ -12,12 +12,15 @@ import sklearn.metrics
 from conftest import one_device
 from fake_data import numbered_source
 from faults import Process
+from kinds_of_tasks import of_outputs
 from two_processes import kept_port
 
 import memory_vit as mv
 from memory_vit.errors import BrokenDataError, DataError, TaskError
-from memory_vit.evaluation import evaluate, labels, values
-from memory_vit.evaluation.split_predictions import of_outputs
+from memory_vit.evaluation import evaluate
+from memory_vit.kinds import label_metrics as labels
+from memory_vit.kinds import value_metrics as values
+from memory_vit.kinds.labels import chosen as chosen_labels
 
 PLAIN = mv.EvalPreprocessing(image_size=8)
 LABELS = mv.TaskKind(name="labels")
@@ -156,7 +159,7 @@ def test_a_threshold_means_the_same_in_float32(outputs, has, chosen):
   compiled = np.asarray(kind.activate(jnp.asarray(outputs), jnp))
   for shares in (wide, narrow, compiled):
     assert (shares >= cut)[:, 0].tolist() == chosen
-    assert kind.chosen(shares)[:, 0].tolist() == chosen
+    assert chosen_labels(kind, shares)[:, 0].tolist() == chosen
   assert (narrow >= np.float32(cut))[:, 0].tolist() == chosen
 
 
@@ -382,7 +385,7 @@ ONE_OF_TWO = """
 import dataclasses, json, sys
 import numpy as np
 from memory_vit.evaluation import evaluate
-from memory_vit.model.kinds import TaskKind
+from memory_vit.kinds import TaskKind
 from memory_vit.runtime import launch, sharding
 number, port, rows = int(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
 launch.start(launch.Options(

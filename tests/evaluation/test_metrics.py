@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from memory_vit.evaluation import metrics, split_predictions
+from memory_vit.kinds import class_sums as metrics
 
 
 def test_sums_against_a_loop():
@@ -54,7 +54,7 @@ def test_of_zeros_of_either_sign_the_first_is_the_best(compiled):
   assert found["top1"] == 3
   hits = run(metrics.example_hits)(logits, labels, mask)
   assert hits.tolist() == [1, 1, 1]
-  rows = run(split_predictions.predict_examples)(logits, labels, mask)
+  rows = run(metrics.predict_examples)(logits, labels, mask)
   assert rows["top_classes"].tolist() == [[0, 1, 2], [0, 1, 2], [1, 2, 0]]
 
 

@@ -11,18 +11,15 @@ import memory_vit as mv
 from memory_vit.data import batching
 from memory_vit.data.batching import eval_images
 from memory_vit.errors import BrokenDataError, TaskError
-from memory_vit.evaluation import evaluate, metrics
-from memory_vit.evaluation.classification import class_metrics, split_metrics
-from memory_vit.evaluation.confusion import (
+from memory_vit.evaluation import evaluate
+from memory_vit.kinds import class_sums as metrics
+from memory_vit.kinds.class_metrics import class_metrics, split_metrics
+from memory_vit.kinds.confusion import (
   Confusion,
   confusion_matrix,
   largest_confusions,
 )
-from memory_vit.evaluation.split_predictions import (
-  SplitPredictions,
-  of_examples,
-  predict_examples,
-)
+from memory_vit.kinds.predictions import SplitPredictions
 
 PLAIN = mv.EvalPreprocessing(image_size=8)
 
@@ -30,11 +27,12 @@ PLAIN = mv.EvalPreprocessing(image_size=8)
 def predictions_of(logits, labels, counted=None) -> SplitPredictions:
   logits = np.asarray(logits, np.float32)
   mask = np.ones(len(labels)) if counted is None else np.asarray(counted)
-  rows = jax.jit(predict_examples)(
+  rows = jax.jit(metrics.predict_examples)(
     jnp.asarray(logits), jnp.asarray(labels), jnp.asarray(mask, jnp.float32)
   )
   arrays = {name: np.asarray(values) for name, values in rows.items()}
-  return of_examples(arrays, logits.shape[1], len(labels))
+  found = SplitPredictions(num_classes=logits.shape[1], **arrays)
+  return found.first(len(labels))
 
 
 def sure(guesses, classes, confidence=0.9):

@@ -14,11 +14,10 @@ from kinds_of_tasks import LABELS, VALUES, tasks_of_kinds
 
 import memory_vit as mv
 from memory_vit.errors import ConfigError, TaskError, UnknownTask
-from memory_vit.model.kinds import CLASSES
+from memory_vit.kinds import CLASSES, guesses
 from memory_vit.model.regimes import REGIMES
 from memory_vit.prediction import (
   Predictor,
-  answers,
   compilations,
   fixed_shapes,
   task_set,
@@ -797,4 +796,4 @@ def test_of_equals_the_first_is_the_best(classes):
   expected = [
     sorted(range(classes), key=lambda i: (-row[i], i))[:5] for row in shares
   ]
-  assert answers.best(shares, 5).tolist() == expected
+  assert guesses.best(shares, 5).tolist() == expected

@@ -33,10 +33,10 @@ from memory_vit.errors import (
   TrainingError,
 )
 from memory_vit.evaluation import verify
-from memory_vit.evaluation.split_predictions import SplitPredictions
+from memory_vit.kinds.predictions import SplitPredictions
 from memory_vit.reports import directory, page
+from memory_vit.reports.class_page import ClassEvaluation
 from memory_vit.reports.metrics_file import to_values
-from memory_vit.reports.task_evaluation import ClassEvaluation
 
 EVIL = "<script>document.title='hacked'</script>"
 NAMES = (EVIL, "=cmd|' /C calc'!A0", "$\\frac{x", "a\nb\x1b[2J", "\udcff",

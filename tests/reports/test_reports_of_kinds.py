@@ -11,15 +11,16 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import random_task, tiny_backbone
 from fake_data import numbered_source
+from kinds_of_tasks import of_outputs
 from PIL import Image
 
 import memory_vit as mv
 from memory_vit import reports
 from memory_vit.errors import TaskError
-from memory_vit.evaluation.split_predictions import of_outputs
 from memory_vit.reports import directory, page, tables
+from memory_vit.reports.label_page import LabelEvaluation
 from memory_vit.reports.metrics_file import to_values
-from memory_vit.reports.task_evaluation import LabelEvaluation, ValueEvaluation
+from memory_vit.reports.value_page import ValueEvaluation
 
 EVIL = "<script>alert(1)</script>"
 LABELS = mv.TaskKind(name="labels", thresholds=(0.4, 0.5, 0.5))
@@ -44,7 +45,9 @@ def images_of(numbers):
 
 def evaluation_of(kind, **options):
   made, rows = (
-    (LabelEvaluation, HAS) if kind.is_labels else (ValueEvaluation, RIGHT)
+    (LabelEvaluation, HAS)
+    if kind.name == "labels"
+    else (ValueEvaluation, RIGHT)
   )
   outputs = options.pop("outputs", OUTPUTS)
   rows = options.pop("rows", rows)
@@ -205,7 +208,7 @@ def test_labels_of_one_name_keep_their_columns(tmp_path, kind, names):
   tables.write_tables(tmp_path, evaluation)
   [row, *_] = rows_of(tmp_path / "predictions.csv")
   kept = [key for key in row if ":" in key]
-  sets = ["probability"] if kind.is_labels else ["value", "predicted"]
+  sets = ["probability"] if kind.name == "labels" else ["value", "predicted"]
   assert kept == [f"{what}: {i}" for what in sets for i in range(3)]
 
 

@@ -21,7 +21,7 @@ from conftest import random_task, tiny_backbone
 from served import png
 
 import memory_vit as mv
-from memory_vit.model.kinds import CLASSES
+from memory_vit.kinds import CLASSES
 from memory_vit.prediction import Predictor
 from memory_vit.prediction import task_set as sets
 from memory_vit.runtime.checksums import file_digest

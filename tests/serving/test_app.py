@@ -38,7 +38,7 @@ from served import (
 
 import memory_vit as mv
 from memory_vit.errors import DataError
-from memory_vit.model.kinds import CLASSES
+from memory_vit.kinds import CLASSES
 from memory_vit.prediction import Predictor
 from memory_vit.prediction.predictions import Predictions
 from memory_vit.serving import (

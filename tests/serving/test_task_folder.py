@@ -33,7 +33,7 @@ from served import (
 
 import memory_vit as mv
 from memory_vit.errors import ConfigError, TaskError, TrainingError
-from memory_vit.model.kinds import CLASSES
+from memory_vit.kinds import CLASSES
 from memory_vit.prediction import Predictor
 from memory_vit.runtime import files as written
 from memory_vit.runtime import lock

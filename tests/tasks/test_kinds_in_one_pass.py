@@ -7,7 +7,9 @@ from kinds_of_tasks import LABELS, VALUES, tasks_of_kinds
 
 import memory_vit as mv
 from memory_vit.errors import TaskError
-from memory_vit.prediction import answers, compilations
+from memory_vit.kinds import answer_line
+from memory_vit.kinds.labels import chosen, guesses
+from memory_vit.prediction import compilations
 
 
 def test_kinds_share_a_pass_to_the_bit(backbone, images):
@@ -63,20 +65,21 @@ def test_activation_is_that_of_each_kind():
   np.testing.assert_allclose(found, [[0, 1, 0.75]])
   found = VALUES.activate(np.array([[0.0, -2.0], [1.0, 4.0]]))
   np.testing.assert_allclose(found, [[10, 1999], [40, 2002]])
-  assert LABELS.chosen(np.array([0.3, 0.49, 0.7])).tolist() == [1, 0, 1]
-  assert mv.TaskKind(name="labels").chosen(np.array([0.5])).tolist() == [1]
+  assert chosen(LABELS, np.array([0.3, 0.49, 0.7])).tolist() == [1, 0, 1]
+  plain = mv.TaskKind(name="labels")
+  assert chosen(plain, np.array([0.5])).tolist() == [1]
 
 
 def test_an_image_may_have_no_label():
   chances = np.array([[0.29, 0.49, 0.69], [0.3, 0.9, 0.69], [0.3, 0.5, 0.7]])
-  found = answers.label_guesses(LABELS, ("a", "b", "c"), chances)
+  found = guesses(LABELS, ("a", "b", "c"), chances)
   assert [[g.class_name for g in row] for row in found] == [
     [], ["b", "a"], ["c", "b", "a"]
   ]  # fmt: skip
-  assert answers.label_guesses(LABELS, (), chances[:1]) == [[]]
-  assert answers.label_guesses(LABELS, (), chances[:0]) == []
-  assert answers.answers(LABELS, (), chances[:1], 5) == [{"labels": []}]
-  assert answers.line({"labels": []}) == "no label"
+  assert guesses(LABELS, (), chances[:1]) == [[]]
+  assert guesses(LABELS, (), chances[:0]) == []
+  assert LABELS.answers((), chances[:1]) == [{"labels": []}]
+  assert answer_line({"labels": []}) == "no label"
 
 
 @pytest.mark.parametrize(

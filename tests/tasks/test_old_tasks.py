@@ -7,7 +7,7 @@ from kinds_of_tasks import LABELS, VALUES
 from make_golden import DATA
 
 import memory_vit as mv
-from memory_vit.model.kinds import CLASSES
+from memory_vit.kinds import CLASSES
 from memory_vit.tasks.manifest import FORMAT_VERSION
 
 pytestmark = pytest.mark.versions

@@ -4,16 +4,11 @@ import jax
 import numpy as np
 import pytest
 
-from memory_vit.train.loss import (
-  HeadLoss,
-  HeadOutputs,
-  Labels,
-  Mixup,
-  balanced_weights,
-  loss_and_metric,
-  mix,
-  positive_weights,
-)
+from memory_vit.kinds import KINDS
+from memory_vit.kinds.classes import MixedClasses
+from memory_vit.kinds.kind import HeadOutputs
+from memory_vit.train.loss import HeadLoss
+from memory_vit.train.mix import Mixup, mix
 
 LABELS = np.array([0, 1, 2, 2, 1, 2, 2, 2], np.int32)
 CLASSES = HeadLoss()
@@ -34,22 +29,22 @@ def cross_entropy(logits, targets):
 
 def test_balanced_weights_make_classes_count_alike(logits):
   counts = np.bincount(LABELS)
-  weights = balanced_weights(counts)
+  weights = KINDS["classes"].weights(counts, 0)
   # Over the data the mean weight is 1, and all classes have the same share.
   np.testing.assert_allclose(weights[LABELS].mean(), 1, rtol=1e-6)
   np.testing.assert_allclose(weights * counts, len(LABELS) / 3, rtol=1e-6)
   outputs = HeadOutputs(weights=weights)
-  loss, _ = loss_and_metric(logits, LABELS, HeadLoss(weighted=True), outputs)
+  loss, _ = HeadLoss(weighted=True).of_batch(logits, LABELS, outputs)
   each = cross_entropy(logits, np.eye(3)[LABELS])
   of_classes = [each[c == LABELS].mean() for c in range(3)]
   np.testing.assert_allclose(loss, np.mean(of_classes), rtol=1e-5)
   # A trial of a sweep that weighs nothing has them at hand, too.
-  loss, _ = loss_and_metric(logits, LABELS, CLASSES, outputs)
+  loss, _ = CLASSES.of_batch(logits, LABELS, outputs)
   np.testing.assert_allclose(loss, each.mean(), rtol=1e-5)
 
 
 def test_a_class_without_examples_has_no_weight():
-  assert balanced_weights(np.array([4, 0])).tolist() == [0.5, 0.0]
+  assert KINDS["classes"].weights(np.array([4, 0]), 0).tolist() == [0.5, 0.0]
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.3])
@@ -60,7 +55,7 @@ def test_padding_changes_no_loss(logits, smoothing):
   head = HeadLoss(smoothing=smoothing)
 
   def loss(logits, outputs):
-    return loss_and_metric(logits, LABELS, head, outputs)
+    return head.of_batch(logits, LABELS, outputs)
 
   gradient = jax.grad(loss, has_aux=True)
   expected = *loss(logits, HeadOutputs()), gradient(logits, HeadOutputs())[0]
@@ -75,8 +70,8 @@ def test_padding_changes_no_loss(logits, smoothing):
 
 def test_mixed_labels_count_by_their_shares(logits):
   share = np.full(8, 0.7, np.float32)
-  mixed = Labels(LABELS, np.roll(LABELS, 1), share)
-  loss, right = loss_and_metric(logits, mixed, CLASSES, HeadOutputs())
+  mixed = MixedClasses(LABELS, np.roll(LABELS, 1), share)
+  loss, right = CLASSES.of_batch(logits, mixed, HeadOutputs())
   targets = 0.7 * np.eye(3)[LABELS] + 0.3 * np.eye(3)[np.roll(LABELS, 1)]
   expected = cross_entropy(logits, targets).mean()
   np.testing.assert_allclose(loss, expected, rtol=1e-5)
@@ -108,11 +103,11 @@ HAS = np.array([[1, 0], [0, 1], [0, 0]], np.float32)
 def test_the_loss_of_labels(options, weights, expected, padding):
   """Worked out by hand; outputs beyond the labels do not count."""
   if weights:
-    weights = positive_weights(HAS.sum(axis=0), len(HAS))
+    weights = KINDS["labels"].weights(HAS.sum(axis=0), len(HAS))
     assert weights.tolist() == [2, 2]
   head = HeadLoss(kind="labels", **options)
   padded = np.pad(OUTPUTS, ((0, 0), (0, padding)), constant_values=np.inf)
-  loss, right = loss_and_metric(padded, HAS, head, HeadOutputs(weights=weights))
+  loss, right = head.of_batch(padded, HAS, HeadOutputs(weights=weights))
   np.testing.assert_allclose(loss, expected, rtol=1e-6)
   # Predicted from 1/2 on: one of the first, both of the second, ...
   assert right == np.float32(4 / 6)
@@ -120,7 +115,7 @@ def test_the_loss_of_labels(options, weights, expected, padding):
 
 
 def test_a_label_that_all_or_no_examples_have_counts_once():
-  assert positive_weights(np.array([0, 1, 4]), 4).tolist() == [1, 3, 1]
+  assert KINDS["labels"].weights(np.array([0, 1, 4]), 4).tolist() == [1, 3, 1]
 
 
 @pytest.mark.parametrize(
@@ -133,7 +128,7 @@ def test_the_loss_of_values(huber, expected):
   values = np.array([[1, 3], [-2, -1]], np.float32)
   found = np.array([[1.5, 3, 99], [1, 1, 99]], np.float32)
   head = HeadLoss(kind="values", huber=huber)
-  loss, error = loss_and_metric(found, values, head, HeadOutputs())
+  loss, error = head.of_batch(found, values, HeadOutputs())
   np.testing.assert_allclose(loss, expected, rtol=1e-6)
   assert (head.metric, error) == ("mae", 5.5 / 4)
 

@@ -12,7 +12,7 @@ from tensorboard.util import tensor_util
 import memory_vit as mv
 from memory_vit.config import Config, DataConfig, SweepConfig
 from memory_vit.errors import DataError
-from memory_vit.evaluation.split_predictions import SplitPredictions
+from memory_vit.kinds.predictions import SplitPredictions
 from memory_vit.kinds.scores import Scores
 from memory_vit.model.regimes import get_regime
 from memory_vit.train import run, run_pictures

@@ -261,7 +261,10 @@ def test_a_sweep_equals_its_variants_alone(tmp_path):
       {},
     )
     found, expected = together.best[variant.name], alone.best[variant.name]
-    assert (found.step, found.score) == (expected.step, expected.score)
+    assert (found.step, found.scores.score) == (
+      expected.step,
+      expected.scores.score,
+    )
     assert found.params["memory"].shape[1] == variant.config.task.cells
     rate = pack_lib.start(trainer_of(config), variants).schedules[variant.name]
     shown = max(float(rate(step)) for step in range(config.total_steps))
@@ -293,7 +296,7 @@ def test_heads_are_learned_side_by_side(tmp_path, regime):
       {},
     )
     found, expected = together.best[variant.name], alone.best[variant.name]
-    assert found.score == expected.score
+    assert found.scores.score == expected.scores.score
     np.testing.assert_allclose(
       found.params["head"]["kernel"], expected.params["head"]["kernel"],
       rtol=1e-5, atol=1e-6,
@@ -336,7 +339,10 @@ def test_a_lost_variant_takes_no_other_with_it(tmp_path, monkeypatch):
   assert both.skipped == {"d-01": 3}
   assert both.best["d-01"].step == 2  # as it was before
   found, expected = both.best["d-00"], alone.best["d-00"]
-  assert (found.step, found.score) == (expected.step, expected.score)
+  assert (found.step, found.scores.score) == (
+    expected.step,
+    expected.scores.score,
+  )
   jax.tree.map(
     lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
     found.params,

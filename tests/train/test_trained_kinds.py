@@ -10,20 +10,18 @@ import pytest
 import sklearn.metrics
 import tensorflow as tf
 from conftest import one_device, random_task, tiny_backbone
+from kinds_of_tasks import of_outputs
 from test_best_params import trained
 
 import memory_vit as mv
 from memory_vit import plots
 from memory_vit.config import Config
 from memory_vit.data import batching, datasets
-from memory_vit.data import labels as labels_lib
 from memory_vit.data.split import Split, fetch_from_memory
 from memory_vit.errors import ConfigError, DataError, TaskError
-from memory_vit.evaluation import labels as label_metrics
-from memory_vit.evaluation.split_predictions import of_outputs
+from memory_vit.kinds import KINDS, TaskKind, label_metrics
 from memory_vit.kinds.scores import Scores
 from memory_vit.model import trees
-from memory_vit.model.kinds import SCORE_NAMES, TaskKind
 from memory_vit.run_result import read_result
 from memory_vit.train import (
   dry_run,
@@ -142,9 +140,9 @@ def test_people_see_the_score_of_the_kind(finished):
   config, result, workdir = finished
   kind, (trial,) = config.task.kind, result.tasks
   shown = summary.summary(result, workdir)
-  score = SCORE_NAMES[kind]
+  score = KINDS[kind].score_name
   assert f"validation {score}" in shown
-  assert f"test {'F1' if kind == 'labels' else 'MAE'}" in shown
+  assert f"test {'macro F1' if kind == 'labels' else 'MAE'}" in shown
   assert "chance" not in shown
   assert "a standard error" not in shown
   scalars = plots.read_scalars(workdir)
@@ -278,7 +276,7 @@ def test_a_score_may_be_negative_or_none():
 
 def split_of(kind, labels, names=("x", "y")):
   """A split of equal images."""
-  rows = tf.constant(labels, labels_lib.dtype_of(kind, 1).base)
+  rows = tf.constant(labels, KINDS[kind].target_type)
   images = tf.constant([fake_data.encode(fake_data.picture(0), "PNG")])
   images = tf.repeat(images, len(labels))
   return Split(

@@ -9,8 +9,8 @@ import scipy.stats
 import sklearn.metrics
 from jaxtyping import Float64, Int64
 
-from memory_vit.evaluation.calibration import calibrate
-from memory_vit.evaluation.split_predictions import SplitPredictions
+from memory_vit.kinds.calibration import calibrate
+from memory_vit.kinds.predictions import SplitPredictions
 
 # Confidence level of the intervals.
 LEVEL = 0.95

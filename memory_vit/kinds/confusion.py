@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
-from memory_vit.evaluation.split_predictions import SplitPredictions
+from memory_vit.kinds.predictions import SplitPredictions
 
 
 @dataclasses.dataclass(frozen=True)

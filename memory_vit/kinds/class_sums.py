@@ -1,7 +1,9 @@
 """Metrics as sums over examples, so that every example counts exactly once."""
 
-import math
-from collections.abc import Mapping
+import dataclasses
+import functools
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -9,17 +11,14 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Float32, Float64, Int, Int8
 
-from memory_vit.kinds.scores import Evaluation, Scores
-from memory_vit.model.trees import AnyArray
+from memory_vit.kinds.kind import Batch
+from memory_vit.kinds.predictions import TOP, SplitPredictions
+from memory_vit.kinds.scores import Also, Evaluation, Scores, finite
+from memory_vit.kinds.state import State
+from memory_vit.runtime import sharding
 
 # Sums over the examples of a split, as `batch_sums` names them.
 Totals = dict[str, Float64[np.ndarray, ""] | Float64[np.ndarray, " c"]]
-# What outputs that are not finite mean for the metrics, by kind of task.
-NOT_FINITE = {
-  "classes": "they count as mistakes, and there is no loss",
-  "labels": "no label is predicted for them, and there is no loss",
-  "values": "there are no metrics",
-}
 
 
 def batch_sums(
@@ -65,6 +64,31 @@ def example_hits(
   return jnp.where(mask > 0, right, -1).astype(jnp.int8)
 
 
+def predict_examples(
+  logits: Float[Array, "b c"],
+  labels: Int[Array, " b"],
+  mask: Float32[Array, " b"],
+) -> dict[str, Array]:
+  """The fields of `SplitPredictions` for a batch.
+
+  The best classes are those that "top1" and "top5" of `batch_sums` count.
+  """
+  logits = logits.astype(jnp.float32)
+  best, classes = top_classes(logits, TOP)
+  total = jax.nn.logsumexp(logits, axis=-1)
+  of_label = jnp.take_along_axis(logits, labels[:, None], axis=-1)[:, 0]
+  shares = jnp.exp(logits - total[:, None])
+  return {
+    "label": labels.astype(jnp.int32),
+    "counted": mask > 0,
+    "finite": jnp.isfinite(logits).all(axis=-1),
+    "top_classes": classes.astype(jnp.int32),
+    "top_probabilities": jnp.exp(best - total[:, None]),
+    "loss": total - of_label,
+    "brier": (shares**2).sum(axis=-1) - 2 * jnp.exp(of_label - total) + 1,
+  }
+
+
 def top_classes(
   logits: Float[Array, "b c"], count: int
 ) -> tuple[Float[Array, "b _"], Int[Array, "b _"]]:
@@ -77,7 +101,7 @@ def top_classes(
 
 def add(
   total: Totals | None,
-  sums: Mapping[str, Float32[AnyArray, ""] | Float32[AnyArray, " c"]],
+  sums: Mapping[str, Any],
 ) -> Totals:
   """Add the sums of a batch to a total, in float64 on the host."""
   added: Totals = {k: np.asarray(v, np.float64) for k, v in sums.items()}
@@ -110,12 +134,45 @@ def evaluation_of(total: Totals) -> Evaluation:
   )
 
 
-def finite(number: float | None) -> float | None:
-  """JSON has no NaN and no infinity."""
-  return number if number is not None and math.isfinite(number) else None
+class ClassState(State):
+  """Sums of a task of classes, and rows of its examples if they are wanted."""
+
+  def __init__(
+    self,
+    batch: Batch,
+    mesh: jax.sharding.Mesh,
+    also: Collection[Also],
+  ) -> None:
+    """The metrics of a batch, as `Kind.state` says."""
+    on_all = sharding.replicated(mesh)
+    self._total = add(None, _compiled(batch_sums, on_all)(*batch))
+    self._rows: dict[str, list[Any]] = {}
+    if "hits" in also:
+      self._rows["hits"] = [_compiled(example_hits, on_all)(*batch)]
+    if "predictions" in also:
+      rows = _compiled(predict_examples, on_all)(*batch)
+      self._rows |= {key: [array] for key, array in rows.items()}
+    self._rows = jax.device_get(self._rows)
+
+  def merge(self, other: Self) -> Self:
+    self._total = add(self._total, other._total)
+    for key, batches in other._rows.items():
+      self._rows[key] += batches
+    return self
+
+  def compute(self) -> Evaluation:
+    rows = {key: np.concatenate(some) for key, some in self._rows.items()}
+    hits = rows.pop("hits", None)
+    classes = len(self._total["class_count"])
+    predictions = (
+      SplitPredictions(num_classes=classes, **rows) if rows else None
+    )
+    return dataclasses.replace(
+      evaluation_of(self._total), hits=hits, predictions=predictions
+    )
 
 
-def defined_mean(values: np.ndarray) -> float | None:
-  """Mean of the values that are not NaN; None if there are none."""
-  defined = values[~np.isnan(values)]
-  return float(defined.mean()) if defined.size else None
+@functools.cache
+def _compiled(function: Callable[..., Any], on_all: Any) -> Callable[..., Any]:
+  """A function of a batch, compiled to leave its results on every device."""
+  return jax.jit(function, out_shardings=on_all)

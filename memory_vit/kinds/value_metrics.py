@@ -7,11 +7,11 @@ import dataclasses
 import numpy as np
 import scipy.stats
 import sklearn.metrics
-from jaxtyping import Float64
+from jaxtyping import Bool, Float, Float32, Float64
 
-from memory_vit.evaluation.metrics import defined_mean, finite
-from memory_vit.evaluation.split_predictions import ValuePredictions
-from memory_vit.kinds.scores import Evaluation, Scores
+from memory_vit.kinds.predictions import ValuePredictions
+from memory_vit.kinds.scores import Evaluation, Scores, defined_mean, finite
+from memory_vit.kinds.task_kind import TaskKind
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
@@ -54,6 +54,22 @@ def value_metrics(predictions: ValuePredictions) -> ValueMetrics:
     r2=r2,
     spearman=spearman,
   )
+
+
+def evaluation_of_rows(
+  kind: TaskKind,
+  outputs: Float32[np.ndarray, "n c"],
+  values: Float[np.ndarray, "n c"],
+  counted: Bool[np.ndarray, " n"],
+) -> Evaluation:
+  """`evaluation_of`, with the predictions that it is made of."""
+  examples = ValuePredictions(
+    kind=kind,
+    target=values.astype(np.float64),
+    outputs=outputs,
+    counted=counted,
+  )
+  return dataclasses.replace(evaluation_of(examples), predictions=examples)
 
 
 def evaluation_of(predictions: ValuePredictions) -> Evaluation:

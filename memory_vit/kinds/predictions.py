@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
-from typing import Self
+from collections.abc import Sequence
+from typing import Any, Self
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Float32, Float64, Int, Int32, Int64
+from jaxtyping import Bool, Float32, Float64, Int32, Int64
 
-from memory_vit.evaluation import metrics
-from memory_vit.model.kinds import TaskKind
+from memory_vit.kinds.labels import chosen
+from memory_vit.kinds.task_kind import TaskKind, answer_line, answer_rows
 
 # The number of best classes of an example.
 TOP = 5
@@ -51,10 +49,24 @@ class SplitPredictions:
   loss: Float32[np.ndarray, " n"]
   brier: Float32[np.ndarray, " n"]
 
+  def first(self, size: int) -> Self:
+    """Without the rows beyond, which pad the last batch."""
+    return _first(self, size, "num_classes")
+
   @property
   def predicted(self) -> Bool[np.ndarray, " n"]:
     """Whether an example counts and has a prediction."""
     return self.counted & self.finite
+
+  def texts(
+    self, names: Sequence[str], number: int
+  ) -> tuple[str, float | None, str]:
+    """What is predicted for an example, how surely, and what is right."""
+    return (
+      names[self.top_classes[number, 0]],
+      float(self.confidence[number]),
+      names[self.label[number]],
+    )
 
   @property
   def correct(self) -> Bool[np.ndarray, " n"]:
@@ -73,41 +85,10 @@ class SplitPredictions:
     return wrong[np.argsort(-self.confidence[wrong], kind="stable")]
 
 
-def predict_examples(
-  logits: Float[Array, "b c"],
-  labels: Int[Array, " b"],
-  mask: Float32[Array, " b"],
-) -> dict[str, Array]:
-  """The fields of `SplitPredictions` for a batch.
-
-  The best classes are those that "top1" and "top5" of `batch_sums` count.
-  """
-  logits = logits.astype(jnp.float32)
-  best, classes = metrics.top_classes(logits, TOP)
-  total = jax.nn.logsumexp(logits, axis=-1)
-  of_label = jnp.take_along_axis(logits, labels[:, None], axis=-1)[:, 0]
-  shares = jnp.exp(logits - total[:, None])
-  return {
-    "label": labels.astype(jnp.int32),
-    "counted": mask > 0,
-    "finite": jnp.isfinite(logits).all(axis=-1),
-    "top_classes": classes.astype(jnp.int32),
-    "top_probabilities": jnp.exp(best - total[:, None]),
-    "loss": total - of_label,
-    "brier": (shares**2).sum(axis=-1) - 2 * jnp.exp(of_label - total) + 1,
-  }
-
-
-def of_examples(
-  arrays: Mapping[str, np.ndarray], num_classes: int, size: int
-) -> SplitPredictions:
-  """Join the rows of all batches; those beyond `size` pad the last batch."""
-  rows = {name: values[:size] for name, values in arrays.items()}
-  return SplitPredictions(num_classes=num_classes, **rows)
-
-
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class _Outputs:
+class OutputPredictions:
+  """All outputs of a task for the n examples of a split."""
+
   kind: TaskKind
   outputs: Float32[np.ndarray, "n c"]
   counted: Bool[np.ndarray, " n"]
@@ -134,9 +115,7 @@ class _Outputs:
 
   def first(self, size: int) -> Self:
     """Without the rows beyond, which pad the last batch."""
-    names = {field.name for field in dataclasses.fields(self)} - {"kind"}
-    rows = {name: getattr(self, name)[:size] for name in names}
-    return dataclasses.replace(self, **rows)
+    return _first(self, size, "kind")
 
   @functools.cached_property
   def _activated(self) -> Float64[np.ndarray, "n c"]:
@@ -147,7 +126,7 @@ class _Outputs:
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class LabelPredictions(_Outputs):
+class LabelPredictions(OutputPredictions):
   """Predictions of c labels for the n examples of a split, in their order.
 
   Attributes:
@@ -166,14 +145,23 @@ class LabelPredictions(_Outputs):
     """The probability of each label; NaN if an output is not finite."""
     return self._activated
 
+  def texts(
+    self, names: Sequence[str], number: int
+  ) -> tuple[str, float | None, str]:
+    """Predicted labels with their probabilities, None, and the right ones."""
+    [found] = self.kind.answers(names, self.probability[number][None])
+    true = np.flatnonzero(self.label[number]).tolist()
+    right = ", ".join(names[k] for k in true) or "no label"
+    return answer_line(found), None, right
+
   @property
   def predicted_labels(self) -> Bool[np.ndarray, "n c"]:
     """Whether a label is at or above its threshold; none if not finite."""
-    return self.kind.chosen(self.probability)
+    return chosen(self.kind, self.probability)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class ValuePredictions(_Outputs):
+class ValuePredictions(OutputPredictions):
   """Predictions of c values for the n examples of a split, in their order.
 
   Attributes:
@@ -192,6 +180,17 @@ class ValuePredictions(_Outputs):
     """In the units of the task; NaN if outputs are not finite."""
     return self._activated
 
+  def texts(
+    self, names: Sequence[str], number: int
+  ) -> tuple[str, float | None, str]:
+    """Predicted values with their units, None, and the true ones."""
+    rows = np.stack([self.target[number], self.predicted[number]])
+    right, said = (
+      ", ".join(text for _, text in answer_rows(answer))
+      for answer in self.kind.answers(names, rows)
+    )
+    return said, None, right
+
   @property
   def rounded(self) -> Float64[np.ndarray, "n c"]:
     """`predicted`, without digits that float32 outputs do not determine."""
@@ -200,20 +199,8 @@ class ValuePredictions(_Outputs):
     return np.stack([np.round(column, n) for column, n in columns], axis=1)
 
 
-def of_outputs(
-  kind: TaskKind,
-  outputs: Float[np.ndarray, "n c"],
-  labels: Float[np.ndarray, "n c"],
-  mask: Float32[np.ndarray, " n"],
-) -> LabelPredictions | ValuePredictions:
-  """Join the rows of all batches; `mask` is 1 for examples that count."""
-  outputs, counted = outputs.astype(np.float32), mask > 0
-  if kind.is_labels:
-    label = labels.astype(np.float32)
-    return LabelPredictions(
-      kind=kind, label=label, outputs=outputs, counted=counted
-    )
-  target = labels.astype(np.float64)
-  return ValuePredictions(
-    kind=kind, target=target, outputs=outputs, counted=counted
-  )
+def _first(predictions: Any, size: int, other: str) -> Any:
+  """The first rows; the field `other` has none."""
+  names = {field.name for field in dataclasses.fields(predictions)} - {other}
+  rows = {name: getattr(predictions, name)[:size] for name in names}
+  return dataclasses.replace(predictions, **rows)

@@ -6,14 +6,14 @@ import dataclasses
 
 import numpy as np
 import sklearn.metrics
-from jaxtyping import Bool, Float, Float64, Int64
+from jaxtyping import Bool, Float, Float32, Float64, Int64
 
-from memory_vit.evaluation.calibration import Calibration, calibrate
-from memory_vit.evaluation.classification import ClassMetrics
-from memory_vit.evaluation.metrics import defined_mean
-from memory_vit.evaluation.split_predictions import LabelPredictions
-from memory_vit.kinds.scores import Evaluation, Scores
-from memory_vit.model.kinds import THRESHOLD
+from memory_vit.kinds.calibration import Calibration, calibrate
+from memory_vit.kinds.class_metrics import ClassMetrics
+from memory_vit.kinds.labels import THRESHOLD, cut_offs
+from memory_vit.kinds.predictions import LabelPredictions
+from memory_vit.kinds.scores import Evaluation, Scores, defined_mean
+from memory_vit.kinds.task_kind import TaskKind
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
@@ -53,7 +53,7 @@ def label_metrics(predictions: LabelPredictions) -> LabelMetrics:
     recall=_ratio(hits, support),
     f1=_ratio(2 * hits, support + predicted),
     average_precision=average,
-    threshold=predictions.kind.cut_offs(predictions.num_classes),
+    threshold=cut_offs(predictions.kind, predictions.num_classes),
     best_threshold=best,
   )
 
@@ -78,6 +78,19 @@ def curve(
     *_column(predictions, label)
   )
   return precision, recall
+
+
+def evaluation_of_rows(
+  kind: TaskKind,
+  outputs: Float32[np.ndarray, "n c"],
+  labels: Float[np.ndarray, "n c"],
+  counted: Bool[np.ndarray, " n"],
+) -> Evaluation:
+  """`evaluation_of`, with the predictions that it is made of."""
+  examples = LabelPredictions(
+    kind=kind, label=labels.astype(np.float32), outputs=outputs, counted=counted
+  )
+  return dataclasses.replace(evaluation_of(examples), predictions=examples)
 
 
 def evaluation_of(

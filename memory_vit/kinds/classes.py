@@ -1,0 +1,243 @@
+"""Classes: exactly one of c is right; softmax and cross-entropy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from etils import epy
+
+from memory_vit.kinds.guesses import (
+  best,
+  best_guesses,
+  class_label,
+  guess_columns,
+  guess_rows,
+)
+from memory_vit.kinds.kind import (
+  Batch,
+  HeadOutputs,
+  Kind,
+  LossOptions,
+  Metric,
+  Most,
+  Names,
+  Numbers,
+)
+from memory_vit.kinds.written import INDEX, class_of
+
+with epy.lazy_imports():
+  import jax
+  import jax.numpy as jnp
+  import numpy as np
+  import optax
+
+  from memory_vit.kinds import class_sums
+
+if TYPE_CHECKING:
+  from jax.sharding import Mesh
+
+  from memory_vit.kinds.scores import Also, Scores
+  from memory_vit.kinds.state import State
+  from memory_vit.kinds.task_kind import TaskKind
+
+# Logit of padding outputs. It is finite: a target of 0 times an infinite loss
+# would be NaN.
+_NEVER = -1e9
+
+
+class MixedClasses(NamedTuple):
+  """Classes of mixed images.
+
+  `first` counts by `share` (b,), at least one half.
+  """
+
+  first: jax.Array
+  second: jax.Array
+  share: jax.Array
+
+
+class Classes(Kind):
+  """One class of each image is right."""
+
+  name, noun = "classes", "class"
+  metrics = {
+    "top1": Metric("top-1", "accuracy", is_share=True),
+    "top5": Metric("top-5", "top-5 accuracy", is_share=True),
+  }
+  one_is_right = True
+  options = ("data.per_class", "optim.class_weights", "optim.label_smoothing")
+  target_type = "int32"
+  label_form = (
+    "an integer or the name of a class (of one-hot labels, the argmax)"
+  )
+  line_form = ("LABEL", INDEX, "0")
+  wrong_target = "label is no class"
+  in_tables = ("top1", "top5")
+  score_name = "accuracy"
+  score_suffix = ""
+  not_finite = "they count as mistakes, and there is no loss"
+  activated_text = "probabilities of classes"
+  reads = "probabilities or top"
+
+  def _read(self, label: Any) -> int | str:
+    return class_of(label)
+
+  def meaning(self, names: Sequence[str], target: np.ndarray) -> str:
+    return names[int(target)]
+
+  def check(self, targets: np.ndarray, outputs: int) -> tuple[np.ndarray, str]:
+    return (targets >= 0) & (targets < outputs), f"0 to {outputs - 1}"
+
+  def counts(self, targets: np.ndarray, outputs: int) -> np.ndarray:
+    return np.bincount(targets, minlength=outputs)
+
+  def chance(self, outputs: int) -> float | None:
+    return 1 / outputs
+
+  def score_error(self, scores: Scores) -> float | None:
+    if scores.score is None:
+      return None
+    return standard_error(scores.score, scores.examples)
+
+  def table(
+    self, metrics: Numbers, outputs: int, units: Names
+  ) -> dict[str, str]:
+    hidden = {} if tells_top5(outputs) else {"top5": None}
+    return super().table({**metrics, **hidden}, outputs, units)
+
+  def outputs_table(
+    self, stated: TaskKind, names: Sequence[str]
+  ) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+    return ("index", "class"), [(str(i), n) for i, n in enumerate(names)]
+
+  def activate(self, stated: TaskKind, outputs: Any, xp: ModuleType) -> Any:
+    shares = xp.exp(outputs - outputs.max(axis=-1, keepdims=True))
+    return shares / shares.sum(axis=-1, keepdims=True)
+
+  def loss(
+    self,
+    outputs: jax.Array,
+    targets: jax.Array | MixedClasses,
+    options: LossOptions,
+    head: HeadOutputs,
+  ) -> tuple[jax.Array, jax.Array]:
+    """Cross-entropy (b,), and whether the right class is predicted.
+
+    Both classes of a mixed image count, each by its share.
+    """
+    if head.is_class is not None:
+      outputs = jnp.where(head.is_class[None], outputs, _NEVER)
+    if not isinstance(targets, MixedClasses):
+      return _loss(outputs, targets, options, head)
+    first, second = (
+      _loss(outputs, one, options, head)
+      for one in (targets.first, targets.second)
+    )
+    loss, right = (
+      targets.share * a + (1 - targets.share) * b
+      for a, b in zip(first, second, strict=True)
+    )
+    return loss, right
+
+  def weights(self, counts: np.ndarray, examples: int) -> np.ndarray:
+    """Weights n / (c * count), by which all classes contribute alike.
+
+    Their mean over the examples is 1 if every class has some, so the scale of
+    the loss stays. A class without examples has weight 0.
+    """
+    weights = counts.sum() / (len(counts) * counts.clip(1))
+    return (weights * (counts > 0)).astype("float32")
+
+  def state(
+    self, stated: TaskKind, batch: Batch, mesh: Mesh, also: Collection[Also]
+  ) -> State:
+    return class_sums.ClassState(batch, mesh, also)
+
+  def answers(
+    self, stated: TaskKind, names: Names, activated: np.ndarray, most: Most
+  ) -> list[Any]:
+    """[{"class", "index", "probability"}, ...], the most probable first."""
+    found = best_guesses(names, activated, most.classes)
+    return [[guess.to_json("class") for guess in row] for row in found]
+
+  def answer_rows(self, answer: Any) -> list[tuple[str, str]]:
+    return guess_rows(answer, "class")
+
+  def columns(
+    self, stated: TaskKind, names: Names, activated: np.ndarray, top: int
+  ) -> dict[str, np.ndarray]:
+    """`top` is the number of classes in the last three columns."""
+    indices = best(activated, top)
+    classes = [[class_label(names, i) for i in row] for row in indices.tolist()]
+    shares = np.take_along_axis(activated, indices, axis=-1)
+    return {
+      "probabilities": activated.astype(np.float32),
+      "top_indices": indices.astype(np.int32),
+      "top_probabilities": shares.astype(np.float32),
+      "top_classes": np.array(classes, str).reshape(indices.shape),
+    }
+
+  def cells(
+    self, stated: TaskKind, names: Names, activated: np.ndarray, top: int
+  ) -> dict[str, list[Any]]:
+    found = best_guesses(names, activated, top)
+    return guess_columns(found, self.cell_types(names, activated.shape[-1]))
+
+  def cell_types(self, names: Sequence[str], outputs: int) -> dict[str, str]:
+    return {
+      "top_classes": "[string]",
+      "top_indices": "[int32]",
+      "top_probabilities": "[float32]",
+    }
+
+  def number_of_answers(
+    self, stated: TaskKind, activated: np.ndarray, most: Most
+  ) -> int:
+    images, outputs = activated.shape
+    return images * min(most.classes, outputs)
+
+
+def standard_error(accuracy: float, examples: int) -> float:
+  """Standard error of an accuracy; 0 without examples.
+
+  If all or none are right, half an example counts for the other case: it is
+  never 0.
+  """
+  if not examples:
+    return 0.0
+  share = min(max(accuracy, 0.5 / examples), 1 - 0.5 / examples)
+  return math.sqrt(share * (1 - share) / examples)
+
+
+def tells_top5(classes: int) -> bool:
+  """Whether "top5" is not always 1: of 5 classes, one of 5 guesses is right."""
+  return classes > 5
+
+
+def _loss(
+  outputs: jax.Array,
+  classes: jax.Array,
+  options: LossOptions,
+  head: HeadOutputs,
+) -> tuple[jax.Array, jax.Array]:
+  targets = _targets(
+    classes, outputs.shape[-1], options.smoothing, head.is_class
+  )
+  loss = optax.softmax_cross_entropy(outputs, targets)
+  if options.weighted:
+    loss = loss * head.weights[classes]
+  return loss, outputs.argmax(-1) == classes
+
+
+def _targets(
+  classes: jax.Array, c: int, smoothing: float, is_class: jax.Array | None
+) -> jax.Array:
+  """Target probabilities (b, c)."""
+  sharp = jax.nn.one_hot(classes, c)
+  if is_class is None:
+    return optax.smooth_labels(sharp, smoothing)
+  spread = is_class / is_class.sum()
+  return (1 - smoothing) * sharp + smoothing * spread[None]

@@ -1,0 +1,77 @@
+"""The most probable classes or labels of images."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from etils import epy
+
+from memory_vit.errors import ConfigError
+
+with epy.lazy_imports():
+  import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Guess:
+  """A class or label: name (or index, as text), index from 0, probability."""
+
+  class_name: str
+  index: int
+  probability: float
+
+  def to_json(self, key: str) -> dict[str, Any]:
+    """The guess as JSON; `key` is that of its name."""
+    return {
+      key: self.class_name, "index": self.index, "probability": self.probability
+    }  # fmt: skip
+
+
+def best_guesses(
+  names: Sequence[str], probabilities: np.ndarray, count: int
+) -> list[list[Guess]]:
+  """The most probable classes of each image (k, c), the best first."""
+  indices = best(probabilities, count)
+  shares = np.take_along_axis(probabilities, indices, axis=-1)
+  return [
+    [
+      Guess(class_label(names, index), index, share)
+      for index, share in zip(*of_image, strict=True)
+    ]
+    for of_image in zip(indices.tolist(), shares.tolist(), strict=True)
+  ]
+
+
+def best(probabilities: np.ndarray, count: int) -> np.ndarray:
+  """Indices (k, count) of the best classes; of equal ones the first."""
+  if count < 1:
+    raise ConfigError(f"the number of classes is {count}, expected 1 or more.")
+  # Row by row: no other thread runs while NumPy sorts.
+  rows = [np.argsort(-row, kind="stable")[:count] for row in probabilities]
+  shape = len(probabilities), min(count, probabilities.shape[-1])
+  return np.array(rows, np.intp).reshape(shape)
+
+
+def class_label(names: Sequence[str], index: int) -> str:
+  """The name of an output, or its index if no names are known."""
+  return names[index] if names else str(index)
+
+
+def guess_rows(
+  guesses: Sequence[Mapping[str, Any]], key: str
+) -> list[tuple[str, str]]:
+  """Name and percentage of guesses as JSON, for people."""
+  return [(one[key], f"{100 * one['probability']:.1f} %") for one in guesses]
+
+
+def guess_columns(
+  found: Sequence[Sequence[Guess]], columns: Iterable[str]
+) -> dict[str, list[Any]]:
+  """Names, indices and probabilities as three columns of lists."""
+  fields = ("class_name", "index", "probability")
+  return {
+    column: [[getattr(guess, field) for guess in row] for row in found]
+    for column, field in zip(columns, fields, strict=True)
+  }

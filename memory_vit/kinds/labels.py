@@ -1,0 +1,202 @@
+"""Labels: each of c is right or not; sigmoid and binary cross-entropy."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from etils import epy
+
+from memory_vit.kinds.guesses import (
+  Guess,
+  best_guesses,
+  guess_columns,
+  guess_rows,
+)
+from memory_vit.kinds.kind import (
+  Batch,
+  HeadOutputs,
+  Kind,
+  LossOptions,
+  Metric,
+  Most,
+  Names,
+)
+from memory_vit.kinds.written import INDEX, class_of, parts, row
+
+with epy.lazy_imports():
+  import jax
+  import jax.numpy as jnp
+  import numpy as np
+
+  from memory_vit.kinds import label_metrics, state
+  from memory_vit.runtime import sharding
+
+if TYPE_CHECKING:
+  from jax.sharding import Mesh
+
+  from memory_vit.kinds.scores import Also
+  from memory_vit.kinds.state import State
+  from memory_vit.kinds.task_kind import TaskKind
+
+# Probability from which a label is predicted, if no validation has chosen one.
+THRESHOLD = 0.5
+
+
+class Labels(Kind):
+  """Any number of labels of each image are right."""
+
+  name, noun = "labels", "label"
+  label_form = "a list of numbers or names of labels, or an array of 0 and 1"
+  line_form = ("LABELS", rb"-|" + INDEX + rb"(," + INDEX + rb")*", "0,3")
+  wrong_target = "label is not 0 or 1"
+  options = ("optim.class_weights", "optim.label_smoothing")
+  stated = ("thresholds",)
+  metrics = {
+    "map": Metric("mAP", "mean average precision", is_share=True),
+    "f1_macro": Metric("macro F1", "F1, mean over labels", is_share=True),
+    "calibration_error": Metric(
+      "calibration error", "calibration error", is_share=True
+    ),
+  }
+  in_tables = ("map", "f1_macro")
+  beside_score = ("f1_macro",)
+  score_name = "mAP"
+  not_finite = "no label is predicted for them, and there is no loss"
+  activated_text = "probabilities of labels"
+  reads = "probabilities or labels"
+
+  def _read(self, label: Any) -> list[int | str] | np.ndarray:
+    """Numbers or names in a list; of an array, or of booleans, 1 and 0."""
+    several = parts(label)
+    dtype = np.asarray(several).dtype.kind
+    are_indices = isinstance(several, list | tuple) and dtype in "iu"
+    if dtype in "OSU" or are_indices or not len(several):
+      return [class_of(each) for each in several]
+    return row(several)
+
+  def meaning(self, names: Sequence[str], target: np.ndarray) -> list[str]:
+    return [names[int(i)] for i in np.flatnonzero(target)]
+
+  def check(self, targets: np.ndarray, outputs: int) -> tuple[np.ndarray, str]:
+    right = ((targets == 0) | (targets == 1)).all(axis=-1)
+    return right, f"0 or 1 for each of {outputs:,}"
+
+  def outputs_table(
+    self, stated: TaskKind, names: Sequence[str]
+  ) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+    at = cut_offs(stated, len(names)).tolist()
+    rows = [
+      (name, str(i), f"{cut:.4g}")
+      for i, (name, cut) in enumerate(zip(names, at, strict=True))
+    ]
+    return ("label", "index", "threshold"), rows
+
+  def activate(self, stated: TaskKind, outputs: Any, xp: ModuleType) -> Any:
+    return xp.exp(-xp.logaddexp(0, -outputs))
+
+  def loss(
+    self,
+    outputs: jax.Array,
+    targets: jax.Array,
+    options: LossOptions,
+    head: HeadOutputs,
+  ) -> tuple[jax.Array, jax.Array]:
+    """Binary cross-entropy (b, c), and by how much a prediction is right."""
+    outputs = outputs[:, : targets.shape[-1]]  # without padding
+    yes, no = jax.nn.softplus(-outputs), jax.nn.softplus(outputs)
+    if options.weighted:
+      yes = yes * head.weights[None]
+    smooth = (1 - options.smoothing) * targets + options.smoothing / 2
+    right = jnp.where(outputs >= 0, targets, 1 - targets)
+    return smooth * yes + (1 - smooth) * no, right
+
+  def weights(self, counts: np.ndarray, examples: int) -> np.ndarray:
+    """Weights by which examples with a label count as those without it.
+
+    A label that all examples have, or none, has weight 1.
+    """
+    without = examples - counts
+    weights = without / counts.clip(1)
+    weights[(counts == 0) | (without == 0)] = 1
+    return weights.astype("float32")
+
+  def state(
+    self, stated: TaskKind, batch: Batch, mesh: Mesh, also: Collection[Also]
+  ) -> State:
+    rows = sharding.to_host(tuple(batch))
+    evaluation_of = functools.partial(label_metrics.evaluation_of_rows, stated)
+    return state.OutputState(evaluation_of, rows)
+
+  def answers(
+    self, stated: TaskKind, names: Names, activated: np.ndarray, most: Most
+  ) -> list[Any]:
+    """{"labels": [{"label", "index", "probability"}, ...]}.
+
+    Those at or above their thresholds, the most probable first.
+    """
+    found = guesses(stated, names, activated, most.labels)
+    return [{"labels": [g.to_json("label") for g in row]} for row in found]
+
+  def answer_rows(self, answer: Any) -> list[tuple[str, str]]:
+    return guess_rows(answer["labels"], "label") or [("no label", "")]
+
+  def columns(
+    self, stated: TaskKind, names: Names, activated: np.ndarray, top: int
+  ) -> dict[str, np.ndarray]:
+    return {
+      "probabilities": activated.astype(np.float32),
+      "labels": chosen(stated, activated),
+    }
+
+  def cells(
+    self, stated: TaskKind, names: Names, activated: np.ndarray, top: int
+  ) -> dict[str, list[Any]]:
+    found = guesses(stated, names, activated)
+    return guess_columns(found, self.cell_types(names, activated.shape[-1]))
+
+  def cell_types(self, names: Sequence[str], outputs: int) -> dict[str, str]:
+    return {
+      "labels": "[string]",
+      "label_indices": "[int32]",
+      "label_probabilities": "[float32]",
+    }
+
+  def number_of_answers(
+    self, stated: TaskKind, activated: np.ndarray, most: Most
+  ) -> int:
+    """An image without labels counts as one."""
+    counts = chosen(stated, activated).sum(axis=-1)
+    return int(counts.clip(1, most.labels or activated.shape[-1]).sum())
+
+
+def cut_offs(stated: TaskKind, count: int) -> np.ndarray:
+  """The thresholds of c labels, float64 (c,)."""
+  return np.array(stated.thresholds or (THRESHOLD,) * count)
+
+
+def chosen(stated: TaskKind, probabilities: np.ndarray) -> np.ndarray:
+  """Which labels are predicted, bool (..., c).
+
+  Compared in float32, as consumers of exports do.
+  """
+  count = probabilities.shape[-1]
+  at = cut_offs(stated, count).astype(np.float32)
+  return probabilities.astype(np.float32) >= at
+
+
+def guesses(
+  stated: TaskKind,
+  names: Sequence[str],
+  probabilities: np.ndarray,
+  most: int | None = None,
+) -> list[list[Guess]]:
+  """The labels of each image at or above their thresholds, the best first."""
+  at_or_above = chosen(stated, probabilities)
+  count = max(1, int(at_or_above.sum(axis=-1).max(initial=0)))
+  count = min(count, most or count)
+  # Those that are not chosen come last.
+  found = best_guesses(names, np.where(at_or_above, probabilities, -1), count)
+  return [[g for g in row if g.probability >= 0] for row in found]

@@ -1,0 +1,110 @@
+"""What a task states of its outputs, and the kinds by their names."""
+
+import dataclasses
+import math
+from types import ModuleType
+from typing import Any
+
+from etils import epy
+
+from memory_vit.errors import TaskError
+from memory_vit.kinds.kind import THE_BEST, Kind, Metric, Most, Names
+
+with epy.lazy_imports():  # options are checked without it
+  import numpy as np
+
+# Filled by the package.
+KINDS: dict[str, Kind] = {}
+_STATED = ("thresholds", "mean", "std", "units")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TaskKind:
+  """What a task states of its outputs.
+
+  Attributes:
+    name: of its kind: "classes" (exactly one is right), "labels" (each is right
+      or not) or "values" (numbers).
+    thresholds: of "labels", c probabilities from which a label is predicted,
+      chosen on validation; empty if each is 0.5.
+    mean: of "values", the c means of the training split.
+    std: of "values", their c standard deviations, above 0. An output o is the
+      value mean + std * o.
+    units: of "values", c units such as "mm", or empty if they have none.
+  """
+
+  name: str = "classes"
+  # Thousands of numbers would fill many screens.
+  thresholds: tuple[float, ...] = dataclasses.field(default=(), repr=False)
+  mean: tuple[float, ...] = dataclasses.field(default=(), repr=False)
+  std: tuple[float, ...] = dataclasses.field(default=(), repr=False)
+  units: tuple[str, ...] = ()
+
+  def __post_init__(self) -> None:
+    if self.name not in KINDS:
+      raise TaskError(
+        f"the kind of a task is {self.name!r}, expected one of "
+        f"{', '.join(KINDS)}."
+      )
+    for field in _STATED:
+      if getattr(self, field) and field not in self.kind.stated:
+        raise TaskError(f"a task of {self.name} has {field}: expected none.")
+    numbers = (*self.thresholds, *self.mean, *self.std)
+    if not all(map(math.isfinite, numbers)) or min(self.std, default=1) <= 0:
+      raise TaskError(
+        "thresholds, mean and std of a task are expected to be finite, and std "
+        "above 0."
+      )
+
+  @property
+  def kind(self) -> Kind:
+    """All that follows from the name."""
+    return KINDS[self.name]
+
+  def require_outputs(self, count: int) -> None:
+    """Raise `TaskError` unless it describes c outputs."""
+    for field in _STATED:
+      found = len(getattr(self, field))
+      if found not in (0, count):
+        raise TaskError(f"it has {count} outputs, but {found} {field}.")
+    if not all(getattr(self, field) for field in self.kind.needed):
+      raise TaskError(
+        f"a task of {self.name} needs {' and '.join(self.kind.needed)}."
+      )
+
+  def activate(self, logits: Any, xp: ModuleType = np) -> Any:
+    """Probabilities of classes or labels, or values, of outputs (..., c).
+
+    Values are float64 in NumPy, and float32 in JAX.
+
+    Args:
+      logits: outputs of the head, of any floating type.
+      xp: `numpy` or `jax.numpy`, that of the array.
+    """
+    return self.kind.activate(self, logits, xp)
+
+  def answers(
+    self, names: Names, activated: "np.ndarray", most: Most = THE_BEST
+  ) -> list[Any]:
+    """The answer to each image as JSON, see `Kind.answers`."""
+    return self.kind.answers(self, names, activated, most)
+
+
+def answer_rows(answer: Any) -> list[tuple[str, str]]:
+  """Name and number of each class, label or value of an answer, for people."""
+  # An answer of classes is a list, of other kinds {their name: its entries}.
+  name = "classes" if isinstance(answer, list) else next(iter(answer))
+  return KINDS[name].answer_rows(answer)
+
+
+def answer_line(answer: Any) -> str:
+  """The same in one line."""
+  return ", ".join(" ".join(row).rstrip() for row in answer_rows(answer))
+
+
+def find_metric(key: str) -> Metric | None:
+  """The metric of a key of `Scores.metrics`; None if there is none."""
+  for kind in KINDS.values():
+    if key in kind.metrics:
+      return kind.metrics[key]
+  return None

@@ -1,0 +1,94 @@
+"""Labels as people write them: numbers and names of classes, lists, values.
+
+In a text, several labels are separated by "|", or else by ","; "-" is none. A
+text that begins with "[" is JSON, in which names may have any character. Any
+other text is one class, or one value. White space around a text is ignored, and
+names are compared in Unicode's form NFC.
+"""
+
+import json
+import re
+import unicodedata
+from typing import Any, TypeAlias
+
+from etils import epy
+
+from memory_vit.errors import DataError
+
+with epy.lazy_imports():
+  import numpy as np
+
+# A class; several labels; or float64 (c,): values, or 1 and 0 for each label.
+Label: TypeAlias = "int | str | list[int | str] | np.ndarray"
+
+# The index of a class, in the lines of a list.
+INDEX = rb"(0|[1-9][0-9]{0,8})"
+# A value, as Python writes it.
+DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+
+
+def name_of(text: str | bytes) -> str:
+  """A name without white space around it, in Unicode's form NFC."""
+  if isinstance(text, bytes):  # of TensorFlow
+    text = text.decode("utf-8", "backslashreplace")
+  text = text.strip().strip("\ufeff\u200b").strip()  # invisible ones, too
+  return unicodedata.normalize("NFC", text)
+
+
+def parts(label: Any, *, separators: bool = True) -> Any:
+  """The labels or values of a cell, one after the other.
+
+  Without `separators`, a text is one unless it is JSON.
+  """
+  if not isinstance(label, str | bytes):
+    return [np.asarray(label).item()] if np.ndim(label) == 0 else label
+  text = name_of(label)
+  if text.startswith("["):
+    return json.loads(text)
+  if not separators:
+    return [text]
+  if text in ("", "-"):
+    return []
+  return [part.strip() for part in text.split("|" if "|" in text else ",")]
+
+
+def class_of(label: Any) -> int | str:
+  """A number or a name; other labels are a `TypeError` or `ValueError`."""
+  array = np.asarray(label)
+  value = array.item() if array.ndim == 0 else label
+  if isinstance(value, str | bytes):
+    value = name_of(value)
+  if isinstance(value, bool | float) and value == int(value):
+    value = int(value)
+  if not isinstance(value, int | str) or value == "":
+    raise TypeError
+  return value
+
+
+def row(label: Any) -> "np.ndarray":
+  """Numbers, float64 (c,); other labels are errors, as those of `class_of`."""
+  numbers = np.array([_float(each) for each in label], np.float64)
+  if not numbers.size:
+    raise ValueError
+  return numbers
+
+
+def _float(value: Any) -> float:
+  if isinstance(value, str | bytes):
+    value = _decimal(name_of(value).replace("\N{MINUS SIGN}", "-"))
+  return float(value)
+
+
+def _decimal(text: str) -> str:
+  """A number as Python writes it; its comma is a decimal comma, or refused."""
+  if re.fullmatch(r"[+-]?[1-9][0-9]{0,2}(,[0-9]{3})+", text):
+    raise DataError(
+      f"its label is {text!r}, whose comma may separate thousands or decimals: "
+      "expected numbers such as 1234.5"
+    )
+  if re.fullmatch(r"[+-]?[0-9]+,[0-9]+", text):
+    text = text.replace(",", ".")
+  text = {"true": "1", "false": "0"}.get(text.lower(), text)
+  if not DECIMAL.fullmatch(text):
+    raise ValueError
+  return text

@@ -1,0 +1,47 @@
+"""Mixup: images of a batch are mixed, and so are their labels."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from memory_vit.kinds.classes import MixedClasses
+
+# Separates the random numbers of mixup from others of the same seed.
+_MIXUP = 0x6D69
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixup:
+  """Shares are drawn from Beta(alpha, alpha)."""
+
+  alpha: float
+  seed: int
+
+
+def mix(
+  batch: dict[str, jax.Array], step: jax.Array, mixup: Mixup
+) -> dict[str, jax.Array | MixedClasses]:
+  """Mix each image of a batch with its neighbor (Zhang et al., 2018).
+
+  Batches are in random order, so a neighbor is a random image. The share is the
+  same for a whole batch, at least one half, and follows from seed and step
+  alone: a resumed run mixes alike. Labels and values are mixed as images are.
+  """
+  key = jax.random.fold_in(jax.random.key(mixup.seed), _MIXUP)
+  share = jax.random.beta(
+    jax.random.fold_in(key, step), mixup.alpha, mixup.alpha
+  )
+  share = jnp.maximum(share, 1 - share)
+
+  def mixed(rows: jax.Array) -> jax.Array:
+    return share * rows + (1 - share) * jnp.roll(rows, 1, axis=0)
+
+  image, label = mixed(batch["image"]), batch["label"]
+  if jnp.issubdtype(label.dtype, jnp.floating):
+    return {"image": image, "label": mixed(label)}
+  shares = jnp.full(label.shape, share)
+  return {
+    "image": image,
+    "label": MixedClasses(label, jnp.roll(label, 1), shares),
+  }
