@@ -21,7 +21,7 @@ from release import addresses, distributions, environments, trials, versions
 from release.errors import ReleaseError
 
 ROOT = Path(__file__).resolve().parent.parent
-_GOLDEN = ROOT / "tests" / "golden" / "format_1"
+_GOLDEN = ROOT / "tests" / "golden" / "format_2"
 _IMAGE = ROOT / "docs" / "sweep_tiny_imagenet_a.png"
 _STEPS = (
   "install", "import", "quickstart", "evaluate", "predict", "export", "serve",

@@ -245,7 +245,7 @@ def run(python, *arguments):
   )  # fmt: skip
 
 
-GOLDEN = ROOT / "tests" / "golden" / "format_1"
+GOLDEN = ROOT / "tests" / "golden" / "format_2"
 
 
 @pytest.mark.nightly  # `make release` tries one as well

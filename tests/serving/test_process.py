@@ -20,7 +20,7 @@ from served import image_files, png
 from benchmarks import serve
 
 pytestmark = pytest.mark.processes
-GOLDEN = ROOT / "tests" / "golden" / "format_1"
+GOLDEN = ROOT / "tests" / "golden" / "format_2"
 
 
 def connected(url):
