@@ -38,10 +38,18 @@ HEAVY = ("tensorflow", "tensorflow_datasets", "clu", "ml_collections", "orbax",
          "pooch", "matplotlib", "sklearn")  # fmt: skip
 
 
-def test_the_core_imports_nothing_heavy():
+@pytest.mark.parametrize(
+  ("loaded", "heavy"),
+  [
+    ("from memory_vit.train import step", HEAVY),
+    ("from memory_vit.serving import app", (*HEAVY, "optax", "scipy")),
+  ],
+  ids=["training", "serving"],
+)
+def test_the_core_imports_nothing_heavy(loaded, heavy):
   code = (
-    "import sys, json, memory_vit; from memory_vit.train import step; "
-    f"print(json.dumps([m for m in {HEAVY!r} if m in sys.modules]))"
+    f"import sys, json, memory_vit; {loaded}; "
+    f"print(json.dumps([m for m in {heavy!r} if m in sys.modules]))"
   )
   done = subprocess.run(
     [sys.executable, "-c", code], check=True, capture_output=True, text=True,

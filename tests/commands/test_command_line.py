@@ -691,8 +691,8 @@ except SystemExit as end:
   assert not end.code, end.code
 heavy = [
   m for m in ("jax", "flax", "numpy", "tensorflow", "scipy", "pandas", "PIL",
-              "pyarrow", "matplotlib", "sklearn", "orbax", "clu", "fastapi",
-              "ray", "pooch", "safetensors") if m in sys.modules
+              "pyarrow", "matplotlib", "sklearn", "orbax", "clu", "optax",
+              "fastapi", "ray", "pooch", "safetensors") if m in sys.modules
 ]
 print(heavy, file=sys.stderr)
 """
