@@ -75,7 +75,7 @@ def _table(result: RunResult) -> str:
       f"{task.trainable_params:,}",
       kind.score.text(task.val.score),
       kind.score.text(task.test.score),
-      *map(kind.score.text, _beside_score(kind, task)),
+      *_beside_score(kind, task),
       f"{task.test.examples:,}",
     )
     for task in _by_regime(result.tasks)
@@ -86,10 +86,13 @@ def _table(result: RunResult) -> str:
   return table(header, rows)
 
 
-def _beside_score(kind: Kind, task: TrialResult) -> list[float | None]:
+def _beside_score(kind: Kind, task: TrialResult) -> list[str]:
   if kind.one_is_right:
-    return [task.chance, task.majority]
-  return [task.test.metrics.get(key) for key in kind.beside_score]
+    return [*map(kind.score.text, (task.chance, task.majority))]
+  return [
+    kind.metrics[key].text(task.test.metrics.get(key))
+    for key in kind.beside_score
+  ]
 
 
 def _by_regime(tasks: Sequence[TrialResult]) -> list[TrialResult]:

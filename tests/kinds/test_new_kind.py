@@ -121,6 +121,7 @@ def test_a_new_kind_is_a_file_and_a_page(angles, tmp_path, capsys):
   # Said to people.
   shown = summary.summary(read_result(tmp_path / "run"), tmp_path)
   assert "test within 30" in shown
+  assert f"{result.scores.metrics['mae']:.4g}  " in shown  # no percentage
   assert "share within 30 degrees, test" in model_card.to_text([task])
   assert inspect.main([str(tmp_path / "run" / "tasks" / "pets")]) == 0
   assert re.search(r"^test_within +\d+\.\d\d %$", capsys.readouterr().out, re.M)
