@@ -277,8 +277,8 @@ class Split:
 
 
 def require_kind(kind: str, where: Any) -> None:
-  """Raise `DataError` if no kind of task has that name."""
-  if kind not in KINDS:
+  """Raise `DataError` unless it is the name of a kind of task."""
+  if kind not in tuple(KINDS):  # which asks for no hash
     raise DataError(
       f"{where}: its kind is {messages.brief(kind)}, expected one of "
       f"{', '.join(KINDS)}."

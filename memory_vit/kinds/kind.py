@@ -69,7 +69,7 @@ class Batch(NamedTuple):
 
 
 class Most(NamedTuple):
-  """How many classes, and labels, an answer has at most; None for all."""
+  """Limits of an answer: of its classes, and of its labels; None for all."""
 
   classes: int
   labels: int | None = None
@@ -87,7 +87,7 @@ class HeadOutputs(NamedTuple):
 
 
 class Kind(abc.ABC):
-  """All that depends on the kind of a task; what a task states comes with it.
+  """Base class of the kinds of tasks; what a task states is an argument.
 
   Attributes:
     name: of the kind, as task files and options have it; a plural.
@@ -161,11 +161,11 @@ class Kind(abc.ABC):
 
   @abc.abstractmethod
   def meaning(self, names: Sequence[str], target: np.ndarray) -> Any:
-    """What the target of an example says: a name, names, or numbers."""
+    """Describe the target of an example: a name, names, or numbers."""
 
   @abc.abstractmethod
   def check(self, targets: np.ndarray, outputs: int) -> tuple[np.ndarray, str]:
-    """Which of targets (b,) or (b, c) can be, bool (b,); what is expected."""
+    """Check targets (b,) or (b, c): bool (b,), and what is expected."""
 
   def counts(self, targets: np.ndarray, outputs: int) -> np.ndarray:
     """The number of examples of each class or label, int64 (c,)."""
@@ -211,7 +211,7 @@ class Kind(abc.ABC):
 
   @abc.abstractmethod
   def activate(self, stated: TaskKind, outputs: Any, xp: ModuleType) -> Any:
-    """What the outputs (..., c) of a head say: see `TaskKind.activate`."""
+    """Activate the outputs (..., c) of a head, see `TaskKind.activate`."""
 
   @abc.abstractmethod
   def loss(
@@ -277,7 +277,7 @@ class Kind(abc.ABC):
   def number_of_answers(
     self, stated: TaskKind, activated: np.ndarray, most: Most
   ) -> int:
-    """How many entries `answers` would have, of all images together."""
+    """Count the entries of `answers`, of all images together."""
 
   @abc.abstractmethod
   def columns(
@@ -298,7 +298,7 @@ class Kind(abc.ABC):
   def explained(
     self, stated: TaskKind, found: np.ndarray, outputs: np.ndarray
   ) -> tuple[np.ndarray, float]:
-    """How exactly an exported function computes what `activate` makes.
+    """Compare what an exported function computes with `activate`.
 
     Args:
       stated: by the task.

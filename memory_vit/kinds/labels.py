@@ -178,7 +178,7 @@ def cut_offs(stated: TaskKind, count: int) -> np.ndarray:
 
 
 def chosen(stated: TaskKind, probabilities: np.ndarray) -> np.ndarray:
-  """Which labels are predicted, bool (..., c).
+  """Choose the labels that are predicted, bool (..., c).
 
   Compared in float32, as consumers of exports do.
   """

@@ -61,7 +61,7 @@ class SplitPredictions:
   def texts(
     self, names: Sequence[str], number: int
   ) -> tuple[str, float | None, str]:
-    """What is predicted for an example, how surely, and what is right."""
+    """Describe an example: what is predicted, how surely, and what is right."""
     return (
       names[self.top_classes[number, 0]],
       float(self.confidence[number]),

@@ -41,7 +41,7 @@ class TaskKind:
   units: tuple[str, ...] = ()
 
   def __post_init__(self) -> None:
-    if self.name not in KINDS:
+    if self.name not in tuple(KINDS):  # which asks for no hash
       raise TaskError(
         f"the kind of a task is {self.name!r}, expected one of "
         f"{', '.join(KINDS)}."

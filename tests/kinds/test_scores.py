@@ -2,6 +2,7 @@
 
 import pytest
 
+import memory_vit as mv
 from memory_vit.errors import TaskError
 from memory_vit.kinds.scores import Scores
 
@@ -42,3 +43,11 @@ def test_other_kinds_have_no_short_names(name, names, each):
 @pytest.mark.parametrize("name", SHORT)
 def test_without_a_split_there_are_no_numbers(name):
   assert getattr(Scores(), name) is None
+
+
+@pytest.mark.parametrize("name", ["boxes", ["labels"], {}, None, 3])
+def test_what_names_no_kind_is_refused(name):
+  with pytest.raises(
+    TaskError, match="expected one of classes, labels, values"
+  ):
+    mv.TaskKind(name=name)
