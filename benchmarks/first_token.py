@@ -5,7 +5,7 @@
 The digits of scikit-learn, with micro ViTs that pool in three ways: from a
 class token, by attention of a probe ("map"), by a mean ("gap"). Each learns 0
 to 4; then 5 to 9 are learned with memory, with a class token initialized from
-what the backbone pools with (`backbone.first_class_token`) and randomly, all
+what the backbone pools with (`class_token.first_class_token`) and randomly, all
 seeds in one pass. Prints the test accuracy: mean and standard deviation over
 seeds.
 """

@@ -15,14 +15,13 @@ from typing import Any
 
 from memory_vit.errors import ConfigError
 from memory_vit.kinds import KINDS
+from memory_vit.model.parts.side import SIDE_MIXING
 from memory_vit.model.regimes import (
-  MASKED_PARTS,
   REGIMES,
-  SIDE_MIXING,
   Regime,
-  SideKind,
   get_regime,
   is_regime,
+  listed_parts,
 )
 from memory_vit.model.vit_config import (
   MAX_IMAGE_SIZE,
@@ -60,7 +59,7 @@ class _RegimeName(Choice):
   @property
   def expected(self) -> str:
     return (
-      f"{super().expected}, or cls and some of {', '.join(MASKED_PARTS[1:])} "
+      f"{super().expected}, or cls and some of {', '.join(listed_parts()[1:])} "
       "in this order, such as 'cls+memory+side', which has no such name"
     )
 
@@ -266,10 +265,6 @@ class TaskConfig:
   # with different numbers of classes share compiled programs; 0 does not pad.
   # Outputs beyond the classes get no probability and are not exported.
   padded_classes: int = option(0, Number(0, 2**20, "outputs of a head"))
-
-  @property
-  def side(self) -> SideKind:
-    return SideKind(self.side_width, self.side_mixing)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -189,7 +189,7 @@ def norms_of(tasks, tokens, depth, width):
 
 
 class Sides:
-  """The side streams of tasks, by the equations in `model/side.py`."""
+  """The side streams of tasks, by the equations in `model/parts/side.py`."""
 
   def __init__(self, tasks, tokens, config):
     self.tasks, self.tokens, self.config, self.layer = tasks, tokens, config, 0

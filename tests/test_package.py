@@ -272,7 +272,7 @@ def test_a_wheel_works_outside_the_checkout(tmp_path):
   """
   expected = f"{packages / 'memory_vit' / '__init__.py'} "
   assert run(python, "-c", code).stdout == (
-    f"{expected}['backbone', 'birds', 'pets']\n"
+    f"{expected}['backbone', 'birds', 'pets', 'size', 'tags']\n"
   )
   for name in COMMANDS:
     shown = run(python, "-m", "memory_vit", name, "--help").stdout

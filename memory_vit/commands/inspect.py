@@ -46,7 +46,7 @@ _FIRST_LABELS = 10
 _DATA_KEYS = ("name", "dir", "train", "validation", "test")
 _SHARES = ("chance", "majority")
 # Numbers that a task shows elsewhere.
-_SHOWN_ELSEWHERE = ("name", "kind", "cells", "trainable_params")
+_SHOWN_ELSEWHERE = ("name", "kind", "regime", "cells", "trainable_params")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -151,18 +151,14 @@ def _tasks_json(
 
 def _task_text(report: TaskReport, labels: bool) -> str:
   spec, backbone = report.spec, report.spec.backbone
-  memory_norm = "before" if spec.memory_norm else "after"
   lines = aligned(
     [
       ("task", spec.name),
       ("path", escaped(report.path)),
       (spec.kind.name, _labels(spec)),
-      ("cells", f"{spec.cells} per layer"),
-      *([("side stream", f"width {spec.side_width}, {spec.side_mixing}")]
-        if spec.side_width else []),
+      ("regime", spec.regime),
+      *(row for part in spec.learned.parts for row in part.rows(spec)),
       ("attends to", ", ".join(spec.attends_to) or "no other task"),
-      ("memory", f"concatenated {memory_norm} the LayerNorm "
-                 f"(memory_norm {spec.memory_norm})"),
       ("preprocessing", _preprocessing(spec.preprocessing)),
       ("backbone", f"{escaped(backbone.variant)}, {backbone.image_size} px, "
                    f"gelu {escaped(backbone.gelu)}"),

@@ -40,8 +40,8 @@ class FixedEmbeddings:
     embedded = split.embedded
     assert embedded is not None
     order = np.argsort(embedded.rows[numbers], kind="stable")
-    name = "layers" if get_regime(regime).has_probe else "pooled"
-    return cls(split, numbers[order], np.argsort(order), name)
+    column = get_regime(regime).column
+    return cls(split, numbers[order], np.argsort(order), column)
 
   def batches(self, starts: range, rows: int) -> Iterator[dict[str, Any]]:
     """Yield a batch of `rows` places for each start.

@@ -27,10 +27,11 @@ from memory_vit.evaluation import task_data
 from memory_vit.kinds import class_sums
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.context import Context
+from memory_vit.model.parts.head import head_logits
 from memory_vit.model.stacking import SlotArrays
 from memory_vit.model.task import Task, TaskSpec
 from memory_vit.model.trees import AnyArray, Tree
-from memory_vit.model.vit import MemoryViT, apply, head_logits
+from memory_vit.model.vit import MemoryViT, apply
 from memory_vit.model.vit_config import ViTConfig
 from memory_vit.runtime import sharding
 from memory_vit.runtime.progress_bar import ProgressBar

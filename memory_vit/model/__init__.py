@@ -4,15 +4,9 @@ from etils import epy
 
 with epy.lazy_api_imports(globals()):
   from memory_vit.model.backbone import Backbone, random_backbone
-  from memory_vit.model.pooling import probe_features
-  from memory_vit.model.regimes import (
-    NO_SIDE,
-    PROBE_QUERIES,
-    REGIMES,
-    Regime,
-    SideKind,
-    get_regime,
-  )
+  from memory_vit.model.parts.probe import PROBE_QUERIES, probe_features
+  from memory_vit.model.parts.side import NO_SIDE, SideKind
+  from memory_vit.model.regimes import REGIMES, Regime, get_regime
   from memory_vit.model.task import (
     BACKBONE,
     BackboneId,

@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float32
 
 from memory_vit.errors import BackboneError, MemoryVitError
 from memory_vit.model import trees
@@ -177,22 +176,6 @@ def require_float32(backbone: Backbone) -> None:
       f"the weights of the backbone are rounded to {backbone.config.dtype}: "
       "expected those of load_backbone(..., dtype='float32')."
     )
-
-
-def first_class_token(backbone: Backbone) -> Float32[Array, " d"]:
-  """The initial class token of a new task."""
-  params, config = backbone.params, backbone.config
-  if config.class_tokens:
-    return jnp.array(params["cls"][0, 0])
-  if config.pooling == "map":
-    return jnp.array(params["MAPHead_0"]["probe"][0, 0])
-  # A mid-grey patch at the mean position: every block treats it like one of
-  # the tokens whose mean is taken.
-  token = jnp.array(params["embedding"]["bias"])
-  if config.positions == "learned":
-    positions = params["Transformer"]["posembed_input"]["pos_embedding"]
-    token = token + jnp.array(positions)[0].mean(axis=0)
-  return token
 
 
 def trunk(params: dict[str, Any]) -> dict[str, Any]:

@@ -23,9 +23,11 @@ from memory_vit.model.attention import (
   for_each_image,
 )
 from memory_vit.model.context import CellKeysValues, Cells, Context, KeysValues
-from memory_vit.model.products import Dense, einsum
+from memory_vit.model.layer_norms import layer_norm
+from memory_vit.model.parts import InPass
+from memory_vit.model.parts.adapters import bottleneck_adapter
+from memory_vit.model.products import Dense
 from memory_vit.model.rope import Rotation, rotation
-from memory_vit.model.side import SideStreams
 from memory_vit.model.stacking import SlotArrays
 from memory_vit.model.trees import AnyArray, Tree
 from memory_vit.model.vit_config import ViTConfig
@@ -82,14 +84,13 @@ class EncoderBlock(nn.Module):
     self,
     c: Float[Array, "b t d"],
     attended: Attended,
-    norms: Sequence[Tree | None],
+    parts: Sequence[InPass],
+    layer: int,
   ) -> Float[Array, "b t d"]:
-    """Run the block on the task stream; `norms` are of its two LayerNorms."""
-    first, second = norms
-    cfg = self.config
-    normed = task_layer_norm(first, c, self.LayerNorm_0(c), cfg)
+    """Run the block on the task stream, with the parts of its tasks."""
+    normed = _normed(parts, 2 * layer, c, self.LayerNorm_0(c))
     c = c + self.MultiHeadDotProductAttention_0.read(normed, attended)
-    normed = task_layer_norm(second, c, self.LayerNorm_1(c), cfg)
+    normed = _normed(parts, 2 * layer + 1, c, self.LayerNorm_1(c))
     return c + self.MlpBlock_0(normed)
 
   def fine_tuned(
@@ -118,53 +119,16 @@ class EncoderBlock(nn.Module):
     return self.MultiHeadDotProductAttention_0.keys_values(normed)
 
 
-def bottleneck_adapter(
-  params: Tree | None, y: Float32[Array, "b s d"], dtype: str
-) -> Float32[Array, "b s d"]:
-  """Add a bottleneck adapter (Houlsby et al. 2019), if there is one."""
-  if params is None:
-    return y
-  down, up = params["down"], params["up"]
-  hidden = einsum("bsd,dr->bsr", y, down["kernel"], dtype)
-  hidden = nn.gelu(hidden + down["bias"][None, None])
-  added = einsum("bsr,rd->bsd", hidden, up["kernel"], dtype)
-  return y + added + up["bias"][None, None]
-
-
-def task_layer_norm(
-  own: Tree | None,
+def _normed(
+  parts: Sequence[InPass],
+  i: int,
   c: Float[Array, "b t d"],
-  normed: Float[Array, "b t d"],
-  config: ViTConfig,
+  z: Float[Array, "b t d"],
 ) -> Float[Array, "b t d"]:
-  """Add each task's own scale and bias, if any, to a backbone's LayerNorm."""
-  if own is None:
-    return normed
-  values = standardized(c, config) * own["scale"][None]
-  return normed + (values + own["bias"][None])
-
-
-def layer_readout(
-  weights: Float[AnyArray, "l t d"] | None,
-  states: Sequence[Float[Array, "b t d"]],
-  last: Float32[Array, "b t d"],
-  config: ViTConfig,
-) -> Float32[Array, "b t d"]:
-  """Add the tokens after each block, with weights of each task's own."""
-  if weights is None:
-    return last
-  for weight, state in zip(weights, states, strict=True):
-    last = last + standardized(state, config) * weight[None]
-  return last
-
-
-def standardized(
-  c: Float[Array, "b t d"], config: ViTConfig
-) -> Float32[Array, "b t d"]:
-  """Tokens of mean 0 and variance 1: a LayerNorm without parameters."""
-  values = c - c.mean(-1, keepdims=True)
-  variance = jnp.square(values).mean(-1, keepdims=True)
-  return values * jax.lax.rsqrt(variance + config.layer_norm_epsilon)
+  """What parts make of `z`, the tokens `c` after LayerNorm i."""
+  for part in parts:
+    z = part.normed(i, c, z)
+  return z
 
 
 def _unstack(tree: Tree | None, count: int) -> list[Tree | None]:
@@ -172,10 +136,6 @@ def _unstack(tree: Tree | None, count: int) -> list[Tree | None]:
   if tree is None:
     return [None] * count
   return [jax.tree.map(lambda a, i=i: a[i], tree) for i in range(count)]
-
-
-def layer_norm(config: ViTConfig, name: str | None = None) -> nn.LayerNorm:
-  return nn.LayerNorm(epsilon=config.layer_norm_epsilon, name=name)
 
 
 class AddPositionEmbedding(nn.Module):
@@ -273,23 +233,24 @@ class Encoder(nn.Module):
   ) -> Float32[Array, "b t d"]:
     """Run the task stream up to the heads; of cells only `seen` are visible."""
     keys = context.layers[0][0]
-    c = self.posembed_input(for_each_image(slots.cls, keys), is_class=True)
+    token, cells = slots.parts["cls"], slots.parts["memory"]
+    c = self.posembed_input(for_each_image(token, keys), is_class=True)
     c = self.pre_norm(c) if self.config.pre_norm else c
-    each = _unstack(slots.norms, 2 * self.config.depth + 1)
-    streams = SideStreams(
-      slots.side, self.config, self._angles(tokens=keys.shape[2])
-    )
+    parts = slots.in_pass(self.config, self._angles(tokens=keys.shape[2]))
     states = []
     for i, block in enumerate(self.encoderblock):
       mask = slots.mask
       if seen is not None:
         mask = mask._replace(cells=mask.cells & seen[i])
-      views = streams.advance(i, *context.layers[i])
-      attended = Attended(context.layers[i], slots.cells[i], mask, views)
-      c = block.read(c, attended, each[2 * i : 2 * i + 2])
+      keys_values = context.layers[i]
+      views = [view for part in parts for view in part.views(i, *keys_values)]
+      attended = Attended(keys_values, cells[i], mask, views)
+      c = block.read(c, attended, parts, i)
       states.append(c)
-    last = task_layer_norm(each[-1], c, self.encoder_norm(c), self.config)
-    return layer_readout(slots.layers, states, last, self.config)
+    z = _normed(parts, 2 * self.config.depth, c, self.encoder_norm(c))
+    for part in parts:
+      z = part.read_out(states, z)
+    return z
 
   def fine_tuned(
     self,

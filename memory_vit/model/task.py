@@ -12,7 +12,9 @@ import jax
 from memory_vit.errors import TaskError
 from memory_vit.kinds import CLASSES, TaskKind
 from memory_vit.model import trees
-from memory_vit.model.regimes import SIDE_MIXING, Regime, SideKind, get_regime
+from memory_vit.model.parts import PARTS, Axes
+from memory_vit.model.parts.side import SideKind
+from memory_vit.model.regimes import Regime, get_regime
 from memory_vit.model.vit_config import MAX_IMAGE_SIZE, MAX_RESIZE
 from memory_vit.runtime import messages
 from memory_vit.runtime.messages import name_list
@@ -153,32 +155,11 @@ class TaskSpec:
         raise TaskError(
           f"task {self.name!r} attends to {parent!r}, which is no task name."
         )
-    kind = self.learned
-    if self.cells and not kind.has_memory:
+    self._require_fields_of_parts()
+    if self.num_classes < 1:
       raise TaskError(
-        f"task {self.name!r} has {self.cells} cells, and its regime "
-        f"{self.regime!r} has no memory: expected 0."
-      )
-    if (self.bottleneck > 0) != kind.has_bottleneck:
-      raise TaskError(
-        f"task {self.name!r}: bottleneck is {self.bottleneck}; expected at "
-        "least 1 in a regime with adapters or a probe, and 0 in any other."
-      )
-    if (self.side_width > 0) != kind.has_side:
-      raise TaskError(
-        f"task {self.name!r}: side_width is {self.side_width}; expected at "
-        "least 1 in a regime with a side stream, and 0 in any other."
-      )
-    if self.side_mixing not in (SIDE_MIXING if kind.has_side else ("",)):
-      raise TaskError(
-        f"task {self.name!r}: side_mixing is {self.side_mixing!r}; expected "
-        f"one of {', '.join(SIDE_MIXING)} in a regime with a side stream, and "
-        "'' in any other."
-      )
-    if self.num_classes < 1 or self.cells < 0:
-      raise TaskError(
-        f"task {self.name!r}: num_classes is {self.num_classes} (expected at "
-        f"least 1), cells is {self.cells} (expected at least 0)."
+        f"task {self.name!r}: num_classes is {self.num_classes}, expected at "
+        "least 1."
       )
     if self.class_names and len(self.class_names) != self.num_classes:
       raise TaskError(
@@ -201,6 +182,19 @@ class TaskSpec:
         f"{self.backbone.image_size} px."
       )
 
+  def _require_fields_of_parts(self) -> None:
+    for part in PARTS.values():
+      problem = part.problem(self) if self.learned.has(part.name) else ""
+      if problem:
+        raise TaskError(f"task {self.name!r}: {problem}.")
+      for field in part.fields:
+        if getattr(self, field) and not self.learned.uses(field):
+          raise TaskError(
+            f"task {self.name!r}: {field} is {getattr(self, field)!r}, and its "
+            f"regime {self.regime!r} has no {part.name}: expected "
+            f"{type(getattr(self, field))()!r}."
+          )
+
   @property
   def for_programs(self) -> "TaskSpec":
     """The spec without what no compiled program depends on."""
@@ -214,15 +208,11 @@ class TaskSpec:
       depth: l, of the backbone.
       summary: n, its `ViTConfig.summary_tokens`.
     """
-    shapes = self.learned.expected_shapes(
-      width=width,
-      depth=depth,
-      summary=summary,
-      classes=self.num_classes,
-      cells=self.cells,
-      bottleneck=self.bottleneck,
-      side=self.side,
-    )
+    axes = Axes(width, self.learned.layers(depth), summary)
+    shapes = {
+      part.name: part.shapes(part.size(self), axes)
+      for part in self.learned.parts
+    }
     return trees.unflatten(
       {
         name: jax.ShapeDtypeStruct(shape, "float32")

@@ -18,11 +18,14 @@ from jaxtyping import Array, Bool, Float, Float32
 from memory_vit.errors import TaskError
 from memory_vit.model.attention import for_each_image
 from memory_vit.model.context import Cells, Context
-from memory_vit.model.encoder import Encoder, standardized
+from memory_vit.model.encoder import Encoder
+from memory_vit.model.layer_norms import standardized
 from memory_vit.model.masks import task_mask
+from memory_vit.model.parts import Axes
+from memory_vit.model.parts.head import head_logits, stacked_logits
 from memory_vit.model.pooling import MAPHead, mean_of_patches
 from memory_vit.model.products import Dense
-from memory_vit.model.stacking import SlotArrays, stack_tasks
+from memory_vit.model.stacking import SlotArrays, exact_rooms, stack_tasks
 from memory_vit.model.task import BACKBONE, Task, TaskSpec
 from memory_vit.model.task_params import TaskParameters
 from memory_vit.model.trees import AnyArray, Tree
@@ -79,7 +82,7 @@ class VisionTransformer(nn.Module):
       if cfg.class_tokens:
         summary.append(x[:, 0])
       summary.append(mean_of_patches(x, cfg))
-    return standardized(jnp.stack(summary, axis=1), cfg)
+    return standardized(jnp.stack(summary, axis=1), cfg.layer_norm_epsilon)
 
   def fine_tuned(
     self,
@@ -278,8 +281,7 @@ class MemoryViT(nn.Module):
       mean nothing.
     """
     features = self.slot_features(slots, context)
-    logits = jnp.einsum("btd,tdc->btc", features, slots.heads["kernel"])
-    return logits + slots.heads["bias"][None]
+    return stacked_logits(features, slots.parts["head"])
 
   def slot_features(
     self,
@@ -313,9 +315,13 @@ class MemoryViT(nn.Module):
     Returns:
       Features for the heads.
     """
-    stacked = stack_tasks(tasks, task_mask(specs))
-    cells = self.keys_values(stacked.memory, stacked.mask.memory_norm)
-    return self.slot_features(stacked.with_cells(cells, heads={}), context)
+    config = self.config
+    rooms = exact_rooms(specs)
+    del rooms["head"]  # their classes differ
+    axes = Axes(config.width, config.depth, config.summary_tokens)
+    params = dict(enumerate(tasks))
+    stacked = stack_tasks(params, task_mask(specs), rooms, axes)
+    return self.slot_features(stacked.ready(self.keys_values), context)
 
   def read(self, context: Context) -> dict[str, Float32[Array, "b _"]]:
     """Run the task stream on the tasks of this module.
@@ -341,10 +347,3 @@ def apply(
 ) -> Any:
   """`model.apply`, typed for modules that change no variables."""
   return model.apply({"params": params}, *args, method=method)
-
-
-def head_logits(
-  features: Float[Array, "b d"], head: Mapping[str, AnyArray]
-) -> Float32[Array, "b c"]:
-  """Logits of a linear head, {"kernel": (d, c), "bias": (c,)}."""
-  return features.astype(jnp.float32) @ head["kernel"] + head["bias"][None]

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from memory_vit.model.parts import PARTS
 from memory_vit.runtime import dtypes, options
 from memory_vit.runtime.options import (
   Choice,
@@ -19,6 +20,11 @@ _SOURCE = Text("a file, a directory, an address or a short name", most=4_000)
 _TASK = Text("the path of a task", most=4_000)
 _ROOM = Number(0, _MOST, "reserved; grows if a task needs more")
 _SOME_ROOM = dataclasses.replace(_ROOM, least=1)
+# Whose room in a slot is not a size.
+_PARTS = tuple(
+  name for name, part in PARTS.items()
+  if part.listed and not (part.in_every or part.sized)
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +58,7 @@ class PredictorConfig:
     cells: memory cells per layer, at least.
     classes: outputs of a task (classes, labels or values), at least.
     parents: tasks that one task attends to, at least.
-    parts: of "norms" and "layers", those that tasks may have. Side streams
+    parts: those that tasks may have, of "norms" and "layers". Side streams
       cannot be reserved.
     memory_mib: memory for images and their decoding, in MiB.
     features: whether the programs of features are compiled at the warm-up, and
@@ -79,7 +85,7 @@ class PredictorConfig:
     "outputs of a task (classes, labels or values) to reserve room for",
   )
   parents: int = option(0, _ROOM)
-  parts: tuple[str, ...] = option((), Items(Choice(("norms", "layers")), 2))
+  parts: tuple[str, ...] = option((), Items(Choice(_PARTS), len(_PARTS)))
   memory_mib: int = option(
     2048, Number(1, _MOST, "MiB"), "MiB for decoding images"
   )

@@ -41,13 +41,12 @@ class SetMaker:
       require_backbone(task.spec, self._backbone.id)
     compose.require_one_pass(tasks)
     shapes = self._shapes
-    sizes = SlotSizes(
+    sizes = SlotSizes.at_least(
       slots=shapes.slots,
       cells=shapes.cells,
       classes=shapes.classes,
       parents=shapes.parents,
-      norms="norms" in shapes.parts,
-      layers="layers" in shapes.parts,
+      parts=shapes.parts,
     ).holding([task.spec for task in tasks])
     by_slot = {i: _held(task) for i, task in enumerate(tasks)}
     program = place_tasks(self._backbone, by_slot, sizes)

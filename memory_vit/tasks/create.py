@@ -4,26 +4,22 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import jax
 
 from memory_vit.errors import TaskError
 from memory_vit.kinds import CLASSES, TaskKind
-from memory_vit.model import regimes
 from memory_vit.model.backbone import (
   Backbone,
-  first_class_token,
   require_float32,
   require_key,
   trunk,
 )
-from memory_vit.model.task import (
-  EvalPreprocessing,
-  Task,
-  TaskSpec,
-)
+from memory_vit.model.parts import InitialValues
+from memory_vit.model.parts.side import NO_SIDE
+from memory_vit.model.regimes import get_regime
+from memory_vit.model.task import EvalPreprocessing, Task, TaskSpec
 from memory_vit.model.task_params import TaskParams
 from memory_vit.runtime import schema
 from memory_vit.tasks.compose import task_tuple
@@ -80,16 +76,11 @@ def init_task(
     MemoryVitError: if `key` is not a JAX PRNG key.
   """
   require_key(key)
-  if cls_init not in ("pretrained", "normal"):
-    raise TaskError(
-      f"cls_init is {cls_init!r}, expected 'pretrained' or 'normal'."
-    )
-  if not (math.isfinite(memory_std) and memory_std > 0):
-    raise TaskError(f"memory_std is {memory_std}, expected a positive number.")
+  start = InitialValues(memory_std=memory_std, cls_init=cls_init)
   size = backbone.config.image_size
-  learned = regimes.get_regime(regime)
+  learned = get_regime(regime)
   if cells is None:
-    cells = 5 if learned.has_memory else 0
+    cells = 5 if learned.uses("cells") else 0
   num_classes, cells, bottleneck, side_width = (
     schema.whole_number(key, value, least, TaskError)
     for key, value, least in (
@@ -97,9 +88,8 @@ def init_task(
       ("bottleneck", bottleneck, 0), ("side_width", side_width, 0),
     )
   )  # fmt: skip
-  side = regimes.NO_SIDE
-  if learned.has_side:
-    side = regimes.SideKind(side_width, side_mixing)
+  if not learned.uses("side_width"):  # it has defaults
+    side_width, side_mixing = NO_SIDE
   parents = _parents(name, attends_to)
   spec = TaskSpec(
     name=name,
@@ -108,8 +98,8 @@ def init_task(
     cells=cells,
     regime=regime,
     bottleneck=bottleneck,
-    side_width=side.width,
-    side_mixing=side.mixing,
+    side_width=side_width,
+    side_mixing=side_mixing,
     attends_to=tuple(parent.name for parent in parents),
     parent_digests=tuple(parent.digest for parent in parents),
     memory_norm=memory_norm,
@@ -122,9 +112,9 @@ def init_task(
       or EvalPreprocessing(image_size=size)
     ),
   )
-  params = TaskParams(backbone.config, spec, memory_std).init(key)["params"]
-  if "cls" in params and cls_init == "pretrained":
-    params["cls"] = first_class_token(backbone)
+  params = TaskParams(backbone.config, spec, start).init(key)["params"]
+  for part in learned.parts:
+    params[part.name] = part.on_backbone(params[part.name], backbone, start)
   if learned.holds_backbone:
     require_float32(backbone)
     params["backbone"] = trunk(backbone.params)

@@ -19,6 +19,7 @@ from typing import Any
 from memory_vit.errors import TaskError
 from memory_vit.kinds import TaskKind
 from memory_vit.model import trees
+from memory_vit.model.parts import Axes
 from memory_vit.model.task import TaskSpec
 from memory_vit.runtime import files as json_files
 from memory_vit.runtime import messages, schema
@@ -220,11 +221,11 @@ def _require_sha256(value: Any, where: str) -> None:
 
 def _require_possible(spec: TaskSpec, where: str) -> None:
   """Refuse numbers that are used before they are compared with a backbone."""
-  for name in ("num_classes", "cells", "bottleneck", "side_width"):
-    if getattr(spec, name) > MAX_COUNT:
+  for field in dataclasses.fields(spec):
+    value = getattr(spec, field.name)
+    if type(value) is int and value > MAX_COUNT:
       raise TaskError(
-        f"{where}: spec.{name} is {getattr(spec, name)}, expected at most "
-        f"{MAX_COUNT}."
+        f"{where}: spec.{field.name} is {value}, expected at most {MAX_COUNT}."
       )
   sides = (spec.preprocessing.image_size, spec.preprocessing.resize)
   if sides[0] < 1 or sides[1] < 0 or max(sides) > MAX_SIDE:
@@ -286,10 +287,13 @@ def _require_fit(
   arrays: Mapping[str, StoredArray], spec: TaskSpec, where: str
 ) -> None:
   """Raise unless the arrays can be those of such a task, on some backbone."""
-  width = _first_axis(arrays, "head/kernel")
-  depth = _first_axis(arrays, "memory", "adapters/attention/down/bias")
-  summary = _first_axis(arrays, "probe/scale")
-  expected = trees.flatten(spec.expected_shapes(width, depth, summary))
+  # A length that no array tells is used by none of them.
+  axes = Axes(0, 0, 0)._asdict()
+  for part in spec.learned.parts:
+    for length, name in part.lengths.items():
+      shape = arrays[name].shape if name in arrays else ()
+      axes[length] = axes[length] or next(iter(shape), 0)
+  expected = trees.flatten(spec.expected_shapes(*axes.values()))
   # Its own backbone is compared once the one that it was trained on is known.
   holds_backbone = spec.learned.holds_backbone
   described = {
@@ -311,9 +315,3 @@ def _require_fit(
       f"{where}: the arrays are not those of the task: "
       f"{messages.listed(problems)}."
     )
-
-
-def _first_axis(arrays: Mapping[str, StoredArray], *names: str) -> int:
-  """Length of the first axis of the first of these arrays; 0 without any."""
-  found = [arrays[name].shape for name in names if name in arrays]
-  return found[0][0] if found and found[0] else 0

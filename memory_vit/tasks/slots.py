@@ -3,7 +3,6 @@
 # As text, `help` shows types by their short names.
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,17 +17,10 @@ from memory_vit.errors import TaskError
 from memory_vit.model import trees
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.masks import TaskMask, task_mask
-from memory_vit.model.regimes import SideKind
-from memory_vit.model.stacking import (
-  SlotArrays,
-  StackedTasks,
-  round_up_to,
-  stack_heads,
-  stack_tasks,
-)
+from memory_vit.model.parts import PARTS, Axes
+from memory_vit.model.parts.part import round_up
+from memory_vit.model.stacking import SlotArrays, exact_rooms, stack_tasks
 from memory_vit.model.task import Task, TaskSpec, require_backbone
-from memory_vit.model.trees import Tree
-from memory_vit.model.vit_config import ViTConfig
 from memory_vit.runtime import schema
 from memory_vit.runtime.messages import name_list
 from memory_vit.tasks import inference
@@ -73,52 +65,43 @@ class Slots:
 class SlotSizes:
   """Sizes of slots, for which programs are compiled."""
 
-  slots: int = 0
-  # Of the longest memory.
-  cells: int = 0
-  # Of the widest head.
-  classes: int = 0
+  slots: int
   # Tasks that one task attends to.
-  parents: int = 0
-  # Whether tasks may have LayerNorms of their own, and read all layers.
-  norms: bool = False
-  layers: bool = False
-  # Kinds of side streams, and the number of each.
-  side: tuple[tuple[SideKind, int], ...] = ()
+  parents: int
+  # (part, the room that it has in the slots), see `Part.room`
+  rooms: tuple[tuple[str, Any], ...]
 
-  def holding(self, specs: Sequence[TaskSpec]) -> SlotSizes:
+  @classmethod
+  def at_least(
+    cls,
+    *,
+    slots: int = 0,
+    parents: int = 0,
+    cells: int = 0,
+    classes: int = 0,
+    parts: Iterable[str] = (),
+  ) -> SlotSizes:
+    """Sizes that hold no task yet: see `holding`."""
+    every = (name for name, part in PARTS.items() if part.in_every)
+    rooms: dict[str, Any] = dict.fromkeys((*every, *parts), True)
+    rooms |= {"memory": cells, "head": classes}
+    return cls(slots, parents, tuple(rooms.items()))
+
+  def holding(self, specs: Iterable[TaskSpec]) -> SlotSizes:
     """The same sizes, or larger ones in which these tasks fit, rounded up."""
     specs = [spec for spec in specs if spec.learned.composes]
     parents = max((len(spec.attends_to) for spec in specs), default=0)
     parents = max(self.parents, parents)
-    parts = {part for spec in specs for part in spec.learned.trained}
-    cells = max(self.cells, 1, *(spec.cells for spec in specs))
-    classes = max(self.classes, 1, *(spec.num_classes for spec in specs))
+    rooms, needed = dict(self.rooms), exact_rooms(specs)
     return SlotSizes(
       slots=round_up(max(self.slots, len(specs), 1)),
-      cells=round_up_to(cells, 8),
-      classes=round_up_to(classes, 128),
       parents=round_up(parents) if parents else 0,
-      norms=self.norms or "norms" in parts,
-      layers=self.layers or "layers" in parts,
-      side=_with_streams(self.side, specs),
+      rooms=tuple(
+        (name, part.grown(rooms.get(name), needed.get(name, part.room(()))))
+        for name, part in PARTS.items()
+        if name in rooms or name in needed
+      ),
     )
-
-
-def _with_streams(
-  sizes: Iterable[tuple[SideKind, int]], specs: Sequence[TaskSpec]
-) -> tuple[tuple[SideKind, int], ...]:
-  """Counts of side streams in which those of tasks fit, rounded up as slots."""
-  counts = collections.Counter(s.side for s in specs if s.learned.has_side)
-  most = dict(sizes)
-  for kind, count in counts.items():
-    most[kind] = max(most.get(kind, 0), round_up(count))
-  return tuple(sorted(most.items()))
-
-
-def round_up(count: int) -> int:
-  """1, 2, 4, 8, then multiples of 8: never more than 7 are unused."""
-  return 1 << (count - 1).bit_length() if count <= 8 else round_up_to(count, 8)
 
 
 def fill_slots(
@@ -162,16 +145,16 @@ def fill_slots(
     require_backbone(task.spec, backbone.id)
   require_fit(tasks)
   specs = tuple(task.spec for task in tasks)
-  sizes = SlotSizes(slots=slots, cells=cells).holding(specs)
+  sizes = SlotSizes.at_least(slots=slots, cells=cells, classes=classes)
+  sizes = sizes.holding(specs)
+  places = range(len(specs))
   stacked = _stack_program(
-    [task.params for task in tasks],
-    task_mask(
-      specs, slots=sizes.slots, cells=sizes.cells, parents=sizes.parents
-    ),
-    classes,
-    sizes.side,
+    {i: task.params for i, task in zip(places, tasks, strict=True)},
+    _mask(specs, sizes, places),
+    sizes,
+    _axes(backbone),
   )
-  return Slots(specs, tuple(range(len(specs))), _with_cells(backbone, *stacked))
+  return Slots(specs, tuple(places), _ready(backbone, stacked))
 
 
 def place_in_slots(
@@ -180,67 +163,50 @@ def place_in_slots(
   """`fill_slots` into slots {i: task}, i ascending; bitwise identical."""
   # Stacked on the host, where nothing is compiled.
   specs = tuple(task.spec for task in tasks.values())
-  mask = task_mask(
-    specs,
-    slots=sizes.slots,
-    cells=sizes.cells,
-    parents=sizes.parents,
-    places=tuple(tasks),
-  )
-  empty = _empty_params(backbone.config, sizes)
-  params = [
-    {**empty, **on_host(tasks[i].params)} if i in tasks else empty
-    for i in range(sizes.slots)
-  ]
-  stacked = jax.device_put(_stack(params, mask, sizes.classes, sizes.side, np))
-  return Slots(specs, tuple(tasks), _with_cells(backbone, *stacked))
+  params = {i: on_host(task.params) for i, task in tasks.items()}
+  mask = _mask(specs, sizes, tuple(tasks))
+  stacked = jax.device_put(_stack(params, mask, sizes, _axes(backbone), np))
+  return Slots(specs, tuple(tasks), _ready(backbone, stacked))
 
 
 def on_host(tree: Any) -> Any:
   return jax.tree.map(np.asarray, tree)
 
 
+def _mask(
+  specs: Sequence[TaskSpec], sizes: SlotSizes, places: Sequence[int]
+) -> TaskMask:
+  return task_mask(
+    specs,
+    slots=sizes.slots,
+    cells=dict(sizes.rooms)["memory"],
+    parents=sizes.parents,
+    places=places,
+  )
+
+
+def _axes(backbone: Backbone) -> Axes:
+  config = backbone.config
+  return Axes(config.width, config.depth, config.summary_tokens)
+
+
 def _stack(
-  params: Sequence[Tree],
+  params: Mapping[int, trees.Tree],
   mask: TaskMask,
-  classes: int,
-  side: tuple[tuple[SideKind, int], ...],
+  sizes: SlotSizes,
+  axes: Axes,
   xp: ModuleType = jnp,
-) -> tuple[StackedTasks, Tree]:
-  stacked = stack_tasks(params, mask, dict(side), xp=xp)
-  return stacked, stack_heads(params, len(stacked.cls), classes, xp=xp)
+) -> SlotArrays:
+  return stack_tasks(params, mask, dict(sizes.rooms), axes, xp=xp)
 
 
 # In one program, and not one for each operation.
 _stack_program = jax.jit(_stack, static_argnums=(2, 3))
 
 
-def _with_cells(
-  backbone: Backbone, stacked: StackedTasks, heads: Tree
-) -> SlotArrays:
-  cells = inference.memory_program(
-    backbone.params,
-    stacked.memory,
-    stacked.mask.memory_norm,
-    config=backbone.config,
+def _ready(backbone: Backbone, stacked: SlotArrays) -> SlotArrays:
+  return stacked.ready(
+    functools.partial(
+      inference.memory_program, backbone.params, config=backbone.config
+    )
   )
-  return stacked.with_cells(cells, heads)
-
-
-def _empty_params(config: ViTConfig, sizes: SlotSizes) -> Tree:
-  """Parameters of a task of no cells and no classes."""
-  d, l = config.width, config.depth
-
-  def zeros(*shape: int) -> np.ndarray:
-    return np.zeros(shape, np.float32)
-
-  empty: Tree = {
-    "cls": zeros(d),
-    "memory": zeros(l, 0, d),
-    "head": {"kernel": zeros(d, 0), "bias": zeros(0)},
-  }
-  if sizes.norms:
-    empty["norms"] = {k: zeros(2 * l + 1, d) for k in ("scale", "bias")}
-  if sizes.layers:
-    empty["layers"] = zeros(l, d)
-  return empty

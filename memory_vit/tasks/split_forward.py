@@ -13,9 +13,9 @@ import jax
 from jaxtyping import Array, Float, Float32
 
 from memory_vit.errors import TaskError
-from memory_vit.model.pooling import probe_features
+from memory_vit.model.parts.head import head_logits
 from memory_vit.model.task import TaskSpec
-from memory_vit.model.vit import MemoryViT, apply, head_logits
+from memory_vit.model.vit import MemoryViT, apply
 from memory_vit.model.vit_config import ViTConfig
 from memory_vit.tasks.inference import (
   encode_program,
@@ -77,27 +77,23 @@ def _on_features(
 ) -> SplitForward:
   """Heads on {"pooled": (b, d)} and probes on {"layers": (b, n, d)}."""
   config = headless(config)
-  probes = [spec.learned.has_probe for spec in specs]
+  learned = {spec.name: spec.learned for spec in specs}
+  columns = {regime.column for regime in learned.values()}
 
   def prepare(
     frozen: Any, images: Float[Array, "b side side 3"]
   ) -> dict[str, Array]:
     params, features = frozen["backbone"], {}
-    if not all(probes):
+    if "pooled" in columns:
       features["pooled"] = encode_program(params, images, config=config)[0]
-    if any(probes):
+    if "layers" in columns:
       features["layers"] = summary_program(params, images, config=config)
     return features
 
   def logits(trained: Any, frozen: Any, features: dict[str, Array]) -> Logits:
     del frozen
     return {
-      name: head_logits(
-        probe_features(task["probe"], features["layers"])
-        if "probe" in task
-        else features["pooled"],
-        task["head"],
-      )
+      name: head_logits(learned[name].features(task, features), task["head"])
       for name, task in trained.items()
     }
 

@@ -5,12 +5,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 import optax
 from clu import parameter_overview as clu_overview
 from jax.sharding import Mesh
 
 from memory_vit.model import trees
+from memory_vit.model.parts import PARTS
 from memory_vit.runtime import sharding
 
 
@@ -45,13 +46,13 @@ def _program(mesh: Mesh) -> Any:
 
 
 def _norms(params: Mapping[str, Any]) -> dict[str, jax.Array]:
-  """Norms () of the parts of a task; of memory (l, m, d) one per layer (l,)."""
+  """Norms of the parts of a task: () or, one per layer, (l,)."""
   return {
-    part: jnp.linalg.norm(values, axis=-1).mean(axis=-1)
-    if part == "memory"
-    else optax.tree.norm(values)
-    for part, values in params.items()
-    if part != "memory" or values.size  # a masked task may have no cells
+    name: PARTS[name].norm(values)
+    if name in PARTS
+    else optax.tree.norm(values)  # a backbone of its own
+    for name, values in params.items()
+    if trees.count(values)  # a masked task may have no cells
   }
 
 
@@ -59,9 +60,9 @@ def _by_tag(parts: Mapping[str, Any]) -> dict[str, float]:
   """The norms of a task by their tags in TensorBoard."""
   found = {}
   for part, norm in parts.items():
-    if part != "memory":
+    if not np.ndim(norm):
       found[f"norm/{part}"] = float(norm)
       continue
     for layer, value in enumerate(norm, start=1):
-      found[f"norm/memory/layer_{layer:02}"] = float(value)
+      found[f"norm/{part}/layer_{layer:02}"] = float(value)
   return found

@@ -17,7 +17,8 @@ import psutil
 from memory_vit import config as config_lib
 from memory_vit.config import OPTIONS, Config, SweepConfig
 from memory_vit.errors import ConfigError
-from memory_vit.model.regimes import NO_SIDE, get_regime
+from memory_vit.model.parts import PARTS
+from memory_vit.model.regimes import get_regime
 from memory_vit.model.vit_config import RANDOM
 
 _AXES = {
@@ -98,11 +99,13 @@ def pass_group(config: Config) -> str:
   return "masked" if config.learned.composes else config.regime
 
 
-def size(trial: Trial) -> tuple[int, bool, int]:
-  """Sort key: how much a trial adds to a pass."""
-  kind, task = trial.config.learned, trial.config.task
-  side = task.side if kind.has_side else NO_SIDE
-  return side.width, side.mixing == "conv", kind.has_memory * task.cells
+def size(trial: Trial) -> tuple[tuple[int, ...], ...]:
+  """Sort key: how much a trial adds to a pass, which later parts dominate."""
+  regime, options = trial.config.learned, trial.config.task
+  return tuple(
+    part.cost(options) if regime.has(part.name) else ()
+    for part in reversed(PARTS.values())
+  )
 
 
 def exported_names(
@@ -186,7 +189,7 @@ def _combinations(sweep: SweepConfig) -> list[dict[str, Any]]:
   for overrides, *values in itertools.product(sweep.overrides or ({},), *axes):
     _require_keys(overrides, [pair[0] for pair in values])
     varied = {**overrides, **dict(values)}
-    if sweep.regime and not get_regime(varied["regime"]).has_memory:
+    if sweep.regime and not get_regime(varied["regime"]).uses("cells"):
       varied.pop("task.cells", None)
       if varied in found:
         continue

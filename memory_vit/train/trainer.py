@@ -23,6 +23,7 @@ from memory_vit.kinds import CLASSES, TaskKind
 from memory_vit.kinds.kind import HeadOutputs
 from memory_vit.kinds.scores import Also, Evaluation
 from memory_vit.model.backbone import Backbone, rounded
+from memory_vit.model.parts import PARTS
 from memory_vit.model.task import EvalPreprocessing, Task
 from memory_vit.runtime import processes, sharding
 from memory_vit.runtime.preemption import StopSignal
@@ -119,11 +120,13 @@ class Trainer:
       num_classes=padded or self.train.num_classes,
       # Outputs of a padded head get their names and kind after training.
       kind=CLASSES if padded else self.task_kind,
-      cells=options.cells if regime.has_memory else 0,
       regime=config.regime,
-      bottleneck=options.bottleneck if regime.has_bottleneck else 0,
-      side_width=options.side_width,
-      side_mixing=options.side_mixing,
+      **{
+        field: getattr(options, field)
+        for part in PARTS.values()
+        for field in part.fields
+        if regime.uses(field)
+      },
       attends_to=self.attends_to,
       memory_norm=options.memory_norm,
       memory_std=options.memory_std,

@@ -79,7 +79,7 @@ def sensitivity(study: Study, trials: Sequence[StudyTrial]) -> Section:
   lines: dict[str, list[tuple[float, float, float, float]]] = {}
   rows, ranges = [], []
   for regime in study.regimes_of("sensitivity"):
-    cells = study.task.cells if get_regime(regime).has_memory else 0
+    cells = study.task.cells if get_regime(regime).has("memory") else 0
     setting = Setting(regime, cells)
     some = on_first_data(study, trials, setting)
     seed = study.search_seed(regime)
@@ -254,7 +254,7 @@ def _range_row(setting: Setting, rows: Sequence[Row]) -> Row:
 
 def _cells_of(study: Study, regime: str) -> tuple[int, ...]:
   """The numbers of cells that a regime is trained with."""
-  return study.cells if get_regime(regime).has_memory else (0,)
+  return study.cells if get_regime(regime).has("memory") else (0,)
 
 
 def _mean_and_range(values: Sequence[float]) -> tuple[float, float, float]:

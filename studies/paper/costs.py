@@ -56,7 +56,7 @@ def parameters(
   each = {
     "head": 0,
     "cls": d,
-    "memory": kind.memory_layers(l) * cells * d,
+    "memory": kind.layers(l) * cells * d,
     # Scale and bias of two LayerNorms in each block, and of the final one.
     "norms": 2 * (2 * l + 1) * d,
     "layers": l * d,
@@ -97,7 +97,7 @@ def flops(
   plain = patches + l * _block(config, tokens, tokens)
   if attention == "masked":
     task_token = l * _block(config, 1, tokens + 1 + cells)
-    stream = l * _side(config, side) if kind.has_side else 0
+    stream = l * _side(config, side) if kind.has("side") else 0
     return plain + task_token + stream, keys_values_of_memory
   if attention == "memory":
     adapters = l * 2 * (2 * 2 * tokens * d * bottleneck)
@@ -106,7 +106,7 @@ def flops(
   if attention in ("propagated", "additive"):
     more = tokens + cells
     return patches + l * _block(config, more, more), 0
-  if kind.has_probe:
+  if kind.has("probe"):
     # Scores, down and up, and the sum over tokens.
     each = 2 * config.summary_tokens * d
     return plain + each * (PROBE_QUERIES + 2 * bottleneck + 1), 0

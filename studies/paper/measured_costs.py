@@ -16,10 +16,9 @@ from studies.paper.study import Study
 def measure(study: Study, vit: mv.ViTConfig) -> list[dict[str, Any]]:
   """Costs of all regimes of a study, for `costs.json`."""
   task = study.task
+  side = SideKind(task.side_width, task.side_mixing)
   return [
-    dataclasses.asdict(
-      cost_of(vit, name, task.cells, task.bottleneck, task.side)
-    )
+    dataclasses.asdict(cost_of(vit, name, task.cells, task.bottleneck, side))
     for name in study.regimes_of("costs")
   ]
 
@@ -34,16 +33,16 @@ def cost_of(
   """Compute the cost of a regime; options that it lacks are ignored."""
   vit = dataclasses.replace(vit, num_classes=0)
   kind = get_regime(regime)
-  cells = cells if kind.has_memory else 0
-  bottleneck = bottleneck if kind.has_bottleneck else 0
+  cells = cells if kind.has("memory") else 0
+  bottleneck = bottleneck if kind.uses("bottleneck") else 0
   spec = mv.TaskSpec(
     name="task",
     num_classes=1,
     cells=cells,
     regime=regime,
     bottleneck=bottleneck,
-    side_width=side.width if kind.has_side else 0,
-    side_mixing=side.mixing if kind.has_side else "",
+    side_width=side.width if kind.has("side") else 0,
+    side_mixing=side.mixing if kind.has("side") else "",
     backbone=mv.Backbone(vit, {}, "").id,
     preprocessing=mv.EvalPreprocessing(image_size=vit.image_size),
   )
@@ -87,7 +86,7 @@ def _compiled_flops(
     module: mv.MemoryViT, image: jax.Array, params: dict[str, Any]
   ) -> Any:
     kind = spec.learned
-    if kind.has_probe:
+    if kind.has("probe"):
       summary = module.backbone.summarize(image)
       return probe_features(params["probe"], summary)
     if kind.on_features:

@@ -132,7 +132,7 @@ def _runs(
 ) -> list[PaperRun]:
   """The runs of a regime on a data set, the first seed first."""
   rates = study.learning_rates
-  cells = cells if get_regime(regime).has_memory else ()
+  cells = cells if get_regime(regime).has("memory") else ()
 
   run = functools.partial(PaperRun, regime=regime, data=data, tested=tested)
   if get_regime(regime).shares_pass:

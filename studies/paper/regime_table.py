@@ -11,7 +11,7 @@ from memory_vit.evaluation import (
   paired_difference,
   read_hits,
 )
-from memory_vit.model import get_regime
+from memory_vit.model import SideKind, get_regime
 from studies.paper import costs
 from studies.paper.section import (
   Row,
@@ -124,7 +124,7 @@ def _settings(study: Study, vit: mv.ViTConfig) -> list[Setting]:
   for regime in study.regimes_of("regimes"):
     kind = get_regime(regime)
     counts: tuple[int, ...] = (0,)
-    if kind.has_memory:
+    if kind.has("memory"):
       every = kind.shares_pass
       counts = study.cells if every else (study.task.cells,)
     found += [Setting(regime, count) for count in counts]
@@ -152,8 +152,9 @@ def _pairs(
 def _parameters(study: Study, vit: mv.ViTConfig, setting: Setting) -> int:
   """The number of trained parameters without the head."""
   task = study.task
+  side = SideKind(task.side_width, task.side_mixing)
   return costs.parameters(
-    vit, setting.regime, setting.cells, task.bottleneck, task.side
+    vit, setting.regime, setting.cells, task.bottleneck, side
   )
 
 

@@ -87,7 +87,7 @@ def search_config(bench: Benchmark, data: TaskData, regime: str) -> mv.Config:
   sweep = dataclasses.replace(
     config.sweep,
     seed=(first,),
-    cells=config.sweep.cells if get_regime(regime).has_memory else (),
+    cells=config.sweep.cells if get_regime(regime).has("memory") else (),
     export="best",
   )
   return _configured(

@@ -215,7 +215,7 @@ def test_a_folder_in_one_pass_per_batch(
   passes = []
 
   def counted(self, batch, program, *wanted):
-    cls = program.slots.arrays.cls
+    cls = program.slots.arrays.parts["cls"]
     passes.append((len(cls), batch.shape, *wanted))
     return run(self, batch, program, *wanted)
 

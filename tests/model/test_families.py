@@ -184,8 +184,8 @@ def test_every_token_of_a_task_matters(name, regime, images):
   backbone = tiny_backbone(width=16, depth=1, **FAMILIES[name])
   kind = REGIMES[regime]
   task = random_task(
-    backbone, "a", regime=regime, cells=2 if kind.has_memory else 0,
-    bottleneck=3 if kind.has_bottleneck else 0,
+    backbone, "a", regime=regime, cells=2 if kind.has("memory") else 0,
+    bottleneck=3 if kind.uses("bottleneck") else 0,
   )  # fmt: skip
   out = np.asarray(logits_of(backbone, task, images))
   assert len(trees.flatten(task.params)) > 2

@@ -10,7 +10,7 @@ from families import FAMILIES
 
 import memory_vit as mv
 from memory_vit.errors import TaskError
-from memory_vit.model.pooling import probe_features
+from memory_vit.model.parts.probe import probe_features
 from memory_vit.tasks import inference
 
 OF_ONE_TOKEN = [

@@ -12,7 +12,7 @@ from conftest import random_task, tiny_backbone
 import memory_vit as mv
 from memory_vit.errors import ConfigError, TaskError
 from memory_vit.model.regimes import REGIMES, get_regime, is_regime
-from memory_vit.model.side import SideStreams
+from memory_vit.model.parts.side import SideStreams
 from memory_vit.tasks import inference
 
 
@@ -129,20 +129,21 @@ def test_a_task_with_a_stream_is_saved(backbone, images, tmp_path, file):
 
 def test_a_pass_without_streams_is_what_it_was(backbone):
   slots = mv.fill_slots(backbone, random_task(backbone, "a"))
-  assert slots.arrays.side == {}
+  assert "side" not in slots.arrays.parts
 
 
 def test_patches_see_their_neighbours_alone():
   """A 3 x 3 convolution in each layer; none for the class token."""
   backbone = tiny_backbone(depth=1)
-  groups = mv.fill_slots(backbone, side_task(backbone, "a")).arrays.side
+  slots = mv.fill_slots(backbone, side_task(backbone, "a"))
+  groups = slots.arrays.parts["side"]
   n, side = backbone.config.num_patches, 4
   assert n == side**2
 
   def tokens(keys):
     keys = jnp.asarray(keys)
     streams = SideStreams(groups, backbone.config, None)
-    return np.asarray(streams.advance(0, keys, keys)[0].tokens)[0, 0]
+    return np.asarray(streams.views(0, keys, keys)[0].tokens)[0, 0]
 
   plain = np.zeros((1, 2, 1 + n, 16), np.float32)
   expected = tokens(plain)

@@ -586,8 +586,8 @@ def test_reserved_parts_are_no_growth(backbone, tasks, pixels):
 def lone_task(backbone, regime, name="lone", **options):
   learned = REGIMES[regime]
   return random_task(
-    backbone, name, regime=regime, cells=2 if learned.has_memory else 0,
-    bottleneck=3 if learned.has_bottleneck else 0, **options,
+    backbone, name, regime=regime, cells=2 if learned.has("memory") else 0,
+    bottleneck=3 if learned.uses("bottleneck") else 0, **options,
   )  # fmt: skip
 
 

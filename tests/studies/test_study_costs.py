@@ -4,7 +4,7 @@ import pytest
 from fake_studies import small_study
 
 import memory_vit as mv
-from memory_vit.model.regimes import REGIMES, SideKind
+from memory_vit.model import REGIMES, SideKind
 from studies.paper import analysis, costs, measured_costs
 
 

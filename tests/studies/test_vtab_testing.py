@@ -31,7 +31,7 @@ def finished_runs(engine, bench, data):
   """Runs whose tasks have random values, all under the name of a run."""
   runs = {}
   for i, regime in enumerate(bench.regimes):
-    cells = 2 + i if REGIMES[regime].has_memory else 0
+    cells = 2 + i if REGIMES[regime].has("memory") else 0
     for seed in bench.seeds:
       task = random_task(
         engine.backbone, protocol.NAME_IN_RUNS, regime=regime, cells=cells,

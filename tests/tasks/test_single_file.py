@@ -59,8 +59,8 @@ def assert_same(found, task):
 @pytest.mark.parametrize("regime", REGIMES)
 def test_round_trip_is_exact(backbone, tmp_path, regime):
   kind = REGIMES[regime]
-  options = {"bottleneck": 4} if kind.has_bottleneck else {}
-  cells = 3 if kind.has_memory else 0
+  options = {"bottleneck": 4} if kind.uses("bottleneck") else {}
+  cells = 3 if kind.has("memory") else 0
   task = random_task(backbone, "a", cells=cells, regime=regime, **options)
   mv.save_task(task, tmp_path / "a.safetensors", format=FORMAT)
   assert_same(mv.load_task(tmp_path / "a.safetensors", backbone), task)

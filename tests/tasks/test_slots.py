@@ -187,7 +187,7 @@ def test_sizes_are_rounded_up(backbone):
   for count, slots in ((1, 1), (3, 4), (8, 8), (9, 16)):
     arrays = mv.fill_slots(backbone, tasks[:count]).arrays
     assert arrays.mask.cells.shape == (slots, 8)
-    assert arrays.heads["kernel"].shape == (slots, 32, 128)
+    assert arrays.parts["head"]["kernel"].shape == (slots, 32, 128)
     assert arrays.mask.parents.shape == (slots, 0)
   parents = mv.fill_slots(
     backbone, [*tasks, random_task(backbone, "c", attends_to=tasks[:3])]

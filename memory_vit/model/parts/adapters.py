@@ -1,0 +1,75 @@
+"""Bottleneck adapters after attention and MLP (Houlsby et al. 2019).
+
+They change what the backbone computes: a task that has them runs alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from etils import epy
+from jaxtyping import Float32
+
+from memory_vit.model.parts.part import Axes, InitialValues, Part, zeros
+
+with epy.lazy_imports():
+  import flax.linen as nn
+  import jax
+
+  from memory_vit.model import products, trees
+
+if TYPE_CHECKING:
+  from memory_vit.model.task import TaskSpec
+
+
+class Adapters(Part):
+  """Adapters of all layers, which start as the identity."""
+
+  name = "adapters"
+  fields = ("bottleneck",)
+  lengths = {"depth": "adapters/attention/down/bias"}
+
+  def size(self, spec: TaskSpec) -> int:
+    return spec.bottleneck
+
+  def shapes(self, size: int, axes: Axes) -> Any:
+    d, l, _ = axes
+    adapter = {
+      "down": {"kernel": (l, d, size), "bias": (l, size)},
+      "up": {"kernel": (l, size, d), "bias": (l, d)},
+    }
+    return {"attention": adapter, "mlp": adapter}
+
+  def init(self, key: jax.Array, shapes: Any, start: InitialValues) -> Any:
+    down = nn.initializers.lecun_normal(batch_axis=0)
+    attention, mlp = jax.random.split(key)
+    params = zeros(shapes)
+    for name, subkey in (("attention", attention), ("mlp", mlp)):
+      kernel = shapes[name]["down"]["kernel"].shape
+      params[name]["down"]["kernel"] = down(subkey, kernel)
+    return params
+
+  def problem(self, spec: TaskSpec) -> str:
+    return bottleneck_problem(spec)
+
+  def rows(self, spec: TaskSpec) -> list[tuple[str, str]]:
+    return [("bottleneck", f"width {spec.bottleneck}")]
+
+
+def bottleneck_problem(spec: TaskSpec) -> str:
+  if spec.bottleneck > 0:
+    return ""
+  return f"bottleneck is {spec.bottleneck}; expected at least 1"
+
+
+def bottleneck_adapter(
+  params: trees.Tree | None, y: Float32[jax.Array, "b s d"], dtype: str
+) -> Float32[jax.Array, "b s d"]:
+  """Add a bottleneck adapter, if there is one."""
+  if params is None:
+    return y
+  down, up = params["down"], params["up"]
+  hidden = products.einsum("bsd,dr->bsr", y, down["kernel"], dtype)
+  hidden = nn.gelu(hidden + down["bias"][None, None])
+  added = products.einsum("bsr,rd->bsd", hidden, up["kernel"], dtype)
+  return y + added + up["bias"][None, None]

@@ -1,0 +1,54 @@
+"""Class token: the token of a task in the task stream."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from etils import epy
+from jaxtyping import Float32
+
+from memory_vit.model.parts.part import Axes, InitialValues, Part
+
+with epy.lazy_imports():
+  import flax.linen as nn
+  import jax
+  import jax.numpy as jnp
+
+if TYPE_CHECKING:
+  from memory_vit.model.backbone import Backbone
+
+
+class ClassToken(Part):
+  """One token; the encoder begins with it."""
+
+  name = "cls"
+  listed = in_every = True
+  axis = 0
+
+  def shapes(self, size: None, axes: Axes) -> Any:
+    return (axes.width,)
+
+  def init(self, key: jax.Array, shapes: Any, start: InitialValues) -> Any:
+    return nn.initializers.normal(0.02)(key, shapes.shape)
+
+  def on_backbone(
+    self, params: Any, backbone: Backbone, start: InitialValues
+  ) -> Any:
+    pretrained = start.cls_init == "pretrained"
+    return first_class_token(backbone) if pretrained else params
+
+
+def first_class_token(backbone: Backbone) -> Float32[jax.Array, " d"]:
+  """The initial class token of a new task."""
+  params, config = backbone.params, backbone.config
+  if config.class_tokens:
+    return jnp.array(params["cls"][0, 0])
+  if config.pooling == "map":
+    return jnp.array(params["MAPHead_0"]["probe"][0, 0])
+  # A mid-grey patch at the mean position: every block treats it like one of
+  # the tokens whose mean is taken.
+  token = jnp.array(params["embedding"]["bias"])
+  if config.positions == "learned":
+    positions = params["Transformer"]["posembed_input"]["pos_embedding"]
+    token = token + jnp.array(positions)[0].mean(axis=0)
+  return token

@@ -1,0 +1,60 @@
+"""Head: a linear layer from the features of a task to its outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from etils import epy
+from jaxtyping import Float, Float32
+
+from memory_vit.model.parts.part import Axes, Part, round_up_to
+
+with epy.lazy_imports():
+  import jax
+  import jax.numpy as jnp
+
+  from memory_vit.model import trees
+
+if TYPE_CHECKING:
+  from memory_vit.model.task import TaskSpec
+
+
+class Head(Part):
+  """A kernel and a bias; they start at zero.
+
+  As in vit_jax: no random head pulls at class token and memory, which get no
+  gradient in the first step.
+  """
+
+  name = "head"
+  in_every = sized = True
+  lengths = {"width": "head/kernel"}
+  axis = 0
+
+  def size(self, spec: TaskSpec) -> int:
+    return spec.num_classes
+
+  def shapes(self, size: int, axes: Axes) -> Any:
+    return {"kernel": (axes.width, size), "bias": (size,)}
+
+  def room(self, specs: Sequence[TaskSpec]) -> int:
+    return max(map(self.size, specs), default=0)
+
+  def grown(self, room: int | None, needed: int) -> int:
+    return round_up_to(max(room or 0, needed, 1), 128)
+
+
+def head_logits(
+  features: Float[jax.Array, "b d"], head: Mapping[str, trees.AnyArray]
+) -> Float32[jax.Array, "b c"]:
+  """Logits of a linear head, {"kernel": (d, c), "bias": (c,)}."""
+  return features.astype(jnp.float32) @ head["kernel"] + head["bias"][None]
+
+
+def stacked_logits(
+  features: Float32[jax.Array, "b t d"], heads: Mapping[str, trees.AnyArray]
+) -> Float32[jax.Array, "b t c"]:
+  """Logits of a stack of heads, each on the features of its task."""
+  logits = jnp.einsum("btd,tdc->btc", features, heads["kernel"])
+  return logits + heads["bias"][None]

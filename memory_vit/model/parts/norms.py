@@ -1,0 +1,49 @@
+"""Norms: LayerNorms of its own for the token of a task."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from etils import epy
+from jaxtyping import Float
+
+from memory_vit.model.parts.part import Axes, InPass, Part
+
+with epy.lazy_imports():
+  import jax
+
+  from memory_vit.model import layer_norms
+
+if TYPE_CHECKING:
+  from memory_vit.model.rope import Rotation
+  from memory_vit.model.vit_config import ViTConfig
+
+
+class Norms(Part):
+  """What is added to scale and bias of every LayerNorm; zero at first."""
+
+  name = "norms"
+  listed = True
+
+  def shapes(self, size: None, axes: Axes) -> Any:
+    # Two LayerNorms in every block, and the last one.
+    norms = (2 * axes.depth + 1, axes.width)
+    return {"scale": norms, "bias": norms}
+
+  def in_pass(
+    self, stacked: Any, config: ViTConfig, angles: Rotation | None
+  ) -> InPass:
+    return _NormsInPass(stacked, config.layer_norm_epsilon)
+
+
+@dataclasses.dataclass(frozen=True)
+class _NormsInPass(InPass):
+  stacked: Any  # {"scale", "bias"} of (2 l + 1, t, d) each
+  epsilon: float
+
+  def normed(
+    self, i: int, c: Float[jax.Array, "b t d"], z: Float[jax.Array, "b t d"]
+  ) -> Float[jax.Array, "b t d"]:
+    scale, bias = (self.stacked[key][i][None] for key in ("scale", "bias"))
+    return z + (layer_norms.standardized(c, self.epsilon) * scale + bias)

@@ -1,0 +1,93 @@
+"""Probe: attention over all layers of a frozen backbone.
+
+Its tokens are the class token and the mean patch after each block, so a task
+needs no class token of its own, and learns from some kilobytes an image. As
+attentive layer fusion (2026); queries are learned and need no projection to
+keys, as in efficient probing (2026).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from etils import epy
+from jaxtyping import Float32
+
+from memory_vit.model.parts.adapters import bottleneck_problem
+from memory_vit.model.parts.part import Axes, InitialValues, Part, zeros
+
+with epy.lazy_imports():
+  import flax.linen as nn
+  import jax
+  import jax.numpy as jnp
+
+  from memory_vit.model import trees
+
+if TYPE_CHECKING:
+  from memory_vit.model.task import TaskSpec
+
+# Learned queries of a probe, each for an equal share of the features.
+PROBE_QUERIES = 8
+
+
+class Probe(Part):
+  """A probe that starts as the mean of all tokens, unchanged."""
+
+  name = "probe"
+  fields = ("bottleneck",)
+  lengths = {"summary": "probe/scale"}
+  column = "layers"
+
+  def size(self, spec: TaskSpec) -> int:
+    return spec.bottleneck
+
+  def shapes(self, size: int, axes: Axes) -> Any:
+    d, n = axes.width, axes.summary
+    return {
+      "query": (PROBE_QUERIES, d),
+      "bias": (PROBE_QUERIES, n),
+      "scale": (n, d),
+      "down": (n, d, size),
+      "up": (n, size, d),
+    }
+
+  def init(self, key: jax.Array, shapes: Any, start: InitialValues) -> Any:
+    params = zeros(shapes)
+    params["scale"] = params["scale"] + 1.0
+    down = nn.initializers.lecun_normal(batch_axis=0)
+    return {**params, "down": down(key, shapes["down"].shape)}
+
+  def problem(self, spec: TaskSpec) -> str:
+    return bottleneck_problem(spec)
+
+  def features(self, params: Any, column: Any) -> Float32[jax.Array, "b d"]:
+    return probe_features(params, column)
+
+  def rows(self, spec: TaskSpec) -> list[tuple[str, str]]:
+    return [("bottleneck", f"width {spec.bottleneck}")]
+
+
+def probe_features(
+  params: Mapping[str, trees.AnyArray], summary: Float32[jax.Array, "b n d"]
+) -> Float32[jax.Array, "b d"]:
+  """Attend to the summary of all layers of a frozen backbone.
+
+  Args:
+    params: "query" (q, d) and "bias" (q, n), of the scores; "scale" (n, d),
+      "down" (n, d, r) and "up" (n, r, d), of the values: each token times its
+      scale, and what a bottleneck of its own adds.
+    summary: from `MemoryViT.summarize`.
+
+  Returns:
+    Features for a head.
+  """
+  d = summary.shape[-1]
+  scores = jnp.einsum("bnd,qd->bqn", summary, params["query"]) / math.sqrt(d)
+  weights = jax.nn.softmax(scores + params["bias"][None])
+  weights = jnp.repeat(weights, -(-d // PROBE_QUERIES), axis=1)[:, :d]
+  hidden = jnp.einsum("bnd,ndr->bnr", summary, params["down"])
+  values = summary * params["scale"][None]
+  values = values + jnp.einsum("bnr,nrd->bnd", hidden, params["up"])
+  return jnp.einsum("bdn,bnd->bd", weights, values)

@@ -1,0 +1,341 @@
+"""Side stream: a narrow network over the patches, for one masked task.
+
+Not the paper's. It takes the cached keys and values of every layer, mixes
+neighboring patches, and is added, widened, to the keys and values that the
+task's token attends to. Only that token attends to it: the backbone is
+unchanged, and nothing more is cached. Kin: ladder side-tuning (Sung et al.
+2022), Res-Tuning-Bypass (Jiang et al. 2023), LoSA (Mercea et al. 2024).
+
+In layer l, for every token of the backbone stream, with LN a LayerNorm of the
+stream's own and std one without parameters:
+
+  s += [std(K_l); std(V_l)] A + a
+  s += depthwise 3 x 3 convolution of LN(s), on the grid of patches
+  s += W2 gelu(W1 LN(s) + b1) + b2
+  K_l + std(s) Bk, V_l + std(s) Bv   is what the task's token attends to
+
+Without mixing it is K_l + s Bk, V_l + s Bv with s = [std(K_l); std(V_l)] A + a:
+nothing is carried from layer to layer. Bk and Bv start at zero. K_l and V_l are
+standardized, as their sizes differ several times between backbones, and the
+stream sums them over all layers.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from etils import epy
+from jaxtyping import Bool, Float, Float32, Int32
+
+from memory_vit.model.parts.part import (
+  Axes,
+  InitialValues,
+  InPass,
+  Part,
+  View,
+  round_up,
+  zeros,
+)
+
+with epy.lazy_imports():
+  import flax.linen as nn
+  import jax
+  import jax.numpy as jnp
+  import numpy as np
+
+  from memory_vit.model import layer_norms, products, rope, trees
+
+if TYPE_CHECKING:
+  from memory_vit.model.task import TaskSpec
+  from memory_vit.model.vit_config import ViTConfig
+
+# How a side stream mixes patches.
+SIDE_MIXING = ("conv", "none")
+_EPSILON = 1e-6
+
+
+class SideKind(NamedTuple):
+  """Width and mixing of a side stream: those of one kind share a product."""
+
+  width: int
+  mixing: str
+
+
+NO_SIDE = SideKind(0, "")
+# The number of streams of each kind.
+Room = tuple[tuple[SideKind, int], ...]
+
+
+class SideStream(Part):
+  """A side stream whose output starts at zero."""
+
+  name = "side"
+  listed = sized = True
+  fields = ("side_width", "side_mixing")
+
+  def size(self, spec: TaskSpec) -> SideKind:
+    return spec.side
+
+  def shapes(self, size: SideKind, axes: Axes) -> Any:
+    d, l, _ = axes
+    r = size.width
+    read = {
+      "down": {"kernel": (l, 2 * d, r), "bias": (l, r)},
+      "up": {"keys": (l, r, d), "values": (l, r, d)},
+    }
+    if size.mixing == "none":
+      return read
+    norm = {"scale": (l, r), "bias": (l, r)}
+    return {
+      **read,
+      "conv_norm": norm,
+      "conv": (l, 3, 3, r),
+      "mlp_norm": norm,
+      "mlp": {
+        "Dense_0": {"kernel": (l, r, 2 * r), "bias": (l, 2 * r)},
+        "Dense_1": {"kernel": (l, 2 * r, r), "bias": (l, r)},
+      },
+    }
+
+  def init(self, key: jax.Array, shapes: Any, start: InitialValues) -> Any:
+    params = zeros(shapes)
+    down, conv, first, second = jax.random.split(key, 4)
+    kernel = shapes["down"]["kernel"].shape
+    std = kernel[1] ** -0.5
+    params["down"]["kernel"] = std * jax.random.normal(down, kernel)
+    if "conv" not in shapes:
+      return params
+    params["conv"] = jax.random.normal(conv, shapes["conv"].shape) / 3
+    for norm in ("conv_norm", "mlp_norm"):
+      params[norm]["scale"] = params[norm]["scale"] + 1.0
+    lecun = nn.initializers.lecun_normal(batch_axis=0)
+    for name, subkey in (("Dense_0", first), ("Dense_1", second)):
+      layer = params["mlp"][name]
+      layer["kernel"] = lecun(subkey, layer["kernel"].shape)
+    return params
+
+  def problem(self, spec: TaskSpec) -> str:
+    if spec.side_width < 1:
+      return f"side_width is {spec.side_width}; expected at least 1"
+    if spec.side_mixing not in SIDE_MIXING:
+      return (
+        f"side_mixing is {spec.side_mixing!r}; expected one of "
+        f"{', '.join(SIDE_MIXING)}"
+      )
+    return ""
+
+  def rows(self, spec: TaskSpec) -> list[tuple[str, str]]:
+    return [("side stream", f"width {spec.side_width}, {spec.side_mixing}")]
+
+  def cost(self, options: Any) -> tuple[int, ...]:
+    return options.side_width, options.side_mixing == "conv"
+
+  def room(self, specs: Sequence[TaskSpec]) -> Room:
+    return tuple(sorted(collections.Counter(map(self.size, specs)).items()))
+
+  def grown(self, room: Room | None, needed: Room) -> Room:
+    most = dict(room or ())
+    for kind, count in needed:
+      most[kind] = max(most.get(kind, 0), round_up(count))
+    return tuple(sorted(most.items()))
+
+  def stack(
+    self,
+    params: Mapping[int, Any],
+    slots: int,
+    room: Room,
+    axes: Axes,
+    xp: ModuleType,
+  ) -> dict[str, SideGroup]:
+    """Group the streams of each kind, which have slots of their own."""
+    groups = {}
+    for kind, count in room:
+      places = [i for i in sorted(params) if _kind(params[i]) == kind]
+      members = {g: params[i] for g, i in enumerate(places)}
+      stream, has_stream = np.zeros(slots, np.int32), np.zeros(slots, bool)
+      stream[places], has_stream[places] = np.arange(len(places)), True
+      groups[f"{kind.mixing}{kind.width}"] = SideGroup(
+        params=super().stack(members, count, kind, axes, xp),
+        places=np.array(places + [0] * (count - len(places)), np.int32),
+        stream=stream,
+        has_stream=has_stream,
+      )
+    return groups
+
+  def in_pass(
+    self, stacked: SideGroups, config: ViTConfig, angles: rope.Rotation | None
+  ) -> InPass:
+    return SideStreams(stacked, config, angles)
+
+
+def _kind(params: trees.Tree) -> SideKind:
+  width = params["down"]["bias"].shape[-1]
+  return SideKind(width, "conv" if "conv" in params else "none")
+
+
+class SideGroup(NamedTuple):
+  """Side streams of one width and mixing, in slots of their own."""
+
+  # Of `SideStream.shapes`, (l, g, ...); zeros where no task is.
+  params: trees.Tree
+  # The slot of each stream's task; any where no task is.
+  places: Int32[trees.AnyArray, " g"]
+  # The stream of each slot; any where it has none of this group.
+  stream: Int32[trees.AnyArray, " t"]
+  has_stream: Bool[trees.AnyArray, " t"]
+
+
+# {"conv16": the group of the streams of width 16 that mix by convolution}
+SideGroups = Mapping[str, SideGroup]
+
+
+class SideStreams(InPass):
+  """The streams of all groups, on their way through the layers."""
+
+  def __init__(
+    self, groups: SideGroups, config: ViTConfig, angles: rope.Rotation | None
+  ) -> None:
+    self._groups, self._config = groups, config
+    self._angles = angles and (angles[0], -angles[1])
+    self._states: dict[str, Float32[jax.Array, "g b s r"]] = {}
+
+  def views(
+    self,
+    layer: int,
+    keys: Float[jax.Array, "b h s k"],
+    values: Float[jax.Array, "b h s k"],
+  ) -> list[SideView]:
+    """Pass a layer, given its keys and values of the backbone stream."""
+    # Before their rotation: a patch looks alike wherever it stands.
+    keys, values = (
+      jnp.swapaxes(a, 1, 2).astype(jnp.float32) for a in (keys, values)
+    )
+    keys = rope.rotate(keys, self._angles)
+    shape = (*keys.shape[:2], self._config.width)
+    keys = _standardized(keys.reshape(shape))
+    values = _standardized(values.reshape(shape))
+    views = []
+    for name, group in self._groups.items():
+      params = jax.tree.map(lambda a: a[layer], group.params)
+      state = _down(params["down"], keys, values, self._config.dtype)
+      read = state
+      if "conv" in params:
+        if layer:
+          state = state + self._states[name]
+        state = state + _convolved(params, state, self._config)
+        state = state + _mlp(params, state, self._config.dtype)
+        self._states[name], read = state, _standardized(state)
+      views.append(SideView(read, params["up"], group))
+    return views
+
+
+def _down(
+  params: trees.Tree,
+  keys: Float32[jax.Array, "b s d"],
+  values: Float32[jax.Array, "b s d"],
+  dtype: str,
+) -> Float32[jax.Array, "g b s r"]:
+  """Standardized keys and values of all tokens, narrowed."""
+  kernel = params["kernel"]
+  d = keys.shape[-1]
+  narrow = products.einsum("bsd,gdr->gbsr", keys, kernel[:, :d], dtype)
+  narrow += products.einsum("bsd,gdr->gbsr", values, kernel[:, d:], dtype)
+  return narrow + params["bias"][:, None, None]
+
+
+def _convolved(
+  params: trees.Tree, state: Float32[jax.Array, "g b s r"], config: ViTConfig
+) -> Float32[jax.Array, "g b s r"]:
+  """The convolution over patches; zeros for the tokens before them."""
+  n = config.num_patches
+  side = config.image_size // config.patch_size
+  normed = _layer_norm(params["conv_norm"], state[:, :, -n:])
+  g, b, _, r = normed.shape
+  # Nine shifted products, which XLA fuses into one pass over the patches.
+  grid = jnp.pad(
+    normed.reshape(g, b, side, side, r),
+    ((0, 0), (0, 0), (1, 1), (1, 1), (0, 0)),
+  )
+  mixed = sum(
+    grid[:, :, i : i + side, j : j + side]
+    * params["conv"][:, i, j][:, None, None, None]
+    for i in range(3)
+    for j in range(3)
+  )
+  before = state.shape[2] - n
+  return jnp.pad(
+    mixed.reshape(g, b, n, r), ((0, 0), (0, 0), (before, 0), (0, 0))
+  )
+
+
+def _mlp(
+  params: trees.Tree, state: Float32[jax.Array, "g b s r"], dtype: str
+) -> Float32[jax.Array, "g b s r"]:
+  normed = _layer_norm(params["mlp_norm"], state)
+  hidden = _dense(params["mlp"]["Dense_0"], normed, dtype)
+  return _dense(params["mlp"]["Dense_1"], jax.nn.gelu(hidden), dtype)
+
+
+def _dense(
+  params: trees.Tree, z: Float32[jax.Array, "g b s _"], dtype: str
+) -> Float32[jax.Array, "g b s _"]:
+  y = products.einsum("gbsr,grf->gbsf", z, params["kernel"], dtype)
+  return y + params["bias"][:, None, None]
+
+
+def _layer_norm(
+  params: trees.Tree, z: Float32[jax.Array, "g b s r"]
+) -> Float32[jax.Array, "g b s r"]:
+  scale, bias = (params[k][:, None, None] for k in ("scale", "bias"))
+  return _standardized(z) * scale + bias
+
+
+def _standardized(z: Float32[jax.Array, ...]) -> Float32[jax.Array, ...]:
+  return layer_norms.standardized(z, _EPSILON)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
+class SideView(View):
+  """Stream tokens that a group of tasks attends to beside keys and values."""
+
+  tokens: Float32[jax.Array, "g b s r"]
+  # {"keys", "values"}, which widen the tokens.
+  up: Mapping[str, Float[trees.AnyArray, "g r d"]]
+  group: SideGroup
+
+  def scores(
+    self, query: Float[jax.Array, "b h t k"], dtype: str
+  ) -> Float32[jax.Array, "b h t s"]:
+    """Scores of the group's streams, as of widened keys; zeros for others."""
+    # Queries are narrowed instead of keys widened, which are never made.
+    h, k = query.shape[1], query.shape[3]
+    keys = self.up["keys"].reshape(*self.up["keys"].shape[:2], h, k)
+    own = jnp.take(query, self.group.places, axis=2)
+    narrow = products.einsum("bhgk,grhk->bhgr", own, keys, dtype)
+    found = products.einsum("bhgr,gbsr->bhgs", narrow, self.tokens, dtype)
+    return _to_slots(found, self.group)
+
+  def values(
+    self, weights: Float32[jax.Array, "b h t s"], dtype: str
+  ) -> Float32[jax.Array, "b h t k"]:
+    """Values that the group's tokens get from streams; zeros for others."""
+    g, r, d = self.up["values"].shape
+    h = weights.shape[1]
+    values = self.up["values"].reshape(g, r, h, d // h)
+    own = jnp.take(weights, self.group.places, axis=2)
+    narrow = products.einsum("bhgs,gbsr->bhgr", own, self.tokens, dtype)
+    found = products.einsum("bhgr,grhk->bhgk", narrow, values, dtype)
+    return _to_slots(found, self.group)
+
+
+def _to_slots(
+  a: Float32[jax.Array, "b h g _"], group: SideGroup
+) -> Float32[jax.Array, "b h t _"]:
+  """Give each slot what its stream has; zeros without a stream."""
+  # Not multiplied by 0: another stream may not be finite.
+  of_slots = jnp.take(a, group.stream, axis=2)
+  return jnp.where(group.has_stream[None, None, :, None], of_slots, 0.0)
