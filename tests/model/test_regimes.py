@@ -380,7 +380,9 @@ def test_other_regimes_do_not_compose(backbone, images, regime, tmp_path):
 def test_regimes_that_cannot_be(backbone):
   with pytest.raises(TaskError, match="has no memory: expected 0"):
     random_task(backbone, "a", regime="head", cells=2)
-  with pytest.raises(TaskError, match="bottleneck is 3, and its .* has no probe"):
+  with pytest.raises(
+    TaskError, match="bottleneck is 3, and its .* has no probe"
+  ):
     random_task(backbone, "a", bottleneck=3)
   with pytest.raises(TaskError, match="bottleneck is 0; expected at"):
     random_task(backbone, "a", regime="adapter", cells=0)

@@ -11,8 +11,8 @@ from conftest import random_task, tiny_backbone
 
 import memory_vit as mv
 from memory_vit.errors import ConfigError, TaskError
-from memory_vit.model.regimes import REGIMES, get_regime, is_regime
 from memory_vit.model.parts.side import SideStreams
+from memory_vit.model.regimes import REGIMES, get_regime, is_regime
 from memory_vit.tasks import inference
 
 
