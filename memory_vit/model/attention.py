@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Float32, Int, Shaped
 
 from memory_vit.model.context import CellKeysValues, KeysValues, TaskKeysValues
 from memory_vit.model.masks import TaskMask
-from memory_vit.model.parts.part import View
+from memory_vit.model.parts.part import AttentionTerm
 from memory_vit.model.products import Dense, einsum
 from memory_vit.model.rope import Rotation, rotate
 from memory_vit.model.trees import AnyArray
@@ -29,7 +29,7 @@ class Attended(NamedTuple):
   context: KeysValues
   cells: CellKeysValues
   mask: TaskMask
-  views: Sequence[View]
+  terms: Sequence[AttentionTerm]
 
 
 def _heads_first(a: Float[Array, "b s h k"]) -> Float[Array, "b h s k"]:
@@ -138,7 +138,7 @@ def attend_from_tasks(
   module: nn.Module | None = None,
 ) -> Float32[Array, "b h t k"]:
   """One softmax of every task token over all that it attends to."""
-  context, cells, mask, views = attended
+  context, cells, mask, terms = attended
   tokens = [_with_parents(a, mask.parents, axis=2) for a in own]
   memory = [_with_parents(a, mask.parents, axis=0) for a in cells]
   sees_token, sees_cell = _masks(mask.parents, mask.is_parent, mask.cells)
@@ -147,8 +147,8 @@ def attend_from_tasks(
   product = functools.partial(einsum, dtype=dtype)
   to_cells = product("bhtk,tphmk->bhtpm", query, memory[0])
   to_context = product("bhtk,bhsk->bhts", query, context[0])
-  for view in views:
-    to_context = to_context + view.scores(query, dtype)
+  for term in terms:
+    to_context = to_context + term.scores(query, dtype)
   parts = [
     to_context,
     _hide(product("bhtk,bhtpk->bhtp", query, tokens[0]), sees_token),
@@ -163,8 +163,8 @@ def attend_from_tasks(
     module.sow("intermediates", SOWN_BY_TASKS, weights)
   to_context, to_tokens, to_cells_ = jnp.split(weights, ends, axis=-1)
   read = product("bhts,bhsk->bhtk", to_context, context[1])
-  for view in views:
-    read = read + view.values(to_context, dtype)
+  for term in terms:
+    read = read + term.values(to_context, dtype)
   return (
     read
     + product("bhtp,bhtpk->bhtk", to_tokens, tokens[1])

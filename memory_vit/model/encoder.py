@@ -24,7 +24,7 @@ from memory_vit.model.attention import (
 )
 from memory_vit.model.context import CellKeysValues, Cells, Context, KeysValues
 from memory_vit.model.layer_norms import layer_norm
-from memory_vit.model.parts import InPass
+from memory_vit.model.parts import PassHooks
 from memory_vit.model.parts.adapters import bottleneck_adapter
 from memory_vit.model.products import Dense
 from memory_vit.model.rope import Rotation, rotation
@@ -84,7 +84,7 @@ class EncoderBlock(nn.Module):
     self,
     c: Float[Array, "b t d"],
     attended: Attended,
-    parts: Sequence[InPass],
+    parts: Sequence[PassHooks],
     layer: int,
   ) -> Float[Array, "b t d"]:
     """Run the block on the task stream, with the parts of its tasks."""
@@ -120,14 +120,14 @@ class EncoderBlock(nn.Module):
 
 
 def _normed(
-  parts: Sequence[InPass],
+  parts: Sequence[PassHooks],
   i: int,
   c: Float[Array, "b t d"],
   z: Float[Array, "b t d"],
 ) -> Float[Array, "b t d"]:
-  """What parts make of `z`, the tokens `c` after LayerNorm i."""
+  """Let all parts change `z`, the output of LayerNorm i for `c`."""
   for part in parts:
-    z = part.normed(i, c, z)
+    z = part.after_norm(i, c, z)
   return z
 
 
@@ -236,15 +236,15 @@ class Encoder(nn.Module):
     token, cells = slots.parts["cls"], slots.parts["memory"]
     c = self.posembed_input(for_each_image(token, keys), is_class=True)
     c = self.pre_norm(c) if self.config.pre_norm else c
-    parts = slots.in_pass(self.config, self._angles(tokens=keys.shape[2]))
+    parts = slots.hooks(self.config, self._angles(tokens=keys.shape[2]))
     states = []
     for i, block in enumerate(self.encoderblock):
       mask = slots.mask
       if seen is not None:
         mask = mask._replace(cells=mask.cells & seen[i])
       keys_values = context.layers[i]
-      views = [view for part in parts for view in part.views(i, *keys_values)]
-      attended = Attended(keys_values, cells[i], mask, views)
+      terms = [t for p in parts for t in p.attention_terms(i, *keys_values)]
+      attended = Attended(keys_values, cells[i], mask, terms)
       c = block.read(c, attended, parts, i)
       states.append(c)
     z = _normed(parts, 2 * self.config.depth, c, self.encoder_norm(c))

@@ -10,13 +10,11 @@ masked      Table 1: the backbone never attends to the task; the original
             outputs stay, and tasks can share a pass
 
 A regime is a preset of `REGIMES`, or a list of parts of a masked one,
-"cls+memory+side"; the parts that are not the paper's say so.
+"cls+memory+side". The paper's parts are class token, memory and head.
 """
 
 import dataclasses
 import functools
-from collections.abc import Mapping
-from typing import Any
 
 from memory_vit.errors import ConfigError
 from memory_vit.model.parts import PARTS, Part
@@ -65,34 +63,29 @@ class Regime:
   @property
   def column(self) -> str:
     """The features of a frozen backbone that its tasks are trained on."""
-    columns = [part.column for part in self.parts if part.column]
-    return columns[0] if columns else "pooled"
+    return "layers" if self.has("probe") else "pooled"
 
-  def features(self, params: Mapping[str, Any], columns: Any) -> Any:
-    """What the head of a task takes, of {column: features}."""
-    found = columns[self.column]
-    for part in self.parts:
-      if part.column:
-        found = part.features(params[part.name], found)
-    return found
+  @property
+  def fields(self) -> tuple[str, ...]:
+    """The fields of `TaskSpec` that its tasks use."""
+    return tuple(
+      field
+      for part in self.parts
+      for field in part.fields
+      if self.has(part.name)
+    )
 
   def has(self, part: str) -> bool:
     """Whether its tasks learn this part, such as "memory"."""
     return part in self.trained
-
-  def uses(self, field: str) -> bool:
-    """Whether its tasks learn a part with this field of `TaskSpec`."""
-    return any(
-      field in part.fields for part in self.parts if self.has(part.name)
-    )
 
   @property
   def holds_backbone(self) -> bool:
     """Whether each of its tasks holds a backbone of its own."""
     return self.has(OWN_BACKBONE)
 
-  def layers(self, depth: int) -> int:
-    """Layers with parameters of their own, on a backbone of `depth` layers."""
+  def memory_layers(self, depth: int) -> int:
+    """Layers with memory of their own, in a backbone of `depth` layers."""
     return 1 if self.attention == "propagated" else depth
 
 

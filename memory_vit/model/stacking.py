@@ -1,7 +1,6 @@
 """Tasks stacked in slots: arrays of fixed shapes, so that no task recompiles.
 
-The number of slots, the longest memory and the greatest numbers of classes and
-parents are rounded up, and what is not used is masked.
+What a task does not use is zero, and masked.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from memory_vit.model.masks import TaskMask
-from memory_vit.model.parts import PARTS, Axes, InPass
+from memory_vit.model.parts import PARTS, Axes, PassHooks
 from memory_vit.model.rope import Rotation
 from memory_vit.model.task import TaskSpec
 from memory_vit.model.trees import Tree
@@ -36,18 +35,20 @@ class SlotArrays(NamedTuple):
       self.mask,
     )
 
-  def in_pass(self, config: ViTConfig, angles: Rotation | None) -> list[InPass]:
+  def hooks(
+    self, config: ViTConfig, angles: Rotation | None
+  ) -> list[PassHooks]:
     """Begin a pass; `angles` are those of the backbone's tokens."""
     # In the order of PARTS: jax sorts the keys of a dictionary.
     return [
-      part.in_pass(self.parts[name], config, angles)
+      part.hooks(self.parts[name], config, angles)
       for name, part in PARTS.items()
       if name in self.parts
     ]
 
 
 def exact_rooms(specs: Sequence[TaskSpec]) -> dict[str, Any]:
-  """{part: the room in which those of masked tasks fit exactly}."""
+  """The smallest room for the parts of these masked tasks, by name."""
   rooms = {}
   for name, part in PARTS.items():
     having = [spec for spec in specs if part in spec.learned.parts]

@@ -183,17 +183,18 @@ class TaskSpec:
       )
 
   def _require_fields_of_parts(self) -> None:
-    for part in PARTS.values():
-      problem = part.problem(self) if self.learned.has(part.name) else ""
-      if problem:
-        raise TaskError(f"task {self.name!r}: {problem}.")
-      for field in part.fields:
-        if getattr(self, field) and not self.learned.uses(field):
-          raise TaskError(
-            f"task {self.name!r}: {field} is {getattr(self, field)!r}, and its "
-            f"regime {self.regime!r} has no {part.name}: expected "
-            f"{type(getattr(self, field))()!r}."
-          )
+    this = f"task {self.name!r} of regime {self.regime!r}"
+    for part in self.learned.parts:
+      if problem := part.problem(self):
+        raise TaskError(f"{this}: {problem}.")
+    unused = {field for part in PARTS.values() for field in part.fields}
+    for name in sorted(unused.difference(self.learned.fields)):
+      value, default = getattr(self, name), getattr(TaskSpec, name, 0)
+      if value != default:
+        raise TaskError(
+          f"{this}: {name} is {value!r}, which this regime does not use: "
+          f"expected {default!r}."
+        )
 
   @property
   def for_programs(self) -> "TaskSpec":
@@ -208,7 +209,8 @@ class TaskSpec:
       depth: l, of the backbone.
       summary: n, its `ViTConfig.summary_tokens`.
     """
-    axes = Axes(width, self.learned.layers(depth), summary)
+    memory = self.learned.memory_layers(depth)
+    axes = Axes(width, depth, memory, summary)
     shapes = {
       part.name: part.shapes(part.size(self), axes)
       for part in self.learned.parts

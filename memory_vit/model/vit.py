@@ -315,12 +315,11 @@ class MemoryViT(nn.Module):
     Returns:
       Features for the heads.
     """
-    config = self.config
     rooms = exact_rooms(specs)
     del rooms["head"]  # their classes differ
-    axes = Axes(config.width, config.depth, config.summary_tokens)
-    params = dict(enumerate(tasks))
-    stacked = stack_tasks(params, task_mask(specs), rooms, axes)
+    stacked = stack_tasks(
+      dict(enumerate(tasks)), task_mask(specs), rooms, Axes.of(self.config)
+    )
     return self.slot_features(stacked.ready(self.keys_values), context)
 
   def read(self, context: Context) -> dict[str, Float32[Array, "b _"]]:

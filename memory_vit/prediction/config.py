@@ -20,10 +20,10 @@ _SOURCE = Text("a file, a directory, an address or a short name", most=4_000)
 _TASK = Text("the path of a task", most=4_000)
 _ROOM = Number(0, _MOST, "reserved; grows if a task needs more")
 _SOME_ROOM = dataclasses.replace(_ROOM, least=1)
-# Whose room in a slot is not a size.
+# Parts that can be reserved by name: all of them have one size.
 _PARTS = tuple(
   name for name, part in PARTS.items()
-  if part.listed and not (part.in_every or part.sized)
+  if part.listed and not part.in_every and part.room(()) is True
 )  # fmt: skip
 
 
@@ -58,7 +58,7 @@ class PredictorConfig:
     cells: memory cells per layer, at least.
     classes: outputs of a task (classes, labels or values), at least.
     parents: tasks that one task attends to, at least.
-    parts: those that tasks may have, of "norms" and "layers". Side streams
+    parts: those that tasks may have besides, such as "norms". Side streams
       cannot be reserved.
     memory_mib: memory for images and their decoding, in MiB.
     features: whether the programs of features are compiled at the warm-up, and

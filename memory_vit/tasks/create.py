@@ -80,7 +80,7 @@ def init_task(
   size = backbone.config.image_size
   learned = get_regime(regime)
   if cells is None:
-    cells = 5 if learned.uses("cells") else 0
+    cells = 5 if "cells" in learned.fields else 0
   num_classes, cells, bottleneck, side_width = (
     schema.whole_number(key, value, least, TaskError)
     for key, value, least in (
@@ -88,7 +88,7 @@ def init_task(
       ("bottleneck", bottleneck, 0), ("side_width", side_width, 0),
     )
   )  # fmt: skip
-  if not learned.uses("side_width"):  # it has defaults
+  if "side_width" not in learned.fields:  # it has a default here
     side_width, side_mixing = NO_SIDE
   parents = _parents(name, attends_to)
   spec = TaskSpec(

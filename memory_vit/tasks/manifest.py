@@ -287,13 +287,15 @@ def _require_fit(
   arrays: Mapping[str, StoredArray], spec: TaskSpec, where: str
 ) -> None:
   """Raise unless the arrays can be those of such a task, on some backbone."""
-  # A length that no array tells is used by none of them.
-  axes = Axes(0, 0, 0)._asdict()
+  # 0 if no array has this length: then no part of the regime uses it.
+  axes = dict.fromkeys(Axes._fields, 0)
   for part in spec.learned.parts:
     for length, name in part.lengths.items():
       shape = arrays[name].shape if name in arrays else ()
       axes[length] = axes[length] or next(iter(shape), 0)
-  expected = trees.flatten(spec.expected_shapes(*axes.values()))
+  depth = axes["depth"] or axes["memory"]
+  shapes = spec.expected_shapes(axes["width"], depth, axes["summary"])
+  expected = trees.flatten(shapes)
   # Its own backbone is compared once the one that it was trained on is known.
   holds_backbone = spec.learned.holds_backbone
   described = {

@@ -82,9 +82,8 @@ class SlotSizes:
     parts: Iterable[str] = (),
   ) -> SlotSizes:
     """Sizes that hold no task yet: see `holding`."""
-    every = (name for name, part in PARTS.items() if part.in_every)
-    rooms: dict[str, Any] = dict.fromkeys((*every, *parts), True)
-    rooms |= {"memory": cells, "head": classes}
+    rooms = {"memory": cells, "head": classes}
+    rooms |= {name: PARTS[name].room(()) for name in parts}
     return cls(slots, parents, tuple(rooms.items()))
 
   def holding(self, specs: Iterable[TaskSpec]) -> SlotSizes:
@@ -99,7 +98,7 @@ class SlotSizes:
       rooms=tuple(
         (name, part.grown(rooms.get(name), needed.get(name, part.room(()))))
         for name, part in PARTS.items()
-        if name in rooms or name in needed
+        if part.in_every or name in rooms or name in needed
       ),
     )
 
@@ -147,25 +146,29 @@ def fill_slots(
   specs = tuple(task.spec for task in tasks)
   sizes = SlotSizes.at_least(slots=slots, cells=cells, classes=classes)
   sizes = sizes.holding(specs)
-  places = range(len(specs))
+  places = tuple(range(len(specs)))
   stacked = _stack_program(
-    {i: task.params for i, task in zip(places, tasks, strict=True)},
+    {i: task.params for i, task in enumerate(tasks)},
     _mask(specs, sizes, places),
     sizes,
-    _axes(backbone),
+    Axes.of(backbone.config),
   )
-  return Slots(specs, tuple(places), _ready(backbone, stacked))
+  return Slots(specs, places, _ready(backbone, stacked))
 
 
 def place_in_slots(
   backbone: Backbone, tasks: Mapping[int, Task], sizes: SlotSizes
 ) -> Slots:
-  """`fill_slots` into slots {i: task}, i ascending; bitwise identical."""
+  """`fill_slots` into slots {i: task}, i ascending; bitwise identical.
+
+  `sizes` are those of `SlotSizes.holding` for these tasks.
+  """
   # Stacked on the host, where nothing is compiled.
   specs = tuple(task.spec for task in tasks.values())
   params = {i: on_host(task.params) for i, task in tasks.items()}
   mask = _mask(specs, sizes, tuple(tasks))
-  stacked = jax.device_put(_stack(params, mask, sizes, _axes(backbone), np))
+  axes = Axes.of(backbone.config)
+  stacked = jax.device_put(_stack(params, mask, sizes, axes, np))
   return Slots(specs, tuple(tasks), _ready(backbone, stacked))
 
 
@@ -183,11 +186,6 @@ def _mask(
     parents=sizes.parents,
     places=places,
   )
-
-
-def _axes(backbone: Backbone) -> Axes:
-  config = backbone.config
-  return Axes(config.width, config.depth, config.summary_tokens)
 
 
 def _stack(

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Float32
 
 from memory_vit.errors import TaskError
 from memory_vit.model.parts.head import head_logits
+from memory_vit.model.parts.probe import probe_features
 from memory_vit.model.task import TaskSpec
 from memory_vit.model.vit import MemoryViT, apply
 from memory_vit.model.vit_config import ViTConfig
@@ -77,8 +78,7 @@ def _on_features(
 ) -> SplitForward:
   """Heads on {"pooled": (b, d)} and probes on {"layers": (b, n, d)}."""
   config = headless(config)
-  learned = {spec.name: spec.learned for spec in specs}
-  columns = {regime.column for regime in learned.values()}
+  columns = {spec.learned.column for spec in specs}
 
   def prepare(
     frozen: Any, images: Float[Array, "b side side 3"]
@@ -93,7 +93,12 @@ def _on_features(
   def logits(trained: Any, frozen: Any, features: dict[str, Array]) -> Logits:
     del frozen
     return {
-      name: head_logits(learned[name].features(task, features), task["head"])
+      name: head_logits(
+        probe_features(task["probe"], features["layers"])
+        if "probe" in task
+        else features["pooled"],
+        task["head"],
+      )
       for name, task in trained.items()
     }
 

@@ -12,6 +12,7 @@ from memory_vit.config import OptimConfig
 from memory_vit.model.parts import PARTS
 from memory_vit.model.regimes import OWN_BACKBONE
 
+_ALL_PARTS = (*PARTS, OWN_BACKBONE)
 # Last names of kernels: of Flax, of the side stream, and of the probe.
 _KERNELS = ("kernel", "conv", "keys", "values", "down", "up")
 
@@ -72,11 +73,11 @@ def _optimizer(
   config: OptimConfig, schedule: optax.Schedule
 ) -> optax.GradientTransformation:
   """The optimizer of one name: clip, update, factors of parts."""
-  stages, every = [], (*PARTS, OWN_BACKBONE)
+  stages = []
   if config.grad_clip:
     clip = optax.clip_by_global_norm(config.grad_clip)
     by_part = config.clip_by == "part"
-    stages += [_by_part(dict.fromkeys(every, clip)) if by_part else clip]
+    stages += [_by_part(dict.fromkeys(_ALL_PARTS, clip)) if by_part else clip]
   if config.name == "sgd":
     stages += [optax.sgd(schedule, momentum=config.momentum)]
   else:
@@ -85,7 +86,7 @@ def _optimizer(
     ]
   factors = {"cls": config.cls_factor, "memory": config.memory_factor}
   if {*factors.values()} != {1.0}:
-    by_name = {**dict.fromkeys(every, 1.0), **factors}
+    by_name = {**dict.fromkeys(_ALL_PARTS, 1.0), **factors}
     stages += [_by_part({part: optax.scale(f) for part, f in by_name.items()})]
   return optax.chain(*stages)
 

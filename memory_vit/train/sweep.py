@@ -56,8 +56,7 @@ def trials_of(config: Config, name: str) -> list[Trial]:
       'chosen, or config.sweep.export="all", which exports each after its last '
       "step."
     )
-  made_here = config.pretrain.variant or config.backbone.startswith(RANDOM)
-  if config.sweep.seed and made_here:
+  if config.sweep.seed and config.backbone.startswith(RANDOM):
     raise ConfigError(
       "config.sweep.seed would change the backbone as well, which is made by "
       "this run: give the backbone as a file."
@@ -100,7 +99,7 @@ def pass_group(config: Config) -> str:
 
 
 def size(trial: Trial) -> tuple[tuple[int, ...], ...]:
-  """Sort key: how much a trial adds to a pass, which later parts dominate."""
+  """Sort key: how much a trial adds to a pass, first by its side stream."""
   regime, options = trial.config.learned, trial.config.task
   return tuple(
     part.cost(options) if regime.has(part.name) else ()
@@ -189,7 +188,7 @@ def _combinations(sweep: SweepConfig) -> list[dict[str, Any]]:
   for overrides, *values in itertools.product(sweep.overrides or ({},), *axes):
     _require_keys(overrides, [pair[0] for pair in values])
     varied = {**overrides, **dict(values)}
-    if sweep.regime and not get_regime(varied["regime"]).uses("cells"):
+    if sweep.regime and "cells" not in get_regime(varied["regime"]).fields:
       varied.pop("task.cells", None)
       if varied in found:
         continue

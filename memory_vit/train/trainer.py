@@ -23,7 +23,6 @@ from memory_vit.kinds import CLASSES, TaskKind
 from memory_vit.kinds.kind import HeadOutputs
 from memory_vit.kinds.scores import Also, Evaluation
 from memory_vit.model.backbone import Backbone, rounded
-from memory_vit.model.parts import PARTS
 from memory_vit.model.task import EvalPreprocessing, Task
 from memory_vit.runtime import processes, sharding
 from memory_vit.runtime.preemption import StopSignal
@@ -121,12 +120,7 @@ class Trainer:
       # Outputs of a padded head get their names and kind after training.
       kind=CLASSES if padded else self.task_kind,
       regime=config.regime,
-      **{
-        field: getattr(options, field)
-        for part in PARTS.values()
-        for field in part.fields
-        if regime.uses(field)
-      },
+      **{field: getattr(options, field) for field in regime.fields},
       attends_to=self.attends_to,
       memory_norm=options.memory_norm,
       memory_std=options.memory_std,

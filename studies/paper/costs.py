@@ -56,7 +56,7 @@ def parameters(
   each = {
     "head": 0,
     "cls": d,
-    "memory": kind.layers(l) * cells * d,
+    "memory": kind.memory_layers(l) * cells * d,
     # Scale and bias of two LayerNorms in each block, and of the final one.
     "norms": 2 * (2 * l + 1) * d,
     "layers": l * d,

@@ -34,7 +34,7 @@ def cost_of(
   vit = dataclasses.replace(vit, num_classes=0)
   kind = get_regime(regime)
   cells = cells if kind.has("memory") else 0
-  bottleneck = bottleneck if kind.uses("bottleneck") else 0
+  bottleneck = bottleneck if "bottleneck" in kind.fields else 0
   spec = mv.TaskSpec(
     name="task",
     num_classes=1,

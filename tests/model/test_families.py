@@ -185,7 +185,7 @@ def test_every_token_of_a_task_matters(name, regime, images):
   kind = REGIMES[regime]
   task = random_task(
     backbone, "a", regime=regime, cells=2 if kind.has("memory") else 0,
-    bottleneck=3 if kind.uses("bottleneck") else 0,
+    bottleneck=3 if "bottleneck" in kind.fields else 0,
   )  # fmt: skip
   out = np.asarray(logits_of(backbone, task, images))
   assert len(trees.flatten(task.params)) > 2

@@ -1,4 +1,4 @@
-"""What docs/dev/adding.md says of a new part of tasks is all there is.
+"""What docs/dev/adding.md says of a part without options is all there is.
 
 A part is registered that only this file knows, and goes through training,
 evaluation, a file, a set of tasks, a server's slots and a description.
@@ -15,7 +15,7 @@ from conftest import ROOT, random_task, tiny_backbone
 
 import memory_vit as mv
 from memory_vit.commands import inspect
-from memory_vit.model.parts import PARTS, InPass, Part
+from memory_vit.model.parts import PARTS, Part, PassHooks
 from memory_vit.model.regimes import get_regime, is_regime
 from memory_vit.runtime import sharding
 from memory_vit.tasks import inference
@@ -39,12 +39,12 @@ class Shift(Part):
   def rows(self, spec):
     return [("shift", "one vector")]
 
-  def in_pass(self, stacked, config, angles):
-    return ShiftInPass(stacked)
+  def hooks(self, stacked, config, angles):
+    return ShiftHooks(stacked)
 
 
 @dataclasses.dataclass(frozen=True)
-class ShiftInPass(InPass):
+class ShiftHooks(PassHooks):
   shift: jax.Array
 
   def read_out(self, states, features):
@@ -138,7 +138,7 @@ def test_slots_grow_by_a_new_part_once(backbone):
     assert np.array_equal(values, expected[name])
 
 
-def test_a_new_part_begins_as_nothing_and_is_gone_afterwards(backbone):
+def test_a_new_part_begins_as_nothing(backbone):
   new = {
     regime: mv.init_task(
       jax.random.key(0), backbone, name="a", num_classes=3, regime=regime

@@ -143,7 +143,7 @@ def test_patches_see_their_neighbours_alone():
   def tokens(keys):
     keys = jnp.asarray(keys)
     streams = SideStreams(groups, backbone.config, None)
-    return np.asarray(streams.views(0, keys, keys)[0].tokens)[0, 0]
+    return np.asarray(streams.attention_terms(0, keys, keys)[0].tokens)[0, 0]
 
   plain = np.zeros((1, 2, 1 + n, 16), np.float32)
   expected = tokens(plain)

@@ -241,7 +241,7 @@ def test_tasks_share_their_attention_in_float32():
       context=(keys, one_hot(0, n, b, h)),
       cells=(cells, one_hot(n + 1, m, t, h)),
       mask=mask,
-      views=(),
+      terms=(),
     ),
     "bfloat16",
   )

@@ -587,7 +587,7 @@ def lone_task(backbone, regime, name="lone", **options):
   learned = REGIMES[regime]
   return random_task(
     backbone, name, regime=regime, cells=2 if learned.has("memory") else 0,
-    bottleneck=3 if learned.uses("bottleneck") else 0, **options,
+    bottleneck=3 if "bottleneck" in learned.fields else 0, **options,
   )  # fmt: skip
 
 

@@ -59,7 +59,7 @@ def assert_same(found, task):
 @pytest.mark.parametrize("regime", REGIMES)
 def test_round_trip_is_exact(backbone, tmp_path, regime):
   kind = REGIMES[regime]
-  options = {"bottleneck": 4} if kind.uses("bottleneck") else {}
+  options = {"bottleneck": 4} if "bottleneck" in kind.fields else {}
   cells = 3 if kind.has("memory") else 0
   task = random_task(backbone, "a", cells=cells, regime=regime, **options)
   mv.save_task(task, tmp_path / "a.safetensors", format=FORMAT)

@@ -6,7 +6,7 @@ from memory_vit.model.parts.head import Head
 from memory_vit.model.parts.layers import Layers
 from memory_vit.model.parts.memory import Memory
 from memory_vit.model.parts.norms import Norms
-from memory_vit.model.parts.part import Axes, InitialValues, InPass, Part
+from memory_vit.model.parts.part import Axes, InitialValues, Part, PassHooks
 from memory_vit.model.parts.probe import Probe
 from memory_vit.model.parts.side import SideStream
 
@@ -20,4 +20,4 @@ PARTS: dict[str, Part] = {
   )
 }  # fmt: skip
 
-__all__ = ["PARTS", "Axes", "InPass", "InitialValues", "Part"]
+__all__ = ["PARTS", "Axes", "PassHooks", "InitialValues", "Part"]

@@ -1,6 +1,7 @@
 """Bottleneck adapters after attention and MLP (Houlsby et al. 2019).
 
-They change what the backbone computes: a task that has them runs alone.
+Not the paper's. They change what the backbone computes: a task that has them
+runs alone.
 """
 
 from __future__ import annotations
@@ -8,13 +9,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from etils import epy
-from jaxtyping import Float32
 
-from memory_vit.model.parts.part import Axes, InitialValues, Part, zeros
+from memory_vit.model.parts.part import (
+  Axes,
+  InitialValues,
+  Part,
+  too_small,
+  zeros,
+)
 
 with epy.lazy_imports():
   import flax.linen as nn
   import jax
+  import jaxtyping as jt
 
   from memory_vit.model import products, trees
 
@@ -33,7 +40,7 @@ class Adapters(Part):
     return spec.bottleneck
 
   def shapes(self, size: int, axes: Axes) -> Any:
-    d, l, _ = axes
+    d, l = axes.width, axes.depth
     adapter = {
       "down": {"kernel": (l, d, size), "bias": (l, size)},
       "up": {"kernel": (l, size, d), "bias": (l, d)},
@@ -50,21 +57,15 @@ class Adapters(Part):
     return params
 
   def problem(self, spec: TaskSpec) -> str:
-    return bottleneck_problem(spec)
+    return too_small(spec, "bottleneck", 1)
 
   def rows(self, spec: TaskSpec) -> list[tuple[str, str]]:
     return [("bottleneck", f"width {spec.bottleneck}")]
 
 
-def bottleneck_problem(spec: TaskSpec) -> str:
-  if spec.bottleneck > 0:
-    return ""
-  return f"bottleneck is {spec.bottleneck}; expected at least 1"
-
-
 def bottleneck_adapter(
-  params: trees.Tree | None, y: Float32[jax.Array, "b s d"], dtype: str
-) -> Float32[jax.Array, "b s d"]:
+  params: trees.Tree | None, y: jt.Float32[jax.Array, "b s d"], dtype: str
+) -> jt.Float32[jax.Array, "b s d"]:
   """Add a bottleneck adapter, if there is one."""
   if params is None:
     return y

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from etils import epy
-from jaxtyping import Float32
 
 from memory_vit.model.parts.part import Axes, InitialValues, Part
 
@@ -13,6 +12,7 @@ with epy.lazy_imports():
   import flax.linen as nn
   import jax
   import jax.numpy as jnp
+  import jaxtyping as jt
 
 if TYPE_CHECKING:
   from memory_vit.model.backbone import Backbone
@@ -38,7 +38,7 @@ class ClassToken(Part):
     return first_class_token(backbone) if pretrained else params
 
 
-def first_class_token(backbone: Backbone) -> Float32[jax.Array, " d"]:
+def first_class_token(backbone: Backbone) -> jt.Float32[jax.Array, " d"]:
   """The initial class token of a new task."""
   params, config = backbone.params, backbone.config
   if config.class_tokens:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from etils import epy
-from jaxtyping import Float, Float32
 
-from memory_vit.model.parts.part import Axes, Part, round_up_to
+from memory_vit.model.parts.part import Axes, Part
 
 with epy.lazy_imports():
   import jax
   import jax.numpy as jnp
+  import jaxtyping as jt
 
   from memory_vit.model import trees
 
@@ -28,7 +28,7 @@ class Head(Part):
   """
 
   name = "head"
-  in_every = sized = True
+  in_every, unit = True, 128
   lengths = {"width": "head/kernel"}
   axis = 0
 
@@ -38,23 +38,17 @@ class Head(Part):
   def shapes(self, size: int, axes: Axes) -> Any:
     return {"kernel": (axes.width, size), "bias": (size,)}
 
-  def room(self, specs: Sequence[TaskSpec]) -> int:
-    return max(map(self.size, specs), default=0)
-
-  def grown(self, room: int | None, needed: int) -> int:
-    return round_up_to(max(room or 0, needed, 1), 128)
-
 
 def head_logits(
-  features: Float[jax.Array, "b d"], head: Mapping[str, trees.AnyArray]
-) -> Float32[jax.Array, "b c"]:
+  features: jt.Float[jax.Array, "b d"], head: Mapping[str, trees.AnyArray]
+) -> jt.Float32[jax.Array, "b c"]:
   """Logits of a linear head, {"kernel": (d, c), "bias": (c,)}."""
   return features.astype(jnp.float32) @ head["kernel"] + head["bias"][None]
 
 
 def stacked_logits(
-  features: Float32[jax.Array, "b t d"], heads: Mapping[str, trees.AnyArray]
-) -> Float32[jax.Array, "b t c"]:
+  features: jt.Float32[jax.Array, "b t d"], heads: Mapping[str, trees.AnyArray]
+) -> jt.Float32[jax.Array, "b t c"]:
   """Logits of a stack of heads, each on the features of its task."""
   logits = jnp.einsum("btd,tdc->btc", features, heads["kernel"])
   return logits + heads["bias"][None]

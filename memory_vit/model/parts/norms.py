@@ -1,4 +1,4 @@
-"""Norms: LayerNorms of its own for the token of a task."""
+"""Norms: LayerNorms of its own for the token of a task; not the paper's."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from etils import epy
-from jaxtyping import Float
 
-from memory_vit.model.parts.part import Axes, InPass, Part
+from memory_vit.model.parts.part import Axes, Part, PassHooks
 
 with epy.lazy_imports():
   import jax
+  import jaxtyping as jt
 
   from memory_vit.model import layer_norms
 
@@ -31,19 +31,22 @@ class Norms(Part):
     norms = (2 * axes.depth + 1, axes.width)
     return {"scale": norms, "bias": norms}
 
-  def in_pass(
+  def hooks(
     self, stacked: Any, config: ViTConfig, angles: Rotation | None
-  ) -> InPass:
-    return _NormsInPass(stacked, config.layer_norm_epsilon)
+  ) -> PassHooks:
+    return _NormsHooks(stacked, config.layer_norm_epsilon)
 
 
 @dataclasses.dataclass(frozen=True)
-class _NormsInPass(InPass):
+class _NormsHooks(PassHooks):
   stacked: Any  # {"scale", "bias"} of (2 l + 1, t, d) each
   epsilon: float
 
-  def normed(
-    self, i: int, c: Float[jax.Array, "b t d"], z: Float[jax.Array, "b t d"]
-  ) -> Float[jax.Array, "b t d"]:
+  def after_norm(
+    self,
+    i: int,
+    c: jt.Float[jax.Array, "b t d"],
+    z: jt.Float[jax.Array, "b t d"],
+  ) -> jt.Float[jax.Array, "b t d"]:
     scale, bias = (self.stacked[key][i][None] for key in ("scale", "bias"))
     return z + (layer_norms.standardized(c, self.epsilon) * scale + bias)

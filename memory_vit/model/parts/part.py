@@ -5,19 +5,20 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from etils import epy
-from jaxtyping import Float, Float32
 
 from memory_vit.errors import TaskError
 
 with epy.lazy_imports():
   import jax
   import jax.numpy as jnp
+  import jaxtyping as jt
   import numpy as np
   import optax
 
@@ -34,7 +35,14 @@ class Axes(NamedTuple):
 
   width: int  # d
   depth: int  # l
+  memory: int  # layers with memory of their own: l, or 1 if it is propagated
   summary: int  # n, its `ViTConfig.summary_tokens`
+
+  @classmethod
+  def of(cls, config: ViTConfig) -> Axes:
+    """Those of masked tasks on a backbone."""
+    depth = config.depth
+    return cls(config.width, depth, depth, config.summary_tokens)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,45 +69,55 @@ class InitialValues:
       )
 
 
-class View(abc.ABC):
-  """What a part adds to attention over a layer's keys and values."""
+class AttentionTerm(abc.ABC):
+  """A summand of attention over the keys and values of a layer."""
 
   @abc.abstractmethod
   def scores(
-    self, query: Float[jax.Array, "b h t k"], dtype: str
-  ) -> Float32[jax.Array, "b h t s"]:
-    """What is added to the scores of tokens of the backbone."""
+    self, query: jt.Float[jax.Array, "b h t k"], dtype: str
+  ) -> jt.Float32[jax.Array, "b h t s"]:
+    """What is added to the scores of the backbone's tokens."""
 
   @abc.abstractmethod
   def values(
-    self, weights: Float32[jax.Array, "b h t s"], dtype: str
-  ) -> Float32[jax.Array, "b h t k"]:
-    """What is added to the mean of their values."""
+    self, weights: jt.Float32[jax.Array, "b h t s"], dtype: str
+  ) -> jt.Float32[jax.Array, "b h t k"]:
+    """What is added to the weighted sum of their values."""
 
 
-class InPass:
-  """A part of stacked tasks in one pass; this one changes nothing."""
+class PassHooks:
+  """What a part of stacked tasks does in one pass; these hooks do nothing."""
 
-  def views(
+  def attention_terms(
     self,
     layer: int,
-    keys: Float[jax.Array, "b h s k"],
-    values: Float[jax.Array, "b h s k"],
-  ) -> Sequence[View]:
-    """What is added to attention in a layer, which are passed in order."""
+    keys: jt.Float[jax.Array, "b h s k"],
+    values: jt.Float[jax.Array, "b h s k"],
+  ) -> Sequence[AttentionTerm]:
+    """Return what attention of this layer gets in addition.
+
+    It is called once for each layer, in their order, with the keys and values
+    of the backbone.
+    """
     return ()
 
-  def normed(
-    self, i: int, c: Float[jax.Array, "b t d"], z: Float[jax.Array, "b t d"]
-  ) -> Float[jax.Array, "b t d"]:
-    """Change `z`, which LayerNorm i of the 2 l + 1 makes of the tokens `c`."""
+  def after_norm(
+    self,
+    i: int,
+    c: jt.Float[jax.Array, "b t d"],
+    z: jt.Float[jax.Array, "b t d"],
+  ) -> jt.Float[jax.Array, "b t d"]:
+    """Change `z`, the output of LayerNorm i for the tokens `c`.
+
+    Layer j has the LayerNorms 2 j and 2 j + 1; the last one is 2 l.
+    """
     return z
 
   def read_out(
     self,
-    states: Sequence[Float[jax.Array, "b t d"]],
-    features: Float32[jax.Array, "b t d"],
-  ) -> Float32[jax.Array, "b t d"]:
+    states: Sequence[jt.Float[jax.Array, "b t d"]],
+    features: jt.Float32[jax.Array, "b t d"],
+  ) -> jt.Float32[jax.Array, "b t d"]:
     """Change the features for the heads, given the tokens after each block."""
     return features
 
@@ -108,27 +126,25 @@ class Part(abc.ABC):
   """Base class of parts.
 
   A pass runs all tasks of a set as one stack, with room for tasks that come
-  later. `room` is what a part needs in it: its greatest size, or just True.
+  later. `room` is what a part needs in it: its greatest size, or True.
 
   Attributes:
     name: in `Task.params`, and in a list of parts.
     listed: whether a list of parts, "cls+memory+side", may name it.
     in_every: whether every masked task has it, if only of size 0.
-    sized: whether `room` is a size; other parts can be reserved by name.
-    fields: of `TaskSpec`, which only tasks with this part may set.
+    unit: sizes that are numbers are rounded up to multiples of it in a stack; 0
+      for a part whose sizes are no numbers.
+    fields: of `TaskSpec`, which tasks without this part leave at their default.
     lengths: {length of `Axes`: the array whose first axis has it}.
-    column: the features of a frozen backbone that it turns into those of its
-      head; "" if it does not.
     axis: of the tasks in stacked arrays.
   """
 
   name: str
   listed = False
   in_every = False
-  sized = False
+  unit = 0
   fields: tuple[str, ...] = ()
   lengths: Mapping[str, str] = {}
-  column = ""
   axis = 1
 
   def size(self, spec: TaskSpec) -> Any:
@@ -137,7 +153,7 @@ class Part(abc.ABC):
 
   @abc.abstractmethod
   def shapes(self, size: Any, axes: Axes) -> Any:
-    """Shapes of the parameters of one task, as a tree of tuples."""
+    """Shapes of the parameters of one task: a tree whose leaves are tuples."""
 
   def init(self, key: jax.Array, shapes: Any, start: InitialValues) -> Any:
     """Parameters of a new task, of `shapes`, structs of float32."""
@@ -154,28 +170,26 @@ class Part(abc.ABC):
     return ""
 
   def rows(self, spec: TaskSpec) -> list[tuple[str, str]]:
-    """Lines on the part of a task for people, each a title and a text."""
+    """Lines of `inspect`: a title and a text each."""
     return []
 
-  def norm(self, params: Any) -> Float[jax.Array, ...]:
+  def norm(self, params: Any) -> jt.Float[jax.Array, ...]:
     """Norm () of the parameters, or one per layer (l,)."""
     return optax.tree.norm(params)
-
-  def features(self, params: Any, column: Any) -> Float32[jax.Array, "b d"]:
-    """Features for a head, made of those of `column`."""
-    raise NotImplementedError(f"{self.name} has no column")
 
   def cost(self, options: Any) -> tuple[int, ...]:
     """What a task with these options adds to a pass; greater is more."""
     return ()
 
   def room(self, specs: Sequence[TaskSpec]) -> Any:
-    """The room in which the parts of these tasks fit exactly."""
-    return True
+    """The smallest room for the parts of these tasks."""
+    return max(map(self.size, specs), default=0) if self.unit else True
 
   def grown(self, room: Any, needed: Any) -> Any:
-    """Rounded up, a room for both; `room` is None if there was none."""
-    return needed or room
+    """Round up to a room in which both fit; `room` is None if there is none."""
+    if not self.unit:
+      return True
+    return -(-max(room or 0, needed, 1) // self.unit) * self.unit
 
   def stack(
     self,
@@ -186,28 +200,31 @@ class Part(abc.ABC):
     xp: ModuleType,
   ) -> Any:
     """Stack {slot: parameters}; zeros in other slots, and up to `room`."""
-    shapes = self.shapes(room, axes)
-    empty = jax.tree.map(lambda shape: _zeros(shape, xp), shapes, is_leaf=_leaf)
-
-    def padded(tree: Any) -> Any:
-      return jax.tree.map(
-        lambda shape, a: _pad(a, shape, xp), shapes, tree, is_leaf=_leaf
-      )
-
-    each = [padded(params[i]) if i in params else empty for i in range(slots)]
+    none = jax.tree.map(
+      lambda shape: xp.zeros(shape, np.float32),
+      self.shapes(room, axes),
+      is_leaf=lambda node: isinstance(node, tuple),
+    )
+    each = [
+      jax.tree.map(functools.partial(_padded, xp), params.get(i, none), none)
+      for i in range(slots)
+    ]
     return jax.tree.map(lambda *arrays: xp.stack(arrays, self.axis), *each)
 
   def ready(
     self, stacked: Any, mask: TaskMask, keys_values: Callable[..., Any]
   ) -> Any:
-    """What a pass takes, given the backbone's keys and values of memory."""
+    """Prepare stacked arrays for passes.
+
+    `keys_values` makes keys and values of memory and `mask.memory_norm`.
+    """
     return stacked
 
-  def in_pass(
+  def hooks(
     self, stacked: Any, config: ViTConfig, angles: Rotation | None
-  ) -> InPass:
+  ) -> PassHooks:
     """Begin a pass; `angles` are those of the backbone's tokens."""
-    return InPass()
+    return PassHooks()
 
 
 def zeros(shapes: Any) -> Any:
@@ -217,27 +234,23 @@ def zeros(shapes: Any) -> Any:
   )
 
 
-def round_up_to(count: int, unit: int) -> int:
-  return -(-count // unit) * unit
+def too_small(spec: TaskSpec, field: str, least: int) -> str:
+  """The problem of a field below `least`; "" if it is not."""
+  value = getattr(spec, field)
+  return (
+    "" if value >= least else f"{field} is {value}, expected at least {least}"
+  )
 
 
 def round_up(count: int) -> int:
   """1, 2, 4, 8, then multiples of 8: never more than 7 are unused."""
-  return 1 << (count - 1).bit_length() if count <= 8 else round_up_to(count, 8)
+  return 1 << (count - 1).bit_length() if count <= 8 else -(-count // 8) * 8
 
 
-def _leaf(node: Any) -> bool:
-  return isinstance(node, tuple)
-
-
-def _zeros(shape: tuple[int, ...], xp: ModuleType) -> Any:
-  return xp.zeros(shape, np.float32)
-
-
-def _pad(a: Any, shape: tuple[int, ...], xp: ModuleType) -> Any:
-  """Add zeros at the end of every axis, up to `shape`."""
-  if a.shape == shape:
+def _padded(xp: ModuleType, a: Any, like: Any) -> Any:
+  """Add zeros at the end of every axis, up to the shape of `like`."""
+  if a.shape == like.shape:
     return a
   return xp.pad(
-    a, [(0, n - old) for old, n in zip(a.shape, shape, strict=True)]
+    a, [(0, n - old) for old, n in zip(a.shape, like.shape, strict=True)]
   )

@@ -1,9 +1,9 @@
 """Probe: attention over all layers of a frozen backbone.
 
-Its tokens are the class token and the mean patch after each block, so a task
-needs no class token of its own, and learns from some kilobytes an image. As
-attentive layer fusion (2026); queries are learned and need no projection to
-keys, as in efficient probing (2026).
+Not the paper's. Its tokens are the class token and the mean patch after each
+block, so a task needs no class token of its own, and learns from some kilobytes
+an image. As attentive layer fusion (2026); queries are learned and need no
+projection to keys, as in efficient probing (2026).
 """
 
 from __future__ import annotations
@@ -13,15 +13,20 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from etils import epy
-from jaxtyping import Float32
 
-from memory_vit.model.parts.adapters import bottleneck_problem
-from memory_vit.model.parts.part import Axes, InitialValues, Part, zeros
+from memory_vit.model.parts.part import (
+  Axes,
+  InitialValues,
+  Part,
+  too_small,
+  zeros,
+)
 
 with epy.lazy_imports():
   import flax.linen as nn
   import jax
   import jax.numpy as jnp
+  import jaxtyping as jt
 
   from memory_vit.model import trees
 
@@ -38,7 +43,6 @@ class Probe(Part):
   name = "probe"
   fields = ("bottleneck",)
   lengths = {"summary": "probe/scale"}
-  column = "layers"
 
   def size(self, spec: TaskSpec) -> int:
     return spec.bottleneck
@@ -60,18 +64,15 @@ class Probe(Part):
     return {**params, "down": down(key, shapes["down"].shape)}
 
   def problem(self, spec: TaskSpec) -> str:
-    return bottleneck_problem(spec)
-
-  def features(self, params: Any, column: Any) -> Float32[jax.Array, "b d"]:
-    return probe_features(params, column)
+    return too_small(spec, "bottleneck", 1)
 
   def rows(self, spec: TaskSpec) -> list[tuple[str, str]]:
     return [("bottleneck", f"width {spec.bottleneck}")]
 
 
 def probe_features(
-  params: Mapping[str, trees.AnyArray], summary: Float32[jax.Array, "b n d"]
-) -> Float32[jax.Array, "b d"]:
+  params: Mapping[str, trees.AnyArray], summary: jt.Float32[jax.Array, "b n d"]
+) -> jt.Float32[jax.Array, "b d"]:
   """Attend to the summary of all layers of a frozen backbone.
 
   Args:

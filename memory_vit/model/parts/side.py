@@ -29,15 +29,15 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from etils import epy
-from jaxtyping import Bool, Float, Float32, Int32
 
 from memory_vit.model.parts.part import (
+  AttentionTerm,
   Axes,
   InitialValues,
-  InPass,
   Part,
-  View,
+  PassHooks,
   round_up,
+  too_small,
   zeros,
 )
 
@@ -45,6 +45,7 @@ with epy.lazy_imports():
   import flax.linen as nn
   import jax
   import jax.numpy as jnp
+  import jaxtyping as jt
   import numpy as np
 
   from memory_vit.model import layer_norms, products, rope, trees
@@ -74,14 +75,14 @@ class SideStream(Part):
   """A side stream whose output starts at zero."""
 
   name = "side"
-  listed = sized = True
+  listed = True
   fields = ("side_width", "side_mixing")
 
   def size(self, spec: TaskSpec) -> SideKind:
     return spec.side
 
   def shapes(self, size: SideKind, axes: Axes) -> Any:
-    d, l, _ = axes
+    d, l = axes.width, axes.depth
     r = size.width
     read = {
       "down": {"kernel": (l, 2 * d, r), "bias": (l, r)},
@@ -119,14 +120,12 @@ class SideStream(Part):
     return params
 
   def problem(self, spec: TaskSpec) -> str:
-    if spec.side_width < 1:
-      return f"side_width is {spec.side_width}; expected at least 1"
-    if spec.side_mixing not in SIDE_MIXING:
-      return (
-        f"side_mixing is {spec.side_mixing!r}; expected one of "
-        f"{', '.join(SIDE_MIXING)}"
-      )
-    return ""
+    if spec.side_mixing in SIDE_MIXING:
+      return too_small(spec, "side_width", 1)
+    return (
+      f"side_mixing is {spec.side_mixing!r}, expected one of "
+      f"{', '.join(SIDE_MIXING)}"
+    )
 
   def rows(self, spec: TaskSpec) -> list[tuple[str, str]]:
     return [("side stream", f"width {spec.side_width}, {spec.side_mixing}")]
@@ -166,9 +165,9 @@ class SideStream(Part):
       )
     return groups
 
-  def in_pass(
+  def hooks(
     self, stacked: SideGroups, config: ViTConfig, angles: rope.Rotation | None
-  ) -> InPass:
+  ) -> PassHooks:
     return SideStreams(stacked, config, angles)
 
 
@@ -183,17 +182,17 @@ class SideGroup(NamedTuple):
   # Of `SideStream.shapes`, (l, g, ...); zeros where no task is.
   params: trees.Tree
   # The slot of each stream's task; any where no task is.
-  places: Int32[trees.AnyArray, " g"]
+  places: jt.Int32[trees.AnyArray, " g"]
   # The stream of each slot; any where it has none of this group.
-  stream: Int32[trees.AnyArray, " t"]
-  has_stream: Bool[trees.AnyArray, " t"]
+  stream: jt.Int32[trees.AnyArray, " t"]
+  has_stream: jt.Bool[trees.AnyArray, " t"]
 
 
 # {"conv16": the group of the streams of width 16 that mix by convolution}
 SideGroups = Mapping[str, SideGroup]
 
 
-class SideStreams(InPass):
+class SideStreams(PassHooks):
   """The streams of all groups, on their way through the layers."""
 
   def __init__(
@@ -201,15 +200,15 @@ class SideStreams(InPass):
   ) -> None:
     self._groups, self._config = groups, config
     self._angles = angles and (angles[0], -angles[1])
-    self._states: dict[str, Float32[jax.Array, "g b s r"]] = {}
+    self._states: dict[str, jt.Float32[jax.Array, "g b s r"]] = {}
 
-  def views(
+  def attention_terms(
     self,
     layer: int,
-    keys: Float[jax.Array, "b h s k"],
-    values: Float[jax.Array, "b h s k"],
-  ) -> list[SideView]:
-    """Pass a layer, given its keys and values of the backbone stream."""
+    keys: jt.Float[jax.Array, "b h s k"],
+    values: jt.Float[jax.Array, "b h s k"],
+  ) -> list[SideTerm]:
+    """Pass a layer."""
     # Before their rotation: a patch looks alike wherever it stands.
     keys, values = (
       jnp.swapaxes(a, 1, 2).astype(jnp.float32) for a in (keys, values)
@@ -218,7 +217,7 @@ class SideStreams(InPass):
     shape = (*keys.shape[:2], self._config.width)
     keys = _standardized(keys.reshape(shape))
     values = _standardized(values.reshape(shape))
-    views = []
+    terms = []
     for name, group in self._groups.items():
       params = jax.tree.map(lambda a: a[layer], group.params)
       state = _down(params["down"], keys, values, self._config.dtype)
@@ -229,16 +228,16 @@ class SideStreams(InPass):
         state = state + _convolved(params, state, self._config)
         state = state + _mlp(params, state, self._config.dtype)
         self._states[name], read = state, _standardized(state)
-      views.append(SideView(read, params["up"], group))
-    return views
+      terms.append(SideTerm(read, params["up"], group))
+    return terms
 
 
 def _down(
   params: trees.Tree,
-  keys: Float32[jax.Array, "b s d"],
-  values: Float32[jax.Array, "b s d"],
+  keys: jt.Float32[jax.Array, "b s d"],
+  values: jt.Float32[jax.Array, "b s d"],
   dtype: str,
-) -> Float32[jax.Array, "g b s r"]:
+) -> jt.Float32[jax.Array, "g b s r"]:
   """Standardized keys and values of all tokens, narrowed."""
   kernel = params["kernel"]
   d = keys.shape[-1]
@@ -248,8 +247,8 @@ def _down(
 
 
 def _convolved(
-  params: trees.Tree, state: Float32[jax.Array, "g b s r"], config: ViTConfig
-) -> Float32[jax.Array, "g b s r"]:
+  params: trees.Tree, state: jt.Float32[jax.Array, "g b s r"], config: ViTConfig
+) -> jt.Float32[jax.Array, "g b s r"]:
   """The convolution over patches; zeros for the tokens before them."""
   n = config.num_patches
   side = config.image_size // config.patch_size
@@ -273,43 +272,43 @@ def _convolved(
 
 
 def _mlp(
-  params: trees.Tree, state: Float32[jax.Array, "g b s r"], dtype: str
-) -> Float32[jax.Array, "g b s r"]:
+  params: trees.Tree, state: jt.Float32[jax.Array, "g b s r"], dtype: str
+) -> jt.Float32[jax.Array, "g b s r"]:
   normed = _layer_norm(params["mlp_norm"], state)
   hidden = _dense(params["mlp"]["Dense_0"], normed, dtype)
   return _dense(params["mlp"]["Dense_1"], jax.nn.gelu(hidden), dtype)
 
 
 def _dense(
-  params: trees.Tree, z: Float32[jax.Array, "g b s _"], dtype: str
-) -> Float32[jax.Array, "g b s _"]:
+  params: trees.Tree, z: jt.Float32[jax.Array, "g b s _"], dtype: str
+) -> jt.Float32[jax.Array, "g b s _"]:
   y = products.einsum("gbsr,grf->gbsf", z, params["kernel"], dtype)
   return y + params["bias"][:, None, None]
 
 
 def _layer_norm(
-  params: trees.Tree, z: Float32[jax.Array, "g b s r"]
-) -> Float32[jax.Array, "g b s r"]:
+  params: trees.Tree, z: jt.Float32[jax.Array, "g b s r"]
+) -> jt.Float32[jax.Array, "g b s r"]:
   scale, bias = (params[k][:, None, None] for k in ("scale", "bias"))
   return _standardized(z) * scale + bias
 
 
-def _standardized(z: Float32[jax.Array, ...]) -> Float32[jax.Array, ...]:
+def _standardized(z: jt.Float32[jax.Array, ...]) -> jt.Float32[jax.Array, ...]:
   return layer_norms.standardized(z, _EPSILON)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
-class SideView(View):
+class SideTerm(AttentionTerm):
   """Stream tokens that a group of tasks attends to beside keys and values."""
 
-  tokens: Float32[jax.Array, "g b s r"]
+  tokens: jt.Float32[jax.Array, "g b s r"]
   # {"keys", "values"}, which widen the tokens.
-  up: Mapping[str, Float[trees.AnyArray, "g r d"]]
+  up: Mapping[str, jt.Float[trees.AnyArray, "g r d"]]
   group: SideGroup
 
   def scores(
-    self, query: Float[jax.Array, "b h t k"], dtype: str
-  ) -> Float32[jax.Array, "b h t s"]:
+    self, query: jt.Float[jax.Array, "b h t k"], dtype: str
+  ) -> jt.Float32[jax.Array, "b h t s"]:
     """Scores of the group's streams, as of widened keys; zeros for others."""
     # Queries are narrowed instead of keys widened, which are never made.
     h, k = query.shape[1], query.shape[3]
@@ -320,8 +319,8 @@ class SideView(View):
     return _to_slots(found, self.group)
 
   def values(
-    self, weights: Float32[jax.Array, "b h t s"], dtype: str
-  ) -> Float32[jax.Array, "b h t k"]:
+    self, weights: jt.Float32[jax.Array, "b h t s"], dtype: str
+  ) -> jt.Float32[jax.Array, "b h t k"]:
     """Values that the group's tokens get from streams; zeros for others."""
     g, r, d = self.up["values"].shape
     h = weights.shape[1]
@@ -333,8 +332,8 @@ class SideView(View):
 
 
 def _to_slots(
-  a: Float32[jax.Array, "b h g _"], group: SideGroup
-) -> Float32[jax.Array, "b h t _"]:
+  a: jt.Float32[jax.Array, "b h g _"], group: SideGroup
+) -> jt.Float32[jax.Array, "b h t _"]:
   """Give each slot what its stream has; zeros without a stream."""
   # Not multiplied by 0: another stream may not be finite.
   of_slots = jnp.take(a, group.stream, axis=2)
