@@ -23,10 +23,10 @@ import jax
 import memory_vit as mv
 from configs import digits
 from memory_vit import config as config_lib
-from memory_vit.config import Config, PretrainConfig, SweepConfig
+from memory_vit.config import Config, SweepConfig
 from memory_vit.model.backbone import init_backbone
-from memory_vit.model.vit_config import vit_config
-from memory_vit.train import pretrain, run
+from memory_vit.model.vit_config import RANDOM, vit_config
+from memory_vit.train import run
 
 _POOLING: dict[str, dict[str, Any]] = {
   "tok": {},
@@ -57,22 +57,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"{pooling:8}" + "".join(f"{cell:>18}" for cell in cells), flush=True)
 
 
-def settings() -> Config:
-  return config_lib.from_dict(digits.get_config().to_dict())
+def settings(what: str = "") -> Config:
+  return config_lib.from_dict(digits.get_config(what).to_dict())
 
 
 def pretrained(pooling: str, workdir: Path) -> Path:
   """Train a micro ViT on the digits 0 to 4; returns its file."""
-  config = pretrain.pretrain_config(settings())
-  vit = vit_config(
-    settings().pretrain.variant, image_size=8, **_POOLING[pooling]
-  )
+  config = settings("backbone")
+  variant = config.backbone.removeprefix(RANDOM)
+  vit = vit_config(variant, image_size=8, **_POOLING[pooling])
   first = workdir / "random.npz"
   mv.save_backbone(init_backbone(vit, jax.random.key(config.seed)), first)
-  run.train_and_evaluate(
-    dataclasses.replace(config, backbone=str(first)), workdir / "pretrain"
-  )
-  return workdir / "pretrain" / f"{config.task.name}.npz"
+  config = dataclasses.replace(config, backbone=str(first))
+  run.train_and_evaluate(config, workdir / "backbone")
+  return workdir / "backbone" / f"{config.task.name}.npz"
 
 
 def accuracies(
@@ -85,7 +83,6 @@ def accuracies(
     dataclasses.replace(
       config,
       backbone=str(backbone),
-      pretrain=PretrainConfig(),
       sweep=SweepConfig(seed=tuple(range(seeds)), overrides=starts),
     ),
     workdir / "tasks",

@@ -27,7 +27,7 @@ import numpy as np
 import sklearn.datasets
 from PIL import Image
 
-from memory_vit.config import TrainDataConfig
+from memory_vit.config import DataConfig
 from memory_vit.data import batching, datasets, image_ops
 from memory_vit.data.decoded_images import cache_decoded
 from memory_vit.data.quiet_tensorflow import tf
@@ -79,7 +79,7 @@ def _photographs(root: pathlib.Path) -> pathlib.Path:
 
 
 def _measure(folder: str, arguments: argparse.Namespace) -> dict[str, Any]:
-  data = TrainDataConfig(train_crop=arguments.crop)
+  data = DataConfig(train_crop=arguments.crop)
   reader = datasets.open_split("folder", "train", folder)
   began = time.perf_counter()
   kept = cache_decoded(
@@ -139,7 +139,7 @@ def _speed(batches: Iterator[Any], count: int) -> float:
 
 
 def _ours(
-  reader: Split, data: TrainDataConfig, size: int
+  reader: Split, data: DataConfig, size: int
 ) -> Iterator[dict[str, Any]]:
   return batching.train_batches(
     reader, data, image_size=size, batch_size=_BATCH, seed=0

@@ -27,7 +27,6 @@ from memory_vit.model.vit_config import (
   MAX_IMAGE_SIZE,
   MAX_RESIZE,
   RANDOM,
-  VARIANTS,
   vit_config,
 )
 from memory_vit.runtime import dtypes, options, schema
@@ -40,7 +39,6 @@ from memory_vit.runtime.options import (
   Switch,
   Text,
   option,
-  section,
 )
 
 # Name of the data set of embeddings that `memory-vit embed` wrote.
@@ -95,8 +93,8 @@ _REGIME = _RegimeName()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainDataConfig:
-  """A data set to train on, and how its images are prepared."""
+class DataConfig:
+  """The data set of a task: its splits, and how images are prepared."""
 
   # Name of a TFDS data set ("cifar100", "sun397/tfds"), "folder", "list",
   # "embeddings", or a data set of a package: "digits:0-4", "glyphs:inverted".
@@ -130,12 +128,6 @@ class TrainDataConfig:
   # fails, counted over all processes whenever a state is saved. Training
   # replaces each by the next readable one; evaluation skips and counts them.
   max_bad: int = option(0, _EXAMPLES, resume="free")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DataConfig(TrainDataConfig):
-  """The data set of a task: splits for training and evaluation."""
-
   # How a resumed run verifies that its data is unchanged: "files" (names, sizes
   # and modification times) or "contents" (SHA-256 of all bytes, read at every
   # start). Metadata that TFDS recorded is compared as well. A resumed run may
@@ -358,28 +350,6 @@ class UpstreamConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PretrainConfig:
-  """Trains a backbone first, from random weights; for demonstrations."""
-
-  # Shape of the backbone, for example "Micro/2"; "" loads `backbone` instead.
-  variant: str = option(
-    "",
-    Text(
-      'a variant such as "Micro/2", or ""',
-      rf"(({'|'.join(VARIANTS)})/[1-9][0-9]{{0,3}})?",
-    ),
-  )
-  # The backbone is trained once: how its images are prepared never changes.
-  data: TrainDataConfig = section(TrainDataConfig(), on_request=False)
-  # Number of training steps.
-  total_steps: int = option(0, _STEPS_OR_NONE)
-  # Images per step.
-  batch_size: int = option(128, _BATCH)
-  # Peak learning rate, of AdamW.
-  learning_rate: float = option(1e-3, _RATE)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class SweepConfig:
   """Trials of a task, trained in one pass over the same batches.
 
@@ -443,7 +413,7 @@ class WandbConfig:
   """Weights & Biases, beside TensorBoard; needs the extra `wandb`."""
 
   # Project of the run, one run for all trials of a sweep; "" is off. A resumed
-  # run resumes in W&B too; pretraining is not logged.
+  # run resumes in W&B too.
   project: str = option("", _PROJECT, resume="free")
   # User or team of the project; "" is the default of the account.
   entity: str = option("", _PROJECT, resume="free")
@@ -488,7 +458,7 @@ class Config:
   gelu: str = option("backbone", Choice(("backbone", "tanh", "exact", "quick")))
   # Side of the square input images in pixels; 0 is the backbone's own. For
   # another size the position embedding is resized. Random weights
-  # ("random:...", `pretrain`) need a size.
+  # ("random:...") need a size.
   image_size: int = option(0, Number(0, MAX_IMAGE_SIZE, "pixels"))
   # Compute dtype: "float32", "bfloat16", or "auto", which is bfloat16 if the
   # device multiplies it faster. Trained parameters are float32.
@@ -551,7 +521,6 @@ class Config:
   optim: OptimConfig = OptimConfig()
   sweep: SweepConfig = SweepConfig()
   upstream: UpstreamConfig = UpstreamConfig()
-  pretrain: PretrainConfig = PretrainConfig()
   wandb: WandbConfig = WandbConfig()
   mesh: MeshConfig = MeshConfig()
 
@@ -688,38 +657,30 @@ def _of_training(config: Config) -> list[str]:
 
 def _of_backbone(config: Config) -> list[str]:
   """List contradictions about a backbone that the run makes itself."""
-  variant, lines = config.pretrain.variant, []
-  if variant and config.pretrain.total_steps < 1:
-    lines.append(
-      f"config.pretrain.total_steps is {config.pretrain.total_steps}, expected "
-      "at least 1 to train a backbone."
-    )
-  if not variant and config.backbone.startswith(RANDOM):
-    variant = config.backbone.removeprefix(RANDOM)
-  if variant and not config.image_size:
-    lines.append(
+  if not config.backbone.startswith(RANDOM):
+    return []
+  if not config.image_size:
+    return [
       "config.image_size is 0, the size of the backbone, which has none before "
-      "it is made: expected a number of pixels for "
-      f"{config.pretrain.variant or config.backbone!r}."
+      f"it is made: expected a number of pixels for {config.backbone!r}."
+    ]
+  try:
+    vit_config(
+      config.backbone.removeprefix(RANDOM), image_size=config.image_size
     )
-  elif variant:
-    try:
-      vit_config(variant, image_size=config.image_size)
-    except ConfigError as error:
-      lines.append(f"config: {error}")
-  return lines
+  except ConfigError as error:
+    return [f"config: {error}"]
+  return []
 
 
 def _of_embeddings(config: Config) -> list[str]:
   """List options that contradict embeddings, or take them for images."""
-  lines = [
-    f"config.{key}.name is {EMBEDDINGS!r}, which holds no images: expected a "
-    "data set of images."
-    for key, data in (
-      ("upstream", config.upstream), ("pretrain.data", config.pretrain.data)
+  lines = []
+  if config.upstream.name == EMBEDDINGS:
+    lines.append(
+      f"config.upstream.name is {EMBEDDINGS!r}, which holds no images: "
+      "expected a data set of images."
     )
-    if data.name == EMBEDDINGS
-  ]  # fmt: skip
   if config.data.name != EMBEDDINGS:
     return lines
   if not (config.learned.on_features or config.sweep.regime):
@@ -735,7 +696,6 @@ def _of_embeddings(config: Config) -> list[str]:
     ("data.train_crop", config.data.train_crop, "resize"),
     ("data.flip", config.data.flip, False),
     ("optim.mixup", config.optim.mixup, 0.0),
-    ("pretrain.variant", config.pretrain.variant, ""),
   )
   return lines + [
     f"config.{key} is {brief(found)}, but embeddings (config.data.name) are of "

@@ -205,9 +205,7 @@ class Grid:
     record = Record(
       command=command,
       hardware=hardware(),
-      config=dataclasses.replace(
-        self.config, backbone=config.backbone, pretrain=config.pretrain
-      ),
+      config=dataclasses.replace(self.config, backbone=config.backbone),
       backbone=self.backbone.config,
       fingerprint=self.backbone.fingerprint,
       options=options,
@@ -264,12 +262,12 @@ class Grid:
 def open_grid(
   config: mv.Config, workdir: Path, stop: StopSignal | None = None
 ) -> Grid:
-  """Open, or train, the backbone that all runs share.
+  """Open the backbone that all runs share.
 
   Raises:
     MemoryVitError: as `shared_backbone`.
   """
-  backbone, settled = shared_backbone(config, workdir, stop)
+  backbone, settled = shared_backbone(config, workdir)
   return Grid(config=settled, workdir=workdir, backbone=backbone, stop=stop)
 
 
@@ -293,7 +291,7 @@ def opened(
   """
   require_same("list of runs", options)
   grid = open_grid(config, workdir, stop)
-  # Each run and the training of a backbone also have a lock of their own.
+  # Each run also has a lock of its own.
   with only_run(workdir / "runs"):
     yield grid
 
@@ -308,7 +306,7 @@ def finished_before(
     workdir: of the list.
     plan_of: returns the plan for the configuration of the runs.
   """
-  made = config.pretrain.variant or config.backbone.startswith("random:")
+  made = config.backbone.startswith("random:")
   known = (workdir / "backbone.npz").exists() if made else workdir.exists()
   if not on_process_0(lambda: known):
     return plan_of(config), {}

@@ -63,7 +63,7 @@ ALONE = (
 )  # fmt: skip
 # Short runs on the digits 5 to 9.
 RUN = {
-  "pretrain.variant": "", "backbone": "tiny.npz", "batch_size": 16,
+  "backbone": "tiny.npz", "batch_size": 16,
   "batch_size_eval": 64, "total_steps": 6, "eval_every": 3,
   "checkpoint_every": 3, "log_every": 1, "log_images": 0,
 }  # fmt: skip

@@ -27,7 +27,6 @@ from studies.paper.trials import diverged_trials
 def small_study(backbone_file) -> Study:
   """Two rates, seeds, cells and other data sets, on the embedded digits."""
   values = digits.get_config()
-  values.pretrain.variant = ""
   values.upstream.name = ""
   values.backbone, values.gelu = str(backbone_file), "tanh"
   values.batch_size, values.batch_size_eval = 16, 64

@@ -44,7 +44,7 @@ class Run:
   def __init__(self, backbone: pathlib.Path, workdir: pathlib.Path, **options):
     self.workdir = workdir
     options = {
-      "pretrain.variant": "", "backbone": backbone, "upstream.name": "",
+      "backbone": backbone, "upstream.name": "",
       "batch_size": 16, "batch_size_eval": 64, "total_steps": 60,
       "eval_every": 30, "checkpoint_every": 10, "log_every": 1,
       "log_images": 0, **options,

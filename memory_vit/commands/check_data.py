@@ -4,15 +4,14 @@
     --config.data.dir=DATA [--split=SPLIT ...] [--json=FILE]
 
 Reads and decodes every image of data.train, data.validation, data.test and
-upstream.split (and of pretrain.data, if it is set), or of the splits of
-data.name that --split names. Checks for unreadable records and images, labels
-that are no classes (or not 0 or 1, or values that are not finite, by
-task.kind), classes or labels without an image and constant values in the first
-split, a single class, images that are one pixel wide or high, or too long for
-crops, and files that are in two splits of data.name. Class imbalance, and other
-files in folders, are reported but are not errors. The exit status is 0 if
-nothing was found, 1 if something was, 2 for bad usage, 74 if no image comes for
-stall_timeout seconds.
+upstream.split, or of the splits of data.name that --split names. Checks for
+unreadable records and images, labels that are no classes (or not 0 or 1, or
+values that are not finite, by task.kind), classes or labels without an image
+and constant values in the first split, a single class, images that are one
+pixel wide or high, or too long for crops, and files that are in two splits of
+data.name. Class imbalance, and other files in folders, are reported but are not
+errors. The exit status is 0 if nothing was found, 1 if something was, 2 for bad
+usage, 74 if no image comes for stall_timeout seconds.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def docstring(file: str | Path) -> str:
 
 
 def sections() -> tuple[str, ...]:
-  """The parts of a configuration: "data", "pretrain.data", ..."""
+  """The parts of a configuration: "data", "task", ..."""
   parents = {key.rpartition(".")[0] for key in OPTIONS}
   return tuple(sorted(parents - {""}))
 

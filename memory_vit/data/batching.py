@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import jax
 import numpy as np
 
-from memory_vit.config import TrainDataConfig
+from memory_vit.config import DataConfig
 from memory_vit.data import image_ops, parallel, pipeline
 from memory_vit.data.pipeline import Batch, ExampleFn
 from memory_vit.data.quiet_tensorflow import tf
@@ -27,7 +27,7 @@ from memory_vit.model.task import EvalPreprocessing
 
 def train_batches(
   split: Split,
-  data: TrainDataConfig,
+  data: DataConfig,
   *,
   image_size: int,
   batch_size: int,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import jax
 import numpy as np
 
-from memory_vit.config import TrainDataConfig
+from memory_vit.config import DataConfig
 from memory_vit.data import batching, image_ops, pipeline
 from memory_vit.data.pipeline import Batch, ExampleFn
 from memory_vit.data.quiet_tensorflow import tf
@@ -64,7 +64,7 @@ class FixedCrops:
 
 def training_crops(
   split: Split,
-  data: TrainDataConfig,
+  data: DataConfig,
   *,
   image_size: int,
   seed: int,

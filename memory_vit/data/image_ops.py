@@ -11,7 +11,7 @@ that way. `memory_vit.images` prepares images for evaluation without TensorFlow.
 import numpy as np
 import PIL
 
-from memory_vit.config import TrainDataConfig
+from memory_vit.config import DataConfig
 from memory_vit.data import oriented, python_op, raw_images
 from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.errors import ConfigError
@@ -31,7 +31,7 @@ def train_image(
   encoded: tf.Tensor,
   seed: tf.Tensor,
   *,
-  data: TrainDataConfig,
+  data: DataConfig,
   image_size: int,
   interpolation: str = "bilinear",
 ) -> tf.Tensor:

@@ -7,7 +7,6 @@ from memory_vit.config import (
   EMBEDDINGS,
   Config,
   DataConfig,
-  TrainDataConfig,
   data_seed,
 )
 from memory_vit.data.data_files import DataFiles
@@ -95,7 +94,7 @@ class SplitRef:
   @classmethod
   def of(
     cls,
-    data: TrainDataConfig,
+    data: DataConfig,
     split: str,
     *,
     stall_timeout: float = 0.0,
@@ -136,7 +135,7 @@ def training_split(ref: SplitRef, config: Config) -> SplitRef:
 
 def configured_splits(config: Config) -> dict[str, SplitRef]:
   """The splits that a configuration names: {"train", ...: split}, in order."""
-  pretrain, upstream = config.pretrain, config.upstream
+  upstream = config.upstream
   ref = functools.partial(
     SplitRef.of,
     stall_timeout=config.stall_timeout,
@@ -157,6 +156,4 @@ def configured_splits(config: Config) -> dict[str, SplitRef]:
       label="",
       path="",
     )
-  if pretrain.variant:
-    found["pretrain"] = ref(pretrain.data, pretrain.data.train)
   return found

@@ -159,27 +159,15 @@ def option(
   return dataclasses.field(default=default, metadata=metadata)
 
 
-def section(default: Any, *, on_request: bool) -> Any:
-  """A field of options; without `on_request` none changes on resuming."""
-  return dataclasses.field(default=default, metadata={"on_request": on_request})
-
-
 def table(cls: type, prefix: str = "") -> dict[str, Option]:
   """List the options of a dataclass and of its sections: {key: option}."""
-  found = {}
+  found: dict[str, Option] = {}
   for field in dataclasses.fields(cls):
     key = f"{prefix}{field.name}"
     if isinstance(field.type, type) and dataclasses.is_dataclass(field.type):
-      for inner in table(field.type, f"{key}.").values():
-        on_request = field.metadata.get("on_request", True)
-        if inner.resume == "on_request" and not on_request:
-          inner = dataclasses.replace(inner, resume="never")
-        found[inner.key] = inner
+      found |= table(field.type, f"{key}.")
     elif "rule" in field.metadata:
-      owner = next(c for c in cls.__mro__ if field.name in c.__annotations__)
-      found[key] = Option(
-        key, owner, field.type, field.default, **field.metadata
-      )
+      found[key] = Option(key, cls, field.type, field.default, **field.metadata)
     else:
       raise TypeError(
         f"{cls.__name__}.{field.name} declares no rules: expected a field made "

@@ -3,11 +3,10 @@
 from etils import epy
 
 with epy.lazy_api_imports(globals()):
-  from memory_vit.train.run import pretrain_backbone, train_and_evaluate
+  from memory_vit.train.run import train_and_evaluate
   from memory_vit.train.run_lists import run_differences, shared_backbone
 
 __all__ = [
-  "pretrain_backbone",
   "run_differences",
   "shared_backbone",
   "train_and_evaluate",

@@ -13,7 +13,6 @@ import numpy as np
 from memory_vit.config import Config
 from memory_vit.data import datasets
 from memory_vit.data.split_ref import configured_splits
-from memory_vit.errors import ConfigError
 from memory_vit.frozen.cache import FrozenCache, Needs
 from memory_vit.frozen.plan import Prepare
 from memory_vit.runtime import sharding
@@ -31,21 +30,13 @@ _READ = 3
 def dry_run(config: Config, workdir: Path) -> str:
   """Describe a run from a few of its batches and steps; nothing is written.
 
-  It refuses what the run would refuse, and a backbone that is not pretrained
-  yet.
+  It refuses what the run would refuse.
   """
   settle.require_same_start(config)
   mesh = sharding.make_mesh(fsdp=config.mesh.fsdp)
   settle.require_sound(config, workdir, mesh)
-  if config.pretrain.variant and not (workdir / "backbone.npz").exists():
-    raise ConfigError(
-      f"--dry_run times steps on the backbone, which config.pretrain makes "
-      f"first: {workdir / 'backbone.npz'} is not there yet. Run without "
-      "--dry_run, or give config.backbone."
-    )
-  for role, ref in configured_splits(config).items():
-    if role != "pretrain":  # the backbone is there
-      datasets.require_prepared(ref)
+  for ref in configured_splits(config).values():
+    datasets.require_prepared(ref)
   trainer, trials = open_run.open_trainer(config, workdir, RunContext(mesh))
   rows: list[tuple[str, str]] = []
   for group in sweep.by_pass_group(trials):

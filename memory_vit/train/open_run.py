@@ -9,7 +9,6 @@ import jax
 from jax.sharding import Mesh
 
 from memory_vit.backbones.load import read_published, to_backbone
-from memory_vit.backbones.published import Published
 from memory_vit.config import Config
 from memory_vit.data import data_record, datasets
 from memory_vit.data.data_record import DataRecord
@@ -17,7 +16,7 @@ from memory_vit.data.split import Split
 from memory_vit.data.split_ref import configured_splits
 from memory_vit.model.backbone import Backbone, init_backbone
 from memory_vit.model.vit_config import RANDOM, vit_config
-from memory_vit.runtime import dtypes, files, sharding
+from memory_vit.runtime import dtypes, sharding
 from memory_vit.tasks import store
 from memory_vit.train import settle, sweep, upstream
 from memory_vit.train.sweep import Trial
@@ -41,7 +40,7 @@ def open_trainer(
   All inputs are opened before anything is computed: a wrong test split must not
   cost a training.
   """
-  backbone = open_backbone(config, workdir, context.mesh, backbone)
+  backbone = open_backbone(config, context.mesh, backbone)
   opened = _open_splits(config, backbone, splits or {})
   config = settle.settled(config, backbone, opened["train"])
   trials = sweep.trials_of(config, settle.task_name(config))
@@ -74,12 +73,10 @@ def open_trainer(
 
 
 def open_backbone(
-  config: Config, workdir: Path, mesh: Mesh, loaded: Backbone | None = None
+  config: Config, mesh: Mesh, loaded: Backbone | None = None
 ) -> Backbone:
   """Load or initialize the backbone, if it is not given, on the mesh."""
   path = config.backbone
-  if config.pretrain.variant:
-    path = str(workdir / "backbone.npz")
   if loaded:
     backbone = loaded
   elif path.startswith(RANDOM):
@@ -95,7 +92,7 @@ def open_backbone(
   else:
     # In float32: the regime `full` trains these weights.
     backbone = to_backbone(
-      _read_made(workdir) if config.pretrain.variant else read_published(path),
+      read_published(path),
       config.image_size or None,
       config.dtype,
       gelu=settle.stated_gelu(config),
@@ -107,12 +104,6 @@ def open_backbone(
   )  # fmt: skip
   params = sharding.put_backbone(backbone.params, mesh)
   return dataclasses.replace(backbone, params=params)
-
-
-def _read_made(workdir: Path) -> Published:
-  """Read the backbone that this run has pretrained, perhaps in a bucket."""
-  with files.fetched(workdir / "backbone.npz") as file:
-    return read_published(str(file))
 
 
 def _open_splits(

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from memory_vit.config import Config
 from memory_vit.data.split import Split
-from memory_vit.errors import ConfigError
 from memory_vit.model.backbone import Backbone
 from memory_vit.run_result import RESULT, RunResult, read_result
 from memory_vit.runtime import files, processes, sharding
@@ -16,7 +15,6 @@ from memory_vit.runtime.preemption import StopSignal
 from memory_vit.train import (
   config_changes,
   passes,
-  pretrain,
   results,
   run_pictures,
   settle,
@@ -42,9 +40,8 @@ def train_and_evaluate(
   TensorBoard events and `result.json`; with a test split `hits.json` (which
   examples are right, see `evaluation.hits`); of a sweep `sweep.png`; with
   `config.log_images` `answers.png` (predictions of the best task) and, if the
-  task composes, `attention.png` (which patches its token attends to); after
-  pretraining `pretrain/`, `backbone.npz` and `backbone.json`; in the regime
-  `full` the whole model as `NAME.npz`.
+  task composes, `attention.png` (which patches its token attends to); in the
+  regime `full` the whole model as `NAME.npz`.
 
   Args:
     config: of the run.
@@ -65,43 +62,10 @@ def train_and_evaluate(
     MemoryVitError: for unusable input, and if another run is using `workdir`.
     Interrupted: if `stop` asked for it.
   """
-  if backbone and config.pretrain.variant:
-    raise ConfigError(
-      f"config.pretrain.variant is {config.pretrain.variant!r}, but a backbone "
-      "is given from Python: expected ''."
-    )
   if splits is not None:
     config = settle.with_splits(config, splits)
   with _started(config, workdir, stop, may_change) as context:
     return _run(config, workdir, context, splits, backbone)
-
-
-def pretrain_backbone(
-  config: Config, workdir: Path, stop: StopSignal | None = None
-) -> Path:
-  """Train the backbone of `config.pretrain` alone, for tasks of several runs.
-
-  Args:
-    config: of any of these runs.
-    workdir: is made if it does not exist.
-    stop: see `train_and_evaluate`.
-
-  Returns:
-    WORKDIR/backbone.npz, which is made once; an interrupted training resumes.
-
-  Raises:
-    ConfigError: if `config.pretrain` asks for no backbone.
-    MemoryVitError: as `train_and_evaluate`.
-    Interrupted: if `stop` asked for it.
-  """
-  if not config.pretrain.variant:
-    raise ConfigError(
-      "config.pretrain.variant is empty, expected the backbone to be trained, "
-      'such as "Micro/2"; --config=digits has one.'
-    )
-  with _started(config, workdir, stop) as context:
-    make_backbone(config, workdir, context)
-  return workdir / "backbone.npz"
 
 
 @contextlib.contextmanager
@@ -120,14 +84,6 @@ def _started(
     yield RunContext(mesh, stop or StopSignal(), allowed, require_alone)
 
 
-def make_backbone(config: Config, workdir: Path, context: RunContext) -> None:
-  """Train WORKDIR/backbone.npz once, if the configuration asks for it."""
-  if config.pretrain.variant:
-    pretrain.make_backbone(
-      config, workdir, lambda inner, where: _run(inner, where, context)
-    )
-
-
 def _run(
   config: Config,
   workdir: Path,
@@ -137,14 +93,13 @@ def _run(
 ) -> RunResult:
   began = time.perf_counter()
   name = settle.task_name(config)
-  trials = sweep.trials_of(config, name)  # refused before pretraining
+  trials = sweep.trials_of(config, name)
   processes.on_process_0(lambda: results.tidy(workdir))
   processes.require_shared(workdir)
   earlier = read_result(workdir)
   resumes = earlier is not None or passes.has_saved(workdir)
-  # A missing login is refused before pretraining, too.
+  # A missing login is refused before anything is read.
   with wandb_run.opened(config, workdir, trials, resumes) as wandb:
-    make_backbone(config, workdir, context)
     trainer, trials = open_trainer(
       config, workdir, context, splits=splits, backbone=backbone, wandb=wandb
     )

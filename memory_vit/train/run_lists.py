@@ -9,29 +9,24 @@ from typing import Any
 from jax.sharding import Mesh
 
 from memory_vit.backbones.save import save_backbone
-from memory_vit.config import Config, PretrainConfig, to_dict
+from memory_vit.config import Config, to_dict
 from memory_vit.errors import TrainingError
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.vit_config import RANDOM
 from memory_vit.run_result import RunResult
 from memory_vit.runtime import files, paths, processes, schema, sharding
-from memory_vit.runtime.preemption import StopSignal
-from memory_vit.train import pretrain, resume, run, settle
+from memory_vit.train import resume, settle
 from memory_vit.train.open_run import open_backbone
 
 
-def shared_backbone(
-  config: Config, workdir: Path, stop: StopSignal | None = None
-) -> tuple[Backbone, Config]:
+def shared_backbone(config: Config, workdir: Path) -> tuple[Backbone, Config]:
   """Open the backbone that all runs of a list share; all processes must call.
 
-  A backbone of `config.pretrain` is trained first, as WORKDIR/backbone.npz;
-  random weights are initialized once and saved there as well.
+  Random weights are initialized once, and saved as WORKDIR/backbone.npz.
 
   Args:
     config: of any run of the list.
     workdir: of the list; it is made if it does not exist.
-    stop: see `train_and_evaluate`.
 
   Returns:
     The backbone on the devices, and the configuration for the runs, which names
@@ -39,25 +34,16 @@ def shared_backbone(
 
   Raises:
     MemoryVitError: for unusable input.
-    Interrupted: if `stop` asked for it.
   """
   settle.require_same_start(config)
   processes.on_process_0(
     functools.partial(paths.make_directory, workdir, "--workdir")
   )
   processes.require_shared(workdir)
-  if config.pretrain.variant:
-    made = workdir / "backbone.npz"
-    if processes.on_process_0(made.exists):  # a dry run writes nothing
-      pretrain.require_made_by(config, workdir)
-    else:
-      run.pretrain_backbone(config, workdir, stop)
   mesh = sharding.make_mesh(fsdp=config.mesh.fsdp)
   backbone, file = _open_saved_backbone(config, workdir, mesh)
   settled = settle.with_backbone(config, backbone)
-  return backbone, dataclasses.replace(
-    settled, backbone=file, pretrain=PretrainConfig()
-  )
+  return backbone, dataclasses.replace(settled, backbone=file)
 
 
 def run_differences(
@@ -102,10 +88,8 @@ def _open_saved_backbone(
 
   Random weights depend on the seed of a run, so they are saved once.
   """
-  backbone = open_backbone(config, workdir, mesh)
+  backbone = open_backbone(config, mesh)
   file = workdir / "backbone.npz"
-  if config.pretrain.variant:
-    return backbone, str(file)
   if not config.backbone.startswith(RANDOM):
     return backbone, config.backbone
   host = dataclasses.replace(backbone, params=sharding.to_host(backbone.params))
@@ -116,7 +100,7 @@ def _open_saved_backbone(
 
   processes.on_process_0(save)
   saved = dataclasses.replace(config, backbone=str(file))
-  if open_backbone(saved, workdir, mesh).fingerprint != backbone.fingerprint:
+  if open_backbone(saved, mesh).fingerprint != backbone.fingerprint:
     raise TrainingError(
       f"{file} is another backbone than {config.backbone!r} of config.seed "
       f"{config.seed}. Give what made it, or another --workdir."

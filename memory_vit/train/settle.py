@@ -134,11 +134,6 @@ def require_sound(config: Config, workdir: Path, mesh: Mesh) -> None:
       f"config.data.dir is empty, and config.data.name {config.data.name!r}: "
       "give the directory of your data by --config.data.dir=DATA."
     )
-  if config.pretrain.variant and not config.pretrain.data.name:
-    raise ConfigError(
-      "config.pretrain.data.name is empty: name the data set that the backbone "
-      "learns."
-    )
   _require_outside_of_images(config, workdir)
   wandb_run.require_installed(config)
   _require_name(config)
@@ -203,10 +198,6 @@ def _require_batches(config: Config, mesh: Mesh) -> None:
     ),
   ):
     sharding.require_divisible(size, mesh, key)
-  if config.pretrain.variant:
-    sharding.require_divisible(
-      config.pretrain.batch_size, mesh, "config.pretrain.batch_size"
-    )
 
 
 def require_memory(config: Config) -> None:
@@ -219,8 +210,6 @@ def require_memory(config: Config) -> None:
     "config.batch_size": config.batch_size,
     "config.batch_size_eval": config.batch_size_eval,
   }
-  if config.pretrain.variant:
-    sizes["config.pretrain.batch_size"] = config.pretrain.batch_size
   for key, size in sizes.items():
     takes = size // jax.process_count() * image
     if takes > has:

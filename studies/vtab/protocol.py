@@ -32,7 +32,7 @@ REGIMES_COMPARED = (
 _NEVER = 2**31 - 1
 _SET_BY_PROTOCOL = (
   "seed", "sweep.regime", "sweep.seed", "task.name", "task.attends_to",
-  "pretrain.variant", "upstream.name", "data.name", "data.dir", "data.label",
+  "upstream.name", "data.name", "data.dir", "data.label",
   "data.seed", "data.train", "data.validation", "data.test",
 )  # fmt: skip
 # The name of every task within its run, so that all runs of the process share

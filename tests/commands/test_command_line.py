@@ -193,8 +193,6 @@ def legal_values(key):
     least = rule.least + (1e-6 if rule.positive else 0)
     most = rule.most - (edge if rule.below else 0)
     found = [kind(least), kind(most)]
-  elif key == "pretrain.variant":
-    found = ["", "Micro/2", "H/14"]
   elif isinstance(rule, Text):
     found = ["a", "a" * rule.most]
   else:
@@ -208,7 +206,6 @@ BESIDE = {
   "optim.accumulation_steps": {"batch_size": 2**20},
   "keep.dir": {"keep.where": "disk"},
   "task.units": {"task.kind": "values"},
-  "pretrain.variant": {"pretrain.total_steps": 1, "image_size": 224},
 }
 # The same, for a value.
 SQUEEZED = {"data.train_crop": "resize", "data.flip": False}
@@ -498,7 +495,7 @@ def test_help_says_all_of_every_option(command, capsys):
 
 
 def test_a_batch_that_no_host_can_hold_is_refused(begun, capsys, tmp_path):
-  for key in ("batch_size", "batch_size_eval", "pretrain.batch_size"):
+  for key in ("batch_size", "batch_size_eval"):
     argv = [CONFIG, f"--workdir={tmp_path / 'run'}", f"--config.{key}={2**20}"]
     argv += ["--config.image_size=2048"]
     assert not refusal(capsys, start_training, argv), key
@@ -746,7 +743,7 @@ def test_nothing_of_tensorflow_is_on_stderr(tmp_path):
   run = tmp_path / "run"
   options = ["--config=configs/digits.py"] + [
     f"--config.{key}={value}" for key, value in {
-      "pretrain.variant": "", "upstream.name": "", "backbone": file,
+      "upstream.name": "", "backbone": file,
       "total_steps": 2, "batch_size": 8, "batch_size_eval": 64,
     }.items()
   ]  # fmt: skip
@@ -776,7 +773,7 @@ import hashlib, io, sys
 import numpy as np
 import tensorflow as tf
 from PIL import Image
-from memory_vit.config import TrainDataConfig
+from memory_vit.config import DataConfig
 from memory_vit.data import image_ops
 from memory_vit.model.task import EvalPreprocessing
 digest, rng = hashlib.sha256(), np.random.default_rng(0)
@@ -790,7 +787,7 @@ for kind in ("JPEG", "PNG", "WEBP"):
                  EvalPreprocessing(image_size=64, crop="central", resize=73)):
       digest.update(image_ops.eval_image(encoded, spec).numpy().tobytes())
     for crop in ("inception", "small"):
-      view = TrainDataConfig(train_crop=crop)
+      view = DataConfig(train_crop=crop)
       key = tf.constant([1, 2], tf.int64)
       digest.update(image_ops.train_image(
         encoded, key, data=view, image_size=64).numpy().tobytes())

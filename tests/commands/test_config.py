@@ -8,7 +8,6 @@ import pytest
 
 from configs import base
 from memory_vit import config as config_lib
-from memory_vit.config import OPTIONS
 from memory_vit.errors import ConfigError
 from memory_vit.runtime import options
 from memory_vit.runtime.options import Number, option
@@ -53,7 +52,6 @@ def test_round_trip_through_json():
     ({"optim__warmup": 500.0}, "share of the steps"),
     ({"image_size": -1}, "config.image_size is -1, expected at least 0"),
     ({"backbone": "random:Ti/16"}, "a number of pixels for 'random:Ti/16'"),
-    ({"pretrain__variant": "B/2", "pretrain__total_steps": 1}, "for 'B/2'"),
     ({"epochs": -0.5}, "config.epochs is -0.5, expected -1 or at"),
     ({"epochs": float("inf")}, "config.epochs is inf"),
     ({"optim__warmup_steps": -1}, "config.optim.warmup_steps is -1, expected"),
@@ -61,9 +59,6 @@ def test_round_trip_through_json():
     ({"optim__accumulation_steps": 3}, "does not divide"),
     ({"task__cells": -1}, "config.task.cells"),
     ({"data__train_crop": "inceptoin"}, "config.data.train_crop"),
-    ({"pretrain__variant": "Micro/2"}, "config.pretrain.total_steps"),
-    ({"pretrain__learning_rate": -1.0}, "pretrain.learning_rate is -1.0"),
-    ({"pretrain__batch_size": 0}, "config.pretrain.batch_size is 0"),
     ({"optim__momentum": -0.1}, "config.optim.momentum is -0.1, expected"),
     ({"optim__grad_clip": float("nan")}, "config.optim.grad_clip is nan"),
     ({"optim__clip_by": "layer"}, "config.optim.clip_by is 'layer', expected"),
@@ -122,14 +117,6 @@ def test_an_option_without_rules_is_an_error():
 
   with pytest.raises(TypeError, match=r"Forgotten\.size declares no rules"):
     options.table(Forgotten)
-
-
-def test_pictures_of_a_backbone_that_is_made_never_change_on_request():
-  """Those of a task may; where both lie and how they are read is free."""
-  for key, at_task in {"flip": "on_request", "dir": "free"}.items():
-    assert OPTIONS[f"data.{key}"].resume == at_task
-  assert OPTIONS["pretrain.data.flip"].resume == "never"
-  assert OPTIONS["pretrain.data.dir"].resume == "free"
 
 
 def test_a_misspelt_override_fails():

@@ -246,7 +246,10 @@ def test_digits_are_one_task_or_a_sweep_of_six():
   # What the trials share is computed once, for every crop that there is.
   places = many.data.resize - many.image_size + 1
   assert (many.keep.what, many.keep.views) == ("contexts", places**2)
-  assert many.pretrain == one.pretrain
+  assert many.backbone == one.backbone
+  made = load("digits", "backbone")
+  assert (made.regime, made.task.name) == ("full", "low")
+  assert one.backbone.endswith(f"/{made.task.name}.npz")
   assert many.data == one.data
   with pytest.raises(ConfigError, match="expected digits or .*digits:sweep"):
     load("digits", "swep")

@@ -3,8 +3,7 @@
 `ROWS` changes one option after the other. With each a run is made, from the
 configuration to `result.json`, and what is seen of it is compared with a run
 without the change: `differs` names all that must be another then, and the rest
-must be as it was. Of pretraining, only the backbone is made and seen. To add an
-option, add a row:
+must be as it was. To add an option, add a row:
 
   row("optim.new", 0.5, "learned"),
 
@@ -52,14 +51,12 @@ from memory_vit.train import (
   optim,
   pack,
   passes,
-  pretrain,
   progress,
   run,
   run_pictures,
   wandb_run,
 )
 from memory_vit.train.step import Step
-from memory_vit.train.trainer import RunContext
 
 SEEN = {
   "refused": "the message of a run that is not possible; then nothing else",
@@ -78,7 +75,6 @@ SEEN = {
   "result": "result.json, but for the time that it took",
   "waits": "how long is waited for a batch",
   "identity": "what a saved run that goes on must share",
-  "pretraining": "batches, rates and parts of it",
   "pictures": "on how many images pictures are drawn at the end",
   "told": "what Weights & Biases is told of the run",
 }
@@ -98,8 +94,6 @@ class Row:
 def row(option, value, *differs, given=None, goes_on=False, maybe=()):
   """A row; what is learned with another option is another run."""
   also = () if goes_on or "refused" in differs else ("identity",)
-  if option.startswith("pretrain."):  # no more is seen then
-    also = ()
   if "learned" in differs:  # it may be as good as before
     maybe = (*maybe, "result")
   made = Row(
@@ -140,24 +134,9 @@ UP_FOLDER = {
 }  # fmt: skip
 UP_CENTRAL = {**UPSTREAM, "upstream.eval_crop": "central"}
 SWEEP = {"sweep.learning_rate": (0.3, 0.1)}
-PRETRAIN = {
-  "pretrain.variant": "Micro/4", "pretrain.total_steps": 3,
-  "pretrain.batch_size": 8, "pretrain.learning_rate": 0.01,
-  "pretrain.data.name": "digits:0-4", "pretrain.data.train": "train[:40]",
-}  # fmt: skip
-PRE_SMALL = {**PRETRAIN, "pretrain.data.train_crop": "small"}
-PRE_FOLDER = {
-  **PRETRAIN, "pretrain.data.name": "folder", "pretrain.data.dir": "FOLDER",
-  "pretrain.data.train": "train",
-}  # fmt: skip
-PRE_BROKEN = {**PRE_FOLDER, "pretrain.data.dir": "BROKEN"}
-PRE_TFDS = {
-  **PRE_FOLDER, "pretrain.data.name": "own", "pretrain.data.dir": "TFDS",
-}  # fmt: skip
 WANDB = {"wandb.project": "pets"}
 # Where the backbone is another one: a task keeps its fingerprint.
 ANEW = ("backbone", "task", "learned")
-PRETRAINED = ("pretraining", "backbone")
 
 ROWS = [
   row("backbone", "OTHER", *ANEW),
@@ -272,20 +251,6 @@ ROWS = [
       maybe=("result",)),
   row("upstream.resize", 10, "evaluated", given=UP_CENTRAL,
       goes_on=True, maybe=("result",)),
-  row("pretrain.variant", "Micro/4", *PRETRAINED,
-      given={k: v for k, v in PRETRAIN.items() if k != "pretrain.variant"}),
-  row("pretrain.total_steps", 2, *PRETRAINED, given=PRETRAIN),
-  row("pretrain.batch_size", 16, *PRETRAINED, given=PRETRAIN),
-  row("pretrain.learning_rate", 0.1, *PRETRAINED, given=PRETRAIN),
-  row("pretrain.data.name", "digits:5-9", *PRETRAINED, given=PRETRAIN),
-  row("pretrain.data.dir", "FOLDER2", *PRETRAINED, given=PRE_FOLDER),
-  row("pretrain.data.train", "train[:30]", *PRETRAINED, given=PRETRAIN),
-  row("pretrain.data.train_crop", "small", *PRETRAINED, given=PRETRAIN),
-  row("pretrain.data.flip", False, *PRETRAINED, given=PRETRAIN),
-  row("pretrain.data.resize", 10, *PRETRAINED, given=PRE_SMALL),
-  row("pretrain.data.seed", 1, *PRETRAINED, given=PRETRAIN),
-  row("pretrain.data.cache_gib", 0.0, "refused", given=PRE_TFDS),
-  row("pretrain.data.max_bad", 1, "refused", given=PRE_BROKEN),
   row("wandb.project", "birds", "told", "files", goes_on=True),
   row("wandb.entity", "us", "told", given=WANDB, goes_on=True),
   row("wandb.name", "mine", "told", given=WANDB, goes_on=True),
@@ -304,7 +269,7 @@ BASE = {
 
 
 def options(cls=config_lib.Config, prefix=""):
-  """ "seed", "data.name", "pretrain.data.name", ...: all that there are."""
+  """ "seed", "data.name", "task.cells", ...: all that there are."""
   for field in dataclasses.fields(cls):
     if dataclasses.is_dataclass(field.type):
       yield from options(field.type, f"{prefix}{field.name}.")
@@ -327,8 +292,6 @@ def test_an_option_does_what_it_says(row, observe, pictures):
     assert not before["refused"]
     assert not after["refused"]
     seen = [*SEEN]
-    if row.option.startswith("pretrain."):
-      seen = ["backbone", "placement", "pretraining"]
   found = {key for key in seen if not same(before[key], after[key])}
   assert found.difference(row.maybe) == row.differs
 
@@ -449,7 +412,7 @@ class Watcher:
   """
 
   def __init__(self, patch):
-    self._patch, self._seen, self._phase = patch, None, ""
+    self._patch, self._seen = patch, None
     self._generators = []
 
   def __enter__(self):
@@ -465,14 +428,8 @@ class Watcher:
   def seen_of(self, config, workdir):
     """Makes a run; returns {key of SEEN: what was seen}."""
     seen = {key: [] for key in SEEN}
-    self._seen, self._phase = seen, "training"
+    self._seen = seen
     try:
-      if config.pretrain.variant:  # what comes after it is seen often enough
-        workdir.mkdir()
-        mesh = sharding.make_mesh()
-        run.make_backbone(config, workdir, RunContext(mesh))
-        open_run.open_backbone(config, workdir, mesh)
-        return seen
       result = run.train_and_evaluate(config, workdir)
     except MemoryVitError as error:
       seen["refused"] = f"{type(error).__name__}: {error}"
@@ -560,10 +517,6 @@ class Watcher:
 
   def _look(self):
     """At what passes between the modules."""
-    self._wrap(
-      pretrain, "make_backbone", self._in_phase("pretraining"),
-      self._in_phase("training"),
-    )  # fmt: skip
     self._wrap(open_run, "open_backbone", after=self._see_backbone)
     self._wrap(pack, "start", after=self._see_start)
     self._wrap(loop.Loop, "fit", self._see_fit, self._see_learned)
@@ -593,16 +546,10 @@ class Watcher:
     self._patch.setattr(owner, name, wrapped)
 
   def _see(self, key, value):
-    """Notes something; of pretraining all under one key."""
-    if self._phase == "pretraining":
-      key, value = "pretraining", (key, value)
     self._seen[key].append(value)
 
   def _at(self, what):
     return lambda *args, **options: self._see("when", (what, self._step))
-
-  def _in_phase(self, phase):
-    return lambda *args: setattr(self, "_phase", phase)
 
   def _see_backbone(self, backbone, *args):
     params = sharding.to_host(backbone.params)

@@ -423,7 +423,7 @@ READS = """if True:
 
   split = open_split("folder", "train", sys.argv[1], max_bad=9)
   batches = batching.train_batches(
-    split, config.TrainDataConfig(), image_size=8, batch_size=8, seed=0
+    split, config.DataConfig(), image_size=8, batch_size=8, seed=0
   )
   for _ in range(12):  # epochs of two steps
     next(batches)
@@ -712,7 +712,7 @@ def config(tmp_path):
     (tmp_path / "data" / split / "a" / "0.png").write_bytes(b"no picture")
   mv.save_backbone(tiny_backbone(), tmp_path / "tiny.npz")
   values = digits.get_config()
-  values.pretrain.variant = values.upstream.name = ""
+  values.upstream.name = ""
   values.backbone = str(tmp_path / "tiny.npz")
   values.batch_size, values.batch_size_eval = 16, 8
   values.total_steps, values.log_every = 2, 2
@@ -915,7 +915,7 @@ def test_stalled_process_ends_and_says_where_it_was():
       stall_timeout=3.0,
     )
     batches = batching.train_batches(
-      source, config.TrainDataConfig(), image_size=8, batch_size=4, seed=0
+      source, config.DataConfig(), image_size=8, batch_size=4, seed=0
     )
     print("begins", flush=True)
     for batch in batches:
@@ -952,7 +952,7 @@ local.open_folder = opens
 def test_stalled_command_ends(config, tmp_path):
   """A pipe since the data were opened: whoever reads it waits for ever."""
   options = {
-    "pretrain.variant": "", "upstream.name": "", "backbone": config.backbone,
+    "upstream.name": "", "backbone": config.backbone,
     "batch_size": 16, "batch_size_eval": 8, "total_steps": 9,
     "data.name": "folder", "data.dir": config.data.dir, "data.train": "train",
     "data.validation": "", "data.test": "", "data.max_bad": 1,

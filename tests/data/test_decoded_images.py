@@ -8,7 +8,7 @@ import numpy as np
 import psutil
 import pytest
 
-from memory_vit.config import TrainDataConfig
+from memory_vit.config import DataConfig
 from memory_vit.data import (
   batching,
   datasets,
@@ -42,7 +42,7 @@ def opened(folder, **options):
 
 def batches_of(reader, crop):
   made = batching.train_batches(
-    reader, TrainDataConfig(train_crop=crop, resize=20), image_size=16,
+    reader, DataConfig(train_crop=crop, resize=20), image_size=16,
     batch_size=6, seed=3,
   )  # fmt: skip
   found = list(itertools.islice(made, 3))

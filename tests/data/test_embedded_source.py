@@ -415,7 +415,7 @@ def test_splits_that_were_made_differently(place):
 
 def test_there_are_no_images(made):
   reader = opened(made / "all")
-  data = config_lib.TrainDataConfig(name="embeddings", train_crop="resize")
+  data = config_lib.DataConfig(name="embeddings", train_crop="resize")
   with pytest.raises(DataError, match="holds embeddings and no images"):
     next(
       batching.train_batches(reader, data, image_size=8, batch_size=8, seed=0)

@@ -227,7 +227,7 @@ def test_a_run_knows_them_by_number_and_version():
 
 def run_config(**data):
   values = digits.get_config()
-  values.pretrain.variant = values.upstream.name = ""
+  values.upstream.name = ""
   values.data.name = ""
   for key, value in data.items():
     values.data[key] = value

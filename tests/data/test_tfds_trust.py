@@ -18,7 +18,6 @@ import memory_vit as mv
 from configs import digits
 from memory_vit import config as config_lib
 from memory_vit.commands import console
-from memory_vit.config import PretrainConfig
 from memory_vit.data import audit, datasets, tfds_trust
 from memory_vit.errors import DataError
 from memory_vit.train import run, upstream
@@ -171,13 +170,10 @@ def test_trust_reaches_every_reader(
     raise DataError("seen")
 
   monkeypatch.setattr(datasets, "open_whole", open_whole)
-  no_pretraining = dataclasses.replace(
-    config, backbone=str(backbone_file), pretrain=PretrainConfig()
-  )
+  config = dataclasses.replace(config, backbone=str(backbone_file))
   readers = (
-    lambda: run.train_and_evaluate(no_pretraining, tmp_path / "run"),
+    lambda: run.train_and_evaluate(config, tmp_path / "run"),
     lambda: upstream.open_upstream(config, None),
-    lambda: run.train_and_evaluate(config, tmp_path / "pretrained"),
     lambda: datasets.open_run_split(config, "train"),
     lambda: audit.audit_data(config),
   )

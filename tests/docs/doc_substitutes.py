@@ -151,13 +151,7 @@ EXTRA_FLAGS = {
     "--config.optim.accumulation_steps=2", "--config.batch_size=16",
   ),
   r"--config=pretrain": ("--config.backbone=random:Micro/2",),
-  # Pretraining is short where it is the matter, else it was done before.
-  r"memory_vit train .*--config=digits\b(?!.*\.sweep\.)": (
-    "--config.pretrain.total_steps=2",
-  ),
-  r"--config=digits\b.*\.sweep\.|studies.*--config=digits\b": (
-    "--config.pretrain.variant=", "--config.backbone=tiny.npz",
-  ),
+  r"--config=digits\b(?!:backbone)": ("--config.backbone=tiny.npz",),
   # One of the eight trials, and of the size that the glyphs are made for.
   r"--config=quickstart\b": QUICKSTART,
   r"--config=((tfds|pretrain):\w+|cifar100)\b(?!.*\.data\.dir=)": (

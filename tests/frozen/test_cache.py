@@ -384,7 +384,7 @@ def test_rows_come_back_as_they_were_put(filled):
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_processes_keep_every_record_once(count, monkeypatch):
   reader = datasets.open_split("digits:5-9", "train[:7]")
-  data = config_lib.TrainDataConfig(flip=False, **SQUEEZED)
+  data = config_lib.DataConfig(flip=False, **SQUEEZED)
   numbers, evaluated = [], []
   monkeypatch.setattr(jax, "process_count", lambda: count)
   for i in range(count):

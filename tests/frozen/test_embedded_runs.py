@@ -310,13 +310,7 @@ def test_bytes_that_do_not_fit_are_said_before(place, tmp_path, monkeypatch):
     ({"data.flip": True}, "config.data.flip is True.*expected False"),
     ({"data.train_crop": "small"}, "train_crop is 'small'.*expected 'resize'"),
     ({"optim.mixup": 0.2}, "config.optim.mixup is 0.2.*expected 0.0"),
-    (
-      {"pretrain.variant": "Ti/16", "pretrain.total_steps": 5,
-       "image_size": 16},
-      "config.pretrain.variant is 'Ti/16'",
-    ),
     ({"upstream.name": "embeddings"}, "config.upstream.name is 'embeddings'"),
-    ({"pretrain.data.name": "embeddings"}, "config.pretrain.data.name is"),
   ],
 )  # fmt: skip
 def test_options_that_take_embeddings_for_images(place, changes, expected):

@@ -12,7 +12,7 @@ from fake_data import encode, noise
 from PIL import Image, ImageOps
 
 import memory_vit as mv
-from memory_vit.config import TrainDataConfig
+from memory_vit.config import DataConfig
 from memory_vit.data import batching, image_ops, in_memory, indexable, oriented
 from memory_vit.data.datasets import open_split
 from memory_vit.images import decoding, exif
@@ -99,7 +99,7 @@ def test_folders_lists_and_python_see_what_predict_sees(tmp_path):
 @pytest.mark.parametrize("number", ALL)
 @pytest.mark.parametrize("crop", ["inception", "small", "resize"])
 def test_a_training_crop_is_that_of_the_upright_image(crop, number):
-  data = TrainDataConfig(train_crop=crop, resize=14)
+  data = DataConfig(train_crop=crop, resize=14)
   encoded = stored(number)
 
   @tf.function(input_signature=[tf.TensorSpec((), tf.string)])

@@ -243,7 +243,7 @@ def test_a_run_goes_on_with_other_devices(tmp_path, monkeypatch):
     tiny_backbone(width=64, mlp_dim=256, num_classes=5), tmp_path / "wide.npz"
   )
   values = digits.get_config()
-  values.pretrain.variant, values.upstream.name = "", ""
+  values.upstream.name = ""
   values.backbone, values.regime = str(tmp_path / "wide.npz"), "full"
   values.batch_size, values.batch_size_eval = 16, 64
   values.total_steps, values.checkpoint_every, values.eval_every = 6, 2, 6

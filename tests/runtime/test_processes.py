@@ -34,7 +34,7 @@ def backbone_file(tmp_path_factory):
 def flags_of(workdir, backbone_file, **changes) -> list[str]:
   """A sweep of two trials, the backbone in two parts."""
   options = {
-    "pretrain.variant": "", "backbone": backbone_file, "batch_size": 16,
+    "backbone": backbone_file, "batch_size": 16,
     "batch_size_eval": 64, "total_steps": STEPS, "log_every": 1,
     "eval_every": 6, "checkpoint_every": 3, "mesh.fsdp": 2,
     "sweep.learning_rate": "(0.1, 0.03)", "log_images": 0, **changes,
@@ -411,12 +411,11 @@ def test_processes_that_differ_are_refused(tmp_path, backbone_file, what):
 def test_a_trained_backbone_lies_in_parts_on_two_processes(
   tmp_path, backbone_file
 ):
-  """In pretraining, the regime `full`, saved states and exports."""
+  """From random weights, in saved states and in exports."""
   changes = {
     "mesh.fsdp": 4, "regime": "full", "sweep.learning_rate": "()",
-    "learning_rate": 0.03, "pretrain.variant": "Micro/2",
-    "pretrain.total_steps": 3, "total_steps": 4, "eval_every": 4,
-    "checkpoint_every": 2,
+    "learning_rate": 0.03, "backbone": "random:Micro/2", "total_steps": 4,
+    "eval_every": 4, "checkpoint_every": 2,
   }  # fmt: skip
   runs = {}
   for name, directory in run_both(tmp_path, backbone_file, changes).items():

@@ -10,7 +10,7 @@ import memory_vit as mv
 from studies import example, grid
 
 FLAGS = (
-  "--config.pretrain.variant=", "--config.upstream.name=",
+  "--config.upstream.name=",
   "--config.total_steps=2", "--config.batch_size=8",
   "--config.batch_size_eval=64",
 )  # fmt: skip

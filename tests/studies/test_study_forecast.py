@@ -12,10 +12,8 @@ from fake_studies import (
   small_study,
 )
 
-import memory_vit as mv
-from memory_vit.errors import DataError, TrainingError
+from memory_vit.errors import DataError
 from studies.paper import runner
-from studies.record import directory_of
 
 
 @pytest.fixture
@@ -60,25 +58,8 @@ def test_nothing_is_downloaded(study, tmp_path):
   assert not (tmp_path / "run").exists()
 
 
-def test_a_backbone_that_is_not_trained_yet_is_not_needed(study, tmp_path):
-  settings = dataclasses.replace(
-    study.config.pretrain, variant="Micro/2", total_steps=4
-  )
-  study = configured(study, pretrain=settings)
+def test_a_backbone_of_random_weights_is_not_made(study, tmp_path):
+  study = configured(study, backbone="random:Micro/2")
   text = runner.forecast(study, tmp_path / "run", ["adapters"])
   assert "9 runs, 0 of them finished." in text
   assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.slow
-def test_a_backbone_of_another_pretraining_is_refused(study, tmp_path):
-  settings = dataclasses.replace(
-    study.config.pretrain, variant="Micro/2", total_steps=4
-  )
-  mv.save_backbone(
-    mv.load_backbone(study.config.backbone), tmp_path / "backbone.npz"
-  )
-  other = configured(study, pretrain=settings)
-  with pytest.raises(TrainingError, match="was not made by this configuration"):
-    runner.forecast(other, tmp_path, ["adapters"])
-  assert not directory_of(tmp_path, "").exists()

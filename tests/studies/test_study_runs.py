@@ -334,7 +334,7 @@ def test_what_diverges_is_a_result(study, tmp_path, monkeypatch):
 def test_the_command(study, tmp_path):
   """Two regimes and interference on the embedded digits."""
   options = {
-    "pretrain.variant": "", "backbone": study.config.backbone,
+    "backbone": study.config.backbone,
     "upstream.name": "", "batch_size": 16, "batch_size_eval": 64,
     "total_steps": 3, "eval_every": 3, "checkpoint_every": 3, "log_images": 0,
   }  # fmt: skip

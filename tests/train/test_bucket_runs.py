@@ -42,7 +42,7 @@ def settings(**values):
   config = config_lib.from_dict(digits.get_config().to_dict())
   return config.replaced(
     {
-      "pretrain.variant": "", "batch_size": 16, "batch_size_eval": 64,
+      "batch_size": 16, "batch_size_eval": 64,
       "total_steps": 6, "log_every": 1, "eval_every": 3, "checkpoint_every": 2,
       **values,
     }
@@ -117,12 +117,12 @@ def test_a_run_in_a_bucket_is_that_in_a_directory(
 
 
 @pytest.mark.fault("run-in-a-bucket")
-def test_a_sweep_on_its_own_backbone_in_a_bucket(bucket_dir, tmp_path):
-  """Pretraining, several passes, a profile, W&B."""
+def test_a_sweep_in_a_bucket(bucket_dir, tmp_path, backbone_file):
+  """Several passes, a profile, W&B."""
   pytest.importorskip("wandb")
   config = settings(
     **{
-      "pretrain.variant": "Micro/2", "pretrain.total_steps": 2,
+      "backbone": str(backbone_file),
       "sweep.regime": ("head", "memory_masked"), "total_steps": 2,
       "upstream.name": "", "profile_at": 2, "log_images": 0,
       "wandb.project": "tests", "wandb.mode": "offline",
@@ -132,7 +132,6 @@ def test_a_sweep_on_its_own_backbone_in_a_bucket(bucket_dir, tmp_path):
   result = run.train_and_evaluate(config, remote)
   assert untimed(result) == untimed(run.train_and_evaluate(config, local))
   assert states(remote) == states(local)
-  assert not (remote / "pretrain" / "checkpoints").exists()
   assert (remote / "sweep.png").exists()
   for kind, count in {"*.xplane.pb": 2, "run-*.wandb": 1}.items():
     for place in (remote, local):
@@ -221,7 +220,7 @@ def test_two_processes_share_a_bucket(
   for workdir in places:
     flags = [
       "--config=configs/digits.py", f"--workdir={workdir}",
-      "--config.pretrain.variant=", f"--config.backbone={backbone_file}",
+      f"--config.backbone={backbone_file}",
       "--config.upstream.name=", "--config.batch_size=16",
       "--config.batch_size_eval=64", "--config.total_steps=4",
       "--config.eval_every=2", "--config.checkpoint_every=2",

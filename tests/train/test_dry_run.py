@@ -64,18 +64,6 @@ def test_what_does_not_fit_is_refused(config, tmp_path, monkeypatch):
     dry_run.dry_run(config, tmp_path / "run")
 
 
-def test_a_backbone_that_is_not_trained_yet_is_refused(config, tmp_path):
-  pretrain = dataclasses.replace(
-    config.pretrain,
-    variant="Micro/2",
-    total_steps=1,
-    data=dataclasses.replace(config.pretrain.data, name="digits:0-4"),
-  )
-  config = dataclasses.replace(config, pretrain=pretrain)
-  with pytest.raises(ConfigError, match="backbone.npz is not there yet"):
-    dry_run.dry_run(config, tmp_path / "run")
-
-
 @pytest.mark.fault("damaged-shard")
 def test_nothing_is_downloaded(config, tmp_path):
   data = config_lib.DataConfig(name="cifar10", dir=str(tmp_path / "data"))
@@ -91,7 +79,7 @@ def test_the_command_shows_a_run_that_keeps_nothing(
 ):
   arguments = train.parse([
     "main", f"--config={ROOT / 'configs' / 'digits.py'}",
-    f"--workdir={tmp_path / 'run'}", "--config.pretrain.variant=",
+    f"--workdir={tmp_path / 'run'}",
     f"--config.backbone={backbone_file}", "--config.batch_size=8",
     "--config.total_steps=7", "--dry_run",
   ])  # fmt: skip

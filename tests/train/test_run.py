@@ -45,7 +45,6 @@ from memory_vit.tasks.program import Program
 from memory_vit.train import (
   open_run,
   passes,
-  pretrain,
   resume,
   run,
   settle,
@@ -78,7 +77,6 @@ def backbone_file(tmp_path_factory):
 def config(backbone_file):
   """The digits, on a backbone that is there, in 6 steps."""
   values = digits.get_config()
-  values.pretrain.variant = ""
   values.backbone, values.gelu = str(backbone_file), "tanh"
   values.batch_size, values.batch_size_eval = 16, 64
   values.total_steps, values.log_every = 6, 1
@@ -435,7 +433,7 @@ def test_one_update_that_is_not_finite_is_skipped(config, workdir, monkeypatch):
 def test_examples_of_a_step_are_those_of_its_batch():
   reader = datasets.open_split("digits:5-9", "train")
   options = {"seed": 3, "batch_size": 8}
-  plain = config_lib.TrainDataConfig(train_crop="small", resize=8, flip=False)
+  plain = config_lib.DataConfig(train_crop="small", resize=8, flip=False)
   batches = batching.train_batches(
     reader, plain, image_size=8, start=8, **options
   )
@@ -619,32 +617,22 @@ def test_a_pass_that_diverged_is_remembered(tmp_path, monkeypatch):
     passes.train(fake, variants, PassPlan((("a",),)), tmp_path)
 
 
-@pytest.fixture
-def pretraining(config, monkeypatch):
-  """As `config`, with a backbone of its own, of one block and 4 steps."""
-  monkeypatch.setitem(vit_config.VARIANTS, "Micro", (16, 1, 16, 2))
-  values = {
-    "variant": "Micro/4", "total_steps": 4, "batch_size": 16,
-    "learning_rate": 0.003,
-  }  # fmt: skip
-  config = dataclasses.replace(silent(config), checkpoint_every=2)
-  return changed(config, "pretrain", **values)
-
-
 @pytest.mark.slow
-def test_pretraining_that_is_interrupted_goes_on(
-  pretraining, tmp_path, monkeypatch
+def test_a_whole_model_that_is_interrupted_has_the_same_bits(
+  config, tmp_path, monkeypatch
 ):
-  """It is a run: what it had saved counts; the backbone has the same bits."""
+  """From random weights, in the regime `full`."""
+  monkeypatch.setitem(vit_config.VARIANTS, "Micro", (16, 1, 16, 2))
+  config = dataclasses.replace(
+    silent(config), backbone="random:Micro/4", regime="full", total_steps=4
+  )
 
-  def make(workdir):
-    workdir.mkdir(exist_ok=True)
-    run.make_backbone(pretraining, workdir, RunContext(one_device()))
-    return mv.load_backbone(workdir / "backbone.npz")
+  def made(workdir):
+    run.train_and_evaluate(config, workdir)
+    return mv.load_backbone(workdir / "digits-5-9.npz")
 
-  made = make(tmp_path / "whole")
-  assert made.config.num_classes == 5
-  assert read_result(tmp_path / "whole" / "pretrain").tasks[0].steps == 4
+  whole = made(tmp_path / "whole")
+  assert whole.config.num_classes == 5
   steps = []
   real_step = Step.__call__
 
@@ -656,72 +644,12 @@ def test_pretraining_that_is_interrupted_goes_on(
 
   monkeypatch.setattr(Step, "__call__", stops_in_step_4)
   with pytest.raises(KeyboardInterrupt):
-    make(tmp_path / "interrupted")
-  assert not (tmp_path / "interrupted" / "backbone.npz").exists()
-  assert newest(tmp_path / "interrupted" / "pretrain")[0] == "00000002"
-  again = make(tmp_path / "interrupted")
-  # 3 steps, the one that failed, and those after the saved step 2.
-  assert len(steps) == 4 + 2
-  assert made.fingerprint == again.fingerprint
-  assert make(tmp_path / "whole").fingerprint == made.fingerprint
-  assert len(steps) == 4 + 2  # what is there is not made again
-
-
-def test_a_changed_pretraining_is_refused(pretraining, workdir):
-  """Before anything is trained on a backbone that it does not describe."""
-  made = []
-
-  def train(config, directory):
-    made.append((config.total_steps, directory.name))
-    mv.save_backbone(small_backbone(), directory / "pretraining.npz")
-
-  def make(config):
-    pretrain.make_backbone(config, workdir, train)
-
-  workdir.mkdir()
-  make(pretraining)
-  make(pretraining)
-  assert made == [(4, "pretrain")]
-  assert mv.load_backbone(workdir / "backbone.npz").config.num_classes == 5
-
-  def with_data(**changes):
-    where = dataclasses.replace(pretraining.pretrain.data, **changes)
-    return changed(pretraining, "pretrain", data=where)
-
-  # How images are held in memory is no matter; where they are is one.
-  make(with_data(max_bad=3, cache_gib=1.0))
-  with pytest.raises(TrainingError, match="backbone.npz was not made by this"):
-    make(with_data(dir="elsewhere"))
-  with pytest.raises(TrainingError, match="backbone.npz was not made by this"):
-    make(changed(pretraining, "pretrain", total_steps=3))
-  (workdir / "backbone.json").unlink()
-  with pytest.raises(TrainingError, match="but by something else"):
-    make(pretraining)
-
-
-def test_a_backbone_is_pretrained_for_several_runs(
-  pretraining, workdir, monkeypatch
-):
-  """By one run of the regime `full`, under the lock of its directory."""
-  made = []
-
-  def train(config, directory, context):
-    with pytest.raises(TrainingError, match="another run"):
-      run.pretrain_backbone(pretraining, workdir)
-    context.require_alone()
-    made.append((config.regime, config.total_steps, directory))
-    mv.save_backbone(small_backbone(), directory / "pretraining.npz")
-
-  monkeypatch.setattr(run, "_run", train)
-  for _ in range(2):
-    file = run.pretrain_backbone(pretraining, workdir)
-    assert file == workdir / "backbone.npz"
-    assert mv.load_backbone(file).config.num_classes == 5
-  assert made == [("full", 4, workdir / "pretrain")]
-  without = changed(pretraining, "pretrain", variant="")
-  with pytest.raises(ConfigError, match="pretrain.variant is empty"):
-    run.pretrain_backbone(without, workdir / "other")
-  assert not (workdir / "other").exists()
+    made(tmp_path / "interrupted")
+  assert not (tmp_path / "interrupted" / "digits-5-9.npz").exists()
+  again = made(tmp_path / "interrupted")
+  # 3 steps, the one that failed, and the one after the saved step 3.
+  assert len(steps) == 4 + 1
+  assert whole.fingerprint == again.fingerprint
 
 
 @pytest.mark.slow
@@ -934,7 +862,7 @@ def test_what_a_continued_run_must_share(tmp_path, changes, message):
 
 COMMAND = (
   sys.executable, "-m", "memory_vit.main",
-  "--config=configs/digits.py", "--config.pretrain.variant=",
+  "--config=configs/digits.py",
 )  # fmt: skip
 
 
@@ -975,8 +903,7 @@ def test_how_pictures_are_read_is_no_matter_of_a_result(config):
   """An option that is new here leaves runs of older versions alone."""
   values = config_lib.to_dict(config)
   older = json.loads(json.dumps(values))
-  del older["data"]["max_bad"], older["pretrain"]["data"]["max_bad"]
-  del older["stall_timeout"], older["mesh"]
+  del older["data"]["max_bad"], older["stall_timeout"], older["mesh"]
   assert resume.what_matters(older) == resume.what_matters(values)
 
 

@@ -30,7 +30,6 @@ from memory_vit.train.trainer import RunContext
 def config_of(**sweep_values):
   """The digits, on a backbone that is there, in 4 steps."""
   values = digits.get_config()
-  values.pretrain.variant = ""
   values.batch_size, values.batch_size_eval = 16, 64
   values.total_steps, values.eval_every, values.checkpoint_every = 4, 2, 2
   values.log_every = 2
@@ -150,9 +149,9 @@ def test_a_best_variant_needs_a_validation_set():
 
 def test_seeds_do_not_make_another_backbone():
   config = config_of(seed=(0, 1))
-  made = dataclasses.replace(config.pretrain, variant="Micro/2", total_steps=1)
+  made = dataclasses.replace(config, backbone="random:Micro/2")
   with pytest.raises(ConfigError, match="would change the backbone as well"):
-    sweep.trials_of(dataclasses.replace(config, pretrain=made), "d")
+    sweep.trials_of(made, "d")
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 4, 5, 7, 100])

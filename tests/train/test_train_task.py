@@ -181,12 +181,6 @@ def test_tasks_of_other_kinds_are_trained_and_evaluated(small, kind):
   assert found.examples == 16
 
 
-def test_a_backbone_that_is_given_is_not_pretrained(small):
-  options = {"pretrain.variant": "Micro/2", "pretrain.total_steps": 1}
-  with pytest.raises(ConfigError, match=r"pretrain\.variant .* is given from"):
-    mv.train_task(small, (PIXELS, WORDS), **RUN, options=options)
-
-
 @pytest.mark.parametrize(
   "stated",
   [
