@@ -54,24 +54,6 @@ def test_a_refusal_names_what_was_found_and_what_is_expected(cls):
       assert "\n" not in message
 
 
-def test_a_section_may_forbid_changes_that_its_options_allow():
-  @dataclasses.dataclass(frozen=True)
-  class Part:
-    steps: int = options.option(1, Number(0, 9, "few"), resume="on_request")
-    place: int = options.option(1, Number(0, 9, "few"), resume="free")
-
-  @dataclasses.dataclass(frozen=True)
-  class Whole:
-    fixed: Part = options.section(Part(), on_request=False)
-    open: Part = options.section(Part(), on_request=True)
-
-  found = {key: each.resume for key, each in options.table(Whole).items()}
-  assert found == {
-    "fixed.steps": "never", "fixed.place": "free", "open.steps": "on_request",
-    "open.place": "free",
-  }  # fmt: skip
-
-
 def test_the_first_wrong_one_of_several_is_named():
   with pytest.raises(
     ConfigError, match=r"^tasks\[1\] is '', expected the path"

@@ -325,14 +325,14 @@ def test_a_login_that_is_missing_is_an_error_in_one_line(library, tmp_path):
 
 
 @pytest.mark.fault("wandb")
-def test_a_login_is_asked_for_before_a_backbone_is_trained(
+def test_a_login_is_asked_for_before_anything_is_read(
   library, tmp_path, monkeypatch
 ):
   library.error = RuntimeError("No API key configured.")
   # Not every environment of the tests has it.
   monkeypatch.setattr(wandb_run, "require_installed", lambda config: None)
   monkeypatch.setattr(
-    run, "make_backbone", lambda *args: pytest.fail("it was trained")
+    run, "open_trainer", lambda *args, **options: pytest.fail("it was opened")
   )
   config = dataclasses.replace(
     CONFIG, image_size=8, batch_size=8, batch_size_eval=8,
