@@ -110,13 +110,13 @@ class DataConfig:
   # ratio 3/4-4/3); "small", a random square after the shorter side is resized
   # to `resize` pixels; "resize", the whole image squeezed to a square.
   train_crop: str = option(
-    "inception", Choice(("inception", "small", "resize")), resume="on_request"
+    "inception", Choice(("inception", "small", "resize")), resume="recorded"
   )
   # Mirror half of the training images at random; wrong for digits and letters.
-  flip: bool = option(True, Switch(), resume="on_request")
+  flip: bool = option(True, Switch(), resume="recorded")
   # Shorter side in pixels before a crop other than "resize"; 0 is 8/7 of
   # image_size (256 for 224).
-  resize: int = option(0, _RESIZE, resume="on_request")
+  resize: int = option(0, _RESIZE, resume="recorded")
   # Random seed for the order and crops of training images; -1 takes the seed of
   # the run. All trials of a sweep share their batches, whatever their seeds.
   seed: int = option(-1, dataclasses.replace(_SEED, least=-1))
@@ -175,19 +175,19 @@ class KeepConfig:
   what: str = option(
     "none",
     Choice(("none", "contexts", "features", "images")),
-    resume="on_request",
+    resume="recorded",
   )
   # Number of random crops of each training image to cache; epochs alternate
   # between them. 1 caches the image without randomness: it needs
   # data.train_crop "resize" and no data.flip.
   views: int = option(
-    1, Number(1, 1_000, "crops of an image"), resume="on_request"
+    1, Number(1, 1_000, "crops of an image"), resume="recorded"
   )
   # Data type of cached rows: "float32" is bitwise identical to computing in
   # every step; "bfloat16" takes half of the space and rounds. Embeddings stored
   # as bfloat16 stay bfloat16.
   dtype: str = option(
-    "float32", Choice(("float32", "bfloat16")), resume="on_request"
+    "float32", Choice(("float32", "bfloat16")), resume="recorded"
   )
   # Where rows are cached: "device" is fastest; "host" is the memory of the
   # machine; "disk" is reused by later runs on the same images.
@@ -269,45 +269,45 @@ class OptimConfig:
   momentum: float = option(
     0.9,
     Number(0, 1, "with 1, no gradient is ever forgotten", below=True),
-    resume="on_request",
+    resume="recorded",
     sweep=True,
   )
   # Decoupled weight decay of "adamw", of kernels alone: biases, LayerNorms,
   # class tokens, memory and position embeddings do not decay.
-  weight_decay: float = option(0.0, _FACTOR, resume="on_request", sweep=True)
+  weight_decay: float = option(0.0, _FACTOR, resume="recorded", sweep=True)
   # Global norm to which the gradient of a task is clipped; 0 does not clip. The
   # paper clips without stating a value; 1.0 is vit_jax's.
   grad_clip: float = option(
-    1.0, Number(0, 1e6, "a norm"), resume="on_request", sweep=True
+    1.0, Number(0, 1e6, "a norm"), resume="recorded", sweep=True
   )
   # What is clipped: the gradient of a whole "task", or of each "part" of it
   # (head, cls, memory, ...) alone. Memory has a much larger gradient than the
   # head and uses up a shared clip.
   clip_by: str = option("task", Choice(("task", "part")), sweep=True)
   # Factor on the learning rate of the class token.
-  cls_factor: float = option(1.0, _FACTOR, resume="on_request", sweep=True)
+  cls_factor: float = option(1.0, _FACTOR, resume="recorded", sweep=True)
   # Factor on the learning rate of memory.
-  memory_factor: float = option(1.0, _FACTOR, resume="on_request", sweep=True)
+  memory_factor: float = option(1.0, _FACTOR, resume="recorded", sweep=True)
   # Linear warm-up as a share of all steps, rounded; unused if `warmup_steps` is
   # set. The default is vit_jax's 500 of 20,000.
   warmup: float = option(
-    0.025, Number(0, 1, "a share of the steps"), resume="on_request", sweep=True
+    0.025, Number(0, 1, "a share of the steps"), resume="recorded", sweep=True
   )
   # Linear warm-up in steps; 0 uses `warmup`. The configurations of the paper's
   # four data sets set 5, as its public PyTorch reproduction reports; we could
   # not check the paper's own text.
-  warmup_steps: int = option(0, _STEPS_OR_NONE, resume="on_request", sweep=True)
+  warmup_steps: int = option(0, _STEPS_OR_NONE, resume="recorded", sweep=True)
   # Learning rate after warm-up: "cosine" to zero (vit_jax's choice; unstated in
   # the paper) or "constant".
   schedule: str = option(
-    "cosine", Choice(("cosine", "constant")), resume="on_request", sweep=True
+    "cosine", Choice(("cosine", "constant")), resume="recorded", sweep=True
   )
   # Share of the probability that is spread over all classes; of "labels", over
   # yes and no.
   label_smoothing: float = option(
     0.0,
     Number(0, 1, "a probability", below=True),
-    resume="on_request",
+    resume="recorded",
     sweep=True,
   )
   # Weights of classes in the loss: "balanced" is n / (classes * examples of the
@@ -318,14 +318,14 @@ class OptimConfig:
   # Mixup: images are mixed in pairs, with shares drawn from Beta(mixup, mixup);
   # 0 is off, 0.2 is common. The trials of a sweep share their images.
   mixup: float = option(
-    0.0, Number(0, 1e3, "of a beta distribution"), resume="on_request"
+    0.0, Number(0, 1e3, "of a beta distribution"), resume="recorded"
   )
   # Number of consecutive updates that are not finite, which are skipped, after
   # which training of the task stops.
-  max_skipped: int = option(3, _STEPS, resume="on_request")
+  max_skipped: int = option(3, _STEPS, resume="recorded")
   # Number of parts in which a batch passes through the model, to save memory.
   accumulation_steps: int = option(
-    1, Number(1, 2**20, "parts of a batch"), resume="on_request"
+    1, Number(1, 2**20, "parts of a batch"), resume="recorded"
   )
 
 
@@ -462,13 +462,13 @@ class Config:
   image_size: int = option(0, Number(0, MAX_IMAGE_SIZE, "pixels"))
   # Compute dtype: "float32", "bfloat16", or "auto", which is bfloat16 if the
   # device multiplies it faster. Trained parameters are float32.
-  dtype: str = option("float32", Choice(dtypes.CHOICES), resume="on_request")
+  dtype: str = option("float32", Choice(dtypes.CHOICES), resume="recorded")
   # Images per training step, over all devices.
   batch_size: int = option(512, _BATCH)
   # Images per evaluation batch, over all devices.
   batch_size_eval: int = option(512, _BATCH, resume="free")
   # Number of training steps, if `epochs` is 0.
-  total_steps: int = option(20_000, _STEPS, resume="on_request")
+  total_steps: int = option(20_000, _STEPS, resume="recorded")
   # Number of times that each training example is used, such as 2.5; above 0 it
   # sets total_steps, rounded up, and that number is recorded. -1 is 50, or as
   # many as take 25 steps if that is more: few images need more epochs.
@@ -477,7 +477,7 @@ class Config:
   )
   # Peak learning rate. The paper reports the best of several without naming
   # them: try 0.03 to 0.3.
-  learning_rate: float = option(0.1, _RATE, resume="on_request", sweep=True)
+  learning_rate: float = option(0.1, _RATE, resume="recorded", sweep=True)
   # Random seed for initialization and data shuffling.
   seed: int = option(0, _SEED, sweep=True)
   # What is trained and how attention runs: a named regime, or the parts of a
@@ -485,15 +485,15 @@ class Config:
   regime: str = option("memory_masked", _REGIME)
   # Steps between evaluations on data.validation. The last step is always
   # evaluated.
-  eval_every: int = option(1_000, _STEPS, resume="on_request")
+  eval_every: int = option(1_000, _STEPS, resume="recorded")
   # Number of consecutive evaluations without a better trial after which
   # training stops; 0 trains to the last step. The schedule still covers all
   # steps: "constant" may suit better.
   early_stopping: int = option(
-    0, Number(0, 2**31 - 1, "evaluations"), resume="on_request"
+    0, Number(0, 2**31 - 1, "evaluations"), resume="recorded"
   )
   # Steps between saved states. The last step is always saved.
-  checkpoint_every: int = option(1_000, _STEPS, resume="on_request")
+  checkpoint_every: int = option(1_000, _STEPS, resume="recorded")
   # Steps between progress lines.
   log_every: int = option(50, _STEPS, resume="free")
   # Number of test images (else validation images) in the plot of the best

@@ -332,7 +332,6 @@ def training(place: Place) -> None:
     place.command(
       "main" if name == "alone" else "train", "--config=digits",
       f"--workdir={folder}", *flags({**RUN, **options}),
-      "--allow_config_change=total_steps",
     )  # fmt: skip
     result = (place.work / folder / "result.json").read_text()
     place.json(f"training/{name}/result", json.loads(result))

@@ -1,7 +1,7 @@
 """Trains (or resumes), evaluates and exports a task.
 
   memory-vit train --config=sun397 --workdir=DIR \\
-    [--config.KEY=VALUE ...] [--allow_config_change=KEY ...] [--dry_run]
+    [--config.KEY=VALUE ...] [--allow_changed_data] [--dry_run]
 
 Run the same command to resume an interrupted run. Exit status: 2 for bad input,
 75 after SIGTERM (preemption) and 130 after Ctrl-C, once the state is saved. A
@@ -18,13 +18,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from absl import flags
 from etils import epy
 
 from memory_vit.commands import command_line, console, option_help
 from memory_vit.config import Config
 from memory_vit.runtime import launch, paths
-from memory_vit.train import config_changes
 
 with epy.lazy_imports():  # once the command line is known to be right
   import jax
@@ -37,7 +35,7 @@ with epy.lazy_imports():  # once the command line is known to be right
 class TrainArguments:
   config: Config
   workdir: Path
-  may_change: tuple[str, ...]  # from `config_changes.allowed`
+  allow_changed_data: bool
   dry_run: bool
   verbose: bool
   processes: launch.Options
@@ -56,13 +54,8 @@ def parse(argv: Sequence[str]) -> TrainArguments:
   workdir = line.required_string(
     "workdir", "Directory of results; local, or gs://BUCKET/DIRECTORY."
   )
-  may_change = line.strings(
-    "allow_config_change",
-    "An option in which a resumed run may differ from its saved state; may be "
-    f"given several times: {', '.join(config_changes.ON_REQUEST)}.",
-  )
-  flags.DEFINE_alias(
-    "allow-config-change", "allow_config_change", flag_values=line.flags
+  allow_changed_data = line.switch(
+    "allow_changed_data", "Resume on other data than the run began with."
   )
   dry_run = line.switch(
     "dry_run", "Show steps, cached bytes and seconds; train nothing."
@@ -73,7 +66,7 @@ def parse(argv: Sequence[str]) -> TrainArguments:
   return TrainArguments(
     config=config,
     workdir=paths.place(workdir(), "--workdir"),
-    may_change=config_changes.allowed(may_change()),
+    allow_changed_data=allow_changed_data(),
     dry_run=dry_run(),
     verbose=verbose(),
     processes=processes(),
@@ -93,7 +86,10 @@ def execute(arguments: TrainArguments) -> int:
   stop = preemption.StopSignal()
   with stop.listening():
     result = run.train_and_evaluate(
-      arguments.config, arguments.workdir, stop, arguments.may_change
+      arguments.config,
+      arguments.workdir,
+      stop,
+      allow_changed_data=arguments.allow_changed_data,
     )
   if jax.process_index() == 0:
     print(summary.summary(result, arguments.workdir))

@@ -115,9 +115,9 @@ class Items:
     return len(value) <= self.most and all(map(self.rule.accepts, value))
 
 
-# Whether a resumed run may have another value: never (the default), on request,
-# or freely (no result depends on it).
-Resume = Literal["never", "on_request", "free"]
+# Whether a resumed run may have another value: never (the default), recorded in
+# its result, or freely (no result depends on it).
+Resume = Literal["never", "recorded", "free"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -111,7 +111,7 @@ def _fit(
     initial.state,
     meta,
     splits,
-    trainer.context.may_change,
+    trainer.context.allow_changed_data,
     trainer.record,
   )
   resume.require_within(

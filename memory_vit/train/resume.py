@@ -70,13 +70,13 @@ def resume(
   state: TrainState,
   meta: Mapping[str, Any],
   splits: Mapping[str, Split],
-  may_change: Sequence[str],
+  allow_changed_data: bool,
   record: DataRecord,
 ) -> tuple[TrainState, LoopState | None]:
   """Restore the newest saved state and its past, else return `state` and None.
 
-  `meta` must equal the saved one except for `may_change`, from
-  `config_changes.allowed`; examples that were skipped before stay skipped.
+  `meta` must equal the saved one, except for options that may change; examples
+  that were skipped before stay skipped.
   """
   step = checkpoints.latest()
   if step is None:
@@ -88,13 +88,14 @@ def resume(
       "memory_vit: resume it with that one, or give another --workdir."
     )
   options = found["config"]
-  changed = config_changes.changes(step, options, meta["config"], may_change)
+  changed = config_changes.changes(step, options, meta["config"])
   accepted = {change["key"]: change["to"] for change in changed}
   began = {**found, "config": {**options, **accepted}}
   require_same(began, meta, checkpoints.directory)
+  _require_steps_left(step, meta["config"], changed, checkpoints.directory)
   other = record.differences(found["files"])
   changed += _data_changes(step, found, meta, other)
-  if other and f"config.{config_changes.DATA}" not in may_change:
+  if other and not allow_changed_data:
     raise TrainingError(_other_data(checkpoints.directory, other))
   for change in changed:
     logger.warning("from step %(step)d on, %(key)s is %(to)r, not %(from)r",
@@ -159,9 +160,26 @@ def _other_data(directory: Path, other: Mapping[str, Sequence[str]]) -> str:
     lines += [f"{split}: {first}", *more]
   return (
     f"the run in {directory} began with other data. Restore them, or resume "
-    f"with the present data by --allow_config_change={config_changes.DATA}, or "
-    "give another --workdir.\n  " + "\n  ".join(lines)
+    "with the present data by --allow_changed_data, or give another --workdir."
+    "\n  " + "\n  ".join(lines)
   )
+
+
+def _require_steps_left(
+  step: int,
+  config: Mapping[str, Any],
+  changed: Sequence[Mapping[str, Any]],
+  directory: Path,
+) -> None:
+  """Refuse options of training that a finished run would not follow."""
+  length = "config.total_steps"
+  keys = [change["key"] for change in changed if change["key"] != length]
+  if keys and step >= config[length]:
+    raise TrainingError(
+      f"the run in {directory} has taken all of its {step} steps, and "
+      f"{', '.join(keys)} would change none of them. Give the values that it "
+      "had, a greater config.total_steps, or another --workdir."
+    )
 
 
 def require_within(state: TrainState, total: int, directory: Path) -> None:
@@ -192,14 +210,8 @@ def require_same(
   for key in ("config", "parents", "attends_to", "variants", "data"):
     changed = schema.differences(found[key], now[key])
     if changed:
-      more = ""
-      if key == "config":
-        values = found[key].keys() | now[key].keys()
-        more = " " + config_changes.advice(
-          sorted(k for k in values if found[key].get(k) != now[key].get(k))
-        )
       raise TrainingError(
-        f"the run in {directory} began with another {key}. {advice}{more}\n  "
+        f"the run in {directory} began with another {key}. {advice}\n  "
         + "\n  ".join(changed)
       )
 

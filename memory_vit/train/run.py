@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from memory_vit.config import Config
@@ -13,7 +13,6 @@ from memory_vit.runtime import files, processes, sharding
 from memory_vit.runtime.lock import only_run
 from memory_vit.runtime.preemption import StopSignal
 from memory_vit.train import (
-  config_changes,
   passes,
   results,
   run_pictures,
@@ -30,7 +29,8 @@ def train_and_evaluate(
   config: Config,
   workdir: Path,
   stop: StopSignal | None = None,
-  may_change: Sequence[str] = (),
+  *,
+  allow_changed_data: bool = False,
   splits: Mapping[str, Split] | None = None,
   backbone: Backbone | None = None,
 ) -> RunResult:
@@ -47,8 +47,8 @@ def train_and_evaluate(
     config: of the run.
     workdir: is made if it does not exist.
     stop: asks a run that trains to save its state and stop.
-    may_change: options in which a resumed run may differ from its saved state,
-      some of `config_changes.ON_REQUEST`.
+    allow_changed_data: whether a resumed run may go on with other data than it
+      began with; its result records that, as changed options.
     splits: {"train": split, ...} in place of a data set that `config.data`
       names; such as from `data.open_indexable`. Optionally also "validation"
       and "test".
@@ -64,7 +64,7 @@ def train_and_evaluate(
   """
   if splits is not None:
     config = settle.with_splits(config, splits)
-  with _started(config, workdir, stop, may_change) as context:
+  with _started(config, workdir, stop, allow_changed_data) as context:
     return _run(config, workdir, context, splits, backbone)
 
 
@@ -73,15 +73,16 @@ def _started(
   config: Config,
   workdir: Path,
   stop: StopSignal | None,
-  may_change: Sequence[str] = (),
+  allow_changed_data: bool,
 ) -> Iterator[RunContext]:
   """Refuse what is known to fail, and keep other runs out of `workdir`."""
   settle.require_same_start(config)
   mesh = sharding.make_mesh(fsdp=config.mesh.fsdp)
   settle.require_possible(config, workdir, mesh)
-  allowed = config_changes.allowed(may_change)
   with only_run(workdir) as require_alone:
-    yield RunContext(mesh, stop or StopSignal(), allowed, require_alone)
+    yield RunContext(
+      mesh, stop or StopSignal(), allow_changed_data, require_alone
+    )
 
 
 def _run(

@@ -37,13 +37,13 @@ from memory_vit.train.wandb_run import WandbRun
 
 @dataclasses.dataclass(frozen=True)
 class RunContext:
-  """Devices, stop signal and allowed changes of a run."""
+  """Devices, stop signal and lock of a run."""
 
   mesh: Mesh
   # Asked after every step, and in every batch of an evaluation.
   stop: StopSignal = dataclasses.field(default_factory=StopSignal)
-  # Options in which a resumed run may differ, from `config_changes.allowed`.
-  may_change: tuple[str, ...] = ()
+  # Whether a resumed run may go on with other data than it began with.
+  allow_changed_data: bool = False
   # Raises if another run may be using the directory; all processes call it
   # before a state is saved.
   require_alone: Callable[[], None] = lambda: None

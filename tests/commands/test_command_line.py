@@ -40,7 +40,6 @@ from memory_vit.runtime.options import (
   Switch,
   Text,
 )
-from memory_vit.train import config_changes
 from memory_vit.train import run as training_run
 from memory_vit.train.checkpoints import Checkpoints
 
@@ -69,7 +68,10 @@ def start_training(argv):
   """The command that trains, up to where it would read anything."""
   arguments = train.parse(["main", *argv])
   training_run.train_and_evaluate(
-    arguments.config, arguments.workdir, None, arguments.may_change
+    arguments.config,
+    arguments.workdir,
+    None,
+    allow_changed_data=arguments.allow_changed_data,
   )
   return 0
 
@@ -344,8 +346,8 @@ def test_a_working_directory_among_the_images_is_refused(
 
 
 BAD_FLAGS = (
-  "--allow_config_change=seed", "--allow_config_change=\u202e",
-  "--allow_config_change=" + "a" * 9_999, "positional", "--nope", "--nope=1",
+  "--allow_changed_data=seed", "--allow_changed_data=\u202e",
+  "--allow_changed_data=" + "a" * 9_999, "positional", "--nope", "--nope=1",
   "--num_processes=0", f"--num_processes={HUGE}", "--num_processes=x",
   "--process_id=-1", f"--process_id={HUGE}", "--initialization_timeout=0",
   f"--initialization_timeout={HUGE}", "--heartbeat_timeout=nan",
@@ -463,19 +465,6 @@ def test_a_wrong_type_names_the_right_one(capsys, tmp_path):
     argv = [CONFIG, f"--workdir={tmp_path}", f"--config.{flag}"]
     console.run_command(lambda: start_training(argv))  # noqa: B023
     assert said in capsys.readouterr().err, flag
-
-
-def test_what_may_change_is_named_with_its_flag():
-  keys = ["config.total_steps", "config.learning_rate"]
-  assert config_changes.advice(keys) == (
-    "To resume with the new values, on purpose: "
-    "--allow_config_change=total_steps "
-    "--allow_config_change=learning_rate."
-  )
-  told = config_changes.advice(["config.seed", "config.total_steps"])
-  assert told.startswith("seed can never change within a run. Others may, with")
-  assert told.endswith("--allow_config_change=total_steps.")
-  assert "--allow" not in config_changes.advice(["config.seed"])
 
 
 @pytest.mark.parametrize("command", [train, check_data])

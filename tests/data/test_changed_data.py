@@ -21,7 +21,7 @@ from memory_vit.data.datasets import find_data_files, open_split
 from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import TrainingError
 from memory_vit.runtime import processes
-from memory_vit.train import config_changes, resume, settle
+from memory_vit.train import resume, settle
 
 
 def write_pictures(root):
@@ -182,7 +182,7 @@ def test_other_data_is_refused(copied, change):
   refused = run.start()
   assert refused.wait() == 2, refused.text
   assert "began with other data" in refused.text
-  assert "--allow_config_change=data" in refused.text
+  assert "--allow_changed_data" in refused.text
   assert "Traceback" not in refused.text
   for words in CHANGES[change]:
     assert words in refused.text
@@ -213,7 +213,7 @@ def test_other_data_goes_on_where_it_is_asked_for(copied):
   run, root = copied
   move_two(root)
   (root / "train/a/7.png").unlink()
-  assert run.finish("--allow_config_change=data").resumed == 10
+  assert run.finish("--allow_changed_data").resumed == 10
   result = json.loads((run.workdir / "result.json").read_text())
   (change,) = result["config_changes"]
   assert (change["step"], change["key"]) == (10, "data of train")
@@ -357,13 +357,13 @@ def test_what_was_left_out_of_other_data_is_forgotten(pictures, tmp_path):
   """Its numbers are those of other pictures, or of none."""
   state = types.SimpleNamespace(params={})
 
-  def resumed(found, *may_change):
+  def resumed(found, allow_changed_data=False):
     record = record_of(pictures, tmp_path, train="train")
     source = open_split("folder", "train", str(pictures), max_bad=1)
     meta = {**FakeCheckpoints(found).saved, "files": record.compared}
     _, past = resume.resume(
       FakeCheckpoints(found), state, meta, {"train": source},
-      config_changes.allowed(may_change), record,
+      allow_changed_data, record,
     )  # fmt: skip
     return [*source.unreadable], past.changes
 
@@ -371,12 +371,12 @@ def test_what_was_left_out_of_other_data_is_forgotten(pictures, tmp_path):
   assert resumed(found) == ([23], ())
   (pictures / "train/a/3.png").unlink()
   with pytest.raises(TrainingError, match="began with other data"):
-    resumed(found, "total_steps")
-  left_out, (change,) = resumed(found, "data")
+    resumed(found)
+  left_out, (change,) = resumed(found, allow_changed_data=True)
   assert left_out == []
   assert change["what"][0] == "1 missing (of 24 files)"
-  # Without what earlier versions did not save, it has to be asked for as well.
-  with pytest.raises(TrainingError, match="--allow_config_change=data"):
+  # Without what earlier versions did not save, it has to be allowed as well.
+  with pytest.raises(TrainingError, match="--allow_changed_data"):
     resumed({})
 
 

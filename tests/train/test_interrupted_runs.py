@@ -304,17 +304,16 @@ def test_a_run_whose_lock_is_taken_away_ends(run, whole):
 
 
 @pytest.mark.fault("changed-run")
-def test_another_configuration_is_refused_unless_it_is_asked_for(
+def test_another_configuration_is_refused_but_for_its_length(
   backbone, whole, run
 ):
   shutil.copytree(whole.workdir, run.workdir)
-  longer = Run(backbone, run.workdir, total_steps=70)
-  refused = longer.start()
+  refused = Run(backbone, run.workdir, seed=1).start()
   assert refused.wait() == 2, refused.text
-  assert "total_steps: 60, now 70" in refused.text
-  assert "on purpose: --allow_config_change=total_steps." in refused.text
+  assert "seed: 0, now 1" in refused.text
+  longer = Run(backbone, run.workdir, total_steps=70)
   assert longer.steps() == whole.steps()
-  assert longer.finish("--allow-config-change=total_steps").resumed == 60
+  assert longer.finish().resumed == 60
   assert longer.steps() == [60, 70]
 
 

@@ -297,13 +297,9 @@ def test_what_is_left_to_backbone_and_data_is_recorded(
   for same in (given, in_steps):
     again = run.train_and_evaluate(same, workdir)
     assert again.tasks == result.tasks
-  more = math.ceil(0.3 * examples / config.batch_size)
-  for other, message in (
-    ({"epochs": 0.3}, f"config.total_steps: {steps}, now {more}"),
-    ({"image_size": 6}, "config.image_size: 8, now 6"),
-  ):
-    with pytest.raises(TrainingError, match=message):
-      run.train_and_evaluate(dataclasses.replace(given, **other), workdir)
+  smaller = dataclasses.replace(given, image_size=6)
+  with pytest.raises(TrainingError, match=r"config.image_size: 8, now 6"):
+    run.train_and_evaluate(smaller, workdir)
 
 
 @pytest.mark.fault("falling-accuracy")
@@ -692,15 +688,10 @@ def test_what_is_refused(config, workdir, finished, monkeypatch):
   wider = changed(config, "task", cells=7)
   with pytest.raises(
     TrainingError, match=r"another config(.|\n)*config.task.cells: 5, now 7"
-  ) as error:
+  ):
     run.train_and_evaluate(wider, workdir)
-  assert "task.cells can never change within a run" in str(error.value)
   stored = json.loads((workdir / "config.json").read_text())
   assert stored["task"]["cells"] == config.task.cells
-  with pytest.raises(
-    ConfigError, match=r"change='task.cells': expected one of"
-  ):
-    run.train_and_evaluate(wider, workdir, may_change=["task.cells"])
   elsewhere = changed(config, "data", name="folder", dir=str(workdir / "none"))
   with pytest.raises(DataError, match="is not there"):
     run.train_and_evaluate(elsewhere, workdir)
@@ -717,19 +708,15 @@ def test_what_is_refused(config, workdir, finished, monkeypatch):
 @pytest.mark.slow
 def test_what_is_allowed_to_change(config, workdir, finished):
   shutil.copytree(finished[0], workdir)
-  longer = dataclasses.replace(config, total_steps=8, learning_rate=0.2)
+  before = checksums(workdir)
+  faster = dataclasses.replace(config, learning_rate=0.2)
   with pytest.raises(
-    TrainingError,
-    match=r"learning_rate: 0.3, now 0.2(.|\n)*total_steps: 6, now",
+    TrainingError, match="all of its 6 steps, and config.learning_rate would"
   ):
-    run.train_and_evaluate(longer, workdir)
-  with pytest.raises(
-    TrainingError, match="another config[^s](.|\n)*config.learning_rate"
-  ) as error:
-    run.train_and_evaluate(longer, workdir, may_change=["total_steps"])
-  assert "total_steps:" not in str(error.value)
-  keys = ["config.total_steps", "learning_rate"]
-  result = run.train_and_evaluate(longer, workdir, may_change=keys)
+    run.train_and_evaluate(faster, workdir)
+  assert checksums(workdir) == before
+  longer = dataclasses.replace(faster, total_steps=8)
+  result = run.train_and_evaluate(longer, workdir)
   assert result.tasks[0].steps == 8
   assert list(result.config_changes) == [
     {"step": 6, "key": "config.total_steps", "from": 6, "to": 8},
@@ -742,7 +729,7 @@ def test_what_is_allowed_to_change(config, workdir, finished):
   assert again.config_changes == result.config_changes
   shorter = dataclasses.replace(longer, total_steps=7)
   with pytest.raises(TrainingError, match="is at step 8, beyond"):
-    run.train_and_evaluate(shorter, workdir, may_change=["total_steps"])
+    run.train_and_evaluate(shorter, workdir)
 
 
 @pytest.mark.fault("disk-full")
