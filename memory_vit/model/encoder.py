@@ -184,28 +184,19 @@ class Encoder(nn.Module):
     self,
     x: Float[Array, "b _ d"],
     registers: Float[AnyArray, "1 _ d"] | None,
-  ) -> tuple[Float[Array, "b s d"], Context]:
-    """Run the plain ViT up to the last norm; registers have no position."""
+  ) -> tuple[list[Float[Array, "b s d"]], Context]:
+    """Run the plain ViT up to the last norm; registers have no position.
+
+    Returns the tokens after each block, and the context.
+    """
     x = self._tokens(x, registers)
     angles = self._angles(x.shape[1])
-    context = []
+    states, context = [], []
     for block in self.encoderblock:
       x, keys_values = block.encode(x, angles)
-      context.append(keys_values)
-    return x, Context(tuple(context))
-
-  def states(
-    self,
-    x: Float[Array, "b _ d"],
-    registers: Float[AnyArray, "1 _ d"] | None,
-  ) -> tuple[Float[Array, "b s d"], ...]:
-    """Run the blocks on the backbone stream; return the tokens after each."""
-    x = self._tokens(x, registers)
-    angles, states = self._angles(x.shape[1]), []
-    for block in self.encoderblock:
-      x, _ = block.encode(x, angles)
       states.append(x)
-    return tuple(states)
+      context.append(keys_values)
+    return states, Context(tuple(context))
 
   def _tokens(
     self,

@@ -64,8 +64,8 @@ class VisionTransformer(nn.Module):
     """Run the plain ViT: logits, or features without a head; the context."""
     cfg = self.config
     x = self._tokens(images, self._cls())
-    x, context = self.Transformer.encode(x, self._registers())
-    y = self._pooled(x)
+    states, context = self.Transformer.encode(x, self._registers())
+    y = self._pooled(states[-1])
     if cfg.representation_size:
       y = jnp.tanh(self.pre_logits(y))
     if cfg.num_classes:
@@ -78,7 +78,7 @@ class VisionTransformer(nn.Module):
     """Run the plain ViT; return class token and mean patch of each layer."""
     cfg, tokens = self.config, self._tokens(images, self._cls())
     summary = []
-    for x in self.Transformer.states(tokens, self._registers()):
+    for x in self.Transformer.encode(tokens, self._registers())[0]:
       if cfg.class_tokens:
         summary.append(x[:, 0])
       summary.append(mean_of_patches(x, cfg))
