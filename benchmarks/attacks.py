@@ -101,12 +101,16 @@ def _parser() -> argparse.ArgumentParser:
   return parser
 
 
-def _tiny_model(folder: Path) -> tuple[str, str]:
+def tiny_backbone() -> mv.Backbone:
   config = mv.ViTConfig(
     width=32, depth=2, mlp_dim=48, num_heads=2, patch_size=2, image_size=8,
     num_classes=7,
   )  # fmt: skip
-  backbone = init_backbone(config, jax.random.key(0))
+  return init_backbone(config, jax.random.key(0))
+
+
+def _tiny_model(folder: Path) -> tuple[str, str]:
+  backbone = tiny_backbone()
   mv.save_backbone(backbone, folder / "tiny.npz")
   mv.save_task(serve.random_task(backbone, "pets", 0), folder / "pets")
   return str(folder / "tiny.npz"), str(folder / "pets")

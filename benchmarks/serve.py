@@ -54,8 +54,8 @@ class Load:
 
   latencies: list[float] = dataclasses.field(default_factory=list)  # seconds
   busy: int = 0  # answers of status 503, after which a request was repeated
-  # {(version, image): answers}.
-  answers: dict[tuple[int, int], list[Probabilities]] = dataclasses.field(
+  # {(digest of the set of tasks, image): answers}.
+  answers: dict[tuple[str, int], list[Probabilities]] = dataclasses.field(
     default_factory=dict
   )
   images: int = 0
@@ -109,7 +109,7 @@ async def _measure(
   ]
   mv.save_tasks(tasks, folder / "tasks")
   paths = [str(folder / "tasks" / task.name) for task in tasks]
-  images = [_image(i) for i in range(_IMAGES)]
+  images = [random_image(i) for i in range(_IMAGES)]
   seconds, clients = arguments.seconds, arguments.clients
   source, given = arguments.backbone, paths[: arguments.tasks]
   with serving(source, given, folder / "many") as server:
@@ -131,7 +131,7 @@ async def _measure(
     "requests": len(many.latencies),
     "images": many.images,
     "busy": many.busy,
-    "changes": len(memory["sets"]) - 1,
+    "changes": memory["changes"],
     **checked,
     "rss_mib": memory["rss_mib"],
     "compilations": memory["compilations"],
@@ -153,7 +153,7 @@ def random_task(backbone: mv.Backbone, name: str, seed: int) -> mv.Task:
   return mv.Task(task.spec, params)
 
 
-def _image(seed: int) -> bytes:
+def random_image(seed: int) -> bytes:
   """A generated image, as a JPEG file."""
   rng = np.random.default_rng(seed)
   small = rng.integers(0, 256, (9, 12, 3), np.uint8)
@@ -219,8 +219,9 @@ async def _under_load(
   """Send requests and changes concurrently; also measures memory."""
   load = Load()
   async with _client() as http:
-    version = (await http.get(f"{server.url}/v1/tasks")).json()["task_set"]
-    sets = {version["version"]: {task.name: task for task in tasks[:first]}}
+    sets = {
+      await _digest(server, http): {task.name: task for task in tasks[:first]}
+    }
     until = time.monotonic() + seconds
     asking = [
       asyncio.create_task(_ask(server.url, images, load, until, i))
@@ -230,11 +231,12 @@ async def _under_load(
     await asyncio.sleep(seconds / 10)
     name = "process_resident_memory_bytes"
     before = await server.metric(http, name)
-    await asyncio.gather(changing, *asking)
+    changes, *_ = await asyncio.gather(changing, *asking)
     after = await server.metric(http, name)
     compiled = await server.metric(http, "memory_vit_compilations")
   return load, {
     "sets": sets,
+    "changes": changes,
     "rss_mib": [round(before / 2**20), round(after / 2**20)],
     "compilations": int(compiled),
   }
@@ -278,28 +280,34 @@ async def _predict(
 
 
 def _note(load: Load, answer: Mapping[str, Any], chosen: Sequence[int]) -> None:
-  version, names = answer["task_set"]["version"], answer["task_set"]["names"]
+  digest, names = answer["task_set"]["digest"], answer["task_set"]["tasks"]
   if len(answer["images"]) != len(chosen):
     raise RuntimeError("an image was lost")
   for i, image in zip(chosen, answer["images"], strict=True):
     if sorted(image["tasks"]) != sorted(names):
-      raise RuntimeError(f"tasks differ from those of version {version}")
+      raise RuntimeError(f"tasks differ from those of the set {digest}")
     found = {
       name: {g["index"]: g["probability"] for g in guesses}
       for name, guesses in image["tasks"].items()
     }
-    load.answers.setdefault((version, i), []).append(found)
+    load.answers.setdefault((digest, i), []).append(found)
     load.images += 1
+
+
+async def _digest(server: Server, http: httpx.AsyncClient) -> str:
+  """The digest of the set of tasks that answers."""
+  tasks = (await http.get(f"{server.url}/v1/tasks")).json()
+  return str(tasks["task_set"]["digest"])
 
 
 async def change(
   server: Server,
   http: httpx.AsyncClient,
   tasks: Sequence[mv.Task],
-  sets: dict[int, dict[str, mv.Task]],
+  sets: dict[str, dict[str, mv.Task]],
   until: float,
-) -> None:
-  """Add, replace and remove tasks; records the tasks of each version."""
+) -> int:
+  """Add, replace and remove tasks; records each set, and returns how many."""
   rng = random.Random(0)
   with tempfile.TemporaryDirectory() as folder:
     files = []
@@ -312,8 +320,8 @@ async def change(
     "Content-Type": "application/octet-stream",
   }
   names = [task.name for task in tasks]
+  [current], changes = [*map(dict, sets.values())], 0
   while time.monotonic() < until:
-    current = dict(sets[max(sets)])
     name = rng.choice(names)
     url = f"{server.url}/v1/tasks/{name}"
     if name in current and len(current) > 1 and rng.random() < 0.5:
@@ -325,41 +333,43 @@ async def change(
       current[name] = tasks[i]
     if done.status_code not in (200, 201):
       raise RuntimeError(f"a change failed: {done.status_code} {done.text}")
-    sets[done.json()["task_set"]["version"]] = current
+    sets[await _digest(server, http)] = dict(current)
+    changes += 1
     await asyncio.sleep(0.5)
+  return changes
 
 
 def check(
   backbone: mv.Backbone,
   files: Sequence[bytes],
   load: Load,
-  sets: Mapping[int, Mapping[str, mv.Task]],
+  sets: Mapping[str, Mapping[str, mv.Task]],
 ) -> dict[str, Any]:
   """Compare each answer with `mv.forward`; raises if one differs."""
-  images = mv.preprocess(files, next(iter(sets[min(sets)].values())))
-  expected: dict[int, dict[str, np.ndarray]] = {}
+  images = mv.preprocess(files, next(iter(next(iter(sets.values())).values())))
+  expected: dict[str, dict[str, np.ndarray]] = {}
   worst, equal, total = 0.0, 0, 0
-  for (version, i), answers in load.answers.items():
-    if version not in expected:
-      expected[version] = _probabilities(backbone, sets[version], images)
+  for (digest, i), answers in load.answers.items():
+    if digest not in expected:
+      expected[digest] = _probabilities(backbone, sets[digest], images)
     for answer in answers:
-      if answer.keys() != expected[version].keys():
-        raise RuntimeError(f"an answer mixes version {version} with others")
+      if answer.keys() != expected[digest].keys():
+        raise RuntimeError(f"an answer mixes the set {digest} with others")
       for name, found in answer.items():
         row = np.array([found[c] for c in range(len(found))])
         # In each batch size that the server may have used.
-        differences = np.abs(expected[version][name][:, i] - row).max(axis=-1)
+        differences = np.abs(expected[digest][name][:, i] - row).max(axis=-1)
         worst, total = max(worst, float(differences.max())), total + 1
         equal += bool((differences == 0).any())
         if differences.max() > _TOLERANCE:
           raise RuntimeError(
-            f"version {version}, {name}, image {i}: off by {differences}"
+            f"set {digest}, {name}, image {i}: off by {differences}"
           )
   return {
     "checked": total,
     "worst_difference": worst,
     "equal_to_the_bit": round(equal / total, 4),
-    "versions_seen": len({version for version, _ in load.answers}),
+    "sets_seen": len({digest for digest, _ in load.answers}),
   }
 
 

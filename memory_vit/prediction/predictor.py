@@ -343,9 +343,7 @@ class Predictor:
     with self._changing:
       return self._show(task_set.without(self._task_set.by_slot, name))
 
-  def make_ready(
-    self, by_slot: Mapping[int, Task], version: int
-  ) -> tuple[TaskSet, Change]:
+  def make_ready(self, by_slot: Mapping[int, Task]) -> tuple[TaskSet, Change]:
     """Make a whole set of tasks ready, without letting it answer yet.
 
     It is compiled if it has to grow, and can be asked by `task_set=`; `show`
@@ -354,7 +352,6 @@ class Predictor:
 
     Args:
       by_slot: {slot: loaded task}.
-      version: that the set gets.
 
     Returns:
       The set, and what the change to it would be.
@@ -369,7 +366,7 @@ class Predictor:
     }
     with self._changing:
       fitting = task_set.fitting(loaded)
-      return self._maker.made_ready(self._task_set, fitting, version)
+      return self._maker.made_ready(self._task_set, fitting)
 
   def show(self, ready: TaskSet) -> None:
     """Let a set of `make_ready` answer from now on; nothing is compiled."""
@@ -388,8 +385,7 @@ class Predictor:
     return answering, answering.require(names)
 
   def _show(self, by_slot: Mapping[int, Task]) -> Change:
-    old = self._task_set
-    ready, change = self._maker.made_ready(old, by_slot, old.version + 1)
+    ready, change = self._maker.made_ready(self._task_set, by_slot)
     self._task_set = ready
     return change
 

@@ -60,7 +60,7 @@ class SetMaker:
     return tally.count
 
   def made_ready(
-    self, old: TaskSet, by_slot: Mapping[int, Task], version: int
+    self, old: TaskSet, by_slot: Mapping[int, Task]
   ) -> tuple[TaskSet, Change]:
     specs = [task.spec for task in by_slot.values()]
     slots = max(old.sizes.slots, 1 + max(by_slot, default=0))
@@ -75,6 +75,7 @@ class SetMaker:
       else:
         jax.block_until_ready(program)  # so that no request waits for it
     preprocessing = self._preprocessing(by_slot.values())
+    version = old.version + 1
     ready = TaskSet(version, by_slot, sizes, program, preprocessing)
     return ready, Change(version, ready.names, ready.digest, grew, tally.count)
 

@@ -29,7 +29,7 @@ class TaskDescription:
     cells: m, memory cells per layer.
     regime: how it was trained.
     parents: names of the tasks that it attends to.
-    digest: SHA-256 of its parameters, see `Task.digest`.
+    digest: see `TaskSet.digests`.
     fingerprint: of its backbone.
   """
 
@@ -105,18 +105,12 @@ class TaskSet:
     Slots and version do not count. Two servers of one digest give the same
     answers if they run one backbone in one dtype on equal devices.
     """
-    parts = sorted(
-      (
-        task.name,
-        task.digest,
-        task.spec.class_names,
-        dataclasses.astuple(task.spec.kind),
-      )
-      for task in self.by_slot.values()
-    )
-    return hashlib.sha256(
-      repr((parts, self.preprocessing)).encode()
-    ).hexdigest()
+    return _sha256(sorted(self.digests.items()), self.preprocessing)
+
+  @functools.cached_property
+  def digests(self) -> dict[str, str]:
+    """{name: SHA-256 of a task's parameters and outputs, whatever its name}."""
+    return {task.name: answer_digest(task) for task in self.by_slot.values()}
 
   def heads(self, names: Iterable[str]) -> dict[str, tuple[int, int]]:
     """See `Program.heads`."""
@@ -148,7 +142,7 @@ class TaskSet:
         cells=task.spec.cells,
         regime=task.spec.regime,
         parents=task.spec.attends_to,
-        digest=task.digest,
+        digest=self.digests[task.name],
         fingerprint=task.spec.backbone.fingerprint,
       )
       for slot, task in self.by_slot.items()
@@ -193,6 +187,16 @@ def without(by_slot: Mapping[int, Task], name: str) -> dict[int, Task]:
   _require_names((name,), [other.name for other in by_slot.values()])
   compose.remove(list(by_slot.values()), name)  # raises if others attend to it
   return {i: task for i, task in by_slot.items() if task.name != name}
+
+
+def answer_digest(task: Task) -> str:
+  """See `TaskSet.digests`; `Task.digest` is of the parameters alone."""
+  kind = dataclasses.astuple(task.spec.kind)
+  return _sha256(task.digest, task.spec.class_names, kind)
+
+
+def _sha256(*parts: object) -> str:
+  return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
 def named(task: Task, name: str) -> Task:

@@ -66,7 +66,8 @@ def one_at_a_time(
       raise _not_ours(path, option, "it holds something else")
     os.ftruncate(file, 0)
     line = f"process {os.getpid()} on {socket.gethostname()}\n"
-    os.pwrite(file, line.encode(), 0)
+    with contextlib.suppress(OSError):  # a full disk holds the lock as well
+      os.pwrite(file, line.encode(), 0)
     yield lambda: _require_same(file, path)
   finally:
     # Never deleted: two processes could then hold two files of this name.

@@ -260,11 +260,7 @@ def _require_few_pixels(pixels: int, most: float) -> None:
 
 
 def task_set_json(task_set: TaskSet) -> dict[str, Any]:
-  return {
-    "version": task_set.version,
-    "names": list(task_set.names),
-    "digest": task_set.digest,
-  }
+  return {"digest": task_set.digest, "tasks": task_set.digests}
 
 
 def unknown_tasks(unknown: Sequence[str], known: Sequence[str]) -> RequestError:

@@ -21,7 +21,7 @@ from memory_vit.serving.metrics import CONTENT_TYPE
 from memory_vit.serving.page_files import add_page
 from memory_vit.serving.predict_requests import (
   PredictRequest,
-  min_version,
+  awaited_task,
   read_predict_request,
 )
 from memory_vit.serving.request_error import RequestError, client_left
@@ -153,8 +153,7 @@ def _add_health(app: FastAPI, service: Service) -> None:
       {
         "status": service.state,
         "task_set": task_set,
-        "newest": service.follower.newest,
-        "problem": service.follower.problem or None,
+        "problems": service.follower.problems,
       },
       status,
     )
@@ -162,7 +161,7 @@ def _add_health(app: FastAPI, service: Service) -> None:
   @app.get("/metrics", tags=["health"], response_class=PlainTextResponse)
   async def metrics() -> Response:
     """Metrics for Prometheus."""
-    service.metrics.problem(service.follower.problem)
+    service.metrics.task_problems(service.follower.problems)
     return Response(service.metrics.text(), media_type=CONTENT_TYPE)
 
 
@@ -204,11 +203,12 @@ async def _answer(
 async def _asked(
   service: Service, request: Request, max_images: int
 ) -> PredictRequest:
-  """Read a request, and wait for the set of tasks that it wants."""
+  """Read a request, and wait for the task that it wants."""
   asked = await read_predict_request(request, max_images)
-  seconds = service.settings.timeout
-  wait = service.follower.at_least(min_version(request), seconds)
-  await _unless_left(request, wait)
+  if awaited := awaited_task(request):
+    seconds = service.settings.timeout
+    wait = service.follower.until(*awaited, seconds)
+    await _unless_left(request, wait)
   return asked
 
 

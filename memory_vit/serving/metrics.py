@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from prometheus_client import (
@@ -71,10 +71,10 @@ class Metrics:
       ("action",),
       registry=self._registry,
     )
-    self._problem = Gauge(
-      "memory_vit_task_set_problem",
-      "1 for the reason why the newest set of tasks does not answer here.",
-      ("reason",),
+    self._problems = Gauge(
+      "memory_vit_task_problem",
+      "1 for each file in --state_dir that does not answer here, and why.",
+      ("task", "reason"),
       registry=self._registry,
     )
 
@@ -100,11 +100,11 @@ class Metrics:
   def change(self, action: str) -> None:
     self._changes.labels(action).inc()
 
-  def problem(self, reason: str) -> None:
-    """Show why the newest set of tasks does not answer; "" if it does."""
-    self._problem.clear()
-    if reason:
-      self._problem.labels(reason).set(1)
+  def task_problems(self, problems: Mapping[str, str]) -> None:
+    """Show the reasons why files of tasks do not answer, by name."""
+    self._problems.clear()
+    for name, reason in problems.items():
+      self._problems.labels(name, reason).set(1)
 
   def text(self) -> bytes:
     return generate_latest(self._registry)

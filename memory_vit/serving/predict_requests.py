@@ -18,6 +18,7 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
+from memory_vit.model.task import NAME_PATTERN
 from memory_vit.runtime.messages import brief, shortened
 from memory_vit.serving.request_error import RequestError
 from memory_vit.serving.schemas import (
@@ -42,7 +43,10 @@ _MULTIPART, _JSON = "multipart/form-data", "application/json"
 # For large JSON bodies, one at a time: each blocks the interpreter for tenths
 # of a second, and takes several times its size in memory.
 _LARGE = ThreadPoolExecutor(1, "json")
-MIN_VERSION, _MOST_DIGITS = "x-min-version", 15
+WAIT_FOR = "x-wait-for"
+_NAME_AND_DIGEST = re.compile(
+  rf"({NAME_PATTERN.pattern})=([0-9a-f]{{64}}|none)"
+)
 _FORM_FIELDS = ("images", "tasks", "top", "original")
 _DATA_URL = re.compile(r"\s*data:[^,]{,200};base64,")
 _LINE_BREAKS = str.maketrans("", "", "\r\n\t ")
@@ -89,15 +93,18 @@ async def read_predict_request(
   )
 
 
-def min_version(request: Request) -> int:
-  """The header `x-min-version`: a version of the set of tasks, by default 0."""
-  text = request.headers.get(MIN_VERSION, "0")
-  if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS):
+def awaited_task(request: Request) -> tuple[str, str] | None:
+  """The header `x-wait-for`: the name of a task, and its digest or "none"."""
+  if (text := request.headers.get(WAIT_FOR)) is None:
+    return None
+  found = _NAME_AND_DIGEST.fullmatch(text)
+  if found is None:
     raise RequestError(
       400,
-      f"{MIN_VERSION} is {brief(text)}, expected the version of a task set.",
+      f"{WAIT_FOR} is {brief(text)}, expected NAME=DIGEST of a task, or "
+      "NAME=none for one that was removed.",
     )
-  return int(text)
+  return found[1], found[2]
 
 
 def media_type(request: Request) -> str:

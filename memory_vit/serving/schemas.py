@@ -86,13 +86,11 @@ class TaskPath(_Strict):
 
 
 class TaskSetName(BaseModel):
-  """The set of tasks that answered; its version grows by 1 with each change."""
+  """The set of tasks that answered; equal digests mean equal tasks."""
 
-  version: int
-  names: list[str]
-  digest: str = Field(
-    description="SHA-256 of the names, parameters and outputs of the tasks; "
-    "empty if the file of one of them is damaged."
+  digest: str
+  tasks: dict[str, str] = Field(
+    description="The digest of each task, of its parameters and outputs."
   )
 
 
@@ -233,11 +231,13 @@ class TasksAnswer(BaseModel):
 
 
 class ChangeAnswer(BaseModel):
-  """A change that was made to the set of tasks."""
+  """A change that was made, and that this server answers with."""
 
   action: str
   name: str
-  task_set: TaskSetName
+  digest: str = Field(
+    description="Of the task, or of the removed one: empty if it was damaged."
+  )
   grew: bool = Field(
     description="Whether programs had to be compiled for the new set."
   )
@@ -291,10 +291,11 @@ def _predict_body() -> dict[str, Any]:
 PREDICT_BODY = {
   "parameters": [
     {
-      "name": "x-min-version",
+      "name": "x-wait-for",
       "in": "header",
-      "schema": {"type": "integer", "minimum": 0, "maximum": 10**15 - 1},
-      "description": "Wait until the set of tasks has this version.",
+      "schema": {"type": "string"},
+      "description": "NAME=DIGEST: wait until this task answers; or NAME=none: "
+      "until it does not.",
     }
   ],
   "requestBody": {"required": True, "content": _predict_body()},

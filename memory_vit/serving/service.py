@@ -17,7 +17,7 @@ from memory_vit.serving.attention import AttentionService
 from memory_vit.serving.metrics import Metrics
 from memory_vit.serving.request_error import busy
 from memory_vit.serving.settings import ServerSettings
-from memory_vit.serving.task_changes import TaskChanges
+from memory_vit.serving.task_changes import ChangeThread, TaskRoot
 from memory_vit.serving.task_folder import TaskFolder
 from memory_vit.serving.task_follower import TaskFollower
 
@@ -34,7 +34,7 @@ class Service:
   """What the routes of one application share."""
 
   def __init__(
-    self, predictor: Predictor, settings: ServerSettings, refusal: str
+    self, predictor: Predictor, settings: ServerSettings, refuse_changes: str
   ) -> None:
     self.stopping = False
     self.problem = ""  # why the warm-up failed, in one line
@@ -44,10 +44,9 @@ class Service:
     self.token: Token = read_token(settings.token_file)
     self._folder = TaskFolder(settings.state_dir)
     self.follower = TaskFollower(predictor, self._folder)
-    self.changes = TaskChanges(
-      predictor, self._folder, self.follower, settings.task_root,
-      self.metrics.change, refusal,
-    )  # fmt: skip
+    self.task_root = TaskRoot(settings.task_root)
+    self.changes = ChangeThread(self.metrics.change)
+    self.refuse_changes = refuse_changes  # why no task can be changed; or ""
     self._answering: Answering | None = None
     self._attention: AttentionService | None = None
     self._warm = False
@@ -137,16 +136,6 @@ class Service:
       ),
     )
     watch("tasks", "Tasks that answer.", lambda: len(predictor.task_set.names))
-    watch(
-      "task_set_version",
-      "Version of the set of tasks: 1 more with each change.",
-      lambda: predictor.task_set.version,
-    )
-    watch(
-      "task_set_newest",
-      "Newest version of the set of tasks in --state_dir.",
-      lambda: self.follower.newest,
-    )
     watch("ready", "1 if it is ready, else 0.", lambda: self.state == "ready")
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.security import HTTPBearer
 from starlette.responses import JSONResponse, Response
 
-from memory_vit.runtime.messages import one_line
+from memory_vit.model.task import NAME_RULE, is_name
+from memory_vit.runtime.messages import brief, one_line
 from memory_vit.serving.answering import task_set_json, unknown_tasks
 from memory_vit.serving.predict_requests import media_type, parse_json
 from memory_vit.serving.request_error import RequestError, busy
@@ -24,11 +27,7 @@ from memory_vit.serving.schemas import (
 )
 from memory_vit.serving.server_log import client_of
 from memory_vit.serving.service import BUSY_SECONDS, Service
-from memory_vit.serving.task_changes import (
-  TaskChanges,
-  logging_refusals,
-  require_name,
-)
+from memory_vit.serving.task_changes import logging_refusals
 from memory_vit.serving.task_follower import Changed
 
 # For OpenAPI alone: `Token` checks it.
@@ -66,11 +65,7 @@ def add_task_routes(app: FastAPI, service: Service) -> None:
   )
   async def put_task(name: str, request: Request) -> Response:
     """Add a task, or replace the task of this name."""
-    client = client_of(request.scope)
-    with logging_refusals("put", name, client):
-      _require_allowed(service, request, name)
-      changed = await _put(service.changes, name, request, client)
-    return _change_response(name, changed)
+    return await change(request, "put", name)
 
   @app.delete(
     "/v1/tasks/{name}",
@@ -81,22 +76,35 @@ def add_task_routes(app: FastAPI, service: Service) -> None:
   )
   async def delete_task(name: str, request: Request) -> Response:
     """Remove a task."""
+    return await change(request, "remove", name)
+
+  async def change(request: Request, action: str, name: str) -> Response:
     client = client_of(request.scope)
-    with logging_refusals("remove", name, client):
+    with logging_refusals(action, name, client):
       _require_allowed(service, request, name)
-      changed = await service.changes.remove(name, client)
-    return _change_response(name, changed)
+      make = (
+        await _put(service, name, request)
+        if action == "put"
+        else functools.partial(service.follower.remove, name)
+      )
+      changed = await service.changes.run(client, make)
+    status = 201 if changed.action == "add" else 200
+    return JSONResponse(vars(changed), status)
 
 
 async def _put(
-  changes: TaskChanges, name: str, request: Request, client: str
-) -> Changed:
+  service: Service, name: str, request: Request
+) -> Callable[[], Changed]:
+  put = functools.partial(service.follower.put, name)
   kind = media_type(request)
   if kind == "application/json":
-    path = parse_json(TaskPath, await request.body()).path
-    return await changes.put_path(name, path, client)
+    text = parse_json(TaskPath, await request.body()).path
+    backbone = service.predictor.backbone
+    content = functools.partial(service.task_root.content, text, backbone)
+    return lambda: put(content(), brief(text))
   if kind in ("application/octet-stream", "application/x-safetensors"):
-    return await changes.upload(name, request.stream(), client)
+    body = await request.body()
+    return lambda: put(body, "the uploaded task")
   raise RequestError(
     415,
     f"the body is {one_line(kind) or 'of no type'}, expected "
@@ -109,11 +117,12 @@ def _require_allowed(service: Service, request: Request, name: str) -> None:
   # Several headers are joined, as HTTP has it: then none is accepted.
   credentials = request.headers.getlist("authorization")
   service.token.require(", ".join(credentials))
-  if service.changes.refusal:
-    raise RequestError(403, service.changes.refusal)
+  if service.refuse_changes:
+    raise RequestError(403, service.refuse_changes)
   if service.stopping:
     raise busy("the server is stopping.", BUSY_SECONDS)
-  require_name(name)
+  if not is_name(name):
+    raise RequestError(422, f"task name {brief(name)}: expected {NAME_RULE}.")
 
 
 def _tasks_json(service: Service) -> dict[str, Any]:
@@ -134,22 +143,6 @@ def _tasks_json(service: Service) -> dict[str, Any]:
       "dtype": backbone.config.dtype,
       "classes": backbone.config.num_classes,
     },
-    "changes": service.token.is_set and not service.changes.refusal,
+    "changes": service.token.is_set and not service.refuse_changes,
     "max_images": service.settings.max_images,
   }
-
-
-def _change_response(name: str, changed: Changed) -> Response:
-  change = changed.change
-  content = {
-    "action": changed.action,
-    "name": name,
-    "task_set": {
-      "version": change.version,
-      "names": list(change.names),
-      "digest": change.digest,
-    },
-    "grew": change.grew,
-    "compiled": change.compiled,
-  }
-  return JSONResponse(content, 201 if changed.action == "add" else 200)

@@ -176,15 +176,17 @@ def test_nothing_compiles_after_the_warm_up(tasks, pixels, committed):
 def test_the_room_grows_where_it_must_and_says_so(backbone, tasks):
   predictor = predictor_of(backbone, tasks[1:3])
   sizes = predictor.task_set.sizes
+  rooms, parents = dict(sizes.rooms), 0
   for task, grown in (
-    (random_task(backbone, "cells", cells=9), {"cells": 16}),
+    (random_task(backbone, "cells", cells=9), {"memory": 16}),
     (random_task(backbone, "norms", cells=0, regime="norms_masked"),
      {"norms": True}),
-    (random_task(backbone, "child", attends_to=[tasks[1]]), {"parents": 1}),
+    (random_task(backbone, "child", attends_to=[tasks[1]]), {}),
   ):  # fmt: skip
     assert predictor.add(task).grew
-    sizes = dataclasses.replace(sizes, **grown)
-    assert predictor.task_set.sizes == sizes
+    rooms, parents = rooms | grown, parents or len(task.spec.attends_to)
+    sizes = predictor.task_set.sizes
+    assert (dict(sizes.rooms), sizes.parents) == (rooms, parents)
     predictor.remove(task.name)
   assert [predictor.add(tasks[i]).grew for i in (0, 3)] == [False, False]
   change = predictor.add(tasks[5])  # the fifth
@@ -501,12 +503,14 @@ def test_describe(backbone, tasks):
   assert predictor.task_set.describe() == (
     task_set.TaskDescription(
       name="t1", slot=0, classes=3, kind=CLASSES, class_names=(), cells=1,
-      regime="memory_masked", parents=(), digest=tasks[1].digest,
+      regime="memory_masked", parents=(),
+      digest=task_set.answer_digest(tasks[1]),
       fingerprint=backbone.fingerprint,
     ),
     task_set.TaskDescription(
       name="child", slot=1, classes=3, kind=CLASSES, class_names=(), cells=3,
-      regime="memory_masked", parents=("t1",), digest=child.digest,
+      regime="memory_masked", parents=("t1",),
+      digest=task_set.answer_digest(child),
       fingerprint=backbone.fingerprint,
     ),
   )  # fmt: skip
@@ -772,9 +776,9 @@ def test_a_set_that_is_made_ready_answers_once_it_is_shown(
   predictor = predictor_of(backbone, tasks[:2])
   before = predictor.task_set
   wanted = {0: tasks[2], 3: tasks[1]}
-  ready, change = predictor.make_ready(wanted, version=9)
+  ready, change = predictor.make_ready(wanted)
   assert predictor.task_set is before
-  assert (change.version, change.names) == (9, ("t2", "t1"))
+  assert (change.version, change.names) == (2, ("t2", "t1"))
   assert (change.grew, change.compiled) == (False, 0)
   asked = predictor.predict_pixels(pixels, task_set=ready)
   predictor.show(ready)
@@ -785,8 +789,8 @@ def test_a_set_that_is_made_ready_answers_once_it_is_shown(
     np.testing.assert_array_equal(found.logits[name], expected[name])
     np.testing.assert_array_equal(asked.logits[name], expected[name])
   with pytest.raises(TaskError, match="t1"):
-    predictor.make_ready({0: tasks[1], 1: tasks[1]}, version=10)
-  assert predictor.add(tasks[3]).version == 10
+    predictor.make_ready({0: tasks[1], 1: tasks[1]})
+  assert predictor.add(tasks[3]).version == 3
 
 
 @pytest.mark.parametrize("classes", [17, 1000])

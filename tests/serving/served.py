@@ -114,4 +114,6 @@ def client(app):
 
 async def names(http):
   """Names of the tasks that answer."""
-  return (await http.get("/v1/tasks")).json()["task_set"]["names"]
+  return [
+    task["name"] for task in (await http.get("/v1/tasks")).json()["tasks"]
+  ]

@@ -1,7 +1,4 @@
-"""`serve run` on a real cluster: three replicas on one folder of tasks.
-
-CHANGES=200 KILLS=20 python -m pytest -s tests/serving/test_ray.py
-"""
+"""`serve run` on a real cluster: three replicas on one folder of tasks."""
 
 import asyncio
 import contextlib
@@ -17,12 +14,14 @@ from pathlib import Path
 
 import httpx
 import pytest
-from campaign import CHANGES, KILLS, PATIENCE, Campaign, client, prepare
 from ray_clusters import children_of, end, environment
+
+from benchmarks import task_folder
+from benchmarks.task_folder import PATIENCE, client
 
 pytest.importorskip("ray.serve", reason="ray is not installed")
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
-REPLICAS = 3
+REPLICAS, CHANGES, KILLS = 3, 10, 2
 # As on a terminal: shells let what is in the background ignore Ctrl-C.
 _HEED_INTERRUPTS = """
 import os, signal, sys
@@ -48,7 +47,7 @@ class Cluster:
     return (self.folder / "log").read_text()
 
   async def until_ready(self):
-    """Wait until all replicas answer; return their names."""
+    """Wait until all replicas answer."""
     async with client() as http, asyncio.timeout(PATIENCE):
       found = set()
       while len(found) < REPLICAS:
@@ -58,7 +57,6 @@ class Cluster:
           if done.status_code == 200:
             found.add(done.headers["x-replica"])
         await asyncio.sleep(0.02)
-    return found
 
   async def kill_one(self, rng, at):
     """Kill a replica, and wait until Ray has started another one."""
@@ -69,8 +67,13 @@ class Cluster:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
-  folder = tmp_path_factory.mktemp("serve")
+def model(tmp_path_factory):
+  return task_folder.Model(tmp_path_factory.mktemp("serve"))
+
+
+@pytest.fixture(scope="module")
+def cluster(model):
+  folder = model.folder
   with socket.socket() as free:
     free.bind(("127.0.0.1", 0))
     port = free.getsockname()[1]
@@ -78,7 +81,7 @@ def cluster(tmp_path_factory):
     "name": "tasks", "route_prefix": "/",
     "import_path": "memory_vit.serving.ray:application",
     "args": {
-      **prepare(folder), "num_replicas": REPLICAS, "num_cpus": 0.1,
+      **model.options, "num_replicas": REPLICAS, "num_cpus": 0.1,
     },
   }  # fmt: skip
   config = {
@@ -100,24 +103,25 @@ def cluster(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def campaign(cluster):
-  return Campaign(cluster.folder, cluster)
+def campaign(model, cluster):
+  return task_folder.Campaign(model, cluster)
 
 
 @pytest.mark.fault("two-servers")
 def test_changes_under_load_reach_all_replicas(campaign):
-  asyncio.run(campaign.under_load())
-  campaign.report("three replicas")
+  asyncio.run(campaign.under_load(CHANGES))
   campaign.check()
-  assert (len(campaign.changed), campaign.ended) == (CHANGES, 0)
-  assert campaign.requests >= CHANGES
+  found = campaign.figures()
+  assert found["changes"] == CHANGES
+  assert found["requests that ended with a killed process"] == 0
+  assert found["requests"] >= CHANGES
 
 
 @pytest.mark.fault("server-killed")
 def test_killed_replicas_lose_no_task(campaign):
-  asyncio.run(campaign.under_kills())
-  campaign.report(f"three replicas, and then {KILLS} kills")
+  asyncio.run(campaign.under_kills(KILLS))
   campaign.check()
+  assert campaign.figures()["kills"] == KILLS
 
 
 def test_it_ends(cluster, campaign):

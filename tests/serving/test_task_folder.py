@@ -4,11 +4,9 @@ import asyncio
 import contextlib
 import errno
 import itertools
-import json
 import logging
 import os
 import shutil
-import time
 from pathlib import Path
 
 import numpy as np
@@ -32,14 +30,16 @@ from served import (
 )
 
 import memory_vit as mv
-from memory_vit.errors import ConfigError, TaskError, TrainingError
+from memory_vit.errors import ConfigError, TrainingError
 from memory_vit.kinds import CLASSES
 from memory_vit.prediction import Predictor
+from memory_vit.prediction.task_set import answer_digest
 from memory_vit.runtime import files as written
 from memory_vit.runtime import lock
 from memory_vit.serving import ServerSettings, create_app, task_changes
 from memory_vit.serving import task_folder as folders
 from memory_vit.serving import task_follower as followers
+from memory_vit.tasks import store
 
 CATS = random_task(BACKBONE, "cats", seed=5, classes=4)
 GOOD = {"files": image_files(png())}
@@ -69,60 +69,65 @@ async def put(http, name, task, folder):
   return await http.put(f"/v1/tasks/{name}", content=body, headers=BYTES)
 
 
-async def shows(http, version):
-  """The set of tasks of a server, once it has this version."""
+async def shows(http, task_set):
+  """Wait until a server answers by a set of tasks, that of another answer."""
   async with asyncio.timeout(PATIENCE):
-    while True:
-      ready = (await http.get("/readyz")).json()
-      if ready["task_set"]["version"] >= version:
-        return ready["task_set"]
+    while (await http.get("/readyz")).json()["task_set"] != task_set:
       await asyncio.sleep(0.01)
 
 
-async def has_problem(http):
-  """The answer of /readyz, once it has a problem."""
+async def shown(http):
+  return (await http.get("/readyz")).json()["task_set"]
+
+
+async def problems(http, name):
+  """The problems of a server, once it has one of this name."""
   async with asyncio.timeout(PATIENCE):
-    while not (done := await http.get("/readyz")).json()["problem"]:
+    while name not in (done := (await http.get("/readyz")).json())["problems"]:
       await asyncio.sleep(0.01)
-  return done
+  assert done["status"] == "ready"
+  return done["problems"]
 
 
-def digests(model):
-  return {one.name: one.digest for one in model.task_set.describe()}
+async def no_problems(http):
+  """Wait until a server has none, also in its metrics."""
+  async with asyncio.timeout(PATIENCE):
+    while (await http.get("/readyz")).json()["problems"]:
+      await asyncio.sleep(0.01)
+  assert "{reason=" not in (await http.get("/metrics")).text
 
 
-def stored(folder):
-  return json.loads((folder / "state" / "set.json").read_text())
+def task_files(folder):
+  return folder / "state" / "tasks"
 
 
 @pytest.mark.fault("two-servers")
 def test_a_change_of_one_server_answers_on_the_other(tmp_path):
-  """Bitwise identical, under the same version and digest."""
+  """Bitwise identical, under the same digests."""
 
   async def check():
     models = predictor(BIRDS), predictor()
-    async with servers(tmp_path, *models) as (one, other):
-      version = 1
-      for name, task in (
+    async with servers(tmp_path, *models) as clients:
+      for i, (name, task) in enumerate((
         ("cats", CATS), ("birds", PETS), ("cats", None), ("cats", BIRDS),
-      ):  # fmt: skip
-        changing, following = (one, other) if version % 2 else (other, one)
+      )):  # fmt: skip
+        changing, following = clients[i % 2], clients[1 - i % 2]
         if task is None:
           url = f"/v1/tasks/{name}"
           done = await changing.delete(url, headers=BEARER)
+          assert done.json()["digest"] == answer_digest(CATS)
         else:
           done = await put(changing, name, task, tmp_path)
-        version += 1
-        expected = done.json()["task_set"]
-        assert expected["version"] == version
-        assert await shows(following, version) == expected
+          assert done.json()["digest"] == answer_digest(task)
+        expected = await shown(changing)
+        await shows(following, expected)
         answers = [
-          (await http.post("/v1/predict", **GOOD)).json()
-          for http in (one, other)
+          (await http.post("/v1/predict", **GOOD)).json() for http in clients
         ]
         assert answers[0] == answers[1]
         assert answers[0]["task_set"] == expected
         if task is not None:
+          assert expected["tasks"][name] == answer_digest(task)
           [image] = answers[1]["images"]
           require_right(image["tasks"][name], task)
 
@@ -140,26 +145,96 @@ def require_right(guesses, task):
 
 
 @pytest.mark.fault("two-servers")
-def test_changes_at_once_have_one_order(tmp_path):
+def test_changes_at_once_lose_none(tmp_path):
   async def check():
     models = predictor(slots=8), predictor(slots=8)
     async with servers(tmp_path, *models) as clients:
+      tasks = [*itertools.product(clients, (BIRDS, PETS, CATS))]
       done = await asyncio.gather(
         *(
           put(http, f"t{i}", task, tmp_path)
-          for i, (http, task) in enumerate(
-            itertools.product(clients, (BIRDS, PETS, CATS))
-          )
+          for i, (http, task) in enumerate(tasks)
         )
       )
       assert [one.status_code for one in done] == 6 * [201]
-      versions = [one.json()["task_set"]["version"] for one in done]
-      assert sorted(versions) == [2, 3, 4, 5, 6, 7]
-      sets = [await shows(http, 7) for http in clients]
-      assert sets[0] == sets[1]
-      assert sorted(sets[0]["names"]) == [f"t{i}" for i in range(6)]
+      expected = {f"t{i}": answer_digest(t) for i, (_, t) in enumerate(tasks)}
+      for http, model in zip(clients, models, strict=True):
+        while model.task_set.digests != expected:
+          await asyncio.sleep(0.01)
+        assert (await shown(http))["tasks"] == expected
 
   asyncio.run(check())
+
+
+@pytest.mark.fault("two-servers")
+def test_a_file_that_is_put_into_the_folder_answers(tmp_path):
+  """As the tasks of a folder that was filled before the first server came."""
+  folder = task_files(tmp_path)
+  mv.save_task(CATS, folder / "mine.safetensors")
+  (folder / "note.txt").touch()
+
+  async def check():
+    async with servers(tmp_path, predictor()) as [http]:
+      assert await names(http) == ["mine"]
+      mv.save_task(PETS, folder / "pets.safetensors")
+      mv.save_task(BIRDS, folder / "mine.safetensors")
+      tasks = {"mine": answer_digest(BIRDS), "pets": answer_digest(PETS)}
+      while (await shown(http))["tasks"] != tasks:
+        await asyncio.sleep(0.01)
+      (folder / "mine.safetensors").unlink()
+      while await names(http) != ["pets"]:
+        await asyncio.sleep(0.01)
+
+  asyncio.run(check())
+
+
+@pytest.mark.fault("two-servers")
+def test_only_changed_files_are_read(tmp_path, monkeypatch):
+  read = []
+  real = store.load_task
+
+  def noting(path, backbone):
+    read.append(path.name)
+    return real(path, backbone)
+
+  monkeypatch.setattr(store, "load_task", noting)
+
+  async def check():
+    async with servers(tmp_path, predictor(BIRDS, PETS), predictor()) as (
+      one, other,
+    ):  # fmt: skip
+      files = ["birds.safetensors", "pets.safetensors"]
+      assert sorted(read) == sorted(2 * files)
+      read.clear()
+      await put(one, "cats", CATS, tmp_path)
+      await shows(other, await shown(one))
+      assert read == [".part.safetensors", "cats.safetensors"]
+
+  asyncio.run(check())
+
+
+@pytest.mark.fault("two-servers")
+def test_a_set_of_two_moments_is_not_shown(tmp_path, monkeypatch):
+  """Files that change while others are read are read again."""
+  state = ServerSettings(state_dir=str(tmp_path / "state"))
+  model = predictor(BIRDS, PETS)
+  app = create_app(model, state)
+  follower, real = app.state.service.follower, store.load_task
+  folder, seen = task_files(tmp_path), []
+
+  def meanwhile(path, backbone):
+    if not seen:  # an older birds beside this pets would be a mixed set
+      mv.save_task(CATS, folder / "birds.safetensors")
+      mv.save_task(BIRDS, folder / "pets.safetensors")
+    seen.append(path.name)
+    return real(path, backbone)
+
+  mv.save_task(CATS, folder / "pets.safetensors")
+  monkeypatch.setattr(store, "load_task", meanwhile)
+  follower.look()
+  assert sorted(seen) == ["birds.safetensors", *2 * ["pets.safetensors"]]
+  expected = {"birds": answer_digest(CATS), "pets": answer_digest(BIRDS)}
+  assert model.task_set.digests == expected
 
 
 @pytest.mark.fault("server-restart")
@@ -176,25 +251,54 @@ def test_tasks_are_there_after_a_restart(tmp_path, caplog):
         assert done.status_code in (200, 201), done.text
       await http.delete("/v1/tasks/gone", headers=BEARER)
 
-  async def same(model):
-    async with servers(tmp_path, model):
-      return digests(model), model.task_set.version
-
   first = predictor(BIRDS)
   asyncio.run(change(first))
-  assert digests(first).keys() == {"birds", "cats", "aaa"}
+  assert first.task_set.digests.keys() == {"birds", "cats", "aaa"}
   assert not caplog.records
-  # Slots that were freed stay free, also where so many are not reserved.
+  state = ServerSettings(state_dir=str(tmp_path / "state"))
   again = predictor(BIRDS, slots=1)
-  assert asyncio.run(same(again)) == (digests(first), 6)
-  assert again.task_set.slots == first.task_set.slots
+  create_app(again, state)
+  assert again.task_set.digest == first.task_set.digest
   assert "birds of --task are not used" in caplog.text
-  [cats] = [t for t in stored(tmp_path)["tasks"] if t["name"] == "cats"]
-  kept = tmp_path / "state" / "tasks" / f"{cats['sha256']}.safetensors"
+  kept = task_files(tmp_path) / "cats.safetensors"
   assert kept.read_bytes() == task_bytes(CATS, tmp_path)
-  kept.write_bytes(task_bytes(PETS, tmp_path))
-  with pytest.raises(TaskError, match="'cats' in --state_dir is damaged"):
-    create_app(predictor(), ServerSettings(state_dir=str(tmp_path / "state")))
+  for path in task_files(tmp_path).iterdir():
+    path.unlink()
+  again = predictor(BIRDS)
+  create_app(again, state)
+  assert again.task_set.names == ()
+
+
+@pytest.mark.fault("server-restart")
+def test_a_damaged_task_and_its_readers_are_named_at_the_start(tmp_path):
+  reader = random_task(BACKBONE, "reader", attends_to=[CATS])
+  create_app(
+    predictor(BIRDS, CATS, reader),
+    ServerSettings(state_dir=str(tmp_path / "state")),
+  )
+  damaged = task_files(tmp_path) / "cats.safetensors"
+  damaged.write_bytes(damaged.read_bytes()[:-4])
+  (task_files(tmp_path) / "Bad\udcff.safetensors").touch()
+
+  async def check():
+    async with servers(tmp_path, predictor(BIRDS)) as [http]:
+      assert await names(http) == ["birds"]
+      found = (await http.get("/readyz")).json()["problems"]
+      assert found.keys() == {"cats", "reader", "Bad\\xff"}
+      assert "cats.safetensors cannot be read" in found["cats"]
+      assert "'cats'" in found["reader"]
+      metrics = (await http.get("/metrics")).text
+      assert 'memory_vit_task_problem{reason="cats.safetensors' in metrics
+      done = await put(http, "pets", PETS, tmp_path)
+      assert done.status_code == 201
+      refused = await http.delete("/v1/tasks/cats", headers=BEARER)
+      assert (refused.status_code, "reader" in refused.text) == (409, True)
+      # Once it is whole again, both answer.
+      done = await put(http, "cats", CATS, tmp_path)
+      assert done.status_code == 201
+      assert {*await names(http)} == {"birds", "pets", "cats", "reader"}
+
+  asyncio.run(check())
 
 
 @pytest.mark.fault("two-servers")
@@ -217,14 +321,14 @@ def test_a_server_of_another_model_refuses_to_start(tmp_path):
 def test_a_server_that_cannot_show_the_newest_set_says_so(
   tmp_path, monkeypatch, caplog
 ):
-  """The old set answers, and the next version is tried."""
+  """The old set answers, and the next one is tried."""
   monkeypatch.setattr(followers, "_AGAIN_SECONDS", NOT_TRIED_AGAIN)
   real = Predictor.make_ready
 
-  def without_room(self, by_slot, version):
-    if self is models[1] and version == 2:
+  def without_room(self, by_slot):
+    if self is models[1] and len(by_slot) == 2:
       raise RuntimeError("out of memory")
-    return real(self, by_slot, version)
+    return real(self, by_slot)
 
   monkeypatch.setattr(Predictor, "make_ready", without_room)
   models = predictor(BIRDS), predictor()
@@ -232,183 +336,145 @@ def test_a_server_that_cannot_show_the_newest_set_says_so(
   async def check():
     async with servers(tmp_path, *models) as (one, other):
       await put(one, "cats", CATS, tmp_path)
-      done = await has_problem(other)
-      ready = done.json()
-      assert (done.status_code, ready["status"]) == (200, "ready")
-      assert (ready["task_set"]["version"], ready["newest"]) == (1, 2)
-      assert ready["problem"] == "out of memory"
+      assert await problems(other, "*") == {"*": "out of memory"}
       metrics = (await other.get("/metrics")).text
-      assert "memory_vit_task_set_version 1.0" in metrics
-      assert "memory_vit_task_set_newest 2.0" in metrics
-      assert 'task_set_problem{reason="out of memory"} 1.0' in metrics
+      assert 'task_problem{reason="out of memory",task="*"} 1.0' in metrics
       answer = (await other.post("/v1/predict", **GOOD)).json()
-      assert answer["task_set"]["version"] == 1
+      assert list(answer["task_set"]["tasks"]) == ["birds"]
       await asyncio.sleep(0.2)
-      assert caplog.text.count("still answers: out of memory") == 1
+      assert caplog.text.count("--state_dir: out of memory") == 1
       await put(one, "pets", PETS, tmp_path)
-      assert await shows(other, 3) == await shows(one, 3)
-      ready = (await other.get("/readyz")).json()
-      assert (ready["newest"], ready["problem"]) == (3, None)
-      assert "{reason=" not in (await other.get("/metrics")).text
-
-  asyncio.run(check())
-
-
-@contextlib.contextmanager
-def damaging(folder, monkeypatch):
-  """Damage the files of tasks as they are written."""
-  real = folders.TaskFolder.publish
-
-  def damaged(self, new, old, parts):
-    for part in parts.values():
-      part.write_bytes(task_bytes(PETS, folder))
-    real(self, new, old, parts)
-
-  with monkeypatch.context() as patch:
-    patch.setattr(folders.TaskFolder, "publish", damaged)
-    yield
-
-
-@pytest.mark.fault("two-servers")
-def test_damaged_files_can_be_removed_one_by_one(tmp_path, monkeypatch):
-  """The old set answers until the last of them is removed."""
-  reader = random_task(BACKBONE, "reader", attends_to=[BIRDS])
-
-  async def check():
-    models = predictor(BIRDS, reader), predictor()
-    async with servers(tmp_path, *models) as (one, other):
-      with damaging(tmp_path, monkeypatch):
-        await put(one, "cats", CATS, tmp_path)
-        await put(one, "dogs", CATS, tmp_path)
-      await has_problem(other)
-      for name in ("birds", "reader"):  # cats and dogs may attend to it
-        refused = await other.delete(f"/v1/tasks/{name}", headers=BEARER)
-        assert refused.status_code == 409
-      done = await other.delete("/v1/tasks/cats", headers=BEARER)
-      assert done.json()["task_set"] == {
-        "version": 4, "names": ["birds", "reader", "dogs"], "digest": "",
-      }  # fmt: skip
-      assert (await shows(one, 4))["names"] == ["birds", "reader", "dogs"]
-      assert await names(other) == ["birds", "reader"]
-      await other.delete("/v1/tasks/dogs", headers=BEARER)
-      assert await shows(one, 5) == await shows(other, 5)
-      assert await names(other) == ["birds", "reader"]
+      await shows(other, await shown(one))
+      await no_problems(other)
 
   asyncio.run(check())
 
 
 @pytest.mark.fault("two-servers")
-def test_a_damaged_file_is_named_and_can_be_removed(tmp_path, monkeypatch):
+def test_a_file_that_is_damaged_is_named_and_can_be_removed(
+  tmp_path, monkeypatch
+):
+  """What was loaded before answers; a file that is mended is found."""
   monkeypatch.setattr(followers, "_AGAIN_SECONDS", 0.05)
 
   async def check():
     models = predictor(BIRDS), predictor()
     async with servers(tmp_path, *models) as (one, other):
-      with damaging(tmp_path, monkeypatch):
-        await put(one, "cats", CATS, tmp_path)
-      problem = (await has_problem(other)).json()["problem"]
-      assert "file of task 'cats' in --state_dir is damaged" in problem
-      refused = await put(other, "new", PETS, tmp_path)
-      assert refused.status_code == 500
-      assert "Nothing has changed" in refused.json()["error"]
-      done = await other.delete("/v1/tasks/cats", headers=BEARER)
-      assert done.json()["task_set"]["version"] == 3
-      assert await shows(one, 3) == await shows(other, 3)
-      # One that is mended is found without another change.
       await put(one, "cats", CATS, tmp_path)
-      assert await shows(other, 4) == await shows(one, 4)
+      await shows(other, before := await shown(one))
+      file = task_files(tmp_path) / "cats.safetensors"
+      content = file.read_bytes()
+      file.write_bytes(content[:-100])
+      for http in (one, other):
+        assert "cannot be read" in (await problems(http, "cats"))["cats"]
+        assert await shown(http) == before
+      file.write_bytes(content)
+      for http in (one, other):
+        await no_problems(http)
+      file.write_bytes(b"")
+      await problems(other, "cats")
+      done = await other.delete("/v1/tasks/cats", headers=BEARER)
+      assert done.json()["digest"] == answer_digest(CATS)
+      await shows(one, await shown(other))
+      assert await names(one) == ["birds"]
+      await no_problems(one)
 
   asyncio.run(check())
 
 
 @pytest.mark.fault("two-servers")
-@pytest.mark.parametrize("content", [None, "{}", '{"version": 1', "older"])
-def test_another_set_json_is_neither_followed_nor_changed(tmp_path, content):
-  """Such as a restored one; a server does not start with a damaged one."""
-  path = tmp_path / "state" / "set.json"
+def test_a_folder_that_is_gone_is_neither_followed_nor_changed(tmp_path):
+  """As if its disk were not mounted; the tasks answer on."""
 
   async def check():
     async with servers(tmp_path, predictor(BIRDS)) as [http]:
-      first = path.read_text()
-      await put(http, "cats", CATS, tmp_path)
-      if content is None:
-        path.unlink()
-      else:
-        path.write_text(first if content == "older" else content)
-      before = files(tmp_path)
-      ready = (await has_problem(http)).json()
-      assert ready["task_set"]["version"] == 2
+      folder = task_files(tmp_path)
+      folder.rename(tmp_path / "away")
+      before = files(tmp_path / "state")
+      assert "cannot be read" in (await problems(http, "*"))["*"]
       for done in (
         await put(http, "pets", PETS, tmp_path),
-        await http.delete("/v1/tasks/cats", headers=BEARER),
+        await http.delete("/v1/tasks/birds", headers=BEARER),
       ):
-        assert done.status_code == 500
-        assert "Nothing has changed" in done.json()["error"]
-      assert await names(http) == ["birds", "cats"]
-      assert [p for p in files(tmp_path) if "upload" not in p.name] == [
-        p for p in before if "upload" not in p.name
-      ]
+        assert done.status_code == 500, done.text
+        assert "no change" in done.json()["error"]
+      assert await names(http) == ["birds"]
+      assert files(tmp_path / "state") == before
+      (tmp_path / "away").rename(folder)
+      await no_problems(http)
+      assert (await put(http, "pets", PETS, tmp_path)).status_code == 201
 
   asyncio.run(check())
-  if content in ("{}", '{"version": 1'):
-    with pytest.raises(ConfigError, match=r"set\.json cannot be read"):
-      create_app(predictor(), ServerSettings(state_dir=str(tmp_path / "state")))
-    assert path.read_text() == content
 
 
 class Killed(BaseException):
-  """Ends a change, as kill -9 does."""
+  """Ends a process, as kill -9 does."""
+
+
+def cut_off(monkeypatch, number):
+  """Raise `Killed` at an operation on files; return how many there were."""
+  count = itertools.count()
+
+  def cutting(real):
+    def operation(*given, **options):
+      if next(count) == number:
+        raise Killed
+      return real(*given, **options)
+
+    return operation
+
+  for place, name in (
+    (Path, "write_bytes"), (Path, "replace"), (Path, "rename"),
+    (Path, "mkdir"), (written, "sync"),
+  ):  # fmt: skip
+    monkeypatch.setattr(place, name, cutting(getattr(place, name)))
+  # A killed process removes nothing.
+  monkeypatch.setattr(Path, "unlink", lambda path, **_: None)
+  monkeypatch.setattr(shutil, "rmtree", lambda path, **_: None)
+  return count
 
 
 @pytest.mark.fault("server-killed")
-@pytest.mark.parametrize("step", ["file", "set"])
-def test_a_change_that_is_cut_off_leaves_the_old_set(
-  tmp_path, monkeypatch, step
+@pytest.mark.parametrize("change", ["first", "add", "replace"])
+def test_every_server_starts_after_a_kill_between_any_two_writes(
+  tmp_path, monkeypatch, change
 ):
-  """The file of its task may stay; a later change removes it."""
-  real = Path.replace
-
-  def cut(self, target):
-    if (target.name == "set.json") == (step == "set"):
-      raise Killed
-    return real(self, target)
-
-  state = tmp_path / "state"
-  app = create_app(predictor(BIRDS), ServerSettings(state_dir=str(state)))
-  folder, follower = app.state.service._folder, app.state.service.follower
-  before = folder.read()
-  left = state / "tasks" / ".left.part.safetensors"
-  left.write_bytes(task_bytes(CATS, tmp_path))
-  with monkeypatch.context() as patch:
-    patch.setattr(Path, "replace", cut)
-    with pytest.raises(Killed):
-      follower.put("cats", CATS, left)
-  assert folder.read() == before
-  model = predictor()
-  follower = create_app(
-    model, ServerSettings(state_dir=str(state))
-  ).state.service.follower
-  assert model.task_set.names == ("birds",)
-  note = state / "tasks" / "note.txt"
-  note.touch()
-  for path in (state / "tasks").iterdir():
-    os.utime(path, (0, 0))
-  # Only now does the time of grace of its file begin.
-  with folder.part() as part:
-    part.write_bytes(task_bytes(PETS, tmp_path))
-    follower.put("birds", PETS, part)
-  birds, pets = before.tasks[0].sha256, folder.read().tasks[0].sha256
-  kept = {f"{birds}.safetensors", f"{pets}.safetensors", "note.txt"}
-  assert {path.name for path in (state / "tasks").iterdir()} == kept
-  os.utime(folder.file(birds), (0, time.time() - folders.GRACE_SECONDS - 1))
-  follower.remove("birds")
-  assert {path.name for path in (state / "tasks").iterdir()} == {
-    f"{pets}.safetensors", "note.txt",
-  }  # fmt: skip
+  """With the old tasks or the new ones; what is left goes with a change."""
+  settings = ServerSettings(state_dir=str(tmp_path / "state"))
+  name = {"add": "cats", "replace": "birds"}.get(change, "")
+  old = {} if change == "first" else {"birds": answer_digest(BIRDS)}
+  new = {"birds": answer_digest(BIRDS), "pets": answer_digest(PETS)}
+  if name:
+    new = {**old, name: answer_digest(CATS)}
+  found = []
+  for number in itertools.count():
+    shutil.rmtree(tmp_path / "state", ignore_errors=True)
+    if name:
+      model = predictor(BIRDS)
+      service = create_app(model, settings).state.service
+    with monkeypatch.context() as patch:
+      count = cut_off(patch, number)
+      with contextlib.suppress(Killed):
+        if name:
+          service.follower.put(name, task_bytes(CATS, tmp_path), "it")
+        else:
+          create_app(predictor(BIRDS, PETS), settings)
+    model = predictor()
+    service = create_app(model, settings).state.service
+    found.append(model.task_set.digests)
+    service.follower.put("last", task_bytes(PETS, tmp_path), "it")
+    assert {path.name for path in files(tmp_path / "state")} == {
+      ".lock", *(f"{name}.safetensors" for name in model.task_set.names),
+    }  # fmt: skip
+    if next(count) <= number:
+      break
+  assert len(found) >= 4
+  turn = found.index(new)
+  assert found == turn * [old] + (len(found) - turn) * [new]
 
 
 @pytest.mark.fault("server-disk-full")
-@pytest.mark.parametrize("place", ["upload", "file", "set"])
+@pytest.mark.parametrize("place", ["write", "sync"])
 @pytest.mark.parametrize(
   ("number", "status"), [(errno.ENOSPC, 507), (errno.EIO, 500)]
 )
@@ -418,17 +484,12 @@ def test_a_full_disk_changes_nothing(
   caplog.set_level(logging.INFO, "memory_vit")
   error = OSError(number, os.strerror(number))
 
-  def open_full(self, mode="r", *args, **kwargs):
-    if mode == "xb":
-      raise error
-    return real_open(self, mode, *args, **kwargs)
+  def write_full(path, content):
+    path.touch()
+    raise error
 
   def sync_full(path):
-    if (place == "set") == path.name.startswith(".set.json"):
-      raise error
-    return real_sync(path)
-
-  real_open, real_sync = Path.open, written.sync
+    raise error
 
   async def check():
     models = predictor(BIRDS), predictor()
@@ -436,28 +497,74 @@ def test_a_full_disk_changes_nothing(
       before = {p: p.read_bytes() for p in files(tmp_path / "state")}
       body = task_bytes(PETS, tmp_path)
       with monkeypatch.context() as patch:
-        if place == "upload":
-          patch.setattr(Path, "open", open_full)
+        if place == "write":
+          patch.setattr(Path, "write_bytes", write_full)
         else:
           patch.setattr(written, "sync", sync_full)
-        sent = [("PUT", "cats"), ("PUT", "birds")]
-        for method, name in sent + [("DELETE", "birds")] * (place != "upload"):
-          content = {"content": body} if method == "PUT" else {}
-          done = await one.request(
-            method, f"/v1/tasks/{name}", headers=BYTES, **content
-          )
+        for name in ("cats", "birds"):
+          url = f"/v1/tasks/{name}"
+          done = await one.put(url, content=body, headers=BYTES)
           assert done.status_code == status, done.text
           assert os.strerror(number) in done.json()["error"]
       assert before == {p: p.read_bytes() for p in files(tmp_path / "state")}
       for model in models:
-        assert digests(model) == {"birds": BIRDS.digest}
-      done = await put(one, "cats", CATS, tmp_path)
-      assert await shows(other, 2) == done.json()["task_set"]
+        assert model.task_set.digests == {"birds": answer_digest(BIRDS)}
+      await put(one, "cats", CATS, tmp_path)
+      await shows(other, await shown(one))
 
   asyncio.run(check())
   refused = [r.getMessage() for r in caplog.records if "audit" in r.name]
-  count = sum("refused: the folder of tasks" in line for line in refused)
-  assert count == (2 if place == "upload" else 3)
+  assert sum("refused: the folder of tasks" in line for line in refused) == 2
+
+
+@pytest.mark.fault("server-disk-full")
+def test_a_task_can_be_removed_on_a_full_disk(tmp_path, monkeypatch):
+  """Its file is removed, and what a killed change left."""
+  error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+  def full(*_):
+    raise error
+
+  async def check():
+    async with servers(tmp_path, predictor(BIRDS, PETS)) as [http]:
+      left = tmp_path / "state" / ".part.safetensors"
+      left.write_bytes(b"half")
+      for place, name in (
+        (Path, "write_bytes"), (os, "pwrite"), (written, "sync"),
+      ):  # fmt: skip
+        monkeypatch.setattr(place, name, full)
+      done = await http.delete("/v1/tasks/pets", headers=BEARER)
+      assert done.status_code == 200, done.text
+      assert await names(http) == ["birds"]
+      assert {path.name for path in files(tmp_path / "state")} == {
+        ".lock", "birds.safetensors",
+      }  # fmt: skip
+
+  asyncio.run(check())
+
+
+@pytest.mark.fault("server-disk-full")
+def test_a_read_only_folder_is_named(tmp_path, monkeypatch):
+  """At a change, if it was writable at the start."""
+  real = os.open
+
+  def refused(path, flags, *given, **options):
+    if Path(path).name == ".lock" and flags & os.O_RDWR:
+      raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+    return real(path, flags, *given, **options)
+
+  async def check():
+    async with servers(tmp_path, predictor(BIRDS)) as [http]:
+      monkeypatch.setattr(os, "open", refused)
+      for done in (
+        await put(http, "cats", CATS, tmp_path),
+        await http.delete("/v1/tasks/birds", headers=BEARER),
+      ):
+        assert done.status_code == 500
+        assert "Read-only file system): no change" in done.json()["error"]
+      assert await names(http) == ["birds"]
+
+  asyncio.run(check())
 
 
 @pytest.mark.fault("server-disk-full")
@@ -471,36 +578,36 @@ def test_a_task_of_a_path_needs_room_as_well():
 
 
 @pytest.mark.fault("two-servers")
-def test_a_request_waits_for_the_version_that_it_wants(tmp_path, monkeypatch):
+def test_a_request_waits_for_the_task_that_it_wants(tmp_path, monkeypatch):
   """So clients read their own changes from any server."""
   monkeypatch.setattr(followers, "POLL_SECONDS", 1e6)  # a request looks itself
 
   async def check():
     models = predictor(BIRDS), predictor()
     async with servers(tmp_path, *models, timeout=20.0) as (one, other):
-      for version, path in ((2, "/v1/predict"), (3, "/v1/attention")):
-        await put(one, f"t{version}", CATS, tmp_path)
+      for path, task in (("/v1/predict", CATS), ("/v1/attention", PETS)):
+        done = await put(one, "new", task, tmp_path)
+        digest = done.json()["digest"]
         old = await other.post(path, **GOOD)
-        assert old.json()["task_set"]["version"] == version - 1
-        wanted = {"x-min-version": str(version)}
+        assert old.json()["task_set"]["tasks"].get("new") != digest
+        wanted = {"x-wait-for": f"new={digest}"}
         done = await other.post(path, **GOOD, headers=wanted)
-        assert done.json()["task_set"]["version"] == version
-      for text in ("", "-1", "1.0", "x", "²", "9" * 16):
-        bad = httpx_headers(text)
+        assert done.json()["task_set"]["tasks"]["new"] == digest
+      await one.delete("/v1/tasks/new", headers=BEARER)
+      done = await other.post(path, **GOOD, headers={"x-wait-for": "new=none"})
+      assert list(done.json()["task_set"]["tasks"]) == ["birds"]
+      for text in ("", "new", "new=1", f"N={digest}", f"new={digest},", "²"):
+        bad = [(b"x-wait-for", text.encode("latin-1"))]
         done = await other.post("/v1/predict", **GOOD, headers=bad)
         assert done.status_code == 400, text
-        assert "x-min-version" in done.json()["error"]
+        assert "x-wait-for" in done.json()["error"]
     async with servers(tmp_path, predictor(), timeout=0.1) as [http]:
-      wanted = {"x-min-version": "4"}
+      wanted = {"x-wait-for": f"birds={digest}"}
       done = await http.post("/v1/predict", **GOOD, headers=wanted)
       assert (done.status_code, done.headers["retry-after"]) == (503, "1")
-      assert "answers by 3 of 3" in done.json()["error"]
+      assert answer_digest(BIRDS) in done.json()["error"]
 
   asyncio.run(check())
-
-
-def httpx_headers(text):
-  return [(b"x-min-version", text.encode("latin-1"))]
 
 
 @pytest.mark.fault("two-servers")
@@ -543,7 +650,9 @@ def test_one_of_several_servers_without_a_folder_changes_nothing(tmp_path):
 def test_what_a_server_without_a_folder_wrote_goes(tmp_path, monkeypatch):
   monkeypatch.setattr(folders.tempfile, "tempdir", str(tmp_path))
   app = create_app(predictor(BIRDS), ServerSettings())
-  assert len(files(tmp_path)) == 3
+  assert [path.name for path in files(tmp_path)] == [
+    ".lock", "birds.safetensors",
+  ]  # fmt: skip
   app.state.service.remove_files()
   assert not list(tmp_path.iterdir())
   shutil.rmtree(tmp_path)

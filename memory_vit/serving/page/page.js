@@ -63,7 +63,6 @@ async function predict(files) {
     try {
       const answer = await ask("v1/predict", { method: "POST", body: form(some) });
       answers = answer.images;
-      showVersion(answer.task_set);
     } catch (error) {
       if (!error.images) {
         say($("progress"), error.message, true);
@@ -222,10 +221,6 @@ function paint(canvas, view, weights, found, strength) {
 
 // Tasks ----------------------------------------------------------------------
 
-function showVersion(set) {
-  $("server").dataset.version = set.version;
-}
-
 async function refresh() {
   let found;
   try {
@@ -235,11 +230,10 @@ async function refresh() {
     return;
   }
   limits.images = found.max_images;
-  showVersion(found.task_set);
   const { variant, image_size: side, fingerprint } = found.backbone;
   say($("server"),
     `${plural(found.tasks.length, "task")} on one ${variant} at ${side} pixels ` +
-    `(fingerprint ${fingerprint.slice(0, 12)}), in one pass. Set of tasks: version ${found.task_set.version}.`);
+    `(fingerprint ${fingerprint.slice(0, 12)}), in one pass. Set of tasks: ${found.task_set.digest.slice(0, 12)}.`);
   $("none").hidden = found.tasks.length > 0;
   $("locked").hidden = found.changes;
   $("change").hidden = !found.changes;
@@ -283,7 +277,7 @@ async function change(name, options) {
     const done = await ask(`v1/tasks/${encodeURIComponent(name)}`, options);
     const what = { add: "added", replace: "replaced", remove: "removed" }[done.action];
     const grew = done.grew ? `, and ${plural(done.compiled, "program")} compiled for it` : "";
-    say($("changed"), `${name} was ${what}${grew}: version ${done.task_set.version}.`);
+    say($("changed"), `${name} was ${what}${grew}.`);
     return true;
   } catch (error) {
     say($("changed"), error.message, true);
