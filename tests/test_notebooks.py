@@ -518,7 +518,7 @@ def test_sweep(execute, tmp_path):
   assert all_alone == pytest.approx(4 * one)
   assert done.shown["bits"] is True
   assert done.figures == {"figure": 1, "curves": 1, "time": 1}
-  assert (tmp_path / "run" / "backbone.npz").is_file()
+  assert (tmp_path / "run" / "backbone" / "low.npz").is_file()
 
 
 def time_cell(alone, together, passes=1):
