@@ -173,7 +173,7 @@ class Part(abc.ABC):
     """Lines of `inspect`: a title and a text each."""
     return []
 
-  def norm(self, params: Any) -> jt.Float[jax.Array, ...]:
+  def norm(self, params: Any) -> jt.Float[jax.Array, "*l"]:
     """Norm () of the parameters, or one per layer (l,)."""
     return optax.tree.norm(params)
 

@@ -293,7 +293,9 @@ def _layer_norm(
   return _standardized(z) * scale + bias
 
 
-def _standardized(z: jt.Float32[jax.Array, ...]) -> jt.Float32[jax.Array, ...]:
+def _standardized(
+  z: jt.Float32[jax.Array, "*b d"],
+) -> jt.Float32[jax.Array, "*b d"]:
   return layer_norms.standardized(z, _EPSILON)
 
 
