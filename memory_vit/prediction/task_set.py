@@ -29,7 +29,7 @@ class TaskDescription:
     cells: m, memory cells per layer.
     regime: how it was trained.
     parents: names of the tasks that it attends to.
-    digest: see `TaskSet.digests`.
+    digest: SHA-256 of its parameters, see `Task.digest`.
     fingerprint: of its backbone.
   """
 
@@ -142,7 +142,7 @@ class TaskSet:
         cells=task.spec.cells,
         regime=task.spec.regime,
         parents=task.spec.attends_to,
-        digest=self.digests[task.name],
+        digest=task.digest,
         fingerprint=task.spec.backbone.fingerprint,
       )
       for slot, task in self.by_slot.items()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.security import HTTPBearer
@@ -30,6 +30,9 @@ from memory_vit.serving.service import BUSY_SECONDS, Service
 from memory_vit.serving.task_changes import logging_refusals
 from memory_vit.serving.task_follower import Changed
 
+if TYPE_CHECKING:
+  from memory_vit.prediction import TaskSet
+
 # For OpenAPI alone: `Token` checks it.
 _BEARER = Depends(HTTPBearer(scheme_name="token", auto_error=False))
 
@@ -48,12 +51,12 @@ def add_task_routes(app: FastAPI, service: Service) -> None:
   )
   async def task(name: str) -> Response:
     """Describe one task, with the names of its classes."""
-    described = service.predictor.task_set.describe()
+    described = _described(service.predictor.task_set)
     for one in described:
-      if one.name == name:
-        content = json_bytes({**vars(one), "kind": vars(one.kind)})
+      if one["name"] == name:
+        content = json_bytes({**one, "kind": vars(one["kind"])})
         return Response(content, media_type="application/json")
-    raise unknown_tasks([name], [one.name for one in described])
+    raise unknown_tasks([name], [one["name"] for one in described])
 
   @app.put(
     "/v1/tasks/{name}",
@@ -125,11 +128,18 @@ def _require_allowed(service: Service, request: Request, name: str) -> None:
     raise RequestError(422, f"task name {brief(name)}: expected {NAME_RULE}.")
 
 
+def _described(task_set: TaskSet) -> list[dict[str, Any]]:
+  """Descriptions of tasks, with the digests that answers name."""
+  return [
+    {**vars(one), "digest": task_set.digests[one.name]}
+    for one in task_set.describe()
+  ]
+
+
 def _tasks_json(service: Service) -> dict[str, Any]:
   task_set, backbone = service.predictor.task_set, service.predictor.backbone
   tasks = [
-    {**vars(one), "kind": {"name": one.kind.name}}
-    for one in task_set.describe()
+    {**one, "kind": {"name": one["kind"].name}} for one in _described(task_set)
   ]
   for task in tasks:
     del task["class_names"]  # thousands of each, in some tasks

@@ -503,14 +503,12 @@ def test_describe(backbone, tasks):
   assert predictor.task_set.describe() == (
     task_set.TaskDescription(
       name="t1", slot=0, classes=3, kind=CLASSES, class_names=(), cells=1,
-      regime="memory_masked", parents=(),
-      digest=task_set.answer_digest(tasks[1]),
+      regime="memory_masked", parents=(), digest=tasks[1].digest,
       fingerprint=backbone.fingerprint,
     ),
     task_set.TaskDescription(
       name="child", slot=1, classes=3, kind=CLASSES, class_names=(), cells=3,
-      regime="memory_masked", parents=("t1",),
-      digest=task_set.answer_digest(child),
+      regime="memory_masked", parents=("t1",), digest=child.digest,
       fingerprint=backbone.fingerprint,
     ),
   )  # fmt: skip
