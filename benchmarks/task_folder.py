@@ -144,7 +144,7 @@ class Processes:
     return url, self.running[url].pid
 
   async def kill_one(self, rng: random.Random, url: str) -> None:
-    """Kill one, such as that of the last change, and start another one."""
+    """Kill a server, perhaps the one at `url`, and start it again."""
     url = rng.choice([*self.ready, url])
     self.ready.remove(url)
     self.killed_at[url] = time.monotonic()
@@ -175,7 +175,7 @@ def processes(model: Model) -> Iterator[Processes]:
 
 
 class Campaign:
-  """What clients of several servers see while tasks change.
+  """Clients that ask several servers while tasks change.
 
   Attributes:
     servers: as `Processes`; several may be behind one URL.
@@ -191,7 +191,7 @@ class Campaign:
     self._at = ""  # the URL of the last change
     self._is_over = False
     self._cut = collections.Counter[str]()
-    self._changes = self._kills = self._ended = 0
+    self._changes = self._kills = self._ended = self._right = 0
     self._seconds: dict[str, list[float]] = collections.defaultdict(list)
 
   async def under_load(self, changes: int) -> None:
@@ -376,6 +376,7 @@ class Campaign:
           row = self._model.expected[number][answer["image"]]
           found = {guess["index"]: guess["probability"] for guess in guesses}
           _require(found == dict(enumerate(row)), (name, found))
+        self._right += 1
     _require(len({*set_digests.values()}) == len(set_digests), set_digests)
 
   def figures(self) -> dict[str, Any]:
@@ -383,7 +384,7 @@ class Campaign:
     return {
       "changes": self._changes,
       "requests": sum(map(len, self._answers.values())),
-      "lost or wrong": 0,  # `_require` ends the campaign before
+      "of them compared and right": self._right,
       "kills": self._kills,
       "requests that ended with a killed process": self._ended,
       "changes whose process was killed": dict(self._cut),

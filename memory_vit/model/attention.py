@@ -24,7 +24,7 @@ SOWN_BY_BACKBONE = "attention_weights"  # flax's own name
 
 
 class Attended(NamedTuple):
-  """What task tokens attend to in one layer, beside each other."""
+  """Keys and values that task tokens attend to in one layer."""
 
   context: KeysValues
   cells: CellKeysValues

@@ -189,6 +189,7 @@ class TaskSpec:
         raise TaskError(f"{this}: {problem}.")
     unused = {field for part in PARTS.values() for field in part.fields}
     for name in sorted(unused.difference(self.learned.fields)):
+      # `cells` has no default: it is 0 without memory.
       value, default = getattr(self, name), getattr(TaskSpec, name, 0)
       if value != default:
         raise TaskError(

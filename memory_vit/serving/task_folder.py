@@ -86,7 +86,7 @@ class TaskFolder:
         for entry in entries:
           if entry.name.endswith(_SUFFIX) and entry.name[0] != ".":
             with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-              stamp = stamp_of(entry.stat())
+              stamp = stamp_of(_about(entry))
               found[escaped(entry.name.removesuffix(_SUFFIX))] = stamp
     except OSError as error:
       raise ConfigError(
@@ -126,6 +126,14 @@ class TaskFolder:
       files.sync(self._tasks)
     except OSError as error:  # but all servers see the change
       logger.warning("%s cannot be synchronized: %s", self._tasks, error)
+
+
+def _about(entry: os.DirEntry[str]) -> os.stat_result:
+  """The file that a link leads to; the link, if it leads to none."""
+  try:
+    return entry.stat()
+  except OSError:
+    return entry.stat(follow_symlinks=False)
 
 
 def stamp_of(about: os.stat_result) -> Stamp:

@@ -9,6 +9,7 @@ must have the name, shape, type and SHA-256 that it states.
 import dataclasses
 import json
 import math
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -182,7 +183,7 @@ def write_single_file(
 
 def read_task_text(path: Path, limit: int) -> str:
   """Read what `task.json` would hold; the file may be a link, as hubs have."""
-  file = path.resolve()
+  file = Path(os.path.realpath(path))  # of links in a circle, one of them
   begins = read_file(file, None, at_most=_LENGTH_BYTES)
   length = int.from_bytes(begins, "little")
   # Escapes may double a text.

@@ -20,7 +20,7 @@ from memory_vit.config import OptimConfig
 from memory_vit.errors import ConfigError, TaskError
 from memory_vit.model import trees
 from memory_vit.model.backbone import backbone_shapes
-from memory_vit.model.regimes import REGIMES
+from memory_vit.model.regimes import REGIMES, Regime
 from memory_vit.tasks import split_forward
 from memory_vit.train import step
 from memory_vit.train.optim import make_optimizer, make_schedule
@@ -375,6 +375,18 @@ def test_other_regimes_do_not_compose(backbone, images, regime, tmp_path):
   assert np.array_equal(
     logits(backbone, loaded, images), logits(backbone, task, images)
   )
+
+
+def test_propagated_memory_has_one_layer_and_other_parts_all(
+  backbone, monkeypatch
+):
+  trained = ("head", "cls", "memory", "adapters")
+  monkeypatch.setitem(REGIMES, "both", Regime(trained, "propagated"))
+  task = random_task(backbone, "a", regime="both", cells=2, bottleneck=3)
+  depth = backbone.config.depth
+  assert depth > 1
+  assert task.params["memory"].shape[0] == 1
+  assert task.params["adapters"]["mlp"]["down"]["bias"].shape == (depth, 3)
 
 
 def test_regimes_that_cannot_be(backbone):

@@ -279,12 +279,14 @@ def test_a_damaged_task_and_its_readers_are_named_at_the_start(tmp_path):
   damaged = task_files(tmp_path) / "cats.safetensors"
   damaged.write_bytes(damaged.read_bytes()[:-4])
   (task_files(tmp_path) / "Bad\udcff.safetensors").touch()
+  (task_files(tmp_path) / "loop.safetensors").symlink_to("loop.safetensors")
+  (task_files(tmp_path) / "gone.safetensors").symlink_to("nowhere")
 
   async def check():
     async with servers(tmp_path, predictor(BIRDS)) as [http]:
       assert await names(http) == ["birds"]
       found = (await http.get("/readyz")).json()["problems"]
-      assert found.keys() == {"cats", "reader", "Bad\\xff"}
+      assert found.keys() == {"cats", "reader", "Bad\\xff", "loop", "gone"}
       assert "cats.safetensors cannot be read" in found["cats"]
       assert "'cats'" in found["reader"]
       metrics = (await http.get("/metrics")).text

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Norms(Part):
-  """What is added to scale and bias of every LayerNorm; zero at first."""
+  """Additions to scale and bias of every LayerNorm; zero at first."""
 
   name = "norms"
   listed = True
