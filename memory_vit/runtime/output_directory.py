@@ -64,7 +64,7 @@ class OutputDirectory:
   def _place(self, path: Path) -> Path:
     """The directory itself, if `path` may be a link to it."""
     paths.require_replaceable(path, self.option, self.error)
-    return path if bucket.is_in(path) else Path(os.path.realpath(path))
+    return paths.followed(path)
 
   def _foreign_file(self, place: Path) -> str | None:
     if not place.is_dir():

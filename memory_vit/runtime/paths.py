@@ -100,6 +100,11 @@ def require_writable(path: Path, where: str) -> None:
     ) from problem
 
 
+def followed(path: Path) -> Path:
+  """The place that links lead to; of links in a circle, one of them."""
+  return path if bucket.is_in(path) else Path(os.path.realpath(path))
+
+
 def require_replaceable(
   path: Path, where: str, error: type[Exception] = ConfigError
 ) -> None:

@@ -9,7 +9,6 @@ must have the name, shape, type and SHA-256 that it states.
 import dataclasses
 import json
 import math
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ import safetensors.numpy
 
 from memory_vit.errors import TaskError
 from memory_vit.model import trees
-from memory_vit.runtime import files
+from memory_vit.runtime import files, paths
 from memory_vit.runtime.messages import brief, escaped, first_line
 
 FILE = "arrays.safetensors"
@@ -183,7 +182,7 @@ def write_single_file(
 
 def read_task_text(path: Path, limit: int) -> str:
   """Read what `task.json` would hold; the file may be a link, as hubs have."""
-  file = Path(os.path.realpath(path))  # of links in a circle, one of them
+  file = paths.followed(path)
   begins = read_file(file, None, at_most=_LENGTH_BYTES)
   length = int.from_bytes(begins, "little")
   # Escapes may double a text.

@@ -27,7 +27,7 @@ from memory_vit.model.task import Task, TaskSpec, require_backbone
 from memory_vit.runtime import bucket
 from memory_vit.runtime.messages import brief, listed
 from memory_vit.runtime.output_directory import OutputDirectory
-from memory_vit.runtime.paths import as_path
+from memory_vit.runtime.paths import as_path, followed
 from memory_vit.tasks import array_files, find, manifest
 from memory_vit.tasks.array_files import StoredArray
 from memory_vit.tasks.compose import Tasks, TasksLike, concatenate
@@ -147,7 +147,7 @@ def read_arrays(path: Path, found: Manifest) -> dict[str, np.ndarray]:
   """Read and verify {"head/kernel": (d, c), ...}; nothing else lies there."""
   if array_files.is_single_file(path):
     more = 2 * manifest.MAX_FILE_BYTES
-    return array_files.read(path.resolve(), found.arrays, more)
+    return array_files.read(followed(path), found.arrays, more)
   array_files.require_entries(path, [manifest.FILE, array_files.FILE])
   return array_files.read(path / array_files.FILE, found.arrays)
 
