@@ -23,7 +23,7 @@ from memory_vit.model.backbone import init_backbone
 from memory_vit.model.vit_config import vit_config
 from memory_vit.runtime import sharding
 from memory_vit.tasks.split_forward import make_split_forward
-from memory_vit.train import divergence, loop, optim
+from memory_vit.train import divergence, fit, optim
 from memory_vit.train.step import Step, create_state
 
 _NAME = "task"
@@ -65,20 +65,21 @@ class Workload:
     self, steps: int, kind: type[divergence.DivergenceMonitor]
   ) -> float:
     """Train; returns the seconds of a step."""
-    run = loop.Loop(
-      title=_NAME,
-      step_fn=self._step,
-      frozen={"backbone": self._backbone.params, "tasks": {}},
-      mesh=self._mesh,
-      steps=loop.Steps(total=steps, log=steps),
-      batch_size=self._batch_size,
-      schedules=self._schedules,
-    )
     state = create_state(
       {_NAME: self._task.params}, self._optimizer, self._mesh
     )
-    with mock.patch.object(loop, "DivergenceMonitor", kind):
-      _, past = run.fit(state, self._batches())
+    with mock.patch.object(fit, "DivergenceMonitor", kind):
+      _, past = fit.fit(
+        self._step,
+        state,
+        self._batches(),
+        title=_NAME,
+        frozen={"backbone": self._backbone.params, "tasks": {}},
+        mesh=self._mesh,
+        steps=fit.Steps(total=steps, log=steps),
+        batch_size=self._batch_size,
+        schedules=self._schedules,
+      )
     return past.timed_seconds / past.timed_steps
 
   def _batches(self) -> Iterator[dict[str, np.ndarray]]:

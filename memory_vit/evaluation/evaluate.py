@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
 from memory_vit.data import batching
+from memory_vit.data.batch import inputs_of
 from memory_vit.data.split import Split
 from memory_vit.errors import DataError, TaskError
 from memory_vit.evaluation.hits import Hits
@@ -73,8 +74,7 @@ def evaluate(
     return [what for what in also if what != "predictions"]
 
   for batch in sharding.prefetch(map(_with_bits, batches), mesh):
-    inputs = batch["inputs"] if "inputs" in batch else batch["image"]
-    for name, outputs in predict(inputs).items():
+    for name, outputs in predict(inputs_of(batch)).items():
       if "digest" in also:
         rows = multihost_utils.process_allgather(outputs, tiled=True)
         hashed = digests.setdefault(name, hashlib.sha256())

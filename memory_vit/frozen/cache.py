@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 
 from memory_vit.config import Config, data_seed
 from memory_vit.data import batching, fixed_crops
+from memory_vit.data.batch import inputs_of
 from memory_vit.data.data_record import DataRecord
 from memory_vit.data.split import Split
 from memory_vit.frozen import cache_folder, free_space
@@ -66,15 +67,14 @@ class FrozenCache:
   backbone: Backbone
   preprocessing: EvalPreprocessing
   record: DataRecord
+  prepare: Prepare  # the frozen pass of all regimes that share the cache
   mesh: Mesh
   stop: StopSignal
   _splits: dict[str, FilledRows] = dataclasses.field(
     default_factory=dict, init=False, repr=False
   )
 
-  def train_batches(
-    self, split: Split, prepare: Prepare, start: int
-  ) -> Batches:
+  def train_batches(self, split: Split, start: int) -> Batches:
     """Yield training batches without end; missing rows are computed first.
 
     Each process draws its share of a batch from its own records, in a new order
@@ -84,7 +84,7 @@ class FrozenCache:
     config = self.config
     size = len(range(jax.process_index(), split.size, jax.process_count()))
     count, _ = batching.share(config.batch_size)
-    rows = self.rows("train", split, prepare)
+    rows = self.rows("train", split)
 
     def generate() -> Batches:
       number = start // jax.process_count()
@@ -110,11 +110,9 @@ class FrozenCache:
       records += [int(place) * count + i for place in places]
     return batching.names_of(split, records)
 
-  def eval_batches(
-    self, split: Split, prepare: Prepare, key: str = "validation"
-  ) -> Batches:
+  def eval_batches(self, split: Split, key: str = "validation") -> Batches:
     """Yield the batches of `batching.eval_batches`, with cached inputs."""
-    rows = self.rows(key, split, prepare)
+    rows = self.rows(key, split)
     size = self.config.batch_size_eval
     count, first = batching.share(size)
     for i in range(-(-split.size // size)):
@@ -127,9 +125,9 @@ class FrozenCache:
         "mask": rows.masks[places] * counts,
       }
 
-  def needs(self, key: str, split: Split, prepare: Prepare) -> Needs:
+  def needs(self, key: str, split: Split) -> Needs:
     """Count the rows of a split and the missing ones; all must call."""
-    plan = self._plan(key, split, prepare)
+    plan = self._plan(key, split)
     if key in self._splits:
       return Needs(plan, 0)
     if self.config.keep.where != "disk":
@@ -163,10 +161,10 @@ class FrozenCache:
       return 0
     return sum(n.bytes for n in needs) // jax.local_device_count()
 
-  def rows(self, key: str, split: Split, prepare: Prepare) -> FilledRows:
+  def rows(self, key: str, split: Split) -> FilledRows:
     """Return the rows of a split; missing ones are computed. All must call."""
     if key not in self._splits:
-      plan = self._plan(key, split, prepare)
+      plan = self._plan(key, split)
       rows: FilledRows
       if self.config.keep.where == "disk":
         rows = self._on_disk(key, plan)
@@ -177,8 +175,8 @@ class FrozenCache:
       self._splits[key] = rows
     return self._splits[key]
 
-  def _plan(self, key: str, split: Split, prepare: Prepare) -> SplitPlan:
-    return split_plan(self.config, self.preprocessing, key, split, prepare)
+  def _plan(self, key: str, split: Split) -> SplitPlan:
+    return split_plan(self.config, self.preprocessing, key, split, self.prepare)
 
   def _in_memory(self, plan: SplitPlan) -> Rows:
     self.require_free_space([Needs(plan, plan.count)])
@@ -241,10 +239,9 @@ class FrozenCache:
         batches = plan.examples.batches(span, size)
         for start, batch in zip(span, batches, strict=True):
           self.stop.check()
-          key = "inputs" if "inputs" in batch else "image"
-          inputs = sharding.shard_batch(batch[key], self.mesh)
-          if key == "image":
-            inputs = plan.prepare(inputs)
+          read = {k: v for k, v in batch.items() if k in ("image", "inputs")}
+          placed = sharding.shard_batch(read, self.mesh)
+          inputs = inputs_of(placed, self.prepare)
           rows.put(start, inputs, batch)
           jax.block_until_ready(inputs)
           progress.update(size * jax.process_count())

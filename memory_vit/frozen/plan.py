@@ -76,7 +76,6 @@ class SplitPlan:
   starts: range
   # What the images depend on, as JSON values.
   facts: Mapping[str, Any]
-  prepare: Prepare
   layout: RowLayout
 
   @property
@@ -130,7 +129,6 @@ def split_plan(
     examples,
     range(0, -(-most // rows) * rows, rows),
     facts,
-    prepare,
     RowLayout.of(jax.eval_shape(prepare, images), dtype, split.label_dtype),
   )
 

@@ -6,7 +6,7 @@ differentiated: nothing is back-propagated through what is frozen.
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Float32
 from memory_vit.errors import TaskError
 from memory_vit.model.parts.head import head_logits
 from memory_vit.model.parts.probe import probe_features
+from memory_vit.model.regimes import Regime
 from memory_vit.model.task import TaskSpec
 from memory_vit.model.vit import MemoryViT, apply
 from memory_vit.model.vit_config import ViTConfig
@@ -28,13 +29,16 @@ from memory_vit.tasks.inference import (
 Logits = dict[str, Float32[Array, "b _"]]
 
 
+# (frozen, images) -> inputs of the trained part. Frozen is {"backbone":
+# parameters, "tasks": {name: parameters of tasks that are attended to}}.
+FrozenPass = Callable[[Any, Float[Array, "b side side 3"]], Any]
+
+
 @dataclasses.dataclass(frozen=True)
 class SplitForward:
   """A forward pass in two functions."""
 
-  # (frozen, images) -> inputs; runs without a gradient. Frozen is {"backbone":
-  # parameters, "tasks": {name: parameters of tasks that are attended to}}.
-  prepare: Callable[[Any, Float[Array, "b side side 3"]], Any]
+  prepare: FrozenPass  # runs without a gradient
   # (trained, frozen, inputs) -> logits of every name in `trained`, {name: task
   # parameters}; a pure function.
   logits: Callable[[Any, Any, Any], Logits]
@@ -44,24 +48,51 @@ def make_split_forward(
   config: ViTConfig, specs: tuple[TaskSpec, ...]
 ) -> SplitForward:
   """Split the forward pass of tasks; several only if they share a pass."""
+  prepare = frozen_pass(config, [spec.learned for spec in specs])
   if specs[-1].learned.composes:
-    return _masked(config, specs)
-  heads = all(spec.learned.on_features for spec in specs)
-  if len(specs) > 1 and not heads:
+    return SplitForward(prepare, _masked(config, specs))
+  if all(spec.learned.on_features for spec in specs):
+    return SplitForward(prepare, _on_features)
+  if len(specs) > 1:
     raise TaskError(
       f"tasks {[spec.name for spec in specs]} cannot share a pass: the regime "
       f"{specs[-1].regime!r} changes what the backbone computes."
     )
-  if heads:
-    return _on_features(config, specs)
-  return _fine_tuned(config, specs[0])
+  return SplitForward(prepare, _fine_tuned(config, specs[0]))
 
 
-def _masked(config: ViTConfig, specs: tuple[TaskSpec, ...]) -> SplitForward:
+def frozen_pass(config: ViTConfig, regimes: Sequence[Regime]) -> FrozenPass:
+  """The function in front of the first trained parameter of some regimes.
+
+  It returns the context of the backbone for masked regimes; {"pooled": (b, d),
+  "layers": (b, n, d)} for heads and probes, as far as they read it; the images
+  for regimes that train what the backbone computes.
+  """
+  if regimes[-1].composes:
+    return lambda frozen, images: encode_program(
+      frozen["backbone"], images, config=config
+    )[1]
+  if not all(regime.on_features for regime in regimes):
+    return lambda frozen, images: images
+  vit, columns = headless(config), {regime.column for regime in regimes}
+
+  def features(
+    frozen: Any, images: Float[Array, "b side side 3"]
+  ) -> dict[str, Array]:
+    params, found = frozen["backbone"], {}
+    if "pooled" in columns:
+      found["pooled"] = encode_program(params, images, config=vit)[0]
+    if "layers" in columns:
+      found["layers"] = summary_program(params, images, config=vit)
+    return found
+
+  return features
+
+
+def _masked(
+  config: ViTConfig, specs: tuple[TaskSpec, ...]
+) -> Callable[[Any, Any, Any], Logits]:
   """Masked tasks: the backbone is frozen, the task stream is trained."""
-
-  def prepare(frozen: Any, images: Float[Array, "b side side 3"]) -> Any:
-    return encode_program(frozen["backbone"], images, config=config)[1]
 
   def logits(trained: Any, frozen: Any, context: Any) -> Logits:
     tasks = {**frozen["tasks"], **trained}
@@ -70,42 +101,28 @@ def _masked(config: ViTConfig, specs: tuple[TaskSpec, ...]) -> SplitForward:
     )
     return {name: outputs[name] for name in trained}
 
-  return SplitForward(prepare, logits)
+  return logits
 
 
 def _on_features(
-  config: ViTConfig, specs: tuple[TaskSpec, ...]
-) -> SplitForward:
+  trained: Any, frozen: Any, features: dict[str, Array]
+) -> Logits:
   """Heads on {"pooled": (b, d)} and probes on {"layers": (b, n, d)}."""
-  config = headless(config)
-  columns = {spec.learned.column for spec in specs}
-
-  def prepare(
-    frozen: Any, images: Float[Array, "b side side 3"]
-  ) -> dict[str, Array]:
-    params, features = frozen["backbone"], {}
-    if "pooled" in columns:
-      features["pooled"] = encode_program(params, images, config=config)[0]
-    if "layers" in columns:
-      features["layers"] = summary_program(params, images, config=config)
-    return features
-
-  def logits(trained: Any, frozen: Any, features: dict[str, Array]) -> Logits:
-    del frozen
-    return {
-      name: head_logits(
-        probe_features(task["probe"], features["layers"])
-        if "probe" in task
-        else features["pooled"],
-        task["head"],
-      )
-      for name, task in trained.items()
-    }
-
-  return SplitForward(prepare, logits)
+  del frozen
+  return {
+    name: head_logits(
+      probe_features(task["probe"], features["layers"])
+      if "probe" in task
+      else features["pooled"],
+      task["head"],
+    )
+    for name, task in trained.items()
+  }
 
 
-def _fine_tuned(config: ViTConfig, spec: TaskSpec) -> SplitForward:
+def _fine_tuned(
+  config: ViTConfig, spec: TaskSpec
+) -> Callable[[Any, Any, Any], Logits]:
   """A task that changes the backbone stream: all of it is differentiated."""
   model = MemoryViT(headless(config))
 
@@ -120,7 +137,7 @@ def _fine_tuned(config: ViTConfig, spec: TaskSpec) -> SplitForward:
       )
     }
 
-  return SplitForward(lambda frozen, images: images, logits)
+  return logits
 
 
 @functools.partial(jax.jit, static_argnames=("config", "specs"))

@@ -2,26 +2,23 @@
 
 import itertools
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from memory_vit.config import Config
 from memory_vit.data import datasets
 from memory_vit.data.split_ref import configured_splits
 from memory_vit.frozen.cache import FrozenCache, Needs
-from memory_vit.frozen.plan import Prepare
 from memory_vit.runtime import sharding
+from memory_vit.runtime.preemption import StopSignal
 from memory_vit.runtime.progress_bar import duration
 from memory_vit.runtime.tables import aligned
-from memory_vit.train import open_run, pack, passes, settle, sweep
+from memory_vit.train import batches, pack, passes, settle, sweep
+from memory_vit.train.inputs import RunInputs, of_group, open_inputs
 from memory_vit.train.pack import Start
-from memory_vit.train.sweep import Trial
-from memory_vit.train.trainer import RunContext, Trainer
 
 # Timed batches, after a first one that starts the pipeline.
 _READ = 3
@@ -37,24 +34,22 @@ def dry_run(config: Config, workdir: Path) -> str:
   settle.require_sound(config, workdir, mesh)
   for ref in configured_splits(config).values():
     datasets.require_prepared(ref)
-  trainer, trials = open_run.open_trainer(config, workdir, RunContext(mesh))
+  inputs = open_inputs(config, workdir, mesh, StopSignal())
   rows: list[tuple[str, str]] = []
-  for group in sweep.by_pass_group(trials):
-    rows += _of_group(trainer.for_group(group), group)
+  for group in sweep.by_pass_group(inputs.trials):
+    rows += _of_group(of_group(inputs, group))
   return (
     f"{aligned(rows)}\n\nMeasured on a few batches. Compiling, evaluation, and "
     "images that are read more slowly than they are trained on come on top."
   )
 
 
-def _of_group(
-  trainer: Trainer, trials: Sequence[Trial]
-) -> list[tuple[str, str]]:
+def _of_group(inputs: RunInputs) -> list[tuple[str, str]]:
   """Describe trials of one group, see `sweep.by_pass_group`."""
-  packs = passes.make_plan(trainer, trials).passes
-  start = pack.start(trainer, [t for t in trials if t.name in packs[0]])
-  prepare = trainer.frozen_pass(start.step)
-  seconds, config = _step_seconds(trainer, start, prepare), trainer.config
+  config, trials = inputs.config, inputs.trials
+  packs = passes.make_plan(inputs).passes
+  start = pack.start(inputs, [t for t in trials if t.name in packs[0]])
+  seconds = _step_seconds(inputs, start)
   total = duration(config.total_steps * len(packs) * seconds)
   steps = (
     f"{config.total_steps:,} of {config.batch_size} images, for {len(trials)} "
@@ -64,24 +59,21 @@ def _of_group(
   return [
     *([("regime", ", ".join(regimes))] if config.sweep.regime else []),
     ("steps", steps),
-    *_of_cache(trainer, prepare),
+    *_of_cache(inputs),
     ("training", f"about {total}, {seconds:.3g} s a step"),
   ]
 
 
-def _of_cache(trainer: Trainer, prepare: Prepare) -> list[tuple[str, str]]:
+def _of_cache(inputs: RunInputs) -> list[tuple[str, str]]:
   """The cache of each split: bytes, place, and time to fill it."""
-  cache = trainer.cache
-  if trainer.config.keep.what == "images":
-    return [("cache", f"{trainer.train.size:,} decoded images, in memory")]
+  cache, train = inputs.cache, inputs.splits["train"]
+  if inputs.config.keep.what == "images":
+    return [("cache", f"{train.size:,} decoded images, in memory")]
   if not cache:
     return [("cache", "off (config.keep.what is 'none')")]
-  needs = [
-    cache.needs(key, split, prepare)
-    for key, split in trainer.cached_splits.items()
-  ]
+  needs = batches.cache_needs(inputs)
   cache.require_free_space(needs)
-  seconds = sum(n.missing * _row_seconds(cache, n, prepare) for n in needs)
+  seconds = sum(n.missing * _row_seconds(cache, n) for n in needs)
   return [
     *(
       (
@@ -93,13 +85,13 @@ def _of_cache(trainer: Trainer, prepare: Prepare) -> list[tuple[str, str]]:
     ),
     ("cached in", cache.place),
     (
-      "reading" if trainer.train.embedded else "computing",
+      "reading" if train.embedded else "computing",
       f"about {duration(seconds)}, once",
     ),
   ]
 
 
-def _row_seconds(cache: FrozenCache, needs: Needs, prepare: Prepare) -> float:
+def _row_seconds(cache: FrozenCache, needs: Needs) -> float:
   """Seconds to read the image of a row, and to compute the row."""
   if not needs.missing:
     return 0.0
@@ -110,35 +102,26 @@ def _row_seconds(cache: FrozenCache, needs: Needs, prepare: Prepare) -> float:
   for batch in itertools.islice(read, _READ - 1):
     last, count = batch, count + 1
   reading = (time.perf_counter() - began) / max(1, count)
-  if "inputs" in last:
+  if "image" not in last:  # embeddings
     return reading / starts.step
   placed = sharding.shard_batch(last["image"], cache.mesh)
-  return (reading + _seconds(lambda: prepare(placed))) / starts.step
+  return (reading + _seconds(lambda: cache.prepare(placed))) / starts.step
 
 
-def _step_seconds(trainer: Trainer, start: Start, prepare: Prepare) -> float:
+def _step_seconds(inputs: RunInputs, start: Start) -> float:
   """Seconds of a step on one batch of zeros."""
-  config = trainer.config
-  shape = (config.batch_size, config.image_size, config.image_size, 3)
-  rows: Any = jax.ShapeDtypeStruct(shape, np.float32)
-  if trainer.cache:
-    rows = jax.eval_shape(prepare, rows)
-  label = trainer.train.label_dtype
-  dtype = jax.dtypes.canonicalize_dtype(label.base)  # float64 becomes float32
-  labels = jax.ShapeDtypeStruct((config.batch_size, *label.shape), dtype)
-  kind = "inputs" if trainer.cache else "image"
   # The time does not depend on the pixels.
   batch = jax.jit(
     lambda: jax.tree.map(
-      lambda a: jnp.zeros(a.shape, a.dtype), {kind: rows, "label": labels}
+      lambda a: jnp.zeros(a.shape, a.dtype), dict(batches.batch_shapes(inputs))
     ),
-    out_shardings=sharding.by_rows(trainer.context.mesh),
+    out_shardings=sharding.by_rows(inputs.mesh),
   )()
-  state, frozen = start.state, trainer.frozen()
+  state = start.state
 
   def step() -> Any:
     nonlocal state
-    state, metrics = start.step(state, frozen, batch)
+    state, metrics = start.step(state, inputs.frozen, batch)
     return metrics
 
   return _seconds(step)

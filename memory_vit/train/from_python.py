@@ -35,7 +35,7 @@ with epy.lazy_imports(
   from memory_vit.data import in_memory
   from memory_vit.evaluation import evaluate, task_data
   from memory_vit.plots import runs
-  from memory_vit.train import passes, run, settle, sweep
+  from memory_vit.train import metric_writers, run, settle, sweep
 
 if TYPE_CHECKING:
   from memory_vit.data.split import Split
@@ -220,20 +220,25 @@ def train_task(
       parts = in_memory.hold_out(splits["train"])
       splits["train"], splits["validation"] = parts
     config = _with_intervals(config, splits["train"].size, options)
+    history = None
     if workdir is None:
+      history = metric_writers.History()  # events would go with the directory
       made = tempfile.TemporaryDirectory(prefix="memory-vit-")
       workdir = stack.enter_context(made)
     directory = paths.place(workdir, "workdir")
     result = run.train_and_evaluate(
-      config, directory, splits=splits, backbone=backbone
+      config, directory, splits=splits, backbone=backbone, history=history
     )
     best = result.tasks[0]
     trial = sweep.Trial(best.name, best.varied, config)
-    logdir = passes.logdirs_of([trial], directory)[best.name]
     return TrainResult(
       task=store.load_task(directory / "tasks" / name, backbone),
       scores=best.val if test is None else best.test,
-      history=runs.read_scalars(logdir),
+      history=(
+        history.curves(best.name)
+        if history
+        else runs.read_scalars(sweep.logdir_of(trial, directory))
+      ),
       trials=result.tasks,
     )
 

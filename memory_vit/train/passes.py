@@ -1,31 +1,31 @@
-"""Plan packs of trials by memory, and train one pack after the other."""
+"""Plan passes of a sweep by memory, and train one pack after the other."""
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from memory_vit.config import to_dict
 from memory_vit.errors import DivergedError, TrainingError
 from memory_vit.model import trees
 from memory_vit.runtime import checksums, files, messages, processes
-from memory_vit.train import sweep
-from memory_vit.train.loop_state import BestParams
-from memory_vit.train.pack import PackResult, train_pack
+from memory_vit.train import batches, pack, sweep
+from memory_vit.train.fit import PackResult, fit_pack
+from memory_vit.train.inputs import RunInputs, of_group
+from memory_vit.train.state import BestParams, describe
 from memory_vit.train.step import TrainState
 from memory_vit.train.sweep import PassPlan, Trial
-from memory_vit.train.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
 
-def plan(trainer: Trainer, trials: Sequence[Trial], workdir: Path) -> PassPlan:
+def plan(inputs: RunInputs, workdir: Path) -> PassPlan:
   """Plan which trials share a pass, by an estimate of their memory.
 
   The plan depends on the free memory, so it is saved with each state, and a
@@ -33,11 +33,11 @@ def plan(trainer: Trainer, trials: Sequence[Trial], workdir: Path) -> PassPlan:
   """
   values = processes.on_process_0(lambda: _saved_plan(workdir))
   if values is None:
-    made = dataclasses.asdict(make_plan(trainer, trials))
+    made = dataclasses.asdict(make_plan(inputs))
     values = processes.broadcast_from_process_0(made)
   plan = PassPlan.from_json(values)
   planned = sorted(name for names in plan.passes for name in names)
-  names = sorted(trial.name for trial in trials)
+  names = sorted(trial.name for trial in inputs.trials)
   if planned != names:
     raise TrainingError(
       f"the run in {workdir} began with the trials {messages.brief(planned)}, "
@@ -70,29 +70,30 @@ def has_saved(workdir: Path) -> bool:
   return processes.on_process_0(lambda: bool(_states(workdir)))
 
 
-def make_plan(trainer: Trainer, trials: Sequence[Trial]) -> PassPlan:
+def make_plan(inputs: RunInputs) -> PassPlan:
   """Make a new plan; see `plan`."""
   plans = [
-    _plan_group(trainer.for_group(group), group)
-    for group in sweep.by_pass_group(trials)
+    _plan_group(of_group(inputs, group))
+    for group in sweep.by_pass_group(inputs.trials)
   ]
   largest = max(plans, key=lambda plan: plan.bytes_of_one or 0)
   passes = tuple(names for plan in plans for names in plan.passes)
   return dataclasses.replace(largest, passes=passes)
 
 
-def _plan_group(trainer: Trainer, trials: Sequence[Trial]) -> PassPlan:
-  if len(trials) == 1 or not trainer.config.learned.shares_pass:
+def _plan_group(inputs: RunInputs) -> PassPlan:
+  trials = inputs.trials
+  if len(trials) == 1 or not inputs.config.learned.shares_pass:
     return PassPlan(tuple((trial.name,) for trial in trials))
   # All are padded to the longest memory.
   longest = sorted(trials, key=sweep.size)[-2:]
-  first = pack_bytes(trainer, longest[1:])
-  free = sweep.free_bytes(trainer.config.sweep.memory_gib)
+  first = pack_bytes(inputs, longest[1:])
+  free = sweep.free_bytes(inputs.config.sweep.memory_gib)
   # A further trial shares the pass and takes less than the first: if the first
   # fits once for each trial, no larger pack is compiled.
   further = None
   if first * len(trials) > free:
-    further = max(0, pack_bytes(trainer, longest) - first)
+    further = max(0, pack_bytes(inputs, longest) - first)
   most = first if further is None else further
   packs = sweep.packs_of(trials, sweep.at_once(first, most, free))
   logger.info(
@@ -105,126 +106,86 @@ def _plan_group(trainer: Trainer, trials: Sequence[Trial]) -> PassPlan:
   return PassPlan(names, first, further)
 
 
-def pack_bytes(trainer: Trainer, trials: Sequence[Trial]) -> int:
+def pack_bytes(inputs: RunInputs, trials: Sequence[Trial]) -> int:
   """Estimate the memory of a pack on a device, beside the backbone."""
-  tasks = {t.name: trainer.new_task(t) for t in trials}
-  step = trainer.make_step(trials, tasks)
+  tasks = {t.name: pack.create_task(inputs, t) for t in trials}
+  step = pack.make_step(inputs, trials, tasks)
   state = jax.eval_shape(
     lambda params: TrainState(
       jnp.int32(0), params, step.optimizer.init(params)
     ),
     {name: task.params for name, task in tasks.items()},
   )
-  config = trainer.config
-  shape = (config.batch_size, config.image_size, config.image_size, 3)
-  image = jax.ShapeDtypeStruct(shape, jnp.float32)
-  label = trainer.train.label_dtype
-  dtype = jax.dtypes.canonicalize_dtype(label.base)  # float64 becomes float32
-  batch: dict[str, Any] = {
-    "label": jax.ShapeDtypeStruct((config.batch_size, *label.shape), dtype)
-  }
-  if trainer.cache:
-    batch["inputs"] = jax.eval_shape(trainer.frozen_pass(step), image)
-  else:
-    batch["image"] = image
   needed = step.peak_bytes(
-    state.params, trainer.frozen(), batch, config.batch_size_eval
+    state.params,
+    inputs.frozen,
+    batches.batch_shapes(inputs),
+    inputs.config.batch_size_eval,
   )
-  if trainer.cache:
-    prepare = trainer.frozen_pass(step)
-    needed += trainer.cache.bytes_on_device(
-      [
-        trainer.cache.needs(key, split, prepare)
-        for key, split in trainer.cached_splits.items()
-      ]
-    )
+  if inputs.cache:
+    needed += inputs.cache.bytes_on_device(batches.cache_needs(inputs))
   # State and gradient; twice the state, as the update does not work in place.
   return needed + 2 * trees.bytes_of(state) + trees.bytes_of(state.params)
 
 
-def train(
-  trainer: Trainer, trials: Sequence[Trial], plan: PassPlan, workdir: Path
+def fit_passes(
+  inputs: RunInputs, plan: PassPlan, workdir: Path, **options: Any
 ) -> list[PackResult]:
-  """Train one pack after the other; of a sweep, also after one diverged.
+  """Train all packs of a plan, also after one diverged.
 
-  `config.json` stays the configuration of the first start until an allowed
-  change of it is accepted.
+  `options` are those of `fit_pack`. `DivergedError` is raised if all diverge.
   """
-  file, options = workdir / "config.json", to_dict(trainer.config)
-  if not (has_saved(workdir) and processes.on_process_0(file.exists)):
-    files.write_json(file, options)
-  by_name = {trial.name: trial for trial in trials}
-  packs = [[by_name[name] for name in names] for names in plan.passes]
-  directory = workdir / "checkpoints"
-  results: list[PackResult] = []
-  if len(packs) == 1:
-    (pack,) = packs
-    trainer = trainer.for_group(pack)
-    logdirs = logdirs_of(pack, workdir)
-    results = [train_pack(trainer, pack, directory, logdirs, plan)]
-  else:
-    results = _train_packs(trainer, packs, plan, workdir)
-  if any(result.changes for result in results):
-    files.write_json(file, options)
-  return results
-
-
-def _train_packs(
-  trainer: Trainer,
-  packs: Sequence[Sequence[Trial]],
-  plan: PassPlan,
-  workdir: Path,
-) -> list[PackResult]:
-  """Train several packs; raise `DivergedError` if all diverge."""
-  # A copy: the cache of a kind is freed when the next kind begins.
-  trainer = dataclasses.replace(trainer)
   results, diverged = [], []
-  for i, pack in enumerate(packs):
-    trainer = trainer.for_group(pack)  # the same one within a group
-    directory = workdir / "checkpoints" / f"pass-{i:02}"
-    try:
-      results.append(_train_pack(trainer, pack, plan, directory, workdir))
-    except DivergedError as error:
-      logger.warning("%s", error)
-      diverged.append(error)
-      none = {trial.name: BestParams() for trial in pack}
-      results.append(PackResult(tasks={}, best=none, lost=error.lost))
-  if len(diverged) == len(packs):
+  for group, packs in packs_by_group(inputs, plan):
+    for i, trials in packs:
+      directory = workdir / "checkpoints" / f"pass-{i:02}"
+      options["profile_dir"] = sweep.logdir_of(trials[0], workdir)
+      try:
+        fitted = _fit_pass(group, trials, directory, plan=plan, **options)
+        results.append(fitted)
+      except DivergedError as error:
+        logger.warning("%s", error)
+        diverged.append(error)
+        none = {trial.name: BestParams() for trial in trials}
+        results.append(PackResult(tasks={}, best=none, lost=error.lost))
+  if len(diverged) == len(plan.passes):
     raise diverged[-1]
   return results
 
 
-def _train_pack(
-  trainer: Trainer,
-  pack: Sequence[Trial],
-  plan: PassPlan,
-  directory: Path,
-  workdir: Path,
+def packs_by_group(
+  inputs: RunInputs, plan: PassPlan
+) -> Iterator[tuple[RunInputs, list[tuple[int, list[Trial]]]]]:
+  """Yield the inputs of each group, and its packs with their numbers."""
+  by_name = {trial.name: trial for trial in inputs.trials}
+  packs = [[by_name[name] for name in names] for names in plan.passes]
+  for _, numbered in itertools.groupby(
+    enumerate(packs), lambda pair: sweep.pass_group(pair[1][0].config)
+  ):
+    group = list(numbered)
+    trials = [trial for _, pack in group for trial in pack]
+    yield of_group(inputs, trials), group
+
+
+def _fit_pass(
+  inputs: RunInputs, trials: Sequence[Trial], directory: Path, **options: Any
 ) -> PackResult:
   """Train a pack, unless an earlier process recorded that it diverged."""
   file = directory.with_suffix(".json")
-  meta = json.loads(json.dumps(trainer.meta(pack)))
-  found = processes.on_process_0(
+  meta = json.loads(json.dumps(describe(inputs, trials)))
+  recorded = processes.on_process_0(
     lambda: (
       files.read_object(file, "meta", "message", "lost")
       if file.exists()
       else None
     )
   )
-  if found and found["meta"] == meta:
-    raise DivergedError(found["message"], found["lost"])
+  if recorded and recorded["meta"] == meta:
+    raise DivergedError(recorded["message"], recorded["lost"])
   try:
-    logdirs = logdirs_of(pack, workdir)
-    return train_pack(trainer, pack, directory, logdirs, plan)
+    return fit_pack(inputs, trials, directory, **options)
   except DivergedError as error:
-    found = {"message": str(error), "lost": error.lost, "meta": meta}
+    recorded = {"message": str(error), "lost": error.lost, "meta": meta}
     directory.parent.mkdir(parents=True, exist_ok=True)
-    files.write_json(file, found)
+    files.write_json(file, recorded)
     raise
-
-
-def logdirs_of(trials: Sequence[Trial], workdir: Path) -> dict[str, Path]:
-  """A directory for each trial, which TensorBoard shows as a run."""
-  return {
-    t.name: workdir / "sweep" / t.label if t.label else workdir for t in trials
-  }

@@ -32,9 +32,11 @@ from memory_vit.run_result import (
 from memory_vit.runtime import files, processes
 from memory_vit.tasks import store
 from memory_vit.train import sweep
-from memory_vit.train.pack import PackResult
+from memory_vit.train.evaluate import evaluate
+from memory_vit.train.fit import PackResult
+from memory_vit.train.inputs import RunInputs
+from memory_vit.train.passes import packs_by_group
 from memory_vit.train.sweep import PassPlan, Trial
-from memory_vit.train.trainer import Trainer
 
 # Scratch names of `files.replacing`, `processes.require_shared`, `bucket` and
 # `lease`.
@@ -74,42 +76,53 @@ class TrainedTrial:
 
 
 def evaluate_trained(
-  trainer: Trainer, trials: Sequence[Trial], packs: Sequence[PackResult]
+  inputs: RunInputs, plan: PassPlan, packs: Sequence[PackResult]
 ) -> list[TrainedTrial]:
   """Evaluate all trained trials on the test split, if there is one.
 
   Only the best on validation keeps its predictions, for plots: those of
   hundreds of trials would fill the memory.
   """
-  by_name, split = {trial.name: trial for trial in trials}, trainer.test
-  has_hits = KINDS[trainer.config.task.kind].one_is_right
-  best = _best_on_validation(packs) if trainer.config.log_images else None
-  found = []
-  for pack in packs:
-    tests = {}
-    if split and pack.tasks:
-      also: tuple[Also, ...] = ("hits",) if has_hits else ()
-      if best in pack.tasks:
-        also += ("predictions",)
-      trainer = trainer.for_group([by_name[name] for name in pack.tasks])
-      tests = trainer.evaluate(
-        list(pack.tasks.values()), split, also=also, predictions_of=best
-      )
-    for name, task in pack.tasks.items():
-      test = tests.get(name)
-      validated = pack.best[name]
-      result = dataclasses.replace(
-        _result(by_name[name], task, test),
-        steps=pack.steps,
-        best_step=validated.step,
-        val=validated.scores,
-        skipped_updates=pack.skipped.get(name, 0),
-      )
-      hits, predictions = (
-        (test.hits, test.predictions) if test else (None, None)
-      )
-      found.append(TrainedTrial(by_name[name], task, result, hits, predictions))
-  return found
+  split = inputs.splits.get("test")
+  has_hits = KINDS[inputs.config.task.kind].one_is_right
+  best = _best_on_validation(packs) if inputs.config.log_images else None
+  trained = []
+  for group, numbered in packs_by_group(inputs, plan):
+    for number, trials in numbered:
+      pack, tests = packs[number], {}
+      if split and pack.tasks:
+        also: tuple[Also, ...] = ("hits",) if has_hits else ()
+        if best in pack.tasks:
+          also += ("predictions",)
+        tests = evaluate(
+          group,
+          list(pack.tasks.values()),
+          split,
+          also=also,
+          predictions_of=best,
+        )
+      trained += [
+        _trained(trial, pack, tests.get(trial.name))
+        for trial in trials
+        if trial.name in pack.tasks
+      ]
+  return trained
+
+
+def _trained(
+  trial: Trial, pack: PackResult, test: Evaluation | None
+) -> TrainedTrial:
+  task, validated = pack.tasks[trial.name], pack.best[trial.name]
+  result = dataclasses.replace(
+    _result(trial, task, test),
+    steps=pack.steps,
+    best_step=validated.step,
+    val=validated.scores,
+    skipped_updates=pack.skipped.get(trial.name, 0),
+  )
+  if test is None:
+    return TrainedTrial(trial, task, result)
+  return TrainedTrial(trial, task, result, test.hits, test.predictions)
 
 
 def _best_on_validation(packs: Sequence[PackResult]) -> str | None:
@@ -166,7 +179,7 @@ def rank(
 
 
 def export(
-  trainer: Trainer, name: str, ranked: Sequence[TrainedTrial], workdir: Path
+  inputs: RunInputs, name: str, ranked: Sequence[TrainedTrial], workdir: Path
 ) -> list[Task]:
   """Write the new tasks, and the tasks that they attend to, to `tasks/`.
 
@@ -175,7 +188,7 @@ def export(
   `hits.json`. Process 0 writes; all processes read and must call.
   """
   tasks = [ranked[0].to_task(name)]
-  if _exports_all(trainer.config):
+  if _exports_all(inputs.config):
     tasks += [trial.to_task(trial.result.name) for trial in ranked]
   else:
     tasks += [
@@ -184,26 +197,26 @@ def export(
       if trial.result.exported
     ]
   directory = workdir / "tasks"
-  for task in (*trainer.parents, *tasks):
+  for task in (*inputs.parents, *tasks):
     processes.on_process_0(
       functools.partial(store.save_task, task, directory / task.spec.name)
     )
   if tasks[0].spec.learned.holds_backbone:
     model = workdir / f"{name}.npz"
     with files.writing(model):
-      save_model(tasks[0], trainer.backbone, model)
+      save_model(tasks[0], inputs.backbone, model)
   if hits := {t.result.name: t.hits for t in ranked if t.hits is not None}:
     test_hits.write_hits(workdir, hits)
-  if trainer.config.export_orbax:
+  if inputs.config.export_orbax:
     _export_orbax(tasks, workdir / orbax_checkpoint.DIRECTORY)
   return [
-    store.load_task(directory / task.spec.name, trainer.backbone)
+    store.load_task(directory / task.spec.name, inputs.backbone)
     for task in tasks
   ]
 
 
 def run_result(
-  trainer: Trainer,
+  inputs: RunInputs,
   name: str,
   plan: PassPlan,
   packs: Sequence[PackResult],
@@ -212,7 +225,7 @@ def run_result(
   seconds: float,
 ) -> RunResult:
   """The content of `result.json`; all processes must call."""
-  splits = trainer.splits.values()
+  splits = inputs.splits.values()
   unreadable = [
     split.describe(index)
     for split in splits
@@ -228,13 +241,13 @@ def run_result(
   return RunResult(
     tasks=tuple(trial.result for trial in ranked),
     backbone=backbone,
-    data=trainer.record.digests,
+    data=inputs.record.digests,
     left_out=(*unreadable, *dict.fromkeys(others)),
     wall_seconds=round(seconds, 2),
     images_per_second=round(examples / timed, 1) if timed else 0.0,
     config_changes=tuple(changes),
     sweep=(
-      _sweep_result(packs, name, plan) if trainer.config.sweep.is_on else None
+      _sweep_result(packs, name, plan) if inputs.config.sweep.is_on else None
     ),
   )
 

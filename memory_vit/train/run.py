@@ -1,11 +1,11 @@
 """A run, from a configuration to `result.json`: train, evaluate, export."""
 
-import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from memory_vit.config import Config
+from memory_vit.config import Config, to_dict
 from memory_vit.data.split import Split
 from memory_vit.model.backbone import Backbone
 from memory_vit.run_result import RESULT, RunResult, read_result
@@ -21,8 +21,10 @@ from memory_vit.train import (
   upstream,
   wandb_run,
 )
-from memory_vit.train.open_run import open_trainer
-from memory_vit.train.trainer import RunContext
+from memory_vit.train.fit import fit_pack
+from memory_vit.train.inputs import of_group, open_inputs
+from memory_vit.train.metric_writers import History, MetricWriters
+from memory_vit.train.tensorboard import TensorBoard
 
 
 def train_and_evaluate(
@@ -33,6 +35,7 @@ def train_and_evaluate(
   allow_changed_data: bool = False,
   splits: Mapping[str, Split] | None = None,
   backbone: Backbone | None = None,
+  history: History | None = None,
 ) -> RunResult:
   """Train a task or a sweep, or resume the run in `workdir`.
 
@@ -47,13 +50,14 @@ def train_and_evaluate(
     config: of the run.
     workdir: is made if it does not exist.
     stop: asks a run that trains to save its state and stop.
-    allow_changed_data: whether a resumed run may go on with other data than it
-      began with; its result records that, as changed options.
+    allow_changed_data: whether a resumed run may use other data than it began
+      with; its result records that, as changed options.
     splits: {"train": split, ...} in place of a data set that `config.data`
       names; such as from `data.open_indexable`. Optionally also "validation"
       and "test".
     backbone: in place of the one that `config.backbone` names, which is then a
       note.
+    history: gets the metrics in place of TensorBoard.
 
   Returns:
     The content of `result.json`.
@@ -62,66 +66,89 @@ def train_and_evaluate(
     MemoryVitError: for unusable input, and if another run is using `workdir`.
     Interrupted: if `stop` asked for it.
   """
+  # Settle: refuse what is known to fail.
   if splits is not None:
     config = settle.with_splits(config, splits)
-  with _started(config, workdir, stop, allow_changed_data) as context:
-    return _run(config, workdir, context, splits, backbone)
-
-
-@contextlib.contextmanager
-def _started(
-  config: Config,
-  workdir: Path,
-  stop: StopSignal | None,
-  allow_changed_data: bool,
-) -> Iterator[RunContext]:
-  """Refuse what is known to fail, and keep other runs out of `workdir`."""
   settle.require_same_start(config)
   mesh = sharding.make_mesh(fsdp=config.mesh.fsdp)
   settle.require_possible(config, workdir, mesh)
-  with only_run(workdir) as require_alone:
-    yield RunContext(
-      mesh, stop or StopSignal(), allow_changed_data, require_alone
-    )
-
-
-def _run(
-  config: Config,
-  workdir: Path,
-  context: RunContext,
-  splits: Mapping[str, Split] | None = None,
-  backbone: Backbone | None = None,
-) -> RunResult:
-  began = time.perf_counter()
-  name = settle.task_name(config)
+  name, stop = settle.task_name(config), stop or StopSignal()
   trials = sweep.trials_of(config, name)
-  processes.on_process_0(lambda: results.tidy(workdir))
-  processes.require_shared(workdir)
-  earlier = read_result(workdir)
-  resumes = earlier is not None or passes.has_saved(workdir)
-  # A missing login is refused before anything is read.
-  with wandb_run.opened(config, workdir, trials, resumes) as wandb:
-    trainer, trials = open_trainer(
-      config, workdir, context, splits=splits, backbone=backbone, wandb=wandb
-    )
-    if wandb:
-      wandb.config = trainer.config
-    before = upstream.evaluate_upstream(trainer)
-    plan = passes.plan(trainer, trials, workdir)
-    packs = passes.train(trainer, trials, plan, workdir)
-    trained = results.evaluate_trained(trainer, trials, packs)
-    ranked = results.rank(trained, trainer.config, name)
-    context.require_alone()
-    tasks = results.export(trainer, name, ranked, workdir)
-    after = upstream.evaluate_upstream(trainer, tasks)
-    backbones = upstream.compare(trainer.backbone, before, after)
-    seconds = time.perf_counter() - began
-    if earlier:  # the run had finished: keep its time
-      seconds = earlier.wall_seconds
-    result = results.run_result(
-      trainer, name, plan, packs, ranked, backbones, seconds
-    )
-    context.require_alone()
-    files.write_json(workdir / RESULT, result.to_json())
-    run_pictures.show_best(trainer, tasks[0], ranked[0], result, workdir)
+  logdirs = {trial.name: sweep.logdir_of(trial, workdir) for trial in trials}
+  with only_run(workdir) as require_alone:
+    began = time.perf_counter()
+    processes.on_process_0(lambda: results.tidy(workdir))
+    processes.require_shared(workdir)
+    earlier = read_result(workdir)
+    has_saved = passes.has_saved(workdir)
+    resumes = has_saved or earlier is not None
+    # A missing login is refused before anything is read.
+    with (
+      wandb_run.opened(config, workdir, trials, resumes) as wandb,
+      MetricWriters(
+        TensorBoard(logdirs) if history is None else history,
+        *([wandb] if wandb else []),
+      ) as writers,
+    ):
+      # Open backbone and data, and plan which trials share a pass.
+      inputs = open_inputs(
+        config, workdir, mesh, stop, splits=splits, backbone=backbone
+      )
+      config, trials = inputs.config, [*inputs.trials]
+      if wandb:
+        wandb.config = config
+      original = upstream.evaluate_upstream(inputs)
+      plan = passes.plan(inputs, workdir)
+      if not (has_saved and processes.on_process_0(_file(workdir).exists)):
+        files.write_json(_file(workdir), to_dict(config))
+
+      # Fit.
+      options: dict[str, Any] = {
+        "writers": writers,
+        "allow_changed_data": allow_changed_data,
+        "accepted": wandb.begin if wandb else lambda: None,
+        "require_alone": require_alone,
+      }
+      if len(plan.passes) == 1:
+        pack = fit_pack(
+          of_group(inputs, trials),
+          trials,
+          workdir / "checkpoints",
+          plan=plan,
+          profile_dir=logdirs[trials[0].name],
+          **options,
+        )
+        packs = [pack]
+      else:
+        packs = passes.fit_passes(inputs, plan, workdir, **options)
+      if any(pack.changes for pack in packs):  # they were accepted
+        files.write_json(_file(workdir), to_dict(config))
+
+      # Test, rank and export.
+      trained = results.evaluate_trained(inputs, plan, packs)
+      ranked = results.rank(trained, config, name)
+      require_alone()
+      tasks = results.export(inputs, name, ranked, workdir)
+      with_tasks = upstream.evaluate_upstream(inputs, tasks)
+      seconds = time.perf_counter() - began
+      result = results.run_result(
+        inputs,
+        name,
+        plan,
+        packs,
+        ranked,
+        upstream.compare(inputs.backbone, original, with_tasks),
+        # A finished run keeps its time.
+        earlier.wall_seconds if earlier else seconds,
+      )
+      require_alone()
+      files.write_json(workdir / RESULT, result.to_json())
+      run_pictures.show_best(
+        inputs, tasks[0], ranked[0], result, workdir, writers, wandb
+      )
   return result
+
+
+def _file(workdir: Path) -> Path:
+  """The configuration of the first start, until a change of it is accepted."""
+  return workdir / "config.json"

@@ -15,8 +15,9 @@ from memory_vit.model.backbone import Backbone
 from memory_vit.model.vit_config import RANDOM
 from memory_vit.run_result import RunResult
 from memory_vit.runtime import files, paths, processes, schema, sharding
-from memory_vit.train import resume, settle
-from memory_vit.train.open_run import open_backbone
+from memory_vit.train import settle
+from memory_vit.train.inputs import open_backbone
+from memory_vit.train.state import what_matters
 
 
 def shared_backbone(config: Config, workdir: Path) -> tuple[Backbone, Config]:
@@ -66,7 +67,7 @@ def run_differences(
   then = files.read_object(workdir / "config.json")
   now = to_dict(settle.with_backbone(config, backbone))
   found, wanted = (
-    {**resume.what_matters(values), **_epochs(values), "backbone": fingerprint}
+    {**what_matters(values), **_epochs(values), "backbone": fingerprint}
     for values, fingerprint in (
       (then, result.backbone.fingerprint),
       (now, backbone.fingerprint),

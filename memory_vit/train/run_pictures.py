@@ -21,10 +21,10 @@ from memory_vit.run_result import ANSWERS as ANSWERS_FILE
 from memory_vit.run_result import ATTENTION, SWEEP, RunResult
 from memory_vit.runtime import files, sharding
 from memory_vit.runtime.messages import named
-from memory_vit.train import passes
-from memory_vit.train.events import Events
+from memory_vit.train.inputs import RunInputs
+from memory_vit.train.metric_writers import MetricWriters
 from memory_vit.train.results import AnyPredictions, TrainedTrial
-from memory_vit.train.trainer import Trainer
+from memory_vit.train.wandb_run import WandbRun
 
 with epy.lazy_imports():  # of matplotlib, for which no training waits
   from memory_vit import looking, plots
@@ -48,11 +48,13 @@ Pictures = dict[str, np.ndarray]
 
 
 def show_best(
-  trainer: Trainer,
+  inputs: RunInputs,
   task: Task,
   trained: TrainedTrial,
   result: RunResult,
   workdir: Path,
+  writers: MetricWriters,
+  wandb: WandbRun | None,
 ) -> None:
   """Write the plots of a finished run, and its summary for W&B.
 
@@ -62,17 +64,17 @@ def show_best(
     if jax.process_index() == 0:
       for name in FILES.values():  # of an earlier result
         (workdir / name).unlink(missing_ok=True)
-      if trainer.config.sweep.is_on:
+      if inputs.config.sweep.is_on:
         with files.replacing(workdir / SWEEP) as part:
           plots.sweep_figure(result).savefig(part, dpi=120, format="png")
-    if trainer.config.log_images:
-      _draw_best(trainer, task, trained, workdir)
+    if inputs.config.log_images:
+      _draw_best(inputs, task, trained, workdir, writers)
   except Exception as error:  # full disks, and errors of TensorBoard
     logger.warning("plots cannot be written (%s)", named(error))
-  if trainer.wandb_run:
+  if wandb:
     trial, val, test = trained.trial, trained.result.val, trained.result.test
     score = next(iter(val.metrics or test.metrics), "score")
-    trainer.wandb_run.summarize(
+    wandb.summarize(
       {
         "best/trial": trial.name,
         "best/varied": trial.label or None,
@@ -84,13 +86,15 @@ def show_best(
 
 
 def _draw_best(
-  trainer: Trainer, task: Task, trained: TrainedTrial, workdir: Path
+  inputs: RunInputs,
+  task: Task,
+  trained: TrainedTrial,
+  workdir: Path,
+  writers: MetricWriters,
 ) -> None:
   """Write the plots of the best trial as events and as files."""
-  pictures = pictures_of(trainer, task, trained.predictions)
-  logdirs = passes.logdirs_of([trained.trial], workdir)
-  with Events(logdirs, trainer.wandb_run) as events:
-    events.write_images(trained.result.steps, {trained.trial.name: pictures})
+  pictures = pictures_of(inputs, task, trained.predictions)
+  writers.write_images(trained.result.steps, {trained.trial.name: pictures})
   if jax.process_index() == 0:
     for tag, name in FILES.items():
       file = workdir / name
@@ -100,13 +104,13 @@ def _draw_best(
 
 
 def pictures_of(
-  trainer: Trainer, task: Task, predictions: AnyPredictions | None
+  inputs: RunInputs, task: Task, predictions: AnyPredictions | None
 ) -> Pictures:
   """Draw attention and answers of a task; plots that fail only warn."""
   pictures: Pictures = {}
   for draw in (
-    lambda: attention_figures(trainer, task, predictions),
-    lambda: answer_figures(trainer, task, predictions),
+    lambda: attention_figures(inputs, task, predictions),
+    lambda: answer_figures(inputs, task, predictions),
     lambda: confusion_figures(task, predictions),
   ):
     try:
@@ -117,31 +121,31 @@ def pictures_of(
 
 
 def attention_figures(
-  trainer: Trainer, task: Task, predictions: AnyPredictions | None
+  inputs: RunInputs, task: Task, predictions: AnyPredictions | None
 ) -> dict[str, Figure]:
   """Draw which patches a task attends to, on images that it did not train on.
 
   None for tasks that do not compose, for embeddings, and on several processes.
   """
-  split = trainer.test or trainer.validation
+  split = inputs.splits.get("test") or inputs.splits.get("validation")
   if split is None or split.embedded or not task.spec.learned.composes:
     return {}
   if jax.process_count() > 1:
     logger.info("no plots of attention on several processes")
     return {}
-  chosen = _some_examples(trainer, split)
-  images = eval_images(split, trainer.preprocessing, chosen)
+  chosen = _some_examples(inputs, split)
+  images = eval_images(split, inputs.preprocessing, chosen)
   titles = _answers(task, predictions, chosen) if predictions else ()
-  mesh = trainer.context.mesh
+  mesh = inputs.mesh
   tasks = [
     dataclasses.replace(each, params=sharding.put(each.params, mesh))
-    for each in (*trainer.parents, task)
+    for each in (*inputs.parents, task)
   ]
   # Padded by the last image to a number of rows that the devices can share.
   more = -len(images) % mesh.size
   rows = np.concatenate([images, images[-1:].repeat(more, axis=0)])
   found = token_attention.token_attention(
-    trainer.backbone, tasks, sharding.shard_batch(rows, mesh)
+    inputs.backbone, tasks, sharding.shard_batch(rows, mesh)
   )
   attention = found[task.name].of_images(slice(len(images)))
   return {
@@ -151,14 +155,14 @@ def attention_figures(
 
 
 def answer_figures(
-  trainer: Trainer, task: Task, predictions: AnyPredictions | None
+  inputs: RunInputs, task: Task, predictions: AnyPredictions | None
 ) -> dict[str, Figure]:
   """Draw test images, under their classes and a task's answers."""
-  split = trainer.test
+  split = inputs.splits.get("test")
   if predictions is None or split is None or split.embedded:
     return {}
-  chosen = _some_examples(trainer, split, _SHEET)
-  images = eval_images(split, trainer.preprocessing, chosen)
+  chosen = _some_examples(inputs, split, _SHEET)
+  images = eval_images(split, inputs.preprocessing, chosen)
   titles = _answers(task, predictions, chosen)
   return {ANSWERS: plots.image_grid(images, titles)}
 
@@ -189,12 +193,12 @@ def _answers(
   ]
 
 
-def _some_examples(trainer: Trainer, split: Split, each: int = 1) -> list[int]:
+def _some_examples(inputs: RunInputs, split: Split, each: int = 1) -> list[int]:
   """Numbers of images from all over a split, `each` per image of `log_images`.
 
   Files are ordered by class: the first ones would be of one class.
   """
   readable = [i for i in range(split.size) if i not in split.unreadable]
-  count = min(each * trainer.config.log_images, len(readable))
+  count = min(each * inputs.config.log_images, len(readable))
   places = np.linspace(0, len(readable) - 1, count).round().astype(int)
   return [readable[i] for i in places]

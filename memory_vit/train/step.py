@@ -13,6 +13,7 @@ import optax
 from jax.sharding import Mesh
 
 from memory_vit.config import OptimConfig
+from memory_vit.data.batch import inputs_of
 from memory_vit.kinds.kind import HeadOutputs
 from memory_vit.model import trees
 from memory_vit.model.task import TaskSpec
@@ -97,14 +98,9 @@ class Step:
     self, params: Any, frozen: Any, batch: dict[str, Any]
   ) -> tuple[Any, dict[str, dict[str, jax.Array]]]:
     """The gradient of the mean loss of every name, and its metrics."""
-    inputs = self.inputs(frozen, batch)
+    prepare = functools.partial(self.prepare, frozen)
+    inputs = inputs_of(batch, prepare)
     return self.gradient_program(params, frozen, inputs, batch["label"])
-
-  def inputs(self, frozen: Any, batch: Mapping[str, Any]) -> Any:
-    """Cached inputs of the gradient, else those of the images."""
-    if "inputs" in batch:
-      return batch["inputs"]
-    return self.prepare(frozen, batch["image"])
 
   def peak_bytes(
     self,
@@ -129,12 +125,13 @@ class Step:
       return jax.ShapeDtypeStruct(shape, a.dtype, sharding=rows)
 
     part = jax.tree.map(lambda a: on_rows(a, self._parts), dict(passed))
-    programs = []
-    if "inputs" in part:
-      inputs = part["inputs"]
-    else:
-      programs = [jax.jit(self.prepare).lower(frozen, part["image"])]
-      inputs = jax.tree.map(on_rows, programs[0].out_info)
+    programs: list[Any] = []
+
+    def prepared(images: Any) -> Any:
+      programs.append(jax.jit(self.prepare).lower(frozen, images))
+      return jax.tree.map(on_rows, programs[0].out_info)
+
+    inputs = inputs_of(part, prepared)
     program = self.gradient_program
     programs.append(program.lower(params, frozen, inputs, part["label"]))
     # They run one after the other; the context between them outlives both.

@@ -9,6 +9,7 @@ import itertools
 import math
 import operator
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -44,6 +45,11 @@ class Trial:
   def label(self) -> str:
     """ "learning_rate=0.1,cells=5": readable, and valid as a directory."""
     return ",".join(f"{k.split('.')[-1]}={v}" for k, v in self.varied.items())
+
+
+def logdir_of(trial: Trial, workdir: Path) -> Path:
+  """The directory of a trial, which TensorBoard shows as a run."""
+  return workdir / "sweep" / trial.label if trial.label else workdir
 
 
 def trials_of(config: Config, name: str) -> list[Trial]:

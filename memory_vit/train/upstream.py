@@ -1,59 +1,40 @@
 """Original outputs of the backbone, compared before and after training."""
 
-import logging
 from collections.abc import Sequence
 
 import jax
 
-from memory_vit.config import Config
-from memory_vit.data import datasets, image_ops
-from memory_vit.data.split import Split
-from memory_vit.data.split_ref import configured_splits
+from memory_vit.data import image_ops
 from memory_vit.evaluation import evaluate
 from memory_vit.kinds.scores import Evaluation
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import BACKBONE, Task
 from memory_vit.run_result import BackboneResult
-from memory_vit.train.trainer import Trainer
-
-logger = logging.getLogger(__name__)
-
-
-def open_upstream(config: Config, backbone: Backbone) -> Split | None:
-  """Open the data of `config.upstream`; None if it names none."""
-  ref = configured_splits(config).get("upstream")
-  split = datasets.open_on_all_processes(ref) if ref else None
-  if split and split.num_classes != backbone.config.num_classes:
-    logger.info(
-      "config.upstream: %s has %d classes, the head of the backbone %d: the "
-      "original outputs are compared, and no accuracy is reported",
-      split.full_name, split.num_classes, backbone.config.num_classes,
-    )  # fmt: skip
-  return split
+from memory_vit.train.inputs import RunInputs
 
 
 def evaluate_upstream(
-  trainer: Trainer, tasks: Sequence[Task] | None = None
+  inputs: RunInputs, tasks: Sequence[Task] | None = None
 ) -> Evaluation | None:
   """Evaluate the original outputs on the data of `config.upstream`.
 
   `tasks` run in the same pass; without them the backbone runs alone. None
   without such data, or if no task composes.
   """
-  split = trainer.upstream
+  split = inputs.splits.get("upstream")
   composing = [task for task in tasks or () if task.spec.learned.composes]
   if split is None or (tasks is not None and not composing):
     return None
-  config, mesh = trainer.config, trainer.context.mesh
-  everything = [*trainer.parents, *composing] if composing else []
-  outputs = evaluate.predict_fn(trainer.backbone, everything, mesh, [BACKBONE])
+  config, mesh = inputs.config, inputs.mesh
+  everything = [*inputs.parents, *composing] if composing else []
+  outputs = evaluate.predict_fn(inputs.backbone, everything, mesh, [BACKBONE])
 
   def predict(images: jax.Array) -> dict[str, jax.Array]:
-    trainer.context.stop.check()
+    inputs.stop.check()
     return outputs(images)
 
   where = config.upstream
-  own_classes = trainer.backbone.config.num_classes
+  own_classes = inputs.backbone.config.num_classes
   return evaluate.evaluate_source(
     predict,
     split,
@@ -61,7 +42,7 @@ def evaluate_upstream(
       where.eval_crop,
       where.resize,
       config.image_size,
-      trainer.backbone.preprocessing,
+      inputs.backbone.preprocessing,
     ),
     batch_size=config.batch_size_eval,
     mesh=mesh,

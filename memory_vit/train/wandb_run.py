@@ -1,4 +1,4 @@
-"""Weights & Biases: a run that gets the events of TensorBoard.
+"""Weights & Biases: a run that gets the metrics of all trials.
 
 All trials of a sweep are one run, with keys that begin with the name of a
 trial: one process trains them side by side, and hundreds of runs would be
@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from etils import epy
 
 from memory_vit.config import Config, to_dict
 from memory_vit.errors import ConfigError, TrainingError
 from memory_vit.runtime import files, messages, processes
-from memory_vit.runtime.messages import brief, escaped, first_line, shortened
+from memory_vit.runtime.messages import brief, escaped, shortened
 from memory_vit.runtime.preemption import PREEMPTED, Interrupted
+from memory_vit.train.metric_writers import Guard, Images, Scalars
 from memory_vit.train.sweep import Trial
 
 with epy.lazy_imports():  # of an extra, and slow
@@ -53,9 +53,6 @@ _QUERY = re.compile(
   re.IGNORECASE,
 )
 
-Scalars = Mapping[str, Mapping[str, float]]
-Images = Mapping[str, Mapping[str, np.ndarray]]
-
 
 def require_installed(config: Config) -> None:
   """Raise `ConfigError` if W&B is configured but not installed."""
@@ -70,8 +67,7 @@ def require_installed(config: Config) -> None:
 class WandbRun:
   """A run of W&B, of all processes; process 0 writes it.
 
-  It is given up, with a warning, once it cannot be written. `config` is
-  replaced once backbone and data have settled it.
+  `config` is replaced once backbone and data have settled it.
   """
 
   def __init__(
@@ -84,7 +80,8 @@ class WandbRun:
     self._name = str(workdir)[-_LONGEST_NAME:]
     self._prefixes = {t.name: f"{t.name}/" if t.varied else "" for t in trials}
     self._run: Any = None
-    self._has_begun = self._failed = False
+    self._has_begun = False
+    self.guard = Guard("Weights & Biases")
 
   def begin(self) -> None:
     """Begin or resume in W&B, and write the configuration of the run.
@@ -98,34 +95,37 @@ class WandbRun:
       **without_secrets(to_dict(self.config)),
       "trials": {t.name: dict(t.varied) for t in self._trials if t.varied},
     }
-    self._try(lambda: self._run.config.update(values, allow_val_change=True))
+    self._attempt(
+      lambda: self._run.config.update(values, allow_val_change=True)
+    )
 
   def write_scalars(self, step: int, scalars: Scalars) -> None:
-    """Write {name: {key: value}} of a step."""
-    values = {**self._keyed(scalars), "step": step}
-    self._try(lambda: self._run.log(values))
+    if self._run:
+      self._run.log({**self._keyed(scalars), "step": step})
 
   def write_images(self, step: int, images: Images) -> None:
-    """Write {name: {key: uint8 (height, width, 3)}} of a step."""
-    keyed = self._keyed(images)
-    self._try(
-      lambda: self._run.log(
-        {**{k: wandb.Image(v) for k, v in keyed.items()}, "step": step}
-      )
-    )
+    if self._run:
+      keyed = {k: wandb.Image(v) for k, v in self._keyed(images).items()}
+      self._run.log({**keyed, "step": step})
+
+  def flush(self) -> None:
+    """W&B sends by itself."""
+
+  def close(self) -> None:
+    """`finish` ends the run, with the exit status of the command."""
 
   def summarize(self, values: Mapping[str, Any]) -> None:
     """Set values of the whole run; None is left out."""
     known = {key: value for key, value in values.items() if value is not None}
-    self._try(lambda: self._run.summary.update(known))
+    self._attempt(lambda: self._run.summary.update(known))
 
-  def close(self, status: int) -> None:
+  def finish(self, status: int) -> None:
     """End the run, if it has begun, with the exit status of the command.
 
     Unsent data stays on the disk.
     """
     if status == PREEMPTED:  # otherwise W&B reports a failure
-      self._try(lambda: self._run.mark_preempting())
+      self._attempt(lambda: self._run.mark_preempting())
     run, self._run = self._run, None
     if run is None:
       return
@@ -140,15 +140,11 @@ class WandbRun:
         escaped(str(self._workdir / "wandb" / f"*run-*-{run.id}*")),
       )  # fmt: skip
     except Exception as error:
-      self._give_up(error)
+      logger.warning(
+        "Weights & Biases cannot be finished (%s)", messages.named(error)
+      )
     if self._outbox:
-      try:
-        self._outbox.close()
-      except OSError as error:
-        self._give_up(error)
-    if self._failed:
-      logger.warning("what Weights & Biases has of run %s is not complete",
-                     run.id)  # fmt: skip
+      self.guard.attempt(self._outbox.close)
 
   def _open(self) -> None:
     settings = self.config.wandb
@@ -184,8 +180,8 @@ class WandbRun:
       raise _cannot_begin(error) from error
     self._run = run
     # W&B's own steps only rise; passes of a sweep begin at 1 again.
-    self._try(functools.partial(run.define_metric, "step"))
-    self._try(functools.partial(run.define_metric, "*", step_metric="step"))
+    self._attempt(functools.partial(run.define_metric, "step"))
+    self._attempt(functools.partial(run.define_metric, "*", step_metric="step"))
     place = self._workdir / "wandb" if run.offline else run.url
     logger.info("Weights & Biases: run %s, %s", run.id, place)
 
@@ -196,22 +192,9 @@ class WandbRun:
       for key, value in own_values.items()
     }
 
-  def _try(self, action: Callable[[], Any]) -> None:
-    if self._run is None or self._failed:
-      return
-    try:
-      action()
-    except Exception as error:  # of the network, of a full disk, of W&B
-      self._give_up(error)
-
-  def _give_up(self, error: Exception) -> None:
-    if not self._failed:
-      logger.warning(
-        "Weights & Biases cannot be written, training continues without "
-        "(%s: %s)",
-        type(error).__name__, first_line(error),
-      )  # fmt: skip
-    self._failed = True
+  def _attempt(self, action: Callable[[], Any]) -> None:
+    if self._run is not None:
+      self.guard.attempt(action)
 
 
 @contextlib.contextmanager
@@ -238,7 +221,7 @@ def opened(
     status = error.status
     raise
   finally:
-    run.close(status)
+    run.finish(status)
 
 
 def _cannot_begin(error: Exception) -> TrainingError:

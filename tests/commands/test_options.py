@@ -14,7 +14,7 @@ must be as it was. To add an option, add a row:
             over only if the comment in config.py says so.
   given     what else has to be set, in both runs, for the option to matter
   goes_on   whether a saved run goes on when the option has changed; most may
-            not change, see `resume.what_matters`
+            not change, see `state.what_matters`
   maybe     what may be another, or not
 
 What a run computes with is real. Only what depends on nothing but its arguments
@@ -46,14 +46,14 @@ from memory_vit.model import trees, vit_config
 from memory_vit.runtime import sharding
 from memory_vit.tasks import split_forward
 from memory_vit.train import (
-  loop,
-  open_run,
+  fit,
+  inputs,
   optim,
-  pack,
   passes,
   progress,
   run,
   run_pictures,
+  state,
   wandb_run,
 )
 from memory_vit.train.step import Step
@@ -472,7 +472,7 @@ class Watcher:
     patch.setattr(wandb_run, "wandb", library)
     # What it takes is compiled to be estimated.
     patch.setattr(
-      passes, "pack_bytes", lambda trainer, trials: len(trials) * 2**20
+      passes, "pack_bytes", lambda inputs, trials: len(trials) * 2**20
     )
 
   def _make_once(self):
@@ -517,9 +517,9 @@ class Watcher:
 
   def _look(self):
     """At what passes between the modules."""
-    self._wrap(open_run, "open_backbone", after=self._see_backbone)
-    self._wrap(pack, "start", after=self._see_start)
-    self._wrap(loop.Loop, "fit", self._see_fit, self._see_learned)
+    self._wrap(inputs, "open_backbone", after=self._see_backbone)
+    self._wrap(fit, "start", after=self._see_start)
+    self._wrap(fit, "fit", self._see_fit, self._see_learned)
     self._wrap(Step, "__call__", before=self._see_step)
     self._wrap(Step, "gradient", before=self._see_part)
     self._wrap(FrozenCache, "rows", after=self._see_rows)
@@ -529,7 +529,7 @@ class Watcher:
     patch.setattr(run_pictures, "attention_figures", self._see_pictures)
     patch.setattr(run_pictures, "confusion_figures", lambda *args: {})
     self._wrap(progress.Progress, "report", before=self._at("report"))
-    self._wrap(pack.Checkpoints, "save", before=self._at("save"))
+    self._wrap(fit.Checkpoints, "save", before=self._at("save"))
     for name in ("start_trace", "stop_trace"):
       note = self._at(name)
       self._patch.setattr(jax.profiler, name, lambda *args, note=note: note())
@@ -562,15 +562,15 @@ class Watcher:
     ])  # fmt: skip
     return backbone
 
-  def _see_start(self, start, trainer, trials):
+  def _see_start(self, start, made, trials):
     for name, task in start.tasks.items():
       self._see("task", (name, task.spec, host(task.params)))
-    self._see("identity", trainer.meta(trials))
+    self._see("identity", state.describe(made, trials))
     return start
 
-  def _see_fit(self, run, *args):
-    self._step, total = 0, run.steps.total
-    for schedule in run.schedules.values():
+  def _see_fit(self, *args, steps, schedules, **options):
+    self._step, total = 0, steps.total
+    for schedule in schedules.values():
       self._see("rates", [float(schedule(i)) for i in range(total)])
 
   def _see_learned(self, result, *args):
@@ -594,8 +594,8 @@ class Watcher:
     self._see("evaluated", (source.name, source.split))
     self._see("when", ("evaluate", self._step))
 
-  def _see_pictures(self, trainer, task, predictions):
-    self._see("pictures", (task.name, trainer.config.log_images))
+  def _see_pictures(self, made, task, predictions):
+    self._see("pictures", (task.name, made.config.log_images))
     return {}
 
   def _see_told(self, **options):

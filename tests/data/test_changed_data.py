@@ -21,7 +21,8 @@ from memory_vit.data.datasets import find_data_files, open_split
 from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import TrainingError
 from memory_vit.runtime import processes
-from memory_vit.train import resume, settle
+from memory_vit.train import settle
+from memory_vit.train import state as state_lib
 
 
 def write_pictures(root):
@@ -336,7 +337,7 @@ class FakeCheckpoints:
 
   def __init__(self, files):
     self.saved = {
-      "format": resume.FORMAT, "fingerprint": "f", "config": {},
+      "format": state_lib.FORMAT, "fingerprint": "f", "config": {},
       "parents": {}, "attends_to": {}, "variants": {},
       "data": {"classes": ["a", "b"]}, "files": files,
       "best": {}, "lost": {}, "skipped": {}, "pending": False, "changes": [],
@@ -361,7 +362,7 @@ def test_what_was_left_out_of_other_data_is_forgotten(pictures, tmp_path):
     record = record_of(pictures, tmp_path, train="train")
     source = open_split("folder", "train", str(pictures), max_bad=1)
     meta = {**FakeCheckpoints(found).saved, "files": record.compared}
-    _, past = resume.resume(
+    _, past = state_lib.resume(
       FakeCheckpoints(found), state, meta, {"train": source},
       allow_changed_data, record,
     )  # fmt: skip

@@ -102,14 +102,12 @@ def test_a_run_leaves_what_it_trained(backbone, tmp_path, regime):
   trained = results.TrainedTrial(None, task, result)
   for exports in (False, True):
     config = Config(export_orbax=exports)
-    trainer = types.SimpleNamespace(
-      config=config, backbone=backbone, parents=()
-    )
+    inputs = types.SimpleNamespace(config=config, backbone=backbone, parents=())
     trained = dataclasses.replace(
       trained, trial=types.SimpleNamespace(config=config)
     )
     for _ in range(1 + exports):  # a run that goes on replaces it
-      results.export(trainer, "pets", [trained], tmp_path)
+      results.export(inputs, "pets", [trained], tmp_path)
     there = (tmp_path / "orbax").exists()
     assert there == (exports and memory)
   if memory:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import one_device, random_task, tiny_backbone
+from run_inputs import run_inputs
 
 from memory_vit import config as config_lib
 from memory_vit.data import batching, datasets, fixed_crops, image_ops
@@ -23,9 +24,8 @@ from memory_vit.model import trees
 from memory_vit.model.task import EvalPreprocessing
 from memory_vit.runtime import sharding
 from memory_vit.tasks import split_forward
-from memory_vit.train import pack as pack_lib
-from memory_vit.train import sweep, trainer
-from memory_vit.train.trainer import RunContext
+from memory_vit.train import batches
+from memory_vit.train.fit import fit_pack
 
 SIZE, BATCH = 44, 16
 SQUEEZED = {"train_crop": "resize"}
@@ -58,27 +58,9 @@ def backbone():
   return tiny_backbone(depth=1)
 
 
-def trainer_of(config, backbone, mesh=None, parents=(), **splits):
-  mesh = mesh or one_device()
-  params = sharding.put_backbone(backbone.params, mesh)
-  opened = {
-    role: datasets.open_split("digits:5-9", getattr(config.data, role))
-    for role in ("train", "validation")
-  }
-  return trainer.Trainer(
-    config=config,
-    context=RunContext(mesh),
-    backbone=dataclasses.replace(backbone, params=params),
-    attends_to=tuple(parents),
-    **{**opened, **splits},
-  )
-
-
 def trained(made, directory):
   """{array of the best task: its value}, and what validation said of it."""
-  pack = pack_lib.train_pack(
-    made, sweep.trials_of(made.config, "d"), directory, {}
-  )
+  pack = fit_pack(made, made.trials, directory)
   arrays = {
     f"{name}/{key}": np.asarray(value)
     for name, task in pack.tasks.items()
@@ -101,7 +83,7 @@ def without(backbone, tmp_path_factory):
 
   @functools.cache
   def train(regime):
-    made = trainer_of(config_of(regime, data=SQUEEZED), backbone)
+    made = run_inputs(config_of(regime, data=SQUEEZED), backbone)
     return trained(made, tmp_path_factory.mktemp(regime))
 
   return train
@@ -124,7 +106,7 @@ def test_trains_to_the_same_bits_as_a_run_without(
   if where == "disk":
     keep["dir"] = str(tmp_path / "kept")
   config = config_of(regime, data=SQUEEZED, keep=keep)
-  found = trained(trainer_of(config, backbone), tmp_path)
+  found = trained(run_inputs(config, backbone), tmp_path)
   assert_same_bits(found, without(regime))
 
 
@@ -140,22 +122,29 @@ def test_a_sweep_on_8_devices_that_reads_a_task_in_parts(backbone, tmp_path):
   results = []
   for keep in ({}, CONTEXTS, {**CONTEXTS, "where": "device"}):
     config = config_of(data=SQUEEZED, keep=keep, **options)
-    made = trainer_of(config, backbone, mesh, parents)
+    made = run_inputs(config, backbone, mesh=mesh, parents=parents)
     results.append(trained(made, tmp_path / str(len(results))))
   assert_same_bits(results[1], results[0])
   assert_same_bits(results[2], results[0])
 
 
+def same(images):
+  """A frozen pass that hands on the images themselves."""
+  return images
+
+
 def kept_images(made, start=0):
-  """Training batches where the frozen pass hands on the images themselves."""
-  return made.cache.train_batches(made.train, lambda images: images, start)
+  """Training batches of the cache."""
+  return made.cache.train_batches(made.splits["train"], start)
 
 
 def test_views_are_taken_in_turn(backbone):
   """Record r in epoch e: view e mod k, cropped by seed, r and the view."""
   keep, views = {**CONTEXTS, "views": 3}, 3
-  made = trainer_of(config_of(data=RANDOM, keep=keep, seed=4), backbone)
-  fetch = made.train.fetch
+  made = run_inputs(
+    config_of(data=RANDOM, keep=keep, seed=4), backbone, prepare=same
+  )
+  fetch = made.splits["train"].fetch
   for i, batch in enumerate(itertools.islice(kept_images(made), 12)):
     number = i * BATCH + i  # of one row of each batch; more than 4 epochs
     record = int(batching.shuffled(tf.constant(number, tf.int64), SIZE, 4))
@@ -183,11 +172,13 @@ def test_a_seed_and_a_size_matter_where_views_are_random(views, key):
 def test_kept_images_are_squeezed_as_the_backbone_states(backbone):
   stated = EvalPreprocessing(image_size=12, interpolation="bicubic")
   config = config_of(data=SQUEEZED, keep=CONTEXTS)
-  made = trainer_of(dataclasses.replace(config, image_size=12), backbone)
-  made = dataclasses.replace(
-    made, backbone=dataclasses.replace(backbone, preprocessing=stated)
+  made = run_inputs(
+    dataclasses.replace(config, image_size=12),
+    dataclasses.replace(backbone, preprocessing=stated),
+    prepare=same,
   )
-  evaluated = batching.eval_batches(made.train, stated, batch_size=SIZE)
+  train = made.splits["train"]
+  evaluated = batching.eval_batches(train, stated, batch_size=SIZE)
   known = {image.tobytes() for b in evaluated for image in b["image"]}
   for image in np.asarray(next(kept_images(made))["inputs"]):
     assert image.tobytes() in known
@@ -195,7 +186,7 @@ def test_kept_images_are_squeezed_as_the_backbone_states(backbone):
 
 def test_a_run_that_goes_on_draws_on(backbone):
   keep = {**CONTEXTS, "views": 2}
-  made = trainer_of(config_of(data=RANDOM, keep=keep), backbone)
+  made = run_inputs(config_of(data=RANDOM, keep=keep), backbone, prepare=same)
   whole = list(itertools.islice(kept_images(made), 7))
   later = list(itertools.islice(kept_images(made, 4 * BATCH), 3))
   for found, expected in zip(later, whole[4:], strict=True):
@@ -220,10 +211,10 @@ def test_each_image_passes_the_backbone_once(backbone, tmp_path, monkeypatch):
     optim={"accumulation_steps": 2},
     sweep=config_lib.SweepConfig(learning_rate=(0.1, 0.3)),
   )
-  made = trainer_of(config, backbone)
+  made = run_inputs(config, backbone)
   monkeypatch.setattr(split_forward, "encode_program", counted)
-  for i, trial in enumerate(sweep.trials_of(config, "d")):
-    pack_lib.train_pack(made, [trial], tmp_path / str(i), {})
+  for i, trial in enumerate(made.trials):
+    fit_pack(made, [trial], tmp_path / str(i))
   # 44 in parts of a step, 39 in batches of an evaluation.
   assert sorted(seen) == [8] * 6 + [32] * 2
 
@@ -232,12 +223,8 @@ def test_bfloat16_rounds_what_is_kept(backbone):
   inputs = {}
   for dtype in ("float32", "bfloat16"):
     keep = {**CONTEXTS, "dtype": dtype}
-    made = trainer_of(config_of(data=SQUEEZED, keep=keep), backbone)
-    start = pack_lib.start(made, sweep.trials_of(made.config, "d"))
-    batches = made.cache.train_batches(
-      made.train, made.frozen_pass(start.step), 0
-    )
-    inputs[dtype] = jax.tree.leaves(next(batches)["inputs"])
+    made = run_inputs(config_of(data=SQUEEZED, keep=keep), backbone)
+    inputs[dtype] = jax.tree.leaves(next(kept_images(made))["inputs"])
   for exact, rounded in zip(*inputs.values(), strict=True):
     assert exact.dtype == rounded.dtype == np.float32
     np.testing.assert_array_equal(
@@ -263,34 +250,35 @@ def test_the_next_readable_record_takes_the_place_of_a_broken_one(
   backbone, monkeypatch
 ):
   """The last one's is the first; validation does not count it."""
-  made = trainer_of(config_of(data=SQUEEZED, keep=CONTEXTS), backbone)
+  config = config_of(data=SQUEEZED, keep=CONTEXTS)
+  splits = run_inputs(config, backbone).splits
   readers = {}
   for role in ("train", "validation"):
-    reader = dataclasses.replace(getattr(made, role), max_bad=3)
+    reader = dataclasses.replace(splits[role], max_bad=3)
     readers[role] = [
       broken_digits(monkeypatch, reader, (7, 8, SIZE - 1)) for _ in range(2)
     ]
   expected = batching.train_batches(
     readers["train"][0],
-    made.config.data,
+    config.data,
     image_size=8,
     batch_size=BATCH,
     seed=0,
   )
-  made = dataclasses.replace(made, train=readers["train"][1])
+  made = run_inputs(config, backbone, prepare=same, train=readers["train"][1])
   for batch, real in itertools.islice(
     zip(kept_images(made), expected, strict=False), 4
   ):
     np.testing.assert_array_equal(batch["inputs"], real["image"])
     np.testing.assert_array_equal(batch["label"], real["label"])
-  names = batching.train_examples(made.train, seed=0, batch_size=BATCH, step=2)
-  assert made.train_examples(2) == names
+  names = batching.train_examples(
+    readers["train"][1], seed=0, batch_size=BATCH, step=2
+  )
+  assert batches.train_examples(made, 2) == names
   expected = batching.eval_batches(
     readers["validation"][0], made.preprocessing, batch_size=32
   )
-  found = made.cache.eval_batches(
-    readers["validation"][1], lambda images: images
-  )
+  found = made.cache.eval_batches(readers["validation"][1])
   for batch, real in zip(found, expected, strict=True):
     counts = real["mask"] > 0
     np.testing.assert_array_equal(batch["mask"], real["mask"])
@@ -303,9 +291,9 @@ def test_the_next_readable_record_takes_the_place_of_a_broken_one(
 
 def test_too_many_broken_records_are_refused(backbone, tmp_path, monkeypatch):
   config = config_of(data=SQUEEZED, keep=CONTEXTS)
-  made = trainer_of(config, backbone)
-  bad = broken_digits(monkeypatch, made.train, [3])
-  made = trainer_of(config, backbone, train=bad)
+  made = run_inputs(config, backbone)
+  bad = broken_digits(monkeypatch, made.splits["train"], [3])
+  made = run_inputs(config, backbone, train=bad)
   with pytest.raises(BrokenDataError, match="example 3"):
     trained(made, tmp_path)
 
@@ -405,7 +393,7 @@ def test_processes_keep_every_record_once(count, monkeypatch):
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_processes_evaluate_every_example_once(count, backbone, monkeypatch):
   """Also where the share of one is empty."""
-  made = trainer_of(config_of(data=SQUEEZED, keep=CONTEXTS), backbone)
+  made = run_inputs(config_of(data=SQUEEZED, keep=CONTEXTS), backbone)
   reader = datasets.open_split("digits:5-9", "train[:7]")
   monkeypatch.setattr(jax, "process_count", lambda: count)
   counted = 0.0
@@ -417,8 +405,8 @@ def test_processes_evaluate_every_example_once(count, backbone, monkeypatch):
     ones = np.ones(len(views.numbers), np.float32)
     rows = types.SimpleNamespace(labels=ones, masks=ones, take=lambda at: at)
     monkeypatch.setattr(FrozenCache, "rows", lambda *_, rows=rows: rows)
-    batches = made.cache.eval_batches(reader, None)
-    counted += sum(batch["mask"].sum() for batch in batches)
+    found = made.cache.eval_batches(reader)
+    counted += sum(batch["mask"].sum() for batch in found)
   assert counted == 7
 
 

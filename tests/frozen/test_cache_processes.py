@@ -45,13 +45,14 @@ import jax
 import numpy as np
 from memory_vit.config import data_seed
 from memory_vit.data import fixed_crops
-from memory_vit.train.trainer import Trainer
-def batches(self, reader, start):
-  config, count = self.config, jax.process_count()
+from memory_vit.train import batches as batches_lib
+def batches(inputs, start):
+  config, count = inputs.config, jax.process_count()
   seed, share = data_seed(config), config.batch_size // count
   views = fixed_crops.training_crops(
-    reader, config.data, image_size=config.image_size, seed=seed, views=1,
-    interpolation=self.preprocessing.interpolation)
+    inputs.splits["train"], config.data, image_size=config.image_size,
+    seed=seed, views=1,
+    interpolation=inputs.preprocessing.interpolation)
   size = len(views.numbers)
   (whole,) = views.batches(range(0, size, size), size)
   number = start // count
@@ -60,7 +61,7 @@ def batches(self, reader, start):
       np.arange(number, number + share), size, 1, seed)
     yield {key: whole[key][places] for key in ("image", "label")}
     number += share
-Trainer._image_batches = batches
+batches_lib.image_batches = batches
 """
 
 

@@ -31,11 +31,11 @@ from memory_vit.evaluation import task_data
 from memory_vit.frozen.row_file import FileRows
 from memory_vit.model.task import EvalPreprocessing
 from memory_vit.runtime import sharding
+from memory_vit.runtime.preemption import StopSignal
 from memory_vit.tasks import find, manifest, store
-from memory_vit.train import dry_run, open_run, run
-from memory_vit.train import pack as pack_lib
+from memory_vit.train import dry_run, run
+from memory_vit.train.inputs import open_inputs
 from memory_vit.train.step import Step
-from memory_vit.train.trainer import RunContext
 
 BATCH = 8
 
@@ -79,20 +79,15 @@ def assert_same_bits(first, second):
 
 
 def opened(config, workdir):
-  context = RunContext(sharding.make_mesh())
-  return open_run.open_trainer(config, workdir, context)
+  return open_inputs(config, workdir, sharding.make_mesh(), StopSignal())
 
 
 def copied(place, tmp_path, config, dtype=np.float32):
   """Embeddings with the values that a run on the images keeps, to the bit."""
-  made, trials = opened(config, tmp_path)
-  prepare = made.frozen_pass(pack_lib.start(made, trials).step)
+  made = opened(config, tmp_path)
   values, name = {}, ""
-  for reader, rows in (
-    (made.train, made.cache.rows("train", made.train, prepare)),
-    (made.validation, made.cache.rows("validation", made.validation, prepare)),
-    (made.test, made.cache.rows("test", made.test, prepare)),
-  ):
+  for role, reader in made.splits.items():
+    rows = made.cache.rows(role, reader)
     # Whole batches for all devices.
     found = rows.take(np.arange(-(-reader.size // BATCH) * BATCH) % reader.size)
     [(name, array)] = found.items()
@@ -224,9 +219,8 @@ def test_what_embed_wrote_is_what_a_run_keeps_but_for_rounding(place, tmp_path):
   images, rows = config_of(place, {}, "folder"), config_of(place)
   found = []
   for i, config in enumerate((images, rows)):
-    made, trials = opened(config, tmp_path / str(i))
-    prepare = made.frozen_pass(pack_lib.start(made, trials).step)
-    kept = made.cache.rows("train", made.train, prepare)
+    made = opened(config, tmp_path / str(i))
+    kept = made.cache.rows("train", made.splits["train"])
     found.append((np.asarray(kept.take(np.arange(24))["pooled"]), kept.labels))
   np.testing.assert_allclose(found[1][0], found[0][0], rtol=1e-5, atol=1e-5)
   np.testing.assert_array_equal(found[1][1], found[0][1])

@@ -12,7 +12,8 @@ import jax
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import one_device, tiny_backbone
+from conftest import tiny_backbone
+from run_inputs import run_inputs
 
 from memory_vit import config as config_lib
 from memory_vit.data import batching, datasets
@@ -22,9 +23,8 @@ from memory_vit.frozen import cache_folder
 from memory_vit.model import trees
 from memory_vit.runtime import lock, processes
 from memory_vit.runtime.preemption import PREEMPTED, Interrupted, StopSignal
-from memory_vit.train import passes, sweep, trainer
+from memory_vit.train import pack, passes
 from memory_vit.train.step import Step
-from memory_vit.train.trainer import RunContext
 
 SIZE, BATCH = 23, 4
 # Of 8 pixels, which stand for what a frozen pass makes of them.
@@ -55,13 +55,8 @@ def config(tmp_path):
   )
 
 
-def kept_of(config, backbone, stop=None):
-  return trainer.Trainer(
-    config=config,
-    context=RunContext(one_device(), stop or StopSignal()),
-    backbone=backbone,
-    train=datasets.open_split("digits:5-9", config.data.train),
-  ).cache
+def kept_of(config, backbone, prepare=None, stop=None):
+  return run_inputs(config, backbone, prepare=prepare, stop=stop).cache
 
 
 def reader_of(config):
@@ -84,8 +79,8 @@ class Pass:
 
 def kept_rows(config, backbone, frozen_pass, reader=None, stop=None):
   """Everything that is kept: images, labels."""
-  kept = kept_of(config, backbone, stop)
-  rows = kept.rows("train", reader or reader_of(config), frozen_pass)
+  kept = kept_of(config, backbone, frozen_pass, stop)
+  rows = kept.rows("train", reader or reader_of(config))
   places = np.arange(len(rows.labels))
   return np.asarray(rows.take(places)), rows.labels.copy()
 
@@ -198,8 +193,8 @@ def test_rows_have_the_labels_of_uncached_batches(
   expected = [batch["label"] for batch in itertools.islice(plain, 12)]
 
   def found():
-    kept = kept_of(config, backbone)
-    batches = kept.train_batches(split, Pass(), 0)
+    kept = kept_of(config, backbone, Pass())
+    batches = kept.train_batches(split, 0)
     return [batch["label"] for batch in itertools.islice(batches, 12)]
 
   np.testing.assert_array_equal(found(), expected)
@@ -212,8 +207,8 @@ def test_rows_have_the_labels_of_uncached_batches(
     kept_rows(config, backbone, Pass())
     assert len(list(Path(config.keep.dir).iterdir())) == 2
   else:
-    kept = kept_of(config, backbone)
-    batches = kept.eval_batches(split, Pass())
+    kept = kept_of(config, backbone, Pass())
+    batches = kept.eval_batches(split)
     for batch, other in zip(
       batches,
       batching.eval_batches(
@@ -233,8 +228,8 @@ def test_rows_that_are_damaged_while_a_run_reads_them(
   kept_rows(config, backbone, Pass())
   runs, passes = [], [Pass(), Pass()]
   for frozen_pass in passes:
-    kept = kept_of(config, backbone)
-    batches = kept.train_batches(reader_of(config), frozen_pass, 0)
+    kept = kept_of(config, backbone, frozen_pass)
+    batches = kept.train_batches(reader_of(config), 0)
     found = [next(batches)]
     if frozen_pass is passes[1]:
       if damage == "cut":
@@ -269,7 +264,7 @@ def test_one_of_several_processes_makes_no_row_by_itself(
   config, backbone, monkeypatch
 ):
   """All rows are compared at the start; what is damaged later ends the run."""
-  rows = kept_of(config, backbone).rows("train", reader_of(config), Pass())
+  rows = kept_of(config, backbone, Pass()).rows("train", reader_of(config))
   monkeypatch.setattr(jax, "process_count", lambda: 2)
   rows.open(lambda spans: pytest.fail("the other one knows nothing of it"))
   os.truncate(rows.path, row(9))
@@ -518,12 +513,12 @@ def test_what_is_missing_is_asked_of_all(config, backbone, monkeypatch):
     "union_over_processes",
     lambda numbers: asked.append(list(numbers)) or real(numbers),
   )
-  kept = kept_of(config, backbone)
-  needs = kept.needs("train", reader_of(config), Pass())
+  kept = kept_of(config, backbone, Pass())
+  needs = kept.needs("train", reader_of(config))
   assert needs.missing == needs.plan.count
   assert asked == [[0, 1, 2, 3, 4, 5]]
   kept_rows(config, backbone, Pass())
-  needs = kept.needs("train", reader_of(config), Pass())
+  needs = kept.needs("train", reader_of(config))
   assert needs.missing == 0
   assert asked[1:] == [asked[0], []]
 
@@ -551,18 +546,12 @@ def test_memory_that_is_kept_is_planned_for(config, backbone, monkeypatch):
   for keep in ({}, {"what": "contexts"}, {"what": "contexts", "where": "disk"}):
     keep = config_lib.KeepConfig(**keep)
     config = dataclasses.replace(config, keep=keep)
-    made = trainer.Trainer(
-      config=config,
-      context=RunContext(one_device()),
-      backbone=backbone,
-      train=reader_of(config),
-    )
-    found.append(passes.pack_bytes(made, sweep.trials_of(config, "d")))
+    made = run_inputs(config, backbone)
+    found.append(passes.pack_bytes(made, made.trials))
   # Keys and values of 17 tokens of width 32; all devices share one memory.
   kept = SIZE * 2 * 17 * 32 * 4 // jax.local_device_count()
   assert found[1] - found[0] == kept
   assert found[2] == found[0]
   # Parameters and momentum, twice as the update is not in place; a gradient.
-  [trial] = sweep.trials_of(config, "d")
-  learned = trees.bytes_of(made.new_task(trial).params)
+  learned = trees.bytes_of(pack.create_task(made, *made.trials).params)
   assert 5 * learned <= found[0] < 5 * learned + 100

@@ -10,10 +10,11 @@ import optax
 from conftest import class_evaluation, one_device, random_task
 
 from memory_vit import config as config_lib
-from memory_vit.train import loop, results, sweep
-from memory_vit.train.loop_state import BestParams
-from memory_vit.train.pack import PackResult
+from memory_vit.train import fit, passes, results, sweep
+from memory_vit.train.fit import PackResult
+from memory_vit.train.state import BestParams
 from memory_vit.train.step import TrainState
+from memory_vit.train.sweep import PassPlan
 
 
 def trained(accuracies, skips=(), losses=types.MappingProxyType({})):
@@ -47,13 +48,21 @@ def trained(accuracies, skips=(), losses=types.MappingProxyType({})):
   evaluated, total = [0], len(next(iter(accuracies.values())))
   params = {name: {"w": np.float32(0)} for name in accuracies}
   batches = ({"image": np.zeros((1, 1))} for _ in range(total))
-  run = loop.Loop(
-    title="run", step_fn=step_fn, frozen=None, mesh=one_device(),
-    steps=loop.Steps(total=total, log=1, evaluate=1), batch_size=1,
+  _, past = fit.fit(
+    step_fn, TrainState(jnp.int32(0), params, ()), batches, title="run",
+    frozen=None, mesh=one_device(), batch_size=1,
+    steps=fit.Steps(total=total, log=1, evaluate=1),
     schedules=dict.fromkeys(accuracies, optax.constant_schedule(0.1)),
-    validate=validate,
+    evaluate=validate,
   )  # fmt: skip
-  return run.fit(TrainState(jnp.int32(0), params, ()), batches)[1]
+  return past
+
+
+def evaluated(inputs, packs, monkeypatch):
+  """What `results.evaluate_trained` says of packs of one group."""
+  monkeypatch.setattr(passes, "of_group", lambda inputs, trials: inputs)
+  plan = PassPlan(tuple(tuple(pack.best) for pack in packs))
+  return results.evaluate_trained(inputs, plan, packs)
 
 
 def test_the_earliest_of_equals_is_the_best():
@@ -74,7 +83,7 @@ def test_what_was_lost_is_never_the_best_again():
   assert (past.best["b"].step, past.lost.get("b")) == (1, None)
 
 
-def test_a_variant_is_best_by_validation(backbone, tmp_path):
+def test_a_variant_is_best_by_validation(backbone, tmp_path, monkeypatch):
   """That the others are better on test is not looked at."""
   config = config_lib.Config(
     data=config_lib.DataConfig(name="d"),
@@ -98,7 +107,7 @@ def test_a_variant_is_best_by_validation(backbone, tmp_path):
 
   asked = []
 
-  def evaluate(tasks, source, also, predictions_of):
+  def evaluate(inputs, tasks, source, *, also, predictions_of):
     asked.append((also, predictions_of))
     assert source == "the test split"
     return {
@@ -109,15 +118,15 @@ def test_a_variant_is_best_by_validation(backbone, tmp_path):
       for task in tasks
     }
 
-  learner = types.SimpleNamespace(
-    evaluate=evaluate,
+  inputs = types.SimpleNamespace(
     config=config,
     backbone=backbone,
     parents=(),
-    test="the test split",
+    trials=variants,
+    splits={"test": "the test split"},
   )
-  learner.for_group = lambda trials: learner
-  trained = results.evaluate_trained(learner, variants, learned)
+  monkeypatch.setattr(results, "evaluate", evaluate)
+  trained = evaluated(inputs, learned, monkeypatch)
   # Pictures are made of the predictions of the best, from this very pass.
   assert asked == [(("hits",), "d-01"), (("hits", "predictions"), "d-01")]
   ranked = results.rank(trained, config, "d")
@@ -130,14 +139,14 @@ def test_a_variant_is_best_by_validation(backbone, tmp_path):
   assert [r.exported for r in found] == ["tasks/d", None, None]
   assert found[0].learning_rate == 0.2
   # It is exported under the name of the task.
-  (exported,) = results.export(learner, "d", ranked, tmp_path)
+  (exported,) = results.export(inputs, "d", ranked, tmp_path)
   best = next(t for t in learned[1].tasks.values() if t.spec.name == "d-01")
   assert exported.spec.name == "d"
   assert exported.provenance["metrics"]["val"]["score"] == 0.8
   jax.tree.map(np.testing.assert_array_equal, exported.params, best.params)
 
 
-def test_a_tie_on_validation_is_broken_by_its_loss():
+def test_a_tie_on_validation_is_broken_by_its_loss(monkeypatch):
   """Two right of three each: the one that is surer of what is right is best."""
   past = trained({"d-00": [0.5], "d-01": [0.5], "d-02": [0.25]}, losses={
     "d-00": 2.0, "d-01": 1.0, "d-02": 0.5,
@@ -147,7 +156,7 @@ def test_a_tie_on_validation_is_broken_by_its_loss():
   )
   asked = []
 
-  def evaluate(tasks, source, also, predictions_of):
+  def evaluate(inputs, tasks, source, *, also, predictions_of):
     asked.append(predictions_of)
     return {}
 
@@ -155,9 +164,11 @@ def test_a_tie_on_validation_is_broken_by_its_loss():
   trials = [sweep.Trial(name, {}, config) for name in past.best]
   pack = PackResult(tasks=dict.fromkeys(past.best, task), best=past.best,
                     lost={})  # fmt: skip
-  learner = types.SimpleNamespace(config=config, evaluate=evaluate, test="it")
-  learner.for_group = lambda trials: learner
-  found = results.evaluate_trained(learner, trials, [pack])
+  inputs = types.SimpleNamespace(
+    config=config, trials=trials, splits={"test": "it"}
+  )
+  monkeypatch.setattr(results, "evaluate", evaluate)
+  found = evaluated(inputs, [pack], monkeypatch)
   assert asked == ["d-01"]
   assert [t.trial.name for t in results.rank(found, config, "d")] == [
     "d-01", "d-00", "d-02",

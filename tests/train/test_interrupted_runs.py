@@ -329,12 +329,12 @@ from memory_vit.tasks import manifest, store
 from configs import digits
 from memory_vit import config
 from memory_vit.data import datasets
-from memory_vit.train import pack as pack_lib
-from memory_vit.train import trainer
+from memory_vit.train import evaluate
 from memory_vit.train import progress
+from memory_vit.train.fit import fit_pack
+from memory_vit.train.inputs import make_inputs
 from memory_vit.runtime import sharding
 from memory_vit.train import sweep
-from memory_vit.train.trainer import RunContext
 from memory_vit.runtime.preemption import Interrupted, StopSignal
 progress.log_to_stderr()
 values = digits.get_config()
@@ -343,29 +343,30 @@ values.checkpoint_every = 10
 values.batch_size_eval, values.eval_every = 2, int(eval_every)
 settings = config.from_dict(values.to_dict())
 
-class Slow(trainer.Trainer):
-  def predictor(self, tasks, *, cached=False):
-    outputs = super().predictor(tasks, cached=cached)
-    def predict(images):
-      print("a batch of an evaluation", file=sys.stderr)
-      time.sleep(0.1)
-      return outputs(images)
-    return predict
+predict_fn = evaluate.predict_fn
+def slow(*args, **options):
+  outputs = predict_fn(*args, **options)
+  def predict(images):
+    print("a batch of an evaluation", file=sys.stderr)
+    time.sleep(0.1)
+    return outputs(images)
+  return predict
+evaluate.predict_fn = slow
 
 mesh = sharding.make_mesh()
 backbone = mv.load_backbone(backbone, image_size=8)
 params = jax.device_put(backbone.params, sharding.replicated(mesh))
 stop = StopSignal()
-slow = Slow(
-  config=settings, context=RunContext(mesh, stop),
-  validation=datasets.open_split("digits:5-9", "test"),
-  backbone=dataclasses.replace(backbone, params=params),
-  train=datasets.open_split("digits:5-9", "train"),
+trials = sweep.trials_of(settings, "d")
+inputs = make_inputs(
+  settings, mesh, dataclasses.replace(backbone, params=params),
+  {"train": datasets.open_split("digits:5-9", "train"),
+   "validation": datasets.open_split("digits:5-9", "test")},
+  trials, stop=stop,
 )
 try:
   with stop.listening():
-    trials = sweep.trials_of(settings, "d")
-    pack_lib.train_pack(slow, trials, pathlib.Path(workdir), {})
+    fit_pack(inputs, trials, pathlib.Path(workdir))
 except Interrupted as stopped:
   print(stopped, file=sys.stderr)
   sys.exit(stopped.status)

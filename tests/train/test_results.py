@@ -1,24 +1,25 @@
 """Results of a run, and what one that was killed leaves beside its states."""
 
+import dataclasses
 import json
 import shutil
-import types
 
 import jax.numpy as jnp
 import pytest
 from conftest import random_task
+from run_inputs import run_inputs
 
 import memory_vit as mv
-from memory_vit.config import Config
+from memory_vit.config import Config, DataConfig
 from memory_vit.kinds import class_sums as metrics
 from memory_vit.kinds.scores import Scores
 from memory_vit.run_result import RunResult
 from memory_vit.runtime import files
 from memory_vit.tasks import store
 from memory_vit.train import results, summary
-from memory_vit.train.loop_state import BestParams
-from memory_vit.train.pack import PackResult
-from memory_vit.train.sweep import Trial
+from memory_vit.train.fit import PackResult
+from memory_vit.train.state import BestParams
+from memory_vit.train.sweep import PassPlan, Trial
 
 
 @pytest.fixture
@@ -85,24 +86,28 @@ def test_files_that_were_being_written_are_removed(workdir):
   results.tidy(workdir / "new")  # a run that has written nothing yet
 
 
-def test_test_images_without_finite_outputs_are_said(backbone, tmp_path):
+def test_test_images_without_finite_outputs_are_said(
+  backbone, tmp_path, monkeypatch
+):
   """And the file of the results is JSON, which has no NaN."""
   task = random_task(backbone, "pets")
   logits = jnp.zeros((3, task.spec.num_classes)).at[1].set(jnp.nan)
   labels, mask = jnp.zeros(3, int), jnp.ones(3)
   sums = metrics.add(None, metrics.batch_sums(logits, labels, mask))
   tested = {"pets": metrics.evaluation_of(sums)}
-  trainer = types.SimpleNamespace(
-    config=Config(), evaluate=lambda *args, **options: tested, test=object()
-  )
-  trainer.for_group = lambda trials: trainer
+  monkeypatch.setattr(results, "evaluate", lambda *args, **options: tested)
   pack = PackResult(
     tasks={"pets": task},
     best={"pets": BestParams(1, task.params, Scores(score=0.5))},
     lost={},
   )
-  trials = [Trial("pets", {}, Config())]
-  (trained,) = results.evaluate_trained(trainer, trials, [pack])
+  config = Config(
+    image_size=8, data=DataConfig(name="digits:5-9", train="train[:20]")
+  )
+  inputs = run_inputs(config, backbone, test=object())
+  inputs = dataclasses.replace(inputs, trials=(Trial("pets", {}, config),))
+  plan = PassPlan((("pets",),))
+  (trained,) = results.evaluate_trained(inputs, plan, [pack])
   assert trained.result.test.not_finite == 1
   result = RunResult(tasks=(trained.result,), wall_seconds=1.0)
   text = json.dumps(result.to_json(), allow_nan=False)

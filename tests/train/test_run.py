@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 from unittest import mock
 
@@ -40,25 +41,25 @@ from memory_vit.evaluation.hits import read_hits
 from memory_vit.model import trees, vit_config
 from memory_vit.run_result import read_result
 from memory_vit.runtime import files
+from memory_vit.runtime.preemption import StopSignal
 from memory_vit.tasks import split_forward, store
 from memory_vit.tasks.program import Program
+from memory_vit.train import evaluate as evaluate_lib
+from memory_vit.train import inputs as inputs_lib
 from memory_vit.train import (
-  open_run,
   passes,
-  resume,
   run,
   settle,
   summary,
   sweep,
-  trainer,
   wandb_run,
 )
+from memory_vit.train import state as state_lib
 from memory_vit.train.checkpoints import Checkpoints
-from memory_vit.train.loop_state import BestParams
-from memory_vit.train.pack import PackResult
+from memory_vit.train.fit import PackResult
+from memory_vit.train.state import BestParams
 from memory_vit.train.step import Step
 from memory_vit.train.sweep import PassPlan
-from memory_vit.train.trainer import RunContext
 
 
 def small_backbone(seed=0):
@@ -306,12 +307,12 @@ def test_what_is_left_to_backbone_and_data_is_recorded(
 @pytest.mark.slow
 def test_the_best_state_is_exported(config, workdir, monkeypatch):
   """Accuracy falls after step 3: that state is the result, not the last."""
-  real = trainer.Trainer.evaluate
+  real = evaluate_lib.evaluate
   states = []
 
-  def falling(self, tasks, source):
-    found = real(self, tasks, source)
-    if source is self.validation:
+  def falling(inputs, tasks, source, cached):
+    found = real(inputs, tasks, source, cached)
+    if source is inputs.splits["validation"]:
       states.append(jax.device_get(tasks[0].params))
       score = 0.9 if len(states) == 1 else 0.2
       was = found["digits-5-9"]
@@ -319,7 +320,7 @@ def test_the_best_state_is_exported(config, workdir, monkeypatch):
       found["digits-5-9"] = dataclasses.replace(was, scores=scores)
     return found
 
-  monkeypatch.setattr(trainer.Trainer, "evaluate", falling)
+  monkeypatch.setattr(evaluate_lib, "evaluate", falling)
   result = run.train_and_evaluate(silent(config), workdir)
   assert result.tasks[0].best_step == 3
   assert result.tasks[0].steps == 6
@@ -577,40 +578,37 @@ def test_a_sweep_goes_on_after_a_pass_that_diverged(config, workdir):
 def test_a_pass_that_diverged_is_remembered(tmp_path, monkeypatch):
   """Of several: the others have their results, and it takes no time again."""
 
-  @dataclasses.dataclass
-  class Fake:
-    rate: float = 1.0
-    calls = []
+  calls, rate = [], 1.0
 
-    def for_group(self, trials):
-      return self
+  def fit_pack(inputs, trials, directory, **options):
+    calls.append(trials[0].name)
+    if trials[0].name == "a":
+      raise DivergedError("not finite", {"a": 3})
+    best = {"b": BestParams()}
+    return PackResult(tasks={"b": 1}, best=best, lost={}, seconds=1.0)
 
-    def meta(self, pack):
-      return {"variants": [v.name for v in pack], "rate": self.rate}
-
-    config = config_lib.Config()
-
-    def train_pack(self, pack, directory, logdirs, plan):
-      self.calls.append(pack[0].name)
-      if pack[0].name == "a":
-        raise DivergedError("not finite", {"a": 3})
-      best = {"b": BestParams()}
-      return PackResult(tasks={"b": 1}, best=best, lost={}, seconds=1.0)
-
-  monkeypatch.setattr(passes, "train_pack", Fake.train_pack)
-  variants = [sweep.Trial(name, {"x": name}, None) for name in "ab"]
-  plan, fake = PassPlan((("a",), ("b",))), Fake()
+  monkeypatch.setattr(passes, "fit_pack", fit_pack)
+  monkeypatch.setattr(
+    passes,
+    "describe",
+    lambda inputs, trials: {"trials": [t.name for t in trials], "rate": rate},
+  )
+  config = config_lib.Config()
+  trials = tuple(sweep.Trial(name, {"x": name}, config) for name in "ab")
+  inputs = types.SimpleNamespace(trials=trials)
+  monkeypatch.setattr(passes, "of_group", lambda inputs, trials: inputs)
+  plan = PassPlan((("a",), ("b",)))
   for expected in (["a", "b"], ["a", "b", "b"]):
-    first, second = passes.train(fake, variants, plan, tmp_path)
+    first, second = passes.fit_passes(inputs, plan, tmp_path)
     assert (first.tasks, first.lost) == ({}, {"a": 3})
     assert second.tasks == {"b": 1}
-    assert fake.calls == expected
+    assert calls == expected
   # Of another configuration nothing is known.
-  fake.rate = 2.0
-  passes.train(fake, variants, plan, tmp_path)
-  assert fake.calls[3:] == ["a", "b"]
+  rate = 2.0
+  passes.fit_passes(inputs, plan, tmp_path)
+  assert calls[3:] == ["a", "b"]
   with pytest.raises(DivergedError):
-    passes.train(fake, variants, PassPlan((("a",),)), tmp_path)
+    passes.fit_passes(inputs, PassPlan((("a",),)), tmp_path)
 
 
 @pytest.mark.slow
@@ -783,9 +781,9 @@ def test_a_run_says_once_what_is_skipped(config, tmp_path, monkeypatch):
   given = changed(given, "upstream", name="")
   lines = []
   monkeypatch.setattr(
-    open_run.logger, "info", lambda line, *_: lines.append(line)
+    inputs_lib.logger, "info", lambda line, *_: lines.append(line)
   )
-  open_run.open_trainer(given, tmp_path / "run", RunContext(one_device()))
+  inputs_lib.open_inputs(given, tmp_path / "run", one_device(), StopSignal())
   [line] = [line for line in lines if "skipped" in line]
   assert line.endswith("/train: skipped 1 of other file types (a/notes.txt)")
 
@@ -842,9 +840,9 @@ def test_what_a_continued_run_must_share(tmp_path, changes, message):
     "attends_to": {"a": "1"}, "data": {"classes": ["x"], "train": 8},
     "files": {}, "left_out": {}, "drawn_by": 1,
   }  # fmt: skip
-  resume.require_same(began, dict(began), tmp_path)
+  state_lib.require_same(began, dict(began), tmp_path)
   with pytest.raises(TrainingError, match=message):
-    resume.require_same(began, {**began, **changes}, tmp_path)
+    state_lib.require_same(began, {**began, **changes}, tmp_path)
 
 
 COMMAND = (
@@ -891,7 +889,7 @@ def test_how_pictures_are_read_is_no_matter_of_a_result(config):
   values = config_lib.to_dict(config)
   older = json.loads(json.dumps(values))
   del older["data"]["max_bad"], older["stall_timeout"], older["mesh"]
-  assert resume.what_matters(older) == resume.what_matters(values)
+  assert state_lib.what_matters(older) == state_lib.what_matters(values)
 
 
 @pytest.mark.processes

@@ -16,6 +16,7 @@ from memory_vit.kinds.predictions import SplitPredictions
 from memory_vit.kinds.scores import Scores
 from memory_vit.model.regimes import get_regime
 from memory_vit.train import run, run_pictures
+from memory_vit.train.metric_writers import MetricWriters
 from memory_vit.train.sweep import Trial
 
 TAGS = {
@@ -30,11 +31,11 @@ def reader(size=10, unreadable=(), embedded=None):
   )  # fmt: skip
 
 
-def trainer(backbone, test, log_images=4):
+def inputs(backbone, test, log_images=4):
   return types.SimpleNamespace(
     config=Config(log_images=log_images), backbone=backbone, parents=(),
-    test=test, validation=None, preprocessing=None,
-    context=types.SimpleNamespace(mesh=one_device()),
+    splits={"test": test} if test else {}, preprocessing=None,
+    mesh=one_device(),
   )  # fmt: skip
 
 
@@ -63,7 +64,7 @@ def asked(monkeypatch):
 def test_images_are_from_all_over_the_split(size, unreadable, expected):
   """Files lie class by class."""
   source = reader(size, unreadable)
-  assert run_pictures._some_examples(trainer(None, None), source) == expected
+  assert run_pictures._some_examples(inputs(None, None), source) == expected
 
 
 def test_there_is_no_attention_to_draw(backbone, asked):
@@ -75,7 +76,7 @@ def test_there_is_no_attention_to_draw(backbone, asked):
   for of, test in (
     (head, reader()), (task, reader(embedded="rows")), (task, None),
   ):  # fmt: skip
-    found = run_pictures.attention_figures(trainer(backbone, test), of, None)
+    found = run_pictures.attention_figures(inputs(backbone, test), of, None)
     assert found == {}
   assert asked == []
 
@@ -95,7 +96,7 @@ def test_an_image_is_titled_by_its_class_and_its_prediction(backbone, asked):
   task = random_task(backbone, "pets", class_names=("cat", "dog", "ship"))
   predictions = predicted([0, 1, 2, 2], [0, 2, 1, 2], [0.5, 0.791, 1.0, 0.004])
   figures = run_pictures.attention_figures(
-    trainer(backbone, reader(4), log_images=2), task, predictions
+    inputs(backbone, reader(4), log_images=2), task, predictions
   )
   assert asked == [0, 3]
   titles = [axes.get_title() for axes in figures["attention/overlays"].axes]
@@ -129,7 +130,7 @@ def test_what_cannot_be_drawn_ends_nothing(
 
   monkeypatch.setattr(run_pictures, "_some_examples", broken)
   task = random_task(backbone, "pets")
-  assert run_pictures.pictures_of(trainer(backbone, reader()), task, None) == {}
+  assert run_pictures.pictures_of(inputs(backbone, reader()), task, None) == {}
   assert "plots are left out (DataError: an image is broken)" in caplog.text
 
 
@@ -196,14 +197,16 @@ def test_pictures_that_cannot_be_written_do_not_end_a_finished_run(
     raise OSError(28, "No space left on device")
 
   monkeypatch.setattr(run_pictures, "pictures_of", lambda *args: {"a": None})
-  monkeypatch.setattr(run_pictures.Events, "write_images", full)
+  monkeypatch.setattr(MetricWriters, "write_images", full)
   trained = types.SimpleNamespace(
     trial=Trial("pets", {}, Config()), predictions=None,
     result=types.SimpleNamespace(steps=3),
   )  # fmt: skip
-  trainer = types.SimpleNamespace(config=Config(log_images=1), wandb_run=None)
+  drawn = types.SimpleNamespace(config=Config(log_images=1))
   (tmp_path / "attention.png").touch()  # of an earlier result
-  run_pictures.show_best(trainer, None, trained, None, tmp_path)
+  run_pictures.show_best(
+    drawn, None, trained, None, tmp_path, MetricWriters(), None
+  )
   assert "plots cannot be written (OSError: " in caplog.text
   assert not (tmp_path / "attention.png").exists()
 
@@ -223,19 +226,23 @@ def test_of_a_sweep_the_best_trial_is_drawn(tmp_path, pictures):
 def test_the_best_trial_is_named_as_its_curves_are(tmp_path):
   """By the name with which their keys begin, and by what it varies."""
   told = {}
-  trainer = types.SimpleNamespace(
-    config=Config(log_images=0),
-    wandb_run=types.SimpleNamespace(summarize=told.update),
-  )
+  finished = types.SimpleNamespace(config=Config(log_images=0))
+  wandb = types.SimpleNamespace(summarize=told.update)
+
+  def show():
+    run_pictures.show_best(
+      finished, None, trained, None, tmp_path, MetricWriters(), wandb
+    )
+
   result = types.SimpleNamespace(
     best_step=3, val=class_evaluation(0.5).scores, test=Scores()
   )
   trial = Trial("pets-03", {"learning_rate": 0.3, "task.cells": 5}, Config())
   trained = types.SimpleNamespace(trial=trial, result=result)
-  run_pictures.show_best(trainer, None, trained, None, tmp_path)
+  show()
   assert told["best/trial"] == "pets-03"
   assert told["best/varied"] == "learning_rate=0.3,cells=5"
   assert told["best/validation_top1"] == 0.5
   result.val = Scores(score=0.5, metrics={"map": 0.5, "f1_macro": 0.25})
-  run_pictures.show_best(trainer, None, trained, None, tmp_path)
+  show()
   assert told["best/validation_map"] == 0.5

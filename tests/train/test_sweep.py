@@ -10,7 +10,8 @@ import types
 import jax
 import numpy as np
 import pytest
-from conftest import one_device, tiny_backbone
+from conftest import tiny_backbone
+from run_inputs import run_inputs
 
 import memory_vit as mv
 from configs import digits
@@ -21,10 +22,10 @@ from memory_vit.errors import ConfigError, TrainingError
 from memory_vit.evaluation.hits import read_hits
 from memory_vit.model import trees
 from memory_vit.runtime import checksums, preemption
+from memory_vit.train import batches, inputs, passes, run, step, sweep
 from memory_vit.train import pack as pack_lib
-from memory_vit.train import passes, run, step, sweep, trainer
+from memory_vit.train.fit import fit_pack
 from memory_vit.train.sweep import PassPlan
-from memory_vit.train.trainer import RunContext
 
 
 def config_of(**sweep_values):
@@ -78,8 +79,8 @@ def test_variants_have_the_steps_and_the_size_that_were_left_open(
   steps = math.ceil(0.2 * examples / config.batch_size)
   planned = []
 
-  def plan(trainer, variants, workdir):
-    planned.extend([trainer, *variants])
+  def plan(made, workdir):
+    planned.extend([made, *made.trials])
     raise ConfigError("planned")
 
   monkeypatch.setattr(passes, "plan", plan)
@@ -189,25 +190,19 @@ def test_memory_that_a_sweep_may_take(monkeypatch):
   assert sweep.free_bytes(0) == 900
 
 
-def trainer_of(config):
-  return trainer.Trainer(
-    config=config,
-    context=RunContext(one_device()),
-    backbone=tiny_backbone(num_classes=5, depth=1),
-    train=datasets.open_split("digits:5-9", config.data.train),
-    validation=datasets.open_split("digits:5-9", config.data.validation),
-  )
+def inputs_of(config):
+  return run_inputs(config, tiny_backbone(num_classes=5, depth=1))
 
 
 def test_class_weights_reach_all_processes(monkeypatch):
   """What process 0 counts goes to the others as JSON."""
   optim = dataclasses.replace(config_of().optim, class_weights="balanced")
-  made = trainer_of(dataclasses.replace(config_of(), optim=optim))
-  alone = made.frozen()["outputs"]
+  config = dataclasses.replace(config_of(), optim=optim)
+  alone = inputs_of(config).frozen["outputs"]
   monkeypatch.setattr(
-    trainer.processes, "on_process_0", lambda run: json.loads(json.dumps(run()))
+    inputs.processes, "on_process_0", lambda run: json.loads(json.dumps(run()))
   )
-  sent = dataclasses.replace(made).frozen()["outputs"]
+  sent = inputs_of(config).frozen["outputs"]
   assert len(jax.tree.leaves(sent)) == 1
   for ours, theirs in zip(*map(jax.tree.leaves, (alone, sent)), strict=True):
     np.testing.assert_array_equal(ours, theirs)
@@ -220,19 +215,19 @@ def test_images_are_squeezed_as_the_backbone_states():
   data = dataclasses.replace(
     config.data, train_crop="resize", flip=False, eval_crop="backbone"
   )
-  plain = trainer_of(dataclasses.replace(config, data=data, image_size=12))
+  config = dataclasses.replace(config, data=data, image_size=12)
+  plain = inputs_of(config)
   stated = mv.EvalPreprocessing(image_size=12, interpolation="bicubic")
-  bicubic = dataclasses.replace(
-    plain, backbone=dataclasses.replace(plain.backbone, preprocessing=stated)
+  bicubic = run_inputs(
+    config, dataclasses.replace(plain.backbone, preprocessing=stated)
   )
   for made, interpolation in ((plain, "bilinear"), (bicubic, "bicubic")):
     assert made.preprocessing.interpolation == interpolation
     evaluated = batching.eval_batches(
-      made.train, made.preprocessing, batch_size=64
+      made.splits["train"], made.preprocessing, batch_size=64
     )
     known = {image.tobytes() for b in evaluated for image in b["image"]}
-    # Nothing is kept, so that no step is needed to make it.
-    for image in next(made.train_batches(None, 0))["image"]:
+    for image in next(batches.train_batches(made, 0))["image"]:
       assert image.tobytes() in known
 
 
@@ -249,15 +244,12 @@ def test_a_sweep_equals_its_variants_alone(tmp_path):
     )
   )  # fmt: skip
   variants = sweep.trials_of(config, "d")
-  together = pack_lib.train_pack(
-    trainer_of(config), variants, tmp_path / "all", {}
-  )
+  together = fit_pack(inputs_of(config), variants, tmp_path / "all")
   for variant in variants:
-    alone = pack_lib.train_pack(
-      trainer_of(variant.config),
+    alone = fit_pack(
+      inputs_of(variant.config),
       sweep.trials_of(variant.config, variant.name),
       tmp_path / variant.name,
-      {},
     )
     found, expected = together.best[variant.name], alone.best[variant.name]
     assert (found.step, found.scores.score) == (
@@ -265,10 +257,10 @@ def test_a_sweep_equals_its_variants_alone(tmp_path):
       expected.scores.score,
     )
     assert found.params["memory"].shape[1] == variant.config.task.cells
-    rate = pack_lib.start(trainer_of(config), variants).schedules[variant.name]
+    rate = pack_lib.start(inputs_of(config), variants).schedules[variant.name]
     shown = max(float(rate(step)) for step in range(config.total_steps))
     assert shown == pytest.approx(variant.config.learning_rate, rel=0.05)
-    start = trainer_of(config).new_task(variant).params
+    start = pack_lib.create_task(inputs_of(config), variant).params
     for name, value in trees.flatten(expected.params).items():
       close = trees.flatten(found.params)[name]
       np.testing.assert_allclose(close, value, rtol=1e-5, atol=1e-6)
@@ -284,15 +276,12 @@ def test_heads_are_learned_side_by_side(tmp_path, regime):
     config_of(learning_rate=(0.3, 0.1)), regime=regime, total_steps=2
   )
   variants = sweep.trials_of(config, "d")
-  together = pack_lib.train_pack(
-    trainer_of(config), variants, tmp_path / "all", {}
-  )
+  together = fit_pack(inputs_of(config), variants, tmp_path / "all")
   for variant in variants:
-    alone = pack_lib.train_pack(
-      trainer_of(variant.config),
+    alone = fit_pack(
+      inputs_of(variant.config),
       sweep.trials_of(variant.config, variant.name),
       tmp_path / variant.name,
-      {},
     )
     found, expected = together.best[variant.name], alone.best[variant.name]
     assert found.scores.score == expected.scores.score
@@ -315,9 +304,7 @@ def test_a_lost_variant_takes_no_other_with_it(tmp_path, monkeypatch):
   }  # fmt: skip
   config = dataclasses.replace(config_of(overrides=({}, huge)), total_steps=6)
   variants = sweep.trials_of(config, "d")
-  alone = pack_lib.train_pack(
-    trainer_of(config), variants[:1], tmp_path / "alone", {}
-  )
+  alone = fit_pack(inputs_of(config), variants[:1], tmp_path / "alone")
 
   real_step, steps = step.Step.__call__, []
 
@@ -329,10 +316,8 @@ def test_a_lost_variant_takes_no_other_with_it(tmp_path, monkeypatch):
 
   monkeypatch.setattr(step.Step, "__call__", stops_in_step_4)
   with pytest.raises(KeyboardInterrupt):
-    pack_lib.train_pack(trainer_of(config), variants, tmp_path / "both", {})
-  both = pack_lib.train_pack(
-    trainer_of(config), variants, tmp_path / "both", {}
-  )
+    fit_pack(inputs_of(config), variants, tmp_path / "both")
+  both = fit_pack(inputs_of(config), variants, tmp_path / "both")
   assert len(steps) == 4 + 4  # from the saved step 2 on
   assert both.lost == {"d-01": 5}  # the third update in a row
   assert both.skipped == {"d-01": 3}
@@ -348,7 +333,7 @@ def test_a_lost_variant_takes_no_other_with_it(tmp_path, monkeypatch):
     expected.params,
   )
   with pytest.raises(TrainingError, match="of 'd-01' is not finite"):
-    pack_lib.train_pack(trainer_of(config), variants[1:], tmp_path / "lost", {})
+    fit_pack(inputs_of(config), variants[1:], tmp_path / "lost")
 
 
 @pytest.mark.slow
@@ -357,7 +342,7 @@ def test_the_estimate_counts_what_a_pass_holds(tmp_path):
   config = config_of(cells=(3, 5))
   variants = sweep.trials_of(config, "d")
   one, two = (
-    passes.pack_bytes(trainer_of(config), variants[:n]) for n in (1, 2)
+    passes.pack_bytes(inputs_of(config), variants[:n]) for n in (1, 2)
   )
   # 16 pictures of 8 px thrice; in one layer, keys and values of 17 tokens of
   # width 32, for a batch of evaluation of 64; all float32.
@@ -365,7 +350,7 @@ def test_the_estimate_counts_what_a_pass_holds(tmp_path):
   assert held < one < two < 4 * held
   more = dataclasses.replace(config, batch_size_eval=256)
   assert (
-    passes.pack_bytes(trainer_of(more), variants[:1]) - one
+    passes.pack_bytes(inputs_of(more), variants[:1]) - one
     == 3 * 64 * 2 * 17 * 32 * 4
   )
 
@@ -382,12 +367,12 @@ def test_one_estimate_is_enough_where_all_surely_fit(
   config = config_of(learning_rate=(0.3, 0.01), cells=cells, memory_gib=gib)
   asked = []
 
-  def estimate(trainer, trials):
+  def estimate(inputs, trials):
     asked.append(sorted(trial.config.task.cells for trial in trials))
     return (1 + len(trials)) * 2**30
 
   monkeypatch.setattr(passes, "pack_bytes", estimate)
-  plan = passes.make_plan(trainer_of(config), sweep.trials_of(config, "d"))
+  plan = passes.make_plan(inputs_of(config))
   assert asked == compiled
   assert [len(pack) for pack in plan.passes] == packs
   assert plan.bytes_per_trial == (None if len(compiled) == 1 else 2**30)
@@ -399,8 +384,10 @@ def test_a_resumed_run_keeps_its_plan(tmp_path, monkeypatch, place, names):
   """Whatever memory is free now; of other trials it is another run."""
   new, saved = PassPlan((tuple(names),)), PassPlan((("c", "a"), ("b",)), 7)
   monkeypatch.setattr(passes, "make_plan", lambda *args: new)
-  trials = [sweep.Trial(name, {"x": name}, None) for name in names]
-  assert passes.plan(None, trials, tmp_path) == new
+  run_of = types.SimpleNamespace(
+    trials=[sweep.Trial(name, {"x": name}, None) for name in names]
+  )
+  assert passes.plan(run_of, tmp_path) == new
   # Only a state that can be read has a plan.
   for file in (tmp_path / "checkpoints/00000001/state.json",
                tmp_path / "checkpoints" / place / "arrays/0"):  # fmt: skip
@@ -409,10 +396,10 @@ def test_a_resumed_run_keeps_its_plan(tmp_path, monkeypatch, place, names):
   meta = json.loads(json.dumps({"plan": dataclasses.asdict(saved)}))
   checksums.seal(tmp_path / "checkpoints" / place, {"meta": meta})
   if names == "abc":
-    assert passes.plan(None, trials, tmp_path) == saved
+    assert passes.plan(run_of, tmp_path) == saved
   else:
     with pytest.raises(TrainingError, match=r"trials \['a', 'b', 'c'\], the"):
-      passes.plan(None, trials, tmp_path)
+      passes.plan(run_of, tmp_path)
 
 
 @pytest.fixture
@@ -538,15 +525,37 @@ def test_a_regime_that_reads_no_task_is_refused_at_once():
     sweep.trials_of(dataclasses.replace(config, task=task), "d")
 
 
-def test_masked_regimes_share_a_trainer_and_what_it_keeps():
+def test_regimes_share_all_but_the_cache(monkeypatch):
+  """Images are decoded and the backbone is rounded once for all of them."""
+  rounded, decoded = [], []
+  monkeypatch.setattr(
+    inputs, "rounded", lambda backbone: rounded.append(backbone) or backbone
+  )
+  monkeypatch.setattr(
+    inputs, "cache_decoded", lambda split, *_: decoded.append(split) or split
+  )
   config = config_of(regime=("cls_masked", "memory_masked", "head"))
-  one = trainer_of(config)
-  masked, _, head = sweep.trials_of(config, "d")
-  assert one.for_group([masked]) is one  # of memory_masked
-  other = one.for_group([head])
-  assert other.config.regime == "head"
-  again = other.for_group([masked])
-  assert again.config.regime == "cls_masked"
+  config = dataclasses.replace(
+    config,
+    data=dataclasses.replace(config.data, train_crop="resize", flip=False),
+    keep=dataclasses.replace(config.keep, what="contexts"),
+  )
+  whole = inputs_of(config)
+  names = [trial.name for trial in whole.trials]
+  plan = PassPlan(tuple((name,) for name in names))
+  masked, heads = passes.packs_by_group(whole, plan)
+  for (group, packs), regime, expected in (
+    (masked, "cls_masked", names[:2]), (heads, "head", names[2:]),
+  ):  # fmt: skip
+    assert group.config.regime == regime
+    assert [trial.name for _, [trial] in packs] == expected
+    assert [number for number, _ in packs] == [names.index(n) for n in expected]
+    assert group.frozen is whole.frozen
+    assert group.decoded() is whole.decoded()
+  assert [group.cache.config.keep.what for group, _ in (masked, heads)] == [
+    "contexts", "features",
+  ]  # fmt: skip
+  assert (len(rounded), len(decoded)) == (1, 1)
 
 
 def test_the_largest_trials_are_those_that_take_most():

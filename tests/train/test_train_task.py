@@ -209,6 +209,8 @@ def trained(small, tmp_path_factory):
   place = tmp_path_factory.mktemp("temporary")
   with pytest.MonkeyPatch.context() as patched:
     patched.setattr(tempfile, "tempdir", str(place))
+    # Nobody could read them afterwards.
+    patched.setattr(run, "TensorBoard", lambda _: pytest.fail("events"))
     result = mv.train_task(
       small, (PIXELS, WORDS), test=(PIXELS[:16], WORDS[:16]),
       learning_rate=(0.3, 0.1), **RUN,

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import sklearn.metrics
 import tensorflow as tf
-from conftest import one_device, random_task, tiny_backbone
+from conftest import random_task, tiny_backbone
 from kinds_of_tasks import of_outputs
-from test_best_params import trained
+from run_inputs import run_inputs
+from test_best_params import evaluated, trained
 
 import memory_vit as mv
 from memory_vit import plots
@@ -24,18 +25,18 @@ from memory_vit.kinds.scores import Scores
 from memory_vit.model import trees
 from memory_vit.run_result import read_result
 from memory_vit.train import (
+  batches,
   dry_run,
   results,
   run,
   run_pictures,
   settle,
+  state,
   summary,
   sweep,
-  trainer,
 )
-from memory_vit.train.pack import PackResult
+from memory_vit.train.fit import PackResult
 from memory_vit.train.step import Step
-from memory_vit.train.trainer import RunContext
 
 NAMES = {"labels": ("even", "above 4", "prime"), "values": ("angle",)}
 
@@ -258,7 +259,7 @@ def test_a_padded_head_learns_the_same(finished, backbone, tmp_path):
   assert found.tasks[0].test.score == pytest.approx(result.tasks[0].test.score)
 
 
-def test_a_score_may_be_negative_or_none():
+def test_a_score_may_be_negative_or_none(monkeypatch):
   """None is that of outputs that are not finite."""
   never = None
   past = trained({"a": [never, -2.0, -0.5, -1.0], "b": [never] * 4})
@@ -268,8 +269,8 @@ def test_a_score_may_be_negative_or_none():
   trials = [sweep.Trial(name, {}, config) for name in "ba"]
   task = random_task(tiny_backbone(depth=1), "t")
   pack = PackResult(tasks=dict.fromkeys("ba", task), best=past.best, lost={})
-  learner = types.SimpleNamespace(config=config, test=None)
-  found = results.evaluate_trained(learner, trials, [pack])
+  inputs = types.SimpleNamespace(config=config, trials=trials, splits={})
+  found = evaluated(inputs, [pack], monkeypatch)
   ranked = results.rank(found, config, "t")
   assert [t.result.val.score for t in ranked] == [-0.5, None]
 
@@ -305,8 +306,8 @@ def test_statistics_of_values_are_those_of_training():
   with pytest.raises(ConfigError, match=r"\('mm',\), and .* has 2 values"):
     settle.task_kind(config, split)
   # A resumed run must find the same ones.
-  made = trainer_of(Config(), split, task_kind=found)
-  assert made.meta([])["data"] == {
+  made = inputs_of(Config(image_size=8), split, found)
+  assert state.describe(made, [])["data"] == {
     "classes": ["x", "y"], "mean": [2, 20], "std": [1, 10],
   }  # fmt: skip
 
@@ -321,8 +322,8 @@ def test_values_are_standardized_before_they_are_rounded(offset, scale):
     {"task.kind": "values", "batch_size": 8, "image_size": 8}
   )
   found = settle.task_kind(config, split)
-  made = trainer_of(config, split, task_kind=found)
-  label = next(iter(made.train_batches(None, 0)))["label"]
+  made = inputs_of(config, split, found)
+  label = next(iter(batches.train_batches(made, 0)))["label"]
   assert label.dtype == np.float32
   expected = (rows - rows.mean(axis=0)) / rows.std(axis=0)
   np.testing.assert_allclose(
@@ -330,20 +331,18 @@ def test_values_are_standardized_before_they_are_rounded(offset, scale):
   )
 
 
-def trainer_of(config, split, **options):
-  return trainer.Trainer(
-    config=config, context=RunContext(one_device()), train=split,
-    backbone=tiny_backbone(depth=1), **options,
-  )  # fmt: skip
+def inputs_of(config, split, kind):
+  config = config.replaced({"data.validation": ""})
+  return run_inputs(config, tiny_backbone(depth=1), kind=kind, train=split)
 
 
 def test_labels_are_weighted_by_the_examples_without_them():
   config = Config().replaced(
-    {"task.kind": "labels", "optim.class_weights": "balanced"}
+    {"task.kind": "labels", "optim.class_weights": "balanced", "image_size": 8}
   )
   split = split_of("labels", [[1, 0], [1, 0], [1, 0], [0, 0]])
-  made = trainer_of(config, split, task_kind=TaskKind(name="labels"))
-  weights = made.frozen()["outputs"].weights
+  made = inputs_of(config, split, TaskKind(name="labels"))
+  weights = made.frozen["outputs"].weights
   np.testing.assert_allclose(weights, [1 / 3, 1])
 
 

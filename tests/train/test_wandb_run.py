@@ -24,9 +24,11 @@ from memory_vit.config import (
 )
 from memory_vit.errors import ConfigError, TrainingError
 from memory_vit.runtime.preemption import PREEMPTED, STOPPED, Interrupted
-from memory_vit.train import loop, run, settle, wandb_run
+from memory_vit.train import fit, run, settle, wandb_run
+from memory_vit.train.metric_writers import MetricWriters
 from memory_vit.train.step import TrainState
 from memory_vit.train.sweep import Trial
+from memory_vit.train.tensorboard import TensorBoard
 from memory_vit.train.wandb_run import WandbRun
 from studies.paper import runs
 from studies.paper.study import Study
@@ -116,17 +118,16 @@ def train(run_of_wandb, logdirs, names=("pets",)):
     return TrainState(jnp.int32(step), state.params, ()), metrics
 
   result = class_evaluation(0.5, classes=6)
-  trained = loop.Loop(
-    title="run", step_fn=step_fn, frozen=None, batch_size=4, mesh=one_device(),
-    steps=loop.Steps(total=5, log=2, evaluate=2), logdirs=logdirs,
-    schedules={n: optax.constant_schedule(0.25) for n in names},
-    validate=lambda params: dict.fromkeys(names, result),
-    wandb_run=run_of_wandb,
-  )  # fmt: skip
   params = {n: {"head": np.full(4, 2, np.float32)} for n in names}
   state = TrainState(jnp.int32(0), jax.tree.map(jnp.array, params), ())
   batches = ({"image": np.zeros((1, 1))} for _ in range(5))
-  return trained.fit(state, batches)
+  with MetricWriters(TensorBoard(logdirs), run_of_wandb) as writers:
+    return fit.fit(
+      step_fn, state, batches, title="run", frozen=None, batch_size=4,
+      mesh=one_device(), steps=fit.Steps(total=5, log=2, evaluate=2),
+      schedules={n: optax.constant_schedule(0.25) for n in names},
+      evaluate=lambda params: dict.fromkeys(names, result), writers=writers,
+    )  # fmt: skip
 
 
 def test_it_gets_what_tensorboard_gets(library, tmp_path):
@@ -246,7 +247,7 @@ def test_a_full_disk_does_not_end_training(library, tmp_path, caplog):
   assert fake.ended == 0
   first, last = (r.message for r in caplog.records if r.levelname == "WARNING")
   assert "training continues without (OSError: " in first
-  assert last == "what Weights & Biases has of run id is not complete"
+  assert last == "what Weights & Biases has of this run is not complete"
 
 
 def test_an_end_that_fails_ends_nothing(library, tmp_path, caplog):
@@ -332,7 +333,7 @@ def test_a_login_is_asked_for_before_anything_is_read(
   # Not every environment of the tests has it.
   monkeypatch.setattr(wandb_run, "require_installed", lambda config: None)
   monkeypatch.setattr(
-    run, "open_trainer", lambda *args, **options: pytest.fail("it was opened")
+    run, "open_inputs", lambda *args, **options: pytest.fail("it was opened")
   )
   config = dataclasses.replace(
     CONFIG, image_size=8, batch_size=8, batch_size_eval=8,

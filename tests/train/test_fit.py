@@ -1,4 +1,4 @@
-"""The loop: what it keeps, and how it is interrupted. Nothing is computed."""
+"""The loop of a pack: what it keeps, and how it is interrupted."""
 
 import dataclasses
 import logging
@@ -7,6 +7,7 @@ import re
 import signal
 import types
 
+import clu.metric_writers
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,11 +20,14 @@ from memory_vit.errors import DivergedError
 from memory_vit.kinds.scores import Scores
 from memory_vit.runtime import sharding
 from memory_vit.runtime.preemption import Interrupted, StopSignal
-from memory_vit.train import events, loop, progress, resume
+from memory_vit.train import fit, progress
+from memory_vit.train import state as state_lib
 from memory_vit.train.checkpoints import Checkpoints
 from memory_vit.train.divergence import SkipCount
-from memory_vit.train.loop_state import BestParams, LoopState
+from memory_vit.train.metric_writers import MetricWriters
+from memory_vit.train.state import BestParams, LoopState
 from memory_vit.train.step import TrainState
+from memory_vit.train.tensorboard import TensorBoard
 
 META = {
   "fingerprint": "f", "config": {}, "parents": {}, "attends_to": {},
@@ -46,7 +50,7 @@ class Run:
       **steps: when it evaluates and saves.
     """
     self.directory, self.skips = directory, skips
-    self.steps = loop.Steps(total=total, log=1, **steps)
+    self.steps = fit.Steps(total=total, log=1, **steps)
     self.accuracies = dict(accuracies)
     self.taken, self.evaluated = [], []
     self.stop = StopSignal()
@@ -84,19 +88,22 @@ class Run:
 
       def save(state, past):
         self.in_save(int(state.step))
-        resume.save(checkpoints, state, past, META, {})
+        state_lib.save(checkpoints, state, past, META, {})
 
-      state, past = resume.resume(
+      state, past = state_lib.resume(
         checkpoints, first, META, {}, (), DataRecord()
       )
-      run = loop.Loop(
-        title="run", step_fn=self.step, frozen=None, steps=self.steps,
-        mesh=sharding.make_mesh(jax.devices()[:1]), batch_size=1,
-        schedules={"a": optax.constant_schedule(0.1)},
-        validate=self._validate if self.accuracies else None,
-        save=save, stop=self.stop, logdirs=self.logdirs,
-      )  # fmt: skip
-      return run.fit(state, self._batches(int(state.step)), past)
+      logdirs = self.logdirs
+      with MetricWriters(TensorBoard(logdirs)) as writers:
+        return fit.fit(
+          self.step, state, self._batches(int(state.step)), past, title="run",
+          frozen=None, mesh=sharding.make_mesh(jax.devices()[:1]),
+          steps=self.steps, batch_size=1,
+          schedules={"a": optax.constant_schedule(0.1)},
+          evaluate=self._validate if self.accuracies else None,
+          save=save, stop=self.stop, profile_dir=logdirs.get("a"),
+          writers=writers if logdirs else fit.NO_WRITERS,
+        )  # fmt: skip
 
   def saved(self):
     """{step: best step and its parameter} in what lies on disk."""
@@ -144,14 +151,14 @@ def test_the_first_step_is_not_timed_while_it_is_computed(
   """It was only started when the loop goes on: who asks for numbers waits."""
   clock = types.SimpleNamespace(perf_counter=lambda: clock.now, now=0.0)
   monkeypatch.setattr(progress, "time", clock)
-  check, asked = loop.DivergenceMonitor.check, []
+  check, asked = fit.DivergenceMonitor.check, []
 
   def waits(monitor):
     clock.now += 1.0 if asked else 1_000.0
     asked.append(monitor)
     return check(monitor)
 
-  monkeypatch.setattr(loop.DivergenceMonitor, "check", waits)
+  monkeypatch.setattr(fit.DivergenceMonitor, "check", waits)
   run = Run(tmp_path, 5)
   run.steps = dataclasses.replace(run.steps, log=5)
   _, past = run.go()
@@ -274,7 +281,7 @@ class Pending:
 def test_no_more_than_three_steps_are_under_way(tmp_path):
   """A signal waits for all of them, on a slow device for minutes."""
   run = Run(tmp_path, 50)
-  run.steps = loop.Steps(total=50, log=1000)
+  run.steps = fit.Steps(total=50, log=1000)
   device, most, left = [], [], []
   step = run.step
 
@@ -315,7 +322,7 @@ def test_nothing_is_said_for_half_a_minute_at_most(
   clock = types.SimpleNamespace(perf_counter=lambda: clock.now, now=0.0)
   monkeypatch.setattr(progress, "time", clock)
   run = Run(tmp_path, 14)
-  run.steps = loop.Steps(total=14, log=1000)
+  run.steps = fit.Steps(total=14, log=1000)
 
   def takes_long(step):
     clock.now += 7
@@ -332,7 +339,7 @@ def test_nothing_is_said_for_half_a_minute_at_most(
 def test_a_look_by_the_clock_ends_nothing(tmp_path, monkeypatch):
   """Another process would not look, and wait for this one for ever."""
   run = Run(tmp_path, 9, skips=range(2, 9))
-  run.steps = loop.Steps(total=9, log=1000)
+  run.steps = fit.Steps(total=9, log=1000)
   monkeypatch.setattr(progress.Progress, "is_overdue", lambda self: True)
   with pytest.raises(DivergedError):
     run.go()
@@ -377,7 +384,7 @@ class Failing:
 @pytest.mark.fault("unwritable-events")
 def test_training_goes_on_without_events(tmp_path, monkeypatch, caplog):
   monkeypatch.setattr(logging.getLogger("memory_vit"), "propagate", True)
-  monkeypatch.setattr(events.metric_writers, "SummaryWriter", Failing)
+  monkeypatch.setattr(clu.metric_writers, "SummaryWriter", Failing)
   run = Run(tmp_path / "c")
   run.logdirs = {"a": tmp_path / "events"}
   state, _ = run.go()
@@ -386,7 +393,7 @@ def test_training_goes_on_without_events(tmp_path, monkeypatch, caplog):
   assert len(warnings) == 2
   assert "cannot be written, training continues" in warnings[0]
   assert "No space left" in warnings[0]
-  assert "are not complete" in warnings[1]
+  assert "TensorBoard has of this run is not complete" in warnings[1]
 
 
 def test_an_error_of_events_that_says_nothing(tmp_path, monkeypatch, caplog):
@@ -395,9 +402,9 @@ def test_an_error_of_events_that_says_nothing(tmp_path, monkeypatch, caplog):
   def fails(path):
     raise RuntimeError
 
-  monkeypatch.setattr(events.metric_writers, "SummaryWriter", fails)
-  with events.Events({"a": tmp_path}):
-    pass
+  monkeypatch.setattr(clu.metric_writers, "SummaryWriter", fails)
+  with MetricWriters(TensorBoard({"a": tmp_path})) as writers:
+    writers.write_scalars(1, {"a": {"loss": 1.0}})
   assert "(RuntimeError: RuntimeError)" in caplog.text
 
 
@@ -438,8 +445,8 @@ def test_a_past_is_saved_as_it_is(tmp_path):
   )
   state = TrainState(jnp.int32(2), {"a": ZERO, "b": ZERO}, ())
   with Checkpoints(tmp_path) as checkpoints:
-    resume.save(checkpoints, state, past, META, {})
-    _, found = resume.resume(checkpoints, state, META, {}, (), DataRecord())
+    state_lib.save(checkpoints, state, past, META, {})
+    _, found = state_lib.resume(checkpoints, state, META, {}, (), DataRecord())
   assert np.array_equal(found.best["a"].params["w"], np.ones(3))
   plain = {"a": dataclasses.replace(found.best["a"], params=None)}
   expected = {"a": dataclasses.replace(past.best["a"], params=None)}
@@ -482,7 +489,7 @@ def test_it_stops_when_nothing_becomes_better(tmp_path, caplog):
 
 
 def test_a_trial_that_is_lost_holds_up_no_other():
-  steps = loop.Steps(total=9, log=1, evaluate=1, patience=2)
+  steps = fit.Steps(total=9, log=1, evaluate=1, patience=2)
   best = {"a": BestParams(1), "b": BestParams(2)}
-  assert steps.stopped_early(3, LoopState(best, lost={"b": 3}))
-  assert not steps.stopped_early(3, LoopState(best))
+  assert steps.stops_early(3, LoopState(best, lost={"b": 3}))
+  assert not steps.stops_early(3, LoopState(best))

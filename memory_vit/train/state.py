@@ -1,28 +1,129 @@
-"""Save and restore a pack; refuse to resume with another run's inputs."""
+"""State of a pack of trials beside its arrays; saving and resuming it.
+
+A resumed pack refuses the inputs of another run. Options of training may
+change, and the result records them; the structure of the saved state, the
+classes and the order of the images never change.
+"""
 
 import dataclasses
 import json
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from memory_vit.config import OPTIONS
+import jax
+
+from memory_vit.config import OPTIONS, to_dict
 from memory_vit.data.data_record import DataRecord
 from memory_vit.data.split import Split
 from memory_vit.errors import TrainingError
-from memory_vit.kinds.scores import Scores
+from memory_vit.kinds.scores import Evaluation, Scores
 from memory_vit.model import trees
 from memory_vit.runtime import schema, sharding
-from memory_vit.train import config_changes
 from memory_vit.train.checkpoints import Checkpoints
 from memory_vit.train.divergence import SkipCount
-from memory_vit.train.loop_state import BestParams, LoopState
+from memory_vit.train.inputs import RunInputs
 from memory_vit.train.step import TrainState
+from memory_vit.train.sweep import Trial
 
 logger = logging.getLogger(__name__)
 
 FORMAT = 2  # of what is saved beside the arrays
+# Any first score is better.
+_WORST = -math.inf
+_RECORDED = [
+  f"config.{k}" for k, o in OPTIONS.items() if o.resume == "recorded"
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class BestParams:
+  """The parameters of a name at its best score on validation.
+
+  Without a validation split the last step is the best, without scores.
+  `params` is on the host, None before the first evaluation.
+  """
+
+  step: int = 0
+  params: Any = None
+  scores: Scores = Scores()
+  thresholds: tuple[float, ...] = ()  # of labels
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopState:
+  """The state of the loop beside step, parameters and optimizer."""
+
+  best: Mapping[str, BestParams]
+  # The step at which too many updates in a row of a name were not finite. Its
+  # best parameters stay those of an earlier step.
+  lost: Mapping[str, int] = dataclasses.field(default_factory=dict)
+  skipped: Mapping[str, SkipCount] = dataclasses.field(default_factory=dict)
+  # Whether an evaluation is due at this step and not made yet.
+  pending: bool = False
+  # Of options and data; each is {"step", "key", "from", "to"}.
+  changes: tuple[Mapping[str, Any], ...] = ()
+  timed_steps: int = 0
+  timed_seconds: float = 0.0
+
+
+def keep_better(
+  best: Mapping[str, BestParams],
+  results: Mapping[str, Evaluation],
+  state: TrainState,
+) -> dict[str, BestParams]:
+  """Replace what is now better than ever before; None is never better."""
+  return {
+    name: _at_now(name, state, results[name])
+    if _score(results[name].scores) > _score(found.scores)
+    else found
+    for name, found in best.items()
+  }
+
+
+def keep_last(
+  best: Mapping[str, BestParams], state: TrainState
+) -> dict[str, BestParams]:
+  """Take the last step as the best of names that have no score."""
+  return {
+    name: _at_now(name, state) if found.scores.score is None else found
+    for name, found in best.items()
+  }
+
+
+def _score(scores: Scores) -> float:
+  return _WORST if scores.score is None else scores.score
+
+
+def _at_now(
+  name: str, state: TrainState, result: Evaluation | None = None
+) -> BestParams:
+  return BestParams(
+    int(state.step),
+    sharding.to_host(state.params[name]),
+    result.scores if result else Scores(),
+    result.thresholds if result else (),
+  )
+
+
+def describe(inputs: RunInputs, trials: Sequence[Trial]) -> dict[str, Any]:
+  """Describe a pack; a resumed one must have an equal description."""
+  train, stated = inputs.splits["train"], inputs.kind
+  data: dict[str, Any] = {"classes": list(train.class_names)}
+  data |= {name: [*getattr(stated, name)] for name in stated.kind.needed}
+  return {
+    "fingerprint": inputs.backbone.fingerprint,
+    "parents": {task.spec.name: task.digest for task in inputs.parents},
+    "attends_to": {task.spec.name: task.digest for task in inputs.attends_to},
+    "variants": {trial.name: trial.label for trial in trials},
+    "data": data,
+    "files": inputs.record.compared,
+    # With a cache each process draws from its own rows.
+    "drawn_by": jax.process_count() if inputs.cache else 1,
+    "config": what_matters(to_dict(inputs.config)),
+  }
 
 
 def save(
@@ -88,7 +189,7 @@ def resume(
       "memory_vit: resume it with that one, or give another --workdir."
     )
   options = found["config"]
-  changed = config_changes.changes(step, options, meta["config"])
+  changed = _option_changes(step, options, meta["config"])
   accepted = {change["key"]: change["to"] for change in changed}
   began = {**found, "config": {**options, **accepted}}
   require_same(began, meta, checkpoints.directory)
@@ -132,6 +233,17 @@ def resume(
     timed_steps=steps,
     timed_seconds=seconds,
   )
+
+
+def _option_changes(
+  step: int, began: Mapping[str, Any], now: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+  """The options that differ, and may, from those of a saved state."""
+  return [
+    {"step": step, "key": key, "from": began[key], "to": now[key]}
+    for key in _RECORDED
+    if key in began and began[key] != now[key]
+  ]
 
 
 def _data_changes(

@@ -1,0 +1,89 @@
+"""Training batches of a run: images, or rows of its cache."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from memory_vit.config import data_seed
+from memory_vit.data import batching
+from memory_vit.frozen.cache import Needs
+from memory_vit.train.inputs import RunInputs
+
+
+def train_batches(inputs: RunInputs, step: int) -> Iterator[dict[str, Any]]:
+  """The batches after a step; missing cached rows are computed first.
+
+  Labels of values are standardized.
+  """
+  stated = inputs.kind
+  return (
+    {**batch, "label": stated.kind.standardized(stated, batch["label"])}
+    for batch in _batches(inputs, step)
+  )
+
+
+def _batches(inputs: RunInputs, step: int) -> Iterator[dict[str, Any]]:
+  config, splits, cache = inputs.config, inputs.splits, inputs.cache
+  if step == config.total_steps:  # no step is left: nothing is read
+    return iter(())
+  start = step * config.batch_size
+  if cache is None:
+    return image_batches(inputs, start)
+  cache.require_free_space(cache_needs(inputs))
+  if "validation" in splits:  # before the loop begins
+    cache.rows("validation", splits["validation"])
+  return cache.train_batches(splits["train"], start)
+
+
+def image_batches(inputs: RunInputs, start: int) -> Iterator[dict[str, Any]]:
+  """Batches of images, after `start` examples."""
+  config = inputs.config
+  decodes = config.keep.what == "images"
+  return batching.train_batches(
+    inputs.decoded() if decodes else inputs.splits["train"],
+    config.data,
+    image_size=config.image_size,
+    batch_size=config.batch_size,
+    seed=data_seed(config),
+    start=start,
+    interpolation=inputs.preprocessing.interpolation,
+  )
+
+
+def train_examples(inputs: RunInputs, step: int) -> list[str]:
+  """Name the examples of a step (from 1)."""
+  config, train = inputs.config, inputs.splits["train"]
+  if inputs.cache:
+    return inputs.cache.train_examples(train, step)
+  return batching.train_examples(
+    train, seed=data_seed(config), batch_size=config.batch_size, step=step
+  )
+
+
+def cache_needs(inputs: RunInputs) -> list[Needs]:
+  """What the cache needs for each split; all processes must call."""
+  if not inputs.cache:
+    return []
+  roles = ["train", "validation"]
+  if inputs.splits["train"].embedded:  # without images nothing can be computed
+    roles.append("test")
+  return [
+    inputs.cache.needs(role, inputs.splits[role])
+    for role in roles
+    if role in inputs.splits
+  ]
+
+
+def batch_shapes(inputs: RunInputs) -> Mapping[str, Any]:
+  """Shapes and dtypes of a training batch, of all processes together."""
+  config, cache = inputs.config, inputs.cache
+  shape = (config.batch_size, config.image_size, config.image_size, 3)
+  image = jax.ShapeDtypeStruct(shape, jnp.float32)
+  label = inputs.splits["train"].label_dtype
+  dtype = jax.dtypes.canonicalize_dtype(label.base)  # float64 becomes float32
+  labels = jax.ShapeDtypeStruct((config.batch_size, *label.shape), dtype)
+  if cache is None:
+    return {"image": image, "label": labels}
+  return {"inputs": jax.eval_shape(cache.prepare, image), "label": labels}

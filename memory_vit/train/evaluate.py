@@ -1,0 +1,76 @@
+"""Evaluate trials that train side by side on a split, in one pass."""
+
+import dataclasses
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from memory_vit.data.split import Split
+from memory_vit.evaluation.evaluate import evaluate_source, predict_fn
+from memory_vit.kinds.scores import Also, Evaluation
+from memory_vit.model.task import Task
+from memory_vit.train import padded_head
+from memory_vit.train.inputs import RunInputs
+
+
+def evaluate(
+  inputs: RunInputs,
+  tasks: Sequence[Task],
+  split: Split,
+  cached: Iterable[dict[str, Any]] | None = None,
+  *,
+  also: Collection[Also] = (),
+  predictions_of: str | None = None,
+) -> dict[str, Evaluation]:
+  """Evaluate the tasks of a pack.
+
+  `cached` are batches of the split whose frozen part is cached; for the other
+  arguments and the result see `evaluate_source`.
+  """
+  if cached is None and inputs.cache and split.embedded:
+    cached = inputs.cache.eval_batches(split, "test")
+  padded = inputs.config.task.padded_classes
+  outputs = predict_fn(
+    dataclasses.replace(inputs.backbone, params=inputs.frozen["backbone"]),
+    [*inputs.parents, *tasks],
+    inputs.mesh,
+    outputs=[task.name for task in tasks],
+    classes=padded,
+    cached=cached is not None,
+  )
+  if padded:
+    classes = inputs.splits["train"].num_classes
+    outputs = padded_head.of_classes(outputs, classes)
+
+  def predict(images: Any) -> dict[str, jax.Array]:
+    inputs.stop.check()
+    return outputs(images)
+
+  return evaluate_source(
+    predict,
+    split,
+    tasks[0].spec.preprocessing,
+    batch_size=inputs.config.batch_size_eval,
+    mesh=inputs.mesh,
+    kinds={
+      task.name: task.spec.kind if task.spec.class_names else inputs.kind
+      for task in tasks
+    },
+    also=also,
+    batches=cached,
+    predictions_of=predictions_of,
+  )
+
+
+def validate(
+  inputs: RunInputs, tasks: Mapping[str, Task], params: Mapping[str, Any]
+) -> dict[str, Evaluation]:
+  """Evaluate parameters of a pack on the validation split."""
+  split = inputs.splits["validation"]
+  trained = [
+    dataclasses.replace(task, params=params[name])
+    for name, task in tasks.items()
+  ]
+  cached = inputs.cache.eval_batches(split) if inputs.cache else None
+  return evaluate(inputs, trained, split, cached)

@@ -1,0 +1,392 @@
+"""Train a pack of trials, which share a forward pass, or resume it."""
+
+import collections
+import contextlib
+import dataclasses
+import functools
+import itertools
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import optax
+from jax.sharding import Mesh
+
+from memory_vit.kinds import find_metric
+from memory_vit.kinds.classes import tells_top5
+from memory_vit.kinds.scores import Evaluation
+from memory_vit.model.task import Task
+from memory_vit.runtime import sharding
+from memory_vit.runtime.preemption import Interrupted, StopSignal
+from memory_vit.train import batches, padded_head, parameters
+from memory_vit.train import state as state_lib
+from memory_vit.train.checkpoints import Checkpoints
+from memory_vit.train.divergence import DivergenceMonitor, Examples
+from memory_vit.train.evaluate import validate
+from memory_vit.train.inputs import RunInputs
+from memory_vit.train.metric_writers import MetricWriters
+from memory_vit.train.pack import start
+from memory_vit.train.profile import Profile
+from memory_vit.train.progress import Progress
+from memory_vit.train.state import BestParams, LoopState
+from memory_vit.train.step import Step, TrainState
+from memory_vit.train.sweep import PassPlan, Trial
+
+logger = logging.getLogger(__name__)
+
+NO_WRITERS = MetricWriters()
+Metrics = Mapping[str, Mapping[str, float]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PackResult:
+  """A pack after training; its mappings are by the name of the trial."""
+
+  # With the best parameters on validation; without trials that were lost
+  # before their first evaluation.
+  tasks: dict[str, Task]
+  best: Mapping[str, BestParams]
+  # The step at which too many updates in a row were not finite.
+  lost: Mapping[str, int]
+  # The number of updates that were not finite.
+  skipped: dict[str, int] = dataclasses.field(default_factory=dict)
+  # Of options and data, since the first start.
+  changes: tuple[Mapping[str, Any], ...] = ()
+  steps: int = 0
+  # Training images in the timed steps, and the time of these steps.
+  examples: int = 0
+  seconds: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Steps:
+  """How long to train, and after how many steps events happen; 0 is never.
+
+  The last step is always evaluated and saved. `patience` is the number of
+  evaluations without a better one after which training stops.
+  """
+
+  total: int
+  log: int
+  evaluate: int = 0
+  checkpoint: int = 0
+  profile_at: int = 0
+  patience: int = 0
+
+  def due(self, step: int, every: int) -> bool:
+    return step == self.total or (every > 0 and step % every == 0)
+
+  def stops_early(self, step: int, past: LoopState) -> bool:
+    """Whether no trial became better for `patience` evaluations."""
+    if not (self.patience and step and self.due(step, self.evaluate)):
+      return False
+    since = [b.step for name, b in past.best.items() if name not in past.lost]
+    return all(step - best >= self.patience * self.evaluate for best in since)
+
+
+def fit_pack(
+  inputs: RunInputs,
+  trials: Sequence[Trial],
+  directory: Path,
+  *,
+  plan: PassPlan | None = None,
+  writers: MetricWriters = NO_WRITERS,
+  profile_dir: Path | None = None,
+  allow_changed_data: bool = False,
+  accepted: Callable[[], None] = lambda: None,
+  require_alone: Callable[[], None] = lambda: None,
+) -> PackResult:
+  """Train the trials of a pack, or resume if `directory` has a saved state.
+
+  Args:
+    inputs: of the run.
+    trials: of one group, see `sweep.by_pass_group`.
+    directory: of the saved states.
+    plan: is saved with each state; None if this is the only pack of the run.
+    writers: of metrics and norms.
+    profile_dir: for the profile of `config.profile_at`.
+    allow_changed_data: see `state.resume`.
+    accepted: is called before the first step; a refused start changes nothing
+      of an earlier run.
+    require_alone: raises if another run may be using the directory; all
+      processes call it before a state is saved.
+  """
+  config = inputs.config
+  began = start(inputs, trials)
+  tasks = began.tasks
+  _show_parameters(inputs, began.state.params)
+  plan = plan or PassPlan((tuple(tasks),))
+  trained_on = ("train", "validation")
+  splits = {key: s for key, s in inputs.splits.items() if key in trained_on}
+  with Checkpoints(directory) as checkpoints:
+    meta = state_lib.describe(inputs, trials)
+    state, past = state_lib.resume(
+      checkpoints, began.state, meta, splits, allow_changed_data, inputs.record
+    )
+    state_lib.require_within(state, config.total_steps, directory)
+    inputs.record.keep()
+    accepted()
+
+    def save(state: TrainState, past: LoopState) -> None:
+      require_alone()
+      saved = {**meta, "plan": dataclasses.asdict(plan)}
+      state_lib.save(checkpoints, state, past, saved, splits)
+
+    state, past = fit(
+      began.step,
+      state,
+      batches.train_batches(inputs, int(state.step)),
+      past,
+      title=trials[0].name if len(trials) == 1 else f"{len(trials)} trials",
+      frozen=inputs.frozen,
+      mesh=inputs.mesh,
+      steps=Steps(
+        total=config.total_steps,
+        log=config.log_every,
+        evaluate=config.eval_every,
+        checkpoint=config.checkpoint_every,
+        profile_at=config.profile_at,
+        patience=config.early_stopping,
+      ),
+      batch_size=config.batch_size,
+      schedules=began.schedules,
+      evaluate=(
+        functools.partial(validate, inputs, tasks)
+        if "validation" in inputs.splits
+        else None
+      ),
+      save=save,
+      max_skipped=config.optim.max_skipped,
+      examples=functools.partial(batches.train_examples, inputs),
+      stop=inputs.stop,
+      writers=writers,
+      profile_dir=profile_dir,
+    )
+  return PackResult(
+    tasks=_best_tasks(inputs, tasks, past.best),
+    best=past.best,
+    lost=past.lost,
+    skipped={name: count.total for name, count in past.skipped.items()},
+    changes=past.changes,
+    steps=int(state.step),
+    examples=past.timed_steps * config.batch_size,
+    seconds=past.timed_seconds,
+  )
+
+
+def fit(
+  step_fn: Step,
+  state: TrainState,
+  train_batches: Iterator[dict[str, Any]],
+  past: LoopState | None = None,
+  *,
+  title: str,
+  frozen: Any,
+  mesh: Mesh,
+  steps: Steps,
+  batch_size: int,
+  schedules: Mapping[str, optax.Schedule],
+  evaluate: Callable[[Any], dict[str, Evaluation]] | None = None,
+  save: Callable[[TrainState, LoopState], None] | None = None,
+  max_skipped: int = 3,
+  examples: Examples | None = None,
+  stop: StopSignal | None = None,
+  writers: MetricWriters = NO_WRITERS,
+  profile_dir: Path | None = None,
+) -> tuple[TrainState, LoopState]:
+  """Train from the step of `state`, which is donated, to `steps.total`.
+
+  `evaluate` takes the parameters of all trials; of each trial the parameters
+  with the best score are kept. `batch_size` is that of all processes,
+  `max_skipped` the number of skipped updates in a row after which a trial is
+  lost, and `examples` names those of a step, for messages.
+
+  Returns the last state, and the best parameters of each trial. Early stopping
+  may end before `steps.total`. `DivergedError` is raised once every trial is
+  lost, and nothing is saved after that step; until then the others train on
+  unchanged. After `Interrupted` the last step is saved.
+  """
+  first, stop = int(state.step), stop or StopSignal()
+  past = past or LoopState({name: BestParams() for name in state.params})
+  divergence = DivergenceMonitor(
+    first, title, lost=past.lost, skipped=past.skipped,
+    max_skipped=max_skipped, examples=examples,
+  )  # fmt: skip
+  progress = Progress(
+    title, first, steps.total, batch_size, past.timed_steps, past.timed_seconds
+  )
+
+  def evaluate_and_save(
+    step: int, past: LoopState, stopping: bool, saves: bool = True
+  ) -> LoopState:
+    """Evaluate if that is due and no stop was asked for; raise if one was."""
+    divergence.check()  # a lost trial must not become the best
+    was_timed = progress.pause()
+    if past.pending and not stopping:
+      well = {n: b for n, b in past.best.items() if n not in divergence.lost}
+      try:
+        if evaluate:
+          evaluated = evaluate(state.params)
+          _show_validation(step, evaluated, writers)
+          well = state_lib.keep_better(well, evaluated, state)
+        if step == steps.total:
+          well = state_lib.keep_last(well, state)
+        past = dataclasses.replace(
+          past, best={**past.best, **well}, pending=False
+        )
+      except Interrupted:
+        stopping = True
+    timed_steps, timed_seconds = progress.timed
+    past = dataclasses.replace(
+      past,
+      lost=dict(divergence.lost),
+      skipped=dict(divergence.skipped),
+      timed_steps=timed_steps,
+      timed_seconds=timed_seconds,
+    )
+    if save and saves:
+      save(state, past)
+    if stopping:
+      saved = f"step {step} of {title!r} is saved"
+      again = f"{title} begins again from its first step"
+      raise stop.interrupted(saved if save else again)
+    if was_timed and step < steps.total:
+      progress.resume()
+    return past
+
+  with (
+    stop.asked_for(),  # a signal waits until progress and profile are closed
+    contextlib.closing(progress),
+    Profile(profile_dir, steps.profile_at, steps.total) as profile,
+  ):
+    # No image beyond the last step is prefetched: it might be broken.
+    left = itertools.islice(train_batches, steps.total - first)
+    on_devices = sharding.prefetch(left, mesh)
+    if past.pending:  # the run was interrupted before this evaluation
+      past = evaluate_and_save(first, past, stopping=False, saves=False)
+    for step in range(first + 1, steps.total + 1):
+      if steps.stops_early(step - 1, past):
+        _show_early_stop(step - 1, past, steps.patience)
+        break
+      profile.before(step)
+      state, metrics = step_fn(state, frozen, next(on_devices))
+      divergence.add(metrics)
+      progress.advance()
+      profile.after(step, state)
+
+      is_first = step == first + 1
+      if is_first or steps.due(step, steps.log):
+        shown = _with_learning_rates(step, divergence.check(), schedules)
+        if writers:
+          speed = progress.images_per_second
+          norms = parameters.part_norms(state.params, shown, mesh)
+          writers.write_scalars(step, _scalars(shown, norms, speed))
+        if is_first:  # compilation has ended
+          progress.resume()
+        progress.report(_line(shown))
+      elif progress.is_overdue():
+        newest = divergence.newest()
+        progress.report(_line(_with_learning_rates(step, newest, schedules)))
+
+      stopping = stop.is_wanted()
+      evaluates = steps.due(step, steps.evaluate)
+      if stopping or evaluates or steps.due(step, steps.checkpoint):
+        past = dataclasses.replace(past, pending=evaluates)
+        past = evaluate_and_save(step, past, stopping)
+    writers.flush()
+  return state, past
+
+
+def _best_tasks(
+  inputs: RunInputs,
+  tasks: Mapping[str, Task],
+  best: Mapping[str, BestParams],
+) -> dict[str, Task]:
+  """Tasks with their best parameters, without the padding of their heads."""
+  names = inputs.splits["train"].class_names
+  return {
+    name: padded_head.without_padding(
+      dataclasses.replace(task, params=best[name].params),
+      names,
+      dataclasses.replace(inputs.kind, thresholds=best[name].thresholds),
+    )
+    for name, task in tasks.items()
+    if best[name].params is not None
+  }
+
+
+def _show_parameters(inputs: RunInputs, params: Any) -> None:
+  if logger.isEnabledFor(logging.DEBUG):
+    logger.debug("\n%s", parameters.parameter_table(params))
+  frozen = {k: v for k, v in inputs.frozen.items() if k != "outputs"}
+  if inputs.config.learned.holds_backbone:
+    frozen["backbone"] = {}
+  logger.info("%s", parameters.parameter_counts(params, frozen))
+
+
+def _with_learning_rates(
+  step: int, metrics: Metrics, schedules: Mapping[str, optax.Schedule]
+) -> dict[str, dict[str, float]]:
+  """Add the learning rates of the step to its metrics."""
+  return {
+    name: {**values, "learning_rate": float(schedules[name](step - 1))}
+    for name, values in metrics.items()
+  }
+
+
+def _scalars(metrics: Metrics, norms: Metrics, speed: float) -> Metrics:
+  """Metrics of a step by their tags, and norms of the parameters after it."""
+  return {
+    name: {
+      **{f"train/{key}": value for key, value in values.items()},
+      **norms[name],
+      "images_per_second": speed,
+    }
+    for name, values in metrics.items()
+  }
+
+
+def _line(metrics: Metrics) -> dict[str, list[float]]:
+  """What a line of progress shows of the metrics of all trials."""
+  line: dict[str, list[float]] = collections.defaultdict(list)
+  for values in metrics.values():
+    for key in ("loss", "accuracy", "mae", "learning_rate"):
+      if key in values:
+        line[_title(key)].append(values[key])
+  return line
+
+
+def _show_early_stop(step: int, past: LoopState, patience: int) -> None:
+  best = {name: b.step for name, b in past.best.items()}
+  logger.info(
+    "stopped early at step %d (config.early_stopping %d): nothing became "
+    "better on validation since the steps %s",
+    step, patience, best,
+  )  # fmt: skip
+
+
+def _show_validation(
+  step: int, evaluated: Mapping[str, Evaluation], writers: MetricWriters
+) -> None:
+  scalars = {}
+  for name, result in evaluated.items():
+    scores = result.scores
+    numbers = {"loss": scores.loss, **scores.metrics}
+    shown = {key: v for key, v in numbers.items() if v is not None}
+    line = "  ".join(
+      f"{_title(key)} {value:.4f}"
+      for key, value in shown.items()
+      if key != "top5" or tells_top5(len(scores.per_class or ()))
+    )
+    logger.info(
+      "%s step %d  validation of %d: %s", name, step, scores.examples, line
+    )
+    scalars[name] = {f"validation/{key}": v for key, v in shown.items()}
+  writers.write_scalars(step, scalars)
+  writers.flush()
+
+
+def _title(key: str) -> str:
+  metric = find_metric(key)
+  return metric.title if metric else key

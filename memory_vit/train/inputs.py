@@ -1,0 +1,278 @@
+"""Inputs of a run: configuration, devices, backbone, data, earlier tasks."""
+
+import dataclasses
+import functools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from memory_vit.backbones.load import read_published, to_backbone
+from memory_vit.config import Config
+from memory_vit.data import data_record, datasets, image_ops
+from memory_vit.data.data_record import DataRecord
+from memory_vit.data.decoded_images import cache_decoded
+from memory_vit.data.split import Split
+from memory_vit.data.split_ref import configured_splits
+from memory_vit.data.subset import class_counts
+from memory_vit.frozen.cache import FrozenCache
+from memory_vit.kinds import CLASSES, TaskKind
+from memory_vit.kinds.kind import HeadOutputs
+from memory_vit.model.backbone import Backbone, init_backbone, rounded
+from memory_vit.model.task import EvalPreprocessing, Task
+from memory_vit.model.vit_config import RANDOM, vit_config
+from memory_vit.runtime import dtypes, processes, sharding
+from memory_vit.runtime.preemption import StopSignal
+from memory_vit.tasks import store
+from memory_vit.tasks.split_forward import frozen_pass
+from memory_vit.train import padded_head, settle, sweep
+from memory_vit.train.sweep import Trial
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunInputs:
+  """All that the trials of a run, or of one group of them, share."""
+
+  config: Config
+  mesh: Mesh
+  # Asked after every step, and in every batch of an evaluation.
+  stop: StopSignal
+  backbone: Backbone  # as it was loaded, on the devices of the mesh
+  # What is read and not trained: {"backbone": parameters in the compute dtype,
+  # "tasks": {name: parameters of earlier tasks}, "outputs": `HeadOutputs`}.
+  frozen: Mapping[str, Any]
+  # {"train": the split, ...}, of "validation", "test" and "upstream" those that
+  # there are.
+  splits: Mapping[str, Split]
+  kind: TaskKind  # without thresholds
+  trials: tuple[Trial, ...]
+  attends_to: tuple[Task, ...]
+  # All earlier tasks that run beside the new ones: those of `attends_to`, and
+  # the tasks that these attend to.
+  parents: tuple[Task, ...]
+  preprocessing: EvalPreprocessing  # of the task, for evaluation
+  record: DataRecord
+  # The training split, decoded in memory at the first call.
+  decoded: Callable[[], Split]
+  cache: FrozenCache | None  # None if nothing is cached
+
+
+def open_inputs(
+  config: Config,
+  workdir: Path,
+  mesh: Mesh,
+  stop: StopSignal,
+  *,
+  splits: Mapping[str, Split] | None = None,
+  backbone: Backbone | None = None,
+) -> RunInputs:
+  """Open backbone and data of a run, and settle its trials; writes nothing.
+
+  All inputs are opened before anything is computed: a wrong test split must not
+  cost a training.
+  """
+  backbone = open_backbone(config, mesh, backbone)
+  opened = _open_splits(config, backbone, splits or {})
+  config = settle.settled(config, backbone, opened["train"])
+  trials = sweep.trials_of(config, settle.task_name(config))
+  attends_to, ancestors = (
+    tuple(store.load_task(path, backbone) for path in paths)
+    for paths in settle.parent_directories(config)
+  )
+  settle.require_fit(
+    config, backbone, opened, (*attends_to, *ancestors), trials
+  )
+  for line in dict.fromkeys(
+    line for split in opened.values() for line in split.skipped
+  ):
+    logger.info(line)
+  return make_inputs(
+    config,
+    mesh,
+    backbone,
+    opened,
+    trials,
+    stop=stop,
+    kind=settle.task_kind(config, opened["train"]),
+    attends_to=attends_to,
+    ancestors=ancestors,
+    record=_record_of(opened, config, workdir),
+  )
+
+
+def open_backbone(
+  config: Config, mesh: Mesh, loaded: Backbone | None = None
+) -> Backbone:
+  """Load or initialize the backbone, if it is not given, on the mesh."""
+  path = config.backbone
+  if loaded:
+    backbone = loaded
+  elif path.startswith(RANDOM):
+    backbone = init_backbone(
+      vit_config(
+        path.removeprefix(RANDOM),
+        image_size=config.image_size,
+        dtype=dtypes.resolve(config.dtype),
+        gelu=settle.made_gelu(config),
+      ),
+      jax.random.key(config.seed),
+    )
+  else:
+    # In float32: the regime `full` trains these weights.
+    backbone = to_backbone(
+      read_published(path),
+      config.image_size or None,
+      config.dtype,
+      gelu=settle.stated_gelu(config),
+    )
+  logger.info(
+    "backbone %s: %s, %d px, fingerprint %s",
+    path, backbone.config.variant, backbone.config.image_size,
+    backbone.fingerprint[:16],
+  )  # fmt: skip
+  params = sharding.put_backbone(backbone.params, mesh)
+  return dataclasses.replace(backbone, params=params)
+
+
+def make_inputs(
+  config: Config,
+  mesh: Mesh,
+  backbone: Backbone,
+  splits: Mapping[str, Split],
+  trials: Sequence[Trial],
+  *,
+  stop: StopSignal,
+  kind: TaskKind = CLASSES,
+  attends_to: tuple[Task, ...] = (),
+  ancestors: tuple[Task, ...] = (),
+  record: DataRecord | None = None,
+) -> RunInputs:
+  """Compute what a run derives once from its inputs; `config` is settled."""
+  train, data = splits["train"], config.data
+  parents = (*attends_to, *ancestors)
+  frozen = {
+    "backbone": rounded(backbone).params,
+    "tasks": {task.spec.name: task.params for task in parents},
+  }
+  outputs = _head_outputs(config, trials, train, kind)
+  if jax.tree.leaves(outputs):
+    frozen["outputs"] = sharding.put(outputs, mesh)
+  if train.embedded:
+    preprocessing = train.embedded.origin.preprocessing
+  else:
+    preprocessing = image_ops.preprocessing_of(
+      data.eval_crop, data.resize, config.image_size, backbone.preprocessing
+    )
+  side = image_ops.shorter_side(data.resize, config.image_size)
+  inputs = RunInputs(
+    config=config,
+    mesh=mesh,
+    stop=stop,
+    backbone=backbone,
+    frozen=frozen,
+    splits=splits,
+    kind=kind,
+    trials=tuple(trials),
+    attends_to=attends_to,
+    parents=parents,
+    preprocessing=preprocessing,
+    record=record or DataRecord(),
+    decoded=functools.cache(lambda: cache_decoded(train, side, stop.check)),
+    cache=None,
+  )
+  return dataclasses.replace(inputs, cache=_new_cache(inputs))
+
+
+def of_group(inputs: RunInputs, trials: Sequence[Trial]) -> RunInputs:
+  """The inputs of trials of one group, with a new cache.
+
+  See `sweep.by_pass_group`. The cache of another group can be collected.
+  """
+  one = trials[0].config
+  config = dataclasses.replace(inputs.config, regime=one.regime, keep=one.keep)
+  group = dataclasses.replace(inputs, config=config, trials=tuple(trials))
+  return dataclasses.replace(group, cache=_new_cache(group))
+
+
+def _new_cache(inputs: RunInputs) -> FrozenCache | None:
+  config, backbone = inputs.config, inputs.backbone
+  if config.keep.what not in ("contexts", "features"):
+    return None
+  return FrozenCache(
+    config=config,
+    backbone=backbone,
+    preprocessing=inputs.preprocessing,
+    record=inputs.record,
+    prepare=functools.partial(
+      frozen_pass(backbone.config, [config.learned]), inputs.frozen
+    ),
+    mesh=inputs.mesh,
+    stop=inputs.stop,
+  )
+
+
+def _head_outputs(
+  config: Config, trials: Sequence[Trial], train: Split, stated: TaskKind
+) -> HeadOutputs:
+  """Weights of classes or labels, and which outputs of a head are padding."""
+  weights, kind = None, stated.kind
+  if any(t.config.optim.class_weights == "balanced" for t in trials):
+    counted, examples = processes.on_process_0(
+      lambda: (
+        class_counts(train).tolist(),
+        train.size - len(train.unreadable),
+      )
+    )
+    weights = kind.weights(np.array(counted), examples)
+  if not kind.one_is_right:  # their losses leave out the padding
+    return HeadOutputs(weights=weights)
+  classes, padded = train.num_classes, config.task.padded_classes
+  if weights is not None:
+    weights = np.pad(weights, (0, max(0, padded - classes)))
+  return HeadOutputs(padded_head.is_class(padded, classes), weights)
+
+
+def _open_splits(
+  config: Config, backbone: Backbone, given: Mapping[str, Split]
+) -> dict[str, Split]:
+  """Open the configured splits, except those that are given."""
+  splits = {}
+  for role, ref in configured_splits(config).items():
+    if role in given:
+      splits[role] = datasets.read_as(ref, given[role])
+    elif role in ("train", "validation", "test"):
+      splits[role] = datasets.open_on_all_processes(ref)
+  if original := _open_upstream(config, backbone):
+    splits["upstream"] = original
+  return splits
+
+
+def _open_upstream(config: Config, backbone: Backbone) -> Split | None:
+  """Open the data of `config.upstream`; None if it names none."""
+  ref = configured_splits(config).get("upstream")
+  split = datasets.open_on_all_processes(ref) if ref else None
+  if split and split.num_classes != backbone.config.num_classes:
+    logger.info(
+      "config.upstream: %s has %d classes, the head of the backbone %d: the "
+      "original outputs are compared, and no accuracy is reported",
+      split.full_name, split.num_classes, backbone.config.num_classes,
+    )  # fmt: skip
+  return split
+
+
+def _record_of(
+  splits: Mapping[str, Split], config: Config, workdir: Path
+) -> DataRecord:
+  if config.data.digest == "contents":
+    logger.info("reading all bytes of the data (config.data.digest)")
+  return data_record.run_record(
+    workdir,
+    config.data.digest,
+    {key: split.data_files for key, split in splits.items()},
+  )
