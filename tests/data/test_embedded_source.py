@@ -191,28 +191,6 @@ def test_slices_hold_the_same_images_where_some_are_broken(made, place):
   assert "\n" not in str(error.value)
 
 
-@pytest.mark.fault("damaged-embeddings")
-def test_rows_without_a_label_are_refused(place):
-  for file in place.glob("train/*.parquet"):
-    fake_embeddings.rewritten(
-      file, with_column("label", lambda p, v: None if broken(p) else v)
-    )
-  with pytest.raises(BrokenDataError, match="2 of 33 rows have no label") as e:
-    opened(place)
-  assert "--label_column" in str(e.value)
-  assert "\n" not in str(e.value)
-
-
-def test_a_class_that_train_lacks_is_refused(place):
-  fake_embeddings.rewritten(
-    place / TEST_FILE, with_column("label", lambda p, v: f"{v}s")
-  )
-  with pytest.raises(
-    BrokenDataError, match="of 'test'.* those of 'train': its label is 'antss'"
-  ):
-    opened(place, "test")
-
-
 @pytest.mark.parametrize(
   ("kind", "texts", "names", "rows"),
   [
@@ -406,11 +384,34 @@ def test_files_that_say_something_else(place, change, expected):
   assert "\n" not in str(error.value)
 
 
-def test_splits_that_were_made_differently(place):
-  change = changed_about(dtype="bfloat16")
-  fake_embeddings.rewritten(place / TEST_FILE, change)
-  with pytest.raises(DataError, match="were made in different ways"):
-    opened(place, "train+test")
+@pytest.mark.fault("damaged-embeddings")
+@pytest.mark.parametrize(
+  ("files", "change", "split", "error", "words"),
+  [
+    (
+      "train/*.parquet",
+      with_column("label", lambda p, v: None if broken(p) else v),
+      "train", BrokenDataError, "2 of 33 rows have no label.*--label_column",
+    ),
+    (
+      TEST_FILE, with_column("label", lambda p, v: f"{v}s"),
+      "test", BrokenDataError, "of 'test'.* those of 'train': .* is 'antss'",
+    ),
+    (
+      TEST_FILE, changed_about(dtype="bfloat16"),
+      "train+test", DataError, "were made in different ways",
+    ),
+  ],
+  ids=["no label", "another class", "another dtype"],
+)  # fmt: skip
+def test_rows_that_do_not_fit_are_refused(
+  place, files, change, split, error, words
+):
+  for file in place.glob(files):
+    fake_embeddings.rewritten(file, change)
+  with pytest.raises(error, match=words) as raised:
+    opened(place, split)
+  assert "\n" not in str(raised.value)
 
 
 def test_there_are_no_images(made):
