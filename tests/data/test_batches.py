@@ -234,7 +234,7 @@ def test_unreadable_picture_is_named(tmp_path, damage, words):
 
 
 @pytest.mark.fault("control-characters")
-def test_names_of_files_that_are_not_utf_8(tmp_path):
+def test_file_names_that_are_not_utf_8_are_escaped(tmp_path):
   write_folder(tmp_path, {"train/a": ["0.png", "1.png"]})
   odd = tmp_path / "train/a" / os.fsdecode(b"\xff\xfe.png")
   (tmp_path / "train/a/1.png").rename(odd)
@@ -332,7 +332,7 @@ def test_images_of_deeper_folders_belong_to_the_class(tmp_path):
 
 
 @pytest.mark.fault("broken-image")
-def test_what_is_skipped_is_counted_and_named(tmp_path):
+def test_skipped_files_are_counted_and_named(tmp_path):
   write_folder(
     tmp_path,
     {"train/a": ["0.png", ".1.png"], "train/b": ["0.png"], "other/c": []},
@@ -610,7 +610,7 @@ def test_failed_download_says_what_to_do(tmp_path, monkeypatch, name, advice):
 
 @pytest.mark.fault("damaged-shard")
 @pytest.mark.parametrize("how", ["a dry run", "a distributed run"])
-def test_what_is_not_prepared_is_not_downloaded_by(tmp_path, monkeypatch, how):
+def test_unprepared_data_are_not_downloaded_by(tmp_path, monkeypatch, how):
   """The size and the command are said; what is prepared is read."""
   prepared = []
   place = tmp_path / "my data"
@@ -713,7 +713,7 @@ def test_picture_and_class_are_found(features, supervised_keys, expected):
 
 
 @pytest.mark.slow
-def test_real_pictures(data_dir):
+def test_real_pictures_are_decoded(data_dir):
   source = open_split("cifar10_small", "test", str(data_dir / "tfds"))
   assert (source.size, source.num_classes) == (2000, 10)
   assert "airplane" in source.class_names

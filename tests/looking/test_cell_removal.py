@@ -199,7 +199,7 @@ def test_each_example_counts_once(backbone, monkeypatch, together):
   assert evaluated["child"].scores.accuracy == removal.top1
 
 
-def test_the_test_is_mcnemars():
+def test_significance_is_the_test_of_mcnemar():
   lost, gained = (
     np.array([[0, 5, 9], [40, 1, 0]]),
     np.array([[0, 5, 0], [12, 0, 3]]),
@@ -314,7 +314,7 @@ def test_tasks_are_given_as_to_forward(backbone):
 
 
 @pytest.mark.slow
-def test_outputs_that_are_not_finite_are_no_accuracy(backbone):
+def test_outputs_that_are_not_finite_are_refused(backbone):
   task = random_task(backbone, "a", cells=1)
   params = {**task.params, "cls": np.full_like(task.params["cls"], np.nan)}
   broken = dataclasses.replace(task, params=params)
