@@ -24,7 +24,7 @@ def run(jobs, out, **options):
 
 
 @pytest.mark.processes
-def test_a_part_that_fails_ends_itself_alone(tmp_path, monkeypatch, capsys):
+def test_failing_section_ends_alone(tmp_path, monkeypatch, capsys):
   jobs = {
     "crash": [job("import os; os.abort()"), written('{"device": "X"}')],
     "missing": [job("import no_such_library.part")],
@@ -49,7 +49,7 @@ def test_a_part_that_fails_ends_itself_alone(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.processes
-def test_what_hangs_is_ended_with_all_that_it_started(tmp_path):
+def test_hanging_job_is_ended_with_its_children(tmp_path):
   child = "import time; time.sleep(60)"
   began = time.monotonic()
   found = run(
@@ -81,7 +81,7 @@ def test_what_hangs_is_ended_with_all_that_it_started(tmp_path):
     pytest.fail("the child lives")
 
 
-def test_a_gpu_gets_everything_and_the_smallest_first():
+def test_gpu_runs_every_section_smallest_first():
   sections = accelerator.sections(small=False)
   first = list(sections)[:5]
   assert first == ["device", *(f"{kind}-B32-bfloat16" for kind in (
@@ -97,7 +97,7 @@ def test_a_gpu_gets_everything_and_the_smallest_first():
 @pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.processes
-def test_every_section_in_small(tmp_path):
+def test_every_section_runs_with_small_models(tmp_path):
   """On the CPU, with models that have hardly any weights."""
   assert accelerator.main([f"--out={tmp_path}", "--small"]) == 0, [
     (path.name, path.read_text()[-2000:]) for path in tmp_path.glob("*.log")

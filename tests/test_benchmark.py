@@ -129,7 +129,7 @@ def test_result_is_complete_and_written(tmp_path, capsys):
   assert "masked_sequence_infer_3 " in capsys.readouterr().out
 
 
-def test_without_a_peak_to_read_there_is_no_number(monkeypatch):
+def test_unreadable_memory_peak_gives_no_number(monkeypatch):
   monkeypatch.setattr(peaks, "_CLEAR", Path("/nowhere/clear_refs"))
   peak = peaks.measure(None, "train_1")
   assert peak.bytes is None
@@ -164,7 +164,7 @@ def test_a_process_that_fails_leaves_no_number():
   assert "ended with" in peak.how
 
 
-def test_a_program_that_fails_ends_itself_alone():
+def test_failing_program_ends_alone():
   """As for lack of memory; and what there is no time for is named."""
 
   def fails():

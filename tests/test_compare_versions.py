@@ -19,7 +19,7 @@ def write(folder, value=1.0, word="cat", line="b", extra=False):
   return folder
 
 
-def test_what_differs_is_named(tmp_path, capsys):
+def test_differences_are_named(tmp_path, capsys):
   before = write(tmp_path / "before")
   assert compare_versions.compare(before, write(tmp_path / "same")) == 0
   assert "3 of 3 files are equal to the bit" in capsys.readouterr().out

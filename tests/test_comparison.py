@@ -33,7 +33,7 @@ def result(*libraries, **more):
   }  # fmt: skip
 
 
-def test_a_row_for_all_that_any_library_has():
+def test_table_has_a_row_for_every_measure():
   found = comparison.table(
     [
       one("A", {"train": [1.0, 1.25, 1.5], "infer_1": [1, 1, 1]}),
@@ -61,7 +61,7 @@ def test_a_row_for_all_that_any_library_has():
   assert rows["file of a task"] == ["2 KiB", "2 KiB"]
 
 
-def test_all_libraries_get_the_same(tmp_path):
+def test_all_libraries_get_the_same_images_and_labels(tmp_path):
   SETTING.write(tmp_path)
   assert setting.Setting.read(tmp_path) == SETTING
   images = setting.images(tmp_path)
@@ -97,7 +97,7 @@ def test_outputs_that_are_all_alike_show_nothing(value):
 
 
 @pytest.mark.slow
-def test_every_task_is_drawn_for_itself():
+def test_every_task_is_drawn_independently():
   """One in the place of another is noticed, and a head of zeros is none."""
   backbone = mv.random_backbone(
     "Micro/2", image_size=8, num_classes=3, key=jax.random.key(0)
@@ -110,7 +110,7 @@ def test_every_task_is_drawn_for_itself():
   assert (kernels[0] != kernels[1]).all()
 
 
-def test_processes_are_one_result():
+def test_processes_are_merged_into_one_result():
   found = comparison.merged(
     [
       one("A", {"train": [0, mid, 9]}, task_difference=moved)
@@ -165,7 +165,7 @@ def test_the_page_has_the_figures_that_are_kept():
   assert page == comparison.with_figures(page, json.loads(kept.read_text()))
 
 
-def test_in_short_the_page_says_what_the_figures_say():
+def test_summary_of_the_page_equals_its_figures():
   docs = ROOT / "docs"
   kept = docs / "results" / "comparison" / "comparison.json"
   here, *others = json.loads(kept.read_text())["libraries"]
@@ -199,7 +199,7 @@ def test_in_short_the_page_says_what_the_figures_say():
     assert expected in said
 
 
-def test_no_figures_are_replaced_by_none():
+def test_empty_results_replace_no_figures():
   page = "<!-- figures -->\nold\n<!-- end of figures -->\n"
   with pytest.raises(ValueError, match="no library was measured"):
     comparison.with_figures(page, result())
@@ -231,7 +231,7 @@ def test_a_count_is_at_least_one(monkeypatch, capsys, flag, value):
     ("--reproduction_python", "no-such-python", "is no program"),
   ],
 )
-def test_what_is_wrong_is_said_before_anything_is_measured(
+def test_wrong_options_are_refused_before_measuring(
   monkeypatch, capsys, flag, value, message
 ):
   monkeypatch.chdir(ROOT)
@@ -240,7 +240,7 @@ def test_what_is_wrong_is_said_before_anything_is_measured(
   assert message in capsys.readouterr().err
 
 
-def test_files_are_those_of_where_the_command_is_called(tmp_path, monkeypatch):
+def test_paths_are_relative_to_the_current_directory(tmp_path, monkeypatch):
   """Libraries are measured in another directory."""
   (tmp_path / "vit.py").write_text("")
   monkeypatch.chdir(tmp_path)

@@ -69,14 +69,14 @@ def shared_cells():
 # As they are stored.
 
 
-def test_all_are_there():
+def test_every_notebook_exists():
   assert {path.stem for path in NOTEBOOKS} == {
     "many_tasks", "memory_attention", "quickstart", "sweep", "your_backbone",
   }  # fmt: skip
 
 
 @each_notebook
-def test_it_is_valid_and_stripped(path):
+def test_notebook_is_valid_and_stripped(path):
   stored = json.loads(path.read_text(encoding="utf-8"))
   notebook = nbformat.from_dict(stored)
   nbformat.validate(notebook)
@@ -134,7 +134,7 @@ def test_badge_and_set_up_are_those_of_all(path, shared_cells):
 
 
 @each_notebook
-def test_what_the_text_names_is_there(path):
+def test_pages_and_notebooks_named_in_the_text_exist(path):
   """Pages and notebooks, by name: relative links lead nowhere on Colab."""
   notebook = nbformat.read(path, as_version=4)
   text = "\n".join(
@@ -150,7 +150,7 @@ def test_what_the_text_names_is_there(path):
 
 
 @each_notebook
-def test_its_page_shows_it(path):
+def test_page_shows_its_notebook(path):
   """`make notebooks` writes a page, and its pictures, anew."""
   page = ROOT / "docs" / "notebooks" / f"{path.stem}.md"
   text = page.read_text(encoding="utf-8")
@@ -292,7 +292,7 @@ def test_without_a_checkout_and_an_address_nothing_is_installed(
   assert runtime.lines == []
 
 
-def test_nothing_is_installed_where_it_is_there(monkeypatch, nothing_else):
+def test_installed_package_is_not_installed_again(monkeypatch, nothing_else):
   assert Runtime(monkeypatch, memory_vit="0.1.0", jax="0.7.2").run() == []
 
 
@@ -331,7 +331,7 @@ def test_a_new_jax_gets_its_plug_in(
 
 @pytest.mark.parametrize("address", ["", "somebody/memory_vit"])
 @pytest.mark.parametrize("place", [".", "colab", "docs/notebooks", "uploaded"])
-def test_a_checkout_is_taken_where_there_is_one(
+def test_existing_checkout_is_installed(
   monkeypatch, nothing_else, tmp_path, place, address
 ):
   """Around the notebook, which needs no address then."""
@@ -431,7 +431,7 @@ QUICKSTART = {
 
 
 @pytest.mark.slow
-def test_quickstart_on_glyphs(execute, tmp_path):
+def test_quickstart_runs_on_glyphs(execute, tmp_path):
   regimes = {"regimes": "sorted({t.regime for t in result.tasks})"}
   done = execute("quickstart", QUICKSTART | regimes, TOTAL_STEPS=20)
   task_dir = Path(done.shown["task_dir"])
@@ -450,7 +450,7 @@ def test_quickstart_on_glyphs(execute, tmp_path):
 
 @pytest.mark.nightly  # as on glyphs, with other data
 @pytest.mark.slow
-def test_quickstart_on_own_pictures(execute, tmp_path, micro):
+def test_quickstart_runs_on_own_pictures(execute, tmp_path, micro):
   data, rng = tmp_path / "pets", np.random.default_rng(0)
   for split, count in (("train", 24), ("test", 5)):
     for kind in ("cat", "dog"):
@@ -470,7 +470,7 @@ def test_quickstart_on_own_pictures(execute, tmp_path, micro):
 
 
 @pytest.mark.slow
-def test_many_tasks(execute, tmp_path, micro):
+def test_many_tasks_notebook_runs(execute, tmp_path, micro):
   show = {
     "original": "[same_original, same_with_four]",
     "differences": "differences",
@@ -495,7 +495,7 @@ def test_many_tasks(execute, tmp_path, micro):
 
 
 @pytest.mark.slow
-def test_sweep(execute, tmp_path):
+def test_sweep_notebook_runs(execute, tmp_path):
   """Its backbone is trained first, by itself."""
   show = {
     "trials": "sorted([t.learning_rate, t.cells] for t in result.tasks)",
@@ -554,13 +554,13 @@ def test_both_sides_of_a_sweep_take_as_many_steps():
   assert list(seconds.values()) == [10.0, 40.0, 40.0]
 
 
-def test_a_single_step_tells_no_time():
+def test_single_step_gives_no_timing():
   (said,) = time_cell(alone=0.0, together=0.0)
   assert "more TOTAL_STEPS" in said
 
 
 @pytest.mark.slow
-def test_your_backbone(execute, tmp_path):
+def test_your_backbone_notebook_runs(execute, tmp_path):
   """A model in the files of transformers."""
   model = published_models.write_model(tmp_path / "model")
   show = {
@@ -587,7 +587,7 @@ def test_your_backbone(execute, tmp_path):
 
 
 @pytest.mark.slow
-def test_memory_attention(execute, tmp_path, micro):
+def test_memory_attention_notebook_runs(execute, tmp_path, micro):
   show = {
     "sums": "[float(on_many.total.min()), float(on_many.total.max())]",
     "shape": "on_many.memory.shape",

@@ -76,14 +76,14 @@ def test_every_call_is_checked():
     jax.jit(jnp.add)(jnp.zeros((2, 2)), jnp.zeros(2))
 
 
-def test_what_is_not_checked_is_there():
+def test_functions_excluded_from_shape_checks_exist():
   for module, names in checked.DOORS.items():
     assert module.startswith(checked.MODULES)
     for name in names:
       assert callable(getattr(importlib.import_module(module), name))
 
 
-def test_all_wings_are_in_a_wheel():
+def test_all_subpackages_are_in_a_wheel():
   """An editable installation would not show that one is missing."""
   with (ROOT / "pyproject.toml").open("rb") as file:
     find = tomllib.load(file)["tool"]["setuptools"]["packages"]["find"]
@@ -107,7 +107,7 @@ def requirements(lines):
   return {Requirement(line) for line in found if line}
 
 
-def test_what_is_tested_is_the_core_and_training():
+def test_requirements_are_the_core_and_training():
   """`requirements.txt` and pyproject.toml cannot drift apart."""
   core = requirements(project()["dependencies"])
   train = requirements(project()["optional-dependencies"]["train"])
@@ -206,7 +206,7 @@ def test_a_python_that_pip_would_refuse_is_refused_first(tmp_path):
 
 
 @pytest.mark.processes
-def test_what_errors_say_of_an_extra_installs_it(tmp_path):
+def test_installation_advice_of_errors_works(tmp_path):
   """Without an index, where a stranger may have our name."""
   extras = project()["optional-dependencies"]
   assert {*typing.get_args(messages.Extra)} < extras.keys()
@@ -351,6 +351,6 @@ def test_a_wheel_with_the_core_alone(tmp_path):
     assert messages.installation("train") in done.stderr
 
 
-def test_public_names():
+def test_public_names_have_docstrings():
   for name in mv.__all__:
     assert getattr(mv, name).__doc__, name

@@ -158,7 +158,7 @@ def test_letters_that_the_font_lacks_are_one_line_of_the_log(caplog, recwarn):
     (random_images(0), []),
   ],
 )
-def test_a_grid_of_something_else(images, titles):
+def test_unusable_grids_are_refused(images, titles):
   with pytest.raises(DataError):
     plots.image_grid(images, titles)
 
@@ -176,7 +176,7 @@ def test_scalars_are_read_back(tmp_path):
   assert (steps.tolist(), read.tolist()) == ([50], [0.5])
 
 
-def test_what_is_no_number_is_left_out(tmp_path):
+def test_events_that_are_no_numbers_are_left_out(tmp_path):
   writer = metric_writers.SummaryWriter(str(tmp_path))
   writer.write_scalars(1, {"loss": 1.0})
   writer.write_texts(1, {"note": "text"})
@@ -234,14 +234,14 @@ def test_curves_of_a_run_without_accuracy(tmp_path):
   assert accuracy.get_legend() is None
 
 
-def test_without_events(tmp_path):
+def test_missing_events_are_refused(tmp_path):
   for path in (tmp_path, tmp_path / "missing"):
     with pytest.raises(TrainingError, match="no TensorBoard events"):
       plots.training_curves(path)
   assert issubclass(TrainingError, MemoryVitError)
 
 
-def test_events_of_something_else(tmp_path):
+def test_events_without_the_loss_are_refused(tmp_path):
   write(tmp_path, "train/loss_of_nothing", [1.0])
   with pytest.raises(TrainingError, match=r"no train/loss, only"):
     plots.training_curves(tmp_path)

@@ -146,7 +146,7 @@ def test_lines_and_images_do_not_overlap(count):
     ({"logits": {"old": np.zeros((1, 2))}}, r"logits of 'old' have shape"),
   ],
 )
-def test_predictions_that_do_not_fit(change, message):
+def test_mismatched_predictions_are_refused(change, message):
   values = {
     "images": random_images(2),
     "logits": {"old": np.zeros((2, 2)), "new": np.zeros((2, 3))},
@@ -185,7 +185,7 @@ def test_names_of_times_are_text():
 
 
 @pytest.mark.parametrize("bad", [{}, {"a": 0.0}, {"a": float("nan")}])
-def test_times_that_are_none(bad):
+def test_invalid_times_are_refused(bad):
   with pytest.raises(DataError, match="the times are"):
     plots.timing_bars(bad, title="")
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "JAX_PLATFORMS": "cpu"}
 
 
-def test_a_task_is_learned_and_the_original_is_kept(data_dir, tmp_path):
+def test_task_is_learned_and_original_outputs_are_kept(data_dir, tmp_path):
   """The command of docs/reference/results.md, with fewer steps."""
   workdir = tmp_path / "run"
   options = {

@@ -8,16 +8,13 @@ from conftest import ROOT
 from docs.reliability import faults, markers
 from docs.reliability.page import render
 
+IDS = [fault.id for part in faults.read().parts for fault in part.faults]
+
 
 def marked(*ids):
   return (
     f"@pytest.mark.fault({', '.join(map(repr, ids))})\ndef test_it(): ...\n"
   )
-
-
-@pytest.fixture
-def ids():
-  return [fault.id for part in faults.read().parts for fault in part.faults]
 
 
 @pytest.fixture
@@ -37,15 +34,10 @@ def test_the_page_is_what_is_written_now():
   assert page == render(), "run python -m docs.reliability"
 
 
-def test_each_fault_has_a_row_with_its_tests(ids, rendered):
-  page = rendered(marked(*ids))
-  assert page.count("| `part/test_it.py::test_it` |") == len(ids)
-  assert f"list {len(ids)} faults" in page
-
-
-def test_a_fault_without_a_test_is_an_error(ids, rendered):
-  with pytest.raises(ValueError, match=f"no test has .*: {ids[0]}$"):
-    rendered(marked(*ids[1:]))
+def test_each_fault_has_a_row_with_its_tests(rendered):
+  page = rendered(marked(*IDS))
+  assert page.count("| `part/test_it.py::test_it` |") == len(IDS)
+  assert f"list {len(IDS)} faults" in page
 
 
 def test_each_fault_has_a_test_before_a_change_lands():
@@ -63,19 +55,20 @@ def test_each_fault_has_a_test_before_a_change_lands():
   assert [fault for fault in found if nightly.issuperset(found[fault])] == []
 
 
-def test_a_marker_of_an_unknown_fault_is_an_error(ids, rendered):
-  with pytest.raises(ValueError, match="earthquake .part/test_it.py::test_it"):
-    rendered(marked("earthquake", *ids))
-
-
-@pytest.mark.parametrize("source", [
-  "pytestmark = pytest.mark.fault('sigterm')",
-  "@pytest.mark.fault\ndef test_it(): ...",
-  "@pytest.mark.fault()\ndef test_it(): ...",
-  "@pytest.mark.fault(*IDS)\ndef test_it(): ...",
-  "@pytest.mark.fault(id='sigterm')\ndef test_it(): ...",
-  "class TestIt:\n  @pytest.mark.fault('sigterm')\n  def test_it(self): ...",
-])  # fmt: skip
-def test_a_marker_that_cannot_be_read_is_an_error(source, rendered):
-  with pytest.raises(ValueError, match="test_it.py, line .* expected"):
+@pytest.mark.parametrize(("source", "words"), [
+  (marked(*IDS[1:]), f"no test has .*: {IDS[0]}$"),
+  (marked("earthquake", *IDS), "earthquake .part/test_it.py::test_it"),
+  *((source, "test_it.py, line .* expected") for source in (
+    "pytestmark = pytest.mark.fault('sigterm')",
+    "@pytest.mark.fault\ndef test_it(): ...",
+    "@pytest.mark.fault()\ndef test_it(): ...",
+    "@pytest.mark.fault(*IDS)\ndef test_it(): ...",
+    "@pytest.mark.fault(id='sigterm')\ndef test_it(): ...",
+    "class TestIt:\n  @pytest.mark.fault('sigterm')\n  def test_it(self): ...",
+  )),
+], ids=range(8))  # fmt: skip
+def test_faults_without_a_test_and_unusable_markers_are_errors(
+  source, words, rendered
+):
+  with pytest.raises(ValueError, match=words):
     rendered(source)

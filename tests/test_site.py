@@ -70,7 +70,7 @@ def exported(module):
 @pytest.mark.parametrize(
   "page", sorted(API.glob("*.md")), ids=lambda page: page.name
 )
-def test_what_the_api_shows_is_exported(page):
+def test_names_on_api_pages_are_exported(page):
   """That it is there, the build says."""
   assert shown(page)
   for path in shown(page):
@@ -141,7 +141,7 @@ def test_warnings_of_the_build_are_errors():
   assert " docs | " in (ROOT / ".ci" / "run").read_text()
 
 
-def test_its_tools_come_by_their_own_extra():
+def test_docs_extra_has_the_site_generator():
   project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
   extra = project["optional-dependencies"]["docs"]
   assert any(line.startswith("properdocs>=") for line in extra)
@@ -153,7 +153,7 @@ def test_drawings_are_what_is_drawn_now(name):
   assert written == PICTURES[name]().svg(), "run python -m docs.drawings"
 
 
-def test_the_layer_of_the_commands_stands_out():
+def test_layer_of_commands_is_highlighted():
   box = r'<rect [^>]*class="learned"[^>]*/>\s*<text [^>]*>([^<]*)<'
   assert re.findall(box, layers.draw().svg()) == ["commands"]
 

@@ -74,7 +74,7 @@ def test_numpy_opens_what_was_converted(tmp_path):
     )
 
 
-def test_a_plain_backbone_is_written_as_before(tmp_path):
+def test_plain_backbone_is_written_without_a_note(tmp_path):
   for preprocessing in (None, mv.EvalPreprocessing(image_size=8)):
     backbone = dataclasses.replace(tiny_backbone(), preprocessing=preprocessing)
     mv.save_backbone(backbone, tmp_path / "a.npz")
@@ -90,7 +90,7 @@ def test_a_plain_backbone_is_written_as_before(tmp_path):
   {"pooling": "gap", "norm_after_pooling": True},
   {"position_resize": "bicubic"},
 ])  # fmt: skip
-def test_what_shapes_do_not_tell_is_written_beside_them(tmp_path, switches):
+def test_settings_beyond_shapes_are_written_as_a_note(tmp_path, switches):
   backbone = tiny_backbone(**switches)
   backbone = dataclasses.replace(
     backbone,
@@ -139,7 +139,7 @@ def test_inspect_says_where_the_preparation_is_stated(tmp_path, capsys):
   assert values["preprocessing_from"].endswith("resample")
 
 
-def test_a_mean_that_no_file_states_is_an_option(tmp_path, capsys):
+def test_unstated_mean_and_std_are_options(tmp_path, capsys):
   """Its file then runs in all commands."""
   bare = models.write_model(tmp_path / "bare", preprocessor=None)
   stated = mv.load_backbone(models.write_model(tmp_path / "stated"))
@@ -220,7 +220,7 @@ def test_a_note_says_how_a_backbone_computes(tmp_path):
                 "files": {"a": 1}}), "digests that are no text"),
   (" " * (2**20 + 1), "expected at most 1,048,576"),
 ])  # fmt: skip
-def test_notes_that_lie_are_refused(tmp_path, content, said):
+def test_forged_notes_are_refused(tmp_path, content, said):
   path = with_note(tmp_path / "a.npz", content, zipfile.ZIP_DEFLATED)
   with pytest.raises(BackboneError) as error:
     mv.load_backbone(path)
@@ -257,7 +257,7 @@ def test_a_directory_for_transformers_is_the_same_weights(tmp_path, options):
   assert trees.fingerprint(found.params) == trees.fingerprint(backbone.params)
 
 
-def test_how_images_are_prepared_is_handed_on(tmp_path):
+def test_preprocessing_is_written_for_transformers(tmp_path):
   preprocessing = mv.EvalPreprocessing(
     image_size=8, crop="central", resize=10, interpolation="bicubic"
   )
@@ -271,13 +271,13 @@ def test_how_images_are_prepared_is_handed_on(tmp_path):
   {"positions": "rope"}, {"mlp": "swiglu"}, {"pooling": "map"},
   {"representation_size": 5},
 ])  # fmt: skip
-def test_what_transformers_cannot_compute_is_refused(tmp_path, switches):
+def test_model_beyond_transformers_is_refused(tmp_path, switches):
   with pytest.raises(BackboneError, match="save it as an .npz file"):
     mv.save_backbone(tiny_backbone(**switches), tmp_path / "hf", format="hf")
   assert not (tmp_path / "hf").exists()
 
 
-def test_only_a_model_is_replaced(tmp_path):
+def test_save_replaces_only_its_own_models(tmp_path):
   (tmp_path / "mine").mkdir()
   (tmp_path / "mine" / "notes.txt").write_text("mine")
   for path in (tmp_path / "mine", tmp_path / "mine" / "notes.txt"):
@@ -295,7 +295,7 @@ def test_only_a_model_is_replaced(tmp_path):
   assert (tmp_path / "hf" / "README.md").read_text() == "mine"
 
 
-def test_a_model_of_somebody_else_is_not_replaced(tmp_path):
+def test_save_does_not_replace_foreign_models(tmp_path):
   """Foreign files have the same names; a link to one of ours stays a link."""
   path = tmp_path / "hf"
   mv.save_backbone(tiny_backbone(), path, format="hf")
@@ -315,7 +315,7 @@ def test_a_model_of_somebody_else_is_not_replaced(tmp_path):
     assert weights.read_bytes() == content
 
 
-def test_command_lines_that_cannot_be(tmp_path, capsys):
+def test_unusable_command_lines_are_refused(tmp_path, capsys):
   path = str(models.write_model(tmp_path / "vit"))
   for arguments, said in (
     ([path, str(tmp_path / "out")], "expected a name that ends in .npz"),

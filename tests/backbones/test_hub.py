@@ -29,7 +29,7 @@ def hub(monkeypatch, tmp_path):
   return made
 
 
-def test_a_snapshot_of_exactly_these_files(hub, tmp_path):
+def test_only_needed_files_are_downloaded(hub, tmp_path):
   backbone = mv.load_backbone(f"{ADDRESS}@refs/pr/1")
   path = tmp_path / "snapshot"
   assert backbone.fingerprint == mv.load_backbone(path).fingerprint
@@ -46,7 +46,7 @@ def test_a_snapshot_of_exactly_these_files(hub, tmp_path):
   assert hub.asked[1][1]["revision"] is None
 
 
-def test_the_hub_is_asked_once(hub):
+def test_inspecting_and_loading_ask_the_hub_once(hub):
   report = describe.inspect_backbone(ADDRESS)
   assert report.source.name == ADDRESS
   assert report.fingerprint == mv.load_backbone(ADDRESS).fingerprint
@@ -60,7 +60,7 @@ def test_the_hub_is_asked_once(hub):
   "hf://a/b@a//b", "hf://a/b@a/", "hf://a/..b", "hf://a/b..c", "hf://a../b",
   f"hf://a/b@{'a/' * 60}a", "hf://a/b@.git/x",
 ])  # fmt: skip
-def test_addresses_of_no_model(hub, address):
+def test_invalid_hub_addresses_are_refused(hub, address):
   with pytest.raises(BackboneError, match="expected hf://OWNER/NAME"):
     mv.load_backbone(address)
   assert not hub.asked
@@ -68,9 +68,7 @@ def test_addresses_of_no_model(hub, address):
 
 @pytest.mark.fault("unreachable-hub")
 @pytest.mark.parametrize("installed", [True, False])
-def test_what_cannot_be_fetched_is_said_with_a_way_out(
-  hub, monkeypatch, installed
-):
+def test_failed_fetch_says_how_to_get_the_files(hub, monkeypatch, installed):
   def offline(name, **options):
     raise OSError("cannot reach the hub\nand more\x1b[2J")
 

@@ -350,7 +350,7 @@ def test_resizing_keeps_the_corners(tmp_path):
   np.testing.assert_allclose(new[1], (old[0] + old[1]) / 2, rtol=1e-5)
 
 
-def test_own_image_size_changes_nothing(tmp_path, caplog):
+def test_published_image_size_keeps_positions(tmp_path, caplog):
   weights = random_weights()
   with caplog.at_level(logging.INFO, "memory_vit"):
     backbone = load(tmp_path / "a.npz", weights, image_size=8)
@@ -413,10 +413,37 @@ def test_no_array_may_be_missing(tmp_path, name):
   assert f"missing: {name} " in refusal(tmp_path / "a.npz", arrays)
 
 
+def without(arrays: dict, part: str) -> dict:
+  return {name: array for name, array in arrays.items() if part not in name}
+
+
+def oblong(arrays: dict) -> dict:
+  """With positions for a grid of 3 x 4 patches."""
+  return arrays | {POSITIONS: arrays[POSITIONS][:, :13]}
+
+
 @pytest.mark.fault("lying-npz")
-def test_no_array_may_be_added(tmp_path):
-  arrays = random_weights() | {"head/scale": np.zeros(3, np.float32)}
-  assert "extra: head/scale (3,)" in refusal(tmp_path / "a.npz", arrays)
+@pytest.mark.parametrize(
+  ("change", "words"),
+  [
+    (lambda a: a | {"head/scale": np.zeros(3, np.float32)},
+     "extra: head/scale (3,)"),
+    (lambda a: without(a, "query"), "query/kernel (width, heads, "),
+    (lambda a: without(a, "block_0"),
+     "missing: Transformer/encoderblock_0/LayerNorm_0/bias"),
+    (lambda a: without(big_vision(a), "cls"), "missing: cls (1, 1, 8)"),
+    (lambda a: without(big_vision(a), "cls"), "'gap'"),
+    (lambda a: big_vision(a) | {"MAPHead_0/probe": np.zeros((1, 1, 8), "f")},
+     "extra: MAPHead_0/probe"),
+    (oblong, "13 entries"),
+    (lambda a: big_vision(oblong(a)), "12 entries"),
+    (lambda a: a | pre_linen(a), "in two layouts"),
+    (lambda a: a | {"cls": np.zeros((1, 1, 8), np.int8)},
+     "'cls' cannot be read: it is int8, expected a float"),
+  ],
+)  # fmt: skip
+def test_arrays_of_another_model_are_refused(tmp_path, change, words):
+  assert words in refusal(tmp_path / "a.npz", change(random_weights()))
 
 
 @pytest.mark.parametrize(
@@ -440,17 +467,6 @@ def test_the_block_that_differs_is_named(tmp_path):
   assert f"shape of {query}: (8, 2, 3), expected (8, 2, 4)" in lines[1]
 
 
-def test_missing_in_every_block(tmp_path):
-  arrays = {n: a for n, a in random_weights().items() if "query" not in n}
-  assert "query/kernel (width, heads, " in refusal(tmp_path / "a.npz", arrays)
-
-
-def test_missing_block(tmp_path):
-  arrays = {n: a for n, a in random_weights().items() if "block_0" not in n}
-  message = refusal(tmp_path / "a.npz", arrays)
-  assert "missing: Transformer/encoderblock_0/LayerNorm_0/bias" in message
-
-
 def test_long_lists_of_problems_are_cut(tmp_path):
   arrays = {f"conv_{i}/kernel": np.zeros((3, 3)) for i in range(100)}
   message = refusal(tmp_path / "resnet.npz", arrays)
@@ -459,41 +475,6 @@ def test_long_lists_of_problems_are_cut(tmp_path):
   assert " more\n" in message
   assert len(message.split("\n")) < 60
   assert len(message) - len(str(tmp_path)) < 2_000
-
-
-def test_models_without_a_class_token_are_refused(tmp_path):
-  arrays = big_vision(random_weights())
-  del arrays["cls"]
-  message = refusal(tmp_path / "a.npz", arrays)
-  assert "missing: cls (1, 1, 8)" in message
-  assert "'gap'" in message
-
-
-def test_a_probe_beside_a_class_token_is_refused(tmp_path):
-  arrays = big_vision(random_weights())
-  arrays["MAPHead_0/probe"] = np.zeros((1, 1, 8), np.float32)
-  message = refusal(tmp_path / "a.npz", arrays)
-  assert "extra: MAPHead_0/probe" in message
-
-
-def test_grids_that_are_not_square_are_refused(tmp_path):
-  weights = random_weights()
-  oblong = weights | {POSITIONS: weights[POSITIONS][:, :13]}
-  assert "13 entries" in refusal(tmp_path / "a.npz", oblong)
-  folded = big_vision(oblong)
-  assert "12 entries" in refusal(tmp_path / "b.npz", folded)
-
-
-def test_the_same_array_in_two_layouts_is_refused(tmp_path):
-  weights = random_weights()
-  both = weights | pre_linen(weights)
-  assert "in two layouts" in refusal(tmp_path / "a.npz", both)
-
-
-def test_integers_are_refused(tmp_path):
-  arrays = random_weights() | {"cls": np.zeros((1, 1, 8), np.int8)}
-  message = refusal(tmp_path / "a.npz", arrays)
-  assert "'cls' cannot be read: it is int8, expected a float" in message
 
 
 @pytest.mark.fault("lying-npz")
@@ -559,7 +540,7 @@ def test_a_zip_of_other_files_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["i21k-B/99", "nowhere.npz", "."])
-def test_missing_files_and_unknown_names(name):
+def test_missing_files_and_unknown_names_are_refused(name):
   with pytest.raises(BackboneError) as error:
     load_backbone(name)
   assert f"no file '{name}'" in str(error.value)
@@ -568,7 +549,7 @@ def test_missing_files_and_unknown_names(name):
 
 
 @pytest.mark.parametrize("name", ["augreg-b/32", "AugReg-B32", "augreg-B-32"])
-def test_a_short_name_that_is_nearly_right(name):
+def test_misspelt_short_name_suggests_the_right_one(name):
   with pytest.raises(BackboneError, match="mean 'augreg-B/32'") as error:
     load_backbone(name)
   for other in ("a directory", "hf://OWNER/NAME"):
@@ -697,7 +678,7 @@ def other_crc(data: bytes) -> bytes:
   ],
   ids=["half of it", "a page", "nothing", "a flipped bit"],
 )
-def test_what_comes_is_checked_before_it_is_kept(tmp_path, cache, change, says):
+def test_download_is_checked_before_it_is_cached(tmp_path, cache, change, says):
   """The server states no length; the next call fetches the file again."""
   good = write(tmp_path / "a.npz", random_weights()).read_bytes()
   with serving(change(good), good, sized=False) as (address, requests):
@@ -735,7 +716,7 @@ def endless(monkeypatch):
 
 
 @pytest.mark.fault("bad-download")
-def test_a_page_that_never_ends_is_left_at_once(cache, endless):
+def test_endless_web_page_is_dropped_at_once(cache, endless):
   """Its first bytes are not those of an .npz file."""
   page = endless(b"<html>" + b"x" * 2**20)
   with pytest.raises(BackboneError, match="is no .npz file"):
@@ -744,7 +725,7 @@ def test_a_page_that_never_ends_is_left_at_once(cache, endless):
   assert not list(cache.iterdir())
 
 
-def test_what_never_ends_is_left_in_the_end(cache, endless, monkeypatch):
+def test_endless_download_stops_at_the_size_limit(cache, endless, monkeypatch):
   monkeypatch.setattr(stored_arrays, "MAX_BYTES", 2**20)
   endless(b"PK" * 9999)
   with pytest.raises(BackboneError, match="is more than 1,048,576 bytes"):
@@ -754,9 +735,7 @@ def test_what_never_ends_is_left_in_the_end(cache, endless, monkeypatch):
 
 @pytest.mark.fault("bad-download")
 @pytest.mark.parametrize("damage", ["half", "link", "pipe"])
-def test_a_kept_file_that_is_damaged_is_fetched_again(
-  tmp_path, cache, caplog, damage
-):
+def test_damaged_cached_file_is_fetched_again(tmp_path, cache, caplog, damage):
   good = write(tmp_path / "a.npz", random_weights()).read_bytes()
   with serving(good) as (address, requests):
     load_backbone(f"{address}/vit.npz")
@@ -798,9 +777,7 @@ def test_passwords_are_not_sent_without_encryption(tmp_path, cache, netrc):
 
 
 @pytest.mark.fault("bad-download")
-def test_passwords_do_not_follow_where_an_address_leads(
-  tmp_path, cache, netrc, monkeypatch
-):
+def test_passwords_do_not_follow_redirects(tmp_path, cache, netrc, monkeypatch):
   file, passwords = write(tmp_path / "a.npz", random_weights()), []
   with serving(file.read_bytes(), passwords=passwords, leads_to="/b.npz") as (
     address,
@@ -842,12 +819,12 @@ def test_passwords_are_sent_with_encryption(netrc, monkeypatch):
     ("http://[::1", "cannot fetch"),
   ],
 )
-def test_names_that_cannot_be_are_refused(cache, path, says):
+def test_invalid_paths_are_refused(cache, path, says):
   with pytest.raises(BackboneError, match=says):
     load_backbone(path)
 
 
-def test_a_long_name_is_no_obstacle(tmp_path, cache, monkeypatch):
+def test_long_address_is_cached(tmp_path, cache, monkeypatch):
   file = write(tmp_path / "a.npz", random_weights())
   with serving(file.read_bytes()) as (address, requests):
     for _ in range(2):

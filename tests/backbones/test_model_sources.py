@@ -222,7 +222,7 @@ BY_CLASS = [
 
 
 @pytest.mark.parametrize(("kind", "changes", "expected"), BY_CLASS)
-def test_what_is_not_stated_is_the_default_of_its_class(
+def test_unstated_preprocessing_is_the_default_of_its_class(
   kind, changes, expected
 ):
   stated = {k: v for k, v in models.PREPROCESSOR.items() if k != "resample"}
@@ -258,7 +258,9 @@ def test_a_crop_takes_the_same_share_at_another_size(tmp_path):
   {"do_center_crop": True, "crop_size": [], "size": {"shortest_edge": 9}},
   {"do_pad": True}, {"image_processor_type": "FooProcessor", "resample": None},
 ])  # fmt: skip
-def test_other_preprocessing_is_said_and_not_guessed(tmp_path, changes, caplog):
+def test_unsupported_preprocessing_is_logged_and_not_guessed(
+  tmp_path, changes, caplog
+):
   path = models.write_model(
     tmp_path, preprocessor={**models.PREPROCESSOR, **changes}
   )
@@ -276,7 +278,7 @@ def test_other_preprocessing_is_said_and_not_guessed(tmp_path, changes, caplog):
   ({"rescale_factor": 1}, "rescale_factor is 1, expected"),
   ({"do_rescale": False}, "do_rescale is false"),
 ])  # fmt: skip
-def test_normalization_that_cannot_be_is_refused(tmp_path, changes, said):
+def test_invalid_normalization_is_refused(tmp_path, changes, said):
   path = models.write_model(
     tmp_path, preprocessor={**models.PREPROCESSOR, **changes}
   )
@@ -302,7 +304,7 @@ TIMM = {
   ({"interpolation": "random"}, None),
   ({"input_size": [3, 224, 192]}, None),
 ])  # fmt: skip
-def test_what_timm_states_of_images(changes, expected):
+def test_preprocessing_of_timm_is_read(changes, expected):
   found = image_processor.of_timm({**TIMM, **changes}, "config.json")
   assert (found.mean, found.std) == ((0.4, 0.5, 0.6), (0.2, 0.3, 0.4))
   if expected:
@@ -315,7 +317,7 @@ def test_what_timm_states_of_images(changes, expected):
   {"std": [0, 1, 1]}, {"mean": "0.5"}, {"crop_pct": 0},
   {"input_size": [3, 224]}, {"input_size": [3, "a", 4]}, {"crop_mode": 7},
 ])  # fmt: skip
-def test_what_timm_cannot_state(changes):
+def test_invalid_preprocessing_of_timm_is_refused(changes):
   with pytest.raises(BackboneError, match=rf"config.json: {[*changes][0]} is"):
     image_processor.of_timm({**TIMM, **changes}, "config.json")
 
@@ -382,7 +384,7 @@ def test_no_array_may_be_missing(tmp_path, name):
   ({"layer_norm_eps": float("nan")}, "layer_norm_eps is nan, expected"),
   ({"hidden_act": None}, "hidden_act is missing"),
 ])  # fmt: skip
-def test_configurations_that_cannot_be(tmp_path, changes, said):
+def test_invalid_configurations_are_refused(tmp_path, changes, said):
   message = refusal(models.write_model(
     tmp_path, config={**models.CONFIG, **changes}
   ))  # fmt: skip
@@ -427,7 +429,7 @@ def test_missing_parts_are_named(tmp_path):
   assert "has both" in refusal(both)
 
 
-def test_arrays_that_are_no_weights(tmp_path):
+def test_invalid_arrays_are_refused(tmp_path):
   for bad, said in (
     (np.arange(3), "it is 'I64', expected a float"),
     (np.float32([1, np.nan, 1]), "not finite"),
@@ -463,7 +465,7 @@ def header(values) -> bytes:
   header(b"[" * 10_000),
   header(b'{"a":1}'),
 ], ids=range(11))  # fmt: skip
-def test_weights_that_lie_are_refused_before_memory_is_taken(tmp_path, content):
+def test_forged_weights_are_refused_before_memory_is_taken(tmp_path, content):
   path = models.write_model(tmp_path)
   (path / "model.safetensors").write_bytes(content)
   before = start_rss()
@@ -473,7 +475,7 @@ def test_weights_that_lie_are_refused_before_memory_is_taken(tmp_path, content):
   assert "\n" not in message
 
 
-def test_caps_on_what_is_read(tmp_path, monkeypatch):
+def test_oversized_model_files_are_refused(tmp_path, monkeypatch):
   path = models.write_model(tmp_path)
   with monkeypatch.context() as small:
     small.setattr(stored_arrays, "MAX_HEADER_BYTES", 100)
@@ -501,7 +503,7 @@ def test_caps_on_what_is_read(tmp_path, monkeypatch):
   (lambda m: m.update({"classifier.bias": models.SHARDS[1]}), "is listed in"),
   (lambda m: m.clear(), "weight_map is {}"),
 ])  # fmt: skip
-def test_indexes_that_lie(tmp_path, change, said):
+def test_forged_indexes_are_refused(tmp_path, change, said):
   path = models.write_shards(tmp_path)
   file = path / models.INDEX
   places = json.loads(file.read_text())["weight_map"]
@@ -512,7 +514,7 @@ def test_indexes_that_lie(tmp_path, change, said):
   assert "\n" not in message
 
 
-def test_no_array_lies_in_two_shards(tmp_path):
+def test_array_in_two_shards_is_refused(tmp_path):
   path = models.write_shards(tmp_path)
   for shard in models.SHARDS:
     models.write_tensors(path / shard, models.vit_arrays())
@@ -523,7 +525,7 @@ def test_no_array_lies_in_two_shards(tmp_path):
   b"\xff", b"{", b"[]", b'{"a": 1, "a": 1}', b"[" * 100_000, b"null",
   b'{"a": ' + b"9" * 5_000 + b"}",
 ])  # fmt: skip
-def test_configurations_that_are_no_object(tmp_path, content):
+def test_configurations_that_are_no_object_are_refused(tmp_path, content):
   path = models.write_model(tmp_path)
   (path / "config.json").write_bytes(content)
   assert "config.json" in refusal(path)

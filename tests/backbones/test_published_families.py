@@ -383,7 +383,7 @@ DEFAULTS = {
 
 
 @pytest.mark.parametrize("name", DEFAULTS)
-def test_what_is_not_stated_is_computed_as_in_the_library(name):
+def test_unstated_settings_are_those_of_the_library(name):
   config, arrays = source_of(name)
   for field in ("hidden_act", "layer_norm_eps"):
     config.pop(field, None)
@@ -420,7 +420,7 @@ def test_the_gate_of_timm_comes_first():
   close(dense(ours, f"{BLOCK}/MlpBlock_0/Dense_0", Z), up)
 
 
-def test_an_array_of_no_registers_is_none(tmp_path):
+def test_empty_register_array_means_no_registers(tmp_path):
   """Written so by transformers; other empty arrays are refused."""
   config, arrays = source_of("dinov3", num_register_tokens=0)
   name = "embeddings.register_tokens"
@@ -615,7 +615,7 @@ BY_TORCH = {
 
 @pytest.mark.parametrize("kind", ["bicubic", "bicubic_antialias"])
 @pytest.mark.parametrize("new", [3, 6])
-def test_a_line_is_resized_as_by_torch(kind, new):
+def test_one_axis_of_positions_is_resized_as_by_torch(kind, new):
   ours = position_resizing.cubic_weights(4, new, kind) @ LINE
   np.testing.assert_allclose(ours, BY_TORCH[kind, new], atol=1e-6)
 

@@ -176,7 +176,7 @@ def test_images_in_array_record(tmp_path):
 
 
 @pytest.mark.fault("bad-bulk-input")
-def test_array_record_of_something_else_is_refused(tmp_path):
+def test_array_record_without_images_is_refused(tmp_path):
   module = pytest.importorskip("array_record.python.array_record_module")
   path = tmp_path / "x.array_record"
   writer = module.ArrayRecordWriter(str(path), "group_size:1")
@@ -187,7 +187,7 @@ def test_array_record_of_something_else_is_refused(tmp_path):
 
 
 @pytest.mark.fault("bad-bulk-input")
-def test_what_cannot_be_used_is_refused(tmp_path):
+def test_unusable_inputs_are_refused(tmp_path):
   with pytest.raises(DataError, match="no such file or folder"):
     rows([tmp_path / "missing"])
   with pytest.raises(DataError, match="has no image"):
@@ -237,7 +237,7 @@ def test_an_inventory_knows_changed_files(tmp_path):
   assert digest() != changed
 
 
-def test_names_that_are_no_text(tmp_path):
+def test_file_names_that_are_not_utf_8_are_read(tmp_path):
   name = os.fsencode(tmp_path) + b"/\xff\n.png"
   with open(name, "wb") as file:
     file.write(PNG)

@@ -73,7 +73,7 @@ def padded(backbone, rows, size=4):
   return np.concatenate([images, np.zeros((size - len(rows), 8, 8, 3), "f4")])
 
 
-def test_a_task_that_composes_with_nothing(place, tmp_path):
+def test_lone_task_is_predicted_as_by_forward(place, tmp_path):
   backbone = mv.load_backbone(place / "tiny.npz")
   task = random_task(backbone, "own", regime="full", cells=0)
   mv.save_task(task, tmp_path / "own")
@@ -233,7 +233,7 @@ def test_all_that_rows_depend_on_makes_another_run(place):
     ([], "there is no image"),
   ],
 )
-def test_options_that_would_not_be_read(flags, expected, capsys):
+def test_options_without_effect_are_refused(flags, expected, capsys):
   given = ["--backbone=b.npz", "--task=t", *flags]
   assert predict.main(given) == 2
   assert expected in capsys.readouterr().err
@@ -276,7 +276,7 @@ def test_embeddings_are_what_heads_and_probes_read(place, tmp_path, stored):
       )  # fmt: skip
 
 
-def test_workers_are_given_whole_paths(tmp_path, monkeypatch):
+def test_workers_get_absolute_paths(tmp_path, monkeypatch):
   """Names of published backbones stay as they are."""
   monkeypatch.chdir(tmp_path)
   (tmp_path / "tiny.npz").touch()

@@ -105,9 +105,7 @@ def test_row_groups_have_several_batches(folder, tmp_path, monkeypatch):
 
 
 @pytest.mark.fault("bulk-killed")
-def test_a_run_that_ends_within_its_plan_begins_again(
-  folder, tmp_path, monkeypatch
-):
+def test_run_killed_while_planning_starts_again(folder, tmp_path, monkeypatch):
   """Between the two files of a plan, of which plan.json is the last."""
 
   def killed(*args):
@@ -123,7 +121,7 @@ def test_a_run_that_ends_within_its_plan_begins_again(
 
 
 @pytest.mark.fault("bulk-killed")
-def test_what_is_finished_is_not_made_again(folder, tmp_path):
+def test_finished_shards_are_not_made_again(folder, tmp_path):
   make(folder, tmp_path / "whole")
   output = tmp_path / "out"
 
@@ -218,7 +216,7 @@ def test_a_shard_with_a_damaged_footer_is_made_again(folder, tmp_path):
 
 
 @pytest.mark.fault("bulk-changed")
-def test_another_run_is_refused(folder, tmp_path):
+def test_output_of_another_run_is_refused(folder, tmp_path):
   output = tmp_path / "out"
   make(folder, output)
   for options, key in (
@@ -344,7 +342,7 @@ def test_a_full_disk_ends_the_run(folder, tmp_path):
 
 
 @pytest.mark.fault("no-worker")
-def test_a_shard_that_an_engine_says_and_nobody_finds(folder, tmp_path):
+def test_shard_missing_after_the_engine_ends_is_an_error(folder, tmp_path):
   def elsewhere(plan, there, job, missing, count):
     (tmp_path / "elsewhere").mkdir()
     make_shards.make_shards(plan, tmp_path / "elsewhere", job.open(), missing)
@@ -442,7 +440,9 @@ def test_a_worker_that_finds_another_plan_is_refused(folder, tmp_path):
     (errno.EIO, "20.png"), (errno.ESTALE, "21.png"), (errno.ETIMEDOUT, "22.png")
   ],
 )  # fmt: skip
-def test_what_may_pass_is_no_row(folder, tmp_path, monkeypatch, number, name):
+def test_transient_read_error_ends_the_run_without_a_row(
+  folder, tmp_path, monkeypatch, number, name
+):
   """A disk or mount fails for a moment: the next run reads the image."""
 
   def failing(path, *arguments):
@@ -459,7 +459,7 @@ def test_what_may_pass_is_no_row(folder, tmp_path, monkeypatch, number, name):
 
 
 @pytest.mark.fault("passing-error")
-def test_what_is_gone_is_a_row(folder, tmp_path):
+def test_deleted_image_becomes_an_error_row(folder, tmp_path):
   def engine(plan, there, job, missing, count):
     (folder / "20.png").unlink()
     make_shards.make_shards(plan, there, job.open(), missing)
@@ -501,7 +501,7 @@ def test_paths_do_not_depend_on_the_working_directory(
     run_bulk(MeanJob(), ["x.parquet"], "o", columns=readers.Columns(root="no"))
 
 
-def test_readers_see_nothing_but_rows(folder, tmp_path):
+def test_data_set_readers_see_only_shards(folder, tmp_path):
   """pyarrow, Spark and others open the directory as a data set."""
   import pyarrow.dataset as ds
 

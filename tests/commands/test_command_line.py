@@ -173,7 +173,7 @@ def test_bad_values_of_every_option(part, most, begun, capsys, tmp_path):
   assert not (tmp_path / "run").exists()
 
 
-def test_the_campaign_is_as_long_as_it_should_be():
+def test_campaign_has_enough_bad_values():
   """Of the cases above; those of flags come on top."""
   counts = [len(some_of(key, SOME)) for key in OPTIONS]
   assert min(counts) >= 5
@@ -230,7 +230,7 @@ def changed(values):
 
 
 @pytest.mark.parametrize("part", ["", *option_help.sections()])
-def test_what_is_legal_is_accepted(part):
+def test_legal_values_are_accepted(part):
   keys = [key for key in OPTIONS if key.rpartition(".")[0] == part]
   for key in keys:
     for value in legal_values(key):
@@ -240,7 +240,7 @@ def test_what_is_legal_is_accepted(part):
       assert from_dict(to_dict(made)) == made
 
 
-def test_a_run_that_is_possible_is_begun(begun, tmp_path):
+def test_usable_command_line_starts_a_run(begun, tmp_path):
   assert start_training([CONFIG, f"--workdir={tmp_path / 'a' / 'b'}"]) == 0
   argv = [CONFIG, f"--workdir={tmp_path}", "--config.task.name=x-1"]
   argv += ["--config.sweep.cells=(1, 2)", "--noconfig.task.memory_norm"]
@@ -277,7 +277,7 @@ def of_files(tmp_path):
 
 
 @pytest.mark.fault("bad-config-file")
-def test_configuration_files_that_are_none(begun, capsys, tmp_path):
+def test_unusable_configuration_files_are_refused(begun, capsys, tmp_path):
   cases = [
     *of_files(tmp_path),
     (f"--config={tmp_path}", "there is no such file"),
@@ -305,7 +305,7 @@ def test_configuration_files_that_are_none(begun, capsys, tmp_path):
 
 
 @pytest.mark.fault("bad-workdir")
-def test_working_directories_that_are_none(begun, capsys, tmp_path):
+def test_unusable_working_directories_are_refused(begun, capsys, tmp_path):
   (tmp_path / "file").write_text("")
   (tmp_path / "loop").symlink_to("loop")
   for workdir in (
@@ -358,7 +358,7 @@ BAD_FLAGS = (
 
 
 @pytest.mark.fault("bad-option")
-def test_bad_flags(begun, capsys, tmp_path):
+def test_bad_flags_are_refused(begun, capsys, tmp_path):
   for flag in BAD_FLAGS:
     argv = [CONFIG, f"--workdir={tmp_path / 'run'}", flag]
     assert not refusal(capsys, start_training, argv), flag
@@ -368,7 +368,9 @@ def test_bad_flags(begun, capsys, tmp_path):
 
 
 @pytest.mark.fault("bad-option", "bad-workdir")
-def test_bad_flags_of_the_other_commands(capsys, tmp_path, monkeypatch):
+def test_bad_flags_of_the_other_commands_are_refused(
+  capsys, tmp_path, monkeypatch
+):
   monkeypatch.chdir(ROOT)
   numbers = ("0", "-1", "nan", "inf", str(HUGE), "x", "", "1.5", "\u2028")
   both = ["--backbone=absent.npz", f"--task={tmp_path}"]
@@ -401,7 +403,7 @@ def test_bad_flags_of_the_other_commands(capsys, tmp_path, monkeypatch):
 
 @pytest.mark.fault("bad-option")
 @pytest.mark.parametrize("name", COMMANDS[2:])
-def test_two_dashes_are_no_value(name, capsys, tmp_path, monkeypatch):
+def test_two_dashes_are_refused_as_a_value(name, capsys, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   command = importlib.import_module(f"memory_vit.commands.{name}")
   actions = command._parser()._actions
@@ -491,7 +493,7 @@ def test_a_batch_that_no_host_can_hold_is_refused(begun, capsys, tmp_path):
   assert not begun
 
 
-def test_what_is_no_task_is_refused_before_the_backbone(
+def test_unusable_parent_is_refused_before_the_backbone_is_loaded(
   begun, capsys, tmp_path
 ):
   for key in ("attends_to", "indirect"):
@@ -502,7 +504,7 @@ def test_what_is_no_task_is_refused_before_the_backbone(
   assert not begun
 
 
-def test_a_cache_that_is_no_directory(monkeypatch):
+def test_unusable_cache_directory_is_refused(monkeypatch):
   for cache in ("~nouser/x", "a" * 300, "/dev/null/x"):
     monkeypatch.setenv("MEMORY_VIT_CACHE", cache)
     with pytest.raises(BackboneError, match=r"^[^\n]{20,2000}$"):
@@ -525,7 +527,7 @@ def test_a_cache_that_is_no_directory(monkeypatch):
     '{"format": 2, "wall_seconds": 1, "backbone": "b"}',
   ],
 )  # fmt: skip
-def test_a_result_that_is_none(text, tmp_path):
+def test_damaged_result_file_is_refused(text, tmp_path):
   file = tmp_path / "result.json"
   assert read_result(tmp_path) is None
   file.write_text('{"format": 2, "wall_seconds": 3.5}')  # no other is needed
@@ -535,7 +537,7 @@ def test_a_result_that_is_none(text, tmp_path):
     read_result(tmp_path)
 
 
-def test_states_that_are_no_directories(tmp_path):
+def test_foreign_entries_are_no_saved_states(tmp_path):
   kept = tmp_path / "kept"
   kept.mkdir()
   (kept / "mine").write_text("mine")
@@ -553,14 +555,14 @@ def test_states_that_are_no_directories(tmp_path):
     Checkpoints(directory)
 
 
-def test_a_lock_that_is_a_directory(tmp_path):
+def test_lock_that_is_a_directory_is_refused(tmp_path):
   (tmp_path / ".lock").mkdir()
   with pytest.raises(TrainingError, match="another --workdir"):  # noqa: SIM117
     with only_run(tmp_path):
       pass
 
 
-def test_a_file_is_replaced_once_it_is_whole(tmp_path):
+def test_file_is_replaced_only_when_complete(tmp_path):
   file = tmp_path / "found.json"
   link = tmp_path / "link.json"
   link.symlink_to(file)
@@ -604,7 +606,7 @@ sys.stdin = sys.stdout = sys.stderr = None
 
 @pytest.mark.fault("closed-streams")
 @pytest.mark.processes
-def test_closed_streams_stop_nothing(small):
+def test_closed_output_streams_do_not_stop_a_run(small):
   with small.start(CLOSED) as process:
     assert process.wait() == 0
   assert (small.workdir / "result.json").is_file()
@@ -630,7 +632,7 @@ Checkpoints.save = moved
 @pytest.mark.fault("lost-workdir")
 @pytest.mark.processes
 @pytest.mark.parametrize("then", ["pass", "run.mkdir()", "run.write_text('')"])
-def test_a_working_directory_that_goes_away(small, then):
+def test_lost_working_directory_ends_the_run(small, then):
   with small.start(MOVED.format(then=then)) as process:
     assert process.wait() == 2, process.text
     last = process.text[process.text.index("error: ") :]
@@ -686,7 +688,7 @@ print(heavy, file=sys.stderr)
 
 @pytest.mark.processes
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_waits_for_nothing_heavy(name):
+def test_help_imports_nothing_heavy(name):
   done = fresh("-c", HEAVY.format(name=name))
   assert (done.returncode, done.stderr) == (0, "[]\n")
   assert "--help" in done.stdout or "--config.seed=0\n" in done.stdout
@@ -712,7 +714,7 @@ def test_help_is_the_same_without_docstrings():
 
 
 @pytest.mark.processes
-def test_the_package_is_imported_in_no_time():
+def test_importing_the_package_does_not_import_jax():
   """What it exports comes once it is asked for."""
   code = "import sys, memory_vit; print(len(sys.modules), 'jax' in sys.modules)"
   done = fresh("-c", code)

@@ -88,12 +88,12 @@ def test_round_trip_through_json():
     ({"sweep__overrides": (3,)}, r"config.sweep.overrides\[0\] is 3, expected"),
   ],
 )
-def test_values_that_cannot_be(changes, message):
+def test_invalid_values_are_refused(changes, message):
   with pytest.raises(ConfigError, match=message):
     changed(**changes)
 
 
-def test_unknown_and_missing_keys_and_wrong_types():
+def test_unknown_and_missing_keys_and_wrong_types_are_refused():
   values = config_lib.to_dict(config_lib.Config())
   with pytest.raises(ConfigError, match=r"unknown keys \['lr'\]"):
     config_lib.from_dict({**values, "lr": 0.1})

@@ -79,7 +79,7 @@ def two_steps(config, backbone_file, workdir, **data):
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_the_papers_set_up(name):
+def test_configurations_have_the_set_up_of_the_paper(name):
   config = load(name)
   assert config.backbone == "i21k-B/32"
   assert config.image_size == 224
@@ -110,7 +110,7 @@ def test_the_papers_set_up(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_its_data_are_found(name, tmp_path):
+def test_data_of_a_configuration_are_found(name, tmp_path):
   tfds_name, classes, labels = PUBLISHED[name]
   fake_data.write_tfds(tmp_path, tfds_name, labels)
   config = load(name)
@@ -205,7 +205,7 @@ def test_pretraining_is_the_regime_full_from_random_weights():
   assert config.optim.label_smoothing > 0
 
 
-def test_the_size_of_pictures_is_the_backbones():
+def test_image_size_is_that_of_the_backbone():
   """But for the paper's data sets, and backbones that are made first."""
   for name, argument in (
     ("folder", None), ("tfds", "x"), ("small_study", "x"), ("embeddings", None),
@@ -273,13 +273,13 @@ def test_tasks_of_labels_and_values(name, argument, kind, names):
     load(name, "angel")
 
 
-def test_tfds_wants_a_name(tmp_path):
+def test_tfds_without_a_name_is_refused(tmp_path):
   with pytest.raises(ConfigError, match="config.data.name is empty"):
     run.train_and_evaluate(load("tfds"), tmp_path)
 
 
 @pytest.mark.parametrize("name", ["", "mine"])
-def test_a_folder_wants_its_directory(name, tmp_path):
+def test_folder_without_a_directory_is_refused(name, tmp_path):
   """Nothing would be read there, and a task would have its name from it."""
   config = load("folder")
   config = dataclasses.replace(
@@ -295,7 +295,7 @@ def parsed(*argv):
   return command_line.CommandLine("", ["main", *argv]).parse()
 
 
-def test_a_configuration_by_its_name(tmp_path, monkeypatch):
+def test_configuration_is_found_by_its_name(tmp_path, monkeypatch):
   """Outside of a checkout too, with an argument, and changed."""
   monkeypatch.chdir(ROOT)
   files = [
@@ -310,7 +310,7 @@ def test_a_configuration_by_its_name(tmp_path, monkeypatch):
   assert found == [parsed(file, "--config.seed=3") for file in files]
 
 
-def test_a_rate_that_is_given_is_the_only_one():
+def test_given_learning_rate_replaces_the_sweep():
   """What the command line says wins over what a configuration sweeps."""
   one = parsed("--config=sun397", "--config.learning_rate=0.1")
   assert (one.learning_rate, one.sweep.is_on) == (0.1, False)
@@ -326,7 +326,7 @@ def test_a_rate_that_is_given_is_the_only_one():
     )
 
 
-def test_a_file_of_that_name_comes_first(tmp_path, monkeypatch):
+def test_file_wins_over_a_configuration_of_its_name(tmp_path, monkeypatch):
   """As before there were names."""
   monkeypatch.chdir(tmp_path)
   (tmp_path / "sun397").write_text(
@@ -336,7 +336,7 @@ def test_a_file_of_that_name_comes_first(tmp_path, monkeypatch):
   assert parsed("--config=sun397").seed == 9
 
 
-def test_a_name_that_there_is_not():
+def test_unknown_configuration_name_is_refused():
   message = (
     "'sun398'.* FILE.py.*: cifar100, digits, .*quickstart.* sun397, tfds"
   )
@@ -346,7 +346,7 @@ def test_a_name_that_there_is_not():
   assert "\n" not in str(error.value)
 
 
-def test_a_file_that_is_written_for_a_checkout(tmp_path, monkeypatch):
+def test_configuration_for_a_checkout_gets_advice(tmp_path, monkeypatch):
   """It is told how to find ours from anywhere."""
   path = tmp_path / "mine.py"
   path.write_text("from configs import base\nget_config = base.get_config\n")
@@ -384,7 +384,7 @@ def beside(tmp_path, monkeypatch):
     sys.modules.pop(name, None)
 
 
-def test_a_file_finds_what_lies_beside_it(beside, monkeypatch):
+def test_configuration_imports_modules_beside_it(beside, monkeypatch):
   """From elsewhere, and started by whatever: here by pytest."""
   before = [*sys.path]
   assert parsed(f"--config={beside}").learning_rate == 3.0
@@ -395,7 +395,7 @@ def test_a_file_finds_what_lies_beside_it(beside, monkeypatch):
   assert parsed("--config=mine.py").learning_rate == 3.0
 
 
-def test_a_file_that_fails_leaves_the_path_of_modules(tmp_path):
+def test_failing_configuration_leaves_sys_path_unchanged(tmp_path):
   (tmp_path / "mine.py").write_text("import sys\nsys.path.pop(0)\n1 / 0\n")
   before = [*sys.path]
   with pytest.raises(ConfigError, match="ZeroDivisionError"):
@@ -403,7 +403,7 @@ def test_a_file_that_fails_leaves_the_path_of_modules(tmp_path):
   assert sys.path == before
 
 
-def test_safe_python_finds_nothing_beside_it(beside, monkeypatch):
+def test_safe_path_imports_nothing_beside_a_configuration(beside, monkeypatch):
   flags = types.SimpleNamespace(safe_path=True)
   safe = types.SimpleNamespace(flags=flags, path=sys.path)
   monkeypatch.setattr(config_file, "sys", safe)

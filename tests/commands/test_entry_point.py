@@ -16,7 +16,7 @@ def own_argv(monkeypatch):
   monkeypatch.setattr(sys, "argv", ["memory-vit"])
 
 
-def test_it_has_every_command():
+def test_entry_point_has_every_command():
   files = (ROOT / "memory_vit" / "commands").glob("*.py")
   runs = "\ndef main("
   assert sorted(COMMANDS) == sorted(
@@ -25,7 +25,7 @@ def test_it_has_every_command():
 
 
 @pytest.mark.parametrize("argv", [[], ["-h"], ["--help"]])
-def test_its_help_lists_them(argv, capsys):
+def test_help_lists_every_command(argv, capsys):
   assert main(argv) == 0
   said = capsys.readouterr().out
   for name in COMMANDS:
@@ -33,13 +33,13 @@ def test_its_help_lists_them(argv, capsys):
   assert "Trains (or resumes), evaluates and exports a task." in said
 
 
-def test_its_version(capsys):
+def test_version_is_printed(capsys):
   assert main(["--version"]) == 0
   assert capsys.readouterr().out == f"{mv.__version__}\n"
 
 
 @pytest.mark.parametrize("argv", [["--help"], ["--version"]])
-def test_whoever_reads_may_go(argv, monkeypatch, capfd):
+def test_closed_pipe_is_no_error(argv, monkeypatch, capfd):
   """As in `memory-vit --help | true`."""
   reads, writes = os.pipe()
   os.close(reads)
@@ -50,7 +50,7 @@ def test_whoever_reads_may_go(argv, monkeypatch, capfd):
   assert capfd.readouterr().err == ""
 
 
-def test_a_command_that_there_is_not(capsys):
+def test_unknown_command_is_refused(capsys):
   assert main(["pretict", "a.png"]) == 2
   found = capsys.readouterr()
   assert found.out == ""
@@ -76,7 +76,7 @@ def test_a_command_runs(argv, status, said, capsys):
   assert said in (found.err if status else found.out)
 
 
-def test_it_is_installed():
+def test_entry_point_is_installed():
   (script,) = importlib.metadata.entry_points(
     group="console_scripts", name="memory-vit"
   )

@@ -45,7 +45,7 @@ def counts(text, title):
   return [int(done) for done, _ in found], int(found[0][1])
 
 
-def test_check_data(there):
+def test_check_data_shows_a_bar_per_split(there):
   command = Command(
     "check_data", "--config=configs/folder.py",
     f"--config.data.dir={there / 'data'}",
@@ -62,7 +62,7 @@ def test_check_data(there):
   assert "\r" not in command.out
 
 
-def test_predict(there):
+def test_predict_shows_a_bar_beside_its_results(there):
   """Results go to stdout, a bar for all images to the terminal."""
   model = [f"--backbone={there / 'vit.npz'}", f"--task={there / 'tasks/pets'}"]
   command = Command(
@@ -83,7 +83,7 @@ def test_predict(there):
   assert len(lines) == 20
 
 
-def test_bulk_predictions(there, tmp_path):
+def test_bulk_predictions_show_a_bar(there, tmp_path):
   command = Command(
     "predict", f"--backbone={there / 'vit.npz'}",
     f"--task={there / 'tasks/pets'}", "--batch_size=4", "--shard_images=8",
@@ -96,7 +96,7 @@ def test_bulk_predictions(there, tmp_path):
   assert "3 shards" in command.out
 
 
-def test_evaluate(there):
+def test_evaluate_shows_a_bar(there):
   command = Command(
     "evaluate", f"--backbone={there / 'vit.npz'}",
     f"--task={there / 'tasks/pets'}", f"--data_dir={there / 'data'}",

@@ -118,7 +118,7 @@ def lost(shard):
   return reasons
 
 
-def test_whole_file_and_part_of_it(shard):
+def test_undamaged_file_loses_no_record(shard):
   assert lost(shard) == {}
   assert lost(dataclasses.replace(shard, skip=3, take=4)) == {}
 
@@ -161,7 +161,7 @@ def test_every_cut_is_noticed(shard):
 
 @pytest.mark.fault("lying-record")
 @pytest.mark.parametrize("length", [2**40, 2**63, 2**64 - 1])
-def test_a_record_that_is_longer_than_its_file(tmp_path, length):
+def test_record_longer_than_its_file_is_refused(tmp_path, length):
   """Its length is sealed; whoever believes it takes as much memory."""
   directory = write_own(tmp_path)
   (file,) = directory.glob("*train*")
@@ -179,7 +179,9 @@ def test_a_record_that_is_longer_than_its_file(tmp_path, length):
 @pytest.mark.fault("lying-record")
 @pytest.mark.parametrize("file_format", ["tfrecord", "array_record"])
 @pytest.mark.parametrize("count", [10**6, 10**15])
-def test_more_examples_than_files_can_hold(tmp_path, file_format, count):
+def test_more_examples_than_files_can_hold_are_refused(
+  tmp_path, file_format, count
+):
   info = write_own(tmp_path, file_format) / "dataset_info.json"
   content = json.loads(info.read_text())
   for entry in content["splits"]:
@@ -190,7 +192,7 @@ def test_more_examples_than_files_can_hold(tmp_path, file_format, count):
 
 
 @pytest.mark.fault("special-file")
-def test_a_shard_that_is_a_pipe(tmp_path):
+def test_shard_that_is_a_pipe_is_refused(tmp_path):
   (file,) = write_own(tmp_path).glob("*train*")
   file.unlink()
   os.mkfifo(file)
@@ -284,7 +286,7 @@ def test_corrupt_records_are_left_out(tmp_path, log):
 @pytest.mark.fault("corrupt-record")
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["payload", "empty", "cut", "missing"])
-def test_broken_array_record(tmp_path, how):
+def test_broken_array_record_is_refused_or_left_out(tmp_path, how):
   directory = write_own(tmp_path, "array_record")
   clean = labels_of(open_split("own", "train", str(tmp_path)))
   [file] = directory.glob("*train*")
@@ -312,7 +314,7 @@ def test_broken_array_record(tmp_path, how):
 
 
 @pytest.mark.fault("damaged-shard")
-def test_array_record_with_other_records_than_it_should_have(tmp_path):
+def test_array_record_with_wrong_number_of_records_is_refused(tmp_path):
   """A file that was copied over from elsewhere."""
   directory = write_own(tmp_path / "a", "array_record")
   other = write_own(tmp_path / "b", "array_record", count=9)
@@ -327,7 +329,7 @@ def test_array_record_with_other_records_than_it_should_have(tmp_path):
     open_split("own", "train", str(tmp_path / "a"), max_bad=12)
 
 
-def test_what_is_left_out_of_array_record_is_not_read(tmp_path, monkeypatch):
+def test_skipped_array_records_are_not_read(tmp_path, monkeypatch):
   """Though something can be: a wrong file holds other examples."""
   write_own(tmp_path, "array_record")
   clean = labels_of(open_split("own", "train", str(tmp_path)))
@@ -339,7 +341,7 @@ def test_what_is_left_out_of_array_record_is_not_read(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_record_that_is_no_example(tmp_path):
+def test_record_without_an_example_is_refused_or_left_out(tmp_path):
   directory = write_own(tmp_path)
   [file] = directory.glob("*train*")
   clean = labels_of(open_split("own", "train", str(tmp_path)))
@@ -405,7 +407,7 @@ def test_leaving_out_depends_on_the_number_alone():
 
 
 @pytest.mark.slow
-def test_each_is_named_once_with_its_reason(log):
+def test_unreadable_example_is_logged_once_with_its_reason(log):
   source = broken_source(6, (1, 4), max_bad=2)
   trained_on(source, steps=2, batch_size=6)  # two epochs
   messages = sorted(record.getMessage() for record in log.records)
@@ -467,7 +469,7 @@ def test_a_broken_image_is_one_line_of_the_log(tmp_path):
 
 
 @pytest.mark.fault("broken-image")
-def test_one_more_is_an_error_that_lists_them():
+def test_exceeding_max_bad_lists_unreadable_examples():
   with pytest.raises(BrokenDataError) as error:
     trained_on(broken_source(6, (1, 3, 4), max_bad=2), steps=2)
   text = str(error.value)
@@ -478,7 +480,7 @@ def test_one_more_is_an_error_that_lists_them():
 
 
 @pytest.mark.fault("broken-image")
-def test_none_is_left_out_unasked():
+def test_unreadable_example_is_an_error_by_default():
   with pytest.raises(BrokenDataError, match="example 1 cannot be read"):
     trained_on(broken_source(6, (1,)), steps=3)
   with pytest.raises(BrokenDataError, match="example 1 cannot be read"):
@@ -492,7 +494,7 @@ def test_source_without_a_readable_example_ends():
 
 
 @pytest.mark.slow
-def test_what_fails_once_is_read_again(log):
+def test_transient_read_error_is_retried(log):
   """A file system that is away for a moment changes no batch."""
   plain, failures = numbered_source(6), []
 
@@ -516,7 +518,7 @@ def test_what_fails_once_is_read_again(log):
 
 
 @pytest.mark.slow
-def test_what_other_processes_leave_out_counts(monkeypatch):
+def test_examples_left_out_by_other_processes_count(monkeypatch):
   source = broken_source(16, (2, 9), max_bad=2)
   trained_on(source, steps=4)
   monkeypatch.setattr(
@@ -670,7 +672,7 @@ def irregular(tmp_path):
 
 
 @pytest.mark.fault("broken-image", "special-file")
-def test_what_is_no_regular_file_is_never_read(irregular):
+def test_special_files_in_a_folder_are_never_read(irregular):
   with pytest.raises(BrokenDataError) as error:
     open_split("folder", "train", str(irregular))
   for name, kind in (
@@ -687,7 +689,7 @@ def test_what_is_no_regular_file_is_never_read(irregular):
 
 
 @pytest.mark.fault("odd-image")
-def test_a_line_that_would_fill_the_memory_is_named(tmp_path):
+def test_line_image_beyond_the_memory_is_named(tmp_path):
   write_pictures(tmp_path / "train" / "a", odd_pictures())
   source = open_split("folder", "train", str(tmp_path))
   central = EvalPreprocessing(image_size=8, crop="central", resize=9)
@@ -726,7 +728,7 @@ def config(tmp_path):
 
 @pytest.mark.fault("broken-image")
 @pytest.mark.slow
-def test_run_says_what_it_left_out(config, tmp_path):
+def test_run_reports_examples_left_out(config, tmp_path):
   workdir = tmp_path / "run"
   result = run.train_and_evaluate(config, workdir)
   assert len(result.left_out) == 3
@@ -818,7 +820,7 @@ def waiting_source(wait, stall_timeout=0.4):
 
 
 @pytest.mark.fault("stalled-input")
-def test_a_batch_that_does_not_come_is_noticed(clock):
+def test_stalled_batch_is_noticed(clock):
   """It comes once its time is over."""
 
   def wait(index):
@@ -834,7 +836,7 @@ def test_a_batch_that_does_not_come_is_noticed(clock):
   assert "'numbered', split 'train', from example 12 on" in what
 
 
-def test_what_is_still_read_at_the_end_is_noticed(clock):
+def test_read_that_stalls_at_the_end_is_noticed(clock):
   """Whoever lets go of a pipeline waits for its threads."""
   began = threading.Event()
 
@@ -859,7 +861,7 @@ def test_what_is_still_read_at_the_end_is_noticed(clock):
 
 
 @pytest.mark.fault("stalled-input")
-def test_time_that_is_spent_elsewhere_is_no_stall(clock):
+def test_time_outside_of_reading_is_no_stall(clock):
   """Compiling, an evaluation, a save: the clock runs inside of `next` only."""
   source = dataclasses.replace(numbered_source(16), stall_timeout=100.0)
   asked = 0
@@ -972,7 +974,7 @@ def test_stalled_command_ends(config, tmp_path):
   assert "pipeline.py" in done.stderr  # where it waited
 
 
-def test_impossible_options_are_refused(config):
+def test_impossible_limits_are_refused(config):
   for changes in ({"stall_timeout": -1.0}, {"stall_timeout": float("nan")}):
     with pytest.raises(ConfigError, match="config.stall_timeout is"):
       dataclasses.replace(config, **changes)

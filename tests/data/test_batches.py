@@ -210,38 +210,31 @@ def test_evaluation_counts_every_example_once(size, count):
 # --- broken input -------------------------------------------------------------
 
 
-def test_broken_picture_is_named(tmp_path):
+@pytest.mark.parametrize(
+  ("damage", "words"),
+  [
+    (lambda file: file.write_bytes(b"\x89PNG\r\n\x1a\n and no more"), "cannot"),
+    (lambda file: file.write_text("no picture"), "cannot.*not a JPEG, PNG"),
+    (pathlib.Path.unlink, "cannot be read"),
+  ],
+  ids=["broken", "no picture", "gone"],
+)
+def test_unreadable_picture_is_named(tmp_path, damage, words):
   files = [f"{i}.png" for i in range(6)]
   write_folder(tmp_path, {"train/a": files, "train/b": files})
-  (tmp_path / "train/b/3.png").write_bytes(b"\x89PNG\r\n\x1a\n and no more")
   reader = open_split("folder", "train", str(tmp_path))
+  damage(tmp_path / "train/b/3.png")
   index = [reader.file_name(i)[-7:] for i in range(12)].index("b/3.png")
   what = rf"'folder {tmp_path.name}', split 'train', example {index}"
-  pattern = rf"{what} \(.*b/3.png\) cannot be"
+  pattern = rf"{what} \(.*b/3.png\) {words}"
   with pytest.raises(DataError, match=pattern):
     _evaluate(reader)
   with pytest.raises(DataError, match=pattern):
     _train(reader, steps=3, start=12)
 
 
-def test_file_that_pillow_refuses_is_named(tmp_path):
-  write_folder(tmp_path, {"train/a": ["0.png"]})
-  (tmp_path / "train/a/0.png").write_text("no picture")
-  source = open_split("folder", "train", str(tmp_path))
-  with pytest.raises(DataError, match="0.png.*not a JPEG, PNG"):
-    _train(source, steps=1)
-
-
-def test_file_that_is_gone_is_named(tmp_path):
-  write_folder(tmp_path, {"train/a": ["0.png", "1.png"]})
-  source = open_split("folder", "train", str(tmp_path))
-  (tmp_path / "train/a/1.png").unlink()
-  with pytest.raises(DataError, match="1.png.*cannot be read"):
-    _evaluate(source)
-
-
 @pytest.mark.fault("control-characters")
-def test_names_of_files_that_are_not_utf_8(tmp_path):
+def test_file_names_that_are_not_utf_8_are_escaped(tmp_path):
   write_folder(tmp_path, {"train/a": ["0.png", "1.png"]})
   odd = tmp_path / "train/a" / os.fsdecode(b"\xff\xfe.png")
   (tmp_path / "train/a/1.png").rename(odd)
@@ -339,7 +332,7 @@ def test_images_of_deeper_folders_belong_to_the_class(tmp_path):
 
 
 @pytest.mark.fault("broken-image")
-def test_what_is_skipped_is_counted_and_named(tmp_path):
+def test_skipped_files_are_counted_and_named(tmp_path):
   write_folder(
     tmp_path,
     {"train/a": ["0.png", ".1.png"], "train/b": ["0.png"], "other/c": []},
@@ -379,9 +372,27 @@ def test_a_folder_that_cannot_be_listed_is_an_error(
   assert open_split("folder", "train", str(tmp_path)).size == 1
 
 
-def test_no_traceback_of_a_folder_of_the_system():
-  with pytest.raises(DataError, match="'/proc' has no train/"):
-    open_split("folder", "train", "/proc")
+@pytest.mark.parametrize(
+  ("name", "directory", "words"),
+  [
+    ("", "", "config.data.name"),
+    ("folder", "", "config.data.dir"),
+    ("folder", "not/there", "config.data.dir"),
+    ("folder", "/proc", "'/proc' has no train/"),
+    ("glyphs", "", "expected 'glyphs:inverted'"),
+    ("glyphs:rotation", "", "expected 'glyphs:inverted'"),
+    ("digits:7", "", "'digits:0-4'"),
+    ("digits:5-4", "", "'digits:0-4'"),
+    ("digits:0-10", "", "'digits:0-4'"),
+    ("i_naturalist2021", "{tmp}", "lacks a file of labels"),
+    ("no_such_set", "{tmp}", "cannot provide data set 'no_such_set'"),
+  ],
+)
+def test_data_sets_that_do_not_exist_are_refused(
+  tmp_path, name, directory, words
+):
+  with pytest.raises(DataError, match=words):
+    open_split(name, "train", directory.format(tmp=tmp_path))
 
 
 def test_slices_of_a_folder_are_fair_and_disjoint(tmp_path):
@@ -416,12 +427,6 @@ def test_unusable_folders_are_refused(tmp_path, tree, split, message):
   write_folder(tmp_path, tree)
   with pytest.raises(DataError, match=message):
     open_split("folder", split, str(tmp_path))
-
-
-@pytest.mark.parametrize("directory", ["", "not/there"])
-def test_missing_folder_is_refused(directory):
-  with pytest.raises(DataError, match="config.data.dir"):
-    open_split("folder", "train", directory)
 
 
 # --- digits and glyphs --------------------------------------------------------
@@ -465,18 +470,6 @@ def test_glyphs_come_with_the_package():
         assert label == arrays[f"{split}_labels"][i]
   assert len(set(source.class_names)) == 120
   assert open_split("glyphs:inverted", "train[90%:]").size == 360
-
-
-@pytest.mark.parametrize("name", ["glyphs", "glyphs:rotation"])
-def test_other_glyphs_are_refused(name):
-  with pytest.raises(DataError, match="expected 'glyphs:inverted'"):
-    open_split(name, "test")
-
-
-@pytest.mark.parametrize("name", ["digits:7", "digits:5-4", "digits:0-10"])
-def test_unknown_range_of_digits_is_refused(name):
-  with pytest.raises(DataError, match="'digits:0-4'"):
-    open_split(name, "train")
 
 
 # --- TFDS ---------------------------------------------------------------------
@@ -615,18 +608,9 @@ def test_failed_download_says_what_to_do(tmp_path, monkeypatch, name, advice):
   assert "\n" not in str(error.value)
 
 
-def test_builder_that_cannot_be_made_is_explained(tmp_path):
-  with pytest.raises(DataError, match="lacks a file of labels"):
-    open_split("i_naturalist2021", "train", str(tmp_path))
-  with pytest.raises(DataError, match="cannot provide data set 'no_such_set'"):
-    open_split("no_such_set", "train", str(tmp_path))
-  with pytest.raises(DataError, match="config.data.name"):
-    open_split("", "train")
-
-
 @pytest.mark.fault("damaged-shard")
 @pytest.mark.parametrize("how", ["a dry run", "a distributed run"])
-def test_what_is_not_prepared_is_not_downloaded_by(tmp_path, monkeypatch, how):
+def test_unprepared_data_are_not_downloaded_by(tmp_path, monkeypatch, how):
   """The size and the command are said; what is prepared is read."""
   prepared = []
   place = tmp_path / "my data"
@@ -729,7 +713,7 @@ def test_picture_and_class_are_found(features, supervised_keys, expected):
 
 
 @pytest.mark.slow
-def test_real_pictures(data_dir):
+def test_real_pictures_are_decoded(data_dir):
   source = open_split("cifar10_small", "test", str(data_dir / "tfds"))
   assert (source.size, source.num_classes) == (2000, 10)
   assert "airplane" in source.class_names

@@ -177,7 +177,7 @@ def copied(killed, backbone, tmp_path):
   ],
   ids=lambda change: change.__name__,
 )
-def test_other_data_is_refused(copied, change):
+def test_resuming_with_other_data_is_refused(copied, change):
   run, root = copied
   change(root)
   refused = run.start()
@@ -193,7 +193,7 @@ def test_other_data_is_refused(copied, change):
 
 @pytest.mark.fault("changed-run")
 @pytest.mark.processes
-def test_the_same_data_elsewhere_goes_on_to_the_same_bits(
+def test_resuming_with_moved_data_gives_the_same_bits(
   killed, copied, backbone, tmp_path
 ):
   whole = run_on(backbone, killed[1], tmp_path / "whole")
@@ -210,7 +210,7 @@ def test_the_same_data_elsewhere_goes_on_to_the_same_bits(
 
 @pytest.mark.fault("changed-run")
 @pytest.mark.processes
-def test_other_data_goes_on_where_it_is_asked_for(copied):
+def test_resuming_with_other_data_is_possible_if_allowed(copied):
   run, root = copied
   move_two(root)
   (root / "train/a/7.png").unlink()
@@ -227,7 +227,7 @@ def test_other_data_goes_on_where_it_is_asked_for(copied):
 
 
 @pytest.mark.processes
-def test_contents_may_be_touched(backbone, pictures, tmp_path):
+def test_touched_files_with_equal_contents_resume(backbone, pictures, tmp_path):
   options = {"data.digest": "contents"}
   run = run_on(backbone, pictures, tmp_path / "run", **options)
   with run.start(KILLED) as process:
@@ -264,7 +264,9 @@ def test_every_change_is_named(pictures, tmp_path, change, by):
     assert words in "\n".join(lines)
 
 
-def test_what_by_files_and_by_contents_differs_in(pictures, tmp_path):
+def test_digest_by_contents_sees_what_digest_by_files_does_not(
+  pictures, tmp_path
+):
   by_files = found_later(record_of(pictures, tmp_path))
   by_contents = found_later(record_of(pictures, tmp_path, "contents"))
   file = pictures / "train/a/0.png"
@@ -285,7 +287,7 @@ def test_what_by_files_and_by_contents_differs_in(pictures, tmp_path):
   assert now.differences(by_files) == now_changed
 
 
-def test_parts_of_a_split(pictures, tmp_path):
+def test_changes_are_noticed_in_parts_of_a_split(pictures, tmp_path):
   """A picture that comes or goes moves others over the border of two parts."""
   splits = {"train": "train[:50%]", "validation": "train[50%:]"}
   found = found_later(record_of(pictures, tmp_path, **splits))
@@ -296,7 +298,7 @@ def test_parts_of_a_split(pictures, tmp_path):
   assert "missing: train/a/0.png" in text
 
 
-def test_splits_that_come_or_go_are_refused(pictures, tmp_path):
+def test_added_or_removed_splits_are_refused(pictures, tmp_path):
   differ = record_of(pictures, tmp_path).differences({})
   assert differ.keys() == {"train", "test"}
   assert differ["train"] == ["there was no such split, and there is one now"]
@@ -305,7 +307,7 @@ def test_splits_that_come_or_go_are_refused(pictures, tmp_path):
   assert differ == {"test": ["there was such a split, and there is none now"]}
 
 
-def test_a_table_that_is_gone_or_damaged(pictures, tmp_path):
+def test_change_is_noticed_without_a_usable_inventory(pictures, tmp_path):
   """That the data are others is known without it."""
   found = found_later(record_of(pictures, tmp_path))
   rename_one(pictures)
@@ -317,7 +319,7 @@ def test_a_table_that_is_gone_or_damaged(pictures, tmp_path):
     assert "is not known" in differ["train"][0]
 
 
-def test_what_is_no_file_is_not_read(pictures, tmp_path):
+def test_special_files_are_recorded_unread(pictures, tmp_path):
   os.mkfifo(pictures / "train/a/pipe.png")
   (pictures / "train/a/zero.png").symlink_to("/dev/zero")
   shutil.copy(pictures / "train/a/0.png", pictures / b"train/a/\xff.png".decode(
@@ -354,7 +356,7 @@ class FakeCheckpoints:
     return {"state": like["state"], "best": {}}
 
 
-def test_what_was_left_out_of_other_data_is_forgotten(pictures, tmp_path):
+def test_examples_left_out_of_other_data_are_forgotten(pictures, tmp_path):
   """Its numbers are those of other pictures, or of none."""
   state = types.SimpleNamespace(params={})
 
@@ -419,7 +421,9 @@ def test_hosts_agree_on_names_and_sizes(pictures, monkeypatch):
   assert differ == ["config.data.train: names and sizes of files"]
 
 
-def test_the_first_process_counts(pictures, tmp_path, monkeypatch):
+def test_inventory_of_the_first_process_is_used_by_all(
+  pictures, tmp_path, monkeypatch
+):
   """Another one takes its word, and looks at nothing."""
   first = record_of(pictures, tmp_path)
   digests = first.digests
@@ -433,7 +437,7 @@ def test_the_first_process_counts(pictures, tmp_path, monkeypatch):
   assert other.digests == digests
 
 
-def test_data_sets_of_tfds(tmp_path):
+def test_changes_of_tfds_data_are_noticed(tmp_path):
   directory = fake_data.write_tfds(
     tmp_path, "cifar10", {"train": [0, 1, 2] * 4, "test": [3, 4]}
   )
@@ -457,7 +461,7 @@ def test_data_sets_of_tfds(tmp_path):
   assert "missing: cifar10-train.tfrecord-00000-of-00001" in lines[2]
 
 
-def test_digits_are_known_by_their_bytes(tmp_path, monkeypatch):
+def test_digits_are_identified_by_their_bytes(tmp_path, monkeypatch):
   def record(split):
     reader = open_split("digits:5-9", split)
     return DataRecord(
@@ -470,7 +474,7 @@ def test_digits_are_known_by_their_bytes(tmp_path, monkeypatch):
   assert "pictures: " in lines[0]
 
 
-def test_of_many_files_some_are_named():
+def test_some_of_many_changed_files_are_named():
   files = {f"train/{i % 9}/{i}.png": [100, i] for i in range(9000)}
   before = {"by": "files", "facts": {}, "files": files}
   grown = {name: [101, mark] for name, (_, mark) in files.items()}

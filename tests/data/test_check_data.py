@@ -71,7 +71,7 @@ def test_clean_folder(tmp_path):
 
 
 @pytest.mark.fault("broken-image")
-def test_all_that_is_wrong_with_a_folder(tmp_path):
+def test_every_problem_of_a_folder_is_reported(tmp_path):
   rgb = fake_data.Image.fromarray(noise(900))
   turned = fake_data.Image.Exif()
   turned[0x0112] = 3
@@ -156,7 +156,7 @@ def test_images_of_deeper_folders_and_what_is_skipped(tmp_path):
 
 
 @pytest.mark.fault("broken-image")
-def test_a_folder_of_another_system(tmp_path):
+def test_hidden_files_of_other_systems_are_skipped(tmp_path):
   """What macOS, Synology, Windows and Jupyter leave there is left out."""
   junk = dict.fromkeys(
     [
@@ -207,7 +207,7 @@ def test_a_single_class_is_a_problem(tmp_path):
 
 
 @pytest.mark.fault("special-file")
-def test_what_is_no_file_does_not_hang(tmp_path):
+def test_special_files_do_not_hang_the_check(tmp_path):
   write(tmp_path, pictures("train", 3, 0) | pictures("test", 2, 500))
   os.mkfifo(tmp_path / "train/a/pipe.png")
   (tmp_path / "test/b/zero.png").symlink_to("/dev/zero")
@@ -221,7 +221,7 @@ def test_what_is_no_file_does_not_hang(tmp_path):
   )  # fmt: skip
 
 
-def test_pictures_that_do_not_come_end_it(tmp_path, monkeypatch):
+def test_stalled_reading_ends_the_check(tmp_path, monkeypatch):
   """By the limit of the configuration, for every so many pictures."""
   write(tmp_path, pictures("train", 3, 0))
   waited = []
@@ -242,7 +242,7 @@ def test_pictures_that_do_not_come_end_it(tmp_path, monkeypatch):
 
 
 @pytest.mark.fault("control-characters")
-def test_names_that_are_not_utf_8(tmp_path):
+def test_file_names_that_are_not_utf_8_are_reported(tmp_path):
   write(tmp_path, pictures("train", 2, 0))
   odd = os.fsdecode(b"\xff\xfe.png")
   shutil.copy(tmp_path / "train/a/0.png", tmp_path / "train/a" / odd)
@@ -261,7 +261,7 @@ def test_names_that_are_not_utf_8(tmp_path):
   assert r"train/cat\xff is not UTF-8" in problem["where"]
 
 
-def test_imbalance_is_said_and_no_fault(tmp_path):
+def test_imbalance_is_reported_but_clean(tmp_path):
   files = pictures("train", 10, 0)
   config = config_of("folder", tmp_path, test="")
   for i in range(2, 10):
@@ -328,7 +328,7 @@ def test_wrong_labels_are_reported(tmp_path):
   assert not report["clean"]
 
 
-def test_what_is_checked(tmp_path):
+def test_configured_or_given_splits_are_checked(tmp_path):
   config = config_of("digits:0-4", "")
   upstream = dataclasses.replace(config.upstream, name="digits:5-9")
   config = dataclasses.replace(config, upstream=upstream)
@@ -345,7 +345,7 @@ def test_what_is_checked(tmp_path):
   assert not report["clean"]
 
 
-def test_bad_usage(tmp_path):
+def test_bad_usage_is_refused(tmp_path):
   with pytest.raises(ConfigError, match="config.data.name is empty"):
     audit.audit_data(config_of("", ""))
   with pytest.raises(DataError, match="no split 'val'"):

@@ -82,7 +82,7 @@ def test_larger_images_are_resized_as_the_small_crop_does(folder):
 
 
 @pytest.mark.slow
-def test_what_cannot_be_decoded_is_replaced_as_always(folder):
+def test_undecodable_images_are_replaced_as_without_a_cache(folder):
   (folder / "train/a/1.png").write_bytes(b"no image")
   with pytest.raises(BrokenDataError, match="cannot be read"):
     cache_decoded(opened(folder), 90)
@@ -97,7 +97,9 @@ def test_what_cannot_be_decoded_is_replaced_as_always(folder):
     np.testing.assert_array_equal(one["label"], other["label"])
 
 
-def test_memory_is_looked_at_on_the_way(folder, monkeypatch):
+def test_cache_beyond_the_memory_is_refused_while_it_is_filled(
+  folder, monkeypatch
+):
   memory = types.SimpleNamespace(total=2**30, available=2**20)
   monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
   monkeypatch.setattr(decoded_images, "_AT_ONCE", 2)
@@ -105,7 +107,7 @@ def test_memory_is_looked_at_on_the_way(folder, monkeypatch):
     cache_decoded(opened(folder), 90)
 
 
-def test_a_header_that_promises_more_is_refused():
+def test_raw_image_with_a_false_header_is_refused():
   """Whatever may be wrong with one, nothing is read behind its end."""
   image = fake_data.noise(0, 4, 5)
   encoded = raw_images.encode(np.asarray(image))

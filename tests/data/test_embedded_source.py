@@ -93,7 +93,7 @@ def test_a_row_is_that_of_its_image(made):
     np.testing.assert_array_equal(values(reader, name), expected)
 
 
-def test_some_places_can_be_read_by_themselves(made):
+def test_some_examples_can_be_read_alone(made):
   """As where batches of rows are missing; behind the last is nothing."""
   reader = opened(made / "all")
   records = np.arange(1, reader.size, 2)  # of the second of two processes
@@ -191,28 +191,6 @@ def test_slices_hold_the_same_images_where_some_are_broken(made, place):
   assert "\n" not in str(error.value)
 
 
-@pytest.mark.fault("damaged-embeddings")
-def test_rows_without_a_label_are_refused(place):
-  for file in place.glob("train/*.parquet"):
-    fake_embeddings.rewritten(
-      file, with_column("label", lambda p, v: None if broken(p) else v)
-    )
-  with pytest.raises(BrokenDataError, match="2 of 33 rows have no label") as e:
-    opened(place)
-  assert "--label_column" in str(e.value)
-  assert "\n" not in str(e.value)
-
-
-def test_a_class_that_train_lacks_is_refused(place):
-  fake_embeddings.rewritten(
-    place / TEST_FILE, with_column("label", lambda p, v: f"{v}s")
-  )
-  with pytest.raises(
-    BrokenDataError, match="of 'test'.* those of 'train': its label is 'antss'"
-  ):
-    opened(place, "test")
-
-
 @pytest.mark.parametrize(
   ("kind", "texts", "names", "rows"),
   [
@@ -255,7 +233,7 @@ def found_names(reader):
   ]
 
 
-def test_texts_that_are_no_values(place):
+def test_texts_that_are_no_values_are_refused(place):
   with pytest.raises(BrokenDataError, match="'ants'.*for config.task.kind 'va"):
     opened(place, kind="values")
   for file in place.glob("test/*.parquet"):
@@ -304,7 +282,7 @@ def test_values_that_are_missing_are_refused(place):
   assert values(opened(place), "layers").shape == (33, 2, 32)
 
 
-def test_splits_that_are_not_there(place, tmp_path):
+def test_missing_splits_of_embeddings_are_refused(place, tmp_path):
   with pytest.raises(DataError, match=r"no split 'val'.*'test', 'train'"):
     opened(place, "val")
   with pytest.raises(DataError, match="no split 'test'.*has 'train'"):
@@ -320,7 +298,7 @@ def test_splits_that_are_not_there(place, tmp_path):
 
 
 @pytest.mark.fault("damaged-embeddings")
-def test_an_output_that_is_not_whole_is_refused(place):
+def test_incomplete_output_is_refused(place):
   [*_, last] = sorted(place.glob("train/*.parquet"))
   whole = last.read_bytes()
   last.write_bytes(whole[:-1])
@@ -332,7 +310,7 @@ def test_an_output_that_is_not_whole_is_refused(place):
 
 
 @pytest.mark.fault("damaged-embeddings")
-def test_damage_of_values_is_noticed(place):
+def test_damaged_values_are_noticed(place):
   """By the checksums of the pages: nobody learns from other bits."""
   whole = read_embeddings(place / "train").pooled
   file = sorted(place.glob("train/*.parquet"))[1]
@@ -398,7 +376,7 @@ def changed_about(**changes):
     ),
   ],
 )
-def test_files_that_say_something_else(place, change, expected):
+def test_files_with_other_metadata_are_refused(place, change, expected):
   file = sorted(place.glob("train/*.parquet"))[1]
   fake_embeddings.rewritten(file, change)
   with pytest.raises(DataError, match=expected) as error:
@@ -406,14 +384,37 @@ def test_files_that_say_something_else(place, change, expected):
   assert "\n" not in str(error.value)
 
 
-def test_splits_that_were_made_differently(place):
-  change = changed_about(dtype="bfloat16")
-  fake_embeddings.rewritten(place / TEST_FILE, change)
-  with pytest.raises(DataError, match="were made in different ways"):
-    opened(place, "train+test")
+@pytest.mark.fault("damaged-embeddings")
+@pytest.mark.parametrize(
+  ("files", "change", "split", "error", "words"),
+  [
+    (
+      "train/*.parquet",
+      with_column("label", lambda p, v: None if broken(p) else v),
+      "train", BrokenDataError, "2 of 33 rows have no label.*--label_column",
+    ),
+    (
+      TEST_FILE, with_column("label", lambda p, v: f"{v}s"),
+      "test", BrokenDataError, "of 'test'.* those of 'train': .* is 'antss'",
+    ),
+    (
+      TEST_FILE, changed_about(dtype="bfloat16"),
+      "train+test", DataError, "were made in different ways",
+    ),
+  ],
+  ids=["no label", "another class", "another dtype"],
+)  # fmt: skip
+def test_rows_that_do_not_fit_are_refused(
+  place, files, change, split, error, words
+):
+  for file in place.glob(files):
+    fake_embeddings.rewritten(file, change)
+  with pytest.raises(error, match=words) as raised:
+    opened(place, split)
+  assert "\n" not in str(raised.value)
 
 
-def test_there_are_no_images(made):
+def test_embeddings_cannot_be_read_as_images(made):
   reader = opened(made / "all")
   data = config_lib.DataConfig(name="embeddings", train_crop="resize")
   with pytest.raises(DataError, match="holds embeddings and no images"):

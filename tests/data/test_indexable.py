@@ -69,7 +69,7 @@ def test_every_form_of_an_image_is_the_same_picture():
     np.testing.assert_array_equal(image, mv.preprocess(grey, PLAIN))
 
 
-def test_dictionaries_and_kinds_of_labels():
+def test_dictionaries_and_all_types_of_labels_are_read():
   rows = [
     {"img": fake_data.picture(i), "y": label}
     for i, label in enumerate([0, np.int64(1), np.array(2), True])
@@ -97,7 +97,7 @@ class TorchVision(list):
 
 
 @pytest.mark.parametrize("kind", [HuggingFace, TorchVision])
-def test_classes_that_other_libraries_state(kind):
+def test_classes_stated_by_other_libraries_are_used(kind):
   examples = kind([(fake_data.picture(0), 2)])
   assert opened(examples, class_names=()).class_names == tuple(NAMES)
   with pytest.raises(DataError, match="give class_names"):
@@ -119,7 +119,7 @@ def test_few_of_each_class_are_found_without_their_labels_known():
   assert sorted(evaluated(source)[1]) == [0, 0, 1, 1, 2, 2]
 
 
-def test_tensorflow_has_no_remarks_on_many_of_them(caplog):
+def test_several_data_sets_cause_no_retracing_warning(caplog):
   """Several runs in one process, of which each opens its own."""
   for i in range(7):
     opened([(fake_data.picture(i), 0)])
@@ -180,7 +180,7 @@ def test_examples_that_cannot_be_used_are_named(example, message):
   assert re.search(message, str(error.value))
 
 
-def test_an_error_without_a_text_is_an_error():
+def test_error_without_a_message_is_named():
   class Fails(list):
     def __getitem__(self, index):
       if index == 1:
@@ -201,12 +201,12 @@ def test_an_error_without_a_text_is_an_error():
     ([(fake_data.picture(0), 0)], {"version": ""}, "version ''"),
   ],
 )
-def test_what_is_no_data_set_is_refused(examples, options, message):
+def test_unusable_data_sets_are_refused(examples, options, message):
   with pytest.raises(DataError, match=message):
     opened(examples, **options)
 
 
-def test_tensorflow_says_nothing_of_the_tenth_data_set(caplog):
+def test_tenth_data_set_causes_no_retracing_warning(caplog):
   """Each has a graph of its own; it warned that a function is retraced."""
   with caplog.at_level("WARNING"):
     for _ in range(10):
@@ -215,7 +215,7 @@ def test_tensorflow_says_nothing_of_the_tenth_data_set(caplog):
   assert "retracing" not in caplog.text
 
 
-def test_a_run_knows_them_by_number_and_version():
+def test_data_are_identified_by_size_and_version():
   pairs = [(fake_data.picture(i), 0) for i in range(3)]
   tables = [
     opened(given, version=version).data_files.table("files")
@@ -257,14 +257,16 @@ def test_splits_take_the_place_of_a_named_data_set():
     ({"digest": "contents"}, ("train",), "expected 'files', and a version"),
   ],
 )
-def test_splits_that_contradict_the_configuration(data, roles, message):
+def test_splits_that_contradict_the_configuration_are_refused(
+  data, roles, message
+):
   reader = opened([(fake_data.picture(0), 0)])
   with pytest.raises((ConfigError, DataError), match=message):
     settle.with_splits(run_config(**data), dict.fromkeys(roles, reader))
 
 
 @pytest.mark.slow
-def test_a_run_on_given_splits_is_that_on_the_same_files(tmp_path):
+def test_run_on_given_splits_equals_run_on_the_same_files(tmp_path):
   """Same examples in the same order: the same bits, and a run that goes on."""
   fake_data.write_folder(
     tmp_path / "data",

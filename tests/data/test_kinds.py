@@ -154,7 +154,9 @@ def test_features_of_tfds(tfds_data, kind, label, expected, names):
     ("labels", "clevr_count", "a Sequence of ClassLabels"),
   ],
 )
-def test_features_that_are_no_labels_or_values(kind, label, message):
+def test_features_that_are_no_labels_or_values_are_refused(
+  kind, label, message
+):
   things = tfds.features.Sequence({"wild": np.bool_})
   features = tfds.features.FeaturesDict({**FEATURES, "things": things})
   with pytest.raises(DataError, match=message):
@@ -354,7 +356,7 @@ CSV = "path,label,x\n"
   ],
 )  # fmt: skip
 @pytest.mark.fault("wrong-label")
-def test_lists_that_cannot_be_used(
+def test_unusable_lists_are_refused(
   tmp_path, kind, file, contents, label, message
 ):
   write_list(write_images(tmp_path), file, contents)
@@ -362,7 +364,7 @@ def test_lists_that_cannot_be_used(
     open_split("list", "train", str(tmp_path), kind=kind, label=label)
 
 
-def test_two_lists_of_one_split(tmp_path):
+def test_two_lists_of_one_split_are_refused(tmp_path):
   (tmp_path / "train.txt").write_text("0.png 0")
   (tmp_path / "train.csv").write_text("path,label\n0.png,0")
   with pytest.raises(DataError, match=r"two lists.*train\.csv.*train\.txt"):
@@ -402,7 +404,7 @@ def python_forms():
 
 
 @pytest.mark.parametrize("form", python_forms())
-def test_python(form):
+def test_data_of_python_are_read(form):
   kind, given, names = python_forms()[form]
   stated = () if form == "unnamed" else names
   expected = LABELS if kind == "labels" else VALUES[:, : len(names)]
@@ -419,7 +421,7 @@ def test_python(form):
   require_rows(split, kind, expected, names)
 
 
-def test_names_of_labels_among_those_of_python():
+def test_label_names_of_python_data_are_read():
   named = [names_of(row) for row in LABELS]
   split = in_memory.open_data((PICTURES, named), "own", "train", kind="labels")
   require_rows(split, "labels", LABELS, NAMES)
@@ -454,7 +456,7 @@ def test_names_of_labels_among_those_of_python():
   ],
 )
 @pytest.mark.fault("wrong-label")
-def test_labels_of_python_that_cannot_be_used(kind, label, message):
+def test_unusable_labels_of_python_are_refused(kind, label, message):
   right = {"labels": ["red"], "values": [1, 2, 3], "classes": 0}[kind]
   pictures, labels = PICTURES[:2], [right, label]
   with pytest.raises(DataError, match=f"(?s)example 1.*{message}|{message}"):
@@ -477,7 +479,7 @@ def test_a_value_that_is_not_finite_is_found_on_the_way():
     subset.value_statistics(split)
 
 
-def test_kinds_that_a_source_cannot_give(tmp_path):
+def test_kinds_that_a_source_lacks_are_refused(tmp_path):
   fake_data.write_folder(tmp_path, {"train/a": ["0.png"], "train/b": ["1.png"]})
   for name, kind in (
     ("folder", "labels"), ("digits", "values"), ("glyphs:inverted", "labels"),
@@ -573,7 +575,7 @@ def test_decoded_images_have_their_labels():
   np.testing.assert_array_equal(batched_rows(decoded), LABELS[[0, 2, 3]])
 
 
-def test_what_check_data_reports(tmp_path):
+def test_check_data_reports_labels_and_values(tmp_path):
   write_images(tmp_path)
   lines = [f"{i}.png {numbers_of(LABELS[i])}" for i in range(3)]
   (tmp_path / "train.txt").write_text("\n".join(lines))
@@ -605,7 +607,7 @@ def test_what_check_data_reports(tmp_path):
   json.dumps(report)
 
 
-def test_what_check_data_says_of_wrong_values():
+def test_check_data_reports_wrong_values():
   pairs = [(p, v) for p, v in zip(PICTURES, VALUES[:, 0], strict=True)]
   pairs[2] = (PICTURES[2], float("nan"))
   found = audit._Contents(

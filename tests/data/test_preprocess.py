@@ -258,7 +258,7 @@ def test_tiny_pictures_are_usable(shape):
     assert image.shape == (8, 8, 3)
 
 
-def test_a_line_is_not_blown_up():
+def test_line_image_is_refused_before_it_is_enlarged():
   encoded = encode(noise(0, 1, 5000), "PNG")
   image_ops.eval_image(encoded, EvalPreprocessing(image_size=8))
   central = EvalPreprocessing(image_size=8, crop="central", resize=8)
@@ -269,7 +269,7 @@ def test_a_line_is_not_blown_up():
 @pytest.mark.fault("slow-image")
 @pytest.mark.slow
 @pytest.mark.parametrize("eager", [True, False])
-def test_what_would_fill_the_memory_once_resized(eager):
+def test_image_beyond_the_memory_once_resized_is_refused(eager):
   """32 x 1 pixels, whose shorter side shall have 4,096: 6.4 GB."""
   encoded = encode(noise(0, 1, 32), "PNG")
 
@@ -284,7 +284,7 @@ def test_what_would_fill_the_memory_once_resized(eager):
       run(side)
 
 
-def test_evaluation_of_a_configuration():
+def test_configuration_decides_the_evaluation_crop():
   plain = image_ops.preprocessing_of("resize", 256, 224)
   assert plain == EvalPreprocessing(image_size=224)
   central = image_ops.preprocessing_of("central", 0, 224)
@@ -317,7 +317,7 @@ def test_pixels_are_prepared_as_a_file_that_holds_them(preprocessing):
   )
 
 
-def test_the_preprocessing_is_that_of_the_tasks():
+def test_preprocess_uses_the_preprocessing_of_tasks():
   backbone = tiny_backbone(depth=1)
   task = random_task(backbone, "a", preprocessing=CENTRAL)
   other = random_task(backbone, "b")
@@ -352,7 +352,7 @@ def test_the_preprocessing_is_that_of_the_tasks():
     ({"a.jpg": 1}, "a dictionary, expected"),
   ],
 )
-def test_what_cannot_be_prepared_is_named(pictures, message):
+def test_unusable_images_are_named(pictures, message):
   with pytest.raises(DataError, match=message) as error:
     mv.preprocess(pictures, CENTRAL)
   assert "\n" not in str(error.value)
@@ -370,7 +370,7 @@ def test_large_pictures_are_refused_as_predict_does(tmp_path, monkeypatch):
     mv.preprocess(tmp_path / "a.png", PLAIN)
 
 
-def test_nothing_prepared_is_outside():
+def test_prepared_pixels_stay_between_minus_one_and_one():
   """Bilinear weights do not overshoot, and [-1, 1] is reached and kept."""
   for seed, (height, width) in enumerate([(5, 7), (8, 8), (40, 23), (9, 90)]):
     pixels = np.where(noise(seed, height, width) > 127, 255, 0).astype("u1")

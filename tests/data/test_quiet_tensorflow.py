@@ -15,7 +15,7 @@ E0000 00:00:1795356143.174137    4658 cuda_platform.cc:52] failed call to cuInit
 """.encode()
 
 
-def test_remarks_are_left_out_and_errors_are_not(capfd):
+def test_remarks_are_hidden_and_errors_are_shown(capfd):
   error = b"E0000 00:00:17.1 1 allocator.cc:1] out of memory\n"
   with without_remarks():
     os.write(2, REMARKS + error + REMARKS + b"other\n")
@@ -28,7 +28,7 @@ def fail():
     raise ImportError
 
 
-def test_what_was_said_before_an_error_is_shown(capfd):
+def test_output_before_an_error_is_shown(capfd):
   with pytest.raises(ImportError):
     fail()
   os.write(2, b"behind\n")

@@ -51,7 +51,7 @@ def indices_of(source):
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_so_many_of_each_class_by_the_seed(known):
+def test_seed_chooses_equally_many_of_each_class(known):
   reader = graded(60, 3, known=known)
   chosen = {}
   for seed in (0, 1):
@@ -70,13 +70,13 @@ def test_so_many_of_each_class_by_the_seed(known):
   assert {*indices_of(fewer)} < {*chosen[0]}
 
 
-def test_which_examples_never_changes():
+def test_chosen_examples_never_change():
   """A run that goes on, perhaps elsewhere, trains on the same ones."""
   source = subset.choose(graded(60, 3), Subset(per_class=2, seed=5))
   assert indices_of(source) == [10, 21, 26, 28, 50, 51]
 
 
-def test_the_first_in_the_order_of_the_seed():
+def test_first_examples_follow_the_order_of_the_seed():
   reader = graded(60, 3)
   chosen = [
     indices_of(subset.choose(reader, Subset(first=20, seed=seed)))
@@ -91,7 +91,7 @@ def test_the_first_in_the_order_of_the_seed():
 
 @pytest.mark.fault("wrong-label")
 @pytest.mark.parametrize("known", [True, False])
-def test_too_few_are_said_with_their_number(known):
+def test_too_few_examples_are_refused_with_their_number(known):
   reader = graded(8, 3, known=known)
   with pytest.raises(DataError, match="1 classes.*per_class, 3: 'c2' has 2"):
     subset.choose(reader, Subset(per_class=3))
@@ -159,7 +159,7 @@ def write_sets(root):
   ]  # fmt: skip
 
 
-def test_all_kinds_of_data_sets(tmp_path):
+def test_subsets_of_all_kinds_of_data_sets_are_read(tmp_path):
   for name, directory in write_sets(tmp_path):
     ref = SplitRef(name, directory, "train", subset=Subset(per_class=2, seed=1))
     reader = datasets.open_ref(ref)

@@ -65,7 +65,7 @@ def write(place, cells, file="train.csv"):
     ("values", ["0,125", "1,5", "TRUE", "false"], [0.125, 1.5, 1, 0]),
   ],
 )
-def test_what_a_cell_means(place, kind, cells, expected):
+def test_cells_are_read_as_labels_of_their_kind(place, kind, cells, expected):
   split = opened(write(place, cells), kind=kind)
   found = list(contents(split).values())
   if kind == "classes":
@@ -99,7 +99,7 @@ def test_what_a_cell_means(place, kind, cells, expected):
     ("labels", ["a||b"], "row 1: .*expected a list of numbers or names"),
   ],
 )
-def test_cells_that_are_refused(place, kind, cells, message):
+def test_unusable_cells_are_refused(place, kind, cells, message):
   with pytest.raises(BrokenDataError, match=message) as error:
     opened(write(place, cells), kind=kind)
   assert "\n" not in str(error.value)
@@ -177,7 +177,7 @@ def parquet_bytes(**columns):
     "empty columns and rows", "line breaks", "white space", "Parquet",
   ],
 )  # fmt: skip
-def test_dialects(place, name, content):
+def test_dialects_of_csv_are_read(place, name, content):
   (place / name).write_bytes(content)
   for junk in ("._train.csv", "~$train.csv", ".~lock.train.csv#", ".train.txt"):
     (place / junk).write_bytes(b"\0\5\x16\7")
@@ -210,7 +210,7 @@ def test_dialects(place, name, content):
     (b"Path,PATH,label\n", "has 2 columns 'path'"),
   ],
 )
-def test_tables_that_are_refused(place, content, message):
+def test_unusable_tables_are_refused(place, content, message):
   (place / "train.csv").write_bytes(content)
   if message is None:
     assert contents(opened(place)) == {"0.png": "a"}
@@ -245,13 +245,13 @@ def test_the_column_of_the_paths_and_one_list_alone(place):
 
 
 @pytest.mark.fault("broken-image")
-def test_a_list_that_is_named_as_all_lists_are(place):
+def test_list_with_the_name_all_is_refused(place):
   write(place, "abab", "all.csv")
   with pytest.raises(DataError, match="a split 'all', which means all splits"):
     opened(place, "all")
 
 
-def test_paths_as_other_systems_write_them(place):
+def test_paths_of_other_systems_are_read_or_explained(place):
   rows = [
     (str(place / "im/0.png"), "here"), ("im/./1.png", "here"),
     (r"im\2.png", "written on Windows. Use /"),
@@ -398,7 +398,7 @@ def test_sizes_are_limited_before_they_are_made(place, monkeypatch):
 
 
 @pytest.mark.fault("special-file")
-def test_lists_that_are_no_files(place):
+def test_special_files_as_lists_are_refused(place):
   for name, make in (
     ("train.csv", os.mkfifo),
     ("train.parquet", lambda path: path.symlink_to("/dev/zero")),
@@ -411,7 +411,7 @@ def test_lists_that_are_no_files(place):
 
 
 @pytest.mark.processes
-def test_columns_that_are_one_are_refused_on_the_command_line(place):
+def test_equal_path_and_label_columns_are_refused_on_the_command_line(place):
   write(place, ["a", "b"])
   command = [
     "check_data", "--config=configs/folder.py", "--config.data.name=list",
@@ -424,7 +424,7 @@ def test_columns_that_are_one_are_refused_on_the_command_line(place):
   assert "config.data.label is 'path'" in process.text
 
 
-def test_what_check_data_says_of_columns(place):
+def test_check_data_reports_columns(place):
   write(place, [" cat", "3.0", "cat", "dog"])
   values = base.get_config()
   values.data.update(name="list", dir=str(place), train="train")

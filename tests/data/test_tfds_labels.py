@@ -215,7 +215,7 @@ CLASS = tfds.features.ClassLabel(num_classes=2)
     ),
   ],
 )
-def test_features_that_are_not_there_are_named(features, label, message):
+def test_missing_features_are_named(features, label, message):
   features = tfds.features.FeaturesDict(features)
   with pytest.raises(DataError, match=message):
     find_target("own", features, None, label)
@@ -239,7 +239,7 @@ def test_a_label_is_recorded_and_of_the_task_alone(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["folder", "embeddings", "digits:0-4"])
-def test_other_sources_have_one_label(tmp_path, name):
+def test_sources_with_one_label_refuse_a_label_name(tmp_path, name):
   ref = SplitRef(name, str(tmp_path), "train", label="a")
   with pytest.raises(DataError, match="has one label alone"):
     datasets.open_ref(ref)

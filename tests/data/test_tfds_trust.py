@@ -78,7 +78,7 @@ def nested(feature, depth):
     (lambda v: v.update(description="x" * 2**20), "more than 1 MiB"),
   ],
 )
-def test_features_that_are_code(tmp_path, edit, message):
+def test_features_that_name_code_are_refused(tmp_path, edit, message):
   """For the directory of a set, and for one that holds it."""
   folder = write_toy(tmp_path)
   good = datasets.open_split("toy", "test", str(tmp_path))
@@ -95,7 +95,7 @@ def test_features_that_are_code(tmp_path, edit, message):
 
 
 @pytest.mark.fault("data-set-code")
-def test_the_other_file_that_names_features(tmp_path):
+def test_code_named_in_dataset_info_is_refused(tmp_path):
   """TFDS prefers what dataset_info.json says of features, where it does."""
   folder = write_toy(tmp_path)
   features = json.loads((folder / "features.json").read_text())
@@ -110,7 +110,7 @@ def test_the_other_file_that_names_features(tmp_path):
     datasets.open_split("toy", "test", str(folder), trust_data_code=True)
 
 
-def test_garbage_is_refused(tmp_path):
+def test_unreadable_features_json_is_refused(tmp_path):
   folder = write_toy(tmp_path)
   for content in (b"", b"{", b"\xff", b"[" * 99_999, b"1" * 9_999):
     (folder / "features.json").write_bytes(content)
@@ -128,7 +128,7 @@ def test_garbage_is_refused(tmp_path):
     ("a b", "expected NAME"),
   ],
 )
-def test_names_that_are_code_or_places(tmp_path, name, message):
+def test_names_of_code_or_directories_are_refused(tmp_path, name, message):
   with pytest.raises(DataError, match=message):
     datasets.open_split(name, "test", str(tmp_path))
   assert list(tmp_path.iterdir()) == []
@@ -228,7 +228,7 @@ def evaluate(root, *flags, path=()):
 
 @pytest.mark.fault("data-set-code")
 @pytest.mark.processes
-def test_a_task_runs_no_code(bundle):
+def test_evaluating_a_task_runs_no_code(bundle):
   """The whole chain: what is read, what is opened, what is imported."""
   flag = "--data_dir=pets=bundle/d"
   trust = "--trust_data_code"
@@ -252,7 +252,7 @@ def test_a_task_runs_no_code(bundle):
 
 
 @pytest.mark.processes
-def test_the_flag_of_commands_with_a_configuration(bundle):
+def test_flag_of_trust_reaches_commands_with_a_configuration(bundle):
   """Beside it, that the configuration still finds those beside it."""
   code = (
     "import runpy, sys\n"
@@ -317,7 +317,7 @@ def test_a_checkout_finds_itself_without_the_current_directory(
   assert image_files == str(ROOT / "memory_vit/images/image_files.py")
 
 
-def test_what_is_left_of_the_path(monkeypatch):
+def test_current_directory_is_removed_from_sys_path(monkeypatch):
   """One entry, and only where `python -m` of this package has put it."""
   here = os.getcwd()
   main = types.ModuleType("__main__")

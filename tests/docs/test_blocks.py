@@ -67,7 +67,7 @@ def test_folders_are_learned_in_the_regime_that_is_recommended():
   assert advised.learning_rate > others.learning_rate
 
 
-def test_what_is_left_out_is_still_there():
+def test_blocks_that_are_left_out_still_exist():
   """An exception goes when its command does."""
   text = "\n".join(block.text for block in SHELL)
   for pattern in LEFT_OUT:
@@ -87,7 +87,7 @@ def test_what_is_left_out_is_still_there():
   assert {page.name for page in CONFIGS} >= PARSED_ONLY.keys()
 
 
-def test_what_is_left_out_elsewhere_is_executed_there():
+def test_files_that_execute_left_out_blocks_exist():
   reasons = {**LEFT_OUT, **LEFT_OUT_PACKAGE, **LEFT_OUT_PYTHON, **PARSED_ONLY}
   named = re.findall(
     r"\b(?:docs|tests)/[\w/.]+\.\w+", "\n".join(reasons.values())
@@ -109,7 +109,7 @@ def test_make_has_the_targets_that_are_named():
 
 
 @pytest.mark.parametrize("entry", SUBSTITUTES, ids=lambda e: e.pattern)
-def test_what_is_substituted_is_still_there(entry):
+def test_substituted_text_still_exists(entry):
   assert any(
     re.search(entry.pattern, block.text, re.M)
     for block in (*EXECUTED, *IN_CONFIGS)
@@ -117,7 +117,7 @@ def test_what_is_substituted_is_still_there(entry):
   )
 
 
-def test_pages_with_something_of_their_own_are_there():
+def test_pages_with_their_own_rules_exist():
   names = {page.name for page in PAGES}
   others = {entry.page for entry in SUBSTITUTES} - {""}
   assert names >= {*CONTINUES, *CONTINUES.values(), *GIVEN, *RESULTS, *others}

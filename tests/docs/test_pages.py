@@ -87,7 +87,7 @@ def execute(block: Block, shell: Shell, names: dict) -> None:
 
 
 @pytest.mark.parametrize("page", [*parameters()])
-def test_what_a_page_shows_can_be_done(page, workspace, subtests):
+def test_blocks_of_a_page_can_be_executed(page, workspace, subtests):
   shell = Shell(workspace)
   names = {"__name__": "__main__"}
   try:

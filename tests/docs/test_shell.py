@@ -27,12 +27,12 @@ def shell(tmp_path):
     ("python -c 'raise SystemExit(3)'", "status 3"),
   ],
 )
-def test_what_fails_is_seen(shell, text, said):
+def test_failing_commands_are_noticed(shell, text, said):
   with pytest.raises(AssertionError, match=said):
     shell.run(text)
 
 
-def test_commands_run_as_they_would(shell, tmp_path):
+def test_commands_run_as_in_a_shell(shell, tmp_path):
   """With variables, pipes, another directory, and the process that asks."""
   (tmp_path / "inner").mkdir()
   printed = shell.run(
@@ -45,7 +45,7 @@ def test_commands_run_as_they_would(shell, tmp_path):
   assert shell.ran == ["inspect"]
 
 
-def test_a_flag_takes_the_place_of_its_own():
+def test_small_flag_replaces_the_flag_of_the_page():
   command = [
     "-m",
     "memory_vit",

@@ -63,7 +63,9 @@ def refusal(*tasks, **given):
     ("glyphs:another", "", "(give --data=pets=NAME"),
   ],
 )  # fmt: skip
-def test_a_task_opens_nothing(backbone, tmp_path, name, directory, hint):
+def test_data_named_by_a_task_are_only_a_hint(
+  backbone, tmp_path, name, directory, hint
+):
   """What it says is a hint, whatever it is; with a root elsewhere as well."""
   task = said(backbone, name=name, dir=directory)
   assert hint in refusal(task)
@@ -84,7 +86,7 @@ def test_all_that_lack_data_are_named_at_once(backbone):
   assert "and 10 more" in refusal(*many)
 
 
-def test_what_the_command_line_says(backbone):
+def test_command_line_overrides_the_data_of_a_task(backbone):
   digits = said(backbone, name="digits:0-4")
   toy = said(backbone, name="toy", dir="/theirs")
   found, own = choose(digits)
@@ -108,7 +110,7 @@ def test_what_the_command_line_says(backbone):
   assert found["pets"].name == "mnist"
 
 
-def test_the_label_is_that_of_the_task_on_its_own_data(backbone):
+def test_label_of_the_task_is_used_on_its_own_data(backbone):
   task = said(backbone, name="clevr", label="clevr_count", test="test")
   found, _ = choose(task, dirs={"": "/d"})
   assert found["pets"] == SplitRef(
@@ -122,7 +124,7 @@ def test_the_label_is_that_of_the_task_on_its_own_data(backbone):
   assert choose(nonsense, dirs={"": "/d"})[0]["pets"].label == ""
 
 
-def test_the_kind_is_that_of_the_task(backbone):
+def test_kind_of_the_task_is_used(backbone):
   """Whatever data are named; the original outputs are of classes."""
   task = said(backbone, name="digits", upstream={"name": "toy", "dir": "/d"})
   spec = dataclasses.replace(task.spec, kind=TaskKind(name="labels"))
@@ -133,7 +135,7 @@ def test_the_kind_is_that_of_the_task(backbone):
   assert own.ref.kind == "classes"
 
 
-def test_the_data_of_the_backbone(backbone):
+def test_data_of_the_backbone_are_chosen(backbone):
   theirs = {"name": "toy", "dir": "/d", "split": "s", "resize": 9}
   task = said(backbone, name="digits", upstream=theirs)
   assert "--data=backbone= leaves it out" in refusal(task, verify=True)
@@ -154,7 +156,7 @@ def test_the_data_of_the_backbone(backbone):
 
 
 @pytest.mark.fault("task-names-data")
-def test_roots_are_left_by_no_link(backbone, tmp_path):
+def test_links_do_not_lead_out_of_data_roots(backbone, tmp_path):
   root, outside = tmp_path / "root", tmp_path / "root-and-more"
   for path in (root / "in", outside):
     path.mkdir(parents=True)
@@ -173,7 +175,7 @@ def test_roots_are_left_by_no_link(backbone, tmp_path):
     choose(said(backbone, name="digits"), roots=[str(tmp_path / "none")])
 
 
-def test_values_for_all_and_for_one():
+def test_option_is_given_for_all_tasks_or_for_one():
   def parse(*texts, owners=("low", "high"), original="--verify"):
     return task_data.parse("--data_dir", texts, owners, original)
 

@@ -290,7 +290,7 @@ def test_nothing_is_compared_with_a_task_that_composes_with_nothing(model):
 
 
 @pytest.mark.slow
-def test_what_differs_is_found(model, monkeypatch, capsys):
+def test_changed_outputs_are_found(model, monkeypatch, capsys):
   """A model in which a neighbour is felt, or the original changes."""
   root, *_ = model
   task = f"--task={root}/tasks/low"
@@ -319,7 +319,7 @@ def test_what_differs_is_found(model, monkeypatch, capsys):
 
 @pytest.mark.fault("non-finite-outputs")
 @pytest.mark.slow
-def test_outputs_that_are_not_finite_are_said(model, monkeypatch, capsys):
+def test_outputs_that_are_not_finite_are_reported(model, monkeypatch, capsys):
   """And the file is JSON, which has no NaN and no infinity."""
   root, *_ = model
   file = root / "not-finite.json"
@@ -354,7 +354,7 @@ def test_outputs_that_are_not_finite_are_said(model, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_folders_are_told_apart(model, tmp_path, capsys):
+def test_folders_are_named_by_their_directory(model, tmp_path, capsys):
   """By the name of their directory: of both the data set is "folder"."""
   root, backbone, _ = model
   kinds, file = ("cats", "dogs"), tmp_path / "out.json"
@@ -390,7 +390,7 @@ def test_folders_are_told_apart(model, tmp_path, capsys):
   )
 
 
-def test_no_number_that_is_none_gets_into_a_file(tmp_path):
+def test_json_file_holds_no_nan(tmp_path):
   file = tmp_path / "out.json"
   with pytest.raises(ValueError, match="not JSON compliant"):
     files.write_json(file, {"loss": float("nan")})
@@ -398,7 +398,7 @@ def test_no_number_that_is_none_gets_into_a_file(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_differs_in_one_batch_is_found(model, monkeypatch):
+def test_changed_outputs_in_one_batch_are_found(model, monkeypatch):
   """In the first of three; the others are equal."""
   root, *_ = model
   real, calls = Program.__call__, []
@@ -416,7 +416,9 @@ def test_what_differs_in_one_batch_is_found(model, monkeypatch):
 
 
 @pytest.mark.slow
-def test_other_splits_and_bad_input(model, tmp_path, capsys):
+def test_other_splits_are_evaluated_and_bad_input_is_refused(
+  model, tmp_path, capsys
+):
   root, backbone, (low, high, child) = model
   out = tmp_path / "out.json"
   # The digits come with a package: what a task says of them is followed.
@@ -461,7 +463,7 @@ def test_other_splits_and_bad_input(model, tmp_path, capsys):
 
 
 @pytest.mark.fault("bad-workdir")
-def test_json_replaces_nothing_of_the_users(tmp_path):
+def test_json_option_replaces_only_its_own_files(tmp_path):
   """What is there must begin as what this command writes."""
   file, own = tmp_path / "thesis.txt", {"backbone": {}, "tasks": []}
   for text in ("my thesis", '{"name": "my package"}', "{}"):

@@ -103,7 +103,7 @@ def test_a_report_is_of_the_pass_that_is_verified(
     )
 
 
-def test_what_cannot_be_written_is_said_first(
+def test_unwritable_output_is_refused_before_the_evaluation(
   model, tmp_path, monkeypatch, capsys
 ):
   root, *_ = model

@@ -40,7 +40,7 @@ def test_calibration_by_hand():
   assert found.edges.tolist() == [0, 0.5, 1]
 
 
-def test_calibration_of_nothing():
+def test_calibration_of_no_examples_is_drawn():
   found = calibrate(np.zeros(0, np.float32), np.zeros(0, bool))
   assert found.count.tolist() == [0] * 15
   assert np.isnan(found.expected_error)
@@ -97,7 +97,7 @@ def test_neighbours_of_many_classes_are_drawn_together():
 
 
 @pytest.mark.parametrize("shape", [(2, 3), (0, 0), (3,)])
-def test_a_matrix_of_other_classes(shape):
+def test_confusion_matrix_of_other_classes_is_refused(shape):
   names = ["a"] * (3 if shape != (0, 0) else 0)
   with pytest.raises(DataError, match="the confusion matrix has shape"):
     plots.confusion_matrix_figure(np.zeros(shape), names)

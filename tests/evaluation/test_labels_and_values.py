@@ -163,7 +163,7 @@ def test_a_threshold_means_the_same_in_float32(outputs, has, chosen):
   assert (narrow >= np.float32(cut))[:, 0].tolist() == chosen
 
 
-def test_a_label_that_nothing_is_said_of_has_no_f1():
+def test_label_without_answers_has_no_f1():
   few = label_predictions(np.full((2, 2), -3.0), np.array([[1.0, 0], [1, 0]]))
   found = labels.evaluation_of(few).scores
   assert found.per_output["f1"] == [0, None]
@@ -199,7 +199,7 @@ def test_values_by_hand():
   assert not evaluation.undefined
 
 
-def test_values_that_are_all_the_same():
+def test_equal_predictions_have_no_spearman():
   constant = np.full_like(FOUND, 5)
   found = values.evaluation_of(value_predictions(constant, TARGET)).scores
   assert found.metrics["spearman"] is None
@@ -209,7 +209,7 @@ def test_values_that_are_all_the_same():
   assert found.metrics["r2"] == pytest.approx(np.mean(expected))
 
 
-def test_values_beyond_float32():
+def test_values_beyond_float32_are_measured():
   """Of the greatest scale that a task file may state."""
   kind = mv.TaskKind(name="values", mean=(1e30,), std=(1e30,))
   outputs = np.full((2, 1), 1e20, np.float32)

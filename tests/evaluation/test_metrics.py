@@ -6,7 +6,7 @@ import pytest
 from memory_vit.kinds import class_sums as metrics
 
 
-def test_sums_against_a_loop():
+def test_sums_equal_those_of_a_loop():
   rng = np.random.default_rng(0)
   logits = rng.standard_normal((40, 9)).astype(np.float32)
   labels = rng.integers(0, 8, 40).astype(np.int32)  # class 8 never comes
@@ -44,7 +44,7 @@ def test_top5_of_fewer_classes():
 
 
 @pytest.mark.parametrize("compiled", [True, False])
-def test_of_zeros_of_either_sign_the_first_is_the_best(compiled):
+def test_first_of_equal_zeros_is_the_best_class(compiled):
   """As of all equal ones, and as `argmax` finds it in training."""
   logits = jnp.array([[-0.0, 0.0, -1.0], [0.0, -0.0, -1.0], [-1.0, -0.0, 0.0]])
   labels, mask = jnp.array([0, 0, 1]), jnp.ones(3)
@@ -58,7 +58,7 @@ def test_of_zeros_of_either_sign_the_first_is_the_best(compiled):
   assert rows["top_classes"].tolist() == [[0, 1, 2], [0, 1, 2], [1, 2, 0]]
 
 
-def test_what_is_not_finite_is_not_right():
+def test_outputs_that_are_not_finite_are_mistakes_of_top1():
   """Of equal ones the first is the best, and so it is of what is no number."""
   logits = jnp.eye(3).at[0].set(jnp.nan).at[1, 2].set(jnp.inf)
   labels, mask = jnp.array([0, 2, 2]), jnp.ones(3)

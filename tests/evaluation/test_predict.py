@@ -158,7 +158,9 @@ def test_probabilities_are_those_of_forward(
     assert sum(probabilities(line, name).values()) == pytest.approx(1)
 
 
-def test_top_and_the_text(models, backbone, loaded, tmp_path, capsys):
+def test_text_output_shows_the_top_classes(
+  models, backbone, loaded, tmp_path, capsys
+):
   pixels = fake_data.noise(3, 8, 8)
   file = write(tmp_path / "a.png", pixels)
   status, out, err = run(capsys, *arguments(models, file), "--top=2")
@@ -196,7 +198,9 @@ def test_the_original_head_beside_the_tasks(models, backbone, tmp_path, capsys):
   assert "backbone" not in run_json(capsys, *argv)[1][0]
 
 
-def test_bfloat16_is_near(models, backbone, loaded, tmp_path, capsys):
+def test_bfloat16_is_close_to_float32(
+  models, backbone, loaded, tmp_path, capsys
+):
   pixels = fake_data.noise(3, 8, 8)
   file = write(tmp_path / "a.png", pixels)
   argv = [*arguments(models, file), "--top=9"]
@@ -366,7 +370,9 @@ def test_the_next_batch_is_read_while_one_is_used(
   ]
 
 
-def test_a_batch_that_is_read_ahead_counts(folder, loaded, monkeypatch):
+def test_memory_counts_the_batch_that_is_read_ahead(
+  folder, loaded, monkeypatch
+):
   monkeypatch.setattr(image_reader, "_MIB", 1)  # count in bytes
   images = 5 * 8 * 8 * 3 * 4
 
@@ -439,7 +445,7 @@ def png(width, height):
 
 
 @pytest.mark.fault("image-bomb")
-def test_what_cannot_be_read_is_named_and_skipped(
+def test_unreadable_images_are_named_and_skipped(
   models, backbone, loaded, folder, capsys
 ):
   jpeg = fake_data.encode(fake_data.noise(1, 40, 40), "JPEG")
@@ -489,7 +495,7 @@ def test_what_cannot_be_read_is_named_and_skipped(
       same(line, by_hand(backbone, loaded, rgb(line["image"])))
 
 
-def test_only_pictures_that_cannot_be_read(models, tmp_path, capsys):
+def test_only_unreadable_images_end_with_an_error(models, tmp_path, capsys):
   argv = arguments(models, tmp_path / "a", tmp_path / "b", tasks=["pets"])
   assert run(capsys, *argv) == (
     1,
@@ -515,7 +521,7 @@ def test_errors_of_decoders_are_not_shown(folder, loaded, monkeypatch):
 
 
 @pytest.mark.fault("image-bomb")
-def test_what_is_too_large_is_never_decoded(
+def test_oversized_images_are_never_decoded(
   tmp_path, folder, loaded, monkeypatch, recwarn
 ):
   preprocessing = loaded[0].spec.preprocessing
@@ -562,7 +568,7 @@ def test_a_picture_that_takes_hours_is_skipped(tmp_path, loaded, monkeypatch):
   "kind",
   ["jpeg", "png", "bmp", pytest.param("gif", marks=pytest.mark.slow), "webp"],
 )
-def test_memory_for_pictures(tmp_path, loaded, monkeypatch, kind):
+def test_decoding_stays_within_the_memory(tmp_path, loaded, monkeypatch, kind):
   """Together they take what was allowed; one that alone needs more nothing."""
   preprocessing = loaded[0].spec.preprocessing
   paths = [tmp_path / f"{i}.{kind}" for i in range(4)]
@@ -606,7 +612,7 @@ def test_memory_for_pictures(tmp_path, loaded, monkeypatch, kind):
     read(batch)
 
 
-def test_odd_files_do_not_hang_or_stop(tmp_path, loaded):
+def test_special_files_do_not_hang_predict(tmp_path, loaded):
   preprocessing = loaded[0].spec.preprocessing
   os.mkfifo(tmp_path / "pipe.jpg")
   assert (
@@ -669,7 +675,9 @@ def refused(capsys, *argv):
   return err
 
 
-def test_what_does_not_fit_is_refused(models, tmp_path, folder, capsys):
+def test_mismatched_backbones_and_tasks_are_refused(
+  models, tmp_path, folder, capsys
+):
   mv.save_backbone(tiny_backbone(seed=1), tmp_path / "other.npz")
   one = [f"--task={models / 'tasks' / 'pets'}", str(folder)]
   message = refused(capsys, f"--backbone={tmp_path / 'other.npz'}", *one)
@@ -701,7 +709,9 @@ def test_a_backbone_that_states_another_gelu_is_another_one(
   assert "leave it out" not in message
 
 
-def test_tasks_that_cannot_share_a_pass(backbone, models, tmp_path, capsys):
+def test_tasks_that_cannot_share_a_pass_are_refused(
+  backbone, models, tmp_path, capsys
+):
   central = mv.EvalPreprocessing(image_size=8, crop="central", resize=9)
   cars = random_task(backbone, "cars", preprocessing=central)
   mv.save_task(cars, tmp_path / "cars")
@@ -718,7 +728,7 @@ def test_tasks_that_cannot_share_a_pass(backbone, models, tmp_path, capsys):
   assert "gelu 'tanh', the task has 'exact'" in message
 
 
-def test_a_task_that_composes_with_nothing(
+def test_lone_task_is_answered_alone_and_refused_beside_others(
   backbone, models, folder, tmp_path, capsys
 ):
   """Alone it is answered, in a pass of its own; beside others it is refused."""
@@ -796,7 +806,7 @@ def test_labels_and_values_are_printed_by_their_kind(
     assert re.search(rf"{one['label']} +[0-9.]+ %$", out, re.M)
 
 
-def test_wrong_options(models, capsys):
+def test_wrong_options_are_refused(models, capsys):
   for option in ("--top=0", "--batch_size=-1", "--dtype=int8", "--unknown"):
     assert predict.main([*arguments(models, "a.png"), option]) == 2
     found = capsys.readouterr()

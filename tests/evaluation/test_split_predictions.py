@@ -140,7 +140,7 @@ def test_confusions_come_by_number():
   assert largest_confusions(matrix, 2) == found[:2]
 
 
-def test_all_right_all_wrong_and_one_class():
+def test_metrics_of_only_hits_only_mistakes_and_one_class():
   right = metrics_of(predictions_of(sure([0, 1, 1], 2), [0, 1, 1]))
   assert (right.top1.share, right.macro_f1) == (1, 1)
   assert right.top1.low < 1 == right.top1.high
@@ -257,7 +257,7 @@ def test_images_are_those_of_an_evaluation():
     eval_images(broken, central, [1, 2])
 
 
-def test_many_classes_take_no_room():
+def test_confusions_of_many_classes_take_little_memory():
   """Of 21,000 classes the matrix would have 441 million cells."""
   rng = np.random.default_rng(0)
   labels = rng.integers(0, 21_000, 1_000).astype(np.int32)

@@ -19,7 +19,7 @@ def measured():
   return {one["name"].split(",")[0]: one for one in result["libraries"]}
 
 
-def test_every_library_answers(measured):
+def test_every_library_is_measured(measured):
   assert set(measured) == {"memory_vit", "PEFT", "vit-pytorch"}
   for one in measured.values():
     timed = {"forward", "train", "train_all_weights", "infer_1", "infer_2"}

@@ -68,7 +68,7 @@ def test_an_activation_is_part_of_the_file(backbone, images, tmp_path):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family(family, images, tmp_path):
+def test_onnx_of_every_family_computes_the_same(family, images, tmp_path):
   backbone = tiny_backbone(width=16, **FAMILIES[family])
   task = random_task(backbone, "a")
   mv.export_model(backbone, task, tmp_path / "out", format="onnx")
@@ -91,7 +91,7 @@ def test_large_weights_beside_the_model_can_be_read_by_others(
   })  # fmt: skip
 
 
-def test_pixels_of_one_size(backbone, tmp_path):
+def test_onnx_takes_pixels_of_one_size(backbone, tmp_path):
   preprocessing = mv.EvalPreprocessing(image_size=8, crop="central", resize=9)
   task = random_task(backbone, "a", preprocessing=preprocessing)
   images = ImageInput(kind="uint8", size=(13, 21))
@@ -132,9 +132,7 @@ def test_the_example_of_the_docs_runs(backbone, images, tmp_path, monkeypatch):
   })  # fmt: skip
 
 
-def test_what_the_converter_cannot_do_is_one_line(
-  backbone, tmp_path, monkeypatch
-):
+def test_converter_errors_are_one_line(backbone, tmp_path, monkeypatch):
   def broken(program, images):
     raise NotImplementedError("no plugin for\nthis primitive")
 

@@ -77,7 +77,7 @@ def test_pixels_that_no_patch_covers_are_left_out(tmp_path):
   ("dinov2 swiglu", {"hidden_act": "silu"}),
   ("dinov3", {"num_register_tokens": 0}),
 ])  # fmt: skip
-def test_models_as_nobody_publishes_them(name, arguments, tmp_path):
+def test_unpublished_variants_equal_the_library(name, arguments, tmp_path):
   published = MODELS[name]
   model = perturbed(published.make(**arguments))
   save(published, model, tmp_path)

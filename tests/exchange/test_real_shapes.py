@@ -136,7 +136,7 @@ def require_our_tree(config, arrays):
   [(kind, fields) for kind, _, fields in TRANSFORMERS],
   ids=[f"{kind} {name}" for kind, name, _ in TRANSFORMERS],
 )
-def test_models_of_transformers(kind, fields):
+def test_published_shapes_of_transformers_are_converted(kind, fields):
   model_class = getattr(transformers, kind)
   config = model_class.config_class(**fields)
   with torch.device("meta"):
@@ -147,7 +147,7 @@ def test_models_of_transformers(kind, fields):
 
 
 @pytest.mark.parametrize("name", TIMM)
-def test_models_of_timm(name):
+def test_published_shapes_of_timm_are_converted(name):
   with torch.device("meta"), contextlib.suppress(NotImplementedError):
     model = timm.create_model(name)
   config = {

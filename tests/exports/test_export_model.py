@@ -142,7 +142,7 @@ def test_the_manifest_says_how_images_are_resized(
   assert said in report.preprocessing["resizing"]
 
 
-def test_a_difference_is_seen_in_whatever_form():
+def test_difference_is_seen_in_shapes_and_infinite_values():
   one = np.array([[1.0, -4.0]], np.float32)
   assert check.difference(one + np.float32(0.5), one) == 0.125
   assert check.difference(one, one) == 0
@@ -240,7 +240,7 @@ def test_a_process_that_fails_is_quoted(tmp_path, monkeypatch):
 
 @pytest.mark.fault("unequal-export")
 @pytest.mark.parametrize("format", ["stablehlo", "safetensors"])
-def test_what_no_export_wrote_is_left_as_it_is(backbone, tmp_path, format):
+def test_export_does_not_replace_foreign_files(backbone, tmp_path, format):
   task = random_task(backbone, "a")
   out = tmp_path / "out"
   out.mkdir()
@@ -257,7 +257,7 @@ def test_what_no_export_wrote_is_left_as_it_is(backbone, tmp_path, format):
   assert mine.read_text() == "mine"
 
 
-def test_what_comes_while_it_is_exported_is_left_as_it_is(
+def test_export_keeps_files_that_appear_meanwhile(
   backbone, tmp_path, monkeypatch
 ):
   """The new export lies beside it."""
@@ -280,7 +280,7 @@ def test_what_comes_while_it_is_exported_is_left_as_it_is(
   assert names_in(kept) == files_of_one
 
 
-def test_the_current_directory_is_no_place(backbone, tmp_path, monkeypatch):
+def test_export_refuses_the_current_directory(backbone, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   with pytest.raises(ExportError, match="--out is .* the current directory"):
     mv.export_model(
@@ -332,7 +332,7 @@ def test_a_task_for_the_hub_is_read_back_from_its_directory(backbone, tmp_path):
     ),
   ],
 )
-def test_options_that_no_export_can_use_are_refused(
+def test_unusable_export_options_are_refused(
   backbone, tmp_path, options, message
 ):
   task = random_task(backbone, "a")
@@ -341,14 +341,14 @@ def test_options_that_no_export_can_use_are_refused(
   assert names_in(tmp_path) == []
 
 
-def test_images_that_cannot_go_in_are_refused():
+def test_unusable_image_inputs_are_refused():
   with pytest.raises(ExportError, match="input is 'int8', expected one of"):
     mv.ImageInput(kind="int8")
   with pytest.raises(ExportError, match="floats have the image size"):
     mv.ImageInput(size=(8, 8))
 
 
-def test_onnx_refuses_beforehand_what_would_not_run(backbone):
+def test_onnx_refuses_models_that_would_not_run(backbone):
   require = onnx_file.require_possible
   program = _program(tiny_backbone(dtype="bfloat16"), "a")
   with pytest.raises(ExportError, match="no such kernels"):
@@ -388,7 +388,7 @@ def test_a_library_that_is_missing_is_named(module, missing, monkeypatch):
     (["--format=orbax", "--activation"], "Leave --activation out"),
   ],
 )
-def test_the_command_says_in_one_line_what_is_wrong(flags, message, capsys):
+def test_export_command_names_errors_in_one_line(flags, message, capsys):
   given = ["--backbone=none.npz", "--task=none", "--out=out",
            "--format=stablehlo", *flags]  # fmt: skip
   assert command.main(given) == 2

@@ -23,7 +23,9 @@ def exported():
 
 
 @pytest.mark.parametrize(("family", "dtype"), [*exported()])
-def test_stablehlo(family, dtype, images, tmp_path):
+def test_stablehlo_of_every_family_computes_the_same(
+  family, dtype, images, tmp_path
+):
   backbone = tiny_backbone(width=16, dtype=dtype, **FAMILIES[family])
   first = random_task(backbone, "a", seed=1)
   second = random_task(

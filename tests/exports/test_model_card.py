@@ -76,7 +76,7 @@ def test_the_card_says_how_images_are_resized(backbone):
 
 
 @pytest.mark.parametrize(("classes", "tells"), [(5, False), (6, True)])
-def test_of_five_classes_there_is_no_top_5(backbone, classes, tells):
+def test_card_of_five_classes_has_no_top_5(backbone, classes, tells):
   task = random_task(backbone, "a", classes=classes)
   made = {"metrics": {"test": {"metrics": {"top5": 1.0, "top1": 0.5}}}}
   text = model_card.to_text([mv.Task(task.spec, task.params, made)])
@@ -126,7 +126,7 @@ def _kinds(text):
 
 @pytest.mark.fault("model-card-text")
 @pytest.mark.parametrize("name", HOSTILE)
-def test_names_of_strangers_are_text(backbone, name):
+def test_card_escapes_untrusted_names(backbone, name):
   """Any names give a card of the same structure."""
 
   def card(text):
@@ -156,7 +156,7 @@ def test_names_of_strangers_are_text(backbone, name):
    {"chance": 10**99}, {"test": {"metrics": {"top1": None}}, "steps": 1.5},
    {"test": [], "val": {"metrics": 3}}],
 )  # fmt: skip
-def test_numbers_that_are_none_are_left_out(backbone, metrics):
+def test_card_leaves_out_invalid_numbers(backbone, metrics):
   task = random_task(backbone, "a")
   made = {"metrics": metrics, "config": 3}
   text = model_card.to_text([mv.Task(task.spec, task.params, made)])

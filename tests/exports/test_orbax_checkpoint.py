@@ -115,7 +115,7 @@ def test_a_run_leaves_what_it_trained(backbone, tmp_path, regime):
     require_same(found, mv.load_task(tmp_path / "tasks/pets", backbone).params)
 
 
-def test_pixels_are_no_input_of_arrays(backbone, tmp_path):
+def test_orbax_export_refuses_pixel_input(backbone, tmp_path):
   with pytest.raises(ExportError, match="--format=orbax with --input=uint8"):
     mv.export_model(
       backbone, random_task(backbone, "a"), tmp_path / "out", format="orbax",
@@ -123,7 +123,9 @@ def test_pixels_are_no_input_of_arrays(backbone, tmp_path):
     )  # fmt: skip
 
 
-def test_what_cannot_be_written_is_named(backbone, tmp_path, monkeypatch):
+def test_failed_orbax_write_is_named_and_leaves_nothing(
+  backbone, tmp_path, monkeypatch
+):
   """Orbax raises ValueError on a full disk; nothing is left."""
 
   def fails(tree, path):

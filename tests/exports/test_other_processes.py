@@ -209,7 +209,7 @@ def test_a_saved_model_resizes_files_with_antialiasing(tmp_path):
   require_close(tmp_path / "found.npz", expected, 1e-2)
 
 
-def test_batches_are_split_where_not_any_size_is_compiled(
+def test_batches_are_split_into_compiled_sizes(
   model, images, tmp_path, monkeypatch
 ):
   """As with jax 0.11, for any jax; by the example of the docs."""

@@ -160,7 +160,7 @@ def test_a_large_image_is_resized_in_its_place():
     *(pytest.param(i, marks=pytest.mark.slow) for i in INTERPOLATIONS[1:]),
   ],
 )
-def test_pixels_go_in_where_that_is_asked(backbone, tmp_path, interpolation):
+def test_pixels_are_an_input_if_asked_for(backbone, tmp_path, interpolation):
   preprocessing = mv.EvalPreprocessing(
     image_size=8, crop="central", resize=9, interpolation=interpolation
   )
@@ -176,7 +176,7 @@ def test_pixels_go_in_where_that_is_asked(backbone, tmp_path, interpolation):
 
 
 @pytest.mark.slow
-def test_bfloat16_is_computed_where_that_is_asked(images, tmp_path):
+def test_bfloat16_is_computed_if_asked_for(images, tmp_path):
   backbone = tiny_backbone(dtype="bfloat16")
   task = random_task(backbone, "a")
   loaded = exported(backbone, task, tmp_path)

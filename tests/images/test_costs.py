@@ -97,7 +97,7 @@ def test_ordinary_files_are_taken(name):
 
 
 @pytest.mark.fault("slow-image")
-def test_scans_times_pixels(monkeypatch):
+def test_progressive_jpeg_costs_scans_times_pixels(monkeypatch):
   """Of the largest images usual encoders' scans, of smaller ones more."""
   encoded = progressive(24)
   monkeypatch.setattr(decoding, "MAX_PIXELS", 2 * 20 * 30)
@@ -122,7 +122,7 @@ def test_64_megapixels_of_63_scans_are_refused_at_once():
   assert time.process_time() - begun < 0.5
 
 
-def test_much_filling_is_refused():
+def test_jpeg_with_much_filling_is_refused():
   """But not where a scan may have it, or other bytes without a marker."""
   encoded = encode(noise(0), "JPEG")
   prepare(encoded[:2] + b"\xff" * (2**18 - 1) + encoded[2:])
@@ -186,7 +186,7 @@ def test_pieces_are_counted_while_they_are_read(monkeypatch, encoded, reads):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [b"teST", b"IDAT"])
-def test_hundreds_of_thousands_of_chunks(kind):
+def test_hundreds_of_thousands_of_chunks_are_refused_quickly(kind):
   encoded = png_with(200_000, kind)
   begun = time.process_time()
   with pytest.raises(DataError, match="more than 50,000 reads"):
@@ -312,7 +312,7 @@ def test_small_images_do_not_wait_for_large_ones(held):
     waiting.join()
 
 
-def test_what_is_left_for_small_images(held):
+def test_memory_is_spared_for_small_images(held):
   """One that needs all of the memory is decoded, too, while nothing else is."""
   limit = MemoryLimit(100, spare=10)
   order = []
@@ -331,7 +331,7 @@ def test_what_is_left_for_small_images(held):
   assert order == [10, 11, 100]
 
 
-def test_who_wants_little_memory_is_woken():
+def test_small_requests_for_memory_are_woken():
   """One who waits for more must not swallow what would be enough for them."""
   limit, done = MemoryLimit(10), threading.Event()
 

@@ -59,7 +59,7 @@ FILES = {
 
 @pytest.mark.fault("broken-image")
 @pytest.mark.parametrize("name", FILES)
-def test_what_a_file_is_and_no_function_of_a_decoder(name):
+def test_error_names_the_kind_of_file_not_the_decoder(name):
   encoded, said = FILES[name]
   with pytest.raises(DataError, match=f"of {len(encoded)} bytes: {said}") as e:
     mv.preprocess(encoded, EvalPreprocessing(image_size=8))

@@ -34,7 +34,7 @@ def test_scans_of_what_pillow_writes():
 
 
 @pytest.mark.fault("slow-image")
-def test_what_only_looks_like_a_scan():
+def test_bytes_that_only_look_like_scans_do_not_count():
   """In a comment, in a preview inside of EXIF, behind the end."""
   exif = b"Exif\0\0" + progressive(extra=300)[:60_000]
   comment = SCAN * 500
@@ -73,7 +73,7 @@ def test_filling_and_odd_lengths_hide_no_scan():
     ((SCAN + b"\0\2") * 65, "more than 64 scans"),
   ],
 )
-def test_garbage_ends(content, problem):
+def test_jpeg_garbage_ends_the_outline(content, problem):
   refused = contextlib.nullcontext()
   if problem:
     refused = pytest.raises(DataError, match=problem)

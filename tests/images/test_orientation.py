@@ -126,7 +126,7 @@ def test_the_part_of_a_jpeg_that_is_decoded_is_the_right_one(number):
     np.testing.assert_array_equal(part[1:-1, 1:-1], cut[1:-1, 1:-1])
 
 
-def test_what_tensorflow_and_pillow_have_read_is_left_as_it_is():
+def test_images_read_by_tensorflow_and_pillow_are_not_turned_again():
   encoded = stored(6)
   pixels = decoding.decode(encoded)
   np.testing.assert_array_equal(image_ops.decode(encoded), pixels)

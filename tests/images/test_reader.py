@@ -13,7 +13,7 @@ VIEW = mv.EvalPreprocessing(image_size=4)
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
-def test_an_interrupt_ends_what_is_not_begun(monkeypatch, ahead):
+def test_interrupt_cancels_images_not_yet_begun(monkeypatch, ahead):
   """Else a command that was told to stop would read its whole batch first."""
   go_on, read = threading.Event(), []
 

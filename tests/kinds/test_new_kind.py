@@ -95,7 +95,7 @@ def angles(monkeypatch):
   monkeypatch.setitem(PAGES, Angles.name, AngleEvaluation)
 
 
-def test_a_new_kind_is_a_file_and_a_page(angles, tmp_path, capsys):
+def test_new_kind_needs_a_file_and_a_page(angles, tmp_path, capsys):
   backbone, data = tiny_backbone(depth=1), (PIXELS, ANGLES)
   result = mv.train_task(
     backbone, data, test=data, kind="angles", class_names=("turn",),
@@ -141,7 +141,7 @@ def test_a_new_kind_is_a_file_and_a_page(angles, tmp_path, capsys):
   assert "share of the images within 30 degrees." in page
 
 
-def test_a_new_metric_is_two_places(monkeypatch, tmp_path, capsys):
+def test_new_metric_needs_two_places(monkeypatch, tmp_path, capsys):
   """Where it is computed, and how it is called."""
   real = value_metrics.evaluation_of
 

@@ -56,7 +56,7 @@ def decisions(source):
   }  # fmt: skip
 
 
-def test_only_kinds_decides_by_a_kind():
+def test_only_the_kinds_package_decides_by_kind():
   package = ROOT / "memory_vit"
   found = {
     f"{file.relative_to(package)}: {line}"
@@ -76,5 +76,5 @@ def test_only_kinds_decides_by_a_kind():
     'match kind:\n  case "values":\n    pass',
   ],
 )  # fmt: skip
-def test_it_would_be_seen(line):
+def test_decisions_by_kind_are_detected(line):
   assert decisions(line)

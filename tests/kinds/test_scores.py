@@ -41,12 +41,12 @@ def test_other_kinds_have_no_short_names(name, names, each):
 
 
 @pytest.mark.parametrize("name", SHORT)
-def test_without_a_split_there_are_no_numbers(name):
+def test_scores_without_a_split_are_none(name):
   assert getattr(Scores(), name) is None
 
 
 @pytest.mark.parametrize("name", ["boxes", ["labels"], {}, None, 3])
-def test_what_names_no_kind_is_refused(name):
+def test_unknown_kind_is_refused(name):
   with pytest.raises(
     TaskError, match="expected one of classes, labels, values"
   ):

@@ -78,7 +78,7 @@ def read(out):
 
 
 @pytest.mark.slow
-def test_images_of_two_tasks(model, tmp_path, capsys):
+def test_figures_of_two_tasks_are_written(model, tmp_path, capsys):
   root, backbone, tasks = model
   out = tmp_path / "out"
   assert run(root, out, "--max_images=1", root / "images") == 0
@@ -113,7 +113,7 @@ def test_images_of_two_tasks(model, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_data_without_images(model, tmp_path, capsys):
+def test_cells_are_removed_without_images(model, tmp_path, capsys):
   """Cells are removed, and what has none is left out with a word."""
   root, backbone, tasks = model
   out, names = tmp_path / "out", ("low", "child", "bare")
@@ -201,7 +201,7 @@ def test_the_split_that_is_evaluated_is_shown(model, tmp_path, capsys):
 
 
 @pytest.mark.fault("report-directory")
-def test_a_directory_of_others_is_left_as_it_is(model, tmp_path, capsys):
+def test_foreign_directory_is_left_as_it_is(model, tmp_path, capsys):
   root, _, _ = model
   mine = tmp_path / "mine"
   mine.mkdir()
@@ -227,7 +227,7 @@ def test_a_directory_of_others_is_left_as_it_is(model, tmp_path, capsys):
     (["--", "-x.png", "--nope"], "no image could be read"),
   ],
 )
-def test_command_lines_that_cannot_be_used(
+def test_unusable_command_lines_are_refused(
   model, tmp_path, capsys, arguments, message
 ):
   root, _, _ = model
@@ -237,7 +237,7 @@ def test_command_lines_that_cannot_be_used(
 
 
 @pytest.mark.slow
-def test_what_cannot_be_read_is_named(model, tmp_path, capsys):
+def test_unreadable_images_are_named(model, tmp_path, capsys):
   """As often as it is given; in names of other bytes they are escaped."""
   root, _, _ = model
   bad, good = (os.fsencode(tmp_path) + name for name in (b"/b\xff", b"/g\xff"))
@@ -298,7 +298,7 @@ def test_standard_input_is_read_as_it_comes(model, tmp_path, monkeypatch):
   assert len(values["images"]) == 1
 
 
-def test_what_is_refused_is_not_loaded(model, tmp_path, capsys, monkeypatch):
+def test_refusal_comes_before_loading(model, tmp_path, capsys, monkeypatch):
   root, _, _ = model
   out, image = tmp_path / "out", root / "images" / "0.png"
   monkeypatch.setattr(attention.data_options, "open_all", None)

@@ -115,7 +115,7 @@ def test_batches_of_other_sizes_count_by_their_images():
     )
 
 
-def test_no_image_has_no_shares(seen):
+def test_shares_of_no_image_are_refused(seen):
   empty = mv.TokenAttention(
     "a", np.zeros((0, 2, 17), np.float32), np.zeros((0, 2, 2), np.float32),
     np.zeros((0, 2), np.float32), {}, {}, seen[0]["a"].config,
@@ -379,7 +379,7 @@ def test_rollouts_of_other_images_are_refused(seen):
 @pytest.mark.parametrize(
   "images", [pictures()[0], pictures(2), pictures()[..., :1]]
 )
-def test_images_that_are_not_those(seen, images):
+def test_mismatched_images_are_refused(seen, images):
   with pytest.raises(DataError, match="images"):
     looking.attention_overlays(images, seen[0]["a"])
   with pytest.raises(DataError, match="images"):

@@ -199,7 +199,7 @@ def test_each_example_counts_once(backbone, monkeypatch, together):
   assert evaluated["child"].scores.accuracy == removal.top1
 
 
-def test_the_test_is_mcnemars():
+def test_significance_is_the_test_of_mcnemar():
   lost, gained = (
     np.array([[0, 5, 9], [40, 1, 0]]),
     np.array([[0, 5, 0], [12, 0, 3]]),
@@ -233,16 +233,39 @@ def test_chance_is_rarely_taken_for_an_effect():
   assert removal.significant(plain)
 
 
-def test_what_has_no_cells_or_no_examples_is_refused(backbone):
+def test_labels_and_no_examples_are_refused_before_the_removal(backbone):
+  labels = random_task(backbone, "b", kind=mv.TaskKind(name="labels"))
+  with pytest.raises(TaskError, match="'b' is of labels: expected a task of"):
+    cell_removal.require_removable(backbone, labels)
   tasks = family_of(backbone)
-  source = source_of(tasks[0])
-  with pytest.raises(TaskError, match="'other' has no memory"):
-    cell_removal.remove_cells(
-      backbone, tasks, source, ["other"], batch_size=4, mesh=one_device()
-    )
   ablation = cell_removal._Ablation(backbone, tasks, "child", one_device())
   with pytest.raises(DataError, match="no example"):
-    ablation.removal(np.zeros((4, 9), np.int64), source)
+    ablation.removal(np.zeros((4, 9), np.int64), source_of(tasks[0]))
+
+
+@pytest.mark.parametrize(
+  ("tasks", "names", "size", "error", "words"),
+  [
+    (family_of, ["other"], 9, TaskError, "'other' has no memory"),
+    (lambda b: [], [], 9, TaskError, "there is no task of classes with mem"),
+    (lambda b: [random_task(b, "a", cells=0)], [], 9, TaskError,
+     "there is no task of classes with mem"),
+    (lambda b: [random_task(b, "a", kind=mv.TaskKind(name="labels"))], [], 9,
+     TaskError, "there is no task of classes with mem"),
+    (lambda b: random_task(b, "a", classes=9), [], 9, TaskError,
+     "has 9 classes .* 'numbered' has 3"),
+    (lambda b: random_task(b, "a", class_names=("x", "y", "z")), [], 9,
+     TaskError, r"3 classes \(x, y, z, .* \(0, 1, 2, "),
+    (lambda b: random_task(b, "a"), [], 0, DataError,
+     "'numbered' has no example"),
+  ],
+)  # fmt: skip
+def test_tasks_and_data_that_do_not_fit_are_refused(
+  backbone, tasks, names, size, error, words
+):
+  source = source_of(random_task(backbone, "source", classes=3), size)
+  with pytest.raises(error, match=words):
+    remove(backbone, tasks(backbone), source, *names)
 
 
 def remove(backbone, tasks, source, *names):
@@ -269,33 +292,6 @@ def test_tasks_that_want_other_images_are_refused(backbone):
       remove(backbone, [a, b], source_of(b), *names)
 
 
-def test_other_classes_are_refused(backbone):
-  task = random_task(backbone, "a", classes=3)
-  nine = source_of(random_task(backbone, "b", classes=9))
-  with pytest.raises(TaskError, match="has 3 classes .* 'numbered' has 9"):
-    remove(backbone, task, nine)
-  named = random_task(backbone, "a", classes=3, class_names=("x", "y", "z"))
-  with pytest.raises(TaskError, match=r"3 classes \(x, y, z, .* \(0, 1, 2, "):
-    remove(backbone, named, source_of(task))
-
-
-def test_no_task_to_evaluate_is_refused(backbone):
-  bare = random_task(backbone, "a", cells=0)
-  labels = random_task(backbone, "b", kind=mv.TaskKind(name="labels"))
-  for tasks in ([], [bare], [labels]):
-    with pytest.raises(TaskError, match="there is no task of classes with mem"):
-      remove(backbone, tasks, source_of(bare))
-  with pytest.raises(TaskError, match="'b' is of labels: expected a task of"):
-    cell_removal.require_removable(backbone, labels)
-
-
-def test_a_data_set_without_examples_is_refused(backbone):
-  task = random_task(backbone, "a")
-  empty = dataclasses.replace(source_of(task), size=0)
-  with pytest.raises(DataError, match="'numbered' has no example"):
-    remove(backbone, task, empty)
-
-
 def test_a_batch_that_does_not_divide_is_refused(backbone):
   task = random_task(backbone, "a")
   mesh = sharding.make_mesh(jax.devices()[:3])
@@ -318,7 +314,7 @@ def test_tasks_are_given_as_to_forward(backbone):
 
 
 @pytest.mark.slow
-def test_outputs_that_are_not_finite_are_no_accuracy(backbone):
+def test_outputs_that_are_not_finite_are_refused(backbone):
   task = random_task(backbone, "a", cells=1)
   params = {**task.params, "cls": np.full_like(task.params["cls"], np.nan)}
   broken = dataclasses.replace(task, params=params)

@@ -146,7 +146,7 @@ def test_the_rollout_is_the_product_over_the_layers(family):
   assert (found["c"].memory > 0).all()
 
 
-def test_a_neighbour_changes_no_bit(backbone):
+def test_attention_is_bitwise_equal_beside_neighbours(backbone):
   a = random_task(backbone, "a", seed=1)
   others = [random_task(backbone, f"o{i}", seed=2 + i) for i in range(3)]
   images = pictures()
@@ -211,7 +211,7 @@ def test_a_patch_stands_in_the_map_where_it_stands_in_the_image():
     assert np.array_equal(mv.patch_map(seen)[:, :, 3], maps)
 
 
-def test_no_task_has_no_attention_and_bad_input_is_refused(backbone):
+def test_attention_of_no_task_is_empty_and_bad_input_is_refused(backbone):
   for look in (mv.token_attention, mv.attention_rollout):
     assert look(backbone, [], pictures()) == {}
     task = random_task(backbone, "a")
@@ -277,7 +277,7 @@ def test_the_colours_are_those_of_inferno():
     (None, None, {"peak": np.inf}, "peak inf, expected"),
   ],
 )
-def test_overlays_that_cannot_be(image, heat, options, message):
+def test_impossible_overlays_are_refused(image, heat, options, message):
   image = np.zeros((4, 4, 3), np.uint8) if image is None else image
   heat = np.ones((2, 2)) if heat is None else heat
   with pytest.raises(DataError, match=message):

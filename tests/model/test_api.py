@@ -73,7 +73,7 @@ def test_pictures_the_model_does_not_expect_are_refused(
   )
 
 
-def test_what_is_no_picture_is_refused(small, task):
+def test_unusable_images_are_refused(small, task):
   for bad, message in [
     ("cat.jpg", "type str, expected an array; mv.preprocess"),
     (None, "type NoneType, expected an array"),
@@ -87,7 +87,7 @@ def test_what_is_no_picture_is_refused(small, task):
       mv.forward(small, task, bad)
 
 
-def test_what_is_traced_passes_and_what_is_known_does_not(small, task, images):
+def test_known_images_are_checked_and_traced_are_not(small, task, images):
   bad = 9 * images
   loud = jax.jit(lambda x: mv.forward(small, task, x)["a"])
   assert loud(bad).shape == (8, 3)
@@ -142,7 +142,9 @@ def test_the_device_never_waits_for_the_check(small, task, images, monkeypatch):
 # Tasks.
 
 
-def test_one_task_or_any_collection(small, task, images, tmp_path):
+def test_tasks_are_given_alone_or_in_any_collection(
+  small, task, images, tmp_path
+):
   other = random_task(small, "b", seed=1, attends_to=task)
   both = {"a": task, "b": other}
   expected = mv.forward(small, [task, other], images)
@@ -187,7 +189,7 @@ def test_one_task_or_any_collection(small, task, images, tmp_path):
     (lambda a, slots: {"b": a}, "has 'a' under the key 'b'"),
   ],
 )
-def test_what_are_no_tasks_is_refused(
+def test_values_that_are_no_tasks_are_refused(
   small, task, images, tmp_path, make, message
 ):
   slots = mv.fill_slots(small, task)
@@ -208,7 +210,7 @@ def test_what_are_no_tasks_is_refused(
   assert not (tmp_path / "none").exists()
 
 
-def test_slots_names_and_parents_that_are_none(small, task, tmp_path):
+def test_unusable_slots_names_and_parents_are_refused(small, task, tmp_path):
   with pytest.raises(TaskError, match="type Slots, expected a Task"):
     mv.concatenate(mv.fill_slots(small, task))
   with pytest.raises(TaskError, match="names are of type int"):
@@ -222,7 +224,7 @@ def test_slots_names_and_parents_that_are_none(small, task, tmp_path):
       )
 
 
-def test_keys_that_are_none_are_refused(small):
+def test_values_that_are_no_keys_are_refused(small):
   new = {"name": "a", "num_classes": 2}
   for key in (0, None, np.float32(1), jax.random.split(jax.random.key(0))):
     with pytest.raises(mv.MemoryVitError, match=r"jax\.random\.key\(0\)"):
@@ -299,7 +301,7 @@ def test_copies_keep_everything(small, task):
 # First steps of users.
 
 
-def test_a_name_finds_its_task(small, task, images):
+def test_task_is_found_by_its_name(small, task, images):
   other = random_task(small, "b", seed=1)
   tasks = mv.concatenate(task, other)
   assert tasks["b"] is other
@@ -382,7 +384,7 @@ def test_the_package_lists_its_names_alone():
 # Representations.
 
 
-def test_they_fit_on_a_screen(small, task):
+def test_representations_fit_on_a_screen(small, task):
   def named(i):
     names = (f"class {i}",) * 3
     spec = dataclasses.replace(task.spec, name="x" * 60 + str(i))

@@ -130,7 +130,7 @@ def either(request):
   return tiny_backbone(width=16, depth=1, **FAMILIES[request.param])
 
 
-def test_of_no_image_there_are_no_logits(either, images):
+def test_batch_of_no_images_gives_no_logits(either, images):
   family, tasks = either, tasks_of(either)
   found = mv.forward(family, tasks, images[:0])
   for name, logits in mv.forward(family, tasks, images).items():
@@ -299,6 +299,6 @@ def test_the_tree_has_what_the_family_has_and_nothing_else():
     ),
   ],
 )
-def test_what_no_vit_has_is_refused(options, message):
+def test_impossible_vit_options_are_refused(options, message):
   with pytest.raises(ConfigError, match=message):
     tiny_backbone(**options)

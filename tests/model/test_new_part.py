@@ -58,7 +58,7 @@ def backbone(monkeypatch):
   get_regime.cache_clear()
 
 
-def test_a_new_part_is_a_file_and_a_line(backbone, tmp_path, capsys):
+def test_new_part_needs_a_file_and_a_line(backbone, tmp_path, capsys):
   result = mv.train_task(
     backbone, (PIXELS, LABELS), test=(PIXELS, LABELS), name="pets",
     regime="cls+memory+shift", epochs=4, batch_size=8, learning_rate=0.3,
@@ -138,7 +138,7 @@ def test_slots_grow_by_a_new_part_once(backbone):
     assert np.array_equal(values, expected[name])
 
 
-def test_a_new_part_begins_as_nothing(backbone):
+def test_new_part_starts_without_effect(backbone):
   new = {
     regime: mv.init_task(
       jax.random.key(0), backbone, name="a", num_classes=3, regime=regime
@@ -154,7 +154,7 @@ def test_a_new_part_begins_as_nothing(backbone):
   assert not is_regime("shift+cls")
 
 
-def test_no_part_is_known_but_those_that_ship():
+def test_only_shipped_parts_are_registered():
   assert not is_regime("cls+shift")
 
 

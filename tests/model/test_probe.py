@@ -70,7 +70,7 @@ def probe_task(backbone, **options):
 
 
 @pytest.mark.parametrize("family", ["", "siglip", "dinov3", "mean"])
-def test_against_the_dense_oracle(images, family):
+def test_probe_equals_the_dense_oracle(images, family):
   backbone = tiny_backbone(width=20, num_heads=1, **FAMILIES.get(family, {}))
   task = probe_task(backbone)
   expected = jax.jit(lambda: summary_of(backbone, images))()
@@ -85,7 +85,7 @@ def test_against_the_dense_oracle(images, family):
 
 
 @pytest.mark.slow
-def test_at_first_it_is_the_mean_of_all_tokens(backbone, images):
+def test_new_probe_is_the_mean_of_all_tokens(backbone, images):
   task = mv.init_task(
     jax.random.key(0), backbone, name="a", num_classes=3, cells=0,
     regime="probe", bottleneck=2,

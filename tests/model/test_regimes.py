@@ -65,7 +65,7 @@ def with_head_of(task, other):
 
 
 @pytest.mark.parametrize("regime", REGIMES)
-def test_what_is_trained(backbone, regime):
+def test_parameters_of_a_task_are_those_of_its_regime(backbone, regime):
   task = task_of(backbone, regime)
   parts = set(REGIMES[regime].trained)
   if REGIMES[regime].composes and regime not in MEMORY:  # of no cells
@@ -153,7 +153,7 @@ def test_masked_memory_of_no_cells_is_cls_masked(backbone, images):
     ("norms_layers_masked", "layers"),
   ],
 )
-def test_parts_of_the_token_start_as_nothing(
+def test_parts_of_the_token_start_without_effect(
   backbone, images, tmp_path, regime, array
 ):
   """Own LayerNorms and weights of layers start without any effect."""
@@ -200,7 +200,7 @@ def test_regimes_that_share_parts_begin_alike(backbone):
 
 
 @pytest.mark.parametrize("regime", ADAPTERS)
-def test_adapters_start_as_nothing(backbone, images, regime):
+def test_adapters_start_without_effect(backbone, images, regime):
   task = task_of(backbone, regime, start=True)
   other = task_of(
     backbone, {"adapter": "head_cls", "adapter_memory": "memory"}[regime]
@@ -212,7 +212,7 @@ def test_adapters_start_as_nothing(backbone, images, regime):
   assert np.any(task.params["adapters"]["mlp"]["down"]["kernel"])
 
 
-def test_what_is_not_changed_yet_is_the_backbone(backbone, images):
+def test_new_task_computes_as_the_backbone(backbone, images):
   """A new class token is a copy of the old one: all attend to the same."""
   headless = dataclasses.replace(
     backbone, config=split_forward.headless(backbone.config)
@@ -226,7 +226,7 @@ def test_what_is_not_changed_yet_is_the_backbone(backbone, images):
     close(logits(backbone, task, images), expected)
 
 
-def test_no_two_adapters_start_alike(backbone):
+def test_adapters_start_with_different_weights(backbone):
   """After attention and after the MLP, in every layer: random and different."""
   task = task_of(backbone, "adapter", start=True)
   kernels = np.concatenate(
@@ -242,7 +242,7 @@ def test_no_two_adapters_start_alike(backbone):
 
 
 @pytest.mark.parametrize("regime", sorted({*MEMORY, *ADAPTERS} & {*TUNED}))
-def test_against_the_dense_oracle(backbone, images, regime):
+def test_regimes_equal_the_dense_oracle(backbone, images, regime):
   """Logits and gradients, with no parameter at its initial value."""
   task = task_of(backbone, regime, memory_norm=regime != "memory")
   spec, attention = task.spec, REGIMES[regime].attention
@@ -389,7 +389,7 @@ def test_propagated_memory_has_one_layer_and_other_parts_all(
   assert task.params["adapters"]["mlp"]["down"]["bias"].shape == (depth, 3)
 
 
-def test_regimes_that_cannot_be(backbone):
+def test_unusable_regimes_are_refused(backbone):
   with pytest.raises(TaskError, match=r"cells is 2, which .* expected 0\."):
     random_task(backbone, "a", regime="head", cells=2)
   with pytest.raises(

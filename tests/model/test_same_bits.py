@@ -39,7 +39,7 @@ def assert_same(*settings):
 
 
 @pytest.mark.processes
-def test_tiny_backbones():
+def test_tiny_backbones_give_the_same_bits():
   assert_same(
     {"shape": ODD, "dtype": "float32", "batch": 3, "counts": [0, 4],
      "jits": [4]},
@@ -49,7 +49,7 @@ def test_tiny_backbones():
 
 
 @pytest.mark.processes
-def test_every_family():
+def test_every_family_gives_the_same_bits():
   """With and without tasks, and in one jit with all of them."""
   shape = {**ODD, "width": 24, "num_heads": 2}  # rope wants heads of 4, 8, ...
   assert_same(
@@ -69,7 +69,7 @@ def test_every_family():
     pytest.param(EVEN, "bfloat16", marks=NIGHTLY),
   ],
 )
-def test_every_number_of_tasks(shape, dtype):
+def test_every_number_of_tasks_gives_the_same_bits(shape, dtype):
   """Apart, and in one jit with all of the tasks."""
   assert_same(
     {"shape": shape, "dtype": dtype, "batch": 3, "counts": COUNTS, "jits": [4]}
@@ -83,7 +83,7 @@ def test_every_number_of_tasks(shape, dtype):
     pytest.param("bfloat16", marks=NIGHTLY),
   ],
 )
-def test_real_weights(data_dir, dtype):
+def test_real_weights_give_the_same_bits(data_dir, dtype):
   assert_same(
     {"file": str(data_dir / "vit_ti16_64.npz"), "dtype": dtype, "batch": 7,
      "counts": COUNTS, "jits": []}

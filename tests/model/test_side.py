@@ -42,7 +42,7 @@ def changed(task, part, value):
 
 
 @pytest.mark.parametrize("mixing", ["conv", "none"])
-def test_nothing_is_read_of_a_new_stream_to_the_bit(backbone, images, mixing):
+def test_new_stream_changes_no_bit(backbone, images, mixing):
   task = changed(side_task(backbone, "a", mixing=mixing), "up", 0)
   expected = mv.forward(backbone, without_side(task), images)
   found = mv.forward(backbone, task, images)
@@ -83,7 +83,9 @@ def test_streams_of_all_kinds_share_a_pass(backbone, images):
 
 
 @pytest.mark.parametrize("width", [3, 16])
-def test_a_group_has_slots_that_tasks_come_and_go_in(backbone, images, width):
+def test_neighbours_in_a_group_of_streams_change_no_bit(
+  backbone, images, width
+):
   """Neighbours change nothing to the bit, not even one that is NaN."""
   a = side_task(backbone, "a", width=width)
   b = side_task(backbone, "b", seed=2, width=width)
@@ -127,12 +129,12 @@ def test_a_task_with_a_stream_is_saved(backbone, images, tmp_path, file):
   assert np.array_equal(mv.forward(backbone, found, images)["a"], expected)
 
 
-def test_a_pass_without_streams_is_what_it_was(backbone):
+def test_slots_without_streams_have_no_side_part(backbone):
   slots = mv.fill_slots(backbone, random_task(backbone, "a"))
   assert "side" not in slots.arrays.parts
 
 
-def test_patches_see_their_neighbours_alone():
+def test_patches_of_a_stream_see_only_their_neighbours():
   """A 3 x 3 convolution in each layer; none for the class token."""
   backbone = tiny_backbone(depth=1)
   slots = mv.fill_slots(backbone, side_task(backbone, "a"))
@@ -166,7 +168,7 @@ def test_patches_see_their_neighbours_alone():
     ("cls+adapters", "expected one of full, .*, or some of cls, memory"),
   ],
 )
-def test_a_list_of_parts_that_is_none_is_refused(name, reason):
+def test_invalid_lists_of_parts_are_refused(name, reason):
   assert not is_regime(name)
   with pytest.raises(ConfigError, match=reason):
     get_regime(name)

@@ -29,7 +29,7 @@ def spec(name, *attends_to, **options):
   )
 
 
-def test_table_1():
+def test_masks_equal_table_1_of_the_paper():
   # Rows C_1, C_2, C_k. Concatenation: "ext" is no. Extension: "ext" is yes.
   concatenated = attention_graph([spec("c1"), spec("c2"), spec("ck")])
   assert concatenated.astype(int).tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
@@ -39,7 +39,7 @@ def test_table_1():
   assert extended.astype(int).tolist() == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
 
 
-def test_mixed_and_in_any_order():
+def test_attention_is_not_transitive_in_any_order_of_tasks():
   specs = [spec("child", "b"), spec("a"), spec("b", "a")]
   # Not transitive: a task attends to exactly those that it names.
   expected = [[1, 0, 1], [0, 1, 0], [0, 1, 1]]
@@ -61,7 +61,7 @@ def test_impossible_sets_are_refused(specs, message):
     attention_graph(specs)
 
 
-def test_task_mask():
+def test_task_mask_has_cells_parents_and_norms():
   specs = [
     spec("a", cells=0),
     spec("b", cells=3, memory_norm=False),
@@ -100,12 +100,12 @@ def test_task_mask():
     "a\n",
   ],
 )
-def test_names_that_are_no_names(name):
+def test_invalid_names_are_refused(name):
   with pytest.raises(TaskError, match="task name"):
     spec(name)
 
 
-def test_specs_that_cannot_be():
+def test_invalid_specs_are_refused():
   with pytest.raises(TaskError, match="at least 1"):
     spec("a", num_classes=0)
   with pytest.raises(TaskError, match="at least 0"):
@@ -137,7 +137,7 @@ def test_specs_that_cannot_be():
     ("x", r"one more --task=DIR\)\."),
   ],
 )
-def test_a_task_without_its_parent(paths, hint):
+def test_task_without_its_parent_is_refused(paths, hint):
   """The message says what to give, and where its run found the parent."""
   made = {"config": {"task": {"attends_to": paths}}}
   child = Task(spec("child", "colours"), {}, made)

@@ -6,7 +6,7 @@ TREE = {"a": {"b": np.arange(6.0, dtype=np.float32).reshape(2, 3)},
         "c": np.int32(4)}  # fmt: skip
 
 
-def test_flatten_and_back():
+def test_unflatten_restores_flattened_trees():
   flat = trees.flatten(TREE)
   assert list(flat) == ["a/b", "c"]
   assert trees.unflatten(flat) == TREE

@@ -293,7 +293,7 @@ def test_module_makes_the_documented_tree(backbone, images):
 
 
 @pytest.mark.fault("replaced-task")
-def test_forward_refuses(backbone, images):
+def test_forward_refuses_unusable_input(backbone, images):
   a = random_task(backbone, "a")
   with pytest.raises(DataError, match="floats in"):
     mv.forward(backbone, [a], images[:, :4])

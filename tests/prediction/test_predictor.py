@@ -173,7 +173,7 @@ def test_nothing_compiles_after_the_warm_up(tasks, pixels, committed):
 
 @pytest.mark.fault("growing-room")
 @pytest.mark.slow
-def test_the_room_grows_where_it_must_and_says_so(backbone, tasks):
+def test_slots_grow_if_needed_and_say_so(backbone, tasks):
   predictor = predictor_of(backbone, tasks[1:3])
   sizes = predictor.task_set.sizes
   rooms, parents = dict(sizes.rooms), 0
@@ -255,7 +255,7 @@ def test_threads_see_one_set_each_while_tasks_are_swapped(
     ("without", lambda model, name, _: model.remove(name), {}),
   ],
 )
-def test_two_changes_at_once_are_both_made(
+def test_concurrent_changes_are_both_made(
   backbone, tasks, monkeypatch, plans, change, classes
 ):
   """No change is planned from a set that another change replaces."""
@@ -297,7 +297,7 @@ def test_a_snapshot_answers_after_a_change(backbone, tasks, pixels):
     assert same_bits(logits, expected.logits[name])
 
 
-def test_what_is_asked_for_is_handed_out(backbone, tasks, pixels):
+def test_requested_outputs_are_returned(backbone, tasks, pixels):
   predictor = predictor_of(backbone, tasks[:3], warm_up=False)
   every = predictor.predict_pixels(pixels)
   assert every.original is None
@@ -336,7 +336,7 @@ def test_what_is_asked_for_is_handed_out(backbone, tasks, pixels):
   assert same_bits(only.features, np.asarray(summary)[:3].reshape(3, 1, 2, 32))
 
 
-def test_no_task_and_no_image(backbone, tasks, pixels):
+def test_predictor_answers_without_tasks_or_images(backbone, tasks, pixels):
   predictor = predictor_of(backbone, ())
   found = predictor.predict_pixels(pixels, original=True)
   plain = by_forward(backbone, tasks[:1], pixels)["backbone"]
@@ -395,7 +395,7 @@ def test_changes_that_are_refused_change_nothing(backbone, tasks, pixels):
 
 
 @pytest.mark.fault("task-in-use")
-def test_what_others_read_by_name_is_not_replaced(backbone, tasks, pixels):
+def test_parent_read_by_name_is_not_replaced(backbone, tasks, pixels):
   """A child that knows only its parent's name would answer differently."""
   child = random_task(backbone, "child", attends_to=("t0",))
   assert not any(child.spec.parent_digests)
@@ -409,7 +409,7 @@ def test_what_others_read_by_name_is_not_replaced(backbone, tasks, pixels):
   predictor.replace("t0", tasks[2])
 
 
-def test_the_most_probable_classes(backbone, pixels):
+def test_most_probable_classes_are_those_of_forward(backbone, pixels):
   names = tuple("abcdef")
   tasks = [
     random_task(backbone, "named", classes=6, class_names=names),
@@ -439,7 +439,7 @@ def test_the_most_probable_classes(backbone, pixels):
   assert len(found.top("backbone", 9)[0]) == 7
 
 
-def test_what_is_no_number_is_refused(backbone, tasks, pixels):
+def test_outputs_that_are_not_finite_are_refused(backbone, tasks, pixels):
   broken = dataclasses.replace(
     tasks[0], params=jax.tree.map(lambda x: x * np.nan, tasks[0].params)
   )
@@ -497,7 +497,7 @@ def refusal(method, name):
   return str(caught.value)
 
 
-def test_describe(backbone, tasks):
+def test_describe_lists_every_task(backbone, tasks):
   child = random_task(backbone, "child", cells=3, attends_to=tasks[1:2])
   predictor = predictor_of(backbone, [tasks[1], child], warm_up=False)
   assert predictor.task_set.describe() == (
@@ -536,17 +536,17 @@ def test_describe(backbone, tasks):
     ({"dtype": "float16"}, "dtype is 'float16', expected one of"),
   ],
 )
-def test_options_that_cannot_be(options, message):
+def test_invalid_options_are_refused(options, message):
   with pytest.raises(ConfigError, match=message):
     mv.PredictorConfig("augreg-B/32", **options)
 
 
-def test_a_batch_that_does_not_fit_into_the_memory(backbone):
+def test_batch_beyond_the_memory_is_refused(backbone):
   with pytest.raises(ConfigError, match="do not fit into 1 MiB"):
     predictor_of(backbone, (), batch_sizes=(4096,), memory_mib=1)
 
 
-def test_what_belongs_to_another_model_is_refused(backbone, tasks, pixels):
+def test_task_set_of_another_model_is_refused(backbone, tasks, pixels):
   other = tiny_backbone(depth=1, seed=1)
   foreign = predictor_of(other, [random_task(other, "t0")], warm_up=False)
   predictor = predictor_of(backbone, tasks[:1], warm_up=False)
@@ -561,7 +561,7 @@ def test_what_belongs_to_another_model_is_refused(backbone, tasks, pixels):
 
 
 @pytest.mark.fault("unknown-task")
-def test_an_unknown_name_can_be_told_to_another_process(backbone, tasks):
+def test_unknown_task_error_can_be_pickled(backbone, tasks):
   with pytest.raises(UnknownTask) as raised:
     predictor_of(backbone, tasks[:2], warm_up=False).remove("t9")
   error = pickle.loads(pickle.dumps(raised.value))
@@ -596,9 +596,7 @@ def lone_task(backbone, regime, name="lone", **options):
 @pytest.mark.parametrize(
   "regime", [name for name, r in REGIMES.items() if not r.composes]
 )
-def test_a_task_that_composes_with_nothing_is_answered_alone(
-  backbone, pixels, regime
-):
+def test_lone_task_is_answered(backbone, pixels, regime):
   """By the programs of its training, with original outputs and features."""
   task = lone_task(backbone, regime)
   predictor = predictor_of(backbone, task, batch_sizes=(4,), warm_up=False)
@@ -619,9 +617,7 @@ def test_a_task_that_composes_with_nothing_is_answered_alone(
   assert none.logits["lone"].shape == (0, 3)
 
 
-def test_a_task_that_composes_with_nothing_stays_alone(
-  backbone, tasks, pixels, tmp_path
-):
+def test_lone_task_admits_no_others(backbone, tasks, pixels, tmp_path):
   probe, full = lone_task(backbone, "probe"), lone_task(backbone, "full", "own")
   mv.save_task(probe, tmp_path / "probe")
   predictor = predictor_of(backbone, tasks[:2])
@@ -684,7 +680,7 @@ def test_a_lone_task_of_the_same_shape_compiles_nothing(backbone, pixels):
   assert predictor.compilations == other.compilations == 0
 
 
-def test_what_is_cut_out_of_a_batch_keeps_no_other_slot_alive():
+def test_outputs_cut_from_a_batch_do_not_keep_it_alive():
   logits = np.arange(4 * 8 * 128, dtype=np.float32).reshape(4, 8, 128)
   batch = fixed_shapes.BatchOutputs(logits, None, None)
   found = batch.cut(3, {"a": (2, 5), "b": (0, 128)}).logits
@@ -711,7 +707,7 @@ def test_images_are_padded_to_the_smallest_batch_that_holds_them(pixels):
   assert not batch[3].any()
 
 
-def test_what_others_compile_does_not_count():
+def test_compilations_of_other_threads_do_not_count():
   """Neither does what the same thread compiles before and after."""
   counter = compilations.CompilationCounter()
 
@@ -792,7 +788,7 @@ def test_a_set_that_is_made_ready_answers_once_it_is_shown(
 
 
 @pytest.mark.parametrize("classes", [17, 1000])
-def test_of_equals_the_first_is_the_best(classes):
+def test_first_of_equal_classes_is_the_best(classes):
   """Classes are often equal: a new task has logits of zero."""
   shares = np.random.default_rng(0).integers(0, 3, (20, classes)) / 10
   expected = [

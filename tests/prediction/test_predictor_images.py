@@ -142,7 +142,7 @@ def test_limits_hold_before_anything_is_decoded(
 
 
 @pytest.mark.fault("many-pixels")
-def test_what_an_image_takes_is_asked_for_before_it_is_read(
+def test_memory_of_an_image_is_reserved_before_it_is_read(
   predictor, files, monkeypatch
 ):
   """Also for a path and for pixels."""
@@ -297,7 +297,7 @@ def test_columns_of_labels_and_values(backbone, files):
   assert np.array_equal(found["size/logits"], expected.logits["size"])
 
 
-def test_columns_that_cannot_be(predictor, files, backbone, tasks):
+def test_unusable_columns_are_refused(predictor, files, backbone, tasks):
   with pytest.raises(DataError, match="'id', expected one of 'image'"):
     predictor({"id": np.arange(3)})
   with pytest.raises(DataError, match="columns have 'pets/logits'"):
@@ -397,7 +397,7 @@ print(json.dumps({
 
 
 @pytest.mark.fault("bad-request")
-def test_what_cannot_be_read_is_not_held(backbone):
+def test_unreadable_image_is_not_kept_alive(backbone):
   """Errors that threads return hold no image until garbage is collected."""
   model = Predictor.from_model(backbone, warm_up=False)
   bad = np.zeros((0, 5, 3), np.uint8)

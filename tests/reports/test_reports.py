@@ -125,7 +125,7 @@ def rows_of(file):
     return list(csv.DictReader(opened))
 
 
-def test_all_files_are_there(written):
+def test_report_has_all_files(written):
   path, _ = written
   assert {file.name for file in path.iterdir()} == {
     "report.html", "metrics.json", "per_class.csv", "confusion_matrix.csv",
@@ -307,7 +307,7 @@ def test_a_page_shows_the_mistakes_and_the_numbers(written):
   assert "outputs for 1 examples are not finite" in said
 
 
-def test_all_right_and_one_class():
+def test_report_without_mistakes_and_of_one_class():
   right = evaluation_of(predictions_of([0, 1, 2], [0, 1, 2]))
   text = page_of(right)
   assert "There are no confusions." in text
@@ -320,7 +320,7 @@ def test_all_right_and_one_class():
 
 
 @pytest.mark.fault("non-finite-outputs")
-def test_nothing_is_finite():
+def test_report_of_outputs_that_are_not_finite():
   none = predictions_of(
     [0, 1], [0, 1], finite=np.zeros(2, bool),
     top_probabilities=np.full((2, 5), np.nan, np.float32),
@@ -360,7 +360,7 @@ def test_a_comparison_with_the_task_alone_is_told():
   assert verify.agrees({**good, "max_difference": 1e-3}, "bfloat16")
 
 
-def test_images_are_not_kept(tmp_path, plain):
+def test_images_are_released_after_their_report(tmp_path, plain):
   """There may be many tasks: each is written, and let go.
 
   Of one task some are read at a time, and kept as thumbnails: 200 of 2,048
@@ -455,7 +455,7 @@ def test_an_index_names_the_tasks_with_problems():
   ]
 
 
-def test_what_cannot_be_reports_is_refused(tmp_path):
+def test_impossible_sets_of_reports_are_refused(tmp_path):
   path, one = tmp_path / "report", evaluation_of(usual())
   for evaluations, message in (
     ([], "there is no evaluation"),
@@ -488,7 +488,7 @@ def folder_evaluation(root):
   return reports.TaskEvaluation.of(task, reader, found)
 
 
-def test_folders_are_told_apart(tmp_path):
+def test_reports_of_folders_have_their_names(tmp_path):
   """By the name of the directory, for people, and by its files."""
   files = {f"{s}/{c}": ["1.png"] for s in ("train", "test") for c in "ab"}
   for name in ("cats", "dogs"):
@@ -524,7 +524,7 @@ def test_equal_evaluations_have_equal_files(tmp_path):
 
 @pytest.mark.fault("report-directory")
 @pytest.mark.parametrize("strange", ["notes.txt", "digits/notes.txt"])
-def test_a_directory_of_something_else_is_refused(tmp_path, plain, strange):
+def test_foreign_directory_is_refused(tmp_path, plain, strange):
   path = tmp_path / "report"
   reports.write_reports(path, [evaluation_of(usual())])
   assert directory.REPORT.require_own(str(path)) == path
@@ -540,7 +540,7 @@ def test_a_directory_of_something_else_is_refused(tmp_path, plain, strange):
   assert (kept / "letters" / "metrics.json").exists()
 
 
-def test_what_is_no_report_is_refused(tmp_path):
+def test_directories_that_are_no_reports_are_refused(tmp_path):
   (tmp_path / "file").write_text("mine")
   (tmp_path / "damaged").mkdir()
   (tmp_path / "damaged" / "report.json").write_text('{"tasks": [{}]}')
@@ -557,9 +557,7 @@ def test_what_is_no_report_is_refused(tmp_path):
 
 
 @pytest.mark.fault("unfinished-report")
-def test_what_fails_leaves_the_report_that_was_there(
-  tmp_path, plain, monkeypatch
-):
+def test_failed_report_leaves_the_earlier_one(tmp_path, plain, monkeypatch):
   path = tmp_path / "report"
   reports.write_reports(path, [evaluation_of(predictions_of([0, 1], [0, 2]))])
   before = {f: f.read_bytes() for f in path.rglob("*.*")}
@@ -574,7 +572,7 @@ def test_what_fails_leaves_the_report_that_was_there(
   assert [file.name for file in tmp_path.iterdir()] == ["report"]
 
 
-def test_an_image_that_is_gone(tmp_path):
+def test_missing_image_leaves_no_report(tmp_path):
   def gone(numbers):
     raise BrokenDataError("example 3 cannot be read")
 
@@ -585,7 +583,7 @@ def test_an_image_that_is_gone(tmp_path):
   assert [*tmp_path.iterdir()] == []
 
 
-def test_a_link_stays_one(tmp_path, plain):
+def test_link_to_a_report_directory_is_kept(tmp_path, plain):
   (tmp_path / "real").mkdir()
   (tmp_path / "link").symlink_to(tmp_path / "real")
   reports.write_reports(tmp_path / "link", [evaluation_of(usual())])
@@ -593,7 +591,7 @@ def test_a_link_stays_one(tmp_path, plain):
   assert (tmp_path / "real" / "digits" / "metrics.json").is_file()
 
 
-def test_without_images():
+def test_report_without_images_reads_none():
   """Also none is read: they may be nobody else's business."""
   evaluation = evaluation_of(usual(), shown_images=0, read_images=None)
   assert set(reports.figures(evaluation)) == {"confusion_matrix", "calibration"}

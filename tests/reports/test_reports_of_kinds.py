@@ -83,7 +83,7 @@ def rows_of(file):
     return list(csv.DictReader(opened))
 
 
-def test_all_files_of_labels_and_values_are_there(written):
+def test_report_of_labels_and_values_has_all_files(written):
   path, _ = written
   both = {"report.html", "metrics.json", "predictions.csv",
           "predictions.parquet", "mistakes.png"}  # fmt: skip

@@ -29,7 +29,7 @@ def listed(storage, bucket_dir):
 
 
 @pytest.mark.parametrize("text", ["gs://", "gs://B", "gs://a", "gs:///x"])
-def test_what_is_no_address_of_a_bucket_is_refused(text):
+def test_invalid_bucket_addresses_are_refused(text):
   with pytest.raises(ConfigError, match=r"expected gs://BUCKET/DIRECTORY\."):
     paths.place(text, "--workdir")
 
@@ -71,7 +71,7 @@ def test_paths_of_a_bucket_are_used_as_local_ones(workdir):
 
 
 @pytest.mark.processes
-def test_what_may_not_be_read_is_refused(workdir, backbone, monkeypatch):
+def test_forbidden_bucket_is_refused(workdir, backbone, monkeypatch):
   def refuses(*args, **kwargs):
     raise PermissionError(13, "Forbidden: no storage.objects.get")
 
@@ -344,9 +344,7 @@ def test_a_damaged_state_in_a_bucket_is_set_aside(workdir, listed):
 @pytest.mark.processes
 @pytest.mark.fault("half-written-in-a-bucket")
 @pytest.mark.parametrize("cut", [1, 2])
-def test_half_a_task_is_none_and_is_replaced(
-  workdir, backbone, monkeypatch, cut
-):
+def test_incomplete_task_is_replaced(workdir, backbone, monkeypatch, cut):
   task = random_task(backbone, name="birds")
   mv.save_task(task, workdir / "birds")
   upload, calls = bucket.upload, []
@@ -369,7 +367,9 @@ def test_half_a_task_is_none_and_is_replaced(
 
 
 @pytest.mark.processes
-def test_tasks_of_a_bucket(workdir, backbone, tmp_path, capsys):
+def test_tasks_are_saved_to_and_loaded_from_a_bucket(
+  workdir, backbone, tmp_path, capsys
+):
   tasks = [random_task(backbone, name=name) for name in ("birds", "cars")]
   mv.save_tasks(tasks, str(workdir / "tasks"))
   mv.save_task(tasks[0], workdir / "one.safetensors")

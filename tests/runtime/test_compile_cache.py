@@ -26,7 +26,7 @@ def cache(tmp_path, monkeypatch):
   return tmp_path / "cache"
 
 
-def test_where_programs_are_kept(cache, monkeypatch):
+def test_programs_are_cached_per_machine(cache, monkeypatch):
   compilation.enable_cache()
   folder = cache / "xla" / compilation._machine()
   assert os.environ[JAX] == str(folder)
@@ -36,7 +36,7 @@ def test_where_programs_are_kept(cache, monkeypatch):
   assert os.environ[JAX] == "elsewhere"
 
 
-def test_it_can_be_turned_off(cache, monkeypatch):
+def test_compile_cache_can_be_turned_off(cache, monkeypatch):
   monkeypatch.setenv("MEMORY_VIT_COMPILE_CACHE", "off")
   compilation.enable_cache()
   assert JAX not in os.environ
@@ -47,7 +47,7 @@ def test_it_can_be_turned_off(cache, monkeypatch):
 
 
 @pytest.mark.fault("compile-cache")
-def test_where_nothing_can_be_written_nothing_is_kept(cache):
+def test_unwritable_compile_cache_is_not_used(cache):
   cache.write_text("a file where the folder would be")
   compilation.enable_cache()
   assert JAX not in os.environ

@@ -27,13 +27,13 @@ def draws(key):
   return [init(k, (16, 24)) for k in keys]
 
 
-def test_who_has_set_flags_has_chosen(monkeypatch):
+def test_compile_options_respect_xla_flags(monkeypatch):
   monkeypatch.setenv("XLA_FLAGS", "")
   assert compilation.options(0) is None
 
 
 @pytest.mark.usefixtures("no_flags")
-def test_accelerators_are_left_alone(monkeypatch):
+def test_compile_options_are_unset_on_accelerators(monkeypatch):
   monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
   assert compilation.options(1) is None
 
@@ -58,7 +58,7 @@ def test_a_backbone_that_is_drawn_has_the_same_bits(monkeypatch):
 
 
 @pytest.mark.usefixtures("no_flags")
-def test_jax_takes_them():
+def test_jax_accepts_the_compile_options():
   """With the same random numbers, and the same memory of a program."""
   key, x = jax.random.key(0), jnp.ones((64, 64))
   quick = jax.jit(draws, compiler_options=compilation.options(1))(key)

@@ -54,7 +54,7 @@ def test_a_refusal_names_what_was_found_and_what_is_expected(cls):
       assert "\n" not in message
 
 
-def test_the_first_wrong_one_of_several_is_named():
+def test_first_wrong_value_of_a_tuple_is_named():
   with pytest.raises(
     ConfigError, match=r"^tasks\[1\] is '', expected the path"
   ):
@@ -63,13 +63,13 @@ def test_the_first_wrong_one_of_several_is_named():
     PredictorConfig("glyphs", ("a", 3))
 
 
-def test_none_is_what_a_type_allows():
+def test_none_is_accepted_only_if_the_type_allows_it():
   assert ServerSettings(state_dir=None).state_dir is None
   with pytest.raises(ConfigError, match="max_queue is None, expected int"):
     ServerSettings(max_queue=None)
 
 
-def test_an_unknown_name_brings_the_nearest():
+def test_unknown_option_names_the_nearest():
   known = ("data.train", "data.flip", "seed", "task.cells")
   assert options.unknown("config", "data.trian", known, "config.").startswith(
     "config has no option 'data.trian'; nearest: config.data.train, "

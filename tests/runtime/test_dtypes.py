@@ -38,7 +38,7 @@ def device(monkeypatch):
     ("gpu", {}, "float32"),
   ],
 )
-def test_accelerators(device, platform, attributes, expected):
+def test_fastest_dtype_of_accelerators(device, platform, attributes, expected):
   device(platform, **attributes)
   found, reason = dtypes.fastest()
   assert found == expected
@@ -56,7 +56,9 @@ def test_accelerators(device, platform, attributes, expected):
     ("", "float32"),
   ],
 )
-def test_processors(device, monkeypatch, tmp_path, flags, expected):
+def test_fastest_dtype_of_processors(
+  device, monkeypatch, tmp_path, flags, expected
+):
   device("cpu")
   listed = tmp_path / "cpuinfo"
   listed.write_text(f"processor\t: 0\nflags\t\t: {flags}\nbugs\t:\n")
@@ -69,7 +71,7 @@ def test_processors(device, monkeypatch, tmp_path, flags, expected):
   assert dtypes.fastest()[0] == "float32"
 
 
-def test_what_commands_say(monkeypatch, capsys):
+def test_commands_explain_their_dtype(monkeypatch, capsys):
   monkeypatch.setattr(dtypes, "fastest", lambda: ("bfloat16", "it has units"))
 
   def said(function, given):
@@ -101,7 +103,7 @@ def test_workers_of_ray_choose_no_dtype_of_their_own(monkeypatch, capsys):
     chosen("auto")
 
 
-def test_auto_is_recorded_as_what_it_is(monkeypatch, tmp_path):
+def test_auto_is_recorded_as_the_chosen_dtype(monkeypatch, tmp_path):
   monkeypatch.setattr(dtypes, "fastest", lambda: ("bfloat16", "it has units"))
   mv.save_backbone(tiny_backbone(), tmp_path / "a.npz")
   loaded = mv.load_backbone(tmp_path / "a.npz", dtype="auto")

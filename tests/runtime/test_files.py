@@ -39,7 +39,7 @@ def names(directory):
   return sorted(path.name for path in directory.iterdir())
 
 
-def test_a_file_has_its_name_once_it_is_on_the_disk(tmp_path, done):
+def test_file_gets_its_name_after_it_is_synced(tmp_path, done):
   files.write_text(tmp_path / "a", "text")
   with files.replacing(tmp_path / "b") as part:
     part.write_bytes(b"bytes")
@@ -64,7 +64,7 @@ def test_a_file_that_fails_leaves_the_old_one(tmp_path):
   assert (names(tmp_path), file.read_text()) == (["a"], "old")
 
 
-def test_a_directory_has_its_name_once_it_is_on_the_disk(tmp_path, done):
+def test_directory_gets_its_name_after_it_is_synced(tmp_path, done):
   path = tmp_path / "d"
   for text in ("old", "new"):
     done.clear()
@@ -108,7 +108,7 @@ def test_a_new_directory_has_the_permissions_of_the_old_one(tmp_path):
     assert path.stat().st_mode & 0o7777 == mode
 
 
-def test_another_group_gets_nothing(tmp_path, monkeypatch):
+def test_new_directory_grants_no_other_group_access(tmp_path, monkeypatch):
   """Permissions of the group are lost if the new directory has another."""
   path, stat = tmp_path / "d", pathlib.Path.stat
   path.mkdir()
@@ -137,7 +137,7 @@ def test_a_file_system_without_permissions_loses_nothing(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
-def test_what_ends_between_the_renamings_loses_nothing(
+def test_failure_between_the_renames_loses_nothing(
   tmp_path, monkeypatch, error
 ):
   path, rename = tmp_path / "d", pathlib.Path.rename
@@ -154,7 +154,7 @@ def test_what_ends_between_the_renamings_loses_nothing(
   assert (names(tmp_path), names(path)) == (["d"], ["old"])
 
 
-def test_who_takes_the_place_meanwhile_keeps_it(tmp_path, monkeypatch):
+def test_directory_made_meanwhile_is_kept(tmp_path, monkeypatch):
   """Then neither the old directory nor the new one is removed."""
   path, rename = tmp_path / "d", pathlib.Path.rename
   replaced(path, "old")
@@ -177,7 +177,7 @@ def test_who_takes_the_place_meanwhile_keeps_it(tmp_path, monkeypatch):
 
 
 @pytest.mark.fault("kill-during-write")
-def test_the_next_one_tidies_after_one_that_was_killed(tmp_path):
+def test_next_replacement_tidies_after_a_killed_one(tmp_path):
   """Only for its own path, and only directories of `replacing_directory`."""
   for name in (".d-aaaaaaaa", ".other-aaaaaaaa"):
     (tmp_path / name / "new").mkdir(parents=True)
@@ -197,9 +197,7 @@ def test_the_next_one_tidies_after_one_that_was_killed(tmp_path):
   assert names(tmp_path / "elsewhere") == ["lock", "new"]
 
 
-def test_what_could_not_be_removed_is_removed_another_time(
-  tmp_path, monkeypatch
-):
+def test_busy_old_directory_is_removed_later(tmp_path, monkeypatch):
   """Such as a file that is open somewhere, on NFS."""
   path, unlink = tmp_path / "d", os.unlink
   replaced(path, "busy")
@@ -218,7 +216,7 @@ def test_what_could_not_be_removed_is_removed_another_time(
   assert names(tmp_path) == ["d"]
 
 
-def test_a_lock_can_be_had_on_nfs(tmp_path, monkeypatch):
+def test_scratch_directory_is_locked_on_nfs(tmp_path, monkeypatch):
   """NFS locks a file exclusively only if it is open for writing."""
   flock = fcntl.flock
 
@@ -235,7 +233,7 @@ def test_a_lock_can_be_had_on_nfs(tmp_path, monkeypatch):
   assert names(tmp_path) == ["d"]
 
 
-def test_what_is_being_written_is_left_alone(tmp_path):
+def test_tidying_spares_directories_being_written(tmp_path):
   path = tmp_path / "d"
   with files.replacing_directory(path) as new:
     new.mkdir()
@@ -245,9 +243,7 @@ def test_what_is_being_written_is_left_alone(tmp_path):
   assert (names(tmp_path), names(path)) == (["d"], ["file"])
 
 
-def test_what_cannot_be_moved_stays_and_so_does_the_new_one(
-  tmp_path, monkeypatch
-):
+def test_immovable_directory_and_the_new_one_both_stay(tmp_path, monkeypatch):
   """Such as a protected directory, or one mounted from the same disk."""
   path, rename = tmp_path / "d", pathlib.Path.rename
   replaced(path, "old")
@@ -267,7 +263,7 @@ def test_what_cannot_be_moved_stays_and_so_does_the_new_one(
   assert f"complete, in {kept}: " in str(error.value)
 
 
-def test_what_cannot_be_read_must_not_be_lost(tmp_path):
+def test_unreadable_directory_is_not_replaced(tmp_path):
   path = tmp_path / "d"
   replaced(path, "old")
 
@@ -280,7 +276,7 @@ def test_what_cannot_be_read_must_not_be_lost(tmp_path):
   assert [names(kept) for kept in tmp_path.glob("d.new-*")] == [["new"]]
 
 
-def test_what_must_not_be_lost_stays_and_so_does_the_new_one(tmp_path):
+def test_foreign_files_and_the_new_directory_both_stay(tmp_path):
   path = tmp_path / "d"
   replaced(path, "old")
   asked = []
@@ -308,7 +304,7 @@ def test_what_must_not_be_lost_stays_and_so_does_the_new_one(tmp_path):
     (PermissionError(13, "Permission denied"), False),
   ],
 )
-def test_room_is_asked_for_where_it_is_missing(tmp_path, error, room):
+def test_full_disk_error_asks_for_room(tmp_path, error, room):
   with (
     pytest.raises(TrainingError, match="give the same command") as raised,
     files.writing(tmp_path, ValueError),
@@ -317,7 +313,7 @@ def test_room_is_asked_for_where_it_is_missing(tmp_path, error, room):
   assert ("Make room" in str(raised.value)) == room
 
 
-def test_a_file_of_the_same_size_is_sent_again(tmp_path, monkeypatch):
+def test_changed_file_of_equal_size_is_sent_again(tmp_path, monkeypatch):
   sent = []
   monkeypatch.setattr(files.bucket, "is_in", lambda path: True)
   monkeypatch.setattr(
@@ -333,7 +329,7 @@ def test_a_file_of_the_same_size_is_sent_again(tmp_path, monkeypatch):
   assert sent == ["one", "two"]
 
 
-def test_the_digest_of_a_file(tmp_path):
+def test_digest_of_a_file_is_its_sha256(tmp_path):
   (tmp_path / "a").write_bytes(b"abc")
   assert checksums.file_digest(tmp_path / "a") == (
     "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"

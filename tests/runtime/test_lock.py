@@ -26,7 +26,7 @@ def test_a_second_run_is_refused(tmp_path):
 
 @pytest.mark.fault("two-runs")
 @pytest.mark.parametrize("host", ["x", "elsewhere." * 25])
-def test_what_a_dead_process_wrote_is_no_obstacle(tmp_path, host):
+def test_lock_of_a_dead_process_is_taken_over(tmp_path, host):
   (tmp_path / ".lock").write_text(f"process 1 on {host}\n")
   for _ in range(2):  # nothing is left of a longer line
     with only_run(tmp_path):
@@ -62,7 +62,7 @@ def test_a_file_system_without_locks_is_refused(tmp_path, monkeypatch):
     ("hard link", ""), ("directory", ""), ("pipe", ""), ("text", ""),
   ],
 )  # fmt: skip
-def test_what_is_not_ours_is_left_as_it_is(tmp_path, put, text):
+def test_foreign_file_as_lock_is_left_as_it_is(tmp_path, put, text):
   """Another user with access to the directory could name any file."""
   victim, lock = tmp_path / "victim.txt", tmp_path / "run" / ".lock"
   victim.write_text(text)
@@ -88,9 +88,7 @@ def test_what_is_not_ours_is_left_as_it_is(tmp_path, put, text):
 
 
 @pytest.mark.parametrize("fault", ["text", "directory", "no locks", "no room"])
-def test_what_is_said_names_the_option_of_the_lock(
-  fault, tmp_path, monkeypatch
-):
+def test_lock_error_names_its_option(fault, tmp_path, monkeypatch):
   """Other directories than --workdir have locks, too."""
 
   def fails(file, how):
@@ -137,7 +135,7 @@ def test_a_lock_that_is_taken_away_is_noticed(tmp_path, again):
         require_held()
 
 
-def test_who_waits_is_told_who_holds_the_lock(tmp_path):
+def test_waiting_process_is_told_the_lock_holder(tmp_path):
   path, seen = tmp_path / ".lock", []
   with contextlib.ExitStack() as first:
     first.enter_context(one_at_a_time(path, pytest.fail, "--output"))

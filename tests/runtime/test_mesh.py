@@ -102,7 +102,7 @@ def test_the_longest_axis_that_divides_is_split(shape, spec):
   assert tuple(sharding.in_parts(shape, mesh_of(1)).spec) == ()
 
 
-def test_of_a_backbone_the_large_arrays_are_split(wide):
+def test_large_arrays_of_a_backbone_are_split(wide):
   params = sharding.put_backbone(wide.params, mesh_of(4))
   block = "Transformer/encoderblock_0/MlpBlock_0/Dense_{}/kernel"
   assert specs_of(params) == {
@@ -237,7 +237,7 @@ def test_a_layer_is_gathered_where_it_is_used(wide, images):
 
 @pytest.mark.fault("other-devices")
 @pytest.mark.slow
-def test_a_run_goes_on_with_other_devices(tmp_path, monkeypatch):
+def test_run_resumes_on_other_devices(tmp_path, monkeypatch):
   """8 devices, then 1, then 4: the same images, the same result."""
   mv.save_backbone(
     tiny_backbone(width=64, mlp_dim=256, num_classes=5), tmp_path / "wide.npz"

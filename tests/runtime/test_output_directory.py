@@ -30,7 +30,7 @@ def refused(path, name):
   assert f"({name!r})" in str(error.value)
 
 
-def test_what_is_free_or_empty_or_its_own_is_taken(tmp_path):
+def test_free_empty_or_own_directories_are_accepted(tmp_path):
   (tmp_path / "empty").mkdir()
   earlier(tmp_path / "own")
   for name in ("empty", "own", "new", "far/new"):
@@ -41,7 +41,7 @@ def test_what_is_free_or_empty_or_its_own_is_taken(tmp_path):
 
 
 @pytest.mark.fault("unfinished-report")
-def test_it_is_replaced_as_a_whole(tmp_path):
+def test_earlier_output_is_replaced_as_a_whole(tmp_path):
   path = earlier(tmp_path / "own")
   with ONE.replacing(path) as new:
     (new / "index.json").write_text(INDEX)
@@ -55,7 +55,7 @@ def test_it_is_replaced_as_a_whole(tmp_path):
 
 @pytest.mark.fault("report-directory")
 @pytest.mark.parametrize("name", ["c.png", "shares/b.png"])
-def test_a_file_of_others_is_left_as_it_is(tmp_path, name):
+def test_foreign_file_is_left_as_it_is(tmp_path, name):
   path = earlier(tmp_path / "own")
   (path / name).write_text("mine")
   refused(path, name)
@@ -64,7 +64,7 @@ def test_a_file_of_others_is_left_as_it_is(tmp_path, name):
 
 @pytest.mark.fault("report-directory")
 @pytest.mark.parametrize("name", ["mine", "shares/mine", "Thumbs.db/mine"])
-def test_what_comes_meanwhile_is_left_as_it_is(tmp_path, name):
+def test_file_that_appears_meanwhile_is_left_as_it_is(tmp_path, name):
   """The new output then lies beside it."""
   path = earlier(tmp_path / "own")
 
@@ -108,7 +108,7 @@ def test_hidden_files_and_folders_of_others_stay(tmp_path):
 
 @pytest.mark.fault("report-directory")
 @pytest.mark.parametrize("name", [".", "..", "/", "here"])
-def test_nobody_is_left_in_a_directory_that_is_gone(
+def test_current_directory_and_mount_points_are_refused(
   tmp_path, monkeypatch, name
 ):
   """The current directory and those above it, and mount points such as "/"."""
@@ -136,7 +136,7 @@ def test_a_mount_point_is_refused_before_anything_is_computed(
     assert ONE.require_own(str(inside)) == inside
 
 
-def test_what_cannot_be_replaced_is_refused_before_anything_is_computed(
+def test_irreplaceable_directory_is_refused_before_anything_is_computed(
   tmp_path, monkeypatch
 ):
   """A name too long for the temporary one, and a protected directory."""
@@ -151,7 +151,7 @@ def test_what_cannot_be_replaced_is_refused_before_anything_is_computed(
 
 
 @pytest.mark.fault("kill-during-write")
-def test_what_was_killed_is_put_back_and_asked_again(tmp_path):
+def test_killed_replacement_is_put_back_and_checked_again(tmp_path):
   """Between the two renames, with and without a foreign file."""
   path, scratch = tmp_path / "own", tmp_path / ".own-0123abcd"
   for strange in (False, True):
@@ -180,14 +180,14 @@ def test_the_current_directory_is_not_replaced_from_python(
   assert tmp_path.exists()
 
 
-def test_empty_folders_are_nothing_to_lose(tmp_path):
+def test_empty_folders_are_replaced(tmp_path):
   """A SavedModel has one."""
   path = earlier(tmp_path / "own")
   (path / "assets" / "below").mkdir(parents=True)
   assert ONE.require_own(str(path)) == path
 
 
-def test_a_folder_that_cannot_be_read_is_of_others(tmp_path, monkeypatch):
+def test_unreadable_folder_is_refused(tmp_path, monkeypatch):
   """Its files must not be lost."""
   path, iterdir = earlier(tmp_path / "own"), pathlib.Path.iterdir
 
@@ -209,12 +209,12 @@ def test_a_folder_that_cannot_be_read_is_of_others(tmp_path, monkeypatch):
     '{"kind": "one"}', '{"kind": "one", "files": [{}]}',
   ],
 )  # fmt: skip
-def test_an_index_of_something_else_is_not_believed(tmp_path, text):
+def test_foreign_index_is_refused(tmp_path, text):
   (tmp_path / "index.json").write_text(text)
   refused(tmp_path, "index.json")
 
 
-def test_links(tmp_path):
+def test_links_to_a_directory_stay_and_links_inside_are_not_followed(tmp_path):
   """A link to a directory stays, and a link inside is not followed."""
   real, link = earlier(tmp_path / "real"), tmp_path / "link"
   link.symlink_to(real)
@@ -230,7 +230,7 @@ def test_links(tmp_path):
 
 
 @pytest.mark.fault("report-directory")
-def test_where_nothing_can_be_written_is_said_first(tmp_path, monkeypatch):
+def test_unwritable_directory_is_refused_first(tmp_path, monkeypatch):
   def full(**options):
     raise PermissionError(13, "Permission denied")
 

@@ -27,7 +27,7 @@ def send_and_return(value):
 @pytest.mark.parametrize(
   ("number", "status"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)]
 )
-def test_outside_of_a_loop_it_stops_at_once(number, status):
+def test_signal_outside_of_a_loop_stops_at_once(number, status):
   stop = StopSignal()
   with pytest.raises(Interrupted) as error, stop.listening():
     send(number)
@@ -36,7 +36,7 @@ def test_outside_of_a_loop_it_stops_at_once(number, status):
   assert not isinstance(error.value, Exception)
 
 
-def test_what_listened_before_does_so_again():
+def test_earlier_signal_handlers_are_restored():
   numbers = (signal.SIGINT, signal.SIGTERM)
   before = [signal.getsignal(number) for number in numbers]
   with StopSignal().listening():
@@ -47,7 +47,7 @@ def test_what_listened_before_does_so_again():
 
 
 @pytest.mark.fault("signal-storm")
-def test_what_was_decided_stays():
+def test_later_signal_does_not_change_the_exit_status():
   """A further SIGTERM must not change the exit status."""
   stop = StopSignal()
   with (  # noqa: PT012
@@ -62,7 +62,7 @@ def test_what_was_decided_stays():
 
 
 @pytest.mark.fault("signal-storm")
-def test_a_storm_is_one_signal(monkeypatch):
+def test_storm_of_signals_counts_once(monkeypatch):
   """However long it lasts; a signal after a silence is a second request."""
   clock = types.SimpleNamespace(monotonic=lambda: clock.now, now=0.0)
   monkeypatch.setattr(preemption, "time", clock)
@@ -85,7 +85,7 @@ def test_a_storm_is_one_signal(monkeypatch):
 
 
 @pytest.mark.fault("second-signal")
-def test_a_loop_asks_when_it_likes():
+def test_loop_decides_when_it_checks_for_signals():
   stop = StopSignal()
   with stop.listening(), pytest.raises(Interrupted) as error:  # noqa: PT012
     with stop.asked_for():
@@ -107,7 +107,7 @@ def test_an_error_is_not_hidden_by_a_signal():
 
 
 @pytest.mark.fault("signal-handlers")
-def test_nobody_listens_unless_told_to():
+def test_signals_are_handled_only_while_listening():
   stop = StopSignal()
   with stop.asked_for():
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -85,7 +85,7 @@ def alone(tmp_path_factory, backbone_file):
   return path
 
 
-def test_flags_that_do_not_go_together():
+def test_contradictory_flags_are_refused():
   for options, message in (
     ({"process_id": 1}, "--coordinator, --num_processes is missing"),
     ({"coordinator": "h:1"}, "--num_processes, --process_id is missing"),
@@ -124,7 +124,7 @@ def test_a_wrong_address_is_named_once_the_time_is_over(monkeypatch):
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_who_is_told_to_stop_leaves_at_once(monkeypatch, several):
+def test_signalled_process_leaves_at_once(monkeypatch, several):
   """JAX lets several processes wait for each other."""
   left = []
   monkeypatch.setattr(launch.os, "_exit", left.append)
@@ -181,7 +181,7 @@ def test_one_process_agrees_with_itself(tmp_path):
 
 
 @pytest.mark.fault("differing-processes")
-def test_what_other_processes_have_is_compared(monkeypatch):
+def test_values_of_processes_are_compared(monkeypatch):
   """The texts of other processes are made up."""
   monkeypatch.setattr(processes.jax, "process_count", lambda: 2)
   monkeypatch.setattr(processes, "_require_joined", lambda: None)
@@ -205,7 +205,7 @@ def test_what_other_processes_have_is_compared(monkeypatch):
   processes.require_same("configuration", mine)
 
 
-def test_numbers_that_any_process_knows(monkeypatch):
+def test_union_over_processes_has_the_numbers_of_all(monkeypatch):
   assert processes.gather("a") == ["a"]
   assert processes.union_over_processes({3, 1}) == [1, 3]
   monkeypatch.setattr(processes.jax, "process_count", lambda: 2)
@@ -215,7 +215,7 @@ def test_numbers_that_any_process_knows(monkeypatch):
   assert processes.gather("a") == ["a", [2, 3]]
 
 
-def test_what_tells_that_a_process_was_lost(monkeypatch):
+def test_lost_process_is_recognized_by_its_error(monkeypatch):
   gone = ValueError("UNKNOWN: Gloo all-reduce failed: Connection reset by peer")
   assert not processes.is_lost_partner(gone)  # there is no other one
   monkeypatch.setattr(processes.jax.distributed, "is_initialized", lambda: True)
@@ -361,7 +361,7 @@ def test_a_killed_process_ends_the_other_and_nothing_is_lost(
 
 @pytest.mark.fault("kill-of-two")
 @pytest.mark.processes
-def test_a_process_that_dies_elsewhere_is_noticed(tmp_path):
+def test_death_of_a_remote_process_is_noticed(tmp_path):
   """Without any communication: by jax's heartbeat."""
   code = (
     "import sys, time\n"

@@ -63,7 +63,7 @@ def test_a_bar_may_stay(terminal):
   assert terminal.screen[1:] == [""]
 
 
-def test_what_is_over_soon_shows_nothing(terminal, clock):
+def test_short_work_shows_no_bar(terminal, clock):
   with ProgressBar("pets", 4) as bar:
     bar.update(2)
     clock.now = 0.9
@@ -72,7 +72,7 @@ def test_what_is_over_soon_shows_nothing(terminal, clock):
   assert terminal.screen == [""]
 
 
-def test_what_takes_longer_shows_what_was_done_before(terminal, clock):
+def test_late_bar_counts_earlier_work(terminal, clock):
   with ProgressBar("pets", 4) as bar:
     bar.update(2)
     clock.now = 1.5
@@ -118,7 +118,9 @@ def test_log_lines_stand_above_bars(terminal):
 
 @pytest.mark.fault("progress-bar")
 @pytest.mark.parametrize("term", ["dumb", "xterm"])
-def test_no_bar_where_lines_cannot_change(term, monkeypatch, terminal, clock):
+def test_lines_replace_the_bar_on_dumb_terminals_and_in_files(
+  term, monkeypatch, terminal, clock
+):
   """A dumb terminal, and a file."""
   monkeypatch.setenv("TERM", term)
   if term == "xterm":
@@ -133,7 +135,7 @@ def test_no_bar_where_lines_cannot_change(term, monkeypatch, terminal, clock):
   assert terminal.getvalue() == ""
 
 
-def test_no_bar_where_there_is_no_width(monkeypatch, clock):
+def test_no_bar_without_a_terminal_width(monkeypatch, clock):
   """Such as a terminal that a container opened."""
   monkeypatch.setenv("TERM", "xterm")
   said = []
@@ -161,7 +163,7 @@ def test_a_padded_batch_is_not_counted(terminal):
 @pytest.mark.parametrize(
   "stderr", [None, types.SimpleNamespace(write=len)], ids=["none", "a writer"]
 )
-def test_no_bar_where_stderr_is_no_file(stderr, monkeypatch, clock):
+def test_no_bar_if_stderr_is_no_file(stderr, monkeypatch, clock):
   """A process without a console, or an application with its own writer."""
   stands_for = types.SimpleNamespace(stderr=stderr, modules=sys.modules)
   monkeypatch.setattr(progress_bar, "sys", stands_for)
@@ -172,7 +174,7 @@ def test_no_bar_where_stderr_is_no_file(stderr, monkeypatch, clock):
   assert len(said) == 1
 
 
-def test_speed_is_of_what_was_done_now(clock):
+def test_speed_excludes_earlier_work(clock):
   """Not of an earlier run; bytes are in mebibytes."""
   said = []
   images = ProgressBar("pets", 4_000, done=3_000, say=said.append)
@@ -219,7 +221,7 @@ def test_a_foreign_name_sends_nothing_to_the_terminal(terminal):
   assert "\x1b[2J" not in terminal.getvalue()
 
 
-def test_other_processes_show_no_bar(terminal, monkeypatch):
+def test_only_the_first_process_shows_a_bar(terminal, monkeypatch):
   monkeypatch.setattr("jax.distributed.is_initialized", lambda: True)
   monkeypatch.setattr("jax.process_index", lambda: 1)
   with ProgressBar("pets", 4, delay=0) as bar:

@@ -82,7 +82,7 @@ def probabilities(guesses, count):
   return found
 
 
-def test_the_answer_is_that_of_forward(ready):
+def test_answer_equals_forward(ready):
   async def check():
     async with serving(ready) as http:
       done = await http.post("/v1/predict", files=image_files(png(3)))
@@ -101,7 +101,7 @@ def test_the_answer_is_that_of_forward(ready):
   asyncio.run(check())
 
 
-def test_json_and_forms_get_the_same(ready):
+def test_json_and_forms_get_the_same_answer(ready):
   async def check():
     async with serving(ready) as http:
       contents = [png(i) for i in range(3)]
@@ -163,7 +163,7 @@ def test_a_task_that_is_named_twice_is_answered_once(ready, monkeypatch):
 
 
 @pytest.mark.fault("leaving-client")
-def test_a_client_that_leaves_is_no_fault(ready, tmp_path, caplog):
+def test_client_that_disconnects_is_no_fault(ready, tmp_path, caplog):
   async def check():
     options = {"token_file": token_file(tmp_path)}
     app = create_app(ready, ServerSettings(**options))
@@ -275,7 +275,7 @@ async def idle(http):
 
 
 @pytest.mark.fault("leaving-client")
-def test_what_nobody_waits_for_is_not_decoded_to_its_end(ready, monkeypatch):
+def test_abandoned_requests_are_not_decoded_further(ready, monkeypatch):
   decoded, go = [], threading.Event()
 
   def slow(self, images, first, **_):
@@ -729,7 +729,7 @@ def test_unknown_routes_are_refused(ready):
   asyncio.run(check())
 
 
-def test_where_a_task_looks(ready):
+def test_attention_of_a_task_is_answered(ready):
   async def check():
     async with serving(ready) as http:
       done = await http.post("/v1/attention", files=image_files(png(1)))
@@ -805,7 +805,7 @@ def test_attention_is_warm_and_counted(ready, monkeypatch):
   asyncio.run(check())
 
 
-def test_few_images_wait_to_be_looked_at(ready, monkeypatch):
+def test_attention_queue_is_limited(ready, monkeypatch):
   go = threading.Event()
   real = AttentionService._compute
   monkeypatch.setattr(
@@ -830,7 +830,7 @@ def test_few_images_wait_to_be_looked_at(ready, monkeypatch):
 
 
 @pytest.mark.fault("failing-pass")
-def test_a_fault_is_told_to_the_log_alone(ready, monkeypatch):
+def test_internal_faults_are_only_logged(ready, monkeypatch):
   async def check():
     async with serving(ready) as http:
       with monkeypatch.context() as patch:
@@ -843,7 +843,7 @@ def test_a_fault_is_told_to_the_log_alone(ready, monkeypatch):
   asyncio.run(check())
 
 
-def test_without_tasks_nothing_is_made_up():
+def test_server_without_tasks_gives_only_original_outputs():
   async def check(model):
     async with serving(model) as http:
       done = await http.post("/v1/predict", **GOOD, data={"original": "true"})
@@ -888,7 +888,7 @@ def test_a_task_that_composes_with_nothing_is_served_alone(tmp_path):
 
 
 @pytest.mark.fault("leaving-client")
-def test_what_takes_too_long_ends(ready, monkeypatch):
+def test_request_beyond_the_timeout_ends(ready, monkeypatch):
   go = threading.Event()
   real = type(ready).predict_pixels
 
@@ -910,7 +910,7 @@ def test_what_takes_too_long_ends(ready, monkeypatch):
   asyncio.run(check())
 
 
-def test_it_is_ready_once_it_is_warm(ready, monkeypatch):
+def test_server_is_ready_after_the_warm_up(ready, monkeypatch):
   go = threading.Event()
   monkeypatch.setattr(type(ready), "warm_up", lambda _: go.wait() and 0)
 

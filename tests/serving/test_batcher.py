@@ -184,7 +184,7 @@ def test_a_full_queue_says_when_to_come_again():
 
 
 @pytest.mark.fault("leaving-client")
-def test_what_nobody_waits_for_is_not_computed():
+def test_abandoned_requests_are_not_computed():
   async def check():
     passes = Passes()
     b = batcher(passes)
@@ -207,7 +207,7 @@ def test_what_nobody_waits_for_is_not_computed():
 
 
 @pytest.mark.fault("leaving-client")
-def test_who_leaves_during_the_pass_moves_nobody_s_rows():
+def test_client_that_leaves_during_a_pass_moves_no_rows():
   async def check():
     passes = Passes()
     b = batcher(passes)

@@ -14,12 +14,12 @@ from packaging.requirements import Requirement
 DOCKERFILE = (ROOT / "Dockerfile").read_text().replace("\\\n", "")
 
 
-def test_its_user_is_a_number():
+def test_user_is_a_number():
   assert re.findall(r"^USER (\S+)", DOCKERFILE, re.M) == ["10001"]
   assert "useradd --uid 10001 " in DOCKERFILE
 
 
-def test_what_it_copies_is_there_and_not_ignored():
+def test_copied_files_exist_and_are_not_ignored():
   sent = (ROOT / ".dockerignore").read_text().splitlines()
   copied = " ".join(re.findall(r"^COPY (.*) \S+$", DOCKERFILE, re.M)).split()
   assert len(copied) == 6
@@ -28,7 +28,7 @@ def test_what_it_copies_is_there_and_not_ignored():
     assert f"!{name}" in sent
 
 
-def test_its_versions_are_those_that_the_package_allows():
+def test_versions_are_those_that_the_package_allows():
   lines = (ROOT / "Dockerfile.constraints").read_text().splitlines()
   pins = dict(line.split("==") for line in lines if line[0] != "#")
   pins = {name.replace("_", "-"): version for name, version in pins.items()}
@@ -44,9 +44,7 @@ def test_its_versions_are_those_that_the_package_allows():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flag", ["--port={}", "--port\0{}"])
-def test_its_health_is_asked_for_at_the_port_of_the_command_line(
-  tmp_path, flag
-):
+def test_health_check_uses_the_port_of_the_command_line(tmp_path, flag):
   asked = []
 
   class Handler(http.server.BaseHTTPRequestHandler):

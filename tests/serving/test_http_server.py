@@ -36,7 +36,7 @@ def test_a_signal_ends_readiness_at_once():
 
 
 @pytest.mark.fault("large-answer")
-def test_what_the_warm_up_made_is_not_collected_again(monkeypatch):
+def test_objects_of_the_warm_up_are_not_collected_again(monkeypatch):
   """A full collection of it would stop all threads every ten seconds."""
   frozen = []
   monkeypatch.setattr(http_server.gc, "freeze", lambda: frozen.append(1))

@@ -66,7 +66,7 @@ def test_light_work_passes_heavy_work():
 
 
 @pytest.mark.fault("many-pixels")
-def test_the_lightest_goes_first_and_of_equals_the_oldest(monkeypatch):
+def test_lightest_then_oldest_work_goes_first(monkeypatch):
   monkeypatch.setattr(lanes, "HEAVY_THREADS", 1)
 
   async def check(threads, work):
@@ -87,7 +87,7 @@ def test_the_lightest_goes_first_and_of_equals_the_oldest(monkeypatch):
 
 
 @pytest.mark.fault("leaving-client")
-def test_what_nobody_waits_for_is_not_run():
+def test_abandoned_work_is_not_run():
   async def check(threads, work):
     held = begin(threads, work, *[HEAVY] * THREADS, held=True)
     await until(lambda: work.begun)

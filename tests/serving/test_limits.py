@@ -26,7 +26,7 @@ from memory_vit.serving.settings import MIB, ServerSettings
     ({"max_held_mib": 8, "max_body_mib": 9}, "could never be taken"),
   ],
 )
-def test_settings_are_checked(options, message):
+def test_invalid_settings_are_refused(options, message):
   with pytest.raises(ConfigError, match=message):
     ServerSettings(**options)
 
@@ -42,7 +42,7 @@ def token_file(tmp_path, text=SECRET + "\n", mode=0o600):
 
 
 @pytest.mark.fault("forged-change")
-def test_the_token_lets_in(tmp_path):
+def test_only_the_token_is_accepted(tmp_path):
   token = read_token(token_file(tmp_path))
   token.require(f"Bearer {SECRET}")
   token.require(f"bearer  {SECRET}")
@@ -56,7 +56,7 @@ def test_the_token_lets_in(tmp_path):
 
 
 @pytest.mark.fault("forged-change")
-def test_without_a_token_nobody_is_let_in():
+def test_server_without_a_token_refuses_changes():
   with pytest.raises(RequestError, match="--token_file") as refused:
     Token(None).require("Bearer ")
   assert refused.value.status == 403
@@ -76,13 +76,13 @@ def test_without_a_token_nobody_is_let_in():
     ("é" * 20, 0o600, "it is not ASCII"),
   ],
 )
-def test_token_files_that_are_refused(tmp_path, text, mode, message):
+def test_unusable_token_files_are_refused(tmp_path, text, mode, message):
   with pytest.raises(ConfigError, match=message):
     read_token(token_file(tmp_path, text, mode))
 
 
 @pytest.mark.fault("forged-change")
-def test_a_token_file_that_is_not_there(tmp_path):
+def test_missing_token_file_is_refused(tmp_path):
   with pytest.raises(ConfigError, match="No such file"):
     read_token(str(tmp_path / "none"))
   os.mkfifo(tmp_path / "pipe", 0o600)

@@ -34,7 +34,7 @@ def browser():
 
 
 @pytest.mark.fault("page-text")
-def test_the_page(browser, tmp_path):
+def test_page_works_in_a_browser(browser, tmp_path):
   backbone = tiny_backbone(num_classes=5)
   birds = random_task(backbone, "birds", class_names=("heron", _EVIL, "c"))
   mv.save_backbone(backbone, tmp_path / "tiny.npz")

@@ -35,7 +35,7 @@ def golden(folder, *options):
 
 
 @pytest.mark.fault("server-stop")
-def test_it_serves_and_ends(tmp_path):
+def test_server_serves_and_ends(tmp_path):
   """Open requests are answered after SIGTERM, and no new one is taken."""
   head = "POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: {}\r\n"
   request = httpx.Request("POST", "http://a", files=image_files(png()))
@@ -72,7 +72,7 @@ def test_it_serves_and_ends(tmp_path):
     (signal.SIGTERM, False, True),
   ],
 )
-def test_it_ends_whatever_threads_are_doing(number, again, first):
+def test_server_ends_while_threads_are_busy(number, again, first):
   """When the time to finish is over, or at a second signal.
 
   Process 1 of a container ignores signals that have no handler.
@@ -174,7 +174,7 @@ def test_slow_clients_are_given_up(tmp_path):
 
 
 @pytest.mark.fault("large-body")
-def test_who_sends_too_much_can_read_the_answer(tmp_path):
+def test_client_that_sends_too_much_can_read_the_answer(tmp_path):
   """Also over a connection that is closed after it, as a proxy wants."""
   with golden(tmp_path, "--max_task_mib=1") as server:
     for kind in ("keep-alive", "close"):
@@ -242,7 +242,7 @@ def test_bad_command_lines_end_in_one_line(tmp_path):
 
 
 @pytest.mark.fault("bad-server-start")
-def test_what_is_missing_is_named(tmp_path):
+def test_missing_library_is_named(tmp_path):
   """If the extra is not installed."""
   (tmp_path / "fastapi.py").write_text(
     "raise ModuleNotFoundError('no fastapi', name='fastapi')"
@@ -260,7 +260,7 @@ def test_what_is_missing_is_named(tmp_path):
   )
 
 
-def test_it_brings_no_tensorflow(tmp_path):
+def test_server_imports_no_tensorflow(tmp_path):
   code = (
     "import json, sys; from memory_vit.serving import create_app; "
     "import memory_vit.serving.app; "

@@ -124,7 +124,7 @@ def test_killed_replicas_lose_no_task(campaign):
   assert campaign.figures()["kills"] == KILLS
 
 
-def test_it_ends(cluster, campaign):
+def test_application_ends_at_ctrl_c(cluster, campaign):
   """At Ctrl-C; its changes are in the log."""
   cluster.process.send_signal(signal.SIGINT)
   cluster.process.wait(PATIENCE)

@@ -77,7 +77,7 @@ def test_bad_arguments_are_refused_in_one_line(given, message):
   assert "\n" not in str(caught.value)
 
 
-def test_the_backbone_must_be_given():
+def test_missing_backbone_is_refused():
   with pytest.raises(ConfigError, match="backbone is missing"):
     ray.deployed({})
 
@@ -100,7 +100,7 @@ def test_options_of_the_deployment():
   }  # fmt: skip
 
 
-def test_relative_paths_are_made_whole(tmp_path, monkeypatch):
+def test_relative_paths_are_made_absolute(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   (tmp_path / "a.npz").touch()
   found = ray.with_whole_paths(
@@ -115,7 +115,7 @@ def test_relative_paths_are_made_whole(tmp_path, monkeypatch):
 @pytest.mark.parametrize("source", [
   "augreg-B/32", "hf://me/vit@v1", "gs://bucket/vit.npz", "https://me/vit.npz",
 ])  # fmt: skip
-def test_addresses_stay_what_they_are(source, tmp_path, monkeypatch):
+def test_addresses_are_not_made_absolute(source, tmp_path, monkeypatch):
   """Even if a directory has their name."""
   monkeypatch.chdir(tmp_path)
   (tmp_path / source).mkdir(parents=True)

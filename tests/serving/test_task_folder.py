@@ -214,7 +214,7 @@ def test_only_changed_files_are_read(tmp_path, monkeypatch):
 
 
 @pytest.mark.fault("two-servers")
-def test_a_set_of_two_moments_is_not_shown(tmp_path, monkeypatch):
+def test_tasks_of_two_moments_are_never_mixed(tmp_path, monkeypatch):
   """Files that change while others are read are read again."""
   state = ServerSettings(state_dir=str(tmp_path / "state"))
   model = predictor(BIRDS, PETS)
@@ -649,7 +649,7 @@ def test_one_of_several_servers_without_a_folder_changes_nothing(tmp_path):
   asyncio.run(check())
 
 
-def test_what_a_server_without_a_folder_wrote_goes(tmp_path, monkeypatch):
+def test_files_of_a_server_without_a_folder_are_removed(tmp_path, monkeypatch):
   monkeypatch.setattr(folders.tempfile, "tempdir", str(tmp_path))
   app = create_app(predictor(BIRDS), ServerSettings())
   assert [path.name for path in files(tmp_path)] == [

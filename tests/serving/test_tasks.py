@@ -147,7 +147,7 @@ def refused_bodies(folder):
 
 
 @pytest.mark.fault("bad-upload")
-def test_uploads_that_are_refused(tmp_path):
+def test_unusable_uploads_are_refused(tmp_path):
   """In one line, without paths of the server; nothing changes."""
 
   async def check(model):
@@ -179,7 +179,7 @@ def test_uploads_that_are_refused(tmp_path):
   "name",
   ["A", "backbone", "%2e%2e", "a%2Fb", "a%00b", "x" * 65, "%0Aaudit", "é"],
 )
-def test_names_that_are_refused(tmp_path, name, caplog):
+def test_invalid_names_are_refused(tmp_path, name, caplog):
   caplog.set_level(logging.INFO, "memory_vit")
 
   async def check(model):
@@ -234,7 +234,7 @@ def test_paths_stay_below_the_task_root(tmp_path):
 
 
 @pytest.mark.fault("bad-server-start")
-def test_directories_that_are_refused(tmp_path):
+def test_unusable_directories_are_refused(tmp_path):
   (tmp_path / "file").touch()
   for options, message in (
     ({"task_root": str(tmp_path / "none")}, "--task_root"),

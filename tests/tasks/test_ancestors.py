@@ -18,14 +18,14 @@ def family(backbone, tmp_path):
   return tmp_path / "tasks"
 
 
-def test_all_that_a_task_needs_is_found(family):
+def test_all_ancestors_of_a_task_are_found(family):
   found = ancestor_directories([family / "c"])
   assert found == [family / "b", family / "a"]
   assert ancestor_directories([family / "b"]) == [family / "a"]
   assert ancestor_directories([family / "c", family / "b"]) == [family / "a"]
 
 
-def test_what_is_given_comes_first(family, tmp_path):
+def test_given_tasks_are_used_as_ancestors(family, tmp_path):
   (family / "a").rename(tmp_path / "elsewhere")
   with pytest.raises(TaskError, match="'b' in .* attends to 'a', which is not"):
     ancestor_directories([family / "c"])
@@ -33,7 +33,7 @@ def test_what_is_given_comes_first(family, tmp_path):
   assert ancestor_directories([family / "c"], given) == [*given, family / "b"]
 
 
-def test_no_link_is_followed(family, tmp_path):
+def test_ancestors_are_not_found_through_links(family, tmp_path):
   """Names in a task file never open anything elsewhere."""
   (family / "a").rename(tmp_path / "elsewhere")
   (family / "a").symlink_to(tmp_path / "elsewhere")
@@ -41,13 +41,13 @@ def test_no_link_is_followed(family, tmp_path):
     ancestor_directories([family / "b"])
 
 
-def test_another_task_under_the_name_is_none(family, backbone):
+def test_another_task_of_the_name_is_no_ancestor(family, backbone):
   mv.save_task(random_task(backbone, "x"), family / "a")
   with pytest.raises(TaskError, match="attends to 'a', which is not in"):
     ancestor_directories([family / "b"])
 
 
-def test_a_circle_ends(backbone, tmp_path):
+def test_circle_of_ancestors_ends(backbone, tmp_path):
   for one, other in ("xy", "yx"):
     task = random_task(backbone, one, attends_to=[other])
     mv.save_task(task, tmp_path / one)

@@ -31,7 +31,7 @@ def assert_same(found, expected):
     np.testing.assert_allclose(value, expected[name], rtol=1e-5, atol=1e-5)
 
 
-def test_what_is_kept_computes_what_it_did(family, backbone, images):
+def test_remaining_tasks_compute_the_same(family, backbone, images):
   every = mv.forward(backbone, family, images)
   assert list(every) == ["backbone", "a", "b", "c", "d"]
   fewer = compose.remove(family, "c", "d")
@@ -42,7 +42,7 @@ def test_what_is_kept_computes_what_it_did(family, backbone, images):
   assert_same(mv.forward(backbone, chosen, images), every)
 
 
-def test_a_task_comes_with_all_that_is_read_before_it(backbone):
+def test_task_comes_with_all_its_ancestors(backbone):
   """Its parents and their parents, and nothing else."""
   a, other = random_task(backbone, "a"), random_task(backbone, "other")
   b = random_task(backbone, "b", attends_to=[a])
@@ -63,7 +63,7 @@ def test_renamed_tasks_are_still_read(family, backbone, images):
   assert_same({"a": out.pop("first"), **out}, every)
 
 
-def test_a_task_that_others_read_stays(family):
+def test_task_with_children_cannot_be_removed(family):
   with pytest.raises(TaskError, match=r"'a' cannot be removed: \['b', 'c'\]"):
     compose.remove(family, "a")
   with pytest.raises(TaskError, match=r"'a' cannot be removed: \['c'\]"):
@@ -73,7 +73,7 @@ def test_a_task_that_others_read_stays(family):
     compose.select(family, ["b"])
 
 
-def test_what_cannot_be_put_together(family, backbone):
+def test_mismatched_tasks_cannot_be_combined(family, backbone):
   a = family[0]
   with pytest.raises(TaskError, match="twice"):
     mv.concatenate(family, a)
@@ -98,7 +98,7 @@ def test_what_cannot_be_put_together(family, backbone):
     mv.concatenate(x, y)
 
 
-def test_a_set_on_disk_is_its_tasks(family, backbone, images, tmp_path):
+def test_saved_set_is_loaded_as_its_tasks(family, backbone, images, tmp_path):
   store.save_tasks(family, tmp_path / "set")
   assert sorted(p.name for p in (tmp_path / "set").iterdir()) == list("abcd")
   loaded = store.load_tasks(tmp_path / "set", backbone)
@@ -120,7 +120,7 @@ def test_a_set_on_disk_is_its_tasks(family, backbone, images, tmp_path):
     store.load_tasks(tmp_path / "empty", backbone)
 
 
-def test_of_a_working_directory_its_tasks_are_named(tmp_path):
+def test_working_directory_is_refused_with_its_tasks_named(tmp_path):
   (tmp_path / "tasks").mkdir()
   with pytest.raises(TaskError, match=rf"are in {tmp_path / 'tasks'}\.$"):
     find.task_paths(tmp_path)
@@ -143,7 +143,7 @@ def test_a_task_that_is_given_twice_counts_once(family, backbone, tmp_path):
     store.load_tasks([*given, tmp_path / "third"], backbone)
 
 
-def test_a_set_does_not_mix_with_another(family, backbone, tmp_path):
+def test_save_does_not_mix_two_sets(family, backbone, tmp_path):
   store.save_tasks(family, tmp_path)
   store.save_tasks(family, tmp_path)
   fewer = compose.remove(family, "c")
@@ -160,7 +160,7 @@ def test_a_retrained_parent_on_disk_is_noticed(family, backbone, tmp_path):
   assert manifest["spec"]["parent_digests"] == [family[0].digest]
 
 
-def test_a_digest_is_of_what_is_computed(family, backbone):
+def test_digest_covers_what_is_computed(family, backbone):
   a, b, *_ = family
   renamed = compose.rename(family, "a", "z")[0]
   assert renamed.digest == a.digest

@@ -116,7 +116,9 @@ def run(cases, one, capfd):
   [range(FEW), pytest.param(range(10_000, 11_500), marks=NIGHTLY)],
   ids=len,
 )
-def test_damaged_tasks(backbone, saved, tmp_path, capfd, cases):
+def test_damaged_tasks_are_equal_or_refused(
+  backbone, saved, tmp_path, capfd, cases
+):
   task, files, other = saved
 
   def same(loaded):
@@ -140,7 +142,9 @@ def test_damaged_tasks(backbone, saved, tmp_path, capfd, cases):
   [range(FEW), pytest.param(range(12_000, 12_500), marks=NIGHTLY)],
   ids=len,
 )
-def test_forged_tasks(backbone, saved, tmp_path, capfd, cases):
+def test_forged_tasks_are_as_declared_or_refused(
+  backbone, saved, tmp_path, capfd, cases
+):
   """With matching digests: the parameters are the same, or it is refused."""
   task, files, _ = saved
 
@@ -167,7 +171,9 @@ def test_forged_tasks(backbone, saved, tmp_path, capfd, cases):
   [range(FEW, FEW + 60), pytest.param(range(20_000, 20_700), marks=NIGHTLY)],
   ids=len,
 )
-def test_forged_arrays(backbone, saved, tmp_path, capfd, cases):
+def test_forged_arrays_are_as_declared_or_refused(
+  backbone, saved, tmp_path, capfd, cases
+):
   """With matching digests: it is what task.json declares, or refused."""
   task, files, _ = saved
 
@@ -214,7 +220,9 @@ def weights(tmp_path_factory):
   [range(FEW), pytest.param(range(30_000, 30_400), marks=NIGHTLY)],
   ids=len,
 )
-def test_damaged_npz_files(weights, tmp_path, capfd, cases):
+def test_damaged_npz_files_are_equal_or_refused(
+  weights, tmp_path, capfd, cases
+):
   backbone, contents = weights
   file = tmp_path / "vit.npz"
 
@@ -238,7 +246,7 @@ def test_damaged_npz_files(weights, tmp_path, capfd, cases):
   [range(FEW), pytest.param(range(40_000, 40_400), marks=NIGHTLY)],
   ids=len,
 )
-def test_forged_npz_files(weights, tmp_path, capfd, cases):
+def test_forged_npz_files_are_valid_or_refused(weights, tmp_path, capfd, cases):
   """With matching checksums: NumPy reads the same."""
   _, contents = weights
   file = tmp_path / "vit.npz"
@@ -266,7 +274,7 @@ def test_forged_npz_files(weights, tmp_path, capfd, cases):
   [range(FEW), pytest.param(range(50_000, 50_000 + MANY), marks=NIGHTLY)],
   ids=len,
 )
-def test_damaged_models(tmp_path, capfd, cases):
+def test_damaged_models_are_valid_or_refused(tmp_path, capfd, cases):
   """config.json, shards and index: accepted only if the model is valid."""
   path = published_models.write_shards(tmp_path / "vit")
   files = mutations.read_files(path)

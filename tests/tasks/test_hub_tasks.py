@@ -68,7 +68,7 @@ def same(one, other):
   return one.spec == other.spec and all(jax.tree.leaves(equal))
 
 
-def test_what_is_pushed_is_loaded_bitwise(hub, backbone, pets):
+def test_pushed_task_is_loaded_bitwise(hub, backbone, pets):
   commit = mv.push_task(pets, "me/tasks", message="First")
   repository = hub.repositories["me/tasks"]
   assert repository.private
@@ -85,7 +85,7 @@ def test_what_is_pushed_is_loaded_bitwise(hub, backbone, pets):
   assert TOKEN not in card
 
 
-def test_one_of_several(hub, backbone, pets):
+def test_one_of_several_tasks_is_loaded_by_its_name(hub, backbone, pets):
   birds = random_task(backbone, "birds")
   mv.push_task([pets, birds], "me/tasks", public=True)
   assert not hub.repositories["me/tasks"].private
@@ -98,7 +98,7 @@ def test_one_of_several(hub, backbone, pets):
   assert [task.name for task in loaded] == ["birds", "pets"]
 
 
-def test_a_predictor_adds_one(hub, backbone, pets, tmp_path):
+def test_predictor_adds_a_task_of_the_hub(hub, backbone, pets, tmp_path):
   mv.push_task([pets, random_task(backbone, "birds")], "me/tasks")
   source = tmp_path / "tiny.npz"
   mv.save_backbone(backbone, source)
@@ -159,7 +159,7 @@ def test_a_card_that_was_edited_stays(hub, pets):
 
 
 @pytest.mark.parametrize("repository", ["me", "a/b/c", "a/b@c", "", "a b/c"])
-def test_what_is_no_repository(hub, pets, repository):
+def test_invalid_repositories_are_refused(hub, pets, repository):
   with pytest.raises(ExportError, match="no repository: expected OWNER/NAME"):
     mv.push_task(pets, repository)
   assert not hub.asked
@@ -230,7 +230,7 @@ def test_without_a_network_the_cache_is_read(hub, backbone, pets, monkeypatch):
   assert not hub.asked
 
 
-def test_without_the_library(hub, backbone, pets, monkeypatch):
+def test_missing_hub_library_is_named(hub, backbone, pets, monkeypatch):
   monkeypatch.setitem(sys.modules, "huggingface_hub", None)
   for ask in (
     lambda: mv.load_task("hf://me/tasks", backbone),
@@ -302,7 +302,7 @@ def test_names_like_those_of_tokens_are_shown():
     raise ImportError(text)
 
 
-def test_commands_and_that_no_token_is_said(
+def test_commands_use_the_hub_and_never_print_the_token(
   hub, backbone, pets, tmp_path, capsys, caplog
 ):
   """Push, list, inspect and predict, with all that is logged."""
@@ -362,7 +362,7 @@ def test_commands_and_that_no_token_is_said(
   assert not [text for text in said if TOKEN in text]
 
 
-def test_what_is_private_is_listed_for_its_owner_only(hub, pets, monkeypatch):
+def test_private_tasks_are_listed_only_for_their_owner(hub, pets, monkeypatch):
   mv.push_task(pets, "me/tasks")
   # Of a task in a folder there is no address.
   whole = hub.repositories["me/tasks"].commits[-1]["pets.safetensors"]

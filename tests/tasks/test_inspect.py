@@ -72,7 +72,7 @@ def fields(text):
   return {line[0]: line[1] for line in lines if len(line) == 2}
 
 
-def test_a_backbone(backbone, tmp_path, capsys):
+def test_backbone_is_described(backbone, tmp_path, capsys):
   file = tmp_path / "vit.npz"
   mv.save_backbone(backbone, file)
   status, out, err = run(capsys, file)
@@ -95,7 +95,7 @@ def test_a_backbone(backbone, tmp_path, capsys):
   assert set(trees.flatten(backbone.params)) < set(re.findall(r"\S+", out))
 
 
-def test_a_backbone_as_json(tmp_path, capsys):
+def test_backbone_is_described_as_json(tmp_path, capsys):
   backbone = tiny_backbone(representation_size=24, num_classes=0)
   mv.save_backbone(backbone, tmp_path / "vit.npz")
   status, out, _ = run(capsys, tmp_path / "vit.npz", "--json")
@@ -145,7 +145,7 @@ def test_layouts_and_types_are_those_of_the_file(
   )
 
 
-def test_linen_and_bfloat16(backbone, tmp_path):
+def test_linen_layout_and_bfloat16_are_named(backbone, tmp_path):
   flat = trees.flatten(backbone.params)
   flat["cls"] = np.asarray(flat["cls"], jnp.bfloat16)
   np.savez(tmp_path / "vit.npz", **flat)
@@ -156,7 +156,7 @@ def test_linen_and_bfloat16(backbone, tmp_path):
   assert set(types.values()) == {"float32"}
 
 
-def test_a_task_without_its_backbone(tasks, backbone, capsys):
+def test_task_is_described_without_its_backbone(tasks, backbone, capsys):
   status, out, err = run(capsys, tasks / "pets")
   assert (status, err) == (0, "")
   found = fields(out)
@@ -202,13 +202,13 @@ def test_provenance_is_shown_as_far_as_it_is_there(tasks, capsys):
     assert run(capsys, tasks / "pets")[0] == 0
 
 
-def test_all_labels(tasks, capsys):
+def test_all_labels_are_listed_if_asked_for(tasks, capsys):
   out = run(capsys, tasks / "pets", "--labels")[1]
   assert re.search(r"^10 +pet10$", out, re.M)
   assert re.search(r"^11 +日$", out, re.M)
 
 
-def test_labels_and_values(backbone, tmp_path, capsys):
+def test_labels_and_values_are_described(backbone, tmp_path, capsys):
   _, tags, size = tasks_of_kinds(backbone)
   made = {
     "metrics": {"chance": None, "test": {"metrics": {"map": 0.75}}, "val": 3}
@@ -225,7 +225,7 @@ def test_labels_and_values(backbone, tmp_path, capsys):
   assert re.search(r"^height +1 +mm +2000 +0.5$", out, re.M)
 
 
-def test_a_directory_of_tasks(tasks, capsys):
+def test_directory_of_tasks_is_described(tasks, capsys):
   status, out, err = run(capsys, tasks)
   assert (status, err) == (0, "")
   assert re.findall(r"^task +(.+)$", out, re.M) == ["birds", "pets"]
@@ -239,7 +239,7 @@ def test_a_directory_of_tasks(tasks, capsys):
   assert pets["arrays"]["memory"]["shape"] == [2, 3, 32]
 
 
-def test_a_task_in_one_file(tasks, backbone, tmp_path, capsys):
+def test_task_in_one_file_is_described(tasks, backbone, tmp_path, capsys):
   file = tmp_path / "pets.safetensors"
   pets = mv.load_task(tasks / "pets", backbone)
   mv.save_task(pets, file, format="safetensors")
@@ -298,7 +298,7 @@ def test_a_damaged_file_is_noticed(tasks, capsys):
     (lambda m: m.update(arrays=[]), "arrays is"),
   ],
 )
-def test_arrays_that_are_not_those_of_the_task(tasks, capsys, change, message):
+def test_foreign_arrays_are_reported(tasks, capsys, change, message):
   edit_task(tasks / "pets", change)
   with pytest.raises(TaskError, match=message):
     manifest.read(tasks / "pets")
@@ -316,7 +316,7 @@ def test_a_broken_task_does_not_hide_the_others(tasks, capsys):
   assert "not readable as JSON" in json.loads(out)["error"]
 
 
-def test_what_is_neither(tmp_path, capsys):
+def test_paths_that_are_neither_backbone_nor_task_are_refused(tmp_path, capsys):
   (tmp_path / "text.npz").write_text("no archive")
   for path, message in [
     (tmp_path / "nothing", r"is not there: expected the \.npz .* task direct"),

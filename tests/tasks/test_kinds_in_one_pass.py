@@ -90,7 +90,9 @@ def test_an_image_may_have_no_label():
     (1, mv.TaskKind(name="values"), "needs mean and std"),
   ],
 )
-def test_a_kind_fits_its_head(backbone, classes, kind, message):
+def test_kind_that_does_not_fit_its_head_is_refused(
+  backbone, classes, kind, message
+):
   with pytest.raises(TaskError, match=message):
     random_task(backbone, "a", classes=classes, kind=kind)
 

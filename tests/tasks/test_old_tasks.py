@@ -20,7 +20,7 @@ def test_the_current_format_has_files():
   assert f"format_{FORMAT_VERSION}" in FORMATS
 
 
-def test_they_are_small():
+def test_stored_files_are_small():
   sizes = [f.stat().st_size for f in DATA.rglob("*") if f.is_file()]
   assert sum(sizes) < 300_000 * len(FORMATS)
 

@@ -43,7 +43,7 @@ def on_mesh(images, mesh):
   return jax.device_put(images, NamedSharding(mesh, PartitionSpec("data")))
 
 
-def test_where_batches_are_whole(backbone, at_most_two):
+def test_batches_stay_whole_on_meshes_and_in_traces(backbone, at_most_two):
   """On several devices, on explicit axes, and while JAX traces."""
   images, config = images_of(backbone, 8), backbone.config
 

@@ -43,7 +43,7 @@ def test_round_trip_is_exact(backbone, images, tmp_path, cells):
   assert np.array_equal(mv.forward(backbone, [loaded], images)["pets"], before)
 
 
-def test_what_task_json_holds(saved, backbone):
+def test_task_json_describes_the_task(saved, backbone):
   task, path = saved
   manifest = json.loads((path / "task.json").read_text(encoding="utf-8"))
   assert manifest["format_version"] == 2
@@ -89,7 +89,7 @@ def test_saving_again_replaces_as_a_whole(saved, backbone):
   assert [p.name for p in path.parent.iterdir()] == ["pets"]
 
 
-def test_what_cannot_be_replaced_stays(saved, backbone, monkeypatch):
+def test_irreplaceable_task_stays(saved, backbone, monkeypatch):
   """The new one is complete and cannot be moved, as on a disk that is gone."""
   task, path = saved
   rename = pathlib.Path.rename
@@ -227,7 +227,7 @@ def test_damaged_arrays_are_never_loaded_as_something_else(
   assert refused >= 0.99 * len(places)
 
 
-def test_what_is_no_task(backbone, tmp_path):
+def test_missing_or_unreadable_manifest_is_refused(backbone, tmp_path):
   with pytest.raises(TaskError, match=r"no task\.json"):
     mv.load_task(tmp_path, backbone)
   (tmp_path / "task.json").write_text("{")
@@ -265,7 +265,7 @@ def test_a_task_that_reads_another_prepares_images_as_that_one():
 
 
 @pytest.mark.parametrize("value", [-1, 2.5, True, "3", None])
-def test_sizes_are_whole_numbers(backbone, saved, value):
+def test_sizes_that_are_no_whole_numbers_are_refused(backbone, saved, value):
   for key in ("num_classes", "bottleneck", "side_width"):
     sizes = {"num_classes": 3, key: value}
     with pytest.raises(TaskError, match=f"{key} is .*, expected .*at least"):

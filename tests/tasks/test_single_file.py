@@ -111,7 +111,7 @@ def test_others_can_read_the_arrays(task, file):
   assert values["spec"]["name"] == "pets"
 
 
-def test_it_is_little_more_than_its_arrays(task, file):
+def test_file_is_little_larger_than_its_arrays(task, file):
   arrays = sum(a.nbytes for a in trees.flatten(task.params).values())
   assert file.stat().st_size < arrays + 10_000
 
@@ -136,7 +136,7 @@ def test_sets_of_files(backbone, task, tmp_path):
     mv.save_tasks([task], tmp_path / "set")
 
 
-def test_commands_take_it(backbone, file, tmp_path, capsys):
+def test_commands_accept_a_task_in_one_file(backbone, file, tmp_path, capsys):
   mv.save_backbone(backbone, tmp_path / "b.npz")
   image = tmp_path / "image.png"
   pixels = np.full((8, 8, 3), 99, np.uint8)
@@ -156,7 +156,7 @@ def test_commands_take_it(backbone, file, tmp_path, capsys):
     ("pets.npz", "npz", "expected 'directory' or 'safetensors'"),
   ],
 )
-def test_names_and_formats_that_do_not_go_together(
+def test_contradictory_names_and_formats_are_refused(
   task, tmp_path, name, format, message
 ):
   with pytest.raises(TaskError, match=message):
@@ -164,7 +164,7 @@ def test_names_and_formats_that_do_not_go_together(
   assert not list(tmp_path.iterdir())
 
 
-def test_what_is_something_else_is_left_as_it_is(task, tmp_path):
+def test_save_refuses_foreign_directory(task, tmp_path):
   (tmp_path / "a.safetensors").mkdir()
   with pytest.raises(TaskError, match="is not a task: it is left"):
     mv.save_task(task, tmp_path / "a.safetensors", format=FORMAT)
@@ -258,7 +258,7 @@ def test_foreign_arrays_are_refused(backbone, task, file):
     mv.load_task(file, backbone)
 
 
-def test_a_task_may_be_called_arrays(backbone, tmp_path):
+def test_task_may_have_the_name_arrays(backbone, tmp_path):
   """Like the file of arrays in the directory of a task."""
   tasks = [random_task(backbone, name) for name in ("arrays", "pets")]
   mv.save_tasks(tasks, tmp_path / "set", format=FORMAT)
@@ -267,7 +267,7 @@ def test_a_task_may_be_called_arrays(backbone, tmp_path):
 
 
 @pytest.mark.fault("damaged-safetensors")
-def test_what_is_no_regular_file_is_never_read(backbone, tmp_path):
+def test_special_files_as_tasks_are_never_read(backbone, tmp_path):
   os.mkfifo(tmp_path / "pipe.safetensors")
   (tmp_path / "directory.safetensors").mkdir()
   (tmp_path / "zero.safetensors").symlink_to("/dev/zero")

@@ -64,7 +64,7 @@ def test_another_task_runs_the_compiled_programs(images):
 
 @pytest.mark.fault("many-tasks")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_neighbours_change_no_bit(images, dtype):
+def test_neighbours_in_slots_change_no_bit(images, dtype):
   backbone = tiny_backbone(dtype=dtype)
   a, b, c = tasks_of(backbone, 3)
   child = random_task(backbone, "child", cells=3, attends_to=[b])
@@ -131,7 +131,7 @@ def test_tasks_that_come_and_go_leave_nothing_behind(
   assert last[0] - first[0] < 200 * size / 4
 
 
-def test_slots_hold_what_training_computes(backbone, images):
+def test_slots_compute_what_training_computes(backbone, images):
   """Padded and stacked or not: the same logits."""
   tasks = tasks_of(backbone, 5)
   tasks.append(random_task(backbone, "n", cells=0, regime="norms_masked"))
@@ -195,7 +195,7 @@ def test_sizes_are_rounded_up(backbone):
   assert parents.shape == (16, 4)
 
 
-def test_what_does_not_fit_is_refused(backbone, images):
+def test_mismatched_tasks_are_refused(backbone, images):
   a, b = tasks_of(backbone, 2)
   with pytest.raises(TaskError, match="no task"):
     mv.fill_slots(backbone, [])

@@ -252,7 +252,7 @@ def test_the_command_writes_tasks(vit, tmp_path, torch, capsys):
 
 
 @pytest.mark.fault("torch-code")
-def test_files_that_torch_shall_not_see(vit, tmp_path, torch, capsys):
+def test_unsafe_files_are_refused_before_torch(vit, tmp_path, torch, capsys):
   flags, out = [f"--backbone={vit[0]}", tmp_path / "out"], []
   packed = pt_file(tmp_path / "a.pt", zipfile.ZIP_DEFLATED, bytes(10**7))
   pickle = tmp_path / "b.pt"
@@ -274,7 +274,7 @@ def test_files_that_torch_shall_not_see(vit, tmp_path, torch, capsys):
    "it would have 1,000,000,000,000,"),
   (0, np.ones(2, np.float32), "0 is no name of an array"),
 ])  # fmt: skip
-def test_what_torch_may_have_read(
+def test_unusable_state_dicts_are_refused(
   vit, tmp_path, torch, capsys, name, array, said
 ):
   torch.more = {name: array}
@@ -304,7 +304,7 @@ def test_without_torch_one_line_says_so(vit, tmp_path, monkeypatch, capsys):
   assert message.count("\n") == 1
 
 
-def test_command_lines_that_cannot_be(vit, tmp_path, capsys):
+def test_unusable_command_lines_are_refused(vit, tmp_path, capsys):
   npz = tmp_path / "a.npz"
   mv.save_backbone(vit[2], npz)
   for arguments, said in (

@@ -113,7 +113,7 @@ def test_the_fixture_is_a_backbone(archive, backbone):
     (npy((1,), values=b"\0\0\xc0\x7f"), "values that are not finite"),
   ],
 )
-def test_entries_that_lie(archive, entry, message):
+def test_forged_entries_are_refused(archive, entry, message):
   file = archive(entries={"cls.npy": entry})
   said, peak = peak_of(lambda: mv.load_backbone(file), BackboneError)
   assert "vit.npz: entry 'cls'" in said
@@ -147,7 +147,7 @@ def test_a_bomb_is_never_unpacked(archive, monkeypatch):
    "C:\\x.npy", "a\\x.npy", "c:x.npy", "a\nx.npy", "a\0x.npy", "x.txt", "x",
    ".npy", "..npy"],
 )  # fmt: skip
-def test_names_that_could_be_paths(archive, name):
+def test_array_names_that_could_be_paths_are_refused(archive, name):
   if "\0" not in name:
     file = archive(entries={name: b""})
   else:  # zipfile would not write it
@@ -162,7 +162,7 @@ def test_names_that_could_be_paths(archive, name):
   ["a\u2028b", "a\u202eb", "日", "a\x85b", "x" * 201, "x" * 60_000, "a/" * 150],
   ids=range(7),
 )
-def test_names_that_would_break_a_line(archive, name):
+def test_unprintable_array_names_are_refused(archive, name):
   file = archive(entries={f"{name}.npy": npy((1,), values=bytes(4))})
   said, _ = peak_of(lambda: mv.load_backbone(file), BackboneError)
   assert "no name of an array" in said
@@ -174,7 +174,7 @@ def test_names_that_would_break_a_line(archive, name):
 @pytest.mark.parametrize(
   "name", ["Transformer/encoderblock/x", "Transformer/encoderblock_0/x", "x"]
 )
-def test_empty_axes_hide_no_others(archive, name):
+def test_arrays_without_values_are_refused(archive, name):
   """Two thousand million blocks without values take no bytes."""
   for shape in ((2 * 10**9, 0), (10**6, 0), (0,), (0, 10**18)):
     file = archive(entries={f"{name}.npy": npy(shape)})
@@ -184,7 +184,7 @@ def test_empty_axes_hide_no_others(archive, name):
 
 
 @pytest.mark.fault("greedy-npz")
-def test_no_more_blocks_than_a_vit_has(archive, monkeypatch):
+def test_more_blocks_than_any_vit_are_refused(archive, monkeypatch):
   """Whatever number is in the name of a block."""
   monkeypatch.setattr(load, "_require_weights", pytest.fail)
   value, one = bytes(4), (1,)
@@ -203,7 +203,7 @@ def test_no_more_blocks_than_a_vit_has(archive, monkeypatch):
     assert peak < SMALL
 
 
-def test_names_of_blocks_that_are_none(archive):
+def test_invalid_block_names_are_refused(archive):
   """They name no block, and are too many arrays."""
   block, content = "Transformer/encoderblock", npy((1,), values=bytes(4))
   for name in (f"{block}_x/x", f"{block}_00/x", f"{block}_-1/x", f"{block}_/x"):
@@ -214,7 +214,7 @@ def test_names_of_blocks_that_are_none(archive):
 
 @pytest.mark.fault("greedy-npz")
 @pytest.mark.parametrize("value", [1e300, -1e39])
-def test_what_float32_cannot_hold(archive, value):
+def test_values_beyond_float32_are_refused(archive, value):
   wide = np.full((1, 1, 32), 0.5)
   file = archive(entries={"cls.npy": npy((1, 1, 32), "<f8", wide.tobytes())})
   assert mv.load_backbone(file).params["cls"][0, 0, 7] == 0.5
@@ -239,7 +239,7 @@ def test_no_error_of_a_file_is_long(archive, tmp_path, capsys):
   assert len(capsys.readouterr().err) < 500
 
 
-def test_other_ways_to_pack(archive, monkeypatch):
+def test_unknown_compression_and_many_entries_are_refused(archive, monkeypatch):
   for method in (zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA):
     with pytest.raises(BackboneError, match=f"by method {method}, expected"):
       mv.load_backbone(archive(method))
@@ -248,7 +248,7 @@ def test_other_ways_to_pack(archive, monkeypatch):
     mv.load_backbone(archive())
 
 
-def test_an_encrypted_entry(archive):
+def test_encrypted_entry_is_refused(archive):
   file = archive()
   content = bytearray(file.read_bytes())
   content[content.index(b"PK\x01\x02") + 8] |= 1
@@ -312,7 +312,7 @@ NAMES = ["", "../x", "/etc/x", "x/y", "x\\y", "..", ".x", "-x", "_x", "X",
 
 @pytest.mark.fault("bad-task-name")
 @pytest.mark.parametrize("name", NAMES)
-def test_names_that_are_none(pets, backbone, name):
+def test_invalid_task_names_are_refused(pets, backbone, name):
   with pytest.raises(TaskError, match="task name"):
     random_task(backbone, name)
   edit_task(pets, lambda m: m["spec"].update(name=name))
@@ -321,7 +321,7 @@ def test_names_that_are_none(pets, backbone, name):
 
 @pytest.mark.fault("bad-task-name")
 @pytest.mark.parametrize("name", NAMES[:-1])
-def test_names_of_parents_that_are_none(pets, backbone, name):
+def test_invalid_parent_names_are_refused(pets, backbone, name):
   edit_task(pets, lambda m: m["spec"].update(attends_to=[name]))
   assert "which is no task name" in refusal(pets, backbone)
 
@@ -393,7 +393,7 @@ def values_kind(**changed):
      "and 94 more"),
   ],
 )  # fmt: skip
-def test_values_that_cannot_be(pets, backbone, change, message):
+def test_invalid_manifest_values_are_refused(pets, backbone, change, message):
   edit_task(pets, change)
   said, peak = peak_of(lambda: mv.load_task(pets, backbone), TaskError)
   assert message in said
@@ -418,7 +418,7 @@ NUMBERS = [
 
 @pytest.mark.fault("huge-numbers")
 @pytest.mark.parametrize("change", NUMBERS, ids=range(len(NUMBERS)))
-def test_numbers_that_python_cannot_write(pets, backbone, change, capsys):
+def test_numbers_of_too_many_digits_are_refused(pets, backbone, change, capsys):
   """Python reads 4,300 digits, but cannot make floats of them."""
   for number in (10**4000, -(10**4000), 10**400, 10**100):
     edit_task(pets, lambda m, n=number: change(m, n))
@@ -458,13 +458,13 @@ def test_any_value_can_be_shown_briefly():
   ],
   ids=range(8),
 )
-def test_json_that_is_hard_to_read(pets, backbone, text, message):
+def test_hostile_json_is_refused(pets, backbone, text, message):
   (pets / "task.json").write_text(text, encoding="latin-1")
   assert message in refusal(pets, backbone)
 
 
 @pytest.mark.fault("damaged-task")
-def test_what_does_not_belong_there(pets, backbone, tmp_path):
+def test_foreign_files_beside_a_task_are_refused(pets, backbone, tmp_path):
   def with_entry(name, make):
     path = pets / name
     make(path)
@@ -508,7 +508,7 @@ def test_a_file_is_never_read_through_a_link(tmp_path):
 
 @pytest.mark.fault("bad-task-name")
 @pytest.mark.parametrize("name", ["task.json", "arrays.safetensors"])
-def test_a_pipe_does_not_hang(pets, backbone, name):
+def test_pipe_in_place_of_a_file_does_not_hang(pets, backbone, name):
   (pets / name).unlink()
   os.mkfifo(pets / name)
   assert "no regular file" in refusal(pets, backbone)
@@ -533,7 +533,7 @@ def test_a_set_of_tasks_stays_in_its_directory(pets, backbone, tmp_path):
 
 
 @pytest.mark.fault("foreign-task")
-def test_other_backbones_with_fitting_digests(pets, backbone):
+def test_forged_claims_of_another_backbone_are_refused(pets, backbone):
   """A task of one backbone that claims to be of another."""
   for other in (
     tiny_backbone(width=48, mlp_dim=48),
@@ -554,7 +554,7 @@ def test_other_backbones_with_fitting_digests(pets, backbone):
   )
 
 
-def test_what_is_not_finite_is_neither_saved_nor_loaded(
+def test_values_that_are_not_finite_are_neither_saved_nor_loaded(
   pets, backbone, tmp_path, monkeypatch
 ):
   task = mv.load_task(pets, backbone)
@@ -570,7 +570,7 @@ def test_what_is_not_finite_is_neither_saved_nor_loaded(
   )
 
 
-def test_what_could_not_be_loaded_is_not_saved(pets, backbone, tmp_path):
+def test_task_that_could_not_be_loaded_is_not_saved(pets, backbone, tmp_path):
   task = mv.load_task(pets, backbone)
   for provenance in ({"a": "x" * 10_001}, {"a": "\ud800"}):
     odd = mv.Task(task.spec, task.params, provenance)
@@ -588,7 +588,7 @@ def with_arrays(path, content) -> None:
 
 
 @pytest.mark.fault("damaged-task")
-def test_values_that_are_others(pets, backbone):
+def test_changed_values_are_refused_by_their_digest(pets, backbone):
   """Only the digest of the array can tell."""
   whole = mutations.read_files(pets)[mutations.ARRAYS]
   arrays = safetensors.numpy.load(whole)
@@ -603,7 +603,7 @@ def test_values_that_are_others(pets, backbone):
 
 
 @pytest.mark.fault("lying-metadata")
-def test_arrays_that_are_others(pets, backbone):
+def test_arrays_other_than_declared_are_refused(pets, backbone):
   arrays = safetensors.numpy.load((pets / mutations.ARRAYS).read_bytes())
   for changed, message in [
     ({"more": arrays["cls"]}, "more is ('F32', [32])"),
@@ -632,7 +632,7 @@ HEADERS = {
 
 @pytest.mark.fault("lying-metadata")
 @pytest.mark.parametrize("name", HEADERS)
-def test_headers_that_lie(pets, backbone, name, capfd):
+def test_forged_headers_are_refused(pets, backbone, name, capfd):
   _, values = mutations.split((pets / mutations.ARRAYS).read_bytes())
   with_arrays(pets, mutations.joined(HEADERS[name], values))
   before = start_rss()
@@ -654,7 +654,7 @@ def test_a_file_of_arrays_is_no_larger_than_its_task(pets, backbone):
 
 
 @pytest.mark.fault("greedy-task")
-def test_arrays_that_share_their_bytes(pets, backbone):
+def test_arrays_that_share_their_bytes_are_refused(pets, backbone):
   """300 arrays of 256 KiB, in a file of one."""
   files = mutations.read_files(pets)
   task = json.loads(files[mutations.TASK])
@@ -682,7 +682,7 @@ def test_arrays_that_share_their_bytes(pets, backbone):
 
 
 @pytest.mark.fault("greedy-task")
-def test_a_task_that_claims_much(pets):
+def test_task_that_claims_gibibytes_takes_no_memory(pets):
   """4 GiB, from a few KB, with no backbone to compare with."""
   files = mutations.read_files(pets)
   task = json.loads(files[mutations.TASK])
@@ -779,7 +779,7 @@ def read(path):
 
 @pytest.mark.fault("image-bomb")
 @pytest.mark.filterwarnings("ignore:Image size")
-def test_a_picture_that_is_a_bomb(tmp_path):
+def test_image_bomb_is_refused(tmp_path):
   (tmp_path / "good.png").write_bytes(bomb(64))
   assert read(tmp_path / "good.png").pixels is not None  # and all is loaded
   for side, reason in [
@@ -800,7 +800,7 @@ def test_a_picture_that_is_a_bomb(tmp_path):
 
 
 @pytest.mark.fault("image-bomb")
-def test_garbage_is_no_picture(tmp_path):
+def test_garbage_images_are_refused(tmp_path):
   rng = np.random.default_rng(0)
   whole = fake_data.encode(fake_data.noise(0, 40, 40), "PNG")
   for i, content in enumerate(
@@ -823,7 +823,7 @@ def test_garbage_is_no_picture(tmp_path):
 # The commands.
 
 
-def test_python_is_never_run(pets, backbone, tmp_path, capsys):
+def test_task_files_never_run_python(pets, backbone, tmp_path, capsys):
   """The server takes JSON, arrays and images alone."""
   sentinel = tmp_path / "sentinel"
   evil = tmp_path / "evil.py"
@@ -859,7 +859,7 @@ SHOWN = (
 READABLE = ["日本語　猫", "हिन्दी", "می‌خواهم", "עברית", "👩‍🔬", "Ñandú", "a b"]
 
 
-def test_names_stay_in_their_line():
+def test_task_names_stay_in_their_line():
   assert messages.escaped(ODD) == SHOWN
   assert [messages.escaped(name) for name in READABLE] == READABLE
 
@@ -942,7 +942,7 @@ def test_no_file_name_forges_a_line(pets, backbone, tmp_path, capsys):
   assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_what_a_run_left_out_stays_in_its_line():
+def test_names_of_left_out_examples_stay_in_their_line():
   result = RunResult(left_out=(ODD,), wall_seconds=1.0)
   said = summary.summary(result, pathlib.Path("runs"))
   assert f"\n  {SHOWN}\n" in said
