@@ -211,7 +211,7 @@ def _train_ours(
   }  # fmt: skip
   kind = get_regime(regime)
   if kind.shares_pass:
-    options["keep.what"] = "features" if kind.on_features else "contexts"
+    options["cache.what"] = "features" if kind.on_features else "contexts"
   with tempfile.TemporaryDirectory() as workdir:
     result = mv.train_task(
       setting.backbone,

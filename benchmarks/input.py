@@ -4,7 +4,7 @@
     [--rounds=5] [--json=FILE]
 
 Five pipelines are timed in turn, round by round. For training: ours from files,
-ours from decoded images in memory (`config.keep.what=images`), and plain
+ours from decoded images in memory (`config.cache.what=images`), and plain
 tf.data as a user would write it (read, decode, random crop, batch, autotuned).
 For prediction, with images resized as in evaluation: plain tf.data, and the
 reader of `predict`, bulk and the server, which does without TensorFlow. The

@@ -10,8 +10,8 @@ import numpy as np
 
 import memory_vit as mv
 from benchmarks import masked_sequence
+from memory_vit.cache.rows import DeviceRows, HostRows, RowLayout
 from memory_vit.config import OptimConfig
-from memory_vit.frozen.rows import DeviceRows, HostRows, RowLayout
 from memory_vit.model.backbone import backbone_shapes, rounded
 from memory_vit.model.products import einsum
 from memory_vit.runtime import sharding

@@ -57,7 +57,7 @@ def get_config(what: str = "") -> ml_collections.ConfigDict:
     config.sweep.learning_rate = (1.0, 0.3, 0.1)
     config.sweep.cells = (1, 5)
     # Keys and values of the frozen backbone are computed once: steps are fast.
-    config.keep.what, config.keep.views = "contexts", _CROPS
+    config.cache.what, config.cache.crops = "contexts", _CROPS
     config.log_images = 4
   elif what == "labels":
     config.data.name = "digits"

@@ -33,7 +33,7 @@ def get_config() -> ml_collections.ConfigDict:
   # The embedded images are not cropped or mirrored again.
   config.data.train_crop = "resize"
   config.data.flip = False
-  config.keep.what = "features"
+  config.cache.what = "features"
   config.epochs = -1.0
   config.eval_every = 100
   config.checkpoint_every = 100

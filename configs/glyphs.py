@@ -26,8 +26,8 @@ def get_config(name: str = "glyph_inverted") -> ml_collections.ConfigDict:
   # their keys and values are cached on disk for all runs of a study.
   config.data.flip = False
   config.data.train_crop = "resize"
-  config.keep.what = "contexts"
-  config.keep.where = "disk"
+  config.cache.what = "contexts"
+  config.cache.where = "disk"
   config.total_steps = 500
   # Evaluated at the last step alone: all compared runs have the same length.
   config.eval_every = 500

@@ -38,7 +38,7 @@ def get_config(what: str = "") -> ml_collections.ConfigDict:
   # A mirrored or cropped character may be another one.
   config.data.flip = False
   config.data.train_crop = "resize"
-  config.keep.what = "contexts"
+  config.cache.what = "contexts"
   # The task has 120 classes, and the backbone's head 337: its outputs are
   # compared, and have no accuracy.
   config.upstream.name = "glyphs:inverted"

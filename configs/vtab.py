@@ -39,8 +39,8 @@ def get_config(name: str = "") -> ml_collections.ConfigDict:
   # Without crop and flip images never change: the backbone runs once for each.
   # 1,000 contexts of a B/16 take 7.3 GB, and twice as much in float32; "device"
   # is faster if they fit.
-  config.keep.what = "contexts"
-  config.keep.dtype = "bfloat16"
+  config.cache.what = "contexts"
+  config.cache.dtype = "bfloat16"
   if not name:
     # For the search of studies.vtab; its --regimes and --seeds set the rest.
     config.sweep.learning_rate = (3e-4, 1e-3, 3e-3, 1e-2)

@@ -163,7 +163,7 @@ class DataConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class KeepConfig:
+class CacheConfig:
   """Cache of the frozen pass: computed once, read in every step."""
 
   # What is computed once and cached: "contexts", keys and values for masked
@@ -180,7 +180,7 @@ class KeepConfig:
   # Number of random crops of each training image to cache; epochs alternate
   # between them. 1 caches the image without randomness: it needs
   # data.train_crop "resize" and no data.flip.
-  views: int = option(
+  crops: int = option(
     1, Number(1, 1_000, "crops of an image"), resume="recorded"
   )
   # Data type of cached rows: "float32" is bitwise identical to computing in
@@ -192,7 +192,7 @@ class KeepConfig:
   # Where rows are cached: "device" is fastest; "host" is the memory of the
   # machine; "disk" is reused by later runs on the same images.
   where: str = option("host", Choice(("device", "host", "disk")), resume="free")
-  # Directory of the cache on "disk"; "" is kept/ in $MEMORY_VIT_CACHE, or in
+  # Directory of the cache on "disk"; "" is rows/ in $MEMORY_VIT_CACHE, or in
   # ~/.cache/memory_vit.
   dir: str = option("", _DIRECTORY, resume="free")
 
@@ -358,7 +358,7 @@ class SweepConfig:
   """
 
   # Values of `regime`. Masked regimes share passes, each other one has its own;
-  # each caches what `keep.what` means for it. The best trial of each regime is
+  # each caches what `cache.what` means for it. The best trial of each regime is
   # exported, the best of all as task.name, each other one as task.name-REGIME,
   # unless `export` is "all".
   regime: tuple[str, ...] = option((), Items(_REGIME, MOST_TRIALS))
@@ -516,7 +516,7 @@ class Config:
   # names with a namespace. The same as --trust_data_code.
   trust_data_code: bool = option(False, Switch(), resume="free")
   data: DataConfig = DataConfig()
-  keep: KeepConfig = KeepConfig()
+  cache: CacheConfig = CacheConfig()
   task: TaskConfig = TaskConfig()
   optim: OptimConfig = OptimConfig()
   sweep: SweepConfig = SweepConfig()
@@ -691,8 +691,8 @@ def _of_embeddings(config: Config) -> list[str]:
       "images."
     )
   expected: tuple[tuple[str, Any, Any], ...] = (
-    ("keep.what", config.keep.what, "features"),
-    ("keep.views", config.keep.views, 1),
+    ("cache.what", config.cache.what, "features"),
+    ("cache.crops", config.cache.crops, 1),
     ("data.train_crop", config.data.train_crop, "resize"),
     ("data.flip", config.data.flip, False),
     ("optim.mixup", config.optim.mixup, 0.0),
@@ -706,7 +706,7 @@ def _of_embeddings(config: Config) -> list[str]:
 
 
 def cacheable_part(regime: str) -> str:
-  """The frozen part of a pass of this regime, as a value of `keep.what`."""
+  """The frozen part of a pass of this regime, as a value of `cache.what`."""
   kind = get_regime(regime)
   if kind.composes:
     return "contexts"
@@ -715,66 +715,67 @@ def cacheable_part(regime: str) -> str:
 
 def _of_cache(config: Config) -> list[str]:
   """List contradictions between the cache and the trained regime."""
-  keep, data = config.keep, config.data
+  cache, data = config.cache, config.data
   lines = []
-  if keep.dir and keep.where != "disk":
+  if cache.dir and cache.where != "disk":
     lines.append(
-      f"config.keep.dir is {brief(keep.dir)}, which config.keep.where "
-      f"{keep.where!r} does not use: expected '', or where 'disk'."
+      f"config.cache.dir is {brief(cache.dir)}, which config.cache.where "
+      f"{cache.where!r} does not use: expected '', or where 'disk'."
     )
-  if keep.what == "none":
+  if cache.what == "none":
     return lines
-  if keep.what == "images":
-    return lines + _of_decoded_images(keep, config.data)
+  if cache.what == "images":
+    return lines + _of_decoded_images(cache, config.data)
   possible = cacheable_part(config.regime)
   if config.sweep.regime:
-    possible = keep.what  # each trial is checked alone
+    possible = cache.what  # each trial is checked alone
   if possible == "none":
     lines.append(
-      f"config.keep.what is {keep.what!r}, expected 'none': the regime "
+      f"config.cache.what is {cache.what!r}, expected 'none': the regime "
       f"{config.regime!r} changes what the backbone computes."
     )
-  elif keep.what != possible:
+  elif cache.what != possible:
     lines.append(
-      f"config.keep.what is {keep.what!r}, expected 'none' or {possible!r}, "
+      f"config.cache.what is {cache.what!r}, expected 'none' or {possible!r}, "
       f"which the regime {config.regime!r} uses."
     )
   if config.optim.mixup:
     lines.append(
       f"config.optim.mixup is {config.optim.mixup}, expected 0 with "
-      "config.keep.what: mixed images differ in every step."
+      "config.cache.what: mixed images differ in every step."
     )
   fixed = data.train_crop == "resize" and not data.flip
-  if keep.views == 1 and not fixed:
+  if cache.crops == 1 and not fixed:
     lines.append(
-      "config.keep.views is 1, the image without randomness, but "
+      "config.cache.crops is 1, the image without randomness, but "
       f"config.data.train_crop is {data.train_crop!r} and config.data.flip is "
       f"{data.flip}: expected train_crop 'resize' and flip False, or more "
-      "crops, such as config.keep.views 10."
+      "crops, such as config.cache.crops 10."
     )
-  if keep.views > 1 and fixed:
+  if cache.crops > 1 and fixed:
     lines.append(
-      f"config.keep.views is {keep.views}, but config.data.train_crop 'resize' "
-      "without config.data.flip gives the same crop each time: expected 1."
+      f"config.cache.crops is {cache.crops}, but config.data.train_crop "
+      "'resize' without config.data.flip gives the same crop each time: "
+      "expected 1."
     )
   return lines
 
 
-def _of_decoded_images(keep: KeepConfig, data: DataConfig) -> list[str]:
-  expected = {"views": 1, "dtype": "float32", "where": "host"}
+def _of_decoded_images(cache: CacheConfig, data: DataConfig) -> list[str]:
+  expected = {"crops": 1, "dtype": "float32", "where": "host"}
   lines = []
   if data.train_crop == "resize":
     lines.append(
-      "config.keep.what is 'images', which is for random crops, but "
+      "config.cache.what is 'images', which is for random crops, but "
       "config.data.train_crop is 'resize', whose pixels would differ from "
-      "those of evaluation: expected config.keep.what 'none', or 'contexts' or "
-      "'features' if the regime has them."
+      "those of evaluation: expected config.cache.what 'none', or 'contexts' "
+      "or 'features' if the regime has them."
     )
   return lines + [
-    f"config.keep.{key} is {getattr(keep, key)!r}, but decoded images "
-    f"(config.keep.what 'images') need {value!r}."
+    f"config.cache.{key} is {getattr(cache, key)!r}, but decoded images "
+    f"(config.cache.what 'images') need {value!r}."
     for key, value in expected.items()
-    if getattr(keep, key) != value
+    if getattr(cache, key) != value
   ]
 
 

@@ -82,12 +82,12 @@ RUNS: dict[str, dict[str, Any]] = {
     "sweep.regime": "('memory_masked','side_masked','head','probe','full')",
   },
   "kept": {
-    "keep.what": "contexts", "data.train_crop": "resize", "data.resize": 0,
+    "cache.what": "contexts", "data.train_crop": "resize", "data.resize": 0,
     "data.eval_crop": "resize",
   },
   "kept-on-disk": {
-    "keep.what": "contexts", "keep.views": 2, "keep.where": "disk",
-    "keep.dir": "kept",
+    "cache.what": "contexts", "cache.crops": 2, "cache.where": "disk",
+    "cache.dir": "kept",
   },
   "interrupted": {"optim.schedule": "constant", "total_steps": 3},
   # The same run goes on.

@@ -98,9 +98,9 @@ def _require_memory(taken: int, done: int, split: Split) -> None:
   if left < memory.available - _SPARED * memory.total:
     return
   raise ConfigError(
-    f"config.keep.what is 'images': the {split.size:,} decoded images of "
+    f"config.cache.what is 'images': the {split.size:,} decoded images of "
     f"{split} take about {(taken + left) / 2**30:.1f} GiB, by the "
     f"first {done}, and {memory.available / 2**30:.1f} GiB of memory are free. "
-    "Expected a smaller config.data.resize, fewer images, or config.keep.what "
+    "Expected a smaller config.data.resize, fewer images, or config.cache.what "
     "'none'."
   )

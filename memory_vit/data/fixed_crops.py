@@ -68,7 +68,7 @@ def training_crops(
   *,
   image_size: int,
   seed: int,
-  views: int,
+  crops: int,
   interpolation: str = "bilinear",
 ) -> FixedCrops:
   """Crops of every p-th record: places are those of crop 0, of crop 1, ..."""
@@ -81,7 +81,7 @@ def training_crops(
   if data.train_crop == "small":
     image_ops.shorter_side(data.resize, image_size)
   records = np.arange(jax.process_index(), split.size, count, dtype=np.int64)
-  offsets = np.arange(views, dtype=np.int64)[:, None] * split.size
+  offsets = np.arange(crops, dtype=np.int64)[:, None] * split.size
 
   def image(number: tf.Tensor, encoded: tf.Tensor) -> tf.Tensor:
     key = tf.stack([tf.constant(seed, tf.int64), number])
@@ -113,8 +113,8 @@ def evaluation_crops(
 
 
 def drawn_places(
-  numbers: np.ndarray, size: int, views: int, seed: int
+  numbers: np.ndarray, size: int, crops: int, seed: int
 ) -> np.ndarray:
   """Places, int64 (b,), of training examples; epoch e takes crop e mod k."""
   order = batching.shuffled(tf.constant(numbers, tf.int64), size, seed)
-  return (numbers // size % views) * size + order.numpy()
+  return (numbers // size % crops) * size + order.numpy()

@@ -1,7 +1,7 @@
 """Decoded images as strings: a short header, then the pixels.
 
 They replace encoded images if decoding is what training waits for
-(`keep.what=images`). Of a crop, only its rows are copied.
+(`cache.what=images`). Of a crop, only its rows are copied.
 """
 
 import os

@@ -130,7 +130,7 @@ class Split:
     if self.embedded:
       raise DataError(
         f"{self} holds embeddings and no images: heads and probes alone are "
-        "trained on them, by config.keep.what 'features'."
+        "trained on them, by config.cache.what 'features'."
       )
 
   def single_class(self) -> str:

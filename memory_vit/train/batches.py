@@ -6,9 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from memory_vit.cache.run_cache import Needs
 from memory_vit.config import data_seed
 from memory_vit.data import batching
-from memory_vit.frozen.cache import Needs
 from memory_vit.train.inputs import RunInputs
 
 
@@ -40,7 +40,7 @@ def _batches(inputs: RunInputs, step: int) -> Iterator[dict[str, Any]]:
 def image_batches(inputs: RunInputs, start: int) -> Iterator[dict[str, Any]]:
   """Batches of images, after `start` examples."""
   config = inputs.config
-  decodes = config.keep.what == "images"
+  decodes = config.cache.what == "images"
   return batching.train_batches(
     inputs.decoded() if decodes else inputs.splits["train"],
     config.data,

@@ -8,10 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from memory_vit.cache.run_cache import Needs, RunCache
 from memory_vit.config import Config
 from memory_vit.data import datasets
 from memory_vit.data.split_ref import configured_splits
-from memory_vit.frozen.cache import FrozenCache, Needs
 from memory_vit.runtime import sharding
 from memory_vit.runtime.preemption import StopSignal
 from memory_vit.runtime.progress_bar import duration
@@ -67,17 +67,17 @@ def _of_group(inputs: RunInputs) -> list[tuple[str, str]]:
 def _of_cache(inputs: RunInputs) -> list[tuple[str, str]]:
   """The cache of each split: bytes, place, and time to fill it."""
   cache, train = inputs.cache, inputs.splits["train"]
-  if inputs.config.keep.what == "images":
+  if inputs.config.cache.what == "images":
     return [("cache", f"{train.size:,} decoded images, in memory")]
   if not cache:
-    return [("cache", "off (config.keep.what is 'none')")]
+    return [("cache", "off (config.cache.what is 'none')")]
   needs = batches.cache_needs(inputs)
   cache.require_free_space(needs)
   seconds = sum(n.missing * _row_seconds(cache, n) for n in needs)
   return [
     *(
       (
-        f"{cache.config.keep.what} of {n.plan.role}",
+        f"{cache.config.cache.what} of {n.plan.role}",
         f"{n.plan.count:,} rows of {n.row_bytes:,} bytes: {n.bytes:,} bytes "
         f"({n.bytes / 2**30:.2f} GiB), {n.missing:,} rows are missing",
       )
@@ -91,7 +91,7 @@ def _of_cache(inputs: RunInputs) -> list[tuple[str, str]]:
   ]
 
 
-def _row_seconds(cache: FrozenCache, needs: Needs) -> float:
+def _row_seconds(cache: RunCache, needs: Needs) -> float:
   """Seconds to read the image of a row, and to compute the row."""
   if not needs.missing:
     return 0.0

@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from memory_vit.backbones.load import read_published, to_backbone
+from memory_vit.cache.run_cache import RunCache
 from memory_vit.config import Config
 from memory_vit.data import data_record, datasets, image_ops
 from memory_vit.data.data_record import DataRecord
@@ -19,7 +20,6 @@ from memory_vit.data.decoded_images import cache_decoded
 from memory_vit.data.split import Split
 from memory_vit.data.split_ref import configured_splits
 from memory_vit.data.subset import class_counts
-from memory_vit.frozen.cache import FrozenCache
 from memory_vit.kinds import CLASSES, TaskKind
 from memory_vit.kinds.kind import HeadOutputs
 from memory_vit.model.backbone import Backbone, init_backbone, rounded
@@ -60,7 +60,7 @@ class RunInputs:
   record: DataRecord
   # The training split, decoded in memory at the first call.
   decoded: Callable[[], Split]
-  cache: FrozenCache | None  # None if nothing is cached
+  cache: RunCache | None  # None if nothing is cached
 
 
 def open_inputs(
@@ -195,16 +195,18 @@ def of_group(inputs: RunInputs, trials: Sequence[Trial]) -> RunInputs:
   See `sweep.by_pass_group`. The cache of another group can be collected.
   """
   one = trials[0].config
-  config = dataclasses.replace(inputs.config, regime=one.regime, keep=one.keep)
+  config = dataclasses.replace(
+    inputs.config, regime=one.regime, cache=one.cache
+  )
   group = dataclasses.replace(inputs, config=config, trials=tuple(trials))
   return dataclasses.replace(group, cache=_new_cache(group))
 
 
-def _new_cache(inputs: RunInputs) -> FrozenCache | None:
+def _new_cache(inputs: RunInputs) -> RunCache | None:
   config, backbone = inputs.config, inputs.backbone
-  if config.keep.what not in ("contexts", "features"):
+  if config.cache.what not in ("contexts", "features"):
     return None
-  return FrozenCache(
+  return RunCache(
     config=config,
     backbone=backbone,
     preprocessing=inputs.preprocessing,

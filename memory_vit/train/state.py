@@ -30,7 +30,7 @@ from memory_vit.train.sweep import Trial
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 2  # of what is saved beside the arrays
+FORMAT = 3  # of what is saved beside the arrays
 # Any first score is better.
 _WORST = -math.inf
 _RECORDED = [
@@ -117,7 +117,7 @@ def describe(inputs: RunInputs, trials: Sequence[Trial]) -> dict[str, Any]:
     "fingerprint": inputs.backbone.fingerprint,
     "parents": {task.spec.name: task.digest for task in inputs.parents},
     "attends_to": {task.spec.name: task.digest for task in inputs.attends_to},
-    "variants": {trial.name: trial.label for trial in trials},
+    "trials": {trial.name: trial.label for trial in trials},
     "data": data,
     "files": inputs.record.compared,
     # With a cache each process draws from its own rows.
@@ -316,10 +316,10 @@ def require_same(
   if processes[0] != processes[1]:
     raise TrainingError(
       f"the run in {directory} drew its batches on {processes[0]} processes, "
-      f"now {processes[1]}: with config.keep each draws from its own rows. "
+      f"now {processes[1]}: with config.cache each draws from its own rows. "
       "Start the same number, or give another --workdir."
     )
-  for key in ("config", "parents", "attends_to", "variants", "data"):
+  for key in ("config", "parents", "attends_to", "trials", "data"):
     changed = schema.differences(found[key], now[key])
     if changed:
       raise TrainingError(

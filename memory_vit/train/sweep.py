@@ -218,10 +218,10 @@ def _require_keys(overrides: Mapping[str, Any], axes: Sequence[str]) -> None:
 
 def _changed(config: Config, varied: Mapping[str, Any]) -> Config:
   """The configuration of a run that trains one trial alone."""
-  # Together: `keep.what` alone would contradict the regime.
+  # Together: `cache.what` alone would contradict the regime.
   fixed = {f"sweep.{k}": v for k, v in vars(SweepConfig()).items()}
   # All trials share their batches, whatever their seeds.
   fixed["data.seed"] = config_lib.data_seed(config)
-  if "regime" in varied and config.keep.what in ("contexts", "features"):
-    fixed["keep.what"] = config_lib.cacheable_part(varied["regime"])
+  if "regime" in varied and config.cache.what in ("contexts", "features"):
+    fixed["cache.what"] = config_lib.cacheable_part(varied["regime"])
   return config.replaced({**fixed, **varied})

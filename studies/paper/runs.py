@@ -55,9 +55,9 @@ def config_of(
     cells=run.cells[0] if run.cells else config.task.cells,
     attends_to=tuple(attends_to),
   )
-  keep = config.keep
-  if keep.what in ("contexts", "features"):
-    keep = dataclasses.replace(keep, what=cacheable_part(run.regime))
+  cache = config.cache
+  if cache.what in ("contexts", "features"):
+    cache = dataclasses.replace(cache, what=cacheable_part(run.regime))
   sweep = SweepConfig()
   if get_regime(run.regime).shares_pass:
     sweep = SweepConfig(
@@ -75,7 +75,7 @@ def config_of(
     data=data,
     task=task,
     sweep=sweep,
-    keep=keep,
+    cache=cache,
     # The backbone's own task is not studied.
     upstream=UpstreamConfig(),
     wandb=config.wandb.of_many(),

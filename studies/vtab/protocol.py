@@ -133,7 +133,7 @@ def _configured(
 ) -> mv.Config:
   """Set the options of search and final runs; neither is tested."""
   # Each regime caches its own part of the frozen pass.
-  what = config.keep.what
+  what = config.cache.what
   if what in ("contexts", "features"):
     what = cacheable_part(regime)
   return dataclasses.replace(
@@ -144,7 +144,7 @@ def _configured(
     wandb=config.wandb.of_many(),
     log_images=0,
     export_orbax=False,
-    keep=dataclasses.replace(config.keep, what=what),
+    cache=dataclasses.replace(config.cache, what=what),
     task=dataclasses.replace(config.task, name=NAME_IN_RUNS),
     sweep=sweep,
     data=dataclasses.replace(

@@ -206,14 +206,14 @@ def legal_values(key):
 BESIDE = {
   "optim.weight_decay": {"optim.name": "adamw"},
   "optim.accumulation_steps": {"batch_size": 2**20},
-  "keep.dir": {"keep.where": "disk"},
+  "cache.dir": {"cache.where": "disk"},
   "task.units": {"task.kind": "values"},
 }
 # The same, for a value.
 SQUEEZED = {"data.train_crop": "resize", "data.flip": False}
 BESIDE_VALUE = {
-  ("keep.what", "contexts"): SQUEEZED,
-  ("keep.what", "features"): {**SQUEEZED, "regime": "head"},
+  ("cache.what", "contexts"): SQUEEZED,
+  ("cache.what", "features"): {**SQUEEZED, "regime": "head"},
   ("task.loss", "huber"): {"task.kind": "values"},
 }
 

@@ -245,7 +245,7 @@ def test_digits_are_one_task_or_a_sweep_of_six():
   assert len(sweep.trials_of(many, "digits")) == 6
   # What the trials share is computed once, for every crop that there is.
   places = many.data.resize - many.image_size + 1
-  assert (many.keep.what, many.keep.views) == ("contexts", places**2)
+  assert (many.cache.what, many.cache.crops) == ("contexts", places**2)
   assert many.backbone == one.backbone
   made = load("digits", "backbone")
   assert (made.regime, made.task.name) == ("full", "low")

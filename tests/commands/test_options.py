@@ -38,10 +38,10 @@ from conftest import random_task, tiny_backbone
 import memory_vit as mv
 from memory_vit import config as config_lib
 from memory_vit import plots
+from memory_vit.cache.run_cache import RunCache
 from memory_vit.data import batching, datasets
 from memory_vit.errors import MemoryVitError
 from memory_vit.evaluation import evaluate
-from memory_vit.frozen.cache import FrozenCache
 from memory_vit.model import trees, vit_config
 from memory_vit.runtime import sharding
 from memory_vit.tasks import split_forward
@@ -110,9 +110,9 @@ FOLDER = {
   "data.validation": "train", "data.test": "train", "task.name": "pictures",
 }  # fmt: skip
 SQUEEZED = {"data.train_crop": "resize", "data.flip": False}
-KEPT = {**SQUEEZED, "keep.what": "contexts"}
-ON_DISK = {**KEPT, "keep.where": "disk", "keep.dir": "PLACE"}
-VIEWS = {**SMALL, "keep.what": "contexts", "keep.views": 3, "total_steps": 12}
+KEPT = {**SQUEEZED, "cache.what": "contexts"}
+ON_DISK = {**KEPT, "cache.where": "disk", "cache.dir": "PLACE"}
+CROPS = {**SMALL, "cache.what": "contexts", "cache.crops": 3, "total_steps": 12}
 BROKEN = {**FOLDER, "data.dir": "BROKEN"}
 TFDS = {**FOLDER, "data.name": "own", "data.dir": "TFDS"}
 LIST = {**FOLDER, "data.name": "list", "data.dir": "LIST"}
@@ -187,15 +187,15 @@ ROWS = [
   row("data.eval_crop", "central", "task", "evaluated", maybe=("result",)),
   row("data.eval_crop", "resize", "task", "evaluated",
       given={"backbone": "STATES"}, maybe=("result",)),
-  row("keep.what", "contexts", "crops", "evaluated", "placement",
+  row("cache.what", "contexts", "crops", "evaluated", "placement",
       given=SQUEEZED),
   # The third epoch takes the third view, or the first one again.
   # The digits are no larger than what is kept of an image.
-  row("keep.what", "images"),
-  row("keep.views", 2, "crops", "learned", given=VIEWS),
-  row("keep.dtype", "bfloat16", "crops", "evaluated", "learned", given=KEPT),
-  row("keep.where", "device", "placement", given=KEPT, goes_on=True),
-  row("keep.dir", "PLACE2", "placement", given=ON_DISK, goes_on=True),
+  row("cache.what", "images"),
+  row("cache.crops", 2, "crops", "learned", given=CROPS),
+  row("cache.dtype", "bfloat16", "crops", "evaluated", "learned", given=KEPT),
+  row("cache.where", "device", "placement", given=KEPT, goes_on=True),
+  row("cache.dir", "PLACE2", "placement", given=ON_DISK, goes_on=True),
   row("task.name", "mine", "task", "files", "result"),
   row("task.kind", "labels", "task", "examples", "evaluated", "learned",
       "files"),
@@ -522,7 +522,7 @@ class Watcher:
     self._wrap(fit, "fit", self._see_fit, self._see_learned)
     self._wrap(Step, "__call__", before=self._see_step)
     self._wrap(Step, "gradient", before=self._see_part)
-    self._wrap(FrozenCache, "rows", after=self._see_rows)
+    self._wrap(RunCache, "rows", after=self._see_rows)
     self._wrap(evaluate, "evaluate_source", before=self._see_evaluation)
     self._wrap(sharding, "prefetch", after=self._see_batches)
     patch = self._patch

@@ -340,7 +340,7 @@ class FakeCheckpoints:
   def __init__(self, files):
     self.saved = {
       "format": state_lib.FORMAT, "fingerprint": "f", "config": {},
-      "parents": {}, "attends_to": {}, "variants": {},
+      "parents": {}, "attends_to": {}, "trials": {},
       "data": {"classes": ["a", "b"]}, "files": files,
       "best": {}, "lost": {}, "skipped": {}, "pending": False, "changes": [],
       "timed": [0, 0.0], "left_out": {"train": [23]}, "drawn_by": 1,

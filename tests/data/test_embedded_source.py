@@ -10,6 +10,7 @@ import pytest
 from fake_embeddings import CLASSES, TEST, TRAIN
 
 from memory_vit import config as config_lib
+from memory_vit.cache.plan import FixedEmbeddings
 from memory_vit.data import (
   batching,
   data_files,
@@ -20,7 +21,6 @@ from memory_vit.data import (
 from memory_vit.data.datasets import open_split
 from memory_vit.data.split_ref import SplitRef, Subset
 from memory_vit.errors import BrokenDataError, DataError
-from memory_vit.frozen.plan import FixedEmbeddings
 
 TEST_FILE = "test/part-00000-of-00001.parquet"
 

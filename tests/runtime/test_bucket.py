@@ -48,8 +48,8 @@ def test_a_missing_client_is_named(monkeypatch):
 )
 def test_addresses_are_refused_where_a_local_path_is_needed(text):
   """Or a folder "s3:" of the current directory would be filled."""
-  with pytest.raises(ConfigError, match=f"keep.dir is '{text}'.*a local path"):
-    paths.local(text, "config.keep.dir")
+  with pytest.raises(ConfigError, match=f"cache.dir is '{text}'.*a local path"):
+    paths.local(text, "config.cache.dir")
   assert paths.local(f"./{text}", "--out").name == "x"
 
 

@@ -105,7 +105,7 @@ def test_lock_error_names_its_option(fault, tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", fails)
   with (
     pytest.raises(TrainingError, match=r"config\.keep\.dir") as error,
-    one_at_a_time(path, pytest.fail, "config.keep.dir"),
+    one_at_a_time(path, pytest.fail, "config.cache.dir"),
   ):
     pass
   assert "--workdir" not in str(error.value)

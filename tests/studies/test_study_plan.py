@@ -8,7 +8,7 @@ import pytest
 from fake_studies import configured, follow, small_study
 
 from memory_vit.commands import console
-from memory_vit.config import KeepConfig
+from memory_vit.config import CacheConfig
 from memory_vit.errors import MemoryVitError
 from memory_vit.train import sweep
 from studies.paper import __main__ as paper
@@ -188,20 +188,20 @@ def test_what_a_run_keeps_is_what_its_regime_reads(study):
   """A study has runs that cache contexts, features, and nothing."""
   squeezed = dataclasses.replace(study.data, train_crop="resize", flip=False)
   study = configured(
-    study, data=squeezed, keep=KeepConfig(what="contexts", where="device")
+    study, data=squeezed, cache=CacheConfig(what="contexts", where="device")
   )
   kept = {
     run.regime: config_of(study, run).keep
     for run in follow(study, ["regimes"], lambda *_: 0.5)[0]
   }
-  assert {keep.where for keep in kept.values()} == {"device"}
+  assert {cache.where for cache in kept.values()} == {"device"}
   expected = {"head": "features", "full": "none", "memory": "none"}
   expected |= {"cls_masked": "contexts", "norms_layers_masked": "contexts"}
   found = {name: kept[name].what for name in expected}
   assert found == expected
-  nothing = configured(study, keep=KeepConfig())
+  nothing = configured(study, cache=CacheConfig())
   runs = follow(nothing, ["regimes"], lambda *_: 0.5)[0]
-  assert {config_of(nothing, run).keep.what for run in runs} == {"none"}
+  assert {config_of(nothing, run).cache.what for run in runs} == {"none"}
 
 
 def test_other_data_sets_have_splits_of_their_own(study):

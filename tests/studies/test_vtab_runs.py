@@ -173,11 +173,11 @@ def test_each_regime_keeps_what_it_reads(
 ):
   regimes = ("head", "cls_masked", "full")
   bench = small_benchmark(tmp_path, backbone_file, ["kitti"], regimes=regimes)
-  keep = dataclasses.replace(bench.config.keep, what=said)
-  config = dataclasses.replace(bench.config, keep=keep)
+  keep = dataclasses.replace(bench.config.cache, what=said)
+  config = dataclasses.replace(bench.config, cache=keep)
   bench = dataclasses.replace(bench, config=config)
   found = [
-    protocol.search_config(bench, bench.tasks[0], regime).keep.what
+    protocol.search_config(bench, bench.tasks[0], regime).cache.what
     for regime in regimes
   ]
   assert found == kept

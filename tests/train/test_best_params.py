@@ -89,7 +89,7 @@ def test_a_variant_is_best_by_validation(backbone, tmp_path, monkeypatch):
     data=config_lib.DataConfig(name="d"),
     sweep=config_lib.SweepConfig(learning_rate=(0.1, 0.2, 0.3)),
   )
-  variants = sweep.trials_of(config, "d")
+  trials = sweep.trials_of(config, "d")
   validation = dict(zip(("d-00", "d-01", "d-02"), (0.5, 0.8, 0.6), strict=True))
   test = dict(zip(("d-00", "d-01", "d-02"), (0.9, 0.2, 0.7), strict=True))
   # Two passes: the better one is not in the first.
@@ -122,7 +122,7 @@ def test_a_variant_is_best_by_validation(backbone, tmp_path, monkeypatch):
     config=config,
     backbone=backbone,
     parents=(),
-    trials=variants,
+    trials=trials,
     splits={"test": "the test split"},
   )
   monkeypatch.setattr(results, "evaluate", evaluate)

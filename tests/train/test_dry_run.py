@@ -31,7 +31,7 @@ def config(backbone_file, tmp_path):
       train_crop="resize",
       flip=False,
     ),
-    keep=config_lib.KeepConfig(
+    cache=config_lib.CacheConfig(
       what="contexts", where="disk", dir=str(tmp_path / "kept")
     ),
   )
@@ -67,7 +67,9 @@ def test_what_does_not_fit_is_refused(config, tmp_path, monkeypatch):
 @pytest.mark.fault("damaged-shard")
 def test_nothing_is_downloaded(config, tmp_path):
   data = config_lib.DataConfig(name="cifar10", dir=str(tmp_path / "data"))
-  config = dataclasses.replace(config, data=data, keep=config_lib.KeepConfig())
+  config = dataclasses.replace(
+    config, data=data, cache=config_lib.CacheConfig()
+  )
   with pytest.raises(DataError, match="162.17 MiB.*a dry run downloads not"):
     dry_run.dry_run(config, tmp_path / "run")
   assert not (tmp_path / "data").exists()
@@ -86,5 +88,5 @@ def test_the_command_shows_a_run_that_keeps_nothing(
   assert train.execute(arguments) == 0
   out = capsys.readouterr().out
   assert "7 of 8 images" in out
-  assert "off (config.keep.what is 'none')" in out
+  assert "off (config.cache.what is 'none')" in out
   assert not (tmp_path / "run").exists()

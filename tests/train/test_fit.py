@@ -31,7 +31,7 @@ from memory_vit.train.tensorboard import TensorBoard
 
 META = {
   "fingerprint": "f", "config": {}, "parents": {}, "attends_to": {},
-  "variants": {}, "data": {"classes": []}, "files": {}, "drawn_by": 1,
+  "trials": {}, "data": {"classes": []}, "files": {}, "drawn_by": 1,
 }  # fmt: skip
 ZERO = {"w": np.zeros(3, np.float32)}
 

@@ -551,13 +551,13 @@ def test_a_backbone_of_random_weights(config, workdir):
   config = changed(config, "upstream", name="")
   run.train_and_evaluate(config, workdir)
   made = mv.load_backbone(workdir / "digits-5-9.npz")
-  assert made.config.variant == "Micro/2"
+  assert made.config.trial == "Micro/2"
   assert made.config.num_classes == 5
 
 
 @pytest.mark.slow
 def test_a_sweep_goes_on_after_a_pass_that_diverged(config, workdir):
-  """Of a regime whose variants are alone in their passes."""
+  """Of a regime whose trials are alone in their passes."""
   config = dataclasses.replace(
     config, regime="head_cls", total_steps=8, eval_every=8
   )
@@ -836,7 +836,7 @@ def test_names_of_tasks(config):
 )
 def test_what_a_continued_run_must_share(tmp_path, changes, message):
   began = {
-    "fingerprint": "f", "config": {}, "parents": {"a": "1"}, "variants": {},
+    "fingerprint": "f", "config": {}, "parents": {"a": "1"}, "trials": {},
     "attends_to": {"a": "1"}, "data": {"classes": ["x"], "train": 8},
     "files": {}, "left_out": {}, "drawn_by": 1,
   }  # fmt: skip

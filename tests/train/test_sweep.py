@@ -1,4 +1,4 @@
-"""A sweep is its variants, each as if it had been alone."""
+"""A sweep is its trials, each as if it had been alone."""
 
 import dataclasses
 import json
@@ -39,30 +39,30 @@ def config_of(**sweep_values):
   return config_lib.from_dict(values.to_dict())
 
 
-def labels(variants):
-  return [variant.label for variant in variants]
+def labels(trials):
+  return [trial.label for trial in trials]
 
 
 def test_a_product_of_lists():
   config = config_of(learning_rate=(0.3, 0.1), cells=(1, 5), seed=(0, 1))
-  variants = sweep.trials_of(config, "d")
-  assert len(variants) == 8
-  assert variants[0].name == "d-00"
-  assert variants[7].name == "d-07"
-  assert variants[1].label == "learning_rate=0.3,cells=1,seed=1"
-  alone = variants[6].config
+  trials = sweep.trials_of(config, "d")
+  assert len(trials) == 8
+  assert trials[0].name == "d-00"
+  assert trials[7].name == "d-07"
+  assert trials[1].label == "learning_rate=0.3,cells=1,seed=1"
+  alone = trials[6].config
   assert (alone.learning_rate, alone.task.cells, alone.seed) == (0.1, 5, 0)
   assert not alone.sweep.is_on
   # The batches are those of the sweep also for seed 1.
-  assert config_lib.data_seed(variants[1].config) == config.seed == 0
+  assert config_lib.data_seed(trials[1].config) == config.seed == 0
 
 
 @pytest.mark.parametrize(("count", "last"), [(100, "d-99"), (110, "d-109")])
 def test_names_of_many_variants_are_equally_long(count, last):
   rates = tuple(0.001 * (i + 1) for i in range(count))
-  variants = sweep.trials_of(config_of(learning_rate=rates), "d")
-  assert variants[-1].name == last
-  assert {len(variant.name) for variant in variants} == {len(last)}
+  trials = sweep.trials_of(config_of(learning_rate=rates), "d")
+  assert trials[-1].name == last
+  assert {len(trial.name) for trial in trials} == {len(last)}
 
 
 @pytest.mark.slow
@@ -89,7 +89,7 @@ def test_variants_have_the_steps_and_the_size_that_were_left_open(
   assert len(planned) == 3
   for one in planned:
     assert (one.config.total_steps, one.config.image_size) == (steps, 8)
-  # Each variant has its own end of what is possible.
+  # Each trial has its own end of what is possible.
   late = config_of(overrides=({"optim.warmup_steps": steps + 1}, {}))
   late = dataclasses.replace(late, backbone=config.backbone, epochs=0.2)
   with pytest.raises(ConfigError, match=f"beyond config.total_steps {steps}"):
@@ -101,21 +101,21 @@ def test_a_list_of_overrides():
     overrides=({"optim.momentum": 0.5}, {"task.memory_norm": False}, {}),
     learning_rate=(0.3,),
   )
-  variants = sweep.trials_of(config, "d")
-  assert labels(variants) == [
+  trials = sweep.trials_of(config, "d")
+  assert labels(trials) == [
     "momentum=0.5,learning_rate=0.3",
     "memory_norm=False,learning_rate=0.3",
     "learning_rate=0.3",
   ]
-  assert variants[0].config.optim.momentum == 0.5
-  assert variants[1].config.task.memory_norm is False
-  assert variants[2].config.optim.momentum == 0.9
+  assert trials[0].config.optim.momentum == 0.5
+  assert trials[1].config.task.memory_norm is False
+  assert trials[2].config.optim.momentum == 0.9
 
 
 def test_without_a_sweep_there_is_one_variant():
   config = config_of()
-  (variant,) = sweep.trials_of(config, "d")
-  assert (variant.name, variant.label, variant.config) == ("d", "", config)
+  (trial,) = sweep.trials_of(config, "d")
+  assert (trial.name, trial.label, trial.config) == ("d", "", config)
 
 
 @pytest.mark.parametrize(
@@ -158,13 +158,13 @@ def test_seeds_do_not_make_another_backbone():
 @pytest.mark.parametrize("at_once", [1, 2, 4, 5, 7, 100])
 def test_passes_hold_every_variant_once(at_once):
   config = config_of(cells=(20, 1, 5, 10, 2, 0, 3))
-  variants = sweep.trials_of(config, "d")
-  passes = sweep.packs_of(variants, at_once)
+  trials = sweep.trials_of(config, "d")
+  passes = sweep.packs_of(trials, at_once)
   sizes = [len(p) for p in passes]
   assert max(sizes) <= at_once
   assert len(passes) == -(-7 // at_once)
-  flat = [variant for p in passes for variant in p]
-  assert sorted(v.name for v in flat) == [v.name for v in variants]
+  flat = [trial for p in passes for trial in p]
+  assert sorted(v.name for v in flat) == [v.name for v in trials]
   cells = [v.config.task.cells for v in flat]
   # Of one pass, the order of the configuration; of several, by cells.
   assert len(passes) == 1 or cells == sorted(cells)
@@ -243,24 +243,24 @@ def test_a_sweep_equals_its_variants_alone(tmp_path):
        "seed": 4, "optim.label_smoothing": 0.1},
     )
   )  # fmt: skip
-  variants = sweep.trials_of(config, "d")
-  together = fit_pack(inputs_of(config), variants, tmp_path / "all")
-  for variant in variants:
+  trials = sweep.trials_of(config, "d")
+  together = fit_pack(inputs_of(config), trials, tmp_path / "all")
+  for trial in trials:
     alone = fit_pack(
-      inputs_of(variant.config),
-      sweep.trials_of(variant.config, variant.name),
-      tmp_path / variant.name,
+      inputs_of(trial.config),
+      sweep.trials_of(trial.config, trial.name),
+      tmp_path / trial.name,
     )
-    found, expected = together.best[variant.name], alone.best[variant.name]
+    found, expected = together.best[trial.name], alone.best[trial.name]
     assert (found.step, found.scores.score) == (
       expected.step,
       expected.scores.score,
     )
-    assert found.params["memory"].shape[1] == variant.config.task.cells
-    rate = pack_lib.start(inputs_of(config), variants).schedules[variant.name]
+    assert found.params["memory"].shape[1] == trial.config.task.cells
+    rate = pack_lib.start(inputs_of(config), trials).schedules[trial.name]
     shown = max(float(rate(step)) for step in range(config.total_steps))
-    assert shown == pytest.approx(variant.config.learning_rate, rel=0.05)
-    start = pack_lib.create_task(inputs_of(config), variant).params
+    assert shown == pytest.approx(trial.config.learning_rate, rel=0.05)
+    start = pack_lib.create_task(inputs_of(config), trial).params
     for name, value in trees.flatten(expected.params).items():
       close = trees.flatten(found.params)[name]
       np.testing.assert_allclose(close, value, rtol=1e-5, atol=1e-6)
@@ -275,21 +275,21 @@ def test_heads_are_learned_side_by_side(tmp_path, regime):
   config = dataclasses.replace(
     config_of(learning_rate=(0.3, 0.1)), regime=regime, total_steps=2
   )
-  variants = sweep.trials_of(config, "d")
-  together = fit_pack(inputs_of(config), variants, tmp_path / "all")
-  for variant in variants:
+  trials = sweep.trials_of(config, "d")
+  together = fit_pack(inputs_of(config), trials, tmp_path / "all")
+  for trial in trials:
     alone = fit_pack(
-      inputs_of(variant.config),
-      sweep.trials_of(variant.config, variant.name),
-      tmp_path / variant.name,
+      inputs_of(trial.config),
+      sweep.trials_of(trial.config, trial.name),
+      tmp_path / trial.name,
     )
-    found, expected = together.best[variant.name], alone.best[variant.name]
+    found, expected = together.best[trial.name], alone.best[trial.name]
     assert found.scores.score == expected.scores.score
     np.testing.assert_allclose(
       found.params["head"]["kernel"], expected.params["head"]["kernel"],
       rtol=1e-5, atol=1e-6,
     )  # fmt: skip
-  first, second = (together.best[v.name].params["head"] for v in variants)
+  first, second = (together.best[v.name].params["head"] for v in trials)
   assert not np.allclose(first["kernel"], second["kernel"])
 
 
@@ -303,8 +303,8 @@ def test_a_lost_variant_takes_no_other_with_it(tmp_path, monkeypatch):
     "optim.memory_factor": 1e6, "task.memory_std": 1e3,
   }  # fmt: skip
   config = dataclasses.replace(config_of(overrides=({}, huge)), total_steps=6)
-  variants = sweep.trials_of(config, "d")
-  alone = fit_pack(inputs_of(config), variants[:1], tmp_path / "alone")
+  trials = sweep.trials_of(config, "d")
+  alone = fit_pack(inputs_of(config), trials[:1], tmp_path / "alone")
 
   real_step, steps = step.Step.__call__, []
 
@@ -316,8 +316,8 @@ def test_a_lost_variant_takes_no_other_with_it(tmp_path, monkeypatch):
 
   monkeypatch.setattr(step.Step, "__call__", stops_in_step_4)
   with pytest.raises(KeyboardInterrupt):
-    fit_pack(inputs_of(config), variants, tmp_path / "both")
-  both = fit_pack(inputs_of(config), variants, tmp_path / "both")
+    fit_pack(inputs_of(config), trials, tmp_path / "both")
+  both = fit_pack(inputs_of(config), trials, tmp_path / "both")
   assert len(steps) == 4 + 4  # from the saved step 2 on
   assert both.lost == {"d-01": 5}  # the third update in a row
   assert both.skipped == {"d-01": 3}
@@ -333,24 +333,22 @@ def test_a_lost_variant_takes_no_other_with_it(tmp_path, monkeypatch):
     expected.params,
   )
   with pytest.raises(TrainingError, match="of 'd-01' is not finite"):
-    fit_pack(inputs_of(config), variants[1:], tmp_path / "lost")
+    fit_pack(inputs_of(config), trials[1:], tmp_path / "lost")
 
 
 @pytest.mark.slow
 def test_the_estimate_counts_what_a_pass_holds(tmp_path):
   """Context and pictures are there beside what the gradient needs."""
   config = config_of(cells=(3, 5))
-  variants = sweep.trials_of(config, "d")
-  one, two = (
-    passes.pack_bytes(inputs_of(config), variants[:n]) for n in (1, 2)
-  )
+  trials = sweep.trials_of(config, "d")
+  one, two = (passes.pack_bytes(inputs_of(config), trials[:n]) for n in (1, 2))
   # 16 pictures of 8 px thrice; in one layer, keys and values of 17 tokens of
   # width 32, for a batch of evaluation of 64; all float32.
   held = 3 * 16 * (8 * 8 * 3 + 1) * 4 + 64 * 2 * 17 * 32 * 4
   assert held < one < two < 4 * held
   more = dataclasses.replace(config, batch_size_eval=256)
   assert (
-    passes.pack_bytes(inputs_of(more), variants[:1]) - one
+    passes.pack_bytes(inputs_of(more), trials[:1]) - one
     == 3 * 64 * 2 * 17 * 32 * 4
   )
 
@@ -404,7 +402,7 @@ def test_a_resumed_run_keeps_its_plan(tmp_path, monkeypatch, place, names):
 
 @pytest.fixture
 def swept(tmp_path):
-  """A configuration of four variants whose backbone is a file."""
+  """A configuration of four trials whose backbone is a file."""
   backbone = tiny_backbone(num_classes=5, depth=1)
   mv.save_backbone(backbone, tmp_path / "tiny.npz")
   config = config_of(learning_rate=(0.3, 0.01), cells=(0, 3), export="all")
@@ -538,7 +536,7 @@ def test_regimes_share_all_but_the_cache(monkeypatch):
   config = dataclasses.replace(
     config,
     data=dataclasses.replace(config.data, train_crop="resize", flip=False),
-    keep=dataclasses.replace(config.keep, what="contexts"),
+    cache=dataclasses.replace(config.cache, what="contexts"),
   )
   whole = inputs_of(config)
   names = [trial.name for trial in whole.trials]
@@ -552,7 +550,7 @@ def test_regimes_share_all_but_the_cache(monkeypatch):
     assert [number for number, _ in packs] == [names.index(n) for n in expected]
     assert group.frozen is whole.frozen
     assert group.decoded() is whole.decoded()
-  assert [group.cache.config.keep.what for group, _ in (masked, heads)] == [
+  assert [group.cache.config.cache.what for group, _ in (masked, heads)] == [
     "contexts", "features",
   ]  # fmt: skip
   assert (len(rounded), len(decoded)) == (1, 1)
@@ -572,12 +570,12 @@ def test_the_largest_trials_are_those_that_take_most():
 def test_each_regime_keeps_what_it_reads():
   config = config_of(regime=("head", "side_masked", "full"))
   for kept in ("contexts", "features"):
-    keep = dataclasses.replace(config.keep, what=kept)
+    keep = dataclasses.replace(config.cache, what=kept)
     data = dataclasses.replace(config.data, train_crop="resize", flip=False)
     trials = sweep.trials_of(
-      dataclasses.replace(config, keep=keep, data=data), "d"
+      dataclasses.replace(config, cache=keep, data=data), "d"
     )
-    assert [t.config.keep.what for t in trials] == [
+    assert [t.config.cache.what for t in trials] == [
       "features", "contexts", "none",
     ]  # fmt: skip
 
@@ -590,7 +588,7 @@ def test_a_sweep_of_regimes_equals_each_alone(swept, tmp_path, what):
   config = dataclasses.replace(
     swept,
     sweep=config_of(regime=regimes, learning_rate=()).sweep,
-    keep=dataclasses.replace(swept.keep, what=what),
+    cache=dataclasses.replace(swept.cache, what=what),
     data=dataclasses.replace(swept.data, train_crop="resize", flip=False),
   )
   result = run.train_and_evaluate(config, tmp_path / "all")

@@ -180,9 +180,9 @@ def test_a_run_with_cached_contexts_has_the_same_bits(
   finished, backbone, tmp_path, where
 ):
   config, result, workdir = finished
-  keep = {"keep.what": "contexts", "keep.where": where}
+  keep = {"cache.what": "contexts", "cache.where": where}
   if where == "disk":
-    keep["keep.dir"] = str(tmp_path / "kept")
+    keep["cache.dir"] = str(tmp_path / "kept")
   found = run.train_and_evaluate(config.replaced(keep), tmp_path / "run")
   assert found.tasks == result.tasks
   assert_same_bits(parts(tmp_path / "run", backbone), parts(workdir, backbone))

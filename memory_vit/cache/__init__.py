@@ -3,6 +3,6 @@
 from etils import epy
 
 with epy.lazy_api_imports(globals()):
-  from memory_vit.frozen.cache import FrozenCache
+  from memory_vit.cache.run_cache import RunCache
 
-__all__ = ["FrozenCache"]
+__all__ = ["RunCache"]

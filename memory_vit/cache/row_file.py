@@ -19,8 +19,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from memory_vit.cache.rows import RowLayout, Rows
 from memory_vit.errors import TrainingError
-from memory_vit.frozen.rows import RowLayout, Rows
 from memory_vit.runtime import files, processes
 
 logger = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ class FileRows(Rows):
       raise TrainingError(
         f"{self.path} does not hold what was written to it (CRC32). Give the "
         "same command again, which makes damaged rows again; if that does not "
-        "help, the disk is failing: give another config.keep.dir."
+        "help, the disk is failing: give another config.cache.dir."
       )
     return self._to_devices(leaves)
 

@@ -1,4 +1,4 @@
-"""Runs whose images are decoded once: `keep.what=images`."""
+"""Runs whose images are decoded once: `cache.what=images`."""
 
 import dataclasses
 
@@ -28,9 +28,9 @@ def test_a_run_learns_the_same_bits(regime, tmp_path):
     task=config_lib.TaskConfig(name="a", cells=0),
   )  # fmt: skip
   run.train_and_evaluate(config, tmp_path / "files")
-  keep = config_lib.KeepConfig(what="images")
+  cache = config_lib.CacheConfig(what="images")
   run.train_and_evaluate(
-    dataclasses.replace(config, keep=keep), tmp_path / "kept"
+    dataclasses.replace(config, cache=cache), tmp_path / "kept"
   )
   frozen = mv.load_backbone(tmp_path / "tiny.npz")
   one, other = (
@@ -43,15 +43,15 @@ def test_a_run_learns_the_same_bits(regime, tmp_path):
 
 
 def test_it_is_for_random_crops():
-  keep = config_lib.KeepConfig(what="images")
+  cache = config_lib.CacheConfig(what="images")
   data = config_lib.DataConfig(train_crop="resize", flip=False)
   with pytest.raises(ConfigError, match="is for random crops, but"):
-    config_lib.Config(keep=keep, data=data)
+    config_lib.Config(cache=cache, data=data)
 
 
 @pytest.mark.parametrize(
-  "keep", [{"views": 2}, {"dtype": "bfloat16"}, {"where": "device"}]
+  "cache", [{"crops": 2}, {"dtype": "bfloat16"}, {"where": "device"}]
 )
-def test_options_of_contexts_are_refused(keep):
-  with pytest.raises(ConfigError, match=f"config.keep.{next(iter(keep))} is"):
-    config_lib.Config(keep=config_lib.KeepConfig(what="images", **keep))
+def test_options_of_contexts_are_refused(cache):
+  with pytest.raises(ConfigError, match=f"config.cache.{next(iter(cache))} is"):
+    config_lib.Config(cache=config_lib.CacheConfig(what="images", **cache))

@@ -1,4 +1,4 @@
-"""Whole commands that keep contexts on disk: two of them, and stopped ones."""
+"""Whole commands that cache contexts on disk: two of them, and stopped ones."""
 
 import contextlib
 import json
@@ -25,7 +25,7 @@ SIZE, BATCH = 33, 16
 # Every batch that is computed says so.
 PATCH = """
 import sys, time
-from memory_vit.frozen.row_file import FileRows
+from memory_vit.cache.row_file import FileRows
 from memory_vit.runtime.preemption import StopSignal
 real, done = FileRows.put, []
 def put(self, start, inputs, batch):
@@ -49,12 +49,12 @@ from memory_vit.train import batches as batches_lib
 def batches(inputs, start):
   config, count = inputs.config, jax.process_count()
   seed, share = data_seed(config), config.batch_size // count
-  views = fixed_crops.training_crops(
+  crops = fixed_crops.training_crops(
     inputs.splits["train"], config.data, image_size=config.image_size,
-    seed=seed, views=1,
+    seed=seed, crops=1,
     interpolation=inputs.preprocessing.interpolation)
-  size = len(views.numbers)
-  (whole,) = views.batches(range(0, size, size), size)
+  size = len(crops.numbers)
+  (whole,) = crops.batches(range(0, size, size), size)
   number = start // count
   while True:
     places = fixed_crops.drawn_places(
@@ -74,14 +74,14 @@ def backbone(tmp_path_factory):
 
 def run_of(backbone, workdir, kept=None, **options) -> Run:
   """A run of some steps; `kept` is where it keeps its rows."""
-  keep = {"keep.what": "contexts", "keep.where": "disk", "keep.dir": kept}
+  cache = {"cache.what": "contexts", "cache.where": "disk", "cache.dir": kept}
   values = {
     "regime": "cls_masked", "batch_size": BATCH, "batch_size_eval": 32,
     "total_steps": 6, "eval_every": 3, "checkpoint_every": 100,
     "data.train": f"train[:{SIZE}]", "data.validation": "test[:39]",
     "data.test": "test[:20]", "data.train_crop": "resize",
     "data.eval_crop": "resize", "data.resize": 0,
-    **(keep if kept else {}), **options,
+    **(cache if kept else {}), **options,
   }  # fmt: skip
   return Run(backbone, workdir, **values)
 

@@ -14,10 +14,10 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from memory_vit.cache.plan import SplitPlan
 from memory_vit.config import Config
 from memory_vit.data import image_ops
 from memory_vit.errors import ConfigError
-from memory_vit.frozen.plan import SplitPlan
 from memory_vit.model.backbone import Backbone
 from memory_vit.runtime import lock, paths, processes
 from memory_vit.runtime.preemption import StopSignal
@@ -41,14 +41,14 @@ def dependencies(
   found = split.data_files
   if not found.files and found.facts.get("version") == "":
     raise ConfigError(
-      f"config.keep.where is 'disk', but {split} comes from Python "
+      f"config.cache.where is 'disk', but {split} comes from Python "
       "without a version, so that later runs could not tell it from others: "
       "give it one, or expected 'host' or 'device'."
     )
   leaves = zip(plan.layout.stored, plan.layout.shapes, strict=True)
   return {
     "memory_vit": __version__,
-    "what": config.keep.what,
+    "what": config.cache.what,
     "row": [[dtype.name, list(shape)] for dtype, shape in leaves],
     "backbone": backbone.fingerprint,
     "model": dataclasses.asdict(backbone.config),
@@ -80,10 +80,10 @@ def name_of(facts: Mapping[str, Any]) -> str:
 
 
 def root_of(config: Config) -> Path:
-  if config.keep.dir:
-    return paths.local(config.keep.dir, "config.keep.dir")
+  if config.cache.dir:
+    return paths.local(config.cache.dir, "config.cache.dir")
   root = os.environ.get("MEMORY_VIT_CACHE") or "~/.cache/memory_vit"
-  return paths.local(root, "MEMORY_VIT_CACHE") / "kept"
+  return paths.local(root, "MEMORY_VIT_CACHE") / "rows"
 
 
 @contextlib.contextmanager
@@ -103,7 +103,7 @@ def locked(folder: Path, stop: StopSignal) -> Iterator[None]:
       time.sleep(0.2)
 
   def enter() -> None:
-    held = lock.one_at_a_time(folder / ".lock", wait, "config.keep.dir")
+    held = lock.one_at_a_time(folder / ".lock", wait, "config.cache.dir")
     stack.enter_context(held)
 
   with contextlib.ExitStack() as stack:

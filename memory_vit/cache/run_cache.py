@@ -12,26 +12,26 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from memory_vit.config import Config, data_seed
-from memory_vit.data import batching, fixed_crops
-from memory_vit.data.batch import inputs_of
-from memory_vit.data.data_record import DataRecord
-from memory_vit.data.split import Split
-from memory_vit.frozen import cache_folder, free_space
-from memory_vit.frozen.plan import (
+from memory_vit.cache import cache_folder, free_space
+from memory_vit.cache.plan import (
   FixedEmbeddings,
   Prepare,
   SplitPlan,
   split_plan,
 )
-from memory_vit.frozen.row_file import FileRows
-from memory_vit.frozen.rows import (
+from memory_vit.cache.row_file import FileRows
+from memory_vit.cache.rows import (
   DeviceRows,
   FilledRows,
   HostRows,
   OrderedRows,
   Rows,
 )
+from memory_vit.config import Config, data_seed
+from memory_vit.data import batching, fixed_crops
+from memory_vit.data.batch import inputs_of
+from memory_vit.data.data_record import DataRecord
+from memory_vit.data.split import Split
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import EvalPreprocessing
 from memory_vit.runtime import files, paths, sharding
@@ -60,7 +60,7 @@ class Needs:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FrozenCache:
+class RunCache:
   """Cached outputs of the frozen pass, computed when first needed."""
 
   config: Config
@@ -90,7 +90,7 @@ class FrozenCache:
       number = start // jax.process_count()
       while True:
         places = fixed_crops.drawn_places(
-          np.arange(number, number + count), size, config.keep.views,
+          np.arange(number, number + count), size, config.cache.crops,
           data_seed(config),
         )  # fmt: skip
         yield {"inputs": rows.take(places), "label": rows.labels[places]}
@@ -130,7 +130,7 @@ class FrozenCache:
     plan = self._plan(key, split)
     if key in self._splits:
       return Needs(plan, 0)
-    if self.config.keep.where != "disk":
+    if self.config.cache.where != "disk":
       return Needs(plan, plan.count)
     rows = self._file_rows(plan, self._folder(key, plan)[0])
     return Needs(plan, plan.count_in(rows.missing()))
@@ -139,15 +139,15 @@ class FrozenCache:
     """Raise `ConfigError` unless all missing rows fit; all must call."""
     needed = sum(n.row_bytes * n.missing for n in needs)
     roles = " and ".join(n.plan.role for n in needs)
-    what = f"{self.config.keep.what} of {roles}"
+    what = f"{self.config.cache.what} of {roles}"
     free_space.require_free_space(
-      what, needed, self.config.keep.where, self._root
+      what, needed, self.config.cache.where, self._root
     )
 
   @property
   def place(self) -> str:
     """Where rows are stored, and how much space is free there."""
-    place = free_space.place_of(self.config.keep.where, self._root)
+    place = free_space.place_of(self.config.cache.where, self._root)
     gib = place.free / 2**30
     return f"{place.name}, which has {place.free:,} bytes free ({gib:.2f} GiB)"
 
@@ -156,7 +156,7 @@ class FrozenCache:
 
     Devices of a CPU share the memory of the host.
     """
-    where = self.config.keep.where
+    where = self.config.cache.where
     if where == "disk" or (where == "host" and jax.default_backend() != "cpu"):
       return 0
     return sum(n.bytes for n in needs) // jax.local_device_count()
@@ -166,7 +166,7 @@ class FrozenCache:
     if key not in self._splits:
       plan = self._plan(key, split)
       rows: FilledRows
-      if self.config.keep.where == "disk":
+      if self.config.cache.where == "disk":
         rows = self._on_disk(key, plan)
       else:
         rows = self._in_memory(plan)
@@ -180,7 +180,7 @@ class FrozenCache:
 
   def _in_memory(self, plan: SplitPlan) -> Rows:
     self.require_free_space([Needs(plan, plan.count)])
-    kind = DeviceRows if self.config.keep.where == "device" else HostRows
+    kind = DeviceRows if self.config.cache.where == "device" else HostRows
     rows = kind(plan.layout, plan.count, self.mesh, plan.starts)
     self._fill(rows, plan, [plan.starts])
     return rows
@@ -189,10 +189,10 @@ class FrozenCache:
     """Rows that later runs find again."""
     split = plan.examples.split
     folder, facts = self._folder(key, plan)
-    paths.make_directory(folder, "config.keep.dir")
+    paths.make_directory(folder, "config.cache.dir")
     with cache_folder.locked(folder, self.stop):
       logger.info(
-        "cache of the %s of %s: %s", self.config.keep.what, plan.role, folder
+        "cache of the %s of %s: %s", self.config.cache.what, plan.role, folder
       )
       files.write_json(folder / "about.json", facts)
       rows = self._file_rows(plan, folder)
@@ -227,11 +227,11 @@ class FrozenCache:
     """Compute the rows of spans of places; all processes must call."""
     if not spans:
       return
-    keep, count = self.config.keep, plan.count_in(spans)
-    what, nbytes = f"{keep.what} of {plan.role}", plan.layout.nbytes
+    cache, count = self.config.cache, plan.count_in(spans)
+    what, nbytes = f"{cache.what} of {plan.role}", plan.layout.nbytes
     logger.info(
       "caching the %s: %d rows of %.3f MB, %.2f GiB (%s)", what, count,
-      nbytes / 1e6, count * nbytes / 2**30, keep.where,
+      nbytes / 1e6, count * nbytes / 2**30, cache.where,
     )  # fmt: skip
     began, size = time.perf_counter(), plan.starts.step
     with ProgressBar(what, count * jax.process_count()) as progress:

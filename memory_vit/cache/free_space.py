@@ -65,12 +65,12 @@ def require_free_space(
     if len(asked) > 1:
       noun = "process" if len(same) == 1 else "processes"
       name += f" (of {noun} {', '.join(map(str, same))})"
-    others = {"device": "config.keep.where 'host' or 'disk'",
-              "host": "config.keep.where 'disk'"}  # fmt: skip
+    others = {"device": "config.cache.where 'host' or 'disk'",
+              "host": "config.cache.where 'disk'"}  # fmt: skip
     raise ConfigError(
-      f"config.keep.where is {where!r}: the {what} take {total:,} bytes "
+      f"config.cache.where is {where!r}: the {what} take {total:,} bytes "
       f"({total / 2**30:.2f} GiB), and {name} has {free:,} free "
-      f"({free / 2**30:.2f} GiB). Expected less: config.keep.dtype 'bfloat16' "
-      "(half), fewer config.keep.views; or another "
-      f"{others.get(where, 'config.keep.dir')}."
+      f"({free / 2**30:.2f} GiB). Expected less: config.cache.dtype 'bfloat16' "
+      "(half), fewer config.cache.crops; or another "
+      f"{others.get(where, 'config.cache.dir')}."
     )

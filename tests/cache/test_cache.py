@@ -14,12 +14,12 @@ from conftest import one_device, random_task, tiny_backbone
 from run_inputs import run_inputs
 
 from memory_vit import config as config_lib
+from memory_vit.cache import plan
+from memory_vit.cache.row_file import FileRows
+from memory_vit.cache.rows import DeviceRows, HostRows, RowLayout
+from memory_vit.cache.run_cache import RunCache
 from memory_vit.data import batching, datasets, fixed_crops, image_ops
 from memory_vit.errors import BrokenDataError, ConfigError
-from memory_vit.frozen import plan
-from memory_vit.frozen.cache import FrozenCache
-from memory_vit.frozen.row_file import FileRows
-from memory_vit.frozen.rows import DeviceRows, HostRows, RowLayout
 from memory_vit.model import trees
 from memory_vit.model.task import EvalPreprocessing
 from memory_vit.runtime import sharding
@@ -33,7 +33,7 @@ RANDOM = {"train_crop": "small", "resize": 10}
 CONTEXTS = {"what": "contexts"}
 
 
-def config_of(regime="cls_masked", *, data=(), keep=(), optim=(), **values):
+def config_of(regime="cls_masked", *, data=(), cache=(), optim=(), **values):
   return config_lib.Config(
     image_size=8,
     batch_size=BATCH,
@@ -46,7 +46,7 @@ def config_of(regime="cls_masked", *, data=(), keep=(), optim=(), **values):
       validation="test[:39]",
       **{"flip": False, **dict(data)},
     ),
-    keep=config_lib.KeepConfig(**dict(keep)),
+    cache=config_lib.CacheConfig(**dict(cache)),
     optim=config_lib.OptimConfig(**dict(optim)),
     # More than two epochs, and none ends with a batch.
     **{"total_steps": 7, **values},
@@ -102,10 +102,10 @@ def without(backbone, tmp_path_factory):
 def test_trains_to_the_same_bits_as_a_run_without(
   regime, what, where, backbone, without, tmp_path
 ):
-  keep = {"what": what, "where": where}
+  cache = {"what": what, "where": where}
   if where == "disk":
-    keep["dir"] = str(tmp_path / "kept")
-  config = config_of(regime, data=SQUEEZED, keep=keep)
+    cache["dir"] = str(tmp_path / "kept")
+  config = config_of(regime, data=SQUEEZED, cache=cache)
   found = trained(run_inputs(config, backbone), tmp_path)
   assert_same_bits(found, without(regime))
 
@@ -120,8 +120,8 @@ def test_a_sweep_on_8_devices_that_reads_a_task_in_parts(backbone, tmp_path):
   mesh = sharding.make_mesh(fsdp=2)
   parents = [random_task(backbone, "parent")]
   results = []
-  for keep in ({}, CONTEXTS, {**CONTEXTS, "where": "device"}):
-    config = config_of(data=SQUEEZED, keep=keep, **options)
+  for cache in ({}, CONTEXTS, {**CONTEXTS, "where": "device"}):
+    config = config_of(data=SQUEEZED, cache=cache, **options)
     made = run_inputs(config, backbone, mesh=mesh, parents=parents)
     results.append(trained(made, tmp_path / str(len(results))))
   assert_same_bits(results[1], results[0])
@@ -140,16 +140,16 @@ def kept_images(made, start=0):
 
 def test_views_are_taken_in_turn(backbone):
   """Record r in epoch e: view e mod k, cropped by seed, r and the view."""
-  keep, views = {**CONTEXTS, "views": 3}, 3
+  cache, crops = {**CONTEXTS, "crops": 3}, 3
   made = run_inputs(
-    config_of(data=RANDOM, keep=keep, seed=4), backbone, prepare=same
+    config_of(data=RANDOM, cache=cache, seed=4), backbone, prepare=same
   )
   fetch = made.splits["train"].fetch
   for i, batch in enumerate(itertools.islice(kept_images(made), 12)):
     number = i * BATCH + i  # of one row of each batch; more than 4 epochs
     record = int(batching.shuffled(tf.constant(number, tf.int64), SIZE, 4))
     encoded, label = fetch(tf.constant(record, tf.int64))
-    key = [4, number // SIZE % views * SIZE + record]
+    key = [4, number // SIZE % crops * SIZE + record]
     view = image_ops.train_image(
       encoded, tf.constant(key, tf.int64), data=made.config.data, image_size=8
     )
@@ -157,21 +157,21 @@ def test_views_are_taken_in_turn(backbone):
     assert batch["label"][i] == label
 
 
-@pytest.mark.parametrize("views", [1, 2])
+@pytest.mark.parametrize("crops", [1, 2])
 @pytest.mark.parametrize("key", ["seed", "data.resize"])
-def test_a_seed_and_a_size_matter_where_views_are_random(views, key):
+def test_a_seed_and_a_size_matter_where_views_are_random(crops, key):
   """Rows are found by the facts of their plan."""
   found = []
   for value in (10, 12):
-    config = config_of(keep={"views": views}, data=RANDOM)
+    config = config_of(cache={"crops": crops}, data=RANDOM)
     config = config.replaced({key: value})
     found.append(plan.training_facts(config, EvalPreprocessing(image_size=8)))
-  assert (found[0] == found[1]) is (views == 1)
+  assert (found[0] == found[1]) is (crops == 1)
 
 
 def test_kept_images_are_squeezed_as_the_backbone_states(backbone):
   stated = EvalPreprocessing(image_size=12, interpolation="bicubic")
-  config = config_of(data=SQUEEZED, keep=CONTEXTS)
+  config = config_of(data=SQUEEZED, cache=CONTEXTS)
   made = run_inputs(
     dataclasses.replace(config, image_size=12),
     dataclasses.replace(backbone, preprocessing=stated),
@@ -185,8 +185,8 @@ def test_kept_images_are_squeezed_as_the_backbone_states(backbone):
 
 
 def test_a_run_that_goes_on_draws_on(backbone):
-  keep = {**CONTEXTS, "views": 2}
-  made = run_inputs(config_of(data=RANDOM, keep=keep), backbone, prepare=same)
+  cache = {**CONTEXTS, "crops": 2}
+  made = run_inputs(config_of(data=RANDOM, cache=cache), backbone, prepare=same)
   whole = list(itertools.islice(kept_images(made), 7))
   later = list(itertools.islice(kept_images(made, 4 * BATCH), 3))
   for found, expected in zip(later, whole[4:], strict=True):
@@ -207,7 +207,7 @@ def test_each_image_passes_the_backbone_once(backbone, tmp_path, monkeypatch):
 
   config = config_of(
     data=SQUEEZED,
-    keep=CONTEXTS,
+    cache=CONTEXTS,
     optim={"accumulation_steps": 2},
     sweep=config_lib.SweepConfig(learning_rate=(0.1, 0.3)),
   )
@@ -222,8 +222,8 @@ def test_each_image_passes_the_backbone_once(backbone, tmp_path, monkeypatch):
 def test_bfloat16_rounds_what_is_kept(backbone):
   inputs = {}
   for dtype in ("float32", "bfloat16"):
-    keep = {**CONTEXTS, "dtype": dtype}
-    made = run_inputs(config_of(data=SQUEEZED, keep=keep), backbone)
+    cache = {**CONTEXTS, "dtype": dtype}
+    made = run_inputs(config_of(data=SQUEEZED, cache=cache), backbone)
     inputs[dtype] = jax.tree.leaves(next(kept_images(made))["inputs"])
   for exact, rounded in zip(*inputs.values(), strict=True):
     assert exact.dtype == rounded.dtype == np.float32
@@ -250,7 +250,7 @@ def test_the_next_readable_record_takes_the_place_of_a_broken_one(
   backbone, monkeypatch
 ):
   """The last one's is the first; validation does not count it."""
-  config = config_of(data=SQUEEZED, keep=CONTEXTS)
+  config = config_of(data=SQUEEZED, cache=CONTEXTS)
   splits = run_inputs(config, backbone).splits
   readers = {}
   for role in ("train", "validation"):
@@ -290,7 +290,7 @@ def test_the_next_readable_record_takes_the_place_of_a_broken_one(
 
 
 def test_too_many_broken_records_are_refused(backbone, tmp_path, monkeypatch):
-  config = config_of(data=SQUEEZED, keep=CONTEXTS)
+  config = config_of(data=SQUEEZED, cache=CONTEXTS)
   made = run_inputs(config, backbone)
   bad = broken_digits(monkeypatch, made.splits["train"], [3])
   made = run_inputs(config, backbone, train=bad)
@@ -299,22 +299,22 @@ def test_too_many_broken_records_are_refused(backbone, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-  ("regime", "keep", "data", "message"),
+  ("regime", "cache", "data", "message"),
   [
     ("memory", CONTEXTS, {}, "expected 'none': the regime 'memory' changes"),
     ("full", {"what": "features"}, {}, "expected 'none': the regime 'full'"),
     ("head", CONTEXTS, SQUEEZED, "expected 'none' or 'features'"),
     ("cls_masked", {"what": "features"}, SQUEEZED, "'none' or 'contexts'"),
-    ("cls_masked", CONTEXTS, RANDOM, "such as config.keep.views 10"),
+    ("cls_masked", CONTEXTS, RANDOM, "such as config.cache.crops 10"),
     ("cls_masked", CONTEXTS, {**SQUEEZED, "flip": True}, "and flip False"),
-    ("cls_masked", {**CONTEXTS, "views": 2}, SQUEEZED, "same crop each time"),
+    ("cls_masked", {**CONTEXTS, "crops": 2}, SQUEEZED, "same crop each time"),
     ("cls_masked", {**CONTEXTS, "dir": "a"}, SQUEEZED, "expected '', or where"),
     ("full", {"dir": "a", "where": "device"}, {}, "'device' does not use"),
   ],
 )  # fmt: skip
-def test_what_cannot_be_kept_is_refused(regime, keep, data, message):
+def test_what_cannot_be_kept_is_refused(regime, cache, data, message):
   with pytest.raises(ConfigError, match=message):
-    config_of(regime, data=data, keep=keep)
+    config_of(regime, data=data, cache=cache)
 
 
 @pytest.fixture(params=[1, 8], ids=["1 device", "8 devices"])
@@ -377,15 +377,15 @@ def test_processes_keep_every_record_once(count, monkeypatch):
   monkeypatch.setattr(jax, "process_count", lambda: count)
   for i in range(count):
     monkeypatch.setattr(jax, "process_index", lambda i=i: i)
-    views = fixed_crops.training_crops(
-      reader, data, image_size=8, seed=0, views=2
+    crops = fixed_crops.training_crops(
+      reader, data, image_size=8, seed=0, crops=2
     )
-    numbers += list(views.numbers)
-    assert {n % 7 % count for n in views.numbers} == {i}
-    views = fixed_crops.evaluation_crops(
+    numbers += list(crops.numbers)
+    assert {n % 7 % count for n in crops.numbers} == {i}
+    crops = fixed_crops.evaluation_crops(
       reader, image_ops.preprocessing_of("resize", 0, 8), batch_size=6
     )
-    evaluated += list(views.numbers)
+    evaluated += list(crops.numbers)
   assert sorted(numbers) == list(range(14))
   assert sorted(evaluated) == list(range(7))
 
@@ -393,18 +393,18 @@ def test_processes_keep_every_record_once(count, monkeypatch):
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_processes_evaluate_every_example_once(count, backbone, monkeypatch):
   """Also where the share of one is empty."""
-  made = run_inputs(config_of(data=SQUEEZED, keep=CONTEXTS), backbone)
+  made = run_inputs(config_of(data=SQUEEZED, cache=CONTEXTS), backbone)
   reader = datasets.open_split("digits:5-9", "train[:7]")
   monkeypatch.setattr(jax, "process_count", lambda: count)
   counted = 0.0
   for i in range(count):
     monkeypatch.setattr(jax, "process_index", lambda i=i: i)
-    views = fixed_crops.evaluation_crops(
+    crops = fixed_crops.evaluation_crops(
       reader, made.preprocessing, batch_size=32
     )
-    ones = np.ones(len(views.numbers), np.float32)
+    ones = np.ones(len(crops.numbers), np.float32)
     rows = types.SimpleNamespace(labels=ones, masks=ones, take=lambda at: at)
-    monkeypatch.setattr(FrozenCache, "rows", lambda *_, rows=rows: rows)
+    monkeypatch.setattr(RunCache, "rows", lambda *_, rows=rows: rows)
     found = made.cache.eval_batches(reader)
     counted += sum(batch["mask"].sum() for batch in found)
   assert counted == 7

@@ -7,11 +7,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from memory_vit.cache.rows import RowLayout
 from memory_vit.config import Config, data_seed
 from memory_vit.data import batching, fixed_crops
 from memory_vit.data.fixed_crops import FixedCrops
 from memory_vit.data.split import Split
-from memory_vit.frozen.rows import RowLayout
 from memory_vit.model.regimes import get_regime
 from memory_vit.model.task import EvalPreprocessing
 
@@ -97,14 +97,14 @@ def split_plan(
   """Plan the rows of the split `key`: "train", "validation" or "test"."""
   examples: FixedCrops | FixedEmbeddings
   if key == "train":
-    role, count = "training", config.keep.views
+    role, count = "training", config.cache.crops
     batch = config.batch_size // config.optim.accumulation_steps
     examples = fixed_crops.training_crops(
       split,
       config.data,
       image_size=config.image_size,
       seed=data_seed(config),
-      views=count,
+      crops=count,
       interpolation=preprocessing.interpolation,
     )
     facts = training_facts(config, preprocessing)
@@ -114,7 +114,7 @@ def split_plan(
       split, preprocessing, batch_size=batch
     )
     facts = dataclasses.asdict(preprocessing)
-  embedded, dtype = split.embedded, config.keep.dtype
+  embedded, dtype = split.embedded, config.cache.dtype
   if embedded:
     examples = FixedEmbeddings.of(split, examples.numbers, config.regime)
     if embedded.origin.stored == "bfloat16":  # lossless
@@ -137,13 +137,13 @@ def training_facts(
   config: Config, preprocessing: EvalPreprocessing
 ) -> dict[str, Any]:
   """What the crops of a training split depend on, as JSON values."""
-  data, views = config.data, config.keep.views
+  data, crops = config.data, config.cache.crops
   return {
     "crop": data.train_crop,
     "flip": data.flip,
     "interpolation": preprocessing.interpolation,
-    "views": views,
+    "crops": crops,
     # Without random crops, runs with different seeds share the rows.
-    "resize": data.resize if views > 1 else 0,
-    "seed": data_seed(config) if views > 1 else 0,
+    "resize": data.resize if crops > 1 else 0,
+    "seed": data_seed(config) if crops > 1 else 0,
   }

@@ -16,10 +16,10 @@ from conftest import tiny_backbone
 from run_inputs import run_inputs
 
 from memory_vit import config as config_lib
+from memory_vit.cache import cache_folder
 from memory_vit.data import batching, datasets
 from memory_vit.data.data_files import DataFiles
 from memory_vit.errors import BrokenDataError, ConfigError, TrainingError
-from memory_vit.frozen import cache_folder
 from memory_vit.model import trees
 from memory_vit.runtime import lock, processes
 from memory_vit.runtime.preemption import PREEMPTED, Interrupted, StopSignal
@@ -49,7 +49,7 @@ def config(tmp_path):
       train_crop="resize",
       flip=False,
     ),
-    keep=config_lib.KeepConfig(
+    cache=config_lib.CacheConfig(
       what="contexts", where="disk", dir=str(tmp_path / "kept")
     ),
   )
@@ -86,7 +86,7 @@ def kept_rows(config, backbone, frozen_pass, reader=None, stop=None):
 
 
 def file_of(config):
-  (folder,) = Path(config.keep.dir).iterdir()
+  (folder,) = Path(config.cache.dir).iterdir()
   assert (folder / "about.json").is_file()
   return folder / "0.rows"
 
@@ -101,7 +101,7 @@ def test_a_later_run_finds_what_is_kept(config, backbone):
   assert found.tobytes() == images.tobytes()
   assert (found_labels == labels).all()
   in_memory = dataclasses.replace(
-    config, keep=config_lib.KeepConfig(what="contexts")
+    config, cache=config_lib.CacheConfig(what="contexts")
   )
   expected, expected_labels = kept_rows(in_memory, backbone, Pass())
   assert images.tobytes() == expected.tobytes()
@@ -183,10 +183,10 @@ def test_rows_have_the_labels_of_uncached_batches(
   where, name, kind, config, backbone, caplog
 ):
   split = datasets.open_split(name, f"train[:{SIZE}]", kind=kind)
-  keep = dataclasses.replace(
-    config.keep, where=where, dir=config.keep.dir * (where == "disk")
+  cache = dataclasses.replace(
+    config.cache, where=where, dir=config.cache.dir * (where == "disk")
   )
-  config = dataclasses.replace(config, keep=keep)
+  config = dataclasses.replace(config, cache=cache)
   plain = batching.train_batches(
     split, config.data, image_size=8, batch_size=BATCH, seed=config.seed
   )
@@ -205,7 +205,7 @@ def test_rows_have_the_labels_of_uncached_batches(
     assert caplog.text.count("damaged rows: 1.") == 1
     # Rows of the same images with another kind of label are others.
     kept_rows(config, backbone, Pass())
-    assert len(list(Path(config.keep.dir).iterdir())) == 2
+    assert len(list(Path(config.cache.dir).iterdir())) == 2
   else:
     kept = kept_of(config, backbone, Pass())
     batches = kept.eval_batches(split)
@@ -358,23 +358,23 @@ def changed(config, part, **values):
   return dataclasses.replace(config, **{part: part_values})
 
 
-def with_views(config, seed=0):
+def with_crops(config, seed=0):
   """Two random crops of every image."""
   return dataclasses.replace(
     config,
     seed=seed,
     data=dataclasses.replace(config.data, train_crop="small"),
-    keep=dataclasses.replace(config.keep, views=2),
+    cache=dataclasses.replace(config.cache, crops=2),
   )
 
 
 CHANGES = {
   "split": lambda c: changed(c, "data", train="train[1:24]"),
-  "dtype": lambda c: changed(c, "keep", dtype="bfloat16"),
+  "dtype": lambda c: changed(c, "cache", dtype="bfloat16"),
   "batch": lambda c: dataclasses.replace(c, batch_size=8),
   "parts": lambda c: changed(c, "optim", accumulation_steps=2),
   "size": lambda c: dataclasses.replace(c, image_size=12),
-  "views": with_views,
+  "crops": with_crops,
 }
 
 
@@ -421,15 +421,15 @@ def test_a_seed_matters_where_views_are_random(config, backbone):
   kept_rows(config, backbone, Pass())
   kept_rows(dataclasses.replace(config, seed=3), backbone, again)
   assert again.images == 0
-  kept_rows(with_views(config), backbone, Pass())
-  kept_rows(with_views(config, seed=3), backbone, again)
+  kept_rows(with_crops(config), backbone, Pass())
+  kept_rows(with_crops(config, seed=3), backbone, again)
   assert again.images >= 2 * SIZE
 
 
 @pytest.mark.fault("cache-of-another")
 @pytest.mark.slow
 def test_rows_of_another_crop_are_not_found(config, backbone):
-  crops, other = with_views(config), Pass()
+  crops, other = with_crops(config), Pass()
   kept_rows(crops, backbone, Pass())
   crops = changed(crops, "data", train_crop="inception")
   kept_rows(crops, backbone, other)
@@ -457,7 +457,7 @@ def test_too_little_room_is_said_before_the_work(
   memory = type("Memory", (), {"available": needed - 1})
   monkeypatch.setattr("psutil.virtual_memory", lambda: memory)
   if where != "disk":
-    config = changed(config, "keep", where=where, dir="")
+    config = changed(config, "cache", where=where, dir="")
   frozen_pass = Pass()
   with pytest.raises(ConfigError) as error:
     kept_rows(config, backbone, frozen_pass)
@@ -527,7 +527,7 @@ def test_what_is_missing_is_asked_of_all(config, backbone, monkeypatch):
 def test_one_run_at_a_time_keeps_the_same(tmp_path):
   asked = []
   path = tmp_path / ".lock"
-  first = lock.one_at_a_time(path, asked.append, "config.keep.dir")
+  first = lock.one_at_a_time(path, asked.append, "config.cache.dir")
   first.__enter__()
 
   def wait(owner):
@@ -535,7 +535,7 @@ def test_one_run_at_a_time_keeps_the_same(tmp_path):
     if len(asked) == 3:
       first.__exit__(None, None, None)
 
-  with lock.one_at_a_time(path, wait, "config.keep.dir"):
+  with lock.one_at_a_time(path, wait, "config.cache.dir"):
     assert len(asked) == 3
     assert all(owner.startswith("process ") for owner in asked)
 
@@ -543,9 +543,13 @@ def test_one_run_at_a_time_keeps_the_same(tmp_path):
 def test_memory_that_is_kept_is_planned_for(config, backbone, monkeypatch):
   monkeypatch.setattr(Step, "peak_bytes", lambda *args: 0)
   found = []
-  for keep in ({}, {"what": "contexts"}, {"what": "contexts", "where": "disk"}):
-    keep = config_lib.KeepConfig(**keep)
-    config = dataclasses.replace(config, keep=keep)
+  for cache in (
+    {},
+    {"what": "contexts"},
+    {"what": "contexts", "where": "disk"},
+  ):
+    cache = config_lib.CacheConfig(**cache)
+    config = dataclasses.replace(config, cache=cache)
     made = run_inputs(config, backbone)
     found.append(passes.pack_bytes(made, made.trials))
   # Keys and values of 17 tokens of width 32; all devices share one memory.

@@ -18,6 +18,7 @@ from fake_embeddings import CLASSES, TEST
 
 import memory_vit as mv
 from memory_vit import config as config_lib
+from memory_vit.cache.row_file import FileRows
 from memory_vit.configs import embeddings as embeddings_config
 from memory_vit.data import audit, datasets
 from memory_vit.errors import (
@@ -28,7 +29,6 @@ from memory_vit.errors import (
   TrainingError,
 )
 from memory_vit.evaluation import task_data
-from memory_vit.frozen.row_file import FileRows
 from memory_vit.model.task import EvalPreprocessing
 from memory_vit.runtime import sharding
 from memory_vit.runtime.preemption import StopSignal
@@ -121,8 +121,8 @@ def test_the_same_numbers_learn_the_same_task(place, tmp_path, regime, where):
   result = run.train_and_evaluate(images, tmp_path / "images")
   there = copied(place, tmp_path, images)
   changes |= {
-    "data.dir": str(there), "keep.where": where,
-    "keep.dir": str(tmp_path / "kept") if where == "disk" else "",
+    "data.dir": str(there), "cache.where": where,
+    "cache.dir": str(tmp_path / "kept") if where == "disk" else "",
   }  # fmt: skip
   found = run.train_and_evaluate(config_of(place, changes), tmp_path / "rows")
   assert_same_bits(learned(tmp_path / "rows"), learned(tmp_path / "images"))
@@ -136,7 +136,7 @@ def test_the_same_numbers_learn_the_same_task(place, tmp_path, regime, where):
 def test_a_sweep_on_few_of_each_class_in_16_bits(place, tmp_path):
   """All at once: what could be chosen, weighed or rounded otherwise."""
   changes = {
-    "keep.dtype": "bfloat16", "data.per_class": 4,
+    "cache.dtype": "bfloat16", "data.per_class": 4,
     "optim.class_weights": "balanced", "optim.accumulation_steps": 1,
     "sweep.learning_rate": (0.1, 0.3), "sweep.export": "all",
   }  # fmt: skip
@@ -151,7 +151,7 @@ def test_a_sweep_on_few_of_each_class_in_16_bits(place, tmp_path):
   fake_embeddings.embedded(root, "embedded/test", data / "test", *flags)
   there = copied(root, tmp_path, images, jnp.bfloat16)
   # Also where it is not asked for: nothing is lost by it.
-  changes |= {"data.dir": str(there), "keep.dtype": "float32"}
+  changes |= {"data.dir": str(there), "cache.dtype": "float32"}
   found = run.train_and_evaluate(config_of(root, changes), tmp_path / "rows")
   for name in ("pets", "pets-00", "pets-01"):
     assert_same_bits(
@@ -261,7 +261,7 @@ def test_a_run_that_was_stopped_goes_on(place, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_rows_on_disk_are_found_again(place, tmp_path, monkeypatch):
-  changes = {"keep.where": "disk", "keep.dir": str(tmp_path / "kept")}
+  changes = {"cache.where": "disk", "cache.dir": str(tmp_path / "kept")}
   config = config_of(place, {**changes, "total_steps": 1})
   run.train_and_evaluate(config, tmp_path / "first")
   put = []
@@ -298,9 +298,9 @@ def test_bytes_that_do_not_fit_are_said_before(place, tmp_path, monkeypatch):
   [
     ({"regime": "memory_masked"}, "expected 'head' or 'probe', or images"),
     ({"regime": "full"}, "config.regime is 'full', for which embeddings"),
-    ({"keep.what": "none"}, "config.keep.what is 'none'.*expected 'features'"),
-    ({"keep.what": "images"}, "config.keep.what is 'images'"),
-    ({"keep.views": 3}, "config.keep.views is 3.*expected 1"),
+    ({"cache.what": "none"}, "cache.what is 'none'.*expected 'features'"),
+    ({"cache.what": "images"}, "config.cache.what is 'images'"),
+    ({"cache.crops": 3}, "config.cache.crops is 3.*expected 1"),
     ({"data.flip": True}, "config.data.flip is True.*expected False"),
     ({"data.train_crop": "small"}, "train_crop is 'small'.*expected 'resize'"),
     ({"optim.mixup": 0.2}, "config.optim.mixup is 0.2.*expected 0.0"),

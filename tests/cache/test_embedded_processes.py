@@ -33,7 +33,7 @@ def finished(place, workdir, name, directory) -> Run:
     "data.name": name, "data.dir": place / directory,
     "data.train": "train[:25]", "data.validation": "train[25:]",
     "data.test": "test", "data.train_crop": "resize", "data.flip": False,
-    "data.eval_crop": "backbone", "data.resize": 0, "keep.what": "features",
+    "data.eval_crop": "backbone", "data.resize": 0, "cache.what": "features",
   })  # fmt: skip
   with kept_port() as port, contextlib.ExitStack() as stack:
     both = [

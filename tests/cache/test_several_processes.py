@@ -1,4 +1,4 @@
-"""What processes of a run that keep rows agree on; the others are made up."""
+"""What processes of a run that cache rows agree on; the others are made up."""
 
 import json
 import shutil
@@ -6,8 +6,8 @@ import shutil
 import jax
 import pytest
 
+from memory_vit.cache import cache_folder, free_space
 from memory_vit.errors import ConfigError
-from memory_vit.frozen import cache_folder, free_space
 from memory_vit.runtime import lock, processes
 from memory_vit.runtime.preemption import StopSignal
 
@@ -44,7 +44,7 @@ def test_process_0_holds_the_lock_for_all_of_its_run(
   for own_is_first in (True, False):
     pair = [
       cache_folder.locked(tmp_path, stop),
-      lock.one_at_a_time(tmp_path / ".lock", wait, "config.keep.dir"),
+      lock.one_at_a_time(tmp_path / ".lock", wait, "config.cache.dir"),
     ]
     found = entered(*(pair if own_is_first else reversed(pair)))
     assert found is (index == 1)
