@@ -169,7 +169,6 @@ def make_inputs(
     preprocessing = image_ops.preprocessing_of(
       data.eval_crop, data.resize, config.image_size, backbone.preprocessing
     )
-  side = image_ops.shorter_side(data.resize, config.image_size)
   inputs = RunInputs(
     config=config,
     mesh=mesh,
@@ -183,7 +182,7 @@ def make_inputs(
     parents=parents,
     preprocessing=preprocessing,
     record=record or DataRecord(),
-    decoded=functools.cache(lambda: cache_decoded(train, side, stop.check)),
+    decoded=functools.cache(lambda: _decode(train, config, stop)),
     cache=None,
   )
   return dataclasses.replace(inputs, cache=_new_cache(inputs))
@@ -200,6 +199,11 @@ def of_group(inputs: RunInputs, trials: Sequence[Trial]) -> RunInputs:
   )
   group = dataclasses.replace(inputs, config=config, trials=tuple(trials))
   return dataclasses.replace(group, cache=_new_cache(group))
+
+
+def _decode(train: Split, config: Config, stop: StopSignal) -> Split:
+  side = image_ops.shorter_side(config.data.resize, config.image_size)
+  return cache_decoded(train, side, stop.check)
 
 
 def _new_cache(inputs: RunInputs) -> RunCache | None:

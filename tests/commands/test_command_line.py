@@ -1,5 +1,6 @@
 """Bad values of every option and flag: one line, status 2, nothing begun."""
 
+import contextlib
 import importlib
 import json
 import os
@@ -55,17 +56,30 @@ def begun(monkeypatch):
   """The runs that were begun: their configurations."""
   found = []
 
-  def begin(config, *_):
-    found.append(config)
-    return {}
+  def begin(config, *args, **options):
+    """Up to where a run would read or write anything beside its lock."""
+    with monkeypatch.context() as patched:
+      patched.setattr(training_run.results, "tidy", _end)
+      with contextlib.suppress(BegunError):
+        real(config, *args, **options)
+      found.append(config)
 
-  monkeypatch.setattr(training_run, "_run", begin)
+  real = training_run.train_and_evaluate
+  monkeypatch.setattr(training_run, "train_and_evaluate", begin)
   monkeypatch.chdir(ROOT)
   return found
 
 
+class BegunError(Exception):
+  """Nothing is wrong with a command."""
+
+
+def _end(workdir):
+  raise BegunError
+
+
 def start_training(argv):
-  """The command that trains, up to where it would read anything."""
+  """The command that trains, see `begun`."""
   arguments = train.parse(["main", *argv])
   training_run.train_and_evaluate(
     arguments.config,

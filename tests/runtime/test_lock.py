@@ -104,7 +104,7 @@ def test_lock_error_names_its_option(fault, tmp_path, monkeypatch):
   else:
     monkeypatch.setattr(fcntl, "flock", fails)
   with (
-    pytest.raises(TrainingError, match=r"config\.keep\.dir") as error,
+    pytest.raises(TrainingError, match=r"config\.cache\.dir") as error,
     one_at_a_time(path, pytest.fail, "config.cache.dir"),
   ):
     pass

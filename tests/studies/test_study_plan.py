@@ -191,7 +191,7 @@ def test_what_a_run_keeps_is_what_its_regime_reads(study):
     study, data=squeezed, cache=CacheConfig(what="contexts", where="device")
   )
   kept = {
-    run.regime: config_of(study, run).keep
+    run.regime: config_of(study, run).cache
     for run in follow(study, ["regimes"], lambda *_: 0.5)[0]
   }
   assert {cache.where for cache in kept.values()} == {"device"}
