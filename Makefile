@@ -15,7 +15,7 @@ RELEASE_BIN := .venv-release/bin
 # Such as "--repository=https://... --full"; `make release RELEASE=--help`.
 RELEASE ?=
 
-.PHONY: help quickstart test newest lowest processes slow exchange nightly mutants lint notebooks docs bench compare release clean
+.PHONY: help quickstart test newest lowest processes slow studies exchange nightly mutants lint notebooks docs bench compare release clean
 
 help:
 	@echo "make quickstart   teach a far task by four regimes, into $(WORKDIR) (1 to 3 minutes)"
@@ -24,9 +24,10 @@ help:
 	@echo "make lowest       the same with the lowest versions that are allowed"
 	@echo "make processes    the tests that start processes (10 minutes)"
 	@echo "make slow         the tests on real data, and others that take long"
+	@echo "make studies      the tests of studies/ (2 minutes)"
 	@echo "make exchange     backbones against transformers and timm, and ONNX (5 minutes, 9 GB)"
-	@echo "make nightly      cases that repeat others, 20 kills, and the mutants (40 minutes)"
-	@echo "make mutants      the code broken in some places: is each noticed? (15 minutes)"
+	@echo "make nightly      cases that repeat others, 20 kills, studies and mutants (30 minutes)"
+	@echo "make mutants      the code broken in some places: is each noticed? (6 minutes)"
 	@echo "make lint         format, style, import directions, types, as in CI"
 	@echo "make notebooks    the pages of docs/notebooks anew, with their pictures (10 minutes)"
 	@echo "make docs         the site, into site/: a link that leads nowhere fails"
@@ -106,11 +107,14 @@ processes: .venv/installed
 slow: .venv/installed
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "slow and not processes and not nightly"
 
+studies: .venv/installed
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not nightly" studies/tests
+
 exchange: .venv-exchange/installed
 	$(EXCHANGE_BIN)/python -m pytest tests/exchange
 
-nightly: mutants
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m nightly
+nightly: mutants studies
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m nightly tests studies/tests
 	KILLS=20 FILE_KILLS=20 $(BIN)/python -m pytest -m processes tests/train/test_interrupted_runs.py -k kill
 
 mutants: .venv/installed

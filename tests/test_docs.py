@@ -75,7 +75,7 @@ def test_links_lead_somewhere(page):
 
 @each_page
 def test_files_that_are_named_are_there(page):
-  folders = "memory_vit|configs|tests|benchmarks|colab"
+  folders = "memory_vit|configs|studies|tests|benchmarks|colab"
   text = page.read_text()
   names = re.findall(rf"\b(?:{folders})/[\w/]+\.\w+", text)
   assert names or page.name != "CONTRIBUTING.md"

@@ -24,7 +24,7 @@ def rendered(tmp_path):
   def render_from(source):
     (tmp_path / "part").mkdir()
     (tmp_path / "part" / "test_it.py").write_text(source)
-    return render(tmp_path)
+    return render({tmp_path: ""})
 
   return render_from
 

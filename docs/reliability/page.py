@@ -1,5 +1,6 @@
 """Render docs/dev/reliability.md: faults and their tests, as tables."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from docs.reliability import faults
@@ -7,14 +8,19 @@ from docs.reliability.faults import Fault, Part
 from docs.reliability.markers import tests_by_fault
 from memory_vit.runtime.tables import markdown_table
 
-TESTS = Path(__file__).resolve().parents[2] / "tests"
+_ROOT = Path(__file__).resolve().parents[2]
+# Folders of tests, with what precedes the names of their files on the page.
+TESTS = {_ROOT / "tests": "", _ROOT / "studies" / "tests": "studies/tests/"}
 _HEADER = ("fault", "what happens", "tests", "measured")
 
 
-def render(folder: Path = TESTS) -> str:
+def render(folders: Mapping[Path, str] = TESTS) -> str:
   """The page in Markdown; ValueError if tests and faults.toml do not match."""
   texts = faults.read()
-  tests = tests_by_fault(folder)
+  tests: dict[str, list[str]] = {}
+  for folder, prefix in folders.items():
+    for fault, names in tests_by_fault(folder).items():
+      tests.setdefault(fault, []).extend(prefix + name for name in names)
   ids = [fault.id for part in texts.parts for fault in part.faults]
   _check(ids, tests)
   tables = [_table(part, tests) for part in texts.parts]

@@ -38,6 +38,10 @@ def backbone():
 
 @pytest.fixture
 def config(tmp_path):
+  return config_of(tmp_path / "kept")
+
+
+def config_of(folder):
   return config_lib.Config(
     image_size=8,
     batch_size=BATCH,
@@ -50,7 +54,7 @@ def config(tmp_path):
       flip=False,
     ),
     cache=config_lib.CacheConfig(
-      what="contexts", where="disk", dir=str(tmp_path / "kept")
+      what="contexts", where="disk", dir=str(folder)
     ),
   )
 
@@ -83,6 +87,21 @@ def kept_rows(config, backbone, frozen_pass, reader=None, stop=None):
   rows = kept.rows("train", reader or reader_of(config))
   places = np.arange(len(rows.labels))
   return np.asarray(rows.take(places)), rows.labels.copy()
+
+
+@pytest.fixture(scope="module")
+def made(backbone, tmp_path_factory):
+  """What an earlier run has kept: its folder; images and labels."""
+  folder = tmp_path_factory.mktemp("made") / "kept"
+  return folder, kept_rows(config_of(folder), backbone, Pass())
+
+
+@pytest.fixture
+def earlier(config, made):
+  """The images and labels that an earlier run has kept for this one."""
+  folder, rows = made
+  shutil.copytree(folder, config.cache.dir)
+  return rows
 
 
 def file_of(config):
@@ -160,8 +179,8 @@ DAMAGES = {
 
 @pytest.mark.fault("cache-damaged")
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_rows_are_made_again(damage, config, backbone, caplog):
-  images, labels = kept_rows(config, backbone, Pass())
+def test_damaged_rows_are_made_again(damage, config, earlier, backbone, caplog):
+  images, labels = earlier
   whole = file_of(config).read_bytes()
   apply, batches, is_said = DAMAGES[damage]
   apply(file_of(config))
@@ -222,10 +241,9 @@ def test_rows_have_the_labels_of_uncached_batches(
 @pytest.mark.fault("cache-damaged")
 @pytest.mark.parametrize("damage", ["flipped", "cut"])
 def test_rows_that_are_damaged_while_a_run_reads_them(
-  damage, config, backbone, caplog
+  damage, config, earlier, backbone, caplog
 ):
   """They are made again all together, when the first of them is read."""
-  kept_rows(config, backbone, Pass())
   runs, passes = [], [Pass(), Pass()]
   for frozen_pass in passes:
     kept = kept_of(config, backbone, frozen_pass)
@@ -248,9 +266,8 @@ def test_rows_that_are_damaged_while_a_run_reads_them(
 
 
 @pytest.mark.fault("cache-damaged")
+@pytest.mark.usefixtures("earlier")
 def test_a_disk_that_cannot_be_read(config, backbone, monkeypatch):
-  kept_rows(config, backbone, Pass())
-
   def failing(*args):
     raise OSError(errno.EIO, "Input/output error")
 
@@ -313,10 +330,9 @@ PARTS = {"rows": WHOLE + BATCH * BYTES - 9, "headers": 2 * WHOLE - 9}
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("error", [FULL, KeyboardInterrupt()], ids=repr)
 def test_what_is_half_written_is_not_found(
-  part, error, config, backbone, monkeypatch
+  part, error, config, earlier, backbone, monkeypatch
 ):
   """Another process may fill the disk meanwhile; or this one is killed."""
-  kept_rows(config, backbone, Pass())
   whole = file_of(config).read_bytes()
   file_of(config).unlink()
   with monkeypatch.context() as patch:
@@ -381,9 +397,10 @@ CHANGES = {
 @pytest.mark.fault("cache-of-another")
 @pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES)
-def test_rows_of_another_configuration_are_not_found(change, config, backbone):
+def test_rows_of_another_configuration_are_not_found(
+  change, config, earlier, backbone
+):
   other = Pass()
-  kept_rows(config, backbone, Pass())
   kept_rows(CHANGES[change](config), backbone, other)
   assert other.images >= SIZE
 
@@ -397,9 +414,10 @@ def test_rows_of_another_configuration_are_not_found(change, config, backbone):
   ],
   ids=["weights", "gelu"],
 )
-def test_rows_of_another_backbone_are_not_found(change, config, backbone):
+def test_rows_of_another_backbone_are_not_found(
+  change, config, earlier, backbone
+):
   other = Pass()
-  kept_rows(config, backbone, Pass())
   kept_rows(config, dataclasses.replace(backbone, **change), other)
   assert other.images >= SIZE
 

@@ -27,8 +27,8 @@ LEFT_OUT = {
   **{
     f"make {target}": _CI
     for target in (
-      "test", "newest", "lowest", "processes", "slow", "exchange", "nightly",
-      "mutants", "lint", "notebooks", "docs", "release",
+      "test", "newest", "lowest", "processes", "slow", "studies", "exchange",
+      "nightly", "mutants", "lint", "notebooks", "docs", "release",
     )
   },
 }  # fmt: skip

@@ -8,7 +8,7 @@ import numpy as np
 import oracle
 import pytest
 from conftest import random_task, run_program, tiny_backbone
-from families import FAMILIES, FEW_FIRST
+from families import FAMILIES, FEW_FIRST, ONE_FIRST
 from jax.sharding import NamedSharding, PartitionSpec
 
 import memory_vit as mv
@@ -25,7 +25,7 @@ def family(request):
   return tiny_backbone(width=16, **FAMILIES[request.param])
 
 
-@pytest.fixture(scope="module", params=FEW_FIRST)
+@pytest.fixture(scope="module", params=ONE_FIRST)
 def in_bfloat16(request):
   return tiny_backbone(width=16, dtype="bfloat16", **FAMILIES[request.param])
 

@@ -11,6 +11,7 @@ import pytest
 import safetensors
 import safetensors.numpy
 from conftest import random_task, tiny_backbone
+from memory import peak_rss, start_rss
 
 import memory_vit as mv
 from memory_vit.commands import predict
@@ -243,8 +244,10 @@ def test_an_endless_header_is_not_read(backbone, file):
   with file.open("r+b") as opened:
     opened.write((2**26).to_bytes(8, "little"))
     opened.truncate(2**27)
+  before = start_rss()
   with pytest.raises(TaskError, match="is not a task: a header of 67108864 "):
     mv.load_task(file, backbone)
+  assert peak_rss() - before < 2**25
 
 
 @pytest.mark.fault("damaged-safetensors")

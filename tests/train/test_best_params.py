@@ -83,7 +83,7 @@ def test_what_was_lost_is_never_the_best_again():
   assert (past.best["b"].step, past.lost.get("b")) == (1, None)
 
 
-def test_a_variant_is_best_by_validation(backbone, tmp_path, monkeypatch):
+def test_a_trial_is_best_by_validation(backbone, tmp_path, monkeypatch):
   """That the others are better on test is not looked at."""
   config = config_lib.Config(
     data=config_lib.DataConfig(name="d"),

@@ -58,7 +58,7 @@ def test_a_product_of_lists():
 
 
 @pytest.mark.parametrize(("count", "last"), [(100, "d-99"), (110, "d-109")])
-def test_names_of_many_variants_are_equally_long(count, last):
+def test_names_of_many_trials_are_equally_long(count, last):
   rates = tuple(0.001 * (i + 1) for i in range(count))
   trials = sweep.trials_of(config_of(learning_rate=rates), "d")
   assert trials[-1].name == last
@@ -66,7 +66,7 @@ def test_names_of_many_variants_are_equally_long(count, last):
 
 
 @pytest.mark.slow
-def test_variants_have_the_steps_and_the_size_that_were_left_open(
+def test_trials_have_the_steps_and_the_size_that_were_left_open(
   tmp_path, monkeypatch
 ):
   """Of the run that trains them: their schedules end where it does."""
@@ -112,7 +112,7 @@ def test_a_list_of_overrides():
   assert trials[2].config.optim.momentum == 0.9
 
 
-def test_without_a_sweep_there_is_one_variant():
+def test_without_a_sweep_there_is_one_trial():
   config = config_of()
   (trial,) = sweep.trials_of(config, "d")
   assert (trial.name, trial.label, trial.config) == ("d", "", config)
@@ -141,7 +141,7 @@ def test_sweeps_that_cannot_be(values, message):
     sweep.trials_of(config_of(**values), "d")
 
 
-def test_a_best_variant_needs_a_validation_set():
+def test_a_best_trial_needs_a_validation_set():
   config = config_of(learning_rate=(0.3, 0.1))
   blind = dataclasses.replace(config.data, validation="")
   with pytest.raises(ConfigError, match="needs config.data.validation"):
@@ -156,7 +156,7 @@ def test_seeds_do_not_make_another_backbone():
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 4, 5, 7, 100])
-def test_passes_hold_every_variant_once(at_once):
+def test_passes_hold_every_trial_once(at_once):
   config = config_of(cells=(20, 1, 5, 10, 2, 0, 3))
   trials = sweep.trials_of(config, "d")
   passes = sweep.packs_of(trials, at_once)
@@ -232,7 +232,7 @@ def test_images_are_squeezed_as_the_backbone_states():
 
 
 @pytest.mark.slow
-def test_a_sweep_equals_its_variants_alone(tmp_path):
+def test_a_sweep_equals_its_trials_alone(tmp_path):
   """Other rates, cells, seeds, clips: what they learn and when it was best."""
   config = config_of(
     overrides=(
@@ -295,7 +295,7 @@ def test_heads_are_learned_side_by_side(tmp_path, regime):
 
 @pytest.mark.fault("non-finite-update")
 @pytest.mark.slow
-def test_a_lost_variant_takes_no_other_with_it(tmp_path, monkeypatch):
+def test_a_lost_trial_takes_no_other_with_it(tmp_path, monkeypatch):
   """One diverges; the other ends as alone, also when it is resumed."""
   # Steps multiply its kernels: the third by more than float32 can hold.
   huge = {

@@ -9,7 +9,11 @@ from conftest import ROOT
 
 import memory_vit as mv
 
-FILES = sorted((ROOT / "studies").rglob("*.py"))
+FILES = sorted(
+  file
+  for file in (ROOT / "studies").rglob("*.py")
+  if "tests" not in file.parts and file.name != "conftest.py"
+)
 # All names of these modules are public; subpackages export theirs.
 WHOLE = ("memory_vit.config", "memory_vit.errors")
 LIBRARIES = {"absl", "jax", "numpy", "studies", *sys.stdlib_module_names}
