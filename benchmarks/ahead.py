@@ -24,6 +24,7 @@ from memory_vit.model.vit_config import vit_config
 from memory_vit.runtime import sharding
 from memory_vit.tasks.split_forward import make_split_forward
 from memory_vit.train import divergence, fit, optim
+from memory_vit.train.state import Steps
 from memory_vit.train.step import Step, create_state
 
 _NAME = "task"
@@ -76,7 +77,7 @@ class Workload:
         title=_NAME,
         frozen={"backbone": self._backbone.params, "tasks": {}},
         mesh=self._mesh,
-        steps=fit.Steps(total=steps, log=steps),
+        steps=Steps(total=steps, log=steps),
         batch_size=self._batch_size,
         schedules=self._schedules,
       )

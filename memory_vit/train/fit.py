@@ -29,7 +29,7 @@ from memory_vit.train.metric_writers import MetricWriters
 from memory_vit.train.pack import start
 from memory_vit.train.profile import Profile
 from memory_vit.train.progress import Progress
-from memory_vit.train.state import BestParams, LoopState
+from memory_vit.train.state import BestParams, LoopState, Steps
 from memory_vit.train.step import Step, TrainState
 from memory_vit.train.sweep import PassPlan, Trial
 
@@ -57,32 +57,6 @@ class PackResult:
   # Training images in the timed steps, and the time of these steps.
   examples: int = 0
   seconds: float = 0.0
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Steps:
-  """How long to train, and after how many steps events happen; 0 is never.
-
-  The last step is always evaluated and saved. `patience` is the number of
-  evaluations without a better one after which training stops.
-  """
-
-  total: int
-  log: int
-  evaluate: int = 0
-  checkpoint: int = 0
-  profile_at: int = 0
-  patience: int = 0
-
-  def due(self, step: int, every: int) -> bool:
-    return step == self.total or (every > 0 and step % every == 0)
-
-  def stops_early(self, step: int, past: LoopState) -> bool:
-    """Whether no trial became better for `patience` evaluations."""
-    if not (self.patience and step and self.due(step, self.evaluate)):
-      return False
-    since = [b.step for name, b in past.best.items() if name not in past.lost]
-    return all(step - best >= self.patience * self.evaluate for best in since)
 
 
 def fit_pack(
@@ -117,14 +91,27 @@ def fit_pack(
   tasks = began.tasks
   _show_parameters(inputs, began.state.params)
   plan = plan or PassPlan((tuple(tasks),))
+  steps = Steps(
+    total=config.total_steps,
+    log=config.log_every,
+    evaluate=config.eval_every,
+    checkpoint=config.checkpoint_every,
+    profile_at=config.profile_at,
+    patience=config.early_stopping,
+  )
   trained_on = ("train", "validation")
   splits = {key: s for key, s in inputs.splits.items() if key in trained_on}
   with Checkpoints(directory) as checkpoints:
     meta = state_lib.describe(inputs, trials)
     state, past = state_lib.resume(
-      checkpoints, began.state, meta, splits, allow_changed_data, inputs.record
+      checkpoints,
+      began.state,
+      meta,
+      splits,
+      steps,
+      inputs.record,
+      allow_changed_data,
     )
-    state_lib.require_within(state, config.total_steps, directory)
     inputs.record.keep()
     accepted()
 
@@ -141,14 +128,7 @@ def fit_pack(
       title=trials[0].name if len(trials) == 1 else f"{len(trials)} trials",
       frozen=inputs.frozen,
       mesh=inputs.mesh,
-      steps=Steps(
-        total=config.total_steps,
-        log=config.log_every,
-        evaluate=config.eval_every,
-        checkpoint=config.checkpoint_every,
-        profile_at=config.profile_at,
-        patience=config.early_stopping,
-      ),
+      steps=steps,
       batch_size=config.batch_size,
       schedules=began.schedules,
       evaluate=(
@@ -266,7 +246,7 @@ def fit(
     if past.pending:  # the run was interrupted before this evaluation
       past = evaluate_and_save(first, past, stopping=False, saves=False)
     for step in range(first + 1, steps.total + 1):
-      if steps.stops_early(step - 1, past):
+      if steps.stops_early(step - 1, past.best_steps):
         _show_early_stop(step - 1, past, steps.patience)
         break
       profile.before(step)

@@ -9,7 +9,7 @@ import dataclasses
 import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,37 @@ class LoopState:
   changes: tuple[Mapping[str, Any], ...] = ()
   timed_steps: int = 0
   timed_seconds: float = 0.0
+
+  @property
+  def best_steps(self) -> list[int]:
+    """The steps of the best parameters of trials that are not lost."""
+    return [b.step for name, b in self.best.items() if name not in self.lost]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Steps:
+  """How long to train, and after how many steps events happen; 0 is never.
+
+  The last step is always evaluated and saved. `patience` is the number of
+  evaluations without a better one after which training stops.
+  """
+
+  total: int
+  log: int
+  evaluate: int = 0
+  checkpoint: int = 0
+  profile_at: int = 0
+  patience: int = 0
+
+  def due(self, step: int, every: int) -> bool:
+    return step == self.total or (every > 0 and step % every == 0)
+
+  def stops_early(self, step: int, best_steps: Iterable[int]) -> bool:
+    """Whether no trial became better for `patience` evaluations."""
+    if not (self.patience and step and self.due(step, self.evaluate)):
+      return False
+    longest = self.patience * self.evaluate
+    return all(step - best >= longest for best in best_steps)
 
 
 def keep_better(
@@ -171,8 +202,9 @@ def resume(
   state: TrainState,
   meta: Mapping[str, Any],
   splits: Mapping[str, Split],
-  allow_changed_data: bool,
+  steps: Steps,
   record: DataRecord,
+  allow_changed_data: bool = False,
 ) -> tuple[TrainState, LoopState | None]:
   """Restore the newest saved state and its past, else return `state` and None.
 
@@ -193,7 +225,7 @@ def resume(
   accepted = {change["key"]: change["to"] for change in changed}
   began = {**found, "config": {**options, **accepted}}
   require_same(began, meta, checkpoints.directory)
-  _require_steps_left(step, meta["config"], changed, checkpoints.directory)
+  _require_steps_left(step, found, steps, changed, checkpoints.directory)
   other = record.differences(found["files"])
   changed += _data_changes(step, found, meta, other)
   if other and not allow_changed_data:
@@ -223,15 +255,15 @@ def resume(
     name: SkipCount(values["total"], tuple(values["row"]))
     for name, values in found["skipped"].items()
   }
-  steps, seconds = found["timed"]
+  timed_steps, timed_seconds = found["timed"]
   return saved["state"], LoopState(
     best=best,
     lost=found["lost"],
     skipped=skipped,
     pending=found["pending"],
     changes=(*found["changes"], *changed),
-    timed_steps=steps,
-    timed_seconds=seconds,
+    timed_steps=timed_steps,
+    timed_seconds=timed_seconds,
   )
 
 
@@ -279,26 +311,31 @@ def _other_data(directory: Path, other: Mapping[str, Sequence[str]]) -> str:
 
 def _require_steps_left(
   step: int,
-  config: Mapping[str, Any],
+  found: Mapping[str, Any],
+  steps: Steps,
   changed: Sequence[Mapping[str, Any]],
   directory: Path,
 ) -> None:
   """Refuse options of training that a finished run would not follow."""
-  length = "config.total_steps"
-  keys = [change["key"] for change in changed if change["key"] != length]
-  if keys and step >= config[length]:
+  if step > steps.total:
     raise TrainingError(
-      f"the run in {directory} has taken all of its {step} steps, and "
-      f"{', '.join(keys)} would change none of them. Give the values that it "
-      "had, a greater config.total_steps, or another --workdir."
+      f"the run in {directory} is at step {step}, beyond config.total_steps "
+      f"{steps.total}: expected at least that."
     )
-
-
-def require_within(state: TrainState, total: int, directory: Path) -> None:
-  if int(state.step) > total:
+  lengths = ("config.total_steps", "config.early_stopping")
+  keys = [change["key"] for change in changed if change["key"] not in lengths]
+  best = [at for name, (at, *_) in found["best"].items()
+          if name not in found["lost"]]  # fmt: skip
+  stopped = not found["pending"] and steps.stops_early(step, best)
+  if keys and (stopped or step == steps.total):
+    ended, longer = f"has taken all of its {step} steps", "total_steps"
+    if stopped and step < steps.total:
+      ended = f"stopped early after {step} steps"
+      longer = "early_stopping (0 is never)"
     raise TrainingError(
-      f"the run in {directory} is at step {state.step}, beyond "
-      f"config.total_steps {total}: expected at least that."
+      f"the run in {directory} {ended}, and {', '.join(keys)} would change "
+      "none of them. Give the values that it had, a greater "
+      f"config.{longer}, or another --workdir."
     )
 
 

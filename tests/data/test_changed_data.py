@@ -366,7 +366,7 @@ def test_examples_left_out_of_other_data_are_forgotten(pictures, tmp_path):
     meta = {**FakeCheckpoints(found).saved, "files": record.compared}
     _, past = state_lib.resume(
       FakeCheckpoints(found), state, meta, {"train": source},
-      allow_changed_data, record,
+      state_lib.Steps(total=9, log=1), record, allow_changed_data,
     )  # fmt: skip
     return [*source.unreadable], past.changes
 

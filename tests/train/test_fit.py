@@ -16,7 +16,7 @@ import pytest
 from conftest import class_evaluation
 
 from memory_vit.data.data_record import DataRecord
-from memory_vit.errors import DivergedError
+from memory_vit.errors import DivergedError, TrainingError
 from memory_vit.kinds.scores import Scores
 from memory_vit.runtime import sharding
 from memory_vit.runtime.preemption import Interrupted, StopSignal
@@ -56,6 +56,7 @@ class Run:
     self.stop = StopSignal()
     self.in_step = self.in_evaluation = self.in_save = lambda step: None
     self.logdirs, self.top5, self.classes = {}, 1.0, 2
+    self.meta = META
 
   def step(self, state, frozen, batch):
     step = int(state.step) + 1
@@ -88,10 +89,10 @@ class Run:
 
       def save(state, past):
         self.in_save(int(state.step))
-        state_lib.save(checkpoints, state, past, META, {})
+        state_lib.save(checkpoints, state, past, self.meta, {})
 
       state, past = state_lib.resume(
-        checkpoints, first, META, {}, (), DataRecord()
+        checkpoints, first, self.meta, {}, self.steps, DataRecord()
       )
       logdirs = self.logdirs
       with MetricWriters(TensorBoard(logdirs)) as writers:
@@ -446,7 +447,9 @@ def test_a_past_is_saved_as_it_is(tmp_path):
   state = TrainState(jnp.int32(2), {"a": ZERO, "b": ZERO}, ())
   with Checkpoints(tmp_path) as checkpoints:
     state_lib.save(checkpoints, state, past, META, {})
-    _, found = state_lib.resume(checkpoints, state, META, {}, (), DataRecord())
+    _, found = state_lib.resume(
+      checkpoints, state, META, {}, fit.Steps(total=9, log=1), DataRecord()
+    )
   assert np.array_equal(found.best["a"].params["w"], np.ones(3))
   plain = {"a": dataclasses.replace(found.best["a"], params=None)}
   expected = {"a": dataclasses.replace(past.best["a"], params=None)}
@@ -488,8 +491,33 @@ def test_it_stops_when_nothing_becomes_better(tmp_path, caplog):
   assert longer.taken == [5, 6]
 
 
+def test_options_that_would_change_no_step_of_a_stopped_run_are_refused(
+  tmp_path,
+):
+  accuracies = {1: 0.6, 2: 0.2, 3: 0.1, 4: 0.1, 5: 0.1}
+
+  def run(learning_rate, **steps):
+    made = Run(tmp_path, 5, accuracies, evaluate=1, **steps)
+    made.meta = {**META, "config": {"config.learning_rate": learning_rate}}
+    return made
+
+  run(0.1, patience=2).go()
+  with pytest.raises(
+    TrainingError,
+    match=r"stopped early after 3 steps, and config\.learning_rate would .*"
+    r"greater config\.early_stopping",
+  ):
+    run(0.2, patience=2).go()
+  again = run(0.1, patience=2)
+  assert again.go()[1].changes == ()
+  longer = run(0.2, patience=3)
+  _, past = longer.go()
+  assert longer.taken == [4]
+  assert [change["key"] for change in past.changes] == ["config.learning_rate"]
+
+
 def test_a_trial_that_is_lost_holds_up_no_other():
   steps = fit.Steps(total=9, log=1, evaluate=1, patience=2)
   best = {"a": BestParams(1), "b": BestParams(2)}
-  assert steps.stops_early(3, LoopState(best, lost={"b": 3}))
-  assert not steps.stops_early(3, LoopState(best))
+  assert steps.stops_early(3, LoopState(best, lost={"b": 3}).best_steps)
+  assert not steps.stops_early(3, LoopState(best).best_steps)

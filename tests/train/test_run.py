@@ -551,7 +551,7 @@ def test_a_backbone_of_random_weights(config, workdir):
   config = changed(config, "upstream", name="")
   run.train_and_evaluate(config, workdir)
   made = mv.load_backbone(workdir / "digits-5-9.npz")
-  assert made.config.trial == "Micro/2"
+  assert made.config.variant == "Micro/2"
   assert made.config.num_classes == 5
 
 
