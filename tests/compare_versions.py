@@ -90,7 +90,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "cache.dir": "kept",
   },
   "interrupted": {"optim.schedule": "constant", "total_steps": 3},
-  # The same run goes on.
+  # The same run resumes.
   "interrupted again": {"optim.schedule": "constant"},
 }  # fmt: skip
 # What a clock says, configurations, and commands.

@@ -71,10 +71,10 @@ def gradient(make_regime, backbone, tasks, images):
   specs = tuple(task.spec for task in tasks)
   params = {task.spec.name: task.params for task in tasks}
   cut = make_regime(backbone.config, specs)
-  loop = step.Step(cut, optax.sgd(0.01), one_device())
+  step_fn = step.Step(cut, optax.sgd(0.01), one_device())
   frozen = {"backbone": backbone.params, "tasks": {}}
   batch = {"image": images, "label": np.arange(8) % 3}
-  return loop.gradient(params, frozen, batch)
+  return step_fn.gradient(params, frozen, batch)
 
 
 @pytest.mark.slow
@@ -94,7 +94,7 @@ def test_baseline_has_the_same_loss_and_gradient(images):
   assert abs(expected["c"]["memory"]).max() > 1e-3
 
 
-def test_operations_are_those_of_the_published_model():
+def test_operations_equal_those_of_the_published_model():
   config = mv.vit_config("B/32", num_classes=1000)
   found = workloads.forward_operations(config)
   # 4.41 billion multiply-adds, as torchvision says of its vit_b_32.
@@ -158,7 +158,7 @@ def test_defaults_are_complete_with_peaks(more):
 
 
 @pytest.mark.slow
-def test_a_process_that_fails_leaves_no_number():
+def test_failing_process_leaves_no_number():
   peak = peaks.in_process([*TINY, "--cells=-1"], "train_1")
   assert peak.bytes is None
   assert "ended with" in peak.how

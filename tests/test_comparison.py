@@ -81,14 +81,14 @@ def test_ratios_are_to_the_forward_pass():
   assert set(found["ratios"]) == {"forward", "train"}
 
 
-def test_a_difference_of_nothing_means_equal_bits():
+def test_zero_difference_means_equal_bits():
   some = np.eye(2, dtype=np.float32)
   assert rounds.difference(some, some.copy()) == 0
   assert rounds.difference(some, some + np.float32(1e-9)) > 0
 
 
 @pytest.mark.parametrize("value", [0.0, 1.5])
-def test_outputs_that_are_all_alike_show_nothing(value):
+def test_equal_outputs_for_all_images_are_refused(value):
   """Those of a head that is zero would be equal whatever is computed."""
   alike = np.full((3, 2), value, np.float32)
   with pytest.raises(ValueError, match="equal for all images"):
@@ -126,7 +126,7 @@ def test_processes_are_merged_into_one_result():
   assert comparison.merged([alone]) == alone
 
 
-def test_the_brackets_are_explained():
+def test_figures_explain_their_brackets():
   some = one("A", {"train": [1, 2, 3]})
   for processes, expected in ((1, "quartiles"), (3, "Medians of 3 processes")):
     text = " ".join(comparison.figures(result(some, processes=processes)))
@@ -134,7 +134,7 @@ def test_the_brackets_are_explained():
     assert "Measured on 2026-01-31, " in text
 
 
-def test_the_machine_stands_beside_its_figures():
+def test_figures_name_their_machine():
   some = one("A", {"train": [1, 2, 3]})
   text = " ".join(comparison.figures(result(some)))
   assert "with 2 cores (x86_64), 1 thread of PyTorch. " in text
@@ -146,7 +146,7 @@ def test_the_machine_stands_beside_its_figures():
   assert "time that the process computed, not" in text
 
 
-def test_figures_replace_those_of_a_page():
+def test_figures_of_a_page_are_replaced():
   begins, ends = "<!-- figures -->", "<!-- end of figures -->"
   found = result(one("A", {"train": [1, 2, 3]}))
   page = comparison.with_figures(f"a\n{begins}\nold\n{ends}\nb\n", found)
@@ -157,18 +157,18 @@ def test_figures_replace_those_of_a_page():
   assert comparison.with_figures(page, found) == page
 
 
-def test_the_page_has_the_figures_that_are_kept():
+def test_page_has_the_stored_figures():
   """`--json` and `--page` write both."""
   docs = ROOT / "docs"
-  kept = docs / "results" / "comparison" / "comparison.json"
+  stored = docs / "results" / "comparison" / "comparison.json"
   page = (docs / "reference" / "comparison.md").read_text(encoding="utf-8")
-  assert page == comparison.with_figures(page, json.loads(kept.read_text()))
+  assert page == comparison.with_figures(page, json.loads(stored.read_text()))
 
 
 def test_summary_of_the_page_equals_its_figures():
   docs = ROOT / "docs"
-  kept = docs / "results" / "comparison" / "comparison.json"
-  here, *others = json.loads(kept.read_text())["libraries"]
+  stored = docs / "results" / "comparison" / "comparison.json"
+  here, *others = json.loads(stored.read_text())["libraries"]
   *one_a_pass, reproduction = others
 
   def of(library, key):
@@ -211,7 +211,7 @@ def test_empty_results_replace_no_figures():
    "--processes", "--rounds", "--threads"],
 )  # fmt: skip
 @pytest.mark.parametrize("value", ["0", "-1", "1.5", "one"])
-def test_a_count_is_at_least_one(monkeypatch, capsys, flag, value):
+def test_counts_below_one_are_refused(monkeypatch, capsys, flag, value):
   monkeypatch.setattr(
     comparison, "_setting", lambda arguments: pytest.fail("it was accepted")
   )

@@ -47,11 +47,11 @@ def options(values, prefix=""):
       yield from options(value, f"{prefix}{field.name}.")
 
 
-def test_the_readme_is_short():
+def test_readme_is_short():
   assert len(README.read_text().splitlines()) <= 130
 
 
-def test_the_readme_leads_to_every_page():
+def test_readme_leads_to_every_page():
   """By docs/contents.md, which lists them."""
   contents = DOCS / "contents.md"
   assert "](docs/contents.md)" in README.read_text(encoding="utf-8")
@@ -61,7 +61,7 @@ def test_the_readme_leads_to_every_page():
 
 
 @each_page
-def test_links_lead_somewhere(page):
+def test_links_have_targets(page):
   links = re.findall(r"\]\(([^)\s]+)\)", page.read_text())
   assert links or page != README
   for link in links:
@@ -74,7 +74,7 @@ def test_links_lead_somewhere(page):
 
 
 @each_page
-def test_files_that_are_named_are_there(page):
+def test_named_files_exist(page):
   folders = "memory_vit|configs|studies|tests|benchmarks|colab"
   text = page.read_text()
   names = re.findall(rf"\b(?:{folders})/[\w/]+\.\w+", text)
@@ -105,13 +105,13 @@ def test_pages_for_users_name_no_modules(page):
     assert set(names.split(", ")) <= set(exported), package
 
 
-def test_every_published_backbone_is_named():
+def test_every_published_backbone_is_listed():
   text = (DOCS / "backbones.md").read_text(encoding="utf-8")
   named = re.findall(r"`((?:i21k|augreg)-[\w/]+)`", text)
   assert set(named) == {name for name in KNOWN if name != "glyphs"}
 
 
-def test_the_architecture_is_that_of_the_code():
+def test_architecture_page_matches_the_code():
   """Its subpackages, commands and layers, each with what it is for."""
   text = (DOCS / "dev" / "architecture.md").read_text(encoding="utf-8")
   rows = re.findall(r"^\| `(\w+)/` \| (\w.*\.) \|$", text, re.M)
@@ -130,7 +130,7 @@ def test_the_architecture_is_that_of_the_code():
   ]
 
 
-def test_help_says_where_pages_are():
+def test_help_names_pages_of_the_repository():
   """A wheel has none of them: a reader has to look into the repository."""
   named = set()
   for path in (ROOT / "memory_vit" / "commands").glob("*.py"):
@@ -142,7 +142,7 @@ def test_help_says_where_pages_are():
   assert named
 
 
-def test_commands_are_of_one_dialect():
+def test_commands_are_written_in_one_form():
   """`memory-vit COMMAND --config=NAME`; the other way is named once."""
   said = [
     *PAGES, *(ROOT / "colab").glob("*.ipynb"), *(ROOT / "configs").glob("*.py"),
@@ -160,13 +160,13 @@ def test_commands_are_of_one_dialect():
 
 
 @pytest.mark.parametrize("path", [*PAGES, *(ROOT / "colab").glob("*.ipynb")])
-def test_no_address_is_made_up(path):
+def test_pages_have_no_placeholder_address(path):
   """The release writes the one of the project, once there is one."""
   text = path.read_text(encoding="utf-8")
   assert not re.search(r"OWNER/memory_vit", text)
 
 
-def test_nothing_is_installed_by_a_name_that_is_not_ours():
+def test_package_is_not_installed_by_name_from_an_index():
   """Nothing is published yet: on an index, the name could be a stranger's."""
   said = [
     *PAGES, *(ROOT / "colab").glob("*.ipynb"),
@@ -178,7 +178,7 @@ def test_nothing_is_installed_by_a_name_that_is_not_ours():
 
 
 @each_page
-def test_options_that_are_named_exist(page):
+def test_named_options_exist(page):
   named = re.findall(r"\bconfig\.([a-z]\w*(?:\.[a-z]\w*)*)", page.read_text())
   files = {"py", "json"}
   assert set(named) - files <= set(options(Config()))

@@ -66,7 +66,7 @@ def kind(licence: str) -> str:
   return "permissive" if PERMISSIVE.search(licence) else "unknown"
 
 
-def test_all_of_them_are_permissive_or_named():
+def test_installed_licences_are_permissive_or_listed():
   names = installed()
   assert len(names) >= 60
   assert {"jax", "tensorflow", "numpy", "fastapi"} <= names

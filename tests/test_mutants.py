@@ -1,4 +1,4 @@
-"""The faults of `make mutants` are such: each is in the code as it is now."""
+"""Each fault of `make mutants` can be made in the present code."""
 
 import ast
 import collections
@@ -26,13 +26,13 @@ run = _runner()
 MUTANTS = run.read_mutants()
 
 
-def test_there_are_enough_of_them_under_names_of_their_own():
+def test_mutants_are_enough_and_have_unique_names():
   assert len(MUTANTS) >= 70
   names = collections.Counter(mutant.name for mutant in MUTANTS)
   assert [name for name, count in names.items() if count > 1] == []
 
 
-def test_each_is_one_place_in_the_code_and_still_python():
+def test_each_mutant_is_found_once_and_compiles():
   for mutant in MUTANTS:
     text = (run.ROOT / mutant.file).read_text(encoding="utf-8")
     # What it warns of here is an error where the tests import it.
@@ -41,7 +41,7 @@ def test_each_is_one_place_in_the_code_and_still_python():
     assert ast.dump(find) != ast.dump(replace), mutant.name
 
 
-def test_the_tests_that_should_notice_are_there():
+def test_tests_named_by_mutants_exist():
   @functools.cache
   def functions(file):
     tree = ast.parse((TESTS / file).read_text(encoding="utf-8"))
@@ -74,12 +74,12 @@ class Class:
 """
 
 
-def test_a_place_is_found_however_it_is_formatted():
+def test_code_is_found_in_any_formatting():
   assert "g(x)\n        return [x]\n" in FAULT.applied_to(CODE)
   assert "return x + f(y)" in FAULT.applied_to(CODE)
 
 
-def test_statements_are_replaced_or_go():
+def test_statements_are_replaced_or_removed():
   gone = run.dataclasses.replace(FAULT, find="g(x)", replace="")
   assert "g(x)" not in gone.applied_to(CODE)
   two = run.dataclasses.replace(
@@ -89,7 +89,7 @@ def test_statements_are_replaced_or_go():
 
 
 @pytest.mark.parametrize("found", [0, 2])
-def test_a_place_that_is_not_there_once_is_refused(found):
+def test_code_not_found_exactly_once_is_refused(found):
   code = CODE.replace("x +\n            f( y)", ", ".join(["x + f(y)"] * found))
   with pytest.raises(ValueError, match=f"{found} places .* expected 1. Write"):
     FAULT.applied_to(code)

@@ -100,7 +100,7 @@ def test_cells_compile_and_their_functions_are_short(path):
 
 
 @each_notebook
-def test_steps_are_as_configured(path):
+def test_stored_steps_are_the_default(path):
   """A notebook that was tried in a few steps is not stored so."""
   parameters = {}
   notebook = nbformat.read(path, as_version=4)
@@ -112,7 +112,7 @@ def test_steps_are_as_configured(path):
 
 
 @each_notebook
-def test_badge_and_set_up_are_those_of_all(path, shared_cells):
+def test_badge_and_set_up_equal_the_shared_cells(path, shared_cells):
   source = shared_cells.read(shared_cells.SOURCE)
   stored = shared_cells.read(path)
   expected = shared_cells.with_shared(shared_cells.read(path), path, source)
@@ -165,7 +165,7 @@ def test_page_shows_its_notebook(path):
 
 
 @each_notebook
-def test_cells_need_nothing_of_the_set_up(path):
+def test_cells_use_no_names_of_the_set_up(path):
   """Who has the package leaves it out."""
   notebook = nbformat.read(path, as_version=4)
   cells = [ast.walk(ast.parse(python(c))) for c in code_cells(notebook)
@@ -186,7 +186,9 @@ def test_cells_need_nothing_of_the_set_up(path):
   assert read - bound - {*imported} - given == set()
 
 
-def test_the_address_is_written_everywhere(shared_cells, tmp_path, monkeypatch):
+def test_address_is_written_to_every_notebook(
+  shared_cells, tmp_path, monkeypatch
+):
   """Twice in each: in the set-up, and in a badge that is not there before."""
   for path in NOTEBOOKS:
     (tmp_path / path.name).write_bytes(path.read_bytes())
@@ -297,7 +299,7 @@ def test_installed_package_is_not_installed_again(monkeypatch, nothing_else):
 
 
 @pytest.mark.parametrize("accelerator", ["cpu", "gpu", "tpu"])
-def test_the_jax_of_the_runtime_stays(
+def test_jax_of_the_runtime_is_not_replaced(
   monkeypatch, nothing_else, tmp_path, accelerator
 ):
   """With its plug-in, as long as pip has not replaced it."""
@@ -313,7 +315,7 @@ def test_the_jax_of_the_runtime_stays(
 @pytest.mark.parametrize(
   ("accelerator", "plug_in"), [("cpu", None), ("gpu", "cuda12"), ("tpu", "tpu")]
 )
-def test_a_new_jax_gets_its_plug_in(
+def test_new_jax_gets_its_plug_in(
   monkeypatch, nothing_else, tmp_path, before, accelerator, plug_in
 ):
   present = before | ({"libtpu": "1"} if accelerator == "tpu" else {})
@@ -345,7 +347,7 @@ def test_existing_checkout_is_installed(
   assert lines == [installation(checkout)]
 
 
-def test_pip_that_fails_is_noticed(monkeypatch, nothing_else):
+def test_failing_pip_is_an_error(monkeypatch, nothing_else):
   """Its magic does not raise anything by itself."""
   runtime = Runtime(monkeypatch)
   runtime.installs = {}
@@ -411,7 +413,7 @@ def execute(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def micro(tmp_path_factory):
-  """A frozen ViT for the digits, that has learned nothing: an .npz file."""
+  """An untrained ViT for the digits, as an .npz file."""
   path = tmp_path_factory.mktemp("micro") / "micro.npz"
   backbone = mv.random_backbone(
     "Micro/2", image_size=8, num_classes=5, key=jax.random.key(0)
@@ -450,7 +452,7 @@ def test_quickstart_runs_on_glyphs(execute, tmp_path):
 
 @pytest.mark.nightly  # as on glyphs, with other data
 @pytest.mark.slow
-def test_quickstart_runs_on_own_pictures(execute, tmp_path, micro):
+def test_quickstart_runs_on_own_images(execute, tmp_path, micro):
   data, rng = tmp_path / "pets", np.random.default_rng(0)
   for split, count in (("train", 24), ("test", 5)):
     for kind in ("cat", "dog"):

@@ -46,7 +46,7 @@ HEAVY = ("tensorflow", "tensorflow_datasets", "clu", "ml_collections", "orbax",
   ],
   ids=["training", "serving"],
 )
-def test_the_core_imports_nothing_heavy(loaded, heavy):
+def test_core_imports_nothing_heavy(loaded, heavy):
   code = (
     f"import sys, json, memory_vit; {loaded}; "
     f"print(json.dumps([m for m in {heavy!r} if m in sys.modules]))"
@@ -58,7 +58,7 @@ def test_the_core_imports_nothing_heavy(loaded, heavy):
   assert json.loads(done.stdout.splitlines()[-1]) == []
 
 
-def test_every_call_is_checked():
+def test_shapes_are_checked_at_every_call():
   """By the import hook of conftest.py, in the subpackages that compute."""
   head = {"kernel": jnp.zeros((4, 2)), "bias": jnp.zeros(2)}
   calls = [
@@ -107,7 +107,7 @@ def requirements(lines):
   return {Requirement(line) for line in found if line}
 
 
-def test_requirements_are_the_core_and_training():
+def test_requirements_equal_those_of_core_and_training():
   """`requirements.txt` and pyproject.toml cannot drift apart."""
   core = requirements(project()["dependencies"])
   train = requirements(project()["optional-dependencies"]["train"])
@@ -133,7 +133,7 @@ def test_requirements_are_the_core_and_training():
   ]
 
 
-def test_the_modules_of_training():
+def test_modules_of_training_are_required_by_its_extra():
   """What a command names that finds one missing."""
   brought = importlib.metadata.packages_distributions()
   train = requirements(project()["optional-dependencies"]["train"])
@@ -145,7 +145,7 @@ def test_the_modules_of_training():
   assert len(console.TRAIN_MODULES) == len(names)
 
 
-def test_the_modules_of_the_server():
+def test_modules_of_the_server_are_required_by_its_extra():
   """What `serve` names that finds one missing."""
   brought = importlib.metadata.packages_distributions()
   serve = requirements(project()["optional-dependencies"]["serve"])
@@ -178,7 +178,7 @@ def made(folder, *arguments, **variables):
   )  # fmt: skip
 
 
-def test_the_quickstart_installs_what_training_needs_and_no_more(tmp_path):
+def test_quickstart_installs_only_the_extra_of_training(tmp_path):
   """The tests add the rest to the same environment."""
   of_quickstart = made(tmp_path, "--dry-run", "quickstart").stdout
   of_tests = made(tmp_path, "--dry-run", "test").stdout
@@ -189,7 +189,7 @@ def test_the_quickstart_installs_what_training_needs_and_no_more(tmp_path):
   assert set(second.split(",")) > {"train", "serve", "hf", "test"}
 
 
-def test_a_python_that_pip_would_refuse_is_refused_first(tmp_path):
+def test_unsupported_python_is_refused_before_pip(tmp_path):
   least, most = re.findall(r"3, (\d+)", (ROOT / "Makefile").read_text())
   assert project()["requires-python"] == f">=3.{least},<3.{most}"
   for minor in (int(least) - 1, int(most)):
@@ -258,7 +258,7 @@ GOLDEN = ROOT / "tests" / "golden" / "format_2"
 
 @pytest.mark.nightly  # `make release` tries one as well
 @pytest.mark.slow
-def test_a_wheel_works_outside_the_checkout(tmp_path):
+def test_wheel_works_outside_the_checkout(tmp_path):
   """Import, every command, a configuration by name, and a task that runs."""
   python, packages = installed(build_wheel(tmp_path), tmp_path / "venv")
   # All but this package, whose editable installation is not followed from here.
@@ -310,7 +310,7 @@ def core_distributions():
 
 @pytest.mark.fault("missing-library")
 @pytest.mark.slow
-def test_a_wheel_with_the_core_alone(tmp_path):
+def test_wheel_works_with_the_core_alone(tmp_path):
   """It loads, predicts, and says in a line what training needs.
 
   What the core requires is linked into an environment, and nothing else is

@@ -52,7 +52,7 @@ def random_images(count, size=8):
 
 
 @pytest.mark.parametrize("count", [1, 5, 8, 9, 24])
-def test_a_grid_has_every_picture_as_it_is(count, agg):
+def test_grid_shows_every_image_unchanged(count, agg):
   images, titles = random_images(count), [f"title {i}" for i in range(count)]
   figure = plots.image_grid(images, titles)
   assert len(figure.axes) == count
@@ -64,13 +64,13 @@ def test_a_grid_has_every_picture_as_it_is(count, agg):
 
 
 def test_contrast_is_not_stretched():
-  """A grey picture is grey, and not black because it is the darkest."""
+  """A grey image is grey, and not black because it is the darkest."""
   image = np.full((1, 2, 2, 3), -0.5)
   (shown,) = plots.image_grid(image, [""]).axes[0].images
   assert np.all(np.asarray(shown.get_array()) == 0.25)
 
 
-def test_pictures_and_titles_do_not_overlap(agg):
+def test_images_and_titles_do_not_overlap(agg):
   titles = ["first line\nsecond line"] * 20
   figure = agg(plots.image_grid(random_images(20), titles))
   figure.canvas.draw()
@@ -109,13 +109,13 @@ def test_names_of_classes_do_not_overlap(agg):
   assert titles[4].count("\n") == 1
 
 
-def test_levels_are_shown_as_they_are():
+def test_uint8_images_are_shown_unchanged():
   levels = np.arange(48, dtype=np.uint8).reshape(1, 4, 4, 3)
   (shown,) = plots.image_grid(levels, [""]).axes[0].images
   np.testing.assert_array_equal(shown.get_array(), levels[0])
 
 
-def test_labels_of_lines_are_text(agg):
+def test_labels_of_lines_are_plain_text(agg):
   """Also those that matplotlib would take for formulas, or leave out."""
   odd = "$\\frac{x"
   points = [(1.0, 0.5, 0.25, 0.75), (2.0, 0.5, 0.5, 0.5)]
@@ -133,7 +133,7 @@ def test_labels_of_lines_are_text(agg):
   assert none.axes[0].get_legend() is None
 
 
-def test_letters_that_the_font_lacks_are_one_line_of_the_log(caplog, recwarn):
+def test_missing_glyphs_are_logged_in_one_line(caplog, recwarn):
   figure = plots.image_grid(random_images(2), ["犬", "犬猫"])
 
   class Odd(Artist):
@@ -163,7 +163,7 @@ def test_unusable_grids_are_refused(images, titles):
     plots.image_grid(images, titles)
 
 
-def test_scalars_are_read_back(tmp_path):
+def test_scalars_are_read_as_written(tmp_path):
   values = np.linspace(3, 1, 50)  # more than TensorBoard keeps by default
   write(tmp_path, "task/train/loss", values)
   write(tmp_path, "task/validation/top1", [0.5], first=50)
@@ -176,7 +176,7 @@ def test_scalars_are_read_back(tmp_path):
   assert (steps.tolist(), read.tolist()) == ([50], [0.5])
 
 
-def test_events_that_are_no_numbers_are_left_out(tmp_path):
+def test_events_other_than_scalars_are_left_out(tmp_path):
   writer = metric_writers.SummaryWriter(str(tmp_path))
   writer.write_scalars(1, {"loss": 1.0})
   writer.write_texts(1, {"note": "text"})
@@ -185,8 +185,8 @@ def test_events_that_are_no_numbers_are_left_out(tmp_path):
 
 
 @pytest.mark.fault("cut-events")
-def test_events_that_a_kill_cut_off(tmp_path):
-  """All but the last are read, and what the run that goes on writes."""
+def test_truncated_events_are_read_up_to_the_last(tmp_path):
+  """All but the last are read, and what the resumed run writes."""
   write(tmp_path, "loss", [5.0, 4.0, 3.0])
   (file,) = tmp_path.iterdir()
   file.write_bytes(file.read_bytes()[:-7])
@@ -200,7 +200,7 @@ def test_events_that_a_kill_cut_off(tmp_path):
 @pytest.mark.fault("cut-events")
 @pytest.mark.parametrize("old_name", ["events.out.tfevents.0",
                                       "events.out.tfevents.9"])  # fmt: skip
-def test_a_resumed_run_counts_a_step_once(tmp_path, old_name):
+def test_steps_repeated_by_a_resumed_run_are_read_once(tmp_path, old_name):
   """The last time counts, however the files are called."""
   write(tmp_path, "loss", [5, 4, 3, 2])
   (file,) = tmp_path.iterdir()
@@ -226,7 +226,7 @@ def test_curves_show_the_numbers(tmp_path, agg):
   assert pixels(agg(figure)).std() > 0
 
 
-def test_curves_of_a_run_without_accuracy(tmp_path):
+def test_curves_without_accuracy_have_no_empty_legend(tmp_path):
   """A run may have been stopped before: no warning, and no empty legend."""
   write(tmp_path, "train/loss", [2.0, 1.0])
   loss, accuracy = plots.training_curves(tmp_path).axes
@@ -247,7 +247,7 @@ def test_events_without_the_loss_are_refused(tmp_path):
     plots.training_curves(tmp_path)
 
 
-def test_a_sweep_is_drawn_by_cells_and_learning_rate(agg):
+def test_sweep_is_drawn_by_cells_and_learning_rate(agg):
   def entry(rate, cells, val, test):
     return TrialResult(
       name="digits", learning_rate=rate, cells=cells, val=Scores(score=val),
@@ -274,7 +274,7 @@ def test_a_sweep_is_drawn_by_cells_and_learning_rate(agg):
   assert pixels(agg(figure)).std() > 0
 
 
-def test_a_sweep_shows_how_few_images_it_stands_on(agg):
+def test_sweep_shows_the_standard_error_of_its_scores(agg):
   """A bar of one standard error on each side; a tick at each learning rate."""
   tasks = tuple(
     TrialResult(name=f"t{rate}", learning_rate=rate, cells=1,

@@ -33,7 +33,7 @@ def lines_of(figure):
   ]
 
 
-def test_every_task_answers_under_each_image():
+def test_predictions_of_every_task_are_under_each_image():
   logits = {
     "old": np.stack([of_class(1, 2), of_class(0, 2), of_class(0, 2)]),
     "new": np.stack([of_class(0, 3), of_class(2, 3), of_class(1, 3)]),
@@ -71,7 +71,7 @@ def test_labels_and_values_are_drawn_by_their_kind():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_outputs_that_are_not_finite_are_no_answers(value):
+def test_non_finite_outputs_are_not_shown_as_predictions(value):
   """Of what is no number the first class would be the best."""
   logits = {
     "old": np.stack([of_class(1, 2), of_class(0, 2)]),
@@ -101,7 +101,7 @@ def test_names_may_be_letters_and_truths_an_array():
     assert lines_of(figure) == [["1 90%"], ["3 90%"]]
 
 
-def test_one_task_alone_is_not_named_and_truth_may_be_unknown():
+def test_single_task_is_unnamed_and_truth_optional():
   figure = plots.prediction_grid(
     random_images(1), {"new": of_class(2, 3)[None]}, {"new": NAMES["new"]}
   )
@@ -157,7 +157,7 @@ def test_mismatched_predictions_are_refused(change, message):
     plots.prediction_grid(**{**values, **change})
 
 
-def test_bars_say_seconds_and_multiples_of_the_first():
+def test_bars_show_seconds_and_multiples_of_the_first():
   times = {"plain": 0.5, "with tasks": 0.6, "one by one": 8.0}
   figure = plots.timing_bars(times, title="a batch")
   (axes,) = figure.axes
@@ -172,7 +172,7 @@ def test_bars_say_seconds_and_multiples_of_the_first():
   assert all(box.x1 <= axes.get_window_extent().x1 for box in boxes)
 
 
-def test_names_of_times_are_text():
+def test_names_of_times_are_plain_text():
   """No formulas; and two that look the same are two bars."""
   times = {"$\\frac{x": 1.0, "a\nb": 2.0, "a\\nb": 3.0}
   figure = plots.timing_bars(times, title="$\\frac{x")
@@ -221,7 +221,7 @@ def test_functions_are_timed_in_turn_without_their_first_call(clock):
   assert found == {"a": 2, "b": 4}
 
 
-def test_no_round_is_begun_after_the_budget(clock):
+def test_no_round_starts_after_the_budget(clock):
   calls = []
 
   def slow():
@@ -236,7 +236,7 @@ def test_no_round_is_begun_after_the_budget(clock):
     evaluation.median_seconds({"slow": slow}, rounds=0)
 
 
-def test_processes_run_as_many_rounds(clock, monkeypatch):
+def test_processes_run_the_same_number_of_rounds(clock, monkeypatch):
   """By the clock of process 0: a function may wait for all of them."""
   calls, said = [], iter([False, False, True])
   monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""Real weights and real pictures, where there are some; see `data_dir`."""
+"""Real weights and real images, if available; see `data_dir`."""
 
 import json
 import subprocess
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "JAX_PLATFORMS": "cpu"}
 
 
-def test_task_is_learned_and_original_outputs_are_kept(data_dir, tmp_path):
+def test_task_trains_and_original_outputs_are_unchanged(data_dir, tmp_path):
   """The command of docs/reference/results.md, with fewer steps."""
   workdir = tmp_path / "run"
   options = {
@@ -37,7 +37,7 @@ def test_task_is_learned_and_original_outputs_are_kept(data_dir, tmp_path):
   subprocess.run(command, check=True, cwd=ROOT, env=ENVIRONMENT)
   result = json.loads((workdir / "result.json").read_text())
 
-  # 17.44 % on all 7,000 validation pictures, as published beside the weights;
+  # 17.44 % on all 7,000 validation images, as published beside the weights;
   # 1,400 of them are here, so within 2 of 1.0 points.
   backbone = result["backbone"]
   assert abs(backbone["accuracy_before"] - 0.1744) < 0.02
@@ -62,9 +62,7 @@ def test_task_is_learned_and_original_outputs_are_kept(data_dir, tmp_path):
     ),
   ],
 )
-def test_the_benchmark_runs_and_outputs_are_equal_to_the_bit(
-  tmp_path, dtype, more
-):
+def test_benchmark_runs_and_outputs_are_bitwise_equal(tmp_path, dtype, more):
   """With XLA as users have it, unlike the other tests."""
   file = tmp_path / "result.json"
   command = [sys.executable, "-m", "benchmarks.passes", "--variant=S/32",

@@ -68,7 +68,7 @@ def made_up(folder, wheel=IN_WHEEL, source=IN_SOURCE):
   return folder
 
 
-def test_archives_hold_all_that_is_needed_and_nothing_private(tmp_path, asked):
+def test_archives_hold_all_needed_files_and_no_private_ones(tmp_path, asked):
   def check(*lists):
     return distributions.check(ROOT, made_up(tmp_path, *lists), VERSION)
 
@@ -91,7 +91,7 @@ def test_archives_hold_all_that_is_needed_and_nothing_private(tmp_path, asked):
     check(IN_WHEEL, left)
 
 
-def test_only_what_git_knows_is_packed(tmp_path, asked):
+def test_only_files_known_to_git_are_packed(tmp_path, asked):
   root = tmp_path / "checkout"
   known = {
     "pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff",
@@ -132,7 +132,7 @@ def test_package_changelog_citation_and_notebooks_state_one_version(tmp_path):
 
 
 @pytest.mark.parametrize("repository", ["", "https://example.org/memory_vit"])
-def test_no_link_of_the_readme_leads_nowhere_on_a_package_index(repository):
+def test_readme_on_a_package_index_has_only_absolute_links(repository):
   """An index takes a relative link for one to itself."""
   text = (ROOT / "README.md").read_text(encoding="utf-8")
   shown = readme.for_index(text, mv.__version__, repository)

@@ -29,7 +29,7 @@ def rendered(tmp_path):
   return render_from
 
 
-def test_the_page_is_what_is_written_now():
+def test_page_is_up_to_date():
   page = (ROOT / "docs/dev/reliability.md").read_text(encoding="utf-8")
   assert page == render(), "run python -m docs.reliability"
 
@@ -40,7 +40,7 @@ def test_each_fault_has_a_row_with_its_tests(rendered):
   assert f"list {len(IDS)} faults" in page
 
 
-def test_each_fault_has_a_test_before_a_change_lands():
+def test_each_fault_has_a_test_outside_make_nightly():
   """One that is not in `make nightly` alone."""
   folder = ROOT / "tests"
   nightly = {

@@ -46,12 +46,12 @@ def shown(page):
   return re.findall(r"^::: ([\w.]+)$", page.read_text(), re.M)
 
 
-def test_the_api_shows_every_public_name():
+def test_api_pages_show_every_public_name():
   names = shown(API / "index.md")
   assert sorted(names) == sorted(f"memory_vit.{n}" for n in mv.__all__)
 
 
-def test_the_api_shows_every_figure():
+def test_api_pages_show_every_plot():
   names = shown(API / "plots.md")
   assert set(names) >= {
     f"memory_vit.plots.{n}" for n in exported("memory_vit.plots")
@@ -120,7 +120,7 @@ def test_each_page_is_in_the_navigation_once():
   assert set(found) - generated == written
 
 
-def test_the_site_needs_no_network():
+def test_site_needs_no_network():
   theme = site()["theme"]
   assert (theme["name"], theme["highlightjs"]) == ("mkdocs", False)
   assert not any(
@@ -148,7 +148,7 @@ def test_docs_extra_has_the_site_generator():
 
 
 @pytest.mark.parametrize("name", PICTURES)
-def test_drawings_are_what_is_drawn_now(name):
+def test_drawings_are_up_to_date(name):
   written = (ROOT / "docs" / f"{name}.svg").read_text(encoding="utf-8")
   assert written == PICTURES[name]().svg(), "run python -m docs.drawings"
 
@@ -176,7 +176,7 @@ def test_words_stay_within_their_drawing(name):
     assert float(size) >= 14, text
 
 
-def test_the_drawn_mask_is_that_of_the_model():
+def test_drawn_mask_equals_that_of_the_model():
   backbone = tiny_backbone(depth=1)
   made = {}
   for name in ("pets", "birds", "breeds"):

@@ -52,7 +52,7 @@ def check(directory, monkeypatch, lines):
 
 
 @pytest.mark.slow
-def test_a_program_on_the_public_api_is_checked(tmp_path, monkeypatch):
+def test_program_on_the_public_api_passes_mypy(tmp_path, monkeypatch):
   assert (ROOT / "memory_vit" / "py.typed").is_file()
   status, found = check(tmp_path, monkeypatch, PROGRAM)
   assert status == 0, found

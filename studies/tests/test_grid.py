@@ -31,7 +31,7 @@ def made(config, results):
   return runs
 
 
-def test_a_run_may_depend_on_the_results_of_others(
+def test_run_may_depend_on_results_of_other_runs(
   backbone_file, tmp_path, monkeypatch
 ):
   rates = []
@@ -64,7 +64,7 @@ def test_a_run_may_depend_on_the_results_of_others(
 
 
 @pytest.mark.slow
-def test_a_list_of_ones_own(tmp_path, capsys):
+def test_example_list_trains_once_and_is_read_again(tmp_path, capsys):
   """It trains, and the second time reads the results."""
   backbone = tmp_path / "tiny.npz"
   mv.save_backbone(tiny_backbone(num_classes=5, depth=1), backbone)

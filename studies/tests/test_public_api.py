@@ -43,7 +43,7 @@ def problems(source):
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(ROOT)))
-def test_studies_import_public_names_alone(file):
+def test_studies_import_only_public_names(file):
   assert not [*problems(file.read_text(encoding="utf-8"))]
 
 
@@ -55,5 +55,5 @@ def test_studies_import_public_names_alone(file):
     "from memory_vit.runtime import files", "from memory_vit import config",
   ],
 )  # fmt: skip
-def test_what_is_not_public_is_seen(line):
+def test_imports_of_private_names_are_found(line):
   assert [*problems(line)]

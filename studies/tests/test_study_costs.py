@@ -10,7 +10,7 @@ from studies.paper import analysis, costs, measured_costs
 
 @pytest.mark.slow
 @pytest.mark.parametrize("regime", REGIMES)
-def test_costs_by_formula_and_by_xla(backbone, regime):
+def test_costs_by_formula_agree_with_xla(backbone, regime):
   side = SideKind(3, "conv")
   cost = measured_costs.cost_of(
     backbone.config, regime, cells=3, bottleneck=2, side=side
@@ -28,7 +28,7 @@ def test_costs_by_formula_and_by_xla(backbone, regime):
     assert more.flops_xla - cost.flops_xla == pytest.approx(expected, rel=0.1)
 
 
-def test_costs_are_the_papers(backbone_file):
+def test_costs_agree_with_the_paper(backbone_file):
   config = mv.vit_config("B/32")
   assert costs.parameters(config, "full", 5, 5) == 87_455_232
   assert costs.parameters(config, "head", 5, 5) == 0
@@ -46,7 +46,7 @@ def test_costs_are_the_papers(backbone_file):
   assert "184,320, and 18,552 biases" in " ".join(section.notes)
 
 
-def test_what_stands_beside_table_5():
+def test_table_5_shows_costs_computed_by_hand():
   """By hand: matrix products; a multiplication and an addition are 2."""
   d, depth, cells, tokens = 768, 12, 5, 7 * 7 + 1
   keys = depth * 2 * 2 * tokens * cells * d  # scores, and weighted values

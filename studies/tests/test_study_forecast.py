@@ -21,7 +21,7 @@ def study(backbone_file):
   return small_study(backbone_file)
 
 
-def test_a_dry_run_trains_nothing(study, tmp_path, monkeypatch):
+def test_dry_run_of_a_study_trains_nothing(study, tmp_path, monkeypatch):
   """It shows the time of finished runs by kind, and kinds without any."""
   planned, _ = follow(study, ["adapters"], lambda run, rate: rate)
   fake = FakeRuns(accuracies, stops_at=2).install(monkeypatch)
@@ -47,7 +47,7 @@ def test_a_dry_run_trains_nothing(study, tmp_path, monkeypatch):
 
 
 @pytest.mark.fault("damaged-shard")
-def test_nothing_is_downloaded(study, tmp_path):
+def test_dry_run_of_a_study_downloads_nothing(study, tmp_path):
   data = dataclasses.replace(
     study.data, name="cifar10", dir=str(tmp_path / "data")
   )
@@ -58,7 +58,7 @@ def test_nothing_is_downloaded(study, tmp_path):
   assert not (tmp_path / "run").exists()
 
 
-def test_a_backbone_of_random_weights_is_not_made(study, tmp_path):
+def test_dry_run_of_a_study_makes_no_random_backbone(study, tmp_path):
   study = configured(study, backbone="random:Micro/2")
   text = runner.forecast(study, tmp_path / "run", ["adapters"])
   assert "9 runs, 0 of them finished." in text

@@ -43,7 +43,7 @@ def dense(config, p, task, memories, images):
   return oracle.dense(task["head"], z[:, 0])
 
 
-def test_naive_memories_against_the_dense_oracle(backbone, images):
+def test_naive_memories_equal_the_dense_oracle(backbone, images):
   tasks = [
     random_task(backbone, f"t{i}", seed=i, cells=i + 1, regime="memory")
     for i in range(3)
@@ -64,7 +64,7 @@ def test_naive_memories_against_the_dense_oracle(backbone, images):
 
 
 @pytest.mark.slow
-def test_interference_is_measured(study):
+def test_measured_interference_equals_the_dense_oracle(study):
   backbone = tiny_backbone(num_classes=5, depth=1)
   source = datasets.open_split("digits:5-9", "test")
   options = {"batch_size": 192, "mesh": one_device()}
@@ -92,11 +92,11 @@ def test_interference_is_measured(study):
   found = measured.naive_accuracies(backbone, naive, source, **options)
   assert found == pytest.approx(expected)
   masked = [random_task(backbone, f"m{i}", seed=i, classes=5) for i in range(3)]
-  kept = measured.masked_accuracies(backbone, masked, source, **options)
-  assert [accuracy for accuracy, _ in kept] == [kept[0][0]] * 3
-  assert kept[0][1] == 0
-  assert max(difference for _, difference in kept) == 0
-  rows = interference.section(study, [*found[:2], 0.1], kept).rows
+  accuracies = measured.masked_accuracies(backbone, masked, source, **options)
+  assert [accuracy for accuracy, _ in accuracies] == [accuracies[0][0]] * 3
+  assert accuracies[0][1] == 0
+  assert max(difference for _, difference in accuracies) == 0
+  rows = interference.section(study, [*found[:2], 0.1], accuracies).rows
   assert [row["paper, no mask"] for row in rows] == [0.5, 0.281, 0.278]
   assert rows[2]["difference, no mask"] == 0.1 - found[0]
   assert [row["difference, masked"] for row in rows] == [0, 0, 0]
@@ -108,7 +108,7 @@ def test_interference_is_measured(study):
 
 
 @pytest.mark.slow
-def test_a_difference_in_any_batch_is_reported(backbone, monkeypatch):
+def test_largest_difference_over_all_batches_is_reported(backbone, monkeypatch):
   """The largest over all batches, for each number of slots."""
   masked = [random_task(backbone, f"m{i}", seed=i, classes=5) for i in range(3)]
   source = datasets.open_split("digits:5-9", "test")

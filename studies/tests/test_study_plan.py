@@ -23,7 +23,7 @@ def study(backbone_file):
   return small_study(backbone_file)
 
 
-def test_a_plan_trains_nothing_twice(study):
+def test_plan_contains_no_run_twice(study):
   runs, trials = follow(study, PARTS, lambda run, rate: rate)
   assert len({r.name for r in runs}) == len({*runs}) == len(runs)
   assert plan.plan(study, PARTS, trials) == [
@@ -66,7 +66,7 @@ def test_a_plan_trains_nothing_twice(study):
   assert plan.plan(study, ["costs"], {}) == []
 
 
-def test_further_seeds_run_at_the_rate_of_the_first(study):
+def test_further_seeds_run_at_the_learning_rate_of_the_first(study):
   """Chosen separately for each number of cells, on validation, not on test."""
   study = dataclasses.replace(
     study, seeds=(7, 0, 4), regimes=("memory", "memory_masked")
@@ -109,7 +109,7 @@ def test_further_seeds_run_at_the_rate_of_the_first(study):
   assert (choice.learning_rate, len(choice.tests)) == (0.1, 3)
 
 
-def test_a_rate_at_which_the_first_seed_diverged_is_not_chosen(study):
+def test_learning_rate_at_which_the_first_seed_diverged_is_not_chosen(study):
   only = dataclasses.replace(study, regimes=("full",), seeds=(0, 4, 5))
 
   def diverges(run, rate):
@@ -128,7 +128,7 @@ def test_a_rate_at_which_the_first_seed_diverged_is_not_chosen(study):
   assert [r.seed for r in runs] == [0, 0]
 
 
-def test_regimes_that_are_not_to_be_run(study):
+def test_study_plans_and_reports_only_its_regimes(study):
   masked = dataclasses.replace(study, regimes=("memory_masked", "cls_masked"))
   assert masked.parts() == [
     "table2", "sensitivity", "cells", "costs", "extension", "regimes",
@@ -153,23 +153,23 @@ def test_regimes_that_are_not_to_be_run(study):
     dataclasses.replace(study, regimes=("memory_mask",))
 
 
-def test_configurations_of_runs(study):
+def test_configurations_of_runs_match_the_plan(study):
   for planned in follow(study, PARTS, lambda *_: 0.5)[0]:
     reads = ["dir"] if planned.reads else []
     made = config_of(study, planned, reads)
     assert (made.regime, made.seed) == (planned.regime, planned.seed)
     assert made.data.name == planned.data
     assert bool(made.data.test) == planned.tested
-    variants = [
-      (v.config.learning_rate, v.config.task.cells)
-      for v in sweep.trials_of(made, "t")
+    trials = [
+      (trial.config.learning_rate, trial.config.task.cells)
+      for trial in sweep.trials_of(made, "t")
     ]
     if planned.cells:
-      assert variants == planned.trials
-    assert len(variants) == len(planned.trials)
+      assert trials == planned.trials
+    assert len(trials) == len(planned.trials)
 
 
-def test_tasks_that_other_parts_read_are_exported(study):
+def test_tasks_read_by_other_parts_are_exported(study):
   """All trials of these runs, and only the best one of others."""
   runs, trials = follow(study, ["regimes", *PARTS], lambda *_: 0.5)
   read = {run.reads.name for run in runs if run.reads}
@@ -184,29 +184,29 @@ def test_tasks_that_other_parts_read_are_exported(study):
   assert {name.split("-")[0] for name in found} == {"memory_masked"}
 
 
-def test_what_a_run_keeps_is_what_its_regime_reads(study):
+def test_each_run_caches_the_inputs_of_its_regime(study):
   """A study has runs that cache contexts, features, and nothing."""
   squeezed = dataclasses.replace(study.data, train_crop="resize", flip=False)
   study = configured(
     study, data=squeezed, cache=CacheConfig(what="contexts", where="device")
   )
-  kept = {
+  caches = {
     run.regime: config_of(study, run).cache
     for run in follow(study, ["regimes"], lambda *_: 0.5)[0]
   }
-  assert {cache.where for cache in kept.values()} == {"device"}
+  assert {cache.where for cache in caches.values()} == {"device"}
   expected = {"head": "features", "full": "none", "memory": "none"}
   expected |= {"cls_masked": "contexts", "norms_layers_masked": "contexts"}
-  found = {name: kept[name].what for name in expected}
+  found = {name: caches[name].what for name in expected}
   assert found == expected
   nothing = configured(study, cache=CacheConfig())
   runs = follow(nothing, ["regimes"], lambda *_: 0.5)[0]
   assert {config_of(nothing, run).cache.what for run in runs} == {"none"}
 
 
-def test_other_data_sets_have_splits_of_their_own(study):
+def test_other_data_sets_may_have_their_own_splits(study):
   others = (
-    {"name": "folder", "dir": "pictures/birds", "test": "new", "resize": 7},
+    {"name": "folder", "dir": "images/birds", "test": "new", "resize": 7},
     "digits:2-6",
     {"name": "digits:0-4", "test": ""},
     {"name": "list", "dir": "vtab/dtd"},
@@ -220,7 +220,7 @@ def test_other_data_sets_have_splits_of_their_own(study):
   birds, digits = made["folder:birds", True], made["digits:2-6", False]
   first = study.data
   assert (birds.name, birds.dir, birds.test) == (
-    "folder", "pictures/birds", "new",
+    "folder", "images/birds", "new",
   )  # fmt: skip
   assert (birds.train, birds.resize) == (first.train, 7)
   assert digits == dataclasses.replace(first, name="digits:2-6", test="")
@@ -230,7 +230,7 @@ def test_other_data_sets_have_splits_of_their_own(study):
   assert study.parts() == list(PARTS)
 
 
-def test_parts(study):
+def test_parts_follow_from_data_sets_and_only(study):
   alone = dataclasses.replace(study, others=())
   assert study.parts() == list(PARTS)
   assert alone.parts() == [
@@ -263,12 +263,12 @@ def test_parts(study):
     ({"others": ({"name": "d", "test": ""},)}, "'test' of 'd' in .* is empty"),
   ],
 )
-def test_studies_that_cannot_be(study, values, message):
+def test_invalid_studies_are_refused(study, values, message):
   with pytest.raises(MemoryVitError, match=message):
     dataclasses.replace(study, **values)
 
 
-def test_options_of_one_run_are_refused(study):
+def test_options_of_a_single_run_are_refused(study):
   for part, values, message in (
     ("sweep", {"cells": (1,)}, "config.sweep is for one run"),
     ("task", {"attends_to": ("x",)}, "config.task.attends_to"),
@@ -291,7 +291,7 @@ def test_options_of_one_run_are_refused(study):
     ["--report_only", "--dry_run"], ["--report_only", "--only=costs"],
   ],
 )  # fmt: skip
-def test_bad_flags(flags, tmp_path, capsys):
+def test_bad_flags_are_refused(flags, tmp_path, capsys):
   given = ["--config=digits", f"--workdir={tmp_path / 'run'}", *flags]
   status = console.run_command(lambda: paper.run(given))
   out, err = capsys.readouterr()

@@ -22,7 +22,7 @@ def hits_of(right, counted=None):
   return Hits(right, counted)
 
 
-def test_a_difference_is_that_of_the_accuracies():
+def test_paired_difference_equals_that_of_the_accuracies():
   rng = np.random.default_rng(0)
   first, second = rng.random((2, 3, 40)) < 0.6
   found = paired_difference([*map(hits_of, first)], [*map(hits_of, second)])
@@ -37,7 +37,7 @@ def test_a_difference_is_that_of_the_accuracies():
   assert found.seeds == 3
 
 
-def test_what_both_get_right_or_wrong_has_no_error():
+def test_images_on_which_both_agree_add_no_error():
   """Two that agree on all images but one: the error comes from that one."""
   right = np.arange(100) % 2 == 0
   better = right.copy()
@@ -50,7 +50,7 @@ def test_what_both_get_right_or_wrong_has_no_error():
   assert found.over_images < alone / 4
 
 
-def test_errors_are_what_repeating_the_study_shows():
+def test_errors_agree_with_the_spread_of_repeated_studies():
   """With images of their own, and with seeds of their own."""
   rng = np.random.default_rng(1)
 
@@ -72,7 +72,7 @@ def test_errors_are_what_repeating_the_study_shows():
   assert np.mean([one.is_clear for one in found]) > 0.9
 
 
-def test_examples_that_do_not_count_are_left_out():
+def test_uncounted_examples_are_left_out():
   first = [hits_of([1, 1, 0, 0], [True, True, True, False])]
   second = [hits_of([0, 1, 0, 0], [True, True, False, True])]
   found = paired_difference(first, second)
@@ -86,7 +86,7 @@ def test_examples_that_do_not_count_are_left_out():
     paired_difference(first, [none])
 
 
-def test_clear_is_beyond_two_errors_of_both_kinds():
+def test_difference_is_clear_beyond_two_combined_errors():
   clear = PairedDifference(0.05, 0.015, 0.02, 3)
   assert math.hypot(0.015, 0.02) == pytest.approx(0.025)
   for difference, expected in ((0.051, True), (0.049, False), (-0.051, True)):
@@ -128,7 +128,7 @@ def finished(study, workdir, gains):
   return [trial for trials in found.values() for trial in trials]
 
 
-def test_a_row_is_a_regime_at_its_best_rate(study, tmp_path):
+def test_each_row_is_a_regime_at_its_best_learning_rate(study, tmp_path):
   gains = {("norms_masked", 0): 0.1, ("memory_masked", 5): -0.05}
   trials = finished(study, tmp_path, gains)
   found = regime_table.section(
@@ -169,7 +169,9 @@ def test_a_row_is_a_regime_at_its_best_rate(study, tmp_path):
   assert "| -5.0 | 0.7 | 0.0 | yes | 3 |" in text
 
 
-def test_a_rate_at_which_a_seed_diverged_is_not_compared(study, tmp_path):
+def test_learning_rate_at_which_a_seed_diverged_is_not_compared(
+  study, tmp_path
+):
   trials = finished(study, tmp_path, {("norms_masked", 0): 0.1})
   lost = [
     dataclasses.replace(t, validation=None, test=None, name=None)
@@ -188,18 +190,18 @@ def test_a_rate_at_which_a_seed_diverged_is_not_compared(study, tmp_path):
   # The class token at 0.3, against 0.1 plus the gain.
   assert after["difference"] == pytest.approx(-0.1)
   # Divergence at a learning rate that was not chosen has no effect.
-  kept = [
+  unaffected = [
     dataclasses.replace(t, validation=None, test=None, name=None)
     if (t.regime, t.seed, t.learning_rate) == ("head", 4, 0.1) else t
     for t in trials
   ]  # fmt: skip
-  rows = regime_table.section(study, kept, tmp_path, vit).rows
+  rows = regime_table.section(study, unaffected, tmp_path, vit).rows
   (head,) = (row for row in rows if row["regime"] == "head")
   assert (head["learning rate"], head["seeds"]) == (0.3, 3)
 
 
 @pytest.mark.fault("changed-run")
-def test_hits_that_do_not_fit_are_refused(study, tmp_path):
+def test_hits_of_other_images_are_refused(study, tmp_path):
   trials = finished(study, tmp_path, {})
   vit = vit_config("Micro/2", image_size=8)
   name = next(t.run for t in trials if t.regime == "head")

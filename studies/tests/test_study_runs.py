@@ -43,7 +43,9 @@ def study(backbone_file):
 
 
 @pytest.mark.slow
-def test_a_study_from_its_runs_to_the_report(study, tmp_path, monkeypatch):
+def test_killed_study_resumes_and_reports_all_runs(
+  study, tmp_path, monkeypatch
+):
   """Killed in the middle, it resumes without repeating a run."""
   planned, _ = follow(study, TRAINED, lambda run, rate: rate)
   names = [r.name for r in planned]
@@ -125,7 +127,7 @@ def test_finished_runs_of_another_configuration_are_refused(
   assert len(fake.calls) == 2
 
 
-def test_a_study_in_epochs_is_not_repeated(study, tmp_path, monkeypatch):
+def test_finished_study_in_epochs_is_not_repeated(study, tmp_path, monkeypatch):
   """Its runs record the number of steps that epochs became."""
 
   class Resolved(FakeRuns):
@@ -157,13 +159,13 @@ def test_finished_runs_on_other_data_are_refused(
 ):
   """If the data are available to be compared; also if a seed chooses."""
   study = dataclasses.replace(study, regimes=("head",), others=())
-  pictures = tmp_path / "pictures"
+  images = tmp_path / "images"
   where = dataclasses.replace(
-    study.data, name="folder", dir=str(pictures), train="train",
+    study.data, name="folder", dir=str(images), train="train",
     validation="train", test="train", per_class=per_class,
   )  # fmt: skip
   fake_data.write_folder(
-    pictures, {"train/a": ["1.png", "2.png"], "train/b": ["3.png"]}
+    images, {"train/a": ["1.png", "2.png"], "train/b": ["3.png"]}
   )
   study = configured(study, data=where)
   fake = FakeRuns(accuracies)
@@ -187,21 +189,21 @@ def test_finished_runs_on_other_data_are_refused(
   run_study(study, tmp_path / "s", ["table2"])
   run_study(study, tmp_path / "s", ["table2"])
   assert len(fake.calls) == 2
-  (pictures / "train/a/2.png").rename(pictures / "train/b/2.png")
+  (images / "train/a/2.png").rename(images / "train/b/2.png")
   with pytest.raises(MemoryVitError, match="1 missing, 1 new") as error:
     run_study(study, tmp_path / "s", ["table2"])
   assert fake.calls[0] in str(error.value)
   assert "missing: train/a/2.png" in str(error.value)
   # Missing data cannot be compared, and finished runs need none.
   monkeypatch.setattr(logging.getLogger("memory_vit"), "propagate", True)
-  (pictures / "train").rename(pictures / "away")
+  (images / "train").rename(images / "away")
   run_study(study, tmp_path / "s", ["table2"])
   assert "whether data changed is not known" in caplog.text
   assert len(fake.calls) == 2
 
 
 @pytest.mark.fault("two-runs")
-def test_a_second_study_is_kept_out(study, tmp_path):
+def test_second_study_in_a_directory_is_refused(study, tmp_path):
   """Also while the first one measures, and none of its runs trains."""
   with (
     only_run(tmp_path / "runs"),
@@ -210,7 +212,9 @@ def test_a_second_study_is_kept_out(study, tmp_path):
     run_study(study, tmp_path, ["table2"])
 
 
-def test_what_was_measured_is_remembered(study, tmp_path, monkeypatch):
+def test_measured_costs_are_reused_until_options_change(
+  study, tmp_path, monkeypatch
+):
   """Until something changes on which it depends."""
   calls = []
 
@@ -249,9 +253,7 @@ def test_runs_of_another_configuration_are_not_shown(
 
 
 @pytest.mark.slow
-def test_the_report_is_a_function_of_the_directory(
-  study, tmp_path, monkeypatch
-):
+def test_report_depends_only_on_the_directory(study, tmp_path, monkeypatch):
   """Made again elsewhere, it is the same to the byte."""
   place, copy = tmp_path / "study", tmp_path / "copy"
   monkeypatch.setattr(mv, "train_and_evaluate", FakeRuns(accuracies))
@@ -273,7 +275,7 @@ def test_the_report_is_a_function_of_the_directory(
 
 
 @pytest.mark.processes
-def test_the_report_needs_no_jax(study, tmp_path, monkeypatch):
+def test_report_needs_no_jax(study, tmp_path, monkeypatch):
   """Nor flax, nor TensorFlow: none of them can be imported."""
   monkeypatch.setattr(mv, "train_and_evaluate", FakeRuns(accuracies))
   run_study(study, tmp_path, ["adapters"])
@@ -294,7 +296,9 @@ def test_the_report_needs_no_jax(study, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_what_diverges_is_a_result(study, tmp_path, monkeypatch):
+def test_diverged_runs_are_reported_and_not_repeated(
+  study, tmp_path, monkeypatch
+):
   """It is not tried again, and no other run needs it."""
 
   class Diverging(FakeRuns):
@@ -331,7 +335,7 @@ def test_what_diverges_is_a_result(study, tmp_path, monkeypatch):
 
 
 @pytest.mark.processes
-def test_the_command(study, tmp_path):
+def test_command_trains_reports_and_repeats_nothing(study, tmp_path):
   """Two regimes and interference on the embedded digits."""
   options = {
     "backbone": study.config.backbone,

@@ -27,7 +27,7 @@ def trial(rate, seed, validation, test):
   )  # fmt: skip
 
 
-def test_chosen_on_validation_reported_on_test():
+def test_learning_rate_is_chosen_on_validation_and_reported_on_test():
   trials = [
     # Other rates have the best single validation and the best test.
     trial(0.1, 0, 0.9, 0.5), trial(0.1, 1, 0.3, 0.5),
@@ -64,7 +64,9 @@ def test_chosen_on_validation_reported_on_test():
     ((0.8, 0.8), (0.8001, 0.8001), 0, ("0.0", "0.0", "no", "")),
   ],
 )
-def test_differences_are_held_against_the_spread(first, second, lost, expected):
+def test_differences_are_compared_with_the_spread(
+  first, second, lost, expected
+):
   one, other = (
     BestRate(
       learning_rate=0.1, validation=0.5, tests=tests, diverged=count,
@@ -83,7 +85,7 @@ def test_differences_are_held_against_the_spread(first, second, lost, expected):
   }  # fmt: skip
 
 
-def test_sensitivity_and_the_ends_of_the_range(study):
+def test_tables_show_sensitivity_and_ends_of_the_range(study):
   study = dataclasses.replace(
     study, learning_rates=(0.1, 0.3, 1.0), regimes=("full", "memory")
   )
@@ -119,7 +121,7 @@ def test_sensitivity_and_the_ends_of_the_range(study):
   ]  # fmt: skip
 
 
-def test_a_trial_that_diverged_in_a_sweep_has_no_result(study):
+def test_diverged_trial_of_a_sweep_has_no_result(study):
   planned = plan.plan(study, ["table2"], {})[-1]
   assert planned.regime == "norms_masked"
   entries = tuple(
@@ -143,7 +145,7 @@ def test_a_trial_that_diverged_in_a_sweep_has_no_result(study):
     trials_of(planned, missing, here)
 
 
-def test_the_papers_numbers_stand_beside(study):
+def test_table_2_shows_the_numbers_of_the_paper(study):
   for name, task, expected in (
     ("sun397/tfds", "sun397", 0.768),
     ("cifar100", "", 0.910),
@@ -177,7 +179,7 @@ places365    55.9  50.9  52.4       53.3  53.8  53.9  54.1
 """
 
 
-def test_every_number_of_the_paper(study):
+def test_numbers_of_the_paper_are_as_printed(study):
   columns, *rows = (line.split() for line in TABLE_2.strip().splitlines())
   keys = [int(name) if name.isdigit() else name for name in columns]
   for name, *values in rows:

@@ -28,7 +28,7 @@ def write_info(root, data_set, **sizes):
   (directory / "dataset_info.json").write_text(text)
 
 
-def test_the_table_is_the_benchmark():
+def test_tasks_are_those_of_the_benchmark():
   """Facts on which papers agree: groups, classes, and images."""
   counts = collections.Counter(t.group for t in TASKS)
   assert counts == {"natural": 7, "specialized": 4, "structured": 8}
@@ -44,7 +44,7 @@ def test_the_table_is_the_benchmark():
   assert sum(images.values()) == 287_026
 
 
-def test_a_task_that_there_is_not():
+def test_unknown_task_is_refused():
   with pytest.raises(
     MemoryVitError, match="--only='cifar10': .* cifar, caltech"
   ):
@@ -52,7 +52,7 @@ def test_a_task_that_there_is_not():
   assert [t.name for t in choose(["kitti", "cifar"])] == ["cifar", "kitti"]
 
 
-def test_the_prepared_folder(tmp_path):
+def test_prepared_folder_is_found_and_missing_tasks_are_named(tmp_path):
   vtab_miniature.write_folder(
     tmp_path, ["cifar", "kitti", "dtd"], train=2, held_out=2, test=2
   )
@@ -70,7 +70,7 @@ def test_the_prepared_folder(tmp_path):
   assert missing["svhn"] == "there is no svhn, nor svhn_cropped"
 
 
-def test_a_directory_without_any(tmp_path):
+def test_directory_without_data_is_refused(tmp_path):
   with pytest.raises(
     MemoryVitError, match="has no data of kitti: .*docs/dev/studies.md"
   ):
@@ -113,9 +113,7 @@ def test_a_directory_without_any(tmp_path):
     ),
   ],
 )
-def test_sets_of_tfds_are_cut_as_the_benchmark_does(
-  tmp_path, name, sizes, splits
-):
+def test_tfds_splits_are_those_of_the_benchmark(tmp_path, name, sizes, splits):
   chosen = task(name)
   write_info(tmp_path, f"{chosen.tfds}/1.9.0", train=1)  # an older one
   write_info(tmp_path, f"{chosen.tfds}/1.10.0", **sizes)
@@ -126,7 +124,7 @@ def test_sets_of_tfds_are_cut_as_the_benchmark_does(
   assert found.label == chosen.label
 
 
-def test_a_set_of_tfds_without_a_split_is_left_out(tmp_path):
+def test_tfds_data_set_without_a_split_is_left_out(tmp_path):
   write_info(tmp_path, "dtd/3.0.1", train=9, test=9)
   write_info(tmp_path, "kitti/3.3.0", train=9, test=9, validation=9)
   (tmp_path / "dmlab/2.0.1").mkdir(parents=True)
@@ -138,7 +136,7 @@ def test_a_set_of_tfds_without_a_split_is_left_out(tmp_path):
   assert "how many examples" in missing["dmlab"]
 
 
-def test_the_prepared_folder_comes_before_tfds(tmp_path):
+def test_prepared_folder_takes_precedence_over_tfds(tmp_path):
   vtab_miniature.write_folder(tmp_path, ["dtd"], train=2, held_out=2, test=2)
   write_info(tmp_path, "dtd/3.0.1", train=9, validation=9, test=9)
   (found,), _ = layout.find(tmp_path, [task("dtd")])

@@ -48,7 +48,7 @@ def run_command(data, backbone_file, workdir, *argv, epochs=20):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("small_test_splits")
-def test_all_tasks_from_the_prepared_folder(
+def test_command_trains_all_tasks_of_the_prepared_folder(
   backbone_file, tmp_path, capsys, caplog
 ):
   """Trained, tested, in one model; two with more regimes and seeds."""
@@ -132,7 +132,9 @@ def require_several(run):
 
 @pytest.mark.nightly
 @pytest.mark.slow
-def test_tasks_from_sets_of_tfds(backbone_file, tmp_path, monkeypatch, capsys):
+def test_command_trains_tasks_of_tfds_data_sets(
+  backbone_file, tmp_path, monkeypatch, capsys
+):
   """All 19 open with their classes; those with computed labels train."""
   monkeypatch.setattr(layout, "TRAINED", 16)
   monkeypatch.setattr(layout, "HELD_OUT", 8)
@@ -155,7 +157,7 @@ def test_tasks_from_sets_of_tfds(backbone_file, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_a_dry_run_writes_nothing(backbone_file, tmp_path, capsys):
+def test_dry_run_writes_nothing(backbone_file, tmp_path, capsys):
   names = ["kitti", "svhn"]
   data = vtab_miniature.write_folder(tmp_path / "data", names, train=8, test=4)
   run = tmp_path / "run"
@@ -168,7 +170,7 @@ def test_a_dry_run_writes_nothing(backbone_file, tmp_path, capsys):
   assert not run.exists()
 
 
-def test_wrong_flags_are_one_line(tmp_path, capsys):
+def test_bad_flags_are_an_error_in_one_line(tmp_path, capsys):
   for argv, problem in (
     (["--only=cifar,pets"], "'pets': VTAB-1k has no such task"),
     (["--regimes=heads"], "'heads' is no regime"),
@@ -186,7 +188,7 @@ def test_wrong_flags_are_one_line(tmp_path, capsys):
   assert not (tmp_path / "run").exists()
 
 
-def test_the_configuration_of_a_task():
+def test_configuration_of_a_task_is_found_by_name():
   """By name, for `memory-vit train`."""
   config = config_lib.from_dict(vtab_config.get_config("kitti").to_dict())
   assert (config.task.name, config.data.name) == ("kitti", "list")

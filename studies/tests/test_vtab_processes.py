@@ -14,7 +14,7 @@ import memory_vit as mv
 pytestmark = pytest.mark.processes
 
 
-def test_two_processes_measure_a_benchmark(tmp_path):
+def test_two_processes_run_a_benchmark(tmp_path):
   """From the search to all tasks in one model, compared with each alone."""
   data, backbone = tmp_path / "data", tmp_path / "vit.npz"
   vtab_miniature.write_folder(data, ["kitti"], train=8, held_out=4, test=4)

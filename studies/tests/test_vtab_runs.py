@@ -34,7 +34,9 @@ def scores(tmp_path):
   return report.scores_of(read_record(tmp_path / "run"))
 
 
-def test_chosen_on_the_200_and_tested_once(tmp_path, backbone_file, fake):
+def test_learning_rate_is_chosen_on_200_images_and_tested_once(
+  tmp_path, backbone_file, fake
+):
   bench = small_benchmark(tmp_path, backbone_file, ["cifar", "kitti"])
   run_benchmark(bench, tmp_path / "run")
   search, *finals = fake.configs[:3]
@@ -71,7 +73,7 @@ def test_chosen_on_the_200_and_tested_once(tmp_path, backbone_file, fake):
 
 
 @pytest.mark.slow
-def test_what_is_finished_is_not_repeated(tmp_path, backbone_file, monkeypatch):
+def test_finished_runs_are_not_repeated(tmp_path, backbone_file, monkeypatch):
   bench = small_benchmark(
     tmp_path, backbone_file, ["cifar", "kitti"], regimes=("head", "full")
   )
@@ -104,7 +106,7 @@ def test_what_is_finished_is_not_repeated(tmp_path, backbone_file, monkeypatch):
   assert ((tmp_path / "run") / "report.json").read_bytes() == first
 
 
-def test_a_forecast_knows_what_is_finished(tmp_path, backbone_file, fake):
+def test_forecast_excludes_finished_runs(tmp_path, backbone_file, fake):
   bench = small_benchmark(tmp_path, backbone_file, ["kitti"])
   run_benchmark(bench, tmp_path / "run")
   before = sorted(tmp_path.rglob("*"))
@@ -119,7 +121,9 @@ def test_a_forecast_knows_what_is_finished(tmp_path, backbone_file, fake):
   assert len(fake.configs) == 3
 
 
-def test_more_seeds_are_added(tmp_path, backbone_file, fake):
+def test_more_seeds_train_only_further_final_runs(
+  tmp_path, backbone_file, fake
+):
   """The search has the first seed only, so finished runs stay."""
   bench = small_benchmark(tmp_path, backbone_file, ["cifar"], seeds=(0, 1))
   run_benchmark(bench, tmp_path / "run")
@@ -132,7 +136,7 @@ def test_more_seeds_are_added(tmp_path, backbone_file, fake):
   )
 
 
-def test_another_task_is_tested_again(tmp_path, backbone_file, fake):
+def test_changed_task_is_tested_again(tmp_path, backbone_file, fake):
   bench = small_benchmark(tmp_path, backbone_file, ["cifar"])
   run_benchmark(bench, tmp_path / "run")
   write_digest(
@@ -162,28 +166,28 @@ def test_changed_test_images_are_refused(tmp_path, backbone_file, fake):
 
 
 @pytest.mark.parametrize(
-  ("said", "kept"),
+  ("what", "expected"),
   [
     ("contexts", ["features", "contexts", "none"]),
     ("none", ["none"] * 3),
   ],
 )
-def test_each_regime_keeps_what_it_reads(
-  tmp_path, backbone_file, fake, said, kept
+def test_each_search_caches_the_inputs_of_its_regime(
+  tmp_path, backbone_file, fake, what, expected
 ):
   regimes = ("head", "cls_masked", "full")
   bench = small_benchmark(tmp_path, backbone_file, ["kitti"], regimes=regimes)
-  keep = dataclasses.replace(bench.config.cache, what=said)
-  config = dataclasses.replace(bench.config, cache=keep)
+  cache = dataclasses.replace(bench.config.cache, what=what)
+  config = dataclasses.replace(bench.config, cache=cache)
   bench = dataclasses.replace(bench, config=config)
   found = [
     protocol.search_config(bench, bench.tasks[0], regime).cache.what
     for regime in regimes
   ]
-  assert found == kept
+  assert found == expected
 
 
-def test_a_finished_run_of_another_configuration_is_refused(
+def test_finished_run_of_another_configuration_is_refused(
   tmp_path, backbone_file, fake
 ):
   bench = small_benchmark(tmp_path, backbone_file, ["cifar"])
@@ -219,9 +223,7 @@ def test_data_of_other_classes_are_refused(tmp_path, backbone_file, fake):
   assert not fake.configs
 
 
-def test_settings_that_diverged_are_not_chosen(
-  tmp_path, backbone_file, monkeypatch
-):
+def test_diverged_settings_are_not_chosen(tmp_path, backbone_file, monkeypatch):
   runs = FakeRuns(diverges=lambda c: c.learning_rate == 0.1)
   runs.install(monkeypatch)
   bench = small_benchmark(tmp_path, backbone_file, ["cifar"])
@@ -231,9 +233,7 @@ def test_settings_that_diverged_are_not_chosen(
   assert (score.diverged, score.at_edge) == (1, ("learning_rate",))
 
 
-def test_a_seed_that_diverges_leaves_no_mean(
-  tmp_path, backbone_file, monkeypatch
-):
+def test_diverged_seed_leaves_no_mean(tmp_path, backbone_file, monkeypatch):
   """It is not tested; other seeds are."""
   runs = FakeRuns(diverges=lambda c: c.seed == 1)
   runs.install(monkeypatch)
@@ -244,7 +244,7 @@ def test_a_seed_that_diverges_leaves_no_mean(
   assert (score.test, score.tests) == (None, pytest.approx((0.49, 0.47)))
 
 
-def test_a_task_that_always_diverges_has_no_accuracy(
+def test_task_that_always_diverges_has_no_accuracy(
   tmp_path, backbone_file, monkeypatch
 ):
   runs = FakeRuns(diverges=lambda c: True)
@@ -258,7 +258,7 @@ def test_a_task_that_always_diverges_has_no_accuracy(
   assert "none: all diverged" in text
 
 
-def test_of_equals_the_first_is_chosen():
+def test_first_of_equal_settings_is_chosen():
   config = dataclasses.replace(vtab_config())
   config = dataclasses.replace(
     config, sweep=dataclasses.replace(config.sweep, seed=(0,), cells=(1, 5))
@@ -293,7 +293,7 @@ def test_of_equals_the_first_is_chosen():
     ("backbone", "random:B/16"),
   ],
 )
-def test_what_the_protocol_sets_is_refused(key, value):
+def test_options_set_by_the_protocol_are_refused(key, value):
   values = config_lib.to_dict(vtab_config(image_size=224))
   part, _, last = key.rpartition(".")
   (values[part] if part else values)[last] = value
@@ -305,7 +305,7 @@ def test_what_the_protocol_sets_is_refused(key, value):
   assert "\n" not in str(error.value)
 
 
-def test_regimes_that_there_are_not():
+def test_unknown_and_repeated_regimes_are_refused():
   for names, problem in (
     (["head", "heads"], "'heads' is no regime"),
     (["head", "head"], "'head' is named twice"),
@@ -314,7 +314,7 @@ def test_regimes_that_there_are_not():
       protocol.require_possible(vtab_config(), names)
 
 
-def test_means_are_of_all_or_not_printed():
+def test_means_are_printed_only_over_all_tasks():
   scores = {}
   for i, task in enumerate(TASKS):
     tests = (0.01 * i, 0.01 * i + 0.02)
@@ -346,7 +346,7 @@ def test_means_are_of_all_or_not_printed():
     assert set(found.groups.values()) == {None}
 
 
-def test_the_report_names_each_regime_with_data_of_another_size():
+def test_report_names_regimes_tested_on_another_number_of_images():
   """Also if another regime of the task was tested on all images."""
   task = next(task for task in TASKS if task.name == "kitti")
 
@@ -371,7 +371,7 @@ def test_the_report_names_each_regime_with_data_of_another_size():
   assert report.other_sizes(whole, None) == []
 
 
-def test_the_report_names_what_is_missing(tmp_path, backbone_file, fake):
+def test_report_names_missing_tasks(tmp_path, backbone_file, fake):
   bench = small_benchmark(tmp_path, backbone_file, ["cifar", "kitti"])
   bench = dataclasses.replace(bench, missing={"dtd": "there is no dtd"})
   run_benchmark(bench, tmp_path / "run")
@@ -396,12 +396,12 @@ def test_the_report_names_what_is_missing(tmp_path, backbone_file, fake):
   assert len(numbers["scores"]) == 2
 
 
-def test_a_task_that_was_learned_again_replaces_the_old_one(tmp_path):
+def test_retrained_task_replaces_the_exported_one(tmp_path):
   """The table and the tasks are of the same runs."""
   backbone = tiny_backbone(depth=1)
   for seed in (1, 2):
     task = random_task(backbone, protocol.NAME_IN_RUNS, seed=seed)
     mv.save_task(task, tmp_path / "run" / "tasks" / protocol.NAME_IN_RUNS)
-    runner.export(tmp_path / "run", tmp_path / "kept", "cifar", backbone)
-    found = mv.load_task(tmp_path / "kept", backbone)
+    runner.export(tmp_path / "run", tmp_path / "exported", "cifar", backbone)
+    found = mv.load_task(tmp_path / "exported", backbone)
     assert (found.name, found.digest) == ("cifar", task.digest)

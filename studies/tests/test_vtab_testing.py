@@ -51,7 +51,7 @@ def bench(tmp_path, backbone_file):
 
 
 @pytest.mark.slow
-def test_side_by_side_as_alone(
+def test_tasks_tested_side_by_side_score_as_alone(
   bench, backbone_file, tmp_path, monkeypatch, caplog
 ):
   """In one pass; a second data set, of other classes, compiles nothing."""
@@ -98,7 +98,7 @@ def test_side_by_side_as_alone(
 
 
 @pytest.mark.slow
-def test_what_was_tested_before_a_stop_is_kept(
+def test_scores_tested_before_a_stop_are_kept(
   bench, backbone_file, tmp_path, monkeypatch
 ):
   """And a damaged file is named."""

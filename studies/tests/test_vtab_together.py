@@ -19,7 +19,7 @@ def bench_of(**changes):
   )
 
 
-def test_the_regime_is_chosen_on_validation():
+def test_regime_is_chosen_on_validation():
   """Not on the test split, on which the other one is better."""
   scores = [
     Score(
@@ -34,7 +34,7 @@ def test_the_regime_is_chosen_on_validation():
 
 
 @pytest.mark.parametrize("key", ["name", "dir", "test"])
-def test_what_was_measured_on_other_data_is_measured_anew(tmp_path, key):
+def test_scores_on_other_data_are_measured_again(tmp_path, key):
   files.write_json(tmp_path / "task.json", {"sha256": "0"})
   first, second = (
     together.key(bench, "cls_masked", [tmp_path])

@@ -1,4 +1,4 @@
-"""What is kept trains and evaluates as what is computed in every step."""
+"""Cached inputs train and evaluate as inputs computed in every step."""
 
 import dataclasses
 import functools
@@ -79,7 +79,7 @@ def assert_same_bits(found, expected):
 
 @pytest.fixture(scope="module")
 def without(backbone, tmp_path_factory):
-  """Regime -> what a run learns that keeps nothing."""
+  """Regime -> the task that a run without a cache trains."""
 
   @functools.cache
   def train(regime):
@@ -99,20 +99,22 @@ def without(backbone, tmp_path_factory):
     pytest.param("memory_masked", "contexts", "disk", marks=pytest.mark.slow),
   ],
 )
-def test_trains_to_the_same_bits_as_a_run_without(
+def test_run_with_a_cache_equals_run_without(
   regime, what, where, backbone, without, tmp_path
 ):
   cache = {"what": what, "where": where}
   if where == "disk":
-    cache["dir"] = str(tmp_path / "kept")
+    cache["dir"] = str(tmp_path / "cache")
   config = config_of(regime, data=SQUEEZED, cache=cache)
   found = trained(run_inputs(config, backbone), tmp_path)
   assert_same_bits(found, without(regime))
 
 
 @pytest.mark.slow
-def test_a_sweep_on_8_devices_that_reads_a_task_in_parts(backbone, tmp_path):
-  """All at once: what could lie or be drawn otherwise."""
+def test_cached_sweep_with_a_parent_on_8_devices_equals_uncached(
+  backbone, tmp_path
+):
+  """Parts, devices and parents at once: any could reorder rows."""
   options = {
     "optim": {"accumulation_steps": 2},
     "sweep": config_lib.SweepConfig(learning_rate=(0.1, 0.3)),
@@ -129,37 +131,37 @@ def test_a_sweep_on_8_devices_that_reads_a_task_in_parts(backbone, tmp_path):
 
 
 def same(images):
-  """A frozen pass that hands on the images themselves."""
+  """A frozen pass that returns the images themselves."""
   return images
 
 
-def kept_images(made, start=0):
+def cached_batches(made, start=0):
   """Training batches of the cache."""
   return made.cache.train_batches(made.splits["train"], start)
 
 
-def test_views_are_taken_in_turn(backbone):
-  """Record r in epoch e: view e mod k, cropped by seed, r and the view."""
+def test_crops_are_taken_in_turn(backbone):
+  """Record r in epoch e: crop e mod k, drawn by seed, r and its number."""
   cache, crops = {**CONTEXTS, "crops": 3}, 3
   made = run_inputs(
     config_of(data=RANDOM, cache=cache, seed=4), backbone, prepare=same
   )
   fetch = made.splits["train"].fetch
-  for i, batch in enumerate(itertools.islice(kept_images(made), 12)):
+  for i, batch in enumerate(itertools.islice(cached_batches(made), 12)):
     number = i * BATCH + i  # of one row of each batch; more than 4 epochs
     record = int(batching.shuffled(tf.constant(number, tf.int64), SIZE, 4))
     encoded, label = fetch(tf.constant(record, tf.int64))
     key = [4, number // SIZE % crops * SIZE + record]
-    view = image_ops.train_image(
+    crop = image_ops.train_image(
       encoded, tf.constant(key, tf.int64), data=made.config.data, image_size=8
     )
-    np.testing.assert_array_equal(np.asarray(batch["inputs"])[i], view)
+    np.testing.assert_array_equal(np.asarray(batch["inputs"])[i], crop)
     assert batch["label"][i] == label
 
 
 @pytest.mark.parametrize("crops", [1, 2])
 @pytest.mark.parametrize("key", ["seed", "data.resize"])
-def test_a_seed_and_a_size_matter_where_views_are_random(crops, key):
+def test_seed_and_size_identify_rows_only_of_random_crops(crops, key):
   """Rows are found by the facts of their plan."""
   found = []
   for value in (10, 12):
@@ -169,7 +171,7 @@ def test_a_seed_and_a_size_matter_where_views_are_random(crops, key):
   assert (found[0] == found[1]) is (crops == 1)
 
 
-def test_kept_images_are_squeezed_as_the_backbone_states(backbone):
+def test_cached_images_are_resized_as_the_backbone_states(backbone):
   stated = EvalPreprocessing(image_size=12, interpolation="bicubic")
   config = config_of(data=SQUEEZED, cache=CONTEXTS)
   made = run_inputs(
@@ -180,15 +182,15 @@ def test_kept_images_are_squeezed_as_the_backbone_states(backbone):
   train = made.splits["train"]
   evaluated = batching.eval_batches(train, stated, batch_size=SIZE)
   known = {image.tobytes() for b in evaluated for image in b["image"]}
-  for image in np.asarray(next(kept_images(made))["inputs"]):
+  for image in np.asarray(next(cached_batches(made))["inputs"]):
     assert image.tobytes() in known
 
 
-def test_a_run_that_goes_on_draws_on(backbone):
+def test_resumed_run_draws_the_following_cached_batches(backbone):
   cache = {**CONTEXTS, "crops": 2}
   made = run_inputs(config_of(data=RANDOM, cache=cache), backbone, prepare=same)
-  whole = list(itertools.islice(kept_images(made), 7))
-  later = list(itertools.islice(kept_images(made, 4 * BATCH), 3))
+  whole = list(itertools.islice(cached_batches(made), 7))
+  later = list(itertools.islice(cached_batches(made, 4 * BATCH), 3))
   for found, expected in zip(later, whole[4:], strict=True):
     np.testing.assert_array_equal(found["inputs"], expected["inputs"])
     np.testing.assert_array_equal(found["label"], expected["label"])
@@ -219,12 +221,12 @@ def test_each_image_passes_the_backbone_once(backbone, tmp_path, monkeypatch):
   assert sorted(seen) == [8] * 6 + [32] * 2
 
 
-def test_bfloat16_rounds_what_is_kept(backbone):
+def test_bfloat16_cache_rounds_its_rows(backbone):
   inputs = {}
   for dtype in ("float32", "bfloat16"):
     cache = {**CONTEXTS, "dtype": dtype}
     made = run_inputs(config_of(data=SQUEEZED, cache=cache), backbone)
-    inputs[dtype] = jax.tree.leaves(next(kept_images(made))["inputs"])
+    inputs[dtype] = jax.tree.leaves(next(cached_batches(made))["inputs"])
   for exact, rounded in zip(*inputs.values(), strict=True):
     assert exact.dtype == rounded.dtype == np.float32
     np.testing.assert_array_equal(
@@ -246,7 +248,7 @@ def broken_digits(monkeypatch, reader, bad):
 
 
 @pytest.mark.slow
-def test_the_next_readable_record_takes_the_place_of_a_broken_one(
+def test_broken_record_is_replaced_by_the_next_readable_one(
   backbone, monkeypatch
 ):
   """The last one's is the first; validation does not count it."""
@@ -267,7 +269,7 @@ def test_the_next_readable_record_takes_the_place_of_a_broken_one(
   )
   made = run_inputs(config, backbone, prepare=same, train=readers["train"][1])
   for batch, real in itertools.islice(
-    zip(kept_images(made), expected, strict=False), 4
+    zip(cached_batches(made), expected, strict=False), 4
   ):
     np.testing.assert_array_equal(batch["inputs"], real["image"])
     np.testing.assert_array_equal(batch["label"], real["label"])
@@ -283,8 +285,8 @@ def test_the_next_readable_record_takes_the_place_of_a_broken_one(
     counts = real["mask"] > 0
     np.testing.assert_array_equal(batch["mask"], real["mask"])
     for key, name in (("inputs", "image"), ("label", "label")):
-      kept = np.asarray(batch[key])
-      np.testing.assert_array_equal(kept[counts], real[name][counts])
+      cached = np.asarray(batch[key])
+      np.testing.assert_array_equal(cached[counts], real[name][counts])
   assert [*readers["train"][1].unreadable] == [7, 8, SIZE - 1]
   assert [*readers["validation"][1].unreadable] == [7, 8]
 
@@ -312,14 +314,14 @@ def test_too_many_broken_records_are_refused(backbone, tmp_path, monkeypatch):
     ("full", {"dir": "a", "where": "device"}, {}, "'device' does not use"),
   ],
 )  # fmt: skip
-def test_what_cannot_be_kept_is_refused(regime, cache, data, message):
+def test_unusable_cache_options_are_refused(regime, cache, data, message):
   with pytest.raises(ConfigError, match=message):
     config_of(regime, data=data, cache=cache)
 
 
 @pytest.fixture(params=[1, 8], ids=["1 device", "8 devices"])
 def filled(request, tmp_path):
-  """Rows wherever they can be kept, and what they were filled with."""
+  """Rows in each place of a cache, and the arrays written to them."""
   mesh = sharding.make_mesh(jax.devices()[: request.param])
   rng = np.random.default_rng(0)
   tree = {
@@ -346,7 +348,7 @@ def filled(request, tmp_path):
 
 
 @pytest.mark.parametrize("store", [DeviceRows, HostRows])
-def test_rows_that_are_stored_rounded_come_back_wide(store):
+def test_rows_stored_in_bfloat16_are_read_as_float32(store):
   tree = {"a": jax.numpy.float32([[1, 2], [3, 4]])}
   layout = RowLayout.of(tree, "bfloat16", np.dtype("<i4"))
   rows = store(layout, 2, one_device(), range(0, 2, 2))
@@ -356,7 +358,7 @@ def test_rows_that_are_stored_rounded_come_back_wide(store):
   np.testing.assert_array_equal(found, [[3, 4], [1, 2]])
 
 
-def test_rows_come_back_as_they_were_put(filled):
+def test_rows_are_read_as_they_were_written(filled):
   tree, stores, mesh = filled
   places = np.array([20, 5, 5, 0, 8, 7, 16, 15])
   for store in stores:
@@ -370,7 +372,7 @@ def test_rows_come_back_as_they_were_put(filled):
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_processes_keep_every_record_once(count, monkeypatch):
+def test_processes_cache_every_record_once(count, monkeypatch):
   reader = datasets.open_split("digits:5-9", "train[:7]")
   data = config_lib.DataConfig(flip=False, **SQUEEZED)
   numbers, evaluated = [], []
@@ -410,9 +412,9 @@ def test_processes_evaluate_every_example_once(count, backbone, monkeypatch):
   assert counted == 7
 
 
-def test_each_epoch_draws_every_row_of_its_view():
+def test_each_epoch_draws_every_row_of_its_crop():
   places = fixed_crops.drawn_places(np.arange(5 * 6), 5, 3, 0).reshape(6, 5)
   for epoch, found in enumerate(places):
-    view = epoch % 3
-    assert sorted(found) == list(range(5 * view, 5 * view + 5))
+    crop = epoch % 3
+    assert sorted(found) == list(range(5 * crop, 5 * crop + 5))
   assert len({tuple(found % 5) for found in places}) > 3

@@ -18,7 +18,7 @@ from memory_vit.tasks import manifest, store
 
 pytestmark = pytest.mark.processes
 
-# Of training each of two processes keeps 17 and 16 rows in batches of 8, so
+# Of training the two processes cache 17 and 16 rows in batches of 8, so
 # that the last batch of the second one is empty; of validation 23 and 16.
 SIZE, BATCH = 33, 16
 
@@ -72,16 +72,20 @@ def backbone(tmp_path_factory):
   return path
 
 
-def run_of(backbone, workdir, kept=None, **options) -> Run:
-  """A run of some steps; `kept` is where it keeps its rows."""
-  cache = {"cache.what": "contexts", "cache.where": "disk", "cache.dir": kept}
+def run_of(backbone, workdir, cache_dir=None, **options) -> Run:
+  """A run of some steps; `cache_dir` is where it caches its rows."""
+  cache = {
+    "cache.what": "contexts",
+    "cache.where": "disk",
+    "cache.dir": cache_dir,
+  }
   values = {
     "regime": "cls_masked", "batch_size": BATCH, "batch_size_eval": 32,
     "total_steps": 6, "eval_every": 3, "checkpoint_every": 100,
     "data.train": f"train[:{SIZE}]", "data.validation": "test[:39]",
     "data.test": "test[:20]", "data.train_crop": "resize",
     "data.eval_crop": "resize", "data.resize": 0,
-    **(cache if kept else {}), **options,
+    **(cache if cache_dir else {}), **options,
   }  # fmt: skip
   return Run(backbone, workdir, **values)
 
@@ -104,7 +108,7 @@ def finished(run: Run, patch: str = PATCH) -> list[Process]:
   return both
 
 
-def learned(run: Run) -> dict[str, bytes]:
+def trained_arrays(run: Run) -> dict[str, bytes]:
   path = run.workdir / "tasks" / "digits-5-9"
   found = store.read_arrays(path, manifest.read(path))
   assert "cls" in found
@@ -118,15 +122,15 @@ def accuracies(run: Run) -> list[tuple]:
 
 
 def computed(process: Process) -> int:
-  """How many batches passed the backbone to be kept."""
+  """The number of batches that passed the backbone to be cached."""
   return process.text.count("computed ")
 
 
-def file_of(kept: pathlib.Path, role: str, process: int) -> pathlib.Path:
+def file_of(cache_dir: pathlib.Path, role: str, process: int) -> pathlib.Path:
   """The rows of "training" or "validation" of a process."""
   (folder,) = (
     about.parent
-    for about in kept.glob("*/about.json")
+    for about in cache_dir.glob("*/about.json")
     if json.loads(about.read_text())["images"]["role"] == role
   )
   return folder / f"{process}.rows"
@@ -139,26 +143,26 @@ def headers_of(file: pathlib.Path, count: int) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def together(backbone, tmp_path_factory):
-  """A run of two processes that begins with nothing kept."""
+  """A run of two processes that begins with an empty cache."""
   path = tmp_path_factory.mktemp("together")
-  run = run_of(backbone, path / "run", path / "kept")
-  return run, path / "kept", finished(run)
+  run = run_of(backbone, path / "run", path / "cache")
+  return run, path / "cache", finished(run)
 
 
 @pytest.mark.fault("cache-damaged-of-two")
-def test_two_processes_learn_what_they_learn_from_images(
+def test_two_processes_train_the_same_task_with_and_without_a_cache(
   together, backbone, tmp_path
 ):
-  run, kept, both = together
+  run, cache_dir, both = together
   plain = run_of(backbone, tmp_path / "images")
   assert [computed(p) for p in finished(plain, PATCH + FROM_IMAGES)] == [0, 0]
-  assert learned(run) == learned(plain)
+  assert trained_arrays(run) == trained_arrays(plain)
   assert accuracies(run) == accuracies(plain)
   # Three batches of training, two of validation, on each.
   assert [computed(process) for process in both] == [5, 5]
-  assert len(list(kept.iterdir())) == 2
+  assert len(list(cache_dir.iterdir())) == 2
   labels = [
-    headers_of(file_of(kept, "training", i), count)[:, 1].tolist()
+    headers_of(file_of(cache_dir, "training", i), count)[:, 1].tolist()
     for i, count in enumerate((17, 16))
   ]
   # Each has every second record, in their order.
@@ -168,32 +172,34 @@ def test_two_processes_learn_what_they_learn_from_images(
 
 
 @pytest.mark.fault("cache-damaged-of-two")
-def test_a_second_run_of_two_computes_nothing(together, backbone, tmp_path):
-  first, kept, _ = together
-  run = run_of(backbone, tmp_path / "again", kept)
+def test_second_run_of_two_processes_computes_no_rows(
+  together, backbone, tmp_path
+):
+  first, cache_dir, _ = together
+  run = run_of(backbone, tmp_path / "again", cache_dir)
   assert [computed(process) for process in finished(run)] == [0, 0]
-  assert learned(run) == learned(first)
+  assert trained_arrays(run) == trained_arrays(first)
   assert accuracies(run) == accuracies(first)
 
 
 @pytest.mark.fault("cache-damaged-of-two")
-def test_a_damaged_row_of_one_of_two_is_made_again(
+def test_damaged_row_of_one_of_two_processes_is_computed_again(
   together, backbone, tmp_path
 ):
   """By both, as its images pass the backbone together; one says why."""
-  first, kept, _ = together
-  damaged = file_of(kept, "training", 1)
+  first, cache_dir, _ = together
+  damaged = file_of(cache_dir, "training", 1)
   whole = damaged.read_bytes()
   middle = len(whole) // 2
   changed = bytes([whole[middle] ^ 1])
   damaged.write_bytes(whole[:middle] + changed + whole[middle + 1 :])
-  run = run_of(backbone, tmp_path / "again", kept)
+  run = run_of(backbone, tmp_path / "again", cache_dir)
   both = finished(run)
   assert [computed(process) for process in both] == [1, 1]
   said = ["damaged rows: 1. They are made again." in p.text for p in both]
   assert said == [False, True]
   assert damaged.read_bytes() == whole
-  assert learned(run) == learned(first)
+  assert trained_arrays(run) == trained_arrays(first)
 
 
 # However slow the machine is, the signal comes behind so many batches.
@@ -201,12 +207,12 @@ STOPS = (
   PATCH
   + """
 def after(count):
-  while count == 3 and kept_stop._signal is None:
+  while count == 3 and current_stop._signal is None:
     time.sleep(0.01)
 listens = StopSignal.listening
 def listening(self):
-  global kept_stop
-  kept_stop = self
+  global current_stop
+  current_stop = self
   return listens(self)
 StopSignal.listening = listening
 """
@@ -214,10 +220,10 @@ StopSignal.listening = listening
 
 
 @pytest.mark.fault("cache-signal")
-def test_a_signal_while_rows_are_computed_costs_no_batch(backbone, tmp_path):
+def test_signal_while_rows_are_computed_loses_no_batch(backbone, tmp_path):
   whole = run_of(backbone, tmp_path / "whole")
   whole.finish()
-  run = run_of(backbone, tmp_path / "run", tmp_path / "kept")
+  run = run_of(backbone, tmp_path / "run", tmp_path / "cache")
   with run.start(STOPS, fresh=True) as process:
     process.wait_for("computed 3 batches")
     process.signal(signal.SIGTERM)
@@ -228,11 +234,11 @@ def test_a_signal_while_rows_are_computed_costs_no_batch(backbone, tmp_path):
   assert rest.wait() == 0, rest.text
   # Two batches of validation and three of training, of which three were there.
   assert computed(rest) == 2
-  assert learned(run) == learned(whole)
+  assert trained_arrays(run) == trained_arrays(whole)
   assert accuracies(run) == accuracies(whole)
 
 
-# Both go on, slowly, until they have agreed where to stop.
+# Both continue slowly until they have agreed where to stop.
 SLOWLY = (
   PATCH
   + """
@@ -244,13 +250,15 @@ def after(count):
 
 
 @pytest.mark.fault("cache-signal")
-def test_a_signal_to_one_of_two_stops_both_at_one_batch(backbone, tmp_path):
+def test_signal_to_one_of_two_processes_stops_both_at_one_batch(
+  backbone, tmp_path
+):
   options = {
     "data.train": "train[:400]", "batch_size": 4, "data.validation": "",
     "total_steps": 5, "eval_every": 5,
   }  # fmt: skip
-  kept = tmp_path / "kept"
-  run = run_of(backbone, tmp_path / "run", kept, **options)
+  cache_dir = tmp_path / "cache"
+  run = run_of(backbone, tmp_path / "run", cache_dir, **options)
   with started(run, SLOWLY) as both:
     both[1].wait_for("computed 5 batches")
     both[1].signal(signal.SIGTERM)
@@ -260,11 +268,11 @@ def test_a_signal_to_one_of_two_stops_both_at_one_batch(backbone, tmp_path):
   counts = [computed(process) for process in both]
   assert counts[0] == counts[1] < 100
   for i in range(2):
-    headers = headers_of(file_of(kept, "training", i), 200)
+    headers = headers_of(file_of(cache_dir, "training", i), 200)
     assert headers.any(axis=1).sum() == 2 * counts[i]
   rest = finished(run)
   assert [computed(process) for process in rest] == [100 - counts[0]] * 2
   assert not re.search("damaged", "".join(process.text for process in rest))
   again = run_of(backbone, tmp_path / "whole", tmp_path / "other", **options)
   assert [computed(process) for process in finished(again)] == [100, 100]
-  assert learned(run) == learned(again)
+  assert trained_arrays(run) == trained_arrays(again)

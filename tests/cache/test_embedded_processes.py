@@ -1,4 +1,4 @@
-"""Two processes that read embeddings: each keeps its own share of the rows."""
+"""Two processes that read embeddings: each caches its own share of the rows."""
 
 import contextlib
 import json
@@ -44,18 +44,18 @@ def finished(place, workdir, name, directory) -> Run:
   return run
 
 
-def learned(run: Run) -> dict[str, np.ndarray]:
+def trained_arrays(run: Run) -> dict[str, np.ndarray]:
   path = run.workdir / "tasks" / "pets"
   return dict(store.read_arrays(path, manifest.read(path)))
 
 
-def test_two_processes_learn_from_embeddings_what_they_learn_from_images(
+def test_two_processes_train_the_same_task_from_embeddings_and_images(
   place, tmp_path
 ):
   """The same images in every step; other programs computed the numbers."""
   images = finished(place, tmp_path / "images", "folder", "data")
   rows = finished(place, tmp_path / "rows", "embeddings", "embedded")
-  expected, found = learned(images), learned(rows)
+  expected, found = trained_arrays(images), trained_arrays(rows)
   assert expected.keys() == found.keys()
   for name, value in expected.items():
     np.testing.assert_allclose(found[name], value, rtol=1e-3, atol=1e-5)

@@ -1,4 +1,4 @@
-"""Runs on embeddings learn what runs on the same images learn."""
+"""Runs on embeddings train the same tasks as runs on the images."""
 
 import dataclasses
 import json
@@ -65,7 +65,7 @@ def config_of(place, changes=(), name="embeddings"):
   return config_lib.from_dict(values.to_dict())
 
 
-def learned(workdir, name="pets"):
+def trained_arrays(workdir, name="pets"):
   """The bytes of every array of an exported task."""
   path = workdir / "tasks" / name
   found = store.read_arrays(path, manifest.read(path))
@@ -83,7 +83,7 @@ def opened(config, workdir):
 
 
 def copied(place, tmp_path, config, dtype=np.float32):
-  """Embeddings with the values that a run on the images keeps, to the bit."""
+  """Embeddings with the values that a run on the images caches, to the bit."""
   made = opened(config, tmp_path)
   values, name = {}, ""
   for role, reader in made.splits.items():
@@ -114,7 +114,9 @@ def copied(place, tmp_path, config, dtype=np.float32):
   ("regime", "where"),
   [("head", "host"), ("head", "device"), ("probe", "disk"), ("probe", "host")],
 )
-def test_the_same_numbers_learn_the_same_task(place, tmp_path, regime, where):
+def test_equal_embeddings_train_the_same_task_as_images(
+  place, tmp_path, regime, where
+):
   """Order, labels, validation, test: all are those of the image folder."""
   changes = {"regime": regime}
   images = config_of(place, changes, "folder")
@@ -122,10 +124,12 @@ def test_the_same_numbers_learn_the_same_task(place, tmp_path, regime, where):
   there = copied(place, tmp_path, images)
   changes |= {
     "data.dir": str(there), "cache.where": where,
-    "cache.dir": str(tmp_path / "kept") if where == "disk" else "",
+    "cache.dir": str(tmp_path / "cache") if where == "disk" else "",
   }  # fmt: skip
   found = run.train_and_evaluate(config_of(place, changes), tmp_path / "rows")
-  assert_same_bits(learned(tmp_path / "rows"), learned(tmp_path / "images"))
+  assert_same_bits(
+    trained_arrays(tmp_path / "rows"), trained_arrays(tmp_path / "images")
+  )
   assert found.tasks == result.tasks
   assert found.tasks[0].test.examples == TEST * len(CLASSES)
   hits = [tmp_path / d / "hits.json" for d in ("rows", "images")]
@@ -133,8 +137,10 @@ def test_the_same_numbers_learn_the_same_task(place, tmp_path, regime, where):
 
 
 @pytest.mark.slow
-def test_a_sweep_on_few_of_each_class_in_16_bits(place, tmp_path):
-  """All at once: what could be chosen, weighed or rounded otherwise."""
+def test_sweep_on_few_bfloat16_embeddings_equals_sweep_on_images(
+  place, tmp_path
+):
+  """Choice, weights and rounding at once, which could differ from images."""
   changes = {
     "cache.dtype": "bfloat16", "data.per_class": 4,
     "optim.class_weights": "balanced", "optim.accumulation_steps": 1,
@@ -155,9 +161,10 @@ def test_a_sweep_on_few_of_each_class_in_16_bits(place, tmp_path):
   found = run.train_and_evaluate(config_of(root, changes), tmp_path / "rows")
   for name in ("pets", "pets-00", "pets-01"):
     assert_same_bits(
-      learned(tmp_path / "rows", name), learned(tmp_path / "images", name)
+      trained_arrays(tmp_path / "rows", name),
+      trained_arrays(tmp_path / "images", name),
     )
-  # The test split of images is not kept, and so not rounded.
+  # The test split of images is not cached, and so not rounded.
   assert [t.val.accuracy for t in found.tasks] == [
     t.val.accuracy for t in result.tasks
   ]
@@ -165,7 +172,7 @@ def test_a_sweep_on_few_of_each_class_in_16_bits(place, tmp_path):
 
 @pytest.fixture(scope="module")
 def central(place):
-  """Embeddings of the middle of larger images, as a task prepares them."""
+  """Embeddings of central crops of larger images, as a task prepares them."""
   backbone = mv.load_backbone(place / "tiny.npz")
   task = mv.init_task(
     jax.random.key(0), backbone, name="middle", num_classes=2,
@@ -183,7 +190,7 @@ def central(place):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("regime", ["head", "probe"])
-def test_the_task_answers_images_as_it_answered_embeddings(
+def test_task_trained_on_embeddings_predicts_images_alike(
   place, central, tmp_path, regime
 ):
   """It carries how they were prepared; what `embed` wrote is as it is."""
@@ -214,14 +221,19 @@ def test_the_task_answers_images_as_it_answered_embeddings(
 
 
 @pytest.mark.slow
-def test_what_embed_wrote_is_what_a_run_keeps_but_for_rounding(place, tmp_path):
+def test_embeddings_equal_cached_features_up_to_rounding(place, tmp_path):
   """Another program on other batches computes it: equal to 1e-5."""
   images, rows = config_of(place, {}, "folder"), config_of(place)
   found = []
   for i, config in enumerate((images, rows)):
     made = opened(config, tmp_path / str(i))
-    kept = made.cache.rows("train", made.splits["train"])
-    found.append((np.asarray(kept.take(np.arange(24))["pooled"]), kept.labels))
+    rows_of_run = made.cache.rows("train", made.splits["train"])
+    found.append(
+      (
+        np.asarray(rows_of_run.take(np.arange(24))["pooled"]),
+        rows_of_run.labels,
+      )
+    )
   np.testing.assert_allclose(found[1][0], found[0][0], rtol=1e-5, atol=1e-5)
   np.testing.assert_array_equal(found[1][1], found[0][1])
   assert len(np.unique(found[1][1][:8])) == 3  # the classes are mixed
@@ -229,7 +241,9 @@ def test_what_embed_wrote_is_what_a_run_keeps_but_for_rounding(place, tmp_path):
 
 @pytest.mark.fault("changed-embeddings")
 @pytest.mark.slow
-def test_a_run_that_was_stopped_goes_on(place, tmp_path, monkeypatch):
+def test_stopped_run_resumes_unless_its_embeddings_changed(
+  place, tmp_path, monkeypatch
+):
   """Also where its embeddings lie elsewhere, unless they have changed."""
   changes = {"checkpoint_every": 3, "data.test": ""}
   config = config_of(place, changes)
@@ -256,22 +270,28 @@ def test_a_run_that_was_stopped_goes_on(place, tmp_path, monkeypatch):
     shutil.copystat(place / "embedded" / file.relative_to(moved), file)
   run.train_and_evaluate(elsewhere, tmp_path / "stopped")
   assert len(steps) == 5 + 4  # from step 3 on
-  assert_same_bits(learned(tmp_path / "stopped"), learned(tmp_path / "whole"))
+  assert_same_bits(
+    trained_arrays(tmp_path / "stopped"), trained_arrays(tmp_path / "whole")
+  )
 
 
 @pytest.mark.slow
-def test_rows_on_disk_are_found_again(place, tmp_path, monkeypatch):
-  changes = {"cache.where": "disk", "cache.dir": str(tmp_path / "kept")}
+def test_embeddings_cached_on_disk_are_not_read_again(
+  place, tmp_path, monkeypatch
+):
+  changes = {"cache.where": "disk", "cache.dir": str(tmp_path / "cache")}
   config = config_of(place, {**changes, "total_steps": 1})
   run.train_and_evaluate(config, tmp_path / "first")
   put = []
   monkeypatch.setattr(FileRows, "put", lambda *args: put.append(args))
   run.train_and_evaluate(config, tmp_path / "second")
   assert not put
-  assert_same_bits(learned(tmp_path / "first"), learned(tmp_path / "second"))
+  assert_same_bits(
+    trained_arrays(tmp_path / "first"), trained_arrays(tmp_path / "second")
+  )
 
 
-def test_a_dry_run_says_what_will_be_read(place, tmp_path):
+def test_dry_run_reports_embeddings_to_read(place, tmp_path):
   said = dry_run.dry_run(config_of(place), tmp_path / "run")
   assert "features of training    24 rows of 128 bytes: 3,072 bytes" in said
   assert "features of validation" in said
@@ -280,7 +300,9 @@ def test_a_dry_run_says_what_will_be_read(place, tmp_path):
   assert not (tmp_path / "run").exists()
 
 
-def test_bytes_that_do_not_fit_are_said_before(place, tmp_path, monkeypatch):
+def test_embeddings_that_exceed_memory_are_refused(
+  place, tmp_path, monkeypatch
+):
   monkeypatch.setattr(
     psutil, "virtual_memory", lambda: types.SimpleNamespace(
       available=6_000, total=2**30
@@ -307,7 +329,7 @@ def test_bytes_that_do_not_fit_are_said_before(place, tmp_path, monkeypatch):
     ({"upstream.name": "embeddings"}, "config.upstream.name is 'embeddings'"),
   ],
 )  # fmt: skip
-def test_options_that_take_embeddings_for_images(place, changes, expected):
+def test_image_options_are_refused_for_embeddings(place, changes, expected):
   with pytest.raises(ConfigError, match=expected) as error:
     config_of(place, changes)
   assert "\n" not in str(error.value)
@@ -323,7 +345,7 @@ def test_options_that_take_embeddings_for_images(place, changes, expected):
     ({"data.eval_crop": "central"}, "eval_crop is 'central'.*with 'resize'"),
   ],
 )
-def test_embeddings_that_were_made_otherwise(
+def test_embeddings_made_with_other_options_are_refused(
   place, tmp_path, changes, expected
 ):
   with pytest.raises(ConfigError, match=expected):
@@ -331,14 +353,16 @@ def test_embeddings_that_were_made_otherwise(
 
 
 @pytest.mark.fault("damaged-embeddings")
-def test_embeddings_of_another_backbone(place, tmp_path):
+def test_embeddings_of_another_backbone_are_refused(place, tmp_path):
   fake_embeddings.write_backbone(tmp_path, seed=5)
   changes = {"backbone": str(tmp_path / "tiny.npz")}
   with pytest.raises(BackboneError, match="expected the one that made them"):
     opened(config_of(place, changes), tmp_path)
 
 
-def test_another_middle_than_that_which_was_embedded(place, central, tmp_path):
+def test_crop_other_than_that_of_the_embeddings_is_refused(
+  place, central, tmp_path
+):
   changes = {
     "data.dir": str(place / "central"), "data.eval_crop": "central",
     "data.resize": 9,
@@ -349,7 +373,9 @@ def test_another_middle_than_that_which_was_embedded(place, central, tmp_path):
 
 @pytest.mark.fault("damaged-embeddings")
 @pytest.mark.parametrize("split", ["test", "validation"])
-def test_splits_that_were_prepared_differently(place, central, tmp_path, split):
+def test_splits_with_different_preprocessing_are_refused(
+  place, central, tmp_path, split
+):
   """A task would be measured on other images than those that it is made for."""
   there = tmp_path / "embedded"
   there.mkdir()
@@ -369,7 +395,7 @@ def test_splits_that_were_prepared_differently(place, central, tmp_path, split):
 
 
 @pytest.mark.fault("damaged-embeddings")
-def test_values_that_the_backbone_does_not_make(place, tmp_path):
+def test_embeddings_of_another_shape_are_refused(place, tmp_path):
   """The metadata are a stranger's: what is wrong in them costs no traceback."""
   there = tmp_path / "embedded"
   shutil.copytree(place / "embedded", there)
@@ -388,7 +414,7 @@ def test_values_that_the_backbone_does_not_make(place, tmp_path):
 
 
 @pytest.mark.slow
-def test_commands_that_look_at_images(place, tmp_path):
+def test_image_commands_refuse_embeddings(place, tmp_path):
   with pytest.raises(ConfigError, match="images are what is checked"):
     audit.audit_data(config_of(place))
   config = config_of(place, {"total_steps": 1})

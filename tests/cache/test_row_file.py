@@ -1,4 +1,4 @@
-"""Rows on disk: found again, never wrong ones, whole or made again."""
+"""Rows on disk: found by later runs, and computed again if damaged."""
 
 import dataclasses
 import errno
@@ -38,7 +38,7 @@ def backbone():
 
 @pytest.fixture
 def config(tmp_path):
-  return config_of(tmp_path / "kept")
+  return config_of(tmp_path / "cache")
 
 
 def config_of(folder):
@@ -59,7 +59,7 @@ def config_of(folder):
   )
 
 
-def kept_of(config, backbone, prepare=None, stop=None):
+def cache_of(config, backbone, prepare=None, stop=None):
   return run_inputs(config, backbone, prepare=prepare, stop=stop).cache
 
 
@@ -81,24 +81,24 @@ class Pass:
     return images
 
 
-def kept_rows(config, backbone, frozen_pass, reader=None, stop=None):
-  """Everything that is kept: images, labels."""
-  kept = kept_of(config, backbone, frozen_pass, stop)
-  rows = kept.rows("train", reader or reader_of(config))
+def cached_rows(config, backbone, frozen_pass, reader=None, stop=None):
+  """All cached rows: images, labels."""
+  cache = cache_of(config, backbone, frozen_pass, stop)
+  rows = cache.rows("train", reader or reader_of(config))
   places = np.arange(len(rows.labels))
   return np.asarray(rows.take(places)), rows.labels.copy()
 
 
 @pytest.fixture(scope="module")
 def made(backbone, tmp_path_factory):
-  """What an earlier run has kept: its folder; images and labels."""
-  folder = tmp_path_factory.mktemp("made") / "kept"
-  return folder, kept_rows(config_of(folder), backbone, Pass())
+  """The cache of an earlier run: its folder, images and labels."""
+  folder = tmp_path_factory.mktemp("made") / "cache"
+  return folder, cached_rows(config_of(folder), backbone, Pass())
 
 
 @pytest.fixture
 def earlier(config, made):
-  """The images and labels that an earlier run has kept for this one."""
+  """The images and labels that an earlier run has cached for this one."""
   folder, rows = made
   shutil.copytree(folder, config.cache.dir)
   return rows
@@ -110,19 +110,19 @@ def file_of(config):
   return folder / "0.rows"
 
 
-def test_a_later_run_finds_what_is_kept(config, backbone):
+def test_later_run_finds_cached_rows(config, backbone):
   first, again = Pass(), Pass()
-  images, labels = kept_rows(config, backbone, first)
+  images, labels = cached_rows(config, backbone, first)
   assert first.images == 24  # six batches
   assert file_of(config).stat().st_size == SIZE * (HEADER + BYTES)
-  found, found_labels = kept_rows(config, backbone, again)
+  found, found_labels = cached_rows(config, backbone, again)
   assert again.images == 0
   assert found.tobytes() == images.tobytes()
   assert (found_labels == labels).all()
   in_memory = dataclasses.replace(
     config, cache=config_lib.CacheConfig(what="contexts")
   )
-  expected, expected_labels = kept_rows(in_memory, backbone, Pass())
+  expected, expected_labels = cached_rows(in_memory, backbone, Pass())
   assert images.tobytes() == expected.tobytes()
   assert (labels == expected_labels).all()
 
@@ -179,14 +179,16 @@ DAMAGES = {
 
 @pytest.mark.fault("cache-damaged")
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_rows_are_made_again(damage, config, earlier, backbone, caplog):
+def test_damaged_rows_are_computed_again(
+  damage, config, earlier, backbone, caplog
+):
   images, labels = earlier
   whole = file_of(config).read_bytes()
   apply, batches, is_said = DAMAGES[damage]
   apply(file_of(config))
   again = Pass()
   with caplog.at_level(logging.WARNING):
-    found, found_labels = kept_rows(config, backbone, again)
+    found, found_labels = cached_rows(config, backbone, again)
   assert again.images == batches * BATCH
   assert found.tobytes() == images.tobytes()
   assert (found_labels == labels).all()
@@ -202,18 +204,18 @@ def test_rows_have_the_labels_of_uncached_batches(
   where, name, kind, config, backbone, caplog
 ):
   split = datasets.open_split(name, f"train[:{SIZE}]", kind=kind)
-  cache = dataclasses.replace(
+  options = dataclasses.replace(
     config.cache, where=where, dir=config.cache.dir * (where == "disk")
   )
-  config = dataclasses.replace(config, cache=cache)
+  config = dataclasses.replace(config, cache=options)
   plain = batching.train_batches(
     split, config.data, image_size=8, batch_size=BATCH, seed=config.seed
   )
   expected = [batch["label"] for batch in itertools.islice(plain, 12)]
 
   def found():
-    kept = kept_of(config, backbone, Pass())
-    batches = kept.train_batches(split, 0)
+    cache = cache_of(config, backbone, Pass())
+    batches = cache.train_batches(split, 0)
     return [batch["label"] for batch in itertools.islice(batches, 12)]
 
   np.testing.assert_array_equal(found(), expected)
@@ -223,15 +225,15 @@ def test_rows_have_the_labels_of_uncached_batches(
     np.testing.assert_array_equal(found(), expected)
     assert caplog.text.count("damaged rows: 1.") == 1
     # Rows of the same images with another kind of label are others.
-    kept_rows(config, backbone, Pass())
+    cached_rows(config, backbone, Pass())
     assert len(list(Path(config.cache.dir).iterdir())) == 2
   else:
-    kept = kept_of(config, backbone, Pass())
-    batches = kept.eval_batches(split)
+    cache = cache_of(config, backbone, Pass())
+    batches = cache.eval_batches(split)
     for batch, other in zip(
       batches,
       batching.eval_batches(
-        split, kept.preprocessing, batch_size=config.batch_size_eval
+        split, cache.preprocessing, batch_size=config.batch_size_eval
       ),
       strict=True,
     ):
@@ -240,14 +242,14 @@ def test_rows_have_the_labels_of_uncached_batches(
 
 @pytest.mark.fault("cache-damaged")
 @pytest.mark.parametrize("damage", ["flipped", "cut"])
-def test_rows_that_are_damaged_while_a_run_reads_them(
+def test_rows_damaged_while_read_are_computed_again(
   damage, config, earlier, backbone, caplog
 ):
   """They are made again all together, when the first of them is read."""
   runs, passes = [], [Pass(), Pass()]
   for frozen_pass in passes:
-    kept = kept_of(config, backbone, frozen_pass)
-    batches = kept.train_batches(reader_of(config), 0)
+    cache = cache_of(config, backbone, frozen_pass)
+    batches = cache.train_batches(reader_of(config), 0)
     found = [next(batches)]
     if frozen_pass is passes[1]:
       if damage == "cut":
@@ -267,21 +269,21 @@ def test_rows_that_are_damaged_while_a_run_reads_them(
 
 @pytest.mark.fault("cache-damaged")
 @pytest.mark.usefixtures("earlier")
-def test_a_disk_that_cannot_be_read(config, backbone, monkeypatch):
+def test_unreadable_disk_ends_the_run(config, backbone, monkeypatch):
   def failing(*args):
     raise OSError(errno.EIO, "Input/output error")
 
   monkeypatch.setattr(os, "preadv", failing)
   with pytest.raises(TrainingError, match=r"0\.rows does not hold what was"):
-    kept_rows(config, backbone, Pass())
+    cached_rows(config, backbone, Pass())
 
 
 @pytest.mark.fault("cache-damaged-of-two")
-def test_one_of_several_processes_makes_no_row_by_itself(
+def test_one_of_several_processes_computes_no_row_alone(
   config, backbone, monkeypatch
 ):
   """All rows are compared at the start; what is damaged later ends the run."""
-  rows = kept_of(config, backbone, Pass()).rows("train", reader_of(config))
+  rows = cache_of(config, backbone, Pass()).rows("train", reader_of(config))
   monkeypatch.setattr(jax, "process_count", lambda: 2)
   rows.open(lambda spans: pytest.fail("the other one knows nothing of it"))
   os.truncate(rows.path, row(9))
@@ -290,15 +292,15 @@ def test_one_of_several_processes_makes_no_row_by_itself(
 
 
 @pytest.mark.fault("cache-stopped")
-def test_batches_that_were_written_before_a_signal_are_found(config, backbone):
+def test_batches_written_before_a_signal_are_found(config, backbone):
   def stop_later(images):
     if images == 4 * BATCH:  # it is not written yet
       raise Interrupted(PREEMPTED, "stopped")
 
   with pytest.raises(Interrupted):
-    kept_rows(config, backbone, Pass(stop_later))
+    cached_rows(config, backbone, Pass(stop_later))
   rest = Pass()
-  kept_rows(config, backbone, rest)
+  cached_rows(config, backbone, rest)
   assert rest.images == 3 * BATCH
 
 
@@ -329,7 +331,7 @@ PARTS = {"rows": WHOLE + BATCH * BYTES - 9, "headers": 2 * WHOLE - 9}
 @pytest.mark.fault("cache-no-room")
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("error", [FULL, KeyboardInterrupt()], ids=repr)
-def test_what_is_half_written_is_not_found(
+def test_partly_written_batch_is_computed_again(
   part, error, config, earlier, backbone, monkeypatch
 ):
   """Another process may fill the disk meanwhile; or this one is killed."""
@@ -339,18 +341,18 @@ def test_what_is_half_written_is_not_found(
     limited(patch, PARTS[part], error)
     expected = TrainingError if error is FULL else KeyboardInterrupt
     with pytest.raises(expected) as raised:
-      kept_rows(config, backbone, Pass())
+      cached_rows(config, backbone, Pass())
   if error is FULL:
     assert "cannot be written: [Errno 28] No space left" in str(raised.value)
     assert "Make room, and give the same command again." in str(raised.value)
   rest = Pass()
-  kept_rows(config, backbone, rest)
+  cached_rows(config, backbone, rest)
   assert rest.images == 5 * BATCH
   assert file_of(config).read_bytes() == whole
 
 
 @pytest.mark.fault("cache-signal")
-def test_it_is_asked_before_every_batch_whether_to_stop(config, backbone):
+def test_stop_signal_is_checked_before_every_batch(config, backbone):
   """Several processes hear of a signal where they ask together."""
 
   class Asked(StopSignal):
@@ -362,10 +364,10 @@ def test_it_is_asked_before_every_batch_whether_to_stop(config, backbone):
 
   stopped, rest = Pass(), Pass()
   with pytest.raises(Interrupted) as error:
-    kept_rows(config, backbone, stopped, stop=Asked())
+    cached_rows(config, backbone, stopped, stop=Asked())
   assert error.value.status == PREEMPTED
   assert stopped.images == 4 * BATCH
-  kept_rows(config, backbone, rest)
+  cached_rows(config, backbone, rest)
   assert rest.images == 2 * BATCH
 
 
@@ -401,7 +403,7 @@ def test_rows_of_another_configuration_are_not_found(
   change, config, earlier, backbone
 ):
   other = Pass()
-  kept_rows(CHANGES[change](config), backbone, other)
+  cached_rows(CHANGES[change](config), backbone, other)
   assert other.images >= SIZE
 
 
@@ -418,7 +420,7 @@ def test_rows_of_another_backbone_are_not_found(
   change, config, earlier, backbone
 ):
   other = Pass()
-  kept_rows(config, dataclasses.replace(backbone, **change), other)
+  cached_rows(config, dataclasses.replace(backbone, **change), other)
   assert other.images >= SIZE
 
 
@@ -429,18 +431,18 @@ def test_rows_of_another_slice_of_the_same_files_are_not_found(
   """Both halves of a TFDS split have its files, size and classes."""
   other, first = Pass(), reader_of(config)
   for split in (first, dataclasses.replace(first, split="train[23:46]")):
-    kept_rows(config, backbone, other, reader=split)
+    cached_rows(config, backbone, other, reader=split)
   assert other.images >= 2 * SIZE
 
 
 @pytest.mark.slow
-def test_a_seed_matters_where_views_are_random(config, backbone):
+def test_seed_identifies_rows_only_of_random_crops(config, backbone):
   again = Pass()
-  kept_rows(config, backbone, Pass())
-  kept_rows(dataclasses.replace(config, seed=3), backbone, again)
+  cached_rows(config, backbone, Pass())
+  cached_rows(dataclasses.replace(config, seed=3), backbone, again)
   assert again.images == 0
-  kept_rows(with_crops(config), backbone, Pass())
-  kept_rows(with_crops(config, seed=3), backbone, again)
+  cached_rows(with_crops(config), backbone, Pass())
+  cached_rows(with_crops(config, seed=3), backbone, again)
   assert again.images >= 2 * SIZE
 
 
@@ -448,25 +450,25 @@ def test_a_seed_matters_where_views_are_random(config, backbone):
 @pytest.mark.slow
 def test_rows_of_another_crop_are_not_found(config, backbone):
   crops, other = with_crops(config), Pass()
-  kept_rows(crops, backbone, Pass())
+  cached_rows(crops, backbone, Pass())
   crops = changed(crops, "data", train_crop="inception")
-  kept_rows(crops, backbone, other)
+  cached_rows(crops, backbone, other)
   assert other.images >= 2 * SIZE
 
 
 @pytest.mark.fault("cache-of-another")
 @pytest.mark.slow
 def test_rows_of_another_version_are_not_found(config, backbone, monkeypatch):
-  kept_rows(config, backbone, Pass())
+  cached_rows(config, backbone, Pass())
   monkeypatch.setattr(cache_folder, "__version__", "other")
   again = Pass()
-  kept_rows(config, backbone, again)
+  cached_rows(config, backbone, again)
   assert again.images >= SIZE
 
 
 @pytest.mark.fault("cache-no-room")
 @pytest.mark.parametrize("where", ["disk", "host", "device"])
-def test_too_little_room_is_said_before_the_work(
+def test_too_little_space_is_refused_before_computing(
   where, config, backbone, monkeypatch
 ):
   needed = SIZE * BYTES
@@ -478,14 +480,14 @@ def test_too_little_room_is_said_before_the_work(
     config = changed(config, "cache", where=where, dir="")
   frozen_pass = Pass()
   with pytest.raises(ConfigError) as error:
-    kept_rows(config, backbone, frozen_pass)
+    cached_rows(config, backbone, frozen_pass)
   assert f"{needed:,} bytes" in str(error.value)
   assert f"{needed - 1:,} free" in str(error.value)
   assert "'bfloat16'" in str(error.value)
   assert frozen_pass.images == 0
 
 
-def test_a_later_run_knows_what_could_not_be_read(config, backbone):
+def test_later_run_counts_unreadable_records_of_cached_rows(config, backbone):
   results = []
   for max_bad in (1, 1, 0):
     reader = reader_of(config)
@@ -499,30 +501,34 @@ def test_a_later_run_knows_what_could_not_be_read(config, backbone):
     frozen_pass = Pass()
     if not max_bad:
       with pytest.raises(BrokenDataError, match="example 5"):
-        kept_rows(config, backbone, frozen_pass, reader)
+        cached_rows(config, backbone, frozen_pass, reader)
     else:
-      results.append(kept_rows(config, backbone, frozen_pass, reader))
+      results.append(cached_rows(config, backbone, frozen_pass, reader))
       assert [*reader.unreadable] == [5]
   assert results[0][0].tobytes() == results[1][0].tobytes()
   assert (results[0][0][5] == results[0][0][6]).all()
 
 
 @pytest.mark.parametrize("version", ["", "2"])
-def test_data_of_python_needs_a_version(version, config, backbone):
+def test_disk_cache_of_python_data_requires_a_version(
+  version, config, backbone
+):
   """Of its contents nothing else is known."""
   reader = reader_of(config)
   known = DataFiles(facts={"examples": SIZE, "version": version})
   source = dataclasses.replace(reader, data_files=known)
   frozen_pass = Pass()
   if version:
-    kept_rows(config, backbone, frozen_pass, source)
+    cached_rows(config, backbone, frozen_pass, source)
   else:
     with pytest.raises(ConfigError, match="without a version"):
-      kept_rows(config, backbone, frozen_pass, source)
+      cached_rows(config, backbone, frozen_pass, source)
   assert bool(frozen_pass.images) == bool(version)
 
 
-def test_what_is_missing_is_asked_of_all(config, backbone, monkeypatch):
+def test_missing_rows_are_agreed_by_all_processes(
+  config, backbone, monkeypatch
+):
   """Also by a process that has nothing yet, where others have some."""
   asked = []
   real = processes.union_over_processes
@@ -531,18 +537,18 @@ def test_what_is_missing_is_asked_of_all(config, backbone, monkeypatch):
     "union_over_processes",
     lambda numbers: asked.append(list(numbers)) or real(numbers),
   )
-  kept = kept_of(config, backbone, Pass())
-  needs = kept.needs("train", reader_of(config))
+  cache = cache_of(config, backbone, Pass())
+  needs = cache.needs("train", reader_of(config))
   assert needs.missing == needs.plan.count
   assert asked == [[0, 1, 2, 3, 4, 5]]
-  kept_rows(config, backbone, Pass())
-  needs = kept.needs("train", reader_of(config))
+  cached_rows(config, backbone, Pass())
+  needs = cache.needs("train", reader_of(config))
   assert needs.missing == 0
   assert asked[1:] == [asked[0], []]
 
 
 @pytest.mark.fault("cache-stopped")
-def test_one_run_at_a_time_keeps_the_same(tmp_path):
+def test_only_one_run_at_a_time_writes_a_cache(tmp_path):
   asked = []
   path = tmp_path / ".lock"
   first = lock.one_at_a_time(path, asked.append, "config.cache.dir")
@@ -558,7 +564,7 @@ def test_one_run_at_a_time_keeps_the_same(tmp_path):
     assert all(owner.startswith("process ") for owner in asked)
 
 
-def test_memory_that_is_kept_is_planned_for(config, backbone, monkeypatch):
+def test_memory_estimate_includes_the_cache(config, backbone, monkeypatch):
   monkeypatch.setattr(Step, "peak_bytes", lambda *args: 0)
   found = []
   for cache in (
@@ -571,9 +577,9 @@ def test_memory_that_is_kept_is_planned_for(config, backbone, monkeypatch):
     made = run_inputs(config, backbone)
     found.append(passes.pack_bytes(made, made.trials))
   # Keys and values of 17 tokens of width 32; all devices share one memory.
-  kept = SIZE * 2 * 17 * 32 * 4 // jax.local_device_count()
-  assert found[1] - found[0] == kept
+  cached_bytes = SIZE * 2 * 17 * 32 * 4 // jax.local_device_count()
+  assert found[1] - found[0] == cached_bytes
   assert found[2] == found[0]
   # Parameters and momentum, twice as the update is not in place; a gradient.
-  learned = trees.bytes_of(pack.create_task(made, *made.trials).params)
-  assert 5 * learned <= found[0] < 5 * learned + 100
+  params_bytes = trees.bytes_of(pack.create_task(made, *made.trials).params)
+  assert 5 * params_bytes <= found[0] < 5 * params_bytes + 100

@@ -22,7 +22,7 @@ def wait(*args):
 
 @pytest.mark.fault("cache-two-runs")
 @pytest.mark.parametrize("index", [0, 1])
-def test_process_0_holds_the_lock_for_all_of_its_run(
+def test_process_0_holds_the_lock_for_all_processes(
   index, tmp_path, monkeypatch
 ):
   """So no run holds what another one waits for."""
@@ -59,7 +59,7 @@ def asked_by_others(monkeypatch, *others):
 
 @pytest.mark.fault("cache-no-room")
 @pytest.mark.parametrize("where", ["disk", "host"])
-def test_processes_of_a_host_need_room_together(where, tmp_path, monkeypatch):
+def test_processes_of_a_host_need_space_together(where, tmp_path, monkeypatch):
   usage = shutil._ntuple_diskusage(2**40, 2**40, 1_000)
   monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
   memory = type("Memory", (), {"available": 1_000})
@@ -82,7 +82,7 @@ def test_processes_of_a_host_need_room_together(where, tmp_path, monkeypatch):
 
 
 @pytest.mark.fault("cache-no-room")
-def test_all_processes_end_where_one_has_no_room(tmp_path, monkeypatch):
+def test_all_processes_end_if_one_has_no_space(tmp_path, monkeypatch):
   """Nobody waits for one that has ended."""
   asked_by_others(monkeypatch, lambda *mine: ["far away", 7, 6, "the disk"])
   with pytest.raises(ConfigError) as error:
@@ -91,7 +91,9 @@ def test_all_processes_end_where_one_has_no_room(tmp_path, monkeypatch):
   assert "the disk (of process 1) has 6 free" in str(error.value)
 
 
-def test_who_fills_the_same_room(tmp_path, monkeypatch):
+def test_processes_of_a_host_share_disk_and_memory_but_no_devices(
+  tmp_path, monkeypatch
+):
   stats = {"bytes_limit": 100, "bytes_in_use": 40}
   device = type("Device", (), {"memory_stats": lambda self: stats})()
   monkeypatch.setattr(jax, "local_devices", lambda: [device, device])

@@ -1,4 +1,4 @@
-"""Which state of a run is its result: by validation, the earliest of equals."""
+"""The result of a run is its best state by validation, the first of equals."""
 
 import dataclasses
 import types
@@ -12,7 +12,7 @@ from conftest import class_evaluation, one_device, random_task
 from memory_vit import config as config_lib
 from memory_vit.train import fit, passes, results, sweep
 from memory_vit.train.fit import PackResult
-from memory_vit.train.state import BestParams
+from memory_vit.train.state import BestParams, Steps
 from memory_vit.train.step import TrainState
 from memory_vit.train.sweep import PassPlan
 
@@ -51,7 +51,7 @@ def trained(accuracies, skips=(), losses=types.MappingProxyType({})):
   _, past = fit.fit(
     step_fn, TrainState(jnp.int32(0), params, ()), batches, title="run",
     frozen=None, mesh=one_device(), batch_size=1,
-    steps=fit.Steps(total=total, log=1, evaluate=1),
+    steps=Steps(total=total, log=1, evaluate=1),
     schedules=dict.fromkeys(accuracies, optax.constant_schedule(0.1)),
     evaluate=validate,
   )  # fmt: skip
@@ -65,14 +65,14 @@ def evaluated(inputs, packs, monkeypatch):
   return results.evaluate_trained(inputs, plan, packs)
 
 
-def test_the_earliest_of_equals_is_the_best():
+def test_best_state_is_the_earliest_of_equal_scores():
   past = trained({"a": [0.2, 0.7, 0.7, 0.1, 0.7], "b": [0.5, 0.5, 0.5, 0.6, 0]})
   assert (past.best["a"].step, past.best["a"].scores.score) == (2, 0.7)
   assert past.best["a"].params["w"] == 2
   assert past.best["b"].step == 4
 
 
-def test_what_was_lost_is_never_the_best_again():
+def test_diverged_trial_never_becomes_best_again():
   """It gets good updates after three that were not; those do not count."""
   skips = {("a", step) for step in (2, 3, 4)}
   past = trained({"a": [0.3, 0.3, 0.3, 0.9, 0.9, 0.9], "b": [0.1] * 6}, skips)
@@ -83,8 +83,8 @@ def test_what_was_lost_is_never_the_best_again():
   assert (past.best["b"].step, past.lost.get("b")) == (1, None)
 
 
-def test_a_trial_is_best_by_validation(backbone, tmp_path, monkeypatch):
-  """That the others are better on test is not looked at."""
+def test_best_trial_is_chosen_by_validation(backbone, tmp_path, monkeypatch):
+  """Better scores of other trials on the test split are ignored."""
   config = config_lib.Config(
     data=config_lib.DataConfig(name="d"),
     sweep=config_lib.SweepConfig(learning_rate=(0.1, 0.2, 0.3)),
@@ -93,7 +93,7 @@ def test_a_trial_is_best_by_validation(backbone, tmp_path, monkeypatch):
   validation = dict(zip(("d-00", "d-01", "d-02"), (0.5, 0.8, 0.6), strict=True))
   test = dict(zip(("d-00", "d-01", "d-02"), (0.9, 0.2, 0.7), strict=True))
   # Two passes: the better one is not in the first.
-  learned = [
+  packs = [
     PackResult(
       tasks={name: random_task(backbone, name) for name in names},
       best={
@@ -126,8 +126,8 @@ def test_a_trial_is_best_by_validation(backbone, tmp_path, monkeypatch):
     splits={"test": "the test split"},
   )
   monkeypatch.setattr(results, "evaluate", evaluate)
-  trained = evaluated(inputs, learned, monkeypatch)
-  # Pictures are made of the predictions of the best, from this very pass.
+  trained = evaluated(inputs, packs, monkeypatch)
+  # Plots are made of the predictions of the best, from this very pass.
   assert asked == [(("hits",), "d-01"), (("hits", "predictions"), "d-01")]
   ranked = results.rank(trained, config, "d")
   assert ranked[0].predictions is ranked[0].task
@@ -140,13 +140,13 @@ def test_a_trial_is_best_by_validation(backbone, tmp_path, monkeypatch):
   assert found[0].learning_rate == 0.2
   # It is exported under the name of the task.
   (exported,) = results.export(inputs, "d", ranked, tmp_path)
-  best = next(t for t in learned[1].tasks.values() if t.spec.name == "d-01")
+  best = next(t for t in packs[1].tasks.values() if t.spec.name == "d-01")
   assert exported.spec.name == "d"
   assert exported.provenance["metrics"]["val"]["score"] == 0.8
   jax.tree.map(np.testing.assert_array_equal, exported.params, best.params)
 
 
-def test_a_tie_on_validation_is_broken_by_its_loss(monkeypatch):
+def test_tie_on_validation_score_is_broken_by_loss(monkeypatch):
   """Two right of three each: the one that is surer of what is right is best."""
   past = trained({"d-00": [0.5], "d-01": [0.5], "d-02": [0.25]}, losses={
     "d-00": 2.0, "d-01": 1.0, "d-02": 0.5,

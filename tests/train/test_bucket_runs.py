@@ -83,10 +83,10 @@ def assert_same_files(remote, local):
 
 
 @pytest.mark.fault("run-in-a-bucket")
-def test_a_run_in_a_bucket_is_that_in_a_directory(
+def test_run_in_a_bucket_equals_run_in_a_directory(
   backbone_file, bucket_dir, tmp_path, pictures, capsys
 ):
-  """States, task, result, events and pictures; and what reads them."""
+  """States, task, result, events and plots, and functions that read them."""
   config = settings(backbone=str(backbone_file), gelu="tanh", log_images=2)
   remote, local = paths.place(bucket_dir, "--workdir"), tmp_path / "run"
   result = mv.train_and_evaluate(config, bucket_dir)
@@ -117,7 +117,9 @@ def test_a_run_in_a_bucket_is_that_in_a_directory(
 
 
 @pytest.mark.fault("run-in-a-bucket")
-def test_a_sweep_in_a_bucket(bucket_dir, tmp_path, backbone_file):
+def test_sweep_in_a_bucket_equals_sweep_in_a_directory(
+  bucket_dir, tmp_path, backbone_file
+):
   """Several passes, a profile, W&B."""
   pytest.importorskip("wandb")
   config = settings(
@@ -154,7 +156,7 @@ def killed(backbone_file, storage, bucket_dir, tmp_path):
 
 @pytest.mark.fault("kill-in-a-bucket")
 @pytest.mark.fault("two-runs-in-a-bucket")
-def test_a_killed_run_in_a_bucket_resumes_to_the_bit(
+def test_killed_run_in_a_bucket_resumes_bitwise(
   killed, backbone_file, tmp_path
 ):
   killed, patch = killed
@@ -178,7 +180,7 @@ def test_a_killed_run_in_a_bucket_resumes_to_the_bit(
 
 
 @pytest.mark.fault("kill-in-a-bucket")
-def test_a_preempted_run_in_a_bucket_leaves_its_lease(killed):
+def test_preempted_run_in_a_bucket_releases_its_lease(killed):
   killed, patch = killed
   with killed.start(patch) as process:
     process.wait_for(" step 15/")
@@ -191,7 +193,7 @@ def test_a_preempted_run_in_a_bucket_leaves_its_lease(killed):
 
 
 @pytest.mark.fault("lost-lease")
-def test_a_run_whose_lease_was_taken_writes_no_more(killed, storage):
+def test_run_that_lost_its_lease_writes_nothing_more(killed, storage):
   killed, patch = killed
   with killed.start(patch) as process:
     process.wait_for(" step 5/")
@@ -212,7 +214,7 @@ def test_a_run_whose_lease_was_taken_writes_no_more(killed, storage):
 
 
 @pytest.mark.fault("run-in-a-bucket")
-def test_two_processes_share_a_bucket(
+def test_two_processes_write_to_a_bucket_as_to_a_directory(
   backbone_file, storage, bucket_dir, tmp_path
 ):
   """Each writes its part of a state; only one holds the lease."""

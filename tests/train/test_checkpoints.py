@@ -1,4 +1,4 @@
-"""Saved states: kept, verified, and what is done about damaged ones."""
+"""Saved states: the newest two are kept, and damaged ones are set aside."""
 
 import logging
 import os
@@ -60,7 +60,7 @@ def log(caplog, monkeypatch):
 
 
 def newest(directory):
-  """What a run would go on with: step, meta, state."""
+  """The state from which a run would resume: step, meta, state."""
   with Checkpoints(directory) as checkpoints:
     step = checkpoints.latest()
     if step is None:
@@ -79,7 +79,7 @@ def names(directory):
 
 
 @pytest.mark.fault("empty-save")
-def test_the_newest_two_are_kept(tmp_path):
+def test_newest_two_states_are_kept(tmp_path):
   with Checkpoints(tmp_path / "c") as checkpoints:
     assert checkpoints.latest() is None
     for step in range(1, 6):
@@ -118,7 +118,7 @@ def recorded(monkeypatch):
 
 
 @pytest.mark.fault("power-cut")
-def test_a_step_has_its_name_once_it_is_on_the_disk(directory, monkeypatch):
+def test_state_is_renamed_only_after_it_is_on_disk(directory, monkeypatch):
   """So that a power cut leaves a whole state, whenever it comes."""
   with Checkpoints(directory) as checkpoints:
     done = recorded(monkeypatch)
@@ -153,7 +153,7 @@ def test_a_step_has_its_name_once_it_is_on_the_disk(directory, monkeypatch):
   ]
 
 
-def test_a_whole_state_comes_back(directory):
+def test_intact_state_is_restored(directory):
   step, at, found = newest(directory)
   assert (step, at) == (4, 4)
   assert_is(found, 4)
@@ -170,7 +170,9 @@ def halve(data):
   [None, lambda data: b"", halve, lambda data: data[:-1]],
   ids=["deleted", "empty", "half", "one byte less"],
 )
-def test_every_damaged_file_is_noticed(saved, tmp_path, damage, log):
+def test_damage_to_any_file_falls_back_to_the_previous_state(
+  saved, tmp_path, damage, log
+):
   """The step is set aside, and the one before it is used."""
   count = len(files(saved, 4))
   assert count > 8
@@ -197,7 +199,7 @@ def flip(file, bit):
 
 @pytest.mark.fault("flipped-bit")
 @pytest.mark.slow
-def test_every_flipped_bit_is_noticed(saved, tmp_path):
+def test_any_flipped_bit_falls_back_to_the_previous_state(saved, tmp_path):
   """At 20 places of the largest file, and one of every other."""
   rng = np.random.default_rng(0)
   largest = max(files(saved, 4), key=lambda file: file.stat().st_size)
@@ -212,7 +214,7 @@ def test_every_flipped_bit_is_noticed(saved, tmp_path):
 
 
 @pytest.mark.fault("flipped-bit")
-def test_arrays_are_verified_when_the_files_are_not(directory, monkeypatch):
+def test_flipped_bit_is_found_by_checksums_of_arrays(directory, monkeypatch):
   """Orbax itself takes most flipped bits for values."""
   monkeypatch.setattr(checksums, "require_whole", lambda path: None)
   largest = max(files(directory, 4), key=lambda file: file.stat().st_size)
@@ -224,7 +226,7 @@ def test_arrays_are_verified_when_the_files_are_not(directory, monkeypatch):
 
 
 @pytest.mark.fault("no-whole-state")
-def test_without_a_whole_state_nothing_begins_anew(directory):
+def test_run_does_not_start_over_if_all_states_are_damaged(directory):
   for step in (2, 4):
     flip(files(directory, step)[-1], 100)
   for _ in range(2):  # nor at the second attempt
@@ -236,7 +238,7 @@ def test_without_a_whole_state_nothing_begins_anew(directory):
 
 
 @pytest.mark.fault("no-whole-state")
-def test_what_was_set_aside_is_no_reason_to_begin_anew(directory):
+def test_run_does_not_start_over_beside_a_corrupt_state(directory):
   flip(files(directory, 4)[-1], 100)
   newest(directory)
   shutil.rmtree(directory / "00000002")
@@ -245,7 +247,7 @@ def test_what_was_set_aside_is_no_reason_to_begin_anew(directory):
 
 
 @pytest.mark.fault("kill-during-save", "foreign-state")
-def test_what_is_no_checkpoint_is_left_alone(directory, tmp_path):
+def test_foreign_files_beside_states_are_left_alone(directory, tmp_path):
   for path in (directory, tmp_path / "empty"):
     path.mkdir(exist_ok=True)
     (path / "7").mkdir()
@@ -260,7 +262,7 @@ def test_what_is_no_checkpoint_is_left_alone(directory, tmp_path):
 
 
 @pytest.mark.fault("step-saved-again")
-def test_a_step_that_was_set_aside_is_saved_again(directory):
+def test_state_set_aside_as_corrupt_is_saved_again(directory):
   for count in (1, 2):
     flip(files(directory, 4)[0], 30)
     with Checkpoints(directory) as checkpoints:
@@ -271,7 +273,7 @@ def test_a_step_that_was_set_aside_is_saved_again(directory):
 
 
 @pytest.mark.fault("kill-during-delete")
-def test_a_step_is_deleted_whole_or_not_at_all(directory, monkeypatch):
+def test_interrupted_deletion_leaves_no_partial_state(directory, monkeypatch):
   """Killed in the middle of it, as far as the directory can tell."""
   with Checkpoints(directory) as checkpoints:
     monkeypatch.setattr(
@@ -285,7 +287,7 @@ def test_a_step_is_deleted_whole_or_not_at_all(directory, monkeypatch):
 
 
 @pytest.mark.fault("kill-at-file-operation")
-def test_what_a_kill_left_is_deleted_at_the_next_start(directory):
+def test_leftovers_of_a_kill_are_deleted_at_the_next_start(directory):
   """Killed between the name of a new state and the end of the oldest."""
   third = directory / "00000006"
   shutil.copytree(directory / "00000004", third)
@@ -301,7 +303,7 @@ def test_what_a_kill_left_is_deleted_at_the_next_start(directory):
 
 
 @pytest.mark.fault("kill-at-file-operation")
-def test_the_oldest_is_kept_until_a_newer_one_is_whole(directory):
+def test_oldest_state_is_kept_until_a_newer_one_is_intact(directory):
   for step in (6, 8):
     shutil.copytree(directory / "00000004", directory / f"{step:08d}")
     flip(files(directory, step)[0], 30)
@@ -311,14 +313,14 @@ def test_the_oldest_is_kept_until_a_newer_one_is_whole(directory):
   ]  # fmt: skip
 
 
-def test_a_directory_that_is_a_file_is_named(tmp_path):
+def test_file_in_place_of_the_directory_is_an_error(tmp_path):
   (tmp_path / "c").write_text("")
   with pytest.raises(TrainingError, match="cannot hold the states"):
     Checkpoints(tmp_path / "c")
 
 
 @pytest.mark.fault("disk-full")
-def test_a_failed_save_changes_nothing(directory, monkeypatch):
+def test_failed_save_leaves_earlier_states_intact(directory, monkeypatch):
   with Checkpoints(directory) as checkpoints:
 
     def fails(checkpointer, path, args):
@@ -350,7 +352,7 @@ def test_a_failed_save_changes_nothing(directory, monkeypatch):
     ({"params": {}}, "params/w: .*expected None"),
   ],
 )
-def test_another_structure_is_refused(directory, change, message):
+def test_state_of_another_structure_is_refused(directory, change, message):
   with (
     Checkpoints(directory) as checkpoints,
     pytest.raises(

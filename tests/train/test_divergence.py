@@ -18,7 +18,7 @@ def add(watch, **skips):
 
 
 @pytest.mark.fault("non-finite-update")
-def test_a_name_is_lost_after_so_many_in_a_row():
+def test_trial_is_lost_after_three_skipped_updates_in_a_row():
   watch = watch_of()
   for a in (1, 1, 0, 1, 1, 0, 1, 1, 1, 0):
     add(watch, a=a, b=0)
@@ -28,7 +28,7 @@ def test_a_name_is_lost_after_so_many_in_a_row():
   assert "b" not in watch.skipped
 
 
-def test_it_counts_the_same_when_it_looks_later_or_goes_on():
+def test_skips_are_counted_alike_if_checked_late_or_resumed():
   steps = (0, 1, 0, 1, 1)
   at_once, often = watch_of(), watch_of()
   for step, a in enumerate(steps, start=1):
@@ -45,7 +45,7 @@ def test_it_counts_the_same_when_it_looks_later_or_goes_on():
   assert error.value.lost == {"a": 6}
 
 
-def test_what_was_lost_is_not_looked_at():
+def test_lost_trial_is_not_monitored():
   watch = watch_of(lost={"a": 2})
   add(watch, a=1, b=0)
   assert list(watch.check()) == ["b"]
@@ -53,7 +53,7 @@ def test_what_was_lost_is_not_looked_at():
   assert watch.skipped == {}
 
 
-def test_messages_name_the_examples(caplog, monkeypatch):
+def test_messages_name_the_examples_of_skipped_steps(caplog, monkeypatch):
   monkeypatch.setattr(logging.getLogger("memory_vit"), "propagate", True)
   watch = watch_of(
     max_skipped=2,
@@ -71,7 +71,7 @@ def test_messages_name_the_examples(caplog, monkeypatch):
   assert "of step 2: 20, 21, 22, 23, 24, 25, 26, 27, 28\n" in caplog.text
 
 
-def test_who_only_looks_counts_nothing():
+def test_reading_the_newest_metrics_counts_no_skips():
   """A clock decides when to look, and each process has its own."""
   watch = watch_of(lost={"b": 1})
   assert watch.newest() == {}

@@ -1,4 +1,4 @@
-"""--dry_run says what a run will keep, and writes nothing."""
+"""--dry_run reports what a run will cache, and writes nothing."""
 
 import dataclasses
 import shutil
@@ -32,13 +32,13 @@ def config(backbone_file, tmp_path):
       flip=False,
     ),
     cache=config_lib.CacheConfig(
-      what="contexts", where="disk", dir=str(tmp_path / "kept")
+      what="contexts", where="disk", dir=str(tmp_path / "cache")
     ),
   )
 
 
 @pytest.mark.slow
-def test_it_tells_bytes_and_writes_nothing(config, tmp_path):
+def test_dry_run_reports_cache_size_and_writes_nothing(config, tmp_path):
   workdir = tmp_path / "run"
   text = dry_run.dry_run(config, workdir)
   assert "10 of 8 images, for 1 trials in 1 passes" in text
@@ -46,9 +46,9 @@ def test_it_tells_bytes_and_writes_nothing(config, tmp_path):
   assert f"10 rows of {ROW:,} bytes: {10 * ROW:,} bytes" in text
   assert "40 rows are missing" in text
   assert "cached in    " in text
-  assert str(tmp_path / "kept") in text
+  assert str(tmp_path / "cache") in text
   assert not workdir.exists()
-  assert not (tmp_path / "kept").exists()
+  assert not (tmp_path / "cache").exists()
   run.train_and_evaluate(config, workdir)
   found = sorted(tmp_path.rglob("*.rows"))
   # Behind a header of 16 bytes.
@@ -57,7 +57,9 @@ def test_it_tells_bytes_and_writes_nothing(config, tmp_path):
 
 
 @pytest.mark.slow
-def test_what_does_not_fit_is_refused(config, tmp_path, monkeypatch):
+def test_cache_that_does_not_fit_on_disk_is_refused(
+  config, tmp_path, monkeypatch
+):
   usage = shutil._ntuple_diskusage(2**40, 2**40, 50 * ROW - 1)
   monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
   with pytest.raises(ConfigError, match="contexts of training and validation"):
@@ -65,7 +67,7 @@ def test_what_does_not_fit_is_refused(config, tmp_path, monkeypatch):
 
 
 @pytest.mark.fault("damaged-shard")
-def test_nothing_is_downloaded(config, tmp_path):
+def test_dry_run_downloads_nothing(config, tmp_path):
   data = config_lib.DataConfig(name="cifar10", dir=str(tmp_path / "data"))
   config = dataclasses.replace(
     config, data=data, cache=config_lib.CacheConfig()
@@ -76,9 +78,7 @@ def test_nothing_is_downloaded(config, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_command_shows_a_run_that_keeps_nothing(
-  backbone_file, tmp_path, capsys
-):
+def test_command_reports_a_run_without_a_cache(backbone_file, tmp_path, capsys):
   arguments = train.parse([
     "main", f"--config={ROOT / 'configs' / 'digits.py'}",
     f"--workdir={tmp_path / 'run'}",

@@ -1,4 +1,4 @@
-"""The loop of a pack: what it keeps, and how it is interrupted."""
+"""Training of a pack by `fit`: saved states, timing and interruptions."""
 
 import dataclasses
 import logging
@@ -25,7 +25,7 @@ from memory_vit.train import state as state_lib
 from memory_vit.train.checkpoints import Checkpoints
 from memory_vit.train.divergence import SkipCount
 from memory_vit.train.metric_writers import MetricWriters
-from memory_vit.train.state import BestParams, LoopState
+from memory_vit.train.state import BestParams, LoopState, Steps
 from memory_vit.train.step import TrainState
 from memory_vit.train.tensorboard import TensorBoard
 
@@ -50,7 +50,7 @@ class Run:
       **steps: when it evaluates and saves.
     """
     self.directory, self.skips = directory, skips
-    self.steps = fit.Steps(total=total, log=1, **steps)
+    self.steps = Steps(total=total, log=1, **steps)
     self.accuracies = dict(accuracies)
     self.taken, self.evaluated = [], []
     self.stop = StopSignal()
@@ -121,15 +121,15 @@ class Run:
 
 
 @pytest.mark.fault("falling-accuracy")
-def test_the_best_lies_in_every_state_that_is_kept(tmp_path):
-  """Worse at each evaluation: both states that are left hold the first."""
+def test_every_saved_state_holds_the_best_parameters(tmp_path):
+  """Scores fall at each evaluation: both saved states hold the first."""
   run = Run(tmp_path, 5, {1: 0.9, 2: 0.8, 3: 0.7, 4: 0.6, 5: 0.5}, evaluate=1)
   _, past = run.go()
   assert run.saved() == {4: (1, 1.0), 5: (1, 1.0)}
   assert (past.best["a"].step, past.best["a"].scores.score) == (1, 0.9)
 
 
-def test_only_training_is_timed(tmp_path, monkeypatch):
+def test_only_training_steps_are_timed(tmp_path, monkeypatch):
   """Of a clock that moves by 1 in a step, and by more in all else."""
   now = [0.0]
 
@@ -146,10 +146,8 @@ def test_only_training_is_timed(tmp_path, monkeypatch):
   assert (past.timed_steps, past.timed_seconds) == (5, 5.0)
 
 
-def test_the_first_step_is_not_timed_while_it_is_computed(
-  tmp_path, monkeypatch
-):
-  """It was only started when the loop goes on: who asks for numbers waits."""
+def test_computing_the_first_step_is_not_timed(tmp_path, monkeypatch):
+  """`fit` only starts it; reading its metrics waits for the result."""
   clock = types.SimpleNamespace(perf_counter=lambda: clock.now, now=0.0)
   monkeypatch.setattr(progress, "time", clock)
   check, asked = fit.DivergenceMonitor.check, []
@@ -166,7 +164,7 @@ def test_the_first_step_is_not_timed_while_it_is_computed(
   assert (past.timed_steps, past.timed_seconds) == (4, len(asked) - 1)
 
 
-def test_a_first_step_is_not_timed_after_an_evaluation(tmp_path):
+def test_first_step_of_a_resumed_run_is_not_timed(tmp_path):
   """The one for which there was no time before the interruption."""
   accuracies = {2: 0.5, 4: 0.6, 6: 0.7}
   run = Run(tmp_path, 6, accuracies, evaluate=2)
@@ -189,7 +187,9 @@ def test_a_first_step_is_not_timed_after_an_evaluation(tmp_path):
     ({1: None, 2: None, 3: None}, 3, None),  # the latest, for want of a better
   ],
 )
-def test_no_score_is_never_the_best(tmp_path, accuracies, best, accuracy):
+def test_missing_score_is_best_only_if_all_are_missing(
+  tmp_path, accuracies, best, accuracy
+):
   run = Run(tmp_path, 3, accuracies, evaluate=1)
   _, past = run.go()
   assert (past.best["a"].step, past.best["a"].scores.score) == (best, accuracy)
@@ -207,7 +207,7 @@ def at(wanted, number=signal.SIGTERM):
 @pytest.mark.parametrize(
   ("number", "status"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)]
 )
-def test_interrupted_at_a_step_it_goes_on_from_there(tmp_path, number, status):
+def test_interrupted_run_resumes_at_the_same_step(tmp_path, number, status):
   run = Run(tmp_path, checkpoint=5)
   run.in_step = at(3, number)
   with pytest.raises(Interrupted, match="step 3 of 'run' is saved") as error:
@@ -223,7 +223,7 @@ def test_interrupted_at_a_step_it_goes_on_from_there(tmp_path, number, status):
 @pytest.mark.fault("sigterm")
 @pytest.mark.parametrize("where", ["in_step", "in_evaluation"])
 @pytest.mark.parametrize("step", [2, 4])
-def test_an_evaluation_that_was_due_is_made_up_for(tmp_path, where, step):
+def test_interrupted_evaluation_is_made_up_on_resuming(tmp_path, where, step):
   """The best is at it, and would be missed."""
   accuracies = {2: 0.3, 4: 0.1} | {step: 0.9}
   whole = Run(tmp_path / "whole", 4, accuracies, evaluate=2)
@@ -249,7 +249,7 @@ def test_an_evaluation_that_was_due_is_made_up_for(tmp_path, where, step):
 
 
 @pytest.mark.fault("sigterm")
-def test_a_signal_in_the_last_save_stops_the_run(tmp_path):
+def test_signal_during_the_last_save_stops_before_export(tmp_path):
   """Before it is exported; nothing is trained again."""
   run = Run(tmp_path, 2, {2: 0.5}, evaluate=2)
   run.in_save = at(2)
@@ -279,10 +279,10 @@ class Pending:
 
 
 @pytest.mark.fault("slow-steps")
-def test_no_more_than_three_steps_are_under_way(tmp_path):
+def test_at_most_three_steps_are_in_flight(tmp_path):
   """A signal waits for all of them, on a slow device for minutes."""
   run = Run(tmp_path, 50)
-  run.steps = fit.Steps(total=50, log=1000)
+  run.steps = Steps(total=50, log=1000)
   device, most, left = [], [], []
   step = run.step
 
@@ -300,7 +300,7 @@ def test_no_more_than_three_steps_are_under_way(tmp_path):
   run.go()
   assert len(most) == 50
   assert max(most) == 3  # and no fewer: the device must not wait for the host
-  assert max(left[:50]) == 2  # when the loop asks whether to stop
+  assert max(left[:50]) == 2  # when `fit` asks whether to stop
 
 
 @pytest.fixture
@@ -316,14 +316,14 @@ def progress_lines(caplog, monkeypatch):
 
 
 @pytest.mark.fault("slow-steps")
-def test_nothing_is_said_for_half_a_minute_at_most(
+def test_progress_is_logged_at_least_every_half_minute(
   tmp_path, monkeypatch, progress_lines
 ):
   """Whatever `log_every` says; steps of 7 s."""
   clock = types.SimpleNamespace(perf_counter=lambda: clock.now, now=0.0)
   monkeypatch.setattr(progress, "time", clock)
   run = Run(tmp_path, 14)
-  run.steps = fit.Steps(total=14, log=1000)
+  run.steps = Steps(total=14, log=1000)
 
   def takes_long(step):
     clock.now += 7
@@ -337,10 +337,12 @@ def test_nothing_is_said_for_half_a_minute_at_most(
   assert lines[1].endswith("  0.14 images/s  ETA 0:56")
 
 
-def test_a_look_by_the_clock_ends_nothing(tmp_path, monkeypatch):
+def test_progress_line_by_the_clock_does_not_check_divergence(
+  tmp_path, monkeypatch
+):
   """Another process would not look, and wait for this one for ever."""
   run = Run(tmp_path, 9, skips=range(2, 9))
-  run.steps = fit.Steps(total=9, log=1000)
+  run.steps = Steps(total=9, log=1000)
   monkeypatch.setattr(progress.Progress, "is_overdue", lambda self: True)
   with pytest.raises(DivergedError):
     run.go()
@@ -348,7 +350,7 @@ def test_a_look_by_the_clock_ends_nothing(tmp_path, monkeypatch):
 
 
 @pytest.mark.fault("non-finite-update")
-def test_what_was_skipped_is_saved(tmp_path):
+def test_skipped_updates_are_counted_across_an_interruption(tmp_path):
   """Two before the interruption and one after it are three in a row."""
   run = Run(tmp_path, checkpoint=1, skips=(3, 4, 5))
   run.in_step = at(4)
@@ -383,7 +385,9 @@ class Failing:
 
 
 @pytest.mark.fault("unwritable-events")
-def test_training_goes_on_without_events(tmp_path, monkeypatch, caplog):
+def test_training_continues_if_the_disk_of_events_is_full(
+  tmp_path, monkeypatch, caplog
+):
   monkeypatch.setattr(logging.getLogger("memory_vit"), "propagate", True)
   monkeypatch.setattr(clu.metric_writers, "SummaryWriter", Failing)
   run = Run(tmp_path / "c")
@@ -397,7 +401,9 @@ def test_training_goes_on_without_events(tmp_path, monkeypatch, caplog):
   assert "TensorBoard has of this run is not complete" in warnings[1]
 
 
-def test_an_error_of_events_that_says_nothing(tmp_path, monkeypatch, caplog):
+def test_event_error_without_a_message_is_logged_by_type(
+  tmp_path, monkeypatch, caplog
+):
   monkeypatch.setattr(logging.getLogger("memory_vit"), "propagate", True)
 
   def fails(path):
@@ -410,7 +416,7 @@ def test_an_error_of_events_that_says_nothing(tmp_path, monkeypatch, caplog):
 
 
 @pytest.mark.fault("unwritable-events")
-def test_events_that_cannot_be_opened_do_no_harm(tmp_path):
+def test_training_continues_if_events_cannot_be_opened(tmp_path):
   (tmp_path / "file").write_text("")
   run = Run(tmp_path / "c", 2)
   run.logdirs = {"a": tmp_path / "file" / "events"}
@@ -418,7 +424,7 @@ def test_events_that_cannot_be_opened_do_no_harm(tmp_path):
 
 
 @pytest.mark.fault("resumed-run")
-def test_a_past_is_saved_as_it_is(tmp_path):
+def test_every_field_of_the_loop_state_is_saved(tmp_path):
   """Every field of it: one that is forgotten changes a resumed run."""
   past = LoopState(
     best={
@@ -448,7 +454,7 @@ def test_a_past_is_saved_as_it_is(tmp_path):
   with Checkpoints(tmp_path) as checkpoints:
     state_lib.save(checkpoints, state, past, META, {})
     _, found = state_lib.resume(
-      checkpoints, state, META, {}, fit.Steps(total=9, log=1), DataRecord()
+      checkpoints, state, META, {}, Steps(total=9, log=1), DataRecord()
     )
   assert np.array_equal(found.best["a"].params["w"], np.ones(3))
   plain = {"a": dataclasses.replace(found.best["a"], params=None)}
@@ -459,7 +465,7 @@ def test_a_past_is_saved_as_it_is(tmp_path):
 
 
 @pytest.mark.parametrize(("classes", "says"), [(5, False), (6, True)])
-def test_top5_is_said_where_it_can_be_wrong(
+def test_top5_is_logged_only_with_more_than_five_classes(
   tmp_path, monkeypatch, caplog, classes, says
 ):
   monkeypatch.setattr(logging.getLogger("memory_vit"), "propagate", True)
@@ -472,8 +478,8 @@ def test_top5_is_said_where_it_can_be_wrong(
   assert ("top-5 0.8750" in line) is says
 
 
-def test_it_stops_when_nothing_becomes_better(tmp_path, caplog):
-  """Two evaluations after the best one; the state and the best are kept."""
+def test_early_stopping_ends_a_run_without_improvement(tmp_path, caplog):
+  """Two evaluations after the best one; state and best are saved."""
   accuracies = {1: 0.1, 2: 0.6, 3: 0.6, 4: 0.2, 5: 0.9, 6: 0.1}
   settings = {"total": 6, "accuracies": accuracies, "evaluate": 1}
   run = Run(tmp_path, **settings, patience=2)
@@ -482,7 +488,7 @@ def test_it_stops_when_nothing_becomes_better(tmp_path, caplog):
   assert run.taken == [1, 2, 3, 4]
   assert (past.best["a"].step, past.best["a"].scores.score) == (2, 0.6)
   assert "stopped early at step 4 (config.early_stopping 2)" in caplog.text
-  # Who goes on with it takes no step more; who waits longer does.
+  # Resuming takes no further step, except with more patience.
   again = Run(tmp_path, **settings, patience=2)
   assert again.go()[1].best["a"].step == 2
   assert again.taken == []
@@ -516,8 +522,8 @@ def test_options_that_would_change_no_step_of_a_stopped_run_are_refused(
   assert [change["key"] for change in past.changes] == ["config.learning_rate"]
 
 
-def test_a_trial_that_is_lost_holds_up_no_other():
-  steps = fit.Steps(total=9, log=1, evaluate=1, patience=2)
+def test_lost_trial_does_not_delay_early_stopping():
+  steps = Steps(total=9, log=1, evaluate=1, patience=2)
   best = {"a": BestParams(1), "b": BestParams(2)}
   assert steps.stops_early(3, LoopState(best, lost={"b": 3}).best_steps)
   assert not steps.stops_early(3, LoopState(best).best_steps)

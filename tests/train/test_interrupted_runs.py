@@ -107,7 +107,7 @@ StopSignal.is_wanted = waits
     (signal.SIGTERM, 75, signal.SIGTERM),
   ],
 )
-def test_a_signal_costs_no_step(run, whole, number, status, storm):
+def test_signal_loses_no_step(run, whole, number, status, storm):
   """In a storm another one comes every 10 ms, until the process is gone."""
   with run.start(WAITS, fresh=True) as process:
     process.wait_for(" step 13/")
@@ -135,7 +135,7 @@ checksums.seal = slow
 
 
 @pytest.mark.fault("kill-during-save", "second-signal")
-def test_a_second_signal_ends_it_at_once(run, whole):
+def test_second_signal_ends_the_process_at_once(run, whole):
   with run.start(IN_THE_SAVE) as process:
     process.wait_for(" step 13/")
     process.signal(signal.SIGTERM)
@@ -191,7 +191,7 @@ counted(builtins, "open")
 
 
 @pytest.mark.fault("kill-at-file-operation")
-def test_a_kill_at_a_file_operation_changes_no_bit(backbone, whole, tmp_path):
+def test_kill_at_a_file_operation_changes_no_bit(backbone, whole, tmp_path):
   """In the last save and after it, where no further save tidies anything."""
 
   def started_at(name, at, before):
@@ -264,7 +264,7 @@ Checkpoints.save = full
 
 
 @pytest.mark.fault("disk-full")
-def test_a_full_disk_stops_training(run, whole):
+def test_full_disk_during_a_save_stops_training(run, whole):
   with run.start(FULL) as process:
     assert process.wait() == 2, process.text
     assert process.last_step == 30  # at once
@@ -276,7 +276,7 @@ def test_a_full_disk_stops_training(run, whole):
 
 
 @pytest.mark.fault("two-runs")
-def test_a_second_run_is_kept_out(run, whole):
+def test_second_run_in_a_directory_is_refused(run, whole):
   with run.start(WAITS) as process:
     process.wait_for(" step 13/")
     second = run.start()
@@ -289,7 +289,7 @@ def test_a_second_run_is_kept_out(run, whole):
 
 
 @pytest.mark.fault("lost-lock")
-def test_a_run_whose_lock_is_taken_away_ends(run, whole):
+def test_run_whose_lock_is_removed_ends(run, whole):
   """Before it writes beside another one that was let in."""
   with run.start(WAITS) as process:
     process.wait_for(" step 13/")
@@ -304,7 +304,7 @@ def test_a_run_whose_lock_is_taken_away_ends(run, whole):
 
 
 @pytest.mark.fault("changed-run")
-def test_another_configuration_is_refused_but_for_its_length(
+def test_resuming_refuses_another_configuration_but_more_steps(
   backbone, whole, run
 ):
   shutil.copytree(whole.workdir, run.workdir)
@@ -381,7 +381,7 @@ except Interrupted as stopped:
     (signal.SIGINT, 130, 13, r"a batch of an evaluation"),
   ],
 )
-def test_two_processes_stop_at_one_step(
+def test_two_processes_stop_at_the_same_step(
   backbone, tmp_path, number, status, eval_every, sent_at
 ):
   """Only one of them gets the signal, in a step or in an evaluation."""

@@ -43,12 +43,12 @@ def test_balanced_weights_make_classes_count_alike(logits):
   np.testing.assert_allclose(loss, each.mean(), rtol=1e-5)
 
 
-def test_a_class_without_examples_has_no_weight():
+def test_class_without_examples_has_weight_zero():
   assert KINDS["classes"].weights(np.array([4, 0]), 0).tolist() == [0.5, 0.0]
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.3])
-def test_padding_changes_no_loss(logits, smoothing):
+def test_padding_changes_neither_loss_nor_gradient(logits, smoothing):
   """Nor its gradient, whatever the logits of what is no class."""
   padded = np.pad(logits, ((0, 0), (0, 5)), constant_values=7.0)
   is_class = np.arange(8) < 3
@@ -68,7 +68,7 @@ def test_padding_changes_no_loss(logits, smoothing):
   assert not np.any(found[2][:, 3:])
 
 
-def test_mixed_labels_count_by_their_shares(logits):
+def test_mixed_labels_are_weighted_by_their_shares(logits):
   share = np.full(8, 0.7, np.float32)
   mixed = MixedClasses(LABELS, np.roll(LABELS, 1), share)
   loss, right = CLASSES.of_batch(logits, mixed, HeadOutputs())
@@ -100,7 +100,9 @@ HAS = np.array([[1, 0], [0, 1], [0, 0]], np.float32)
   ],
 )  # fmt: skip
 @pytest.mark.parametrize("padding", [0, 2])
-def test_the_loss_of_labels(options, weights, expected, padding):
+def test_loss_of_labels_equals_hand_computed(
+  options, weights, expected, padding
+):
   """Worked out by hand; outputs beyond the labels do not count."""
   if weights:
     weights = KINDS["labels"].weights(HAS.sum(axis=0), len(HAS))
@@ -114,7 +116,7 @@ def test_the_loss_of_labels(options, weights, expected, padding):
   assert head.metric == "accuracy"
 
 
-def test_a_label_that_all_or_no_examples_have_counts_once():
+def test_label_of_all_or_no_examples_has_weight_one():
   assert KINDS["labels"].weights(np.array([0, 1, 4]), 4).tolist() == [1, 3, 1]
 
 
@@ -123,7 +125,7 @@ def test_a_label_that_all_or_no_examples_have_counts_once():
   ("huber", "expected"),
   [(False, (1 / 4 + 9 + 4) / 4), (True, (1 / 8 + 2.5 + 1.5) / 4)],
 )
-def test_the_loss_of_values(huber, expected):
+def test_loss_of_values_equals_hand_computed(huber, expected):
   """Worked out by hand, for standardized values."""
   values = np.array([[1, 3], [-2, -1]], np.float32)
   found = np.array([[1.5, 3, 99], [1, 1, 99]], np.float32)
@@ -136,7 +138,7 @@ def test_the_loss_of_values(huber, expected):
 @pytest.mark.parametrize("label", [
   np.arange(4, dtype=np.int32), np.arange(8, dtype=np.float32).reshape(4, 2),
 ], ids=["classes", "values"])  # fmt: skip
-def test_mixup_follows_from_seed_and_step(label):
+def test_mixup_depends_only_on_seed_and_step(label):
   image = np.random.default_rng(1).normal(size=(4, 2, 2, 3)).astype(np.float32)
   batch = {"image": image, "label": label}
   shares = []

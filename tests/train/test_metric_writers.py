@@ -9,12 +9,13 @@ from conftest import class_evaluation, one_device
 from memory_vit import plots
 from memory_vit.train import fit, parameters
 from memory_vit.train.metric_writers import Guard, History, MetricWriters
+from memory_vit.train.state import Steps
 from memory_vit.train.step import TrainState
 from memory_vit.train.tensorboard import TensorBoard
 
 pytestmark = pytest.mark.versions
 
-STEPS = fit.Steps(total=5, log=2, evaluate=2)
+STEPS = Steps(total=5, log=2, evaluate=2)
 RATES = {"a": [0.1, 0.2, 0.3, 0.2, 0.1], "b": [1.0, 0.5, 0.25, 0.125, 0.0625]}
 
 
@@ -72,7 +73,7 @@ def scalars(written):
   return written[0]
 
 
-def test_the_history_in_memory_is_what_events_say(written):
+def test_history_in_memory_equals_the_events(written):
   events, history = written
   assert events.keys() == history.keys() == RATES.keys()
   for name, curves in events.items():
@@ -82,7 +83,7 @@ def test_the_history_in_memory_is_what_events_say(written):
       np.testing.assert_array_equal(history[name][tag][1], values, tag)
 
 
-def test_a_masked_task_without_cells_has_no_norms_of_memory():
+def test_masked_task_without_cells_has_no_memory_norms():
   """The mean over no cells would be no number, in every layer."""
   task = {
     "head": np.full((3, 3), 2, np.float32),
@@ -92,7 +93,7 @@ def test_a_masked_task_without_cells_has_no_norms_of_memory():
   assert found == {"pets": {"norm/head": 6.0}}
 
 
-def test_there_is_nothing_else(scalars):
+def test_events_have_exactly_the_expected_tags(scalars):
   for found in scalars.values():
     assert set(found) == {
       "train/loss", "train/accuracy", "train/grad_norm", "train/param_norm",
@@ -103,7 +104,7 @@ def test_there_is_nothing_else(scalars):
 
 
 @pytest.mark.parametrize(("name", "factor"), [("a", 1.0), ("b", 2.0)])
-def test_a_point_stands_at_the_step_that_it_belongs_to(scalars, name, factor):
+def test_scalars_are_written_at_the_step_they_describe(scalars, name, factor):
   """The first step, every second, and the last; in numbers that are exact."""
   expected = {
     "train/loss": {step: factor * step for step in (1, 2, 4, 5)},
@@ -162,7 +163,7 @@ class Failing:
     ("close", ["write_scalars", "write_images", "flush"]),
   ],
 )
-def test_a_writer_that_fails_is_given_up_alone(method, calls, caplog):
+def test_failing_writer_is_dropped_and_others_continue(method, calls, caplog):
   first, last = Failing(method), History()
   with MetricWriters(first, last) as writers:
     for step in (1, 2):
@@ -181,7 +182,7 @@ def test_a_writer_that_fails_is_given_up_alone(method, calls, caplog):
   assert incomplete == "what MLflow has of this run is not complete"
 
 
-def test_files_of_an_earlier_pass_are_closed(tmp_path):
+def test_event_files_of_an_earlier_pass_are_closed(tmp_path):
   """A sweep may have more trials than a process may have open files."""
   logdirs = {name: tmp_path / name for name in "abc"}
   writer = TensorBoard(logdirs)

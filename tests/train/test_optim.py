@@ -52,7 +52,7 @@ def reference(warmup, total, *, cosine):
     ({"warmup_steps": 7}, 7, 7),
   ],
 )
-def test_schedule_against_numpy(given, total, warmup, schedule):
+def test_schedule_equals_numpy(given, total, warmup, schedule):
   config = OptimConfig(**given, schedule=schedule)
   assert warmup_steps(config, total) == warmup
   rates = jax.vmap(make_schedule(config, 2.0, total))(jnp.arange(total))
@@ -61,7 +61,7 @@ def test_schedule_against_numpy(given, total, warmup, schedule):
 
 
 @pytest.mark.parametrize("steps", [10, 100, 20_000])
-def test_warmup_is_the_nearest_number_of_steps(steps):
+def test_warmup_share_is_rounded_to_the_nearest_step(steps):
   """For every share with three digits, by whole numbers alone."""
   for thousandths in range(1001):
     config = OptimConfig(warmup=thousandths / 1000)
@@ -70,7 +70,7 @@ def test_warmup_is_the_nearest_number_of_steps(steps):
 
 
 @pytest.mark.parametrize("total", [1, 2, 11, 40])
-def test_schedule_of_short_runs(total):
+def test_schedule_of_short_runs_reaches_its_peak(total):
   schedule = make_schedule(CONFIG, 2.0, total)
   rates = [float(schedule(step)) for step in range(total)]
   assert all(0 < rate <= 2.0 for rate in rates)
@@ -90,7 +90,7 @@ def step(config, params, grads, **rates):
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
-def test_a_task_trains_as_without_its_neighbour(name):
+def test_update_of_a_task_is_the_same_beside_another_task(name):
   config = OptimConfig(name=name, weight_decay=0.1)
   params = {"a": {"w": jnp.ones(3)}, "b": {"w": jnp.ones((2, 3))}}
   grads = {
@@ -103,7 +103,7 @@ def test_a_task_trains_as_without_its_neighbour(name):
   assert not np.array_equal(both["b"]["w"], params["b"]["w"])
 
 
-def test_clip_is_over_one_task():
+def test_gradients_are_clipped_over_one_task():
   config = OptimConfig(warmup=0.0, schedule="constant", momentum=0.0)
   params = {"a": {"w": jnp.zeros(2), "v": jnp.zeros(1)}}
   grads = {"a": {"w": jnp.array([3.0, 0]), "v": jnp.array([4.0])}}
@@ -115,7 +115,7 @@ def test_clip_is_over_one_task():
   np.testing.assert_allclose(after["a"]["v"], [-8.0], rtol=1e-6)
 
 
-def test_state_has_slots_for_what_is_trained_only():
+def test_optimizer_state_has_slots_for_trained_arrays_only():
   params = {"a": {"w": jnp.ones((2, 5))}}
   _, state = step(OptimConfig(), params, params, a=0.1)
   arrays = [leaf for leaf in jax.tree.leaves(state) if leaf.ndim]
@@ -137,7 +137,7 @@ def test_state_has_slots_for_what_is_trained_only():
     ("full", None),
   ],
 )  # fmt: skip
-def test_kernels_alone_decay(regime, decaying):
+def test_weight_decay_applies_to_kernels_only(regime, decaying):
   """Not biases, LayerNorms, tokens, memory or position embeddings."""
   task = mv.init_task(
     jax.random.key(0), tiny_backbone(depth=1), name="t", num_classes=2,
@@ -158,7 +158,7 @@ def test_kernels_alone_decay(regime, decaying):
 PARTS = {"head": jnp.ones(1), "cls": jnp.ones(2), "memory": jnp.ones(3)}
 
 
-def test_clip_by_part_is_over_each_part():
+def test_clip_by_part_clips_each_part_separately():
   config = OptimConfig(
     warmup=0.0, schedule="constant", momentum=0.0, clip_by="part"
   )
@@ -175,7 +175,7 @@ def test_clip_by_part_is_over_each_part():
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
-def test_factors_are_learning_rates_of_parts(name):
+def test_factors_scale_the_learning_rates_of_parts(name):
   """As if each part was trained with a learning rate of its own."""
   config = OptimConfig(name=name, grad_clip=0.0)
   with_factors = dataclasses.replace(config, cls_factor=3.0, memory_factor=0.5)
@@ -189,7 +189,7 @@ def test_factors_are_learning_rates_of_parts(name):
     np.testing.assert_allclose(after["a"][part], alone["a"][part], rtol=1e-6)
 
 
-def test_parts_train_as_without_a_neighbour():
+def test_update_of_parts_is_the_same_beside_another_task():
   config = OptimConfig(clip_by="part", memory_factor=0.1)
   big = jax.tree.map(lambda a: 1e6 * a, PARTS)
   both, _ = step(config, {"a": PARTS, "b": PARTS}, {"a": PARTS, "b": big},
@@ -249,7 +249,7 @@ def by_hand(config, params, grads, rates, clip_names):
   ],
   ids=lambda values: ",".join(f"{k}={v}" for k, v in values.items()),
 )
-def test_against_numpy(values):
+def test_optimizer_equals_numpy(values):
   """Five steps, with gradients that change: the first of them are clipped."""
   config = OptimConfig(warmup=0.4, **values)
   steps, peak = 5, 0.2

@@ -30,21 +30,21 @@ def rows_of(result, tmp_path):
   return [dict(zip(columns, row, strict=True)) for row in cells]
 
 
-def test_chance_and_majority_stand_beside_the_accuracy(tmp_path):
+def test_summary_shows_chance_and_majority(tmp_path):
   (row,) = rows_of(RESULT, tmp_path)
   assert row["test"] == "50.00 %"
   assert row["chance"] == "12.50 %"
   assert row["majority"] == "43.75 %"
 
 
-def test_without_a_test_split_there_is_no_majority(tmp_path):
+def test_summary_without_a_test_split_has_no_majority(tmp_path):
   untested = dataclasses.replace(TASK, test=Scores(), majority=None)
   (row,) = rows_of(dataclasses.replace(RESULT, tasks=(untested,)), tmp_path)
   assert (row["test"], row["majority"]) == ("-", "-")
   assert row["chance"] == "12.50 %"
 
 
-def test_how_much_a_few_validation_images_say_stands_under_the_table(tmp_path):
+def test_summary_states_the_standard_error_of_few_validation_images(tmp_path):
   few = dataclasses.replace(TASK, val=scores(13 / 18, 18))
   said = summary.summary(dataclasses.replace(RESULT, tasks=(few,)), tmp_path)
   assert "validation: 18 images, a standard error of 10.6 points" in said

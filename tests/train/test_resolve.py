@@ -28,7 +28,7 @@ from memory_vit.train import settle
     (5.0, 13, 128, 1),  # unless that is asked for
   ],
 )
-def test_steps_of_epochs(epochs, examples, batch_size, steps):
+def test_epochs_become_a_number_of_steps(epochs, examples, batch_size, steps):
   config = Config(epochs=epochs, batch_size=batch_size)
   found = settle.with_steps(config, examples)
   assert found == dataclasses.replace(config, total_steps=steps)
@@ -38,18 +38,18 @@ def test_steps_of_epochs(epochs, examples, batch_size, steps):
   assert settle.with_steps(recorded, 7 * examples) == recorded
 
 
-def test_without_epochs_steps_are_as_given():
+def test_steps_are_unchanged_without_epochs():
   assert settle.with_steps(Config(), 100) == Config()
 
 
 @pytest.mark.parametrize("given", [0, 12])
-def test_the_size_of_the_backbone(given):
+def test_image_size_is_that_of_the_backbone(given):
   config = Config(image_size=given)
   found = settle.with_backbone(config, tiny_backbone(image_size=12))
   assert found.image_size == 12
 
 
-def test_what_is_left_to_a_backbone_that_states_nothing():
+def test_backbone_without_preprocessing_gets_the_defaults():
   """As it was recorded before there was anything to leave to it."""
   found = settle.with_backbone(Config(image_size=8), tiny_backbone())
   assert (found.gelu, found.data.eval_crop) == ("tanh", "resize")
@@ -57,7 +57,7 @@ def test_what_is_left_to_a_backbone_that_states_nothing():
   assert settle.with_backbone(found, tiny_backbone()) == found
 
 
-def test_what_a_backbone_states_is_taken_and_no_more():
+def test_preprocessing_of_the_backbone_does_not_override_options():
   preprocessing = EvalPreprocessing(image_size=8, interpolation="bicubic")
   backbone = dataclasses.replace(
     tiny_backbone(gelu="exact"), preprocessing=preprocessing
@@ -69,7 +69,7 @@ def test_what_a_backbone_states_is_taken_and_no_more():
   assert found.data == own
 
 
-def test_each_part_of_a_batch_is_shared_by_all_devices(tmp_path):
+def test_part_of_a_batch_must_be_a_multiple_of_the_devices(tmp_path):
   config = Config(batch_size=8, batch_size_eval=8).replaced(
     {"data.name": "digits", "optim.accumulation_steps": 2}
   )
@@ -80,7 +80,7 @@ def test_each_part_of_a_batch_is_shared_by_all_devices(tmp_path):
 
 
 @pytest.mark.parametrize("key", ["batch_size", "batch_size_eval"])
-def test_a_batch_of_float32_has_to_fit_into_memory(key, monkeypatch):
+def test_batch_that_exceeds_memory_is_refused(key, monkeypatch):
   config = Config(image_size=16, batch_size=1, batch_size_eval=1)
   config = config.replaced({key: 8})
   takes = 8 * 16 * 16 * 3 * 4
@@ -92,7 +92,7 @@ def test_a_batch_of_float32_has_to_fit_into_memory(key, monkeypatch):
     settle.require_memory(config)
 
 
-def test_limits_wait_for_the_number_of_steps():
+def test_profile_step_is_checked_once_steps_are_known():
   """20,000 steps are the default; of epochs nothing is known before."""
   options = {"epochs": 1.0, "profile_at": 20_001}
   assert Config(**options).epochs == 1.0

@@ -34,7 +34,7 @@ def names(directory):
 
 
 @pytest.mark.fault("kill-during-write")
-def test_a_task_that_was_being_written_is_removed(workdir):
+def test_partly_written_task_is_removed(workdir):
   tasks = workdir / "tasks"
   for name in (".pets-a1_b2c3d", ".birds-00000000", ".a-b-abcdefgh"):
     (tasks / name / "new").mkdir(parents=True)
@@ -48,7 +48,7 @@ def test_a_task_that_was_being_written_is_removed(workdir):
 
 
 @pytest.mark.fault("kill-during-write")
-def test_a_task_that_was_moved_out_of_the_way_is_put_back(workdir, backbone):
+def test_task_moved_aside_by_a_killed_save_is_put_back(workdir, backbone):
   """Killed between the two renamings: it is nowhere else."""
   tasks = workdir / "tasks"
   scratch = tasks / ".pets-a1b2c3d4"
@@ -61,7 +61,7 @@ def test_a_task_that_was_moved_out_of_the_way_is_put_back(workdir, backbone):
   assert store.load_task(tasks / "pets", backbone).spec.name == "pets"
 
 
-def test_what_is_not_ours_is_left_alone(workdir, tmp_path_factory):
+def test_foreign_files_are_left_alone(workdir, tmp_path_factory):
   tasks, outside = workdir / "tasks", tmp_path_factory.mktemp("outside")
   (outside / "new").mkdir()
   (tasks / ".link-abcdefgh").symlink_to(outside)
@@ -76,7 +76,7 @@ def test_what_is_not_ours_is_left_alone(workdir, tmp_path_factory):
   assert names(outside) == ["new"]
 
 
-def test_files_that_were_being_written_are_removed(workdir):
+def test_partly_written_files_are_removed(workdir):
   for name in (
     ".backbone.npz.0123abcd.part", f".seen-by-all-{'0a' * 8}", ".lock",
   ):  # fmt: skip
@@ -86,7 +86,7 @@ def test_files_that_were_being_written_are_removed(workdir):
   results.tidy(workdir / "new")  # a run that has written nothing yet
 
 
-def test_test_images_without_finite_outputs_are_said(
+def test_summary_states_test_images_without_finite_outputs(
   backbone, tmp_path, monkeypatch
 ):
   """And the file of the results is JSON, which has no NaN."""

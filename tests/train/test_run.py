@@ -122,7 +122,7 @@ def finished(config, backbone_file):
 
 @pytest.mark.usefixtures("pictures")
 @pytest.mark.slow
-def test_where_the_task_looks_is_drawn(config, workdir):
+def test_attention_of_the_task_is_drawn(config, workdir):
   """On images that it was not trained on; and named at the end."""
   config = changed(config, "upstream", name="")
   config = dataclasses.replace(config, total_steps=2, log_images=3)
@@ -145,7 +145,7 @@ def test_where_the_task_looks_is_drawn(config, workdir):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [(), ("--verbose",)])
-def test_parameters_are_one_line_unless_more_is_asked_for(
+def test_parameters_are_one_line_unless_verbose(
   config, workdir, flags, capsys, monkeypatch
 ):
   package = logging.getLogger("memory_vit")
@@ -163,7 +163,7 @@ def test_parameters_are_one_line_unless_more_is_asked_for(
 
 @pytest.mark.fault("frozen-backbone")
 @pytest.mark.versions
-def test_a_run_from_nothing_to_the_result(config, finished):
+def test_result_of_a_run_equals_its_exported_task(config, finished):
   workdir, result = finished
   assert result.to_json() == json.loads((workdir / "result.json").read_text())
   (task_result,) = result.tasks
@@ -198,9 +198,9 @@ def test_a_run_from_nothing_to_the_result(config, finished):
     labels += list(batch["label"][batch["mask"] > 0])
   assert len(hits) == source.size == task_result.test.examples
   assert np.mean(hits) == task_result.test.accuracy
-  kept = read_hits(workdir)["digits-5-9"]
-  assert list(kept.right) == hits
-  assert kept.counted.all()
+  stored_hits = read_hits(workdir)["digits-5-9"]
+  assert list(stored_hits.right) == hits
+  assert stored_hits.counted.all()
   assert task_result.chance == 1 / 5
   assert task_result.majority == max(np.bincount(labels)) / len(labels)
 
@@ -216,10 +216,12 @@ def newest(workdir):
 
 @pytest.mark.fault("resumed-run")
 @pytest.mark.versions
-def test_resumed_equals_uninterrupted(config, workdir, finished, monkeypatch):
+def test_resumed_run_equals_uninterrupted(
+  config, workdir, finished, monkeypatch
+):
   """Parameters, optimiser, and place in the data: the last state is the same.
 
-  It goes on after an odd step, and takes some that follow.
+  It resumes after an odd step, and takes some further steps.
   """
   config = dataclasses.replace(config, checkpoint_every=3)
   steps = []
@@ -249,7 +251,7 @@ def test_resumed_equals_uninterrupted(config, workdir, finished, monkeypatch):
   assert read_result(workdir).tasks == result.tasks
 
 
-def test_a_finished_run_is_not_trained_again(
+def test_finished_run_is_not_trained_again(
   config, workdir, finished, monkeypatch
 ):
   whole, first = finished
@@ -270,7 +272,7 @@ def test_a_finished_run_is_not_trained_again(
 
 
 @pytest.mark.slow
-def test_what_is_left_to_backbone_and_data_is_recorded(
+def test_options_settled_by_backbone_and_data_are_recorded(
   config, workdir, monkeypatch
 ):
   given = dataclasses.replace(
@@ -292,7 +294,7 @@ def test_what_is_left_to_backbone_and_data_is_recorded(
     saved = checkpoints.meta(steps)["config"]
   assert saved["config.image_size"] == 8
   assert saved["config.total_steps"] == steps
-  # What was recorded goes on, and so does what was given.
+  # Both the recorded and the given configuration resume the run.
   monkeypatch.setattr(Step, "__call__", None)
   in_steps = dataclasses.replace(expected, epochs=0.0)
   for same in (given, in_steps):
@@ -305,7 +307,7 @@ def test_what_is_left_to_backbone_and_data_is_recorded(
 
 @pytest.mark.fault("falling-accuracy")
 @pytest.mark.slow
-def test_the_best_state_is_exported(config, workdir, monkeypatch):
+def test_best_state_is_exported(config, workdir, monkeypatch):
   """Accuracy falls after step 3: that state is the result, not the last."""
   real = evaluate_lib.evaluate
   states = []
@@ -330,7 +332,7 @@ def test_the_best_state_is_exported(config, workdir, monkeypatch):
 
 @pytest.mark.fault("nan-accuracy")
 @pytest.mark.slow
-def test_without_validation_the_last_state_is_exported(config, workdir):
+def test_last_state_is_exported_without_validation(config, workdir):
   config = changed(silent(config), "data", validation="")
   # Of a run that ended before it had saved anything.
   workdir.mkdir()
@@ -348,7 +350,9 @@ def test_without_validation_the_last_state_is_exported(config, workdir):
 
 @pytest.mark.fault("changed-outputs")
 @pytest.mark.slow
-def test_outputs_that_changed_are_reported(config, workdir, monkeypatch):
+def test_changed_outputs_of_the_backbone_are_reported(
+  config, workdir, monkeypatch
+):
   """Of a program that is broken as soon as a task is in the pass."""
   real = Program.__call__
 
@@ -370,7 +374,7 @@ def test_outputs_that_changed_are_reported(config, workdir, monkeypatch):
     assert same == (change < 1)
 
 
-def test_outputs_are_compared_on_data_of_any_classes(config, workdir, caplog):
+def test_outputs_are_compared_on_data_of_other_classes(config, workdir, caplog):
   """Their accuracy would mean nothing: digits have 10 classes, the head 5."""
   config = changed(silent(config), "upstream", name="digits")
   config = dataclasses.replace(config, total_steps=1)
@@ -385,7 +389,7 @@ def test_outputs_are_compared_on_data_of_any_classes(config, workdir, caplog):
 
 
 def breaks_in(steps, monkeypatch):
-  """Pictures of these steps are not finite."""
+  """Images of these steps are not finite."""
   real_step = Step.__call__
 
   def breaks(self, state, frozen, batch):
@@ -398,9 +402,7 @@ def breaks_in(steps, monkeypatch):
 
 @pytest.mark.fault("non-finite-update")
 @pytest.mark.slow
-def test_three_updates_that_are_not_finite_stop_the_run(
-  config, workdir, monkeypatch
-):
+def test_three_non_finite_updates_stop_the_run(config, workdir, monkeypatch):
   # Not seen in a progress line: the check before saving has to notice.
   config = dataclasses.replace(silent(config), log_every=100)
   with monkeypatch.context() as context:
@@ -414,20 +416,20 @@ def test_three_updates_that_are_not_finite_stop_the_run(
   with Checkpoints(workdir / "checkpoints") as checkpoints:
     assert checkpoints.steps() == [3, 4]  # of which nothing was taken over
     assert checkpoints.meta(4)["skipped"]["digits-5-9"]["row"] == [3, 4]
-  # It goes on from there, on the same pictures, which were not at fault.
+  # It resumes there, on the same images, which were not at fault.
   (task,) = run.train_and_evaluate(config, workdir).tasks
   assert task.best_step in (3, 6)
   assert task.skipped_updates == 2
 
 
 @pytest.mark.slow
-def test_one_update_that_is_not_finite_is_skipped(config, workdir, monkeypatch):
+def test_one_non_finite_update_is_skipped(config, workdir, monkeypatch):
   breaks_in((2,), monkeypatch)
   (task,) = run.train_and_evaluate(config, workdir).tasks
   assert task.skipped_updates == 1
 
 
-def test_examples_of_a_step_are_those_of_its_batch():
+def test_named_examples_of_a_step_are_those_of_its_batch():
   reader = datasets.open_split("digits:5-9", "train")
   options = {"seed": 3, "batch_size": 8}
   plain = config_lib.DataConfig(train_crop="small", resize=8, flip=False)
@@ -449,7 +451,7 @@ def saved(backbone, directory, name, **options):
 
 
 @pytest.mark.slow
-def test_extension_reads_an_exported_task(config, workdir, backbone_file):
+def test_run_extends_an_exported_task(config, workdir, backbone_file):
   backbone = mv.load_backbone(backbone_file)
   parent = saved(backbone, workdir.parent, "parent")
   path = str(workdir.parent / "parent")
@@ -476,7 +478,9 @@ def test_extension_reads_an_exported_task(config, workdir, backbone_file):
 
 
 @pytest.mark.slow
-def test_a_parent_of_a_parent_need_not_be_read(config, workdir, backbone_file):
+def test_parent_of_a_parent_is_found_beside_it_or_by_option(
+  config, workdir, backbone_file
+):
   """It is found beside the one that reads it, or where somebody says it is."""
   backbone = mv.load_backbone(backbone_file)
   root = workdir.parent
@@ -505,7 +509,9 @@ def test_a_parent_of_a_parent_need_not_be_read(config, workdir, backbone_file):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("regime", ["adapter_memory", "head", "full"])
-def test_other_regimes_end_to_end(config, workdir, backbone_file, regime):
+def test_accuracy_of_other_regimes_is_that_of_the_exported_task(
+  config, workdir, backbone_file, regime
+):
   config = dataclasses.replace(config, regime=regime)
   result = run.train_and_evaluate(config, workdir)
   (entry,) = result.tasks
@@ -544,7 +550,7 @@ def test_other_regimes_end_to_end(config, workdir, backbone_file, regime):
 
 
 @pytest.mark.slow
-def test_a_backbone_of_random_weights(config, workdir):
+def test_random_backbone_is_trained_and_exported(config, workdir):
   config = dataclasses.replace(
     config, backbone="random:Micro/2", regime="full", total_steps=2
   )
@@ -556,7 +562,7 @@ def test_a_backbone_of_random_weights(config, workdir):
 
 
 @pytest.mark.slow
-def test_a_sweep_goes_on_after_a_pass_that_diverged(config, workdir):
+def test_sweep_continues_after_a_diverged_pass(config, workdir):
   """Of a regime whose trials are alone in their passes."""
   config = dataclasses.replace(
     config, regime="head_cls", total_steps=8, eval_every=8
@@ -575,7 +581,7 @@ def test_a_sweep_goes_on_after_a_pass_that_diverged(config, workdir):
     run.train_and_evaluate(lost, workdir.parent / "lost")
 
 
-def test_a_pass_that_diverged_is_remembered(tmp_path, monkeypatch):
+def test_diverged_pass_is_not_trained_again(tmp_path, monkeypatch):
   """Of several: the others have their results, and it takes no time again."""
 
   calls, rate = [], 1.0
@@ -612,7 +618,7 @@ def test_a_pass_that_diverged_is_remembered(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_whole_model_that_is_interrupted_has_the_same_bits(
+def test_interrupted_full_regime_equals_uninterrupted(
   config, tmp_path, monkeypatch
 ):
   """From random weights, in the regime `full`."""
@@ -647,7 +653,7 @@ def test_a_whole_model_that_is_interrupted_has_the_same_bits(
 
 
 @pytest.mark.slow
-def test_a_profile_ends_with_the_run(config, workdir):
+def test_profile_ends_with_the_run(config, workdir):
   """Asked for at step 4 of 6, where five steps are not left."""
   config = dataclasses.replace(config, profile_at=4)
   run.train_and_evaluate(config, workdir)
@@ -668,7 +674,9 @@ def checksums(workdir):
 
 
 @pytest.mark.fault("changed-run")
-def test_what_is_refused(config, workdir, finished, monkeypatch):
+def test_refused_runs_leave_the_earlier_run_unchanged(
+  config, workdir, finished, monkeypatch
+):
   with pytest.raises(ConfigError, match="batch_size is 12, .* 8 devices"):
     run.train_and_evaluate(dataclasses.replace(config, batch_size=12), workdir)
   shutil.copytree(finished[0], workdir, dirs_exist_ok=True)
@@ -704,7 +712,9 @@ def test_what_is_refused(config, workdir, finished, monkeypatch):
 
 @pytest.mark.fault("changed-run")
 @pytest.mark.slow
-def test_what_is_allowed_to_change(config, workdir, finished):
+def test_learning_rate_may_change_only_with_more_steps(
+  config, workdir, finished
+):
   shutil.copytree(finished[0], workdir)
   before = checksums(workdir)
   faster = dataclasses.replace(config, learning_rate=0.2)
@@ -732,9 +742,7 @@ def test_what_is_allowed_to_change(config, workdir, finished):
 
 @pytest.mark.fault("disk-full")
 @pytest.mark.slow
-def test_what_cannot_be_written_is_named(
-  config, workdir, finished, monkeypatch
-):
+def test_full_disk_error_names_the_file(config, workdir, finished, monkeypatch):
   """On a full disk: everything that a run leaves, beside its states."""
   shutil.copytree(finished[0], workdir)
   before = (workdir / "result.json").read_text()
@@ -769,7 +777,9 @@ def test_what_cannot_be_written_is_named(
   assert again.to_json() == json.loads(before)
 
 
-def test_a_run_says_once_what_is_skipped(config, tmp_path, monkeypatch):
+def test_skipped_files_of_a_folder_are_logged_once(
+  config, tmp_path, monkeypatch
+):
   """Of a folder that two splits are slices of."""
   names = [f"{i}.png" for i in range(6)]
   fake_data.write_folder(tmp_path, {f"train/{c}": names for c in "abcde"})
@@ -789,7 +799,7 @@ def test_a_run_says_once_what_is_skipped(config, tmp_path, monkeypatch):
 
 
 @pytest.mark.fault("wrong-label")
-def test_a_single_class_is_refused(config, tmp_path):
+def test_folder_with_a_single_class_is_refused(config, tmp_path):
   """As of images that lie one folder too deep."""
   fake_data.write_folder(tmp_path / "data", {"train/all/a": ["0.png", "1.png"]})
   given = changed(
@@ -803,7 +813,7 @@ def test_a_single_class_is_refused(config, tmp_path):
     run.train_and_evaluate(given, tmp_path / "run")
 
 
-def test_names_of_tasks(config):
+def test_task_is_named_after_its_data(config):
   names = {
     "cifar100": {"name": "cifar100"},
     "sun397": {"name": "sun397/tfds:4.0.0"},
@@ -834,7 +844,9 @@ def test_names_of_tasks(config):
     ({"drawn_by": 2}, "drew its batches on 1 processes, now 2"),
   ],
 )
-def test_what_a_continued_run_must_share(tmp_path, changes, message):
+def test_resuming_refuses_another_backbone_parents_or_data(
+  tmp_path, changes, message
+):
   began = {
     "fingerprint": "f", "config": {}, "parents": {"a": "1"}, "trials": {},
     "attends_to": {"a": "1"}, "data": {"classes": ["x"], "train": 8},
@@ -864,7 +876,7 @@ def command(config, workdir, **options):
 @pytest.mark.fault("random-kill")
 @pytest.mark.nightly  # `test_random_kills_change_no_bit` has three kills
 @pytest.mark.processes
-def test_a_killed_process_loses_nothing(config, workdir):
+def test_killed_process_resumes_bitwise(config, workdir):
   options = {"total_steps": 300, "checkpoint_every": 10, "log_every": 1}
   options |= {"batch_size": 16, "eval_every": 150}
   whole = workdir.parent / "whole"
@@ -884,7 +896,7 @@ def test_a_killed_process_loses_nothing(config, workdir):
   assert_same_bits(arrays(workdir), arrays(whole))
 
 
-def test_how_pictures_are_read_is_no_matter_of_a_result(config):
+def test_reading_options_are_not_compared_on_resuming(config):
   """An option that is new here leaves runs of older versions alone."""
   values = config_lib.to_dict(config)
   older = json.loads(json.dumps(values))

@@ -13,7 +13,7 @@ from memory_vit.runtime import files
 from memory_vit.train import run_differences, shared_backbone
 
 
-def test_random_weights_are_drawn_once(tmp_path):
+def test_random_backbone_is_shared_by_all_runs(tmp_path):
   """For runs with seeds of their own."""
   config = Config(backbone="random:Micro/2", image_size=8, seed=3)
   first, settled = shared_backbone(config, tmp_path)
@@ -29,7 +29,7 @@ def test_random_weights_are_drawn_once(tmp_path):
   assert shared_backbone(other, tmp_path)[0].fingerprint == first.fingerprint
 
 
-def test_what_matters_of_a_run_is_compared(tmp_path):
+def test_only_options_that_change_results_are_compared(tmp_path):
   backbone = tiny_backbone(depth=1)
   config = Config(backbone="a.npz", total_steps=5)
   settled = dict(image_size=8, gelu="tanh", **{"data.eval_crop": "resize"})
@@ -51,7 +51,7 @@ def test_what_matters_of_a_run_is_compared(tmp_path):
   assert line.startswith("backbone: ")
 
 
-def test_a_configuration_is_read_as_the_commands_do():
+def test_read_config_accepts_values_and_flags_of_the_commands():
   config = mv.read_config(
     "tfds:cifar10", {"data.flip": False}, ["--config.seed=3"]
   )

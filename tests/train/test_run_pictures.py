@@ -1,4 +1,4 @@
-"""Pictures at the end of a run: which there are; that they change no bit."""
+"""Plots at the end of a run: which are drawn; they change no bit."""
 
 import dataclasses
 import types
@@ -61,13 +61,13 @@ def asked(monkeypatch):
     (3, (1,), [0, 2]),
   ],
 )
-def test_images_are_from_all_over_the_split(size, unreadable, expected):
+def test_drawn_images_are_spread_over_the_split(size, unreadable, expected):
   """Files lie class by class."""
   source = reader(size, unreadable)
   assert run_pictures._some_examples(inputs(None, None), source) == expected
 
 
-def test_there_is_no_attention_to_draw(backbone, asked):
+def test_no_attention_is_drawn_without_tokens_images_or_split(backbone, asked):
   """Of a regime without a token, of embeddings, and without a split."""
   task = random_task(backbone, "pets")
   head = types.SimpleNamespace(
@@ -92,7 +92,7 @@ def predicted(label, best, share):
 
 
 @pytest.mark.slow
-def test_an_image_is_titled_by_its_class_and_its_prediction(backbone, asked):
+def test_titles_of_images_state_class_and_prediction(backbone, asked):
   task = random_task(backbone, "pets", class_names=("cat", "dog", "ship"))
   predictions = predicted([0, 1, 2, 2], [0, 2, 1, 2], [0.5, 0.791, 1.0, 0.004])
   figures = run_pictures.attention_figures(
@@ -104,7 +104,7 @@ def test_an_image_is_titled_by_its_class_and_its_prediction(backbone, asked):
   assert shown == ["cat\n→ cat 50 %", "ship\n→ ship 0 %"]
 
 
-def test_confusions_are_those_of_the_predictions(backbone, monkeypatch):
+def test_confusion_matrix_counts_the_predictions(backbone, monkeypatch):
   """Also of a task that does not name its classes."""
   shown = []
   monkeypatch.setattr(
@@ -122,7 +122,7 @@ def test_confusions_are_those_of_the_predictions(backbone, monkeypatch):
   assert run_pictures.confusion_figures(task, None) == {}
 
 
-def test_what_cannot_be_drawn_ends_nothing(
+def test_failed_drawing_does_not_end_the_run(
   backbone, monkeypatch, caplog, pictures
 ):
   def broken(*args):
@@ -135,7 +135,7 @@ def test_what_cannot_be_drawn_ends_nothing(
 
 
 def tags(folder):
-  """{tag: its picture} of the events in a folder."""
+  """{tag: its plot} of the events in a folder."""
   events = event_accumulator.EventAccumulator(
     str(folder), size_guidance={event_accumulator.TENSORS: 0}
   )
@@ -173,7 +173,7 @@ def result_of(config, workdir):
 
 
 @pytest.mark.slow
-def test_pictures_change_no_bit(tmp_path, pictures):
+def test_plots_change_no_bit(tmp_path, pictures):
   config = small(tmp_path, log_images=3)
   with_them = result_of(config, tmp_path / "with")
   without = result_of(
@@ -182,15 +182,15 @@ def test_pictures_change_no_bit(tmp_path, pictures):
   assert with_them == without
   found = tags(tmp_path / "with")
   assert found.keys() == TAGS
-  for picture in found.values():
-    width, height, *drawn = picture
+  for plot in found.values():
+    width, height, *drawn = plot
     assert min(int(width), int(height)) > 200
     assert len(drawn) == 1
     assert drawn[0].startswith(b"\x89PNG")
   assert tags(tmp_path / "without") == {}
 
 
-def test_pictures_that_cannot_be_written_do_not_end_a_finished_run(
+def test_unwritable_plots_do_not_end_a_finished_run(
   tmp_path, monkeypatch, caplog, pictures
 ):
   def full(*args):
@@ -212,7 +212,7 @@ def test_pictures_that_cannot_be_written_do_not_end_a_finished_run(
 
 
 @pytest.mark.slow
-def test_of_a_sweep_the_best_trial_is_drawn(tmp_path, pictures):
+def test_only_the_best_trial_of_a_sweep_is_drawn(tmp_path, pictures):
   config = small(
     tmp_path, log_images=1, sweep=SweepConfig(learning_rate=(1e-6, 0.3))
   )
@@ -223,7 +223,7 @@ def test_of_a_sweep_the_best_trial_is_drawn(tmp_path, pictures):
   assert tags(folder / f"learning_rate={other}") == {}
 
 
-def test_the_best_trial_is_named_as_its_curves_are(tmp_path):
+def test_wandb_summary_names_the_best_trial(tmp_path):
   """By the name with which their keys begin, and by what it varies."""
   told = {}
   finished = types.SimpleNamespace(config=Config(log_images=0))

@@ -58,7 +58,7 @@ def compiled(caplog, work):
 
 
 @pytest.mark.slow
-def test_tasks_of_one_width_compile_once(backbone, tmp_path, caplog):
+def test_tasks_padded_to_one_width_compile_once(backbone, tmp_path, caplog):
   """Of data sets with 5, 3 and 10 classes, in a sweep of two rates."""
   sweep = config_lib.SweepConfig(learning_rate=(0.1, 0.5))
   counts = []
@@ -80,7 +80,7 @@ def test_tasks_of_one_width_compile_once(backbone, tmp_path, caplog):
 
 
 @pytest.mark.slow
-def test_a_padded_head_learns_the_same(backbone, tmp_path):
+def test_padded_head_trains_to_the_same_task(backbone, tmp_path):
   config = config_of(backbone, "digits:5-9")
   expected = run.train_and_evaluate(config, tmp_path / "alone")
   found = run.train_and_evaluate(padded(config, 300), tmp_path / "padded")
@@ -99,20 +99,20 @@ def test_a_padded_head_learns_the_same(backbone, tmp_path):
   assert found.tasks[0].chance == 1 / 5
 
 
-def test_what_is_no_class_is_not_predicted():
+def test_padding_of_a_head_is_never_predicted():
   logits = np.arange(10.0).reshape(2, 5)
   predict = padded_head.of_classes(lambda images: {"a": logits}, 3)
   np.testing.assert_array_equal(predict(None)["a"], [[0, 1, 2], [5, 6, 7]])
 
 
-def test_a_head_that_is_too_narrow_is_refused(backbone, tmp_path):
+def test_padding_below_the_number_of_classes_is_refused(backbone, tmp_path):
   config = padded(config_of(backbone, "digits:5-9"), 4)
   with pytest.raises(ConfigError, match="padded_classes is 4, .* 5 classes"):
     run.train_and_evaluate(config, tmp_path)
 
 
 @pytest.mark.slow
-def test_a_sweep_without_validation_exports_the_last_step(backbone, tmp_path):
+def test_sweep_without_validation_exports_the_last_step(backbone, tmp_path):
   """Each trial as a run of its own that chooses nothing."""
   config = config_of(backbone, "digits:5-9")
   data = dataclasses.replace(config.data, validation="")

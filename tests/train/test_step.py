@@ -28,7 +28,7 @@ def train(backbone, images, mesh, tasks, steps=3, **options):
   return jax.device_get(state), jax.device_get(metrics)
 
 
-def test_loss_goes_down(backbone, images, mesh):
+def test_training_lowers_the_loss(backbone, images, mesh):
   task = random_task(backbone, "a")
   _, first = train(backbone, images, mesh, [task], steps=1)
   state, last = train(backbone, images, mesh, [task], steps=12)
@@ -45,7 +45,7 @@ def test_loss_goes_down(backbone, images, mesh):
     assert not np.array_equal(after, before), name
 
 
-def test_8_devices_train_as_1(backbone, images):
+def test_8_devices_train_to_the_same_parameters_as_1(backbone, images):
   tasks = [random_task(backbone, "a")]
   one, _ = train(backbone, images, one_device(), tasks)
   eight, _ = train(backbone, images, sharding.make_mesh(), tasks)
@@ -54,7 +54,7 @@ def test_8_devices_train_as_1(backbone, images):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("devices", "parts"), [(1, 2), (8, 4)])
-def test_accumulation_is_the_whole_batch(backbone, images, devices, parts):
+def test_accumulation_equals_the_whole_batch(backbone, images, devices, parts):
   tasks = [random_task(backbone, "a")]
   mesh = sharding.make_mesh(jax.devices()[:devices])
   whole, m1 = train(backbone, images, mesh, tasks)
@@ -63,14 +63,14 @@ def test_accumulation_is_the_whole_batch(backbone, images, devices, parts):
   assert_close(m2, m1)
 
 
-def test_a_neighbour_changes_nothing(backbone, images):
+def test_task_trains_the_same_beside_another_task(backbone, images):
   a, b = random_task(backbone, "a", seed=1), random_task(backbone, "b", seed=2)
   both, _ = train(backbone, images, one_device(), [a, b])
   alone, _ = train(backbone, images, one_device(), [a])
   assert_close(both.params["a"], alone.params["a"])
 
 
-def test_gradient_is_that_of_the_definition(backbone, images):
+def test_gradient_equals_that_of_the_written_out_loss(backbone, images):
   """Against a loss written out here, with smoothed labels."""
   task = random_task(backbone, "a")
   mesh = one_device()
@@ -92,8 +92,8 @@ def test_gradient_is_that_of_the_definition(backbone, images):
   np.testing.assert_allclose(metrics["a"]["loss"], expected, rtol=1e-5)
 
 
-def test_accuracy_is_that_of_the_greatest_logit(backbone, images):
-  """Labels are what is said of three pictures of four, and wrong for one."""
+def test_accuracy_is_that_of_the_largest_logit(backbone, images):
+  """Labels are the predictions for three images of four, and wrong for one."""
   task, mesh = random_task(backbone, "a"), one_device()
   step_fn, state, frozen = setting(backbone, mesh, [task])
   rows = batch(images, mesh)
@@ -105,7 +105,7 @@ def test_accuracy_is_that_of_the_greatest_logit(backbone, images):
   assert metrics["a"]["accuracy"] == 0.75
 
 
-def test_parents_are_read_and_not_trained(backbone, images):
+def test_parents_are_attended_to_but_not_trained(backbone, images):
   parent = random_task(backbone, "parent", seed=5)
   child = random_task(backbone, "child", attends_to=("parent",))
   mesh = one_device()
@@ -120,7 +120,9 @@ def test_parents_are_read_and_not_trained(backbone, images):
   assert metrics["child"]["loss"] != changed["child"]["loss"]
 
 
-def test_nothing_of_the_backbone_is_computed_backwards(backbone, images):
+def test_gradient_program_omits_the_backward_pass_of_the_backbone(
+  backbone, images
+):
   """The program that has the gradient holds none of the big products."""
   task = random_task(backbone, "a")
   step_fn, state, frozen = setting(backbone, one_device(), [task])
@@ -137,7 +139,7 @@ def test_nothing_of_the_backbone_is_computed_backwards(backbone, images):
   assert flops < 0.5 * forward_flops
 
 
-def test_full_regime_trains_everything(images):
+def test_full_regime_trains_every_parameter(images):
   backbone = tiny_backbone(depth=1)
   task = random_task(backbone, "a", regime="full", cells=0)
   state, _ = train(backbone, images, one_device(), [task], steps=1)
@@ -148,7 +150,7 @@ def test_full_regime_trains_everything(images):
       assert not np.array_equal(after[name], before), name
 
 
-def test_first_step_moves_the_head_only(backbone, images):
+def test_first_step_changes_only_the_head(backbone, images):
   """The head starts at zero, so nothing flows through it yet."""
   task = random_task(backbone, "a")
   head = jax.tree.map(np.zeros_like, task.params["head"])
@@ -161,7 +163,7 @@ def test_first_step_moves_the_head_only(backbone, images):
 
 
 def of(state, name):
-  """All that belongs to a name: parameters, and what its optimiser keeps."""
+  """The arrays of a task: its parameters and its optimiser state."""
   state = jax.device_get(state)
   return jax.tree.leaves(
     (state.params[name], state.opt_state.inner_states[name])
@@ -176,7 +178,9 @@ def assert_equal(a, b):
 
 @pytest.mark.fault("non-finite-update")
 @pytest.mark.parametrize("where", ["image", "parameters", "learning rate"])
-def test_what_is_not_finite_is_skipped(backbone, images, where):
+def test_non_finite_update_is_skipped_for_its_task_alone(
+  backbone, images, where
+):
   """Of the name that it belongs to, to the bit; the step counts."""
   mesh, rows = one_device(), batch(images, one_device())
   tasks = [random_task(backbone, n, seed=i) for i, n in enumerate("ab")]
@@ -193,11 +197,13 @@ def test_what_is_not_finite_is_skipped(backbone, images, where):
     huge.inner_states["b"] = other_state.opt_state.inner_states["b"]
     state = state.replace(opt_state=jax.tree.map(jnp.array, huge))
   before = {name: of(state, name) for name in "ab"}
-  kept = jax.device_get(jax.tree.leaves(state.params["a"]))
+  params_before = jax.device_get(jax.tree.leaves(state.params["a"]))
   after, metrics = step_fn(state, frozen, rows)
   assert after.step == 2
   assert metrics["a"]["skipped"] == 1
-  norm = np.sqrt(sum(np.sum(a**2) for a in kept))  # not that of the update
+  norm = np.sqrt(
+    sum(np.sum(a**2) for a in params_before)
+  )  # not that of the update
   np.testing.assert_allclose(metrics["a"]["param_norm"], norm, rtol=1e-6)
   for x, y in zip(of(after, "a"), before["a"], strict=True):
     assert np.array_equal(x, y, equal_nan=True)

@@ -43,7 +43,7 @@ def labels(trials):
   return [trial.label for trial in trials]
 
 
-def test_a_product_of_lists():
+def test_lists_of_a_sweep_give_their_product():
   config = config_of(learning_rate=(0.3, 0.1), cells=(1, 5), seed=(0, 1))
   trials = sweep.trials_of(config, "d")
   assert len(trials) == 8
@@ -58,7 +58,7 @@ def test_a_product_of_lists():
 
 
 @pytest.mark.parametrize(("count", "last"), [(100, "d-99"), (110, "d-109")])
-def test_names_of_many_trials_are_equally_long(count, last):
+def test_names_of_many_trials_have_equal_length(count, last):
   rates = tuple(0.001 * (i + 1) for i in range(count))
   trials = sweep.trials_of(config_of(learning_rate=rates), "d")
   assert trials[-1].name == last
@@ -66,9 +66,7 @@ def test_names_of_many_trials_are_equally_long(count, last):
 
 
 @pytest.mark.slow
-def test_trials_have_the_steps_and_the_size_that_were_left_open(
-  tmp_path, monkeypatch
-):
+def test_trials_get_the_settled_steps_and_image_size(tmp_path, monkeypatch):
   """Of the run that trains them: their schedules end where it does."""
   mv.save_backbone(tiny_backbone(num_classes=5), tmp_path / "tiny.npz")
   config = dataclasses.replace(
@@ -96,7 +94,7 @@ def test_trials_have_the_steps_and_the_size_that_were_left_open(
     run.train_and_evaluate(late, tmp_path / "late")
 
 
-def test_a_list_of_overrides():
+def test_each_override_gives_a_trial():
   config = config_of(
     overrides=({"optim.momentum": 0.5}, {"task.memory_norm": False}, {}),
     learning_rate=(0.3,),
@@ -112,7 +110,7 @@ def test_a_list_of_overrides():
   assert trials[2].config.optim.momentum == 0.9
 
 
-def test_without_a_sweep_there_is_one_trial():
+def test_configuration_without_a_sweep_gives_one_trial():
   config = config_of()
   (trial,) = sweep.trials_of(config, "d")
   assert (trial.name, trial.label, trial.config) == ("d", "", config)
@@ -136,19 +134,19 @@ def test_without_a_sweep_there_is_one_trial():
     ({"cells": (1, -1)}, r"config.sweep.cells\[1\] is -1, expected"),
   ],
 )
-def test_sweeps_that_cannot_be(values, message):
+def test_invalid_sweeps_are_refused(values, message):
   with pytest.raises(ConfigError, match=message):
     sweep.trials_of(config_of(**values), "d")
 
 
-def test_a_best_trial_needs_a_validation_set():
+def test_choosing_the_best_trial_requires_validation():
   config = config_of(learning_rate=(0.3, 0.1))
   blind = dataclasses.replace(config.data, validation="")
   with pytest.raises(ConfigError, match="needs config.data.validation"):
     sweep.trials_of(dataclasses.replace(config, data=blind), "d")
 
 
-def test_seeds_do_not_make_another_backbone():
+def test_seeds_are_refused_with_a_random_backbone():
   config = config_of(seed=(0, 1))
   made = dataclasses.replace(config, backbone="random:Micro/2")
   with pytest.raises(ConfigError, match="would change the backbone as well"):
@@ -156,7 +154,7 @@ def test_seeds_do_not_make_another_backbone():
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 4, 5, 7, 100])
-def test_passes_hold_every_trial_once(at_once):
+def test_every_trial_is_in_exactly_one_pass(at_once):
   config = config_of(cells=(20, 1, 5, 10, 2, 0, 3))
   trials = sweep.trials_of(config, "d")
   passes = sweep.packs_of(trials, at_once)
@@ -170,7 +168,7 @@ def test_passes_hold_every_trial_once(at_once):
   assert len(passes) == 1 or cells == sorted(cells)
 
 
-def test_what_fits_into_memory():
+def test_number_of_trials_per_pass_fits_into_memory():
   assert sweep.at_once(10, 3, 10) == 1
   assert sweep.at_once(10, 3, 12) == 1
   assert sweep.at_once(10, 3, 19) == 4
@@ -179,7 +177,7 @@ def test_what_fits_into_memory():
   assert sweep.free_bytes(0.5) == 2**29
 
 
-def test_memory_that_a_sweep_may_take(monkeypatch):
+def test_sweep_uses_half_of_host_or_nine_tenths_of_device_memory(monkeypatch):
   """Half of a machine's, for all its devices; of an accelerator's 9 tenths."""
   free = types.SimpleNamespace(available=64 * 2**20)
   monkeypatch.setattr(sweep.psutil, "virtual_memory", lambda: free)
@@ -209,7 +207,7 @@ def test_class_weights_reach_all_processes(monkeypatch):
 
 
 @pytest.mark.slow
-def test_images_are_squeezed_as_the_backbone_states():
+def test_resized_training_images_equal_evaluation_images():
   """With data.train_crop=resize, training sees the pixels of evaluation."""
   config = config_of()
   data = dataclasses.replace(
@@ -232,8 +230,8 @@ def test_images_are_squeezed_as_the_backbone_states():
 
 
 @pytest.mark.slow
-def test_a_sweep_equals_its_trials_alone(tmp_path):
-  """Other rates, cells, seeds, clips: what they learn and when it was best."""
+def test_trials_of_a_sweep_equal_runs_alone(tmp_path):
+  """Other rates, cells, seeds, clips: trained parameters and best steps."""
   config = config_of(
     overrides=(
       {"learning_rate": 0.3, "task.cells": 3, "optim.grad_clip": 0.1,
@@ -270,7 +268,7 @@ def test_a_sweep_equals_its_trials_alone(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("regime", ["head", "probe"])
-def test_heads_are_learned_side_by_side(tmp_path, regime):
+def test_heads_of_a_sweep_equal_heads_trained_alone(tmp_path, regime):
   """They share the features, and nothing else."""
   config = dataclasses.replace(
     config_of(learning_rate=(0.3, 0.1)), regime=regime, total_steps=2
@@ -295,7 +293,7 @@ def test_heads_are_learned_side_by_side(tmp_path, regime):
 
 @pytest.mark.fault("non-finite-update")
 @pytest.mark.slow
-def test_a_lost_trial_takes_no_other_with_it(tmp_path, monkeypatch):
+def test_diverged_trial_leaves_others_unchanged(tmp_path, monkeypatch):
   """One diverges; the other ends as alone, also when it is resumed."""
   # Steps multiply its kernels: the third by more than float32 can hold.
   huge = {
@@ -337,12 +335,12 @@ def test_a_lost_trial_takes_no_other_with_it(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_estimate_counts_what_a_pass_holds(tmp_path):
-  """Context and pictures are there beside what the gradient needs."""
+def test_memory_estimate_counts_contexts_and_images(tmp_path):
+  """Contexts and images are in memory beside what the gradient needs."""
   config = config_of(cells=(3, 5))
   trials = sweep.trials_of(config, "d")
   one, two = (passes.pack_bytes(inputs_of(config), trials[:n]) for n in (1, 2))
-  # 16 pictures of 8 px thrice; in one layer, keys and values of 17 tokens of
+  # 16 images of 8 px thrice; in one layer, keys and values of 17 tokens of
   # width 32, for a batch of evaluation of 64; all float32.
   held = 3 * 16 * (8 * 8 * 3 + 1) * 4 + 64 * 2 * 17 * 32 * 4
   assert held < one < two < 4 * held
@@ -358,7 +356,7 @@ def test_the_estimate_counts_what_a_pass_holds(tmp_path):
   [(8.0, [[3]], [4]), (7.9, [[3], [3, 3]], [4]), (4.9, [[3], [3, 3]], [2, 2])],
 )
 @pytest.mark.parametrize("cells", [(0, 3), (3, 0)])
-def test_one_estimate_is_enough_where_all_surely_fit(
+def test_memory_is_estimated_once_if_all_trials_surely_fit(
   monkeypatch, gib, compiled, packs, cells
 ):
   """That of the longest; a further one has the pass of the first, too."""
@@ -378,7 +376,7 @@ def test_one_estimate_is_enough_where_all_surely_fit(
 
 @pytest.mark.parametrize("place", ["00000002", "pass-01/00000001"])
 @pytest.mark.parametrize("names", ["abc", "abd", "ab"])
-def test_a_resumed_run_keeps_its_plan(tmp_path, monkeypatch, place, names):
+def test_resumed_sweep_uses_its_saved_plan(tmp_path, monkeypatch, place, names):
   """Whatever memory is free now; of other trials it is another run."""
   new, saved = PassPlan((tuple(names),)), PassPlan((("c", "a"), ("b",)), 7)
   monkeypatch.setattr(passes, "make_plan", lambda *args: new)
@@ -410,7 +408,7 @@ def swept(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_sweep_from_nothing_to_the_result(swept, tmp_path):
+def test_sweep_reports_and_exports_every_trial(swept, tmp_path):
   two = ({"learning_rate": 0.3, "task.cells": 0},
          {"learning_rate": 0.01, "task.cells": 3})  # fmt: skip
   values = dataclasses.replace(
@@ -450,7 +448,9 @@ def test_a_sweep_from_nothing_to_the_result(swept, tmp_path):
 
 
 @pytest.mark.slow
-def test_passes_of_a_sweep_equal_one(swept, tmp_path, monkeypatch):
+def test_interrupted_sweep_in_two_passes_equals_one_pass(
+  swept, tmp_path, monkeypatch
+):
   """As with less memory in two passes, interrupted between them: the same."""
   entries = run.train_and_evaluate(swept, tmp_path / "one").tasks
   monkeypatch.setattr(sweep, "at_once", lambda *sizes: 2)
@@ -482,7 +482,7 @@ def test_passes_of_a_sweep_equal_one(swept, tmp_path, monkeypatch):
     run.train_and_evaluate(wider, tmp_path / "two")
 
 
-def test_regimes_are_an_axis():
+def test_regimes_can_vary_in_a_sweep():
   config = config_of(
     regime=("head", "memory_masked", "cls+side"), cells=(1, 5),
     learning_rate=(0.3, 0.1),
@@ -503,7 +503,7 @@ def test_regimes_are_an_axis():
   }  # fmt: skip
 
 
-def test_a_trial_is_the_configuration_that_one_would_write():
+def test_configuration_of_a_trial_is_complete_and_valid():
   """Though of its options only those that vary are checked."""
   config = config_of(regime=("head", "cls+side"), learning_rate=(1, 0.1))
   for trial in sweep.trials_of(config, "d"):
@@ -516,14 +516,14 @@ def test_a_trial_is_the_configuration_that_one_would_write():
   )
 
 
-def test_a_regime_that_reads_no_task_is_refused_at_once():
+def test_sweep_with_parents_refuses_a_regime_without():
   config = config_of(regime=("memory_masked", "head"))
   task = dataclasses.replace(config.task, attends_to=("some/task",))
   with pytest.raises(ConfigError, match="'head' cannot use"):
     sweep.trials_of(dataclasses.replace(config, task=task), "d")
 
 
-def test_regimes_share_all_but_the_cache(monkeypatch):
+def test_regimes_share_all_inputs_but_the_cache(monkeypatch):
   """Images are decoded and the backbone is rounded once for all of them."""
   rounded, decoded = [], []
   monkeypatch.setattr(
@@ -556,7 +556,7 @@ def test_regimes_share_all_but_the_cache(monkeypatch):
   assert (len(rounded), len(decoded)) == (1, 1)
 
 
-def test_the_largest_trials_are_those_that_take_most():
+def test_trials_are_ordered_by_memory_use():
   config = config_of(
     regime=("cls_masked", "side_masked", "memory_masked"), cells=(5, 1)
   )
@@ -567,13 +567,13 @@ def test_the_largest_trials_are_those_that_take_most():
   assert [t.config.task.cells for t in trials[1:3]] == [1, 5]
 
 
-def test_each_regime_keeps_what_it_reads():
+def test_each_trial_caches_the_inputs_of_its_regime():
   config = config_of(regime=("head", "side_masked", "full"))
-  for kept in ("contexts", "features"):
-    keep = dataclasses.replace(config.cache, what=kept)
+  for what in ("contexts", "features"):
+    cache = dataclasses.replace(config.cache, what=what)
     data = dataclasses.replace(config.data, train_crop="resize", flip=False)
     trials = sweep.trials_of(
-      dataclasses.replace(config, cache=keep, data=data), "d"
+      dataclasses.replace(config, cache=cache, data=data), "d"
     )
     assert [t.config.cache.what for t in trials] == [
       "features", "contexts", "none",
@@ -582,7 +582,7 @@ def test_each_regime_keeps_what_it_reads():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["none", "contexts"])
-def test_a_sweep_of_regimes_equals_each_alone(swept, tmp_path, what):
+def test_sweep_of_regimes_equals_each_run_alone(swept, tmp_path, what):
   """They share a pass where they can; the best of each is exported."""
   regimes = ("head", "memory_masked", "side_masked", "adapter")
   config = dataclasses.replace(

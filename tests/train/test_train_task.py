@@ -57,7 +57,7 @@ def configured(monkeypatch):
   return call
 
 
-def test_rates_are_six_or_those_that_are_given(small, configured):
+def test_learning_rates_default_to_six_and_may_be_given(small, configured):
   data = (PIXELS, WORDS)
   config, _, given = configured(small, data)
   assert config.sweep.learning_rate == LEARNING_RATES
@@ -70,7 +70,7 @@ def test_rates_are_six_or_those_that_are_given(small, configured):
   assert (config.learning_rate, config.regime) == (0.3, "head")
 
 
-def test_a_tenth_is_validated_where_no_split_is_given(small, configured):
+def test_tenth_of_the_data_validates_if_no_split_is_given(small, configured):
   *_, given = configured(small, (PIXELS, WORDS))
   sizes = {role: reader.size for role, reader in given["splits"].items()}
   assert sizes == {"train": 43, "validation": 5}
@@ -84,7 +84,7 @@ def test_a_tenth_is_validated_where_no_split_is_given(small, configured):
   assert given["splits"]["test"].labels.tolist() == [1, 2]
 
 
-def test_options_are_those_of_the_command(small, configured):
+def test_options_are_accepted_unless_set_by_arguments(small, configured):
   config, *_ = configured(
     small, (PIXELS, WORDS), options={"data.flip": False, "eval_every": 3}
   )
@@ -122,13 +122,15 @@ KINDS = {
     ({"options": {"total_steps": 5}}, "'total_steps' is set by an argument"),
   ],
 )
-def test_no_argument_means_the_default(small, given, message):
+def test_invalid_arguments_are_refused_before_data_are_read(
+  small, given, message
+):
   """It is refused before any data are read."""
   with pytest.raises(ConfigError, match=message):
     mv.train_task(small, iter([]), **{**RUN, **given})
 
 
-def test_few_images_are_trained_for_a_number_of_steps(small, configured):
+def test_few_images_get_a_minimum_number_of_steps(small, configured):
   few = {"epochs": None, "batch_size": 128}
   config, *_ = configured(small, (PIXELS, WORDS), **few)
   assert (settle.steps_of(config, 43), config.eval_every) == (25, 5)
@@ -141,13 +143,13 @@ def test_few_images_are_trained_for_a_number_of_steps(small, configured):
 
 
 @pytest.mark.parametrize("size", [0, -8, 2.5, True, None])
-def test_batches_of_an_evaluation(small, tasks, size):
+def test_invalid_batch_sizes_of_an_evaluation_are_refused(small, tasks, size):
   with pytest.raises(ConfigError, match="batch_size is .*, expected"):
     mv.evaluate_tasks(small, tasks, (PIXELS, WORDS), batch_size=size)
 
 
 @pytest.mark.parametrize("kind", [*KINDS])
-def test_the_kind_is_that_of_the_run_and_of_its_splits(small, configured, kind):
+def test_kind_applies_to_the_run_and_its_splits(small, configured, kind):
   config, _, given = configured(small, (PIXELS, KINDS[kind]), kind=kind)
   assert config.task.kind == kind
   splits = given["splits"]
@@ -190,7 +192,7 @@ def test_tasks_of_other_kinds_are_trained_and_evaluated(small, kind):
     ),
   ],
 )
-def test_a_new_task_is_prepared_as_a_run_does(small, stated):
+def test_new_task_has_the_preprocessing_of_a_run(small, stated):
   backbone = dataclasses.replace(small, preprocessing=stated)
   new = mv.init_task(jax.random.key(0), backbone, name="new", num_classes=2)
   data = config_lib.DataConfig()
@@ -198,7 +200,7 @@ def test_a_new_task_is_prepared_as_a_run_does(small, stated):
   assert new.spec.preprocessing == run_does
 
 
-def test_a_name_is_no_backbone(small):
+def test_name_in_place_of_a_backbone_is_refused(small):
   with pytest.raises(BackboneError, match=r"type str, .*mv\.load_backbone"):
     mv.train_task("augreg-B/32", (PIXELS, WORDS), **RUN)
 
@@ -219,7 +221,7 @@ def trained(small, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_what_a_call_returns(small, trained):
+def test_train_task_returns_task_trials_and_history(small, trained):
   result, left = trained
   assert not left
   assert result.task.spec.class_names == tuple(NAMES)
@@ -242,7 +244,7 @@ def test_what_a_call_returns(small, trained):
 
 
 @pytest.mark.slow
-def test_an_evaluation_finds_the_accuracy_of_the_run(small, trained):
+def test_evaluate_tasks_equals_the_accuracy_of_the_run(small, trained):
   result, _ = trained
   test = (PIXELS[:16], WORDS[:16])
   found = mv.evaluate_tasks(small, result.task, test, progress=False)
@@ -254,7 +256,7 @@ def test_an_evaluation_finds_the_accuracy_of_the_run(small, trained):
 
 
 @pytest.mark.slow
-def test_it_is_the_run_of_the_command(small, tmp_path):
+def test_train_task_equals_the_command(small, tmp_path):
   """The same configuration on the same folder: the same bits."""
   fake_data.write_folder(
     tmp_path / "data",
@@ -284,7 +286,7 @@ def test_it_is_the_run_of_the_command(small, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_call_resumes_in_its_directory(small, tmp_path, monkeypatch):
+def test_train_task_resumes_in_its_directory(small, tmp_path, monkeypatch):
   call = {**RUN, "workdir": str(tmp_path / "run"), "learning_rate": 0.3}
   first = mv.train_task(small, (PIXELS, WORDS), **call)
   assert first.accuracy == first.trials[0].val.accuracy
@@ -300,7 +302,7 @@ def test_a_call_resumes_in_its_directory(small, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("progress", [True, False])
-def test_progress_is_shown_within_the_call_alone(
+def test_progress_is_shown_only_during_the_call(
   small, capfd, progress, monkeypatch
 ):
   package = logging.getLogger("memory_vit")
@@ -357,7 +359,7 @@ def test_tasks_are_evaluated_on_one_split_or_on_their_own(small, tasks):
   assert some == {"a": own["a"]}
 
 
-def test_what_cannot_be_evaluated(small, tasks):
+def test_evaluate_tasks_refuses_unusable_data_and_tasks(small, tasks):
   data = (PIXELS[:8], WORDS[:8])
   for given, message in (
     ({"a": data, "c": data}, "no task 'c'; the tasks are a, b "),
@@ -382,7 +384,7 @@ def test_what_cannot_be_evaluated(small, tasks):
 
 
 @pytest.mark.slow
-def test_tasks_without_names_of_classes_take_numbers(small):
+def test_task_without_class_names_takes_numbers(small):
   key = jax.random.key(0)
   task = mv.init_task(key, small, name="new", num_classes=5)
   data = (PIXELS[:8], [0, 1, 2, 1] * 2)  # the greatest is not among them

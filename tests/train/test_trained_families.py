@@ -40,8 +40,8 @@ def some_first():
 
 
 @pytest.mark.parametrize("family", [*some_first()])
-def test_a_task_is_trained(family, data_dir, tmp_path):
-  """A sweep of two trials, in one pass; of random features, and yet learned."""
+def test_every_family_trains_above_chance(family, data_dir, tmp_path):
+  """A sweep of two trials, in one pass; trained on random features."""
   config = mv.ViTConfig(
     width=96, depth=3, mlp_dim=192, num_heads=3, patch_size=8, image_size=32,
     **FAMILIES[family],

@@ -87,7 +87,7 @@ def outputs_of(task, backbone, split):
   return np.concatenate(found), np.concatenate(labels)
 
 
-def test_a_run_from_nothing_to_the_result(finished, backbone):
+def test_result_of_a_run_equals_its_exported_task(finished, backbone):
   """Its numbers, counted here again from the exported task."""
   config, result, workdir = finished
   kind = config.task.kind
@@ -137,7 +137,7 @@ def test_a_run_from_nothing_to_the_result(finished, backbone):
     assert task.spec.kind.std == pytest.approx([truth.std()], rel=1e-5)
 
 
-def test_people_see_the_score_of_the_kind(finished):
+def test_summary_and_plots_show_the_score_of_the_kind(finished):
   config, result, workdir = finished
   kind, (trial,) = config.task.kind, result.tasks
   shown = summary.summary(result, workdir)
@@ -176,20 +176,22 @@ def assert_same_bits(found, expected):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["host", "disk"])
-def test_a_run_with_cached_contexts_has_the_same_bits(
+def test_run_with_cached_contexts_equals_run_without(
   finished, backbone, tmp_path, where
 ):
   config, result, workdir = finished
-  keep = {"cache.what": "contexts", "cache.where": where}
+  cache_options = {"cache.what": "contexts", "cache.where": where}
   if where == "disk":
-    keep["cache.dir"] = str(tmp_path / "kept")
-  found = run.train_and_evaluate(config.replaced(keep), tmp_path / "run")
+    cache_options["cache.dir"] = str(tmp_path / "cache")
+  found = run.train_and_evaluate(
+    config.replaced(cache_options), tmp_path / "run"
+  )
   assert found.tasks == result.tasks
   assert_same_bits(parts(tmp_path / "run", backbone), parts(workdir, backbone))
 
 
 @pytest.mark.slow
-def test_resumed_equals_uninterrupted(
+def test_resumed_run_equals_uninterrupted(
   finished, backbone, tmp_path, monkeypatch
 ):
   config, result, workdir = finished
@@ -219,7 +221,9 @@ def test_resumed_equals_uninterrupted(
     ("values", ({"task.loss": "huber"}, {"task.loss": "squared"})),
   ],
 )  # fmt: skip
-def test_a_trial_of_a_sweep_is_a_run_alone(kind, overrides, backbone, tmp_path):
+def test_trial_of_a_sweep_equals_a_run_alone(
+  kind, overrides, backbone, tmp_path
+):
   config = config_of(kind, backbone, **{"data.test": ""})
   trials = config.replaced(
     {"sweep.overrides": overrides, "sweep.export": "all"}
@@ -240,14 +244,14 @@ def test_a_trial_of_a_sweep_is_a_run_alone(kind, overrides, backbone, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_dry_run_has_labels_of_the_kind(finished, tmp_path):
+def test_dry_run_accepts_labels_of_the_kind(finished, tmp_path):
   config, *_ = finished
   config = config.replaced({"sweep.learning_rate": (0.1, 0.3)})
   assert "6 of 8 images, for 2 trials" in dry_run.dry_run(config, tmp_path)
 
 
 @pytest.mark.slow
-def test_a_padded_head_learns_the_same(finished, backbone, tmp_path):
+def test_padded_head_trains_to_the_same_score(finished, backbone, tmp_path):
   config, result, workdir = finished
   padded = config.replaced({"task.padded_classes": 5})
   found = run.train_and_evaluate(padded, tmp_path)
@@ -259,7 +263,7 @@ def test_a_padded_head_learns_the_same(finished, backbone, tmp_path):
   assert found.tasks[0].test.score == pytest.approx(result.tasks[0].test.score)
 
 
-def test_a_score_may_be_negative_or_none(monkeypatch):
+def test_best_score_may_be_negative_or_missing(monkeypatch):
   """None is that of outputs that are not finite."""
   never = None
   past = trained({"a": [never, -2.0, -0.5, -1.0], "b": [never] * 4})
@@ -286,7 +290,7 @@ def split_of(kind, labels, names=("x", "y")):
   )  # fmt: skip
 
 
-def test_statistics_of_values_are_those_of_training():
+def test_statistics_of_values_are_those_of_the_training_split():
   config = Config().replaced({"task.kind": "values", "task.units": ("mm", "g")})
   split = split_of("values", [[1, 10], [3, 30]])
   found = settle.task_kind(config, split)
@@ -336,7 +340,7 @@ def inputs_of(config, split, kind):
   return run_inputs(config, tiny_backbone(depth=1), kind=kind, train=split)
 
 
-def test_labels_are_weighted_by_the_examples_without_them():
+def test_balanced_labels_are_weighted_by_examples_without_the_label():
   config = Config().replaced(
     {"task.kind": "labels", "optim.class_weights": "balanced", "image_size": 8}
   )
@@ -346,7 +350,7 @@ def test_labels_are_weighted_by_the_examples_without_them():
   np.testing.assert_allclose(weights, [1 / 3, 1])
 
 
-def test_all_splits_have_the_kind_and_the_names_of_the_training_split():
+def test_splits_of_another_kind_or_other_names_are_refused():
   config = Config().replaced({"task.kind": "values"})
   train = split_of("values", [[1, 2], [3, 4]])
   settle._require_same_outputs(config, {"train": train, "upstream": None})
@@ -368,7 +372,7 @@ def test_all_splits_have_the_kind_and_the_names_of_the_training_split():
      [0.5, 0.0], [1, 3], "1 mm, 3 g\n→ 1.5 mm, 2 g"),
   ],
 )  # fmt: skip
-def test_titles_of_images_have_the_truth_and_the_prediction(
+def test_titles_of_images_state_truth_and_prediction(
   kind, outputs, truth, expected
 ):
   task = random_task(tiny_backbone(depth=1), "t", classes=2)

@@ -1,4 +1,4 @@
-"""Weights & Biases: what a run is told, and what becomes of its faults."""
+"""Weights & Biases: what a run sends, and how failures are handled."""
 
 import dataclasses
 import importlib.util
@@ -26,6 +26,7 @@ from memory_vit.errors import ConfigError, TrainingError
 from memory_vit.runtime.preemption import PREEMPTED, STOPPED, Interrupted
 from memory_vit.train import fit, run, settle, wandb_run
 from memory_vit.train.metric_writers import MetricWriters
+from memory_vit.train.state import Steps
 from memory_vit.train.step import TrainState
 from memory_vit.train.sweep import Trial
 from memory_vit.train.tensorboard import TensorBoard
@@ -124,13 +125,13 @@ def train(run_of_wandb, logdirs, names=("pets",)):
   with MetricWriters(TensorBoard(logdirs), run_of_wandb) as writers:
     return fit.fit(
       step_fn, state, batches, title="run", frozen=None, batch_size=4,
-      mesh=one_device(), steps=fit.Steps(total=5, log=2, evaluate=2),
+      mesh=one_device(), steps=Steps(total=5, log=2, evaluate=2),
       schedules={n: optax.constant_schedule(0.25) for n in names},
       evaluate=lambda params: dict.fromkeys(names, result), writers=writers,
     )  # fmt: skip
 
 
-def test_it_gets_what_tensorboard_gets(library, tmp_path):
+def test_wandb_gets_the_scalars_of_tensorboard(library, tmp_path):
   with wandb_run.opened(CONFIG, tmp_path, ALONE) as opened:
     train(opened, {"pets": tmp_path})
   (fake,) = library.runs
@@ -147,7 +148,7 @@ def test_it_gets_what_tensorboard_gets(library, tmp_path):
   assert ("*", {"step_metric": "step"}) in fake.metrics
 
 
-def test_trials_are_one_run(library, tmp_path):
+def test_trials_of_a_sweep_are_one_wandb_run(library, tmp_path):
   """All of a step in one row; of each trial under its own name."""
   with wandb_run.opened(CONFIG, tmp_path, SWEEP) as opened:
     names = ["pets-0", "pets-1"]
@@ -159,7 +160,7 @@ def test_trials_are_one_run(library, tmp_path):
   assert told["trials"]["pets-1"] == {"learning_rate": 0.3}
 
 
-def test_an_interrupted_run_goes_on_in_the_same_run(library, tmp_path):
+def test_resumed_run_continues_the_same_wandb_run(library, tmp_path):
   def interrupted():
     with wandb_run.opened(CONFIG, tmp_path, ALONE):
       raise KeyboardInterrupt
@@ -178,7 +179,7 @@ def test_an_interrupted_run_goes_on_in_the_same_run(library, tmp_path):
 
 
 @pytest.mark.fault("wandb")
-def test_a_refused_start_changes_nothing(library, tmp_path):
+def test_refused_resume_leaves_the_wandb_run_unchanged(library, tmp_path):
   """Not even that it was there: what W&B has is that of the earlier run."""
   with wandb_run.opened(CONFIG, tmp_path, ALONE):
     pass
@@ -191,7 +192,7 @@ def test_a_refused_start_changes_nothing(library, tmp_path):
   assert library.runs[0].ended == 0
 
 
-def test_a_run_that_goes_on_begins_once_it_is_accepted(library, tmp_path):
+def test_resumed_wandb_run_begins_once_the_run_is_accepted(library, tmp_path):
   with wandb_run.opened(CONFIG, tmp_path, ALONE):
     pass
   with wandb_run.opened(CONFIG, tmp_path, ALONE, resumes=True) as opened:
@@ -207,7 +208,9 @@ def test_a_run_that_goes_on_begins_once_it_is_accepted(library, tmp_path):
 @pytest.mark.parametrize(
   ("status", "marked"), [(PREEMPTED, True), (STOPPED, False)]
 )
-def test_a_preempted_run_has_not_failed(library, tmp_path, status, marked):
+def test_interrupted_run_ends_with_its_status_in_wandb(
+  library, tmp_path, status, marked
+):
   with (
     pytest.raises(Interrupted),
     wandb_run.opened(CONFIG, tmp_path, ALONE),
@@ -217,7 +220,7 @@ def test_a_preempted_run_has_not_failed(library, tmp_path, status, marked):
   assert library.runs[0].preempting == marked
 
 
-def test_it_is_told_no_secret(library, tmp_path):
+def test_wandb_gets_no_secrets(library, tmp_path):
   with wandb_run.opened(CONFIG, tmp_path, ALONE):
     pass
   (told,) = library.told
@@ -236,7 +239,7 @@ def test_it_is_told_no_secret(library, tmp_path):
 
 
 @pytest.mark.fault("unwritable-events", "wandb")
-def test_a_full_disk_does_not_end_training(library, tmp_path, caplog):
+def test_full_disk_of_wandb_does_not_end_training(library, tmp_path, caplog):
   with wandb_run.opened(CONFIG, tmp_path, ALONE) as opened:
     (fake,) = library.runs
     fake.most = 2
@@ -250,7 +253,7 @@ def test_a_full_disk_does_not_end_training(library, tmp_path, caplog):
   assert last == "what Weights & Biases has of this run is not complete"
 
 
-def test_an_end_that_fails_ends_nothing(library, tmp_path, caplog):
+def test_failed_finish_of_wandb_is_only_logged(library, tmp_path, caplog):
   def finish(exit_code):
     raise OSError(28, "No space left on device")
 
@@ -259,25 +262,25 @@ def test_an_end_that_fails_ends_nothing(library, tmp_path, caplog):
   assert "OSError: " in caplog.text
 
 
-def test_pictures_and_results(library):
+def test_plots_and_results_are_sent_to_wandb(library):
   fake = FakeRun()
   to = written_by(fake)
-  picture = np.zeros((4, 6, 3), np.uint8)
-  to.write_images(7, {"pets": {"attention/overlays": picture}})
+  plot = np.zeros((4, 6, 3), np.uint8)
+  to.write_images(7, {"pets": {"attention/overlays": plot}})
   to.summarize({"best/step": 3, "best/test_top1": None})
   assert fake.logged == [{"attention/overlays": ("image", (4, 6, 3)),
                           "step": 7}]  # fmt: skip
   assert fake.summary == {"best/step": 3}
 
 
-def test_nothing_is_opened_without_a_project(library, tmp_path):
+def test_wandb_is_not_opened_without_a_project(library, tmp_path):
   with wandb_run.opened(Config(), tmp_path, ALONE) as opened:
     assert opened is None
   assert not library.told
   assert not list(tmp_path.iterdir())
 
 
-def test_one_process_writes(library, tmp_path, monkeypatch):
+def test_only_process_0_writes_to_wandb(library, tmp_path, monkeypatch):
   monkeypatch.setattr(wandb_run.processes, "on_process_0", lambda action: None)
   with wandb_run.opened(CONFIG, tmp_path, ALONE) as opened:
     opened.write_scalars(1, {"pets": {"train/loss": 1.0}})
@@ -285,9 +288,7 @@ def test_one_process_writes(library, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("mode", "told"), [("", None), ("offline", "offline")])
-def test_without_a_mode_the_settings_of_wandb_count(
-  library, tmp_path, mode, told
-):
+def test_settings_of_wandb_apply_without_a_mode(library, tmp_path, mode, told):
   """The variable WANDB_MODE, and `wandb offline`."""
   config = Config(wandb=WandbConfig(project="pets", mode=mode))
   with wandb_run.opened(config, tmp_path, ALONE):
@@ -295,7 +296,9 @@ def test_without_a_mode_the_settings_of_wandb_count(
   assert library.told[-1]["mode"] == told
 
 
-def test_a_note_that_is_broken_is_no_missing_login(library, tmp_path):
+def test_damaged_wandb_json_is_not_reported_as_a_missing_login(
+  library, tmp_path
+):
   (tmp_path / wandb_run.FILE).touch()
   with (
     pytest.raises(ConfigError, match=r"wandb\.json is not readable"),
@@ -304,7 +307,7 @@ def test_a_note_that_is_broken_is_no_missing_login(library, tmp_path):
     pass
 
 
-def test_a_full_disk_is_no_missing_login(library, tmp_path):
+def test_full_disk_is_not_reported_as_a_missing_login(library, tmp_path):
   library.error = OSError(28, "No space left on device")
   with (
     pytest.raises(TrainingError, match="make room") as raised,
@@ -314,7 +317,7 @@ def test_a_full_disk_is_no_missing_login(library, tmp_path):
   assert "login" not in str(raised.value)
 
 
-def test_a_login_that_is_missing_is_an_error_in_one_line(library, tmp_path):
+def test_missing_login_is_an_error_in_one_line(library, tmp_path):
   library.error = RuntimeError("No API key configured.\nUse `wandb login`")
   with (
     pytest.raises(TrainingError, match="or WANDB_API_KEY") as raised,
@@ -326,7 +329,7 @@ def test_a_login_that_is_missing_is_an_error_in_one_line(library, tmp_path):
 
 
 @pytest.mark.fault("wandb")
-def test_a_login_is_asked_for_before_anything_is_read(
+def test_missing_login_is_found_before_data_are_read(
   library, tmp_path, monkeypatch
 ):
   library.error = RuntimeError("No API key configured.")
@@ -366,7 +369,9 @@ def test_runs_of_a_study_are_in_one_group():
   assert grouped.of_many().group == "all"
 
 
-def test_what_backbone_and_data_settle_is_told_later(library, tmp_path):
+def test_settled_options_are_sent_to_wandb_once_the_run_begins(
+  library, tmp_path
+):
   with wandb_run.opened(CONFIG, tmp_path, ALONE) as opened:
     opened.config = dataclasses.replace(CONFIG, image_size=48)
     opened.begin()
@@ -377,7 +382,7 @@ def test_what_backbone_and_data_settle_is_told_later(library, tmp_path):
 
 
 @pytest.mark.fault("wandb")
-def test_the_end_does_not_wait_for_ever(library, tmp_path, caplog):
+def test_finish_of_wandb_has_a_timeout(library, tmp_path, caplog):
   """What is not sent then stays, and the warning says how to send it."""
 
   def finish(exit_code):
@@ -394,9 +399,7 @@ def test_the_end_does_not_wait_for_ever(library, tmp_path, caplog):
 
 
 @pytest.mark.fault("wandb")
-def test_a_library_that_is_missing_is_said_before_all_else(
-  tmp_path, monkeypatch
-):
+def test_missing_wandb_library_is_refused_first(tmp_path, monkeypatch):
   missing = types.SimpleNamespace(find_spec=lambda name: None)
   monkeypatch.setattr(
     wandb_run, "importlib", types.SimpleNamespace(util=missing)
@@ -471,7 +474,7 @@ def offline(tmp_path, monkeypatch):
 @pytest.mark.fault("wandb")
 @pytest.mark.processes
 @needs_wandb
-def test_a_run_that_the_caller_has_open_stays_open(tmp_path, offline):
+def test_wandb_run_of_the_caller_stays_open(tmp_path, offline):
   import wandb
 
   own = wandb.init(
@@ -497,8 +500,8 @@ def test_a_run_that_the_caller_has_open_stays_open(tmp_path, offline):
 
 @pytest.mark.processes
 @needs_wandb
-def test_a_sweep_in_offline_mode(tmp_path, offline, pictures):
-  """The library itself, twice: the second run goes on with the first."""
+def test_offline_sweep_is_recorded_and_resumed(tmp_path, offline, pictures):
+  """The library itself, twice: the second run resumes the first."""
   mv.save_backbone(tiny_backbone(num_classes=5), tmp_path / "vit.npz")
   config = Config(
     backbone=str(tmp_path / "vit.npz"), image_size=8, batch_size=8,
@@ -518,7 +521,7 @@ def test_a_sweep_in_offline_mode(tmp_path, offline, pictures):
     key=lambda file: file.stat().st_mtime_ns,
   )
   assert first.name == second.name  # one run, of that id
-  # By this `wandb sync` knows that it goes on.
+  # By this `wandb sync` knows that it resumes.
   (told,) = (r.run for r in records(second) if r.HasField("run"))
   assert told.resume
   found = records(first)
