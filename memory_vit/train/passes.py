@@ -145,7 +145,8 @@ def fit_passes(
         results.append(fitted)
       except DivergedError as error:
         logger.warning("%s", error)
-        diverged.append(error)
+        # Its traceback would hold the cache of the group.
+        diverged.append(error.with_traceback(None))
         none = {trial.name: BestParams() for trial in trials}
         results.append(PackResult(tasks={}, best=none, lost=error.lost))
   if len(diverged) == len(plan.passes):
