@@ -125,7 +125,8 @@ class RunResult:
     left_out: the unreadable examples.
     wall_seconds: time of the run; of a killed run, since it was resumed.
     images_per_second: training speed, over all processes.
-    config_changes: from `config_changes.changes`.
+    config_changes: options and data that changed when the run was resumed,
+      each {"step", "key", "from", "to"}.
     sweep: None without a sweep.
   """
 

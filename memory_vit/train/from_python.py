@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import math
 import os
 import tempfile
@@ -19,7 +20,12 @@ import numpy as np
 from etils import epy
 
 from memory_vit.config import LEARNING_RATES, Config
-from memory_vit.errors import BackboneError, ConfigError, TaskError
+from memory_vit.errors import (
+  BackboneError,
+  ConfigError,
+  TaskError,
+  TrainingError,
+)
 from memory_vit.kinds import TaskKind
 from memory_vit.kinds.scores import Evaluation, Scores
 from memory_vit.model.backbone import Backbone
@@ -38,8 +44,12 @@ with epy.lazy_imports(
   from memory_vit.train import metric_writers, run, settle, sweep
 
 if TYPE_CHECKING:
+  from pathlib import Path
+
   from memory_vit.data.split import Split
   from memory_vit.runtime.preemption import StopSignal
+
+logger = logging.getLogger(__name__)
 
 # Number of validations and of logged training losses; the largest number of
 # steps that a resumed run repeats.
@@ -237,7 +247,7 @@ def train_task(
       history=(
         history.curves(best.name)
         if history
-        else runs.read_scalars(sweep.logdir_of(trial, directory))
+        else _read_history(sweep.logdir_of(trial, directory))
       ),
       trials=result.tasks,
     )
@@ -318,6 +328,17 @@ def evaluate_tasks(
         kinds={name: by_name[name].spec.kind for name in sharing},
       )
   return {name: found[name].scores for name in by_name if name in found}
+
+
+def _read_history(
+  logdir: Path,
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+  """The events of a trial; none if they could not be written, or are gone."""
+  try:
+    return runs.read_scalars(logdir)
+  except TrainingError as error:
+    logger.warning("the result has no history: %s", error)
+    return {}
 
 
 def _config(arguments: Mapping[str, Any], options: Mapping[str, Any]) -> Config:

@@ -60,7 +60,7 @@ class RunInputs:
   record: DataRecord
   # The training split, decoded in memory at the first call.
   decoded: Callable[[], Split]
-  cache: RunCache | None  # None if nothing is cached
+  cache: RunCache | None  # of rows; None if no part of the pass is cached
 
 
 def open_inputs(

@@ -35,6 +35,14 @@ class Guard:
           self.title, named(error),
         )  # fmt: skip
 
+  def close(self, action: Callable[[], object]) -> None:
+    """Close what is open, even after a failure; say if something is missing."""
+    failed, self.failed = self.failed, False
+    self.attempt(action)
+    self.failed = self.failed or failed
+    if self.failed:
+      logger.warning("%s: not all of this run was written", self.title)
+
 
 class MetricWriter(Protocol):
   """Writes metrics of trials; its methods are named as in `clu`.
@@ -67,14 +75,7 @@ class MetricWriters:
 
   def __exit__(self, *args: object) -> None:
     for writer in self._writers:
-      failed = writer.guard.failed
-      writer.guard.failed = False  # what it has opened is closed even so
-      writer.guard.attempt(writer.close)
-      if failed or writer.guard.failed:
-        writer.guard.failed = True
-        logger.warning(
-          "what %s has of this run is not complete", writer.guard.title
-        )
+      writer.guard.close(writer.close)
 
   def write_scalars(self, step: int, scalars: Scalars) -> None:
     for writer in self._writers:

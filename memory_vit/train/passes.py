@@ -16,8 +16,9 @@ from memory_vit.errors import DivergedError, TrainingError
 from memory_vit.model import trees
 from memory_vit.runtime import checksums, files, messages, processes
 from memory_vit.train import batches, pack, sweep
-from memory_vit.train.fit import PackResult, fit_pack
+from memory_vit.train.fit import NO_WRITERS, PackResult, fit_pack
 from memory_vit.train.inputs import RunInputs, of_group
+from memory_vit.train.metric_writers import MetricWriters
 from memory_vit.train.state import BestParams, describe
 from memory_vit.train.step import TrainState
 from memory_vit.train.sweep import PassPlan, Trial
@@ -129,7 +130,12 @@ def pack_bytes(inputs: RunInputs, trials: Sequence[Trial]) -> int:
 
 
 def fit_passes(
-  inputs: RunInputs, plan: PassPlan, workdir: Path, **options: Any
+  inputs: RunInputs,
+  plan: PassPlan,
+  workdir: Path,
+  *,
+  writers: MetricWriters = NO_WRITERS,
+  **options: Any,
 ) -> list[PackResult]:
   """Train all packs of a plan, also after one diverged.
 
@@ -141,10 +147,13 @@ def fit_passes(
       directory = workdir / "checkpoints" / f"pass-{i:02}"
       options["profile_dir"] = sweep.logdir_of(trials[0], workdir)
       try:
-        fitted = _fit_pass(group, trials, directory, plan=plan, **options)
+        fitted = _fit_pass(
+          group, trials, directory, plan=plan, writers=writers, **options
+        )
         results.append(fitted)
       except DivergedError as error:
         logger.warning("%s", error)
+        writers.flush()
         # Its traceback would hold the cache of the group.
         diverged.append(error.with_traceback(None))
         none = {trial.name: BestParams() for trial in trials}

@@ -322,16 +322,16 @@ def _require_steps_left(
       f"the run in {directory} is at step {step}, beyond config.total_steps "
       f"{steps.total}: expected at least that."
     )
-  lengths = ("config.total_steps", "config.early_stopping")
-  keys = [change["key"] for change in changed if change["key"] not in lengths]
   best = [at for name, (at, *_) in found["best"].items()
           if name not in found["lost"]]  # fmt: skip
-  stopped = not found["pending"] and steps.stops_early(step, best)
-  if keys and (stopped or step == steps.total):
+  if step == steps.total:
     ended, longer = f"has taken all of its {step} steps", "total_steps"
-    if stopped and step < steps.total:
-      ended = f"stopped early after {step} steps"
-      longer = "early_stopping (0 is never)"
+  elif not found["pending"] and steps.stops_early(step, best):
+    ended, longer = f"stopped early after {step} steps", "early_stopping"
+  else:
+    return
+  keys = [c["key"] for c in changed if c["key"] != f"config.{longer}"]
+  if keys:
     raise TrainingError(
       f"the run in {directory} {ended}, and {', '.join(keys)} would change "
       "none of them. Give the values that it had, a greater "

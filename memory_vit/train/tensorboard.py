@@ -1,6 +1,8 @@
 """TensorBoard events of a run, in a directory for each trial."""
 
-from collections.abc import Iterable, Iterator, Mapping
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,46 +13,68 @@ from memory_vit.train.metric_writers import Guard, Images, Scalars
 
 
 class TensorBoard:
-  """Events of the trials of a run, written by process 0."""
+  """Events of the trials of a run, written by process 0.
+
+  A trial whose events cannot be written is given up alone.
+  """
 
   def __init__(self, logdirs: Mapping[str, Path]) -> None:
     """Write the events of a trial into its directory; it is made then."""
     self.guard = Guard("TensorBoard")
     self._logdirs = logdirs if jax.process_index() == 0 else {}
+    self._guards = {
+      trial: Guard(f"TensorBoard events of {trial!r} in {path}")
+      for trial, path in self._logdirs.items()
+    }
+    # Of the present pass.
+    self._closing: dict[str, contextlib.ExitStack] = {}
     self._opened: dict[str, tuple[Any, Outbox]] = {}
 
   def write_scalars(self, step: int, scalars: Scalars) -> None:
-    for trial, writer in self._of(scalars):
-      writer.write_scalars(step, dict(scalars[trial]))
+    self._each(
+      scalars,
+      lambda trial: self._writer(trial).write_scalars(
+        step, dict(scalars[trial])
+      ),
+    )
 
   def write_images(self, step: int, images: Images) -> None:
-    for trial, writer in self._of(images):
-      writer.write_images(step, dict(images[trial]))
+    self._each(
+      images,
+      lambda trial: self._writer(trial).write_images(step, dict(images[trial])),
+    )
 
   def flush(self) -> None:
-    for writer, outbox in self._opened.values():
-      writer.flush()
-      outbox.send()
+    self._each([*self._opened], self._flush)
 
   def close(self) -> None:
-    while self._opened:
-      _, (writer, outbox) = self._opened.popitem()
-      try:
-        writer.close()
-      finally:
-        outbox.close()
+    self._opened.clear()
+    while self._closing:
+      trial, closing = self._closing.popitem()
+      self._guards[trial].close(closing.close)
 
-  def _of(self, trials: Iterable[str]) -> Iterator[tuple[str, Any]]:
-    """The writers of some trials, which share a pass."""
-    from clu import metric_writers  # imports TensorFlow and keras
-
+  def _each(self, trials: Iterable[str], action: Callable[[str], Any]) -> None:
+    """Do something for trials that share a pass."""
     # All trials of a sweep may be more than a process can have open files.
-    if self._opened.keys().isdisjoint(trials):
+    if self._closing.keys().isdisjoint(trials):
       self.close()
     for trial in trials:
-      if trial in self._logdirs:
-        if trial not in self._opened:
-          outbox = Outbox(self._logdirs[trial])
-          writer = metric_writers.SummaryWriter(str(outbox.local))
-          self._opened[trial] = writer, outbox
-        yield trial, self._opened[trial][0]
+      if trial in self._guards:
+        self._guards[trial].attempt(functools.partial(action, trial))
+
+  def _writer(self, trial: str) -> Any:
+    if trial not in self._opened:
+      from clu import metric_writers  # imports TensorFlow and keras
+
+      closing = self._closing[trial] = contextlib.ExitStack()
+      outbox = Outbox(self._logdirs[trial])
+      closing.callback(outbox.close)
+      writer = metric_writers.SummaryWriter(str(outbox.local))
+      closing.callback(writer.close)
+      self._opened[trial] = writer, outbox
+    return self._opened[trial][0]
+
+  def _flush(self, trial: str) -> None:
+    writer, outbox = self._opened[trial]
+    writer.flush()
+    outbox.send()

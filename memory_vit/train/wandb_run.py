@@ -140,11 +140,12 @@ class WandbRun:
         escaped(str(self._workdir / "wandb" / f"*run-*-{run.id}*")),
       )  # fmt: skip
     except Exception as error:
-      logger.warning(
-        "Weights & Biases cannot be finished (%s)", messages.named(error)
-      )
+      _show_incomplete(run.id, error)
     if self._outbox:
-      self.guard.attempt(self._outbox.close)
+      try:
+        self._outbox.close()
+      except Exception as error:  # of the network, of a full disk
+        _show_incomplete(run.id, error)
 
   def _open(self) -> None:
     settings = self.config.wandb
@@ -222,6 +223,13 @@ def opened(
     raise
   finally:
     run.finish(status)
+
+
+def _show_incomplete(run_id: str, error: Exception) -> None:
+  logger.warning(
+    "what Weights & Biases has of run %s is not complete (%s)",
+    run_id, messages.named(error),
+  )  # fmt: skip
 
 
 def _cannot_begin(error: Exception) -> TrainingError:

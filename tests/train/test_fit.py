@@ -398,7 +398,7 @@ def test_training_continues_if_the_disk_of_events_is_full(
   assert len(warnings) == 2
   assert "cannot be written, training continues" in warnings[0]
   assert "No space left" in warnings[0]
-  assert "TensorBoard has of this run is not complete" in warnings[1]
+  assert "not all of this run was written" in warnings[1]
 
 
 def test_event_error_without_a_message_is_logged_by_type(
@@ -520,6 +520,19 @@ def test_options_that_would_change_no_step_of_a_stopped_run_are_refused(
   _, past = longer.go()
   assert longer.taken == [4]
   assert [change["key"] for change in past.changes] == ["config.learning_rate"]
+
+
+def test_finished_run_refuses_another_patience(tmp_path):
+  def run(patience):
+    made = Run(tmp_path, 2, {1: 0.2, 2: 0.6}, evaluate=1, patience=patience)
+    made.meta = {**META, "config": {"config.early_stopping": patience}}
+    return made
+
+  run(0).go()
+  with pytest.raises(
+    TrainingError, match=r"all of its 2 steps, and config\.early_stopping would"
+  ):
+    run(1).go()
 
 
 def test_lost_trial_does_not_delay_early_stopping():

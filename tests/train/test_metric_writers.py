@@ -7,7 +7,7 @@ import pytest
 from conftest import class_evaluation, one_device
 
 from memory_vit import plots
-from memory_vit.train import fit, parameters
+from memory_vit.train import fit, parameters, tensorboard
 from memory_vit.train.metric_writers import Guard, History, MetricWriters
 from memory_vit.train.state import Steps
 from memory_vit.train.step import TrainState
@@ -179,7 +179,7 @@ def test_failing_writer_is_dropped_and_others_continue(method, calls, caplog):
     "MLflow cannot be written, training continues without (OSError: [Errno 28] "
     "No space left on device)"
   )
-  assert incomplete == "what MLflow has of this run is not complete"
+  assert incomplete == "MLflow: not all of this run was written"
 
 
 def test_event_files_of_an_earlier_pass_are_closed(tmp_path):
@@ -188,12 +188,47 @@ def test_event_files_of_an_earlier_pass_are_closed(tmp_path):
   writer = TensorBoard(logdirs)
   writer.write_scalars(1, {"a": {"loss": 1.0}, "b": {"loss": 2.0}})
   writer.write_scalars(2, {"b": {"loss": 3.0}})  # a is lost
-  assert writer._opened.keys() == {"a", "b"}
+  assert writer._closing.keys() == {"a", "b"}
   writer.write_scalars(1, {"c": {"loss": 4.0}})
-  assert writer._opened.keys() == {"c"}
+  assert writer._closing.keys() == {"c"}
   writer.write_scalars(3, {"a": {"loss": 5.0}})  # the best of all
   writer.close()
   found = {n: plots.read_scalars(path)["loss"] for n, path in logdirs.items()}
   assert {n: (list(s), list(v)) for n, (s, v) in found.items()} == {
     "a": ([1, 3], [1.0, 5.0]), "b": ([1, 2], [2.0, 3.0]), "c": ([1], [4.0]),
   }  # fmt: skip
+
+
+@pytest.mark.fault("unwritable-events")
+def test_trial_whose_events_cannot_be_written_is_given_up_alone(
+  tmp_path, caplog
+):
+  (tmp_path / "a").write_text("a file")
+  logdirs = {name: tmp_path / name for name in "ab"}
+  with MetricWriters(TensorBoard(logdirs)) as writers:
+    for step in (1, 2):
+      writers.write_scalars(step, {n: {"loss": float(step)} for n in "ab"})
+  steps, _ = plots.read_scalars(tmp_path / "b")["loss"]
+  assert list(steps) == [1, 2]
+  given_up, incomplete = [record.message for record in caplog.records]
+  title = f"TensorBoard events of 'a' in {tmp_path / 'a'}"
+  assert given_up.startswith(f"{title} cannot be written, training continues")
+  assert incomplete == f"{title}: not all of this run was written"
+  assert (tmp_path / "a").read_text() == "a file"
+
+
+def test_all_writers_are_closed_after_one_fails_to(tmp_path, monkeypatch):
+  closed = []
+
+  class Outbox:
+    def __init__(self, path):
+      self.local = self.path = path
+
+    def close(self):
+      closed.append(self.path.name)
+      raise OSError(28, "No space left on device")
+
+  monkeypatch.setattr(tensorboard, "Outbox", Outbox)
+  with MetricWriters(TensorBoard({n: tmp_path / n for n in "abc"})) as writers:
+    writers.write_scalars(1, {n: {"loss": 1.0} for n in "abc"})
+  assert sorted(closed) == ["a", "b", "c"]

@@ -250,7 +250,22 @@ def test_full_disk_of_wandb_does_not_end_training(library, tmp_path, caplog):
   assert fake.ended == 0
   first, last = (r.message for r in caplog.records if r.levelname == "WARNING")
   assert "training continues without (OSError: " in first
-  assert last == "what Weights & Biases has of this run is not complete"
+  assert last == "Weights & Biases: not all of this run was written"
+
+
+def test_outbox_of_wandb_is_closed_after_a_failure(
+  library, tmp_path, monkeypatch
+):
+  """In a bucket its files are sent then, for `wandb sync`."""
+  closed = []
+  monkeypatch.setattr(
+    wandb_run.files.Outbox, "close", lambda outbox: closed.append(outbox)
+  )
+  with wandb_run.opened(CONFIG, tmp_path, ALONE) as opened:
+    library.runs[0].most = 0
+    opened.guard.attempt(lambda: opened.write_scalars(1, {"pets": {"a": 1.0}}))
+    assert opened.guard.failed
+  assert len(closed) == 1
 
 
 def test_failed_finish_of_wandb_is_only_logged(library, tmp_path, caplog):
