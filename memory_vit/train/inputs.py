@@ -254,12 +254,12 @@ def _open_splits(
       splits[role] = datasets.read_as(ref, given[role])
     elif role in ("train", "validation", "test"):
       splits[role] = datasets.open_on_all_processes(ref)
-  if original := _open_upstream(config, backbone):
+  if original := open_upstream(config, backbone):
     splits["upstream"] = original
   return splits
 
 
-def _open_upstream(config: Config, backbone: Backbone) -> Split | None:
+def open_upstream(config: Config, backbone: Backbone) -> Split | None:
   """Open the data of `config.upstream`; None if it names none."""
   ref = configured_splits(config).get("upstream")
   split = datasets.open_on_all_processes(ref) if ref else None

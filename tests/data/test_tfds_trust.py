@@ -20,7 +20,7 @@ from memory_vit import config as config_lib
 from memory_vit.commands import console
 from memory_vit.data import audit, datasets, tfds_trust
 from memory_vit.errors import DataError
-from memory_vit.train import run, upstream
+from memory_vit.train import inputs, run
 
 EVIL = "bundle.evil.Evil"
 # One that TFDS imports, but that is none of its features.
@@ -173,7 +173,7 @@ def test_trust_reaches_every_reader(
   config = dataclasses.replace(config, backbone=str(backbone_file))
   readers = (
     lambda: run.train_and_evaluate(config, tmp_path / "run"),
-    lambda: upstream.open_upstream(config, None),
+    lambda: inputs.open_upstream(config, None),
     lambda: datasets.open_run_split(config, "train"),
     lambda: audit.audit_data(config),
   )
