@@ -1,4 +1,4 @@
-"""Which rows of a split a run caches, and from which crops or embeddings."""
+"""Rows of a split to cache, and the crops or embeddings of which they are."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -136,7 +136,7 @@ def split_plan(
 def training_facts(
   config: Config, preprocessing: EvalPreprocessing
 ) -> dict[str, Any]:
-  """What the crops of a training split depend on, as JSON values."""
+  """Facts that determine the crops of a training split, as JSON values."""
   data, crops = config.data, config.cache.crops
   return {
     "crop": data.train_crop,

@@ -1,4 +1,4 @@
-"""What a model reads of a batch: images, or cached inputs."""
+"""Model inputs of a batch: images, or cached outputs of the frozen pass."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

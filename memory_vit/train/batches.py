@@ -63,7 +63,7 @@ def train_examples(inputs: RunInputs, step: int) -> list[str]:
 
 
 def cache_needs(inputs: RunInputs) -> list[Needs]:
-  """What the cache needs for each split; all processes must call."""
+  """Space that the rows of each split need; all processes must call."""
   if not inputs.cache:
     return []
   roles = ["train", "validation"]

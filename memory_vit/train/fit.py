@@ -328,7 +328,7 @@ def _scalars(metrics: Metrics, norms: Metrics, speed: float) -> Metrics:
 
 
 def _line(metrics: Metrics) -> dict[str, list[float]]:
-  """What a line of progress shows of the metrics of all trials."""
+  """Metrics of all trials for a line of progress, by their titles."""
   line: dict[str, list[float]] = collections.defaultdict(list)
   for values in metrics.values():
     for key in ("loss", "accuracy", "mae", "learning_rate"):

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunInputs:
-  """All that the trials of a run, or of one group of them, share."""
+  """Inputs that the trials of a run, or of one group of them, share."""
 
   config: Config
   mesh: Mesh

@@ -76,10 +76,11 @@ class LoopState:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Steps:
-  """How long to train, and after how many steps events happen; 0 is never.
+  """Length of training, and steps between logs, evaluations and saved states.
 
-  The last step is always evaluated and saved. `patience` is the number of
-  evaluations without a better one after which training stops.
+  An interval of 0 is never. The last step is always evaluated and saved.
+  `patience` is the number of evaluations without a better one after which
+  training stops.
   """
 
   total: int

@@ -30,7 +30,7 @@ _SHARED = 32
 
 @flax.struct.dataclass
 class TrainState:
-  """All that changes in training: steps done, parameters and optimizer state.
+  """Training state: steps done, parameters and optimizer state.
 
   `params` is {name: trained parameters}, without anything frozen.
   """
@@ -230,7 +230,7 @@ def _update(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepPlan:
-  """All that the programs of a step depend on, except arrays."""
+  """Key of a shared step: all that its programs depend on, except arrays."""
 
   backbone: ViTConfig
   specs: tuple[TaskSpec, ...]  # `TaskSpec.for_programs`

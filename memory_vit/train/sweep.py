@@ -130,7 +130,7 @@ def best_of_regime(name: str, regime: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class PassPlan:
-  """Which trials of a run share a pass, by an estimate of their memory."""
+  """Passes of a run: the trials that share each, by an estimate of memory."""
 
   passes: tuple[tuple[str, ...], ...]  # names of the trials of each pack
   bytes_of_one: int | None = None  # None for a single trial
