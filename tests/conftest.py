@@ -19,13 +19,11 @@ if importlib.util.find_spec("torch") is None:
   collect_ignore_glob = ["exchange/*"]
 # Before jax is imported by anything.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ["XLA_FLAGS"] = " ".join(
-  [
-    os.environ.get("XLA_FLAGS", ""),
-    "--xla_force_host_platform_device_count=8",
-    quick.XLA_FLAGS,
-  ]
-)
+flags = f"--xla_force_host_platform_device_count=8 {quick.XLA_FLAGS}"
+# Workers of xdist inherit them; given twice they would have keys of their own in
+# the cache below.
+if flags not in os.environ.get("XLA_FLAGS", ""):
+  os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # Asked for once in a process: TensorFlow cannot reach an emulated bucket.
 os.environ["EPATH_USE_TF"] = "0"

@@ -129,8 +129,11 @@ SMALL_RUN = (
   "--config.eval_every=2", "--config.checkpoint_every=2",
   "--config.optim.warmup_steps=1",
 )  # fmt: skip
+# Fewer glyphs as well: most of the time of a run is their evaluation.
 QUICKSTART = (
   "--config.image_size=24", "--config.batch_size_eval=360",
+  "--config.data.train=train[:5%]", "--config.data.validation=train[95%:]",
+  "--config.data.test=test[:10%]", "--config.upstream.split=test[:10%]",
   "--config.sweep.regime=('cls_masked','side_masked')",
   "--config.learning_rate=0.3",
 )  # fmt: skip
