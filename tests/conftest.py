@@ -20,7 +20,7 @@ if importlib.util.find_spec("torch") is None:
 # Before jax is imported by anything.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 flags = f"--xla_force_host_platform_device_count=8 {quick.XLA_FLAGS}"
-# Workers of xdist inherit them; given twice they would have keys of their own in
+# Workers of xdist inherit them; given twice, programs would have other keys in
 # the cache below.
 if flags not in os.environ.get("XLA_FLAGS", ""):
   os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}"

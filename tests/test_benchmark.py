@@ -115,18 +115,43 @@ def assert_complete(result, infer, train):
 
 
 @pytest.mark.slow
-def test_result_is_complete_and_written(tmp_path, capsys):
+@pytest.mark.parametrize(
+  "more", [pytest.param([], marks=pytest.mark.nightly), ["--more"]]
+)
+def test_result_is_complete_and_written(more, tmp_path, capsys):
   file = tmp_path / "result.json"
   counts = ["--tasks", "3", "--train_tasks", "1"]
-  result = passes.main([*TINY, *counts, "--no_peaks", f"--json={file}"])
+  result = passes.main([*TINY, *counts, *more, f"--json={file}"])
   infer = ("infer_3", "masked_sequence_infer_3")
   train = ("train_1", "kept_train_1", "masked_sequence_train_1")
   assert_complete(result, infer, train)
   assert set(result["outputs_bit_equal"]) == {
     "3_tasks", "plain_program"
   }  # fmt: skip
+  assert ("full_finetune_over_forward" in result) == bool(more)
+  for name in ("train_1", "full_finetune"):
+    assert result[f"peak_bytes_{name}"] > 0
+    assert result[f"peak_bytes_{name}_is"] == peaks.RESIDENT_SET
+  assert result["peak_bytes_train_1"] < result["peak_bytes_full_finetune"]
   assert json.loads(file.read_text()) == result
   assert "masked_sequence_infer_3 " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("more", [[], ["--more"]])
+def test_defaults_are_the_programs_of_the_page(more):
+  """Of the page on costs; none of them is compiled."""
+  arguments = passes._arguments([*TINY, *more])
+  names = {*passes._programs(passes._setting(arguments), arguments)}
+  infer, train = (1, 4, 16, 64), (1, 20)
+  assert names >= {f"infer_{n}" for n in infer}
+  assert names >= {
+    f"masked_sequence_infer_{n}" for n in (infer if more else (64,))
+  }
+  assert names >= {f"train_{n}" for n in train}
+  assert names >= {
+    f"masked_sequence_train_{n}" for n in (train if more else (1,))
+  }
+  assert ("full_finetune" in names) == bool(more)
 
 
 def test_unreadable_memory_peak_gives_no_number(monkeypatch):
@@ -134,27 +159,6 @@ def test_unreadable_memory_peak_gives_no_number(monkeypatch):
   peak = peaks.measure(None, "train_1")
   assert peak.bytes is None
   assert "resident set" in peak.how
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  "more", [pytest.param([], marks=pytest.mark.nightly), ["--more"]]
-)
-def test_defaults_are_complete_with_peaks(more):
-  result = passes.main([*TINY, *more])
-  infer, train = (1, 4, 16, 64), (1, 20)
-  assert_complete(
-    result,
-    [f"infer_{n}" for n in infer]
-    + [f"masked_sequence_infer_{n}" for n in (infer if more else (64,))],
-    [f"train_{n}" for n in train]
-    + [f"masked_sequence_train_{n}" for n in (train if more else (1,))],
-  )
-  assert ("full_finetune_over_forward" in result) == bool(more)
-  for name in ("train_1", "full_finetune"):
-    assert result[f"peak_bytes_{name}"] > 0
-    assert result[f"peak_bytes_{name}_is"] == peaks.RESIDENT_SET
-  assert result["peak_bytes_train_1"] < result["peak_bytes_full_finetune"]
 
 
 @pytest.mark.slow

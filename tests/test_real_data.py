@@ -23,8 +23,8 @@ def test_task_trains_and_original_outputs_are_unchanged(data_dir, tmp_path):
     "image_size": 64,
     "batch_size": 128,
     "batch_size_eval": 250,
-    "total_steps": 150,
-    "eval_every": 50,
+    "total_steps": 80,
+    "eval_every": 40,
     "data.dir": data_dir / "tfds",
     "upstream.name": "tiny_imagenet_upstream",
     "upstream.dir": data_dir / "tfds",
@@ -56,7 +56,7 @@ def test_task_trains_and_original_outputs_are_unchanged(data_dir, tmp_path):
 @pytest.mark.parametrize(
   ("dtype", "more"),
   [
-    ("float32", ("--what", "infer", "train_1")),
+    ("float32", ("--what", "infer_1", "infer_64", "train_1")),
     pytest.param(
       "bfloat16", ("--what=infer", "--no_peaks"), marks=pytest.mark.nightly
     ),
@@ -67,15 +67,15 @@ def test_benchmark_runs_and_outputs_are_bitwise_equal(tmp_path, dtype, more):
   file = tmp_path / "result.json"
   command = [sys.executable, "-m", "benchmarks.passes", "--variant=S/32",
              "--batch=4", "--rounds=1", f"--dtype={dtype}",
-             f"--json={file}", *more]  # fmt: skip
+             f"--json={file}", *more, "--tasks", "1", "64"]  # fmt: skip
   subprocess.run(command, check=True, cwd=ROOT, env=ENVIRONMENT)
   result = json.loads(file.read_text())
   assert set(result["outputs_bit_equal"]) == {
-    "1_tasks", "4_tasks", "16_tasks", "64_tasks", "plain_program"
+    "1_tasks", "64_tasks", "plain_program"
   }  # fmt: skip
   assert all(result["outputs_bit_equal"].values())
   if dtype != "float32":
     return
   assert 0 < result["peak_bytes_train_1"] < result["peak_bytes_full_finetune"]
-  for key in ("infer_1", "infer_4", "infer_16", "infer_64", "train_1"):
+  for key in ("infer_1", "infer_64", "train_1"):
     assert result[f"{key}_over_forward"] > 0

@@ -9,6 +9,7 @@ import numpy as np
 _FILE = "setting.json"
 # Variant -> (width, blocks, heads, width of the MLP).
 SIZES = {
+  "Micro/16": (64, 4, 4, 256),
   "Ti/16": (192, 12, 3, 768),
   "S/16": (384, 12, 6, 1536),
   "B/16": (768, 12, 12, 3072),

@@ -125,7 +125,7 @@ def _free_port() -> int:
 # What makes a run short; the tests have 8 devices.
 SMALL_RUN = (
   "--config.image_size=8", "--config.total_steps=2", "--config.epochs=0",
-  "--config.batch_size=8", "--config.batch_size_eval=8",
+  "--config.batch_size=8", "--config.batch_size_eval=64",
   "--config.eval_every=2", "--config.checkpoint_every=2",
   "--config.optim.warmup_steps=1",
 )  # fmt: skip

@@ -146,5 +146,5 @@ def _run(root: Path, config: str, workdir: str, *flags: str) -> None:
     *SMALL_RUN, *flags,
   ])  # fmt: skip
   # No page reads the pictures that a run draws at its end.
-  with mock.patch.object(run_pictures, "pictures_of", lambda *_: {}):
+  with mock.patch.object(run_pictures, "pictures_of", return_value={}):
     assert console.run_command(lambda: train.execute(found)) == 0

@@ -13,7 +13,7 @@ from benchmarks import comparison
 
 @pytest.fixture(scope="module")
 def measured():
-  sizes = ["--variant=Ti/16", "--image_size=32", "--batch=2", "--classes=7"]
+  sizes = ["--variant=Micro/16", "--image_size=32", "--batch=2", "--classes=7"]
   once = ["--rounds=1", "--processes=1"]
   result = comparison.main([*sizes, "--tasks", "1", "2", *once])
   return {one["name"].split(",")[0]: one for one in result["libraries"]}

@@ -83,9 +83,14 @@ def step(config, params, grads, **rates):
   }
   optimizer = make_optimizer(dict.fromkeys(schedules, config), schedules)
   state = optimizer.init(params)
-  for _ in range(2):  # the second step shows the momentum
+
+  @jax.jit  # by itself, each operation would be compiled alone
+  def update(params, state):
     updates, state = optimizer.update(grads, state, params)
-    params = optax.apply_updates(params, updates)
+    return optax.apply_updates(params, updates), state
+
+  for _ in range(2):  # the second step shows the momentum
+    params, state = update(params, state)
   return params, state
 
 
