@@ -91,24 +91,48 @@ def _plan_group(inputs: RunInputs) -> PassPlan:
   first = pack_bytes(inputs, longest[1:])
   free = sweep.free_bytes(inputs.config.sweep.memory_gib)
   # A further trial shares the pass and takes less than the first: if the first
-  # fits once for each trial, no larger pack is compiled.
-  further = None
+  # fits once for each trial, no larger pack is looked at.
+  further, how = None, "from shapes"
   if first * len(trials) > free:
     further = max(0, pack_bytes(inputs, longest) - first)
+    if first + (len(trials) - 1) * further > free:
+      share = _measured_share(inputs, first, further, free)
+      first, further = int(share * first), int(share * further)
+      how = "by compiling"
   most = first if further is None else further
   packs = sweep.packs_of(trials, sweep.at_once(first, most, free))
   logger.info(
     "%d trials in %d passes: one takes %.2f GiB, each further one %s %.3f GiB, "
-    "%.2f GiB may be taken (estimated by compiling)",
+    "%.2f GiB may be taken (estimated %s)",
     len(trials), len(packs), first / 2**30,
     "less than" if further is None else "about", most / 2**30, free / 2**30,
+    how,
   )  # fmt: skip
   names = tuple(tuple(trial.name for trial in pack) for pack in packs)
   return PassPlan(names, first, further)
 
 
-def pack_bytes(inputs: RunInputs, trials: Sequence[Trial]) -> int:
-  """Estimate the memory of a pack on a device, beside the backbone."""
+def _measured_share(
+  inputs: RunInputs, first: int, further: int, free: int
+) -> float:
+  """What a compiled pack takes, as a share of its estimate from shapes.
+
+  The pack is the largest that may fit, as the estimate is up to twice what is
+  taken; if it fits, it is one of those that run.
+  """
+  most = sweep.at_once(min(first // 2, free), further // 2, free)
+  largest = sweep.packs_of(inputs.trials, most)[-1]
+  taken = pack_bytes(inputs, largest, compiled=True)
+  return taken / (first + (len(largest) - 1) * further)
+
+
+def pack_bytes(
+  inputs: RunInputs, trials: Sequence[Trial], *, compiled: bool = False
+) -> int:
+  """Estimate the memory of a pack on a device, beside the backbone.
+
+  See `Step.peak_bytes`, also for `compiled`.
+  """
   tasks = {t.name: pack.create_task(inputs, t) for t in trials}
   step = pack.make_step(inputs, trials, tasks)
   state = jax.eval_shape(
@@ -122,6 +146,7 @@ def pack_bytes(inputs: RunInputs, trials: Sequence[Trial]) -> int:
     inputs.frozen,
     batches.batch_shapes(inputs),
     inputs.config.batch_size_eval,
+    compiled=compiled,
   )
   if inputs.cache:
     needed += inputs.cache.bytes_on_device(batches.cache_needs(inputs))

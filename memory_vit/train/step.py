@@ -18,7 +18,7 @@ from memory_vit.kinds.kind import HeadOutputs
 from memory_vit.model import trees
 from memory_vit.model.task import TaskSpec
 from memory_vit.model.vit_config import ViTConfig
-from memory_vit.runtime import compilation, sharding
+from memory_vit.runtime import live_memory, sharding
 from memory_vit.tasks.split_forward import SplitForward, make_split_forward
 from memory_vit.train import optim
 from memory_vit.train.loss import HeadLoss
@@ -108,12 +108,16 @@ class Step:
     frozen: Any,
     batch: Mapping[str, Any],
     evaluated: int = 0,
+    *,
+    compiled: bool = False,
   ) -> int:
-    """Estimate device memory beside state and backbone, as compiled.
+    """Estimate device memory beside state and backbone.
 
     `batch` is a whole step, with "inputs" if they are cached; `evaluated` is
-    the number of images in an evaluation batch. A single CPU needs less: there
-    `prepare` runs large batches in pieces.
+    the number of images in an evaluation batch. The temporary arrays of a
+    program are those of `live_memory`, or, of a gradient that is `compiled`,
+    those that XLA allocates: the program is the one that will run. A single CPU
+    needs less: there `prepare` runs large batches in pieces.
     """
     rows = sharding.by_rows(self._mesh)
     passed = batch
@@ -125,25 +129,33 @@ class Step:
       return jax.ShapeDtypeStruct(shape, a.dtype, sharding=rows)
 
     part = jax.tree.map(lambda a: on_rows(a, self._parts), dict(passed))
-    programs: list[Any] = []
+    images = jax.tree.leaves(part)[0].shape[0]
+
+    def on_a_device(aval: Any) -> int:
+      size = live_memory.whole_bytes(aval)
+      by_rows = size and images in aval.shape[:2]
+      return size // self._mesh.size if by_rows else size
+
+    temporary = [0]
 
     def prepared(images: Any) -> Any:
-      programs.append(jax.jit(self.prepare).lower(frozen, images))
-      return jax.tree.map(on_rows, programs[0].out_info)
+      traced = jax.jit(self.prepare).trace(frozen, images)
+      temporary.append(live_memory.temporary_bytes(traced, on_a_device))
+      return jax.tree.map(on_rows, traced.out_info)
 
     inputs = inputs_of(part, prepared)
-    program = self.gradient_program
-    programs.append(program.lower(params, frozen, inputs, part["label"]))
-    # They run one after the other; the context between them outlives both.
-    unused = compilation.options(0)
-    used = [p.compile(unused).memory_analysis() for p in programs]
-    temporary = [0 if u is None else u.temp_size_in_bytes for u in used]
-    # An image of evaluation has as large a context, and there may be more.
-    images = jax.tree.leaves(part)[0].shape[0]
+    traced = self.gradient_program.trace(params, frozen, inputs, part["label"])
+    if compiled:
+      analysis = traced.lower().compile().memory_analysis()
+      temporary.append(analysis.temp_size_in_bytes if analysis else 0)
+    else:
+      temporary.append(live_memory.temporary_bytes(traced, on_a_device))
+    # They run one after the other; the context between them outlives both. An
+    # image of evaluation has as large a context, and there may be more.
     contexts = trees.bytes_of(inputs) * max(1.0, evaluated / images)
     # Two batches are prefetched while one is used.
     waiting = contexts + 3 * trees.bytes_of(batch)
-    return int(waiting / self._mesh.size) + int(max(temporary))
+    return int(waiting / self._mesh.size) + max(temporary)
 
   def __call__(
     self, state: TrainState, frozen: Any, batch: dict[str, Any]

@@ -565,7 +565,7 @@ def test_only_one_run_at_a_time_writes_a_cache(tmp_path):
 
 
 def test_memory_estimate_includes_the_cache(config, backbone, monkeypatch):
-  monkeypatch.setattr(Step, "peak_bytes", lambda *args: 0)
+  monkeypatch.setattr(Step, "peak_bytes", lambda *_, **__: 0)
   found = []
   for cache in (
     {},

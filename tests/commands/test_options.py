@@ -470,9 +470,9 @@ class Watcher:
     library = mock.MagicMock(init=self._see_told)
     library.Settings.model_fields = ("finish_timeout",)
     patch.setattr(wandb_run, "wandb", library)
-    # What it takes is compiled to be estimated.
+    # A round number.
     patch.setattr(
-      passes, "pack_bytes", lambda inputs, trials: len(trials) * 2**20
+      passes, "pack_bytes", lambda inputs, trials, **_: len(trials) * 2**20
     )
 
   def _make_once(self):

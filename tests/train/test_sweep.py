@@ -352,26 +352,51 @@ def test_memory_estimate_counts_contexts_and_images(tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("gib", "compiled", "packs"),
-  [(8.0, [[3]], [4]), (7.9, [[3], [3, 3]], [4]), (4.9, [[3], [3, 3]], [2, 2])],
+  ("gib", "asked", "packs"),
+  [
+    (8.0, [[3]], [4]),
+    (7.9, [[3], [3, 3]], [4]),
+    (4.9, [[3], [3, 3], [0, 0, 3, 3]], [2, 2]),
+  ],
 )
 @pytest.mark.parametrize("cells", [(0, 3), (3, 0)])
 def test_memory_is_estimated_once_if_all_trials_surely_fit(
-  monkeypatch, gib, compiled, packs, cells
+  monkeypatch, gib, asked, packs, cells
 ):
   """That of the longest; a further one has the pass of the first, too."""
+  plan, found = planned(monkeypatch, gib, cells)
+  assert found == asked
+  assert [len(pack) for pack in plan.passes] == packs
+  assert plan.bytes_per_trial == (None if len(asked) == 1 else 2**30)
+
+
+@pytest.mark.parametrize(
+  ("gib", "packs"), [(3.1, [4]), (2.9, [2, 2]), (1.3, [1] * 4)]
+)
+def test_pack_that_may_fit_is_compiled(monkeypatch, gib, packs):
+  """Compiled, all take 0.6 of the estimate."""
+  plan, asked = planned(monkeypatch, gib, (0, 3), share=0.6)
+  assert [len(pack) for pack in plan.passes] == packs
+  assert len(asked) == 3
+  assert plan.bytes_of_one == pytest.approx(1.2 * 2**30, rel=1e-6)
+
+
+def test_trial_that_does_not_fit_alone_is_refused_by_what_it_takes(monkeypatch):
+  with pytest.raises(ConfigError, match=r"one trial takes 1\.20 GiB, of 1\.10"):
+    planned(monkeypatch, 1.1, (0, 3), share=0.6)
+
+
+def planned(monkeypatch, gib, cells, share=1.0):
+  """The plan of four trials of 1 GiB and 1 GiB together, and what was asked."""
   config = config_of(learning_rate=(0.3, 0.01), cells=cells, memory_gib=gib)
   asked = []
 
-  def estimate(inputs, trials):
+  def estimate(inputs, trials, compiled=False):
     asked.append(sorted(trial.config.task.cells for trial in trials))
-    return (1 + len(trials)) * 2**30
+    return (share if compiled else 1) * (1 + len(trials)) * 2**30
 
   monkeypatch.setattr(passes, "pack_bytes", estimate)
-  plan = passes.make_plan(inputs_of(config))
-  assert asked == compiled
-  assert [len(pack) for pack in plan.passes] == packs
-  assert plan.bytes_per_trial == (None if len(compiled) == 1 else 2**30)
+  return passes.make_plan(inputs_of(config)), asked
 
 
 @pytest.mark.parametrize("place", ["00000002", "pass-01/00000001"])
