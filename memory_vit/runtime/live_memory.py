@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend import core
 
 # Inlined: a value within is one of the program.
@@ -149,7 +150,7 @@ def _is_fused(primitive: str, readers: list[str]) -> bool:
 
 def whole_bytes(aval: Any) -> int:
   """The bytes of an array of this shape and dtype; 0 of anything else."""
-  if not hasattr(aval, "shape") or jax.dtypes.issubdtype(
+  if not hasattr(aval, "shape") or jnp.issubdtype(
     aval.dtype, jax.dtypes.extended
   ):
     return 0
