@@ -25,7 +25,7 @@ from memory_vit.runtime import sharding
 from memory_vit.tasks.split_forward import make_split_forward
 from memory_vit.train import divergence, fit, optim
 from memory_vit.train.state import Steps
-from memory_vit.train.step import Step, create_state
+from memory_vit.train.step import Step
 
 _NAME = "task"
 # (variant, side in pixels, images in a batch, steps in a round)
@@ -66,9 +66,7 @@ class Workload:
     self, steps: int, kind: type[divergence.DivergenceMonitor]
   ) -> float:
     """Train; returns the seconds of a step."""
-    state = create_state(
-      {_NAME: self._task.params}, self._optimizer, self._mesh
-    )
+    state = self._step.create_state({_NAME: self._task.params})
     with mock.patch.object(fit, "DivergenceMonitor", kind):
       _, past = fit.fit(
         self._step,

@@ -148,7 +148,7 @@ class Training:
     self._step = step.Step(cut, optimizer, mesh)
     self._frozen = frozen
     self._batch = {"image": setting.images, "label": setting.labels}
-    self.state = step.create_state(params, optimizer, mesh)
+    self.state = self._step.create_state(params)
 
   def __call__(self) -> Any:
     """Take a step; its result is ready when the step is done."""

@@ -15,7 +15,7 @@ from memory_vit.train.optim import make_optimizer, make_schedule
 
 @functools.cache
 def step_for(config, mesh, read, trained, smoothing, parts):
-  """A step and its optimiser: what two tests need is compiled once."""
+  """A step: what two tests need is compiled once."""
   optim_config = OptimConfig(warmup=0.0, schedule="constant")
   rates = {
     spec.name: make_schedule(optim_config, 0.05 * (i + 1), 10)
@@ -23,17 +23,16 @@ def step_for(config, mesh, read, trained, smoothing, parts):
   }
   optimizer = make_optimizer(dict.fromkeys(rates, optim_config), rates)
   cut = split_forward.make_split_forward(config, (*read, *trained))
-  step_fn = step.Step(
+  return step.Step(
     cut, optimizer, mesh, accumulation_steps=parts,
     losses=dict.fromkeys(rates, HeadLoss(smoothing=smoothing)),
   )  # fmt: skip
-  return step_fn, optimizer
 
 
 def setting(backbone, mesh, tasks, parents=(), *, smoothing=0.0, parts=1):
   """The step of a run that trains `tasks`, and its first state."""
   params = {task.spec.name: task.params for task in tasks}
-  step_fn, optimizer = step_for(
+  step_fn = step_for(
     backbone.config, mesh, tuple(task.spec for task in parents),
     tuple(task.spec for task in tasks), smoothing, parts,
   )  # fmt: skip
@@ -41,7 +40,7 @@ def setting(backbone, mesh, tasks, parents=(), *, smoothing=0.0, parts=1):
     "backbone": sharding.put_backbone(backbone.params, mesh),
     "tasks": {task.spec.name: task.params for task in parents},
   }
-  return step_fn, step.create_state(params, optimizer, mesh), frozen
+  return step_fn, step_fn.create_state(params), frozen
 
 
 def batch(images, mesh, classes=3):

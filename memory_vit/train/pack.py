@@ -19,7 +19,6 @@ from memory_vit.train.step import (
   Step,
   StepPlan,
   TrainState,
-  create_state,
   shared_step,
 )
 from memory_vit.train.sweep import Trial
@@ -48,7 +47,7 @@ def start(inputs: RunInputs, trials: Sequence[Trial]) -> Start:
     for t in trials
   }
   params = {name: task.params for name, task in tasks.items()}
-  state = create_state(params, step.optimizer, inputs.mesh)
+  state = step.create_state(params)
   return Start(tasks, schedules, step, state)
 
 

@@ -40,16 +40,6 @@ class TrainState:
   opt_state: Any
 
 
-def create_state(
-  params: Any, optimizer: optax.GradientTransformation, mesh: Mesh
-) -> TrainState:
-  """A state at step 0, on the devices of the mesh; see `sharding.layout`."""
-  # A copy: the loop donates its state, but not the caller's parameters.
-  params = jax.tree.map(jnp.array, params)
-  state = TrainState(jnp.int32(0), params, optimizer.init(params))
-  return sharding.put(state, mesh)
-
-
 class Step:
   """One optimizer step on a batch, in three programs.
 
@@ -84,6 +74,7 @@ class Step:
       donate_argnums=0,
       out_shardings=outputs,
     )
+    self._create = jax.jit(functools.partial(_create, optimizer, mesh))
     self._mix = None
     if mixup:
       self._mix = jax.jit(
@@ -93,6 +84,10 @@ class Step:
     self._split = jax.jit(
       _split, static_argnums=(1, 2), out_shardings=sharding.by_rows(mesh)
     )
+
+  def create_state(self, params: Any) -> TrainState:
+    """A state at step 0, on the devices of the mesh; see `sharding.layout`."""
+    return self._create(sharding.put(params, self._mesh))
 
   def gradient(
     self, params: Any, frozen: Any, batch: dict[str, Any]
@@ -179,6 +174,15 @@ class Step:
       total = jax.tree.map(jnp.add, total, part(i))
     grads, metrics = total
     return self._update(state, grads, metrics, 1.0 / self._parts)
+
+
+def _create(
+  optimizer: optax.GradientTransformation, mesh: Mesh, params: Any
+) -> TrainState:
+  # A copy: the loop donates its state, but not the caller's parameters.
+  params = jax.tree.map(jnp.copy, params)
+  state = TrainState(jnp.int32(0), params, optimizer.init(params))
+  return sharding.constrain(state, mesh)
 
 
 def _split(batch: dict[str, Any], parts: int, i: int) -> dict[str, Any]:

@@ -334,14 +334,15 @@ def test_a_step_changes_what_is_trained_and_nothing_else(images, regime):
   rates = {"a": make_schedule(config, 0.1, 10)}
   optimizer = make_optimizer({"a": config}, rates)
   cut = split_forward.make_split_forward(backbone.config, (task.spec,))
-  state = step.create_state({"a": task.params}, optimizer, mesh)
+  step_fn = step.Step(cut, optimizer, mesh)
+  state = step_fn.create_state({"a": task.params})
   # Momentum of trained parameters alone, no state for frozen ones.
   slots = [x for x in jax.tree.leaves(state.opt_state) if np.ndim(x)]
   assert sum(x.size for x in slots) == trees.count(task.params)
   before = jax.device_get(backbone.params)
   rows = {"image": images, "label": np.arange(8, dtype=np.int32) % 3}
   frozen = {"backbone": backbone.params, "tasks": {}}
-  state, first = step.Step(cut, optimizer, mesh)(state, frozen, rows)
+  state, first = step_fn(state, frozen, rows)
   # The clipped norm is of the gradient of trained parameters.
   assert first["a"]["grad_norm"] > 0
   after = trees.flatten(jax.device_get(state.params["a"]))

@@ -155,9 +155,9 @@ def full_step(backbone, mesh):
     regime="full",
   )  # fmt: skip
   cut = split_forward.make_split_forward(backbone.config, (task.spec,))
-  state = step.create_state({"a": task.params}, optimizer, mesh)
+  step_fn = step.Step(cut, optimizer, mesh)
   frozen = {"backbone": backbone.params, "tasks": {}}
-  return step.Step(cut, optimizer, mesh), state, frozen
+  return step_fn, step_fn.create_state({"a": task.params}), frozen
 
 
 @pytest.mark.slow
