@@ -28,7 +28,7 @@ import sklearn.datasets
 from PIL import Image
 
 from memory_vit.config import DataConfig
-from memory_vit.data import batching, datasets, image_ops
+from memory_vit.data import batching, datasets, image_ops, random_decisions
 from memory_vit.data.decoded_images import cache_decoded
 from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.data.split import Split
@@ -92,11 +92,8 @@ def _measure(folder: str, arguments: argparse.Namespace) -> dict[str, Any]:
     "kept": lambda: _ours(kept, data, arguments.size),
     "plain_tf_data": lambda: _plain(
       folder,
-      lambda encoded, number: image_ops.train_image(
-        encoded,
-        tf.stack([number, number]),
-        data=data,
-        image_size=arguments.size,
+      lambda encoded, uniforms: image_ops.train_image(
+        encoded, uniforms, data=data, image_size=arguments.size
       ),
     ),
     "squeezed_tf_data": lambda: _plain(
@@ -159,12 +156,12 @@ def _plain(
 ) -> Iterator[Any]:
   """A pipeline of the same images and crops, written by hand."""
 
-  def prepared(path: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
-    return prepare(tf.io.read_file(path), number)
+  def prepared(path: tf.Tensor) -> tf.Tensor:
+    uniforms = tf.random.uniform((random_decisions.UNIFORMS,), dtype=tf.float64)
+    return prepare(tf.io.read_file(path), uniforms)
 
   paths = tf.data.Dataset.list_files(f"{folder}/train/*/*")
   dataset = paths.shuffle(1024).repeat()
-  dataset = tf.data.Dataset.zip(dataset, tf.data.Dataset.counter())
   dataset = dataset.map(prepared, num_parallel_calls=tf.data.AUTOTUNE)
   return dataset.batch(_BATCH).prefetch(tf.data.AUTOTUNE).as_numpy_iterator()
 

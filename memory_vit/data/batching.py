@@ -11,13 +11,14 @@ next readable record takes their place; in evaluation they do not count, and the
 result says how many they were.
 """
 
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 
 import jax
 import numpy as np
 
 from memory_vit.config import DataConfig
-from memory_vit.data import image_ops, parallel, pipeline
+from memory_vit.data import image_ops, parallel, pipeline, random_decisions
 from memory_vit.data.pipeline import Batch, ExampleFn
 from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.data.split import Split
@@ -70,22 +71,19 @@ def train_batches(
   if data.train_crop == "small":
     image_ops.shorter_side(data.resize, image_size)
 
-  def prepare(
-    number: tf.Tensor, encoded: tf.Tensor, label: tf.Tensor
-  ) -> dict[str, tf.Tensor]:
-    key = tf.stack([tf.constant(seed, tf.int64), number])
-    image = image_ops.train_image(
-      encoded,
-      key,
+  starts = range(start + first, 2**63 - batch_size, batch_size)
+  example = ExampleFn(
+    split=split,
+    records=lambda numbers: random_decisions.shuffled(
+      numbers, split.size, seed
+    ),
+    prepare=functools.partial(
+      image_ops.train_image,
       data=data,
       image_size=image_size,
       interpolation=interpolation,
-    )
-    return {"image": image, "label": label}
-
-  starts = range(start + first, 2**63 - batch_size, batch_size)
-  example = ExampleFn(
-    split, lambda number: shuffled(number, split.size, seed), prepare
+    ),
+    uniforms=functools.partial(random_decisions.uniforms, seed),
   )
   return pipeline.batches(example, starts, rows)
 
@@ -103,8 +101,8 @@ def train_examples(
     batch_size: of `train_batches`.
     step: counts from 1.
   """
-  numbers = tf.range((step - 1) * batch_size, step * batch_size, dtype=tf.int64)
-  return names_of(split, shuffled(numbers, split.size, seed).numpy())
+  numbers = np.arange((step - 1) * batch_size, step * batch_size)
+  return names_of(split, random_decisions.shuffled(numbers, split.size, seed))
 
 
 def names_of(split: Split, records: Iterable[int]) -> list[str]:
@@ -147,19 +145,13 @@ def eval_batches(
   """
   rows, first = share(batch_size, process_index, process_count)
 
-  def prepare(
-    number: tf.Tensor, encoded: tf.Tensor, label: tf.Tensor
-  ) -> dict[str, tf.Tensor]:
-    return {
-      "image": image_ops.eval_image(encoded, preprocessing),
-      "label": label,
-      "mask": tf.cast(number < split.size, tf.float32),
-    }
-
   steps = -(-split.size // batch_size)
   starts = range(first, first + steps * batch_size, batch_size)
   example = ExampleFn(
-    split, lambda number: tf.minimum(number, split.size - 1), prepare
+    split=split,
+    records=lambda numbers: np.minimum(numbers, split.size - 1),
+    prepare=lambda encoded, _: image_ops.eval_image(encoded, preprocessing),
+    counts=lambda numbers: (numbers < split.size).astype(np.float32),
   )
   return pipeline.batches(example, starts, rows)
 
@@ -189,16 +181,6 @@ def eval_images(
         )
       images[place] = image
   return images
-
-
-def shuffled(number: tf.Tensor, size: int, seed: int) -> tf.Tensor:
-  """The records, int64, of examples (int64 () or (b,)): each epoch permutes."""
-  epoch, place = number // size, number % size
-  zeros = tf.zeros_like(epoch)
-  key = tf.stack([zeros + tf.constant(seed, tf.int64), epoch, zeros], axis=-1)
-  # With the default of four rounds, seed 0 hardly shuffles a small source, and
-  # the epochs of one of 50,000 correlate by 0.7. Sixteen cost nothing.
-  return tf.random_index_shuffle(place, key, max_index=size - 1, rounds=16)
 
 
 def share(

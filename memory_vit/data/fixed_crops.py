@@ -6,13 +6,14 @@ its crops by places 0, 1, ...; any range of places can be computed by itself.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 
 import jax
 import numpy as np
 
 from memory_vit.config import DataConfig
-from memory_vit.data import batching, image_ops, pipeline
+from memory_vit.data import batching, image_ops, pipeline, random_decisions
 from memory_vit.data.pipeline import Batch, ExampleFn
 from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.data.split import Split
@@ -27,13 +28,15 @@ class FixedCrops:
   Attributes:
     split: the examples.
     numbers: int64 (n,), crop * size + record at each place.
-    image: number, int64 (), and encoded image, string () -> float32
-      (side, side, 3) in [-1, 1].
+    prepare: encoded image, string (), and its uniforms, float64 (k,) ->
+      float32 (side, side, 3) in [-1, 1].
+    seed: of random crops; None in evaluation.
   """
 
   split: Split
   numbers: np.ndarray
-  image: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+  prepare: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+  seed: int | None = None
 
   def batches(self, starts: range, rows: int) -> Iterator[Batch]:
     """Batches, with "mask", of the `rows` places from each of `starts` on.
@@ -41,23 +44,22 @@ class FixedCrops:
     After the last place, its row is repeated with mask 0. An unreadable example
     has mask 0 as well, and the next readable record in its place.
     """
-    size, last = self.split.size, len(self.numbers) - 1
-    numbers = tf.constant(self.numbers, tf.int64)
+    last = len(self.numbers) - 1
 
-    def number_of(place: tf.Tensor) -> tf.Tensor:
-      return tf.gather(numbers, tf.minimum(place, last))
+    def numbers_of(places: np.ndarray) -> np.ndarray:
+      return self.numbers[np.minimum(places, last)]
 
-    def prepare(
-      place: tf.Tensor, encoded: tf.Tensor, label: tf.Tensor
-    ) -> dict[str, tf.Tensor]:
-      return {
-        "image": self.image(number_of(place), encoded),
-        "label": label,
-        "mask": tf.cast(place <= last, tf.float32),
-      }
+    def uniforms(places: np.ndarray) -> np.ndarray:
+      if self.seed is None:
+        return random_decisions.undecided(places)
+      return random_decisions.uniforms(self.seed, numbers_of(places))
 
     example = ExampleFn(
-      self.split, lambda place: number_of(place) % size, prepare
+      split=self.split,
+      records=lambda places: numbers_of(places) % self.split.size,
+      prepare=self.prepare,
+      uniforms=uniforms,
+      counts=lambda places: (places <= last).astype(np.float32),
     )
     return pipeline.batches(example, starts, rows)
 
@@ -82,18 +84,14 @@ def training_crops(
     image_ops.shorter_side(data.resize, image_size)
   records = np.arange(jax.process_index(), split.size, count, dtype=np.int64)
   offsets = np.arange(crops, dtype=np.int64)[:, None] * split.size
-
-  def image(number: tf.Tensor, encoded: tf.Tensor) -> tf.Tensor:
-    key = tf.stack([tf.constant(seed, tf.int64), number])
-    return image_ops.train_image(
-      encoded,
-      key,
-      data=data,
-      image_size=image_size,
-      interpolation=interpolation,
-    )
-
-  return FixedCrops(split, (offsets + records[None]).ravel(), image)
+  prepare = functools.partial(
+    image_ops.train_image,
+    data=data,
+    image_size=image_size,
+    interpolation=interpolation,
+  )
+  numbers = (offsets + records[None]).ravel()
+  return FixedCrops(split, numbers, prepare, seed)
 
 
 def evaluation_crops(
@@ -108,7 +106,7 @@ def evaluation_crops(
   return FixedCrops(
     split,
     np.asarray(examples, np.int64) % split.size,
-    lambda number, encoded: image_ops.eval_image(encoded, preprocessing),
+    lambda encoded, _: image_ops.eval_image(encoded, preprocessing),
   )
 
 
@@ -116,5 +114,5 @@ def drawn_places(
   numbers: np.ndarray, size: int, crops: int, seed: int
 ) -> np.ndarray:
   """Places, int64 (b,), of training examples; epoch e takes crop e mod k."""
-  order = batching.shuffled(tf.constant(numbers, tf.int64), size, seed)
-  return (numbers // size % crops) * size + order.numpy()
+  order = random_decisions.shuffled(numbers, size, seed)
+  return (numbers // size % crops) * size + order

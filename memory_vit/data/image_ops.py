@@ -1,18 +1,18 @@
 """Decode, crop and scale images for the model in TensorFlow.
 
-All randomness is stateless: the same seed gives the same image on every
-machine, in every order. Resizing is bilinear without antialiasing, on float32
-and without rounding in between, as vit_jax trains and evaluates, unless an
-evaluation says otherwise. Alpha is dropped, as in TensorFlow. Files that were
-marked by `oriented` are turned; the result is that of a file which was stored
-that way. `memory_vit.images` prepares images for evaluation without TensorFlow.
+Nothing is random here: `random_decisions` decides about crops. Resizing is
+bilinear without antialiasing, on float32 and without rounding in between, as
+vit_jax trains and evaluates, unless an evaluation says otherwise. Alpha is
+dropped, as in TensorFlow. Files that were marked by `oriented` are turned; the
+result is that of a file which was stored that way. `memory_vit.images` prepares
+images for evaluation without TensorFlow.
 """
 
 import numpy as np
 import PIL
 
 from memory_vit.config import DataConfig
-from memory_vit.data import oriented, python_op, raw_images
+from memory_vit.data import oriented, python_op, random_decisions, raw_images
 from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.errors import ConfigError
 from memory_vit.images import decoding, exif, jpeg, view
@@ -29,7 +29,7 @@ def decoders() -> dict[str, str]:
 
 def train_image(
   encoded: tf.Tensor,
-  seed: tf.Tensor,
+  uniforms: tf.Tensor,
   *,
   data: DataConfig,
   image_size: int,
@@ -37,17 +37,15 @@ def train_image(
 ) -> tf.Tensor:
   """A random crop of an encoded image, float32 (side, side, 3) in [-1, 1].
 
-  Equal seeds, int (2,), give equal crops. Without mirroring, the crop "resize"
-  is bitwise identical to an evaluation with `interpolation`.
+  The crop follows from `uniforms`, see `random_decisions`. Without mirroring,
+  the crop "resize" is bitwise identical to an evaluation with `interpolation`.
   """
-  crop_seed, flip_seed = tf.unstack(tf.random.split(seed, 2))
   if data.train_crop == "inception":
-    image = scale(resize(inception_crop(encoded, crop_seed), image_size))
+    image = scale(resize(inception_crop(encoded, uniforms), image_size))
   elif data.train_crop == "small":
     side = shorter_side(data.resize, image_size)
     image = resize_shorter(decode(encoded), side)
-    shape = (image_size, image_size, 3)
-    image = scale(tf.image.stateless_random_crop(image, shape, crop_seed))
+    image = scale(_random_square(image, uniforms, image_size))
   elif data.train_crop == "resize":
     squeezed = EvalPreprocessing(
       image_size=image_size, interpolation=interpolation
@@ -58,9 +56,13 @@ def train_image(
       f"config.data.train_crop is {data.train_crop!r}, expected 'inception', "
       "'small' or 'resize'."
     )
-  if data.flip:
-    image = tf.image.stateless_random_flip_left_right(image, flip_seed)
-  return image
+  if not data.flip:
+    return image
+  return tf.cond(
+    random_decisions.is_mirrored(uniforms),
+    lambda: tf.reverse(image, [1]),
+    lambda: image,
+  )
 
 
 def eval_image(
@@ -161,7 +163,7 @@ def _as_stored(file: tf.Tensor) -> tf.Tensor:
   return tf.ensure_shape(image, (None, None, 3))
 
 
-def inception_crop(encoded: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+def inception_crop(encoded: tf.Tensor, uniforms: tf.Tensor) -> tf.Tensor:
   """A random part: 5-100 % of the area, aspect ratio between 3/4 and 4/3.
 
   Of a JPEG, only that part is decoded.
@@ -171,7 +173,7 @@ def inception_crop(encoded: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
   def window_of(shape: tf.Tensor) -> tf.Tensor:
     """A window of the turned image, as it lies in the stored one."""
     shape = oriented.turned_shape(shape, orientation)
-    window = _inception_window(shape, seed)
+    window = _inception_window(shape, uniforms)
     return oriented.stored_window(window, shape, orientation)
 
   def decode_part() -> tf.Tensor:
@@ -273,15 +275,20 @@ def _pillow_view(
   return tf.ensure_shape(square, (side, side, 3))
 
 
-def _inception_window(shape: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+def _inception_window(shape: tf.Tensor, uniforms: tf.Tensor) -> tf.Tensor:
   """Shape of an image, int32 (3,) -> y, x, height, width: int32 (4,)."""
-  begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
-    shape,
-    tf.zeros((0, 0, 4), tf.float32),
-    seed=seed,
-    min_object_covered=0.0,
-    aspect_ratio_range=(3 / 4, 4 / 3),
-    area_range=(0.05, 1.0),
-    use_image_if_no_bounding_boxes=True,
-  )
-  return tf.stack([begin[0], begin[1], size[0], size[1]])
+  height, width, _ = tf.unstack(tf.cast(shape, tf.float64))
+  window = random_decisions.inception_window(tf, uniforms, height, width)
+  return tf.cast(tf.stack(window), tf.int32)
+
+
+def _random_square(
+  image: tf.Tensor, uniforms: tf.Tensor, side: int
+) -> tf.Tensor:
+  """A random part of an image, (side, side, 3)."""
+  height, width, _ = tf.unstack(tf.cast(tf.shape(image), tf.float64))
+  rows, columns = height + 1.0 - side, width + 1.0 - side
+  place = random_decisions.random_place(tf, uniforms, rows, columns)
+  y, x = tf.unstack(tf.cast(tf.stack(place), tf.int32))
+  square = image[y : y + side, x : x + side]
+  return tf.ensure_shape(square, (side, side, 3))

@@ -5,11 +5,11 @@ import dataclasses
 import functools
 import logging
 import weakref
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 
 import numpy as np
 
-from memory_vit.data import parallel
+from memory_vit.data import parallel, random_decisions
 from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.data.split import Split
 
@@ -22,51 +22,53 @@ Batch = dict[str, np.ndarray]
 _PREFETCH = 2
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ExampleFn:
-  """A function from the number of an example, int64 (), to the example.
+  """A function from the number of an example to the example.
 
   The offset of an example is the number of unreadable records that it skips.
 
   Attributes:
     split: the records.
-    record: number -> index in the split, int64 ().
-    prepare: number, encoded image, label -> the example.
+    records: numbers, int64 (b,) -> indices in the split, int64 (b,).
+    uniforms: numbers, int64 (b,) -> float64 (b, k), for random decisions.
+    prepare: encoded image, string (), and its uniforms, float64 (k,) -> image.
+    counts: numbers, int64 (b,) -> "mask", float32 (b,), in evaluation.
   """
 
   split: Split
-  record: Callable[[tf.Tensor], tf.Tensor]
-  prepare: Callable[[tf.Tensor, tf.Tensor, tf.Tensor], dict[str, tf.Tensor]]
+  records: Callable[[np.ndarray], np.ndarray]
+  prepare: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+  uniforms: Callable[[np.ndarray], np.ndarray] = random_decisions.undecided
+  counts: Callable[[np.ndarray], np.ndarray] | None = None
 
   def __post_init__(self) -> None:
     self.split.require_images()
 
   @functools.cached_property
   def graph(self) -> Callable[[tf.Tensor, tf.Tensor], dict[str, tf.Tensor]]:
-    """Number and offset, int64 () -> the example.
+    """Index, int64 (), and uniforms, float64 (k,) -> the example.
 
     Traced once: a batch with a broken image makes two more pipelines.
     """
-    split = self.split
 
-    def make(number: tf.Tensor, offset: tf.Tensor) -> dict[str, tf.Tensor]:
-      index = (self.record(number) + offset) % split.size
-      return self.prepare(number, *split.fetch(index))
+    def make(index: tf.Tensor, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
+      encoded, label = self.split.fetch(index)
+      return {"image": self.prepare(encoded, uniforms), "label": label}
 
-    signature = [tf.TensorSpec((), tf.int64)] * 2
+    signature = [
+      tf.TensorSpec((), tf.int64), tf.TensorSpec((None,), tf.float64)
+    ]  # fmt: skip
     return tf.function(make, input_signature=signature, autograph=False)
 
-  def index(self, number: int, offset: int) -> int:
-    """The index of the record that an example takes."""
-    record = self.record(tf.constant(number, tf.int64))
-    return (int(record) + int(offset)) % self.split.size
+  def indices(self, numbers: range, offsets: np.ndarray) -> np.ndarray:
+    """Indices, int64 (b,), of the records that examples take."""
+    return (self.records(np.array(numbers)) + offsets) % self.split.size
 
-  def check_labels(
-    self, labels: np.ndarray, numbers: range, offsets: np.ndarray
-  ) -> None:
-    self.split.check_labels(
-      labels, lambda row: self.index(numbers[row], offsets[row])
-    )
+  def offsets(self, numbers: range, skips: Mapping[int, int]) -> np.ndarray:
+    """Offsets, int64 (b,), of examples whose records are known to be broken."""
+    records = self.records(np.array(numbers))
+    return np.array([skips.get(index, 0) for index in records.tolist()])
 
 
 # All that are not used up. A thread of TensorFlow that runs Python while the
@@ -103,9 +105,11 @@ def _generate(example: ExampleFn, starts: range, rows: int) -> Generator[Batch]:
           # It has lost the rows of a batch, and is not used any more.
           pipeline = None
           batch, offsets = _read_singly(example, numbers, error)
-      example.check_labels(batch["label"], numbers, offsets)
-      if "mask" in batch:  # one in place of another does not count
-        batch["mask"] = np.where(offsets, np.float32(0), batch["mask"])
+      indices = example.indices(numbers, offsets)
+      split.check_labels(batch["label"], indices.__getitem__)
+      if example.counts:  # one in place of another does not count
+        counts = example.counts(np.array(numbers))
+        batch["mask"] = np.where(offsets, np.float32(0), counts)
       yield batch
       starts = starts[1:]
   finally:
@@ -119,17 +123,29 @@ def _pipeline(
 ) -> Iterator[tuple[Batch, np.ndarray]]:
   """Batches and offsets until an example that is not known cannot be read."""
   skips = example.split.skips
-  known = tf.constant([*skips], tf.int64)
-  steps = tf.constant([*skips.values()], tf.int64)
 
-  def make(number: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-    is_known = known == example.record(number) % example.split.size
-    offset = tf.reduce_sum(tf.where(is_known, steps, 0))
-    return example.graph(number, offset), offset
+  def decide(start: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    numbers = range(int(start), int(start) + rows)
+    offsets = example.offsets(numbers, skips)
+    uniforms = example.uniforms(np.array(numbers))
+    return example.indices(numbers, offsets), uniforms, offsets
+
+  def decided(start: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    kinds = (tf.int64, tf.float64, tf.int64)
+    indices, uniforms, offsets = tf.numpy_function(decide, [start], kinds)
+    return (
+      tf.ensure_shape(indices, (rows,)),
+      tf.ensure_shape(uniforms, (rows, None)),
+      tf.ensure_shape(offsets, (rows,)),
+    )
+
+  def make(
+    index: tf.Tensor, uniforms: tf.Tensor, offset: tf.Tensor
+  ) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+    return example.graph(index, uniforms), offset
 
   first = tf.data.Dataset.range(starts.start, starts.stop, starts.step)
-  numbers = first.flat_map(lambda n: tf.data.Dataset.range(n, n + rows))
-  examples = parallel.parallel_map(numbers, make)
+  examples = parallel.parallel_map(first.map(decided).unbatch(), make)
   stacked = examples.batch(rows, drop_remainder=True).prefetch(_PREFETCH)
   return stacked.as_numpy_iterator()
 
@@ -144,15 +160,17 @@ def _read_singly(
   """
   split, skips = example.split, example.split.skips
   made: dict[int, dict[str, np.ndarray]] = {}
-  offsets = np.array([skips.get(example.index(n, 0), 0) for n in numbers])
+  offsets = example.offsets(numbers, skips)
+  uniforms = example.uniforms(np.array(numbers))
   while missing := [i for i in range(len(numbers)) if i not in made]:
-    wanted = (np.array(numbers)[missing], offsets[missing])
+    indices = example.indices(numbers, offsets)
+    wanted = (indices[missing], uniforms[missing])
     dataset = tf.data.Dataset.from_tensor_slices(wanted)
     attempts = parallel.attempts(dataset, example.graph)
     bad = {}
     for i, result in zip(missing, attempts, strict=True):
       if isinstance(result, tf.errors.OpError):
-        bad[example.index(numbers[i], offsets[i])] = parallel.reason_of(result)
+        bad[int(indices[i])] = parallel.reason_of(result)
         offsets[i] += 1
       else:
         made[i] = result

@@ -30,7 +30,7 @@ from memory_vit.train.sweep import Trial
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 3  # of what is saved beside the arrays
+FORMAT = 4  # of what is saved beside the arrays
 # Any first score is better.
 _WORST = -math.inf
 _RECORDED = [

@@ -18,7 +18,13 @@ from memory_vit.cache import plan
 from memory_vit.cache.row_file import FileRows
 from memory_vit.cache.rows import DeviceRows, HostRows, RowLayout
 from memory_vit.cache.run_cache import RunCache
-from memory_vit.data import batching, datasets, fixed_crops, image_ops
+from memory_vit.data import (
+  batching,
+  datasets,
+  fixed_crops,
+  image_ops,
+  random_decisions,
+)
 from memory_vit.errors import BrokenDataError, ConfigError
 from memory_vit.model import trees
 from memory_vit.model.task import EvalPreprocessing
@@ -149,11 +155,12 @@ def test_crops_are_taken_in_turn(backbone):
   fetch = made.splits["train"].fetch
   for i, batch in enumerate(itertools.islice(cached_batches(made), 12)):
     number = i * BATCH + i  # of one row of each batch; more than 4 epochs
-    record = int(batching.shuffled(tf.constant(number, tf.int64), SIZE, 4))
+    [record] = random_decisions.shuffled([number], SIZE, 4).tolist()
     encoded, label = fetch(tf.constant(record, tf.int64))
-    key = [4, number // SIZE % crops * SIZE + record]
+    crop_number = number // SIZE % crops * SIZE + record
+    [uniforms] = random_decisions.uniforms(4, [crop_number])
     crop = image_ops.train_image(
-      encoded, tf.constant(key, tf.int64), data=made.config.data, image_size=8
+      encoded, uniforms, data=made.config.data, image_size=8
     )
     np.testing.assert_array_equal(np.asarray(batch["inputs"])[i], crop)
     assert batch["label"][i] == label

@@ -16,7 +16,6 @@ from fake_data import numbered_source, write_adhoc, write_folder, write_tfds
 
 from memory_vit import glyphs
 from memory_vit.config import DataConfig
-from memory_vit.data import batching as data_lib
 from memory_vit.data import datasets, pipeline
 from memory_vit.data.batching import eval_batches, train_batches
 from memory_vit.data.datasets import open_split
@@ -69,24 +68,6 @@ def test_each_epoch_is_a_permutation():
   for epoch in epochs:
     assert sorted(epoch) == list(range(10))
   assert len(np.unique(epochs, axis=0)) == 4
-
-
-@pytest.mark.parametrize(
-  ("size", "every", "seed"),
-  [(1_000, 1, 0), pytest.param(50_000, 25, 1, marks=pytest.mark.slow)],
-)
-def test_epochs_are_independent(size, every, seed):
-  numbers = tf.data.Dataset.range(0, 4 * size, every)
-  records = numbers.map(
-    lambda g: data_lib.shuffled(g, size, seed), num_parallel_calls=2
-  )
-  epochs = np.array(list(records.as_numpy_iterator())).reshape(4, -1)
-  places = np.arange(0, size, every)
-  # Neither among each other nor with the order of the files; the limit is five
-  # standard deviations of independent permutations.
-  correlations = np.corrcoef(np.vstack([places, epochs]))
-  largest = np.abs(correlations - np.eye(5)).max()
-  assert largest < 5 / np.sqrt(len(places))
 
 
 def test_batches_have_the_promised_form():

@@ -14,6 +14,7 @@ from memory_vit.data import (
   datasets,
   decoded_images,
   image_ops,
+  random_decisions,
   raw_images,
 )
 from memory_vit.data.decoded_images import cache_decoded
@@ -119,6 +120,7 @@ def test_raw_image_with_a_false_header_is_refused():
   for broken in (encoded[:-1], encoded[: start + 4], many, negative):
     with pytest.raises(tf.errors.InvalidArgumentError):
       image_ops.decode(tf.constant(broken))
+  [uniforms] = random_decisions.uniforms(0, [1])
   for broken in (encoded[: start + 4], many):
     with pytest.raises(tf.errors.InvalidArgumentError):
-      image_ops.inception_crop(tf.constant(broken), tf.constant([0, 1]))
+      image_ops.inception_crop(tf.constant(broken), uniforms)

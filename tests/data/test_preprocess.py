@@ -13,7 +13,7 @@ from PIL import Image
 
 import memory_vit as mv
 from memory_vit.config import DataConfig
-from memory_vit.data import image_ops
+from memory_vit.data import image_ops, random_decisions
 from memory_vit.errors import ConfigError, DataError, TaskError
 from memory_vit.images import decoding, preparation
 from memory_vit.model.task import EvalPreprocessing
@@ -56,20 +56,19 @@ def test_broken_files_raise(kind, decode):
 def _views(
   encoded: bytes, data: DataConfig, image_size: int, count: int, seed: int = 0
 ) -> np.ndarray:
-  """The training pictures of the seeds (seed, 0), (seed, 1), ..."""
-  dataset = tf.data.Dataset.range(count).map(
-    lambda i: image_ops.train_image(
-      tf.constant(encoded),
-      tf.stack([tf.constant(seed, tf.int64), i]),
-      data=data,
-      image_size=image_size,
+  """The training pictures of the examples 0, 1, ... of a seed."""
+  uniforms = random_decisions.uniforms(seed, range(count))
+  dataset = tf.data.Dataset.from_tensor_slices(uniforms).map(
+    lambda one: image_ops.train_image(
+      tf.constant(encoded), one, data=data, image_size=image_size
     )
   )
   return np.stack(list(dataset.as_numpy_iterator()))
 
 
-def _crop(encoded: bytes, seed: int) -> np.ndarray:
-  return image_ops.inception_crop(encoded, tf.constant([0, seed])).numpy()
+def _crop(encoded: bytes, number: int) -> np.ndarray:
+  [uniforms] = random_decisions.uniforms(0, [number])
+  return image_ops.inception_crop(encoded, tf.constant(uniforms)).numpy()
 
 
 def test_crop_of_a_jpeg_is_that_of_the_decoded_picture():
@@ -90,13 +89,14 @@ def test_inception_crop_takes_the_promised_parts():
   picture = np.stack([y, x, np.zeros_like(x)], axis=-1).astype(np.uint8)
   encoded = tf.constant(encode(picture, "PNG"))
 
-  def corners(seed):
-    crop = image_ops.inception_crop(encoded, tf.stack([0, seed]))
+  def corners(uniforms):
+    crop = image_ops.inception_crop(encoded, uniforms)
     ends = tf.stack([crop[0, 0, :2], crop[-1, -1, :2]])
     return tf.cast(ends, tf.int32), tf.shape(crop)[:2]
 
-  seeds = tf.data.Dataset.range(count, output_type=tf.int32)
-  crops = seeds.map(corners, num_parallel_calls=2).as_numpy_iterator()
+  uniforms = random_decisions.uniforms(0, range(count))
+  examples = tf.data.Dataset.from_tensor_slices(uniforms)
+  crops = examples.map(corners, num_parallel_calls=2).as_numpy_iterator()
   first, last, shape = zip(
     *((*ends, shape) for ends, shape in crops), strict=True
   )
@@ -177,12 +177,12 @@ def test_a_squeezed_training_picture_is_that_of_evaluation(kind, interpolation):
     return [
       image_ops.train_image(
         tf.constant(encoded),
-        tf.constant([0, seed]),
+        tf.constant(uniforms),
         data=data,
         image_size=16,
         interpolation=interpolation,
       ).numpy()
-      for seed in range(12)
+      for uniforms in random_decisions.uniforms(0, range(12))
     ]
 
   for view in views(data):
@@ -252,7 +252,10 @@ def test_tiny_pictures_are_usable(shape):
     image_ops.eval_image(encoded, EvalPreprocessing(image_size=8)),
     image_ops.eval_image(encoded, central),
     image_ops.train_image(
-      encoded, tf.constant([0, 0]), data=DataConfig(), image_size=8
+      encoded,
+      tf.constant(random_decisions.uniforms(0, [0])[0]),
+      data=DataConfig(),
+      image_size=8,
     ),
   ):
     assert image.shape == (8, 8, 3)

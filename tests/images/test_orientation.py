@@ -13,7 +13,14 @@ from PIL import Image, ImageOps
 
 import memory_vit as mv
 from memory_vit.config import DataConfig
-from memory_vit.data import batching, image_ops, in_memory, indexable, oriented
+from memory_vit.data import (
+  batching,
+  image_ops,
+  in_memory,
+  indexable,
+  oriented,
+  random_decisions,
+)
 from memory_vit.data.datasets import open_split
 from memory_vit.images import decoding, exif
 from memory_vit.model.task import EvalPreprocessing
@@ -102,11 +109,11 @@ def test_a_training_crop_is_that_of_the_upright_image(crop):
 
   @tf.function(input_signature=[tf.TensorSpec((), tf.string)])
   def views(encoded):
-    seeds = tf.stack([[3, seed] for seed in range(4)])
-    one = lambda seed: image_ops.train_image(  # noqa: E731
-      encoded, seed, data=data, image_size=9
+    uniforms = tf.constant(random_decisions.uniforms(3, range(4)))
+    one = lambda uniforms: image_ops.train_image(  # noqa: E731
+      encoded, uniforms, data=data, image_size=9
     )
-    return tf.map_fn(one, seeds, fn_output_signature=tf.float32)
+    return tf.map_fn(one, uniforms, fn_output_signature=tf.float32)
 
   for number in ALL:
     encoded = stored(number)
@@ -119,10 +126,9 @@ def test_a_training_crop_is_that_of_the_upright_image(crop):
 def test_the_part_of_a_jpeg_that_is_decoded_is_the_right_one(number):
   encoded = stored(number, "JPEG", noise(0, 60, 90))
   whole = encode(upright(encoded), "PNG")
-  for seed in range(4):
-    seeds = tf.constant([0, seed])
-    part = image_ops.inception_crop(oriented.mark(encoded), seeds)
-    cut = image_ops.inception_crop(whole, seeds)
+  for uniforms in random_decisions.uniforms(0, range(4)):
+    part = image_ops.inception_crop(oriented.mark(encoded), uniforms)
+    cut = image_ops.inception_crop(whole, uniforms)
     # At the rim, the colours of a JPEG depend on the pixels that are not read.
     np.testing.assert_array_equal(part[1:-1, 1:-1], cut[1:-1, 1:-1])
 

@@ -1,0 +1,128 @@
+"""Random decisions of training: shuffling, random crops, mirroring, in NumPy.
+
+They are a function of the seed and of the number of an example, or of its
+epoch: equal on every machine, in every process and from every starting point.
+Images are cropped by TensorFlow or by NumPy; both get the same numbers. The
+words come from the bit generator Philox, whose stream NumPy keeps as it is; it
+keeps no stream of `Generator`, such as that of `permutation`.
+"""
+
+import functools
+from typing import Any
+
+import numpy as np
+
+# The key of crops; keys of orders are numbers of epochs.
+_CROPS = 2**64 - 1
+# Philox makes its words in blocks.
+_IN_A_BLOCK = 4
+# Windows that are tried before an image is taken as a whole. Nearly always the
+# first one fits; in tiny and in very long images it may not.
+_ATTEMPTS = 8
+# Uniform numbers of an example, and their places.
+UNIFORMS = 4 + 2 * _ATTEMPTS
+_FLIP, _Y, _X = 0, 1, 2
+_ASPECTS = slice(4, 4 + _ATTEMPTS)
+_HEIGHTS = slice(4 + _ATTEMPTS, UNIFORMS)
+
+_LEAST_ASPECT, _MOST_ASPECT, _LEAST_AREA = 3 / 4, 4 / 3, 0.05
+
+
+def shuffled(numbers: np.ndarray, size: int, seed: int) -> np.ndarray:
+  """The records, int64 (b,), of examples (b,): each epoch permutes."""
+  epochs, places = np.divmod(np.asarray(numbers, np.int64), size)
+  records = np.empty_like(places)
+  for epoch in np.unique(epochs):
+    chosen = epochs == epoch
+    records[chosen] = _order(size, seed, int(epoch))[places[chosen]]
+  return records
+
+
+@functools.lru_cache(maxsize=2)  # a batch may hold parts of two epochs
+def _order(size: int, seed: int, epoch: int) -> np.ndarray:
+  """A permutation of `size` records, in the smallest dtype."""
+  words = _philox(seed, epoch).random_raw(size)
+  return np.argsort(words, kind="stable").astype(np.min_scalar_type(size))
+
+
+def uniforms(seed: int, numbers: np.ndarray) -> np.ndarray:
+  """Numbers in [0, 1) for the crops of examples (b,): float64 (b, `UNIFORMS`).
+
+  An example has its own words of one stream, so those of examples that follow
+  each other are made at once.
+  """
+  numbers = np.asarray(numbers, np.int64)
+  if not len(numbers):
+    return np.zeros((0, UNIFORMS))
+  gaps = np.flatnonzero(np.diff(numbers) != 1) + 1
+  words = [
+    _philox(seed, _CROPS, int(run[0])).random_raw(len(run) * UNIFORMS)
+    for run in np.split(numbers, gaps)
+  ]
+  # 53 bits are a float64: nothing is rounded.
+  return (np.concatenate(words) >> 11).reshape(-1, UNIFORMS) * 2.0**-53
+
+
+def undecided(numbers: np.ndarray) -> np.ndarray:
+  """In place of `uniforms` where nothing is random, float64 (b, 1).
+
+  TensorFlow crashes on rows without elements.
+  """
+  return np.zeros((len(numbers), 1))
+
+
+def _philox(seed: int, key: int, number: int = 0) -> np.random.Philox:
+  counter = number * (UNIFORMS // _IN_A_BLOCK)
+  return np.random.Philox(key=np.array([seed, key], np.uint64), counter=counter)
+
+
+def inception_window(
+  ops: Any, uniforms: Any, height: Any, width: Any
+) -> tuple[Any, Any, Any, Any]:
+  """Choose a part of an image: 5-100 % of its area, aspect 3/4 to 4/3.
+
+  The distribution is that of `tf.image.sample_distorted_bounding_box`: aspect
+  uniform, then the height among the integers that are possible, then the place.
+  Here the last row and column are reached as often as others. Each operation
+  is exact or rounded as IEEE 754 says, so both libraries choose equal windows.
+
+  Args:
+    ops: numpy or tensorflow, whose functions have the same names.
+    uniforms: of the example, float64 (`UNIFORMS`,).
+    height: of the image, float64 ().
+    width: of the image, float64 ().
+
+  Returns:
+    y, x, height and width, float64 (); the whole image if no window fits.
+  """
+  aspects = _LEAST_ASPECT + (_MOST_ASPECT - _LEAST_ASPECT) * uniforms[_ASPECTS]
+  area = _LEAST_AREA * (height * width)
+  least = ops.round(ops.sqrt(area / aspects))
+  most = ops.minimum(height, ops.floor((width + 0.5) / aspects))
+  count = ops.maximum(most - least, 0.0) + 1.0
+  heights = least + ops.floor(uniforms[_HEIGHTS] * count)
+  # By rounding, one may be too small.
+  too_small = heights * ops.round(heights * aspects) < area
+  heights = ops.where(too_small, heights + 1.0, heights)
+  widths = ops.round(heights * aspects)
+  fits = (heights * widths >= area) & (heights <= height) & (widths <= width)
+  first = ops.argmax(fits)
+  found = fits[first] & (heights[first] * widths[first] > 0.0)
+  height_of = ops.where(found, heights[first], height)
+  width_of = ops.where(found, widths[first], width)
+  y, x = random_place(
+    ops, uniforms, height + 1.0 - height_of, width + 1.0 - width_of
+  )
+  return y, x, height_of, width_of
+
+
+def random_place(
+  ops: Any, uniforms: Any, rows: Any, columns: Any
+) -> tuple[Any, Any]:
+  """Choose y below `rows` and x below `columns`, float64 ()."""
+  return ops.floor(uniforms[_Y] * rows), ops.floor(uniforms[_X] * columns)
+
+
+def is_mirrored(uniforms: Any) -> Any:
+  """Whether an example is mirrored: every second is."""
+  return uniforms[_FLIP] < 0.5
