@@ -135,7 +135,7 @@ def _read(
     ref = SplitRef(arguments.data, arguments.data_dir, split, download=False)
     reader = datasets.open_ref(ref)
     images = eval_images(reader, preprocessing, range(reader.size))
-    labels = [int(reader.fetch(np.int64(i))[1]) for i in range(reader.size)]
+    labels = [int(reader.source.read(i)[1]) for i in range(reader.size)]
     splits[role] = Split(images, np.array(labels, np.int32))
   return splits, reader.num_classes
 

@@ -3,7 +3,8 @@
   python -m benchmarks.input [--folder=DIR] [--size=224] [--crop=inception]
     [--rounds=5] [--json=FILE]
 
-Five pipelines are timed in turn, round by round. For training: ours from files,
+Six pipelines are timed in turn, round by round. For training: ours from files,
+ours without TensorFlow from files in memory (as `mv.train_task` reads lists),
 ours from decoded images in memory (`config.cache.what=images`), and plain
 tf.data as a user would write it (read, decode, random crop, batch, autotuned).
 For prediction, with images resized as in evaluation: plain tf.data, and the
@@ -28,7 +29,14 @@ import sklearn.datasets
 from PIL import Image
 
 from memory_vit.config import DataConfig
-from memory_vit.data import batching, datasets, image_ops, random_decisions
+from memory_vit.data import (
+  batching,
+  crop_sizes,
+  datasets,
+  image_ops,
+  in_memory,
+  random_decisions,
+)
 from memory_vit.data.decoded_images import cache_decoded
 from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.data.split import Split
@@ -83,12 +91,17 @@ def _measure(folder: str, arguments: argparse.Namespace) -> dict[str, Any]:
   reader = datasets.open_split("folder", "train", folder)
   began = time.perf_counter()
   kept = cache_decoded(
-    reader, image_ops.shorter_side(data.resize, arguments.size)
+    reader, crop_sizes.shorter_side(data.resize, arguments.size)
   )
   seconds = time.perf_counter() - began
   squeezed = EvalPreprocessing(image_size=arguments.size)
+  files = [reader.file_name(i) for i in range(reader.size)]
+  memory = in_memory.open_data(
+    (files, reader.labels), "own", "train", reader.class_names
+  )
   ways: dict[str, Callable[[], Iterator[Any]]] = {
     "files": lambda: _ours(reader, data, arguments.size),
+    "memory": lambda: _ours(memory, data, arguments.size),
     "kept": lambda: _ours(kept, data, arguments.size),
     "plain_tf_data": lambda: _plain(
       folder,
@@ -114,6 +127,7 @@ def _measure(folder: str, arguments: argparse.Namespace) -> dict[str, Any]:
     "seconds_to_keep": round(seconds, 2),
     **{f"images_per_second_{n}": round(v, 1) for n, v in middle.items()},
     "kept_over_files": round(middle["kept"] / middle["files"], 2),
+    "memory_over_files": round(middle["memory"] / middle["files"], 2),
     "kept_over_plain_tf_data": round(
       middle["kept"] / middle["plain_tf_data"], 2
     ),

@@ -12,6 +12,8 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 from PIL import Image
 
+from memory_vit.data import graph_source
+from memory_vit.data.memory_source import MemorySource
 from memory_vit.data.split import Split
 
 
@@ -78,7 +80,7 @@ def numbered_source(size: int) -> Split:
     split="train",
     size=size,
     class_names=tuple(map(str, range(size))),
-    fetch=lambda i: (tf.gather(pictures, i), tf.cast(i, tf.int32)),
+    source=graph_source.from_tensors(pictures, tf.range(size)),
   )
 
 
@@ -92,9 +94,27 @@ def broken_source(size: int, broken: Sequence[int], **options) -> Split:
   )
   return dataclasses.replace(
     numbered_source(size),
-    fetch=lambda i: (tf.gather(pictures, i), tf.cast(i, tf.int32)),
+    source=graph_source.from_tensors(pictures, tf.range(size)),
     **options,
   )
+
+
+def in_memory(split: Split) -> Split:
+  """The same examples, in memory."""
+  pairs = [split.source.read(i) for i in range(split.size)]
+  images, labels = zip(*pairs, strict=True)
+  source = MemorySource(images, np.array(labels))
+  return dataclasses.replace(split, source=source)
+
+
+def damaged(split: Split, bad: Sequence[int]) -> Split:
+  """A split that is in memory, with examples that are no images."""
+  images = [
+    b"no image" if i in bad else image
+    for i, image in enumerate(split.source.images)
+  ]
+  source = split.source.decoded(images, split.source.numbers)
+  return dataclasses.replace(split, source=source)
 
 
 def write_folder(

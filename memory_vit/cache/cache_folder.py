@@ -12,16 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from etils import epy
 from jax.sharding import Mesh
 
 from memory_vit.cache.plan import SplitPlan
 from memory_vit.config import Config
-from memory_vit.data import image_ops
 from memory_vit.errors import ConfigError
 from memory_vit.model.backbone import Backbone
 from memory_vit.runtime import lock, paths, processes
 from memory_vit.runtime.preemption import StopSignal
 from memory_vit.version import __version__
+
+with epy.lazy_imports():  # TensorFlow
+  from memory_vit.data import image_ops
 
 logger = logging.getLogger(__name__)
 

@@ -33,7 +33,7 @@ from memory_vit.runtime.tables import table
 
 with epy.lazy_imports():  # once the command line is known to be right
   from memory_vit import reports
-  from memory_vit.data import image_ops
+  from memory_vit.data import crop_sizes
   from memory_vit.evaluation import task_data, verify
   from memory_vit.model import task as task_sets
   from memory_vit.reports import directory
@@ -193,7 +193,7 @@ def _open_upstream(
 ) -> tuple[Split, EvalPreprocessing]:
   """The data of the original outputs, and their preprocessing."""
   size = backbone.config.image_size
-  preprocessing = image_ops.preprocessing_of(
+  preprocessing = crop_sizes.preprocessing_of(
     own.eval_crop, own.resize, size, backbone.preprocessing
   )
   return data_options.open_split(own.ref, arguments), preprocessing

@@ -9,15 +9,23 @@ import io
 import itertools
 import logging
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from memory_vit.config import EMBEDDINGS, Config
-from memory_vit.data import datasets, image_ops, oriented, parallel, subset
+from memory_vit.data import (
+  datasets,
+  image_ops,
+  numpy_ops,
+  oriented,
+  string_ops,
+  subset,
+)
 from memory_vit.data.quiet_tensorflow import tf
+from memory_vit.data.source import ExampleError
 from memory_vit.data.split import Split
 from memory_vit.data.split_ref import SplitRef, configured_splits
 from memory_vit.errors import BrokenDataError, ConfigError
@@ -73,17 +81,18 @@ class _Contents:
 
   def add(self, index: int, example: Any) -> None:
     """Count an example, or what reading it has raised."""
-    if isinstance(example, tf.errors.OpError):
+    if isinstance(example, ExampleError):
       # In memory, a record that could not be read is an empty image.
       known = self.split.unreadable.get(index)
-      self._note("cannot be read", index, known or parallel.reason_of(example))
+      self._note("cannot be read", index, known or str(example))
       return
-    self.hashes.append(int(example["hash"]))
+    image, label = example
+    self.hashes.append(int(image["hash"]))
     self.indices.append(index)
-    self.kinds[example["kind"].decode()] += 1
-    self.turned += bool(example["turned"])
-    self._add_label(index, np.asarray(example["label"]))
-    self._add_size(index, *map(int, example["size"]))
+    self.kinds[image["kind"].decode()] += 1
+    self.turned += bool(image["turned"])
+    self._add_label(index, np.asarray(label))
+    self._add_size(index, *map(int, image["size"]))
 
   def _add_label(self, index: int, label: np.ndarray) -> None:
     kind, number = KINDS[self.split.kind], label.tolist()
@@ -170,18 +179,21 @@ def _read(role: str, ref: SplitRef) -> _Contents:
   for fault in opened.faults:
     found.problems.append({"kind": "refused", "where": fault, "detail": ""})
   with ProgressBar(role, split.size) as bar:
-    for index, example in enumerate(_examples(split)):
+    examples = split.source.examples(_Examined(), range(split.size))
+    for index, example in enumerate(split.in_time(examples)):
       found.add(index, example)
       bar.update()
   return found
 
 
-def _examples(split: Split) -> Iterator[Any]:
-  """Yield the properties of each example, or what reading it has raised."""
+@dataclasses.dataclass(frozen=True)
+class _Examined:
+  """The properties of an image."""
 
-  def examine(index: tf.Tensor) -> dict[str, tf.Tensor]:
-    encoded, label = split.fetch(index)
-    orientation, file = oriented.split(encoded)
+  def in_graph(
+    self, encoded: tf.Tensor, uniforms: tf.Tensor
+  ) -> dict[str, tf.Tensor]:
+    orientation, file = string_ops.split(encoded)
     hashed, kind = tf.numpy_function(
       _examine_file, [file], [tf.uint64, tf.string]
     )
@@ -189,10 +201,17 @@ def _examples(split: Split) -> Iterator[Any]:
     shape = tf.shape(image_ops.decode(encoded))
     return {
       "hash": hashed, "kind": kind, "turned": orientation > 1,
-      "size": (shape[1], shape[0]), "label": label,
+      "size": (shape[1], shape[0]),
     }  # fmt: skip
 
-  return split.each(examine)
+  def in_numpy(self, encoded: bytes, uniforms: np.ndarray) -> dict[str, Any]:
+    orientation, file = oriented.split(encoded)
+    hashed, kind = _examine_file(file)
+    height, width = numpy_ops.decode(encoded).shape[:2]
+    return {
+      "hash": hashed, "kind": kind, "turned": orientation > 1,
+      "size": (width, height),
+    }  # fmt: skip
 
 
 def _examine_file(encoded: bytes) -> tuple[np.uint64, bytes]:

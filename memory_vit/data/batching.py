@@ -18,9 +18,10 @@ import jax
 import numpy as np
 
 from memory_vit.config import DataConfig
-from memory_vit.data import image_ops, parallel, pipeline, random_decisions
+from memory_vit.data import pipeline, random_decisions
 from memory_vit.data.pipeline import Batch, ExampleFn
-from memory_vit.data.quiet_tensorflow import tf
+from memory_vit.data.preparations import EvalImage, TrainCrop
+from memory_vit.data.source import ExampleError
 from memory_vit.data.split import Split
 from memory_vit.errors import BrokenDataError, ConfigError
 from memory_vit.model.task import EvalPreprocessing
@@ -68,21 +69,13 @@ def train_batches(
     ConfigError: if the batch does not divide, or the crop is impossible.
   """
   rows, first = share(batch_size, process_index, process_count)
-  if data.train_crop == "small":
-    image_ops.shorter_side(data.resize, image_size)
-
   starts = range(start + first, 2**63 - batch_size, batch_size)
   example = ExampleFn(
     split=split,
     records=lambda numbers: random_decisions.shuffled(
       numbers, split.size, seed
     ),
-    prepare=functools.partial(
-      image_ops.train_image,
-      data=data,
-      image_size=image_size,
-      interpolation=interpolation,
-    ),
+    prepare=TrainCrop(data, image_size, interpolation),
     uniforms=functools.partial(random_decisions.uniforms, seed),
   )
   return pipeline.batches(example, starts, rows)
@@ -150,7 +143,7 @@ def eval_batches(
   example = ExampleFn(
     split=split,
     records=lambda numbers: np.minimum(numbers, split.size - 1),
-    prepare=lambda encoded, _: image_ops.eval_image(encoded, preprocessing),
+    prepare=EvalImage(preprocessing),
     counts=lambda numbers: (numbers < split.size).astype(np.float32),
   )
   return pipeline.batches(example, starts, rows)
@@ -165,21 +158,14 @@ def eval_images(
   images = np.zeros((len(indices), side, side, 3), np.float32)
   if not len(indices):
     return images
-
-  def make(index: tf.Tensor) -> tf.Tensor:
-    encoded, _ = split.fetch(index)
-    return image_ops.eval_image(encoded, preprocessing)
-
-  numbers = tf.data.Dataset.from_tensor_slices(tf.constant(indices, tf.int64))
   with split.time_limit(int(indices[0])):
-    found = parallel.attempts(numbers, make)
-    for place, (index, image) in enumerate(zip(indices, found, strict=True)):
-      if isinstance(image, tf.errors.OpError):
+    found = split.source.examples(EvalImage(preprocessing), indices)
+    for place, (index, example) in enumerate(zip(indices, found, strict=True)):
+      if isinstance(example, ExampleError):
         raise BrokenDataError(
-          f"{split.describe(int(index))} cannot be read: "
-          f"{parallel.reason_of(image)}."
+          f"{split.describe(int(index))} cannot be read: {example}."
         )
-      images[place] = image
+      images[place], _ = example
   return images
 
 

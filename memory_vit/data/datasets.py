@@ -2,18 +2,12 @@
 
 import dataclasses
 
+from etils import epy
+
 from memory_vit.config import EMBEDDINGS, Config
-from memory_vit.data import (
-  embedded,
-  file_list,
-  local,
-  parallel,
-  shipped,
-  subset,
-  tfds,
-)
+from memory_vit.data import subset
 from memory_vit.data.data_files import DataFiles
-from memory_vit.data.quiet_tensorflow import tf
+from memory_vit.data.source import ExampleError
 from memory_vit.data.split import Split
 from memory_vit.data.split_ref import (
   OF_A_DIRECTORY,
@@ -24,6 +18,9 @@ from memory_vit.data.split_ref import (
 from memory_vit.errors import BrokenDataError, DataError
 from memory_vit.kinds import KINDS
 from memory_vit.runtime import messages, processes
+
+with epy.lazy_imports():  # TensorFlow, for all but data in Python
+  from memory_vit.data import embedded, file_list, local, shipped, tfds
 
 
 def open_split(
@@ -183,12 +180,11 @@ def check_first_label(split: Split) -> None:
     if index in split.unreadable:
       continue
     try:
-      _, label = split.fetch(tf.constant(index, tf.int64))
-    # Outside a graph a reader's own exceptions come through.
-    except Exception as error:
-      split.mark_unreadable({index: parallel.reason_of(error)})
+      _, label = split.source.read(index)
+    except ExampleError as error:
+      split.mark_unreadable({index: str(error)})
     else:
       # Its only row is that example.
-      split.check_labels(label.numpy()[None], [index].__getitem__)
+      split.check_labels(label[None], [index].__getitem__)
       return
   raise split.nothing_readable()

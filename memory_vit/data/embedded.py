@@ -12,16 +12,17 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from etils import epy
 
 from memory_vit.data import embeddings, labels, split_parts
 from memory_vit.data.data_files import LISTED, DataFiles
 from memory_vit.data.embeddings import EmbeddedRows, EmbeddingFiles
 from memory_vit.data.labels import Encoder
-from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.data.split import Split
 from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import BrokenDataError, DataError
@@ -30,6 +31,12 @@ from memory_vit.kinds.written import Label
 from memory_vit.runtime import messages, parquet
 from memory_vit.runtime.messages import escaped
 from memory_vit.runtime.paths import local
+
+with epy.lazy_imports():  # TensorFlow, behind all checks
+  from memory_vit.data import graph_source
+
+if TYPE_CHECKING:
+  import tensorflow as tf
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +104,7 @@ def _split(
     size=len(numbers),
     class_names=tuple(class_names),
     kind=ref.kind,
-    fetch=_no_image,
+    source=graph_source.GraphSource(_no_image),
     file_name=lambda index: chosen[int(index)].as_py(),
     data_files=_data_files(root, parts, chosen, numbers),
     labels=numbers,
@@ -260,5 +267,5 @@ def _left_out(ref: SplitRef, sliced: Sequence[_Part]) -> tuple[str, ...]:
   return tuple(lines)
 
 
-def _no_image(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def _no_image(index: "tf.Tensor") -> "tuple[tf.Tensor, tf.Tensor]":
   raise DataError(f"example {index} is an embedding, and has no image.")

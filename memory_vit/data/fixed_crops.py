@@ -6,16 +6,16 @@ its crops by places 0, 1, ...; any range of places can be computed by itself.
 """
 
 import dataclasses
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import jax
 import numpy as np
 
 from memory_vit.config import DataConfig
-from memory_vit.data import batching, image_ops, pipeline, random_decisions
+from memory_vit.data import batching, pipeline, random_decisions
 from memory_vit.data.pipeline import Batch, ExampleFn
-from memory_vit.data.quiet_tensorflow import tf
+from memory_vit.data.preparations import EvalImage, TrainCrop
+from memory_vit.data.source import Preparation
 from memory_vit.data.split import Split
 from memory_vit.errors import DataError
 from memory_vit.model.task import EvalPreprocessing
@@ -28,14 +28,13 @@ class FixedCrops:
   Attributes:
     split: the examples.
     numbers: int64 (n,), crop * size + record at each place.
-    prepare: encoded image, string (), and its uniforms, float64 (k,) ->
-      float32 (side, side, 3) in [-1, 1].
+    prepare: their images, float32 (side, side, 3) in [-1, 1].
     seed: of random crops; None in evaluation.
   """
 
   split: Split
   numbers: np.ndarray
-  prepare: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+  prepare: Preparation
   seed: int | None = None
 
   def batches(self, starts: range, rows: int) -> Iterator[Batch]:
@@ -80,16 +79,9 @@ def training_crops(
       f"{split} has {split.size} examples, expected at least one for "
       f"each of the {count} processes, each of which caches its own."
     )
-  if data.train_crop == "small":
-    image_ops.shorter_side(data.resize, image_size)
   records = np.arange(jax.process_index(), split.size, count, dtype=np.int64)
   offsets = np.arange(crops, dtype=np.int64)[:, None] * split.size
-  prepare = functools.partial(
-    image_ops.train_image,
-    data=data,
-    image_size=image_size,
-    interpolation=interpolation,
-  )
+  prepare = TrainCrop(data, image_size, interpolation)
   numbers = (offsets + records[None]).ravel()
   return FixedCrops(split, numbers, prepare, seed)
 
@@ -106,7 +98,7 @@ def evaluation_crops(
   return FixedCrops(
     split,
     np.asarray(examples, np.int64) % split.size,
-    lambda encoded, _: image_ops.eval_image(encoded, preprocessing),
+    EvalImage(preprocessing),
   )
 
 

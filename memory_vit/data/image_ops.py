@@ -12,7 +12,13 @@ import numpy as np
 import PIL
 
 from memory_vit.config import DataConfig
-from memory_vit.data import oriented, python_op, random_decisions, raw_images
+from memory_vit.data import (
+  crop_sizes,
+  python_op,
+  random_decisions,
+  raw_images,
+  string_ops,
+)
 from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.errors import ConfigError
 from memory_vit.images import decoding, exif, jpeg, view
@@ -43,7 +49,7 @@ def train_image(
   if data.train_crop == "inception":
     image = scale(resize(inception_crop(encoded, uniforms), image_size))
   elif data.train_crop == "small":
-    side = shorter_side(data.resize, image_size)
+    side = crop_sizes.shorter_side(data.resize, image_size)
     image = resize_shorter(decode(encoded), side)
     image = scale(_random_square(image, uniforms, image_size))
   elif data.train_crop == "resize":
@@ -117,38 +123,14 @@ def _resized(old: tf.Tensor, side: int, interpolation: str) -> tf.Tensor:
   return tf.cast(_possible(old, resized, side), tf.int32)
 
 
-def preprocessing_of(
-  crop: str,
-  resize: int,
-  image_size: int,
-  stated: EvalPreprocessing | None = None,
-) -> EvalPreprocessing:
-  """The evaluation of `eval_crop` and `resize`; `stated` if "backbone"."""
-  if crop == "backbone":
-    return stated or EvalPreprocessing(image_size=image_size)
-  side = shorter_side(resize, image_size) if crop != "resize" else 0
-  return EvalPreprocessing(image_size=image_size, crop=crop, resize=side)
-
-
-def shorter_side(side: int, image_size: int) -> int:
-  """Pixels of the shorter side before a crop; 0 stands for 8/7 of the crop."""
-  side = side or round(image_size * 8 / 7)
-  if side < image_size:
-    raise ConfigError(
-      f"config.data.resize is {side}, expected at least config.image_size, "
-      f"{image_size} (0 for 8/7 of it)."
-    )
-  return side
-
-
 def decode(encoded: tf.Tensor) -> tf.Tensor:
   """Decode an image file (the first frame), or an image of `raw_images`.
 
   It becomes uint8 (height, width, 3): grey becomes RGB, of 16 bits the upper 8
   are taken, alpha is dropped.
   """
-  orientation, file = oriented.split(encoded)
-  return oriented.turned(_as_stored(file), orientation)
+  orientation, file = string_ops.split(encoded)
+  return string_ops.turned(_as_stored(file), orientation)
 
 
 def _as_stored(file: tf.Tensor) -> tf.Tensor:
@@ -156,7 +138,10 @@ def _as_stored(file: tf.Tensor) -> tf.Tensor:
     [
       (_starts_with(file, jpeg.MAGIC), lambda: tf.io.decode_jpeg(file, 3)),
       (_starts_with(file, exif.PNG), lambda: tf.io.decode_png(file, 3)),
-      (_starts_with(file, raw_images.MAGIC), lambda: raw_images.decode(file)),
+      (
+        _starts_with(file, raw_images.MAGIC),
+        lambda: string_ops.decode_raw(file),
+      ),
     ],
     default=lambda: _decode_by_pillow(file),
   )
@@ -168,21 +153,21 @@ def inception_crop(encoded: tf.Tensor, uniforms: tf.Tensor) -> tf.Tensor:
 
   Of a JPEG, only that part is decoded.
   """
-  orientation, file = oriented.split(encoded)
+  orientation, file = string_ops.split(encoded)
 
   def window_of(shape: tf.Tensor) -> tf.Tensor:
     """A window of the turned image, as it lies in the stored one."""
-    shape = oriented.turned_shape(shape, orientation)
+    shape = string_ops.turned_shape(shape, orientation)
     window = _inception_window(shape, uniforms)
-    return oriented.stored_window(window, shape, orientation)
+    return string_ops.stored_window(window, shape, orientation)
 
   def decode_part() -> tf.Tensor:
     window = window_of(tf.io.extract_jpeg_shape(file))
     return tf.io.decode_and_crop_jpeg(file, window, channels=3)
 
   def cut_raw() -> tf.Tensor:
-    window = window_of(raw_images.shape_of(file))
-    return raw_images.decode_and_crop(file, window)
+    window = window_of(string_ops.raw_shape(file))
+    return string_ops.decode_and_crop_raw(file, window)
 
   def cut_part() -> tf.Tensor:
     image = _as_stored(file)
@@ -197,7 +182,7 @@ def inception_crop(encoded: tf.Tensor, uniforms: tf.Tensor) -> tf.Tensor:
     default=cut_part,
   )
   image = tf.ensure_shape(image, (None, None, 3))
-  return oriented.turned(image, orientation)
+  return string_ops.turned(image, orientation)
 
 
 def resize(image: tf.Tensor, side: int) -> tf.Tensor:
@@ -223,6 +208,21 @@ def central_square(
 def scale(image: tf.Tensor) -> tf.Tensor:
   """[0, 255] -> float32 [-1, 1], which the published weights expect."""
   return (tf.cast(image, tf.float32) - 127.5) / 127.5
+
+
+def no_larger(image: tf.Tensor, side: int) -> tf.Tensor:
+  """uint8 (height, width, 3), its shorter side at most `side`."""
+  sides = tf.shape(image)[:2]
+  shorter, longer = tf.reduce_min(sides), tf.reduce_max(sides)
+  too_long = tf.cast(longer, tf.float32) > LONGEST_ASPECT * tf.cast(
+    shorter, tf.float32
+  )
+
+  def resized() -> tf.Tensor:
+    small = resize_shorter(image, side)
+    return tf.cast(tf.clip_by_value(tf.round(small), 0, 255), tf.uint8)
+
+  return tf.cond((shorter > side) & ~too_long, resized, lambda: image)
 
 
 def _starts_with(encoded: tf.Tensor, magic: bytes) -> tf.Tensor:

@@ -3,22 +3,34 @@
 File names need not be UTF-8. Only regular files are opened.
 """
 
+from __future__ import annotations
+
 import hashlib
 import os
 import pathlib
 import stat
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from etils import epy
 
-from memory_vit.data import oriented, python_op
 from memory_vit.data.data_files import DataFiles
-from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.data.split import Split
 from memory_vit.data.split_ref import SplitRef
 from memory_vit.kinds import KINDS
 from memory_vit.runtime.messages import utf8
+
+with epy.lazy_imports():
+  from memory_vit.data import (
+    graph_source,
+    python_op,
+    quiet_tensorflow,
+    string_ops,
+  )
+
+if TYPE_CHECKING:
+  import tensorflow as tf
 
 
 def split_of(
@@ -41,6 +53,8 @@ def split_of(
     b"" if file in irregular else os.fsencode(where[file])
     for file, _ in labelled
   ]
+  # After the checks of paths, which need not wait for TensorFlow.
+  tf = quiet_tensorflow.tf
   paths = tf.constant(names)
   dtype = KINDS[ref.kind].target_type
   numbers = np.array([label for _, label in labelled], dtype)
@@ -52,9 +66,11 @@ def split_of(
     size=len(labelled),
     class_names=tuple(class_names),
     kind=ref.kind,
-    fetch=lambda i: (
-      oriented.marked(read(tf.gather(paths, i))),
-      tf.gather(labels, i),
+    source=graph_source.GraphSource(
+      lambda i: (
+        string_ops.marked(read(tf.gather(paths, i))),
+        tf.gather(labels, i),
+      )
     ),
     file_name=lambda i: utf8(where[labelled[i][0]]),
     broken={
@@ -106,7 +122,7 @@ def _reader(names: Sequence[bytes]) -> Callable[[tf.Tensor], tf.Tensor]:
     b"".join(names).decode("utf-8")
   except UnicodeDecodeError:
     return _read_in_python
-  return tf.io.read_file
+  return quiet_tensorflow.tf.io.read_file
 
 
 def _read_in_python(path: tf.Tensor) -> tf.Tensor:
@@ -116,5 +132,6 @@ def _read_in_python(path: tf.Tensor) -> tf.Tensor:
     with open(path, "rb") as file:
       return file.read()
 
+  tf = quiet_tensorflow.tf
   (content,) = python_op.call(read, [path], [tf.string])
   return tf.ensure_shape(content, ())

@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 import logging
 import os
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -25,8 +26,8 @@ from memory_vit.data import (
 )
 from memory_vit.data.data_files import DataFiles
 from memory_vit.data.labels import Encoder
-from memory_vit.data.quiet_tensorflow import tf
-from memory_vit.data.split import Split, fetch_from_memory
+from memory_vit.data.memory_source import MemorySource
+from memory_vit.data.split import Split
 from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import DataError
 from memory_vit.kinds import KINDS
@@ -106,7 +107,7 @@ def open_data(
     size=len(images),
     class_names=names,
     kind=kind,
-    fetch=fetch_from_memory(tf.constant(images), tf.constant(numbers)),
+    source=MemorySource(images, numbers),
     file_name=lambda index: f"number {index} of those given",
     data_files=DataFiles(facts={"contents": digest.hexdigest()}),
     labels=numbers,
@@ -146,7 +147,7 @@ def _read(
   """Read all images, encoded, and their labels; not more than memory holds."""
   images: list[bytes] = []
   found: list[Label] = []
-  # Half, as a tensor is made of them, which is a copy.
+  # Half: training needs memory, too.
   taken, free = 0, psutil.virtual_memory().available // 2
   for example in examples:
     try:
@@ -214,9 +215,12 @@ def _examples(
   if size is not None and hasattr(data, "__getitem__"):
     # Iterated, a data set of torch does not end.
     return size, (_item(data, i) for i in range(size))
+  # Whoever has such a data set has imported TensorFlow.
+  tf = sys.modules.get("tensorflow")
   if (
-    isinstance(data, tf.data.Dataset)
-    and (data.cardinality()) == tf.data.INFINITE_CARDINALITY
+    tf
+    and isinstance(data, tf.data.Dataset)
+    and data.cardinality() == tf.data.INFINITE_CARDINALITY
   ):
     raise DataError(
       "the data set of TensorFlow has no end: leave out `repeat()`, or give "

@@ -4,23 +4,32 @@ That is how torch, torchvision, Hugging Face `datasets` and Grain hand out data
 sets with random access.
 """
 
+from __future__ import annotations
+
 import contextlib
 import re
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+from etils import epy
 
-from memory_vit.data import datasets, labels, python_images, python_op
+from memory_vit.data import datasets, labels, python_images
 from memory_vit.data.data_files import DataFiles
 from memory_vit.data.labels import Encoder
-from memory_vit.data.quiet_tensorflow import tf
-from memory_vit.data.split import Fetch, Split, require_kind
+from memory_vit.data.source import Source
+from memory_vit.data.split import Split, require_kind
 from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import BrokenDataError, DataError
 from memory_vit.kinds import KINDS, Kind
 from memory_vit.runtime import messages
+
+with epy.lazy_imports():  # data in memory are read without TensorFlow
+  from memory_vit.data import graph_source, python_op, quiet_tensorflow
+
+if TYPE_CHECKING:
+  import tensorflow as tf
 
 _NAME = re.compile(r"[\w.-]{1,100}", re.ASCII)
 
@@ -91,7 +100,7 @@ def open_indexable(
     size=size,
     class_names=classes,
     kind=kind,
-    fetch=_fetch(examples, keys, parallel, Encoder(kind, classes)),
+    source=_source(examples, keys, parallel, Encoder(kind, classes)),
     data_files=DataFiles(facts={"examples": size, "version": version}),
   )
   datasets.check_first_label(opened)
@@ -134,12 +143,12 @@ def _numbered(
     raise BrokenDataError(f"the examples of {name!r}, 0: {error}.") from error
 
 
-def _fetch(
+def _source(
   examples: Indexable,
   keys: tuple[str, str],
   parallel: bool,
   encode: Encoder,
-) -> Fetch:
+) -> Source:
   lock = contextlib.nullcontext() if parallel else threading.Lock()
   kind, dtype = KINDS[encode.kind], encode.dtype
 
@@ -152,10 +161,11 @@ def _fetch(
       return python_images.encoded(image), np.array(number, dtype.base)
 
   def fetch(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    tf = quiet_tensorflow.tf
     encoded, label = python_op.call(read, [index], [tf.string, dtype.base])
     return tf.ensure_shape(encoded, ()), tf.ensure_shape(label, dtype.shape)
 
-  return fetch
+  return graph_source.GraphSource(fetch)
 
 
 def pair_of(example: Any, keys: tuple[str, str]) -> tuple[Any, Any]:

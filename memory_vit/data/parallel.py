@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from memory_vit.data.quiet_tensorflow import tf
+from memory_vit.data.source import ExampleError
 
 # In front of what an operation of TensorFlow says of an image.
 _AROUND = re.compile(
@@ -32,7 +33,7 @@ def parallel_map(
 
 def attempts(
   dataset: tf.data.Dataset, make: Callable[..., Any]
-) -> Iterator[Any | tf.errors.OpError]:
+) -> Iterator[Any | ExampleError]:
   """Yield what `make` returns, as NumPy arrays, or the error in its place."""
   # Not for a reader of files: it could fail at the same place again and again.
   elements = parallel_map(dataset, make).as_numpy_iterator()
@@ -40,7 +41,7 @@ def attempts(
     try:
       yield next(elements)
     except tf.errors.OpError as error:
-      yield error
+      yield ExampleError(reason_of(error))
 
 
 def reason_of(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""Images that Python has, as strings for `image_ops.decode`."""
+"""Images that Python has, as strings that a source decodes."""
 
 import os
 from collections.abc import Mapping

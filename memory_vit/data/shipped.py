@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import io
 import re
 from typing import NamedTuple
 
@@ -11,8 +12,8 @@ from PIL import Image
 from memory_vit import glyphs
 from memory_vit.data import split_parts
 from memory_vit.data.data_files import DataFiles
-from memory_vit.data.quiet_tensorflow import tf
-from memory_vit.data.split import Split, fetch_from_memory
+from memory_vit.data.memory_source import MemorySource
+from memory_vit.data.split import Split
 from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import DataError
 from memory_vit.kinds import KINDS
@@ -60,7 +61,7 @@ def open_shipped(ref: SplitRef) -> Split:
   images = np.concatenate([split.images[part] for split, part in chosen])
   labels = np.concatenate([split.labels[part] for split, part in chosen])
   # As files they are read as those of any other split.
-  encoded = tf.stack([tf.io.encode_png(image) for image in images])
+  encoded = [_png(image) for image in images]
   digest = hashlib.sha256(images.tobytes() + labels.tobytes()).hexdigest()
   return Split(
     name=ref.name,
@@ -68,10 +69,16 @@ def open_shipped(ref: SplitRef) -> Split:
     size=len(labels),
     class_names=found.class_names,
     kind=ref.kind,
-    fetch=fetch_from_memory(encoded, tf.constant(labels)),
+    source=MemorySource(encoded, labels),
     data_files=DataFiles(facts={"pictures": digest}),
     labels=labels,
   )
+
+
+def _png(image: np.ndarray) -> bytes:
+  file = io.BytesIO()
+  Image.fromarray(image.squeeze()).save(file, "PNG")
+  return file.getvalue()
 
 
 def _digits(name: str) -> _Shipped:

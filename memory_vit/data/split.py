@@ -5,15 +5,15 @@ import dataclasses
 import itertools
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 
-from memory_vit.data import parallel, watchdog
+from memory_vit.data import watchdog
 from memory_vit.data.data_files import DataFiles
 from memory_vit.data.embeddings import EmbeddedRows
-from memory_vit.data.quiet_tensorflow import tf
+from memory_vit.data.source import Source
 from memory_vit.data.split_ref import OF_A_DIRECTORY
 from memory_vit.errors import BrokenDataError, DataError
 from memory_vit.kinds import KINDS
@@ -27,8 +27,7 @@ logger = logging.getLogger(__name__)
 _AT_ONCE = 64
 # Unreadable examples that a message lists.
 _SHOWN = 20
-# Index, int64 () -> the encoded image, string (), and its label, see `Split`.
-Fetch = Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)  # it holds arrays
@@ -46,9 +45,7 @@ class Split:
       names none.
     kind: what a label is, see `TaskKind`: "classes", one class; "labels", 1 or
       0 for each of c labels; "values", c numbers.
-    fetch: int64 () index -> the encoded image, string (), and its label: int32
-      () of "classes", float32 (c,) of "labels", float64 (c,) of "values". Runs
-      eagerly and inside tf.data.
+    source: reads its examples.
     file_name: index -> the file of the example, or "".
     data_files: its files, to notice later that they have changed.
     labels: of all examples, (size,) or (size, c), if they are known before
@@ -70,7 +67,7 @@ class Split:
   split: str
   size: int
   class_names: tuple[str, ...]
-  fetch: Fetch
+  source: Source
   kind: str = "classes"
   file_name: Callable[[int], str] = lambda index: ""
   data_files: DataFiles = dataclasses.field(default_factory=DataFiles)
@@ -185,15 +182,10 @@ class Split:
     if not KINDS[self.kind].one_is_right or not known_all:
       return self
     places = np.array([known[name] for name in self.class_names], np.int32)
-
-    def fetch(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-      image, label = self.fetch(index)
-      return image, tf.gather(places, label)
-
     return dataclasses.replace(
       self,
       class_names=class_names,
-      fetch=fetch,
+      source=self.source.renumbered(places),
       labels=None if self.labels is None else places[self.labels],
     )
 
@@ -246,22 +238,15 @@ class Split:
     what = f"{self}, from example {first} on"
     return watchdog.limit(self.stall_timeout, what)
 
-  def each(
-    self, make: Callable[[tf.Tensor], Any]
-  ) -> Iterator[Any | tf.errors.OpError]:
-    """Apply a function to the index of every example, in parallel, in order.
+  def in_time(self, elements: Iterable[T]) -> Iterator[T]:
+    """Yield what `source` makes of each example.
 
-    Args:
-      make: int64 () -> tensors.
-
-    Yields:
-      What it returns, as NumPy arrays, or what it has raised. If that stalls,
-      the process is ended, as in training.
+    If that stalls, the process is ended, as in training.
     """
-    examples = parallel.attempts(tf.data.Dataset.range(self.size), make)
+    left = iter(elements)
     for first in range(0, self.size, _AT_ONCE):
       with self.time_limit(first):
-        chunk = list(itertools.islice(examples, _AT_ONCE))
+        chunk = list(itertools.islice(left, _AT_ONCE))
       yield from chunk
 
   def nothing_readable(self) -> BrokenDataError:
@@ -283,11 +268,6 @@ def require_kind(kind: str, where: Any) -> None:
       f"{where}: its kind is {messages.brief(kind)}, expected one of "
       f"{', '.join(KINDS)}."
     )
-
-
-def fetch_from_memory(images: tf.Tensor, labels: tf.Tensor) -> Fetch:
-  """`Split.fetch` of encoded images, string (n,), and labels (n,), (n, c)."""
-  return lambda index: (tf.gather(images, index), tf.gather(labels, index))
 
 
 def _too_many(lines: list[str], allowed: int, named: bool) -> str:

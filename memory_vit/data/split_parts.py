@@ -2,9 +2,13 @@
 
 from collections.abc import Mapping
 
-from memory_vit.data.quiet_tensorflow import tfds
+from etils import epy
+
 from memory_vit.errors import DataError
 from memory_vit.runtime.messages import named
+
+with epy.lazy_imports():
+  from memory_vit.data import quiet_tensorflow
 
 
 def split_names(split: str) -> list[str]:
@@ -22,6 +26,7 @@ def split_parts(
       f"data set {name!r} has a split 'all', which means all splits in this "
       "notation: rename it, for example to 'images'."
     )
+  tfds = quiet_tensorflow.tfds
   infos = {
     key: tfds.core.SplitInfo(name=key, shard_lengths=[size], num_bytes=0)
     for key, size in sizes.items()

@@ -13,9 +13,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from memory_vit.data import parallel
 from memory_vit.data.data_files import DataFiles
-from memory_vit.data.quiet_tensorflow import tf
+from memory_vit.data.source import ExampleError
 from memory_vit.data.split import Split
 from memory_vit.data.split_ref import Subset
 from memory_vit.errors import DataError
@@ -58,10 +57,10 @@ def _readable_labels(split: Split) -> np.ndarray:
     return np.delete(split.labels, sorted(split.unreadable), axis=0)
   logger.info("reading the labels of %d examples", split.size)
   found = []
-  labels = split.each(lambda index: split.fetch(index)[1])
-  for index, label in enumerate(labels):
-    if isinstance(label, tf.errors.OpError):
-      split.mark_unreadable({index: parallel.reason_of(label)})
+  labels = split.source.labels(range(split.size))
+  for index, label in enumerate(split.in_time(labels)):
+    if isinstance(label, ExampleError):
+      split.mark_unreadable({index: str(label)})
     elif index not in split.unreadable:
       # Its only row is that example.
       split.check_labels(np.asarray(label)[None], [index].__getitem__)
@@ -132,16 +131,15 @@ def _labels(split: Split, order: Sequence[int]) -> Iterator[tuple[int, int]]:
   if split.labels is not None:
     yield from zip(order, split.labels[order].tolist(), strict=True)
     return
-  dataset = tf.data.Dataset.from_tensor_slices(np.array(order, np.int64))
-  attempts = parallel.attempts(dataset, lambda index: split.fetch(index)[1])
+  attempts = split.source.labels(order)
   for start in range(0, len(order), _AT_ONCE):
     with split.time_limit(start):
       labels = list(itertools.islice(attempts, _AT_ONCE))
     for index, label in zip(
       order[start : start + _AT_ONCE], labels, strict=True
     ):
-      if isinstance(label, tf.errors.OpError):
-        split.mark_unreadable({index: parallel.reason_of(label)})
+      if isinstance(label, ExampleError):
+        split.mark_unreadable({index: str(label)})
       else:
         split.check_labels(label[None], [index].__getitem__)
         yield index, int(label)
@@ -151,12 +149,11 @@ def take(
   split: Split, indices: np.ndarray, name: str, files: DataFiles
 ) -> Split:
   """The examples of some indices as a split called `name`."""
-  chosen = tf.constant(indices, tf.int64)
   return dataclasses.replace(
     split,
     split=name,
     size=len(indices),
-    fetch=lambda i: split.fetch(tf.gather(chosen, i)),
+    source=split.source.take(indices),
     file_name=lambda i: split.file_name(int(indices[i])),
     broken={},
     unreadable={},

@@ -16,6 +16,7 @@ from absl import logging
 from tensorflow_datasets.core import read_only_builder
 
 from memory_vit.data import (
+  graph_source,
   parallel,
   python_op,
   split_parts,
@@ -24,8 +25,10 @@ from memory_vit.data import (
   tfrecord,
 )
 from memory_vit.data.data_files import DataFiles
+from memory_vit.data.graph_source import GraphSource
 from memory_vit.data.quiet_tensorflow import tf, tfds
-from memory_vit.data.split import Fetch, Split, fetch_from_memory
+from memory_vit.data.source import ExampleError
+from memory_vit.data.split import Split
 from memory_vit.data.split_ref import SplitRef
 from memory_vit.data.tfds_labels import Target
 from memory_vit.data.tfrecord import Shard
@@ -91,18 +94,19 @@ def open_tfds(ref: SplitRef) -> Split:
   labels = None  # Of files they are seen when read.
   if tfds.core.FileFormat.ARRAY_RECORD in info.available_file_formats():
     bad = _bad_array_records(shards)
-    fetch = _fetch_from_array_record(builder, ref.split, target, bad)
+    source = _array_record_source(builder, ref.split, target, bad)
   else:
     _check_cache(ref, parts, builder)
     images, found, bad = _read_all(ref, builder, target, shards)
-    fetch, labels = fetch_from_memory(images, found), found.numpy()
+    source = graph_source.from_tensors(images, found)
+    labels = found.numpy()
   split = Split(
     name=ref.name,
     split=ref.split,
     size=split_parts.count_examples(parts, sizes),
     class_names=target.class_names,
     kind=ref.kind,
-    fetch=fetch,
+    source=source,
     file_name=lambda index: tfrecord.place(shards, index),
     broken=bad,
     data_files=_data_files(ref, builder, parts, shards),
@@ -275,13 +279,13 @@ def _advice(ref: SplitRef) -> str:
   return advice.format(dir=_place(ref))
 
 
-def _fetch_from_array_record(
+def _array_record_source(
   builder: tfds.core.DatasetBuilder,
   split: str,
   target: Target,
   bad: Mapping[int, str],
-) -> Fetch:
-  """`Split.fetch` of files with random access; `bad` examples are not read.
+) -> GraphSource:
+  """Examples in files with random access; `bad` ones are not read.
 
   Only the bytes pass through Python; TensorFlow parses them. In a file of other
   records, a bad example would be another one.
@@ -299,7 +303,7 @@ def _fetch_from_array_record(
     (record,) = python_op.call(read, [index], [tf.string])
     return _parsed(tf.ensure_shape(record, ()), builder.info.features, target)
 
-  return fetch
+  return GraphSource(fetch)
 
 
 def _parsed(
@@ -431,8 +435,8 @@ def _read_singly(
   )
   images, labels = [b""] * len(found), np.zeros(len(found), target.label_dtype)
   for i, example in zip(indices, parsed, strict=True):
-    if isinstance(example, tf.errors.OpError):
-      lost[i] = parallel.reason_of(example)
+    if isinstance(example, ExampleError):
+      lost[i] = str(example)
     else:
       images[i], labels[i] = example
   return tf.constant(images), tf.constant(labels), lost

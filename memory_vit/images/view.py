@@ -53,21 +53,26 @@ def eval_view(
   height, width = resized_shape(old_height, old_width, preprocessing)
   y, x = preprocessing.begin(height), preprocessing.begin(width)
   if preprocessing.interpolation == "bilinear":
-    # What the crop leaves out is not computed.
-    rows = _neighbors(old_height, height, slice(y, y + side))
-    columns = _neighbors(old_width, width, slice(x, x + side))
-    view = _bilinear(pixels, rows, columns)
+    square = slice(y, y + side), slice(x, x + side)
+    view = bilinear(pixels, (height, width), *square)
   else:
     resample = _FILTERS[preprocessing.interpolation]
     # By two calls: Pillow 13 begins with the height where that is faster, and
     # rounds other pixels than the versions before.
     resized = Image.fromarray(pixels).resize((width, old_height), resample)
     resized = resized.resize((width, height), resample)
-    square = resized.crop((x, y, x + side, y + side))
-    view = np.asarray(square).astype(np.float32)
-  view -= np.float32(127.5)
-  view /= np.float32(127.5)
-  return view
+    cut = resized.crop((x, y, x + side, y + side))
+    view = np.asarray(cut).astype(np.float32)
+  return scaled(view)
+
+
+def scaled(
+  levels: Float32[np.ndarray, "rows columns 3"],
+) -> Float32[np.ndarray, "rows columns 3"]:
+  """Grey levels as values in [-1, 1], in place."""
+  levels -= np.float32(127.5)
+  levels /= np.float32(127.5)
+  return levels
 
 
 def to_levels(
@@ -83,12 +88,21 @@ def resized_shape(
   """Height and width of a resized image, before its crop; refuse long ones."""
   if not preprocessing.resize:
     return preprocessing.image_size, preprocessing.image_size
-  side, shorter = preprocessing.resize, min(height, width)
+  return shape_by_shorter_side(
+    height, width, preprocessing.resize, preprocessing.interpolation
+  )
+
+
+def shape_by_shorter_side(
+  height: int, width: int, side: int, interpolation: str = "bilinear"
+) -> tuple[int, int]:
+  """Height and width, of which `side` is the smaller; refuse long images."""
+  shorter = min(height, width)
   if max(height, width) > shorter * LONGEST_ASPECT:
     raise DataError(
       f"one side is more than {LONGEST_ASPECT:.0f} times the other"
     )
-  if preprocessing.interpolation == "bilinear":  # as TensorFlow rounds
+  if interpolation == "bilinear":  # as TensorFlow rounds
     old = np.array([height, width], np.float32)
     new = np.round(old * (np.float32(side) / np.float32(shorter)))
   else:  # as timm and transformers do
@@ -133,12 +147,16 @@ def _neighbors(old: int, new: int, part: slice) -> _Neighbours:
   )
 
 
-def _bilinear(
+def bilinear(
   pixels: UInt8[np.ndarray, "height width 3"],
-  rows: _Neighbours,
-  columns: _Neighbours,
+  shape: tuple[int, int],
+  y: slice,
+  x: slice,
 ) -> Float32[np.ndarray, "rows columns 3"]:
-  """Interpolate between four pixels: along each row that is needed, once."""
+  """Resize to a shape; of the grey levels, the part y, x is computed."""
+  rows = _neighbors(pixels.shape[0], shape[0], y)
+  columns = _neighbors(pixels.shape[1], shape[1], x)
+  # Between four pixels: along each row that is needed, once.
   needed, place = np.unique((rows.lower, rows.upper), return_inverse=True)
   lower, upper = place.reshape(2, -1)
   if not pixels.flags.c_contiguous:  # turned: the rows that are needed are few
@@ -147,19 +165,27 @@ def _bilinear(
   # By their numbers in the image, so that no row of it is copied as a whole.
   begins = needed[:, None] * pixels.shape[1]
   one_row = pixels.reshape(-1, 3)
+  # Rows of single values, since NumPy is slow along an axis of three.
   along = _between(
-    one_row.take(begins + columns.lower, axis=0).astype(np.float32),
-    one_row.take(begins + columns.upper, axis=0).astype(np.float32),
-    columns.weight[None, :, None],
+    _rows_of_values(one_row.take(begins + columns.lower, axis=0)),
+    _rows_of_values(one_row.take(begins + columns.upper, axis=0)),
+    np.repeat(columns.weight, 3)[None],
   )
-  return _between(along[lower], along[upper], rows.weight[:, None, None])
+  found = _between(along[lower], along[upper], rows.weight[:, None])
+  return found.reshape(len(lower), -1, 3)
+
+
+def _rows_of_values(
+  pixels: UInt8[np.ndarray, "rows columns 3"],
+) -> Float32[np.ndarray, "rows values"]:
+  return pixels.reshape(len(pixels), -1).astype(np.float32)
 
 
 def _between(
-  first: Float32[np.ndarray, "rows columns 3"],
-  second: Float32[np.ndarray, "rows columns 3"],
-  weight: Float32[np.ndarray, "_ _ 1"],
-) -> Float32[np.ndarray, "rows columns 3"]:
+  first: Float32[np.ndarray, "rows values"],
+  second: Float32[np.ndarray, "rows values"],
+  weight: Float32[np.ndarray, "_ _"],
+) -> Float32[np.ndarray, "rows values"]:
   """First + (second - first) * weight, in place of `second`."""
   second -= first
   second *= weight

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from memory_vit.backbones.load import read_published, to_backbone
 from memory_vit.cache.run_cache import RunCache
 from memory_vit.config import Config
-from memory_vit.data import data_record, datasets, image_ops
+from memory_vit.data import crop_sizes, data_record, datasets
 from memory_vit.data.data_record import DataRecord
 from memory_vit.data.decoded_images import cache_decoded
 from memory_vit.data.split import Split
@@ -166,7 +166,7 @@ def make_inputs(
   if train.embedded:
     preprocessing = train.embedded.origin.preprocessing
   else:
-    preprocessing = image_ops.preprocessing_of(
+    preprocessing = crop_sizes.preprocessing_of(
       data.eval_crop, data.resize, config.image_size, backbone.preprocessing
     )
   inputs = RunInputs(
@@ -202,7 +202,7 @@ def of_group(inputs: RunInputs, trials: Sequence[Trial]) -> RunInputs:
 
 
 def _decode(train: Split, config: Config, stop: StopSignal) -> Split:
-  side = image_ops.shorter_side(config.data.resize, config.image_size)
+  side = crop_sizes.shorter_side(config.data.resize, config.image_size)
   return cache_decoded(train, side, stop.check)
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import numpy as np
 import optax
-from clu import parameter_overview as clu_overview
 from jax.sharding import Mesh
 
 from memory_vit.model import trees
@@ -21,6 +20,8 @@ def parameter_counts(trained: trees.Tree, frozen: trees.Tree) -> str:
 
 
 def parameter_table(trained: trees.Tree) -> str:
+  from clu import parameter_overview as clu_overview
+
   found: str = clu_overview.get_parameter_overview(trained, include_stats=False)
   return found
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import jax
 
-from memory_vit.data import image_ops
+from memory_vit.data import crop_sizes
 from memory_vit.evaluation import evaluate
 from memory_vit.kinds.scores import Evaluation
 from memory_vit.model.backbone import Backbone
@@ -38,7 +38,7 @@ def evaluate_upstream(
   return evaluate.evaluate_source(
     predict,
     split,
-    image_ops.preprocessing_of(
+    crop_sizes.preprocessing_of(
       where.eval_crop,
       where.resize,
       config.image_size,

@@ -5,11 +5,11 @@ import functools
 import itertools
 import types
 
+import fake_data
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tensorflow as tf
 from conftest import one_device, random_task, tiny_backbone
 from run_inputs import run_inputs
 
@@ -20,6 +20,7 @@ from memory_vit.cache.rows import DeviceRows, HostRows, RowLayout
 from memory_vit.cache.run_cache import RunCache
 from memory_vit.data import (
   batching,
+  crop_sizes,
   datasets,
   fixed_crops,
   image_ops,
@@ -152,11 +153,11 @@ def test_crops_are_taken_in_turn(backbone):
   made = run_inputs(
     config_of(data=RANDOM, cache=cache, seed=4), backbone, prepare=same
   )
-  fetch = made.splits["train"].fetch
+  source = made.splits["train"].source
   for i, batch in enumerate(itertools.islice(cached_batches(made), 12)):
     number = i * BATCH + i  # of one row of each batch; more than 4 epochs
     [record] = random_decisions.shuffled([number], SIZE, 4).tolist()
-    encoded, label = fetch(tf.constant(record, tf.int64))
+    encoded, label = source.read(record)
     crop_number = number // SIZE % crops * SIZE + record
     [uniforms] = random_decisions.uniforms(4, [crop_number])
     crop = image_ops.train_image(
@@ -242,18 +243,6 @@ def test_bfloat16_cache_rounds_its_rows(backbone):
     assert (rounded != exact).any()
 
 
-def broken_digits(monkeypatch, reader, bad):
-  """The reader of a split of which some records are no images."""
-  fetch = reader.fetch
-
-  def damaged(index):
-    encoded, label = fetch(index)
-    is_bad = tf.reduce_any(index == tf.constant(bad, tf.int64))
-    return tf.where(is_bad, "no image", encoded), label
-
-  return dataclasses.replace(reader, fetch=damaged)
-
-
 @pytest.mark.slow
 def test_broken_record_is_replaced_by_the_next_readable_one(
   backbone, monkeypatch
@@ -265,7 +254,7 @@ def test_broken_record_is_replaced_by_the_next_readable_one(
   for role in ("train", "validation"):
     reader = dataclasses.replace(splits[role], max_bad=3)
     readers[role] = [
-      broken_digits(monkeypatch, reader, (7, 8, SIZE - 1)) for _ in range(2)
+      fake_data.damaged(reader, (7, 8, SIZE - 1)) for _ in range(2)
     ]
   expected = batching.train_batches(
     readers["train"][0],
@@ -301,7 +290,7 @@ def test_broken_record_is_replaced_by_the_next_readable_one(
 def test_too_many_broken_records_are_refused(backbone, tmp_path, monkeypatch):
   config = config_of(data=SQUEEZED, cache=CONTEXTS)
   made = run_inputs(config, backbone)
-  bad = broken_digits(monkeypatch, made.splits["train"], [3])
+  bad = fake_data.damaged(made.splits["train"], [3])
   made = run_inputs(config, backbone, train=bad)
   with pytest.raises(BrokenDataError, match="example 3"):
     trained(made, tmp_path)
@@ -392,7 +381,7 @@ def test_processes_cache_every_record_once(count, monkeypatch):
     numbers += list(crops.numbers)
     assert {n % 7 % count for n in crops.numbers} == {i}
     crops = fixed_crops.evaluation_crops(
-      reader, image_ops.preprocessing_of("resize", 0, 8), batch_size=6
+      reader, crop_sizes.preprocessing_of("resize", 0, 8), batch_size=6
     )
     evaluated += list(crops.numbers)
   assert sorted(numbers) == list(range(14))

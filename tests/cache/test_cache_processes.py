@@ -167,7 +167,7 @@ def test_two_processes_train_the_same_task_with_and_without_a_cache(
   ]
   # Each has every second record, in their order.
   reader = datasets.open_split("digits:5-9", f"train[:{SIZE}]")
-  whole = [int(reader.fetch(i)[1]) for i in range(SIZE)]
+  whole = [int(reader.source.read(i)[1]) for i in range(SIZE)]
   assert labels == [whole[0::2], whole[1::2]]
 
 

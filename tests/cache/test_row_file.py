@@ -8,10 +8,10 @@ import os
 import shutil
 from pathlib import Path
 
+import fake_data
 import jax
 import numpy as np
 import pytest
-import tensorflow as tf
 from conftest import tiny_backbone
 from run_inputs import run_inputs
 
@@ -491,13 +491,9 @@ def test_later_run_counts_unreadable_records_of_cached_rows(config, backbone):
   results = []
   for max_bad in (1, 1, 0):
     reader = reader_of(config)
-    fetch = reader.fetch
-
-    def damaged(index, fetch=fetch):
-      encoded, label = fetch(index)
-      return tf.where(index == 5, "no image", encoded), label
-
-    reader = dataclasses.replace(reader, fetch=damaged, max_bad=max_bad)
+    reader = dataclasses.replace(
+      fake_data.damaged(reader, [5]), max_bad=max_bad
+    )
     frozen_pass = Pass()
     if not max_bad:
       with pytest.raises(BrokenDataError, match="example 5"):

@@ -708,6 +708,30 @@ def test_help_imports_nothing_heavy(name):
   assert "--help" in done.stdout or "--config.seed=0\n" in done.stdout
 
 
+CHECKS = """
+import sys
+from memory_vit.commands import console, train
+arguments = train.parse(["memory-vit train", *sys.argv[1:]])
+status = console.run_command(lambda: train.execute(arguments))
+heavy = ("tensorflow", "tensorflow_datasets", "clu", "keras")
+print(status, [m for m in heavy if m in sys.modules])
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", ["folder", "list"])
+def test_missing_data_are_noticed_without_tensorflow(name, tmp_path):
+  mv.save_backbone(tiny_backbone(), tmp_path / "tiny.npz")
+  done = fresh(
+    "-c", CHECKS, "--config=folder", f"--config.data.name={name}",
+    f"--config.data.dir={tmp_path / 'none'}",
+    f"--config.backbone={tmp_path / 'tiny.npz'}", "--config.image_size=8",
+    f"--workdir={tmp_path / 'run'}",
+  )  # fmt: skip
+  assert re.search(r"error: .*/none' is not there", done.stderr)
+  assert done.stdout == "2 []\n"
+
+
 HELP = """
 from memory_vit.__main__ import COMMANDS, main
 for argv in [[], *([name] for name in COMMANDS)]:

@@ -35,6 +35,7 @@ from memory_vit.data import batching, tfrecord, watchdog
 from memory_vit.data import tfds as data_tfds
 from memory_vit.data.batching import eval_batches, train_batches
 from memory_vit.data.datasets import open_split
+from memory_vit.data.graph_source import GraphSource
 from memory_vit.errors import BrokenDataError, ConfigError
 from memory_vit.evaluation import evaluate
 from memory_vit.model.task import EvalPreprocessing
@@ -506,9 +507,9 @@ def test_transient_read_error_is_retried(log):
 
   def fetch(index):
     index = tf.ensure_shape(tf.numpy_function(sometimes, [index], tf.int64), ())
-    return plain.fetch(index)
+    return plain.source.fetch(index)
 
-  source = dataclasses.replace(plain, fetch=fetch)
+  source = dataclasses.replace(plain, source=GraphSource(fetch))
   assert_same(trained_on(source, steps=6), trained_on(plain, steps=6))
   assert len(failures) == 1
   assert source.unreadable == {}
@@ -813,9 +814,9 @@ def waiting_source(wait, stall_timeout=0.4):
 
   def fetch(index):
     index = tf.ensure_shape(tf.numpy_function(waits, [index], tf.int64), ())
-    return plain.fetch(index)
+    return plain.source.fetch(index)
 
-  source = dataclasses.replace(plain, fetch=fetch)
+  source = dataclasses.replace(plain, source=GraphSource(fetch))
   return dataclasses.replace(source, stall_timeout=stall_timeout)
 
 
@@ -889,6 +890,7 @@ def test_stalled_process_ends_and_says_where_it_was():
     from memory_vit import config
     from memory_vit.data import batching
     from memory_vit.data import watchdog
+    from memory_vit.data.graph_source import GraphSource
     from memory_vit.data.split import Split
 
     hanging = threading.Event()
@@ -912,8 +914,9 @@ def test_stalled_process_ends_and_says_where_it_was():
     source = Split(
       name="hangs", split="train", size=20,
       class_names=tuple(map(str, range(20))),
-      fetch=lambda i: (tf.io.encode_png(tf.zeros((2, 2, 3), tf.uint8)),
-                       fetch(i)[1]),
+      source=GraphSource(
+        lambda i: (tf.io.encode_png(tf.zeros((2, 2, 3), tf.uint8)), fetch(i)[1])
+      ),
       stall_timeout=3.0,
     )
     batches = batching.train_batches(

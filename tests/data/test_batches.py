@@ -445,7 +445,7 @@ def test_glyphs_come_with_the_package():
       counts = np.bincount(source.labels, minlength=120)
       assert counts.tolist() == [each] * 120
       for i in (0, 1_000):
-        encoded, label = source.fetch(tf.constant(i, tf.int64))
+        encoded, label = source.source.read(i)
         image = tf.io.decode_image(encoded).numpy()
         np.testing.assert_array_equal(image, arrays[f"{split}_images"][i])
         assert label == arrays[f"{split}_labels"][i]

@@ -334,6 +334,6 @@ GREY = np.arange(0, 240, 4, dtype=np.uint8).reshape(6, 10)
 )
 def test_images_of_pillow_are_read_whatever_their_mode(image):
   split = in_memory.open_data([(image, 0)] * 3, "own", "train", ("a", "b"))
-  file, _ = split.fetch(tf.constant(0, tf.int64))
+  file, _ = split.source.read(0)
   expected = np.repeat(GREY[:, :, None], 3, axis=2)
   np.testing.assert_array_equal(image_ops.decode(file), expected)

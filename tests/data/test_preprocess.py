@@ -13,7 +13,7 @@ from PIL import Image
 
 import memory_vit as mv
 from memory_vit.config import DataConfig
-from memory_vit.data import image_ops, random_decisions
+from memory_vit.data import crop_sizes, image_ops, random_decisions
 from memory_vit.errors import ConfigError, DataError, TaskError
 from memory_vit.images import decoding, preparation
 from memory_vit.model.task import EvalPreprocessing
@@ -288,16 +288,16 @@ def test_image_beyond_the_memory_once_resized_is_refused(eager):
 
 
 def test_configuration_decides_the_evaluation_crop():
-  plain = image_ops.preprocessing_of("resize", 256, 224)
+  plain = crop_sizes.preprocessing_of("resize", 256, 224)
   assert plain == EvalPreprocessing(image_size=224)
-  central = image_ops.preprocessing_of("central", 0, 224)
+  central = crop_sizes.preprocessing_of("central", 0, 224)
   assert (central.crop, central.resize) == ("central", 256)
-  rounded = image_ops.preprocessing_of("central_rounded", 0, 224)
+  rounded = crop_sizes.preprocessing_of("central_rounded", 0, 224)
   assert rounded == dataclasses.replace(central, crop="central_rounded")
   with pytest.raises(ConfigError, match="resize is 200"):
-    image_ops.preprocessing_of("central", 200, 224)
+    crop_sizes.preprocessing_of("central", 200, 224)
   with pytest.raises(TaskError, match="middle"):
-    image_ops.preprocessing_of("middle", 0, 224)
+    crop_sizes.preprocessing_of("middle", 0, 224)
 
 
 CENTRAL = EvalPreprocessing(image_size=8, crop="central", resize=11)

@@ -10,6 +10,7 @@ import tensorflow_datasets as tfds
 
 from memory_vit import config as config_lib
 from memory_vit.data import datasets, subset
+from memory_vit.data.graph_source import GraphSource
 from memory_vit.data.split_ref import SplitRef, Subset, configured_splits
 from memory_vit.errors import BrokenDataError, ConfigError, DataError
 
@@ -36,7 +37,7 @@ def graded(size, classes, *, known=True, broken=()):
   return dataclasses.replace(
     fake_data.numbered_source(size),
     class_names=tuple(f"c{i}" for i in range(classes)),
-    fetch=tf.function(fetch),
+    source=GraphSource(tf.function(fetch)),
     labels=labels if known else None,
   )
 
@@ -45,7 +46,7 @@ def indices_of(source):
   """The numbers of the chosen examples, seen in their pictures."""
   found = []
   for i in range(source.size):
-    encoded, _ = source.fetch(tf.constant(i, tf.int64))
+    encoded, _ = source.source.read(i)
     found.append(int(tf.io.decode_png(encoded)[0, 0, 0]))
   return found
 
@@ -163,7 +164,7 @@ def test_subsets_of_all_kinds_of_data_sets_are_read(tmp_path):
   for name, directory in write_sets(tmp_path):
     ref = SplitRef(name, directory, "train", subset=Subset(per_class=2, seed=1))
     reader = datasets.open_ref(ref)
-    labels = [int(reader.fetch(tf.constant(i, tf.int64))[1]) for i in range(6)]
+    labels = [int(reader.source.read(i)[1]) for i in range(6)]
     assert sorted(labels) == [0, 0, 1, 1, 2, 2], name
     assert reader.split == "train, 2 of each class (seed 1)"
     # What is chosen is recorded, also where nothing is read.

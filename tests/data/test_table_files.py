@@ -350,7 +350,7 @@ def test_tasks_keep_their_classes(place, backbone):
   split = in_memory.open_data(str(folder), "a", "b", names)
   assert split.class_names == names
   assert contents(split) == {"0.png": "1", "1.png": "10", "2.png": "9"}
-  fetched = [int(split.fetch(i)[1]) for i in range(3)]
+  fetched = [int(split.source.read(i)[1]) for i in range(3)]
   assert fetched == split.labels.tolist()
 
 

@@ -38,13 +38,11 @@ def opened(root, name, label):
 
 def labels_of(reader):
   """All labels, sorted: TFDS shuffles what it writes."""
-  return sorted(
-    int(reader.fetch(tf.constant(i, tf.int64))[1]) for i in range(reader.size)
-  )
+  return sorted(int(reader.source.read(i)[1]) for i in range(reader.size))
 
 
 def image_of(reader, index):
-  encoded, _ = reader.fetch(tf.constant(index, tf.int64))
+  encoded, _ = reader.source.read(index)
   return tf.io.decode_image(encoded).numpy()
 
 

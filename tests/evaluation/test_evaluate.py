@@ -15,6 +15,7 @@ from configs import digits
 from memory_vit import config as config_lib
 from memory_vit.commands import console, data_options, evaluate
 from memory_vit.data import batching, datasets
+from memory_vit.data.graph_source import GraphSource
 from memory_vit.data.split_ref import SplitRef
 from memory_vit.errors import ConfigError, TaskError
 from memory_vit.evaluation import evaluate as evaluate_lib
@@ -128,7 +129,9 @@ def split_of(kind):
   images = fake_data.numbered_source(10)
   return dataclasses.replace(
     images, kind=kind, class_names=("a", "b", "c"), labels=numbers,
-    fetch=lambda i: (images.fetch(i)[0], tf.gather(tf.constant(numbers), i)),
+    source=GraphSource(
+      lambda i: (images.source.fetch(i)[0], tf.gather(tf.constant(numbers), i))
+    ),
   )  # fmt: skip
 
 

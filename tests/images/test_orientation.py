@@ -141,7 +141,7 @@ def test_images_read_by_tensorflow_and_pillow_are_not_turned_again():
   with Image.open(io.BytesIO(encoded)) as image:
     for data in (examples.take(3), [(image, 0)] * 3):
       split = in_memory.open_data(data, "own", "train", ("a", "b"))
-      file, _ = split.fetch(tf.constant(1, tf.int64))
+      file, _ = split.source.read(1)
       np.testing.assert_array_equal(image_ops.decode(file), pixels)
 
 

@@ -13,6 +13,7 @@ from scipy import stats
 
 import memory_vit as mv
 from memory_vit.data import batching
+from memory_vit.data.graph_source import GraphSource
 from memory_vit.errors import ConfigError, DataError, TaskError
 from memory_vit.evaluation.evaluate import evaluate_source, predict_fn
 from memory_vit.looking import cell_removal
@@ -71,11 +72,13 @@ def source_of(task, size=EXAMPLES):
   labels = np.random.default_rng(0).integers(0, task.spec.num_classes, size)
 
   def fetch(i):
-    encoded, _ = source.fetch(i)
+    encoded, _ = source.source.fetch(i)
     return encoded, fake_data.tf.gather(labels.astype(np.int32), i)
 
   names = tuple(map(str, range(task.spec.num_classes)))
-  return dataclasses.replace(source, class_names=names, fetch=fetch)
+  return dataclasses.replace(
+    source, class_names=names, source=GraphSource(fetch)
+  )
 
 
 @pytest.mark.slow

@@ -437,7 +437,7 @@ def test_named_examples_of_a_step_are_those_of_its_batch():
     reader, plain, image_size=8, start=8, **options
   )
   found = batching.train_examples(reader, step=2, **options)
-  labels = [int(reader.fetch(np.int64(index))[1]) for index in found]
+  labels = [int(reader.source.read(int(index))[1]) for index in found]
   assert labels == list(next(batches)["label"])
 
 

@@ -1,19 +1,22 @@
 """Tasks that Python trains and evaluates by one call each."""
 
 import dataclasses
+import json
 import logging
+import subprocess
+import sys
 import tempfile
 
 import fake_data
 import jax
 import numpy as np
 import pytest
-from conftest import random_task, tiny_backbone
+from conftest import ROOT, random_task, tiny_backbone
 
 import memory_vit as mv
 from memory_vit import config as config_lib
 from memory_vit.config import LEARNING_RATES
-from memory_vit.data import image_ops, in_memory
+from memory_vit.data import crop_sizes, in_memory
 from memory_vit.errors import (
   BackboneError,
   ConfigError,
@@ -32,6 +35,42 @@ RUN = {"name": "pets", "epochs": 2, "batch_size": 16, "progress": False}
 def small():
   """A backbone that Python has: no file holds it."""
   return tiny_backbone(depth=1)
+
+
+WITHOUT_TENSORFLOW = """
+import json, sys
+import numpy as np, pandas as pd
+import memory_vit as mv
+backbone = mv.load_backbone(sys.argv[1])
+images = np.random.default_rng(0).integers(0, 256, (24, 12, 10, 3), np.uint8)
+labels = np.arange(24) % 3
+task = mv.train_task(
+  backbone, (images, labels), name="t", epochs=1, batch_size=8, progress=False
+).task
+for data in (
+  [*zip(images, labels)], pd.DataFrame({"path": sys.argv[2:], "label": [0, 1]})
+):
+  mv.evaluate_tasks(backbone, task, data, progress=False)
+print(json.dumps(sorted(sys.modules)))
+"""
+
+
+@pytest.mark.processes
+def test_data_in_memory_need_no_tensorflow(small, tmp_path):
+  """From the import to the result, six learning rates and a held-out part."""
+  mv.save_backbone(small, tmp_path / "small.npz")
+  files = []
+  for kind in ("JPEG", "PNG"):
+    files.append(tmp_path / f"image.{kind}")
+    files[-1].write_bytes(fake_data.encode(fake_data.noise(0), kind))
+  done = subprocess.run(
+    [sys.executable, "-c", WITHOUT_TENSORFLOW, tmp_path / "small.npz", *files],
+    cwd=ROOT, stdout=subprocess.PIPE, check=True,
+  )  # fmt: skip
+  modules = {*json.loads(done.stdout.splitlines()[-1])}
+  assert "memory_vit.data.memory_source" in modules
+  heavy = {"tensorflow", "tensorflow_datasets", "clu", "keras"}
+  assert not modules & heavy
 
 
 class SeenError(Exception):
@@ -196,7 +235,7 @@ def test_new_task_has_the_preprocessing_of_a_run(small, stated):
   backbone = dataclasses.replace(small, preprocessing=stated)
   new = mv.init_task(jax.random.key(0), backbone, name="new", num_classes=2)
   data = config_lib.DataConfig()
-  run_does = image_ops.preprocessing_of(data.eval_crop, data.resize, 8, stated)
+  run_does = crop_sizes.preprocessing_of(data.eval_crop, data.resize, 8, stated)
   assert new.spec.preprocessing == run_does
 
 

@@ -8,7 +8,6 @@ import fake_data
 import numpy as np
 import pytest
 import sklearn.metrics
-import tensorflow as tf
 from conftest import random_task, tiny_backbone
 from kinds_of_tasks import of_outputs
 from run_inputs import run_inputs
@@ -18,7 +17,8 @@ import memory_vit as mv
 from memory_vit import plots
 from memory_vit.config import Config
 from memory_vit.data import batching, datasets
-from memory_vit.data.split import Split, fetch_from_memory
+from memory_vit.data.memory_source import MemorySource
+from memory_vit.data.split import Split
 from memory_vit.errors import ConfigError, DataError, TaskError
 from memory_vit.kinds import KINDS, TaskKind, label_metrics
 from memory_vit.kinds.scores import Scores
@@ -281,12 +281,11 @@ def test_best_score_may_be_negative_or_missing(monkeypatch):
 
 def split_of(kind, labels, names=("x", "y")):
   """A split of equal images."""
-  rows = tf.constant(labels, KINDS[kind].target_type)
-  images = tf.constant([fake_data.encode(fake_data.picture(0), "PNG")])
-  images = tf.repeat(images, len(labels))
+  rows = np.array(labels, KINDS[kind].target_type)
+  images = [fake_data.encode(fake_data.picture(0), "PNG")] * len(labels)
   return Split(
     name="s", split="train", size=len(labels), class_names=names, kind=kind,
-    fetch=fetch_from_memory(images, rows),
+    source=MemorySource(images, rows),
   )  # fmt: skip
 
 

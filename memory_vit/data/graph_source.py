@@ -1,0 +1,137 @@
+"""Read and prepare examples by tf.data: those of files, and of TFDS."""
+
+import dataclasses
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from memory_vit.data import parallel, random_decisions
+from memory_vit.data.quiet_tensorflow import tf
+from memory_vit.data.source import (
+  PREFETCH,
+  BatchRows,
+  Example,
+  ExampleError,
+  Inputs,
+  Preparation,
+)
+
+# Index, int64 () -> encoded image, string (), and label. Runs eagerly and
+# inside tf.data.
+Fetch = Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
+_Graph = Callable[[tf.Tensor, tf.Tensor], tuple[Any, tf.Tensor]]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class GraphSource:
+  """Examples that a function of TensorFlow reads."""
+
+  fetch: Fetch
+  # Traced once for each preparation: a batch with a broken image makes two more
+  # pipelines.
+  _graphs: dict[Preparation, _Graph] = dataclasses.field(
+    default_factory=dict, init=False, repr=False
+  )
+
+  def read(self, index: int) -> tuple[bytes, np.ndarray]:
+    try:
+      encoded, label = self.fetch(tf.constant(index, tf.int64))
+    # Outside a graph a reader's own exceptions come through.
+    except Exception as error:
+      raise ExampleError(parallel.reason_of(error)) from error
+    return encoded.numpy(), label.numpy()
+
+  def labels(
+    self, indices: Sequence[int] | np.ndarray
+  ) -> Iterator[np.ndarray | ExampleError]:
+    numbers = tf.data.Dataset.from_tensor_slices(np.array(indices, np.int64))
+    return parallel.attempts(numbers, lambda index: self.fetch(index)[1])
+
+  def examples(
+    self,
+    prepare: Preparation,
+    indices: Sequence[int] | np.ndarray,
+    uniforms: np.ndarray | None = None,
+  ) -> Iterator[Example | ExampleError]:
+    numbers = np.array(indices, np.int64)
+    if uniforms is None:
+      uniforms = random_decisions.undecided(numbers)
+    dataset = tf.data.Dataset.from_tensor_slices((numbers, uniforms))
+    return parallel.attempts(dataset, self._graph(prepare))
+
+  def batches(
+    self, prepare: Preparation, inputs: Callable[[int], Inputs], starts: range
+  ) -> Generator[BatchRows]:
+    graph, rows = self._graph(prepare), len(inputs(starts[0]).indices)
+
+    def decided(start: tf.Tensor) -> tuple[tf.Tensor, ...]:
+      kinds = (tf.int64, tf.float64, tf.int64)
+      indices, uniforms, offsets = tf.numpy_function(
+        lambda start: tuple(inputs(int(start))), [start], kinds
+      )
+      return (
+        tf.ensure_shape(indices, (rows,)),
+        tf.ensure_shape(uniforms, (rows, None)),
+        tf.ensure_shape(offsets, (rows,)),
+      )
+
+    def make(
+      index: tf.Tensor, uniforms: tf.Tensor, offset: tf.Tensor
+    ) -> tuple[tf.Tensor, ...]:
+      return *graph(index, uniforms), offset
+
+    first = tf.data.Dataset.range(starts.start, starts.stop, starts.step)
+    made = parallel.parallel_map(first.map(decided).unbatch(), make)
+    batched = made.batch(rows, drop_remainder=True).prefetch(PREFETCH)
+    try:
+      yield from batched.as_numpy_iterator()
+    except tf.errors.OpError as error:
+      raise ExampleError(parallel.reason_of(error)) from error
+
+  def take(self, indices: np.ndarray) -> "GraphSource":
+    chosen = tf.constant(indices, tf.int64)
+    return GraphSource(lambda index: self.fetch(tf.gather(chosen, index)))
+
+  def renumbered(self, numbers: np.ndarray) -> "GraphSource":
+    def fetch(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+      image, label = self.fetch(index)
+      return image, tf.gather(numbers, label)
+
+    return GraphSource(fetch)
+
+  def decoded(
+    self, images: Sequence[bytes], labels: np.ndarray
+  ) -> "GraphSource":
+    numbers = tf.constant(labels)
+
+    def fetch(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+      # From the list: a tensor would copy all of them.
+      image = tf.numpy_function(images.__getitem__, [index], tf.string)
+      return tf.ensure_shape(image, ()), tf.gather(numbers, index)
+
+    return GraphSource(fetch)
+
+  def _graph(self, prepare: Preparation) -> _Graph:
+    """Index, int64 (), and uniforms, float64 (k,) -> the example."""
+    if prepare not in self._graphs:
+
+      def make(index: tf.Tensor, uniforms: tf.Tensor) -> tuple[Any, tf.Tensor]:
+        encoded, label = self.fetch(index)
+        return prepare.in_graph(encoded, uniforms), label
+
+      self._graphs[prepare] = tf.function(
+        make,
+        input_signature=[
+          tf.TensorSpec((), tf.int64), tf.TensorSpec((None,), tf.float64)
+        ],
+        autograph=False,
+      )  # fmt: skip
+    return self._graphs[prepare]
+
+
+def from_tensors(images: tf.Tensor, labels: tf.Tensor) -> GraphSource:
+  """A source of encoded images, string (n,), and labels (n,) or (n, c)."""
+  return GraphSource(
+    lambda index: (tf.gather(images, index), tf.gather(labels, index))
+  )
