@@ -46,7 +46,7 @@ class Target:
     return KINDS[self.kind].target_dtype(len(self.class_names))
 
   def take(self, example: _Example) -> tuple[tf.Tensor, tf.Tensor]:
-    """The encoded image, string (), and the label; see `Split.fetch`."""
+    """The encoded image, string (), and the label; see `Source`."""
     encoded = example[self.image]
     if self.is_mask:
       white = tf.cast(image_ops.decode(encoded) > 0, tf.uint8) * 255
