@@ -23,7 +23,9 @@ from memory_vit.data import (
   pipeline,
   random_decisions,
   raw_images,
+  subset,
 )
+from memory_vit.data.preparations import EvalImage
 from memory_vit.errors import BrokenDataError
 from memory_vit.model.task import EvalPreprocessing
 
@@ -105,6 +107,22 @@ def test_crops_of_examples_in_python_are_those_of_their_folder(tmp_path):
     assert_same(trained_on(split, crop=crop), trained_on(folder, crop=crop))
 
 
+def test_images_keep_their_labels_in_parts_and_with_other_numbers(both):
+  """The label of each example is its index."""
+  chosen, numbers = [5, 0, 2], np.arange(7, dtype=np.int32)[::-1]
+  for split in both:
+    part = subset.take(split, np.array(chosen), "part", split.data_files)
+    source = part.source.renumbered(numbers)
+    labels = numbers[chosen].tolist()
+    for place, index in enumerate(chosen):
+      image, label = source.read(place)
+      assert image == split.source.read(index)[0]
+      assert label == labels[place]
+    assert [int(label) for label in source.labels(range(3))] == labels
+    found = source.examples(EvalImage(EVALUATIONS[0]), range(3))
+    assert [int(label) for _, label in found] == labels
+
+
 def test_parts_of_a_jpeg_differ_at_their_rim_alone():
   encoded = encode(noise(0, 60, 90), "JPEG")
   for uniforms in random_decisions.uniforms(0, range(10)):
@@ -138,21 +156,23 @@ def test_unreadable_examples_are_replaced_and_named():
     next(batches)
 
 
-def test_batches_are_made_ahead_and_end_with_their_threads(monkeypatch):
+def test_two_batches_are_made_ahead_and_threads_end_with_them(monkeypatch):
   split = fake_data.in_memory(fake_data.numbered_source(40))
-  made = []
-  example = memory_source.MemorySource._example
+  begun = set()
+  uniforms = random_decisions.uniforms
 
-  def counted(self, prepare, index, uniforms):
-    made.append(index)
-    return example(self, prepare, index, uniforms)
+  def noted(seed, numbers):
+    begun.add(int(numbers[0]))
+    return uniforms(seed, numbers)
 
-  monkeypatch.setattr(memory_source.MemorySource, "_example", counted)
+  monkeypatch.setattr(random_decisions, "uniforms", noted)
   batches = batching.train_batches(
     split, DataConfig(), image_size=8, batch_size=4, seed=0
   )
-  next(batches)
+  assert not begun
+  for last in (8, 12):
+    next(batches)
+    assert begun == {*range(0, last + 1, 4)}
   pipeline.close_batches()
-  assert 4 <= len(made) <= 4 * 3
   names = [thread.name for thread in threading.enumerate()]
   assert not [name for name in names if "memory_vit-examples" in name]
