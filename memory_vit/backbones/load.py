@@ -41,7 +41,7 @@ from memory_vit.model.backbone import (
   rounded,
 )
 from memory_vit.model.vit_config import ViTConfig, square_side
-from memory_vit.runtime import dtypes, hub, paths
+from memory_vit.runtime import compilation, dtypes, hub, paths
 from memory_vit.runtime.messages import listed
 
 # The arrays whose shapes tell the configuration, and their axes.
@@ -143,6 +143,7 @@ def to_backbone(
   gelu: str | None = None,
 ) -> Backbone:
   """Put a published ViT on the default device, in float32."""
+  compilation.enable_cache()
   stated = published.config
   if published.states_config and gelu not in (None, stated.gelu):
     raise ConfigError(

@@ -12,13 +12,7 @@ from pathlib import Path
 from typing import TextIO, TypeVar
 
 from memory_vit.errors import ConfigError, MemoryVitError
-from memory_vit.runtime import (
-  compilation,
-  dtypes,
-  messages,
-  paths,
-  progress_bar,
-)
+from memory_vit.runtime import dtypes, messages, paths, progress_bar
 from memory_vit.runtime.messages import escaped
 
 _T = TypeVar("_T")
@@ -145,7 +139,6 @@ def run_command(command: Callable[[], int]) -> int:
     os.environ.setdefault(name, value)
   gc.set_threshold(*_COLLECTED)
   try:
-    compilation.enable_cache()
     with warnings.catch_warnings():
       # Large images are refused as such; Pillow warns from a lower limit on.
       warnings.filterwarnings("ignore", "Image size .* exceeds limit")

@@ -144,6 +144,7 @@ def require_key(key: Any) -> None:
 
 
 def init_backbone(config: ViTConfig, key: jax.Array) -> Backbone:
+  compilation.enable_cache()
   # Run once: compiling takes nearly all of the time.
   init = jax.jit(
     _init_params, static_argnums=0, compiler_options=compilation.options(1)

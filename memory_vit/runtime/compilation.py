@@ -1,31 +1,32 @@
 """XLA compilation: a cache on disk, and fewer passes for rarely run programs.
 
-JAX reads the place of the cache from the environment when it is imported. A
-cached program is bitwise identical, and several processes may use the cache at
-once. JAX never replaces a file: a truncated one, of a process that was killed,
-is compiled again with a warning until somebody deletes it.
+A cached program is bitwise identical, and several processes may use the cache
+at once. JAX never replaces a file: a truncated one, of a process that was
+killed, is compiled again with a warning until somebody deletes it.
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import os
 import platform
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from etils import epy
+import jax
 
 from memory_vit.errors import ConfigError
 from memory_vit.runtime.messages import brief
 
-with epy.lazy_imports():  # the cache is set before jax is imported
-  import jax
-
 # Also the place of downloads, see `backbones.download`.
 _ROOT = "MEMORY_VIT_CACHE"
 _SWITCH = "MEMORY_VIT_COMPILE_CACHE"
-# JAX's own: a user who has set it has chosen.
-_JAX = "JAX_COMPILATION_CACHE_DIR"
+# Options of JAX. The default of the threshold is a second: many of our programs
+# compile faster.
+_DIRECTORY = "jax_compilation_cache_dir"
+_THRESHOLD = "jax_persistent_cache_min_compile_time_secs"
+_WORTHWHILE = 0.03
 # Programs of a B/16 take some MB each.
 MAX_BYTES = 2**30
 # Of LLVM. Arrays are laid out before it runs: memory is the same at any level.
@@ -33,15 +34,16 @@ _OPTION = "xla_backend_optimization_level"
 
 
 def enable_cache() -> None:
-  """Cache compiled programs, silently none if no folder can be written.
+  """Cache the programs of this process, silently none if that is impossible.
 
-  `MEMORY_VIT_COMPILE_CACHE=off` turns the cache off, and JAX's own
-  `JAX_COMPILATION_CACHE_DIR` is left as it is.
+  Called where a backbone is made, which every program of ours needs: so
+  commands and Python share one cache. `MEMORY_VIT_COMPILE_CACHE=off` turns it
+  off, and a cache that the user has chosen in JAX is left as it is.
   """
   switch = os.environ.get(_SWITCH, "on")
   if switch not in ("on", "off"):
     raise ConfigError(f"{_SWITCH} is {brief(switch)}, expected 'on' or 'off'.")
-  if switch == "off" or _JAX in os.environ:
+  if switch == "off" or getattr(jax.config, _DIRECTORY) is not None:
     return
   try:
     root = Path(os.environ.get(_ROOT) or "~/.cache/memory_vit").expanduser()
@@ -52,9 +54,9 @@ def enable_cache() -> None:
     return
   if not os.access(folder, os.W_OK):
     return
-  os.environ[_JAX] = str(folder)
-  # The default is a second: many programs of a command compile faster.
-  os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.03")
+  jax.config.update(_DIRECTORY, str(folder))
+  if _THRESHOLD.upper() not in os.environ:
+    jax.config.update(_THRESHOLD, _WORTHWHILE)
 
 
 def _machine() -> str:
@@ -82,6 +84,25 @@ def _prune(folder: Path) -> None:
     total -= stat.st_size
     if total <= MAX_BYTES // 2:
       return
+
+
+@jax.tree_util.register_pytree_node_class
+@dataclasses.dataclass(frozen=True)
+class Unnamed:
+  """A result of a program, whose names are not part of the program.
+
+  JAX writes the path of each result into a program, and so into the key of its
+  cache: `{"pets": loss}` would be compiled again for a task of another name.
+  """
+
+  tree: Any
+
+  def tree_flatten(self) -> tuple[list[Any], Any]:
+    return jax.tree.flatten(self.tree)
+
+  @classmethod
+  def tree_unflatten(cls, structure: Any, leaves: Iterable[Any]) -> Self:
+    return cls(jax.tree.unflatten(structure, leaves))
 
 
 def options(level: int) -> dict[str, Any] | None:

@@ -19,7 +19,7 @@ from etils import epy
 
 from memory_vit.errors import ConfigError, TrainingError
 from memory_vit.prediction.config import PredictorConfig
-from memory_vit.runtime import compilation, messages, options
+from memory_vit.runtime import messages, options
 from memory_vit.runtime.options import Choice, Number, Option, option
 from memory_vit.serving.server_log import log_to_stderr
 from memory_vit.serving.settings import ServerSettings
@@ -218,7 +218,6 @@ def replica_app(what: Deployed) -> "FastAPI":
   # The server refuses large images; Pillow warns from a lower limit on.
   warnings.simplefilter("ignore", Image.DecompressionBombWarning)
   log_to_stderr()
-  compilation.enable_cache()
   app = apps.create_app(
     predictors.Predictor(what.model, warm_up=False),
     what.server,

@@ -177,6 +177,9 @@ def train_task(
       temporary directory.
     progress: whether to show progress.
 
+  Compiled programs are cached on disk, in ~/.cache/memory_vit/xla unless JAX
+  has another cache: a later process with the same shapes starts sooner.
+
   Raises:
     MemoryVitError: for unusable input.
   """

@@ -19,6 +19,7 @@ from memory_vit.model import trees
 from memory_vit.model.task import TaskSpec
 from memory_vit.model.vit_config import ViTConfig
 from memory_vit.runtime import live_memory, sharding
+from memory_vit.runtime.compilation import Unnamed
 from memory_vit.tasks.split_forward import SplitForward, make_split_forward
 from memory_vit.train import optim
 from memory_vit.train.loss import HeadLoss
@@ -95,7 +96,9 @@ class Step:
     """The gradient of the mean loss of every name, and its metrics."""
     prepare = functools.partial(self.prepare, frozen)
     inputs = inputs_of(batch, prepare)
-    return self.gradient_program(params, frozen, inputs, batch["label"])
+    found = self.gradient_program(params, frozen, inputs, batch["label"])
+    gradient, metrics = (part.tree for part in found)
+    return gradient, metrics
 
   def peak_bytes(
     self,
@@ -173,7 +176,9 @@ class Step:
     for i in range(1, self._parts):
       total = jax.tree.map(jnp.add, total, part(i))
     grads, metrics = total
-    return self._update(state, grads, metrics, 1.0 / self._parts)
+    updated = self._update(state, grads, metrics, 1.0 / self._parts)
+    state, metrics = (part.tree for part in updated)
+    return state, metrics
 
 
 def _create(
@@ -213,10 +218,12 @@ def _loss(
   return functools.reduce(jnp.add, each), metrics
 
 
-def _gradient(loss_gradient: Any, mesh: Mesh, *args: Any) -> tuple[Any, Any]:
+def _gradient(
+  loss_gradient: Any, mesh: Mesh, *args: Any
+) -> tuple[Unnamed, Unnamed]:
   """Gradient and metrics; the gradient is sharded as the parameters."""
   grads, metrics = loss_gradient(*args)
-  return sharding.constrain(grads, mesh), metrics
+  return Unnamed(sharding.constrain(grads, mesh)), Unnamed(metrics)
 
 
 def _update(
@@ -226,7 +233,7 @@ def _update(
   grads: Any,
   metrics: dict[str, dict[str, jax.Array]],
   scale: float,
-) -> tuple[TrainState, dict[str, dict[str, jax.Array]]]:
+) -> tuple[Unnamed, Unnamed]:
   """Apply the mean gradient; `scale` is one over the number of parts."""
   grads, metrics = jax.tree.map(lambda a: a * scale, (grads, metrics))
   updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
@@ -241,7 +248,7 @@ def _update(
     values["skipped"] = 1.0 - finite[name]
   opt_state = optim.where_finite(finite, opt_state, state.opt_state)
   state = TrainState(state.step + 1, params, opt_state)
-  return sharding.constrain(state, mesh), metrics
+  return Unnamed(sharding.constrain(state, mesh)), Unnamed(metrics)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
