@@ -7,9 +7,38 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
+from etils import epy
 
 from memory_vit.runtime.files import Outbox
 from memory_vit.train.metric_writers import Guard, Images, Scalars
+
+with epy.lazy_imports():  # a run that keeps its metrics writes no events
+  from memory_vit.data import quiet_tensorflow
+
+
+class EventFile:
+  """Events of a trial, as the writer of `clu`, which imports keras as well."""
+
+  def __init__(self, folder: Path) -> None:
+    self._summary = quiet_tensorflow.tf.summary
+    self._writer = self._summary.create_file_writer(str(folder))
+
+  def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
+    with self._writer.as_default(step):
+      for tag, value in scalars.items():
+        self._summary.scalar(tag, value)
+
+  def write_images(self, step: int, images: Mapping[str, np.ndarray]) -> None:
+    with self._writer.as_default(step):
+      for tag, image in images.items():
+        self._summary.image(tag, image[None])
+
+  def flush(self) -> None:
+    self._writer.flush()
+
+  def close(self) -> None:
+    self._writer.close()
 
 
 class TensorBoard:
@@ -28,20 +57,18 @@ class TensorBoard:
     }
     # Of the present pass.
     self._closing: dict[str, contextlib.ExitStack] = {}
-    self._opened: dict[str, tuple[Any, Outbox]] = {}
+    self._opened: dict[str, tuple[EventFile, Outbox]] = {}
 
   def write_scalars(self, step: int, scalars: Scalars) -> None:
     self._each(
       scalars,
-      lambda trial: self._writer(trial).write_scalars(
-        step, dict(scalars[trial])
-      ),
+      lambda trial: self._writer(trial).write_scalars(step, scalars[trial]),
     )
 
   def write_images(self, step: int, images: Images) -> None:
     self._each(
       images,
-      lambda trial: self._writer(trial).write_images(step, dict(images[trial])),
+      lambda trial: self._writer(trial).write_images(step, images[trial]),
     )
 
   def flush(self) -> None:
@@ -62,14 +89,12 @@ class TensorBoard:
       if trial in self._guards:
         self._guards[trial].attempt(functools.partial(action, trial))
 
-  def _writer(self, trial: str) -> Any:
+  def _writer(self, trial: str) -> EventFile:
     if trial not in self._opened:
-      from clu import metric_writers  # imports TensorFlow and keras
-
       closing = self._closing[trial] = contextlib.ExitStack()
       outbox = Outbox(self._logdirs[trial])
       closing.callback(outbox.close)
-      writer = metric_writers.SummaryWriter(str(outbox.local))
+      writer = EventFile(outbox.local)
       closing.callback(writer.close)
       self._opened[trial] = writer, outbox
     return self._opened[trial][0]

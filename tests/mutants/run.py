@@ -34,9 +34,9 @@ LIMIT_SECONDS = 300
 _PASSED, _NOT_FOUND = 0, (4, 5)
 # Everything heavy but the package itself, which is another one in each mutant.
 _PRELOADED = [
-  "absl.logging", "clu.metric_writers", "flax.linen", "jax", "ml_collections",
-  "optax", "orbax.checkpoint", "PIL.Image", "pytest", "scipy.ndimage",
-  "sklearn.datasets", "tensorflow", "tensorflow_datasets",
+  "absl.logging", "clu.parameter_overview", "flax.linen", "jax",
+  "ml_collections", "optax", "orbax.checkpoint", "PIL.Image", "pytest",
+  "scipy.ndimage", "sklearn.datasets", "tensorflow", "tensorflow_datasets",
 ]  # fmt: skip
 
 

@@ -7,7 +7,6 @@ import re
 import signal
 import types
 
-import clu.metric_writers
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,7 +19,7 @@ from memory_vit.errors import DivergedError, TrainingError
 from memory_vit.kinds.scores import Scores
 from memory_vit.runtime import sharding
 from memory_vit.runtime.preemption import Interrupted, StopSignal
-from memory_vit.train import fit, progress
+from memory_vit.train import fit, progress, tensorboard
 from memory_vit.train import state as state_lib
 from memory_vit.train.checkpoints import Checkpoints
 from memory_vit.train.divergence import SkipCount
@@ -389,7 +388,7 @@ def test_training_continues_if_the_disk_of_events_is_full(
   tmp_path, monkeypatch, caplog
 ):
   monkeypatch.setattr(logging.getLogger("memory_vit"), "propagate", True)
-  monkeypatch.setattr(clu.metric_writers, "SummaryWriter", Failing)
+  monkeypatch.setattr(tensorboard, "EventFile", Failing)
   run = Run(tmp_path / "c")
   run.logdirs = {"a": tmp_path / "events"}
   state, _ = run.go()
@@ -409,7 +408,7 @@ def test_event_error_without_a_message_is_logged_by_type(
   def fails(path):
     raise RuntimeError
 
-  monkeypatch.setattr(clu.metric_writers, "SummaryWriter", fails)
+  monkeypatch.setattr(tensorboard, "EventFile", fails)
   with MetricWriters(TensorBoard({"a": tmp_path})) as writers:
     writers.write_scalars(1, {"a": {"loss": 1.0}})
   assert "(RuntimeError: RuntimeError)" in caplog.text
