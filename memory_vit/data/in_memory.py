@@ -6,7 +6,6 @@ folder of image files stays on its disk.
 
 import dataclasses
 import hashlib
-import logging
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,8 +32,7 @@ from memory_vit.errors import DataError
 from memory_vit.kinds import KINDS
 from memory_vit.kinds.written import Label
 from memory_vit.runtime import messages, paths
-
-logger = logging.getLogger(__name__)
+from memory_vit.runtime.progress_bar import ProgressBar
 
 # Examples from which the size of all is estimated.
 _TELLING = 100
@@ -44,8 +42,6 @@ _EXPECTED = (
   "(images, labels), a data set, a list of examples, a table, or a folder "
   "DATA/train"
 )
-# Examples after which a line says how many were read.
-_LOGGED = 10_000
 
 
 def open_data(
@@ -149,29 +145,27 @@ def _read(
   found: list[Label] = []
   # Half: training needs memory, too.
   taken, free = 0, psutil.virtual_memory().available // 2
-  for example in examples:
-    try:
-      image, label = indexable.pair_of(example, keys)
-      read = python_images.encoded(image), KINDS[kind].read(label)
-    except DataError as error:
-      raise DataError(f"{where}, example {len(images)}: {error}.") from error
-    images.append(read[0])
-    found.append(read[1])
-    taken += len(read[0])
-    count = len(images)
-    if count % _LOGGED == 0:
-      logger.info(
-        "%s: read %d examples so far, %.2f GiB", where, count, taken / 2**30
-      )
-    needed = taken * (size or count) // count
-    if needed > free and count >= min(_TELLING, size or _TELLING):
-      raise DataError(
-        f"{where}: its images take {needed / 2**30:.1f} GiB or more, and "
-        f"{free / 2**30:.1f} GiB are free for them. Write them to "
-        "DATA/train/CLASS/ and run `memory-vit train --config=folder "
-        "--config.data.dir=DATA --workdir=DIR`, which reads images as they are "
-        "needed; in Python, give the folder 'DATA/train'."
-      )
+  with ProgressBar(f"reading {where}", size) as bar:
+    for example in examples:
+      try:
+        image, label = indexable.pair_of(example, keys)
+        read = python_images.encoded(image), KINDS[kind].read(label)
+      except DataError as error:
+        raise DataError(f"{where}, example {len(images)}: {error}.") from error
+      images.append(read[0])
+      found.append(read[1])
+      bar.update()
+      taken += len(read[0])
+      count = len(images)
+      needed = taken * (size or count) // count
+      if needed > free and count >= min(_TELLING, size or _TELLING):
+        raise DataError(
+          f"{where}: its images take {needed / 2**30:.1f} GiB or more, and "
+          f"{free / 2**30:.1f} GiB are free for them. Write them to "
+          "DATA/train/CLASS/ and run `memory-vit train --config=folder "
+          "--config.data.dir=DATA --workdir=DIR`, which reads images as they "
+          "are needed; in Python, give the folder 'DATA/train'."
+        )
   if not images:
     raise DataError(f"{where} has no example.")
   return images, found

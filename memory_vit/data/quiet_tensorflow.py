@@ -12,6 +12,8 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
+from memory_vit.runtime import progress_bar
+
 logger = logging.getLogger(__name__)
 
 _SAID = re.compile(
@@ -46,6 +48,9 @@ def without_remarks() -> Iterator[None]:
 # As in commands; jax sets 1.
 if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1":
   os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+
+if "tensorflow" not in sys.modules:
+  progress_bar.announce("importing TensorFlow, which takes some seconds")
 
 with without_remarks():
   import tensorflow as tf

@@ -14,6 +14,7 @@ import io
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Self
@@ -35,6 +36,8 @@ _hidden = contextvars.ContextVar("hidden", default=False)
 SILENCE_SECONDS = 30.0
 # A shorter bar would only flicker.
 _DELAY_SECONDS = 1.0
+# Of waiting for the first count, as while a program is compiled.
+_PATIENCE_SECONDS = 2.0
 _BYTES = "B"
 
 
@@ -60,8 +63,16 @@ def _has_width() -> bool:
     return True
 
 
+def announce(line: str) -> None:
+  """Log a line wherever lines of progress are shown."""
+  logger.info(line)
+
+
 class ProgressBar:
-  """A bar of process 0 on a terminal; elsewhere a line each half minute."""
+  """A bar of process 0 on a terminal; elsewhere a line each half minute.
+
+  If the first count takes over two seconds, the bar or a line comes before it.
+  """
 
   def __init__(
     self,
@@ -94,6 +105,15 @@ class ProgressBar:
       leave=stays,
       **(bar if self.is_bar else lines),
     )
+    self._waiting = threading.Timer(_PATIENCE_SECONDS, self._show)
+    self._waiting.daemon = True
+    self._waiting.start()
+
+  def _show(self) -> None:
+    if self.is_bar:
+      self._bar.refresh()
+    else:
+      self._say(str(self._bar))
 
   def __enter__(self) -> Self:
     return self
@@ -108,6 +128,7 @@ class ProgressBar:
 
   def update(self, count: int = 1) -> None:
     """Count; of a padded last batch no more than `total` is counted."""
+    self._waiting.cancel()
     bar = self._bar
     bar.total = self.total or None
     if bar.total:
@@ -128,6 +149,8 @@ class ProgressBar:
 
   def close(self) -> None:
     """End the bar, with the cursor at the start of a line."""
+    self._waiting.cancel()
+    self._waiting.join()  # or the bar might appear after its end
     # Within its delay tqdm would leave a bar that a log line made appear.
     self._bar.delay = 0
     self._bar.close()

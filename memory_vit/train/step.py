@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import logging
 import types
 from collections.abc import Mapping
 from typing import Any
@@ -24,6 +25,8 @@ from memory_vit.tasks.split_forward import SplitForward, make_split_forward
 from memory_vit.train import optim
 from memory_vit.train.loss import HeadLoss
 from memory_vit.train.mix import Mixup, mix
+
+logger = logging.getLogger(__name__)
 
 # More than the steps that a study repeats.
 _SHARED = 32
@@ -63,6 +66,7 @@ class Step:
     self.prepare, self._mesh = forward.prepare, mesh
     self.optimizer = optimizer
     self._parts = accumulation_steps
+    self._is_compiled = False
     loss = functools.partial(_loss, forward, losses)
     # The programs themselves constrain the layout of gradient and state.
     outputs = (None, sharding.replicated(mesh))
@@ -165,6 +169,11 @@ class Step:
     not finite, its parameters and optimizer state stay unchanged, and "skipped"
     is 1.
     """
+    if not self._is_compiled:
+      logger.info(
+        "compiling a training step: up to a minute the first time, then cached"
+      )
+      self._is_compiled = True
     if self._mix:
       batch = self._mix(batch, state.step)
 

@@ -760,6 +760,23 @@ def test_importing_the_package_does_not_import_jax():
   assert (int(modules) < 200, jax_too) == (True, "False")
 
 
+KERAS = """
+import sys
+from memory_vit.commands import check_data
+status = check_data.main(["--config=folder", "--config.data.dir=nowhere"])
+print(status, "tensorflow" in sys.modules, "keras" in sys.modules)
+"""
+
+
+@pytest.mark.processes
+def test_commands_import_tensorflow_without_keras():
+  done = fresh("-c", KERAS)
+  assert done.stdout == "2 True False\n", done.stderr
+  first, *_, last = done.stderr.splitlines()
+  assert first.endswith("importing TensorFlow, which takes some seconds")
+  assert "nowhere" in last
+
+
 @pytest.mark.slow
 def test_nothing_of_tensorflow_is_on_stderr(tmp_path):
   """What each command says there, to the line."""
@@ -788,12 +805,15 @@ def test_nothing_of_tensorflow_is_on_stderr(tmp_path):
   assert [line for line in lines if not re.fullmatch(own, line)] == []
   assert any("devices: " in line for line in lines)
   # A line for each split, and its bar.
-  own = rf"({clock})?(train|validation|test): .*|"
+  own = rf"({clock})?(train|validation|test|importing TensorFlow).*|"
   lines = said("check_data", *options).splitlines()
   assert [line for line in lines if not re.fullmatch(own, line)] == []
   models = [f"--backbone={file}", f"--task={run / 'tasks'}"]
-  assert said("evaluate", *models) == ""
-  assert said("predict", *models, tmp_path / "a.png", "--batch_size=1") == ""
+  # Lines of what takes over two seconds.
+  own = rf"({clock}(importing TensorFlow.*|(evaluating|predicting).* 0/.*)\n)*"
+  assert re.fullmatch(own, said("evaluate", *models))
+  image = tmp_path / "a.png"
+  assert re.fullmatch(own, said("predict", *models, image, "--batch_size=1"))
   assert said("inspect", run / "tasks") == ""
 
 

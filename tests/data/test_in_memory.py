@@ -21,6 +21,7 @@ from memory_vit.data import (
 from memory_vit.data.batching import eval_batches
 from memory_vit.errors import DataError
 from memory_vit.model.task import EvalPreprocessing
+from memory_vit.runtime import progress_bar
 
 PLAIN = EvalPreprocessing(image_size=8)
 NAMES = ("ant", "bee", "cat")
@@ -237,13 +238,12 @@ def test_data_that_cannot_be_used_are_refused(data, message):
 
 
 def test_a_stream_says_how_far_it_is_read(monkeypatch, caplog):
-  monkeypatch.setattr(in_memory, "_LOGGED", 2)
+  monkeypatch.setattr(progress_bar, "SILENCE_SECONDS", 0.0)
   with caplog.at_level("INFO"):
     opened(iter(PAIRS))
-  said = [line for line in caplog.messages if "so far" in line]
-  assert [line.split(",")[1] for line in said] == [
-    " split 'train': read 2 examples so far",
-    " split 'train': read 4 examples so far",
+  said = [line for line in caplog.messages if line.startswith("reading")]
+  assert [line.partition(" [")[0] for line in said] == [
+    f"reading 'own', split 'train': {count} images" for count in range(1, 5)
   ]
 
 

@@ -72,6 +72,35 @@ def test_short_work_shows_no_bar(terminal, clock):
   assert terminal.screen == [""]
 
 
+@pytest.fixture
+def impatient(monkeypatch):
+  """A first count is waited for in vain at once."""
+  monkeypatch.setattr(progress_bar, "_PATIENCE_SECONDS", 0.0)
+
+
+def test_a_bar_comes_before_a_late_first_count(terminal, impatient):
+  with ProgressBar("pets", 4) as bar:
+    bar._waiting.join()
+    assert "pets:   0%" in terminal.screen[0]
+    assert "0/4" in terminal.screen[0]
+  assert terminal.screen == [""]
+
+
+def test_a_line_comes_before_a_late_first_count(clock, impatient):
+  said = []
+  with ProgressBar("pets", 4, say=said.append) as bar:
+    bar._waiting.join()
+    assert said == ["pets:   0% 0/4 [00:00<?, ? images/s]"]
+
+
+def test_nothing_comes_after_the_first_count_or_the_end(clock):
+  bars = [ProgressBar("pets", 4) for _ in range(2)]
+  bars[0].update()
+  bars[1].close()
+  assert all(bar._waiting.finished.is_set() for bar in bars)
+  bars[0].close()
+
+
 def test_late_bar_counts_earlier_work(terminal, clock):
   with ProgressBar("pets", 4) as bar:
     bar.update(2)
@@ -177,11 +206,13 @@ def test_no_bar_if_stderr_is_no_file(stderr, monkeypatch, clock):
 def test_speed_excludes_earlier_work(clock):
   """Not of an earlier run; bytes are in mebibytes."""
   said = []
-  images = ProgressBar("pets", 4_000, done=3_000, say=said.append)
-  weights = ProgressBar("weights", 300 * 2**20, "B", say=said.append)
-  clock.now = 40.0
-  images.update(400)
-  weights.update(30 * 2**20)
+  with (
+    ProgressBar("pets", 4_000, done=3_000, say=said.append) as images,
+    ProgressBar("weights", 300 * 2**20, "B", say=said.append) as weights,
+  ):
+    clock.now = 40.0
+    images.update(400)
+    weights.update(30 * 2**20)
   assert said == [
     "pets:  85% 3400/4000 [00:40<01:00, 10.00 images/s]",
     "weights:  10% 30.0M/300M [00:40<06:00, 786kB/s]",
@@ -208,9 +239,9 @@ def test_a_line_waits_for_no_lock_of_a_bar(clock):
     thread.start()
     thread.join(timeout=10)
 
-  bar = ProgressBar("pets", 4, say=say)
-  clock.now = 31.0
-  bar.update()
+  with ProgressBar("pets", 4, say=say) as bar:
+    clock.now = 31.0
+    bar.update()
   assert taken == [True]
 
 
