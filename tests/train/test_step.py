@@ -1,6 +1,7 @@
 """One optimiser step: on meshes, in parts, and what it leaves alone."""
 
 import dataclasses
+import logging
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +44,16 @@ def test_training_lowers_the_loss(backbone, images, mesh):
   for name, before in trees.flatten(task.params).items():
     after = trees.flatten(state.params["a"])[name]
     assert not np.array_equal(after, before), name
+
+
+def test_a_step_is_announced_before_it_is_compiled(
+  backbone, images, caplog, monkeypatch
+):
+  monkeypatch.setattr(logging.getLogger("memory_vit"), "propagate", True)
+  with caplog.at_level("INFO"):
+    train(backbone, images, one_device(), [random_task(backbone, "a")])
+  [line] = caplog.messages
+  assert line.startswith("compiling a training step: ")
 
 
 def test_8_devices_train_to_the_same_parameters_as_1(backbone, images):
