@@ -39,7 +39,8 @@ _UNSET = (
 )  # fmt: skip
 _STATES = ("cold", "warm")
 # With the digits after the decimal point.
-_COLUMNS = {"seconds": 1, "cpu_seconds": 1, "compiled": 0, "modules": 0}
+_DIGITS = {"seconds": 1, "cpu_seconds": 1, "compiled": 0, "modules": 0}
+_COLUMNS = [(what, state) for what in _DIGITS for state in _STATES]
 # {row: {checkout: its rounds, {"cold": what the process took, ...}}}.
 Result = dict[str, dict[str, list[dict[str, Any]]]]
 
@@ -73,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> Result:
             }
           of_row[str(checkout)].append(found)
           arguments.out.write_text(json.dumps(result, indent=2))
-  header = [f"{column}, {state}" for column in _COLUMNS for state in _STATES]
+  header = [f"{what}, {state}" for what, state in _COLUMNS]
   print(markdown_table(["", "checkout", *header], _medians(result)))
   return result
 
@@ -121,18 +122,15 @@ def _medians(result: Result) -> list[list[str]]:
   """The rows of the table."""
   rows = []
   for row, checkouts in result.items():
-    first: list[float] = []
+    first: dict[tuple[str, str], float] = {}
     for checkout, rounds in checkouts.items():
       cells = []
-      for i, (column, state) in enumerate(
-        (column, state) for column in _COLUMNS for state in _STATES
-      ):
-        median = statistics.median(r[state][column] for r in rounds)
-        cells.append(f"{median:,.{_COLUMNS[column]}f}")
-        if len(first) <= i:
-          first.append(median)
-        elif first[i]:
-          cells[-1] += f" ({median / first[i]:.2f})"
+      for what, state in _COLUMNS:
+        median = statistics.median(taken[state][what] for taken in rounds)
+        before = first.get((what, state))
+        ratio = f" ({median / before:.2f})" if before else ""
+        cells.append(f"{median:,.{_DIGITS[what]}f}{ratio}")
+        first.setdefault((what, state), median)
       rows.append([row, checkout, *cells])
   return rows
 

@@ -11,7 +11,13 @@ import pytest
 from conftest import one_device, random_task, tiny_backbone
 
 import memory_vit as mv
-from benchmarks import masked_sequence, passes, peaks, workloads
+from benchmarks import (
+  first_result,
+  masked_sequence,
+  passes,
+  peaks,
+  workloads,
+)
 from memory_vit.tasks import split_forward
 from memory_vit.train import step
 
@@ -166,6 +172,21 @@ def test_failing_process_leaves_no_number():
   peak = peaks.in_process([*TINY, "--cells=-1"], "train_1")
   assert peak.bytes is None
   assert "ended with" in peak.how
+
+
+@pytest.mark.processes
+def test_first_results_are_timed_with_and_without_cached_programs(
+  tmp_path, capsys
+):
+  file = tmp_path / "result.json"
+  options = ["--only=server", "--only=first_check", "--rounds=1"]
+  result = first_result.main([*options, f"--out={file}"])
+  assert json.loads(file.read_text()) == result
+  [server], [check] = (result[row][str(peaks.ROOT)] for row in result)
+  assert server["cold"]["compiled"] > server["warm"]["compiled"]
+  assert server["cold"]["cached"] == 0 < server["warm"]["cached"]
+  assert check["cold"]["compiled"] == 0 < check["cold"]["cpu_seconds"]
+  assert "| first_check | " in capsys.readouterr().out
 
 
 def test_failing_program_ends_alone():
