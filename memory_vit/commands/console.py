@@ -22,9 +22,8 @@ _STOPPED = 130
 # writes several for each image that is skipped, but no errors. oneDNN is off to
 # hide its note: it does not change our images (tested).
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_ENABLE_ONEDNN_OPTS": "0"}
-# Source locations of operations take a fifth of the time of tracing. Keras,
-# which nothing here uses, takes half of the import of TensorFlow, which leaves
-# it to the package tf_keras, and so until somebody asks for it.
+# Source locations of operations take a fifth of the time of tracing, and Keras,
+# which nothing here uses, two fifths of that of importing TensorFlow.
 _QUICK = {"JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0", "TF_USE_LEGACY_KERAS": "1"}
 # Rare garbage collection: importing and tracing make many objects, almost all
 # in use. It saves a tenth of the time of a prediction.
