@@ -50,8 +50,10 @@ def test_a_step_is_announced_before_it_is_compiled(
   backbone, images, caplog, monkeypatch
 ):
   monkeypatch.setattr(logging.getLogger("memory_vit"), "propagate", True)
-  with caplog.at_level("INFO"):
-    train(backbone, images, one_device(), [random_task(backbone, "a")])
+  # No other test has a step of this name.
+  task = random_task(backbone, "announced")
+  with caplog.at_level("INFO", logger="memory_vit"):
+    train(backbone, images, one_device(), [task])
   [line] = caplog.messages
   assert line.startswith("compiling a training step: ")
 
