@@ -92,7 +92,8 @@ class Step:
 
   def create_state(self, params: Any) -> TrainState:
     """A state at step 0, on the devices of the mesh; see `sharding.layout`."""
-    return self._create(sharding.put(params, self._mesh))
+    state: TrainState = self._create(sharding.put(params, self._mesh)).tree
+    return state
 
   def gradient(
     self, params: Any, frozen: Any, batch: dict[str, Any]
@@ -192,11 +193,11 @@ class Step:
 
 def _create(
   optimizer: optax.GradientTransformation, mesh: Mesh, params: Any
-) -> TrainState:
+) -> Unnamed:
   # A copy: the loop donates its state, but not the caller's parameters.
   params = jax.tree.map(jnp.copy, params)
   state = TrainState(jnp.int32(0), params, optimizer.init(params))
-  return sharding.constrain(state, mesh)
+  return Unnamed(sharding.constrain(state, mesh))
 
 
 def _split(batch: dict[str, Any], parts: int, i: int) -> dict[str, Any]:
