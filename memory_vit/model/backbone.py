@@ -147,7 +147,7 @@ def init_backbone(config: ViTConfig, key: jax.Array) -> Backbone:
   compilation.enable_cache()
   # Run once: compiling takes nearly all of the time.
   init = jax.jit(
-    _init_params, static_argnums=0, compiler_options=compilation.options(1)
+    _init_params, static_argnums=0, compiler_options=compilation.options()
   )
   params = init(config, key)
   return Backbone(config, params, fingerprint_of(config, params))

@@ -29,7 +29,7 @@ _THRESHOLD = "jax_persistent_cache_min_compile_time_secs"
 _WORTHWHILE = 0.03
 # Programs of a B/16 take some MB each.
 MAX_BYTES = 2**30
-# Of LLVM. Arrays are laid out before it runs: memory is the same at any level.
+# Of LLVM.
 _OPTION = "xla_backend_optimization_level"
 
 
@@ -105,10 +105,10 @@ class Unnamed:
     return cls(jax.tree.unflatten(structure, leaves))
 
 
-def options(level: int) -> dict[str, Any] | None:
-  """`compiler_options` of `jax.jit` for a program that is not worth level 3."""
+def options() -> dict[str, Any] | None:
+  """`compiler_options` of `jax.jit` for a program that runs once."""
   # Level 1 computed the same bits as 3 in all comparisons, and compiles in half
-  # of the time; 0 is for programs that are compiled and never run.
+  # of the time.
   if jax.default_backend() != "cpu" or "XLA_FLAGS" in os.environ:
     return None
-  return {_OPTION: level}
+  return {_OPTION: 1}
