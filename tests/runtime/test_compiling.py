@@ -1,7 +1,6 @@
 """Fewer passes of the compiler change only the time."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
