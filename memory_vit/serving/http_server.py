@@ -80,7 +80,7 @@ class _Server(uvicorn.Server):
     super().__init__(config)
     self._app, self._header_seconds = app, header_seconds
     self._waiting: dict[tuple[H11Protocol, object], float] = {}
-    self._frozen = False
+    self._frozen = 0
 
   def handle_exit(self, sig: int, frame: FrameType | None) -> None:
     """End gracefully; at the second signal, at once."""
@@ -101,13 +101,17 @@ class _Server(uvicorn.Server):
   async def on_tick(self, counter: int) -> bool:
     """Close connections whose headers take too long; uvicorn never does.
 
-    Once the server is warm, exclude its lasting objects from collections.
+    Once the server is ready, and again once all is compiled, exclude its
+    lasting objects from collections.
     """
-    if not self._frozen and self._app.state.service.state == "ready":
+    service = self._app.state.service
+    is_ready = service.state == "ready"
+    stage = is_ready + (is_ready and not service.behind.missing)
+    if stage > self._frozen:
       # A full collection stops all threads, 0.1 s for what libraries hold.
       gc.collect()
       gc.freeze()
-      self._frozen = True
+      self._frozen = stage
     now = time.monotonic()
     connections = cast("set[H11Protocol]", self.server_state.connections)
     self._waiting = {

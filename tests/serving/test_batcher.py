@@ -37,8 +37,8 @@ class Passes:
 
 def batcher(passes, **options):
   options = {
-    "sizes": SIZES, "least_fill": 0.75, "wait_seconds": 0, "max_queue": 100,
-    **options,
+    "sizes": lambda: SIZES, "least_fill": 0.75, "wait_seconds": 0,
+    "max_queue": 100, **options,
   }  # fmt: skip
   return Batcher(passes, **options)
 

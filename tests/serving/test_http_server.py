@@ -41,16 +41,20 @@ def test_objects_of_the_warm_up_are_not_collected_again(monkeypatch):
   frozen = []
   monkeypatch.setattr(http_server.gc, "freeze", lambda: frozen.append(1))
   app = FastAPI()
-  app.state.service = types.SimpleNamespace(state="warming up")
+  behind = types.SimpleNamespace(missing=["attention"])
+  app.state.service = types.SimpleNamespace(state="warming up", behind=behind)
   server = http_server._Server(uvicorn.Config(app), app, 1.0)
 
   async def tick():
-    for state in ("warming up", "ready", "ready"):
-      app.state.service.state = state
+    for state, missing in (
+      ("warming up", ["attention"]), ("ready", ["attention"]),
+      ("ready", ["attention"]), ("ready", []), ("ready", []),
+    ):  # fmt: skip
+      app.state.service.state, behind.missing = state, missing
       await server.on_tick(1)
       yield len(frozen)
 
   async def check():
-    assert [count async for count in tick()] == [0, 1, 1]
+    assert [count async for count in tick()] == [0, 1, 1, 2, 2]
 
   asyncio.run(check())
