@@ -158,8 +158,8 @@ def _add_health(app: FastAPI, service: Service) -> None:
         "task_set": task_set,
         "problems": service.follower.problems,
         "batch_sizes": service.predictor.compiled_sizes,
-        "compiling": service.behind.missing,
-        "compilation_problems": service.behind.problems,
+        "compiling": service.compiler.missing,
+        "compilation_problems": service.compiler.problems,
       },
       status,
     )
@@ -171,7 +171,7 @@ def _add_health(app: FastAPI, service: Service) -> None:
     service.metrics.compiled(
       service.predictor.batch_sizes,
       service.predictor.compiled_sizes,
-      service.behind.problems,
+      service.compiler.problems,
     )
     return Response(service.metrics.text(), media_type=CONTENT_TYPE)
 

@@ -80,7 +80,7 @@ class _Server(uvicorn.Server):
     super().__init__(config)
     self._app, self._header_seconds = app, header_seconds
     self._waiting: dict[tuple[H11Protocol, object], float] = {}
-    self._frozen = 0
+    self._frozen = 0  # stages of the start
 
   def handle_exit(self, sig: int, frame: FrameType | None) -> None:
     """End gracefully; at the second signal, at once."""
@@ -105,8 +105,9 @@ class _Server(uvicorn.Server):
     lasting objects from collections.
     """
     service = self._app.state.service
-    is_ready = service.state == "ready"
-    stage = is_ready + (is_ready and not service.behind.missing)
+    stage = 0
+    if service.state == "ready":
+      stage = 1 if service.compiler.missing else 2
     if stage > self._frozen:
       # A full collection stops all threads, 0.1 s for what libraries hold.
       gc.collect()

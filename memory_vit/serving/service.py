@@ -14,7 +14,7 @@ from memory_vit.runtime.messages import one_line
 from memory_vit.serving.access import Token, read_token
 from memory_vit.serving.answering import Answering
 from memory_vit.serving.attention import AttentionService
-from memory_vit.serving.compiling import CompilingBehind
+from memory_vit.serving.background_compiler import BackgroundCompiler
 from memory_vit.serving.metrics import Metrics
 from memory_vit.serving.request_error import busy
 from memory_vit.serving.settings import ServerSettings
@@ -50,7 +50,7 @@ class Service:
     self.refuse_changes = refuse_changes  # why no task can be changed; or ""
     self._answering: Answering | None = None
     self._attention = AttentionService(predictor, settings.timeout)
-    self.behind = CompilingBehind(predictor, self._attention)
+    self.compiler = BackgroundCompiler(predictor, self._attention)
     self._warm = False
     self._settled = asyncio.Event()
     self._watch()
@@ -105,7 +105,7 @@ class Service:
       self.remove_files()
 
   async def _warm_up(self) -> None:
-    """Be ready with the smallest batch size, and compile the rest behind it."""
+    """Be ready with the smallest batch size; then compile the rest."""
     try:
       compiled = await asyncio.to_thread(self.predictor.warm_up, 1)
       await asyncio.to_thread(self.follower.look)
@@ -122,7 +122,7 @@ class Service:
     finally:
       self._settled.set()
     if self._warm:
-      await self.behind.run()
+      await self.compiler.run()
 
   async def _follow(self) -> None:
     await self._settled.wait()

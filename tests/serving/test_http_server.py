@@ -41,8 +41,10 @@ def test_objects_of_the_warm_up_are_not_collected_again(monkeypatch):
   frozen = []
   monkeypatch.setattr(http_server.gc, "freeze", lambda: frozen.append(1))
   app = FastAPI()
-  behind = types.SimpleNamespace(missing=["attention"])
-  app.state.service = types.SimpleNamespace(state="warming up", behind=behind)
+  compiler = types.SimpleNamespace(missing=["attention"])
+  app.state.service = types.SimpleNamespace(
+    state="warming up", compiler=compiler
+  )
   server = http_server._Server(uvicorn.Config(app), app, 1.0)
 
   async def tick():
@@ -50,7 +52,7 @@ def test_objects_of_the_warm_up_are_not_collected_again(monkeypatch):
       ("warming up", ["attention"]), ("ready", ["attention"]),
       ("ready", ["attention"]), ("ready", []), ("ready", []),
     ):  # fmt: skip
-      app.state.service.state, behind.missing = state, missing
+      app.state.service.state, compiler.missing = state, missing
       await server.on_tick(1)
       yield len(frozen)
 

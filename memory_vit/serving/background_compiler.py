@@ -19,8 +19,8 @@ _LOOK_SECONDS = 1.0
 _BATCH_SIZES, _ATTENTION = "batch sizes", "attention"
 
 
-class CompilingBehind:
-  """Compiles what the current tasks lack, behind the answers.
+class BackgroundCompiler:
+  """Compiles what the current tasks lack, while requests are answered.
 
   Attributes:
     problems: {"batch sizes" or "attention": why it cannot be compiled}. It is

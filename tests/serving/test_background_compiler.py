@@ -23,7 +23,7 @@ import memory_vit as mv
 from memory_vit.kinds import CLASSES
 from memory_vit.prediction import Predictor
 from memory_vit.prediction.fixed_shapes import FixedShapes
-from memory_vit.serving import ServerSettings, compiling, create_app
+from memory_vit.serving import ServerSettings, background_compiler, create_app
 from memory_vit.serving.attention import AttentionService
 from memory_vit.serving.task_folder import TaskFolder
 
@@ -39,7 +39,7 @@ PATIENCE = 60
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-  monkeypatch.setattr(compiling, "_LOOK_SECONDS", 0.02)
+  monkeypatch.setattr(background_compiler, "_LOOK_SECONDS", 0.02)
 
 
 @pytest.fixture
@@ -219,7 +219,7 @@ def test_nobody_else_waits_for_a_task_that_needs_larger_slots(tmp_path, hold):
         "birds",
         "large",
       ]
-      # Attention follows behind.
+      # The programs of attention follow.
       await compiled(http)
       before = await metrics(http)
       done = await http.post("/v1/attention", files=image_files(png()))
