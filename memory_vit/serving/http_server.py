@@ -80,7 +80,7 @@ class _Server(uvicorn.Server):
     super().__init__(config)
     self._app, self._header_seconds = app, header_seconds
     self._waiting: dict[tuple[H11Protocol, object], float] = {}
-    self._frozen = 0  # stages of the start
+    self._frozen = 0  # how often
 
   def handle_exit(self, sig: int, frame: FrameType | None) -> None:
     """End gracefully; at the second signal, at once."""
@@ -101,18 +101,16 @@ class _Server(uvicorn.Server):
   async def on_tick(self, counter: int) -> bool:
     """Close connections whose headers take too long; uvicorn never does.
 
-    Once the server is ready, and again once all is compiled, exclude its
+    Before the server is ready, and again once all is compiled, exclude its
     lasting objects from collections.
     """
     service = self._app.state.service
-    stage = 0
-    if service.state == "ready":
-      stage = 1 if service.compiler.missing else 2
-    if stage > self._frozen:
+    is_compiled = service.state == "ready" and not service.compiler.missing
+    if self._frozen < 1 + is_compiled:
       # A full collection stops all threads, 0.1 s for what libraries hold.
       gc.collect()
       gc.freeze()
-      self._frozen = stage
+      self._frozen += 1
     now = time.monotonic()
     connections = cast("set[H11Protocol]", self.server_state.connections)
     self._waiting = {
