@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import time
 from types import FrameType
 from typing import TYPE_CHECKING, cast
@@ -62,6 +63,9 @@ def serve(app: FastAPI, settings: ServerSettings, bound: socket.socket) -> None:
     timeout_graceful_shutdown=settings.grace,
     limit_concurrency=settings.max_connections,
   )
+  # A thread that traces programs holds the interpreter for as long, 5 ms by
+  # default, at each step of a request: p99 was three times as long.
+  sys.setswitchinterval(0.001)
   # Requests have lines of ours.
   logging.getLogger("uvicorn").setLevel(logging.WARNING)
   # Uvicorn raises the signal again at the end; Python's own handler would then
