@@ -106,12 +106,13 @@ async def serving(model, **options):
 
 async def compiled(http):
   """Wait until a server is ready, and compiles nothing more."""
-  while True:
-    state = await http.get("/readyz")
-    if state.status_code == 200 and not state.json()["compiling"]:
-      return
-    assert (await http.get("/healthz")).status_code == 200
-    await asyncio.sleep(0.05)
+  async with asyncio.timeout(60):
+    while True:
+      state = await http.get("/readyz")
+      if state.status_code == 200 and not state.json()["compiling"]:
+        return
+      assert (await http.get("/healthz")).status_code == 200
+      await asyncio.sleep(0.05)
 
 
 def client(app):

@@ -165,6 +165,7 @@ def test_the_smallest_batches_answer_until_others_are_compiled(
       batches.clear()
       assert_answered_in_batches_of(1, await predicted(http))
       assert batches == [1] * len(IMAGES)
+      assert "memory_vit_batch_fill_sum 1.0" in await metrics(http)
       # A task that fits does not wait, and a request for attention compiles.
       assert (await put(http, PETS, tmp_path)).status_code == 201
       done = await http.post("/v1/attention", files=image_files(png()))

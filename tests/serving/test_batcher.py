@@ -99,6 +99,21 @@ def test_a_request_is_in_one_pass():
   run(check())
 
 
+@pytest.mark.fault("compiling-server")
+def test_requests_share_batches_of_the_sizes_that_are_compiled():
+  async def check():
+    passes, sizes = Passes(), [1]
+    b = batcher(passes, sizes=lambda: sizes)
+    await asyncio.gather(*(answer(b, i) for i in range(4)))
+    assert passes.sizes == [1] * 4
+    sizes.append(4)
+    await asyncio.gather(*(answer(b, i) for i in range(4)))
+    b.close()
+    assert passes.sizes[4:] == [4]
+
+  run(check())
+
+
 @pytest.mark.fault("failing-pass")
 def test_a_failing_pass_fails_its_requests_alone():
   async def check():
