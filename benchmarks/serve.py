@@ -164,9 +164,13 @@ def random_image(seed: int) -> bytes:
 
 @contextlib.contextmanager
 def serving(
-  backbone: str, tasks: Sequence[str], folder: Path, *options: str
+  backbone: str,
+  tasks: Sequence[str],
+  folder: Path,
+  *options: str,
+  compiled: bool = True,
 ) -> Iterator[Server]:
-  """Run a server process; the body begins when it is ready."""
+  """Run a server process; the body begins when it is ready, or compiled too."""
   folder.mkdir(parents=True)
   token = secrets.token_urlsafe(24)
   file = folder / "token"
@@ -175,8 +179,8 @@ def serving(
   command = [
     sys.executable, "-m", "memory_vit", "serve", f"--backbone={backbone}",
     *(f"--task={path}" for path in tasks), "--port=0", "--top=10",
-    f"--token_file={file}", "--slots=8", *options,
-    f"--batch_sizes={','.join(map(str, _BATCH_SIZES))}",
+    f"--token_file={file}", "--slots=8",
+    f"--batch_sizes={','.join(map(str, _BATCH_SIZES))}", *options,
   ]  # fmt: skip
   with (
     (folder / "log").open("w") as log,
@@ -189,7 +193,7 @@ def serving(
       found = re.search(r"http://\S+", line)
       if found is None:
         raise RuntimeError((folder / "log").read_text()[-2000:])
-      _wait_until_ready(found[0])
+      wait_until_ready(found[0], compiled)
       yield Server(found[0], token, process)
     finally:
       process.terminate()
@@ -198,11 +202,14 @@ def serving(
         raise RuntimeError(f"the server ended with {process.returncode}")
 
 
-def _wait_until_ready(url: str) -> None:
+def wait_until_ready(url: str, compiled: bool = True) -> None:
   until = time.monotonic() + _SECONDS_TO_START
   while time.monotonic() < until:
     with contextlib.suppress(httpx.TransportError):
-      if httpx.get(f"{url}/readyz").status_code == 200:
+      done = httpx.get(f"{url}/readyz")
+      if done.status_code == 200 and not (
+        compiled and done.json()["compiling"]
+      ):
         return
     time.sleep(0.1)
   raise RuntimeError("the server does not become ready")

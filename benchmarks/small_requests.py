@@ -1,12 +1,14 @@
-"""Measure /healthz and small requests while other clients attack the server.
+"""Measure /healthz and small requests while a server is attacked or compiles.
 
   python -m benchmarks.small_requests [--seconds=10] [--only=NAME] [--json=FILE]
 
 The server has the glyph ViT of the package. Attacks of the first kind ask for
 large answers: /healthz must never take more than 0.3 s. Those of the second
 kind take long to decode: of small requests (one PNG of 24 pixels), the slowest
-of a hundred must not take more than twice the quiet time, plus 50 ms. It takes
-about five minutes; attacks.py measures memory and ordinary requests.
+of a hundred must not take more than twice the quiet time, plus 50 ms. Then a
+server without a cache of programs compiles: at its start, from being ready on,
+and for a task for which slots grow. It takes about six minutes; attacks.py
+measures memory and ordinary requests.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import http.client
 import io
 import json
 import multiprocessing
+import os
 import struct
 import tempfile
 import threading
@@ -62,14 +65,14 @@ class Attack:
 
 
 def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
-  """Run the attacks, print a table, and write --json."""
+  """Measure, print tables, and write --json."""
   parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
   parser.add_argument("--seconds", type=float, default=10, help="each attack")
-  parser.add_argument("--only", action="append", choices=ATTACKS)
+  parser.add_argument("--only", action="append", choices=[*ATTACKS, COMPILING])
   parser.add_argument("--json")
   arguments = parser.parse_args(argv)
-  names = arguments.only or list(ATTACKS)
-  rows = []
+  names = arguments.only or [*ATTACKS, COMPILING]
+  rows, compiling = [], []
   with tempfile.TemporaryDirectory() as folder:
     for kind, tasks in ((_HEALTH, _large_tasks), (_SMALL, _small_task)):
       if not (some := [name for name in names if name in kind]):
@@ -82,10 +85,16 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
           row = _row(name, server.url, quiet, arguments.seconds)
           rows.append(row)
           print(json.dumps(row), flush=True)
-  print(table(rows))
+    if COMPILING in names:
+      compiling = _while_compiling(
+        Path(folder) / "compiling", arguments.seconds
+      )
+  for some in filter(None, (rows, compiling)):
+    print(table(some))
   if arguments.json:
-    Path(arguments.json).write_text(json.dumps(rows, indent=2) + "\n")
-  return rows
+    text = json.dumps(rows + compiling, indent=2)
+    Path(arguments.json).write_text(text + "\n")
+  return rows + compiling
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
@@ -119,6 +128,42 @@ def _row(
   }
 
 
+def _while_compiling(folder: Path, seconds: float) -> list[dict[str, Any]]:
+  """Without a cache: from readiness on, in quiet, and while slots grow."""
+  few, large = _growing_tasks(folder)
+  os.environ["MEMORY_VIT_COMPILE_CACHE"] = "off"
+  with serve.serving(
+    "glyphs", [str(few)], folder / "server", "--batch_sizes=1,8,32",
+    compiled=False,
+  ) as server:  # fmt: skip
+    with _measuring(server.url) as start:
+      serve.wait_until_ready(server.url)
+    quiet = _measured(server.url, None, seconds)
+    headers = {
+      "Authorization": f"Bearer {server.token}",
+      "Content-Type": "application/octet-stream",
+    }
+    with _measuring(server.url) as growing:
+      path, body = "/v1/tasks/large", large.read_bytes()
+      status = _request(server.url, "PUT", path, body, headers)
+  if status != 201:
+    raise RuntimeError(f"the task was not added: {status}")
+  return [
+    {
+      "compiling": name,
+      "seconds": round(found.seconds, 1),
+      "small requests": dict(found.statuses),
+      "healthz max ms": _ms(max(found.health)),
+      "small p50 ms": _ms(_percentile(found.small, 50)),
+      "p99": _ms(_percentile(found.small, 99)),
+      "max": _ms(max(found.small)),
+    }
+    for name, found in (
+      ("nothing", quiet), ("after the start", start), ("slots grow", growing),
+    )
+  ]  # fmt: skip
+
+
 def _ms(seconds: float) -> int:
   return round(1e3 * seconds)
 
@@ -129,8 +174,9 @@ def _percentile(seconds: Sequence[float], percent: float) -> float:
 
 @dataclasses.dataclass
 class Measured:
-  """Seconds of requests; statuses are 0 without an answer."""
+  """Seconds of requests, and of all; statuses are 0 without an answer."""
 
+  seconds: float = 0
   health: list[float] = dataclasses.field(default_factory=list)
   small: list[float] = dataclasses.field(default_factory=list)
   statuses: Counter[int] = dataclasses.field(default_factory=Counter)
@@ -139,8 +185,6 @@ class Measured:
 
 def _measured(url: str, attack: Attack | None, seconds: float) -> Measured:
   """Measure while other processes attack; without an attack in quiet."""
-  found = Measured()
-  body = form(_png(Image.new("RGB", (24, 24), "red")), fields=["few"])
   # A process of its own: its Python must not delay what is measured.
   context = multiprocessing.get_context("spawn")
   statuses = context.SimpleQueue()
@@ -150,6 +194,19 @@ def _measured(url: str, attack: Attack | None, seconds: float) -> Measured:
   if attack:
     attacking.start()
     statuses.get()  # it has begun
+  with _measuring(url) as found:
+    time.sleep(seconds)
+  if attack:
+    found.attackers = statuses.get()
+    attacking.join()
+  return found
+
+
+@contextlib.contextmanager
+def _measuring(url: str) -> Iterator[Measured]:
+  """Measure until the body ends."""
+  found, since = Measured(), time.monotonic()
+  body = form(_png(Image.new("RGB", (24, 24), "red")), fields=["few"])
 
   def health() -> None:
     begun = time.monotonic()
@@ -164,11 +221,8 @@ def _measured(url: str, attack: Attack | None, seconds: float) -> Measured:
       found.small.append(time.monotonic() - begun)
 
   with _repeated(health, 0.02), _repeated(small, 0.05), _repeated(small, 0.05):
-    time.sleep(seconds)
-  if attack:
-    found.attackers = statuses.get()
-    attacking.join()
-  return found
+    yield found
+  found.seconds = time.monotonic() - since
 
 
 @contextlib.contextmanager
@@ -222,7 +276,7 @@ def _request(
   """Status of the answer; 0 without one."""
   place = urlsplit(url)
   connection = http.client.HTTPConnection(
-    place.hostname or "", place.port, timeout=60
+    place.hostname or "", place.port, timeout=300
   )
   with contextlib.closing(connection):
     try:
@@ -256,6 +310,14 @@ def _large_tasks(folder: Path) -> Iterator[Path]:
 
 def _small_task(folder: Path) -> Iterator[Path]:
   yield from _saved_tasks(folder, ("few", 10, {}))
+
+
+def _growing_tasks(folder: Path) -> tuple[Path, Path]:
+  """A small task, and a file of one that needs larger slots."""
+  few, large = _saved_tasks(folder, ("few", 10, {}), ("large", 200, {}))
+  file = large.with_suffix(".safetensors")
+  mv.save_task(mv.load_task(large, mv.load_backbone("glyphs")), file)
+  return few, file
 
 
 def _saved_tasks(
@@ -365,6 +427,7 @@ _SMALL: dict[str, Callable[[], Attack]] = {
   ),
 }
 ATTACKS = {**_HEALTH, **_SMALL}
+COMPILING = "compiling"
 
 
 if __name__ == "__main__":

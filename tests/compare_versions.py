@@ -450,7 +450,13 @@ def ready_url(log: Path, process: Any) -> str:
     time.sleep(0.1)
     found = re.search(r"http://\S+", log.read_text() if log.exists() else "")
     with contextlib.suppress(OSError):
-      if found and ask(f"{found[0]}/readyz")["status"] == 200:
+      # While batch sizes are compiled, smaller ones answer: other bits. Older
+      # versions do not have "compiling".
+      if (
+        found
+        and (state := ask(f"{found[0]}/readyz"))["status"] == 200
+        and not state["body"].get("compiling")
+      ):
         return found[0]
   raise RuntimeError(f"the server ended with {process.exitcode}")
 

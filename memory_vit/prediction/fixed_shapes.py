@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -11,7 +11,6 @@ import numpy as np
 from jaxtyping import Float32
 
 from memory_vit.model.backbone import Backbone
-from memory_vit.runtime.progress_bar import ProgressBar
 from memory_vit.tasks import inference
 from memory_vit.tasks.program import Program
 
@@ -54,6 +53,8 @@ class FixedShapes:
 
   def __init__(self, backbone: Backbone, batch_sizes: Sequence[int]) -> None:
     self._backbone, self._sizes = backbone, tuple(batch_sizes)
+    # {shapes of a program: its batch sizes}. Threads add to it without a lock.
+    self._compiled: dict[Hashable, set[int]] = {}
 
   def run(
     self,
@@ -66,10 +67,11 @@ class FixedShapes:
   ) -> Outputs:
     """Answer images; each array is asked for once those before are done."""
     wanted = bool(heads), original, features
+    sizes = self.compiled(program) or self._sizes
     found = [
       self._run_batch(batch, program, *wanted).cut(count, heads)
       for pixels in parts
-      for batch, count in padded_batches(pixels, self._sizes)
+      for batch, count in padded_batches(pixels, sizes)
     ]
     if not found:
       found = [self._of_no_image(heads, original, features)]
@@ -79,18 +81,16 @@ class FixedShapes:
       *(None if a[0] is None else np.concatenate(a) for a in others),
     )
 
-  def warm_up(self, program: Program, *, features: bool) -> None:
-    with ProgressBar("compiling", len(self._sizes), "batch sizes") as bar:
-      for size in self._sizes:
-        batch = np.zeros((size, *self._image_shape), np.float32)
-        self._run_batch(batch, program, True, True, features)
-        bar.update()
+  def compiled(self, program: Program) -> tuple[int, ...]:
+    """Batch sizes that `compile` has made ready for a program, ascending."""
+    ready = self._compiled.get(program.shapes, ())
+    return tuple(size for size in self._sizes if size in ready)
 
-  def compile_reading(self, program: Program) -> None:
-    """Compile by real passes: only a computed context is laid out right."""
-    for size in self._sizes:
-      batch = np.zeros((size, *self._image_shape), np.float32)
-      self._run_batch(batch, program, True, False, False)
+  def compile(self, program: Program, size: int, *, features: bool) -> None:
+    """Compile by a real pass: only a computed context is laid out right."""
+    batch = np.zeros((size, *self._image_shape), np.float32)
+    self._run_batch(batch, program, True, True, features)
+    self._compiled.setdefault(program.shapes, set()).add(size)
 
   @property
   def _image_shape(self) -> tuple[int, int, int]:

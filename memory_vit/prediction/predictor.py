@@ -27,6 +27,7 @@ from memory_vit.prediction.predictions import Predictions
 from memory_vit.prediction.set_maker import SetMaker
 from memory_vit.prediction.task_set import Change, TaskSet
 from memory_vit.runtime import options as options_lib
+from memory_vit.runtime.progress_bar import ProgressBar
 from memory_vit.tasks.compose import TasksLike, task_tuple
 from memory_vit.tasks.model_loading import load_model
 
@@ -150,10 +151,31 @@ class Predictor:
     """The number of programs that it compiled, without those of `warm_up`."""
     return self._maker.counter.count
 
-  def warm_up(self) -> int:
-    """Compile the programs of all batch sizes; return their number."""
-    with self._changing:
-      return self._maker.warm_up(self._task_set)
+  @property
+  def compiled_sizes(self) -> tuple[int, ...]:
+    """Batch sizes that are compiled for the current tasks, ascending.
+
+    Requests use these alone. Before `warm_up` there are none, and each size is
+    compiled when it is first used.
+    """
+    return self._maker.compiled(self._task_set)
+
+  def warm_up(self, count: int | None = None) -> int:
+    """Compile the programs of all batch sizes; return the number of programs.
+
+    Other threads may predict and change tasks meanwhile.
+
+    Args:
+      count: of batch sizes, the smallest ones; by default all.
+    """
+    sizes = self.batch_sizes[:count]
+    compiled = 0
+    with ProgressBar("compiling", len(sizes), "batch sizes") as bar:
+      # The current tasks may change while a size is compiled.
+      while missing := [s for s in sizes if s not in self.compiled_sizes]:
+        compiled += self._maker.compile(self._task_set, missing[0])
+        bar.update()
+    return compiled
 
   def prepare(
     self, images: Images, *, task_set: TaskSet | None = None

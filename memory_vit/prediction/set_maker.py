@@ -21,19 +21,18 @@ from memory_vit.prediction.config import PredictorConfig
 from memory_vit.prediction.fixed_shapes import FixedShapes
 from memory_vit.prediction.task_set import Change, TaskSet
 from memory_vit.tasks import compose, find, manifest, store
-from memory_vit.tasks.program import place_tasks
+from memory_vit.tasks.program import Program, place_tasks
 from memory_vit.tasks.slots import SlotSizes, on_host
 
 
 class SetMaker:
-  """Places tasks in slots, and compiles what has to grow for them."""
+  """Places tasks in slots, and compiles programs for them."""
 
   def __init__(
     self, backbone: Backbone, programs: FixedShapes, shapes: PredictorConfig
   ) -> None:
     self.counter = CompilationCounter()
     self._backbone, self._programs, self._shapes = backbone, programs, shapes
-    self._warm = False
 
   def first(self, tasks: Sequence[Task]) -> TaskSet:
     """The first set, in slots that have at least the sizes of the config."""
@@ -52,16 +51,20 @@ class SetMaker:
     program = place_tasks(self._backbone, by_slot, sizes)
     return TaskSet(1, by_slot, sizes, program, self._preprocessing(tasks))
 
-  def warm_up(self, task_set: TaskSet) -> int:
-    """Compile the programs of all batch sizes; return how many."""
+  def compiled(self, task_set: TaskSet) -> tuple[int, ...]:
+    """Batch sizes that are compiled for a set, ascending."""
+    return self._programs.compiled(task_set.program)
+
+  def compile(self, task_set: TaskSet, size: int) -> int:
+    """Compile the programs of a batch size; return their number."""
     with counted() as tally:
-      self._programs.warm_up(task_set.program, features=self._shapes.features)
-      self._warm = True
+      self._compile(task_set.program, size)
     return tally.count
 
   def made_ready(
     self, old: TaskSet, by_slot: Mapping[int, Task]
   ) -> tuple[TaskSet, Change]:
+    """Make a set, compiled for the batch sizes for which the old one is."""
     specs = [task.spec for task in by_slot.values()]
     slots = max(old.sizes.slots, 1 + max(by_slot, default=0))
     sizes = dataclasses.replace(old.sizes, slots=slots).holding(specs)
@@ -70,10 +73,10 @@ class SetMaker:
       grew = sizes != old.sizes or not (
         program.composes and old.program.composes
       )
-      if grew and self._warm:
-        self._programs.compile_reading(program)
-      else:
-        jax.block_until_ready(program)  # so that no request waits for it
+      for size in self._programs.compiled(old.program):
+        if size not in self._programs.compiled(program):
+          self._compile(program, size)
+      jax.block_until_ready(program)  # so that no request waits for it
     preprocessing = self._preprocessing(by_slot.values())
     version = old.version + 1
     ready = TaskSet(version, by_slot, sizes, program, preprocessing)
@@ -93,6 +96,9 @@ class SetMaker:
     self._require_image_size(task.spec)
     require_backbone(task.spec, self._backbone.id)
     return _held(task)
+
+  def _compile(self, program: Program, size: int) -> None:
+    self._programs.compile(program, size, features=self._shapes.features)
 
   def _require_image_size(self, spec: TaskSpec) -> None:
     own_id, wanted = self._backbone.id, spec.backbone

@@ -47,7 +47,8 @@ class Answering:
     self._lanes = Lanes()
     self._batcher: Batcher[Predictions] = Batcher(
       self._predict,
-      sizes=predictor.batch_sizes,
+      # Nothing is compiled yet when the server starts.
+      sizes=lambda: predictor.compiled_sizes or predictor.batch_sizes,
       least_fill=_LEAST_FILL_ON_CPU if jax.default_backend() == "cpu" else 0,
       wait_seconds=settings.wait_ms / 1e3,
       max_queue=settings.max_queue,

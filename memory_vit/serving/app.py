@@ -146,7 +146,10 @@ def _add_health(app: FastAPI, service: Service) -> None:
 
   @app.get("/readyz", tags=["health"])
   async def readyz() -> Response:
-    """Whether requests are answered: status 503 during warm-up and shutdown."""
+    """Whether requests are answered: status 503 during warm-up and shutdown.
+
+    `batch_sizes` are compiled, and `compiling` names what is not yet.
+    """
     status = 200 if service.state == "ready" else 503
     task_set = task_set_json(service.predictor.task_set)
     return JSONResponse(
@@ -154,6 +157,9 @@ def _add_health(app: FastAPI, service: Service) -> None:
         "status": service.state,
         "task_set": task_set,
         "problems": service.follower.problems,
+        "batch_sizes": service.predictor.compiled_sizes,
+        "compiling": service.compiler.missing,
+        "compilation_problems": service.compiler.problems,
       },
       status,
     )
@@ -162,6 +168,11 @@ def _add_health(app: FastAPI, service: Service) -> None:
   async def metrics() -> Response:
     """Metrics for Prometheus."""
     service.metrics.task_problems(service.follower.problems)
+    service.metrics.compiled(
+      service.predictor.batch_sizes,
+      service.predictor.compiled_sizes,
+      service.compiler.problems,
+    )
     return Response(service.metrics.text(), media_type=CONTENT_TYPE)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import io
 import math
+from collections.abc import Hashable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,7 @@ class AttentionService:
     self._timeout = timeout
     self._waiting = 0
     self._counter = CompilationCounter()
+    self._compiled: Hashable = None  # the shapes of tasks for which it is
     self._thread = ThreadPoolExecutor(1, thread_name_prefix="attention")
 
   @property
@@ -47,13 +49,24 @@ class AttentionService:
     """The number of programs that requests compiled."""
     return self._counter.count
 
-  def warm_up(self) -> None:
+  @property
+  def is_warm(self) -> bool:
+    """Whether its programs are compiled for the current tasks."""
+    return self._compiled == self._predictor.task_set.program.shapes
+
+  async def warm_up(self) -> None:
     """Compile its programs, so that the first request does not wait."""
+    # In the thread of requests, which would compile the same programs.
+    loop = asyncio.get_running_loop()
+    await loop.run_in_executor(self._thread, self._compile)
+
+  def _compile(self) -> None:
     side = self._predictor.backbone.config.image_size
     grey = np.zeros((side, side, 3), np.float32)
-    task_set = self._predictor.task_set
-    if slots := task_set.program.slots:  # tasks of other programs have none
-      self._weights(grey, slots)
+    program = self._predictor.task_set.program
+    if program.slots:  # tasks of other programs have none
+      self._weights(grey, program.slots)
+    self._compiled = program.shapes
 
   async def answer(self, request: PredictRequest) -> bytes:
     """Answer what tasks attend to in the one image of a request, as JSON.

@@ -40,17 +40,21 @@ class Batcher(Generic[T]):
     self,
     predict: Callable[[np.ndarray], T],
     *,
-    sizes: Sequence[int],
+    sizes: Callable[[], Sequence[int]],
     least_fill: float,
     wait_seconds: float,
     max_queue: int,
     on_batch: Callable[[int, int, float], None] = lambda *_: None,
   ) -> None:
-    """Start to work; `on_batch` gets images, rows with padding, and seconds."""
+    """Start to work; `sizes` gives the ascending batch sizes of the next batch.
+
+    `on_batch` gets images, rows with padding, and seconds.
+    """
     self.taken = 0  # images without an answer yet
     self._heavy = 0  # those of heavy requests
     self._predict = predict
-    self._sizes = tuple(sizes)
+    self._next_sizes = sizes
+    self._sizes = tuple(sizes())
     self._least_fill = least_fill
     self._seconds_per_image = _SECONDS_PER_IMAGE
     self._wait_seconds = wait_seconds
@@ -104,6 +108,7 @@ class Batcher(Generic[T]):
       while not self._waiting:
         self._changed.clear()
         await self._changed.wait()
+      self._sizes = tuple(self._next_sizes())
       await self._gather()
       batch = self._take()
       if batch:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import (
@@ -77,6 +77,18 @@ class Metrics:
       ("task", "reason"),
       registry=self._registry,
     )
+    self._batch_sizes = Gauge(
+      "memory_vit_batch_size_compiled",
+      "1 for each batch size that is compiled, 0 for one that is not yet.",
+      ("size",),
+      registry=self._registry,
+    )
+    self._compilation_problems = Gauge(
+      "memory_vit_compilation_problem",
+      "1 for what cannot be compiled: batch sizes or attention, and why.",
+      ("programs", "reason"),
+      registry=self._registry,
+    )
 
   def watch(self, name: str, about: str, value: Callable[[], Any]) -> None:
     """Add a gauge whose value is asked for when metrics are read."""
@@ -105,6 +117,18 @@ class Metrics:
     self._problems.clear()
     for name, reason in problems.items():
       self._problems.labels(name, reason).set(1)
+
+  def compiled(
+    self,
+    sizes: Sequence[int],
+    compiled: Sequence[int],
+    problems: Mapping[str, str],
+  ) -> None:
+    """Show which batch sizes are compiled, and why others cannot be."""
+    for size in sizes:
+      self._batch_sizes.labels(str(size)).set(size in compiled)
+    for programs, reason in problems.items():
+      self._compilation_problems.labels(programs, reason).set(1)
 
   def text(self) -> bytes:
     return generate_latest(self._registry)

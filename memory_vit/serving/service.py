@@ -14,6 +14,7 @@ from memory_vit.runtime.messages import one_line
 from memory_vit.serving.access import Token, read_token
 from memory_vit.serving.answering import Answering
 from memory_vit.serving.attention import AttentionService
+from memory_vit.serving.background_compiler import BackgroundCompiler
 from memory_vit.serving.metrics import Metrics
 from memory_vit.serving.request_error import busy
 from memory_vit.serving.settings import ServerSettings
@@ -48,7 +49,8 @@ class Service:
     self.changes = ChangeThread(self.metrics.change)
     self.refuse_changes = refuse_changes  # why no task can be changed; or ""
     self._answering: Answering | None = None
-    self._attention: AttentionService | None = None
+    self._attention = AttentionService(predictor, settings.timeout)
+    self.compiler = BackgroundCompiler(predictor, self._attention)
     self._warm = False
     self._settled = asyncio.Event()
     self._watch()
@@ -74,7 +76,7 @@ class Service:
     return self._once_warm(self._attention)
 
   def _once_warm(self, part: _Part | None) -> _Part:
-    """Raise status 503 until all programs are compiled, and at the end."""
+    """Raise status 503 until a batch size is compiled, and at the end."""
     if part is None or not self._warm:
       raise busy(f"the server is {self.state}.", BUSY_SECONDS)
     return part
@@ -87,34 +89,40 @@ class Service:
   async def running(self) -> AsyncIterator[None]:
     """Warm up while health is answered already; at the end join no thread."""
     self._answering = Answering(self.predictor, self.settings, self.metrics)
-    self._attention = AttentionService(self.predictor, self.settings.timeout)
-    warming = asyncio.create_task(self._warm_up(self._attention))
-    returning = asyncio.create_task(_return_memory())
-    following = asyncio.create_task(self._follow())
+    tasks = [
+      asyncio.create_task(work)
+      for work in (self._warm_up(), self._follow(), _return_memory())
+    ]
     try:
       yield
     finally:
       self.stopping = True
-      for task in (warming, returning, following):
+      for task in tasks:
         task.cancel()
       self._answering.close()
       self._attention.close()
       self.changes.close()
       self.remove_files()
 
-  async def _warm_up(self, attention: AttentionService) -> None:
+  async def _warm_up(self) -> None:
+    """Be ready with the smallest batch size; then compile the rest."""
     try:
-      compiled = await asyncio.to_thread(self.predictor.warm_up)
-      await asyncio.to_thread(attention.warm_up)
+      compiled = await asyncio.to_thread(self.predictor.warm_up, 1)
       await asyncio.to_thread(self.follower.look)
     except Exception as error:
       self.problem = one_line(str(error)) or type(error).__name__
       logger.exception("the warm-up failed; /healthz says so")
     else:
       self._warm = True
-      logger.info("ready: %d programs compiled", compiled)
+      logger.info(
+        "ready: %d programs compiled; requests are answered in batches of %d "
+        "until other programs are compiled",
+        compiled, self.predictor.batch_sizes[0],
+      )  # fmt: skip
     finally:
       self._settled.set()
+    if self._warm:
+      await self.compiler.run()
 
   async def _follow(self) -> None:
     await self._settled.wait()
@@ -129,11 +137,8 @@ class Service:
     )
     watch(
       "compilations",
-      "Programs that were compiled since the warm-up.",
-      lambda: (
-        predictor.compilations
-        + (self._attention.compilations if self._attention else 0)
-      ),
+      "Programs that requests and changes compiled.",
+      lambda: predictor.compilations + self._attention.compilations,
     )
     watch("tasks", "Tasks that answer.", lambda: len(predictor.task_set.names))
     watch("ready", "1 if it is ready, else 0.", lambda: self.state == "ready")

@@ -90,6 +90,7 @@ def add_task_routes(app: FastAPI, service: Service) -> None:
         if action == "put"
         else functools.partial(service.follower.remove, name)
       )
+      await service.settled()  # both would compile the same programs
       changed = await service.changes.run(client, make)
     status = 201 if changed.action == "add" else 200
     return JSONResponse(vars(changed), status)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import jax
@@ -75,6 +75,14 @@ class Program:
       spec.name: (place, spec.num_classes)
       for place, spec in zip(slots.places, slots.specs, strict=True)
     }
+
+  @functools.cached_property
+  def shapes(self) -> Hashable:
+    """What compiled programs depend on, beside the backbone and the images."""
+    params = self.slots.arrays if self.slots else [t.params for t in self.alone]
+    leaves, structure = jax.tree.flatten(params)
+    shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+    return self._alone_specs, structure, shapes
 
   def __call__(
     self, backbone: Backbone, images: Float[Array, "b side side 3"]

@@ -145,7 +145,14 @@ def test_nothing_compiles_after_the_warm_up(tasks, pixels, committed):
   tasks = [on_it(task) for task in tasks]
   predictor = predictor_of(backbone, tasks[:2], warm_up=False, features=True)
   # Of each size what makes the context, the features, and reads.
-  assert predictor.warm_up() == 3 * len(SIZES)
+  assert predictor.compiled_sizes == ()
+  assert predictor.warm_up(1) == 3
+  assert predictor.compiled_sizes == SIZES[:1]
+  # Larger requests are answered by several batches of it.
+  with compilations.counted() as tally:
+    predictor.predict_pixels(pixels, features=True, original=True)
+  assert tally.count == 0
+  assert predictor.warm_up() == 3 * len(SIZES[1:])
   assert predictor.warm_up() == 0
   with compilations.counted() as tally:
     for count in range(10):

@@ -97,13 +97,22 @@ def token_file(folder):
 
 @contextlib.asynccontextmanager
 async def serving(model, **options):
-  """A client of an application that is ready."""
+  """A client of an application that is ready, with all programs compiled."""
   app = create_app(model, ServerSettings(**options))
   async with app.router.lifespan_context(app), client(app) as http:
-    while (await http.get("/readyz")).status_code != 200:
+    await compiled(http)
+    yield http
+
+
+async def compiled(http):
+  """Wait until a server is ready, and compiles nothing more."""
+  async with asyncio.timeout(60):
+    while True:
+      state = await http.get("/readyz")
+      if state.status_code == 200 and not state.json()["compiling"]:
+        return
       assert (await http.get("/healthz")).status_code == 200
       await asyncio.sleep(0.05)
-    yield http
 
 
 def client(app):

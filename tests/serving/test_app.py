@@ -770,13 +770,13 @@ def test_attention_of_a_task_is_answered(ready):
 
 def test_attention_is_warm_and_counted(ready, monkeypatch):
   warmed = []
-  real = AttentionService.warm_up
+  real = AttentionService._compile
 
   def noted(self):
     real(self)
     warmed.append(self)
 
-  monkeypatch.setattr(AttentionService, "warm_up", noted)
+  monkeypatch.setattr(AttentionService, "_compile", noted)
 
   async def check():
     async with serving(ready) as http:
@@ -912,7 +912,7 @@ def test_request_beyond_the_timeout_ends(ready, monkeypatch):
 
 def test_server_is_ready_after_the_warm_up(ready, monkeypatch):
   go = threading.Event()
-  monkeypatch.setattr(type(ready), "warm_up", lambda _: go.wait() and 0)
+  monkeypatch.setattr(type(ready), "warm_up", lambda *_: go.wait() and 0)
 
   async def check():
     app = create_app(ready, ServerSettings())
@@ -936,7 +936,7 @@ def test_server_is_ready_after_the_warm_up(ready, monkeypatch):
 
 @pytest.mark.fault("failing-pass")
 def test_a_warm_up_that_fails_is_seen(ready, monkeypatch, caplog):
-  monkeypatch.setattr(type(ready), "warm_up", lambda _: 1 / 0)
+  monkeypatch.setattr(type(ready), "warm_up", lambda *_: 1 / 0)
 
   async def check():
     app = create_app(ready, ServerSettings())

@@ -27,6 +27,17 @@ def test_ordinary_requests_are_answered_under_attack(backbone_file):
   assert len({line.count("|") for line in lines}) == 1
 
 
+@pytest.mark.fault("compiling-server", "growing-room")
+@pytest.mark.slow
+def test_small_requests_are_answered_while_a_server_compiles():
+  """The benchmark compares times: here none is refused, and none is lost."""
+  rows = small_requests.main(["--only=compiling", "--seconds=1"])
+  assert [row["compiling"] for row in rows] == [
+    "nothing", "after the start", "slots grow",
+  ]  # fmt: skip
+  assert all({*row["small requests"]} == {200} for row in rows)
+
+
 @pytest.mark.fault("large-answer", "many-pixels")
 @pytest.mark.slow
 def test_small_requests_are_answered_under_attack():

@@ -37,8 +37,8 @@ class Passes:
 
 def batcher(passes, **options):
   options = {
-    "sizes": SIZES, "least_fill": 0.75, "wait_seconds": 0, "max_queue": 100,
-    **options,
+    "sizes": lambda: SIZES, "least_fill": 0.75, "wait_seconds": 0,
+    "max_queue": 100, **options,
   }  # fmt: skip
   return Batcher(passes, **options)
 
@@ -95,6 +95,21 @@ def test_a_request_is_in_one_pass():
     await asyncio.gather(first, large, *rest)
     b.close()
     assert passes.sizes == [1, 5, 5, 5, 20]
+
+  run(check())
+
+
+@pytest.mark.fault("compiling-server")
+def test_requests_share_batches_of_the_sizes_that_are_compiled():
+  async def check():
+    passes, sizes = Passes(), [1]
+    b = batcher(passes, sizes=lambda: sizes)
+    await asyncio.gather(*(answer(b, i) for i in range(4)))
+    assert passes.sizes == [1] * 4
+    sizes.append(4)
+    await asyncio.gather(*(answer(b, i) for i in range(4)))
+    b.close()
+    assert passes.sizes[4:] == [4]
 
   run(check())
 

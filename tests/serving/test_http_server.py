@@ -37,20 +37,29 @@ def test_a_signal_ends_readiness_at_once():
 
 @pytest.mark.fault("large-answer")
 def test_objects_of_the_warm_up_are_not_collected_again(monkeypatch):
-  """A full collection of it would stop all threads every ten seconds."""
+  """A full collection of them would stop all threads every ten seconds.
+
+  The first freeze is before the server is ready, since it stops requests.
+  """
   frozen = []
   monkeypatch.setattr(http_server.gc, "freeze", lambda: frozen.append(1))
   app = FastAPI()
-  app.state.service = types.SimpleNamespace(state="warming up")
+  compiler = types.SimpleNamespace(missing=["attention"])
+  app.state.service = types.SimpleNamespace(
+    state="warming up", compiler=compiler
+  )
   server = http_server._Server(uvicorn.Config(app), app, 1.0)
 
   async def tick():
-    for state in ("warming up", "ready", "ready"):
-      app.state.service.state = state
+    for state, missing in (
+      ("warming up", ["attention"]), ("ready", ["attention"]),
+      ("ready", ["attention"]), ("ready", []), ("ready", []),
+    ):  # fmt: skip
+      app.state.service.state, compiler.missing = state, missing
       await server.on_tick(1)
       yield len(frozen)
 
   async def check():
-    assert [count async for count in tick()] == [0, 1, 1]
+    assert [count async for count in tick()] == [1, 1, 1, 2, 2]
 
   asyncio.run(check())

@@ -106,7 +106,7 @@ def test_server_ends_while_threads_are_busy(number, again, first):
   ) as process:  # fmt: skip
     try:
       url = re.search(r"http://\S+", process.stdout.readline())[0]
-      serve._wait_until_ready(url)
+      serve.wait_until_ready(url)
       with connected(url) as client:
         client.sendall(
           "POST /v1/predict HTTP/1.1\r\nHost: localhost\r\n"
