@@ -67,7 +67,7 @@ def test_new_part_needs_a_file_and_a_line(backbone, tmp_path, capsys):
   task = result.task
   shift = np.asarray(task.params["shift"])
   assert shift.shape == (32,)
-  assert np.abs(shift).max() > 1e-4
+  assert shift.any()  # it began with zeros
   # Saved, read again, and described.
   loaded = mv.load_task(tmp_path / "run" / "tasks" / "pets", backbone)
   assert loaded.digest == task.digest
