@@ -115,10 +115,10 @@ def test_tensorflow_and_numpy_choose_equal_windows_and_places():
   in_graph = examples.map(
     lambda one, shape: choose(tf, one, shape), num_parallel_calls=2
   )
-  for found, one, shape in zip(
-    in_graph.as_numpy_iterator(), numbers, shapes, strict=True
-  ):
-    np.testing.assert_array_equal(found, choose(np, one, shape))
+  expected = [
+    choose(np, one, shape) for one, shape in zip(numbers, shapes, strict=True)
+  ]
+  np.testing.assert_array_equal([*in_graph.as_numpy_iterator()], expected)
 
 
 @pytest.mark.parametrize(("height", "width"), SHAPES)
