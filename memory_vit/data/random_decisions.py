@@ -3,8 +3,8 @@
 They are a function of the seed and of the number of an example, or of its
 epoch: equal on every machine, in every process and from every starting point.
 Images are cropped by TensorFlow or by NumPy; both get the same numbers. The
-words come from the bit generator Philox, whose stream NumPy keeps as it is; it
-keeps no stream of `Generator`, such as that of `permutation`.
+words come from the bit generator Philox, whose stream is the same in all
+versions of NumPy. That of `Generator.permutation` may change with a version.
 """
 
 import functools

@@ -24,7 +24,7 @@ class ExampleError(Exception):
 
 
 class Inputs(NamedTuple):
-  """Which examples a batch has, and the random numbers of their crops.
+  """Indices of the examples of a batch, and random numbers of their crops.
 
   Attributes:
     indices: of the examples, int64 (b,).
@@ -38,7 +38,7 @@ class Inputs(NamedTuple):
 
 
 class Preparation(Protocol):
-  """How an image is prepared: by TensorFlow or in NumPy, to the same bits."""
+  """Image preparation, in TensorFlow and in NumPy, to the same bits."""
 
   def in_graph(self, encoded: tf.Tensor, uniforms: tf.Tensor) -> Any:
     """Prepare an encoded image, string (), with float64 (k,)."""
@@ -85,7 +85,7 @@ class Source(Protocol):
     """The examples of some indices."""
 
   def renumbered(self, numbers: np.ndarray) -> Source:
-    """The same examples, with other numbers of the classes, int32 (c,)."""
+    """Renumber the classes of the examples by int32 (c,)."""
 
   def decoded(self, images: Sequence[bytes], labels: np.ndarray) -> Source:
-    """The same examples, decoded: images of `raw_images`."""
+    """Replace the images by decoded ones, of `raw_images`."""

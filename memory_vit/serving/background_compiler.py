@@ -33,7 +33,7 @@ class BackgroundCompiler:
 
   @property
   def missing(self) -> list[str]:
-    """What will be compiled for the current tasks."""
+    """Names of the programs that will be compiled for the current tasks."""
     predictor, found = self._predictor, []
     if predictor.compiled_sizes != predictor.batch_sizes:
       found.append(_BATCH_SIZES)

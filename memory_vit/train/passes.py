@@ -117,8 +117,8 @@ def _measured_share(
 ) -> float:
   """What a compiled pack takes, as a share of its estimate from shapes.
 
-  The pack is the largest that may fit, as the estimate is up to twice what is
-  taken; if it fits, it is one of those that run.
+  The pack is the largest that may fit if the estimate is twice what is taken;
+  if it fits, it is one of those that run.
   """
   most = sweep.at_once(min(first // 2, free), further // 2, free)
   largest = sweep.packs_of(inputs.trials, most)[-1]

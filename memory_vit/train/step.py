@@ -117,10 +117,9 @@ class Step:
     """Estimate device memory beside state and backbone.
 
     `batch` is a whole step, with "inputs" if they are cached; `evaluated` is
-    the number of images in an evaluation batch. The temporary arrays of a
-    program are those of `live_memory`, or, of a gradient that is `compiled`,
-    those that XLA allocates: the program is the one that will run. A single CPU
-    needs less: there `prepare` runs large batches in pieces.
+    the number of images in an evaluation batch. The temporary arrays of the
+    programs are those of `live_memory`, or, if they are `compiled`, those that
+    XLA allocates.
     """
     rows = sharding.by_rows(self._mesh)
     passed = batch
@@ -139,26 +138,28 @@ class Step:
       by_rows = size and images in aval.shape[:2]
       return size // self._mesh.size if by_rows else size
 
-    temporary = [0]
+    programs: list[Any] = []
 
     def prepared(images: Any) -> Any:
-      traced = jax.jit(self.prepare).trace(frozen, images)
-      temporary.append(live_memory.temporary_bytes(traced, on_a_device))
-      return jax.tree.map(on_rows, traced.out_info)
+      programs.append(jax.jit(self.prepare).trace(frozen, images))
+      return jax.tree.map(on_rows, programs[0].out_info)
 
     inputs = inputs_of(part, prepared)
-    traced = self.gradient_program.trace(params, frozen, inputs, part["label"])
-    if compiled:
-      analysis = traced.lower().compile().memory_analysis()
-      temporary.append(analysis.temp_size_in_bytes if analysis else 0)
-    else:
-      temporary.append(live_memory.temporary_bytes(traced, on_a_device))
+    trace = self.gradient_program.trace
+    programs.append(trace(params, frozen, inputs, part["label"]))
+
+    def temporary(program: Any) -> int:
+      if not compiled:
+        return live_memory.temporary_bytes(program, on_a_device)
+      used = program.lower().compile().memory_analysis()
+      return used.temp_size_in_bytes if used else 0
+
     # They run one after the other; the context between them outlives both. An
     # image of evaluation has as large a context, and there may be more.
     contexts = trees.bytes_of(inputs) * max(1.0, evaluated / images)
     # Two batches are prefetched while one is used.
     waiting = contexts + 3 * trees.bytes_of(batch)
-    return int(waiting / self._mesh.size) + max(temporary)
+    return int(waiting / self._mesh.size) + max(map(temporary, programs))
 
   def __call__(
     self, state: TrainState, frozen: Any, batch: dict[str, Any]

@@ -105,7 +105,6 @@ def test_estimate_is_at_most_twice_what_xla_allocates(regime, count, devices):
     step.peak_bytes(state.params, frozen, batch, compiled=compiled)
     for compiled in (False, True)
   )
-  print(regime, count, devices, estimated, taken, estimated / taken)
   assert taken <= estimated <= 2 * taken
 
 
@@ -119,5 +118,4 @@ def test_estimate_of_the_frozen_pass_is_at_most_twice_its_memory():
   images = jax.ShapeDtypeStruct((64, 16, 16, 3), jnp.float32)
   program = jax.jit(step.prepare).trace(frozen, images)
   taken = program.lower().compile().memory_analysis().temp_size_in_bytes
-  print(temporary_bytes(program), taken)
   assert taken <= temporary_bytes(program) <= 2 * taken
