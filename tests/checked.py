@@ -1,37 +1,34 @@
 """Checks the signatures of functions, for the import hook of jaxtyping."""
 
 import re
+from pathlib import Path
 
 import beartype
 
-# What computes; in it, the functions that state shapes.
-MODULES = (
-  "memory_vit.evaluation",
-  "memory_vit.exports",
-  "memory_vit.images",
-  "memory_vit.kinds",
-  "memory_vit.looking",
-  "memory_vit.model",
-  "memory_vit.prediction",
-  "memory_vit.tasks",
+# Modules that compute and state shapes, by jaxtyping's types or by an alias of
+# them. In the others every call would be bound to its signature for nothing.
+_PACKAGE = Path(__file__).resolve().parent.parent / "memory_vit"
+_COMPUTE = (
+  "evaluation", "exports", "images", "kinds", "looking", "model", "prediction",
+  "tasks",
+)  # fmt: skip
+MODULES = tuple(
+  ".".join(["memory_vit", *file.relative_to(_PACKAGE).with_suffix("").parts])
+  for name in _COMPUTE
+  for file in sorted((_PACKAGE / name).rglob("*.py"))
+  if re.search("jaxtyping|import Rotation", file.read_text(encoding="utf-8"))
 )
 # Users may call these with anything: they, and not beartype, say what is wrong.
 DOORS = {
   "memory_vit.evaluation.preprocess": ("preprocess", "_preprocessing_of"),
-  "memory_vit.model.backbone": ("random_backbone",),
   "memory_vit.looking.attention_map": ("overlay", "_require_image"),
   "memory_vit.looking.attention_rollout": ("attention_rollout",),
   "memory_vit.looking.token_attention": (
     "read_attention", "token_attention",
   ),
-  "memory_vit.tasks.compose": (
-    "concatenate", "remove", "rename", "select", "task_tuple",
-  ),
-  "memory_vit.tasks.create": ("init_task", "_parents"),
   "memory_vit.tasks.program": (
     "accept_images", "encode", "forward", "in_slots", "make_program", "read",
   ),
-  "memory_vit.tasks.slots": ("fill_slots",),
 }  # fmt: skip
 
 

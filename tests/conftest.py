@@ -64,6 +64,12 @@ from memory_vit.tasks import manifest, program
 _MAY_LACK = re.compile("chromium|MEMORY_VIT_DATA|array_record|this system")
 
 
+def pytest_collection_finish():
+  """What imports and collecting made stays; looking through it takes long."""
+  gc.collect()
+  gc.freeze()
+
+
 def pytest_sessionfinish(session):
   """In CI, what is skipped as a library is missing is an error."""
   reporter = session.config.pluginmanager.get_plugin("terminalreporter")
