@@ -13,10 +13,10 @@ tree is the published one.
 from collections.abc import Sequence
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32
 
+from memory_vit.model import trees
 from memory_vit.model.attention import (
   Attended,
   MultiHeadDotProductAttention,
@@ -129,13 +129,6 @@ def _normed(
   for part in parts:
     z = part.after_norm(i, c, z)
   return z
-
-
-def _unstack(tree: Tree | None, count: int) -> list[Tree | None]:
-  """Split the arrays of a tree along their first axis, of `count` rows."""
-  if tree is None:
-    return [None] * count
-  return [jax.tree.map(lambda a, i=i: a[i], tree) for i in range(count)]
 
 
 class AddPositionEmbedding(nn.Module):
@@ -257,7 +250,7 @@ class Encoder(nn.Module):
     x = self._tokens(x, registers)
     tokens = x.shape[1]
     angles = self._angles(tokens)
-    each = _unstack(adapters, self.config.depth)
+    layers = trees.unstack(adapters) if adapters else [None] * self.config.depth
     for i, block in enumerate(self.encoderblock):
       cells = None
       if memory is None:
@@ -271,7 +264,7 @@ class Encoder(nn.Module):
         angles = self._angles(x.shape[1], behind=x.shape[1] - tokens)
       elif attention == "additive":
         x = x.at[:, tokens:].add(memory[i])
-      x = block.fine_tuned(x, angles, cells, each[i])
+      x = block.fine_tuned(x, angles, cells, layers[i])
     return x
 
   def keys_values(
@@ -279,6 +272,8 @@ class Encoder(nn.Module):
   ) -> Cells:
     """Keys and values of memory in all layers, the same for all images."""
     return tuple(
-      block.keys_values(memory[i], norm)
-      for i, block in enumerate(self.encoderblock)
+      block.keys_values(cells, norm)
+      for block, cells in zip(
+        self.encoderblock, trees.unstack(memory), strict=True
+      )
     )

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import traverse_util
 
@@ -47,6 +48,16 @@ def differences(
 def count(tree: Any) -> int:
   """The number of values in a tree of arrays, of shapes or of numbers."""
   return sum(int(np.prod(np.shape(leaf))) for leaf in jax.tree.leaves(tree))
+
+
+def unstack(tree: Any) -> list[Any]:
+  """Split the arrays of a tree along their first axis.
+
+  Their gradients are stacked again; that of `a[i]` is padded to the whole.
+  """
+  leaves, structure = jax.tree.flatten(tree)
+  rows = zip(*map(jnp.unstack, leaves), strict=True)
+  return [jax.tree.unflatten(structure, row) for row in rows]
 
 
 def is_traced(tree: Any) -> bool:

@@ -13,7 +13,7 @@ with epy.lazy_imports():
   import jax
   import jaxtyping as jt
 
-  from memory_vit.model import layer_norms
+  from memory_vit.model import layer_norms, trees
 
 if TYPE_CHECKING:
   from memory_vit.model.rope import Rotation
@@ -34,12 +34,12 @@ class Norms(Part):
   def hooks(
     self, stacked: Any, config: ViTConfig, angles: Rotation | None
   ) -> PassHooks:
-    return _NormsHooks(stacked, config.layer_norm_epsilon)
+    return _NormsHooks(trees.unstack(stacked), config.layer_norm_epsilon)
 
 
 @dataclasses.dataclass(frozen=True)
 class _NormsHooks(PassHooks):
-  stacked: Any  # {"scale", "bias"} of (2 l + 1, t, d) each
+  norms: list[Any]  # 2 l + 1 of {"scale", "bias"}, (t, d) each
   epsilon: float
 
   def after_norm(
@@ -48,5 +48,5 @@ class _NormsHooks(PassHooks):
     c: jt.Float[jax.Array, "b t d"],
     z: jt.Float[jax.Array, "b t d"],
   ) -> jt.Float[jax.Array, "b t d"]:
-    scale, bias = (self.stacked[key][i][None] for key in ("scale", "bias"))
+    scale, bias = (self.norms[i][key][None] for key in ("scale", "bias"))
     return z + (layer_norms.standardized(c, self.epsilon) * scale + bias)

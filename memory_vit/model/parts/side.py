@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -199,6 +200,9 @@ class SideStreams(PassHooks):
     self, groups: SideGroups, config: ViTConfig, angles: rope.Rotation | None
   ) -> None:
     self._groups, self._config = groups, config
+    self._layers = {
+      name: trees.unstack(group.params) for name, group in groups.items()
+    }
     self._angles = angles and (angles[0], -angles[1])
     self._states: dict[str, jt.Float32[jax.Array, "g b s r"]] = {}
 
@@ -219,7 +223,7 @@ class SideStreams(PassHooks):
     values = _standardized(values.reshape(shape))
     terms = []
     for name, group in self._groups.items():
-      params = jax.tree.map(lambda a: a[layer], group.params)
+      params = self._layers[name][layer]
       state = _down(params["down"], keys, values, self._config.dtype)
       read = state
       if "conv" in params:
@@ -239,10 +243,9 @@ def _down(
   dtype: str,
 ) -> jt.Float32[jax.Array, "g b s r"]:
   """Standardized keys and values of all tokens, narrowed."""
-  kernel = params["kernel"]
-  d = keys.shape[-1]
-  narrow = products.einsum("bsd,gdr->gbsr", keys, kernel[:, :d], dtype)
-  narrow += products.einsum("bsd,gdr->gbsr", values, kernel[:, d:], dtype)
+  of_keys, of_values = jnp.split(params["kernel"], 2, axis=1)
+  narrow = products.einsum("bsd,gdr->gbsr", keys, of_keys, dtype)
+  narrow += products.einsum("bsd,gdr->gbsr", values, of_values, dtype)
   return narrow + params["bias"][:, None, None]
 
 
@@ -259,11 +262,11 @@ def _convolved(
     normed.reshape(g, b, side, side, r),
     ((0, 0), (0, 0), (1, 1), (1, 1), (0, 0)),
   )
+  places = itertools.product(range(3), repeat=2)
+  weights = jnp.unstack(params["conv"].reshape(g, 9, r), axis=1)
   mixed = sum(
-    grid[:, :, i : i + side, j : j + side]
-    * params["conv"][:, i, j][:, None, None, None]
-    for i in range(3)
-    for j in range(3)
+    grid[:, :, i : i + side, j : j + side] * weight[:, None, None, None]
+    for (i, j), weight in zip(places, weights, strict=True)
   )
   before = state.shape[2] - n
   return jnp.pad(
