@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from etils import epy
 
-from memory_vit.config import LEARNING_RATES, Config
+from memory_vit.config import FEW_LEARNING_RATES, Config
 from memory_vit.errors import (
   BackboneError,
   ConfigError,
@@ -168,7 +168,7 @@ def train_task(
     epochs: passes over the training split; by default 50, or as many as take
       25 steps if that is more.
     learning_rate: the peak. Several are trials, which share every pass in
-      the regimes that allow it; by default six from 0.003 to 1.
+      the regimes that allow it; by default 0.03, 0.3 and 1.
     batch_size: images per step.
     seed: for initialization and data shuffling.
     options: of the command: {"data.flip": False} is its
@@ -207,7 +207,7 @@ def train_task(
     arguments |= {"epochs": epochs, "total_steps": Config.total_steps}
   elif "total_steps" not in options:
     arguments["epochs"] = -1.0
-  rates = LEARNING_RATES
+  rates = FEW_LEARNING_RATES
   if learning_rate is not None:
     rates = tuple(np.ravel(learning_rate).tolist())
   if len(rates) == 1:
@@ -221,6 +221,9 @@ def train_task(
     raise ConfigError("learning_rate is empty, expected some, or None.")
   with contextlib.ExitStack() as stack:
     stack.enter_context(progress_bar.shown(progress))
+    if learning_rate is None:
+      listed = ", ".join(f"{rate:g}" for rate in rates)
+      logger.info("learning_rate is not given: trying %s", listed)
     splits = {}
     split_data = {"train": train, "validation": validation, "test": test}
     for split, data in split_data.items():

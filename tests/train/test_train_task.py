@@ -15,7 +15,7 @@ from conftest import ROOT, random_task, tiny_backbone
 
 import memory_vit as mv
 from memory_vit import config as config_lib
-from memory_vit.config import LEARNING_RATES
+from memory_vit.config import FEW_LEARNING_RATES
 from memory_vit.data import crop_sizes, in_memory
 from memory_vit.errors import (
   BackboneError,
@@ -57,7 +57,7 @@ print(json.dumps(sorted(sys.modules)))
 
 @pytest.mark.processes
 def test_data_in_memory_need_no_tensorflow(small, tmp_path):
-  """From the import to the result, six learning rates and a held-out part."""
+  """From the import to the result, three learning rates and a held-out part."""
   mv.save_backbone(small, tmp_path / "small.npz")
   files = []
   for kind in ("JPEG", "PNG"):
@@ -96,10 +96,10 @@ def configured(monkeypatch):
   return call
 
 
-def test_learning_rates_default_to_six_and_may_be_given(small, configured):
+def test_learning_rates_default_to_three_and_may_be_given(small, configured):
   data = (PIXELS, WORDS)
   config, _, given = configured(small, data)
-  assert config.sweep.learning_rate == LEARNING_RATES
+  assert config.sweep.learning_rate == FEW_LEARNING_RATES
   assert given["backbone"] is small
   for rates in ((0.3, 0.1), np.array([0.3, 0.1])):
     config, *_ = configured(small, data, learning_rate=rates)
