@@ -1,5 +1,8 @@
 """LayerNorms of a backbone, and one without parameters."""
 
+import functools
+from typing import Any
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -12,10 +15,35 @@ def layer_norm(config: ViTConfig, name: str | None = None) -> nn.LayerNorm:
   return nn.LayerNorm(epsilon=config.layer_norm_epsilon, name=name)
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def standardized(
   z: Float[Array, "..."], epsilon: float
 ) -> Float32[Array, "..."]:
   """Tokens of mean 0 and variance 1: a LayerNorm without parameters."""
+  return _standardized(z, epsilon)[0]
+
+
+def _standardized(
+  z: Float[Array, "..."], epsilon: float
+) -> tuple[Float32[Array, "..."], Float32[Array, "..."]]:
+  """The result, and one over the standard deviation of each token."""
   values = z - z.mean(-1, keepdims=True)
   variance = jnp.square(values).mean(-1, keepdims=True)
-  return values * jax.lax.rsqrt(variance + epsilon)
+  scale = jax.lax.rsqrt(variance + epsilon)
+  return values * scale, scale
+
+
+# By hand, since jax would keep and reduce more arrays for it.
+def _backward(epsilon: float, saved: Any, gradient: Any) -> tuple[Any]:
+  result, scale = saved
+  mean = gradient.mean(-1, keepdims=True)
+  along = (gradient * result).mean(-1, keepdims=True)
+  return (scale * (gradient - mean - result * along),)
+
+
+def _forward(z: Any, epsilon: float) -> tuple[Any, tuple[Any, Any]]:
+  result, scale = _standardized(z, epsilon)
+  return result, (result, scale)
+
+
+standardized.defvjp(_forward, _backward)

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import itertools
 from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -49,7 +48,7 @@ with epy.lazy_imports():
   import jaxtyping as jt
   import numpy as np
 
-  from memory_vit.model import layer_norms, products, rope, trees
+  from memory_vit.model import depthwise, layer_norms, products, rope, trees
 
 if TYPE_CHECKING:
   from memory_vit.model.task import TaskSpec
@@ -257,21 +256,10 @@ def _convolved(
   side = config.image_size // config.patch_size
   normed = _layer_norm(params["conv_norm"], state[:, :, -n:])
   g, b, _, r = normed.shape
-  # Nine shifted products, which XLA fuses into one pass over the patches.
-  grid = jnp.pad(
-    normed.reshape(g, b, side, side, r),
-    ((0, 0), (0, 0), (1, 1), (1, 1), (0, 0)),
-  )
-  places = itertools.product(range(3), repeat=2)
-  weights = jnp.unstack(params["conv"].reshape(g, 9, r), axis=1)
-  mixed = sum(
-    grid[:, :, i : i + side, j : j + side] * weight[:, None, None, None]
-    for (i, j), weight in zip(places, weights, strict=True)
-  )
+  grid = normed.reshape(g, b, side, side, r)
+  mixed = depthwise.convolve(grid, params["conv"]).reshape(normed.shape)
   before = state.shape[2] - n
-  return jnp.pad(
-    mixed.reshape(g, b, n, r), ((0, 0), (0, 0), (before, 0), (0, 0))
-  )
+  return jnp.pad(mixed, ((0, 0), (0, 0), (before, 0), (0, 0)))
 
 
 def _mlp(
