@@ -306,9 +306,9 @@ class SideTerm(AttentionTerm):
     # Queries are narrowed instead of keys widened, which are never made.
     h, k = query.shape[1], query.shape[3]
     keys = self.up["keys"].reshape(*self.up["keys"].shape[:2], h, k)
-    own = jnp.take(query, self.group.places, axis=2)
-    narrow = products.einsum("bhgk,grhk->bhgr", own, keys, dtype)
-    found = products.einsum("bhgr,gbsr->bhgs", narrow, self.tokens, dtype)
+    own = _to_streams(query, self.group)
+    narrow = products.einsum("gbhk,grhk->gbhr", own, keys, dtype)
+    found = products.einsum("gbhr,gbsr->gbhs", narrow, self.tokens, dtype)
     return _to_slots(found, self.group)
 
   def values(
@@ -318,16 +318,24 @@ class SideTerm(AttentionTerm):
     g, r, d = self.up["values"].shape
     h = weights.shape[1]
     values = self.up["values"].reshape(g, r, h, d // h)
-    own = jnp.take(weights, self.group.places, axis=2)
-    narrow = products.einsum("bhgs,gbsr->bhgr", own, self.tokens, dtype)
-    found = products.einsum("bhgr,grhk->bhgk", narrow, values, dtype)
+    own = _to_streams(weights, self.group)
+    narrow = products.einsum("gbhs,gbsr->gbhr", own, self.tokens, dtype)
+    found = products.einsum("gbhr,grhk->gbhk", narrow, values, dtype)
     return _to_slots(found, self.group)
 
 
+def _to_streams(
+  a: jt.Float32[jax.Array, "b h t _"], group: SideGroup
+) -> jt.Float32[jax.Array, "g b h _"]:
+  """Give each stream what the slot of its task has."""
+  # Streams come first, as in their tokens, which are larger and so stay.
+  return jnp.take(jnp.moveaxis(a, 2, 0), group.places, axis=0)
+
+
 def _to_slots(
-  a: jt.Float32[jax.Array, "b h g _"], group: SideGroup
+  a: jt.Float32[jax.Array, "g b h _"], group: SideGroup
 ) -> jt.Float32[jax.Array, "b h t _"]:
   """Give each slot what its stream has; zeros without a stream."""
   # Not multiplied by 0: another stream may not be finite.
-  of_slots = jnp.take(a, group.stream, axis=2)
+  of_slots = jnp.moveaxis(jnp.take(a, group.stream, axis=0), 0, 2)
   return jnp.where(group.has_stream[None, None, :, None], of_slots, 0.0)
