@@ -107,6 +107,18 @@ def test_onnx_takes_pixels_of_one_size(backbone, tmp_path):
   assert "jax2onnx" in values["versions"]
 
 
+def test_all_parts_of_a_masked_task(backbone, images, tmp_path):
+  tasks = [
+    random_task(backbone, "a", regime="cls+memory+norms+layers+side"),
+    random_task(backbone, "b", regime="side_masked", cells=0, seed=1),
+  ]
+  mv.export_model(backbone, tasks, tmp_path / "out", format="onnx")
+  for batch in (1, 7):
+    found = run(tmp_path / "out" / "model.onnx", np.asarray(images[:batch]))
+    own = mv.forward(backbone, tasks, images[:batch])
+    require_close(found, {name: own[name] for name in ("backbone", "a", "b")})
+
+
 @pytest.mark.parametrize("regime", ["full", "memory"])
 def test_a_regime_that_composes_with_nothing(images, tmp_path, regime):
   backbone = tiny_backbone()
