@@ -43,10 +43,10 @@ CASES = {
 def test_values_and_gradients_are_those_of_the_formula(name):
   function, formula, shapes = CASES[name]
   rng = np.random.default_rng(0)
-  arguments = [rng.standard_normal(s).astype(np.float32) for s in shapes]
+  arguments = [jnp.asarray(rng.standard_normal(s), "float32") for s in shapes]
   values, gradient_of = jax.vjp(function, *arguments)
   expected, expected_of = jax.vjp(formula, *arguments)
-  cotangent = rng.standard_normal(values.shape).astype(np.float32)
+  cotangent = jnp.asarray(rng.standard_normal(values.shape), "float32")
   np.testing.assert_allclose(values, expected, atol=1e-5)
   for found, wanted in zip(
     gradient_of(cotangent), expected_of(cotangent), strict=True
