@@ -35,7 +35,7 @@ _FUSED = frozenset(
    "is_finite", "select_n", "convert_element_type", "broadcast_in_dim", "iota",
    "pad", "slice", "rev", "add_any")
 )  # fmt: skip
-_MARGIN = 1.5
+_MARGIN = 1.75
 
 
 def temporary_bytes(
