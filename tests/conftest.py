@@ -65,7 +65,7 @@ _MAY_LACK = re.compile("chromium|MEMORY_VIT_DATA|array_record|this system")
 
 
 def pytest_collection_finish():
-  """What imports and collecting made stays; looking through it takes long."""
+  """Keep the garbage collector from what imports and collecting made."""
   gc.collect()
   gc.freeze()
 

@@ -115,7 +115,7 @@ def _plan_group(inputs: RunInputs) -> PassPlan:
 def _measured_share(
   inputs: RunInputs, first: int, further: int, free: int
 ) -> float:
-  """What a compiled pack takes, as a share of its estimate from shapes.
+  """Share of its estimate from shapes that a compiled pack takes.
 
   The pack is the largest that may fit if the estimate is twice what is taken;
   if it fits, it is one of those that run.

@@ -9,7 +9,7 @@ from memory_vit.model import depthwise, layer_norms
 
 
 def convolution(grid, weights):
-  """The same by XLA, whose weights lie (3, 3, 1, r)."""
+  """A depthwise convolution by XLA, with weights (3, 3, 1, r)."""
 
   def of_one(grid, weights):
     return jax.lax.conv_general_dilated(
