@@ -49,9 +49,8 @@ class Workload:
       jax.random.key(1), self._backbone, name=_NAME, num_classes=100, cells=5
     )
     self._mesh, self._batch_size = sharding.make_mesh(), batch_size
-    self._schedules = {_NAME: optax.constant_schedule(0.01)}
     self._optimizer = optim.make_optimizer(
-      {_NAME: OptimConfig()}, self._schedules
+      {_NAME: OptimConfig()}, {_NAME: optax.constant_schedule(0.01)}
     )
     forward = make_split_forward(config, (self._task.spec,))
     self._step = Step(forward, self._optimizer, self._mesh)
@@ -77,7 +76,6 @@ class Workload:
         mesh=self._mesh,
         steps=Steps(total=steps, log=steps),
         batch_size=self._batch_size,
-        schedules=self._schedules,
       )
     return past.timed_seconds / past.timed_steps
 

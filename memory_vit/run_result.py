@@ -98,9 +98,9 @@ class SweepResult:
     lost: {trial: the step at which it diverged}.
     training_seconds: time of all timed steps.
     training_seconds_per_trial: the same, divided by the number of trials.
-    bytes_of_one: estimated memory of a pack with one trial.
-    bytes_per_trial: estimated memory of each further trial; None if all fit,
-      even if each took as much as one alone.
+    bytes_of_one: estimated memory of a pack with one trial; None if all trials
+      fit into one pack.
+    bytes_per_trial: the same of each further trial.
   """
 
   task: str = ""

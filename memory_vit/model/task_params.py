@@ -3,14 +3,17 @@
 # As text, `help` shows jax.Array by its name.
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
 import flax.linen as nn
+import jax
 
 from memory_vit.model.parts import PARTS, InitialValues
 from memory_vit.model.task import TaskSpec
 from memory_vit.model.vit_config import ViTConfig
+from memory_vit.runtime import compilation
 
 
 class TaskParams(nn.Module):
@@ -42,3 +45,23 @@ class TaskParameters(nn.Module):
   @nn.compact
   def __call__(self) -> list[dict[str, Any]]:
     return [TaskParams(self.config, s, name=s.name)() for s in self.specs]
+
+
+def init_task_params(
+  config: ViTConfig, spec: TaskSpec, start: InitialValues, key: jax.Array
+) -> dict[str, Any]:
+  """Draw the parameters of a new task; equal shapes share a program."""
+  # No random number depends on its name and parents.
+  spec = dataclasses.replace(
+    spec.for_programs, name="task", attends_to=(), parent_digests=()
+  )
+  # Run once for each task: compiling takes nearly all of the time.
+  init = jax.jit(
+    _init, static_argnums=0, compiler_options=compilation.options()
+  )
+  params: dict[str, Any] = init(TaskParams(config, spec, start), key)
+  return params
+
+
+def _init(module: TaskParams, key: jax.Array) -> dict[str, Any]:
+  return module.init(key)["params"]

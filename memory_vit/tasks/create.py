@@ -20,7 +20,7 @@ from memory_vit.model.parts import InitialValues
 from memory_vit.model.parts.side import NO_SIDE
 from memory_vit.model.regimes import get_regime
 from memory_vit.model.task import EvalPreprocessing, Task, TaskSpec
-from memory_vit.model.task_params import TaskParams
+from memory_vit.model.task_params import init_task_params
 from memory_vit.runtime import schema
 from memory_vit.tasks.compose import task_tuple
 
@@ -112,7 +112,7 @@ def init_task(
       or EvalPreprocessing(image_size=size)
     ),
   )
-  params = TaskParams(backbone.config, spec, start).init(key)["params"]
+  params = init_task_params(backbone.config, spec, start, key)
   for part in learned.parts:
     params[part.name] = part.on_backbone(params[part.name], backbone, start)
   if learned.holds_backbone:

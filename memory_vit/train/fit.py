@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import optax
 from jax.sharding import Mesh
 
 from memory_vit.kinds import find_metric
@@ -130,7 +129,6 @@ def fit_pack(
       mesh=inputs.mesh,
       steps=steps,
       batch_size=config.batch_size,
-      schedules=began.schedules,
       evaluate=(
         functools.partial(validate, inputs, tasks)
         if "validation" in inputs.splits
@@ -166,7 +164,6 @@ def fit(
   mesh: Mesh,
   steps: Steps,
   batch_size: int,
-  schedules: Mapping[str, optax.Schedule],
   evaluate: Callable[[Any], dict[str, Evaluation]] | None = None,
   save: Callable[[TrainState, LoopState], None] | None = None,
   max_skipped: int = 3,
@@ -257,7 +254,7 @@ def fit(
 
       is_first = step == first + 1
       if is_first or steps.due(step, steps.log):
-        shown = _with_learning_rates(step, divergence.check(), schedules)
+        shown = divergence.check()
         if writers:
           speed = progress.images_per_second
           norms = parameters.part_norms(state.params, shown, mesh)
@@ -266,8 +263,7 @@ def fit(
           progress.resume()
         progress.report(_line(shown))
       elif progress.is_overdue():
-        newest = divergence.newest()
-        progress.report(_line(_with_learning_rates(step, newest, schedules)))
+        progress.report(_line(divergence.newest()))
 
       stopping = stop.is_wanted()
       evaluates = steps.due(step, steps.evaluate)
@@ -303,16 +299,6 @@ def _show_parameters(inputs: RunInputs, params: Any) -> None:
   if inputs.config.learned.holds_backbone:
     frozen["backbone"] = {}
   logger.info("%s", parameters.parameter_counts(params, frozen))
-
-
-def _with_learning_rates(
-  step: int, metrics: Metrics, schedules: Mapping[str, optax.Schedule]
-) -> dict[str, dict[str, float]]:
-  """Add the learning rates of the step to its metrics."""
-  return {
-    name: {**values, "learning_rate": float(schedules[name](step - 1))}
-    for name, values in metrics.items()
-  }
 
 
 def _scalars(metrics: Metrics, norms: Metrics, speed: float) -> Metrics:

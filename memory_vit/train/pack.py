@@ -4,14 +4,12 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 import jax
-import optax
 
 from memory_vit.config import data_seed
 from memory_vit.kinds import CLASSES
 from memory_vit.model.task import Task
 from memory_vit.tasks import create
 from memory_vit.tasks.compose import require_fit
-from memory_vit.train import optim
 from memory_vit.train.inputs import RunInputs
 from memory_vit.train.loss import HeadLoss
 from memory_vit.train.mix import Mixup
@@ -26,10 +24,9 @@ from memory_vit.train.sweep import Trial
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-  """A pack before its first step; its mappings are by the name of the trial."""
+  """A pack before its first step; its tasks are by the name of the trial."""
 
   tasks: dict[str, Task]
-  schedules: dict[str, optax.Schedule]
   step: Step
   state: TrainState
 
@@ -40,15 +37,9 @@ def start(inputs: RunInputs, trials: Sequence[Trial]) -> Start:
   step = make_step(inputs, trials, tasks)
   if inputs.config.learned.composes:  # other regimes attend to no task
     require_fit([*inputs.parents, *tasks.values()])
-  schedules = {
-    t.name: optim.make_schedule(
-      t.config.optim, t.config.learning_rate, inputs.config.total_steps
-    )
-    for t in trials
-  }
   params = {name: task.params for name, task in tasks.items()}
   state = step.create_state(params)
-  return Start(tasks, schedules, step, state)
+  return Start(tasks, step, state)
 
 
 def create_task(inputs: RunInputs, trial: Trial) -> Task:

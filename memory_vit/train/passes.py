@@ -86,27 +86,26 @@ def _plan_group(inputs: RunInputs) -> PassPlan:
   trials = inputs.trials
   if len(trials) == 1 or not inputs.config.learned.shares_pass:
     return PassPlan(tuple((trial.name,) for trial in trials))
+  free = sweep.free_bytes(inputs.config.sweep.memory_gib)
+  # First what is most likely to run: its trace is used again.
+  taken = pack_bytes(inputs, trials)
+  if taken <= free:
+    logger.info(
+      "%d trials in one pass, which takes %.2f GiB of %.2f (estimated from "
+      "shapes)", len(trials), taken / 2**30, free / 2**30,
+    )  # fmt: skip
+    return PassPlan((tuple(trial.name for trial in trials),))
   # All are padded to the longest memory.
   longest = sorted(trials, key=sweep.size)[-2:]
   first = pack_bytes(inputs, longest[1:])
-  free = sweep.free_bytes(inputs.config.sweep.memory_gib)
-  # A further trial shares the pass and takes less than the first: if the first
-  # fits once for each trial, no larger pack is looked at.
-  further, how = None, "from shapes"
-  if first * len(trials) > free:
-    further = max(0, pack_bytes(inputs, longest) - first)
-    if first + (len(trials) - 1) * further > free:
-      share = _measured_share(inputs, first, further, free)
-      first, further = int(share * first), int(share * further)
-      how = "by compiling"
-  most = first if further is None else further
-  packs = sweep.packs_of(trials, sweep.at_once(first, most, free))
+  further = max(0, pack_bytes(inputs, longest) - first)
+  share = _measured_share(inputs, first, further, free)
+  first, further = int(share * first), int(share * further)
+  packs = sweep.packs_of(trials, sweep.at_once(first, further, free))
   logger.info(
-    "%d trials in %d passes: one takes %.2f GiB, each further one %s %.3f GiB, "
-    "%.2f GiB may be taken (estimated %s)",
-    len(trials), len(packs), first / 2**30,
-    "less than" if further is None else "about", most / 2**30, free / 2**30,
-    how,
+    "%d trials in %d passes: one takes %.2f GiB, each further one about %.3f "
+    "GiB, %.2f GiB may be taken (estimated by compiling)",
+    len(trials), len(packs), first / 2**30, further / 2**30, free / 2**30,
   )  # fmt: skip
   names = tuple(tuple(trial.name for trial in pack) for pack in packs)
   return PassPlan(names, first, further)

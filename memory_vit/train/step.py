@@ -59,12 +59,16 @@ class Step:
     mesh: Mesh,
     *,
     losses: Mapping[str, HeadLoss] = types.MappingProxyType({}),
+    schedules: Mapping[str, optax.Schedule] = types.MappingProxyType({}),
     mixup: Mixup | None = None,
     accumulation_steps: int = 1,
   ) -> None:
-    """Build the programs; nothing is compiled yet."""
+    """Build the programs; nothing is compiled yet.
+
+    `schedules` are those of the optimizer, for metrics.
+    """
     self.prepare, self._mesh = forward.prepare, mesh
-    self.optimizer = optimizer
+    self.optimizer, self.schedules = optimizer, schedules
     self._parts = accumulation_steps
     self._is_compiled = False
     loss = functools.partial(_loss, forward, losses)
@@ -75,7 +79,7 @@ class Step:
       out_shardings=outputs,
     )
     self._update = jax.jit(
-      functools.partial(_update, optimizer, mesh),
+      functools.partial(_update, optimizer, schedules, mesh),
       donate_argnums=0,
       out_shardings=outputs,
     )
@@ -167,9 +171,9 @@ class Step:
     """Take one step; `state` is donated.
 
     Metrics are {name: {"loss", `HeadLoss.metric`, "grad_norm", "param_norm",
-    "skipped"}}, float32 (). If loss, gradient or new parameters of a name are
-    not finite, its parameters and optimizer state stay unchanged, and "skipped"
-    is 1.
+    "skipped", "learning_rate"}}, float32 (). If loss, gradient or new
+    parameters of a name are not finite, its parameters and optimizer state stay
+    unchanged, and "skipped" is 1.
     """
     if not self._is_compiled:
       logger.info(
@@ -239,6 +243,7 @@ def _gradient(
 
 def _update(
   optimizer: optax.GradientTransformation,
+  schedules: Mapping[str, optax.Schedule],
   mesh: Mesh,
   state: TrainState,
   grads: Any,
@@ -257,6 +262,8 @@ def _update(
     params[name] = optim.where(finite[name], params[name], state.params[name])
     values["param_norm"] = optax.tree.norm(params[name])
     values["skipped"] = 1.0 - finite[name]
+    if name in schedules:
+      values["learning_rate"] = schedules[name](state.step)
   opt_state = optim.where_finite(finite, opt_state, state.opt_state)
   state = TrainState(state.step + 1, params, opt_state)
   return Unnamed(sharding.constrain(state, mesh)), Unnamed(metrics)
@@ -290,6 +297,7 @@ def shared_step(plan: StepPlan) -> Step:
     optim.make_optimizer(options, schedules),
     plan.mesh,
     losses=dict(plan.losses),
+    schedules=schedules,
     mixup=plan.mixup,
     accumulation_steps=plan.accumulation_steps,
   )

@@ -133,8 +133,9 @@ class PassPlan:
   """Passes of a run: the trials that share each, by an estimate of memory."""
 
   passes: tuple[tuple[str, ...], ...]  # names of the trials of each pack
-  bytes_of_one: int | None = None  # None for a single trial
-  bytes_per_trial: int | None = None  # of a further one; None if all fit
+  # None if all fit at once.
+  bytes_of_one: int | None = None
+  bytes_per_trial: int | None = None  # of a further one
 
   @classmethod
   def from_json(cls, values: Mapping[str, Any]) -> "PassPlan":

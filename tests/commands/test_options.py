@@ -568,9 +568,9 @@ class Watcher:
     self._see("identity", state.describe(made, trials))
     return start
 
-  def _see_fit(self, *args, steps, schedules, **options):
+  def _see_fit(self, step_fn, *args, steps, **options):
     self._step, total = 0, steps.total
-    for schedule in schedules.values():
+    for schedule in step_fn.schedules.values():
       self._see("rates", [float(schedule(i)) for i in range(total)])
 
   def _see_learned(self, result, *args):

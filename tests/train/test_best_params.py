@@ -6,7 +6,6 @@ import types
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from conftest import class_evaluation, one_device, random_task
 
 from memory_vit import config as config_lib
@@ -33,7 +32,7 @@ def trained(accuracies, skips=(), losses=types.MappingProxyType({})):
       n: {"w": p["w"] + 1 - skipped[n]} for n, p in state.params.items()
     }
     metrics = {
-      name: {"loss": 1.0, "accuracy": 0.0, "skipped": s}
+      name: {"loss": 1.0, "accuracy": 0.0, "skipped": s, "learning_rate": 0.1}
       for name, s in skipped.items()
     }
     evaluated[0] = step
@@ -52,7 +51,6 @@ def trained(accuracies, skips=(), losses=types.MappingProxyType({})):
     step_fn, TrainState(jnp.int32(0), params, ()), batches, title="run",
     frozen=None, mesh=one_device(), batch_size=1,
     steps=Steps(total=total, log=1, evaluate=1),
-    schedules=dict.fromkeys(accuracies, optax.constant_schedule(0.1)),
     evaluate=validate,
   )  # fmt: skip
   return past

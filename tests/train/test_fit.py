@@ -10,7 +10,6 @@ import types
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from conftest import class_evaluation
 
@@ -63,7 +62,8 @@ class Run:
     self.in_step(step)
     skipped = float(step in self.skips)
     params = jax.tree.map(lambda a: a + 1 - skipped, state.params)
-    metrics = {"loss": 1.0, "accuracy": 0.0, "skipped": skipped}
+    metrics = {"loss": 1.0, "accuracy": 0.0, "skipped": skipped,
+               "learning_rate": 0.1}  # fmt: skip
     return TrainState(jnp.int32(step), params, state.opt_state), {"a": metrics}
 
   def _batches(self, start):
@@ -99,7 +99,6 @@ class Run:
           self.step, state, self._batches(int(state.step)), past, title="run",
           frozen=None, mesh=sharding.make_mesh(jax.devices()[:1]),
           steps=self.steps, batch_size=1,
-          schedules={"a": optax.constant_schedule(0.1)},
           evaluate=self._validate if self.accuracies else None,
           save=save, stop=self.stop, profile_dir=logdirs.get("a"),
           writers=writers if logdirs else fit.NO_WRITERS,

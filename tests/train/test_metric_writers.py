@@ -19,18 +19,13 @@ STEPS = Steps(total=5, log=2, evaluate=2)
 RATES = {"a": [0.1, 0.2, 0.3, 0.2, 0.1], "b": [1.0, 0.5, 0.25, 0.125, 0.0625]}
 
 
-def schedule(rates):
-  """The learning rate of each step, counted from 0 as optax does."""
-  table = jnp.asarray([*rates, jnp.nan])
-  return lambda step: table[jnp.minimum(step, len(rates))]
-
-
 def step_fn(state, frozen, batch):
   """Its loss is the step, its accuracy a tenth of it; of "b" twice that."""
   step = int(state.step) + 1
   metrics = {
     name: {"loss": factor * step, "accuracy": factor * step / 10,
-           "grad_norm": 2.0, "param_norm": 3.0, "skipped": 0.0}
+           "grad_norm": 2.0, "param_norm": 3.0, "skipped": 0.0,
+           "learning_rate": RATES[name][step - 1]}
     for name, factor in (("a", 1.0), ("b", 2.0))
   }  # fmt: skip
   params = jax.tree.map(lambda a: a + 1, state.params)
@@ -61,7 +56,6 @@ def written(tmp_path_factory):
     fit.fit(
       step_fn, TrainState(jnp.int32(0), {"a": zero, "b": zero}, ()), batches,
       title="run", frozen=None, steps=STEPS, batch_size=4, mesh=one_device(),
-      schedules={name: schedule(rates) for name, rates in RATES.items()},
       evaluate=validate, writers=writers,
     )  # fmt: skip
   read = {name: plots.read_scalars(path) for name, path in logdirs.items()}

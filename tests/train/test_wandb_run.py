@@ -10,7 +10,6 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from conftest import class_evaluation, one_device, tiny_backbone
 
@@ -114,8 +113,10 @@ def train(run_of_wandb, logdirs, names=("pets",)):
   def step_fn(state, frozen, batch):
     step = int(state.step) + 1
     metrics = {
-      n: {"loss": float(step), "accuracy": 0.5, "skipped": 0.0} for n in names
-    }
+      n: {"loss": float(step), "accuracy": 0.5, "skipped": 0.0,
+          "learning_rate": 0.25}
+      for n in names
+    }  # fmt: skip
     return TrainState(jnp.int32(step), state.params, ()), metrics
 
   result = class_evaluation(0.5, classes=6)
@@ -126,7 +127,6 @@ def train(run_of_wandb, logdirs, names=("pets",)):
     return fit.fit(
       step_fn, state, batches, title="run", frozen=None, batch_size=4,
       mesh=one_device(), steps=Steps(total=5, log=2, evaluate=2),
-      schedules={n: optax.constant_schedule(0.25) for n in names},
       evaluate=lambda params: dict.fromkeys(names, result), writers=writers,
     )  # fmt: skip
 

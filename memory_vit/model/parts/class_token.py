@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from etils import epy
 
-from memory_vit.model.parts.part import Axes, InitialValues, Part
+from memory_vit.model.parts.part import Axes, InitialValues, Part, normal
 
 with epy.lazy_imports():
-  import flax.linen as nn
   import jax
   import jax.numpy as jnp
   import jaxtyping as jt
@@ -29,7 +28,7 @@ class ClassToken(Part):
     return (axes.width,)
 
   def init(self, key: jax.Array, shapes: Any, start: InitialValues) -> Any:
-    return nn.initializers.normal(0.02)(key, shapes.shape)
+    return normal(key, shapes.shape, 0.02)
 
   def on_backbone(
     self, params: Any, backbone: Backbone, start: InitialValues

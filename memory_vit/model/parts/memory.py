@@ -16,11 +16,11 @@ from memory_vit.model.parts.part import (
   Axes,
   InitialValues,
   Part,
+  normal,
   too_small,
 )
 
 with epy.lazy_imports():
-  import flax.linen as nn
   import jax
   import jax.numpy as jnp
   import jaxtyping as jt
@@ -46,7 +46,7 @@ class Memory(Part):
     return (axes.memory, size, axes.width)
 
   def init(self, key: jax.Array, shapes: Any, start: InitialValues) -> Any:
-    return nn.initializers.normal(start.memory_std)(key, shapes.shape)
+    return normal(key, shapes.shape, start.memory_std)
 
   def problem(self, spec: TaskSpec) -> str:
     return too_small(spec, "cells", 0)

@@ -228,10 +228,15 @@ class Part(abc.ABC):
 
 
 def zeros(shapes: Any) -> Any:
-  # Of numpy: jnp.zeros compiles a program for every shape.
-  return jax.tree.map(
-    lambda one: jnp.asarray(np.zeros(one.shape, np.float32)), shapes
-  )
+  return jax.tree.map(lambda one: jnp.zeros(one.shape), shapes)
+
+
+def normal(
+  key: jax.Array, shape: Sequence[int], std: float
+) -> jt.Float32[jax.Array, ...]:
+  """Draw from N(0, std^2), with the same bits in every program."""
+  # Without a barrier XLA multiplies std with a constant of jax's formula first.
+  return jax.lax.optimization_barrier(jax.random.normal(key, shape)) * std
 
 
 def too_small(spec: TaskSpec, field: str, least: int) -> str:

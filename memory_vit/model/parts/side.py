@@ -36,6 +36,7 @@ from memory_vit.model.parts.part import (
   InitialValues,
   Part,
   PassHooks,
+  normal,
   round_up,
   too_small,
   zeros,
@@ -106,11 +107,10 @@ class SideStream(Part):
     params = zeros(shapes)
     down, conv, first, second = jax.random.split(key, 4)
     kernel = shapes["down"]["kernel"].shape
-    std = kernel[1] ** -0.5
-    params["down"]["kernel"] = std * jax.random.normal(down, kernel)
+    params["down"]["kernel"] = normal(down, kernel, kernel[1] ** -0.5)
     if "conv" not in shapes:
       return params
-    params["conv"] = jax.random.normal(conv, shapes["conv"].shape) / 3
+    params["conv"] = normal(conv, shapes["conv"].shape, 1.0) / 3
     for norm in ("conv_norm", "mlp_norm"):
       params[norm]["scale"] = params[norm]["scale"] + 1.0
     lecun = nn.initializers.lecun_normal(batch_axis=0)
