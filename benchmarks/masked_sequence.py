@@ -24,7 +24,10 @@ import numpy as np
 import memory_vit as mv
 from memory_vit.model.products import einsum
 from memory_vit.model.vit import apply, patches_of
+from memory_vit.runtime.dtypes import Precision
 from memory_vit.tasks.split_forward import Logits, SplitForward
+
+_FLOAT32 = Precision("float32")
 
 
 def forward(
@@ -88,7 +91,7 @@ def _tokens(
   """[class, patches, class of every task], (b, n + 1 + t, d)."""
   b = images.shape[0]
   patches = patches_of(images, config).reshape(b, config.num_patches, -1)
-  x = _dense(backbone["embedding"], patches, config.dtype)
+  x = _dense(backbone["embedding"], patches, config.precision)
   position = backbone["Transformer"]["posembed_input"]["pos_embedding"]
   cls = jnp.stack([backbone["cls"][0, 0], *(task["cls"] for task in tasks)])
   cls = cls + position[:, 0]
@@ -111,26 +114,28 @@ def _block(
   attention = p["MultiHeadDotProductAttention_0"]
   z = z + _attend(attention, normed, cells, mask, config)
   y = _layer_norm(p["LayerNorm_1"], z)
-  y = _dense(p["MlpBlock_0"]["Dense_0"], y, config.dtype)
+  y = _dense(p["MlpBlock_0"]["Dense_0"], y, config.precision)
   y = nn.gelu(y, approximate=config.gelu == "tanh")
-  return z + _dense(p["MlpBlock_0"]["Dense_1"], y, config.dtype)
+  return z + _dense(p["MlpBlock_0"]["Dense_1"], y, config.precision)
 
 
 def _attend(
   p: Any, z: jax.Array, cells: jax.Array, mask: np.ndarray, config: mv.ViTConfig
 ) -> jax.Array:
   """Masked attention of tokens z (b, s, d) to tokens and cells."""
-  dtype = config.dtype
+  precision = config.precision
   split = functools.partial(_split_heads, heads=config.num_heads)
-  q = split(_dense(p["query"], z, dtype)) / math.sqrt(config.head_dim)
+  q = split(_dense(p["query"], z, precision)) / math.sqrt(config.head_dim)
   k, v = (
-    split(_append(_dense(p[name], z, dtype), _dense(p[name], cells, dtype)))
+    split(
+      _append(_dense(p[name], z, precision), _dense(p[name], cells, precision))
+    )
     for name in ("key", "value")
   )
-  scores = einsum("bhqk,bhsk->bhqs", q, k, dtype)
+  scores = einsum("bhqk,bhsk->bhqs", q, k, precision)
   weights = jax.nn.softmax(jnp.where(mask[None, None], scores, -jnp.inf))
-  mixed = einsum("bhqs,bhsk->bhqk", weights, v, dtype)
-  return _dense(p["out"], jnp.swapaxes(mixed, 1, 2).reshape(z.shape), dtype)
+  mixed = einsum("bhqs,bhsk->bhqk", weights, v, precision)
+  return _dense(p["out"], jnp.swapaxes(mixed, 1, 2).reshape(z.shape), precision)
 
 
 def _append(tokens: jax.Array, cells: jax.Array) -> jax.Array:
@@ -144,11 +149,11 @@ def _split_heads(a: jax.Array, heads: int) -> jax.Array:
   return jnp.swapaxes(a.reshape(*a.shape[:2], heads, -1), 1, 2)
 
 
-def _dense(p: Any, x: jax.Array, dtype: str = "float32") -> jax.Array:
+def _dense(p: Any, x: jax.Array, precision: Precision = _FLOAT32) -> jax.Array:
   """A linear layer; kernels of heads are multiplied as matrices."""
   kernel = p["kernel"].reshape(x.shape[-1], -1)
   bias = p["bias"].reshape(*[1] * (x.ndim - 1), -1)
-  return einsum("...d,df->...f", x, kernel, dtype) + bias
+  return einsum("...d,df->...f", x, kernel, precision) + bias
 
 
 def _layer_norm(p: Any, x: jax.Array) -> jax.Array:

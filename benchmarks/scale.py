@@ -102,7 +102,7 @@ def measure(variant: str, arguments: argparse.Namespace) -> list[Row]:
   gradient = taken.gradient_program.lower(state.params, frozen, context, labels)
   scalar = jax.ShapeDtypeStruct((), "float32")
   metrics = {"a": {"loss": scalar, "accuracy": scalar}}
-  update = taken._update.lower(state, state.params, metrics, 1.0)
+  update = taken.update_program.lower(state, state.params, metrics, 1.0)
 
   found = {
     name: program.compile()

@@ -15,6 +15,7 @@ from memory_vit.config import OptimConfig
 from memory_vit.model.backbone import backbone_shapes, rounded
 from memory_vit.model.products import einsum
 from memory_vit.runtime import sharding
+from memory_vit.runtime.dtypes import Precision
 from memory_vit.tasks import split_forward
 from memory_vit.tasks.inference import encode_program, plain_program
 from memory_vit.tasks.split_forward import SplitForward
@@ -250,7 +251,7 @@ def matrix_products(dtype: str) -> tuple[Callable[[], Any], float]:
   @jax.jit
   def program(a: jax.Array, b: jax.Array) -> jax.Array:
     for _ in range(times):
-      a = einsum("ij,jk->ik", a, b, dtype)
+      a = einsum("ij,jk->ik", a, b, Precision(dtype))
     return a
 
   return lambda: program(a, b), 2.0 * times * size**3

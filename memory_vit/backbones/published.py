@@ -27,8 +27,8 @@ FORMAT_VERSION = 1
 # Of the entry.
 MAX_BYTES = 2**20
 _KEYS = ("format_version", "config", "evaluation", "source")
-# The field that is chosen when a backbone is loaded.
-_CHOSEN = "dtype"
+# Fields that are chosen when a backbone is loaded.
+_CHOSEN = {"dtype": "float32", "platform": ""}
 # "mean" and "std" of images in [0, 1] -> the values, and where they are stated.
 Normalization = Mapping[str, tuple[Rgb, str]]
 _LAYOUT = ((0.5, 0.5, 0.5), ".npz files: images in [-1, 1]")
@@ -71,7 +71,8 @@ class Published(Note):
 
 def to_text(note: Note) -> str:
   config = dataclasses.asdict(note.config)
-  del config[_CHOSEN]
+  for field in _CHOSEN:
+    del config[field]
   values = {
     "format_version": FORMAT_VERSION,
     "config": config,
@@ -102,7 +103,7 @@ def _config(values: Any, where: str) -> ViTConfig:
   for name in LIMITS:
     vit_field(fields, name, name)
   config: ViTConfig = schema.build(
-    ViTConfig, {**values, _CHOSEN: "float32"}, where, BackboneError
+    ViTConfig, {**values, **_CHOSEN}, where, BackboneError
   )
   return config
 

@@ -259,7 +259,7 @@ def _number(value: Any, *, is_share: bool) -> str:
 
 def _backbone_json(report: BackboneReport) -> dict[str, Any]:
   config = dataclasses.asdict(report.config)
-  del config["dtype"]  # chosen when it is loaded
+  del config["dtype"], config["platform"]  # chosen when it is loaded
   if not report.states_config:
     del config["gelu"]  # the file does not state it
   preprocessing, source = report.preprocessing, report.source

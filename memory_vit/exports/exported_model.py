@@ -96,6 +96,9 @@ def make_model(
   backbone, chosen = jax.device_put((backbone, compose.task_tuple(tasks)), cpu)
   if not chosen:
     raise TaskError("there is no task to export.")
+  # What runs on a CPU runs everywhere, and jax's first device may be another.
+  config = dataclasses.replace(backbone.config, platform="cpu")
+  backbone = dataclasses.replace(backbone, config=config)
   compose.require_one_pass(chosen)
   if activation:
     for task in chosen:

@@ -17,6 +17,7 @@ from memory_vit.model.products import Dense, einsum
 from memory_vit.model.rope import Rotation, rotate
 from memory_vit.model.trees import AnyArray
 from memory_vit.model.vit_config import ViTConfig
+from memory_vit.runtime.dtypes import Precision
 
 # Names under which modules sow their weights; see `attention_weights`.
 SOWN_BY_TASKS = "task_attention_weights"
@@ -46,10 +47,10 @@ class MultiHeadDotProductAttention(nn.Module):
     """Declare the projections by hand: the methods share them."""
     cfg = self.config
     width, heads = (cfg.width,), (cfg.num_heads, cfg.head_dim)
-    self.query = Dense(width, heads, cfg.dtype)
-    self.key = Dense(width, heads, cfg.dtype)
-    self.value = Dense(width, heads, cfg.dtype)
-    self.out = Dense(heads, width, cfg.dtype)
+    self.query = Dense(width, heads, cfg.precision)
+    self.key = Dense(width, heads, cfg.precision)
+    self.value = Dense(width, heads, cfg.precision)
+    self.out = Dense(heads, width, cfg.precision)
 
   def encode(
     self,
@@ -71,7 +72,7 @@ class MultiHeadDotProductAttention(nn.Module):
     """Attention of normed class tokens of tasks."""
     query, own = _heads_first(self.query(c)), self.keys_values(c)
     mixed = attend_from_tasks(
-      query, own, attended, self.config.dtype, module=self
+      query, own, attended, self.config.precision, module=self
     )
     return self.out(_heads_first(mixed))
 
@@ -102,7 +103,7 @@ class MultiHeadDotProductAttention(nn.Module):
     def product(
       spec: str, x: Float[Array, "..."], y: Float[Array, "..."]
     ) -> Float32[Array, "..."]:
-      return einsum(spec.replace("...", "b"), x, y, self.config.dtype)
+      return einsum(spec.replace("...", "b"), x, y, self.config.precision)
 
     return nn.dot_product_attention(
       q,
@@ -134,7 +135,7 @@ def attend_from_tasks(
   query: Float[Array, "b h t k"],
   own: TaskKeysValues,
   attended: Attended,
-  dtype: str,
+  precision: Precision,
   module: nn.Module | None = None,
 ) -> Float32[Array, "b h t k"]:
   """One softmax of every task token over all that it attends to."""
@@ -144,11 +145,11 @@ def attend_from_tasks(
   sees_token, sees_cell = _masks(mask.parents, mask.is_parent, mask.cells)
 
   query = query / math.sqrt(query.shape[-1])
-  product = functools.partial(einsum, dtype=dtype)
+  product = functools.partial(einsum, precision=precision)
   to_cells = product("bhtk,tphmk->bhtpm", query, memory[0])
   to_context = product("bhtk,bhsk->bhts", query, context[0])
   for term in terms:
-    to_context = to_context + term.scores(query, dtype)
+    to_context = to_context + term.scores(query, precision)
   parts = [
     to_context,
     _hide(product("bhtk,bhtpk->bhtp", query, tokens[0]), sees_token),
@@ -164,7 +165,7 @@ def attend_from_tasks(
   to_context, to_tokens, to_cells_ = jnp.split(weights, ends, axis=-1)
   read = product("bhts,bhsk->bhtk", to_context, context[1])
   for term in terms:
-    read = read + term.values(to_context, dtype)
+    read = read + term.values(to_context, precision)
   return (
     read
     + product("bhtp,bhtpk->bhtk", to_tokens, tokens[1])

@@ -42,13 +42,13 @@ class MlpBlock(nn.Module):
   def __call__(self, z: Float[Array, "b s d"]) -> Float[Array, "b s d"]:
     cfg = self.config
     width, hidden = (cfg.width,), (cfg.mlp_dim,)
-    y = Dense(width, hidden, cfg.dtype, name="Dense_0")(z)
+    y = Dense(width, hidden, cfg.precision, name="Dense_0")(z)
     if cfg.mlp == "swiglu":
-      gate = Dense(width, hidden, cfg.dtype, name="gate")(z)
+      gate = Dense(width, hidden, cfg.precision, name="gate")(z)
       y = nn.silu(gate) * y
     else:
       y = gelu(y, cfg.gelu)
-    return Dense(hidden, width, cfg.dtype, name="Dense_1")(y)
+    return Dense(hidden, width, cfg.precision, name="Dense_1")(y)
 
 
 def gelu(z: Float[Array, "b s d"], kind: str) -> Float[Array, "b s d"]:
@@ -104,10 +104,10 @@ class EncoderBlock(nn.Module):
     adapters = adapters or {"attention": None, "mlp": None}
     attention = self.MultiHeadDotProductAttention_0
     mixed, _ = attention.encode(self.LayerNorm_0(x), angles, cells)
-    dtype = self.config.dtype
-    x = x + bottleneck_adapter(adapters["attention"], mixed, dtype)
+    precision = self.config.precision
+    x = x + bottleneck_adapter(adapters["attention"], mixed, precision)
     y = self.MlpBlock_0(self.LayerNorm_1(x))
-    return x + bottleneck_adapter(adapters["mlp"], y, dtype)
+    return x + bottleneck_adapter(adapters["mlp"], y, precision)
 
   def keys_values(
     self, memory: Float[AnyArray, "t m d"], norm: Bool[AnyArray, " t"]

@@ -16,48 +16,53 @@ from jaxtyping import Array, Float, Float32
 
 from memory_vit.model.trees import AnyArray
 from memory_vit.runtime import dtypes
+from memory_vit.runtime.dtypes import Precision
 
 
 def einsum(
-  spec: str, a: Float[AnyArray, "..."], b: Float[AnyArray, "..."], dtype: str
+  spec: str,
+  a: Float[AnyArray, "..."],
+  b: Float[AnyArray, "..."],
+  precision: Precision,
 ) -> Float32[Array, "..."]:
-  """`jnp.einsum` of operands, and gradients, in `dtype`, with float32 sums.
+  """`jnp.einsum` of rounded operands, and gradients, with float32 sums.
 
   Each axis of an operand must be an axis of the other one or of the result.
   """
+  dtype = precision.dtype
   if dtype == "float32":
     return jnp.einsum(spec, a, b)
-  return _product(spec, jnp.asarray(a, dtype), jnp.asarray(b, dtype))
+  a, b = jnp.asarray(a, dtype), jnp.asarray(b, dtype)
+  return _product(spec, precision.on_cpu, a, b)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _product(
-  spec: str, a: Float[Array, "..."], b: Float[Array, "..."]
+  spec: str, on_cpu: bool, a: Float[Array, "..."], b: Float[Array, "..."]
 ) -> Float32[Array, "..."]:
-  return jnp.einsum(
-    spec,
-    *_runnable(a, b, on_cpu=dtypes.cpu_runs_bfloat16()),
-    preferred_element_type=jnp.float32,
-  )
+  if on_cpu and not dtypes.cpu_runs_bfloat16():
+    a, b = _widened(a, b)
+  return jnp.einsum(spec, a, b, preferred_element_type=jnp.float32)
 
 
-def _runnable(*operands: Array, on_cpu: bool) -> tuple[Array, ...]:
-  """Operands in float32 for a CPU, unless products of bfloat16 run there."""
-  # XLA compiles all, and fails to run some ("Unsupported element type for
+def _widened(*operands: Array) -> tuple[Array, ...]:
+  """Operands in float32, for a CPU on which XLA cannot run their products."""
+  # It compiles all, and fails to run some ("Unsupported element type for
   # DotThunk"), up to jax 0.11 also some that only gradients have.
-  if on_cpu or jax.default_backend() != "cpu":
-    return operands
   return tuple(a.astype(jnp.float32) for a in operands)
 
 
 def _forward(
-  spec: str, a: Float[Array, "..."], b: Float[Array, "..."]
+  spec: str, on_cpu: bool, a: Float[Array, "..."], b: Float[Array, "..."]
 ) -> tuple[Float32[Array, "..."], tuple[Array, Array]]:
-  return _product(spec, a, b), (a, b)
+  return _product(spec, on_cpu, a, b), (a, b)
 
 
 def _backward(
-  spec: str, operands: tuple[Array, Array], gradient: Float32[AnyArray, "..."]
+  spec: str,
+  on_cpu: bool,
+  operands: tuple[Array, Array],
+  gradient: Float32[AnyArray, "..."],
 ) -> tuple[Array, Array]:
   """Products like the forward ones; jax would multiply in float32 here."""
   # So each axis of an operand must be one of the other or of the result.
@@ -66,10 +71,11 @@ def _backward(
   inputs, out = spec.split("->")
   first, second = inputs.split(",")
   gradient = jnp.asarray(gradient, dtype)
-  gradient, a, b = _runnable(gradient, a, b, on_cpu=False)
+  if on_cpu:
+    gradient, a, b = _widened(gradient, a, b)
   return (
-    _product(f"{out},{second}->{first}", gradient, b).astype(dtype),
-    _product(f"{first},{out}->{second}", a, gradient).astype(dtype),
+    _product(f"{out},{second}->{first}", on_cpu, gradient, b).astype(dtype),
+    _product(f"{first},{out}->{second}", on_cpu, a, gradient).astype(dtype),
   )
 
 
@@ -82,7 +88,7 @@ class Dense(nn.Module):
   # The axes of a token that are summed over, and those in their place.
   inputs: Sequence[int]
   outputs: Sequence[int]
-  dtype: str
+  precision: Precision
 
   @nn.compact
   def __call__(self, z: Float[Array, "b s ..."]) -> Float32[Array, "b s ..."]:
@@ -100,7 +106,7 @@ class Dense(nn.Module):
     # As a matrix: of a kernel of several axes the backward pass would write a
     # transposed copy, a third of a training step on CPU.
     z, kernel = z.reshape(*z.shape[:2], d), kernel.reshape(d, f)
-    y = einsum("bsd,df->bsf", z, kernel, self.dtype)
+    y = einsum("bsd,df->bsf", z, kernel, self.precision)
     return (y + bias.reshape(1, 1, f)).reshape(*y.shape[:2], *self.outputs)
 
 

@@ -41,7 +41,7 @@ class VisionTransformer(nn.Module):
     """Declare the parts by hand: the methods share them."""
     cfg = self.config
     patch = (cfg.patch_size, cfg.patch_size, 3)
-    self.embedding = Dense(patch, (cfg.width,), cfg.dtype)
+    self.embedding = Dense(patch, (cfg.width,), cfg.precision)
     if cfg.class_tokens:
       shape = (1, cfg.class_tokens, cfg.width)
       self.cls = self.param("cls", nn.initializers.zeros, shape)

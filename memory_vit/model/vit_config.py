@@ -22,6 +22,7 @@ import re
 from typing import Any
 
 from memory_vit.errors import ConfigError
+from memory_vit.runtime.dtypes import Precision
 
 # Prefix of the variant of a randomly initialized backbone.
 RANDOM = "random:"
@@ -69,6 +70,8 @@ class ViTConfig:
       before (`fc_norm` of timm).
     dtype: compute dtype, "float32" or "bfloat16": that of the operands of
       products, see `products.einsum`. All else is float32.
+    platform: "cpu", "gpu" or "tpu", for which programs are compiled; "" is that
+      of JAX's first device.
   """
 
   width: int
@@ -91,6 +94,7 @@ class ViTConfig:
   pooling: str = "tok"
   norm_after_pooling: bool = False
   dtype: str = "float32"
+  platform: str = ""
 
   def __post_init__(self) -> None:
     if self.width % self.num_heads:
@@ -161,6 +165,11 @@ class ViTConfig:
     return self.width // self.num_heads
 
   @property
+  def precision(self) -> Precision:
+    """The dtype of products, and where they are multiplied."""
+    return Precision(self.dtype, self.platform)
+
+  @property
   def variant(self) -> str:
     """The published name, "B/32", or one that spells other shapes out."""
     for letter, shape in VARIANTS.items():
@@ -180,6 +189,7 @@ _CHOICES = {
   "mlp": ("gelu", "swiglu"),
   "pooling": ("tok", "gap", "map"),
   "dtype": ("float32", "bfloat16"),
+  "platform": ("", "cpu", "gpu", "tpu"),
 }
 
 # Letter -> width, depth, mlp_dim, num_heads. "Micro" is ours, for digits and

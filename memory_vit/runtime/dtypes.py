@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import re
 from pathlib import Path
@@ -18,6 +19,24 @@ _CPU_FLAGS = ("amx_bf16", "avx512_bf16")
 CPUINFO = Path("/proc/cpuinfo")
 
 logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Precision:
+  """The dtype of the operands of products, and where they are multiplied.
+
+  Attributes:
+    dtype: "float32" or "bfloat16".
+    platform: "cpu", "gpu" or "tpu", for which a program is traced; "" is that
+      of JAX's first device.
+  """
+
+  dtype: str
+  platform: str = ""
+
+  @property
+  def on_cpu(self) -> bool:
+    return (self.platform or jax.default_backend()) == "cpu"
 
 
 def resolve(dtype: str) -> str:

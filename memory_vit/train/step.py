@@ -78,7 +78,7 @@ class Step:
       functools.partial(_gradient, jax.grad(loss, has_aux=True), mesh),
       out_shardings=outputs,
     )
-    self._update = jax.jit(
+    self.update_program = jax.jit(
       functools.partial(_update, optimizer, schedules, mesh),
       donate_argnums=0,
       out_shardings=outputs,
@@ -191,7 +191,7 @@ class Step:
     for i in range(1, self._parts):
       total = jax.tree.map(jnp.add, total, part(i))
     grads, metrics = total
-    updated = self._update(state, grads, metrics, 1.0 / self._parts)
+    updated = self.update_program(state, grads, metrics, 1.0 / self._parts)
     state, metrics = (part.tree for part in updated)
     return state, metrics
 

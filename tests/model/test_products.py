@@ -1,5 +1,7 @@
 """Matrix products of bfloat16 operands, with sums in float32."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +13,7 @@ import memory_vit as mv
 from memory_vit.errors import BackboneError
 from memory_vit.model.backbone import require_float32, rounded
 from memory_vit.model.products import einsum
+from memory_vit.runtime.dtypes import Precision
 from memory_vit.tasks.split_forward import make_split_forward
 
 
@@ -37,7 +40,9 @@ def test_operands_are_rounded_and_sums_are_not(spec):
     rng.standard_normal(shape, dtype=np.float32)
     for shape in (first, second, out)
   )
-  found, pull = jax.vjp(lambda a, b: einsum(spec, a, b, "bfloat16"), a, b)
+  found, pull = jax.vjp(
+    lambda a, b: einsum(spec, a, b, Precision("bfloat16")), a, b
+  )
   assert found.dtype == jnp.float32
   wide = as_bfloat16(a), as_bfloat16(b)
   close(found, np.einsum(spec, *wide), 1e-6)
@@ -48,7 +53,9 @@ def test_operands_are_rounded_and_sums_are_not(spec):
   for gradient, exact in zip(pull(g), expected, strict=True):
     assert gradient.dtype == jnp.float32
     close(gradient, np.asarray(exact, np.float64), 2**-8)
-  exact = jax.make_jaxpr(lambda a, b: einsum(spec, a, b, "float32"))(a, b)
+  exact = jax.make_jaxpr(lambda a, b: einsum(spec, a, b, Precision("float32")))(
+    a, b
+  )
   assert str(exact) == str(
     jax.make_jaxpr(lambda a, b: jnp.einsum(spec, a, b))(a, b)
   )
@@ -72,7 +79,7 @@ FAST = ("bfloat16", "bfloat16", "float32")
 
 @pytest.mark.versions
 @pytest.mark.parametrize("family", ONE_FIRST)
-def test_all_products_but_those_of_heads_are_fast(family, images, monkeypatch):
+def test_all_products_but_those_of_heads_are_fast(family, images):
   """Forward and backward, in both streams, and in other regimes."""
   backbone = tiny_backbone(
     width=16, depth=1, dtype="bfloat16", **FAMILIES[family]
@@ -83,22 +90,21 @@ def test_all_products_but_those_of_heads_are_fast(family, images, monkeypatch):
       backbone, "a", regime=regime, cells=2 * (regime != "full"),
       **({"bottleneck": 4} if regime == "adapter_memory" else {}),
     )  # fmt: skip
-    cut = make_split_forward(backbone.config, (task.spec,))
     frozen = {"backbone": backbone.params, "tasks": {}}
 
-    def loss(params, cut=cut, frozen=frozen):
-      inputs = cut.prepare(frozen, images)
-      return cut.logits({"a": params}, frozen, inputs)["a"].sum()
+    def gradient(platform, task=task, frozen=frozen):
+      config = dataclasses.replace(backbone.config, platform=platform)
+      cut = make_split_forward(config, (task.spec,))
+
+      def loss(params):
+        inputs = cut.prepare(frozen, images)
+        return cut.logits({"a": params}, frozen, inputs)["a"].sum()
+
+      return jax.value_and_grad(loss)
 
     # XLA for CPUs compiles products that it cannot run.
-    jax.block_until_ready(jax.jit(jax.value_and_grad(loss))(task.params))
-    if jax.__version_info__ < (0, 10):
-      continue  # those that are compiled for the CPU are in float32
-    with monkeypatch.context() as patch:
-      patch.setattr(jax, "default_backend", lambda: "gpu")
-      # A new function, or jax would reuse its trace for the CPU.
-      gradient = jax.value_and_grad(lambda params, loss=loss: loss(params))
-      kinds = [*products_of(jax.make_jaxpr(gradient)(task.params).jaxpr)]
+    jax.block_until_ready(jax.jit(gradient("cpu"))(task.params))
+    kinds = [*products_of(jax.make_jaxpr(gradient("gpu"))(task.params).jaxpr)]
     assert kinds.count(FAST) > 20
     # Forward, and gradients of the input and of the kernel.
     others = [kind for kind in kinds if kind != FAST]

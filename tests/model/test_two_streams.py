@@ -16,6 +16,7 @@ import memory_vit as mv
 from memory_vit.errors import ConfigError, DataError, TaskError
 from memory_vit.model import attention, trees
 from memory_vit.model.masks import TaskMask
+from memory_vit.runtime.dtypes import Precision
 from memory_vit.tasks import inference
 
 pytestmark = pytest.mark.versions
@@ -245,7 +246,7 @@ def test_tasks_share_their_attention_in_float32():
       mask=mask,
       terms=(),
     ),
-    "bfloat16",
+    Precision("bfloat16"),
   )
   query = query / math.sqrt(k)
   scores = jnp.concatenate(

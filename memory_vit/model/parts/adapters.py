@@ -17,6 +17,7 @@ from memory_vit.model.parts.part import (
   too_small,
   zeros,
 )
+from memory_vit.runtime.dtypes import Precision
 
 with epy.lazy_imports():
   import flax.linen as nn
@@ -64,13 +65,15 @@ class Adapters(Part):
 
 
 def bottleneck_adapter(
-  params: trees.Tree | None, y: jt.Float32[jax.Array, "b s d"], dtype: str
+  params: trees.Tree | None,
+  y: jt.Float32[jax.Array, "b s d"],
+  precision: Precision,
 ) -> jt.Float32[jax.Array, "b s d"]:
   """Add a bottleneck adapter, if there is one."""
   if params is None:
     return y
   down, up = params["down"], params["up"]
-  hidden = products.einsum("bsd,dr->bsr", y, down["kernel"], dtype)
+  hidden = products.einsum("bsd,dr->bsr", y, down["kernel"], precision)
   hidden = nn.gelu(hidden + down["bias"][None, None])
-  added = products.einsum("bsr,rd->bsd", hidden, up["kernel"], dtype)
+  added = products.einsum("bsr,rd->bsd", hidden, up["kernel"], precision)
   return y + added + up["bias"][None, None]

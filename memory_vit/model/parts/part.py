@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from etils import epy
 
 from memory_vit.errors import TaskError
+from memory_vit.runtime.dtypes import Precision
 
 with epy.lazy_imports():
   import jax
@@ -74,13 +75,13 @@ class AttentionTerm(abc.ABC):
 
   @abc.abstractmethod
   def scores(
-    self, query: jt.Float[jax.Array, "b h t k"], dtype: str
+    self, query: jt.Float[jax.Array, "b h t k"], precision: Precision
   ) -> jt.Float32[jax.Array, "b h t s"]:
     """What is added to the scores of the backbone's tokens."""
 
   @abc.abstractmethod
   def values(
-    self, weights: jt.Float32[jax.Array, "b h t s"], dtype: str
+    self, weights: jt.Float32[jax.Array, "b h t s"], precision: Precision
   ) -> jt.Float32[jax.Array, "b h t k"]:
     """What is added to the weighted sum of their values."""
 

@@ -41,6 +41,7 @@ from memory_vit.model.parts.part import (
   too_small,
   zeros,
 )
+from memory_vit.runtime.dtypes import Precision
 
 with epy.lazy_imports():
   import flax.linen as nn
@@ -223,13 +224,13 @@ class SideStreams(PassHooks):
     terms = []
     for name, group in self._groups.items():
       params = self._layers[name][layer]
-      state = _down(params["down"], keys, values, self._config.dtype)
+      state = _down(params["down"], keys, values, self._config.precision)
       read = state
       if "conv" in params:
         if layer:
           state = state + self._states[name]
         state = state + _convolved(params, state, self._config)
-        state = state + _mlp(params, state, self._config.dtype)
+        state = state + _mlp(params, state, self._config.precision)
         self._states[name], read = state, _standardized(state)
       terms.append(SideTerm(read, params["up"], group))
     return terms
@@ -239,12 +240,12 @@ def _down(
   params: trees.Tree,
   keys: jt.Float32[jax.Array, "b s d"],
   values: jt.Float32[jax.Array, "b s d"],
-  dtype: str,
+  precision: Precision,
 ) -> jt.Float32[jax.Array, "g b s r"]:
   """Standardized keys and values of all tokens, narrowed."""
   of_keys, of_values = jnp.split(params["kernel"], 2, axis=1)
-  narrow = products.einsum("bsd,gdr->gbsr", keys, of_keys, dtype)
-  narrow += products.einsum("bsd,gdr->gbsr", values, of_values, dtype)
+  narrow = products.einsum("bsd,gdr->gbsr", keys, of_keys, precision)
+  narrow += products.einsum("bsd,gdr->gbsr", values, of_values, precision)
   return narrow + params["bias"][:, None, None]
 
 
@@ -263,17 +264,19 @@ def _convolved(
 
 
 def _mlp(
-  params: trees.Tree, state: jt.Float32[jax.Array, "g b s r"], dtype: str
+  params: trees.Tree,
+  state: jt.Float32[jax.Array, "g b s r"],
+  precision: Precision,
 ) -> jt.Float32[jax.Array, "g b s r"]:
   normed = _layer_norm(params["mlp_norm"], state)
-  hidden = _dense(params["mlp"]["Dense_0"], normed, dtype)
-  return _dense(params["mlp"]["Dense_1"], jax.nn.gelu(hidden), dtype)
+  hidden = _dense(params["mlp"]["Dense_0"], normed, precision)
+  return _dense(params["mlp"]["Dense_1"], jax.nn.gelu(hidden), precision)
 
 
 def _dense(
-  params: trees.Tree, z: jt.Float32[jax.Array, "g b s _"], dtype: str
+  params: trees.Tree, z: jt.Float32[jax.Array, "g b s _"], precision: Precision
 ) -> jt.Float32[jax.Array, "g b s _"]:
-  y = products.einsum("gbsr,grf->gbsf", z, params["kernel"], dtype)
+  y = products.einsum("gbsr,grf->gbsf", z, params["kernel"], precision)
   return y + params["bias"][:, None, None]
 
 
@@ -300,27 +303,27 @@ class SideTerm(AttentionTerm):
   group: SideGroup
 
   def scores(
-    self, query: jt.Float[jax.Array, "b h t k"], dtype: str
+    self, query: jt.Float[jax.Array, "b h t k"], precision: Precision
   ) -> jt.Float32[jax.Array, "b h t s"]:
     """Scores of the group's streams, as of widened keys; zeros for others."""
     # Queries are narrowed instead of keys widened, which are never made.
     h, k = query.shape[1], query.shape[3]
     keys = self.up["keys"].reshape(*self.up["keys"].shape[:2], h, k)
     own = _to_streams(query, self.group)
-    narrow = products.einsum("gbhk,grhk->gbhr", own, keys, dtype)
-    found = products.einsum("gbhr,gbsr->gbhs", narrow, self.tokens, dtype)
+    narrow = products.einsum("gbhk,grhk->gbhr", own, keys, precision)
+    found = products.einsum("gbhr,gbsr->gbhs", narrow, self.tokens, precision)
     return _to_slots(found, self.group)
 
   def values(
-    self, weights: jt.Float32[jax.Array, "b h t s"], dtype: str
+    self, weights: jt.Float32[jax.Array, "b h t s"], precision: Precision
   ) -> jt.Float32[jax.Array, "b h t k"]:
     """Values that the group's tokens get from streams; zeros for others."""
     g, r, d = self.up["values"].shape
     h = weights.shape[1]
     values = self.up["values"].reshape(g, r, h, d // h)
     own = _to_streams(weights, self.group)
-    narrow = products.einsum("gbhs,gbsr->gbhr", own, self.tokens, dtype)
-    found = products.einsum("gbhr,grhk->gbhk", narrow, values, dtype)
+    narrow = products.einsum("gbhs,gbsr->gbhr", own, self.tokens, precision)
+    found = products.einsum("gbhr,grhk->gbhk", narrow, values, precision)
     return _to_slots(found, self.group)
 
 

@@ -1,0 +1,115 @@
+"""Descriptions of TPUs and GPUs that are not there, for their compilers.
+
+A program is compiled for a device of a topology as for one at hand: only
+running it needs the device.
+"""
+
+import dataclasses
+import importlib.util
+import os
+import re
+from pathlib import Path
+
+import jax
+
+from memory_vit.errors import ConfigError
+from memory_vit.runtime.messages import brief
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+  """A kind of chip.
+
+  Attributes:
+    platform: "tpu" or "gpu", see `ViTConfig.platform`.
+    memory: in bytes.
+    gigahertz: the clock of a TPU: its peak rate of bfloat16 products divided by
+      those that its matrix units begin in a cycle. None if cycles are not
+      estimated.
+    options: `compiler_options` without the device.
+  """
+
+  platform: str
+  memory: int
+  gigahertz: float | None = None
+  options: dict[str, bool | int | str] = dataclasses.field(default_factory=dict)
+
+
+# https://cloud.google.com/tpu/docs: 197 and 918 TFLOP/s, in four units of
+# 128 x 128 and of 256 x 256.
+CHIPS = {
+  "v5e": Chip("tpu", 16 * 2**30, 1.5),
+  "v6e": Chip("tpu", 32 * 2**30, 1.75),
+  # Without the device no kernel can be timed, and Triton's products find no
+  # tiles.
+  "h100": Chip(
+    "gpu", 84_978_434_048, None,
+    {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False},
+  ),
+}  # fmt: skip
+_TOPOLOGY = re.compile(r"(v\w+):(1|\d+x\d+(?:x\d+)?)")
+
+
+def chip_of(topology: str) -> Chip:
+  """The kind of chip of a topology; raises `ConfigError` if it is unknown."""
+  name = topology.partition(":")[0]
+  if name not in CHIPS:
+    raise ConfigError(
+      f"topology is {brief(topology)}, expected one of "
+      f"{', '.join(CHIPS)}; a TPU with its shape, such as v5e:4x4, or v5e:1."
+    )
+  return CHIPS[name]
+
+
+def devices(topology: str) -> list[jax.Device]:
+  """The devices of a topology, for a mesh.
+
+  Args:
+    topology: "v5e:4x4", by jax's names; "v5e:1" is one chip; "h100" one GPU.
+
+  Raises:
+    ConfigError: for an unknown topology, or if its compiler is not installed.
+  """
+  if chip_of(topology).platform == "gpu":
+    return _gpu(topology)
+  found = _TOPOLOGY.fullmatch(topology)
+  if not found:
+    raise ConfigError(
+      f"topology is {brief(topology)}, expected a shape, such as v5e:4x4, or "
+      "v5e:1 for one chip."
+    )
+  _require("libtpu", "tpu")
+  # Otherwise libtpu asks a server about the machine, and waits for minutes.
+  os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+  os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+  os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+  from jax.experimental import topologies
+
+  name, shape = found.groups()
+  asked = f"{name}:2x2" if shape == "1" else topology
+  try:
+    described = topologies.get_topology_desc(asked, "tpu").devices
+  except Exception as error:  # of PJRT, of no kind of its own
+    raise ConfigError(
+      f"topology is {brief(topology)}, which libtpu refuses: {error}"
+    ) from error
+  return described[:1] if shape == "1" else list(described)
+
+
+def _gpu(name: str) -> list[jax.Device]:
+  _require("jax_cuda12_plugin", "cuda12")
+  from jax._src import xla_bridge
+  from jax.experimental import topologies
+
+  xla_bridge.discover_pjrt_plugins()
+  text = (Path(__file__).parent / f"{name}.txt").read_text()
+  described = topologies.get_topology_desc("1x1x1", "cuda", target_config=text)
+  return described.devices[:1]
+
+
+def _require(module: str, extra: str) -> None:
+  if not importlib.util.find_spec(module):
+    raise ConfigError(
+      f"{module}, whose compiler is needed, is not installed. Expected: "
+      f"pip install 'jax[{extra}]=={jax.__version__}'"
+    )
