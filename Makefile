@@ -7,6 +7,10 @@ NEWEST_BIN := .venv-newest/bin
 LOWEST_BIN := .venv-lowest/bin
 # With torch, transformers and timm, against which backbones are checked.
 EXCHANGE_BIN := .venv-exchange/bin
+# With the compiler for TPUs.
+COMPILED_BIN := .venv-compiled/bin
+# Such as "--out=FILE --device=v6e"; `make compiled-costs COMPILED=--help`.
+COMPILED ?=
 # What builds the site; it reads the package, and does not import it.
 DOCS_BIN := .venv-docs/bin
 WORKDIR ?= runs/quickstart
@@ -15,7 +19,7 @@ RELEASE_BIN := .venv-release/bin
 # Such as "--repository=https://... --full"; `make release RELEASE=--help`.
 RELEASE ?=
 
-.PHONY: help quickstart test newest lowest processes slow studies exchange nightly mutants lint notebooks docs bench compare release clean
+.PHONY: help quickstart test newest lowest processes slow studies exchange compiled compiled-costs nightly mutants lint notebooks docs bench compare release clean
 
 help:
 	@echo "make quickstart   teach a far task by four regimes, into $(WORKDIR) (1 to 3 minutes)"
@@ -26,6 +30,8 @@ help:
 	@echo "make slow         the tests on real data, and others that take long"
 	@echo "make studies      the tests of studies/ (2 minutes)"
 	@echo "make exchange     backbones against transformers and timm, and ONNX (5 minutes, 9 GB)"
+	@echo "make compiled     programs compiled for TPUs, without one (2 minutes; Linux on x86-64)"
+	@echo "make compiled-costs   what their compiler estimates, as a table (10 minutes)"
 	@echo "make nightly      cases that repeat others, 20 kills, studies and mutants (30 minutes)"
 	@echo "make mutants      the code broken in some places: is each noticed? (6 minutes)"
 	@echo "make lint         format, style, import directions, types, as in CI"
@@ -76,6 +82,12 @@ INSTALL := pip install --quiet
 	$(EXCHANGE_BIN)/$(INSTALL) --no-deps jax2onnx==0.17.1
 	touch $@
 
+.venv-compiled/installed: requirements.txt pyproject.toml
+	$(PYTHON) -m venv .venv-compiled
+	$(COMPILED_BIN)/python .ci/requirements core train serve test compiled > .venv-compiled/requirements.txt
+	$(COMPILED_BIN)/$(INSTALL) --requirement .venv-compiled/requirements.txt
+	touch $@
+
 .venv-docs/installed: pyproject.toml
 	$(PYTHON) -m venv .venv-docs
 	$(PYTHON) .ci/requirements docs > .venv-docs/requirements.txt
@@ -113,7 +125,17 @@ studies: .venv/installed
 exchange: .venv-exchange/installed
 	$(EXCHANGE_BIN)/python -m pytest tests/exchange
 
-nightly: mutants studies
+# There is no libtpu for other machines.
+compiled:
+	@if [ "$$(uname -sm)" = "Linux x86_64" ]; then \
+	  $(MAKE) .venv-compiled/installed && $(COMPILED_BIN)/python -m pytest -m "not nightly" tests/compiled; \
+	else echo "make compiled is left out: libtpu is for Linux on x86-64, this is $$(uname -sm)"; fi
+
+compiled-costs: .venv-compiled/installed
+	$(COMPILED_BIN)/python -m benchmarks.compiled $(COMPILED)
+
+nightly: mutants studies .venv-compiled/installed
+	$(COMPILED_BIN)/python -m pytest -m nightly tests/compiled
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m nightly tests studies/tests
 	KILLS=20 FILE_KILLS=20 $(BIN)/python -m pytest -m processes tests/train/test_interrupted_runs.py -k kill
 
@@ -149,4 +171,4 @@ compare: .venv-exchange/installed
 	$(EXCHANGE_BIN)/python -m benchmarks.comparison
 
 clean:
-	rm -rf .venv .venv-newest .venv-lowest .venv-exchange .venv-docs .venv-release .mypy_cache dist site runs
+	rm -rf .venv .venv-newest .venv-lowest .venv-exchange .venv-docs .venv-release .venv-compiled .mypy_cache dist site runs

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 MEBI = 2**20
-_KEYS = ("device", "variant", "dtype", "batch", "layers", "jax")
+_KEYS = ("device", "variant", "dtype", "batch", "layers", "compiler")
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
@@ -43,8 +43,6 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
   """Compile what --out does not have yet; returns its content."""
-  import jax
-
   from benchmarks import compiled_programs
   from memory_vit.runtime import absent_devices
 
@@ -56,7 +54,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     "dtype": arguments.dtype,
     "batch": arguments.batch,
     "layers": made.config.depth,
-    "jax": jax.__version__,
+    "compiler": absent_devices.compiler(arguments.device),
     "rows": {},
   }
   if arguments.out.exists():
@@ -64,13 +62,15 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     if any(earlier[key] != result[key] for key in _KEYS):
       raise SystemExit(f"{arguments.out} has rows of another setting")
     result = earlier
-  for program in compiled_programs.programs(made):
-    wanted = not arguments.only or program.name in arguments.only
-    if wanted and program.name not in result["rows"]:
-      row = compile_program(program, chip.options)
-      result["rows"][program.name] = row
+  known = compiled_programs.programs(made)
+  for name in arguments.only or known:
+    if name not in known:
+      raise SystemExit(f"--only={name}, expected one of {', '.join(known)}")
+    if name not in result["rows"]:
+      row = compile_program(known[name], chip.options)
+      result["rows"][name] = row
       arguments.out.write_text(json.dumps(result, indent=2) + "\n")
-      print(f"{program.name}: {row['seconds']:.0f} s", flush=True)
+      print(f"{name}: {row['seconds']:.0f} s", flush=True)
   return result
 
 
@@ -95,13 +95,10 @@ def target(arguments: argparse.Namespace) -> Any:
 
 def compile_program(program: Any, options: Mapping[str, Any]) -> dict[str, Any]:
   """A row of the table."""
-  import jax
-
   from memory_vit.runtime.compiler_report import CompilerReport
 
   began = time.perf_counter()
-  lowered = jax.jit(program.function).lower(*program.arguments)
-  compiled = lowered.compile(compiler_options=dict(options))
+  compiled = program.lower().compile(compiler_options=dict(options))
   report = dataclasses.asdict(CompilerReport.of(compiled))
   seconds = time.perf_counter() - began
   return {**report, "seconds": seconds, "is_ours": program.is_ours}

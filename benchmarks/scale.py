@@ -17,16 +17,10 @@ computation.
 import argparse
 import dataclasses
 import os
-import re
 from collections.abc import Sequence
 from typing import Any
 
 MEBI = 2**20
-_BYTES = {"f32": 4, "bf16": 2, "s32": 4, "u32": 4, "pred": 1}
-_EXCHANGE = re.compile(
-  r"= (.*?) (all-gather|all-reduce|reduce-scatter|all-to-all"
-  r"|collective-permute)(-start)?\("
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,10 +71,11 @@ def measure(variant: str, arguments: argparse.Namespace) -> list[Row]:
   import jax.numpy as jnp
 
   from memory_vit.runtime import sharding
+  from memory_vit.runtime.compiler_report import exchanged
   from memory_vit.train import step
 
   mesh = _mesh(arguments)
-  config, task, cut, optimizer = _task_training(variant, arguments.dtype)
+  config, task, cut, optimizer = _task_training(variant, arguments)
   shapes = jax.eval_shape(
     lambda p: step.TrainState(jnp.int32(0), p, optimizer.init(p)), {"a": task}
   )
@@ -177,16 +172,22 @@ def formulas(
   }
 
 
-def exchanged(text: str) -> dict[str, int]:
-  """{collective operation: bytes of its results} of a compiled program."""
-  found: dict[str, int] = {}
-  for shapes, kind, _ in _EXCHANGE.findall(text):
-    for dtype, axes in re.findall(r"(\w+)\[([\d,]*)\]", shapes):
-      size = _BYTES[dtype]
-      for axis in axes.split(","):
-        size *= int(axis or 1)
-      found[kind] = found.get(kind, 0) + size
-  return found
+def gathered_on_tpus(config: Any) -> dict[str, float]:
+  """Bytes that each program gathers where TPUs hold a backbone in parts.
+
+  In bfloat16, with kernels rounded as they are loaded. The backward pass of a
+  task gathers each layer again, but for the MLP of the first one.
+  """
+  d, l, m = config.width, config.depth, config.mlp_dim
+  layer = 2 * (4 * d * d + 2 * d * m)
+  patches = 2 * config.patch_size**2 * 3 * d
+  positions = 4 * (config.num_patches + 1) * d
+  head = 2 * config.num_classes * d
+  return {
+    "encode": patches + positions + l * layer + head,
+    "read 1": l * layer,
+    "gradient 1": 2 * l * layer - 2 * 2 * d * m,
+  }
 
 
 def _mesh(arguments: argparse.Namespace) -> Any:
@@ -194,10 +195,10 @@ def _mesh(arguments: argparse.Namespace) -> Any:
 
   if not arguments.topology:
     return sharding.make_mesh(fsdp=arguments.fsdp)
-  from jax.experimental import topologies
+  from memory_vit.runtime import absent_devices
 
-  found = topologies.get_topology_desc(arguments.topology, "tpu")
-  return sharding.make_mesh(found.devices, fsdp=arguments.fsdp)
+  found = absent_devices.devices(arguments.topology)
+  return sharding.make_mesh(found, fsdp=arguments.fsdp)
 
 
 def _backbone(config: Any) -> Any:
@@ -219,7 +220,7 @@ def _laid_out(tree: Any, mesh: Any) -> Any:
   )
 
 
-def _task_training(variant: str, dtype: str) -> Any:
+def _task_training(variant: str, arguments: argparse.Namespace) -> Any:
   """Backbone, task, pass and optimizer of the paper's setting."""
   import jax
 
@@ -231,7 +232,10 @@ def _task_training(variant: str, dtype: str) -> Any:
   from memory_vit.tasks import split_forward
   from memory_vit.train.optim import make_optimizer, make_schedule
 
-  config = vit_config(variant, num_classes=1000, dtype=dtype)
+  config = vit_config(
+    variant, num_classes=1000, dtype=arguments.dtype,
+    platform="tpu" if arguments.topology else "cpu",
+  )  # fmt: skip
   spec = TaskSpec(
     name="a",
     num_classes=100,

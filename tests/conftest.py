@@ -15,8 +15,12 @@ import quick
 # Importing and tracing make many objects, and few that can be collected.
 gc.set_threshold(50_000, 20, 20)
 # `make exchange` has what these compare with.
+collect_ignore_glob = []
 if importlib.util.find_spec("torch") is None:
-  collect_ignore_glob = ["exchange/*"]
+  collect_ignore_glob += ["exchange/*"]
+# `make compiled` has the compiler for TPUs.
+if importlib.util.find_spec("libtpu") is None:
+  collect_ignore_glob += ["compiled/*"]
 # Before jax is imported by anything.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 flags = f"--xla_force_host_platform_device_count=8 {quick.XLA_FLAGS}"

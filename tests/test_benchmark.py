@@ -12,6 +12,7 @@ from conftest import one_device, random_task, tiny_backbone
 
 import memory_vit as mv
 from benchmarks import (
+  compiled_programs,
   first_result,
   masked_sequence,
   passes,
@@ -205,3 +206,21 @@ def test_failing_program_ends_alone():
   assert list(failed) == ["full", "last"]
   with pytest.raises(jax.errors.JaxRuntimeError):
     passes._compiled({"forward": lambda: fails}, math.inf)
+
+
+@pytest.mark.slow
+def test_all_programs_for_absent_devices_are_lowered():
+  """Those of the package, and of peers; libtpu is not here to compile them."""
+  config = mv.vit_config("Micro/8", image_size=16, num_classes=10)
+  target = compiled_programs.Target(config, 8, one_device())
+  found = compiled_programs.programs(target)
+  flops = {
+    name: program.lower().cost_analysis()["flops"]
+    for name, program in found.items()
+  }
+  assert all(flops.values())
+  for parts in compiled_programs.SUMS.values():
+    assert flops.keys() >= set(parts)
+  # The same ViT, but for classes.
+  assert flops["vit_jax, plain"] == pytest.approx(flops["plain"], rel=0.1)
+  assert 1.8 < flops["LoRA 8, gradient"] / flops["vit_jax, plain"] < 2.6

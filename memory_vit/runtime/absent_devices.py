@@ -5,7 +5,7 @@ running it needs the device.
 """
 
 import dataclasses
-import importlib.util
+import importlib.metadata
 import os
 import re
 from pathlib import Path
@@ -47,6 +47,8 @@ CHIPS = {
     {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False},
   ),
 }  # fmt: skip
+# Packages, and the extras of jax that bring those that fit it.
+_COMPILERS = {"tpu": ("libtpu", "tpu"), "gpu": ("jax-cuda12-plugin", "cuda12")}
 _TOPOLOGY = re.compile(r"(v\w+):(1|\d+x\d+(?:x\d+)?)")
 
 
@@ -61,6 +63,22 @@ def chip_of(topology: str) -> Chip:
   return CHIPS[name]
 
 
+def compiler(topology: str) -> str:
+  """The package that compiles for a topology, and its version.
+
+  Raises:
+    ConfigError: for an unknown topology, or if it is not installed.
+  """
+  package, extra = _COMPILERS[chip_of(topology).platform]
+  try:
+    return f"{package} {importlib.metadata.version(package)}"
+  except importlib.metadata.PackageNotFoundError as error:
+    raise ConfigError(
+      f"{package}, whose compiler is needed, is not installed. Expected: "
+      f"pip install 'jax[{extra}]=={jax.__version__}'"
+    ) from error
+
+
 def devices(topology: str) -> list[jax.Device]:
   """The devices of a topology, for a mesh.
 
@@ -70,6 +88,7 @@ def devices(topology: str) -> list[jax.Device]:
   Raises:
     ConfigError: for an unknown topology, or if its compiler is not installed.
   """
+  compiler(topology)
   if chip_of(topology).platform == "gpu":
     return _gpu(topology)
   found = _TOPOLOGY.fullmatch(topology)
@@ -78,7 +97,6 @@ def devices(topology: str) -> list[jax.Device]:
       f"topology is {brief(topology)}, expected a shape, such as v5e:4x4, or "
       "v5e:1 for one chip."
     )
-  _require("libtpu", "tpu")
   # Otherwise libtpu asks a server about the machine, and waits for minutes.
   os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
   os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
@@ -97,7 +115,6 @@ def devices(topology: str) -> list[jax.Device]:
 
 
 def _gpu(name: str) -> list[jax.Device]:
-  _require("jax_cuda12_plugin", "cuda12")
   from jax._src import xla_bridge
   from jax.experimental import topologies
 
@@ -105,11 +122,3 @@ def _gpu(name: str) -> list[jax.Device]:
   text = (Path(__file__).parent / f"{name}.txt").read_text()
   described = topologies.get_topology_desc("1x1x1", "cuda", target_config=text)
   return described.devices[:1]
-
-
-def _require(module: str, extra: str) -> None:
-  if not importlib.util.find_spec(module):
-    raise ConfigError(
-      f"{module}, whose compiler is needed, is not installed. Expected: "
-      f"pip install 'jax[{extra}]=={jax.__version__}'"
-    )

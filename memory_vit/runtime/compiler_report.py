@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 # An array type; one whose layout has S(1) lies beside the compute units.
 _ARRAY = re.compile(r"\b(pred|token|[a-z]+\d+\w*)\[([\d,]*)\](\{[^}]*\})?")
 _INSTRUCTION = re.compile(r"\s*(?:ROOT )?%?([\w.\-]+) = (.*)")
+_CHANNEL = re.compile(r"channel_id=(\d+)")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _EXCHANGE = re.compile(
   r"(all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute"
@@ -77,13 +78,22 @@ class CompilerReport:
 def exchanged(text: str) -> dict[str, int]:
   """{collective operation: bytes of its results} of a compiled program."""
   found: collections.Counter[str] = collections.Counter()
+  channels: set[str] = set()
   for line in text.splitlines():
-    instruction = _parsed(line)
+    instruction = _parsed(line) if _EXCHANGE.search(line) else None
     kind = instruction and _EXCHANGE.fullmatch(instruction.operation)
     if instruction and kind:
+      # The compiler for TPUs writes one that runs beside products several
+      # times, with the same channel.
+      channel = _CHANNEL.search(line)
+      if channel and channel[1] in channels:
+        continue
+      channels.update(channel.groups() if channel else ())
       buffers = instruction.buffers
-      # What is started has its operands, its results, and sometimes a context.
-      if kind[2] and kind[1] in ("all-gather", "collective-permute"):
+      # Some that are started return their operands before their results.
+      if kind[2] and kind[1] == "collective-permute":
+        buffers = buffers[1:2]
+      elif kind[2] and kind[1] == "all-gather":
         buffers = buffers[len(buffers) // 2 :]
       found[kind[1]] += sum(buffer.bytes for buffer in buffers)
   return dict(found)

@@ -27,7 +27,7 @@ LEFT_OUT = {
   **{
     f"make {target}": _CI
     for target in (
-      "test", "newest", "lowest", "processes", "slow", "studies", "exchange",
+      "test", "newest", "lowest", "processes", "slow", "studies", "exchange", "compiled",
       "nightly", "mutants", "lint", "notebooks", "docs", "release",
     )
   },
