@@ -27,7 +27,8 @@ LEFT_OUT = {
   **{
     f"make {target}": _CI
     for target in (
-      "test", "newest", "lowest", "processes", "slow", "studies", "exchange", "compiled",
+      "test", "newest", "lowest", "processes", "slow", "studies", "exchange",
+      "compiled",
       "nightly", "mutants", "lint", "notebooks", "docs", "release",
     )
   },
