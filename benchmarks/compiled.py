@@ -127,7 +127,7 @@ def table(result: Mapping[str, Any]) -> str:
     shown.append(
       [
         name if row["is_ours"] else f"*{name}*",
-        f"{row['flops'] / 1e9:,.0f}",
+        f"{row['flops'] / 1e9:,.0f}" if row["flops"] else "-",
         f"{cycles / 1e6:.2f}" if cycles else "-",
         f"{cycles / clock / 1e6:.2f}" if clock and cycles else "-",
         passes,

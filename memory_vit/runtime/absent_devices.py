@@ -115,10 +115,11 @@ def devices(topology: str) -> list[jax.Device]:
 
 
 def _gpu(name: str) -> list[jax.Device]:
-  from jax._src import xla_bridge
   from jax.experimental import topologies
 
-  xla_bridge.discover_pjrt_plugins()
+  jax.devices()  # finds the plugin
   text = (Path(__file__).parent / f"{name}.txt").read_text()
-  described = topologies.get_topology_desc("1x1x1", "cuda", target_config=text)
+  described = topologies.get_topology_desc(
+    platform="cuda", target_config=text, topology="1x1x1"
+  )
   return described.devices[:1]
