@@ -477,6 +477,7 @@ def test_interrupted_sweep_in_two_passes_equals_one_pass(
 ):
   """As with less memory in two passes, interrupted between them: the same."""
   entries = run.train_and_evaluate(swept, tmp_path / "one").tasks
+  monkeypatch.setattr(sweep, "free_bytes", lambda gib: 0)
   monkeypatch.setattr(sweep, "at_once", lambda *sizes: 2)
   real_step, taken = step.Step.__call__, []
 
