@@ -17,6 +17,7 @@ _IN_WHEEL = (
   "memory_vit/__init__.py", "memory_vit/py.typed",
   "memory_vit/serving/page/index.html", "memory_vit/serving/page/page.js",
   "memory_vit/serving/page/page.css", "memory_vit/reports/report.css",
+  "memory_vit/runtime/h100.txt",
   "memory_vit/configs/quickstart.py", "memory_vit/glyphs/README.md",
   "memory_vit/glyphs/backbone.npz", "memory_vit/glyphs/inverted.npz",
 )  # fmt: skip
@@ -30,7 +31,7 @@ _PACKED = ("memory_vit", "configs", "MANIFEST.in", *_IN_SOURCE)
 # setting with a password, is not for the public.
 _OF_PACKAGE = re.compile(
   r"memory_vit/(py\.typed|reports/\w+\.css|serving/page/\w+\.(html|js|css)"
-  r"|glyphs/(README\.md|\w+\.npz)"
+  r"|runtime/h100\.txt|glyphs/(README\.md|\w+\.npz)"
   r"|(\w+/)*\w+\.py)"
 )
 _WRITTEN = ("RECORD", "WHEEL", "top_level.txt", *_IN_METADATA)

@@ -24,7 +24,7 @@ IN_BOTH = [
   "memory_vit/reports/report.css", "memory_vit/serving/page/index.html",
   "memory_vit/serving/page/page.js", "memory_vit/serving/page/page.css",
   "memory_vit/glyphs/README.md", "memory_vit/glyphs/backbone.npz",
-  "memory_vit/glyphs/inverted.npz",
+  "memory_vit/glyphs/inverted.npz", "memory_vit/runtime/h100.txt",
 ]  # fmt: skip
 IN_WHEEL = [
   *IN_BOTH,

@@ -55,13 +55,18 @@ def init_task_params(
   spec = dataclasses.replace(
     spec.for_programs, name="task", attends_to=(), parent_digests=()
   )
+  module = TaskParams(config, spec, start)
+  if isinstance(key, jax.core.Tracer):  # a part of the caller's program
+    return _init(module, key)
   # Run once for each task: compiling takes nearly all of the time.
   init = jax.jit(
     _init, static_argnums=0, compiler_options=compilation.options()
   )
-  params: dict[str, Any] = init(TaskParams(config, spec, start), key)
+  with jax.ensure_compile_time_eval():  # the caller may be traced
+    params: dict[str, Any] = init(module, key)
   return params
 
 
 def _init(module: TaskParams, key: jax.Array) -> dict[str, Any]:
-  return module.init(key)["params"]
+  params: dict[str, Any] = module.init(key)["params"]
+  return params

@@ -234,6 +234,29 @@ def test_values_that_are_no_keys_are_refused(small):
   mv.init_task(jax.random.PRNGKey(0), small, **new)  # the older form
 
 
+def test_programs_of_users_make_tasks(small, monkeypatch):
+  """Of a key that is traced, and of one that is not; they round as they do."""
+  monkeypatch.delenv("XLA_FLAGS", raising=False)  # which choose the level
+
+  def params(key):
+    new = {"name": "a", "num_classes": 2, "regime": "cls+memory+side"}
+    return mv.init_task(key, small, **new).params
+
+  key = jax.random.key(1)
+  alone = params(key)
+  for found in (
+    jax.jit(params)(key),
+    jax.jit(lambda: params(key))(),
+    jax.tree.map(lambda a: a[0], jax.vmap(params)(key[None])),
+  ):
+    for a, b in zip(
+      jax.tree.leaves(found), jax.tree.leaves(alone), strict=True
+    ):
+      np.testing.assert_allclose(a, b, rtol=1e-6)
+  shapes = jax.eval_shape(params, key)
+  assert jax.tree.map(jnp.shape, alone) == jax.tree.map(jnp.shape, shapes)
+
+
 # Trees of arrays.
 
 
