@@ -108,11 +108,11 @@ def _laid_out(tree: Any, layout: Any) -> Any:
 def programs(target: Target) -> dict[str, Program]:
   """All programs of the tables, by their names."""
   found = {
-    "plain": _whole(_plain, target),
-    "encode": _whole(_encode, target),
-    **{f"read {n}": _whole(_read, target, n) for n in (1, 4, 16, 64)},
+    "plain": _ours(_plain, target),
+    "encode": _ours(_encode, target),
+    **{f"read {n}": _ours(_read, target, n) for n in (1, 4, 16, 64)},
     **{
-      f"read {n}, side stream": _whole(_read, target, n, "side_masked")
+      f"read {n}, side stream": _ours(_read, target, n, "side_masked")
       for n in (1, 16)
     },
   }
@@ -121,12 +121,12 @@ def programs(target: Target) -> dict[str, Program]:
     (1, "probe"),
   ):  # fmt: skip
     words = f"{count}{_WORDS[regime]}"
-    found[f"gradient {words}"] = _whole(_gradient, target, count, regime)
-    found[f"update {words}"] = _whole(_update, target, count, regime)
+    found[f"gradient {words}"] = _ours(_gradient, target, count, regime)
+    found[f"update {words}"] = _ours(_update, target, count, regime)
   return {
     **found,
-    "summarize": _whole(_summarize, target),
-    "full fine-tuning, gradient": _whole(_full_fine_tuning, target),
+    "summarize": _ours(_summarize, target),
+    "full fine-tuning, gradient": _ours(_full_fine_tuning, target),
     "forward 1, fused": _other(_fused_forward, target),
     "gradient 1 from images, fused": _other(
       _gradient_from_images, target, make_split_forward
@@ -141,7 +141,7 @@ def programs(target: Target) -> dict[str, Program]:
   }
 
 
-def _whole(build: Callable[..., Traceable], *arguments: Any) -> Program:
+def _ours(build: Callable[..., Traceable], *arguments: Any) -> Program:
   return Program(functools.partial(build, *arguments))
 
 
