@@ -234,7 +234,7 @@ def zeros(shapes: Any) -> Any:
 
 def normal(
   key: jax.Array, shape: Sequence[int], std: float
-) -> jt.Float32[jax.Array, ...]:
+) -> jt.Float32[jax.Array, "*shape"]:
   """Draw from N(0, std^2), with the same bits in every program."""
   # Without a barrier XLA multiplies std with a constant of jax's formula first.
   return jax.lax.optimization_barrier(jax.random.normal(key, shape)) * std
