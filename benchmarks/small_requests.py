@@ -32,6 +32,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 from urllib.parse import urlsplit
 
 import jax
@@ -131,11 +132,13 @@ def _row(
 def _while_compiling(folder: Path, seconds: float) -> list[dict[str, Any]]:
   """Without a cache: from readiness on, in quiet, and while slots grow."""
   few, large = _growing_tasks(folder)
-  os.environ["MEMORY_VIT_COMPILE_CACHE"] = "off"
-  with serve.serving(
-    "glyphs", [str(few)], folder / "server", "--batch_sizes=1,8,32",
-    compiled=False,
-  ) as server:  # fmt: skip
+  with (
+    mock.patch.dict(os.environ, {"MEMORY_VIT_COMPILE_CACHE": "off"}),
+    serve.serving(
+      "glyphs", [str(few)], folder / "server", "--batch_sizes=1,8,32",
+      compiled=False,
+    ) as server,
+  ):  # fmt: skip
     with _measuring(server.url) as start:
       serve.wait_until_ready(server.url)
     quiet = _measured(server.url, None, seconds)
