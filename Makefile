@@ -10,7 +10,8 @@ EXCHANGE_BIN := .venv-exchange/bin
 # With the compiler for TPUs.
 COMPILED_BIN := .venv-compiled/bin
 # Such as "--out=FILE --device=v6e"; `make compiled-costs COMPILED=--help`.
-COMPILED ?=
+COMPILED ?= --out=compiled.json
+COMPILED_TESTS ?= not nightly
 # What builds the site; it reads the package, and does not import it.
 DOCS_BIN := .venv-docs/bin
 WORKDIR ?= runs/quickstart
@@ -128,14 +129,14 @@ exchange: .venv-exchange/installed
 # There is no libtpu for other machines.
 compiled:
 	@if [ "$$(uname -sm)" = "Linux x86_64" ]; then \
-	  $(MAKE) .venv-compiled/installed && $(COMPILED_BIN)/python -m pytest -m "not nightly" tests/compiled; \
+	  $(MAKE) .venv-compiled/installed && $(COMPILED_BIN)/python -m pytest -m "$(COMPILED_TESTS)" tests/compiled; \
 	else echo "make compiled is left out: libtpu is for Linux on x86-64, this is $$(uname -sm)"; fi
 
 compiled-costs: .venv-compiled/installed
 	$(COMPILED_BIN)/python -m benchmarks.compiled $(COMPILED)
 
-nightly: mutants studies .venv-compiled/installed
-	$(COMPILED_BIN)/python -m pytest -m nightly tests/compiled
+nightly: mutants studies
+	$(MAKE) compiled COMPILED_TESTS=nightly
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m nightly tests studies/tests
 	KILLS=20 FILE_KILLS=20 $(BIN)/python -m pytest -m processes tests/train/test_interrupted_runs.py -k kill
 

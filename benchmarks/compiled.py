@@ -4,7 +4,7 @@
     [--dtype=bfloat16] [--batch=128] [--layers=N] [--only=PROGRAM ...]
 
 Nothing is run: all numbers are estimated by the compiler, not measured. TPUs
-need libtpu, GPUs jax's CUDA plugin; `make compiled` installs the first. FILE
+need libtpu, GPUs jax's CUDA plugin; `make compiled` installs libtpu. FILE
 receives a row after each program, and rows that it has are not compiled again.
 
 Of a TPU, time is the sum of the cycles that its compiler expects of each
@@ -14,11 +14,18 @@ instruction, at the clock of `absent_devices`. GPUs' compiler expects none.
 import argparse
 import dataclasses
 import json
-import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import jax
+
+import memory_vit as mv
+from benchmarks import compiled_programs
+from memory_vit.runtime import absent_devices, sharding
+from memory_vit.runtime.compiler_report import CompilerReport
+from memory_vit.runtime.tables import markdown_table
 
 MEBI = 2**20
 _KEYS = ("device", "variant", "dtype", "batch", "layers", "compiler")
@@ -26,7 +33,6 @@ _KEYS = ("device", "variant", "dtype", "batch", "layers", "compiler")
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
   """Compile, print a table, and write --out."""
-  os.environ["JAX_PLATFORMS"] = "cpu"  # before jax is imported
   parser = argparse.ArgumentParser(prog="python -m benchmarks.compiled")
   parser.add_argument("--out", required=True, type=Path)
   parser.add_argument("--device", default="v5e")
@@ -36,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
   parser.add_argument("--layers", type=int, help="by default all")
   parser.add_argument("--only", action="append")
   arguments = parser.parse_args(argv)
+  jax.config.update("jax_platforms", "cpu")  # a device is not looked for
   result = measure(arguments)
   print(table(result))
   return result
@@ -43,9 +50,6 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
   """Compile what --out does not have yet; returns its content."""
-  from benchmarks import compiled_programs
-  from memory_vit.runtime import absent_devices
-
   chip = absent_devices.chip_of(arguments.device)
   made = target(arguments)
   result = {
@@ -74,12 +78,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
   return result
 
 
-def target(arguments: argparse.Namespace) -> Any:
+def target(arguments: argparse.Namespace) -> compiled_programs.Target:
   """The model and the devices; only `layers` of its blocks."""
-  import memory_vit as mv
-  from benchmarks.compiled_programs import Target
-  from memory_vit.runtime import absent_devices, sharding
-
   name = arguments.device
   platform = absent_devices.chip_of(name).platform
   is_kind = platform == "tpu" and ":" not in name
@@ -90,13 +90,15 @@ def target(arguments: argparse.Namespace) -> Any:
   )  # fmt: skip
   if arguments.layers:
     config = dataclasses.replace(config, depth=arguments.layers)
-  return Target(config, arguments.batch, sharding.make_mesh(devices))
+  return compiled_programs.Target(
+    config, arguments.batch, sharding.make_mesh(devices)
+  )
 
 
-def compile_program(program: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+def compile_program(
+  program: compiled_programs.Program, options: Mapping[str, Any]
+) -> dict[str, Any]:
   """A row of the table."""
-  from memory_vit.runtime.compiler_report import CompilerReport
-
   began = time.perf_counter()
   compiled = program.lower().compile(compiler_options=dict(options))
   report = dataclasses.asdict(CompilerReport.of(compiled))
@@ -106,12 +108,8 @@ def compile_program(program: Any, options: Mapping[str, Any]) -> dict[str, Any]:
 
 def table(result: Mapping[str, Any]) -> str:
   """The rows, and the sums of those that run one after the other."""
-  from benchmarks.compiled_programs import SUMS
-  from memory_vit.runtime import absent_devices
-  from memory_vit.runtime.tables import markdown_table
-
   rows = dict(result["rows"])
-  for name, parts in SUMS.items():
+  for name, parts in compiled_programs.SUMS.items():
     if all(part in rows for part in parts):
       rows[f"**{name}** ({' + '.join(parts)})"] = _sum(rows, parts)
   clock = absent_devices.chip_of(result["device"]).gigahertz

@@ -208,8 +208,11 @@ def _slots(target: Target, count: int, regime: str) -> Any:
   return target.on_all(slots.arrays)
 
 
-def _step_of(
-  target: Target, count: int, regime: str, make_pass: Any = make_split_forward
+def step_of(
+  target: Target,
+  count: int,
+  regime: str = "memory_masked",
+  make_pass: Any = make_split_forward,
 ) -> tuple[step.Step, Any, Any]:
   """The step of some tasks; shapes of its state, and of what is frozen."""
   made = tasks(target.config, count, regime)
@@ -230,21 +233,21 @@ def _step_of(
 
 def _gradient(target: Target, count: int, regime: str) -> Traceable:
   """The gradient on contexts, or on what a probe reads."""
-  taken, state, frozen = _step_of(target, count, regime)
+  taken, state, frozen = step_of(target, count, regime)
   inputs = jax.eval_shape(taken.prepare, frozen, target.images)
   arguments = (state.params, frozen, target.by_rows(inputs), target.labels)
   return taken.gradient_program, arguments
 
 
 def _update(target: Target, count: int, regime: str) -> Traceable:
-  taken, state, _ = _step_of(target, count, regime)
+  taken, state, _ = step_of(target, count, regime)
   scalar = jax.ShapeDtypeStruct((), "float32")
   metrics = dict.fromkeys(state.params, {"loss": scalar, "accuracy": scalar})
   return taken.update_program, (state, state.params, metrics, 1.0)
 
 
 def _gradient_from_images(target: Target, make_pass: Any) -> Traceable:
-  taken, state, frozen = _step_of(target, 1, "memory_masked", make_pass)
+  taken, state, frozen = step_of(target, 1, "memory_masked", make_pass)
 
   def gradient(params: Any, frozen: Any, images: Any, labels: Any) -> Any:
     inputs = taken.prepare(frozen, images)

@@ -1,4 +1,4 @@
-"""What others compile: a plain ViT of Flax's own layers, and LoRA on it.
+"""Plain ViT of Flax's own layers, and LoRA on it, to compare with.
 
 As vit_jax writes it: `nn.MultiHeadDotProductAttention`, and everything between
 two products in the compute dtype.

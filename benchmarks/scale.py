@@ -68,37 +68,21 @@ def main(argv: Sequence[str] | None = None) -> None:
 def measure(variant: str, arguments: argparse.Namespace) -> list[Row]:
   """Compile the programs of a step for a backbone."""
   import jax
-  import jax.numpy as jnp
 
-  from memory_vit.runtime import sharding
+  from benchmarks import compiled_programs
+  from memory_vit.model.vit_config import vit_config
   from memory_vit.runtime.compiler_report import exchanged
-  from memory_vit.train import step
 
   mesh = _mesh(arguments)
-  config, task, cut, optimizer = _task_training(variant, arguments)
-  shapes = jax.eval_shape(
-    lambda p: step.TrainState(jnp.int32(0), p, optimizer.init(p)), {"a": task}
-  )
-  state = _laid_out(shapes, mesh)
-  backbone = _backbone(config)
-  frozen = _laid_out({"backbone": backbone, "tasks": {}}, mesh)
-  rows = sharding.by_rows(mesh)
-  b = arguments.batch * mesh.size
-  size = config.image_size
-  images = jax.ShapeDtypeStruct((b, size, size, 3), "float32", sharding=rows)
-  labels = jax.ShapeDtypeStruct((b,), "int32", sharding=rows)
-
-  prepare = jax.jit(cut.prepare).lower(frozen, images)
-  context = jax.tree.map(
-    lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=rows),
-    prepare.out_info,
-  )
-  taken = step.Step(cut, optimizer, mesh)
-  gradient = taken.gradient_program.lower(state.params, frozen, context, labels)
-  scalar = jax.ShapeDtypeStruct((), "float32")
-  metrics = {"a": {"loss": scalar, "accuracy": scalar}}
-  update = taken.update_program.lower(state, state.params, metrics, 1.0)
-
+  config = vit_config(
+    variant, num_classes=1000, dtype=arguments.dtype,
+    platform="tpu" if arguments.topology else "cpu",
+  )  # fmt: skip
+  target = compiled_programs.Target(config, arguments.batch * mesh.size, mesh)
+  taken, state, frozen = compiled_programs.step_of(target, 1)
+  known = compiled_programs.programs(target)
+  prepare = jax.jit(taken.prepare).lower(frozen, target.images)
+  gradient, update = known["gradient 1"].lower(), known["update 1"].lower()
   found = {
     name: program.compile()
     for name, program in (
@@ -108,7 +92,9 @@ def measure(variant: str, arguments: argparse.Namespace) -> list[Row]:
   # None if the platform does not report it.
   memory: dict[str, Any] = {n: c.memory_analysis() for n, c in found.items()}
   moved = {name: exchanged(c.as_text() or "") for name, c in found.items()}
-  by_formula = formulas(config, task, arguments.batch, mesh.shape["fsdp"])
+  by_formula = formulas(
+    config, state.params, arguments.batch, mesh.shape["fsdp"]
+  )
   by_xla = {
     "weights and images": memory["prepare"].argument_size_in_bytes,
     "context": memory["prepare"].output_size_in_bytes,
@@ -156,7 +142,7 @@ def formulas(
   split = f > 1
   tokens = e * l * f * b * d
   return {
-    "weights and images": 4 * (large / f + small) + images,
+    "weights and images": e * large / f + 4 * small + images,
     "context": e * b * l * 2 * s * d,
     # The MLP before and after its activation, its input, its output, and the
     # matrix that multiplies it.
@@ -176,7 +162,7 @@ def gathered_on_tpus(config: Any) -> dict[str, float]:
   """Bytes that each program gathers where TPUs hold a backbone in parts.
 
   In bfloat16, with kernels rounded as they are loaded. The backward pass of a
-  task gathers each layer again, but for the MLP of the first one.
+  task gathers each layer again, but for the MLP of the last one.
   """
   d, l, m = config.width, config.depth, config.mlp_dim
   layer = 2 * (4 * d * d + 2 * d * m)
@@ -199,58 +185,6 @@ def _mesh(arguments: argparse.Namespace) -> Any:
 
   found = absent_devices.devices(arguments.topology)
   return sharding.make_mesh(found, fsdp=arguments.fsdp)
-
-
-def _backbone(config: Any) -> Any:
-  from memory_vit.model.backbone import backbone_shapes
-
-  return backbone_shapes(config)
-
-
-def _laid_out(tree: Any, mesh: Any) -> Any:
-  """Shapes with the shardings of training."""
-  import jax
-
-  from memory_vit.runtime import sharding
-
-  return jax.tree.map(
-    lambda a, where: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=where),
-    tree,
-    sharding.layout(tree, mesh),
-  )
-
-
-def _task_training(variant: str, arguments: argparse.Namespace) -> Any:
-  """Backbone, task, pass and optimizer of the paper's setting."""
-  import jax
-
-  from memory_vit.config import OptimConfig
-  from memory_vit.model.backbone import Backbone
-  from memory_vit.model.task import EvalPreprocessing, TaskSpec
-  from memory_vit.model.task_params import TaskParams
-  from memory_vit.model.vit_config import vit_config
-  from memory_vit.tasks import split_forward
-  from memory_vit.train.optim import make_optimizer, make_schedule
-
-  config = vit_config(
-    variant, num_classes=1000, dtype=arguments.dtype,
-    platform="tpu" if arguments.topology else "cpu",
-  )  # fmt: skip
-  spec = TaskSpec(
-    name="a",
-    num_classes=100,
-    cells=5,
-    regime="memory_masked",
-    bottleneck=0,
-    backbone=Backbone(config, {}, "").id,
-    preprocessing=EvalPreprocessing(image_size=config.image_size),
-  )
-  task = jax.eval_shape(TaskParams(config, spec).init, jax.random.key(0))
-  settings = OptimConfig()
-  schedules = {"a": make_schedule(settings, 0.1, 100)}
-  optimizer = make_optimizer({"a": settings}, schedules)
-  cut = split_forward.make_split_forward(config, (spec,))
-  return config, task["params"], cut, optimizer
 
 
 if __name__ == "__main__":

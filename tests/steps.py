@@ -26,6 +26,7 @@ def step_for(config, mesh, read, trained, smoothing, parts):
   return step.Step(
     cut, optimizer, mesh, accumulation_steps=parts,
     losses=dict.fromkeys(rates, HeadLoss(smoothing=smoothing)),
+    schedules=rates,
   )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 
 import jax
+from jax.experimental import topologies
 
 from memory_vit.errors import ConfigError
 from memory_vit.runtime.messages import brief
@@ -22,7 +23,6 @@ class Chip:
 
   Attributes:
     platform: "tpu" or "gpu", see `ViTConfig.platform`.
-    memory: in bytes.
     gigahertz: the clock of a TPU: its peak rate of bfloat16 products divided by
       those that its matrix units begin in a cycle. None if cycles are not
       estimated.
@@ -30,7 +30,6 @@ class Chip:
   """
 
   platform: str
-  memory: int
   gigahertz: float | None = None
   options: dict[str, bool | int | str] = dataclasses.field(default_factory=dict)
 
@@ -38,13 +37,13 @@ class Chip:
 # https://cloud.google.com/tpu/docs: 197 and 918 TFLOP/s, in four units of
 # 128 x 128 and of 256 x 256.
 CHIPS = {
-  "v5e": Chip("tpu", 16 * 2**30, 1.5),
-  "v6e": Chip("tpu", 32 * 2**30, 1.75),
+  "v5e": Chip("tpu", 1.5),
+  "v6e": Chip("tpu", 1.75),
   # Without the device no kernel can be timed, and Triton's products find no
   # tiles.
   "h100": Chip(
-    "gpu", 84_978_434_048, None,
-    {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False},
+    "gpu",
+    options={"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False},
   ),
 }  # fmt: skip
 # Packages, and the extras of jax that bring those that fit it.
@@ -82,6 +81,8 @@ def compiler(topology: str) -> str:
 def devices(topology: str) -> list[jax.Device]:
   """The devices of a topology, for a mesh.
 
+  Called before anything is compiled: it turns off JAX's cache of programs.
+
   Args:
     topology: "v5e:4x4", by jax's names; "v5e:1" is one chip; "h100" one GPU.
 
@@ -97,29 +98,29 @@ def devices(topology: str) -> list[jax.Device]:
       f"topology is {brief(topology)}, expected a shape, such as v5e:4x4, or "
       "v5e:1 for one chip."
     )
-  # Otherwise libtpu asks a server about the machine, and waits for minutes.
-  os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+  # Without the first libtpu prints that it finds no TPU; without the second one
+  # process at a time may load it.
   os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
   os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
-  from jax.experimental import topologies
-
   name, shape = found.groups()
-  asked = f"{name}:2x2" if shape == "1" else topology
+  is_one = shape in ("1", "1x1")  # of the smallest host, which has four
+  asked = f"{name}:2x2" if is_one else topology
   try:
-    described = topologies.get_topology_desc(asked, "tpu").devices
-  except Exception as error:  # of PJRT, of no kind of its own
+    described = _described(asked, "tpu")
+  except jax.errors.JaxRuntimeError as error:
     raise ConfigError(
       f"topology is {brief(topology)}, which libtpu refuses: {error}"
     ) from error
-  return described[:1] if shape == "1" else list(described)
+  return described[:1] if is_one else described
 
 
 def _gpu(name: str) -> list[jax.Device]:
-  from jax.experimental import topologies
-
   jax.devices()  # finds the plugin
   text = (Path(__file__).parent / f"{name}.txt").read_text()
-  described = topologies.get_topology_desc(
-    platform="cuda", target_config=text, topology="1x1x1"
-  )
-  return described.devices[:1]
+  return _described("", "cuda", target_config=text, topology="1x1x1")[:1]
+
+
+def _described(name: str, platform: str, **options: str) -> list[jax.Device]:
+  # JAX would keep a program for an absent device, and fail to read it again.
+  jax.config.update("jax_enable_compilation_cache", False)
+  return list(topologies.get_topology_desc(name, platform, **options).devices)

@@ -1,4 +1,4 @@
-"""What a compiler says of a program: its memory, its traffic, its exchange.
+"""Memory, traffic and exchange of a program, as its compiler states them.
 
 Read from the text of the compiled program, whose instructions TPUs' compiler
 annotates with the cycles that it expects. They are estimates, not measurements.
@@ -29,18 +29,18 @@ _VIEWS = frozenset(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompilerReport:
-  """What a compiler says of a program, on one device.
+  """Report of a compiler on a program, for one device.
 
   Attributes:
     flops: floating point operations.
-    cycles: the sum of estimated cycles; 0 where the compiler estimates none.
+    cycles: the sum of estimated cycles, with bodies of loops once; 0 where the
+      compiler estimates none.
     traffic: bytes that instructions read and write in device memory.
     arguments: bytes of arguments.
     results: bytes of results.
     temporaries: bytes of the greatest temporary memory.
     exchanged: {kind of collective operation: bytes of its results}.
     kernels: instructions that are started one by one.
-    loops: `while` instructions, whose bodies are counted once.
   """
 
   flops: float
@@ -51,7 +51,6 @@ class CompilerReport:
   temporaries: int
   exchanged: Mapping[str, int]
   kernels: int
-  loops: int
 
   @classmethod
   def of(cls, compiled: Any) -> "CompilerReport":
@@ -71,7 +70,6 @@ class CompilerReport:
         one.operation not in _VIEWS and not one.operation.endswith("-done")
         for one in found
       ),
-      loops=sum(one.operation == "while" for one in found),
     )
 
 

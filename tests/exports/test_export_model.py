@@ -109,6 +109,7 @@ def test_pixels_that_are_rounded_have_a_tolerance_of_their_own(backbone):
   preprocessing = mv.EvalPreprocessing(image_size=8, interpolation="bicubic")
   task = random_task(backbone, "a", preprocessing=preprocessing)
   program = make_model(backbone, task)
+  assert program.backbone.config.platform == "cpu"
   pixels = mv.ImageInput(kind="uint8")
   for images, signature, expected in (
     (mv.ImageInput(), "serving_default", 1e-4),

@@ -11,9 +11,13 @@ from conftest import one_device, random_task, tiny_backbone
 from steps import assert_close, batch, setting
 
 import memory_vit as mv
+from memory_vit.config import OptimConfig
 from memory_vit.model import trees
 from memory_vit.runtime import sharding
 from memory_vit.tasks import inference
+from memory_vit.tasks.split_forward import SplitForward
+from memory_vit.train.optim import make_optimizer, make_schedule
+from memory_vit.train.step import Step
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +40,7 @@ def test_training_lowers_the_loss(backbone, images, mesh):
   assert state.step == 12
   assert last["a"]["loss"] < first["a"]["loss"] - 0.05
   assert set(last["a"]) == {
-    "loss", "accuracy", "grad_norm", "param_norm", "skipped",
+    "loss", "accuracy", "grad_norm", "param_norm", "skipped", "learning_rate",
   }  # fmt: skip
   # As the parameters are after the step, beside the accuracy before it.
   norm = np.sqrt(sum(np.sum(a**2) for a in jax.tree.leaves(state.params["a"])))
@@ -44,6 +48,33 @@ def test_training_lowers_the_loss(backbone, images, mesh):
   for name, before in trees.flatten(task.params).items():
     after = trees.flatten(state.params["a"])[name]
     assert not np.array_equal(after, before), name
+
+
+def test_the_learning_rate_of_a_step_is_the_optimizers(images, mesh):
+  """Shown before warm-up has ended, and applied: one parameter, no momentum."""
+  config = OptimConfig(warmup_steps=4, momentum=0.0, grad_clip=0.0)
+  schedule = make_schedule(config, 0.8, 10)
+  forward = SplitForward(
+    lambda frozen, images: images,
+    lambda trained, frozen, images: {
+      "a": images + trained["a"]["head"]["bias"][None]
+    },
+  )
+  optimizer = make_optimizer({"a": config}, {"a": schedule})
+  step_fn = Step(forward, optimizer, mesh, schedules={"a": schedule})
+  state = step_fn.create_state(
+    {"a": {"head": {"bias": np.zeros(3, np.float32)}}}
+  )
+  rows = {"image": np.zeros((8, 3), np.float32), "label": np.zeros(8, np.int32)}
+  for i in range(6):
+    before = np.asarray(state.params["a"]["head"]["bias"])
+    state, metrics = step_fn(state, {}, sharding.shard_batch(rows, mesh))
+    rate = float(metrics["a"]["learning_rate"])
+    assert rate == pytest.approx(float(schedule(i)), rel=1e-6)
+    moved = np.linalg.norm(
+      np.asarray(state.params["a"]["head"]["bias"]) - before
+    )
+    assert moved == pytest.approx(rate * float(metrics["a"]["grad_norm"]), 1e-3)
 
 
 def test_a_step_is_announced_before_it_is_compiled(

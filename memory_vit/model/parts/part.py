@@ -41,14 +41,14 @@ class Axes(NamedTuple):
 
   @classmethod
   def of(cls, config: ViTConfig) -> Axes:
-    """Those of masked tasks on a backbone."""
+    """Lengths for masked tasks on a backbone."""
     depth = config.depth
     return cls(config.width, depth, depth, config.summary_tokens)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class InitialValues:
-  """How the parameters of a new task begin.
+  """Initial values of the parameters of a new task.
 
   Attributes:
     memory_std: memory is drawn from N(0, memory_std^2); the paper's is 0.02.
@@ -77,17 +77,17 @@ class AttentionTerm(abc.ABC):
   def scores(
     self, query: jt.Float[jax.Array, "b h t k"], precision: Precision
   ) -> jt.Float32[jax.Array, "b h t s"]:
-    """What is added to the scores of the backbone's tokens."""
+    """Summand of the scores of the backbone's tokens."""
 
   @abc.abstractmethod
   def values(
     self, weights: jt.Float32[jax.Array, "b h t s"], precision: Precision
   ) -> jt.Float32[jax.Array, "b h t k"]:
-    """What is added to the weighted sum of their values."""
+    """Summand of the weighted sum of their values."""
 
 
 class PassHooks:
-  """What a part of stacked tasks does in one pass; these hooks do nothing."""
+  """Hooks of a part of stacked tasks in one pass, which do nothing here."""
 
   def attention_terms(
     self,
@@ -149,7 +149,7 @@ class Part(abc.ABC):
   axis = 1
 
   def size(self, spec: TaskSpec) -> Any:
-    """What shapes depend on beside the backbone."""
+    """Size on which shapes depend, beside the backbone."""
     return None
 
   @abc.abstractmethod
@@ -167,7 +167,7 @@ class Part(abc.ABC):
     return params
 
   def problem(self, spec: TaskSpec) -> str:
-    """What is wrong with the fields of a task that has this part."""
+    """Problem with the fields of a task that has this part; "" for none."""
     return ""
 
   def rows(self, spec: TaskSpec) -> list[tuple[str, str]]:
@@ -179,7 +179,7 @@ class Part(abc.ABC):
     return optax.tree.norm(params)
 
   def cost(self, options: Any) -> tuple[int, ...]:
-    """What a task with these options adds to a pass; greater is more."""
+    """Cost in a pass of a task with these options; greater is more."""
     return ()
 
   def room(self, specs: Sequence[TaskSpec]) -> Any:
