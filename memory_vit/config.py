@@ -75,7 +75,8 @@ _STEPS_OR_NONE = dataclasses.replace(_STEPS, least=0)
 _RATE = Number(0, 1e6, "a learning rate", positive=True)
 _RATES = Items(_RATE, MOST_TRIALS)
 _FACTOR = Number(0, 1e6, "a factor")
-_BATCH = Number(1, 2**20, "images of a batch")
+MOST_IMAGES = 2**20
+_BATCH = Number(1, MOST_IMAGES, "images of a batch")
 _SEED = Number(0, 2**32 - 1, "jax uses 32 bits of a seed")
 _SEEDS = Items(_SEED, MOST_TRIALS)
 _CELLS = Number(

@@ -40,7 +40,7 @@ from memory_vit.model.backbone import (
   fingerprint_of,
   rounded,
 )
-from memory_vit.model.vit_config import ViTConfig, square_side
+from memory_vit.model.vit_config import ViTConfig, square_side, vit_config
 from memory_vit.runtime import compilation, dtypes, hub, paths
 from memory_vit.runtime.messages import listed
 
@@ -123,6 +123,20 @@ def read_published(
     published = _read_npz(local_file(path))
   _require_weights(published.arrays, published.config, published.where)
   return published
+
+
+def known_config(path: str) -> ViTConfig | None:
+  """The configuration behind a short name of a published ViT, or None.
+
+  No file is needed: all are of ImageNet-21k, at 224 px.
+  """
+  source, _, variant = path.partition("-")
+  if path not in KNOWN or not variant:
+    return None
+  config = vit_config(variant, num_classes=21_843)
+  if source == "i21k":
+    return dataclasses.replace(config, representation_size=config.width)
+  return config
 
 
 def model_source(path: str) -> ModelFiles | None:

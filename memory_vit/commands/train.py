@@ -2,6 +2,7 @@
 
   memory-vit train --config=sun397 --workdir=DIR \\
     [--config.KEY=VALUE ...] [--allow_changed_data] [--dry_run]
+  memory-vit train --config=sun397 --dry_run --topology=v5e:4x4
 
 Run the same command to resume an interrupted run. Exit status: 2 for bad input,
 75 after SIGTERM (preemption) and 130 after Ctrl-C, once the state is saved. A
@@ -21,6 +22,7 @@ from pathlib import Path
 from etils import epy
 
 from memory_vit.commands import command_line, console, option_help
+from memory_vit.commands.absent_options import AbsentDevices
 from memory_vit.config import Config
 from memory_vit.runtime import launch, paths
 
@@ -28,17 +30,20 @@ with epy.lazy_imports():  # once the command line is known to be right
   import jax
 
   from memory_vit.runtime import preemption
-  from memory_vit.train import dry_run, progress, run, summary
+  from memory_vit.train import dry_run, progress, run, summary, topology_plan
+
+_WORKDIR = "Directory of results; local, or gs://BUCKET/DIRECTORY."
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainArguments:
   config: Config
-  workdir: Path
+  workdir: Path | None  # None for a plan for absent devices
   allow_changed_data: bool
   dry_run: bool
   verbose: bool
   processes: launch.Options
+  absent: AbsentDevices
 
 
 def main(argv: Sequence[str]) -> int:
@@ -51,9 +56,7 @@ def main(argv: Sequence[str]) -> int:
 def parse(argv: Sequence[str]) -> TrainArguments:
   """Read the command line, and run its configuration file."""
   line = command_line.CommandLine(option_help.docstring(__file__), argv)
-  workdir = line.required_string(
-    "workdir", "Directory of results; local, or gs://BUCKET/DIRECTORY."
-  )
+  workdir = line.required_string("workdir", _WORKDIR)
   allow_changed_data = line.switch(
     "allow_changed_data", "Resume on other data than the run began with."
   )
@@ -62,20 +65,26 @@ def parse(argv: Sequence[str]) -> TrainArguments:
   )
   verbose = line.switch("verbose", "Also log a table of trained parameters.")
   processes = line.options(launch.Options)
+  absent = line.options(AbsentDevices)
   config = line.parse()
+  absent().require_dry_run(dry_run())
   return TrainArguments(
     config=config,
-    workdir=paths.place(workdir(), "--workdir"),
+    workdir=None if absent().device else paths.place(workdir(), "--workdir"),
     allow_changed_data=allow_changed_data(),
     dry_run=dry_run(),
     verbose=verbose(),
     processes=processes(),
+    absent=absent(),
   )
 
 
 def execute(arguments: TrainArguments) -> int:
   """Run the configuration; return the exit status."""
   progress.log_to_stderr(verbose=arguments.verbose)
+  if arguments.workdir is None:
+    print(_plan(arguments))
+    return 0
   launch.start(arguments.processes)
   logging.getLogger("memory_vit").info("devices: %s", jax.devices())
   if arguments.dry_run:
@@ -94,3 +103,15 @@ def execute(arguments: TrainArguments) -> int:
   if jax.process_index() == 0:
     print(summary.summary(result, arguments.workdir))
   return 0
+
+
+def _plan(arguments: TrainArguments) -> str:
+  """The plan of a run on absent devices."""
+  jax.config.update("jax_platforms", "cpu")  # a device is not looked for
+  absent = arguments.absent
+  return topology_plan.plan(
+    arguments.config,
+    absent.device,
+    classes=absent.classes,
+    examples=absent.examples,
+  )

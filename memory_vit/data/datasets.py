@@ -137,6 +137,20 @@ def require_prepared(ref: SplitRef) -> None:
     tfds.require_prepared(ref)
 
 
+def describe(ref: SplitRef) -> tuple[tuple[str, ...], int | None]:
+  """Names of classes, labels or values, and the number of examples.
+
+  Nothing is downloaded: the number is None for a data set of TFDS that is not
+  prepared.
+  """
+  split = _open_local(ref)
+  names, size = (split.class_names, split.size) if split else tfds.describe(ref)
+  if ref.subset:
+    chosen = ref.subset.first or ref.subset.per_class * len(names)
+    size = chosen if size is None else min(size, chosen)
+  return names, size
+
+
 def find_data_files(ref: SplitRef) -> DataFiles:
   """List the files of a split; nothing is read, prepared or downloaded."""
   split = _open_local(ref)

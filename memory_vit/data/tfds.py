@@ -127,6 +127,20 @@ def find_data_files(ref: SplitRef) -> DataFiles:
   return _data_files(ref, builder, parts, _shards(builder, ref.split))
 
 
+@_quiet()
+def describe(ref: SplitRef) -> tuple[tuple[str, ...], int | None]:
+  """Class names, and examples of the split; None before it is prepared."""
+  builder = _found_builder(ref)
+  info, sizes = builder.info, _sizes(builder)
+  target = tfds_labels.find_target(
+    info.name, info.features, info.supervised_keys, ref.label, ref.kind
+  )
+  if not sizes:
+    return target.class_names, None
+  parts = split_parts.split_parts(ref.name, ref.split, sizes)
+  return target.class_names, split_parts.count_examples(parts, sizes)
+
+
 def _data_files(
   ref: SplitRef,
   builder: tfds.core.DatasetBuilder,

@@ -23,6 +23,8 @@ class Chip:
 
   Attributes:
     platform: "tpu" or "gpu", see `ViTConfig.platform`.
+    memory: bytes that programs may take, as the compiler of TPUs states them;
+      of a GPU three quarters, which JAX reserves.
     gigahertz: the clock of a TPU: its peak rate of bfloat16 products divided by
       those that its matrix units begin in a cycle. None if cycles are not
       estimated.
@@ -30,6 +32,7 @@ class Chip:
   """
 
   platform: str
+  memory: int
   gigahertz: float | None = None
   options: dict[str, bool | int | str] = dataclasses.field(default_factory=dict)
 
@@ -37,12 +40,13 @@ class Chip:
 # https://cloud.google.com/tpu/docs: 197 and 918 TFLOP/s, in four units of
 # 128 x 128 and of 256 x 256.
 CHIPS = {
-  "v5e": Chip("tpu", 1.5),
-  "v6e": Chip("tpu", 1.75),
+  "v5e": Chip("tpu", int(15.75 * 2**30), 1.5),
+  "v6e": Chip("tpu", int(31.25 * 2**30), 1.75),
   # Without the device no kernel can be timed, and Triton's products find no
   # tiles.
   "h100": Chip(
     "gpu",
+    84_978_434_048 * 3 // 4,
     options={"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False},
   ),
 }  # fmt: skip
@@ -98,9 +102,10 @@ def devices(topology: str) -> list[jax.Device]:
       f"topology is {brief(topology)}, expected a shape, such as v5e:4x4, or "
       "v5e:1 for one chip."
     )
-  # Without the first libtpu prints that it finds no TPU; without the second one
-  # process at a time may load it.
+  # Without the first two libtpu prints that it finds no TPU; without the third
+  # one process at a time may load it.
   os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+  os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-4")
   os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
   name, shape = found.groups()
   is_one = shape in ("1", "1x1")  # of the smallest host, which has four

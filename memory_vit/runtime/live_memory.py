@@ -80,6 +80,14 @@ def temporary_bytes(
   return int(_MARGIN * most)
 
 
+def compiled_bytes(
+  traced: Any, bytes_of: Callable[[Any], int] | None = None
+) -> int:
+  """The bytes that XLA allocates for it, once compiled."""
+  used = traced.lower().compile().memory_analysis()
+  return used.temp_size_in_bytes if used else 0
+
+
 # A primitive, the names that it reads, and those that it makes.
 _Operation = tuple[str, list[Hashable], list[tuple[Hashable, Any]]]
 

@@ -46,8 +46,9 @@ def utf8(text: str) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-  """ "1 image", "2,000 images"."""
-  return f"{count:,} {noun}{'' if count == 1 else 's'}"
+  """ "1 image", "2,000 images", "2 passes"."""
+  ending = "es" if noun.endswith("s") else "s"
+  return f"{count:,} {noun}{'' if count == 1 else ending}"
 
 
 # Characters of one value in a message, and of several.

@@ -6,6 +6,7 @@ is gathered where it is used. All other arrays are replicated.
 """
 
 import collections
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -75,6 +76,23 @@ def layout(tree: Any, mesh: Mesh) -> Any:
       in_parts(leaf.shape, mesh) if key in path else replicated(mesh)
     ),
     tree,
+  )
+
+
+def shapes(tree: Any, mesh: Mesh) -> Any:
+  """The shapes of arrays, laid out as `layout` says."""
+  return jax.tree.map(
+    lambda a, where: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=where),
+    tree,
+    layout(tree, mesh),
+  )
+
+
+def bytes_on_a_device(tree: Any) -> int:
+  """The bytes of arrays, or of `shapes`, on each device."""
+  return sum(
+    math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+    for leaf in jax.tree.leaves(tree)
   )
 
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from memory_vit.cache.run_cache import Needs
 from memory_vit.config import data_seed
 from memory_vit.data import batching
+from memory_vit.tasks.split_forward import frozen_pass
 from memory_vit.train.inputs import RunInputs
 
 
@@ -78,12 +79,14 @@ def cache_needs(inputs: RunInputs) -> list[Needs]:
 
 def batch_shapes(inputs: RunInputs) -> Mapping[str, Any]:
   """Shapes and dtypes of a training batch, of all processes together."""
-  config, cache = inputs.config, inputs.cache
+  config = inputs.config
   shape = (config.batch_size, config.image_size, config.image_size, 3)
   image = jax.ShapeDtypeStruct(shape, jnp.float32)
   label = inputs.splits["train"].label_dtype
   dtype = jax.dtypes.canonicalize_dtype(label.base)  # float64 becomes float32
   labels = jax.ShapeDtypeStruct((config.batch_size, *label.shape), dtype)
-  if cache is None:
+  if config.cache.what not in ("contexts", "features"):
     return {"image": image, "label": labels}
-  return {"inputs": jax.eval_shape(cache.prepare, image), "label": labels}
+  prepare = frozen_pass(inputs.backbone.config, [config.learned])
+  cached = jax.eval_shape(prepare, inputs.frozen, image)
+  return {"inputs": cached, "label": labels}

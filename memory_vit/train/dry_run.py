@@ -13,6 +13,7 @@ from memory_vit.config import Config
 from memory_vit.data import datasets
 from memory_vit.data.split_ref import configured_splits
 from memory_vit.runtime import sharding
+from memory_vit.runtime.messages import counted
 from memory_vit.runtime.preemption import StopSignal
 from memory_vit.runtime.progress_bar import duration
 from memory_vit.runtime.tables import aligned
@@ -52,8 +53,8 @@ def _of_group(inputs: RunInputs) -> list[tuple[str, str]]:
   seconds = _step_seconds(inputs, start)
   total = duration(config.total_steps * len(packs) * seconds)
   steps = (
-    f"{config.total_steps:,} of {config.batch_size} images, for {len(trials)} "
-    f"trials in {len(packs)} passes"
+    f"{config.total_steps:,} of {config.batch_size} images, for "
+    f"{counted(len(trials), 'trial')} in {counted(len(packs), 'pass')}"
   )
   regimes = dict.fromkeys(trial.config.regime for trial in trials)
   return [

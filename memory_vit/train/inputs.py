@@ -24,7 +24,7 @@ from memory_vit.kinds import CLASSES, TaskKind
 from memory_vit.kinds.kind import HeadOutputs
 from memory_vit.model.backbone import Backbone, init_backbone, rounded
 from memory_vit.model.task import EvalPreprocessing, Task
-from memory_vit.model.vit_config import RANDOM, vit_config
+from memory_vit.model.vit_config import RANDOM, ViTConfig, vit_config
 from memory_vit.runtime import dtypes, processes, sharding
 from memory_vit.runtime.preemption import StopSignal
 from memory_vit.tasks import store
@@ -80,6 +80,7 @@ def open_inputs(
   backbone = open_backbone(config, mesh, backbone)
   opened = _open_splits(config, backbone, splits or {})
   config = settle.settled(config, backbone, opened["train"])
+  settle.require_memory(config)  # once more: image_size may have been 0
   trials = sweep.trials_of(config, settle.task_name(config))
   attends_to, ancestors = (
     tuple(store.load_task(path, backbone) for path in paths)
@@ -114,23 +115,9 @@ def open_backbone(
   if loaded:
     backbone = loaded
   elif path.startswith(RANDOM):
-    backbone = init_backbone(
-      vit_config(
-        path.removeprefix(RANDOM),
-        image_size=config.image_size,
-        dtype=dtypes.resolve(config.dtype),
-        gelu=settle.made_gelu(config),
-      ),
-      jax.random.key(config.seed),
-    )
+    backbone = init_backbone(random_config(config), jax.random.key(config.seed))
   else:
-    # In float32: the regime `full` trains these weights.
-    backbone = to_backbone(
-      read_published(path),
-      config.image_size or None,
-      config.dtype,
-      gelu=settle.stated_gelu(config),
-    )
+    backbone = read_backbone(config)
   logger.info(
     "backbone %s: %s, %d px, fingerprint %s",
     path, backbone.config.variant, backbone.config.image_size,
@@ -138,6 +125,26 @@ def open_backbone(
   )  # fmt: skip
   params = sharding.put_backbone(backbone.params, mesh)
   return dataclasses.replace(backbone, params=params)
+
+
+def random_config(config: Config) -> ViTConfig:
+  """The ViT of "random:VARIANT"."""
+  return vit_config(
+    config.backbone.removeprefix(RANDOM),
+    image_size=config.image_size,
+    dtype=dtypes.resolve(config.dtype),
+    gelu=settle.made_gelu(config),
+  )
+
+
+def read_backbone(config: Config) -> Backbone:
+  """Load a published backbone in float32: the regime `full` trains it."""
+  return to_backbone(
+    read_published(config.backbone),
+    config.image_size or None,
+    config.dtype,
+    gelu=settle.stated_gelu(config),
+  )
 
 
 def make_inputs(

@@ -4,10 +4,12 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 import jax
+import jax.numpy as jnp
 
 from memory_vit.config import data_seed
 from memory_vit.kinds import CLASSES
 from memory_vit.model.task import Task
+from memory_vit.runtime import sharding
 from memory_vit.tasks import create
 from memory_vit.tasks.compose import require_fit
 from memory_vit.train.inputs import RunInputs
@@ -40,6 +42,21 @@ def start(inputs: RunInputs, trials: Sequence[Trial]) -> Start:
   params = {name: task.params for name, task in tasks.items()}
   state = step.create_state(params)
   return Start(tasks, step, state)
+
+
+def shapes(
+  inputs: RunInputs, trials: Sequence[Trial]
+) -> tuple[Step, TrainState]:
+  """The step of a pack, and the shapes of its state on the mesh."""
+  tasks = {trial.name: create_task(inputs, trial) for trial in trials}
+  step = make_step(inputs, trials, tasks)
+  state = jax.eval_shape(
+    lambda params: TrainState(
+      jnp.int32(0), params, step.optimizer.init(params)
+    ),
+    {name: task.params for name, task in tasks.items()},
+  )
+  return step, sharding.shapes(state, inputs.mesh)
 
 
 def create_task(inputs: RunInputs, trial: Trial) -> Task:

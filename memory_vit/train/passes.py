@@ -9,18 +9,21 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
 from memory_vit.errors import DivergedError, TrainingError
-from memory_vit.model import trees
-from memory_vit.runtime import checksums, files, messages, processes
+from memory_vit.runtime import (
+  checksums,
+  files,
+  live_memory,
+  messages,
+  processes,
+  sharding,
+)
 from memory_vit.train import batches, pack, sweep
 from memory_vit.train.fit import NO_WRITERS, PackResult, fit_pack
 from memory_vit.train.inputs import RunInputs, of_group
 from memory_vit.train.metric_writers import MetricWriters
 from memory_vit.train.state import BestParams, describe
-from memory_vit.train.step import TrainState
+from memory_vit.train.step import StepMemory, Temporary
 from memory_vit.train.sweep import PassPlan, Trial
 
 logger = logging.getLogger(__name__)
@@ -71,10 +74,12 @@ def has_saved(workdir: Path) -> bool:
   return processes.on_process_0(lambda: bool(_states(workdir)))
 
 
-def make_plan(inputs: RunInputs) -> PassPlan:
-  """Make a new plan; see `plan`."""
+def make_plan(
+  inputs: RunInputs, compiled: Temporary = live_memory.compiled_bytes
+) -> PassPlan:
+  """Make a new plan; see `plan`. `compiled` is asked if shapes do not tell."""
   plans = [
-    _plan_group(of_group(inputs, group))
+    _plan_group(of_group(inputs, group), compiled)
     for group in sweep.by_pass_group(inputs.trials)
   ]
   largest = max(plans, key=lambda plan: plan.bytes_of_one or 0)
@@ -82,7 +87,7 @@ def make_plan(inputs: RunInputs) -> PassPlan:
   return dataclasses.replace(largest, passes=passes)
 
 
-def _plan_group(inputs: RunInputs) -> PassPlan:
+def _plan_group(inputs: RunInputs, compiled: Temporary) -> PassPlan:
   trials = inputs.trials
   if len(trials) == 1 or not inputs.config.learned.shares_pass:
     return PassPlan(tuple((trial.name,) for trial in trials))
@@ -99,7 +104,7 @@ def _plan_group(inputs: RunInputs) -> PassPlan:
   longest = sorted(trials, key=sweep.size)[-2:]
   first = pack_bytes(inputs, longest[1:])
   further = max(0, pack_bytes(inputs, longest) - first)
-  share = _measured_share(inputs, first, further, free)
+  share = _measured_share(inputs, first, further, free, compiled)
   first, further = int(share * first), int(share * further)
   packs = sweep.packs_of(trials, sweep.at_once(first, further, free))
   logger.info(
@@ -112,7 +117,7 @@ def _plan_group(inputs: RunInputs) -> PassPlan:
 
 
 def _measured_share(
-  inputs: RunInputs, first: int, further: int, free: int
+  inputs: RunInputs, first: int, further: int, free: int, compiled: Temporary
 ) -> float:
   """Share of its estimate from shapes that a compiled pack takes.
 
@@ -121,36 +126,57 @@ def _measured_share(
   """
   most = sweep.at_once(min(first // 2, free), further // 2, free)
   largest = sweep.packs_of(inputs.trials, most)[-1]
-  taken = pack_bytes(inputs, largest, compiled=True)
+  taken = pack_bytes(inputs, largest, compiled)
   return taken / (first + (len(largest) - 1) * further)
 
 
-def pack_bytes(
-  inputs: RunInputs, trials: Sequence[Trial], *, compiled: bool = False
-) -> int:
-  """Estimate the memory of a pack on a device, beside the backbone.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PackMemory(StepMemory):
+  """Memory of a pack on a device, in bytes, beside the backbone.
 
-  See `Step.peak_bytes`, also for `compiled`.
+  Attributes:
+    state: trained parameters, optimizer state and gradient.
+    cached: rows of the cache.
   """
-  tasks = {t.name: pack.create_task(inputs, t) for t in trials}
-  step = pack.make_step(inputs, trials, tasks)
-  state = jax.eval_shape(
-    lambda params: TrainState(
-      jnp.int32(0), params, step.optimizer.init(params)
-    ),
-    {name: task.params for name, task in tasks.items()},
-  )
-  needed = step.peak_bytes(
+
+  state: int
+  cached: int
+
+  @property
+  def total(self) -> int:
+    return super().total + self.state + self.cached
+
+
+def pack_bytes(
+  inputs: RunInputs,
+  trials: Sequence[Trial],
+  temporary: Temporary = live_memory.temporary_bytes,
+) -> int:
+  """The sum of `pack_memory`."""
+  return pack_memory(inputs, trials, temporary).total
+
+
+def pack_memory(
+  inputs: RunInputs, trials: Sequence[Trial], temporary: Temporary
+) -> PackMemory:
+  """Estimate the memory of a pack; see `Step.memory`."""
+  step, state = pack.shapes(inputs, trials)
+  needed = step.memory(
     state.params,
     inputs.frozen,
     batches.batch_shapes(inputs),
     inputs.config.batch_size_eval,
-    compiled=compiled,
+    temporary=temporary,
   )
+  cached = 0
   if inputs.cache:
-    needed += inputs.cache.bytes_on_device(batches.cache_needs(inputs))
-  # State and gradient; twice the state, as the update does not work in place.
-  return needed + 2 * trees.bytes_of(state) + trees.bytes_of(state.params)
+    cached = inputs.cache.bytes_on_device(batches.cache_needs(inputs))
+  return PackMemory(
+    **vars(needed),
+    # Twice the state, as the update does not work in place.
+    state=sharding.bytes_on_a_device((state, state, state.params)),
+    cached=cached,
+  )
 
 
 def fit_passes(

@@ -138,7 +138,7 @@ def require_sound(config: Config, workdir: Path, mesh: Mesh) -> None:
   wandb_run.require_installed(config)
   _require_name(config)
   parent_directories(config)
-  _require_batches(config, mesh)
+  require_batches(config, mesh)
   require_memory(config)
 
 
@@ -186,7 +186,7 @@ def _require_name(config: Config) -> None:
       )
 
 
-def _require_batches(config: Config, mesh: Mesh) -> None:
+def require_batches(config: Config, mesh: Mesh) -> None:
   """Refuse batches that the devices cannot share."""
   parts = config.optim.accumulation_steps
   for key, size in (
@@ -240,7 +240,6 @@ def settled(config: Config, backbone: Backbone, train: Split) -> Config:
   config = with_backbone(config, backbone)
   config = with_steps(config, train.size)
   padded_head.require_width(config.task.padded_classes, train.num_classes)
-  require_memory(config)  # once more: image_size may have been 0
   return config
 
 

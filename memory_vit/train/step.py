@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import logging
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.struct
@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 # More than the steps that a study repeats.
 _SHARED = 32
+# (traced program, a value's bytes on one device) -> bytes of temporary arrays.
+Temporary = Callable[[Any, Callable[[Any], int]], int]
 
 
 @flax.struct.dataclass
@@ -42,6 +44,25 @@ class TrainState:
   step: jax.Array
   params: Any
   opt_state: Any
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepMemory:
+  """Memory of a step on a device, in bytes, beside state and backbone.
+
+  Attributes:
+    batches: those in use and those that wait.
+    contexts: what the frozen pass hands on.
+    temporary: arrays within the program that has most.
+  """
+
+  batches: int
+  contexts: int
+  temporary: int
+
+  @property
+  def total(self) -> int:
+    return self.batches + self.contexts + self.temporary
 
 
 class Step:
@@ -109,21 +130,20 @@ class Step:
     gradient, metrics = (part.tree for part in found)
     return gradient, metrics
 
-  def peak_bytes(
+  def memory(
     self,
     params: Any,
     frozen: Any,
     batch: Mapping[str, Any],
     evaluated: int = 0,
     *,
-    compiled: bool = False,
-  ) -> int:
+    temporary: Temporary = live_memory.temporary_bytes,
+  ) -> StepMemory:
     """Estimate device memory beside state and backbone.
 
     `batch` is a whole step, with "inputs" if they are cached; `evaluated` is
-    the number of images in an evaluation batch. The temporary arrays of the
-    programs are those of `live_memory`, or, if they are `compiled`, those that
-    XLA allocates.
+    the number of images in an evaluation batch. `temporary` is called for the
+    frozen pass, unless its outputs are cached, and for the gradient.
     """
     rows = sharding.by_rows(self._mesh)
     passed = batch
@@ -151,19 +171,15 @@ class Step:
     inputs = inputs_of(part, prepared)
     trace = self.gradient_program.trace
     programs.append(trace(params, frozen, inputs, part["label"]))
-
-    def temporary(program: Any) -> int:
-      if not compiled:
-        return live_memory.temporary_bytes(program, on_a_device)
-      used = program.lower().compile().memory_analysis()
-      return used.temp_size_in_bytes if used else 0
-
-    # They run one after the other; the context between them outlives both. An
-    # image of evaluation has as large a context, and there may be more.
+    # An image of evaluation has as large a context, and there may be more.
     contexts = trees.bytes_of(inputs) * max(1.0, evaluated / images)
-    # Two batches are prefetched while one is used.
-    waiting = contexts + 3 * trees.bytes_of(batch)
-    return int(waiting / self._mesh.size) + max(map(temporary, programs))
+    return StepMemory(
+      # Two batches are prefetched while one is used.
+      batches=3 * trees.bytes_of(batch) // self._mesh.size,
+      contexts=int(contexts / self._mesh.size),
+      # They run one after the other; the context between them outlives both.
+      temporary=max(temporary(program, on_a_device) for program in programs),
+    )
 
   def __call__(
     self, state: TrainState, frozen: Any, batch: dict[str, Any]

@@ -24,7 +24,7 @@ from memory_vit.model import trees
 from memory_vit.runtime import lock, processes
 from memory_vit.runtime.preemption import PREEMPTED, Interrupted, StopSignal
 from memory_vit.train import pack, passes
-from memory_vit.train.step import Step
+from memory_vit.train.step import Step, StepMemory
 
 SIZE, BATCH = 23, 4
 # Of 8 pixels, which stand for what a frozen pass makes of them.
@@ -561,7 +561,8 @@ def test_only_one_run_at_a_time_writes_a_cache(tmp_path):
 
 
 def test_memory_estimate_includes_the_cache(config, backbone, monkeypatch):
-  monkeypatch.setattr(Step, "peak_bytes", lambda *_, **__: 0)
+  nothing = StepMemory(batches=0, contexts=0, temporary=0)
+  monkeypatch.setattr(Step, "memory", lambda *_, **__: nothing)
   found = []
   for cache in (
     {},

@@ -5,12 +5,14 @@ Two or three blocks of a B/32 in bfloat16: `make nightly` compiles all twelve.
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 import memory_vit as mv
 from benchmarks import compiled, compiled_programs, scale
+from memory_vit.commands import train
 from memory_vit.model import trees
 from memory_vit.runtime import absent_devices, sharding
 
@@ -108,6 +110,23 @@ def test_programs_take_no_more_cycles_than_recorded(depth):
   found = report_on(target("v5e:1", depth), *names)
   grown = {name: row["cycles"] / expected[name] for name, row in found.items()}
   assert max(grown.values()) <= 1.05, grown
+
+
+def test_run_is_planned_without_data_weights_or_a_chip(capsys):
+  """As a first command on a laptop; a small backbone compiles faster."""
+  with pytest.raises(SystemExit) as left:
+    train.main([
+      "--config=sun397", "--dry_run", "--topology=v5e:4x4",
+      "--config.backbone=random:Micro/32", "--config.dtype=auto",
+    ])  # fmt: skip
+  assert not left.value.code
+  out = capsys.readouterr().out
+  assert re.search(r"devices +16 x v5e, 15.75 GiB each", out)
+  assert re.search(r"backbone +Micro/32 at 224 px, bfloat16", out)
+  assert "for 6 trials in 1 pass" in out
+  assert re.search(r"memory +0\.\d+ GiB a chip: 0\.\d+ ", out)
+  assert re.search(r"largest batch +\d[\d,]+ images, which take 1\d", out)
+  assert re.search(r"training +about \d+:\d\d, 0?\.?\d+\.?\d* ms a step", out)
 
 
 def test_a_program_is_compiled_again():

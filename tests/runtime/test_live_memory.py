@@ -102,8 +102,8 @@ def test_estimate_is_at_most_twice_what_xla_allocates(regime, count, devices):
   else:  # as cached: what prepares them has a test of its own
     batch["inputs"] = jax.eval_shape(step.prepare, frozen, images)
   estimated, taken = (
-    step.peak_bytes(state.params, frozen, batch, compiled=compiled)
-    for compiled in (False, True)
+    step.memory(state.params, frozen, batch, temporary=temporary).total
+    for temporary in (live_memory.temporary_bytes, live_memory.compiled_bytes)
   )
   assert taken <= estimated <= 2 * taken
 

@@ -41,7 +41,7 @@ def config(backbone_file, tmp_path):
 def test_dry_run_reports_cache_size_and_writes_nothing(config, tmp_path):
   workdir = tmp_path / "run"
   text = dry_run.dry_run(config, workdir)
-  assert "10 of 8 images, for 1 trials in 1 passes" in text
+  assert "10 of 8 images, for 1 trial in 1 pass" in text
   assert f"40 rows of {ROW:,} bytes: {40 * ROW:,} bytes" in text
   assert f"10 rows of {ROW:,} bytes: {10 * ROW:,} bytes" in text
   assert "40 rows are missing" in text

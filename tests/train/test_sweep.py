@@ -390,7 +390,7 @@ def planned(monkeypatch, gib, cells, share=1.0):
   config = config_of(learning_rate=(0.3, 0.01), cells=cells, memory_gib=gib)
   asked = []
 
-  def estimate(inputs, trials, compiled=False):
+  def estimate(inputs, trials, compiled=None):
     asked.append(sorted(trial.config.task.cells for trial in trials))
     return (share if compiled else 1) * (1 + len(trials)) * 2**30
 

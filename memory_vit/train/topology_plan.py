@@ -1,0 +1,457 @@
+"""Plan of a run for TPUs or a GPU that are not there: memory, batch, seconds.
+
+The programs of a step are compiled from shapes alone: neither images nor
+weights are read, where a short name tells the shapes of the backbone. All
+numbers are the compiler's estimates.
+"""
+
+import dataclasses
+import logging
+from collections.abc import Collection, Mapping
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from memory_vit.backbones.load import known_config
+from memory_vit.config import MOST_IMAGES, Config
+from memory_vit.data import datasets
+from memory_vit.data.data_record import DataRecord
+from memory_vit.data.source import Source
+from memory_vit.data.split import Split
+from memory_vit.data.split_ref import configured_splits
+from memory_vit.errors import BackboneError, ConfigError, DataError
+from memory_vit.kinds import KINDS, TaskKind
+from memory_vit.kinds.kind import HeadOutputs
+from memory_vit.model import trees
+from memory_vit.model.backbone import Backbone, backbone_shapes, rounded
+from memory_vit.model.task import EvalPreprocessing
+from memory_vit.model.vit_config import RANDOM
+from memory_vit.runtime import absent_devices, sharding
+from memory_vit.runtime.absent_devices import Chip
+from memory_vit.runtime.compiler_report import CompilerReport
+from memory_vit.runtime.messages import counted
+from memory_vit.runtime.preemption import StopSignal
+from memory_vit.runtime.progress_bar import duration
+from memory_vit.runtime.tables import aligned
+from memory_vit.tasks import manifest, store
+from memory_vit.train import batches, pack, padded_head, passes, settle, sweep
+from memory_vit.train.inputs import (
+  RunInputs,
+  of_group,
+  random_config,
+  read_backbone,
+)
+from memory_vit.train.passes import PackMemory
+from memory_vit.train.sweep import Trial
+
+logger = logging.getLogger(__name__)
+
+# Of the memory of a chip; a run leaves the rest free, see `sweep.free_bytes`.
+_SHARE = 0.9
+# Batches that are compiled in search of the largest one, each larger by a tenth
+# than one that fits.
+_TRIES, _WORTHWHILE = 3, 1.1
+# What the compiler for TPUs says of a program that takes too much memory.
+_TOO_LARGE = "RESOURCE_EXHAUSTED"
+_GIB = 2**30
+# The programs of a step.
+_FROZEN, _GRADIENT, _UPDATE = "frozen pass", "gradient", "update"
+
+
+def plan(
+  config: Config, topology: str, *, classes: int = 0, examples: int = 0
+) -> str:
+  """Describe a run on absent devices; nothing is read, written or run.
+
+  Args:
+    config: of the run.
+    topology: see `absent_devices.devices`.
+    classes: outputs of the task; 0 takes those of its data, or of what TFDS
+      says of them.
+    examples: in the training split; 0 takes those of its data. They are needed
+      where they set the number of steps, or the memory of a cache.
+
+  Raises:
+    ConfigError: for a configuration or a topology that is not possible, or if
+      the compiler is not installed.
+    DataError: if classes or examples are needed, and not known.
+  """
+  chip = absent_devices.chip_of(topology)
+  compiler = absent_devices.compiler(topology)
+  mesh = sharding.make_mesh(
+    absent_devices.devices(topology), fsdp=config.mesh.fsdp
+  )
+  if config.dtype == "auto":  # all these chips multiply it faster
+    config = dataclasses.replace(config, dtype="bfloat16")
+  inputs = _open_inputs(config, mesh, chip, classes, examples)
+  vit = inputs.backbone.config
+  rows = [
+    ("devices", f"{mesh.size} x {topology.partition(':')[0]}, "
+     f"{chip.memory / _GIB:.4g} GiB each"),
+    ("backbone", f"{vit.variant} at {vit.image_size} px, {vit.dtype}"),
+  ]  # fmt: skip
+  for group in sweep.by_pass_group(inputs.trials):
+    without_cache = dataclasses.replace(of_group(inputs, group), cache=None)
+    rows += _GroupPlan(without_cache, chip).rows()
+  return (
+    f"{aligned(rows)}\n\nEstimated by the compiler ({compiler}), not measured. "
+    "Reading images, compiling and evaluation come on top."
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Measured:
+  """What the compiler says of a step; its reports are by program."""
+
+  memory: PackMemory
+  reports: Mapping[str, CompilerReport]
+
+  def seconds(self, config: Config, gigahertz: float) -> float:
+    """Of a step, all of whose parts pass the same programs."""
+    cycles = sum(
+      report.cycles
+      * (1 if name == _UPDATE else config.optim.accumulation_steps)
+      for name, report in self.reports.items()
+    )
+    return cycles / gigahertz / 1e9
+
+
+@dataclasses.dataclass(frozen=True)
+class _GroupPlan:
+  """The plan of trials of one group, see `sweep.by_pass_group`."""
+
+  inputs: RunInputs
+  chip: Chip
+
+  def rows(self) -> list[tuple[str, str]]:
+    config, trials = self.inputs.config, self.inputs.trials
+    if self._free <= 0:
+      raise ConfigError(
+        f"the backbone alone takes {_gib(self._backbone_bytes)} GiB a chip, of "
+        f"{_gib(self.chip.memory)}: expected it on more chips, by a larger "
+        "config.mesh.fsdp."
+      )
+    packs = self._packs()
+    longest = max(packs, key=len)
+    regimes = dict.fromkeys(trial.config.regime for trial in trials)
+    measured = self._measure(longest, config.batch_size)
+    rows = [
+      ("regime", ", ".join(regimes)),
+      (
+        "steps",
+        f"{config.total_steps:,} of {config.batch_size:,} images, for "
+        f"{counted(len(trials), 'trial')} in {counted(len(packs), 'pass')}",
+      ),
+      ("memory", self._memory(measured)),
+      ("largest batch", self._largest_batch(longest, measured)),
+    ]
+    if _is_cached(config):
+      rows.append(("cache", self._cache()))
+    if measured and self.chip.gigahertz:
+      seconds = measured.seconds(config, self.chip.gigahertz)
+      total = duration(config.total_steps * len(packs) * seconds)
+      step = f"{1e3 * seconds:.3g} ms a step"
+      rows.append(("training", f"about {total}, {step}"))
+    return rows
+
+  def _packs(self) -> list[list[Trial]]:
+    """The trials that share each pass, by the memory of the chip."""
+    inputs = self.inputs
+    if not inputs.config.sweep.memory_gib:
+      config = inputs.config.replaced({"sweep.memory_gib": self._free / _GIB})
+      inputs = dataclasses.replace(inputs, config=config)
+
+    def taken(program: Any, _: Any) -> int:
+      report = self._compile(program)
+      return report.temporaries if report else self.chip.memory
+
+    by_name = {trial.name: trial for trial in inputs.trials}
+    plan = passes.make_plan(inputs, taken)
+    return [[by_name[name] for name in names] for names in plan.passes]
+
+  def _measure(
+    self,
+    trials: list[Trial],
+    images: int,
+    names: Collection[str] = (_FROZEN, _GRADIENT, _UPDATE),
+  ) -> _Measured | None:
+    """Compile programs of a step of some images; None if they do not fit."""
+    logger.info("compiling a step of %d images", images)
+    config = dataclasses.replace(self.inputs.config, batch_size=images)
+    inputs = dataclasses.replace(self.inputs, config=config)
+    programs: list[Any] = []
+
+    def note(program: Any, _: Any) -> int:
+      programs.append(program)
+      return 0
+
+    memory = passes.pack_memory(inputs, trials, note)
+    step, state = pack.shapes(inputs, trials)
+    grads, metrics = (part.tree for part in programs[-1].out_info)
+    update = step.update_program.trace(state, grads, metrics, 1.0)
+    # Without a frozen pass if its outputs are cached.
+    by_name = dict(
+      zip((_FROZEN, _GRADIENT)[-len(programs) :], programs, strict=True)
+    )
+    reports = {}
+    for name, program in {**by_name, _UPDATE: update}.items():
+      if name in names:
+        report = self._compile(program)
+        if report is None:
+          return None
+        reports[name] = report
+    memory = dataclasses.replace(
+      memory,
+      temporary=max(report.temporaries for report in reports.values()),
+      cached=self._cached_bytes,
+    )
+    return _Measured(memory, reports)
+
+  def _compile(self, program: Any) -> CompilerReport | None:
+    """Compile a traced program; None if it takes too much memory."""
+    try:
+      compiled = program.lower().compile(compiler_options=self.chip.options)
+    except jax.errors.JaxRuntimeError as error:
+      if _TOO_LARGE not in str(error):
+        raise
+      return None
+    return CompilerReport.of(compiled)
+
+  @property
+  def _backbone_bytes(self) -> int:
+    """Of the backbone as loaded, and of its rounded kernels beside it."""
+    params = {"backbone": self.inputs.backbone.params}
+    passed = jax.tree.leaves(self.inputs.frozen["backbone"])
+    return sharding.bytes_on_a_device(
+      [
+        sharding.shapes(params, self.inputs.mesh),
+        *(a for a in passed if a.dtype != jnp.float32),
+      ]
+    )
+
+  @property
+  def _free(self) -> int:
+    """Bytes of a chip that a pack may take beside the backbone."""
+    return int(_SHARE * self.chip.memory) - self._backbone_bytes
+
+  def _memory(self, measured: _Measured | None) -> str:
+    if measured is None:
+      return "more than a chip has: the compiler refuses a step"
+    memory, reports = measured.memory, measured.reports
+    largest = max(reports, key=lambda name: reports[name].temporaries)
+    parts = {
+      "backbone": self._backbone_bytes,
+      "parameters, optimizer state and gradient": memory.state,
+      "batches of images": memory.batches,
+      "what the backbone hands on": memory.contexts,
+      "cached rows": memory.cached,
+      f"temporary arrays of the {largest}": memory.temporary,
+    }
+    parts = dict(sorted(parts.items(), key=lambda part: -part[1]))
+    total = sum(parts.values())
+    shown = ", ".join(
+      f"{_gib(size)} {name}"
+      for name, size in parts.items()
+      if size > 0.01 * total
+    )
+    fits = "" if self._fits(measured) else ", too much"
+    return f"{_gib(total)} GiB a chip{fits}: {shown}"
+
+  def _largest_batch(
+    self, trials: list[Trial], measured: _Measured | None
+  ) -> str:
+    """The largest batch that a few tries find to fit."""
+    config = self.inputs.config
+    unit = self.inputs.mesh.size * config.optim.accumulation_steps
+    images, most = config.batch_size, MOST_IMAGES + unit
+    # Close to its limit the compiler computes values again: what it states
+    # there tells nothing of smaller batches.
+    while measured is None or not self._fits(measured):
+      if images == unit:
+        return f"none: {counted(unit, 'image')} do not fit"
+      most, images = images, max(unit, images // 2 // unit * unit)
+      measured = self._measure(trials, images)
+    largest = _largest_programs(measured.reports)
+    for _ in range(_TRIES):
+      reach = min(self._reach(images, measured.memory), most - unit)
+      wanted = int(reach) // unit * unit
+      if wanted < _WORTHWHILE * images:
+        break
+      found = self._measure(trials, wanted, largest)
+      if found and self._fits(found):
+        images, measured = wanted, found
+      else:
+        most = (images + wanted) // 2 + unit
+    total = _gib(self._backbone_bytes + measured.memory.total)
+    return f"{images:,} images, which take {total} GiB a chip"
+
+  def _fits(self, measured: _Measured) -> bool:
+    return measured.memory.total <= self._free
+
+  def _reach(self, images: int, memory: PackMemory) -> float:
+    """Images that would fit, if memory grows with them from a known batch."""
+    config = self.inputs.config
+    evaluated, parts = config.batch_size_eval, config.optim.accumulation_steps
+    left = self._free - memory.state - memory.cached
+    of_one = (memory.batches + memory.temporary) / images
+    # The larger one of a part of a batch, and of evaluation.
+    context = memory.contexts / max(images / parts, evaluated)
+    return min(
+      left / (of_one + context / parts), (left - context * evaluated) / of_one
+    )
+
+  def _cache(self) -> str:
+    what, rows = self.inputs.config.cache.what, self._cached_rows
+    row = f"{what} of {self._row_bytes:,} bytes an image"
+    if not rows:
+      return row
+    return f"{row}: {_gib(self._row_bytes * rows)} GiB for {rows:,} of training"
+
+  @property
+  def _row_bytes(self) -> int:
+    config = self.inputs.config
+    if not _is_cached(config):
+      return 0
+    inputs = batches.batch_shapes(self.inputs)["inputs"]
+    return trees.bytes_of(inputs) // config.batch_size
+
+  @property
+  def _cached_rows(self) -> int:
+    """Those of training; 0 if the number of examples is not known."""
+    size = self.inputs.splits["train"].size
+    return size * self.inputs.config.cache.crops
+
+  @property
+  def _cached_bytes(self) -> int:
+    """Of the rows of training on a chip."""
+    if self.inputs.config.cache.where != "device":
+      return 0
+    return self._row_bytes * self._cached_rows // self.inputs.mesh.size
+
+
+def _largest_programs(reports: Mapping[str, CompilerReport]) -> list[str]:
+  """The programs that may take most memory with another batch as well."""
+  most = max(report.temporaries for report in reports.values())
+  return [n for n, r in reports.items() if 2 * r.temporaries >= most]
+
+
+def _open_inputs(
+  config: Config, mesh: Mesh, chip: Chip, classes: int, examples: int
+) -> RunInputs:
+  """Inputs whose images and, as a rule, weights are not there."""
+  loaded = _open_backbone(config)
+  vit = dataclasses.replace(loaded.config, platform=chip.platform)
+  backbone = dataclasses.replace(loaded, config=vit)
+  train = _describe_data(config, classes, examples)
+  config = settle.settled(config, backbone, train)
+  if not settle.task_name(config):  # no data are named
+    config = config.replaced({"task.name": "task"})
+  settle.require_batches(config, mesh)
+  attends_to, ancestors = (
+    tuple(store.read_task(path, manifest.read(path)) for path in paths)
+    for paths in settle.parent_directories(config)
+  )
+  parents = (*attends_to, *ancestors)
+  outputs = config.task.padded_classes or train.num_classes
+  vector = jnp.zeros(outputs)
+  kind = KINDS[config.task.kind]
+  # Of values; they are no part of a program.
+  scales = (1.0,) * train.num_classes if kind.needed else ()
+  frozen = {
+    "backbone": jax.eval_shape(
+      lambda params: rounded(Backbone(vit, params, "")).params, backbone.params
+    ),
+    "tasks": {task.spec.name: task.params for task in parents},
+    "outputs": HeadOutputs(
+      padded_head.is_class(outputs, train.num_classes), vector
+    ),
+  }
+  return RunInputs(
+    config=config,
+    mesh=mesh,
+    stop=StopSignal(),
+    backbone=backbone,
+    frozen=sharding.shapes(frozen, mesh),
+    splits={"train": train},
+    kind=TaskKind(name=kind.name, mean=scales, std=scales),
+    trials=tuple(sweep.trials_of(config, settle.task_name(config))),
+    attends_to=attends_to,
+    parents=parents,
+    preprocessing=EvalPreprocessing(image_size=vit.image_size),
+    record=DataRecord(),
+    decoded=lambda: train,
+    cache=None,
+  )
+
+
+def _open_backbone(config: Config) -> Backbone:
+  """A backbone of zeros, unless its file alone tells its shapes."""
+  if config.backbone.startswith(RANDOM):
+    vit = random_config(config)
+  elif known := known_config(config.backbone):
+    vit = dataclasses.replace(
+      known,
+      image_size=config.image_size or known.image_size,
+      dtype=config.dtype,
+      gelu=settle.made_gelu(config),
+    )
+  else:
+    try:
+      return read_backbone(config)
+    except BackboneError as error:
+      raise BackboneError(
+        f"{error} For a plan, a short name such as augreg-B/16, or random:B/16 "
+        "with config.image_size, has the shapes without a file."
+      ) from error
+  params = jax.tree.map(
+    lambda a: np.zeros(a.shape, a.dtype), backbone_shapes(vit)
+  )
+  return Backbone(vit, params, fingerprint="")
+
+
+def _describe_data(config: Config, classes: int, examples: int) -> Split:
+  """A training split without its examples."""
+  needs_examples = config.epochs != 0 or (
+    _is_cached(config) and config.cache.where == "device"
+  )
+  names, size = tuple(map(str, range(classes))), examples or None
+  if not names or (needs_examples and not size):
+    ref = configured_splits(config)["train"]
+    if not ref.name:
+      raise ConfigError(
+        "config.data.name is empty: give --classes, the outputs of the task, "
+        "and --examples if config.epochs is set; or name a data set."
+      )
+    try:
+      found_names, found_size = datasets.describe(ref)
+    except DataError as error:
+      raise DataError(
+        f"{error} Without the data: give --classes, and --examples if "
+        "config.epochs is set."
+      ) from error
+    names, size = names or found_names, size or found_size
+  if needs_examples and not size:
+    raise ConfigError(
+      f"the number of training examples of {config.data.name!r}, which "
+      "config.epochs or a cache on the device needs, is not known before the "
+      "data are prepared: give --examples."
+    )
+  return Split(
+    name=config.data.name,
+    split=config.data.train,
+    size=size or 0,
+    class_names=names,
+    kind=config.task.kind,
+    source=cast(Source, None),  # no example is read
+  )
+
+
+def _is_cached(config: Config) -> bool:
+  return config.cache.what in ("contexts", "features")
+
+
+def _gib(size: int) -> str:
+  return f"{size / _GIB:.3g}"
