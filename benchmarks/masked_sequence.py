@@ -112,11 +112,12 @@ def _block(
   cells = _layer_norm(p["LayerNorm_0"], memory)
   normed = _layer_norm(p["LayerNorm_0"], z)
   attention = p["MultiHeadDotProductAttention_0"]
-  z = z + _attend(attention, normed, cells, mask, config)
+  z = (z + _attend(attention, normed, cells, mask, config)).astype(config.dtype)
   y = _layer_norm(p["LayerNorm_1"], z)
   y = _dense(p["MlpBlock_0"]["Dense_0"], y, config.precision)
   y = nn.gelu(y, approximate=config.gelu == "tanh")
-  return z + _dense(p["MlpBlock_0"]["Dense_1"], y, config.precision)
+  y = _dense(p["MlpBlock_0"]["Dense_1"], y, config.precision)
+  return (z + y).astype(config.dtype)  # as our tokens between halves of a block
 
 
 def _attend(

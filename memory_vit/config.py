@@ -200,6 +200,11 @@ class CacheConfig:
   # ~/.cache/memory_vit.
   dir: str = option("", _DIRECTORY, resume="free")
 
+  @property
+  def has_rows(self) -> bool:
+    """Whether outputs of the frozen pass are cached, and not images."""
+    return self.what in ("contexts", "features")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskConfig:

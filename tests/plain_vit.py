@@ -98,9 +98,9 @@ class PlainBlock(nn.Module):
       qk_attn_weights_einsum_cls=lambda: einsum,
       attn_weights_value_einsum_cls=lambda: einsum,
     )  # fmt: skip
-    x = x + attention(y, y)
+    x = (x + attention(y, y)).astype(cfg.dtype)
     y = nn.LayerNorm()(x)
-    return x + PlainMlp(cfg, name="MlpBlock_0")(y)
+    return (x + PlainMlp(cfg, name="MlpBlock_0")(y)).astype(cfg.dtype)
 
 
 class PlainMlp(nn.Module):

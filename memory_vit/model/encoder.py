@@ -77,8 +77,8 @@ class EncoderBlock(nn.Module):
     """Run the block on the backbone stream; also its keys and values."""
     attention = self.MultiHeadDotProductAttention_0
     mixed, keys_values = attention.encode(self.LayerNorm_0(x), angles)
-    x = x + mixed
-    return x + self.MlpBlock_0(self.LayerNorm_1(x)), keys_values
+    x = self._kept(x + mixed)
+    return self._kept(x + self.MlpBlock_0(self.LayerNorm_1(x))), keys_values
 
   def read(
     self,
@@ -105,9 +105,16 @@ class EncoderBlock(nn.Module):
     attention = self.MultiHeadDotProductAttention_0
     mixed, _ = attention.encode(self.LayerNorm_0(x), angles, cells)
     precision = self.config.precision
-    x = x + bottleneck_adapter(adapters["attention"], mixed, precision)
+    x = self._kept(
+      x + bottleneck_adapter(adapters["attention"], mixed, precision)
+    )
     y = self.MlpBlock_0(self.LayerNorm_1(x))
-    return x + bottleneck_adapter(adapters["mlp"], y, precision)
+    return self._kept(x + bottleneck_adapter(adapters["mlp"], y, precision))
+
+  def _kept(self, x: Float32[Array, "b s d"]) -> Float[Array, "b s d"]:
+    """Tokens of the backbone stream, in the compute dtype as in vit_jax."""
+    # In float32 they would be half of what an accelerator reads and writes.
+    return x.astype(self.config.dtype)
 
   def keys_values(
     self, memory: Float[AnyArray, "t m d"], norm: Bool[AnyArray, " t"]

@@ -4,6 +4,7 @@ import dataclasses
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32
 
 from memory_vit.model.attention import (
@@ -45,4 +46,4 @@ def mean_of_patches(
   """The mean over the patches, without class tokens and registers."""
   first = config.class_tokens + config.registers
   patches = x[:, first : first + config.num_patches]
-  return patches.mean(axis=1)
+  return patches.mean(axis=1, dtype=jnp.float32)

@@ -85,7 +85,7 @@ def batch_shapes(inputs: RunInputs) -> Mapping[str, Any]:
   label = inputs.splits["train"].label_dtype
   dtype = jax.dtypes.canonicalize_dtype(label.base)  # float64 becomes float32
   labels = jax.ShapeDtypeStruct((config.batch_size, *label.shape), dtype)
-  if config.cache.what not in ("contexts", "features"):
+  if not config.cache.has_rows:
     return {"image": image, "label": labels}
   prepare = frozen_pass(inputs.backbone.config, [config.learned])
   cached = jax.eval_shape(prepare, inputs.frozen, image)

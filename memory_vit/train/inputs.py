@@ -215,7 +215,7 @@ def _decode(train: Split, config: Config, stop: StopSignal) -> Split:
 
 def _new_cache(inputs: RunInputs) -> RunCache | None:
   config, backbone = inputs.config, inputs.backbone
-  if config.cache.what not in ("contexts", "features"):
+  if not config.cache.has_rows:
     return None
   return RunCache(
     config=config,

@@ -223,6 +223,6 @@ def _changed(config: Config, varied: Mapping[str, Any]) -> Config:
   fixed = {f"sweep.{k}": v for k, v in vars(SweepConfig()).items()}
   # All trials share their batches, whatever their seeds.
   fixed["data.seed"] = config_lib.data_seed(config)
-  if "regime" in varied and config.cache.what in ("contexts", "features"):
+  if "regime" in varied and config.cache.has_rows:
     fixed["cache.what"] = config_lib.cacheable_part(varied["regime"])
   return config.replaced({**fixed, **varied})

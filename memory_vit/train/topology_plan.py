@@ -7,42 +7,25 @@ numbers are the compiler's estimates.
 
 import dataclasses
 import logging
+import math
 from collections.abc import Collection, Mapping
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.sharding import Mesh
 
-from memory_vit.backbones.load import known_config
 from memory_vit.config import MOST_IMAGES, Config
-from memory_vit.data import datasets
-from memory_vit.data.data_record import DataRecord
-from memory_vit.data.source import Source
-from memory_vit.data.split import Split
-from memory_vit.data.split_ref import configured_splits
-from memory_vit.errors import BackboneError, ConfigError, DataError
-from memory_vit.kinds import KINDS, TaskKind
-from memory_vit.kinds.kind import HeadOutputs
-from memory_vit.model import trees
-from memory_vit.model.backbone import Backbone, backbone_shapes, rounded
-from memory_vit.model.task import EvalPreprocessing
-from memory_vit.model.vit_config import RANDOM
+from memory_vit.errors import ConfigError
 from memory_vit.runtime import absent_devices, sharding
 from memory_vit.runtime.absent_devices import Chip
 from memory_vit.runtime.compiler_report import CompilerReport
 from memory_vit.runtime.messages import counted
-from memory_vit.runtime.preemption import StopSignal
 from memory_vit.runtime.progress_bar import duration
 from memory_vit.runtime.tables import aligned
-from memory_vit.tasks import manifest, store
-from memory_vit.train import batches, pack, padded_head, passes, settle, sweep
+from memory_vit.train import batches, described_inputs, pack, passes, sweep
 from memory_vit.train.inputs import (
   RunInputs,
   of_group,
-  random_config,
-  read_backbone,
 )
 from memory_vit.train.passes import PackMemory
 from memory_vit.train.sweep import Trial
@@ -51,9 +34,9 @@ logger = logging.getLogger(__name__)
 
 # Of the memory of a chip; a run leaves the rest free, see `sweep.free_bytes`.
 _SHARE = 0.9
-# Batches that are compiled in search of the largest one, each larger by a tenth
-# than one that fits.
-_TRIES, _WORTHWHILE = 3, 1.1
+# Batches that are compiled in search of the largest one: each is larger by a
+# tenth than one that fits, or smaller by a tenth than one that does not.
+_TRIES, _WORTHWHILE, _LESS = 3, 1.1, 0.9
 # What the compiler for TPUs says of a program that takes too much memory.
 _TOO_LARGE = "RESOURCE_EXHAUSTED"
 _GIB = 2**30
@@ -86,7 +69,9 @@ def plan(
   )
   if config.dtype == "auto":  # all these chips multiply it faster
     config = dataclasses.replace(config, dtype="bfloat16")
-  inputs = _open_inputs(config, mesh, chip, classes, examples)
+  inputs = described_inputs.describe_inputs(
+    config, mesh, chip, classes, examples
+  )
   vit = inputs.backbone.config
   rows = [
     ("devices", f"{mesh.size} x {topology.partition(':')[0]}, "
@@ -148,7 +133,7 @@ class _GroupPlan:
       ("memory", self._memory(measured)),
       ("largest batch", self._largest_batch(longest, measured)),
     ]
-    if _is_cached(config):
+    if config.cache.has_rows:
       rows.append(("cache", self._cache()))
     if measured and self.chip.gigahertz:
       seconds = measured.seconds(config, self.chip.gigahertz)
@@ -275,16 +260,17 @@ class _GroupPlan:
       most, images = images, max(unit, images // 2 // unit * unit)
       measured = self._measure(trials, images)
     largest = _largest_programs(measured.reports)
+    share = 1.0
     for _ in range(_TRIES):
-      reach = min(self._reach(images, measured.memory), most - unit)
-      wanted = int(reach) // unit * unit
+      reach = share * self._reach(images, measured.memory)
+      wanted = int(min(reach, most - unit)) // unit * unit
       if wanted < _WORTHWHILE * images:
         break
       found = self._measure(trials, wanted, largest)
       if found and self._fits(found):
         images, measured = wanted, found
       else:
-        most = (images + wanted) // 2 + unit
+        most, share = wanted, _LESS * share
     total = _gib(self._backbone_bytes + measured.memory.total)
     return f"{images:,} images, which take {total} GiB a chip"
 
@@ -313,10 +299,13 @@ class _GroupPlan:
   @property
   def _row_bytes(self) -> int:
     config = self.inputs.config
-    if not _is_cached(config):
+    if not config.cache.has_rows:
       return 0
-    inputs = batches.batch_shapes(self.inputs)["inputs"]
-    return trees.bytes_of(inputs) // config.batch_size
+    width = jnp.dtype(config.cache.dtype).itemsize
+    inputs = jax.tree.leaves(batches.batch_shapes(self.inputs)["inputs"])
+    return sum(
+      math.prod(a.shape[1:]) * min(width, a.dtype.itemsize) for a in inputs
+    )
 
   @property
   def _cached_rows(self) -> int:
@@ -336,121 +325,6 @@ def _largest_programs(reports: Mapping[str, CompilerReport]) -> list[str]:
   """The programs that may take most memory with another batch as well."""
   most = max(report.temporaries for report in reports.values())
   return [n for n, r in reports.items() if 2 * r.temporaries >= most]
-
-
-def _open_inputs(
-  config: Config, mesh: Mesh, chip: Chip, classes: int, examples: int
-) -> RunInputs:
-  """Inputs whose images and, as a rule, weights are not there."""
-  loaded = _open_backbone(config)
-  vit = dataclasses.replace(loaded.config, platform=chip.platform)
-  backbone = dataclasses.replace(loaded, config=vit)
-  train = _describe_data(config, classes, examples)
-  config = settle.settled(config, backbone, train)
-  if not settle.task_name(config):  # no data are named
-    config = config.replaced({"task.name": "task"})
-  settle.require_batches(config, mesh)
-  attends_to, ancestors = (
-    tuple(store.read_task(path, manifest.read(path)) for path in paths)
-    for paths in settle.parent_directories(config)
-  )
-  parents = (*attends_to, *ancestors)
-  outputs = config.task.padded_classes or train.num_classes
-  vector = jnp.zeros(outputs)
-  kind = KINDS[config.task.kind]
-  # Of values; they are no part of a program.
-  scales = (1.0,) * train.num_classes if kind.needed else ()
-  frozen = {
-    "backbone": jax.eval_shape(
-      lambda params: rounded(Backbone(vit, params, "")).params, backbone.params
-    ),
-    "tasks": {task.spec.name: task.params for task in parents},
-    "outputs": HeadOutputs(
-      padded_head.is_class(outputs, train.num_classes), vector
-    ),
-  }
-  return RunInputs(
-    config=config,
-    mesh=mesh,
-    stop=StopSignal(),
-    backbone=backbone,
-    frozen=sharding.shapes(frozen, mesh),
-    splits={"train": train},
-    kind=TaskKind(name=kind.name, mean=scales, std=scales),
-    trials=tuple(sweep.trials_of(config, settle.task_name(config))),
-    attends_to=attends_to,
-    parents=parents,
-    preprocessing=EvalPreprocessing(image_size=vit.image_size),
-    record=DataRecord(),
-    decoded=lambda: train,
-    cache=None,
-  )
-
-
-def _open_backbone(config: Config) -> Backbone:
-  """A backbone of zeros, unless its file alone tells its shapes."""
-  if config.backbone.startswith(RANDOM):
-    vit = random_config(config)
-  elif known := known_config(config.backbone):
-    vit = dataclasses.replace(
-      known,
-      image_size=config.image_size or known.image_size,
-      dtype=config.dtype,
-      gelu=settle.made_gelu(config),
-    )
-  else:
-    try:
-      return read_backbone(config)
-    except BackboneError as error:
-      raise BackboneError(
-        f"{error} For a plan, a short name such as augreg-B/16, or random:B/16 "
-        "with config.image_size, has the shapes without a file."
-      ) from error
-  params = jax.tree.map(
-    lambda a: np.zeros(a.shape, a.dtype), backbone_shapes(vit)
-  )
-  return Backbone(vit, params, fingerprint="")
-
-
-def _describe_data(config: Config, classes: int, examples: int) -> Split:
-  """A training split without its examples."""
-  needs_examples = config.epochs != 0 or (
-    _is_cached(config) and config.cache.where == "device"
-  )
-  names, size = tuple(map(str, range(classes))), examples or None
-  if not names or (needs_examples and not size):
-    ref = configured_splits(config)["train"]
-    if not ref.name:
-      raise ConfigError(
-        "config.data.name is empty: give --classes, the outputs of the task, "
-        "and --examples if config.epochs is set; or name a data set."
-      )
-    try:
-      found_names, found_size = datasets.describe(ref)
-    except DataError as error:
-      raise DataError(
-        f"{error} Without the data: give --classes, and --examples if "
-        "config.epochs is set."
-      ) from error
-    names, size = names or found_names, size or found_size
-  if needs_examples and not size:
-    raise ConfigError(
-      f"the number of training examples of {config.data.name!r}, which "
-      "config.epochs or a cache on the device needs, is not known before the "
-      "data are prepared: give --examples."
-    )
-  return Split(
-    name=config.data.name,
-    split=config.data.train,
-    size=size or 0,
-    class_names=names,
-    kind=config.task.kind,
-    source=cast(Source, None),  # no example is read
-  )
-
-
-def _is_cached(config: Config) -> bool:
-  return config.cache.what in ("contexts", "features")
 
 
 def _gib(size: int) -> str:

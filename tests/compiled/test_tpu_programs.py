@@ -18,7 +18,7 @@ from memory_vit.runtime import absent_devices, sharding
 
 COSTS = Path(__file__).parents[2] / "docs" / "results" / "compiled"
 RECORDED = {2: COSTS / "v5e-b32-2-layers.json", 12: COSTS / "v5e-b32.json"}
-COMPARED = ("plain", "read 1", "gradient 1")
+COMPARED = ("plain", "read 1", "read 1, side stream", "gradient 1")
 # In an environment for TPUs, too, `make test` leaves them out.
 pytestmark = pytest.mark.slow
 FULL = pytest.param(12, marks=pytest.mark.nightly)

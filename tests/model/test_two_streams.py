@@ -14,7 +14,7 @@ from plain_vit import PlainViT, einsum, with_flax_biases
 
 import memory_vit as mv
 from memory_vit.errors import ConfigError, DataError, TaskError
-from memory_vit.model import attention, trees
+from memory_vit.model import attention, trees, vit
 from memory_vit.model.masks import TaskMask
 from memory_vit.runtime.dtypes import Precision
 from memory_vit.tasks import inference
@@ -214,6 +214,24 @@ def test_bfloat16_is_close_to_float32(images):
     assert outs[1][name].dtype == jnp.float32
     np.testing.assert_allclose(outs[1][name], outs[0][name], atol=0.05)
     assert not np.array_equal(outs[1][name], outs[0][name])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_tokens_between_blocks_are_in_the_compute_dtype(images, dtype):
+  """As in vit_jax, where they are half of what an accelerator moves."""
+  backbone = tiny_backbone(dtype=dtype)
+
+  def tokens(model, images):
+    z = model.backbone._tokens(images, model.backbone._cls())
+    return model.backbone.Transformer.encode(z, None)[0]
+
+  states = vit.apply(
+    vit.MemoryViT(backbone.config), {"backbone": backbone.params}, images,
+    method=tokens,
+  )  # fmt: skip
+  assert {state.dtype.name for state in states} == {dtype}
+  outputs = mv.forward(backbone, [], images)["backbone"]
+  assert outputs.dtype == jnp.float32
 
 
 def test_tasks_share_their_attention_in_float32():

@@ -59,6 +59,7 @@ def row(text, name):
   return line.removeprefix(name).strip()
 
 
+@pytest.mark.slow
 def test_largest_batch_is_within_the_memory_and_near_it(config, chip):
   """Memory grows with images, so somewhat larger ones do not fit."""
   text = topology_plan.plan(config, "v5e:2x1", classes=7)
@@ -79,6 +80,7 @@ def test_chip_without_room_is_refused(config, chip):
     topology_plan.plan(config, "v5e:2x1", classes=7)
 
 
+@pytest.mark.slow
 def test_trials_that_do_not_fit_together_take_turns(config, chip):
   sweep = config_lib.SweepConfig(learning_rate=(0.1, 0.2, 0.3), export="all")
   config = dataclasses.replace(
@@ -95,6 +97,7 @@ def test_trials_that_do_not_fit_together_take_turns(config, chip):
   assert "in 2 passes" in row(text, "steps")
 
 
+@pytest.mark.slow
 def test_batch_that_the_compiler_refuses_is_halved(config, chip, monkeypatch):
   compiled = topology_plan._GroupPlan._compile
   refused = iter([True, True])
@@ -121,6 +124,7 @@ def test_other_errors_of_the_compiler_are_raised(config, chip, monkeypatch):
     topology_plan.plan(config, "v5e:2x1", classes=7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["labels", "values"])
 def test_kinds_of_tasks_are_planned(config, chip, kind):
   task = config_lib.TaskConfig(kind=kind)
@@ -156,6 +160,10 @@ def test_cached_rows_are_on_the_chips(config, chip):
   assert gib(row(text, "memory")) == pytest.approx(
     bytes_of_a_row * 50_000 / 2**30, rel=0.1
   )
+  half = dataclasses.replace(cache, dtype="bfloat16")
+  half = dataclasses.replace(config, cache=half)
+  text = topology_plan.plan(half, "v5e:2x1", classes=7, examples=100_000)
+  assert f"of {bytes_of_a_row // 2:,} bytes" in row(text, "cache")
   with pytest.raises(ConfigError, match="config.data.name is empty"):
     topology_plan.plan(config, "v5e:2x1", classes=7)
 

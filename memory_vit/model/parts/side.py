@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -218,9 +219,6 @@ class SideStreams(PassHooks):
       jnp.swapaxes(a, 1, 2).astype(jnp.float32) for a in (keys, values)
     )
     keys = rope.rotate(keys, self._angles)
-    shape = (*keys.shape[:2], self._config.width)
-    keys = _standardized(keys.reshape(shape))
-    values = _standardized(values.reshape(shape))
     terms = []
     for name, group in self._groups.items():
       params = self._layers[name][layer]
@@ -238,15 +236,40 @@ class SideStreams(PassHooks):
 
 def _down(
   params: trees.Tree,
-  keys: jt.Float32[jax.Array, "b s d"],
-  values: jt.Float32[jax.Array, "b s d"],
+  keys: jt.Float32[jax.Array, "b s h k"],
+  values: jt.Float32[jax.Array, "b s h k"],
   precision: Precision,
 ) -> jt.Float32[jax.Array, "g b s r"]:
   """Standardized keys and values of all tokens, narrowed."""
   of_keys, of_values = jnp.split(params["kernel"], 2, axis=1)
-  narrow = products.einsum("bsd,gdr->gbsr", keys, of_keys, precision)
-  narrow += products.einsum("bsd,gdr->gbsr", values, of_values, precision)
+  narrow = _narrowed(keys, of_keys, precision)
+  narrow += _narrowed(values, of_values, precision)
   return narrow + params["bias"][:, None, None]
+
+
+def _narrowed(
+  z: jt.Float32[jax.Array, "b s h k"],
+  kernel: jt.Float32[trees.AnyArray, "g d r"],
+  precision: Precision,
+) -> jt.Float32[jax.Array, "g b s r"]:
+  """Standardized tokens times a kernel."""
+  (b, s, h, k), (g, d, r) = z.shape, kernel.shape
+  product = functools.partial(products.einsum, precision=precision)
+  if precision.dtype == "float32":
+    return product("bsd,gdr->gbsr", _standardized(z.reshape(b, s, d)), kernel)
+  # The kernel first, and mean and scale of a token by products as well: to
+  # standardize tokens takes a TPU three times as long.
+  kernel = jnp.asarray(kernel, precision.dtype)
+  columns = jnp.concatenate([kernel, jnp.ones_like(kernel[..., :1])], axis=2)
+  narrow = product("bshk,ghkr->gbsr", z, columns.reshape(g, h, k, r + 1))
+  mean = narrow[..., r:] / d
+  # Of a single column XLA would make a sum.
+  ones = jnp.ones((h, k, 8), kernel.dtype)
+  squares = product("bshk,hkr->bsr", jnp.square(z), ones)[None, ..., :1] / d
+  variance = jnp.maximum(squares - jnp.square(mean), 0)
+  sums = kernel.astype(jnp.float32).sum(axis=1)[:, None, None]
+  scale = jax.lax.rsqrt(variance + _EPSILON)
+  return scale * (narrow[..., :r] - mean * sums)
 
 
 def _convolved(

@@ -1,0 +1,148 @@
+"""Inputs of a run whose images and, as a rule, weights are not there."""
+
+import dataclasses
+from typing import cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from memory_vit.backbones.load import known_config
+from memory_vit.config import Config
+from memory_vit.data import datasets
+from memory_vit.data.data_record import DataRecord
+from memory_vit.data.source import Source
+from memory_vit.data.split import Split
+from memory_vit.data.split_ref import configured_splits
+from memory_vit.errors import BackboneError, ConfigError, DataError
+from memory_vit.kinds import KINDS, TaskKind
+from memory_vit.kinds.kind import HeadOutputs
+from memory_vit.model.backbone import Backbone, backbone_shapes, rounded
+from memory_vit.model.task import EvalPreprocessing
+from memory_vit.model.vit_config import RANDOM
+from memory_vit.runtime import sharding
+from memory_vit.runtime.absent_devices import Chip
+from memory_vit.runtime.preemption import StopSignal
+from memory_vit.tasks import manifest, store
+from memory_vit.train import padded_head, settle, sweep
+from memory_vit.train.inputs import RunInputs, random_config, read_backbone
+
+
+def describe_inputs(
+  config: Config, mesh: Mesh, chip: Chip, classes: int, examples: int
+) -> RunInputs:
+  """Describe the inputs of a run on a mesh; arrays are shapes, or zeros.
+
+  Args:
+    config: of the run.
+    mesh: of devices that need not be there.
+    chip: what they are.
+    classes: outputs of the task; 0 asks the data.
+    examples: of the training split; 0 asks the data.
+  """
+  loaded = _open_backbone(config)
+  vit = dataclasses.replace(loaded.config, platform=chip.platform)
+  backbone = dataclasses.replace(loaded, config=vit)
+  train = _describe_data(config, classes, examples)
+  config = settle.settled(config, backbone, train)
+  if not settle.task_name(config):  # no data are named
+    config = config.replaced({"task.name": "task"})
+  settle.require_batches(config, mesh)
+  attends_to, ancestors = (
+    tuple(store.read_task(path, manifest.read(path)) for path in paths)
+    for paths in settle.parent_directories(config)
+  )
+  parents = (*attends_to, *ancestors)
+  outputs = config.task.padded_classes or train.num_classes
+  vector = jnp.zeros(outputs)
+  kind = KINDS[config.task.kind]
+  # Of values; they are no part of a program.
+  scales = (1.0,) * train.num_classes if kind.needed else ()
+  frozen = {
+    "backbone": jax.eval_shape(
+      lambda params: rounded(Backbone(vit, params, "")).params, backbone.params
+    ),
+    "tasks": {task.spec.name: task.params for task in parents},
+    "outputs": HeadOutputs(
+      padded_head.is_class(outputs, train.num_classes), vector
+    ),
+  }
+  return RunInputs(
+    config=config,
+    mesh=mesh,
+    stop=StopSignal(),
+    backbone=backbone,
+    frozen=sharding.shapes(frozen, mesh),
+    splits={"train": train},
+    kind=TaskKind(name=kind.name, mean=scales, std=scales),
+    trials=tuple(sweep.trials_of(config, settle.task_name(config))),
+    attends_to=attends_to,
+    parents=parents,
+    preprocessing=EvalPreprocessing(image_size=vit.image_size),
+    record=DataRecord(),
+    decoded=lambda: train,
+    cache=None,
+  )
+
+
+def _open_backbone(config: Config) -> Backbone:
+  """A backbone of zeros, unless its file alone tells its shapes."""
+  if config.backbone.startswith(RANDOM):
+    vit = random_config(config)
+  elif known := known_config(config.backbone):
+    vit = dataclasses.replace(
+      known,
+      image_size=config.image_size or known.image_size,
+      dtype=config.dtype,
+      gelu=settle.made_gelu(config),
+    )
+  else:
+    try:
+      return read_backbone(config)
+    except BackboneError as error:
+      raise BackboneError(
+        f"{error} For a plan, a short name such as augreg-B/16, or random:B/16 "
+        "with config.image_size, has the shapes without a file."
+      ) from error
+  params = jax.tree.map(
+    lambda a: np.zeros(a.shape, a.dtype), backbone_shapes(vit)
+  )
+  return Backbone(vit, params, fingerprint="")
+
+
+def _describe_data(config: Config, classes: int, examples: int) -> Split:
+  """A training split without its examples."""
+  needs_examples = config.epochs != 0 or (
+    config.cache.has_rows and config.cache.where == "device"
+  )
+  names, size = tuple(map(str, range(classes))), examples or None
+  if not names or (needs_examples and not size):
+    ref = configured_splits(config)["train"]
+    if not ref.name:
+      raise ConfigError(
+        "config.data.name is empty: give --classes, the outputs of the task, "
+        "and --examples if config.epochs is set; or name a data set."
+      )
+    try:
+      found_names, found_size = datasets.describe(ref)
+    except DataError as error:
+      raise DataError(
+        f"{error} Without the data: give --classes, and --examples if "
+        "config.epochs is set."
+      ) from error
+    names, size = names or found_names, size or found_size
+  if needs_examples and not size:
+    raise ConfigError(
+      f"the number of training examples of {config.data.name!r}, which "
+      "config.epochs or a cache on the device needs, is not known before the "
+      "data are prepared: give --examples."
+    )
+  return Split(
+    name=config.data.name,
+    split=config.data.train,
+    size=size or 0,
+    class_names=names,
+    kind=config.task.kind,
+    source=cast(Source, None),  # no example is read
+  )
