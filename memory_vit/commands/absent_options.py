@@ -31,8 +31,8 @@ class AbsentDevices:
   examples: int = option(
     0,
     Number(0, 2**40, "examples of the training split"),
-    "Likewise, where config.epochs is set: training examples; 0 asks the data "
-    "set, which TFDS must have prepared.",
+    "Likewise, where config.epochs is set or rows are cached on the device: "
+    "training examples; 0 asks the data set, which TFDS must have prepared.",
   )
 
   def __post_init__(self) -> None:

@@ -32,8 +32,6 @@ with epy.lazy_imports():  # once the command line is known to be right
   from memory_vit.runtime import preemption
   from memory_vit.train import dry_run, progress, run, summary, topology_plan
 
-_WORKDIR = "Directory of results; local, or gs://BUCKET/DIRECTORY."
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainArguments:
@@ -56,7 +54,9 @@ def main(argv: Sequence[str]) -> int:
 def parse(argv: Sequence[str]) -> TrainArguments:
   """Read the command line, and run its configuration file."""
   line = command_line.CommandLine(option_help.docstring(__file__), argv)
-  workdir = line.required_string("workdir", _WORKDIR)
+  workdir = line.required_string(
+    "workdir", "Directory of results; local, or gs://BUCKET/DIRECTORY."
+  )
   allow_changed_data = line.switch(
     "allow_changed_data", "Resume on other data than the run began with."
   )

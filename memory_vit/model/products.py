@@ -3,7 +3,7 @@
 XLA has fast bfloat16 kernels for CPUs with matrix units, and uses them only if
 the result is float32; GPUs and TPUs sum in float32 anyway. Between two products
 all is float32, and an operand is rounded just before it is multiplied; but for
-the tokens between the halves of a block, see `EncoderBlock`.
+the tokens after each half of a block, see `EncoderBlock`.
 """
 
 import functools

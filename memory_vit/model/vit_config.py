@@ -69,7 +69,7 @@ class ViTConfig:
     norm_after_pooling: whether the last LayerNorm comes after the mean, and not
       before (`fc_norm` of timm).
     dtype: compute dtype, "float32" or "bfloat16": that of the operands of
-      products, see `products.einsum`, and of the tokens between the halves of a
+      products, see `products.einsum`, and of the tokens after each half of a
       block. All else is float32.
     platform: "cpu", "gpu" or "tpu", for which programs are compiled; "" is that
       of JAX's first device.

@@ -36,7 +36,15 @@ class Precision:
 
   @property
   def on_cpu(self) -> bool:
-    return (self.platform or jax.default_backend()) == "cpu"
+    return self._target == "cpu"
+
+  @property
+  def on_tpu(self) -> bool:
+    return self._target == "tpu"
+
+  @property
+  def _target(self) -> str:
+    return self.platform or jax.default_backend()
 
 
 def resolve(dtype: str) -> str:

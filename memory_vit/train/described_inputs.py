@@ -28,6 +28,10 @@ from memory_vit.tasks import manifest, store
 from memory_vit.train import padded_head, settle, sweep
 from memory_vit.train.inputs import RunInputs, random_config, read_backbone
 
+_EXAMPLES = (
+  "--examples if config.epochs is set or rows are cached on the device"
+)
+
 
 def describe_inputs(
   config: Config, mesh: Mesh, chip: Chip, classes: int, examples: int
@@ -122,14 +126,13 @@ def _describe_data(config: Config, classes: int, examples: int) -> Split:
     if not ref.name:
       raise ConfigError(
         "config.data.name is empty: give --classes, the outputs of the task, "
-        "and --examples if config.epochs is set; or name a data set."
+        f"and {_EXAMPLES}; or name a data set."
       )
     try:
       found_names, found_size = datasets.describe(ref)
     except DataError as error:
       raise DataError(
-        f"{error} Without the data: give --classes, and --examples if "
-        "config.epochs is set."
+        f"{error} Without the data: give --classes, and {_EXAMPLES}."
       ) from error
     names, size = names or found_names, size or found_size
   if needs_examples and not size:

@@ -79,7 +79,7 @@ def make_plan(
 ) -> PassPlan:
   """Make a new plan; see `plan`. `compiled` is asked if shapes do not tell."""
   plans = [
-    _plan_group(of_group(inputs, group), compiled)
+    plan_group(of_group(inputs, group), compiled)
     for group in sweep.by_pass_group(inputs.trials)
   ]
   largest = max(plans, key=lambda plan: plan.bytes_of_one or 0)
@@ -87,7 +87,8 @@ def make_plan(
   return dataclasses.replace(largest, passes=passes)
 
 
-def _plan_group(inputs: RunInputs, compiled: Temporary) -> PassPlan:
+def plan_group(inputs: RunInputs, compiled: Temporary) -> PassPlan:
+  """Plan the passes of one group; see `make_plan`."""
   trials = inputs.trials
   if len(trials) == 1 or not inputs.config.learned.shares_pass:
     return PassPlan(tuple((trial.name,) for trial in trials))

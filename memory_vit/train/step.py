@@ -137,7 +137,7 @@ class Step:
     batch: Mapping[str, Any],
     evaluated: int = 0,
     *,
-    temporary: Temporary = live_memory.temporary_bytes,
+    temporary: Temporary,
   ) -> StepMemory:
     """Estimate device memory beside state and backbone.
 

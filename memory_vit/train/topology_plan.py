@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from memory_vit.config import MOST_IMAGES, Config
 from memory_vit.errors import ConfigError
-from memory_vit.runtime import absent_devices, sharding
+from memory_vit.runtime import absent_devices, live_memory, sharding
 from memory_vit.runtime.absent_devices import Chip
 from memory_vit.runtime.compiler_report import CompilerReport
 from memory_vit.runtime.messages import counted
@@ -34,9 +34,11 @@ logger = logging.getLogger(__name__)
 
 # Of the memory of a chip; a run leaves the rest free, see `sweep.free_bytes`.
 _SHARE = 0.9
-# Batches that are compiled in search of the largest one: each is larger by a
-# tenth than one that fits, or smaller by a tenth than one that does not.
-_TRIES, _WORTHWHILE, _LESS = 3, 1.1, 0.9
+# Batches that are compiled in search of the largest one.
+_TRIES = 3
+# Each is larger by a tenth than one that fits; after one that does not, a tenth
+# less than is expected to fit is tried.
+_WORTHWHILE, _LESS = 1.1, 0.9
 # What the compiler for TPUs says of a program that takes too much memory.
 _TOO_LARGE = "RESOURCE_EXHAUSTED"
 _GIB = 2**30
@@ -47,7 +49,7 @@ _FROZEN, _GRADIENT, _UPDATE = "frozen pass", "gradient", "update"
 def plan(
   config: Config, topology: str, *, classes: int = 0, examples: int = 0
 ) -> str:
-  """Describe a run on absent devices; nothing is read, written or run.
+  """Describe a run on absent devices, of which nothing is run.
 
   Args:
     config: of the run.
@@ -83,7 +85,7 @@ def plan(
     rows += _GroupPlan(without_cache, chip).rows()
   return (
     f"{aligned(rows)}\n\nEstimated by the compiler ({compiler}), not measured. "
-    "Reading images, compiling and evaluation come on top."
+    "Reading images, filling a cache, compiling and evaluation come on top."
   )
 
 
@@ -95,7 +97,7 @@ class _Measured:
   reports: Mapping[str, CompilerReport]
 
   def seconds(self, config: Config, gigahertz: float) -> float:
-    """Of a step, all of whose parts pass the same programs."""
+    """Seconds of a step; each part of its batch passes the same programs."""
     cycles = sum(
       report.cycles
       * (1 if name == _UPDATE else config.optim.accumulation_steps)
@@ -120,9 +122,9 @@ class _GroupPlan:
         "config.mesh.fsdp."
       )
     packs = self._packs()
-    longest = max(packs, key=len)
+    largest = max(packs, key=lambda p: (max(map(sweep.size, p)), len(p)))
     regimes = dict.fromkeys(trial.config.regime for trial in trials)
-    measured = self._measure(longest, config.batch_size)
+    measured = self._measure(largest, config.batch_size)
     rows = [
       ("regime", ", ".join(regimes)),
       (
@@ -131,7 +133,7 @@ class _GroupPlan:
         f"{counted(len(trials), 'trial')} in {counted(len(packs), 'pass')}",
       ),
       ("memory", self._memory(measured)),
-      ("largest batch", self._largest_batch(longest, measured)),
+      ("largest batch", self._largest_batch(largest, measured)),
     ]
     if config.cache.has_rows:
       rows.append(("cache", self._cache()))
@@ -146,15 +148,21 @@ class _GroupPlan:
     """The trials that share each pass, by the memory of the chip."""
     inputs = self.inputs
     if not inputs.config.sweep.memory_gib:
-      config = inputs.config.replaced({"sweep.memory_gib": self._free / _GIB})
+      free = max(1, self._free - self._cached_bytes) / _GIB
+      config = inputs.config.replaced({"sweep.memory_gib": free})
       inputs = dataclasses.replace(inputs, config=config)
 
-    def taken(program: Any, _: Any) -> int:
+    def taken(program: Any, bytes_of: Any) -> int:
       report = self._compile(program)
-      return report.temporaries if report else self.chip.memory
+      if report:
+        return report.temporaries
+      return live_memory.temporary_bytes(program, bytes_of)
 
     by_name = {trial.name: trial for trial in inputs.trials}
-    plan = passes.make_plan(inputs, taken)
+    try:
+      plan = passes.plan_group(inputs, taken)
+    except ConfigError:  # not even one trial fits, as the other rows show
+      return [[trial] for trial in inputs.trials]
     return [[by_name[name] for name in names] for names in plan.passes]
 
   def _measure(
@@ -207,7 +215,7 @@ class _GroupPlan:
 
   @property
   def _backbone_bytes(self) -> int:
-    """Of the backbone as loaded, and of its rounded kernels beside it."""
+    """Bytes of the backbone as loaded, and of its rounded kernels beside it."""
     params = {"backbone": self.inputs.backbone.params}
     passed = jax.tree.leaves(self.inputs.frozen["backbone"])
     return sharding.bytes_on_a_device(
@@ -232,7 +240,7 @@ class _GroupPlan:
       "parameters, optimizer state and gradient": memory.state,
       "batches of images": memory.batches,
       "what the backbone hands on": memory.contexts,
-      "cached rows": memory.cached,
+      "cached rows of training": memory.cached,
       f"temporary arrays of the {largest}": memory.temporary,
     }
     parts = dict(sorted(parts.items(), key=lambda part: -part[1]))
@@ -255,7 +263,7 @@ class _GroupPlan:
     # Close to its limit the compiler computes values again: what it states
     # there tells nothing of smaller batches.
     while measured is None or not self._fits(measured):
-      if images == unit:
+      if images == unit or self._cached_bytes > self._free:
         return f"none: {counted(unit, 'image')} do not fit"
       most, images = images, max(unit, images // 2 // unit * unit)
       measured = self._measure(trials, images)
@@ -309,13 +317,13 @@ class _GroupPlan:
 
   @property
   def _cached_rows(self) -> int:
-    """Those of training; 0 if the number of examples is not known."""
+    """The number of rows of training; 0 if that of examples is not known."""
     size = self.inputs.splits["train"].size
     return size * self.inputs.config.cache.crops
 
   @property
   def _cached_bytes(self) -> int:
-    """Of the rows of training on a chip."""
+    """Bytes of the cached rows of training on a chip."""
     if self.inputs.config.cache.where != "device":
       return 0
     return self._row_bytes * self._cached_rows // self.inputs.mesh.size

@@ -126,7 +126,7 @@ def test_run_is_planned_without_data_weights_or_a_chip(capsys):
   assert "for 6 trials in 1 pass" in out
   assert re.search(r"memory +0\.\d+ GiB a chip: 0\.\d+ ", out)
   assert re.search(r"largest batch +\d[\d,]+ images, which take 1\d", out)
-  assert re.search(r"training +about \d+:\d\d, 0?\.?\d+\.?\d* ms a step", out)
+  assert re.search(r"training +about \d+:\d\d, [\d.]+ ms a step", out)
 
 
 def test_a_program_is_compiled_again():

@@ -403,6 +403,17 @@ def test_unusable_regimes_are_refused(backbone):
     random_task(backbone, "a", regime="lora")
 
 
+@pytest.mark.parametrize(
+  "regime", ["memory", "memory_propagated", "memory_additive", "adapter"]
+)
+def test_regimes_that_change_the_backbone_run_in_bfloat16(images, regime):
+  found = []
+  for dtype in ("float32", "bfloat16"):
+    backbone = tiny_backbone(dtype=dtype)
+    found.append(logits(backbone, task_of(backbone, regime), images))
+  np.testing.assert_allclose(found[1], found[0], atol=0.05)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_masked_tasks_leave_the_outputs_and_others_do_not(images, dtype):
   """The point of the mask, on the model itself."""

@@ -57,8 +57,8 @@ def test_new_stream_changes_no_bit(backbone, images, mixing):
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.6])
-def test_bfloat16_narrows_standardized_tokens(shift):
-  """As if each token were standardized first, which float32 does to the bit.
+def test_tpus_narrow_standardized_tokens(shift):
+  """As if each token were standardized first, which others do to the bit.
 
   In backbones at hand the mean of a token is up to 0.65 standard deviations.
   """
@@ -69,15 +69,18 @@ def test_bfloat16_narrows_standardized_tokens(shift):
   centered = wide - wide.mean(-1, keepdims=True)
   exact = centered / np.sqrt(centered.var(-1, keepdims=True) + 1e-6)
   exact = np.einsum("bsd,gdr->gbsr", exact, kernel)
-  for dtype, tolerance in (("float32", 1e-5), ("bfloat16", 0.01)):
-    found = side._narrowed(z.astype(jnp.float32), kernel, Precision(dtype))
+  for dtype, platform, tolerance in (
+    ("float32", "tpu", 1e-5), ("bfloat16", "tpu", 0.01), ("bfloat16", "", 0.02),
+  ):  # fmt: skip
+    precision = Precision(dtype, platform)
+    found = side._narrowed(z.astype(jnp.float32), kernel, precision)
     np.testing.assert_allclose(found, exact, atol=tolerance)
 
 
-def test_bfloat16_is_finite_where_tokens_are_constant():
+def test_tpus_narrow_constant_tokens_to_finite_values():
   z, kernel = jnp.full((1, 2, 4, 16), 7.3), jnp.ones((1, 64, 3))
   gradient = jax.grad(
-    lambda k: side._narrowed(z, k, Precision("bfloat16")).sum()
+    lambda k: side._narrowed(z, k, Precision("bfloat16", "tpu")).sum()
   )(kernel)
   assert jnp.isfinite(gradient).all()
 

@@ -217,7 +217,7 @@ def test_bfloat16_is_close_to_float32(images):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_tokens_between_blocks_are_in_the_compute_dtype(images, dtype):
+def test_tokens_after_blocks_are_in_the_compute_dtype(images, dtype):
   """As in vit_jax, where they are half of what an accelerator moves."""
   backbone = tiny_backbone(dtype=dtype)
 

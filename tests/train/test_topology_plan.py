@@ -133,6 +133,61 @@ def test_kinds_of_tasks_are_planned(config, chip, kind):
   assert gib(row(text, "memory")) < 0.01
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("regime", ["head", "probe", "adapter", "full"])
+def test_other_regimes_are_planned(config, chip, regime):
+  task = config_lib.TaskConfig(bottleneck=4)
+  config = dataclasses.replace(config, regime=regime, task=task)
+  text = topology_plan.plan(config, "v5e:2x1", classes=7)
+  assert "images, which take" in row(text, "largest batch")
+
+
+def test_sweep_on_cached_rows_is_planned_without_the_cache(config, chip):
+  """Rows on the host take no memory of a chip, and their number is unknown."""
+  config = dataclasses.replace(
+    config,
+    sweep=config_lib.SweepConfig(learning_rate=(0.1, 0.2), export="all"),
+    cache=config_lib.CacheConfig(what="contexts"),
+    data=config_lib.DataConfig(validation="", train_crop="resize", flip=False),
+  )
+  text = topology_plan.plan(config, "v5e:2x1", classes=7)
+  assert "for 2 trials in 1 pass" in row(text, "steps")
+
+
+def test_the_largest_trials_are_measured(config, chip, monkeypatch):
+  seen = []
+
+  def measure(self, trials, images, *names):
+    seen.append([trial.config.task.cells for trial in trials])
+
+  monkeypatch.setattr(topology_plan._GroupPlan, "_measure", measure)
+  sweep = config_lib.SweepConfig(cells=(30, 1, 20), export="all")
+  config = dataclasses.replace(
+    config,
+    regime="memory",
+    sweep=sweep,
+    batch_size=2,
+    data=config_lib.DataConfig(validation=""),
+  )
+  topology_plan.plan(config, "v5e:2x1", classes=7)
+  assert seen == [[30]]
+
+
+@pytest.mark.slow
+def test_sweep_of_which_no_trial_fits_is_planned(config, chip):
+  chip(1)
+  sweep = config_lib.SweepConfig(learning_rate=(0.1, 0.2), export="all")
+  config = dataclasses.replace(
+    config,
+    sweep=sweep,
+    batch_size=1024,
+    data=config_lib.DataConfig(validation=""),
+  )
+  text = topology_plan.plan(config, "v5e:2x1", classes=7)
+  assert "in 2 passes" in row(text, "steps")
+  assert "too much" in row(text, "memory")
+
+
 def test_seconds_of_the_run_are_those_of_its_steps(config, chip, monkeypatch):
   """Stated by the compiler for TPUs; CPUs' states none."""
   made = topology_plan.CompilerReport.of

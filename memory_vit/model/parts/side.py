@@ -255,10 +255,11 @@ def _narrowed(
   """Standardized tokens times a kernel."""
   (b, s, h, k), (g, d, r) = z.shape, kernel.shape
   product = functools.partial(products.einsum, precision=precision)
-  if precision.dtype == "float32":
+  if precision.dtype == "float32" or not precision.on_tpu:
     return product("bsd,gdr->gbsr", _standardized(z.reshape(b, s, d)), kernel)
   # The kernel first, and mean and scale of a token by products as well: to
-  # standardize tokens takes a TPU three times as long.
+  # standardize tokens takes a TPU three times as long. GPUs would need more
+  # memory for it.
   kernel = jnp.asarray(kernel, precision.dtype)
   columns = jnp.concatenate([kernel, jnp.ones_like(kernel[..., :1])], axis=2)
   narrow = product("bshk,ghkr->gbsr", z, columns.reshape(g, h, k, r + 1))
