@@ -118,12 +118,13 @@ def test_run_is_planned_without_data_weights_or_a_chip(capsys):
     train.main([
       "--config=sun397", "--dry_run", "--topology=v5e:4x4",
       "--config.backbone=random:Micro/32", "--config.dtype=auto",
+      "--config.learning_rate=0.1",
     ])  # fmt: skip
   assert not left.value.code
   out = capsys.readouterr().out
   assert re.search(r"devices +16 x v5e, 15.75 GiB each", out)
   assert re.search(r"backbone +Micro/32 at 224 px, bfloat16", out)
-  assert "for 6 trials in 1 pass" in out
+  assert "for 1 trial in 1 pass" in out
   assert re.search(r"memory +0\.\d+ GiB a chip: 0\.\d+ ", out)
   assert re.search(r"largest batch +\d[\d,]+ images, which take 1\d", out)
   assert re.search(r"training +about \d+:\d\d, [\d.]+ ms a step", out)
