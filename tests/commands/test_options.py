@@ -472,7 +472,7 @@ class Watcher:
     patch.setattr(wandb_run, "wandb", library)
     # A round number.
     patch.setattr(
-      passes, "pack_bytes", lambda inputs, trials, **_: len(trials) * 2**20
+      passes, "pack_bytes", lambda inputs, trials, *_: len(trials) * 2**20
     )
 
   def _make_once(self):
