@@ -65,12 +65,14 @@ class Target:
 
   def on_all(self, tree: Any) -> Any:
     """Shapes of arrays as training lays them out."""
-    return _laid_out(tree, sharding.layout(tree, self.mesh))
+    return sharding.shapes(tree, self.mesh)
 
   def by_rows(self, tree: Any) -> Any:
     """Shapes of arrays with a row for each image."""
     rows = sharding.by_rows(self.mesh)
-    return _laid_out(tree, jax.tree.map(lambda _: rows, tree))
+    return jax.tree.map(
+      lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=rows), tree
+    )
 
   @property
   def images(self) -> Any:
@@ -95,14 +97,6 @@ class Target:
   def context(self) -> Any:
     encode = _with(inference.encode_program, self)
     return self.by_rows(jax.eval_shape(encode, self.backbone, self.images)[1])
-
-
-def _laid_out(tree: Any, layout: Any) -> Any:
-  return jax.tree.map(
-    lambda a, where: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=where),
-    tree,
-    layout,
-  )
 
 
 def programs(target: Target) -> dict[str, Program]:

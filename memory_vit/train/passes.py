@@ -74,12 +74,10 @@ def has_saved(workdir: Path) -> bool:
   return processes.on_process_0(lambda: bool(_states(workdir)))
 
 
-def make_plan(
-  inputs: RunInputs, compiled: Temporary = live_memory.compiled_bytes
-) -> PassPlan:
-  """Make a new plan; see `plan`. `compiled` is asked if shapes do not tell."""
+def make_plan(inputs: RunInputs) -> PassPlan:
+  """Make a new plan; see `plan`."""
   plans = [
-    plan_group(of_group(inputs, group), compiled)
+    plan_group(of_group(inputs, group), live_memory.compiled_bytes)
     for group in sweep.by_pass_group(inputs.trials)
   ]
   largest = max(plans, key=lambda plan: plan.bytes_of_one or 0)
@@ -88,7 +86,7 @@ def make_plan(
 
 
 def plan_group(inputs: RunInputs, compiled: Temporary) -> PassPlan:
-  """Plan the passes of one group; see `make_plan`."""
+  """Plan the passes of one group; `compiled` is asked if shapes do not tell."""
   trials = inputs.trials
   if len(trials) == 1 or not inputs.config.learned.shares_pass:
     return PassPlan(tuple((trial.name,) for trial in trials))

@@ -23,10 +23,7 @@ from memory_vit.runtime.messages import counted
 from memory_vit.runtime.progress_bar import duration
 from memory_vit.runtime.tables import aligned
 from memory_vit.train import batches, described_inputs, pack, passes, sweep
-from memory_vit.train.inputs import (
-  RunInputs,
-  of_group,
-)
+from memory_vit.train.inputs import RunInputs, of_group
 from memory_vit.train.passes import PackMemory
 from memory_vit.train.sweep import Trial
 
@@ -91,7 +88,7 @@ def plan(
 
 @dataclasses.dataclass(frozen=True)
 class _Measured:
-  """What the compiler says of a step; its reports are by program."""
+  """Report of the compiler on a step: its memory, and each program."""
 
   memory: PackMemory
   reports: Mapping[str, CompilerReport]

@@ -161,7 +161,7 @@ def test_the_largest_trials_are_measured(config, chip, monkeypatch):
     seen.append([trial.config.task.cells for trial in trials])
 
   monkeypatch.setattr(topology_plan._GroupPlan, "_measure", measure)
-  sweep = config_lib.SweepConfig(cells=(30, 1, 20), export="all")
+  sweep = config_lib.SweepConfig(cells=(1, 30, 20), export="all")
   config = dataclasses.replace(
     config,
     regime="memory",
