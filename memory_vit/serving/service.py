@@ -43,8 +43,8 @@ class Service:
     self.settings = settings
     self.metrics = Metrics(predictor.backbone.config.dtype)
     self.token: Token = read_token(settings.token_file)
-    self._folder = TaskFolder(settings.state_dir)
-    self.follower = TaskFollower(predictor, self._folder)
+    folder = TaskFolder(settings.state_dir)
+    self.follower = TaskFollower(predictor, folder)
     self.task_root = TaskRoot(settings.task_root)
     self.changes = ChangeThread(self.metrics.change)
     self.refuse_changes = refuse_changes  # why no task can be changed; or ""
@@ -83,7 +83,7 @@ class Service:
 
   def remove_files(self) -> None:
     """Remove the temporary folder of a server without --state_dir."""
-    self._folder.close()
+    self.follower.close()
 
   @contextlib.asynccontextmanager
   async def running(self) -> AsyncIterator[None]:

@@ -87,6 +87,7 @@ class TaskFollower:
     self._tried: dict[str, Stamp] = {}
     self._again = 0.0
     self._wake = asyncio.Event()
+    self._closed = False
     given = predictor.task_set
     try:
       folder.begin(given.by_slot.values())
@@ -94,6 +95,14 @@ class TaskFollower:
       raise ConfigError(f"--state_dir: {error.message}") from error
     self._refresh()
     self._require_usable(given)
+
+  def close(self) -> None:
+    """Show nothing more, and remove the folder of a server without a path.
+
+    A look that another thread has begun may last: it is not waited for.
+    """
+    self._closed = True  # first: files that are being removed are no change
+    self._folder.close()
 
   async def follow(self) -> None:
     """Look into the folder once a second, until it is cancelled."""
@@ -127,6 +136,8 @@ class TaskFollower:
         self._tried, self._again = stamps, time.monotonic() + _AGAIN_SECONDS
         self._refresh()
       except Exception as error:  # such as no memory on the device
+        if self._closed:
+          return
         is_ours = isinstance(error, MemoryVitError)
         reason = one_line(str(error)) or type(error).__name__
         self._note({**self.problems, ALL_TASKS: reason}, traceback=not is_ours)
@@ -187,6 +198,8 @@ class TaskFollower:
       self._stored = {
         name: self._read(name, stamp) for name, stamp in stamps.items()
       }
+    if self._closed:
+      return
     by_slot, problems = self._placed(self._stored)
     ready = self._predictor.task_set
     if {*map(id, by_slot.values())} != {*map(id, ready.by_slot.values())}:

@@ -649,6 +649,25 @@ def test_one_of_several_servers_without_a_folder_changes_nothing(tmp_path):
   asyncio.run(check())
 
 
+@pytest.mark.parametrize("gone", ["files", "folder"])
+def test_files_that_a_closing_server_removes_are_no_change(
+  gone, monkeypatch, caplog
+):
+  """Whoever made the application may go on with the predictor."""
+  model = predictor(BIRDS)
+  service = create_app(model, ServerSettings()).state.service
+  real = folders.TaskFolder.stamps
+
+  def close_meanwhile(folder):
+    service.remove_files()  # which removes the files first, then the folder
+    return {} if gone == "files" else real(folder)
+
+  monkeypatch.setattr(folders.TaskFolder, "stamps", close_meanwhile)
+  service.follower.look()
+  assert model.task_set.names == ("birds",)
+  assert not caplog.records
+
+
 def test_files_of_a_server_without_a_folder_are_removed(tmp_path, monkeypatch):
   monkeypatch.setattr(folders.tempfile, "tempdir", str(tmp_path))
   app = create_app(predictor(BIRDS), ServerSettings())
