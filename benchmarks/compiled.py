@@ -66,12 +66,9 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     if any(earlier[key] != result[key] for key in _KEYS):
       raise SystemExit(f"{arguments.out} has rows of another setting")
     result = earlier
-  known = compiled_programs.programs(made)
-  for name in arguments.only or known:
-    if name not in known:
-      raise SystemExit(f"--only={name}, expected one of {', '.join(known)}")
+  for name, program in chosen(made, arguments.only).items():
     if name not in result["rows"]:
-      row = compile_program(known[name], chip.options)
+      row = compile_program(program, chip.options)
       result["rows"][name] = row
       arguments.out.write_text(json.dumps(result, indent=2) + "\n")
       print(f"{name}: {row['seconds']:.0f} s", flush=True)
@@ -84,15 +81,32 @@ def target(arguments: argparse.Namespace) -> compiled_programs.Target:
   platform = absent_devices.chip_of(name).platform
   is_kind = platform == "tpu" and ":" not in name
   devices = absent_devices.devices(f"{name}:1" if is_kind else name)
+  config = config_of(arguments, platform)
+  return compiled_programs.Target(
+    config, arguments.batch, sharding.make_mesh(devices)
+  )
+
+
+def chosen(
+  made: compiled_programs.Target, only: Sequence[str] | None
+) -> dict[str, compiled_programs.Program]:
+  """The programs of --only, by default all."""
+  known = compiled_programs.programs(made)
+  for name in only or ():
+    if name not in known:
+      raise SystemExit(f"--only={name}, expected one of {', '.join(known)}")
+  return {name: known[name] for name in only or known}
+
+
+def config_of(arguments: argparse.Namespace, platform: str) -> mv.ViTConfig:
+  """The model of --variant, --dtype and --layers."""
   config = mv.vit_config(
     arguments.variant, num_classes=1000, dtype=arguments.dtype,
     platform=platform,
   )  # fmt: skip
   if arguments.layers:
     config = dataclasses.replace(config, depth=arguments.layers)
-  return compiled_programs.Target(
-    config, arguments.batch, sharding.make_mesh(devices)
-  )
+  return config
 
 
 def compile_program(

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import jax
@@ -17,6 +18,7 @@ from benchmarks import (
   masked_sequence,
   passes,
   peaks,
+  timed_programs,
   workloads,
 )
 from memory_vit.tasks import split_forward
@@ -206,6 +208,24 @@ def test_failing_program_ends_alone():
   assert list(failed) == ["full", "last"]
   with pytest.raises(jax.errors.JaxRuntimeError):
     passes._compiled({"forward": lambda: fails}, math.inf)
+
+
+def test_programs_are_timed_on_the_device_that_is_here(tmp_path, capsys):
+  only = ("plain", "encode", "gradient 1", "update 1")
+  (found,) = timed_programs.main(
+    ["--variant=Micro/32", "--dtype=float32", "--batch=2", "--rounds=1",
+     "--layers=1", f"--json={tmp_path}/x.json"]
+    + [f"--only={name}" for name in only]
+  )  # fmt: skip
+  assert [found] == json.loads((tmp_path / "x.json").read_text())
+  assert tuple(found["rows"]) == only
+  times = {name: row["ms"] for name, row in found["rows"].items()}
+  assert all(ms > 0 for ms in times.values())
+  (total,) = re.findall(r"\*\*train 1\*\* \| (\S+)", capsys.readouterr().out)
+  expected = times["encode"] + times["gradient 1"] + times["update 1"]
+  assert float(total) == pytest.approx(expected, abs=0.005)
+  with pytest.raises(SystemExit, match="--only=x, expected one of plain"):
+    timed_programs.main(["--only=x"])
 
 
 @pytest.mark.slow
