@@ -15,7 +15,7 @@ import functools
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,8 @@ def measure(arguments: argparse.Namespace, batch: int) -> dict[str, Any]:
     batch,
     sharding.make_mesh(jax.devices()[:1]),
   )
-  calls, rows = {}, {}
+  calls: dict[str, Callable[[], Any]] = {}
+  rows: dict[str, dict[str, Any]] = {}
   for name, program in compiled.chosen(target, arguments.only).items():
     function, shapes = program.build()
     began = time.perf_counter()
@@ -89,7 +90,9 @@ def _random(shape: Any) -> Any:
   return jax.device_put(values.astype(shape.dtype), shape.sharding)
 
 
-def _times(calls: dict[str, Any], rounds: int) -> dict[str, list[float]]:
+def _times(
+  calls: dict[str, Callable[[], Any]], rounds: int
+) -> dict[str, list[float]]:
   """Seconds of a call of each program, in every round."""
   counts = {}
   for name, call in calls.items():
@@ -103,7 +106,7 @@ def _times(calls: dict[str, Any], rounds: int) -> dict[str, list[float]]:
   return times
 
 
-def _seconds(call: Any, count: int) -> float:
+def _seconds(call: Callable[[], Any], count: int) -> float:
   began = time.perf_counter()
   for _ in range(count):
     outputs = call()
@@ -117,12 +120,12 @@ def table(result: dict[str, Any]) -> str:
   rows = {name: (row["ms"], row["kernels"]) for name, row in found.items()}
   for name, parts in compiled_programs.SUMS.items():
     if all(part in found for part in parts):
-      each = [rows[part] for part in parts]
-      rows[f"**{name}**"] = tuple(map(sum, zip(*each, strict=True)))
+      times, kernels = zip(*(rows[part] for part in parts), strict=True)
+      rows[f"**{name}**"] = sum(times), sum(kernels)
   plain = rows["plain"][0] if "plain" in rows else math.nan
   shown = [
-    [name, f"{ms:.2f}", f"{ms / plain:.2f}", f"{kernels:,}"]
-    for name, (ms, kernels) in rows.items()
+    [name, f"{ms:.2f}", f"{ms / plain:.2f}", f"{count:,}"]
+    for name, (ms, count) in rows.items()
   ]
   return markdown_table(["program", "ms", "passes", "kernels"], shown)
 

@@ -36,6 +36,8 @@ LEFT_OUT = {
 # The same for blocks of Python: page and first line.
 LEFT_OUT_PYTHON = {
   ("export.md", "import onnxruntime"): "tests/exchange/test_onnx.py does",
+  ("cpu.md", "import onnxruntime"): "tests/exchange/test_cpu_page.py does",
+  ("cpu.md", "import openvino"): "tests/exchange/test_cpu_page.py does",
   ("scale.md", "import apache_beam as beam"): "Beam is no dependency",
 }
 # And for commands of the package, by regular expressions: those that need a
