@@ -65,7 +65,9 @@ def ways(backbone, tasks, images, jits):
   slots = mv.fill_slots(backbone, tasks) if tasks else []
   if tasks:
     yield "slots", mv.forward(backbone, slots, images)["backbone"]
-  if not jits:
+  # GPUs tune the kernels of each program: see "Not bitwise identical" in
+  # docs/concepts.md.
+  if not jits or jax.default_backend() == "gpu":
     return
   whole = jax.jit(lambda images: mv.forward(backbone, tasks, images))
   yield "jit of forward", whole(images)["backbone"]
