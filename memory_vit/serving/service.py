@@ -81,8 +81,8 @@ class Service:
       raise busy(f"the server is {self.state}.", BUSY_SECONDS)
     return part
 
-  def remove_files(self) -> None:
-    """Remove the temporary folder of a server without --state_dir."""
+  def close(self) -> None:
+    """Change no task any more; remove the folder of one without --state_dir."""
     self.follower.close()
 
   @contextlib.asynccontextmanager
@@ -102,7 +102,7 @@ class Service:
       self._answering.close()
       self._attention.close()
       self.changes.close()
-      self.remove_files()
+      self.close()
 
   async def _warm_up(self) -> None:
     """Be ready with the smallest batch size; then compile the rest."""

@@ -99,7 +99,7 @@ class TaskFollower:
   def close(self) -> None:
     """Show nothing more, and remove the folder of a server without a path.
 
-    A look that another thread has begun may last: it is not waited for.
+    What another thread is doing is not waited for.
     """
     self._closed = True  # first: files that are being removed are no change
     self._folder.close()
@@ -187,6 +187,8 @@ class TaskFollower:
   @contextlib.contextmanager
   def _changing(self) -> Iterator[TaskSet]:
     with self._folder.changing(), self._lock:
+      if self._closed:
+        raise busy("the server is stopping.", 5)
       self._refresh()
       yield self._predictor.task_set
 
@@ -198,8 +200,6 @@ class TaskFollower:
       self._stored = {
         name: self._read(name, stamp) for name, stamp in stamps.items()
       }
-    if self._closed:
-      return
     by_slot, problems = self._placed(self._stored)
     ready = self._predictor.task_set
     if {*map(id, by_slot.values())} != {*map(id, ready.by_slot.values())}:
@@ -249,6 +249,8 @@ class TaskFollower:
     ready: TaskSet,
     problems: dict[str, str],
   ) -> None:
+    if self._closed:
+      return
     self._predictor.show(ready)
     held = {task.name: task for task in ready.by_slot.values()}
     self._stored = {

@@ -39,6 +39,7 @@ from memory_vit.runtime import lock
 from memory_vit.serving import ServerSettings, create_app, task_changes
 from memory_vit.serving import task_folder as folders
 from memory_vit.serving import task_follower as followers
+from memory_vit.serving.request_error import RequestError
 from memory_vit.tasks import store
 
 CATS = random_task(BACKBONE, "cats", seed=5, classes=4)
@@ -649,23 +650,42 @@ def test_one_of_several_servers_without_a_folder_changes_nothing(tmp_path):
   asyncio.run(check())
 
 
-@pytest.mark.parametrize("gone", ["files", "folder"])
-def test_files_that_a_closing_server_removes_are_no_change(
-  gone, monkeypatch, caplog
-):
+def test_files_that_a_closing_server_removes_are_no_change(monkeypatch, caplog):
   """Whoever made the application may go on with the predictor."""
   model = predictor(BIRDS)
   service = create_app(model, ServerSettings()).state.service
-  real = folders.TaskFolder.stamps
+  folder, look = service.follower._folder, service.follower.look
+  real = folder.close
 
-  def close_meanwhile(folder):
-    service.remove_files()  # which removes the files first, then the folder
-    return {} if gone == "files" else real(folder)
+  def close():  # `shutil.rmtree` removes the files first
+    folder.path("birds").unlink()
+    look()
+    real()
+    look()
 
-  monkeypatch.setattr(folders.TaskFolder, "stamps", close_meanwhile)
-  service.follower.look()
+  monkeypatch.setattr(folder, "close", close)
+  service.close()
   assert model.task_set.names == ("birds",)
   assert not caplog.records
+
+
+def test_a_look_that_outlasts_the_server_shows_nothing(tmp_path, monkeypatch):
+  model = predictor(BIRDS)
+  state = ServerSettings(state_dir=str(tmp_path / "state"))
+  service = create_app(model, state).state.service
+  mv.save_task(PETS, task_files(tmp_path) / "pets.safetensors")
+  real = model.make_ready
+
+  def close_meanwhile(by_slot):
+    service.close()
+    return real(by_slot)
+
+  monkeypatch.setattr(model, "make_ready", close_meanwhile)
+  service.follower.look()
+  assert model.task_set.names == ("birds",)
+  with pytest.raises(RequestError, match="the server is stopping"):
+    service.follower.remove("birds")
+  assert (task_files(tmp_path) / "birds.safetensors").exists()
 
 
 def test_files_of_a_server_without_a_folder_are_removed(tmp_path, monkeypatch):
@@ -674,6 +694,6 @@ def test_files_of_a_server_without_a_folder_are_removed(tmp_path, monkeypatch):
   assert [path.name for path in files(tmp_path)] == [
     ".lock", "birds.safetensors",
   ]  # fmt: skip
-  app.state.service.remove_files()
+  app.state.service.close()
   assert not list(tmp_path.iterdir())
   shutil.rmtree(tmp_path)
