@@ -123,9 +123,8 @@ def compile_program(
 def table(result: Mapping[str, Any]) -> str:
   """The rows, and the sums of those that run one after the other."""
   rows = dict(result["rows"])
-  for name, parts in compiled_programs.SUMS.items():
-    if all(part in rows for part in parts):
-      rows[f"**{name}** ({' + '.join(parts)})"] = _sum(rows, parts)
+  for label, parts in compiled_programs.sums(result["rows"]):
+    rows[label] = _sum(rows, parts)
   clock = absent_devices.chip_of(result["device"]).gigahertz
   plain = rows.get("plain")
   shown = []

@@ -6,7 +6,7 @@ one masked sequence, the plain ViT as vit_jax writes it, and LoRA.
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import jax
@@ -39,6 +39,15 @@ SUMS = {
     "encode", "gradient 1, side stream", "update 1, side stream",
   ),
 }  # fmt: skip
+
+
+def sums(rows: Collection[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
+  """(label, parts) of each of `SUMS` whose parts are among these rows."""
+  for name, parts in SUMS.items():
+    if all(part in rows for part in parts):
+      yield f"**{name}** ({' + '.join(parts)})", parts
+
+
 # A function and the shapes of its arguments.
 Traceable = tuple[Callable[..., Any], tuple[Any, ...]]
 

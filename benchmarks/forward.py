@@ -5,11 +5,11 @@
     [--exported FILE ...]
 
 Runs on the CPU cores that the process may use (`taskset -c 0` for one), in the
-environment of `make exchange`. All rows have the same layers with
-random weights: ours, those of timm in eager mode and compiled, our ONNX file in
-ONNX Runtime and OpenVINO. Rows of one model and batch take turns in one
-process; medians and quartiles are printed. A missing library is named, and its
-rows are left out.
+environment of `make exchange`. All rows have the same layers with random
+weights: ours, those of timm in eager mode and compiled, our ONNX file in ONNX
+Runtime and OpenVINO. Rows of one model and batch take turns in one process;
+medians and quartiles are printed. A missing library is named, and its rows are
+left out.
 
 --exported adds programs of another version of ours, written by `jax.export`
 from a function of parameters and images of this variant and batch.

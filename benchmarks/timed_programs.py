@@ -4,10 +4,11 @@
     [--batch 128] [--layers=N] [--rounds=7] [--only=PROGRAM ...] [--json=FILE]
 
 The same programs that `benchmarks.compiled` compiles for devices that are not
-there, so that its estimates can be compared; with weights, tasks and images of
-random values. Programs are compiled one by one, then timed in turn, round by
-round: calls are queued for about `_ROUND_SECONDS`, as a training loop does, and
-awaited at the end. --batch takes several numbers; each is a table.
+there, so that its estimates can be compared; all floats are random and all
+integers zero. Arguments are not donated, unlike the state in training. Programs
+are compiled one by one, then timed in turn, round by round: calls are queued
+for about `_ROUND_SECONDS`, as a training loop does, and awaited at the end.
+--batch takes several numbers; each is a table.
 """
 
 import argparse
@@ -68,7 +69,8 @@ def measure(arguments: argparse.Namespace, batch: int) -> dict[str, Any]:
     seconds = time.perf_counter() - began
     report = CompilerReport.of(ready)
     rows[name] = {"seconds_to_compile": seconds, "kernels": report.kernels,
-                  "temporaries": report.temporaries}  # fmt: skip
+                  "temporaries": report.temporaries,
+                  "is_ours": program.is_ours}  # fmt: skip
     calls[name] = functools.partial(ready, *jax.tree.map(_random, shapes))
     print(f"{name}: {seconds:.1f} s to compile", flush=True)
   for name, values in _times(calls, arguments.rounds).items():
@@ -76,8 +78,8 @@ def measure(arguments: argparse.Namespace, batch: int) -> dict[str, Any]:
     rows[name] |= {"ms": middle, "quartiles": [low, high]}
   device = jax.devices()[0].device_kind
   settings = {key: getattr(arguments, key) for key in ("variant", "dtype")}
-  return {"device": device, "jax": jax.__version__, "batch": batch,
-          **settings, "rows": rows}  # fmt: skip
+  return {"device": device, "jax": jax.__version__, "batch": batch, **settings,
+          "layers": target.config.depth, "rows": rows}  # fmt: skip
 
 
 def _random(shape: Any) -> Any:
@@ -117,17 +119,21 @@ def _seconds(call: Callable[[], Any], count: int) -> float:
 def table(result: dict[str, Any]) -> str:
   """The rows, and the sums of those that run one after the other."""
   found = result["rows"]
-  rows = {name: (row["ms"], row["kernels"]) for name, row in found.items()}
-  for name, parts in compiled_programs.SUMS.items():
-    if all(part in found for part in parts):
-      times, kernels = zip(*(rows[part] for part in parts), strict=True)
-      rows[f"**{name}**"] = sum(times), sum(kernels)
-  plain = rows["plain"][0] if "plain" in rows else math.nan
-  shown = [
-    [name, f"{ms:.2f}", f"{ms / plain:.2f}", f"{count:,}"]
-    for name, (ms, count) in rows.items()
+  plain = found["plain"]["ms"] if "plain" in found else math.nan
+
+  def shown(label: str, parts: Sequence[str]) -> list[str]:
+    ms = sum(found[part]["ms"] for part in parts)
+    kernels = sum(found[part]["kernels"] for part in parts)
+    return [label, f"{ms:.2f}", f"{ms / plain:.2f}", f"{kernels:,}"]
+
+  rows = [
+    shown(name if row["is_ours"] else f"*{name}*", [name])
+    for name, row in found.items()
   ]
-  return markdown_table(["program", "ms", "passes", "kernels"], shown)
+  rows += [
+    shown(label, parts) for label, parts in compiled_programs.sums(found)
+  ]
+  return markdown_table(["program", "ms", "passes", "kernels"], rows)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from conftest import ROOT, random_task
 from docs.doc_blocks import blocks_of
 
 import memory_vit as mv
+from memory_vit.runtime import dtypes
 
 pytest.importorskip("jax2onnx")
 pytest.importorskip("onnxruntime")
@@ -28,9 +29,10 @@ def blocks(library):
 
 
 def executed(code, images):
+  """All names, after the code ran with these images."""
   names = {"images": images}
   exec(compile(code, str(PAGE), "exec"), names)
-  return names["outputs"]
+  return names
 
 
 def require_close(found, expected, most):
@@ -42,8 +44,8 @@ def require_close(found, expected, most):
 
 
 @pytest.fixture
-def model(backbone, tmp_path, monkeypatch):
-  """An export where the page says, and the tasks in it."""
+def exported_tasks(backbone, tmp_path, monkeypatch):
+  """Tasks in an export, which is where the page says."""
   monkeypatch.chdir(tmp_path)
   tasks = [random_task(backbone, "birds"), random_task(backbone, "pets")]
   with jax.numpy_rank_promotion("allow"):  # as users have it
@@ -52,16 +54,26 @@ def model(backbone, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("hint", CLOSE)
-def test_openvino_computes_what_forward_does(model, backbone, images, hint):
+def test_openvino_computes_what_forward_does(
+  exported_tasks, backbone, images, hint
+):
   code = "".join(blocks("openvino"))
   assert '"f32"' in code
   images = np.asarray(images[:1])
-  expected = mv.forward(backbone, model, images)
-  found = executed(code.replace('"f32"', f'"{hint}"'), images)
-  require_close(found, expected, CLOSE[hint])
+  expected = mv.forward(backbone, exported_tasks, images)
+  names = executed(code.replace('"f32"', f'"{hint}"'), images)
+  require_close(names["outputs"], expected, CLOSE[hint])
+  compiled = names["compiled"]
+  assert list(compiled.input().shape) == list(images.shape)
+  dtype = compiled.get_property("INFERENCE_PRECISION_HINT")
+  if hint == "f32" or dtypes.fastest()[0] == "bfloat16":
+    assert dtype.get_type_name() == hint
 
 
-def test_onnxruntime_computes_what_forward_does(model, backbone, images):
+def test_onnxruntime_computes_what_forward_does(
+  exported_tasks, backbone, images
+):
   images = np.asarray(images)
-  found = executed("".join(blocks("onnxruntime")), images)
-  require_close(found, mv.forward(backbone, model, images), CLOSE["f32"])
+  names = executed("".join(blocks("onnxruntime")), images)
+  expected = mv.forward(backbone, exported_tasks, images)
+  require_close(names["outputs"], expected, CLOSE["f32"])

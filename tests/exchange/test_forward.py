@@ -1,6 +1,7 @@
 """The forward pass is timed beside the libraries that are installed."""
 
 import json
+import sys
 
 import library_models  # noqa: F401  (makes torchvision importable)
 import pytest
@@ -26,3 +27,13 @@ def test_every_library_is_a_row(tmp_path):
     low, high = row["quartiles"]
     assert 0 < low <= row["ms"] <= high
     assert row["rounds"] == 1
+
+
+def test_a_missing_library_is_named(monkeypatch, capsys):
+  monkeypatch.setitem(sys.modules, "openvino", None)
+  (found,) = forward.main(
+    ["--variant", "Micro/32", "--batch", "1", "--rounds", "1"]
+    + ["--rows", "memory_vit", "openvino"]
+  )
+  assert found["rows"].keys() == {"memory_vit, float32", "memory_vit, bfloat16"}
+  assert capsys.readouterr().out.count("openvino is not installed") == 2
