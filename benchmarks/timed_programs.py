@@ -1,14 +1,16 @@
 """Time the programs of `compiled_programs` on the device that is here.
 
   python -m benchmarks.timed_programs [--variant=B/32] [--dtype=bfloat16]
-    [--batch 128] [--layers=N] [--rounds=7] [--only=PROGRAM ...] [--json=FILE]
+    [--batch 128] [--layers=N] [--rounds=7] [--only=PROGRAM ...]
+    [--compile_seconds=300] [--json=FILE]
 
 The same programs that `benchmarks.compiled` compiles for devices that are not
 there, so that its estimates can be compared; all floats are random and all
 integers zero. Arguments are not donated, unlike the state in training. Programs
 are compiled one by one, then timed in turn, round by round: calls are queued
 for about `_ROUND_SECONDS`, as a training loop does, and awaited at the end.
---batch takes several numbers; each is a table.
+--batch takes several numbers; each is a table, and begins to compile no program
+once --compile_seconds have passed.
 """
 
 import argparse
@@ -42,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
   parser.add_argument("--layers", type=int, help="by default all")
   parser.add_argument("--rounds", type=int, default=7)
   parser.add_argument("--only", action="append", metavar="PROGRAM")
+  parser.add_argument("--compile_seconds", type=float, default=math.inf)
   parser.add_argument("--json", type=Path)
   arguments = parser.parse_args(argv)
   found = []
@@ -62,7 +65,11 @@ def measure(arguments: argparse.Namespace, batch: int) -> dict[str, Any]:
   )
   calls: dict[str, Callable[[], Any]] = {}
   rows: dict[str, dict[str, Any]] = {}
+  start = time.perf_counter()
   for name, program in compiled.chosen(target, arguments.only).items():
+    if time.perf_counter() - start > arguments.compile_seconds:
+      print(f"{name}: no time was left to compile it", flush=True)
+      continue
     function, shapes = program.build()
     began = time.perf_counter()
     ready = jax.jit(function).lower(*shapes).compile()

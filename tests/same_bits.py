@@ -65,9 +65,7 @@ def ways(backbone, tasks, images, jits):
   slots = mv.fill_slots(backbone, tasks) if tasks else []
   if tasks:
     yield "slots", mv.forward(backbone, slots, images)["backbone"]
-  # GPUs tune the kernels of each program: see "Not bitwise identical" in
-  # docs/concepts.md.
-  if not jits or jax.default_backend() == "gpu":
+  if not jits:
     return
   whole = jax.jit(lambda images: mv.forward(backbone, tasks, images))
   yield "jit of forward", whole(images)["backbone"]

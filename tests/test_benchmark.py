@@ -148,7 +148,7 @@ def test_result_is_complete_and_written(more, tmp_path, capsys):
 
 @pytest.mark.parametrize("more", [[], ["--more"]])
 def test_defaults_are_the_programs_of_the_page(more):
-  """Of the page on costs; none of them is compiled."""
+  """Programs of the page on costs; none of them is compiled."""
   arguments = passes._arguments([*TINY, *more])
   names = {*passes._programs(passes._setting(arguments), arguments)}
   infer, train = (1, 4, 16, 64), (1, 20)
@@ -226,11 +226,14 @@ def test_programs_are_timed_on_the_device_that_is_here(tmp_path, capsys):
   assert float(total) == pytest.approx(expected, abs=0.005)
   with pytest.raises(SystemExit, match="--only=x, expected one of plain"):
     timed_programs.main(["--only=x"])
+  (found,) = timed_programs.main(["--only=plain", "--compile_seconds=0"])
+  assert not found["rows"]
+  assert "plain: no time was left" in capsys.readouterr().out
 
 
 @pytest.mark.slow
 def test_all_programs_for_absent_devices_are_lowered():
-  """Those of the package, and of peers; libtpu is not here to compile them."""
+  """Programs of the package and of peers; no compiler for TPUs is here."""
   config = mv.vit_config("Micro/8", image_size=16, num_classes=10)
   target = compiled_programs.Target(config, 8, one_device())
   found = compiled_programs.programs(target)

@@ -32,7 +32,7 @@ _TRIM_SECONDS = 10.0
 
 
 class Service:
-  """What the routes of one application share."""
+  """State and threads that the routes of one application share."""
 
   def __init__(
     self, predictor: Predictor, settings: ServerSettings, refuse_changes: str
@@ -82,7 +82,7 @@ class Service:
     return part
 
   def close(self) -> None:
-    """Change no task any more; remove the folder of one without --state_dir."""
+    """End changes of tasks; remove the folder if it is a temporary one."""
     self.follower.close()
 
   @contextlib.asynccontextmanager

@@ -57,7 +57,7 @@ LEFT_OUT_PACKAGE = {
 
 @dataclasses.dataclass(frozen=True)
 class Substitute:
-  """What stands in a block, as a regular expression, and what is executed.
+  """A regular expression for text of a block, and the text in its place.
 
   `\\1` is a group of it, `{port}` is one that is free, `{server}` the address
   of the server that runs, `{line}` the line of the block. An empty `page`
@@ -107,7 +107,7 @@ SUBSTITUTES = (
 
 
 def substituted(block: Block, server: str = "127.0.0.1:8000") -> str:
-  """What is executed of a block, while a server has this address."""
+  """The text of a block to execute, while a server has this address."""
   text = block.text
   for entry in SUBSTITUTES:
     if entry.page in ("", block.page.name):

@@ -53,13 +53,14 @@ def exported_tasks(backbone, tmp_path, monkeypatch):
   return tasks
 
 
+@pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("hint", CLOSE)
 def test_openvino_computes_what_forward_does(
-  exported_tasks, backbone, images, hint
+  exported_tasks, backbone, images, hint, count
 ):
   code = "".join(blocks("openvino"))
   assert '"f32"' in code
-  images = np.asarray(images[:1])
+  images = np.asarray(images[:count])
   expected = mv.forward(backbone, exported_tasks, images)
   names = executed(code.replace('"f32"', f'"{hint}"'), images)
   require_close(names["outputs"], expected, CLOSE[hint])

@@ -21,6 +21,7 @@ def test_ordinary_requests_are_answered_under_attack(backbone_file):
     assert set(row["answered"]) == {"422"}
     assert row["ordinary"] >= 2
     assert row["of status 200"] == row["ordinary"]
+    assert row["slowest s"] < 5
   lines = attacks.table(rows).splitlines()
   assert len(lines) == 2 + len(SMALL)
   assert len({line.count("|") for line in lines}) == 1

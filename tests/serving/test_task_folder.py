@@ -357,7 +357,7 @@ def test_a_server_that_cannot_show_the_newest_set_says_so(
 def test_a_file_that_is_damaged_is_named_and_can_be_removed(
   tmp_path, monkeypatch
 ):
-  """What was loaded before answers; a file that is mended is found."""
+  """The task that was loaded before answers, until its file is mended."""
   monkeypatch.setattr(followers, "_AGAIN_SECONDS", 0.05)
 
   async def check():
