@@ -102,7 +102,9 @@ def _requests(
 
     def plain(images: jax.Array = images) -> Any:
       return jax.block_until_ready(
-        inference.plain_program(backbone.params, images, config=backbone.config)
+        inference.plain_program(
+          backbone.for_programs, images, config=backbone.config
+        )
       )
 
     ways: dict[str, Callable[[], Any]] = {"plain": plain}

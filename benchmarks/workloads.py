@@ -85,15 +85,18 @@ def with_side(setting: Setting) -> Setting:
 
 def plain(setting: Setting) -> jax.Array:
   """One forward pass of the plain ViT, the unit of all measurements."""
-  backbone = setting.backbone
-  return plain_program(backbone.params, setting.images, config=backbone.config)
+  return _plain(setting.backbone, setting.images)
+
+
+def _plain(backbone: mv.Backbone, images: jax.Array) -> jax.Array:
+  return plain_program(backbone.for_programs, images, config=backbone.config)
 
 
 def plain_in(setting: Setting, dtype: str) -> Callable[[], Any]:
   """One forward pass of the plain ViT in a compute dtype of its own."""
   config = dataclasses.replace(setting.backbone.config, dtype=dtype)
   backbone = rounded(mv.Backbone(config, _in_float32(setting), "benchmark"))
-  return lambda: plain_program(backbone.params, setting.images, config=config)
+  return lambda: _plain(backbone, setting.images)
 
 
 def _in_float32(setting: Setting) -> Any:

@@ -121,7 +121,7 @@ class EmbeddingModel:
     images = np.zeros((self._job.batch_size, *pixels.shape[1:]), np.float32)
     images[: len(pixels)] = pixels
     arrays = embed_program(
-      self._backbone.params, images, config=self._backbone.config
+      self._backbone.for_programs, images, config=self._backbone.config
     )
     return [
       _as_bytes(np.asarray(array)[: len(pixels)].astype(self._stored))

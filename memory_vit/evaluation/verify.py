@@ -210,7 +210,9 @@ class Evaluator:
   def _plain(self, images: Images) -> Float[Array, "b c0"]:
     """The original outputs, by a program that returns nothing to tasks."""
     config = self._backbone.config
-    return inference.plain_program(self._backbone.params, images, config=config)
+    return inference.plain_program(
+      self._backbone.for_programs, images, config=config
+    )
 
 
 def require_comparable(specs: Sequence[TaskSpec]) -> None:

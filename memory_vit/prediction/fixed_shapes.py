@@ -106,7 +106,7 @@ class FixedShapes:
     features: bool,
   ) -> BatchOutputs:
     """Start all programs before waiting for the first result."""
-    config, params = self._backbone.config, self._backbone.params
+    config, params = self._backbone.config, self._backbone.for_programs
     images = jax.device_put(batch)
     summary = None
     logits, outputs = program.stacked(

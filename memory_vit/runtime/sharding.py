@@ -7,13 +7,20 @@ is gathered where it is used. All other arrays are replicated.
 
 import collections
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import (
+  AxisType,
+  Mesh,
+  NamedSharding,
+  PartitionSpec,
+  SingleDeviceSharding,
+)
 
 from memory_vit.errors import ConfigError
 
@@ -86,6 +93,27 @@ def shapes(tree: Any, mesh: Mesh) -> Any:
     tree,
     layout(tree, mesh),
   )
+
+
+def on_one_cpu(arrays: Iterable[Any]) -> bool:
+  """Whether programs would run on one CPU with these arrays, none traced."""
+  placed = [array for array in arrays if not isinstance(array, np.ndarray)]
+  # NumPy arrays alone go where a new array would be.
+  return all(map(_is_on_one_cpu, placed or [jnp.zeros(())]))
+
+
+def _is_on_one_cpu(array: Any) -> bool:
+  if isinstance(array, jax.core.Tracer):
+    return False
+  sharding = array.sharding
+  if isinstance(sharding, NamedSharding):
+    # On explicit axes, each operation would have to name its sharding.
+    if any(kind != AxisType.Auto for kind in sharding.mesh.axis_types):
+      return False
+  elif not isinstance(sharding, SingleDeviceSharding):
+    return False
+  device, *others = sharding.device_set
+  return not others and device.platform == "cpu"
 
 
 def bytes_on_a_device(tree: Any) -> int:

@@ -9,13 +9,11 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import jax
-import jax.numpy as jnp
-import numpy as np
-from jax.sharding import AxisType, NamedSharding, SingleDeviceSharding
 from jaxtyping import Array, Float
 
 from memory_vit.model.trees import AnyArray
 from memory_vit.model.vit_config import ViTConfig
+from memory_vit.runtime import sharding
 
 _Outputs = TypeVar("_Outputs")
 # Bytes of the widest activations of a piece, an MLP's. With 32 MiB of shared
@@ -57,10 +55,7 @@ def images_in_piece(
   """A divisor of b: the images that a program runs at once; None for all."""
   # Other devices want large batches, a mesh splits them itself, and what JAX
   # traces for an export may run on any device.
-  arrays = [images, *jax.tree.leaves(params)[:1]]
-  placed = [array for array in arrays if not isinstance(array, np.ndarray)]
-  # NumPy arrays alone go where a new array would be.
-  if not all(map(_on_one_cpu, placed or [jnp.zeros(())])):
+  if not sharding.on_one_cpu([images, *jax.tree.leaves(params)[:1]]):
     return None
   batch = images.shape[0]
   tokens = config.class_tokens + config.registers + config.num_patches
@@ -70,20 +65,6 @@ def images_in_piece(
   divisor = max(k for k in range(1, most + 1) if not batch % k)
   # Products of few rows are slow: without a divisor nearby the batch is whole.
   return divisor if 2 * divisor >= most else None
-
-
-def _on_one_cpu(array: Any) -> bool:
-  if isinstance(array, jax.core.Tracer):
-    return False
-  sharding: Any = array.sharding
-  if isinstance(sharding, NamedSharding):
-    # On explicit axes, each operation would have to name its sharding.
-    if any(kind != AxisType.Auto for kind in sharding.mesh.axis_types):
-      return False
-  elif not isinstance(sharding, SingleDeviceSharding):
-    return False
-  device, *others = sharding.device_set
-  return not others and device.platform == "cpu"
 
 
 def _in_pieces(

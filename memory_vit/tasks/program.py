@@ -95,7 +95,7 @@ class Program:
       del context  # the largest array
     if self.alone:
       split = make_split_forward(backbone.config, self._alone_specs)
-      frozen = {"backbone": backbone.params, "tasks": {}}
+      frozen = {"backbone": backbone.for_programs, "tasks": {}}
       found |= self._read_alone(backbone, split.prepare(frozen, images))
     return found
 
@@ -152,7 +152,7 @@ class Program:
   def _read_alone(self, backbone: Backbone, inputs: Any) -> Logits:
     found = logits_program(
       {str(i): task.params for i, task in enumerate(self.alone)},
-      {"backbone": backbone.params, "tasks": {}},
+      {"backbone": backbone.for_programs, "tasks": {}},
       inputs,
       config=backbone.config,
       specs=self._alone_specs,
@@ -308,7 +308,7 @@ def _encode(
   backbone: Backbone, images: Float[Array, "b side side 3"]
 ) -> tuple[Float32[Array, "b c0"], Context]:
   return inference.encode_program(
-    backbone.params, images, config=backbone.config
+    backbone.for_programs, images, config=backbone.config
   )
 
 
@@ -316,5 +316,5 @@ def _read_places(
   backbone: Backbone, slots: Slots, context: Context
 ) -> Float32[Array, "b t c"]:
   return inference.read_program(
-    backbone.params, slots.arrays, context, config=backbone.config
+    backbone.for_programs, slots.arrays, context, config=backbone.config
   )

@@ -7,13 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import random_task, tiny_backbone
-from families import FAMILIES, ONE_FIRST
+from families import FAMILIES, FEW_FIRST, ONE_FIRST
 
 import memory_vit as mv
 from memory_vit.errors import BackboneError
+from memory_vit.model import trees
 from memory_vit.model.backbone import require_float32, rounded
-from memory_vit.model.products import einsum
+from memory_vit.model.products import Dense, einsum
+from memory_vit.runtime import sharding
 from memory_vit.runtime.dtypes import Precision
+from memory_vit.tasks.inference import encode_program, read_program
+from memory_vit.tasks.program import make_program
 from memory_vit.tasks.split_forward import make_split_forward
 
 
@@ -25,6 +29,15 @@ def close(found, expected, share):
   assert found.shape == expected.shape
   scale = np.abs(expected).max()
   assert np.abs(np.asarray(found, np.float64) - expected).max() < share * scale
+
+
+def same(found, expected):
+  assert np.asarray(found).tobytes() == np.asarray(expected).tobytes()
+
+
+def images_of(batch):
+  rng = np.random.default_rng(0)
+  return rng.uniform(-1, 1, (batch, 8, 8, 3)).astype(np.float32)
 
 
 @pytest.mark.parametrize(
@@ -110,6 +123,71 @@ def test_all_products_but_those_of_heads_are_fast(family, images):
     others = [kind for kind in kinds if kind != FAST]
     assert len(others) <= 3 * heads, others
     assert set(others) == {("float32",) * 3}
+
+
+@pytest.mark.parametrize("family", FEW_FIRST)
+def test_a_cpu_multiplies_by_transposed_kernels_to_the_same_bits(family):
+  backbone = tiny_backbone(dtype="bfloat16", **FAMILIES[family])
+  names = trees.flatten(backbone.for_programs)
+  below_head = [n for n in names if n.split("/")[0] not in ("head", "depth")]
+  assert not [name for name in below_head if name.endswith("/kernel")]
+  tasks = [random_task(backbone, name, cells=2) for name in "ab"]
+  for batch in (1, 3):
+    images = images_of(batch)
+    outputs, context = encode_program(
+      backbone.params, images, config=backbone.config
+    )
+    for count in (1, 2):
+      slots = make_program(backbone, tasks[:count]).slots
+      logits = read_program(
+        backbone.params, slots.arrays, context, config=backbone.config
+      )
+      found = mv.forward(backbone, tasks[:count], images)
+      same(found["backbone"], outputs)
+      for i, task in enumerate(tasks[:count]):
+        same(found[task.name], logits[:, i, : task.spec.num_classes])
+
+
+def test_parameters_for_programs_follow_those_of_the_backbone():
+  backbone = jax.device_put(tiny_backbone(dtype="bfloat16"))
+  images = images_of(2)
+  # First used in a trace: what is kept must be no tracer.
+  traced = jax.jit(lambda images: mv.forward(backbone, [], images))(images)
+  same(mv.forward(backbone, [], images)["backbone"], traced["backbone"])
+  assert backbone.for_programs is backbone.for_programs
+  # In place, as one who merges an adapter does.
+  layer = backbone.params["Transformer"]["encoderblock_1"]["MlpBlock_0"]
+  layer["Dense_1"]["kernel"] = -layer["Dense_1"]["kernel"]
+  changed = mv.forward(backbone, [], images)["backbone"]
+  assert np.ptp(np.asarray(changed - traced["backbone"])) > 0.01
+  fresh = mv.Backbone(backbone.config, backbone.params, "fresh")
+  same(mv.forward(fresh, [], images)["backbone"], changed)
+
+  wide = tiny_backbone()
+  assert wide.for_programs is wide.params
+  assert jax.jit(lambda b: b.for_programs is b.params and 1)(backbone)
+  mesh = sharding.make_mesh()
+  split = dataclasses.replace(
+    backbone, params=sharding.put_backbone(backbone.params, mesh)
+  )
+  assert mesh.size > 1
+  assert split.for_programs is split.params
+
+
+def test_a_cpu_multiplies_no_single_row_in_bfloat16():
+  def is_padded(b, s, dtype, platform):
+    dense = Dense((4,), (5,), Precision(dtype, platform))
+    z = jnp.ones((b, s, 4))
+    params = dense.init(jax.random.key(0), z)
+    jaxpr = jax.make_jaxpr(dense.apply)(params, z).jaxpr
+    assert jaxpr.outvars[0].aval.shape == (b, s, 5)
+    return "pad[" in str(jaxpr)
+
+  assert is_padded(1, 1, "bfloat16", "cpu")
+  assert not is_padded(1, 1, "float32", "cpu")
+  assert not is_padded(1, 1, "bfloat16", "gpu")
+  assert not is_padded(1, 2, "bfloat16", "cpu")
+  assert not is_padded(2, 1, "bfloat16", "cpu")
 
 
 def test_rounded_weights_are_neither_saved_nor_trained(tmp_path):
