@@ -146,7 +146,7 @@ def attend_from_tasks(
 
   query = query / math.sqrt(query.shape[-1])
   product = functools.partial(einsum, precision=precision)
-  to_cells = product("bhtk,tphmk->bhtpm", query, memory[0])
+  to_cells = _with_memory("bhtk,tphmk->bhtpm", query, memory[0], precision)
   to_context = product("bhtk,bhsk->bhts", query, context[0])
   for term in terms:
     to_context = to_context + term.scores(query, precision)
@@ -166,11 +166,27 @@ def attend_from_tasks(
   read = product("bhts,bhsk->bhtk", to_context, context[1])
   for term in terms:
     read = read + term.values(to_context, precision)
+  to_cells = to_cells_.reshape(to_cells.shape)
   return (
     read
     + product("bhtp,bhtpk->bhtk", to_tokens, tokens[1])
-    + product("bhtpm,tphmk->bhtk", to_cells_.reshape(to_cells.shape), memory[1])
+    + _with_memory("bhtpm,tphmk->bhtk", to_cells, memory[1], precision)
   )
+
+
+def _with_memory(
+  spec: str,
+  a: Float[Array, "b h t ..."],
+  memory: Float[AnyArray, "t p h m k"],
+  precision: Precision,
+) -> Float32[Array, "b h t ..."]:
+  """`products.einsum` with keys or values of memory, which come second."""
+  if precision.dtype == "float32":  # of which the order changes bits
+    return einsum(spec, a, memory, precision)
+  # With memory in front, XLA for GPUs does not transpose it in every layer.
+  inputs, out = spec.split("->")
+  first, second = inputs.split(",")
+  return einsum(f"{second},{first}->{out}", memory, a, precision)
 
 
 def _with_parents(
