@@ -14,9 +14,9 @@ the upper quartile. Peak memory is measured first, in processes of their own
 "infer" runs backbone and tasks, "read" tasks alone, on a given context. "train"
 takes steps from images, "kept_train" from cached contexts; rows of every batch
 are drawn at random, and fetching them is included. "side" tasks have a side
-stream of width 16, and no memory. The first call of a program, which compiles
-it, is timed separately. A program that fails, for example for lack of memory,
-is named, and the others are timed.
+stream of width 16, and no memory; "heads" are linear, on the pooled output. The
+first call of a program, which compiles it, is timed separately. A program that
+fails, for example for lack of memory, is named, and the others are timed.
 
 Needs jax, flax, optax and numpy only.
 """
@@ -70,6 +70,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
   add("--cells", type=int, default=5)
   add("--classes", type=int, default=100)
   add("--tasks", type=int, nargs="+", default=[1, 4, 16, 64])
+  add("--heads", type=int, nargs="+", default=[1, 16, 256])
   add("--train_tasks", type=int, nargs="+", default=[1, 20])
   add("--keep_where", choices=("device", "host"), default="device",
       help="where kept_train caches its contexts")  # fmt: skip
@@ -164,8 +165,12 @@ def _programs(
   def add(name: str, make: Callable[..., Program], *given: Any) -> None:
     made[name] = functools.partial(make, setting, *given)
 
-  def add_side(name: str, make: Callable[..., Program], *given: Any) -> None:
-    made[name] = lambda: make(workloads.with_side(setting), *given)
+  def add_without_memory(
+    regime: str, name: str, make: Callable[..., Program], *given: Any
+  ) -> None:
+    made[name] = lambda: make(workloads.with_regime(setting, regime), *given)
+
+  add_side = functools.partial(add_without_memory, "side_masked")
 
   is_float32 = setting.backbone.config.dtype == "float32"
   other = "bfloat16" if is_float32 else "float32"
@@ -174,6 +179,10 @@ def _programs(
     add(f"infer_{count}", workloads.inference, count)
   for count in infer[:1] + infer[-1:]:
     add_side(f"infer_side_{count}", workloads.inference, count)
+  for count in arguments.heads:
+    add_without_memory(
+      "head", f"infer_heads_{count}", workloads.inference, count
+    )
   for count in infer:
     add(f"read_{count}", workloads.cached_inference, count)
   for count in infer if arguments.more else infer[-1:]:

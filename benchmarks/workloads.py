@@ -74,10 +74,10 @@ def make_tasks(setting: Setting, count: int) -> list[mv.Task]:
   ]
 
 
-def with_side(setting: Setting) -> Setting:
-  """Replace the task by one that has a side stream, and no memory."""
+def with_regime(setting: Setting, regime: str) -> Setting:
+  """Replace the task by one of a regime without memory cells."""
   task = mv.init_task(
-    jax.random.key(0), setting.backbone, name="t", regime="side_masked",
+    jax.random.key(0), setting.backbone, name="t", regime=regime,
     num_classes=setting.task.spec.num_classes,
   )  # fmt: skip
   return dataclasses.replace(setting, task=task)

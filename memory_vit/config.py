@@ -612,8 +612,8 @@ _OF_KINDS: Mapping[str, Any] = {
 
 def _of_training(config: Config) -> list[str]:
   lines = []
-  composes = config.learned.composes
-  if config.task.attends_to and not (composes or config.sweep.regime):
+  has_token = config.learned.has_token
+  if config.task.attends_to and not (has_token or config.sweep.regime):
     lines.append(
       f"config.task.attends_to is {brief(config.task.attends_to)}, which the "
       f"regime {config.regime!r} cannot use: expected (), or a masked regime."
@@ -717,7 +717,7 @@ def _of_embeddings(config: Config) -> list[str]:
 def cacheable_part(regime: str) -> str:
   """The frozen part of a pass of this regime, as a value of `cache.what`."""
   kind = get_regime(regime)
-  if kind.composes:
+  if kind.has_token:
     return "contexts"
   return "features" if kind.on_features else "none"
 

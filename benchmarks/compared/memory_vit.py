@@ -75,7 +75,7 @@ def _programs(
   tasks: Sequence[mv.Task],
   setting: settings.Setting,
 ) -> rounds.Programs:
-  side = workloads.with_side(model)
+  side = workloads.with_regime(model, "side_masked")
   programs: rounds.Programs = {
     rounds.FORWARD: lambda: workloads.plain(model),
     "train": workloads.training(model, 1),

@@ -200,7 +200,7 @@ def _usable(
   left_out = []
   for path, described in find.find_tasks(sources):
     spec = described.spec
-    if spec.learned.composes:
+    if spec.learned.has_token:
       usable[str(path)] = described
     else:
       reason = (

@@ -7,7 +7,7 @@ IMAGE is a file, a folder (all images below it) or "-" (paths on standard input,
 one per line). All tasks share one pass. By the kind of a task, it prints the
 most probable classes, the labels at or above their thresholds, or values with
 their units. Images are prepared as in the evaluation of the tasks. A task that
-needs its own pass (regime head, probe, full, ...) must be the only one.
+needs its own pass (regime probe, full, ...) must be the only one.
 The exit status is 0, 1 if images could not be read, 2 for other bad input.
 
 Millions of images go into Parquet, by this process or by a Ray cluster:

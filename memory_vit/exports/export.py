@@ -54,10 +54,10 @@ def export_model(
   """Write a backbone and tasks as one function that other programs can call.
 
   It takes images, and returns the same dictionary as `forward`: "backbone" and
-  the name of each task. A task that needs its own pass, because its regime is
-  not a masked one, is exported alone, and has its own output only. The written
-  model runs in another process and is compared on random images with `forward`,
-  or with the program that tests such a task at the end of its run.
+  the name of each task. A task that needs its own pass (`probe`, `full`, ...)
+  is exported alone, and has its own output only. The written model runs in
+  another process and is compared on random images with `forward`, or with the
+  program that tests such a task at the end of its run.
 
   Args:
     backbone: the frozen ViT; its `config.dtype` is that of the computation.

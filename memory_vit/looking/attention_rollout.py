@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Float32
 
+from memory_vit.looking.token_attention import slots_with_tokens
 from memory_vit.model.attention_weights import (
   TaskWeights,
   capture,
@@ -31,7 +32,7 @@ from memory_vit.model.stacking import SlotArrays
 from memory_vit.model.vit import MemoryViT
 from memory_vit.model.vit_config import ViTConfig
 from memory_vit.tasks.compose import TasksLike
-from memory_vit.tasks.program import accept_images, in_slots
+from memory_vit.tasks.program import accept_images
 from memory_vit.tasks.slots import Slots
 
 
@@ -96,7 +97,7 @@ def attention_rollout(
     DataError: for images of another shape or type, or with other values.
   """
   images, refuse = accept_images(backbone, images, check)
-  slots = in_slots(backbone, tasks)
+  slots = slots_with_tokens(backbone, tasks)
   if slots is None:
     refuse()
     return {}
@@ -131,8 +132,9 @@ def rollout_program(
   (_, context), sown = capture(model, params, images, method="encode")
   frozen = [weights_of_backbone(layer) for layer in sown]
   _, sown = capture(model, params, slots, context, method="read_slots")
-  tasks = [weights_of_tasks(layer, slots.mask) for layer in sown]
-  return roll_out(frozen, tasks, slots.mask)
+  mask = slots.stream_mask
+  tasks = [weights_of_tasks(layer, mask) for layer in sown]
+  return roll_out(frozen, tasks, mask)
 
 
 def roll_out(

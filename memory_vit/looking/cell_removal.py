@@ -317,7 +317,7 @@ def logits_without(
 
   Those that it attends to lie in the other slots and see all of theirs.
   """
-  every = jnp.ones((config.depth, *slots.mask.cells.shape), bool)
+  every = jnp.ones((config.depth, *slots.stream_mask.cells.shape), bool)
   features = apply(
     MemoryViT(config), {"backbone": params}, slots, context,
     every.at[:, 0, : seen.shape[1]].set(seen), method="slot_features",

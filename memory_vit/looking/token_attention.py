@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import ArrayLike, Float, Float32
 
+from memory_vit.errors import TaskError
 from memory_vit.model.attention_weights import (
   capture,
   weights_of_tasks,
@@ -117,6 +118,20 @@ def token_attention(
   return read_attention(backbone, tasks, context, per_head=per_head)
 
 
+def slots_with_tokens(
+  backbone: Backbone, tasks: TasksLike | Slots
+) -> Slots | None:
+  """`in_slots`; `TaskError` for a task without a token, which attends not."""
+  slots = in_slots(backbone, tasks)
+  for spec in slots.specs if slots else ():
+    if not spec.learned.has_token:
+      raise TaskError(
+        f"task {spec.name!r} was learned by {spec.regime!r}, and has no token "
+        "of its own whose attention could be shown: leave it out."
+      )
+  return slots
+
+
 def read_attention(
   backbone: Backbone,
   tasks: TasksLike | Slots,
@@ -125,7 +140,7 @@ def read_attention(
   per_head: bool = False,
 ) -> dict[str, TokenAttention]:
   """`token_attention` from the context of `encode`."""
-  slots = in_slots(backbone, tasks)
+  slots = slots_with_tokens(backbone, tasks)
   if slots is None:
     return {}
   specs = dict(zip(slots.places, slots.specs, strict=True))
@@ -169,7 +184,7 @@ def token_attention_program(
   """Weights of all slots, in the parts of `TaskWeights`."""
   model, params = MemoryViT(config), {"backbone": backbone_params}
   _, sown = capture(model, params, slots, context, method="read_slots")
-  each = [weights_of_tasks(layer, slots.mask) for layer in sown]
+  each = [weights_of_tasks(layer, slots.stream_mask) for layer in sown]
   if per_head:
     # (l, b, h, t, ...) to (b, t, l, h, ...)
     return tuple(

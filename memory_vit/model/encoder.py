@@ -231,7 +231,7 @@ class Encoder(nn.Module):
     parts = slots.hooks(self.config, self._angles(tokens=keys.shape[2]))
     states = []
     for i, block in enumerate(self.encoderblock):
-      mask = slots.mask
+      mask = slots.stream_mask
       if seen is not None:
         mask = mask._replace(cells=mask.cells & seen[i])
       keys_values = context.layers[i]

@@ -32,7 +32,14 @@ def attention_graph(
           + (f"; the run of {spec.name!r} read it from " if known else "")
           + (f"{messages.brief(known)})." if known else ").")
         )
-      sees[i, names.index(parent)] = True
+      j = names.index(parent)
+      if not (spec.learned.has_token and specs[j].learned.has_token):
+        raise TaskError(
+          f"task {spec.name!r} ({spec.regime}) attends to {parent!r} "
+          f"({specs[j].regime}), expected both to have a token, as tasks of "
+          "'memory_masked' or 'cls_masked'."
+        )
+      sees[i, j] = True
   _refuse_circles(names, sees)
   return sees
 

@@ -1,6 +1,7 @@
 """Regimes: what of a task is trained, and how its attention runs.
 
-frozen      the backbone unchanged; a head on its features, or a probe of them
+frozen      the backbone unchanged; a head on its pooled output, which shares a
+            pass as masked tasks do, or a probe of all its layers
 plain       attention as in any ViT, with the class token of the task
 memory      every token attends to the memory of each layer, which is dropped
             after attention (Figure 2, left, of the paper)
@@ -39,6 +40,11 @@ class Regime:
   @property
   def composes(self) -> bool:
     """Whether its tasks share a pass with others and the original outputs."""
+    return self.has_token or self.on_pooled
+
+  @property
+  def has_token(self) -> bool:
+    """Whether its tasks have a class token beside that of the backbone."""
     return self.attention == "masked"
 
   @property
@@ -47,9 +53,14 @@ class Regime:
     return self.attention == "frozen"
 
   @property
+  def on_pooled(self) -> bool:
+    """Whether its tasks are heads on the pooled output of the backbone."""
+    return self.on_features and self.column == "pooled"
+
+  @property
   def shares_pass(self) -> bool:
     """Whether a sweep can train several of its tasks in one pass."""
-    return self.composes or self.on_features
+    return self.has_token or self.on_features
 
   @property
   def parts(self) -> tuple[Part, ...]:
@@ -57,7 +68,7 @@ class Regime:
     return tuple(
       part
       for name, part in PARTS.items()
-      if name in self.trained or (self.composes and part.in_every)
+      if name in self.trained or (self.has_token and part.in_every)
     )
 
   @property

@@ -23,17 +23,25 @@ class SlotArrays(NamedTuple):
   # {part: its arrays}, see `Part.stack` and `Part.ready`. A part that no task
   # has is absent, and the program then knows nothing of it.
   parts: dict[str, Any]
-  mask: TaskMask
+  mask: TaskMask | None  # None without the task stream: all tasks are heads
+  # Those on the pooled output of the backbone, see `stack_heads`.
+  heads: Tree | None = None
+
+  @property
+  def stream_mask(self) -> TaskMask:
+    """`mask`, of slots that have a task stream."""
+    assert self.mask is not None
+    return self.mask
 
   def ready(self, keys_values: Callable[..., Any]) -> "SlotArrays":
     """Make what a pass takes, by the backbone's keys and values of memory."""
-    return SlotArrays(
-      {
-        name: PARTS[name].ready(stacked, self.mask, keys_values)
-        for name, stacked in self.parts.items()
-      },
-      self.mask,
-    )
+    if self.mask is None:
+      return self
+    parts = {
+      name: PARTS[name].ready(stacked, self.mask, keys_values)
+      for name, stacked in self.parts.items()
+    }
+    return self._replace(parts=parts)
 
   def hooks(
     self, config: ViTConfig, angles: Rotation | None
@@ -74,9 +82,34 @@ def stack_tasks(
     axes: of the backbone.
     xp: jax.numpy, or NumPy, with which nothing is compiled.
   """
-  slots = len(mask.cells)
-  parts = {}
-  for name, room in rooms.items():
-    params = {i: task[name] for i, task in tasks.items() if name in task}
-    parts[name] = PARTS[name].stack(params, slots, room, axes, xp)
+  parts = {
+    name: _stack(name, tasks, len(mask.cells), room, axes, xp)
+    for name, room in rooms.items()
+  }
   return SlotArrays(parts, mask)
+
+
+def stack_heads(
+  tasks: Mapping[int, Tree],
+  slots: int,
+  room: int,
+  axes: Axes,
+  *,
+  xp: ModuleType = jnp,
+) -> Tree:
+  """Stack heads, {"kernel": (d, t, c), "bias": (t, c)}; see `stack_tasks`."""
+  heads = _stack("head", tasks, slots, room, axes, xp)
+  # As a matrix (d, t c) without a copy in each pass.
+  return {**heads, "kernel": xp.moveaxis(heads["kernel"], 0, 1)}
+
+
+def _stack(
+  part: str,
+  tasks: Mapping[int, Tree],
+  slots: int,
+  room: Any,
+  axes: Axes,
+  xp: ModuleType,
+) -> Any:
+  params = {i: task[part] for i, task in tasks.items() if part in task}
+  return PARTS[part].stack(params, slots, room, axes, xp)

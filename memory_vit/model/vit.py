@@ -22,7 +22,11 @@ from memory_vit.model.encoder import Encoder
 from memory_vit.model.layer_norms import standardized
 from memory_vit.model.masks import task_mask
 from memory_vit.model.parts import Axes
-from memory_vit.model.parts.head import head_logits, stacked_logits
+from memory_vit.model.parts.head import (
+  head_logits,
+  pooled_logits,
+  stacked_logits,
+)
 from memory_vit.model.pooling import MAPHead, mean_of_patches
 from memory_vit.model.products import Dense
 from memory_vit.model.stacking import SlotArrays, exact_rooms, stack_tasks
@@ -65,12 +69,12 @@ class VisionTransformer(nn.Module):
     cfg = self.config
     x = self._tokens(images, self._cls())
     states, context = self.Transformer.encode(x, self._registers())
-    y = self._pooled(states[-1])
+    pooled = y = self._pooled(states[-1])
     if cfg.representation_size:
       y = jnp.tanh(self.pre_logits(y))
     if cfg.num_classes:
       y = self.head(y)
-    return y, context
+    return y, context._replace(pooled=pooled)
 
   def summarize(
     self, images: Float[Array, "b side side 3"]
@@ -277,11 +281,17 @@ class MemoryViT(nn.Module):
       context: from `encode`.
 
     Returns:
-      Logits; those of empty slots, and of classes that a task does not have,
-      mean nothing.
+      Logits, those of heads behind the others; those of empty slots, and of
+      classes that a task does not have, mean nothing.
     """
-    features = self.slot_features(slots, context)
-    return stacked_logits(features, slots.parts["head"])
+    logits = []
+    if slots.mask is not None:
+      features = self.slot_features(slots, context)
+      logits.append(stacked_logits(features, slots.parts["head"]))
+    if slots.heads is not None:
+      assert context.pooled is not None
+      logits.append(pooled_logits(context.pooled, slots.heads))
+    return logits[0] if len(logits) == 1 else jnp.concatenate(logits, axis=1)
 
   def slot_features(
     self,
@@ -331,13 +341,18 @@ class MemoryViT(nn.Module):
     Returns:
       {task name: (b, c)}.
     """
-    tasks = self.tasks()
-    if not tasks:
-      return {}
-    features = self.task_features(tasks, self._specs, context)
+    tasks = dict(zip(self._specs, self.tasks(), strict=True))
+    streamed = [spec for spec in tasks if spec.learned.has_token]
+    features: dict[TaskSpec, Array] = {}
+    if streamed:
+      params = [tasks[spec] for spec in streamed]
+      tokens = self.task_features(params, streamed, context)
+      features = {spec: tokens[:, i] for i, spec in enumerate(streamed)}
+    if context.pooled is not None:
+      features = {spec: context.pooled for spec in tasks} | features
     return {
-      spec.name: head_logits(features[:, i], tasks[i]["head"])
-      for i, spec in enumerate(self._specs)
+      spec.name: head_logits(features[spec], task["head"])
+      for spec, task in tasks.items()
     }
 
 

@@ -22,7 +22,7 @@ from memory_vit.prediction.fixed_shapes import FixedShapes
 from memory_vit.prediction.task_set import Change, TaskSet
 from memory_vit.tasks import compose, find, manifest, store
 from memory_vit.tasks.program import Program, place_tasks
-from memory_vit.tasks.slots import SlotSizes, on_host
+from memory_vit.tasks.slots import SlotSizes, in_first_slots, on_host
 
 
 class SetMaker:
@@ -40,14 +40,14 @@ class SetMaker:
       require_backbone(task.spec, self._backbone.id)
     compose.require_one_pass(tasks)
     shapes = self._shapes
+    by_slot = in_first_slots(map(_held, tasks))
     sizes = SlotSizes.at_least(
       slots=shapes.slots,
       cells=shapes.cells,
       classes=shapes.classes,
       parents=shapes.parents,
       parts=shapes.parts,
-    ).holding([task.spec for task in tasks])
-    by_slot = {i: _held(task) for i, task in enumerate(tasks)}
+    ).holding(by_slot)
     program = place_tasks(self._backbone, by_slot, sizes)
     return TaskSet(1, by_slot, sizes, program, self._preprocessing(tasks))
 
@@ -65,12 +65,10 @@ class SetMaker:
     self, old: TaskSet, by_slot: Mapping[int, Task]
   ) -> tuple[TaskSet, Change]:
     """Make a set, compiled for the batch sizes for which the old one is."""
-    specs = [task.spec for task in by_slot.values()]
-    slots = max(old.sizes.slots, 1 + max(by_slot, default=0))
-    sizes = dataclasses.replace(old.sizes, slots=slots).holding(specs)
+    sizes = old.sizes.holding(by_slot)
     with self.counter.counting() as tally:
       program = place_tasks(self._backbone, by_slot, sizes)
-      grew = sizes != old.sizes or not (
+      grew = program.shapes != old.program.shapes or not (
         program.composes and old.program.composes
       )
       for size in self._programs.compiled(old.program):

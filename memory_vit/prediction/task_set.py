@@ -13,7 +13,7 @@ from memory_vit.model.task import BACKBONE, EvalPreprocessing, Task, TaskSpec
 from memory_vit.runtime.messages import brief, name_list
 from memory_vit.tasks import compose
 from memory_vit.tasks.program import Program
-from memory_vit.tasks.slots import SlotSizes
+from memory_vit.tasks.slots import SlotSizes, first_free, suits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +22,7 @@ class TaskDescription:
 
   Attributes:
     name: of the task.
-    slot: number of its slot.
+    slot: number of its slot; that of a head is negative.
     classes: c, the number of its outputs: classes, labels or values.
     kind: what they mean, see `TaskKind`.
     class_names: c names, or empty if they are not known.
@@ -53,8 +53,9 @@ class Change:
     version: of the new set.
     names: of its tasks.
     digest: of the new set, see `TaskSet.digest`.
-    grew: whether sizes of slots grew, or a task with a pass of its own came or
-      went. A warm predictor then compiled before the new set answered.
+    grew: whether sizes of slots grew, the first head or the first task with a
+      token came, or a task with a pass of its own came or went. A warm
+      predictor then compiled before the new set answered.
     compiled: number of programs that were compiled.
   """
 
@@ -160,8 +161,7 @@ def with_added(by_slot: Mapping[int, Task], task: Task) -> dict[int, Task]:
       f"there is a task {task.name!r} already: expected another name, or "
       "replace it."
     )
-  free = next(i for i in range(len(by_slot) + 1) if i not in by_slot)
-  return fitting({**by_slot, free: task})
+  return fitting({**by_slot, first_free(task.spec, by_slot): task})
 
 
 def with_replaced(
@@ -179,7 +179,10 @@ def with_replaced(
       f"task {name!r} cannot be replaced by other values: "
       f"{name_list(readers)} attend to it. Remove them first."
     )
-  return fitting({**by_slot, slot: named(task, name)})
+  left = {i: other for i, other in by_slot.items() if i != slot}
+  if not suits(slot, task.spec):
+    slot = first_free(task.spec, left)
+  return fitting({**left, slot: named(task, name)})
 
 
 def without(by_slot: Mapping[int, Task], name: str) -> dict[int, Task]:
@@ -206,7 +209,9 @@ def named(task: Task, name: str) -> Task:
 
 def fitting(by_slot: Mapping[int, Task]) -> dict[int, Task]:
   """Sorted by slot; `TaskError` unless one pass answers all tasks."""
-  by_slot = dict(sorted(by_slot.items()))
+  by_slot = dict(
+    sorted(by_slot.items(), key=lambda item: (item[0] < 0, abs(item[0])))
+  )
   compose.require_one_pass(list(by_slot.values()))
   return by_slot
 

@@ -64,7 +64,7 @@ class AttentionService:
     side = self._predictor.backbone.config.image_size
     grey = np.zeros((side, side, 3), np.float32)
     program = self._predictor.task_set.program
-    if program.slots:  # tasks of other programs have none
+    if program.slots and program.slots.arrays.mask is not None:
       self._weights(grey, program.slots)
     self._compiled = program.shapes
 
@@ -100,7 +100,8 @@ class AttentionService:
 
   def _compute(self, request: PredictRequest) -> bytes:
     task_set = self._predictor.task_set
-    names = request.tasks or task_set.names
+    with_token = [s.name for s in task_set.specs if s.learned.has_token]
+    names = request.tasks or with_token or task_set.names
     unknown = [name for name in names if name not in task_set.names]
     if unknown:
       raise unknown_tasks(unknown, task_set.names)
@@ -108,14 +109,15 @@ class AttentionService:
       raise RequestError(
         422, "there is no task whose attention could be shown."
       )
+    for spec in map(task_set.spec, names):
+      if spec.name not in with_token:
+        raise RequestError(
+          422,
+          f"task {spec.name!r} was learned by {spec.regime!r}, and has no "
+          "token of its own whose attention could be shown.",
+        )
     slots = task_set.program.slots
-    if slots is None:
-      [spec] = task_set.specs
-      raise RequestError(
-        422,
-        f"task {spec.name!r} was learned by {spec.regime!r}, and has no token "
-        "of its own whose attention could be shown.",
-      )
+    assert slots is not None  # of tasks with tokens
     self._require_few(len(names))
     [uploaded] = request.images
     [pixels] = self._predictor.prepare_each([uploaded.content])

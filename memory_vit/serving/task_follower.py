@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import itertools
 import logging
 import threading
 import time
@@ -31,6 +30,7 @@ from memory_vit.runtime.messages import name_list, one_line
 from memory_vit.serving.request_error import RequestError, busy
 from memory_vit.serving.task_folder import Stamp, TaskFolder, stamp_of
 from memory_vit.tasks import compose, store
+from memory_vit.tasks.slots import first_free, suits
 
 if TYPE_CHECKING:
   from pathlib import Path
@@ -235,11 +235,15 @@ class TaskFollower:
     names = sorted(stored, key=lambda name: (name not in slots, name))
     loaded = [task for name in names if (task := stored[name].task)]
     tasks, problems = _fitting(loaded)
-    by_slot = {slots[t.name]: t for t in tasks if t.name in slots}
-    free = (i for i in itertools.count() if i not in by_slot)
+    kept = {
+      task.name: slots[task.name]
+      for task in tasks
+      if task.name in slots and suits(slots[task.name], task.spec)
+    }
+    by_slot = {kept[task.name]: task for task in tasks if task.name in kept}
     for task in tasks:
-      if task.name not in slots:
-        by_slot[next(free)] = task
+      if task.name not in kept:
+        by_slot[first_free(task.spec, by_slot)] = task
     problems |= {n: one.problem for n, one in stored.items() if one.problem}
     return by_slot, problems
 

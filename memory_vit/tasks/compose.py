@@ -220,9 +220,7 @@ def require_specs_fit(specs: Sequence[TaskSpec]) -> None:
     if not learned.composes:
       does = "changes what the backbone computes"
       if learned.on_features:
-        does = (
-          "attends to the backbone as it is, but takes the place of its head"
-        )
+        does = "reads all layers of the backbone, and not its pooled output"
       raise TaskError(
         f"task {spec.name!r} was learned by {spec.regime!r}, which {does}: it "
         "cannot share a pass. Give it alone to mv.Predictor, predict, "

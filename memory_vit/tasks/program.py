@@ -56,8 +56,8 @@ class Program:
 
   # Tasks that compose; None without any.
   slots: Slots | None = None
-  # Tasks that share another pass: heads and probes, or one that changes the
-  # computation of the backbone.
+  # Tasks that share another pass: probes, or one that changes the computation
+  # of the backbone.
   alone: tuple[Task, ...] = ()
 
   @property

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Collection, Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -19,7 +20,12 @@ from memory_vit.model.backbone import Backbone
 from memory_vit.model.masks import TaskMask, task_mask
 from memory_vit.model.parts import PARTS, Axes
 from memory_vit.model.parts.part import round_up
-from memory_vit.model.stacking import SlotArrays, exact_rooms, stack_tasks
+from memory_vit.model.stacking import (
+  SlotArrays,
+  exact_rooms,
+  stack_heads,
+  stack_tasks,
+)
 from memory_vit.model.task import Task, TaskSpec, require_backbone
 from memory_vit.runtime import schema
 from memory_vit.runtime.messages import name_list
@@ -40,7 +46,7 @@ class Slots:
 
   Attributes:
     specs: of the tasks.
-    places: the slot of each, ascending; the other slots are empty.
+    places: the row of each among the logits; the other rows are of empty slots.
     arrays: parameters, with the keys and values of memory.
   """
 
@@ -61,11 +67,33 @@ class Slots:
     )
 
 
+def first_free(spec: TaskSpec, taken: Collection[int]) -> int:
+  """The first slot for a task: 0, 1, ..., or -1, -2, ... for a head."""
+  # Heads have no token: their slots are others, and no pass pays for both.
+  slots = (~i if spec.learned.on_pooled else i for i in itertools.count())
+  return next(slot for slot in slots if slot not in taken)
+
+
+def suits(slot: int, spec: TaskSpec) -> bool:
+  """Whether a task of this spec may lie in a slot."""
+  return (slot < 0) == spec.learned.on_pooled
+
+
+def in_first_slots(tasks: Iterable[Task]) -> dict[int, Task]:
+  """Put tasks into the first slots, in their order."""
+  by_slot: dict[int, Task] = {}
+  for task in tasks:
+    by_slot[first_free(task.spec, by_slot)] = task
+  return by_slot
+
+
 @dataclasses.dataclass(frozen=True)
 class SlotSizes:
   """Sizes of slots, for which programs are compiled."""
 
   slots: int
+  # Slots of heads, which no pass has before there is a head.
+  heads: int
   # Tasks that one task attends to.
   parents: int
   # (part, the room that it has in the slots), see `Part.room`
@@ -84,16 +112,24 @@ class SlotSizes:
     """Sizes that hold no task yet: see `holding`."""
     rooms = {"memory": cells, "head": classes}
     rooms |= {name: PARTS[name].room(()) for name in parts}
-    return cls(slots, parents, tuple(rooms.items()))
+    return cls(slots, slots, parents, tuple(rooms.items()))
 
-  def holding(self, specs: Iterable[TaskSpec]) -> SlotSizes:
+  def holding(self, tasks: Mapping[int, Task]) -> SlotSizes:
     """The same sizes, or larger ones in which these tasks fit, rounded up."""
-    specs = [spec for spec in specs if spec.learned.composes]
+    composing = {
+      slot: task.spec
+      for slot, task in tasks.items()
+      if task.spec.learned.composes
+    }
+    specs = [*composing.values()]
     parents = max((len(spec.attends_to) for spec in specs), default=0)
     parents = max(self.parents, parents)
     rooms, needed = dict(self.rooms), exact_rooms(specs)
+
+    slots, heads = max(composing, default=0) + 1, -min(composing, default=0)
     return SlotSizes(
-      slots=round_up(max(self.slots, len(specs), 1)),
+      slots=round_up(max(self.slots, slots, 1)),
+      heads=round_up(max(self.heads, heads, 1)),
       parents=round_up(parents) if parents else 0,
       rooms=tuple(
         (name, part.grown(rooms.get(name), needed.get(name, part.room(()))))
@@ -123,7 +159,7 @@ def fill_slots(
     backbone: the frozen ViT.
     tasks: a task, a sequence or generator of tasks, or {name: task}; at least
       one, and all that they attend to must be among them.
-    slots: t, at least.
+    slots: t, at least; of heads, which have no token, as many again.
     cells: m, at least.
     classes: c, at least.
 
@@ -143,68 +179,84 @@ def fill_slots(
   for task in tasks:
     require_backbone(task.spec, backbone.id)
   require_fit(tasks)
-  specs = tuple(task.spec for task in tasks)
+  by_slot = in_first_slots(tasks)
   sizes = SlotSizes.at_least(slots=slots, cells=cells, classes=classes)
-  sizes = sizes.holding(specs)
-  places = tuple(range(len(specs)))
+  sizes = sizes.holding(by_slot)
   stacked = _stack_program(
-    {i: task.params for i, task in enumerate(tasks)},
-    _mask(specs, sizes, places),
+    {slot: task.params for slot, task in by_slot.items()},
+    _mask(by_slot, sizes),
     sizes,
     Axes.of(backbone.config),
   )
-  return Slots(specs, places, _ready(backbone, stacked))
+  return _ready(backbone, by_slot, stacked)
 
 
 def place_in_slots(
   backbone: Backbone, tasks: Mapping[int, Task], sizes: SlotSizes
 ) -> Slots:
-  """`fill_slots` into slots {i: task}, i ascending; bitwise identical.
+  """`fill_slots` into slots {slot: task}; bitwise identical.
 
   `sizes` are those of `SlotSizes.holding` for these tasks.
   """
   # Stacked on the host, where nothing is compiled.
-  specs = tuple(task.spec for task in tasks.values())
-  params = {i: on_host(task.params) for i, task in tasks.items()}
-  mask = _mask(specs, sizes, tuple(tasks))
+  params = {slot: on_host(task.params) for slot, task in tasks.items()}
   axes = Axes.of(backbone.config)
-  stacked = jax.device_put(_stack(params, mask, sizes, axes, np))
-  return Slots(specs, tuple(tasks), _ready(backbone, stacked))
+  stacked = _stack(params, _mask(tasks, sizes), sizes, axes, np)
+  return _ready(backbone, tasks, jax.device_put(stacked))
 
 
 def on_host(tree: Any) -> Any:
   return jax.tree.map(np.asarray, tree)
 
 
-def _mask(
-  specs: Sequence[TaskSpec], sizes: SlotSizes, places: Sequence[int]
-) -> TaskMask:
+def _mask(tasks: Mapping[int, Task], sizes: SlotSizes) -> TaskMask | None:
+  """The mask of the task stream; None if all tasks are heads."""
+  streamed = {i: task.spec for i, task in tasks.items() if i >= 0}
+  if tasks and not streamed:
+    return None
   return task_mask(
-    specs,
+    [*streamed.values()],
     slots=sizes.slots,
     cells=dict(sizes.rooms)["memory"],
     parents=sizes.parents,
-    places=places,
+    places=[*streamed],
   )
 
 
 def _stack(
   params: Mapping[int, trees.Tree],
-  mask: TaskMask,
+  mask: TaskMask | None,
   sizes: SlotSizes,
   axes: Axes,
   xp: ModuleType = jnp,
 ) -> SlotArrays:
-  return stack_tasks(params, mask, dict(sizes.rooms), axes, xp=xp)
+  streamed = {i: task for i, task in params.items() if i >= 0}
+  heads = {~i: task for i, task in params.items() if i < 0}
+  rooms, arrays = dict(sizes.rooms), SlotArrays({}, mask)
+  if mask is not None:
+    arrays = stack_tasks(streamed, mask, rooms, axes, xp=xp)
+  if not heads:
+    return arrays
+  room = rooms["head"]
+  stacked = stack_heads(heads, sizes.heads, room, axes, xp=xp)
+  return arrays._replace(heads=stacked)
 
 
 # In one program, and not one for each operation.
 _stack_program = jax.jit(_stack, static_argnums=(2, 3))
 
 
-def _ready(backbone: Backbone, stacked: SlotArrays) -> SlotArrays:
-  return stacked.ready(
+def _ready(
+  backbone: Backbone, tasks: Mapping[int, Task], stacked: SlotArrays
+) -> Slots:
+  arrays = stacked.ready(
     functools.partial(
       inference.memory_program, backbone.params, config=backbone.config
     )
+  )
+  streamed = 0 if arrays.mask is None else len(arrays.mask.cells)
+  return Slots(
+    specs=tuple(task.spec for task in tasks.values()),
+    places=tuple(i if i >= 0 else streamed + ~i for i in tasks),
+    arrays=arrays,
   )

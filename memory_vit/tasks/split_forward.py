@@ -49,7 +49,7 @@ def make_split_forward(
 ) -> SplitForward:
   """Split the forward pass of tasks; several only if they share a pass."""
   prepare = frozen_pass(config, [spec.learned for spec in specs])
-  if specs[-1].learned.composes:
+  if specs[-1].learned.has_token:
     return SplitForward(prepare, _masked(config, specs))
   if all(spec.learned.on_features for spec in specs):
     return SplitForward(prepare, _on_features)
@@ -68,10 +68,10 @@ def frozen_pass(config: ViTConfig, regimes: Sequence[Regime]) -> FrozenPass:
   "layers": (b, n, d)} for heads and probes, as far as they read it; the images
   for regimes that train what the backbone computes.
   """
-  if regimes[-1].composes:
+  if regimes[-1].has_token:
     return lambda frozen, images: encode_program(
       frozen["backbone"], images, config=config
-    )[1]
+    )[1]._replace(pooled=None)
   if not all(regime.on_features for regime in regimes):
     return lambda frozen, images: images
   vit, columns = headless(config), {regime.column for regime in regimes}

@@ -37,7 +37,7 @@ def start(inputs: RunInputs, trials: Sequence[Trial]) -> Start:
   """Initialize a pack and its step; nothing is compiled yet."""
   tasks = {trial.name: create_task(inputs, trial) for trial in trials}
   step = make_step(inputs, trials, tasks)
-  if inputs.config.learned.composes:  # other regimes attend to no task
+  if inputs.config.learned.has_token:  # other regimes attend to no task
     require_fit([*inputs.parents, *tasks.values()])
   params = {name: task.params for name, task in tasks.items()}
   state = step.create_state(params)

@@ -128,7 +128,7 @@ def attention_figures(
   None for tasks that do not compose, for embeddings, and on several processes.
   """
   split = inputs.splits.get("test") or inputs.splits.get("validation")
-  if split is None or split.embedded or not task.spec.learned.composes:
+  if split is None or split.embedded or not task.spec.learned.has_token:
     return {}
   if jax.process_count() > 1:
     logger.info("no plots of attention on several processes")

@@ -101,7 +101,7 @@ def by_pass_group(trials: Sequence[Trial]) -> list[list[Trial]]:
 
 def pass_group(config: Config) -> str:
   """Trials of one group share passes; masked regimes are one group."""
-  return "masked" if config.learned.composes else config.regime
+  return "masked" if config.learned.has_token else config.regime
 
 
 def size(trial: Trial) -> tuple[tuple[int, ...], ...]:

@@ -238,7 +238,7 @@ def test_each_pass_is_that_of_a_predictor(model, monkeypatch):
 
 
 @pytest.mark.parametrize(
-  "regime", ["head", pytest.param("memory", marks=pytest.mark.slow)]
+  "regime", ["head_cls", pytest.param("memory", marks=pytest.mark.slow)]
 )
 def test_a_task_that_composes_with_nothing_is_evaluated_alone(
   model, tmp_path, capsys, regime

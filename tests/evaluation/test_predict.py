@@ -752,9 +752,9 @@ def test_lone_task_is_answered_alone_and_refused_beside_others(
     assert found == pytest.approx(expected, abs=1e-5)
   message = refused(capsys, *alone, f"--task={models / 'tasks' / 'pets'}", "a")
   assert message.startswith(
-    "error: task 'probe' was learned by 'probe', which attends to the backbone "
-    "as it is, but takes the place of its head: it cannot share a pass. Give "
-    "it alone to mv.Predictor, predict, "
+    "error: task 'probe' was learned by 'probe', which reads all layers of the "
+    "backbone, and not its pooled output: it cannot share a pass. Give it "
+    "alone to mv.Predictor, predict, "
   )
   # Before a backbone is fetched: what it is called says which is not there.
   nowhere = f"--backbone={tmp_path / 'no.npz'}", *alone[1:]

@@ -82,7 +82,7 @@ def test_bfloat16_keeps_every_promise(in_bfloat16, images):
   """Bitwise identical alone, cached, in slots and in a Predictor."""
   family, tasks = in_bfloat16, tasks_of(in_bfloat16)
   outputs, context = mv.encode(family, images)
-  assert all(a.dtype == jnp.bfloat16 for a in jax.tree.leaves(context))
+  assert all(a.dtype == jnp.bfloat16 for a in jax.tree.leaves(context.layers))
   slots = mv.fill_slots(family, tasks, slots=4)
   together = mv.forward(family, slots, images)
   assert np.array_equal(together["backbone"], outputs)

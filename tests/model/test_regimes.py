@@ -68,7 +68,7 @@ def with_head_of(task, other):
 def test_parameters_of_a_task_are_those_of_its_regime(backbone, regime):
   task = task_of(backbone, regime)
   parts = set(REGIMES[regime].trained)
-  if REGIMES[regime].composes and regime not in MEMORY:  # of no cells
+  if REGIMES[regime].has_token and regime not in MEMORY:  # of no cells
     assert task.params["memory"].shape == (2, 0, 32)
     parts.add("memory")
   assert set(task.params) == parts
@@ -357,7 +357,7 @@ def test_a_step_changes_what_is_trained_and_nothing_else(images, regime):
 def test_other_regimes_do_not_compose(backbone, images, regime, tmp_path):
   task = task_of(backbone, regime)
   other = random_task(backbone, "other")
-  does = "attends to the" if regime in ("head", "probe") else "changes what the"
+  does = "reads all layers of the" if regime == "probe" else "changes what the"
   for tasks in ([task], [task, other]):
     with pytest.raises(
       TaskError,

@@ -629,7 +629,7 @@ def test_lone_task_admits_no_others(backbone, tasks, pixels, tmp_path):
   mv.save_task(probe, tmp_path / "probe")
   predictor = predictor_of(backbone, tasks[:2])
   before = predictor.task_set
-  reads = "attends to the backbone as it is, but takes the place of its head"
+  reads = "reads all layers of the backbone, and not its pooled output"
   with pytest.raises(
     TaskError, match=f"'lone' was learned by 'probe', which {reads}: it cannot "
   ):

@@ -855,6 +855,39 @@ def test_server_without_tasks_gives_only_original_outputs():
     asyncio.run(check(model))
 
 
+def test_a_head_is_served_beside_other_tasks(tmp_path):
+  head = random_task(BACKBONE, "head", regime="head", cells=0)
+
+  async def check(model):
+    token = {"token_file": token_file(tmp_path)}
+    async with serving(model, **token) as http:
+      asked = {"files": image_files(png(3)), "data": {"original": "true"}}
+      before = (await http.post("/v1/predict", **asked)).json()["images"][0]
+      done = await http.put(
+        "/v1/tasks/head", content=task_bytes(head, tmp_path), headers=BYTES
+      )
+      assert done.status_code == 201, done.text
+      [image] = (await http.post("/v1/predict", **asked)).json()["images"]
+      assert image["original"] == before["original"]
+      assert image["tasks"]["birds"] == before["tasks"]["birds"]
+      np.testing.assert_array_equal(
+        probabilities(image["tasks"]["head"], 3), expected(head, png(3), 1)
+      )
+      # It has no token that would attend to the image.
+      done = await http.post("/v1/attention", **GOOD)
+      assert set(done.json()["tasks"]) == {"birds"}
+      done = await http.post("/v1/attention", **GOOD, data={"tasks": "head"})
+      assert done.status_code == 422
+      assert "'head', and has no token" in done.json()["error"]
+      shown = {
+        t["name"]: t for t in (await http.get("/v1/tasks")).json()["tasks"]
+      }
+      assert [shown[name]["slot"] for name in ("birds", "head")] == [0, -1]
+
+  with with_tasks(BIRDS) as model:
+    asyncio.run(check(model))
+
+
 def test_a_task_that_composes_with_nothing_is_served_alone(tmp_path):
   probe = random_task(
     BACKBONE, "probe", regime="probe", cells=0, bottleneck=3

@@ -46,6 +46,14 @@ def head_logits(
   return features.astype(jnp.float32) @ head["kernel"] + head["bias"][None]
 
 
+def pooled_logits(
+  pooled: jt.Float32[jax.Array, "b d"], heads: Mapping[str, trees.AnyArray]
+) -> jt.Float32[jax.Array, "b t c"]:
+  """Logits of a stack of heads on the same features, as one product."""
+  logits = jnp.einsum("bd,dtc->btc", pooled, heads["kernel"])
+  return logits + heads["bias"][None]
+
+
 def stacked_logits(
   features: jt.Float32[jax.Array, "b t d"], heads: Mapping[str, trees.AnyArray]
 ) -> jt.Float32[jax.Array, "b t c"]:
