@@ -103,6 +103,8 @@ class Program:
     """Run tasks on what `SplitForward.prepare` made, such as a context."""
     if self.alone:
       return self._read_alone(backbone, inputs)
+    if isinstance(inputs, Mapping):  # the features of heads alone
+      inputs = Context((), inputs["pooled"])
     return self._read_slots(backbone, inputs)
 
   def stacked(

@@ -177,7 +177,7 @@ def _named(task: mv.Task, run: Run) -> mv.Task:
 
 def _slots(bench: Benchmark) -> tuple[int, int]:
   """The number of slots for all masked tasks, and of cells in each."""
-  masked = [name for name in bench.regimes if get_regime(name).composes]
+  masked = [name for name in bench.regimes if get_regime(name).has_token]
   if not any(get_regime(name).has("memory") for name in masked):
     return len(masked) * len(bench.seeds), 0
   task, sweep = bench.config.task, bench.config.sweep

@@ -22,12 +22,12 @@ from studies.vtab.scores import Score
 
 
 def best_regime(bench: Benchmark, scores: Sequence[Score]) -> str | None:
-  """The composable regime that is best on validation of all tasks."""
+  """The masked regime that is best on validation of all tasks."""
   found = {}
   for regime in bench.regimes:
     mine = [s for s in scores if s.regime == regime and s.test is not None]
     known = [s.validation for s in mine if s.validation is not None]
-    if get_regime(regime).composes and len(known) == len(bench.tasks):
+    if get_regime(regime).has_token and len(known) == len(bench.tasks):
       found[regime] = sum(known) / len(known)
   return max(found, key=lambda regime: found[regime], default=None)
 
