@@ -3,14 +3,14 @@
   memory-vit evaluate --backbone=NPZ --task=DIR [--task=DIR ...] \\
     --data_dir=[TASK=]DIR [--data=[TASK=]NAME ...]
 
-A task of a regime that shares no pass (head, probe, full, ...) is evaluated
-alone. The command line chooses the data; the data set that a task names is
-opened only inside a directory that is given here. With --verify every task is
-compared with itself alone, and the original outputs with those of the plain
-ViT; the exit status is 1 if something differs, 2 for bad input. --report=DIR
-writes a page for every task, with its metrics, figures and mistakes, and tables
-of all predictions (docs/evaluation.md of the repository). Tasks of all kinds
-share a pass: of classes, labels and values.
+A task of a regime that shares no pass (probe, full, ...) is evaluated alone.
+The command line chooses the data; the data set that a task names is opened only
+inside a directory that is given here. With --verify every task is compared with
+itself alone, and the original outputs with those of the plain ViT; the exit
+status is 1 if something differs, 2 for bad input. --report=DIR writes a page
+for every task, with its metrics, figures and mistakes, and tables of all
+predictions (docs/evaluation.md of the repository). Tasks of all kinds share a
+pass: of classes, labels and values.
 """
 
 from __future__ import annotations

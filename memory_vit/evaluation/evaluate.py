@@ -244,8 +244,8 @@ def predict_fn(
     cells: of the longest memory, at least.
     classes: of the widest head, at least.
     cached: whether the function takes the cached outputs of the frozen pass in
-      place of images; the logits are bitwise identical. Not for `BACKBONE`, nor
-      for regimes without a frozen pass.
+      place of images; the logits of masked tasks are bitwise identical. Not for
+      `BACKBONE`, nor for regimes without a frozen pass.
 
   Returns:
     The function, which returns the outputs that `outputs` names.

@@ -121,7 +121,7 @@ def token_attention(
 def slots_with_tokens(
   backbone: Backbone, tasks: TasksLike | Slots
 ) -> Slots | None:
-  """`in_slots`; `TaskError` for a task without a token, which attends not."""
+  """`in_slots`; `TaskError` for a task without a token."""
   slots = in_slots(backbone, tasks)
   for spec in slots.specs if slots else ():
     if not spec.learned.has_token:

@@ -180,10 +180,11 @@ def _with_memory(
   memory: Float[AnyArray, "t p h m k"],
   precision: Precision,
 ) -> Float32[Array, "b h t ..."]:
-  """`products.einsum` with keys or values of memory, which come second."""
-  if precision.dtype == "float32":  # of which the order changes bits
+  """`products.einsum` of `a` with keys or values of memory."""
+  if precision.dtype == "float32":
     return einsum(spec, a, memory, precision)
-  # With memory in front, XLA for GPUs does not transpose it in every layer.
+  # With memory in front, XLA for GPUs does not transpose it in every layer. In
+  # float32 the order of the operands would change bits.
   inputs, out = spec.split("->")
   first, second = inputs.split(",")
   return einsum(f"{second},{first}->{out}", memory, a, precision)

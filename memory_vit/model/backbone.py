@@ -85,6 +85,10 @@ class Backbone:
         ready[:] = leaves, _transposed(self.params, config.dtype)
     return ready[1]
 
+  def __getstate__(self) -> dict[str, Any]:
+    """Leave out what can be made again."""
+    return {k: v for k, v in self.__dict__.items() if k != "_ready"}
+
   @functools.cached_property
   def _ready(self) -> list[Any]:
     """Leaves, and the parameters for programs that were made of them."""
@@ -199,7 +203,8 @@ def _transposed(params: dict[str, Any], dtype: str) -> dict[str, Any]:
   flat = trees.flatten(params)
   for name in trees.flatten(trunk(params)):
     layer = name.removesuffix("kernel")
-    if layer != name:
+    # An array of NumPy may change in place, without a trace.
+    if layer != name and isinstance(flat[name], jax.Array):
       outputs = flat[layer + "bias"].size
       matrix = jnp.asarray(flat.pop(name), dtype).reshape(-1, outputs)
       flat[layer + TRANSPOSED] = matrix.T

@@ -56,7 +56,7 @@ class SlotArrays(NamedTuple):
 
 
 def exact_rooms(specs: Sequence[TaskSpec]) -> dict[str, Any]:
-  """The smallest room for the parts of these masked tasks, by name."""
+  """The smallest room for the parts of these tasks, by name."""
   rooms = {}
   for name, part in PARTS.items():
     having = [spec for spec in specs if part in spec.learned.parts]

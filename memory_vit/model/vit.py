@@ -333,7 +333,7 @@ class MemoryViT(nn.Module):
     return self.slot_features(stacked.ready(self.keys_values), context)
 
   def read(self, context: Context) -> dict[str, Float32[Array, "b _"]]:
-    """Run the task stream on the tasks of this module.
+    """Run the tasks of this module.
 
     Args:
       context: from `encode`.
@@ -342,14 +342,16 @@ class MemoryViT(nn.Module):
       {task name: (b, c)}.
     """
     tasks = dict(zip(self._specs, self.tasks(), strict=True))
-    streamed = [spec for spec in tasks if spec.learned.has_token]
+    streamed = [spec for spec in tasks if not spec.learned.on_pooled]
     features: dict[TaskSpec, Array] = {}
     if streamed:
       params = [tasks[spec] for spec in streamed]
       tokens = self.task_features(params, streamed, context)
       features = {spec: tokens[:, i] for i, spec in enumerate(streamed)}
-    if context.pooled is not None:
-      features = {spec: context.pooled for spec in tasks} | features
+    for spec in tasks:
+      if spec.learned.on_pooled:
+        assert context.pooled is not None
+        features[spec] = context.pooled
     return {
       spec.name: head_logits(features[spec], task["head"])
       for spec, task in tasks.items()

@@ -54,7 +54,7 @@ class PredictorConfig:
     dtype: compute dtype, "float32" or "bfloat16"; or "auto", the faster one on
       this machine.
     batch_sizes: numbers of images per pass, ascending; each is compiled.
-    slots: number of tasks, at least.
+    slots: number of tasks, at least; heads have as many slots again.
     cells: memory cells per layer, at least.
     classes: outputs of a task (classes, labels or values), at least.
     parents: tasks that one task attends to, at least.

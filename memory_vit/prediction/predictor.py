@@ -337,7 +337,7 @@ class Predictor:
       return self._show(by_slot)
 
   def replace(self, name: str, task: str | Path | Task) -> Change:
-    """Replace a task by another one, which gets its name and slot.
+    """Replace a task by another one, which gets its name.
 
     Each request sees the old or the new one.
 
@@ -373,7 +373,7 @@ class Predictor:
     set to another only if all of them can.
 
     Args:
-      by_slot: {slot: loaded task}.
+      by_slot: {slot: loaded task}; heads are in the slots -1, -2, ....
 
     Returns:
       The set, and what the change to it would be.

@@ -16,11 +16,12 @@ from memory_vit.model.task import (
   TaskSpec,
   require_backbone,
 )
+from memory_vit.prediction import task_set
 from memory_vit.prediction.compilations import CompilationCounter, counted
 from memory_vit.prediction.config import PredictorConfig
 from memory_vit.prediction.fixed_shapes import FixedShapes
 from memory_vit.prediction.task_set import Change, TaskSet
-from memory_vit.tasks import compose, find, manifest, store
+from memory_vit.tasks import find, manifest, store
 from memory_vit.tasks.program import Program, place_tasks
 from memory_vit.tasks.slots import SlotSizes, in_first_slots, on_host
 
@@ -38,9 +39,8 @@ class SetMaker:
     """The first set, in slots that have at least the sizes of the config."""
     for task in tasks:
       require_backbone(task.spec, self._backbone.id)
-    compose.require_one_pass(tasks)
     shapes = self._shapes
-    by_slot = in_first_slots(map(_held, tasks))
+    by_slot = task_set.fitting(in_first_slots(map(_held, tasks)))
     sizes = SlotSizes.at_least(
       slots=shapes.slots,
       cells=shapes.cells,

@@ -53,9 +53,10 @@ class Change:
     version: of the new set.
     names: of its tasks.
     digest: of the new set, see `TaskSet.digest`.
-    grew: whether sizes of slots grew, the first head or the first task with a
-      token came, or a task with a pass of its own came or went. A warm
-      predictor then compiled before the new set answered.
+    grew: whether the set runs other programs than before: sizes of slots grew;
+      the first or the last head, or task with a token, came or went; or a task
+      with a pass of its own did. A warm predictor has compiled them before the
+      new set answers.
     compiled: number of programs that were compiled.
   """
 
@@ -167,7 +168,10 @@ def with_added(by_slot: Mapping[int, Task], task: Task) -> dict[int, Task]:
 def with_replaced(
   by_slot: Mapping[int, Task], name: str, task: Task
 ) -> dict[int, Task]:
-  """Put a task into the slot of another one, under the name of that."""
+  """Put a task in the place of another one, under the name of that.
+
+  It gets the same slot, unless only one of them is a head.
+  """
   _require_names((name,), [other.name for other in by_slot.values()])
   slot = next(i for i, other in by_slot.items() if other.name == name)
   readers = [
@@ -208,7 +212,13 @@ def named(task: Task, name: str) -> Task:
 
 
 def fitting(by_slot: Mapping[int, Task]) -> dict[int, Task]:
-  """Sorted by slot; `TaskError` unless one pass answers all tasks."""
+  """Sorted by slot; `TaskError` unless one pass answers all tasks there."""
+  for slot, task in by_slot.items():
+    if not suits(slot, task.spec):
+      raise TaskError(
+        f"task {task.name!r} ({task.spec.regime}) is in slot {slot}: expected "
+        "-1, -2, ... for tasks of the regime 'head', and 0, 1, ... for others."
+      )
   by_slot = dict(
     sorted(by_slot.items(), key=lambda item: (item[0] < 0, abs(item[0])))
   )

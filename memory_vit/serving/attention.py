@@ -160,7 +160,7 @@ class AttentionService:
     _, context = encode(backbone, pixels[None])
     image, _, _ = token_attention_program(
       backbone.params,
-      slots.arrays,
+      slots.arrays._replace(heads=None),
       context,
       config=backbone.config,
       per_head=False,

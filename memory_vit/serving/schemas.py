@@ -239,7 +239,7 @@ class ChangeAnswer(BaseModel):
     description="Of the task, or of the removed one: empty if it was damaged."
   )
   grew: bool = Field(
-    description="Whether programs had to be compiled for the new set."
+    description="Whether the new set runs other programs than the old one."
   )
   compiled: int
 

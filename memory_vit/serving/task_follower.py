@@ -229,7 +229,7 @@ class TaskFollower:
   ) -> tuple[dict[int, Task], dict[str, str]]:
     """{slot: task} of all that fit together, and the problems of the others.
 
-    Tasks that answer now come first, and keep their slots.
+    Tasks that answer now come first, and keep their slots if they can.
     """
     slots = self._predictor.task_set.slots
     names = sorted(stored, key=lambda name: (name not in slots, name))

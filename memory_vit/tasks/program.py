@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Float32
 
 from memory_vit.errors import DataError
+from memory_vit.model import trees
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.context import Context
 from memory_vit.model.task import (
@@ -95,7 +96,7 @@ class Program:
       del context  # the largest array
     if self.alone:
       split = make_split_forward(backbone.config, self._alone_specs)
-      frozen = {"backbone": backbone.for_programs, "tasks": {}}
+      frozen = {"backbone": backbone.params, "tasks": {}}
       found |= self._read_alone(backbone, split.prepare(frozen, images))
     return found
 
@@ -154,7 +155,7 @@ class Program:
   def _read_alone(self, backbone: Backbone, inputs: Any) -> Logits:
     found = logits_program(
       {str(i): task.params for i, task in enumerate(self.alone)},
-      {"backbone": backbone.for_programs, "tasks": {}},
+      {"backbone": backbone.params, "tasks": {}},
       inputs,
       config=backbone.config,
       specs=self._alone_specs,
@@ -310,13 +311,21 @@ def _encode(
   backbone: Backbone, images: Float[Array, "b side side 3"]
 ) -> tuple[Float32[Array, "b c0"], Context]:
   return inference.encode_program(
-    backbone.for_programs, images, config=backbone.config
+    _params(backbone, images), images, config=backbone.config
   )
 
 
 def _read_places(
   backbone: Backbone, slots: Slots, context: Context
 ) -> Float32[Array, "b t c"]:
+  streamed = slots.arrays.mask is not None
+  params = _params(backbone, context) if streamed else {}
   return inference.read_program(
-    backbone.for_programs, slots.arrays, context, config=backbone.config
+    params, slots.arrays, context, config=backbone.config
   )
+
+
+def _params(backbone: Backbone, inputs: Any) -> dict[str, Any]:
+  """The parameters for a program, in a trace as they are."""
+  # An export may run on another device, and holds them once.
+  return backbone.params if trees.is_traced(inputs) else backbone.for_programs

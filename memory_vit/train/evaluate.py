@@ -32,7 +32,7 @@ def evaluate(
     cached = inputs.cache.eval_batches(split, "test")
   padded = inputs.config.task.padded_classes
   outputs = predict_fn(
-    dataclasses.replace(inputs.backbone, params=inputs.frozen["backbone"]),
+    inputs.rounded_backbone,
     [*inputs.parents, *tasks],
     inputs.mesh,
     outputs=[task.name for task in tasks],

@@ -62,6 +62,11 @@ class RunInputs:
   decoded: Callable[[], Split]
   cache: RunCache | None  # of rows; None if no part of the pass is cached
 
+  @functools.cached_property
+  def rounded_backbone(self) -> Backbone:
+    """The backbone with the parameters that are frozen."""
+    return dataclasses.replace(self.backbone, params=self.frozen["backbone"])
+
 
 def open_inputs(
   config: Config,

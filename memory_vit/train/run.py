@@ -43,7 +43,7 @@ def train_and_evaluate(
   TensorBoard events and `result.json`; with a test split `hits.json` (which
   examples are right, see `evaluation.hits`); of a sweep `sweep.png`; with
   `config.log_images` `answers.png` (predictions of the best task) and, if the
-  task composes, `attention.png` (which patches its token attends to); in the
+  task has a token, `attention.png` (which patches its token attends to); in the
   regime `full` the whole model as `NAME.npz`.
 
   Args:

@@ -125,7 +125,7 @@ def attention_figures(
 ) -> dict[str, Figure]:
   """Draw which patches a task attends to, on images that it did not train on.
 
-  None for tasks that do not compose, for embeddings, and on several processes.
+  None for tasks without a token, for embeddings, and on several processes.
   """
   split = inputs.splits.get("test") or inputs.splits.get("validation")
   if split is None or split.embedded or not task.spec.learned.has_token:

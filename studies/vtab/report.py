@@ -274,7 +274,7 @@ def _together(together: Mapping[str, Any] | None) -> list[str]:
     "",
     "## All tasks in one model",
     "",
-    f"The {len(found)} tasks of `{together['regime']}`, the composable "
+    f"The {len(found)} tasks of `{together['regime']}`, the masked "
     "regime that is best on validation, in one model: on all "
     f"{images:,} test images the original outputs are equal to the bit to "
     f"those of the plain ViT: {'yes' if equal else 'NO'}. The largest "

@@ -1,8 +1,8 @@
 """Test the tasks of finished runs together, each once.
 
 The masked tasks of all regimes and seeds of a data set share a pass of the
-backbone, in slots of one number and size, so that all data sets share its
-program; heads and probes share another pass. Every other task has its own.
+backbone with the heads, in slots of one number and size, so that all data sets
+share its program; probes share another pass. Every other task has its own.
 The result is stored beside the run, in `TEST`.
 """
 
@@ -128,7 +128,7 @@ def measure(
     run: _named(mv.load_task(_task_directory(path), backbone), run)
     for run, path in runs.items()
   }
-  # Only masked tasks have slots.
+  # Slots of masked tasks; heads have as many.
   slots, cells = _slots(bench)
   outputs = predict_fn(
     backbone,

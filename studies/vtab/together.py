@@ -45,7 +45,7 @@ def measure_once(
   regime = best_regime(bench, scores)
   if regime is None:
     logger.info(
-      "no composable regime has all tasks: they are not measured in one model"
+      "no masked regime has all tasks: they are not measured in one model"
     )
     on_process_0(lambda: file.unlink(missing_ok=True))
     return

@@ -1,6 +1,7 @@
 """Matrix products of bfloat16 operands, with sums in float32."""
 
 import dataclasses
+import pickle
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ from memory_vit.errors import BackboneError
 from memory_vit.model import trees
 from memory_vit.model.backbone import require_float32, rounded
 from memory_vit.model.products import Dense, einsum
-from memory_vit.runtime import sharding
+from memory_vit.runtime import dtypes, sharding
 from memory_vit.runtime.dtypes import Precision
 from memory_vit.tasks.inference import encode_program, read_program
 from memory_vit.tasks.program import make_program
@@ -35,9 +36,9 @@ def same(found, expected):
   assert np.asarray(found).tobytes() == np.asarray(expected).tobytes()
 
 
-def images_of(batch):
+def images_of(batch, side=8):
   rng = np.random.default_rng(0)
-  return rng.uniform(-1, 1, (batch, 8, 8, 3)).astype(np.float32)
+  return rng.uniform(-1, 1, (batch, side, side, 3)).astype(np.float32)
 
 
 @pytest.mark.parametrize(
@@ -125,15 +126,24 @@ def test_all_products_but_those_of_heads_are_fast(family, images):
     assert set(others) == {("float32",) * 3}
 
 
-@pytest.mark.parametrize("family", FEW_FIRST)
+# A layer of a B/32, of which XLA may multiply otherwise.
+WIDE = {
+  "width": 768, "depth": 1, "mlp_dim": 3072, "num_heads": 12, "patch_size": 32,
+  "image_size": 224,
+}  # fmt: skip
+
+
+@pytest.mark.skipif(not dtypes.cpu_runs_bfloat16(), reason="needs jax 0.10")
+@pytest.mark.parametrize("family", [*FEW_FIRST, "a wide layer"])
 def test_a_cpu_multiplies_by_transposed_kernels_to_the_same_bits(family):
-  backbone = tiny_backbone(dtype="bfloat16", **FAMILIES[family])
+  shape = FAMILIES.get(family, WIDE)
+  backbone = jax.device_put(tiny_backbone(dtype="bfloat16", **shape))
   names = trees.flatten(backbone.for_programs)
-  below_head = [n for n in names if n.split("/")[0] not in ("head", "depth")]
+  below_head = [n for n in names if n.split("/")[0] != "head"]
   assert not [name for name in below_head if name.endswith("/kernel")]
   tasks = [random_task(backbone, name, cells=2) for name in "ab"]
   for batch in (1, 3):
-    images = images_of(batch)
+    images = images_of(batch, backbone.config.image_size)
     outputs, context = encode_program(
       backbone.params, images, config=backbone.config
     )
@@ -148,11 +158,12 @@ def test_a_cpu_multiplies_by_transposed_kernels_to_the_same_bits(family):
         same(found[task.name], logits[:, i, : task.spec.num_classes])
 
 
+@pytest.mark.skipif(not dtypes.cpu_runs_bfloat16(), reason="needs jax 0.10")
 def test_parameters_for_programs_follow_those_of_the_backbone():
   backbone = jax.device_put(tiny_backbone(dtype="bfloat16"))
   images = images_of(2)
   # First used in a trace: what is kept must be no tracer.
-  traced = jax.jit(lambda images: mv.forward(backbone, [], images))(images)
+  traced = jax.jit(lambda: mv.forward(backbone, [], images))()
   same(mv.forward(backbone, [], images)["backbone"], traced["backbone"])
   assert backbone.for_programs is backbone.for_programs
   # In place, as one who merges an adapter does.
@@ -162,6 +173,25 @@ def test_parameters_for_programs_follow_those_of_the_backbone():
   assert np.ptp(np.asarray(changed - traced["backbone"])) > 0.01
   fresh = mv.Backbone(backbone.config, backbone.params, "fresh")
   same(mv.forward(fresh, [], images)["backbone"], changed)
+
+  again = pickle.loads(pickle.dumps(backbone))
+  assert "_ready" in vars(backbone)
+  assert "_ready" not in vars(again)
+  same(mv.forward(again, [], images)["backbone"], changed)
+
+  # Arrays of NumPy change without another array in their place.
+  host = jax.tree.map(np.array, fresh)
+  mv.forward(host, [], images)
+  host.params["embedding"]["kernel"] *= -1
+  same(
+    mv.forward(host, [], images)["backbone"],
+    mv.forward(jax.device_put(host), [], images)["backbone"],
+  )
+  # What is exported may run elsewhere.
+  exported = dataclasses.replace(fresh)
+  jax.make_jaxpr(lambda images: mv.forward(exported, [], images))(images)
+  assert not exported._ready
+  assert fresh._ready
 
   wide = tiny_backbone()
   assert wide.for_programs is wide.params

@@ -43,7 +43,7 @@ from memory_vit.serving.request_error import RequestError
 from memory_vit.tasks import store
 
 CATS = random_task(BACKBONE, "cats", seed=5, classes=4)
-# Of a regime whose tasks lie in slots of their own.
+# A head, which lies in another kind of slot than the others.
 HEAD = random_task(BACKBONE, "cats", seed=6, regime="head", cells=0)
 GOOD = {"files": image_files(png())}
 NOT_TRIED_AGAIN = 1e6

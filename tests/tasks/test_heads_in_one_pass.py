@@ -173,6 +173,20 @@ def test_a_predictor_adds_replaces_and_removes_heads(backbone):
   assert same_bits(answers(second).logits["b"], left.logits["b"])
 
 
+def test_tasks_are_refused_in_slots_of_the_other_kind(backbone):
+  head, token = head_of(backbone, "h"), random_task(backbone, "m")
+  predictor = mv.Predictor.from_model(
+    backbone, [head, token], batch_sizes=(4,), warm_up=False
+  )
+  assert predictor.task_set.names == ("m", "h")
+  for by_slot in ({0: head}, {-1: token}, {0: token, 1: head}):
+    with pytest.raises(TaskError, match="expected -1, -2, ... for tasks of"):
+      predictor.make_ready(by_slot)
+  ready, _ = predictor.make_ready({1: token, -2: head})
+  predictor.show(ready)
+  assert predictor.task_set.slots == {"m": 1, "h": -2}
+
+
 def test_a_predictor_of_heads_alone_runs_no_token(backbone):
   heads = [head_of(backbone, f"h{i}", seed=i) for i in range(2)]
   predictor = mv.Predictor.from_model(backbone, heads, batch_sizes=(4,))
