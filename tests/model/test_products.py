@@ -162,7 +162,7 @@ def test_a_cpu_multiplies_by_transposed_kernels_to_the_same_bits(family):
 def test_parameters_for_programs_follow_those_of_the_backbone():
   backbone = jax.device_put(tiny_backbone(dtype="bfloat16"))
   images = images_of(2)
-  # First used in a trace: what is kept must be no tracer.
+  # Its first use is in a trace, whose tracers must not be kept.
   traced = jax.jit(lambda: mv.forward(backbone, [], images))()
   same(mv.forward(backbone, [], images)["backbone"], traced["backbone"])
   assert backbone.for_programs is backbone.for_programs
