@@ -5,7 +5,7 @@ Learnable Memory. CVPR 2022.
 
   load      load_backbone, random_backbone, load_task, load_tasks
   make      init_task
-  train     train_task, evaluate_tasks; TrainResult, Scores
+  train     train_task, fit_head, evaluate_tasks; TrainResult, Scores
   runs      read_config, Config; train_and_evaluate, load_result, RunResult
   combine   concatenate, select, remove, rename
   run       preprocess, forward; encode, read; fill_slots, Slots;
@@ -62,6 +62,7 @@ with epy.lazy_api_imports(globals()):
   from memory_vit.train.from_python import (
     TrainResult,
     evaluate_tasks,
+    fit_head,
     train_and_evaluate,
     train_task,
   )
@@ -91,6 +92,7 @@ __all__ = [
   "evaluate_tasks",
   "export_model",
   "fill_slots",
+  "fit_head",
   "forward",
   "init_task",
   "load_backbone",

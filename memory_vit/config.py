@@ -45,6 +45,10 @@ from memory_vit.runtime.options import (
 EMBEDDINGS = "embeddings"
 # Every two trials of a sweep are compared with each other.
 MOST_TRIALS = 1_000
+# Values of `optim.name` that solve a head in one step.
+CLOSED_FORMS = tuple(
+  dict.fromkeys(name for kind in KINDS.values() for name in kind.closed_forms)
+)
 # For a new task. The paper names no learning rate; these reach as far as full
 # fine-tuning is said to break down.
 LEARNING_RATES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
@@ -248,6 +252,10 @@ class TaskConfig:
   # Directories of tasks that those of `attends_to` attend to, if they do not
   # lie beside them.
   indirect: tuple[str, ...] = option((), _TASKS, resume="free")
+  # Directory of a task of the regime `head` with the same classes, such as of
+  # --config=closed, or hf://OWNER/NAME/TASK: training begins with its head. ""
+  # is a head of zeros.
+  init: str = option("", _DIRECTORY, resume="free")
   # Apply the block's first LayerNorm to memory, as in the paper (Figure 2).
   memory_norm: bool = option(True, Switch(), sweep=True)
   # Standard deviation of randomly initialized memory; the paper's is 0.02. With
@@ -272,8 +280,10 @@ class TaskConfig:
 class OptimConfig:
   """The optimizer; each task has its own."""
 
-  # Optimizer: "sgd" (the paper's) or "adamw".
-  name: str = option("sgd", Choice(("sgd", "adamw")), sweep=True)
+  # Optimizer: "sgd" (the paper's) or "adamw". Or a head in closed form on the
+  # features of all training images, see --config=closed: "lda", linear
+  # discriminant analysis, of "classes"; "ridge", ridge regression.
+  name: str = option("sgd", Choice(("sgd", "adamw", *CLOSED_FORMS)), sweep=True)
   # Momentum of "sgd".
   momentum: float = option(
     0.9,
@@ -336,6 +346,11 @@ class OptimConfig:
   accumulation_steps: int = option(
     1, Number(1, 2**20, "parts of a batch"), resume="recorded"
   )
+
+  @property
+  def in_closed_form(self) -> bool:
+    """Whether a head is solved in one step, and nothing is optimized."""
+    return self.name in CLOSED_FORMS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -594,8 +609,8 @@ def to_dict(config: Config) -> dict[str, Any]:
 
 def _require_consistent(config: Config) -> None:
   for problem in (
-    *_of_training(config), *_of_backbone(config), *_of_embeddings(config),
-    *_of_cache(config),
+    *_of_training(config), *_of_closed_form(config), *_of_backbone(config),
+    *_of_embeddings(config), *_of_cache(config),
   ):  # fmt: skip
     raise ConfigError(problem)
 
@@ -608,6 +623,18 @@ _OF_KINDS: Mapping[str, Any] = {
   "task.units": (),
   "task.loss": "squared",
 }
+
+
+# Further options of optimizers alone, beside those of `OptimConfig`.
+_OF_OPTIMIZERS = (
+  "learning_rate",
+  "sweep.learning_rate",
+  "early_stopping",
+  "profile_at",
+  "task.init",
+  "task.loss",
+  "task.padded_classes",
+)
 
 
 def _of_training(config: Config) -> list[str]:
@@ -662,6 +689,38 @@ def _of_training(config: Config) -> list[str]:
       f"most {MOST_TRIALS}."
     )
   return lines
+
+
+def _of_closed_form(config: Config) -> list[str]:
+  """List options that a head in closed form does not use."""
+  name, kind = config.optim.name, config.task.kind
+  if not config.optim.in_closed_form:
+    return []
+  if name not in KINDS[kind].closed_forms:
+    methods = " or ".join(map(repr, KINDS[kind].closed_forms))
+    return [
+      f"config.optim.name is {name!r}, which cannot solve a task of {kind} "
+      f"(config.task.kind): expected {methods}, or an optimizer."
+    ]
+  expected: dict[str, Any] = {} if config.sweep.regime else {"regime": "head"}
+  expected |= {
+    "cache.what": "features",
+    "cache.crops": 1,
+    "total_steps": 1,
+    "epochs": 0.0,
+  }
+  for key, option in OPTIONS.items():
+    if key.startswith("optim.") or key in _OF_OPTIMIZERS:
+      expected[key] = option.default
+  expected["optim.name"] = name
+  found = {key: operator.attrgetter(key)(config) for key in expected}
+  return [
+    f"config.{key} is {brief(found[key])}, which has no meaning for a head in "
+    f"closed form (config.optim.name {name!r}): expected {value!r}, as in "
+    "--config=closed."
+    for key, value in expected.items()
+    if found[key] != value
+  ]
 
 
 def _of_backbone(config: Config) -> list[str]:

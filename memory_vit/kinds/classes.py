@@ -34,11 +34,12 @@ with epy.lazy_imports():
   import numpy as np
   import optax
 
-  from memory_vit.kinds import class_sums
+  from memory_vit.kinds import class_sums, closed_form
 
 if TYPE_CHECKING:
   from jax.sharding import Mesh
 
+  from memory_vit.kinds.closed_form import Solver
   from memory_vit.kinds.scores import Also, Scores
   from memory_vit.kinds.state import State
   from memory_vit.kinds.task_kind import TaskKind
@@ -81,6 +82,7 @@ class Classes(Kind):
   not_finite = "they count as mistakes, and there is no loss"
   activated_text = "probabilities of classes"
   reads = "probabilities or top"
+  closed_forms = ("lda", "ridge")
 
   def _read(self, label: Any) -> int | str:
     return class_of(label)
@@ -141,6 +143,12 @@ class Classes(Kind):
       for a, b in zip(first, second, strict=True)
     )
     return loss, right
+
+  def solver(self, method: str) -> Solver:
+    return {
+      "lda": closed_form.lda,
+      "ridge": closed_form.ridge_of_classes,
+    }[method]
 
   def weights(self, counts: np.ndarray, examples: int) -> np.ndarray:
     """Weights n / (c * count), by which all classes contribute alike.

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
   import jax
   from jax.sharding import Mesh
 
+  from memory_vit.kinds.closed_form import Solver
   from memory_vit.kinds.scores import Also, Scores
   from memory_vit.kinds.state import State
   from memory_vit.kinds.task_kind import TaskKind
@@ -113,6 +114,7 @@ class Kind(abc.ABC):
     outputs_text: what the outputs of a head are, for people; "" for logits.
     activated_text: what `activate` makes, for people.
     reads: methods of `Predictions` for such a task, for people.
+    closed_forms: the methods of `solver`; the first is the default.
     hub_pipeline: the hub's name of what such a task does; "" if it has none.
   """
 
@@ -137,6 +139,7 @@ class Kind(abc.ABC):
   outputs_text: str = ""
   activated_text: str
   reads: str
+  closed_forms: tuple[str, ...] = ("ridge",)
   hub_pipeline: str = "image-classification"
 
   def target_dtype(self, outputs: int) -> np.dtype:
@@ -229,6 +232,10 @@ class Kind(abc.ABC):
       options: of the loss.
       head: which outputs are padding, and their weights.
     """
+
+  @abc.abstractmethod
+  def solver(self, method: str) -> Solver:
+    """The solver of linear heads by one of `closed_forms`."""
 
   def weights(self, counts: np.ndarray, examples: int) -> np.ndarray:
     """Weights of c outputs by which all count alike, float32 (c,).

@@ -31,12 +31,13 @@ with epy.lazy_imports():
   import jax.numpy as jnp
   import numpy as np
 
-  from memory_vit.kinds import label_metrics, state
+  from memory_vit.kinds import closed_form, label_metrics, state
   from memory_vit.runtime import sharding
 
 if TYPE_CHECKING:
   from jax.sharding import Mesh
 
+  from memory_vit.kinds.closed_form import Solver
   from memory_vit.kinds.scores import Also
   from memory_vit.kinds.state import State
   from memory_vit.kinds.task_kind import TaskKind
@@ -112,6 +113,9 @@ class Labels(Kind):
     smooth = (1 - options.smoothing) * targets + options.smoothing / 2
     right = jnp.where(outputs >= 0, targets, 1 - targets)
     return smooth * yes + (1 - smooth) * no, right
+
+  def solver(self, method: str) -> Solver:
+    return closed_form.ridge_of_labels
 
   def weights(self, counts: np.ndarray, examples: int) -> np.ndarray:
     """Weights by which examples with a label count as those without it.

@@ -29,12 +29,13 @@ with epy.lazy_imports():
   import numpy as np
   import optax
 
-  from memory_vit.kinds import state, value_metrics
+  from memory_vit.kinds import closed_form, state, value_metrics
   from memory_vit.runtime import sharding
 
 if TYPE_CHECKING:
   from jax.sharding import Mesh
 
+  from memory_vit.kinds.closed_form import Solver
   from memory_vit.kinds.scores import Also
   from memory_vit.kinds.state import State
   from memory_vit.kinds.task_kind import TaskKind
@@ -134,6 +135,9 @@ class Values(Kind):
     error = outputs[:, : targets.shape[-1]] - targets  # without padding
     loss = optax.huber_loss(error) if options.huber else error**2
     return loss, jnp.abs(error)
+
+  def solver(self, method: str) -> Solver:
+    return closed_form.ridge
 
   def standardized(self, stated: TaskKind, targets: np.ndarray) -> np.ndarray:
     mean, std = np.array(stated.mean), np.array(stated.std)

@@ -58,6 +58,14 @@ class Regime:
     return self.on_features and self.column == "pooled"
 
   @property
+  def begins_as_head(self) -> bool:
+    """Whether features are first those of the backbone, if its class token is.
+
+    Memory disturbs them as much as its initial values do.
+    """
+    return not self.on_features or self.on_pooled
+
+  @property
   def shares_pass(self) -> bool:
     """Whether a sweep can train several of its tasks in one pass."""
     return self.has_token or self.on_features

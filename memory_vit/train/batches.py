@@ -16,8 +16,11 @@ from memory_vit.train.inputs import RunInputs
 def train_batches(inputs: RunInputs, step: int) -> Iterator[dict[str, Any]]:
   """The batches after a step; missing cached rows are computed first.
 
-  Labels of values are standardized.
+  Labels of values are standardized. A head in closed form gets one empty batch,
+  as it reads all rows at once.
   """
+  if inputs.config.optim.in_closed_form:
+    return iter([{}][step:])
   stated = inputs.kind
   return (
     {**batch, "label": stated.kind.standardized(stated, batch["label"])}

@@ -82,6 +82,7 @@ def describe_inputs(
     kind=TaskKind(name=kind.name, mean=scales, std=scales),
     trials=tuple(sweep.trials_of(config, settle.task_name(config))),
     attends_to=attends_to,
+    first_head=None,
     parents=parents,
     preprocessing=EvalPreprocessing(image_size=vit.image_size),
     record=DataRecord(),

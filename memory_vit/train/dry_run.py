@@ -49,19 +49,24 @@ def _of_group(inputs: RunInputs) -> list[tuple[str, str]]:
   """Describe trials of one group, see `sweep.by_pass_group`."""
   config, trials = inputs.config, inputs.trials
   packs = passes.make_plan(inputs).passes
-  start = pack.start(inputs, [t for t in trials if t.name in packs[0]])
-  seconds = _step_seconds(inputs, start)
-  total = duration(config.total_steps * len(packs) * seconds)
-  steps = (
-    f"{config.total_steps:,} of {config.batch_size} images, for "
-    f"{counted(len(trials), 'trial')} in {counted(len(packs), 'pass')}"
-  )
+  first = [t for t in trials if t.name in packs[0]]
+  if config.optim.in_closed_form:
+    steps = f"1, for {counted(len(trials), 'head')} in closed form"
+    training = "solved at once, from the cached features"
+  else:
+    seconds = _step_seconds(inputs, pack.start(inputs, first))
+    total = duration(config.total_steps * len(packs) * seconds)
+    steps = (
+      f"{config.total_steps:,} of {config.batch_size} images, for "
+      f"{counted(len(trials), 'trial')} in {counted(len(packs), 'pass')}"
+    )
+    training = f"about {total}, {seconds:.3g} s a step"
   regimes = dict.fromkeys(trial.config.regime for trial in trials)
   return [
     *([("regime", ", ".join(regimes))] if config.sweep.regime else []),
     ("steps", steps),
     *_of_cache(inputs),
-    ("training", f"about {total}, {seconds:.3g} s a step"),
+    ("training", training),
   ]
 
 

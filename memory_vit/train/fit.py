@@ -21,21 +21,28 @@ from memory_vit.runtime.preemption import Interrupted, StopSignal
 from memory_vit.train import batches, padded_head, parameters
 from memory_vit.train import state as state_lib
 from memory_vit.train.checkpoints import Checkpoints
+from memory_vit.train.closed_form import ClosedFormStep
 from memory_vit.train.divergence import DivergenceMonitor, Examples
 from memory_vit.train.evaluate import validate
 from memory_vit.train.inputs import RunInputs
 from memory_vit.train.metric_writers import MetricWriters
-from memory_vit.train.pack import start
+from memory_vit.train.pack import Start, start
 from memory_vit.train.profile import Profile
 from memory_vit.train.progress import Progress
 from memory_vit.train.state import BestParams, LoopState, Steps
-from memory_vit.train.step import Step, TrainState
+from memory_vit.train.step import TrainState
 from memory_vit.train.sweep import PassPlan, Trial
 
 logger = logging.getLogger(__name__)
 
 NO_WRITERS = MetricWriters()
+# Of a step in its line of progress.
+_IN_LINES = (
+  "loss", "accuracy", "mae", "learning_rate", "shrinkage", "penalty",
+)  # fmt: skip
 Metrics = Mapping[str, Mapping[str, float]]
+# Parameters of all trials -> {name: its evaluation}.
+Evaluate = Callable[[Any], dict[str, Evaluation]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -113,6 +120,9 @@ def fit_pack(
     )
     inputs.record.keep()
     accepted()
+    if past is None and inputs.first_head:  # its scores are those of step 0
+      none = {name: BestParams() for name in tasks}
+      past = LoopState(none, pending="validation" in inputs.splits)
 
     def save(state: TrainState, past: LoopState) -> None:
       require_alone()
@@ -129,11 +139,7 @@ def fit_pack(
       mesh=inputs.mesh,
       steps=steps,
       batch_size=config.batch_size,
-      evaluate=(
-        functools.partial(validate, inputs, tasks)
-        if "validation" in inputs.splits
-        else None
-      ),
+      evaluate=_evaluation(inputs, began),
       save=save,
       max_skipped=config.optim.max_skipped,
       examples=functools.partial(batches.train_examples, inputs),
@@ -154,7 +160,7 @@ def fit_pack(
 
 
 def fit(
-  step_fn: Step,
+  step_fn: Callable[[TrainState, Any, dict[str, Any]], tuple[TrainState, Any]],
   state: TrainState,
   train_batches: Iterator[dict[str, Any]],
   past: LoopState | None = None,
@@ -164,7 +170,7 @@ def fit(
   mesh: Mesh,
   steps: Steps,
   batch_size: int,
-  evaluate: Callable[[Any], dict[str, Evaluation]] | None = None,
+  evaluate: Evaluate | None = None,
   save: Callable[[TrainState, LoopState], None] | None = None,
   max_skipped: int = 3,
   examples: Examples | None = None,
@@ -241,7 +247,7 @@ def fit(
     left = itertools.islice(train_batches, steps.total - first)
     on_devices = sharding.prefetch(left, mesh)
     if past.pending:  # the run was interrupted before this evaluation
-      past = evaluate_and_save(first, past, stopping=False, saves=False)
+      past = evaluate_and_save(first, past, stopping=False, saves=not first)
     for step in range(first + 1, steps.total + 1):
       if steps.stops_early(step - 1, past.best_steps):
         _show_early_stop(step - 1, past, steps.patience)
@@ -272,6 +278,16 @@ def fit(
         past = evaluate_and_save(step, past, stopping)
     writers.flush()
   return state, past
+
+
+def _evaluation(inputs: RunInputs, began: Start) -> Evaluate | None:
+  """The evaluation that chooses the best step; None if nothing does."""
+  if "validation" in inputs.splits:
+    return functools.partial(validate, inputs, began.tasks)
+  if isinstance(began.step, ClosedFormStep):
+    step = began.step
+    return lambda params: step.cross_validate()
+  return None
 
 
 def _best_tasks(
@@ -317,7 +333,7 @@ def _line(metrics: Metrics) -> dict[str, list[float]]:
   """Metrics of all trials for a line of progress, by their titles."""
   line: dict[str, list[float]] = collections.defaultdict(list)
   for values in metrics.values():
-    for key in ("loss", "accuracy", "mae", "learning_rate"):
+    for key in _IN_LINES:
       if key in values:
         line[_title(key)].append(values[key])
   return line

@@ -26,7 +26,7 @@ from memory_vit.errors import (
   TaskError,
   TrainingError,
 )
-from memory_vit.kinds import TaskKind
+from memory_vit.kinds import KINDS, TaskKind
 from memory_vit.kinds.scores import Evaluation, Scores
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import NAME_RULE, Task, is_name, require_backbone
@@ -64,7 +64,9 @@ class TrainResult:
   Attributes:
     task: of the best trial on the validation split.
     scores: of this task. On the test split if one was given, else on the
-      validation split, which chose the task and therefore flatters it.
+      validation split, which chose the task and therefore flatters it; of
+      `fit_head` without either, by cross-validation, or empty if a class has a
+      single image.
     history: of this trial, {"train/loss": (steps, values), "validation/top1":
       ...}, with the names that TensorBoard shows.
     trials: the numbers of every trial, the best on validation first.
@@ -131,6 +133,7 @@ def train_task(
   learning_rate: float | Sequence[float] | np.ndarray | None = None,
   batch_size: int = 128,
   seed: int = 0,
+  init: Task | str | os.PathLike[str] | None = None,
   options: Mapping[str, Any] | None = None,
   workdir: str | os.PathLike[str] | None = None,
   progress: bool = True,
@@ -171,6 +174,8 @@ def train_task(
       the regimes that allow it; by default 0.03, 0.3 and 1.
     batch_size: images per step.
     seed: for initialization and data shuffling.
+    init: a task of the regime "head" with the same classes, such as from
+      `fit_head`, or its path: training begins with its head.
     options: of the command: {"data.flip": False} is its
       --config.data.flip=false.
     workdir: for the files of the run; the same call resumes it. By default a
@@ -183,26 +188,9 @@ def train_task(
   Raises:
     MemoryVitError: for unusable input.
   """
-  if not isinstance(backbone, Backbone):
-    raise BackboneError(
-      f"the backbone is of type {type(backbone).__name__}, expected one from "
-      "mv.load_backbone."
-    )
-  TaskKind(name=kind)  # an unknown one is refused before data are read
-  if not is_name(name):
-    raise ConfigError(f"name is {messages.brief(name)}: expected {NAME_RULE}.")
   options = options or {}
-  arguments: dict[str, Any] = {
-    "backbone": f"python:{backbone.config.variant}",
-    "image_size": backbone.config.image_size,
-    "dtype": backbone.config.dtype,
-    "task.name": name,
-    "task.kind": kind,
-    "task.cells": cells,
-    "regime": regime,
-    "batch_size": batch_size,
-    "seed": seed,
-  }
+  arguments = _arguments(backbone, name, kind, regime, batch_size, seed)
+  arguments["task.cells"] = cells
   if epochs is not None:
     arguments |= {"epochs": epochs, "total_steps": Config.total_steps}
   elif "total_steps" not in options:
@@ -221,21 +209,140 @@ def train_task(
     raise ConfigError("learning_rate is empty, expected some, or None.")
   with contextlib.ExitStack() as stack:
     stack.enter_context(progress_bar.shown(progress))
+    if init is not None:
+      if isinstance(init, Task):
+        made = tempfile.TemporaryDirectory(prefix="memory-vit-")
+        directory = paths.as_path(stack.enter_context(made)) / "init"
+        store.save_task(init, directory)
+        init = directory
+      config = config.replaced({"task.init": os.fspath(init)})
     if learning_rate is None:
       listed = ", ".join(f"{rate:g}" for rate in rates)
       logger.info("learning_rate is not given: trying %s", listed)
-    splits = {}
-    split_data = {"train": train, "validation": validation, "test": test}
-    for split, data in split_data.items():
-      if data is not None:
-        splits[split] = in_memory.open_data(
-          data, name, split, class_names, keys, kind
-        )
-        class_names = splits["train"].class_names
+    splits = _open_splits(
+      config, class_names, keys, train=train, validation=validation, test=test
+    )
     if validation is None:
       parts = in_memory.hold_out(splits["train"])
       splits["train"], splits["validation"] = parts
     config = _with_intervals(config, splits["train"].size, options)
+    return _train(config, splits, backbone, workdir)
+
+
+def fit_head(
+  backbone: Backbone,
+  train: Any,
+  *,
+  name: str,
+  kind: str = "classes",
+  method: str | None = None,
+  validation: Any = None,
+  test: Any = None,
+  class_names: Sequence[str] = (),
+  keys: tuple[str, str] = ("image", "label"),
+  batch_size: int = 128,
+  seed: int = 0,
+  options: Mapping[str, Any] | None = None,
+  workdir: str | os.PathLike[str] | None = None,
+  progress: bool = True,
+) -> TrainResult:
+  """Solve a linear head in closed form, as the command with --config=closed.
+
+  Each image passes the backbone once, without random crops. The task is one of
+  the regime "head", as any other.
+
+  Args:
+    backbone: from `load_backbone`; it stays unchanged.
+    train: the training split, see `train_task`; all of it is used.
+    name: of the task: a-z, 0-9, "-" and "_".
+    kind: what the task predicts, see `train_task`.
+    method: "lda", linear discriminant analysis, of classes, their default; or
+      "ridge", ridge regression, of any kind.
+    validation: a split for the scores, if there is no `test`; by default a
+      cross-validation within `train`.
+    test: the split for the result.
+    class_names: of classes, labels or values, see `train_task`.
+    keys: of the image and the label in a dictionary.
+    batch_size: images in a pass.
+    seed: of the folds of the cross-validation.
+    options: of the command, see `train_task`.
+    workdir: for the files of the run; by default a temporary directory.
+    progress: whether to show progress.
+
+  Raises:
+    MemoryVitError: for unusable input, such as a class without images, or
+      features that are not finite or all the same.
+  """
+  arguments = _arguments(backbone, name, kind, "head", batch_size, seed)
+  arguments |= {
+    "optim.name": method or KINDS[kind].closed_forms[0],
+    "total_steps": 1,
+    "data.train_crop": "resize",
+    "data.flip": False,
+    "cache.what": "features",
+  }
+  config = _config(arguments, options or {})
+  with progress_bar.shown(progress):
+    splits = _open_splits(
+      config, class_names, keys, train=train, validation=validation, test=test
+    )
+    return _train(config, splits, backbone, workdir)
+
+
+def _arguments(
+  backbone: Backbone,
+  name: str,
+  kind: str,
+  regime: str,
+  batch_size: int,
+  seed: int,
+) -> dict[str, Any]:
+  """Options of a run for arguments of a function, which are checked first."""
+  if not isinstance(backbone, Backbone):
+    raise BackboneError(
+      f"the backbone is of type {type(backbone).__name__}, expected one from "
+      "mv.load_backbone."
+    )
+  TaskKind(name=kind)  # an unknown one is refused before data are read
+  if not is_name(name):
+    raise ConfigError(f"name is {messages.brief(name)}: expected {NAME_RULE}.")
+  return {
+    "backbone": f"python:{backbone.config.variant}",
+    "image_size": backbone.config.image_size,
+    "dtype": backbone.config.dtype,
+    "task.name": name,
+    "task.kind": kind,
+    "regime": regime,
+    "batch_size": batch_size,
+    "seed": seed,
+  }
+
+
+def _open_splits(
+  config: Config,
+  class_names: Sequence[str],
+  keys: tuple[str, str],
+  **split_data: Any,
+) -> dict[str, Split]:
+  """Open the splits that are given, "train" first, which names the classes."""
+  splits: dict[str, Split] = {}
+  for split, data in split_data.items():
+    if data is not None:
+      splits[split] = in_memory.open_data(
+        data, config.task.name, split, class_names, keys, config.task.kind
+      )
+      class_names = splits["train"].class_names
+  return splits
+
+
+def _train(
+  config: Config,
+  splits: Mapping[str, Split],
+  backbone: Backbone,
+  workdir: str | os.PathLike[str] | None,
+) -> TrainResult:
+  """Run a configuration on splits; its best task, scores and history."""
+  with contextlib.ExitStack() as stack:
     history = None
     if workdir is None:
       history = metric_writers.History()  # events would go with the directory
@@ -248,8 +355,8 @@ def train_task(
     best = result.tasks[0]
     trial = sweep.Trial(best.name, best.varied, config)
     return TrainResult(
-      task=store.load_task(directory / "tasks" / name, backbone),
-      scores=best.val if test is None else best.test,
+      task=store.load_task(directory / "tasks" / config.task.name, backbone),
+      scores=best.test if "test" in splits else best.val,
       history=(
         history.curves(best.name)
         if history
@@ -352,8 +459,8 @@ def _config(arguments: Mapping[str, Any], options: Mapping[str, Any]) -> Config:
   for key in options:
     if key in arguments or key in ("epochs", "gelu"):
       raise ConfigError(
-        f"options: {key!r} is set by an argument of train_task, or by the "
-        "backbone."
+        f"options: {key!r} is set by this function, by an argument of it, or "
+        "by the backbone."
       )
   batch = {"batch_size_eval": arguments["batch_size"]}
   values = {"log_images": 0, "export_orbax": False, **batch, **arguments}

@@ -53,6 +53,7 @@ class RunInputs:
   kind: TaskKind  # without thresholds
   trials: tuple[Trial, ...]
   attends_to: tuple[Task, ...]
+  first_head: Task | None  # of `config.task.init`
   # All earlier tasks that run beside the new ones: those of `attends_to`, and
   # the tasks that these attend to.
   parents: tuple[Task, ...]
@@ -94,6 +95,7 @@ def open_inputs(
   settle.require_fit(
     config, backbone, opened, (*attends_to, *ancestors), trials
   )
+  first_head = settle.load_first_head(config, backbone, opened["train"], trials)
   for line in dict.fromkeys(
     line for split in opened.values() for line in split.skipped
   ):
@@ -108,6 +110,7 @@ def open_inputs(
     kind=settle.task_kind(config, opened["train"]),
     attends_to=attends_to,
     ancestors=ancestors,
+    first_head=first_head,
     record=_record_of(opened, config, workdir),
   )
 
@@ -163,6 +166,7 @@ def make_inputs(
   kind: TaskKind = CLASSES,
   attends_to: tuple[Task, ...] = (),
   ancestors: tuple[Task, ...] = (),
+  first_head: Task | None = None,
   record: DataRecord | None = None,
 ) -> RunInputs:
   """Compute what a run derives once from its inputs; `config` is settled."""
@@ -191,6 +195,7 @@ def make_inputs(
     kind=kind,
     trials=tuple(trials),
     attends_to=attends_to,
+    first_head=first_head,
     parents=parents,
     preprocessing=preprocessing,
     record=record or DataRecord(),

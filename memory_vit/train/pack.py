@@ -12,6 +12,7 @@ from memory_vit.model.task import Task
 from memory_vit.runtime import sharding
 from memory_vit.tasks import create
 from memory_vit.tasks.compose import require_fit
+from memory_vit.train.closed_form import ClosedFormStep
 from memory_vit.train.inputs import RunInputs
 from memory_vit.train.loss import HeadLoss
 from memory_vit.train.mix import Mixup
@@ -29,14 +30,18 @@ class Start:
   """A pack before its first step; its tasks are by the name of the trial."""
 
   tasks: dict[str, Task]
-  step: Step
+  step: Step | ClosedFormStep
   state: TrainState
 
 
 def start(inputs: RunInputs, trials: Sequence[Trial]) -> Start:
   """Initialize a pack and its step; nothing is compiled yet."""
   tasks = {trial.name: create_task(inputs, trial) for trial in trials}
-  step = make_step(inputs, trials, tasks)
+  step: Step | ClosedFormStep
+  if inputs.config.optim.in_closed_form:
+    step = ClosedFormStep(inputs, trials)
+  else:
+    step = make_step(inputs, trials, tasks)
   if inputs.config.learned.has_token:  # other regimes attend to no task
     require_fit([*inputs.parents, *tasks.values()])
   params = {name: task.params for name, task in tasks.items()}
@@ -64,7 +69,7 @@ def create_task(inputs: RunInputs, trial: Trial) -> Task:
   config, train = trial.config, inputs.splits["train"]
   regime, options = config.learned, config.task
   padded = inputs.config.task.padded_classes
-  return create.init_task(
+  task = create.init_task(
     jax.random.key(config.seed),
     inputs.backbone,
     name=trial.name,
@@ -80,6 +85,17 @@ def create_task(inputs: RunInputs, trial: Trial) -> Task:
     class_names=() if padded else train.class_names,
     preprocessing=inputs.preprocessing,
   )
+  return _with_head(task, inputs.first_head) if inputs.first_head else task
+
+
+def _with_head(task: Task, first: Task) -> Task:
+  """A task with the head of another one, and zeros for padding."""
+  head, classes = task.params["head"], first.spec.num_classes
+  head = {
+    key: zeros.at[..., :classes].set(first.params["head"][key])
+    for key, zeros in head.items()
+  }
+  return dataclasses.replace(task, params={**task.params, "head": head})
 
 
 def make_step(

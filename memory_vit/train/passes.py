@@ -88,9 +88,11 @@ def make_plan(inputs: RunInputs) -> PassPlan:
 def plan_group(inputs: RunInputs, compiled: Temporary) -> PassPlan:
   """Plan the passes of one group; `compiled` is asked if shapes do not tell."""
   trials = inputs.trials
-  if len(trials) == 1 or not inputs.config.learned.shares_pass:
+  config = inputs.config
+  together = config.learned.shares_pass and not config.optim.in_closed_form
+  if len(trials) == 1 or not together:
     return PassPlan(tuple((trial.name,) for trial in trials))
-  free = sweep.free_bytes(inputs.config.sweep.memory_gib)
+  free = sweep.free_bytes(config.sweep.memory_gib)
   # First what is most likely to run: its trace is used again.
   taken = pack_bytes(inputs, trials)
   if taken <= free:

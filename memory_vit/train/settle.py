@@ -50,7 +50,7 @@ from memory_vit.runtime import (
   processes,
   sharding,
 )
-from memory_vit.tasks import find
+from memory_vit.tasks import find, store
 from memory_vit.tasks.manifest import MAX_SCALE
 from memory_vit.train import padded_head, sweep, wandb_run
 from memory_vit.train.sweep import Trial
@@ -341,6 +341,56 @@ def require_fit(
     _require_embeddings_of(backbone, config, split)
     _require_prepared_alike(splits["train"], split)
   require_same_data(backbone, splits, parents)
+
+
+def load_first_head(
+  config: Config, backbone: Backbone, train: Split, trials: Sequence[Trial]
+) -> Task | None:
+  """Load the task of `config.task.init`; refuse a head that does not suit."""
+  where = f"config.task.init {messages.brief(config.task.init)}"
+  if not config.task.init:
+    return None
+  task = store.load_task(_parent(config.task.init, where), backbone)
+  spec = task.spec
+  if not spec.learned.on_pooled:
+    raise ConfigError(
+      f"{where} is a task of the regime {spec.regime!r}, whose head reads "
+      "other features than the backbone's: expected one of 'head'."
+    )
+  kind, names = config.task.kind, train.class_names
+  if (spec.kind.name, spec.num_classes) != (kind, len(names)) or (
+    spec.class_names and spec.class_names != names
+  ):
+    raise ConfigError(
+      f"{where} is a task of {spec.num_classes:,} {spec.kind.name} "
+      f"({messages.brief(spec.class_names)}), and {train} has {len(names):,} "
+      f"{kind} ({messages.brief(names)}): expected the same, in this order."
+    )
+  for trial in trials:
+    _require_begins_as_head(trial.config, backbone, where)
+  return task
+
+
+def _require_begins_as_head(
+  config: Config, backbone: Backbone, where: str
+) -> None:
+  """Refuse a regime whose first features are not the backbone's."""
+  regime, problem = config.learned, ""
+  if not regime.begins_as_head:
+    problem = "reads other features"
+  elif regime.has("cls") and config.task.cls_init != "pretrained":
+    problem = "begins with a random class token (config.task.cls_init 'normal')"
+  elif regime.has("cls") and backbone.config.pooling != "tok":
+    problem = (
+      "reads a token of its own, while the head of this backbone reads "
+      f"the pooled patches (pooling {backbone.config.pooling!r})"
+    )
+  if problem:
+    raise ConfigError(
+      f"{where} gives the head of a run that would begin otherwise: the regime "
+      f"{config.regime!r} {problem}. Expected '', or a regime such as "
+      "'side_masked' on a backbone with a class token, or 'full'."
+    )
 
 
 def _require_new_names(

@@ -30,7 +30,7 @@ from memory_vit.train.sweep import Trial
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 4  # of what is saved beside the arrays
+FORMAT = 5  # of what is saved beside the arrays
 # Any first score is better.
 _WORST = -math.inf
 _RECORDED = [
@@ -109,7 +109,7 @@ def keep_better(
   """Replace what is now better than ever before; None is never better."""
   return {
     name: _at_now(name, state, results[name])
-    if _score(results[name].scores) > _score(found.scores)
+    if name in results and _score(results[name].scores) > _score(found.scores)
     else found
     for name, found in best.items()
   }
@@ -143,12 +143,14 @@ def _at_now(
 def describe(inputs: RunInputs, trials: Sequence[Trial]) -> dict[str, Any]:
   """Describe a pack; a resumed one must have an equal description."""
   train, stated = inputs.splits["train"], inputs.kind
+  first = inputs.first_head
   data: dict[str, Any] = {"classes": list(train.class_names)}
   data |= {name: [*getattr(stated, name)] for name in stated.kind.needed}
   return {
     "fingerprint": inputs.backbone.fingerprint,
     "parents": {task.spec.name: task.digest for task in inputs.parents},
     "attends_to": {task.spec.name: task.digest for task in inputs.attends_to},
+    "first head": {"sha256": first.digest if first else None},
     "trials": {trial.name: trial.label for trial in trials},
     "data": data,
     "files": inputs.record.compared,
@@ -175,13 +177,18 @@ def save(
     int(state.step),
     {
       "state": state,
-      "best": {name: b.params for name, b in best.items() if b.step},
+      "best": {n: b.params for n, b in best.items() if b.params is not None},
     },
     {
       **meta,
       "format": FORMAT,
       "best": {
-        name: [b.step, dataclasses.asdict(b.scores), b.thresholds]
+        name: [
+          b.step,
+          dataclasses.asdict(b.scores),
+          b.thresholds,
+          b.params is not None,
+        ]
         for name, b in best.items()
       },
       "lost": past.lost,
@@ -242,14 +249,14 @@ def resume(
     "state": state,
     "best": {
       name: sharding.to_host(state.params[name])
-      for name, (best_step, *_) in found["best"].items()
-      if best_step
+      for name, (*_, has_params) in found["best"].items()
+      if has_params
     },
   }
   saved = checkpoints.restore(step, like)
   best = {
     name: BestParams(at, saved["best"].get(name), Scores(**scores), tuple(cuts))
-    for name, (at, scores, cuts) in found["best"].items()
+    for name, (at, scores, cuts, _) in found["best"].items()
   }
   logger.info("resuming from step %d in %s", step, checkpoints.directory)
   skipped = {
@@ -357,7 +364,9 @@ def require_same(
       f"now {processes[1]}: with config.cache each draws from its own rows. "
       "Start the same number, or give another --workdir."
     )
-  for key in ("config", "parents", "attends_to", "trials", "data"):
+  for key in (
+    "config", "parents", "attends_to", "first head", "trials", "data",
+  ):  # fmt: skip
     changed = schema.differences(found[key], now[key])
     if changed:
       raise TrainingError(

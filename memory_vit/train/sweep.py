@@ -74,6 +74,7 @@ def trials_of(config: Config, name: str) -> list[Trial]:
     for i, varied in enumerate(combinations)
   ]
   _require_distinct(trials)
+  _require_one_way(config, trials)
   return trials
 
 
@@ -89,6 +90,17 @@ def _require_distinct(trials: Sequence[Trial]) -> None:
         f"{dict(found[values].varied)} and {dict(trial.varied)}."
       )
     found[values] = trial
+
+
+def _require_one_way(config: Config, trials: Sequence[Trial]) -> None:
+  """Refuse trials in closed form beside others: their options contradict."""
+  base = config.optim.in_closed_form
+  names = {t.config.optim.name for t in trials}
+  if any(t.config.optim.in_closed_form != base for t in trials):
+    raise ConfigError(
+      f"config.sweep has trials with optim.name {sorted(names)}: heads in "
+      "closed form need a run of their own, such as --config=closed."
+    )
 
 
 def by_pass_group(trials: Sequence[Trial]) -> list[list[Trial]]:

@@ -61,6 +61,12 @@ def plan(
       the compiler is not installed.
     DataError: if classes or examples are needed, and not known.
   """
+  if config.optim.in_closed_form:
+    raise ConfigError(
+      f"config.optim.name is {config.optim.name!r}: a head in closed form is "
+      "solved on the host, and there is no training step to compile for "
+      f"{topology}."
+    )
   chip = absent_devices.chip_of(topology)
   compiler = absent_devices.compiler(topology)
   mesh = sharding.make_mesh(

@@ -1,0 +1,161 @@
+"""Heads in closed form: one step, which solves instead of taking a gradient."""
+
+import functools
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.experimental import multihost_utils
+
+from memory_vit.config import data_seed
+from memory_vit.data import batching
+from memory_vit.errors import DataError
+from memory_vit.evaluation.evaluate import evaluate
+from memory_vit.kinds import closed_form
+from memory_vit.kinds.closed_form import Solution
+from memory_vit.kinds.scores import Also, Evaluation
+from memory_vit.kinds.state import BITS
+from memory_vit.runtime import sharding
+from memory_vit.train.inputs import RunInputs
+from memory_vit.train.step import TrainState
+from memory_vit.train.sweep import Trial
+
+logger = logging.getLogger(__name__)
+
+
+class ClosedFormStep:
+  """Solves the heads of trials on the cached features of all training images.
+
+  It stands in place of a `Step`; what a trial began with does not matter.
+  """
+
+  optimizer = optax.identity()
+
+  def __init__(self, inputs: RunInputs, trials: Sequence[Trial]) -> None:
+    """Note what is solved; nothing is read yet."""
+    self._inputs, self._trials = inputs, trials
+
+  def create_state(self, params: Any) -> TrainState:
+    """A state at step 0, on the devices of the mesh."""
+    opt_state = self.optimizer.init(params)
+    placed = sharding.put(params, self._inputs.mesh)
+    return TrainState(jnp.int32(0), placed, opt_state)
+
+  def __call__(
+    self, state: TrainState, frozen: Any, batch: Mapping[str, Any]
+  ) -> tuple[TrainState, dict[str, dict[str, float]]]:
+    """Solve all heads; metrics are "skipped", 0, and `Solution.strength`.
+
+    Raises:
+      DataError: for features or targets of which a head cannot be solved.
+    """
+    heads: dict[str, Any] = {}
+    metrics: dict[str, dict[str, float]] = {}
+    for trial in self._trials:
+      found = self._solved(trial)
+      solved = {"kernel": found.kernel, "bias": found.bias}
+      # The hosts may differ in the last bits.
+      head = multihost_utils.broadcast_one_to_all(
+        {key: array.astype(np.float32) for key, array in solved.items()}
+      )
+      heads[trial.name] = {"head": head}
+      metrics[trial.name] = {"skipped": 0.0, **found.strength}
+    placed = sharding.put(heads, self._inputs.mesh)
+    return TrainState(state.step + 1, placed, state.opt_state), metrics
+
+  def cross_validate(self, also: Sequence[Also] = ()) -> dict[str, Evaluation]:
+    """Evaluate heads on training images that they have not seen.
+
+    Trials of which too few images are known are left out, see
+    `closed_form.cross_validated`.
+    """
+    inputs = self._inputs
+    found: dict[str, Evaluation] = {}
+    features, labels = self._rows
+    for trial in self._trials:
+      logger.info("%s: cross-validation on the training images", trial.name)
+      outputs = closed_form.cross_validated(
+        self._solver(trial), features, self._targets, self._count,
+        data_seed(inputs.config),
+      )  # fmt: skip
+      if outputs is None:
+        logger.warning(
+          "%s is not cross-validated: a class has a single image, or too few "
+          "are left without a fold", trial.name,
+        )  # fmt: skip
+        continue
+      name = trial.name
+      found |= evaluate(
+        lambda rows, name=name: {name: rows},  # type: ignore[misc]
+        _batches(outputs, labels, inputs.config.batch_size_eval),
+        inputs.mesh,
+        kinds={name: inputs.kind},
+        also=also,
+      )
+    return found
+
+  def _solved(self, trial: Trial) -> Solution:
+    features, _ = self._rows
+    try:
+      return closed_form.solve(
+        self._solver(trial), features, self._targets, self._count
+      )
+    except DataError as error:
+      method, train = trial.config.optim.name, self._inputs.splits["train"]
+      raise DataError(
+        f"config.optim.name is {method!r}, and of {train} no head can be "
+        f"solved: {error}."
+      ) from error
+
+  def _solver(self, trial: Trial) -> closed_form.Solver:
+    return self._inputs.kind.kind.solver(trial.config.optim.name)
+
+  @property
+  def _count(self) -> int:
+    return self._inputs.splits["train"].num_classes
+
+  @property
+  def _targets(self) -> np.ndarray:
+    stated = self._inputs.kind
+    return stated.kind.standardized(stated, self._rows[1])
+
+  @functools.cached_property
+  def _rows(self) -> tuple[np.ndarray, np.ndarray]:
+    """Features (n, d) and labels (n,) or (n, c) of all readable images."""
+    inputs = self._inputs
+    assert inputs.cache is not None
+    rows = inputs.cache.rows("train", inputs.splits["train"])
+    share, _ = batching.share(inputs.config.batch_size)
+    batches = -(-inputs.splits["train"].size // inputs.config.batch_size)
+    found = []
+    for i in range(batches):
+      numbers = np.arange(i * share, (i + 1) * share)
+      places = np.minimum(numbers, len(rows.labels) - 1)
+      labels = rows.labels[places]
+      if labels.dtype == np.float64:  # devices would round them
+        labels = np.ascontiguousarray(labels).view(BITS)
+      counts = (numbers < len(rows.labels)) * rows.masks[places]
+      own = sharding.shard_batch((labels, counts), inputs.mesh)
+      taken = sharding.to_host((rows.take(places)["pooled"], *own))
+      found.append([column[taken[2] > 0] for column in taken[:2]])
+    features, labels = map(np.concatenate, zip(*found, strict=True))
+    is_bits = inputs.splits["train"].label_dtype.base == np.float64
+    return features, labels.view(np.float64) if is_bits else labels
+
+
+def _batches(
+  outputs: np.ndarray, labels: np.ndarray, size: int
+) -> Iterator[dict[str, Any]]:
+  """Batches for `evaluate`, the rows of this process."""
+  count, first = batching.share(size)
+  for start in range(0, len(labels), size):
+    numbers = np.arange(count) + start + first
+    places = np.minimum(numbers, len(labels) - 1)
+    yield {
+      "inputs": outputs[places].astype(np.float32),
+      "label": labels[places],
+      "mask": (numbers < len(labels)).astype(np.float32),
+    }
