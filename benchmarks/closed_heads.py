@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import memory_vit as mv
+from memory_vit.run_result import TrialResult
 from memory_vit.runtime.tables import markdown_table
 
 # Row -> changed options; several learning rates are tried.
@@ -130,8 +131,10 @@ def _accuracies(
   return {**found, FROM_LDA: _test(begun.tasks[0])}
 
 
-def _test(trial: object) -> float:
-  return 100 * trial.test.accuracy
+def _test(trial: TrialResult) -> float:
+  accuracy = trial.test.accuracy
+  assert accuracy is not None
+  return 100 * accuracy
 
 
 def table(found: Mapping[tuple[str, int], Row]) -> str:

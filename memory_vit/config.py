@@ -709,9 +709,9 @@ def _of_closed_form(config: Config) -> list[str]:
     "total_steps": 1,
     "epochs": 0.0,
   }
-  for key, option in OPTIONS.items():
+  for key, declared in OPTIONS.items():
     if key.startswith("optim.") or key in _OF_OPTIMIZERS:
-      expected[key] = option.default
+      expected[key] = declared.default
   expected["optim.name"] = name
   found = {key: operator.attrgetter(key)(config) for key in expected}
   return [

@@ -143,14 +143,15 @@ def _at_now(
 def describe(inputs: RunInputs, trials: Sequence[Trial]) -> dict[str, Any]:
   """Describe a pack; a resumed one must have an equal description."""
   train, stated = inputs.splits["train"], inputs.kind
-  first = inputs.first_head
+  parents = {task.spec.name: task.digest for task in inputs.parents}
+  if inputs.first_head:
+    parents["config.task.init"] = inputs.first_head.digest
   data: dict[str, Any] = {"classes": list(train.class_names)}
   data |= {name: [*getattr(stated, name)] for name in stated.kind.needed}
   return {
     "fingerprint": inputs.backbone.fingerprint,
-    "parents": {task.spec.name: task.digest for task in inputs.parents},
+    "parents": parents,
     "attends_to": {task.spec.name: task.digest for task in inputs.attends_to},
-    "first head": {"sha256": first.digest if first else None},
     "trials": {trial.name: trial.label for trial in trials},
     "data": data,
     "files": inputs.record.compared,
@@ -364,9 +365,7 @@ def require_same(
       f"now {processes[1]}: with config.cache each draws from its own rows. "
       "Start the same number, or give another --workdir."
     )
-  for key in (
-    "config", "parents", "attends_to", "first head", "trials", "data",
-  ):  # fmt: skip
+  for key in ("config", "parents", "attends_to", "trials", "data"):
     changed = schema.differences(found[key], now[key])
     if changed:
       raise TrainingError(

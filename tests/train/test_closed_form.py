@@ -335,5 +335,5 @@ def test_step_0_is_kept_if_training_makes_nothing_better(small, tmp_path):
     again.task.params["head"]["kernel"], head.params["head"]["kernel"]
   )
   other = mv.fit_head(small, data, method="ridge", **RUN).task
-  with pytest.raises(TrainingError, match="another first head"):
+  with pytest.raises(TrainingError, match="another parents"):
     mv.train_task(small, data, **{**options, "init": other})
