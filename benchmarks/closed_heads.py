@@ -9,15 +9,15 @@ that of the task, and of the images if there are `per_class`. "from lda" begins
 with the head of the row `lda`. Differences are from `head`, paired over the
 seeds; their standard error is that of the mean over seeds.
 
-Prints a table, and writes it into --page: docs/closed_heads.md, which explains
-it.
+Prints tables of accuracy and calibration, and writes them into --page:
+docs/closed_heads.md, which explains them.
 """
 
 import argparse
 import math
 import statistics
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import memory_vit as mv
@@ -25,16 +25,13 @@ from memory_vit.run_result import TrialResult
 from memory_vit.runtime.tables import markdown_table
 
 # Row -> changed options; several learning rates are tried.
-_RATES = (0.03, 0.1, 0.3, 1.0)
+_RATES = (0.1, 0.3, 1.0)
 CLOSED = ("lda", "ridge")
 TRAINED = ("head", "cls_masked", "side_masked")
 FROM_LDA = "side_masked, from lda"
 DATA = ("glyph_inverted", "glyph_rotation", "glyph_new100")
-# The table of a page is between these.
-_BEGINS, _ENDS = "<!-- closed heads -->", "<!-- end of closed heads -->"
-
-# Row -> test accuracies, one for each seed.
-Row = Mapping[str, Sequence[float]]
+# Row -> results of its best trial, one for each seed.
+Rows = Mapping[str, Sequence[TrialResult]]
 
 
 def main(argv: Sequence[str] | None = None) -> str:
@@ -46,19 +43,28 @@ def main(argv: Sequence[str] | None = None) -> str:
     for data in arguments.data:
       for per_class in arguments.per_class:
         by_seed = [
-          _accuracies(arguments, data, per_class, seed, directory)
+          _trials(arguments, data, per_class, seed, directory)
           for seed in range(arguments.seeds)
         ]
         found[data, per_class] = {
-          row: [accuracies[row] for accuracies in by_seed] for row in by_seed[0]
+          row: [trials[row] for trials in by_seed] for row in by_seed[0]
         }
-        print(table(found), flush=True)
+        print(accuracy_table(found), flush=True)
+  tables = accuracy_table(found), calibration_table(found)
   if arguments.page:
-    before, rest = arguments.page.read_text(encoding="utf-8").split(_BEGINS)
-    after = rest.split(_ENDS)[1]
-    text = f"{before}{_BEGINS}\n\n{table(found)}\n\n{_ENDS}{after}"
-    arguments.page.write_text(text, encoding="utf-8")
-  return table(found)
+    for name, text in zip(("accuracies", "calibration"), tables, strict=True):
+      write_table(arguments.page, name, text)
+  print("\n\n".join(tables))
+  return "\n\n".join(tables)
+
+
+def write_table(page: Path, name: str, table: str) -> None:
+  """Replace a table of a page, between two comments with its name."""
+  begins, ends = f"<!-- {name} -->", f"<!-- end of {name} -->"
+  before, rest = page.read_text(encoding="utf-8").split(begins)
+  after = rest.split(ends)[1]
+  text = f"{before}{begins}\n\n{table}\n\n{ends}{after}"
+  page.write_text(text, encoding="utf-8")
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -79,14 +85,14 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
   return parser.parse_args(argv)
 
 
-def _accuracies(
+def _trials(
   arguments: argparse.Namespace,
   data: str,
   per_class: int,
   seed: int,
   directory: Path,
-) -> dict[str, float]:
-  """The test accuracy of each row with a seed."""
+) -> dict[str, TrialResult]:
+  """The best trial on validation of each row, with a seed."""
   base = mv.read_config(
     f"glyphs:{data}",
     {
@@ -125,43 +131,73 @@ def _accuracies(
   init = place / CLOSED[0] / "tasks"
   [init] = init.iterdir()
   begun = run("begun", regime="side_masked", task__init=str(init), **steps)
-  found = {name: _test(result.tasks[0]) for name, result in solved.items()}
+  found = {name: result.tasks[0] for name, result in solved.items()}
   for name in TRAINED:  # the best on validation comes first
-    found[name] = _test(next(t for t in trained.tasks if t.regime == name))
-  return {**found, FROM_LDA: _test(begun.tasks[0])}
+    found[name] = next(t for t in trained.tasks if t.regime == name)
+  return {**found, FROM_LDA: begun.tasks[0]}
 
 
-def _test(trial: TrialResult) -> float:
-  accuracy = trial.test.accuracy
-  assert accuracy is not None
-  return 100 * accuracy
-
-
-def table(found: Mapping[tuple[str, int], Row]) -> str:
+def accuracy_table(found: Mapping[tuple[str, int], Rows]) -> str:
   """A Markdown table of mean accuracies and differences from `head`."""
-  rows = []
-  for row in next(iter(found.values())):
-    cells = []
-    for accuracies in found.values():
-      mean = statistics.mean(accuracies[row])
-      differences = [
-        a - b for a, b in zip(accuracies[row], accuracies["head"], strict=True)
-      ]
-      cell = f"{mean:.1f}"
-      if row != "head":
-        difference = statistics.mean(differences)
-        cell += f" ({difference:+.1f} ± {_error(differences):.1f})"
-      cells.append(cell)
-    rows.append((f"`{row}`" if "," not in row else row, *cells))
+
+  def cell(row: str, rows: Rows) -> str:
+    accuracies = _percents(rows[row], lambda t: t.test.score)
+    shown = f"{statistics.mean(accuracies):.1f}"
+    if row == "head":
+      return shown
+    base = _percents(rows["head"], lambda t: t.test.score)
+    differences = [a - b for a, b in zip(accuracies, base, strict=True)]
+    difference = statistics.mean(differences)
+    return f"{shown} ({difference:+.1f} ± {standard_error(differences):.1f})"
+
+  return _table("test accuracy, %", found, cell)
+
+
+def calibration_table(found: Mapping[tuple[str, int], Rows]) -> str:
+  """A Markdown table of expected calibration errors on test."""
+  key = "calibration_error"
+
+  def cell(row: str, rows: Rows) -> str:
+    before = _percents(rows[row], lambda t: t.uncalibrated[key])
+    after = _percents(rows[row], lambda t: t.test.metrics[key])
+    error = standard_error(after)
+    return (
+      f"{statistics.mean(before):.1f} to {statistics.mean(after):.1f} "
+      f"± {error:.1f}"
+    )
+
+  return _table("calibration error on test, %", found, cell)
+
+
+def _table(
+  title: str,
+  found: Mapping[tuple[str, int], Rows],
+  cell: Callable[[str, Rows], str],
+) -> str:
   columns = [
     f"{data.removeprefix('glyph_')}, {per_class or 'all'}"
     for data, per_class in found
   ]
-  return markdown_table(["test accuracy, %", *columns], rows)
+  rows = [
+    (
+      row if "," in row else f"`{row}`",
+      *(cell(row, rows) for rows in found.values()),
+    )
+    for row in next(iter(found.values()))
+  ]
+  return markdown_table([title, *columns], rows)
 
 
-def _error(values: Sequence[float]) -> float:
-  """The standard error of the mean."""
+def _percents(
+  trials: Sequence[TrialResult],
+  share_of: Callable[[TrialResult], float | None],
+) -> list[float]:
+  shares = [share_of(trial) for trial in trials]
+  return [math.nan if share is None else 100 * share for share in shares]
+
+
+def standard_error(values: Sequence[float]) -> float:
+  """The standard error of a mean; NaN of a single value."""
   if len(values) < 2:
     return math.nan
   return statistics.stdev(values) / math.sqrt(len(values))

@@ -270,6 +270,12 @@ class TaskConfig:
   cls_init: str = option(
     "pretrained", Choice(("pretrained", "normal")), sweep=True
   )
+  # Share of the validation images that a task of "classes" may take for images
+  # of none of its classes: it sets the threshold from which answers say
+  # "unknown". 0 sets none.
+  unknown: float = option(
+    0.0, Number(0, 1, "a share of the images", below=True), resume="recorded"
+  )
   # Number of outputs to which the head is padded in training, so that tasks
   # with different numbers of classes share compiled programs; 0 does not pad.
   # Outputs beyond the classes get no probability and are not exported.
@@ -621,6 +627,7 @@ _OF_KINDS: Mapping[str, Any] = {
   "optim.class_weights": "none",
   "optim.label_smoothing": 0.0,
   "task.units": (),
+  "task.unknown": 0.0,
   "task.loss": "squared",
 }
 
@@ -662,6 +669,12 @@ def _of_training(config: Config) -> list[str]:
   if config.early_stopping and not config.data.validation:
     lines.append(
       f"config.early_stopping is {config.early_stopping}, but "
+      "config.data.validation is empty: expected 0, or a split."
+    )
+  held_out = config.data.validation or config.optim.in_closed_form
+  if config.task.unknown and not held_out:
+    lines.append(
+      f"config.task.unknown is {config.task.unknown}, but "
       "config.data.validation is empty: expected 0, or a split."
     )
   kind = config.task.kind

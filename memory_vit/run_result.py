@@ -46,6 +46,12 @@ class TrialResult:
     exported: directory of the task in the workdir; None if it is not exported.
     best_step: at which the parameters were taken.
     skipped_updates: the number of updates that were not finite.
+    temperature: of the task, fitted on images that did not train it; None if
+      there were none, and for values.
+    uncalibrated: "loss" and "calibration_error" on the test split at a
+      temperature of 1; `test` has those of the task.
+    rejection: of a task that rejects images, on the test split: the share
+      "rejected", and the "accuracy" of the others.
   """
 
   name: str
@@ -64,6 +70,13 @@ class TrialResult:
   exported: str | None = None
   best_step: int = 0
   skipped_updates: int = 0
+  temperature: float | None = None
+  uncalibrated: Mapping[str, float | None] = dataclasses.field(
+    default_factory=dict
+  )
+  rejection: Mapping[str, float | None] = dataclasses.field(
+    default_factory=dict
+  )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

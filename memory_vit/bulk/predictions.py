@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from memory_vit.bulk.make_shards import image_reader
 from memory_vit.errors import ConfigError, TaskError
+from memory_vit.kinds.task_kind import REJECTION_TYPES
 from memory_vit.model.task import BACKBONE
 from memory_vit.prediction.config import PredictorConfig
 from memory_vit.prediction.predictions import Predictions
@@ -18,6 +19,8 @@ from memory_vit.prediction.predictor import Predictor
 
 # The types of `Kind.cell_types`.
 _TYPES = {
+  "bool": pa.bool_(),
+  "float32": pa.float32(),
   "float64": pa.float64(),
   "[string]": pa.list_(pa.string()),
   "[int32]": pa.list_(pa.int32()),
@@ -64,7 +67,8 @@ class PredictionModel:
 
   Its columns are, for each task NAME, by its kind
 
-    classes  "NAME/top_classes", "NAME/top_indices", "NAME/top_probabilities"
+    classes  "NAME/top_classes", "NAME/top_indices", "NAME/top_probabilities";
+             of a task that rejects images "NAME/unknown", "NAME/known_score"
     labels   "NAME/labels", "NAME/label_indices", "NAME/label_probabilities": of
              the labels at or above their thresholds
     values   "NAME/values/VALUE" for each value, in its unit; values whose names
@@ -123,17 +127,21 @@ class PredictionModel:
 
   def _types(self, name: str) -> dict[str, str]:
     spec = None if name == BACKBONE else self._task_set.spec(name)
-    kind = self._task_set.kind(name).kind
+    stated = self._task_set.kind(name)
     if spec is None:
-      return kind.cell_types((), 0)
-    return kind.cell_types(spec.class_names, spec.num_classes)
+      return stated.kind.cell_types((), 0)
+    types = stated.kind.cell_types(spec.class_names, spec.num_classes)
+    return types | ({} if stated.unknown is None else REJECTION_TYPES)
 
   def _arrays(self, predictions: Predictions, name: str) -> list[pa.Array]:
     """The values of `_fields`."""
     kind, names = predictions.kind(name), predictions.class_names(name)
-    cells = kind.kind.cells(
-      kind, names, predictions.activated(name), self._job.top
-    )
+    cells: dict[str, Any] = {
+      **kind.kind.cells(
+        kind, names, predictions.activated(name), self._job.top
+      ),
+      **predictions.rejection(name),
+    }
     types = self._types(name)
     found = [pa.array(cells[column], _TYPES[types[column]]) for column in types]
     if self._job.logits:

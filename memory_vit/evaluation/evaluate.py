@@ -99,6 +99,7 @@ def _as_asked(
     found,
     digest=hashed.hexdigest() if hashed else None,
     predictions=found.predictions if "predictions" in also else None,
+    held_out=found.held_out if "held_out" in also else None,
   )
 
 

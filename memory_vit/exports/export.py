@@ -18,7 +18,11 @@ from memory_vit.exports import (
   stablehlo,
 )
 from memory_vit.exports.export_manifest import ExportReport, Signature, Tensor
-from memory_vit.exports.exported_model import ExportedModel, make_model
+from memory_vit.exports.exported_model import (
+  ExportedModel,
+  make_model,
+  score_name,
+)
 from memory_vit.exports.image_input import ImageInput
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import BACKBONE, Task, require_backbone
@@ -171,6 +175,11 @@ def _meanings(exported: ExportedModel) -> dict[str, str]:
   found = {name: text for name, text in texts.items() if text}
   if not exported.backbone.config.num_classes:
     found[BACKBONE] = "features"
+  for task in exported.rejecting:
+    found[score_name(task.name)] = (
+      "largest logit: the image is of none of the classes if it is below "
+      f"{task.spec.kind.unknown}"
+    )
   return found | {
     name: kind.kind.activated_text for name, kind in exported.activated.items()
   }

@@ -40,12 +40,27 @@ class ExportedModel:
   ) -> Logits:
     """The exported function."""
     backbone, program = weights
-    outputs = program(backbone, images)
+    outputs = self._with_scores(program(backbone, images))
     kinds = self.activated
     return {
       name: kinds[name].activate(array, jnp) if name in kinds else array
       for name, array in outputs.items()
     }
+
+  def _with_scores(self, outputs: Logits) -> Logits:
+    """Outputs with the scores (b, 1) of tasks that reject images."""
+    scores = {
+      score_name(task.name): task.spec.kind.kind.known_score(
+        outputs[task.name], jnp
+      )[..., None]
+      for task in self.rejecting
+    }
+    return {**outputs, **scores}
+
+  @property
+  def rejecting(self) -> tuple[Task, ...]:
+    """The tasks that take some images for unknown."""
+    return tuple(t for t in self.tasks if t.spec.kind.unknown is not None)
 
   @property
   def activated(self) -> dict[str, TaskKind]:
@@ -69,6 +84,7 @@ class ExportedModel:
   def names(self) -> tuple[str, ...]:
     """Names of the outputs, in order: JAX sorts the keys of dictionaries."""
     names = tuple(task.name for task in self.tasks)
+    names += tuple(score_name(task.name) for task in self.rejecting)
     return (BACKBONE, *names) if self.program.composes else names
 
   def outputs(self) -> dict[str, int]:
@@ -80,7 +96,12 @@ class ExportedModel:
 
   def call_own(self, images: Float[ArrayLike, "b side side 3"]) -> Logits:
     """The reference, without activation; it is not exported itself."""
-    return self.program(self.backbone, jnp.asarray(images))
+    return self._with_scores(self.program(self.backbone, jnp.asarray(images)))
+
+
+def score_name(task: str) -> str:
+  """The output with the scores of a task; no task has a dot in its name."""
+  return f"{task}.known_score"
 
 
 def make_model(

@@ -11,30 +11,43 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Float32, Float64, Int, Int8
 
-from memory_vit.kinds.kind import Batch
+from memory_vit.kinds.calibration import BINS
+from memory_vit.kinds.kind import Batch, HeldOut
 from memory_vit.kinds.predictions import TOP, SplitPredictions
-from memory_vit.kinds.scores import Also, Evaluation, Scores, finite
+from memory_vit.kinds.scores import (
+  Also,
+  Evaluation,
+  Rejection,
+  Scores,
+  finite,
+)
 from memory_vit.kinds.state import State
+from memory_vit.kinds.task_kind import TaskKind
 from memory_vit.runtime import sharding
 
 # Sums over the examples of a split, as `batch_sums` names them.
-Totals = dict[str, Float64[np.ndarray, ""] | Float64[np.ndarray, " c"]]
+Totals = dict[str, Float64[np.ndarray, "..."]]
 
 
 def batch_sums(
   logits: Float[Array, "b c"],
   labels: Int[Array, " b"],
   mask: Float32[Array, " b"],
-) -> dict[str, Float32[Array, ""] | Float32[Array, " c"]]:
+  temperature: Any = 1.0,
+  unknown: Any = -np.inf,
+) -> dict[str, Float32[Array, "..."]]:
   """Sum over the examples of a batch; `mask` is 1 for them, 0 for padding.
 
   "count", "loss" (cross-entropy, nats), "top1" and "top5", and over the
   examples of each class "class_count", "class_top1", (c,). "not_finite" counts
   examples whose logits are not all finite: no class of them is right, and the
-  loss is NaN.
+  loss is NaN. "bins" (3, k) are number, confidence and hits of the examples in
+  each bin of `calibration`. "accepted" and "accepted_top1" are of the examples
+  whose largest logit is at least `unknown`.
   """
-  loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-  best = top_classes(logits, 5)[1]
+  scaled = logits / temperature
+  loss = optax.softmax_cross_entropy_with_integer_labels(scaled, labels)
+  largest, best = top_classes(logits, 5)
   # Of NaN logits the first would be the best.
   finite = jnp.isfinite(logits).all(axis=-1)
   # With -inf for a wrong class it would be finite.
@@ -42,6 +55,15 @@ def batch_sums(
   hits = (best == labels[:, None]) * (mask * finite)[:, None]
   classes = jax.nn.one_hot(labels, logits.shape[-1]) * mask[:, None]
   top1 = hits[:, 0]
+  confidence = jnp.exp(
+    largest[:, 0] / temperature - jax.nn.logsumexp(scaled, axis=-1)
+  )
+  edges = jnp.linspace(0, 1, BINS + 1)[1:-1]
+  bins = jax.nn.one_hot(jnp.searchsorted(edges, confidence), BINS)
+  of_bins = jnp.stack([mask * finite, mask * finite * confidence, top1])
+  # NaN times 0 is NaN.
+  of_bins = jnp.where(finite[None], of_bins, 0)
+  accepted = mask * finite * (largest[:, 0] >= unknown)
   return {
     "count": mask.sum(),
     "loss": (loss * mask).sum(),
@@ -50,6 +72,9 @@ def batch_sums(
     "not_finite": (mask * ~finite).sum(),
     "class_count": classes.sum(0),
     "class_top1": (classes * top1[:, None]).sum(0),
+    "bins": (of_bins[:, :, None] * bins[None]).sum(1),
+    "accepted": accepted.sum(),
+    "accepted_top1": (accepted * top1).sum(),
   }
 
 
@@ -68,12 +93,14 @@ def predict_examples(
   logits: Float[Array, "b c"],
   labels: Int[Array, " b"],
   mask: Float32[Array, " b"],
+  temperature: Any = 1.0,
 ) -> dict[str, Array]:
   """The fields of `SplitPredictions` for a batch.
 
   The best classes are those that "top1" and "top5" of `batch_sums` count.
   """
-  logits = logits.astype(jnp.float32)
+  plain = logits.astype(jnp.float32)
+  logits = plain / temperature
   best, classes = top_classes(logits, TOP)
   total = jax.nn.logsumexp(logits, axis=-1)
   of_label = jnp.take_along_axis(logits, labels[:, None], axis=-1)[:, 0]
@@ -85,6 +112,7 @@ def predict_examples(
     "top_classes": classes.astype(jnp.int32),
     "top_probabilities": jnp.exp(best - total[:, None]),
     "loss": total - of_label,
+    "known_score": plain.max(axis=-1),
     "brier": (shares**2).sum(axis=-1) - 2 * jnp.exp(of_label - total) + 1,
   }
 
@@ -110,15 +138,31 @@ def add(
   return {k: np.asarray(total[k] + added[k]) for k in added}
 
 
-def evaluation_of(total: Totals) -> Evaluation:
+def evaluation_of(total: Totals, *, rejects: bool = False) -> Evaluation:
   """Scores of a split of which all examples were added."""
   count = float(total["count"])
   top1 = float(total["top1"]) / count
+  # Sums over the examples of bins, of which those of empty ones are 0.
+  _, confidence, hits = total["bins"]
+  error = None
+  if not total["not_finite"]:
+    error = float(np.abs(confidence - hits).sum()) / count
+  rejection = None
+  if rejects:
+    accepted = float(total["accepted"])
+    rejection = Rejection(
+      1 - accepted / count,
+      float(total["accepted_top1"]) / accepted if accepted else None,
+    )
   return Evaluation(
     scores=Scores(
       score=top1,
       loss=finite(float(total["loss"]) / count),
-      metrics={"top1": top1, "top5": float(total["top5"]) / count},
+      metrics={
+        "top1": top1,
+        "top5": float(total["top5"]) / count,
+        "calibration_error": error,
+      },
       per_output={
         "accuracy": [
           float(hits / seen) if seen else None
@@ -130,6 +174,7 @@ def evaluation_of(total: Totals) -> Evaluation:
       examples=int(count),
       not_finite=int(total["not_finite"]),
     ),
+    rejection=rejection,
     majority=float(total["class_count"].max()) / count,
   )
 
@@ -139,36 +184,57 @@ class ClassState(State):
 
   def __init__(
     self,
+    stated: TaskKind,
     batch: Batch,
     mesh: jax.sharding.Mesh,
     also: Collection[Also],
   ) -> None:
     """The metrics of a batch, as `Kind.state` says."""
-    on_all = sharding.replicated(mesh)
-    self._total = add(None, _compiled(batch_sums, on_all)(*batch))
+    on_all, heat = sharding.replicated(mesh), np.float32(stated.temperature)
+    self._unknown = stated.unknown
+    cut = -np.inf if stated.unknown is None else stated.unknown
+    sums = _compiled(batch_sums, on_all)(*batch, heat, np.float32(cut))
+    self._total = add(None, sums)
     self._rows: dict[str, list[Any]] = {}
     if "hits" in also:
       self._rows["hits"] = [_compiled(example_hits, on_all)(*batch)]
     if "predictions" in also:
-      rows = _compiled(predict_examples, on_all)(*batch)
+      rows = _compiled(predict_examples, on_all)(*batch, heat)
       self._rows |= {key: [array] for key, array in rows.items()}
     self._rows = jax.device_get(self._rows)
+    self._held_out = []
+    if "held_out" in also:
+      outputs, targets, mask = sharding.to_host(tuple(batch))
+      counted = mask > 0
+      self._held_out = [
+        HeldOut(outputs[counted].astype(np.float32), targets[counted])
+      ]
 
   def merge(self, other: Self) -> Self:
     self._total = add(self._total, other._total)
     for key, batches in other._rows.items():
       self._rows[key] += batches
+    self._held_out += other._held_out
     return self
 
   def compute(self) -> Evaluation:
     rows = {key: np.concatenate(some) for key, some in self._rows.items()}
     hits = rows.pop("hits", None)
     classes = len(self._total["class_count"])
-    predictions = (
-      SplitPredictions(num_classes=classes, **rows) if rows else None
-    )
+    predictions = None
+    if rows:
+      predictions = SplitPredictions(
+        num_classes=classes, unknown_below=self._unknown, **rows
+      )
+    held_out = None
+    if self._held_out:
+      columns = zip(*self._held_out, strict=True)
+      held_out = HeldOut(*map(np.concatenate, columns))
     return dataclasses.replace(
-      evaluation_of(self._total), hits=hits, predictions=predictions
+      evaluation_of(self._total, rejects=self._unknown is not None),
+      hits=hits,
+      predictions=predictions,
+      held_out=held_out,
     )
 
 

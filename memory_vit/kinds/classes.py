@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Collection, Sequence
 from types import ModuleType
@@ -19,6 +20,7 @@ from memory_vit.kinds.guesses import (
 from memory_vit.kinds.kind import (
   Batch,
   HeadOutputs,
+  HeldOut,
   Kind,
   LossOptions,
   Metric,
@@ -34,7 +36,7 @@ with epy.lazy_imports():
   import numpy as np
   import optax
 
-  from memory_vit.kinds import class_sums, closed_form
+  from memory_vit.kinds import class_sums, closed_form, temperature
 
 if TYPE_CHECKING:
   from jax.sharding import Mesh
@@ -67,9 +69,19 @@ class Classes(Kind):
   metrics = {
     "top1": Metric("top-1", "accuracy", is_share=True),
     "top5": Metric("top-5", "top-5 accuracy", is_share=True),
+    "calibration_error": Metric(
+      "calibration error", "expected calibration error", is_share=True
+    ),
   }
   one_is_right = True
-  options = ("data.per_class", "optim.class_weights", "optim.label_smoothing")
+  options = (
+    "data.per_class",
+    "optim.class_weights",
+    "optim.label_smoothing",
+    "task.unknown",
+  )
+  stated = ("temperature", "unknown")
+  fits = True
   target_type = "int32"
   label_form = (
     "an integer or the name of a class (of one-hot labels, the argmax)"
@@ -116,6 +128,7 @@ class Classes(Kind):
     return ("index", "class"), [(str(i), n) for i, n in enumerate(names)]
 
   def activate(self, stated: TaskKind, outputs: Any, xp: ModuleType) -> Any:
+    outputs = outputs / stated.temperature
     shares = xp.exp(outputs - outputs.max(axis=-1, keepdims=True))
     return shares / shares.sum(axis=-1, keepdims=True)
 
@@ -144,6 +157,23 @@ class Classes(Kind):
     )
     return loss, right
 
+  def fitted(
+    self, stated: TaskKind, held_out: HeldOut, unknown: float
+  ) -> TaskKind:
+    found = dataclasses.replace(
+      stated, temperature=temperature.of_classes(*held_out)
+    )
+    if not unknown:
+      return found
+    scores = self.known_score(held_out.outputs, np)
+    return dataclasses.replace(
+      found, unknown=float(np.quantile(scores, unknown))
+    )
+
+  def known_score(self, outputs: Any, xp: ModuleType) -> Any:
+    """The largest logit."""
+    return outputs.max(axis=-1)
+
   def solver(self, method: str) -> Solver:
     return {
       "lda": closed_form.lda,
@@ -162,7 +192,7 @@ class Classes(Kind):
   def state(
     self, stated: TaskKind, batch: Batch, mesh: Mesh, also: Collection[Also]
   ) -> State:
-    return class_sums.ClassState(batch, mesh, also)
+    return class_sums.ClassState(stated, batch, mesh, also)
 
   def answers(
     self, stated: TaskKind, names: Names, activated: np.ndarray, most: Most
@@ -172,7 +202,11 @@ class Classes(Kind):
     return [[guess.to_json("class") for guess in row] for row in found]
 
   def answer_rows(self, answer: Any) -> list[tuple[str, str]]:
-    return guess_rows(answer, "class")
+    if isinstance(answer, list):
+      return guess_rows(answer, "class")
+    # See `TaskKind.marked`.
+    unknown = [("unknown", "")] if answer["unknown"] else []
+    return unknown + guess_rows(answer["classes"], "class")
 
   def columns(
     self, stated: TaskKind, names: Names, activated: np.ndarray, top: int

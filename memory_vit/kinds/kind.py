@@ -79,6 +79,13 @@ class Most(NamedTuple):
 THE_BEST = Most(classes=1)
 
 
+class HeldOut(NamedTuple):
+  """Outputs for images that did not train a task, and what is right."""
+
+  outputs: Any  # float32 (n, c)
+  targets: Any  # (n,) or (n, c)
+
+
 class HeadOutputs(NamedTuple):
   """Arrays of a loss that describe the outputs of a head."""
 
@@ -104,6 +111,7 @@ class Kind(abc.ABC):
     options: of a run, those that only some kinds use.
     stated: the fields of `TaskKind` that such a task may have.
     needed: those that it must have, which are measured on the training split.
+    fits: whether `fitted` states more than a task stated before.
     metrics: by the keys of `Scores.metrics`; the first is the score.
     in_tables: those that tables of results show.
     beside_score: those that the summary of a run shows.
@@ -129,6 +137,7 @@ class Kind(abc.ABC):
   options: tuple[str, ...] = ()
   stated: tuple[str, ...] = ()
   needed: tuple[str, ...] = ()
+  fits: bool = False
   metrics: Mapping[str, Metric]
   in_tables: tuple[str, ...]
   beside_score: tuple[str, ...] = ()
@@ -233,6 +242,22 @@ class Kind(abc.ABC):
       head: which outputs are padding, and their weights.
     """
 
+  def fitted(
+    self, stated: TaskKind, held_out: HeldOut, unknown: float
+  ) -> TaskKind:
+    """What a trained task states, by its outputs for images it has not seen.
+
+    Args:
+      stated: by the task in training.
+      held_out: the outputs, all finite, and what is right.
+      unknown: the share of these images to reject; 0 rejects none.
+    """
+    return stated
+
+  def known_score(self, outputs: Any, xp: ModuleType) -> Any:
+    """How surely images are of any class of the task, (...), of (..., c)."""
+    raise NotImplementedError  # of a kind that rejects no image
+
   @abc.abstractmethod
   def solver(self, method: str) -> Solver:
     """The solver of linear heads by one of `closed_forms`."""
@@ -316,6 +341,8 @@ class Kind(abc.ABC):
       The differences of outputs that would explain those of `found`, and the
       least size to which they are compared.
     """
-    # A probability p changes by at most p times the change of its logits.
+    # A probability p changes by at most p times the change of its logits, which
+    # are divided by the temperature.
     expected = self.activate(stated, outputs, np)
-    return np.abs(found - expected) / expected.max(), 1.0
+    changes = np.abs(found - expected) / expected.max()
+    return changes * stated.temperature, 1.0

@@ -106,6 +106,7 @@ def evaluation_of(
   loss = error = None
   if not predictions.not_finite:
     outputs = predictions.outputs[counted].astype(np.float64)
+    outputs /= predictions.kind.temperature
     # Binary cross-entropy.
     losses = np.logaddexp(0, outputs) - predictions.label[counted] * outputs
     loss = float(losses.mean())

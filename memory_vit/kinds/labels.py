@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Collection, Sequence
 from types import ModuleType
@@ -18,6 +19,7 @@ from memory_vit.kinds.guesses import (
 from memory_vit.kinds.kind import (
   Batch,
   HeadOutputs,
+  HeldOut,
   Kind,
   LossOptions,
   Metric,
@@ -31,7 +33,7 @@ with epy.lazy_imports():
   import jax.numpy as jnp
   import numpy as np
 
-  from memory_vit.kinds import closed_form, label_metrics, state
+  from memory_vit.kinds import closed_form, label_metrics, state, temperature
   from memory_vit.runtime import sharding
 
 if TYPE_CHECKING:
@@ -54,7 +56,8 @@ class Labels(Kind):
   line_form = ("LABELS", rb"-|" + INDEX + rb"(," + INDEX + rb")*", "0,3")
   wrong_target = "label is not 0 or 1"
   options = ("optim.class_weights", "optim.label_smoothing")
-  stated = ("thresholds",)
+  stated = ("thresholds", "temperature")
+  fits = True
   metrics = {
     "map": Metric("mAP", "mean average precision", is_share=True),
     "f1_macro": Metric("macro F1", "F1, mean over labels", is_share=True),
@@ -96,7 +99,7 @@ class Labels(Kind):
     return ("label", "index", "threshold"), rows
 
   def activate(self, stated: TaskKind, outputs: Any, xp: ModuleType) -> Any:
-    return xp.exp(-xp.logaddexp(0, -outputs))
+    return xp.exp(-xp.logaddexp(0, -outputs / stated.temperature))
 
   def loss(
     self,
@@ -113,6 +116,17 @@ class Labels(Kind):
     smooth = (1 - options.smoothing) * targets + options.smoothing / 2
     right = jnp.where(outputs >= 0, targets, 1 - targets)
     return smooth * yes + (1 - smooth) * no, right
+
+  def fitted(
+    self, stated: TaskKind, held_out: HeldOut, unknown: float
+  ) -> TaskKind:
+    """Thresholds are chosen on the calibrated probabilities."""
+    found = dataclasses.replace(
+      stated, temperature=temperature.of_labels(*held_out)
+    )
+    counted = np.ones(len(held_out.targets), bool)
+    at = label_metrics.evaluation_of_rows(found, *held_out, counted).thresholds
+    return dataclasses.replace(found, thresholds=at)
 
   def solver(self, method: str) -> Solver:
     return closed_form.ridge_of_labels

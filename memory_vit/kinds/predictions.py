@@ -35,9 +35,12 @@ class SplitPredictions:
     top_classes: the k best classes, the best first; k is 5, or c if that is
       less. Of equal ones the first.
     top_probabilities: of these classes.
-    loss: cross-entropy, in nats.
+    loss: cross-entropy, in nats, of the calibrated probabilities.
     brier: the sum over the classes of the squared difference between the
       probability and 1 for the right class, 0 for the others; from 0 to 2.
+    known_score: the largest logit.
+    unknown_below: the `known_score` below which an example is taken for one of
+      no class; None if the task takes all for known.
   """
 
   num_classes: int
@@ -48,10 +51,19 @@ class SplitPredictions:
   top_probabilities: Float32[np.ndarray, "n k"]
   loss: Float32[np.ndarray, " n"]
   brier: Float32[np.ndarray, " n"]
+  known_score: Float32[np.ndarray, " n"]
+  unknown_below: float | None = None
 
   def first(self, size: int) -> Self:
     """Without the rows beyond, which pad the last batch."""
-    return _first(self, size, "num_classes")
+    return _first(self, size)
+
+  @property
+  def unknown(self) -> Bool[np.ndarray, " n"]:
+    """Whether an example with a prediction is taken for one of no class."""
+    if self.unknown_below is None:
+      return np.zeros(len(self.label), bool)
+    return self.predicted & (self.known_score < np.float32(self.unknown_below))
 
   @property
   def predicted(self) -> Bool[np.ndarray, " n"]:
@@ -115,7 +127,7 @@ class OutputPredictions:
 
   def first(self, size: int) -> Self:
     """Without the rows beyond, which pad the last batch."""
-    return _first(self, size, "kind")
+    return _first(self, size)
 
   @functools.cached_property
   def _activated(self) -> Float64[np.ndarray, "n c"]:
@@ -199,8 +211,14 @@ class ValuePredictions(OutputPredictions):
     return np.stack([np.round(column, n) for column, n in columns], axis=1)
 
 
-def _first(predictions: Any, size: int, other: str) -> Any:
-  """The first rows; the field `other` has none."""
-  names = {field.name for field in dataclasses.fields(predictions)} - {other}
-  rows = {name: getattr(predictions, name)[:size] for name in names}
-  return dataclasses.replace(predictions, **rows)
+def _first(predictions: Any, size: int) -> Any:
+  """The first rows of all arrays."""
+  rows = {
+    key: value[:size]
+    for key, value in vars(predictions).items()
+    if isinstance(value, np.ndarray) and not key.startswith("_")
+  }
+  names = {field.name for field in dataclasses.fields(predictions)}
+  return dataclasses.replace(
+    predictions, **{key: v for key, v in rows.items() if key in names}
+  )

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from memory_vit.errors import TaskError
 
 # Fields of an `Evaluation` that must be asked for.
-Also = Literal["digest", "hits", "predictions"]
+Also = Literal["digest", "hits", "predictions", "held_out"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class Scores:
     loss: mean cross-entropy, of labels binary; of values the mean squared error
       in standard deviations. None if the outputs for an example are not finite.
     metrics: numbers over all examples. Of classes "top1" and "top5", in [0, 1];
-      of labels "map", "f1_macro" at the thresholds of the task, and
+      of labels "map" and "f1_macro" at the thresholds of the task; of both
       "calibration_error"; of values "r2", "mae" and "rmse" in their units, and
       "spearman".
     per_output: numbers of each class ("accuracy"), label ("average_precision",
@@ -69,12 +69,26 @@ class Scores:
     return numbers.get(key)
 
 
+@dataclasses.dataclass(frozen=True)
+class Rejection:
+  """What the threshold of unknown images does to images of known classes.
+
+  Attributes:
+    rejected: share of the examples that are taken for unknown.
+    accuracy: of the others; None if all are rejected.
+  """
+
+  rejected: float
+  accuracy: float | None
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)  # it holds arrays
 class Evaluation:
   """Scores of a task on a split, and what is no score.
 
   Attributes:
     scores: of the examples that could be read.
+    rejection: of a task that rejects images, what that does to them.
     undefined: why there is no score on such a split, for people; "" if there
       is, or if it is the outputs that are not finite.
     majority: of classes, the share of the largest class.
@@ -82,15 +96,18 @@ class Evaluation:
     digest: SHA-256 over the bytes of all outputs, if it was asked for.
     hits: of classes, which examples are right, if it was asked for.
     predictions: for all examples, if they were asked for.
+    held_out: outputs and targets of all examples, if they were asked for.
   """
 
   scores: Scores
+  rejection: Rejection | None = None
   undefined: str = ""
   majority: float | None = None
   thresholds: tuple[float, ...] = ()
   digest: str | None = None
   hits: Any = None
   predictions: Any = None
+  held_out: Any = None
 
 
 def finite(number: float | None) -> float | None:

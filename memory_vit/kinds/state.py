@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 from collections.abc import Callable
 from typing import Any, Self
 
 import numpy as np
 
+from memory_vit.kinds.kind import HeldOut
 from memory_vit.kinds.scores import Evaluation
 
 # Values of float64 travel through devices, which would round them, as these.
@@ -52,4 +54,7 @@ class OutputState(State):
     outputs, targets, mask = map(np.concatenate, columns)
     if targets.dtype == BITS:
       targets = targets.view(np.float64)
-    return self._evaluation_of(outputs.astype(np.float32), targets, mask > 0)
+    outputs, counted = outputs.astype(np.float32), mask > 0
+    found = self._evaluation_of(outputs, targets, counted)
+    held_out = HeldOut(outputs[counted], targets[counted])
+    return dataclasses.replace(found, held_out=held_out)

@@ -16,6 +16,10 @@ with epy.lazy_imports():  # options are checked without it
 # Filled by the package.
 KINDS: dict[str, Kind] = {}
 _STATED = ("thresholds", "mean", "std", "units")
+# Numbers of the whole task, with their values if none was fitted.
+FITTED = {"temperature": 1.0, "unknown": None}
+# Columns of `TaskKind.rejection`, see `Kind.cell_types`.
+REJECTION_TYPES = {"unknown": "bool", "known_score": "float32"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,6 +35,10 @@ class TaskKind:
     std: of "values", their c standard deviations, above 0. An output o is the
       value mean + std * o.
     units: of "values", c units such as "mm", or empty if they have none.
+    temperature: of "classes" and "labels", by which outputs are divided before
+      they become probabilities, fitted on validation; 1 if none was.
+    unknown: of "classes", the `Kind.known_score` below which an image is of
+      none of them; None if all images are taken for known.
   """
 
   name: str = "classes"
@@ -39,6 +47,8 @@ class TaskKind:
   mean: tuple[float, ...] = dataclasses.field(default=(), repr=False)
   std: tuple[float, ...] = dataclasses.field(default=(), repr=False)
   units: tuple[str, ...] = ()
+  temperature: float = 1.0
+  unknown: float | None = None
 
   def __post_init__(self) -> None:
     if self.name not in tuple(KINDS):  # which asks for no hash
@@ -46,14 +56,26 @@ class TaskKind:
         f"the kind of a task is {self.name!r}, expected one of "
         f"{', '.join(KINDS)}."
       )
-    for field in _STATED:
-      if getattr(self, field) and field not in self.kind.stated:
+    states = {f for f in _STATED if getattr(self, f)}
+    states |= {f for f, none in FITTED.items() if getattr(self, f) != none}
+    for field in (*_STATED, *FITTED):
+      if field in states and field not in self.kind.stated:
         raise TaskError(f"a task of {self.name} has {field}: expected none.")
     numbers = (*self.thresholds, *self.mean, *self.std)
     if not all(map(math.isfinite, numbers)) or min(self.std, default=1) <= 0:
       raise TaskError(
         "thresholds, mean and std of a task are expected to be finite, and std "
         "above 0."
+      )
+    if not (math.isfinite(self.temperature) and self.temperature > 0):
+      raise TaskError(
+        f"the temperature of a task is {self.temperature}, expected a finite "
+        "number above 0."
+      )
+    if self.unknown is not None and not math.isfinite(self.unknown):
+      raise TaskError(
+        f"unknown of a task is {self.unknown}, expected a finite number, or "
+        "None."
       )
 
   @property
@@ -89,10 +111,39 @@ class TaskKind:
     """The answer to each image as JSON, see `Kind.answers`."""
     return self.kind.answers(self, names, activated, most)
 
+  def rejection(self, outputs: "np.ndarray") -> "dict[str, np.ndarray]":
+    """Whether images are of no class of the task; {} if it rejects none.
+
+    Args:
+      outputs: of the head, (k, c).
+
+    Returns:
+      "known_score" float32 (k,), and "unknown" bool (k,), whether it is below
+      the threshold of the task.
+    """
+    if self.unknown is None:
+      return {}
+    scores = self.kind.known_score(outputs, np).astype(np.float32)
+    return {
+      "unknown": scores < np.float32(self.unknown),
+      "known_score": scores,
+    }
+
+  def marked(self, answers: list[Any], outputs: "np.ndarray") -> list[Any]:
+    """Answers with "unknown" and "known_score", if the task rejects images."""
+    columns = {key: v.tolist() for key, v in self.rejection(outputs).items()}
+    if not columns:
+      return answers
+    return [
+      {self.name: answer, **dict(zip(columns, row, strict=True))}
+      for answer, *row in zip(answers, *columns.values(), strict=True)
+    ]
+
 
 def answer_rows(answer: Any) -> list[tuple[str, str]]:
   """Name and number of each class, label or value of an answer, for people."""
-  # An answer of classes is a list, of other kinds {their name: its entries}.
+  # An answer of classes is a list, of other kinds {their name: its entries}, as
+  # those of classes that are `marked`.
   name = "classes" if isinstance(answer, list) else next(iter(answer))
   return KINDS[name].answer_rows(answer)
 

@@ -48,7 +48,8 @@ def prediction_columns(
 
     classes  "NAME/probabilities" float32 (k, c), "NAME/top_indices" int32 (k,
              top), "NAME/top_probabilities" float32 (k, top) and
-             "NAME/top_classes", text (k, top)
+             "NAME/top_classes", text (k, top); of a task that rejects images
+             "NAME/unknown", bool (k,), and "NAME/known_score" float32 (k,)
     labels   "NAME/probabilities" float32 (k, c) and "NAME/labels", bool (k, c),
              whether a label is at or above its threshold
     values   "NAME/values", float64 (k, c), in their units
@@ -62,6 +63,7 @@ def prediction_columns(
     columns = kind.kind.columns(
       kind, predictions.class_names(name), activated, top
     )
+    columns |= predictions.rejection(name)
     found |= {f"{name}/{column}": rows for column, rows in columns.items()}
   if predictions.features is not None:
     found["features"] = predictions.features

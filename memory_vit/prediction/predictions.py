@@ -72,6 +72,10 @@ class Predictions:
     found: np.ndarray = self.kind(name).activate(outputs.astype(np.float64))
     return found
 
+  def rejection(self, name: str) -> dict[str, np.ndarray]:
+    """Which images are of no class of a task, see `TaskKind.rejection`."""
+    return self.kind(name).rejection(self._outputs(name))
+
   def kind(self, name: str) -> TaskKind:
     """What the outputs of a task mean, see `TaskKind`."""
     return self.task_set.kind(name)
@@ -111,9 +115,15 @@ class Predictions:
     return label_kind.guesses(kind, names, self.activated(name))
 
   def answers(self, name: str, top: int) -> list[Any]:
-    """The answers of a task as JSON, see `Kind.answers`."""
-    names = self.class_names(name)
-    return self.kind(name).answers(names, self.activated(name), Most(top))
+    """The answers of a task as JSON, see `TaskKind.marked`."""
+    found = self.kind(name).answers(
+      self.class_names(name), self.activated(name), Most(top)
+    )
+    return self.marked(name, found)
+
+  def marked(self, name: str, answers: list[Any]) -> list[Any]:
+    """Answers of a task for all images, see `TaskKind.marked`."""
+    return self.kind(name).marked(answers, self._outputs(name))
 
   def _outputs(self, name: str) -> np.ndarray:
     if name == BACKBONE and self.original is not None:

@@ -44,6 +44,8 @@ _MEANINGS = {
   "brackets the 95 % Wilson score interval, for the examples as a sample of "
   "all: it says nothing of another training.",
   "top-5": "share whose class is among the five most probable.",
+  "unknown": "share of the examples that the task takes for images of none of "
+  "its classes, although they are of one; top-1 counts them as the others.",
   "largest class": "the accuracy of always predicting the most frequent class.",
   "precision, recall, F1": "of a class: the share of its predictions that are "
   "right, the share of its examples that are found, and their harmonic mean.",
@@ -115,9 +117,27 @@ class ClassEvaluation(TaskEvaluation):
       ("macro F1", percent(found.macro_f1), ""),
       ("balanced accuracy", percent(found.balanced_accuracy), ""),
       ("largest class", percent(found.majority), ""),
+      *self._rejection(),
       ("log loss", number(found.loss), ""),
       ("Brier score", number(found.brier), ""),
       ("ECE", percent(found.calibration_error), ""),
+    ]
+
+  def _rejection(self) -> list[Number]:
+    """What the threshold of unknown images does, if the task has one."""
+    predictions = self.predictions
+    if predictions.unknown_below is None:
+      return []
+    counted, unknown = predictions.counted, predictions.unknown
+    kept = counted & ~unknown
+    right = predictions.correct[kept]
+    return [
+      ("unknown", percent(unknown[counted].mean()), ""),
+      (
+        "top-1 of the others",
+        percent(right.mean() if right.size else None),
+        "",
+      ),
     ]
 
   def sections(

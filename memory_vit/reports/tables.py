@@ -17,11 +17,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from memory_vit.kinds.task_kind import REJECTION_TYPES
 from memory_vit.runtime import parquet
 from memory_vit.runtime.messages import escaped, utf8
 from memory_vit.runtime.tables import write_csv
 
 if TYPE_CHECKING:
+  from memory_vit.kinds.predictions import SplitPredictions
   from memory_vit.reports.class_page import ClassEvaluation
   from memory_vit.reports.label_page import LabelEvaluation
   from memory_vit.reports.task_evaluation import TaskEvaluation
@@ -69,7 +71,11 @@ def write_predictions_parquet(path: Path, evaluation: ClassEvaluation) -> None:
       pa.array(predictions.top_probabilities[numbers].ravel()), without
     ),
   }
-  _write_parquet(path, evaluation, columns, _SCHEMA)
+  schema = _SCHEMA
+  for name in REJECTION_TYPES:
+    if name in columns:
+      schema = schema.append(pa.field(name, columns[name].type))
+  _write_parquet(path, evaluation, columns, schema)
 
 
 def _write_parquet(
@@ -122,6 +128,20 @@ def _example_columns(
     "loss": pa.array(
       predictions.loss[numbers], mask=~predictions.finite[numbers]
     ),
+    **_rejection(predictions, numbers),
+  }
+
+
+def _rejection(
+  predictions: SplitPredictions, numbers: np.ndarray
+) -> dict[str, Any]:
+  """Columns of a task that takes some images for unknown."""
+  if predictions.unknown_below is None:
+    return {}
+  without = ~predictions.finite[numbers]
+  return {
+    "unknown": pa.array(predictions.unknown[numbers], mask=without),
+    "known_score": pa.array(predictions.known_score[numbers], mask=without),
   }
 
 

@@ -199,7 +199,9 @@ class Answering:
       )
     )
     found = {
-      name: kinds[name].answers(answer.class_names(name), outputs, most)
+      name: answer.marked(
+        name, kinds[name].answers(answer.class_names(name), outputs, most)
+      )
       for name, outputs in activated.items()
     }
     original = found.pop(BACKBONE, None)

@@ -107,6 +107,17 @@ class GuessedClass(BaseModel):
   probability: float
 
 
+class JudgedClasses(BaseModel):
+  """Classes of a task that says which images are of none of them."""
+
+  classes: list[GuessedClass]
+  unknown: bool = Field(
+    description="Whether the image is of none of the classes: its known_score "
+    "is below the threshold of the task."
+  )
+  known_score: float = Field(description="The largest logit.")
+
+
 class PredictedLabel(BaseModel):
   """A label: its name (or its index as text), index and probability."""
 
@@ -140,7 +151,11 @@ class PredictedImage(BaseModel):
 
   name: str
   tasks: (
-    dict[str, list[GuessedClass] | PredictedLabels | PredictedValues] | None
+    dict[
+      str,
+      list[GuessedClass] | JudgedClasses | PredictedLabels | PredictedValues,
+    ]
+    | None
   ) = Field(
     default=None,
     description="By the kind of a task its most probable classes, its labels, "
@@ -201,6 +216,14 @@ class ServedKind(BaseModel):
   mean: list[float] | None = None
   std: list[float] | None = None
   units: list[str] | None = None
+  temperature: float = Field(
+    default=1.0,
+    description="By which outputs are divided before they are probabilities.",
+  )
+  unknown: float | None = Field(
+    default=None,
+    description="The known_score below which an image is of no class.",
+  )
 
 
 class ServedTask(BaseModel):

@@ -18,6 +18,7 @@ from typing import Any
 
 from memory_vit.errors import TaskError
 from memory_vit.kinds import TaskKind
+from memory_vit.kinds.task_kind import FITTED
 from memory_vit.model import trees
 from memory_vit.model.parts import Axes
 from memory_vit.model.task import TaskSpec
@@ -46,6 +47,7 @@ _MAX_NAME = 200
 _MAX_UNIT = 40
 # Of means and standard deviations: a value of any float32 output is finite.
 MAX_SCALE = 1e30
+_MAX_HEAT = 1e4  # of a temperature
 # Python writes only numbers of 4,300 digits, and has no float of 309.
 _MAX_NUMBER = 10**100
 
@@ -130,7 +132,8 @@ def check(values: Any, where: str) -> Manifest:
   _require_plain(values, where, _MAX_DEPTH)
   _require_version(values, where)
   schema.require_keys(values, _KEYS, where, TaskError)
-  spec = schema.build(TaskSpec, values["spec"], f"{where}: spec", TaskError)
+  described = _with_fitted(values["spec"])
+  spec = schema.build(TaskSpec, described, f"{where}: spec", TaskError)
   _require_possible(spec, where)
   arrays = {
     _checked_path(name, f"{where}: arrays"): schema.build(
@@ -147,6 +150,13 @@ def check(values: Any, where: str) -> Manifest:
     )
   provenance = _mapping(values, "provenance", where, MAX_COUNT)
   return Manifest(spec=spec, arrays=arrays, provenance=provenance)
+
+
+def _with_fitted(spec: Any) -> Any:
+  """What earlier versions of this format did not state: nothing was fitted."""
+  if isinstance(spec, dict) and isinstance(spec.get("kind"), dict):
+    return {**spec, "kind": {**FITTED, **spec["kind"]}}
+  return spec
 
 
 def _require_plain(value: Any, where: str, depth: int) -> None:
@@ -249,8 +259,13 @@ def _require_kind(kind: TaskKind, where: str) -> None:
     ("thresholds", 0, 1),
     ("mean", -MAX_SCALE, MAX_SCALE),
     ("std", 1 / MAX_SCALE, MAX_SCALE),
+    ("temperature", 1 / _MAX_HEAT, _MAX_HEAT),
+    ("unknown", -MAX_SCALE, MAX_SCALE),
   ):
-    for number in getattr(kind, name):
+    stated = getattr(kind, name)
+    if not isinstance(stated, tuple):
+      stated = () if stated is None else (stated,)
+    for number in stated:
       if not low <= number <= high:
         raise TaskError(
           f"{where}.{name} has {number:g}, expected {low:g} to {high:g}."

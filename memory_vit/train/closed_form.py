@@ -16,7 +16,7 @@ from memory_vit.errors import DataError
 from memory_vit.evaluation.evaluate import evaluate
 from memory_vit.kinds import closed_form
 from memory_vit.kinds.closed_form import Solution
-from memory_vit.kinds.scores import Also, Evaluation
+from memory_vit.kinds.scores import Evaluation
 from memory_vit.kinds.state import BITS
 from memory_vit.runtime import sharding
 from memory_vit.train.inputs import RunInputs
@@ -66,8 +66,9 @@ class ClosedFormStep:
     placed = sharding.put(heads, self._inputs.mesh)
     return TrainState(state.step + 1, placed, state.opt_state), metrics
 
-  def cross_validate(self, also: Sequence[Also] = ()) -> dict[str, Evaluation]:
-    """Evaluate heads on training images that they have not seen.
+  @functools.cached_property
+  def cross_validation(self) -> dict[str, Evaluation]:
+    """Evaluations, with outputs, on training images that heads have not seen.
 
     Trials of which too few images are known are left out, see
     `closed_form.cross_validated`.
@@ -93,7 +94,7 @@ class ClosedFormStep:
         _batches(outputs, labels, inputs.config.batch_size_eval),
         inputs.mesh,
         kinds={name: inputs.kind},
-        also=also,
+        also=["held_out"],
       )
     return found
 

@@ -26,7 +26,8 @@ def evaluate(
   """Evaluate the tasks of a pack.
 
   `cached` are batches of the split whose frozen part is cached; for the other
-  arguments and the result see `evaluate_source`.
+  arguments and the result see `evaluate_source`. A task with a temperature is
+  evaluated without it too, as `uncalibrated` of its name.
   """
   if cached is None and inputs.cache and split.embedded:
     cached = inputs.cache.eval_batches(split, "test")
@@ -43,9 +44,21 @@ def evaluate(
     classes = inputs.splits["train"].num_classes
     outputs = padded_head.of_classes(outputs, classes)
 
+  kinds = {
+    task.name: task.spec.kind if task.spec.class_names else inputs.kind
+    for task in tasks
+  }
+  plain = {
+    uncalibrated(name): dataclasses.replace(kind, temperature=1.0)
+    for name, kind in kinds.items()
+    if kind.temperature != 1
+  }
+
   def predict(images: Any) -> dict[str, jax.Array]:
     inputs.stop.check()
-    return outputs(images)
+    found = outputs(images)
+    again = {uncalibrated(name): logits for name, logits in found.items()}
+    return found | {name: again[name] for name in plain}
 
   return evaluate_source(
     predict,
@@ -53,10 +66,7 @@ def evaluate(
     tasks[0].spec.preprocessing,
     batch_size=inputs.config.batch_size_eval,
     mesh=inputs.mesh,
-    kinds={
-      task.name: task.spec.kind if task.spec.class_names else inputs.kind
-      for task in tasks
-    },
+    kinds=kinds | plain,
     also=also,
     batches=cached,
     predictions_of=predictions_of,
@@ -64,7 +74,10 @@ def evaluate(
 
 
 def validate(
-  inputs: RunInputs, tasks: Mapping[str, Task], params: Mapping[str, Any]
+  inputs: RunInputs,
+  tasks: Mapping[str, Task],
+  params: Mapping[str, Any],
+  also: Collection[Also] = (),
 ) -> dict[str, Evaluation]:
   """Evaluate parameters of a pack on the validation split."""
   split = inputs.splits["validation"]
@@ -73,4 +86,9 @@ def validate(
     for name, task in tasks.items()
   ]
   cached = inputs.cache.eval_batches(split) if inputs.cache else None
-  return evaluate(inputs, trained, split, cached)
+  return evaluate(inputs, trained, split, cached, also=also)
+
+
+def uncalibrated(name: str) -> str:
+  """The name of the outputs of a task at a temperature of 1."""
+  return f"{name} uncalibrated"

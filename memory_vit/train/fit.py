@@ -12,13 +12,13 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from memory_vit.kinds import find_metric
+from memory_vit.kinds import TaskKind, find_metric
 from memory_vit.kinds.classes import tells_top5
 from memory_vit.kinds.scores import Evaluation
 from memory_vit.model.task import Task
 from memory_vit.runtime import sharding
 from memory_vit.runtime.preemption import Interrupted, StopSignal
-from memory_vit.train import batches, padded_head, parameters
+from memory_vit.train import batches, calibrate, padded_head, parameters
 from memory_vit.train import state as state_lib
 from memory_vit.train.checkpoints import Checkpoints
 from memory_vit.train.closed_form import ClosedFormStep
@@ -147,8 +147,10 @@ def fit_pack(
       writers=writers,
       profile_dir=profile_dir,
     )
+  best = {n: b.params for n, b in past.best.items() if b.params is not None}
+  kinds = calibrate.fitted_kinds(inputs, began, best)
   return PackResult(
-    tasks=_best_tasks(inputs, tasks, past.best),
+    tasks=_best_tasks(inputs, tasks, best, kinds),
     best=past.best,
     lost=past.lost,
     skipped={name: count.total for name, count in past.skipped.items()},
@@ -286,25 +288,23 @@ def _evaluation(inputs: RunInputs, began: Start) -> Evaluate | None:
     return functools.partial(validate, inputs, began.tasks)
   if isinstance(began.step, ClosedFormStep):
     step = began.step
-    return lambda params: step.cross_validate()
+    return lambda params: step.cross_validation
   return None
 
 
 def _best_tasks(
   inputs: RunInputs,
   tasks: Mapping[str, Task],
-  best: Mapping[str, BestParams],
+  best: Mapping[str, Any],
+  kinds: Mapping[str, TaskKind],
 ) -> dict[str, Task]:
   """Tasks with their best parameters, without the padding of their heads."""
   names = inputs.splits["train"].class_names
   return {
     name: padded_head.without_padding(
-      dataclasses.replace(task, params=best[name].params),
-      names,
-      dataclasses.replace(inputs.kind, thresholds=best[name].thresholds),
+      dataclasses.replace(tasks[name], params=params), names, kinds[name]
     )
-    for name, task in tasks.items()
-    if best[name].params is not None
+    for name, params in best.items()
   }
 
 

@@ -459,7 +459,7 @@ def _config(arguments: Mapping[str, Any], options: Mapping[str, Any]) -> Config:
   for key in options:
     if key in arguments or key in ("epochs", "gelu"):
       raise ConfigError(
-        f"options: {key!r} is set by this function, by an argument of it, or "
+        f"options: {key!r} is set by an argument, by the function itself, or "
         "by the backbone."
       )
   batch = {"batch_size_eval": arguments["batch_size"]}

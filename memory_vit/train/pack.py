@@ -89,10 +89,14 @@ def create_task(inputs: RunInputs, trial: Trial) -> Task:
 
 
 def _with_head(task: Task, first: Task) -> Task:
-  """A task with the head of another one, and zeros for padding."""
+  """A task with the head of another one, and zeros for padding.
+
+  Its loss knows no temperature, so the head is divided by that of the other.
+  """
   head, classes = task.params["head"], first.spec.num_classes
+  heat = first.spec.kind.temperature
   head = {
-    key: zeros.at[..., :classes].set(first.params["head"][key])
+    key: zeros.at[..., :classes].set(first.params["head"][key] / heat)
     for key, zeros in head.items()
   }
   return dataclasses.replace(task, params={**task.params, "head": head})

@@ -32,7 +32,7 @@ from memory_vit.run_result import (
 from memory_vit.runtime import files, processes
 from memory_vit.tasks import store
 from memory_vit.train import sweep
-from memory_vit.train.evaluate import evaluate
+from memory_vit.train.evaluate import evaluate, uncalibrated
 from memory_vit.train.fit import PackResult
 from memory_vit.train.inputs import RunInputs
 from memory_vit.train.passes import packs_by_group
@@ -102,7 +102,7 @@ def evaluate_trained(
           predictions_of=best,
         )
       trained += [
-        _trained(trial, pack, tests.get(trial.name))
+        _trained(trial, pack, tests)
         for trial in trials
         if trial.name in pack.tasks
       ]
@@ -110,8 +110,9 @@ def evaluate_trained(
 
 
 def _trained(
-  trial: Trial, pack: PackResult, test: Evaluation | None
+  trial: Trial, pack: PackResult, tests: Mapping[str, Evaluation]
 ) -> TrainedTrial:
+  test = tests.get(trial.name)
   task, validated = pack.tasks[trial.name], pack.best[trial.name]
   result = dataclasses.replace(
     _result(trial, task, test),
@@ -119,10 +120,29 @@ def _trained(
     best_step=validated.step,
     val=validated.scores,
     skipped_updates=pack.skipped.get(trial.name, 0),
+    **_calibration(task, test, tests.get(uncalibrated(trial.name))),
   )
   if test is None:
     return TrainedTrial(trial, task, result)
   return TrainedTrial(trial, task, result, test.hits, test.predictions)
+
+
+def _calibration(
+  task: Task, test: Evaluation | None, plain: Evaluation | None
+) -> dict[str, Any]:
+  """The fields of a `TrialResult` about temperature and unknown images."""
+  kind = task.spec.kind
+  found: dict[str, Any] = {}
+  if kind.temperature != 1:
+    found["temperature"] = kind.temperature
+  if plain:
+    key = "calibration_error"
+    found["uncalibrated"] = {
+      "loss": plain.scores.loss, key: plain.scores.metrics[key]
+    }  # fmt: skip
+  if test and test.rejection:
+    found["rejection"] = dataclasses.asdict(test.rejection)
+  return found
 
 
 def _best_on_validation(packs: Sequence[PackResult]) -> str | None:

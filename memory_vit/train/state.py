@@ -49,7 +49,6 @@ class BestParams:
   step: int = 0
   params: Any = None
   scores: Scores = Scores()
-  thresholds: tuple[float, ...] = ()  # of labels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +135,6 @@ def _at_now(
     int(state.step),
     sharding.to_host(state.params[name]),
     result.scores if result else Scores(),
-    result.thresholds if result else (),
   )
 
 
@@ -187,7 +185,6 @@ def save(
         name: [
           b.step,
           dataclasses.asdict(b.scores),
-          b.thresholds,
           b.params is not None,
         ]
         for name, b in best.items()
@@ -256,8 +253,8 @@ def resume(
   }
   saved = checkpoints.restore(step, like)
   best = {
-    name: BestParams(at, saved["best"].get(name), Scores(**scores), tuple(cuts))
-    for name, (at, scores, cuts, _) in found["best"].items()
+    name: BestParams(at, saved["best"].get(name), Scores(**scores))
+    for name, (at, scores, _) in found["best"].items()
   }
   logger.info("resuming from step %d in %s", step, checkpoints.directory)
   skipped = {

@@ -42,6 +42,7 @@ def summary(result: RunResult, workdir: Path) -> str:
     for task in result.tasks
     if task.test.not_finite
   ]
+  lines += _calibration(result.tasks[0]) if result.tasks else []
   lines += [
     f"{result.wall_seconds:.0f} s in all, {result.images_per_second:.0f} "
     "training images/s",
@@ -113,6 +114,36 @@ def _certainty(tasks: Sequence[TrialResult]) -> list[str]:
     f"validation: {counted(best.val.examples, 'image')}, a standard error of "
     f"{100 * error:.1f} points"
   ]
+
+
+def _calibration(best: TrialResult) -> list[str]:
+  """What is known of the probabilities of the best task."""
+  kind, name = KINDS[best.kind], escaped(best.name)
+  if not kind.fits:
+    return []
+  if best.temperature is None:
+    return [f"{name}: no temperature, as no validation images are left for it"]
+  line = f"{name}: temperature {best.temperature:.3g}"
+  if best.uncalibrated:
+    key, before = "calibration_error", best.uncalibrated
+    error = kind.metrics[key]
+    line += (
+      f"; on the test split {error.title} {error.text(before[key])} to "
+      f"{error.text(best.test.metrics[key])}, log-loss "
+      f"{_loss(before['loss'])} to {_loss(best.test.loss)}"
+    )
+  lines = [line]
+  if best.rejection:
+    lines.append(
+      f"{name}: takes {_percent(best.rejection['rejected'])} of the test "
+      f"images for unknown; accuracy {_percent(best.test.score)}, of the "
+      f"others {_percent(best.rejection['accuracy'])}"
+    )
+  return lines
+
+
+def _loss(value: float | None) -> str:
+  return "-" if value is None else f"{value:.4g}"
 
 
 def _percent(value: float | None) -> str:

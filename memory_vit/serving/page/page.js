@@ -112,7 +112,7 @@ function card(file, answer) {
   return item;
 }
 
-// A list of classes, {labels: [...]} or {values: [...]}.
+// A list of classes, {classes: [...], unknown}, {labels: [...]} or {values: [...]}.
 function answersOf(name, answered) {
   const list = element("ol");
   const line = (first, second, share = 0) => {
@@ -121,8 +121,9 @@ function answersOf(name, answered) {
     row.style.backgroundSize = `${100 * share}% 100%`;
     list.append(row);
   };
-  const { classes = [], labels, values = [] } =
+  const { classes = [], labels, values = [], unknown = false } =
     Array.isArray(answered) ? { classes: answered } : answered;
+  if (unknown) line("unknown", "");
   for (const { name: value, value: number, unit } of values) {
     line(value, `${Number(number.toPrecision(4))}\u00a0${unit}`.trim());
   }
