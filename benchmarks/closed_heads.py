@@ -25,7 +25,7 @@ from memory_vit.run_result import TrialResult
 from memory_vit.runtime.tables import markdown_table
 
 # Row -> changed options; several learning rates are tried.
-_RATES = (0.1, 0.3, 1.0)
+_RATES = (0.1, 1.0)
 CLOSED = ("lda", "ridge")
 TRAINED = ("head", "cls_masked", "side_masked")
 FROM_LDA = "side_masked, from lda"

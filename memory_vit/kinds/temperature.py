@@ -15,7 +15,7 @@ from jaxtyping import Float32, Num
 
 # Bounds of a fitted temperature: of images that are all right, the loss falls
 # without end as it falls.
-LEAST, GREATEST = 0.01, 100.0
+LEAST, GREATEST = 1e-3, 1e3
 # What the prior costs, in nats, for a temperature of e or 1 / e.
 _PRIOR = 2.0
 
