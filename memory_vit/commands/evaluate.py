@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ from memory_vit.commands import console, data_options
 from memory_vit.commands.command_line import Parser
 from memory_vit.errors import ConfigError
 from memory_vit.kinds import CLASSES, KINDS
-from memory_vit.runtime import files, progress_bar
+from memory_vit.runtime import files, paths, progress_bar
 from memory_vit.runtime.messages import brief, counted, escaped
 from memory_vit.runtime.options import Number
 from memory_vit.runtime.tables import table
@@ -71,6 +72,12 @@ def _parser() -> Parser:
     "--verify", "compare with each task alone, and with the plain ViT"
   )
   parser.add_argument(
+    "--unknown_data",
+    metavar="DIR",
+    help="images of none of the classes, below DIR: how well tasks of classes "
+    "tell them from their own",
+  )
+  parser.add_argument(
     "--json", metavar="FILE", help="write the numbers to a file"
   )
   parser.add_argument(
@@ -98,6 +105,7 @@ def _run(arguments: argparse.Namespace) -> int:
   backbone, tasks = model_loading.load_model(
     arguments.backbone, arguments.task, dtype, any_regime=True
   )
+  unknown = _unknown_data(arguments.unknown_data, tasks)
   mesh = sharding.make_mesh(fsdp=arguments.fsdp)
   sharding.require_divisible(arguments.batch_size, mesh, "--batch_size")
   params = sharding.put_backbone(backbone.params, mesh)
@@ -111,10 +119,19 @@ def _run(arguments: argparse.Namespace) -> int:
   predictions: dict[str, Any] = {}
   for source, names in opened:
     found, predicted = evaluator.evaluate(
-      source, names, verify=arguments.verify, predictions=report is not None
+      source,
+      names,
+      verify=arguments.verify,
+      predictions=report is not None or unknown is not None,
     )
     results |= found
     predictions |= predicted
+  if unknown:
+    known = {
+      task.name: predictions[task.name] for task in tasks if _rejects(task)
+    }
+    for name, judged in evaluator.unknown_images(unknown, known).items():
+      results[name]["unknown_data"] = dataclasses.asdict(judged)
   result: dict[str, Any] = {
     "backbone": {
       "fingerprint": backbone.fingerprint,
@@ -136,6 +153,27 @@ def _run(arguments: argparse.Namespace) -> int:
     splits = {name: split for split, names in opened for name in names}
     _write_report(report, tasks, splits, predictions, result, arguments)
   return 0 if verified else 1
+
+
+def _rejects(task: Task) -> bool:
+  """Whether a task can tell images of none of its classes."""
+  return "unknown" in task.spec.kind.kind.stated
+
+
+def _unknown_data(text: str | None, tasks: Sequence[Task]) -> Path | None:
+  if text is None:
+    return None
+  if not any(map(_rejects, tasks)):
+    raise ConfigError(
+      "--unknown_data is for tasks of classes, and there is none among "
+      f"{brief([task.name for task in tasks])}."
+    )
+  directory = paths.local(text, "--unknown_data")
+  if not directory.is_dir():
+    raise ConfigError(
+      f"--unknown_data {brief(text)} is no directory: expected one with images."
+    )
+  return directory
 
 
 def _write_report(
@@ -212,6 +250,7 @@ def text(result: Mapping[str, Any]) -> str:
   ]
   lines = [
     "\n\n".join(_table(tasks, verified) for tasks in by_kind if tasks),
+    *itertools.chain.from_iterable(map(_rejection, result["tasks"])),
     *problems,
     "",
     _timing_line(result["timing"]),
@@ -225,6 +264,32 @@ def text(result: Mapping[str, Any]) -> str:
       f"verified: {'yes' if result['verified'] else 'NO'}",
     ]
   return "\n".join(lines)
+
+
+def _rejection(task: Mapping[str, Any]) -> list[str]:
+  """Lines about images that a task takes for unknown."""
+  name, lines = task["name"], []
+  if found := task.get("rejection"):
+    lines.append(
+      f"{name}: takes {_percent(found['rejected'])} of these images for "
+      f"unknown; accuracy of the others {_percent(found['accuracy'])}"
+    )
+  if found := task.get("unknown_data"):
+    line = (
+      f"{name}: {counted(found['images'], 'image')} of no class below "
+      f"{escaped(found['directory'])}: area under the ROC curve "
+      f"{found['area']:.3f}"
+    )
+    if found["rejected"] is not None:
+      line += f"; {_percent(found['rejected'])} are taken for unknown"
+    if found["skipped"]:
+      line += f"; {counted(found['skipped'], 'image')} could not be read"
+    lines.append(line)
+  return lines
+
+
+def _percent(share: float | None) -> str:
+  return "-" if share is None else f"{100 * share:.2f} %"
 
 
 def _timing_line(timing: Mapping[str, Any]) -> str:

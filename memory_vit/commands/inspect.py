@@ -156,6 +156,7 @@ def _task_text(report: TaskReport, labels: bool) -> str:
       ("task", spec.name),
       ("path", escaped(report.path)),
       (spec.kind.name, _labels(spec)),
+      *spec.kind.rows(),
       ("regime", spec.regime),
       *(row for part in spec.learned.parts for row in part.rows(spec)),
       ("attends to", ", ".join(spec.attends_to) or "no other task"),

@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,8 +14,11 @@ from jaxtyping import Array, Float
 from memory_vit.data import batching
 from memory_vit.data.split import Split
 from memory_vit.errors import ConfigError
+from memory_vit.evaluation import unknown_images
 from memory_vit.evaluation.evaluate import evaluate_source
 from memory_vit.evaluation.timing import median_seconds
+from memory_vit.evaluation.unknown_images import UnknownImages
+from memory_vit.kinds.predictions import SplitPredictions
 from memory_vit.kinds.scores import Scores, finite
 from memory_vit.model.backbone import Backbone
 from memory_vit.model.task import (
@@ -137,6 +141,10 @@ class Evaluator:
         entry["majority"] = found[name].majority
       if found[name].thresholds:
         entry["thresholds"] = list(found[name].thresholds)
+      if rejection := found[name].rejection:
+        entry["rejection"] = dataclasses.asdict(rejection)
+      if kind.temperature != 1:
+        entry["temperature"] = kind.temperature
       if kind.units:
         entry["units"] = list(kind.units)
       results[name] = entry
@@ -149,6 +157,19 @@ class Evaluator:
         dtype = self._backbone.config.dtype
         entry["alone"] = {**alone, "verified": agrees(alone, dtype)}
     return results, {name: found[name].predictions for name in names}
+
+  def unknown_images(
+    self, directory: Path, known: Mapping[str, SplitPredictions]
+  ) -> dict[str, UnknownImages]:
+    """See `unknown_images.evaluate`; `known` are predictions by tasks."""
+    return unknown_images.evaluate(
+      functools.partial(self._together, self._backbone),
+      directory,
+      [spec for spec in self._specs if spec.name in known],
+      known,
+      mesh=self._mesh,
+      batch_size=self._batch_size,
+    )
 
   def upstream(
     self, source: Split, preprocessing: EvalPreprocessing

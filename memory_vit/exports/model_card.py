@@ -91,13 +91,7 @@ def _section(task: Task) -> str:
     f"- outputs: `task.spec.kind.activate(outputs[{spec.name!r}])` returns "
     f"{spec.kind.kind.activated_text}"
   )
-  if spec.kind.temperature != 1:
-    lines.append(f"- temperature of probabilities: {spec.kind.temperature:.4g}")
-  if spec.kind.unknown is not None:
-    lines.append(
-      "- unknown: an image is of none of the classes if its largest output is "
-      f"below {spec.kind.unknown:.4g}"
-    )
+  lines += [f"- {title}: {text}" for title, text in spec.kind.rows()]
   lines.append(
     f"- trained by: {literal(spec.regime)}, {spec.cells} memory cells per layer"
   )

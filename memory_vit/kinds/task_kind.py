@@ -94,6 +94,16 @@ class TaskKind:
         f"a task of {self.name} needs {' and '.join(self.kind.needed)}."
       )
 
+  def rows(self) -> list[tuple[str, str]]:
+    """What was fitted, for people: a title and a text each."""
+    rows = []
+    if self.temperature != 1:
+      rows.append(("temperature", f"{self.temperature:.4g}"))
+    if self.unknown is not None:
+      text = f"images whose largest output is below {self.unknown:.4g}"
+      rows.append(("unknown", text))
+    return rows
+
   def activate(self, logits: Any, xp: ModuleType = np) -> Any:
     """Probabilities of classes or labels, or values, of outputs (..., c).
 

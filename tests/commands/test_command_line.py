@@ -28,7 +28,13 @@ from memory_vit.commands import (
   predict,
   train,
 )
-from memory_vit.config import OPTIONS, Config, from_dict, to_dict
+from memory_vit.config import (
+  CLOSED_FORMS,
+  OPTIONS,
+  Config,
+  from_dict,
+  to_dict,
+)
 from memory_vit.errors import BackboneError, ConfigError, TrainingError
 from memory_vit.run_result import read_result
 from memory_vit.runtime import files, paths
@@ -229,6 +235,15 @@ BESIDE_VALUE = {
   ("cache.what", "contexts"): SQUEEZED,
   ("cache.what", "features"): {**SQUEEZED, "regime": "head"},
   ("task.loss", "huber"): {"task.kind": "values"},
+  **{
+    ("optim.name", name): {
+      **SQUEEZED,
+      "regime": "head",
+      "cache.what": "features",
+      "total_steps": 1,
+    }
+    for name in CLOSED_FORMS
+  },
 }
 
 

@@ -338,7 +338,7 @@ def test_file_wins_over_a_configuration_of_its_name(tmp_path, monkeypatch):
 
 def test_unknown_configuration_name_is_refused():
   message = (
-    "'sun398'.* FILE.py.*: cifar100, digits, .*quickstart.* sun397, tfds"
+    "'sun398'.* FILE.py.*: cifar100, closed, .*quickstart.* sun397, tfds"
   )
   with pytest.raises(ConfigError, match=message) as error:
     parsed("--config=sun398")

@@ -212,6 +212,9 @@ ROWS = [
   row("task.memory_std", 0.5, "task", "learned"),
   row("task.cls_init", "normal", "task", "learned"),
   row("task.padded_classes", 9, "task", "learned"),
+  row("task.init", "HEAD", "task", "learned", "when", "files", "evaluated",
+      "evaluation batches"),
+  row("task.unknown", 0.2, "result"),
   row("optim.name", "adamw", "learned"),
   row("optim.momentum", 0.5, "learned"),
   row("optim.weight_decay", 0.5, "learned", given=ADAMW),
@@ -321,6 +324,8 @@ def files(tmp_path_factory):
   central = mv.EvalPreprocessing(image_size=8, crop="central", resize=10)
   states = dataclasses.replace(backbone, preprocessing=central)
   mv.save_backbone(states, root / "STATES.npz")
+  head = random_task(backbone, "head", regime="head", cells=0, classes=5)
+  mv.save_task(head, root / "HEAD")
   parent = random_task(backbone, "parent")
   mv.save_task(parent, root / "PARENT")
   child = random_task(backbone, "child", attends_to=[parent])

@@ -265,7 +265,7 @@ def test_confusions_of_many_classes_take_little_memory():
   found = SplitPredictions(
     num_classes=21_000, label=labels, counted=one == 0, finite=one == 0,
     top_classes=np.stack([labels, *[labels * 0] * 4], 1), loss=one, brier=one,
-    top_probabilities=np.ones((1_000, 5), np.float32),
+    top_probabilities=np.ones((1_000, 5), np.float32), known_score=one,
   )  # fmt: skip
   assert confusion_matrix(found).nnz <= 1_000
   assert metrics_of(found).macro_f1 == 1

@@ -60,6 +60,7 @@ def predictions_of(labels, guesses, classes=7, **changes):
     top_probabilities=shares.astype(np.float32),
     loss=rng.random(n).astype(np.float32),
     brier=rng.random(n).astype(np.float32),
+    known_score=rng.normal(size=n).astype(np.float32),
   )
   return dataclasses.replace(found, **changes)
 

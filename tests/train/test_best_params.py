@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from conftest import class_evaluation, one_device, random_task
 
+import memory_vit as mv
 from memory_vit import config as config_lib
 from memory_vit.train import fit, passes, results, sweep
 from memory_vit.train.fit import PackResult
@@ -150,7 +151,10 @@ def test_tie_on_validation_score_is_broken_by_loss(monkeypatch):
     "d-00": 2.0, "d-01": 1.0, "d-02": 0.5,
   })  # fmt: skip
   task = types.SimpleNamespace(
-    params={}, spec=types.SimpleNamespace(name="d", cells=1, num_classes=2)
+    params={},
+    spec=types.SimpleNamespace(
+      name="d", cells=1, num_classes=2, kind=mv.TaskKind()
+    ),
   )
   asked = []
 

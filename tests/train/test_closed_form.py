@@ -327,12 +327,15 @@ def test_step_0_is_kept_if_training_makes_nothing_better(small, tmp_path):
   }  # fmt: skip
   found = mv.train_task(small, data, **options)
   assert found.trials[0].best_step == 0
+  # Its loss is that of the calibrated probabilities.
+  heat = head.spec.kind.temperature
+  assert heat != 1
   for key, array in head.params["head"].items():
-    np.testing.assert_array_equal(found.task.params["head"][key], array)
+    np.testing.assert_array_equal(found.task.params["head"][key], array / heat)
   again = mv.train_task(small, data, **options)
   assert again.trials == found.trials
   np.testing.assert_array_equal(
-    again.task.params["head"]["kernel"], head.params["head"]["kernel"]
+    again.task.params["head"]["kernel"], found.task.params["head"]["kernel"]
   )
   other = mv.fit_head(small, data, method="ridge", **RUN).task
   with pytest.raises(TrainingError, match="another parents"):

@@ -438,7 +438,6 @@ def test_every_field_of_the_loop_state_is_saved(tmp_path):
           skipped=1,
           not_finite=2,
         ),
-        (0.5, 0.75),
       )
     },
     lost={"b": 3},

@@ -87,7 +87,7 @@ def predicted(label, best, share):
     num_classes=3, label=np.array(label, np.int32), counted=ones, finite=ones,
     top_classes=np.array(best, np.int32)[:, None],
     top_probabilities=np.array(share, np.float32)[:, None], loss=zeros,
-    brier=zeros,
+    brier=zeros, known_score=zeros,
   )  # fmt: skip
 
 
