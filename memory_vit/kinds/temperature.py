@@ -43,11 +43,13 @@ def of_classes(
   logits: Float32[np.ndarray, "n c"], classes: Num[np.ndarray, " n"]
 ) -> float:
   """Fit the temperature of a task of classes."""
-  centered = logits - logits.max(axis=1, keepdims=True)
+  # In float32 the loss is too rough for the minimizer.
+  centered = logits.astype(np.float64)
+  centered -= centered.max(axis=1, keepdims=True)
   right = np.take_along_axis(centered, classes[:, None], axis=1)[:, 0]
 
   def log_loss(t: float) -> float:
-    sums = np.exp(centered / np.float32(t)).sum(axis=1, dtype=np.float64)
+    sums = np.exp(centered / t).sum(axis=1)
     return float((np.log(sums) - right / t).mean())
 
   return fit(log_loss, len(classes))

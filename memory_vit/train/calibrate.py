@@ -13,7 +13,7 @@ from memory_vit.train.pack import Start
 
 logger = logging.getLogger(__name__)
 
-# Of the outputs that are held at once, in bytes.
+# Of the outputs that are held at once, in bytes of float64.
 _MOST = 2**30
 
 
@@ -46,6 +46,13 @@ def fitted_kinds(
       "%s: temperature %.3g, from %d images", name, found[name].temperature,
       evaluation.scores.examples,
     )  # fmt: skip
+  for name, kind in found.items():
+    if config.task.unknown and kind.unknown is None:
+      logger.warning(
+        "%s: config.task.unknown is %g, but there are no images to choose the "
+        "threshold on: no image is taken for unknown", name,
+        config.task.unknown,
+      )  # fmt: skip
   return found
 
 
@@ -55,7 +62,7 @@ def _held_out(
   """Evaluations with outputs, of the trials that have any."""
   split = inputs.splits.get("validation")
   if split:
-    each = 4 * split.size * inputs.splits["train"].num_classes
+    each = 8 * split.size * inputs.splits["train"].num_classes
     names, count = [*params], max(1, _MOST // each)
     for i in range(0, len(names), count):
       tasks = {name: began.tasks[name] for name in names[i : i + count]}

@@ -43,9 +43,10 @@ def summary(result: RunResult, workdir: Path) -> str:
     if task.test.not_finite
   ]
   lines += _calibration(result.tasks[0]) if result.tasks else []
+  speed = result.images_per_second  # unknown of a head in closed form
   lines += [
-    f"{result.wall_seconds:.0f} s in all, {result.images_per_second:.0f} "
-    "training images/s",
+    f"{result.wall_seconds:.0f} s in all"
+    + (f", {speed:.0f} training images/s" if speed else ""),
     "",
     f"tasks         {workdir / 'tasks'}",
     f"results       {workdir / RESULT}",

@@ -167,6 +167,27 @@ def test_labels_and_values_have_columns_of_their_own(place, tmp_path):
   assert "thresholds" in kind  # other thresholds are another run
 
 
+def test_a_task_that_rejects_images_has_two_more_columns(place, tmp_path):
+  backbone = mv.load_backbone(place / "tiny.npz")
+  pets, *_ = tasks_of_kinds(backbone)
+  spec = dataclasses.replace(pets.spec, kind=mv.TaskKind(unknown=0.1))
+  mv.save_task(dataclasses.replace(pets, spec=spec), tmp_path / "task")
+  given = [
+    f"--backbone={place / 'tiny.npz'}", f"--task={tmp_path / 'task'}",
+    f"--input={place / 'images'}", f"--output={tmp_path / 'out'}",
+    "--batch_size=4", "--logits", "--original",
+  ]  # fmt: skip
+  assert predict.main(given) == 1  # some images could not be read
+  table = pq.read_table(tmp_path / "out")
+  assert "backbone/unknown" not in table.column_names
+  for row in table.to_pylist():
+    if row["error"]:
+      assert row["pets/unknown"] is row["pets/known_score"] is None
+    else:
+      assert row["pets/known_score"] == max(row["pets/logits"])
+      assert row["pets/unknown"] == (row["pets/known_score"] < 0.1)
+
+
 def test_metadata_says_what_made_the_rows(place, tmp_path):
   command(predict, place, tmp_path / "out")
   found = pq.read_schema(tmp_path / "out" / "part-00000-of-00001.parquet")

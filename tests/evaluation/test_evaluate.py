@@ -2,8 +2,10 @@
 
 import dataclasses
 import json
+import re
 
 import fake_data
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import sklearn.metrics
@@ -391,6 +393,50 @@ def test_folders_are_named_by_their_directory(model, tmp_path, capsys):
     "the data set 'folder dogs' has 3 classes (a, b, c, "
     in capsys.readouterr().err
   )
+
+
+def test_images_of_no_class_are_told_from_others(model, tmp_path, capsys):
+  root, backbone, [low, *_] = model
+  folder = fake_data.write_folder(
+    tmp_path / "unknown", {"any": ["a.png", "b.jpg", "c.png"]}
+  )
+  (folder / "any" / "bad.png").write_bytes(b"no image")
+  images = mv.preprocess(
+    [folder / "any" / name for name in ("a.png", "b.jpg", "c.png")], low
+  )
+  scores = np.asarray(mv.forward(backbone, low, jnp.asarray(images))["low"])
+  scores = scores.max(axis=1)
+  spec = dataclasses.replace(
+    low.spec, kind=mv.TaskKind(unknown=float(np.sort(scores)[1]) + 1e-4)
+  )
+  mv.save_task(dataclasses.replace(low, spec=spec), tmp_path / "low")
+  arguments = [f"--task={tmp_path / 'low'}", f"--json={tmp_path / 'out.json'}"]
+  assert run(root, *arguments, f"--unknown_data={folder}") == 0
+  [entry] = json.loads((tmp_path / "out.json").read_text())["tasks"]
+  known = []
+  for batch in batching.eval_batches(
+    datasets.open_split("digits:0-4", "test"), CENTRAL, batch_size=64
+  ):
+    logits = np.asarray(mv.forward(backbone, low, batch["image"])["low"])
+    known += [*logits.max(axis=1)[batch["mask"] > 0]]
+  known = np.array(known)
+  found = entry["unknown_data"]
+  area = (known[:, None] > scores[None]).mean()
+  assert found["area"] == pytest.approx(area, abs=1e-6)
+  assert (found["images"], found["skipped"]) == (3, 1)
+  assert found["rejected"] == pytest.approx(2 / 3)
+  rejected = (known < spec.kind.unknown).mean()
+  assert entry["rejection"]["rejected"] == pytest.approx(rejected)
+  shown = capsys.readouterr().out
+  assert f"area under the ROC curve {area:.3f}; 66.67 % are taken" in shown
+  assert "1 image could not be read" in shown
+  (tmp_path / "empty").mkdir()
+  for wrong, message in (
+    (tmp_path / "none", "is no directory"),
+    (tmp_path / "empty", "no image can be read; .*without images"),
+  ):
+    assert run(root, *arguments, f"--unknown_data={wrong}") == 2
+    assert re.search(message, capsys.readouterr().err)
 
 
 def test_json_file_holds_no_nan(tmp_path):

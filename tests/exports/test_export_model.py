@@ -1,11 +1,13 @@
 """Export: written files, refusals, and nothing left behind after an error."""
 
+import dataclasses
 import hashlib
 import json
 import subprocess
 import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import random_task, tiny_backbone
@@ -215,6 +217,38 @@ def test_values_that_float32_cannot_tell_apart_are_not_activated(backbone):
   assert not make_model(backbone, task).activated
   with pytest.raises(ExportError, match="mean 1.7e\\+09 .* without activation"):
     make_model(backbone, task, activation=True)
+
+
+@pytest.mark.parametrize("activation", [False, True])
+def test_scores_of_tasks_that_reject_images_are_exported(
+  backbone, tmp_path, in_this_process, monkeypatch, activation
+):
+  pets, tags, _ = tasks_of_kinds(backbone)
+  kind = mv.TaskKind(temperature=3.0, unknown=0.25)
+  spec = dataclasses.replace(pets.spec, kind=kind)
+  exported = make_model(
+    backbone, [dataclasses.replace(pets, spec=spec), tags],
+    activation=activation,
+  )  # fmt: skip
+  assert exported.names == ("backbone", "pets", "tags", "pets.known_score")
+  assert exported.outputs()["pets.known_score"] == 1
+  side = backbone.config.image_size
+  images = np.random.default_rng(0).uniform(-1, 1, (3, side, side, 3))
+  images = jnp.asarray(images, jnp.float32)
+  found = exported.run(exported.weights, images)
+  logits = mv.forward(backbone, pets, images)["pets"]
+  np.testing.assert_allclose(
+    found["pets.known_score"], logits.max(axis=1, keepdims=True), rtol=1e-5
+  )
+  if activation:
+    expected = kind.activate(np.asarray(logits))
+    np.testing.assert_allclose(found["pets"], expected, rtol=1e-5)
+  report = mv.export_model(
+    backbone, exported.tasks, tmp_path / "out", format="stablehlo",
+    activation=activation,
+  )  # fmt: skip
+  outputs = report.signatures["serving_default"].outputs
+  assert "below 0.25" in outputs["pets.known_score"].meaning
 
 
 def test_raw_outputs_are_named_by_their_kind(backbone):

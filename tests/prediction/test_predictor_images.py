@@ -414,3 +414,39 @@ def test_unreadable_image_is_not_kept_alive(backbone):
     assert held() is None
   finally:
     gc.enable()
+
+
+def test_columns_of_a_task_that_rejects_images(backbone, files):
+  calm = random_task(backbone, "calm", kind=mv.TaskKind(temperature=4.0))
+  logits = (
+    mv.Predictor.from_model(backbone, [calm], batch_sizes=(4,), warm_up=False)
+    .predict(files)
+    .logits["calm"]
+  )
+  scores = logits.max(axis=1)
+  kind = mv.TaskKind(temperature=4.0, unknown=float(np.median(scores)) + 1e-6)
+  wary = dataclasses.replace(
+    calm, spec=dataclasses.replace(calm.spec, name="wary", kind=kind)
+  )
+  predictor = Predictor.from_model(
+    backbone, [calm, wary], batch_sizes=(4,), warm_up=False
+  )
+  found = predictor({"path": [str(path) for path in files]})
+  assert "calm/unknown" not in found
+  assert found["wary/unknown"].dtype == bool
+  np.testing.assert_array_equal(found["wary/known_score"], scores)
+  np.testing.assert_array_equal(found["wary/unknown"], scores < kind.unknown)
+  assert 0 < found["wary/unknown"].sum() < len(files)
+  np.testing.assert_array_equal(found["wary/logits"], found["calm/logits"])
+  warm = np.exp(logits.astype(np.float64) / 4)
+  np.testing.assert_allclose(
+    found["wary/probabilities"], warm / warm.sum(axis=1, keepdims=True),
+    rtol=1e-5,
+  )  # fmt: skip
+  predictions = predictor.predict(files)
+  [first, *_] = predictions.answers("wary", 2)
+  assert first == {
+    "classes": predictions.answers("calm", 2)[0],
+    "unknown": bool(scores[0] < kind.unknown),
+    "known_score": float(scores[0]),
+  }

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import dataclasses
 import gc
 import io
 import json
@@ -1063,6 +1064,30 @@ def test_openapi_describes_each_route(ready):
       assert schema == {"$ref": "#/components/schemas/PredictAnswer"}
 
   asyncio.run(check())
+
+
+def test_images_of_no_class_are_answered_as_unknown():
+  kind = mv.TaskKind(temperature=2.0, unknown=1e6)
+  pets, *others = tasks_of_kinds(BACKBONE)
+  spec = dataclasses.replace(pets.spec, kind=kind)
+  tasks = (dataclasses.replace(pets, spec=spec), *others)
+
+  async def check(model):
+    async with serving(model, top=1) as http:
+      done = await http.post("/v1/predict", **GOOD)
+      one = (await http.get("/v1/tasks/pets")).json()
+    schemas.PredictAnswer.model_validate(done.json())
+    schemas.ServedTask.model_validate(one)
+    assert (one["kind"]["temperature"], one["kind"]["unknown"]) == (2.0, 1e6)
+    [image] = done.json()["images"]
+    return image["tasks"]["pets"]
+
+  with with_tasks(*tasks) as model:
+    found = asyncio.run(check(model))
+    [answer] = model.predict([png()]).answers("pets", 1)
+  assert found == answer
+  assert found["unknown"]
+  assert len(found["classes"]) == 1
 
 
 def test_labels_and_values_are_answered_with_thresholds_and_units():
