@@ -1,10 +1,11 @@
 """Measure the server under load while its tasks change; and a model per task.
 
   python -m benchmarks.serve [--backbone=NPZ] [--seconds=120] [--clients=8]
-    [--tasks=4] [--json=FILE]
+    [--tasks=4] [--mixed] [--json=FILE]
 
 Clients send images to a server process without pause, while another client
-adds, replaces and removes tasks. Each answer is compared with `mv.forward` of
+adds, replaces and removes tasks, if they are mixed of several regimes and
+kinds. Each answer is compared with `mv.forward` of
 the set of tasks that it names, so a lost request or a mixed answer ends the
 benchmark. For comparison, every request also goes to servers of one task each,
 one after the other.
@@ -37,15 +38,14 @@ import numpy as np
 from PIL import Image
 
 import memory_vit as mv
-from memory_vit.kinds import CLASSES
 
 _BATCH_SIZES = (1, 8)
 _IMAGES = 12
 _MOST_PER_REQUEST = 3
 _TOLERANCE = 1e-5
 _SECONDS_TO_START = 300.0
-# {task: {index of a class: probability}} for one image.
-Probabilities = dict[str, dict[int, float]]
+# {task: {index of an output: probability or value}} for one image.
+Answers = dict[str, dict[int, float]]
 
 
 @dataclasses.dataclass
@@ -55,7 +55,7 @@ class Load:
   latencies: list[float] = dataclasses.field(default_factory=list)  # seconds
   busy: int = 0  # answers of status 503, after which a request was repeated
   # {(digest of the set of tasks, image): answers}.
-  answers: dict[tuple[str, int], list[Probabilities]] = dataclasses.field(
+  answers: dict[tuple[str, int], list[Answers]] = dataclasses.field(
     default_factory=dict
   )
   images: int = 0
@@ -97,6 +97,9 @@ def _parser() -> argparse.ArgumentParser:
   parser.add_argument("--seconds", type=float, default=120)
   parser.add_argument("--clients", type=int, default=8)
   parser.add_argument("--tasks", type=int, default=4)
+  parser.add_argument(
+    "--mixed", action="store_true", help="heads, side streams, and values"
+  )
   parser.add_argument("--json")
   return parser
 
@@ -105,7 +108,8 @@ async def _measure(
   backbone: mv.Backbone, arguments: argparse.Namespace, folder: Path
 ) -> dict[str, Any]:
   tasks = [
-    random_task(backbone, f"t{i}", i) for i in range(arguments.tasks + 2)
+    random_task(backbone, f"t{i}", i, mixed=arguments.mixed)
+    for i in range(arguments.tasks + 2)
   ]
   mv.save_tasks(tasks, folder / "tasks")
   paths = [str(folder / "tasks" / task.name) for task in tasks]
@@ -140,10 +144,27 @@ async def _measure(
   }
 
 
-def random_task(backbone: mv.Backbone, name: str, seed: int) -> mv.Task:
-  """A task of 5 cells and 10 classes, as if it had been trained."""
+def random_task(
+  backbone: mv.Backbone, name: str, seed: int, *, mixed: bool = False
+) -> mv.Task:
+  """A task of 5 cells and 10 classes, as if it had been trained.
+
+  If they are `mixed`, a task with `seed` 0, 2, 4, ... has a side stream as
+  well, others are heads, and every third is of values.
+  """
+  kind, regime = mv.TaskKind(), "memory_masked"
+  if mixed:
+    regime = "head" if seed % 2 else "cls+memory+norms+layers+side"
+    if seed % 3 == 2:
+      numbers = tuple(np.arange(1.0, 11).tolist())
+      kind = mv.TaskKind(name="values", mean=numbers, std=numbers)
   task = mv.init_task(
-    jax.random.key(seed), backbone, name=name, num_classes=10, cells=5
+    jax.random.key(seed),
+    backbone,
+    name=name,
+    num_classes=10,
+    kind=kind,
+    regime=regime,
   )
   rng = np.random.default_rng(seed)
   params = jax.tree.map(
@@ -294,11 +315,16 @@ def _note(load: Load, answer: Mapping[str, Any], chosen: Sequence[int]) -> None:
     if sorted(image["tasks"]) != sorted(names):
       raise RuntimeError(f"tasks differ from those of the set {digest}")
     found = {
-      name: {g["index"]: g["probability"] for g in guesses}
-      for name, guesses in image["tasks"].items()
+      name: _by_output(answer) for name, answer in image["tasks"].items()
     }
     load.answers.setdefault((digest, i), []).append(found)
     load.images += 1
+
+
+def _by_output(answer: Any) -> dict[int, float]:
+  if isinstance(answer, dict):
+    return dict(enumerate(one["value"] for one in answer["values"]))
+  return {guess["index"]: guess["probability"] for guess in answer}
 
 
 async def _digest(server: Server, http: httpx.AsyncClient) -> str:
@@ -358,14 +384,17 @@ def check(
   worst, equal, total = 0.0, 0, 0
   for (digest, i), answers in load.answers.items():
     if digest not in expected:
-      expected[digest] = _probabilities(backbone, sets[digest], images)
+      expected[digest] = _activated(backbone, sets[digest], images)
     for answer in answers:
       if answer.keys() != expected[digest].keys():
         raise RuntimeError(f"an answer mixes the set {digest} with others")
       for name, found in answer.items():
         row = np.array([found[c] for c in range(len(found))])
         # In each batch size that the server may have used.
-        differences = np.abs(expected[digest][name][:, i] - row).max(axis=-1)
+        right = expected[digest][name][:, i]
+        differences = (np.abs(right - row) / np.maximum(1, np.abs(row))).max(
+          axis=-1
+        )
         worst, total = max(worst, float(differences.max())), total + 1
         equal += bool((differences == 0).any())
         if differences.max() > _TOLERANCE:
@@ -380,10 +409,10 @@ def check(
   }
 
 
-def _probabilities(
+def _activated(
   backbone: mv.Backbone, tasks: Mapping[str, mv.Task], images: np.ndarray
 ) -> dict[str, np.ndarray]:
-  """{task: float64 (2, b, c)} of `mv.forward`, in batches of 1 and of 8."""
+  """{task: float64 (2, b, c)} by `mv.forward`, in batches of 1 and of 8."""
   named = [
     mv.Task(dataclasses.replace(task.spec, name=name), task.params)
     for name, task in tasks.items()
@@ -399,7 +428,8 @@ def _probabilities(
       out = mv.forward(backbone, slots, batch)
       for name in tasks:
         logits = np.asarray(out[name][:1])
-        found[name][-1].append(CLASSES.activate(logits.astype(np.float64))[0])
+        activated = tasks[name].spec.kind.activate(logits.astype(np.float64))
+        found[name][-1].append(activated[0])
   return {name: np.array(shares) for name, shares in found.items()}
 
 

@@ -40,9 +40,9 @@ class ClosedFormStep:
 
   def create_state(self, params: Any) -> TrainState:
     """A state at step 0, on the devices of the mesh."""
-    opt_state = self.optimizer.init(params)
-    placed = sharding.put(params, self._inputs.mesh)
-    return TrainState(jnp.int32(0), placed, opt_state)
+    begun = TrainState(jnp.int32(0), params, self.optimizer.init(params))
+    state: TrainState = sharding.put(begun, self._inputs.mesh)
+    return state
 
   def __call__(
     self, state: TrainState, frozen: Any, batch: Mapping[str, Any]
