@@ -2,15 +2,16 @@
 
   python -m benchmarks.closed_heads --data_dir=TFDS --backbone=FILE.npz
     [--data glyph_inverted ...] [--per_class 0 5] [--seeds=5] [--steps=500]
-    [--workdir=DIR] [--page=FILE]
+    [--workdir=DIR] [--pages FILE ...]
 
 Trained rows choose their learning rate on validation, with each seed; a seed is
 that of the task, and of the images if there are `per_class`. "from lda" begins
 with the head of the row `lda`. Differences are from `head`, paired over the
 seeds; their standard error is that of the mean over seeds.
 
-Prints tables of accuracy and calibration, and writes them into --page:
-docs/closed_heads.md, which explains them.
+Prints tables of accuracy and calibration, and writes them into the --pages that
+have a place for them: docs/heads.md and docs/probabilities.md, which explain
+them.
 """
 
 import argparse
@@ -51,20 +52,21 @@ def main(argv: Sequence[str] | None = None) -> str:
         }
         print(accuracy_table(found), flush=True)
   tables = accuracy_table(found), calibration_table(found)
-  if arguments.page:
+  for page in arguments.pages:
     for name, text in zip(("accuracies", "calibration"), tables, strict=True):
-      write_table(arguments.page, name, text)
+      write_table(page, name, text)
   print("\n\n".join(tables))
   return "\n\n".join(tables)
 
 
 def write_table(page: Path, name: str, table: str) -> None:
-  """Replace a table of a page, between two comments with its name."""
+  """Replace a table of a page, if it has the two comments with its name."""
   begins, ends = f"<!-- {name} -->", f"<!-- end of {name} -->"
-  before, rest = page.read_text(encoding="utf-8").split(begins)
-  after = rest.split(ends)[1]
-  text = f"{before}{begins}\n\n{table}\n\n{ends}{after}"
-  page.write_text(text, encoding="utf-8")
+  before, found, rest = page.read_text(encoding="utf-8").partition(begins)
+  if found:
+    _, _, after = rest.partition(ends)
+    text = f"{before}{begins}\n\n{table}\n\n{ends}{after}"
+    page.write_text(text, encoding="utf-8")
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -81,7 +83,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
   add("--seeds", type=int, default=5)
   add("--steps", type=int, default=500)
   add("--workdir", type=Path, help="keeps the runs, which it finishes later")
-  add("--page", type=Path, help="a page with the table")
+  add("--pages", type=Path, nargs="+", default=(), help="pages with tables")
   return parser.parse_args(argv)
 
 

@@ -9,7 +9,7 @@ training. A score is good if it is lower for their test images, or for noise,
 than for test images of known classes: the table has the area under the ROC
 curve (0.5 is chance), its mean over the seeds and the standard error of that.
 
-Prints a table, and writes it into --page: docs/closed_heads.md, which explains
+Prints a table, and writes it into --page: docs/probabilities.md, which explains
 it.
 """
 

@@ -158,6 +158,11 @@ EXTRA_FLAGS = {
   ),
   r"--config=pretrain": ("--config.backbone=random:Micro/2",),
   r"--config=digits\b(?!:backbone)": ("--config.backbone=tiny.npz",),
+  # Its one step has no rate.
+  r"--config=closed\b": (
+    "--config.total_steps=1", "--config.optim.warmup_steps=0",
+  ),
+  r"--config=closed\b(.|\n)*backbone=glyphs": ("--config.image_size=24",),
   # One of the eight trials, and of the size that the glyphs are made for.
   r"--config=quickstart\b": QUICKSTART,
   r"--config=((tfds|pretrain):\w+|cifar100)\b(?!.*\.data\.dir=)": (
