@@ -312,8 +312,8 @@ def test_best_state_is_exported(config, workdir, monkeypatch):
   real = evaluate_lib.evaluate
   states = []
 
-  def falling(inputs, tasks, source, cached):
-    found = real(inputs, tasks, source, cached)
+  def falling(inputs, tasks, source, cached, **options):
+    found = real(inputs, tasks, source, cached, **options)
     if source is inputs.splits["validation"]:
       states.append(jax.device_get(tasks[0].params))
       score = 0.9 if len(states) == 1 else 0.2
