@@ -25,7 +25,7 @@ import memory_vit as mv
 from memory_vit.run_result import TrialResult
 from memory_vit.runtime.tables import markdown_table
 
-# Row -> changed options; several learning rates are tried.
+# Learning rates of what is trained; the best on validation is taken.
 _RATES = (0.1, 1.0)
 CLOSED = ("lda", "ridge")
 TRAINED = ("head", "cls_masked", "side_masked")
@@ -64,7 +64,9 @@ def write_table(page: Path, name: str, table: str) -> None:
   begins, ends = f"<!-- {name} -->", f"<!-- end of {name} -->"
   before, found, rest = page.read_text(encoding="utf-8").partition(begins)
   if found:
-    _, _, after = rest.partition(ends)
+    _, end, after = rest.partition(ends)
+    if not end:
+      raise SystemExit(f"{page} has no {ends}")
     text = f"{before}{begins}\n\n{table}\n\n{ends}{after}"
     page.write_text(text, encoding="utf-8")
 
@@ -160,8 +162,8 @@ def calibration_table(found: Mapping[tuple[str, int], Rows]) -> str:
   key = "calibration_error"
 
   def cell(row: str, rows: Rows) -> str:
-    before = _percents(rows[row], lambda t: t.uncalibrated[key])
-    after = _percents(rows[row], lambda t: t.test.metrics[key])
+    before = _percents(rows[row], lambda t: t.uncalibrated.get(key))
+    after = _percents(rows[row], lambda t: t.test.metrics.get(key))
     error = standard_error(after)
     return (
       f"{statistics.mean(before):.1f} to {statistics.mean(after):.1f} "

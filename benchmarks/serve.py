@@ -4,7 +4,7 @@
     [--tasks=4] [--mixed] [--json=FILE]
 
 Clients send images to a server process without pause, while another client
-adds, replaces and removes tasks, if they are mixed of several regimes and
+adds, replaces and removes tasks; with --mixed they are of several regimes and
 kinds. Each answer is compared with `mv.forward` of
 the set of tasks that it names, so a lost request or a mixed answer ends the
 benchmark. For comparison, every request also goes to servers of one task each,
@@ -147,10 +147,10 @@ async def _measure(
 def random_task(
   backbone: mv.Backbone, name: str, seed: int, *, mixed: bool = False
 ) -> mv.Task:
-  """A task of 5 cells and 10 classes, as if it had been trained.
+  """A task of 10 outputs, as if it had been trained: of classes, with 5 cells.
 
-  If they are `mixed`, a task with `seed` 0, 2, 4, ... has a side stream as
-  well, others are heads, and every third is of values.
+  If they are `mixed`, a task with an even `seed` has a side stream as well,
+  others are heads, and every third is of values.
   """
   kind, regime = mv.TaskKind(), "memory_masked"
   if mixed:

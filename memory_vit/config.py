@@ -272,9 +272,9 @@ class TaskConfig:
   )
   # Share of the validation images that a task of "classes" may take for images
   # of none of its classes: it sets the threshold from which answers say
-  # "unknown". 0 sets none.
+  # "unknown". 0 sets none. It is applied after training.
   unknown: float = option(
-    0.0, Number(0, 1, "a share of the images", below=True), resume="recorded"
+    0.0, Number(0, 1, "a share of the images", below=True), resume="free"
   )
   # Number of outputs to which the head is padded in training, so that tasks
   # with different numbers of classes share compiled programs; 0 does not pad.

@@ -38,8 +38,10 @@ class TrialResult:
     varied: the options that a sweep varied, {"task.cells": 5}.
     steps: of training.
     trainable_params: the number of trained parameters.
-    val: on the validation split, at `best_step`, with thresholds of 0.5.
-    test: on the test split, with the thresholds of the task.
+    val: on the validation split, at `best_step`, with thresholds of 0.5 and a
+      temperature of 1; of a head in closed form without such a split, of its
+      cross-validation.
+    test: on the test split, with the thresholds and temperature of the task.
     chance: of classes, the accuracy of guessing uniformly.
     majority: of classes, the accuracy of always predicting the most frequent
       one, on the test split.

@@ -36,6 +36,7 @@ with epy.lazy_imports():  # once the command line is known to be right
   from memory_vit import reports
   from memory_vit.data import crop_sizes
   from memory_vit.evaluation import task_data, verify
+  from memory_vit.images import image_files
   from memory_vit.model import task as task_sets
   from memory_vit.reports import directory
   from memory_vit.runtime import sharding
@@ -173,6 +174,9 @@ def _unknown_data(text: str | None, tasks: Sequence[Task]) -> Path | None:
     raise ConfigError(
       f"--unknown_data {brief(text)} is no directory: expected one with images."
     )
+  # Now, and not after the evaluation.
+  if not any(not found.reason for found in image_files.find_images([text])):
+    raise ConfigError(f"--unknown_data {brief(text)} holds no images.")
   return directory
 
 

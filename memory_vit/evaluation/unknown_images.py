@@ -14,12 +14,12 @@ import sklearn.metrics
 from memory_vit.errors import DataError
 from memory_vit.images import image_files, reader
 from memory_vit.kinds.predictions import SplitPredictions
-from memory_vit.model.task import EvalPreprocessing, TaskSpec
+from memory_vit.model.task import TaskSpec
 from memory_vit.runtime import sharding
 from memory_vit.runtime.progress_bar import ProgressBar
 
-# For decoding, and batches of images.
-_MEMORY_MIB = 2048
+# For decoding, beside batches of images.
+_DECODING_MIB = 2048
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +28,7 @@ class UnknownImages:
 
   Attributes:
     directory: of the images.
-    images: the number that could be read.
+    images: the number that could be read, with finite outputs.
     skipped: the number of others.
     area: under the ROC curve of `Kind.known_score`, between these images and
       the examples of the evaluation: 1 if all examples have a higher score,
@@ -64,29 +64,28 @@ def evaluate(
     batch_size: b.
 
   Raises:
-    DataError: if no image below it can be read, or an output is not finite.
+    DataError: if no image below it can be read, or no output is finite.
   """
-  found, skipped = _outputs(
-    predict, directory, specs[0].preprocessing, mesh, batch_size
-  )
+  found, unreadable = _outputs(predict, directory, specs, mesh, batch_size)
   results = {}
   for spec in specs:
     outputs, examples = found[spec.name], known[spec.name]
-    scores = spec.kind.kind.known_score(outputs, np)
+    finite = np.isfinite(outputs).all(axis=1)
+    scores = spec.kind.kind.known_score(outputs[finite], np)
     of_known = examples.known_score[examples.predicted]
-    if not np.isfinite(scores).all() or not of_known.size:
+    if not scores.size or not of_known.size:
       raise DataError(
-        f"--unknown_data {directory}: outputs of {spec.name!r} are not finite."
+        f"--unknown_data {directory}: no outputs of {spec.name!r} are finite."
       )
     area = sklearn.metrics.roc_auc_score(
       np.repeat([1, 0], [len(of_known), len(scores)]),
       np.concatenate([of_known, scores]),
     )
-    rejection = spec.kind.rejection(outputs)
+    rejection = spec.kind.rejection(outputs[finite])
     results[spec.name] = UnknownImages(
       directory=str(directory),
       images=len(scores),
-      skipped=skipped,
+      skipped=unreadable + int((~finite).sum()),
       area=float(area),
       rejected=float(rejection["unknown"].mean()) if rejection else None,
     )
@@ -96,14 +95,17 @@ def evaluate(
 def _outputs(
   predict: Callable[[Any], Mapping[str, Any]],
   directory: Path,
-  preprocessing: EvalPreprocessing,
+  specs: Sequence[TaskSpec],
   mesh: jax.sharding.Mesh,
   batch_size: int,
 ) -> tuple[dict[str, np.ndarray], int]:
-  """Outputs float32 (n, c) of each task, and the number of skipped images."""
+  """Outputs float32 (n, c) of tasks, and the number of unreadable images."""
   entries = list(image_files.find_images([str(directory)]))
+  preprocessing = specs[0].preprocessing
   side = preprocessing.image_size
-  images = reader.ImageReader(_MEMORY_MIB, batch_size, side)
+  batch_mib = batch_size * side**2 * 12 // 2**20
+  memory = _DECODING_MIB + (reader.COPIES_OF_A_BATCH + 1) * batch_mib
+  images = reader.ImageReader(memory, batch_size, side)
   batches: list[Mapping[str, np.ndarray]] = []
   read, reason = 0, ""
   with ProgressBar(f"reading {directory}", len(entries)) as bar:
@@ -118,8 +120,13 @@ def _outputs(
         pixels[count], count = image.pixels, count + 1
       if count:
         placed = sharding.shard_batch(pixels, mesh)
-        outputs = sharding.to_host(predict(placed))
-        batches.append({name: rows[:count] for name, rows in outputs.items()})
+        outputs = predict(placed)
+        batches.append(
+          {
+            spec.name: sharding.to_host(outputs[spec.name])[:count]
+            for spec in specs
+          }
+        )
         read += count
   if not batches:
     raise DataError(

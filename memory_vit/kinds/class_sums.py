@@ -25,6 +25,9 @@ from memory_vit.kinds.state import State
 from memory_vit.kinds.task_kind import TaskKind
 from memory_vit.runtime import sharding
 
+# The most outputs that are held for fitting; of more, every second row is left
+# out, again and again.
+MOST_HELD_OUT = 2**27
 # Sums over the examples of a split, as `batch_sums` names them.
 Totals = dict[str, Float64[np.ndarray, "..."]]
 
@@ -45,7 +48,7 @@ def batch_sums(
   each bin of `calibration`. "accepted" and "accepted_top1" are of the examples
   whose largest logit is at least `unknown`.
   """
-  scaled = logits / temperature
+  scaled = _scaled(logits, temperature)
   loss = optax.softmax_cross_entropy_with_integer_labels(scaled, labels)
   largest, best = top_classes(logits, 5)
   # Of NaN logits the first would be the best.
@@ -55,9 +58,7 @@ def batch_sums(
   hits = (best == labels[:, None]) * (mask * finite)[:, None]
   classes = jax.nn.one_hot(labels, logits.shape[-1]) * mask[:, None]
   top1 = hits[:, 0]
-  confidence = jnp.exp(
-    largest[:, 0] / temperature - jax.nn.logsumexp(scaled, axis=-1)
-  )
+  confidence = jnp.exp(-jax.nn.logsumexp(scaled, axis=-1))
   edges = jnp.linspace(0, 1, BINS + 1)[1:-1]
   bins = jax.nn.one_hot(jnp.searchsorted(edges, confidence), BINS)
   of_bins = jnp.stack([mask * finite, mask * finite * confidence, top1])
@@ -99,12 +100,13 @@ def predict_examples(
 
   The best classes are those that "top1" and "top5" of `batch_sums` count.
   """
-  plain = logits.astype(jnp.float32)
-  logits = plain / temperature
-  best, classes = top_classes(logits, TOP)
-  total = jax.nn.logsumexp(logits, axis=-1)
-  of_label = jnp.take_along_axis(logits, labels[:, None], axis=-1)[:, 0]
-  shares = jnp.exp(logits - total[:, None])
+  logits = logits.astype(jnp.float32)
+  scaled = _scaled(logits, temperature)
+  largest, classes = top_classes(logits, TOP)
+  best = jnp.take_along_axis(scaled, classes, axis=-1)
+  total = jax.nn.logsumexp(scaled, axis=-1)
+  of_label = jnp.take_along_axis(scaled, labels[:, None], axis=-1)[:, 0]
+  shares = jnp.exp(scaled - total[:, None])
   return {
     "label": labels.astype(jnp.int32),
     "counted": mask > 0,
@@ -112,9 +114,16 @@ def predict_examples(
     "top_classes": classes.astype(jnp.int32),
     "top_probabilities": jnp.exp(best - total[:, None]),
     "loss": total - of_label,
-    "known_score": plain.max(axis=-1),
+    "known_score": largest[:, 0],
     "brier": (shares**2).sum(axis=-1) - 2 * jnp.exp(of_label - total) + 1,
   }
+
+
+def _scaled(
+  logits: Float[Array, "b c"], temperature: Any
+) -> Float[Array, "b c"]:
+  """Logits below the largest, which is 0, at a temperature."""
+  return (logits - logits.max(axis=-1, keepdims=True)) / temperature
 
 
 def top_classes(
@@ -146,7 +155,7 @@ def evaluation_of(total: Totals, *, rejects: bool = False) -> Evaluation:
   _, confidence, hits = total["bins"]
   error = None
   if not total["not_finite"]:
-    error = float(np.abs(confidence - hits).sum()) / count
+    error = finite(float(np.abs(confidence - hits).sum()) / count)
   rejection = None
   if rejects:
     accepted = float(total["accepted"])
@@ -202,19 +211,23 @@ class ClassState(State):
       rows = _compiled(predict_examples, on_all)(*batch, heat)
       self._rows |= {key: [array] for key, array in rows.items()}
     self._rows = jax.device_get(self._rows)
-    self._held_out = []
+    self._held_out: list[HeldOut] = []
+    self._step = 1  # of the rows that are held
     if "held_out" in also:
       outputs, targets, mask = sharding.to_host(tuple(batch))
-      counted = mask > 0
+      known = (mask > 0) & np.isfinite(outputs).all(axis=1)
       self._held_out = [
-        HeldOut(outputs[counted].astype(np.float32), targets[counted])
+        HeldOut(outputs[known].astype(np.float32), targets[known])
       ]
 
   def merge(self, other: Self) -> Self:
     self._total = add(self._total, other._total)
     for key, batches in other._rows.items():
       self._rows[key] += batches
-    self._held_out += other._held_out
+    self._held_out += [_every(self._step, one) for one in other._held_out]
+    if sum(one.outputs.size for one in self._held_out) > MOST_HELD_OUT:
+      self._step *= 2
+      self._held_out = [_every(2, one) for one in self._held_out]
     return self
 
   def compute(self) -> Evaluation:
@@ -236,6 +249,10 @@ class ClassState(State):
       predictions=predictions,
       held_out=held_out,
     )
+
+
+def _every(step: int, rows: HeldOut) -> HeldOut:
+  return HeldOut(*(column[::step] for column in rows))
 
 
 @functools.cache

@@ -1,8 +1,9 @@
 """Linear heads in closed form, by scikit-learn, in float64 on the host.
 
 Each solver takes features (n, d), the targets of its kind as losses take them,
-and the number c of outputs. Its `Solution` has the estimator's decision
-function as outputs; of two classes, of which it has one number z, -z/2 and z/2.
+and the number c of outputs; each class has an image. Its `Solution` has the
+estimator's decision function as outputs; of two classes, of which it has one
+number z, -z/2 and z/2.
 """
 
 from __future__ import annotations
@@ -62,7 +63,6 @@ def lda(
   images from the means of their classes: scikit-learn's "auto" estimates one
   for each class, of few images each.
   """
-  _require_each_class(classes, count)
   if len(classes) == count:
     raise DataError(
       'there is one image of each class, of which "lda" can tell no spread: '
@@ -93,7 +93,6 @@ def ridge_of_classes(
 
   The penalty has the least squared error when each image is left out once.
   """
-  _require_each_class(classes, count)
   found = RidgeClassifierCV(alphas=_penalties(features))
   found.fit(features, classes)
   return _of_classes(found, {"penalty": float(found.alpha_)})
@@ -141,9 +140,9 @@ def solve(
   broken = np.flatnonzero(~np.isfinite(rows).all(axis=1))
   if broken.size:
     raise DataError(
-      f"the features of {broken.size:,} images are not finite, the first of "
-      f"them number {broken[0]:,}: look for broken images, or a backbone that "
-      "overflows (config.dtype)"
+      f"the features of {broken.size:,} of {len(rows):,} images are not "
+      "finite: look for broken images, or a backbone that overflows "
+      "(config.dtype)"
     )
   if (rows == rows[0]).all():
     raise DataError("the features of all images are the same")
@@ -186,17 +185,6 @@ def _of_classes(found: Any, strength: Mapping[str, float]) -> Solution:
     half = np.array([-0.5, 0.5])
     kernel, bias = kernel * half, bias * half
   return Solution(kernel, bias, strength)
-
-
-def _require_each_class(classes: np.ndarray, count: int) -> None:
-  """Refuse classes without an image, of which nothing can be solved."""
-  found = np.bincount(classes, minlength=count)
-  missing = np.flatnonzero(found == 0)
-  if missing.size:
-    raise DataError(
-      f"{len(classes):,} images are of {count - missing.size:,} of {count:,} "
-      f"classes, none is of class {missing[0]:,}: expected images of each one"
-    )
 
 
 def _penalties(features: np.ndarray) -> np.ndarray:

@@ -111,7 +111,7 @@ class Kind(abc.ABC):
     options: of a run, those that only some kinds use.
     stated: the fields of `TaskKind` that such a task may have.
     needed: those that it must have, which are measured on the training split.
-    fits: whether `fitted` states more than a task stated before.
+    fits: whether `fitted` fits anything.
     metrics: by the keys of `Scores.metrics`; the first is the score.
     in_tables: those that tables of results show.
     beside_score: those that the summary of a run shows.
@@ -253,6 +253,19 @@ class Kind(abc.ABC):
       unknown: the share of these images to reject; 0 rejects none.
     """
     return stated
+
+  def untrained(
+    self, stated: TaskKind, wanted: TaskKind, kernel: Any, bias: Any
+  ) -> tuple[Any, Any]:
+    """Convert a head (d, c), (c,) to the outputs that a loss takes.
+
+    Args:
+      stated: by the task of the head.
+      wanted: by the task that is trained.
+      kernel: of the head.
+      bias: of the head.
+    """
+    return kernel / stated.temperature, bias / stated.temperature
 
   def known_score(self, outputs: Any, xp: ModuleType) -> Any:
     """How surely images are of any class of the task, (...), of (..., c)."""

@@ -45,7 +45,7 @@ def label_metrics(predictions: LabelPredictions) -> LabelMetrics:
   average = np.full(predictions.num_classes, np.nan)
   best = np.full(predictions.num_classes, THRESHOLD)
   for i in np.flatnonzero(support).tolist():
-    average[i], best[i] = _ranked(*_column(predictions, i))
+    average[i], best[i] = _ranked(*_ranking(predictions, i))
   return LabelMetrics(
     support=support,
     predicted=predicted,
@@ -146,16 +146,28 @@ def _column(
   return right, np.nan_to_num(predictions.probability[counted, label], nan=-1)
 
 
+def _ranking(
+  predictions: LabelPredictions, label: int
+) -> tuple[Bool[np.ndarray, " n"], np.ndarray, Float64[np.ndarray, " n"]]:
+  """`_column`, with the outputs, which differ where a probability is 1."""
+  outputs = predictions.outputs[predictions.counted, label]
+  known = predictions.finite[predictions.counted]
+  right, scores = _column(predictions, label)
+  return right, np.where(known, outputs, -np.inf), scores
+
+
 def _ranked(
-  right: Bool[np.ndarray, " n"], scores: Float64[np.ndarray, " n"]
+  right: Bool[np.ndarray, " n"],
+  outputs: Float[np.ndarray, " n"],
+  scores: Float64[np.ndarray, " n"],
 ) -> tuple[float, float]:
   """The average precision and the best threshold of a label with examples."""
-  order = np.argsort(-scores)
-  hits, scores = right[order].cumsum(), scores[order]
-  last = _last_of_equal(scores)
+  order = np.argsort(-outputs)
+  hits = right[order].cumsum()
+  last = _last_of_equal(outputs[order])
   found = hits[last]
   steps = np.diff(found, prepend=0) * (found / (last + 1))
-  return steps.sum() / hits[-1], _best_threshold(hits, scores)
+  return steps.sum() / hits[-1], _best_threshold(hits, scores[order])
 
 
 def _best_threshold(

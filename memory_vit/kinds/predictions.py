@@ -60,10 +60,11 @@ class SplitPredictions:
 
   @property
   def unknown(self) -> Bool[np.ndarray, " n"]:
-    """Whether an example with a prediction is taken for one of no class."""
+    """Whether an example is taken for one of no class; if not finite, it is."""
     if self.unknown_below is None:
       return np.zeros(len(self.label), bool)
-    return self.predicted & (self.known_score < np.float32(self.unknown_below))
+    accepted = self.known_score >= np.float32(self.unknown_below)
+    return ~(self.finite & accepted)
 
   @property
   def predicted(self) -> Bool[np.ndarray, " n"]:
@@ -74,8 +75,9 @@ class SplitPredictions:
     self, names: Sequence[str], number: int
   ) -> tuple[str, float | None, str]:
     """Describe an example: what is predicted, how surely, and what is right."""
+    best = names[self.top_classes[number, 0]]
     return (
-      names[self.top_classes[number, 0]],
+      f"unknown ({best})" if self.unknown[number] else best,
       float(self.confidence[number]),
       names[self.label[number]],
     )

@@ -56,5 +56,6 @@ class OutputState(State):
       targets = targets.view(np.float64)
     outputs, counted = outputs.astype(np.float32), mask > 0
     found = self._evaluation_of(outputs, targets, counted)
-    held_out = HeldOut(outputs[counted], targets[counted])
+    known = counted & np.isfinite(outputs).all(axis=1)
+    held_out = HeldOut(outputs[known], targets[known])
     return dataclasses.replace(found, held_out=held_out)

@@ -135,7 +135,7 @@ class TaskKind:
       return {}
     scores = self.kind.known_score(outputs, np).astype(np.float32)
     return {
-      "unknown": scores < np.float32(self.unknown),
+      "unknown": ~(scores >= np.float32(self.unknown)),
       "known_score": scores,
     }
 

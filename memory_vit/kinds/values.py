@@ -136,6 +136,13 @@ class Values(Kind):
     loss = optax.huber_loss(error) if options.huber else error**2
     return loss, jnp.abs(error)
 
+  def untrained(
+    self, stated: TaskKind, wanted: TaskKind, kernel: Any, bias: Any
+  ) -> tuple[Any, Any]:
+    scale = np.array(stated.std) / np.array(wanted.std)
+    shift = (np.array(stated.mean) - np.array(wanted.mean)) / wanted.std
+    return kernel * scale[None].astype("f4"), bias * scale + shift
+
   def solver(self, method: str) -> Solver:
     return closed_form.ridge
 

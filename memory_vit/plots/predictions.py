@@ -31,10 +31,11 @@ def prediction_grid(
 ) -> Figure:
   """Draw images, each above the answer of every task.
 
-  An answer is the most probable class, the labels at or above their
-  thresholds, or values. The line of a task that has the true class of an image
-  is marked as right or wrong. Outputs that are not all finite are shown as "not
-  finite", and marked as wrong.
+  An answer is the most probable class, in brackets behind "unknown" if the task
+  rejects the image; the labels at or above their thresholds; or values. The
+  line of a task that has the true class of an image is marked as right or
+  wrong. Outputs that are not all finite are shown as "not finite", and marked
+  as wrong.
 
   Args:
     images: floats (b, side, side, 3) in [-1, 1], as the model takes them.
@@ -57,6 +58,12 @@ def prediction_grid(
     task: _activated(task, kinds[task], logits, names, len(images))
     for task, names in class_names.items()
   }
+  unknown = {
+    task: kinds[task]
+    .rejection(np.asarray(logits[task]))
+    .get("unknown", np.zeros(len(images), bool))
+    for task in class_names
+  }
   columns = min(_COLUMNS, len(images))
   rows = -(-len(images) // columns)
   height = _WIDTH + _LINE * (len(activated) + known)
@@ -73,7 +80,7 @@ def prediction_grid(
     picture.set_axis_off()
     truth = truths[i] if known else None
     answers = {
-      task: (kinds[task], class_names[task], outputs[i])
+      task: (kinds[task], class_names[task], outputs[i], bool(unknown[task][i]))
       for task, outputs in activated.items()
     }
     _write(figure.add_subplot(cell[1]), truth, answers)
@@ -104,7 +111,7 @@ def _activated(
 def _write(
   axes: Axes,
   truth: str | None,
-  answers: Mapping[str, tuple[TaskKind, Sequence[str], np.ndarray]],
+  answers: Mapping[str, tuple[TaskKind, Sequence[str], np.ndarray, bool]],
 ) -> None:
   axes.set_axis_off()
   several = len(answers) > 1
@@ -112,13 +119,14 @@ def _write(
   if truth is not None:
     lines.append((f"is: {_short(truth, _ALONE)}", _NEITHER, "bold"))
   room = _BESIDE if several else _ALONE
-  for task, (kind, names, outputs) in answers.items():
+  for task, (kind, names, outputs, unknown) in answers.items():
     mark, colour, answer = "", _NEITHER, "not finite"
     finite = bool(np.isfinite(outputs).all())
     one_is_right = kind.kind.one_is_right
     if finite and one_is_right:
       best = int(outputs.argmax())
       answer = f"{_short(names[best], room)} {outputs[best]:.0%}"
+      answer = f"unknown ({answer})" if unknown else answer
     elif finite:
       [found] = kind.answers(names, outputs[None])
       answer = _short(answer_line(found), room + _SHARE)

@@ -63,18 +63,18 @@ class Predictions:
 
   def activated(self, name: str) -> np.ndarray:
     """`probabilities` or `values`, by the kind of the task."""
-    outputs = self._outputs(name)
-    if not np.isfinite(outputs).all():
-      raise TaskError(
-        f"the outputs of {name!r} are not finite: its weights, or those of the "
-        "backbone, cannot be used."
-      )
+    outputs = self._finite_outputs(name)
     found: np.ndarray = self.kind(name).activate(outputs.astype(np.float64))
     return found
 
   def rejection(self, name: str) -> dict[str, np.ndarray]:
-    """Which images are of no class of a task, see `TaskKind.rejection`."""
-    return self.kind(name).rejection(self._outputs(name))
+    """Which images are of no class of a task, see `TaskKind.rejection`.
+
+    Raises:
+      UnknownTask: for a task that was not requested.
+      TaskError: if its outputs are not finite.
+    """
+    return self.kind(name).rejection(self._finite_outputs(name))
 
   def kind(self, name: str) -> TaskKind:
     """What the outputs of a task mean, see `TaskKind`."""
@@ -123,7 +123,16 @@ class Predictions:
 
   def marked(self, name: str, answers: list[Any]) -> list[Any]:
     """Answers of a task for all images, see `TaskKind.marked`."""
-    return self.kind(name).marked(answers, self._outputs(name))
+    return self.kind(name).marked(answers, self._finite_outputs(name))
+
+  def _finite_outputs(self, name: str) -> np.ndarray:
+    outputs = self._outputs(name)
+    if not np.isfinite(outputs).all():
+      raise TaskError(
+        f"the outputs of {name!r} are not finite: its weights, or those of the "
+        "backbone, cannot be used."
+      )
+    return outputs
 
   def _outputs(self, name: str) -> np.ndarray:
     if name == BACKBONE and self.original is not None:

@@ -81,7 +81,20 @@ class ClassEvaluation(TaskEvaluation):
 
   @property
   def summary(self) -> Mapping[str, Any]:
-    return dataclasses.asdict(self.metrics)
+    names = ("unknown", "top1_of_others")
+    rejected = dict(zip(names, self._rejected, strict=False))
+    return {**dataclasses.asdict(self.metrics), **rejected}
+
+  @property
+  def _rejected(self) -> tuple[float | None, ...]:
+    """Share taken for unknown, and accuracy of the others, or nothing."""
+    predictions = self.predictions
+    if predictions.unknown_below is None:
+      return ()
+    counted, unknown = predictions.counted, predictions.unknown
+    right = predictions.correct[counted & ~unknown]
+    others = float(right.mean()) if right.size else None
+    return float(unknown[counted].mean()), others
 
   @functools.cached_property
   def confusion(self) -> Any:
@@ -125,20 +138,9 @@ class ClassEvaluation(TaskEvaluation):
 
   def _rejection(self) -> list[Number]:
     """What the threshold of unknown images does, if the task has one."""
-    predictions = self.predictions
-    if predictions.unknown_below is None:
-      return []
-    counted, unknown = predictions.counted, predictions.unknown
-    kept = counted & ~unknown
-    right = predictions.correct[kept]
-    return [
-      ("unknown", percent(unknown[counted].mean()), ""),
-      (
-        "top-1 of the others",
-        percent(right.mean() if right.size else None),
-        "",
-      ),
-    ]
+    titles = ("unknown", "top-1 of the others")
+    found = zip(titles, self._rejected, strict=False)
+    return [(title, percent(share), "") for title, share in found]
 
   def sections(
     self, plots: Mapping[str, bytes]

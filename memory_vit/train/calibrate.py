@@ -1,20 +1,21 @@
 """Temperatures and thresholds of tasks, from images that they did not see."""
 
+import dataclasses
 import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from memory_vit.errors import TrainingError
 from memory_vit.kinds import TaskKind
+from memory_vit.kinds.class_sums import MOST_HELD_OUT
 from memory_vit.kinds.scores import Evaluation
+from memory_vit.runtime import processes, schema
 from memory_vit.train.closed_form import ClosedFormStep
 from memory_vit.train.evaluate import validate
 from memory_vit.train.inputs import RunInputs
 from memory_vit.train.pack import Start
 
 logger = logging.getLogger(__name__)
-
-# Of the outputs that are held at once, in bytes of float64.
-_MOST = 2**30
 
 
 def fitted_kinds(
@@ -36,22 +37,23 @@ def fitted_kinds(
   if not stated.kind.fits:
     return found
   for name, evaluation in _held_out(inputs, began, params):
-    if evaluation.scores.not_finite:
-      logger.warning("%s: outputs are not finite: nothing is fitted", name)
+    if not len(evaluation.held_out.targets):
       continue
-    found[name] = stated.kind.fitted(
+    fitted = stated.kind.fitted(
       stated, evaluation.held_out, config.task.unknown
     )
+    # The hosts may differ in the last bits.
+    values = processes.broadcast_from_process_0(dataclasses.asdict(fitted))
+    found[name] = schema.build(TaskKind, values, "kind", TrainingError)
     logger.info(
       "%s: temperature %.3g, from %d images", name, found[name].temperature,
-      evaluation.scores.examples,
+      len(evaluation.held_out.targets),
     )  # fmt: skip
   for name, kind in found.items():
     if config.task.unknown and kind.unknown is None:
       logger.warning(
-        "%s: config.task.unknown is %g, but there are no images to choose the "
-        "threshold on: no image is taken for unknown", name,
-        config.task.unknown,
+        "%s: config.task.unknown is %g, but no outputs to choose the threshold "
+        "on: no image is taken for unknown", name, config.task.unknown,
       )  # fmt: skip
   return found
 
@@ -62,8 +64,8 @@ def _held_out(
   """Evaluations with outputs, of the trials that have any."""
   split = inputs.splits.get("validation")
   if split:
-    each = 8 * split.size * inputs.splits["train"].num_classes
-    names, count = [*params], max(1, _MOST // each)
+    each = split.size * inputs.splits["train"].num_classes
+    names, count = [*params], max(1, MOST_HELD_OUT // each)
     for i in range(0, len(names), count):
       tasks = {name: began.tasks[name] for name in names[i : i + count]}
       yield from validate(inputs, tasks, params, ["held_out"]).items()

@@ -15,10 +15,9 @@ from memory_vit.data import batching
 from memory_vit.errors import DataError
 from memory_vit.evaluation.evaluate import evaluate
 from memory_vit.kinds import closed_form
-from memory_vit.kinds.closed_form import Solution
 from memory_vit.kinds.scores import Evaluation
 from memory_vit.kinds.state import BITS
-from memory_vit.runtime import sharding
+from memory_vit.runtime import messages, processes, sharding
 from memory_vit.train.inputs import RunInputs
 from memory_vit.train.step import TrainState
 from memory_vit.train.sweep import Trial
@@ -55,14 +54,18 @@ class ClosedFormStep:
     heads: dict[str, Any] = {}
     metrics: dict[str, dict[str, float]] = {}
     for trial in self._trials:
-      found = self._solved(trial)
-      solved = {"kernel": found.kernel, "bias": found.bias}
-      # The hosts may differ in the last bits.
-      head = multihost_utils.broadcast_one_to_all(
-        {key: array.astype(np.float32) for key, array in solved.items()}
+      self._inputs.stop.check()
+      width = self._rows[0].shape[1]
+      head = {
+        "kernel": np.zeros((width, self._count), np.float32),
+        "bias": np.zeros(self._count, np.float32),
+      }
+      strength = processes.on_process_0(
+        functools.partial(self._solve, trial, head)
       )
+      head = multihost_utils.broadcast_one_to_all(head)
       heads[trial.name] = {"head": head}
-      metrics[trial.name] = {"skipped": 0.0, **found.strength}
+      metrics[trial.name] = {"skipped": 0.0, **strength}
     placed = sharding.put(heads, self._inputs.mesh)
     return TrainState(state.step + 1, placed, state.opt_state), metrics
 
@@ -73,21 +76,22 @@ class ClosedFormStep:
     Trials of which too few images are known are left out, see
     `closed_form.cross_validated`.
     """
-    inputs = self._inputs
+    inputs, labels = self._inputs, self._rows[1]
     found: dict[str, Evaluation] = {}
-    features, labels = self._rows
     for trial in self._trials:
+      inputs.stop.check()
       logger.info("%s: cross-validation on the training images", trial.name)
-      outputs = closed_form.cross_validated(
-        self._solver(trial), features, self._targets, self._count,
-        data_seed(inputs.config),
-      )  # fmt: skip
-      if outputs is None:
+      outputs = np.zeros((len(labels), self._count), np.float32)
+      validated = processes.on_process_0(
+        functools.partial(self._cross_validate, trial, outputs)
+      )
+      if not validated:
         logger.warning(
           "%s is not cross-validated: a class has a single image, or too few "
-          "are left without a fold", trial.name,
+          "images remain when a fold is left out", trial.name,
         )  # fmt: skip
         continue
+      outputs = multihost_utils.broadcast_one_to_all(outputs)
       name = trial.name
       found |= evaluate(
         lambda rows, name=name: {name: rows},  # type: ignore[misc]
@@ -98,11 +102,14 @@ class ClosedFormStep:
       )
     return found
 
-  def _solved(self, trial: Trial) -> Solution:
-    features, _ = self._rows
+  def _solve(
+    self, trial: Trial, head: Mapping[str, np.ndarray]
+  ) -> dict[str, float]:
+    """Write the solution into a head; returns its strength."""
     try:
-      return closed_form.solve(
-        self._solver(trial), features, self._targets, self._count
+      self._require_each_class()
+      found = closed_form.solve(
+        self._solver(trial), self._rows[0], self._targets, self._count
       )
     except DataError as error:
       method, train = trial.config.optim.name, self._inputs.splits["train"]
@@ -110,6 +117,31 @@ class ClosedFormStep:
         f"config.optim.name is {method!r}, and of {train} no head can be "
         f"solved: {error}."
       ) from error
+    head["kernel"][:], head["bias"][:] = found.kernel, found.bias
+    return dict(found.strength)
+
+  def _require_each_class(self) -> None:
+    """Refuse classes without an image, of which nothing can be solved."""
+    if not self._inputs.kind.kind.one_is_right:
+      return
+    names = self._inputs.splits["train"].class_names
+    counts = np.bincount(self._rows[1], minlength=len(names))
+    missing = [names[i] for i in np.flatnonzero(counts == 0)]
+    if missing:
+      raise DataError(
+        f"there is no image of {messages.brief(messages.name_list(missing))}, "
+        f"{len(missing):,} of {len(names):,} classes: expected images of each"
+      )
+
+  def _cross_validate(self, trial: Trial, outputs: np.ndarray) -> bool:
+    """Write outputs of a cross-validation; returns whether there is one."""
+    found = closed_form.cross_validated(
+      self._solver(trial), self._rows[0], self._targets, self._count,
+      data_seed(self._inputs.config),
+    )  # fmt: skip
+    if found is not None:
+      outputs[:] = found
+    return found is not None
 
   def _solver(self, trial: Trial) -> closed_form.Solver:
     return self._inputs.kind.kind.solver(trial.config.optim.name)
@@ -156,7 +188,7 @@ def _batches(
     numbers = np.arange(count) + start + first
     places = np.minimum(numbers, len(labels) - 1)
     yield {
-      "inputs": outputs[places].astype(np.float32),
+      "inputs": outputs[places],
       "label": labels[places],
       "mask": (numbers < len(labels)).astype(np.float32),
     }

@@ -120,6 +120,7 @@ def fit_pack(
     )
     inputs.record.keep()
     accepted()
+    is_new = past is None
     if past is None and inputs.first_head:  # its scores are those of step 0
       none = {name: BestParams() for name in tasks}
       past = LoopState(none, pending="validation" in inputs.splits)
@@ -146,6 +147,7 @@ def fit_pack(
       stop=inputs.stop,
       writers=writers,
       profile_dir=profile_dir,
+      saves_first=is_new,
     )
   best = {n: b.params for n, b in past.best.items() if b.params is not None}
   kinds = calibrate.fitted_kinds(inputs, began, best)
@@ -179,13 +181,15 @@ def fit(
   stop: StopSignal | None = None,
   writers: MetricWriters = NO_WRITERS,
   profile_dir: Path | None = None,
+  saves_first: bool = False,
 ) -> tuple[TrainState, LoopState]:
   """Train from the step of `state`, which is donated, to `steps.total`.
 
   `evaluate` takes the parameters of all trials; of each trial the parameters
   with the best score are kept. `batch_size` is that of all processes,
   `max_skipped` the number of skipped updates in a row after which a trial is
-  lost, and `examples` names those of a step, for messages.
+  lost, and `examples` names those of a step, for messages. An evaluation that
+  is due at the first step is saved if it `saves_first`: that step was not yet.
 
   Returns the last state, and the best parameters of each trial. Early stopping
   may end before `steps.total`. `DivergedError` is raised once every trial is
@@ -249,7 +253,7 @@ def fit(
     left = itertools.islice(train_batches, steps.total - first)
     on_devices = sharding.prefetch(left, mesh)
     if past.pending:  # the run was interrupted before this evaluation
-      past = evaluate_and_save(first, past, stopping=False, saves=not first)
+      past = evaluate_and_save(first, past, stopping=False, saves=saves_first)
     for step in range(first + 1, steps.total + 1):
       if steps.stops_early(step - 1, past.best_steps):
         _show_early_stop(step - 1, past, steps.patience)

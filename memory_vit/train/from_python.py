@@ -66,7 +66,8 @@ class TrainResult:
     scores: of this task. On the test split if one was given, else on the
       validation split, which chose the task and therefore flatters it; of
       `fit_head` without either, by cross-validation, or empty if a class has a
-      single image.
+      single image. Loss and calibration error are at the temperature of the
+      task on the test split, and at 1 on others.
     history: of this trial, {"train/loss": (steps, values), "validation/top1":
       ...}, with the names that TensorBoard shows.
     trials: the numbers of every trial, the best on validation first.
@@ -175,7 +176,9 @@ def train_task(
     batch_size: images per step.
     seed: for initialization and data shuffling.
     init: a task of the regime "head" with the same classes, such as from
-      `fit_head`, or its path: training begins with its head.
+      `fit_head`, or its path: training begins with its head. Give both calls
+      the same `train` and `validation`: images that the head has seen would
+      flatter it.
     options: of the command: {"data.flip": False} is its
       --config.data.flip=false.
     workdir: for the files of the run; the same call resumes it. By default a
@@ -210,6 +213,8 @@ def train_task(
   with contextlib.ExitStack() as stack:
     stack.enter_context(progress_bar.shown(progress))
     if init is not None:
+      if config.task.init:
+        raise ConfigError("init and options['task.init'] are both given.")
       if isinstance(init, Task):
         made = tempfile.TemporaryDirectory(prefix="memory-vit-")
         directory = paths.as_path(stack.enter_context(made)) / "init"

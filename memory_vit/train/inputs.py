@@ -92,10 +92,10 @@ def open_inputs(
     tuple(store.load_task(path, backbone) for path in paths)
     for paths in settle.parent_directories(config)
   )
-  settle.require_fit(
-    config, backbone, opened, (*attends_to, *ancestors), trials
-  )
   first_head = settle.load_first_head(config, backbone, opened["train"], trials)
+  settle.require_fit(
+    config, backbone, opened, (*attends_to, *ancestors), trials, first_head
+  )
   for line in dict.fromkeys(
     line for split in opened.values() for line in split.skipped
   ):

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from memory_vit.config import data_seed
-from memory_vit.kinds import CLASSES
+from memory_vit.kinds import CLASSES, TaskKind
 from memory_vit.model.task import Task
 from memory_vit.runtime import sharding
 from memory_vit.tasks import create
@@ -85,19 +85,24 @@ def create_task(inputs: RunInputs, trial: Trial) -> Task:
     class_names=() if padded else train.class_names,
     preprocessing=inputs.preprocessing,
   )
-  return _with_head(task, inputs.first_head) if inputs.first_head else task
+  if inputs.first_head is None:
+    return task
+  return _with_head(task, inputs.first_head, inputs.kind)
 
 
-def _with_head(task: Task, first: Task) -> Task:
+def _with_head(task: Task, first: Task, stated: TaskKind) -> Task:
   """A task with the head of another one, and zeros for padding.
 
-  Its loss knows no temperature, so the head is divided by that of the other.
+  The outputs are those that its loss takes: without a temperature, and of
+  values in the standard deviations of its own training split.
   """
-  head, classes = task.params["head"], first.spec.num_classes
-  heat = first.spec.kind.temperature
+  classes, kind = first.spec.num_classes, first.spec.kind
+  kernel, bias = kind.kind.untrained(
+    kind, stated, *(first.params["head"][key] for key in ("kernel", "bias"))
+  )
   head = {
-    key: zeros.at[..., :classes].set(first.params["head"][key] / heat)
-    for key, zeros in head.items()
+    key: task.params["head"][key].at[..., :classes].set(values)
+    for key, values in (("kernel", kernel), ("bias", bias))
   }
   return dataclasses.replace(task, params={**task.params, "head": head})
 

@@ -330,6 +330,7 @@ def require_fit(
   splits: Mapping[str, Split],
   parents: Sequence[Task],
   trials: Sequence[Trial],
+  first_head: Task | None = None,
 ) -> None:
   """Refuse opened inputs that do not fit together; all processes must call."""
   for trial in trials:
@@ -340,7 +341,7 @@ def require_fit(
   for split in splits.values():
     _require_embeddings_of(backbone, config, split)
     _require_prepared_alike(splits["train"], split)
-  require_same_data(backbone, splits, parents)
+  require_same_data(backbone, splits, parents, first_head)
 
 
 def load_first_head(
@@ -366,9 +367,39 @@ def load_first_head(
       f"({messages.brief(spec.class_names)}), and {train} has {len(names):,} "
       f"{kind} ({messages.brief(names)}): expected the same, in this order."
     )
+  if spec.kind.units != config.task.units:
+    raise ConfigError(
+      f"{where} is a task in the units {messages.brief(spec.kind.units)}, and "
+      f"config.task.units is {messages.brief(config.task.units)}: expected the "
+      "same."
+    )
   for trial in trials:
     _require_begins_as_head(trial.config, backbone, where)
+  _warn_of_validation(config, task, where)
   return task
+
+
+def head_digest(first_head: Task | None) -> list[Any]:
+  """What training that begins with a head depends on, as JSON values."""
+  if first_head is None:
+    return []
+  kind = first_head.spec.kind
+  return [first_head.digest, kind.temperature, [*kind.mean], [*kind.std]]
+
+
+def _warn_of_validation(config: Config, task: Task, where: str) -> None:
+  """Warn if validation may hold images on which the head was trained."""
+  made = task.provenance.get("config")
+  data = made.get("data") if isinstance(made, Mapping) else None
+  train = data.get("train") if isinstance(data, Mapping) else None
+  if config.data.validation and train != config.data.train:
+    logger.warning(
+      "%s was trained on %s, and this run on %s: if images of its validation, "
+      "%s, are among the former, validation flatters the first steps, and "
+      "temperatures. Give both the same splits.",
+      where, messages.brief(train), messages.brief(config.data.train),
+      messages.brief(config.data.validation),
+    )  # fmt: skip
 
 
 def _require_begins_as_head(
@@ -508,7 +539,10 @@ def _require_prepared_alike(train: Split, split: Split) -> None:
 
 
 def require_same_data(
-  backbone: Backbone, splits: Mapping[str, Split], parents: Sequence[Task]
+  backbone: Backbone,
+  splits: Mapping[str, Split],
+  parents: Sequence[Task],
+  first_head: Task | None = None,
 ) -> None:
   """Compare backbone, tasks, classes and files between all processes.
 
@@ -519,6 +553,7 @@ def require_same_data(
   facts: dict[str, Any] = {"backbone": backbone.fingerprint}
   for task in parents:
     facts[f"task {task.spec.name!r}"] = task.digest
+  facts["config.task.init"] = head_digest(first_head)
   for name, split in splits.items():
     key = "config.upstream" if name == "upstream" else f"config.data.{name}"
     facts[f"{key}: size"] = split.size

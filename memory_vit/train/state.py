@@ -22,6 +22,7 @@ from memory_vit.errors import TrainingError
 from memory_vit.kinds.scores import Evaluation, Scores
 from memory_vit.model import trees
 from memory_vit.runtime import schema, sharding
+from memory_vit.train import settle
 from memory_vit.train.checkpoints import Checkpoints
 from memory_vit.train.divergence import SkipCount
 from memory_vit.train.inputs import RunInputs
@@ -141,9 +142,11 @@ def _at_now(
 def describe(inputs: RunInputs, trials: Sequence[Trial]) -> dict[str, Any]:
   """Describe a pack; a resumed one must have an equal description."""
   train, stated = inputs.splits["train"], inputs.kind
-  parents = {task.spec.name: task.digest for task in inputs.parents}
+  parents: dict[str, Any] = {
+    task.spec.name: task.digest for task in inputs.parents
+  }
   if inputs.first_head:
-    parents["config.task.init"] = inputs.first_head.digest
+    parents["config.task.init"] = settle.head_digest(inputs.first_head)
   data: dict[str, Any] = {"classes": list(train.class_names)}
   data |= {name: [*getattr(stated, name)] for name in stated.kind.needed}
   return {

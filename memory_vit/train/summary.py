@@ -123,7 +123,7 @@ def _calibration(best: TrialResult) -> list[str]:
   if not kind.fits:
     return []
   if best.temperature is None:
-    return [f"{name}: no temperature, as no validation images are left for it"]
+    return [f"{name}: no temperature: there is nothing to fit it on"]
   line = f"{name}: temperature {best.temperature:.3g}"
   if best.uncalibrated:
     key, before = "calibration_error", best.uncalibrated

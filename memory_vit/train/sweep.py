@@ -56,7 +56,8 @@ def trials_of(config: Config, name: str) -> list[Trial]:
   """The trials of a run; a single one called `name` without a sweep."""
   if not config.sweep.is_on:
     return [Trial(name, {}, config)]
-  if not config.data.validation and config.sweep.export != "all":
+  chosen = config.data.validation or config.optim.in_closed_form
+  if not chosen and config.sweep.export != "all":
     raise ConfigError(
       "config.sweep needs config.data.validation, on which the best trial is "
       'chosen, or config.sweep.export="all", which exports each after its last '

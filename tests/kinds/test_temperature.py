@@ -1,16 +1,25 @@
 """Temperatures and thresholds of unknown images: what is fitted, and where."""
 
 import dataclasses
+import functools
 import math
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.special
+from conftest import one_device
 
 import memory_vit as mv
 from memory_vit.errors import TaskError
-from memory_vit.kinds import CLASSES, KINDS, label_metrics, temperature
-from memory_vit.kinds.kind import HeldOut
+from memory_vit.kinds import (
+  CLASSES,
+  KINDS,
+  class_sums,
+  label_metrics,
+  temperature,
+)
+from memory_vit.kinds.kind import Batch, HeldOut
 
 LABELS = mv.TaskKind(name="labels")
 
@@ -150,3 +159,67 @@ def test_exported_probabilities_are_compared_as_logits():
   found = kind.activate(outputs + [[0.01, 0.0, 0.0]])
   differences, _ = kind.kind.explained(kind, found, outputs)
   assert 0.002 < differences.max() <= 0.01
+
+
+def state_of(outputs, targets, mask=None, also=("held_out",)):
+  mask = jnp.asarray(mask or [1] * len(targets), jnp.float32)
+  batch = Batch(jnp.asarray(outputs), jnp.asarray(targets), mask)
+  return CLASSES.kind.state(CLASSES, batch, one_device(), also)
+
+
+def test_rows_that_are_held_are_finite_and_few(monkeypatch):
+  """Of more than `MOST_HELD_OUT`, every second, fourth, ... is held."""
+  outputs = np.arange(40, dtype=np.float32).reshape(20, 2)
+  outputs[3, 0] = np.nan
+  targets = np.arange(20) % 2
+  parts = [(outputs[i : i + 5], targets[i : i + 5]) for i in range(0, 20, 5)]
+  mask = [1, 1, 1, 1, 0]
+  state = functools.reduce(
+    lambda one, other: one.merge(other),
+    [state_of(*part, mask) for part in parts],
+  )
+  held = state.compute().held_out
+  kept = [i for i in range(20) if i % 5 != 4 and i != 3]
+  np.testing.assert_array_equal(held.outputs, outputs[kept])
+  np.testing.assert_array_equal(held.targets, targets[kept])
+  monkeypatch.setattr(class_sums, "MOST_HELD_OUT", 12)
+  state = functools.reduce(
+    lambda one, other: one.merge(other), [state_of(*part) for part in parts]
+  )
+  few = state.compute().held_out
+  assert 2 <= len(few.targets) <= 6
+  assert {*few.outputs[:, 1]} < {*outputs[:, 1]}
+  assert state_of(*parts[0], also=()).compute().held_out is None
+
+
+def test_an_output_that_is_not_finite_is_of_no_class():
+  kind = mv.TaskKind(unknown=0.5)
+  outputs = np.array([[np.nan, 1.0], [1.0, 0.0]])
+  assert kind.rejection(outputs)["unknown"].tolist() == [True, False]
+
+
+def test_huge_logits_have_a_calibration_error():
+  """In float32 they overflow where they are divided first."""
+  logits = jnp.asarray([[3e38, -3e38], [3e38, -3e38]], jnp.float32)
+  rows = logits, jnp.asarray([0, 1]), jnp.ones(2)
+  sums = class_sums.batch_sums(*rows, np.float32(0.5))
+  found = class_sums.evaluation_of(class_sums.add(None, sums))
+  assert found.scores.metrics["calibration_error"] == pytest.approx(0.5)
+  predictions = class_sums.predict_examples(*rows, np.float32(0.5))
+  assert predictions["finite"].all()
+  assert predictions["top_classes"][:, 0].tolist() == [0, 0]
+
+
+def test_average_precision_does_not_depend_on_the_temperature():
+  """Probabilities of 1 are equal, their outputs are not."""
+  rng = np.random.default_rng(0)
+  outputs = rng.normal(size=(300, 2)).astype(np.float32)
+  labels = (rng.random(outputs.shape) < scipy.special.expit(3 * outputs)) * 1.0
+  counted = np.ones(len(labels), bool)
+  scores = [
+    label_metrics.evaluation_of_rows(
+      mv.TaskKind(name="labels", temperature=t), outputs, labels, counted
+    ).scores.score
+    for t in (1.0, 0.001)
+  ]
+  assert scores[0] == scores[1]

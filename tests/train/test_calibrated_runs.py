@@ -104,7 +104,7 @@ def test_trials_of_a_sweep_are_fitted_in_parts(
   """Outputs of all trials may be more than the memory holds."""
   config = config_of(sweep__learning_rate=(0.5, 0.1, 0.01), total_steps=4)
   all_at_once = mv.train_and_evaluate(config, tmp_path / "a")
-  monkeypatch.setattr(calibrate_lib, "_MOST", 1)
+  monkeypatch.setattr(calibrate_lib, "MOST_HELD_OUT", 1)
   one_by_one = mv.train_and_evaluate(config, tmp_path / "b")
   heats = [
     {t.name: t.temperature for t in result.tasks}
@@ -121,7 +121,7 @@ def test_without_validation_nothing_is_fitted(config_of, tmp_path):
   assert result.tasks[0].temperature is None
   assert not result.tasks[0].uncalibrated
   shown = summary.summary(result, tmp_path)
-  assert "no temperature, as no validation images are left" in shown
+  assert "no temperature: there is nothing to fit it on" in shown
   with pytest.raises(ConfigError, match=r"task.unknown .*validation is empty"):
     config.replaced({"task.unknown": 0.1})
   with pytest.raises(ConfigError, match=r"task.unknown .*labels"):

@@ -17,7 +17,9 @@ from memory_vit.config import OPTIONS
 from memory_vit.errors import ConfigError, DataError, TrainingError
 from memory_vit.kinds import KINDS, closed_form
 from memory_vit.model.regimes import REGIMES
+from memory_vit.runtime.preemption import Interrupted, StopSignal
 from memory_vit.train import dry_run, topology_plan
+from memory_vit.train import fit as fit_lib
 
 SIDE = 8
 PIXELS = np.stack([fake_data.noise(i, SIDE, SIDE) for i in range(60)])
@@ -164,7 +166,7 @@ def test_all_images_are_used_on_any_number_of_devices(small, tmp_path):
   ("data", "options", "message"),
   [
     ((PIXELS[:4], ROWS[:4] % 2), {"class_names": ["a", "b", "c"]},
-     r"4 images are of 2 of 3 classes, none is of class 2"),
+     r"no image of 'c', 1 of 3 classes"),
     ((PIXELS[:5], ROWS[:5]), {}, r"one image of each class.*'?\"ridge\""),
     ((np.stack([PIXELS[0]] * 9), ROWS[:9] % 3), {}, "all images are the same"),
     ((PIXELS[ROWS[:8] % 2], ROWS[:8] % 2), {}, "each class have all the same"),
@@ -183,7 +185,7 @@ def test_features_that_are_not_finite_are_refused(small):
     **params["embedding"], "bias": params["embedding"]["bias"] * np.nan,
   }  # fmt: skip
   broken = dataclasses.replace(small, params=params)
-  with pytest.raises(DataError, match="60 images are not finite.*number 0"):
+  with pytest.raises(DataError, match="60 of 60 images are not finite"):
     mv.fit_head(broken, (PIXELS, ROWS % 5), **RUN)
 
 
@@ -340,3 +342,70 @@ def test_step_0_is_kept_if_training_makes_nothing_better(small, tmp_path):
   other = mv.fit_head(small, data, method="ridge", **RUN).task
   with pytest.raises(TrainingError, match="another parents"):
     mv.train_task(small, data, **{**options, "init": other})
+
+
+def test_values_begin_in_the_standard_deviations_of_their_own_run(small):
+  """A held-out part changes mean and deviation of what is left."""
+  values = ROWS**1.5 + 100.0
+  data, other = (PIXELS, values), (PIXELS[:40], values[:40])
+  head = mv.fit_head(small, data, kind="values", **RUN).task
+  found = mv.train_task(
+    small, other, **{**RUN, "name": "next"}, kind="values", regime="head",
+    init=head, learning_rate=1e3, epochs=1, validation=data,
+  )  # fmt: skip
+  assert found.trials[0].best_step == 0
+  assert found.task.spec.kind.mean != head.spec.kind.mean
+  one, two = (
+    task.spec.kind.activate(outputs_of(small, task))
+    for task in (head, found.task)
+  )
+  np.testing.assert_allclose(two, one, rtol=1e-4, atol=1e-3)
+  with pytest.raises(ConfigError, match="in the units"):
+    mv.train_task(
+      small, data, **{**RUN, "name": "next"}, kind="values", regime="head",
+      init=head, options={"task.units": ("mm",)},
+    )  # fmt: skip
+
+
+def test_images_that_the_head_has_seen_are_warned_of(small, caplog):
+  data, part = (PIXELS, ROWS % 5), (PIXELS[:10], ROWS[:10] % 5)
+  options = {**RUN, "name": "next", "regime": "head", "learning_rate": 0.1}
+  whole = mv.fit_head(small, data, **RUN).task
+  mv.train_task(small, data, init=whole, epochs=1, **options)
+  assert "validation flatters the first steps" in caplog.text
+  caplog.clear()
+  mv.train_task(small, data, init=whole, epochs=1, validation=part, **options)
+  assert "flatters" not in caplog.text
+  with pytest.raises(ConfigError, match="are both given"):
+    mv.train_task(
+      small, data, init=whole, options={"task.init": "x"}, **options
+    )
+
+
+def test_run_that_is_stopped_in_the_evaluation_of_step_0_resumes(
+  backbone_file, data_dir, tmp_path, monkeypatch
+):
+  config = config_of(
+    backbone_file, data_dir, **{"data.validation": "train[200:260]"}
+  )
+  mv.train_and_evaluate(config, tmp_path / "head")
+  sgd = {
+    "optim.name": "sgd", "total_steps": 4, "regime": "cls_masked",
+    "cache.what": "contexts", "task.init": str(tmp_path / "head/tasks/digits"),
+  }  # fmt: skip
+  config = config.replaced(sgd)
+  whole = mv.train_and_evaluate(config, tmp_path / "whole")
+  real, stop = fit_lib.validate, StopSignal()
+
+  def stopped(*given, **options):
+    raise Interrupted(143, "stopped")
+
+  monkeypatch.setattr(fit_lib, "validate", stopped)
+  with pytest.raises(Interrupted):
+    mv.train_and_evaluate(config, tmp_path / "run", stop)
+  with pytest.raises(Interrupted):  # and again
+    mv.train_and_evaluate(config, tmp_path / "run", stop)
+  monkeypatch.setattr(fit_lib, "validate", real)
+  found = mv.train_and_evaluate(config, tmp_path / "run")
+  assert found.tasks[0].val == whole.tasks[0].val
+  assert found.tasks[0].best_step == whole.tasks[0].best_step
