@@ -18,6 +18,7 @@ from memory_vit.errors import ConfigError, DataError, TrainingError
 from memory_vit.kinds import KINDS, closed_form
 from memory_vit.model.regimes import REGIMES
 from memory_vit.runtime.preemption import Interrupted, StopSignal
+from memory_vit.train import closed_form as closed_form_step
 from memory_vit.train import dry_run, topology_plan
 from memory_vit.train import fit as fit_lib
 
@@ -409,3 +410,9 @@ def test_run_that_is_stopped_in_the_evaluation_of_step_0_resumes(
   found = mv.train_and_evaluate(config, tmp_path / "run")
   assert found.tasks[0].val == whole.tasks[0].val
   assert found.tasks[0].best_step == whole.tasks[0].best_step
+
+
+def test_features_that_do_not_fit_into_memory_are_refused(small, monkeypatch):
+  monkeypatch.setattr(closed_form_step, "_COPIES", 2**40)
+  with pytest.raises(ConfigError, match="of 60 images of 32 features takes"):
+    mv.fit_head(small, (PIXELS, ROWS % 5), **RUN)
