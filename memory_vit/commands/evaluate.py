@@ -287,7 +287,7 @@ def _rejection(task: Mapping[str, Any]) -> list[str]:
     if found["rejected"] is not None:
       line += f"; {_percent(found['rejected'])} are taken for unknown"
     if found["skipped"]:
-      line += f"; {counted(found['skipped'], 'image')} could not be read"
+      line += f"; {counted(found['skipped'], 'image')} could not be used"
     lines.append(line)
   return lines
 

@@ -1,4 +1,4 @@
-"""How well tasks of classes tell images of none of their classes."""
+"""Evaluation of tasks of classes on images of none of their classes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DECODING_MIB = 2048
 
 @dataclasses.dataclass(frozen=True)
 class UnknownImages:
-  """What a task says of images that are of none of its classes.
+  """Result of a task on images that are of none of its classes.
 
   Attributes:
     directory: of the images.

@@ -44,8 +44,8 @@ def batch_sums(
   "count", "loss" (cross-entropy, nats), "top1" and "top5", and over the
   examples of each class "class_count", "class_top1", (c,). "not_finite" counts
   examples whose logits are not all finite: no class of them is right, and the
-  loss is NaN. "bins" (3, k) are number, confidence and hits of the examples in
-  each bin of `calibration`. "accepted" and "accepted_top1" are of the examples
+  loss is NaN. "bins" (2, k) are confidence and hits, summed in each bin of
+  `calibration`. "accepted" and "accepted_top1" are of the examples
   whose largest logit is at least `unknown`.
   """
   scaled = _scaled(logits, temperature)
@@ -61,7 +61,7 @@ def batch_sums(
   confidence = jnp.exp(-jax.nn.logsumexp(scaled, axis=-1))
   edges = jnp.linspace(0, 1, BINS + 1)[1:-1]
   bins = jax.nn.one_hot(jnp.searchsorted(edges, confidence), BINS)
-  of_bins = jnp.stack([mask * finite, mask * finite * confidence, top1])
+  of_bins = jnp.stack([mask * confidence, top1])
   # NaN times 0 is NaN.
   of_bins = jnp.where(finite[None], of_bins, 0)
   accepted = mask * finite * (largest[:, 0] >= unknown)
@@ -151,8 +151,7 @@ def evaluation_of(total: Totals, *, rejects: bool = False) -> Evaluation:
   """Scores of a split of which all examples were added."""
   count = float(total["count"])
   top1 = float(total["top1"]) / count
-  # Sums over the examples of bins, of which those of empty ones are 0.
-  _, confidence, hits = total["bins"]
+  confidence, hits = total["bins"]
   error = None
   if not total["not_finite"]:
     error = finite(float(np.abs(confidence - hits).sum()) / count)
@@ -199,16 +198,17 @@ class ClassState(State):
     also: Collection[Also],
   ) -> None:
     """The metrics of a batch, as `Kind.state` says."""
-    on_all, heat = sharding.replicated(mesh), np.float32(stated.temperature)
+    on_all = sharding.replicated(mesh)
+    temperature = np.float32(stated.temperature)
     self._unknown = stated.unknown
     cut = -np.inf if stated.unknown is None else stated.unknown
-    sums = _compiled(batch_sums, on_all)(*batch, heat, np.float32(cut))
-    self._total = add(None, sums)
+    sums = _compiled(batch_sums, on_all)
+    self._total = add(None, sums(*batch, temperature, np.float32(cut)))
     self._rows: dict[str, list[Any]] = {}
     if "hits" in also:
       self._rows["hits"] = [_compiled(example_hits, on_all)(*batch)]
     if "predictions" in also:
-      rows = _compiled(predict_examples, on_all)(*batch, heat)
+      rows = _compiled(predict_examples, on_all)(*batch, temperature)
       self._rows |= {key: [array] for key, array in rows.items()}
     self._rows = jax.device_get(self._rows)
     self._held_out: list[HeldOut] = []

@@ -245,7 +245,7 @@ class Kind(abc.ABC):
   def fitted(
     self, stated: TaskKind, held_out: HeldOut, unknown: float
   ) -> TaskKind:
-    """What a trained task states, by its outputs for images it has not seen.
+    """Fit what a trained task states, on images that it has not seen.
 
     Args:
       stated: by the task in training.
@@ -254,7 +254,7 @@ class Kind(abc.ABC):
     """
     return stated
 
-  def untrained(
+  def head_for_training(
     self, stated: TaskKind, wanted: TaskKind, kernel: Any, bias: Any
   ) -> tuple[Any, Any]:
     """Convert a head (d, c), (c,) to the outputs that a loss takes.
@@ -268,7 +268,7 @@ class Kind(abc.ABC):
     return kernel / stated.temperature, bias / stated.temperature
 
   def known_score(self, outputs: Any, xp: ModuleType) -> Any:
-    """How surely images are of any class of the task, (...), of (..., c)."""
+    """Score how surely images are of any class: (..., c) -> (...)."""
     raise NotImplementedError  # of a kind that rejects no image
 
   @abc.abstractmethod

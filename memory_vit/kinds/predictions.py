@@ -215,12 +215,11 @@ class ValuePredictions(OutputPredictions):
 
 def _first(predictions: Any, size: int) -> Any:
   """The first rows of all arrays."""
-  rows = {
-    key: value[:size]
-    for key, value in vars(predictions).items()
-    if isinstance(value, np.ndarray) and not key.startswith("_")
+  values = {
+    field.name: getattr(predictions, field.name)
+    for field in dataclasses.fields(predictions)
   }
-  names = {field.name for field in dataclasses.fields(predictions)}
+  arrays = {k: v for k, v in values.items() if isinstance(v, np.ndarray)}
   return dataclasses.replace(
-    predictions, **{key: v for key, v in rows.items() if key in names}
+    predictions, **{key: array[:size] for key, array in arrays.items()}
   )

@@ -71,7 +71,7 @@ class Scores:
 
 @dataclasses.dataclass(frozen=True)
 class Rejection:
-  """What the threshold of unknown images does to images of known classes.
+  """Effect of the threshold of unknown images on images of known classes.
 
   Attributes:
     rejected: share of the examples that are taken for unknown.

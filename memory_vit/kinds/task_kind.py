@@ -95,7 +95,7 @@ class TaskKind:
       )
 
   def rows(self) -> list[tuple[str, str]]:
-    """What was fitted, for people: a title and a text each."""
+    """Lines of `inspect`: a title and a text for each fitted number."""
     rows = []
     if self.temperature != 1:
       rows.append(("temperature", f"{self.temperature:.4g}"))

@@ -136,7 +136,7 @@ class Values(Kind):
     loss = optax.huber_loss(error) if options.huber else error**2
     return loss, jnp.abs(error)
 
-  def untrained(
+  def head_for_training(
     self, stated: TaskKind, wanted: TaskKind, kernel: Any, bias: Any
   ) -> tuple[Any, Any]:
     scale = np.array(stated.std) / np.array(wanted.std)

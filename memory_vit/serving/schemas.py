@@ -218,7 +218,7 @@ class ServedKind(BaseModel):
   units: list[str] | None = None
   temperature: float = Field(
     default=1.0,
-    description="By which outputs are divided before they are probabilities.",
+    description="Outputs are divided by it before they become probabilities.",
   )
   unknown: float | None = Field(
     default=None,

@@ -47,7 +47,7 @@ _MAX_NAME = 200
 _MAX_UNIT = 40
 # Of means and standard deviations: a value of any float32 output is finite.
 MAX_SCALE = 1e30
-_MAX_HEAT = 1e4  # of a temperature
+_MAX_TEMPERATURE = 1e4
 # Python writes only numbers of 4,300 digits, and has no float of 309.
 _MAX_NUMBER = 10**100
 
@@ -259,7 +259,7 @@ def _require_kind(kind: TaskKind, where: str) -> None:
     ("thresholds", 0, 1),
     ("mean", -MAX_SCALE, MAX_SCALE),
     ("std", 1 / MAX_SCALE, MAX_SCALE),
-    ("temperature", 1 / _MAX_HEAT, _MAX_HEAT),
+    ("temperature", 1 / _MAX_TEMPERATURE, _MAX_TEMPERATURE),
     ("unknown", -MAX_SCALE, MAX_SCALE),
   ):
     stated = getattr(kind, name)

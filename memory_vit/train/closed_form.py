@@ -162,10 +162,8 @@ class ClosedFormStep:
 
   def _require_memory(self) -> None:
     """Refuse features that do not fit; all processes must call."""
-    split, width = (
-      self._inputs.splits["train"],
-      self._inputs.backbone.config.width,
-    )
+    split = self._inputs.splits["train"]
+    width = self._inputs.backbone.config.width
     needed = _COPIES * 8 * split.size * width
     free = min(processes.gather(psutil.virtual_memory().available))
     if needed > free:

@@ -121,7 +121,7 @@ def fit_pack(
     inputs.record.keep()
     accepted()
     is_new = past is None
-    if past is None and inputs.first_head:  # its scores are those of step 0
+    if is_new and inputs.first_head:  # its scores are those of step 0
       none = {name: BestParams() for name in tasks}
       past = LoopState(none, pending="validation" in inputs.splits)
 

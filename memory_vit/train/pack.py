@@ -97,7 +97,7 @@ def _with_head(task: Task, first: Task, stated: TaskKind) -> Task:
   values in the standard deviations of its own training split.
   """
   classes, kind = first.spec.num_classes, first.spec.kind
-  kernel, bias = kind.kind.untrained(
+  kernel, bias = kind.kind.head_for_training(
     kind, stated, *(first.params["head"][key] for key in ("kernel", "bias"))
   )
   head = {

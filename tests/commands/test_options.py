@@ -214,7 +214,7 @@ ROWS = [
   row("task.padded_classes", 9, "task", "learned"),
   row("task.init", "HEAD", "task", "learned", "when", "files", "evaluated",
       "evaluation batches"),
-  row("task.unknown", 0.2, "result"),
+  row("task.unknown", 0.2, "result", goes_on=True),
   row("optim.name", "adamw", "learned"),
   row("optim.momentum", 0.5, "learned"),
   row("optim.weight_decay", 0.5, "learned", given=ADAMW),

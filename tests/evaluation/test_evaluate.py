@@ -429,7 +429,7 @@ def test_images_of_no_class_are_told_from_others(model, tmp_path, capsys):
   assert entry["rejection"]["rejected"] == pytest.approx(rejected)
   shown = capsys.readouterr().out
   assert f"area under the ROC curve {area:.3f}; 66.67 % are taken" in shown
-  assert "1 image could not be read" in shown
+  assert "1 image could not be used" in shown
   (tmp_path / "empty").mkdir()
   for wrong, message in (
     (tmp_path / "none", "is no directory"),

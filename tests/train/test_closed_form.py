@@ -55,6 +55,7 @@ def folded(decision):
   return decision
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("classes", [2, 5])
 @pytest.mark.parametrize("method", ["lda", "ridge"])
 def test_logits_are_the_decision_function_of_scikit_learn(
@@ -80,6 +81,7 @@ def test_logits_are_the_decision_function_of_scikit_learn(
   assert head.spec.regime == "head"
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("kind", ["labels", "values"])
 def test_ridge_of_labels_and_values_is_that_of_scikit_learn(small, kind):
   targets = TARGETS[kind]
