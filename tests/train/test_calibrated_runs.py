@@ -29,7 +29,7 @@ OPTIONS = {
 
 
 @pytest.fixture(scope="module")
-def config_of(backbone_file, data_dir):
+def config_of(backbone_file):
   def make(**changes):
     changed = {key.replace("__", "."): v for key, v in changes.items()}
     options = {"backbone": str(backbone_file), **OPTIONS, **changed}

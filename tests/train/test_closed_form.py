@@ -228,7 +228,7 @@ def test_every_option_of_the_optimizer_is_refused():
         config.replaced({key: value})
 
 
-def config_of(backbone_file, data_dir, **options):
+def config_of(backbone_file, **options):
   return mv.read_config("closed", {
     "backbone": str(backbone_file), "data.name": "digits",
     "data.train": "train[:200]", "data.test": "test[:50]",
@@ -238,11 +238,11 @@ def config_of(backbone_file, data_dir, **options):
 
 
 def test_methods_are_swept_and_a_finished_run_stays(
-  backbone_file, data_dir, tmp_path, caplog
+  backbone_file, tmp_path, caplog
 ):
   caplog.set_level(logging.INFO)
   config = config_of(
-    backbone_file, data_dir,
+    backbone_file,
     **{"sweep.overrides": ({"optim.name": "lda"}, {"optim.name": "ridge"}),
        "data.validation": "train[200:260]"},
   )  # fmt: skip
@@ -265,9 +265,9 @@ def test_methods_are_swept_and_a_finished_run_stays(
     )
 
 
-def test_dry_run_solves_nothing(backbone_file, data_dir, tmp_path, monkeypatch):
+def test_dry_run_solves_nothing(backbone_file, tmp_path, monkeypatch):
   monkeypatch.setattr(closed_form, "solve", None)
-  config = config_of(backbone_file, data_dir)
+  config = config_of(backbone_file)
   assert "1 head in closed form" in dry_run.dry_run(config, tmp_path / "run")
   with pytest.raises(ConfigError, match="closed form"):
     topology_plan.plan(config, "v5e-1", classes=10, examples=200)
@@ -386,11 +386,9 @@ def test_images_that_the_head_has_seen_are_warned_of(small, caplog):
 
 
 def test_run_that_is_stopped_in_the_evaluation_of_step_0_resumes(
-  backbone_file, data_dir, tmp_path, monkeypatch
+  backbone_file, tmp_path, monkeypatch
 ):
-  config = config_of(
-    backbone_file, data_dir, **{"data.validation": "train[200:260]"}
-  )
+  config = config_of(backbone_file, **{"data.validation": "train[200:260]"})
   mv.train_and_evaluate(config, tmp_path / "head")
   sgd = {
     "optim.name": "sgd", "total_steps": 4, "regime": "cls_masked",
