@@ -4,13 +4,12 @@ import ast
 import dataclasses
 import importlib
 import re
-import tomllib
 from pathlib import Path
 
 import pytest
 from conftest import ROOT
 
-from memory_vit.__main__ import COMMANDS
+from docs import modules
 from memory_vit.backbones.download import KNOWN
 from memory_vit.config import Config
 
@@ -111,23 +110,25 @@ def test_every_published_backbone_is_listed():
   assert set(named) == {name for name in KNOWN if name != "glyphs"}
 
 
-def test_architecture_page_matches_the_code():
-  """Its subpackages, commands and layers, each with what it is for."""
-  text = (DOCS / "dev" / "architecture.md").read_text(encoding="utf-8")
-  rows = re.findall(r"^\| `(\w+)/` \| (\w.*\.) \|$", text, re.M)
-  packages = {path.parent.name for path in (ROOT / "memory_vit").glob("*/*.py")}
-  assert sorted(name for name, _ in rows) == sorted(
-    packages - {"commands", "configs"}
-  )
-  (named,) = re.findall(r"The commands are ([^.]*)\.", text)
-  assert set(re.findall(r"`(\w+)`", named)) == set(COMMANDS)
-  with (ROOT / "pyproject.toml").open("rb") as file:
-    contract = tomllib.load(file)["tool"]["importlinter"]["contracts"][0]
-  drawn = text.split("```text\n")[1].partition("```")[0].splitlines()
-  assert [set(line.split(" | ")) for line in drawn] == [
-    set(layer.replace("memory_vit.", "").split(" | "))
-    for layer in contract["layers"]
-  ]
+def test_list_of_modules_is_up_to_date():
+  page = modules.PAGE.read_text(encoding="utf-8")
+  assert modules.with_modules(page) == page, "run python -m docs.modules"
+  assert "### memory_vit/model/parts/" in page
+
+
+def test_classes_on_the_architecture_page_have_the_named_methods():
+  text = modules.PAGE.read_text(encoding="utf-8")
+  defined = {
+    f"{node.name}.{member.name}"
+    for path in (ROOT / "memory_vit").rglob("*.py")
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    if isinstance(node, ast.ClassDef)
+    for member in node.body
+    if isinstance(member, ast.FunctionDef)
+  }
+  named = set(re.findall(r"`([A-Z]\w*[a-z]\w*\.\w+)`", text))
+  assert "Encoder.read" in named
+  assert named <= defined
 
 
 def test_help_names_pages_of_the_repository():

@@ -62,8 +62,10 @@ def test_folders_are_learned_in_the_regime_that_is_recommended():
   """At a rate of its own: that of the base configuration is the paper's."""
   advised, others = folder.get_config(), base.get_config()
   page = (ROOT / "docs" / "choosing_a_regime.md").read_text(encoding="utf-8")
-  first = page.partition("| **some thousand images")[2].partition("\n")[0]
-  assert f"`{advised.regime}`" in first
+  row = page.partition("| 3,000 to 9,000 | many in one pass |")[2]
+  best = re.findall(r"`(\w+)` [\d.]+", row.partition("\n")[0])
+  assert best == [advised.regime] * 3
+  assert f"`--config=folder` uses\n`{advised.regime}`" in page
   assert advised.learning_rate > others.learning_rate
 
 
