@@ -46,10 +46,6 @@ def options(values, prefix=""):
       yield from options(value, f"{prefix}{field.name}.")
 
 
-def test_readme_is_short():
-  assert len(README.read_text().splitlines()) <= 130
-
-
 def test_readme_leads_to_every_page():
   """By docs/contents.md, which lists them."""
   contents = DOCS / "contents.md"
