@@ -24,7 +24,7 @@ def require_width(padded: int, classes: int) -> None:
 
 
 def is_class(padded: int, classes: int) -> np.ndarray | None:
-  """Which outputs are classes, bool (padded,); None if all are."""
+  """Return which outputs are classes, bool (padded,); None if all are."""
   return np.arange(padded) < classes if padded > classes else None
 
 
@@ -46,7 +46,7 @@ def without_padding(
 
 
 def of_classes(predict: Predict, classes: int) -> Predict:
-  """Predict the logits of classes alone, from heads that may be padded."""
+  """Wrap `predict`: cut off the logits that pad the head."""
 
   def cut(images: jax.Array) -> dict[str, jax.Array]:
     logits = predict(images)

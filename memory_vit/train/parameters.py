@@ -22,48 +22,48 @@ def parameter_counts(trained: trees.Tree, frozen: trees.Tree) -> str:
 def parameter_table(trained: trees.Tree) -> str:
   from clu import parameter_overview as clu_overview
 
-  found: str = clu_overview.get_parameter_overview(trained, include_stats=False)
-  return found
+  table: str = clu_overview.get_parameter_overview(trained, include_stats=False)
+  return table
 
 
 def part_norms(
   params: Mapping[str, Mapping[str, Any]], names: Iterable[str], mesh: Mesh
 ) -> dict[str, dict[str, float]]:
-  """Norms of the parameters of tasks, by part; of memory also by layer.
+  """Return {task: {tag: norm}} for the parts of each task.
 
-  Memory has the mean norm of its cells. All processes must call. A separate
-  program computes the norms, once for all tasks of the same shapes: the
-  training step stays the same, and costs nothing more if nothing is logged.
+  Memory has one norm per layer, the mean over its cells. All processes must
+  call. A separate program computes the norms, so that the training step stays
+  the same, and costs nothing more if nothing is logged.
   """
   norms = _program(mesh)
-  found = jax.device_get({name: norms(params[name]) for name in names})
-  return {name: _by_tag(parts) for name, parts in found.items()}
+  parts_by_name = jax.device_get({name: norms(params[name]) for name in names})
+  return {name: _by_tag(parts) for name, parts in parts_by_name.items()}
 
 
 @functools.cache
 def _program(mesh: Mesh) -> Any:
-  """`_norms`, compiled with results on every device."""
+  """Jit `_norms` on a mesh, with its results replicated on all devices."""
   return jax.jit(_norms, out_shardings=sharding.replicated(mesh))
 
 
 def _norms(params: Mapping[str, Any]) -> dict[str, jax.Array]:
-  """Norms of the parts of a task: () or, one per layer, (l,)."""
+  """Return the norm of each part of a task: () or, one per layer, (l,)."""
   return {
     name: PARTS[name].norm(values)
     if name in PARTS
-    else optax.tree.norm(values)  # a backbone of its own
+    else optax.tree.norm(values)  # the backbone that regime "full" trains
     for name, values in params.items()
     if trees.count(values)  # a masked task may have no cells
   }
 
 
 def _by_tag(parts: Mapping[str, Any]) -> dict[str, float]:
-  """The norms of a task by their tags in TensorBoard."""
-  found = {}
+  """Return the norms of a task by their tags in TensorBoard."""
+  by_tag = {}
   for part, norm in parts.items():
     if not np.ndim(norm):
-      found[f"norm/{part}"] = float(norm)
+      by_tag[f"norm/{part}"] = float(norm)
       continue
     for layer, value in enumerate(norm, start=1):
-      found[f"norm/{part}/layer_{layer:02}"] = float(value)
-  return found
+      by_tag[f"norm/{part}/layer_{layer:02}"] = float(value)
+  return by_tag

@@ -1,4 +1,4 @@
-"""Plan passes of a sweep by memory, and train one pack after the other."""
+"""Plan the passes of a sweep by their memory, and train its packs in turn."""
 
 import contextlib
 import dataclasses
@@ -33,28 +33,28 @@ def plan(inputs: RunInputs, workdir: Path) -> PassPlan:
   """Plan which trials share a pass, by an estimate of their memory.
 
   The plan depends on the free memory, so it is saved with each state, and a
-  resumed run keeps it. All processes use the plan of process 0.
+  resumed run uses the saved plan. All processes use the plan of process 0.
   """
   values = processes.on_process_0(lambda: _saved_plan(workdir))
   if values is None:
-    made = dataclasses.asdict(make_plan(inputs))
-    values = processes.broadcast_from_process_0(made)
+    new_values = dataclasses.asdict(make_plan(inputs))
+    values = processes.broadcast_from_process_0(new_values)
   plan = PassPlan.from_json(values)
   planned = sorted(name for names in plan.passes for name in names)
   names = sorted(trial.name for trial in inputs.trials)
   if planned != names:
     raise TrainingError(
       f"the run in {workdir} began with the trials {messages.brief(planned)}, "
-      f"the configuration has {messages.brief(names)}. Give the one that the "
-      "run began with, or another --workdir."
+      f"the configuration has {messages.brief(names)}. Give the configuration "
+      "that the run began with, or another --workdir."
     )
   return plan
 
 
 def _saved_plan(workdir: Path) -> Any:
-  """The plan in a saved state, as JSON; None if no state can be read.
+  """Return the plan of a saved state, as JSON; None if no state can be read.
 
-  Damaged states are left to `Checkpoints`.
+  Damaged states are skipped here; `Checkpoints` reports them.
   """
   for path in _states(workdir):
     with contextlib.suppress(TrainingError):
@@ -63,19 +63,19 @@ def _saved_plan(workdir: Path) -> Any:
 
 
 def _states(workdir: Path) -> list[Path]:
-  found = (workdir / "checkpoints").rglob("*")
+  paths = (workdir / "checkpoints").rglob("*")
   return sorted(
-    path for path in found if path.name.isdigit() and checksums.is_sealed(path)
+    path for path in paths if path.name.isdigit() and checksums.is_sealed(path)
   )
 
 
 def has_saved(workdir: Path) -> bool:
-  """Whether process 0 sees a saved state of a pack; all processes must call."""
+  """Return whether process 0 finds a saved state; all processes must call."""
   return processes.on_process_0(lambda: bool(_states(workdir)))
 
 
 def make_plan(inputs: RunInputs) -> PassPlan:
-  """Make a new plan; see `plan`."""
+  """Make a new plan, without looking for a saved one; see `plan`."""
   plans = [
     plan_group(of_group(inputs, group), live_memory.compiled_bytes)
     for group in sweep.by_pass_group(inputs.trials)
@@ -86,14 +86,14 @@ def make_plan(inputs: RunInputs) -> PassPlan:
 
 
 def plan_group(inputs: RunInputs, compiled: Temporary) -> PassPlan:
-  """Plan the passes of one group; `compiled` is asked if shapes do not tell."""
+  """Plan the passes of one group; compile a pack only if not all trials fit."""
   trials = inputs.trials
   config = inputs.config
   together = config.learned.shares_pass and not config.optim.in_closed_form
   if len(trials) == 1 or not together:
     return PassPlan(tuple((trial.name,) for trial in trials))
   free = sweep.free_bytes(config.sweep.memory_gib)
-  # First what is most likely to run: its trace is used again.
+  # Estimate one pass for all trials first: if it runs, its trace is reused.
   taken = pack_bytes(inputs, trials)
   if taken <= free:
     logger.info(
@@ -101,7 +101,7 @@ def plan_group(inputs: RunInputs, compiled: Temporary) -> PassPlan:
       "shapes)", len(trials), taken / 2**30, free / 2**30,
     )  # fmt: skip
     return PassPlan((tuple(trial.name for trial in trials),))
-  # All are padded to the longest memory.
+  # The longest trials decide, because a pack is padded to its longest memory.
   longest = sorted(trials, key=sweep.size)[-2:]
   first = pack_bytes(inputs, longest[1:])
   further = max(0, pack_bytes(inputs, longest) - first)
@@ -120,10 +120,10 @@ def plan_group(inputs: RunInputs, compiled: Temporary) -> PassPlan:
 def _measured_share(
   inputs: RunInputs, first: int, further: int, free: int, compiled: Temporary
 ) -> float:
-  """Share of its estimate from shapes that a compiled pack takes.
+  """Return the memory of a compiled pack as a share of its estimate.
 
-  The pack is the largest that may fit if the estimate is twice what is taken;
-  if it fits, it is one of those that run.
+  The pack is the largest that fits if the estimate from shapes is twice too
+  high. If the pack does fit, it is one of the packs of the plan.
   """
   most = sweep.at_once(min(first // 2, free), further // 2, free)
   largest = sweep.packs_of(inputs.trials, most)[-1]
@@ -133,11 +133,11 @@ def _measured_share(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PackMemory(StepMemory):
-  """Memory of a pack on a device, in bytes, beside the backbone.
+  """Memory of a pack on a device, in bytes, not counting the backbone.
 
   Attributes:
     state: trained parameters, optimizer state and gradient.
-    cached: rows of the cache.
+    cached: rows of the cache that lie on the device.
   """
 
   state: int
@@ -153,14 +153,13 @@ def pack_bytes(
   trials: Sequence[Trial],
   temporary: Temporary = live_memory.temporary_bytes,
 ) -> int:
-  """The sum of `pack_memory`."""
   return pack_memory(inputs, trials, temporary).total
 
 
 def pack_memory(
   inputs: RunInputs, trials: Sequence[Trial], temporary: Temporary
 ) -> PackMemory:
-  """Estimate the memory of a pack; see `Step.memory`."""
+  """Estimate the device memory of a pack; see `Step.memory`."""
   step, state = pack.shapes(inputs, trials)
   needed = step.memory(
     state.params,
@@ -174,7 +173,7 @@ def pack_memory(
     cached = inputs.cache.bytes_on_device(batches.cache_needs(inputs))
   return PackMemory(
     **vars(needed),
-    # Twice the state, as the update does not work in place.
+    # Old and new state, because the update is not in place, and the gradient.
     state=sharding.bytes_on_a_device((state, state, state.params)),
     cached=cached,
   )
@@ -188,9 +187,9 @@ def fit_passes(
   writers: MetricWriters = NO_WRITERS,
   **options: Any,
 ) -> list[PackResult]:
-  """Train all packs of a plan, also after one diverged.
+  """Train all packs of a plan; a pack that diverges does not stop the others.
 
-  `options` are those of `fit_pack`. `DivergedError` is raised if all diverge.
+  `options` are passed to `fit_pack`. Raise `DivergedError` only if all diverge.
   """
   results, diverged = [], []
   for group, packs in packs_by_group(inputs, plan):
@@ -205,10 +204,10 @@ def fit_passes(
       except DivergedError as error:
         logger.warning("%s", error)
         writers.flush()
-        # Its traceback would hold the cache of the group.
+        # Drop the traceback, which would keep the group's cache in memory.
         diverged.append(error.with_traceback(None))
-        none = {trial.name: BestParams() for trial in trials}
-        results.append(PackResult(tasks={}, best=none, lost=error.lost))
+        empty = {trial.name: BestParams() for trial in trials}
+        results.append(PackResult(tasks={}, best=empty, lost=error.lost))
   if len(diverged) == len(plan.passes):
     raise diverged[-1]
   return results
@@ -217,7 +216,7 @@ def fit_passes(
 def packs_by_group(
   inputs: RunInputs, plan: PassPlan
 ) -> Iterator[tuple[RunInputs, list[tuple[int, list[Trial]]]]]:
-  """Yield the inputs of each group, and its packs with their numbers."""
+  """Yield, for each group, its inputs and its packs as (number, trials)."""
   by_name = {trial.name: trial for trial in inputs.trials}
   packs = [[by_name[name] for name in names] for names in plan.passes]
   for _, numbered in itertools.groupby(
@@ -231,7 +230,7 @@ def packs_by_group(
 def _fit_pass(
   inputs: RunInputs, trials: Sequence[Trial], directory: Path, **options: Any
 ) -> PackResult:
-  """Train a pack, unless an earlier process recorded that it diverged."""
+  """Train a pack, or raise if an earlier start recorded that it diverged."""
   file = directory.with_suffix(".json")
   meta = json.loads(json.dumps(describe(inputs, trials)))
   recorded = processes.on_process_0(

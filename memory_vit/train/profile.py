@@ -1,4 +1,4 @@
-"""A profile of some steps of a run, for TensorBoard."""
+"""Profile a few training steps of a run, for TensorBoard."""
 
 import logging
 from pathlib import Path
@@ -12,10 +12,10 @@ logger = logging.getLogger(__name__)
 
 
 class Profile:
-  """Profiles five steps for TensorBoard, or the remaining ones if fewer."""
+  """Profiler of five training steps, or fewer if the run ends before."""
 
   def __init__(self, logdir: Path | None, first: int, total: int) -> None:
-    """Step 0 as `first` profiles nothing."""
+    """Profile from step `first` on; with 0, profile nothing."""
     self._first = first
     self._last = min(self._first + 4, total)
     self._logdir = logdir
@@ -34,7 +34,7 @@ class Profile:
       jax.profiler.start_trace(str(self._outbox.local))
 
   def after(self, step: int, state: Any) -> None:
-    """Stop once the last step has been computed, not only dispatched."""
+    """End the profile when its last step is computed, not only dispatched."""
     if self._outbox and step == self._last:
       jax.block_until_ready(state)
       self._stop(self._outbox)

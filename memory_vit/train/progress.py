@@ -17,10 +17,10 @@ logger = logging.getLogger(__name__)
 
 
 class Progress:
-  """A line in a log, or a bar on a terminal, with speed and remaining time.
+  """Progress of training, as log lines or a bar on a terminal, with its speed.
 
-  Speed excludes evaluation, between `pause` and `resume`, and the first step,
-  which compiles: the clock starts with the first `resume`.
+  The speed excludes evaluations, between `pause` and `resume`, and the first
+  step, which compiles: the clock starts with the first `resume`.
   """
 
   def __init__(
@@ -41,13 +41,13 @@ class Progress:
     )
 
   def advance(self) -> None:
-    """Count a started step; it is timed if the clock runs."""
+    """Count a step that was started, as a timed step if the clock runs."""
     self._step += 1
     self._bar.update()
     self._steps += self._since is not None
 
   def pause(self) -> bool:
-    """Stop the clock after all started work ended; return whether it ran."""
+    """Stop the clock and return whether it ran; no step may be in flight."""
     if self._since is None:
       return False
     self._seconds += time.perf_counter() - self._since
@@ -59,7 +59,7 @@ class Progress:
 
   @property
   def timed(self) -> tuple[int, float]:
-    """Timed steps and their seconds, those of earlier processes included."""
+    """Number and seconds of timed steps, including those before a resume."""
     seconds = self._seconds
     if self._since is not None:
       seconds += time.perf_counter() - self._since
@@ -72,17 +72,17 @@ class Progress:
     return steps * self._batch_size / seconds if steps else 0.0
 
   def is_overdue(self) -> bool:
-    """Whether nothing was shown for half a minute, by the local clock."""
+    """Return whether the last report is half a minute old, by local clock."""
     return time.perf_counter() - self._reported >= SILENCE_SECONDS
 
   def report(self, values: Mapping[str, list[float]]) -> None:
-    """Show numbers of the last step; of several, the least and greatest."""
+    """Show the last step's metrics, as a range if there are several trials."""
     self._reported = time.perf_counter()
     shown = "  ".join(f"{key} {span(v)}" for key, v in values.items())
     if self._bar.is_bar:
       self._bar.note(shown)
       return
-    if speed := self.images_per_second:  # unknown after one step
+    if speed := self.images_per_second:  # 0 before the second step
       left = (self._total - self._step) * self._batch_size
       rounded = f"{speed:.0f}" if speed >= 10 else f"{speed:.2g}"
       shown += f"  {rounded} images/s  ETA {duration(left / speed)}"
@@ -93,16 +93,16 @@ class Progress:
 
 
 def span(values: list[float]) -> str:
-  """[0.5] -> "0.5", [0.1, 0.3, 0.2] -> "0.1..0.3"."""
+  """Format a range: [0.5] -> "0.5", [0.1, 0.3, 0.2] -> "0.1..0.3"."""
   least, greatest = f"{min(values):.4g}", f"{max(values):.4g}"
   return least if len(values) == 1 else f"{least}..{greatest}"
 
 
 def _nothing(line: str) -> None:
-  """Drops lines of the bar: those of `Progress.report` say more."""
+  """Drop the bar's log lines: the lines of `Progress.report` say more."""
 
 
 def log_to_stderr(*, verbose: bool = False) -> None:
-  """Show log lines of this package above bars; of libraries only warnings."""
+  """Show this package's log lines above bars; of libraries, only warnings."""
   absl_logging.set_verbosity(absl_logging.WARNING)
   log_package(verbose=verbose)

@@ -38,8 +38,8 @@ from memory_vit.train.inputs import RunInputs
 from memory_vit.train.passes import packs_by_group
 from memory_vit.train.sweep import PassPlan, Trial
 
-# Scratch names of `files.replacing`, `processes.require_shared`, `bucket` and
-# `lease`.
+# Temporary files that a killed run may leave in the workdir: those of
+# `files.replacing`, `processes.require_shared`, `bucket` and `lease`.
 _BEGUN = re.compile(
   r"\..+\.(?:npz|png)\.[0-9a-f]{8}\.part"
   r"|\.(?:seen-by-all|written|lock)-[0-9a-f]{16}"
@@ -51,28 +51,28 @@ AnyPredictions = SplitPredictions | LabelPredictions | ValuePredictions
 
 @dataclasses.dataclass(frozen=True)
 class TrainedTrial:
-  """A trial after training, with the best parameters on validation."""
+  """A trial after training; `task` has the parameters best on validation."""
 
   trial: Trial
   task: Task
   result: TrialResult
-  hits: Hits | None = None  # on the test split, if there is one
+  hits: Hits | None = None  # which examples of the test split are right
   predictions: AnyPredictions | None = None
 
   def exported_as(self, name: str) -> "TrainedTrial":
-    """Note in the result where the task is exported."""
+    """Return a copy that records that the task is exported as tasks/NAME."""
     result = dataclasses.replace(self.result, exported=f"tasks/{name}")
     return dataclasses.replace(self, result=result)
 
   def to_task(self, name: str) -> Task:
-    """The task under a name, with its configuration and metrics."""
+    """Return the task under a name, with its configuration and metrics."""
     result = dataclasses.replace(self.exported_as(name).result, name=name)
-    made = {
+    provenance = {
       "config": to_dict(self.trial.config),
       "metrics": dataclasses.asdict(result),
     }
     spec = dataclasses.replace(self.task.spec, name=name)
-    return Task(spec, self.task.params, made)
+    return Task(spec, self.task.params, provenance)
 
 
 def evaluate_trained(
@@ -80,8 +80,8 @@ def evaluate_trained(
 ) -> list[TrainedTrial]:
   """Evaluate all trained trials on the test split, if there is one.
 
-  Only the best on validation keeps its predictions, for plots: those of
-  hundreds of trials would fill the memory.
+  Only the trial that is best on validation keeps its predictions, for plots:
+  the predictions of hundreds of trials would fill the memory.
   """
   split = inputs.splits.get("test")
   has_hits = KINDS[inputs.config.task.kind].one_is_right
@@ -130,23 +130,23 @@ def _trained(
 def _calibration(
   task: Task, test: Evaluation | None, plain: Evaluation | None
 ) -> dict[str, Any]:
-  """The fields of a `TrialResult` about temperature and unknown images."""
+  """Return the `TrialResult` fields on temperature and unknown images."""
   kind = task.spec.kind
-  found: dict[str, Any] = {}
+  fields: dict[str, Any] = {}
   if kind.temperature != 1:
-    found["temperature"] = kind.temperature
+    fields["temperature"] = kind.temperature
   if plain:
     key = "calibration_error"
-    found["uncalibrated"] = {
+    fields["uncalibrated"] = {
       "loss": plain.scores.loss, key: plain.scores.metrics[key]
     }  # fmt: skip
   if test and test.rejection:
-    found["rejection"] = dataclasses.asdict(test.rejection)
-  return found
+    fields["rejection"] = dataclasses.asdict(test.rejection)
+  return fields
 
 
 def _best_on_validation(packs: Sequence[PackResult]) -> str | None:
-  """The trial that `rank` will put first."""
+  """Return the name of the trial that `rank` will put first, if any."""
   places = {
     name: _place(pack.best[name].scores)
     for pack in packs
@@ -156,7 +156,7 @@ def _best_on_validation(packs: Sequence[PackResult]) -> str | None:
 
 
 def _place(scores: Scores) -> tuple[float, float]:
-  """Sort key of trials: score first, then loss."""
+  """Return the sort key of a trial: highest score first, then lowest loss."""
   return (
     math.inf if scores.score is None else -scores.score,
     math.inf if scores.loss is None else scores.loss,
@@ -164,7 +164,7 @@ def _place(scores: Scores) -> tuple[float, float]:
 
 
 def _result(trial: Trial, task: Task, test: Evaluation | None) -> TrialResult:
-  """The result of a trial, without validation."""
+  """Return the result of a trial, without its validation scores."""
   config, kind = trial.config, trial.config.task.kind
   return TrialResult(
     name=task.spec.name,
@@ -184,10 +184,10 @@ def _result(trial: Trial, task: Task, test: Evaluation | None) -> TrialResult:
 def rank(
   trained: Sequence[TrainedTrial], config: Config, name: str
 ) -> list[TrainedTrial]:
-  """Sort trials, the best on validation first; note the exported ones."""
-  best, *others = sorted(trained, key=lambda t: _place(t.result.val))
+  """Sort trials, best on validation first; record which are exported."""
+  best, *rest = sorted(trained, key=lambda t: _place(t.result.val))
   ranked, regimes = [best.exported_as(name)], {best.result.regime}
-  for trial in others:
+  for trial in rest:
     regime = trial.result.regime
     if _exports_all(config):
       trial = trial.exported_as(trial.result.name)
@@ -203,9 +203,9 @@ def export(
 ) -> list[Task]:
   """Write the new tasks, and the tasks that they attend to, to `tasks/`.
 
-  They are returned as read back. `config.export_orbax` also writes parameters
-  to `orbax/`, the regime `full` the whole model to NAME.npz, and a test split
-  `hits.json`. Process 0 writes; all processes read and must call.
+  With `config.export_orbax`, parameters are also written to `orbax/`; in the
+  regime `full`, the whole model to NAME.npz; with a test split, `hits.json`.
+  Process 0 writes. All processes must call, and return the tasks as read back.
   """
   tasks = [ranked[0].to_task(name)]
   if _exports_all(inputs.config):
@@ -244,15 +244,15 @@ def run_result(
   backbone: BackboneResult,
   seconds: float,
 ) -> RunResult:
-  """The content of `result.json`; all processes must call."""
+  """Return the content of `result.json`; all processes must call."""
   splits = inputs.splits.values()
   unreadable = [
     split.describe(index)
     for split in splits
     for index in split.sync_unreadable()
   ]
-  # Splits may overlap, or be the same.
-  others = [line for split in splits for line in split.left_out]
+  # The same line may come from several splits, because splits may overlap.
+  left_out = [line for split in splits for line in split.left_out]
   changes: list[Mapping[str, Any]] = []
   for pack in packs:
     changes += [change for change in pack.changes if change not in changes]
@@ -262,7 +262,7 @@ def run_result(
     tasks=tuple(trial.result for trial in ranked),
     backbone=backbone,
     data=inputs.record.digests,
-    left_out=(*unreadable, *dict.fromkeys(others)),
+    left_out=(*unreadable, *dict.fromkeys(left_out)),
     wall_seconds=round(seconds, 2),
     images_per_second=round(examples / timed, 1) if timed else 0.0,
     config_changes=tuple(changes),
@@ -296,7 +296,7 @@ def _exports_all(config: Config) -> bool:
 def tidy(workdir: Path) -> None:
   """Remove files that killed runs left half-written.
 
-  No other run may use `workdir`. Saved states are tidied when they are opened.
+  No other run may use `workdir`. `Checkpoints` tidies its own directory.
   """
   with files.writing(workdir):
     files.tidy(workdir / "tasks")
@@ -307,7 +307,7 @@ def tidy(workdir: Path) -> None:
 
 
 def _export_orbax(tasks: Sequence[Task], directory: Path) -> None:
-  """Write parameters of tasks, except those of a whole backbone."""
+  """Write the parameters of tasks, except tasks with their own backbone."""
   for task in tasks:
     if not task.spec.learned.holds_backbone:
       write = functools.partial(_write_orbax, task, directory / task.spec.name)
@@ -315,7 +315,7 @@ def _export_orbax(tasks: Sequence[Task], directory: Path) -> None:
 
 
 def _write_orbax(task: Task, path: Path) -> None:
-  with files.writing(path, ValueError):  # orbax's
+  with files.writing(path, ValueError):  # orbax raises ValueError
     orbax_checkpoint.write(task.params, path.absolute())
 
 

@@ -1,4 +1,4 @@
-"""A run, from a configuration to `result.json`: train, evaluate, export."""
+"""Run a configuration up to `result.json`: train, evaluate, export."""
 
 import time
 from collections.abc import Mapping
@@ -39,25 +39,24 @@ def train_and_evaluate(
 ) -> RunResult:
   """Train a task or a sweep, or resume the run in `workdir`.
 
-  It writes there `config.json`, `checkpoints/`, `inventory/`, `tasks/NAME/`,
-  TensorBoard events and `result.json`; with a test split `hits.json` (which
-  examples are right, see `evaluation.hits`); of a sweep `sweep.png`; with
-  `config.log_images` `answers.png` (predictions of the best task) and, if the
-  task has a token, `attention.png` (which patches its token attends to); in the
-  regime `full` the whole model as `NAME.npz`.
+  The run writes `config.json`, `checkpoints/`, `inventory/`, `tasks/NAME/`,
+  TensorBoard events and `result.json` to `workdir`. With a test split it adds
+  `hits.json` (which examples are right, see `evaluation.hits`); for a sweep,
+  `sweep.png`; with `config.log_images`, `answers.png` (predictions of the best
+  task) and, if the task has a token, `attention.png` (which patches its token
+  attends to); in the regime `full`, the whole model as `NAME.npz`.
 
   Args:
-    config: of the run.
-    workdir: is made if it does not exist.
-    stop: asks a run that trains to save its state and stop.
+    config: configuration of the run.
+    workdir: directory of the run; created if it does not exist.
+    stop: signal that makes the run save its state and stop training.
     allow_changed_data: whether a resumed run may use other data than it began
-      with; its result records that, as changed options.
-    splits: {"train": split, ...} in place of a data set that `config.data`
-      names; such as from `data.open_indexable`. Optionally also "validation"
-      and "test".
-    backbone: in place of the one that `config.backbone` names, which is then a
-      note.
-    history: gets the metrics in place of TensorBoard.
+      with; its result records that, as it does changed options.
+    splits: {"train": split, ...}, optionally with "validation" and "test", such
+      as from `data.open_indexable`; they replace the data set of `config.data`.
+    backbone: replaces the backbone that `config.backbone` names; that option
+      then is only a note.
+    history: receives the metrics, in place of TensorBoard events.
 
   Returns:
     The content of `result.json`.
@@ -66,7 +65,7 @@ def train_and_evaluate(
     MemoryVitError: for unusable input, and if another run is using `workdir`.
     Interrupted: if `stop` asked for it.
   """
-  # Settle: refuse what is known to fail.
+  # Settle the configuration, and refuse one that is known to fail.
   if splits is not None:
     config = settle.with_splits(config, splits)
   settle.require_same_start(config)
@@ -82,7 +81,7 @@ def train_and_evaluate(
     earlier = read_result(workdir)
     has_saved = passes.has_saved(workdir)
     resumes = has_saved or earlier is not None
-    # A missing login is refused before anything is read.
+    # Open W&B before any data is read, so that a missing login fails early.
     with (
       wandb_run.opened(config, workdir, trials, resumes) as wandb,
       MetricWriters(
@@ -102,7 +101,7 @@ def train_and_evaluate(
       if not (has_saved and processes.on_process_0(_file(workdir).exists)):
         files.write_json(_file(workdir), to_dict(config))
 
-      # Fit.
+      # Train all packs.
       options: dict[str, Any] = {
         "writers": writers,
         "allow_changed_data": allow_changed_data,
@@ -121,7 +120,7 @@ def train_and_evaluate(
         packs = [pack]
       else:
         packs = passes.fit_passes(inputs, plan, workdir, **options)
-      if any(pack.changes for pack in packs):  # they were accepted
+      if any(pack.changes for pack in packs):  # the changes were accepted
         files.write_json(_file(workdir), to_dict(config))
 
       # Test, rank and export.
@@ -138,7 +137,7 @@ def train_and_evaluate(
         packs,
         ranked,
         upstream.compare(inputs.backbone, original, with_tasks),
-        # A finished run keeps its time.
+        # A run that had finished before keeps its recorded time.
         earlier.wall_seconds if earlier else seconds,
       )
       require_alone()
@@ -150,5 +149,5 @@ def train_and_evaluate(
 
 
 def _file(workdir: Path) -> Path:
-  """The configuration of the first start, until a change of it is accepted."""
+  """Return the path of the configuration that the run last accepted."""
   return workdir / "config.json"

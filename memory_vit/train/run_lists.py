@@ -1,4 +1,4 @@
-"""Lists of runs: a backbone that all share, and which runs have finished."""
+"""Lists of runs: their shared backbone, and which runs have finished."""
 
 import dataclasses
 import functools
@@ -26,12 +26,12 @@ def shared_backbone(config: Config, workdir: Path) -> tuple[Backbone, Config]:
   Random weights are initialized once, and saved as WORKDIR/backbone.npz.
 
   Args:
-    config: of any run of the list.
-    workdir: of the list; it is made if it does not exist.
+    config: configuration of any run of the list.
+    workdir: directory of the list; created if it does not exist.
 
   Returns:
-    The backbone on the devices, and the configuration for the runs, which names
-    its file and has what it settles: the size of images, the GELU, ...
+    The backbone on the devices, and `config` with the file of the backbone and
+    the options that the backbone determines: the image size, the GELU, ...
 
   Raises:
     MemoryVitError: for unusable input.
@@ -50,34 +50,34 @@ def shared_backbone(config: Config, workdir: Path) -> tuple[Backbone, Config]:
 def run_differences(
   config: Config, workdir: Path, result: RunResult, backbone: Backbone
 ) -> list[str]:
-  """List how a finished run differs from the run of a configuration.
+  """List how a finished run differs from a new run of a configuration.
 
-  Options that change no result may differ, and so may the file of the backbone:
-  its weights count.
+  Options that do not affect the result may differ. Backbones are compared by
+  their weights, not by their files.
 
   Args:
-    config: of the run that would be made.
-    workdir: of the finished run.
-    result: of the finished run.
-    backbone: that `config` names.
+    config: configuration of the new run.
+    workdir: directory of the finished run.
+    result: result of the finished run.
+    backbone: the backbone that `config` names.
 
   Returns:
-    Lines such as "config.total_steps: 2, now 3"; none without differences.
+    Lines such as "config.total_steps: 2, now 3"; empty without differences.
   """
   then = files.read_object(workdir / "config.json")
   now = to_dict(settle.with_backbone(config, backbone))
-  found, wanted = (
+  old_facts, new_facts = (
     {**what_matters(values), **_epochs(values), "backbone": fingerprint}
     for values, fingerprint in (
       (then, result.backbone.fingerprint),
       (now, backbone.fingerprint),
     )
   )
-  return schema.differences(found, wanted)
+  return schema.differences(old_facts, new_facts)
 
 
 def _epochs(values: Mapping[str, Any]) -> dict[str, Any]:
-  """The length in epochs in place of steps, which depend on the data."""
+  """Return the epochs, if set, in place of steps, which depend on the data."""
   epochs = values["epochs"]
   return {"config.total_steps": f"{epochs} epochs"} if epochs else {}
 
@@ -87,7 +87,7 @@ def _open_saved_backbone(
 ) -> tuple[Backbone, str]:
   """Open the backbone; return it with the path from which each run loads it.
 
-  Random weights depend on the seed of a run, so they are saved once.
+  Random weights are saved to a file, because each run has its own seed.
   """
   backbone = open_backbone(config, mesh)
   file = workdir / "backbone.npz"
@@ -104,6 +104,6 @@ def _open_saved_backbone(
   if open_backbone(saved, mesh).fingerprint != backbone.fingerprint:
     raise TrainingError(
       f"{file} is another backbone than {config.backbone!r} of config.seed "
-      f"{config.seed}. Give what made it, or another --workdir."
+      f"{config.seed}. Give the options that made it, or another --workdir."
     )
   return backbone, str(file)

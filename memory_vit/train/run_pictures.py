@@ -26,7 +26,7 @@ from memory_vit.train.metric_writers import MetricWriters
 from memory_vit.train.results import AnyPredictions, TrainedTrial
 from memory_vit.train.wandb_run import WandbRun
 
-with epy.lazy_imports():  # of matplotlib, for which no training waits
+with epy.lazy_imports():  # matplotlib is slow to import
   from memory_vit import looking, plots
   from memory_vit.kinds import confusion
   from memory_vit.looking import token_attention
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Tags of plots that are also files in the run's directory.
+# Tags of the plots that are also written as files to the run's directory.
 OVERLAYS = "attention/overlays"
 ANSWERS = "test/answers"
 FILES = {OVERLAYS: ATTENTION, ANSWERS: ANSWERS_FILE}
-# Images of "test/answers" for each of `config.log_images`.
+# Number of images in "test/answers" per image of `config.log_images`.
 _SHEET = 3
-# Tag -> uint8 (height, width, 3).
+# Plots by tag, each uint8 (height, width, 3).
 Pictures = dict[str, np.ndarray]
 
 
@@ -58,11 +58,11 @@ def show_best(
 ) -> None:
   """Write the plots of a finished run, and its summary for W&B.
 
-  The run has finished: plots that fail are left out, with a warning.
+  Plots that fail are left out with a warning, because the run has finished.
   """
   try:
     if jax.process_index() == 0:
-      for name in FILES.values():  # of an earlier result
+      for name in FILES.values():  # plots of an earlier result
         (workdir / name).unlink(missing_ok=True)
       if inputs.config.sweep.is_on:
         with files.replacing(workdir / SWEEP) as part:
@@ -106,7 +106,7 @@ def _draw_best(
 def pictures_of(
   inputs: RunInputs, task: Task, predictions: AnyPredictions | None
 ) -> Pictures:
-  """Draw attention and answers of a task; plots that fail only warn."""
+  """Draw attention and answers of a task; leave out plots that fail."""
   pictures: Pictures = {}
   for draw in (
     lambda: attention_figures(inputs, task, predictions),
@@ -125,7 +125,7 @@ def attention_figures(
 ) -> dict[str, Figure]:
   """Draw which patches a task attends to, on images that it did not train on.
 
-  None for tasks without a token, for embeddings, and on several processes.
+  Without a token, with embeddings, or on several processes, draw nothing.
   """
   split = inputs.splits.get("test") or inputs.splits.get("validation")
   if split is None or split.embedded or not task.spec.learned.has_token:
@@ -138,16 +138,16 @@ def attention_figures(
   titles = _answers(task, predictions, chosen) if predictions else ()
   mesh = inputs.mesh
   tasks = [
-    dataclasses.replace(each, params=sharding.put(each.params, mesh))
-    for each in (*inputs.parents, task)
+    dataclasses.replace(t, params=sharding.put(t.params, mesh))
+    for t in (*inputs.parents, task)
   ]
-  # Padded by the last image to a number of rows that the devices can share.
+  # Repeat the last image until the devices can share the rows evenly.
   more = -len(images) % mesh.size
   rows = np.concatenate([images, images[-1:].repeat(more, axis=0)])
-  found = token_attention.token_attention(
+  by_task = token_attention.token_attention(
     inputs.backbone, tasks, sharding.shard_batch(rows, mesh)
   )
-  attention = found[task.name].of_images(slice(len(images)))
+  attention = by_task[task.name].of_images(slice(len(images)))
   return {
     OVERLAYS: looking.attention_overlays(images, attention, titles=titles),
     "attention/shares": looking.memory_shares_figure(attention),
@@ -157,7 +157,7 @@ def attention_figures(
 def answer_figures(
   inputs: RunInputs, task: Task, predictions: AnyPredictions | None
 ) -> dict[str, Figure]:
-  """Draw test images, under their classes and a task's answers."""
+  """Draw test images, each below its label and the task's prediction."""
   split = inputs.splits.get("test")
   if predictions is None or split is None or split.embedded:
     return {}
@@ -179,26 +179,26 @@ def confusion_figures(
 
 
 def _class_names(task: Task) -> Sequence[str]:
-  """Class names of a task, or the numbers of its classes."""
+  """Return the class names of a task, or its class numbers if it has none."""
   return task.spec.class_names or [*map(str, range(task.spec.num_classes))]
 
 
 def _answers(
   task: Task, predictions: AnyPredictions, chosen: Sequence[int]
 ) -> list[str]:
-  """Titles of examples: the truth, and below it the prediction."""
+  """Return the titles of examples: the label, and below it the prediction."""
   names = _class_names(task)
   return [
     looking.answer_title(*predictions.texts(names, number)) for number in chosen
   ]
 
 
-def _some_examples(inputs: RunInputs, split: Split, each: int = 1) -> list[int]:
-  """Numbers of images from all over a split, `each` per image of `log_images`.
+def _some_examples(inputs: RunInputs, split: Split, k: int = 1) -> list[int]:
+  """Choose `k` * `config.log_images` images, evenly spaced over a split.
 
-  Files are ordered by class: the first ones would be of one class.
+  The first images would be of one class, because files are ordered by class.
   """
   readable = [i for i in range(split.size) if i not in split.unreadable]
-  count = min(each * inputs.config.log_images, len(readable))
+  count = min(k * inputs.config.log_images, len(readable))
   places = np.linspace(0, len(readable) - 1, count).round().astype(int)
   return [readable[i] for i in places]

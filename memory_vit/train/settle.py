@@ -1,8 +1,8 @@
 """Complete the configuration of a run, or refuse it.
 
-`require_sound` refuses what is known to fail before anything is opened.
-`settled` completes what a configuration leaves to its backbone and data, once
-both are open. `require_fit` then refuses inputs that do not fit together.
+Before anything is opened, `require_sound` refuses options that are known to
+fail. Once backbone and data are open, `settled` fills in the options that
+depend on them, and `require_fit` refuses inputs that do not fit together.
 """
 
 import dataclasses
@@ -60,22 +60,22 @@ _Part = TypeVar("_Part", DataConfig, UpstreamConfig)
 logger = logging.getLogger(__name__)
 
 
-# The value of options that are left to the backbone.
+# Value of options that leave the choice to the backbone.
 _BACKBONE = "backbone"
-# What `config.epochs` -1 is. Fewer steps are too few for five images per class,
-# see docs/own_data.md.
+# Number of epochs, and least number of steps, if `config.epochs` is -1. Fewer
+# steps are too few for five images per class, see docs/own_data.md.
 _EPOCHS, _LEAST_STEPS = 50, 25
 # Splits that a Python caller may pass.
 _ROLES = ("train", "validation", "test")
 
 
 def task_name(config: Config) -> str:
-  """The name of the task, else one from its data: "sun397/tfds" -> "sun397"."""
+  """Return the task's name, or the data's: "sun397" for "sun397/tfds"."""
   if config.task.name:
     return config.task.name
   data = config.data
   name = Path(data.dir).name if data.name in OF_A_DIRECTORY else data.name
-  # Letters without their accents: "März" -> "marz", "ß" -> "ss".
+  # Replace letters by those without accents: "März" -> "marz", "ß" -> "ss".
   name = unicodedata.normalize("NFKD", name.split("/")[0].casefold())
   name = "".join(c for c in name if not unicodedata.combining(c))
   name = re.sub(r"[^a-z0-9_-]+", "-", name)
@@ -83,7 +83,7 @@ def task_name(config: Config) -> str:
 
 
 def with_splits(config: Config, splits: Mapping[str, Split]) -> Config:
-  """Name splits that were opened in Python; refuse options that name others."""
+  """Set `config.data` from given splits; refuse options for other data."""
   unknown = [role for role in splits if role not in _ROLES]
   if unknown or "train" not in splits:
     raise DataError(
@@ -99,8 +99,8 @@ def with_splits(config: Config, splits: Mapping[str, Split]) -> Config:
       )
   if data.digest != "files":
     raise ConfigError(
-      "config.data.digest is 'contents', which cannot be had of splits that "
-      "are given from Python: expected 'files', and a version in their place."
+      "config.data.digest is 'contents', which is not possible for splits that "
+      "are given from Python: expected 'files', and a version of each split."
     )
   train = splits["train"]
   data = dataclasses.replace(
@@ -114,7 +114,7 @@ def with_splits(config: Config, splits: Mapping[str, Split]) -> Config:
 
 
 def require_possible(config: Config, workdir: Path, mesh: Mesh) -> None:
-  """Refuse what is known to fail, and make the working directory."""
+  """Refuse options known to fail, and make the working directory."""
   require_sound(config, workdir, mesh)
   processes.on_process_0(
     functools.partial(paths.make_directory, workdir, "--workdir")
@@ -122,7 +122,7 @@ def require_possible(config: Config, workdir: Path, mesh: Mesh) -> None:
 
 
 def require_sound(config: Config, workdir: Path, mesh: Mesh) -> None:
-  """Refuse what is known to fail before anything is read or written."""
+  """Refuse options known to fail, before anything is read or written."""
   paths.place(workdir, "--workdir")
   if not config.data.name:
     raise ConfigError(
@@ -143,9 +143,9 @@ def require_sound(config: Config, workdir: Path, mesh: Mesh) -> None:
 
 
 def _require_outside_of_images(config: Config, workdir: Path) -> None:
-  """Refuse a directory in which a run would add images or classes to a split.
+  """Refuse a working directory within a split of image folders.
 
-  A later run would read its plots as images, and its directories as classes.
+  A later run would read the plots there as images, and folders as classes.
   """
   for ref in configured_splits(config).values():
     if ref.name != "folder" or bucket.is_in(workdir):
@@ -160,7 +160,7 @@ def _require_outside_of_images(config: Config, workdir: Path) -> None:
 
 
 def parent_directories(config: Config) -> tuple[list[Path], list[Path]]:
-  """The tasks that the new one attends to, and all that those attend to."""
+  """Return directories of the tasks attended to, and of all their ancestors."""
   attends_to, indirect = (
     [_parent(p, f"config.task.{key}") for p in getattr(config.task, key)]
     for key in ("attends_to", "indirect")
@@ -175,7 +175,7 @@ def _parent(path: str, where: str) -> Path:
 
 
 def _require_name(config: Config) -> None:
-  """Refuse invalid names of tasks now, and not after training."""
+  """Refuse invalid task names before training, not when tasks are exported."""
   trials = sweep.trials_of(config, task_name(config))
   exported = sweep.exported_names(config, task_name(config), trials)
   for name in sorted(exported):
@@ -187,7 +187,7 @@ def _require_name(config: Config) -> None:
 
 
 def require_batches(config: Config, mesh: Mesh) -> None:
-  """Refuse batches that the devices cannot share."""
+  """Refuse batch sizes that the devices cannot share evenly."""
   parts = config.optim.accumulation_steps
   for key, size in (
     ("config.batch_size", config.batch_size),
@@ -221,7 +221,7 @@ def require_memory(config: Config) -> None:
 
 
 def require_same_start(config: Config) -> None:
-  """Compare options, code, versions and devices of all processes."""
+  """Raise unless all processes have equal options, code, versions, devices."""
   if jax.process_count() == 1:
     return
   options = trees.flatten(json.loads(json.dumps(to_dict(config))))
@@ -234,7 +234,7 @@ def require_same_start(config: Config) -> None:
 
 
 def settled(config: Config, backbone: Backbone, train: Split) -> Config:
-  """Complete what the configuration leaves to its backbone and its data."""
+  """Fill in the options that the configuration leaves to backbone and data."""
   _require_classes(train)
   config = _with_embeddings(config, train)
   config = with_backbone(config, backbone)
@@ -244,16 +244,16 @@ def settled(config: Config, backbone: Backbone, train: Split) -> Config:
 
 
 def _require_classes(train: Split) -> None:
-  """Refuse a single class, for which every model is right."""
+  """Refuse data of a single class, on which every model is right."""
   if advice := train.single_class():
     name = messages.brief(train.class_names[0])
     raise DataError(f"{train} has a single class, {name}: {advice}")
 
 
 def with_backbone(config: Config, backbone: Backbone) -> Config:
-  """Complete what the configuration leaves to its backbone.
+  """Fill in the options that the configuration leaves to its backbone.
 
-  `eval_crop` stays "backbone" if the source of the backbone states it.
+  `eval_crop` stays "backbone" if the backbone comes with a preprocessing.
   """
   return dataclasses.replace(
     config,
@@ -272,22 +272,22 @@ def _with_crop(part: _Part, backbone: Backbone) -> _Part:
 
 
 def _with_embeddings(config: Config, train: Split) -> Config:
-  """Take over, or compare, how the images of embeddings were prepared."""
+  """Adopt the preprocessing of embeddings, and refuse conflicting options."""
   if not train.embedded:
     return config
-  made = train.embedded.origin.preprocessing
+  prep = train.embedded.origin.preprocessing
   data = config.data
   if data.eval_crop == _BACKBONE:
-    data = dataclasses.replace(data, eval_crop=made.crop, resize=made.resize)
-  expected: dict[str, str | int] = {"eval_crop": made.crop}
-  if made.resize:
-    expected["resize"] = made.resize
+    data = dataclasses.replace(data, eval_crop=prep.crop, resize=prep.resize)
+  expected: dict[str, str | int] = {"eval_crop": prep.crop}
+  if prep.resize:
+    expected["resize"] = prep.resize
   for key, value in expected.items():
     if getattr(data, key) != value:
       raise ConfigError(
         f"config.data.{key} is {getattr(data, key)!r}, and the embeddings were "
         f"made with {value!r}: expected that, or config.data.eval_crop "
-        f"{_BACKBONE!r}, which takes over how they were made."
+        f"{_BACKBONE!r}, which adopts their preprocessing."
       )
   return dataclasses.replace(config, data=data)
 
@@ -297,12 +297,12 @@ def stated_gelu(config: Config) -> str | None:
 
 
 def made_gelu(config: Config) -> str:
-  """The GELU of a randomly initialized backbone."""
+  """Return the GELU of a backbone that is randomly initialized."""
   return stated_gelu(config) or "tanh"
 
 
 def with_steps(config: Config, examples: int) -> Config:
-  """Set `total_steps` from `epochs`, if these are set."""
+  """Compute `total_steps` from `epochs`, if `epochs` is set."""
   if not config.epochs:
     return config
   steps = steps_of(config, examples)
@@ -314,12 +314,12 @@ def with_steps(config: Config, examples: int) -> Config:
 
 
 def steps_of(config: Config, examples: int) -> int:
-  """The number of steps of a run with `examples` training examples."""
+  """Return the number of steps of a run with `examples` training examples."""
   if not config.epochs:
     return config.total_steps
   if config.epochs < 0:
     return max(_LEAST_STEPS, math.ceil(_EPOCHS * examples / config.batch_size))
-  # The decimal number: in binary, 0.07 of 100 is a little more than 7.
+  # Take epochs as a decimal: as a float, 0.07 * 100 would round up to 8.
   epochs = fractions.Fraction(str(config.epochs))
   return math.ceil(epochs * examples / config.batch_size)
 
@@ -347,7 +347,7 @@ def require_fit(
 def load_first_head(
   config: Config, backbone: Backbone, train: Split, trials: Sequence[Trial]
 ) -> Task | None:
-  """Load the task of `config.task.init`; refuse a head that does not suit."""
+  """Load the task of `config.task.init`; refuse a head unfit for this run."""
   where = f"config.task.init {messages.brief(config.task.init)}"
   if not config.task.init:
     return None
@@ -380,7 +380,7 @@ def load_first_head(
 
 
 def head_digest(first_head: Task | None) -> list[Any]:
-  """What training that begins with a head depends on, as JSON values."""
+  """Return JSON values that identify the initial head; [] if there is none."""
   if first_head is None:
     return []
   kind = first_head.spec.kind
@@ -388,15 +388,15 @@ def head_digest(first_head: Task | None) -> list[Any]:
 
 
 def _warn_of_validation(config: Config, task: Task, where: str) -> None:
-  """Warn if validation may hold images on which the head was trained."""
-  made = task.provenance.get("config")
-  data = made.get("data") if isinstance(made, Mapping) else None
+  """Warn if the validation split may contain images that trained the head."""
+  earlier = task.provenance.get("config")
+  data = earlier.get("data") if isinstance(earlier, Mapping) else None
   train = data.get("train") if isinstance(data, Mapping) else None
   if config.data.validation and train != config.data.train:
     logger.warning(
-      "%s was trained on %s, and this run on %s: if images of its validation, "
-      "%s, are among the former, validation flatters the first steps, and "
-      "temperatures. Give both the same splits.",
+      "%s was trained on %s, and this run on %s: if images of its validation "
+      "split, %s, trained that head, validation flatters the first steps, and "
+      "temperatures. Give both runs the same splits.",
       where, messages.brief(train), messages.brief(config.data.train),
       messages.brief(config.data.validation),
     )  # fmt: skip
@@ -405,7 +405,7 @@ def _warn_of_validation(config: Config, task: Task, where: str) -> None:
 def _require_begins_as_head(
   config: Config, backbone: Backbone, where: str
 ) -> None:
-  """Refuse a regime whose first features are not the backbone's."""
+  """Refuse a regime that does not begin with the features of the backbone."""
   regime, problem = config.learned, ""
   if not regime.begins_as_head:
     problem = "reads other features"
@@ -418,7 +418,7 @@ def _require_begins_as_head(
     )
   if problem:
     raise ConfigError(
-      f"{where} gives the head of a run that would begin otherwise: the regime "
+      f"{where} gives a head for features of the backbone, but the regime "
       f"{config.regime!r} {problem}. Expected '', or a regime such as "
       "'side_masked' on a backbone with a class token, or 'full'."
     )
@@ -427,21 +427,21 @@ def _require_begins_as_head(
 def _require_new_names(
   config: Config, parents: Sequence[Task], trials: Sequence[Trial]
 ) -> None:
-  """Refuse a task with the name of one that it attends to."""
+  """Refuse a new task with the name of a task that it attends to."""
   names = sweep.exported_names(config, task_name(config), trials)
   taken = sorted(names & {task.spec.name for task in parents})
   if taken:
     raise ConfigError(
       f"config.task.name: {taken} are names of tasks in config.task.attends_to "
-      "or config.task.indirect, or of what those attend to. Give the new task "
-      "another one."
+      "or config.task.indirect, or of their ancestors. Give the new task "
+      "another name."
     )
 
 
 def _require_same_outputs(config: Config, splits: Mapping[str, Split]) -> None:
-  """Refuse splits of other classes, labels or values than the training split.
+  """Refuse splits with other classes, labels or values than the training split.
 
-  That of `config.upstream` has the classes of the backbone.
+  The split of `config.upstream` is exempt: it has the backbone's classes.
   """
   kind, train = config.task.kind, splits["train"]
   for role in _ROLES:
@@ -454,12 +454,12 @@ def _require_same_outputs(config: Config, splits: Mapping[str, Split]) -> None:
     if split.class_names != train.class_names:
       raise DataError(
         f"the split for {role!r}, {split}, has {split.num_classes} {kind} "
-        f"other than the {train.num_classes} of {train}."
+        f"that differ from the {train.num_classes} of {train}."
       )
 
 
 def task_kind(config: Config, train: Split) -> TaskKind:
-  """The kind of the task, with statistics of values; all must call."""
+  """Return the task's kind, with value statistics; all processes must call."""
   kind, units = config.task.kind, config.task.units
   if not KINDS[kind].needed:
     return TaskKind(name=kind)
@@ -493,43 +493,43 @@ def _require_embeddings_of(
   """Refuse embeddings that this backbone would not compute."""
   if not split.embedded:
     return
-  made, found = split.embedded.origin, backbone.id
+  origin, used = split.embedded.origin, backbone.id
   options = (
-    ("image_size", made.backbone.image_size, found.image_size),
-    ("gelu", made.backbone.gelu, found.gelu),
-    ("dtype", made.dtype, backbone.config.dtype),
+    ("image_size", origin.backbone.image_size, used.image_size),
+    ("gelu", origin.backbone.gelu, used.gelu),
+    ("dtype", origin.dtype, backbone.config.dtype),
   )
   for key, expected, value in options:
-    # If the weights differ, they are the cause.
-    if value != expected and made.backbone.fingerprint == found.fingerprint:
+    # If the weights differ as well, the error below names both backbones.
+    if value != expected and origin.backbone.fingerprint == used.fingerprint:
       raise ConfigError(
         f"config.{key} is {value!r}, and the embeddings of {split} "
         f"were made with {expected!r}: expected that."
       )
   width, summary = backbone.config.width, backbone.config.summary_tokens
   shapes = {"pooled": (width,), "layers": (summary, width)}
-  if made.backbone != found or made.shapes != shapes:
+  if origin.backbone != used or origin.shapes != shapes:
     raise BackboneError(
-      f"{split}: the embeddings are of {made.backbone}, with values of "
-      f"the shapes {messages.brief(dict(made.shapes))}, and config.backbone is "
-      f"{found}, which makes {shapes}: expected the one that made them."
+      f"{split}: the embeddings are of {origin.backbone}, with values of "
+      f"the shapes {messages.brief(dict(origin.shapes))}, and config.backbone "
+      f"is {used}, which makes {shapes}: expected the one that made them."
     )
 
 
 def _require_prepared_alike(train: Split, split: Split) -> None:
-  """Refuse embeddings of images that were prepared otherwise than train's.
+  """Refuse embeddings whose preprocessing differs from the training split's.
 
-  A task records one preprocessing, which all its splits must have.
+  A task records one preprocessing, which all its splits must share.
   """
   if not (train.embedded and split.embedded):
     return
   expected = dataclasses.asdict(train.embedded.origin.preprocessing)
-  found = dataclasses.asdict(split.embedded.origin.preprocessing)
-  different = [key for key in expected if found[key] != expected[key]]
+  preprocessing = dataclasses.asdict(split.embedded.origin.preprocessing)
+  different = [key for key in expected if preprocessing[key] != expected[key]]
   if different:
     first, second = (
       ", ".join(f"{key} {values[key]!r}" for key in different)
-      for values in (found, expected)
+      for values in (preprocessing, expected)
     )
     raise DataError(
       f"{split}: the images of these embeddings were prepared with "
@@ -544,9 +544,9 @@ def require_same_data(
   parents: Sequence[Task],
   first_head: Task | None = None,
 ) -> None:
-  """Compare backbone, tasks, classes and files between all processes.
+  """Raise unless backbone, tasks, classes and files are equal on all processes.
 
-  Not modification times: copies on several hosts differ in them.
+  Modification times are not compared: they differ between copies of a file.
   """
   if jax.process_count() == 1:
     return
@@ -563,7 +563,7 @@ def require_same_data(
 
 
 def _code_digest() -> str:
-  """SHA-256 of this package on this host."""
+  """Return 16 digits of the SHA-256 of this package's files on this host."""
   digest = hashlib.sha256()
   package = Path(__file__).parents[1]
   for file in sorted(package.rglob("*.py")):

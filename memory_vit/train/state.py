@@ -1,6 +1,6 @@
-"""State of a pack of trials beside its arrays; saving and resuming it.
+"""Save the state of a pack of trials, and resume from it.
 
-A resumed pack refuses the inputs of another run. Options of training may
+A pack does not resume with the inputs of another run. Training options may
 change, and the result records them; the structure of the saved state, the
 classes and the order of the images never change.
 """
@@ -31,8 +31,8 @@ from memory_vit.train.sweep import Trial
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 5  # of what is saved beside the arrays
-# Any first score is better.
+FORMAT = 5  # version of the JSON values that are saved beside the arrays
+# Stands for a missing score, so that any first score is better.
 _WORST = -math.inf
 _RECORDED = [
   f"config.{k}" for k, o in OPTIONS.items() if o.resume == "recorded"
@@ -41,10 +41,10 @@ _RECORDED = [
 
 @dataclasses.dataclass(frozen=True)
 class BestParams:
-  """The parameters of a name at its best score on validation.
+  """The parameters of a trial at its best validation score.
 
-  Without a validation split the last step is the best, without scores.
-  `params` is on the host, None before the first evaluation.
+  Without a validation split, these are the parameters of the last step, without
+  scores. `params` is on the host, and None before the first evaluation.
   """
 
   step: int = 0
@@ -54,23 +54,23 @@ class BestParams:
 
 @dataclasses.dataclass(frozen=True)
 class LoopState:
-  """The state of the loop beside step, parameters and optimizer."""
+  """State of the training loop beside `TrainState`; mappings are by trial."""
 
   best: Mapping[str, BestParams]
-  # The step at which too many updates in a row of a name were not finite. Its
-  # best parameters stay those of an earlier step.
+  # The step at which a trial was given up, after too many updates in a row that
+  # were not finite. Its best parameters stay those of an earlier step.
   lost: Mapping[str, int] = dataclasses.field(default_factory=dict)
   skipped: Mapping[str, SkipCount] = dataclasses.field(default_factory=dict)
-  # Whether an evaluation is due at this step and not made yet.
+  # Whether the evaluation that is due at this step has not been made yet.
   pending: bool = False
-  # Of options and data; each is {"step", "key", "from", "to"}.
+  # Changed options and data, each {"step", "key", "from", "to"}.
   changes: tuple[Mapping[str, Any], ...] = ()
   timed_steps: int = 0
   timed_seconds: float = 0.0
 
   @property
   def best_steps(self) -> list[int]:
-    """The steps of the best parameters of trials that are not lost."""
+    """Step of the best parameters, for each trial that is not lost."""
     return [b.step for name, b in self.best.items() if name not in self.lost]
 
 
@@ -78,9 +78,8 @@ class LoopState:
 class Steps:
   """Length of training, and steps between logs, evaluations and saved states.
 
-  An interval of 0 is never. The last step is always evaluated and saved.
-  `patience` is the number of evaluations without a better one after which
-  training stops.
+  An interval of 0 means never. The last step is always evaluated and saved.
+  Training stops early after `patience` evaluations without an improvement.
   """
 
   total: int
@@ -94,7 +93,7 @@ class Steps:
     return step == self.total or (every > 0 and step % every == 0)
 
   def stops_early(self, step: int, best_steps: Iterable[int]) -> bool:
-    """Whether no trial became better for `patience` evaluations."""
+    """Return whether no trial improved in the last `patience` evaluations."""
     if not (self.patience and step and self.due(step, self.evaluate)):
       return False
     longest = self.patience * self.evaluate
@@ -106,22 +105,22 @@ def keep_better(
   results: Mapping[str, Evaluation],
   state: TrainState,
 ) -> dict[str, BestParams]:
-  """Replace what is now better than ever before; None is never better."""
+  """Update trials whose score improved; a score of None is no improvement."""
   return {
     name: _at_now(name, state, results[name])
-    if name in results and _score(results[name].scores) > _score(found.scores)
-    else found
-    for name, found in best.items()
+    if name in results and _score(results[name].scores) > _score(old.scores)
+    else old
+    for name, old in best.items()
   }
 
 
 def keep_last(
   best: Mapping[str, BestParams], state: TrainState
 ) -> dict[str, BestParams]:
-  """Take the last step as the best of names that have no score."""
+  """Take the parameters of the last step for trials that have no score."""
   return {
-    name: _at_now(name, state) if found.scores.score is None else found
-    for name, found in best.items()
+    name: _at_now(name, state) if old.scores.score is None else old
+    for name, old in best.items()
   }
 
 
@@ -140,7 +139,7 @@ def _at_now(
 
 
 def describe(inputs: RunInputs, trials: Sequence[Trial]) -> dict[str, Any]:
-  """Describe a pack; a resumed one must have an equal description."""
+  """Describe a pack; to resume, its description must match the saved one."""
   train, stated = inputs.splits["train"], inputs.kind
   parents: dict[str, Any] = {
     task.spec.name: task.digest for task in inputs.parents
@@ -156,7 +155,7 @@ def describe(inputs: RunInputs, trials: Sequence[Trial]) -> dict[str, Any]:
     "trials": {trial.name: trial.label for trial in trials},
     "data": data,
     "files": inputs.record.compared,
-    # With a cache each process draws from its own rows.
+    # With a cache, batches depend on the number of processes.
     "drawn_by": jax.process_count() if inputs.cache else 1,
     "config": what_matters(to_dict(inputs.config)),
   }
@@ -169,10 +168,10 @@ def save(
   meta: Mapping[str, Any],
   splits: Mapping[str, Split],
 ) -> None:
-  """Write all that a resumed pack needs; all processes must call.
+  """Write everything that a resumed pack needs; all processes must call.
 
-  `BrokenDataError` is raised if all processes together skipped too many
-  examples of `splits`.
+  Raise `BrokenDataError` if too many examples of `splits` were skipped by all
+  processes together.
   """
   best = past.best
   checkpoints.save(
@@ -194,7 +193,7 @@ def save(
       },
       "lost": past.lost,
       "skipped": {
-        name: dataclasses.asdict(found) for name, found in past.skipped.items()
+        name: dataclasses.asdict(count) for name, count in past.skipped.items()
       },
       "pending": past.pending,
       "changes": list(past.changes),
@@ -215,10 +214,10 @@ def resume(
   record: DataRecord,
   allow_changed_data: bool = False,
 ) -> tuple[TrainState, LoopState | None]:
-  """Restore the newest saved state and its past, else return `state` and None.
+  """Restore the newest saved state; if there is none, return `state` and None.
 
-  `meta` must equal the saved one, except for options that may change; examples
-  that were skipped before stay skipped.
+  `meta` must equal the saved description, except for options that may change.
+  Examples that were skipped before stay skipped.
   """
   step = checkpoints.latest()
   if step is None:
@@ -235,15 +234,15 @@ def resume(
   began = {**found, "config": {**options, **accepted}}
   require_same(began, meta, checkpoints.directory)
   _require_steps_left(step, found, steps, changed, checkpoints.directory)
-  other = record.differences(found["files"])
-  changed += _data_changes(step, found, meta, other)
-  if other and not allow_changed_data:
-    raise TrainingError(_other_data(checkpoints.directory, other))
+  new_data = record.differences(found["files"])
+  changed += _data_changes(step, found, meta, new_data)
+  if new_data and not allow_changed_data:
+    raise TrainingError(_other_data(checkpoints.directory, new_data))
   for change in changed:
     logger.warning("from step %(step)d on, %(key)s is %(to)r, not %(from)r",
                    change)  # fmt: skip
   for key, bad in found["left_out"].items():
-    if key not in other:  # in other data these numbers are other images
+    if key not in new_data:  # in new data, these indices are other images
       reason = f"left out up to step {step}"
       splits[key].mark_unreadable(dict.fromkeys(bad, reason))
   like = {
@@ -279,7 +278,7 @@ def resume(
 def _option_changes(
   step: int, began: Mapping[str, Any], now: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-  """The options that differ, and may, from those of a saved state."""
+  """List changed options among those that may change when a run resumes."""
   return [
     {"step": step, "key": key, "from": began[key], "to": now[key]}
     for key in _RECORDED
@@ -289,12 +288,12 @@ def _option_changes(
 
 def _data_changes(
   step: int,
-  found: Mapping[str, Any],
+  saved: Mapping[str, Any],
   now: Mapping[str, Any],
-  other: Mapping[str, Sequence[str]],
+  new_data: Mapping[str, Sequence[str]],
 ) -> list[dict[str, Any]]:
-  """The splits that hold other data than before, with the differences."""
-  before = found["files"]
+  """List the splits whose data changed, with their differences."""
+  before = saved["files"]
   return [
     {
       "step": step,
@@ -303,13 +302,13 @@ def _data_changes(
       "to": now["files"].get(split, {}).get("sha256"),
       "what": list(lines),
     }
-    for split, lines in other.items()
+    for split, lines in new_data.items()
   ]
 
 
-def _other_data(directory: Path, other: Mapping[str, Sequence[str]]) -> str:
+def _other_data(directory: Path, new_data: Mapping[str, Sequence[str]]) -> str:
   lines = []
-  for split, (first, *more) in other.items():
+  for split, (first, *more) in new_data.items():
     lines += [f"{split}: {first}", *more]
   return (
     f"the run in {directory} began with other data. Restore them, or resume "
@@ -320,22 +319,22 @@ def _other_data(directory: Path, other: Mapping[str, Sequence[str]]) -> str:
 
 def _require_steps_left(
   step: int,
-  found: Mapping[str, Any],
+  saved: Mapping[str, Any],
   steps: Steps,
   changed: Sequence[Mapping[str, Any]],
   directory: Path,
 ) -> None:
-  """Refuse options of training that a finished run would not follow."""
+  """Refuse changed options if the run has no steps left that would use them."""
   if step > steps.total:
     raise TrainingError(
       f"the run in {directory} is at step {step}, beyond config.total_steps "
       f"{steps.total}: expected at least that."
     )
-  best = [at for name, (at, *_) in found["best"].items()
-          if name not in found["lost"]]  # fmt: skip
+  best = [at for name, (at, *_) in saved["best"].items()
+          if name not in saved["lost"]]  # fmt: skip
   if step == steps.total:
     ended, longer = f"has taken all of its {step} steps", "total_steps"
-  elif not found["pending"] and steps.stops_early(step, best):
+  elif not saved["pending"] and steps.stops_early(step, best):
     ended, longer = f"stopped early after {step} steps", "early_stopping"
   else:
     return
@@ -351,8 +350,8 @@ def _require_steps_left(
 def require_same(
   found: Mapping[str, Any], now: Mapping[str, Any], directory: Path
 ) -> None:
-  """Raise unless a pack resumes with what it began with."""
-  advice = "Give that one, or another --workdir."
+  """Raise if backbone, tasks, data or options differ from the saved ones."""
+  advice = "Give what it began with, or another --workdir."
   if found["fingerprint"] != now["fingerprint"]:
     raise TrainingError(
       f"the run in {directory} began on the backbone with fingerprint "
@@ -362,7 +361,7 @@ def require_same(
   if processes[0] != processes[1]:
     raise TrainingError(
       f"the run in {directory} drew its batches on {processes[0]} processes, "
-      f"now {processes[1]}: with config.cache each draws from its own rows. "
+      f"now {processes[1]}: with config.cache each process has its own rows. "
       "Start the same number, or give another --workdir."
     )
   for key in ("config", "parents", "attends_to", "trials", "data"):
@@ -375,10 +374,10 @@ def require_same(
 
 
 def what_matters(values: Mapping[str, Any]) -> dict[str, Any]:
-  """Options that a resumed run must share, {"config.task.cells": 5, ...}.
+  """Return options that resumed runs must keep, {"config.task.cells": 5, ...}.
 
-  Values are as JSON returns them. Directories of tasks may change, not their
-  digests, and epochs if the number of steps stays: both are compared elsewhere.
+  Values are as read back from JSON. Directories of tasks and epochs are left
+  out: the digests of tasks, and the number of steps, are compared instead.
   """
   free = {key for key, option in OPTIONS.items() if option.resume == "free"}
   flat = trees.flatten(json.loads(json.dumps(values)))

@@ -28,17 +28,18 @@ from memory_vit.train.mix import Mixup, mix
 
 logger = logging.getLogger(__name__)
 
-# More than the steps that a study repeats.
+# Maximum number of compiled steps to keep: more than a study uses in turn.
 _SHARED = 32
-# (traced program, a value's bytes on one device) -> bytes of temporary arrays.
+# Maps a traced program, and a function from a value to its bytes on one device,
+# to the bytes of the program's temporary arrays.
 Temporary = Callable[[Any, Callable[[Any], int]], int]
 
 
 @flax.struct.dataclass
 class TrainState:
-  """Training state: steps done, parameters and optimizer state.
+  """Training state: number of finished steps, parameters and optimizer state.
 
-  `params` is {name: trained parameters}, without anything frozen.
+  `params` is {task name: trained parameters}, without anything frozen.
   """
 
   step: jax.Array
@@ -48,12 +49,12 @@ class TrainState:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepMemory:
-  """Memory of a step on a device, in bytes, beside state and backbone.
+  """Memory of a step on a device, in bytes, without state and backbone.
 
   Attributes:
-    batches: those in use and those that wait.
-    contexts: what the frozen pass hands on.
-    temporary: arrays within the program that has most.
+    batches: the batch in use, and prefetched batches.
+    contexts: outputs of the frozen pass.
+    temporary: temporary arrays of the program that needs most.
   """
 
   batches: int
@@ -69,8 +70,8 @@ class Step:
   """One optimizer step on a batch, in three programs.
 
   They are `SplitForward.prepare` (everything frozen), the gradient (everything
-  trained), and the update. A batch may pass the first two in parts; its images
-  may be mixed before.
+  trained), and the update. With `accumulation_steps`, a batch passes the first
+  two in parts; with `mixup`, its images are mixed first.
   """
 
   def __init__(
@@ -86,14 +87,14 @@ class Step:
   ) -> None:
     """Build the programs; nothing is compiled yet.
 
-    `schedules` are those of the optimizer, for metrics.
+    `schedules` are the learning rates of the optimizer, reported as metrics.
     """
     self.prepare, self._mesh = forward.prepare, mesh
     self.optimizer, self.schedules = optimizer, schedules
     self._parts = accumulation_steps
     self._is_compiled = False
     loss = functools.partial(_loss, forward, losses)
-    # The programs themselves constrain the layout of gradient and state.
+    # None for gradient and state: the programs constrain their sharding.
     outputs = (None, sharding.replicated(mesh))
     self.gradient_program = jax.jit(
       functools.partial(_gradient, jax.grad(loss, has_aux=True), mesh),
@@ -116,18 +117,18 @@ class Step:
     )
 
   def create_state(self, params: Any) -> TrainState:
-    """A state at step 0, on the devices of the mesh; see `sharding.layout`."""
+    """Return the state at step 0, on the mesh as `sharding.layout` says."""
     state: TrainState = self._create(sharding.put(params, self._mesh)).tree
     return state
 
   def gradient(
     self, params: Any, frozen: Any, batch: dict[str, Any]
   ) -> tuple[Any, dict[str, dict[str, jax.Array]]]:
-    """The gradient of the mean loss of every name, and its metrics."""
+    """Return the gradient of each task's mean loss, and each task's metrics."""
     prepare = functools.partial(self.prepare, frozen)
     inputs = inputs_of(batch, prepare)
-    found = self.gradient_program(params, frozen, inputs, batch["label"])
-    gradient, metrics = (part.tree for part in found)
+    results = self.gradient_program(params, frozen, inputs, batch["label"])
+    gradient, metrics = (part.tree for part in results)
     return gradient, metrics
 
   def memory(
@@ -139,11 +140,11 @@ class Step:
     *,
     temporary: Temporary,
   ) -> StepMemory:
-    """Estimate device memory beside state and backbone.
+    """Estimate the device memory of a step, without state and backbone.
 
-    `batch` is a whole step, with "inputs" if they are cached; `evaluated` is
-    the number of images in an evaluation batch. `temporary` is called for the
-    frozen pass, unless its outputs are cached, and for the gradient.
+    `batch` is the batch of a whole step, with "inputs" if they are cached;
+    `evaluated` is the number of images in an evaluation batch. `temporary` is
+    called for the gradient and, unless its outputs are cached, the frozen pass.
     """
     rows = sharding.by_rows(self._mesh)
     passed = batch
@@ -171,13 +172,13 @@ class Step:
     inputs = inputs_of(part, prepared)
     trace = self.gradient_program.trace
     programs.append(trace(params, frozen, inputs, part["label"]))
-    # An image of evaluation has as large a context, and there may be more.
+    # Evaluation has contexts as well, and its batches may have more images.
     contexts = trees.bytes_of(inputs) * max(1.0, evaluated / images)
     return StepMemory(
       # Two batches are prefetched while one is used.
       batches=3 * trees.bytes_of(batch) // self._mesh.size,
       contexts=int(contexts / self._mesh.size),
-      # They run one after the other; the context between them outlives both.
+      # The programs run one after the other, so only the largest one counts.
       temporary=max(temporary(program, on_a_device) for program in programs),
     )
 
@@ -186,9 +187,9 @@ class Step:
   ) -> tuple[TrainState, dict[str, dict[str, jax.Array]]]:
     """Take one step; `state` is donated.
 
-    Metrics are {name: {"loss", `HeadLoss.metric`, "grad_norm", "param_norm",
+    Metrics are {task: {"loss", `HeadLoss.metric`, "grad_norm", "param_norm",
     "skipped", "learning_rate"}}, float32 (). If loss, gradient or new
-    parameters of a name are not finite, its parameters and optimizer state stay
+    parameters of a task are not finite, its parameters and optimizer state stay
     unchanged, and "skipped" is 1.
     """
     if not self._is_compiled:
@@ -215,14 +216,14 @@ class Step:
 def _create(
   optimizer: optax.GradientTransformation, mesh: Mesh, params: Any
 ) -> Unnamed:
-  # A copy: the loop donates its state, but not the caller's parameters.
+  # Copy the parameters: the loop donates its state, the caller keeps its own.
   params = jax.tree.map(jnp.copy, params)
   state = TrainState(jnp.int32(0), params, optimizer.init(params))
   return Unnamed(sharding.constrain(state, mesh))
 
 
 def _split(batch: dict[str, Any], parts: int, i: int) -> dict[str, Any]:
-  """Every `parts`-th row, from row i: no row moves between devices."""
+  """Return every `parts`-th row from row i, so that no row changes devices."""
   return jax.tree.map(lambda rows: rows[i::parts], batch)
 
 
@@ -234,9 +235,9 @@ def _loss(
   inputs: Any,
   labels: Any,
 ) -> tuple[jax.Array, dict[str, dict[str, jax.Array]]]:
-  """The sum over names of the mean loss.
+  """Return the sum of the mean losses of all tasks, and {task: metrics}.
 
-  No loss has a gradient for the parameters of another name: tasks attend to
+  No loss has a gradient for the parameters of another task: tasks attend to
   each other as constants, or not at all.
   """
   metrics = {}
@@ -245,14 +246,14 @@ def _loss(
     head = losses.get(name, HeadLoss())
     loss, metric = head.of_batch(logits, labels, outputs)
     metrics[name] = {"loss": loss, head.metric: metric}
-  each = [values["loss"] for values in metrics.values()]
-  return functools.reduce(jnp.add, each), metrics
+  mean_losses = [values["loss"] for values in metrics.values()]
+  return functools.reduce(jnp.add, mean_losses), metrics
 
 
 def _gradient(
   loss_gradient: Any, mesh: Mesh, *args: Any
 ) -> tuple[Unnamed, Unnamed]:
-  """Gradient and metrics; the gradient is sharded as the parameters."""
+  """Return gradient and metrics, the gradient sharded like the parameters."""
   grads, metrics = loss_gradient(*args)
   return Unnamed(sharding.constrain(grads, mesh)), Unnamed(metrics)
 
@@ -266,7 +267,7 @@ def _update(
   metrics: dict[str, dict[str, jax.Array]],
   scale: float,
 ) -> tuple[Unnamed, Unnamed]:
-  """Apply the mean gradient; `scale` is one over the number of parts."""
+  """Apply the mean of summed gradients; `scale` is 1 / the number of parts."""
   grads, metrics = jax.tree.map(lambda a: a * scale, (grads, metrics))
   updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
   params = optax.apply_updates(state.params, updates)
@@ -287,10 +288,10 @@ def _update(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepPlan:
-  """Key of a shared step: all that its programs depend on, except arrays."""
+  """Key of a shared step: everything its programs depend on, except arrays."""
 
   backbone: ViTConfig
-  specs: tuple[TaskSpec, ...]  # `TaskSpec.for_programs`
+  specs: tuple[TaskSpec, ...]  # each from `TaskSpec.for_programs`
   # The name, options and learning rate of each trained task.
   optimizers: tuple[tuple[str, OptimConfig, float], ...]
   losses: tuple[tuple[str, HeadLoss], ...]
@@ -302,7 +303,7 @@ class StepPlan:
 
 @functools.lru_cache(_SHARED)
 def shared_step(plan: StepPlan) -> Step:
-  """Build the step of a plan once: another run with it compiles nothing."""
+  """Build the step of a plan once, so that later runs compile nothing."""
   options = {name: config for name, config, _ in plan.optimizers}
   schedules = {
     name: optim.make_schedule(config, rate, plan.total_steps)

@@ -18,20 +18,20 @@ from memory_vit.runtime.tables import table
 
 
 def summary(result: RunResult, workdir: Path) -> str:
-  """The result of a run as a table, and the paths of its files."""
+  """Format the result of a run as a table, with the paths of its files."""
   lines = ["", _table(result), *_certainty(result.tasks)]
   if result.sweep:
     lines += ["", _of_sweep(result.sweep, result.tasks[0])]
   backbone = result.backbone
   if backbone.outputs_bit_equal is not None:
     equal = "yes" if backbone.outputs_bit_equal else "NO"
-    what = "original outputs"
+    subject = "original outputs"
     if backbone.accuracy_before is not None:
-      what = (
+      subject = (
         f"original task: {_percent(backbone.accuracy_before)} before, "
         f"{_percent(backbone.accuracy_after)} after; all outputs"
       )
-    lines += ["", f"{what} unchanged (bitwise): {equal}"]
+    lines += ["", f"{subject} unchanged (bitwise): {equal}"]
   if result.left_out:
     lines += ["", "left out, as they could not be read:"]
     lines += [f"  {escaped(example)}" for example in result.left_out]
@@ -43,7 +43,7 @@ def summary(result: RunResult, workdir: Path) -> str:
     if task.test.not_finite
   ]
   lines += _calibration(result.tasks[0]) if result.tasks else []
-  speed = result.images_per_second  # unknown of a head in closed form
+  speed = result.images_per_second  # 0 for a head in closed form
   lines += [
     f"{result.wall_seconds:.0f} s in all"
     + (f", {speed:.0f} training images/s" if speed else ""),
@@ -57,12 +57,12 @@ def summary(result: RunResult, workdir: Path) -> str:
 
 
 def _pictures(workdir: Path) -> list[str]:
-  found = [workdir / name for name in (SWEEP, ATTENTION, ANSWERS)]
-  return [f"picture       {path}" for path in found if path.exists()]
+  paths = [workdir / name for name in (SWEEP, ATTENTION, ANSWERS)]
+  return [f"picture       {path}" for path in paths if path.exists()]
 
 
 def _table(result: RunResult) -> str:
-  """A row for every task, a column for everything that was varied."""
+  """Format a table: a row for each task, a column for each varied option."""
   kind = KINDS[result.tasks[0].kind] if result.tasks else CLASSES.kind
   more = [f"test {kind.metrics[key].title}" for key in kind.beside_score]
   if kind.one_is_right:
@@ -104,7 +104,7 @@ def _by_regime(tasks: Sequence[TrialResult]) -> list[TrialResult]:
 
 
 def _certainty(tasks: Sequence[TrialResult]) -> list[str]:
-  """The standard error of the best task's validation accuracy."""
+  """Return a line on the standard error of the best task on validation."""
   best = tasks[0] if tasks else None
   if best is None:
     return []
@@ -118,7 +118,7 @@ def _certainty(tasks: Sequence[TrialResult]) -> list[str]:
 
 
 def _calibration(best: TrialResult) -> list[str]:
-  """What is known of the probabilities of the best task."""
+  """Describe temperature, calibration and rejection of the best task."""
   kind, name = KINDS[best.kind], escaped(best.name)
   if not kind.fits:
     return []

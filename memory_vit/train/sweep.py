@@ -1,7 +1,7 @@
 """Trials of a sweep, which train side by side, and how they share passes.
 
-Masked training costs a forward pass and one token per task. Trials are tasks
-like any others: they share the pass and its images, and nothing else.
+Masked training costs a forward pass, and one token for each task. Trials are
+ordinary tasks: they share the pass and its images, and nothing else.
 """
 
 import dataclasses
@@ -32,9 +32,9 @@ _AXES = {
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-  """One of the tasks of a run.
+  """One of the tasks that a run trains.
 
-  `config` is that of a run that trains it alone.
+  `config` is the configuration of a run that trains this trial alone.
   """
 
   name: str
@@ -43,17 +43,17 @@ class Trial:
 
   @property
   def label(self) -> str:
-    """ "learning_rate=0.1,cells=5": readable, and valid as a directory."""
+    """Readable name of a directory, such as "learning_rate=0.1,cells=5"."""
     return ",".join(f"{k.split('.')[-1]}={v}" for k, v in self.varied.items())
 
 
 def logdir_of(trial: Trial, workdir: Path) -> Path:
-  """The directory of a trial, which TensorBoard shows as a run."""
+  """Return the directory of a trial, which TensorBoard shows as a run."""
   return workdir / "sweep" / trial.label if trial.label else workdir
 
 
 def trials_of(config: Config, name: str) -> list[Trial]:
-  """The trials of a run; a single one called `name` without a sweep."""
+  """Return the trials of a run; without a sweep, a single one called `name`."""
   if not config.sweep.is_on:
     return [Trial(name, {}, config)]
   chosen = config.data.validation or config.optim.in_closed_form
@@ -80,21 +80,21 @@ def trials_of(config: Config, name: str) -> list[Trial]:
 
 
 def _require_distinct(trials: Sequence[Trial]) -> None:
-  """Refuse two trials that are the same, in what any of them varies."""
+  """Refuse two trials that agree in all options that any trial varies."""
   keys = {key: operator.attrgetter(key) for t in trials for key in t.varied}
-  found: dict[tuple[Any, ...], Trial] = {}
+  seen: dict[tuple[Any, ...], Trial] = {}
   for trial in trials:
     values = tuple(value_of(trial.config) for value_of in keys.values())
-    if values in found:
+    if values in seen:
       raise ConfigError(
         "config.sweep has trials that are the same: "
-        f"{dict(found[values].varied)} and {dict(trial.varied)}."
+        f"{dict(seen[values].varied)} and {dict(trial.varied)}."
       )
-    found[values] = trial
+    seen[values] = trial
 
 
 def _require_one_way(config: Config, trials: Sequence[Trial]) -> None:
-  """Refuse trials in closed form beside others: their options contradict."""
+  """Refuse to mix trials in closed form with others: their options conflict."""
   base = config.optim.in_closed_form
   names = {t.config.optim.name for t in trials}
   if any(t.config.optim.in_closed_form != base for t in trials):
@@ -113,12 +113,12 @@ def by_pass_group(trials: Sequence[Trial]) -> list[list[Trial]]:
 
 
 def pass_group(config: Config) -> str:
-  """Trials of one group share passes; masked regimes are one group."""
+  """Return the pass group of a trial; all masked regimes form one group."""
   return "masked" if config.learned.has_token else config.regime
 
 
 def size(trial: Trial) -> tuple[tuple[int, ...], ...]:
-  """Sort key: how much a trial adds to a pass, first by its side stream."""
+  """Return a sort key: a trial's cost in a pass, its side stream first."""
   regime, options = trial.config.learned, trial.config.task
   return tuple(
     part.cost(options) if regime.has(part.name) else ()
@@ -129,7 +129,7 @@ def size(trial: Trial) -> tuple[tuple[int, ...], ...]:
 def exported_names(
   config: Config, name: str, trials: Sequence[Trial]
 ) -> set[str]:
-  """The names under which tasks of a run may be exported."""
+  """Return the names under which tasks of a run may be exported."""
   names = {name, *(trial.name for trial in trials)}
   if config.sweep.regime:
     names |= {best_of_regime(name, trial.config.regime) for trial in trials}
@@ -137,22 +137,22 @@ def exported_names(
 
 
 def best_of_regime(name: str, regime: str) -> str:
-  """The name of the best trial of a regime that is not the best of all."""
+  """Name the best trial of a regime for export, if it is not best overall."""
   return f"{name}-{regime.replace('+', '-')}"
 
 
 @dataclasses.dataclass(frozen=True)
 class PassPlan:
-  """Passes of a run: the trials that share each, by an estimate of memory."""
+  """The trials that share each pass of a run, by an estimate of memory."""
 
   passes: tuple[tuple[str, ...], ...]  # names of the trials of each pack
-  # None if all fit at once.
+  # Memory of a pack of one trial; None if all trials fit into one pack.
   bytes_of_one: int | None = None
-  bytes_per_trial: int | None = None  # of a further one
+  bytes_per_trial: int | None = None  # of each further trial
 
   @classmethod
   def from_json(cls, values: Mapping[str, Any]) -> "PassPlan":
-    """Read a plan after `dataclasses.asdict` and JSON."""
+    """Read a plan that went through `dataclasses.asdict` and JSON."""
     passes = tuple(tuple(names) for names in values["passes"])
     return cls(**{**values, "passes": passes})
 
@@ -160,9 +160,9 @@ class PassPlan:
 def packs_of(trials: Sequence[Trial], at_once: int) -> list[list[Trial]]:
   """Distribute trials over as few packs as possible, of about equal size.
 
-  Trials with equal side streams come together, as they share products, then
-  those with similar numbers of cells, as a pack is padded to its longest
-  memory.
+  Trials with equal side streams come together, because they share matrix
+  products; among these, trials with similar numbers of cells, because a pack is
+  padded to its longest memory.
   """
   count = math.ceil(len(trials) / at_once)
   if count == 1:
@@ -173,7 +173,7 @@ def packs_of(trials: Sequence[Trial], at_once: int) -> list[list[Trial]]:
 
 
 def at_once(first: int, further: int, free: int) -> int:
-  """The number of trials that fit into memory, all arguments in bytes."""
+  """Return the number of trials that fit into memory, from sizes in bytes."""
   if first > free:
     raise ConfigError(
       f"one trial takes {first / 2**30:.2f} GiB, of {free / 2**30:.2f} GiB: "
@@ -184,10 +184,10 @@ def at_once(first: int, further: int, free: int) -> int:
 
 
 def free_bytes(memory_gib: float) -> int:
-  """Memory that a pack may take; 0 GiB means all that is free.
+  """Return the bytes that a pack may take; 0 GiB means all free memory.
 
-  A tenth of a device is left free, and half of a machine without one: compiling
-  takes memory that the estimate does not include.
+  Of the free memory, a tenth is spared on an accelerator, and half on a CPU:
+  compiling takes memory that the estimate does not include.
   """
   if memory_gib:
     return int(memory_gib * 2**30)
@@ -198,22 +198,22 @@ def free_bytes(memory_gib: float) -> int:
 
 
 def _combinations(sweep: SweepConfig) -> list[dict[str, Any]]:
-  """The varied options of every trial, in the order of the lists."""
+  """Return the varied options of each trial, in the order of their lists."""
   axes = [
     [(_AXES[axis], value) for value in getattr(sweep, axis)]
     for axis in _AXES
     if getattr(sweep, axis)
   ]
-  found = []
+  combinations = []
   for overrides, *values in itertools.product(sweep.overrides or ({},), *axes):
     _require_keys(overrides, [pair[0] for pair in values])
     varied = {**overrides, **dict(values)}
     if sweep.regime and "cells" not in get_regime(varied["regime"]).fields:
       varied.pop("task.cells", None)
-      if varied in found:
+      if varied in combinations:
         continue
-    found.append(varied)
-  return found
+    combinations.append(varied)
+  return combinations
 
 
 def _require_keys(overrides: Mapping[str, Any], axes: Sequence[str]) -> None:
@@ -231,11 +231,11 @@ def _require_keys(overrides: Mapping[str, Any], axes: Sequence[str]) -> None:
 
 
 def _changed(config: Config, varied: Mapping[str, Any]) -> Config:
-  """The configuration of a run that trains one trial alone."""
-  # Together: `cache.what` alone would contradict the regime.
+  """Return the configuration of a run that trains one trial alone."""
   fixed = {f"sweep.{k}": v for k, v in vars(SweepConfig()).items()}
   # All trials share their batches, whatever their seeds.
   fixed["data.seed"] = config_lib.data_seed(config)
   if "regime" in varied and config.cache.has_rows:
     fixed["cache.what"] = config_lib.cacheable_part(varied["regime"])
+  # Replace all options at once: a new `cache.what` must suit the new regime.
   return config.replaced({**fixed, **varied})

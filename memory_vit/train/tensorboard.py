@@ -13,12 +13,12 @@ from etils import epy
 from memory_vit.runtime.files import Outbox
 from memory_vit.train.metric_writers import Guard, Images, Scalars
 
-with epy.lazy_imports():  # a run that keeps its metrics writes no events
+with epy.lazy_imports():  # only needed if events are written
   from memory_vit.data import quiet_tensorflow
 
 
 class EventFile:
-  """Events of a trial, as the writer of `clu`, which imports keras as well."""
+  """Event file of a trial, like the writer of `clu` but without its keras."""
 
   def __init__(self, folder: Path) -> None:
     self._summary = quiet_tensorflow.tf.summary
@@ -44,18 +44,18 @@ class EventFile:
 class TensorBoard:
   """Events of the trials of a run, written by process 0.
 
-  A trial whose events cannot be written is given up alone.
+  If the events of a trial cannot be written, the others are still written.
   """
 
   def __init__(self, logdirs: Mapping[str, Path]) -> None:
-    """Write the events of a trial into its directory; it is made then."""
+    """Take the directory of each trial, which is created at its first event."""
     self.guard = Guard("TensorBoard")
     self._logdirs = logdirs if jax.process_index() == 0 else {}
     self._guards = {
       trial: Guard(f"TensorBoard events of {trial!r} in {path}")
       for trial, path in self._logdirs.items()
     }
-    # Of the present pass.
+    # Files of the trials that share the present pass.
     self._closing: dict[str, contextlib.ExitStack] = {}
     self._opened: dict[str, tuple[EventFile, Outbox]] = {}
 
@@ -81,8 +81,8 @@ class TensorBoard:
       self._guards[trial].close(closing.close)
 
   def _each(self, trials: Iterable[str], action: Callable[[str], Any]) -> None:
-    """Do something for trials that share a pass."""
-    # All trials of a sweep may be more than a process can have open files.
+    """Call `action` for each trial; `trials` share a pass."""
+    # Close the files of the previous pass: those of all trials may be too many.
     if self._closing.keys().isdisjoint(trials):
       self.close()
     for trial in trials:

@@ -1,8 +1,8 @@
-"""Plan of a run for TPUs or a GPU that are not there: memory, batch, seconds.
+"""Plan a run for absent TPUs or GPUs: its memory, largest batch and time.
 
-The programs of a step are compiled from shapes alone: neither images nor
-weights are read, where a short name tells the shapes of the backbone. All
-numbers are the compiler's estimates.
+The programs of a step are compiled from shapes alone: no images are read, and
+no weights if a short name determines the shapes of the backbone. All numbers
+are the compiler's estimates.
 """
 
 import dataclasses
@@ -29,37 +29,37 @@ from memory_vit.train.sweep import Trial
 
 logger = logging.getLogger(__name__)
 
-# Of the memory of a chip; a run leaves the rest free, see `sweep.free_bytes`.
+# Share of a chip's memory that a run may take, as in `sweep.free_bytes`.
 _SHARE = 0.9
-# Batches that are compiled in search of the largest one.
+# Maximum number of larger batches to compile in search of the largest one.
 _TRIES = 3
-# Each is larger by a tenth than one that fits; after one that does not, a tenth
-# less than is expected to fit is tried.
+# A batch is tried if it is a tenth larger than one that fits. After each batch
+# that does not fit, the number of images to try is reduced by a tenth.
 _WORTHWHILE, _LESS = 1.1, 0.9
-# What the compiler for TPUs says of a program that takes too much memory.
+# Status in the compiler's error for a program that takes too much memory.
 _TOO_LARGE = "RESOURCE_EXHAUSTED"
 _GIB = 2**30
-# The programs of a step.
+# Names of the programs of a step.
 _FROZEN, _GRADIENT, _UPDATE = "frozen pass", "gradient", "update"
 
 
 def plan(
   config: Config, topology: str, *, classes: int = 0, examples: int = 0
 ) -> str:
-  """Describe a run on absent devices, of which nothing is run.
+  """Describe a run on absent devices, without running anything.
 
   Args:
-    config: of the run.
+    config: configuration of the run.
     topology: see `absent_devices.devices`.
-    classes: outputs of the task; 0 takes those of its data, or of what TFDS
-      says of them.
-    examples: in the training split; 0 takes those of its data. They are needed
-      where they set the number of steps, or the memory of a cache.
+    classes: number of outputs of the task; 0 takes it from the data, or from
+      the metadata of TFDS.
+    examples: number of training examples; 0 takes it from the data. It is
+      needed if the number of steps, or the memory of a cache, depends on it.
 
   Raises:
     ConfigError: for a configuration or a topology that is not possible, or if
       the compiler is not installed.
-    DataError: if classes or examples are needed, and not known.
+    DataError: if classes or examples are needed, but not known.
   """
   if config.optim.in_closed_form:
     raise ConfigError(
@@ -72,7 +72,7 @@ def plan(
   mesh = sharding.make_mesh(
     absent_devices.devices(topology), fsdp=config.mesh.fsdp
   )
-  if config.dtype == "auto":  # all these chips multiply it faster
+  if config.dtype == "auto":  # all these chips multiply bfloat16 faster
     config = dataclasses.replace(config, dtype="bfloat16")
   inputs = described_inputs.describe_inputs(
     config, mesh, chip, classes, examples
@@ -94,13 +94,13 @@ def plan(
 
 @dataclasses.dataclass(frozen=True)
 class _Measured:
-  """Report of the compiler on a step: its memory, and each program."""
+  """Memory of a step, and the compiler's reports on its programs by name."""
 
   memory: PackMemory
   reports: Mapping[str, CompilerReport]
 
   def seconds(self, config: Config, gigahertz: float) -> float:
-    """Seconds of a step; each part of its batch passes the same programs."""
+    """Return the seconds of a step; all but the update run once per part."""
     cycles = sum(
       report.cycles
       * (1 if name == _UPDATE else config.optim.accumulation_steps)
@@ -111,7 +111,7 @@ class _Measured:
 
 @dataclasses.dataclass(frozen=True)
 class _GroupPlan:
-  """The plan of trials of one group, see `sweep.by_pass_group`."""
+  """Plan of the trials of one group, see `sweep.by_pass_group`."""
 
   inputs: RunInputs
   chip: Chip
@@ -148,7 +148,7 @@ class _GroupPlan:
     return rows
 
   def _packs(self) -> list[list[Trial]]:
-    """The trials that share each pass, by the memory of the chip."""
+    """Return the trials that share each pass, given the memory of the chip."""
     inputs = self.inputs
     if not inputs.config.sweep.memory_gib:
       free = max(1, self._free - self._cached_bytes) / _GIB
@@ -174,7 +174,7 @@ class _GroupPlan:
     images: int,
     names: Collection[str] = (_FROZEN, _GRADIENT, _UPDATE),
   ) -> _Measured | None:
-    """Compile programs of a step of some images; None if they do not fit."""
+    """Compile programs of a step of `images`; None if one does not fit."""
     logger.info("compiling a step of %d images", images)
     config = dataclasses.replace(self.inputs.config, batch_size=images)
     inputs = dataclasses.replace(self.inputs, config=config)
@@ -188,7 +188,7 @@ class _GroupPlan:
     step, state = pack.shapes(inputs, trials)
     grads, metrics = (part.tree for part in programs[-1].out_info)
     update = step.update_program.trace(state, grads, metrics, 1.0)
-    # Without a frozen pass if its outputs are cached.
+    # There is no frozen pass among the programs if its outputs are cached.
     by_name = dict(
       zip((_FROZEN, _GRADIENT)[-len(programs) :], programs, strict=True)
     )
@@ -218,7 +218,7 @@ class _GroupPlan:
 
   @property
   def _backbone_bytes(self) -> int:
-    """Bytes of the backbone as loaded, and of its rounded kernels beside it."""
+    """Bytes of the loaded backbone, and of its kernels in the compute dtype."""
     params = {"backbone": self.inputs.backbone.params}
     passed = jax.tree.leaves(self.inputs.frozen["backbone"])
     return sharding.bytes_on_a_device(
@@ -230,7 +230,7 @@ class _GroupPlan:
 
   @property
   def _free(self) -> int:
-    """Bytes of a chip that a pack may take beside the backbone."""
+    """Bytes of a chip that are left for a pack, beside the backbone."""
     return int(_SHARE * self.chip.memory) - self._backbone_bytes
 
   def _memory(self, measured: _Measured | None) -> str:
@@ -259,12 +259,12 @@ class _GroupPlan:
   def _largest_batch(
     self, trials: list[Trial], measured: _Measured | None
   ) -> str:
-    """The largest batch that a few tries find to fit."""
+    """Describe the largest batch that fits, as a few tries find it."""
     config = self.inputs.config
     unit = self.inputs.mesh.size * config.optim.accumulation_steps
     images, most = config.batch_size, MOST_IMAGES + unit
-    # Close to its limit the compiler computes values again: what it states
-    # there tells nothing of smaller batches.
+    # Halve the batch and measure again, rather than extrapolate: close to the
+    # memory limit the compiler recomputes values, which changes what it needs.
     while measured is None or not self._fits(measured):
       if images == unit or self._cached_bytes > self._free:
         return f"none: {counted(unit, 'image')} do not fit"
@@ -277,9 +277,9 @@ class _GroupPlan:
       wanted = int(min(reach, most - unit)) // unit * unit
       if wanted < _WORTHWHILE * images:
         break
-      found = self._measure(trials, wanted, largest)
-      if found and self._fits(found):
-        images, measured = wanted, found
+      larger = self._measure(trials, wanted, largest)
+      if larger and self._fits(larger):
+        images, measured = wanted, larger
       else:
         most, share = wanted, _LESS * share
     total = _gib(self._backbone_bytes + measured.memory.total)
@@ -289,20 +289,21 @@ class _GroupPlan:
     return measured.memory.total <= self._free
 
   def _reach(self, images: int, memory: PackMemory) -> float:
-    """Images that would fit, if memory grows with them from a known batch."""
+    """Extrapolate how many images fit, from the memory of a known batch."""
     config = self.inputs.config
     evaluated, parts = config.batch_size_eval, config.optim.accumulation_steps
     left = self._free - memory.state - memory.cached
     of_one = (memory.batches + memory.temporary) / images
-    # The larger one of a part of a batch, and of evaluation.
+    # Contexts are those of a part of a batch or of an evaluation batch,
+    # whichever has more images.
     context = memory.contexts / max(images / parts, evaluated)
     return min(
       left / (of_one + context / parts), (left - context * evaluated) / of_one
     )
 
   def _cache(self) -> str:
-    what, rows = self.inputs.config.cache.what, self._cached_rows
-    row = f"{what} of {self._row_bytes:,} bytes an image"
+    part, rows = self.inputs.config.cache.what, self._cached_rows
+    row = f"{part} of {self._row_bytes:,} bytes an image"
     if not rows:
       return row
     return f"{row}: {_gib(self._row_bytes * rows)} GiB for {rows:,} of training"
@@ -320,20 +321,20 @@ class _GroupPlan:
 
   @property
   def _cached_rows(self) -> int:
-    """The number of rows of training; 0 if that of examples is not known."""
+    """Number of cached training rows; 0 if the data set's size is unknown."""
     size = self.inputs.splits["train"].size
     return size * self.inputs.config.cache.crops
 
   @property
   def _cached_bytes(self) -> int:
-    """Bytes of the cached rows of training on a chip."""
+    """Bytes of the cached training rows on each chip."""
     if self.inputs.config.cache.where != "device":
       return 0
     return self._row_bytes * self._cached_rows // self.inputs.mesh.size
 
 
 def _largest_programs(reports: Mapping[str, CompilerReport]) -> list[str]:
-  """The programs that may take most memory with another batch as well."""
+  """Name the programs that may need most memory at another batch size."""
   most = max(report.temporaries for report in reports.values())
   return [n for n, r in reports.items() if 2 * r.temporaries >= most]
 

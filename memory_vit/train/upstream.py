@@ -1,4 +1,4 @@
-"""Original outputs of the backbone, compared before and after training."""
+"""Compare the original outputs of the backbone before and after training."""
 
 from collections.abc import Sequence
 
@@ -18,8 +18,8 @@ def evaluate_upstream(
 ) -> Evaluation | None:
   """Evaluate the original outputs on the data of `config.upstream`.
 
-  `tasks` run in the same pass; without them the backbone runs alone. None
-  without such data, or if no task composes.
+  `tasks` run in the same pass; without them, the backbone runs alone. Return
+  None without such data, or if no task can share a pass with the backbone.
   """
   split = inputs.splits.get("upstream")
   composing = [task for task in tasks or () if task.spec.learned.composes]
@@ -56,7 +56,7 @@ def compare(
   before: Evaluation | None,
   after: Evaluation | None,
 ) -> BackboneResult:
-  """The backbone in a result.
+  """Return the entry of the backbone in a result.
 
   `before` and `after` are from `evaluate_upstream`.
   """

@@ -1,7 +1,7 @@
-"""Weights & Biases: a run that gets the metrics of all trials.
+"""Send the metrics of all trials of a run to Weights & Biases (W&B).
 
-All trials of a sweep are one run, with keys that begin with the name of a
-trial: one process trains them side by side, and hundreds of runs would be
+All trials of a sweep are one W&B run, with keys that begin with the name of the
+trial: one process trains them side by side, and hundreds of W&B runs would need
 hundreds of connections.
 """
 
@@ -26,27 +26,28 @@ from memory_vit.runtime.preemption import PREEMPTED, Interrupted
 from memory_vit.train.metric_writers import Guard, Images, Scalars
 from memory_vit.train.sweep import Trial
 
-with epy.lazy_imports():  # of an extra, and slow
+with epy.lazy_imports():  # wandb is optional, and slow to import
   import wandb
 
 logger = logging.getLogger(__name__)
 
-# In the working directory: the id by which a run resumes in W&B.
+# File in the working directory, with the id by which a run resumes in W&B.
 FILE = "wandb.json"
-# Characters of a name that W&B accepts.
+# Maximum number of characters that W&B accepts in a name.
 _LONGEST_NAME = 128
-# Time for the network at the end of a run. A preempted process has 30 seconds
-# on many clusters, of which the last steps and saving may take 10.
+# Maximum time for sending data at the end of a run. Many clusters give a
+# preempted process 30 seconds, of which last steps and saving may take 10.
 _FINISH_SECONDS = 10.0
-# Up to the last "@" before a path, as passwords may contain "@"; up to the last
-# one at all if ":" is followed by no port, but by a password that contains "/".
+# User and password of a URL. They end at the last "@" before the path, because
+# a password may contain "@"; but at the last "@" of all if no port follows the
+# ":", because a password may contain "/" as well.
 _USER = re.compile(
   r"([a-z][a-z0-9+.-]*://)"
   r"(?:[^/?#\s]*@|[^/?#\s:@]*:(?!\d+(?:[/?#\s]|$))(?:(?!://)\S)*@)",
   re.IGNORECASE,
 )
-# Outside of http "?" and "#" occur in names and patterns of files, few of which
-# have a "=" soon after.
+# Query of a URL, or fragment. Outside of http, "?" and "#" also occur in file
+# names and patterns, so that only a "?" with a "=" soon after begins a query.
 _QUERY = re.compile(
   r"(https?://[^?#\s]*)[?#]\S*"
   r"|([a-z][a-z0-9+.-]*://\S*?)\?[^/?#\s]*=\S*",
@@ -65,9 +66,9 @@ def require_installed(config: Config) -> None:
 
 
 class WandbRun:
-  """A run of W&B, of all processes; process 0 writes it.
+  """A W&B run: all processes call its methods, and process 0 writes.
 
-  `config` is replaced once backbone and data have settled it.
+  The caller replaces `config` once backbone and data have completed it.
   """
 
   def __init__(
@@ -84,9 +85,9 @@ class WandbRun:
     self.guard = Guard("Weights & Biases")
 
   def begin(self) -> None:
-    """Begin or resume in W&B, and write the configuration of the run.
+    """Begin or resume the run in W&B, and write its configuration.
 
-    A further call writes the configuration again. All processes must call.
+    Later calls only write the configuration. All processes must call.
     """
     if not self._has_begun:
       processes.on_process_0(self._open)
@@ -109,13 +110,13 @@ class WandbRun:
       self._run.log({**keyed, "step": step})
 
   def flush(self) -> None:
-    """W&B sends by itself."""
+    """Do nothing, because W&B sends data by itself."""
 
   def close(self) -> None:
-    """`finish` ends the run, with the exit status of the command."""
+    """Do nothing: `finish` ends the run, with the command's exit status."""
 
   def summarize(self, values: Mapping[str, Any]) -> None:
-    """Set values of the whole run; None is left out."""
+    """Set summary values of the whole run, except values that are None."""
     known = {key: value for key, value in values.items() if value is not None}
     self._attempt(lambda: self._run.summary.update(known))
 
@@ -130,12 +131,12 @@ class WandbRun:
     if run is None:
       return
     try:
-      # Also after a failure: W&B refuses an id that is in use.
+      # End the run even after a failure, because W&B refuses an id in use.
       run.finish(exit_code=status)
     except TimeoutError:
       logger.warning(
-        "Weights & Biases did not take all within %.0f s; the rest is kept: "
-        "wandb sync %s",
+        "Weights & Biases did not receive all data within %.0f s; to send the "
+        "rest: wandb sync %s",
         _FINISH_SECONDS,
         escaped(str(self._workdir / "wandb" / f"*run-*-{run.id}*")),
       )  # fmt: skip
@@ -144,7 +145,7 @@ class WandbRun:
     if self._outbox:
       try:
         self._outbox.close()
-      except Exception as error:  # of the network, of a full disk
+      except Exception as error:  # network errors, full disks
         _show_incomplete(run.id, error)
 
   def _open(self) -> None:
@@ -161,14 +162,14 @@ class WandbRun:
         mode=mode,
         id=run_id,
         resume="allow",
-        # Otherwise it would reuse, and end, a run that the caller has open.
+        # Otherwise W&B would reuse, and end, a run that the caller has open.
         reinit="create_new",
         dir=self._outbox.local,
         settings=wandb.Settings(
-          # Otherwise it captures all output, progress bars too.
+          # Otherwise W&B captures all output, including progress bars.
           console="off",
           silent=True,
-          # The command line may contain passwords, in URLs.
+          # Do not send the command line: its URLs may contain passwords.
           x_disable_meta=True,
           disable_git=True,
           save_code=False,
@@ -180,7 +181,7 @@ class WandbRun:
     except Exception as error:  # errors of W&B and of the network
       raise _cannot_begin(error) from error
     self._run = run
-    # W&B's own steps only rise; passes of a sweep begin at 1 again.
+    # W&B's own steps may only rise, but each pass of a sweep begins at 1.
     self._attempt(functools.partial(run.define_metric, "step"))
     self._attempt(functools.partial(run.define_metric, "*", step_metric="step"))
     place = self._workdir / "wandb" if run.offline else run.url
@@ -202,11 +203,11 @@ class WandbRun:
 def opened(
   config: Config, workdir: Path, trials: Sequence[Trial], resumes: bool = False
 ) -> Iterator[WandbRun | None]:
-  """Open the run of a working directory; None if W&B is not configured.
+  """Yield the W&B run of a working directory; None if W&B is not configured.
 
-  A resumed run resumes in W&B only after its saved state is accepted, by
-  `WandbRun.begin`: a refused start leaves W&B unchanged. A run that the caller
-  has open stays open. All processes must call.
+  A resumed run resumes in W&B only once `WandbRun.begin` is called, after its
+  saved state was accepted: a refused start leaves W&B unchanged. Another W&B
+  run that the caller has open stays open. All processes must call.
   """
   if not config.wandb.project:
     yield None
@@ -227,7 +228,7 @@ def opened(
 
 def _show_incomplete(run_id: str, error: Exception) -> None:
   logger.warning(
-    "what Weights & Biases has of run %s is not complete (%s)",
+    "Weights & Biases did not receive all data of run %s (%s)",
     run_id, messages.named(error),
   )  # fmt: skip
 
@@ -247,21 +248,21 @@ def _cannot_begin(error: Exception) -> TrainingError:
 
 
 def _id_of(workdir: Path) -> str:
-  """The id of the run in W&B, saved in the working directory."""
+  """Return the id of the run in W&B, saved in the working directory."""
   file = workdir / FILE
   if file.exists():
     return str(files.read_object(file, "id")["id"])
-  made = secrets.token_hex(8)
-  files.write_json(file, {"id": made})
-  return made
+  run_id = secrets.token_hex(8)
+  files.write_json(file, {"id": run_id})
+  return run_id
 
 
 def without_secrets(value: Any) -> Any:
-  """Configuration values, with passwords and keys removed from URLs."""
+  """Remove passwords and keys from the URLs in configuration values."""
   if isinstance(value, Mapping):
-    return {key: without_secrets(one) for key, one in value.items()}
+    return {key: without_secrets(item) for key, item in value.items()}
   if isinstance(value, list | tuple):
-    return [without_secrets(one) for one in value]
+    return [without_secrets(item) for item in value]
   if not isinstance(value, str):
     return value
   return _QUERY.sub(r"\1\2", _USER.sub(r"\1", value))
