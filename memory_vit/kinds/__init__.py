@@ -1,4 +1,4 @@
-"""Kinds of tasks: what outputs mean, their losses and metrics, and answers."""
+"""Kinds of tasks (classes, labels, values): losses, metrics and answers."""
 
 from memory_vit.kinds.classes import Classes
 from memory_vit.kinds.kind import Kind

@@ -7,11 +7,12 @@ import dataclasses
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int64
 
-# As in Guo et al., "On Calibration of Modern Neural Networks" (2017).
+# Number of bins, as in Guo et al., "On Calibration of Modern Neural Networks"
+# (2017).
 BINS = 15
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
+@dataclasses.dataclass(frozen=True, eq=False)  # == fails for arrays
 class Calibration:
   """Confidence and accuracy in k bins of equal width.
 
@@ -19,9 +20,9 @@ class Calibration:
   is above i / k and at most (i + 1) / k.
 
   Attributes:
-    count: of the examples in each bin.
-    confidence: their mean confidence; NaN in an empty bin.
-    accuracy: their accuracy; NaN in an empty bin.
+    count: number of examples in each bin.
+    confidence: mean confidence in each bin; NaN in an empty bin.
+    accuracy: accuracy in each bin; NaN in an empty bin.
   """
 
   count: Int64[np.ndarray, " k"]
@@ -30,15 +31,15 @@ class Calibration:
 
   @property
   def edges(self) -> Float64[np.ndarray, " edges"]:
-    """The bounds of the bins, from 0 to 1."""
+    """Edges of the bins, from 0 to 1."""
     return np.linspace(0, 1, len(self.count) + 1)
 
   @property
   def expected_error(self) -> float:
     """Expected calibration error (ECE); NaN without examples.
 
-    The difference between confidence and accuracy of a bin, averaged over
-    examples.
+    The absolute difference between confidence and accuracy of each bin,
+    averaged over the examples.
     """
     filled = self.count > 0
     if not filled.any():
@@ -52,11 +53,11 @@ def calibrate(
   correct: Bool[np.ndarray, " n"],
   bins: int = BINS,
 ) -> Calibration:
-  """Put examples into bins by their confidence.
+  """Put examples into bins by confidence; average confidence and accuracy.
 
   Args:
     confidence: the probability of the best class of each example.
-    correct: whether that class is the right one.
+    correct: whether the best class of each example is right.
     bins: k, the number of bins.
   """
   inner = np.linspace(0, 1, bins + 1)[1:-1]

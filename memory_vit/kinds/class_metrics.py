@@ -1,4 +1,4 @@
-"""Metrics of a classifier, over a split and of each of its classes."""
+"""Metrics of a classifier over a split, and of each of its classes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from jaxtyping import Float64, Int64
 from memory_vit.kinds.calibration import calibrate
 from memory_vit.kinds.predictions import SplitPredictions
 
-# Confidence level of the intervals.
+# Confidence level of the Wilson intervals.
 LEVEL = 0.95
 
 
 @dataclasses.dataclass(frozen=True)
 class Proportion:
-  """A share of examples, with its Wilson score interval at 95 %."""
+  """Share of examples, with its 95 % Wilson score interval."""
 
   share: float
   low: float
@@ -31,17 +31,17 @@ class SplitMetrics:
 
   Attributes:
     skipped: the number of examples that could not be read.
-    not_finite: examples whose outputs are not finite. They count as mistakes,
-      and with any of them the last three metrics are None.
-    top1: share of the examples whose best class is right.
-    top5: share whose class is among the best five; None for at most five
-      classes.
-    majority: share of the largest class.
+    not_finite: the number of examples whose outputs are not finite. They count
+      as mistakes; if there are any, the last three metrics are None.
+    top1: share of the examples whose most probable class is right.
+    top5: share of the examples whose class is among the five most probable;
+      None for at most five classes.
+    majority: share of the examples that are of the most frequent class.
     macro_f1: mean F1 over the classes that have examples or are predicted.
     balanced_accuracy: mean recall over the classes that have examples.
     loss: mean cross-entropy, in nats.
     brier: mean Brier score over all classes, from 0 to 2.
-    calibration_error: the expected one, see `Calibration`.
+    calibration_error: expected calibration error, see `Calibration`.
   """
 
   examples: int
@@ -57,16 +57,16 @@ class SplitMetrics:
   calibration_error: float | None
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
+@dataclasses.dataclass(frozen=True, eq=False)  # == fails for arrays
 class ClassMetrics:
   """Metrics of each of c classes.
 
   Attributes:
-    support: its examples.
-    predicted: examples for which it is predicted.
-    precision: share of `predicted` that is right; NaN if there are none.
-    recall: share of `support` that is right; NaN if there are none.
-    f1: harmonic mean of both; NaN without `support` and `predicted`.
+    support: number of examples of each class.
+    predicted: number of examples for which each class is predicted.
+    precision: share of `predicted` that is right; NaN if `predicted` is 0.
+    recall: share of `support` that is right; NaN if `support` is 0.
+    f1: harmonic mean of both; NaN if `support` and `predicted` are 0.
   """
 
   support: Int64[np.ndarray, " c"]
@@ -77,9 +77,9 @@ class ClassMetrics:
 
 
 def class_metrics(predictions: SplitPredictions) -> ClassMetrics:
-  """Precision, recall and F1 of each class, by scikit-learn."""
+  """Compute precision, recall and F1 of each class with scikit-learn."""
   classes = predictions.num_classes
-  # `classes` is no class: outputs that are not finite are always wrong.
+  # Outputs that are not finite get the index `classes`, which is always wrong.
   best = np.where(predictions.finite, predictions.top_classes[:, 0], classes)
   label, best = (
     predictions.label[predictions.counted],
@@ -99,7 +99,7 @@ def class_metrics(predictions: SplitPredictions) -> ClassMetrics:
 def split_metrics(
   predictions: SplitPredictions, classes: ClassMetrics
 ) -> SplitMetrics:
-  """Metrics over all examples; at least one of them counts."""
+  """Compute metrics over a split with at least one readable example."""
   counted, predicted = predictions.counted, predictions.predicted
   examples = int(counted.sum())
   among = predictions.top_classes == predictions.label[:, None]

@@ -25,10 +25,10 @@ from memory_vit.kinds.state import State
 from memory_vit.kinds.task_kind import TaskKind
 from memory_vit.runtime import sharding
 
-# The most outputs that are held for fitting; of more, every second row is left
-# out, again and again.
+# Maximum number of logits held in memory to fit a temperature and a threshold.
+# Whenever a state exceeds it, the state drops every second example.
 MOST_HELD_OUT = 2**27
-# Sums over the examples of a split, as `batch_sums` names them.
+# Sums over the examples of a split, with the keys of `batch_sums`.
 Totals = dict[str, Float64[np.ndarray, "..."]]
 
 
@@ -39,21 +39,21 @@ def batch_sums(
   temperature: Any = 1.0,
   unknown: Any = -np.inf,
 ) -> dict[str, Float32[Array, "..."]]:
-  """Sum over the examples of a batch; `mask` is 1 for them, 0 for padding.
+  """Sum over the examples of a batch; `mask` is 1 for examples, 0 for padding.
 
-  "count", "loss" (cross-entropy, nats), "top1" and "top5", and over the
-  examples of each class "class_count", "class_top1", (c,). "not_finite" counts
-  examples whose logits are not all finite: no class of them is right, and the
-  loss is NaN. "bins" (2, k) are confidence and hits, summed in each bin of
-  `calibration`. "accepted" and "accepted_top1" are of the examples
-  whose largest logit is at least `unknown`.
+  The keys are "count", "loss" (cross-entropy, nats), "top1" and "top5" (hits).
+  "class_count" and "class_top1" (c,) are sums over the examples of each class.
+  "not_finite" counts examples whose logits are not all finite: they have no
+  hits, and the loss is NaN. "bins" (2, k) are confidence and hits, summed in
+  each bin of `calibration`. "accepted" and "accepted_top1" count examples and
+  hits whose largest logit is at least `unknown`.
   """
   scaled = _scaled(logits, temperature)
   loss = optax.softmax_cross_entropy_with_integer_labels(scaled, labels)
   largest, best = top_classes(logits, 5)
-  # Of NaN logits the first would be the best.
+  # For NaN logits `top_k` returns the first classes, which must not be hits.
   finite = jnp.isfinite(logits).all(axis=-1)
-  # With -inf for a wrong class it would be finite.
+  # If only a wrong class had a logit of -inf, the loss would still be finite.
   loss = jnp.where(finite, loss, jnp.nan)
   hits = (best == labels[:, None]) * (mask * finite)[:, None]
   classes = jax.nn.one_hot(labels, logits.shape[-1]) * mask[:, None]
@@ -62,7 +62,7 @@ def batch_sums(
   edges = jnp.linspace(0, 1, BINS + 1)[1:-1]
   bins = jax.nn.one_hot(jnp.searchsorted(edges, confidence), BINS)
   of_bins = jnp.stack([mask * confidence, top1])
-  # NaN times 0 is NaN.
+  # Replace NaN before the product with the one-hot `bins`: NaN times 0 is NaN.
   of_bins = jnp.where(finite[None], of_bins, 0)
   accepted = mask * finite * (largest[:, 0] >= unknown)
   return {
@@ -84,7 +84,7 @@ def example_hits(
   labels: Int[Array, " b"],
   mask: Float32[Array, " b"],
 ) -> Int8[Array, " b"]:
-  """1 for an example that "top1" counts, 0 for others, -1 for padding."""
+  """Return 1 for a top-1 hit, 0 for a mistake, -1 for padding."""
   best = top_classes(logits, 1)[1][:, 0]
   right = (best == labels) & jnp.isfinite(logits).all(axis=-1)
   return jnp.where(mask > 0, right, -1).astype(jnp.int8)
@@ -96,9 +96,9 @@ def predict_examples(
   mask: Float32[Array, " b"],
   temperature: Any = 1.0,
 ) -> dict[str, Array]:
-  """The fields of `SplitPredictions` for a batch.
+  """Return the fields of `SplitPredictions` for a batch.
 
-  The best classes are those that "top1" and "top5" of `batch_sums` count.
+  The best classes are the same as for "top1" and "top5" of `batch_sums`.
   """
   logits = logits.astype(jnp.float32)
   scaled = _scaled(logits, temperature)
@@ -122,15 +122,15 @@ def predict_examples(
 def _scaled(
   logits: Float[Array, "b c"], temperature: Any
 ) -> Float[Array, "b c"]:
-  """Logits below the largest, which is 0, at a temperature."""
+  """Subtract the largest logit, then divide by the temperature."""
   return (logits - logits.max(axis=-1, keepdims=True)) / temperature
 
 
 def top_classes(
   logits: Float[Array, "b c"], count: int
 ) -> tuple[Float[Array, "b _"], Int[Array, "b _"]]:
-  """The largest logits and their classes; of equal ones the first."""
-  # `top_k` puts -0.0 behind 0.0.
+  """Return the largest logits and their classes, ties by class index."""
+  # Turn -0.0 into 0.0: they are equal, but `top_k` ranks -0.0 below 0.0.
   logits = jnp.where(logits == 0, 0.0, logits)
   best, classes = jax.lax.top_k(logits, min(count, logits.shape[-1]))
   return best, classes
@@ -148,7 +148,7 @@ def add(
 
 
 def evaluation_of(total: Totals, *, rejects: bool = False) -> Evaluation:
-  """Scores of a split of which all examples were added."""
+  """Compute the scores of a split from the sums over all its examples."""
   count = float(total["count"])
   top1 = float(total["top1"]) / count
   confidence, hits = total["bins"]
@@ -188,7 +188,7 @@ def evaluation_of(total: Totals, *, rejects: bool = False) -> Evaluation:
 
 
 class ClassState(State):
-  """Sums of a task of classes, and rows of its examples if they are wanted."""
+  """Metric sums of a task of classes, and results per example if requested."""
 
   def __init__(
     self,
@@ -197,7 +197,7 @@ class ClassState(State):
     mesh: jax.sharding.Mesh,
     also: Collection[Also],
   ) -> None:
-    """The metrics of a batch, as `Kind.state` says."""
+    """Compute the sums of a batch; `Kind.state` describes the arguments."""
     on_all = sharding.replicated(mesh)
     temperature = np.float32(stated.temperature)
     self._unknown = stated.unknown
@@ -212,7 +212,7 @@ class ClassState(State):
       self._rows |= {key: [array] for key, array in rows.items()}
     self._rows = jax.device_get(self._rows)
     self._held_out: list[HeldOut] = []
-    self._step = 1  # of the rows that are held
+    self._step = 1  # `_held_out` has every `_step`-th example
     if "held_out" in also:
       outputs, targets, mask = sharding.to_host(tuple(batch))
       known = (mask > 0) & np.isfinite(outputs).all(axis=1)
@@ -224,14 +224,14 @@ class ClassState(State):
     self._total = add(self._total, other._total)
     for key, batches in other._rows.items():
       self._rows[key] += batches
-    self._held_out += [_every(self._step, one) for one in other._held_out]
-    if sum(one.outputs.size for one in self._held_out) > MOST_HELD_OUT:
+    self._held_out += [_every(self._step, batch) for batch in other._held_out]
+    if sum(batch.outputs.size for batch in self._held_out) > MOST_HELD_OUT:
       self._step *= 2
-      self._held_out = [_every(2, one) for one in self._held_out]
+      self._held_out = [_every(2, batch) for batch in self._held_out]
     return self
 
   def compute(self) -> Evaluation:
-    rows = {key: np.concatenate(some) for key, some in self._rows.items()}
+    rows = {key: np.concatenate(arrays) for key, arrays in self._rows.items()}
     hits = rows.pop("hits", None)
     classes = len(self._total["class_count"])
     predictions = None
@@ -257,5 +257,5 @@ def _every(step: int, rows: HeldOut) -> HeldOut:
 
 @functools.cache
 def _compiled(function: Callable[..., Any], on_all: Any) -> Callable[..., Any]:
-  """A function of a batch, compiled to leave its results on every device."""
+  """Compile a function of a batch so that all devices get its full results."""
   return jax.jit(function, out_shardings=on_all)

@@ -1,4 +1,4 @@
-"""Classes: exactly one of c is right; softmax and cross-entropy."""
+"""Classes: exactly one of c classes is right; softmax and cross-entropy."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ if TYPE_CHECKING:
   from memory_vit.kinds.state import State
   from memory_vit.kinds.task_kind import TaskKind
 
-# Logit of padding outputs. It is finite: a target of 0 times an infinite loss
-# would be NaN.
+# Logit of padding outputs. It is finite, because a target probability of 0
+# times an infinite loss would be NaN.
 _NEVER = -1e9
 
 
 class MixedClasses(NamedTuple):
-  """Classes of mixed images.
+  """Two classes (b,) of each mixed image (mixup).
 
-  `first` counts by `share` (b,), at least one half.
+  `share` (b,), at least 0.5, is the weight of `first`; `second` has the rest.
   """
 
   first: jax.Array
@@ -63,7 +63,7 @@ class MixedClasses(NamedTuple):
 
 
 class Classes(Kind):
-  """One class of each image is right."""
+  """Kind of tasks in which exactly one class of each image is right."""
 
   name, noun = "classes", "class"
   metrics = {
@@ -139,17 +139,17 @@ class Classes(Kind):
     options: LossOptions,
     head: HeadOutputs,
   ) -> tuple[jax.Array, jax.Array]:
-    """Cross-entropy (b,), and whether the right class is predicted.
+    """Return cross-entropy (b,), and whether the right class is predicted.
 
-    Both classes of a mixed image count, each by its share.
+    For mixed images, both are means over the two classes, weighted by share.
     """
     if head.is_class is not None:
       outputs = jnp.where(head.is_class[None], outputs, _NEVER)
     if not isinstance(targets, MixedClasses):
       return _loss(outputs, targets, options, head)
     first, second = (
-      _loss(outputs, one, options, head)
-      for one in (targets.first, targets.second)
+      _loss(outputs, classes, options, head)
+      for classes in (targets.first, targets.second)
     )
     loss, right = (
       targets.share * a + (1 - targets.share) * b
@@ -160,18 +160,18 @@ class Classes(Kind):
   def fitted(
     self, stated: TaskKind, held_out: HeldOut, unknown: float
   ) -> TaskKind:
-    found = dataclasses.replace(
+    calibrated = dataclasses.replace(
       stated, temperature=temperature.of_classes(*held_out)
     )
     if not unknown:
-      return found
+      return calibrated
     scores = self.known_score(held_out.outputs, np)
     return dataclasses.replace(
-      found, unknown=float(np.quantile(scores, unknown))
+      calibrated, unknown=float(np.quantile(scores, unknown))
     )
 
   def known_score(self, outputs: Any, xp: ModuleType) -> Any:
-    """The largest logit."""
+    """Return the largest logit."""
     return outputs.max(axis=-1)
 
   def solver(self, method: str) -> Solver:
@@ -181,10 +181,10 @@ class Classes(Kind):
     }[method]
 
   def weights(self, counts: np.ndarray, examples: int) -> np.ndarray:
-    """Weights n / (c * count), by which all classes contribute alike.
+    """Return weights n / (c * count), so that all classes contribute equally.
 
-    Their mean over the examples is 1 if every class has some, so the scale of
-    the loss stays. A class without examples has weight 0.
+    If every class has examples, the mean weight over examples is 1, which keeps
+    the scale of the loss. A class without examples has weight 0.
     """
     weights = counts.sum() / (len(counts) * counts.clip(1))
     return (weights * (counts > 0)).astype("float32")
@@ -197,21 +197,21 @@ class Classes(Kind):
   def answers(
     self, stated: TaskKind, names: Names, activated: np.ndarray, most: Most
   ) -> list[Any]:
-    """[{"class", "index", "probability"}, ...], the most probable first."""
-    found = best_guesses(names, activated, most.classes)
-    return [[guess.to_json("class") for guess in row] for row in found]
+    """Return [{"class", "index", "probability"}, ...] per image, best first."""
+    guesses = best_guesses(names, activated, most.classes)
+    return [[guess.to_json("class") for guess in row] for row in guesses]
 
   def answer_rows(self, answer: Any) -> list[tuple[str, str]]:
     if isinstance(answer, list):
       return guess_rows(answer, "class")
-    # See `TaskKind.marked`.
+    # `TaskKind.marked` made a dictionary, because the task rejects images.
     unknown = [("unknown", "")] if answer["unknown"] else []
     return unknown + guess_rows(answer["classes"], "class")
 
   def columns(
     self, stated: TaskKind, names: Names, activated: np.ndarray, top: int
   ) -> dict[str, np.ndarray]:
-    """`top` is the number of classes in the last three columns."""
+    """Return columns, of which the last three have the `top` best classes."""
     indices = best(activated, top)
     classes = [[class_label(names, i) for i in row] for row in indices.tolist()]
     shares = np.take_along_axis(activated, indices, axis=-1)
@@ -225,8 +225,8 @@ class Classes(Kind):
   def cells(
     self, stated: TaskKind, names: Names, activated: np.ndarray, top: int
   ) -> dict[str, list[Any]]:
-    found = best_guesses(names, activated, top)
-    return guess_columns(found, self.cell_types(names, activated.shape[-1]))
+    guesses = best_guesses(names, activated, top)
+    return guess_columns(guesses, self.cell_types(names, activated.shape[-1]))
 
   def cell_types(self, names: Sequence[str], outputs: int) -> dict[str, str]:
     return {
@@ -243,10 +243,10 @@ class Classes(Kind):
 
 
 def standard_error(accuracy: float, examples: int) -> float:
-  """Standard error of an accuracy; 0 without examples.
+  """Return the standard error of an accuracy; 0 without examples.
 
-  If all or none are right, half an example counts for the other case: it is
-  never 0.
+  If all examples are right, or all are wrong, half an example counts as the
+  opposite, so that the error is above 0.
   """
   if not examples:
     return 0.0
@@ -255,7 +255,7 @@ def standard_error(accuracy: float, examples: int) -> float:
 
 
 def tells_top5(classes: int) -> bool:
-  """Whether "top5" is not always 1: of 5 classes, one of 5 guesses is right."""
+  """Return whether "top5" can differ from 1: with up to 5 classes it cannot."""
   return classes > 5
 
 
@@ -277,7 +277,7 @@ def _loss(
 def _targets(
   classes: jax.Array, c: int, smoothing: float, is_class: jax.Array | None
 ) -> jax.Array:
-  """Target probabilities (b, c)."""
+  """Return target probabilities (b, c); smoothing leaves out padding."""
   sharp = jax.nn.one_hot(classes, c)
   if is_class is None:
     return optax.smooth_labels(sharp, smoothing)

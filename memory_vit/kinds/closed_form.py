@@ -1,9 +1,9 @@
 """Linear heads in closed form, by scikit-learn, in float64 on the host.
 
-Each solver takes features (n, d), the targets of its kind as losses take them,
-and the number c of outputs; each class has an image. Its `Solution` has the
-estimator's decision function as outputs; of two classes, of which it has one
-number z, -z/2 and z/2.
+Each solver takes features (n, d), targets in the form that losses take, and the
+number c of outputs; each class must have an image. The outputs of a `Solution`
+are the decision function of scikit-learn's estimator. For two classes this
+function is one number z, and the outputs are -z/2 and z/2.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from sklearn.model_selection import KFold, StratifiedKFold
 
 from memory_vit.errors import DataError
 
-# Penalties of ridge regression, in mean squared singular values of the centered
-# features: the best ones of our test bed lie well inside.
+# Penalties of ridge regression, as multiples of the mean squared singular value
+# of the centered features. On our test bed the best are well in this range.
 _PENALTIES = np.logspace(-5, 3, 17)
-# Folds of `cross_validated`.
+# Number of folds in `cross_validated`.
 FOLDS = 5
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
+@dataclasses.dataclass(frozen=True, eq=False)  # == fails for arrays
 class Solution:
   """A linear head.
 
   Attributes:
     kernel: maps features to outputs.
-    bias: of the outputs.
-    strength: how much it is regularized, {"shrinkage": s} or {"penalty": a}.
+    bias: constants that are added to the outputs.
+    strength: regularization, {"shrinkage": s} or {"penalty": a}.
   """
 
   kernel: Float64[np.ndarray, "d c"]
@@ -45,7 +45,7 @@ class Solution:
   strength: Mapping[str, float]
 
   def outputs(self, features: Float64[np.ndarray, "n d"]) -> np.ndarray:
-    """The outputs for features, float64 (n, c)."""
+    """Return the outputs for features, float64 (n, c)."""
     return features @ self.kernel + self.bias
 
 
@@ -57,16 +57,16 @@ def lda(
   classes: Num[np.ndarray, " n"],
   count: int,
 ) -> Solution:
-  """Linear discriminant analysis with one shrunk covariance of all classes.
+  """Fit linear discriminant analysis with one shrunk covariance of all classes.
 
-  The shrinkage is that of Ledoit and Wolf (2004) for the differences of all
-  images from the means of their classes: scikit-learn's "auto" estimates one
-  for each class, of few images each.
+  The shrinkage is estimated (Ledoit and Wolf, 2004) from the deviations of all
+  images from their class means, because scikit-learn's "auto" would estimate it
+  for each class from few images.
   """
   if len(classes) == count:
     raise DataError(
-      'there is one image of each class, of which "lda" can tell no spread: '
-      'expected more, or "ridge"'
+      'there is one image of each class, and "lda" needs the spread within '
+      'classes: expected more images, or "ridge"'
     )
   sums = np.zeros((count, features.shape[1]))
   np.add.at(sums, classes, features)
@@ -79,9 +79,9 @@ def lda(
     )
   shrinkage = float(ledoit_wolf_shrinkage(within, assume_centered=True))
   del within
-  found = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=shrinkage)
-  found.fit(features, classes)
-  return _of_classes(found, {"shrinkage": shrinkage})
+  model = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=shrinkage)
+  model.fit(features, classes)
+  return _of_classes(model, {"shrinkage": shrinkage})
 
 
 def ridge_of_classes(
@@ -89,13 +89,13 @@ def ridge_of_classes(
   classes: Num[np.ndarray, " n"],
   count: int,
 ) -> Solution:
-  """Ridge regression to 1 for the class and -1 for all others.
+  """Fit ridge regression to 1 for an image's class and -1 for all others.
 
-  The penalty has the least squared error when each image is left out once.
+  The penalty has the least squared error in leave-one-out cross-validation.
   """
-  found = RidgeClassifierCV(alphas=_penalties(features))
-  found.fit(features, classes)
-  return _of_classes(found, {"penalty": float(found.alpha_)})
+  model = RidgeClassifierCV(alphas=_penalties(features))
+  model.fit(features, classes)
+  return _of_classes(model, {"penalty": float(model.alpha_)})
 
 
 def ridge_of_labels(
@@ -103,7 +103,7 @@ def ridge_of_labels(
   labels: Num[np.ndarray, "n c"],
   count: int,
 ) -> Solution:
-  """Ridge regression to 1 for labels and -1 for others; see `ridge`."""
+  """Fit `ridge` to 1 for the labels of an image and -1 for all others."""
   return ridge(features, 2.0 * labels - 1, count)
 
 
@@ -112,29 +112,29 @@ def ridge(
   targets: Num[np.ndarray, "n c"],
   count: int,
 ) -> Solution:
-  """Ridge regression, each output with a penalty of its own.
+  """Fit ridge regression with a separate penalty for each output.
 
-  The penalty has the least squared error when each image is left out once.
+  The penalty has the least squared error in leave-one-out cross-validation.
   """
   if len(targets) < 2:
     raise DataError("there is one image: expected at least two")
-  found = RidgeCV(
+  model = RidgeCV(
     alphas=_penalties(features), alpha_per_target=targets.shape[1] > 1
   )
-  found.fit(features, targets.astype(np.float64))
-  kernel, bias = np.atleast_2d(found.coef_).T, np.ravel(found.intercept_)
-  penalty = float(np.exp(np.log(found.alpha_).mean()))
+  model.fit(features, targets.astype(np.float64))
+  kernel, bias = np.atleast_2d(model.coef_).T, np.ravel(model.intercept_)
+  penalty = float(np.exp(np.log(model.alpha_).mean()))
   return Solution(kernel, bias, {"penalty": penalty})
 
 
 def solve(
   solver: Solver, features: np.ndarray, targets: np.ndarray, count: int
 ) -> Solution:
-  """Solve with features of any floating type, float64 inside.
+  """Solve for a head in float64, from features of any floating type.
 
   Raises:
-    DataError: for features that are not finite or all the same, and what a
-      solver refuses.
+    DataError: if features are not finite or are all the same, or if the solver
+      refuses the images.
   """
   rows = features.astype(np.float64)
   broken = np.flatnonzero(~np.isfinite(rows).all(axis=1))
@@ -157,30 +157,30 @@ def cross_validated(
   count: int,
   seed: int,
 ) -> np.ndarray | None:
-  """Outputs for each image of a head that has not seen it, float64 (n, c).
+  """Return each image's outputs by a head not trained on it, float64 (n, c).
 
-  The images are divided into 5 folds at random by `seed`, or into as many as
-  the rarest class has images. None if a class has a single image, or if a fold
-  cannot be solved.
+  The images are divided at random, by `seed`, into 5 folds, or into as many as
+  the rarest class has images if those are fewer. Return None if a class has a
+  single image, or if a fold cannot be solved.
   """
   images, splitter = len(targets), KFold
-  if targets.ndim == 1:  # of classes
+  if targets.ndim == 1:  # the targets are classes
     images, splitter = int(np.bincount(targets).min()), StratifiedKFold
   if min(images, FOLDS) < 2:
     return None
   folds = splitter(min(images, FOLDS), shuffle=True, random_state=seed)
   outputs = np.zeros((len(targets), count))
-  for kept, held in folds.split(features, targets):
+  for train, test in folds.split(features, targets):
     try:
-      found = solve(solver, features[kept], targets[kept], count)
-    except DataError:  # such as one image of each class
+      solution = solve(solver, features[train], targets[train], count)
+    except DataError:  # for example, each class has one training image
       return None
-    outputs[held] = found.outputs(features[held].astype(np.float64))
+    outputs[test] = solution.outputs(features[test].astype(np.float64))
   return outputs
 
 
-def _of_classes(found: Any, strength: Mapping[str, float]) -> Solution:
-  kernel, bias = np.atleast_2d(found.coef_).T, np.ravel(found.intercept_)
+def _of_classes(model: Any, strength: Mapping[str, float]) -> Solution:
+  kernel, bias = np.atleast_2d(model.coef_).T, np.ravel(model.intercept_)
   if len(bias) == 1:
     half = np.array([-0.5, 0.5])
     kernel, bias = kernel * half, bias * half
@@ -188,14 +188,14 @@ def _of_classes(found: Any, strength: Mapping[str, float]) -> Solution:
 
 
 def _penalties(features: np.ndarray) -> np.ndarray:
-  """Penalties for features of any scale."""
+  """Return `_PENALTIES` in the scale of the features."""
   images, width = features.shape
   return _PENALTIES * features.var(axis=0).sum() * images / min(images, width)
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-  """Without warnings: what they are about was checked, or is estimated."""
+  """Suppress warnings: features are checked, and penalties are estimated."""
   with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     yield

@@ -13,7 +13,7 @@ from memory_vit.kinds.predictions import SplitPredictions
 
 @dataclasses.dataclass(frozen=True)
 class Confusion:
-  """A number of examples of one class that another one is predicted for."""
+  """Number of examples of class `label` predicted as class `predicted`."""
 
   label: int
   predicted: int
@@ -23,8 +23,8 @@ class Confusion:
 def confusion_matrix(predictions: SplitPredictions) -> Any:
   """Count examples by their class and by the predicted class, int64 (c, c).
 
-  Sparse: a dense one of 20,000 classes would take 3 GB. Examples without a
-  prediction are left out.
+  The matrix is sparse: for 20,000 classes, a dense matrix would take 3 GB.
+  Examples without a prediction are left out.
   """
   predicted = predictions.predicted
   label, best = (
@@ -33,19 +33,19 @@ def confusion_matrix(predictions: SplitPredictions) -> Any:
   )
   side = predictions.num_classes
   ones = np.ones(len(label), np.int64)
-  # scipy adds up repeated positions.
+  # SciPy sums the ones of equal (label, best) pairs, which counts the examples.
   return scipy.sparse.csr_array((ones, (label, best)), shape=(side, side))
 
 
 def largest_confusions(matrix: Any, count: int) -> list[Confusion]:
-  """The pairs of different classes with the most examples, at most `count`.
+  """Return at most `count` pairs of different classes with the most examples.
 
-  Of equal ones the first classes come first.
+  Pairs with equally many examples are ordered by class index.
   """
-  found = matrix.tocoo()
-  label, predicted = found.coords
-  wrong = np.flatnonzero((label != predicted) & (found.data > 0))
-  label, predicted, examples = label[wrong], predicted[wrong], found.data[wrong]
+  pairs = matrix.tocoo()
+  label, predicted = pairs.coords
+  wrong = np.flatnonzero((label != predicted) & (pairs.data > 0))
+  label, predicted, examples = label[wrong], predicted[wrong], pairs.data[wrong]
   order = np.lexsort((predicted, label, -examples))[:count]
   return [
     Confusion(int(label[i]), int(predicted[i]), int(examples[i])) for i in order

@@ -16,14 +16,14 @@ with epy.lazy_imports():
 
 @dataclasses.dataclass(frozen=True)
 class Guess:
-  """A class or label: name (or index, as text), index from 0, probability."""
+  """Class or label: its name (or index as text), its index, its probability."""
 
   class_name: str
   index: int
   probability: float
 
   def to_json(self, key: str) -> dict[str, Any]:
-    """The guess as JSON; `key` is that of its name."""
+    """Return the guess as JSON, with its name under `key`."""
     return {
       key: self.class_name, "index": self.index, "probability": self.probability
     }  # fmt: skip
@@ -32,7 +32,7 @@ class Guess:
 def best_guesses(
   names: Sequence[str], probabilities: np.ndarray, count: int
 ) -> list[list[Guess]]:
-  """The most probable classes of each image (k, c), the best first."""
+  """Return the most probable classes of each image (k, c), best first."""
   indices = best(probabilities, count)
   shares = np.take_along_axis(probabilities, indices, axis=-1)
   return [
@@ -45,31 +45,31 @@ def best_guesses(
 
 
 def best(probabilities: np.ndarray, count: int) -> np.ndarray:
-  """Indices (k, count) of the best classes; of equal ones the first."""
+  """Return indices (k, count) of the best classes, ties by class index."""
   if count < 1:
     raise ConfigError(f"the number of classes is {count}, expected 1 or more.")
-  # Row by row: no other thread runs while NumPy sorts.
+  # Sort row by row, because NumPy blocks other threads while it sorts an array.
   rows = [np.argsort(-row, kind="stable")[:count] for row in probabilities]
   shape = len(probabilities), min(count, probabilities.shape[-1])
   return np.array(rows, np.intp).reshape(shape)
 
 
 def class_label(names: Sequence[str], index: int) -> str:
-  """The name of an output, or its index if no names are known."""
+  """Return the name of an output, or its index if no names are known."""
   return names[index] if names else str(index)
 
 
 def guess_rows(
   guesses: Sequence[Mapping[str, Any]], key: str
 ) -> list[tuple[str, str]]:
-  """Name and percentage of guesses as JSON, for people."""
-  return [(one[key], f"{100 * one['probability']:.1f} %") for one in guesses]
+  """Return the name and percentage of each guess in JSON form, for display."""
+  return [(g[key], f"{100 * g['probability']:.1f} %") for g in guesses]
 
 
 def guess_columns(
   found: Sequence[Sequence[Guess]], columns: Iterable[str]
 ) -> dict[str, list[Any]]:
-  """Names, indices and probabilities as three columns of lists."""
+  """Return columns of names, indices and probabilities, a list per image."""
   fields = ("class_name", "index", "probability")
   return {
     column: [[getattr(guess, field) for guess in row] for row in found]

@@ -1,4 +1,4 @@
-"""A kind of task: what the outputs of a head mean, and what follows from it."""
+"""Base class of the kinds of tasks: losses, metrics, answers and texts."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
   from memory_vit.kinds.written import Label
 
 
-Names = Sequence[str]  # of outputs
-Numbers = Mapping[str, float | None]  # by the keys of metrics
+Names = Sequence[str]  # of the outputs of a task
+Numbers = Mapping[str, float | None]  # {key of a metric: number}
 
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
-  """A number over the examples of a split.
+  """Metric over the examples of a split.
 
   Attributes:
-    title: for logs and tables.
-    meaning: for people who do not know the title.
-    is_share: whether it is written as a percentage.
+    title: name in logs and tables.
+    meaning: explanation for people who do not know the title.
+    is_share: whether its numbers are written as percentages.
   """
 
   title: str
@@ -46,7 +46,7 @@ class Metric:
   is_share: bool = False
 
   def text(self, number: float | None) -> str:
-    """The number for people; "-" if it is not known."""
+    """Return a number as text; "-" if it is None."""
     if number is None:
       return "-"
     return f"{100 * number:.2f} %" if self.is_share else f"{number:.4g}"
@@ -54,7 +54,7 @@ class Metric:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LossOptions:
-  """The options of a loss on which its program depends."""
+  """Options of a loss on which its compiled program depends."""
 
   smoothing: float = 0.0
   weighted: bool = False
@@ -62,7 +62,7 @@ class LossOptions:
 
 
 class Batch(NamedTuple):
-  """Outputs of a head (b, c), what is right, and 1 or 0 for padding (b,)."""
+  """Outputs of a head (b, c), targets, and a mask (b,), 0 for padding."""
 
   outputs: Any
   targets: Any  # (b,) or (b, c)
@@ -70,7 +70,7 @@ class Batch(NamedTuple):
 
 
 class Most(NamedTuple):
-  """Limits of an answer: of its classes, and of its labels; None for all."""
+  """Maximum numbers of classes and labels in an answer; None for all labels."""
 
   classes: int
   labels: int | None = None
@@ -80,50 +80,50 @@ THE_BEST = Most(classes=1)
 
 
 class HeldOut(NamedTuple):
-  """Outputs for images that did not train a task, and what is right."""
+  """Outputs and targets of images on which the task was not trained."""
 
   outputs: Any  # float32 (n, c)
   targets: Any  # (n,) or (n, c)
 
 
 class HeadOutputs(NamedTuple):
-  """Arrays of a loss that describe the outputs of a head."""
+  """Padding and weights of the outputs of a head, for its loss."""
 
   is_class: Any = None  # bool (c,), False for padding; None if all are classes
-  # float32 (c,), of classes, or of examples with a label; None if all are 1
+  # float32 (c,): weights of classes, or of a label's positives; None if all 1
   weights: Any = None
 
 
 class Kind(abc.ABC):
-  """Base class of the kinds of tasks; what a task states is an argument.
+  """Base class of the kinds of tasks; methods get the task's `TaskKind`.
 
   Attributes:
-    name: of the kind, as task files and options have it; a plural.
-    noun: of one output.
+    name: plural noun that names the kind in task files and options.
+    noun: word for one output.
     one_is_right: whether exactly one output of each image is right, so that
-      images are hits or mistakes.
-    numbers: whether outputs are numbers: they need no names, and the examples
-      of one cannot be counted.
-    target_type: the dtype of targets, (n,) if one is right, else (n, c).
-    label_form: what a label is, for people.
-    line_form: a label in a line of a list: its name, a pattern, an example.
-    wrong_target: the problem of a target that `check` refuses.
-    options: of a run, those that only some kinds use.
-    stated: the fields of `TaskKind` that such a task may have.
-    needed: those that it must have, which are measured on the training split.
+      predictions are hits or mistakes.
+    numbers: whether outputs are numbers, which need no names and for which no
+      examples are counted.
+    target_type: dtype of targets, (n,) if `one_is_right`, else (n, c).
+    label_form: description of a valid label, for errors.
+    line_form: placeholder, pattern and example of a label in a file list.
+    wrong_target: name of the problem if `check` refuses a target.
+    options: options of a run that not all kinds use, but this one does.
+    stated: fields of `TaskKind` that a task of this kind may have.
+    needed: fields that it must have; they are measured on the training split.
     fits: whether `fitted` fits anything.
-    metrics: by the keys of `Scores.metrics`; the first is the score.
-    in_tables: those that tables of results show.
-    beside_score: those that the summary of a run shows.
-    score_name: for axes and headings.
-    least_score: of all possible scores; None if there is none.
-    trained_metric: the name of the metric beside the loss in training.
-    not_finite: what outputs that are not finite mean for the metrics.
-    outputs_text: what the outputs of a head are, for people; "" for logits.
-    activated_text: what `activate` makes, for people.
-    reads: methods of `Predictions` for such a task, for people.
-    closed_forms: the methods of `solver`; the first is the default.
-    hub_pipeline: the hub's name of what such a task does; "" if it has none.
+    metrics: metrics by their keys in `Scores.metrics`; the first is the score.
+    in_tables: keys of the metrics that tables of results show.
+    beside_score: keys of further metrics in the summary of a run.
+    score_name: name of the score on axes and in headings.
+    least_score: lowest possible score; None if scores have no lower bound.
+    trained_metric: name of the metric that training logs beside the loss.
+    not_finite: consequence of outputs that are not finite, as text.
+    outputs_text: description of the outputs of a head; "" for logits.
+    activated_text: description of what `activate` returns.
+    reads: names of the methods of `Predictions` for this kind, as text.
+    closed_forms: names of the methods of `solver`; the first is the default.
+    hub_pipeline: pipeline name on the Hugging Face Hub; "" if there is none.
   """
 
   name: str
@@ -152,12 +152,12 @@ class Kind(abc.ABC):
   hub_pipeline: str = "image-classification"
 
   def target_dtype(self, outputs: int) -> np.dtype:
-    """The dtype of the target of an example: `target_type`, of c outputs."""
+    """Return dtype and shape of the target of an example, for c outputs."""
     shape = () if self.one_is_right else (outputs,)
     return np.dtype((self.target_type, shape))
 
   def read(self, label: Any) -> Label:
-    """A label of Python or a table; a `DataError` begins with "its label"."""
+    """Parse a label of Python or a table; errors begin with "its label"."""
     try:
       return self._read(label)
     except DataError:
@@ -169,47 +169,50 @@ class Kind(abc.ABC):
 
   @abc.abstractmethod
   def _read(self, label: Any) -> Label:
-    """As `read`, but with any error."""
+    """Parse a label; `read` converts the errors to `DataError`."""
 
   @abc.abstractmethod
   def meaning(self, names: Sequence[str], target: np.ndarray) -> Any:
-    """Describe the target of an example: a name, names, or numbers."""
+    """Describe the target of an example by a name, by names or by numbers."""
 
   @abc.abstractmethod
   def check(self, targets: np.ndarray, outputs: int) -> tuple[np.ndarray, str]:
-    """Check targets (b,) or (b, c): bool (b,), and what is expected."""
+    """Check targets (b,) or (b, c).
+
+    Returns a mask (b,) of valid targets, and a text that says what is valid.
+    """
 
   def counts(self, targets: np.ndarray, outputs: int) -> np.ndarray:
-    """The number of examples of each class or label, int64 (c,)."""
+    """Count the examples of each class or label, int64 (c,)."""
     return targets.sum(axis=0, dtype=np.int64)
 
   @property
   def score_key(self) -> str:
-    """The key of the score in `Scores.metrics`."""
+    """Key of the score in `Scores.metrics`."""
     return next(iter(self.metrics))
 
   @property
   def score(self) -> Metric:
-    """The metric by which trials are ranked."""
+    """Metric by which trials are ranked."""
     return self.metrics[self.score_key]
 
   @property
   def score_suffix(self) -> str:
-    """Behind "validation" and "test" in headings."""
+    """Text that follows "validation" and "test" in headings."""
     return f" {self.score_name}"
 
   def chance(self, outputs: int) -> float | None:
-    """The score of guessing uniformly among c outputs; None if unknown."""
+    """Return the score of uniform guessing among c outputs; None if unknown."""
     return None
 
   def score_error(self, scores: Scores) -> float | None:
-    """The standard error of a score; None if it is not known."""
+    """Return the standard error of a score; None if unknown."""
     return None
 
   def table(
     self, metrics: Numbers, outputs: int, units: Names
   ) -> dict[str, str]:
-    """{title: number} of a row in a table of tasks of this kind."""
+    """Return {title: number as text} for a row in a table of tasks."""
     return {
       self.metrics[key].title: self.metrics[key].text(metrics[key])
       for key in self.in_tables
@@ -219,7 +222,7 @@ class Kind(abc.ABC):
   def outputs_table(
     self, stated: TaskKind, names: Sequence[str]
   ) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
-    """The header and the rows of a table of all outputs."""
+    """Return the header and the rows of a table of all outputs."""
 
   @abc.abstractmethod
   def activate(self, stated: TaskKind, outputs: Any, xp: ModuleType) -> Any:
@@ -233,129 +236,129 @@ class Kind(abc.ABC):
     options: LossOptions,
     head: HeadOutputs,
   ) -> tuple[jax.Array, jax.Array]:
-    """The losses of a batch, and its numbers of `trained_metric`.
+    """Return the losses of a batch, and its numbers of `trained_metric`.
 
     Args:
-      outputs: of the head (b, c), with padding.
-      targets: of the batch, as `Split.labels` has them.
-      options: of the loss.
+      outputs: outputs of the head (b, c), with padding.
+      targets: targets of the batch, as `standardized` returns them.
+      options: options of the loss.
       head: which outputs are padding, and their weights.
     """
 
   def fitted(
     self, stated: TaskKind, held_out: HeldOut, unknown: float
   ) -> TaskKind:
-    """Fit what a trained task states, on images that it has not seen.
+    """Return `stated` with fitted fields, such as the temperature.
 
     Args:
-      stated: by the task in training.
-      held_out: the outputs, all finite, and what is right.
-      unknown: the share of these images to reject; 0 rejects none.
+      stated: description of the trained task.
+      held_out: outputs, all finite, and targets of images not trained on.
+      unknown: share of these images to reject; 0 rejects none.
     """
     return stated
 
   def head_for_training(
     self, stated: TaskKind, wanted: TaskKind, kernel: Any, bias: Any
   ) -> tuple[Any, Any]:
-    """Convert a head (d, c), (c,) to the outputs that a loss takes.
+    """Convert a head (d, c), (c,) so that a loss can take its outputs.
 
     Args:
-      stated: by the task of the head.
-      wanted: by the task that is trained.
-      kernel: of the head.
-      bias: of the head.
+      stated: description of the task that has the head.
+      wanted: description of the task that starts from the head.
+      kernel: kernel of the head.
+      bias: bias of the head.
     """
     return kernel / stated.temperature, bias / stated.temperature
 
   def known_score(self, outputs: Any, xp: ModuleType) -> Any:
-    """Score how surely images are of any class: (..., c) -> (...)."""
-    raise NotImplementedError  # of a kind that rejects no image
+    """Score how surely an image is of any class: outputs (..., c) -> (...)."""
+    raise NotImplementedError  # kinds that reject no images have no score
 
   @abc.abstractmethod
   def solver(self, method: str) -> Solver:
-    """The solver of linear heads by one of `closed_forms`."""
+    """Return the solver of linear heads for a method of `closed_forms`."""
 
   def weights(self, counts: np.ndarray, examples: int) -> np.ndarray:
-    """Weights of c outputs by which all count alike, float32 (c,).
+    """Return weights float32 (c,) with which all outputs count equally.
 
     Args:
-      counts: examples of each output.
-      examples: the number of examples.
+      counts: number of examples of each output.
+      examples: number of examples of the split.
     """
-    raise NotImplementedError  # of a kind whose outputs have no counts
+    raise NotImplementedError  # kinds of numbers have no counts
 
   def standardized(self, stated: TaskKind, targets: np.ndarray) -> np.ndarray:
-    """The targets of a batch as the loss takes them."""
+    """Return the targets of a batch in the form that the loss takes."""
     return targets
 
   @abc.abstractmethod
   def state(
     self, stated: TaskKind, batch: Batch, mesh: Mesh, also: Collection[Also]
   ) -> State:
-    """The metrics of a batch; every process must call.
+    """Return the metric state of a batch; every process must call.
 
     Args:
-      stated: by the task.
-      batch: on the devices of the mesh.
-      mesh: over which the batch is split.
-      also: what is asked for besides scores.
+      stated: description of the task.
+      batch: outputs, targets and mask on the devices of the mesh.
+      mesh: mesh over which the batch is split.
+      also: fields of `Evaluation` to compute besides the scores.
     """
 
   @abc.abstractmethod
   def answers(
     self, stated: TaskKind, names: Names, activated: np.ndarray, most: Most
   ) -> list[Any]:
-    """The answer to each image as JSON, of what `activate` made, (k, c).
+    """Return the answer to each of k images as JSON.
 
     Args:
-      stated: by the task.
-      names: of its outputs; may be empty.
-      activated: for k images.
-      most: how many are asked for.
+      stated: description of the task.
+      names: names of its outputs; may be empty.
+      activated: outputs (k, c) as `activate` returns them.
+      most: maximum numbers of classes and labels in an answer.
     """
 
   @abc.abstractmethod
   def answer_rows(self, answer: Any) -> list[tuple[str, str]]:
-    """Name and number of each entry of an answer, for people."""
+    """Return name and number of each entry of an answer, as text."""
 
   @abc.abstractmethod
   def number_of_answers(
     self, stated: TaskKind, activated: np.ndarray, most: Most
   ) -> int:
-    """Count the entries of `answers`, of all images together."""
+    """Count the entries of `answers`, summed over all images."""
 
   @abc.abstractmethod
   def columns(
     self, stated: TaskKind, names: Names, activated: np.ndarray, top: int
   ) -> dict[str, np.ndarray]:
-    """Columns of k rows, of what `activate` made; see `answers`."""
+    """Return columns of k rows as arrays; `answers` describes the arguments."""
 
   @abc.abstractmethod
   def cells(
     self, stated: TaskKind, names: Names, activated: np.ndarray, top: int
   ) -> dict[str, list[Any]]:
-    """Columns of files, of types that `cell_types` names."""
+    """Return columns for files, as lists of the types in `cell_types`."""
 
   @abc.abstractmethod
   def cell_types(self, names: Sequence[str], outputs: int) -> dict[str, str]:
-    """{column: its type}, "float64", or "[float32]" for a list of such."""
+    """Return {column: type}, such as "float64", or "[float32]" for lists."""
 
   def explained(
     self, stated: TaskKind, found: np.ndarray, outputs: np.ndarray
   ) -> tuple[np.ndarray, float]:
-    """Compare what an exported function computes with `activate`.
+    """Compare the results of an exported function with those of `activate`.
 
     Args:
-      stated: by the task.
-      found: by the function.
-      outputs: of the head, which are right.
+      stated: description of the task.
+      found: activated outputs that the exported function has computed.
+      outputs: correct outputs of the head.
 
     Returns:
-      The differences of outputs that would explain those of `found`, and the
-      least size to which they are compared.
+      The differences of outputs that would explain the differences of `found`,
+      and a lower bound for the greatest output, by which they are divided.
     """
-    # A probability p changes by at most p times the change of its logits, which
-    # are divided by the temperature.
+    # If logits change by d, a probability p changes by at most p * d / t, with
+    # the temperature t.
     expected = self.activate(stated, outputs, np)
     changes = np.abs(found - expected) / expected.max()
     return changes * stated.temperature, 1.0

@@ -16,16 +16,16 @@ from memory_vit.kinds.scores import Evaluation, Scores, defined_mean
 from memory_vit.kinds.task_kind import TaskKind
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
+@dataclasses.dataclass(frozen=True, eq=False)  # == fails for arrays
 class LabelMetrics(ClassMetrics):
-  """Metrics of each of c labels, those of classes and of thresholds.
+  """Metrics of each of c labels: `ClassMetrics`, ranking and thresholds.
 
   Attributes:
-    average_precision: area under the curve of precision and recall, in steps;
-      NaN without `support`.
-    threshold: the probability from which a label is predicted, of the task.
-    best_threshold: the one with the greatest F1 on these examples; 0.5 without
-      `support`.
+    average_precision: area under the precision-recall curve, as a step
+      function; NaN if `support` is 0.
+    threshold: probability from which the task predicts a label.
+    best_threshold: threshold with the greatest F1 on these examples; 0.5 if
+      `support` is 0.
   """
 
   average_precision: Float64[np.ndarray, " c"]
@@ -34,14 +34,14 @@ class LabelMetrics(ClassMetrics):
 
 
 def label_metrics(predictions: LabelPredictions) -> LabelMetrics:
-  """Metrics of each label; scikit-learn's, but in a tenth of its time.
+  """Compute metrics of each label, like scikit-learn but ten times as fast.
 
   No label is predicted for an example whose outputs are not finite.
   """
   right = predictions.label[predictions.counted] > 0.5
-  found = predictions.predicted_labels[predictions.counted]
-  support, predicted = right.sum(axis=0), found.sum(axis=0)
-  hits = (right & found).sum(axis=0)
+  is_predicted = predictions.predicted_labels[predictions.counted]
+  support, predicted = right.sum(axis=0), is_predicted.sum(axis=0)
+  hits = (right & is_predicted).sum(axis=0)
   average = np.full(predictions.num_classes, np.nan)
   best = np.full(predictions.num_classes, THRESHOLD)
   for i in np.flatnonzero(support).tolist():
@@ -59,10 +59,10 @@ def label_metrics(predictions: LabelPredictions) -> LabelMetrics:
 
 
 def label_calibration(predictions: LabelPredictions) -> Calibration:
-  """Calibration over all pairs of a finite example and a label.
+  """Compute calibration over all pairs of an example and a label.
 
   The confidence is the probability of the label, and the accuracy is the share
-  of pairs that have the label.
+  of pairs in which the example has the label. Only finite examples count.
   """
   rows = predictions.has_prediction
   return calibrate(
@@ -73,7 +73,7 @@ def label_calibration(predictions: LabelPredictions) -> Calibration:
 def curve(
   predictions: LabelPredictions, label: int
 ) -> tuple[Float64[np.ndarray, " k"], Float64[np.ndarray, " k"]]:
-  """Precision and recall of a label at each threshold, recall decreasing."""
+  """Return precision and recall of a label per threshold, recall decreasing."""
   precision, recall, _ = sklearn.metrics.precision_recall_curve(
     *_column(predictions, label)
   )
@@ -86,7 +86,7 @@ def evaluation_of_rows(
   labels: Float[np.ndarray, "n c"],
   counted: Bool[np.ndarray, " n"],
 ) -> Evaluation:
-  """`evaluation_of`, with the predictions that it is made of."""
+  """Compute `evaluation_of` from arrays, and add the predictions to it."""
   examples = LabelPredictions(
     kind=kind, label=labels.astype(np.float32), outputs=outputs, counted=counted
   )
@@ -96,9 +96,9 @@ def evaluation_of_rows(
 def evaluation_of(
   predictions: LabelPredictions, found: LabelMetrics | None = None
 ) -> Evaluation:
-  """Scores of a task of labels; `found` are its `label_metrics`.
+  """Compute scores of a task of labels; `found` are its `label_metrics`.
 
-  "map" is the mean over the labels that an example has. The loss and
+  "map" is the mean over the labels that at least one example has. The loss and
   "calibration_error" are None if an output is not finite.
   """
   found = found or label_metrics(predictions)
@@ -107,7 +107,7 @@ def evaluation_of(
   if not predictions.not_finite:
     outputs = predictions.outputs[counted].astype(np.float64)
     outputs /= predictions.kind.temperature
-    # Binary cross-entropy.
+    # Binary cross-entropy, computed from logits.
     losses = np.logaddexp(0, outputs) - predictions.label[counted] * outputs
     loss = float(losses.mean())
     error = label_calibration(predictions).expected_error
@@ -137,9 +137,9 @@ def evaluation_of(
 def _column(
   predictions: LabelPredictions, label: int
 ) -> tuple[Bool[np.ndarray, " n"], Float64[np.ndarray, " n"]]:
-  """Whether each example that counts has the label, and its scores.
+  """Return which counted examples have the label, and the examples' scores.
 
-  The score is the probability, or -1, below all, if outputs are not finite.
+  A score is the probability of the label, or -1 if an output is not finite.
   """
   counted = predictions.counted
   right = predictions.label[counted, label] > 0.5
@@ -149,7 +149,7 @@ def _column(
 def _ranking(
   predictions: LabelPredictions, label: int
 ) -> tuple[Bool[np.ndarray, " n"], np.ndarray, Float64[np.ndarray, " n"]]:
-  """`_column`, with the outputs, which differ where a probability is 1."""
+  """Return (right, outputs, scores); outputs differ even if scores are 1."""
   outputs = predictions.outputs[predictions.counted, label]
   known = predictions.finite[predictions.counted]
   right, scores = _column(predictions, label)
@@ -161,29 +161,29 @@ def _ranked(
   outputs: Float[np.ndarray, " n"],
   scores: Float64[np.ndarray, " n"],
 ) -> tuple[float, float]:
-  """The average precision and the best threshold of a label with examples."""
+  """Return average precision and best threshold of a label with examples."""
   order = np.argsort(-outputs)
   hits = right[order].cumsum()
   last = _last_of_equal(outputs[order])
-  found = hits[last]
-  steps = np.diff(found, prepend=0) * (found / (last + 1))
+  hits_at_last = hits[last]
+  steps = np.diff(hits_at_last, prepend=0) * (hits_at_last / (last + 1))
   return steps.sum() / hits[-1], _best_threshold(hits, scores[order])
 
 
 def _best_threshold(
   hits: Int64[np.ndarray, " n"], scores: Float64[np.ndarray, " n"]
 ) -> float:
-  """The threshold with the greatest F1; of equal ones the lowest.
+  """Return the threshold with the greatest F1, the lowest in case of ties.
 
-  It is chosen on float32 probabilities, which exports return.
+  It is chosen on float32 probabilities, because exports return float32.
 
   Args:
-    hits: the number of examples with the label up to each one.
-    scores: of the examples, falling.
+    hits: number of examples with the label up to and including each example.
+    scores: scores of the examples, in decreasing order.
   """
   rounded = scores.astype(np.float32)
   last = _last_of_equal(rounded)[::-1]
-  last = last[rounded[last] >= 0]  # below are outputs that are not finite
+  last = last[rounded[last] >= 0]  # outputs that are not finite score -1
   if not last.size:
     return THRESHOLD
   best = int((2 * hits[last] / (last + 1 + hits[-1])).argmax())
@@ -192,10 +192,10 @@ def _best_threshold(
 
 
 def _between(below: np.float32, lowest: np.float32) -> float:
-  """A threshold half way between two scores, as the last digit may vary.
+  """Return a threshold halfway between two scores: their last digits may vary.
 
-  It lies just above the middle of two adjacent numbers of float32, so that a
-  float64 probability is at or above it exactly if its float32 rounding is.
+  The threshold lies just above the midpoint of two adjacent float32 numbers. A
+  float64 probability then reaches it if and only if its float32 rounding does.
   """
   middle = np.float32((float(below) + float(lowest)) / 2)
   cut = max(middle, np.nextafter(below, lowest))
@@ -208,14 +208,14 @@ def _between(below: np.float32, lowest: np.float32) -> float:
 def _last_of_equal(
   scores: Float[np.ndarray, " n"],
 ) -> Int64[np.ndarray, " k"]:
-  """The place of the last one of each run of equal scores."""
+  """Return the index of the last score in each run of equal scores."""
   return np.flatnonzero(np.append(scores[1:] != scores[:-1], True))
 
 
 def _ratio(
   part: Int64[np.ndarray, " c"], whole: Int64[np.ndarray, " c"]
 ) -> Float64[np.ndarray, " c"]:
-  """NaN where the whole is 0."""
+  """Return part / whole, and NaN for labels whose whole is 0."""
   return part / np.where(whole > 0, whole, np.nan)
 
 

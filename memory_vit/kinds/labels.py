@@ -1,4 +1,4 @@
-"""Labels: each of c is right or not; sigmoid and binary cross-entropy."""
+"""Labels: any number of c labels is right; sigmoid and binary cross-entropy."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ if TYPE_CHECKING:
   from memory_vit.kinds.state import State
   from memory_vit.kinds.task_kind import TaskKind
 
-# Probability from which a label is predicted, if no validation has chosen one.
+# Probability from which a label is predicted if no threshold was fitted.
 THRESHOLD = 0.5
 
 
 class Labels(Kind):
-  """Any number of labels of each image are right."""
+  """Kind of tasks in which any number of labels of each image is right."""
 
   name, noun = "labels", "label"
   label_form = "a list of numbers or names of labels, or an array of 0 and 1"
@@ -73,12 +73,12 @@ class Labels(Kind):
   reads = "probabilities or labels"
 
   def _read(self, label: Any) -> list[int | str] | np.ndarray:
-    """Numbers or names in a list; of an array, or of booleans, 1 and 0."""
+    """Parse label numbers or names, or an array or booleans of 0 and 1."""
     several = parts(label)
     dtype = np.asarray(several).dtype.kind
     are_indices = isinstance(several, list | tuple) and dtype in "iu"
     if dtype in "OSU" or are_indices or not len(several):
-      return [class_of(each) for each in several]
+      return [class_of(item) for item in several]
     return row(several)
 
   def meaning(self, names: Sequence[str], target: np.ndarray) -> list[str]:
@@ -108,7 +108,7 @@ class Labels(Kind):
     options: LossOptions,
     head: HeadOutputs,
   ) -> tuple[jax.Array, jax.Array]:
-    """Binary cross-entropy (b, c), and by how much a prediction is right."""
+    """Return binary cross-entropy (b, c), and correctness in [0, 1] (b, c)."""
     outputs = outputs[:, : targets.shape[-1]]  # without padding
     yes, no = jax.nn.softplus(-outputs), jax.nn.softplus(outputs)
     if options.weighted:
@@ -120,21 +120,21 @@ class Labels(Kind):
   def fitted(
     self, stated: TaskKind, held_out: HeldOut, unknown: float
   ) -> TaskKind:
-    """Thresholds are chosen on the calibrated probabilities."""
-    found = dataclasses.replace(
+    """Fit the temperature, then thresholds on the calibrated probabilities."""
+    kind = dataclasses.replace(
       stated, temperature=temperature.of_labels(*held_out)
     )
     counted = np.ones(len(held_out.targets), bool)
-    at = label_metrics.evaluation_of_rows(found, *held_out, counted).thresholds
-    return dataclasses.replace(found, thresholds=at)
+    at = label_metrics.evaluation_of_rows(kind, *held_out, counted).thresholds
+    return dataclasses.replace(kind, thresholds=at)
 
   def solver(self, method: str) -> Solver:
     return closed_form.ridge_of_labels
 
   def weights(self, counts: np.ndarray, examples: int) -> np.ndarray:
-    """Weights by which examples with a label count as those without it.
+    """Return weights that balance examples with and without each label.
 
-    A label that all examples have, or none, has weight 1.
+    The weight is 1 for a label that all examples have, or none.
     """
     without = examples - counts
     weights = without / counts.clip(1)
@@ -151,12 +151,12 @@ class Labels(Kind):
   def answers(
     self, stated: TaskKind, names: Names, activated: np.ndarray, most: Most
   ) -> list[Any]:
-    """{"labels": [{"label", "index", "probability"}, ...]}.
+    """Return {"labels": [{"label", "index", "probability"}, ...]} per image.
 
-    Those at or above their thresholds, the most probable first.
+    Labels at or above their thresholds are listed, the most probable first.
     """
-    found = guesses(stated, names, activated, most.labels)
-    return [{"labels": [g.to_json("label") for g in row]} for row in found]
+    rows = guesses(stated, names, activated, most.labels)
+    return [{"labels": [g.to_json("label") for g in row]} for row in rows]
 
   def answer_rows(self, answer: Any) -> list[tuple[str, str]]:
     return guess_rows(answer["labels"], "label") or [("no label", "")]
@@ -172,8 +172,8 @@ class Labels(Kind):
   def cells(
     self, stated: TaskKind, names: Names, activated: np.ndarray, top: int
   ) -> dict[str, list[Any]]:
-    found = guesses(stated, names, activated)
-    return guess_columns(found, self.cell_types(names, activated.shape[-1]))
+    rows = guesses(stated, names, activated)
+    return guess_columns(rows, self.cell_types(names, activated.shape[-1]))
 
   def cell_types(self, names: Sequence[str], outputs: int) -> dict[str, str]:
     return {
@@ -185,20 +185,20 @@ class Labels(Kind):
   def number_of_answers(
     self, stated: TaskKind, activated: np.ndarray, most: Most
   ) -> int:
-    """An image without labels counts as one."""
+    """Count predicted labels; an image without labels counts as one."""
     counts = chosen(stated, activated).sum(axis=-1)
     return int(counts.clip(1, most.labels or activated.shape[-1]).sum())
 
 
 def cut_offs(stated: TaskKind, count: int) -> np.ndarray:
-  """The thresholds of c labels, float64 (c,)."""
+  """Return the thresholds of c labels, float64 (c,)."""
   return np.array(stated.thresholds or (THRESHOLD,) * count)
 
 
 def chosen(stated: TaskKind, probabilities: np.ndarray) -> np.ndarray:
-  """Choose the labels that are predicted, bool (..., c).
+  """Return which labels are predicted, bool (..., c).
 
-  Compared in float32, as consumers of exports do.
+  Probabilities are compared in float32, as users of exported models do.
   """
   count = probabilities.shape[-1]
   at = cut_offs(stated, count).astype(np.float32)
@@ -211,10 +211,10 @@ def guesses(
   probabilities: np.ndarray,
   most: int | None = None,
 ) -> list[list[Guess]]:
-  """The labels of each image at or above their thresholds, the best first."""
+  """Return labels at or above their thresholds for each image, best first."""
   at_or_above = chosen(stated, probabilities)
   count = max(1, int(at_or_above.sum(axis=-1).max(initial=0)))
   count = min(count, most or count)
-  # Those that are not chosen come last.
-  found = best_guesses(names, np.where(at_or_above, probabilities, -1), count)
-  return [[g for g in row if g.probability >= 0] for row in found]
+  # Labels below their thresholds get -1, so that they come last.
+  rows = best_guesses(names, np.where(at_or_above, probabilities, -1), count)
+  return [[g for g in row if g.probability >= 0] for row in rows]

@@ -7,32 +7,33 @@ from typing import Any, Literal
 
 from memory_vit.errors import TaskError
 
-# Fields of an `Evaluation` that must be asked for.
+# Fields of an `Evaluation` that are computed only on request.
 Also = Literal["digest", "hits", "predictions", "held_out"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scores:
-  """Numbers of a task on a split; None where one is undefined.
+  """Metrics of a task on a split; a number is None if it is undefined.
 
-  Without a split there are no examples, and no other numbers.
+  Without a split, `examples` is 0, and no other number is defined.
 
   Attributes:
-    score: the first of `metrics`, the higher the better: accuracy of classes,
-      mean average precision of labels, R2 of values.
-    loss: mean cross-entropy, of labels binary; of values the mean squared error
-      in standard deviations. None if the outputs for an example are not finite.
-    metrics: numbers over all examples. Of classes "top1" and "top5", in [0, 1];
-      of labels "map" and "f1_macro" at the thresholds of the task; of both
-      "calibration_error"; of values "r2", "mae" and "rmse" in their units, and
-      "spearman".
-    per_output: numbers of each class ("accuracy"), label ("average_precision",
-      "f1") or value (as `metrics`).
+    score: the first of `metrics`, the higher the better: accuracy (classes),
+      mean average precision (labels) or R2 (values).
+    loss: mean cross-entropy (classes), mean binary cross-entropy (labels) or
+      mean squared error in standard deviations (values). None if the outputs
+      for an example are not finite.
+    metrics: numbers over all examples. Classes: "top1" and "top5", in [0, 1];
+      labels: "map", and "f1_macro" at the thresholds of the task; both:
+      "calibration_error"; values: "r2", "mae" and "rmse" in the units of the
+      values, and "spearman".
+    per_output: metrics of each class ("accuracy"), label ("average_precision",
+      "f1") or value (as in `metrics`).
     examples: number of images.
-    skipped: number of images that could not be read; `examples` leaves them
-      out.
+    skipped: number of images that could not be read and are not in `examples`.
     not_finite: number of images with an output that is not finite. They count
-      as mistakes, or as images without labels; of values, no metric is defined.
+      as mistakes (classes) or as images without predicted labels (labels); for
+      values, no metric is defined.
   """
 
   score: float | None = None
@@ -60,10 +61,10 @@ class Scores:
     """Accuracy of each class; None for a class without images."""
     return self._of_classes("accuracy of classes", self.per_output, "accuracy")
 
-  def _of_classes(self, what: str, numbers: Mapping[str, Any], key: str) -> Any:
+  def _of_classes(self, noun: str, numbers: Mapping[str, Any], key: str) -> Any:
     if self.metrics and "top1" not in self.metrics:
       raise TaskError(
-        f"there is no {what} among these scores: read .score or .metrics "
+        f"there is no {noun} among these scores: read .score or .metrics "
         f"({', '.join(self.metrics)}), or .per_output."
       )
     return numbers.get(key)
@@ -71,32 +72,32 @@ class Scores:
 
 @dataclasses.dataclass(frozen=True)
 class Rejection:
-  """Effect of the threshold of unknown images on images of known classes.
+  """Effect of `TaskKind.unknown`, a threshold, on images of known classes.
 
   Attributes:
-    rejected: share of the examples that are taken for unknown.
-    accuracy: of the others; None if all are rejected.
+    rejected: share of the examples that are rejected as unknown.
+    accuracy: accuracy on the accepted examples; None if all are rejected.
   """
 
   rejected: float
   accuracy: float | None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)  # it holds arrays
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Evaluation:
-  """Scores of a task on a split, and what is no score.
+  """Scores of a task on a split, and further results.
 
   Attributes:
-    scores: of the examples that could be read.
-    rejection: of a task that rejects images, what that does to them.
-    undefined: why there is no score on such a split, for people; "" if there
-      is, or if it is the outputs that are not finite.
-    majority: of classes, the share of the largest class.
-    thresholds: of labels, those with the greatest F1 on this split.
-    digest: SHA-256 over the bytes of all outputs, if it was asked for.
-    hits: of classes, which examples are right, if it was asked for.
-    predictions: for all examples, if they were asked for.
-    held_out: outputs and targets of all examples, if they were asked for.
+    scores: scores over the examples that could be read.
+    rejection: effect of rejecting images, if the task does.
+    undefined: why the targets of the split define no score, as text; "" if they
+      do. It is also "" if outputs that are not finite are the reason.
+    majority: share of the most frequent class (classes only).
+    thresholds: thresholds with the greatest F1 on this split (labels only).
+    digest: SHA-256 over the bytes of all outputs, if requested.
+    hits: which examples are right (classes only), if requested.
+    predictions: predictions for all examples, if requested.
+    held_out: outputs and targets of all examples, if requested.
   """
 
   scores: Scores
@@ -111,11 +112,11 @@ class Evaluation:
 
 
 def finite(number: float | None) -> float | None:
-  """JSON has no NaN and no infinity."""
+  """Return the number, or None for NaN and infinity, which JSON cannot hold."""
   return number if number is not None and math.isfinite(number) else None
 
 
 def defined_mean(values: Any) -> float | None:
-  """Mean of the values that are not NaN; None if there are none."""
+  """Return the mean of the values that are not NaN; None if there are none."""
   defined = values[values == values]
   return float(defined.mean()) if defined.size else None

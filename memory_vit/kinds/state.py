@@ -1,4 +1,4 @@
-"""States of metrics: made of a batch, merged with others, and then computed."""
+"""Metric states: created for a batch, merged over batches, then computed."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ import numpy as np
 from memory_vit.kinds.kind import HeldOut
 from memory_vit.kinds.scores import Evaluation
 
-# Values of float64 travel through devices, which would round them, as these.
+# Devices would round float64 targets, so their bits are sent as this dtype.
 BITS = np.dtype(np.uint32)
 
 
 class State(abc.ABC):
-  """What is known of some examples of a split."""
+  """Metric state: sums or rows of some examples of a split."""
 
   @abc.abstractmethod
   def merge(self, other: Self) -> Self:
-    """Add later examples; the state that is returned takes over both."""
+    """Add later examples; afterwards only the returned state may be used."""
 
   @abc.abstractmethod
   def compute(self) -> Evaluation:
-    """Metrics of all examples; its rows are those of all batches."""
+    """Compute the metrics of all examples, with the rows of all batches."""
 
 
 class OutputState(State):
-  """All outputs, for metrics that need those of all examples at once."""
+  """State with all outputs, for metrics that need all examples at once."""
 
   def __init__(
     self,
@@ -39,9 +39,9 @@ class OutputState(State):
     """Keep the rows of a batch.
 
     Args:
-      evaluation_of: outputs float32 (n, c), targets (n, c) and which count,
-        bool (n,) -> the evaluation, with predictions.
-      rows: outputs, targets and mask, on the host.
+      evaluation_of: function that returns the evaluation, with predictions,
+        for outputs float32 (n, c), targets (n, c) and a mask bool (n,).
+      rows: outputs, targets and mask of the batch, on the host.
     """
     self._evaluation_of, self._batches = evaluation_of, [rows]
 
@@ -55,7 +55,7 @@ class OutputState(State):
     if targets.dtype == BITS:
       targets = targets.view(np.float64)
     outputs, counted = outputs.astype(np.float32), mask > 0
-    found = self._evaluation_of(outputs, targets, counted)
+    evaluation = self._evaluation_of(outputs, targets, counted)
     known = counted & np.isfinite(outputs).all(axis=1)
     held_out = HeldOut(outputs[known], targets[known])
-    return dataclasses.replace(found, held_out=held_out)
+    return dataclasses.replace(evaluation, held_out=held_out)

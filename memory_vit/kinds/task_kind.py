@@ -1,4 +1,4 @@
-"""What a task states of its outputs, and the kinds by their names."""
+"""Description of the outputs of a task (`TaskKind`), and the kinds by name."""
 
 import dataclasses
 import math
@@ -10,39 +10,39 @@ from etils import epy
 from memory_vit.errors import TaskError
 from memory_vit.kinds.kind import THE_BEST, Kind, Metric, Most, Names
 
-with epy.lazy_imports():  # options are checked without it
+with epy.lazy_imports():  # checking options does not need NumPy
   import numpy as np
 
-# Filled by the package.
+# Kinds by name. `kinds/__init__.py` fills the dictionary.
 KINDS: dict[str, Kind] = {}
 _STATED = ("thresholds", "mean", "std", "units")
-# Numbers of the whole task, with their values if none was fitted.
+# Fields of `TaskKind` with a fitted number, and their values without a fit.
 FITTED = {"temperature": 1.0, "unknown": None}
-# Columns of `TaskKind.rejection`, see `Kind.cell_types`.
+# Types of the columns of `TaskKind.rejection`, as in `Kind.cell_types`.
 REJECTION_TYPES = {"unknown": "bool", "known_score": "float32"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskKind:
-  """What a task states of its outputs.
+  """Description of the outputs of a task.
 
   Attributes:
-    name: of its kind: "classes" (exactly one is right), "labels" (each is right
-      or not) or "values" (numbers).
-    thresholds: of "labels", c probabilities from which a label is predicted,
-      chosen on validation; empty if each is 0.5.
-    mean: of "values", the c means of the training split.
-    std: of "values", their c standard deviations, above 0. An output o is the
-      value mean + std * o.
-    units: of "values", c units such as "mm", or empty if they have none.
-    temperature: of "classes" and "labels", by which outputs are divided before
-      they become probabilities, fitted on validation; 1 if none was.
-    unknown: of "classes", the `Kind.known_score` below which an image is of
-      none of them; None if all images are taken for known.
+    name: name of the kind: "classes" (exactly one is right), "labels" (each is
+      right or not) or "values" (numbers).
+    thresholds: for "labels", c probabilities from which a label is predicted,
+      chosen on validation; empty if all are 0.5.
+    mean: for "values", c means over the training split.
+    std: for "values", c standard deviations over the training split, above 0.
+      An output o means the value mean + std * o.
+    units: for "values", c units such as "mm", or empty if they have none.
+    temperature: for "classes" and "labels", the number that divides outputs
+      before the softmax or sigmoid, fitted on validation; 1 if none was fitted.
+    unknown: for "classes", the `Kind.known_score` below which an image is of
+      none of the classes; None if no image is rejected.
   """
 
   name: str = "classes"
-  # Thousands of numbers would fill many screens.
+  # The repr omits these fields: thousands of numbers would fill many screens.
   thresholds: tuple[float, ...] = dataclasses.field(default=(), repr=False)
   mean: tuple[float, ...] = dataclasses.field(default=(), repr=False)
   std: tuple[float, ...] = dataclasses.field(default=(), repr=False)
@@ -51,7 +51,7 @@ class TaskKind:
   unknown: float | None = None
 
   def __post_init__(self) -> None:
-    if self.name not in tuple(KINDS):  # which asks for no hash
+    if self.name not in tuple(KINDS):  # self.name may be unhashable
       raise TaskError(
         f"the kind of a task is {self.name!r}, expected one of "
         f"{', '.join(KINDS)}."
@@ -80,22 +80,22 @@ class TaskKind:
 
   @property
   def kind(self) -> Kind:
-    """All that follows from the name."""
+    """The `Kind` of this name."""
     return KINDS[self.name]
 
   def require_outputs(self, count: int) -> None:
-    """Raise `TaskError` unless it describes c outputs."""
+    """Raise `TaskError` unless this describes `count` outputs."""
     for field in _STATED:
-      found = len(getattr(self, field))
-      if found not in (0, count):
-        raise TaskError(f"it has {count} outputs, but {found} {field}.")
+      entries = len(getattr(self, field))
+      if entries not in (0, count):
+        raise TaskError(f"it has {count} outputs, but {entries} {field}.")
     if not all(getattr(self, field) for field in self.kind.needed):
       raise TaskError(
         f"a task of {self.name} needs {' and '.join(self.kind.needed)}."
       )
 
   def rows(self) -> list[tuple[str, str]]:
-    """Lines of `inspect`: a title and a text for each fitted number."""
+    """Return a title and a text for each fitted number, for `inspect`."""
     rows = []
     if self.temperature != 1:
       rows.append(("temperature", f"{self.temperature:.4g}"))
@@ -105,31 +105,31 @@ class TaskKind:
     return rows
 
   def activate(self, logits: Any, xp: ModuleType = np) -> Any:
-    """Probabilities of classes or labels, or values, of outputs (..., c).
+    """Convert outputs (..., c) to probabilities (classes, labels) or values.
 
     Values are float64 in NumPy, and float32 in JAX.
 
     Args:
       logits: outputs of the head, of any floating type.
-      xp: `numpy` or `jax.numpy`, that of the array.
+      xp: `numpy` or `jax.numpy`, the module of the array.
     """
     return self.kind.activate(self, logits, xp)
 
   def answers(
     self, names: Names, activated: "np.ndarray", most: Most = THE_BEST
   ) -> list[Any]:
-    """The answer to each image as JSON, see `Kind.answers`."""
+    """Return the answer to each image as JSON, see `Kind.answers`."""
     return self.kind.answers(self, names, activated, most)
 
   def rejection(self, outputs: "np.ndarray") -> "dict[str, np.ndarray]":
-    """Whether images are of no class of the task; {} if it rejects none.
+    """Return which images are of no class; {} if the task rejects none.
 
     Args:
-      outputs: of the head, (k, c).
+      outputs: outputs of the head, (k, c).
 
     Returns:
-      "known_score" float32 (k,), and "unknown" bool (k,), whether it is below
-      the threshold of the task.
+      "known_score" float32 (k,), and "unknown" bool (k,), whether the score is
+      below the threshold of the task.
     """
     if self.unknown is None:
       return {}
@@ -140,7 +140,7 @@ class TaskKind:
     }
 
   def marked(self, answers: list[Any], outputs: "np.ndarray") -> list[Any]:
-    """Answers with "unknown" and "known_score", if the task rejects images."""
+    """Add "unknown" and "known_score" to answers if the task rejects images."""
     columns = {key: v.tolist() for key, v in self.rejection(outputs).items()}
     if not columns:
       return answers
@@ -151,20 +151,20 @@ class TaskKind:
 
 
 def answer_rows(answer: Any) -> list[tuple[str, str]]:
-  """Name and number of each class, label or value of an answer, for people."""
-  # An answer of classes is a list, of other kinds {their name: its entries}, as
-  # those of classes that are `marked`.
+  """Return name and number of each entry of an answer of any kind, as text."""
+  # An answer of classes is a list of entries, unless it is `marked`. Any other
+  # answer is a dictionary that begins with {name of the kind: entries}.
   name = "classes" if isinstance(answer, list) else next(iter(answer))
   return KINDS[name].answer_rows(answer)
 
 
 def answer_line(answer: Any) -> str:
-  """The same in one line."""
+  """Return the entries of an answer as one line of text."""
   return ", ".join(" ".join(row).rstrip() for row in answer_rows(answer))
 
 
 def find_metric(key: str) -> Metric | None:
-  """The metric of a key of `Scores.metrics`; None if there is none."""
+  """Return the metric with a key of `Scores.metrics`; None if there is none."""
   for kind in KINDS.values():
     if key in kind.metrics:
       return kind.metrics[key]

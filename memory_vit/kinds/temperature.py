@@ -1,7 +1,7 @@
-"""Temperature: one number by which logits are divided before probabilities.
+"""Temperature: a fitted number that divides logits before they are activated.
 
-Guo et al., "On Calibration of Modern Neural Networks" (2017). It changes how
-sure a task is, and never which class it names.
+Guo et al., "On Calibration of Modern Neural Networks" (2017). A temperature
+changes how confident a task is, and never which class it predicts.
 """
 
 from __future__ import annotations
@@ -13,37 +13,37 @@ import numpy as np
 import scipy.optimize
 from jaxtyping import Float32, Num
 
-# Bounds of a fitted temperature: of images that are all right, the loss falls
-# without end as it falls.
+# Bounds of a fitted temperature: if all images are classified correctly, the
+# log-loss has no minimum, but decreases with the temperature.
 LEAST, GREATEST = 1e-3, 1e3
-# What the prior costs, in nats, for a temperature of e or 1 / e.
+# Cost of the prior, in nats, at a temperature of e or 1 / e.
 _PRIOR = 2.0
 
 
 def fit(log_loss: Callable[[float], float], examples: int) -> float:
-  """The temperature with the least log-loss on examples, shrunk toward 1.
+  """Return the temperature with the least log-loss, shrunk toward 1.
 
   It minimizes `examples * log_loss(t) + 2 * log(t)**2`, the log-loss with a
-  normal prior of standard deviation 0.5 on log t: a few examples leave it near
-  1, and hundreds are not hindered.
+  normal prior of standard deviation 0.5 on log t. With few examples the result
+  stays near 1, and with hundreds of examples the prior hardly matters.
 
   Args:
-    log_loss: their mean log-loss at a temperature, in nats.
-    examples: their number.
+    log_loss: mean log-loss of the examples at a temperature, in nats.
+    examples: number of examples.
   """
-  found = scipy.optimize.minimize_scalar(
+  minimum = scipy.optimize.minimize_scalar(
     lambda log_t: examples * log_loss(math.exp(log_t)) + _PRIOR * log_t**2,
     bounds=(math.log(LEAST), math.log(GREATEST)),
     method="bounded",
   )
-  return math.exp(found.x)
+  return math.exp(minimum.x)
 
 
 def of_classes(
   logits: Float32[np.ndarray, "n c"], classes: Num[np.ndarray, " n"]
 ) -> float:
   """Fit the temperature of a task of classes."""
-  # In float32 the loss is too rough for the minimizer.
+  # Use float64: in float32 the loss is too rough for the minimizer.
   centered = logits.astype(np.float64)
   centered -= centered.max(axis=1, keepdims=True)
   right = np.take_along_axis(centered, classes[:, None], axis=1)[:, 0]
@@ -58,7 +58,7 @@ def of_classes(
 def of_labels(
   logits: Float32[np.ndarray, "n c"], labels: Num[np.ndarray, "n c"]
 ) -> float:
-  """Fit the temperature of a task of labels; an image counts once."""
+  """Fit the temperature of a task of labels; an image counts as one example."""
   outputs = logits.astype(np.float64)
 
   def log_loss(t: float) -> float:

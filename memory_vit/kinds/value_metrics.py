@@ -14,17 +14,17 @@ from memory_vit.kinds.scores import Evaluation, Scores, defined_mean, finite
 from memory_vit.kinds.task_kind import TaskKind
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
+@dataclasses.dataclass(frozen=True, eq=False)  # == fails for arrays
 class ValueMetrics:
   """Metrics of each of c values; all NaN if an output is not finite.
 
   Attributes:
     mae: mean absolute error, in units of the value.
     rmse: root of the mean squared error, in units of the value.
-    r2: share of the variance that is explained, at most 1; NaN if the value is
-      the same for all examples.
-    spearman: rank correlation of predicted and true values; NaN if either is
-      the same for all examples.
+    r2: share of the variance that is explained, at most 1; NaN if the true
+      value is the same for all examples.
+    spearman: rank correlation of predicted and true values; NaN if all true
+      values, or all predicted values, are the same.
   """
 
   mae: Float64[np.ndarray, " c"]
@@ -34,23 +34,23 @@ class ValueMetrics:
 
 
 def value_metrics(predictions: ValuePredictions) -> ValueMetrics:
-  """Metrics of each value, by scikit-learn and SciPy."""
+  """Compute metrics of each value with scikit-learn and SciPy."""
   counted = predictions.counted
   right = predictions.target[counted]
-  found = predictions.predicted[counted]
+  guess = predictions.predicted[counted]
   count = right.shape[1]
   if predictions.not_finite:
     return ValueMetrics(*np.full((4, count), np.nan))
   r2, spearman = np.full((2, count), np.nan)
-  varies, moves = _varies(right), _varies(found)
+  varies, moves = _varies(right), _varies(guess)
   for i in np.flatnonzero(varies):
-    r2[i] = sklearn.metrics.r2_score(right[:, i], found[:, i])
+    r2[i] = sklearn.metrics.r2_score(right[:, i], guess[:, i])
     if moves[i]:
-      spearman[i] = scipy.stats.spearmanr(right[:, i], found[:, i]).statistic
-  each = {"multioutput": "raw_values"}
+      spearman[i] = scipy.stats.spearmanr(right[:, i], guess[:, i]).statistic
+  per_value = {"multioutput": "raw_values"}
   return ValueMetrics(
-    mae=sklearn.metrics.mean_absolute_error(right, found, **each),
-    rmse=sklearn.metrics.root_mean_squared_error(right, found, **each),
+    mae=sklearn.metrics.mean_absolute_error(right, guess, **per_value),
+    rmse=sklearn.metrics.root_mean_squared_error(right, guess, **per_value),
     r2=r2,
     spearman=spearman,
   )
@@ -62,7 +62,7 @@ def evaluation_of_rows(
   values: Float[np.ndarray, "n c"],
   counted: Bool[np.ndarray, " n"],
 ) -> Evaluation:
-  """`evaluation_of`, with the predictions that it is made of."""
+  """Compute `evaluation_of` from arrays, and add the predictions to it."""
   examples = ValuePredictions(
     kind=kind,
     target=values.astype(np.float64),
@@ -73,14 +73,15 @@ def evaluation_of_rows(
 
 
 def evaluation_of(predictions: ValuePredictions) -> Evaluation:
-  """Scores of a task of values; all None if an output is not finite.
+  """Compute scores of a task of values; all None if an output is not finite.
 
-  Metrics are means over the values, "r2" and "spearman" over those that vary.
+  Metrics are means over all values, or for "r2" and "spearman" over the values
+  that vary between examples.
   """
   counted, kind = predictions.counted, predictions.kind
   right = predictions.target[counted]
-  each = dataclasses.asdict(value_metrics(predictions))
-  means = {name: defined_mean(values) for name, values in each.items()}
+  per_value = dataclasses.asdict(value_metrics(predictions))
+  means = {name: defined_mean(values) for name, values in per_value.items()}
   loss = None
   if not predictions.not_finite:
     standardized = (right - np.array(kind.mean)) / np.array(kind.std)
@@ -92,7 +93,7 @@ def evaluation_of(predictions: ValuePredictions) -> Evaluation:
       metrics={name: means[name] for name in ("r2", "mae", "rmse", "spearman")},
       per_output={
         name: [defined_mean(values[i : i + 1]) for i in range(right.shape[1])]
-        for name, values in each.items()
+        for name, values in per_value.items()
       },
       examples=len(right),
       not_finite=predictions.not_finite,

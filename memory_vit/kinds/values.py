@@ -1,4 +1,4 @@
-"""Values: c numbers, standardized; squared or Huber loss (regression)."""
+"""Values: regression of c standardized numbers; squared or Huber loss."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ if TYPE_CHECKING:
   from memory_vit.kinds.task_kind import TaskKind
 
 _IN_UNITS = ("mae", "rmse")
-# The greatest float32: its square is finite in float64.
+# The greatest float32: squares of values up to it are finite in float64.
 _GREATEST = 3.4028234663852886e38
 
 
 class Values(Kind):
-  """Each output is a number."""
+  """Kind of tasks in which each output is a number."""
 
   name, noun = "values", "value"
   numbers = True
-  # They are standardized before they become float32: in float32, Unix times of
-  # one minute are equal.
+  # Targets are standardized before they become float32: in float32, Unix times
+  # within the same minute would be equal.
   target_type = "float64"
   label_form = (
     "a number such as 1234.5 (no unit, no separator of thousands), or several, "
@@ -80,7 +80,7 @@ class Values(Kind):
   hub_pipeline = ""
 
   def _read(self, label: Any) -> np.ndarray:
-    """In a text without brackets, a comma is that of one number."""
+    """Parse values; a comma in a text without brackets is part of a number."""
     return row(parts(label, separators=False))
 
   def meaning(self, names: Sequence[str], target: np.ndarray) -> Any:
@@ -93,13 +93,13 @@ class Values(Kind):
   def table(
     self, metrics: Numbers, outputs: int, units: Names
   ) -> dict[str, str]:
-    """Values of different units have no common mean: reports list each."""
-    found = super().table(metrics, outputs, units)
+    """Return a row, with the unit of MAE and RMSE if all values share one."""
+    texts = super().table(metrics, outputs, units)
     unit = units[0] if len({*units}) == 1 else ""
     for key in {*_IN_UNITS} & {*self.in_tables}:
       title = self.metrics[key].title
-      found[title] = f"{found[title]} {unit}".rstrip()
-    return found
+      texts[title] = f"{texts[title]} {unit}".rstrip()
+    return texts
 
   def outputs_table(
     self, stated: TaskKind, names: Sequence[str]
@@ -128,9 +128,9 @@ class Values(Kind):
     options: LossOptions,
     head: HeadOutputs,
   ) -> tuple[jax.Array, jax.Array]:
-    """Squared or Huber loss (b, c) of standardized values, and absolute error.
+    """Return squared or Huber loss, and absolute error, both (b, c).
 
-    The error is in standard deviations.
+    The error is in standard deviations: outputs and targets are standardized.
     """
     error = outputs[:, : targets.shape[-1]] - targets  # without padding
     loss = optax.huber_loss(error) if options.huber else error**2
@@ -160,7 +160,7 @@ class Values(Kind):
   def answers(
     self, stated: TaskKind, names: Names, activated: np.ndarray, most: Most
   ) -> list[Any]:
-    """{"values": [{"name", "value", "unit"}, ...]}, all, in their order."""
+    """Return {"values": [{"name", "value", "unit"}, ...]} for each image."""
     units = stated.units or ("",) * activated.shape[-1]
     return [
       {
@@ -174,8 +174,8 @@ class Values(Kind):
 
   def answer_rows(self, answer: Any) -> list[tuple[str, str]]:
     return [
-      (one["name"], f"{number(one['value'])} {one['unit']}".rstrip())
-      for one in answer["values"]
+      (entry["name"], f"{number(entry['value'])} {entry['unit']}".rstrip())
+      for entry in answer["values"]
     ]
 
   def columns(
@@ -190,7 +190,7 @@ class Values(Kind):
     return dict(zip(columns, activated.T.tolist(), strict=True))
 
   def cell_types(self, names: Sequence[str], outputs: int) -> dict[str, str]:
-    """Columns by index if names are not unique."""
+    """Name columns after the values, or by index if names are not unique."""
     known = names if len({*names}) == len(names) else ()
     return {
       f"values/{class_label(known, i)}": "float64" for i in range(outputs)
@@ -199,7 +199,7 @@ class Values(Kind):
   def explained(
     self, stated: TaskKind, found: np.ndarray, outputs: np.ndarray
   ) -> tuple[np.ndarray, float]:
-    """Each in its standard deviations, beyond the rounding of a float32."""
+    """Compare in standard deviations, beyond the rounding error of float32."""
     std, values = np.array(stated.std), self.activate(stated, outputs, np)
     rounding = 2 * np.finfo(np.float32).eps * np.abs(values)
     return np.maximum(np.abs(found - values) - rounding, 0) / std, 0.0

@@ -1,9 +1,9 @@
-"""Labels as people write them: numbers and names of classes, lists, values.
+"""Parse labels as people write them: class numbers and names, lists, values.
 
-In a text, several labels are separated by "|", or else by ","; "-" is none. A
+Several labels in a text are separated by "|", or else by ","; "-" means none. A
 text that begins with "[" is JSON, in which names may have any character. Any
-other text is one class, or one value. White space around a text is ignored, and
-names are compared in Unicode's form NFC.
+other text is a single class or a single value. White space around a text is
+ignored, and names are compared in Unicode's form NFC.
 """
 
 import json
@@ -18,27 +18,27 @@ from memory_vit.errors import DataError
 with epy.lazy_imports():
   import numpy as np
 
-# A class; several labels; or float64 (c,): values, or 1 and 0 for each label.
+# A class, several labels, or float64 (c,): values, or 1 and 0 for each label.
 Label: TypeAlias = "int | str | list[int | str] | np.ndarray"
 
-# The index of a class, in the lines of a list.
+# Pattern of the index of a class or label in the lines of a file list.
 INDEX = rb"(0|[1-9][0-9]{0,8})"
-# A value, as Python writes it.
+# Pattern of a value, as Python writes it.
 DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
 def name_of(text: str | bytes) -> str:
-  """A name without white space around it, in Unicode's form NFC."""
-  if isinstance(text, bytes):  # of TensorFlow
+  """Return a name without white space around it, in Unicode's form NFC."""
+  if isinstance(text, bytes):  # strings of TensorFlow are bytes
     text = text.decode("utf-8", "backslashreplace")
-  text = text.strip().strip("\ufeff\u200b").strip()  # invisible ones, too
+  text = text.strip().strip("\ufeff\u200b").strip()  # BOM, zero-width space
   return unicodedata.normalize("NFC", text)
 
 
 def parts(label: Any, *, separators: bool = True) -> Any:
-  """The labels or values of a cell, one after the other.
+  """Split a cell into its labels or values.
 
-  Without `separators`, a text is one unless it is JSON.
+  Without `separators`, a text is a single label or value unless it is JSON.
   """
   if not isinstance(label, str | bytes):
     return [np.asarray(label).item()] if np.ndim(label) == 0 else label
@@ -53,7 +53,7 @@ def parts(label: Any, *, separators: bool = True) -> Any:
 
 
 def class_of(label: Any) -> int | str:
-  """A number or a name; other labels are a `TypeError` or `ValueError`."""
+  """Return a class number or name; raise TypeError or ValueError for others."""
   array = np.asarray(label)
   value = array.item() if array.ndim == 0 else label
   if isinstance(value, str | bytes):
@@ -66,8 +66,8 @@ def class_of(label: Any) -> int | str:
 
 
 def row(label: Any) -> "np.ndarray":
-  """Numbers, float64 (c,); other labels are errors, as those of `class_of`."""
-  numbers = np.array([_float(each) for each in label], np.float64)
+  """Return numbers as float64 (c,); raise the errors of `class_of`."""
+  numbers = np.array([_float(value) for value in label], np.float64)
   if not numbers.size:
     raise ValueError
   return numbers
@@ -80,7 +80,7 @@ def _float(value: Any) -> float:
 
 
 def _decimal(text: str) -> str:
-  """A number as Python writes it; its comma is a decimal comma, or refused."""
+  """Return a number in Python's notation; a comma is decimal, or refused."""
   if re.fullmatch(r"[+-]?[1-9][0-9]{0,2}(,[0-9]{3})+", text):
     raise DataError(
       f"its label is {text!r}, whose comma may separate thousands or decimals: "
