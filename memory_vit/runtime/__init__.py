@@ -1,4 +1,4 @@
-"""Processes, signals, locks, files, devices: nothing of Vision Transformers."""
+"""Processes, signals, locks, files and devices, independent of the model."""
 
 from etils import epy
 

@@ -1,7 +1,7 @@
-"""Descriptions of TPUs and GPUs that are not there, for their compilers.
+"""Descriptions of TPUs and GPUs, to compile for them without having one.
 
-A program is compiled for a device of a topology as for one at hand: only
-running it needs the device.
+JAX compiles a program for a described device as for an attached one. Only
+running the program needs the device.
 """
 
 import dataclasses
@@ -19,16 +19,16 @@ from memory_vit.runtime.messages import brief
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-  """A kind of chip.
+  """A type of TPU or GPU.
 
   Attributes:
     platform: "tpu" or "gpu", see `ViTConfig.platform`.
-    memory: bytes that programs may take, as the compiler of TPUs states them;
-      of a GPU three quarters, which JAX reserves.
-    gigahertz: the clock of a TPU: its peak rate of bfloat16 products divided by
-      those that its matrix units begin in a cycle. None if cycles are not
-      estimated.
-    options: `compiler_options` without the device.
+    memory: bytes available to programs: for a TPU, the limit that its compiler
+      states; for a GPU, the three quarters of its memory that JAX reserves.
+    gigahertz: clock rate of a TPU, computed as its peak rate of bfloat16
+      multiplications divided by the multiplications that its matrix units start
+      per cycle; None if the compiler does not estimate cycles.
+    options: `compiler_options` for compiling without the device.
   """
 
   platform: str
@@ -37,26 +37,26 @@ class Chip:
   options: dict[str, bool | int | str] = dataclasses.field(default_factory=dict)
 
 
-# https://cloud.google.com/tpu/docs: 197 and 918 TFLOP/s, in four units of
-# 128 x 128 and of 256 x 256.
+# The clock rates follow from https://cloud.google.com/tpu/docs: 197 and 918
+# TFLOP/s, in four matrix units of 128 x 128 and of 256 x 256.
 CHIPS = {
   "v5e": Chip("tpu", int(15.75 * 2**30), 1.5),
   "v6e": Chip("tpu", int(31.25 * 2**30), 1.75),
-  # Without the device no kernel can be timed, and Triton's products find no
-  # tiles.
+  # Without the device, XLA can neither time kernels for autotuning nor choose
+  # tile sizes for matrix products in Triton.
   "h100": Chip(
     "gpu",
     84_978_434_048 * 3 // 4,
     options={"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False},
   ),
 }  # fmt: skip
-# Packages, and the extras of jax that bring those that fit it.
+# {platform: (compiler package, extra of jax that installs it)}.
 _COMPILERS = {"tpu": ("libtpu", "tpu"), "gpu": ("jax-cuda12-plugin", "cuda12")}
 _TOPOLOGY = re.compile(r"(v\w+):(1|\d+x\d+(?:x\d+)?)")
 
 
 def chip_of(topology: str) -> Chip:
-  """The kind of chip of a topology; raises `ConfigError` if it is unknown."""
+  """Return the chip of a topology; raise `ConfigError` if it is unknown."""
   name = topology.partition(":")[0]
   if name not in CHIPS:
     raise ConfigError(
@@ -67,10 +67,10 @@ def chip_of(topology: str) -> Chip:
 
 
 def compiler(topology: str) -> str:
-  """The package that compiles for a topology, and its version.
+  """Return the package that compiles for a topology, and its version.
 
   Raises:
-    ConfigError: for an unknown topology, or if it is not installed.
+    ConfigError: for an unknown topology, or if the package is not installed.
   """
   package, extra = _COMPILERS[chip_of(topology).platform]
   try:
@@ -83,12 +83,12 @@ def compiler(topology: str) -> str:
 
 
 def devices(topology: str) -> list[jax.Device]:
-  """The devices of a topology, for a mesh.
+  """Return the devices of a topology, for a mesh.
 
-  Called before anything is compiled: it turns off JAX's cache of programs.
+  Call it before anything is compiled: it turns off JAX's compilation cache.
 
   Args:
-    topology: "v5e:4x4", by jax's names; "v5e:1" is one chip; "h100" one GPU.
+    topology: JAX's name, such as "v5e:4x4"; "v5e:1" is one chip, "h100" a GPU.
 
   Raises:
     ConfigError: for an unknown topology, or if its compiler is not installed.
@@ -96,22 +96,22 @@ def devices(topology: str) -> list[jax.Device]:
   compiler(topology)
   if chip_of(topology).platform == "gpu":
     return _gpu(topology)
-  found = _TOPOLOGY.fullmatch(topology)
-  if not found:
+  match = _TOPOLOGY.fullmatch(topology)
+  if not match:
     raise ConfigError(
       f"topology is {brief(topology)}, expected a shape, such as v5e:4x4, or "
       "v5e:1 for one chip."
     )
-  # Without the first two libtpu prints that it finds no TPU; without the third
-  # one process at a time may load it.
+  # Without the first two variables, libtpu prints that it finds no TPU. Without
+  # the third, only one process at a time may load libtpu.
   os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
   os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-4")
   os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
-  name, shape = found.groups()
-  is_one = shape in ("1", "1x1")  # of the smallest host, which has four
-  asked = f"{name}:2x2" if is_one else topology
+  name, shape = match.groups()
+  is_one = shape in ("1", "1x1")
+  host = f"{name}:2x2" if is_one else topology  # the smallest has four chips
   try:
-    described = _described(asked, "tpu")
+    described = _described(host, "tpu")
   except jax.errors.JaxRuntimeError as error:
     raise ConfigError(
       f"topology is {brief(topology)}, which libtpu refuses: {error}"
@@ -120,12 +120,12 @@ def devices(topology: str) -> list[jax.Device]:
 
 
 def _gpu(name: str) -> list[jax.Device]:
-  jax.devices()  # finds the plugin
+  jax.devices()  # initializes JAX, which loads the CUDA plugin
   text = (Path(__file__).parent / f"{name}.txt").read_text()
   return _described("", "cuda", target_config=text, topology="1x1x1")[:1]
 
 
 def _described(name: str, platform: str, **options: str) -> list[jax.Device]:
-  # JAX would keep a program for an absent device, and fail to read it again.
+  # JAX would cache a program for an absent device, and then fail to load it.
   jax.config.update("jax_enable_compilation_cache", False)
   return list(topologies.get_topology_desc(name, platform, **options).devices)

@@ -1,8 +1,9 @@
-"""Paths in a bucket of Google Cloud Storage (gs://): objects without renames.
+"""Paths in a bucket of Google Cloud Storage (gs://).
 
-An object is written whole or not at all, and nothing can be renamed. The last
-file of a directory by name, such as `state.json` of a saved state and
-`task.json` of a task, completes it: it is written last and deleted first.
+An object is written whole or not at all, but a directory cannot be renamed in
+one step. Instead, its alphabetically last file, such as `state.json` of a saved
+state or `task.json` of a task, marks a directory as complete: that file is
+written last and deleted first.
 """
 
 from __future__ import annotations
@@ -30,34 +31,35 @@ _ADDRESS = re.compile(r"gs://(?!goog)[a-z0-9][a-z0-9._-]{1,220}[a-z0-9](/.*)?")
 
 @contextlib.contextmanager
 def as_os_error() -> Iterator[None]:
-  """Errors of gcsfs, aiohttp and google-auth have no common type."""
+  """Turn errors of gcsfs, aiohttp and google-auth into `OSError`."""
   try:
     yield
   except (OSError, MemoryVitError):
     raise
-  except Exception as error:
+  except Exception as error:  # these libraries have no common base class
     raise OSError(errno.EIO, named(error)) from error
 
 
 class BucketPath(gpath.PosixGPath):  # type: ignore[misc]
   """gs://BUCKET/NAME, with the methods of `pathlib.Path` that runs call.
 
-  Errors of reading and writing an object are `OSError`. What cannot be looked
-  up is a `ConfigError`, as local paths can always be looked up.
+  Methods that read or write an object raise `OSError`. Methods that look up a
+  path, such as `exists`, raise `ConfigError`: on a local path they never fail,
+  so callers do not expect an `OSError`.
   """
 
   read_bytes = as_os_error()(gpath.PosixGPath.read_bytes)
   write_bytes = as_os_error()(gpath.PosixGPath.write_bytes)
   unlink = as_os_error()(gpath.PosixGPath.unlink)
   rmtree = as_os_error()(gpath.PosixGPath.rmtree)
-  # It copies and deletes each object.
+  # A rename is not atomic: it copies and deletes each object.
   rename = as_os_error()(gpath.PosixGPath.rename)
 
   def absolute(self) -> BucketPath:
     return self
 
   def resolve(self, strict: bool = False) -> BucketPath:
-    return self  # etils would put the current directory before it
+    return self  # etils would prepend the current directory
 
   def expanduser(self) -> BucketPath:
     return self
@@ -66,7 +68,7 @@ class BucketPath(gpath.PosixGPath):  # type: ignore[misc]
     return False
 
   def mkdir(self, *args: Any, **kwargs: Any) -> None:
-    """Objects need no directories."""
+    """Do nothing: objects need no directories."""
 
   def exists(self) -> bool:
     with self._looked_up():
@@ -77,7 +79,7 @@ class BucketPath(gpath.PosixGPath):  # type: ignore[misc]
       return super().is_dir()
 
   def iterdir(self) -> Iterator[BucketPath]:
-    """Nothing if the directory is missing."""
+    """Yield the entries of a directory; none if it does not exist."""
     try:
       with self._looked_up():
         yield from list(super().iterdir())
@@ -89,11 +91,11 @@ class BucketPath(gpath.PosixGPath):  # type: ignore[misc]
       yield from list(super().glob(pattern))
 
   def rglob(self, pattern: str) -> Iterator[BucketPath]:
-    """Files and directories below, by their names."""
+    """Yield files and directories at any depth whose names match."""
     with self._looked_up():
-      found = list(super().walk())
-    for root, folders, names in found:
-      # Some file systems of etils leave the prefix out.
+      visited = list(super().walk())
+    for root, folders, names in visited:
+      # Some file systems of etils return paths without gs://.
       root = type(self)(PREFIX + str(root).removeprefix(PREFIX))
       yield from (root / n for n in fnmatch.filter(folders + names, pattern))
 
@@ -106,8 +108,8 @@ class BucketPath(gpath.PosixGPath):  # type: ignore[misc]
       raise
     except OSError as error:
       raise ConfigError(
-        f"{self} cannot be looked up ({error.strerror or error}). See to the "
-        "name and the permissions of the bucket, and to your credentials."
+        f"{self} cannot be looked up ({error.strerror or error}). Check the "
+        "name and the permissions of the bucket, and your credentials."
       ) from error
 
   def read_text(self, encoding: str | None = None) -> str:
@@ -118,7 +120,7 @@ class BucketPath(gpath.PosixGPath):  # type: ignore[misc]
 
 
 def is_address(text: Any) -> bool:
-  """Whether a text begins like an address; `parse` checks the rest."""
+  """Return whether a text begins with gs://; `parse` checks the rest."""
   return not isinstance(text, BucketPath) and str(text).startswith(PREFIX)
 
 
@@ -129,7 +131,7 @@ def is_in(path: Any) -> TypeGuard[BucketPath]:
 def parse(
   text: str, where: str, error: type[Exception] = ConfigError
 ) -> BucketPath:
-  """The path of an address; refused if its client is not installed."""
+  """Parse an address; raise `error` if it is invalid or gcsfs is missing."""
   if not _ADDRESS.fullmatch(text):
     raise error(f"{where} is {brief(text)}: expected gs://BUCKET/DIRECTORY.")
   try:
@@ -140,10 +142,10 @@ def parse(
     raise error(
       not_installed(f"{where}, {brief(text)},", missing.name, "gcs")
     ) from missing
-  # One client, whether TensorFlow is installed or not. Orbax makes paths of
-  # etils, too, which have no other switch.
+  # Let etils use gcsfs even if TensorFlow is installed. Only this variable also
+  # affects the paths that orbax creates.
   os.environ.setdefault("EPATH_USE_TF", "0")
-  # Cached lists would lack what orbax writes by another client.
+  # A cached listing would lack objects that orbax writes by its own client.
   fsspec.config.conf.setdefault("gcs", {}).setdefault(
     "use_listings_cache", False
   )
@@ -164,7 +166,7 @@ def upload(file: Path, path: BucketPath) -> None:
 
 @contextlib.contextmanager
 def fetched(path: BucketPath) -> Iterator[Path]:
-  """Yield a copy of a file, or of the files of a directory."""
+  """Yield a local, temporary copy of a file, or of the files in a directory."""
   with tempfile.TemporaryDirectory(prefix="memory-vit-") as folder:
     place, files = Path(folder) / path.name, [path]
     if path.is_dir():
@@ -185,7 +187,7 @@ def open_sized(path: BucketPath) -> Iterator[tuple[IO[bytes], int]]:
 
 @contextlib.contextmanager
 def replacing(path: BucketPath) -> Iterator[Path]:
-  """Yield the name of a local file, which then becomes the object."""
+  """Yield a local path; the file written there becomes the object."""
   with tempfile.TemporaryDirectory(prefix="memory-vit-") as folder:
     part = Path(folder) / path.name
     yield part
@@ -196,13 +198,13 @@ def replacing(path: BucketPath) -> Iterator[Path]:
 def replacing_directory(
   path: BucketPath, foreign_file: Callable[[Path], str | None]
 ) -> Iterator[Path]:
-  """Yield a name for a local directory, which then replaces `path`."""
+  """Yield a path for a new local directory, which then replaces `path`."""
   with tempfile.TemporaryDirectory(prefix="memory-vit-") as folder:
     new = Path(folder) / path.name
     yield new
-    if found := foreign_file(path):
+    if foreign := foreign_file(path):
       raise TrainingError(
-        f"{path} holds something else ({brief(found)}), and is left as it is."
+        f"{path} holds something else ({brief(foreign)}), and is left as it is."
       )
     remove_directory(path)
     files = (file for file in new.rglob("*") if file.is_file())
@@ -215,7 +217,7 @@ def _order(name: Path) -> tuple[bool, str]:
 
 
 def remove_directory(path: BucketPath) -> None:
-  """Delete all objects of a directory, first the one that completes it."""
+  """Delete the objects of a directory, first the one that marks it complete."""
   if own := [p for p in path.iterdir() if not p.is_dir()]:
     max(own).unlink(missing_ok=True)
   path.rmtree(missing_ok=True)

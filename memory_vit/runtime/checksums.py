@@ -1,9 +1,9 @@
 """Directories with SHA-256 digests of their files.
 
-  state.json  other saved values, the digests of all files, and its own
   arrays/     the files
+  state.json  other saved values, the digests of all files, and its own digest
 
-Digests show damage, not malice: whoever can write there can seal again.
+Digests reveal damage, not manipulation: whoever changes a file can update them.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ ARRAYS, _SEAL = "arrays", "state.json"
 
 
 def seal(path: Path, saved: Mapping[str, Any]) -> None:
-  """Write `saved` (JSON, no key "files") and the digests; sync to the disk."""
+  """Write `saved` (JSON, no key "files") and the digests; sync them to disk."""
   files.sync_tree(path / ARRAYS)
   saved = {**saved, "files": _file_digests(path)}
   (path / _SEAL).write_text(_sealed(saved), encoding="utf-8")
@@ -28,12 +28,12 @@ def seal(path: Path, saved: Mapping[str, Any]) -> None:
 
 
 def is_sealed(path: Path) -> bool:
-  """Whether a directory is complete: in a bucket, its name does not tell."""
+  """Return whether a directory is complete; see `files.is_finished`."""
   return files.is_finished(path, _SEAL)
 
 
 def read(path: Path) -> dict[str, Any]:
-  """What was saved; `TrainingError` unless `state.json` is as written."""
+  """Return the saved values; raise `TrainingError` if they are damaged."""
   file = path / _SEAL
   try:
     text = file.read_text(encoding="utf-8")
@@ -68,8 +68,8 @@ def file_digest(file: Path) -> str:
 
 
 def _file_digests(path: Path) -> dict[str, str]:
-  found = (file for file in (path / ARRAYS).rglob("*") if not file.is_dir())
-  digests = {f.relative_to(path).as_posix(): file_digest(f) for f in found}
+  paths = (file for file in (path / ARRAYS).rglob("*") if not file.is_dir())
+  digests = {f.relative_to(path).as_posix(): file_digest(f) for f in paths}
   return dict(sorted(digests.items()))
 
 

@@ -1,8 +1,9 @@
-"""XLA compilation: a cache on disk, and fewer passes for rarely run programs.
+"""XLA compilation: a cache on disk, and less optimization of one-off programs.
 
-A cached program is bitwise identical, and several processes may use the cache
-at once. JAX never replaces a file: a truncated one, of a process that was
-killed, is compiled again with a warning until somebody deletes it.
+A cached program is bitwise identical to a newly compiled one, and several
+processes may use the cache at once. JAX never replaces a cache file: if a
+killed process leaves a truncated file, JAX compiles its program every time,
+with a warning, until somebody deletes the file.
 """
 
 import contextlib
@@ -19,26 +20,26 @@ import jax
 from memory_vit.errors import ConfigError
 from memory_vit.runtime.messages import brief
 
-# Also the place of downloads, see `backbones.download`.
+# Environment variable: the cache directory, shared with `backbones.download`.
 _ROOT = "MEMORY_VIT_CACHE"
 _SWITCH = "MEMORY_VIT_COMPILE_CACHE"
-# Options of JAX. The default of the threshold is a second: many of our programs
-# compile faster.
+# Options of JAX. The default threshold is one second, but many of our programs
+# compile faster and are still worth caching.
 _DIRECTORY = "jax_compilation_cache_dir"
 _THRESHOLD = "jax_persistent_cache_min_compile_time_secs"
 _WORTHWHILE = 0.03
-# Programs of a B/16 take some MB each.
+# Size at which the cache is pruned. A program of a ViT-B/16 takes a few MB.
 MAX_BYTES = 2**30
-# Of LLVM.
+# Optimization level of LLVM, which generates XLA's code for CPUs.
 _OPTION = "xla_backend_optimization_level"
 
 
 def enable_cache() -> None:
-  """Cache the programs of this process, silently none if that is impossible.
+  """Cache compiled programs on disk, or do nothing if that is impossible.
 
-  Called where a backbone is made, which every program of ours needs: so
-  commands and Python share one cache. `MEMORY_VIT_COMPILE_CACHE=off` turns it
-  off, and a cache that the user has chosen in JAX is left as it is.
+  This is called whenever a backbone is created, which every program needs, so
+  that commands and the Python API share one cache. The cache is off if
+  `MEMORY_VIT_COMPILE_CACHE=off`; a cache that the user has set in JAX is kept.
   """
   switch = os.environ.get(_SWITCH, "on")
   if switch not in ("on", "off"):
@@ -50,7 +51,7 @@ def enable_cache() -> None:
     folder = root / "xla" / _machine()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     _prune(root / "xla")
-  except (OSError, RuntimeError):  # RuntimeError: there is no home
+  except (OSError, RuntimeError):  # RuntimeError: no home directory
     return
   if not os.access(folder, os.W_OK):
     return
@@ -60,10 +61,10 @@ def enable_cache() -> None:
 
 
 def _machine() -> str:
-  """The kind of CPU, whose instructions compiled programs hold.
+  """Return a digest of the CPU model, because programs use its instructions.
 
-  Machines of several kinds may share a home, and JAX's keys do not tell them
-  apart.
+  Different machines may share a home directory, and JAX's cache keys do not
+  depend on the CPU model.
   """
   features = platform.machine()
   with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
@@ -74,12 +75,12 @@ def _machine() -> str:
 
 
 def _prune(folder: Path) -> None:
-  """Delete the oldest files until the rest takes half of `MAX_BYTES`."""
-  found = [(path.stat(), path) for path in folder.glob("*/*")]
-  total = sum(stat.st_size for stat, _ in found)
+  """If files exceed `MAX_BYTES`, delete the oldest until half of it is free."""
+  entries = [(path.stat(), path) for path in folder.glob("*/*")]
+  total = sum(stat.st_size for stat, _ in entries)
   if total <= MAX_BYTES:
     return
-  for stat, path in sorted(found, key=lambda entry: entry[0].st_mtime):
+  for stat, path in sorted(entries, key=lambda entry: entry[0].st_mtime):
     path.unlink(missing_ok=True)  # another process may prune as well
     total -= stat.st_size
     if total <= MAX_BYTES // 2:
@@ -89,10 +90,11 @@ def _prune(folder: Path) -> None:
 @jax.tree_util.register_pytree_node_class
 @dataclasses.dataclass(frozen=True)
 class Unnamed:
-  """A result of a program, whose names are not part of the program.
+  """A wrapper that keeps the dictionary keys of a result out of a program.
 
-  JAX writes the path of each result into a program, and so into the key of its
-  cache: `{"pets": loss}` would be compiled again for a task of another name.
+  JAX writes the keys of a result into the compiled program, and thus into its
+  cache key: without the wrapper, a program that returns `{"pets": loss}` would
+  be compiled again for a task of another name.
   """
 
   tree: Any
@@ -106,9 +108,9 @@ class Unnamed:
 
 
 def options() -> dict[str, Any] | None:
-  """`compiler_options` of `jax.jit` for a program that runs once."""
-  # Level 1 computed the same bits as 3 in all comparisons, and compiles in half
-  # of the time.
+  """Return `compiler_options` of `jax.jit` for a program that runs once."""
   if jax.default_backend() != "cpu" or "XLA_FLAGS" in os.environ:
     return None
+  # In all comparisons, level 1 gave bitwise the same results as level 3, and
+  # compiled in half the time.
   return {_OPTION: 1}

@@ -1,7 +1,7 @@
-"""Memory, traffic and exchange of a program, as its compiler states them.
+"""Memory, traffic and communication of a program, as its compiler states them.
 
-Read from the text of the compiled program, whose instructions TPUs' compiler
-annotates with the cycles that it expects. They are estimates, not measurements.
+Most values are read from the text of the compiled program, in which the TPU
+compiler annotates instructions with expected cycles. All are estimates.
 """
 
 import collections
@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-# An array type; one whose layout has S(1) lies beside the compute units.
+# Dtype, axes and layout of an array. S(1) in the layout means on-chip memory.
 _ARRAY = re.compile(r"\b(pred|token|[a-z]+\d+\w*)\[([\d,]*)\](\{[^}]*\})?")
 _INSTRUCTION = re.compile(r"\s*(?:ROOT )?%?([\w.\-]+) = (.*)")
 _CHANNEL = re.compile(r"channel_id=(\d+)")
@@ -20,7 +20,7 @@ _EXCHANGE = re.compile(
   r"(all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute"
   r"|ragged-all-to-all|collective-broadcast)(-start)?"
 )
-# They start no kernel and move nothing.
+# Operations that start no kernel and move no data.
 _VIEWS = frozenset(
   ("parameter", "tuple", "get-tuple-element", "bitcast", "constant", "iota",
    "after-all", "opt-barrier", "partition-id", "replica-id")
@@ -29,18 +29,18 @@ _VIEWS = frozenset(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompilerReport:
-  """Report of a compiler on a program, for one device.
+  """A compiler's report on a program, for one device.
 
   Attributes:
     flops: floating point operations.
-    cycles: the sum of estimated cycles, with bodies of loops once; 0 where the
-      compiler estimates none.
+    cycles: the sum of estimated cycles, with each loop body counted once; 0 if
+      the compiler estimates none.
     traffic: bytes that instructions read and write in device memory.
     arguments: bytes of arguments.
     results: bytes of results.
-    temporaries: bytes of the greatest temporary memory.
+    temporaries: peak bytes of temporary memory.
     exchanged: {kind of collective operation: bytes of its results}.
-    kernels: instructions that are started one by one.
+    kernels: number of instructions that start a kernel.
   """
 
   flops: float
@@ -54,64 +54,64 @@ class CompilerReport:
 
   @classmethod
   def of(cls, compiled: Any) -> "CompilerReport":
-    """Report on a `jax.stages.Compiled`."""
+    """Return the report on a `jax.stages.Compiled`."""
     memory = compiled.memory_analysis()
     text = compiled.as_text()
-    found = list(_entry(text))
+    instructions = list(_entry(text))
     return cls(
       flops=(compiled.cost_analysis() or {}).get("flops", 0.0),
-      cycles=sum(instruction.cycles for instruction in found),
-      traffic=_traffic(found),
+      cycles=sum(instruction.cycles for instruction in instructions),
+      traffic=_traffic(instructions),
       arguments=memory.argument_size_in_bytes,
       results=memory.output_size_in_bytes,
       temporaries=memory.temp_size_in_bytes,
       exchanged=exchanged(text),
       kernels=sum(
-        one.operation not in _VIEWS and not one.operation.endswith("-done")
-        for one in found
+        step.operation not in _VIEWS and not step.operation.endswith("-done")
+        for step in instructions
       ),
     )
 
 
 def exchanged(text: str) -> dict[str, int]:
-  """{collective operation: bytes of its results} of a compiled program."""
-  found: collections.Counter[str] = collections.Counter()
+  """Return {collective operation: bytes of its results} of a program."""
+  totals: collections.Counter[str] = collections.Counter()
   channels: set[str] = set()
   for line in text.splitlines():
     instruction = _parsed(line) if _EXCHANGE.search(line) else None
     kind = instruction and _EXCHANGE.fullmatch(instruction.operation)
     if instruction and kind:
-      # The compiler for TPUs writes one that runs beside products several
-      # times, with the same channel.
+      # The TPU compiler lists an operation that overlaps with matrix products
+      # several times, with the same channel: count only the first.
       channel = _CHANNEL.search(line)
       if channel and channel[1] in channels:
         continue
       channels.update(channel.groups() if channel else ())
       buffers = instruction.buffers
-      # Some that are started return their operands before their results.
+      # The result of these "-start" operations begins with their operands.
       if kind[2] and kind[1] == "collective-permute":
         buffers = buffers[1:2]
       elif kind[2] and kind[1] == "all-gather":
         buffers = buffers[len(buffers) // 2 :]
-      found[kind[1]] += sum(buffer.bytes for buffer in buffers)
-  return dict(found)
+      totals[kind[1]] += sum(buffer.bytes for buffer in buffers)
+  return dict(totals)
 
 
 class _Buffer(NamedTuple):
   bytes: int
-  is_local: bool  # in the memory of the compute units
+  is_local: bool  # in on-chip memory
 
 
 class _Instruction(NamedTuple):
   name: str
   operation: str
-  buffers: list[_Buffer]  # of its result
+  buffers: list[_Buffer]  # arrays of the result
   operands: list[str]
   cycles: int
 
 
 def _entry(text: str) -> Iterator[_Instruction]:
-  """The instructions of the entry computation, in order."""
+  """Yield the instructions of the entry computation, in order."""
   start = text.index("\nENTRY ")
   for line in text[start : text.index("\n}", start)].splitlines()[2:]:
     instruction = _parsed(line)
@@ -141,7 +141,7 @@ def _parsed(line: str) -> _Instruction | None:
 
 
 def _end(text: str, wanted: str) -> int:
-  """The place of a character outside of brackets."""
+  """Return the index of the first `wanted` outside of brackets, or the end."""
   depth = 0
   for place, character in enumerate(text):
     if not depth and character == wanted:
@@ -152,7 +152,7 @@ def _end(text: str, wanted: str) -> int:
 
 def _buffer(dtype: str, axes: str, layout: str) -> _Buffer:
   bits = re.search(r"\d+", dtype)
-  # A truth value takes a byte, a token nothing.
+  # A bool ("pred") takes one byte, a token none.
   width = math.ceil(int(bits[0]) / 8) if bits else int(dtype == "pred")
   return _Buffer(
     width * math.prod(int(axis) for axis in axes.split(",") if axis),
@@ -161,20 +161,20 @@ def _buffer(dtype: str, axes: str, layout: str) -> _Buffer:
 
 
 def _traffic(instructions: list[_Instruction]) -> int:
-  """Bytes of operands and results in device memory, of all instructions."""
-  made = {one.name: one.buffers for one in instructions}
+  """Return the bytes that all instructions read and write in device memory."""
+  results = {step.name: step.buffers for step in instructions}
   total = 0
-  for one in instructions:
-    if one.operation in _VIEWS or one.operation.endswith("-done"):
+  for step in instructions:
+    if step.operation in _VIEWS or step.operation.endswith("-done"):
       continue
-    if one.operation == "copy-start":  # destination, source, context
-      touched = one.buffers[:2]
-    elif one.operation in ("slice-start", "async-start"):
-      # It reads as much as it writes: a part of its operand.
-      made_here = one.buffers[-2] if len(one.buffers) > 2 else one.buffers[0]
-      touched = [made_here, _Buffer(made_here.bytes, False)]
+    if step.operation == "copy-start":  # destination, source, context
+      touched = step.buffers[:2]
+    elif step.operation in ("slice-start", "async-start"):
+      # A slice reads only a part of its operand: as many bytes as it writes.
+      result = step.buffers[-2] if len(step.buffers) > 2 else step.buffers[0]
+      touched = [result, _Buffer(result.bytes, False)]
     else:
-      read = [b for name in one.operands for b in made.get(name, [])]
-      touched = [*read, *one.buffers]
+      read = [b for name in step.operands for b in results.get(name, [])]
+      touched = [*read, *step.buffers]
     total += sum(buffer.bytes for buffer in touched if not buffer.is_local)
   return total

@@ -1,7 +1,7 @@
 """Files and directories that are written whole or not at all.
 
-They survive a power cut: a file is synced to the disk before it is renamed, and
-its new name after. All paths may be in a bucket, see `bucket`.
+They survive a power cut: a file is synced to disk before it is renamed, and its
+directory afterwards. All paths may be in a bucket, see `bucket`.
 """
 
 import contextlib
@@ -24,18 +24,18 @@ from memory_vit.runtime import bucket
 from memory_vit.runtime.messages import brief, shortened
 
 with epy.lazy_imports():
-  import jax  # options are checked without it
+  import jax  # checking options does not need it
 
 _NEW, _OLD, _LOCK = "new", "old", "lock"
-# In the lock of each scratch directory: hidden directories of users may have
-# names that look alike.
+# Content of the lock file in a scratch directory. It tells scratch directories
+# from hidden directories of users with similar names.
 SCRATCH_MARK = b"made by memory_vit to replace the directory of this name\n"
-# A full disk, or the full quota of a user.
+# Messages of the system for a full disk and for an exceeded quota.
 _FULL = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT)))
 
 
 def strict_json(text: str) -> Any:
-  """Parse JSON; `ValueError` for a key twice, `RecursionError` if too deep."""
+  """Parse JSON; `ValueError` if a key repeats, `RecursionError` if too deep."""
   return json.loads(text, object_pairs_hook=_without_duplicates)
 
 
@@ -47,7 +47,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def read_object(path: Path, *keys: str) -> Mapping[str, Any]:
-  """Read a JSON object with at least these keys, else `ConfigError`."""
+  """Read a JSON object; raise `ConfigError` unless it has these keys."""
   try:
     values = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(values, Mapping) or not values.keys() >= {*keys}:
@@ -63,14 +63,14 @@ def read_object(path: Path, *keys: str) -> Mapping[str, Any]:
 
 @contextlib.contextmanager
 def writing(path: Path, *errors: type[Exception]) -> Iterator[None]:
-  """Raise `TrainingError` with the path for `OSError` and these errors."""
+  """Turn `OSError` and `errors` into a `TrainingError` that names the path."""
   refused: tuple[type[Exception], ...] = (OSError, *errors)
   try:
     yield
   except MemoryVitError:
     raise
   except refused as error:
-    # C++ libraries raise their own errors with the text of the system.
+    # C++ libraries raise other exceptions, with the system's message in them.
     is_full = any(reason in str(error) for reason in _FULL)
     advice = "Make room, and give" if is_full else "Mend that, and give"
     raise TrainingError(
@@ -80,16 +80,16 @@ def writing(path: Path, *errors: type[Exception]) -> Iterator[None]:
 
 
 def write_json(path: Path, values: Any) -> None:
-  """Write JSON atomically, on process 0 alone; a link stays a link."""
+  """Write JSON atomically, on process 0 alone; follow a symbolic link."""
   text = json.dumps(values, indent=2, allow_nan=False)
   write_text(path.resolve(), f"{text}\n")
 
 
 def write_text(path: Path, text: str) -> None:
-  """Write a text file as `write_json` does."""
+  """Write a text file atomically, on process 0 alone."""
   if jax.process_index() != 0:
     return
-  # Always the same name: the file of a killed process is overwritten.
+  # The name is fixed, so that killed processes leave at most one such file.
   part = path.with_name(path.name + ".tmp")
   with writing(path), replacing(path, part) as new:
     new.write_text(text, encoding="utf-8")
@@ -97,7 +97,7 @@ def write_text(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path, part: Path | None = None) -> Iterator[Path]:
-  """Yield a temporary name (`part`) in the directory of `path`; rename it."""
+  """Yield a temporary path, by default beside `path`; rename it to `path`."""
   if bucket.is_in(path):
     with bucket.replacing(path) as part:
       yield part
@@ -116,34 +116,34 @@ def replacing(path: Path, part: Path | None = None) -> Iterator[Path]:
 def replacing_directory(
   path: Path, foreign_file: Callable[[Path], str | None] = lambda old: None
 ) -> Iterator[Path]:
-  """Yield a name for a directory, which then replaces `path` as a whole."""
+  """Yield a path for a new directory, which then replaces `path` as a whole."""
   if bucket.is_in(path):
     with bucket.replacing_directory(path, foreign_file) as new:
       yield new
     return
-  tidy(path.parent, path.name)  # of a process that was killed in between
+  tidy(path.parent, path.name)  # remove what a killed process left
   scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
   new, old = scratch / _NEW, scratch / _OLD
   try:
     with (scratch / _LOCK).open("wb") as lock:
-      with contextlib.suppress(OSError):  # a file system without locks
-        fcntl.flock(lock, fcntl.LOCK_EX)  # `tidy` holds it for a moment
+      with contextlib.suppress(OSError):  # the file system may have no locks
+        fcntl.flock(lock, fcntl.LOCK_EX)  # `tidy` may hold it briefly
       lock.write(SCRATCH_MARK)
       lock.flush()
       yield new
       sync_tree(new)
       if path.exists():
         if reason := _move_away(path, old, foreign_file):
-          kept = path.with_name(f"{path.name}.new{scratch.name[-9:]}")
-          new.rename(kept)
+          saved = path.with_name(f"{path.name}.new{scratch.name[-9:]}")
+          new.rename(saved)
           raise TrainingError(
             f"{path} {reason}, and is left as it is. What was to take its "
-            f"place is complete, in {kept}: move it to where you want it."
+            f"place is complete, in {saved}: move it to where you want it."
           )
         before = old.stat()
-        # What one group was allowed, another one is not.
+        # A different group must not get the permissions of the old one.
         same_group = before.st_gid == new.stat().st_gid
-        with contextlib.suppress(OSError):  # a file system without permissions
+        with contextlib.suppress(OSError):  # file systems without permissions
           new.chmod(before.st_mode & (0o7777 if same_group else 0o705))
       new.rename(path)
       sync(path.parent)
@@ -157,25 +157,25 @@ def _move_away(
   """Rename `path` to `old`; return why it must not be replaced, or ""."""
   try:
     path.rename(old)
-  except OSError as error:  # it is protected, or mounted from elsewhere
+  except OSError as error:  # `path` is protected, or a mount point
     return f"cannot be replaced ({error.strerror or error})"
   try:
-    found = foreign_file(old)  # here nobody adds files
+    foreign = foreign_file(old)  # after the rename, nobody adds files
   except OSError as error:
-    found = f"what cannot be read: {error.strerror or error}"
-  return f"holds something else ({brief(found)})" if found else ""
+    foreign = f"what cannot be read: {error.strerror or error}"
+  return f"holds something else ({brief(foreign)})" if foreign else ""
 
 
 def tidy(directory: Path, name: str | None = None) -> None:
-  """Remove what a killed `replacing_directory` left; restore directories."""
+  """Clean up after a killed `replacing_directory`; put old directories back."""
   if bucket.is_in(directory):
     return
-  for scratch in directory.glob(".*-????????"):  # as `tempfile` names it
+  for scratch in directory.glob(".*-????????"):  # named by `mkdtemp`
     place = directory / scratch.name[1:-9]
     if name not in (None, place.name) or scratch.is_symlink():
       continue
-    # Suppressed: not ours, in use by another process, or no locks. NFS locks
-    # only files that are open for writing.
+    # An `OSError` means that the directory is not ours or in use, or that there
+    # are no locks. The mode is "r+b" because NFS locks only writable files.
     with contextlib.suppress(OSError):
       with (scratch / _LOCK).open("r+b") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -185,39 +185,39 @@ def tidy(directory: Path, name: str | None = None) -> None:
 
 
 def _settle(scratch: Path, place: Path) -> None:
-  """Put the old directory back if its place is free; remove the rest."""
+  """Move the old directory back if `place` is free; remove the scratch one."""
   new, old = scratch / _NEW, scratch / _OLD
   if old.exists() and not os.path.lexists(place):
     old.rename(place)
   if old.exists() and new.exists():
-    return  # another process has taken the place
+    return  # keep both: another process has taken `place`
   for part in (old, new):
     shutil.rmtree(part, ignore_errors=True)
-  # NFS keeps a file that is open somewhere: a later `tidy` removes it, if the
-  # scratch directory still has its lock.
+  # NFS does not remove open files. The scratch directory then keeps its lock
+  # file, without which a later `tidy` would not remove the directory.
   if not (old.exists() or new.exists()):
     shutil.rmtree(scratch, ignore_errors=True)
 
 
 def begun(path: Path, prefix: str) -> Path:
-  """The name under which a directory is written, until `finish`."""
+  """Return the path under which a directory is written, until `finish`."""
   return path if bucket.is_in(path) else path.with_name(prefix + path.name)
 
 
 def finish(scratch: Path, path: Path) -> None:
-  """Give a directory from `begun` its name, once its last file is written."""
+  """Rename a directory from `begun` to `path`, once all files are written."""
   if scratch != path:
     scratch.rename(path)
   sync(path.parent)
 
 
 def is_finished(path: Path, last: str) -> bool:
-  """Whether a directory exists; in a bucket, whether its `last` file does."""
+  """Return whether a directory (in a bucket, its `last` file) exists."""
   return (path / last if bucket.is_in(path) else path).exists()
 
 
 def remove_directory(path: Path, prefix: str = "") -> None:
-  """Remove a directory; a killed process leaves it under `prefix` + name."""
+  """Remove a directory; if killed, leave the rest under `prefix` + its name."""
   if bucket.is_in(path):
     bucket.remove_directory(path)
     return
@@ -227,7 +227,7 @@ def remove_directory(path: Path, prefix: str = "") -> None:
 
 
 def fetched(path: Path) -> contextlib.AbstractContextManager[Path]:
-  """Yields a local path: this one, or a copy of what is in a bucket."""
+  """Yield a local path: `path` itself, or a temporary copy from the bucket."""
   if bucket.is_in(path):
     return bucket.fetched(path)
   return contextlib.nullcontext(path)
@@ -235,46 +235,46 @@ def fetched(path: Path) -> contextlib.AbstractContextManager[Path]:
 
 @contextlib.contextmanager
 def open_sized(path: Path) -> Iterator[tuple[IO[bytes], int | None]]:
-  """Open a file that is no link, with its size; None if it is not regular."""
+  """Yield an open file and its size (None if not regular); refuse links."""
   if bucket.is_in(path):
     with bucket.open_sized(path) as opened:
       yield opened
     return
-  # Without O_NONBLOCK, opening a pipe waits for somebody to write into it.
+  # Without O_NONBLOCK, opening a pipe would wait for a process that writes.
   flags = os.O_NOFOLLOW | os.O_NONBLOCK
   with open(path, "rb", opener=lambda p, f: os.open(p, f | flags)) as file:
-    found = os.fstat(file.fileno())
-    yield file, found.st_size if stat.S_ISREG(found.st_mode) else None
+    status = os.fstat(file.fileno())
+    yield file, status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
 class Outbox:
-  """A local directory that a library writes, copied to its path in a bucket.
+  """A local directory that a library writes to, and that is sent to a bucket.
 
-  If the path is local, it is the directory itself.
+  If `path` is local, the library writes to `path` itself and nothing is sent.
   """
 
   def __init__(self, path: Path) -> None:
     self.local = path
     self._bucket_path = path if bucket.is_in(path) else None
-    self._sent: dict[Path, tuple[int, int]] = {}  # sizes and times
+    self._sent: dict[Path, tuple[int, int]] = {}  # {file: (size, mtime)}
     if self._bucket_path:
       self.local = Path(tempfile.mkdtemp(prefix="memory-vit-"))
 
   def send(self) -> None:
-    """Copy what has changed."""
+    """Send files that are new or have changed."""
     if not self._bucket_path:
       return
-    # A library may leave links to nothing, which are no files.
+    # `is_file` leaves out broken links, which a library may create.
     for file in sorted(filter(Path.is_file, self.local.rglob("*"))):
-      found = file.stat()
-      version = found.st_size, found.st_mtime_ns
+      status = file.stat()
+      version = status.st_size, status.st_mtime_ns
       if self._sent.get(file) != version:
         name = file.relative_to(self.local).as_posix()
         bucket.upload(file, self._bucket_path / name)
         self._sent[file] = version
 
   def close(self) -> None:
-    """Copy what has changed, and remove the local directory."""
+    """Send files that are new or have changed; remove a temporary directory."""
     try:
       self.send()
     finally:
@@ -283,7 +283,7 @@ class Outbox:
 
 
 def sync(path: Path) -> None:
-  """Wait until a file, or the names in a directory, survive a power cut."""
+  """Sync a local file, or the names of files in a directory, to disk."""
   if bucket.is_in(path):
     return
   opened = os.open(path, os.O_RDONLY)

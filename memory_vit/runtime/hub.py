@@ -1,4 +1,4 @@
-"""Addresses, downloads and refusals of the Hugging Face hub (hf://)."""
+"""Addresses, downloads and errors of the Hugging Face hub (hf://)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from memory_vit.runtime.messages import escaped, first_line, not_installed
 
 PREFIX = "hf://"
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,95})"
-# Names become parts of paths in the cache, which ".." would leave.
+# Names become folders of the cache. A name with ".." could lead out of it.
 _ADDRESS = re.compile(
   rf"(?!.*\.\.)hf://(?P<repository>{_PART}/{_PART})(?:/(?P<task>{_PART}))?"
   rf"(?:@(?P<revision>(?=.{{1,100}}$){_PART}(?:/{_PART})*))?"
 )
 _OWNER = re.compile(_PART)
-# In errors of HTTP libraries: a token, its header, the password of a URL.
-# Tokens are long, unlike the parts of a name such as hf_hub_download.
+# Secrets in errors of HTTP libraries: tokens, their headers, passwords in URLs.
+# Tokens are long, so that names such as hf_hub_download do not match.
 _SECRET = re.compile(
   r"\b(?:hf|api|api_org)_[A-Za-z0-9]{16,}|Bearer\s+\S+|(?<=://)[^/@\s]+(?=@)"
 )
@@ -51,13 +51,13 @@ class Address:
 
 
 def is_address(text: Any) -> bool:
-  """Whether it is meant as one; `parse` says whether it is right."""
+  """Return whether a value begins with hf://; `parse` checks the rest."""
   return isinstance(text, str) and text.startswith(PREFIX)
 
 
 def parse(text: str) -> Address | None:
-  found = _ADDRESS.fullmatch(text)
-  return Address(**found.groupdict()) if found else None
+  match = _ADDRESS.fullmatch(text)
+  return Address(**match.groupdict()) if match else None
 
 
 def is_owner(text: str) -> bool:
@@ -67,7 +67,7 @@ def is_owner(text: str) -> bool:
 def library(
   purpose: str, error: type[MemoryVitError], advice: str = ""
 ) -> ModuleType:
-  """huggingface_hub, which is imported only by what needs it."""
+  """Import and return huggingface_hub; raise `error` if it is missing."""
   try:
     import huggingface_hub
   except ModuleNotFoundError as missing:
@@ -80,19 +80,19 @@ def library(
 def asking(
   purpose: str, error: type[MemoryVitError], advice: str = ""
 ) -> Iterator[None]:
-  """Turn whatever huggingface_hub raises into one line without secrets."""
+  """Turn exceptions of huggingface_hub into `error`: one line, no secrets."""
   try:
     yield
   except MemoryVitError:
     raise
-  except Exception as found:
-    message = f"cannot {purpose}: {_reason(found)} {advice}".rstrip()
-    # Not `from found`: a traceback would show the text with its secrets.
+  except Exception as refused:
+    message = f"cannot {purpose}: {_reason(refused)} {advice}".rstrip()
+    # Not `from refused`: the traceback would show the secrets in its text.
     raise error(message) from None
 
 
 def _reason(error: BaseException) -> str:
-  """What was said, and what to do."""
+  """Return the messages of an error and its causes, and what to do."""
   causes = list(_causes(error))
   if type(causes[-1]).__name__ == "OfflineModeIsEnabled":
     return "HF_HUB_OFFLINE is set, so only what is cached is loaded: unset it."
@@ -103,13 +103,14 @@ def _reason(error: BaseException) -> str:
 
 
 def _without_secrets(error: BaseException) -> str:
-  """The first line, shortened once no part of a token can be left."""
+  """Return the type and first line of an error, with secrets masked."""
+  # Secrets are masked first: `first_line` could shorten one beyond recognition.
   text = _SECRET.sub("***", str(error)).strip() or type(error).__name__
   return f"{type(error).__name__}: {first_line(text)}".rstrip(".")
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-  """An error and what it was raised from, up to an answer of the hub."""
+  """Yield an error and its causes, up to the first with an HTTP response."""
   yield error
   if error.__cause__ and not hasattr(error, "response"):
     yield from _causes(error.__cause__)
@@ -121,23 +122,24 @@ def fetch(
   error: type[MemoryVitError],
   by_hand: str,
 ) -> Path:
-  """The cached directory with the files of these names, and perhaps others."""
+  """Fetch files that match `patterns`; return the folder that contains them."""
   hub = library(str(address), error, by_hand)
   with asking(f"fetch {address}", error, by_hand):
     directory = hub.snapshot_download(
       address.repository,
       revision=address.revision,
       allow_patterns=list(patterns),
-      # "*" of a pattern matches "/" too.
+      # A "*" in `patterns` also matches "/": exclude files in folders.
       ignore_patterns=["*/*"],
     )
-  # REPOSITORY/snapshots/REVISION/FILE is a link to REPOSITORY/blobs/ETAG, and
-  # the endpoint chooses the ETag.
+  # REPOSITORY/snapshots/REVISION/FILE is a link to REPOSITORY/blobs/ETAG. The
+  # server chooses the ETag, which could lead out of the repository.
   repository = Path(directory).parents[1].resolve()
   for file in Path(directory).glob("*"):
     if not file.resolve().is_relative_to(repository):
       raise error(
         f"{address}: {escaped(str(file))} is a link that leads out of "
-        f"{repository}: delete this directory, and look whom HF_ENDPOINT names."
+        f"{repository}: delete this directory, and check which server "
+        "HF_ENDPOINT names."
       )
   return Path(directory)

@@ -17,15 +17,15 @@ from memory_vit.runtime import options as options_lib
 from memory_vit.runtime.messages import first_line
 from memory_vit.runtime.options import Number, Switch, option
 
-with epy.lazy_imports():  # the flags are parsed without them
+with epy.lazy_imports():  # parsing the flags needs none of these
   import jax
 
   from memory_vit.runtime import preemption, processes
 
 logger = logging.getLogger(__name__)
 
-# Seconds that process 0, which carries all messages, waits for the last ones
-# before it leaves with an error.
+# Seconds that process 0 waits before it exits with an error. It relays all
+# messages between processes, and the last messages must still get through.
 _GRACE = 3.0
 _SECONDS = Number(1, 86_400, "seconds, up to a day")
 _MOST = 2**20
@@ -45,7 +45,7 @@ class _Address:
 class Options:
   """Options for joining the other processes of a run.
 
-  JAX detects those that are None or "" if `distributed` allows it.
+  If `distributed` is true, JAX detects options that are None or "".
 
   Raises:
     ConfigError: for a value that its rule refuses.
@@ -85,27 +85,27 @@ class Options:
 
 
 def start(options: Options) -> None:
-  """Join the other processes, if any are asked for, before JAX is used.
+  """Join the other processes, if `options` ask for any, before JAX is used.
 
   Raises:
     ConfigError: for options that do not go together, or if the processes cannot
       be joined.
   """
-  given = {
+  flags = {
     "--coordinator": options.coordinator or None,
     "--num_processes": options.num_processes,
     "--process_id": options.process_id,
   }
-  missing = [name for name, value in given.items() if value is None]
+  missing = [name for name, value in flags.items() if value is None]
   if not options.distributed:
-    if len(missing) == len(given):
+    if len(missing) == len(flags):
       return
     if missing:
       raise ConfigError(
-        f"{', '.join(missing)} is missing: expected all of {', '.join(given)}, "
+        f"{', '.join(missing)} is missing: expected all of {', '.join(flags)}, "
         "or --distributed where jax can detect them."
       )
-  # If it does not answer, jax would end the process without our message.
+  # If no coordinator answered, jax would end this process without our message.
   if options.coordinator and options.process_id:
     _wait_for(options.coordinator, options.initialization_timeout)
   logger.info(
@@ -130,8 +130,8 @@ def start(options: Options) -> None:
       "detects them (--distributed)."
     ) from error
   logger.info(
-    "process %d of %d; should one end, the others end within %d s (by jax, "
-    "with status 134, where they wait for nothing): start all of them again",
+    "process %d of %d; if one ends, the others end within %d s (those that do "
+    "not wait for it, by jax with status 134): start all of them again",
     jax.process_index(), jax.process_count(), options.heartbeat_timeout,
   )  # fmt: skip
 
@@ -160,14 +160,14 @@ def _wait_for(address: str, timeout: float) -> None:
 def leaving() -> Iterator[None]:
   """End a process at once if its command failed or was told to stop.
 
-  Otherwise it would first wait for the other processes, which wait for it, and
-  for threads of orbax, which wait forever once a write has failed.
+  Otherwise this process would first wait for the other processes, which wait
+  for it, and for threads of orbax, which never end once a write has failed.
   """
   try:
     yield
   except BaseException as error:
-    # Joined processes leave together, once their state is saved; a single one
-    # leaves as every program does: nothing waits for it.
+    # After success, a process exits normally. Joined processes also do so if
+    # they are told to stop, because all of them save the state and stop.
     usual: tuple[int | None, ...] = (None, 0)
     if jax.distributed.is_initialized():
       usual = (*usual, preemption.PREEMPTED, preemption.STOPPED)

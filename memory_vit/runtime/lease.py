@@ -1,9 +1,9 @@
-"""One directory of a bucket, one process: a lock that is renewed, as a lease.
+"""A lease: a lock for a directory of a bucket, which its owner must renew.
 
 The lease is an object. A write states which version (generation) it replaces,
-so only one of two runs gets it. The owner writes it again every half minute. If
-it has been silent for two minutes, by the clock of the storage, the next run
-takes the lease over.
+so only one of two runs gets the lease. The owner rewrites the object every half
+minute. If the owner has been silent for two minutes, by the clock of the
+storage, the next run takes the lease over.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 SILENCE = datetime.timedelta(minutes=2)
 RENEW_SECONDS = 30.0
-# A request is repeated for a minute: both together are less than `SILENCE`.
+# Timeouts of one request, and of its retries: together less than `SILENCE`.
 _REQUEST_SECONDS, _RETRY_SECONDS = 20, 60
 _MOST_READ = 400
 _OWNER = re.compile(r"(process [0-9]{1,20} on .{1,300}), [0-9a-f]{16}\n")
@@ -36,9 +36,9 @@ _OWNER = re.compile(r"(process [0-9]{1,20} on .{1,300}), [0-9a-f]{16}\n")
 def held(
   path: BucketPath, refuse: Callable[[str], None]
 ) -> Iterator[Callable[[], None]]:
-  """Hold the lease of an object; yields a check that renews it.
+  """Hold the lease at `path`; yield a function that checks and renews it.
 
-  `refuse`, which raises, gets the owner of a lease that is not free.
+  `refuse` is called with the owner of a lease that is not free, and must raise.
   """
   lease = _Lease(path)
   lease.take(refuse)
@@ -48,7 +48,7 @@ def held(
     while not ended.wait(RENEW_SECONDS):
       try:
         lease.renew()
-      except TrainingError as error:  # the next check raises it again
+      except TrainingError as error:  # the run's next check tries again
         logger.warning("%s", first_line(error))
 
   thread = threading.Thread(target=renew, name="lease", daemon=True)
@@ -62,12 +62,12 @@ def held(
 
 
 class _Lease:
-  """A lease of this process; its methods may be called by several threads."""
+  """A lease of this process; several threads may call its methods."""
 
-  _bucket: Any  # once it is taken
+  _bucket: Any  # set by `take`
 
   def __init__(self, path: BucketPath) -> None:
-    from google.cloud.storage.retry import DEFAULT_RETRY  # an extra
+    from google.cloud.storage.retry import DEFAULT_RETRY  # extra "gcs"
 
     self._options: dict[str, Any] = {
       "timeout": _REQUEST_SECONDS,
@@ -76,11 +76,11 @@ class _Lease:
     self._path, self._lock = path, threading.Lock()
     address = str(path).removeprefix(bucket.PREFIX)
     self._bucket_name, _, self._name = address.partition("/")
-    # Another process may have the same number and host name.
     process = f"process {os.getpid()} on {socket.gethostname()}"
+    # Another process may have the same id and host name, but not this token.
     self._token = secrets.token_hex(8)
     self._text = f"{process}, {self._token}\n"
-    self._generation = 0  # of no object
+    self._generation = 0  # 0: the object does not exist
 
   def take(self, refuse: Callable[[str], None]) -> None:
     from google.cloud import storage
@@ -89,11 +89,11 @@ class _Lease:
       with bucket.as_os_error():
         client = storage.Client(project=None)
         self._bucket = client.bucket(self._bucket_name)
-        found, text = self._read()
+        blob, text = self._read()
         if text:
           if not (owner := _OWNER.fullmatch(text)):
             raise self._not_ours()
-          silent = self._now() - found.updated
+          silent = self._now() - blob.updated
           if silent < SILENCE:
             refuse(
               f"{owner[1]}, which renewed its lease "
@@ -102,7 +102,7 @@ class _Lease:
             )
           logger.warning("the lease of %s is taken over: silent for %s",
                          owner[1], silent)  # fmt: skip
-        self._generation = found.generation if found else 0
+        self._generation = blob.generation if blob else 0
         if not self._write(self._text):
           refuse("it has just begun")
     except OSError as error:
@@ -113,7 +113,7 @@ class _Lease:
       ) from error
 
   def renew(self) -> None:
-    """Hold the lease for two more minutes; `TrainingError` if it is gone."""
+    """Extend the lease by two minutes; raise `TrainingError` if it is lost."""
     try:
       with self._lock, bucket.as_os_error():
         if self._write(self._text):
@@ -132,12 +132,12 @@ class _Lease:
     )
 
   def free(self) -> None:
-    """Leave an empty object, so that the next run does not wait."""
+    """Empty the object, so that the next run need not wait."""
     with contextlib.suppress(OSError), bucket.as_os_error():
       self._write("")
 
   def _write(self, text: str) -> bool:
-    """Replace the object; False if another process has changed it."""
+    """Replace the object; return False if another process has changed it."""
     from google.api_core.exceptions import PreconditionFailed
 
     blob = self._bucket.blob(self._name)
@@ -146,15 +146,16 @@ class _Lease:
         text, if_generation_match=self._generation, **self._options
       )
     except PreconditionFailed:
-      # Also of a request that was repeated as its answer was lost.
-      blob, found = self._read()
-      if found != text or not text:
+      # This also happens if a write succeeded but its answer was lost, and the
+      # client repeated the request: the object then has our text and token.
+      blob, stored = self._read()
+      if stored != text or not text:
         return False
     self._generation = blob.generation
     return True
 
   def _read(self) -> tuple[Any, str]:
-    """The object, or None, and its text."""
+    """Return the object, None if there is none, and its text."""
     blob = self._bucket.get_blob(self._name, **self._options)
     if blob is None:
       return None, ""
@@ -164,7 +165,7 @@ class _Lease:
     return blob, content.decode("utf-8", "replace")
 
   def _now(self) -> datetime.datetime:
-    """The time by the clock of the storage, which it gives a new object."""
+    """Return the time by the clock of the storage, which dates a new object."""
     probe = self._bucket.blob(f"{self._name}-{self._token}")
     probe.upload_from_string("", **self._options)
     now = probe.updated

@@ -1,11 +1,11 @@
 """An estimate of the memory of a traced program, before it is compiled.
 
-Values that are alive at the same time need room beside each other, except those
-that a compiler computes where they are read. Which they are is guessed, so the
-estimate has a margin. With the batches and contexts beside it, a training step
-is estimated at one to two times what XLA takes on a CPU. The frozen pass of
-long sequences is estimated at up to five times: XLA does not keep all of its
-attention.
+The estimate is the largest total size of values that are alive at the same
+time. It leaves out values that the compiler probably fuses into the operation
+that reads them, and adds a margin for wrong guesses. With its batches and
+cached contexts, a training step is estimated at one to two times what XLA uses
+on a CPU. The frozen pass of long sequences is estimated at up to five times,
+because XLA does not hold all attention weights at once.
 """
 
 import math
@@ -16,17 +16,18 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-# Inlined: a value within is one of the program.
+# Calls, whose operations are treated as operations of the calling program.
 _CALLS = frozenset(
   ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call",
    "custom_vjp_call", "custom_vjp_call_jaxpr", "remat", "checkpoint")
 )  # fmt: skip
-# The same values, in another form.
+# Operations that only change the form of a value and need no new memory.
 _VIEWS = frozenset(
   ("reshape", "transpose", "squeeze", "expand_dims", "split", "unstack",
    "stop_gradient", "copy", "reshard", "sharding_constraint")
 )  # fmt: skip
-# Computed within the one operation that reads them, unless that is a product.
+# Operations that are fused into the only operation that reads their result,
+# unless that is a matrix product.
 _FUSED = frozenset(
   ("add", "sub", "mul", "div", "neg", "exp", "exp2", "log", "log1p", "expm1",
    "tanh", "logistic", "erf", "erf_inv", "rsqrt", "sqrt", "square", "max",
@@ -41,12 +42,12 @@ _MARGIN = 1.75
 def temporary_bytes(
   traced: Any, bytes_of: Callable[[Any], int] | None = None
 ) -> int:
-  """Estimate the bytes that a program takes beside arguments and results.
+  """Estimate the bytes that a program needs besides arguments and results.
 
   Args:
-    traced: of `jax.jit(f).trace(...)`.
-    bytes_of: the size of a value on one device, of its abstract value; by
-      default the whole.
+    traced: result of `jax.jit(f).trace(...)`.
+    bytes_of: returns the bytes of an abstract value on one device; by default
+      the bytes of the whole value.
   """
   bytes_of = bytes_of or whole_bytes
   jaxpr = traced.jaxpr.jaxpr
@@ -54,15 +55,16 @@ def temporary_bytes(
   operations: list[_Operation] = []
   results = {*_inlined(jaxpr, names, operations)}
   readers = _readers(operations)
-  # A value that is not written stands for the written ones behind it.
+  # {value: the values in memory that must stay alive for it}: the value itself,
+  # or, if it is fused, all values behind its operands.
   behind: dict[Hashable, set[Hashable]] = {}
   size: dict[Hashable, int] = {}
   first: dict[Hashable, int] = {}
   last: dict[Hashable, int] = {}
-  for place, (primitive, read, made) in enumerate(operations):
+  for place, (primitive, read, outputs) in enumerate(operations):
     written = set().union(*(behind.get(name, ()) for name in read))
     last.update(dict.fromkeys(written, place))
-    for name, aval in made:
+    for name, aval in outputs:
       if name in results:
         behind[name] = set()
       elif _is_fused(primitive, readers.get(name, [])):
@@ -70,7 +72,7 @@ def temporary_bytes(
       else:
         behind[name] = {name}
         size[name], first[name], last[name] = bytes_of(aval), place, place
-  # At each place values begin before others end.
+  # Outputs of an operation begin (0) before its operands end (1).
   changes = [(first[name], 0, size[name]) for name in size]
   changes += [(last[name], 1, -size[name]) for name in size]
   alive = most = 0
@@ -83,19 +85,19 @@ def temporary_bytes(
 def compiled_bytes(
   traced: Any, bytes_of: Callable[[Any], int] | None = None
 ) -> int:
-  """The bytes that XLA allocates for it, once compiled."""
+  """Compile a traced program; return the bytes that XLA allocates for it."""
   used = traced.lower().compile().memory_analysis()
   return used.temp_size_in_bytes if used else 0
 
 
-# A primitive, the names that it reads, and those that it makes.
+# (primitive, names of its operands, (name, abstract value) of each output).
 _Operation = tuple[str, list[Hashable], list[tuple[Hashable, Any]]]
 
 
 def _inlined(
   jaxpr: Any, names: dict[Any, Hashable], operations: list[_Operation]
 ) -> list[Hashable]:
-  """Append the operations of a program and its calls; names of its results."""
+  """Append a program's operations, calls inlined; return its results' names."""
 
   def known(variables: Any) -> list[Hashable]:
     return [
@@ -124,7 +126,7 @@ def _inlined(
 
 
 def _called(equation: Any) -> Any:
-  """The program that an equation calls; None if it calls none."""
+  """Return the program that an equation calls, or None."""
   if equation.primitive.name not in _CALLS:
     return None
   keys = ("jaxpr", "call_jaxpr", "fun_jaxpr")
@@ -133,20 +135,20 @@ def _called(equation: Any) -> Any:
 
 
 def _readers(operations: list[_Operation]) -> dict[Hashable, list[str]]:
-  """{name: the primitives that read the value, itself or as a view}."""
-  seen: dict[Hashable, Hashable] = {}
-  found: dict[Hashable, list[str]] = {}
-  for primitive, read, made in operations:
+  """Return {name: primitives that read the value, directly or as a view}."""
+  viewed: dict[Hashable, Hashable] = {}
+  readers: dict[Hashable, list[str]] = {}
+  for primitive, read, outputs in operations:
     for name in read:
       if primitive in _VIEWS:
-        seen |= {view: seen.get(name, name) for view, _ in made}
+        viewed |= {view: viewed.get(name, name) for view, _ in outputs}
       else:
-        found.setdefault(seen.get(name, name), []).append(primitive)
-  return found
+        readers.setdefault(viewed.get(name, name), []).append(primitive)
+  return readers
 
 
 def _is_fused(primitive: str, readers: list[str]) -> bool:
-  """Whether a value is not written; one with several readers is."""
+  """Return whether a value needs no memory: it is a view, or fused."""
   if primitive in _VIEWS:
     return True
   return (
@@ -159,7 +161,7 @@ def _is_fused(primitive: str, readers: list[str]) -> bool:
 
 
 def whole_bytes(aval: Any) -> int:
-  """The bytes of an array of this shape and dtype; 0 of anything else."""
+  """Return the bytes of an abstract array; 0 for any other abstract value."""
   if not hasattr(aval, "shape") or jnp.issubdtype(
     aval.dtype, jax.dtypes.extended
   ):

@@ -1,7 +1,7 @@
-"""One directory, one process: a lock that ends with the process that holds it.
+"""A lock that lets only one run at a time use a directory.
 
-The operating system frees it, however the process ends; the text of the file is
-for people. In a bucket it is a `lease`.
+The operating system frees the lock however its process ends; the text in the
+lock file is only for people. A directory in a bucket has a `lease` instead.
 """
 
 import contextlib
@@ -18,13 +18,13 @@ from memory_vit.runtime import bucket, lease, paths, processes
 
 _FILE = ".lock"
 _OWNER = re.compile(r"process [0-9]{1,20} on .{1,300}\n")
-# Bytes that are read, as the file may be anything.
+# Maximum number of bytes that are read: the lock file may hold anything.
 _MOST_READ = 400
 
 
 @contextlib.contextmanager
 def only_run(workdir: Path) -> Iterator[Callable[[], None]]:
-  """Hold the lock of `workdir` for all processes, which must all call."""
+  """Hold the lock of `workdir` and yield its check; all processes must call."""
 
   def refuse(owner: str) -> None:
     raise TrainingError(
@@ -53,12 +53,12 @@ def only_run(workdir: Path) -> Iterator[Callable[[], None]]:
 def one_at_a_time(
   path: Path, wait: Callable[[str], None], option: str
 ) -> Iterator[Callable[[], None]]:
-  """Hold the lock of a file; yields a check that the path still names it."""
+  """Hold the lock of a file; yield a check that `path` still names it."""
   file = _open(path, option)
   try:
-    found = os.fstat(file)
-    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
-      raise _not_ours(path, option, "no plain file, or a second name of one")
+    status = os.fstat(file)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+      raise _not_ours(path, option, "no plain file, or one with several names")
     # `wait` sleeps or raises.
     while not _try_lock(file, path, option):
       wait(_read(file).strip() if _is_ours(file) else "")
@@ -66,16 +66,16 @@ def one_at_a_time(
       raise _not_ours(path, option, "it holds something else")
     os.ftruncate(file, 0)
     line = f"process {os.getpid()} on {socket.gethostname()}\n"
-    with contextlib.suppress(OSError):  # a full disk holds the lock as well
+    with contextlib.suppress(OSError):  # a full disk does not affect the lock
       os.pwrite(file, line.encode(), 0)
     yield lambda: _require_same(file, path)
   finally:
-    # Never deleted: two processes could then hold two files of this name.
+    # If the file were deleted, two processes could lock two files of its name.
     os.close(file)
 
 
 def _open(path: Path, option: str) -> int:
-  """Follow no link and wait for no pipe: another user may have made it."""
+  """Open the file, but follow no link and wait for no pipe of another user."""
   flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
   try:
     return os.open(path, flags, 0o666)
@@ -109,7 +109,7 @@ def _read(file: int) -> str:
 
 
 def _is_ours(file: int) -> bool:
-  """Whether a file has the line of a run, or nothing yet."""
+  """Return whether a file holds the line of a run, or nothing yet."""
   text = _read(file)
   return not text or _OWNER.fullmatch(text) is not None
 

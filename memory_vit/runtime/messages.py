@@ -1,8 +1,8 @@
-"""Text for messages: foreign names escaped, long values shortened.
+"""Text for messages: untrusted names are escaped, long values shortened.
 
-Names of classes and files, and texts of tasks, may hold line breaks, commands
-to a terminal, marks that turn the direction of writing, and bytes that are no
-text. Letters of all languages stay as they are.
+Names of classes and files, and texts of tasks, may contain line breaks,
+terminal control sequences, marks that change the writing direction, and bytes
+that are not UTF-8. Letters of all languages stay as they are.
 """
 
 import re
@@ -10,19 +10,19 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Any, Literal
 
-# The extras of pyproject.toml that errors name.
+# Extras of pyproject.toml that an error may tell the user to install.
 Extra = Literal["gcs", "hf", "onnx", "ray", "serve", "train", "wandb"]
 
-# Controls, formats (direction, invisible), surrogates of bytes that are no
-# UTF-8, ends of lines and paragraphs.
+# Unicode categories: control characters, invisible formatting, surrogates (of
+# bytes that are not UTF-8), line separators and paragraph separators.
 _ESCAPED = ("Cc", "Cf", "Cs", "Zl", "Zp")
-# These join letters, in Persian and Hindi, and emoji.
+# Zero-width (non-)joiners are not escaped: Persian, Hindi and emoji need them.
 _JOINERS = "\u200c\u200d"
 
 
 def escaped(text: str) -> str:
-  r"""Text on one line: a line break is "\\n"."""
-  if text.isprintable():  # nearly always, and quick
+  r"""Escape characters that cannot be printed: a line break becomes "\n"."""
+  if text.isprintable():  # the usual case, checked quickly
     return text
   return "".join(map(_escaped, text))
 
@@ -35,23 +35,23 @@ def _escaped(character: str) -> str:
 
 def _code(character: str) -> str:
   number = ord(character)
-  if 0xDC80 <= number <= 0xDCFF:  # Python's form of a byte that is no UTF-8
+  if 0xDC80 <= number <= 0xDCFF:  # surrogate for a byte that is not UTF-8
     return f"\\x{number - 0xDC00:02x}"
   return ascii(character)[1:-1]
 
 
 def utf8(text: str) -> str:
-  r"""Text that UTF-8 can hold: other bytes of a file's name become "\\xff"."""
-  return re.sub("[\ud800-\udfff]", lambda found: _code(found[0]), text)
+  r"""Escape what UTF-8 cannot encode: an invalid byte becomes "\xff"."""
+  return re.sub("[\ud800-\udfff]", lambda match: _code(match[0]), text)
 
 
 def counted(count: int, noun: str) -> str:
-  """ "1 image", "2,000 images", "2 passes"."""
+  """Return a count and its noun: "1 image", "2,000 images", "2 passes"."""
   ending = "es" if noun.endswith("s") else "s"
   return f"{count:,} {noun}{'' if count == 1 else ending}"
 
 
-# Characters of one value in a message, and of several.
+# Maximum numbers of characters in a message: of one value, and of a list.
 _MOST_SHOWN = 200
 _MOST_LISTED = 1_000
 
@@ -63,7 +63,7 @@ def shortened(text: str, most: int = _MOST_LISTED) -> str:
 def listed(
   lines: Sequence[str], separator: str = "; ", most: int = _MOST_LISTED
 ) -> str:
-  """The first lines, up to about `most` characters, and "and 3 more"."""
+  """Join lines up to about `most` characters, and "and 3 more" for the rest."""
   shown: list[str] = []
   room = most
   for line in lines:
@@ -76,35 +76,35 @@ def listed(
 
 
 def one_line(text: str, most: int = 2_000) -> str:
-  """Text on one line, escaped."""
+  """Return text on one line, escaped and shortened."""
   return shortened(escaped(" ".join(text.split())), most)
 
 
 def first_line(error: BaseException | str) -> str:
-  """The first line of a library's error, escaped and shortened."""
+  """Return the first line of a library's error, escaped and shortened."""
   line = next(iter(str(error).splitlines()), "") or type(error).__name__
   return shortened(escaped(line), _MOST_SHOWN)
 
 
 def named(error: BaseException) -> str:
-  """ "OSError: no such file"."""
+  """Return the type and message of an error: "OSError: no such file"."""
   return f"{type(error).__name__}: {first_line(error)}"
 
 
 def brief(value: Any) -> str:
-  """A short `repr` of a value that somebody else wrote."""
+  """Return a short `repr` of an untrusted value."""
   if isinstance(value, str | bytes):
     value = value[: _MOST_SHOWN + 1]
   try:
     text = repr(value)
-  # Python writes no number of more than 4,300 digits.
+  # `repr` fails for integers of more than 4,300 digits and for deep nesting.
   except (ValueError, RecursionError) as error:
     text = f"a {type(value).__name__} that cannot be shown ({error})"
   return shortened(text, _MOST_SHOWN)
 
 
 def number(value: float) -> str:
-  """Four digits, or all before the point: a time in seconds has ten."""
+  """Format four significant digits; from 10,000 (Unix times), one decimal."""
   return f"{value:.1f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"
 
 
@@ -113,18 +113,19 @@ def refusal(name: str, value: Any, expected: str) -> str:
 
 
 def not_installed(what: str, library: str | None, extra: Extra) -> str:
-  """What needs a library that is missing, and how to install it."""
+  """Return a message that `what` needs a library, and how to install it."""
   how = installation(extra)
   return f"{what} needs {library}, which is not installed: {how}"
 
 
 def installation(extra: Extra) -> str:
-  """How to install an extra. The name alone could be anybody's on an index."""
+  """Return how to install an extra."""
+  # The package name alone is not safe: on an index, it could be anybody's.
   return f"in the checkout, pip install '.[{extra}]'"
 
 
 def name_list(names: Sequence[str], most: int = 8) -> str:
-  """The first names, and "and 3 more"."""
+  """Join up to `most` names, with "and 3 more" for the rest."""
   shown = ", ".join(names[:most])
   left = len(names) - most
   return f"{shown} and {left} more" if left > 0 else shown

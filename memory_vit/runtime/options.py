@@ -1,7 +1,7 @@
 """Options: dataclass fields with a default and a rule for their values.
 
-Upper bounds exclude what nobody can mean. What the machine has is checked by a
-run, before it reads anything.
+Upper bounds only exclude values that nobody can mean. Whether the machine has
+the resources for a value is checked by a run, before it reads anything.
 """
 
 import dataclasses
@@ -16,19 +16,19 @@ from memory_vit.runtime import messages, schema
 
 
 class Rule(Protocol):
-  """A test of values that have the right type already."""
+  """A test of values whose type has already been checked."""
 
   @property
   def expected(self) -> str:
     """The words after "expected" in a message and in --help."""
 
   def accepts(self, value: Any) -> bool:
-    """Whether the option may have this value."""
+    """Return whether the option may have this value."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Number:
-  """Both bounds are accepted, but for `positive` (not `least`) and `below`."""
+  """A range: `positive` excludes its bound `least`, and `below` its `most`."""
 
   least: float
   most: float
@@ -44,7 +44,7 @@ class Number:
     return f"at least {self.least:,} and {last} {self.most:,.0f} ({self.why})"
 
   def accepts(self, value: Any) -> bool:
-    # Of NaN every comparison is false.
+    # NaN is refused, because every comparison with it is false.
     above = value > self.least if self.positive else value >= self.least
     return above and (value < self.most if self.below else value <= self.most)
 
@@ -63,7 +63,7 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-  """Text on one line, such as a name; `pattern` is for the whole text."""
+  """Text on one line, such as a name; `pattern` must match the whole text."""
 
   what: str
   pattern: str = ".+"
@@ -115,21 +115,21 @@ class Items:
     return len(value) <= self.most and all(map(self.rule.accepts, value))
 
 
-# Whether a resumed run may have another value: never (the default), recorded in
-# its result, or freely (no result depends on it).
+# Whether a resumed run may change an option: never (the default), with a record
+# in its result, or freely, because no result depends on the option.
 Resume = Literal["never", "recorded", "free"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-  """An option; None is a value, too, if the annotation allows it."""
+  """An option; its value may be None if the annotation allows it."""
 
   key: str
   owner: type
   annotation: Any
   default: Any
   rule: Rule
-  about: str  # in a configuration the comment above the field is the help
+  about: str  # help; in configurations, it is the comment above the field
   metavar: str | None
   resume: Resume
   sweep: bool
@@ -160,20 +160,20 @@ def option(
 
 
 def table(cls: type, prefix: str = "") -> dict[str, Option]:
-  """List the options of a dataclass and of its sections: {key: option}."""
-  found: dict[str, Option] = {}
+  """Return {key: option} for a dataclass and all dataclasses in its fields."""
+  rows: dict[str, Option] = {}
   for field in dataclasses.fields(cls):
     key = f"{prefix}{field.name}"
     if isinstance(field.type, type) and dataclasses.is_dataclass(field.type):
-      found |= table(field.type, f"{key}.")
+      rows |= table(field.type, f"{key}.")
     elif "rule" in field.metadata:
-      found[key] = Option(key, cls, field.type, field.default, **field.metadata)
+      rows[key] = Option(key, cls, field.type, field.default, **field.metadata)
     else:
       raise TypeError(
         f"{cls.__name__}.{field.name} declares no rules: expected a field made "
         "by `options.option`."
       )
-  return found
+  return rows
 
 
 def require(values: Any, prefix: str = "") -> None:
@@ -187,7 +187,7 @@ def require(values: Any, prefix: str = "") -> None:
 
 
 def checked(name: str, value: Any, option: Option) -> Any:
-  """The value, with tuples for lists; `ConfigError` if it is refused."""
+  """Return the value, lists as tuples; raise `ConfigError` if it is refused."""
   _require(name, value, option.annotation, option.rule)
   return schema.typed(option.annotation, value, name, ConfigError)
 
@@ -211,7 +211,7 @@ def _require(name: str, value: Any, kind: Any, rule: Rule) -> None:
 def unknown(
   where: str, key: str, known: Iterable[str], prefix: str = ""
 ) -> str:
-  """The refusal of a name that no option has, with the three nearest."""
+  """Return an error text for an unknown key, with the three most similar."""
 
   def likeness(name: str) -> float:
     whole = difflib.SequenceMatcher(None, key, name).ratio()

@@ -1,7 +1,7 @@
 """Output directories that are replaced as a whole, and only by their own kind.
 
-A directory with any other file is refused. Hidden files, which desktops leave,
-are no obstacle beside those of an earlier output, and are deleted with them.
+A directory with files other than those of an earlier output is refused. Hidden
+files, which desktops create, may lie beside an output and are deleted with it.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from memory_vit.runtime.messages import brief
 
 @dataclasses.dataclass(frozen=True)
 class OutputDirectory:
-  """An output directory; `known` lists all files of an earlier one."""
+  """An output directory; `known` lists the files of an earlier output."""
 
   option: str
   known: Callable[[Path], Collection[str]]
   error: type[Exception] = ConfigError
 
   def require_own(self, text: str | os.PathLike[str]) -> Path:
-    """Check the directory of that name before anything is computed."""
+    """Return `text` as a path; raise `error` if it must not be replaced."""
     path = (
       text
       if bucket.is_in(text)
@@ -37,23 +37,23 @@ class OutputDirectory:
     paths.make_directory(place.parent, self.option, self.error)
     files.tidy(place.parent, place.name)
     try:
-      found = self._foreign_file(place)
+      foreign = self._foreign_file(place)
     except OSError as error:
       raise self.error(
         f"{self.option} {brief(str(path))} cannot be read "
         f"({error.strerror or error}). Give another directory."
       ) from error
-    if found is not None:
+    if foreign is not None:
       raise self.error(
         f"{self.option} {brief(str(path))} holds something else "
-        f"({brief(found)}), and is left as it is: expected a new or empty "
+        f"({brief(foreign)}), and is left as it is: expected a new or empty "
         "directory, or one that was written here before, which is replaced."
       )
     return path
 
   @contextlib.contextmanager
   def replacing(self, path: Path, *errors: type[Exception]) -> Iterator[Path]:
-    """Yield a new directory, which replaces `path` unless it is foreign."""
+    """Yield a new directory to replace `path`, if that has no foreign files."""
     place = self._place(path)
     with files.writing(path, *errors):
       place.parent.mkdir(parents=True, exist_ok=True)
@@ -62,7 +62,7 @@ class OutputDirectory:
         yield new
 
   def _place(self, path: Path) -> Path:
-    """The directory itself, if `path` may be a link to it."""
+    """Follow links of `path`; raise `error` if it cannot be replaced."""
     paths.require_replaceable(path, self.option, self.error)
     return paths.followed(path)
 
@@ -76,7 +76,7 @@ class OutputDirectory:
 
 
 def listed_in(index: str, kind: str) -> Callable[[Path], Collection[str]]:
-  """Recognize a directory by a JSON file with its "kind" and "files"."""
+  """Return a `known` for outputs whose JSON `index` has "kind" and "files"."""
 
   def known(directory: Path) -> Collection[str]:
     try:
@@ -89,13 +89,13 @@ def listed_in(index: str, kind: str) -> Callable[[Path], Collection[str]]:
 
 
 def list_files(directory: Path) -> list[str]:
-  """The sorted names of all files below a directory, as "folder/file"."""
-  found = (path for path in directory.rglob("*") if path.is_file())
-  return sorted(path.relative_to(directory).as_posix() for path in found)
+  """Return the sorted names of all files in a directory, as "folder/file"."""
+  inside = (path for path in directory.rglob("*") if path.is_file())
+  return sorted(path.relative_to(directory).as_posix() for path in inside)
 
 
 def _foreign_files(folder: Path, known: Set[Path]) -> Iterator[Path]:
-  """Yield files below a folder that are not known; a link is a file."""
+  """Yield all files in a folder that are not known; a link counts as a file."""
   for entry in sorted(folder.iterdir()):
     if entry.is_dir() and not entry.is_symlink():
       yield from _foreign_files(entry, known)

@@ -1,7 +1,7 @@
 """Parquet files with a description and a SHA-256.
 
-Parquet has checksums of pages: its footer, with the names of columns and all
-metadata, has none.
+Parquet itself has checksums only for its pages, and none for its footer, which
+holds the column names and all metadata.
 """
 
 import contextlib
@@ -18,11 +18,11 @@ import pyarrow.parquet as pq
 from memory_vit.errors import DataError
 from memory_vit.runtime.messages import escaped, first_line
 
-# See `shard_name`.
+# Pattern of the names that `shard_name` returns.
 SHARDS = "part-*.parquet"
-# The metadata key of the description, which is JSON.
+# Metadata key of the description, which is JSON.
 METADATA = b"memory_vit"
-# In the metadata, before the SHA-256 of all other bytes of the file.
+# In the metadata of a file, this precedes the SHA-256 of all its other bytes.
 _SEAL = b"SHA-256 of all but this: "
 _DIGITS = 64
 
@@ -31,7 +31,7 @@ _DIGITS = 64
 def writing_sealed(
   path: Path, schema: pa.Schema, **options: Any
 ) -> Iterator[pq.ParquetWriter]:
-  """Yield a writer of a file that gets its SHA-256 at the end."""
+  """Yield a writer; once it is closed, write the SHA-256 into the file."""
   room = {b"memory_vit_seal": _SEAL + b"0" * _DIGITS}
   sealed = schema.with_metadata({**(schema.metadata or {}), **room})
   with pq.ParquetWriter(
@@ -45,7 +45,7 @@ def writing_sealed(
 
 
 def require_whole(path: Path) -> None:
-  """Raise `OSError` for damage, `ValueError` if there is no SHA-256."""
+  """Raise `OSError` if a file is damaged, `ValueError` if it has no SHA-256."""
   place, stored, digest = _seal_of(path)
   if place < len(_SEAL):
     raise ValueError(f"{path.name} has no SHA-256")
@@ -54,7 +54,7 @@ def require_whole(path: Path) -> None:
 
 
 def _seal_of(path: Path) -> tuple[int, bytes, bytes]:
-  """The position of the SHA-256, its stored and its computed value."""
+  """Return the position, stored value and computed value of the SHA-256."""
   with (
     path.open("rb") as file,
     mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
@@ -68,15 +68,15 @@ def _seal_of(path: Path) -> tuple[int, bytes, bytes]:
 
 
 def shard_name(shard: int, shards: int) -> str:
-  """The name of a shard, numbered from 0."""
+  """Return the file name of a shard, numbered from 0."""
   return f"part-{shard:05}-of-{shards:05}.parquet"
 
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[pq.ParquetFile]:
-  """Open a file; `DataError`, also later, if it cannot be read."""
+  """Yield an open file; raise `DataError` if opening or reading it fails."""
   try:
-    # No memory map: a file that gets shorter would end the process.
+    # No memory map: if the file became shorter, reading would kill the process.
     with pq.ParquetFile(path, page_checksum_verification=True) as file:
       yield file
   except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
@@ -87,8 +87,8 @@ def reading(path: Path) -> Iterator[pq.ParquetFile]:
 
 
 def described(schema: pa.Schema) -> Mapping[str, Any]:
-  """The description in the metadata; `LookupError`, `TypeError`, ..."""
-  found = json.loads((schema.metadata or {})[METADATA])
-  if not isinstance(found, dict):
-    raise TypeError(f"it is a {type(found).__name__}, expected a dictionary")
-  return found
+  """Return the description; `LookupError`, `ValueError`, `TypeError` if bad."""
+  values = json.loads((schema.metadata or {})[METADATA])
+  if not isinstance(values, dict):
+    raise TypeError(f"it is a {type(values).__name__}, expected a dictionary")
+  return values

@@ -1,4 +1,4 @@
-"""Paths from users: `~` expanded, impossible ones refused."""
+"""Paths from users: "~" is expanded, and impossible paths are refused."""
 
 import contextlib
 import os
@@ -10,12 +10,12 @@ from memory_vit.errors import ConfigError
 from memory_vit.runtime import bucket
 from memory_vit.runtime.messages import brief
 
-# Names have 255 bytes, and a new directory lies beside the old one for a while
-# under a longer name.
+# Maximum bytes of a directory's name. File systems allow 255, but a directory
+# is first written under a longer name.
 _LONGEST_NAME = 240
-# pathlib makes one slash of two; libraries take what is left for an address.
+# An address, or what pathlib makes of it: libraries accept "s3:/" for "s3://".
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
-# Making and removing folders recurses through all that are above.
+# Maximum number of folders in a path: making and removing them is recursive.
 _DEEPEST = 200
 
 
@@ -24,14 +24,14 @@ def place(
   where: str,
   error: type[Exception] = ConfigError,
 ) -> Path:
-  """A path that may be in a bucket: `BucketPath` has the methods of `Path`."""
+  """Return a local path, or a `BucketPath`, which has the methods of `Path`."""
   if bucket.is_address(text):
     return bucket.parse(os.fspath(text), where, error)
   return text if bucket.is_in(text) else local(text, where, error)
 
 
 def as_path(text: str | os.PathLike[str]) -> Path:
-  """As `place`, but a local path is not checked, and "~" not expanded."""
+  """Return a path like `place`, but neither check local ones nor expand "~"."""
   if bucket.is_address(text):
     return bucket.parse(os.fspath(text), "the path")
   return text if bucket.is_in(text) else Path(text)
@@ -42,7 +42,7 @@ def local(
   where: str,
   error: type[Exception] = ConfigError,
 ) -> Path:
-  """The path of a file or directory that may not exist; "~" is expanded."""
+  """Return a local path, with "~" expanded; it need not exist."""
   try:
     if not os.fspath(text):
       raise ValueError("it is empty")
@@ -53,7 +53,7 @@ def local(
     path = Path(text).expanduser()
     if len(path.parts) > _DEEPEST:
       raise ValueError(f"it is more than {_DEEPEST} folders deep")
-    # The code that opens it says whether it exists.
+    # A missing or unreadable file is reported by the code that opens it.
     with contextlib.suppress(
       FileNotFoundError, NotADirectoryError, PermissionError
     ):
@@ -84,7 +84,7 @@ def make_directory(
 
 
 def require_writable(path: Path, where: str) -> None:
-  """Refuse devices and pipes, too: a whole new file replaces the old one."""
+  """Refuse a path that no new file can replace, such as a device or a pipe."""
   if path.exists() and not path.is_file():
     raise ConfigError(
       f"{where} is {brief(str(path))}, which is no file: expected one that is "
@@ -101,14 +101,14 @@ def require_writable(path: Path, where: str) -> None:
 
 
 def followed(path: Path) -> Path:
-  """The place that links lead to; of links in a circle, one of them."""
+  """Resolve all links in a path; a circle of links ends at one of them."""
   return path if bucket.is_in(path) else Path(os.path.realpath(path))
 
 
 def require_replaceable(
   path: Path, where: str, error: type[Exception] = ConfigError
 ) -> None:
-  """Refuse a directory that another one cannot replace."""
+  """Refuse a directory that cannot be replaced by another directory."""
   if bucket.is_in(path):
     return
   place = os.path.realpath(path)
@@ -137,5 +137,5 @@ def require_replaceable(
 
 
 def _reason(problem: Exception) -> str:
-  """The message of an error of the operating system, without the path."""
+  """Return the message of an operating system error, without the path."""
   return getattr(problem, "strerror", None) or str(problem)[:200]

@@ -10,21 +10,21 @@ from typing import Any
 import jax
 from jax.experimental import multihost_utils
 
-# Exit status of a preempted run with a saved state: EX_TEMPFAIL of sysexits.h,
-# start it again.
+# Exit status of a preempted run that has saved its state. EX_TEMPFAIL of
+# sysexits.h means that the command may be started again.
 PREEMPTED = 75
-# The status of any command after Ctrl-C; the state is saved as well.
+# Exit status after Ctrl-C, as for any command. The state is saved, too.
 STOPPED = 130
 
-# `timeout` and some schedulers repeat SIGTERM: one within this time of another
-# is not a second request.
+# `timeout` and some schedulers repeat SIGTERM. A SIGTERM within this time after
+# another one is not a second request.
 _AT_ONCE_SECONDS = 1.0
 
 
 class Interrupted(KeyboardInterrupt):
-  """A run was asked to stop, and has saved its state; `status` is for its exit.
+  """Raised by a run that stops on request; `status` is its exit status.
 
-  Not an `Exception`: only a command's outermost level should catch it.
+  It is no `Exception`, because only the outermost level should catch it.
   """
 
   def __init__(self, status: int, message: str) -> None:
@@ -35,13 +35,14 @@ class Interrupted(KeyboardInterrupt):
 class StopSignal:
   """A request to stop, by SIGTERM or Ctrl-C.
 
-  A loop that saves its state asks after every step. Everywhere else a signal
-  raises `Interrupted` at once: nothing is lost that is not made again.
+  A training loop asks after every step, and saves its state before it stops.
+  Everywhere else a signal raises `Interrupted` at once: only work is lost that
+  a resumed run repeats.
 
-  Several processes have to stop at the same step: the signal goes to jax, which
-  tells all of them and chooses the step. `jax.distributed` has to be
-  initialized before `listening`, and all processes have to ask after every step
-  and in every batch of an evaluation; a signal waits until they do.
+  Several processes must stop at the same step, so jax gets the signal, tells
+  all processes and chooses the step. `jax.distributed` must be initialized
+  before `listening`. All processes must call `is_wanted` or `check` after every
+  step and in every batch of an evaluation; a signal takes effect only then.
   """
 
   def __init__(self) -> None:
@@ -52,14 +53,14 @@ class StopSignal:
 
   @contextlib.contextmanager
   def listening(self) -> Iterator[None]:
-    """Take SIGTERM and Ctrl-C, in the main thread of a command.
+    """Handle SIGTERM and Ctrl-C, in the main thread of a command.
 
-    The former handlers come back, except after `Interrupted`: then the exit
-    status says that the state is saved, and no further SIGTERM may change it
-    while the process ends; a further Ctrl-C ends it at once.
+    At the end, the former handlers are restored. After `Interrupted`, however,
+    SIGTERM is ignored, because it must not change the exit status, which says
+    that the state is saved. Another Ctrl-C ends the process at once.
     """
     signals = [signal.SIGINT]
-    # jax has a SIGTERM handler of its own, which another would replace.
+    # In joined processes, our handler would replace jax's handler of SIGTERM.
     if not jax.distributed.is_initialized():
       signals.append(signal.SIGTERM)
     before = {number: signal.signal(number, self._take) for number in signals}
@@ -75,18 +76,18 @@ class StopSignal:
 
   @contextlib.contextmanager
   def asked_for(self) -> Iterator[None]:
-    """Let signals wait until the loop asks by `is_wanted`."""
+    """Let signals wait until the loop calls `is_wanted`."""
     self._asks = True
     try:
       yield
     finally:
       self._asks = False
-    self.check()  # it came too late for the loop
+    self.check()  # for a signal after the last call of `is_wanted`
 
   def is_wanted(self) -> bool:
-    """Whether to save and stop, the same in all processes; all must call."""
+    """Return whether all processes should save and stop; all must call."""
     if jax.distributed.is_initialized():
-      # Not the step: a second pass begins at step 1 again.
+      # Calls are counted rather than steps, which begin at 1 in each pass.
       self._asked += 1
       return multihost_utils.reached_preemption_sync_point(self._asked)
     return self._signal is not None
@@ -97,13 +98,13 @@ class StopSignal:
       raise self.interrupted("the saved state is unchanged")
 
   def interrupted(self, what: str) -> Interrupted:
-    """The exception for the signal that came; `what` happened to the run."""
+    """Return the exception for the signal; `what` says how the run ended."""
     if self._signal == signal.SIGINT:
       return Interrupted(STOPPED, f"stopped by Ctrl-C: {what}.")
     return Interrupted(PREEMPTED, f"stopped by SIGTERM: {what}.")
 
   def _take(self, number: int, frame: Any) -> None:
-    """The signal handler; a second signal ends the process at once."""
+    """Handle a signal; a second one ends the process at once."""
     now = time.monotonic()
     if self._signal is not None:
       since, self._since = self._since, now
@@ -114,6 +115,6 @@ class StopSignal:
       return
     self._signal, self._since = number, now
     if jax.distributed.is_initialized():
-      os.kill(os.getpid(), signal.SIGTERM)  # to jax, for all processes
+      os.kill(os.getpid(), signal.SIGTERM)  # for jax, which tells all processes
     elif not self._asks:
       raise self.interrupted("the saved state is unchanged")

@@ -1,6 +1,6 @@
 """Collective operations of the processes of a run.
 
-All processes make the same calls in the same order, as jax requires it.
+All processes must make the same calls in the same order, as jax requires.
 """
 
 import hashlib
@@ -18,19 +18,19 @@ from jax.experimental import multihost_utils
 from memory_vit.errors import ConfigError, MemoryVitError, TrainingError
 from memory_vit.runtime.messages import shortened
 
-# In errors of jax if another process is gone, for each kind of network.
+# Words in errors of jax when another process is gone, for all kinds of network.
 _LOST = ("gloo", "nccl", "connection reset", "connection closed",
          "socket closed", "broken pipe", "coordination service", "heartbeat",
          "barrier")  # fmt: skip
 
 
 def is_lost_partner(error: BaseException) -> bool:
-  """Whether an error of jax means that another process is gone."""
+  """Return whether an error of jax means that another process is gone."""
   if isinstance(error, MemoryVitError) or not isinstance(
     error, RuntimeError | ValueError
   ):
     return False
-  # Not `process_count`: it fails, too, if no device is found.
+  # `jax.process_count` is not used, because it fails if no device is found.
   if not jax.distributed.is_initialized():
     return False
   text = str(error).lower()
@@ -47,15 +47,15 @@ def require_same(what: str, values: Mapping[str, Any]) -> None:
   digests = multihost_utils.process_allgather(digest)
   if (digests == digests[0]).all():
     return
-  found = [json.loads(other) for other in _gather(text)]
+  gathered = [json.loads(line) for line in _gather(text)]
   lines = []
-  for key in sorted({key for values in found for key in values}):
-    each = [json.dumps(values.get(key)) for values in found]
-    if len({*each}) > 1:
-      shown = [
-        f"process {i} has {shortened(v, 200)}" for i, v in enumerate(each)
+  for key in sorted({key for values in gathered for key in values}):
+    shown = [json.dumps(values.get(key)) for values in gathered]
+    if len({*shown}) > 1:
+      parts = [
+        f"process {i} has {shortened(v, 200)}" for i, v in enumerate(shown)
       ]
-      lines.append(f"{key}: {', '.join(shown)}")
+      lines.append(f"{key}: {', '.join(parts)}")
   raise ConfigError(
     f"the processes differ in their {what}: start all of them with the same.\n"
     "  " + "\n  ".join(lines)
@@ -89,20 +89,20 @@ def _gather(text: str) -> list[str]:
 
 
 def gather(value: Any) -> list[Any]:
-  """The JSON values of all processes, on all; all must call."""
+  """Return the JSON values of all processes, on every one; all must call."""
   if jax.process_count() == 1:
     return [value]
   return [json.loads(text) for text in _gather(json.dumps(value))]
 
 
 def union_over_processes(numbers: Collection[int]) -> list[int]:
-  """Numbers that at least one process has, sorted; all must call."""
+  """Return, sorted, the numbers of at least one process; all must call."""
   everywhere = gather(sorted(numbers))
-  return sorted({number for each in everywhere for number in each})
+  return sorted({number for group in everywhere for number in group})
 
 
 def broadcast_from_process_0(value: Any) -> Any:
-  """The JSON value of process 0, on all; all must call."""
+  """Return the JSON value of process 0 on all processes; all must call."""
   return on_process_0(lambda: value)
 
 
@@ -110,7 +110,7 @@ def on_process_0(action: Callable[[], Any]) -> Any:
   """Call `action` on process 0 alone, while the others wait; all must call.
 
   Returns:
-    Its result, which must be JSON, on every process.
+    The result of `action`, which must be JSON, on every process.
 
   Raises:
     TrainingError: on the other processes, if `action` raises anything.
@@ -139,7 +139,7 @@ def process_0_first(action: Callable[[], Any]) -> Any:
 
 
 def require_shared(directory: Path) -> None:
-  """Raise `ConfigError` on all processes unless they see one directory."""
+  """Raise `ConfigError` on all processes unless all see the same directory."""
   if jax.process_count() == 1:
     return
   token = broadcast_from_process_0(secrets.token_hex(8))
@@ -147,7 +147,7 @@ def require_shared(directory: Path) -> None:
   on_process_0(file.touch)
   end = time.monotonic() + 5
   while not file.exists() and time.monotonic() < end:
-    time.sleep(0.2)  # some network file systems are late
+    time.sleep(0.2)  # some network file systems show files late
   seen = gather(file.exists())
   on_process_0(file.unlink)
   blind = [i for i, sees in enumerate(seen) if not sees]

@@ -23,27 +23,27 @@ from etils import epy
 
 from memory_vit.runtime.messages import escaped
 
-with epy.lazy_imports():  # most of a command's help needs neither
+with epy.lazy_imports():  # showing --help seldom needs these
   import jax
   import tqdm
 
 logger = logging.getLogger(__name__)
 
-# See `shown`.
+# Whether `shown` hides bars in the current context.
 _hidden = contextvars.ContextVar("hidden", default=False)
 
-# After a longer silence a log looks like that of a run that hangs.
+# Time between log lines: with longer pauses, a run would seem to hang.
 SILENCE_SECONDS = 30.0
-# A shorter bar would only flicker.
+# Time before a bar appears: a bar that ends sooner would only flicker.
 _DELAY_SECONDS = 1.0
-# Of waiting for the first count, as while a program is compiled.
+# Time to wait for the first count, for example while a program is compiled.
 _PATIENCE_SECONDS = 2.0
 _BYTES = "B"
 
 
 def on_terminal() -> bool:
-  """Whether bars are shown: stderr is a terminal whose lines can change."""
-  # None without a console; an application may put any writer there.
+  """Return whether to show bars: stderr is a terminal that can redraw lines."""
+  # stderr is None without a console, and an application may replace it.
   isatty = getattr(sys.stderr, "isatty", None)
   return (
     not _hidden.get()
@@ -56,7 +56,7 @@ def on_terminal() -> bool:
 
 
 def _has_width() -> bool:
-  """A terminal that a container or a program has opened may be 0x0."""
+  """Return False for a terminal of size 0x0, which some containers have."""
   try:
     return os.get_terminal_size(sys.stderr.fileno()).columns > 0
   except (AttributeError, OSError, ValueError):  # no file descriptor
@@ -64,14 +64,14 @@ def _has_width() -> bool:
 
 
 def announce(line: str) -> None:
-  """Log a line wherever lines of progress are shown."""
+  """Log a line where progress lines are shown."""
   logger.info(line)
 
 
 class ProgressBar:
-  """A bar of process 0 on a terminal; elsewhere a line each half minute.
+  """A bar on the terminal of process 0; elsewhere a line every half minute.
 
-  If the first count takes over two seconds, the bar or a line comes before it.
+  If the first count takes over two seconds, the bar or a line precedes it.
   """
 
   def __init__(
@@ -85,12 +85,12 @@ class ProgressBar:
     stays: bool = False,
     say: Callable[[str], None] | None = None,
   ) -> None:
-    """`done` was done before; `stays` leaves the bar; `say` gets the lines."""
+    """Begin at `done`; `stays` keeps the bar at the end; `say` gets lines."""
     self.total, self.is_bar = total, on_terminal()
     self._say = say or logger.info
     bar = {"file": sys.stderr, "dynamic_ncols": True, "delay": delay}
-    # tqdm counts, and `update` prints: tqdm would hold the lock for which
-    # `LogHandler` waits.
+    # Here tqdm only counts, and `update` logs the lines: if tqdm wrote them, it
+    # would hold the lock that `LogHandler` waits for.
     lines = {
       "file": io.StringIO(), "ncols": 0, "miniters": 1,
       "mininterval": SILENCE_SECONDS,
@@ -127,7 +127,7 @@ class ProgressBar:
     self.close()
 
   def update(self, count: int = 1) -> None:
-    """Count; of a padded last batch no more than `total` is counted."""
+    """Add to the count, at most up to `total`: the last batch may be padded."""
     self._waiting.cancel()
     bar = self._bar
     bar.total = self.total or None
@@ -141,17 +141,17 @@ class ProgressBar:
     return self._bar.n
 
   def note(self, text: str) -> None:
-    """Show a text behind the bar, from now on."""
+    """Show a text after the bar, from now on."""
     self._bar.set_postfix_str(text)
 
   def reset(self) -> None:
-    """For pooch, which calls it at the end before it counts all again."""
+    """Do nothing. At the end, pooch calls this before it counts all again."""
 
   def close(self) -> None:
     """End the bar, with the cursor at the start of a line."""
     self._waiting.cancel()
-    self._waiting.join()  # or the bar might appear after its end
-    # Within its delay tqdm would leave a bar that a log line made appear.
+    self._waiting.join()  # otherwise its bar could appear after the end
+    # During its delay, tqdm would not erase a bar that a log line has redrawn.
     self._bar.delay = 0
     self._bar.close()
 
@@ -159,7 +159,7 @@ class ProgressBar:
 @contextlib.contextmanager
 def above_bars() -> Iterator[None]:
   """Remove bars while something is printed, and show them again below."""
-  if "tqdm" not in sys.modules:  # then there are none
+  if "tqdm" not in sys.modules:  # then there are no bars
     yield
     return
   with tqdm.tqdm.external_write_mode(file=sys.stderr):
@@ -177,7 +177,7 @@ def log_to_stderr() -> None:
 
 @contextlib.contextmanager
 def shown(progress: bool) -> Iterator[None]:
-  """Show bars and this package's log lines during a call, or only warnings."""
+  """Show bars and log lines in a call; without `progress`, only warnings."""
   package = logging.getLogger("memory_vit")
   before = package.handlers, package.propagate, package.level
   token = _hidden.set(not progress)
@@ -203,7 +203,7 @@ def log_package(*, verbose: bool = False) -> None:
 
 
 class LogHandler(logging.StreamHandler[Any]):
-  """Writes log lines to stderr, above all bars."""
+  """A handler that writes log lines to stderr, above all bars."""
 
   def emit(self, record: logging.LogRecord) -> None:
     with above_bars():
@@ -211,7 +211,7 @@ class LogHandler(logging.StreamHandler[Any]):
 
 
 def duration(seconds: float) -> str:
-  """75 -> "1:15", 3700 -> "1:01:40"."""
+  """Format a duration: 75 -> "1:15", 3700 -> "1:01:40"."""
   minutes, second = divmod(round(seconds), 60)
   hours, minute = divmod(minutes, 60)
   if hours:

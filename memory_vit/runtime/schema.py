@@ -18,11 +18,11 @@ _T = TypeVar("_T", bound="DataclassInstance")
 
 
 class _TypeMismatchError(Exception):
-  """A value has none of the types that it may have."""
+  """Raised for a value that has none of the allowed types."""
 
 
 def build(cls: type, values: Any, where: str, error: type[Exception]) -> Any:
-  """A dataclass of numbers, texts, tuples and dataclasses from a dictionary."""
+  """Build a dataclass of numbers, text, tuples and dataclasses from a dict."""
   fields = {field.name: field for field in dataclasses.fields(cls)}
   require_keys(values, tuple(fields), where, error)
   built: dict[str, Any] = {}
@@ -56,7 +56,7 @@ def require_keys(
 
 
 def fits(kind: Any, value: Any) -> bool:
-  """Whether a field of this type may have a value; see `build`."""
+  """Return whether a field of type `kind` may have this value."""
   with contextlib.suppress(_TypeMismatchError):
     typed(kind, value, "", _TypeMismatchError)
     return True
@@ -64,7 +64,7 @@ def fits(kind: Any, value: Any) -> bool:
 
 
 def typed(kind: Any, value: Any, where: str, error: type[Exception]) -> Any:
-  """The value, with a tuple for a list of JSON, or `error`."""
+  """Return the value as type `kind`, lists as tuples, or raise `error`."""
   if typing.get_origin(kind) is tuple:
     if isinstance(value, list | tuple):
       inner, _ = typing.get_args(kind)
@@ -89,7 +89,7 @@ def typed(kind: Any, value: Any, where: str, error: type[Exception]) -> Any:
 def whole_number(
   name: str, value: Any, least: int, error: type[MemoryVitError]
 ) -> int:
-  """An integer of Python or NumPy, an argument of a function, as `int`."""
+  """Return an integer of Python or NumPy as `int`; raise `error` if invalid."""
   if isinstance(value, bool) or not hasattr(value, "__index__"):
     raise error(refusal(name, value, f"an integer of at least {least}"))
   number = operator.index(value)
@@ -105,7 +105,7 @@ def type_name(kind: Any) -> str:
 
 
 def differences(found: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-  """A line for every key in which two dictionaries differ."""
+  """Return a line for each key in which two dictionaries differ."""
   return [
     f"{name}: {found.get(name)!r}, now {now.get(name)!r}"
     for name in sorted(now.keys() | found.keys())

@@ -1,8 +1,8 @@
 """The placement of arrays on a mesh ("data", "fsdp") of all devices.
 
 Batches are split over both axes. The large arrays of a backbone are split over
-"fsdp" (fully sharded data parallelism): each device keeps a part, and a layer
-is gathered where it is used. All other arrays are replicated.
+"fsdp" (fully sharded data parallelism): each device stores a part, and a layer
+is gathered when it is used. All other arrays are replicated.
 """
 
 import collections
@@ -24,23 +24,23 @@ from jax.sharding import (
 
 from memory_vit.errors import ConfigError
 
-# Arrays below this key of a tree are split.
+# Arrays below this key of a tree are split over "fsdp".
 _IN_PARTS = "backbone"
 _ROWS = ("data", "fsdp")
-# Arrays of fewer values stay whole: a gather costs more than the memory is
-# worth. All biases and LayerNorms are smaller.
+# Arrays with fewer values are not split: gathering them costs more than the
+# memory is worth. All biases and LayerNorm parameters are smaller.
 _LEAST = 2**14
 
 
 def make_mesh(
   devices: Sequence[jax.Device] | None = None, fsdp: int = 1
 ) -> Mesh:
-  """A mesh ("data", "fsdp").
+  """Make a mesh with the axes ("data", "fsdp").
 
   Args:
-    devices: by default those of all processes.
-    fsdp: the number of devices that a backbone is split over; they are
-      neighbors, and so on one host if it has as many.
+    devices: by default the devices of all processes.
+    fsdp: the number of devices that a backbone is split over. They are
+      neighbors, and thus on the same host if it has enough devices.
 
   Raises:
     ConfigError: if the number of devices is not a multiple of `fsdp`.
@@ -51,7 +51,7 @@ def make_mesh(
       f"config.mesh.fsdp (--fsdp) is {fsdp}, expected a divisor of the "
       f"{len(devices)} devices."
     )
-  # With explicit axes, the default, every operation would name its sharding.
+  # With explicit axes, the default, operations would have to name shardings.
   shape, axis_types = (len(devices) // fsdp, fsdp), (AxisType.Auto,) * 2
   return jax.make_mesh(shape, _ROWS, axis_types=axis_types, devices=devices)
 
@@ -65,7 +65,7 @@ def by_rows(mesh: Mesh) -> NamedSharding:
 
 
 def in_parts(shape: Sequence[int], mesh: Mesh) -> NamedSharding:
-  """Split the longest axis that divides over "fsdp", if there is one."""
+  """Split the longest axis that is divisible by the size of "fsdp", if any."""
   parts = mesh.shape["fsdp"]
   axes = [axis for axis, length in enumerate(shape) if length % parts == 0]
   if parts == 1 or not axes or np.prod(shape) < _LEAST:
@@ -76,7 +76,7 @@ def in_parts(shape: Sequence[int], mesh: Mesh) -> NamedSharding:
 
 
 def layout(tree: Any, mesh: Mesh) -> Any:
-  """The shardings of a training state, with gradients and momenta."""
+  """Return the shardings of a tree, such as a training state or gradients."""
   key = jax.tree_util.DictKey(_IN_PARTS)
   return jax.tree.map_with_path(
     lambda path, leaf: (
@@ -87,7 +87,7 @@ def layout(tree: Any, mesh: Mesh) -> Any:
 
 
 def shapes(tree: Any, mesh: Mesh) -> Any:
-  """The shapes of arrays, laid out as `layout` says."""
+  """Return the shapes, dtypes and shardings (by `layout`) of arrays."""
   return jax.tree.map(
     lambda a, where: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=where),
     tree,
@@ -96,9 +96,9 @@ def shapes(tree: Any, mesh: Mesh) -> Any:
 
 
 def on_one_cpu(arrays: Iterable[Any]) -> bool:
-  """Whether programs would run on one CPU with these arrays, none traced."""
+  """Return whether a program runs on one CPU with these arrays, none traced."""
   placed = [array for array in arrays if not isinstance(array, np.ndarray)]
-  # NumPy arrays alone go where a new array would be.
+  # If all are NumPy arrays, jax would place them like a new array.
   return all(map(_is_on_one_cpu, placed or [jnp.zeros(())]))
 
 
@@ -107,17 +107,17 @@ def _is_on_one_cpu(array: Any) -> bool:
     return False
   sharding = array.sharding
   if isinstance(sharding, NamedSharding):
-    # On explicit axes, each operation would have to name its sharding.
+    # With explicit axes, each operation would have to name its sharding.
     if any(kind != AxisType.Auto for kind in sharding.mesh.axis_types):
       return False
   elif not isinstance(sharding, SingleDeviceSharding):
     return False
-  device, *others = sharding.device_set
-  return not others and device.platform == "cpu"
+  device, *rest = sharding.device_set
+  return not rest and device.platform == "cpu"
 
 
 def bytes_on_a_device(tree: Any) -> int:
-  """The bytes of arrays, or of `shapes`, on each device."""
+  """Return the bytes of arrays, or of `shapes`, on each device."""
   return sum(
     math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
     for leaf in jax.tree.leaves(tree)
@@ -130,7 +130,7 @@ def constrain(tree: Any, mesh: Mesh) -> Any:
 
 
 def put(tree: Any, mesh: Mesh) -> Any:
-  """Put arrays, equal on all processes or already global, as `layout` says."""
+  """Place arrays by `layout`; they are global, or equal on all processes."""
 
   def place(array: Any, target: NamedSharding) -> jax.Array:
     is_global = isinstance(array, jax.Array) and not array.is_fully_addressable
@@ -150,7 +150,7 @@ def put_backbone(params: Any, mesh: Mesh) -> Any:
 
 
 def to_host(tree: Any) -> Any:
-  """Whole arrays of NumPy; every process must call."""
+  """Return the whole arrays as NumPy arrays; every process must call."""
 
   def fetch(array: Any) -> np.ndarray:
     whole = not isinstance(array, jax.Array) or array.is_fully_replicated
@@ -169,7 +169,7 @@ def require_divisible(batch_size: int, mesh: Mesh, key: str) -> None:
 
 
 def shard_batch(batch: Any, mesh: Mesh) -> Any:
-  """The rows of this process -> global arrays; those of jax stay."""
+  """Make global arrays of this process's rows; return jax arrays unchanged."""
   sharding = by_rows(mesh)
 
   def place(rows: np.ndarray | jax.Array) -> jax.Array:
@@ -183,7 +183,7 @@ def shard_batch(batch: Any, mesh: Mesh) -> Any:
 def prefetch(
   batches: Iterator[dict[str, Any]], mesh: Mesh, size: int = 2
 ) -> Iterator[dict[str, Any]]:
-  """Send batches to the devices ahead of their use, at most `size`."""
+  """Send up to `size` batches to the devices before they are used."""
   queue: collections.deque[dict[str, Any]] = collections.deque()
   for batch in batches:
     queue.append(shard_batch(batch, mesh))

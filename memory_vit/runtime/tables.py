@@ -6,20 +6,20 @@ from typing import Any
 
 from memory_vit.runtime.messages import escaped
 
-# What begins a formula in a spreadsheet, which may run commands; the last four
-# are full-width forms, which some spreadsheets take for the same.
+# Characters that begin a formula in a spreadsheet, which may run commands. The
+# last four are full-width forms, which some spreadsheets treat as the same.
 _FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
 
 
 def table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-  """Aligned columns of text, the first to the left and the others right."""
+  """Align columns of text: the first to the left, all others to the right."""
   lines = [header, *rows]
   widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
 
   def aligned(line: tuple[str, ...]) -> str:
-    first, *others = line
+    first, *rest = line
     cells = [first.ljust(widths[0])]
-    cells += [c.rjust(w) for c, w in zip(others, widths[1:], strict=True)]
+    cells += [c.rjust(w) for c, w in zip(rest, widths[1:], strict=True)]
     return "  ".join(cells).rstrip()
 
   rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
@@ -27,13 +27,13 @@ def table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
 
 
 def aligned(rows: Sequence[tuple[str, str]]) -> str:
-  """Two columns of text, both to the left."""
+  """Align two columns of text, both to the left."""
   width = max(len(first) for first, _ in rows)
   return "\n".join(f"{a.ljust(width)}  {b}".rstrip() for a, b in rows)
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-  """A table of Markdown, in which no cell ends its column or its row."""
+  """Return a Markdown table; escape what would end a cell within it."""
 
   def row(cells: Sequence[str]) -> str:
     shown = (" ".join(cell.split()).replace("|", "\\|") for cell in cells)
@@ -45,7 +45,7 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def write_csv(path: Path, columns: Mapping[str, Any]) -> None:
   """Write columns in UTF-8; null is empty, and text is in quotes.
 
-  Lists are text, which `csv_cell` escapes; arrays are of numbers or bools.
+  Lists hold text, which `csv_cell` escapes; arrays hold numbers or bools.
   """
   import pyarrow as pa
   from pyarrow import csv
@@ -60,9 +60,9 @@ def write_csv(path: Path, columns: Mapping[str, Any]) -> None:
 
 
 def csv_cell(text: str) -> str:
-  """Text of one line that no spreadsheet takes for a formula.
+  """Return text on one line that no spreadsheet takes for a formula.
 
-  An apostrophe is put in front of text that begins as a formula does.
+  Text that begins like a formula gets an apostrophe in front.
   """
   shown = escaped(text)
   return f"'{shown}" if shown.startswith(_FORMULA) else shown
