@@ -39,7 +39,7 @@ def read(path: Path) -> dict[str, Any]:
     text = file.read_text(encoding="utf-8")
     saved = json.loads(text)["saved"]
     whole = text == _sealed(saved)
-  except (OSError, ValueError, KeyError, TypeError) as error:
+  except (OSError, LookupError, RecursionError, TypeError, ValueError) as error:
     raise TrainingError(f"{path} is damaged: {_SEAL}: {error!r}.") from error
   if not whole:
     raise TrainingError(

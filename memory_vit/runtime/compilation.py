@@ -76,12 +76,15 @@ def _machine() -> str:
 
 def _prune(folder: Path) -> None:
   """If files exceed `MAX_BYTES`, delete the oldest until half of it is free."""
-  entries = [(path.stat(), path) for path in folder.glob("*/*")]
+  entries = []
+  for path in folder.glob("*/*"):
+    with contextlib.suppress(FileNotFoundError):  # another process prunes
+      entries.append((path.stat(), path))
   total = sum(stat.st_size for stat, _ in entries)
   if total <= MAX_BYTES:
     return
   for stat, path in sorted(entries, key=lambda entry: entry[0].st_mtime):
-    path.unlink(missing_ok=True)  # another process may prune as well
+    path.unlink(missing_ok=True)
     total -= stat.st_size
     if total <= MAX_BYTES // 2:
       return

@@ -108,6 +108,14 @@ def test_the_oldest_programs_are_deleted(cache, monkeypatch):
   assert len(list(folder.iterdir())) == 4
 
 
+def test_cache_stays_on_if_another_process_deletes_a_program(cache):
+  folder = cache / "xla" / "machine"
+  folder.mkdir(parents=True)
+  (folder / "listed-cache").symlink_to("deleted")
+  compilation.enable_cache()
+  assert jax.config.jax_compilation_cache_dir
+
+
 # What it compiles, and does not read from the cache.
 TRAINING = """
 import json, sys
