@@ -23,7 +23,7 @@ from etils import epy
 
 from memory_vit.version import __version__ as __version__
 
-# Imported on use: `--help` and a wrong option must not wait for jax.
+# Import lazily, so that `--help` and wrong options do not wait for jax.
 with epy.lazy_api_imports(globals()):
   from memory_vit.backbones.load import load_backbone
   from memory_vit.backbones.save import save_backbone

@@ -1,4 +1,4 @@
-"""Runs a command of memory_vit by its name.
+"""Run a command of memory_vit by its name.
 
   memory-vit COMMAND [ARGUMENT ...]
   memory-vit COMMAND --help
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from memory_vit.errors import ConfigError
 
-# In the order of use; each is a module of `commands/`.
+# Commands in the order of use; each is a module of `commands/`.
 COMMANDS = (
   "check_data", "train", "evaluate", "predict", "embed", "inspect", "serve",
   "export", "push", "list", "convert", "attention",
@@ -22,13 +22,13 @@ COMMANDS = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Run a command; return the exit status. `argv` is without the program."""
+  """Run a command; return the exit status. `argv` excludes the program name."""
   name, *arguments = (sys.argv[1:] if argv is None else argv) or ["--help"]
   if name not in COMMANDS:
     from memory_vit.commands import console
 
     return console.run_command(lambda: _say(name))
-  # Studies write their command into their report.
+  # Code that reads `sys.argv` gets the command as the name of the program.
   sys.argv = [f"memory-vit {name}", *arguments]
   command = importlib.import_module(f"memory_vit.commands.{name}")
   return command.main(arguments)
@@ -48,7 +48,7 @@ def _say(name: str) -> int:
 
 
 def _help() -> str:
-  """Every command with the first line of its docstring; none is imported."""
+  """List all commands with their first docstring lines, without imports."""
   from memory_vit.commands.option_help import docstring
 
   folder = Path(__file__).parent / "commands"

@@ -43,17 +43,17 @@ from memory_vit.runtime.options import (
 
 # Name of the data set of embeddings that `memory-vit embed` wrote.
 EMBEDDINGS = "embeddings"
-# Every two trials of a sweep are compared with each other.
+# Maximum number of trials of a sweep, which compares all pairs of trials.
 MOST_TRIALS = 1_000
 # Values of `optim.name` that solve a head in one step.
 CLOSED_FORMS = tuple(
   dict.fromkeys(name for kind in KINDS.values() for name in kind.closed_forms)
 )
-# For a new task. The paper names no learning rate; these reach as far as full
-# fine-tuning is said to break down.
+# Learning rates to try for a new task. The paper names none; these go up to the
+# learning rates at which full fine-tuning is said to break down.
 LEARNING_RATES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
-# Of these three, chosen on validation, as good on our test bed as of all six;
-# docs/choosing_a_regime.md has the best ones of each regime.
+# On our test bed, the best of these three on validation is as good as the best
+# of all six; docs/choosing_a_regime.md has the best ones of each regime.
 FEW_LEARNING_RATES = (0.03, 0.3, 1.0)
 
 
@@ -64,18 +64,19 @@ class _RegimeName(Choice):
   @property
   def expected(self) -> str:
     return (
-      f"{super().expected}, or cls and some of {', '.join(listed_parts()[1:])} "
-      "in this order, such as 'cls+memory+side', which has no such name"
+      f"{super().expected}, or, for another combination, cls and some of "
+      f"{', '.join(listed_parts()[1:])} in this order, such as "
+      "'cls+memory+side'"
     )
 
   def accepts(self, value: Any) -> bool:
     return is_regime(value)
 
 
-# Rules that several options share. Steps are int32 in a training state.
+# Rules that several options share. A training state stores steps as int32.
 _STEPS = Number(1, 2**31 - 1, "steps are counted in 32 bits")
 _STEPS_OR_NONE = dataclasses.replace(_STEPS, least=0)
-# With a larger one every update of float32 parameters overflows.
+# With a larger learning rate, every update of float32 parameters overflows.
 _RATE = Number(0, 1e6, "a learning rate", positive=True)
 _RATES = Items(_RATE, MOST_TRIALS)
 _FACTOR = Number(0, 1e6, "a factor")
@@ -108,9 +109,9 @@ class DataConfig:
   # "embeddings", or a data set of a package: "digits:0-4", "glyphs:inverted".
   name: str = option("", _DATA_SET_OR_NONE)
   # Directory of the data: for "folder" it holds train/ and test/, for "list"
-  # train.txt and test.txt, for "embeddings" train/, or it is the output of
-  # `memory-vit embed` itself, which is then the split "train". For TFDS "" is
-  # its default directory.
+  # train.txt and test.txt, for "embeddings" train/; or it is one output of
+  # `memory-vit embed`, which is then the split "train". For TFDS "" is its
+  # default directory.
   dir: str = option("", _DIRECTORY, resume="free")
   # Training split, in the notation of TFDS: "train[:98%]".
   train: str = option("train[:98%]", _SPLIT)
@@ -143,7 +144,7 @@ class DataConfig:
   digest: str = option("files", Choice(("files", "contents")), resume="free")
   # Label of a TFDS data set with several: the name of a feature, or a label of
   # VTAB: "clevr_count", "clevr_distance", "kitti_distance", "dsprites_x",
-  # "dsprites_orientation", "smallnorb_azimuth" or "smallnorb_elevation". Of a
+  # "dsprites_orientation", "smallnorb_azimuth" or "smallnorb_elevation". For a
   # table (CSV or Parquet) the name of a column, "label" by default. Several
   # names, separated by commas, are several labels or values.
   label: str = option("", Text('a feature of the data set, or ""', ".*", 200))
@@ -165,8 +166,8 @@ class DataConfig:
   # Crop for evaluation: "resize", the whole image squeezed to a square (as
   # vit_jax); "central", the central square after the shorter side is resized to
   # `resize` pixels; "central_rounded", the same with timm's rounding;
-  # "backbone", crop and interpolation that the source of the backbone or the
-  # embeddings states, else "resize".
+  # "backbone", the crop and interpolation stated by the source of the backbone
+  # or of the embeddings, else "resize".
   eval_crop: str = option("backbone", _EVAL_CROP)
 
 
@@ -177,9 +178,9 @@ class CacheConfig:
   # What is computed once and cached: "contexts", keys and values for masked
   # regimes; "features", backbone outputs for `head` and `probe` (embeddings
   # need this value); "images", decoded training images for random crops,
-  # in any regime, their shorter side at most `data.resize`; "none" computes all
-  # in every step. Validation is cached as well, the test split of embeddings
-  # too.
+  # in any regime, their shorter side at most `data.resize`; "none" computes
+  # everything in every step. Validation is cached as well, and with embeddings
+  # the test split too.
   what: str = option(
     "none",
     Choice(("none", "contexts", "features", "images")),
@@ -206,7 +207,7 @@ class CacheConfig:
 
   @property
   def has_rows(self) -> bool:
-    """Whether outputs of the frozen pass are cached, and not images."""
+    """Whether the cache holds outputs of the frozen pass, not images."""
     return self.what in ("contexts", "features")
 
 
@@ -249,12 +250,12 @@ class TaskConfig:
   # Directories of earlier tasks that this one attends to (model extension), or
   # hf://OWNER/NAME/TASK. They stay unchanged.
   attends_to: tuple[str, ...] = option((), _TASKS, resume="free")
-  # Directories of tasks that those of `attends_to` attend to, if they do not
-  # lie beside them.
+  # Directories of tasks that the tasks in `attends_to` attend to, if they are
+  # not in the same folder.
   indirect: tuple[str, ...] = option((), _TASKS, resume="free")
-  # Directory of a task of the regime `head` with the same classes, such as of
-  # --config=closed, or hf://OWNER/NAME/TASK: training begins with its head. ""
-  # is a head of zeros.
+  # Directory of a task of the regime `head` with the same classes, such as one
+  # from --config=closed, or hf://OWNER/NAME/TASK: training begins with its
+  # head. "" is a head of zeros.
   init: str = option("", _DIRECTORY, resume="free")
   # Apply the block's first LayerNorm to memory, as in the paper (Figure 2).
   memory_norm: bool = option(True, Switch(), sweep=True)
@@ -271,8 +272,8 @@ class TaskConfig:
     "pretrained", Choice(("pretrained", "normal")), sweep=True
   )
   # Share of the validation images that a task of "classes" may take for images
-  # of none of its classes: it sets the threshold from which answers say
-  # "unknown". 0 sets none. It is applied after training.
+  # of none of its classes. It sets the threshold below which answers say
+  # "unknown", and is applied after training. 0 sets no threshold.
   unknown: float = option(
     0.0, Number(0, 1, "a share of the images", below=True), resume="free"
   )
@@ -288,7 +289,7 @@ class OptimConfig:
 
   # Optimizer: "sgd" (the paper's) or "adamw". Or a head in closed form on the
   # features of all training images, see --config=closed: "lda", linear
-  # discriminant analysis, of "classes"; "ridge", ridge regression.
+  # discriminant analysis, for "classes"; "ridge", ridge regression.
   name: str = option("sgd", Choice(("sgd", "adamw", *CLOSED_FORMS)), sweep=True)
   # Momentum of "sgd".
   momentum: float = option(
@@ -297,7 +298,7 @@ class OptimConfig:
     resume="recorded",
     sweep=True,
   )
-  # Decoupled weight decay of "adamw", of kernels alone: biases, LayerNorms,
+  # Decoupled weight decay of "adamw", only for kernels: biases, LayerNorms,
   # class tokens, memory and position embeddings do not decay.
   weight_decay: float = option(0.0, _FACTOR, resume="recorded", sweep=True)
   # Global norm to which the gradient of a task is clipped; 0 does not clip. The
@@ -327,7 +328,7 @@ class OptimConfig:
   schedule: str = option(
     "cosine", Choice(("cosine", "constant")), resume="recorded", sweep=True
   )
-  # Share of the probability that is spread over all classes; of "labels", over
+  # Share of the probability that is spread over all classes; for "labels", over
   # yes and no.
   label_smoothing: float = option(
     0.0,
@@ -337,16 +338,16 @@ class OptimConfig:
   )
   # Weights of classes in the loss: "balanced" is n / (classes * examples of the
   # class) on the training split, so that rare classes count as much as frequent
-  # ones; of "labels", the examples without a label divided by those with it,
-  # as the weight of the latter. "none" is 1.
+  # ones; for "labels", examples with a label are weighted by the number of
+  # examples without it, divided by the number with it. "none" is 1.
   class_weights: str = option("none", Choice(("none", "balanced")), sweep=True)
   # Mixup: images are mixed in pairs, with shares drawn from Beta(mixup, mixup);
   # 0 is off, 0.2 is common. The trials of a sweep share their images.
   mixup: float = option(
     0.0, Number(0, 1e3, "of a beta distribution"), resume="recorded"
   )
-  # Number of consecutive updates that are not finite, which are skipped, after
-  # which training of the task stops.
+  # Number of consecutive non-finite updates after which training of the task
+  # stops; until then these updates are skipped.
   max_skipped: int = option(3, _STEPS, resume="recorded")
   # Number of parts in which a batch passes through the model, to save memory.
   accumulation_steps: int = option(
@@ -355,7 +356,7 @@ class OptimConfig:
 
   @property
   def in_closed_form(self) -> bool:
-    """Whether a head is solved in one step, and nothing is optimized."""
+    """Whether the head is solved in closed form, without an optimizer."""
     return self.name in CLOSED_FORMS
 
 
@@ -383,14 +384,14 @@ class UpstreamConfig:
 class SweepConfig:
   """Trials of a task, trained in one pass over the same batches.
 
-  Each combination of the lists, for each of `overrides`, is a trial. All empty:
-  no sweep.
+  Each combination of the lists, for each of `overrides`, is a trial. If all are
+  empty, there is no sweep.
   """
 
-  # Values of `regime`. Masked regimes share passes, each other one has its own;
-  # each caches what `cache.what` means for it. The best trial of each regime is
-  # exported, the best of all as task.name, each other one as task.name-REGIME,
-  # unless `export` is "all".
+  # Values of `regime`. Masked regimes share passes, every other regime has its
+  # own; each caches what `cache.what` means for it. The best trial of each
+  # regime is exported, the best of all as task.name and the others as
+  # task.name-REGIME, unless `export` is "all".
   regime: tuple[str, ...] = option((), Items(_REGIME, MOST_TRIALS))
   # Values of `learning_rate`.
   learning_rate: tuple[float, ...] = option((), _RATES)
@@ -447,8 +448,8 @@ class WandbConfig:
   project: str = option("", _PROJECT, resume="free")
   # User or team of the project; "" is the default of the account.
   entity: str = option("", _PROJECT, resume="free")
-  # Name of the run; "" is --workdir. In a list of runs each is named by its
-  # directory, and this is their group if `group` is "".
+  # Name of the run; "" is --workdir. In a list of runs, each run is named after
+  # its directory, and the default of `group` is this name.
   name: str = option("", _LABEL, resume="free")
   # Group of runs that W&B shows together.
   group: str = option("", _LABEL, resume="free")
@@ -458,7 +459,7 @@ class WandbConfig:
   mode: str = option("", Choice(("", "online", "offline")), resume="free")
 
   def of_many(self) -> "WandbConfig":
-    """For a list of runs: each run is one of W&B, in a common group."""
+    """Return settings for a list of runs, each a W&B run in a common group."""
     return dataclasses.replace(self, name="", group=self.group or self.name)
 
 
@@ -500,8 +501,8 @@ class Config:
   # Number of training steps, if `epochs` is 0.
   total_steps: int = option(20_000, _STEPS, resume="recorded")
   # Number of times that each training example is used, such as 2.5; above 0 it
-  # sets total_steps, rounded up, and that number is recorded. -1 is 50, or as
-  # many as take 25 steps if that is more: few images need more epochs.
+  # sets total_steps, rounded up, and that number is recorded. -1 is 50, or
+  # the number that takes 25 steps if that is more: few images need more epochs.
   epochs: float = option(
     0.0, Number(-1, 1e6, "passes over the training split"), resume="free"
   )
@@ -528,7 +529,7 @@ class Config:
   log_every: int = option(50, _STEPS, resume="free")
   # Number of test images (else validation images) in the plot of the best
   # task's attention, attention.png; answers.png shows three times as many with
-  # predictions. 0 draws nothing, the confusion matrix neither; lists of runs
+  # predictions. 0 draws nothing, not even the confusion matrix; lists of runs
   # draw nothing.
   log_images: int = option(8, Number(0, 64, "images"), resume="free")
   # Also write trained parameters as plain orbax checkpoints,
@@ -575,41 +576,38 @@ class Config:
     return changed
 
   def __post_init__(self) -> None:
-    # Contradictions are checked between values that are allowed alone.
+    # Check contradictions only between values that their own rules accept.
     options.require(self, "config.")
     _require_consistent(self)
 
 
-# {key: option}; raises at import if an option has no rules.
+# All options, {key: option}; importing fails if an option has no rule.
 OPTIONS = options.table(Config)
 
 
 def data_seed(config: Config) -> int:
-  """The seed of the order and crops of training images."""
+  """Return the seed for the order and crops of training images."""
   return config.seed if config.data.seed < 0 else config.data.seed
 
 
 def from_dict(values: Mapping[str, Any]) -> Config:
-  """Build a `Config` from a nested dictionary.
-
-  `ConfigError` for unknown or missing keys.
-  """
+  """Build a `Config` from a dictionary; `ConfigError` unless its keys match."""
   return schema.build(Config, values, "config", ConfigError)
 
 
 def _with(section: Any, path: Sequence[str], value: Any) -> Any:
-  """A copy of a section with another value of the option at a path."""
+  """Return a copy of a section with a new value of the option at `path`."""
   name, *inner = path
   if inner:
     value = _with(getattr(section, name), inner, value)
-  # `dataclasses.replace` would check all options again, for 1,000 trials.
+  # `dataclasses.replace` would check all options again, for up to 1,000 trials.
   changed = copy.copy(section)
   object.__setattr__(changed, name, value)
   return changed
 
 
 def to_dict(config: Config) -> dict[str, Any]:
-  """A nested dictionary of numbers, strings and tuples."""
+  """Return a nested dictionary of numbers, strings and tuples."""
   return dataclasses.asdict(config)
 
 
@@ -621,7 +619,7 @@ def _require_consistent(config: Config) -> None:
     raise ConfigError(problem)
 
 
-# Options that only some kinds of tasks use, with their values for the others.
+# Options that only some kinds of tasks use: {key: value for all other kinds}.
 _OF_KINDS: Mapping[str, Any] = {
   "data.per_class": 0,
   "optim.class_weights": "none",
@@ -632,7 +630,7 @@ _OF_KINDS: Mapping[str, Any] = {
 }
 
 
-# Further options of optimizers alone, beside those of `OptimConfig`.
+# Options outside `OptimConfig` that heads in closed form do not use.
 _OF_OPTIMIZERS = (
   "learning_rate",
   "sweep.learning_rate",
@@ -705,7 +703,7 @@ def _of_training(config: Config) -> list[str]:
 
 
 def _of_closed_form(config: Config) -> list[str]:
-  """List options that a head in closed form does not use."""
+  """List options that are set but not used by a head in closed form."""
   name, kind = config.optim.name, config.task.kind
   if not config.optim.in_closed_form:
     return []
@@ -726,24 +724,24 @@ def _of_closed_form(config: Config) -> list[str]:
     if key.startswith("optim.") or key in _OF_OPTIMIZERS:
       expected[key] = declared.default
   expected["optim.name"] = name
-  found = {key: operator.attrgetter(key)(config) for key in expected}
+  actual = {key: operator.attrgetter(key)(config) for key in expected}
   return [
-    f"config.{key} is {brief(found[key])}, which has no meaning for a head in "
+    f"config.{key} is {brief(actual[key])}, which has no meaning for a head in "
     f"closed form (config.optim.name {name!r}): expected {value!r}, as in "
     "--config=closed."
     for key, value in expected.items()
-    if found[key] != value
+    if actual[key] != value
   ]
 
 
 def _of_backbone(config: Config) -> list[str]:
-  """List contradictions about a backbone that the run makes itself."""
+  """List problems with the options of a randomly initialized backbone."""
   if not config.backbone.startswith(RANDOM):
     return []
   if not config.image_size:
     return [
-      "config.image_size is 0, the size of the backbone, which has none before "
-      f"it is made: expected a number of pixels for {config.backbone!r}."
+      "config.image_size is 0, the size of the backbone, but random weights "
+      f"have none: expected a number of pixels for {config.backbone!r}."
     ]
   try:
     vit_config(
@@ -755,7 +753,7 @@ def _of_backbone(config: Config) -> list[str]:
 
 
 def _of_embeddings(config: Config) -> list[str]:
-  """List options that contradict embeddings, or take them for images."""
+  """List options that do not work with embeddings instead of images."""
   lines = []
   if config.upstream.name == EMBEDDINGS:
     lines.append(
@@ -779,15 +777,15 @@ def _of_embeddings(config: Config) -> list[str]:
     ("optim.mixup", config.optim.mixup, 0.0),
   )
   return lines + [
-    f"config.{key} is {brief(found)}, but embeddings (config.data.name) are of "
-    f"unchanged images: expected {value!r}, as in --config=embeddings."
-    for key, found, value in expected
-    if found != value
+    f"config.{key} is {brief(actual)}, but embeddings (config.data.name) are "
+    f"of unchanged images: expected {value!r}, as in --config=embeddings."
+    for key, actual, value in expected
+    if actual != value
   ]
 
 
 def cacheable_part(regime: str) -> str:
-  """The frozen part of a pass of this regime, as a value of `cache.what`."""
+  """Return the value of `cache.what` for the frozen pass of a regime."""
   kind = get_regime(regime)
   if kind.has_token:
     return "contexts"
@@ -809,7 +807,7 @@ def _of_cache(config: Config) -> list[str]:
     return lines + _of_decoded_images(cache, config.data)
   possible = cacheable_part(config.regime)
   if config.sweep.regime:
-    possible = cache.what  # each trial is checked alone
+    possible = cache.what  # the config of each trial is checked by itself
   if possible == "none":
     lines.append(
       f"config.cache.what is {cache.what!r}, expected 'none': the regime "
@@ -861,9 +859,9 @@ def _of_decoded_images(cache: CacheConfig, data: DataConfig) -> list[str]:
 
 
 def beyond_the_end(config: Config) -> list[str]:
-  """List options that lie after the last step.
+  """List options whose steps lie after the last step.
 
-  With `epochs` the last step is known once the data is open.
+  With `epochs`, the last step is only known once the data is open.
   """
   late = [
     f"config.{key} is {value}, beyond config.total_steps {config.total_steps}."

@@ -1,12 +1,12 @@
-"""Exceptions of this package, for input that is at fault.
+"""Exceptions of this package, for bad input.
 
-The commands print one of these without a traceback and exit with status 2.
-Everything else that is raised is a bug, and keeps its traceback.
+The commands print these exceptions without a traceback and exit with status 2.
+Any other exception is a bug, and keeps its traceback.
 """
 
 
 class MemoryVitError(ValueError):
-  """Bad input: the message says what was found, expected, and what to do."""
+  """Bad input; the message says what was found and expected, and what to do."""
 
 
 class BackboneError(MemoryVitError):
@@ -18,9 +18,9 @@ class TaskError(MemoryVitError):
 
 
 class UnknownTask(TaskError):  # noqa: N818 what users catch reads well
-  """A name that no task has; `known` are the names that there are."""
+  """No task has the requested name; `known` holds the names of all tasks."""
 
-  # With a default, so that it can be pickled.
+  # `known` has a default, because unpickling passes the message alone.
   def __init__(self, message: str, known: tuple[str, ...] = ()) -> None:
     super().__init__(message)
     self.known = known
@@ -47,7 +47,7 @@ class TrainingError(MemoryVitError):
 
 
 class DivergedError(TrainingError):
-  """No trial of a pack is finite; `lost` is {name: the step of noticing}."""
+  """All trials of a pack diverged; `lost` is {name: step of detection}."""
 
   def __init__(self, message: str, lost: dict[str, int]) -> None:
     super().__init__(message)

@@ -1,4 +1,4 @@
-"""The command `memory-vit train`, as a module that is run by its name."""
+"""Run the command `memory-vit train`, as a module for `python -m`."""
 
 import sys
 

@@ -14,13 +14,13 @@ from memory_vit.kinds.scores import Scores
 from memory_vit.runtime import files, paths
 from memory_vit.runtime.messages import brief
 
-with epy.lazy_imports():  # a report of results is made without jax
+with epy.lazy_imports():  # reading a result must not import jax
   from memory_vit.runtime import processes
 
 RESULT = "result.json"
-# Of `result.json`; it changes with the names and meanings of its fields.
+# Format of `result.json`; it changes when fields change name or meaning.
 FORMAT = 2
-# Plots beside it: accuracies of a sweep; attention, answers of the best task.
+# Plots beside `result.json`; the last two show the best task.
 SWEEP, ATTENTION, ANSWERS = "sweep.png", "attention.png", "answers.png"
 
 
@@ -29,31 +29,31 @@ class TrialResult:
   """Metrics of a trial, which are also in the `task.json` of its task.
 
   Attributes:
-    name: of the task.
+    name: name of the task.
     kind: "classes", "labels" or "values", see `TaskKind`.
     regime: see `regimes`.
     cells: memory cells per layer.
-    learning_rate: the peak.
-    seed: of the initialization.
+    learning_rate: peak learning rate.
+    seed: seed of the initialization.
     varied: the options that a sweep varied, {"task.cells": 5}.
-    steps: of training.
-    trainable_params: the number of trained parameters.
-    val: on the validation split, at `best_step`, with thresholds of 0.5 and a
-      temperature of 1; of a head in closed form without such a split, of its
-      cross-validation.
-    test: on the test split, with the thresholds and temperature of the task.
-    chance: of classes, the accuracy of guessing uniformly.
-    majority: of classes, the accuracy of always predicting the most frequent
-      one, on the test split.
+    steps: number of training steps.
+    trainable_params: number of trained parameters.
+    val: scores on the validation split at `best_step`, with thresholds of 0.5
+      and a temperature of 1. Without that split, a head in closed form has the
+      scores of its cross-validation.
+    test: scores on the test split, with the task's thresholds and temperature.
+    chance: for classes, the accuracy of guessing uniformly.
+    majority: for classes, the accuracy of always predicting the most frequent
+      class of the test split.
     exported: directory of the task in the workdir; None if it is not exported.
-    best_step: at which the parameters were taken.
-    skipped_updates: the number of updates that were not finite.
-    temperature: of the task, fitted on images that did not train it; None if
-      there were none, and for values.
-    uncalibrated: "loss" and "calibration_error" on the test split at a
-      temperature of 1; `test` has those of the task.
-    rejection: of a task that rejects images, on the test split: the share
-      "rejected", and the "accuracy" of the others.
+    best_step: step whose parameters the task has.
+    skipped_updates: number of updates that were not finite.
+    temperature: temperature of the task, fitted on images without training on
+      them; None without these images, and for values.
+    uncalibrated: "loss" and "calibration_error" on the test split with a
+      temperature of 1; `test` uses the temperature of the task.
+    rejection: on the test split, if the task rejects images: the share
+      "rejected", and the "accuracy" on all other images.
   """
 
   name: str
@@ -86,13 +86,13 @@ class BackboneResult:
   """The frozen model of a run, and its outputs before and after training.
 
   Attributes:
-    fingerprint: of its weights.
+    fingerprint: fingerprint of the weights.
     dtype: compute dtype of the run.
-    accuracy_before: on the data of `config.upstream`, without the new tasks;
-      None without such data, or if its number of classes is another.
-    accuracy_after: the same with the new tasks in the pass.
+    accuracy_before: accuracy on the data of `config.upstream` without the new
+      tasks; None without that data, or if its number of classes differs.
+    accuracy_after: the same accuracy, with the new tasks in the pass.
     outputs_bit_equal: whether all outputs on that data are bitwise identical;
-      None without such data.
+      None without that data.
   """
 
   fingerprint: str = ""
@@ -108,14 +108,14 @@ class SweepResult:
 
   Attributes:
     task: name under which the best trial is exported.
-    trials: their number.
+    trials: number of trials.
     passes: number of packs in which they were trained.
     lost: {trial: the step at which it diverged}.
     training_seconds: time of all timed steps.
-    training_seconds_per_trial: the same, divided by the number of trials.
+    training_seconds_per_trial: `training_seconds` / number of trials.
     bytes_of_one: estimated memory of a pack with one trial; None if all trials
       fit into one pack.
-    bytes_per_trial: the same of each further trial.
+    bytes_per_trial: estimated memory of each further trial in a pack.
   """
 
   task: str = ""
@@ -133,12 +133,12 @@ class RunResult:
   """The content of `result.json`.
 
   Attributes:
-    tasks: the trials that were evaluated before they diverged, if they did; the
-      best on validation first.
+    tasks: all trials except those that diverged before their first evaluation;
+      the best on validation first.
     backbone: the frozen model.
     data: {split: its digest}, from `DataRecord.digests`.
-    left_out: the unreadable examples.
-    wall_seconds: time of the run; of a killed run, since it was resumed.
+    left_out: a line for each example that was left out, such as unreadable.
+    wall_seconds: duration of the run; if it was resumed, only since then.
     images_per_second: training speed, over all processes.
     config_changes: options and data that changed when the run was resumed,
       each {"step", "key", "from", "to"}.
@@ -157,10 +157,7 @@ class RunResult:
   sweep: SweepResult | None = None
 
   def to_json(self) -> dict[str, Any]:
-    """Return the content of `result.json`.
-
-    Without a sweep it has no such key.
-    """
+    """Return the content of `result.json`, which may have no "sweep"."""
     values = {"format": FORMAT, **dataclasses.asdict(self)}
     values = json.loads(json.dumps(values))
     if self.sweep is None:
@@ -169,10 +166,10 @@ class RunResult:
 
   @classmethod
   def from_json(cls, values: Mapping[str, Any]) -> "RunResult":
-    """Read the result of `to_json`; unknown keys are ignored.
+    """Read what `to_json` returns; unknown keys are ignored.
 
     Raises:
-      TypeError: for values of another form.
+      TypeError: if values are missing, or have another structure.
     """
     parts = dict(values)
     for key, part in (("backbone", BackboneResult), ("sweep", SweepResult)):
@@ -190,18 +187,18 @@ def _trial(values: Mapping[str, Any]) -> TrialResult:
     for split in ("val", "test")
     if split in values
   }
-  found: TrialResult = _known(TrialResult, {**values, **scores})
-  return found
+  trial: TrialResult = _known(TrialResult, {**values, **scores})
+  return trial
 
 
 def load_result(
   workdir: str | os.PathLike[str], name: str = RESULT
 ) -> RunResult | None:
-  """Read the result of a run on this process; None if it has not finished.
+  """Read the result of a run, on this process; None if it has not finished.
 
   Args:
-    workdir: of the run; local, or gs://BUCKET/DIRECTORY.
-    name: of the file in it.
+    workdir: directory of the run; local, or gs://BUCKET/DIRECTORY.
+    name: name of the file in `workdir`.
 
   Raises:
     ConfigError: if the file is not the result of a run.
@@ -211,7 +208,7 @@ def load_result(
 
 
 def read_result(workdir: Path, name: str = RESULT) -> RunResult | None:
-  """`load_result` by process 0, for all: others may not see the file yet."""
+  """Read a result on process 0 for all: other processes may not see it yet."""
   file = workdir / name
   return _parse(file, processes.on_process_0(lambda: _read(file)))
 
@@ -220,12 +217,12 @@ def _read(file: Path) -> Mapping[str, Any] | None:
   return files.read_object(file, "wall_seconds") if file.exists() else None
 
 
-def _require_format(file: Path, found: Any) -> None:
-  if found != FORMAT:
+def _require_format(file: Path, version: Any) -> None:
+  if version != FORMAT:
     raise ConfigError(
-      f"{file} has the format {brief(found)}, this version of memory_vit reads "
-      f"{FORMAT}: train again in another --workdir, or use the version that "
-      "wrote it."
+      f"{file} has the format {brief(version)}, this version of memory_vit "
+      f"reads {FORMAT}: train again in another --workdir, or use the version "
+      "that wrote it."
     )
 
 
@@ -243,6 +240,6 @@ def _parse(file: Path, values: Mapping[str, Any] | None) -> RunResult | None:
 
 
 def _known(cls: type, values: Mapping[str, Any]) -> Any:
-  """Build a dataclass from the values that are its fields."""
+  """Build a dataclass; ignore values that are not its fields."""
   names = {field.name for field in dataclasses.fields(cls)}
   return cls(**{key: v for key, v in values.items() if key in names})

@@ -1,3 +1,3 @@
 """The version of the package."""
 
-__version__ = "0.1.0"  # pyproject.toml reads it
+__version__ = "0.1.0"  # read by pyproject.toml

@@ -1,9 +1,9 @@
-"""The .safetensors files of saved tasks: arrays, or a whole task in one file.
+"""Read and write the .safetensors files of saved tasks.
 
-In a task's directory it holds the arrays, beside `task.json`; a whole task has
-the text of `task.json` in the metadata of the header. Neither is trusted: no
-more is read than the arrays take that `task.json` declares, and every array
-must have the name, shape, type and SHA-256 that it states.
+In a task's directory, the file holds the arrays, beside `task.json`. A task in
+a single file has the text of `task.json` in the metadata of the header. Files
+are untrusted: every array must have the name, shape, type and SHA-256 that
+`task.json` states, and a file larger than these arrays is refused.
 """
 
 import dataclasses
@@ -24,16 +24,16 @@ from memory_vit.runtime.messages import brief, escaped, first_line
 
 FILE = "arrays.safetensors"
 SUFFIX = ".safetensors"
-# In the metadata, to which other programs may add keys.
+# Metadata key of the text of `task.json`; other programs may add more keys.
 KEY = "memory_vit.task"
 _LENGTH_BYTES = 8
-# More than the names and shapes of all arrays take.
+# Maximum size of a header without metadata: names and shapes need less.
 MAX_HEADER_BYTES = 2**20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StoredArray:
-  """The entry of an array in `task.json`; `sha256` is `trees.array_digest`."""
+  """Entry of an array in `task.json`; `sha256` is its `trees.array_digest`."""
 
   shape: tuple[int, ...]
   dtype: str
@@ -60,18 +60,18 @@ def to_bytes(
 def read(
   path: Path, stored: Mapping[str, StoredArray], more_header: int = 0
 ) -> dict[str, np.ndarray]:
-  """Read float32 arrays from a file that is no link, and verify them."""
-  # `more_header`: bytes of metadata.
+  """Read and verify float32 arrays; raise `TaskError` if the file is a link."""
+  # `more_header` is the maximum size of the metadata in the header, in bytes.
   claimed = sum(4 * array.size for array in stored.values())
   try:
     content = read_file(path, claimed + MAX_HEADER_BYTES + more_header)
-    found = dict(safetensors.deserialize(content))
-    del content  # `found` has copies
+    entries = dict(safetensors.deserialize(content))
+    del content  # `entries` has copies of the arrays
   except (OSError, safetensors.SafetensorError) as error:
     raise TaskError(f"{path} cannot be read: {first_line(error)}") from error
-  _require_described(found, stored, path)
+  _require_described(entries, stored, path)
   arrays = {
-    name: np.frombuffer(found[name]["data"], "<f4").reshape(array.shape)
+    name: np.frombuffer(entries[name]["data"], "<f4").reshape(array.shape)
     for name, array in stored.items()
   }
   _require_digests(arrays, stored, path)
@@ -80,18 +80,18 @@ def read(
 
 
 def _require_described(
-  found: Mapping[str, Mapping[str, Any]],
+  entries: Mapping[str, Mapping[str, Any]],
   stored: Mapping[str, StoredArray],
   path: Path,
 ) -> None:
-  """Raise `TaskError` unless names, types and shapes are as declared."""
+  """Raise `TaskError` unless names, types and shapes are as in `stored`."""
   problems = [
     f"{name} is {brief((entry['dtype'], entry['shape']))}"
-    for name, entry in sorted(found.items())
+    for name, entry in sorted(entries.items())
     if name not in stored
     or (entry["dtype"], tuple(entry["shape"])) != ("F32", stored[name].shape)
   ]
-  problems += [f"{name} is missing" for name in sorted(stored.keys() - found)]
+  problems += [f"{name} is missing" for name in sorted(stored.keys() - entries)]
   if problems:
     raise TaskError(
       f"{path} is damaged: its arrays are not those of the task: "
@@ -104,7 +104,7 @@ def _require_digests(
   stored: Mapping[str, StoredArray],
   path: Path,
 ) -> None:
-  """Raise `TaskError` for arrays with another SHA-256."""
+  """Raise `TaskError` if the SHA-256 of an array differs from `stored`."""
   damaged = [
     name
     for name, array in arrays.items()
@@ -118,7 +118,7 @@ def _require_digests(
 
 
 def require_finite(arrays: Mapping[str, np.ndarray], where: str) -> None:
-  """Raise `TaskError` for values that are infinite or NaN."""
+  """Raise `TaskError` if any value is infinite or NaN."""
   broken = [k for k, v in arrays.items() if not np.isfinite(v).all()]
   if broken:
     raise TaskError(
@@ -129,24 +129,25 @@ def require_finite(arrays: Mapping[str, np.ndarray], where: str) -> None:
 def read_file(
   path: Path, limit: int | None, at_most: int | None = None
 ) -> bytes:
-  """Read a regular file, which is no link; of a longer one `at_most` bytes."""
+  """Read all of a regular file, or its first `at_most` bytes; refuse a link."""
   with files.open_sized(path) as (file, size):
     if size is None:
       raise TaskError(f"{path} is no regular file.")
     if limit is not None and size > limit:
       raise TaskError(f"{path} has more than the {limit:,} bytes expected.")
-    # A number, as the file may grow; not `limit`, which would be allocated.
+    # Ask for `size` bytes, because the file may grow meanwhile. Asking for
+    # `limit` bytes would allocate a buffer of that size.
     return file.read(size if at_most is None else min(size, at_most))
 
 
 def require_entries(path: Path, files: Iterable[str]) -> None:
-  """Raise `TaskError` unless exactly `files` lie in the directory `path`."""
+  """Raise `TaskError` unless the directory `path` holds exactly `files`."""
   expected = set(files)
   try:
-    found = set(_names(path))
+    names = set(_names(path))
   except OSError as error:
     raise TaskError(f"{path} cannot be read: {error}") from error
-  foreign, missing = sorted(found - expected), sorted(expected - found)
+  foreign, missing = sorted(names - expected), sorted(expected - names)
   if foreign or missing:
     raise TaskError(
       f"{path} is damaged: missing files {brief(missing)}, unknown files "
@@ -155,7 +156,7 @@ def require_entries(path: Path, files: Iterable[str]) -> None:
 
 
 def _names(path: Path) -> Iterator[str]:
-  """Yield the names of all entries of a directory, none of which is a link."""
+  """Yield the names of a directory's entries; raise `TaskError` for a link."""
   for entry in path.iterdir():
     if entry.is_symlink():
       raise TaskError(
@@ -165,14 +166,14 @@ def _names(path: Path) -> Iterator[str]:
 
 
 def is_single_file(path: Path) -> bool:
-  """Whether a path names a file of a task, rather than its directory."""
+  """Return whether a path names a single-file task rather than a directory."""
   return path.suffix == SUFFIX and not path.is_dir()
 
 
 def write_single_file(
   path: Path, flat: Mapping[str, np.ndarray], text: str
 ) -> None:
-  """Write a task; an older file is replaced once the new one is complete."""
+  """Write a single-file task; replace an older file as a whole."""
   content = to_bytes(flat, {KEY: text})
   with files.writing(path):
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -181,11 +182,12 @@ def write_single_file(
 
 
 def read_task_text(path: Path, limit: int) -> str:
-  """Read what `task.json` would hold; the file may be a link, as hubs have."""
+  """Read the text of `task.json` from the header of a single-file task."""
+  # Follow links, because the cache of the Hugging Face hub consists of them.
   file = paths.followed(path)
   begins = read_file(file, None, at_most=_LENGTH_BYTES)
   length = int.from_bytes(begins, "little")
-  # Escapes may double a text.
+  # Escapes of JSON may double the length of the text.
   most = 2 * limit + MAX_HEADER_BYTES
   if len(begins) < _LENGTH_BYTES or length > most:
     raise TaskError(

@@ -1,11 +1,11 @@
 """Sets of tasks: concatenate, select, remove, rename.
 
-A set is a tuple of `Task`. Tasks that were trained apart are concatenated,
-those that attend to others bring model extension, and both mix freely. Nothing
-here changes an array.
+A set is a tuple of `Task`. Tasks that were trained independently are
+concatenated; a task that attends to others extends the model. A set may mix
+both. No function of this module changes an array.
 """
 
-# As text, `help` shows the types by their short names.
+# Postpone annotations, so that `help` shows types by their short names.
 from __future__ import annotations
 
 import dataclasses
@@ -23,7 +23,7 @@ from memory_vit.model.task import Task, TaskSpec, require_backbone
 
 @jax.tree_util.register_pytree_with_keys_class
 class Tasks(tuple[Task, ...]):
-  """A tuple of tasks, in which `tasks["pets"]` is the task of that name."""
+  """A tuple of tasks; `tasks["pets"]` is the task with the name "pets"."""
 
   @overload
   def __getitem__(self, key: SupportsIndex | str, /) -> Task: ...
@@ -45,18 +45,18 @@ class Tasks(tuple[Task, ...]):
 
 
 def concatenate(*parts: TasksLike) -> Tasks:
-  """Put tasks and sets of tasks together.
+  """Combine tasks and sets of tasks into one set.
 
   Args:
     *parts: tasks, sequences or generators of tasks, or {name: task}.
 
   Returns:
-    All tasks, in the order given.
+    All tasks, in the order of the arguments.
 
   Raises:
-    TaskError: for what are no tasks, and for tasks that cannot share a pass:
-      equal names, a parent that is missing or another one, a circle, another
-      backbone, image size or evaluation preprocessing.
+    TaskError: if an argument is not a task, or the tasks cannot share a pass:
+      equal names, a parent that is missing or has changed, circular attention,
+      a regime with its own pass, or different backbones or preprocessing.
   """
   tasks = Tasks(task for part in parts for task in task_tuple(part))
   require_fit(tasks)
@@ -68,11 +68,11 @@ def select(tasks: TasksLike, names: str | Iterable[str]) -> Tasks:
 
   Args:
     tasks: a sequence or generator of tasks, or {name: task}.
-    names: one, or several.
+    names: one name, or several.
 
   Raises:
-    TaskError: for what are no tasks, an unknown name, or a task that attends to
-      one that is not selected.
+    TaskError: if `tasks` are not tasks, a name is unknown, or a selected task
+      attends to a task that is not selected.
   """
   by_name = {task.name: task for task in task_tuple(tasks)}
   if isinstance(names, str):
@@ -88,26 +88,26 @@ def select(tasks: TasksLike, names: str | Iterable[str]) -> Tasks:
 
 
 def with_parents(tasks: Sequence[Task], name: str) -> Tasks:
-  """A task with all that it attends to, and that those attend to."""
+  """Return a task and all tasks that it attends to, directly or indirectly."""
   by_name = {task.spec.name: task for task in tasks}
   wanted = [name]
-  for found in wanted:  # grows in the loop
-    _require_name(found, list(by_name))
-    parents = by_name[found].spec.attends_to
+  for current in wanted:  # the loop extends `wanted`
+    _require_name(current, list(by_name))
+    parents = by_name[current].spec.attends_to
     wanted += [parent for parent in parents if parent not in wanted]
   return Tasks(by_name[name] for name in wanted)
 
 
 def remove(tasks: TasksLike, *names: str) -> Tasks:
-  """Return all tasks but these.
+  """Return all tasks except the named ones.
 
   Args:
     tasks: a sequence or generator of tasks, or {name: task}.
-    *names: of the tasks to remove.
+    *names: names of the tasks to remove.
 
   Raises:
-    TaskError: for what are no tasks, an unknown name, or a task that a
-      remaining one attends to.
+    TaskError: if `tasks` are not tasks, a name is unknown, or a remaining task
+      attends to a removed one.
   """
   tasks = task_tuple(tasks)
   for name in names:
@@ -126,16 +126,16 @@ def remove(tasks: TasksLike, *names: str) -> Tasks:
 def rename(
   tasks: TasksLike, old: str | Mapping[str, str], new: str = ""
 ) -> Tasks:
-  """Give a task another name, also in the tasks that attend to it.
+  """Rename tasks, also in the specs of the tasks that attend to them.
 
   Args:
     tasks: a task, a sequence or generator of tasks, or {name: task}.
-    old: its name; or {old: new} of several.
-    new: lower case letters, digits, "-" and "_"; at most 64.
+    old: the present name; or {old: new} for several tasks.
+    new: the new name: at most 64 lower case letters, digits, "-" and "_".
 
   Raises:
-    TaskError: for what are no tasks, an unknown name, or a new name that is
-      taken or is none.
+    TaskError: if `tasks` are not tasks, an old name is unknown, or a new name
+      is taken or invalid.
   """
   tasks = task_tuple(tasks)
   names = {old: new} if isinstance(old, str) else old
@@ -158,12 +158,12 @@ def _require_name(name: str, names: Collection[str]) -> None:
     raise TaskError(f"there is no task {name!r} among {list(names)}.")
 
 
-# What functions take for a set of tasks; the dictionary is {name: task}.
+# Types that functions accept as a set of tasks; a mapping is {name: task}.
 TasksLike = Task | Iterable[Task] | Mapping[str, Task]
 
 
 def task_tuple(tasks: TasksLike) -> tuple[Task, ...]:
-  """Make a tuple of what functions take for tasks; refuse anything else."""
+  """Convert `TasksLike` to a tuple; raise `TaskError` for anything else."""
   if isinstance(tasks, Task):
     return (tasks,)
   if isinstance(tasks, str | bytes) or not isinstance(tasks, Iterable):
@@ -171,8 +171,8 @@ def task_tuple(tasks: TasksLike) -> tuple[Task, ...]:
       f"tasks are of type {type(tasks).__name__}, expected a Task, a sequence "
       "or generator of them, or a dictionary {name: Task}."
     )
-  found = tuple(tasks.values() if isinstance(tasks, Mapping) else tasks)
-  for i, task in enumerate(found):
+  members = tuple(tasks.values() if isinstance(tasks, Mapping) else tasks)
+  for i, task in enumerate(members):
     if not isinstance(task, Task):
       raise TaskError(
         f"number {i} of the tasks is of type {type(task).__name__}, expected "
@@ -185,11 +185,11 @@ def task_tuple(tasks: TasksLike) -> tuple[Task, ...]:
           f"the dictionary of tasks has {task.name!r} under the key {key!r}: "
           "the keys must be the names of the tasks (rename changes a name)."
         )
-  return found
+  return members
 
 
 def require_one_pass(tasks: Sequence[Task]) -> None:
-  """Raise `TaskError` unless tasks share a pass, or one task has its own."""
+  """Raise `TaskError` if tasks share no pass; one task may have its own."""
   if len(tasks) != 1 or tasks[0].spec.learned.composes:
     require_fit(tasks)
 
@@ -202,19 +202,19 @@ def require_fit(tasks: Sequence[Task]) -> None:
   by_name = {task.spec.name: task for task in tasks}
   for spec in (task.spec for task in tasks):
     for name, digest in zip(spec.attends_to, spec.parent_digests, strict=False):
-      # While JAX traces a function of a task, its digest is not known.
+      # The digest of a parent is unknown while JAX traces its parameters.
       if not digest or trees.is_traced(by_name[name].params):
         continue
       if digest != by_name[name].digest:
         raise TaskError(
-          f"task {spec.name!r} was trained beside another task {name!r}: that "
-          f"had digest {digest[:16]}, this one has "
+          f"task {spec.name!r} was trained beside another task {name!r}, with "
+          f"digest {digest[:16]}, and the given task has digest "
           f"{by_name[name].digest[:16]}. Give the one it was trained with."
         )
 
 
 def require_specs_fit(specs: Sequence[TaskSpec]) -> None:
-  """Raise `TaskError` if regimes, backbones or images share no pass."""
+  """Raise `TaskError` if regime, backbone or preprocessing forbids one pass."""
   for spec in specs:
     learned = spec.learned
     if not learned.composes:
@@ -234,7 +234,7 @@ def require_specs_fit(specs: Sequence[TaskSpec]) -> None:
 
 
 def require_same_images(specs: Sequence[TaskSpec]) -> None:
-  """Raise `TaskError` if tasks want images prepared differently."""
+  """Raise `TaskError` if tasks need different preprocessing of images."""
   for spec in specs[1:]:
     if spec.preprocessing != specs[0].preprocessing:
       raise TaskError(

@@ -1,6 +1,6 @@
 """Make new tasks."""
 
-# As text, `help` shows jax.Array by its name.
+# Postpone annotations, so that `help` shows jax.Array by its short name.
 from __future__ import annotations
 
 import dataclasses
@@ -44,35 +44,35 @@ def init_task(
   class_names: Sequence[str] = (),
   preprocessing: EvalPreprocessing | None = None,
 ) -> Task:
-  """Make a new task, before training: its head is zero.
+  """Make a new, untrained task; its head is all zeros.
 
   Args:
-    key: of the random numbers, such as `jax.random.key(0)`.
-    backbone: the one it is for.
+    key: JAX key for the random initialization, such as `jax.random.key(0)`.
+    backbone: the backbone that the task is for.
     name: see `TaskSpec`.
-    num_classes: c, outputs of its head.
-    kind: what they mean: one of c classes, c labels, or c values.
-    cells: m, memory cells per layer; by default 5, and 0 in a regime without
+    num_classes: c, the number of outputs of the head.
+    kind: what the outputs mean: one of c classes, c labels, or c values.
+    cells: m, memory cells per layer; by default 5, or 0 in a regime without
       memory.
-    regime: how it will be learned, see `get_regime`.
+    regime: what will be trained, see `get_regime`.
     bottleneck: width of adapters, or of the values of a probe; 0 in a regime
-      without.
-    side_width: r, of the side stream, in a regime with one.
-    side_mixing: how that mixes patches, see `TaskSpec`.
-    attends_to: the earlier tasks that it attends to, one or several. Of a
-      `Task`, not of a mere name, the digest is stored, and another task of that
-      name is refused later.
+      with neither.
+    side_width: r, the width of the side stream, in a regime with one.
+    side_mixing: how the side stream mixes patches, see `TaskSpec`.
+    attends_to: the earlier tasks that the new task attends to, one or several.
+      The digest of a `Task` is stored, so that another task with its name is
+      refused later; a name alone has no digest.
     memory_norm: see `TaskSpec`.
     memory_std: memory is initialized from N(0, memory_std^2).
-    cls_init: "pretrained" copies the backbone's class token, or what pools in
-      its place; "normal" draws from N(0, 0.02^2).
-    class_names: c names of classes, labels or values, or none.
-    preprocessing: how images are prepared; by default as for the tasks that it
-      attends to, else as the source of the backbone states, else resized to the
-      square.
+    cls_init: "pretrained" copies the backbone's class token, or its substitute
+      in a backbone without one; "normal" draws from N(0, 0.02^2).
+    class_names: c names of classes, labels or values; or empty.
+    preprocessing: preprocessing of images; by default as for the tasks in
+      `attends_to`, else as the source of the backbone states, else resizing to
+      a square.
 
   Raises:
-    TaskError: for values that are not possible.
+    TaskError: if an argument is invalid.
     MemoryVitError: if `key` is not a JAX PRNG key.
   """
   require_key(key)
@@ -88,7 +88,7 @@ def init_task(
       ("bottleneck", bottleneck, 0), ("side_width", side_width, 0),
     )
   )  # fmt: skip
-  if "side_width" not in learned.fields:  # it has a default here
+  if "side_width" not in learned.fields:  # the defaults do not apply
     side_width, side_mixing = NO_SIDE
   parents = _parents(name, attends_to)
   spec = TaskSpec(
@@ -123,7 +123,7 @@ def init_task(
 
 @dataclasses.dataclass(frozen=True)
 class _Parent:
-  """A task that another attends to; of a mere name nothing else is known."""
+  """A task to attend to; if only its name was given, nothing else is known."""
 
   name: str
   digest: str = ""

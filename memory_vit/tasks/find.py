@@ -1,4 +1,4 @@
-"""Find saved tasks: at paths, and the parents without which they cannot run."""
+"""Find saved tasks at paths, and the parent tasks that they need to run."""
 
 import itertools
 import os
@@ -17,30 +17,30 @@ from memory_vit.tasks.manifest import Manifest
 def find_tasks(
   paths: Iterable[str | os.PathLike[str]],
 ) -> list[tuple[Path, Manifest]]:
-  """All tasks at some paths; of one that lies at two places, the first."""
-  found: list[tuple[Path, Manifest]] = []
+  """Return all tasks at these paths; of identical copies only the first."""
+  tasks: list[tuple[Path, Manifest]] = []
   places: dict[Any, Path] = {}
-  for one in itertools.chain.from_iterable(map(task_paths, paths)):
-    read = manifest.read(one)
-    key = read.spec, frozenset(read.arrays.items())
-    # One path twice stays twice: a mistake, which is refused later.
-    if places.setdefault(key, one.resolve()) == one.resolve():
-      found.append((one, read))
-  return found
+  for path in itertools.chain.from_iterable(map(task_paths, paths)):
+    described = manifest.read(path)
+    key = described.spec, frozenset(described.arrays.items())
+    # A path that is given twice is returned twice, and refused by the caller.
+    if places.setdefault(key, path.resolve()) == path.resolve():
+      tasks.append((path, described))
+  return tasks
 
 
 def task_paths(path: str | os.PathLike[str]) -> list[Path]:
-  """The path itself if it is a task, or the tasks in it, sorted by name.
+  """Return the path itself if it is a task, else the tasks in it, sorted.
 
-  Of an address of the hub, those that were fetched.
+  If the path is an address of the Hugging Face hub, fetch its tasks.
   """
   if hub.is_address(path):
     return hub_tasks.fetch(str(path))
   path = typed.place(path, "a task", TaskError)
   if array_files.is_single_file(path) or (path / "task.json").is_file():
     return [path]
-  found = paths_in(path)
-  if not found:
+  directories = paths_in(path)
+  if not directories:
     run = path / "tasks"
     hint = f" The tasks of a run are in {run}." if run.is_dir() else ""
     raise TaskError(
@@ -48,14 +48,14 @@ def task_paths(path: str | os.PathLike[str]) -> list[Path]:
       "is no task.json in it, nor one level below, and no .safetensors file."
       f"{hint}"
     )
-  for directory in found:
+  for directory in directories:
     _require_plain_name(directory)
     require_no_link(directory)
-  return found
+  return directories
 
 
 def one_task(path: str | os.PathLike[str]) -> Path:
-  """A task, or the only one in a directory or a repository of the hub."""
+  """Return the path if it is a task, else the path of the only task in it."""
   if hub.is_address(path):
     files = hub_tasks.fetch(str(path))
   else:
@@ -69,7 +69,7 @@ def one_task(path: str | os.PathLike[str]) -> Path:
     names = name_list([escaped(file.stem) for file in files])
     raise TaskError(
       f"{path} has {len(files)} tasks: {names}. mv.load_tasks reads several; "
-      "else give one of them (of the hub, as hf://OWNER/NAME/TASK)."
+      "else give one of them (on the hub: hf://OWNER/NAME/TASK)."
     )
   if not hub.is_address(path):  # the cache of the hub consists of links
     require_no_link(files[0])
@@ -77,15 +77,16 @@ def one_task(path: str | os.PathLike[str]) -> Path:
 
 
 def paths_in(path: Path) -> list[Path]:
-  """Paths in a directory that look like tasks, sorted."""
+  """Return the paths in a directory that look like tasks, sorted."""
   directories = (file.parent for file in path.glob("*/task.json"))
-  # A task that is being written has a name that begins with a dot.
-  found = sorted([*directories, *task_files(path)])
-  return [path for path in found if path.name[0] != "."]
+  # Leave out tasks that are being written: their names begin with a dot.
+  candidates = sorted([*directories, *task_files(path)])
+  return [path for path in candidates if path.name[0] != "."]
 
 
 def task_files(path: Path) -> Iterator[Path]:
-  """Files in a directory that look like tasks: not the arrays of one."""
+  """Return files in a directory that look like single-file tasks."""
+  # The arrays of a task's directory have the same suffix, and are left out.
   is_task = (path / manifest.FILE).exists()
   return (
     file
@@ -95,7 +96,7 @@ def task_files(path: Path) -> Iterator[Path]:
 
 
 def _require_plain_name(directory: Path) -> None:
-  """Refuse names that would break the line of a message."""
+  """Raise `TaskError` for a name that cannot be printed on one line."""
   shown = escaped(directory.name)
   if shown != directory.name:
     raise TaskError(
@@ -105,7 +106,7 @@ def _require_plain_name(directory: Path) -> None:
 
 
 def require_no_link(directory: Path) -> None:
-  """Refuse links in a directory, which itself may be one."""
+  """Raise `TaskError` if a path is a link; its parent directory may be one."""
   if directory.is_symlink():
     raise TaskError(
       f"{directory} is a link, which may lead anywhere: give the directory "
@@ -116,12 +117,12 @@ def require_no_link(directory: Path) -> None:
 def ancestor_directories(
   directories: Sequence[Path], indirect: Sequence[Path] = ()
 ) -> list[Path]:
-  """`indirect`, and all that tasks attend to, found beside them."""
-  # A parent is known by its name: among these, or beside a task, where a run
-  # exports it as well. Directories that a task names are never followed.
+  """Return `indirect` and all further tasks that the given tasks attend to."""
+  # Look up a parent by its name: among the given directories, then beside its
+  # child, where a run exports it too. Paths that a task names are untrusted.
   known = {_name(path): path for path in (*directories, *indirect)}
   waiting = list(known.values())
-  found = list(indirect)
+  ancestors = list(indirect)
   while waiting:
     path = waiting.pop(0)
     spec = manifest.read(path).spec
@@ -139,9 +140,9 @@ def ancestor_directories(
           "attends to it too)."
         )
       known[parent] = beside
-      found.append(beside)
+      ancestors.append(beside)
       waiting.append(beside)
-  return found
+  return ancestors
 
 
 def _name(path: Path) -> str:
@@ -149,7 +150,7 @@ def _name(path: Path) -> str:
 
 
 def _is_task(path: Path, name: str) -> bool:
-  """Whether a task of this name lies there; a link may lead anywhere."""
+  """Return whether `path` is a task with this name, and not a link."""
   file = path if array_files.is_single_file(path) else path / manifest.FILE
   if path.is_symlink() or not file.is_file():
     return False

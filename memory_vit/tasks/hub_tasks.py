@@ -16,12 +16,12 @@ from memory_vit.runtime import hub
 from memory_vit.runtime.messages import brief
 from memory_vit.tasks import array_files, manifest
 
-# Of repositories with tasks: the model card has it.
+# Tag in the model card of a repository that holds tasks.
 TAG = "learnable-memory"
 
 
 def fetch(text: str) -> list[Path]:
-  """The files of tasks at an address: links into the cache of the hub."""
+  """Fetch the tasks at an address; return links into the cache of the hub."""
   address = hub.parse(text)
   if not address:
     raise TaskError(
@@ -35,15 +35,15 @@ def fetch(text: str) -> list[Path]:
     TaskError,
     f"Or fetch {pattern} of {address.repository} by hand, and give its path.",
   )
-  found = sorted(directory.glob(pattern))
-  if not found:
+  paths = sorted(directory.glob(pattern))
+  if not paths:
     raise TaskError(f"{address} has no task: there is no {pattern} in it.")
-  return found
+  return paths
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ListedTask:
-  """A task on the hub; `spec` is None if it is unreadable."""
+  """A task on the hub; if it cannot be read, `spec` is None."""
 
   address: str
   spec: TaskSpec | None
@@ -51,7 +51,7 @@ class ListedTask:
 
 
 def listed(owner: str) -> list[ListedTask]:
-  """The tasks of an owner, of which only the headers are fetched."""
+  """List the tasks of an owner; only the headers of the files are fetched."""
   if not hub.is_owner(owner):
     raise TaskError(
       f"{brief(owner)} is no owner: expected the name of a user or an "
@@ -76,7 +76,7 @@ def _in_repository(api: Any, model: Any) -> Iterator[ListedTask]:
         )
       text = (header.metadata or {}).get(array_files.KEY)
       if text is None:
-        continue  # a model, or something else
+        continue  # the file is a model, or something else
       spec = manifest.parse(text, address).spec
       yield ListedTask(address=address, spec=spec)
     except TaskError as error:

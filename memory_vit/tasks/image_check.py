@@ -1,6 +1,6 @@
-"""Checks that images have the range that the model expects.
+"""Check that images have the range that the model expects.
 
-Images of 0 to 255, or with a NaN, would give logits like any others.
+Pixels in [0, 255], or a NaN, would otherwise give wrong logits silently.
 """
 
 import contextlib
@@ -15,12 +15,12 @@ from memory_vit.errors import DataError
 from memory_vit.model.trees import AnyArray
 
 Images = Float[AnyArray, "..."]
-# What rounding may add if images are resized after scaling; ours resizes first.
+# Largest accepted magnitude: resizing after scaling may round beyond 1.
 _BOUND = 1 + 1e-5
 
 
 def require_shape(images: Shaped[AnyArray, "..."], size: int) -> None:
-  """Raise `DataError` unless these are floats (b, size, size, 3)."""
+  """Raise `DataError` unless images are floats (b, size, size, 3)."""
   if images.shape[1:] != (size, size, 3) or not jnp.issubdtype(
     images.dtype, jnp.floating
   ):
@@ -31,20 +31,20 @@ def require_shape(images: Shaped[AnyArray, "..."], size: int) -> None:
 
 
 def begin(images: Images) -> Callable[[], None]:
-  """Begin to check that values are in [-1, 1]; the result waits and raises."""
+  """Begin to check that images are in [-1, 1]; the returned function raises."""
   if isinstance(images, jax.core.Tracer):
     return lambda: None
   if isinstance(images, np.ndarray):
     return lambda: _require(_within_on_host(images), images)
-  # The device checks before the program that follows, and runs that one while
-  # the answer is awaited.
+  # The check is enqueued before the model, so that the device runs the model
+  # while the host waits for the result of the check.
   with _now():
     within = _within(images)
   return lambda: _require(bool(within), images)
 
 
 def _within_on_host(images: Float[np.ndarray, "..."]) -> bool:
-  # With a NaN both are NaN, and no comparison holds.
+  # With a NaN, minimum and maximum are NaN, and both comparisons are false.
   return bool(
     images.min(initial=0) >= -_BOUND and images.max(initial=0) <= _BOUND
   )
@@ -64,11 +64,11 @@ def _require(within: bool, images: Images) -> None:
     with _now():
       least, greatest, nans, infinite = map(float, _describe(images))
   known = least <= greatest
-  found = f"values from {least:.6g} to {greatest:.6g}" if known else "no number"
+  text = f"values from {least:.6g} to {greatest:.6g}" if known else "no number"
   if nans or infinite:
-    found += f", {nans:.0f} NaN and {infinite:.0f} infinite"
+    text += f", {nans:.0f} NaN and {infinite:.0f} infinite"
   raise DataError(
-    f"images have {found}; expected finite values in [-1, 1]. mv.preprocess "
+    f"images have {text}; expected finite values in [-1, 1]. mv.preprocess "
     "makes them of files and of uint8 arrays; pixels x of 0 to 255 are scaled "
     "by (x - 127.5) / 127.5."
   )
@@ -77,7 +77,7 @@ def _require(within: bool, images: Images) -> None:
 def _describe_on_host(
   images: Float[np.ndarray, "..."],
 ) -> tuple[float, ...]:
-  """`_describe`, with nothing compiled, and nothing put on the device."""
+  """Compute `_describe` with NumPy, without compiling or using the device."""
   finite = images[np.isfinite(images)]
   return (
     float(finite.min(initial=np.inf)),
@@ -89,7 +89,7 @@ def _describe_on_host(
 
 @jax.jit
 def _describe(images: Float[Array, "..."]) -> tuple[Shaped[Array, ""], ...]:
-  """Range of finite values, and the numbers of NaN and infinite ones."""
+  """Return the range of finite values, and counts of NaN and infinite ones."""
   finite = jnp.isfinite(images)
   return (
     jnp.min(images, where=finite, initial=jnp.inf),
@@ -100,5 +100,5 @@ def _describe(images: Float[Array, "..."]) -> tuple[Shaped[Array, ""], ...]:
 
 
 def _now() -> contextlib.AbstractContextManager[None]:
-  """Compute at once, also while JAX traces a function of other arrays."""
+  """Return a context that runs eagerly, even while JAX traces a function."""
   return jax.ensure_compile_time_eval()

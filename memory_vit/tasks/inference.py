@@ -1,11 +1,11 @@
 """Compiled programs of a forward pass.
 
-`encode_program` is one executable for a backbone, whatever the tasks are: that
-is why the original outputs stay bitwise identical. `read_program` is small, and
-holds all that depends on the tasks.
+`encode_program` is one executable per backbone, whatever the tasks are, so that
+the original outputs stay bitwise identical. `read_program` is small, and
+computes everything that depends on the tasks.
 """
 
-# As text, `help` shows types by their short names.
+# Postpone annotations, so that `help` shows types by their short names.
 from __future__ import annotations
 
 import functools
@@ -34,7 +34,7 @@ def encode_program(
 def plain_program(
   params: Any, images: Float[Array, "b side side 3"], *, config: ViTConfig
 ) -> Float32[Array, "b c0"]:
-  """The original outputs alone: XLA leaves out what tasks would use."""
+  """Compute only the original outputs: XLA drops the unused context."""
   model = MemoryViT(config)
   return apply(model, {"backbone": params}, images, method="encode")[0]
 
@@ -55,7 +55,7 @@ def read_tasks(
   config: ViTConfig,
   specs: tuple[TaskSpec, ...],
 ) -> dict[str, Float32[Array, "b _"]]:
-  """`MemoryViT.read`, which training differentiates by `task_params`."""
+  """Run `MemoryViT.read`; training differentiates it by `task_params`."""
   params = {"backbone": backbone_params, "tasks": task_params}
   model = MemoryViT(config, specs)
   return apply(model, params, context, method="read")
@@ -69,7 +69,7 @@ def read_program(
   *,
   config: ViTConfig,
 ) -> Float32[Array, "b t c"]:
-  """`MemoryViT.read_slots`; compiled once for all tasks that fit the slots."""
+  """Run `MemoryViT.read_slots`, compiled once for tasks that fit the slots."""
   model, params = MemoryViT(config), {"backbone": backbone_params}
   return apply(model, params, slots, context, method="read_slots")
 
@@ -82,6 +82,6 @@ def memory_program(
   *,
   config: ViTConfig,
 ) -> Cells:
-  """Keys and values of memory, the same for all images."""
+  """Compute keys and values of memory, which are the same for all images."""
   model, params = MemoryViT(config), {"backbone": backbone_params}
   return apply(model, params, memory, norm, method="keys_values")

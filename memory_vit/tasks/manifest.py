@@ -1,7 +1,7 @@
 """`task.json`: the untrusted description of a saved task.
 
-format_version  of the task, in a directory or in one file
-sha256          of all the rest, so that no bit of it changes unnoticed
+format_version  version of the format, in a directory or in one file
+sha256          SHA-256 of all other keys, so that every change is noticed
 spec            `TaskSpec`
 arrays          shape, type and SHA-256 of every array, by name
 provenance      how the task was made, for people
@@ -30,14 +30,15 @@ from memory_vit.tasks.array_files import StoredArray
 FORMAT_VERSION = 2
 FILE = "task.json"
 
-# 5,000 classes with their names and results need 1 MB.
+# Maximum size of `task.json`: 5,000 classes with their results take 1 MB.
 MAX_FILE_BYTES = 8 * 2**20
 MAX_ARRAYS = 4096
-# Of all arrays: a head of 21,843 classes on H/14 has 112 MB. A task with a
-# whole backbone may be as large as one, see `stored_arrays.MAX_BYTES`.
+# Maximum size of all arrays: a head of 21,843 classes on H/14 has 112 MB. With
+# a whole backbone, a task may be as large as `stored_arrays.MAX_BYTES`.
 MAX_BYTES = 2**30
 MAX_BACKBONE_BYTES = 16 * 2**30
-# Far beyond what anybody trains, and small enough to compute with.
+# Maximum integer and image side in a spec: far more than any task needs, and
+# small enough to compute with.
 MAX_COUNT = 2**24
 MAX_SIDE = 4096
 _MAX_AXES = 8
@@ -45,10 +46,11 @@ _MAX_DEPTH = 32
 _MAX_TEXT = 10_000
 _MAX_NAME = 200
 _MAX_UNIT = 40
-# Of means and standard deviations: a value of any float32 output is finite.
+# Bound of means and standard deviations, with which mean + std * output is
+# finite for every float32 output.
 MAX_SCALE = 1e30
 _MAX_TEMPERATURE = 1e4
-# Python writes only numbers of 4,300 digits, and has no float of 309.
+# Bound of integers: Python prints at most 4,300 digits, and a float holds 309.
 _MAX_NUMBER = 10**100
 
 _KEYS = (
@@ -64,15 +66,15 @@ class Manifest:
   """The checked content of `task.json`."""
 
   spec: TaskSpec
-  # Of such a task, on some backbone.
+  # Names and shapes match `spec` on a backbone of some width and depth.
   arrays: Mapping[str, StoredArray]
-  # As saved; nothing in it is checked.
+  # Provenance is read as it was saved: its content is not checked.
   provenance: Mapping[str, Any]
 
 
 def to_text(manifest: Manifest, where: str) -> str:
-  """The content of the `task.json` at `where`; refuses what `read` would."""
-  # As JSON will read it: tuples become lists, keys texts.
+  """Return the text of the `task.json` at `where`; check it as `read` does."""
+  # Convert to what JSON will return: tuples become lists, keys become strings.
   values = json.loads(json.dumps(dataclasses.asdict(manifest)))
   values = {"format_version": FORMAT_VERSION, **values}
   signed = {**values, "sha256": digest(values)}
@@ -85,7 +87,7 @@ def to_text(manifest: Manifest, where: str) -> str:
 
 
 def digest(values: Mapping[str, Any]) -> str:
-  """SHA-256 over all values of a `task.json` but "sha256", in any order."""
+  """Return the SHA-256 of all values but "sha256", in any order of the keys."""
   rest = {key: value for key, value in values.items() if key != "sha256"}
   text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
   return hashlib.sha256(text.encode()).hexdigest()
@@ -101,11 +103,11 @@ def read(path: Path) -> Manifest:
     else:
       text = array_files.read_file(file, MAX_FILE_BYTES).decode("utf-8")
   except (FileNotFoundError, NotADirectoryError):
-    what = "there is no such file" if is_file else "it has no task.json"
+    problem = "there is no such file" if is_file else "it has no task.json"
     if path.is_file():
-      what = "it is a file"
+      problem = "it is a file"
     raise TaskError(
-      f"{path} is not a task: {what}. Expected a directory that memory_vit "
+      f"{path} is not a task: {problem}. Expected a directory that memory_vit "
       "exported, such as WORKDIR/tasks/NAME, or a .safetensors file of one."
     ) from None
   except (OSError, UnicodeDecodeError) as error:
@@ -114,7 +116,7 @@ def read(path: Path) -> Manifest:
 
 
 def parse(text: str, where: str) -> Manifest:
-  """Check the text of a `task.json`, that of the file `where`."""
+  """Parse and check the text of a `task.json`; errors name it `where`."""
   try:
     values = json_files.strict_json(text)
   except (ValueError, RecursionError) as error:
@@ -128,7 +130,7 @@ def _unreadable(where: str, error: Exception) -> TaskError:
 
 
 def check(values: Any, where: str) -> Manifest:
-  """Make a `Manifest` of any JSON values, those of the file `where`."""
+  """Make a `Manifest` from untrusted JSON values; errors name it `where`."""
   _require_plain(values, where, _MAX_DEPTH)
   _require_version(values, where)
   schema.require_keys(values, _KEYS, where, TaskError)
@@ -153,14 +155,14 @@ def check(values: Any, where: str) -> Manifest:
 
 
 def _with_fitted(spec: Any) -> Any:
-  """What earlier versions of this format did not state: nothing was fitted."""
+  """Add fields that older files lack, with their values for "not fitted"."""
   if isinstance(spec, dict) and isinstance(spec.get("kind"), dict):
     return {**spec, "kind": {**FITTED, **spec["kind"]}}
   return spec
 
 
 def _require_plain(value: Any, where: str, depth: int) -> None:
-  """Refuse deep nesting, huge numbers, and long or broken texts."""
+  """Raise `TaskError` for deep nesting, huge integers, long or invalid text."""
   if depth == 0:
     raise TaskError(f"{where} is nested more than {_MAX_DEPTH} levels deep.")
   if isinstance(value, int):
@@ -199,20 +201,20 @@ def _require_version(values: Any, where: str) -> None:
 def _mapping(
   values: Mapping[str, Any], key: str, where: str, most: int
 ) -> dict[str, Any]:
-  found = values[key]
-  if not isinstance(found, dict):
+  value = values[key]
+  if not isinstance(value, dict):
     raise TaskError(
-      f"{where}: {key} is {messages.brief(found)}, expected an object."
+      f"{where}: {key} is {messages.brief(value)}, expected an object."
     )
-  if len(found) > most:
+  if len(value) > most:
     raise TaskError(
-      f"{where}: {key} has {len(found)} entries, expected at most {most}."
+      f"{where}: {key} has {len(value)} entries, expected at most {most}."
     )
-  return found
+  return value
 
 
 def _checked_path(name: str, where: str) -> str:
-  """Raise unless a name is a plain relative path without ".."."""
+  """Return a name; raise unless it is a plain relative path without ".."."""
   if not _PATH.fullmatch(name) or len(name) > _MAX_NAME:
     raise TaskError(
       f"{where}: {messages.brief(name)} is no name: expected up to 8 parts of "
@@ -230,7 +232,7 @@ def _require_sha256(value: Any, where: str) -> None:
 
 
 def _require_possible(spec: TaskSpec, where: str) -> None:
-  """Refuse numbers that are used before they are compared with a backbone."""
+  """Check the numbers of a spec that are used before its backbone is known."""
   for field in dataclasses.fields(spec):
     value = getattr(spec, field.name)
     if type(value) is int and value > MAX_COUNT:
@@ -249,12 +251,12 @@ def _require_possible(spec: TaskSpec, where: str) -> None:
   if len(spec.backbone.variant) > 100 or len(spec.backbone.gelu) > 100:
     raise TaskError(f"{backbone} has a name of more than 100 characters.")
   for i, sha256 in enumerate(spec.parent_digests):
-    if sha256:  # "" if it is not known
+    if sha256:  # an unknown digest is ""
       _require_sha256(sha256, f"{where}: spec.parent_digests[{i}]")
 
 
 def _require_kind(kind: TaskKind, where: str) -> None:
-  """Refuse numbers of which no answer could be made, and long units."""
+  """Raise `TaskError` for fitted numbers out of range, and for long units."""
   for name, low, high in (
     ("thresholds", 0, 1),
     ("mean", -MAX_SCALE, MAX_SCALE),
@@ -279,7 +281,7 @@ def _require_kind(kind: TaskKind, where: str) -> None:
 def _require_sizes(
   arrays: Mapping[str, StoredArray], spec: TaskSpec, where: str
 ) -> None:
-  """Refuse arrays that take too much memory."""
+  """Raise `TaskError` for arrays that would take too much memory."""
   claimed = 0
   for name, array in arrays.items():
     if len(array.shape) > _MAX_AXES or min(array.shape, default=0) < 0:
@@ -287,7 +289,7 @@ def _require_sizes(
         f"{where}: the shape of {name} is {messages.brief(array.shape)}."
       )
     _require_sha256(array.sha256, f"{where}: arrays.{name}.sha256")
-    # An empty axis must not hide the others.
+    # Count an empty axis as 1, so that it does not hide the other axes.
     claimed += 4 * math.prod(max(1, axis) for axis in array.shape)
   holds_backbone = spec.learned.holds_backbone
   most = MAX_BACKBONE_BYTES if holds_backbone else MAX_BYTES
@@ -301,8 +303,8 @@ def _require_sizes(
 def _require_fit(
   arrays: Mapping[str, StoredArray], spec: TaskSpec, where: str
 ) -> None:
-  """Raise unless the arrays can be those of such a task, on some backbone."""
-  # 0 if no array has this length: then no part of the regime uses it.
+  """Raise `TaskError` unless the arrays match `spec` on some backbone."""
+  # A length stays 0 if no part of the regime has an array with this length.
   axes = dict.fromkeys(Axes._fields, 0)
   for part in spec.learned.parts:
     for length, name in part.lengths.items():
@@ -311,7 +313,7 @@ def _require_fit(
   depth = axes["depth"] or axes["memory"]
   shapes = spec.expected_shapes(axes["width"], depth, axes["summary"])
   expected = trees.flatten(shapes)
-  # Its own backbone is compared once the one that it was trained on is known.
+  # A backbone in the task is compared once its original backbone is loaded.
   holds_backbone = spec.learned.holds_backbone
   described = {
     name: array

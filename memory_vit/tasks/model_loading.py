@@ -1,4 +1,4 @@
-"""Load a backbone, and tasks to run on it."""
+"""Load a backbone, and the tasks to run on it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def load_model(
   image_size: int | None = None,
 ) -> tuple[backbones.Backbone, tuple[task_sets.Task, ...]]:
   """Load tasks, and the backbone at their image size and with their GELU."""
-  # `any_regime`: one task alone may be of a regime that composes with nothing.
-  found = find.find_tasks(tasks)
-  if not found:
+  # `any_regime` allows a single task of a regime that cannot share a pass.
+  saved_tasks = find.find_tasks(tasks)
+  if not saved_tasks:
     return load.load_backbone(backbone, image_size, dtype), ()
-  specs = [described.spec for _, described in found]
-  if len(found) > 1 or not any_regime:  # no backbone is fetched for nothing
+  specs = [described.spec for _, described in saved_tasks]
+  if len(saved_tasks) > 1 or not any_regime:  # before a backbone is fetched
     compose.require_specs_fit(specs)
   wanted = specs[0].backbone
   if image_size not in (None, wanted.image_size):
@@ -34,11 +34,12 @@ def load_model(
       f"{wanted.image_size}: leave it out."
     )
   published = load.read_published(backbone)
-  # If a source states another GELU, it is another backbone.
+  # A GELU that the source states is not overridden: if the tasks have another
+  # one, they belong to another backbone.
   gelu = None if published.states_config else wanted.gelu
   loaded = backbones.rounded(
     load.to_backbone(published, wanted.image_size, dtype, gelu=gelu)
   )
-  read = tuple(store.load_described(*one, loaded) for one in found)
+  read = tuple(store.load_described(*saved, loaded) for saved in saved_tasks)
   compose.require_one_pass(read)
   return loaded, read

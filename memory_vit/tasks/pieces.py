@@ -1,7 +1,7 @@
 """Compiled programs that a CPU runs on a few images at a time.
 
-The activations of a large batch leave the caches of a CPU: sixteen images in an
-L/14 take 30 % less time in pieces of two (float32; docs/reference/costs.md).
+The activations of a large batch exceed the caches of a CPU: sixteen images in
+an L/14 take 30 % less time in pieces of two (float32; docs/reference/costs.md).
 """
 
 import functools
@@ -16,8 +16,9 @@ from memory_vit.model.vit_config import ViTConfig
 from memory_vit.runtime import sharding
 
 _Outputs = TypeVar("_Outputs")
-# Bytes of the widest activations of a piece, an MLP's. With 32 MiB of shared
-# cache, in float32, twice that is 6 to 14 % slower, half as fast within 2 %.
+# Maximum size of a piece's widest activations, those of an MLP. With 32 MiB of
+# shared cache, in float32, a pass with twice this size takes 6 to 14 % longer;
+# with half of it, the time changes by less than 2 %.
 _BYTES = 12 * 2**20
 
 
@@ -25,7 +26,7 @@ class ImageProgram(Generic[_Outputs]):
   """A compiled function of a backbone's parameters and images."""
 
   def __init__(self, function: Callable[..., _Outputs]) -> None:
-    """`function(params, images, config=)` gives arrays with a row per image."""
+    """`function(params, images, config=)` must return a row per image."""
     functools.update_wrapper(self, function)
 
     def run(
@@ -35,7 +36,7 @@ class ImageProgram(Generic[_Outputs]):
         functools.partial(function, params, config=config), images, piece
       )
 
-    run.__name__ = function.__name__  # as logs and profiles show it
+    run.__name__ = function.__name__  # the name in logs and profiles
     self.compiled = jax.jit(run, static_argnames=("config", "piece"))
 
   def __call__(
@@ -52,9 +53,9 @@ class ImageProgram(Generic[_Outputs]):
 def images_in_piece(
   params: Any, images: Float[AnyArray, "b side side 3"], config: ViTConfig
 ) -> int | None:
-  """A divisor of b: the images that a program runs at once; None for all."""
-  # Other devices want large batches, a mesh splits them itself, and what JAX
-  # traces for an export may run on any device.
+  """Return how many images to run at once, a divisor of b; None means all."""
+  # Other devices are fast with large batches, a mesh splits batches itself, and
+  # a traced function may be exported to any device.
   if not sharding.on_one_cpu([images, *jax.tree.leaves(params)[:1]]):
     return None
   batch = images.shape[0]
@@ -63,7 +64,7 @@ def images_in_piece(
   if batch <= most:
     return None
   divisor = max(k for k in range(1, most + 1) if not batch % k)
-  # Products of few rows are slow: without a divisor nearby the batch is whole.
+  # Matrix products with few rows are slow, so small pieces are avoided.
   return divisor if 2 * divisor >= most else None
 
 
@@ -75,5 +76,5 @@ def _in_pieces(
   if piece is None:
     return run(images)
   batch, *shape = images.shape
-  found = jax.lax.map(run, images.reshape(batch // piece, piece, *shape))
-  return jax.tree.map(lambda a: a.reshape(batch, *a.shape[2:]), found)
+  outputs = jax.lax.map(run, images.reshape(batch // piece, piece, *shape))
+  return jax.tree.map(lambda a: a.reshape(batch, *a.shape[2:]), outputs)

@@ -1,10 +1,10 @@
 """Run tasks on images: encode an image once, and run each task on its context.
 
-Behind a `Program` are slots, of tasks that share a pass of the backbone, or the
-parameters of tasks that have one of their own. Callers do not ask which.
+A `Program` holds slots, for tasks that share a pass of the backbone, or the
+parameters of tasks that need their own pass. Callers do not distinguish them.
 """
 
-# As text, `help` shows types by their short names.
+# Postpone annotations, so that `help` shows types by their short names.
 from __future__ import annotations
 
 import dataclasses
@@ -43,32 +43,33 @@ from memory_vit.tasks.split_forward import (
 )
 
 
+# No `==`, which is ambiguous for arrays, and no repr, which would print them.
 @functools.partial(
   jax.tree_util.register_dataclass,
   data_fields=["slots", "alone"],
   meta_fields=[],
 )
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)  # it holds arrays
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Program:
-  """Tasks that are ready to run on a backbone, compiled for sizes of slots.
+  """Tasks that are ready to run on a backbone, in slots of fixed sizes.
 
-  A tree of arrays for JAX: other tasks of these sizes compile nothing.
+  It is a tree of arrays for JAX: tasks of the same sizes do not recompile it.
   """
 
-  # Tasks that compose; None without any.
+  # Tasks that share the pass of the backbone; None if there are none.
   slots: Slots | None = None
-  # Tasks that share another pass: probes, or one that changes the computation
-  # of the backbone.
+  # Tasks that run in another pass: probes, which share one, or one task that
+  # changes what the backbone computes.
   alone: tuple[Task, ...] = ()
 
   @property
   def composes(self) -> bool:
-    """Whether all tasks share one pass, with the original outputs."""
+    """Whether all tasks share the pass that computes the original outputs."""
     return not self.alone
 
   @property
   def heads(self) -> dict[str, tuple[int, int]]:
-    """{task name: (its place among all logits, number of its classes)}."""
+    """{task name: (row of its logits in `stacked`, number of its classes)}."""
     if self.slots is None:
       return {task.name: (0, task.spec.num_classes) for task in self.alone}
     slots = self.slots
@@ -79,7 +80,7 @@ class Program:
 
   @functools.cached_property
   def shapes(self) -> Hashable:
-    """What compiled programs depend on, beside the backbone and the images."""
+    """Key of the compiled programs for a given backbone and shape of images."""
     params = self.slots.arrays if self.slots else [t.params for t in self.alone]
     leaves, structure = jax.tree.flatten(params)
     shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
@@ -88,23 +89,23 @@ class Program:
   def __call__(
     self, backbone: Backbone, images: Float[Array, "b side side 3"]
   ) -> Logits:
-    """Run all tasks, and the backbone if they compose or there is none."""
-    found: Logits = {}
+    """Run all tasks; add the original outputs, unless all tasks run `alone`."""
+    logits: Logits = {}
     if self.slots or not self.alone:
       outputs, context = _encode(backbone, images)
-      found = {BACKBONE: outputs, **self._read_slots(backbone, context)}
-      del context  # the largest array
+      logits = {BACKBONE: outputs, **self._read_slots(backbone, context)}
+      del context  # free the largest array
     if self.alone:
       split = make_split_forward(backbone.config, self._alone_specs)
       frozen = {"backbone": backbone.params, "tasks": {}}
-      found |= self._read_alone(backbone, split.prepare(frozen, images))
-    return found
+      logits |= self._read_alone(backbone, split.prepare(frozen, images))
+    return logits
 
   def read(self, backbone: Backbone, inputs: Any) -> Logits:
-    """Run tasks on what `SplitForward.prepare` made, such as a context."""
+    """Run tasks on the output of `SplitForward.prepare`, such as a context."""
     if self.alone:
       return self._read_alone(backbone, inputs)
-    if isinstance(inputs, Mapping):  # the features of heads alone
+    if isinstance(inputs, Mapping):  # the features, if all tasks are heads
       inputs = Context((), inputs["pooled"])
     return self._read_slots(backbone, inputs)
 
@@ -116,9 +117,9 @@ class Program:
     tasks: bool,
     original: bool,
   ) -> tuple[Float32[Array, "b *t c"] | None, Float32[Array, "b c0"] | None]:
-    """Logits of all places at once, see `heads`, and the original outputs."""
-    # No program depends on which places are taken. A task that does not compose
-    # has one place, without its axis.
+    """Return logits of all slots (rows as in `heads`), and original outputs."""
+    # Compiled programs do not depend on which slots are taken. A task that runs
+    # `alone` has logits (b, c), without the axis of slots.
     outputs = logits = None
     if tasks and self.alone:
       [logits] = self(backbone, images).values()
@@ -140,7 +141,7 @@ class Program:
 
   @property
   def _alone_specs(self) -> tuple[TaskSpec, ...]:
-    """Specs without names: one program for all tasks of one shape."""
+    """Specs without names, so that all tasks of one shape share a program."""
     return tuple(
       dataclasses.replace(
         task.spec.for_programs,
@@ -153,14 +154,14 @@ class Program:
     )
 
   def _read_alone(self, backbone: Backbone, inputs: Any) -> Logits:
-    found = logits_program(
+    logits = logits_program(
       {str(i): task.params for i, task in enumerate(self.alone)},
       {"backbone": backbone.params, "tasks": {}},
       inputs,
       config=backbone.config,
       specs=self._alone_specs,
     )
-    return {task.name: found[str(i)] for i, task in enumerate(self.alone)}
+    return {task.name: logits[str(i)] for i, task in enumerate(self.alone)}
 
 
 def make_program(
@@ -171,7 +172,7 @@ def make_program(
   cells: int = 0,
   classes: int = 0,
 ) -> Program:
-  """Make tasks of any regime ready; the minimum sizes are of `fill_slots`."""
+  """Make a `Program` of tasks of any regime; for sizes, see `fill_slots`."""
   tasks = task_tuple(tasks)
   for task in tasks:
     require_backbone(task.spec, backbone.id)
@@ -188,7 +189,7 @@ def make_program(
 def place_tasks(
   backbone: Backbone, tasks: Mapping[int, Task], sizes: SlotSizes
 ) -> Program:
-  """Make tasks ready that come and go: see `place_in_slots`."""
+  """Make a `Program` of {slot: task}, a changing set; see `place_in_slots`."""
   alone = tuple(t for t in tasks.values() if not t.spec.learned.composes)
   if alone:
     return Program(alone=jax.device_put(alone))
@@ -206,19 +207,19 @@ def encode(
   Args:
     backbone: the frozen ViT.
     images: in [-1, 1], as `preprocess` makes them; side is the image size of
-      the backbone. Images scaled to [0, 1] by mistake cannot be told from
-      bright ones.
-    check: whether values are checked, which costs next to nothing; False also
-      allows other values. Under a trace of JAX nothing is checked.
+      the backbone. Images scaled to [0, 1] by mistake are not detected.
+    check: whether to check the values of images, which costs next to nothing;
+      False allows any values. While JAX traces, nothing is checked.
 
   Returns:
-    Its outputs, the logits of its head or, without a head, its features; and
-    the context that tasks attend to. Within a `jax.jit` of the caller they may
-    differ by rounding: that is another program, which runs a large batch whole.
+    The outputs of the backbone: the logits of its head or, without a head, its
+    features; and the context that tasks attend to. Within a `jax.jit` of the
+    caller they may differ by rounding, because XLA compiles another program,
+    which does not split large batches.
 
   Raises:
-    DataError: for images of another shape or type, with values outside [-1, 1]
-      or that are not finite.
+    DataError: if images have another shape or type, or values that are not
+      finite or outside [-1, 1].
   """
   images, refuse = accept_images(backbone, images, check)
   encoded = _encode(backbone, images)
@@ -232,23 +233,23 @@ def read(
   """Run tasks on a context.
 
   Args:
-    backbone: the one that made the context.
+    backbone: the backbone that computed the context.
     tasks: a task, a sequence or generator of tasks, or {name: task}; in any
-      order, all that they attend to among them. Or the result of `fill_slots`,
-      which saves filling slots in every call.
+      order, with all tasks that they attend to. Or the result of `fill_slots`,
+      so that slots are not filled in every call.
     context: from `encode`.
 
   Returns:
     {task name: logits (b, c)}.
 
   Raises:
-    TaskError: for tasks of another backbone, or that do not fit together.
+    TaskError: if tasks are of another backbone, or do not fit together.
   """
   return Program(in_slots(backbone, tasks)).read(backbone, context)
 
 
 def in_slots(backbone: Backbone, tasks: TasksLike | Slots) -> Slots | None:
-  """Tasks in slots of the size that they need; None if there is no task."""
+  """Put tasks into slots of the sizes they need; return None without tasks."""
   if not isinstance(tasks, Slots):
     tasks = task_tuple(tasks)
     if not tasks:
@@ -326,6 +327,6 @@ def _read_places(
 
 
 def _params(backbone: Backbone, inputs: Any) -> dict[str, Any]:
-  """The parameters for a program, in a trace as they are."""
-  # An export may run on another device, and holds them once.
+  """Return parameters for a program, adapted to the device unless traced."""
+  # An export may run on another device, and must not store adapted copies.
   return backbone.params if trees.is_traced(inputs) else backbone.for_programs

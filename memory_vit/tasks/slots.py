@@ -1,6 +1,6 @@
-"""Tasks in slots: sizes are rounded up, so that programs compile rarely."""
+"""Tasks in slots of rounded sizes, so that programs rarely recompile."""
 
-# As text, `help` shows types by their short names.
+# Postpone annotations, so that `help` shows types by their short names.
 from __future__ import annotations
 
 import dataclasses
@@ -38,15 +38,15 @@ from memory_vit.tasks.compose import TasksLike, require_fit, task_tuple
   data_fields=["arrays"],
   meta_fields=["specs", "places"],
 )
-@dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
+@dataclasses.dataclass(frozen=True, eq=False)  # == of arrays is ambiguous
 class Slots:
   """A set of tasks in slots, ready to run on a backbone; see `fill_slots`.
 
-  It is a tree of arrays for JAX, as `Task` is: the rest is static.
+  Like `Task`, it is a tree of arrays for JAX; all but `arrays` is static.
 
   Attributes:
-    specs: of the tasks.
-    places: the row of each among the logits; the other rows are of empty slots.
+    specs: specs of the tasks.
+    places: row of each task in the logits; other rows belong to empty slots.
     arrays: parameters, with the keys and values of memory.
   """
 
@@ -68,14 +68,14 @@ class Slots:
 
 
 def first_free(spec: TaskSpec, taken: Collection[int]) -> int:
-  """The first slot for a task: 0, 1, ..., or -1, -2, ... for a head."""
-  # Heads have no token: their slots are others, and no pass pays for both.
+  """Return the first free slot: 0, 1, ..., or -1, -2, ... for a head."""
+  # Heads have separate slots, because they need no token in the task stream.
   slots = (~i if spec.learned.on_pooled else i for i in itertools.count())
   return next(slot for slot in slots if slot not in taken)
 
 
 def suits(slot: int, spec: TaskSpec) -> bool:
-  """Whether a task of this spec may lie in a slot."""
+  """Return whether a slot is of the type that a task needs."""
   return (slot < 0) == spec.learned.on_pooled
 
 
@@ -92,11 +92,11 @@ class SlotSizes:
   """Sizes of slots, for which programs are compiled."""
 
   slots: int
-  # Slots of heads, which no pass has before there is a head.
+  # Number of slots for heads; programs leave them out if there is no head.
   heads: int
-  # Tasks that one task attends to.
+  # Maximum number of tasks that one task attends to.
   parents: int
-  # (part, the room that it has in the slots), see `Part.room`
+  # Pairs of a part and its room in the slots, see `Part.room`.
   rooms: tuple[tuple[str, Any], ...]
 
   @classmethod
@@ -109,13 +109,13 @@ class SlotSizes:
     classes: int = 0,
     parts: Iterable[str] = (),
   ) -> SlotSizes:
-    """Sizes that hold no task yet: see `holding`."""
+    """Return minimum sizes, to be enlarged for tasks by `holding`."""
     rooms = {"memory": cells, "head": classes}
     rooms |= {name: PARTS[name].room(()) for name in parts}
     return cls(slots, slots, parents, tuple(rooms.items()))
 
   def holding(self, tasks: Mapping[int, Task]) -> SlotSizes:
-    """The same sizes, or larger ones in which these tasks fit, rounded up."""
+    """Return rounded sizes in which tasks fit, at least as large as these."""
     composing = {
       slot: task.spec
       for slot, task in tasks.items()
@@ -151,23 +151,23 @@ def fill_slots(
 
   The keys and values of their memory are computed here, once. Shapes are
   rounded up to 1, 2, 4, 8, then multiples of 8 slots; multiples of 8 cells;
-  multiples of 128 classes. While these stay the same, other tasks compile
-  nothing, and the logits of a task in its slot are bitwise identical whatever
-  the other slots hold.
+  multiples of 128 classes. Other tasks with the same rounded shapes need no
+  recompiling, and the logits of a task in its slot are bitwise identical
+  whatever the other slots hold.
 
   Args:
     backbone: the frozen ViT.
     tasks: a task, a sequence or generator of tasks, or {name: task}; at least
       one, and all that they attend to must be among them.
-    slots: t, at least; of heads, which have no token, as many again.
-    cells: m, at least.
-    classes: c, at least.
+    slots: t, the minimum number of slots with a token; as many for heads.
+    cells: m, the minimum number of cells.
+    classes: c, the minimum number of classes.
 
   Returns:
-    What `read` and `forward` take in place of the tasks.
+    Slots that `read` and `forward` accept in place of the tasks.
 
   Raises:
-    TaskError: for tasks of another backbone, or that do not fit together.
+    TaskError: if tasks are of another backbone, or do not fit together.
   """
   tasks = task_tuple(tasks)
   if not tasks:
@@ -194,11 +194,11 @@ def fill_slots(
 def place_in_slots(
   backbone: Backbone, tasks: Mapping[int, Task], sizes: SlotSizes
 ) -> Slots:
-  """`fill_slots` into slots {slot: task}; bitwise identical.
+  """Fill given slots, {slot: task}; bitwise identical to `fill_slots`.
 
-  `sizes` are those of `SlotSizes.holding` for these tasks.
+  `sizes` come from `SlotSizes.holding` for these tasks.
   """
-  # Stacked on the host, where nothing is compiled.
+  # Stack the parameters on the host, so that nothing is compiled.
   params = {slot: on_host(task.params) for slot, task in tasks.items()}
   axes = Axes.of(backbone.config)
   stacked = _stack(params, _mask(tasks, sizes), sizes, axes, np)
@@ -210,7 +210,7 @@ def on_host(tree: Any) -> Any:
 
 
 def _mask(tasks: Mapping[int, Task], sizes: SlotSizes) -> TaskMask | None:
-  """The mask of the task stream; None if all tasks are heads."""
+  """Return the mask of the task stream; None if all tasks are heads."""
   streamed = {i: task.spec for i, task in tasks.items() if i >= 0}
   if tasks and not streamed:
     return None
@@ -242,7 +242,7 @@ def _stack(
   return arrays._replace(heads=stacked)
 
 
-# In one program, and not one for each operation.
+# Compile the stacking as one program, instead of one for each operation.
 _stack_program = jax.jit(_stack, static_argnums=(2, 3))
 
 

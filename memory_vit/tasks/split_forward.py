@@ -1,7 +1,7 @@
-"""Forward pass of training, cut in front of the first trained parameter.
+"""Forward pass of training, split in front of the first trained parameter.
 
-To the training loop a regime is two functions, of which only the second is
-differentiated: nothing is back-propagated through what is frozen.
+For the training loop a regime is two functions, and only the second one is
+differentiated: gradients are not propagated through frozen computations.
 """
 
 import dataclasses
@@ -25,12 +25,12 @@ from memory_vit.tasks.inference import (
   summary_program,
 )
 
-# {name: logits (b, c)}
+# {task name: logits (b, c)}
 Logits = dict[str, Float32[Array, "b _"]]
 
 
-# (frozen, images) -> inputs of the trained part. Frozen is {"backbone":
-# parameters, "tasks": {name: parameters of tasks that are attended to}}.
+# (frozen, images) -> inputs of the trained part. `frozen` is {"backbone":
+# parameters, "tasks": {name: parameters of a task that is attended to}}.
 FrozenPass = Callable[[Any, Float[Array, "b side side 3"]], Any]
 
 
@@ -39,15 +39,15 @@ class SplitForward:
   """A forward pass in two functions."""
 
   prepare: FrozenPass  # runs without a gradient
-  # (trained, frozen, inputs) -> logits of every name in `trained`, {name: task
-  # parameters}; a pure function.
+  # A pure function, (trained, frozen, inputs) -> logits of the trained tasks.
+  # `trained` is {name: parameters}.
   logits: Callable[[Any, Any, Any], Logits]
 
 
 def make_split_forward(
   config: ViTConfig, specs: tuple[TaskSpec, ...]
 ) -> SplitForward:
-  """Split the forward pass of tasks; several only if they share a pass."""
+  """Split the forward pass of tasks; raise `TaskError` if they share none."""
   prepare = frozen_pass(config, [spec.learned for spec in specs])
   if specs[-1].learned.has_token:
     return SplitForward(prepare, _masked(config, specs))
@@ -62,11 +62,11 @@ def make_split_forward(
 
 
 def frozen_pass(config: ViTConfig, regimes: Sequence[Regime]) -> FrozenPass:
-  """The function in front of the first trained parameter of some regimes.
+  """Return the function that computes the inputs of the trained part.
 
-  It returns the context of the backbone for masked regimes; {"pooled": (b, d),
-  "layers": (b, n, d)} for heads and probes, as far as they read it; the images
-  for regimes that train what the backbone computes.
+  Its outputs are the context of the backbone for masked regimes; those of
+  "pooled" (b, d) and "layers" (b, n, d) that are needed for heads and probes;
+  the images for regimes that change what the backbone computes.
   """
   if regimes[-1].has_token:
     return lambda frozen, images: encode_program(
@@ -79,12 +79,12 @@ def frozen_pass(config: ViTConfig, regimes: Sequence[Regime]) -> FrozenPass:
   def features(
     frozen: Any, images: Float[Array, "b side side 3"]
   ) -> dict[str, Array]:
-    params, found = frozen["backbone"], {}
+    params, outputs = frozen["backbone"], {}
     if "pooled" in columns:
-      found["pooled"] = encode_program(params, images, config=vit)[0]
+      outputs["pooled"] = encode_program(params, images, config=vit)[0]
     if "layers" in columns:
-      found["layers"] = summary_program(params, images, config=vit)
-    return found
+      outputs["layers"] = summary_program(params, images, config=vit)
+    return outputs
 
   return features
 
@@ -92,7 +92,7 @@ def frozen_pass(config: ViTConfig, regimes: Sequence[Regime]) -> FrozenPass:
 def _masked(
   config: ViTConfig, specs: tuple[TaskSpec, ...]
 ) -> Callable[[Any, Any, Any], Logits]:
-  """Masked tasks: the backbone is frozen, the task stream is trained."""
+  """Return the logits function of masked tasks: the task stream is trained."""
 
   def logits(trained: Any, frozen: Any, context: Any) -> Logits:
     tasks = {**frozen["tasks"], **trained}
@@ -107,7 +107,7 @@ def _masked(
 def _on_features(
   trained: Any, frozen: Any, features: dict[str, Array]
 ) -> Logits:
-  """Heads on {"pooled": (b, d)} and probes on {"layers": (b, n, d)}."""
+  """Return logits of heads on "pooled" (b, d), probes on "layers" (b, n, d)."""
   del frozen
   return {
     name: head_logits(
@@ -123,7 +123,7 @@ def _on_features(
 def _fine_tuned(
   config: ViTConfig, spec: TaskSpec
 ) -> Callable[[Any, Any, Any], Logits]:
-  """A task that changes the backbone stream: all of it is differentiated."""
+  """Return the logits function of a task that changes the backbone's stream."""
   model = MemoryViT(headless(config))
 
   def logits(
@@ -149,10 +149,10 @@ def logits_program(
   config: ViTConfig,
   specs: tuple[TaskSpec, ...],
 ) -> Logits:
-  """`SplitForward.logits`, for evaluation."""
+  """Run `SplitForward.logits`, for evaluation."""
   return make_split_forward(config, specs).logits(trained, frozen, inputs)
 
 
 def headless(config: ViTConfig) -> ViTConfig:
-  """The ViT up to the features in front of its head."""
+  """Return the configuration of a ViT that ends before its head."""
   return dataclasses.replace(config, num_classes=0, representation_size=0)

@@ -1,14 +1,14 @@
 """Save, load and describe tasks.
 
-A saved task is a directory, and nothing else is in it:
+A saved task is a directory with exactly two files:
 
-  task.json            what it is, readable: see `manifest`
+  task.json            the description of the task: see `manifest`
   arrays.safetensors   the parameters: see `array_files`
 
 or one file, NAME.safetensors, with both.
 """
 
-# As text, `help` shows jax.Array by its name.
+# Postpone annotations, so that `help` shows jax.Array by its short name.
 from __future__ import annotations
 
 import dataclasses
@@ -35,8 +35,8 @@ from memory_vit.tasks.manifest import Manifest
 
 
 def _written(path: Path) -> Collection[str]:
-  """The files of a task, if it is one."""
-  # In a bucket, half a task remains of a killed process.
+  """Return the names of the files of a task; () if `path` is not a task."""
+  # In a bucket, a killed process may leave a task without task.json.
   is_task = bucket.is_in(path) or (path / manifest.FILE).is_file()
   return (manifest.FILE, array_files.FILE) if is_task else ()
 
@@ -47,19 +47,19 @@ _DIRECTORY = OutputDirectory("the path", _written, TaskError)
 def save_task(
   task: Task, path: str | os.PathLike[str], *, format: str | None = None
 ) -> None:
-  """Write a task; an older one at this path is replaced as a whole.
+  """Write a task; replace an older one at this path as a whole.
 
   Args:
-    task: with values that are known and finite.
-    path: of the directory; or of the file, which ends in .safetensors. Local,
-      or in a bucket, gs://BUCKET/NAME.
+    task: a task with finite values, which JAX does not trace.
+    path: path of a directory, or of a file whose name ends in .safetensors;
+      local, or in a bucket, gs://BUCKET/NAME.
     format: "directory" (task.json and arrays.safetensors) or "safetensors" (all
-      in one file); by default as the path ends.
+      in one file); by default the ending of the path decides.
 
   Raises:
-    TaskError: for what is no task, a path with something else, or a task that
-      could not be loaded again. Nothing is written then.
-    TrainingError: if it cannot be written.
+    TaskError: if `task` is not a task or could not be loaded again, or `path`
+      holds something else. Nothing is written then.
+    TrainingError: if the files cannot be written.
   """
   if not isinstance(task, Task):
     raise TaskError(
@@ -90,7 +90,7 @@ def save_task(
 
 
 def _require_place(path: Path, format: str) -> None:
-  """Refuse a path at which something else lies, or would be misread."""
+  """Raise `TaskError` if `path` holds something else, or has a wrong suffix."""
   if format not in ("directory", "safetensors"):
     raise TaskError(
       f"format is {brief(format)}, expected 'directory' or 'safetensors'."
@@ -99,7 +99,7 @@ def _require_place(path: Path, format: str) -> None:
   if is_file != (path.suffix == array_files.SUFFIX):
     raise TaskError(
       f"{path} with format={format!r}: expected a name that ends in "
-      f"{array_files.SUFFIX} for a file, and another one for a directory."
+      f"{array_files.SUFFIX} for a file, and no such ending for a directory."
     )
   if not is_file:
     _DIRECTORY.require_own(path)
@@ -108,27 +108,27 @@ def _require_place(path: Path, format: str) -> None:
 
 
 def load_task(path: str | os.PathLike[str], backbone: Backbone) -> Task:
-  """Read a task, for the backbone that it was trained on.
+  """Read a task for the backbone that it was trained on.
 
   Args:
     path: directory or file that `save_task` wrote, local or in a bucket
       (gs://BUCKET/NAME); a directory with one such file; or
       `hf://OWNER/NAME[/TASK][@REVISION]` of the Hugging Face hub, in which TASK
-      chooses one of several.
-    backbone: on which it will run.
+      chooses one of several tasks.
+    backbone: the backbone on which the task will run.
 
   Raises:
-    TaskError: for what is no task, a damaged one, an unknown format, or another
-      backbone.
+    TaskError: if there is no task, or it is damaged, of an unknown format, or
+      of another backbone.
   """
   path = find.one_task(path)
   return load_described(path, manifest.read(path), backbone)
 
 
 def load_described(path: Path, found: Manifest, backbone: Backbone) -> Task:
-  """`load_task`, of which the manifest was read."""
+  """Load a task whose manifest has been read."""
   require_backbone(found.spec, backbone.id)
-  # What fits task.json fits the backbone that it names, unless that is a lie.
+  # A forged task.json may name this backbone with arrays for another one.
   shapes = trees.flatten(_shapes(backbone, found.spec))
   problems = trees.differences(shapes, found.arrays)
   if problems:
@@ -137,14 +137,14 @@ def load_described(path: Path, found: Manifest, backbone: Backbone) -> Task:
 
 
 def read_task(path: Path, found: Manifest) -> Task:
-  """A task with verified arrays, whatever its backbone: to be copied."""
+  """Read a task and verify its arrays, without checking its backbone."""
   flat = read_arrays(path, found)
   params = jax.device_put(trees.unflatten(flat))
   return Task(found.spec, params, found.provenance)
 
 
 def read_arrays(path: Path, found: Manifest) -> dict[str, np.ndarray]:
-  """Read and verify {"head/kernel": (d, c), ...}; nothing else lies there."""
+  """Read and verify {"head/kernel": (d, c), ...}; refuse any other files."""
   if array_files.is_single_file(path):
     more = 2 * manifest.MAX_FILE_BYTES
     return array_files.read(followed(path), found.arrays, more)
@@ -153,7 +153,7 @@ def read_arrays(path: Path, found: Manifest) -> dict[str, np.ndarray]:
 
 
 def _shapes(backbone: Backbone, spec: TaskSpec) -> dict[str, Any]:
-  """The shapes of the parameters of a task on a backbone."""
+  """Return the shapes of the parameters of a task on a backbone."""
   config = backbone.config
   shapes = spec.expected_shapes(
     config.width, config.depth, config.summary_tokens
@@ -170,21 +170,21 @@ def save_tasks(
 
   Args:
     tasks: a task, a sequence or generator of tasks, or {name: task}.
-    path: a directory that holds nothing else.
-    format: as of `save_task`.
+    path: a directory that holds no other tasks.
+    format: see `save_task`.
 
   Raises:
-    TaskError: if tasks do not fit together, something else has a name, or the
-      directory holds other tasks: it would be another set.
+    TaskError: if tasks do not fit together, a name is taken by something else,
+      or the directory holds other tasks, which would join the set.
   """
   tasks, directory = concatenate(tasks), as_path(path)
   suffix = array_files.SUFFIX if format == "safetensors" else ""
   names = [task.spec.name + suffix for task in tasks]
-  found = [found.name for found in find.paths_in(directory)]
-  others = sorted(n for n in found if n not in names and n[0] != ".")
-  if others:
+  present = [entry.name for entry in find.paths_in(directory)]
+  foreign = sorted(n for n in present if n not in names and n[0] != ".")
+  if foreign:
     raise TaskError(
-      f"{path} holds other tasks, {others}: remove them, or give another "
+      f"{path} holds other tasks, {foreign}: remove them, or give another "
       "directory. Nothing was written."
     )
   for name in names:
@@ -200,18 +200,18 @@ def load_tasks(
   """Read tasks that share a pass.
 
   Args:
-    paths: tasks, and directories that hold some, such as WORKDIR/tasks, or
-      hf://OWNER/NAME. A task that lies in two of them, as one that another
-      attends to, is read once.
-    backbone: on which they will run.
+    paths: paths of tasks, and of directories with tasks, such as WORKDIR/tasks
+      or hf://OWNER/NAME. A task that is in two of them, such as the parent of
+      several tasks, is read once.
+    backbone: the backbone on which the tasks will run.
 
   Raises:
-    TaskError: if one cannot be read, or they do not fit together.
+    TaskError: if a task cannot be read, or the tasks do not fit together.
   """
   if isinstance(paths, str | os.PathLike):
     paths = [paths]
   return concatenate(
-    [load_described(*found, backbone) for found in find.find_tasks(paths)]
+    [load_described(*saved, backbone) for saved in find.find_tasks(paths)]
   )
 
 
@@ -221,28 +221,28 @@ class TaskReport:
 
   path: str
   spec: TaskSpec
-  # The number of parameters.
+  # Number of parameters.
   parameters: int
   arrays: Mapping[str, StoredArray]
-  # What is wrong with the arrays; "" if they were verified.
+  # Problem with the arrays; "" if they were verified.
   damage: str
   provenance: Mapping[str, Any]
 
 
 def inspect_task(path: str | os.PathLike[str]) -> TaskReport:
-  """Describe a saved task without its backbone; damaged arrays are no error."""
+  """Describe a saved task without its backbone; report any damaged arrays."""
   path = as_path(path)
-  found = manifest.read(path)
+  described = manifest.read(path)
   damage = ""
   try:
-    read_arrays(path, found)
+    read_arrays(path, described)
   except TaskError as error:
     damage = str(error)
   return TaskReport(
     path=str(path),
-    spec=found.spec,
-    parameters=sum(array.size for array in found.arrays.values()),
-    arrays=found.arrays,
+    spec=described.spec,
+    parameters=sum(array.size for array in described.arrays.values()),
+    arrays=described.arrays,
     damage=damage,
-    provenance=found.provenance,
+    provenance=described.provenance,
   )

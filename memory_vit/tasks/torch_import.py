@@ -1,13 +1,13 @@
 """Import tasks of the public PyTorch reproduction, its `MemoryCapableViT`.
 
-Its state dict holds a ViT of transformers, and beside it of every head k >= 1
+Its state dict holds a ViT of transformers and, for every head K >= 1,
 
   vit.embeddings.cls_tokens.K                                  (1, 1, d)
   vit.encoder.layer.L.attention.attention.memory_tokens.K-1    (1, m, d)
   classifiers.K.weight, classifiers.K.bias                     (c, d), (c,)
 
-Memory is inserted after the LayerNorm. Its `attention_mask` says whether heads
-attend to each other (model extension).
+Memory is inserted after the LayerNorm. The `attention_mask` of each layer shows
+whether heads attend to earlier heads (model extension).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _LEARNED = re.compile(
   r"(memory_tokens\.[0-9]+|attention_mask)"
 )
 _FIRST_CLASS, _CLASS = "vit.embeddings.cls_tokens.0", "vit.embeddings.cls_token"
-# Far more heads than the mask of a model can hold.
+# Maximum number of heads: far more than the mask of a real model has.
 _MOST_HEADS = 256
 
 
@@ -71,7 +71,7 @@ def tasks_of(
   where: str,
   provenance: Mapping[str, Any],
 ) -> tuple[Task, ...]:
-  """The tasks of a state dict, in the order of its heads."""
+  """Return the tasks of a state dict, in the order of its heads."""
   try:
     _require_trunk(state, config, backbone, where)
     learned = {
@@ -83,8 +83,8 @@ def tasks_of(
     expected: dict[str, Shape] = {}
     for k in heads:
       expected |= _shapes(learned, backbone, k)
-    found = take(learned, expected, where, (_FIRST_CLASS, "classifiers.0.*"))
-    params = [_params(found, backbone, k) for k in heads]
+    weights = take(learned, expected, where, (_FIRST_CLASS, "classifiers.0.*"))
+    params = [_params(weights, backbone, k) for k in heads]
   except BackboneError as error:
     raise TaskError(str(error)) from error
   extended = _is_extended(state, backbone, params, where)
@@ -93,19 +93,19 @@ def tasks_of(
 
 def _state(file: Path) -> State:
   try:
-    import torch  # needed for this alone
+    import torch  # an optional dependency, used only here
   except ModuleNotFoundError as error:
     raise TaskError(
-      f"{file} is of PyTorch, and {error.name} is not installed: install it "
-      "for this one command (pip install torch)."
+      f"{file} is a PyTorch file, and {error.name} is not installed: install "
+      "it for this one command (pip install torch)."
     ) from error
   _require_plain_zip(file)
   try:
-    found = torch.load(file, map_location="cpu", weights_only=True)
-    _require_stored(found, file)
+    tensors = torch.load(file, map_location="cpu", weights_only=True)
+    _require_stored(tensors, file)
     return {
       name: tensor.detach().to(torch.float32).numpy()
-      for name, tensor in found.items()
+      for name, tensor in tensors.items()
     }
   # A hostile file may make torch raise anything.
   except Exception as error:
@@ -114,19 +114,19 @@ def _state(file: Path) -> State:
     ) from error
 
 
-def _require_stored(found: Mapping[Any, Any], file: Path) -> None:
-  """Refuse names that are no text, and tensors larger than the file."""
-  for name in found:
+def _require_stored(tensors: Mapping[Any, Any], file: Path) -> None:
+  """Raise `ValueError` if a key is no string or values outnumber file bytes."""
+  for name in tensors:
     if not isinstance(name, str):
       raise ValueError(f"{brief(name)} is no name of an array")
-  # A tensor may repeat one stored value a billion times.
-  values = sum(tensor.numel() for tensor in found.values())
+  # A tensor of stride 0 may repeat one stored value a billion times.
+  values = sum(tensor.numel() for tensor in tensors.values())
   if values > (size := file.stat().st_size):
     raise ValueError(f"it would have {values:,} values, from {size:,} bytes")
 
 
 def _require_plain_zip(file: Path) -> None:
-  """Refuse a file that is larger inside than it is, before it is unpacked."""
+  """Raise `TaskError` if unpacking would give more bytes than the file has."""
   if not zipfile.is_zipfile(file):
     raise TaskError(
       f"{file} is not there, or no file of torch.save (of PyTorch 1.6 or "
@@ -135,7 +135,7 @@ def _require_plain_zip(file: Path) -> None:
   try:
     with zipfile.ZipFile(file) as archive:
       entries = archive.infolist()
-  except Exception as error:  # of a damaged file zipfile raises many types
+  except Exception as error:  # zipfile raises many types of errors
     raise TaskError(f"{file} cannot be read: {first_line(error)}") from error
   is_packed = any(e.compress_type != zipfile.ZIP_STORED for e in entries)
   total = sum(entry.file_size for entry in entries)
@@ -149,7 +149,7 @@ def _require_plain_zip(file: Path) -> None:
 def _require_trunk(
   state: State, config: Mapping[str, Any], backbone: Backbone, where: str
 ) -> None:
-  """Raise `BackboneError` unless the frozen weights are the backbone's."""
+  """Raise `BackboneError` unless the frozen weights equal the backbone's."""
   trunk = {
     name: as_float32(array, f"{where}: {name}")
     for name, array in state.items()
@@ -158,11 +158,11 @@ def _require_trunk(
   if _FIRST_CLASS in state:
     trunk[_CLASS] = as_float32(state[_FIRST_CLASS], where)
   converted = detect.convert(config, trunk, where)
-  own = trees.flatten(backbone.params)
+  expected = trees.flatten(backbone.params)
   for name, array in converted.arrays.items():
-    # The mean of the images was folded into the patches of the backbone.
+    # Skip heads, and the embedding, into which the image mean was folded.
     is_folded = name.startswith(("embedding/", "head/", "pre_logits/"))
-    if not is_folded and not np.array_equal(array, np.asarray(own[name])):
+    if not is_folded and not np.array_equal(array, np.asarray(expected[name])):
       raise BackboneError(
         f"{where} was trained on another ViT than the one that is given: "
         f"{name} differs."
@@ -170,7 +170,7 @@ def _require_trunk(
 
 
 def _count(learned: State, where: str) -> int:
-  """The number of heads beside the original one."""
+  """Return the number of heads besides the original one."""
   heads = sum(f"classifiers.{k}.weight" in learned
               for k in range(1, len(learned) + 1))  # fmt: skip
   if not 1 <= heads <= _MOST_HEADS:
@@ -182,7 +182,7 @@ def _count(learned: State, where: str) -> int:
 
 
 def _shapes(learned: State, backbone: Backbone, k: int) -> dict[str, Shape]:
-  """The arrays of head k, which itself states its cells and classes."""
+  """Return shapes for head k, whose arrays state its cells and classes."""
   d = backbone.config.width
   first = learned.get(f"{_ATTENTION.format(0)}.memory_tokens.{k - 1}")
   cells = first.shape[1] if first is not None and first.ndim == 3 else 1
@@ -200,17 +200,17 @@ def _shapes(learned: State, backbone: Backbone, k: int) -> dict[str, Shape]:
   }
 
 
-def _params(found: State, backbone: Backbone, k: int) -> dict[str, Any]:
+def _params(arrays: State, backbone: Backbone, k: int) -> dict[str, Any]:
   memory = [
-    found[f"{_ATTENTION.format(layer)}.memory_tokens.{k - 1}"]
+    arrays[f"{_ATTENTION.format(layer)}.memory_tokens.{k - 1}"]
     for layer in range(backbone.config.depth)
   ]
   return {
-    "cls": found[f"vit.embeddings.cls_tokens.{k}"][0, 0],
+    "cls": arrays[f"vit.embeddings.cls_tokens.{k}"][0, 0],
     "memory": np.concatenate(memory),
     "head": {
-      "kernel": found[f"classifiers.{k}.weight"].T,
-      "bias": found[f"classifiers.{k}.bias"],
+      "kernel": arrays[f"classifiers.{k}.weight"].T,
+      "bias": arrays[f"classifiers.{k}.bias"],
     },
   }
 
@@ -221,8 +221,8 @@ def _is_extended(
   params: Sequence[Mapping[str, Any]],
   where: str,
 ) -> bool:
-  """Whether every head attends to those before it, by all masks."""
-  cells = [one["memory"].shape[1] for one in params]
+  """Return whether heads attend to earlier heads; raise for other masks."""
+  cells = [arrays["memory"].shape[1] for arrays in params]
   masks = [
     state.get(f"{_ATTENTION.format(layer)}.attention_mask")
     for layer in range(backbone.config.depth)
@@ -238,8 +238,9 @@ def _is_extended(
 
 
 def _mask(patches: int, cells: Sequence[int], extended: bool) -> np.ndarray:
-  """What is added to the scores of attention, (1, queries, keys)."""
-  # Patches, the original class token, those of heads; as keys their memory too.
+  """Return the mask that is added to attention scores, (1, queries, keys)."""
+  # Queries are patches, the original class token, and the class tokens of
+  # heads. Keys are the same tokens, and then the memory of each head.
   queries = patches + 1 + len(cells)
   mask = np.zeros((1, queries, queries + sum(cells)), np.float32)
   mask[:, :, patches + 1 :] = -np.inf
@@ -261,12 +262,12 @@ def _tasks(
 ) -> tuple[Task, ...]:
   size = backbone.config.image_size
   tasks: list[Task] = []
-  for k, one in enumerate(params, 1):
+  for k, head in enumerate(params, 1):
     parents = tasks if extended else []
     spec = TaskSpec(
       name=f"head-{k}",
-      num_classes=len(one["head"]["bias"]),
-      cells=one["memory"].shape[1],
+      num_classes=len(head["head"]["bias"]),
+      cells=head["memory"].shape[1],
       memory_norm=False,
       attends_to=tuple(parent.name for parent in parents),
       parent_digests=tuple(parent.digest for parent in parents),
@@ -274,6 +275,6 @@ def _tasks(
       preprocessing=backbone.preprocessing
       or EvalPreprocessing(image_size=size),
     )
-    arrays = jax.tree.map(jnp.asarray, dict(one))
+    arrays = jax.tree.map(jnp.asarray, dict(head))
     tasks.append(Task(spec, arrays, provenance))
   return tuple(tasks)
