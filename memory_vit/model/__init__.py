@@ -1,4 +1,4 @@
-"""Vision Transformer with task memory: streams, regimes, tasks; no files."""
+"""Vision Transformer with task memory: streams, regimes and tasks, no I/O."""
 
 from etils import epy
 

@@ -19,9 +19,9 @@ from memory_vit.model.trees import AnyArray
 from memory_vit.model.vit_config import ViTConfig
 from memory_vit.runtime.dtypes import Precision
 
-# Names under which modules sow their weights; see `attention_weights`.
+# Names under which modules sow attention weights; see `attention_weights`.
 SOWN_BY_TASKS = "task_attention_weights"
-SOWN_BY_BACKBONE = "attention_weights"  # flax's own name
+SOWN_BY_BACKBONE = "attention_weights"  # the name that flax uses
 
 
 class Attended(NamedTuple):
@@ -34,7 +34,7 @@ class Attended(NamedTuple):
 
 
 def _heads_first(a: Float[Array, "b s h k"]) -> Float[Array, "b h s k"]:
-  """Swap tokens and heads: a cached array is multiplied many times by head."""
+  """Put heads before tokens: cached arrays are read head by head."""
   return jnp.swapaxes(a, -3, -2)
 
 
@@ -44,7 +44,7 @@ class MultiHeadDotProductAttention(nn.Module):
   config: ViTConfig
 
   def setup(self) -> None:
-    """Declare the projections by hand: the methods share them."""
+    """Declare the projections, which several methods share."""
     cfg = self.config
     width, heads = (cfg.width,), (cfg.num_heads, cfg.head_dim)
     self.query = Dense(width, heads, cfg.precision)
@@ -58,37 +58,37 @@ class MultiHeadDotProductAttention(nn.Module):
     angles: Rotation | None,
     cells: CellKeysValues | None = None,
   ) -> tuple[Float[Array, "b s d"], KeysValues]:
-    """Self-attention of the backbone stream; also keys and values of `z`."""
+    """Run self-attention of the backbone; also return `z`'s keys and values."""
     q, k = rotate(self.query(z), angles), rotate(self.key(z), angles)
     v = self.value(z)
-    own = self._handed_on(k), self._handed_on(v)
+    keys_values = self._handed_on(k), self._handed_on(v)
     if cells is not None:
       k, v = _with_cells(k, cells[0]), _with_cells(v, cells[1])
-    return self.out(self._attend(q, k, v, module=self)), own
+    return self.out(self._attend(q, k, v, module=self)), keys_values
 
   def read(
     self, c: Float[Array, "b t d"], attended: Attended
   ) -> Float[Array, "b t d"]:
-    """Attention of normed class tokens of tasks."""
-    query, own = _heads_first(self.query(c)), self.keys_values(c)
+    """Run attention of the tasks' class tokens, after their LayerNorm."""
+    query, keys_values = _heads_first(self.query(c)), self.keys_values(c)
     mixed = attend_from_tasks(
-      query, own, attended, self.config.precision, module=self
+      query, keys_values, attended, self.config.precision, module=self
     )
     return self.out(_heads_first(mixed))
 
   def pool(
     self, probe: Float[Array, "b 1 d"], x: Float[Array, "b s d"]
   ) -> Float[Array, "b 1 d"]:
-    """Attention of a probe to all tokens."""
+    """Run attention of a probe to all tokens."""
     q, k, v = self.query(probe), self.key(x), self.value(x)
     return self.out(self._attend(q, k, v))
 
   def keys_values(self, z: Float[Array, "b s d"]) -> KeysValues:
-    """Keys and values of normed tokens; of memory b is t, and s is m."""
+    """Return keys and values of normed tokens; for memory, b = t and s = m."""
     return self._handed_on(self.key(z)), self._handed_on(self.value(z))
 
   def _handed_on(self, a: Float[Array, "b s h k"]) -> Float[Array, "b h s k"]:
-    """Keys or values as they are cached: in the compute dtype."""
+    """Convert keys or values for the cache: heads first, in compute dtype."""
     return _heads_first(a.astype(self.config.dtype))
 
   def _attend(
@@ -98,7 +98,7 @@ class MultiHeadDotProductAttention(nn.Module):
     v: Float32[Array, "b s h k"],
     module: nn.Module | None = None,
   ) -> Float32[Array, "b q h k"]:
-    """The attention of Flax, with the products of `products.einsum`."""
+    """Run the attention of Flax with products by `products.einsum`."""
 
     def product(
       spec: str, x: Float[Array, "..."], y: Float[Array, "..."]
@@ -118,7 +118,7 @@ class MultiHeadDotProductAttention(nn.Module):
 def for_each_image(
   a: Shaped[AnyArray, "..."], batch: Shaped[Array, "b ..."]
 ) -> Shaped[Array, "b ..."]:
-  """Repeat `a` for every image, on the devices that hold it."""
+  """Repeat `a` for every image, on the device that holds the image."""
   # jnp.broadcast_to would put all copies on every device of an explicit mesh.
   return jax.vmap(lambda _: jnp.asarray(a))(batch)
 
@@ -138,7 +138,7 @@ def attend_from_tasks(
   precision: Precision,
   module: nn.Module | None = None,
 ) -> Float32[Array, "b h t k"]:
-  """One softmax of every task token over all that it attends to."""
+  """Attend from each task token, in one softmax over all it attends to."""
   context, cells, mask, terms = attended
   tokens = [_with_parents(a, mask.parents, axis=2) for a in own]
   memory = [_with_parents(a, mask.parents, axis=0) for a in cells]
@@ -160,7 +160,7 @@ def attend_from_tasks(
   ends = [parts[0].shape[-1], parts[0].shape[-1] + parts[1].shape[-1]]
   weights = jax.nn.softmax(jnp.concatenate(parts, axis=-1))
   if module is not None:
-    # (b, h, t, s + (1 + p) (1 + m)): backbone stream, tokens, memory.
+    # (b, h, t, s + (1 + p) (1 + m)): weights of backbone, tasks, memory.
     module.sow("intermediates", SOWN_BY_TASKS, weights)
   to_context, to_tokens, to_cells_ = jnp.split(weights, ends, axis=-1)
   read = product("bhts,bhsk->bhtk", to_context, context[1])
@@ -180,11 +180,11 @@ def _with_memory(
   memory: Float[AnyArray, "t p h m k"],
   precision: Precision,
 ) -> Float32[Array, "b h t ..."]:
-  """`products.einsum` of `a` with keys or values of memory."""
+  """Return `products.einsum` of `a` and keys or values of memory."""
   if precision.dtype == "float32":
     return einsum(spec, a, memory, precision)
-  # With memory in front, XLA for GPUs does not transpose it in every layer. In
-  # float32 the order of the operands would change bits.
+  # With memory as first operand, XLA for GPUs does not transpose it in every
+  # layer. In float32, this order would change results, so it is not used.
   inputs, out = spec.split("->")
   first, second = inputs.split(",")
   return einsum(f"{second},{first}->{out}", memory, a, precision)
@@ -193,9 +193,9 @@ def _with_memory(
 def _with_parents(
   a: Shaped[AnyArray, "..."], parents: Int[AnyArray, "t p"], axis: int
 ) -> Shaped[Array, "..."]:
-  """Give every task its own entry of `a`, and those of its parents after it."""
+  """Stack each task's entry of `a`, then the entries of its parents."""
   itself = jnp.expand_dims(a, axis + 1)
-  if not parents.shape[1]:  # OpenVINO stumbles over gathering nothing
+  if not parents.shape[1]:  # OpenVINO fails on empty gathers
     return itself
   # The loss of a task never trains its parents.
   read = jnp.take(jax.lax.stop_gradient(a), parents, axis=axis)
@@ -207,7 +207,7 @@ def _masks(
   is_parent: Bool[AnyArray, "t p"],
   has_cell: Bool[AnyArray, "t m"],
 ) -> tuple[Bool[Array, "t 1+p"], Bool[Array, "t 1+p m"]]:
-  """Masks over gathered tokens and cells."""
+  """Return masks of gathered tokens and cells, True if attended to."""
   itself = jnp.ones((parents.shape[0], 1), bool)
   sees_token = jnp.concatenate([itself, is_parent], axis=1)
   has_cell = _with_parents(has_cell, parents, axis=0)
@@ -217,5 +217,5 @@ def _masks(
 def _hide(
   scores: Float[Array, "b h *seen"], seen: Bool[Array, "*seen"]
 ) -> Float[Array, "b h *seen"]:
-  """Set scores of what a task does not attend to to -inf."""
+  """Set scores to -inf where a task does not attend."""
   return jnp.where(seen[None, None], scores, -jnp.inf)

@@ -1,7 +1,7 @@
 """Attention weights of both streams, captured from the forward pass.
 
-Modules sow them (`flax.linen.Module.sow`): a program that does not ask for them
-is the same as if nothing were sown.
+Modules sow the weights (`flax.linen.Module.sow`); programs that do not ask for
+them do not change.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ class TaskWeights(NamedTuple):
   """Attention of task tokens in one layer: to the image, tokens and cells."""
 
   image: Float32[Array, "b h t s"]
-  # Of the task itself, then of its parents; `cells` too.
+  # First the task itself, then its parents; also in `cells`.
   tokens: Float32[Array, "b h t 1+p"]
   cells: Float32[Array, "b h t 1+p m"]
 
@@ -27,7 +27,7 @@ class TaskWeights(NamedTuple):
 def capture(
   model: MemoryViT, params: Mapping[str, Any], *args: Any, method: str
 ) -> tuple[Any, list[Mapping[str, Any]]]:
-  """Run "encode" or "read_slots"; also return what each layer sowed."""
+  """Run "encode" or "read_slots"; also return what each layer has sown."""
   out, state = model.apply(
     {"params": params}, *args, method=method, mutable=["intermediates"]
   )
@@ -37,7 +37,7 @@ def capture(
 
 
 def weights_of_tasks(sown: Mapping[str, Any], mask: TaskMask) -> TaskWeights:
-  """Split what one layer sowed in "read_slots"."""
+  """Split the attention weights that a layer has sown in "read_slots"."""
   (weights,) = sown[SOWN_BY_TASKS]
   m, seen = mask.cells.shape[1], 1 + mask.parents.shape[1]
   s = weights.shape[-1] - seen * (1 + m)
@@ -48,6 +48,6 @@ def weights_of_tasks(sown: Mapping[str, Any], mask: TaskMask) -> TaskWeights:
 def weights_of_backbone(
   sown: Mapping[str, Any],
 ) -> Float[Array, "b h s s"]:
-  """What one layer sowed in "encode"."""
+  """Return the attention weights that a layer has sown in "encode"."""
   (weights,) = sown[SOWN_BY_BACKBONE]
   return weights

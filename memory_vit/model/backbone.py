@@ -1,6 +1,6 @@
 """Backbone: a frozen ViT with its weights and its fingerprint."""
 
-# As text, `help` shows jax.Array by its name.
+# Annotations stay strings, so that `help` shows jax.Array by its name.
 from __future__ import annotations
 
 import dataclasses
@@ -21,8 +21,9 @@ from memory_vit.model.vit import VisionTransformer
 from memory_vit.model.vit_config import ViTConfig, vit_config
 from memory_vit.runtime import compilation, dtypes, sharding
 
-# Fields that no shape tells, part of the fingerprint; their defaults are those
-# of vit_jax and big_vision. `BackboneId` has `gelu` and `layer_norm_epsilon`.
+# Fields of `ViTConfig` that shapes do not reveal. The fingerprint includes
+# their values, except for the defaults, which are as in vit_jax and big_vision.
+# `gelu` and `layer_norm_epsilon` are fields of `BackboneId` instead.
 _SWITCHES = (
   "class_tokens", "registers", "positions", "rope_base", "position_resize",
   "pre_norm", "mlp", "pooling", "norm_after_pooling",
@@ -35,22 +36,22 @@ _HEAD = ("head", "pre_logits")
   data_fields=["params"],
   meta_fields=["config", "fingerprint", "preprocessing"],
 )
-@dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
+@dataclasses.dataclass(frozen=True, eq=False)  # arrays cannot be compared by ==
 class Backbone:
   """A frozen Vision Transformer: its configuration, weights and fingerprint.
 
-  It is a tree of arrays for JAX (`jax.jit`, `jax.device_put`): `params` are its
-  leaves, the rest is static. Hand it to a compiled function as an argument, or
-  its weights become constants of the program.
+  For JAX (`jax.jit`, `jax.device_put`), a backbone is a pytree: its leaves are
+  those of `params`, and other fields are static. Pass it to a compiled function
+  as an argument: otherwise its weights become constants of the program.
 
   Attributes:
-    config: its shape and how it computes.
-    params: the tree of the published checkpoint, float32; kernels may be in
-      bfloat16, see `rounded`.
-    fingerprint: SHA-256 of the parameters as they were published, whatever is
-      done with the leaves; see `fingerprint_of`.
-    preprocessing: how its source prepares images for evaluation, which new
-      tasks take over; None if it states nothing.
+    config: all that fixes the computation except the weights.
+    params: parameters, named as in the published checkpoint, float32; kernels
+      may be in bfloat16, see `rounded`.
+    fingerprint: SHA-256 of the published parameters, even if leaves have been
+      changed since; see `fingerprint_of`.
+    preprocessing: how the publisher of the weights prepares images for
+      evaluation, which is the default for new tasks; None if unknown.
   """
 
   config: ViTConfig
@@ -69,10 +70,10 @@ class Backbone:
 
   @property
   def for_programs(self) -> dict[str, Any]:
-    """`params` as programs run them fastest on the device that holds them.
+    """`params` in the layout that is fastest on the device that holds them.
 
-    In bfloat16 a CPU multiplies a few rows by transposed kernels in as little
-    as half the time, and to the same bits. In float32 the bits would differ.
+    In bfloat16, CPUs multiply a few rows by transposed kernels in as little as
+    half the time, with bitwise identical results. In float32 results differ.
     """
     config, leaves = self.config, jax.tree.leaves(self.params)
     if config.dtype != "bfloat16" or not dtypes.cpu_runs_bfloat16():
@@ -81,22 +82,22 @@ class Backbone:
       return self.params
     ready = self._ready
     if not ready or list(map(id, ready[0])) != list(map(id, leaves)):
-      with jax.ensure_compile_time_eval():  # in a trace they would be tracers
+      with jax.ensure_compile_time_eval():  # a trace would cache tracers
         ready[:] = leaves, _transposed(self.params, config.dtype)
     return ready[1]
 
   def __getstate__(self) -> dict[str, Any]:
-    """Leave out what can be made again."""
+    """Leave `_ready` out of pickles: it is only a cache."""
     return {k: v for k, v in self.__dict__.items() if k != "_ready"}
 
   @functools.cached_property
   def _ready(self) -> list[Any]:
-    """Leaves, and the parameters for programs that were made of them."""
+    """Cache of `for_programs`: [leaves, parameters made of them], or []."""
     return []
 
   @property
   def id(self) -> BackboneId:
-    """Its identity, as a task stores it."""
+    """The identity of the backbone, as tasks store it."""
     return BackboneId(
       fingerprint=self.fingerprint,
       variant=self.config.variant,
@@ -107,7 +108,7 @@ class Backbone:
 
 
 def switches_of(config: ViTConfig) -> dict[str, Any]:
-  """The switches that differ from how vit_jax and big_vision compute."""
+  """Return the fields in `_SWITCHES` that differ from their defaults."""
   return {
     field.name: getattr(config, field.name)
     for field in dataclasses.fields(config)
@@ -116,7 +117,7 @@ def switches_of(config: ViTConfig) -> dict[str, Any]:
 
 
 def fingerprint_of(config: ViTConfig, params: Mapping[str, Any]) -> str:
-  """SHA-256 of the arrays, and of the switches that are not the default."""
+  """Return the SHA-256 of the arrays and of `switches_of(config)`."""
   arrays = trees.fingerprint(params)
   switches = switches_of(config)
   if not switches:
@@ -137,13 +138,13 @@ def random_backbone(
 
   Args:
     variant: such as "B/32"; see `vit_config`.
-    image_size: in pixels.
-    num_classes: c0, outputs of its head; 0 for none.
-    key: of the random numbers, such as `jax.random.key(0)`.
+    image_size: side of the square input image, in pixels.
+    num_classes: c0, the number of outputs of the head; 0 for no head.
+    key: JAX PRNG key, such as `jax.random.key(0)`.
     dtype: compute dtype, "float32" or "bfloat16"; "auto" chooses by the device.
 
   Raises:
-    ConfigError: for a shape that is not possible.
+    ConfigError: if the variant is unknown, or the options are impossible.
     MemoryVitError: if `key` is not a JAX PRNG key.
   """
   require_key(key)
@@ -157,23 +158,23 @@ def random_backbone(
 
 
 def require_key(key: Any) -> None:
-  """Raise `MemoryVitError` unless this is one JAX PRNG key, new or old."""
+  """Raise `MemoryVitError` unless `key` is one JAX key, typed or raw."""
   dtype, shape = getattr(key, "dtype", None), getattr(key, "shape", None)
   if dtype is not None:
     if jnp.issubdtype(dtype, jax.dtypes.prng_key) and shape == ():
       return
     if dtype == jnp.uint32 and shape is not None and len(shape) == 1:
       return
-  found = type(key).__name__ if dtype is None else f"{dtype} {shape}"
+  description = type(key).__name__ if dtype is None else f"{dtype} {shape}"
   raise MemoryVitError(
-    f"the random key is {found}, expected one key of JAX, such as "
+    f"the random key is {description}, expected one key of JAX, such as "
     "jax.random.key(0)."
   )
 
 
 def init_backbone(config: ViTConfig, key: jax.Array) -> Backbone:
   compilation.enable_cache()
-  # Run once: compiling takes nearly all of the time.
+  # The program runs once, so it is compiled with less optimization.
   init = jax.jit(
     _init_params, static_argnums=0, compiler_options=compilation.options()
   )
@@ -181,16 +182,16 @@ def init_backbone(config: ViTConfig, key: jax.Array) -> Backbone:
   return Backbone(config, params, fingerprint_of(config, params))
 
 
-@functools.lru_cache(maxsize=32)  # tracing takes longer than all its users
+@functools.lru_cache(maxsize=32)  # tracing is slow
 def backbone_shapes(config: ViTConfig) -> dict[str, Any]:
-  """The tree of a backbone as `jax.ShapeDtypeStruct`; computes nothing."""
-  # The key is made while it is traced: nothing is compiled for it.
+  """Return a backbone's parameters as `jax.ShapeDtypeStruct`, by tracing."""
+  # The key is created within the trace, so that nothing is compiled for it.
   return jax.eval_shape(lambda: _init_params(config, jax.random.key(0)))
 
 
 def rounded(backbone: Backbone) -> Backbone:
   """Round kernels to the compute dtype; outputs stay bitwise identical."""
-  # `products.einsum` rounds what it multiplies; heads are computed in float32.
+  # `products.einsum` would round these kernels anyway; heads stay float32.
   flat = trees.flatten(backbone.params)
   for name, array in flat.items():
     if name.endswith("kernel") and name.split("/")[0] not in _HEAD:
@@ -203,7 +204,7 @@ def _transposed(params: dict[str, Any], dtype: str) -> dict[str, Any]:
   flat = trees.flatten(params)
   for name in trees.flatten(trunk(params)):
     layer = name.removesuffix("kernel")
-    # An array of NumPy may change in place, without a trace.
+    # NumPy arrays are left out: the cache would not notice changes in place.
     if layer != name and isinstance(flat[name], jax.Array):
       outputs = flat[layer + "bias"].size
       matrix = jnp.asarray(flat.pop(name), dtype).reshape(-1, outputs)
@@ -212,7 +213,7 @@ def _transposed(params: dict[str, Any], dtype: str) -> dict[str, Any]:
 
 
 def require_float32(backbone: Backbone) -> None:
-  """Raise `BackboneError` if the kernels are rounded: some bits are lost."""
+  """Raise `BackboneError` if kernels are rounded, and so no longer exact."""
   if backbone.params["embedding"]["kernel"].dtype != jnp.float32:
     raise BackboneError(
       f"the weights of the backbone are rounded to {backbone.config.dtype}: "
@@ -221,7 +222,7 @@ def require_float32(backbone: Backbone) -> None:
 
 
 def trunk(params: dict[str, Any]) -> dict[str, Any]:
-  """The parameters of a backbone below its head."""
+  """Return the parameters of a backbone below its head."""
   return {part: params[part] for part in params if part not in _HEAD}
 
 

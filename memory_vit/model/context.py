@@ -4,25 +4,25 @@ from typing import NamedTuple
 
 from jaxtyping import Array, Float, Float32
 
-# In one layer: of a sequence of tokens,
+# Keys and values of a sequence of tokens, in one layer.
 KeysValues = tuple[Float[Array, "b h s k"], Float[Array, "b h s k"]]
-# of the task tokens, and of the memory of tasks.
+# Keys and values of task tokens, and of the memory of tasks, in one layer.
 TaskKeysValues = tuple[Float[Array, "b h t k"], Float[Array, "b h t k"]]
 CellKeysValues = tuple[Float[Array, "t h m k"], Float[Array, "t h m k"]]
-# In every layer, of the memory of tasks: the same for all images.
+# `CellKeysValues` of every layer; memory is the same for all images.
 Cells = tuple[CellKeysValues, ...]
 
 
 class Context(NamedTuple):
   """The keys and values of images in every layer of a backbone.
 
-  All that tasks read of these images: no task changes it, so it can be cached
-  and read many times. A tree of arrays for JAX.
+  Tasks need nothing else of the images. No task changes a context, so it can be
+  cached and read many times. It is a pytree for JAX.
 
   Attributes:
     layers: keys and values of each layer, in the compute dtype.
     pooled: the output of the backbone below its head, for tasks of the regime
-      "head"; None where there can be none, as in training.
+      "head"; None if there are no such tasks, as when training masked tasks.
   """
 
   layers: tuple[KeysValues, ...]

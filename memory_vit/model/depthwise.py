@@ -1,8 +1,8 @@
 """A depthwise convolution over a grid of patches.
 
-XLA's own is slow on CPUs where each channel is a group; nine shifted products
-become one pass over the patches. Their gradient is written by hand: jax would
-keep all nine shifted copies for it, and pad each of the nine gradients.
+XLA's own convolution is slow on CPUs if each channel is a group. This one is
+nine shifted products, fused into one pass. The gradient is written by hand,
+because jax would store nine shifted copies, and pad each of nine gradients.
 """
 
 import itertools
@@ -18,7 +18,7 @@ _Weights = Float32[Array, "g 3 3 r"]
 
 @jax.custom_vjp
 def convolve(grid: _Grid, weights: _Weights) -> _Grid:
-  """Convolve the grids of g tasks with 3 x 3 weights; around them is zero."""
+  """Convolve the grids of g tasks with 3 x 3 weights, with zero padding."""
   products = (
     shifted * weights[:, i, j][:, None, None, None]
     for i, j, shifted in _shifts(grid)
@@ -27,7 +27,7 @@ def convolve(grid: _Grid, weights: _Weights) -> _Grid:
 
 
 def _shifts(grid: _Grid) -> Iterator[tuple[int, int, _Grid]]:
-  """Yield each place (i, j) of the weights, and the grid shifted to it."""
+  """Yield (i, j, grid shifted for the weight at i, j) for all nine weights."""
   y, x = grid.shape[2:4]
   padded = jnp.pad(grid, ((0, 0), (0, 0), (1, 1), (1, 1), (0, 0)))
   for i, j in itertools.product(range(3), repeat=2):
@@ -44,12 +44,12 @@ def _backward(
   saved: tuple[_Grid, _Weights], gradient: _Grid
 ) -> tuple[_Grid, _Weights]:
   grid, weights = saved
-  of_weights = [
+  weight_gradients = [
     (shifted * gradient).sum((1, 2, 3)) for _, _, shifted in _shifts(grid)
   ]
   return (
     convolve(gradient, weights[:, ::-1, ::-1]),
-    jnp.stack(of_weights, axis=1).reshape(weights.shape),
+    jnp.stack(weight_gradients, axis=1).reshape(weights.shape),
   )
 
 

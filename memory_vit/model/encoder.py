@@ -1,13 +1,12 @@
 """ViT encoder: one set of weights, called on two streams.
 
   backbone stream  x (b, s, d): class tokens, registers, patches; the plain ViT,
-                   nothing else is ever in its sequence.
+                   whose sequence contains no tokens of masked tasks.
   task stream      c (b, t, d): one token per task. It attends to the keys and
                    values of the backbone stream, and of the tasks and memory
-                   that the task mask shows it.
+                   that the task mask allows.
 
-The modules are named as in the published checkpoints, so that the parameter
-tree is the published one.
+Modules are named as in published checkpoints, so that parameter trees match.
 """
 
 from collections.abc import Sequence
@@ -34,7 +33,7 @@ from memory_vit.model.vit_config import ViTConfig
 
 
 class MlpBlock(nn.Module):
-  """The MLP of a block, on any tokens."""
+  """The MLP of a block, for tokens of either stream."""
 
   config: ViTConfig
 
@@ -52,7 +51,7 @@ class MlpBlock(nn.Module):
 
 
 def gelu(z: Float[Array, "b s d"], kind: str) -> Float[Array, "b s d"]:
-  """A GELU, of the kinds of `ViTConfig.gelu`."""
+  """Apply a GELU; `kind` is a value of `ViTConfig.gelu`."""
   if kind == "quick":
     return z * nn.sigmoid(1.702 * z)
   return nn.gelu(z, approximate=kind == "tanh")
@@ -64,7 +63,7 @@ class EncoderBlock(nn.Module):
   config: ViTConfig
 
   def setup(self) -> None:
-    """Declare the parts, under their published names."""
+    """Declare the submodules, under their published names."""
     cfg = self.config
     self.LayerNorm_0 = layer_norm(cfg)
     self.MultiHeadDotProductAttention_0 = MultiHeadDotProductAttention(cfg)
@@ -74,7 +73,7 @@ class EncoderBlock(nn.Module):
   def encode(
     self, x: Float[Array, "b s d"], angles: Rotation | None
   ) -> tuple[Float[Array, "b s d"], KeysValues]:
-    """Run the block on the backbone stream; also its keys and values."""
+    """Run the block on the backbone stream; also return keys and values."""
     attention = self.MultiHeadDotProductAttention_0
     mixed, keys_values = attention.encode(self.LayerNorm_0(x), angles)
     x = self._kept(x + mixed)
@@ -87,7 +86,7 @@ class EncoderBlock(nn.Module):
     parts: Sequence[PassHooks],
     layer: int,
   ) -> Float[Array, "b t d"]:
-    """Run the block on the task stream, with the parts of its tasks."""
+    """Run the block on the task stream, with the hooks of the tasks' parts."""
     normed = _normed(parts, 2 * layer, c, self.LayerNorm_0(c))
     c = c + self.MultiHeadDotProductAttention_0.read(normed, attended)
     normed = _normed(parts, 2 * layer + 1, c, self.LayerNorm_1(c))
@@ -100,7 +99,7 @@ class EncoderBlock(nn.Module):
     cells: CellKeysValues | None,
     adapters: Tree | None,
   ) -> Float[Array, "b s d"]:
-    """Run the block on a backbone stream that one task changes."""
+    """Run the block with one task's memory cells and adapters, if any."""
     adapters = adapters or {"attention": None, "mlp": None}
     attention = self.MultiHeadDotProductAttention_0
     mixed, _ = attention.encode(self.LayerNorm_0(x), angles, cells)
@@ -112,17 +111,17 @@ class EncoderBlock(nn.Module):
     return self._kept(x + bottleneck_adapter(adapters["mlp"], y, precision))
 
   def _kept(self, x: Float32[Array, "b s d"]) -> Float[Array, "b s d"]:
-    """Tokens of the backbone stream, in the compute dtype as in vit_jax."""
-    # In float32 they would double the bytes that a TPU moves. XLA for GPUs
-    # leaves the rounding out.
+    """Round backbone tokens to the compute dtype, as vit_jax does."""
+    # Tokens in float32 would double the bytes that a TPU moves. XLA for GPUs
+    # removes the rounding.
     return x.astype(self.config.dtype)
 
   def keys_values(
     self, memory: Float[AnyArray, "t m d"], norm: Bool[AnyArray, " t"]
   ) -> CellKeysValues:
-    """Keys and values of memory, the same for all images."""
-    # It joins before the first LayerNorm (Figure 2 of the paper), and has no
-    # query, no MLP and no residual: it ends in this block's attention.
+    """Return keys and values of memory, the same for all images."""
+    # In the paper (Figure 2), memory passes the first LayerNorm. It has no
+    # query, MLP or residual, so only this block's attention uses it.
     normed = jnp.where(norm[:, None, None], self.LayerNorm_0(memory), memory)
     return self.MultiHeadDotProductAttention_0.keys_values(normed)
 
@@ -133,14 +132,14 @@ def _normed(
   c: Float[Array, "b t d"],
   z: Float[Array, "b t d"],
 ) -> Float[Array, "b t d"]:
-  """Let all parts change `z`, the output of LayerNorm i for `c`."""
+  """Let all hooks change `z`, the output of LayerNorm i for the tokens `c`."""
   for part in parts:
     z = part.after_norm(i, c, z)
   return z
 
 
 class AddPositionEmbedding(nn.Module):
-  """Adds the learned position embeddings; those of class tokens come first."""
+  """Adds learned position embeddings; those of class tokens come first."""
 
   config: ViTConfig
 
@@ -148,7 +147,7 @@ class AddPositionEmbedding(nn.Module):
   def __call__(
     self, z: Float[Array, "b s d"], is_class: bool
   ) -> Float[Array, "b s d"]:
-    """Add them to the backbone stream, or to class tokens alone (s = t)."""
+    """Add embeddings to backbone tokens, or to tasks' class tokens (s = t)."""
     cfg = self.config
     if cfg.positions != "learned":
       return z
@@ -159,9 +158,9 @@ class AddPositionEmbedding(nn.Module):
     )
     if is_class and not cfg.class_tokens:
       return z
-    # Every class token stands at position 0 (Figure 3 of the paper).
+    # The class tokens of all tasks have position 0 (Figure 3 of the paper).
     embedding = embedding[:, :1] if is_class else embedding
-    # The class token of a task on a backbone without one has no position.
+    # A task's class token has no position if the backbone has no class token.
     extra = 0 if is_class else z.shape[1] - embedding.shape[1]
     embedding = jnp.pad(embedding, ((0, 0), (extra, 0), (0, 0)))
     return z + embedding
@@ -173,7 +172,7 @@ class Encoder(nn.Module):
   config: ViTConfig
 
   def setup(self) -> None:
-    """Declare the parts; a list `encoderblock` makes `encoderblock_0`, ..."""
+    """Declare submodules; flax names the blocks `encoderblock_0`, ..."""
     cfg = self.config
     self.posembed_input = AddPositionEmbedding(cfg)
     if cfg.pre_norm:
@@ -186,7 +185,7 @@ class Encoder(nn.Module):
     x: Float[Array, "b _ d"],
     registers: Float[AnyArray, "1 _ d"] | None,
   ) -> tuple[list[Float[Array, "b s d"]], Context]:
-    """Run the plain ViT up to the last norm; registers have no position.
+    """Run the plain ViT without its last LayerNorm; registers get no position.
 
     Returns the tokens after each block, and the context.
     """
@@ -213,7 +212,7 @@ class Encoder(nn.Module):
     return self.pre_norm(x) if self.config.pre_norm else x
 
   def _angles(self, tokens: int, behind: int = 0) -> Rotation | None:
-    """Angles of `tokens` tokens, of which `behind` stand behind the patches."""
+    """Return the rotation of all tokens, `behind` of them after patches."""
     before = tokens - behind - self.config.num_patches
     return rotation(self.config, before, behind)
 
@@ -223,7 +222,7 @@ class Encoder(nn.Module):
     context: Context,
     seen: Bool[AnyArray, "l t m"] | None = None,
   ) -> Float32[Array, "b t d"]:
-    """Run the task stream up to the heads; of cells only `seen` are visible."""
+    """Run the task stream up to the heads, with only the `seen` cells."""
     keys = context.layers[0][0]
     token, cells = slots.parts["cls"], slots.parts["memory"]
     c = self.posembed_input(for_each_image(token, keys), is_class=True)
@@ -254,7 +253,7 @@ class Encoder(nn.Module):
     memory_norm: bool = True,
     adapters: Tree | None = None,
   ) -> Float[Array, "b s d"]:
-    """Run the blocks on the backbone stream of a task that changes it."""
+    """Run the blocks on a backbone stream that one task changes."""
     x = self._tokens(x, registers)
     tokens = x.shape[1]
     angles = self._angles(tokens)
@@ -266,7 +265,7 @@ class Encoder(nn.Module):
       elif attention == "memory":
         cells = block.keys_values(memory[i][None], jnp.array([memory_norm]))
       elif attention in ("propagated", "additive") and i == 0:
-        # (1, m, d) if propagated; behind all tokens, where it stays.
+        # Memory, (1, m, d) if propagated, is appended once and stays in `x`.
         carried = for_each_image(memory[0], x)
         x = jnp.concatenate([x, carried], axis=1)
         angles = self._angles(x.shape[1], behind=x.shape[1] - tokens)
@@ -278,7 +277,7 @@ class Encoder(nn.Module):
   def keys_values(
     self, memory: Float[AnyArray, "l t m d"], norm: Bool[AnyArray, " t"]
   ) -> Cells:
-    """Keys and values of memory in all layers, the same for all images."""
+    """Return keys and values of memory in all layers, equal for all images."""
     return tuple(
       block.keys_values(cells, norm)
       for block, cells in zip(

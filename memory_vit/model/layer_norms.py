@@ -1,4 +1,4 @@
-"""LayerNorms of a backbone, and one without parameters."""
+"""LayerNorms of a backbone, and a LayerNorm without parameters."""
 
 import functools
 from typing import Any
@@ -19,21 +19,21 @@ def layer_norm(config: ViTConfig, name: str | None = None) -> nn.LayerNorm:
 def standardized(
   z: Float[Array, "..."], epsilon: float
 ) -> Float32[Array, "..."]:
-  """Tokens of mean 0 and variance 1: a LayerNorm without parameters."""
+  """Shift and scale tokens to mean 0 and variance 1, without parameters."""
   return _standardized(z, epsilon)[0]
 
 
 def _standardized(
   z: Float[Array, "..."], epsilon: float
 ) -> tuple[Float32[Array, "..."], Float32[Array, "..."]]:
-  """The result, and one over the standard deviation of each token."""
+  """Return standardized tokens, and 1 / standard deviation of each token."""
   values = z - z.mean(-1, keepdims=True)
   variance = jnp.square(values).mean(-1, keepdims=True)
   scale = jax.lax.rsqrt(variance + epsilon)
   return values * scale, scale
 
 
-# By hand, since jax would keep and reduce more arrays for it.
+# The gradient is written by hand: jax's own stores and reduces more arrays.
 def _backward(epsilon: float, saved: Any, gradient: Any) -> tuple[Any]:
   result, scale = saved
   mean = gradient.mean(-1, keepdims=True)

@@ -15,7 +15,7 @@ from memory_vit.runtime import messages
 def attention_graph(
   specs: Sequence[TaskSpec], directories: Mapping[str, str] | None = None
 ) -> Bool[np.ndarray, "t t"]:
-  """Whether task i attends to task j (lower right part of Table 1)."""
+  """Return (t, t): whether task i attends to task j (Table 1, lower right)."""
   names = [spec.name for spec in specs]
   twice = sorted({name for name in names if names.count(name) > 1})
   if twice:
@@ -24,13 +24,13 @@ def attention_graph(
   for i, spec in enumerate(specs):
     for parent in spec.attends_to:
       if parent not in names or parent == spec.name:
-        known = (directories or {}).get(parent)
+        directory = (directories or {}).get(parent)
         raise TaskError(
           f"task {spec.name!r} attends to {parent!r}, which is not among the "
           f"other tasks {[n for n in names if n != spec.name]}: give it too "
           "(to a command: one more --task=DIR"
-          + (f"; the run of {spec.name!r} read it from " if known else "")
-          + (f"{messages.brief(known)})." if known else ").")
+          + (f"; the run of {spec.name!r} read it from " if directory else "")
+          + (f"{messages.brief(directory)})." if directory else ").")
         )
       j = names.index(parent)
       if not (spec.learned.has_token and specs[j].learned.has_token):
@@ -45,26 +45,27 @@ def attention_graph(
 
 
 def parent_directories(tasks: Sequence[Task]) -> dict[str, str]:
-  """{parent: where a run found it}: free text, shown and never opened."""
-  found: dict[str, str] = {}
+  """Return {parent: path in provenance}: untrusted, shown but never opened."""
+  directories: dict[str, str] = {}
   for task in tasks:
-    made = task.provenance.get("config")
-    options = made.get("task") if isinstance(made, Mapping) else None
+    config = task.provenance.get("config")
+    options = config.get("task") if isinstance(config, Mapping) else None
     paths = options.get("attends_to") if isinstance(options, Mapping) else None
     if isinstance(paths, list | tuple) and len(paths) == len(
       task.spec.attends_to
     ):
       pairs = zip(task.spec.attends_to, paths, strict=True)
-      found |= {name: path for name, path in pairs if isinstance(path, str)}
-  return found
+      directories |= {n: path for n, path in pairs if isinstance(path, str)}
+  return directories
 
 
 def _refuse_circles(
   names: Sequence[str], sees: Bool[np.ndarray, "t t"]
 ) -> None:
-  """Take away tasks that attend to no remaining one, until none is left."""
+  """Raise `TaskError` if tasks attend to each other in a circle."""
   left = list(range(len(names)))
   while left:
+    # Remove tasks that attend to no remaining task, until none remains.
     free = [i for i in left if not any(sees[i, j] for j in left if j != i)]
     if not free:
       raise TaskError(
@@ -74,15 +75,15 @@ def _refuse_circles(
 
 
 class TaskMask(NamedTuple):
-  """Who attends to whom, as the arrays that the task stream computes with."""
+  """Who attends to whom, as arrays for the computation of the task stream."""
 
-  # The cells that a task really has; others pad it to the longest memory.
+  # True for the cells of a task, False for padding to the longest memory.
   cells: Bool[AnyArray, "t m"]
-  # Indices of the tasks that a task attends to, filled up with its own.
+  # Slots of the tasks that a task attends to, padded with the task's own slot.
   parents: Int32[AnyArray, "t p"]
-  # False where `parents` is filled up.
+  # True for real entries of `parents`, False for padding.
   is_parent: Bool[AnyArray, "t p"]
-  # Whether the memory of a task is layer-normed.
+  # Whether the memory of a task passes the block's first LayerNorm.
   memory_norm: Bool[AnyArray, " t"]
 
 
@@ -94,23 +95,23 @@ def task_mask(
   parents: int = 0,
   places: Sequence[int] | None = None,
 ) -> TaskMask:
-  """The `TaskMask` of a set of tasks, padded to the given minimum sizes."""
-  # Slots of the tasks are by default the first ones, in their order.
-  others = attention_graph(specs) & ~np.eye(len(specs), dtype=bool)
+  """Return the `TaskMask` of tasks, padded to at least the given sizes."""
+  graph = attention_graph(specs) & ~np.eye(len(specs), dtype=bool)
+  # By default the tasks occupy the first slots, in their order.
   place = np.arange(len(specs)) if places is None else np.asarray(places, int)
   slots = max(slots, int(place.max(initial=-1)) + 1)
   cells = max(cells, *(spec.cells for spec in specs), 0)
-  parents = max(parents, int(others.sum(axis=1).max(initial=0)))
+  parents = max(parents, int(graph.sum(axis=1).max(initial=0)))
   has_cell = np.zeros((slots, cells), bool)
-  # Without a parent a task gathers itself, masked: not even a neighbor that is
-  # NaN can enter.
-  reads = np.tile(np.arange(slots, dtype=np.int32)[:, None], (1, parents))
+  # A task without a parent gathers its own entries and masks them: the mask
+  # would not stop NaN from the entries of another task.
+  gathered = np.tile(np.arange(slots, dtype=np.int32)[:, None], (1, parents))
   is_parent = np.zeros((slots, parents), bool)
   memory_norm = np.ones(slots, bool)
-  for i, spec, reads_whom in zip(place, specs, others, strict=True):
-    seen = place[reads_whom]
+  for i, spec, attends_to in zip(place, specs, graph, strict=True):
+    seen = place[attends_to]
     has_cell[i, : spec.cells] = True
-    reads[i, : len(seen)] = seen
+    gathered[i, : len(seen)] = seen
     is_parent[i, : len(seen)] = True
     memory_norm[i] = spec.memory_norm
-  return TaskMask(has_cell, reads, is_parent, memory_norm)
+  return TaskMask(has_cell, gathered, is_parent, memory_norm)

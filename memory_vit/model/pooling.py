@@ -16,7 +16,7 @@ from memory_vit.model.layer_norms import layer_norm
 from memory_vit.model.vit_config import ViTConfig
 
 
-# Its parts are named as in big_vision.
+# Submodules are named as in big_vision, so that its checkpoints can be loaded.
 class MAPHead(nn.Module):
   """Attention of a learned probe to all tokens (Set Transformer; SigLIP)."""
 
@@ -32,8 +32,8 @@ class MAPHead(nn.Module):
       cfg, name="MultiHeadDotProductAttention_0"
     )
     probe = for_each_image(probe[0], x)
-    # If weights are constants, XLA would compute the query of the probe ahead,
-    # in another order of sums: not bitwise identical.
+    # If weights are constants, XLA would compute the probe's query in advance,
+    # in another order of summation: results would not be bitwise identical.
     probe, x = jax.lax.optimization_barrier((probe, x))
     y = attention.pool(probe, x)
     z = layer_norm(cfg, name="LayerNorm_0")(y)
@@ -43,7 +43,7 @@ class MAPHead(nn.Module):
 def mean_of_patches(
   x: Float[Array, "b s d"], config: ViTConfig
 ) -> Float32[Array, "b d"]:
-  """The mean over the patches, without class tokens and registers."""
+  """Return the mean over patches, without class tokens and registers."""
   first = config.class_tokens + config.registers
   patches = x[:, first : first + config.num_patches]
   return patches.mean(axis=1, dtype=jnp.float32)

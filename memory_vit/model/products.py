@@ -1,9 +1,9 @@
 """Matrix products with operands in the compute dtype and sums in float32.
 
 XLA has fast bfloat16 kernels for CPUs with matrix units, and uses them only if
-the result is float32; GPUs and TPUs sum in float32 anyway. Between two products
-all is float32, and an operand is rounded just before it is multiplied; but for
-the tokens after each half of a block, see `EncoderBlock`.
+the result is float32; GPUs and TPUs sum in float32 anyway. Values stay float32
+between two products, and operands are rounded just before they are multiplied.
+Only the tokens after each half of a block are rounded: see `EncoderBlock`.
 """
 
 import functools
@@ -26,9 +26,10 @@ def einsum(
   b: Float[AnyArray, "..."],
   precision: Precision,
 ) -> Float32[Array, "..."]:
-  """`jnp.einsum` of rounded operands, and gradients, with float32 sums.
+  """Return `jnp.einsum` of rounded operands, summed in float32.
 
-  Each axis of an operand must be an axis of the other one or of the result.
+  Gradients are products of the same form. So each axis of an operand must be an
+  axis of the other operand or of the result.
   """
   dtype = precision.dtype
   if dtype == "float32":
@@ -47,9 +48,9 @@ def _product(
 
 
 def _widened(*operands: Array) -> tuple[Array, ...]:
-  """Operands in float32, for a CPU on which XLA cannot run their products."""
-  # It compiles all, and fails to run some ("Unsupported element type for
-  # DotThunk"), up to jax 0.11 also some that only gradients have.
+  """Convert operands to float32, for products that XLA for CPUs cannot run."""
+  # XLA compiles every bfloat16 product, but some fail at run time ("Unsupported
+  # element type for DotThunk"), some of gradients even up to jax 0.11.
   return tuple(a.astype(jnp.float32) for a in operands)
 
 
@@ -65,10 +66,10 @@ def _backward(
   operands: tuple[Array, Array],
   gradient: Float32[AnyArray, "..."],
 ) -> tuple[Array, Array]:
-  """Products like the forward ones; jax would multiply in float32 here."""
-  # So each axis of an operand must be one of the other or of the result.
+  """Multiply rounded operands, as in `_product`; jax would use float32 here."""
   a, b = operands
   dtype = a.dtype
+  # The specs of the gradients swap operands and result: see `einsum` for axes.
   inputs, out = spec.split("->")
   first, second = inputs.split(",")
   gradient = jnp.asarray(gradient, dtype)
@@ -83,14 +84,14 @@ def _backward(
 _product.defvjp(_forward, _backward)
 
 
-# A leaf in place of the kernel (d, f) of a dense layer, of shape (f, d).
+# Name of a parameter (f, d) that replaces the kernel (d, f) of a dense layer.
 TRANSPOSED = "transposed_kernel"
 
 
 class Dense(nn.Module):
   """A dense layer over the last axes of tokens."""
 
-  # The axes of a token that are summed over, and those in their place.
+  # The shape of a token before (`inputs`) and after the layer (`outputs`).
   inputs: Sequence[int]
   outputs: Sequence[int]
   precision: Precision
@@ -106,8 +107,8 @@ class Dense(nn.Module):
       ),
     )
     d, f = math.prod(self.inputs), math.prod(self.outputs)
-    # As a matrix: of a kernel of several axes the backward pass would write a
-    # transposed copy, a third of a training step on CPU.
+    # The kernel is used as a matrix. With more axes, the backward pass would
+    # write a transposed copy: a third of the time of a training step on CPU.
     if self.has_variable("params", TRANSPOSED):
       spec = "bsd,fd->bsf"
       kernel: Array = self.get_variable("params", TRANSPOSED)
@@ -118,7 +119,7 @@ class Dense(nn.Module):
     (b, s), precision = z.shape[:2], self.precision
     z = z.reshape(b, s, d)
     if b * s == 1 and precision.on_cpu and precision.dtype == "bfloat16":
-      # XLA for CPUs multiplies one row five to eight times as slowly as two.
+      # XLA for CPUs takes five to eight times as long for one row as for two.
       z = jnp.pad(z, ((0, 0), (0, 1), (0, 0)))
     y = einsum(spec, z, kernel, precision)[:, :s]
     return (y + bias.reshape(1, 1, f)).reshape(b, s, *self.outputs)
@@ -127,7 +128,7 @@ class Dense(nn.Module):
 def when_made(
   module: nn.Module, init: nn.initializers.Initializer
 ) -> nn.initializers.Initializer:
-  """An initializer for parameters that are made, and a quick one otherwise."""
-  # Of existing parameters flax compares the shape with the initializer's:
-  # tracing random numbers for that is a third of tracing the model.
+  """Return `init` while parameters are initialized, otherwise a cheap one."""
+  # Flax also traces the initializers of existing parameters, to compare shapes:
+  # with random numbers this takes a third of the time of tracing the model.
   return init if module.is_initializing() else nn.initializers.zeros

@@ -1,17 +1,18 @@
-"""Regimes: what of a task is trained, and how its attention runs.
+"""Regimes: which parts of a task are trained, and how attention runs.
 
-frozen      the backbone unchanged; a head on its pooled output, which shares a
-            pass as masked tasks do, or a probe of all its layers
-plain       attention as in any ViT, with the class token of the task
+frozen      the backbone is unchanged; the task is a head on its pooled output,
+            which can share a pass like masked tasks, or a probe of all layers
+plain       as in any ViT, with the task's own class token if it has one
 memory      every token attends to the memory of each layer, which is dropped
             after attention (Figure 2, left, of the paper)
-propagated  memory joins the tokens at the input and stays among them
-additive    as propagated, and every layer adds its own memory to it
-masked      Table 1: the backbone never attends to the task; the original
-            outputs stay, and tasks can share a pass
+propagated  memory is appended to the tokens at the input and stays there
+additive    as propagated, and every layer adds memory of its own to it
+masked      Table 1 of the paper: the backbone never attends to the task, so
+            original outputs do not change, and tasks can share a pass
 
-A regime is a preset of `REGIMES`, or a list of parts of a masked one,
-"cls+memory+side". The paper's parts are class token, memory and head.
+The name of a regime is a key of `REGIMES`, or a list of parts that are trained
+in a masked regime, "cls+memory+side". In the paper, the parts of a task are
+class token, memory and head.
 """
 
 import dataclasses
@@ -20,16 +21,16 @@ import functools
 from memory_vit.errors import ConfigError
 from memory_vit.model.parts import PARTS, Part
 
-# What a task may hold that is no `Part`: a backbone of its own.
+# Name in `Regime.trained` of a fine-tuned backbone, which is not a `Part`.
 OWN_BACKBONE = "backbone"
 
 
 @dataclasses.dataclass(frozen=True)
 class Regime:
-  """One way to learn a task: what is trained, and how attention runs.
+  """A way to train a task: which parts are trained, and how attention runs.
 
   Attributes:
-    trained: names of `PARTS`, or "backbone".
+    trained: names of `PARTS`, and "backbone" if the backbone is fine-tuned.
     attention: "frozen", "plain", "memory", "propagated", "additive" or
       "masked": see `memory_vit.model.regimes`.
   """
@@ -39,12 +40,12 @@ class Regime:
 
   @property
   def composes(self) -> bool:
-    """Whether its tasks share a pass with others and the original outputs."""
+    """Whether one pass can run its tasks with other tasks and the plain ViT."""
     return self.has_token or self.on_pooled
 
   @property
   def has_token(self) -> bool:
-    """Whether its tasks have a class token beside that of the backbone."""
+    """Whether its tasks have class tokens of their own in the task stream."""
     return self.attention == "masked"
 
   @property
@@ -59,9 +60,9 @@ class Regime:
 
   @property
   def begins_as_head(self) -> bool:
-    """Whether features are first those of the backbone, if its class token is.
+    """Whether a new task begins with the features of the backbone.
 
-    Memory disturbs them as much as its initial values do.
+    This needs a pretrained class token; random memory changes features a bit.
     """
     return not self.on_features or self.on_pooled
 
@@ -72,7 +73,7 @@ class Regime:
 
   @property
   def parts(self) -> tuple[Part, ...]:
-    """The parts of its tasks; some have size 0 if they are not trained."""
+    """The parts of its tasks; untrained parts of masked tasks have size 0."""
     return tuple(
       part
       for name, part in PARTS.items()
@@ -81,7 +82,7 @@ class Regime:
 
   @property
   def column(self) -> str:
-    """The features of a frozen backbone that its tasks are trained on."""
+    """The cached features that its tasks train on: "layers" or "pooled"."""
     return "layers" if self.has("probe") else "pooled"
 
   @property
@@ -95,16 +96,16 @@ class Regime:
     )
 
   def has(self, part: str) -> bool:
-    """Whether its tasks learn this part, such as "memory"."""
+    """Return whether its tasks train this part, such as "memory"."""
     return part in self.trained
 
   @property
   def holds_backbone(self) -> bool:
-    """Whether each of its tasks holds a backbone of its own."""
+    """Whether each of its tasks holds a fine-tuned backbone of its own."""
     return self.has(OWN_BACKBONE)
 
   def memory_layers(self, depth: int) -> int:
-    """Layers with memory of their own, in a backbone of `depth` layers."""
+    """Return the number of layers that have memory cells, out of `depth`."""
     return 1 if self.attention == "propagated" else depth
 
 
@@ -129,10 +130,10 @@ REGIMES = {
 
 @functools.cache
 def get_regime(name: str) -> Regime:
-  """Return the regime of this name, or of the parts that it lists.
+  """Return the regime of a name in `REGIMES`, or of a list of parts.
 
   Raises:
-    ConfigError: for another name.
+    ConfigError: if `name` is neither.
   """
   if name in REGIMES:
     return REGIMES[name]
@@ -150,9 +151,9 @@ def _listed(name: str) -> Regime:
 
 
 def _problem(name: str) -> str:
-  """What keeps a name from being a list of parts; "" if nothing does."""
+  """Return why `name` is not a valid list of parts, or "" if it is valid."""
   parts, listed = name.split("+"), listed_parts()
-  known = [part for part in listed if part in parts]
+  ordered = [part for part in listed if part in parts]
   if not set(parts) <= {*listed}:
     return (
       f"expected one of {', '.join(REGIMES)}, or some of "
@@ -160,12 +161,12 @@ def _problem(name: str) -> str:
     )
   if "cls" not in parts:
     return "expected 'cls' among its parts: a masked task has its own token"
-  if parts != known:
-    return f"expected it to be written {'+'.join(known)!r}"
+  if parts != ordered:
+    return f"expected it to be written {'+'.join(ordered)!r}"
   preset = [n for n, kind in REGIMES.items() if kind == _listed(name)]
   return f"expected it to be called {preset[0]!r}" if preset else ""
 
 
 def listed_parts() -> tuple[str, ...]:
-  """Parts that the name of a masked regime may list, in this order."""
+  """Return the parts that a masked regime's name may list, in order."""
   return tuple(part.name for part in PARTS.values() if part.listed)

@@ -11,11 +11,11 @@ Rotation = tuple[Float32[np.ndarray, "s k"], Float32[np.ndarray, "s k"]]
 
 
 def rotation(config: ViTConfig, before: int, after: int) -> Rotation | None:
-  """Angles by which queries and keys are rotated; None without `rope`."""
+  """Return the rotation; `before` and `after` count tokens around patches."""
   if config.positions != "rope":
     return None
-  # Half of the pairs of a head turn by the row of a patch, half by its column,
-  # from -1 to 1, with periods from 1 to `rope_base`; other tokens stay.
+  # Half of a head's pairs rotate by a patch's row, half by its column (both in
+  # [-1, 1]), with periods from 1 to `rope_base`; other tokens do not rotate.
   side, quarter = config.image_size // config.patch_size, config.head_dim // 4
   centers = (2 * np.arange(side) + 1) / side - 1
   rows, columns = np.meshgrid(centers, centers, indexing="ij")

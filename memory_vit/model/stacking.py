@@ -1,6 +1,6 @@
 """Tasks stacked in slots: arrays of fixed shapes, so that no task recompiles.
 
-What a task does not use is zero, and masked.
+Entries that a task does not use are zero, and masked.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,21 +20,21 @@ from memory_vit.model.vit_config import ViTConfig
 class SlotArrays(NamedTuple):
   """Tasks in slots, as a tree of arrays for the task stream."""
 
-  # {part: its arrays}, see `Part.stack` and `Part.ready`. A part that no task
-  # has is absent, and the program then knows nothing of it.
+  # {part: stacked arrays}, see `Part.stack` and `Part.ready`. Parts that no
+  # task has are left out, also of the program.
   parts: dict[str, Any]
-  mask: TaskMask | None  # None without the task stream: all tasks are heads
-  # Those on the pooled output of the backbone, see `stack_heads`.
+  mask: TaskMask | None  # None if no task has a token: all are heads
+  # Heads on the pooled output of the backbone, see `stack_heads`.
   heads: Tree | None = None
 
   @property
   def stream_mask(self) -> TaskMask:
-    """`mask`, of slots that have a task stream."""
+    """`mask`, which must not be None."""
     assert self.mask is not None
     return self.mask
 
   def ready(self, keys_values: Callable[..., Any]) -> "SlotArrays":
-    """Make what a pass takes, by the backbone's keys and values of memory."""
+    """Prepare arrays for passes; `keys_values` projects the memory cells."""
     if self.mask is None:
       return self
     parts = {
@@ -46,8 +46,8 @@ class SlotArrays(NamedTuple):
   def hooks(
     self, config: ViTConfig, angles: Rotation | None
   ) -> list[PassHooks]:
-    """Begin a pass; `angles` are those of the backbone's tokens."""
-    # In the order of PARTS: jax sorts the keys of a dictionary.
+    """Return hooks for a pass; `angles` is the rotation of backbone tokens."""
+    # Follow the order of PARTS, because jax sorts the keys of `self.parts`.
     return [
       part.hooks(self.parts[name], config, angles)
       for name, part in PARTS.items()
@@ -56,12 +56,12 @@ class SlotArrays(NamedTuple):
 
 
 def exact_rooms(specs: Sequence[TaskSpec]) -> dict[str, Any]:
-  """The smallest room for the parts of these tasks, by name."""
+  """Return {part: the smallest room in which these tasks fit}."""
   rooms = {}
   for name, part in PARTS.items():
-    having = [spec for spec in specs if part in spec.learned.parts]
-    if having:
-      rooms[name] = part.room(having)
+    part_specs = [spec for spec in specs if part in spec.learned.parts]
+    if part_specs:
+      rooms[name] = part.room(part_specs)
   return rooms
 
 
@@ -73,14 +73,14 @@ def stack_tasks(
   *,
   xp: ModuleType = jnp,
 ) -> SlotArrays:
-  """Stack the parameters of tasks, {slot: those of a task}.
+  """Stack the parameters of tasks in slots.
 
   Args:
-    tasks: zeros are in all other slots.
-    mask: of the slots.
-    rooms: of the parts that are stacked, see `Part.room`.
-    axes: of the backbone.
-    xp: jax.numpy, or NumPy, with which nothing is compiled.
+    tasks: {slot: parameters of a task}; other slots are filled with zeros.
+    mask: task mask of all slots.
+    rooms: {part: room} of the parts to stack, see `Part.room`.
+    axes: lengths of the backbone.
+    xp: jax.numpy, or NumPy, which compiles nothing.
   """
   parts = {
     name: _stack(name, tasks, len(mask.cells), room, axes, xp)
@@ -99,7 +99,7 @@ def stack_heads(
 ) -> Tree:
   """Stack heads, {"kernel": (d, t, c), "bias": (t, c)}; see `stack_tasks`."""
   heads = _stack("head", tasks, slots, room, axes, xp)
-  # As a matrix (d, t c) without a copy in each pass.
+  # With d first, a pass can use them as a matrix (d, t c) without a copy.
   return {**heads, "kernel": xp.moveaxis(heads["kernel"], 0, 1)}
 
 

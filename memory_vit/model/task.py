@@ -19,7 +19,7 @@ from memory_vit.model.vit_config import MAX_IMAGE_SIZE, MAX_RESIZE
 from memory_vit.runtime import messages
 from memory_vit.runtime.messages import name_list
 
-# How images are resized: see `EvalPreprocessing`.
+# Values of `EvalPreprocessing.interpolation`.
 INTERPOLATIONS = ("bilinear", "bilinear_antialias", "bicubic")
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 # The key of the original outputs in the result of a forward pass.
@@ -31,7 +31,7 @@ NAME_RULE = (
 
 
 def is_name(name: Any) -> bool:
-  """Whether a task may have this name."""
+  """Return whether a task may have this name."""
   is_text = isinstance(name, str) and name != BACKBONE
   return is_text and bool(NAME_PATTERN.fullmatch(name))
 
@@ -41,15 +41,15 @@ class EvalPreprocessing:
   """Preprocessing of images for evaluation.
 
   Attributes:
-    image_size: side of the square that the model gets, in pixels.
+    image_size: side of the model's square input image, in pixels.
     crop: "resize" squeezes the whole image into the square; "central" scales
-      its shorter side to `resize` pixels and takes the middle, as transformers
-      does. "central_rounded" begins where torchvision, and so timm, does: half
-      a pixel is rounded to an even number, and not down.
-    resize: the shorter side before a crop, in pixels; 0 for "resize".
+      its shorter side to `resize` pixels and crops the center, as transformers
+      does; "central_rounded" rounds the offset of the crop half to even instead
+      of down, as torchvision and timm do.
+    resize: shorter side before the crop, in pixels; 0 if `crop` is "resize".
     interpolation: "bilinear" without antialiasing, in float32, as vit_jax
-      trains; "bilinear_antialias" and "bicubic", with antialiasing, are
-      Pillow's on uint8, as timm and transformers prepare images.
+      trains; "bilinear_antialias" and "bicubic" are Pillow's on uint8, with
+      antialiasing, as timm and transformers prepare images.
   """
 
   image_size: int
@@ -83,14 +83,14 @@ class EvalPreprocessing:
     )
 
   def begin(self, lengths: Any) -> Any:
-    """Offset of the central square in sides of these lengths, in pixels.
+    """Return the offset of the central crop along a side, in pixels.
 
     Args:
-      lengths: after resizing; a number, or an array or tensor of any library.
+      lengths: sides after resizing; a number, array or tensor of any library.
     """
     rest = lengths - self.image_size
     if self.crop == "central_rounded":
-      return rest // 2 + rest % 4 // 3  # one more of 3, 7, 11, ...
+      return rest // 2 + rest % 4 // 3  # rest / 2, rounded half to even
     return rest // 2
 
 
@@ -110,25 +110,25 @@ class TaskSpec:
   """Everything about a task except its arrays.
 
   Attributes:
-    name: lower case letters, digits, "-" and "_"; at most 64.
-    num_classes: c, outputs of its head: classes, labels or values.
-    kind: what these outputs mean, see `TaskKind`.
-    regime: how it was learned, see `get_regime`.
-    cells: m, memory cells per layer; 0 is a task without memory.
-    bottleneck: width of its adapters, or of the values of its probe; 0 if its
-      regime has neither.
-    side_width: r, of its side stream; 0 if its regime has none.
-    side_mixing: "conv" or "none", of its side stream; "" without one.
-    attends_to: names of the earlier tasks that it attends to (model extension).
-      Empty: it ignores all others (concatenation).
-    parent_digests: `Task.digest` of each of `attends_to`, as it was when this
-      task was trained; "" if that is not known. Empty: none is known.
+    name: at most 64 lower-case letters, digits, "-" and "_".
+    num_classes: c, the number of outputs: classes, labels or values.
+    kind: what the outputs mean, see `TaskKind`.
+    regime: what is trained and how attention runs, see `get_regime`.
+    cells: m, the number of memory cells per layer; 0 without memory.
+    bottleneck: hidden width of the adapters, or of the probe's bottlenecks; 0
+      if the regime has neither.
+    side_width: r, the width of the side stream; 0 if the regime has none.
+    side_mixing: how the side stream mixes patches, "conv" or "none"; "" if the
+      regime has no side stream.
+    attends_to: names of earlier tasks that this task attends to (model
+      extension); empty if it ignores all other tasks (concatenation).
+    parent_digests: `Task.digest` of each task in `attends_to` when this task
+      was trained, "" for an unknown digest; empty if all are unknown.
     memory_norm: whether memory passes the block's first LayerNorm, as in Figure
-      2 of the paper. The public re-implementations insert it after.
-    class_names: c names of classes, labels or values, or empty if they are not
-      known.
-    backbone: the backbone that it belongs to.
-    preprocessing: how its images are prepared for evaluation.
+      2 of the paper. Public re-implementations insert memory after it.
+    class_names: c names of classes, labels or values; empty if unknown.
+    backbone: identity of the backbone that the task was trained on.
+    preprocessing: how images are prepared for evaluation.
   """
 
   name: str
@@ -142,7 +142,7 @@ class TaskSpec:
   attends_to: tuple[str, ...] = ()
   parent_digests: tuple[str, ...] = ()
   memory_norm: bool = True
-  # Thousands of names would fill many screens.
+  # Hidden from `repr`, because there can be thousands of names.
   class_names: tuple[str, ...] = dataclasses.field(default=(), repr=False)
   backbone: BackboneId
   preprocessing: EvalPreprocessing
@@ -189,7 +189,7 @@ class TaskSpec:
         raise TaskError(f"{this}: {problem}.")
     unused = {field for part in PARTS.values() for field in part.fields}
     for name in sorted(unused.difference(self.learned.fields)):
-      # `cells` has no default: it is 0 without memory.
+      # The field `cells` has no default; it is 0 in tasks without memory.
       value, default = getattr(self, name), getattr(TaskSpec, name, 0)
       if value != default:
         raise TaskError(
@@ -199,16 +199,16 @@ class TaskSpec:
 
   @property
   def for_programs(self) -> "TaskSpec":
-    """The spec without what no compiled program depends on."""
+    """The spec, reset in the fields that compiled programs do not depend on."""
     return dataclasses.replace(self, class_names=(), kind=CLASSES)
 
   def expected_shapes(self, width: int, depth: int, summary: int) -> trees.Tree:
-    """Return its parameters as float32 `jax.ShapeDtypeStruct`.
+    """Return the task's parameters as float32 `jax.ShapeDtypeStruct`.
 
     Args:
-      width: d, of the backbone.
-      depth: l, of the backbone.
-      summary: n, its `ViTConfig.summary_tokens`.
+      width: d, the width of the backbone.
+      depth: l, the number of layers of the backbone.
+      summary: n, `ViTConfig.summary_tokens` of the backbone.
     """
     memory = self.learned.memory_layers(depth)
     axes = Axes(width, depth, memory, summary)
@@ -225,41 +225,41 @@ class TaskSpec:
 
   @property
   def learned(self) -> Regime:
-    """What is trained, and how attention runs."""
+    """The regime: what is trained, and how attention runs."""
     return get_regime(self.regime)
 
   @property
   def side(self) -> SideKind:
-    """Width and mixing of its side stream; 0 and "" if it has none."""
+    """Width and mixing of the side stream; 0 and "" without one."""
     return SideKind(self.side_width, self.side_mixing)
 
   @property
   def summary(self) -> str:
-    """Name, outputs, cells and regime, for people."""
+    """A short description for users: name, outputs, cells and regime."""
     outputs = f"{self.num_classes} {self.kind.name}"
     return f"{self.name!r}, {outputs}, {self.cells} cells, {self.regime}"
 
 
-# Without provenance: metrics would be those of other parameters, and no two
-# tasks would share a program. `drop_fields` does not work before jax 0.8, so it
-# is registered before it is a dataclass.
-@dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
+# `provenance` is hidden from JAX: its metrics would be wrong for new leaves,
+# and as static data it would keep tasks from sharing programs. `drop_fields`
+# fails before jax 0.8, so the class is registered before it is a dataclass.
+@dataclasses.dataclass(frozen=True, eq=False)  # arrays cannot be compared by ==
 @functools.partial(
   jax.tree_util.register_dataclass, data_fields=["params"], meta_fields=["spec"]
 )
 class Task:
-  """A task: its spec, and the parameters that it learned.
+  """A task: its spec, and its trained parameters.
 
-  It is a tree of arrays for JAX (`jax.jit`, `jax.tree.map`, `jax.device_put`):
-  `params` are its leaves, and `spec` is static. A function of JAX returns
-  another task, without provenance.
+  For JAX (`jax.jit`, `jax.tree.map`, `jax.device_put`), a task is a pytree: its
+  leaves are those of `params`, and `spec` is static. JAX drops `provenance`:
+  its functions return tasks without it.
 
   Attributes:
     spec: see `TaskSpec`.
-    params: what its regime trains, float32; in `memory_masked` {"cls": (d,),
+    params: trained parameters, float32; for `memory_masked` {"cls": (d,),
       "memory": (l, m, d), "head": {"kernel": (d, c), "bias": (c,)}}.
-    provenance: the configuration and the metrics of the run that made it; empty
-      for a task that was not trained.
+    provenance: configuration and metrics of the training run; empty for a task
+      that was not trained.
   """
 
   spec: TaskSpec
@@ -285,9 +285,9 @@ class Task:
 
   @functools.cached_property
   def digest(self) -> str:
-    """SHA-256 over all that its token computes with, its parents included.
+    """SHA-256 over regime, `memory_norm`, parameters and digests of parents.
 
-    Neither its own name nor those of its parents change it.
+    The names of the task and of its parents do not change it.
     """
     spec = self.spec
     parts = (

@@ -1,6 +1,6 @@
 """Initialization of the parameters of tasks, as modules of Flax."""
 
-# As text, `help` shows jax.Array by its name.
+# Annotations stay strings, so that `help` shows jax.Array by its name.
 from __future__ import annotations
 
 import dataclasses
@@ -17,7 +17,7 @@ from memory_vit.runtime import compilation
 
 
 class TaskParams(nn.Module):
-  """The parameters of one task, but for the backbone that it may hold."""
+  """The parameters of one task, without a fine-tuned backbone."""
 
   config: ViTConfig
   spec: TaskSpec
@@ -37,7 +37,7 @@ class TaskParams(nn.Module):
 
 
 class TaskParameters(nn.Module):
-  """The parameters of all tasks of a model, under their names."""
+  """The parameters of all tasks of a model, under the names of the tasks."""
 
   config: ViTConfig
   specs: tuple[TaskSpec, ...]
@@ -50,15 +50,16 @@ class TaskParameters(nn.Module):
 def init_task_params(
   config: ViTConfig, spec: TaskSpec, start: InitialValues, key: jax.Array
 ) -> dict[str, Any]:
-  """Draw the parameters of a new task; equal shapes share a program."""
-  # No random number depends on its name and parents.
+  """Initialize the parameters of a new task."""
+  # Initial values depend on neither name nor parents: without these, tasks of
+  # equal shapes share a program.
   spec = dataclasses.replace(
     spec.for_programs, name="task", attends_to=(), parent_digests=()
   )
   module = TaskParams(config, spec, start)
-  if isinstance(key, jax.core.Tracer):  # a part of the caller's program
+  if isinstance(key, jax.core.Tracer):  # inlined in the caller's program
     return _init(module, key)
-  # Run once for each task: compiling takes nearly all of the time.
+  # The program runs once per task, so it is compiled with less optimization.
   init = jax.jit(
     _init, static_argnums=0, compiler_options=compilation.options()
   )

@@ -10,24 +10,24 @@ import numpy as np
 from flax import traverse_util
 
 Tree = dict[str, Any]
-# On a device, or on the host.
+# An array on a device, or on the host.
 AnyArray = jax.Array | np.ndarray
 
 
 def flatten(tree: Mapping[str, Any]) -> dict[str, Any]:
-  """Nested dictionary -> {"outer/inner": leaf}."""
+  """Convert a nested dictionary to {"outer/inner": leaf}."""
   return traverse_util.flatten_dict(tree, sep="/")
 
 
 def unflatten(flat: Mapping[str, Any]) -> Tree:
-  """{"outer/inner": leaf} -> nested dictionary; the inverse of `flatten`."""
+  """Convert {"outer/inner": leaf} to a nested dictionary."""
   return traverse_util.unflatten_dict(flat, sep="/")
 
 
 def differences(
   expected: Mapping[str, Any], found: Mapping[str, Any]
 ) -> list[str]:
-  """Compare names and shapes of two flat trees; one line for each problem."""
+  """Compare names and shapes of two flat trees; return a line per problem."""
   lines = [
     f"missing: {name} {tuple(expected[name].shape)}"
     for name in sorted(expected.keys() - found.keys())
@@ -46,14 +46,14 @@ def differences(
 
 
 def count(tree: Any) -> int:
-  """The number of values in a tree of arrays, of shapes or of numbers."""
+  """Return the number of values in a tree of arrays, shapes or numbers."""
   return sum(int(np.prod(np.shape(leaf))) for leaf in jax.tree.leaves(tree))
 
 
 def unstack(tree: Any) -> list[Any]:
   """Split the arrays of a tree along their first axis.
 
-  Their gradients are stacked again; that of `a[i]` is padded to the whole.
+  Gradients of rows are stacked; those of `a[i]` would be padded and added.
   """
   leaves, structure = jax.tree.flatten(tree)
   rows = zip(*map(jnp.unstack, leaves), strict=True)
@@ -61,14 +61,14 @@ def unstack(tree: Any) -> list[Any]:
 
 
 def is_traced(tree: Any) -> bool:
-  """Whether JAX traces a function of a tree, so that its values are unknown."""
+  """Return whether a tree has tracers, whose values are unknown."""
   return any(
     isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree)
   )
 
 
 def bytes_of(tree: Any) -> int:
-  """The bytes of a tree of arrays (or of their shapes)."""
+  """Return the number of bytes of a tree of arrays (or of their shapes)."""
   return sum(
     int(np.prod(leaf.shape)) * leaf.dtype.itemsize
     for leaf in jax.tree.leaves(tree)
@@ -76,14 +76,14 @@ def bytes_of(tree: Any) -> int:
 
 
 def array_digest(array: Any) -> str:
-  """SHA-256, as hexadecimal, over an array's dtype, shape and bytes."""
+  """Return a hexadecimal SHA-256 over an array's dtype, shape and bytes."""
   digest = hashlib.sha256()
   _update(digest, np.asarray(array))
   return digest.hexdigest()
 
 
 def fingerprint(tree: Mapping[str, Any]) -> str:
-  """SHA-256 over names, dtypes, shapes and bytes, in any order of the keys."""
+  """Return a SHA-256 over names, dtypes, shapes and bytes, in any key order."""
   digest = hashlib.sha256()
   for name, leaf in sorted(flatten(tree).items()):
     digest.update(name.encode() + b"\0")

@@ -2,10 +2,10 @@
 
 Since the backbone stream never attends to the task stream (rows INP and CLS of
 Table 1 in the paper), a forward pass is two programs: `encode` is the same
-executable whatever the tasks are, and `read` holds all that can be trained.
+executable for all tasks, and `read` contains everything that can be trained.
 """
 
-# As text, `help` shows types by their short names.
+# Annotations stay strings, so that `help` shows types by their short names.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,12 +37,12 @@ from memory_vit.model.vit_config import ViTConfig
 
 
 class VisionTransformer(nn.Module):
-  """The published ViT, with a second entrance for the task stream."""
+  """The published ViT; its encoder also runs the task stream."""
 
   config: ViTConfig
 
   def setup(self) -> None:
-    """Declare the parts by hand: the methods share them."""
+    """Declare the submodules, which several methods share."""
     cfg = self.config
     patch = (cfg.patch_size, cfg.patch_size, 3)
     self.embedding = Dense(patch, (cfg.width,), cfg.precision)
@@ -56,7 +56,7 @@ class VisionTransformer(nn.Module):
     self.Transformer = Encoder(cfg)
     if cfg.pooling == "map":
       self.MAPHead_0 = MAPHead(cfg)
-    # Heads in float32: in bfloat16 several of many classes share a logit.
+    # Heads are float32: with many classes, some bfloat16 logits would be equal.
     if cfg.representation_size:
       self.pre_logits = nn.Dense(cfg.representation_size, dtype=jnp.float32)
     if cfg.num_classes:
@@ -65,7 +65,7 @@ class VisionTransformer(nn.Module):
   def encode(
     self, images: Float[Array, "b side side 3"]
   ) -> tuple[Float32[Array, "b c0"], Context]:
-    """Run the plain ViT: logits, or features without a head; the context."""
+    """Return logits of the plain ViT (features without a head), and context."""
     cfg = self.config
     x = self._tokens(images, self._cls())
     states, context = self.Transformer.encode(x, self._registers())
@@ -79,7 +79,7 @@ class VisionTransformer(nn.Module):
   def summarize(
     self, images: Float[Array, "b side side 3"]
   ) -> Float32[Array, "b n d"]:
-    """Run the plain ViT; return class token and mean patch of each layer."""
+    """Return class token and mean patch after each layer of the plain ViT."""
     cfg, tokens = self.config, self._tokens(images, self._cls())
     summary = []
     for x in self.Transformer.encode(tokens, self._registers())[0]:
@@ -94,7 +94,7 @@ class VisionTransformer(nn.Module):
     task: Mapping[str, Any],
     spec: TaskSpec,
   ) -> Float32[Array, "b d"]:
-    """Run the ViT as one task changes it, up to the features of its head."""
+    """Run the ViT with one task's changes; return features for its head."""
     cls = self._cls()
     if "cls" in task:
       cls = jnp.concatenate([task["cls"][None], cls[1:]])
@@ -119,7 +119,7 @@ class VisionTransformer(nn.Module):
     return self.registers if self.config.registers else None
 
   def _pooled(self, x: Float[Array, "b s d"]) -> Float32[Array, "b d"]:
-    """The features of the backbone, of the tokens behind its last block."""
+    """Pool tokens after the last block into the features of the backbone."""
     cfg, norm = self.config, self.Transformer.encoder_norm
     if cfg.pooling == "map":
       return self.MAPHead_0(norm(x))
@@ -132,9 +132,9 @@ class VisionTransformer(nn.Module):
   def _tokens(
     self, images: Float[Array, "b side side 3"], cls: Float[AnyArray, "_ d"]
   ) -> Float[Array, "b _ d"]:
-    """Patches behind class tokens."""
+    """Embed patches, and put class tokens in front of them."""
     x = self.embedding(patches_of(images, self.config))
-    if not cls.shape[0]:  # converters stumble over arrays without values
+    if not cls.shape[0]:  # exporters fail on empty arrays
       return x
     return jnp.concatenate([for_each_image(cls, x), x], axis=1)
 
@@ -143,7 +143,7 @@ def patches_of(
   images: Float[Array, "b side side 3"], config: ViTConfig
 ) -> Float32[Array, "b n p p 3"]:
   """Cut images into patches, row by row."""
-  # Axes one by one: jax refuses anything else on a mesh with explicit axes.
+  # Each reshape splits one axis, because jax refuses more on an explicit mesh.
   b, p = images.shape[0], config.patch_size
   g = config.image_size // p
   rows = images.astype(jnp.float32).reshape(b, g, p, g * p, 3)
@@ -154,7 +154,7 @@ def patches_of(
 class MemoryViT(nn.Module):
   """A frozen ViT and its tasks, as a module of Flax.
 
-  Nothing stops gradients: differentiate params["tasks"] only.
+  Backbone parameters have gradients too: differentiate params["tasks"] only.
 
     module = mv.MemoryViT(backbone.config, tasks)
     learned = {task.name: task.params for task in tasks}
@@ -165,10 +165,10 @@ class MemoryViT(nn.Module):
 
     gradient = jax.grad(loss)(learned)
 
-  The values of images are not checked, as `mv.forward` does.
+  Unlike `mv.forward`, it does not check the values of images.
 
   Attributes:
-    config: of the backbone.
+    config: configuration of the backbone.
     specs: the tasks, or their specs, in any order.
   """
 
@@ -176,10 +176,10 @@ class MemoryViT(nn.Module):
   specs: Task | Iterable[TaskSpec | Task] = ()
 
   def __post_init__(self) -> None:
-    """Take the specs of tasks."""
+    """Replace tasks in `specs` by their specs."""
     argument = self.specs
-    found = [argument] if isinstance(argument, Task) else argument
-    specs = tuple(s.spec if isinstance(s, Task) else s for s in found)
+    entries = [argument] if isinstance(argument, Task) else argument
+    specs = tuple(s.spec if isinstance(s, Task) else s for s in entries)
     for spec in specs:
       if not isinstance(spec, TaskSpec):
         raise TaskError(
@@ -194,7 +194,7 @@ class MemoryViT(nn.Module):
     return cast(tuple[TaskSpec, ...], self.specs)
 
   def setup(self) -> None:
-    """Declare the two halves of the parameters."""
+    """Declare backbone and tasks, the two halves of the parameters."""
     self.backbone = VisionTransformer(self.config)
     self.tasks = TaskParameters(self.config, self._specs)
 
@@ -221,7 +221,7 @@ class MemoryViT(nn.Module):
       images: in [-1, 1].
 
     Returns:
-      The logits of its head or, without a head, its features; and the context.
+      The logits, or the features if there is no head, and the context.
     """
     return self.backbone.encode(images)
 
@@ -234,8 +234,8 @@ class MemoryViT(nn.Module):
       images: in [-1, 1].
 
     Returns:
-      After each block the first class token, if there is one, and the mean of
-      the patches: n tokens, standardized, layer by layer.
+      n standardized tokens: after each block, the first class token, if there
+      is one, and the mean of the patches.
     """
     return self.backbone.summarize(images)
 
@@ -251,10 +251,10 @@ class MemoryViT(nn.Module):
       images: in [-1, 1].
       task: parameters of the task; its class token replaces the original one,
         or comes in front if there is none.
-      spec: of the task, whose regime is neither "frozen" nor "masked".
+      spec: spec of the task, whose attention is neither "frozen" nor "masked".
 
     Returns:
-      Its logits.
+      Logits of the task.
     """
     return head_logits(
       self.backbone.fine_tuned(images, task, spec), task["head"]
@@ -263,26 +263,26 @@ class MemoryViT(nn.Module):
   def keys_values(
     self, memory: Float[AnyArray, "l t m d"], norm: Bool[AnyArray, " t"]
   ) -> Cells:
-    """Keys and values of memory in all layers, the same for all images.
+    """Return keys and values of memory in all layers, the same for all images.
 
     Args:
-      memory: of the tasks.
-      norm: which tasks' memory is layer-normed.
+      memory: memory cells of the tasks.
+      norm: whether a task's memory passes the first LayerNorm of each block.
     """
     return self.backbone.Transformer.keys_values(memory, norm)
 
   def read_slots(
     self, slots: SlotArrays, context: Context
   ) -> Float32[Array, "b t c"]:
-    """Run the task stream on stacked tasks, any that fit the shapes.
+    """Run any stacked tasks that fit the shapes.
 
     Args:
-      slots: the tasks, in place of the module's own.
+      slots: the tasks, used instead of those of the module.
       context: from `encode`.
 
     Returns:
-      Logits, those of heads behind the others; those of empty slots, and of
-      classes that a task does not have, mean nothing.
+      Logits of the task stream, then of heads on the pooled output. Logits of
+      empty slots, and of classes that a task does not have, are meaningless.
     """
     logits = []
     if slots.mask is not None:
@@ -304,8 +304,7 @@ class MemoryViT(nn.Module):
     Args:
       slots: see `read_slots`.
       context: from `encode`.
-      seen: which cells of each layer a task attends to, of those that it has;
-        None for all of them.
+      seen: which of its cells a task attends to in each layer; None for all.
 
     Returns:
       Features for the heads.
@@ -315,7 +314,7 @@ class MemoryViT(nn.Module):
   def task_features(
     self, tasks: Sequence[Tree], specs: Sequence[TaskSpec], context: Context
   ) -> Float32[Array, "b t d"]:
-    """Run the task stream on parameters of tasks, for their gradient.
+    """Run the task stream on the parameters of tasks, to differentiate them.
 
     Args:
       tasks: parameters of at least one task.
@@ -326,7 +325,7 @@ class MemoryViT(nn.Module):
       Features for the heads.
     """
     rooms = exact_rooms(specs)
-    del rooms["head"]  # their classes differ
+    del rooms["head"]  # sizes differ, and heads are not run here
     stacked = stack_tasks(
       dict(enumerate(tasks)), task_mask(specs), rooms, Axes.of(self.config)
     )
@@ -361,5 +360,5 @@ class MemoryViT(nn.Module):
 def apply(
   model: nn.Module, params: Mapping[str, Any], *args: Any, method: str
 ) -> Any:
-  """`model.apply`, typed for modules that change no variables."""
+  """Call `model.apply` for a method that changes no variables."""
   return model.apply({"params": params}, *args, method=method)

@@ -6,14 +6,14 @@ Dimension letters, used in every signature and docstring of this package:
   s  tokens in a sequence; in the backbone stream class tokens, registers and
      patches, in this order: n + 1 in the published ViT
   t  tasks in one pass          m  memory cells of a task, per layer
-  p  other tasks that a task attends to, the greatest number of them
+  p  parents: the maximum number of other tasks that a task attends to
   d  width                      h  attention heads (k = d / h, width of one)
   l  layers                     r  width of a bottleneck, or of a side stream
   c  classes of a task          c0 outputs of the backbone
   g  tasks of a pass with side streams of one kind
 
 An image is (side, side, 3). Annotations of jaxtyping, `Float[Array, "b s d"]`,
-name these letters; the tests check them at every call.
+use these letters; the tests check them at every call.
 """
 
 import dataclasses
@@ -26,53 +26,55 @@ from memory_vit.runtime.dtypes import Precision
 
 # Prefix of the variant of a randomly initialized backbone.
 RANDOM = "random:"
-# In pixels: at 2,048 a ViT-B/16 has 16,384 tokens, whose attention takes 13 GB
-# an image.
+# Limits in pixels: at 2,048, a ViT-B/16 has 16,384 tokens, whose attention
+# takes 13 GB per image.
 MAX_IMAGE_SIZE = 2_048
 MAX_RESIZE = 4_096
-# With `rope` no array bounds them: patches of 8 pixels in the largest image.
+# Limit for `rope`, which has no position table whose size limits the number of
+# patches. It allows patches of 8 pixels in the largest image.
 MAX_ROTATED_PATCHES = 2**16
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ViTConfig:
-  """The configuration of a ViT: all that fixes its computation but weights.
+  """The configuration of a ViT: all that fixes its computation except weights.
 
   Attributes:
     width: d, the width of a token.
     depth: l, the number of blocks.
     mlp_dim: the hidden width of a block's MLP.
-    num_heads: h.
+    num_heads: h, the number of attention heads.
     patch_size: the side of a square patch, in pixels.
     image_size: the side of the square input image, in pixels.
-    num_classes: outputs of the original head; 0 without a head, and the model
-      puts out its features.
+    num_classes: the number of outputs of the original head; 0 without a head,
+      so that the model returns its features.
     representation_size: width of `pre_logits`, the tanh layer before the head
-      of the original ImageNet-21k checkpoints; 0 without one.
+      of the original ImageNet-21k checkpoints; 0 without this layer.
     gelu: "tanh", the approximation that vit_jax and big_vision train with;
       "exact", for most weights that were trained in PyTorch; or "quick",
       x sigmoid(1.702 x), of OpenAI's CLIP.
-    layer_norm_epsilon: of every LayerNorm.
-    class_tokens: 0, 1 or 2, in front of the sequence.
-    registers: tokens between class and patches that have no position.
-    positions: "learned" is a table, of which class tokens have the first rows;
+    layer_norm_epsilon: the epsilon of every LayerNorm.
+    class_tokens: the number of class tokens in front of the sequence, 0 to 2.
+    registers: the number of tokens without position between class tokens and
+      patches.
+    positions: "learned" adds a table whose first rows belong to class tokens;
       "rope" rotates queries and keys of patches (DINOv3).
     rope_base: the period of the slowest rotation.
     position_resize: how the table is interpolated for another image size:
-      "bilinear" with corners on corners, as vit_jax; "bicubic" without
+      "bilinear" with aligned corners, as vit_jax; "bicubic" without
       antialiasing, as transformers; "bicubic_antialias", as timm.
-    pre_norm: whether a LayerNorm stands in front of the blocks (CLIP).
-    mlp: "gelu", of two layers, or "swiglu", with a gate.
-    pooling: what the outputs are made of: "tok" the first class token, "gap"
-      the mean of the patches, "map" attention of a learned probe to all tokens
-      (SigLIP).
-    norm_after_pooling: whether the last LayerNorm comes after the mean, and not
-      before (`fc_norm` of timm).
-    dtype: compute dtype, "float32" or "bfloat16": that of the operands of
-      products, see `products.einsum`, and of the tokens after each half of a
-      block. All else is float32.
-    platform: "cpu", "gpu" or "tpu", for which programs are compiled; "" is that
-      of JAX's first device.
+    pre_norm: whether a LayerNorm precedes the blocks (CLIP).
+    mlp: "gelu", with two layers, or "swiglu", with a gate.
+    pooling: how tokens become features: "tok" takes the first class token,
+      "gap" the mean of the patches, and "map" the attention of a learned probe
+      to all tokens (SigLIP).
+    norm_after_pooling: whether the last LayerNorm comes after the mean instead
+      of before it (`fc_norm` in timm).
+    dtype: compute dtype, "float32" or "bfloat16", of the operands of products
+      (see `products.einsum`) and of the tokens after each half of a block.
+      Everything else is float32.
+    platform: the platform for which programs are compiled, "cpu", "gpu" or
+      "tpu"; "" is the platform of JAX's first device.
   """
 
   width: int
@@ -157,7 +159,7 @@ class ViTConfig:
 
   @property
   def summary_tokens(self) -> int:
-    """n, the tokens of `VisionTransformer.summarize`, of all layers."""
+    """n, the number of tokens that `VisionTransformer.summarize` returns."""
     return self.depth * (2 if self.class_tokens else 1)
 
   @property
@@ -167,12 +169,12 @@ class ViTConfig:
 
   @property
   def precision(self) -> Precision:
-    """The dtype of products, and where they are multiplied."""
+    """The dtype of products, and the platform that computes them."""
     return Precision(self.dtype, self.platform)
 
   @property
   def variant(self) -> str:
-    """The published name, "B/32", or one that spells other shapes out."""
+    """The published name, such as "B/32"; other shapes are spelled out."""
     for letter, shape in VARIANTS.items():
       if shape == (self.width, self.depth, self.mlp_dim, self.num_heads):
         return f"{letter}/{self.patch_size}"
@@ -182,7 +184,7 @@ class ViTConfig:
     )
 
 
-# Field -> its values.
+# Maps fields to their valid values.
 _CHOICES = {
   "gelu": ("tanh", "exact", "quick"),
   "positions": ("learned", "rope"),
@@ -193,8 +195,8 @@ _CHOICES = {
   "platform": ("", "cpu", "gpu", "tpu"),
 }
 
-# Letter -> width, depth, mlp_dim, num_heads. "Micro" is ours, for digits and
-# tests; So400m is SigLIP's; the others are of the ViT and DeiT papers.
+# Maps letters to (width, depth, mlp_dim, num_heads). "Micro" is our own, for
+# digits and tests; So400m is SigLIP's; others are from the ViT and DeiT papers.
 VARIANTS = {
   "Micro": (64, 4, 256, 4),
   "Ti": (192, 12, 768, 3),
@@ -210,11 +212,11 @@ def vit_config(variant: str, **overrides: Any) -> ViTConfig:
   """Return the configuration of a variant such as "B/32".
 
   Args:
-    variant: Ti, S, B, L, H, So400m or Micro, a slash, the patch size in pixels.
+    variant: Ti, S, B, L, H, So400m or Micro, a slash, patch size in pixels.
     **overrides: the other fields of `ViTConfig`, such as `image_size`.
 
   Raises:
-    ConfigError: for a name that is not of this form.
+    ConfigError: if `variant` has another form, or a field is impossible.
   """
   match = re.fullmatch(r"(\w+)/(\d+)", variant)
   if not match or match[1] not in VARIANTS or int(match[2]) < 1:
@@ -234,6 +236,6 @@ def vit_config(variant: str, **overrides: Any) -> ViTConfig:
 
 
 def square_side(patches: int) -> int:
-  """The side of a square grid of `patches`, or 0 if it is not square."""
+  """Return the side of a square grid of `patches`, or 0 if there is none."""
   side = math.isqrt(patches)
   return side if side * side == patches else 0

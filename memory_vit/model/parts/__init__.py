@@ -10,8 +10,8 @@ from memory_vit.model.parts.part import Axes, InitialValues, Part, PassHooks
 from memory_vit.model.parts.probe import Probe
 from memory_vit.model.parts.side import SideStream
 
-# The order matters: random numbers of a part depend on those before it, and a
-# pass applies them in this order.
+# The order matters: the random numbers of a part depend on the parts before it,
+# and a pass applies the parts in this order.
 PARTS: dict[str, Part] = {
   part.name: part
   for part in (

@@ -1,7 +1,7 @@
 """Bottleneck adapters after attention and MLP (Houlsby et al. 2019).
 
-Not the paper's. They change what the backbone computes: a task that has them
-runs alone.
+Adapters are not in the paper. They change what the backbone computes, so a task
+with adapters cannot share a pass.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def bottleneck_adapter(
   y: jt.Float32[jax.Array, "b s d"],
   precision: Precision,
 ) -> jt.Float32[jax.Array, "b s d"]:
-  """Add a bottleneck adapter, if there is one."""
+  """Apply an adapter with its residual; return `y` if there is none."""
   if params is None:
     return y
   down, up = params["down"], params["up"]

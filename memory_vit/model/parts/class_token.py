@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ClassToken(Part):
-  """One token; the encoder begins with it."""
+  """One token: the input of the task stream."""
 
   name = "cls"
   listed = in_every = True
@@ -38,14 +38,14 @@ class ClassToken(Part):
 
 
 def first_class_token(backbone: Backbone) -> jt.Float32[jax.Array, " d"]:
-  """The initial class token of a new task."""
+  """Return the initial class token of a new task."""
   params, config = backbone.params, backbone.config
   if config.class_tokens:
     return jnp.array(params["cls"][0, 0])
   if config.pooling == "map":
     return jnp.array(params["MAPHead_0"]["probe"][0, 0])
-  # A mid-grey patch at the mean position: every block treats it like one of
-  # the tokens whose mean is taken.
+  # For mean pooling, start as a mid-grey patch at the mean position, which
+  # blocks treat like the patches that are averaged.
   token = jnp.array(params["embedding"]["bias"])
   if config.positions == "learned":
     positions = params["Transformer"]["posembed_input"]["pos_embedding"]

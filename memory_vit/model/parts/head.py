@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 class Head(Part):
-  """A kernel and a bias; they start at zero.
+  """A kernel and a bias, initialized to zero as in vit_jax.
 
-  As in vit_jax: no random head pulls at class token and memory, which get no
+  A random head would disturb class token and memory; a zero head gives them no
   gradient in the first step.
   """
 
@@ -42,14 +42,14 @@ class Head(Part):
 def head_logits(
   features: jt.Float[jax.Array, "b d"], head: Mapping[str, trees.AnyArray]
 ) -> jt.Float32[jax.Array, "b c"]:
-  """Logits of a linear head, {"kernel": (d, c), "bias": (c,)}."""
+  """Return logits of a linear head, {"kernel": (d, c), "bias": (c,)}."""
   return features.astype(jnp.float32) @ head["kernel"] + head["bias"][None]
 
 
 def pooled_logits(
   pooled: jt.Float32[jax.Array, "b d"], heads: Mapping[str, trees.AnyArray]
 ) -> jt.Float32[jax.Array, "b t c"]:
-  """Logits of a stack of heads on the same features, as one product."""
+  """Return logits of stacked heads on the same features, by one product."""
   logits = jnp.einsum("bd,dtc->btc", pooled, heads["kernel"])
   return logits + heads["bias"][None]
 
@@ -57,6 +57,6 @@ def pooled_logits(
 def stacked_logits(
   features: jt.Float32[jax.Array, "b t d"], heads: Mapping[str, trees.AnyArray]
 ) -> jt.Float32[jax.Array, "b t c"]:
-  """Logits of a stack of heads, each on the features of its task."""
+  """Return logits of stacked heads, each on the features of its task."""
   logits = jnp.einsum("btd,tdc->btc", features, heads["kernel"])
   return logits + heads["bias"][None]

@@ -1,8 +1,8 @@
-"""Layers: the token after every block is read by the head of a task.
+"""Layers: the head of a task reads the token after every block.
 
-Not the paper's. The token after each block, standardized and times a vector of
-that layer, is added to the output of the last LayerNorm. Kin: Head2Toe (Evci et
-al. 2022), VQT (Tu et al. 2023), SynQT (2024).
+Not in the paper. The token after each block is standardized, multiplied by a
+vector of that layer, and added to the output of the last LayerNorm. Similar to
+Head2Toe (Evci et al. 2022), VQT (Tu et al. 2023) and SynQT (2024).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Layers(Part):
-  """A vector for each layer; zero at first."""
+  """A vector for each layer, initialized to zero."""
 
   name = "layers"
   listed = True

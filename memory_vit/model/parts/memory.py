@@ -1,7 +1,7 @@
 """Memory: cells that the token of a task attends to in each layer (the paper).
 
-The block's own projections make keys and values of them, the same for all
-images. In masked regimes and in `memory` they have no query, no MLP and no
+The block's own projections turn cells into keys and values, the same for all
+images. In masked regimes and in `memory`, cells have no query, no MLP and no
 residual (Figure 2 of the paper).
 """
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Memory(Part):
-  """Cells (l, m, d); a task without memory has 0 of them."""
+  """Cells (l, m, d); m is 0 in tasks without memory."""
 
   name = "memory"
   listed = in_every = True
@@ -60,7 +60,7 @@ class Memory(Part):
     ]  # fmt: skip
 
   def norm(self, params: Any) -> jt.Float[jax.Array, " l"]:
-    """The mean norm of the cells of each layer."""
+    """Return the mean norm of the cells of each layer."""
     return jnp.linalg.norm(params, axis=-1).mean(axis=-1)
 
   def cost(self, options: Any) -> tuple[int, ...]:

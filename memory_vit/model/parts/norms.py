@@ -1,4 +1,4 @@
-"""Norms: LayerNorms of its own for the token of a task; not the paper's."""
+"""Norms: LayerNorms for the token of one task; not in the paper."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 class Norms(Part):
-  """Additions to scale and bias of every LayerNorm; zero at first."""
+  """Additions to scale and bias of every LayerNorm, initialized to zero."""
 
   name = "norms"
   listed = True
 
   def shapes(self, size: None, axes: Axes) -> Any:
-    # Two LayerNorms in every block, and the last one.
+    # Every block has two LayerNorms; one more follows the last block.
     norms = (2 * axes.depth + 1, axes.width)
     return {"scale": norms, "bias": norms}
 
@@ -39,7 +39,7 @@ class Norms(Part):
 
 @dataclasses.dataclass(frozen=True)
 class _NormsHooks(PassHooks):
-  norms: list[Any]  # 2 l + 1 of {"scale", "bias"}, (t, d) each
+  norms: list[Any]  # 2 l + 1 dicts {"scale": (t, d), "bias": (t, d)}
   epsilon: float
 
   def after_norm(

@@ -1,6 +1,6 @@
 """A part of the parameters of a task, and what it does in a pass."""
 
-# As text: jax, which annotations name, is imported lazily.
+# Annotations stay strings, because they name jax, which is imported lazily.
 from __future__ import annotations
 
 import abc
@@ -36,12 +36,12 @@ class Axes(NamedTuple):
 
   width: int  # d
   depth: int  # l
-  memory: int  # layers with memory of their own: l, or 1 if it is propagated
-  summary: int  # n, its `ViTConfig.summary_tokens`
+  memory: int  # number of layers with memory: l, or 1 if propagated
+  summary: int  # n, `ViTConfig.summary_tokens`
 
   @classmethod
   def of(cls, config: ViTConfig) -> Axes:
-    """Lengths for masked tasks on a backbone."""
+    """Return the lengths for masked tasks on a backbone."""
     depth = config.depth
     return cls(config.width, depth, depth, config.summary_tokens)
 
@@ -51,9 +51,9 @@ class InitialValues:
   """Initial values of the parameters of a new task.
 
   Attributes:
-    memory_std: memory is drawn from N(0, memory_std^2); the paper's is 0.02.
-    cls_init: "pretrained" copies the backbone's class token, or what pools in
-      its place; "normal" draws from N(0, 0.02^2).
+    memory_std: standard deviation of initial memory; 0.02 in the paper.
+    cls_init: "pretrained" takes the backbone's class token or its substitute,
+      see `first_class_token`; "normal" draws from N(0, 0.02^2).
   """
 
   memory_std: float = 0.02
@@ -71,23 +71,23 @@ class InitialValues:
 
 
 class AttentionTerm(abc.ABC):
-  """A summand of attention over the keys and values of a layer."""
+  """A term that a part adds to the attention of task tokens in a layer."""
 
   @abc.abstractmethod
   def scores(
     self, query: jt.Float[jax.Array, "b h t k"], precision: Precision
   ) -> jt.Float32[jax.Array, "b h t s"]:
-    """Summand of the scores of the backbone's tokens."""
+    """Return the term added to the scores of the backbone's tokens."""
 
   @abc.abstractmethod
   def values(
     self, weights: jt.Float32[jax.Array, "b h t s"], precision: Precision
   ) -> jt.Float32[jax.Array, "b h t k"]:
-    """Summand of the weighted sum of their values."""
+    """Return the term added to the weighted sum of their values."""
 
 
 class PassHooks:
-  """Hooks of a part of stacked tasks in one pass, which do nothing here."""
+  """Hooks of a part in a pass of stacked tasks; by default they do nothing."""
 
   def attention_terms(
     self,
@@ -95,10 +95,10 @@ class PassHooks:
     keys: jt.Float[jax.Array, "b h s k"],
     values: jt.Float[jax.Array, "b h s k"],
   ) -> Sequence[AttentionTerm]:
-    """Return what attention of this layer gets in addition.
+    """Return the terms that are added to attention in this layer.
 
-    It is called once for each layer, in their order, with the keys and values
-    of the backbone.
+    The method is called once per layer, in order, with the keys and values of
+    the backbone.
     """
     return ()
 
@@ -110,7 +110,7 @@ class PassHooks:
   ) -> jt.Float[jax.Array, "b t d"]:
     """Change `z`, the output of LayerNorm i for the tokens `c`.
 
-    Layer j has the LayerNorms 2 j and 2 j + 1; the last one is 2 l.
+    Block j has the LayerNorms 2 j and 2 j + 1; the last LayerNorm is 2 l.
     """
     return z
 
@@ -126,18 +126,18 @@ class PassHooks:
 class Part(abc.ABC):
   """Base class of parts.
 
-  A pass runs all tasks of a set as one stack, with room for tasks that come
-  later. `room` is what a part needs in it: its greatest size, or True.
+  A pass runs all tasks as one stack, which has room for tasks that are added
+  later. `room` is a part's size in the stack, or True if the part has no size.
 
   Attributes:
-    name: in `Task.params`, and in a list of parts.
-    listed: whether a list of parts, "cls+memory+side", may name it.
-    in_every: whether every masked task has it, if only of size 0.
-    unit: sizes that are numbers are rounded up to multiples of it in a stack; 0
-      for a part whose sizes are no numbers.
-    fields: of `TaskSpec`, which tasks without this part leave at their default.
-    lengths: {length of `Axes`: the array whose first axis has it}.
-    axis: of the tasks in stacked arrays.
+    name: key in `Task.params`, and name in lists of parts.
+    listed: whether lists of parts, such as "cls+memory+side", may name it.
+    in_every: whether every masked task has it, if only with size 0.
+    unit: in a stack, sizes are rounded up to multiples of it; 0 if the size is
+      not a number.
+    fields: fields of `TaskSpec` that are at their default in tasks without it.
+    lengths: {field of `Axes`: array whose first axis has this length}.
+    axis: the axis of tasks in stacked arrays.
   """
 
   name: str
@@ -149,45 +149,45 @@ class Part(abc.ABC):
   axis = 1
 
   def size(self, spec: TaskSpec) -> Any:
-    """Size on which shapes depend, beside the backbone."""
+    """Return the part's size, on which shapes depend besides the backbone."""
     return None
 
   @abc.abstractmethod
   def shapes(self, size: Any, axes: Axes) -> Any:
-    """Shapes of the parameters of one task: a tree whose leaves are tuples."""
+    """Return the shapes of one task's parameters, as a tree of tuples."""
 
   def init(self, key: jax.Array, shapes: Any, start: InitialValues) -> Any:
-    """Parameters of a new task, of `shapes`, structs of float32."""
+    """Return initial parameters; `shapes` are `jax.ShapeDtypeStruct`."""
     return zeros(shapes)
 
   def on_backbone(
     self, params: Any, backbone: Backbone, start: InitialValues
   ) -> Any:
-    """Initial parameters on a backbone, given those that `init` made."""
+    """Return initial parameters on a backbone, given the result of `init`."""
     return params
 
   def problem(self, spec: TaskSpec) -> str:
-    """Problem with the fields of a task that has this part; "" for none."""
+    """Return an error text if the fields of a task are wrong for this part."""
     return ""
 
   def rows(self, spec: TaskSpec) -> list[tuple[str, str]]:
-    """Lines of `inspect`: a title and a text each."""
+    """Return (title, text) pairs, which the command `inspect` prints."""
     return []
 
   def norm(self, params: Any) -> jt.Float[jax.Array, "*l"]:
-    """Norm () of the parameters, or one per layer (l,)."""
+    """Return the norm of the parameters, or one norm per layer."""
     return optax.tree.norm(params)
 
   def cost(self, options: Any) -> tuple[int, ...]:
-    """Cost in a pass of a task with these options; greater is more."""
+    """Return the cost in a pass, as a sort key, for options of a task."""
     return ()
 
   def room(self, specs: Sequence[TaskSpec]) -> Any:
-    """The smallest room for the parts of these tasks."""
+    """Return the smallest room in which this part of the tasks fits."""
     return max(map(self.size, specs), default=0) if self.unit else True
 
   def grown(self, room: Any, needed: Any) -> Any:
-    """Round up to a room in which both fit; `room` is None if there is none."""
+    """Return a rounded room for both; `room` is None if there is none yet."""
     if not self.unit:
       return True
     return -(-max(room or 0, needed, 1) // self.unit) * self.unit
@@ -200,48 +200,48 @@ class Part(abc.ABC):
     axes: Axes,
     xp: ModuleType,
   ) -> Any:
-    """Stack {slot: parameters}; zeros in other slots, and up to `room`."""
+    """Stack {slot: parameters}; fill up slots and `room` with zeros."""
     none = jax.tree.map(
       lambda shape: xp.zeros(shape, np.float32),
       self.shapes(room, axes),
       is_leaf=lambda node: isinstance(node, tuple),
     )
-    each = [
+    padded = [
       jax.tree.map(functools.partial(_padded, xp), params.get(i, none), none)
       for i in range(slots)
     ]
-    return jax.tree.map(lambda *arrays: xp.stack(arrays, self.axis), *each)
+    return jax.tree.map(lambda *arrays: xp.stack(arrays, self.axis), *padded)
 
   def ready(
     self, stacked: Any, mask: TaskMask, keys_values: Callable[..., Any]
   ) -> Any:
     """Prepare stacked arrays for passes.
 
-    `keys_values` makes keys and values of memory and `mask.memory_norm`.
+    `keys_values` computes keys and values from memory and `mask.memory_norm`.
     """
     return stacked
 
   def hooks(
     self, stacked: Any, config: ViTConfig, angles: Rotation | None
   ) -> PassHooks:
-    """Begin a pass; `angles` are those of the backbone's tokens."""
+    """Return hooks for a pass; `angles` is the rotation of backbone tokens."""
     return PassHooks()
 
 
 def zeros(shapes: Any) -> Any:
-  return jax.tree.map(lambda one: jnp.zeros(one.shape), shapes)
+  return jax.tree.map(lambda struct: jnp.zeros(struct.shape), shapes)
 
 
 def normal(
   key: jax.Array, shape: Sequence[int], std: float
 ) -> jt.Float32[jax.Array, "*shape"]:
-  """Draw from N(0, std^2), with the same bits in every program."""
-  # Without a barrier XLA multiplies std with a constant of jax's formula first.
+  """Draw from N(0, std^2), bitwise identically in every program."""
+  # Without the barrier, XLA would fold `std` into a constant of jax's formula.
   return jax.lax.optimization_barrier(jax.random.normal(key, shape)) * std
 
 
 def too_small(spec: TaskSpec, field: str, least: int) -> str:
-  """The problem of a field below `least`; "" if it is not."""
+  """Return an error text if a field is below `least`, otherwise ""."""
   value = getattr(spec, field)
   return (
     "" if value >= least else f"{field} is {value}, expected at least {least}"
@@ -249,7 +249,7 @@ def too_small(spec: TaskSpec, field: str, least: int) -> str:
 
 
 def round_up(count: int) -> int:
-  """1, 2, 4, 8, then multiples of 8: never more than 7 are unused."""
+  """Round up to 1, 2, 4, 8 or a multiple of 8: at most 7 are unused."""
   return 1 << (count - 1).bit_length() if count <= 8 else -(-count // 8) * 8
 
 

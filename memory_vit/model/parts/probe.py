@@ -1,9 +1,9 @@
 """Probe: attention over all layers of a frozen backbone.
 
-Not the paper's. Its tokens are the class token and the mean patch after each
-block, so a task needs no class token of its own, and learns from some kilobytes
-an image. As attentive layer fusion (2026); queries are learned and need no
-projection to keys, as in efficient probing (2026).
+Not in the paper. A probe attends to the class token and the mean patch after
+each block, so a task has no class token, and trains on a few kilobytes per
+image. Similar to attentive layer fusion (2026); queries are learned, and keys
+are not projected, as in efficient probing (2026).
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ with epy.lazy_imports():
 if TYPE_CHECKING:
   from memory_vit.model.task import TaskSpec
 
-# Learned queries of a probe, each for an equal share of the features.
+# Number of learned queries; each computes an equal share of the features.
 PROBE_QUERIES = 8
 
 
 class Probe(Part):
-  """A probe that starts as the mean of all tokens, unchanged."""
+  """A probe that starts as the mean of all tokens."""
 
   name = "probe"
   fields = ("bottleneck",)
@@ -76,9 +76,9 @@ def probe_features(
   """Attend to the summary of all layers of a frozen backbone.
 
   Args:
-    params: "query" (q, d) and "bias" (q, n), of the scores; "scale" (n, d),
-      "down" (n, d, r) and "up" (n, r, d), of the values: each token times its
-      scale, and what a bottleneck of its own adds.
+    params: "query" (q, d) and "bias" (q, n) for scores; "scale" (n, d), "down"
+      (n, d, r) and "up" (n, r, d) for values, which are each token times its
+      scale, plus the output of its own bottleneck.
     summary: from `MemoryViT.summarize`.
 
   Returns:

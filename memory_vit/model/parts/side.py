@@ -1,23 +1,23 @@
 """Side stream: a narrow network over the patches, for one masked task.
 
-Not the paper's. It takes the cached keys and values of every layer, mixes
-neighboring patches, and is added, widened, to the keys and values that the
-task's token attends to. Only that token attends to it: the backbone is
-unchanged, and nothing more is cached. Kin: ladder side-tuning (Sung et al.
-2022), Res-Tuning-Bypass (Jiang et al. 2023), LoSA (Mercea et al. 2024).
+Not in the paper. It reads the cached keys and values of every layer and mixes
+neighboring patches; its projected output is added to the keys and values that
+the task's token attends to. The backbone does not attend to it, so it is
+unchanged, and nothing more is cached. Similar to ladder side-tuning (Sung et
+al. 2022), Res-Tuning-Bypass (Jiang et al. 2023) and LoSA (Mercea et al. 2024).
 
-In layer l, for every token of the backbone stream, with LN a LayerNorm of the
-stream's own and std one without parameters:
+In layer l, for every token of the backbone stream, where LN is a LayerNorm of
+the side stream, and std a LayerNorm without parameters:
 
   s += [std(K_l); std(V_l)] A + a
   s += depthwise 3 x 3 convolution of LN(s), on the grid of patches
   s += W2 gelu(W1 LN(s) + b1) + b2
-  K_l + std(s) Bk, V_l + std(s) Bv   is what the task's token attends to
+  the task's token attends to K_l + std(s) Bk, V_l + std(s) Bv
 
-Without mixing it is K_l + s Bk, V_l + s Bv with s = [std(K_l); std(V_l)] A + a:
-nothing is carried from layer to layer. Bk and Bv start at zero. K_l and V_l are
-standardized, as their sizes differ several times between backbones, and the
-stream sums them over all layers.
+Without mixing, the token attends to K_l + s Bk, V_l + s Bv, where s =
+[std(K_l); std(V_l)] A + a is computed anew in each layer. Bk and Bv start at
+zero. K_l and V_l are standardized, because their sizes differ several-fold
+between backbones, and the stream sums them over all layers.
 """
 
 from __future__ import annotations
@@ -57,20 +57,20 @@ if TYPE_CHECKING:
   from memory_vit.model.task import TaskSpec
   from memory_vit.model.vit_config import ViTConfig
 
-# How a side stream mixes patches.
+# Values of `TaskSpec.side_mixing`: how a side stream mixes patches.
 SIDE_MIXING = ("conv", "none")
 _EPSILON = 1e-6
 
 
 class SideKind(NamedTuple):
-  """Width and mixing of a side stream: those of one kind share a product."""
+  """Width and mixing of a side stream; streams of one kind share products."""
 
   width: int
   mixing: str
 
 
 NO_SIDE = SideKind(0, "")
-# The number of streams of each kind.
+# (kind, number of streams of this kind) for each kind in a pass.
 Room = tuple[tuple[SideKind, int], ...]
 
 
@@ -152,7 +152,7 @@ class SideStream(Part):
     axes: Axes,
     xp: ModuleType,
   ) -> dict[str, SideGroup]:
-    """Group the streams of each kind, which have slots of their own."""
+    """Return {kind: group of its streams}; each group has its own slots."""
     groups = {}
     for kind, count in room:
       places = [i for i in sorted(params) if _kind(params[i]) == kind]
@@ -181,21 +181,21 @@ def _kind(params: trees.Tree) -> SideKind:
 class SideGroup(NamedTuple):
   """Side streams of one width and mixing, in slots of their own."""
 
-  # Of `SideStream.shapes`, (l, g, ...); zeros where no task is.
+  # Arrays (l, g, ...) as in `SideStream.shapes`; zeros for unused streams.
   params: trees.Tree
-  # The slot of each stream's task; any where no task is.
+  # The slot of the task of each stream; arbitrary for unused streams.
   places: jt.Int32[trees.AnyArray, " g"]
-  # The stream of each slot; any where it has none of this group.
+  # The stream of each slot's task; arbitrary if `has_stream` is False.
   stream: jt.Int32[trees.AnyArray, " t"]
   has_stream: jt.Bool[trees.AnyArray, " t"]
 
 
-# {"conv16": the group of the streams of width 16 that mix by convolution}
+# For example {"conv16": group of all streams of width 16 with convolutions}.
 SideGroups = Mapping[str, SideGroup]
 
 
 class SideStreams(PassHooks):
-  """The streams of all groups, on their way through the layers."""
+  """The side streams of all groups in one pass, with their current states."""
 
   def __init__(
     self, groups: SideGroups, config: ViTConfig, angles: rope.Rotation | None
@@ -213,8 +213,8 @@ class SideStreams(PassHooks):
     keys: jt.Float[jax.Array, "b h s k"],
     values: jt.Float[jax.Array, "b h s k"],
   ) -> list[SideTerm]:
-    """Pass a layer."""
-    # Before their rotation: a patch looks alike wherever it stands.
+    """Run one layer of all streams; return a term for each group."""
+    # Undo the rotation of keys, which makes equal patches differ by position.
     keys, values = (
       jnp.swapaxes(a, 1, 2).astype(jnp.float32) for a in (keys, values)
     )
@@ -223,14 +223,14 @@ class SideStreams(PassHooks):
     for name, group in self._groups.items():
       params = self._layers[name][layer]
       state = _down(params["down"], keys, values, self._config.precision)
-      read = state
+      tokens = state
       if "conv" in params:
         if layer:
           state = state + self._states[name]
         state = state + _convolved(params, state, self._config)
         state = state + _mlp(params, state, self._config.precision)
-        self._states[name], read = state, _standardized(state)
-      terms.append(SideTerm(read, params["up"], group))
+        self._states[name], tokens = state, _standardized(state)
+      terms.append(SideTerm(tokens, params["up"], group))
     return terms
 
 
@@ -240,10 +240,10 @@ def _down(
   values: jt.Float32[jax.Array, "b s h k"],
   precision: Precision,
 ) -> jt.Float32[jax.Array, "g b s r"]:
-  """Standardized keys and values of all tokens, narrowed."""
-  of_keys, of_values = jnp.split(params["kernel"], 2, axis=1)
-  narrow = _narrowed(keys, of_keys, precision)
-  narrow += _narrowed(values, of_values, precision)
+  """Project standardized keys and values of all tokens to width r."""
+  key_kernel, value_kernel = jnp.split(params["kernel"], 2, axis=1)
+  narrow = _narrowed(keys, key_kernel, precision)
+  narrow += _narrowed(values, value_kernel, precision)
   return narrow + params["bias"][:, None, None]
 
 
@@ -252,19 +252,19 @@ def _narrowed(
   kernel: jt.Float32[trees.AnyArray, "g d r"],
   precision: Precision,
 ) -> jt.Float32[jax.Array, "g b s r"]:
-  """Standardized tokens times a kernel."""
+  """Return standardized tokens times a kernel."""
   (b, s, h, k), (g, d, r) = z.shape, kernel.shape
   product = functools.partial(products.einsum, precision=precision)
   if precision.dtype == "float32" or not precision.on_tpu:
     return product("bsd,gdr->gbsr", _standardized(z.reshape(b, s, d)), kernel)
-  # The kernel first, and mean and scale of a token by products as well: to
-  # standardize tokens takes a TPU three times as long. GPUs would need more
-  # memory for it.
+  # On TPUs, multiply first, and compute mean and variance of tokens by products
+  # too: standardizing first takes three times as long. GPUs would need more
+  # memory for these products.
   kernel = jnp.asarray(kernel, precision.dtype)
   columns = jnp.concatenate([kernel, jnp.ones_like(kernel[..., :1])], axis=2)
   narrow = product("bshk,ghkr->gbsr", z, columns.reshape(g, h, k, r + 1))
   mean = narrow[..., r:] / d
-  # Of a single column XLA would make a sum.
+  # Use 8 equal columns: XLA would turn a product with one column into a sum.
   ones = jnp.ones((h, k, 8), kernel.dtype)
   squares = product("bshk,hkr->bsr", jnp.square(z), ones)[None, ..., :1] / d
   variance = jnp.maximum(squares - jnp.square(mean), 0)
@@ -276,7 +276,7 @@ def _narrowed(
 def _convolved(
   params: trees.Tree, state: jt.Float32[jax.Array, "g b s r"], config: ViTConfig
 ) -> jt.Float32[jax.Array, "g b s r"]:
-  """The convolution over patches; zeros for the tokens before them."""
+  """Return convolved patches, and zeros for the tokens before them."""
   n = config.num_patches
   side = config.image_size // config.patch_size
   normed = _layer_norm(params["conv_norm"], state[:, :, -n:])
@@ -317,52 +317,52 @@ def _standardized(
   return layer_norms.standardized(z, _EPSILON)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
+@dataclasses.dataclass(frozen=True, eq=False)  # arrays cannot be compared by ==
 class SideTerm(AttentionTerm):
-  """Stream tokens that a group of tasks attends to beside keys and values."""
+  """What a group of streams adds to the attention of its tasks in a layer."""
 
   tokens: jt.Float32[jax.Array, "g b s r"]
-  # {"keys", "values"}, which widen the tokens.
+  # Projections {"keys", "values"} from side width r to backbone width d.
   up: Mapping[str, jt.Float[trees.AnyArray, "g r d"]]
   group: SideGroup
 
   def scores(
     self, query: jt.Float[jax.Array, "b h t k"], precision: Precision
   ) -> jt.Float32[jax.Array, "b h t s"]:
-    """Scores of the group's streams, as of widened keys; zeros for others."""
-    # Queries are narrowed instead of keys widened, which are never made.
+    """Return scores of stream tokens; zeros for tasks of other groups."""
+    # Project queries to width r, so that no keys of width d are computed.
     h, k = query.shape[1], query.shape[3]
     keys = self.up["keys"].reshape(*self.up["keys"].shape[:2], h, k)
-    own = _to_streams(query, self.group)
-    narrow = products.einsum("gbhk,grhk->gbhr", own, keys, precision)
-    found = products.einsum("gbhr,gbsr->gbhs", narrow, self.tokens, precision)
-    return _to_slots(found, self.group)
+    queries = _to_streams(query, self.group)
+    narrow = products.einsum("gbhk,grhk->gbhr", queries, keys, precision)
+    scores = products.einsum("gbhr,gbsr->gbhs", narrow, self.tokens, precision)
+    return _to_slots(scores, self.group)
 
   def values(
     self, weights: jt.Float32[jax.Array, "b h t s"], precision: Precision
   ) -> jt.Float32[jax.Array, "b h t k"]:
-    """Values that the group's tokens get from streams; zeros for others."""
+    """Return weighted sums of stream values; zeros for other groups' tasks."""
     g, r, d = self.up["values"].shape
     h = weights.shape[1]
     values = self.up["values"].reshape(g, r, h, d // h)
-    own = _to_streams(weights, self.group)
-    narrow = products.einsum("gbhs,gbsr->gbhr", own, self.tokens, precision)
-    found = products.einsum("gbhr,grhk->gbhk", narrow, values, precision)
-    return _to_slots(found, self.group)
+    shares = _to_streams(weights, self.group)
+    narrow = products.einsum("gbhs,gbsr->gbhr", shares, self.tokens, precision)
+    sums = products.einsum("gbhr,grhk->gbhk", narrow, values, precision)
+    return _to_slots(sums, self.group)
 
 
 def _to_streams(
   a: jt.Float32[jax.Array, "b h t _"], group: SideGroup
 ) -> jt.Float32[jax.Array, "g b h _"]:
-  """Give each stream what the slot of its task has."""
-  # Streams come first, as in their tokens, which are larger and so stay.
+  """Gather for each stream the entry of its task's slot."""
+  # Transpose `a` instead of the stream tokens, which are larger.
   return jnp.take(jnp.moveaxis(a, 2, 0), group.places, axis=0)
 
 
 def _to_slots(
   a: jt.Float32[jax.Array, "g b h _"], group: SideGroup
 ) -> jt.Float32[jax.Array, "b h t _"]:
-  """Give each slot what its stream has; zeros without a stream."""
-  # Not multiplied by 0: another stream may not be finite.
+  """Gather for each slot the entry of its stream; zeros without a stream."""
+  # Do not multiply by 0: the entry of another stream may be NaN or infinite.
   of_slots = jnp.moveaxis(jnp.take(a, group.stream, axis=0), 0, 2)
   return jnp.where(group.has_stream[None, None, :, None], of_slots, 0.0)
