@@ -1,4 +1,4 @@
-"""Data sets to batches, by example number. Only here TensorFlow is imported."""
+"""Read data sets into batches. Only data/ and exports/ import TensorFlow."""
 
 from etils import epy
 

@@ -36,12 +36,12 @@ from memory_vit.runtime.progress_bar import ProgressBar
 
 logger = logging.getLogger(__name__)
 
-# From this ratio of class sizes on, accuracy says little of the smaller class.
-# Work on imbalanced data begins there: Cui et al. and Cao et al. (2019) measure
-# at 10 to 200.
+# Ratio of class sizes from which classes are reported as imbalanced: accuracy
+# then says little about the smaller class. Cui et al. and Cao et al. (2019)
+# study ratios from 10 to 200.
 IMBALANCED = 10.0
 
-# The splits of one data set, which must not share files.
+# Splits of the data set of the task, which must not share files.
 _OF_THE_TASK = ("train", "validation", "test")
 
 _STATISTICS = ("min", "mean", "max", "std")
@@ -49,21 +49,21 @@ _STATISTICS = ("min", "mean", "max", "std")
 _IntegerArray = functools.partial(array.array, "Q")  # uint64
 
 
-@dataclasses.dataclass(eq=False)  # it holds arrays
+@dataclasses.dataclass(eq=False)  # == is ambiguous for arrays
 class _Contents:
-  """The contents of a split, and what is wrong with it.
+  """The contents of a split, and the problems that the audit found in it.
 
   Attributes:
-    split: its examples.
+    split: the split.
     labels: the valid labels of readable examples.
-    extremes: the least and the greatest class; None if none is readable.
-    kinds: {kind of image, such as "JPEG RGB": number}.
-    turned: number of images that are turned, as their EXIF says.
+    extremes: smallest and largest class number; None if no class is readable.
+    kinds: {kind of image, such as "JPEG RGB": number of images}.
+    turned: number of images that must be turned, as their EXIF says.
     smallest: width and height of the image with the fewest pixels, or None.
-    largest: the same, with the most.
-    problems: {"kind", "index", "where", "detail"}, in order.
-    hashes: uint64, of the files of all readable examples.
-    indices: of these examples.
+    largest: width and height of the image with the most pixels, or None.
+    problems: {"kind", "index", "where", "detail"} of each problem, in order.
+    hashes: uint64 hash of the file of each readable example.
+    indices: index of each readable example, in the same order.
   """
 
   split: Split
@@ -80,9 +80,10 @@ class _Contents:
   indices: "array.array[int]" = dataclasses.field(default_factory=_IntegerArray)
 
   def add(self, index: int, example: Any) -> None:
-    """Count an example, or what reading it has raised."""
+    """Count an example, or note the error that was raised when reading it."""
     if isinstance(example, ExampleError):
-      # In memory, a record that could not be read is an empty image.
+      # A record that could not be read into memory is an empty image: report
+      # the reason that was recorded when the split was opened.
       known = self.split.unreadable.get(index)
       self._note("cannot be read", index, known or str(example))
       return
@@ -127,68 +128,68 @@ def audit_data(config: Config, splits: Sequence[str] = ()) -> dict[str, Any]:
   """Audit the splits of a configuration, or other ones of its data set.
 
   Returns:
-    {"splits": the contents of each, "duplicates": files that are in two of
-    them, "clean": whether nothing is wrong}, as JSON takes it.
+    A JSON value: {"splits": contents and problems of each split, "duplicates":
+    files that two splits share, "clean": whether there is no problem}.
   """
-  entries, own = [], {}
+  entries, contents = [], {}
   for role, ref in splits_to_audit(config, splits).items():
     logger.info("%s: %s, split %s", role, ref.name, ref.split)
     entry = {"role": role, "data": ref.name, "split": ref.split}
     try:
-      found = _read(role, ref)
+      audited = _read(role, ref)
     except BrokenDataError as error:
       problem = {"kind": "cannot be opened", "where": str(error), "detail": ""}
       entries.append({**entry, "examples": 0, "problems": [problem]})
       continue
-    entries.append({**entry, **_as_json(found, all_classes=not entries)})
+    entries.append({**entry, **_as_json(audited, all_classes=not entries)})
     if splits or role in _OF_THE_TASK:
-      own[role] = found
-  duplicates = _duplicates(own)
+      contents[role] = audited
+  duplicates = _duplicates(contents)
   return {
     "splits": entries,
     "duplicates": duplicates,
     "clean": not any(entry["problems"] for entry in entries)
-    and not any(found["count"] for found in duplicates),
+    and not any(duplicate["count"] for duplicate in duplicates),
   }
 
 
 def splits_to_audit(
   config: Config, splits: Sequence[str]
 ) -> dict[str, SplitRef]:
-  """The splits that `audit_data` reads, by role; the training split first."""
+  """Return the splits to audit by role, with the training split first."""
   if not config.data.name:
     raise ConfigError("config.data.name is empty: name a data set.")
-  found = configured_splits(config)
-  if any(ref.name == EMBEDDINGS for ref in found.values()):
+  refs = configured_splits(config)
+  if any(ref.name == EMBEDDINGS for ref in refs.values()):
     raise ConfigError(
       f"config.data.name is {EMBEDDINGS!r}, and images are what is checked: "
       "name the data set that was embedded."
     )
   return {
-    split: dataclasses.replace(found["train"], split=split) for split in splits
-  } or found
+    split: dataclasses.replace(refs["train"], split=split) for split in splits
+  } or refs
 
 
 def _read(role: str, ref: SplitRef) -> _Contents:
   """Open a split, and read and decode all of its images."""
-  # Unreadable examples are reported, so that any number of them may be.
+  # Allow any number of unreadable examples, because the audit reports them.
   ref = dataclasses.replace(ref, max_bad=sys.maxsize)
   opened = datasets.open_whole(ref)
   split = datasets.read_as(ref, dataclasses.replace(opened, faults=()))
-  found = _Contents(split)
+  contents = _Contents(split)
   for fault in opened.faults:
-    found.problems.append({"kind": "refused", "where": fault, "detail": ""})
+    contents.problems.append({"kind": "refused", "where": fault, "detail": ""})
   with ProgressBar(role, split.size) as bar:
     examples = split.source.examples(_Examined(), range(split.size))
     for index, example in enumerate(split.in_time(examples)):
-      found.add(index, example)
+      contents.add(index, example)
       bar.update()
-  return found
+  return contents
 
 
 @dataclasses.dataclass(frozen=True)
 class _Examined:
-  """The properties of an image."""
+  """Preparation that returns properties of an image, such as hash and size."""
 
   def in_graph(
     self, encoded: tf.Tensor, uniforms: tf.Tensor
@@ -197,7 +198,7 @@ class _Examined:
     hashed, kind = tf.numpy_function(
       _examine_file, [file], [tf.uint64, tf.string]
     )
-    # Whole: of a JPEG, a crop in training decodes a part alone.
+    # Decode all of a JPEG; a training crop would decode only a part of it.
     shape = tf.shape(image_ops.decode(encoded))
     return {
       "hash": hashed, "kind": kind, "turned": orientation > 1,
@@ -215,24 +216,24 @@ class _Examined:
 
 
 def _examine_file(encoded: bytes) -> tuple[np.uint64, bytes]:
-  """Hash of a file, and kind of image."""
+  """Return the hash of a file, and its kind of image, such as b"JPEG RGB"."""
   hashed = hashlib.blake2b(encoded, digest_size=8).digest()
   try:
     with Image.open(io.BytesIO(encoded)) as image:
       kind = f"{image.format} {image.mode}"
-  # Pillow raises many kinds; TensorFlow may decode the image nevertheless.
+  # Pillow raises errors of many types; TensorFlow may still decode the image.
   except Exception:
     kind = "unknown to Pillow"
   return np.frombuffer(hashed, np.uint64)[0], kind.encode()
 
 
-def _as_json(found: _Contents, *, all_classes: bool) -> dict[str, Any]:
-  """Contents and problems; of `all_classes` also empty and constant ones."""
-  split = found.split
-  labels = np.array(found.labels, split.label_dtype.base)
+def _as_json(contents: _Contents, *, all_classes: bool) -> dict[str, Any]:
+  """Return contents and problems as JSON; `all_classes` also checks classes."""
+  split = contents.split
+  labels = np.array(contents.labels, split.label_dtype.base)
   labels = labels.reshape(-1, *split.label_dtype.shape)
   per_class, values = _per_class(split, labels), _values(split, labels)
-  problems = list(found.problems)
+  problems = list(contents.problems)
   if all_classes:
     wrong = [
       (f"{KINDS[split.kind].noun} without an image", name, "")
@@ -247,20 +248,20 @@ def _as_json(found: _Contents, *, all_classes: bool) -> dict[str, Any]:
     if detail := split.single_class():
       wrong.append(("a single class", repr(split.class_names[0]), detail))
     keys = ("kind", "where", "detail")
-    problems += [dict(zip(keys, each, strict=True)) for each in wrong]
+    problems += [dict(zip(keys, row, strict=True)) for row in wrong]
   return {
     "examples": split.size,
     "kind": split.kind,
     "classes": split.num_classes,
-    "labels": found.extremes,
+    "labels": contents.extremes,
     "per_class": per_class,
     "values": values,
     "balance": _balance(per_class, len(labels)),
-    "kinds": dict(found.kinds.most_common()),
-    "turned": found.turned,
-    "smallest": found.smallest,
-    "largest": found.largest,
-    "repeated": len(found.hashes) - len(np.unique(found.hashes)),
+    "kinds": dict(contents.kinds.most_common()),
+    "turned": contents.turned,
+    "smallest": contents.smallest,
+    "largest": contents.largest,
+    "repeated": len(contents.hashes) - len(np.unique(contents.hashes)),
     "skipped": split.skipped,
     "columns": split.columns,
     "problems": problems,
@@ -268,7 +269,7 @@ def _as_json(found: _Contents, *, all_classes: bool) -> dict[str, Any]:
 
 
 def _per_class(split: Split, labels: np.ndarray) -> dict[str, int]:
-  """The number of images of each class, or with each label."""
+  """Count the images of each class or label; {} for a task of values."""
   kind = KINDS[split.kind]
   if kind.numbers:
     return {}
@@ -277,21 +278,21 @@ def _per_class(split: Split, labels: np.ndarray) -> dict[str, int]:
 
 
 def _values(split: Split, labels: np.ndarray) -> dict[str, dict[str, float]]:
-  """{value: {"min", "mean", "max", "std"}} of numbers."""
+  """Return {value: {"min", "mean", "max", "std"}}; {} for other tasks."""
   if not KINDS[split.kind].numbers or not len(labels):
     return {}
-  found = np.stack([
+  statistics = np.stack([
     labels.min(axis=0), labels.mean(axis=0), labels.max(axis=0),
     subset.deviations(labels),
   ])  # fmt: skip
   return {
     name: dict(zip(_STATISTICS, map(float, numbers), strict=True))
-    for name, numbers in zip(split.class_names, found.T, strict=True)
+    for name, numbers in zip(split.class_names, statistics.T, strict=True)
   }
 
 
 def _balance(per_class: dict[str, int], images: int) -> dict[str, Any] | None:
-  """The smallest and the largest class or label; None without an image."""
+  """Compare the sizes of non-empty classes or labels; None if all are empty."""
   counts = {name: count for name, count in per_class.items() if count}
   if not counts:
     return None
@@ -308,12 +309,12 @@ def _balance(per_class: dict[str, int], images: int) -> dict[str, Any] | None:
 
 
 def _duplicates(contents: Mapping[str, _Contents]) -> list[dict[str, Any]]:
-  """The files that each two of the splits share, by their hashes."""
+  """List the files that each pair of splits shares, by their hashes."""
   duplicates = []
   for roles in itertools.combinations(contents, 2):
     first, second = (contents[role] for role in roles)
-    # Of equal ones in a split, the first is named. Two files that differ have
-    # the same hash once in 10^19 pairs.
+    # If a split has copies of a file, the first copy is named. Two different
+    # files share a hash with a probability of 2^-64.
     _, a, b = np.intersect1d(first.hashes, second.hashes, return_indices=True)
     shared = sorted(
       (first.indices[i], second.indices[j]) for i, j in zip(a, b, strict=True)
@@ -321,6 +322,6 @@ def _duplicates(contents: Mapping[str, _Contents]) -> list[dict[str, Any]]:
     pairs = [
       [first.split.describe(i), second.split.describe(j)] for i, j in shared
     ]
-    found = {"splits": [*roles], "count": len(pairs), "pairs": pairs}
-    duplicates.append(found)
+    entry = {"splits": [*roles], "count": len(pairs), "pairs": pairs}
+    duplicates.append(entry)
   return duplicates

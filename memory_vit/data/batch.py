@@ -8,9 +8,9 @@ def inputs_of(
   batch: Mapping[str, Any],
   prepare: Callable[[Any], Any] = lambda images: images,
 ) -> Any:
-  """Inputs of the trained part: cached ones, else `prepare` of the images.
+  """Return the inputs of the trained part of the model.
 
-  `batch` has the images as "image", or the outputs of the frozen pass as
-  "inputs".
+  They are the cached outputs of the frozen pass, `batch["inputs"]`, or, without
+  these, `prepare(batch["image"])`.
   """
   return batch["inputs"] if "inputs" in batch else prepare(batch["image"])

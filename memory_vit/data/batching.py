@@ -2,13 +2,13 @@
 
 Training sees the examples number 0, 1, 2, ... without end. The epoch of example
 g, its record and its crop follow from g and the seed. So the position in
-training is one number: a checkpoint saves nothing of the input, resuming
+training is one number: a checkpoint saves no state of the input, resuming
 replays nothing, and the examples of a step do not depend on the number of
 processes.
 
-That holds for unreadable examples too, if some are allowed: in training the
-next readable record takes their place; in evaluation they do not count, and the
-result says how many they were.
+Unreadable examples, if some are allowed, do not change this: training replaces
+each by the next readable record; evaluation does not count them, and the result
+states their number.
 """
 
 import functools
@@ -39,7 +39,7 @@ def train_batches(
   process_count: int | None = None,
   interpolation: str = "bilinear",
 ) -> Iterator[Batch]:
-  """Batches for training, without end.
+  """Return an endless iterator over batches for training.
 
   Each epoch is a permutation of the split. Epochs follow each other without a
   gap: a batch may hold the end of one and the start of the next, and a split
@@ -50,13 +50,13 @@ def train_batches(
     data: how images are cropped and mirrored.
     image_size: side of the square, in pixels.
     batch_size: b, of all processes together.
-    seed: of the order, and of the crops.
+    seed: random seed of the order and of the crops.
     start: number of examples that were used before; training that stopped after
       k steps resumes exactly with k * batch_size.
-    process_index: i, which gets the rows i * b / p ... of a batch; by default
-      that of this process.
-    process_count: p; by default of this run.
-    interpolation: of the evaluation, for `train_crop` "resize".
+    process_index: i, the process that gets b / p rows of each batch, from row
+      i * b / p on; by default this process.
+    process_count: p, the number of processes; by default all of this run.
+    interpolation: as in evaluation, for `train_crop` "resize".
 
   Returns:
     Iterator over {"image": float32 (b / p, side, side, 3) in [-1, 1], "label":
@@ -66,7 +66,7 @@ def train_batches(
     has no label.
 
   Raises:
-    ConfigError: if the batch does not divide, or the crop is impossible.
+    ConfigError: if p does not divide b, or the crop is impossible.
   """
   rows, first = share(batch_size, process_index, process_count)
   starts = range(start + first, 2**63 - batch_size, batch_size)
@@ -84,22 +84,22 @@ def train_batches(
 def train_examples(
   split: Split, *, seed: int, batch_size: int, step: int
 ) -> list[str]:
-  """Name the examples in the batch of a step: indices, and files.
+  """Name the examples in the batch of a step by index and file.
 
-  Unreadable examples, as far as this process knows them, are replaced.
+  Unreadable examples that this process knows are replaced, as in training.
 
   Args:
     split: the examples.
-    seed: of `train_batches`.
-    batch_size: of `train_batches`.
-    step: counts from 1.
+    seed: as in `train_batches`.
+    batch_size: as in `train_batches`.
+    step: number of the step, from 1.
   """
   numbers = np.arange((step - 1) * batch_size, step * batch_size)
   return names_of(split, random_decisions.shuffled(numbers, split.size, seed))
 
 
 def names_of(split: Split, records: Iterable[int]) -> list[str]:
-  """Names of records, or of the readable ones that take their place."""
+  """Name records, or the readable records that replace unreadable ones."""
   names = []
   for record in records:
     index = int(record)
@@ -117,24 +117,24 @@ def eval_batches(
   process_index: int | None = None,
   process_count: int | None = None,
 ) -> Iterator[Batch]:
-  """Batches with every example exactly once, in order.
+  """Return an iterator over batches with every example once, in order.
 
   The last batch is filled up by repeating the last example, with mask 0. All
   processes get the same number of batches.
 
   Args:
     split: the examples.
-    preprocessing: of the images; side is its `image_size`.
+    preprocessing: how images are prepared; side is its `image_size`.
     batch_size: b, of all processes together.
     process_index: as in `train_batches`.
     process_count: p, as in `train_batches`.
 
   Returns:
-    As `train_batches`, with "mask": float32 (b / p,). An unreadable example, of
-    at most `max_bad`, has mask 0.
+    As `train_batches`, and "mask": float32 (b / p,). Unreadable examples, at
+    most `max_bad`, have mask 0.
 
   Raises:
-    ConfigError: if the batch does not divide.
+    ConfigError: if p does not divide b.
   """
   rows, first = share(batch_size, process_index, process_count)
 
@@ -152,15 +152,15 @@ def eval_batches(
 def eval_images(
   split: Split, preprocessing: EvalPreprocessing, indices: Sequence[int]
 ) -> np.ndarray:
-  """float32 (k, side, side, 3), bitwise identical to `eval_batches`."""
+  """Return float32 (k, side, side, 3), bitwise identical to `eval_batches`."""
   split.require_images()
   side = preprocessing.image_size
   images = np.zeros((len(indices), side, side, 3), np.float32)
   if not len(indices):
     return images
   with split.time_limit(int(indices[0])):
-    found = split.source.examples(EvalImage(preprocessing), indices)
-    for place, (index, example) in enumerate(zip(indices, found, strict=True)):
+    rows = split.source.examples(EvalImage(preprocessing), indices)
+    for place, (index, example) in enumerate(zip(indices, rows, strict=True)):
       if isinstance(example, ExampleError):
         raise BrokenDataError(
           f"{split.describe(int(index))} cannot be read: {example}."
@@ -172,7 +172,7 @@ def eval_images(
 def share(
   batch_size: int, index: int | None = None, count: int | None = None
 ) -> tuple[int, int]:
-  """The number of rows of a process in a batch, and the first of them."""
+  """Return how many rows of a batch a process gets, and the first of them."""
   index = jax.process_index() if index is None else index
   count = jax.process_count() if count is None else count
   if batch_size < 1 or batch_size % count or not 0 <= index < count:

@@ -1,7 +1,7 @@
-"""A record of the data of a run, to notice later that they have changed.
+"""Record the data of a run, to notice later that they have changed.
 
-A saved state holds one digest for each split; WORKDIR/inventory/SHA256.json is
-the table of files behind a digest, which says what differs.
+A saved state holds one digest for each split. The table of files behind a
+digest, WORKDIR/inventory/SHA256.json, shows which files differ.
 """
 
 import dataclasses
@@ -20,10 +20,11 @@ from memory_vit.runtime import files, processes
 
 logger = logging.getLogger(__name__)
 
-# The data of the original outputs may be others when a run resumes: they are
-# evaluated before and after training in one process.
+# Splits that a resumed run must find unchanged. "upstream" is not one of them,
+# because one process evaluates it both before and after training.
 _COMPARED = ("train", "validation", "test")
-# {split: {"by": kind, "sha256": of its table}}, as `RunResult.data`.
+# {split: {"by": "files" or "contents", "sha256": digest of the table}}, as in
+# `RunResult.data`.
 Digests = Mapping[str, Mapping[str, str]]
 
 
@@ -32,9 +33,9 @@ class DataRecord:
   """The data of a run as process 0 sees them now.
 
   Attributes:
-    directory: of the tables.
-    by: `config.data.digest`.
-    data_files: {"train": of that split, ..., "upstream": ...}.
+    directory: where tables are stored.
+    by: "files" or "contents", as `config.data.digest`.
+    data_files: {split: its files}; splits are "train", ..., "upstream".
   """
 
   directory: Path = Path()
@@ -43,7 +44,7 @@ class DataRecord:
 
   @functools.cached_property
   def digests(self) -> dict[str, dict[str, str]]:
-    """{split: {"by": kind, "sha256": of its table}}; all must call."""
+    """The `Digests` of all splits; all processes must call this property."""
     return processes.on_process_0(
       lambda: {
         split: {"by": self.by, "sha256": data_files.digest(table)}
@@ -53,11 +54,11 @@ class DataRecord:
 
   @property
   def compared(self) -> dict[str, dict[str, str]]:
-    """The `digests` that a resumed run must share."""
+    """The `digests` that must be the same when the run resumes."""
     return {key: self.digests[key] for key in _COMPARED if key in self.digests}
 
   def differences(self, found: Digests) -> dict[str, list[str]]:
-    """{split: what differs} from an earlier `compared`; all must call."""
+    """Return {split: changes since an earlier `compared`}; all must call."""
     return processes.on_process_0(
       lambda: {
         split: lines
@@ -84,15 +85,15 @@ class DataRecord:
   @functools.cached_property
   def _tables(self) -> dict[str, Table]:
     return {
-      split: found.table(self.by) for split, found in self.data_files.items()
+      split: listed.table(self.by) for split, listed in self.data_files.items()
     }
 
   def difference(
     self, split: str, found: Mapping[str, str] | None
   ) -> list[str]:
-    """Differences from the digest of an earlier process; on process 0 alone.
+    """Return lines on changes since an earlier digest; call on process 0 only.
 
-    That digest decides whether files or contents are compared.
+    The earlier digest decides whether files or contents are compared.
     """
     if found is None:
       return ["there was no such split, and there is one now"]
@@ -107,11 +108,13 @@ class DataRecord:
       return []
     before = self._kept(found["sha256"])
     if before is None:
-      return [f"which files differ is not known: {self.directory} lacks them"]
+      return [
+        f"what changed is not known: {self.directory} has no earlier table"
+      ]
     return data_files.differences(before, table)
 
   def _kept(self, sha256: str) -> Table | None:
-    """A table that was written; None if it is missing or damaged."""
+    """Return a table that was stored; None if it is missing or damaged."""
     try:
       table = json.loads(self._file(sha256).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -125,12 +128,12 @@ class DataRecord:
 def record_data(
   config: Config, directory: Path, roles: Sequence[str]
 ) -> dict[str, dict[str, str]]:
-  """Write which files there are, as a run does; all processes must call.
+  """Record the files of splits, as a run does; all processes must call.
 
   Args:
-    config: that names the data.
-    directory: in whose inventory/ their tables are written.
-    roles: "train", "validation" or "test".
+    config: the configuration that names the data.
+    directory: the tables of files are written to its folder inventory/.
+    roles: splits to record: "train", "validation" or "test".
 
   Returns:
     {role: digest}, for `data_differences`.
@@ -147,18 +150,17 @@ def record_data(
 def data_differences(
   config: Config, directory: Path, digests: Digests
 ) -> list[str]:
-  """Differences of data from those of a finished run; all processes must call.
+  """Compare data with those of a finished run; all processes must call.
 
-  Data that do not exist any more are named in the log: whether they have
-  changed cannot be known.
+  If data no longer exist, a warning says that changes are not known.
 
   Args:
-    config: that names the data.
-    directory: of the run.
-    digests: of the data then, `RunResult.data`, or from `record_data`.
+    config: the configuration that names the data.
+    directory: the directory of the run.
+    digests: the `RunResult.data` of the run, or the result of `record_data`.
 
   Returns:
-    Lines; none if nothing differs.
+    Lines that name the changes; none if nothing differs.
   """
   return processes.on_process_0(
     lambda: _differences(config, directory, digests)
@@ -168,7 +170,7 @@ def data_differences(
 def run_record(
   directory: Path, by: str, found: Mapping[str, DataFiles]
 ) -> DataRecord:
-  """The record of a run in a directory."""
+  """Return the record of a run whose working directory is `directory`."""
   return DataRecord(directory=directory / "inventory", by=by, data_files=found)
 
 
@@ -180,11 +182,11 @@ def _differences(
     if role not in digests or role not in refs:
       continue
     try:
-      found = datasets.find_data_files(refs[role])
+      current = datasets.find_data_files(refs[role])
     except DataError as error:
       logger.warning("whether data changed is not known: %s", error)
       continue
-    record = run_record(directory, digests[role]["by"], {role: found})
+    record = run_record(directory, digests[role]["by"], {role: current})
     first, *more = record.difference(role, digests[role]) or [""]
     lines += [f"{role}: {first}", *more] if first else []
   return lines

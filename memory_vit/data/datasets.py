@@ -1,4 +1,4 @@
-"""Open splits of data sets: folders, lists, embeddings, shipped ones, TFDS."""
+"""Open splits of folders, lists, embeddings, shipped data sets and TFDS."""
 
 import dataclasses
 
@@ -19,7 +19,7 @@ from memory_vit.errors import BrokenDataError, DataError
 from memory_vit.kinds import KINDS
 from memory_vit.runtime import messages, processes
 
-with epy.lazy_imports():  # TensorFlow, for all but data in Python
+with epy.lazy_imports():  # data in memory do not need TensorFlow
   from memory_vit.data import embedded, file_list, local, shipped, tfds
 
 
@@ -37,7 +37,7 @@ def open_split(
   label: str = "",
   path: str = "",
 ) -> Split:
-  """Open one split of a data set; TFDS downloads it first if it has to.
+  """Open one split of a data set; TFDS downloads a missing data set first.
 
   Args:
     name: as `config.data.name`: "folder", "list", "embeddings", "digits",
@@ -45,21 +45,21 @@ def open_split(
       "cifar100".
     split: in the notation of TFDS, such as "train[:98%]" or "train+test".
     directory: as `config.data.dir`; "" is TFDS's default.
-    cache_gib: greatest size of a TFDS split without random access, which is
+    cache_gib: maximum size of a TFDS split without random access, which is
       read into memory.
     max_bad: maximum number of unreadable examples to skip.
     stall_timeout: seconds without a batch after which the process is ended; 0
-      is never.
+      sets no limit.
     download: whether TFDS may download and prepare a missing data set.
     trust_data_code: whether a TFDS data set may name code, which is then run.
-    kind: of its labels, as `config.task.kind`: "classes", "labels" or "values".
+    kind: as `config.task.kind`: "classes", "labels" or "values".
     label: as `config.data.label`: features of TFDS, or columns of a table.
     path: as `config.data.path`: the column of paths of a table.
 
   Raises:
-    DataError: if it is not available, is empty or unlabelled, or has no labels
-      of the kind.
-    BrokenDataError: of these, if more than `max_bad` records cannot be read.
+    DataError: if the split is not available, is empty or unlabelled, or has no
+      labels of the kind.
+    BrokenDataError: a subclass, if more than `max_bad` records are unreadable.
   """
   ref = SplitRef(
     name, directory, split, cache_gib=cache_gib, max_bad=max_bad,
@@ -75,10 +75,10 @@ def open_run_split(
   """Open a split as a run of a configuration does; all processes must call.
 
   Args:
-    config: of the run.
+    config: the configuration of the run.
     role: "train", "validation" or "test".
-    prepared: whether a data set of TFDS must be prepared already: nothing is
-      downloaded.
+    prepared: whether to refuse a TFDS data set that is not prepared yet,
+      instead of downloading it.
 
   Raises:
     DataError: as `open_split`, or if the configuration names no such split.
@@ -92,32 +92,32 @@ def open_run_split(
 
 
 def open_on_all_processes(ref: SplitRef) -> Split:
-  """Open a split on every process; all must call."""
-  # Process 0 first: it may prepare the data set in a directory of all.
+  """Open a split on every process; all processes must call."""
+  # Process 0 opens first, since it may prepare the data set for all processes.
   return processes.process_0_first(lambda: open_ref(ref))
 
 
 def open_ref(ref: SplitRef) -> Split:
-  """Open a split on this process; raise as `open_split`."""
+  """Open a split on this process, with the errors of `open_split`."""
   if not ref.name:
     raise DataError("no data set is named: set config.data.name.")
   return read_as(ref, open_whole(ref))
 
 
 def open_whole(ref: SplitRef) -> Split:
-  """Open a split without its limits and its subset, and with its faults."""
+  """Open a split without limits and subset; its faults are not raised yet."""
   ref.require_kind(*KINDS)
   return _open_local(ref) or tfds.open_tfds(ref)
 
 
 def read_as(ref: SplitRef, split: Split) -> Split:
-  """A split with the limits and the subset of a reference; labels checked."""
+  """Set limits and subset of an opened split as `ref` says, and check it."""
   for fault in split.faults:
     raise BrokenDataError(fault)
   if ref.class_names not in ((), split.class_names):
     split = split.numbered_as(ref.class_names)
-  # All processes must choose the same subset: it does not depend on unreadable
-  # examples that one of them has found since the split was opened.
+  # All processes must choose the same subset, so forget unreadable examples
+  # that only this process has found since the split was opened.
   split = dataclasses.replace(
     split,
     max_bad=ref.max_bad,
@@ -138,7 +138,7 @@ def require_prepared(ref: SplitRef) -> None:
 
 
 def describe(ref: SplitRef) -> tuple[tuple[str, ...], int | None]:
-  """Names of classes, labels or values, and the number of examples.
+  """Return names of classes, labels or values, and the number of examples.
 
   Nothing is downloaded: the number is None for a data set of TFDS that is not
   prepared.
@@ -154,12 +154,12 @@ def describe(ref: SplitRef) -> tuple[tuple[str, ...], int | None]:
 def find_data_files(ref: SplitRef) -> DataFiles:
   """List the files of a split; nothing is read, prepared or downloaded."""
   split = _open_local(ref)
-  found = split.data_files if split else tfds.find_data_files(ref)
-  return ref.subset.noted(found) if ref.subset else found
+  listed = split.data_files if split else tfds.find_data_files(ref)
+  return ref.subset.noted(listed) if ref.subset else listed
 
 
 def _open_local(ref: SplitRef) -> Split | None:
-  """Open a split that is no data set of TFDS; None for one that is."""
+  """Open a split of any data set but those of TFDS; return None for these."""
   if ref.path and ref.name != "list":
     raise DataError(
       f"config.data.path is {messages.brief(ref.path)}, a column of a table: "
@@ -187,8 +187,8 @@ def _is_local(ref: SplitRef) -> bool:
 
 
 def check_first_label(split: Split) -> None:
-  """Refuse an unlabelled split; other labels are checked when they are read."""
-  if split.embedded:  # all its labels are checked
+  """Check the first readable label; others are checked when they are read."""
+  if split.embedded:  # all its labels were checked when it was opened
     return
   for index in range(split.size):
     if index in split.unreadable:
@@ -198,7 +198,7 @@ def check_first_label(split: Split) -> None:
     except ExampleError as error:
       split.mark_unreadable({index: str(error)})
     else:
-      # Its only row is that example.
+      # The only row of this array is the example `index`.
       split.check_labels(label[None], [index].__getitem__)
       return
   raise split.nothing_readable()

@@ -1,8 +1,8 @@
 """Decode the images of a training split once, and keep them in memory.
 
-Random crops differ in every epoch, so that the backbone has to see each of
-them; but the file need not be decoded each time. Decoded images are no larger
-than crops need: the shorter side is `data.resize` at most.
+Random crops differ in every epoch, so the outputs of the backbone cannot be
+cached, but the decoded images can. They are no larger than crops need: their
+shorter side is at most `data.resize`.
 """
 
 import dataclasses
@@ -21,16 +21,16 @@ from memory_vit.runtime.progress_bar import ProgressBar
 
 logger = logging.getLogger(__name__)
 
-# Images that are decoded before memory is looked at again.
+# Number of images between two checks of the free memory.
 _AT_ONCE = 16
-# Share of the memory that stays free.
+# Share of the total memory that must stay free.
 _SPARED = 0.1
 
 
 def cache_decoded(
   split: Split, side: int, check: Callable[[], None] = lambda: None
 ) -> Split:
-  """Decode the examples into memory as uint8, the shorter side up to `side`."""
+  """Decode a split into memory, as uint8; shorter sides are at most `side`."""
   logger.info(
     "decoding %d images with a shorter side of at most %d px into memory",
     split.size, side,
@@ -46,7 +46,7 @@ def cache_decoded(
         _require_memory(taken, index, split)
       if isinstance(example, ExampleError):
         split.mark_unreadable({index: str(example)})
-        # It cannot be decoded, so that the next one takes its place.
+        # Append a placeholder: training uses the next readable example.
         images.append(b"")
         continue
       image, labels[index] = example
@@ -57,7 +57,7 @@ def cache_decoded(
 
 
 def _require_memory(taken: int, done: int, split: Split) -> None:
-  """Refuse a split that memory will not hold, by its first `done` images."""
+  """Refuse a split too large for memory, judging by its first `done` images."""
   memory = psutil.virtual_memory()
   left = taken * (split.size - done) // done
   if left < memory.available - _SPARED * memory.total:

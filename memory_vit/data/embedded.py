@@ -1,8 +1,8 @@
 """Splits of embeddings: rows that `memory-vit embed` wrote, in place of images.
 
-Only heads and probes can be trained on them. An output of `embed` is a split,
-as a folder of an image folder is: `dir` holds train/ and perhaps test/, or is
-itself the output, of which all splits are slices.
+Only heads and probes can be trained on them. Each output of `embed` is a split:
+`config.data.dir` holds the outputs train/ and perhaps test/, or is itself an
+output, which is then the split "train".
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ from memory_vit.runtime import messages, parquet
 from memory_vit.runtime.messages import escaped
 from memory_vit.runtime.paths import local
 
-with epy.lazy_imports():  # TensorFlow, behind all checks
+with epy.lazy_imports():  # TensorFlow is imported after all checks
   from memory_vit.data import graph_source
 
 if TYPE_CHECKING:
@@ -40,17 +40,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The split of an output that stands alone; its labels are the classes.
+# The split whose labels are the classes; a single output has this name.
 _TRAIN = "train"
-# Rows without an embedding that a result names.
+# Maximum number of images without an embedding that a result names.
 _NAMED = 100
-# The fact that names runs of `embed`.
+# Key in `DataFiles.facts` of the runs of `embed`.
 _RUNS = "runs of embed"
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # it holds a table
+@dataclasses.dataclass(frozen=True, eq=False)  # == is ambiguous for arrays
 class _Output:
-  """An output of `embed`, without its values; `good` rows have an embedding."""
+  """An output of `embed`; `good`, bool (n,), marks rows with an embedding."""
 
   name: str
   files: EmbeddingFiles
@@ -58,12 +58,12 @@ class _Output:
   good: np.ndarray
 
 
-# Some rows of an output, int64 (k,), in an order that mixes classes.
+# An output, and indices of some of its rows, int64 (k,), with classes mixed.
 _Part = tuple[_Output, np.ndarray]
 
 
 def open_embeddings(ref: SplitRef) -> Split:
-  """Open a split of embeddings; their values stay in their files."""
+  """Open a split of embeddings, without reading their values into memory."""
   root = local(ref.dir or ".", "the embeddings", DataError)
   paths = _find_outputs(root, ref.dir)
   wanted = split_parts.split_names(ref.split)
@@ -75,7 +75,7 @@ def open_embeddings(ref: SplitRef) -> Split:
   sizes = {name: len(outputs[name].table) for name in wanted}
   parts = split_parts.split_parts(ref.name, ref.split, sizes)
   orders = {name: _mixed(outputs[name]) for name in wanted}
-  # Slices are of all images, as those of a folder are, readable or not.
+  # Slice all rows, with or without an embedding, as slices of a folder do.
   sliced = [(outputs[name], orders[name][part]) for name, part in parts]
   return _split(ref, root, sliced, class_names)
 
@@ -86,7 +86,7 @@ def _split(
   sliced: Sequence[_Part],
   class_names: Sequence[str],
 ) -> Split:
-  """The split of those rows that have an embedding."""
+  """Return a split of the rows that have an embedding."""
   parts = [(output, rows[output.good[rows]]) for output, rows in sliced]
   left_out = _left_out(ref, sliced)
   numbers = np.concatenate([
@@ -125,7 +125,7 @@ def _column(name: str, parts: Sequence[_Part]) -> pa.ChunkedArray:
 
 
 def _find_outputs(root: Path, directory: str) -> dict[str, Path]:
-  """{split: output of `embed`} in a directory, named as the user did."""
+  """Return {split: output of `embed`} in `root`; errors name `directory`."""
   if not directory or not root.is_dir():
     raise DataError(
       f"the embeddings {messages.brief(directory)} are not there: set "
@@ -159,13 +159,13 @@ def _open(name: str, path: Path) -> _Output:
   table = files.table()
   good = table["error"].is_null()
   where = escaped(str(path))
-  found = table.filter(good)
-  if not len(found):
+  rows = table.filter(good)
+  if not len(rows):
     raise BrokenDataError(f"{where} has no row that is an embedding.")
-  unlabelled = found.filter(found["label"].is_null())["path"]
+  unlabelled = rows.filter(rows["label"].is_null())["path"]
   if len(unlabelled):
     raise BrokenDataError(
-      f"{where}: {len(unlabelled):,} of {len(found):,} rows have no label, "
+      f"{where}: {len(unlabelled):,} of {len(rows):,} rows have no label, "
       f"such as {escaped(unlabelled[0].as_py())}: expected embeddings of "
       "folders of classes (embed --input=FOLDER_OF_CLASSES), or of Parquet "
       "files with a --label_column."
@@ -174,11 +174,11 @@ def _open(name: str, path: Path) -> _Output:
 
 
 def _mixed(output: _Output) -> np.ndarray:
-  """The order of all rows, int64 (n,), so that a slice is fair to all classes.
+  """Return an order of all rows, int64 (n,), that mixes the classes.
 
-  By the hash of a path below the folder that all lie in, as the images of a
-  folder or a list are: embeddings of DATA/train are in the order of DATA/train
-  itself, even if the folder is moved, or embedded by other backbones.
+  Rows are sorted by the hash of their path below the common folder, as images
+  of a folder or a list are. So embeddings of DATA/train have the order of
+  DATA/train, even if the folder is moved, or another backbone embeds it.
   """
   paths = output.table["path"]
   ends = pc.min_max(paths).as_py()
@@ -198,7 +198,7 @@ def _class_names(train: _Output, kind: str) -> Sequence[str]:
 
 
 def _written(output: _Output, kind: str) -> list[Label]:
-  """Labels or values in the texts of the good rows."""
+  """Parse the labels or values of the rows that have an embedding."""
   rows = output.table.filter(pa.array(output.good))
   read = functools.cache(KINDS[kind].read)
   try:
@@ -213,12 +213,12 @@ def _written(output: _Output, kind: str) -> list[Label]:
 def _labels(
   output: _Output, class_names: Sequence[str], kind: str
 ) -> np.ndarray:
-  """The label of every row, as `Split.labels`; -1 without embedding."""
+  """Return the label of every row, as `Split.labels`; -1 without embedding."""
   encode = Encoder(kind, class_names, numbers_are_names=True)
-  found = np.full(len(output.good), -1, encode.dtype)
+  encoded = np.full(len(output.good), -1, encode.dtype)
   place = f"the embeddings of {output.name!r} differ from those of {_TRAIN!r}"
-  found[output.good] = encode.all(_written(output, kind), lambda _: place)
-  return found
+  encoded[output.good] = encode.all(_written(output, kind), lambda _: place)
+  return encoded
 
 
 def _data_files(
@@ -227,13 +227,13 @@ def _data_files(
   paths: pa.ChunkedArray,
   numbers: np.ndarray,
 ) -> DataFiles:
-  """The files, with the runs of `embed`, and a digest of the examples."""
+  """Return the files; facts are an example digest and the runs of `embed`."""
   digest = hashlib.sha256(numbers.tobytes())
   for path in paths.to_pylist():
     digest.update(os.fsencode(f"{path}\n"))
   plans = [output.files.plan for output, _ in parts]
   return DataFiles(
-    # Files of other values may have the same sizes.
+    # Record the runs, because files of other values may have the same sizes.
     facts={LISTED: digest.hexdigest(), _RUNS: [*dict.fromkeys(plans)]},
     files={
       os.path.relpath(path, root): str(path)
@@ -244,7 +244,7 @@ def _data_files(
 
 
 def _left_out(ref: SplitRef, sliced: Sequence[_Part]) -> tuple[str, ...]:
-  """Name the images without an embedding; of many, the first ones."""
+  """Name the first `_NAMED` images without an embedding; count the rest."""
   bad = [(output, rows[~output.good[rows]]) for output, rows in sliced]
   count = sum(len(rows) for _, rows in bad)
   if not count:
@@ -253,17 +253,17 @@ def _left_out(ref: SplitRef, sliced: Sequence[_Part]) -> tuple[str, ...]:
     "embeddings, split %r: %d of %d rows are left out, whose images could not "
     "be read", ref.split, count, sum(len(rows) for _, rows in sliced),
   )  # fmt: skip
-  what = f"embeddings of {ref.split!r}"
+  prefix = f"embeddings of {ref.split!r}"
   paths, errors = (
     _column(name, bad).slice(0, _NAMED).to_pylist()
     for name in ("path", "error")
   )
   lines = [
-    f"{what}: {path} has none: {error}"
+    f"{prefix}: {path} has none: {error}"
     for path, error in zip(paths, errors, strict=True)
   ]
   if count > _NAMED:
-    lines.append(f"{what}: {count - _NAMED:,} more have none")
+    lines.append(f"{prefix}: {count - _NAMED:,} more have none")
   return tuple(lines)
 
 

@@ -23,11 +23,12 @@ from memory_vit.runtime import parquet, schema
 from memory_vit.runtime.messages import brief, escaped
 
 _TYPES = ("float32", "bfloat16")
-# Of an image: far more than the largest ViT has, and little enough to be held.
+# Maximum number of values per image, far more than the largest ViT has. It
+# bounds the memory that corrupt metadata can ask for.
 _MOST_VALUES = 2**24
-# The columns of every file, beside the values.
+# Columns of every file besides the columns of values.
 _COLUMNS = ("path", "label", "error")
-# Rows that are decoded together.
+# Number of rows that are decoded at a time.
 _AT_ONCE = 1024
 
 
@@ -36,13 +37,11 @@ class Origin:
   """Origin of embeddings: backbone and preprocessing.
 
   Attributes:
-    backbone: that made them.
+    backbone: the backbone that computed them.
     preprocessing: how images were prepared.
-    dtype: of the computation.
-    stored: the type of the values in the files.
-    shapes: {"pooled": (d,), the input of a head; "layers": (n, d), the input
-      of a probe: of each block the class token, if there is one, and the mean
-      patch, standardized}.
+    dtype: dtype of the computation.
+    stored: dtype of the values in the files.
+    shapes: {"pooled": (d,), "layers": (n, d)}, as in `Embeddings`.
   """
 
   backbone: BackboneId
@@ -56,18 +55,18 @@ class Origin:
     return np.dtype(jnp.dtype(self.stored))
 
   def width(self, name: str) -> int:
-    """Bytes of the values of an image in the column `name`."""
+    """Return the size in bytes of an image's values in the column `name`."""
     return math.prod(self.shapes[name]) * self.kind.itemsize
 
 
 @dataclasses.dataclass(frozen=True)
 class EmbeddingFiles:
-  """The files of a run of `embed`, whose rows follow each other.
+  """The files of a run of `embed`; rows are numbered through all files.
 
   Attributes:
-    paths: of the files.
-    counts: the number of rows of each.
-    origin: of all rows.
+    paths: paths of the files.
+    counts: number of rows of each file.
+    origin: origin of all rows.
     plan: a digest that differs between runs of `embed`.
   """
 
@@ -77,26 +76,26 @@ class EmbeddingFiles:
   plan: str
 
   def table(self) -> pa.Table:
-    """The columns "path", "label" and "error" of every row."""
+    """Read the columns "path", "label" and "error" of every row."""
     tables = []
     for path in self.paths:
       with parquet.reading(path) as file:
-        found = file.read(columns=[*_COLUMNS])
-        found.validate(full=True)  # text may be no UTF-8
-        if found["path"].null_count:
+        table = file.read(columns=[*_COLUMNS])
+        table.validate(full=True)  # text may be invalid UTF-8
+        if table["path"].null_count:
           raise DataError(f"{_shown(path)} has rows without a path.")
-        tables.append(found.replace_schema_metadata())
+        tables.append(table.replace_schema_metadata())
     return pa.concat_tables(tables)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # it holds an array
+@dataclasses.dataclass(frozen=True, eq=False)  # == is ambiguous for arrays
 class EmbeddedRows:
-  """The rows of files that are the examples of a split, in its order.
+  """Rows of Parquet files that are the examples of a split, in its order.
 
   Attributes:
-    files: (path, number of rows) of each; nothing of them is in memory.
-    origin: how all of them were made.
-    rows: int64 (k,), of every example, counted over the files.
+    files: (path, number of rows) of each file; files are not held in memory.
+    origin: origin of all rows.
+    rows: int64 (k,), the row of each example, numbered through all files.
   """
 
   files: tuple[tuple[Path, int], ...]
@@ -107,7 +106,7 @@ class EmbeddedRows:
   def of(
     cls, parts: Sequence[tuple[EmbeddingFiles, np.ndarray]]
   ) -> EmbeddedRows:
-    """Rows, int64 (k,), of outputs of `embed`, all made in the same way."""
+    """Join rows, int64 (k,), of outputs of `embed` that have one origin."""
     first, start = parts[0][0], 0
     files: list[tuple[Path, int]] = []
     rows = []
@@ -124,11 +123,11 @@ class EmbeddedRows:
     return cls(tuple(files), first.origin, np.concatenate(rows))
 
   def take(self, indices: np.ndarray) -> EmbeddedRows:
-    """The rows of some examples, int64 (n,)."""
+    """Return the rows of the examples `indices`, int64 (n,)."""
     return dataclasses.replace(self, rows=self.rows[indices])
 
   def values(self, name: str) -> Iterator[np.ndarray]:
-    """Yield the stored values, (...), of rows in the order of the files."""
+    """Yield the stored values, (...), of each row; `rows` must be sorted."""
     begin = 0
     for path, count in self.files:
       first, last = np.searchsorted(self.rows, [begin, begin + count])
@@ -145,12 +144,12 @@ class EmbeddedRows:
         end = begin + batch.num_rows
         first, last = np.searchsorted(rows, [begin, end])
         if first < last:
-          found = batch.column(0).take(pa.array(rows[first:last] - begin))
-          yield from self._array(found, path, name)
+          column = batch.column(0).take(pa.array(rows[first:last] - begin))
+          yield from self._array(column, path, name)
         begin = end
 
   def _array(self, column: pa.Array, path: Path, name: str) -> np.ndarray:
-    """A column of bytes as an array (k, ...)."""
+    """Convert a column of bytes to an array (k, ...)."""
     if column.null_count:
       raise DataError(
         f"{_shown(path)}: {column.null_count} rows have no {name!r}, though "
@@ -163,19 +162,19 @@ class EmbeddedRows:
     return values.reshape(shape)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
+@dataclasses.dataclass(frozen=True, eq=False)  # == is ambiguous for arrays
 class Embeddings:
   """Embeddings of images, in their order; unreadable images are left out.
 
   Attributes:
-    paths: of the images, k.
-    labels: their classes; None if the input named none.
+    paths: paths of the k images.
+    labels: class of each image; None if the input named none.
     pooled: the input of a head.
-    layers: the input of a probe: of each block the class token, if there is
-      one, and the mean patch, standardized.
-    backbone: that made them.
+    layers: the input of a probe: the class token of each block, if there is
+      one, and the mean patch token of each block, standardized.
+    backbone: the backbone that computed the embeddings.
     preprocessing: how images were prepared.
-    dtype: of the computation.
+    dtype: dtype of the computation.
   """
 
   paths: tuple[str, ...]
@@ -187,7 +186,7 @@ class Embeddings:
   dtype: str
 
   def require_backbone(self, backbone: Backbone) -> None:
-    """Raise `BackboneError` if another backbone made them."""
+    """Raise `BackboneError` if another backbone computed the embeddings."""
     if backbone.id != self.backbone:
       raise BackboneError(
         f"the embeddings are of the backbone {self.backbone}, and this is "
@@ -195,20 +194,20 @@ class Embeddings:
       )
 
   def class_names(self) -> tuple[str, ...]:
-    """The labels that occur, in the order that they have in training."""
+    """Return the labels that occur, in the order of classes in training."""
     return labels.in_order(
       name_of(label) for label in self.labels if label is not None
     )
 
 
 def read_embeddings(path: str | os.PathLike[str]) -> Embeddings:
-  """Read what `embed` wrote: a directory of shards.
+  """Read an output of `embed`: a directory of shards.
 
   Args:
-    path: its --output.
+    path: the --output of `embed`.
 
   Raises:
-    DataError: if it does not exist, is something else, or lacks shards.
+    DataError: if `path` does not exist, holds no embeddings, or lacks shards.
   """
   files = open_files(Path(path))
   table, origin = files.table(), files.origin
@@ -256,10 +255,10 @@ def open_files(path: Path) -> EmbeddingFiles:
   return EmbeddingFiles(tuple(files), tuple(counts), origins[0], plans[0])
 
 
-def _described(path: Path, found: pa.Schema) -> tuple[Origin, str]:
-  """How the rows of a file were made, and the plan of the run."""
+def _described(path: Path, file_schema: pa.Schema) -> tuple[Origin, str]:
+  """Read the origin of a file's rows and the plan of the run from metadata."""
   try:
-    about = parquet.described(found)
+    about = parquet.described(file_schema)
     if about["rows"] != "embeddings":
       raise ValueError("it has other rows")
     shapes = {
@@ -283,7 +282,7 @@ def _described(path: Path, found: pa.Schema) -> tuple[Origin, str]:
     stored,
     shapes,
   )
-  _require_columns(path, found, origin)
+  _require_columns(path, file_schema, origin)
   return origin, parts[2]
 
 
@@ -292,14 +291,14 @@ def _is_shape(shape: tuple[Any, ...]) -> bool:
   return bool(shape) and whole and math.prod(shape) <= _MOST_VALUES
 
 
-def _require_columns(path: Path, found: pa.Schema, origin: Origin) -> None:
+def _require_columns(path: Path, columns: pa.Schema, origin: Origin) -> None:
   """Refuse a file whose columns differ from its metadata."""
   expected = dict.fromkeys(_COLUMNS, pa.string())
   for name in origin.shapes:
     expected[name] = pa.binary(origin.width(name))
   for name, kind in expected.items():
-    index = found.get_field_index(name)
-    column_type = found.field(index).type if index >= 0 else "missing"
+    index = columns.get_field_index(name)
+    column_type = columns.field(index).type if index >= 0 else "missing"
     if column_type != kind:
       raise DataError(
         f"{_shown(path)}: the column {brief(name)} is "

@@ -1,9 +1,9 @@
-"""File lists: text files or tables with the images of a split, and labels.
+"""File lists: text files or tables that name the images and labels of a split.
 
-A folder holds the images, anywhere below it, and a list for every split, such
-as train.txt, whose lines are PATH LABEL, or a table, train.csv, train.tsv or
-train.parquet. The order of images, slices, and the rules for broken ones are
-those of an image folder; so are the classes, if there is a list "train".
+A folder holds the images, at any depth, and a list for every split: a text file
+such as train.txt, with lines PATH LABEL, or a table, train.csv, train.tsv or
+train.parquet. Images are ordered, sliced and skipped if broken as in an image
+folder; as there, a list "train" defines the classes.
 """
 
 import collections
@@ -34,16 +34,16 @@ from memory_vit.runtime import messages
 from memory_vit.runtime.paths import local
 
 CLASSES = "classes.txt"
-# The list whose classes are those of all lists.
+# The list that defines the classes of all lists.
 _TRAIN = "train"
 
-# Bytes of a list, and of one of its lines: paths have at most 4,096.
+# Maximum bytes of a list, and of a line: paths have at most 4,096.
 _MOST_BYTES, _LONGEST = 2**29, 5_000
-# Lines of a list, and classes: some more than the largest public sets have.
+# Maximum lines of a list (public ones have fewer), and bytes of classes.txt.
 _MOST_LINES = 2**24
 _MOST_CLASS_BYTES = 2**24
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-# Rows whose cells `check_data` shows.
+# Maximum number of rows of a table that `check_data` shows.
 _EXAMPLES = 3
 
 
@@ -53,7 +53,7 @@ def open_list(ref: SplitRef) -> Split:
   wanted = _named_lists(ref, lists)
   files = (path for path in root.iterdir() if path.name.lower() == CLASSES)
   stated = _read_classes(next(files, root / CLASSES))
-  # The classes of a data set are the same in all of its splits.
+  # If there is a list "train", it names the classes of all splits.
   naming = [_TRAIN] if _TRAIN in lists else [*lists]
   if stated or "," in ref.label:
     naming = []
@@ -82,7 +82,7 @@ def open_list(ref: SplitRef) -> Split:
 
 
 def _find_lists(root: pathlib.Path, directory: str) -> dict[str, pathlib.Path]:
-  """{split: its list} in a folder, named as the user did."""
+  """Return {split: path of its list} in `root`; errors name `directory`."""
   if not directory or not root.is_dir():
     raise DataError(
       f"the folder of file lists {messages.brief(directory)} is not there: set "
@@ -105,7 +105,7 @@ def _find_lists(root: pathlib.Path, directory: str) -> dict[str, pathlib.Path]:
 
 
 def _named_lists(ref: SplitRef, lists: Collection[str]) -> list[str]:
-  """The lists that a split such as "train[:90%]+val" names."""
+  """Return the names of the lists in a split such as "train[:90%]+val"."""
   wanted = split_parts.split_names(ref.split)
   for name in wanted:
     if name not in lists:
@@ -126,13 +126,15 @@ def _named_lists(ref: SplitRef, lists: Collection[str]) -> list[str]:
 
 
 class _List(NamedTuple):
-  """{image: its label}, in order.
+  """The images and labels of a list, in its order.
 
   Attributes:
-    numbers: of the line or row of each image.
-    columns: of a table, that of the paths first.
-    examples: {place of an image: its cells in these columns}, of a few.
-    names: of the columns that hold one label or value each.
+    path: the text file or table.
+    labels: {image: its label}.
+    numbers: number of the line or row of each image.
+    columns: columns of a table that are read, the column of paths first.
+    examples: {index of an image: its cells in `columns`}, for a few images.
+    names: names of the columns of labels, if each holds one label or value.
   """
 
   path: pathlib.Path
@@ -158,51 +160,51 @@ def _read(path: pathlib.Path, ref: SplitRef, root: pathlib.Path) -> _List:
         f"config.data.{key} is {messages.brief(column)}, a column of a table, "
         f"and {messages.utf8(str(path))} is none: expected ''."
       )
-  found, numbers = dict[str, Label](), list[int]()
+  listed, numbers = dict[str, Label](), list[int]()
   for number, line in _lines(path, _MOST_BYTES):
     if line:
       with _placed(path, number):
-        _add(found, *_parsed(line, kind), root)
+        _add(listed, *_parsed(line, kind), root)
       numbers.append(number)
-  return _List(path, found, numbers)
+  return _List(path, listed, numbers)
 
 
 def _read_table(
   path: pathlib.Path, columns: Sequence[str], kind: Kind, root: pathlib.Path
 ) -> _List:
-  found, numbers = dict[str, Label](), list[int]()
+  listed, numbers = dict[str, Label](), list[int]()
   examples, marks = dict[int, Sequence[Any]](), set[str]()
   several = len(columns) > 2
   for number, row in table_file.rows(path, columns, _MOST_LINES):
     file, *cells = row
     with _placed(path, number):
-      # Several columns of labels hold a 1 or 0 each.
-      given = tuple(cells) if several else cells[0]
-      label = (KINDS["values"] if several else kind).read(given)
-      _add(found, file.strip() if isinstance(file, str) else file, label, root)
+      # If there are several columns of labels, each holds one number.
+      cell = tuple(cells) if several else cells[0]
+      label = (KINDS["values"] if several else kind).read(cell)
+      _add(listed, file.strip() if isinstance(file, str) else file, label, root)
       if kind.numbers:
         texts = [t for t in cells if isinstance(t, str) and "[" not in t]
         marks |= {*"".join(texts)} & {".", ","}
-        if len(marks) > 1:  # 1.500 may be more than a thousand
+        if len(marks) > 1:  # "1.500" may mean 1,500
           raise ValueError(
-            f"its label is {messages.brief(given)}, but other rows have "
+            f"its label is {messages.brief(cell)}, but other rows have "
             "another decimal mark: expected a point in all rows."
           )
-    shown = [each[1:] for each in examples.values()]
+    shown = [example[1:] for example in examples.values()]
     if len(shown) < _EXAMPLES and row[1:] not in shown:
       examples[len(numbers)] = row
     numbers.append(number)
   is_named = several or (
-    # A column may also hold vectors.
-    kind.numbers and all(np.size(each) == 1 for each in found.values())
+    # The name of a column of vectors cannot name their elements.
+    kind.numbers and all(np.size(label) == 1 for label in listed.values())
   )
   names = columns[1:] if is_named else ()
-  return _List(path, found, numbers, columns, examples, names)
+  return _List(path, listed, numbers, columns, examples, names)
 
 
 @contextlib.contextmanager
 def _placed(path: pathlib.Path, number: int) -> Iterator[None]:
-  """Name the line or row in an error."""
+  """Add the line or row to the message of a `ValueError` in the body."""
   try:
     yield
   except ValueError as problem:
@@ -210,13 +212,13 @@ def _placed(path: pathlib.Path, number: int) -> Iterator[None]:
 
 
 def _names(lists: Sequence[_List], root: pathlib.Path) -> Sequence[str]:
-  """Names of columns, else among the labels of lists."""
-  for each in lists:
-    if each.names:
-      return each.names
+  """Return the names of the columns of labels, else those among the labels."""
+  for file_list in lists:
+    if file_list.names:
+      return file_list.names
   try:
     names = labels.names_among(
-      label for each in lists for label in each.labels.values()
+      label for file_list in lists for label in file_list.labels.values()
     )
   except DataError as error:
     raise BrokenDataError(
@@ -226,12 +228,14 @@ def _names(lists: Sequence[_List], root: pathlib.Path) -> Sequence[str]:
   return names
 
 
-def _encoded(found: _List, encode: Encoder, naming: pathlib.Path) -> np.ndarray:
-  """The labels of a list; an error also says which list names them."""
+def _encoded(
+  file_list: _List, encode: Encoder, naming: pathlib.Path
+) -> np.ndarray:
+  """Encode the labels of a list; errors name the list that defines classes."""
   try:
-    return encode.all(found.labels.values(), found.place)
+    return encode.all(file_list.labels.values(), file_list.place)
   except BrokenDataError as error:
-    if found.path == naming or not encode.numbers_are_names:
+    if file_list.path == naming or not encode.numbers_are_names:
       raise
     raise BrokenDataError(
       f"{error} The {encode.kind} are those of {messages.utf8(str(naming))}, "
@@ -240,21 +244,21 @@ def _encoded(found: _List, encode: Encoder, naming: pathlib.Path) -> np.ndarray:
 
 
 def _columns(
-  found: _List, encoded: np.ndarray, encode: Encoder
+  file_list: _List, encoded: np.ndarray, encode: Encoder
 ) -> Iterator[str]:
-  """Say how each column of a table was read, with examples of its cells."""
-  images, several = [*found.labels], len(found.columns) > 2
+  """Yield a line on how each column of a table was read, with example cells."""
+  images, several = [*file_list.labels], len(file_list.columns) > 2
   shown = functools.partial(KINDS[encode.kind].meaning, encode.names)
-  for place, column in enumerate(found.columns):
-    what = encode.kind if place else "paths"
+  for place, column in enumerate(file_list.columns):
+    contents = encode.kind if place else "paths"
     examples = []
-    for i, cells in found.examples.items():
+    for i, cells in file_list.examples.items():
       label = encoded[i][place - 1] if several else shown(encoded[i])
       meaning = messages.brief(label if place else images[i])
       examples.append(f"{messages.brief(cells[place])} is {meaning}")
     yield (
-      f"{messages.utf8(found.path.name)}: column {messages.brief(column)} "
-      f"holds {what}: {', '.join(examples)}"
+      f"{messages.utf8(file_list.path.name)}: column {messages.brief(column)} "
+      f"holds {contents}: {', '.join(examples)}"
     )
 
 
@@ -267,17 +271,17 @@ def _parsed(line: bytes, kind: Kind) -> tuple[str, Label]:
       f"'images/1.jpg {example}'. (Without a {CLASSES}, every .txt file of the "
       "folder has to be a list.)"
     )
-  path, given = os.fsdecode(file), parts(os.fsdecode(label[0]))
+  path, label_parts = os.fsdecode(file), parts(os.fsdecode(label[0]))
   if kind.numbers:
-    return path, kind.read(given)
-  numbers = [int(each) for each in given]
+    return path, kind.read(label_parts)
+  numbers = [int(part) for part in label_parts]
   return path, numbers[0] if kind.one_is_right else [*numbers]
 
 
 def _add(
-  found: dict[str, Label], file: Any, label: Label, root: pathlib.Path
+  listed: dict[str, Label], file: Any, label: Label, root: pathlib.Path
 ) -> None:
-  """Add an image; a `ValueError` if it is no path inside of the folder."""
+  """Add an image; raise `ValueError` unless its path lies in the folder."""
   if not isinstance(file, str) or "\0" in file:
     raise ValueError(f"{messages.brief(file)} is no path.")
   path = pathlib.PurePosixPath(file)
@@ -291,13 +295,13 @@ def _add(
       "of it, such as 'images/1.jpg', without '..'."
     )
   name = str(path)
-  if name in found:
+  if name in listed:
     raise ValueError(f"{messages.brief(file)} is listed a second time.")
-  found[name] = label
+  listed[name] = label
 
 
 def _read_classes(path: pathlib.Path) -> list[str]:
-  """The names of the classes, one a line; none without such a file."""
+  """Read the names of the classes, one per line; [] if there is no file."""
   if not os.path.lexists(path):
     return []
   names: dict[str, None] = {}
@@ -326,7 +330,7 @@ def _read_classes(path: pathlib.Path) -> list[str]:
 
 
 def _lines(path: pathlib.Path, most: int) -> Iterator[tuple[int, bytes]]:
-  """Yield (number, line without white space around it) of a text file."""
+  """Yield (number, line) of a text file, with lines stripped of white space."""
   _require_file(path, most)
   try:
     with path.open("rb") as file:
@@ -336,7 +340,7 @@ def _lines(path: pathlib.Path, most: int) -> Iterator[tuple[int, bytes]]:
           raise _problem(path, number, f"more than {_LONGEST:,} bytes.")
         if number > _MOST_LINES:
           raise _problem(path, number, f"more than {_MOST_LINES:,} lines.")
-        # Some editors write an invisible mark.
+        # Some editors begin a file with an invisible byte order mark.
         start = _BYTE_ORDER_MARK if number == 1 else b""
         yield number, line.removeprefix(start).strip()
   except OSError as error:
@@ -346,7 +350,7 @@ def _lines(path: pathlib.Path, most: int) -> Iterator[tuple[int, bytes]]:
 
 
 def _require_file(path: pathlib.Path, most: int) -> None:
-  """Refuse what is no regular file, and a file of more than `most` bytes."""
+  """Refuse anything but a regular file of at most `most` bytes."""
   name = messages.utf8(str(path))
   if not path.is_file():
     raise BrokenDataError(f"{name}: {image_paths.why_irregular(str(path))}.")
@@ -368,35 +372,35 @@ def _place(path: pathlib.Path, number: int) -> str:
 
 
 def _irregular(root: pathlib.Path, files: Collection[str]) -> dict[str, str]:
-  """{unreadable file: why}; each directory is listed once."""
+  """Return {unreadable file: reason}; scan each directory only once."""
   names = collections.defaultdict(set)
   for file in files:
     parent, _, name = file.rpartition("/")
     names[parent].add(name)
-  found = {}
+  reasons = {}
   for parent, wanted in names.items():
     folder = os.path.join(root, parent)
     for name, why in _irregular_in(folder, wanted).items():
-      found[f"{parent}/{name}" if parent else name] = why
-  return found
+      reasons[f"{parent}/{name}" if parent else name] = why
+  return reasons
 
 
 def _irregular_in(folder: str, names: Collection[str]) -> Mapping[str, str]:
-  """{name without a regular file in a directory: why}."""
-  is_file, others = dict[str, bool](), dict[str, str]()
+  """Return {name: reason} of the names without a regular file in a folder."""
+  is_file, similar = dict[str, bool](), dict[str, str]()
   try:
     with os.scandir(folder) as entries:
       for e in entries:
         if e.name in names:
           is_file[e.name] = e.is_file()
         else:
-          others[_folded(e.name)] = e.name
+          similar[_folded(e.name)] = e.name
   except OSError as error:
     return dict.fromkeys(names, f"it is not there ({error.strerror})")
   return {
     name: image_paths.why_irregular(os.path.join(folder, name))
     if name in is_file
-    else _why_missing(name, others.get(_folded(name)))
+    else _why_missing(name, similar.get(_folded(name)))
     for name in names
     if not is_file.get(name)
   }
@@ -416,9 +420,9 @@ def _why_missing(name: str, similar: str | None) -> str:
 
 
 def _digest(labelled: Sequence[tuple[str, Any]]) -> str:
-  """SHA-256 of images and their labels, in order."""
-  made = hashlib.sha256()
+  """Return the SHA-256 of images and their labels, in order."""
+  digest = hashlib.sha256()
   for file, encoded in labelled:
     label = np.asarray(encoded).tolist()
-    made.update(os.fsencode(f"{file}\0{label}\n"))
-  return made.hexdigest()
+    digest.update(os.fsencode(f"{file}\0{label}\n"))
+  return digest.hexdigest()

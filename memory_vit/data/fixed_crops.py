@@ -2,7 +2,7 @@
 
 Outputs that are computed once and used in many epochs need crops that do not
 change: crop v of record r depends on the seed, r and v alone. A process numbers
-its crops by places 0, 1, ...; any range of places can be computed by itself.
+its crops as places 0, 1, ... and can compute any range of places separately.
 """
 
 import dataclasses
@@ -28,8 +28,8 @@ class FixedCrops:
   Attributes:
     split: the examples.
     numbers: int64 (n,), crop * size + record at each place.
-    prepare: their images, float32 (side, side, 3) in [-1, 1].
-    seed: of random crops; None in evaluation.
+    prepare: makes the images, float32 (side, side, 3) in [-1, 1].
+    seed: random seed of the crops; None in evaluation.
   """
 
   split: Split
@@ -38,10 +38,10 @@ class FixedCrops:
   seed: int | None = None
 
   def batches(self, starts: range, rows: int) -> Iterator[Batch]:
-    """Batches, with "mask", of the `rows` places from each of `starts` on.
+    """Return batches, with "mask", of `rows` places from each of `starts` on.
 
     After the last place, its row is repeated with mask 0. An unreadable example
-    has mask 0 as well, and the next readable record in its place.
+    has mask 0 as well, and is replaced by the next readable record.
     """
     last = len(self.numbers) - 1
 
@@ -72,7 +72,7 @@ def training_crops(
   crops: int,
   interpolation: str = "bilinear",
 ) -> FixedCrops:
-  """Crops of every p-th record: places are those of crop 0, of crop 1, ..."""
+  """Return the crops of this process: crop 0 of its records, then crop 1 ..."""
   count = jax.process_count()
   if split.size < count:
     raise DataError(
@@ -89,11 +89,11 @@ def training_crops(
 def evaluation_crops(
   split: Split, preprocessing: EvalPreprocessing, *, batch_size: int
 ) -> FixedCrops:
-  """The examples that this process evaluates, ordered as in `eval_batches`."""
+  """Return the examples that this process evaluates, as in `eval_batches`."""
   rows, first = batching.share(batch_size)
   starts = np.arange(first, max(split.size, first + 1), batch_size)
   numbers = (starts[:, None] + np.arange(rows)[None]).ravel()
-  # A process without examples takes the last one, which does not count.
+  # A process without examples takes the last example; evaluation masks it out.
   examples = numbers[numbers < split.size] if first < split.size else [-1]
   return FixedCrops(
     split,
@@ -105,6 +105,6 @@ def evaluation_crops(
 def drawn_places(
   numbers: np.ndarray, size: int, crops: int, seed: int
 ) -> np.ndarray:
-  """Places, int64 (b,), of training examples; epoch e takes crop e mod k."""
+  """Return places, int64 (b,), of examples; epoch e uses crop e % `crops`."""
   order = random_decisions.shuffled(numbers, size, seed)
   return (numbers // size % crops) * size + order

@@ -1,4 +1,4 @@
-"""Read and prepare examples by tf.data: those of files, and of TFDS."""
+"""Read and prepare the examples of files and of TFDS by tf.data."""
 
 import dataclasses
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -17,19 +17,19 @@ from memory_vit.data.source import (
   Preparation,
 )
 
-# Index, int64 () -> encoded image, string (), and label. Runs eagerly and
-# inside tf.data.
+# A function: index, int64 () -> encoded image, string (), and label. It is
+# called eagerly and inside tf.data.
 Fetch = Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
 _Graph = Callable[[tf.Tensor, tf.Tensor], tuple[Any, tf.Tensor]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class GraphSource:
-  """Examples that a function of TensorFlow reads."""
+  """Source of examples that a TensorFlow function reads."""
 
   fetch: Fetch
-  # Traced once for each preparation: a batch with a broken image makes two more
-  # pipelines.
+  # Each preparation is traced only once, although a batch with a broken image
+  # builds two more pipelines.
   _graphs: dict[Preparation, _Graph] = dataclasses.field(
     default_factory=dict, init=False, repr=False
   )
@@ -37,7 +37,7 @@ class GraphSource:
   def read(self, index: int) -> tuple[bytes, np.ndarray]:
     try:
       encoded, label = self.fetch(tf.constant(index, tf.int64))
-    # Outside a graph a reader's own exceptions come through.
+    # In eager mode, a reader may raise exceptions of any type.
     except Exception as error:
       raise ExampleError(parallel.reason_of(error)) from error
     return encoded.numpy(), label.numpy()
@@ -82,8 +82,8 @@ class GraphSource:
       return *graph(index, uniforms), offset
 
     first = tf.data.Dataset.range(starts.start, starts.stop, starts.step)
-    made = parallel.parallel_map(first.map(decided).unbatch(), make)
-    batched = made.batch(rows, drop_remainder=True).prefetch(PREFETCH)
+    prepared = parallel.parallel_map(first.map(decided).unbatch(), make)
+    batched = prepared.batch(rows, drop_remainder=True).prefetch(PREFETCH)
     try:
       yield from batched.as_numpy_iterator()
     except tf.errors.OpError as error:
@@ -106,14 +106,14 @@ class GraphSource:
     numbers = tf.constant(labels)
 
     def fetch(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-      # From the list: a tensor would copy all of them.
+      # Read the image from the list, because a tensor would copy all images.
       image = tf.numpy_function(images.__getitem__, [index], tf.string)
       return tf.ensure_shape(image, ()), tf.gather(numbers, index)
 
     return GraphSource(fetch)
 
   def _graph(self, prepare: Preparation) -> _Graph:
-    """Index, int64 (), and uniforms, float64 (k,) -> the example."""
+    """Return a function: index, int64 (), uniforms, float64 (k,) -> example."""
     if prepare not in self._graphs:
 
       def make(index: tf.Tensor, uniforms: tf.Tensor) -> tuple[Any, tf.Tensor]:
@@ -131,7 +131,7 @@ class GraphSource:
 
 
 def from_tensors(images: tf.Tensor, labels: tf.Tensor) -> GraphSource:
-  """A source of encoded images, string (n,), and labels (n,) or (n, c)."""
+  """Return a source of encoded images, string (n,), labels (n,) or (n, c)."""
   return GraphSource(
     lambda index: (tf.gather(images, index), tf.gather(labels, index))
   )

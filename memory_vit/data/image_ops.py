@@ -1,11 +1,11 @@
 """Decode, crop and scale images for the model in TensorFlow.
 
-Nothing is random here: `random_decisions` decides about crops. Resizing is
-bilinear without antialiasing, on float32 and without rounding in between, as
-vit_jax trains and evaluates, unless an evaluation says otherwise. Alpha is
-dropped, as in TensorFlow. Files that were marked by `oriented` are turned; the
-result is that of a file which was stored that way. `memory_vit.images` prepares
-images for evaluation without TensorFlow.
+Nothing is random here: `random_decisions` chooses the crops. Images are resized
+bilinearly without antialiasing, in float32 without intermediate rounding, as in
+vit_jax, unless an `EvalPreprocessing` says otherwise. Alpha is dropped, as in
+TensorFlow. Files that `oriented` marked are turned, with the same result as if
+they were stored upright. `memory_vit.images` prepares images for evaluation
+without TensorFlow.
 """
 
 import numpy as np
@@ -27,7 +27,7 @@ from memory_vit.model.task import EvalPreprocessing
 
 
 def decoders() -> dict[str, str]:
-  """Versions of the libraries that read images, and our rule for EXIF."""
+  """Return versions of the libraries that read images, and how EXIF is used."""
   return {
     "tensorflow": tf.__version__, "pillow": PIL.__version__, "exif": "turned",
   }  # fmt: skip
@@ -41,7 +41,7 @@ def train_image(
   image_size: int,
   interpolation: str = "bilinear",
 ) -> tf.Tensor:
-  """A random crop of an encoded image, float32 (side, side, 3) in [-1, 1].
+  """Crop an encoded image at random: float32 (side, side, 3) in [-1, 1].
 
   The crop follows from `uniforms`, see `random_decisions`. Without mirroring,
   the crop "resize" is bitwise identical to an evaluation with `interpolation`.
@@ -81,7 +81,7 @@ def eval_image(
 def eval_view(image: tf.Tensor, preprocessing: EvalPreprocessing) -> tf.Tensor:
   """Prepare a decoded image, uint8 (height, width, 3), for evaluation.
 
-  It becomes float32 (side, side, 3) in [-1, 1].
+  The result is float32 (side, side, 3) in [-1, 1].
   """
   if preprocessing.interpolation != "bilinear":
     return _pillow_view(image, preprocessing)
@@ -89,10 +89,10 @@ def eval_view(image: tf.Tensor, preprocessing: EvalPreprocessing) -> tf.Tensor:
 
 
 def graph_view(image: tf.Tensor, preprocessing: EvalPreprocessing) -> tf.Tensor:
-  """`eval_view` by operations of TensorFlow alone, for graphs that are saved.
+  """Compute `eval_view` by TensorFlow operations only, for graphs to be saved.
 
-  With antialiasing, grey levels are Pillow's, except that those in the middle
-  between two may be rounded to the other one.
+  With antialiasing, grey levels equal Pillow's, except that a value halfway
+  between two levels may be rounded to the other level.
   """
   old = tf.shape(image)[:2]
   new = tf.constant([preprocessing.image_size] * 2)
@@ -104,7 +104,7 @@ def graph_view(image: tf.Tensor, preprocessing: EvalPreprocessing) -> tf.Tensor:
   method = "bicubic"
   if preprocessing.interpolation == "bilinear_antialias":
     method = "bilinear"
-  # Pillow rounds after the width, and again after the height.
+  # As Pillow does, resize and round the width first, and then the height.
   for sides in (tf.stack([old[0], new[1]]), new):
     image = tf.image.resize(image, sides, method=method, antialias=True)
     image = tf.clip_by_value(tf.floor(image + 0.5), 0, 255)
@@ -112,12 +112,12 @@ def graph_view(image: tf.Tensor, preprocessing: EvalPreprocessing) -> tf.Tensor:
 
 
 def _resized(old: tf.Tensor, side: int, interpolation: str) -> tf.Tensor:
-  """Height and width, of which `side` is the smaller, as in `images.view`."""
+  """Return height and width with the shorter side `side`, as `images.view`."""
   if interpolation == "bilinear":
     sides = tf.cast(old, tf.float32)
     resized = tf.round(sides * (side / tf.reduce_min(sides)))
   else:
-    # In int64: a product of sides may be larger than int32 holds.
+    # Use int64, because a product of sides may exceed int32.
     sides = tf.cast(old, tf.int64)
     resized = side * sides // tf.reduce_min(sides)
   return tf.cast(_possible(old, resized, side), tf.int32)
@@ -126,8 +126,8 @@ def _resized(old: tf.Tensor, side: int, interpolation: str) -> tf.Tensor:
 def decode(encoded: tf.Tensor) -> tf.Tensor:
   """Decode an image file (the first frame), or an image of `raw_images`.
 
-  It becomes uint8 (height, width, 3): grey becomes RGB, of 16 bits the upper 8
-  are taken, alpha is dropped.
+  The result is uint8 (height, width, 3): grey becomes RGB, 16-bit channels keep
+  their upper 8 bits, alpha is dropped.
   """
   orientation, file = string_ops.split(encoded)
   return string_ops.turned(_as_stored(file), orientation)
@@ -149,14 +149,14 @@ def _as_stored(file: tf.Tensor) -> tf.Tensor:
 
 
 def inception_crop(encoded: tf.Tensor, uniforms: tf.Tensor) -> tf.Tensor:
-  """A random part: 5-100 % of the area, aspect ratio between 3/4 and 4/3.
+  """Crop a random part: 5-100 % of the area, aspect ratio 3/4 to 4/3.
 
-  Of a JPEG, only that part is decoded.
+  If the file is a JPEG, only the cropped part is decoded.
   """
   orientation, file = string_ops.split(encoded)
 
   def window_of(shape: tf.Tensor) -> tf.Tensor:
-    """A window of the turned image, as it lies in the stored one."""
+    """Choose a window of the turned image; return it in stored coordinates."""
     shape = string_ops.turned_shape(shape, orientation)
     window = _inception_window(shape, uniforms)
     return string_ops.stored_window(window, shape, orientation)
@@ -206,12 +206,12 @@ def central_square(
 
 
 def scale(image: tf.Tensor) -> tf.Tensor:
-  """[0, 255] -> float32 [-1, 1], which the published weights expect."""
+  """Scale [0, 255] to float32 [-1, 1], which the published weights expect."""
   return (tf.cast(image, tf.float32) - 127.5) / 127.5
 
 
 def no_larger(image: tf.Tensor, side: int) -> tf.Tensor:
-  """uint8 (height, width, 3), its shorter side at most `side`."""
+  """Limit the shorter side of uint8 (h, w, 3) to `side`; long images stay."""
   sides = tf.shape(image)[:2]
   shorter, longer = tf.reduce_min(sides), tf.reduce_max(sides)
   too_long = tf.cast(longer, tf.float32) > LONGEST_ASPECT * tf.cast(
@@ -230,7 +230,7 @@ def _starts_with(encoded: tf.Tensor, magic: bytes) -> tf.Tensor:
 
 
 def _possible(shape: tf.Tensor, resized: tf.Tensor, side: int) -> tf.Tensor:
-  """`resized`, the new shape of an image, if it is not too long or large."""
+  """Return `resized`; raise if the image is too long, or becomes too large."""
   shape = tf.cast(shape, tf.float32)
   longest = tf.reduce_min(shape) * LONGEST_ASPECT
   pixels = tf.reduce_prod(tf.cast(resized, tf.float32))
@@ -247,13 +247,13 @@ def _possible(shape: tf.Tensor, resized: tf.Tensor, side: int) -> tf.Tensor:
       ],
     ),
   ]
-  # In eager mode the assertions have been made, and are None.
+  # In eager mode, `Assert` has already checked, and returned None.
   with tf.control_dependencies([a for a in assertions if a is not None]):
     return tf.identity(resized)
 
 
 def _decode_by_pillow(encoded: tf.Tensor) -> tf.Tensor:
-  """TensorFlow reads BMP palettes as grey, and must know of alpha in WebP."""
+  # TensorFlow reads BMP palettes as grey, and must be told if a WebP has alpha.
   (pixels,) = python_op.call(_pillow_rgb, [encoded], [tf.uint8])
   return pixels
 
@@ -265,7 +265,7 @@ def _pillow_rgb(encoded: bytes) -> np.ndarray:
 def _pillow_view(
   image: tf.Tensor, preprocessing: EvalPreprocessing
 ) -> tf.Tensor:
-  """`eval_view` by Pillow's filters, of which TensorFlow has no equal."""
+  """Compute `eval_view` by Pillow's filters, which TensorFlow does not have."""
 
   def prepare(pixels: np.ndarray) -> np.ndarray:
     return view.eval_view(pixels, preprocessing)
@@ -276,7 +276,7 @@ def _pillow_view(
 
 
 def _inception_window(shape: tf.Tensor, uniforms: tf.Tensor) -> tf.Tensor:
-  """Shape of an image, int32 (3,) -> y, x, height, width: int32 (4,)."""
+  """Choose a crop of a shape, int32 (3,): y, x, height, width, int32 (4,)."""
   height, width, _ = tf.unstack(tf.cast(shape, tf.float64))
   window = random_decisions.inception_window(tf, uniforms, height, width)
   return tf.cast(tf.stack(window), tf.int32)
@@ -285,7 +285,7 @@ def _inception_window(shape: tf.Tensor, uniforms: tf.Tensor) -> tf.Tensor:
 def _random_square(
   image: tf.Tensor, uniforms: tf.Tensor, side: int
 ) -> tf.Tensor:
-  """A random part of an image, (side, side, 3)."""
+  """Crop a random square of an image, (side, side, 3)."""
   height, width, _ = tf.unstack(tf.cast(tf.shape(image), tf.float64))
   rows, columns = height + 1.0 - side, width + 1.0 - side
   place = random_decisions.random_place(tf, uniforms, rows, columns)

@@ -1,4 +1,4 @@
-"""A split of image files on this disk, each with its label.
+"""Build a split of image files on this disk, each with its label.
 
 File names need not be UTF-8. Only regular files are opened.
 """
@@ -43,17 +43,17 @@ def split_of(
   facts: Mapping[str, Any] | None = None,
   skipped: Sequence[str] = (),
 ) -> Split:
-  """The split of image files: (path below `root`, encoded label), in order.
+  """Return a split of `labelled`: (path below `root`, encoded label), in order.
 
-  `irregular` is {image: why it cannot be read}.
+  `irregular` is {path: why the image cannot be read}.
   """
   where = {file: os.path.join(root, file) for file, _ in labelled}
-  # Reading a pipe would wait for ever: only regular files have a path here.
+  # Irregular files get no path, because reading a pipe would wait forever.
   names = [
     b"" if file in irregular else os.fsencode(where[file])
     for file, _ in labelled
   ]
-  # After the checks of paths, which need not wait for TensorFlow.
+  # Import TensorFlow late, so that errors in paths do not wait for it.
   tf = quiet_tensorflow.tf
   paths = tf.constant(names)
   dtype = KINDS[ref.kind].target_type
@@ -87,10 +87,10 @@ def split_of(
 
 
 def shuffled(labelled: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
-  """Shuffle (image, label) pairs, so that a slice is fair to all classes.
+  """Shuffle (path, label) pairs, so that every slice mixes the classes.
 
-  By a hash: it is the same everywhere, and an added image leaves the others in
-  their order.
+  Pairs are sorted by a hash of the path: the order is the same on all machines,
+  and adding an image does not reorder the other images.
   """
   return sorted(
     labelled, key=lambda pair: hashlib.sha256(os.fsencode(pair[0])).digest()
@@ -117,7 +117,7 @@ def _kind(path: str) -> str:
 
 
 def _reader(names: Sequence[bytes]) -> Callable[[tf.Tensor], tf.Tensor]:
-  """A function that reads a file: path, string () -> contents, string ()."""
+  """Return a reader of files: path, string () -> content, string ()."""
   try:
     b"".join(names).decode("utf-8")
   except UnicodeDecodeError:
@@ -126,7 +126,7 @@ def _reader(names: Sequence[bytes]) -> Callable[[tf.Tensor], tf.Tensor]:
 
 
 def _read_in_python(path: tf.Tensor) -> tf.Tensor:
-  """Read a name that is not UTF-8; TensorFlow could not say if that fails."""
+  """Read a file in Python: errors of TensorFlow cannot name non-UTF-8 paths."""
 
   def read(path: bytes) -> bytes:
     with open(path, "rb") as file:

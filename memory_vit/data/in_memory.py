@@ -1,7 +1,7 @@
-"""Splits of images and labels that Python has, read once into memory.
+"""Splits of images and labels in Python objects, read once into memory.
 
-Arrays, tables, tf.data, torch, Hugging Face `datasets`, lists of examples. A
-folder of image files stays on its disk.
+The objects are arrays, tables, lists of examples, or data sets of tf.data,
+torch or Hugging Face. Only a folder of image files is not read into memory.
 """
 
 import dataclasses
@@ -34,9 +34,9 @@ from memory_vit.kinds.written import Label
 from memory_vit.runtime import messages, paths
 from memory_vit.runtime.progress_bar import ProgressBar
 
-# Examples from which the size of all is estimated.
+# Number of examples from which the memory for all is estimated.
 _TELLING = 100
-# The column of a table that names image files.
+# Column of paths in a table, used if the table has no column of images.
 _PATH = "path"
 _EXPECTED = (
   "(images, labels), a data set, a list of examples, a table, or a folder "
@@ -54,8 +54,8 @@ def open_data(
 ) -> Split:
   """Open a split in any of the forms that `train_task` takes.
 
-  Without `class_names`, the data state them, or they are the names among the
-  labels, sorted, or "0" up to the greatest label.
+  Without `class_names`, the data state the names; otherwise they are the sorted
+  labels, or "0", "1", ... for labels that are arrays.
   """
   if isinstance(data, str | os.PathLike):
     folder = paths.local(data, "the image folder", DataError).absolute()
@@ -83,18 +83,18 @@ def open_data(
       f"{where}: the data state the classes {messages.name_list(stated)}, "
       f"expected {messages.name_list(class_names)}."
     )
-  images, found = _read(size, examples, keys, where, kind)
+  images, raw_labels = _read(size, examples, keys, where, kind)
   try:
-    names = stated or tuple(class_names) or labels.names_among(found)
+    names = stated or tuple(class_names) or labels.names_among(raw_labels)
   except DataError as error:
     raise DataError(f"{where}: {error}.") from error
-  are_names = not stated and labels.are_names(names, found)
+  are_names = not stated and labels.are_names(names, raw_labels)
   if are_names:
     labels.tell_of_numbers(names, where)
   encode = Encoder(kind, names, are_names)
-  numbers = encode.all(found, lambda i: f"{where}, example {i}")
+  numbers = encode.all(raw_labels, lambda i: f"{where}, example {i}")
   digest = hashlib.sha256(numbers.tobytes())
-  for image in images:  # each process marks pixels in its own way
+  for image in images:  # without the marks, which are random in each process
     content = image.removeprefix(raw_images.MAGIC).removeprefix(oriented.MAGIC)
     digest.update(hashlib.sha256(content).digest())
   opened = Split(
@@ -115,8 +115,8 @@ def open_data(
 def hold_out(split: Split) -> tuple[Split, Split]:
   """Set a tenth of a training split aside, as the configuration `folder` does.
 
-  The images of a folder are in an order that mixes the classes; of other data
-  the tenth is drawn, and is the same in every run.
+  The order of a folder already mixes the classes. Other data are shuffled with
+  a fixed seed, so that the tenth is the same in every run.
   """
   size = split.size
   if size < 2:
@@ -140,10 +140,10 @@ def _read(
   where: str,
   kind: str,
 ) -> tuple[list[bytes], list[Label]]:
-  """Read all images, encoded, and their labels; not more than memory holds."""
+  """Read all encoded images and labels; raise if memory does not suffice."""
   images: list[bytes] = []
-  found: list[Label] = []
-  # Half: training needs memory, too.
+  raw_labels: list[Label] = []
+  # Images may take half of the free memory, since training needs memory, too.
   taken, free = 0, psutil.virtual_memory().available // 2
   with ProgressBar(f"reading {where}", size) as bar:
     for example in examples:
@@ -153,7 +153,7 @@ def _read(
       except DataError as error:
         raise DataError(f"{where}, example {len(images)}: {error}.") from error
       images.append(read[0])
-      found.append(read[1])
+      raw_labels.append(read[1])
       bar.update()
       taken += len(read[0])
       count = len(images)
@@ -168,15 +168,15 @@ def _read(
         )
   if not images:
     raise DataError(f"{where} has no example.")
-  return images, found
+  return images, raw_labels
 
 
 def _table(
   data: Any, keys: tuple[str, str]
 ) -> tuple[dict[str, Any], tuple[str, str]]:
-  """The columns of a table of pandas, Polars or Arrow, and their keys.
+  """Return {key: column} of a pandas, Polars or Arrow table, and the two keys.
 
-  Images are in the column `path` if there is none of the key.
+  If the table has no column of images, the column `path` is used instead.
   """
   names = getattr(data, "column_names", None) or [*data.columns]
   if keys[0] not in names and _PATH in names:
@@ -192,7 +192,7 @@ def _table(
 def _examples(
   data: Any, keys: tuple[str, str]
 ) -> tuple[int | None, Iterable[Any]]:
-  """The examples, and their number if it is known."""
+  """Return the number of examples (None if unknown), and the examples."""
   if isinstance(data, Mapping):
     data = indexable.pair_of(data, keys)
   if isinstance(data, tuple) and len(data) == 2:
@@ -207,9 +207,9 @@ def _examples(
     return size, zip(images, targets, strict=True)
   size = _length(data)
   if size is not None and hasattr(data, "__getitem__"):
-    # Iterated, a data set of torch does not end.
+    # Read by index, since iterating over a data set of torch may not end.
     return size, (_item(data, i) for i in range(size))
-  # Whoever has such a data set has imported TensorFlow.
+  # If `data` is a tf.data data set, the caller has imported TensorFlow.
   tf = sys.modules.get("tensorflow")
   if (
     tf
@@ -240,5 +240,5 @@ def _item(data: Any, key: int | str) -> Any:
 def _length(data: Any) -> int | None:
   try:
     return len(data)
-  except TypeError:  # of a stream, also one of TensorFlow
+  except TypeError:  # streams have no length, nor have some of tf.data
     return None

@@ -1,7 +1,7 @@
 """Splits of Python objects: anything with a length and examples by number.
 
-That is how torch, torchvision, Hugging Face `datasets` and Grain hand out data
-sets with random access.
+Data sets with random access of torch, torchvision, Hugging Face `datasets` and
+Grain are objects of this form.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _NAME = re.compile(r"[\w.-]{1,100}", re.ASCII)
 
 
 class Indexable(Protocol):
-  """Examples that have numbers, from 0 on."""
+  """Examples that are numbered from 0 on."""
 
   def __len__(self) -> int:
-    """The number of examples."""
+    """Return the number of examples."""
 
   def __getitem__(self, index: int, /) -> Any:
-    """The example of a number."""
+    """Return the example with the number `index`."""
 
 
 def open_indexable(
@@ -61,28 +61,28 @@ def open_indexable(
   and labels see `train_task`.
 
   Args:
-    examples: any object with `len` and examples by number. Always the same for
-      the same number: without any random change of images.
-    name: of the data set, for messages and results.
-    version: tells these examples from others of the same name. A resumed run
-      compares it, the number of examples and the classes, but no contents.
+    examples: any object with `len` and examples by number. A number must always
+      give the same example, without random augmentation.
+    name: name of the data set, for messages and results.
+    version: distinguishes these examples from others of the same name. A
+      resumed run compares version, number of examples, classes, not contents.
     class_names: one per class, label or value; by default those that Hugging
-      Face `datasets` (`features`) or torchvision (`classes`) state; of values
-      "0", "1", ...
-    split: its name, for messages and results.
-    keys: of the image and the label, if an example is a dictionary.
+      Face `datasets` (`features`) or torchvision (`classes`) state, and "0",
+      "1", ... for values.
+    split: name of the split, for messages and results.
+    keys: keys of the image and the label, if an example is a dictionary.
     parallel: whether several threads may ask for examples at once.
-    kind: of the labels, as `config.task.kind`.
+    kind: what a label is, as `config.task.kind`.
 
   Raises:
-    DataError: for examples without a length or classes.
+    DataError: if the examples have no length, or state no classes.
     BrokenDataError: if the first example cannot be read.
   """
   if not _NAME.fullmatch(name) or not version or not split:
     raise DataError(
       f"the examples have the name {messages.brief(name)}, version "
       f"{messages.brief(version)} and split {messages.brief(split)}: expected "
-      "letters, digits, '.', '_' and '-' as the name, and no empty one."
+      "letters, digits, '.', '_' and '-' in the name, and no empty value."
     )
   size = _count(examples, name)
   require_kind(kind, SplitRef(f"python:{name}", "", split))
@@ -112,7 +112,7 @@ def _count(examples: Indexable, name: str) -> int:
   if not hasattr(examples, "__len__") or not hasattr(examples, "__getitem__"):
     raise DataError(
       f"the examples of {name!r} are of type {kind}: expected an object with "
-      "`__len__` and `__getitem__`. Of a stream, make a list."
+      "`__len__` and `__getitem__`. Convert a stream to a list."
     )
   if not len(examples):
     raise DataError(f"the examples of {name!r} are an empty {kind}.")
@@ -120,14 +120,14 @@ def _count(examples: Indexable, name: str) -> int:
 
 
 def stated_classes(examples: Any, label: str, kind: str) -> tuple[str, ...]:
-  """Names that a data set of another library states; none of values."""
+  """Return the classes that a library's data set states; () for values."""
   if KINDS[kind].numbers:
     return ()
   features = getattr(examples, "features", None)
   feature = features.get(label) if isinstance(features, Mapping) else None
-  feature = getattr(feature, "feature", feature)  # of a sequence
+  feature = getattr(feature, "feature", feature)  # elements of a sequence
   stated = getattr(feature, "names", None) or getattr(examples, "classes", None)
-  if not stated or not all(isinstance(each, str) for each in stated):
+  if not stated or not all(isinstance(name, str) for name in stated):
     return ()
   return tuple(stated)
 
@@ -135,11 +135,11 @@ def stated_classes(examples: Any, label: str, kind: str) -> tuple[str, ...]:
 def _numbered(
   examples: Indexable, keys: tuple[str, str], name: str, kind: Kind
 ) -> tuple[str, ...]:
-  """A number for each value of the first example."""
+  """Name each value of the first example by its number: "0", "1", ..."""
   try:
     _, label = pair_of(examples[0], keys)
     return labels.names_among([kind.read(label)])
-  except Exception as error:  # also a reader's own
+  except Exception as error:  # a user's object may raise any type
     raise BrokenDataError(f"the examples of {name!r}, 0: {error}.") from error
 
 
@@ -154,9 +154,9 @@ def _source(
 
   def read(index: int) -> tuple[bytes, np.ndarray]:
     with lock:
-      image, given = pair_of(examples[int(index)], keys)
-      label = kind.read(given)
-      # `Split.check_labels` says more of a class that is none, such as -1.
+      image, raw_label = pair_of(examples[int(index)], keys)
+      label = kind.read(raw_label)
+      # `Split.check_labels` has a better error for an invalid class such as -1.
       number = label if isinstance(label, int) else encode(label)
       return python_images.encoded(image), np.array(number, dtype.base)
 
