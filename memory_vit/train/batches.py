@@ -1,4 +1,4 @@
-"""Training batches of a run: images, or rows of its cache."""
+"""Training batches of a run, from images or from rows of its cache."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -14,10 +14,10 @@ from memory_vit.train.inputs import RunInputs
 
 
 def train_batches(inputs: RunInputs, step: int) -> Iterator[dict[str, Any]]:
-  """The batches after a step; missing cached rows are computed first.
+  """Return the batches after a step; compute missing cached rows first.
 
-  Labels of values are standardized. A head in closed form gets one empty batch,
-  as it reads all rows at once.
+  Labels of the kind "values" are standardized. A head in closed form gets one
+  empty batch, because it reads all rows at once.
   """
   if inputs.config.optim.in_closed_form:
     return iter([{}][step:])
@@ -30,19 +30,19 @@ def train_batches(inputs: RunInputs, step: int) -> Iterator[dict[str, Any]]:
 
 def _batches(inputs: RunInputs, step: int) -> Iterator[dict[str, Any]]:
   config, splits, cache = inputs.config, inputs.splits, inputs.cache
-  if step == config.total_steps:  # no step is left: nothing is read
+  if step == config.total_steps:  # no step is left, so read nothing
     return iter(())
   start = step * config.batch_size
   if cache is None:
     return image_batches(inputs, start)
   cache.require_free_space(cache_needs(inputs))
-  if "validation" in splits:  # before the loop begins
+  if "validation" in splits:  # compute its rows before training begins
     cache.rows("validation", splits["validation"])
   return cache.train_batches(splits["train"], start)
 
 
 def image_batches(inputs: RunInputs, start: int) -> Iterator[dict[str, Any]]:
-  """Batches of images, after `start` examples."""
+  """Return the batches of images that follow the first `start` examples."""
   config = inputs.config
   decodes = config.cache.what == "images"
   return batching.train_batches(
@@ -57,7 +57,7 @@ def image_batches(inputs: RunInputs, start: int) -> Iterator[dict[str, Any]]:
 
 
 def train_examples(inputs: RunInputs, step: int) -> list[str]:
-  """Name the examples of a step (from 1)."""
+  """Name the examples in the batch of a step; steps count from 1."""
   config, train = inputs.config, inputs.splits["train"]
   if inputs.cache:
     return inputs.cache.train_examples(train, step)
@@ -67,11 +67,12 @@ def train_examples(inputs: RunInputs, step: int) -> list[str]:
 
 
 def cache_needs(inputs: RunInputs) -> list[Needs]:
-  """Space that the rows of each split need; all processes must call."""
+  """Return the space that each split's rows need; all processes must call."""
   if not inputs.cache:
     return []
   roles = ["train", "validation"]
-  if inputs.splits["train"].embedded:  # without images nothing can be computed
+  if inputs.splits["train"].embedded:
+    # Embeddings have no images, so test rows are read from the cache too.
     roles.append("test")
   return [
     inputs.cache.needs(role, inputs.splits[role])
@@ -81,7 +82,7 @@ def cache_needs(inputs: RunInputs) -> list[Needs]:
 
 
 def batch_shapes(inputs: RunInputs) -> Mapping[str, Any]:
-  """Shapes and dtypes of a training batch, of all processes together."""
+  """Return shapes and dtypes of a training batch over all processes."""
   config = inputs.config
   shape = (config.batch_size, config.image_size, config.image_size, 3)
   image = jax.ShapeDtypeStruct(shape, jnp.float32)

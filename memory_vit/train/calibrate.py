@@ -1,4 +1,4 @@
-"""Temperatures and thresholds of tasks, from images that they did not see."""
+"""Fit temperatures and thresholds of tasks on images not trained on."""
 
 import dataclasses
 import logging
@@ -21,51 +21,52 @@ logger = logging.getLogger(__name__)
 def fitted_kinds(
   inputs: RunInputs, began: Start, params: Mapping[str, Any]
 ) -> dict[str, TaskKind]:
-  """What each trained task states; all processes must call.
+  """Fit and return the `TaskKind` of each task; all processes must call.
 
-  It takes one more pass over the validation split, or several if the outputs of
-  all trials would take too much memory. A head in closed form without such a
-  split is cross-validated.
+  This takes one more pass over the validation split, or several if the outputs
+  of all trials would take too much memory. Without a validation split, heads in
+  closed form use the outputs of their cross-validation.
 
   Args:
-    inputs: of the run.
-    began: the pack.
-    params: the best of each trial.
+    inputs: inputs of the run.
+    began: the pack before its first step.
+    params: the best parameters of each trial.
   """
   stated, config = inputs.kind, inputs.config
-  found = dict.fromkeys(params, stated)
+  kinds = dict.fromkeys(params, stated)
   if not stated.kind.fits:
-    return found
+    return kinds
   for name, evaluation in _held_out(inputs, began, params):
     if not len(evaluation.held_out.targets):
       continue
     fitted = stated.kind.fitted(
       stated, evaluation.held_out, config.task.unknown
     )
-    # The hosts may differ in the last bits.
+    # Use the fit of process 0 on all hosts, which may differ in the last bits.
     values = processes.broadcast_from_process_0(dataclasses.asdict(fitted))
-    found[name] = schema.build(TaskKind, values, "kind", TrainingError)
+    kinds[name] = schema.build(TaskKind, values, "kind", TrainingError)
     logger.info(
-      "%s: temperature %.3g, from %d images", name, found[name].temperature,
+      "%s: temperature %.3g, from %d images", name, kinds[name].temperature,
       len(evaluation.held_out.targets),
     )  # fmt: skip
-  for name, kind in found.items():
+  for name, kind in kinds.items():
     if config.task.unknown and kind.unknown is None:
       logger.warning(
-        "%s: config.task.unknown is %g, but no outputs to choose the threshold "
-        "on: no image is taken for unknown", name, config.task.unknown,
+        "%s: config.task.unknown is %g, but there are no outputs to choose the "
+        "threshold on: no image is taken for unknown",
+        name, config.task.unknown,
       )  # fmt: skip
-  return found
+  return kinds
 
 
 def _held_out(
   inputs: RunInputs, began: Start, params: Mapping[str, Any]
 ) -> Iterator[tuple[str, Evaluation]]:
-  """Evaluations with outputs, of the trials that have any."""
+  """Yield (trial name, evaluation) for trials with held-out outputs."""
   split = inputs.splits.get("validation")
   if split:
-    each = split.size * inputs.splits["train"].num_classes
-    names, count = [*params], max(1, MOST_HELD_OUT // each)
+    per_trial = split.size * inputs.splits["train"].num_classes
+    names, count = [*params], max(1, MOST_HELD_OUT // per_trial)
     for i in range(0, len(names), count):
       tasks = {name: began.tasks[name] for name in names[i : i + count]}
       yield from validate(inputs, tasks, params, ["held_out"]).items()

@@ -1,17 +1,18 @@
 """Saved states of a run, from which it resumes bitwise identically.
 
-Only trained parameters are written, never the backbone; the position in the
-data is a number (`data/batching.py`). Orbax writes the arrays and does not
-notice later changes: checksums of all files and arrays lie beside them.
+A state holds the trained parameters but not the backbone; the position in the
+data is a single number (`data/batching.py`). Orbax writes the arrays, but does
+not notice later changes, so the checksums of all files and arrays are saved.
 
-A step is a directory:
+Each step has a directory:
 
-  00000040/arrays/     by orbax
+  00000040/arrays/     written by orbax
   00000040/state.json  the rest of the state, and the checksums
 
-It has this name only once it is complete; `scratch-...` is being written or
-deleted, `corrupt-...` was found damaged. Other files are left alone. In a
-bucket, nothing is renamed, and a step is complete once it has its `state.json`.
+A directory gets this name once it is complete. Directories `scratch-...` are
+being written or deleted, and `corrupt-...` were found damaged. Other files are
+left alone. In a bucket nothing is renamed, and a step is complete once it has
+its `state.json`.
 """
 
 import logging
@@ -45,13 +46,14 @@ _KEPT = 2
 class Checkpoints:
   """The newest two saved states of a run, on one or several processes.
 
-  Each contains the best parameters, see `LoopState`, so no third one is kept.
+  Each state contains the best parameters, see `LoopState`, so that the state of
+  the best step is not needed.
   """
 
   def __init__(self, directory: Path) -> None:
-    """Open or make a directory in which nobody else writes."""
-    self._directory = directory.absolute()  # orbax requires it
-    # Synchronous: the state is small, and is on disk when `save` returns.
+    """Open or create the directory; nobody else may write to it."""
+    self._directory = directory.absolute()  # orbax requires absolute paths
+    # The checkpointer is synchronous: states are on disk when `save` returns.
     self._arrays = ocp.Checkpointer(ocp.StandardCheckpointHandler())
     processes.on_process_0(self._tidy)
 
@@ -62,7 +64,7 @@ class Checkpoints:
     self.close()
 
   def close(self) -> None:
-    """End the threads of orbax."""
+    """Stop the threads of orbax."""
     self._arrays.close()
 
   @property
@@ -70,22 +72,22 @@ class Checkpoints:
     return self._directory
 
   def steps(self) -> list[int]:
-    """Steps of all saved states, oldest first; they are not verified."""
-    found = filter(checksums.is_sealed, self._named_as_steps())
-    return sorted(int(path.name) for path in found)
+    """Return the steps of all saved states, ascending, without verification."""
+    complete = filter(checksums.is_sealed, self._named_as_steps())
+    return sorted(int(path.name) for path in complete)
 
   def latest(self) -> int | None:
-    """The newest undamaged step; None if nothing was saved.
+    """Return the newest undamaged step; None if nothing was saved.
 
-    Damaged newer ones are renamed `corrupt-STEP`, and trained and saved again.
-    If all are damaged, `TrainingError` is raised, and they stay where they are.
+    Newer, damaged steps are renamed to `corrupt-STEP`; training repeats them.
+    If all steps are damaged, raise `TrainingError` and rename nothing.
     """
     return processes.on_process_0(self._newest_whole)
 
   def save(self, step: int, state: Any, meta: Mapping[str, Any]) -> None:
     """Write a state and its JSON `meta`, then delete all but the newest two.
 
-    If it cannot be written, earlier states stay as they are.
+    If the state cannot be written, earlier states stay unchanged.
     """
     values = _with_values(state)
     arrays = _verifiable(values)
@@ -98,7 +100,7 @@ class Checkpoints:
       processes.on_process_0(lambda: self._finish(step, scratch, arrays, meta))
     except TrainingError:
       raise
-    # Orbax and the reader below raise many types, Exception among them.
+    # Orbax and its libraries raise many types of errors, even `Exception`.
     except Exception as error:
       if processes.is_lost_partner(error):
         raise
@@ -124,7 +126,7 @@ class Checkpoints:
     try:
       args = ocp.args.StandardRestore(target)
       values = self._arrays.restore(path / checksums.ARRAYS, args=args)
-    # A damaged directory makes orbax raise many types, Exception among them.
+    # Damaged directories make orbax raise many types, even `Exception`.
     except Exception as error:
       if processes.is_lost_partner(error):
         raise
@@ -153,8 +155,8 @@ class Checkpoints:
       return f"The directory is not there any more ({error.strerror})."
 
   def _named_as_steps(self) -> list[Path]:
-    found = self._directory.iterdir()
-    return [path for path in found if _STEP.fullmatch(path.name)]
+    entries = self._directory.iterdir()
+    return [path for path in entries if _STEP.fullmatch(path.name)]
 
   def _tidy(self) -> None:
     """Remove directories that a killed process was writing or deleting."""
@@ -172,7 +174,7 @@ class Checkpoints:
       ) from error
 
   def _newest_whole(self) -> int | None:
-    """See `latest`; it also ends the deletion of old states."""
+    """Implement `latest`; finish the deletion of old states if interrupted."""
     problems = {}
     for step in reversed(self.steps()):
       try:
@@ -212,7 +214,7 @@ class Checkpoints:
         f"step {step} was not saved: {self._directory} already has steps "
         f"{self.steps()}."
       )
-    _remove(scratch)  # of a save that failed in this process
+    _remove(scratch)  # left by a save that failed in this process
     scratch.mkdir()
 
   def _finish(
@@ -222,7 +224,7 @@ class Checkpoints:
     arrays: Mapping[str, Any],
     meta: Mapping[str, Any],
   ) -> None:
-    """Seal the files of orbax, and rename them to a step."""
+    """Write the checksums, then give the directory the name of its step."""
     rest = {
       "meta": dict(meta),
       "arrays": dict(arrays),
@@ -234,13 +236,13 @@ class Checkpoints:
   def _delete_old(self) -> None:
     """Delete all states but the newest two; the newest must be undamaged."""
     for old in self.steps()[:-_KEPT]:
-      # A half-deleted step must not count as one.
+      # Rename a step before deleting it: half a step must not look complete.
       path = self._directory / _name_of(old)
       files.remove_directory(path, f"{_SCRATCH}old-")
 
 
 def _remove(path: Path) -> None:
-  """Remove a directory, or anything else of this name; follows no link."""
+  """Remove a directory, file or link, but not the target of a link."""
   if path.is_dir() and not path.is_symlink():
     files.remove_directory(path)
   else:
@@ -254,16 +256,16 @@ def _name_of(step: int) -> str:
 def _require_arrays(
   path: Path, saved: Mapping[str, Any], expected: Mapping[str, Any]
 ) -> None:
-  """Orbax casts other dtypes silently: refuse them."""
+  """Raise if names, dtypes or shapes differ: orbax casts dtypes silently."""
   wanted = _described(expected)
-  found = {
+  stored = {
     name: {key: described[key] for key in ("dtype", "shape")}
     for name, described in saved.items()
   }
   differ = [
-    f"{name}: {found.get(name)}, expected {wanted.get(name)}"
-    for name in sorted(found.keys() | wanted.keys())
-    if found.get(name) != wanted.get(name)
+    f"{name}: {stored.get(name)}, expected {wanted.get(name)}"
+    for name in sorted(stored.keys() | wanted.keys())
+    if stored.get(name) != wanted.get(name)
   ]
   if differ:
     raise TrainingError(
@@ -273,13 +275,13 @@ def _require_arrays(
 
 
 def _with_values(state: Any) -> dict[str, Any]:
-  """{path: leaf}, without the empty leaves (0 cells) that orbax refuses."""
+  """Return {path: leaf} without empty leaves (0 cells): orbax refuses them."""
   leaves, _ = jax.tree_util.tree_flatten_with_path(state)
   return {_leaf(path): leaf for path, leaf in leaves if np.size(leaf)}
 
 
 def _described(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-  """{name: dtype and shape}, as JSON returns them."""
+  """Return {name: {"dtype", "shape"}}, equal to values read from JSON."""
   return {
     name: {"dtype": str(leaf.dtype), "shape": list(leaf.shape)}
     for name, leaf in values.items()
@@ -287,8 +289,8 @@ def _described(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _verifiable(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-  """{name: dtype, shape and checksum}; all processes must call."""
-  # One after the other: each sharded array is gathered on the host.
+  """Return {name: dtype, shape and checksum}; all processes must call."""
+  # Digest arrays one by one: each sharded array is gathered on the host.
   return {
     name: {**described, "sha256": _digest(values[name])}
     for name, described in _described(values).items()

@@ -1,4 +1,4 @@
-"""Heads in closed form: one step, which solves instead of taking a gradient."""
+"""Heads in closed form: a single step solves them, without a gradient."""
 
 import functools
 import logging
@@ -25,25 +25,25 @@ from memory_vit.train.sweep import Trial
 
 logger = logging.getLogger(__name__)
 
-# Arrays as large as the features in float64 that exist at once: 5.4 measured
-# with ridge regression, 3.1 with discriminant analysis; besides the features.
+# Memory to reserve for solving, as a multiple of the features in float64. Peaks
+# of 5.4 ("ridge") and 3.1 ("lda") were measured, not counting the features.
 _COPIES = 7
 
 
 class ClosedFormStep:
-  """Solves the heads of trials on the cached features of all training images.
+  """Step that solves heads on the cached features of all training images.
 
-  It stands in place of a `Step`; what a trial began with does not matter.
+  It takes the place of a `Step`, but ignores the initial parameters of trials.
   """
 
   optimizer = optax.identity()
 
   def __init__(self, inputs: RunInputs, trials: Sequence[Trial]) -> None:
-    """Note what is solved; nothing is read yet."""
+    """Store inputs and trials; features are read at the first call."""
     self._inputs, self._trials = inputs, trials
 
   def create_state(self, params: Any) -> TrainState:
-    """A state at step 0, on the devices of the mesh."""
+    """Return the state at step 0, on the devices of the mesh."""
     begun = TrainState(jnp.int32(0), params, self.optimizer.init(params))
     state: TrainState = sharding.put(begun, self._inputs.mesh)
     return state
@@ -51,10 +51,10 @@ class ClosedFormStep:
   def __call__(
     self, state: TrainState, frozen: Any, batch: Mapping[str, Any]
   ) -> tuple[TrainState, dict[str, dict[str, float]]]:
-    """Solve all heads; metrics are "skipped", 0, and `Solution.strength`.
+    """Solve all heads; metrics are `Solution.strength`, and "skipped" is 0.
 
     Raises:
-      DataError: for features or targets of which a head cannot be solved.
+      DataError: if a head cannot be solved from the features and targets.
     """
     heads: dict[str, Any] = {}
     metrics: dict[str, dict[str, float]] = {}
@@ -76,13 +76,13 @@ class ClosedFormStep:
 
   @functools.cached_property
   def cross_validation(self) -> dict[str, Evaluation]:
-    """Evaluations, with outputs, on training images that heads have not seen.
+    """Cross-validated evaluations on the training images, with outputs.
 
-    Trials of which too few images are known are left out, see
-    `closed_form.cross_validated`.
+    Each image is evaluated by a head not trained on it. A trial is left out if
+    there are too few images, see `closed_form.cross_validated`.
     """
     inputs, labels = self._inputs, self._rows[1]
-    found: dict[str, Evaluation] = {}
+    evaluations: dict[str, Evaluation] = {}
     for trial in self._trials:
       inputs.stop.check()
       logger.info("%s: cross-validation on the training images", trial.name)
@@ -98,35 +98,35 @@ class ClosedFormStep:
         continue
       outputs = multihost_utils.broadcast_one_to_all(outputs)
       name = trial.name
-      found |= evaluate(
+      evaluations |= evaluate(
         lambda rows, name=name: {name: rows},  # type: ignore[misc]
         _batches(outputs, labels, inputs.config.batch_size_eval),
         inputs.mesh,
         kinds={name: inputs.kind},
         also=["held_out"],
       )
-    return found
+    return evaluations
 
   def _solve(
     self, trial: Trial, head: Mapping[str, np.ndarray]
   ) -> dict[str, float]:
-    """Write the solution into a head; returns its strength."""
+    """Write the solution into `head`; return its `Solution.strength`."""
     try:
       self._require_each_class()
-      found = closed_form.solve(
+      solution = closed_form.solve(
         self._solver(trial), self._rows[0], self._targets, self._count
       )
     except DataError as error:
       method, train = trial.config.optim.name, self._inputs.splits["train"]
       raise DataError(
-        f"config.optim.name is {method!r}, and of {train} no head can be "
-        f"solved: {error}."
+        f"config.optim.name is {method!r}, but no head can be solved from "
+        f"{train}: {error}."
       ) from error
-    head["kernel"][:], head["bias"][:] = found.kernel, found.bias
-    return dict(found.strength)
+    head["kernel"][:], head["bias"][:] = solution.kernel, solution.bias
+    return dict(solution.strength)
 
   def _require_each_class(self) -> None:
-    """Refuse classes without an image, of which nothing can be solved."""
+    """Raise if a class has no image, because its output cannot be solved."""
     if not self._inputs.kind.kind.one_is_right:
       return
     names = self._inputs.splits["train"].class_names
@@ -139,14 +139,14 @@ class ClosedFormStep:
       )
 
   def _cross_validate(self, trial: Trial, outputs: np.ndarray) -> bool:
-    """Write outputs of a cross-validation; returns whether there is one."""
-    found = closed_form.cross_validated(
+    """Write cross-validated outputs; return whether there are enough images."""
+    validated = closed_form.cross_validated(
       self._solver(trial), self._rows[0], self._targets, self._count,
       data_seed(self._inputs.config),
     )  # fmt: skip
-    if found is not None:
-      outputs[:] = found
-    return found is not None
+    if validated is not None:
+      outputs[:] = validated
+    return validated is not None
 
   def _solver(self, trial: Trial) -> closed_form.Solver:
     return self._inputs.kind.kind.solver(trial.config.optim.name)
@@ -161,7 +161,7 @@ class ClosedFormStep:
     return stated.kind.standardized(stated, self._rows[1])
 
   def _require_memory(self) -> None:
-    """Refuse features that do not fit; all processes must call."""
+    """Raise if solving needs more than the free memory; all must call."""
     split = self._inputs.splits["train"]
     width = self._inputs.backbone.config.width
     needed = _COPIES * 8 * split.size * width
@@ -183,7 +183,7 @@ class ClosedFormStep:
     rows = inputs.cache.rows("train", inputs.splits["train"])
     share, _ = batching.share(inputs.config.batch_size)
     batches = -(-inputs.splits["train"].size // inputs.config.batch_size)
-    found = []
+    columns_by_batch = []
     for i in range(batches):
       numbers = np.arange(i * share, (i + 1) * share)
       places = np.minimum(numbers, len(rows.labels) - 1)
@@ -191,10 +191,10 @@ class ClosedFormStep:
       if labels.dtype == np.float64:  # devices would round them
         labels = np.ascontiguousarray(labels).view(BITS)
       counts = (numbers < len(rows.labels)) * rows.masks[places]
-      own = sharding.shard_batch((labels, counts), inputs.mesh)
-      taken = sharding.to_host((rows.take(places)["pooled"], *own))
-      found.append([column[taken[2] > 0] for column in taken[:2]])
-    features, labels = map(np.concatenate, zip(*found, strict=True))
+      placed = sharding.shard_batch((labels, counts), inputs.mesh)
+      taken = sharding.to_host((rows.take(places)["pooled"], *placed))
+      columns_by_batch.append([column[taken[2] > 0] for column in taken[:2]])
+    features, labels = map(np.concatenate, zip(*columns_by_batch, strict=True))
     is_bits = inputs.splits["train"].label_dtype.base == np.float64
     return features, labels.view(np.float64) if is_bits else labels
 
@@ -202,7 +202,7 @@ class ClosedFormStep:
 def _batches(
   outputs: np.ndarray, labels: np.ndarray, size: int
 ) -> Iterator[dict[str, Any]]:
-  """Batches for `evaluate`, the rows of this process."""
+  """Yield batches for `evaluate`, with the rows of this process."""
   count, first = batching.share(size)
   for start in range(0, len(labels), size):
     numbers = np.arange(count) + start + first

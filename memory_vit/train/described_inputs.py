@@ -1,4 +1,4 @@
-"""Inputs of a run whose images and, as a rule, weights are not there."""
+"""Inputs of a run, described without images and usually without weights."""
 
 import dataclasses
 from typing import cast
@@ -39,18 +39,18 @@ def describe_inputs(
   """Describe the inputs of a run on a mesh; arrays are shapes, or zeros.
 
   Args:
-    config: of the run.
-    mesh: of devices that need not be there.
-    chip: what they are.
-    classes: outputs of the task; 0 asks the data.
-    examples: of the training split; 0 asks the data.
+    config: configuration of the run.
+    mesh: mesh of devices, which need not exist.
+    chip: type of the devices.
+    classes: number of outputs of the task; 0 takes it from the data.
+    examples: number of training examples; 0 takes it from the data.
   """
   loaded = _open_backbone(config)
   vit = dataclasses.replace(loaded.config, platform=chip.platform)
   backbone = dataclasses.replace(loaded, config=vit)
   train = _describe_data(config, classes, examples)
   config = settle.settled(config, backbone, train)
-  if not settle.task_name(config):  # no data are named
+  if not settle.task_name(config):  # neither task nor data are named
     config = config.replaced({"task.name": "task"})
   settle.require_batches(config, mesh)
   attends_to, ancestors = (
@@ -61,7 +61,7 @@ def describe_inputs(
   outputs = config.task.padded_classes or train.num_classes
   vector = jnp.zeros(outputs)
   kind = KINDS[config.task.kind]
-  # Of values; they are no part of a program.
+  # Placeholders for means and deviations, which no program depends on.
   scales = (1.0,) * train.num_classes if kind.needed else ()
   frozen = {
     "backbone": jax.eval_shape(
@@ -92,7 +92,7 @@ def describe_inputs(
 
 
 def _open_backbone(config: Config) -> Backbone:
-  """A backbone of zeros, unless its file alone tells its shapes."""
+  """Return a backbone of zeros; read the file if only it has the shapes."""
   if config.backbone.startswith(RANDOM):
     vit = random_config(config)
   elif known := known_config(config.backbone):
@@ -117,7 +117,7 @@ def _open_backbone(config: Config) -> Backbone:
 
 
 def _describe_data(config: Config, classes: int, examples: int) -> Split:
-  """A training split without its examples."""
+  """Return the training split, with classes and size but no examples."""
   needs_examples = config.epochs != 0 or (
     config.cache.has_rows and config.cache.where == "device"
   )

@@ -1,4 +1,4 @@
-"""Divergence: counts updates that are not finite, and drops diverged tasks."""
+"""Count updates that are not finite, and give up trials that diverge."""
 
 import dataclasses
 import logging
@@ -11,25 +11,25 @@ from memory_vit.errors import DivergedError
 
 logger = logging.getLogger(__name__)
 
-# Step -> the names of the examples in its batch.
+# Function from a step to the names of the examples in its batch.
 Examples = Callable[[int], Sequence[str]]
-# Examples of a step that a message names.
+# Maximum number of examples of a step that a message names.
 _SHOWN = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class SkipCount:
-  """Skipped updates of one name: of the run, and the steps of the last row."""
+  """Number of skipped updates of a trial, and steps of the current streak."""
 
   total: int = 0
   row: tuple[int, ...] = ()
 
 
 class DivergenceMonitor:
-  """Counts skipped updates, from metrics that stay on the device for a while.
+  """Counter of skipped updates, from metrics that are read every few steps.
 
-  Reading them at every step would make the device wait for the host. Meanwhile
-  no update that is not finite enters a state, see `step`.
+  Reading metrics at every step would make the device wait for the host. Reading
+  them late does no harm: a `Step` skips updates that are not finite.
   """
 
   def __init__(
@@ -42,7 +42,7 @@ class DivergenceMonitor:
     max_skipped: int,
     examples: Examples | None = None,
   ) -> None:
-    """Begin after the step `step`, with the counts of the run so far."""
+    """Start after `step`, with the counts of the run so far."""
     self.lost, self.skipped = dict(lost), dict(skipped)
     self._step, self._title = step, title
     self._max, self._examples = max_skipped, examples
@@ -50,19 +50,19 @@ class DivergenceMonitor:
     self._last: dict[str, dict[str, float]] = {}
 
   def add(self, metrics: Any) -> None:
-    """Add the metrics of the next step; wait until at most two steps are left.
+    """Add the metrics of a step; wait until at most two steps are in flight.
 
-    Dispatched steps cannot be taken back, and a run that is asked to stop waits
-    for all of them. With fewer the device would wait for the host if steps are
-    short.
+    Steps in flight cannot be cancelled, so a run that is asked to stop waits
+    for them. With fewer than two, the device would wait for the host if steps
+    are short.
     """
     self._pending.append(metrics)
     jax.block_until_ready(self._pending[-3:-2])
 
   def check(self) -> dict[str, dict[str, float]]:
-    """Count skipped updates; return metrics of the last step of names not lost.
+    """Count skipped updates; return the last step's metrics of trials not lost.
 
-    `DivergedError` is raised once all names are lost.
+    Raise `DivergedError` once all trials are lost.
     """
     for metrics in jax.device_get(self._pending):
       self._step += 1
@@ -74,10 +74,10 @@ class DivergenceMonitor:
     return self._well(self._last)
 
   def newest(self) -> dict[str, dict[str, float]]:
-    """Metrics of the last step, without counting skipped updates.
+    """Return metrics of the last step, without counting skipped updates.
 
-    For events by the clock: clocks of processes differ, and all processes must
-    stop at the same step.
+    Use this for reports that depend on the clock. Clocks of processes differ,
+    but all processes must count skipped updates, and stop, at the same step.
     """
     newest = jax.device_get(self._pending[-1:])
     return self._well(jax.tree.map(float, newest[-1]) if newest else self._last)
@@ -105,7 +105,7 @@ class DivergenceMonitor:
       self._lose(name, row, shown)
 
   def _lose(self, name: str, row: Sequence[int], shown: str) -> None:
-    """Note that a name is lost; raise if it was the last one."""
+    """Record that a trial is lost; raise if no other trial is left."""
     self.lost[name] = self._step
     if self._examples:
       for step in row:
@@ -125,7 +125,7 @@ class DivergenceMonitor:
     )
 
   def _named(self, steps: Sequence[int]) -> str:
-    """The end of a message: examples in the batches of some steps."""
+    """Return the end of a message, which names the examples of steps."""
     if not self._examples:
       return "."
     parts = []

@@ -1,4 +1,4 @@
-"""Dry run: steps, cached bytes and time of a run, before it begins."""
+"""Dry run: estimate steps, cached bytes and time of a run."""
 
 import itertools
 import time
@@ -21,14 +21,14 @@ from memory_vit.train import batches, pack, passes, settle, sweep
 from memory_vit.train.inputs import RunInputs, of_group, open_inputs
 from memory_vit.train.pack import Start
 
-# Timed batches, after a first one that starts the pipeline.
+# Number of batches to read; the first one starts the pipeline and is not timed.
 _READ = 3
 
 
 def dry_run(config: Config, workdir: Path) -> str:
-  """Describe a run from a few of its batches and steps; nothing is written.
+  """Describe a run from a few batches and steps; nothing is written.
 
-  It refuses what the run would refuse.
+  Raise if the run itself would be refused.
   """
   settle.require_same_start(config)
   mesh = sharding.make_mesh(fsdp=config.mesh.fsdp)
@@ -46,7 +46,7 @@ def dry_run(config: Config, workdir: Path) -> str:
 
 
 def _of_group(inputs: RunInputs) -> list[tuple[str, str]]:
-  """Describe trials of one group, see `sweep.by_pass_group`."""
+  """Return rows on the trials of a group, see `sweep.by_pass_group`."""
   config, trials = inputs.config, inputs.trials
   packs = passes.make_plan(inputs).passes
   first = [t for t in trials if t.name in packs[0]]
@@ -71,7 +71,7 @@ def _of_group(inputs: RunInputs) -> list[tuple[str, str]]:
 
 
 def _of_cache(inputs: RunInputs) -> list[tuple[str, str]]:
-  """The cache of each split: bytes, place, and time to fill it."""
+  """Return rows on the cache: bytes of each split, place, time to fill it."""
   cache, train = inputs.cache, inputs.splits["train"]
   if inputs.config.cache.what == "images":
     return [("cache", f"{train.size:,} decoded images, in memory")]
@@ -98,7 +98,7 @@ def _of_cache(inputs: RunInputs) -> list[tuple[str, str]]:
 
 
 def _row_seconds(cache: RunCache, needs: Needs) -> float:
-  """Seconds to read the image of a row, and to compute the row."""
+  """Measure the seconds to read the image of a row and compute the row."""
   if not needs.missing:
     return 0.0
   examples, starts = needs.plan.examples, needs.plan.starts
@@ -108,15 +108,15 @@ def _row_seconds(cache: RunCache, needs: Needs) -> float:
   for batch in itertools.islice(read, _READ - 1):
     last, count = batch, count + 1
   reading = (time.perf_counter() - began) / max(1, count)
-  if "image" not in last:  # embeddings
+  if "image" not in last:  # embeddings are only read
     return reading / starts.step
   placed = sharding.shard_batch(last["image"], cache.mesh)
   return (reading + _seconds(lambda: cache.prepare(placed))) / starts.step
 
 
 def _step_seconds(inputs: RunInputs, start: Start) -> float:
-  """Seconds of a step on one batch of zeros."""
-  # The time does not depend on the pixels.
+  """Measure the seconds of a step, on a batch of zeros."""
+  # Zeros suffice, because the time does not depend on the pixels.
   batch = jax.jit(
     lambda: jax.tree.map(
       lambda a: jnp.zeros(a.shape, a.dtype), dict(batches.batch_shapes(inputs))
@@ -134,7 +134,7 @@ def _step_seconds(inputs: RunInputs, start: Start) -> float:
 
 
 def _seconds(program: Any) -> float:
-  """Seconds of the second call: the first one compiles."""
+  """Measure the seconds of the second call; the first call compiles."""
   jax.block_until_ready(program())
   began = time.perf_counter()
   jax.block_until_ready(program())

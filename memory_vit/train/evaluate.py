@@ -1,4 +1,4 @@
-"""Evaluate trials that train side by side on a split, in one pass."""
+"""Evaluate the trials of a pack on a split, in one pass."""
 
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -25,9 +25,9 @@ def evaluate(
 ) -> dict[str, Evaluation]:
   """Evaluate the tasks of a pack.
 
-  `cached` are batches of the split whose frozen part is cached; for the other
-  arguments and the result see `evaluate_source`. A task with a temperature is
-  evaluated without it too, as `uncalibrated` of its name.
+  `cached` are batches of the split with cached outputs of the frozen pass. The
+  other arguments and the result are those of `evaluate_source`. A task with a
+  temperature is also evaluated at temperature 1, as `uncalibrated(name)`.
   """
   if cached is None and inputs.cache and split.embedded:
     cached = inputs.cache.eval_batches(split, "test")
@@ -56,9 +56,9 @@ def evaluate(
 
   def predict(images: Any) -> dict[str, jax.Array]:
     inputs.stop.check()
-    found = outputs(images)
-    again = {uncalibrated(name): logits for name, logits in found.items()}
-    return found | {name: again[name] for name in plain}
+    logits = outputs(images)
+    again = {uncalibrated(name): rows for name, rows in logits.items()}
+    return logits | {name: again[name] for name in plain}
 
   return evaluate_source(
     predict,
@@ -90,5 +90,5 @@ def validate(
 
 
 def uncalibrated(name: str) -> str:
-  """The name of the outputs of a task at a temperature of 1."""
+  """Return the name of a task's evaluation at temperature 1."""
   return f"{name} uncalibrated"

@@ -1,4 +1,4 @@
-"""Train a pack of trials, which share a forward pass, or resume it."""
+"""Train or resume a pack of trials, which share a forward pass."""
 
 import collections
 import contextlib
@@ -36,31 +36,31 @@ from memory_vit.train.sweep import PassPlan, Trial
 logger = logging.getLogger(__name__)
 
 NO_WRITERS = MetricWriters()
-# Of a step in its line of progress.
+# Metrics of a step that its progress line shows.
 _IN_LINES = (
   "loss", "accuracy", "mae", "learning_rate", "shrinkage", "penalty",
 )  # fmt: skip
 Metrics = Mapping[str, Mapping[str, float]]
-# Parameters of all trials -> {name: its evaluation}.
+# Function from the parameters of all trials to {trial: evaluation}.
 Evaluate = Callable[[Any], dict[str, Evaluation]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PackResult:
-  """A pack after training; its mappings are by the name of the trial."""
+  """A pack after training; the keys of its mappings are names of trials."""
 
-  # With the best parameters on validation; without trials that were lost
-  # before their first evaluation.
+  # Tasks with the best parameters on validation, except those of trials that
+  # were lost before their first evaluation.
   tasks: dict[str, Task]
   best: Mapping[str, BestParams]
-  # The step at which too many updates in a row were not finite.
+  # Steps at which trials were lost: too many updates in a row were not finite.
   lost: Mapping[str, int]
-  # The number of updates that were not finite.
+  # Numbers of updates that were skipped because they were not finite.
   skipped: dict[str, int] = dataclasses.field(default_factory=dict)
-  # Of options and data, since the first start.
+  # Changes of options and data since the first start.
   changes: tuple[Mapping[str, Any], ...] = ()
   steps: int = 0
-  # Training images in the timed steps, and the time of these steps.
+  # Number of training images in the timed steps, and seconds of these steps.
   examples: int = 0
   seconds: float = 0.0
 
@@ -80,15 +80,15 @@ def fit_pack(
   """Train the trials of a pack, or resume if `directory` has a saved state.
 
   Args:
-    inputs: of the run.
-    trials: of one group, see `sweep.by_pass_group`.
-    directory: of the saved states.
-    plan: is saved with each state; None if this is the only pack of the run.
-    writers: of metrics and norms.
-    profile_dir: for the profile of `config.profile_at`.
+    inputs: inputs of the run.
+    trials: trials of one group, see `sweep.by_pass_group`.
+    directory: directory of the saved states.
+    plan: plan to save with each state; None if the run has no other pack.
+    writers: writers of metrics and norms.
+    profile_dir: directory for the profile of `config.profile_at`.
     allow_changed_data: see `state.resume`.
-    accepted: is called before the first step; a refused start changes nothing
-      of an earlier run.
+    accepted: called once all checks have passed, before the first step, so that
+      a refused start changes nothing of an earlier run.
     require_alone: raises if another run may be using the directory; all
       processes call it before a state is saved.
   """
@@ -121,7 +121,7 @@ def fit_pack(
     inputs.record.keep()
     accepted()
     is_new = past is None
-    if is_new and inputs.first_head:  # its scores are those of step 0
+    if is_new and inputs.first_head:  # evaluate this head at step 0
       none = {name: BestParams() for name in tasks}
       past = LoopState(none, pending="validation" in inputs.splits)
 
@@ -185,16 +185,16 @@ def fit(
 ) -> tuple[TrainState, LoopState]:
   """Train from the step of `state`, which is donated, to `steps.total`.
 
-  `evaluate` takes the parameters of all trials; of each trial the parameters
-  with the best score are kept. `batch_size` is that of all processes,
-  `max_skipped` the number of skipped updates in a row after which a trial is
-  lost, and `examples` names those of a step, for messages. An evaluation that
-  is due at the first step is saved if it `saves_first`: that step was not yet.
+  `evaluate` takes the parameters of all trials; the loop keeps each trial's
+  parameters with the best score. `batch_size` counts images of all processes.
+  After `max_skipped` skipped updates in a row, a trial is lost. `examples`
+  returns the names of a step's examples. `saves_first` says whether to save the
+  first step after its evaluation; if a run resumes there, it is saved already.
 
-  Returns the last state, and the best parameters of each trial. Early stopping
-  may end before `steps.total`. `DivergedError` is raised once every trial is
-  lost, and nothing is saved after that step; until then the others train on
-  unchanged. After `Interrupted` the last step is saved.
+  Return the last state, and the best parameters of each trial. Early stopping
+  may end training before `steps.total`. Raise `DivergedError` once every trial
+  is lost, without saving that step; lost trials do not affect the others. The
+  last step is saved before `Interrupted` is raised.
   """
   first, stop = int(state.step), stop or StopSignal()
   past = past or LoopState({name: BestParams() for name in state.params})
@@ -209,7 +209,7 @@ def fit(
   def evaluate_and_save(
     step: int, past: LoopState, stopping: bool, saves: bool = True
   ) -> LoopState:
-    """Evaluate if that is due and no stop was asked for; raise if one was."""
+    """Evaluate if due, and save; if `stopping`, only save, then raise."""
     divergence.check()  # a lost trial must not become the best
     was_timed = progress.pause()
     if past.pending and not stopping:
@@ -245,14 +245,14 @@ def fit(
     return past
 
   with (
-    stop.asked_for(),  # a signal waits until progress and profile are closed
+    stop.asked_for(),  # signals wait until progress and profile are closed
     contextlib.closing(progress),
     Profile(profile_dir, steps.profile_at, steps.total) as profile,
   ):
-    # No image beyond the last step is prefetched: it might be broken.
+    # Never prefetch an image beyond the last step: it might be broken.
     left = itertools.islice(train_batches, steps.total - first)
     on_devices = sharding.prefetch(left, mesh)
-    if past.pending:  # the run was interrupted before this evaluation
+    if past.pending:  # the first step still has to be evaluated
       past = evaluate_and_save(first, past, stopping=False, saves=saves_first)
     for step in range(first + 1, steps.total + 1):
       if steps.stops_early(step - 1, past.best_steps):
@@ -271,7 +271,7 @@ def fit(
           speed = progress.images_per_second
           norms = parameters.part_norms(state.params, shown, mesh)
           writers.write_scalars(step, _scalars(shown, norms, speed))
-        if is_first:  # compilation has ended
+        if is_first:  # start the clock after compilation
           progress.resume()
         progress.report(_line(shown))
       elif progress.is_overdue():
@@ -287,7 +287,7 @@ def fit(
 
 
 def _evaluation(inputs: RunInputs, began: Start) -> Evaluate | None:
-  """The evaluation that chooses the best step; None if nothing does."""
+  """Return the function that evaluates trials to find the best step, if any."""
   if "validation" in inputs.splits:
     return functools.partial(validate, inputs, began.tasks)
   if isinstance(began.step, ClosedFormStep):
@@ -302,7 +302,7 @@ def _best_tasks(
   best: Mapping[str, Any],
   kinds: Mapping[str, TaskKind],
 ) -> dict[str, Task]:
-  """Tasks with their best parameters, without the padding of their heads."""
+  """Return tasks with their best parameters, and heads without padding."""
   names = inputs.splits["train"].class_names
   return {
     name: padded_head.without_padding(
@@ -322,7 +322,7 @@ def _show_parameters(inputs: RunInputs, params: Any) -> None:
 
 
 def _scalars(metrics: Metrics, norms: Metrics, speed: float) -> Metrics:
-  """Metrics of a step by their tags, and norms of the parameters after it."""
+  """Return {trial: {tag: number}} of a step: metrics, norms and speed."""
   return {
     name: {
       **{f"train/{key}": value for key, value in values.items()},
@@ -334,7 +334,7 @@ def _scalars(metrics: Metrics, norms: Metrics, speed: float) -> Metrics:
 
 
 def _line(metrics: Metrics) -> dict[str, list[float]]:
-  """Metrics of all trials for a line of progress, by their titles."""
+  """Return {title: numbers of all trials}, for a progress line."""
   line: dict[str, list[float]] = collections.defaultdict(list)
   for values in metrics.values():
     for key in _IN_LINES:

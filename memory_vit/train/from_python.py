@@ -1,10 +1,10 @@
 """Train and evaluate tasks by one call each, on data in Python.
 
-It makes a configuration, opens data, and runs what the commands `train` and
-`evaluate` run.
+The functions build a configuration, open the data, and run the same code as the
+commands `train` and `evaluate`.
 """
 
-# Annotations stay text: the extra `train` may not be installed.
+# Keep annotations unevaluated, since the extra `train` may not be installed.
 from __future__ import annotations
 
 import contextlib
@@ -51,9 +51,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Number of validations and of logged training losses; the largest number of
-# steps that a resumed run repeats.
+# Number of evaluations and of logged training losses of a run.
 _VALIDATIONS, _POINTS = 5, 20
+# Maximum number of steps that a resumed run repeats.
 _MOST_REPEATED = 1_000
 
 
@@ -62,15 +62,15 @@ class TrainResult:
   """A trained task with its scores and history.
 
   Attributes:
-    task: of the best trial on the validation split.
-    scores: of this task. On the test split if one was given, else on the
-      validation split, which chose the task and therefore flatters it; of
-      `fit_head` without either, by cross-validation, or empty if a class has a
+    task: task of the best trial on the validation split.
+    scores: scores of this task on the test split, or without one on the
+      validation split, which chose the task and therefore flatters it. Without
+      both, `fit_head` uses cross-validation; scores are empty if a class has a
       single image. Loss and calibration error are at the temperature of the
-      task on the test split, and at 1 on others.
-    history: of this trial, {"train/loss": (steps, values), "validation/top1":
-      ...}, with the names that TensorBoard shows.
-    trials: the numbers of every trial, the best on validation first.
+      task on the test split, and at temperature 1 otherwise.
+    history: curves of this trial, {"train/loss": (steps, values),
+      "validation/top1": ...}, with the names that TensorBoard shows.
+    trials: results of all trials, the best on validation first.
   """
 
   task: Task
@@ -82,7 +82,7 @@ class TrainResult:
 
   @property
   def score(self) -> float | None:
-    """Accuracy of classes, mean average precision of labels, R2 of values.
+    """Accuracy (classes), mean average precision (labels) or R2 (values).
 
     None if no output was finite.
     """
@@ -90,7 +90,7 @@ class TrainResult:
 
   @property
   def accuracy(self) -> float | None:
-    """`scores.accuracy`, of classes alone."""
+    """`scores.accuracy`, for the kind "classes" only."""
     return self.scores.accuracy
 
 
@@ -102,10 +102,10 @@ def train_and_evaluate(
   """Train a task or a sweep, or resume a run, as `memory-vit train` does.
 
   Args:
-    config: of the run, from `read_config`.
-    workdir: for the result, tasks, saved states and logs, local or in a bucket
-      (gs://BUCKET/DIRECTORY); it is made if it does not exist.
-    stop: asks a run that trains to save its state and stop.
+    config: configuration of the run, from `read_config`.
+    workdir: directory for the result, tasks, saved states and logs, local or in
+      a bucket (gs://BUCKET/DIRECTORY); created if it does not exist.
+    stop: signal that makes the run save its state and stop training.
 
   Returns:
     The content of `result.json`.
@@ -139,54 +139,54 @@ def train_task(
   workdir: str | os.PathLike[str] | None = None,
   progress: bool = True,
 ) -> TrainResult:
-  """Train a task, by the same run as the command `memory-vit train`.
+  """Train a task as the command `memory-vit train` does.
 
-  A split is (images, labels); a table of pandas, Polars or Arrow with columns
+  A split is (images, labels); a pandas, Polars or Arrow table with columns
   `keys`; a tf.data (not batched), torch or Hugging Face data set, or any other
   sequence or iterable, of pairs (image, label) or of dictionaries with `keys`;
   or the folder DATA/train or DATA/test with a folder of images for each class.
-  All but folders are read into memory, once.
+  All forms except folders are read into memory, once.
 
-  An image is the path or the bytes of an image file; an image of Pillow; or
-  pixels (h, w, 3), (h, w) or (h, w, 4), of which alpha is dropped, or (3, h,
-  w): integers from 0 to 255, or floating point from 0 to 1. Sizes may differ:
-  training crops at random and mirrors (see `options`), and evaluation has
+  An image is the path or the bytes of an image file; a Pillow image; or pixels
+  (h, w, 3), (h, w) or (h, w, 4), of which alpha is dropped, or (3, h, w):
+  integers from 0 to 255, or floating point from 0 to 1. Sizes may differ:
+  training uses random crops and mirroring (see `options`), and evaluation uses
   `task.spec.preprocessing`. A label is an integer from 0, or the name of a
-  class; for the kind "labels" a list of these, or an array with a 0 or 1 for
-  each label; for the kind "values" a number or a vector of numbers.
+  class; for the kind "labels", a list of these, or an array with a 0 or 1 for
+  each label; for the kind "values", a number or a vector of numbers.
 
   Args:
-    backbone: from `load_backbone`; it stays unchanged.
-    train: the training split.
-    name: of the task: a-z, 0-9, "-" and "_".
+    backbone: backbone from `load_backbone`; it stays unchanged.
+    train: training split.
+    name: name of the task, of a-z, 0-9, "-" and "_".
     kind: what the task predicts: "classes", one of several; "labels", any
       number of several; "values", numbers (regression).
-    validation: the split on which the best step and trial are chosen; by
-      default a tenth of `train`, which is held out.
-    test: the split for the result.
-    class_names: of classes, labels or values; by default those of the data,
-      else the names among the training labels, sorted, else "0", "1", ...
-    keys: of the image and the label in a dictionary.
-    regime: what is trained, see `regimes`.
+    validation: split on which the best step and trial are chosen; by default,
+      a tenth of `train` is held out.
+    test: split for the final scores.
+    class_names: names of classes, labels or values; by default those of the
+      data, else the sorted names among the training labels, else "0", "1", ...
+    keys: keys of the image and the label in a dictionary or a table.
+    regime: regime, which says what is trained, see `regimes`.
     cells: memory cells per layer, in the regimes that have memory.
-    epochs: passes over the training split; by default 50, or as many as take
-      25 steps if that is more.
-    learning_rate: the peak. Several are trials, which share every pass in
-      the regimes that allow it; by default 0.03, 0.3 and 1.
+    epochs: passes over the training split; by default 50, or more if 50 epochs
+      are fewer than 25 steps.
+    learning_rate: peak learning rate. Each of several rates is a trial; trials
+      share every pass in the regimes that allow it. By default 0.03, 0.3 and 1.
     batch_size: images per step.
-    seed: for initialization and data shuffling.
-    init: a task of the regime "head" with the same classes, such as from
-      `fit_head`, or its path: training begins with its head. Give both calls
-      the same `train` and `validation`: images that the head has seen would
-      flatter it.
-    options: of the command: {"data.flip": False} is its
+    seed: random seed for initialization and data shuffling.
+    init: task of the regime "head" with the same classes, such as from
+      `fit_head`, or its path: training starts from its head. Pass the same
+      `train` and `validation` to both calls, because images on which the head
+      was trained would flatter it in validation.
+    options: options of the command; {"data.flip": False} is its
       --config.data.flip=false.
-    workdir: for the files of the run; the same call resumes it. By default a
-      temporary directory.
+    workdir: directory for the files of the run; the same call resumes the run.
+      By default a temporary directory.
     progress: whether to show progress.
 
   Compiled programs are cached on disk, in ~/.cache/memory_vit/xla unless JAX
-  has another cache: a later process with the same shapes starts sooner.
+  has another cache, so that later processes with the same shapes start sooner.
 
   Raises:
     MemoryVitError: for unusable input.
@@ -216,8 +216,8 @@ def train_task(
       if config.task.init:
         raise ConfigError("init and options['task.init'] are both given.")
       if isinstance(init, Task):
-        made = tempfile.TemporaryDirectory(prefix="memory-vit-")
-        directory = paths.as_path(stack.enter_context(made)) / "init"
+        temporary = tempfile.TemporaryDirectory(prefix="memory-vit-")
+        directory = paths.as_path(stack.enter_context(temporary)) / "init"
         store.save_task(init, directory)
         init = directory
       config = config.replaced({"task.init": os.fspath(init)})
@@ -251,27 +251,27 @@ def fit_head(
   workdir: str | os.PathLike[str] | None = None,
   progress: bool = True,
 ) -> TrainResult:
-  """Solve a linear head in closed form, as the command with --config=closed.
+  """Solve a linear head in closed form, like the command with --config=closed.
 
-  Each image passes the backbone once, without random crops. The task is one of
-  the regime "head", as any other.
+  Each image passes the backbone once, without random crops. The result is an
+  ordinary task of the regime "head".
 
   Args:
-    backbone: from `load_backbone`; it stays unchanged.
-    train: the training split, see `train_task`; all of it is used.
-    name: of the task: a-z, 0-9, "-" and "_".
+    backbone: backbone from `load_backbone`; it stays unchanged.
+    train: training split, see `train_task`; all of it is used.
+    name: name of the task, of a-z, 0-9, "-" and "_".
     kind: what the task predicts, see `train_task`.
-    method: "lda", linear discriminant analysis, of classes, their default; or
-      "ridge", ridge regression, of any kind.
-    validation: a split for the scores, if there is no `test`; by default a
-      cross-validation within `train`.
-    test: the split for the result.
-    class_names: of classes, labels or values, see `train_task`.
-    keys: of the image and the label in a dictionary.
+    method: "lda", linear discriminant analysis, the default for classes and
+      only for them; or "ridge", ridge regression, for any kind.
+    validation: split for the scores if there is no `test`; by default, scores
+      are from a cross-validation within `train`.
+    test: split for the final scores.
+    class_names: names of classes, labels or values, see `train_task`.
+    keys: keys of the image and the label in a dictionary or a table.
     batch_size: images in a pass.
-    seed: of the folds of the cross-validation.
-    options: of the command, see `train_task`.
-    workdir: for the files of the run; by default a temporary directory.
+    seed: random seed of the folds of the cross-validation.
+    options: options of the command, see `train_task`.
+    workdir: directory for the files of the run; by default a temporary one.
     progress: whether to show progress.
 
   Raises:
@@ -302,13 +302,13 @@ def _arguments(
   batch_size: int,
   seed: int,
 ) -> dict[str, Any]:
-  """Options of a run for arguments of a function, which are checked first."""
+  """Check the arguments of a function; return them as options of a run."""
   if not isinstance(backbone, Backbone):
     raise BackboneError(
       f"the backbone is of type {type(backbone).__name__}, expected one from "
       "mv.load_backbone."
     )
-  TaskKind(name=kind)  # an unknown one is refused before data are read
+  TaskKind(name=kind)  # raises for an unknown kind, before data are read
   if not is_name(name):
     raise ConfigError(f"name is {messages.brief(name)}: expected {NAME_RULE}.")
   return {
@@ -329,7 +329,7 @@ def _open_splits(
   keys: tuple[str, str],
   **split_data: Any,
 ) -> dict[str, Split]:
-  """Open the splits that are given, "train" first, which names the classes."""
+  """Open the given splits; "train" is first, because it names the classes."""
   splits: dict[str, Split] = {}
   for split, data in split_data.items():
     if data is not None:
@@ -346,13 +346,13 @@ def _train(
   backbone: Backbone,
   workdir: str | os.PathLike[str] | None,
 ) -> TrainResult:
-  """Run a configuration on splits; its best task, scores and history."""
+  """Run a configuration on splits; return the result of the best trial."""
   with contextlib.ExitStack() as stack:
     history = None
     if workdir is None:
-      history = metric_writers.History()  # events would go with the directory
-      made = tempfile.TemporaryDirectory(prefix="memory-vit-")
-      workdir = stack.enter_context(made)
+      history = metric_writers.History()  # event files would be deleted
+      temporary = tempfile.TemporaryDirectory(prefix="memory-vit-")
+      workdir = stack.enter_context(temporary)
     directory = paths.place(workdir, "workdir")
     result = run.train_and_evaluate(
       config, directory, splits=splits, backbone=backbone, history=history
@@ -383,21 +383,21 @@ def evaluate_tasks(
   """Evaluate tasks, all in one pass.
 
   Args:
-    backbone: of the tasks.
-    tasks: that share a pass, with all that they attend to; or one task of any
-      regime.
+    backbone: backbone of the tasks.
+    tasks: tasks that share a pass, with all tasks that they attend to; or one
+      task of any regime.
     data: a split for all tasks, or {task name: its split}; see `train_task`. A
       split that several tasks share is read once.
-    keys: of the image and the label in a dictionary.
+    keys: keys of the image and the label in a dictionary or a table.
     batch_size: images in a batch.
     progress: whether to show progress.
 
   Returns:
-    {task name: its scores}, of the tasks that have data.
+    {task name: its scores}, for the tasks that have data.
 
   Raises:
-    MemoryVitError: for unusable input, and data with other classes than a task
-      has.
+    MemoryVitError: for unusable input, or if a task and its data have different
+      classes.
   """
   tasks = task_tuple(tasks)
   by_name = {task.name: task for task in tasks}
@@ -422,7 +422,7 @@ def evaluate_tasks(
   params = sharding.put_backbone(backbone.params, mesh)
   placed = dataclasses.replace(backbone, params=params)
   with progress_bar.shown(progress):
-    # All data are opened first: a wrong split must not cost an evaluation.
+    # Open all data first, to refuse a wrong split before any evaluation.
     opened: dict[tuple[int, str], tuple[Split, list[str]]] = {}
     for name, split in data.items():
       spec = by_name[name].spec
@@ -435,9 +435,9 @@ def evaluate_tasks(
       sharing.append(name)
       if spec.class_names:
         task_data.require_classes(by_name[name], source)
-    found: dict[str, Evaluation] = {}
+    evaluations: dict[str, Evaluation] = {}
     for source, sharing in opened.values():
-      found |= evaluate.evaluate_source(
+      evaluations |= evaluate.evaluate_source(
         evaluate.predict_fn(placed, tasks, mesh, outputs=sharing),
         source,
         tasks[0].spec.preprocessing,
@@ -445,13 +445,15 @@ def evaluate_tasks(
         mesh=mesh,
         kinds={name: by_name[name].spec.kind for name in sharing},
       )
-  return {name: found[name].scores for name in by_name if name in found}
+  return {
+    name: evaluations[name].scores for name in by_name if name in evaluations
+  }
 
 
 def _read_history(
   logdir: Path,
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-  """The events of a trial; none if they could not be written, or are gone."""
+  """Return the curves of a trial; {} if its events are missing."""
   try:
     return runs.read_scalars(logdir)
   except TrainingError as error:
@@ -460,7 +462,7 @@ def _read_history(
 
 
 def _config(arguments: Mapping[str, Any], options: Mapping[str, Any]) -> Config:
-  """The configuration of a run, from arguments and options of `train_task`."""
+  """Return the configuration of a run, from arguments and `options`."""
   for key in options:
     if key in arguments or key in ("epochs", "gelu"):
       raise ConfigError(
@@ -474,14 +476,14 @@ def _config(arguments: Mapping[str, Any], options: Mapping[str, Any]) -> Config:
 
 
 def _plain(value: Any) -> Any:
-  """A number of Python for one of NumPy."""
+  """Convert a NumPy scalar to a Python number; return others unchanged."""
   return value.item() if isinstance(value, np.generic) else value
 
 
 def _with_intervals(
   config: Config, examples: int, options: Mapping[str, Any]
 ) -> Config:
-  """Set the steps between evaluations, states and lines, but for `options`."""
+  """Set intervals of evaluations, states and logs; `options` override them."""
   steps = settle.steps_of(config, examples)
   every = min(math.ceil(steps / _VALIDATIONS), _MOST_REPEATED)
   values = {

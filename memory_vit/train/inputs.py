@@ -37,35 +37,34 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunInputs:
-  """Inputs that the trials of a run, or of one group of them, share."""
+  """Inputs that all trials of a run, or of one group of trials, share."""
 
   config: Config
   mesh: Mesh
-  # Asked after every step, and in every batch of an evaluation.
+  # Checked after each training step and in each batch of an evaluation.
   stop: StopSignal
-  backbone: Backbone  # as it was loaded, on the devices of the mesh
-  # What is read and not trained: {"backbone": parameters in the compute dtype,
+  backbone: Backbone  # with the loaded parameters, on the devices of the mesh
+  # Arrays that are not trained: {"backbone": parameters in the compute dtype,
   # "tasks": {name: parameters of earlier tasks}, "outputs": `HeadOutputs`}.
   frozen: Mapping[str, Any]
-  # {"train": the split, ...}, of "validation", "test" and "upstream" those that
-  # there are.
+  # {"train": split, ...}; "validation", "test" and "upstream" are optional.
   splits: Mapping[str, Split]
-  kind: TaskKind  # without thresholds
+  kind: TaskKind  # without fitted fields such as thresholds
   trials: tuple[Trial, ...]
   attends_to: tuple[Task, ...]
-  first_head: Task | None  # of `config.task.init`
-  # All earlier tasks that run beside the new ones: those of `attends_to`, and
-  # the tasks that these attend to.
+  first_head: Task | None  # loaded from `config.task.init`
+  # All earlier tasks in the forward pass: the tasks of `attends_to`, and all
+  # tasks to which these attend.
   parents: tuple[Task, ...]
-  preprocessing: EvalPreprocessing  # of the task, for evaluation
+  preprocessing: EvalPreprocessing  # of images in evaluation
   record: DataRecord
-  # The training split, decoded in memory at the first call.
+  # Returns the training split; the first call decodes its images in memory.
   decoded: Callable[[], Split]
-  cache: RunCache | None  # of rows; None if no part of the pass is cached
+  cache: RunCache | None  # None if no part of the pass is cached
 
   @functools.cached_property
   def rounded_backbone(self) -> Backbone:
-    """The backbone with the parameters that are frozen."""
+    """The backbone with its parameters in the compute dtype."""
     return dataclasses.replace(self.backbone, params=self.frozen["backbone"])
 
 
@@ -78,15 +77,15 @@ def open_inputs(
   splits: Mapping[str, Split] | None = None,
   backbone: Backbone | None = None,
 ) -> RunInputs:
-  """Open backbone and data of a run, and settle its trials; writes nothing.
+  """Open backbone and data of a run, settle its trials, and write nothing.
 
-  All inputs are opened before anything is computed: a wrong test split must not
-  cost a training.
+  All inputs are opened before anything is computed, so that a wrong test split
+  is refused before training.
   """
   backbone = open_backbone(config, mesh, backbone)
   opened = _open_splits(config, backbone, splits or {})
   config = settle.settled(config, backbone, opened["train"])
-  settle.require_memory(config)  # once more: image_size may have been 0
+  settle.require_memory(config)  # again: image_size is known only now
   trials = sweep.trials_of(config, settle.task_name(config))
   attends_to, ancestors = (
     tuple(store.load_task(path, backbone) for path in paths)
@@ -118,7 +117,7 @@ def open_inputs(
 def open_backbone(
   config: Config, mesh: Mesh, loaded: Backbone | None = None
 ) -> Backbone:
-  """Load or initialize the backbone, if it is not given, on the mesh."""
+  """Put the backbone on the mesh; load or initialize it unless `loaded`."""
   path = config.backbone
   if loaded:
     backbone = loaded
@@ -136,7 +135,7 @@ def open_backbone(
 
 
 def random_config(config: Config) -> ViTConfig:
-  """The ViT of "random:VARIANT"."""
+  """Return the configuration of the backbone "random:VARIANT"."""
   return vit_config(
     config.backbone.removeprefix(RANDOM),
     image_size=config.image_size,
@@ -146,7 +145,7 @@ def random_config(config: Config) -> ViTConfig:
 
 
 def read_backbone(config: Config) -> Backbone:
-  """Load a published backbone in float32: the regime `full` trains it."""
+  """Load a published backbone in float32, so that `full` can train it."""
   return to_backbone(
     read_published(config.backbone),
     config.image_size or None,
@@ -169,7 +168,7 @@ def make_inputs(
   first_head: Task | None = None,
   record: DataRecord | None = None,
 ) -> RunInputs:
-  """Compute what a run derives once from its inputs; `config` is settled."""
+  """Derive the `RunInputs` of a run; `config` must be settled."""
   train, data = splits["train"], config.data
   parents = (*attends_to, *ancestors)
   frozen = {
@@ -206,13 +205,14 @@ def make_inputs(
 
 
 def of_group(inputs: RunInputs, trials: Sequence[Trial]) -> RunInputs:
-  """The inputs of trials of one group, with a new cache.
+  """Return the inputs for the trials of one group, with a new cache.
 
-  See `sweep.by_pass_group`. The cache of another group can be collected.
+  See `sweep.by_pass_group`. The cache is new, so that the cache of the previous
+  group can be garbage-collected.
   """
-  one = trials[0].config
+  first = trials[0].config
   config = dataclasses.replace(
-    inputs.config, regime=one.regime, cache=one.cache
+    inputs.config, regime=first.regime, cache=first.cache
   )
   group = dataclasses.replace(inputs, config=config, trials=tuple(trials))
   return dataclasses.replace(group, cache=_new_cache(group))
@@ -243,7 +243,7 @@ def _new_cache(inputs: RunInputs) -> RunCache | None:
 def _head_outputs(
   config: Config, trials: Sequence[Trial], train: Split, stated: TaskKind
 ) -> HeadOutputs:
-  """Weights of classes or labels, and which outputs of a head are padding."""
+  """Return weights of classes or labels, and which outputs are padding."""
   weights, kind = None, stated.kind
   if any(t.config.optim.class_weights == "balanced" for t in trials):
     counted, examples = processes.on_process_0(
@@ -253,7 +253,7 @@ def _head_outputs(
       )
     )
     weights = kind.weights(np.array(counted), examples)
-  if not kind.one_is_right:  # their losses leave out the padding
+  if not kind.one_is_right:  # its loss ignores padding
     return HeadOutputs(weights=weights)
   classes, padded = train.num_classes, config.task.padded_classes
   if weights is not None:
@@ -262,13 +262,13 @@ def _head_outputs(
 
 
 def _open_splits(
-  config: Config, backbone: Backbone, given: Mapping[str, Split]
+  config: Config, backbone: Backbone, opened: Mapping[str, Split]
 ) -> dict[str, Split]:
-  """Open the configured splits, except those that are given."""
+  """Open the configured splits, except those in `opened`."""
   splits = {}
   for role, ref in configured_splits(config).items():
-    if role in given:
-      splits[role] = datasets.read_as(ref, given[role])
+    if role in opened:
+      splits[role] = datasets.read_as(ref, opened[role])
     elif role in ("train", "validation", "test"):
       splits[role] = datasets.open_on_all_processes(ref)
   if original := open_upstream(config, backbone):
@@ -277,7 +277,7 @@ def _open_splits(
 
 
 def open_upstream(config: Config, backbone: Backbone) -> Split | None:
-  """Open the data of `config.upstream`; None if it names none."""
+  """Open the data of `config.upstream`; return None if it is not set."""
   ref = configured_splits(config).get("upstream")
   split = datasets.open_on_all_processes(ref) if ref else None
   if split and split.num_classes != backbone.config.num_classes:

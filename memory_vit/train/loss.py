@@ -1,4 +1,4 @@
-"""The loss of a head: that of its kind of task, with the options of a run."""
+"""Loss of a head: the loss of its kind of task, with options of the run."""
 
 import dataclasses
 from typing import Any
@@ -12,7 +12,7 @@ from memory_vit.kinds.kind import HeadOutputs, Kind, LossOptions
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HeadLoss(LossOptions):
-  """The kind of a task, and the options of its loss."""
+  """Kind of a task, and options of its loss."""
 
   kind: str = "classes"
 
@@ -27,7 +27,7 @@ class HeadLoss(LossOptions):
 
   @property
   def metric(self) -> str:
-    """The name of the metric beside the loss."""
+    """Name of the metric that is computed beside the loss."""
     return self._kind.trained_metric
 
   @property
@@ -37,9 +37,9 @@ class HeadLoss(LossOptions):
   def of_batch(
     self, logits: jax.Array, labels: Any, outputs: HeadOutputs
   ) -> tuple[jax.Array, jax.Array]:
-    """Mean loss and `metric` of a batch, for outputs (b, c).
+    """Return the mean loss and mean `metric` of a batch, for outputs (b, c).
 
-    Values are standardized, see `Kind.standardized`. Accuracy is the share of
+    Labels are as `Kind.standardized` returns them. Accuracy is the share of
     images, or of pairs of image and label, that are right; "mae" is the mean
     absolute error in standard deviations.
     """

@@ -1,4 +1,4 @@
-"""Writers of metrics of a run: one that fails is given up alone."""
+"""Metric writers of a run; a writer that fails does not stop the others."""
 
 import collections
 import functools
@@ -12,23 +12,23 @@ from memory_vit.runtime.messages import named
 
 logger = logging.getLogger(__name__)
 
-# {trial: {tag: value}}, and uint8 (height, width, 3) in place of the value.
+# {trial: {tag: number}}, and {trial: {tag: image}}, uint8 (height, width, 3).
 Scalars = Mapping[str, Mapping[str, float]]
 Images = Mapping[str, Mapping[str, np.ndarray]]
 
 
 class Guard:
-  """Gives up a writer that fails, with one warning."""
+  """Guard that stops using a writer once it fails, with one warning."""
 
   def __init__(self, title: str) -> None:
     self.title, self.failed = title, False
 
   def attempt(self, action: Callable[[], object]) -> None:
-    """Do something, unless the writer has failed before."""
+    """Run `action`, unless the writer has failed before."""
     if not self.failed:
       try:
         action()
-      except Exception as error:  # of the network, full disks, libraries
+      except Exception as error:  # network, disk or library errors
         self.failed = True
         logger.warning(
           "%s cannot be written, training continues without (%s)",
@@ -36,7 +36,7 @@ class Guard:
         )  # fmt: skip
 
   def close(self, action: Callable[[], object]) -> None:
-    """Close what is open, even after a failure; say if something is missing."""
+    """Close the writer, even after a failure; warn if data were not written."""
     failed, self.failed = self.failed, False
     self.attempt(action)
     self.failed = self.failed or failed
@@ -45,9 +45,9 @@ class Guard:
 
 
 class MetricWriter(Protocol):
-  """Writes metrics of trials; its methods are named as in `clu`.
+  """Interface of metric writers; methods are named as in `clu`.
 
-  All processes call them. They may raise anything: `guard` gives the writer up.
+  All processes call the methods. If one raises, `guard` gives up the writer.
   """
 
   guard: Guard
@@ -62,7 +62,7 @@ class MetricWriter(Protocol):
 
 
 class MetricWriters:
-  """Several writers, each guarded; false if there are none."""
+  """Several writers as one, each under its guard; false if there are none."""
 
   def __init__(self, *writers: MetricWriter) -> None:
     self._writers = writers
@@ -93,7 +93,7 @@ class MetricWriters:
 
 
 class History:
-  """Metrics in memory, for a caller in Python."""
+  """Writer that keeps metrics in memory, for callers in Python."""
 
   def __init__(self) -> None:
     self.guard = Guard("the history")
@@ -102,7 +102,7 @@ class History:
     )
 
   def curves(self, trial: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """{tag: (steps int64 (k,), values float64 (k,))} of a trial."""
+    """Return {tag: (steps int64 (k,), values float64 (k,))} of a trial."""
     return {
       tag: (np.array([*points], np.int64), np.array([*points.values()]))
       for tag, points in self._points[trial].items()
@@ -111,14 +111,14 @@ class History:
   def write_scalars(self, step: int, scalars: Scalars) -> None:
     for trial, values in scalars.items():
       for tag, value in values.items():
-        # In float32, as events have it.
+        # Round to float32, as event files do.
         self._points[trial][tag][step] = float(np.float32(value))
 
   def write_images(self, step: int, images: Images) -> None:
-    """Images are no part of a history."""
+    """Do nothing: a history has no images."""
 
   def flush(self) -> None:
-    """Nothing waits to be written."""
+    """Do nothing: there is no file to write to."""
 
   def close(self) -> None:
-    """Nothing is open."""
+    """Do nothing: there is no file to close."""

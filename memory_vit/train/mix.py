@@ -1,4 +1,4 @@
-"""Mixup: images of a batch are mixed, and so are their labels."""
+"""Mixup: mix images of a batch, and their labels."""
 
 import dataclasses
 
@@ -7,13 +7,13 @@ import jax.numpy as jnp
 
 from memory_vit.kinds.classes import MixedClasses
 
-# Separates the random numbers of mixup from others of the same seed.
+# Separates the random numbers of mixup from other uses of the same seed.
 _MIXUP = 0x6D69
 
 
 @dataclasses.dataclass(frozen=True)
 class Mixup:
-  """Shares are drawn from Beta(alpha, alpha)."""
+  """Options of mixup; shares of images are drawn from Beta(alpha, alpha)."""
 
   alpha: float
   seed: int
@@ -24,9 +24,10 @@ def mix(
 ) -> dict[str, jax.Array | MixedClasses]:
   """Mix each image of a batch with its neighbor (Zhang et al., 2018).
 
-  Batches are in random order, so a neighbor is a random image. The share is the
-  same for a whole batch, at least one half, and follows from seed and step
-  alone: a resumed run mixes alike. Labels and values are mixed as images are.
+  Batches are in random order, so a neighbor is a random image. The share of the
+  image itself is at least one half, and the same for a whole batch. It depends
+  only on seed and step, so a resumed run mixes identically. Labels and values
+  are mixed like images.
   """
   key = jax.random.fold_in(jax.random.key(mixup.seed), _MIXUP)
   share = jax.random.beta(

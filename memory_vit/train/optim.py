@@ -1,4 +1,4 @@
-"""Learning rate schedule and optimizer, one for each task."""
+"""Learning rate schedules and optimizers of tasks."""
 
 import decimal
 from collections.abc import Mapping
@@ -13,14 +13,14 @@ from memory_vit.model.parts import PARTS
 from memory_vit.model.regimes import OWN_BACKBONE
 
 _ALL_PARTS = (*PARTS, OWN_BACKBONE)
-# Last names of kernels: of Flax, of the side stream, and of the probe.
+# Names of the kernels in Flax layers, in the side stream and in the probe.
 _KERNELS = ("kernel", "conv", "keys", "values", "down", "up")
 
 
 def make_schedule(
   config: OptimConfig, learning_rate: float, total_steps: int
 ) -> optax.Schedule:
-  """Linear warm-up, whose first step is above 0, then cosine or constant."""
+  """Return a schedule: linear warm-up from above 0, then cosine or constant."""
   warmup = warmup_steps(config, total_steps)
   if config.schedule == "cosine":
     after = optax.cosine_decay_schedule(
@@ -38,20 +38,20 @@ def make_schedule(
 def warmup_steps(config: OptimConfig, total_steps: int) -> int:
   if config.warmup_steps:
     return config.warmup_steps
-  # The decimal share: in binary, 0.29 of 100 is a little less than 29.
+  # Multiply as decimals: in binary, 0.575 * 100 is a little less than 57.5.
   return round(decimal.Decimal(str(config.warmup)) * total_steps)
 
 
 def make_optimizer(
   configs: Mapping[str, OptimConfig], schedules: Mapping[str, optax.Schedule]
 ) -> optax.GradientTransformation:
-  """An optimizer over {name: parameters}, with nothing shared between names.
+  """Return an optimizer over {task: parameters} that keeps tasks independent.
 
-  Each gradient is clipped alone: a task trains as it would without the others.
+  It clips each task's gradient by itself, so a task trains as it would alone.
   """
   return optax.partition(
     {name: _optimizer(configs[name], schedules[name]) for name in configs},
-    # The label of everything below a name is that name.
+    # The label of all parameters of a task is the name of the task.
     lambda params: {name: name for name in params},
   )
 
@@ -61,7 +61,7 @@ def where(condition: jax.Array, new: Any, old: Any) -> Any:
 
 
 def where_finite(finite: Mapping[str, jax.Array], new: Any, old: Any) -> Any:
-  """Update the state of `make_optimizer` for the names that are finite."""
+  """Update optimizer states only of tasks whose update is finite."""
   inner = {
     name: where(finite[name], state, old.inner_states[name])
     for name, state in new.inner_states.items()
@@ -72,7 +72,7 @@ def where_finite(finite: Mapping[str, jax.Array], new: Any, old: Any) -> Any:
 def _optimizer(
   config: OptimConfig, schedule: optax.Schedule
 ) -> optax.GradientTransformation:
-  """The optimizer of one name: clip, update, factors of parts."""
+  """Return the optimizer of one task: clipping, update, factors of parts."""
   stages = []
   if config.grad_clip:
     clip = optax.clip_by_global_norm(config.grad_clip)
@@ -92,9 +92,9 @@ def _optimizer(
 
 
 def _kernels(params: Any) -> Any:
-  """Which arrays decay: those that tokens are multiplied by, as in big_vision.
+  """Return which arrays decay: matrices that multiply tokens, as in big_vision.
 
-  Biases, LayerNorms, tokens and position embeddings do not.
+  Biases, LayerNorms, tokens and position embeddings do not decay.
   """
   return jax.tree.map_with_path(
     lambda path, _: path[-1].key in _KERNELS, params
@@ -104,9 +104,9 @@ def _kernels(params: Any) -> Any:
 def _by_part(
   transforms: Mapping[str, optax.GradientTransformation],
 ) -> optax.GradientTransformation:
-  """A transformation for each part, {name: {part: parameters}} of one name."""
+  """Return a transformation that applies `transforms[part]` to each part."""
   return optax.partition(
     transforms,
-    # The other names are masked: they have no leaves.
+    # path[0] is the task; other tasks are masked, so they have no leaves.
     lambda params: jax.tree.map_with_path(lambda path, _: path[1].key, params),
   )

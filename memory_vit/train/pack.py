@@ -1,4 +1,4 @@
-"""A pack of trials, which share a forward pass, before its first step."""
+"""Initialize packs of trials, which share a forward pass."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ from memory_vit.train.sweep import Trial
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-  """A pack before its first step; its tasks are by the name of the trial."""
+  """A pack before its first step; `tasks` is {trial name: task}."""
 
   tasks: dict[str, Task]
   step: Step | ClosedFormStep
@@ -52,7 +52,7 @@ def start(inputs: RunInputs, trials: Sequence[Trial]) -> Start:
 def shapes(
   inputs: RunInputs, trials: Sequence[Trial]
 ) -> tuple[Step, TrainState]:
-  """The step of a pack, and the shapes of its state on the mesh."""
+  """Return the step of a pack, and the shapes of its state on the mesh."""
   tasks = {trial.name: create_task(inputs, trial) for trial in trials}
   step = make_step(inputs, trials, tasks)
   state = jax.eval_shape(
@@ -65,7 +65,7 @@ def shapes(
 
 
 def create_task(inputs: RunInputs, trial: Trial) -> Task:
-  """The task of a trial, before training."""
+  """Return the initialized task of a trial."""
   config, train = trial.config, inputs.splits["train"]
   regime, options = config.learned, config.task
   padded = inputs.config.task.padded_classes
@@ -91,10 +91,10 @@ def create_task(inputs: RunInputs, trial: Trial) -> Task:
 
 
 def _with_head(task: Task, first: Task, stated: TaskKind) -> Task:
-  """A task with the head of another one, and zeros for padding.
+  """Return `task` with the head of `first`; padding outputs stay zero.
 
-  The outputs are those that its loss takes: without a temperature, and of
-  values in the standard deviations of its own training split.
+  The head is converted for the loss: it has no temperature, and its values are
+  in standard deviations of this run's training split.
   """
   classes, kind = first.spec.num_classes, first.spec.kind
   kernel, bias = kind.kind.head_for_training(
@@ -110,7 +110,7 @@ def _with_head(task: Task, first: Task, stated: TaskKind) -> Task:
 def make_step(
   inputs: RunInputs, trials: Sequence[Trial], tasks: Mapping[str, Task]
 ) -> Step:
-  """One optimizer step for a pack; shared, see `shared_step`."""
+  """Return the optimizer step of a pack, which `shared_step` caches."""
   config = inputs.config
   mixup = None
   if config.optim.mixup:
