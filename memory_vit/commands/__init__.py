@@ -1,4 +1,4 @@
-"""Commands, one file each, and what they share: flags, help and errors."""
+"""Commands, one file each, and the flags, help and errors that they share."""
 
 from etils import epy
 

@@ -1,4 +1,4 @@
-"""Options of `train --dry_run` for devices that are not here."""
+"""Options of `train --dry_run` for devices that this machine lacks."""
 
 import dataclasses
 
@@ -9,30 +9,30 @@ from memory_vit.runtime.options import Number, Text, option
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AbsentDevices:
-  """Devices that are not here, for which a dry run compiles."""
+  """Devices that this machine lacks, for which a dry run compiles."""
 
   topology: str = option(
     "",
     Text("TPUs, such as v5e:4x4", ".*"),
-    "With --dry_run: TPUs that need not be here, as v5e:4x4, or v5e:1 for one "
-    "chip. Neither data, weights nor --workdir are needed; memory, the largest "
-    "batch and seconds are estimated by the compiler, libtpu.",
+    "With --dry_run: plan for absent TPUs, such as v5e:4x4, or v5e:1 for one "
+    "chip. Data, weights and --workdir are not needed; the compiler, libtpu, "
+    "estimates memory, the largest batch and seconds.",
   )
   gpu: str = option(
     "",
     Text("a GPU, such as h100", ".*"),
-    "The same for one GPU, h100, by jax's CUDA plugin; without seconds.",
+    "The same for one GPU, h100, by jax's CUDA plugin; no seconds are given.",
   )
   classes: int = option(
     0,
     Number(0, 2**20, "outputs of the task"),
-    "With --topology or --gpu: outputs of the task; 0 asks the data set.",
+    "With --topology or --gpu: outputs of the task; 0 means as in the data.",
   )
   examples: int = option(
     0,
     Number(0, 2**40, "examples of the training split"),
-    "Likewise, where config.epochs is set or rows are cached on the device: "
-    "training examples; 0 asks the data set, which TFDS must have prepared.",
+    "The same if config.epochs is set or rows are cached on the device: number "
+    "of training examples; 0 means as in the data, which TFDS has prepared.",
   )
 
   def __post_init__(self) -> None:
@@ -42,11 +42,11 @@ class AbsentDevices:
 
   @property
   def device(self) -> str:
-    """The topology or the GPU; "" for the devices at hand."""
+    """Name of the topology or GPU; "" for the devices of this machine."""
     return self.topology or self.gpu
 
   def require_dry_run(self, dry_run: bool) -> None:
-    """Refuse options that a run at hand would not read."""
+    """Raise if an option is set without --dry_run and --topology or --gpu."""
     for name, value in vars(self).items():
       if value and not (dry_run and self.device):
         raise ConfigError(

@@ -1,14 +1,14 @@
-"""Shows attention maps of tasks, and what their memory cells are worth.
+"""Shows attention maps of tasks, and how memory cells affect their accuracy.
 
   memory-vit attention --backbone=NPZ --task=DIR [--task=DIR ...] \\
     --out=OUT [--data_dir=[TASK=]DIR | --data=[TASK=]NAME] [IMAGE ...]
 
 IMAGE is a file, a folder (all images below it) or "-" (paths on standard input,
-one per line). For images: attention maps of each layer for each task, their
+one per line). Images give attention maps of each layer for each task, their
 differences for each pair of tasks, and the share of attention that goes to
-memory. For a data set: an ablation, the accuracy of a task without each of its
-memory cells. OUT gets PNG files, and attention.json with the numbers. The exit
-status is 0, 1 if images could not be read, 2 for other bad input.
+memory. A data set gives an ablation: the accuracy of a task without each of its
+memory cells. PNG files, and attention.json with the numbers, are written to
+OUT. The exit status is 0, 1 if images could not be read, 2 for other bad input.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from memory_vit.runtime.messages import counted, escaped
 from memory_vit.runtime.options import Number
 from memory_vit.runtime.tables import table
 
-with epy.lazy_imports():  # once the command line is known to be right
+with epy.lazy_imports():  # slow imports wait for a valid command line
   from memory_vit.evaluation import task_data
   from memory_vit.images import image_files
   from memory_vit.images import reader as image_reader
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
   from memory_vit.model.task import Task
   from memory_vit.tasks.manifest import Manifest
 
-# More would take over an hour to draw.
+# Maximum number of figures: drawing more would take over an hour.
 _MOST_FIGURES = 1_000
 
 
@@ -67,35 +67,36 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> Parser:
   parser = Parser(
     prog="memory-vit attention",
-    description="Shows what tasks attend to (attention maps), and what their "
-    "memory is worth (an ablation of its cells).",
+    description="Shows what tasks attend to (attention maps), and how their "
+    "memory cells affect accuracy (an ablation).",
   )
   parser.add_argument(
     "images",
     nargs="*",
     metavar="IMAGE",
-    help="a file; a folder: all images below it, but for hidden files and "
-    "behind links to folders; or -: paths on standard input, one per line",
+    help="an image file; a folder (all images below it, except hidden ones and "
+    "those behind links to folders); or - (paths on standard input, one per "
+    "line)",
   )
   parser.model(32, "images per pass")
   parser.add_argument(
     "--out",
     required=True,
     metavar="DIR",
-    help="where to write; what this command wrote there is replaced",
+    help="output directory; earlier output of this command is replaced",
   )
   parser.number(
     "--max_images",
     Number(0, _MOST_FIGURES, "images"),
     16,
-    "number of images that are drawn, the first ones; shares of attention are "
-    "averaged over all",
+    "number of images to draw: the first ones; shares of attention are means "
+    "over all images",
   )
   parser.number(
     "--memory_mib",
     Number(1, 2**20, "MiB"),
     2048,
-    "memory for images: a batch of them, the next one, and what is decoded",
+    "memory for images: a batch, the next one, and decoding",
   )
   data_options.add(parser, original=False)
   return parser
@@ -110,11 +111,11 @@ def _run(arguments: argparse.Namespace) -> int:
     )
   out = attention_files.REPORT.require_own(arguments.out)
   progress_bar.log_to_stderr()
-  # Options are checked before anything is loaded.
-  described, left_out = _usable(arguments.task)
-  chosen = _choose(list(described.values()), arguments) if evaluated else {}
+  # Check all options before loading anything, so that mistakes show at once.
+  manifests, left_out = _usable(arguments.task)
+  chosen = _choose(list(manifests.values()), arguments) if evaluated else {}
   if evaluated:
-    left_out += _without_removal(list(described.values()))
+    left_out += _without_removal(list(manifests.values()))
     mesh = sharding.make_mesh()
     sharding.require_divisible(arguments.batch_size, mesh, "--batch_size")
   if not arguments.images and not chosen:
@@ -124,7 +125,7 @@ def _run(arguments: argparse.Namespace) -> int:
     )
   entries, total = _find_images(arguments.images)
   if arguments.images:
-    preprocessing = next(iter(described.values())).spec.preprocessing
+    preprocessing = next(iter(manifests.values())).spec.preprocessing
     reader = image_reader.ImageReader(
       arguments.memory_mib,
       arguments.batch_size,
@@ -132,18 +133,18 @@ def _run(arguments: argparse.Namespace) -> int:
       ahead=1,
       option="--memory_mib",
     )
-  # Of standard input only the images that are drawn are waited for.
+  # Read only the paths to draw: standard input may deliver the rest much later.
   first = list(itertools.islice(entries, max(1, arguments.max_images)))
   drawn = min(len(first), arguments.max_images)
-  shown = len(described) if first else 0
+  shown = len(manifests) if first else 0
   _require_few_figures(drawn, shown, len(chosen))
   backbone, tasks = model_loading.load_model(
     arguments.backbone,
-    list(described),
+    list(manifests),
     console.compute_dtype(arguments.dtype),
   )
   evaluated_tasks = [task for task in tasks if task.name in chosen]
-  for task in evaluated_tasks:  # before anything is downloaded
+  for task in evaluated_tasks:  # check before downloading data
     cell_removal.require_removable(backbone, task)
   opened = data_options.open_all(evaluated_tasks, chosen, arguments)
   attention = image_attention.CollectedAttention({}, [], [])
@@ -173,12 +174,12 @@ def _run(arguments: argparse.Namespace) -> int:
 def _find_images(
   arguments: Sequence[str],
 ) -> tuple[Iterator[ImageFile], int | None]:
-  """The images and their number: None for standard input."""
+  """Return the images and their number (None for standard input)."""
   entries = image_files.find_images(arguments)
   if "-" in arguments:
     return entries, None
-  found = list(entries)
-  return iter(found), len(found)
+  files = list(entries)
+  return iter(files), len(files)
 
 
 def _require_few_figures(images: int, tasks: int, removals: int) -> None:
@@ -195,13 +196,13 @@ def _require_few_figures(images: int, tasks: int, removals: int) -> None:
 def _usable(
   sources: Sequence[str],
 ) -> tuple[dict[str, Manifest], list[LeftOut]]:
-  """The tasks that have a token, and what the others lack."""
+  """Return the tasks that have a token, by path, and why others are omitted."""
   usable: dict[str, Manifest] = {}
   left_out = []
-  for path, described in find.find_tasks(sources):
-    spec = described.spec
+  for path, manifest in find.find_tasks(sources):
+    spec = manifest.spec
     if spec.learned.has_token:
-      usable[str(path)] = described
+      usable[str(path)] = manifest
     else:
       reason = (
         f"was learned by {spec.regime!r}, which has no token of its own beside "
@@ -219,7 +220,7 @@ def _usable(
 def _choose(
   tasks: Sequence[Manifest], arguments: argparse.Namespace
 ) -> dict[str, SplitRef]:
-  """Choose the data of the tasks that have memory; opens nothing."""
+  """Choose the data of the tasks that have memory, without opening it."""
   flags = data_options.given(arguments, [task.spec.name for task in tasks])
   with_memory = [task for task in tasks if cell_removal.can_remove(task.spec)]
   return task_data.choose(with_memory, flags, upstream=False)[0]
@@ -266,16 +267,16 @@ def _remove(
   mesh = sharding.make_mesh()
   params = sharding.put_backbone(backbone.params, mesh)
   placed = dataclasses.replace(backbone, params=params)
-  found: dict[str, CellRemoval] = {}
+  removals: dict[str, CellRemoval] = {}
   for source, names in opened:
-    found |= cell_removal.remove_cells(
+    removals |= cell_removal.remove_cells(
       placed, tasks, source, names, batch_size=batch_size, mesh=mesh
     )
-  return found
+  return removals
 
 
 def text(report: AttentionReport, out: Path, figures: int) -> str:
-  """The result for people."""
+  """Return the report as text for the terminal."""
   lines = []
   shares = report.attention.shares
   if shares:
@@ -295,10 +296,10 @@ def text(report: AttentionReport, out: Path, figures: int) -> str:
     lines += [table(header, removed), ""]
   lines += [f"left out: {gap.task} {gap.reason}" for gap in report.left_out]
   lines += [
-    f"{name}: {counted(found.skipped, 'image')} of {escaped(found.data)} could "
-    "not be read: not counted"
-    for name, found in report.removals.items()
-    if found.skipped
+    f"{name}: {counted(removal.skipped, 'image')} of {escaped(removal.data)} "
+    "could not be read: not counted"
+    for name, removal in report.removals.items()
+    if removal.skipped
   ]
   if skipped := len(report.attention.skipped):
     lines.append(f"{counted(skipped, 'image')} could not be read")
@@ -310,25 +311,25 @@ def text(report: AttentionReport, out: Path, figures: int) -> str:
 
 
 def _shares_row(report: AttentionReport, name: str) -> tuple[str, ...]:
-  found = report.attention.shares[name]
-  parents = sum(float(a.mean()) for a in found.parent_tokens.values())
+  shares = report.attention.shares[name]
+  parents = sum(float(a.mean()) for a in shares.parent_tokens.values())
   parents += sum(
-    float(cells.sum(-1).mean()) for cells in found.parent_memory.values()
+    float(cells.sum(-1).mean()) for cells in shares.parent_memory.values()
   )
   parts = (
-    float(found.patches.mean()),
-    float(found.backbone_tokens.mean()),
-    float(found.token.mean()),
-    float(found.memory.sum(-1).mean()),
+    float(shares.patches.mean()),
+    float(shares.backbone_tokens.mean()),
+    float(shares.token.mean()),
+    float(shares.memory.sum(-1).mean()),
     parents,
   )
-  return (name, f"{found.images:,}", *(f"{100 * p:.1f} %" for p in parts))
+  return (name, f"{shares.images:,}", *(f"{100 * p:.1f} %" for p in parts))
 
 
 def _removal_row(name: str, removal: CellRemoval) -> tuple[str, ...]:
   worst = removal.cells.difference.argmin()
   error = removal.cells.standard_error.flat[worst]
-  sure = removal.significant(removal.cells)
+  significant = removal.significant(removal.cells)
   return (
     name,
     escaped(f"{removal.data} {removal.split}"),
@@ -337,5 +338,5 @@ def _removal_row(name: str, removal: CellRemoval) -> tuple[str, ...]:
     f"{100 * float(removal.memory.difference):+.2f} ± "
     f"{100 * float(removal.memory.standard_error):.2f}",
     f"{100 * removal.cells.difference.flat[worst]:+.2f} ± {100 * error:.2f}",
-    f"{int(sure.sum())} of {sure.size}",
+    f"{int(significant.sum())} of {significant.size}",
   )

@@ -1,4 +1,4 @@
-"""The options of commands that read many images and write Parquet."""
+"""Options of commands that read many images and write Parquet."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from memory_vit.errors import ConfigError
 from memory_vit.runtime.messages import escaped
 from memory_vit.runtime.options import Number
 
-with epy.lazy_imports():  # --help and wrong arguments do not wait for them
+with epy.lazy_imports():  # --help and errors do not wait for these imports
   import jax
 
   from memory_vit.bulk import ray_engine, readers, run
@@ -26,10 +26,10 @@ with epy.lazy_imports():  # --help and wrong arguments do not wait for them
 if TYPE_CHECKING:
   from memory_vit.bulk.run import Job
 
-# Number of unreadable images named on stderr; all are in the output.
+# Maximum number of unreadable images named on stderr; the output lists all.
 _MOST_NAMED = 20
 _OF_RAY = ("ray_address", "workers", "worker_cpus", "worker_gpus")
-# All options but --input and --output.
+# Options that are refused without --input and --output.
 _OPTIONS = (
   "image_column", "label_column", "image_root", "shard_images", "engine",
   *_OF_RAY,
@@ -45,7 +45,7 @@ def add(parser: Parser, *, required: bool) -> None:
     required=required,
     metavar="PATH",
     help="an image file; a Parquet or ArrayRecord file of images; or a folder "
-    "of one kind of these; may be repeated",
+    "of files of one of these kinds; may be repeated",
   )
   parser.add_argument(
     "--output",
@@ -58,21 +58,21 @@ def add(parser: Parser, *, required: bool) -> None:
     "--image_column",
     default="",
     metavar="NAME",
-    help="column of Parquet with bytes, a struct {bytes, path}, or paths "
+    help="Parquet column of images: bytes, structs {bytes, path}, or paths "
     "(default: the first of image, bytes, path, file and file_name)",
   )
   parser.add_argument(
     "--label_column",
     default="",
     metavar="NAME",
-    help="column of Parquet with classes, copied to the output (default: "
-    "label, if it exists); images in folders have the name of their folder",
+    help="Parquet column of classes, which is copied to the output (default: "
+    "label, if it exists); images in folders get the name of their folder",
   )
   parser.add_argument(
     "--image_root",
     default="",
     metavar="DIR",
-    help="folder of the paths in Parquet (default: that of the file)",
+    help="folder of relative paths in Parquet (default: the file's folder)",
   )
   shard = Number(1, 2**24, "images")
   parser.number("--shard_images", shard, 4096, "images per shard")
@@ -94,15 +94,15 @@ def _add_engine(parser: Parser) -> None:
     "cluster is started here)",
   )
   count = Number(1, 2**16, "processes")
-  parser.number("--workers", count, 2, "of Ray, each with its own model")
+  parser.number("--workers", count, 2, "Ray workers, each with its own model")
   share = Number(0, 2**16, "a number")
   about = "CPUs that Ray reserves for each worker; 0 is Ray's default"
   parser.number("--worker_cpus", share, 0.0, about)
-  parser.number("--worker_gpus", share, 0.0, "GPUs of each worker, or a share")
+  parser.number("--worker_gpus", share, 0.0, "GPUs per worker, or a fraction")
 
 
 def compute_dtype(arguments: argparse.Namespace) -> str:
-  """See `console.compute_dtype`; workers of Ray may have other devices."""
+  """Resolve --dtype as `console.compute_dtype` does; refuse "auto" for Ray."""
   if arguments.engine == "local":
     console.recommend_dtype(arguments.dtype)
     return console.compute_dtype(arguments.dtype)
@@ -115,13 +115,13 @@ def compute_dtype(arguments: argparse.Namespace) -> str:
 
 
 def run_job(arguments: argparse.Namespace, job: Job) -> int:
-  """Run a bulk job; the exit status is 1 if images could not be read."""
+  """Run a bulk job; return 1 if images could not be read, else 0."""
   columns = readers.Columns(
     arguments.image_column, arguments.label_column, arguments.image_root
   )
   engine = None
   if arguments.engine == "ray":
-    # Devices are for the workers: this process only describes the model.
+    # Leave devices to the workers: this process only describes the model.
     jax.config.update("jax_platforms", "cpu")
     engine = ray_engine.RayEngine(
       arguments.workers,
@@ -149,7 +149,7 @@ def run_job(arguments: argparse.Namespace, job: Job) -> int:
 
 
 def _name_unreadable(output: str, summary: run.Summary) -> None:
-  """Name some images that could not be read, and where all are listed."""
+  """Print the first unreadable images, and where all of them are listed."""
   for path, reason in itertools.islice(run.unreadable(output), _MOST_NAMED):
     show(f"skipped {escaped(path)}: {escaped(reason)}", sys.stderr)
   more = summary.errors - _MOST_NAMED
@@ -160,7 +160,7 @@ def _name_unreadable(output: str, summary: run.Summary) -> None:
 
 
 def whole_path(source: str) -> str:
-  """A path that workers in other directories find; other names stay."""
+  """Return `source`; make an existing path absolute first, for Ray workers."""
   path = os.path.expanduser(source)
   return os.path.abspath(path) if os.path.exists(path) else source
 
@@ -168,7 +168,7 @@ def whole_path(source: str) -> str:
 def require_used(
   parser: Parser, arguments: argparse.Namespace, *others: str
 ) -> None:
-  """Refuse options without effect; `others` are those that need an --input."""
+  """Raise if an option has no effect; `others` have one only with --input."""
   if bool(arguments.input) != bool(arguments.output):
     raise ConfigError(
       "the command line: expected both --input and --output, or neither."

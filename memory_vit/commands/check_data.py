@@ -1,17 +1,17 @@
-"""Check the data of a configuration: broken images, labels, duplicates.
+"""Checks the data of a configuration: broken images, labels, duplicates.
 
   memory-vit check_data --config=folder \\
     --config.data.dir=DATA [--split=SPLIT ...] [--json=FILE]
 
 Reads and decodes every image of data.train, data.validation, data.test and
-upstream.split, or of the splits of data.name that --split names. Checks for
-unreadable records and images, labels that are no classes (or not 0 or 1, or
-values that are not finite, by task.kind), classes or labels without an image
-and constant values in the first split, a single class, images that are one
-pixel wide or high, or too long for crops, and files that are in two splits of
-data.name. Class imbalance, and other files in folders, are reported but are not
-errors. The exit status is 0 if nothing was found, 1 if something was, 2 for bad
-usage, 74 if no image comes for stall_timeout seconds.
+upstream.split, or of the splits of data.name that --split names. Errors are:
+unreadable records and images; targets that are invalid for task.kind (unknown
+classes, labels other than 0 and 1, values that are not finite); in the first
+split a single class, classes or labels without an image, and constant values;
+images that are one pixel wide or high, or too elongated for crops; files that
+are in two splits of data.name. Class imbalance, and other files in folders, are
+reported but are not errors. The exit status is 0 without errors, 1 with errors,
+2 for bad usage, 74 if no image arrives for stall_timeout seconds.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from memory_vit.runtime import files, messages
 from memory_vit.runtime.messages import escaped
 from memory_vit.runtime.tables import table
 
-with epy.lazy_imports():  # once the command line is known to be right
+with epy.lazy_imports():  # slow imports wait for a valid command line
   from memory_vit.data import audit
   from memory_vit.train import progress
 
-# Problems of a kind that are printed; --json has all.
+# Maximum number of problems printed per kind; --json has all.
 _SHOWN = 10
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckArguments:
-  """The command line; without `splits`, those of the configuration."""
+  """Parsed command line; no `splits` means those of the configuration."""
 
   config: Config
   splits: tuple[str, ...]
@@ -58,7 +58,7 @@ def parse(argv: Sequence[str]) -> CheckArguments:
   """Read the command line, and run its configuration file."""
   line = command_line.CommandLine(option_help.docstring(__file__), argv)
   splits = line.strings(
-    "split", "A split of data.name to check instead; may be repeated."
+    "split", "Check this split of data.name instead; may be repeated."
   )
   file = line.string("json", "Write all findings to a file.")
   config = line.parse()
@@ -77,7 +77,7 @@ def parse(argv: Sequence[str]) -> CheckArguments:
 
 def execute(arguments: CheckArguments) -> int:
   progress.log_to_stderr()
-  # What cannot be read is in the report.
+  # Hide warnings about unreadable images, because the report lists them.
   logging.getLogger("memory_vit.data.split").setLevel(logging.ERROR)
   report = audit.audit_data(arguments.config, arguments.splits)
   console.show(text(report))
@@ -94,13 +94,13 @@ def text(report: dict[str, Any]) -> str:
     lines += _kinds(entry) + _balanced(entry) + _values(entry)
     lines += _problems(entry)
   for key in ("columns", "skipped"):
-    found = [line for e in report["splits"] for line in e.get(key, ())]
-    lines += ["", *dict.fromkeys(found)] if found else []
-  for found in report["duplicates"]:
-    if found["count"]:
-      first, second = found["splits"]
-      lines.append(f"\n{first} and {second} share {found['count']:,} files:")
-      lines += _some([f"{a} = {b}" for a, b in found["pairs"]])
+    notes = [line for e in report["splits"] for line in e.get(key, ())]
+    lines += ["", *dict.fromkeys(notes)] if notes else []
+  for shared in report["duplicates"]:
+    if shared["count"]:
+      first, second = shared["splits"]
+      lines.append(f"\n{first} and {second} share {shared['count']:,} files:")
+      lines += _some([f"{a} = {b}" for a, b in shared["pairs"]])
   lines += ["", "clean" if report["clean"] else "NOT clean: see above"]
   return "\n".join(lines)
 
@@ -108,7 +108,7 @@ def text(report: dict[str, Any]) -> str:
 def _row(entry: dict[str, Any]) -> tuple[str, ...]:
   start = (entry["role"], f"{entry['data']} {entry['split']}")
   problems = f"{len(entry['problems']):,}"
-  if "kind" not in entry:  # it cannot be opened
+  if "kind" not in entry:  # the split could not be opened
     return (*start, *["-"] * 6, problems)
   counts = list(entry["per_class"].values())
   return (
@@ -136,41 +136,41 @@ def _kinds(entry: dict[str, Any]) -> list[str]:
 
 
 def _balanced(entry: dict[str, Any]) -> list[str]:
-  """The sizes of the classes or labels; a warning if classes differ much."""
-  found = entry.get("balance")
-  if not found:
+  """Return lines on images per class or label, and a warning on imbalance."""
+  balance = entry.get("balance")
+  if not balance:
     return []
-  (least, few), (greatest, many) = found["fewest"], found["most"]
+  (least, few), (greatest, many) = balance["fewest"], balance["most"]
   kind = KINDS[entry["kind"]]
   lines = [
     f"{entry['role']}: images per {kind.noun} from {few:,} ({least}) to "
-    f"{many:,} ({greatest}), ratio {found['ratio']:.1f}"
+    f"{many:,} ({greatest}), ratio {balance['ratio']:.1f}"
   ]
-  if found["imbalanced"] and kind.one_is_right:
+  if balance["imbalanced"] and kind.one_is_right:
     lines.append(
       f"{entry['role']}: WARNING: the classes are imbalanced (ratio "
       f"{audit.IMBALANCED:g} or more). Accuracy is not the whole "
       f"story: always predicting {greatest!r} is right for "
-      f"{100 * found['share']:.1f} %. Look at test_per_class in result.json; "
+      f"{100 * balance['share']:.1f} %. Look at test_per_class in result.json; "
       "--config.optim.class_weights=balanced gives all classes equal weight."
     )
   return lines
 
 
 def _values(entry: dict[str, Any]) -> list[str]:
-  """The range, mean and standard deviation of each value."""
-  found = entry.get("values") or {}
+  """Return lines with range, mean and standard deviation of each value."""
+  statistics = entry.get("values") or {}
   lines = [
     f"{name}: {shown['min']} to {shown['max']}, mean {shown['mean']}, standard "
     f"deviation {shown['std']}"
-    for name, v in found.items()
+    for name, v in statistics.items()
     for shown in [{key: messages.number(x) for key, x in v.items()}]
   ]
   return [f"{entry['role']}: values", *_some(lines)] if lines else []
 
 
 def _problems(entry: dict[str, Any]) -> list[str]:
-  """The problems of a split, by kind."""
+  """Return lines with the problems of a split, grouped by kind."""
   lines = []
   for kind in dict.fromkeys(p["kind"] for p in entry["problems"]):
     group = [p for p in entry["problems"] if p["kind"] == kind]

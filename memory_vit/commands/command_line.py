@@ -1,6 +1,6 @@
 """Command lines: flags, options of a configuration, and --help.
 
-Nothing here imports jax or TensorFlow: errors of a command line come at once.
+jax and TensorFlow are not imported here, so that errors appear at once.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from memory_vit.errors import ConfigError, MemoryVitError
 from memory_vit.runtime import dtypes, messages, options
 from memory_vit.runtime.options import Rule
 
-with epy.lazy_imports():  # not all commands have a configuration
+with epy.lazy_imports():  # only commands with a configuration need it
   from ml_collections import config_flags
 
-# Raised by absl, ml_collections, and `ast.literal_eval` within them.
+# Errors that absl and ml_collections raise for bad flags and values.
 _ERRORS = (flags.Error, AttributeError, LookupError, MemoryError, OSError,
            RecursionError, SyntaxError, TypeError, ValueError)  # fmt: skip
 _T = TypeVar("_T")
@@ -36,16 +36,16 @@ _DEFINE: Mapping[str, Callable[..., Any]] = {
 }  # fmt: skip
 _SEE_HELP = "--help lists all"
 TRUST_HELP = (
-  "Run code that data sets name: feature classes outside of TFDS, and TFDS "
-  "names with a namespace."
+  "Run code that data sets name: feature classes from outside of TFDS, and "
+  "TFDS names with a namespace."
 )
 
 
 class Parser(argparse.ArgumentParser):
-  """For a command without a configuration; errors are one line."""
+  """Parser of a command without a configuration; its errors are one line."""
 
   def error(self, message: str) -> typing.NoReturn:
-    """Raise `ConfigError`; argparse would print the whole usage."""
+    """Raise a one-line `ConfigError`; argparse would print the whole usage."""
     problem = config_file.one_line(message).rstrip(".")
     raise ConfigError(f"the command line: {problem}; {_SEE_HELP}.")
 
@@ -53,19 +53,19 @@ class Parser(argparse.ArgumentParser):
     """Parse a command line; arguments after "--" are never options.
 
     Args:
-      argv: without the program.
-      mixed: the positional argument, a list, that may stand among options.
+      argv: the arguments, without the name of the program.
+      mixed: name of the positional list whose values may stand among options.
 
     Raises:
-      ConfigError: for a command line that is refused.
+      ConfigError: if the command line is invalid.
     """
     before = [*itertools.takewhile(lambda argument: argument != "--", argv)]
     for argument in before:
-      if re.fullmatch(r"--[\w-]+=--", argument):  # argparse takes -- out of it
+      if re.fullmatch(r"--[\w-]+=--", argument):  # argparse would drop the --
         self.error(f"{argument.removesuffix('=--')} is '--', expected a value")
     if not mixed:
       return self.parse_args(argv)
-    # Given the --, argparse of Python 3.11 would drop it too early.
+    # Append `after` here: argparse of Python 3.11 would find options in it.
     arguments = self.parse_intermixed_args(before)
     after = argv[len(before) + 1 :]
     setattr(arguments, mixed, [*getattr(arguments, mixed), *after])
@@ -75,24 +75,24 @@ class Parser(argparse.ArgumentParser):
     self.add_argument(name, action="store_true", help=about)
 
   def strings(self, name: str, metavar: str, about: str) -> None:
-    """Add an argument that may be given any number of times."""
+    """Add an option that may be given any number of times."""
     self.add_argument(
       name, action="append", default=[], metavar=metavar, help=about
     )
 
   def number(self, name: str, rule: Rule, default: float, about: str) -> None:
-    """Add a number of the type of its default."""
+    """Add an option whose value is a number, of the type of its default."""
     kind = _number(type(default), rule)
     about += " (default: %(default)s)"
     self.add_argument(name, type=kind, default=default, help=about)
 
   def option(self, name: str, key: str, about: str) -> None:
-    """Add a number with the rule and the default of `config.KEY`."""
+    """Add a number option with the rule and the default of `config.KEY`."""
     option = config_lib.OPTIONS[key]
     self.number(name, option.rule, option.default, about)
 
   def options(self, cls: type, *names: str) -> None:
-    """Add the options `names`, or all, that a dataclass declares."""
+    """Add the options `names` of a dataclass; all of them without `names`."""
     table = options.table(cls)
     for name in names or table:
       option = table[name]
@@ -104,13 +104,13 @@ class Parser(argparse.ArgumentParser):
         )
 
   def model(self, batch_size: int, about_batch: str) -> None:
-    """Add the arguments of `load_model`."""
+    """Add --backbone, --task, --batch_size and --dtype."""
     self.add_argument(
       "--backbone",
       required=True,
       metavar="SOURCE",
-      help="an .npz file, its address or a short name such as augreg-B/32; a "
-      "directory of transformers or timm, or hf://OWNER/NAME",
+      help="an .npz file, its URL or a short name such as augreg-B/32; a model "
+      "directory of transformers or timm; or hf://OWNER/NAME",
     )
     self.add_argument(
       "--task",
@@ -125,12 +125,12 @@ class Parser(argparse.ArgumentParser):
     self.dtype()
 
   def dtype(self) -> None:
-    """Add the compute dtype; see `console.compute_dtype`."""
+    """Add --dtype; see `console.compute_dtype`."""
     self.add_argument(
       "--dtype",
       choices=dtypes.CHOICES,
-      help="compute dtype; auto is bfloat16 if the device multiplies it faster "
-      "(default: float32)",
+      help="compute dtype; auto means bfloat16 if the device multiplies it "
+      "faster (default: float32)",
     )
 
 
@@ -149,15 +149,15 @@ def _number(kind: type[int] | type[float], rule: Rule) -> Callable[[str], Any]:
 
 
 class CommandLine:
-  """The flags of a command: its own, `--config` and `--config.KEY=VALUE`.
+  """Flags of a command: its own, `--config` and `--config.KEY=VALUE`.
 
   Attributes:
-    flags: to which the command adds its own.
+    flags: all flags; the command adds its own here.
   """
 
   def __init__(self, about: str, argv: Sequence[str]) -> None:
     """Prepare to parse `argv`; `about` is the beginning of --help."""
-    # `python -OO` removes the docstrings that studies give.
+    # `about` may be None: `python -OO` removes the docstrings of studies.
     self._about, self._argv = about or "", list(argv)
     self.flags = flags.FlagValues()
     try:
@@ -167,7 +167,7 @@ class CommandLine:
         "tfds:cifar10.",
         flag_values=self.flags, sys_argv=self._argv,
       )  # fmt: skip
-    except _ERRORS as error:  # it opens --flagfile
+    except _ERRORS as error:  # the file of --flagfile is read here
       raise self._explained(error) from error
     self.flags["config"].parser = config_file.ConfigFile()
     self._trusts = self.switch("trust_data_code", TRUST_HELP)
@@ -182,10 +182,10 @@ class CommandLine:
 
     The returned function raises `ConfigError` if it is missing.
     """
-    given = self.string(name, about)
+    get_value = self.string(name, about)
 
     def read() -> str:
-      value = given()
+      value = get_value()
       if value is None:
         raise _missing(name, about)
       return value
@@ -217,12 +217,12 @@ class CommandLine:
     """Parse all flags; return the configuration.
 
     Args:
-      needs_config: whether --config is required, called after parsing; without
-        --config all options have their defaults.
+      needs_config: is called after parsing, and returns whether --config is
+        required; without --config all options have their defaults.
 
     Raises:
       SystemExit: with status 0, after --help.
-      ConfigError: for unknown flags and values that are not allowed.
+      ConfigError: if a flag is unknown, or a value is not allowed.
     """
     if {"--help", "-help", "-h", "--helpfull"} & {*self._argv[1:]}:
       print(self._help())
@@ -238,9 +238,9 @@ class CommandLine:
       )
     if needs_config() and self._config.value is None:
       raise _missing("config", self.flags["config"].help)
-    given = self._config.value
-    if given:
-      config = self._with_one_value(config_lib.from_dict(given.to_dict()))
+    config_dict = self._config.value
+    if config_dict:
+      config = self._with_one_value(config_lib.from_dict(config_dict.to_dict()))
     else:
       config = Config()
     return dataclasses.replace(
@@ -248,16 +248,16 @@ class CommandLine:
     )
 
   def _with_one_value(self, config: Config) -> Config:
-    """Drop a list of the sweep if the command line gives one value."""
-    given = config_flags.get_override_values(self.flags["config"])
+    """Drop the sweep of an option to which the command line gives one value."""
+    overrides = config_flags.get_override_values(self.flags["config"])
     for key, axis in (
       ("learning_rate", "learning_rate"),
       ("task.cells", "cells"),
       ("regime", "regime"),
     ):
-      if key not in given or not getattr(config.sweep, axis):
+      if key not in overrides or not getattr(config.sweep, axis):
         continue
-      if f"sweep.{axis}" in given:
+      if f"sweep.{axis}" in overrides:
         raise ConfigError(
           f"config.{key} is one value of what config.sweep.{axis} varies: "
           "expected one of them."
@@ -270,23 +270,23 @@ class CommandLine:
   def _require_options(self) -> None:
     known = {*config_lib.OPTIONS, *option_help.sections()}
     for argument in self._argv[1:]:
-      found = re.match(r"--?(?:no)?config\.([^=\[]*)", argument)
-      if found and found[1] not in known:
+      match = re.match(r"--?(?:no)?config\.([^=\[]*)", argument)
+      if match and match[1] not in known:
         unknown = options.unknown(
-          "config", found[1], config_lib.OPTIONS, "config."
+          "config", match[1], config_lib.OPTIONS, "config."
         )
         raise ConfigError(f"{unknown.removesuffix('.')}; {_SEE_HELP}.")
 
   def _explained(self, error: BaseException) -> ConfigError:
-    """Turn an error of a library into ours, with the expected value."""
+    """Turn a library's error into `ConfigError`, with the expected value."""
     inner: BaseException | None = error
-    while inner:  # ours are wrapped by absl
+    while inner:  # absl wraps errors of this package
       if isinstance(inner, MemoryVitError):
         return ConfigError(str(inner))
       inner = inner.__cause__ or inner.__context__
     text = config_file.one_line(str(error) or type(error).__name__).rstrip(".")
-    found = re.match(r"flag --config\.([\w.]+)=", text)
-    option = config_lib.OPTIONS.get(found[1]) if found else None
+    match = re.match(r"flag --config\.([\w.]+)=", text)
+    option = config_lib.OPTIONS.get(match[1]) if match else None
     advice = f"expected {option.expected}" if option else ""
     return ConfigError(f"the command line: {text}; {advice or _SEE_HELP}.")
 
@@ -299,8 +299,8 @@ class CommandLine:
         lines += [f"  --{name}{default}", *option_help.indented(flag.help)]
     lines += [
       "",
-      "Options of the configuration, with the defaults of memory_vit; a",
-      "configuration file has its own:",
+      "Options of the configuration, with the defaults of memory_vit, which a",
+      "configuration file may change:",
       "",
       option_help.text(),
     ]
@@ -316,12 +316,12 @@ def read_config(
 
   Args:
     source: FILE.py, which is run, or the name of a configuration of the
-      package; an argument may follow, "tfds:cifar10".
+      package; an argument may follow, such as "tfds:cifar10".
     values: options to change, {"learning_rate": 0.1, "data.flip": False}.
-    flags: to parse, ["--config.learning_rate=0.1", ...].
+    flags: flags to parse, ["--config.learning_rate=0.1", ...].
 
   Raises:
-    ConfigError: for a file that fails, unknown options and values that are not
+    ConfigError: if the file fails, an option is unknown, or a value is not
       allowed.
   """
   line = CommandLine("", ["read_config", f"--config={source}", *flags])

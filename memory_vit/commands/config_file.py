@@ -1,4 +1,4 @@
-"""Run the Python file of a configuration; each error is one line."""
+"""Run the Python file of a configuration, and report errors in one line."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from etils import epy
 from memory_vit.errors import ConfigError
 from memory_vit.runtime import messages, paths
 
-with epy.lazy_imports():  # not all commands have a configuration
+with epy.lazy_imports():  # only commands with a configuration need it
   import ml_collections
 
-# Of the checkout, to which a link leads; a part of the wheel.
+# memory_vit/configs is a folder of the wheel, and a link in a checkout.
 _CONFIGS = Path(__file__).resolve().parent.parent / "configs"
-# Characters of a message of absl, ml_collections or a configuration file.
+# Maximum characters of a message of a library or a configuration file.
 _MOST_SHOWN = 400
 
 
 def names() -> list[str]:
-  """The configurations of the package."""
-  found = (path.stem for path in _CONFIGS.glob("[!_]*.py"))
-  return sorted(set(found) - {"base"})
+  """Return the names of the configurations of the package."""
+  stems = (path.stem for path in _CONFIGS.glob("[!_]*.py"))
+  return sorted(set(stems) - {"base"})
 
 
 class ConfigFile(flags.ArgumentParser["ml_collections.ConfigDict"]):
-  """Parses --config by running a Python file."""
+  """Parser of --config, which runs a Python file."""
 
   def parse(self, argument: str) -> ml_collections.ConfigDict:
-    """FILE.py or NAME, with :ARGUMENT -> the result of its get_config."""
-    name, *given = argument.split(":", 1)
+    """Return the configuration of FILE.py[:ARGUMENT] or NAME[:ARGUMENT]."""
+    name, *arguments = argument.split(":", 1)
     path = paths.local(name, "--config")
     if not path.is_file() and name in names():
       path = _CONFIGS / f"{name}.py"
@@ -49,40 +49,40 @@ class ConfigFile(flags.ArgumentParser["ml_collections.ConfigDict"]):
         f"a Python file, FILE.py, or one of these: {', '.join(names())}."
       )
     try:
-      found = _run(path, given)
+      config = _run(path, arguments)
     except Exception as error:  # the file may raise anything
       raise ConfigError(
         f"--config={one_line(name)}, {_place(error, path)}: "
         f"{type(error).__name__}: {one_line(str(error))}{_advice(error)}"
       ) from error
-    if not isinstance(found, ml_collections.ConfigDict):
+    if not isinstance(config, ml_collections.ConfigDict):
       raise ConfigError(
         f"--config={one_line(name)}: get_config() returned "
-        f"{messages.brief(found)}, expected a ConfigDict, such as that of "
+        f"{messages.brief(config)}, expected a ConfigDict, such as that of "
         "memory_vit.configs.base, changed."
       )
-    return found.lock()
+    return config.lock()
 
   def flag_type(self) -> str:
-    """Named in messages of absl."""
+    """Return the name of this type for messages of absl."""
     return "configuration file"
 
 
-def _run(path: Path, given: Sequence[str]) -> Any:
-  """Call get_config; the file imports modules beside it, as a script does."""
+def _run(path: Path, arguments: Sequence[str]) -> Any:
+  """Run the file, which may import modules beside it; call its get_config."""
   loader = importlib.machinery.SourceFileLoader("config_file", str(path))
   spec = importlib.util.spec_from_loader(loader.name, loader)
   module = importlib.util.module_from_spec(typing.cast(Any, spec))
   with _beside(path):
     loader.exec_module(module)
-    return module.get_config(*given)
+    return module.get_config(*arguments)
 
 
 @contextlib.contextmanager
 def _beside(path: Path) -> Iterator[None]:
   """Put the folder of a file first on `sys.path`, except under `python -P`.
 
-  With -P a script does not find modules beside it either.
+  Scripts under -P do not find modules in their own folder either.
   """
   if sys.flags.safe_path:
     yield
@@ -103,7 +103,7 @@ def _advice(error: Exception) -> str:
 
 
 def _place(error: Exception, path: Path) -> str:
-  """The line of the file that raised, or that called what raised."""
+  """Return where `error` arose: the last line of `path` in its traceback."""
   if isinstance(error, SyntaxError) and error.lineno:
     where = "" if error.filename == str(path) else f"{error.filename}, "
     return f"{where}line {error.lineno}"

@@ -18,15 +18,15 @@ from memory_vit.runtime.messages import escaped
 _T = TypeVar("_T")
 # Exit status after Ctrl-C.
 _STOPPED = 130
-# Level 2 hides TensorFlow's notes on its build and its warnings, of which it
-# writes several for each image that is skipped, but no errors. oneDNN is off to
-# hide its note: it does not change our images (tested).
+# Level 2 hides TensorFlow's build notes and its warnings, of which each skipped
+# image causes several, but not its errors. Turning oneDNN off hides a note, and
+# does not change how images are prepared (tested).
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_ENABLE_ONEDNN_OPTS": "0"}
-# Source locations of operations take a fifth of the time of tracing, and Keras,
-# which nothing here uses, two fifths of that of importing TensorFlow.
+# To save time, leave out source locations of operations (a fifth of tracing),
+# and Keras, which nothing here uses (two fifths of importing TensorFlow).
 _QUICK = {"JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0", "TF_USE_LEGACY_KERAS": "1"}
-# Rare garbage collection: importing and tracing make many objects, almost all
-# in use. It saves a tenth of the time of a prediction.
+# Collect garbage rarely, because importing and tracing create many objects and
+# almost all stay in use. This saves a tenth of the time of a prediction.
 _COLLECTED = (50_000, 20, 20)
 # Modules of the extra `train` of pyproject.toml.
 TRAIN_MODULES = frozenset({
@@ -34,7 +34,7 @@ TRAIN_MODULES = frozenset({
   "ml_collections", "optax", "psutil", "sklearn", "tensorboard", "tensorflow",
   "tensorflow_datasets",
 })  # fmt: skip
-# Modules of the extra `serve`, and those that they need.
+# Modules of the extra `serve`, and modules that they depend on.
 SERVE_MODULES = frozenset({
   "fastapi", "h11", "multipart", "prometheus_client", "pydantic",
   "python_multipart", "starlette", "uvicorn",
@@ -43,15 +43,12 @@ _EXTRAS: dict[messages.Extra, frozenset[str]] = {
   "train": TRAIN_MODULES,
   "serve": SERVE_MODULES,
 }
-# Characters of an error message, which may quote untrusted names.
+# Maximum characters of an error message, which may quote untrusted names.
 _MOST_SAID = 2_000
 
 
 def show(text: str, file: TextIO | None = None) -> None:
-  """Print at once.
-
-  Control characters, and those that the terminal cannot encode, are escaped.
-  """
+  """Print and flush a text; escape control and unencodable characters."""
   file = file or sys.stdout
   encoding = getattr(file, "encoding", None) or "utf-8"
   text = "\n".join(map(escaped, text.split("\n")))
@@ -61,27 +58,27 @@ def show(text: str, file: TextIO | None = None) -> None:
 
 
 def compute_dtype(given: str | None) -> str:
-  """Resolve --dtype, None by default; "auto" prints the chosen dtype."""
+  """Resolve --dtype: None means float32; "auto" prints what it chooses."""
   if given != "auto":
     return given or "float32"
-  found, reason = dtypes.fastest()
-  show(f"--dtype=auto is {found}: {reason}", sys.stderr)
-  return found
+  dtype, reason = dtypes.fastest()
+  show(f"--dtype=auto is {dtype}: {reason}", sys.stderr)
+  return dtype
 
 
 def recommend_dtype(given: str | None) -> None:
-  """Print that bfloat16 is faster, if it is and no --dtype was given."""
+  """Recommend bfloat16 if it is faster and --dtype was not given."""
   if given is None:
-    found, reason = dtypes.fastest()
-    if found != "float32":
-      show(f"--dtype={found} would be faster: {reason}", sys.stderr)
+    dtype, reason = dtypes.fastest()
+    if dtype != "float32":
+      show(f"--dtype={dtype} would be faster: {reason}", sys.stderr)
 
 
-@functools.cache  # a second call would take what PYTHONPATH names
+@functools.cache  # a second call would remove an entry of PYTHONPATH
 def _leave_current_directory() -> None:
-  """Take the current directory off `sys.path`, where `python -m` put it.
+  """Remove the current directory from `sys.path`, where `python -m` put it.
 
-  Files there, such as downloads, must not be imported; PYTHONPATH stays.
+  Its files, such as downloads, must not be imported; PYTHONPATH is kept.
   """
   spec = getattr(sys.modules["__main__"], "__spec__", None)
   runs_this_package = spec and spec.name.startswith("memory_vit.")
@@ -92,20 +89,20 @@ def _leave_current_directory() -> None:
 
 
 def json_file(text: str | None, first: str) -> Path | None:
-  """The path of --json; `ConfigError` if it is not writable.
+  """Return the path of --json; raise `ConfigError` if it is not writable.
 
-  A file whose first key is not `first` belongs to something else and is
-  refused.
+  An existing file is refused if its first key is not `first`, because this
+  command did not write it.
   """
   if text is None:
     return None
   path = paths.local(text, "--json")
   paths.require_writable(path, "--json")
-  own = f'{{\n  "{first}": '.encode()
+  expected = f'{{\n  "{first}": '.encode()
   if path.exists():
     with path.open("rb") as file:
-      begin = file.read(len(own))
-    if begin not in (own, b""):
+      begin = file.read(len(expected))
+    if begin not in (expected, b""):
       raise ConfigError(
         f"--json {messages.brief(text)} exists, and this command did not write "
         "it: give another name, or remove it."
@@ -115,24 +112,24 @@ def json_file(text: str | None, first: str) -> Path | None:
 
 def parsed(parse: Callable[[], _T]) -> _T:
   """Parse a command line; exit the process on errors."""
-  found: list[_T] = []
+  outcome: list[_T] = []
 
   def keep() -> int:
-    found.append(parse())
+    outcome.append(parse())
     return 0
 
   status = run_command(keep)
-  if not found:
+  if not outcome:
     sys.exit(status)
-  return found[0]
+  return outcome[0]
 
 
 def run_command(command: Callable[[], int]) -> int:
   """Run the body of a command, and return its exit status.
 
   The status is 2 after a `MemoryVitError`, whose message is printed to stderr,
-  and if a library of an extra is not installed; 0 if stdout was closed early,
-  as by `| head`; that of `Interrupted`, or 130 after Ctrl-C.
+  or if a library of an extra is not installed; 0 if stdout was closed early, as
+  by `| head`; the status of an `Interrupted`; or 130 after Ctrl-C.
   """
   _open_streams()
   _leave_current_directory()
@@ -141,7 +138,7 @@ def run_command(command: Callable[[], int]) -> int:
   gc.set_threshold(*_COLLECTED)
   try:
     with warnings.catch_warnings():
-      # Large images are refused as such; Pillow warns from a lower limit on.
+      # This package has its own limit on image size; Pillow warns below it.
       warnings.filterwarnings("ignore", "Image size .* exceeds limit")
       return command()
   except MemoryVitError as error:
@@ -156,29 +153,31 @@ def run_command(command: Callable[[], int]) -> int:
     show(f"error: {reason}", sys.stderr)
     return 2
   except KeyboardInterrupt as stopped:
-    # `Interrupted` has a status and a message.
+    # `Interrupted`, a KeyboardInterrupt, has a status and a message.
     message = (
       f"{stopped} Run the same command to resume." if str(stopped) else ""
     )
     show(message or "stopped by Ctrl-C.", sys.stderr)
     return getattr(stopped, "status", _STOPPED)
   except BrokenPipeError:
-    # The interpreter flushes stdout once more, and would complain.
+    # Otherwise the interpreter's last flush of stdout would print an error.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
 def _open_streams() -> None:
-  """Open those of stdin, stdout and stderr that are closed, to nowhere.
+  """Open the null device in place of a closed stdin, stdout or stderr.
 
-  Otherwise the next files get their numbers, and libraries write stderr to
-  them.
+  Otherwise the next opened files get descriptors 0 to 2, and libraries that
+  write to stderr write into these files.
   """
   for number in range(3):
     try:
       os.fstat(number)
     except OSError:
-      os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
+      os.open(
+        os.devnull, os.O_RDWR
+      )  # gets descriptor `number`, the lowest free one
   if sys.stdout is None:
     sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
   if sys.stderr is None:

@@ -1,14 +1,14 @@
-"""Writes a backbone in another format, or converts tasks of PyTorch.
+"""Writes a backbone in another format, or converts tasks from PyTorch.
 
   memory-vit convert SOURCE OUT.npz [--mean=R,G,B --std=R,G,B]
   memory-vit convert SOURCE OUT_DIR --format=hf
   memory-vit convert --task=FILE.pt --backbone=SOURCE OUT_DIR
 
-SOURCE is any --backbone of other commands: a directory of transformers or timm,
-hf://OWNER/NAME, a .safetensors file, an .npz file. OUT.npz is one file with the
-same parameters, to the bit, and the same fingerprint; it notes the SHA-256 and
-the licence of its source. --mean and --std are for models of transformers and
-timm whose files do not state how images in [0, 1] are normalized.
+SOURCE is whatever other commands accept as --backbone: a model directory of
+transformers or timm, hf://OWNER/NAME, a .safetensors file, an .npz file.
+OUT.npz has bitwise identical parameters and the same fingerprint; it also holds
+the SHA-256 and the licence of its source. --mean and --std are for models of
+transformers and timm that do not state how images in [0, 1] are normalized.
 
 FILE.pt is a state dict of the public PyTorch reproduction, `MemoryCapableViT`,
 trained on the ViT of transformers in SOURCE. Each of its heads becomes a task,
@@ -30,7 +30,7 @@ from memory_vit.runtime import paths
 from memory_vit.runtime.messages import escaped
 from memory_vit.runtime.progress_bar import ProgressBar
 
-with epy.lazy_imports():  # once the command line is known to be right
+with epy.lazy_imports():  # slow imports wait for a valid command line
   from memory_vit.backbones import describe, load, save
   from memory_vit.tasks import store, torch_import
 
@@ -43,14 +43,14 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> Parser:
   parser = Parser(
     prog="memory-vit convert",
-    description="Writes a backbone in another format, or converts tasks of "
+    description="Writes a backbone in another format, or converts tasks from "
     "PyTorch.",
   )
   parser.add_argument(
     "paths",
     nargs="+",
     metavar="SOURCE OUT",
-    help="a backbone (a directory of transformers or timm, "
+    help="a backbone (a model directory of transformers or timm, "
     "hf://OWNER/NAME[@REVISION], a .safetensors file with its config.json "
     "beside it, an .npz file), and the file or directory to write; with --task "
     "only the directory to write",
@@ -58,8 +58,8 @@ def _parser() -> Parser:
   parser.add_argument(
     "--format",
     choices=("npz", "hf"),
-    help='format of a backbone: "npz" for memory_vit, "hf" a directory for '
-    "transformers (default: npz)",
+    help='format to write a backbone in: "npz" for memory_vit, or "hf", a '
+    "directory for transformers (default: npz)",
   )
   parser.add_argument(
     "--task",
@@ -70,16 +70,16 @@ def _parser() -> Parser:
   parser.add_argument(
     "--backbone",
     metavar="SOURCE",
-    help="with --task: the model of transformers that it was trained on",
+    help="with --task: the transformers model that the tasks were trained on",
   )
-  such = {"mean": "0.485,0.456,0.406", "std": "0.229,0.224,0.225"}
-  for name, example in such.items():
+  examples = {"mean": "0.485,0.456,0.406", "std": "0.229,0.224,0.225"}
+  for name, example in examples.items():
     parser.add_argument(
       f"--{name}",
       type=lambda text: text.split(","),
       metavar="R,G,B",
-      help=f"{name} by which the model normalizes images in [0, 1], such as "
-      f"{example}, if no file beside it states one",
+      help=f"{name} that the model normalizes images in [0, 1] with, such as "
+      f"{example}; for models whose files state none",
     )
   return parser
 

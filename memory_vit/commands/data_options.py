@@ -1,4 +1,4 @@
-"""The options of commands that evaluate tasks, each on its own data set."""
+"""Options of commands that evaluate tasks, each on its own data set."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from etils import epy
 
 from memory_vit.commands.command_line import TRUST_HELP, Parser
 
-with epy.lazy_imports():  # --help and wrong arguments do not wait for them
+with epy.lazy_imports():  # --help and errors do not wait for these imports
   from memory_vit.data import datasets
   from memory_vit.evaluation import task_data
 
@@ -23,43 +23,44 @@ if TYPE_CHECKING:
 
 
 def add(parser: Parser, *, original: bool) -> None:
-  """Add the options that name data; `original` for the backbone's own, too."""
+  """Add options that name data of tasks and, if `original`, of the backbone."""
 
   def whose(metavar: str, none: str = "") -> str:
     if not original:
-      return "of all tasks, or of one"
+      return "for all tasks, or for one"
     return (
-      f"of all tasks, of one, or of the original one (backbone={metavar}{none})"
+      "for all tasks, for one, or for the original outputs of the backbone "
+      f"(backbone={metavar}{none})"
     )
 
   parser.strings(
     "--data_dir",
     "[TASK=]DIR",
-    f"directory of the data sets: {whose('DIR')}. Each task names the data "
-    "set that it needs",
+    f"directory of data sets, {whose('DIR')}. Each task names the data set "
+    "that it needs",
   )
   none = "; backbone= for none"
   parser.strings(
     "--data",
     "[TASK=]NAME",
-    f"the data set, as config.data.name: {whose('NAME', none)}. TFDS may "
-    "download what is named here",
+    f"data set, as in config.data.name, {whose('NAME', none)}. TFDS may "
+    "download a data set that is named here",
   )
   parser.strings(
     "--data_root",
     "DIR",
-    "also open directories that tasks name, if they lie below this one, links "
-    "resolved; may be repeated",
+    "also open data directories that tasks name, if they lie below DIR (after "
+    "links are resolved); may be repeated",
   )
   parser.strings(
     "--split",
     "[TASK=]SPLIT",
-    f"evaluate this split, instead of the test split: {whose('SPLIT')}",
+    f"split to evaluate instead of the test split, {whose('SPLIT')}",
   )
   parser.option(
     "--cache_gib",
     "data.cache_gib",
-    "greatest size of a data set without random access, which is read into "
+    "maximum size of a data set without random access, because it is read into "
     "memory",
   )
   parser.option(
@@ -71,7 +72,7 @@ def add(parser: Parser, *, original: bool) -> None:
   parser.option(
     "--stall_timeout",
     "stall_timeout",
-    "seconds without an image after which the process ends, with status 74; "
+    "seconds without a new image after which the process ends with status 74; "
     "0 sets no limit",
   )
   parser.switch("--trust_data_code", TRUST_HELP)
@@ -87,7 +88,7 @@ def is_given(arguments: argparse.Namespace) -> bool:
 def given(
   arguments: argparse.Namespace, owners: Iterable[str], original: str = ""
 ) -> Given:
-  """The options by task; `original` is the one that adds the backbone's own."""
+  """Return options by task; `original` names the option that adds backbone=."""
   owners = list(owners)
 
   def parsed(option: str, texts: Sequence[str]) -> dict[str, str]:
@@ -119,14 +120,16 @@ def open_all(
   chosen: Mapping[str, SplitRef],
   arguments: argparse.Namespace,
 ) -> list[tuple[Split, list[str]]]:
-  """Each data set, opened once, with the names of its tasks."""
+  """Open each data set once; return it with the names of its tasks."""
   owners: dict[SplitRef, list[Task]] = {}
   for task in tasks:
     names = task.spec.class_names
     ref = dataclasses.replace(chosen[task.name], class_names=names)
     owners.setdefault(ref, []).append(task)
-  opened = [(open_split(ref, arguments), of) for ref, of in owners.items()]
-  for source, of in opened:
-    for task in of:
+  opened = [
+    (open_split(ref, arguments), group) for ref, group in owners.items()
+  ]
+  for source, group in opened:
+    for task in group:
       task_data.require_classes(task, source)
-  return [(source, [task.name for task in of]) for source, of in opened]
+  return [(source, [task.name for task in group]) for source, group in opened]

@@ -2,10 +2,10 @@
 
   memory-vit embed --backbone=SOURCE --input=FOLDER --output=DIR
 
-The row of an image has the input of the backbone's head, and of every layer the
-class token and the mean patch; heads and probes are trained on these without
-images. The exit status is 0, 1 if images could not be read, 2 for other bad
-input.
+The row of an image holds the input of the backbone's head, and the class token
+and the mean patch token of every layer. Heads and probes are trained on these
+rows without images. The exit status is 0, 1 if images could not be read, 2 for
+other bad input.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from memory_vit.commands import bulk_options, console
 from memory_vit.commands.command_line import Parser
 from memory_vit.runtime.options import Number
 
-with epy.lazy_imports():  # once the command line is known to be right
+with epy.lazy_imports():  # slow imports wait for a valid command line
   from memory_vit.bulk import embeddings
 
 
@@ -31,20 +31,20 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> Parser:
   parser = Parser(
     prog="memory-vit embed",
-    description="Embeds images by a frozen backbone, into Parquet.",
+    description="Embeds images with a frozen backbone, into Parquet.",
   )
   parser.add_argument(
     "--backbone",
     required=True,
     metavar="SOURCE",
-    help="an .npz file, its address or a short name such as augreg-B/32; a "
-    "directory of transformers or timm, or hf://OWNER/NAME",
+    help="an .npz file, its URL or a short name such as augreg-B/32; a model "
+    "directory of transformers or timm; or hf://OWNER/NAME",
   )
   parser.add_argument(
     "--task",
     default="",
     metavar="DIR",
-    help="a task with the image size and preprocessing to use (default: those "
+    help="a task whose image size and preprocessing to use (default: those "
     "that the backbone states, or images squeezed to its size)",
   )
   rule = config_lib.OPTIONS["batch_size_eval"].rule
@@ -54,7 +54,7 @@ def _parser() -> Parser:
     "--stored",
     choices=("float32", "bfloat16"),
     default="bfloat16",
-    help="type of the written values; bfloat16 takes half of the space, with "
+    help="dtype of the written values; bfloat16 takes half of the space, with "
     "8 bits of mantissa (default: %(default)s)",
   )
   parser.number(

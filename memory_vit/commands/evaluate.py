@@ -3,14 +3,14 @@
   memory-vit evaluate --backbone=NPZ --task=DIR [--task=DIR ...] \\
     --data_dir=[TASK=]DIR [--data=[TASK=]NAME ...]
 
-A task of a regime that shares no pass (probe, full, ...) is evaluated alone.
-The command line chooses the data; the data set that a task names is opened only
-inside a directory that is given here. With --verify every task is compared with
-itself alone, and the original outputs with those of the plain ViT; the exit
-status is 1 if something differs, 2 for bad input. --report=DIR writes a page
-for every task, with its metrics, figures and mistakes, and tables of all
-predictions (docs/evaluation.md of the repository). Tasks of all kinds share a
-pass: of classes, labels and values.
+Tasks of all kinds (classes, labels, values) share a pass. A task whose regime
+shares no pass (probe, full, ...) is evaluated alone. The command line chooses
+the data: the data set that a task names is opened only if it is inside a
+directory given here. --verify compares every task with the same task evaluated
+alone, and the original outputs with those of the plain ViT; the exit status is
+1 if something differs, 2 for bad input. --report=DIR writes a page for every
+task, with its metrics, figures and mistakes, and tables of all predictions
+(docs/evaluation.md of the repository).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from memory_vit.runtime.messages import brief, counted, escaped
 from memory_vit.runtime.options import Number
 from memory_vit.runtime.tables import table
 
-with epy.lazy_imports():  # once the command line is known to be right
+with epy.lazy_imports():  # slow imports wait for a valid command line
   from memory_vit import reports
   from memory_vit.data import crop_sizes
   from memory_vit.evaluation import task_data, verify
@@ -67,7 +67,7 @@ def _parser() -> Parser:
   parser.option(
     "--fsdp",
     "mesh.fsdp",
-    "number of devices that share the backbone, see config.mesh",
+    "number of devices over which the backbone is sharded, see config.mesh",
   )
   parser.switch(
     "--verify", "compare with each task alone, and with the plain ViT"
@@ -75,8 +75,8 @@ def _parser() -> Parser:
   parser.add_argument(
     "--unknown_data",
     metavar="DIR",
-    help="images of none of the classes, below DIR: how well tasks of classes "
-    "tell them from their own",
+    help="directory of images that belong to no class, to measure how well "
+    "tasks of classes tell them from images of their classes",
   )
   parser.add_argument(
     "--json", metavar="FILE", help="write the numbers to a file"
@@ -91,7 +91,7 @@ def _parser() -> Parser:
     "--report_images",
     Number(0, 200, "each is a part of the page"),
     24,
-    "number of images in a report, of the worst mistakes; 0 for none",
+    "number of images in a report, which show the worst mistakes; 0 for none",
   )
   return parser
 
@@ -100,8 +100,8 @@ def _run(arguments: argparse.Namespace) -> int:
   written = console.json_file(arguments.json, "backbone")
   report = _report_directory(arguments.report, written)
   progress_bar.log_to_stderr()
-  # Options are checked before anything is loaded.
-  chosen, own = _choose(arguments)
+  # Check all options before loading anything, so that mistakes show at once.
+  chosen, original = _choose(arguments)
   dtype = console.compute_dtype(arguments.dtype)
   backbone, tasks = model_loading.load_model(
     arguments.backbone, arguments.task, dtype, any_regime=True
@@ -111,21 +111,21 @@ def _run(arguments: argparse.Namespace) -> int:
   sharding.require_divisible(arguments.batch_size, mesh, "--batch_size")
   params = sharding.put_backbone(backbone.params, mesh)
   backbone = dataclasses.replace(backbone, params=params)
-  # Before the first evaluation, so that a wrong data set costs none.
+  # Open all data sets before evaluating, so that a wrong one wastes no time.
   opened = data_options.open_all(tasks, chosen, arguments)
-  upstream = own and _open_upstream(backbone, own, arguments)
+  upstream = original and _open_upstream(backbone, original, arguments)
   evaluator = verify.Evaluator(backbone, tasks, mesh, arguments.batch_size)
 
   results: dict[str, dict[str, Any]] = {}
   predictions: dict[str, Any] = {}
   for source, names in opened:
-    found, predicted = evaluator.evaluate(
+    evaluated, predicted = evaluator.evaluate(
       source,
       names,
       verify=arguments.verify,
       predictions=report is not None or unknown is not None,
     )
-    results |= found
+    results |= evaluated
     predictions |= predicted
   if unknown:
     known = {
@@ -142,7 +142,7 @@ def _run(arguments: argparse.Namespace) -> int:
     "tasks": [results[task.spec.name] for task in tasks],
     "timing": evaluator.timing(opened[0][0]),
   }
-  verified = True  # nothing contradicts it where nothing is compared
+  verified = True  # without --verify nothing is compared
   if arguments.verify:
     result["backbone"]["upstream"] = upstream and evaluator.upstream(*upstream)
     verified = verify.verified(result)
@@ -157,7 +157,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _rejects(task: Task) -> bool:
-  """Whether a task can tell images of none of its classes."""
+  """Return whether a task can recognize images of none of its classes."""
   return "unknown" in task.spec.kind.kind.stated
 
 
@@ -174,8 +174,8 @@ def _unknown_data(text: str | None, tasks: Sequence[Task]) -> Path | None:
     raise ConfigError(
       f"--unknown_data {brief(text)} is no directory: expected one with images."
     )
-  # Now, and not after the evaluation.
-  if not any(not found.reason for found in image_files.find_images([text])):
+  # Refuse an empty directory now, not after a long evaluation.
+  if not any(not file.reason for file in image_files.find_images([text])):
     raise ConfigError(f"--unknown_data {brief(text)} holds no images.")
   return directory
 
@@ -207,7 +207,7 @@ def _report_directory(text: str | None, written: Path | None) -> Path | None:
   if text is None:
     return None
   report = directory.REPORT.require_own(text)
-  # A report is replaced as a whole: it cannot hold other files.
+  # A new report replaces its whole directory, and would delete the JSON file.
   place = written and written.resolve()
   if place and report.resolve() in (place, *place.parents):
     raise ConfigError(
@@ -220,8 +220,8 @@ def _report_directory(text: str | None, written: Path | None) -> Path | None:
 def _choose(
   arguments: argparse.Namespace,
 ) -> tuple[dict[str, SplitRef], Upstream | None]:
-  """Choose the data; opens nothing."""
-  tasks = [found for _, found in find.find_tasks(arguments.task)]
+  """Choose the data of tasks and original outputs, without opening it."""
+  tasks = [manifest for _, manifest in find.find_tasks(arguments.task)]
   owners = [task.spec.name for task in tasks]
   owners += [task_sets.BACKBONE] if arguments.verify else []
   if arguments.verify:
@@ -231,18 +231,18 @@ def _choose(
 
 
 def _open_upstream(
-  backbone: Backbone, own: Upstream, arguments: argparse.Namespace
+  backbone: Backbone, original: Upstream, arguments: argparse.Namespace
 ) -> tuple[Split, EvalPreprocessing]:
-  """The data of the original outputs, and their preprocessing."""
+  """Open the data of the original outputs; return it and its preprocessing."""
   size = backbone.config.image_size
   preprocessing = crop_sizes.preprocessing_of(
-    own.eval_crop, own.resize, size, backbone.preprocessing
+    original.eval_crop, original.resize, size, backbone.preprocessing
   )
-  return data_options.open_split(own.ref, arguments), preprocessing
+  return data_options.open_split(original.ref, arguments), preprocessing
 
 
 def text(result: Mapping[str, Any]) -> str:
-  """The result for people."""
+  """Return the results as text for the terminal."""
   verified = "verified" in result
   by_kind = [
     [task for task in result["tasks"] if task["kind"] == kind] for kind in KINDS
@@ -271,23 +271,23 @@ def text(result: Mapping[str, Any]) -> str:
 
 
 def _rejection(task: Mapping[str, Any]) -> list[str]:
-  """Lines about images that a task takes for unknown."""
+  """Return lines about images that a task takes for unknown."""
   name, lines = task["name"], []
-  if found := task.get("rejection"):
+  if rejection := task.get("rejection"):
     lines.append(
-      f"{name}: takes {_percent(found['rejected'])} of these images for "
-      f"unknown; accuracy of the others {_percent(found['accuracy'])}"
+      f"{name}: takes {_percent(rejection['rejected'])} of these images for "
+      f"unknown; accuracy of the others {_percent(rejection['accuracy'])}"
     )
-  if found := task.get("unknown_data"):
+  if unknown := task.get("unknown_data"):
     line = (
-      f"{name}: {counted(found['images'], 'image')} of no class below "
-      f"{escaped(found['directory'])}: area under the ROC curve "
-      f"{found['area']:.3f}"
+      f"{name}: {counted(unknown['images'], 'image')} of no class below "
+      f"{escaped(unknown['directory'])}: area under the ROC curve "
+      f"{unknown['area']:.3f}"
     )
-    if found["rejected"] is not None:
-      line += f"; {_percent(found['rejected'])} are taken for unknown"
-    if found["skipped"]:
-      line += f"; {counted(found['skipped'], 'image')} could not be used"
+    if unknown["rejected"] is not None:
+      line += f"; {_percent(unknown['rejected'])} are taken for unknown"
+    if unknown["skipped"]:
+      line += f"; {counted(unknown['skipped'], 'image')} could not be used"
     lines.append(line)
   return lines
 
@@ -303,13 +303,13 @@ def _timing_line(timing: Mapping[str, Any]) -> str:
     f"{counted(tasks, 'task')} in one pass {timing['together'] / plain:.2f} "
     "times that"
   )
-  if tasks == 1:  # alone it takes the same pass
+  if tasks == 1:  # one task has no other pass to compare with
     return line
   return f"{line}, one after the other {timing['one_by_one'] / plain:.2f} times"
 
 
 def _table(tasks: Sequence[Mapping[str, Any]], verified: bool) -> str:
-  """Tasks of one kind; with two more columns if they were verified."""
+  """Return a table of tasks of one kind; --verify adds two columns."""
   rows = []
   for task in tasks:
     kind = KINDS[task["kind"]]
@@ -330,27 +330,27 @@ def _table(tasks: Sequence[Mapping[str, Any]], verified: bool) -> str:
 
 
 def _outputs(task: Mapping[str, Any]) -> int:
-  """The number of outputs of an entry, of each of which there are numbers."""
+  """Return the number of outputs of a task, from its metrics per output."""
   return len(next(iter(task["per_output"].values())))
 
 
-def _data_of(found: Mapping[str, Any]) -> str:
-  """The data set of an entry, as `Split.full_name` shows it."""
-  return escaped(f"{found['data']} {found['directory']}".rstrip())
+def _data_of(entry: Mapping[str, Any]) -> str:
+  """Return the data set of an entry, as `Split.full_name` shows it."""
+  return escaped(f"{entry['data']} {entry['directory']}".rstrip())
 
 
-def _problems(name: str, found: Mapping[str, Any]) -> list[str]:
-  """Warnings about the numbers of an evaluation."""
-  lines, data = [], _data_of(found)
-  if found["skipped"]:
+def _problems(name: str, entry: Mapping[str, Any]) -> list[str]:
+  """Return warnings about the numbers of an evaluation."""
+  lines, data = [], _data_of(entry)
+  if entry["skipped"]:
     lines.append(
-      f"{name}: {counted(found['skipped'], 'image')} of {data} could not be "
+      f"{name}: {counted(entry['skipped'], 'image')} of {data} could not be "
       "read: left out of these numbers"
     )
-  if found["not_finite"]:
+  if entry["not_finite"]:
     lines.append(
-      f"{name}: outputs for {counted(found['not_finite'], 'image')} of {data} "
-      f"are not finite: {KINDS[found.get('kind', CLASSES.name)].not_finite}"
+      f"{name}: outputs for {counted(entry['not_finite'], 'image')} of {data} "
+      f"are not finite: {KINDS[entry.get('kind', CLASSES.name)].not_finite}"
     )
   return lines
 
@@ -358,16 +358,16 @@ def _problems(name: str, found: Mapping[str, Any]) -> list[str]:
 def _upstream_line(upstream: Mapping[str, Any] | None) -> list[str]:
   if not upstream:
     return []
-  what, accuracy = "original outputs", ""
+  label, accuracy = "original outputs", ""
   if upstream["score"] is not None:
-    what = "original task"
+    label = "original task"
     accuracy = (
       f"{100 * upstream['score']:.2f} % with all tasks in the pass, "
       f"{100 * upstream['score_plain']:.2f} % by the plain ViT; "
     )
   return [
-    f"{what}, {_data_of(upstream)} ({upstream['examples']:,} images): "
+    f"{label}, {_data_of(upstream)} ({upstream['examples']:,} images): "
     f"{accuracy}equal to the bit: "
     f"{'yes' if upstream['outputs_bit_equal'] else 'NO'}",
-    *_problems(what, upstream),
+    *_problems(label, upstream),
   ]

@@ -3,8 +3,8 @@ r"""Exports a backbone and its tasks as one function that servers can call.
   memory-vit export --backbone=NPZ --task=DIR [--task=DIR ...] \
     --format={stablehlo,saved_model,onnx,safetensors,orbax} --out=DIR
 
-The written model runs in another process and is compared with this package: if
-it computes something else, the exit status is 2 and nothing is left.
+The exported model is run in another process and compared with this package. If
+its outputs differ too much, the exit status is 2 and the export is deleted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from memory_vit.exports.image_input import KINDS, ImageInput, parse_size
 from memory_vit.runtime.messages import escaped
 from memory_vit.runtime.tables import aligned
 
-with epy.lazy_imports():  # once the command line is known to be right
+with epy.lazy_imports():  # slow imports wait for a valid command line
   from memory_vit.exports import export
   from memory_vit.tasks import model_loading
 
@@ -48,9 +48,9 @@ def _parser() -> Parser:
     "--format",
     required=True,
     choices=_FORMATS,
-    help="stablehlo, saved_model and onnx write one function for servers, "
-    "safetensors the tasks alone, as files for a model hub, with a README, and "
-    "orbax all parameters, as a checkpoint",
+    help="stablehlo, saved_model and onnx write one function for servers; "
+    "safetensors writes the tasks alone, as files for a model hub, with a "
+    "README; orbax writes all parameters, as a checkpoint",
   )
   parser.add_argument(
     "--out",
@@ -62,18 +62,18 @@ def _parser() -> Parser:
     "--input",
     choices=KINDS,
     default="float32",
-    help="input of the function: images in [-1, 1] of the model's size, or "
-    "pixels of 0 to 255, which it resizes and scales (default: %(default)s)",
+    help="input of the function: images of the model's size in [-1, 1], or "
+    "pixels in [0, 255], which it resizes and scales (default: %(default)s)",
   )
   parser.add_argument(
     "--input_size",
     metavar="HEIGHTxWIDTH",
-    help="size of --input=uint8 if it is always the same; required by ONNX",
+    help="fixed image size for --input=uint8; required by ONNX",
   )
   parser.switch(
     "--activation",
-    "return probabilities of classes and labels, and values in their units; by "
-    "default the raw outputs of the heads",
+    "return probabilities of classes and labels, and values in their units, "
+    "instead of the raw outputs of the heads",
   )
   return parser
 
@@ -106,26 +106,26 @@ def _export(arguments: argparse.Namespace) -> int:
 
 
 def _text(out: str, report: ExportReport) -> str:
-  """A summary of the export: its files, differences and speed."""
+  """Return a summary of the export: its files, differences and speed."""
   size = sum(file["bytes"] for file in report.files.values())
   names = ", ".join(task["name"] for task in report.tasks)
   rows = [
     ("written", f"{escaped(out)}: {report.format}, {size / _MIB:,.1f} MiB"),
     ("tasks", names),
   ]
-  found = report.comparison
-  if found:
-    for signature, shares in found["max_difference"].items():
+  comparison = report.comparison
+  if comparison:
+    for signature, shares in comparison["max_difference"].items():
       differences = ", ".join(f"{n} {share:.1e}" for n, share in shares.items())
-      limit = found["tolerance"][signature]
+      limit = comparison["tolerance"][signature]
       rows += [
         (f"difference, {signature}", differences),
         ("allowed", f"{limit:g} of the greatest output"),
       ]
     rows += [
-      ("loading", f"{found['load_seconds']:.2f} s"),
-      ("first call", f"{found['first_call_seconds']:.2f} s"),
-      (f"{found['images']} images", f"{found['call_seconds']:.4f} s"),
-      ("by memory_vit", f"{found['memory_vit_call_seconds']:.4f} s"),
+      ("loading", f"{comparison['load_seconds']:.2f} s"),
+      ("first call", f"{comparison['first_call_seconds']:.2f} s"),
+      (f"{comparison['images']} images", f"{comparison['call_seconds']:.4f} s"),
+      ("by memory_vit", f"{comparison['memory_vit_call_seconds']:.4f} s"),
     ]
   return aligned(rows)

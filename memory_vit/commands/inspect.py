@@ -2,8 +2,8 @@
 
   memory-vit inspect BACKBONE_OR_TASK [--labels] [--json]
 
-A task is described without its backbone, and its arrays are compared with the
-SHA-256 in its `task.json`. The exit status is 2 if anything is damaged.
+A task is described without loading its backbone. Its arrays are compared with
+the SHA-256 in its `task.json`; the exit status is 2 if anything is damaged.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from memory_vit.runtime.messages import brief, escaped
 from memory_vit.runtime.paths import as_path, place
 from memory_vit.runtime.tables import aligned, table
 
-with epy.lazy_imports():  # once the command line is known to be right
+with epy.lazy_imports():  # slow imports wait for a valid command line
   from memory_vit.backbones import describe as backbone_files
   from memory_vit.backbones import hub_models, model_files
   from memory_vit.model import backbone as backbones
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
   from memory_vit.model.task import EvalPreprocessing, TaskSpec
   from memory_vit.tasks.store import TaskReport
 
-# Class names that are shown without --labels.
+# Number of class names shown without --labels.
 _FIRST_LABELS = 10
-# Keys of the configuration of a data set.
+# Keys of `config.data` that are shown.
 _DATA_KEYS = ("name", "dir", "train", "validation", "test")
 _SHARES = ("chance", "majority")
-# Numbers that a task shows elsewhere.
+# Metrics of a training run that other rows already show.
 _SHOWN_ELSEWHERE = ("name", "kind", "regime", "cells", "trainable_params")
 
 
@@ -61,12 +61,12 @@ def _parser() -> Parser:
   )
   parser.add_argument(
     "path",
-    help="an .npz file, address, short name or directory of a backbone; a "
+    help="a backbone (.npz file, its URL, short name or model directory); a "
     "task directory or file; a directory of tasks, such as WORKDIR/tasks; or "
-    "hf://OWNER/NAME, of a backbone or of tasks",
+    "hf://OWNER/NAME of a backbone or of tasks",
   )
   parser.switch("--labels", "show all class names")
-  parser.switch("--json", "everything, as one JSON object")
+  parser.switch("--json", "print everything as one JSON object")
   return parser
 
 
@@ -88,7 +88,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
 
 
 def _is_backbone(source: str) -> bool:
-  """Whether it has weights; only those of a task have no config.json."""
+  """Return whether `source` is a backbone; task files have no config.json."""
   if hub.is_address(source):
     return hub_models.is_model(source) and hub_models.has_config(source)
   path = place(source, "the path", TaskError)
@@ -101,7 +101,7 @@ def _is_backbone(source: str) -> bool:
 
 
 def _to_json(values: Mapping[str, Any]) -> str:
-  """JSON as everybody reads it: values that are not finite become null."""
+  """Return standard JSON: numbers that are not finite become null."""
   return json.dumps(_finite(values), allow_nan=False)
 
 
@@ -110,11 +110,8 @@ def _finite(value: Any) -> Any:
     return {key: _finite(inner) for key, inner in value.items()}
   if isinstance(value, list | tuple):
     return [_finite(inner) for inner in value]
-  lacking = isinstance(value, float) and not math.isfinite(value)
-  return None if lacking else value
-
-
-# Tasks.
+  not_finite = isinstance(value, float) and not math.isfinite(value)
+  return None if not_finite else value
 
 
 def _try_tasks(
@@ -133,7 +130,7 @@ def _try_tasks(
 def _tasks_json(
   source: str, reports: Sequence[TaskReport], errors: Mapping[str, str]
 ) -> dict[str, Any]:
-  """One object for a task, or for a directory of tasks."""
+  """Return one object, for a task or for a directory of tasks."""
   tasks: list[dict[str, Any]] = [
     {"kind": "task", **dataclasses.asdict(r), "verified": not r.damage}
     for r in reports
@@ -181,7 +178,7 @@ def _task_text(report: TaskReport, labels: bool) -> str:
 
 
 def _all_labels(spec: TaskSpec) -> str:
-  """The names of all outputs, with what the task states of them."""
+  """Return a table of all outputs, with what the task states about each."""
   header, rows = spec.kind.kind.outputs_table(spec.kind, spec.class_names)
   return table(tuple(header), [tuple(map(escaped, row)) for row in rows])
 
@@ -196,30 +193,30 @@ def _preprocessing(preprocessing: EvalPreprocessing) -> str:
 
 
 def _labels(spec: TaskSpec) -> str:
-  """The number of outputs, and the names of the first."""
+  """Return the number of outputs, and the names of the first ones."""
   if not spec.class_names:
     return f"{spec.num_classes}, names unknown"
   first = ", ".join(map(escaped, spec.class_names[:_FIRST_LABELS]))
-  others = spec.num_classes - _FIRST_LABELS
-  more = f", and {others} more (--labels)" if others > 0 else ""
+  hidden = spec.num_classes - _FIRST_LABELS
+  more = f", and {hidden} more (--labels)" if hidden > 0 else ""
   return f"{spec.num_classes}: {first}{more}"
 
 
 def _provenance(provenance: Any, spec: TaskSpec) -> list[tuple[str, str]]:
-  """Rows about the run, as far as they are known; none is required."""
+  """Return rows about the training run, as far as `provenance` has them."""
   if not provenance:
     return [("provenance", "unknown: not from a training run")]
-  made = _mapping(provenance, "metrics")
+  metrics = _mapping(provenance, "metrics")
   data = _mapping(_mapping(provenance, "config"), "data")
   rows = [
     (escaped(key), _number(value, is_share=key in _SHARES))
-    for key, value in made.items()
+    for key, value in metrics.items()
     if key not in _SHOWN_ELSEWHERE
     and value is not None
     and not isinstance(value, Mapping | list)
   ]
   for split in ("val", "test"):
-    rows += _scores(split, _mapping(made, split), spec)
+    rows += _scores(split, _mapping(metrics, split), spec)
   known = [f"{k} {brief(data[k])}" for k in _DATA_KEYS if data.get(k)]
   return rows + ([("data", ", ".join(known))] if known else [])
 
@@ -232,20 +229,20 @@ def _mapping(values: Any, key: str) -> Mapping[str, Any]:
 def _scores(
   split: str, scores: Mapping[str, Any], spec: TaskSpec
 ) -> list[tuple[str, str]]:
-  """Metrics of a split, its loss, and numbers of images."""
+  """Return rows of a split: its metrics, its loss and its image counts."""
   hidden = ("score",) if tells_top5(spec.num_classes) else ("score", "top5")
-  found = {**_mapping(scores, "metrics"), **scores}
+  values = {**_mapping(scores, "metrics"), **scores}
   return [
     (
       f"{split}_{escaped(key)}",
       _number(value, is_share=bool(metric and metric.is_share)),
     )
-    for key, value in found.items()
+    for key, value in values.items()
     for metric in [find_metric(key)]
     if key not in hidden
     and value is not None
     and not isinstance(value, Mapping | list)
-    and scores.get("examples") != 0  # there was no such split
+    and scores.get("examples") != 0  # 0 if the run had no such split
   ]
 
 
@@ -255,12 +252,9 @@ def _number(value: Any, *, is_share: bool) -> str:
   return f"{value:,}" if type(value) is int else escaped(str(value))
 
 
-# Backbones.
-
-
 def _backbone_json(report: BackboneReport) -> dict[str, Any]:
   config = dataclasses.asdict(report.config)
-  del config["dtype"], config["platform"]  # chosen when it is loaded
+  del config["dtype"], config["platform"]  # chosen at loading, not stored
   if not report.states_config:
     del config["gelu"]  # the file does not state it
   preprocessing, source = report.preprocessing, report.source
@@ -316,7 +310,7 @@ def _backbone_text(report: BackboneReport) -> str:
 
 
 def _computation(report: BackboneReport) -> list[tuple[str, str]]:
-  """Rows about how the model computes, if the source states it."""
+  """Return rows about how the model computes, if its source states it."""
   if not report.states_config:
     return []
   config = report.config
@@ -329,7 +323,7 @@ def _computation(report: BackboneReport) -> list[tuple[str, str]]:
 
 
 def _preparation(report: BackboneReport) -> list[tuple[str, str]]:
-  """Rows about how images are prepared, and where that is stated."""
+  """Return rows about image preprocessing, and where each value is stated."""
   rows = {
     name: f"{', '.join(f'{x:g}' for x in value)} ({origin})"
     for name, (value, origin) in report.normalization.items()
@@ -344,7 +338,7 @@ def _preparation(report: BackboneReport) -> list[tuple[str, str]]:
 
 
 def _source(report: BackboneReport) -> list[tuple[str, str]]:
-  """Rows about the origin of a converted backbone."""
+  """Return rows about the origin of a converted backbone."""
   source = report.source
   if not source:
     return []

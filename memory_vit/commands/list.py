@@ -2,9 +2,9 @@
 
   memory-vit list OWNER [--backbone=SOURCE] [--json]
 
-With a backbone, it says which tasks were trained on it. Repositories are found
-by the tag of their model cards, private ones only with a token of their owner;
-of a task only the header is fetched.
+--backbone shows which tasks were trained on this backbone. Repositories are
+found by the tag of their model cards; private ones need a token of their owner.
+Only the header of each task is downloaded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from memory_vit.commands.console import run_command, show
 from memory_vit.runtime.messages import escaped
 from memory_vit.runtime.tables import table
 
-with epy.lazy_imports():  # once the command line is known to be right
+with epy.lazy_imports():  # slow imports wait for a valid command line
   from memory_vit.backbones import describe
   from memory_vit.model import task as task_sets
   from memory_vit.tasks import hub_tasks
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
   from memory_vit.model.task import BackboneId
   from memory_vit.tasks.hub_tasks import ListedTask
 
-_DIGITS = 12  # of a fingerprint
+_DIGITS = 12  # digits of a fingerprint that are shown
 _HEADER = ("task", "outputs", "regime", "backbone", "size", "fingerprint")
 
 
@@ -53,8 +53,8 @@ def _parser() -> Parser:
   parser.add_argument(
     "--backbone",
     metavar="SOURCE",
-    help="say which tasks were trained on this backbone: any that the other "
-    "commands take",
+    help="say which tasks were trained on this backbone, given as in other "
+    "commands",
   )
   parser.switch("--json", "one JSON object")
   return parser
@@ -62,7 +62,7 @@ def _parser() -> Parser:
 
 def _list(arguments: argparse.Namespace) -> int:
   source = arguments.backbone
-  # A wrong backbone is said before the hub is asked for every header.
+  # Report a wrong backbone before asking the hub for the header of each task.
   backbone = describe.inspect_backbone(source) if source else None
   tasks = hub_tasks.listed(arguments.owner)
   if arguments.json:
@@ -83,14 +83,14 @@ def _list(arguments: argparse.Namespace) -> int:
   return 0
 
 
-def _fits(wanted: BackboneId, found: BackboneReport) -> bool:
-  """Whether a task loads on a backbone, which is loaded at its image size."""
-  config = found.config
+def _fits(wanted: BackboneId, report: BackboneReport) -> bool:
+  """Return whether a task fits a backbone, loaded at the task's image size."""
+  config = report.config
   return wanted == task_sets.BackboneId(
-    fingerprint=found.fingerprint,
+    fingerprint=report.fingerprint,
     variant=config.variant,
     image_size=wanted.image_size,
-    gelu=config.gelu if found.states_config else wanted.gelu,
+    gelu=config.gelu if report.states_config else wanted.gelu,
     layer_norm_epsilon=config.layer_norm_epsilon,
   )
 

@@ -1,6 +1,6 @@
 """Options of a configuration, as --help shows them.
 
-Their meanings are the comments in `config.py`, their limits the rules there.
+Meanings are read from comments in `config.py`, limits from its rules.
 """
 
 import ast
@@ -16,7 +16,7 @@ from memory_vit.config import OPTIONS
 
 @functools.cache
 def meanings() -> Mapping[str, str]:
-  """{key: the comment above the option}, in the order of `config.Config`."""
+  """Return {key: comment above the option}, in the order of `config.Config`."""
   comments = _comments()
   return {
     key: comments[option.owner.__name__, key.rpartition(".")[2]]
@@ -25,18 +25,18 @@ def meanings() -> Mapping[str, str]:
 
 
 def docstring(file: str | Path) -> str:
-  """The docstring of a module; `python -OO` removes `__doc__`."""
+  """Read a module's docstring from its file: `python -OO` removes `__doc__`."""
   return ast.get_docstring(ast.parse(Path(file).read_text("utf-8"))) or ""
 
 
 def sections() -> tuple[str, ...]:
-  """The parts of a configuration: "data", "task", ..."""
+  """Return the sections of a configuration: "data", "task", ..."""
   parents = {key.rpartition(".")[0] for key in OPTIONS}
   return tuple(sorted(parents - {""}))
 
 
 def text() -> str:
-  """All options: default, meaning and allowed values."""
+  """Return the help of all options: default, meaning and allowed values."""
   lines = []
   for key, option in OPTIONS.items():
     lines.append(f"  --config.{key}={option.default!r}")
@@ -53,9 +53,9 @@ def indented(text: str) -> list[str]:
 
 
 def _comments() -> dict[tuple[str, str], str]:
-  """{(class, field): the comment above it} of `config.py`."""
+  """Return {(class, field): comment above the field} of `config.py`."""
   source = inspect.getsource(config)
-  lines, found = source.splitlines(), {}
+  lines, comments = source.splitlines(), {}
   for part in ast.parse(source).body:
     if not isinstance(part, ast.ClassDef):
       continue
@@ -63,10 +63,10 @@ def _comments() -> dict[tuple[str, str], str]:
       if isinstance(field, ast.AnnAssign) and isinstance(
         field.target, ast.Name
       ):
-        first = field.lineno - 1  # from 0
+        first = field.lineno - 1  # index of the field in `lines`
         above = first
         while lines[above - 1].strip().startswith("#"):
           above -= 1
         comment = [line.strip().lstrip("# ") for line in lines[above:first]]
-        found[part.name, field.target.id] = " ".join(comment)
-  return found
+        comments[part.name, field.target.id] = " ".join(comment)
+  return comments

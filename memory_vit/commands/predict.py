@@ -1,16 +1,17 @@
-r"""Predicts classes, labels or values of images by any number of tasks.
+r"""Predicts classes, labels or values of images with any number of tasks.
 
   memory-vit predict --backbone=NPZ --task=DIR [--task=DIR ...] \
     IMAGE [IMAGE ...]
 
 IMAGE is a file, a folder (all images below it) or "-" (paths on standard input,
-one per line). All tasks share one pass. By the kind of a task, it prints the
-most probable classes, the labels at or above their thresholds, or values with
-their units. Images are prepared as in the evaluation of the tasks. A task that
-needs its own pass (regime probe, full, ...) must be the only one.
+one per line). All tasks share one pass. Depending on its kind, a task prints
+the most probable classes, the labels at or above their thresholds, or values
+with units. Images are preprocessed as in the evaluation of the tasks. A task
+that needs its own pass (regime probe, full, ...) must be the only one.
 The exit status is 0, 1 if images could not be read, 2 for other bad input.
 
-Millions of images go into Parquet, by this process or by a Ray cluster:
+Predictions for millions of images are written to Parquet, by this process or by
+a Ray cluster:
 
   memory-vit predict --backbone=NPZ --task=DIR [--task=DIR ...] \
     --input=FOLDER --output=DIR [--engine=ray]
@@ -35,7 +36,7 @@ from memory_vit.runtime import progress_bar
 from memory_vit.runtime.messages import escaped
 from memory_vit.runtime.options import Number
 
-with epy.lazy_imports():  # once the command line is known to be right
+with epy.lazy_imports():  # slow imports wait for a valid command line
   import numpy as np
 
   from memory_vit.bulk import predictions
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
 _MANY = 100
 
 
-# {task: its answer, see `Kind.answers`}
+# Answers to one image: {task name: answer}, see `Kind.answers`.
 Answers = dict[str, Any]
 
 
@@ -67,28 +68,29 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> Parser:
   parser = Parser(
     prog="memory-vit predict",
-    description="Predicts classes, labels or values of images, by all tasks in "
-    "one pass.",
+    description="Predicts classes, labels or values of images, with all tasks "
+    "in one pass.",
   )
   parser.add_argument(
     "images",
     nargs="*",
     metavar="IMAGE",
-    help="a file; a folder: all images below it, but for hidden files and "
-    "behind links to folders; or -: paths on standard input, one per line",
+    help="an image file; a folder (all images below it, except hidden ones and "
+    "those behind links to folders); or - (paths on standard input, one per "
+    "line)",
   )
   parser.model(32, "images per pass; results are printed after each pass")
   parser.number(
-    "--top", Number(1, 2**20, "classes"), 5, "classes of a task to show"
+    "--top", Number(1, 2**20, "classes"), 5, "number of classes shown per task"
   )
-  parser.switch("--json", "one JSON object per image")
+  parser.switch("--json", "print one JSON object per image")
   parser.number(
     "--memory_mib",
     Number(1, 2**20, "MiB"),
     2048,
     "memory for images: a batch, the next one, and decoding. An image that "
-    "needs more by itself is skipped (the largest takes up to 1,600); weights, "
-    "model and libraries are not counted",
+    "alone needs more is skipped (the largest allowed ones need up to 1,600); "
+    "weights, model and libraries are not counted",
   )
   parser.switch(
     "--original", "also show the outputs of the backbone's own head, by index"
@@ -139,19 +141,19 @@ def _predict_all(arguments: argparse.Namespace) -> int:
     raise ConfigError(
       f"--original: the backbone {arguments.backbone} has no head."
     )
-  # Nothing is read ahead on standard input: the next path may take hours.
+  # Read nothing ahead on standard input: the next path may take hours.
   ahead = "-" not in arguments.images
   progress_bar.log_to_stderr()
   entries: Iterable[image_files.ImageFile] = image_files.find_images(
     arguments.images
   )
   total = None
-  # A bar needs their number. Without one there may be millions, and those of a
-  # folder are answered before the next folder is listed.
+  # A progress bar needs the number of images. Without a bar, do not list them
+  # all first: there may be millions, in many folders.
   if ahead and progress_bar.on_terminal():
     entries = list(entries)
     total = len(entries)
-  preprocessing = tasks[0].spec.preprocessing  # all share it
+  preprocessing = tasks[0].spec.preprocessing  # the same for all tasks
   reader = image_reader.ImageReader(
     arguments.memory_mib,
     arguments.batch_size,
@@ -163,11 +165,11 @@ def _predict_all(arguments: argparse.Namespace) -> int:
   predictor = None
   with progress_bar.ProgressBar("predicting", total) as bar:
     for images in reader.read_files(entries, preprocessing):
-      # A first batch that is not full is the only one.
+      # Size the predictor for the first batch: later ones are not larger.
       predictor = predictor or _predictor(
         backbone, tasks, arguments, len(images)
       )
-      found = iter(
+      answers = iter(
         _answers(
           predictor,
           [image.pixels for image in images if image.pixels is not None],
@@ -188,7 +190,7 @@ def _predict_all(arguments: argparse.Namespace) -> int:
             show(json.dumps({"image": entry.path, "error": entry.reason}))
         else:
           line = _json_line if arguments.json else _text
-          show(line(entry.path, next(found)))
+          show(line(entry.path, next(answers)))
   if skipped:
     show(f"{skipped} of {seen} images could not be read", sys.stderr)
   return 1 if skipped else 0
@@ -200,7 +202,7 @@ def _predictor(
   arguments: argparse.Namespace,
   images: int,
 ) -> Predictor:
-  """Build the predictor for a first batch of this size; no task comes later."""
+  """Build a predictor for batches of `images` images, and for no more tasks."""
   size = min(arguments.batch_size, 1 << (images - 1).bit_length())
   return predictors.Predictor.from_model(
     backbone,
@@ -208,7 +210,7 @@ def _predictor(
     batch_sizes=(size,),
     slots=1,
     memory_mib=arguments.memory_mib,
-    warm_up=False,  # it is compiled while the next batch is decoded
+    warm_up=False,  # compile at the first pass, while images are decoded
   )
 
 
@@ -219,17 +221,17 @@ def _answers(
   top: int,
   original: bool,
 ) -> list[Answers]:
-  """The answers of all tasks, and of "backbone", to each image; in one pass."""
+  """Return {task or "backbone": answer} for each image, from one pass."""
   if not images:
     return []
-  found = predictor.predict_pixels(np.stack(images), original=original)
-  names = [*([task_sets.BACKBONE] if original else []), *found.logits]
-  answers = {name: found.answers(name, top) for name in names}
+  outputs = predictor.predict_pixels(np.stack(images), original=original)
+  names = [*([task_sets.BACKBONE] if original else []), *outputs.logits]
+  answers = {name: outputs.answers(name, top) for name in names}
   return [{n: answers[n][i] for n in names} for i in range(len(images))]
 
 
 def _json_line(path: str, answers: Answers) -> str:
-  """The original outputs lie beside the tasks: they are no task."""
+  """Return a line of JSON; original outputs are beside "tasks", not in it."""
   tasks, line = dict(answers), {"image": path}
   original = task_sets.BACKBONE
   if original in tasks:
@@ -238,7 +240,7 @@ def _json_line(path: str, answers: Answers) -> str:
 
 
 def _text(path: str, answers: Answers) -> str:
-  """The path, and one line for each class, label or value."""
+  """Return the path, and one line for each class, label or value."""
   rows = [
     (name if i == 0 else "", escaped(output), escaped(number))
     for name, answer in answers.items()

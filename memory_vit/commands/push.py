@@ -2,8 +2,8 @@
 
   memory-vit push TASK OWNER/NAME [--public] [--message=TEXT] [--card]
 
-Each becomes NAME.safetensors; a model card is written if there is none. The
-token is that of `hf auth login`, or HF_TOKEN.
+Each task becomes a .safetensors file with its name; a model card is written if
+there is none. The token is taken from `hf auth login` or HF_TOKEN.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from etils import epy
 from memory_vit.commands.command_line import Parser
 from memory_vit.commands.console import run_command, show
 
-with epy.lazy_imports():  # once the command line is known to be right
+with epy.lazy_imports():  # slow imports wait for a valid command line
   from memory_vit.exports import push
   from memory_vit.tasks import find, store
 
@@ -37,7 +37,7 @@ def _parser() -> Parser:
   parser.add_argument(
     "repository",
     metavar="OWNER/NAME",
-    help="the repository, which is made if it does not exist",
+    help="the repository, which is created if it does not exist",
   )
   parser.switch(
     "--public", "make a new repository public; by default it is private"
@@ -50,8 +50,8 @@ def _parser() -> Parser:
 
 
 def _push(arguments: argparse.Namespace) -> int:
-  found = find.find_tasks([arguments.task])
-  tasks = [store.read_task(path, described) for path, described in found]
+  manifests = find.find_tasks([arguments.task])
+  tasks = [store.read_task(path, manifest) for path, manifest in manifests]
   address = push.push_task(
     tasks,
     arguments.repository,

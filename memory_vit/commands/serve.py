@@ -1,11 +1,11 @@
-"""Serve tasks over HTTP, all of them in one pass of one backbone.
+"""Serves tasks over HTTP, all of them in one pass of one backbone.
 
   memory-vit serve --backbone=SOURCE --task=DIR [--task=DIR ...]
 
 Clients with the token of --token_file can add, replace and remove tasks. The
-page at / shows the answers of all tasks to an image. The process ends by the
-signal that it gets, SIGTERM or Ctrl-C, so with status 143 or 130; the exit
-status is 2 for bad input.
+page at / shows the answers of all tasks to an image. SIGTERM or Ctrl-C ends the
+process by that signal (exit status 143 or 130 in a shell); the exit status is 2
+for bad input.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from memory_vit.runtime.options import Number
 from memory_vit.serving import server_log
 from memory_vit.serving.settings import ServerSettings
 
-with epy.lazy_imports():  # after the command line is checked
+with epy.lazy_imports():  # slow imports wait for a valid command line
   from memory_vit.prediction import predictor as predictors
   from memory_vit.serving import app, http_server
 
-# Fields of `PredictorConfig` that are flags.
+# Fields of `PredictorConfig` that are flags of this command.
 _SHAPES = ("image_size", "slots", "cells", "classes", "memory_mib")
 
 
@@ -43,14 +43,14 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> Parser:
   parser = Parser(
     prog="memory-vit serve",
-    description="Serve tasks over HTTP, all of them in one pass.",
+    description="Serves tasks over HTTP, all of them in one pass.",
   )
   parser.add_argument(
     "--backbone",
     required=True,
     metavar="SOURCE",
-    help="an .npz file, its URL or a short name such as augreg-B/32; a "
-    "directory of transformers or timm, or hf://OWNER/NAME",
+    help="an .npz file, its URL or a short name such as augreg-B/32; a model "
+    "directory of transformers or timm; or hf://OWNER/NAME",
   )
   parser.strings(
     "--task",
@@ -71,7 +71,7 @@ def _parser() -> Parser:
     "--batch_sizes",
     default="1,8,32",
     metavar="N,N",
-    help="images per pass, ascending; each is compiled (default: %(default)s)",
+    help="batch sizes, ascending; each is compiled (default: %(default)s)",
   )
   parser.options(PredictorConfig, *_SHAPES)
   parser.options(ServerSettings)
@@ -112,7 +112,7 @@ def _settings(arguments: argparse.Namespace) -> ServerSettings:
 def _trusting(
   settings: ServerSettings, host: str, address: str
 ) -> ServerSettings:
-  """Answer only loopback names if the server listens on loopback."""
+  """Allow only loopback host names in requests if the server is on loopback."""
   if settings.allowed_hosts is not None or not _is_loopback(address):
     return settings
   allowed = f"[{host}]" if ":" in host else host

@@ -4,9 +4,9 @@
     [--config.KEY=VALUE ...] [--allow_changed_data] [--dry_run]
   memory-vit train --config=sun397 --dry_run --topology=v5e:4x4
 
-Run the same command to resume an interrupted run. Exit status: 2 for bad input,
-75 after SIGTERM (preemption) and 130 after Ctrl-C, once the state is saved. A
-second signal ends it at once.
+Run the same command to resume an interrupted run. SIGTERM (preemption) and
+Ctrl-C save the state and end the run, with exit status 75 and 130. A second
+signal ends the run at once. The exit status is 2 for bad input.
 
 For several processes, which share DIR, see docs/scale.md of the repository.
 """
@@ -26,7 +26,7 @@ from memory_vit.commands.absent_options import AbsentDevices
 from memory_vit.config import Config
 from memory_vit.runtime import launch, paths
 
-with epy.lazy_imports():  # once the command line is known to be right
+with epy.lazy_imports():  # slow imports wait for a valid command line
   import jax
 
   from memory_vit.runtime import preemption
@@ -36,7 +36,7 @@ with epy.lazy_imports():  # once the command line is known to be right
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainArguments:
   config: Config
-  workdir: Path | None  # None for a plan for absent devices
+  workdir: Path | None  # None if the run is only planned for absent devices
   allow_changed_data: bool
   dry_run: bool
   verbose: bool
@@ -58,7 +58,7 @@ def parse(argv: Sequence[str]) -> TrainArguments:
     "workdir", "Directory of results; local, or gs://BUCKET/DIRECTORY."
   )
   allow_changed_data = line.switch(
-    "allow_changed_data", "Resume on other data than the run began with."
+    "allow_changed_data", "Resume even if the data of the run has changed."
   )
   dry_run = line.switch(
     "dry_run", "Show steps, cached bytes and seconds; train nothing."
@@ -106,8 +106,8 @@ def execute(arguments: TrainArguments) -> int:
 
 
 def _plan(arguments: TrainArguments) -> str:
-  """The plan of a run on absent devices."""
-  jax.config.update("jax_platforms", "cpu")  # a device is not looked for
+  """Return the plan of a run on absent devices."""
+  jax.config.update("jax_platforms", "cpu")  # do not look for GPUs or TPUs
   absent = arguments.absent
   return topology_plan.plan(
     arguments.config,
