@@ -1,8 +1,8 @@
-"""Number the names of labels; `kinds.written` says how people write them.
+"""Encode labels as numbers; `kinds.written` parses their texts.
 
-A number is the index of a class if the classes are stated; else it is a name,
-as "007" always is. These readings are equal if each of 0 to the greatest number
-occurs, since names that are numbers are in numeric order.
+If the data set states its classes, a number is the index of a class; otherwise
+it is the name of a class, as "007" always is. Both readings agree if no number
+from 0 to the greatest is missing, since such names are in numeric order.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from memory_vit.kinds import KINDS
 from memory_vit.kinds.written import DECIMAL, Label, name_of
 from memory_vit.runtime import messages
 
-with epy.lazy_imports():  # of the extra `train`; embeddings are read without
+with epy.lazy_imports():  # only the extra `train` installs psutil
   import psutil
 
 logger = logging.getLogger(__name__)
@@ -29,56 +29,57 @@ _ONE_FOR_EACH = (
   "expected booleans, such as [true, false] or list<bool> of Parquet, or an "
   "array of NumPy"
 )
-# "007" is a name.
+# Pattern of a number; "007" is a name, because it has leading zeros.
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,99}")
-# A column of integers with a missing row is a column of floats in pandas.
+# Pattern of an integer as a float, such as "7.0": pandas turns a column of
+# integers into floats if a cell is missing.
 _WHOLE = re.compile(rf"({_NUMBER.pattern})\.0+")
 
 
 def in_order(names: Iterable[str]) -> tuple[str, ...]:
-  """Sort names: by value if all are numbers."""
-  found = {*names}
-  are_numbers = all(map(_NUMBER.fullmatch, found))
-  return tuple(sorted(found, key=int) if are_numbers else sorted(found))
+  """Sort unique names, by value if all are numbers."""
+  unique = {*names}
+  are_numbers = all(map(_NUMBER.fullmatch, unique))
+  return tuple(sorted(unique, key=int) if are_numbers else sorted(unique))
 
 
 def names_among(labels: Iterable[Label]) -> tuple[str, ...]:
-  """The names among labels, in order; "0", "1", ... for arrays."""
-  found: set[str] = set()
+  """Return the names in labels, in order; "0", "1", ... for arrays."""
+  names: set[str] = set()
   for label in labels:
     if isinstance(label, np.ndarray):
       return tuple(map(str, range(len(label))))
-    found.update(map(str, label if isinstance(label, list) else [label]))
-  if not found:
+    names.update(map(str, label if isinstance(label, list) else [label]))
+  if not names:
     raise DataError("no example has a label: expected the names of all labels")
-  if all(_NUMBER.fullmatch(each) or _WHOLE.fullmatch(each) for each in found):
-    found = {each.partition(".")[0] for each in found}
-  elif all(map(DECIMAL.fullmatch, found)) and not all(map(str.isdigit, found)):
-    other = min(each for each in found if not each.isdigit())
+  if all(_NUMBER.fullmatch(name) or _WHOLE.fullmatch(name) for name in names):
+    names = {name.partition(".")[0] for name in names}
+  elif all(map(DECIMAL.fullmatch, names)) and not all(map(str.isdigit, names)):
+    decimal = min(name for name in names if not name.isdigit())
     raise DataError(
-      f"labels such as {other} are no classes: they look like values (with "
+      f"labels such as {decimal} are no classes: they look like values (with "
       "config.task.kind 'values'), or -1 marks images without a label. If they "
       "are names, expected the names of all classes"
     )
-  if len(found) > MOST_CLASSES:
+  if len(names) > MOST_CLASSES:
     raise DataError(
-      f"{len(found):,} labels differ, expected at most {MOST_CLASSES:,}"
+      f"{len(names):,} different labels, expected at most {MOST_CLASSES:,}"
     )
-  return in_order(found)
+  return in_order(names)
 
 
 def are_names(names: Sequence[str], labels: Iterable[Label]) -> bool:
-  """Whether the numbers in labels are names of known classes, not indices."""
+  """Return whether numbers in labels are class names instead of indices."""
   if not _are_other_numbers(names):
     return False
-  lists = (each if isinstance(each, list) else [each] for each in labels)
-  numbers = {n for each in lists for n in each if isinstance(n, int)}
+  lists = (label if isinstance(label, list) else [label] for label in labels)
+  numbers = {n for items in lists for n in items if isinstance(n, int)}
   return numbers <= {*map(int, names)}
 
 
 @functools.cache
 def tell_of_numbers(names: tuple[str, ...], where: str) -> None:
-  """Log, once, that inferred names are numbers but no indices."""
+  """Log once if inferred names are numbers, but not 0, 1, 2, ... in order."""
   if _are_other_numbers(names):
     logger.warning(
       "%s: not each number from 0 to %s is a label, so the labels %s are names "
@@ -88,19 +89,19 @@ def tell_of_numbers(names: tuple[str, ...], where: str) -> None:
 
 
 def _are_other_numbers(names: Sequence[str]) -> bool:
-  """Whether names are numbers, but not those of their places."""
+  """Return whether all names are numbers, but not 0, 1, 2, ... in order."""
   are_numbers = all(map(_NUMBER.fullmatch, names))
   return are_numbers and [*names] != [*map(str, range(len(names)))]
 
 
 @dataclasses.dataclass(frozen=True)
 class Encoder:
-  """Encodes the labels of a data set, whose names are known.
+  """Encodes the labels of a data set whose names are known.
 
   Attributes:
-    kind: of the labels.
-    names: of classes, labels or values.
-    numbers_are_names: whether a number is a name; else it is an index.
+    kind: kind of the labels.
+    names: names of classes, labels or values.
+    numbers_are_names: whether numbers are names; otherwise they are indices.
   """
 
   kind: str
@@ -109,7 +110,7 @@ class Encoder:
 
   @functools.cached_property
   def dtype(self) -> np.dtype:
-    """The dtype of an encoded label, see `Kind.target_dtype`."""
+    """Dtype of an encoded label, see `Kind.target_dtype`."""
     return KINDS[self.kind].target_dtype(len(self.names))
 
   @functools.cached_property
@@ -119,7 +120,7 @@ class Encoder:
   def all(
     self, labels: Collection[Label], place: Callable[[int], str]
   ) -> np.ndarray:
-    """Encode many; a `BrokenDataError` begins with the place of a label."""
+    """Encode labels; an error begins with the `place` of the bad label."""
     self._require_memory(len(labels))
     self._require_numbers(labels)
     encoded = np.empty(len(labels), self.dtype)
@@ -131,18 +132,18 @@ class Encoder:
     return encoded
 
   def _require_memory(self, examples: int) -> None:
-    # TensorFlow gets a copy.
+    # Count the array twice, because TensorFlow copies it.
     needed = 2 * examples * self.dtype.itemsize
     free = psutil.virtual_memory().available
     if needed > free:
       raise DataError(
         f"{examples:,} examples with {len(self.names):,} {self.kind} each take "
         f"{needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free: "
-        "expected fewer of one of them."
+        "expected fewer of either."
       )
 
   def _require_numbers(self, labels: Collection[Label]) -> None:
-    """Refuse lists that are label numbers or a 1 or 0 for each of two."""
+    """Raise if labels, all [0, 1] or [1, 0], may be indices or multi-hot."""
     pairs = [0, 1], [1, 0]
     are_pairs = all(isinstance(e, list) and e in pairs for e in labels)
     if are_pairs and pairs[1] in labels:
@@ -152,7 +153,7 @@ class Encoder:
       )
 
   def __call__(self, label: Label) -> int | np.ndarray:
-    """The class, or numbers (c,); a `DataError` begins with "its label"."""
+    """Return a class index, or numbers (c,); errors begin with "its label"."""
     count = len(self.names)
     if isinstance(label, int | str):
       return self._number(label)
@@ -164,7 +165,7 @@ class Encoder:
         )
       return label
     row = np.zeros(count, np.float32)
-    row[[self._number(each) for each in label]] = 1
+    row[[self._number(item) for item in label]] = 1
     if row.sum() < len(label):
       raise DataError(
         f"its label is {messages.brief(label)}, which has one label twice (for "
@@ -173,21 +174,21 @@ class Encoder:
     return row
 
   def _number(self, label: int | str) -> int:
-    found: int | None = None
+    index: int | None = None
     if isinstance(label, int) and not self.numbers_are_names:
-      found = label
+      index = label
     else:
       name = str(label)
       if name not in self._places and (whole := _WHOLE.fullmatch(name)):
         name = whole[1]
-      found = self._places.get(name)
-      if found is None and not self.numbers_are_names:
-        found = int(name) if _NUMBER.fullmatch(name) else None
-    if found is None or not 0 <= found < len(self.names):
+      index = self._places.get(name)
+      if index is None and not self.numbers_are_names:
+        index = int(name) if _NUMBER.fullmatch(name) else None
+    if index is None or not 0 <= index < len(self.names):
       numbers = f"0 to {len(self.names) - 1:,}, or "
       raise DataError(
         f"its label is {messages.brief(label)}, expected "
         f"{numbers * (not self.numbers_are_names)}one of the {self.kind} "
         f"{messages.name_list(self.names)}"
       )
-    return found
+    return index

@@ -1,4 +1,4 @@
-"""Data sets of folders of images on this disk."""
+"""Open image folders on this disk as data sets."""
 
 import dataclasses
 import os
@@ -16,19 +16,19 @@ from memory_vit.runtime.paths import local
 
 
 def open_folder(ref: SplitRef) -> Split:
-  """Open a split of an image folder with SPLIT/CLASS/IMAGE."""
+  """Open a split of an image folder, in which images are SPLIT/CLASS/IMAGE."""
   root = local(ref.dir or ".", "the image folder", DataError)
-  found = _find_splits(root, ref)
-  class_names = labels.in_order(found["train"].images)
+  splits = _find_splits(root, ref)
+  class_names = labels.in_order(splits["train"].images)
   label_of = {class_name: i for i, class_name in enumerate(class_names)}
   sizes = {
-    key: sum(map(len, split.images.values())) for key, split in found.items()
+    key: sum(map(len, split.images.values())) for key, split in splits.items()
   }
   chosen, skipped = [], {}
   irregular: dict[str, str] = {}
   faults: list[str] = []
   for key, part in split_parts.split_parts(ref.name, ref.split, sizes):
-    split = found[key]
+    split = splits[key]
     faults += _class_faults(root / key, split.images, class_names)
     labelled = [
       (file, label_of[name])
@@ -52,8 +52,8 @@ class _Split:
 
   Attributes:
     images: {class: its images}.
-    irregular: {image that is no regular file: what it is}.
-    skipped: a line on what is no image of a class, or "".
+    irregular: {image that is no regular file: why it cannot be read}.
+    skipped: a line that counts files that are no images of a class, or "".
   """
 
   images: dict[str, list[str]]
@@ -62,9 +62,9 @@ class _Split:
 
 
 def _find_splits(root: pathlib.Path, ref: SplitRef) -> dict[str, _Split]:
-  """Find the images of train/, whose folders are the classes, and of a split.
+  """Find the images of train/, whose folders are the classes, and of `ref`.
 
-  If there is no such split, those of all: the error lists them.
+  If the split of `ref` is missing, find all splits: a later error lists them.
   """
   if not ref.dir or not os.path.isdir(root):
     raise DataError(
@@ -84,7 +84,7 @@ def _find_splits(root: pathlib.Path, ref: SplitRef) -> dict[str, _Split]:
 
 
 def _folders(root: pathlib.Path) -> list[pathlib.Path]:
-  """The folders in a folder: splits, or classes. Their names must be UTF-8."""
+  """List the folders of splits or of classes; their names must be UTF-8."""
   try:
     with os.scandir(root) as entries:
       names = sorted(
@@ -99,7 +99,7 @@ def _folders(root: pathlib.Path) -> list[pathlib.Path]:
     if utf8(name) != name:
       raise BrokenDataError(
         f"the name of the folder {utf8(str(root / name))} is not "
-        "UTF-8, so that it cannot be that of a class or a split: rename it."
+        "UTF-8, so it cannot name a class or a split: rename the folder."
       )
   return [root / name for name in names]
 
@@ -109,22 +109,22 @@ def _find_images(folder: pathlib.Path) -> _Split:
   images: dict[str, list[str]] = {
     name_of(path.name): [] for path in _folders(folder)
   }
-  found = image_files.walk(str(folder))
-  for path, why in found.closed.items():
+  walk = image_files.walk(str(folder))
+  for path, why in walk.closed.items():
     raise _closed(path, why)
   start = len(f"{folder}/")
   from_root = start - len(f"{folder.name}/")
   outside = []
-  for path in found.images:
+  for path in walk.images:
     name, slash, _ = path[start:].partition("/")
     if slash:
       images[name_of(name)].append(path[from_root:])
     else:
       outside.append(path)
   kinds = {
-    "hidden": found.hidden,
-    "of other file types": found.others,
-    "linked to a folder that is read elsewhere": found.loops,
+    "hidden": walk.hidden,
+    "of other file types": walk.others,
+    "linked to a folder that is read elsewhere": walk.loops,
     "outside of class folders": outside,
   }
   counts = [
@@ -135,7 +135,7 @@ def _find_images(folder: pathlib.Path) -> _Split:
   ]
   return _Split(
     images,
-    {p[from_root:]: image_paths.why_irregular(p) for p in found.irregular},
+    {p[from_root:]: image_paths.why_irregular(p) for p in walk.irregular},
     f"{escaped(str(folder))}: skipped {', '.join(counts)}" if counts else "",
   )
 
@@ -149,7 +149,7 @@ def _class_faults(
   files: Mapping[str, Sequence[str]],
   classes: Sequence[str],
 ) -> Iterator[str]:
-  """Find classes that train/ does not have, or without images."""
+  """Describe classes that train/ does not have, or that have no images."""
   if unknown := sorted(set(files) - set(classes)):
     yield f"{folder} has classes that train/ does not have: {unknown}."
   if empty := sorted(name for name, images in files.items() if not images):

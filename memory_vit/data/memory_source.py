@@ -1,4 +1,4 @@
-"""Prepare examples that are in memory by threads, without TensorFlow."""
+"""Source of examples in memory, prepared by threads without TensorFlow."""
 
 import collections
 import dataclasses
@@ -22,16 +22,16 @@ from memory_vit.data.source import (
 from memory_vit.errors import DataError
 
 _THREADS = os.cpu_count() or 1
-# Examples that a thread prepares at a time, since to hand one over takes as
-# long as to prepare a small image.
+# Number of examples that a thread prepares at a time: handing over a single one
+# would take as long as preparing a small image.
 _PART = 8
 K = TypeVar("K")
 V = TypeVar("V")
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
+@dataclasses.dataclass(frozen=True, eq=False)  # == is ambiguous for arrays
 class MemorySource:
-  """Encoded images and labels, (n,) or (n, c)."""
+  """Source of encoded images, and of labels, (n,) or (n, c), in memory."""
 
   images: Sequence[bytes]
   numbers: np.ndarray
@@ -79,13 +79,13 @@ class MemorySource:
           yield Inputs(*(column[i : i + _PART] for column in batch))
 
     count = -(-len(inputs(starts[0]).indices) // _PART)
-    made = _in_order(make, parts(), ahead=PREFETCH * count)
+    prepared = _in_order(make, parts(), ahead=PREFETCH * count)
     try:
-      while examples := [*itertools.chain(*itertools.islice(made, count))]:
+      while examples := [*itertools.chain(*itertools.islice(prepared, count))]:
         images, labels = zip(*examples, strict=True)
         yield np.stack(images), np.stack(labels), offsets.popleft()
     finally:
-      made.close()
+      prepared.close()
 
   def take(self, indices: np.ndarray) -> "MemorySource":
     images = [self.images[index] for index in indices.tolist()]
@@ -112,7 +112,7 @@ class MemorySource:
 def _in_order(
   function: Callable[[K], V], items: Iterable[K], ahead: int
 ) -> Generator[V]:
-  """Apply a function to items in threads, to `ahead` of them in advance."""
+  """Yield function(item) in order; threads compute `ahead` results early."""
   waiting = collections.deque[Future[Any]]()
   with ThreadPoolExecutor(_THREADS, "memory_vit-examples") as threads:
     try:
@@ -122,6 +122,6 @@ def _in_order(
           yield waiting.popleft().result()
       while waiting:
         yield waiting.popleft().result()
-    finally:  # nobody waits for what has not begun
-      for one in waiting:
-        one.cancel()
+    finally:  # after an early exit, nobody needs the remaining results
+      for future in waiting:
+        future.cancel()

@@ -1,8 +1,8 @@
 """Decode, crop and scale images for the model in NumPy, without TensorFlow.
 
-The counterpart of `image_ops`, and bitwise identical to it, except at the rim
-of random crops of a JPEG: TensorFlow decodes no more than such a crop, and the
-colours at its rim depend on the pixels around it.
+Results are bitwise identical to those of `image_ops`, except at the rim of
+random crops of a JPEG: TensorFlow decodes only the crop, although the colours
+at its rim depend on pixels outside of it.
 """
 
 import numpy as np
@@ -23,7 +23,7 @@ def train_image(
   image_size: int,
   interpolation: str = "bilinear",
 ) -> Float32[np.ndarray, "side side 3"]:
-  """A random crop of an encoded image, as `image_ops.train_image`."""
+  """Crop an encoded image at random, as `image_ops.train_image` does."""
   pixels = decode(encoded)
   if data.train_crop == "small":
     shorter = crop_sizes.shorter_side(data.resize, image_size)
@@ -49,7 +49,7 @@ def eval_image(
 
 
 def decode(encoded: bytes) -> UInt8[np.ndarray, "height width 3"]:
-  """Decode an image file, or an image of `raw_images`; turn a marked one."""
+  """Decode a file, or an image of `raw_images`; turn it as its mark says."""
   orientation, file = oriented.split(encoded)
   if file.startswith(raw_images.MAGIC):
     pixels = raw_images.decode(file)
@@ -61,7 +61,7 @@ def decode(encoded: bytes) -> UInt8[np.ndarray, "height width 3"]:
 def inception_crop(
   pixels: UInt8[np.ndarray, "height width 3"], uniforms: np.ndarray
 ) -> UInt8[np.ndarray, "rows columns 3"]:
-  """A random part: see `random_decisions.inception_window`."""
+  """Crop a random part, see `random_decisions.inception_window`."""
   height, width = map(float, pixels.shape[:2])
   window = random_decisions.inception_window(np, uniforms, height, width)
   y, x, rows, columns = map(int, window)
@@ -74,7 +74,7 @@ def small_crop(
   shorter_side: int,
   side: int,
 ) -> Float32[np.ndarray, "side side 3"]:
-  """A random square of an image that was resized by its shorter side."""
+  """Resize an image to `shorter_side`, and crop a random square from it."""
   height, width = pixels.shape[:2]
   shape = view.shape_by_shorter_side(height, width, shorter_side)
   rows, columns = (length - side + 1 for length in shape)
@@ -86,7 +86,7 @@ def small_crop(
 def no_larger(
   pixels: UInt8[np.ndarray, "height width 3"], side: int
 ) -> UInt8[np.ndarray, "rows columns 3"]:
-  """An image with a shorter side of at most `side`; long ones stay."""
+  """Shrink the shorter side to at most `side`, except in very long images."""
   height, width = pixels.shape[:2]
   shorter, longer = sorted((height, width))
   if shorter <= side or longer > LONGEST_ASPECT * shorter:

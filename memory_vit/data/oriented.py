@@ -1,35 +1,36 @@
-"""Files that EXIF says to turn: marked when read, turned when decoded.
+"""Mark image files that EXIF says to turn; decoding turns marked images.
 
-Files that a person supplies are marked. Those of TFDS and tf.data are not: what
-TensorFlow decodes of them is the data set.
+Files that a person supplies are marked. Files of TFDS and tf.data are not:
+their images are defined as what TensorFlow decodes, which ignores EXIF.
 """
 
 import os
 
 from memory_vit.images import exif
 
-# Random in every process: no file can begin like this. A byte follows.
+# Start of a mark; a byte with the orientation follows. The start is random in
+# every process, so that no file can begin with a mark.
 MAGIC = b"\x00EXIF" + os.urandom(11)
 HEADER = len(MAGIC) + 1
 
 
 def mark(encoded: bytes) -> bytes:
-  """Put its orientation in front of a file, unless it is stored upright."""
+  """Put a mark in front of a file, unless its image is stored upright."""
   return mark_of(exif.orientation(encoded)) + encoded
 
 
 def unmarked(encoded: bytes) -> bytes:
-  """The file itself."""
+  """Return a file without its mark, if it has one."""
   return split(encoded)[1]
 
 
 def split(encoded: bytes) -> tuple[int, bytes]:
-  """The orientation, 1 without a mark, and the file."""
+  """Return the orientation, 1 without a mark, and the unmarked file."""
   if not encoded.startswith(MAGIC):
     return 1, encoded
   return encoded[len(MAGIC)], encoded[HEADER:]
 
 
 def mark_of(orientation: int) -> bytes:
-  """The mark of an orientation; none of 1, upright."""
+  """Return the mark of an orientation; b"" for 1, which is upright."""
   return MAGIC + bytes([orientation]) if orientation > 1 else b""

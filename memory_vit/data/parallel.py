@@ -8,22 +8,23 @@ from typing import Any
 from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.data.source import ExampleError
 
-# In front of what an operation of TensorFlow says of an image.
+# Text that TensorFlow puts in front of the message of a failed operation.
 _AROUND = re.compile(
   r"Error in user-defined function .* iterator: \S+: "
   r"(jpeg::Uncompress failed\. )?"
 )
-# Of `python_op`, and of other assertions.
+# Error of a failed assertion, such as the one in `python_op`.
 _ASSERTED = re.compile(r"assertion failed: \[(.*)\]")
-# As `images.decoding` says it.
+# Error of TensorFlow for a broken image; `reason_of` rewords it to match the
+# errors of `images.decoding`.
 _BROKEN = re.compile(r"Invalid (JPEG|PNG)\b.*")
 
 
 def parallel_map(
   dataset: tf.data.Dataset, make: Callable[..., Any]
 ) -> tf.data.Dataset:
-  # The thread of autotuning sleeps for 1, 2, 4, ... up to 60 seconds, and an
-  # iterator that is closed waits until it wakes.
+  # Disable autotuning: its thread sleeps for 1, 2, 4, ... up to 60 seconds, and
+  # closing an iterator waits until that thread wakes.
   options = tf.data.Options()
   options.autotune.enabled = False
   return dataset.map(
@@ -34,8 +35,9 @@ def parallel_map(
 def attempts(
   dataset: tf.data.Dataset, make: Callable[..., Any]
 ) -> Iterator[Any | ExampleError]:
-  """Yield what `make` returns, as NumPy arrays, or the error in its place."""
-  # Not for a reader of files: it could fail at the same place again and again.
+  """Yield each result of `make`, as NumPy arrays, or an `ExampleError`."""
+  # Only `make` may read files: a `dataset` that fails to read one could fail at
+  # the same place again and again.
   elements = parallel_map(dataset, make).as_numpy_iterator()
   for _ in range(len(dataset)):
     try:
@@ -45,11 +47,11 @@ def attempts(
 
 
 def reason_of(error: Exception) -> str:
-  """The message of a reader or of TensorFlow in one line, without its nodes."""
+  """Describe an error in one line, without TensorFlow's graph node names."""
   text = error.message if isinstance(error, tf.errors.OpError) else str(error)
   text = re.sub(r"\s*\[\[\{\{.*?\}\}\]\]|\{\{.*?\}\}|\[Op:.*", "", text)
   if asserted := _ASSERTED.search(text):
-    # As in C, other bytes than ASCII are octal there.
+    # TensorFlow writes bytes that are not ASCII as octal escapes, as in C.
     text = asserted[1].encode("ascii", "ignore").decode("unicode_escape")
     text = text.encode("latin-1", "ignore").decode("utf-8", "replace")
     return " ".join(text.split()).strip(".")

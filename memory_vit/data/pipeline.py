@@ -1,4 +1,4 @@
-"""Batches of examples by their numbers, of any source."""
+"""Make batches of examples, which are given by number, from any source."""
 
 import atexit
 import dataclasses
@@ -24,16 +24,17 @@ Batch = dict[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExampleFn:
-  """A function from the number of an example to the example.
+  """Function from the number of an example to the example.
 
   The offset of an example is the number of unreadable records that it skips.
 
   Attributes:
-    split: the records.
-    prepare: their images.
-    records: numbers, int64 (b,) -> indices in the split, int64 (b,).
-    uniforms: numbers, int64 (b,) -> float64 (b, k), for random decisions.
-    counts: numbers, int64 (b,) -> "mask", float32 (b,), in evaluation.
+    split: split that holds the records.
+    prepare: preparation of their images.
+    records: function: numbers, int64 (b,) -> indices in the split, int64 (b,).
+    uniforms: function: numbers, int64 (b,) -> random numbers, float64 (b, k).
+    counts: function: numbers, int64 (b,) -> mask, float32 (b,); None in
+      training, whose batches have no "mask".
   """
 
   split: Split
@@ -46,7 +47,7 @@ class ExampleFn:
     self.split.require_images()
 
   def inputs(self, numbers: range, skips: Mapping[int, int]) -> Inputs:
-    """The inputs of examples, of which those with known records skip some."""
+    """Return inputs of examples, which skip bad records, see `Split.skips`."""
     examples = np.array(numbers)
     records = self.records(examples)
     offsets = np.array([skips.get(index, 0) for index in records.tolist()])
@@ -54,8 +55,8 @@ class ExampleFn:
     return Inputs(indices, self.uniforms(examples), offsets)
 
 
-# All that are not used up. A thread of TensorFlow that runs Python while the
-# interpreter ends would never let it end.
+# Generators that are still open. They are closed at exit, because a thread of
+# TensorFlow that runs Python then would keep the interpreter from ending.
 _open_batches: weakref.WeakSet[Generator[Batch]] = weakref.WeakSet()
 
 
@@ -66,14 +67,14 @@ def close_batches() -> None:
 
 
 def batches(example: ExampleFn, starts: range, rows: int) -> Iterator[Batch]:
-  """Batches of the `rows` examples from each of `starts` on."""
+  """Return batches of `rows` examples that begin at the numbers `starts`."""
   generated = _generate(example, starts, rows)
   _open_batches.add(generated)
   return generated
 
 
 def _generate(example: ExampleFn, starts: range, rows: int) -> Generator[Batch]:
-  """Yield the batches; begin a new pipeline behind one that failed."""
+  """Yield the batches; if a pipeline fails, continue with a new one."""
   pipeline: Generator[BatchRows] | None = None
   split, start = example.split, starts[0]
   try:
@@ -85,19 +86,19 @@ def _generate(example: ExampleFn, starts: range, rows: int) -> Generator[Batch]:
         try:
           images, labels, offsets = next(pipeline)
         except ExampleError as error:
-          # It has lost the rows of a batch, and is not used any more.
+          # Drop the pipeline, because it has lost the rows of this batch.
           pipeline = None
           images, labels, offsets = _read_singly(example, numbers, error)
       indices = (example.records(np.array(numbers)) + offsets) % split.size
       split.check_labels(labels, indices.__getitem__)
       batch = {"image": images, "label": labels}
-      if example.counts:  # one in place of another does not count
+      if example.counts:  # records that replace others do not count
         counts = example.counts(np.array(numbers))
         batch["mask"] = np.where(offsets, np.float32(0), counts)
       yield batch
       starts = starts[1:]
   finally:
-    # To close a pipeline is to wait for what its threads are reading.
+    # Limit the time, because closing a pipeline waits for threads that read.
     with split.time_limit(start):
       if pipeline:
         pipeline.close()
@@ -106,7 +107,7 @@ def _generate(example: ExampleFn, starts: range, rows: int) -> Generator[Batch]:
 def _pipeline(
   example: ExampleFn, starts: range, rows: int
 ) -> Generator[BatchRows]:
-  """Batches until an example that is not known cannot be read."""
+  """Yield batches until an example fails that is not in `split.skips`."""
   split, skips = example.split, example.split.skips
 
   def inputs(start: int) -> Inputs:
@@ -118,16 +119,16 @@ def _pipeline(
 def _read_singly(
   example: ExampleFn, numbers: range, error: ExampleError
 ) -> BatchRows:
-  """Read a batch that ended with an error, each example by itself.
+  """Read the examples of a batch that failed with `error` one by one.
 
-  If one cannot be made of its record, the next record of the split is tried,
-  and so on: the result depends on the number of the example alone.
+  If a record cannot be read, the next record of the split is tried, and so on.
+  So the result depends only on the numbers of the examples.
   """
   split, skips = example.split, example.split.skips
-  made: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+  examples: dict[int, tuple[np.ndarray, np.ndarray]] = {}
   _, uniforms, offsets = example.inputs(numbers, skips)
   records = example.records(np.array(numbers))
-  while missing := [i for i in range(len(numbers)) if i not in made]:
+  while missing := [i for i in range(len(numbers)) if i not in examples]:
     indices = (records + offsets) % split.size
     attempts = split.source.examples(
       example.prepare, indices[missing], uniforms[missing]
@@ -138,15 +139,15 @@ def _read_singly(
         bad[int(indices[i])] = str(result)
         offsets[i] += 1
       else:
-        made[i] = result
+        examples[i] = result
     split.mark_unreadable(bad)
     if max(offsets) >= split.size:
       raise split.nothing_readable()
   if skips == split.skips:
-    # For example a file system that was away for a moment.
+    # No record is broken: perhaps a file system was away for a moment.
     logger.warning(
       "%s, examples %d to %d: read at the second attempt; at the first: %s",
       split, numbers[0], numbers[-1], error,
     )  # fmt: skip
-  images, labels = zip(*(made[i] for i in range(len(numbers))), strict=True)
+  images, labels = zip(*(examples[i] for i in range(len(numbers))), strict=True)
   return np.stack(images), np.stack(labels), offsets

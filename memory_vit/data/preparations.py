@@ -1,6 +1,6 @@
-"""Ways to prepare the images of a split: random crops, or for evaluation.
+"""Preparations of images: random crops for training, or for evaluation.
 
-TensorFlow prepares them by `image_ops`, NumPy by `numpy_ops`.
+Each has a version in TensorFlow, by `image_ops`, and in NumPy, by `numpy_ops`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from etils import epy
 
 from memory_vit.data import crop_sizes, numpy_ops
 
-with epy.lazy_imports():  # TensorFlow, for files
+with epy.lazy_imports():  # imports TensorFlow, which only files need
   from memory_vit.data import image_ops
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class EvalImage:
-  """An image for evaluation, float32 (side, side, 3) in [-1, 1]."""
+  """Preparation for evaluation: float32 (side, side, 3) in [-1, 1]."""
 
   preprocessing: EvalPreprocessing
 
@@ -38,12 +38,12 @@ class EvalImage:
 
 @dataclasses.dataclass(frozen=True)
 class TrainCrop:
-  """A random crop for training, float32 (side, side, 3) in [-1, 1].
+  """Random crop for training: float32 (side, side, 3) in [-1, 1].
 
   Attributes:
-    data: how images are cropped and mirrored.
+    data: options that say how images are cropped and mirrored.
     image_size: side of the square, in pixels.
-    interpolation: of the evaluation, for `train_crop` "resize".
+    interpolation: method of evaluation, which `train_crop` "resize" also uses.
 
   Raises:
     ConfigError: if the crop is impossible.
@@ -78,7 +78,7 @@ class TrainCrop:
 
 @dataclasses.dataclass(frozen=True)
 class DecodedImage:
-  """An image, uint8 (h, w, 3), with a shorter side of at most `side`."""
+  """Decoding only: uint8 (h, w, 3), with a shorter side of at most `side`."""
 
   side: int
 

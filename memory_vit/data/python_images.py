@@ -1,4 +1,4 @@
-"""Images that Python has, as strings that a source decodes."""
+"""Encode arrays, Pillow images and files as strings, which sources decode."""
 
 import os
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from memory_vit.images import decoding, preparation
 from memory_vit.runtime import messages
 
 _CHANNELS = (1, 3, 4)
-# Bytes of the longest path that TensorFlow's strings are taken for.
+# Maximum length of bytes that may be a path; TensorFlow's strings are bytes.
 _PATH_BYTES = 1_000
 _EXPECTED = (
   "expected a path, the bytes of a file, an image of Pillow, or pixels (h, w, "
@@ -22,10 +22,10 @@ _EXPECTED = (
 
 
 def encoded(image: Any) -> bytes:
-  """An image as the content of its file, or as its pixels.
+  """Return the content of an image's file, or its pixels as a string.
 
-  A file is marked if EXIF says to turn it, but not one in a string of
-  TensorFlow. A `DataError` begins with "its image".
+  A file is marked if EXIF says to turn it, unless it comes in a TensorFlow
+  tensor. Errors begin with "its image".
   """
   if isinstance(image, Mapping):  # an image that Hugging Face did not decode
     image = image.get("bytes") or image.get("path")
@@ -40,7 +40,7 @@ def encoded(image: Any) -> bytes:
     pixels = np.asarray(image)
   except DataError:
     raise
-  except Exception as error:  # of Pillow, or of the library of a tensor
+  except Exception as error:  # errors of Pillow or of a tensor library
     raise DataError(
       f"its image is of type {type(image).__name__}, which cannot be read: "
       f"{messages.first_line(error)}"
@@ -72,7 +72,7 @@ def _channels_first(shape: tuple[int, ...], image: Any) -> bool:
 
 
 def _levels(pixels: np.ndarray) -> np.ndarray | None:
-  """The pixels as uint8; None for numbers that are no grey levels."""
+  """Convert pixels to uint8; return None if they are no grey levels."""
   if np.issubdtype(pixels.dtype, np.integer):
     return pixels.astype(np.uint8) if _within(pixels, 255) else None
   if np.issubdtype(pixels.dtype, np.floating) and _within(pixels, 1):
@@ -86,12 +86,12 @@ def _within(pixels: np.ndarray, greatest: int) -> bool:
 
 def _refusal(image: Any, pixels: np.ndarray) -> str:
   """Describe a refused image, and what is expected."""
-  found = (
+  message = (
     f"its image is of type {type(image).__name__}, shape {pixels.shape} and "
     f"dtype {pixels.dtype}"
   )
   if np.issubdtype(pixels.dtype, np.number) and pixels.size:
-    found += f", with values from {pixels.min():g} to {pixels.max():g}"
+    message += f", with values from {pixels.min():g} to {pixels.max():g}"
   advice = ""
   if pixels.ndim == 4:
     advice = ". It is a batch: give single images; tf.data has `unbatch()`"
@@ -100,4 +100,4 @@ def _refusal(image: Any, pixels: np.ndarray) -> str:
       ". Values from 0 to 255 become x / 255, and those from -1 to 1, as "
       "mv.preprocess returns, (x + 1) / 2"
     )
-  return f"{found}: {_EXPECTED}{advice}"
+  return f"{message}: {_EXPECTED}{advice}"

@@ -13,30 +13,30 @@ def call(
   inputs: Sequence[tf.Tensor],
   dtypes: Sequence[tf.DType | np.dtype],
 ) -> list[tf.Tensor]:
-  """`tf.numpy_function` whose errors do not write a traceback.
+  """Call Python as `tf.numpy_function` does, but log no tracebacks.
 
-  TensorFlow logs a traceback whenever Python raises: for a broken image, in
-  every epoch. So the reason is returned, and an assertion raises it: an
-  `InvalidArgumentError`, eagerly too.
+  TensorFlow logs a traceback whenever Python raises, for example in every epoch
+  for a broken image. So Python returns the reason of an error, and an assertion
+  raises `InvalidArgumentError` with this reason, also in eager mode.
   """
 
   def attempt(*arguments: Any) -> list[Any]:
     try:
-      found = function(*arguments)
-      return [b"", *(found if len(dtypes) > 1 else [found])]
-    except Exception as error:  # also one of a user's data set
+      result = function(*arguments)
+      return [b"", *(result if len(dtypes) > 1 else [result])]
+    except Exception as error:  # a user's data set may raise any error
       reason = str(error) or type(error).__name__
       return [reason.encode("utf-8", "backslashreplace"), *map(_empty, dtypes)]
 
   if tf.executing_eagerly():
     tensors = map(tf.convert_to_tensor, inputs)
-    reason, *found = attempt(*(tensor.numpy() for tensor in tensors))
+    reason, *outputs = attempt(*(tensor.numpy() for tensor in tensors))
     if reason:
       raise tf.errors.InvalidArgumentError(None, None, reason.decode())
-    return [*map(tf.constant, found, dtypes)]
-  reason, *found = tf.numpy_function(attempt, inputs, [tf.string, *dtypes])
+    return [*map(tf.constant, outputs, dtypes)]
+  reason, *outputs = tf.numpy_function(attempt, inputs, [tf.string, *dtypes])
   with tf.control_dependencies([tf.debugging.Assert(reason == "", [reason])]):
-    return [tf.identity(tensor) for tensor in found]
+    return [tf.identity(tensor) for tensor in outputs]
 
 
 def _empty(dtype: tf.DType | np.dtype) -> Any:

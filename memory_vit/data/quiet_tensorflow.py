@@ -1,7 +1,7 @@
-"""TensorFlow, imported in silence and without GPUs.
+"""Import TensorFlow without messages on stderr, and without GPUs.
 
-While it is loaded, its C++ writes to the standard error how it was built and
-that it found no CUDA: no level of logging leaves that out.
+While TensorFlow is imported, its C++ code writes to stderr how it was built and
+that it found no CUDA, whatever the log level is.
 """
 
 import contextlib
@@ -26,26 +26,26 @@ _SAID = re.compile(
 
 @contextlib.contextmanager
 def without_remarks() -> Iterator[None]:
-  """Leave remarks of TensorFlow out of the standard error of the body."""
+  """Remove TensorFlow's import messages from what the body writes to stderr."""
   sys.stderr.flush()
-  error = os.dup(2)
+  stderr = os.dup(2)
   try:
-    with tempfile.TemporaryFile() as kept:
-      os.dup2(kept.fileno(), 2)
+    with tempfile.TemporaryFile() as captured:
+      os.dup2(captured.fileno(), 2)
       try:
         yield
       finally:
         sys.stderr.flush()
-        os.dup2(error, 2)
-        kept.seek(0)
-        for line in kept:
+        os.dup2(stderr, 2)
+        captured.seek(0)
+        for line in captured:
           if not _SAID.fullmatch(line.rstrip(b"\n")):
             os.write(2, line)
   finally:
-    os.close(error)
+    os.close(stderr)
 
 
-# As in commands; jax sets 1.
+# Use the log level of commands unless the user chose another; jax sets 1.
 if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1":
   os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
 
@@ -56,8 +56,8 @@ with without_remarks():
   import tensorflow as tf
   import tensorflow_datasets as tfds
 
-  # It would take all memory of a GPU, which belongs to JAX. Where it has been
-  # used before, as in a notebook, it is too late, and no reason to stop.
+  # TensorFlow would take all memory of the GPU, which JAX needs. If TensorFlow
+  # was used before, as in a notebook, GPUs cannot be hidden: only log this.
   try:
     tf.config.set_visible_devices([], "GPU")
   except RuntimeError as problem:

@@ -1,10 +1,10 @@
-"""Random decisions of training: shuffling, random crops, mirroring, in NumPy.
+"""Make the random decisions of training: shuffling, crops and mirroring.
 
-They are a function of the seed and of the number of an example, or of its
-epoch: equal on every machine, in every process and from every starting point.
-Images are cropped by TensorFlow or by NumPy; both get the same numbers. The
-words come from the bit generator Philox, whose stream is the same in all
-versions of NumPy. That of `Generator.permutation` may change with a version.
+Decisions depend only on the seed and on the number of an example, or of its
+epoch. So they are equal on all machines, in all processes and in resumed runs.
+TensorFlow and NumPy crop images by the same random numbers. These come from the
+bit generator Philox, whose stream is the same in all versions of NumPy, while
+results of `Generator.permutation` may change with a version.
 """
 
 import functools
@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-# The key of crops; keys of orders are numbers of epochs.
+# Philox key of crops; the key of an epoch's order is the number of the epoch.
 _CROPS = 2**64 - 1
-# Philox makes its words in blocks.
+# Number of words in a block of Philox, whose counter counts blocks.
 _IN_A_BLOCK = 4
-# Windows that are tried before an image is taken as a whole. Nearly always the
-# first one fits; in tiny and in very long images it may not.
+# Number of windows that are tried before the whole image is used. The first
+# window fits nearly always, except in tiny and in very long images.
 _ATTEMPTS = 8
-# Uniform numbers of an example, and their places.
+# Number of uniform random numbers of an example, and what each index is for.
 UNIFORMS = 4 + 2 * _ATTEMPTS
 _FLIP, _Y, _X = 0, 1, 2
 _ASPECTS = slice(4, 4 + _ATTEMPTS)
@@ -29,7 +29,7 @@ _LEAST_ASPECT, _MOST_ASPECT, _LEAST_AREA = 3 / 4, 4 / 3, 0.05
 
 
 def shuffled(numbers: np.ndarray, size: int, seed: int) -> np.ndarray:
-  """The records, int64 (b,), of examples (b,): each epoch permutes."""
+  """Return the records, int64 (b,), of examples; each epoch is reshuffled."""
   epochs, places = np.divmod(np.asarray(numbers, np.int64), size)
   records = np.empty_like(places)
   for epoch in np.unique(epochs):
@@ -40,16 +40,16 @@ def shuffled(numbers: np.ndarray, size: int, seed: int) -> np.ndarray:
 
 @functools.lru_cache(maxsize=2)  # a batch may hold parts of two epochs
 def _order(size: int, seed: int, epoch: int) -> np.ndarray:
-  """A permutation of `size` records, in the smallest dtype."""
+  """Return the order of `size` records in an epoch, in the smallest dtype."""
   words = _philox(seed, epoch).random_raw(size)
   return np.argsort(words, kind="stable").astype(np.min_scalar_type(size))
 
 
 def uniforms(seed: int, numbers: np.ndarray) -> np.ndarray:
-  """Numbers in [0, 1) for the crops of examples (b,): float64 (b, `UNIFORMS`).
+  """Return numbers in [0, 1) for crops of examples: float64 (b, `UNIFORMS`).
 
-  An example has its own words of one stream, so those of examples that follow
-  each other are made at once.
+  Each example has its own words of one stream, so the words of consecutive
+  examples are generated at once.
   """
   numbers = np.asarray(numbers, np.int64)
   if not len(numbers):
@@ -59,14 +59,14 @@ def uniforms(seed: int, numbers: np.ndarray) -> np.ndarray:
     _philox(seed, _CROPS, int(run[0])).random_raw(len(run) * UNIFORMS)
     for run in np.split(numbers, gaps)
   ]
-  # 53 bits are a float64: nothing is rounded.
+  # Keep 53 bits, because a float64 holds these without rounding.
   return (np.concatenate(words) >> 11).reshape(-1, UNIFORMS) * 2.0**-53
 
 
 def undecided(numbers: np.ndarray) -> np.ndarray:
-  """In place of `uniforms` where nothing is random, float64 (b, 1).
+  """Return a placeholder for `uniforms` if nothing is random: float64 (b, 1).
 
-  TensorFlow crashes on rows without elements.
+  Rows have one element, because TensorFlow crashes on rows without elements.
   """
   return np.zeros((len(numbers), 1))
 
@@ -81,16 +81,16 @@ def inception_window(
 ) -> tuple[Any, Any, Any, Any]:
   """Choose a part of an image: 5-100 % of its area, aspect 3/4 to 4/3.
 
-  The distribution is that of `tf.image.sample_distorted_bounding_box`: aspect
-  uniform, then the height among the integers that are possible, then the place.
-  Here the last row and column are reached as often as others. Each operation
-  is exact or rounded as IEEE 754 says, so both libraries choose equal windows.
+  The distribution is that of `tf.image.sample_distorted_bounding_box` (uniform
+  aspect ratio, then a height among the possible integers, then the place), but
+  the last row and column are as frequent as others. Each operation is exact or
+  rounded as in IEEE 754, so both libraries choose equal windows.
 
   Args:
     ops: numpy or tensorflow, whose functions have the same names.
-    uniforms: of the example, float64 (`UNIFORMS`,).
-    height: of the image, float64 ().
-    width: of the image, float64 ().
+    uniforms: random numbers of the example, float64 (`UNIFORMS`,).
+    height: height of the image, float64 ().
+    width: width of the image, float64 ().
 
   Returns:
     y, x, height and width, float64 (); the whole image if no window fits.
@@ -101,15 +101,15 @@ def inception_window(
   most = ops.minimum(height, ops.floor((width + 0.5) / aspects))
   count = ops.maximum(most - least, 0.0) + 1.0
   heights = least + ops.floor(uniforms[_HEIGHTS] * count)
-  # By rounding, one may be too small.
+  # Rounding can make the area of a window too small: then add a row.
   too_small = heights * ops.round(heights * aspects) < area
   heights = ops.where(too_small, heights + 1.0, heights)
   widths = ops.round(heights * aspects)
   fits = (heights * widths >= area) & (heights <= height) & (widths <= width)
   first = ops.argmax(fits)
-  found = fits[first] & (heights[first] * widths[first] > 0.0)
-  height_of = ops.where(found, heights[first], height)
-  width_of = ops.where(found, widths[first], width)
+  is_valid = fits[first] & (heights[first] * widths[first] > 0.0)
+  height_of = ops.where(is_valid, heights[first], height)
+  width_of = ops.where(is_valid, widths[first], width)
   y, x = random_place(
     ops, uniforms, height + 1.0 - height_of, width + 1.0 - width_of
   )
@@ -124,5 +124,5 @@ def random_place(
 
 
 def is_mirrored(uniforms: Any) -> Any:
-  """Whether an example is mirrored: every second is."""
+  """Return whether an example is mirrored; the probability is 1/2."""
   return uniforms[_FLIP] < 0.5

@@ -20,24 +20,24 @@ from memory_vit.kinds import KINDS
 
 _GLYPHS = "glyphs:inverted"
 _ANGLE = "glyphs:angle"
-# The labels of a digit, as a task of labels.
+# Labels of digits for tasks of labels: {label: digits that have it}.
 _PROPERTIES = {
   "even": (0, 2, 4, 6, 8), "above 4": (5, 6, 7, 8, 9), "prime": (2, 3, 5, 7)
 }  # fmt: skip
-# Turned glyphs: the greatest angle in degrees, and the pixels around an image
-# that come into it. Multiples of the golden ratio spread evenly, modulo 1.
+# Turned glyphs: the maximum angle in degrees, the pixels of padding, and the
+# golden ratio, whose multiples are spread evenly modulo 1.
 _MOST_TURNED, _AROUND, _GOLDEN = 45, 8, 0.6180339887
 
 
 class _LabelledImages(NamedTuple):
-  """Images, uint8 (n, side, side, 1 or 3), and encoded labels of each."""
+  """Images, uint8 (n, side, side, 1 or 3), and their encoded labels."""
 
   images: np.ndarray
   labels: np.ndarray
 
 
 class _Shipped(NamedTuple):
-  """A data set in memory: {"train", "test": images}, with the classes mixed."""
+  """Data set in memory: {"train" or "test": images}, with classes mixed."""
 
   splits: dict[str, _LabelledImages]
   class_names: tuple[str, ...]
@@ -45,29 +45,29 @@ class _Shipped(NamedTuple):
 
 def open_shipped(ref: SplitRef) -> Split:
   if ref.name.partition(":")[0] == "digits":
-    found = _digits(ref.name)
+    dataset = _digits(ref.name)
     ref.require_kind("classes", "labels")
     if not KINDS[ref.kind].one_is_right:
-      found = _with_properties(found)
+      dataset = _with_properties(dataset)
   elif ref.name == _ANGLE:
     ref.require_kind("values")
-    found = _turned()
+    dataset = _turned()
   else:
-    found = _inverted(ref.name)
+    dataset = _inverted(ref.name)
     ref.require_kind("classes")
-  sizes = {key: len(split.labels) for key, split in found.splits.items()}
+  sizes = {key: len(split.labels) for key, split in dataset.splits.items()}
   parts = split_parts.split_parts(ref.name, ref.split, sizes)
-  chosen = [(found.splits[key], part) for key, part in parts]
+  chosen = [(dataset.splits[key], part) for key, part in parts]
   images = np.concatenate([split.images[part] for split, part in chosen])
   labels = np.concatenate([split.labels[part] for split, part in chosen])
-  # As files they are read as those of any other split.
+  # Encode images as files, so that they are read like images of other splits.
   encoded = [_png(image) for image in images]
   digest = hashlib.sha256(images.tobytes() + labels.tobytes()).hexdigest()
   return Split(
     name=ref.name,
     split=ref.split,
     size=len(labels),
-    class_names=found.class_names,
+    class_names=dataset.class_names,
     kind=ref.kind,
     source=MemorySource(encoded, labels),
     data_files=DataFiles(facts={"pictures": digest}),
@@ -82,7 +82,7 @@ def _png(image: np.ndarray) -> bytes:
 
 
 def _digits(name: str) -> _Shipped:
-  """A range of the digits of scikit-learn; every fifth is for the test."""
+  """Split a range of scikit-learn's digits; every fifth image is in "test"."""
   match = re.fullmatch(r"digits(?::([0-9])-([0-9]))?", name)
   first, last = (int(match[1] or 0), int(match[2] or 9)) if match else (1, 0)
   if first > last:
@@ -95,7 +95,7 @@ def _digits(name: str) -> _Shipped:
     indices = np.flatnonzero(digits == digit)
     train.append(np.delete(indices, np.s_[4::5]))
     test.append(indices[4::5])
-  # Sorted, as they come in scikit-learn: the classes are mixed.
+  # Sort the indices, because scikit-learn's own order mixes the classes.
   chosen = {
     "train": np.sort(np.concatenate(train)),
     "test": np.sort(np.concatenate(test)),
@@ -110,7 +110,7 @@ def _digits(name: str) -> _Shipped:
 
 
 def _with_properties(digits: _Shipped) -> _Shipped:
-  """Three labels in place of the class, whose name is the digit."""
+  """Replace the class, a digit, by the labels `_PROPERTIES` of the digit."""
   names = map(int, digits.class_names)
   rows = [[name in p for p in _PROPERTIES.values()] for name in names]
   table = np.array(rows, np.float32)
@@ -126,13 +126,13 @@ def _all_digits() -> _LabelledImages:
   import sklearn.datasets  # takes a second, and only digits need it
 
   images, digits = sklearn.datasets.load_digits(return_X_y=True)
-  # They are from 0 to 16.
+  # Pixels of scikit-learn's digits are numbers from 0 to 16.
   images = np.round(images.reshape(-1, 8, 8, 1) * (255 / 16)).astype(np.uint8)
   return _LabelledImages(images, digits.astype(np.int32))
 
 
 def _inverted(name: str) -> _Shipped:
-  """The glyphs, light on dark; see the card in `memory_vit/glyphs`."""
+  """Load the glyphs, light on dark; see the card in `memory_vit/glyphs`."""
   if name != _GLYPHS:
     raise DataError(f"data set {name!r}: expected {_GLYPHS!r} or {_ANGLE!r}.")
   with np.load(glyphs.INVERTED) as arrays:
@@ -149,7 +149,7 @@ def _inverted(name: str) -> _Shipped:
 
 @functools.cache
 def _turned() -> _Shipped:
-  """The glyphs, turned counterclockwise; noise reaches into all corners."""
+  """Turn the glyphs counterclockwise; mirrored noise fills the corners."""
   pads = [(0, 0), (_AROUND, _AROUND), (_AROUND, _AROUND), (0, 0)]
   splits = {}
   for key, (images, _) in _inverted(_GLYPHS).splits.items():

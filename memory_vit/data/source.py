@@ -1,7 +1,7 @@
-"""Read the examples of a split by index: the interface of sources of data.
+"""Interface of data sources, which read the examples of a split by index.
 
-Images that are in memory are prepared by threads in NumPy (`memory_source`),
-those of files by tf.data (`graph_source`). The kind of data set decides.
+Images in memory are prepared by threads in NumPy (`memory_source`), images of
+files and of TFDS by tf.data (`graph_source`).
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ import numpy as np
 if TYPE_CHECKING:
   import tensorflow as tf
 
-# Batches that are ready before they are asked for. A batch of 512 images of
-# 224 px takes 0.3 GB.
+# Number of batches that are prepared in advance. A batch of 512 images with 224
+# pixels a side takes 0.3 GB.
 PREFETCH = 2
 
 
 class ExampleError(Exception):
-  """Why an example cannot be read, in one line."""
+  """Error of an unreadable example; its message is the reason, in one line."""
 
 
 class Inputs(NamedTuple):
-  """Indices of the examples of a batch, and random numbers of their crops.
+  """Indices of the examples of a batch, and random numbers for their crops.
 
   Attributes:
-    indices: of the examples, int64 (b,).
-    uniforms: float64 (b, k), see `random_decisions`.
+    indices: indices of the examples, int64 (b,).
+    uniforms: random numbers, float64 (b, k), see `random_decisions`.
     offsets: number of unreadable examples that each row skips, int64 (b,).
   """
 
@@ -38,26 +38,26 @@ class Inputs(NamedTuple):
 
 
 class Preparation(Protocol):
-  """Image preparation, in TensorFlow and in NumPy, to the same bits."""
+  """Image preparation, bitwise identical in TensorFlow and in NumPy."""
 
   def in_graph(self, encoded: tf.Tensor, uniforms: tf.Tensor) -> Any:
-    """Prepare an encoded image, string (), with float64 (k,)."""
+    """Prepare an encoded image, string (), by `uniforms`, float64 (k,)."""
 
   def in_numpy(self, encoded: bytes, uniforms: np.ndarray) -> Any:
     """Prepare an encoded image, or raise `DataError`."""
 
 
-# What a preparation returns, and the label.
+# Result of a `Preparation`, usually a prepared image, and label.
 Example = tuple[Any, np.ndarray]
-# Images, labels and offsets, (b, ...) each.
+# Images, labels and offsets of a batch, (b, ...) each.
 BatchRows = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class Source(Protocol):
-  """The examples of a split: encoded images, each with its label.
+  """Examples of a split: encoded images, each with its label.
 
-  A label is int32 () of "classes", float32 (c,) of "labels", float64 (c,) of
-  "values".
+  A label is int32 () for tasks of "classes", float32 (c,) for "labels", and
+  float64 (c,) for "values".
   """
 
   def read(self, index: int) -> tuple[bytes, np.ndarray]:
@@ -79,13 +79,13 @@ class Source(Protocol):
   def batches(
     self, prepare: Preparation, inputs: Callable[[int], Inputs], starts: range
   ) -> Generator[BatchRows]:
-    """Yield the batch of each start; an `ExampleError` of one is raised."""
+    """Yield the batch of each start; raise the first `ExampleError`."""
 
   def take(self, indices: np.ndarray) -> Source:
-    """The examples of some indices."""
+    """Return a source of the examples at `indices`."""
 
   def renumbered(self, numbers: np.ndarray) -> Source:
-    """Renumber the classes of the examples by int32 (c,)."""
+    """Return a source whose class i becomes class `numbers[i]`, int32 (c,)."""
 
   def decoded(self, images: Sequence[bytes], labels: np.ndarray) -> Source:
-    """Replace the images by decoded ones, of `raw_images`."""
+    """Return a source of decoded images, as strings of `raw_images`."""

@@ -1,4 +1,4 @@
-"""A split of a data set: examples that are read by their numbers."""
+"""Split of a data set, whose examples are read by index."""
 
 import contextlib
 import dataclasses
@@ -23,14 +23,15 @@ from memory_vit.runtime.messages import escaped
 
 logger = logging.getLogger(__name__)
 
-# Examples that share a time limit, which costs a thread.
+# Number of examples that share a time limit, because each limit needs a thread.
 _AT_ONCE = 64
-# Unreadable examples that a message lists.
+# Maximum number of unreadable examples that a message lists.
 _SHOWN = 20
 T = TypeVar("T")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)  # it holds arrays
+# eq=False, because == is ambiguous for arrays.
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Split:
   """One split of a data set, with random access.
 
@@ -38,29 +39,29 @@ class Split:
   number.
 
   Attributes:
-    name: of the data set, as in `config.data.name`.
-    split: as in `config.data.train`, such as "train[:98%]".
+    name: name of the data set, as in `config.data.name`.
+    split: name of the split, such as "train[:98%]", as in `config.data.train`.
     size: number of examples.
     class_names: one per class, label or value; "0", "1", ... if the data set
       names none.
     kind: what a label is, see `TaskKind`: "classes", one class; "labels", 1 or
       0 for each of c labels; "values", c numbers.
-    source: reads its examples.
-    file_name: index -> the file of the example, or "".
-    data_files: its files, to notice later that they have changed.
-    labels: of all examples, (size,) or (size, c), if they are known before
-      examples are read.
-    embedded: rows of embeddings, for a split that has them in place of images.
-    left_out: a line for each image that is no example, as it has no embedding.
-    skipped: a line for each of its folders that holds more than images.
-    columns: a line for each column of its tables, with examples of cells.
-    faults: problems for which a run refuses it.
-    broken: {index: why} of the examples that opening it found unreadable.
+    source: source that reads the examples.
+    file_name: function: index -> name of the file of the example, or "".
+    data_files: files of the split, by which a resumed run notices changes.
+    labels: labels of all examples, (size,) or (size, c), if they are known
+      before examples are read.
+    embedded: rows of embeddings, if the split has these instead of images.
+    left_out: a line for each image that is left out for lack of an embedding.
+    skipped: a line for each folder that holds other files than images.
+    columns: a line for each column of a table, with examples of cells.
+    faults: problems because of which a run refuses the split.
+    broken: {index: reason} of examples that were unreadable on opening.
     max_bad: maximum number of unreadable examples to skip.
     stall_timeout: seconds without a batch after which the process is ended; 0
-      is never.
-    unreadable: {index: why} of the unreadable examples that this process knows;
-      it grows while examples are read.
+      sets no limit.
+    unreadable: {index: reason} of all unreadable examples that this process
+      knows; it grows while examples are read.
   """
 
   name: str
@@ -84,22 +85,22 @@ class Split:
 
   def __post_init__(self) -> None:
     require_kind(self.kind, self)
-    # `dataclasses.replace` makes a split that grows by itself.
+    # Copy the dict, so that `dataclasses.replace` returns a split with its own.
     object.__setattr__(self, "unreadable", dict(self.unreadable))
 
   @property
   def num_classes(self) -> int:
-    """The number of classes, labels or values."""
+    """Number of classes, labels or values."""
     return len(self.class_names)
 
   @property
   def label_dtype(self) -> np.dtype:
-    """The dtype of a label: int32, float32 (c,), or float64 (c,)."""
+    """Dtype of a label: int32, float32 (c,), or float64 (c,)."""
     return KINDS[self.kind].target_dtype(self.num_classes)
 
   @property
   def directory(self) -> str:
-    """The last name of its directory; "" for a data set with its own name."""
+    """Name of the data set's folder, or "" if the data set has its own name."""
     if self.name not in OF_A_DIRECTORY:
       return ""
     for name, path in self.data_files.files.items():
@@ -109,31 +110,31 @@ class Split:
 
   @property
   def full_name(self) -> str:
-    """The name of the data set for people: "digits", "folder pets"."""
+    """Name of the data set in messages, such as "digits" or "folder pets"."""
     return f"{self.name} {self.directory}".rstrip()
 
   def __str__(self) -> str:
-    """For messages."""
+    """Name the split in a message."""
     return f"data set {self.full_name!r}, split {self.split!r}"
 
   def describe(self, index: int) -> str:
-    """Name one example in a message."""
+    """Name an example in a message."""
     where = f"{self}, example {index}"
     file = escaped(self.file_name(index))
     return f"{where} ({file})" if file else where
 
   def require_images(self) -> None:
-    """Raise `DataError` if it has embeddings in place of images."""
+    """Raise `DataError` if the split has embeddings instead of images."""
     if self.embedded:
       raise DataError(
-        f"{self} holds embeddings and no images: heads and probes alone are "
-        "trained on them, by config.cache.what 'features'."
+        f"{self} holds embeddings and no images: only heads and probes "
+        "can be trained on them, by config.cache.what 'features'."
       )
 
   def single_class(self) -> str:
-    """Say what to do about a single class; "" if there are several.
+    """Return advice for a split with a single class; "" if it has several.
 
-    A single label or value can be learned.
+    A task of a single label or value needs no advice: it can be trained.
     """
     if self.num_classes > 1 or not KINDS[self.kind].one_is_right:
       return ""
@@ -148,15 +149,15 @@ class Split:
   def check_labels(
     self, labels: np.ndarray, index_of: Callable[[int], int] = int
   ) -> None:
-    """Refuse labels that are not of its kind.
+    """Raise if labels are not valid for the kind of this split.
 
     Args:
-      labels: (b,) of classes, else (b, c).
-      index_of: place in `labels` -> index of the example.
+      labels: (b,) for classes, otherwise (b, c).
+      index_of: function: place in `labels` -> index of the example.
 
     Raises:
-      BrokenDataError: if a class is outside of 0 ... num_classes - 1, a label
-        neither 0 nor 1, or a value beyond the range of float32.
+      BrokenDataError: if a class is outside of 0 ... num_classes - 1, if a
+        label is neither 0 nor 1, or if a value exceeds the range of float32.
     """
     kind = KINDS[self.kind]
     right, expected = kind.check(labels, self.num_classes)
@@ -165,17 +166,17 @@ class Split:
       return
     label = labels[wrong[0]].tolist()
     reason = ": an unlabelled test split" if label == -1 else ""
-    found = "values" if kind.numbers else "labels"
+    noun = "values" if kind.numbers else "labels"
     raise BrokenDataError(
-      f"{self} has {found} {messages.brief(label)}{reason}; "
+      f"{self} has {noun} {messages.brief(label)}{reason}; "
       f"expected {expected}. Use another split. "
       f"(Found in {self.describe(index_of(int(wrong[0])))}.)"
     )
 
   def numbered_as(self, class_names: tuple[str, ...]) -> "Split":
-    """The split with the class numbers of a task, if that has its classes.
+    """Return the split with class numbers of a task, if it has all the classes.
 
-    Older tasks have other orders, and classes without images.
+    Older tasks may have another order, and classes without images.
     """
     known = {name_of(name): i for i, name in enumerate(class_names)}
     known_all = known.keys() >= {*self.class_names}
@@ -190,10 +191,10 @@ class Split:
     )
 
   def mark_unreadable(self, reasons: Mapping[int, str]) -> None:
-    """Leave out unreadable examples, {index: why}; each is logged once.
+    """Skip unreadable examples, {index: reason}, from now on; log each once.
 
     Raises:
-      BrokenDataError: if there are more than `max_bad`, with those before.
+      BrokenDataError: if more than `max_bad` are unreadable in all.
     """
     new = {i: why for i, why in reasons.items() if i not in self.unreadable}
     if new and len(self.unreadable) + len(new) > self.max_bad:
@@ -208,7 +209,7 @@ class Split:
 
   @property
   def skips(self) -> dict[int, int]:
-    """{unreadable index: steps to the next that is not known to be one}."""
+    """{unreadable index: steps to the next index that may be readable}."""
     if len(self.unreadable) >= self.size:
       raise self.nothing_readable()
     steps: dict[int, int] = {}
@@ -217,10 +218,10 @@ class Split:
     return steps
 
   def sync_unreadable(self) -> list[int]:
-    """Share the unreadable examples of all processes; all must call.
+    """Share the unreadable examples of all processes; all processes must call.
 
     Returns:
-      Their indices, sorted.
+      The indices of all unreadable examples, sorted.
 
     Raises:
       BrokenDataError: if there are more than `max_bad`.
@@ -234,15 +235,12 @@ class Split:
     return indices
 
   def time_limit(self, first: int) -> contextlib.AbstractContextManager[None]:
-    """End the process if reading from example `first` on stalls."""
-    what = f"{self}, from example {first} on"
-    return watchdog.limit(self.stall_timeout, what)
+    """End the process if reading in the body, from `first` on, stalls."""
+    examples = f"{self}, from example {first} on"
+    return watchdog.limit(self.stall_timeout, examples)
 
   def in_time(self, elements: Iterable[T]) -> Iterator[T]:
-    """Yield what `source` makes of each example.
-
-    If that stalls, the process is ended, as in training.
-    """
+    """Yield `elements`, one for each example; end the process if they stall."""
     left = iter(elements)
     for first in range(0, self.size, _AT_ONCE):
       with self.time_limit(first):
@@ -250,9 +248,9 @@ class Split:
       yield from chunk
 
   def nothing_readable(self) -> BrokenDataError:
-    """The error for a split of which no example can be read."""
-    found = sorted(self.unreadable.items())[:1]
-    first = "".join(f" {self._line(index, why)}" for index, why in found)
+    """Return the error for a split without any readable example."""
+    reasons = sorted(self.unreadable.items())[:1]
+    first = "".join(f" {self._line(index, why)}" for index, why in reasons)
     return BrokenDataError(
       f"{self}: none of its {self.size} examples can be read.{first}"
     )
@@ -262,8 +260,8 @@ class Split:
 
 
 def require_kind(kind: str, where: Any) -> None:
-  """Raise `DataError` unless it is the name of a kind of task."""
-  if kind not in tuple(KINDS):  # which asks for no hash
+  """Raise `DataError` unless `kind` is the name of a kind of task."""
+  if kind not in tuple(KINDS):  # a tuple: `kind` may be unhashable
     raise DataError(
       f"{where}: its kind is {messages.brief(kind)}, expected one of "
       f"{', '.join(KINDS)}."
@@ -271,10 +269,10 @@ def require_kind(kind: str, where: Any) -> None:
 
 
 def _too_many(lines: list[str], allowed: int, named: bool) -> str:
-  """The message; `named` if `memory-vit check_data` can open the data set."""
-  advice = f"config.data.max_bad ({allowed}) is how many may be left out."
+  """Return an error message; `named` if `check_data` can open the data set."""
+  advice = f"config.data.max_bad ({allowed}) is how many may be skipped."
   if named:
-    advice = f"`memory-vit check_data` names all that is broken; {advice}"
+    advice = f"`memory-vit check_data` lists all broken examples; {advice}"
   if len(lines) == 1:
     return f"{lines[0]} {advice}"
   shown = lines[:_SHOWN]

@@ -12,7 +12,7 @@ with epy.lazy_imports():
 
 
 def split_names(split: str) -> list[str]:
-  """The splits that one such as "train[:90%]+val" is made of."""
+  """Return the names in a split: "train" and "val" in "train[:90%]+val"."""
   names = [part.partition("[")[0].strip() for part in split.split("+")]
   return list(dict.fromkeys(names))
 
@@ -20,7 +20,7 @@ def split_names(split: str) -> list[str]:
 def split_parts(
   name: str, split: str, sizes: Mapping[str, int]
 ) -> list[tuple[str, slice]]:
-  """Names and slices of examples, of {split: size} of the data set `name`."""
+  """Parse a split into (name, slice) pairs; `sizes` is {name: size}."""
   if "all" in sizes:
     raise DataError(
       f"data set {name!r} has a split 'all', which means all splits in this "
@@ -37,8 +37,8 @@ def split_parts(
     advice = ""
     if "test" in split_names(split) and "test" not in sizes:
       advice = (
-        " Without one, add --config.data.test='' to a run, and give `evaluate` "
-        "another by --split."
+        " Without a test split, add --config.data.test='' to a run, and give "
+        "`evaluate` another split by --split."
       )
     raise DataError(
       f"data set {name!r} has no split {split!r} ({named(error)}); its "

@@ -1,4 +1,4 @@
-"""Name the splits of data sets that a run opens, and how they are read."""
+"""State which splits of data sets a run opens, and how to read them."""
 
 import dataclasses
 import functools
@@ -13,20 +13,20 @@ from memory_vit.data.data_files import DataFiles
 from memory_vit.errors import DataError
 from memory_vit.runtime import messages
 
-# Data sets that come with a package; a colon and a part may follow.
+# Data sets that come with a package; ":" and a part of the data may follow.
 SHIPPED = ("digits", "glyphs")
-# Kinds of data in `dir`, whose last name tells data sets apart.
+# Names that stand for any data in `dir`: messages add the name of the folder.
 OF_A_DIRECTORY = ("folder", "list", EMBEDDINGS)
 
 
 @dataclasses.dataclass(frozen=True)
 class Subset:
-  """A part of a split that is chosen by a seed; see `subset.choose`.
+  """Part of a split that is chosen by a seed; see `subset.choose`.
 
   Attributes:
-    per_class: examples of each class; 0 if `first` counts.
-    first: examples of any class; 0 if `per_class` counts.
-    seed: of the choice.
+    per_class: number of examples of each class; 0 if `first` is used.
+    first: number of examples of any class; 0 if `per_class` is used.
+    seed: random seed of the choice.
   """
 
   per_class: int = 0
@@ -39,14 +39,14 @@ class Subset:
     return f"{self.first:,} examples (seed {self.seed})"
 
   def noted(self, files: DataFiles) -> DataFiles:
-    """The files of the whole split, with the choice among its facts."""
+    """Return the files of the whole split, with this choice as a fact."""
     facts = {**files.facts, "chosen": dataclasses.asdict(self)}
     return dataclasses.replace(files, facts=facts)
 
 
 @dataclasses.dataclass(frozen=True)
 class SplitRef:
-  """A split of a data set to open, and how it is read.
+  """Reference to a split of a data set, with options for reading it.
 
   Attributes:
     name: "folder": all images below `dir`/SPLIT/CLASS/ (`image_files.walk`);
@@ -57,23 +57,23 @@ class SplitRef:
       "glyphs:inverted": characters that come with this package;
       "glyphs:angle": turned by an angle, a value. Anything else is a TFDS name,
       such as "cifar100" or "sun397/tfds".
-    dir: of "folder", "list" and "embeddings"; or the TFDS data directory, or
-      the directory of one prepared data set (with a dataset_info.json); "" is
-      TFDS's default.
-    split: in the notation of TFDS, such as "train[:98%]" or "train+test".
-    cache_gib: greatest size of a TFDS split without random access, which is
+    dir: directory of "folder", "list" or "embeddings"; or the TFDS data
+      directory, or the directory of one prepared data set (with a
+      dataset_info.json); "" is TFDS's default.
+    split: split in the notation of TFDS, as "train[:98%]" or "train+test".
+    cache_gib: maximum size of a TFDS split without random access, which is
       read into memory (and takes twice as much while it is read).
     max_bad: maximum number of unreadable examples to skip.
     stall_timeout: seconds without a batch after which the process is ended, see
-      `watchdog`; 0 is never.
+      `watchdog`; 0 sets no limit.
     download: whether TFDS may download and prepare a missing data set.
     trust_code: whether a TFDS data set may name code, which is then run; see
       `tfds_trust`.
     label: the label of a TFDS data set that has several, see `tfds_labels`, or
       columns of a table; several names are separated by commas.
     path: the column of paths of a table.
-    kind: of its labels, see `TaskKind`: "classes", "labels" or "values".
-    class_names: of a task whose class numbers it gets; () keeps its own.
+    kind: kind of the labels, see `TaskKind`: "classes", "labels" or "values".
+    class_names: classes of a task, whose class numbers are used; () for none.
     subset: the chosen part; None takes all.
   """
 
@@ -101,7 +101,7 @@ class SplitRef:
     trust_code: bool = False,
     kind: str = "classes",
   ) -> "SplitRef":
-    """A split of the data set of a configuration."""
+    """Return the reference to a split of the configured data set."""
     return cls(
       data.name, data.dir, split,
       cache_gib=data.cache_gib, max_bad=data.max_bad,
@@ -115,7 +115,7 @@ class SplitRef:
     return f"data set {self.name!r}, split {self.split!r}"
 
   def require_kind(self, *kinds: str) -> None:
-    """Raise `DataError` unless its kind is one that the data set can give."""
+    """Raise `DataError` unless `kind` is one of the `kinds` of the data set."""
     if self.kind not in kinds:
       raise DataError(
         f"config.task.kind is {self.kind!r}, and data set "
@@ -125,7 +125,7 @@ class SplitRef:
 
 
 def training_split(ref: SplitRef, config: Config) -> SplitRef:
-  """The training split, reduced to the configured subset."""
+  """Reduce the training split to the configured subset, if there is one."""
   data = config.data
   if not data.per_class and not data.first:
     return ref
@@ -134,26 +134,26 @@ def training_split(ref: SplitRef, config: Config) -> SplitRef:
 
 
 def configured_splits(config: Config) -> dict[str, SplitRef]:
-  """The splits that a configuration names: {"train", ...: split}, in order."""
+  """Return the splits in a configuration by role, such as "train", in order."""
   upstream = config.upstream
   ref = functools.partial(
     SplitRef.of,
     stall_timeout=config.stall_timeout,
     trust_code=config.trust_data_code,
   )
-  found = {
+  refs = {
     role: ref(config.data, split, kind=config.task.kind)
     for role in ("train", "validation", "test")
     if (split := getattr(config.data, role))
   }
-  if "train" in found:
-    found["train"] = training_split(found["train"], config)
+  if "train" in refs:
+    refs["train"] = training_split(refs["train"], config)
   if upstream.name:
-    found["upstream"] = dataclasses.replace(
+    refs["upstream"] = dataclasses.replace(
       ref(config.data, upstream.split),
       name=upstream.name,
       dir=upstream.dir,
       label="",
       path="",
     )
-  return found
+  return refs

@@ -1,20 +1,20 @@
-"""Images as strings of TensorFlow: those of `oriented` and of `raw_images`."""
+"""TensorFlow versions of the functions of `oriented` and `raw_images`."""
 
 from memory_vit.data import oriented, python_op, raw_images
 from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.errors import DataError
 from memory_vit.images import exif, jpeg
 
-# How JPEG files begin that have no EXIF: JFIF of 16 bytes, and then tables.
+# Start of JPEG files without EXIF: a JFIF segment, and then tables at byte 20.
 _JFIF, _TABLES, _TABLES_AT = b"\xff\xd8\xff\xe0\0\x10", b"\xff\xdb", 20
-# Pixels of a side: no format has more.
+# Maximum side of an image in pixels, as in JPEG files.
 _LONGEST_SIDE = 2**16 - 1
 
 
 def marked(encoded: tf.Tensor) -> tf.Tensor:
-  """`oriented.mark` of a file, string ()."""
+  """Apply `oriented.mark` to a file, string ()."""
   head = tf.strings.substr(encoded, 0, _TABLES_AT + len(_TABLES))
-  head = tf.strings.join([head, bytes(_TABLES_AT)])  # of any length
+  head = tf.strings.join([head, bytes(_TABLES_AT)])  # pad short files
   end = tf.maximum(tf.strings.length(encoded) - 2, 0)
   is_plain = (
     (tf.strings.substr(head, 0, len(_JFIF)) == _JFIF)
@@ -22,7 +22,8 @@ def marked(encoded: tf.Tensor) -> tf.Tensor:
     & (tf.strings.substr(encoded, end, 2) == jpeg.END)
   )
 
-  # Python costs a fifth of what a training crop of a small JPEG does.
+  # Only files that are not plain are passed to Python: a call takes a fifth of
+  # the time of a training crop of a small JPEG.
   def with_mark() -> tf.Tensor:
     (mark,) = python_op.call(_needed_mark, [encoded], [tf.string])
     return tf.strings.join([mark, encoded])
@@ -31,7 +32,7 @@ def marked(encoded: tf.Tensor) -> tf.Tensor:
 
 
 def split(encoded: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-  """String () -> orientation, int32 (), and the file; 1 if it has no mark."""
+  """Return the orientation, int32 (), or 1 without a mark, and the file."""
   is_marked = (
     tf.strings.substr(encoded, 0, len(oriented.MAGIC)) == oriented.MAGIC
   )
@@ -45,7 +46,7 @@ def split(encoded: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def turned(image: tf.Tensor, orientation: tf.Tensor) -> tf.Tensor:
-  """`exif.turned` of pixels (height, width, 3)."""
+  """Apply `exif.turned` to pixels (height, width, 3)."""
 
   def turn() -> tf.Tensor:
     return python_op.call(exif.turned, [image, orientation], [tf.uint8])[0]
@@ -55,7 +56,7 @@ def turned(image: tf.Tensor, orientation: tf.Tensor) -> tf.Tensor:
 
 
 def turned_shape(shape: tf.Tensor, orientation: tf.Tensor) -> tf.Tensor:
-  """The shape of an image (height, width, 3) once it is turned."""
+  """Return the shape (height, width, 3) that an image has after turning."""
   swapped = tf.gather(shape, (1, 0, 2))
   return tf.where(exif.swaps_axes(orientation), swapped, shape)
 
@@ -63,12 +64,12 @@ def turned_shape(shape: tf.Tensor, orientation: tf.Tensor) -> tf.Tensor:
 def stored_window(
   window: tf.Tensor, shape: tf.Tensor, orientation: tf.Tensor
 ) -> tf.Tensor:
-  """Where a window of the turned image lies in the stored one.
+  """Return the place of a window of the turned image in the stored image.
 
   Args:
     window: y, x, height, width, int32 (4,).
-    shape: of the turned image, int32 (3,).
-    orientation: int32 ().
+    shape: shape of the turned image, int32 (3,).
+    orientation: orientation of the stored image, int32 ().
   """
   begin, size = window[:2], window[2:]
   steps = tf.gather([exif.ROW_STEPS, exif.COLUMN_STEPS], orientation, axis=1)
@@ -79,24 +80,24 @@ def stored_window(
 
 
 def raw_shape(encoded: tf.Tensor) -> tf.Tensor:
-  """The shape of an image, int32 (3,)."""
+  """Return the shape of an image of `raw_images`, int32 (3,)."""
   header = tf.strings.substr(
     encoded, len(raw_images.MAGIC), raw_images.SIZES.size
   )
   sizes = tf.io.decode_raw(header, tf.int32)
-  # Of other strings, numbers that TensorFlow takes for a shape.
+  # Clip, so that TensorFlow accepts the shape even if the string is no image.
   sizes = tf.clip_by_value(sizes, 0, _LONGEST_SIDE)
   return tf.concat([sizes, [3]], axis=0)
 
 
 def decode_raw(encoded: tf.Tensor) -> tf.Tensor:
-  """String () -> uint8 (height, width, 3)."""
+  """Decode an image of `raw_images`, string (), to uint8 (height, width, 3)."""
   pixels = tf.strings.substr(encoded, raw_images.HEADER, -1)
   return tf.reshape(tf.io.decode_raw(pixels, tf.uint8), raw_shape(encoded))
 
 
 def decode_and_crop_raw(encoded: tf.Tensor, window: tf.Tensor) -> tf.Tensor:
-  """The window y, x, height, width, int32 (4,), of an image as uint8."""
+  """Decode the window y, x, height, width, int32 (4,), of an image to uint8."""
   y, x, height, width = tf.unstack(window)
   row = 3 * raw_shape(encoded)[1]
   rows = tf.strings.substr(encoded, raw_images.HEADER + y * row, height * row)
@@ -105,7 +106,7 @@ def decode_and_crop_raw(encoded: tf.Tensor, window: tf.Tensor) -> tf.Tensor:
 
 
 def _needed_mark(encoded: bytes) -> bytes:
-  # libjpeg would write to the standard error about it whenever it is decoded.
+  # Refuse truncated files: libjpeg writes to stderr whenever it decodes one.
   if encoded.startswith(jpeg.MAGIC) and jpeg.is_cut(encoded):
     raise DataError("not a whole JPEG file: its end is missing")
   return oriented.mark_of(exif.orientation(encoded))

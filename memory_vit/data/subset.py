@@ -1,7 +1,7 @@
 """Count the labels of a split, and choose few of its examples by a seed.
 
-The choice follows from the labels of the split in its order, and from the seed:
-it is the same on every machine, and in every process of a run.
+The choice depends only on the labels of the split, in order, and on the seed.
+So it is the same on every machine, and in every process of a run.
 """
 
 import collections
@@ -23,55 +23,55 @@ from memory_vit.runtime import messages
 
 logger = logging.getLogger(__name__)
 
-# Records whose labels are waited for together.
+# Number of records whose labels share a time limit.
 _AT_ONCE = 256
 
 
 def class_counts(split: Split) -> np.ndarray:
-  """The number of examples of each class or label, int64 (c,)."""
+  """Count the examples of each class or label, int64 (c,)."""
   return KINDS[split.kind].counts(_readable_labels(split), split.num_classes)
 
 
 def value_statistics(split: Split) -> tuple[np.ndarray, np.ndarray]:
-  """Mean and standard deviation of each value, float64 (c,)."""
+  """Return mean and standard deviation of each value, float64 (c,)."""
   values = _readable_labels(split)
   return values.mean(axis=0), deviations(values)
 
 
 def deviations(values: np.ndarray) -> np.ndarray:
-  """Standard deviation of each column; exactly 0 if its numbers are equal.
+  """Return the standard deviation of each column; exactly 0 if it is constant.
 
-  The mean of equal numbers is rounded.
+  Otherwise, rounding of the mean would give constant columns a deviation.
   """
   return values.std(axis=0) * (values != values[:1]).any(axis=0)
 
 
 def _readable_labels(split: Split) -> np.ndarray:
-  """The labels of all examples but unreadable ones; no image is decoded.
+  """Return the labels of all readable examples; no image is decoded.
 
-  Images that turn out to be broken when they are decoded count, too.
+  So images that are found to be broken only by decoding are included.
   """
   if len(split.unreadable) == split.size:
     raise split.nothing_readable()
-  if split.labels is not None:  # no file is read
+  if split.labels is not None:  # labels are known: no file is read
     return np.delete(split.labels, sorted(split.unreadable), axis=0)
   logger.info("reading the labels of %d examples", split.size)
-  found = []
+  readable = []
   labels = split.source.labels(range(split.size))
   for index, label in enumerate(split.in_time(labels)):
     if isinstance(label, ExampleError):
       split.mark_unreadable({index: str(label)})
     elif index not in split.unreadable:
-      # Its only row is that example.
+      # The only row of this array is the example `index`.
       split.check_labels(np.asarray(label)[None], [index].__getitem__)
-      found.append(label)
-  if not found:
+      readable.append(label)
+  if not readable:
     raise split.nothing_readable()
-  return np.stack(found)
+  return np.stack(readable)
 
 
 def choose(split: Split, subset: Subset) -> Split:
-  """Choose examples of a split, but none that is known to be unreadable."""
+  """Choose examples of a split, except those known to be unreadable."""
   indices = (
     _of_each_class(split, subset) if subset.per_class else _first(split, subset)
   )
@@ -84,26 +84,26 @@ def choose(split: Split, subset: Subset) -> Split:
 
 
 def _first(split: Split, subset: Subset) -> list[int]:
-  found = list(itertools.islice(_order(split, subset.seed), subset.first))
-  if len(found) < subset.first:
+  indices = list(itertools.islice(_order(split, subset.seed), subset.first))
+  if len(indices) < subset.first:
     raise DataError(
-      f"{split} has {len(found):,} examples that can be read; "
+      f"{split} has {len(indices):,} examples that can be read; "
       f"config.data.first is {subset.first:,}, expected at most that."
     )
-  return found
+  return indices
 
 
 def _of_each_class(split: Split, subset: Subset) -> list[int]:
-  found: list[int] = []
+  indices: list[int] = []
   counts: collections.Counter[int] = collections.Counter()
   missing = split.num_classes * subset.per_class
   for index, label in _labels(split, list(_order(split, subset.seed))):
     if counts[label] < subset.per_class:
       counts[label] += 1
-      found.append(index)
+      indices.append(index)
       missing -= 1
     if not missing:
-      return found
+      return indices
   few = [
     f"{messages.brief(name)} has {counts[label]:,}"
     for label, name in enumerate(split.class_names)
@@ -116,7 +116,7 @@ def _of_each_class(split: Split, subset: Subset) -> list[int]:
 
 
 def _order(split: Split, seed: int) -> Iterator[int]:
-  """The indices in the seed's order, without known unreadable examples."""
+  """Yield indices in the order of the seed, except known unreadable ones."""
 
   def key(index: int) -> bytes:
     return hashlib.sha256(f"{seed} {index}".encode()).digest()
@@ -127,7 +127,7 @@ def _order(split: Split, seed: int) -> Iterator[int]:
 
 
 def _labels(split: Split, order: Sequence[int]) -> Iterator[tuple[int, int]]:
-  """Yield (index, label) of examples in this order, but of unreadable ones."""
+  """Yield (index, label) for the indices `order`, except unreadable ones."""
   if split.labels is not None:
     yield from zip(order, split.labels[order].tolist(), strict=True)
     return
@@ -148,7 +148,7 @@ def _labels(split: Split, order: Sequence[int]) -> Iterator[tuple[int, int]]:
 def take(
   split: Split, indices: np.ndarray, name: str, files: DataFiles
 ) -> Split:
-  """The examples of some indices as a split called `name`."""
+  """Return the examples at `indices` as a split called `name`."""
   return dataclasses.replace(
     split,
     split=name,

@@ -18,20 +18,20 @@ from memory_vit.runtime import messages, parquet
 SUFFIXES = (".csv", ".tsv", ".parquet")
 _PATH, _LABEL = "path", "label"
 _DELIMITERS = ",;\t|"
-# Of Excel: "sep=;" in a line before the header.
+# Start of a line such as "sep=;", which Excel writes before the header.
 _SEPARATOR = "sep="
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
-# Rows of Parquet that are decoded together.
+# Number of rows of a Parquet file that are decoded at a time.
 _AT_ONCE = 2**16
 
 
 def path_column(path: str) -> str:
-  """The column that `config.data.path` names."""
+  """Return the column of paths that `config.data.path` names."""
   return path.strip() or _PATH
 
 
 def label_columns(label: str, kind: Kind, path: str) -> list[str]:
-  """The columns that `config.data.label` names; `path` is that of the paths."""
+  """List the columns in `config.data.label`; `path` is the column of paths."""
   columns = [name.strip() for name in label.split(",")] if label else [_LABEL]
   if len(columns) > 1 and kind.one_is_right:
     raise DataError(
@@ -48,7 +48,7 @@ def label_columns(label: str, kind: Kind, path: str) -> list[str]:
 
 
 def is_table(path: Path, column: str) -> bool:
-  """Whether a file is a table: by its suffix, or the header of a text file."""
+  """Return whether a file is a table, by its suffix or by its first line."""
   if path.suffix.lower() in SUFFIXES:
     return True
   with path.open("rb") as file:
@@ -92,7 +92,7 @@ def _rows_of_parquet(
       )
     names = _found(path, columns, file.schema_arrow.names)
     for batch in file.iter_batches(_AT_ONCE, columns=names):
-      batch.validate(full=True)  # text may be no UTF-8
+      batch.validate(full=True)  # text may be invalid UTF-8
       yield from zip(*(batch[n].to_pylist() for n in names), strict=True)
 
 
@@ -128,12 +128,12 @@ def _delimiter(header: str) -> str:
 def _found(
   path: Path, columns: Sequence[str], header: Sequence[str]
 ) -> list[str]:
-  """The names of columns as a table writes them, perhaps in another case."""
-  found = []
+  """Return columns as the header spells them, perhaps in another case."""
+  names = []
   for name in columns:
     same = _same(name, header)
     if len(same) != 1:
-      shown = [messages.brief(each) for each in header]
+      shown = [messages.brief(column) for column in header]
       raise DataError(
         f"{_shown(path)} has {len(same)} columns {messages.brief(name)}, "
         f"expected one. Its columns are {messages.name_list(shown)}; "
@@ -142,13 +142,13 @@ def _found(
         f"labels ({_LABEL!r} if it is ''). (Without a classes.txt or a list "
         "'train', every table of the folder has to be a list.)"
       )
-    found += same
-  return found
+    names += same
+  return names
 
 
 def _same(name: str, header: Sequence[str]) -> list[str]:
-  """The columns of a name, or if there is none, of that in another case."""
-  known = {i: name_of(each) for i, each in enumerate(header)}
+  """Return the columns called `name`; if there is none, ignore the case."""
+  known = {i: name_of(column) for i, column in enumerate(header)}
   places = [i for i in known if known[i] == name] or [
     i for i in known if known[i].casefold() == name.casefold()
   ]

@@ -35,12 +35,12 @@ from memory_vit.data.tfrecord import Shard
 from memory_vit.errors import BrokenDataError, DataError
 from memory_vit.runtime.messages import named
 
-# An example in a file takes more bytes than this, with the frame around it; a
-# file may have lost all of this number of examples.
+# Files that are too small for their stated number of examples are refused: an
+# example takes at least 32 bytes, and at most 100,000 examples may be lost.
 _LEAST_BYTES, _LOST_AT_MOST = 32, 100_000
 
-# TFDS builders that are known to fail, or to ask for more than one expects.
-# {dir} is config.data.dir or TFDS's own default. configs/*.py repeats these.
+# Advice on TFDS builders that are known to fail, or to need files of the user.
+# {dir} is config.data.dir or TFDS's default. configs/*.py repeats the advice.
 ADVICE = {
   "sun397": (
     "The host of SUN397 is gone: put SUN397.tar.gz and Partitions.zip into "
@@ -82,7 +82,7 @@ def _quiet() -> Iterator[None]:
 
 @_quiet()
 def open_tfds(ref: SplitRef) -> Split:
-  """Open a split of a data set of TFDS; prepare it first if it has to be."""
+  """Open a split of a TFDS data set; prepare the data set if necessary."""
   builder = _prepared_builder(ref)
   info, sizes = builder.info, _sizes(builder)
   parts = split_parts.split_parts(ref.name, ref.split, sizes)
@@ -91,15 +91,15 @@ def open_tfds(ref: SplitRef) -> Split:
   )
   shards = _shards(builder, ref.split)
   _require_room(ref, shards)
-  labels = None  # Of files they are seen when read.
+  labels = None  # with random access, labels are read later
   if tfds.core.FileFormat.ARRAY_RECORD in info.available_file_formats():
     bad = _bad_array_records(shards)
     source = _array_record_source(builder, ref.split, target, bad)
   else:
     _check_cache(ref, parts, builder)
-    images, found, bad = _read_all(ref, builder, target, shards)
-    source = graph_source.from_tensors(images, found)
-    labels = found.numpy()
+    images, numbers, bad = _read_all(ref, builder, target, shards)
+    source = graph_source.from_tensors(images, numbers)
+    labels = numbers.numpy()
   split = Split(
     name=ref.name,
     split=ref.split,
@@ -119,7 +119,7 @@ def open_tfds(ref: SplitRef) -> Split:
 
 @_quiet()
 def find_data_files(ref: SplitRef) -> DataFiles:
-  """List the files of a prepared data set; nothing is read."""
+  """List the files of a prepared data set; no file is read."""
   builder = _found_builder(dataclasses.replace(ref, download=False))
   if not builder.is_prepared():
     raise DataError(f"data set {ref.name!r} is not in {builder.data_dir}.")
@@ -129,7 +129,7 @@ def find_data_files(ref: SplitRef) -> DataFiles:
 
 @_quiet()
 def describe(ref: SplitRef) -> tuple[tuple[str, ...], int | None]:
-  """Class names, and examples of the split; None before it is prepared."""
+  """Return class names, and the number of examples, None if not prepared."""
   builder = _found_builder(ref)
   info, sizes = builder.info, _sizes(builder)
   target = tfds_labels.find_target(
@@ -147,7 +147,7 @@ def _data_files(
   parts: Sequence[tuple[str, slice]],
   shards: Sequence[Shard],
 ) -> DataFiles:
-  """The records of TFDS on a split, and its files unless in a bucket."""
+  """Return TFDS's metadata of a split, and its files, if they are local."""
   info = builder.info
   checksums = info.as_proto.download_checksums
   facts = {
@@ -163,7 +163,7 @@ def _data_files(
   }
   if ref.label:
     facts["label"] = ref.label
-  if ref.kind != SplitRef.kind:  # as in records before there were kinds
+  if ref.kind != SplitRef.kind:  # older records of classes have no kind
     facts["kind"] = ref.kind
   files = {
     os.path.basename(shard.path): shard.path
@@ -178,24 +178,24 @@ def _sizes(builder: tfds.core.DatasetBuilder) -> dict[str, int]:
 
 
 def _require_room(ref: SplitRef, shards: Sequence[Shard]) -> None:
-  """Refuse what is no file, and more examples than files could hold."""
+  """Raise if a path is no file, or files are too small for their examples."""
   local = [pathlib.Path(s.path) for s in shards if "://" not in s.path]
   for path in local:
     if path.exists() and not path.is_file():
       raise BrokenDataError(f"{ref}: {path} is no regular file.")
-  found = sum(path.stat().st_size for path in local if path.exists())
-  most = found // _LEAST_BYTES + _LOST_AT_MOST
+  total = sum(path.stat().st_size for path in local if path.exists())
+  most = total // _LEAST_BYTES + _LOST_AT_MOST
   size = sum(shard.take for shard in shards)
   if len(local) == len(shards) and size > most:
     raise BrokenDataError(
       f"{ref}: dataset_info.json says that it has {size:,} examples, "
-      f"but its files have {found:,} bytes in all. Put back the files that "
+      f"but its files have {total:,} bytes in all. Put back the files that "
       "belong to it, or prepare it again."
     )
 
 
 def _shards(builder: tfds.core.DatasetBuilder, split: str) -> list[Shard]:
-  """The files of a split, in the order in which they are read."""
+  """Return the files of a split, in the order in which they are read."""
   return [
     Shard(str(file.filename), file.skip, file.take, file.examples_in_shard)
     for file in builder.info.splits[split].file_instructions
@@ -204,7 +204,7 @@ def _shards(builder: tfds.core.DatasetBuilder, split: str) -> list[Shard]:
 
 @_quiet()
 def require_prepared(ref: SplitRef) -> None:
-  """Refuse a data set that opening would download, as a dry run has to."""
+  """Raise if a data set would be downloaded, which a dry run must not do."""
   _require_prepared(ref, _found_builder(ref), "a dry run")
 
 
@@ -216,14 +216,14 @@ def _prepared_builder(ref: SplitRef) -> tfds.core.DatasetBuilder:
     _require_prepared(ref, builder, "a distributed run")
   try:
     if not builder.is_prepared():
-      # Said beforehand, as TFDS tries for minutes to reach a host.
+      # Log the advice first, because TFDS may try for minutes to reach a host.
       logging.warning(
         "Preparing data set %s in %s%s. %s", ref.name, builder.data_dir,
         _download_size(builder), _advice(ref),
       )  # fmt: skip
       builder.download_and_prepare(file_format=_file_format())
-  # Builders download, unpack and parse: anything can be raised, and all of it
-  # means that the data set cannot be had.
+  # Builders download, unpack and parse, so they raise exceptions of any type,
+  # and each means that the data set is not available.
   except Exception as error:
     raise _not_provided(ref, error) from error
   return builder
@@ -245,19 +245,19 @@ def _require_prepared(
 
 
 def _download_size(builder: tfds.core.DatasetBuilder) -> str:
-  """The size of a download as TFDS states it offline; "" if unknown."""
+  """Describe the size of the download; "" if TFDS does not know it offline."""
   files = (builder.url_infos or {}).values()
   size = tfds.core.units.Size(sum(file.size for file in files))
   return f" (a download of {size})" if size else ""
 
 
 def _file_format() -> str | None:
-  """A file format with random access, if the library for it is installed."""
+  """Return a format with random access, or None if its library is missing."""
   return "array_record" if importlib.util.find_spec("array_record") else None
 
 
 def _found_builder(ref: SplitRef) -> tfds.core.DatasetBuilder:
-  """The builder of a data set, which may not be prepared yet."""
+  """Return the builder of a data set, which may not be prepared yet."""
   try:
     folder = pathlib.Path(ref.dir).expanduser()
     if ref.dir and (folder / "dataset_info.json").is_file():
@@ -267,14 +267,14 @@ def _found_builder(ref: SplitRef) -> tfds.core.DatasetBuilder:
     if not ref.trust_code:
       tfds_trust.require_no_code(ref.name, ref.dir)
     if not ref.download:
-      # The code of TFDS would look for it on the net.
+      # Read only local files; `tfds.builder` would search the network.
       return read_only_builder.builder_from_files(
         ref.name, data_dir=ref.dir or None
       )
     return tfds.builder(ref.name, data_dir=ref.dir or None)
   except DataError:
     raise
-  except Exception as error:  # as where it is prepared
+  except Exception as error:  # any error, as in `_prepared_builder`
     raise _not_provided(ref, error) from error
 
 
@@ -299,10 +299,10 @@ def _array_record_source(
   target: Target,
   bad: Mapping[int, str],
 ) -> GraphSource:
-  """Examples in files with random access; `bad` ones are not read.
+  """Return a source of files with random access, which refuses `bad` examples.
 
-  Only the bytes pass through Python; TensorFlow parses them. In a file of other
-  records, a bad example would be another one.
+  Only the bytes pass through Python; TensorFlow parses them. Bad examples are
+  not read, since a file with the wrong records would return other examples.
   """
   records = builder.as_data_source(
     split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES
@@ -323,13 +323,13 @@ def _array_record_source(
 def _parsed(
   record: tf.Tensor, features: tfds.features.FeaturesDict, target: Target
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """The encoded image and the label in a record."""
+  """Parse the encoded image and the label in a record."""
   example = features.deserialize_example(record, decoders=_encoded(features))
   return target.take(example)
 
 
 def _encoded(features: tfds.features.FeaturesDict) -> dict[str, Any]:
-  """Decoders that leave all images encoded."""
+  """Return decoders that leave all images encoded."""
   return {
     key: tfds.decode.SkipDecoding()
     for key, feature in features.items()
@@ -342,10 +342,10 @@ def _check_cache(
   parts: Sequence[tuple[str, slice]],
   builder: tfds.core.DatasetBuilder,
 ) -> None:
-  """Refuse to read a split into memory that is larger than `cache_gib`."""
+  """Raise if a split that is read into memory is larger than `cache_gib`."""
   splits = builder.info.splits
   sizes = _sizes(builder)
-  # TFDS knows the bytes of whole splits alone.
+  # Take a share of each split, because TFDS states bytes of whole splits only.
   needed = sum(
     splits[key].num_bytes * len(range(sizes[key])[part]) / sizes[key]
     for key, part in parts
@@ -364,8 +364,8 @@ def _check_cache(
 
 
 def _bad_array_records(shards: Sequence[Shard]) -> dict[int, str]:
-  """Examples in files with a wrong number of records, with why."""
-  # Not everywhere that this package runs.
+  """Return {index: reason} of examples in broken or incomplete files."""
+  # Import array_record here, because it is installed on Linux only.
   from array_record.python import array_record_module
 
   bad: dict[int, str] = {}
@@ -373,16 +373,16 @@ def _bad_array_records(shards: Sequence[Shard]) -> dict[int, str]:
   for shard in shards:
     try:
       reader = array_record_module.ArrayRecordReader(shard.path)
-      found = reader.num_records()
+      count = reader.num_records()
       reader.close()
-      reason = f"the file has {found} records; there should be {shard.size}"
-    # The reader's own: it raises RuntimeError, ValueError, ...
+      reason = f"the file has {count} records; there should be {shard.size}"
+    # The reader raises RuntimeError, ValueError and others for broken files.
     except Exception as error:
-      found, reason = (
+      count, reason = (
         -1,
         f"the file cannot be read: {parallel.reason_of(error)}",
       )
-    if found != shard.size:
+    if count != shard.size:
       bad |= dict.fromkeys(range(first, first + shard.take), reason)
     first += shard.take
   return bad
@@ -397,13 +397,13 @@ def _read_all(
   """Read a split into memory, in the order of its files.
 
   Returns the encoded images, string (n,), the labels, see `Split`, and {index:
-  why} of unreadable examples, whose images are empty.
+  reason} of unreadable examples, whose images are empty strings.
   """
   features = builder.info.features
   dataset = builder.as_dataset(
     split=ref.split,
     decoders=_encoded(features),
-    # One file after the other: the order of files with random access.
+    # Read one file after the other, in the same order as with random access.
     read_config=tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False),
   )
   dataset = parallel.parallel_map(dataset, target.take)
@@ -419,14 +419,14 @@ def _read_all(
         f"{ref}: the files in {builder.data_dir} cannot be read "
         f"({parallel.reason_of(error)})."
       ) from error
-    found = _read_singly(features, target, shards)
-    if not found[2]:
-      # For example a file system that was away for a moment.
+    result = _read_singly(features, target, shards)
+    if not result[2]:
+      # No record is broken: perhaps a file system was away for a moment.
       logging.warning(
         "Data set %s, split %s was read at the second attempt; at the first: "
         "%s", ref.name, ref.split, parallel.reason_of(error),
       )  # fmt: skip
-    return found
+    return result
 
 
 def _read_singly(
@@ -435,19 +435,19 @@ def _read_singly(
   shards: Sequence[Shard],
 ) -> tuple[tf.Tensor, tf.Tensor, dict[int, str]]:
   """Read TFRecord files like `_read_all`, record by record."""
-  found = list(itertools.chain.from_iterable(map(tfrecord.read, shards)))
+  items = list(itertools.chain.from_iterable(map(tfrecord.read, shards)))
   lost = {
     i: record.reason
-    for i, record in enumerate(found)
+    for i, record in enumerate(items)
     if isinstance(record, tfrecord.CorruptRecord)
   }
-  indices = [i for i in range(len(found)) if i not in lost]
-  records = tf.constant([found[i] for i in indices], tf.string)
+  indices = [i for i in range(len(items)) if i not in lost]
+  records = tf.constant([items[i] for i in indices], tf.string)
   parsed = parallel.attempts(
     tf.data.Dataset.from_tensor_slices(records),
     lambda record: _parsed(record, features, target),
   )
-  images, labels = [b""] * len(found), np.zeros(len(found), target.label_dtype)
+  images, labels = [b""] * len(items), np.zeros(len(items), target.label_dtype)
   for i, example in zip(indices, parsed, strict=True):
     if isinstance(example, ExampleError):
       lost[i] = str(example)

@@ -1,8 +1,8 @@
 """Find the image and the label in the examples of a TFDS data set.
 
-In most data sets both are features. Several labels, or values, are features
-that hold them, one after the other. Five tasks of the benchmark VTAB have a
-label that is computed from others: its definitions are those of VTAB's own code
+In most data sets, both are features. For tasks of labels or values, the numbers
+in one or several features are concatenated. Five tasks of the benchmark VTAB
+compute their label from features, here as in VTAB's own code
 (google-research/task_adaptation).
 """
 
@@ -18,21 +18,21 @@ from memory_vit.errors import DataError
 from memory_vit.kinds import KINDS, Kind
 from memory_vit.runtime import messages
 
-# Features of an example, {name: value}; those of a sequence are stacked.
+# Features of an example, {name: value}; features in a sequence are stacked.
 _Example = Mapping[str, Any]
 _Features = Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-  """The image and the label of an example.
+  """Where to find the image and the label in an example.
 
   Attributes:
-    image: the feature that holds the image.
-    label: example -> its label, an integer (), or numbers (c,).
-    class_names: one per class, label or value.
-    is_mask: whether pixels are 0 or 1, which becomes 255.
-    kind: of the label, see `Split`.
+    image: name of the feature that holds the image.
+    label: function: example -> its label, an integer (), or numbers (c,).
+    class_names: one name per class, label or value.
+    is_mask: whether pixels are 0 or 1; `take` replaces 1 by 255.
+    kind: kind of the label, see `Split`.
   """
 
   image: str
@@ -46,7 +46,7 @@ class Target:
     return KINDS[self.kind].target_dtype(len(self.class_names))
 
   def take(self, example: _Example) -> tuple[tf.Tensor, tf.Tensor]:
-    """The encoded image, string (), and the label; see `Source`."""
+    """Return the encoded image, string (), and the label; see `Source`."""
     encoded = example[self.image]
     if self.is_mask:
       white = tf.cast(image_ops.decode(encoded) > 0, tf.uint8) * 255
@@ -57,7 +57,7 @@ class Target:
 
 @dataclasses.dataclass(frozen=True)
 class _Computed:
-  """A label that is computed from features, such as "objects/size"."""
+  """Label that is computed from features, such as "objects/size"."""
 
   needs: tuple[str, ...]
   label: Callable[[_Example], tf.Tensor]
@@ -73,8 +73,8 @@ def find_target(
 ) -> Target:
   """Find the image and the label of a TFDS data set.
 
-  `label` is a feature, or a label of VTAB, or of other kinds than classes
-  several features; "" if the data set has one alone.
+  `label` is a feature or a label of VTAB; for labels and values, one or several
+  features. It may be "" if the data set has a single suitable feature.
   """
   image = _find_image(features, supervised_keys)
   one_is_right = KINDS[kind].one_is_right
@@ -87,11 +87,11 @@ def find_target(
     )
   is_mask = name == "dsprites" or label.startswith("dsprites_")
   if not one_is_right:
-    found = _find_rows(name, features, label, KINDS[kind])
+    rows = _find_rows(name, features, label, KINDS[kind])
     return Target(
       image,
-      lambda example: tf.concat([row.take(example) for row in found], axis=0),
-      tuple(name for row in found for name in row.names),
+      lambda example: tf.concat([row.take(example) for row in rows], axis=0),
+      tuple(name for row in rows for name in row.names),
       is_mask,
       kind,
     )
@@ -114,7 +114,7 @@ def find_target(
 def find_keys(
   name: str, features: _Features, supervised_keys: Sequence[str] | None
 ) -> tuple[str, str]:
-  """Find the features of a TFDS data set that are the image and its class.
+  """Find the features of a TFDS data set that hold the image and its class.
 
   `supervised_keys` of TFDS are image and label, perhaps followed by more
   (places365_small), or None (sun397).
@@ -139,13 +139,13 @@ def find_keys(
 
 @dataclasses.dataclass(frozen=True)
 class _Row:
-  """Numbers of an example, (k,), that a feature holds, with names."""
+  """Names of k numbers in a feature, and a function that reads them, (k,)."""
 
   names: tuple[str, ...]
   take: Callable[[_Example], tf.Tensor]
 
 
-# What a feature has to be.
+# Descriptions of valid features for tasks of labels and of values.
 _LABELS = (
   "a Sequence of ClassLabels, a FeaturesDict of booleans, or booleans and "
   "ClassLabels of two classes"
@@ -156,30 +156,30 @@ _NUMBERS = "a number, or a Tensor or a FeaturesDict of numbers"
 def _find_rows(
   name: str, features: _Features, label: str, kind: Kind
 ) -> list[_Row]:
-  """The features that `label` names, or the only one of that kind."""
+  """Find the features that `label` names, or the only one of this kind."""
   keys = [k.strip() for k in label.split(",")] if label else [*features.keys()]
-  found = {key: _rows(key, features, kind) for key in keys}
+  candidates = {key: _rows(key, features, kind) for key in keys}
   if not label:
-    found = {key: rows for key, rows in found.items() if rows}
-  if not all(found.values()) or not (label or len(found) == 1):
+    candidates = {key: rows for key, rows in candidates.items() if rows}
+  if not all(candidates.values()) or not (label or len(candidates) == 1):
     raise DataError(
       f"config.data.label is {messages.brief(label)} and config.task.kind "
       f"{kind.name!r}: expected {_NUMBERS if kind.numbers else _LABELS} "
       "(several features are separated by commas) among the features of data "
       f"set {messages.brief(name)}, which are {_shown(features)}."
     )
-  return [row for rows in found.values() for row in rows]
+  return [row for rows in candidates.values() for row in rows]
 
 
 def _rows(key: str, features: _Features, kind: Kind) -> list[_Row]:
-  """The numbers of a kind that a feature holds; [] if it holds others."""
+  """Return the numbers in a feature; [] if they are not of the kind."""
   types, feature = tfds.features, _at(features, key)
   if isinstance(feature, types.FeaturesDict):
     parts = [
-      _rows(f"{key}/{each}", features, kind) for each in sorted(feature.keys())
+      _rows(f"{key}/{part}", features, kind) for part in sorted(feature.keys())
     ]
     return [row for rows in parts for row in rows] if all(parts) else []
-  inner = getattr(feature, "feature", None)  # of a Sequence
+  inner = getattr(feature, "feature", None)  # only a Sequence has this
   if not kind.numbers and isinstance(inner, types.ClassLabel):
     names = tuple(inner.names)
     return [_Row(names, lambda e: _multi_hot(_at(e, key), len(names)))]
@@ -202,7 +202,7 @@ def _rows(key: str, features: _Features, kind: Kind) -> list[_Row]:
 
 
 def _at(tree: Any, path: str) -> Any:
-  """The entry "a/b" of nested dictionaries; None without one."""
+  """Return the entry at a path such as "a/b" of nested dicts, or None."""
   for key in path.split("/"):
     is_dict = isinstance(tree, Mapping | tfds.features.FeaturesDict)
     tree = tree[key] if is_dict and key in tree else None
@@ -210,16 +210,16 @@ def _at(tree: Any, path: str) -> Any:
 
 
 def _multi_hot(numbers: tf.Tensor, count: int) -> tf.Tensor:
-  """1 for each of the numbers; NaN if one is no label, such as -1."""
+  """Encode label numbers as multi-hot; all NaN if a number is invalid."""
   known = tf.reduce_all((numbers >= 0) & (numbers < count))
-  found = tf.reduce_max(tf.one_hot(numbers, count), axis=0)
-  return tf.where(known, tf.maximum(found, 0.0), np.nan)
+  ones = tf.reduce_max(tf.one_hot(numbers, count), axis=0)
+  return tf.where(known, tf.maximum(ones, 0.0), np.nan)
 
 
 def _find_image(
   features: _Features, supervised_keys: Sequence[str] | None
 ) -> str | None:
-  """The feature that is the image; None if there is no choice, or more."""
+  """Return the key of the image; None if it is missing or ambiguous."""
   images = [
     key
     for key, feature in features.items()
@@ -229,7 +229,7 @@ def _find_image(
 
 
 def _only(candidates: Sequence[str], *preferred: str | None) -> str | None:
-  """The first preferred candidate, else the only one, else None."""
+  """Return the first preferred candidate, else the only one, else None."""
   for key in preferred:
     if key in candidates:
       return key
@@ -243,7 +243,7 @@ def _shown(features: _Features) -> dict[str, str]:
 def _require(
   name: str, features: _Features, label: str, needs: Sequence[str]
 ) -> None:
-  """Refuse a data set that lacks a feature that a label is computed from."""
+  """Raise if a data set lacks a feature from which the label is computed."""
   for path in needs:
     inner: Any = features
     for key in path.split("/"):
@@ -260,24 +260,24 @@ def _require(
 
 
 def _between(value: tf.Tensor, bounds: Sequence[float]) -> tf.Tensor:
-  """The number of the growing `bounds` below a value, less one."""
+  """Return in which bin between ascending `bounds` a value lies, from 0."""
   below = tf.constant(bounds, tf.float32) < tf.cast(value, tf.float32)
   return tf.reduce_sum(tf.cast(below, tf.int32)) - 1
 
 
 def _clevr_count(example: _Example) -> tf.Tensor:
-  """Objects in the scene, of which there are 3 to 10."""
+  """Return the class for the number of objects in the scene, 3 to 10."""
   return tf.size(example["objects"]["size"]) - 3
 
 
 def _clevr_distance(example: _Example) -> tf.Tensor:
-  """Depth of the nearest object, in six steps."""
+  """Return the class for the depth of the nearest object, one of six bins."""
   depth = tf.reduce_min(example["objects"]["pixel_coords"][:, 2])
   return _between(depth, (0.0, 8.0, 8.5, 9.0, 9.5, 10.0, 100.0))
 
 
 def _kitti_distance(example: _Example) -> tf.Tensor:
-  """Metres to the nearest car, van or truck, in three steps, or none at all."""
+  """Return the class for the metres to the nearest car, van or truck."""
   objects = example["objects"]
   is_vehicle = objects["type"] < 3
   depths = tf.boolean_mask(objects["location"][:, 2], is_vehicle)
@@ -286,8 +286,8 @@ def _kitti_distance(example: _Example) -> tf.Tensor:
 
 
 def _binned(key: str, old: int, new: int) -> _Computed:
-  """A feature with `old` classes in `new` bins of equal width."""
-  # In float32, as the original: 40 orientations in 16 bins are 2.5 each.
+  """Bin a feature with `old` classes into `new` bins of equal width."""
+  # Divide in float32, as VTAB does: 40 orientations make 16 bins of 2.5 each.
   return _Computed(
     (key,),
     lambda example: tf.math.floordiv(
@@ -297,7 +297,7 @@ def _binned(key: str, old: int, new: int) -> _Computed:
   )
 
 
-# The labels of VTAB that are no features, or not the only ClassLabel.
+# Labels of VTAB that are computed, or are one of several ClassLabels.
 VTAB_LABELS: Mapping[str, _Computed] = {
   "clevr_count": _Computed(
     ("objects/size",), _clevr_count, tuple(map(str, range(3, 11)))

@@ -1,7 +1,7 @@
 """Refuse TFDS data sets that name code: only features of TFDS are allowed.
 
 TFDS imports the module of every class that the files beside the records name.
-So those files are first read here, as plain JSON.
+So these files are first read here, as plain JSON, and the classes are checked.
 """
 
 import functools
@@ -17,22 +17,22 @@ from memory_vit.data.quiet_tensorflow import tfds
 from memory_vit.errors import DataError
 from memory_vit.runtime import messages
 
-# The files with the features of a data set, and their greatest sizes in bytes.
-# Real ones have some kilobytes; the second lists all shards as well.
+# Files that name the features of a data set, with their maximum sizes in bytes.
+# Real files have some kilobytes; dataset_info.json lists all shards as well.
 _INFO = "dataset_info.json"
 _FILES = {"features.json": 2**20, _INFO: 16 * 2**20}
-# Four levels for a feature inside of another.
+# Maximum depth of JSON; a feature inside of another takes four levels.
 _MAX_DEPTH = 64
-# The key of a class, as protobuf spells it, and in the files of older TFDS.
+# Keys of class names: two spellings of protobuf, and the key of older TFDS.
 _CLASS_KEYS = ("pythonClassName", "python_class_name", "type")
 _EXPECTED = "expected NAME[/CONFIG][:VERSION]."
-_ADVICE = "Where you trust who made it, give --trust_data_code."
+_ADVICE = "If you trust who made it, give --trust_data_code."
 
 
 def require_no_code(name: str, directory: str) -> None:
-  """Refuse a data set that brings code of its own, in any version.
+  """Raise if any version of a data set brings its own code.
 
-  TFDS decides which version and configuration is opened.
+  All versions are checked, because TFDS decides which one is opened.
   """
   try:
     parsed, options = naming.parse_builder_name_kwargs(name)
@@ -43,21 +43,21 @@ def require_no_code(name: str, directory: str) -> None:
       f"data set {messages.brief(name)} has a namespace: TFDS would fetch code "
       f"from there and run it. {_ADVICE}"
     )
-  # Anything else could be another place to look at.
+  # Refuse other options, because they could name another directory.
   if options.keys() - {"config", "version"} or not options.get(
     "config", "x"
   ).strip("."):
     raise DataError(f"data set {messages.brief(name)}: {_EXPECTED}")
   for root in file_utils.list_data_dirs(directory or None):
     base = epath.Path(root).expanduser() / parsed.name
-    # NAME/VERSION, or NAME/CONFIG/VERSION.
+    # Prepared data lie in NAME/VERSION or in NAME/CONFIG/VERSION.
     outer = _folders(base)
-    for folder in [*outer, *(f for each in outer for f in _folders(each))]:
+    for folder in [*outer, *(f for path in outer for f in _folders(path))]:
       require_own_features(folder)
 
 
 def require_own_features(folder: epath.PathLike) -> None:
-  """Refuse prepared data that name other classes than the features of TFDS."""
+  """Raise if prepared data name other classes than the features of TFDS."""
   for name, most in _FILES.items():
     file = epath.Path(folder) / name
     if not file.exists():
@@ -65,11 +65,11 @@ def require_own_features(folder: epath.PathLike) -> None:
     values = _read(file, most)
     if name == _INFO:
       values = values.get("features") if isinstance(values, Mapping) else None
-    for found in _classes(values, file):
-      if found not in own_classes():
+    for class_name in _classes(values, file):
+      if class_name not in own_classes():
         raise DataError(
-          f"{file} names {messages.brief(found)}, which is no feature of TFDS: "
-          f"it would be imported, and run. {_ADVICE}"
+          f"{file} names {messages.brief(class_name)}, which is no feature of "
+          f"TFDS: it would be imported, and run. {_ADVICE}"
         )
 
 
@@ -80,7 +80,7 @@ def _folders(path: epath.Path) -> list[epath.Path]:
 
 
 def _read(file: epath.Path, most: int) -> Any:
-  """A JSON file of at most `most` bytes."""
+  """Read a JSON file of at most `most` bytes."""
   try:
     with file.open("rb") as opened:
       content = opened.read(most + 1)
@@ -95,7 +95,7 @@ def _read(file: epath.Path, most: int) -> Any:
 
 
 def _classes(values: Any, file: epath.Path) -> Iterator[str]:
-  """All possible names of classes; older files have JSON inside strings."""
+  """Yield all possible class names; older files have JSON inside strings."""
   left = [(values, 0)]
   while left:
     value, depth = left.pop()
@@ -106,7 +106,7 @@ def _classes(values: Any, file: epath.Path) -> Iterator[str]:
         left.append((json.loads(value), depth + 1))
       except RecursionError:
         left.append(("", _MAX_DEPTH + 1))
-      except ValueError:  # A description: TFDS cannot read it as JSON either.
+      except ValueError:  # plain text: TFDS cannot parse it either
         continue
     elif isinstance(value, Mapping):
       for key, inner in value.items():
@@ -120,13 +120,13 @@ def _classes(values: Any, file: epath.Path) -> Iterator[str]:
 
 @functools.cache
 def own_classes() -> frozenset[str]:
-  """Names of the feature classes that TFDS itself exports, old ones too."""
+  """Return the names, old and new, of the feature classes of TFDS itself."""
   connector = tfds.features.FeatureConnector
-  own = [
-    each
-    for each in vars(tfds.features).values()
-    if isinstance(each, type) and issubclass(each, connector)
+  classes = [
+    item
+    for item in vars(tfds.features).values()
+    if isinstance(item, type) and issubclass(item, connector)
   ]
-  names = {f"{each.__module__}.{each.__name__}" for each in own}
-  names |= {name for each in own for name in vars(each).get("ALIASES", ())}
+  names = {f"{item.__module__}.{item.__name__}" for item in classes}
+  names |= {name for item in classes for name in vars(item).get("ALIASES", ())}
   return frozenset(n for n in names if n.startswith("tensorflow_datasets."))

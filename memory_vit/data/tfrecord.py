@@ -1,7 +1,7 @@
-"""The files of TFDS data sets: the place of each record, and broken ones.
+"""Locate the records of TFDS data sets in their files, and read broken files.
 
-TensorFlow's reader of TFRecord files ends at the first corrupt record; told to
-ignore that, it hangs. `read` continues behind it, and says which record it was.
+TensorFlow's reader of TFRecord files stops at the first corrupt record; told to
+ignore errors, it hangs. `read` reports corrupt records, and continues.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from memory_vit.data.quiet_tensorflow import tf
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-  """The `take` records behind `skip` others; the file should have `size`."""
+  """File that should have `size` records: use `take` after the first `skip`."""
 
   path: str
   skip: int
@@ -39,15 +39,16 @@ def place(shards: Sequence[Shard], index: int) -> str:
 
 
 def read(shard: Shard) -> Iterator[bytes | CorruptRecord]:
-  """Yield the records of a TFRecord file, or for a broken one the reason.
+  """Yield each record of a TFRecord file, or the reason why it is broken.
 
-  All records behind one whose length is corrupt are lost with it.
+  After a record whose length is corrupt, the rest of the file is lost.
   """
   last_good, again = "none", None
   end = shard.skip + shard.take
   for i, record in enumerate(itertools.islice(_records(shard.path), end)):
     if isinstance(record, CorruptRecord):
-      if again is None or again[0] is not record:  # one for all that follow
+      # Use one object, with the first reason, for all records that are lost.
+      if again is None or again[0] is not record:
         named = f"{record.reason}; last good record: {last_good}"
         again = record, CorruptRecord(named)
       record = again[1]
@@ -58,10 +59,10 @@ def read(shard: Shard) -> Iterator[bytes | CorruptRecord]:
 
 
 def require_room(shards: Sequence[Shard]) -> None:
-  """Refuse files in which a record is longer than the rest of its file.
+  """Raise if a file has a record that is longer than the rest of the file.
 
-  TensorFlow's reader takes the memory for a record before it reads it, and the
-  process ends if there is none. Corrupt lengths are left to that reader.
+  TensorFlow's reader would allocate memory for the record, and end the process
+  if that fails. Other corrupt lengths are left to TensorFlow's reader.
   """
   for shard in shards:
     path = shard.path
@@ -84,7 +85,7 @@ class _CutError(Exception):
 
 
 def _records(path: str) -> Iterator[bytes | CorruptRecord]:
-  """All records of a file; behind its end `CorruptRecord` for ever."""
+  """Yield all records of a file, and after its end `CorruptRecord` for ever."""
   try:
     with tf.io.gfile.GFile(path, "rb") as file:
       size = file.size()
@@ -100,8 +101,8 @@ def _records(path: str) -> Iterator[bytes | CorruptRecord]:
 def _record(file: tf.io.gfile.GFile, size: int) -> bytes | CorruptRecord:
   """Read the next record, or raise `_CutError` if its end cannot be known.
 
-  It is a length (8 bytes), a checksum of that (4), the bytes themselves, and a
-  checksum of those (4).
+  A record has its length (8 bytes), a checksum of the length (4), the content,
+  and a checksum of the content (4).
   """
   header = file.read(12)
   if not header:
@@ -111,7 +112,7 @@ def _record(file: tf.io.gfile.GFile, size: int) -> bytes | CorruptRecord:
   length, checksum = struct.unpack("<QI", header)
   if _checksum(header[:8]) != checksum:
     raise _CutError("it has a corrupt length, or this is no TFRecord file")
-  # Reading takes as much memory as it says, whatever is there.
+  # Compare first: `read` allocates the whole length, even of a shorter file.
   is_there = length + 4 <= size - file.tell()
   rest = file.read(length + 4) if is_there else b""
   if len(rest) < length + 4:
@@ -122,6 +123,6 @@ def _record(file: tf.io.gfile.GFile, size: int) -> bytes | CorruptRecord:
 
 
 def _checksum(content: bytes) -> int:
-  """The masked CRC-32C of TFRecord files."""
+  """Compute the masked CRC-32C of TFRecord files."""
   value = google_crc32c.value(content)
   return ((value >> 15 | value << 17) + 0xA282EAD8) & 0xFFFFFFFF

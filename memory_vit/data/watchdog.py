@@ -7,17 +7,17 @@ import sys
 import threading
 from collections.abc import Iterator
 
-# The status of a process that was ended: EX_IOERR of sysexits.h.
+# Exit status of a process that `end_process` ends: EX_IOERR of sysexits.h.
 EXIT_STALLED = 74
 
 
 @contextlib.contextmanager
 def limit(seconds: float, what: str) -> Iterator[None]:
-  """Call `end_process` if the body takes longer; 0 seconds set no limit."""
+  """Call `end_process` if the body takes longer; 0 seconds mean no limit."""
   if not seconds:
     yield
     return
-  # From another thread: native code that waits would not notice an exception.
+  # Use another thread: native code that waits would not notice an exception.
   timer = threading.Timer(seconds, end_process, [seconds, what])
   timer.daemon = True
   timer.start()
@@ -29,7 +29,7 @@ def limit(seconds: float, what: str) -> Iterator[None]:
 
 def end_process(seconds: float, what: str) -> None:
   """Dump all stacks to stderr, and end the process with `EXIT_STALLED`."""
-  # The real one: its replacement in notebooks and tests has no descriptor.
+  # Notebooks and tests replace `sys.stderr` by an object without a descriptor.
   stderr = sys.__stderr__ or sys.stderr
   faulthandler.dump_traceback(file=stderr, all_threads=True)
   print(
