@@ -1,4 +1,4 @@
-"""Compare an exported model with ours, in a process without our code."""
+"""Run an exported model without our code, and compare it with `mv.forward`."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from memory_vit.kinds import TaskKind
 from memory_vit.model.task import EvalPreprocessing
 from memory_vit.runtime.messages import escaped, shortened
 
-# Greatest difference of an output, as a share of the greatest output: another
-# compiler adds in another order.
+# {dtype: maximum difference of outputs, as a share of the greatest output}.
+# Outputs differ, because other compilers add in another order.
 TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2}
-# The same for pixels resized with antialiasing: some are rounded to another
-# grey level than by Pillow, see docs/export.md.
+# Tolerances if pixels are resized with antialiasing: some pixels are rounded to
+# another grey level than by Pillow, see docs/export.md.
 ANTIALIASED_TOLERANCE = {"float32": 1e-2, "bfloat16": 3e-2}
-# The process cannot share the accelerator of this one. TensorFlow's XLA ends a
-# process for a flag that only jax knows.
+# Environment of the process that runs an export. The process cannot share our
+# accelerator, and TensorFlow's XLA aborts on flags that only jax knows.
 _ENVIRONMENT = {
   "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "-1", "XLA_FLAGS": "",
   "TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0",
@@ -46,12 +46,12 @@ class Comparison:
   """The differences between an export and `mv.forward`, and their speed."""
 
   images: int
-  tolerance: Mapping[str, float]  # {signature: share}
+  tolerance: Mapping[str, float]  # {signature: maximum share}
   # {signature: {output: greatest difference, as a share of the greatest value}}
   max_difference: Mapping[str, Mapping[str, float]]
   load_seconds: float
   first_call_seconds: float  # includes compilation
-  # Of a batch of all images, the median; of `mv.forward` without preparation.
+  # Median times for a batch of all images; `mv.forward` without preprocessing.
   call_seconds: float
   memory_vit_call_seconds: float
 
@@ -63,20 +63,22 @@ def compare(
   images: ImageInput,
   count: int,
 ) -> Comparison:
-  """Run an exported model on random images; refuse one with other outputs."""
+  """Run an exported model on random images; raise if its outputs differ."""
   inputs, prepared = _random_images(exported.preprocessing, images, count)
   files = _random_files(count) if kind == "saved_model" else []
   expected = {
     "serving_default": run_exported.arrays(exported.call_own(prepared))
   }
   if files:
-    own = exported.call_own(_preprocessed(files, exported.preprocessing))
-    expected["encoded"] = run_exported.arrays(own)
-  found, seconds = run(kind, model, inputs, files)
+    outputs = exported.call_own(_preprocessed(files, exported.preprocessing))
+    expected["encoded"] = run_exported.arrays(outputs)
+  exported_outputs, seconds = run(kind, model, inputs, files)
   differences = {
     signature: {
       name: difference(
-        found[signature].get(name), outputs[name], exported.activated.get(name)
+        exported_outputs[signature].get(name),
+        outputs[name],
+        exported.activated.get(name),
       )
       for name in exported.names
     }
@@ -98,7 +100,7 @@ def compare(
 def tolerance_of(
   exported: ExportedModel, images: ImageInput, signature: str
 ) -> float:
-  """The greatest difference that a signature may have, as a share."""
+  """Return the allowed difference of a signature's outputs, see `TOLERANCE`."""
   resizes = signature == "encoded" or images.kind == "uint8"
   dtype = exported.backbone.config.dtype
   if resizes and exported.preprocessing.interpolation != "bilinear":
@@ -109,9 +111,9 @@ def tolerance_of(
 def run(
   kind: str, model: Path, images: np.ndarray, files: Sequence[bytes] = ()
 ) -> tuple[dict[str, Outputs], dict[str, float]]:
-  """Run an exported model in a process: {signature: outputs}, and seconds.
+  """Run an exported model in a process; return {signature: outputs} and times.
 
-  `kind` is a key of `run_exported.LOADERS`, and `files` the content of image
+  `kind` is a key of `run_exported.LOADERS`; `files` are the bytes of image
   files for the signature "encoded".
   """
   with tempfile.TemporaryDirectory() as name:
@@ -120,7 +122,7 @@ def run(
     (folder / "files").mkdir()
     for i, content in enumerate(files):
       (folder / "files" / f"{i:08}").write_bytes(content)
-    # By its path, and with -P: nothing is imported from its directory.
+    # -P keeps the script's directory, which has our modules, off sys.path.
     done = subprocess.run(
       [sys.executable, "-P", run_exported.__file__, kind, model, folder],
       capture_output=True, text=True, env={**os.environ, **_ENVIRONMENT},
@@ -128,22 +130,22 @@ def run(
     if done.returncode:
       lines = done.stderr.strip().splitlines() or ["no message"]
       raise ExportError(
-        f"the {kind} that was written cannot be run (status "
+        f"the exported {kind} cannot be run (exit status "
         f"{done.returncode}): {shortened(escaped(lines[-1]), 400)}"
       )
-    found: dict[str, Outputs] = {}
+    outputs: dict[str, Outputs] = {}
     for file in folder.glob("*/*.npy"):
-      found.setdefault(file.parent.name, {})[file.stem] = np.load(file)
-  return found, json.loads(done.stdout.splitlines()[-1])
+      outputs.setdefault(file.parent.name, {})[file.stem] = np.load(file)
+  return outputs, json.loads(done.stdout.splitlines()[-1])
 
 
 def difference(
   found: Any, logits: np.ndarray, activated: TaskKind | None = None
 ) -> float:
-  """The greatest difference, as a share of the greatest logit.
+  """Return the greatest difference, as a share of the greatest logit.
 
-  For activated outputs it is the difference of logits that would explain
-  theirs. Infinite for another shape, and if an output is not finite.
+  For activated outputs, it is the difference of logits that would explain these
+  outputs. It is infinite if shapes differ or an output is not finite.
   """
   if found is None or found.shape != logits.shape:
     return float("inf")
@@ -162,7 +164,7 @@ def require_within(
   differences: Mapping[str, Mapping[str, float]],
   tolerance: Mapping[str, float],
 ) -> None:
-  """Refuse an export whose outputs differ by more than the tolerance."""
+  """Raise if outputs of an export differ by more than the tolerance."""
   problems = [
     f"{name} of {signature} by {share:.3g} (at most {tolerance[signature]:g})"
     for signature, shares in differences.items()
@@ -171,29 +173,29 @@ def require_within(
   ]
   if problems:
     raise ExportError(
-      "the exported model computes something else than mv.forward: "
-      f"{'; '.join(problems)} of the greatest output. Nothing was written: "
-      "give another --format, and report this as a bug."
+      "outputs of the exported model differ from mv.forward: "
+      f"{'; '.join(problems)}, as a share of the greatest output. Nothing was "
+      "written: give another --format, and report this as a bug."
     )
 
 
 def _random_images(
   preprocessing: EvalPreprocessing, images: ImageInput, count: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """The inputs of the export, and the same images prepared for `mv.forward`."""
+  """Return inputs of the export, and the same images ready for `mv.forward`."""
   rng = np.random.default_rng(0)
   side = preprocessing.image_size
   if images.kind == "float32":
     inputs = rng.uniform(-1, 1, (count, side, side, 3)).astype(np.float32)
     return inputs, inputs
-  # By default neither square nor of the size of the model.
+  # By default, images are not square, and both sides are resized.
   height, width = images.size or (side + side // 2, 2 * side + 1)
   inputs = rng.integers(0, 256, (count, height, width, 3)).astype(np.uint8)
   return inputs, _preprocessed(list(inputs), preprocessing)
 
 
 def _random_files(count: int) -> list[bytes]:
-  """JPEG and PNG files in turn, each of another size."""
+  """Return alternating JPEG and PNG files of different image sizes."""
   rng = np.random.default_rng(1)
   files = []
   for i in range(count):
@@ -205,7 +207,7 @@ def _random_files(count: int) -> list[bytes]:
 
 
 def _preprocessed(images: Any, preprocessing: EvalPreprocessing) -> np.ndarray:
-  """Prepare images as evaluation does; it may import TensorFlow."""
+  """Preprocess images as in evaluation; this may import TensorFlow."""
   from memory_vit.evaluation.preprocess import preprocess
 
   return preprocess(images, preprocessing)

@@ -1,4 +1,4 @@
-"""Export a backbone and its tasks to the format that a server reads."""
+"""Export a backbone and its tasks in a format that other programs read."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from memory_vit.runtime.messages import brief
 from memory_vit.runtime.progress_bar import ProgressBar
 from memory_vit.tasks import compose, store
 
-# The file or directory of a function, and its writer.
+# Formats of functions: {format: (its file or directory, its writer)}.
 _WRITERS: dict[
   str, tuple[str, Callable[[ExportedModel, Path, ImageInput], None]]
 ] = {
@@ -39,7 +39,7 @@ _WRITERS: dict[
   "saved_model": (saved_model.DIRECTORY, saved_model.write),
   "onnx": (onnx_file.FILE, onnx_file.write),
 }
-# Formats of arrays, without a function that takes images.
+# Formats that store only arrays, and no function that takes images.
 _ARRAYS = ("safetensors", "orbax")
 FORMATS = (*_WRITERS, *_ARRAYS)
 MAX_EXAMPLES = 4096
@@ -57,31 +57,31 @@ def export_model(
 ) -> ExportReport:
   """Write a backbone and tasks as one function that other programs can call.
 
-  It takes images, and returns the same dictionary as `forward`: "backbone" and
-  the name of each task. A task that needs its own pass (`probe`, `full`, ...)
-  is exported alone, and has its own output only. The written model runs in
-  another process and is compared on random images with `forward`, or with the
-  program that tests such a task at the end of its run.
+  The function takes images, and returns the same dictionary as `forward`, with
+  the keys "backbone" and the name of each task. A task that needs its own pass
+  (`probe`, `full`, ...) is exported alone, and returns only its own output. The
+  written model runs on random images in another process, and is compared with
+  `forward`, or with the program that evaluates such a task in training.
 
   Args:
-    backbone: the frozen ViT; its `config.dtype` is that of the computation.
+    backbone: the frozen ViT; the function computes in its `config.dtype`.
     tasks: a task, a sequence or generator of tasks, or {name: task}.
-    path: of the directory. An earlier export is replaced as a whole, any other
-      directory with a file in it is refused.
+    path: the output directory. An earlier export is replaced as a whole; a
+      directory with any other file is refused.
     format: "stablehlo", "saved_model", "onnx"; "safetensors" (the tasks alone,
       as files for a model hub, with a README); or "orbax" (all parameters, as a
       checkpoint).
     images: the input of the function; by default floats in [-1, 1].
-    examples: the number of random images that are compared.
+    examples: number of random images for the comparison.
     activation: whether the function returns probabilities of classes and
-      labels, and values in their units, in place of the outputs of the heads,
+      labels, and values in their units, instead of the outputs of the heads,
       see `TaskKind`.
 
   Returns:
     The content of `manifest.json` in the directory.
 
   Raises:
-    ExportError: if it cannot be written, or computes something else.
+    ExportError: for invalid options, failed writes, or outputs that differ.
     TaskError: for tasks of another backbone, or that do not fit together.
   """
   images = images or ImageInput()
@@ -99,7 +99,7 @@ def export_model(
       bar.note(f"writing {format}")
       write(exported, new, images)
       bar.update()
-      bar.note("comparing it, in another process")
+      bar.note("comparing outputs, in another process")
       compared = check.compare(exported, format, new / name, images, examples)
       bar.update()
     report = _describe(exported, format, images)
@@ -111,20 +111,20 @@ def export_model(
 def require_options(
   format: str, images: ImageInput, examples: int, activation: bool = False
 ) -> None:
-  """Refuse options that no export supports, before anything is computed."""
+  """Raise for options that no export supports, before anything is computed."""
   if format not in FORMATS:
     raise ExportError(
       f"format is {brief(format)}, expected one of {', '.join(FORMATS)}."
     )
   if format in _ARRAYS and images.kind != "float32":
     raise ExportError(
-      f"--format={format} with --input=uint8: a file of arrays is no function "
-      "that takes images. Leave --input out."
+      f"--format={format} with --input=uint8: this format stores arrays, not a "
+      "function that takes images. Leave --input out."
     )
   if format in _ARRAYS and activation:
     raise ExportError(
-      f"--format={format} with --activation: a file of arrays is no function "
-      "that returns probabilities. Leave --activation out."
+      f"--format={format} with --activation: this format stores arrays, not a "
+      "function that returns probabilities. Leave --activation out."
     )
   if not 1 <= examples <= MAX_EXAMPLES:
     raise ExportError(
@@ -139,7 +139,7 @@ def require_options(
 def _describe(
   exported: ExportedModel, format: str, images: ImageInput
 ) -> ExportReport:
-  """Describe a function: its signatures, batch sizes and platforms."""
+  """Describe an exported function: signatures, batch sizes and platforms."""
   meanings = _meanings(exported)
   outputs = {
     name: Tensor(
@@ -147,8 +147,8 @@ def _describe(
     )
     for name, width in exported.outputs().items()
   }
-  taken = {"images": _image_tensor(exported, images)}
-  signatures = {"serving_default": Signature(inputs=taken, outputs=outputs)}
+  inputs = {"images": _image_tensor(exported, images)}
+  signatures = {"serving_default": Signature(inputs=inputs, outputs=outputs)}
   if format == "saved_model":
     encoded = Tensor(
       shape=("b",), dtype="string", meaning="the bytes of JPEG or PNG files"
@@ -169,18 +169,18 @@ def _describe(
 
 
 def _meanings(exported: ExportedModel) -> dict[str, str]:
-  """{name: what its outputs are}, but logits."""
+  """Return {output: its meaning} for outputs that are not logits."""
   kinds = {task.name: task.spec.kind for task in exported.tasks}
   texts = {name: kind.kind.outputs_text for name, kind in kinds.items()}
-  found = {name: text for name, text in texts.items() if text}
+  meanings = {name: text for name, text in texts.items() if text}
   if not exported.backbone.config.num_classes:
-    found[BACKBONE] = "features"
+    meanings[BACKBONE] = "features"
   for task in exported.rejecting:
-    found[score_name(task.name)] = (
-      "largest logit: the image is of none of the classes if it is below "
+    meanings[score_name(task.name)] = (
+      "largest logit; the image is of none of the classes if this is below "
       f"{task.spec.kind.unknown}"
     )
-  return found | {
+  return meanings | {
     name: kind.kind.activated_text for name, kind in exported.activated.items()
   }
 
@@ -197,7 +197,7 @@ def _image_tensor(exported: ExportedModel, images: ImageInput) -> Tensor:
 def _export_arrays(
   backbone: Backbone, tasks: compose.TasksLike, place: Path, format: str
 ) -> ExportReport:
-  """Write one of the formats that are arrays, and no function."""
+  """Export in a format that stores only arrays, and no function."""
   chosen = compose.task_tuple(tasks)
   if not chosen:
     raise TaskError("there is no task to export.")
@@ -223,7 +223,7 @@ def _write_tasks(
     store.save_task(task, file, format="safetensors")
     if store.load_task(file, backbone).digest != task.digest:
       raise ExportError(
-        f"task {task.name!r} was not read back as it was written."
+        f"task {task.name!r} differs after it was written and read back."
       )
   card = directory / model_card.FILE
   card.write_text(model_card.to_text(tasks), encoding="utf-8")
@@ -232,8 +232,8 @@ def _write_tasks(
 def _write_orbax(
   backbone: Backbone, tasks: Sequence[Task], directory: Path
 ) -> None:
-  """Write {"backbone": ..., "tasks": {name: ...}}."""
+  """Write a checkpoint of {"backbone": ..., "tasks": {name: ...}}."""
   params = {task.name: task.params for task in tasks}
   tree = {"backbone": backbone.params, "tasks": params}
-  with files.writing(directory, ValueError):  # orbax's
+  with files.writing(directory, ValueError):  # orbax raises ValueError
     orbax_checkpoint.write(tree, directory / orbax_checkpoint.DIRECTORY)

@@ -1,4 +1,4 @@
-"""Write `manifest.json`, which describes an export to its servers."""
+"""Write `manifest.json`, which describes an export to programs that use it."""
 
 from __future__ import annotations
 
@@ -24,19 +24,21 @@ FILE = "manifest.json"
 FORMAT_VERSION = 1
 _KIND = "memory_vit export"
 DIRECTORY = OutputDirectory("--out", listed_in(FILE, _KIND), ExportError)
-# How `EvalPreprocessing.interpolation` resizes.
+# {`EvalPreprocessing.interpolation`: how it resizes images}.
 _RESIZING = {
   "bilinear": "bilinear, half-pixel centres, without antialiasing",
   "bilinear_antialias": (
     "bilinear with antialiasing, as Pillow resizes uint8: the width, then the "
-    "height, each rounded to 0..255; a longer side is rounded down"
+    "height, pixels rounded to 0..255 after each; the length of the longer "
+    "side is rounded down"
   ),
   "bicubic": (
     "bicubic (a = -0.5) with antialiasing, as Pillow resizes uint8: the width, "
-    "then the height, each rounded to 0..255; a longer side is rounded down"
+    "then the height, pixels rounded to 0..255 after each; the length of the "
+    "longer side is rounded down"
   ),
 }
-# Packages that may have a part in making the files.
+# Packages whose versions may influence the exported files.
 _PACKAGES = (
   "jax", "jaxlib", "flax", "numpy", "safetensors", "orbax-checkpoint",
   "tensorflow-cpu", "tensorflow", "jax2onnx", "onnx", "onnxruntime",
@@ -47,14 +49,14 @@ _PACKAGES = (
 class Tensor:
   """An input or output of an exported function."""
 
-  shape: tuple[int | str, ...]  # names are axes of any length
-  dtype: str  # as NumPy calls it, or "string"
+  shape: tuple[int | str, ...]  # a name stands for any length
+  dtype: str  # NumPy's name of it, or "string"
   meaning: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Signature:
-  """One way to call an exported model, by names of tensors."""
+  """One way to call an exported model: {name: tensor} of inputs and outputs."""
 
   inputs: Mapping[str, Tensor]
   outputs: Mapping[str, Tensor]  # an ONNX model returns them in this order
@@ -62,17 +64,17 @@ class Signature:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExportReport:
-  """Description of an export, as `manifest.json` holds it."""
+  """Description of an export: the content of `manifest.json`."""
 
   format: str
-  dtype: str  # of the computation
-  backbone: Mapping[str, Any]  # `BackboneId`
-  preprocessing: Mapping[str, Any]  # `EvalPreprocessing`, and how it resizes
+  dtype: str  # in which the model computes
+  backbone: Mapping[str, Any]  # fields of `BackboneId`
+  preprocessing: Mapping[str, Any]  # `EvalPreprocessing`, also in words
   tasks: Sequence[Mapping[str, Any]]
-  activation: bool = False  # whether outputs are probabilities and values
-  # Empty for formats of arrays, as `comparison` is.
+  activation: bool = False  # whether outputs are probabilities or values
+  # Formats that store only arrays have no signatures and no comparison.
   signatures: Mapping[str, Signature] = dataclasses.field(default_factory=dict)
-  batch_buckets: tuple[int, ...] = ()  # compiled sizes; () for any size
+  batch_buckets: tuple[int, ...] = ()  # compiled batch sizes; () for any
   platforms: tuple[str, ...] = ()
   comparison: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -85,7 +87,7 @@ class ExportReport:
 def describe(
   format: str, backbone: Backbone, tasks: Sequence[Task]
 ) -> ExportReport:
-  """Report what is known before anything is written."""
+  """Return the part of a report that does not depend on the written files."""
   preprocessing = tasks[0].spec.preprocessing
   return ExportReport(
     format=format,
@@ -116,17 +118,17 @@ def _task(task: Task) -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
-  found = {"memory_vit": __version__, "python": platform.python_version()}
+  versions = {"memory_vit": __version__, "python": platform.python_version()}
   for package in _PACKAGES:
     try:
-      found[package] = importlib.metadata.version(package)
+      versions[package] = importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
       continue
-  return found
+  return versions
 
 
 def write(directory: Path, report: ExportReport) -> ExportReport:
-  """Write `manifest.json` beside the files that it lists; return the report."""
+  """List the files of an export in `manifest.json`; return the full report."""
   written = {
     name: {
       "bytes": (directory / name).stat().st_size,

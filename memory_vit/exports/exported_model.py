@@ -1,6 +1,6 @@
 """The exported function: from images to the outputs of all tasks.
 
-It is the `Program` that evaluation and prediction call too.
+It calls the same `Program` as evaluation and prediction.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from memory_vit.tasks.program import Program, make_program
 from memory_vit.tasks.split_forward import Logits
 
 Weights = tuple[Backbone, Program]
-# Standard deviation of values by their mean: float32 rounds at 1e-7 of a value.
+# Minimum of standard deviation / mean of values: float32 has 7 decimal digits.
 _LEAST_SPREAD = 1e-5
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
+@dataclasses.dataclass(frozen=True, eq=False)  # == fails for arrays
 class ExportedModel:
   """A pure function of images, and the arrays that it computes with."""
 
   backbone: Backbone
-  tasks: tuple[Task, ...]  # several that share a pass, or one of any regime
+  tasks: tuple[Task, ...]  # tasks that share a pass, or one of any regime
   program: Program
-  weights: Weights  # as exported: with the backbone that a task brings
-  activation: bool = False  # whether it returns what `TaskKind.activate` makes
+  weights: Weights  # as exported, with backbone parameters that a task brings
+  activation: bool = False  # whether outputs pass through `TaskKind.activate`
 
   def run(
     self, weights: Weights, images: Float[Array, "b side side 3"]
   ) -> Logits:
-    """The exported function."""
+    """Compute the outputs for images; this is the function that is exported."""
     backbone, program = weights
     outputs = self._with_scores(program(backbone, images))
     kinds = self.activated
@@ -48,7 +48,7 @@ class ExportedModel:
     }
 
   def _with_scores(self, outputs: Logits) -> Logits:
-    """Outputs with the scores (b, 1) of tasks that reject images."""
+    """Add the scores (b, 1) of tasks that reject images to the outputs."""
     scores = {
       score_name(task.name): task.spec.kind.kind.known_score(
         outputs[task.name], jnp
@@ -59,12 +59,12 @@ class ExportedModel:
 
   @property
   def rejecting(self) -> tuple[Task, ...]:
-    """The tasks that take some images for unknown."""
+    """The tasks that reject images of unknown classes."""
     return tuple(t for t in self.tasks if t.spec.kind.unknown is not None)
 
   @property
   def activated(self) -> dict[str, TaskKind]:
-    """{name of an output: its kind}, of those that are activated."""
+    """{name of an output: its kind}, for the outputs that are activated."""
     if not self.activation:
       return {}
     kinds = {task.name: task.spec.kind for task in self.tasks}
@@ -82,25 +82,25 @@ class ExportedModel:
 
   @property
   def names(self) -> tuple[str, ...]:
-    """Names of the outputs, in order: JAX sorts the keys of dictionaries."""
+    """Names of the outputs in order, which JAX's sorted dictionaries lose."""
     names = tuple(task.name for task in self.tasks)
     names += tuple(score_name(task.name) for task in self.rejecting)
     return (BACKBONE, *names) if self.program.composes else names
 
   def outputs(self) -> dict[str, int]:
-    """{name: number of outputs}, in order; computes nothing."""
+    """Return {name of an output: its width}, in order, from shapes alone."""
     side = self.preprocessing.image_size
     images = jax.ShapeDtypeStruct((1, side, side, 3), "float32")
     shapes = jax.eval_shape(self.run, self.weights, images)
     return {name: shapes[name].shape[-1] for name in self.names}
 
   def call_own(self, images: Float[ArrayLike, "b side side 3"]) -> Logits:
-    """The reference, without activation; it is not exported itself."""
+    """Compute reference outputs with our own program, without activation."""
     return self._with_scores(self.program(self.backbone, jnp.asarray(images)))
 
 
 def score_name(task: str) -> str:
-  """The output with the scores of a task; no task has a dot in its name."""
+  """Return the output name of a task's scores; task names have no dots."""
   return f"{task}.known_score"
 
 
@@ -109,15 +109,15 @@ def make_model(
 ) -> ExportedModel:
   """Make the function of a backbone and tasks, on the CPU.
 
-  There float32 is float32: accelerators round factors to fewer bits. A task
-  whose regime composes with nothing has no output but its own: the original
-  ones would take a second pass.
+  CPUs compute in full float32; accelerators round factors to fewer bits. A task
+  that needs its own pass has only its own output, because the original outputs
+  would take a second pass.
   """
   cpu = _cpu()
   backbone, chosen = jax.device_put((backbone, compose.task_tuple(tasks)), cpu)
   if not chosen:
     raise TaskError("there is no task to export.")
-  # What runs on a CPU runs everywhere, and jax's first device may be another.
+  # Operations for CPUs run on all platforms; jax's first device may be a GPU.
   config = dataclasses.replace(backbone.config, platform="cpu")
   backbone = dataclasses.replace(backbone, config=config)
   compose.require_one_pass(chosen)
@@ -130,7 +130,7 @@ def make_model(
 
 
 def _require_float32(name: str, kind: TaskKind) -> None:
-  """Refuse values that float32 outputs could not tell apart."""
+  """Raise if float32 cannot represent the differences between values."""
   for mean, std in zip(kind.mean, kind.std, strict=True):
     if std < _LEAST_SPREAD * abs(mean):
       raise ExportError(
@@ -142,7 +142,7 @@ def _require_float32(name: str, kind: TaskKind) -> None:
 
 
 def _with_own_backbone(backbone: Backbone, program: Program) -> Weights:
-  """Replace weights of the backbone by those of a task, which are held once."""
+  """Move a task's backbone weights into the backbone, to store them once."""
   params, alone = backbone.params, []
   for task in program.alone:
     params = {**params, **task.params.get("backbone", {})}
@@ -159,11 +159,11 @@ def _cpu() -> jax.Device:
     return jax.local_devices(backend="cpu")[0]
   except RuntimeError as error:
     raise ExportError(
-      "jax has no CPU here, on which exports are made and compared: expected "
-      "cpu among JAX_PLATFORMS, as in JAX_PLATFORMS=cuda,cpu."
+      "jax has no CPU device, on which exports are made and compared: add cpu "
+      "to JAX_PLATFORMS, as in JAX_PLATFORMS=cuda,cpu."
     ) from error
 
 
 def flat_weights(model: ExportedModel) -> list[np.ndarray]:
-  """The arrays of a model, in the order of its tree."""
+  """Return the arrays of a model, in the order of its tree."""
   return [np.asarray(leaf) for leaf in jax.tree.leaves(model.weights)]

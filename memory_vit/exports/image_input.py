@@ -22,7 +22,7 @@ class ImageInput:
   Attributes:
     kind: "float32": (b, side, side, 3) in [-1, 1]; "uint8": pixels
       (b, height, width, 3) of 0 to 255.
-    size: (height, width) of pixels if they are fixed; None for any.
+    size: fixed (height, width) of uint8 images; None for any size.
   """
 
   kind: str = "float32"
@@ -35,23 +35,23 @@ class ImageInput:
       )
     if self.size and self.kind != "uint8":
       raise ExportError(
-        "input_size is that of uint8 images: floats have the image size of "
-        "the backbone. Give --input=uint8 too, or leave it out."
+        "input_size is only for uint8 images: floats have the image size of "
+        "the backbone. Give --input=uint8 too, or leave input_size out."
       )
 
   def shape(self, side: int) -> tuple[str, int | str, int | str, int]:
-    """The shape of a batch for a model of `side` pixels; names are symbolic."""
+    """Return the batch shape of a model of `side` pixels; names are symbols."""
     fixed = (side, side) if self.kind == "float32" else self.size
     height, width = fixed or ("h", "w")
     return "b", height, width, 3
 
 
 def parse_size(text: str) -> tuple[int, int]:
-  """HEIGHTxWIDTH -> (height, width)."""
-  found = _SIZE.fullmatch(text)
-  if not found:
+  """Parse "HEIGHTxWIDTH" as (height, width)."""
+  match = _SIZE.fullmatch(text)
+  if not match:
     raise ExportError(
       f"input_size is {brief(text)}, expected HEIGHTxWIDTH in pixels, such as "
       "480x640."
     )
-  return int(found[1]), int(found[2])
+  return int(match[1]), int(match[2])

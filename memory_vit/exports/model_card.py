@@ -1,7 +1,7 @@
 """Write the model card of tasks, `README.md`, for a model hub.
 
-Names of classes and data sets are untrusted and appear only as code: no markup,
-no links, no extra lines.
+Names of classes and data sets are untrusted and appear only as code, so that
+they cannot add markup, links or lines.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from memory_vit.runtime.messages import escaped, shortened
 from memory_vit.runtime.tables import markdown_table
 
 FILE = "README.md"
-# It has no text of a task, which could end the block.
+# The block contains no text of a task, which could end it.
 _FRONT_MATTER = """\
 ---
 library_name: memory_vit
 {pipeline}tags:
 - vision-transformer
 - learnable-memory
-# Yours to choose: the backbone and the data have licences of their own.
+# Choose a licence: the backbone and the data have licences of their own.
 # license: ...
 ---
 """
 _MOST_CLASSES, _MOST_CHARACTERS = 200, 200
 # Keys of the configuration of a run that name its training data.
 _DATA_KEYS = ("name", "train", "validation", "test")
-# Keys of the result of a run, and their labels.
-# Of a number that is shown; those of values may be in any unit.
+# Maximum absolute number that is shown; metrics of values may have any unit.
 _MOST = 1e12
+# {key of a run's results: its label}.
 _SPLITS = {"test": "test", "val": "validation"}
 _SHARES = {
   "chance": "accuracy of guessing uniformly",
   "majority": "accuracy of always predicting the most frequent class",
 }
-# Interpolations in words.
+# {interpolation: its description}.
 _RESIZING = {
   "bilinear": "bilinear, without antialiasing",
   "bilinear_antialias": "bilinear with antialiasing, as in Pillow",
@@ -50,12 +50,12 @@ _RESIZING = {
 
 
 def to_text(tasks: Sequence[Task], address: str = "") -> str:
-  """The card of tasks that lie as `NAME.safetensors` in one directory.
+  """Return the card of tasks that are files `NAME.safetensors` in a directory.
 
-  `address` is that of their repository, hf://OWNER/NAME, if it is known.
+  `address` is the address of their repository, hf://OWNER/NAME, if it is known.
   """
   title = ", ".join(task.name for task in tasks)
-  # The hub has no name for numbers of images.
+  # The hub has no pipeline tag for tasks that predict values.
   tags = filter(None, (task.spec.kind.kind.hub_pipeline for task in tasks))
   pipeline = "".join(f"pipeline_tag: {tag}\n" for tag in [*tags][:1])
   parts = [
@@ -72,15 +72,15 @@ def to_text(tasks: Sequence[Task], address: str = "") -> str:
 
 
 def literal(value: Any) -> str:
-  """Untrusted text as code, on one line, of at most 200 characters.
+  """Return untrusted text as code, on one line, of at most 200 characters.
 
-  Escapes are not enough: hubs find addresses in the remaining text and link
-  them. In code they look for nothing.
+  Escaping markup is not enough: hubs turn addresses in text into links, but not
+  addresses in code.
   """
   text = escaped(shortened(str(value), _MOST_CHARACTERS)).strip() or "(empty)"
   longest = max(map(len, re.findall("`*", text)))
   fence = "`" * (longest + 1)
-  space = " " if longest else ""  # not shown
+  space = " " if longest else ""  # Markdown does not show it
   return f"{fence}{space}{text}{space}{fence}"
 
 
@@ -109,7 +109,7 @@ def _section(task: Task) -> str:
 
 
 def _outputs(spec: TaskSpec) -> str:
-  """Names, with thresholds of labels and units of values."""
+  """Return names of outputs, with thresholds of labels and units of values."""
   if not spec.class_names:
     return f"{spec.num_classes}, with unknown names"
   names = [*map(literal, spec.class_names[:_MOST_CLASSES])]
@@ -122,27 +122,27 @@ def _outputs(spec: TaskSpec) -> str:
   return f"{spec.num_classes}: {shown}{f', and {more} more' * (more > 0)}"
 
 
-def _metrics(made: Mapping[str, Any], classes: int) -> list[str]:
-  """A table of the known numbers; none is required."""
-  scores = {split: _mapping(made, split) for split in _SPLITS}
+def _metrics(results: Mapping[str, Any], classes: int) -> list[str]:
+  """Return lines with a table of those metrics that a run has recorded."""
+  scores = {split: _mapping(results, split) for split in _SPLITS}
   rows = [
-    (f"{metric.meaning}, {title}", metric.text(found[key]))
+    (f"{metric.meaning}, {title}", metric.text(values[key]))
     for split, title in _SPLITS.items()
-    for found in [_mapping(scores[split], "metrics")]
+    for values in [_mapping(scores[split], "metrics")]
     for kind in KINDS.values()
     for key, metric in kind.metrics.items()
-    if _is_number(found.get(key)) and (key != "top5" or tells_top5(classes))
+    if _is_number(values.get(key)) and (key != "top5" or tells_top5(classes))
   ]
   rows += [
-    (label, f"{100 * made[key]:.2f} %")
+    (label, f"{100 * results[key]:.2f} %")
     for key, label in _SHARES.items()
-    if _is_number(made.get(key))
+    if _is_number(results.get(key))
   ]
   rows += [
     (label, f"{number:,}")
     for label, number in (
       ("test images", scores["test"].get("examples")),
-      ("training steps", made.get("steps")),
+      ("training steps", results.get("steps")),
     )
     if type(number) is int
   ]
@@ -152,7 +152,7 @@ def _metrics(made: Mapping[str, Any], classes: int) -> list[str]:
 
 
 def _is_number(value: Any) -> bool:
-  """Whether a value can be shown; Python's JSON has NaN."""
+  """Return whether a value is a number to show; Python's JSON allows NaN."""
   known = type(value) in (int, float) and math.isfinite(value)
   return known and abs(value) <= _MOST
 
@@ -189,7 +189,7 @@ only on its own backbone.
 
 
 def _public_backbone(task: Task) -> str:
-  """The public name of the backbone; "" if none is known."""
+  """Return the public name of the backbone; "" if none is known."""
   source = _mapping(task.provenance, "config").get("backbone")
   named = isinstance(source, str) and (
     source in download.KNOWN or hub_models.is_model(source)
@@ -198,7 +198,7 @@ def _public_backbone(task: Task) -> str:
 
 
 def _gelu(spec: TaskSpec) -> str:
-  """The GELU as a Python literal; an unknown one would not load either."""
+  """Return the GELU as a literal; "tanh" for unknown ones: they cannot load."""
   known = spec.backbone.gelu in ("tanh", "exact", "quick")
   return f'"{spec.backbone.gelu}"' if known else '"tanh"'
 
@@ -222,11 +222,11 @@ RGB images are {how} ({resizing}), then scaled from
 
 
 def _backbone(spec: TaskSpec) -> str:
-  found = spec.backbone
+  backbone = spec.backbone
   return f"""\
 ## Backbone
 
-A ViT {literal(found.variant)} at {found.image_size} pixels, with the GELU
-{literal(found.gelu)}. Its weights have the fingerprint (SHA-256)
-`{found.fingerprint}`.
+A ViT {literal(backbone.variant)} at {backbone.image_size} pixels, with the GELU
+{literal(backbone.gelu)}. Its weights have the fingerprint (SHA-256)
+`{backbone.fingerprint}`.
 """

@@ -21,21 +21,21 @@ INSTALL_CONVERTER = "pip install --no-deps jax2onnx==0.17.1"
 
 
 def require_possible(exported: ExportedModel, images: ImageInput) -> None:
-  """Refuse bfloat16, images of any size, and an output named as the input."""
+  """Raise for bfloat16, images of any size, or an output named as the input."""
   if exported.backbone.config.dtype != "float32":
     raise ExportError(
-      "--format=onnx with --dtype=bfloat16: onnxruntime has no such kernels "
-      "for the CPU. Give --dtype=float32."
+      "--format=onnx with --dtype=bfloat16: onnxruntime has no bfloat16 "
+      "kernels for the CPU. Give --dtype=float32."
     )
   if images.kind == "uint8" and not images.size:
     raise ExportError(
       "--format=onnx with --input=uint8 needs --input_size=HEIGHTxWIDTH: the "
-      "converter knows images of one size only."
+      "converter supports only images of a fixed size."
     )
   if INPUT in exported.names:
     raise ExportError(
       f"--format=onnx: a task has the name of the model's input, {INPUT!r}: "
-      "rename it (mv.rename)."
+      "rename the task (mv.rename)."
     )
 
 
@@ -59,11 +59,11 @@ def write(exported: ExportedModel, directory: Path, images: ImageInput) -> None:
         input_names=[INPUT],
         output_names=list(exported.names),
       )
-    # The file of large weights has permissions for its owner alone.
+    # jax2onnx lets only the owner read the file of large weights: change that.
     mode = (directory / FILE).stat().st_mode
     for file in directory.iterdir():
       file.chmod(mode)
-  # A converter that lacks an operation raises errors of any type.
+  # jax2onnx raises errors of any type if it cannot convert an operation.
   except Exception as error:
     raise ExportError(
       f"jax2onnx cannot convert this model: {first_line(error)}. Give "
@@ -72,7 +72,7 @@ def write(exported: ExportedModel, directory: Path, images: ImageInput) -> None:
 
 
 def require_installed() -> ModuleType:
-  """Import the converter; onnxruntime must be there to run its files."""
+  """Import the converter; onnxruntime must be installed to run its files."""
   try:
     import jax2onnx
     import onnxruntime  # noqa: F401 - it runs the file afterwards
@@ -86,7 +86,7 @@ def require_installed() -> ModuleType:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-  """Silence remarks on shapes that are inferred all the same."""
+  """Silence warnings about shapes that onnx_ir infers nevertheless."""
   logger = logging.getLogger("onnx_ir")
   before = logger.level
   logger.setLevel(logging.ERROR)

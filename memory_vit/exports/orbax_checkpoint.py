@@ -1,8 +1,8 @@
-"""Write parameters as a plain orbax checkpoint, for other programs of JAX.
+"""Write parameters as a plain orbax checkpoint, for other JAX programs.
 
-`orbax.checkpoint.StandardCheckpointer().restore(path)` returns the tree of
-NumPy arrays: jax.Array leaves would carry shardings, which another set of
-devices refuses. This package never reads such a checkpoint.
+`orbax.checkpoint.StandardCheckpointer().restore(path)` returns a tree of NumPy
+arrays. (A jax.Array is stored with its sharding, which cannot be restored on
+other devices.) This package never reads such a checkpoint.
 """
 
 import contextlib
@@ -22,9 +22,9 @@ DIRECTORY = "orbax"
 
 
 def write(tree: Mapping[str, Any], path: Path) -> None:
-  """Write a tree to an absolute path, by this process alone.
+  """Write a tree to an absolute path, from this process alone.
 
-  Orbax refuses arrays without values (a memory of 0 cells): they are left out.
+  Empty arrays (a memory of 0 cells) are left out, because orbax refuses them.
   """
   import orbax.checkpoint as ocp  # slow to import
 
@@ -48,10 +48,10 @@ def write(tree: Mapping[str, Any], path: Path) -> None:
 
 @contextlib.contextmanager
 def without_tracebacks() -> Iterator[None]:
-  """Silence what orbax prints in a save that fails.
+  """Silence the tracebacks that orbax prints when a save fails.
 
-  Each of its threads logs a traceback, and tensorstore prints another one for
-  each write that is left, hundreds on a full disk. The error is raised as well.
+  Each of its threads logs one, and tensorstore prints another for each pending
+  write: hundreds on a full disk. The error itself is still raised.
   """
   log, hook = logging.getLogger("absl"), sys.unraisablehook
   level = log.level
@@ -64,6 +64,6 @@ def without_tracebacks() -> Iterator[None]:
   sys.unraisablehook = show_others
   try:
     yield
-    sys.unraisablehook = hook  # after an error, writes may be left
+    sys.unraisablehook = hook  # skipped on errors: pending writes may fail
   finally:
     log.setLevel(level)

@@ -1,6 +1,6 @@
 """Push tasks to the Hugging Face hub, in one commit."""
 
-# As text, `help` shows the types by their names.
+# Annotations stay strings, so that `help` shows types by their short names.
 from __future__ import annotations
 
 import tempfile
@@ -24,26 +24,26 @@ def push_task(
 ) -> str:
   """Upload tasks to the Hugging Face hub as NAME.safetensors, in one commit.
 
-  `load_task("hf://OWNER/NAME", backbone)` reads it. The token is that of `hf
-  auth login`, or HF_TOKEN.
+  `load_task("hf://OWNER/NAME", backbone)` reads a pushed task. The access token
+  is the one of `hf auth login`, or HF_TOKEN.
 
   Args:
-    task: a task, or several that fit together, as of `concatenate`. A task that
-      the repository has under this name is replaced.
-    repository: OWNER/NAME, which is made if it does not exist.
-    public: whether a new repository is public. That of one that exists is not
-      changed.
-    message: of the commit.
-    card: whether to replace README.md. Without this, the model card is written
-      only into a repository without one, as people edit it.
+    task: a task, or several that fit together, as for `concatenate`. Tasks of
+      the same names in the repository are replaced.
+    repository: OWNER/NAME; the repository is created if it does not exist.
+    public: whether a new repository is public. An existing repository stays
+      public or private.
+    message: message of the commit.
+    card: whether to replace an existing README.md by the model card. By
+      default, the card is only added where none exists, because people edit it.
 
   Returns:
-    The address of the commit; of the last one, if nothing has changed.
+    The address of the commit; of the last commit, if nothing has changed.
 
   Raises:
     TaskError: for tasks that do not fit together, or cannot be saved.
-    ExportError: for what is no repository, and if the hub refuses or cannot be
-      reached.
+    ExportError: if the name of the repository is invalid, or if the hub refuses
+      or cannot be reached.
   """
   tasks = compose.task_tuple(task)
   if not tasks:
@@ -53,15 +53,15 @@ def push_task(
   address = hub.parse(f"{hub.PREFIX}{repository}")
   if not address or address.repository != repository:
     raise ExportError(
-      f"{brief(repository)} is no repository: expected OWNER/NAME."
+      f"{brief(repository)} is not a repository: expected OWNER/NAME."
     )
   library = hub.library("push", ExportError)
   api, added = library.HfApi(), library.CommitOperationAdd
   names = name_list([task.name for task in tasks])
   with tempfile.TemporaryDirectory() as folder:
     files = [Path(folder) / f"{task.name}.safetensors" for task in tasks]
-    for one, file in zip(tasks, files, strict=True):
-      store.save_task(one, file)
+    for pushed, file in zip(tasks, files, strict=True):
+      store.save_task(pushed, file)
     text = model_card.to_text(tasks, str(address))
     with hub.asking(f"push to {repository}", ExportError):
       api.create_repo(repository, private=not public, exist_ok=True)

@@ -1,8 +1,8 @@
 """Resize, crop and scale pixels in jax, as evaluation does.
 
-Bilinear without antialiasing as TensorFlow's `tf.image.resize`, and with it as
-Pillow on uint8 pixels, whose sums are of fixed point. These are float32: a sum
-in the middle between two grey levels may be rounded to the other one.
+Without antialiasing, results are those of TensorFlow's `tf.image.resize`; with
+it, those of Pillow on uint8 pixels. Pillow sums in fixed point, this module in
+float32, so sums halfway between two grey levels may be rounded differently.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from memory_vit.model.task import EvalPreprocessing
 def prepare(
   images: UInt8[Array, "b height width 3"], preprocessing: EvalPreprocessing
 ) -> Float32[Array, "b side side 3"]:
-  """Prepare pixels in [-1, 1]; height and width may be symbolic.
+  """Resize, crop and scale to [-1, 1]; height and width may be symbolic.
 
-  Sides have at most 16,384 pixels, and the longer at most 32 times the shorter,
-  as `mv.preprocess` requires.
+  Sides have at most 16,384 pixels, and the longer side is at most 32 times the
+  shorter side, as `mv.preprocess` requires.
   """
   old = jnp.stack([jnp.asarray(n, jnp.int32) for n in images.shape[1:3]])
   new = _resized(old, preprocessing)
   square = jnp.arange(preprocessing.image_size, dtype=jnp.int32)
   begins = preprocessing.begin(new)
   pixels = images.astype(jnp.float32)
-  for axis in (2, 1):  # Pillow rounds after the width and after the height
+  for axis in (2, 1):  # width, then height: Pillow rounds pixels after each
     numbers = square + begins[axis - 1]
     sizes = old[axis - 1], new[axis - 1]
     if preprocessing.interpolation == "bilinear":
@@ -47,7 +47,7 @@ def prepare(
 def _resized(
   old: Int32[Array, " 2"], preprocessing: EvalPreprocessing
 ) -> Int32[Array, " 2"]:
-  """Height and width of a resized image, as `images.view.resized_shape`."""
+  """Return the resized height and width, like `images.view.resized_shape`."""
   if not preprocessing.resize:
     return jnp.full(2, preprocessing.image_size, jnp.int32)
   if preprocessing.interpolation != "bilinear":
@@ -63,10 +63,10 @@ def _between(
   sizes: tuple[Int32[Array, ""], Int32[Array, ""]],
   axis: int,
 ) -> Float32[Array, "b _ _ 3"]:
-  """Interpolate between two neighbors, without antialiasing.
+  """Interpolate between two neighboring pixels, without antialiasing.
 
-  They are gathered: `jax.image.resize` multiplies by dense matrices. `sizes`
-  are the old and the new length of the axis.
+  Gathering pixels is cheaper than `jax.image.resize`, which multiplies by dense
+  matrices. `sizes` are the old and the new length of the axis.
   """
   before, after = sizes
   at = (numbers.astype(jnp.float32) + 0.5) * (before / after) - 0.5
@@ -86,19 +86,19 @@ def _weights(
   sizes: tuple[Int32[Array, ""], Int32[Array, ""]],
   interpolation: str,
 ) -> Float32[Array, "old side"]:
-  """Share of each old pixel in each new one, along an axis.
+  """Return the share of each old pixel in each new pixel, along an axis.
 
-  The number of pixels in a new one depends on the size of the image, so this is
-  a dense matrix: for a photograph of 12 megapixels it costs as much as a
+  How many old pixels a new pixel covers depends on the size of the image, so
+  the matrix is dense. With 12 megapixels, multiplying by it costs as much as a
   ViT-B/16. `sizes` are the old and the new length of the axis.
   """
   before, after = sizes
-  # From centre to centre, in units of the wider of the two kinds of pixels; as
-  # integers, as float32 is off by parts of a pixel in a large image.
+  # Distances from centre to centre, in units of the wider pixels, old or new.
+  # Integers are exact; float32 is off by parts of a pixel in large images.
   apart = jnp.abs((2 * old + 1) * after - (2 * new + 1)[None] * before)
   unit = 2 * jnp.maximum(before, after)
   x = apart.astype(jnp.float32) / unit.astype(jnp.float32)
-  if interpolation == "bicubic":  # of Keys, a = -0.5
+  if interpolation == "bicubic":  # kernel of Keys (1981), a = -0.5
     inner = (1.5 * x - 2.5) * x * x + 1
     outer = ((-0.5 * x + 2.5) * x - 4) * x + 2
     weights = jnp.where(x < 1, inner, jnp.where(x < 2, outer, 0.0))
@@ -112,7 +112,7 @@ def _weighted(
   weights: Float32[Array, "old side"],
   axis: int,
 ) -> Float32[Array, "b _ _ 3"]:
-  """Sum along an axis; accelerators would round factors to fewer bits."""
+  """Apply weights along an axis, in full float32 also on accelerators."""
   spec = "bhwc,hn->bnwc" if axis == 1 else "bhwc,wn->bhnc"
   return jnp.einsum(spec, pixels, weights, precision=jax.lax.Precision.HIGHEST)
 
@@ -120,5 +120,5 @@ def _weighted(
 def _rounded(
   pixels: Float32[Array, "b height width 3"],
 ) -> Float32[Array, "b height width 3"]:
-  """Round to grey levels, half of one upwards."""
+  """Round to grey levels of 0 to 255, halves upwards."""
   return jnp.clip(jnp.floor(pixels + 0.5), 0, 255)

@@ -1,10 +1,10 @@
-"""Run an exported model by itself, in a process of its own.
+"""Run an exported model in a separate process.
 
   python run_exported.py FORMAT MODEL FOLDER
 
 FOLDER has `images.npy`, and for a SavedModel also image files in `files/`. The
 outputs are written to FOLDER/SIGNATURE/NAME.npy, and seconds are printed as
-JSON. It imports nothing of this package, as any user of the exported file.
+JSON. Like users of an exported file, the script does not need memory_vit.
 """
 
 import importlib
@@ -18,14 +18,14 @@ from typing import Any
 
 import numpy as np
 
-# {name: outputs (b, c)} of images, or of the content of image files.
+# Function of images, or of the bytes of image files: {name: outputs (b, c)}.
 Call = Callable[[Any], Mapping[str, Any]]
-# Calls are timed until this number of seconds, or of calls, is reached.
+# Limits of timing: total seconds, and number of calls.
 _TIMING_SECONDS, _CALLS = 10.0, 5
 
 
 def load_stablehlo(model: Path) -> dict[str, Call]:
-  """Read `model.stablehlo`; needs jax alone."""
+  """Read `model.stablehlo`; needs only jax."""
   import jax
   from jax import export
 
@@ -34,12 +34,12 @@ def load_stablehlo(model: Path) -> dict[str, Call]:
 
 
 def load_saved_model(model: Path) -> dict[str, Call]:
-  """Read `saved_model/`; needs TensorFlow alone."""
+  """Read `saved_model/`; needs only TensorFlow."""
   import tensorflow as tf
 
   loaded = tf.saved_model.load(str(model))
 
-  # Both hold `loaded`: signatures do not keep their variables alive.
+  # Both functions hold `loaded`: signatures do not keep its variables alive.
   def serve(images: np.ndarray) -> Mapping[str, Any]:
     call = loaded.signatures["serving_default"]
     return call(images=tf.constant(images))
@@ -51,11 +51,11 @@ def load_saved_model(model: Path) -> dict[str, Call]:
 
 
 def load_onnx(model: Path) -> dict[str, Call]:
-  """Read `model.onnx`; needs onnxruntime alone."""
+  """Read `model.onnx`; needs only onnxruntime."""
   import onnxruntime
 
   options = onnxruntime.SessionOptions()
-  options.log_severity_level = 3  # no line for each omitted constant
+  options.log_severity_level = 3  # no warning for each omitted constant
   session = onnxruntime.InferenceSession(
     model, options, providers=["CPUExecutionProvider"]
   )
@@ -67,7 +67,7 @@ def load_onnx(model: Path) -> dict[str, Call]:
   return {"serving_default": call}
 
 
-# Format -> its library, imported before time is measured, and the reader.
+# {format: (library, which is imported before timing; reader)}.
 LOADERS = {
   "stablehlo": ("jax", load_stablehlo),
   "saved_model": ("tensorflow", load_saved_model),
@@ -76,7 +76,7 @@ LOADERS = {
 
 
 def main(kind: str, model: Path, folder: Path) -> dict[str, float]:
-  """Run all signatures once, and the first several times."""
+  """Save the outputs of all signatures; return times of the first signature."""
   images = np.load(folder / "images.npy")
   library, load = LOADERS[kind]
   importlib.import_module(library)
@@ -97,7 +97,7 @@ def main(kind: str, model: Path, folder: Path) -> dict[str, float]:
 
 
 def call_seconds(call: Call, images: np.ndarray) -> float:
-  """The median of several calls, after compilation."""
+  """Return the median seconds of several calls; `call` must be compiled."""
   times: list[float] = []
   while len(times) < _CALLS and sum(times) < _TIMING_SECONDS:
     began = time.perf_counter()
@@ -107,7 +107,7 @@ def call_seconds(call: Call, images: np.ndarray) -> float:
 
 
 def arrays(outputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
-  """Wait for outputs, as arrays of NumPy."""
+  """Wait for outputs, and return them as NumPy arrays."""
   return {name: np.asarray(value) for name, value in outputs.items()}
 
 

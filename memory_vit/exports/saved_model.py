@@ -2,8 +2,8 @@
 
 It has two signatures: `serving_default` takes images as arrays, and `encoded`
 the bytes of JPEG and PNG files, which TensorFlow decodes, crops and scales as
-in evaluation, but does not turn as EXIF says. The weights are its variables, so
-they may have any size.
+in evaluation, but does not rotate as EXIF says. The weights are variables of
+the SavedModel, so they may have any size.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from memory_vit.runtime.messages import not_installed
 
 DIRECTORY = "saved_model"
 _JPEG = b"\xff\xd8\xff"
-# {name: logits (b, c)} of float32 images (b, side, side, 3), in TensorFlow.
+# In TensorFlow: float32 images (b, side, side, 3) -> {name: logits (b, c)}.
 _Predict = Callable[[Any], dict[str, Any]]
 
 
 def batch_buckets() -> tuple[int, ...]:
-  """Return the batch sizes that are compiled; () if any size is.
+  """Return the batch sizes that are compiled; () if any size can run.
 
-  For a batch of any size, jax since 0.11 writes checks of its shape in a form
-  of StableHLO that TensorFlow 2.21 cannot read: the graph fails when it runs.
-  There a batch is split and filled up to one of these sizes.
+  For batches of any size, jax since 0.11 writes shape checks in a form of
+  StableHLO that TensorFlow 2.21 cannot read: the graph would fail when it runs.
+  With such a jax, each batch is split and padded to one of these sizes.
   """
   return (1, 8, 32) if jax.__version_info__ >= (0, 11) else ()
 
@@ -53,7 +53,7 @@ def write(exported: ExportedModel, directory: Path, images: ImageInput) -> None:
 
 
 def require_installed() -> ModuleType:
-  """Import TensorFlow without memory of a GPU, which belongs to jax."""
+  """Import TensorFlow so that it reserves no GPU memory, which jax needs."""
   try:
     from memory_vit.data.quiet_tensorflow import tf
   except ModuleNotFoundError as error:
@@ -66,7 +66,7 @@ def require_installed() -> ModuleType:
 def _converted(
   tf: Any, exported: ExportedModel, variables: list[Any]
 ) -> _Predict:
-  """The function in TensorFlow, for batches of any size."""
+  """Convert the exported function to TensorFlow, for batches of any size."""
   from jax.experimental import jax2tf
 
   tree = jax.tree.structure(exported.weights)
@@ -94,7 +94,7 @@ def _converted(
 def _in_buckets(
   tf: Any, by_size: dict[int, _Predict], images: Any, names: tuple[str, ...]
 ) -> dict[str, Any]:
-  """Run a batch of any size in parts of the smallest bucket that holds it."""
+  """Pad a batch to the smallest bucket that holds it; split a larger batch."""
   count = tf.shape(images)[0]
 
   def in_parts(size: int) -> dict[str, Any]:
@@ -115,14 +115,14 @@ def _in_buckets(
   sizes = sorted(by_size)
   chosen = tf.reduce_sum(tf.cast(count > tf.constant(sizes[:-1]), tf.int32))
   branches = [lambda size=size: in_parts(size) for size in sizes]
-  found: dict[str, Any] = tf.switch_case(chosen, branches)
-  return found
+  outputs: dict[str, Any] = tf.switch_case(chosen, branches)
+  return outputs
 
 
 def _from_images(
   tf: Any, exported: ExportedModel, predict: _Predict, images: ImageInput
 ) -> Any:
-  """The signature that takes arrays, called `images`."""
+  """Return the signature that takes an array of images, named `images`."""
   side = exported.preprocessing.image_size
   if images.kind == "float32":
     spec = tf.TensorSpec((None, side, side, 3), tf.float32, name="images")
@@ -138,9 +138,9 @@ def _from_images(
 
 
 def _from_files(tf: Any, exported: ExportedModel, predict: _Predict) -> Any:
-  """The signature that takes the bytes of files, called `encoded`.
+  """Return the signature that takes the bytes of files, named `encoded`.
 
-  TensorFlow has no operation that reads EXIF: files are taken as stored.
+  Images are not rotated as EXIF says, because no TensorFlow operation reads it.
   """
   side = exported.preprocessing.image_size
   view = _view(exported)
@@ -162,7 +162,7 @@ def _from_files(tf: Any, exported: ExportedModel, predict: _Predict) -> Any:
 
 
 def _view(exported: ExportedModel) -> Callable[[Any], Any]:
-  """The preprocessing of evaluation, for one image (height, width, 3)."""
+  """Return the preprocessing of evaluation for an image (height, width, 3)."""
   from memory_vit.data import image_ops
 
   return lambda pixels: image_ops.graph_view(pixels, exported.preprocessing)
@@ -171,7 +171,7 @@ def _view(exported: ExportedModel) -> Callable[[Any], Any]:
 def _each(
   tf: Any, function: Callable[[Any], Any], batch: Any, side: int
 ) -> Any:
-  """Prepare one image after another."""
+  """Prepare the images of a batch with `function`, one after another."""
   spec = tf.TensorSpec((side, side, 3), tf.float32)
   prepared = tf.map_fn(function, batch, fn_output_signature=spec)
   return tf.ensure_shape(prepared, (None, side, side, 3))

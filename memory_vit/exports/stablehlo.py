@@ -17,7 +17,7 @@ from memory_vit.tasks.split_forward import Logits
 
 FILE = "model.stablehlo"
 PLATFORMS = ("cpu", "cuda", "tpu")
-# The file is a flatbuffer, whose size has 31 bits.
+# Maximum size of weights: the file is a flatbuffer, smaller than 2**31 bytes.
 _MAX_BYTES = 2**31 - 2**24
 
 
@@ -25,7 +25,7 @@ def write(exported: ExportedModel, directory: Path, images: ImageInput) -> None:
   """Write `model.stablehlo`, for any batch and any size of uint8 images."""
   if exported.weight_bytes > _MAX_BYTES:
     raise ExportError(
-      f"the weights take {exported.weight_bytes:,} bytes, and a StableHLO file "
+      f"the weights take {exported.weight_bytes:,} bytes, but a StableHLO file "
       f"holds at most {_MAX_BYTES:,}. Give --format=saved_model."
     )
   written = jax_export.export(
@@ -35,7 +35,7 @@ def write(exported: ExportedModel, directory: Path, images: ImageInput) -> None:
 
 
 def with_input(exported: ExportedModel, images: ImageInput) -> Any:
-  """The function of images alone: its weights are constants."""
+  """Return the function of images alone, with its weights as constants."""
   preprocessing = exported.preprocessing
 
   def predict(pixels: Array) -> Logits:
@@ -49,7 +49,7 @@ def with_input(exported: ExportedModel, images: ImageInput) -> Any:
 def input_shape(
   exported: ExportedModel, images: ImageInput
 ) -> jax.ShapeDtypeStruct:
-  """The shape of the images, with symbols for axes of any length."""
+  """Return the shape of the images, with symbols for axes of any length."""
   shape = images.shape(exported.preprocessing.image_size)
   symbolic = jax_export.symbolic_shape(", ".join(map(str, shape)))
   return jax.ShapeDtypeStruct(symbolic, images.kind)

@@ -1,6 +1,6 @@
 """Figures of attention maps, attention to memory, and memory ablations."""
 
-# As text, `help` shows types by their short names.
+# Annotations stay strings, so that `help` shows types by their short names.
 from __future__ import annotations
 
 import math
@@ -24,25 +24,25 @@ from memory_vit.looking.token_attention import TokenAttention
 from memory_vit.plots.images import require_images
 from memory_vit.runtime.messages import counted, escaped, shortened
 
-if TYPE_CHECKING:  # it brings TensorFlow
+if TYPE_CHECKING:
   from memory_vit.looking.attention_rollout import AttentionRollout
   from memory_vit.looking.cell_removal import CellRemoval
 
-# Panels in a row, at most, and the side of a panel in inches.
+# Maximum number of panels in a row, and the side of a panel in inches.
 _COLUMNS = 8
 _PANEL = 1.35
-# Inches above a panel, for its header of two lines, and characters in a line.
+# Header of a panel: height of its two lines in inches, characters per line.
 _HEADER, _HEADER_CHARACTERS = 0.3, 17
-# Inches of a colour bar, at most.
+# Maximum length of a colour bar, in inches.
 _BAR = 4.0
-# Pixels of a side, at least: smaller images are enlarged.
+# Minimum side of a drawn image, in pixels: smaller images are enlarged.
 _SIDE = 192
 _OPACITY = 0.65
-# Orange and purple: the colour-blind tell them apart. In grey both ends are
-# dark, so outlines show the sign as well.
+# Purple to orange, which colour-blind readers can tell apart. In grey, both
+# ends are dark, so outlines also show the sign.
 _DIVERGING = "PuOr_r"
-# Label -> colour and hatch. Hues of Okabe and Ito; in grey the lightness of
-# neighbors differs.
+# {label: (colour, hatch)}, in hues of Okabe and Ito's palette. In grey,
+# neighboring parts of a bar differ in lightness.
 _PARTS = {
   "patches": ("#bfd9ec", ""),
   "backbone's class tokens, registers": ("#0072b2", ""),
@@ -51,9 +51,9 @@ _PARTS = {
   "parents' class tokens": ("#f0e442", "////"),
   "parents' memory": ("#d55e00", "////"),
 }
-# Characters of a title in an inch, at most.
+# Maximum number of characters per inch of a title.
 _CHARACTERS = 11
-# Columns of numbers in a heat map, and ticks at an axis, that can be read.
+# Maximum number of columns for which numbers are drawn, and of axis ticks.
 _MOST_NUMBERS, _MOST_TICKS = 13, 24
 
 
@@ -65,18 +65,18 @@ def attention_overlays(
 ) -> Figure:
   """Draw attention maps of a task over images: each layer, and the rollout.
 
-  Maps lie over the image in grey. All layers of all images share one scale, and
-  all rollouts another; the colour bars show them.
+  Each map lies over its image in grey. All layers of all images share one
+  colour scale, and all rollouts share another; the colour bars show both.
 
   Args:
     images: floats (b, side, side, 3) in [-1, 1], as the model takes them; or
-      one, (side, side, 3).
-    attention: from `token_attention`, on these images.
-    rollout: from `attention_rollout`, of the same task; None leaves it out.
-    titles: one for each image, such as those of `answer_title`.
+      one image (side, side, 3).
+    attention: result of `token_attention` for a task on these images.
+    rollout: result of `attention_rollout` for this task; None leaves it out.
+    titles: a title for each image, such as the result of `answer_title`.
 
   Raises:
-    DataError: for images of another shape, or another number of them.
+    DataError: if the shape of images is wrong, or numbers of images differ.
   """
   counts = [len(attention.image)]
   counts += [] if rollout is None else [len(rollout.image)]
@@ -93,7 +93,7 @@ def attention_overlays(
 def answer_title(
   guess: str, probability: float | None = None, label: str = ""
 ) -> str:
-  """The title of an image: its class, if known, and below it the prediction."""
+  """Return a title: an image's class, if known, and below it the prediction."""
   share = "" if probability is None else f" {100 * probability:.0f} %"
   room = _HEADER_CHARACTERS - len(share)
   guess = shortened(escaped(guess), room)
@@ -109,27 +109,27 @@ def attention_difference(
 ) -> Figure:
   """Draw how attention maps of two tasks differ: each layer, and the rollout.
 
-  Orange, with a solid outline, is where the first attends more; purple, with a
-  dashed one, is where the second does. Each map is scaled to the sum 1 first:
-  what a task puts onto its memory is left to `memory_shares_figure`. Outlines
-  are at half of the scale, which is symmetric and the same for all layers.
+  Orange with a solid outline marks where the first task attends more, purple
+  with a dashed outline where the second does. Each map is first scaled to a sum
+  of 1: attention to memory does not count (see `memory_shares_figure`). The
+  outlines are at half of the scale, which is symmetric and equal in all layers.
 
   Args:
     images: as for `attention_overlays`.
-    first: from `token_attention`, on these images.
-    second: the same of another task.
-    rollouts: from `attention_rollout`, of both in this order; None leaves them
-      out.
+    first: result of `token_attention` for the first task on these images.
+    second: the same for the second task.
+    rollouts: results of `attention_rollout` for the first and the second task;
+      None leaves them out.
 
   Raises:
-    DataError: for images of another shape, or another number of them.
+    DataError: as for `attention_overlays`.
   """
-  attended = (first, second, *(rollouts or ()))
-  pictures = _pictures(images, *(len(one.image) for one in attended))
+  parts = (first, second, *(rollouts or ()))
+  pictures = _pictures(images, *(len(part.image) for part in parts))
   maps = [_relative(_layer_maps(first)) - _relative(_layer_maps(second))]
   if rollouts is not None:
-    one, other = (_relative(patch_map(each)[:, -1:]) for each in rollouts)
-    maps.append(one - other)
+    a, b = (_relative(patch_map(rollout)[:, -1:]) for rollout in rollouts)
+    maps.append(a - b)
   labels = ("attention", "rollout")
   figure = _maps_figure(pictures, (), maps, _show_difference, labels)
   _title(
@@ -143,11 +143,11 @@ def attention_difference(
 def memory_shares_figure(shares: AttentionShares | TokenAttention) -> Figure:
   """Draw how a task distributes its attention in each layer.
 
-  To the left bars that add up to 1; to the right, if the task has memory, the
-  share of each of its cells.
+  On the left is a bar for each layer, whose parts add up to 1; on the right, if
+  the task has memory, the share of each of its cells.
 
   Args:
-    shares: from `attention_shares`, or from `token_attention`, which is
+    shares: result of `attention_shares`; or of `token_attention`, which is then
       averaged.
   """
   if isinstance(shares, TokenAttention):
@@ -180,16 +180,16 @@ def memory_shares_figure(shares: AttentionShares | TokenAttention) -> Figure:
 
 
 def cell_removal_figure(removal: CellRemoval) -> Figure:
-  """Draw an ablation of memory cells: the accuracy of a task without each.
+  """Draw an ablation of memory cells: how accuracy changes without each cell.
 
-  Each field is top-1 without a cell minus that with all, in points, with its
-  standard error; in the column at the right all cells of a layer are removed.
-  Significant ones (p < 0.05, Bonferroni) are bold, or have a dot if there are
-  more than 12 cells, too many for numbers. The scale reaches at least four
-  standard errors, so that noise stays pale.
+  Each field shows top-1 without a cell minus top-1 with all cells, in points,
+  with its standard error; in the rightmost column, all cells of a layer are
+  removed. Significant differences (p < 0.05, Bonferroni) are bold. With more
+  than 12 cells there is no room for numbers, and dots mark significant ones.
+  The colour scale covers at least four standard errors: noise stays pale.
 
   Args:
-    removal: from `remove_cells`.
+    removal: result of `remove_cells` for a task.
   """
   points = 100 * np.column_stack(
     [removal.cells.difference, removal.layers.difference]
@@ -214,7 +214,7 @@ def cell_removal_figure(removal: CellRemoval) -> Figure:
   ]
   _numbers(axes, texts, mappable, bold=sure)
   axes.axvline(columns - 1.5, color="black", linewidth=1.5)
-  # No number so close to "all" that they would touch.
+  # Leave out cell numbers so close to "all" that the labels would touch.
   apart = 0.7 * -(-columns // _MOST_TICKS)
   places = [p for p in _ticks(columns) if p < columns - 1 - apart]
   axes.set_xticks(
@@ -242,14 +242,14 @@ def cell_removal_figure(removal: CellRemoval) -> Figure:
 
 
 def _pictures(images: np.ndarray, *counts: int) -> list[np.ndarray]:
-  """Images as uint8 (height, width, 3), enlarged to `_SIDE` pixels a side."""
+  """Return uint8 images (height, width, 3) with sides of at least `_SIDE`."""
   images = np.asarray(images)
   images = require_images(images[None] if images.ndim == 3 else images)
   for count in counts:
     if count != len(images):
       raise DataError(
-        f"{len(images)} images, and attention or a rollout on {count}: "
-        "expected the same images in the same order."
+        f"{len(images)} images, but attention, rollouts or titles for "
+        f"{count}: expected the same images in the same order."
       )
   times = math.ceil(_SIDE / images.shape[1])
   return list(to_levels(images).repeat(times, axis=1).repeat(times, axis=2))
@@ -260,13 +260,13 @@ def _grey(picture: np.ndarray) -> np.ndarray:
 
 
 def _layer_maps(attention: TokenAttention) -> np.ndarray:
-  """Maps (b, l, rows, columns), averaged over heads."""
+  """Return attention maps (b, l, rows, columns), averaged over heads."""
   maps = patch_map(attention)
   return maps.mean(axis=tuple(range(2, maps.ndim - 2)))
 
 
 def _relative(maps: np.ndarray) -> np.ndarray:
-  """Maps (..., rows, columns) that each sum to 1, or are 0 everywhere."""
+  """Scale maps (..., rows, columns) to a sum of 1; maps of zeros stay zero."""
   total = maps.sum((-2, -1), keepdims=True)
   return np.divide(maps, total, out=np.zeros_like(maps), where=total > 0)
 
@@ -278,18 +278,18 @@ def _maps_figure(
   show: Callable[[Axes, np.ndarray, np.ndarray, float, str], None],
   labels: Sequence[str],
 ) -> Figure:
-  """Draw maps (b, k, rows, columns) of the layers, then of the rollout."""
+  """Draw images and their maps (b, k, rows, columns): layers, then rollout."""
   depth = maps[0].shape[1]
   headers = [f"layer {i + 1}" for i in range(depth)] + ["rollout"]
-  figure, rows = _panels(len(pictures), sum(each.shape[1] for each in maps))
-  peaks = [float(np.abs(each).max()) for each in maps]
+  figure, rows = _panels(len(pictures), sum(part.shape[1] for part in maps))
+  peaks = [float(np.abs(part).max()) for part in maps]
   scales = [peaks[0]] * depth + peaks[1:]
-  for i, (picture, (first, *others)) in enumerate(
+  for i, (picture, (first, *panels)) in enumerate(
     zip(pictures, rows, strict=True)
   ):
     _show(first, picture, titles[i] if titles else "image")
-    heats = [heat for each in maps for heat in each[i]]
-    for axes, *shown in zip(others, heats, scales, headers, strict=False):
+    heats = [heat for part in maps for heat in part[i]]
+    for axes, *shown in zip(panels, heats, scales, headers, strict=False):
       show(axes, picture, *shown)
   signed = show is _show_difference
   name = _DIVERGING if signed else "inferno"
@@ -299,7 +299,7 @@ def _maps_figure(
 
 
 def _panels(images: int, panels: int) -> tuple[Figure, list[list[Axes]]]:
-  """For each image an axes in the first column, and its panels beside it."""
+  """Return a figure, and for each image its axes and those of its panels."""
   lines = -(-panels // (_COLUMNS - 1))
   columns = -(-panels // lines)
   height = (_PANEL + _HEADER) * lines * images + 0.8
@@ -333,7 +333,7 @@ def _show_overlay(
 def _show_difference(
   axes: Axes, picture: np.ndarray, heat: np.ndarray, peak: float, title: str
 ) -> None:
-  """Lay a difference over an image: where it is 0 nothing is seen."""
+  """Lay a difference of maps over an image; zeros are transparent."""
   height, width = picture.shape[:2]
   sized = np.asarray(
     Image.fromarray(heat.astype(np.float32)).resize(
@@ -342,7 +342,7 @@ def _show_difference(
   )
   share = np.clip(sized / peak, -1, 1) if peak else np.zeros_like(sized)
   colour = colormaps[_DIVERGING]((share + 1) / 2)[..., :3]
-  # Light, so that dark colours stand out against it.
+  # Lighten the image, so that dark colours stand out against it.
   ground = 0.55 + 0.45 * _grey(picture) / 255
   strength = 0.9 * np.sqrt(np.abs(share))[..., None]
   _show(axes, strength * colour + (1 - strength) * ground, title)
@@ -361,7 +361,7 @@ def _colour_bars(
   labels: Sequence[str],
 ) -> None:
   panels = [axes for row in rows for axes in row]
-  # Each bar is put between the panels and the earlier bars.
+  # Draw the last bar first: matplotlib puts each new bar left of earlier ones.
   for i in reversed(range(len(limits))):
     scale = cm.ScalarMappable(colors.Normalize(*limits[i]), name)
     bar = figure.colorbar(
@@ -373,7 +373,7 @@ def _colour_bars(
 
 
 def _title(figure: Figure, *lines: str) -> None:
-  """Set the title; names of data sets in it are untrusted and cut off."""
+  """Set the title, with untrusted names of data sets escaped and cut off."""
   width = int(figure.get_figwidth() * _CHARACTERS)
   figure.suptitle(
     "\n".join(shortened(escaped(line), width) for line in lines),
@@ -383,7 +383,7 @@ def _title(figure: Figure, *lines: str) -> None:
 
 
 def _signed(value: float) -> str:
-  """A number of points; 0 has no sign."""
+  """Format points with one decimal and a sign; zero has no sign."""
   text = f"{value:+.1f}"
   return "0.0" if float(text) == 0 else text.replace("-", "\N{MINUS SIGN}")
 
@@ -417,7 +417,7 @@ def _bars(axes: Axes, shares: AttentionShares) -> None:
 def _heat(
   axes: Axes, values: np.ndarray, name: str, limits: tuple[float, float]
 ) -> Any:
-  """Draw values (l, columns) as a heat map, the first layer on top."""
+  """Draw values (l, columns) as a heat map, with the first layer on top."""
   low, high = limits
   drawn = axes.imshow(
     values, name, vmin=low, vmax=high if high > low else low + 1,
@@ -432,7 +432,7 @@ def _heat(
 
 
 def _ticks(count: int) -> list[int]:
-  """At most `_MOST_TICKS` places at equal distances, from the first one on."""
+  """Return at most `_MOST_TICKS` evenly spaced positions, starting at 0."""
   return list(range(0, count, -(-count // _MOST_TICKS)))
 
 
@@ -442,7 +442,7 @@ def _numbers(
   drawn: Any,
   bold: np.ndarray | None = None,
 ) -> None:
-  """Write texts into a heat map; if they cannot be read, dots for bold ones."""
+  """Write texts into a heat map; if they do not fit, mark bold ones by dots."""
   shades = drawn.to_rgba(drawn.get_array())[..., :3] @ (0.299, 0.587, 0.114)
   colours = np.where(shades < 0.5, "white", "black")
   if len(texts[0]) > _MOST_NUMBERS:

@@ -1,4 +1,4 @@
-"""The directory of `memory-vit attention`: figures, and numbers as JSON."""
+"""Write the output of `memory-vit attention`: figures, and numbers as JSON."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from memory_vit.runtime.messages import utf8
 from memory_vit.runtime.output_directory import OutputDirectory, listed_in
 from memory_vit.runtime.progress_bar import ProgressBar
 
-if TYPE_CHECKING:  # it brings TensorFlow
+if TYPE_CHECKING:
   from memory_vit.looking.cell_removal import CellRemoval, Removals
 
 FILE = "attention.json"
@@ -43,20 +43,20 @@ SCHEMA_VERSION = 1
 
 @dataclasses.dataclass(frozen=True)
 class LeftOut:
-  """A figure that a task lacks, and why."""
+  """A figure that a task does not get, and the reason."""
 
   task: str
   picture: str
   reason: str
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
+@dataclasses.dataclass(frozen=True, eq=False)  # == fails for arrays
 class AttentionReport:
-  """What is written.
+  """Results that are written to the output directory.
 
   Attributes:
-    tasks: that share a pass.
-    removals: {task: ablation of its memory}.
+    tasks: tasks that share a pass.
+    removals: {task name: ablation of its memory}.
   """
 
   backbone: Backbone
@@ -67,7 +67,7 @@ class AttentionReport:
 
 
 def count_figures(tasks: int, images: int) -> int:
-  """The number of overlays, of differences of pairs, and of shares."""
+  """Return the number of overlays, of differences of pairs, and of shares."""
   pairs = tasks * (tasks - 1) // 2
   return images * (tasks + pairs) + tasks
 
@@ -76,7 +76,7 @@ REPORT = OutputDirectory("--out", listed_in(FILE, _KIND))
 
 
 def write(path: Path, report: AttentionReport) -> list[str]:
-  """Write a report in place of an earlier one; return the names of figures."""
+  """Write a report, replacing an earlier one; return the names of figures."""
   with (
     REPORT.replacing(path) as new,
     ProgressBar("drawing", _count_all(report), "figures") as bar,
@@ -92,7 +92,7 @@ def _count_all(report: AttentionReport) -> int:
 
 
 class _Canvas:
-  """Writes figures below a directory; `names` are their names."""
+  """Writes figures below a directory, and collects their names."""
 
   def __init__(self, directory: Path, bar: ProgressBar) -> None:
     self._directory, self._bar = directory, bar
@@ -108,7 +108,7 @@ class _Canvas:
 
 
 def _values(report: AttentionReport, canvas: _Canvas) -> dict[str, Any]:
-  """The content of `attention.json`; draws the figures on the way."""
+  """Draw all figures; return the content of `attention.json`."""
   config = report.backbone.config
   return {
     "kind": _KIND,
@@ -157,7 +157,7 @@ def _task(
 
 
 def _shares(shares: AttentionShares) -> dict[str, Any]:
-  """Means over images; each list has an entry for each layer."""
+  """Return means over images, as lists with an entry for each layer."""
   return {
     "images": shares.images,
     "patches": shares.patches.tolist(),
@@ -194,16 +194,16 @@ def _removal(removal: CellRemoval) -> dict[str, Any]:
 
 
 def _listed(array: np.ndarray) -> Any:
-  """Lists of Python numbers; a number for an array without axes."""
+  """Return nested lists of numbers; for an array without axes, a number."""
   return np.asarray(array).tolist()
 
 
 def _image(
   number: int, image: ImageAttention, tasks: Sequence[Task], canvas: _Canvas
 ) -> dict[str, Any]:
-  """Draw an image for each task and each pair of tasks."""
+  """Draw an image for each task and pair of tasks; return its JSON entry."""
   names = [task.name for task in tasks]
-  found = {task.name: _answer(task, image) for task in tasks}
+  answers = {task.name: _answer(task, image) for task in tasks}
   stem = re.sub(r"[^\w-]+", "-", Path(image.path).stem, flags=re.ASCII)[:40]
   file = f"{number:04}.{stem}"
   overlays = {
@@ -216,7 +216,7 @@ def _image(
         [_title(answer)],
       ),
     )
-    for name, answer in found.items()
+    for name, answer in answers.items()
   }
   differences = [
     {
@@ -235,18 +235,18 @@ def _image(
   ]
   return {
     "image": utf8(image.path),
-    "answers": found,
+    "answers": answers,
     "overlays": overlays,
     "differences": differences,
   }
 
 
 def _answer(task: Task, image: ImageAttention) -> dict[str, Any]:
-  """The most probable class; or the labels or values of a task."""
+  """Return the most probable class, or all labels or values of a task."""
   activated, spec = image.answers[task.name][None], task.spec
   names = [*map(utf8, spec.class_names)]
-  [found] = spec.kind.answers(names, activated)
-  return found[0] if spec.kind.kind.one_is_right else found
+  [answer] = spec.kind.answers(names, activated)
+  return answer[0] if spec.kind.kind.one_is_right else answer
 
 
 def _title(answer: dict[str, Any]) -> str:

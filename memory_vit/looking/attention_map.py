@@ -1,6 +1,6 @@
-"""Attention maps of patches, and heat maps over images."""
+"""Attention maps of patches, and overlays of maps on images."""
 
-# As text, `help` shows types by their short names.
+# Annotations stay strings, so that `help` shows types by their short names.
 from __future__ import annotations
 
 import math
@@ -13,8 +13,8 @@ from memory_vit.errors import DataError
 from memory_vit.looking.attention_rollout import AttentionRollout
 from memory_vit.looking.token_attention import TokenAttention
 
-# Every 17th colour of "inferno" of matplotlib (van der Walt and Smith, 2015;
-# CC0), which overlays do without: only training installs it.
+# Every 17th colour of matplotlib's "inferno" (van der Walt and Smith, 2015;
+# CC0). Overlays do not need matplotlib, which only the extra `train` installs.
 INFERNO = np.array(
   [
     (0, 0, 4), (12, 8, 38), (36, 12, 79), (66, 10, 104),
@@ -29,16 +29,16 @@ INFERNO = np.array(
 def patch_map(
   attention: TokenAttention | AttentionRollout,
 ) -> Float32[np.ndarray, "b l *h rows columns"]:
-  """Attention to the patches, in rows and columns as in the image.
+  """Return the attention to patches, in rows and columns as in the image.
 
   Attention to class tokens, registers, memory and tasks is left out, so a map
   sums to less than 1.
 
   Args:
-    attention: from `token_attention` or `attention_rollout`.
+    attention: result of `token_attention` or `attention_rollout`.
 
   Returns:
-    A map for each image and layer, and for each head of weights of heads.
+    A map for each image and layer (and head, if the attention is per head).
   """
   patches = attention.config.num_patches
   side = math.isqrt(patches)
@@ -56,34 +56,34 @@ def overlay(
   """Lay an attention map over an image, in colours.
 
   Args:
-    image: what the model saw, in any size: `preprocess` maps its levels to
-      pixels x in [-1, 1], and (x + 1) * 127.5 maps them back. If the image was
-      cropped for the model, the crop.
-    heat: one map of `patch_map`, at least 0.
-    peak: the value with the brightest colour, to compare several maps; by
-      default the greatest of this map.
-    opacity: from 0, the image alone, to 1, the map alone.
+    image: the image that the model saw (the crop, if it was cropped), in any
+      size. Pixels x in [-1, 1] of `preprocess` become uint8 levels by
+      (x + 1) * 127.5.
+    heat: one map of `patch_map`, with values of at least 0.
+    peak: the value that gets the brightest colour, so that several maps can
+      share a scale; by default the greatest value of this map.
+    opacity: from 0, only the image, to 1, only the map.
 
   Raises:
-    DataError: for an image that is not uint8 (height, width, 3), a map that is
-      not of finite numbers of at least 0, or a peak or opacity out of range.
+    DataError: for an image that is not uint8 (height, width, 3), a map with
+      other values than finite numbers >= 0, or a peak or opacity out of range.
   """
   _require_image(image)
   heat = np.asarray(heat, np.float32)
   numbers = heat.ndim == 2 and heat.size > 0 and np.isfinite(heat).all()
   if not numbers or heat.min() < 0:
     raise DataError(
-      f"a map of attention is of shape {heat.shape}, expected (rows, columns) "
-      "of finite numbers of at least 0: one of those of patch_map."
+      f"invalid attention map of shape {heat.shape}, expected (rows, columns) "
+      "of finite numbers of at least 0: give one map of patch_map."
     )
   peak = float(heat.max()) if peak is None else peak
   if not (0 <= opacity <= 1 and 0 <= peak < math.inf):
     raise DataError(
-      f"opacity is {opacity} and peak {peak}, expected 0 to 1, and a finite "
-      "number of at least 0."
+      f"opacity is {opacity} and peak {peak}, expected an opacity of 0 to 1 "
+      "and a finite peak of at least 0."
     )
   height, width = image.shape[:2]
-  # A smooth map would show more than is known.
+  # Do not interpolate: a smooth map would suggest detail that is not there.
   sized = Image.fromarray(heat).resize(
     (width, height), Image.Resampling.NEAREST
   )
@@ -97,17 +97,17 @@ def _require_image(image: np.ndarray) -> None:
   dtype = getattr(image, "dtype", None)
   shape: tuple[int, ...] = getattr(image, "shape", ())
   if dtype != np.uint8 or len(shape) != 3 or shape[2] != 3 or 0 in shape:
-    found = type(image).__name__ if dtype is None else f"{dtype} {shape}"
+    actual = type(image).__name__ if dtype is None else f"{dtype} {shape}"
     raise DataError(
-      f"the image of an overlay is {found}, expected uint8 of shape (height, "
-      "width, 3); of pixels x in [-1, 1] it is (x + 1) * 127.5."
+      f"the image of an overlay is {actual}, expected uint8 of shape (height, "
+      "width, 3): convert pixels x in [-1, 1] by (x + 1) * 127.5."
     )
 
 
 def _inferno(
   values: Float32[np.ndarray, "height width"],
 ) -> Float32[np.ndarray, "height width 3"]:
-  """Colours of 0 to 255; values are clipped to [0, 1]."""
+  """Return RGB colours of 0 to 255 for values, which are clipped to [0, 1]."""
   anchors = np.linspace(0, 1, len(INFERNO))
   return np.stack(
     [np.interp(values, anchors, INFERNO[:, i]) for i in range(3)], axis=-1

@@ -6,7 +6,7 @@ attends to (the mean over heads); the product over the layers gives the share of
 each input: the tokens of the image, the class tokens of tasks, and memory.
 """
 
-# As text, `help` shows types by their short names.
+# Annotations stay strings, so that `help` shows types by their short names.
 from __future__ import annotations
 
 import dataclasses
@@ -41,21 +41,21 @@ from memory_vit.tasks.slots import Slots
   data_fields=["image", "tokens", "memory"],
   meta_fields=["task", "config"],
 )
-@dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
+@dataclasses.dataclass(frozen=True, eq=False)  # == fails for arrays
 class AttentionRollout:
-  """The inputs that the class token of a task is made of, after each block.
+  """Shares of the inputs in the class token of a task, after each block.
 
-  All arrays are float32 of NumPy, shares of 1: in each layer `image`, summed
-  over s, `tokens` and `memory` add up to 1.
+  All arrays are NumPy float32. In each layer, `image` (summed over s), `tokens`
+  and `memory` add up to 1.
 
   Attributes:
-    task: its name.
-    image: (b, l, s), of the tokens of the image as they enter the first block:
+    task: name of the task.
+    image: (b, l, s), shares of the image's tokens that enter the first block:
       class tokens, registers, then patches, row by row.
-    tokens: (b, l), of the class tokens of the task and of all tasks that it
-      attends to, directly or through others.
-    memory: (b, l), of the memory of the same tasks, in all layers so far.
-    config: of the backbone; it says which of the s tokens are patches.
+    tokens: (b, l), share of the class tokens of the task and of all tasks that
+      it attends to, directly or through other tasks.
+    memory: (b, l), share of the memory of these tasks, in all layers so far.
+    config: backbone configuration; it says which of the s tokens are patches.
   """
 
   task: str
@@ -65,7 +65,7 @@ class AttentionRollout:
   config: ViTConfig = dataclasses.field(repr=False)
 
   def of_images(self, rows: slice) -> AttentionRollout:
-    """The rollout in some of the b images."""
+    """Return the rollout for a slice of the b images."""
     part: AttentionRollout = jax.tree.map(lambda a: a[rows], self)
     return part
 
@@ -79,22 +79,23 @@ def attention_rollout(
 ) -> dict[str, AttentionRollout]:
   """Follow the attention of tasks' class tokens back to the image.
 
-  It needs the attention of the frozen backbone to itself, so it runs the
-  backbone in a program of its own, whose rounding may differ from that of
-  `forward`; `token_attention` costs less if the image is encoded already.
+  A rollout needs the attention between the backbone's own tokens, so it runs
+  the backbone in a separate program, which may round differently from
+  `forward`. `token_attention` costs less: it shares the program of `forward`.
 
   Args:
     backbone: the frozen ViT.
     tasks: as for `forward`; all tasks that they attend to must be among them.
     images: in [-1, 1], as `preprocess` makes them.
-    check: whether values of images are checked, see `encode`.
+    check: whether to check the values of images, see `encode`.
 
   Returns:
     {task name: its rollout}.
 
   Raises:
-    TaskError: for tasks of another backbone, or that do not fit together.
-    DataError: for images of another shape or type, or with other values.
+    TaskError: for tasks of another backbone, without a token, or that do not
+      fit together.
+    DataError: for images of a wrong shape or type, or with invalid values.
   """
   images, refuse = accept_images(backbone, images, check)
   slots = slots_with_tokens(backbone, tasks)
@@ -127,7 +128,7 @@ def rollout_program(
   *,
   config: ViTConfig,
 ) -> Float32[Array, "b t l _"]:
-  """Shares of all slots: the s tokens of an image, class tokens, memory."""
+  """Return shares for all slots: s image tokens, then class tokens, memory."""
   model, params = MemoryViT(config), {"backbone": backbone_params}
   (_, context), sown = capture(model, params, images, method="encode")
   frozen = [weights_of_backbone(layer) for layer in sown]
@@ -142,21 +143,21 @@ def roll_out(
   tasks: Sequence[TaskWeights],
   mask: TaskMask,
 ) -> Float32[Array, "b t l _"]:
-  """Multiply the weights of all layers; the shares after each block."""
+  """Multiply the weights of all layers; return the shares after each block."""
   b, _, t, s = tasks[0].image.shape
-  # At first a token is made of itself alone.
+  # Before the first block, each token consists only of itself.
   image = jnp.broadcast_to(jnp.eye(s, s + 2), (b, s, s + 2))
   token = jnp.broadcast_to(jax.nn.one_hot(s, s + 2), (b, t, s + 2))
   memory = jax.nn.one_hot(s + 1, s + 2)
   seen = jnp.concatenate([jnp.arange(t)[:, None], mask.parents], axis=1)
   after = []
-  for own, weights in zip(frozen, tasks, strict=True):
+  for layer, weights in zip(frozen, tasks, strict=True):
     to_image, to_tokens, to_cells = (part.mean(1) for part in weights)
-    # Tokens attend to what entered the block, in either stream.
+    # Tokens of both streams attend to the inputs of the block.
     read = jnp.einsum("bts,bsx->btx", to_image, image)
     read += jnp.einsum("btp,btpx->btx", to_tokens, token[:, seen])
     read += to_cells.sum((-2, -1))[..., None] * memory[None, None]
     token = (token + read) / 2
     after.append(token)
-    image = (image + jnp.einsum("bqs,bsx->bqx", own.mean(1), image)) / 2
+    image = (image + jnp.einsum("bqs,bsx->bqx", layer.mean(1), image)) / 2
   return jnp.stack(after, axis=2)

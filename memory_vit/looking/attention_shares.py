@@ -1,6 +1,6 @@
 """Shares of a task's attention in each layer: patches, class tokens, memory."""
 
-# As text, `help` shows types by their short names.
+# Annotations stay strings, so that `help` shows types by their short names.
 from __future__ import annotations
 
 import dataclasses
@@ -27,19 +27,19 @@ from memory_vit.looking.token_attention import TokenAttention
   ],
   meta_fields=["task", "images"],
 )
-@dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
+@dataclasses.dataclass(frozen=True, eq=False)  # == fails for arrays
 class AttentionShares:
   """Shares of the attention of a task's class token.
 
-  All arrays are float64 of NumPy, means over images and heads. In each layer
-  they add up to 1, up to rounding.
+  All arrays are NumPy float64, means over images and heads. In each layer, the
+  shares add up to 1, up to rounding.
 
   Attributes:
-    images: the number of images.
-    backbone_tokens: class tokens and registers of the backbone.
-    token: the task's own class token.
-    parent_tokens: {task that it attends to: share}.
-    parent_memory: {task that it attends to: shares of its cells}.
+    images: number of images.
+    backbone_tokens: share of the backbone's class tokens and registers.
+    token: share of the task's own class token.
+    parent_tokens: {name of a task that it attends to: share of the token}.
+    parent_memory: {name of a task that it attends to: shares of the cells}.
   """
 
   task: str
@@ -56,9 +56,11 @@ def attention_shares(attention: TokenAttention) -> AttentionShares:
   """Average the attention of a task over images and heads."""
   count, last = len(attention.image), attention.config.num_patches
   if not count:
-    raise DataError("there is no image: expected the attention of at least 1.")
+    raise DataError(
+      "there is no image: expected attention in at least 1 image."
+    )
   image = attention.image
-  # (b, l) or (b, l, h): the weights onto one token.
+  # `token` is (b, l), or (b, l, h) with an axis for the heads.
   heads = tuple(range(2, attention.token.ndim))
 
   def mean(a: np.ndarray) -> np.ndarray:
@@ -77,11 +79,11 @@ def attention_shares(attention: TokenAttention) -> AttentionShares:
 
 
 def join_shares(parts: Sequence[AttentionShares]) -> AttentionShares:
-  """Join the shares of a task over several batches: each image counts once."""
+  """Average shares of a task over batches, weighted by the number of images."""
   images = sum(part.images for part in parts)
 
-  def mean(*each: np.ndarray) -> np.ndarray:
-    weighted = zip(parts, each, strict=True)
+  def mean(*arrays: np.ndarray) -> np.ndarray:
+    weighted = zip(parts, arrays, strict=True)
     return np.sum([part.images / images * a for part, a in weighted], axis=0)
 
   joined: AttentionShares = jax.tree.map(
@@ -89,7 +91,7 @@ def join_shares(parts: Sequence[AttentionShares]) -> AttentionShares:
   )
   first = parts[0]
   return dataclasses.replace(
-    joined,  # of which JAX has sorted the parents
+    joined,  # jax.tree.map has sorted the parents: restore their order
     parent_tokens={k: joined.parent_tokens[k] for k in first.parent_tokens},
     parent_memory={k: joined.parent_memory[k] for k in first.parent_memory},
   )

@@ -1,10 +1,10 @@
 """Ablation of memory cells: the accuracy of a task without some of them.
 
-A removed cell is masked out of the softmax. Setting it to zero would be
-something else: zeros have a key as well.
+A removed cell is masked out of the softmax. A cell of zeros would still have a
+key and receive attention.
 """
 
-# As text, `help` shows types by their short names.
+# Annotations stay strings, so that `help` shows types by their short names.
 from __future__ import annotations
 
 import dataclasses
@@ -39,24 +39,24 @@ from memory_vit.tasks import compose
 from memory_vit.tasks.program import encode
 from memory_vit.tasks.slots import fill_slots
 
-# Significance level, of all removals of a task together.
+# Significance level for all removals of a task together.
 _LEVEL = 0.05
-# Variants of a task, at most: 24 layers of 128 cells are 3,097.
+# Maximum number of variants of a task: 24 layers of 128 cells have 3,097.
 _MOST_VARIANTS = 4_096
-# Variants that run at a time. Measured for 8 images on a CPU: XLA's temporary
-# buffers take 6 MiB beside 111 of keys and values (B/16, 5 cells), and 52 MiB
-# beside 28 (B/32, 64 cells, a parent).
+# Number of variants that run together. For 8 images on a CPU, XLA's temporary
+# buffers take 6 MiB, besides 111 MiB of keys and values (B/16, 5 cells); or 52
+# MiB, besides 28 MiB (B/32, 64 cells, a task that attends to another).
 _TOGETHER = 32
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
+@dataclasses.dataclass(frozen=True, eq=False)  # == fails for arrays
 class Removals:
-  """Removals of one kind, each compared with all memory, image by image.
+  """Effects of removing memory: single cells, all cells of a layer, or all.
 
   Attributes:
-    lost: examples that are right with all memory, and wrong without this part.
-    gained: examples that are wrong with all memory, and right without it.
-    examples: the number of examples.
+    lost: number of examples that only the removal makes wrong.
+    gained: number of examples that only the removal makes right.
+    examples: number of all examples.
   """
 
   lost: Int64[np.ndarray, "*which"]
@@ -65,15 +65,15 @@ class Removals:
 
   @property
   def difference(self) -> Float64[np.ndarray, "*which"]:
-    """Top-1 without this part minus top-1 with all memory."""
+    """Top-1 after the removal minus top-1 with all memory."""
     return np.asarray((self.gained - self.lost) / self.examples)
 
   @property
   def standard_error(self) -> Float64[np.ndarray, "*which"]:
     """Standard error of the difference, paired over the examples.
 
-    Far below that of two accuracies: examples that both get right, or both
-    wrong, do not contribute.
+    It is far below the standard error for two independent accuracies, because
+    examples that are right in both cases, or wrong in both, do not contribute.
     """
     changed = self.gained + self.lost
     spread = changed - (self.gained - self.lost) ** 2 / self.examples
@@ -87,20 +87,20 @@ class Removals:
     return np.asarray(np.minimum(1.0, 2 * tail))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
+@dataclasses.dataclass(frozen=True, eq=False)  # == fails for arrays
 class CellRemoval:
   """The accuracy of a task without parts of its memory.
 
   Attributes:
-    task: its name.
-    data: name of the data set for people: "digits", "folder pets".
-    split: of the data set.
-    examples: the number of examples.
-    skipped: the number of unreadable examples, which do not count.
-    top1: with all memory.
-    cells: (l, m), without one cell of one layer.
-    layers: (l,), without all cells of one layer.
-    memory: (), without any memory of its own.
+    task: name of the task.
+    data: readable name of the data set, such as "digits" or "folder pets".
+    split: split of the data set.
+    examples: number of evaluated examples.
+    skipped: number of unreadable examples, which do not count.
+    top1: accuracy with all memory.
+    cells: (l, m), removals of one cell of one layer.
+    layers: (l,), removals of all cells of one layer.
+    memory: (), removal of all cells of the task.
   """
 
   task: str
@@ -114,10 +114,11 @@ class CellRemoval:
   memory: Removals
 
   def significant(self, removals: Removals) -> Bool[np.ndarray, "*which"]:
-    """Which of the task's removals are significant.
+    """Return which of these removals of the task are significant.
 
-    p is below 0.05 divided by the number of all removals (Bonferroni): of tasks
-    whose memory does nothing, at most one in 20 has any.
+    Their p is below 0.05 divided by the number of the task's removals
+    (Bonferroni). If memory has no effect, the probability of any significant
+    removal is at most 5 %.
     """
     parts = (self.cells, self.layers, self.memory)
     count = sum(part.lost.size for part in parts)
@@ -133,36 +134,36 @@ def remove_cells(
   batch_size: int = 256,
   mesh: Mesh | None = None,
 ) -> dict[str, CellRemoval]:
-  """Run an ablation of memory cells: evaluate tasks without each of them.
+  """Run an ablation of memory cells: evaluate tasks without each cell.
 
-  The backbone runs once for each batch. Memory does not grow with the number of
-  cells: 32 variants of a task run at a time.
+  The backbone runs once for each batch. Only 32 variants of a task run at a
+  time, so that device memory does not grow with the number of cells.
 
   Args:
-    backbone: of all tasks, on the devices of the mesh.
-    tasks: all of a model: a task, a sequence or generator of tasks, or {name:
-      task}. Tasks that the evaluated ones attend to are among them, and keep
-      their memory.
+    backbone: the backbone of all tasks, on the devices of the mesh.
+    tasks: all tasks of a model: a task, a sequence or generator of tasks, or
+      {name: task}. They include the tasks that evaluated tasks attend to, whose
+      memory is not removed.
     source: the examples, with the classes of the evaluated tasks.
-    names: of the task or tasks that are evaluated; by default all tasks of
+    names: name or names of the tasks to evaluate; by default, all tasks of
       classes that have memory.
-    batch_size: of all processes together, a multiple of the number of devices.
-    mesh: over which batches are split; by default of all devices.
+    batch_size: images in a batch of all processes together, a multiple of the
+      number of devices.
+    mesh: devices over which batches are split; by default all devices.
 
   Returns:
     {task name: its ablation}.
 
   Raises:
-    TaskError: for a task without memory or with too many cells, of labels or
-      values, with other classes than the examples, or with outputs that are not
-      finite; for tasks that do not fit together; and if there is none to
-      evaluate.
-    ConfigError: for a batch that does not divide over the devices.
-    DataError: if there is no example.
+    TaskError: for a task of labels or values, without memory or with too many
+      cells, with other classes than the examples, or with outputs that are not
+      finite; for tasks that do not fit together; or without a task to evaluate.
+    ConfigError: if batch_size is not a multiple of the number of devices.
+    DataError: if there is no readable example.
   """
   mesh = sharding.make_mesh() if mesh is None else mesh
   sharding.require_divisible(batch_size, mesh, "batch_size")
-  # All tasks, as all must want the same preprocessing.
+  # All tasks must use the same preprocessing, because they share the batches.
   tasks = compose.concatenate(tasks)
   if names is None:
     names = [task.name for task in tasks if can_remove(task.spec)]
@@ -170,7 +171,7 @@ def remove_cells(
     names = [names] if isinstance(names, str) else list(names)
   if not names:
     raise TaskError(
-      "there is no task of classes with memory of which to remove cells."
+      "there is no task of classes with memory cells that could be removed."
     )
   for name in names:
     _require_classes(compose.with_parents(tasks, name)[0], source)
@@ -186,14 +187,14 @@ def remove_cells(
     for batch in sharding.prefetch(batches, mesh):
       _, context = encode(backbone, batch["image"], check=False)
       for name, ablation in ablations.items():
-        found = ablation.count(context, batch["label"], batch["mask"])
-        counts[name] = counts.get(name, 0) + found
+        changes = ablation.count(context, batch["label"], batch["mask"])
+        counts[name] = counts.get(name, 0) + changes
       bar.update(len(batch["mask"]))
   return {name: ablations[name].removal(counts[name], source) for name in names}
 
 
 def _require_classes(task: Task, source: Split) -> None:
-  """Without names of classes, only their number is compared."""
+  """Raise if the classes differ; without names, compare only their number."""
   if task.spec.class_names or task.spec.num_classes != source.num_classes:
     task_data.require_classes(task, source)
 
@@ -221,7 +222,7 @@ class _Ablation:
     labels: Int[Array, " b"],
     mask: Float32[Array, " b"],
   ) -> Int64[np.ndarray, "4 v"]:
-    """`count_changes` of a batch; refuses outputs that are not finite."""
+    """Return `count_changes` of a batch; raise if outputs are not finite."""
     counts = np.asarray(
       self._program(
         self._backbone.params,
@@ -267,10 +268,10 @@ class _Ablation:
 
 
 def variant_masks(depth: int, cells: int) -> Bool[np.ndarray, "v l m"]:
-  """Cells that each of v = l m + l + 1 variants sees; l is `depth`, m `cells`.
+  """Return which cells each variant of a task keeps.
 
-  Without cell 0, 1, ... of the first layer, then of the next ones; without all
-  cells of a layer; without any.
+  With l = `depth` and m = `cells`, the v = l m + l + 1 variants lack, in this
+  order: one cell, layer by layer; all cells of one layer; all cells.
   """
   single = ~np.eye(depth * cells, dtype=bool).reshape(-1, depth, cells)
   layer = ~np.eye(depth, dtype=bool)[:, :, None].repeat(cells, axis=2)
@@ -279,28 +280,28 @@ def variant_masks(depth: int, cells: int) -> Bool[np.ndarray, "v l m"]:
 
 
 def can_remove(spec: TaskSpec) -> bool:
-  """Whether it has memory, and an accuracy, which is what is measured."""
+  """Return whether a task has memory cells and predicts classes."""
   return spec.cells > 0 and spec.kind.kind.one_is_right
 
 
 def require_removable(backbone: Backbone, task: Task) -> None:
-  """Refuse a task without cells, or with too many to remove one by one."""
+  """Raise unless a task predicts classes and has cells, but not too many."""
   depth, cells = backbone.config.depth, task.spec.cells
   if not task.spec.kind.kind.one_is_right:
     raise TaskError(
       f"task {task.name!r} is of {task.spec.kind.name}: expected a task of "
-      "classes, as removing cells changes its accuracy, which is measured."
+      "classes, because the effect of a removal is measured as accuracy."
     )
   if not cells:
     raise TaskError(
-      f"task {task.name!r} has no memory of which to remove cells."
+      f"task {task.name!r} has no memory cells that could be removed."
     )
   variants = depth * cells + depth + 1
   if variants > _MOST_VARIANTS:
     raise TaskError(
       f"task {task.name!r} has {cells:,} memory cells in each of {depth} "
-      f"layers: removing each would be {variants:,} evaluations, expected at "
-      f"most {_MOST_VARIANTS:,}. Leave the task out."
+      f"layers: removing one at a time takes {variants:,} evaluations, "
+      f"expected at most {_MOST_VARIANTS:,}. Leave the task out."
     )
 
 
@@ -313,9 +314,9 @@ def logits_without(
   *,
   config: ViTConfig,
 ) -> Float32[Array, "b c"]:
-  """Logits of the task in slot 0, which sees these of its cells alone.
+  """Return logits of the task in slot 0, with only its memory cells in `seen`.
 
-  Those that it attends to lie in the other slots and see all of theirs.
+  The tasks that it attends to are in the other slots, and keep all their cells.
   """
   every = jnp.ones((config.depth, *slots.stream_mask.cells.shape), bool)
   features = apply(
@@ -332,9 +333,10 @@ def count_changes(
 ) -> Int32[Array, "5 v"]:
   """Count the examples of a batch on which a task and its variants differ.
 
-  For each variant: examples; those that the task as it is (`whole`) gets right;
-  that the variant alone gets wrong; that it alone gets right; whose logits by
-  the task as it is are not finite. Hits are those of `example_hits`.
+  `whole` and `variants` are `example_hits` with all memory and without parts of
+  it. For each variant, the five numbers count examples: all but padding; right
+  with all memory; wrong only without the part; right only without the part;
+  logits not finite with all memory.
   """
   counted = jnp.broadcast_to(whole >= 0, variants.shape)
   right = jnp.broadcast_to(whole == 1, variants.shape)
@@ -348,12 +350,12 @@ def count_changes(
 def _count_program(
   replicated: Any, config: ViTConfig, cells: int
 ) -> Callable[..., jax.Array]:
-  """`count_changes`, compiled to leave its results on every device."""
+  """Return a program for `count_changes`, whose result is on every device."""
   whole = np.ones((1, config.depth, cells), bool)
   seen = np.concatenate([whole, variant_masks(config.depth, cells)])
   passes = -(-len(seen) // _TOGETHER)
   size = -(-len(seen) // passes)
-  # Padded: a smaller last pass would be compiled as a second program.
+  # Pad the variants: a smaller last pass would be compiled separately.
   filled = np.pad(
     seen, [(0, passes * size - len(seen)), (0, 0), (0, 0)], "edge"
   )

@@ -1,6 +1,6 @@
-"""Attention of tasks over images: shares of all, maps of the first ones."""
+"""Attention of tasks over images: mean shares, and maps of the first images."""
 
-# As text, `help` shows types by their short names.
+# Annotations stay strings, so that `help` shows types by their short names.
 from __future__ import annotations
 
 import dataclasses
@@ -30,16 +30,16 @@ from memory_vit.tasks import program
 from memory_vit.tasks.slots import Slots, fill_slots
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
+@dataclasses.dataclass(frozen=True, eq=False)  # == fails for arrays
 class ImageAttention:
   """The attention of tasks in one image.
 
   Attributes:
-    path: of the file.
-    pixels: in [-1, 1], as the model takes them.
-    attention: {task: of this image alone}.
-    rollouts: {task: of this image alone}.
-    answers: {task: (c,), its probabilities or values, see
+    path: path of the file.
+    pixels: pixels in [-1, 1], as the model takes them.
+    attention: {task name: attention in this image}.
+    rollouts: {task name: rollout for this image}.
+    answers: {task name: its probabilities or values (c,), see
       `TaskKind.activate`}.
   """
 
@@ -50,13 +50,13 @@ class ImageAttention:
   answers: dict[str, Float64[np.ndarray, " c"]]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
+@dataclasses.dataclass(frozen=True, eq=False)  # == fails for arrays
 class CollectedAttention:
   """The result of `collect_attention`.
 
   Attributes:
-    shares: {task: the mean over all images}; empty without images.
-    images: the first ones.
+    shares: {task name: mean over all images}; empty without images.
+    images: attention in each of the first images.
     skipped: images that could not be read, with the reason.
   """
 
@@ -77,12 +77,12 @@ def collect_attention(
 
   Args:
     backbone: the frozen ViT.
-    tasks: at least one; all tasks that they attend to must be among them.
-    batches: from `ImageReader.read_files`; the first is the largest, and all
-      are padded to its size.
-    shown: the number of images whose attention is returned; these alone are
-      rolled out, which takes another pass.
-    total: the number of images for the progress bar, if it is known.
+    tasks: at least one task; all tasks that they attend to must be among them.
+    batches: result of `ImageReader.read_files`. The first batch is the largest,
+      and all others are padded to its size.
+    shown: number of images whose attention is returned. Only these get a
+      rollout, which takes another pass of the backbone.
+    total: number of images for the progress bar, if it is known.
   """
   slots = fill_slots(backbone, tasks)
   shares: dict[str, AttentionShares] = {}
@@ -97,11 +97,11 @@ def collect_attention(
       bar.update(len(batch))
       if not good:
         continue
-      seen, found = _batch_attention(
+      seen, first_images = _batch_attention(
         backbone, tasks, slots, good, size, shown - len(images)
       )
-      images += found
-      # One running mean: memory does not grow with the number of batches.
+      images += first_images
+      # Keep only a running mean, so that RAM use does not grow with the images.
       for name, attention in seen.items():
         parts = [shares[name]] if name in shares else []
         shares[name] = join_shares([*parts, attention_shares(attention)])
@@ -116,8 +116,9 @@ def _batch_attention(
   size: int,
   shown: int,
 ) -> tuple[dict[str, TokenAttention], list[ImageAttention]]:
-  """The attention in a batch, which its last image pads to `size`."""
+  """Return the attention in a batch, and in its first `shown` images."""
   pixels = np.stack([i.pixels for i in images if i.pixels is not None])
+  # Pad with the last image, so that all batches run in one compiled program.
   filled = np.pad(
     pixels, [(0, size - len(pixels)), (0, 0), (0, 0), (0, 0)], "edge"
   )

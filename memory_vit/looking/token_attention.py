@@ -1,11 +1,11 @@
 """Attention weights of a task's class token: to the image, to memory, to tasks.
 
 The weights are those of the forward pass (`model/attention_weights.py`), after
-the softmax. They do not explain an answer: the tokens that a layer attends to
-were mixed from all of the image before. `attention_rollout` follows that.
+the softmax. They do not explain a prediction, because earlier layers already
+mix information from the whole image. `attention_rollout` follows this mixing.
 """
 
-# As text, `help` shows types by their short names.
+# Annotations stay strings, so that `help` shows types by their short names.
 from __future__ import annotations
 
 import dataclasses
@@ -39,23 +39,23 @@ from memory_vit.tasks.slots import Slots
   data_fields=["image", "memory", "token", "parent_tokens", "parent_memory"],
   meta_fields=["task", "config"],
 )
-@dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
+@dataclasses.dataclass(frozen=True, eq=False)  # == fails for arrays
 class TokenAttention:
-  """What the class token of a task attends to, in every layer.
+  """Attention weights of a task's class token, in every layer.
 
-  All arrays are float32 of NumPy, weights after the softmax: the mean over
-  heads, or of each head, with an axis h after that of the layers. The weights
-  of a token in one layer, over all fields, sum to 1.
+  All arrays are NumPy float32, weights after the softmax: averaged over heads,
+  or for each head, with an axis h after the axis of layers. In each layer, the
+  weights of all fields sum to 1.
 
   Attributes:
-    task: its name.
-    image: (b, l, s), onto the tokens of the frozen stream: class tokens,
+    task: name of the task.
+    image: (b, l, s), weights on the tokens of the backbone: class tokens,
       registers, then patches, row by row.
-    memory: (b, l, m), onto its own memory of that layer.
-    token: (b, l), onto itself.
-    parent_tokens: {task that it attends to: (b, l)}, onto their tokens.
-    parent_memory: {task that it attends to: (b, l, m)}, onto their memory.
-    config: of the backbone; it says which of the s tokens are patches.
+    memory: (b, l, m), weights on the task's own memory in this layer.
+    token: (b, l), weight on the class token itself.
+    parent_tokens: {name of a task that it attends to: weight (b, l)}.
+    parent_memory: {name of a task that it attends to: weights (b, l, m)}.
+    config: backbone configuration; it says which of the s tokens are patches.
   """
 
   task: str
@@ -68,16 +68,16 @@ class TokenAttention:
 
   @property
   def total(self) -> Float32[np.ndarray, "b l *h"]:
-    """The sum of all weights in each layer: 1, up to rounding."""
+    """Sum of all weights in each layer: 1, up to rounding."""
     parts = [self.image, self.memory, *self.parent_memory.values()]
     tokens = [self.token, *self.parent_tokens.values()]
     return sum(tokens, sum(part.sum(-1) for part in parts))
 
   def of_images(self, rows: slice) -> TokenAttention:
-    """The attention in some of the b images."""
+    """Return the attention in a slice of the b images."""
     part: TokenAttention = jax.tree.map(lambda a: a[rows], self)
     return dataclasses.replace(
-      part,  # of which JAX has sorted the parents
+      part,  # jax.tree.map has sorted the parents: restore their order
       parent_tokens={
         name: part.parent_tokens[name] for name in self.parent_tokens
       },
@@ -97,22 +97,23 @@ def token_attention(
 ) -> dict[str, TokenAttention]:
   """Compute what the class tokens of tasks attend to.
 
-  The backbone runs the program of `forward`, and the tasks one of their own,
-  which is compiled once for the shapes of slots and of the batch.
+  The backbone runs in the program of `forward`. The tasks run in a separate
+  program, which is compiled once for each shape of the slots and of the batch.
 
   Args:
     backbone: the frozen ViT.
     tasks: as for `forward`; all tasks that they attend to must be among them.
     images: in [-1, 1], as `preprocess` makes them.
     per_head: whether to return the weights of each head instead of their mean.
-    check: whether values of images are checked, see `encode`.
+    check: whether to check the values of images, see `encode`.
 
   Returns:
     {task name: its attention}.
 
   Raises:
-    TaskError: for tasks of another backbone, or that do not fit together.
-    DataError: for images of another shape or type, or with other values.
+    TaskError: for tasks of another backbone, without a token, or that do not
+      fit together.
+    DataError: for images of a wrong shape or type, or with invalid values.
   """
   _, context = encode(backbone, images, check=check)
   return read_attention(backbone, tasks, context, per_head=per_head)
@@ -121,13 +122,13 @@ def token_attention(
 def slots_with_tokens(
   backbone: Backbone, tasks: TasksLike | Slots
 ) -> Slots | None:
-  """`in_slots`; `TaskError` for a task without a token."""
+  """Put tasks into slots; raise `TaskError` for a task without a token."""
   slots = in_slots(backbone, tasks)
   for spec in slots.specs if slots else ():
     if not spec.learned.has_token:
       raise TaskError(
         f"task {spec.name!r} was learned by {spec.regime!r}, and has no token "
-        "of its own whose attention could be shown: leave it out."
+        "of its own whose attention could be shown: leave the task out."
       )
   return slots
 
@@ -139,7 +140,7 @@ def read_attention(
   *,
   per_head: bool = False,
 ) -> dict[str, TokenAttention]:
-  """`token_attention` from the context of `encode`."""
+  """Compute `token_attention` from a context that `encode` has returned."""
   slots = slots_with_tokens(backbone, tasks)
   if slots is None:
     return {}
@@ -181,19 +182,19 @@ def token_attention_program(
   config: ViTConfig,
   per_head: bool,
 ) -> tuple[Float32[jax.Array, "b t l *_"], ...]:
-  """Weights of all slots, in the parts of `TaskWeights`."""
+  """Return the weights of all slots, one array per field of `TaskWeights`."""
   model, params = MemoryViT(config), {"backbone": backbone_params}
   _, sown = capture(model, params, slots, context, method="read_slots")
-  each = [weights_of_tasks(layer, slots.stream_mask) for layer in sown]
+  layers = [weights_of_tasks(layer, slots.stream_mask) for layer in sown]
   if per_head:
-    # (l, b, h, t, ...) to (b, t, l, h, ...)
+    # Move axes from (l, b, h, t, ...) to (b, t, l, h, ...).
     return tuple(
       jnp.moveaxis(jnp.stack(part), (0, 2), (2, 3))
-      for part in zip(*each, strict=True)
+      for part in zip(*layers, strict=True)
     )
   return tuple(
     jnp.stack([weights.mean(1) for weights in part], axis=2)
-    for part in zip(*each, strict=True)
+    for part in zip(*layers, strict=True)
   )
 
 
@@ -205,7 +206,7 @@ def _of_one_task(
   cells: Float32[np.ndarray, "b l *h _ m"],
   read: Mapping[int, TaskSpec],
 ) -> TokenAttention:
-  """Name the weights of a task and drop padding; `read` is {place: task}."""
+  """Name weights and drop padding; `read[0]` is the task, then its parents."""
   memory = {
     place: cells[..., place, : spec.cells] for place, spec in read.items()
   }

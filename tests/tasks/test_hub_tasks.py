@@ -160,7 +160,9 @@ def test_a_card_that_was_edited_stays(hub, pets):
 
 @pytest.mark.parametrize("repository", ["me", "a/b/c", "a/b@c", "", "a b/c"])
 def test_invalid_repositories_are_refused(hub, pets, repository):
-  with pytest.raises(ExportError, match="no repository: expected OWNER/NAME"):
+  with pytest.raises(
+    ExportError, match="not a repository: expected OWNER/NAME"
+  ):
     mv.push_task(pets, repository)
   assert not hub.asked
 
