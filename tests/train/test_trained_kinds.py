@@ -355,7 +355,7 @@ def test_splits_of_another_kind_or_other_names_are_refused():
   settle._require_same_outputs(config, {"train": train, "upstream": None})
   for other, message in (
     (split_of("labels", [[1, 0]]), "'values', but .* has labels: expected"),
-    (split_of("values", [[1, 0]], ("x", "z")), "'test', .* 2 values other"),
+    (split_of("values", [[1, 0]], ("x", "z")), "'test', .* 2 values that differ"),
   ):
     with pytest.raises(DataError, match=message):
       settle._require_same_outputs(config, {"train": train, "test": other})
