@@ -1,4 +1,4 @@
-"""The frozen part of a run, computed once and read in every step."""
+"""Cache outputs of the frozen pass: computed once, read in every step."""
 
 from etils import epy
 

@@ -1,4 +1,4 @@
-"""Folder on disk of cached rows, named by what the rows depend on."""
+"""Folder of cached rows on disk, named by a hash of all they depend on."""
 
 import contextlib
 import dataclasses
@@ -23,7 +23,7 @@ from memory_vit.runtime import lock, paths, processes
 from memory_vit.runtime.preemption import StopSignal
 from memory_vit.version import __version__
 
-with epy.lazy_imports():  # TensorFlow
+with epy.lazy_imports():  # the import loads TensorFlow
   from memory_vit.data import image_ops
 
 logger = logging.getLogger(__name__)
@@ -38,15 +38,15 @@ def dependencies(
 ) -> dict[str, Any]:
   """Collect all that the rows of a split depend on, as JSON values.
 
-  `files` is the digest of the files of the split.
+  `files` is the digest of the split's files, see `DataRecord.digests`.
   """
   split = plan.examples.split
-  found = split.data_files
-  if not found.files and found.facts.get("version") == "":
+  data_files = split.data_files
+  if not data_files.files and data_files.facts.get("version") == "":
     raise ConfigError(
-      f"config.cache.where is 'disk', but {split} comes from Python "
-      "without a version, so that later runs could not tell it from others: "
-      "give it one, or expected 'host' or 'device'."
+      f"config.cache.where is 'disk', but {split} is a Python object "
+      "without a version, so that later runs could not recognize it: expected "
+      "a version of the data, or config.cache.where 'host' or 'device'."
     )
   leaves = zip(plan.layout.stored, plan.layout.shapes, strict=True)
   return {
@@ -64,7 +64,7 @@ def dependencies(
       "files": files,
     },
     "images": {"role": plan.role, **plan.facts},
-    # The bits of a row depend on the program, which is one for each batch.
+    # Rows are bitwise identical only if the same program computes them.
     "program": {
       "rows": plan.starts.step,
       "processes": jax.process_count(),
@@ -77,7 +77,7 @@ def dependencies(
 
 
 def name_of(facts: Mapping[str, Any]) -> str:
-  """Equal dependencies have equal names."""
+  """Return a folder name, the same for equal dependencies."""
   text = json.dumps(facts, sort_keys=True)
   return hashlib.sha256(text.encode()).hexdigest()[:32]
 
@@ -93,15 +93,15 @@ def root_of(config: Config) -> Path:
 def locked(folder: Path, stop: StopSignal) -> Iterator[None]:
   """Allow one run at a time to fill a folder; all processes must call.
 
-  Process 0 holds the lock for its whole run. Runs whose folders are on
-  different disks compute equal rows twice.
+  Process 0 holds the lock until the body ends. Runs that have folders on
+  different disks do not share rows: each computes its own.
   """
 
   def wait(owner: str) -> None:
     logger.info("waiting for %s, which fills the cache", owner or "another run")
     end = time.monotonic() + 5
     while time.monotonic() < end:
-      if jax.process_count() == 1:  # else all would have to ask
+      if jax.process_count() == 1:  # otherwise all processes must call `check`
         stop.check()
       time.sleep(0.2)
 

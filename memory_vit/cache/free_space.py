@@ -1,4 +1,4 @@
-"""Free memory or disk space for cached rows, compared before computing."""
+"""Check that cached rows fit into memory or onto the disk, before computing."""
 
 import dataclasses
 import shutil
@@ -15,10 +15,10 @@ from memory_vit.runtime.messages import brief
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-  """Where a process stores rows."""
+  """The disk or memory in which a process stores rows."""
 
-  name: str  # "the disk of /data/cache"
-  key: str  # the same for all processes that share the place
+  name: str  # for example "the disk of /data/cache"
+  key: str  # equal for all processes that share this disk or memory
   free: int  # bytes
 
 
@@ -35,7 +35,7 @@ def place_of(where: str, folder: Path) -> Place:
   if where == "device" and all(s and "bytes_limit" in s for s in stats):
     least = min(s["bytes_limit"] - s["bytes_in_use"] for s in stats if s)
     name = f"the memory of {len(stats)} devices"
-    # No other process uses the devices of this one.
+    # The key names the process, since processes do not share devices.
     return Place(name, f"process {jax.process_index()}", least * len(stats))
   free = psutil.virtual_memory().available
   return Place("the memory of this machine", f"memory of {host}", free)
@@ -46,31 +46,31 @@ def require_free_space(
 ) -> None:
   """Raise `ConfigError` on all processes if one lacks space; all must call.
 
-  Processes of a host that share a file system or its memory add up. `what`
-  names the rows, `needed` is the bytes that this process will fill.
+  The needs of processes that share a disk, or the memory of a host, are added.
+  `what` names the rows; this process will store `needed` bytes.
   """
   own_place = place_of(where, folder)
-  asked = processes.gather(
+  reports = processes.gather(
     [own_place.key, needed, own_place.free, own_place.name]
   )
-  places = dict.fromkeys(key for key, *_ in asked)
-  # The own place first: each process reports that one if it is too small.
+  places = dict.fromkeys(key for key, *_ in reports)
+  # Check this process's place first, so that its error names this place.
   for key in sorted(places, key=lambda key: key != own_place.key):
-    same = [i for i, (other, *_) in enumerate(asked) if other == key]
-    total = sum(asked[i][1] for i in same)
-    # Other programs write there meanwhile: processes saw different numbers.
-    free, name = min((asked[i][2], asked[i][3]) for i in same)
+    same = [i for i, (place, *_) in enumerate(reports) if place == key]
+    total = sum(reports[i][1] for i in same)
+    # Take the least free space: it changes while other programs write.
+    free, name = min((reports[i][2], reports[i][3]) for i in same)
     if total <= free:
       continue
-    if len(asked) > 1:
+    if len(reports) > 1:
       noun = "process" if len(same) == 1 else "processes"
       name += f" (of {noun} {', '.join(map(str, same))})"
-    others = {"device": "config.cache.where 'host' or 'disk'",
-              "host": "config.cache.where 'disk'"}  # fmt: skip
+    options = {"device": "config.cache.where 'host' or 'disk'",
+               "host": "config.cache.where 'disk'"}  # fmt: skip
     raise ConfigError(
       f"config.cache.where is {where!r}: the {what} take {total:,} bytes "
-      f"({total / 2**30:.2f} GiB), and {name} has {free:,} free "
-      f"({free / 2**30:.2f} GiB). Expected less: config.cache.dtype 'bfloat16' "
-      "(half), fewer config.cache.crops; or another "
-      f"{others.get(where, 'config.cache.dir')}."
+      f"({total / 2**30:.2f} GiB), but {name} has {free:,} free "
+      f"({free / 2**30:.2f} GiB). Set config.cache.dtype 'bfloat16' (half the "
+      "size), fewer config.cache.crops, or "
+      f"{options.get(where, 'another config.cache.dir')}."
     )

@@ -1,4 +1,4 @@
-"""Rows of a split to cache, and the crops or embeddings of which they are."""
+"""Plan the rows of a split to cache: their crops or embeddings, and layout."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,28 +15,28 @@ from memory_vit.data.split import Split
 from memory_vit.model.regimes import get_regime
 from memory_vit.model.task import EvalPreprocessing
 
-# Images (b, side, side, 3) -> outputs of the frozen pass: a tree of (b, ...).
+# Images (b, side, side, 3) -> outputs of the frozen pass: a pytree of (b, ...).
 Prepare = Callable[[Any], Any]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
+@dataclasses.dataclass(frozen=True, eq=False)  # arrays cannot be compared by ==
 class FixedEmbeddings:
   """The embeddings that a process caches; the counterpart of `FixedCrops`.
 
-  They are read and cached in the order of their files, each file once;
-  `places` (n,) finds the examples of the split in that order.
+  They are cached in the order of their files, so that each file is read once.
+  `places`, int64 (n,), are the places of the split's examples in that order.
   """
 
   split: Split
-  numbers: np.ndarray  # int64 (n,), the example at each place
+  numbers: np.ndarray  # int64 (n,), number of the example at each place
   places: np.ndarray
-  name: str  # of the column: "pooled" for a head, "layers" for a probe
+  name: str  # name of a column: "pooled" for a head, "layers" for a probe
 
   @classmethod
   def of(
     cls, split: Split, numbers: np.ndarray, regime: str
   ) -> "FixedEmbeddings":
-    """Take the embeddings of examples, int64 (n,), for a regime."""
+    """Select examples `numbers`, int64 (n,), and the column for a regime."""
     embedded = split.embedded
     assert embedded is not None
     order = np.argsort(embedded.rows[numbers], kind="stable")
@@ -46,7 +46,7 @@ class FixedEmbeddings:
   def batches(self, starts: range, rows: int) -> Iterator[dict[str, Any]]:
     """Yield a batch of `rows` places for each start.
 
-    Rows after the end have mask 0.
+    Padding rows after the last place have mask 0.
     """
     source = self.split
     assert source.embedded is not None
@@ -72,9 +72,9 @@ class SplitPlan:
 
   role: str  # "training", "validation" or "test"
   examples: FixedCrops | FixedEmbeddings
-  # The places at which batches start, equally many on every process.
+  # Places at which batches start; all processes have the same number of them.
   starts: range
-  # What the images depend on, as JSON values.
+  # All options that determine the prepared images, as JSON values.
   facts: Mapping[str, Any]
   layout: RowLayout
 
@@ -83,7 +83,7 @@ class SplitPlan:
     return len(self.examples.numbers)
 
   def count_in(self, spans: Sequence[range]) -> int:
-    """The number of rows in spans of places, without padding."""
+    """Return the number of rows in spans of places, without padding."""
     return sum(len(range(self.count)[s.start : s.stop]) for s in spans)
 
 
@@ -117,10 +117,10 @@ def split_plan(
   embedded, dtype = split.embedded, config.cache.dtype
   if embedded:
     examples = FixedEmbeddings.of(split, examples.numbers, config.regime)
-    if embedded.origin.stored == "bfloat16":  # lossless
+    if embedded.origin.stored == "bfloat16":  # then bfloat16 loses nothing
       dtype = "bfloat16"
   rows, _ = batching.share(batch)
-  # Every process has the number of batches of the first, with the most records.
+  # Every process has as many batches as process 0, which has the most records.
   most = -(-split.size // jax.process_count()) * count
   side = config.image_size
   images = jax.ShapeDtypeStruct((batch, side, side, 3), np.float32)
@@ -136,14 +136,14 @@ def split_plan(
 def training_facts(
   config: Config, preprocessing: EvalPreprocessing
 ) -> dict[str, Any]:
-  """Facts that determine the crops of a training split, as JSON values."""
+  """Return the facts that determine the training crops, as JSON values."""
   data, crops = config.data, config.cache.crops
   return {
     "crop": data.train_crop,
     "flip": data.flip,
     "interpolation": preprocessing.interpolation,
     "crops": crops,
-    # Without random crops, runs with different seeds share the rows.
+    # Without random crops, runs with different seeds can share rows.
     "resize": data.resize if crops > 1 else 0,
     "seed": data_seed(config) if crops > 1 else 0,
   }

@@ -1,8 +1,8 @@
 """Cached rows in a file on disk, each with a checksum.
 
-All headers come first, then the rows, with the leaves of an image side by side;
-a missing row is a hole. The file is not memory-mapped: a full disk or a
-truncated file would raise SIGBUS instead of an error.
+All headers come first, then all rows, each with the bytes of all its leaves; a
+missing row is a hole. The file is not memory-mapped, because a full disk or a
+truncated file would then raise SIGBUS instead of an error.
 """
 
 import contextlib
@@ -27,9 +27,9 @@ logger = logging.getLogger(__name__)
 
 
 def _header_of(label: np.dtype) -> np.dtype:
-  """The header of a row: its CRC32, label, mask, and the CRC32 of all these.
+  """Return the dtype of a header: row's CRC32, label, mask, header's CRC32.
 
-  The zeros of a hole are no valid header: their CRC32 is not zero.
+  A hole reads as zeros, which are no valid header: their CRC32 is not zero.
   """
   return np.dtype(
     [("row", "<u4"), ("label", label), ("mask", "<f4"), ("header", "<u4")]
@@ -37,10 +37,10 @@ def _header_of(label: np.dtype) -> np.dtype:
 
 
 class FileRows(Rows):
-  """Rows in a file, whose checksums are compared once in a run.
+  """Rows in a file, whose checksums are verified once in a run.
 
-  One process compares a row when it first reads it. Several processes compare
-  all rows when they open their files, since they must recompute rows together.
+  A single process verifies a row when it first reads it. Several processes must
+  recompute rows together, so they verify all rows when they open their files.
   """
 
   def __init__(
@@ -55,7 +55,7 @@ class FileRows(Rows):
     self._checked = np.zeros(count, bool)
 
   def open(self, fill: Callable[[list[range]], None]) -> None:
-    """Open or create the file; `fill` recomputes damaged spans of rows."""
+    """Open or create the file; `fill` recomputes spans with damaged rows."""
     self._fill = fill
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
     with files.writing(self.path):
@@ -69,11 +69,11 @@ class FileRows(Rows):
     self._warn(damaged)
 
   def unreadable(self) -> np.ndarray:
-    """Places, int64 (k,), of rows whose image could not be read."""
+    """Return the places, int64 (k,), of rows whose image was unreadable."""
     return np.flatnonzero(self._exists & (self.masks == 0))
 
   def missing(self) -> list[range]:
-    """Places without a row on some process, as whole batches; all must call."""
+    """Return spans of batches for which any process lacks a row; all call."""
     step = self._places.step
     absent = np.unique(np.flatnonzero(~self._exists) // step)
     spans: list[range] = []
@@ -97,7 +97,7 @@ class FileRows(Rows):
     self._exists[part], self._checked[part] = True, False
 
   def take(self, places: np.ndarray) -> Any:
-    """Recomputes damaged rows if this is the only process, else raises."""
+    """Return rows; a single process recomputes damaged rows, several raise."""
     leaves = self._layout.empty(len(places))
     whole = self._read(places, leaves)
     if not whole and jax.process_count() == 1:
@@ -106,14 +106,14 @@ class FileRows(Rows):
       whole = self._read(places, leaves)
     if not whole:
       raise TrainingError(
-        f"{self.path} does not hold what was written to it (CRC32). Give the "
-        "same command again, which makes damaged rows again; if that does not "
-        "help, the disk is failing: give another config.cache.dir."
+        f"{self.path} does not hold what was written to it (CRC32). Run the "
+        "same command again to recompute damaged rows; if that does not help, "
+        "the disk is failing: set another config.cache.dir."
       )
     return self._to_devices(leaves)
 
   def _check(self) -> int:
-    """Read all rows; count the damaged ones and mark them as missing."""
+    """Verify all rows, mark damaged rows as missing; return their number."""
     self._checked[:] = False
     leaves = self._layout.empty(1)
     damaged = [
@@ -127,11 +127,11 @@ class FileRows(Rows):
   def _warn(self, damaged: int) -> None:
     if damaged:
       logger.warning(
-        "%s: damaged rows: %d. They are made again.", self.path, damaged
+        "%s: damaged rows: %d. They are recomputed.", self.path, damaged
       )
 
   def _read(self, places: np.ndarray, leaves: list[np.ndarray]) -> bool:
-    """Read rows (b,) into their leaves (b, ...); False if one is damaged."""
+    """Read rows at `places` (b,) into `leaves`; False if a row is damaged."""
     parts = [_bytes_of(leaf) for leaf in leaves]
     views = [(part.reshape(-1).data, part.shape[1]) for part in parts]
     nbytes = self._layout.nbytes
@@ -140,7 +140,7 @@ class FileRows(Rows):
         row = [view[i * size : (i + 1) * size] for view, size in views]
         if os.preadv(self._file, row, offset) < nbytes:
           return False
-    except OSError:  # a sector that cannot be read
+    except OSError:  # such as a disk sector that cannot be read
       return False
     for k in np.flatnonzero(~self._checked[places]):
       found, place = 0, places[k]
@@ -150,18 +150,18 @@ class FileRows(Rows):
     return bool(self._checked[places].all())
 
   def _offset(self, place: Any) -> Any:
-    """The byte at which a row, or each of several rows, begins."""
+    """Return the byte at which a row, or each of several rows, begins."""
     return self._headers.nbytes + place * self._layout.nbytes
 
   def _write(self, values: np.ndarray, offset: int) -> None:
     left = values.view(np.uint8).reshape(-1).data
-    while left:  # a call writes 2 GiB at most
+    while left:  # a call of `pwrite` writes at most 2 GiB
       written = os.pwrite(self._file, left, offset)
       left, offset = left[written:], offset + written
 
 
 def _read_headers(path: Path, count: int, header: np.dtype) -> np.ndarray:
-  """Headers (n,) of a file; zeros after its end."""
+  """Read `count` headers of a file; those after its end are zeros."""
   headers = np.zeros(count, header)
   with contextlib.suppress(OSError), path.open("rb") as file:
     file.readinto(headers.view(np.uint8).data)
@@ -169,7 +169,7 @@ def _read_headers(path: Path, count: int, header: np.dtype) -> np.ndarray:
 
 
 def _sums(headers: np.ndarray) -> np.ndarray:
-  """CRC32 of the fields before "header", uint32 (n,)."""
+  """Return each header's CRC32 of the fields before "header", uint32 (n,)."""
   fields = _bytes_of(headers)[:, :-4]
   sums = [zlib.crc32(field) for field in np.ascontiguousarray(fields)]
   return np.array(sums, np.uint32)
@@ -178,5 +178,6 @@ def _sums(headers: np.ndarray) -> np.ndarray:
 def _bytes_of(leaf: np.ndarray) -> np.ndarray:
   """Convert (b, ...) to uint8 (b, m), a view if possible."""
   rows = np.ascontiguousarray(leaf)
-  rows = rows.reshape(len(leaf), math.prod(leaf.shape[1:]))  # b may be 0
+  # Compute the number of columns, because reshape(b, -1) fails if b is 0.
+  rows = rows.reshape(len(leaf), math.prod(leaf.shape[1:]))
   return rows.view(np.uint8)

@@ -20,19 +20,19 @@ Batch = Mapping[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class RowLayout:
-  """Shapes and dtypes of the leaves of a row, the cached inputs of an image."""
+  """Shapes and dtypes of a row, the pytree of cached inputs of one image."""
 
   treedef: Any
-  shapes: tuple[tuple[int, ...], ...]  # without the axis of the images
+  shapes: tuple[tuple[int, ...], ...]  # without the batch axis
   computed: tuple[np.dtype, ...]
   stored: tuple[np.dtype, ...]
   label: np.dtype  # see `Split.label_dtype`
 
   @classmethod
   def of(cls, inputs: Any, dtype: str, label: np.dtype) -> "RowLayout":
-    """Derive the layout from a tree of arrays (b, ...), or of their shapes.
+    """Derive the layout from a pytree of arrays (b, ...), or of their shapes.
 
-    With `dtype` "bfloat16", float32 leaves are stored rounded.
+    With `dtype` "bfloat16", float32 leaves are stored as bfloat16.
     """
     leaves, treedef = jax.tree.flatten(inputs)
     computed = tuple(np.dtype(leaf.dtype) for leaf in leaves)
@@ -50,7 +50,7 @@ class RowLayout:
     return sum(d.itemsize * math.prod(shape) for d, shape in leaves)
 
   def empty(self, count: int) -> list[np.ndarray]:
-    """Reserve memory for n rows; pages are allocated when they are written."""
+    """Reserve memory for rows; the system allocates pages on first writes."""
     leaves = zip(self.stored, self.shapes, strict=True)
     return [np.empty((count, *shape), d) for d, shape in leaves]
 
@@ -77,35 +77,35 @@ def _cast(
 
 
 class FilledRows(Protocol):
-  """Rows by place; masks (n,) are 1 for examples that count in evaluation."""
+  """Rows by place; `masks` (n,) is 1 for examples that evaluation counts."""
 
   labels: np.ndarray
   masks: np.ndarray
 
   def take(self, places: np.ndarray) -> Any:
-    """Gather rows int64 (b,) of this process into a batch of all processes."""
+    """Gather this process's rows at places int64 (b,) into a global batch."""
 
 
 class Rows(abc.ABC):
-  """Rows by place, which are put before they are taken.
+  """Rows by place: `put` stores a row, and then `take` returns it.
 
-  Each process takes its share of a batch from its own rows: no row crosses the
-  network.
+  Each process takes its share of a batch from its own rows, so that no row
+  crosses the network.
   """
 
   def __init__(
     self, layout: RowLayout, count: int, mesh: Mesh, places: range
   ) -> None:
-    """Reserve `count` rows; `places` are the starts of the own batches."""
+    """Reserve `count` rows; this process's batches start at `places`."""
     self._layout, self._mesh, self._places = layout, mesh, places
     self.labels = np.zeros(count, layout.label)
     self.masks = np.zeros(count, np.float32)
 
   def put(self, start: int, inputs: Any, batch: Batch) -> None:
-    """Store a computed batch, from the place `start` of this process on.
+    """Store a computed batch from this process's place `start` on.
 
-    `inputs` are of all processes, "label" and "mask" of this one; rows after
-    the last place are padding.
+    `inputs` are global arrays of all processes; `batch` has "label" and "mask"
+    of this process. Rows after the last place are padding.
     """
     part = slice(start, min(start + self._places.step, len(self.labels)))
     count = len(self.labels[part])
@@ -115,7 +115,7 @@ class Rows(abc.ABC):
 
   @abc.abstractmethod
   def _put(self, part: slice, inputs: Any) -> None:
-    """Store inputs in `part`, a slice without padding."""
+    """Store inputs at `part`, a slice of places without the padding rows."""
 
   @abc.abstractmethod
   def take(self, places: np.ndarray) -> Any:
@@ -135,7 +135,7 @@ class Rows(abc.ABC):
 
 
 class OrderedRows:
-  """Rows in another order than they are stored."""
+  """Rows in another order than `rows` has them: row i is at `places[i]`."""
 
   def __init__(self, rows: FilledRows, places: np.ndarray) -> None:
     self._rows, self._places = rows, places
@@ -161,14 +161,14 @@ class HostRows(Rows):
 
 
 class DeviceRows(Rows):
-  """Rows on the devices, each with its share of every batch."""
+  """Rows in device memory; each device has its share of every batch."""
 
   def __init__(
     self, layout: RowLayout, count: int, mesh: Mesh, places: range
   ) -> None:
     super().__init__(layout, count, mesh, places)
     batches, rows = len(places), places.step
-    # Of several processes, the devices of this one.
+    # Shard over the devices of this process only.
     self._local = sharding.by_rows(mesh.local_mesh)
     across = NamedSharding(
       mesh.local_mesh, PartitionSpec(None, *self._local.spec)
@@ -199,7 +199,7 @@ class DeviceRows(Rows):
 def _put(
   stored: list[jax.Array], leaves: list[jax.Array], batch: jax.Array
 ) -> list[jax.Array]:
-  """Write a batch; the first axis is not split over devices."""
+  """Write a batch at an index of the first axis, which is not sharded."""
   update = functools.partial(
     jax.lax.dynamic_update_index_in_dim, index=batch, axis=0
   )
@@ -209,5 +209,5 @@ def _put(
 def _take(
   stored: list[jax.Array], batch: jax.Array, row: jax.Array
 ) -> list[jax.Array]:
-  """Gather rows; the clamping of other modes takes ten times as long."""
+  """Gather rows; modes that clamp indices take ten times as long."""
   return [a.at[batch, row].get(mode="promise_in_bounds") for a in stored]

@@ -1,4 +1,4 @@
-"""Cache of the frozen part of a run: rows of each split, and batches."""
+"""Cache of a run's frozen pass: fill rows of each split, and yield batches."""
 
 import dataclasses
 import functools
@@ -45,7 +45,7 @@ Batches = Iterator[dict[str, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Needs:
-  """Memory or disk space that the rows of a split need on this process."""
+  """Memory or disk space that this process needs for the rows of a split."""
 
   plan: SplitPlan
   missing: int  # the number of rows to compute
@@ -75,11 +75,11 @@ class RunCache:
   )
 
   def train_batches(self, split: Split, start: int) -> Batches:
-    """Yield training batches without end; missing rows are computed first.
+    """Yield training batches endlessly; missing rows are computed first.
 
-    Each process draws its share of a batch from its own records, in a new order
-    each epoch; one process has the order of `batching.train_batches`. `start`
-    is the number of examples that earlier steps used.
+    Each process draws its share of a batch from its own records, shuffled anew
+    each epoch. A single process has the order of `batching.train_batches`.
+    `start` is the number of examples that earlier steps used.
     """
     config = self.config
     size = len(range(jax.process_index(), split.size, jax.process_count()))
@@ -99,7 +99,7 @@ class RunCache:
     return generate()
 
   def train_examples(self, split: Split, step: int) -> list[str]:
-    """Name the examples of a step (from 1)."""
+    """Return the names of the examples of a step; the first step is 1."""
     config, count = self.config, jax.process_count()
     share, _ = batching.share(config.batch_size)
     numbers = np.arange((step - 1) * share, step * share)
@@ -126,7 +126,7 @@ class RunCache:
       }
 
   def needs(self, key: str, split: Split) -> Needs:
-    """Count the rows of a split and the missing ones; all must call."""
+    """Count all rows and missing rows of a split; all processes must call."""
     plan = self._plan(key, split)
     if key in self._splits:
       return Needs(plan, 0)
@@ -136,25 +136,25 @@ class RunCache:
     return Needs(plan, plan.count_in(rows.missing()))
 
   def require_free_space(self, needs: Sequence[Needs]) -> None:
-    """Raise `ConfigError` unless all missing rows fit; all must call."""
+    """Raise `ConfigError` if missing rows do not fit; all must call this."""
     needed = sum(n.row_bytes * n.missing for n in needs)
     roles = " and ".join(n.plan.role for n in needs)
-    what = f"{self.config.cache.what} of {roles}"
+    title = f"{self.config.cache.what} of {roles}"
     free_space.require_free_space(
-      what, needed, self.config.cache.where, self._root
+      title, needed, self.config.cache.where, self._root
     )
 
   @property
   def place(self) -> str:
-    """Where rows are stored, and how much space is free there."""
+    """Name of the disk or memory that stores rows, with its free space."""
     place = free_space.place_of(self.config.cache.where, self._root)
     gib = place.free / 2**30
     return f"{place.name}, which has {place.free:,} bytes free ({gib:.2f} GiB)"
 
   def bytes_on_device(self, needs: Sequence[Needs]) -> int:
-    """Bytes of the rows on each device.
+    """Return the number of bytes of the rows on each device.
 
-    Devices of a CPU share the memory of the host.
+    Rows on the host count for CPU devices, which share its memory.
     """
     where = self.config.cache.where
     if where == "disk" or (where == "host" and jax.default_backend() != "cpu"):
@@ -162,7 +162,7 @@ class RunCache:
     return sum(n.bytes for n in needs) // jax.local_device_count()
 
   def rows(self, key: str, split: Split) -> FilledRows:
-    """Return the rows of a split; missing ones are computed. All must call."""
+    """Return a split's rows; compute missing rows. All processes must call."""
     if key not in self._splits:
       plan = self._plan(key, split)
       rows: FilledRows
@@ -186,13 +186,13 @@ class RunCache:
     return rows
 
   def _on_disk(self, key: str, plan: SplitPlan) -> Rows:
-    """Rows that later runs find again."""
+    """Return rows on disk, which later runs reuse; compute missing rows."""
     split = plan.examples.split
     folder, facts = self._folder(key, plan)
     paths.make_directory(folder, "config.cache.dir")
     with cache_folder.locked(folder, self.stop):
       logger.info(
-        "cache of the %s of %s: %s", self.config.cache.what, plan.role, folder
+        "%s of %s are cached in %s", self.config.cache.what, plan.role, folder
       )
       files.write_json(folder / "about.json", facts)
       rows = self._file_rows(plan, folder)
@@ -210,10 +210,10 @@ class RunCache:
     return FileRows(plan.layout, plan.count, self.mesh, plan.starts, path)
 
   def _folder(self, key: str, plan: SplitPlan) -> tuple[Path, dict[str, Any]]:
-    """The folder of rows and what they depend on; all processes must call."""
-    record, found = self.record, plan.examples.split.data_files
+    """Return a folder and its rows' dependencies; all processes must call."""
+    record, data = self.record, plan.examples.split.data_files
     if key not in record.data_files:
-      record = DataRecord(by=self.config.data.digest, data_files={key: found})
+      record = DataRecord(by=self.config.data.digest, data_files={key: data})
     facts = cache_folder.dependencies(
       self.config, self.backbone, self.mesh, plan, record.digests[key]
     )
@@ -228,13 +228,13 @@ class RunCache:
     if not spans:
       return
     cache, count = self.config.cache, plan.count_in(spans)
-    what, nbytes = f"{cache.what} of {plan.role}", plan.layout.nbytes
+    title, nbytes = f"{cache.what} of {plan.role}", plan.layout.nbytes
     logger.info(
-      "caching the %s: %d rows of %.3f MB, %.2f GiB (%s)", what, count,
+      "caching the %s: %d rows of %.3f MB, %.2f GiB (%s)", title, count,
       nbytes / 1e6, count * nbytes / 2**30, cache.where,
     )  # fmt: skip
     began, size = time.perf_counter(), plan.starts.step
-    with ProgressBar(what, count * jax.process_count()) as progress:
+    with ProgressBar(title, count * jax.process_count()) as progress:
       for span in spans:
         batches = plan.examples.batches(span, size)
         for start, batch in zip(span, batches, strict=True):
@@ -245,4 +245,4 @@ class RunCache:
           rows.put(start, inputs, batch)
           jax.block_until_ready(inputs)
           progress.update(size * jax.process_count())
-    logger.info("%s: cached in %.1f s", what, time.perf_counter() - began)
+    logger.info("%s: cached in %.1f s", title, time.perf_counter() - began)

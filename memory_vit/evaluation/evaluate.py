@@ -1,4 +1,4 @@
-"""Evaluate outputs of a model on a split: every example exactly once."""
+"""Evaluate outputs of a model on a split: every example counts exactly once."""
 
 import dataclasses
 import hashlib
@@ -50,18 +50,18 @@ def evaluate(
 
   Args:
     predict: the model.
-    batches: {"image", "label", "mask"}, the rows of this process; or "inputs"
-      in place of "image", cached inputs of the model.
-    mesh: over which batches are split.
-    kinds: of the outputs; one that it does not name is of classes.
-    also: further fields. "digest" brings all outputs to the host, and is equal
-      for two models whose outputs are bitwise identical.
-    predictions_of: the outputs with "predictions"; None for all.
-    bar: counts images of all processes.
+    batches: {"image", "label", "mask"}, the rows of this process; or "inputs",
+      cached inputs of the model, in place of "image".
+    mesh: devices over which batches are sharded.
+    kinds: {name: kind of the output}; by default, outputs predict classes.
+    also: optional fields of `Evaluation`. "digest" copies all outputs to the
+      host; it is equal for models whose outputs are bitwise identical.
+    predictions_of: names of the outputs with "predictions"; None for all.
+    bar: progress bar that counts images of all processes.
 
   Returns:
-    {name: its evaluation}; "hits" are int8 (rows of all batches,), see
-    `class_sums.example_hits`, and "predictions" are of these rows.
+    {name: evaluation of the output}; "hits" are int8 (rows of all batches,),
+    see `class_sums.example_hits`, and "predictions" have the same rows.
   """
   states: dict[str, State] = {}
   digests: dict[str, Any] = {}
@@ -71,7 +71,7 @@ def evaluate(
   def asked(name: str) -> Collection[Also]:
     if predictions_of is None or name in predictions_of:
       return also
-    return [what for what in also if what != "predictions"]
+    return [field for field in also if field != "predictions"]
 
   for batch in sharding.prefetch(map(_with_bits, batches), mesh):
     for name, outputs in predict(inputs_of(batch)).items():
@@ -79,9 +79,9 @@ def evaluate(
         rows = multihost_utils.process_allgather(outputs, tiled=True)
         hashed = digests.setdefault(name, hashlib.sha256())
         hashed.update(np.asarray(rows).data)
-      stated = kinds.get(name, CLASSES)
-      state = stated.kind.state(
-        stated, Batch(outputs, batch["label"], batch["mask"]), mesh, asked(name)
+      kind = kinds.get(name, CLASSES)
+      state = kind.kind.state(
+        kind, Batch(outputs, batch["label"], batch["mask"]), mesh, asked(name)
       )
       states[name] = states[name].merge(state) if name in states else state
     if bar:
@@ -93,18 +93,18 @@ def evaluate(
 
 
 def _as_asked(
-  found: Evaluation, hashed: Any, also: Collection[Also]
+  result: Evaluation, hashed: Any, also: Collection[Also]
 ) -> Evaluation:
   return dataclasses.replace(
-    found,
+    result,
     digest=hashed.hexdigest() if hashed else None,
-    predictions=found.predictions if "predictions" in also else None,
-    held_out=found.held_out if "held_out" in also else None,
+    predictions=result.predictions if "predictions" in also else None,
+    held_out=result.held_out if "held_out" in also else None,
   )
 
 
 def _with_bits(batch: dict[str, Any]) -> dict[str, Any]:
-  """Replace values of float64, which devices would round, by their bits."""
+  """Replace float64 targets by their bits, because devices would round them."""
   label = batch["label"]
   if label.dtype != np.float64:
     return batch
@@ -124,18 +124,18 @@ def evaluate_source(
   predictions_of: str | Collection[str] | None = None,
   other_classes: bool = False,
 ) -> dict[str, Evaluation]:
-  """`evaluate`, on a split; each process reads its share.
+  """Evaluate outputs on a split, see `evaluate`; each process reads its share.
 
-  `batch_size` is that of all processes together. With `batches` nothing is
-  read. "hits" are a `Hits`, and "predictions" are `SplitPredictions`,
-  `LabelPredictions` or `ValuePredictions`, of all examples of the split in
-  their order. With `other_classes` the outputs may be of other classes than the
-  labels: scores are None, and only "digest" may be asked for.
+  `batch_size` is the total of all processes. If `batches` are passed, `source`
+  is not read. "hits" are a `Hits`, and "predictions" are `SplitPredictions`,
+  `LabelPredictions` or `ValuePredictions`, for all examples of the split, in
+  order. With `other_classes`, outputs may have other classes than the labels:
+  then scores are None, and `also` may contain only "digest".
 
   Raises:
-    TaskError: for an output of another kind, or another number of classes,
+    TaskError: if an output has another kind, or another number of classes,
       labels or values, than the data set.
-    DataError: for a split on which the score of a kind is undefined.
+    DataError: if the score of a kind is undefined on the split.
   """
 
   def predict_classes(inputs: Any) -> dict[str, Float[Array, "b _"]]:
@@ -168,54 +168,54 @@ def evaluate_source(
 
 
 def _of_split(
-  found: Evaluation, source: Split, other_classes: bool
+  result: Evaluation, source: Split, other_classes: bool
 ) -> Evaluation:
-  """Without the rows beyond a split, which pad the last batch."""
-  if found.undefined:
+  """Drop the padding of the last batch; raise if the score is undefined."""
+  if result.undefined:
     raise DataError(
-      f"{source.full_name!r}, split {source.split!r}: {found.undefined}. "
+      f"{source.full_name!r}, split {source.split!r}: {result.undefined}. "
       f"Expected a split whose {source.kind} vary."
     )
   scores = dataclasses.replace(
-    found.scores, skipped=source.size - found.scores.examples
+    result.scores, skipped=source.size - result.scores.examples
   )
   if other_classes:
     unknown = dict.fromkeys(scores.metrics)
     scores = dataclasses.replace(
       scores, score=None, loss=None, metrics=unknown, per_output={}
     )
-    return Evaluation(scores=scores, digest=found.digest)
-  hits, predictions = found.hits, found.predictions
+    return Evaluation(scores=scores, digest=result.digest)
+  hits, predictions = result.hits, result.predictions
   if hits is not None:
     rows = hits[: source.size]
     hits = Hits(right=rows == 1, counted=rows >= 0)
   if predictions is not None:
     predictions = predictions.first(source.size)
   return dataclasses.replace(
-    found, scores=scores, hits=hits, predictions=predictions
+    result, scores=scores, hits=hits, predictions=predictions
   )
 
 
 def _some_readable(
   batches: Iterable[dict[str, Any]], source: Split
 ) -> Iterator[dict[str, Any]]:
-  """Raise at the end if no process could read any example."""
-  own: list[int] = []
+  """Yield batches; raise at the end if no process could read any example."""
+  readable: list[int] = []
   for batch in batches:
-    if not own and batch["mask"].any():
-      own = [1]
+    if not readable and batch["mask"].any():
+      readable = [1]
     yield batch
-  if not processes.union_over_processes(own):
+  if not processes.union_over_processes(readable):
     raise source.nothing_readable()
 
 
 def _require_classes(
   name: str, kind: TaskKind, outputs: int, source: Split
 ) -> None:
-  """A label beyond the classes of an output would have no loss."""
+  """Raise `TaskError` if an output does not fit the labels of the data set."""
   if (kind.name, outputs) != (source.kind, source.num_classes):
     raise TaskError(
-      f"the output {name!r} has {outputs:,} {kind.name}, the data set "
+      f"the output {name!r} has {outputs:,} {kind.name}, but the data set "
       f"{source.full_name!r} has {source.num_classes:,} {source.kind}: "
       "expected the data set that it was trained for."
     )
@@ -235,25 +235,25 @@ def predict_fn(
   """Build the function from images to logits of tasks of any regime.
 
   Args:
-    backbone: of all tasks, on the devices of the mesh.
-    tasks: with those that they attend to, see `make_program`; none for the
-      backbone alone.
-    mesh: on whose devices the tasks are put.
-    outputs: names of the outputs; by default all tasks. With tasks that
-      compose, `BACKBONE` is the original output.
-    slots: see `fill_slots`, as the next two.
-    cells: of the longest memory, at least.
-    classes: of the widest head, at least.
+    backbone: the backbone of all tasks, on the devices of the mesh.
+    tasks: the tasks and all that they attend to, see `make_program`; none for
+      the backbone alone.
+    mesh: devices to put the tasks on.
+    outputs: names of the outputs; by default all tasks. If tasks compose,
+      `BACKBONE` is the original output.
+    slots: minimum number of slots, see `fill_slots`.
+    cells: minimum number of memory cells, see `fill_slots`.
+    classes: minimum number of classes, see `fill_slots`.
     cached: whether the function takes the cached outputs of the frozen pass in
-      place of images; the logits of masked tasks are bitwise identical. Not for
-      `BACKBONE`, nor for regimes without a frozen pass.
+      place of images; logits of masked tasks are bitwise identical. This is
+      not possible for `BACKBONE`, nor for regimes without a frozen pass.
 
   Returns:
     The function, which returns the outputs that `outputs` names.
   """
   if outputs is None:
     outputs = [task.name for task in tasks]
-  # A program is compiled for the devices of its arrays, too.
+  # Put tasks onto the mesh: programs are compiled for their arrays' devices.
   placed = sharding.put(tuple(tasks), mesh)
   program = make_program(
     backbone, placed, slots=slots, cells=cells, classes=classes

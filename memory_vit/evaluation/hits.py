@@ -1,7 +1,7 @@
 """Which examples of a split tasks get right, and paired differences of tasks.
 
-Two accuracies on 3,600 images have an error of 0.8 points each; if most images
-are right or wrong in both, that of their difference is half of it.
+An accuracy on 3,600 images has a standard error of 0.8 points. The error of the
+difference of two tasks is half of it if most images are right or wrong in both.
 """
 
 import dataclasses
@@ -18,8 +18,8 @@ from memory_vit.runtime import files
 from memory_vit.runtime.messages import brief
 
 HITS = "hits.json"
-# Errors that a clear difference exceeds. Of many images and seeds one in twenty
-# does so by chance; of three seeds more do.
+# Number of standard errors that a clear difference exceeds. One difference in
+# twenty exceeds it by chance with many images and seeds, more with three seeds.
 _ERRORS = 2.0
 
 
@@ -28,7 +28,7 @@ class Hits:
   """Hits of the examples of a split, in order.
 
   Attributes:
-    right: whether the best class is that of the example.
+    right: whether the predicted class is the label of the example.
     counted: whether the example could be read; if not, `right` is False.
   """
 
@@ -37,14 +37,14 @@ class Hits:
 
 
 def write_hits(directory: Path, hits: Mapping[str, Hits]) -> None:
-  """Write the hits of trials, one bit each; only process 0 calls."""
+  """Write the hits of trials, one bit per example; only process 0 calls."""
   values = {
     name: {
-      "examples": len(found.right),
-      "right": np.packbits(found.right).tobytes().hex(),
-      "counted": np.packbits(found.counted).tobytes().hex(),
+      "examples": len(trial.right),
+      "right": np.packbits(trial.right).tobytes().hex(),
+      "counted": np.packbits(trial.counted).tobytes().hex(),
     }
-    for name, found in hits.items()
+    for name, trial in hits.items()
   }
   files.write_json(directory / HITS, values)
 
@@ -70,7 +70,7 @@ def _parse(file: Path, name: str, value: Any) -> Hits:
   except (KeyError, TypeError, ValueError) as error:
     raise ConfigError(
       f"{file}: {brief(name)} has no hits that can be read ({error}). Move the "
-      "run away to make it again."
+      "run's directory away, and run it again."
     ) from error
   return Hits(right, counted)
 
@@ -87,11 +87,10 @@ class PairedDifference:
   """A mean difference of accuracies, in [-1, 1], and its standard errors.
 
   Attributes:
-    difference: over all seeds and examples.
-    over_images: standard error for the examples as a sample, once seeds are
-      averaged.
-    over_seeds: standard error for seeds, once examples are averaged; None of a
-      single seed.
+    difference: mean over all seeds and examples.
+    over_images: standard error over examples, each averaged over seeds.
+    over_seeds: standard error over seeds, each averaged over examples; None for
+      a single seed.
     seeds: the number of seeds.
   """
 
@@ -102,10 +101,10 @@ class PairedDifference:
 
   @property
   def is_clear(self) -> bool | None:
-    """Whether it exceeds two standard errors; None of a single seed.
+    """Whether `difference` exceeds two standard errors; None for one seed.
 
-    Both errors are added as if they were independent. Effects of seed and
-    example together are counted twice, so the error is rather too large.
+    Both errors are added as if they were independent. Both contain the
+    interaction of seeds and examples, so that their sum is rather too large.
     """
     if self.over_seeds is None:
       return None
@@ -119,15 +118,15 @@ def paired_difference(
   """Compare the hits of two regimes on a split, seed by seed.
 
   Args:
-    first: of every seed, in the order of `second`.
-    second: what is subtracted.
+    first: hits of the first regime for every seed, in the order of `second`.
+    second: hits of the second regime, whose accuracy is subtracted.
 
   Returns:
-    The difference over the examples that count in all of them; None without
-    seeds or examples.
+    The difference over the examples that count for all seeds of both regimes;
+    None without seeds or examples.
 
   Raises:
-    ValueError: if they are not of the same split.
+    ValueError: if the numbers of seeds or examples differ.
   """
   sizes = {len(hits.right) for hits in (*first, *second)}
   if len(first) != len(second) or len(sizes) > 1:
@@ -140,19 +139,19 @@ def paired_difference(
   counted = np.all([hits.counted for hits in (*first, *second)], axis=0)
   if not counted.any():
     return None
-  each = np.stack([hits.right[counted] for hits in first]).astype(float)
-  each -= np.stack([hits.right[counted] for hits in second])
-  seeds = len(each)
+  gains = np.stack([hits.right[counted] for hits in first]).astype(float)
+  gains -= np.stack([hits.right[counted] for hits in second])
+  seeds = len(gains)
   return PairedDifference(
-    difference=float(each.mean()),
-    over_images=_standard_error(each.mean(0)),
-    over_seeds=_standard_error(each.mean(1)) if seeds > 1 else None,
+    difference=float(gains.mean()),
+    over_images=_standard_error(gains.mean(0)),
+    over_seeds=_standard_error(gains.mean(1)) if seeds > 1 else None,
     seeds=seeds,
   )
 
 
 def _standard_error(values: Float64[np.ndarray, " n"]) -> float:
-  """Standard error of a mean; 0 of a single value, which has no spread."""
+  """Return the standard error of the mean of values; 0 for a single value."""
   if len(values) < 2:
     return 0.0
   return float(values.std(ddof=1) / math.sqrt(len(values)))

@@ -1,4 +1,4 @@
-"""Images for `mv.forward`, from files or arrays, as in evaluation."""
+"""Prepare images for `mv.forward`, from files or arrays, as in evaluation."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ def preprocess(
 ) -> Float32[np.ndarray, "*b side side 3"]:
   """Prepare images for `forward`, as the task was evaluated.
 
-  Bitwise identical to what evaluation and the command `predict` see of the same
-  file, with the same limits: 64 MiB, 64 megapixels, 16,384 pixels a side.
+  The result is bitwise identical to that of evaluation and of the command
+  `predict`, with the same limits: 64 MiB, 64 megapixels, 16,384 pixels a side.
 
   Args:
     images: one image, or several. An image is the path of a JPEG, PNG, WebP,
-      BMP or GIF file; the bytes of one; or uint8 pixels of 0 to 255: (h, w, 3),
-      grey (h, w) or (h, w, 1), or (h, w, 4), whose alpha is dropped, as of
-      files. An array (b, h, w, 3) is several.
-    task: whose preprocessing is taken: a task, tasks or slots that share a
-      pass, or an `EvalPreprocessing`; side is its `image_size`.
-    memory_mib: memory for images that are decoded at the same time; an image
-      that alone needs more is refused.
+      BMP or GIF file; the bytes of such a file; or uint8 pixels of 0 to 255:
+      (h, w, 3), grey (h, w) or (h, w, 1), or (h, w, 4), whose alpha is dropped,
+      as from files. An array (b, h, w, 3) is several images.
+    task: what the images are for: a task; tasks or slots that share a pass; or
+      an `EvalPreprocessing`. side is the `image_size` of the preprocessing.
+    memory_mib: MiB for images that are decoded at the same time; an image that
+      alone needs more is refused.
 
   Returns:
-    Values in [-1, 1]: (side, side, 3) of one image, (b, side, side, 3) of
+    Values in [-1, 1]: (side, side, 3) for one image, (b, side, side, 3) for
     several.
 
   Raises:
-    DataError: for images that cannot be read, with the reason.
-    TaskError: if tasks want images prepared differently.
+    DataError: if an image cannot be read, with the reason.
+    TaskError: if tasks need different preprocessing.
   """
   preprocessing = _preprocessing_of(task)
   memory_mib = schema.whole_number("memory_mib", memory_mib, 1, DataError)
   side = preprocessing.image_size
-  # 0: prepared images are returned, not held as a batch.
-  found = reader.ImageReader(memory_mib, 0, side).each(images, preprocessing)
-  if not found:
+  # Batch size 0: the limit of memory does not include the returned images.
+  results = reader.ImageReader(memory_mib, 0, side).each(images, preprocessing)
+  if not results:
     raise DataError("there is no image to prepare.")
-  prepared = reader.stacked(found, side)
+  prepared = reader.stacked(results, side)
   return prepared if reader.are_several(images) else prepared[0]
 
 
@@ -68,7 +68,7 @@ def _preprocessing_of(
     specs = [task.spec for task in task_tuple(task)]
   if not specs:
     raise TaskError(
-      "there is no task to prepare images for; where there shall be none, "
+      "there is no task to prepare images for; to prepare them without a task, "
       "give EvalPreprocessing(image_size=...)."
     )
   require_same_images(specs)

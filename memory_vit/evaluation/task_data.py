@@ -2,9 +2,9 @@
 
 Task files are untrusted, and opening a data set can import, download and read.
 The data set that a task names is a hint, shown if the command line names none.
-It is followed if it opens nothing (digits and glyphs come with packages), for
-the name of a set inside a directory of the command line, and below a directory
-that the command line trusts as a whole.
+A hint is followed if it opens nothing (digits and glyphs come with packages),
+if its data set is in a directory that the command line names, or if its
+directory is below one that the command line trusts as a whole.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ from memory_vit.model.task import BACKBONE, NAME_PATTERN, Task
 from memory_vit.runtime import messages
 from memory_vit.tasks.manifest import Manifest
 
-if TYPE_CHECKING:  # it brings TensorFlow
+if TYPE_CHECKING:  # this import loads TensorFlow
   from memory_vit.data.split import Split
 
-# A TFDS name with a namespace in front ("community:name") would be fetched from
-# elsewhere, with its code.
+# Names of data sets in hints. No namespace is allowed ("community:name"): TFDS
+# would fetch the data set from elsewhere, together with code.
 _DATA_NAME = re.compile(r"\w+(/\w[\w.-]*)?(:\d+\.\d+\.\d+)?", re.ASCII)
 _SHIPPED = re.compile(r"digits(:\d-\d)?|glyphs:(inverted|angle)", re.ASCII)
-# Needs no quotes in a shell.
+# Text that needs no quotes in a shell.
 _PLAIN = re.compile(r"[\w@%+:,./~-]{1,200}", re.ASCII)
-# Characters of a hint, and the number of tasks, that a message shows.
+# Maximum number of characters of a hint, and of tasks, that an error shows.
 _SHOWN = 80
 _LISTED = 20
 
 
 @dataclasses.dataclass(frozen=True)
 class Given:
-  """Data that the command line names for a task; the key "" stands for all."""
+  """Data that the command line names: {task: value}, with "" for all tasks."""
 
   data: Mapping[str, str]  # names of data sets
-  directories: Mapping[str, str]  # where they are
-  splits: Mapping[str, str]  # what is evaluated
-  roots: tuple[str, ...] = ()  # directories below which tasks may name others
+  directories: Mapping[str, str]  # directories of data sets
+  splits: Mapping[str, str]  # splits to evaluate
+  roots: tuple[str, ...] = ()  # trusted: tasks may name directories below them
 
 
 @dataclasses.dataclass(frozen=True)
 class Upstream:
-  """The data of the original outputs, prepared as `config.upstream` says."""
+  """The data for the original outputs; options as in `config.upstream`."""
 
   ref: SplitRef
   eval_crop: str
@@ -57,7 +57,7 @@ class Upstream:
 
 @dataclasses.dataclass(frozen=True)
 class _Hint:
-  """Data that a task names; "" if it names nothing usable."""
+  """Data that a task file names; "" for what it does not name."""
 
   name: str = ""
   directory: str = ""
@@ -67,7 +67,7 @@ class _Hint:
   kind: str = "classes"
 
 
-# What the command line must name, and why.
+# Text that says whose data are not named, and which options would name them.
 _Missing = str
 
 
@@ -77,13 +77,12 @@ def parse(
   owners: Iterable[str],
   original: str = "",
 ) -> dict[str, str]:
-  """Parse values for all tasks, or as TASK=VALUE for one of `owners`.
+  """Parse texts VALUE, for all tasks, or TASK=VALUE, for one of `owners`.
 
-  `original` is the option that adds the backbone to them, if the command has
-  one.
+  `original` is the option, if any, that adds the backbone to the owners.
   """
   owners = set(owners)
-  found: dict[str, str] = {}
+  values: dict[str, str] = {}
   for text in texts:
     owner, separator, value = text.partition("=")
     if not (separator and NAME_PATTERN.fullmatch(owner)):
@@ -97,20 +96,20 @@ def parse(
         f"{option}={text}: there is no task {owner!r}; expected one of "
         f"{sorted(owners)}."
       )
-    if owner in found:
+    if owner in values:
       raise ConfigError(
-        f"{option} is given twice: {found[owner]!r}, {value!r}."
+        f"{option} is given twice: {values[owner]!r}, {value!r}."
       )
-    found[owner] = value
-  return found
+    values[owner] = value
+  return values
 
 
 def choose(
   tasks: Sequence[Manifest], flags: Given, upstream: bool
 ) -> tuple[dict[str, SplitRef], Upstream | None]:
-  """The data of every task; with `upstream` of the backbone, if they are named.
+  """Choose the data of every task; with `upstream`, of the backbone if named.
 
-  One `TaskError` names what all tasks together lack, with what to give.
+  One `TaskError` lists everything that is missing, with the options to give.
   """
   for root in flags.roots:
     if not os.path.isdir(os.path.expanduser(root)):
@@ -123,23 +122,23 @@ def choose(
       missing.append(ref)
     else:
       chosen[task.spec.name] = ref
-  own = _of_backbone(tasks, flags) if upstream else None
-  if isinstance(own, _Missing):
-    missing.append(own)
-    own = None
+  original = _of_backbone(tasks, flags) if upstream else None
+  if isinstance(original, _Missing):
+    missing.append(original)
+    original = None
   if missing:
     more = len(missing) - _LISTED
     shown = missing[:_LISTED] + ([f"and {more} more"] if more > 0 else [])
     raise TaskError(
-      "which data are opened the command line says, not a task. Missing: "
-      f"{'; '.join(shown)}. Or give --data_root=DIR, for all that tasks name "
-      "below a directory that you trust."
+      "the command line must name the data, since tasks may not choose what is "
+      f"opened. Missing: {'; '.join(shown)}. Or give --data_root=DIR, to allow "
+      "all data that tasks name below a directory that you trust."
     )
-  return chosen, own
+  return chosen, original
 
 
 def require_classes(task: Task, source: Split) -> None:
-  """Refuse a data set with other classes than the task has learned."""
+  """Raise `TaskError` if the data set has other classes than the task."""
   spec = task.spec
   learned = spec.kind.name, spec.class_names
   if learned != (source.kind, source.class_names):
@@ -147,7 +146,7 @@ def require_classes(task: Task, source: Split) -> None:
       f"task {task.name!r} has {spec.num_classes} {spec.kind.name} "
       f"({_first_of(spec.class_names)}, ...), the data set "
       f"{source.full_name!r} has {source.num_classes} {source.kind} "
-      f"({_first_of(source.class_names)}, ...)."
+      f"({_first_of(source.class_names)}, ...): expected the same."
     )
 
 
@@ -172,12 +171,12 @@ def _of_task(task: Manifest, flags: Given) -> SplitRef | _Missing:
 def _of_backbone(
   tasks: Sequence[Manifest], flags: Given
 ) -> Upstream | _Missing | None:
-  """Data of the command line, or of the first task that names any."""
+  """Return data of the command line, or of the first task that names any."""
   if flags.data.get(BACKBONE) == "":
     return None
   keys = ("name", "dir", "split", "eval_crop", "resize")
-  all_said = [_said(task, "upstream", keys) for task in tasks]
-  settings = next((found for found in all_said if found.get("name")), {})
+  candidates = [_said(task, "upstream", keys) for task in tasks]
+  settings = next((values for values in candidates if values.get("name")), {})
   if not settings and BACKBONE not in flags.data:
     return None
   default = UpstreamConfig()
@@ -196,68 +195,68 @@ def _of_backbone(
 def _ref(
   owner: str, hint: _Hint, flags: Given, common: str | None
 ) -> SplitRef | _Missing:
-  """The split of the command line, else of a hint that may be followed."""
+  """Return the split of the command line, else of a hint if it is allowed."""
   name = flags.data.get(owner, common)
   directory = flags.directories.get(owner, flags.directories.get(""))
   if name == EMBEDDINGS or (name is None and hint.name == EMBEDDINGS):
     return (
-      f"{owner!r} was trained on embeddings, and images are evaluated (give "
+      f"{owner!r} has embeddings as data, but images are needed (give "
       f"--data={owner}=NAME --data_dir={owner}=DIR of a data set of images)"
     )
   common_split = "" if owner == BACKBONE else flags.splits.get("", "")
   split = flags.splits.get(owner, common_split) or hint.split
-  found: SplitRef | None = None
+  ref: SplitRef | None = None
   if name is None and _SHIPPED.fullmatch(hint.name):
-    found = SplitRef(hint.name, "", split, download=False)
+    ref = SplitRef(hint.name, "", split, download=False)
   elif name is not None and (directory or name not in OF_A_DIRECTORY):
-    found = SplitRef(name, directory or "", split, download=True)
+    ref = SplitRef(name, directory or "", split, download=True)
   elif name is None and _DATA_NAME.fullmatch(hint.name):
     directory = directory or _below(hint.directory, flags.roots)
     if directory:
-      found = SplitRef(hint.name, directory, split, download=False)
-  if not found:
+      ref = SplitRef(hint.name, directory, split, download=False)
+  if not ref:
     return _needed(owner, hint, name)
   if not split:
-    return f"{owner!r} knows no split (give --split={owner}=SPLIT)"
-  # The choice of columns or features opens nothing.
-  if found.name == hint.name:
-    found = dataclasses.replace(found, label=hint.label, path=hint.path)
-  return dataclasses.replace(found, kind=hint.kind)
+    return f"{owner!r} names no split (give --split={owner}=SPLIT)"
+  # A hint may choose columns or features of the data set: this opens nothing.
+  if ref.name == hint.name:
+    ref = dataclasses.replace(ref, label=hint.label, path=hint.path)
+  return dataclasses.replace(ref, kind=hint.kind)
 
 
 def _below(directory: str, roots: Sequence[str]) -> str:
-  """A directory without links if it lies below one of `roots`; else ""."""
+  """Resolve the links of a directory; "" if it is not below one of `roots`."""
   if not directory or "\0" in directory:
     return ""
-  found = os.path.realpath(os.path.expanduser(directory))
+  resolved = os.path.realpath(os.path.expanduser(directory))
   for root in roots:
     root = os.path.realpath(os.path.expanduser(root))
-    if os.path.commonpath([root, found]) == root:
-      return found
+    if os.path.commonpath([root, resolved]) == root:
+      return resolved
   return ""
 
 
 def _needed(owner: str, hint: _Hint, name: str | None) -> str:
-  """The hint of a task, and the flags that would open its data."""
+  """Describe the hint of a task, and the flags that would open its data."""
   directory = hint.directory if _PLAIN.fullmatch(hint.directory) else "DIR"
   flag = f"--data_dir={owner}={directory}"
-  if name is not None:  # a folder or a list, without a directory
+  if name is not None:  # "folder" or "list", which need a directory
     return f"{owner!r} has no directory (give {flag})"
   place = f" in {_shown(hint.directory)}" if hint.directory else ""
-  says = f"{owner!r} says {_shown(hint.name)}{place}"
+  text = f"{owner!r} names {_shown(hint.name)}{place}"
   if not _DATA_NAME.fullmatch(hint.name):
-    says = says if hint.name else f"{owner!r} says nothing of its data"
-    return f"{says} (give --data={owner}=NAME --data_dir={owner}=DIR)"
+    text = text if hint.name else f"{owner!r} names no data set"
+    return f"{text} (give --data={owner}=NAME --data_dir={owner}=DIR)"
   if hint.directory or hint.name in OF_A_DIRECTORY:
-    return f"{says} (give {flag})"
-  named = f"--data={owner}={hint.name}"
-  return f"{says} (give {named}, which TFDS may download, or {flag})"
+    return f"{text} (give {flag})"
+  option = f"--data={owner}={hint.name}"
+  return f"{text} (give {option}, which TFDS may download, or {flag})"
 
 
 def _said(task: Manifest, part: str, keys: Sequence[str]) -> dict[str, Any]:
-  """Options of the run that made a task, if their types are right."""
-  made = task.provenance.get("config")
-  values = made.get(part) if isinstance(made, Mapping) else None
+  """Return options of the run that trained a task, if their types are right."""
+  config = task.provenance.get("config")
+  values = config.get(part) if isinstance(config, Mapping) else None
   if not isinstance(values, Mapping):
     return {}
   kinds = {key: int if key == "resize" else str for key in keys}

@@ -1,4 +1,4 @@
-"""Time programs in turns, so that a machine that slows down slows all."""
+"""Time programs in turns, so that a slowdown of the machine affects all."""
 
 import statistics
 import time
@@ -17,22 +17,22 @@ def median_seconds(
   rounds: int = 5,
   budget: float = 30.0,
 ) -> dict[str, float]:
-  """Time functions, round by round, each once in a round.
+  """Time functions in rounds, in which each function is called once.
 
-  The first call of each compiles, and is not timed. A call ends when the arrays
-  that it returns are computed. With several processes all of them must call: a
+  The first call of each function compiles, and is not timed. A call ends when
+  the arrays that it returns are computed. All processes must call this: a
   function may wait for another process.
 
   Args:
     functions: {name: function}.
-    rounds: the number of rounds, at most.
-    budget: seconds after which no further round is begun; there is always one.
+    rounds: the maximum number of rounds.
+    budget: seconds after which no further round begins; one is always run.
 
   Returns:
     {name: the median of its times, in seconds}.
 
   Raises:
-    ConfigError: for no round.
+    ConfigError: if `rounds` is less than 1.
   """
   if rounds < 1:
     raise ConfigError(f"rounds is {rounds}, expected at least 1.")
@@ -45,8 +45,8 @@ def median_seconds(
       began = time.perf_counter()
       jax.block_until_ready(function())
       times[name].append(time.perf_counter() - began)
-    # By the clock of process 0: all processes run equally many rounds.
+    # Process 0 decides, so that all processes run the same number of rounds.
     over = time.perf_counter() - started > budget
     if processes.broadcast_from_process_0(over):
       break
-  return {name: statistics.median(each) for name, each in times.items()}
+  return {name: statistics.median(values) for name, values in times.items()}

@@ -1,4 +1,4 @@
-"""Evaluation of tasks of classes on images of none of their classes."""
+"""Evaluate tasks of classes on images that belong to none of their classes."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from memory_vit.model.task import TaskSpec
 from memory_vit.runtime import sharding
 from memory_vit.runtime.progress_bar import ProgressBar
 
-# For decoding, beside batches of images.
+# MiB for decoding images, in addition to the memory of batches.
 _DECODING_MIB = 2048
 
 
 @dataclasses.dataclass(frozen=True)
 class UnknownImages:
-  """Result of a task on images that are of none of its classes.
+  """Result of a task on images that belong to none of its classes.
 
   Attributes:
-    directory: of the images.
-    images: the number that could be read, with finite outputs.
-    skipped: the number of others.
-    area: under the ROC curve of `Kind.known_score`, between these images and
-      the examples of the evaluation: 1 if all examples have a higher score,
-      0.5 is chance.
-    rejected: share of the images that are taken for unknown; None if the task
+    directory: directory of the images.
+    images: the number of images that were read and have finite outputs.
+    skipped: the number of all other images.
+    area: area under the ROC curve of `Kind.known_score`, between these images
+      and the evaluated examples: 1 if all examples have higher scores, 0.5 is
+      chance.
+    rejected: share of the images that the task rejects as unknown; None if it
       has no threshold.
   """
 
@@ -56,20 +56,20 @@ def evaluate(
   """Compare images below a directory with the examples of an evaluation.
 
   Args:
-    predict: images (b, side, side, 3) -> the outputs of tasks.
-    directory: its images are of none of the classes.
-    specs: of tasks of classes, which share their preprocessing.
-    known: their predictions for examples of their classes.
-    mesh: over which batches are split.
+    predict: images (b, side, side, 3) -> {task: outputs}.
+    directory: a directory of images that belong to none of the classes.
+    specs: specs of tasks of classes that share their preprocessing.
+    known: {task: predictions for examples of its classes}.
+    mesh: devices over which batches are sharded.
     batch_size: b.
 
   Raises:
-    DataError: if no image below it can be read, or no output is finite.
+    DataError: if no image can be read, or no output of a task is finite.
   """
-  found, unreadable = _outputs(predict, directory, specs, mesh, batch_size)
+  by_task, unreadable = _outputs(predict, directory, specs, mesh, batch_size)
   results = {}
   for spec in specs:
-    outputs, examples = found[spec.name], known[spec.name]
+    outputs, examples = by_task[spec.name], known[spec.name]
     finite = np.isfinite(outputs).all(axis=1)
     scores = spec.kind.kind.known_score(outputs[finite], np)
     of_known = examples.known_score[examples.predicted]
@@ -99,7 +99,7 @@ def _outputs(
   mesh: jax.sharding.Mesh,
   batch_size: int,
 ) -> tuple[dict[str, np.ndarray], int]:
-  """Outputs float32 (n, c) of tasks, and the number of unreadable images."""
+  """Return {task: outputs float32 (n, c)}, and the number of bad images."""
   entries = list(image_files.find_images([str(directory)]))
   preprocessing = specs[0].preprocessing
   side = preprocessing.image_size
@@ -132,8 +132,8 @@ def _outputs(
     raise DataError(
       f"--unknown_data {directory}: no image can be read; {reason}."
     )
-  found = {
+  by_task = {
     name: np.concatenate([batch[name] for batch in batches])
     for name in batches[0]
   }
-  return found, len(entries) - read
+  return by_task, len(entries) - read

@@ -1,4 +1,4 @@
-"""Verify tasks in one model: against each alone, and against the plain ViT."""
+"""Compare tasks in one model with each task alone, and with the plain ViT."""
 
 import collections
 import dataclasses
@@ -34,8 +34,8 @@ from memory_vit.tasks.program import encode, make_program
 from memory_vit.tasks.split_forward import Logits
 
 Images = Float[Array, "b side side 3"]
-# Greatest difference of a logit, as a share of the greatest logit, between a
-# task among others and alone: the same sums in another order.
+# Maximum difference between logits of a task with and without other tasks, as a
+# share of the greatest logit: the order of sums changes their rounding.
 TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2}
 
 
@@ -51,19 +51,19 @@ class Evaluator:
     *,
     one_shape: bool = False,
   ) -> None:
-    """Make all tasks ready, and each alone.
+    """Make a program of all tasks, and a program of each task alone.
 
     Args:
-      backbone: on the devices of the mesh.
-      tasks: all of the model; or one that composes with nothing, which runs in
-        a pass of its own and is compared with nothing.
-      mesh: over which batches are split.
-      batch_size: of all processes together.
+      backbone: the backbone, on the devices of the mesh.
+      tasks: all tasks of the model; or one task that composes with nothing,
+        which runs in a pass of its own and is compared with nothing.
+      mesh: devices over which batches are sharded.
+      batch_size: total of all processes.
       one_shape: whether each task alone is padded to the cells and classes of
-        the largest, so that one program is compiled for all.
+        the largest task, so that one program is compiled for all.
 
     Raises:
-      TaskError: for tasks of another backbone, or that share no pass.
+      TaskError: if tasks are of another backbone, or cannot share a pass.
     """
     self._backbone, self._mesh = backbone, mesh
     self._batch_size = batch_size
@@ -74,13 +74,13 @@ class Evaluator:
     compose.require_one_pass(tasks)
     tasks = sharding.put(tuple(tasks), mesh)
     self._together = make_program(backbone, tasks)
-    self._preprocessing = tasks[0].spec.preprocessing  # that of all
+    self._preprocessing = tasks[0].spec.preprocessing  # all tasks share it
     specs = [task.spec for task in tasks if one_shape]
     most = {
       "cells": max((spec.cells for spec in specs), default=0),
       "classes": max((spec.num_classes for spec in specs), default=0),
     }
-    # A task needs those that it attends to.
+    # A task alone still needs the tasks that it attends to.
     self._alone = {
       task.spec.name: make_program(
         backbone, compose.with_parents(tasks, task.spec.name), **most
@@ -98,14 +98,14 @@ class Evaluator:
   ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     """Evaluate tasks on a data set, with all tasks in the pass.
 
-    `verify` compares every output with that of other programs.
+    `verify` compares outputs with those of a task alone, and of the plain ViT.
 
     Returns:
-      {name: an entry of the result}, and with `predictions` {name: those of
-      `evaluate_source`}.
+      {name: entry of the result}, and {name: predictions}, which are None
+      without `predictions`; see `evaluate_source`.
 
     Raises:
-      ConfigError: for `verify` of a task that composes with nothing.
+      ConfigError: if `verify` is True for a task that composes with nothing.
     """
     if verify:
       require_comparable(self._specs)
@@ -124,24 +124,24 @@ class Evaluator:
       return shown
 
     kinds = {spec.name: spec.kind for spec in self._specs}
-    found = self._evaluate(
+    evaluations = self._evaluate(
       predict,
       source,
       self._preprocessing,
       kinds=kinds | {f"{name} alone": kinds[name] for name in names},
       also=["predictions"] if predictions else [],
-      # Of a task alone only the sums are compared.
+      # No predictions are needed for a task alone: only scores are compared.
       predictions_of=names,
     )
     results = {}
     for name in names:
-      kind, scores = kinds[name], found[name].scores
+      kind, scores = kinds[name], evaluations[name].scores
       entry = {"name": name, "kind": kind.name, **_evaluated(source, scores)}
-      if found[name].majority is not None:
-        entry["majority"] = found[name].majority
-      if found[name].thresholds:
-        entry["thresholds"] = list(found[name].thresholds)
-      if rejection := found[name].rejection:
+      if evaluations[name].majority is not None:
+        entry["majority"] = evaluations[name].majority
+      if evaluations[name].thresholds:
+        entry["thresholds"] = list(evaluations[name].thresholds)
+      if rejection := evaluations[name].rejection:
         entry["rejection"] = dataclasses.asdict(rejection)
       if kind.temperature != 1:
         entry["temperature"] = kind.temperature
@@ -150,18 +150,18 @@ class Evaluator:
       results[name] = entry
       if verify:
         alone = {
-          "score": found[f"{name} alone"].scores.score,
+          "score": evaluations[f"{name} alone"].scores.score,
           "max_difference": differences.relative(name),
           "outputs_bit_equal": differences.equal(BACKBONE),
         }
         dtype = self._backbone.config.dtype
         entry["alone"] = {**alone, "verified": agrees(alone, dtype)}
-    return results, {name: found[name].predictions for name in names}
+    return results, {name: evaluations[name].predictions for name in names}
 
   def unknown_images(
     self, directory: Path, known: Mapping[str, SplitPredictions]
   ) -> dict[str, UnknownImages]:
-    """See `unknown_images.evaluate`; `known` are predictions by tasks."""
+    """See `unknown_images.evaluate`; `known` is {task: its predictions}."""
     return unknown_images.evaluate(
       functools.partial(self._together, self._backbone),
       directory,
@@ -174,9 +174,9 @@ class Evaluator:
   def upstream(
     self, source: Split, preprocessing: EvalPreprocessing
   ) -> dict[str, Any]:
-    """Evaluate the original head, with all tasks in the pass and without.
+    """Evaluate the original head, with all tasks in the pass and without tasks.
 
-    Accuracies are None on data of other classes than those of the backbone.
+    Scores are None if the data set has another number of classes than the head.
 
     Raises:
       ConfigError: for a task that composes with nothing: its pass has no
@@ -192,22 +192,22 @@ class Evaluator:
       return {"with": out, "plain": plain}
 
     own_classes = self._backbone.config.num_classes
-    found = self._evaluate(
+    evaluations = self._evaluate(
       predict,
       source,
       preprocessing,
       other_classes=source.num_classes != own_classes,
     )
     return {
-      **_evaluated(source, found["with"].scores),
-      "score_plain": found["plain"].scores.score,
+      **_evaluated(source, evaluations["with"].scores),
+      "score_plain": evaluations["plain"].scores.score,
       "outputs_bit_equal": differences.equal(BACKBONE),
     }
 
   def timing(self, source: Split) -> dict[str, Any]:
-    """Seconds of a batch: the plain ViT, all tasks, and each in its own pass.
+    """Time the plain ViT, all tasks together, and each task in its own pass.
 
-    See `median_seconds`. Reading images is left out.
+    Times are those of `median_seconds` for one batch, without reading images.
     """
     batches = batching.eval_batches(
       source, self._preprocessing, batch_size=self._batch_size
@@ -229,7 +229,7 @@ class Evaluator:
     }
 
   def _plain(self, images: Images) -> Float[Array, "b c0"]:
-    """The original outputs, by a program that returns nothing to tasks."""
+    """Return the original outputs, by a program without tasks or contexts."""
     config = self._backbone.config
     return inference.plain_program(
       self._backbone.for_programs, images, config=config
@@ -239,15 +239,15 @@ class Evaluator:
 def require_comparable(specs: Sequence[TaskSpec]) -> None:
   if not all(spec.learned.composes for spec in specs):
     raise ConfigError(
-      f"--verify compares tasks that share a pass, and {specs[0].name!r} was "
-      f"learned by {specs[0].regime!r}, which has a pass of its own: there is "
-      "nothing to compare, nor is there an original output in it. Leave out "
-      "--verify (of an Evaluator: verify=True, and upstream)."
+      f"--verify compares tasks that share a pass, but {specs[0].name!r} was "
+      f"learned by {specs[0].regime!r}, which has a pass of its own, without "
+      "other tasks or the original outputs. Leave out --verify (from Python, "
+      "leave out Evaluator.upstream() and verify=True)."
     )
 
 
 class _Differences:
-  """The greatest difference of outputs, over all batches."""
+  """Greatest differences between two programs' outputs, over all batches."""
 
   def __init__(self) -> None:
     self._greatest: dict[str, float] = collections.defaultdict(float)
@@ -257,13 +257,13 @@ class _Differences:
   def add(
     self,
     name: str,
-    found: Float[Array, "b c"],
+    actual: Float[Array, "b c"],
     expected: Float[Array, "b c"],
   ) -> None:
     """Compare the outputs of a batch; every process must call."""
-    a, b = sharding.to_host((found, expected))
+    a, b = sharding.to_host((actual, expected))
     self._equal[name] &= a.tobytes() == b.tobytes()
-    # np.maximum keeps NaN.
+    # Use np.maximum instead of max, because np.maximum keeps NaN.
     greatest = np.abs(a - b).max()
     self._greatest[name] = float(np.maximum(self._greatest[name], greatest))
     scale = np.abs(b).max()
@@ -273,12 +273,12 @@ class _Differences:
     return self._equal[name]
 
   def relative(self, name: str) -> float | None:
-    """The greatest difference as a share of the greatest output; None: NaN."""
+    """Return greatest difference / greatest output; None if not finite."""
     return finite(self._greatest[name] / max(self._scale[name], 1e-30))
 
 
 def _evaluated(source: Split, scores: Scores) -> dict[str, Any]:
-  """Entries that all results have."""
+  """Return the entries of a result that tasks and the backbone both have."""
   return {
     "data": source.name,
     "directory": utf8(source.directory),
@@ -288,7 +288,7 @@ def _evaluated(source: Split, scores: Scores) -> dict[str, Any]:
 
 
 def agrees(alone: Mapping[str, Any], dtype: str) -> bool:
-  """Whether a task among others computes the same as alone."""
+  """Return whether `alone`, the comparison of a task, is within tolerance."""
   difference = alone["max_difference"]
   close = difference is not None and difference <= TOLERANCE[dtype]
   return bool(alone["outputs_bit_equal"] and close)

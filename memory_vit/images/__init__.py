@@ -1,4 +1,4 @@
-"""Image files and pixels to what a model takes, without TensorFlow."""
+"""Decode images and prepare them for a model, without TensorFlow."""
 
 from etils import epy
 

@@ -1,9 +1,9 @@
 """Decode a JPEG, PNG, WebP, BMP or GIF file to RGB pixels.
 
-Bitwise identical to training and evaluation, in which TensorFlow decodes: it
-uses the fast inverse transform of libjpeg-turbo, which Pillow does not offer.
-The pixels of the accurate one differ by one grey level on average, and a model
-that is unsure answers differently for one image in ten.
+Pixels are bitwise identical to those of training and evaluation, in which
+TensorFlow decodes JPEG with the fast inverse DCT of libjpeg-turbo; Pillow only
+offers the accurate DCT. Its pixels differ by one grey level on average, and a
+model that is unsure then answers differently for one image in ten.
 """
 
 import io
@@ -18,70 +18,70 @@ from memory_vit.images import jpeg, webp
 from memory_vit.images.file_kinds import why_unreadable
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
-# An image beyond any of these is refused before it is decoded: a file of a few
-# kilobytes can claim to be an image that fills the memory. 64 megapixels are
-# those of the largest common cameras.
+# Larger images are refused before they are decoded, because a file of a few
+# kilobytes can claim to be an image that fills the memory. The largest common
+# cameras have 64 megapixels.
 MAX_PIXELS = 64_000_000
 MAX_SIDE = 16_384
-# Smaller images do not wait for those of as many pixels, or more.
+# Images with at least this many pixels use other threads, see `ImageReader`.
 LARGE_PIXELS = 4_000_000
 TOO_LARGE = f"more than {MAX_PIXELS / 1e6:g} megapixels"
-# Pillow reads other files than JPEG piece by piece, in Python: twice for a
-# chunk of a PNG. Ordinary files of 64 MiB take less than 30,000, but a BMP two
-# for each run of pixels.
+# Maximum number of reads, because Pillow reads formats other than JPEG piece by
+# piece, in Python: twice per chunk of a PNG. Ordinary files of 64 MiB take less
+# than 30,000 reads; a BMP may take more, two for each run of pixels.
 MAX_READS = 50_000
 _MAX_READS_OF_RUNS = 20 * MAX_READS
-# Its decoder of run-length encoded BMP files, in Python too, is slower than
-# others by this factor.
+# Decoding time per pixel of a run-length encoded BMP, relative to other files:
+# Pillow decodes it in Python.
 _RUN_LENGTH = 4
-_RUN_LENGTH_KINDS = (1, 2)
-# Modes of Pillow that it does not convert to RGB at once.
+_RUN_LENGTH_KINDS = (1, 2)  # RLE8 and RLE4
+# {mode that Pillow cannot convert to RGB directly: mode to convert to first}
 _PREMULTIPLIED = {"La": "LA", "RGBa": "RGBA"}
-# Measured for photographs and plain areas, each rounded up: alpha (PNG and WebP
-# 1.3 to 1.4), Adam7 (1.0 to 1.15), 16 bits a channel (1.1 to 1.2), all three
-# together 1.6 to 1.8. Palettes, grey and GIF take less than RGB; of animations
-# the first frame alone is decoded.
+# Decoding time relative to an RGB PNG, measured for photographs and plain areas
+# and rounded up: alpha (PNG and WebP 1.3 to 1.4), Adam7 (1.0 to 1.15), 16 bits
+# per channel (1.1 to 1.2); all three together 1.6 to 1.8. Palettes, grey and
+# GIF take less than RGB; only the first frame of an animation is decoded.
 _ALPHA, _INTERLACED, _DEEP = 1.4, 1.2, 1.2
 
 
 class _FewReads(io.BytesIO):
   def __init__(self, encoded: bytes) -> None:
     super().__init__(encoded)
-    runs = encoded.startswith(b"BM")
-    self._most = self._left = _MAX_READS_OF_RUNS if runs else MAX_READS
+    is_bmp = encoded.startswith(b"BM")
+    self._most = self._left = _MAX_READS_OF_RUNS if is_bmp else MAX_READS
 
   def read(self, size: int | None = -1, /) -> bytes:
     """Raise `DataError` after too many reads."""
     self._left -= 1
     if self._left < 0:
       raise DataError(
-        f"chunks or blocks that take more than {self._most:,} reads"
+        f"too many chunks or blocks: they take more than {self._most:,} reads"
       )
     return super().read(size)
 
 
 def decode(encoded: bytes, formats: tuple[str, ...] = FORMATS) -> np.ndarray:
-  """Decode an image file, the first of its images.
+  """Decode the first image of a file.
 
-  Grey becomes RGB, of 16 bits the upper 8 are kept, alpha is dropped, and the
-  image is not turned: see `exif`.
+  Grey becomes RGB, 16-bit channels are cut to their upper 8 bits, and alpha is
+  dropped. The EXIF orientation is not applied: see `exif`.
 
   Args:
-    encoded: the file.
-    formats: of `FORMATS`, those that are accepted.
+    encoded: the bytes of the file.
+    formats: the formats to accept, some of `FORMATS`.
 
   Returns:
     uint8 (height, width, 3).
 
   Raises:
-    DataError: if it is none of `formats`, too large, or broken.
+    DataError: if the file has none of these formats, is too large, or broken.
   """
   damage = "its header is broken"
   try:
     if encoded.startswith(jpeg.MAGIC) and "JPEG" in formats:
       colours, outline = _jpeg_header(encoded)[2:]
-      # Of small damage the decoder makes the best, as TensorFlow lets it, but
-      # not of a file that was cut.
+      # Small damage is tolerated, as by TensorFlow, but a file without its end
+      # is refused.
       damage = "it is damaged" if outline.ended else "its end is missing"
       return _decode_jpeg(encoded, colours, outline)
     with opened(encoded, formats) as image:
@@ -90,12 +90,12 @@ def decode(encoded: bytes, formats: tuple[str, ...] = FORMATS) -> np.ndarray:
       return rgb(image)
   except DataError:
     raise
-  except Exception as error:  # Decoders raise many kinds on broken files.
+  except Exception as error:  # decoders raise many types for broken files
     raise _problem(encoded, error, damage) from error
 
 
 def _problem(encoded: bytes, error: Exception, damage: str) -> DataError:
-  if isinstance(error, Image.DecompressionBombError):  # from 179 megapixels on
+  if isinstance(error, Image.DecompressionBombError):  # above 179 megapixels
     return DataError(TOO_LARGE)
   if isinstance(error, MemoryError):
     return DataError("there is not enough memory to decode it")
@@ -105,12 +105,12 @@ def _problem(encoded: bytes, error: Exception, damage: str) -> DataError:
 def opened(
   encoded: bytes, formats: tuple[str, ...] = FORMATS
 ) -> ImageFile.ImageFile:
-  """Open a file, or the beginning of one, by Pillow; nothing is decoded yet."""
+  """Open a file, or its beginning, with Pillow; pixels are not decoded yet."""
   return Image.open(_FewReads(encoded), formats=formats)
 
 
 def header(encoded: bytes) -> tuple[str, int, int]:
-  """Format, width and height of a file, of which the beginning may do.
+  """Return format, width and height of a file; its beginning may be enough.
 
   Raises:
     DataError: if they cannot be read.
@@ -130,10 +130,10 @@ def header(encoded: bytes) -> tuple[str, int, int]:
 
 
 def pixels_claimed(encoded: bytes) -> int:
-  """Width times height in the header of a file that `decode` would decode.
+  """Return width times height of the header, times decoding time per pixel.
 
-  More for a file whose pixels take longer than those of others, or three bytes
-  each; 0 for what is no image, or too large.
+  A file counts at least one pixel for every three of its bytes. The result is 0
+  if the file is no image, or too large to be decoded.
   """
   try:
     if encoded.startswith(jpeg.MAGIC):
@@ -146,7 +146,7 @@ def pixels_claimed(encoded: bytes) -> int:
     else:
       with opened(encoded) as image:
         (width, height), weight = image.size, _weight(image)
-  except Exception:  # `decode` says what it is
+  except Exception:  # `decode` will report the error
     return 0
   return max(int(width * height * weight), len(encoded) // 3)
 
@@ -154,12 +154,15 @@ def pixels_claimed(encoded: bytes) -> int:
 def require_size(
   width: int, height: int, weight: float = 1, kind: str = ""
 ) -> None:
-  """Raise `DataError` for an image that is too large to be decoded.
+  """Raise `DataError` if an image is too large to be decoded.
 
-  A pixel of a file of this `kind` takes `weight` times as long as usual.
+  The maximum number of pixels is divided by `weight`, the decoding time per
+  pixel. `kind` says in the error for which files this lower maximum holds.
   """
   if width * height * weight > MAX_PIXELS:
-    most = f"more than {MAX_PIXELS / weight / 1e6:.3g} megapixels{kind}"
+    most = (
+      f"more than {MAX_PIXELS / weight / 1e6:.3g} megapixels, the limit{kind}"
+    )
     raise DataError(f"{width} x {height} pixels, {most}")
   if max(width, height) > MAX_SIDE:
     raise DataError(
@@ -168,14 +171,15 @@ def require_size(
 
 
 def _weight(image: ImageFile.ImageFile) -> float:
-  """Decoding time per pixel, relative to an RGB PNG; refuse what takes long.
+  """Return decoding time per pixel relative to an RGB PNG; raise if too large.
 
-  Alpha and the like decide what waits for what; no image is refused for them.
+  Only run-length encoding lowers the limit; alpha, interlacing and 16 bits just
+  decide which threads decode an image.
   """
   if (
     image.format == "BMP" and image.info.get("compression") in _RUN_LENGTH_KINDS
   ):
-    require_size(*image.size, _RUN_LENGTH, " of a run-length BMP")
+    require_size(*image.size, _RUN_LENGTH, " for a run-length BMP")
     return _RUN_LENGTH
   require_size(*image.size)
   weight = _ALPHA if "A" in image.mode else 1.0
@@ -186,10 +190,10 @@ def _weight(image: ImageFile.ImageFile) -> float:
 
 
 def _jpeg_header(encoded: bytes) -> tuple[int, int, str, jpeg.Outline]:
-  """Width, height, colours and markers of a file that may be decoded."""
+  """Return width, height, colours, outline; raise if the image is too large."""
   outline = jpeg.outline(encoded)
   height, width, colours, _ = simplejpeg.decode_jpeg_header(encoded)
-  kind = f" of a JPEG of {outline.scans} scans" if outline.weight > 1 else ""
+  kind = f" for a JPEG of {outline.scans} scans" if outline.weight > 1 else ""
   require_size(width, height, outline.weight, kind)
   return width, height, colours, outline
 
@@ -205,7 +209,7 @@ def _decode_jpeg(
 
 
 def _of_inks(inks: np.ndarray, inverted: bool) -> np.ndarray:
-  """CMYK to RGB as TensorFlow does; Adobe stores inks inverted: 255 is none."""
+  """Convert CMYK to RGB like TensorFlow; Adobe inverts inks: 255 is no ink."""
   light = inks if inverted else ~inks
   rgb = light[:, :, :3].astype(np.uint16)
   rgb *= light[:, :, 3:]
@@ -214,29 +218,29 @@ def _of_inks(inks: np.ndarray, inverted: bool) -> np.ndarray:
 
 
 def rgb(image: Image.Image) -> np.ndarray:
-  """The pixels of an opened image, uint8 (height, width, 3).
+  """Return the pixels of an opened image, uint8 (height, width, 3).
 
   Raises:
-    DataError: for numbers of which nobody states the range.
+    DataError: if the range of values is unknown (32-bit integers or floats).
   """
-  if image.mode.startswith("I;16"):  # grey, which `convert` would clip
+  if image.mode.startswith("I;16"):  # `convert` would clip 16-bit grey to 255
     grey = (np.asarray(image) >> 8).astype(np.uint8)
     return np.repeat(grey[:, :, None], 3, axis=2)
   if image.mode in ("I", "F"):
     raise DataError(
-      f"its image of Pillow has the mode {image.mode}, whose range is not "
-      "known: expected grey or colours of 0 to 255, such as the mode L or RGB"
+      f"its Pillow image has the mode {image.mode}, whose range is not known: "
+      "expected grey or colours from 0 to 255, such as the mode L or RGB"
     )
   if image.mode in _PREMULTIPLIED:
     image = image.convert(_PREMULTIPLIED[image.mode])
   if isinstance(image.info.get("transparency"), bytes):
-    image = image.convert("RGBA")  # else Pillow warns that it drops alpha
-  # Of an RGB image `convert` would be a copy.
+    image = image.convert("RGBA")  # otherwise Pillow warns that it drops alpha
+  # Do not call `convert` for an RGB image: it would copy the image.
   return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
 
 
 def rgb_pixels(pixels: np.ndarray) -> np.ndarray:
-  """Pixels of any shape as uint8 (height, width, 3), alpha dropped."""
+  """Convert grey, RGB or RGBA pixels to RGB, uint8 (height, width, 3)."""
   require_pixels(pixels)
   if pixels.ndim == 2 or pixels.shape[2] == 1:
     return np.repeat(pixels.reshape(*pixels.shape[:2], 1), 3, axis=2)
@@ -244,7 +248,7 @@ def rgb_pixels(pixels: np.ndarray) -> np.ndarray:
 
 
 def require_pixels(pixels: np.ndarray | jax.Array) -> None:
-  """Raise `DataError` for shapes and types that `rgb_pixels` does not take."""
+  """Raise `DataError` for shapes or dtypes that `rgb_pixels` cannot convert."""
   channels = pixels.shape[2] if pixels.ndim == 3 else 1
   if (
     pixels.dtype != np.uint8

@@ -1,6 +1,6 @@
-"""Say in one sentence why a file cannot be decoded.
+"""Explain in one sentence why a file cannot be decoded.
 
-Texts of decoders name functions in C; a person wants to know what the file is.
+Decoders name C functions in their errors; users need to know what the file is.
 """
 
 import re
@@ -12,10 +12,10 @@ _READ = {
   b"GIF8": "GIF",
 }  # fmt: skip
 _CONVERT = "convert it to JPEG or PNG"
-# {beginning: what it is, and what to do}
+# {regular expression of the first bytes: what the file is, and what to do}
 _OTHERS = {
   rb"\Z": "empty",
-  rb"\0+\Z": "zero bytes alone: copy or download it again",
+  rb"\0+\Z": "only zero bytes: copy or download it again",
   rb"version https://git-lfs": (
     "a pointer of Git LFS in place of the image: run `git lfs pull`"
   ),
@@ -36,21 +36,21 @@ _OTHERS = {
   rb"%PDF": f"PDF: {_CONVERT}",
   rb"PK\x03\x04": "a ZIP archive: unpack it",
 }
-# Bytes that are searched.
+# Number of first bytes of a file that are searched.
 _HEAD = 1024
 
 
 def why_unreadable(encoded: bytes, damage: str) -> str:
-  """Name a file that cannot be decoded, by how it begins.
+  """Describe a file that cannot be decoded, recognized by its beginning.
 
   Args:
-    encoded: the file, or its beginning.
-    damage: what is wrong with it, if it is a file of an image.
+    encoded: the bytes of the file, or of its beginning.
+    damage: what is wrong with the file, used if it has a supported format.
   """
   kind = next((_READ[m] for m in _READ if encoded.startswith(m)), "")
   if kind and (kind != "WebP" or b"WEBP".startswith(encoded[8:12])):
     return f"not a whole {kind} file: {damage}"
-  for beginning, what in _OTHERS.items():
+  for beginning, description in _OTHERS.items():
     if re.match(beginning, encoded[:_HEAD], re.DOTALL | re.IGNORECASE):
-      return f"not a JPEG, PNG, WebP, BMP or GIF file, but {what}"
+      return f"not a JPEG, PNG, WebP, BMP or GIF file, but {description}"
   return "not a JPEG, PNG, WebP, BMP or GIF file"

@@ -1,8 +1,8 @@
-"""Find image files: those that a user names, and all in a folder.
+"""Find image files: files that a user names, and all images below a folder.
 
-Folders are walked recursively, by one rule for training, checks, predict and
-embed. Links are followed, but each folder is read once. Names that begin with a
-dot are hidden, as are the files of operating systems and of open documents.
+Folders are walked recursively, by the same rules for training, checks, predict
+and embed. Links are followed, but each folder is read once. Hidden files are
+skipped: names that begin with a dot, and files of operating systems and Excel.
 """
 
 import codecs
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif")
-# Of macOS, Synology and Windows; open documents of Excel begin with "~$".
+# Names that macOS, Synology and Windows create, in lower case.
 _HIDDEN = ("__macosx", "@eadir", "$recycle.bin", "thumbs.db", "desktop.ini")
 
 
@@ -26,11 +26,11 @@ class ImageFile:
 
 
 def find_images(arguments: Iterable[str]) -> Iterator[ImageFile]:
-  """Yield the image files that are asked for.
+  """Yield the image files that arguments name.
 
   Args:
-    arguments: files; folders, which stand for all images below them, sorted;
-      and "-" for paths on standard input, see `_lines`.
+    arguments: paths of files; paths of folders, which stand for all images
+      below them, sorted; and "-" for paths on standard input, see `_lines`.
   """
   for argument in arguments:
     if argument == "-":
@@ -41,10 +41,10 @@ def find_images(arguments: Iterable[str]) -> Iterator[ImageFile]:
 
 
 def _lines(file: Iterable[bytes]) -> Iterator[str]:
-  """The lines of a file, read as they are asked for.
+  """Yield the lines of a file one by one, each read when it is needed.
 
-  A byte order mark is left out. One of UTF-16, as PowerShell writes it, means
-  that the whole file is read and decoded at once.
+  A byte order mark is removed. If the mark is of UTF-16, which PowerShell
+  writes, the whole file is read and decoded at once.
   """
   lines = iter(file)
   first = next(lines, b"")
@@ -57,7 +57,7 @@ def _lines(file: Iterable[bytes]) -> Iterator[str]:
 
 
 def _below(path: str) -> Iterator[ImageFile]:
-  """A file itself, or the images in a folder."""
+  """Yield a file itself, or all images below a folder."""
   if not os.path.isdir(path):
     yield ImageFile(path)
     return
@@ -74,10 +74,10 @@ class Walk:
 
   Attributes:
     images: files with a suffix of an image.
-    irregular: of these, what is no regular file, such as a pipe.
+    irregular: the paths in `images` that are no regular files, such as pipes.
     others: files with another suffix.
-    hidden: files and folders.
-    loops: links to a folder that is read elsewhere.
+    hidden: hidden files and folders.
+    loops: paths of folders that are already listed under another path.
     closed: {folder that cannot be listed: why}.
   """
 
@@ -90,58 +90,59 @@ class Walk:
 
 
 def walk(folder: str) -> Walk:
-  """Find all files below a folder; their paths begin with it."""
-  found = Walk([], [], [], [], [], {})
+  """Find all files below a folder; their paths begin with `folder`."""
+  result = Walk([], [], [], [], [], {})
   seen: set[tuple[int, int]] = set()
   folders, links = [folder], list[str]()
   while folders or links:
-    if not folders:  # the links come last: a folder has its own name
+    if not folders:  # follow links last: a folder is listed by its own path
       links.sort(reverse=True)
     path = folders.pop() if folders else links.pop()
     try:
       status = os.stat(path)
       identity = (status.st_dev, status.st_ino)
       if identity in seen:
-        found.loops.append(path)
+        result.loops.append(path)
         continue
       seen.add(identity)
       with os.scandir(path) as entries:
         for entry in entries:
           if is_hidden(entry.name):
-            found.hidden.append(entry.path)
+            result.hidden.append(entry.path)
           elif holds(entry.is_dir):
             (links if entry.is_symlink() else folders).append(entry.path)
           else:
-            _add_file(found, entry)
+            _add_file(result, entry)
     except OSError as error:
-      found.closed[path] = error.strerror or str(error)
-  for paths in vars(found).values():
-    if paths is not found.closed:
+      result.closed[path] = error.strerror or str(error)
+  for paths in vars(result).values():
+    if paths is not result.closed:
       paths.sort()
-  return found
+  return result
 
 
 def is_hidden(name: str) -> bool:
+  # Excel creates "~$NAME" beside an open document.
   return name.startswith((".", "~$")) or name.casefold() in _HIDDEN
 
 
 def entries_of(found: Walk) -> list[ImageFile]:
-  """Folders that cannot be listed, and then the images of a walk."""
+  """Return entries of folders that cannot be listed, then of all images."""
   closed = [ImageFile(*item) for item in sorted(found.closed.items())]
   return closed + [ImageFile(path) for path in found.images]
 
 
-def _add_file(found: Walk, entry: os.DirEntry[str]) -> None:
+def _add_file(result: Walk, entry: os.DirEntry[str]) -> None:
   if not entry.name.lower().endswith(SUFFIXES):
-    found.others.append(entry.path)
+    result.others.append(entry.path)
     return
-  found.images.append(entry.path)
+  result.images.append(entry.path)
   if not holds(entry.is_file):
-    found.irregular.append(entry.path)
+    result.irregular.append(entry.path)
 
 
 def holds(kind: Callable[[], bool]) -> bool:
-  """Test the type of an entry; False for a link to itself."""
+  """Return `kind()`, a type test of an entry; False for a link to itself."""
   try:
     return kind()
   except OSError:

@@ -1,7 +1,7 @@
-"""Read the markers of JPEG files, to detect those that take long to decode.
+"""Read the markers of JPEG files, to detect files that take long to decode.
 
-A progressive JPEG paints the whole image again with every scan. A scan may
-have a few bytes and costs as much as the image has pixels.
+A progressive JPEG updates the whole image with every scan. A scan may have only
+a few bytes, but its decoding time grows with the number of pixels of the image.
 """
 
 import dataclasses
@@ -13,25 +13,26 @@ from memory_vit.errors import DataError
 MAGIC = b"\xff\xd8\xff"
 EXIF = b"Exif\0\0"
 END = b"\xff\xd9"
-# Usual encoders write 1, or up to about 15.
+# Maximum number of scans. Common encoders write 1, or up to about 15.
 MAX_SCANS = 64
-# Of 64 megapixels they take 2 s.
+# Number of scans up to which `weight` is 1: they take 2 s for 64 megapixels.
 _USUAL_SCANS = 12
-# Profiles and previews fill some hundreds of 64 KiB.
+# Maximum number of segments; profiles and previews fill some hundreds.
 MAX_SEGMENTS = 10_000
 
-# In front of a scan, and at the end.
+# Markers: start of a scan, end of the image, Adobe's segment, segment of EXIF.
 _SCAN, _END, _ADOBE, _APP1 = 0xDA, 0xD9, 0xEE, 0xE1
-# Applications' segments and comments.
+# Markers that EXIF may follow: segments of applications, and comments.
 _IN_FRONT = (*range(0xE0, 0xF0), 0xFE)
-# Of arithmetic coding, which takes four times as long for a byte as Huffman's,
-# and which cameras do not write.
+# Markers of frames with arithmetic coding, which takes four times as long per
+# byte as Huffman coding, and which cameras do not write.
 _ARITHMETIC_FRAMES = (0xC9, 0xCA, 0xCB)
-# A marker that something follows. Inside of a scan 0xFF 0x00 stands for a byte
-# 0xFF, more than one 0xFF is filling, and 01 and D0 to D7 stand alone.
+# A marker that begins a segment, or ends the image. Inside of a scan, 0xFF is
+# not always such a marker: 0xFF 0x00 stands for a byte 0xFF, a repeated 0xFF is
+# filling, and the markers 01 and D0 to D7 have no segment.
 _MARKER = re.compile(rb"\xff([\x02-\xcf\xd8-\xfe])")
-# Other threads run between two searches, each of this number of bytes. Outside
-# of scans, a marker has no more bytes of filling in front of it.
+# Number of bytes in one search: other threads can run between two searches. It
+# is also the maximum number of bytes between two segments, outside of scans.
 _SEARCHED = 2**18
 
 
@@ -40,9 +41,9 @@ class Outline:
   """Properties of a JPEG file that determine its decoding time.
 
   Attributes:
-    scans: their number.
-    ended: whether the marker of the end follows them.
-    adobe: whether it has Adobe's marker.
+    scans: the number of scans.
+    ended: whether the end marker follows the scans.
+    adobe: whether there is a segment of Adobe.
   """
 
   scans: int
@@ -56,9 +57,9 @@ class Outline:
 
 
 def outline(encoded: bytes) -> Outline:
-  """Read a JPEG file as its decoder would; refuse one that would take long.
+  """Outline a JPEG file; raise `DataError` if decoding it would take long.
 
-  Bytes of a comment, of a thumbnail or behind the end of the image are no scan.
+  Bytes in comments, in thumbnails, or after the end do not count as scans.
   """
   scans, adobe, marker = 0, False, 0
   for marker, start in _segments(encoded):
@@ -72,7 +73,7 @@ def outline(encoded: bytes) -> Outline:
 
 
 def exif(encoded: bytes) -> bytes:
-  """EXIF of a JPEG file, with its prefix; b"" if none precedes its tables."""
+  """Return EXIF, with its prefix; b"" if none precedes the JPEG's tables."""
   for marker, start in _segments(encoded):
     if marker not in _IN_FRONT:
       break
@@ -82,7 +83,7 @@ def exif(encoded: bytes) -> bytes:
 
 
 def is_cut(encoded: bytes) -> bool:
-  """Whether a JPEG file has no end behind its first scan."""
+  """Return whether a JPEG has no end marker after the start of a scan."""
   for marker, start in _segments(encoded):
     if marker == _SCAN:
       return encoded.rfind(END, start) < 0
@@ -90,13 +91,13 @@ def is_cut(encoded: bytes) -> bool:
 
 
 def _segments(encoded: bytes) -> Iterator[tuple[int, int]]:
-  """Yield each marker, and where its length stands, up to the end's."""
+  """Yield (marker, position of its length field), up to the end marker."""
   position, marker = 2, 0
   for _ in range(MAX_SEGMENTS):
-    found = _next_marker(encoded, position, inside=marker == _SCAN)
-    if found is None:
+    match = _next_marker(encoded, position, inside=marker == _SCAN)
+    if match is None:
       return
-    marker, start = found[1][0], found.end()
+    marker, start = match[1][0], match.end()
     yield marker, start
     if marker == _END:
       return
@@ -105,17 +106,20 @@ def _segments(encoded: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _length(encoded: bytes, start: int) -> int:
-  """Length of a segment, which counts itself: decoders skip at least that."""
+  """Return a segment's length, at least 2, since it counts its own 2 bytes."""
   return max(2, int.from_bytes(encoded[start : start + 2], "big"))
 
 
 def _next_marker(
   encoded: bytes, position: int, *, inside: bool
 ) -> re.Match[bytes] | None:
-  """Find a marker, behind the bytes of a scan or at once."""
+  """Find the next marker; outside of a scan, raise if it is too far away."""
   for start in range(position, len(encoded), _SEARCHED):
-    if found := _MARKER.search(encoded, start, start + _SEARCHED + 1):
-      return found
+    if match := _MARKER.search(encoded, start, start + _SEARCHED + 1):
+      return match
     if not inside and start + _SEARCHED < len(encoded):
-      raise DataError(f"a JPEG of more than {_SEARCHED // 1024} KiB of filling")
+      raise DataError(
+        f"a JPEG with more than {_SEARCHED // 1024} KiB of filling between two "
+        "segments"
+      )
   return None

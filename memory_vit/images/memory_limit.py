@@ -1,4 +1,4 @@
-"""A limit of memory that threads share while they decode images."""
+"""Limit the memory that threads use together while they decode images."""
 
 import contextlib
 import threading
@@ -10,10 +10,10 @@ _MIB = 2**20
 
 
 class MemoryLimit:
-  """Bytes that threads share; a thread waits until enough are left.
+  """A number of bytes that threads share; a thread waits until enough are free.
 
-  While others are taken, `spare` bytes are left to threads that want no more.
-  `option` is the one that sets the size, for messages.
+  Requests for more than `spare` bytes leave `spare` bytes to smaller requests,
+  unless nothing else is taken. Errors name `option`, which sets the size.
   """
 
   def __init__(
@@ -23,18 +23,18 @@ class MemoryLimit:
     self._option = option
     self._spare = spare
     self._given_back = threading.Condition()
-    # Held while a header is read, whose memory nobody knows before: it is
-    # short, but a WebP file is read as a whole.
+    # Threads hold this lock while they read a header: reading takes memory that
+    # is not known before, since some files must be read as a whole.
     self.header = threading.Lock()
 
   @contextlib.contextmanager
   def taken(self, size: int) -> Iterator[None]:
-    """Take `size` bytes until the body ends; `DataError` if it is too much."""
+    """Take `size` bytes while the body runs; raise if they exceed the limit."""
     if size > self._size:
       raise DataError(
         f"decoding it may take {size / _MIB:,.0f} MiB, more than the "
-        f"{self._size / _MIB:,.0f} MiB that {self._option} leaves beside a "
-        "batch"
+        f"{self._size / _MIB:,.0f} MiB that {self._option} leaves for decoding "
+        "after its batches"
       )
     with self._given_back:
       self._given_back.wait_for(lambda: self._is_free(size))
@@ -47,5 +47,5 @@ class MemoryLimit:
         self._given_back.notify_all()
 
   def _is_free(self, size: int) -> bool:
-    kept = self._spare if size > self._spare else 0
-    return self._left >= size + kept or self._left == self._size
+    reserved = self._spare if size > self._spare else 0
+    return self._left >= size + reserved or self._left == self._size

@@ -1,7 +1,7 @@
-"""Prepare one image: a path, the bytes of a file, or pixels.
+"""Prepare one image, given as a path, the bytes of a file, or pixels.
 
-The size in its header is checked, and memory is taken for it, before anything
-is decoded.
+Before an image is decoded, the size in its header is checked, and memory for
+decoding is reserved.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from memory_vit.images import decoding, exif, view
 from memory_vit.images.memory_limit import MemoryLimit
 from memory_vit.model.task import EvalPreprocessing
 
-# A larger file is not read; how many pixels it may have `decoding` says.
+# Maximum size of a file that is read. (`decoding` limits the number of pixels.)
 MAX_FILE_BYTES = 64 * 2**20
 
-# The beginning of a file that nearly always has its header.
+# Number of bytes at the beginning of a file that nearly always hold its header.
 _HEAD = 2**18
 
-# Bytes that a pixel takes at most while it is decoded: measured, rounded up.
+# Maximum number of bytes per pixel while decoding, measured and rounded up.
 _BYTES_PER_PIXEL = {"JPEG": 14, "PNG": 14, "WEBP": 24, "BMP": 12, "GIF": 12}
 
-# A file, the content of one, or pixels.
+# The path of an image file, the bytes of an image file, or pixels.
 ImageLike = str | os.PathLike[str] | bytes | np.ndarray | jax.Array
 
 
@@ -40,7 +40,7 @@ def prepare_image(
 ) -> Float32[np.ndarray, "side side 3"]:
   """Prepare an image for the model, in [-1, 1]; threads share `memory`.
 
-  A `DataError` says why not; the caller knows which image it was.
+  Raises `DataError` with a reason; callers must add the name of the image.
   """
   if isinstance(image, np.ndarray | jax.Array):
     return _prepare_pixels(image, preprocessing, memory)
@@ -48,14 +48,14 @@ def prepare_image(
     return _prepare_file(os.fspath(image), preprocessing, memory)
   if not isinstance(image, bytes):
     raise DataError(
-      "expected a path, the bytes of a file, or a uint8 array; of an image of "
-      "Pillow, np.asarray(image.convert('RGB'))"
+      "expected a path, the bytes of a file, or a uint8 array; for an image of "
+      "Pillow, give np.asarray(image.convert('RGB'))"
     )
   return _prepare_encoded(image, preprocessing, memory)
 
 
 def image_name(image: Any) -> str:
-  """Name of an image in a message."""
+  """Return the name of an image in errors."""
   if isinstance(image, str | os.PathLike):
     return repr(os.fspath(image))
   if isinstance(image, np.ndarray | jax.Array):
@@ -66,7 +66,7 @@ def image_name(image: Any) -> str:
 
 
 def read_file(path: str | os.PathLike[str]) -> bytes:
-  """The content of an image file; a `DataError` says why it cannot be read."""
+  """Return the bytes of an image file; `DataError` if it cannot be read."""
   with _opened(os.fspath(path)) as file:
     return file.read(_size_of(file))
 
@@ -74,11 +74,11 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
 def _prepare_file(
   path: str, preprocessing: EvalPreprocessing, memory: MemoryLimit
 ) -> np.ndarray:
-  """`_prepare_encoded`; the file is read once there is memory for it."""
+  """Prepare an image file, which is only read once there is memory for it."""
   with _opened(path) as file:
     size = _size_of(file)
     needed = _needed(file, preprocessing, memory)
-    # As it lies in the file, and what Pillow has read of it.
+    # Take the size of the file twice: for its bytes, and for Pillow's copy.
     with memory.taken(2 * size + needed):
       file.seek(0)
       return _decoded(file.read(size), preprocessing)
@@ -91,7 +91,7 @@ def _prepare_encoded(
   if len(encoded) > MAX_FILE_BYTES:
     raise DataError(f"it has more than {MAX_FILE_BYTES / 2**20:g} MiB")
   needed = _needed(io.BytesIO(encoded), preprocessing, memory)
-  # Pillow keeps a copy of the file.
+  # Take the size of the file once more, for Pillow's copy of its bytes.
   with memory.taken(len(encoded) + needed):
     return _decoded(encoded, preprocessing)
 
@@ -101,10 +101,10 @@ def _prepare_pixels(
   preprocessing: EvalPreprocessing,
   memory: MemoryLimit,
 ) -> np.ndarray:
-  """Prepare decoded pixels, those of `decoding.rgb_pixels`."""
+  """Prepare decoded pixels, of any shape that `rgb_pixels` can convert."""
   decoding.require_pixels(pixels)
   height, width = pixels.shape[:2]
-  # A copy from a device, and one with three channels.
+  # Memory for a copy from the device, and for a copy with three channels.
   needed = pixels.size + 3 * height * width
   needed += view.view_bytes(height, width, preprocessing)
   with memory.taken(needed):
@@ -116,7 +116,7 @@ def _prepare_pixels(
 def _needed(
   file: BinaryIO, preprocessing: EvalPreprocessing, memory: MemoryLimit
 ) -> int:
-  """`bytes_needed`, in one thread at a time of those that share memory."""
+  """Return `bytes_needed`; threads that share `memory` call it in turns."""
   with memory.header:
     return bytes_needed(file, preprocessing)
 
@@ -129,7 +129,7 @@ def _size_of(file: BinaryIO) -> int:
 
 
 def _decoded(encoded: bytes, preprocessing: EvalPreprocessing) -> np.ndarray:
-  """Decode and turn an image whose header has been checked."""
+  """Decode, rotate and prepare an image whose header has been checked."""
   pixels = exif.turned(decoding.decode(encoded), exif.orientation(encoded))
   return view.eval_view(pixels, preprocessing)
 
@@ -138,7 +138,7 @@ def _decoded(encoded: bytes, preprocessing: EvalPreprocessing) -> np.ndarray:
 def _opened(path: str) -> Iterator[BinaryIO]:
   """Open a regular file, or raise a `DataError` that says why not."""
   try:
-    # Opening a pipe would wait for somebody to write into it.
+    # Check this first: opening a pipe would block until a process writes to it.
     if not stat.S_ISREG(os.stat(path).st_mode):
       raise DataError("not a file")
     with open(path, "rb") as file:
@@ -150,11 +150,11 @@ def _opened(path: str) -> Iterator[BinaryIO]:
 
 
 def bytes_needed(file: BinaryIO, preprocessing: EvalPreprocessing) -> int:
-  """Bytes that preparing an image takes, by its header; nothing is decoded."""
+  """Estimate from its header how many bytes preparing an image takes."""
   head = file.read(_HEAD)
   try:
     kind, width, height = decoding.header(head)
-  except DataError:  # behind a large profile
+  except DataError:  # a large color profile may precede the size
     kind, width, height = decoding.header(head + file.read())
   decoding.require_size(width, height)
   decoded = width * height * _BYTES_PER_PIXEL[kind]

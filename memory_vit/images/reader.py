@@ -1,6 +1,6 @@
 """Read images in threads that share a memory limit.
 
-All images of users are read here, except those of data sets.
+All images that users name are read here, except the images of data sets.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from memory_vit.model.task import EvalPreprocessing
 
 THREADS = min(8, os.cpu_count() or 1)
 Images = ImageLike | Iterable[ImageLike]
-# An image, float32 (side, side, 3) in [-1, 1], or why it is missing.
+# A prepared image, float32 (side, side, 3) in [-1, 1], or why there is none.
 Prepared = np.ndarray | DataError
-# While a batch is made: the images one by one, side by side, filled up to the
-# size of a batch, and on the device, each as float32. Of one that is read
-# ahead, the images one by one.
+# Number of float32 copies of a batch while it is made: single images, their
+# stack, the stack padded to the batch size, and the array on the device. Of a
+# batch that is read ahead, there are only the single images.
 COPIES_OF_A_BATCH = 4
 _MIB = 2**20
-# For images that are not large, which never wait for the memory of others.
+# Bytes reserved for small images, so that these do not wait for large images.
 _SPARE = 128 * _MIB
 K = TypeVar("K")
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # it holds an array
+@dataclasses.dataclass(frozen=True, eq=False)  # arrays cannot be compared by ==
 class LoadedImage:
-  """An image, float32 (side, side, 3) in [-1, 1]; None if it was skipped."""
+  """A file and its pixels, float32 (side, side, 3); None if unreadable."""
 
   entry: ImageFile
   pixels: np.ndarray | None
 
 
 class ImageReader:
-  """Decodes and prepares images in threads that all callers share."""
+  """Decode and prepare images in threads that all callers share."""
 
   def __init__(
     self,
@@ -61,17 +61,17 @@ class ImageReader:
     """Reserve memory for batches, and for images that are being decoded.
 
     Args:
-      memory_mib: that images and their decoding may take together; images wait
-        for others, and one that needs more alone is refused.
-      batch_size: of the largest batch; 0 if the caller's memory holds them.
-      side: of the images that the model takes, in pixels.
-      ahead: batches that are read while one is used; they count as well.
-      option: that sets the memory, for messages.
-      checked: makes float32 of images (k, side, side, 3) that are prepared
-        already, or raises `DataError`; without it, floats are refused.
+      memory_mib: MiB that images and their decoding may take together. Images
+        wait for memory; an image that alone needs more is refused.
+      batch_size: size of the largest batch; 0 to reserve nothing for batches.
+      side: side of the images that the model takes, in pixels.
+      ahead: number of batches to read ahead; memory is reserved for them, too.
+      option: name of the option that sets the memory, for errors.
+      checked: converts images (k, side, side, 3) that are already prepared to
+        float32, or raises `DataError`; without it, floats are refused.
 
     Raises:
-      ConfigError: if a batch does not fit.
+      ConfigError: if the batches do not fit into the memory.
     """
     copies = COPIES_OF_A_BATCH + ahead
     left = memory_mib * _MIB - copies * batch_size * side**2 * 3 * 4
@@ -85,7 +85,7 @@ class ImageReader:
     self._checked = checked
     self._memory = MemoryLimit(left, option, spare=min(left // 8, _SPARE))
     self._threads = ThreadPoolExecutor(THREADS, "memory_vit-images")
-    # One thread is left for other images, which never wait for large ones.
+    # Large images have their own threads, so that small images do not wait.
     self._for_large = ThreadPoolExecutor(
       max(1, THREADS - 1), "memory_vit-large"
     )
@@ -98,49 +98,49 @@ class ImageReader:
     *,
     large: bool | None = None,
   ) -> list[Prepared]:
-    """Prepare images; in place of a bad one there is its error.
+    """Prepare images; a bad image is replaced by its error.
 
     Args:
-      images: one or several. Paths, bytes of files, uint8 pixels of any size,
-        or images that are prepared already.
+      images: one image or several: paths, bytes of files, uint8 pixels of any
+        size, or images that are already prepared.
       preprocessing: how images are prepared; side is its `image_size`.
-      first: number of the first image, for messages.
-      large: whether they use the threads for large images; by default, each by
-        its own size.
+      first: number of the first image, for errors.
+      large: whether to use the threads for large images; by default, the size
+        of each image decides.
 
     Returns:
       For each image float32 (side, side, 3), or a `DataError` that names it.
 
     Raises:
-      DataError: for what is no collection of images.
+      DataError: if `images` is a dictionary, or an array without an axis.
     """
     begun = [
       (image, self._begin(image, preprocessing, large))
       for image in image_list(images)
     ]
     numbered = are_several(images)
-    found: list[Prepared] = []
+    results: list[Prepared] = []
     try:
       for number, (image, future) in enumerate(begun, first):
-        one = future.result()
-        if isinstance(one, DataError):
+        result = future.result()
+        if isinstance(result, DataError):
           place = f" {number}," if numbered else ""
-          one = DataError(f"image{place} {image_name(image)}: {one}")
-        found.append(one)
-    finally:  # of an interrupt; others are done
+          result = DataError(f"image{place} {image_name(image)}: {result}")
+        results.append(result)
+    finally:  # after an interrupt, some images have not been started
       _cancel(future for _, future in begun)
-    return found
+    return results
 
   def batches(
     self, images: Images, preprocessing: EvalPreprocessing
   ) -> Iterator[np.ndarray]:
-    """Prepare images, a batch at a time, when the batch is asked for.
+    """Yield batches of prepared images, each prepared when it is needed.
 
     Yields:
       float32 (b, side, side, 3).
 
     Raises:
-      DataError: for the first image that cannot be prepared; it names it.
+      DataError: if an image cannot be prepared; the error names the first one.
     """
     several = image_list(images)
     for start in range(0, len(several), self._batch_size):
@@ -150,10 +150,10 @@ class ImageReader:
   def read_files(
     self, entries: Iterable[ImageFile], preprocessing: EvalPreprocessing
   ) -> Iterator[list[LoadedImage]]:
-    """Read files, a batch at a time (fewer at the end), in order.
+    """Yield the images of files in order, in batches; the last may be smaller.
 
     Args:
-      entries: files, asked for no earlier than needed.
+      entries: files to read; they are consumed no earlier than needed.
       preprocessing: how images are prepared.
     """
     left = iter(entries)
@@ -162,12 +162,12 @@ class ImageReader:
       (part, [DataError(e.reason) if e.reason else e.path for e in part])
       for part in parts
     )
-    for part, found in self.read_ahead(batches, preprocessing):
+    for part, images in self.read_ahead(batches, preprocessing):
       yield [
-        LoadedImage(ImageFile(entry.path, str(one)), None)
-        if isinstance(one, DataError)
-        else LoadedImage(entry, one)
-        for entry, one in zip(part, found, strict=True)
+        LoadedImage(ImageFile(entry.path, str(image)), None)
+        if isinstance(image, DataError)
+        else LoadedImage(entry, image)
+        for entry, image in zip(part, images, strict=True)
       ]
 
   def read_ahead(
@@ -175,15 +175,15 @@ class ImageReader:
     batches: Iterable[tuple[K, Sequence[ImageLike | DataError]]],
     preprocessing: EvalPreprocessing,
   ) -> Iterator[tuple[K, list[Prepared]]]:
-    """Read batches in order; `ahead` of them are read while one is used.
+    """Yield batches in order; the next `ahead` batches are read meanwhile.
 
     Args:
-      batches: a key of the caller for each batch, and its images; an error
-        stands for a missing image.
+      batches: (key, images) of each batch, with any key that the caller wants;
+        an error may stand for a missing image.
       preprocessing: how images are prepared.
 
     Yields:
-      The keys with prepared images. Errors do not name the image.
+      (key, prepared images) of each batch. Errors do not name the image.
     """
     waiting: collections.deque[tuple[K, list[Future[Prepared]]]]
     waiting = collections.deque()
@@ -195,7 +195,7 @@ class ImageReader:
           yield _first_finished(waiting)
       while waiting:
         yield _first_finished(waiting)
-    finally:  # nobody waits for what is not begun
+    finally:  # if the caller stops early, do not start the other images
       for _, begun in waiting:
         _cancel(begun)
 
@@ -223,29 +223,29 @@ class ImageReader:
 def _first_finished(
   waiting: collections.deque[tuple[K, list[Future[Prepared]]]],
 ) -> tuple[K, list[Prepared]]:
-  """The first batch; it is waiting until all of it is read."""
+  """Return the first batch; remove it once all of its images are read."""
   key, begun = waiting[0]
-  finished = [one.result() for one in begun]
+  finished = [future.result() for future in begun]
   waiting.popleft()
   return key, finished
 
 
 def _cancel(begun: Iterable[Future[Prepared]]) -> None:
-  for one in begun:
-    one.cancel()
+  for future in begun:
+    future.cancel()
 
 
 def _without_frames(error: DataError) -> DataError:
-  """Drop the traceback, whose frames hold the image."""
+  """Copy an error without its traceback, whose frames hold the image."""
   alone = DataError(str(error))
   cause = error.__cause__
-  if isinstance(cause, OSError):  # its number says whether it may pass
+  if isinstance(cause, OSError):  # `errno` says if a later attempt may succeed
     alone.__cause__ = OSError(cause.errno, cause.strerror)
   return alone
 
 
 def _is_large(image: Any) -> bool:
-  """Whether an image file is too large for the common threads."""
+  """Return whether the bytes of a file need the threads for large images."""
   if not isinstance(image, bytes):
     return False
   return decoding.pixels_claimed(image) >= decoding.LARGE_PIXELS
@@ -258,7 +258,7 @@ def _is_float(image: Any) -> bool:
 
 
 def stacked(found: Sequence[Prepared], side: int) -> np.ndarray:
-  """Prepared images as one array; the first error among them is raised."""
+  """Stack prepared images to (n, side, side, 3); raise the first error."""
   pixels = []
   for image in found:
     if isinstance(image, DataError):
@@ -268,37 +268,37 @@ def stacked(found: Sequence[Prepared], side: int) -> np.ndarray:
 
 
 def are_several(images: Images) -> TypeGuard[Iterable[ImageLike]]:
-  """Whether these are a collection of images, even of one or none."""
+  """Return whether `images` is a collection, even of one image or of none."""
   if isinstance(images, np.ndarray | jax.Array):
     return images.ndim == 4 or images.dtype.kind in "OU"
-  one = isinstance(images, str | os.PathLike | bytes)
-  return not one and isinstance(images, Iterable)
+  is_file = isinstance(images, str | os.PathLike | bytes)
+  return not is_file and isinstance(images, Iterable)
 
 
 def image_list(images: Images) -> list[Any]:
-  """One image, or any collection of them -> a list."""
+  """Return a list of images, from one image or any collection of images."""
   if isinstance(images, Mapping):
     raise DataError(
-      "images are a dictionary, expected an image or a list of them."
+      "images are a dictionary, expected an image or a list of images."
     )
   if isinstance(images, np.ndarray | jax.Array):
     _require_list(images)
   if not are_several(images):
     return [images]
-  # Of an array of JAX each item would be one again.
+  # Convert a JAX array first: each of its items would be a JAX array, too.
   return list(np.asarray(images) if isinstance(images, jax.Array) else images)
 
 
 def _require_list(images: np.ndarray | jax.Array) -> None:
-  """Raise `DataError` for arrays that are no list of bytes, or of paths."""
+  """Raise for bytes of a fixed length, and for strings without an axis."""
   if images.dtype.kind == "S":
     raise DataError(
-      f"images are an array of bytes of one length ({images.dtype}, kind 'S'), "
-      "which loses zeros at their ends: expected np.array(images, "
-      "dtype=object), or a list."
+      f"images are an array of bytes of fixed length ({images.dtype}, kind "
+      "'S'), which drops zero bytes at the ends of files: expected "
+      "np.array(images, dtype=object), or a list."
     )
   if images.dtype.kind in "OU" and images.ndim == 0:
     raise DataError(
-      f"images are an array of {images.dtype} with no axis, expected an image "
-      "or a list of them."
+      f"images are an array of {images.dtype} without an axis, expected an "
+      "image or a list of images."
     )

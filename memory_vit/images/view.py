@@ -1,7 +1,7 @@
 """Resize, crop and scale decoded images for a model, in NumPy or by Pillow.
 
-Bilinear without antialiasing is computed in float32 and in the order of
-`tf.image.resize`: bitwise identical to TensorFlow.
+Bilinear interpolation without antialiasing is bitwise identical to TensorFlow:
+it is computed in float32, in the order of operations of `tf.image.resize`.
 """
 
 from typing import NamedTuple
@@ -13,10 +13,11 @@ from PIL import Image
 from memory_vit.errors import DataError
 from memory_vit.model.task import EvalPreprocessing
 
-# Resized by its shorter side, a longer image would fill the memory.
+# Maximum ratio of the sides: a longer image could fill the memory when resized.
 LONGEST_ASPECT = 32.0
-# Before a crop: 403 MB, as float32. Any image stays below up to a shorter
-# side of 1,024, and a square up to `vit_config.MAX_RESIZE`.
+# Maximum number of resized pixels, before a crop: 403 MB as float32. No image
+# exceeds it if its shorter side is resized to at most 1,024, and no square does
+# up to `vit_config.MAX_RESIZE`.
 MAX_RESIZED_PIXELS = 2**25
 
 _FILTERS = {
@@ -26,7 +27,7 @@ _FILTERS = {
 
 
 class _Neighbours(NamedTuple):
-  """The two old pixels of each new one, and the weight of the upper one."""
+  """Indices of two old pixels for each new pixel; weight of the upper one."""
 
   lower: Int[np.ndarray, " new"]
   upper: Int[np.ndarray, " new"]
@@ -39,8 +40,8 @@ def eval_view(
   """Prepare decoded pixels for evaluation.
 
   Args:
-    pixels: of an image, at least one.
-    preprocessing: how; side is its `image_size`.
+    pixels: the image, with at least one pixel.
+    preprocessing: how the image is prepared; side is its `image_size`.
 
   Returns:
     Values in [-1, 1].
@@ -57,8 +58,8 @@ def eval_view(
     view = bilinear(pixels, (height, width), *square)
   else:
     resample = _FILTERS[preprocessing.interpolation]
-    # By two calls: Pillow 13 begins with the height where that is faster, and
-    # rounds other pixels than the versions before.
+    # Resize the width first, in a call of its own: in a single call, Pillow 13
+    # begins with the faster axis, so that it rounds unlike earlier versions.
     resized = Image.fromarray(pixels).resize((width, old_height), resample)
     resized = resized.resize((width, height), resample)
     cut = resized.crop((x, y, x + side, y + side))
@@ -69,7 +70,7 @@ def eval_view(
 def scaled(
   levels: Float32[np.ndarray, "rows columns 3"],
 ) -> Float32[np.ndarray, "rows columns 3"]:
-  """Grey levels as values in [-1, 1], in place."""
+  """Scale levels from [0, 255] to [-1, 1], in place."""
   levels -= np.float32(127.5)
   levels /= np.float32(127.5)
   return levels
@@ -78,14 +79,14 @@ def scaled(
 def to_levels(
   views: Float[np.ndarray, "*b side side 3"],
 ) -> UInt8[np.ndarray, "*b side side 3"]:
-  """Convert prepared images, in [-1, 1], to pixels; the rest is clipped."""
+  """Convert prepared images to pixels; values outside [-1, 1] are clipped."""
   return np.clip(np.round((views + 1) * 127.5), 0, 255).astype(np.uint8)
 
 
 def resized_shape(
   height: int, width: int, preprocessing: EvalPreprocessing
 ) -> tuple[int, int]:
-  """Height and width of a resized image, before its crop; refuse long ones."""
+  """Return height and width before the crop; raise if the image is too long."""
   if not preprocessing.resize:
     return preprocessing.image_size, preprocessing.image_size
   return shape_by_shorter_side(
@@ -96,21 +97,21 @@ def resized_shape(
 def shape_by_shorter_side(
   height: int, width: int, side: int, interpolation: str = "bilinear"
 ) -> tuple[int, int]:
-  """Height and width, of which `side` is the smaller; refuse long images."""
+  """Return the shape with the shorter side `side`; raise if it is too long."""
   shorter = min(height, width)
   if max(height, width) > shorter * LONGEST_ASPECT:
     raise DataError(
       f"one side is more than {LONGEST_ASPECT:.0f} times the other"
     )
-  if interpolation == "bilinear":  # as TensorFlow rounds
+  if interpolation == "bilinear":  # round like TensorFlow
     old = np.array([height, width], np.float32)
     new = np.round(old * (np.float32(side) / np.float32(shorter)))
-  else:  # as timm and transformers do
+  else:  # round down, like timm and transformers
     new = np.array([side * height // shorter, side * width // shorter])
   if new.prod() > MAX_RESIZED_PIXELS:
     raise DataError(
-      f"with a shorter side of {side} pixels it would have more than "
-      f"{MAX_RESIZED_PIXELS:,}: too long"
+      f"resized to a shorter side of {side} pixels it would have more than "
+      f"{MAX_RESIZED_PIXELS:,} pixels: it is too long"
     )
   return int(new[0]), int(new[1])
 
@@ -118,24 +119,24 @@ def shape_by_shorter_side(
 def view_bytes(
   height: int, width: int, preprocessing: EvalPreprocessing
 ) -> int:
-  """Upper bound of the memory that `eval_view` takes beside the pixels."""
+  """Return an upper bound of the bytes that `eval_view` takes beside pixels."""
   new_height, new_width = resized_shape(height, width, preprocessing)
   side = preprocessing.image_size
   if preprocessing.interpolation == "bilinear":
-    # Along each row that is needed, two neighbors in float32 and the bytes of
-    # one; then the rows, and two neighbors in float32 of each pixel.
+    # First, for each old row that is needed: two neighbors in float32, and the
+    # bytes of one. Then these rows, and two float32 neighbors for each new row.
     along = 3 * 4 * side
-    rows = min(2 * side, max(height, width))  # it may be turned
+    rows = min(2 * side, max(height, width))  # images may be rotated
     return max(rows * (2 * along + 3 * side), (rows + 2 * side) * along)
   view = 4 * 3 * 4 * side**2
-  # Pillow takes 4 bytes a pixel: for its copy, for the image that has the new
-  # width and the old height, and for the resized one.
+  # Pillow takes 4 bytes per pixel: for its copy of the image, for an image with
+  # the new width and the old height, and for the resized image.
   old, new = height * width, new_height * new_width
   return view + 4 * (old + max(old, new) + new)
 
 
 def _neighbors(old: int, new: int, part: slice) -> _Neighbours:
-  """For a part of the `new` pixels that `old` ones become."""
+  """Return the neighbors for `part` of the `new` pixels along one axis."""
   scale = np.float32(old) / np.float32(new)
   half = np.float32(0.5)
   place = (np.arange(new, dtype=np.float32)[part] + half) * scale - half
@@ -153,26 +154,26 @@ def bilinear(
   y: slice,
   x: slice,
 ) -> Float32[np.ndarray, "rows columns 3"]:
-  """Resize to a shape; of the grey levels, the part y, x is computed."""
+  """Resize pixels to `shape`, but compute only its rows `y`, columns `x`."""
   rows = _neighbors(pixels.shape[0], shape[0], y)
   columns = _neighbors(pixels.shape[1], shape[1], x)
-  # Between four pixels: along each row that is needed, once.
+  # Interpolate along the rows first, once for each row that is needed.
   needed, place = np.unique((rows.lower, rows.upper), return_inverse=True)
   lower, upper = place.reshape(2, -1)
-  if not pixels.flags.c_contiguous:  # turned: the rows that are needed are few
+  if not pixels.flags.c_contiguous:  # a rotated view: copy only the needed rows
     pixels = np.ascontiguousarray(pixels[needed])
     needed = np.arange(len(needed))
-  # By their numbers in the image, so that no row of it is copied as a whole.
+  # Number the pixels of the whole image, so that `take` copies no whole row.
   begins = needed[:, None] * pixels.shape[1]
   one_row = pixels.reshape(-1, 3)
-  # Rows of single values, since NumPy is slow along an axis of three.
+  # Use rows of values, because NumPy is slow along an axis of three channels.
   along = _between(
     _rows_of_values(one_row.take(begins + columns.lower, axis=0)),
     _rows_of_values(one_row.take(begins + columns.upper, axis=0)),
     np.repeat(columns.weight, 3)[None],
   )
-  found = _between(along[lower], along[upper], rows.weight[:, None])
-  return found.reshape(len(lower), -1, 3)
+  values = _between(along[lower], along[upper], rows.weight[:, None])
+  return values.reshape(len(lower), -1, 3)
 
 
 def _rows_of_values(
@@ -186,7 +187,7 @@ def _between(
   second: Float32[np.ndarray, "rows values"],
   weight: Float32[np.ndarray, "_ _"],
 ) -> Float32[np.ndarray, "rows values"]:
-  """First + (second - first) * weight, in place of `second`."""
+  """Return first + (second - first) * weight, written into `second`."""
   second -= first
   second *= weight
   second += first

@@ -1,21 +1,21 @@
-"""Read the size in the header of a WebP file.
+"""Read the size of an image from the header of a WebP file.
 
-Pillow makes a decoder to read a header: it needs the whole file, and clears
-two canvases while no other thread of Python runs.
+Pillow would create a decoder for this, which needs the whole file, and clears
+two canvases while it holds Python's global lock.
 """
 
 import struct
 
-_HEADER_BYTES = 30  # the longest of the three
+_HEADER_BYTES = 30  # of the longest of the three kinds of headers
 _VP8_START = b"\x9d\x01\x2a"
 _VP8L_START = 0x2F
 _VP8X_ALPHA = 0x10
 
 
 def size(encoded: bytes) -> tuple[int, int, bool] | None:
-  """Width and height of an image, and whether it has alpha.
+  """Return width, height, and whether there is alpha.
 
-  None if this is no WebP file; decoding it may fail nevertheless.
+  None if the header is not of a WebP file; otherwise decoding may still fail.
   """
   head = encoded[:_HEADER_BYTES].ljust(_HEADER_BYTES, b"\0")
   if head[:4] != b"RIFF" or head[8:12] != b"WEBP":
@@ -27,7 +27,7 @@ def size(encoded: bytes) -> tuple[int, int, bool] | None:
   if kind == b"VP8L" and head[20] == _VP8L_START:  # lossless
     (bits,) = struct.unpack_from("<I", head, 21)
     return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1, bool(bits >> 28 & 1)
-  if kind == b"VP8X":  # of several chunks
+  if kind == b"VP8X":  # the extended format, with several chunks
     width, height = (
       int.from_bytes(head[i : i + 3], "little") for i in (24, 27)
     )

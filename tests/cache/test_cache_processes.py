@@ -196,7 +196,7 @@ def test_damaged_row_of_one_of_two_processes_is_computed_again(
   run = run_of(backbone, tmp_path / "again", cache_dir)
   both = finished(run)
   assert [computed(process) for process in both] == [1, 1]
-  said = ["damaged rows: 1. They are made again." in p.text for p in both]
+  said = ["damaged rows: 1. They are recomputed." in p.text for p in both]
   assert said == [False, True]
   assert damaged.read_bytes() == whole
   assert trained_arrays(run) == trained_arrays(first)

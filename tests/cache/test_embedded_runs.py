@@ -423,7 +423,9 @@ def test_image_commands_refuse_embeddings(place, tmp_path):
     data={}, directories={"": str(place / "data")}, splits={}
   )
   [(path, _)] = find.find_tasks([tmp_path / "tasks"])
-  with pytest.raises(TaskError, match="was trained on embeddings, and images"):
+  with pytest.raises(
+    TaskError, match="'pets' has embeddings as data, but images are needed"
+  ):
     task_data.choose([manifest.read(path)], given, upstream=False)
   given = dataclasses.replace(given, data={"pets": "folder"})
   chosen, _ = task_data.choose([manifest.read(path)], given, upstream=False)

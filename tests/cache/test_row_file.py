@@ -192,7 +192,7 @@ def test_damaged_rows_are_computed_again(
   assert again.images == batches * BATCH
   assert found.tobytes() == images.tobytes()
   assert (found_labels == labels).all()
-  assert caplog.text.count("They are made again.") == is_said
+  assert caplog.text.count("They are recomputed.") == is_said
   assert file_of(config).read_bytes() == whole
 
 
@@ -264,7 +264,7 @@ def test_rows_damaged_while_read_are_computed_again(
     np.testing.assert_array_equal(label, expected_label)
   assert passes[0].images == 0
   assert passes[1].images in (4 * BATCH, 5 * BATCH, 6 * BATCH)
-  assert caplog.text.count("They are made again.") == 1
+  assert caplog.text.count("They are recomputed.") == 1
 
 
 @pytest.mark.fault("cache-damaged")

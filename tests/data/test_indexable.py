@@ -161,7 +161,7 @@ def test_one_thread_at_a_time_where_it_is_asked_for(parallel):
     ((np.zeros((8, 8, 2), np.uint8), 0), r"shape \(8, 8, 2\) and dtype uint8"),
     (("images/0.png", 0), "the path 'images/0.png': No such file"),
     (({"bytes": None, "path": None}, 0), "image is of type NoneType"),
-    ((Image.new("I", (8, 8)), 0), "of Pillow has the mode I, whose range"),
+    ((Image.new("I", (8, 8)), 0), "Pillow image has the mode I, whose range"),
     ({"pixels": 1, "label": 0}, r"keys \['pixels', 'label'\], expected"),
     ((1, 2, 3), "it is of type tuple, expected"),
     (7, "it is of type int, expected"),

@@ -233,7 +233,7 @@ def test_evaluating_a_task_runs_no_code(bundle):
   flag = "--data_dir=pets=bundle/d"
   trust = "--trust_data_code"
   for flags, message in (
-    ((), f"'pets' says 'toy' in 'bundle/d' (give {flag})"),
+    ((), f"'pets' names 'toy' in 'bundle/d' (give {flag})"),
     (("--verify", flag), "give --data_dir=backbone=bundle/d"),
     ((flag,), f"names '{EVIL}'"),
     (("--data_root=.",), f"names '{EVIL}'"),

@@ -53,8 +53,8 @@ def refusal(*tasks, **given):
      "--data_dir=pets=DIR)"),
     ("folder", "", "(give --data_dir=pets=DIR)"),
     ("list", "", "(give --data_dir=pets=DIR)"),
-    ("", "", "'pets' says nothing of its data (give --data=pets=NAME"),
-    (3, None, "'pets' says nothing of its data"),
+    ("", "", "'pets' names no data set (give --data=pets=NAME"),
+    (3, None, "'pets' names no data set"),
     ("stranger:code", "", "'stranger:code' (give --data=pets=NAME"),
     ("../digits", "", "'../digits' (give --data=pets=NAME"),
     ("toy/..", "", "'toy/..' (give --data=pets=NAME"),
@@ -73,14 +73,14 @@ def test_data_named_by_a_task_are_only_a_hint(
   upstream = {"name": name, "dir": directory, "split": "test"}
   task = said(backbone, name="digits", upstream=upstream)
   if type(name) is str and name:
-    assert "'backbone' says" in refusal(task, verify=True)
+    assert "'backbone' names" in refusal(task, verify=True)
 
 
 def test_all_that_lack_data_are_named_at_once(backbone):
   tasks = [said(backbone, n, name=f"set_{n}", dir="/d") for n in ("a", "b")]
   message = refusal(*tasks, said(backbone, "c", name="digits"))
-  assert "'a' says 'set_a'" in message
-  assert "'b' says 'set_b'" in message
+  assert "'a' names 'set_a'" in message
+  assert "'b' names 'set_b'" in message
   assert "'c'" not in message
   many = [said(backbone, f"t{i}", name="toy", dir="/d") for i in range(30)]
   assert "and 10 more" in refusal(*many)

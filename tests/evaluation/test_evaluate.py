@@ -498,7 +498,7 @@ def test_other_splits_are_evaluated_and_bad_input_is_refused(
   assert thesis.read_text() == "mine"
   unknown = dataclasses.replace(high, provenance={})
   mv.save_task(unknown, tmp_path / "unknown")
-  assert "says nothing of its data" in refused(f"--task={tmp_path}/unknown")
+  assert "names no data set" in refused(f"--task={tmp_path}/unknown")
   assert "--cache_gib: it is 'nan'" in refused("--task=x", "--cache_gib=nan")
   assert "there is no task 'hgih'" in refused(f"--task={tmp_path}/unknown",
                                               "--data=hgih=digits")  # fmt: skip

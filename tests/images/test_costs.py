@@ -105,7 +105,9 @@ def test_progressive_jpeg_costs_scans_times_pixels(monkeypatch):
   prepare(encoded)
   monkeypatch.setattr(decoding, "MAX_PIXELS", 2 * 20 * 30 - 1)
   assert decoding.pixels_claimed(encoded) == 0
-  with pytest.raises(DataError, match="megapixels of a JPEG of 24 scans"):
+  with pytest.raises(
+    DataError, match="megapixels, the limit for a JPEG of 24 scans"
+  ):
     prepare(encoded)
   prepare(progressive(12))
 
@@ -180,7 +182,7 @@ def test_pieces_are_counted_while_they_are_read(monkeypatch, encoded, reads):
   assert is_taken(needed)
   monkeypatch.setattr(decoding, "MAX_READS", needed - 1)
   monkeypatch.setattr(decoding, "_MAX_READS_OF_RUNS", needed - 1)
-  with pytest.raises(DataError, match="chunks or blocks that take more"):
+  with pytest.raises(DataError, match="chunks or blocks: they take more"):
     prepare(encoded)
 
 
@@ -200,7 +202,9 @@ def test_a_run_length_bmp_is_taken_up_to_a_quarter_of_the_pixels(monkeypatch):
   prepare(encoded)
   assert decoding.pixels_claimed(encoded) == 4 * 30 * 20
   monkeypatch.setattr(decoding, "MAX_PIXELS", 4 * 30 * 20 - 1)
-  with pytest.raises(DataError, match="megapixels of a run-length BMP"):
+  with pytest.raises(
+    DataError, match="megapixels, the limit for a run-length BMP"
+  ):
     prepare(encoded)
   prepare(encode(noise(0), "BMP"))
 

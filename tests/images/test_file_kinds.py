@@ -18,7 +18,7 @@ NONE = "not a JPEG, PNG, WebP, BMP or GIF file"
 JPEG, PNG, WEBP = (encode(noise(1), kind) for kind in ("JPEG", "PNG", "WEBP"))
 FILES = {
   "empty": (b"", f"{NONE}, but empty"),
-  "zeros": (bytes(3000), f"{NONE}, but zero bytes alone: copy or download it"),
+  "zeros": (bytes(3000), f"{NONE}, but only zero bytes: copy or download it"),
   "text": (b"no picture", NONE),
   "lfs": (
     b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n",
