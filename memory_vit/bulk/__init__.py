@@ -1,4 +1,4 @@
-"""Predict or embed millions of images into Parquet shards, resumably."""
+"""Predict or embed millions of images into Parquet shards; runs can resume."""
 
 from etils import epy
 

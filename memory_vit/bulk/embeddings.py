@@ -1,4 +1,4 @@
-"""Embed images as rows: the inputs of heads and probes on a frozen backbone."""
+"""Embed images into rows: inputs of heads and probes on a frozen backbone."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from memory_vit.tasks import find, split_forward
 
 @dataclasses.dataclass(frozen=True)
 class EmbeddingJob:
-  """An embedding of images; it can be pickled, and opened in another process.
+  """A job that embeds images; it can be pickled for another process.
 
   Attributes:
     backbone: any source that `load_backbone` takes.
-    task: path of a task with the image size and preprocessing; "" for those
-      that the backbone states, or images squeezed to its size.
-    batch_size: images per pass.
+    task: path of a task whose image size and preprocessing are used; "" for
+      those of the backbone, or, if unknown, for images squeezed to its size.
+    batch_size: number of images per pass.
     dtype: compute dtype, "float32" or "bfloat16"; or "auto", see
       `dtypes.resolve`.
-    stored: the type of the written values, "float32" or "bfloat16".
-    memory_mib: memory of images and their decoding together, in MiB.
+    stored: dtype of the written values, "float32" or "bfloat16".
+    memory_mib: memory for images and their decoding together, in MiB.
   """
 
   backbone: str
@@ -49,21 +49,21 @@ class EmbeddingJob:
     """Load the backbone; nothing is compiled yet.
 
     Raises:
-      MemoryVitError: for a backbone or task that cannot be read.
+      MemoryVitError: if the backbone or the task cannot be read.
     """
     size = gelu = preprocessing = None
     if self.task:
-      found = find.find_tasks([self.task])
-      if len(found) > 1:
+      tasks = find.find_tasks([self.task])
+      if len(tasks) > 1:
         raise TaskError(
-          f"{self.task} holds {len(found)} tasks: expected one, whose "
-          "preprocessing is taken."
+          f"{self.task} holds {len(tasks)} tasks: expected one task, for its "
+          "image size and preprocessing."
         )
-      spec = found[0][1].spec
+      spec = tasks[0][1].spec
       size, gelu = spec.backbone.image_size, spec.backbone.gelu
       preprocessing = spec.preprocessing
     published = load.read_published(self.backbone)
-    # If a source states another GELU, it is another backbone.
+    # Use the task's GELU only if the files of the backbone do not state one.
     gelu = None if published.states_config else gelu
     backbone = rounded(load.to_backbone(published, size, self.dtype, gelu=gelu))
     side = backbone.config.image_size
@@ -79,7 +79,7 @@ class EmbeddingModel:
   """A frozen backbone that makes rows; see `make_shards.Model`.
 
   Its columns are "pooled", the input of a head, and "layers", the input of a
-  probe: the values of an image one after the other, as little-endian bytes.
+  probe. A cell holds the flattened values of an image as little-endian bytes.
   """
 
   def __init__(
@@ -117,7 +117,7 @@ class EmbeddingModel:
   def columns(
     self, pixels: Float32[np.ndarray, "k side side 3"]
   ) -> list[pa.Array]:
-    # One shape: one program is compiled.
+    # Pad to a fixed shape, so that only one program is compiled.
     images = np.zeros((self._job.batch_size, *pixels.shape[1:]), np.float32)
     images[: len(pixels)] = pixels
     arrays = embed_program(
@@ -133,9 +133,9 @@ class EmbeddingModel:
 def embed_program(
   params: Any, images: Float[Array, "b side side 3"], *, config: ViTConfig
 ) -> tuple[Float32[Array, "b d"], Float32[Array, "b n d"]]:
-  """The inputs of heads and of probes, in one pass.
+  """Return the inputs of heads and of probes, from one pass.
 
-  Both methods walk over the same blocks, which XLA computes once.
+  Both methods run the same blocks, which XLA computes only once.
   """
   model = MemoryViT(split_forward.headless(config))
   backbone = {"backbone": params}
@@ -144,7 +144,7 @@ def embed_program(
 
 
 def _as_bytes(values: np.ndarray) -> pa.Array:
-  """An array (k, ...) as k values of bytes."""
+  """Return an array (k, ...) as k binary values."""
   width = values[0].nbytes
   buffer = pa.py_buffer(np.ascontiguousarray(values).view(np.uint8))
   return pa.Array.from_buffers(pa.binary(width), len(values), [None, buffer])

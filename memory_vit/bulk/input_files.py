@@ -1,8 +1,8 @@
 """List the input of a bulk run: image files and files of many images.
 
-The list is made before the first image is read, and numbers all images. Equal
-files at equal paths make an equal list, in whatever order a file system lists
-them.
+The list is made before the first image is read, and numbers all images. The
+same files at the same paths always give the same list, in whatever order the
+file system returns them.
 """
 
 import dataclasses
@@ -23,8 +23,8 @@ from memory_vit.images import image_files
 from memory_vit.runtime import paths
 from memory_vit.runtime.messages import brief, escaped, utf8
 
-# Paths are bytes: not every file name is UTF-8. The label is the folder of an
-# image below the named one, the time that of the last change in nanoseconds.
+# Columns of the list. Paths are bytes, because file names may not be UTF-8.
+# Labels are names of folders; times of the last change are in nanoseconds.
 _SCHEMA = pa.schema([
   ("path", pa.binary()),
   ("label", pa.string()),
@@ -37,15 +37,15 @@ _SCHEMA = pa.schema([
 _Row = tuple[bytes, str | None, str, int, int, int]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # it holds a table
+@dataclasses.dataclass(frozen=True, eq=False)  # a table has no hash
 class InputFiles:
-  """The files of an input, in order."""
+  """The files of the input, in order."""
 
   files: pa.Table  # with the columns of `_SCHEMA`
 
   @functools.cached_property
   def first(self) -> np.ndarray:
-    """int64 (files + 1,): number of the first image of each, and the end."""
+    """int64 (files + 1,): number of each file's first image; then the total."""
     counts = self.files["images"].to_numpy()
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
@@ -55,28 +55,28 @@ class InputFiles:
 
   @functools.cached_property
   def digest(self) -> str:
-    """SHA-256 of paths, sizes and times: contents are not read."""
+    """SHA-256 of paths, sizes and times; the contents are not read."""
     digest = hashlib.sha256()
     for row in self.files.to_pylist():
       digest.update(repr(tuple(row.values())).encode())
     return digest.hexdigest()
 
   def require_seen(self) -> None:
-    """Make sure that this process sees the first and the last file."""
+    """Raise unless this process can see the first and the last file."""
     seen = self.files.filter(pc.field("time") != 0)["path"]
     last = max(0, len(seen) - 1)
     for name in [*seen.slice(0, 1), *seen.slice(last)]:
       path = os.fsdecode(name.as_py())
       if not os.path.exists(path):
         raise DataError(
-          f"{escaped(path)} was there when the input was listed, and is not "
-          "seen by this process: is its file system mounted here? All workers "
-          "must see the inputs at the same paths."
+          f"{escaped(path)} was there when the input was listed, but this "
+          "process does not find it: is its file system mounted here? All "
+          "workers must see the inputs at the same paths."
         )
 
   def rows(self, numbers: range, columns: Columns) -> Iterator[ImageRow]:
-    """Read consecutive images; image files are named and not opened."""
-    # Files without images are never the last that begins at or before a number.
+    """Yield consecutive images, without opening image files."""
+    # An empty file shares its first number with the next file; find the latter.
     file = int(np.searchsorted(self.first, numbers.start, side="right")) - 1
     while file < self.files.num_rows and self.first[file] < numbers.stop:
       begin, end = int(self.first[file]), int(self.first[file + 1])
@@ -96,44 +96,44 @@ class InputFiles:
 def take_inventory(
   inputs: Sequence[str], columns: Columns, output: Path | None = None
 ) -> InputFiles:
-  """List the files of inputs, but for Parquet files below `output`.
+  """List the files of all inputs, except Parquet files below `output`.
 
-  An input is an image file, a Parquet (.parquet) or ArrayRecord (.array_record)
-  file, or a folder of one kind of these.
+  An input is an image file, a file of many images (.parquet, .array_record), or
+  a folder with files of only one of these two kinds.
   """
   rows = [row for text in inputs for row in _files_of(text, columns, output)]
   arrays = [
     pa.array([row[i] for row in rows], field.type)
     for i, field in enumerate(_SCHEMA)
   ]
-  found = InputFiles(pa.Table.from_arrays(arrays, schema=_SCHEMA))
-  if not found.images:
+  inventory = InputFiles(pa.Table.from_arrays(arrays, schema=_SCHEMA))
+  if not inventory.images:
     raise DataError(
       f"--input {brief(list(inputs))} has no image: expected image files, "
       "Parquet or ArrayRecord files that are not empty, or folders of these."
     )
-  return found
+  return inventory
 
 
 def _files_of(
   text: str, columns: Columns, output: Path | None
 ) -> Iterator[_Row]:
-  # Workers and resumed runs may have another working directory.
+  # Make paths absolute: workers may have another working directory.
   path = paths.local(text, "--input", DataError).absolute()
   if not path.exists():
     raise DataError(f"--input {brief(text)}: there is no such file or folder.")
   if not path.is_dir():
-    many = readers.is_container(path)
-    yield _container(path, columns) if many else _image(str(path), None, "")
+    is_many = readers.is_container(path)
+    yield _container(path, columns) if is_many else _image(str(path), None, "")
     return
-  found = image_files.walk(str(path))
-  found.closed.pop(str(path), None)  # it holds no image
-  images = image_files.entries_of(found)
+  listing = image_files.walk(str(path))
+  listing.closed.pop(str(path), None)  # no row for the input folder itself
+  images = image_files.entries_of(listing)
   many_images = [
     file
-    for file in map(Path, found.others)
+    for file in map(Path, listing.others)
     if readers.is_container(file)
-    # As Spark hides them.
+    # Skip names that begin with an underscore, which Spark hides, too.
     and not any(n.startswith("_") for n in file.relative_to(path).parts)
     and not (output and file.resolve().is_relative_to(output.resolve()))
   ]
@@ -150,16 +150,16 @@ def _files_of(
 
 
 def _label(path: str, folder: Path) -> str | None:
-  """The first folder below the named one: a class, as in training."""
+  """Return the first folder below the input folder: a class, as in training."""
   first, *rest = Path(path).relative_to(folder).parts
   return utf8(first) if rest else None
 
 
 def _image(path: str, label: str | None, reason: str) -> _Row:
-  """The row of an image file; a missing one gets its reason when it is read."""
+  """Return the row of an image file; a missing file fails when it is read."""
   try:
-    found = os.stat(path)
-    facts = found.st_size, found.st_mtime_ns
+    status = os.stat(path)
+    facts = status.st_size, status.st_mtime_ns
   except OSError:
     facts = 0, 0
   return os.fsencode(path), label, reason, 1, *facts
@@ -167,5 +167,5 @@ def _image(path: str, label: str | None, reason: str) -> _Row:
 
 def _container(path: Path, columns: Columns) -> _Row:
   count = readers.count_images(path, columns)
-  found = path.stat()
-  return os.fsencode(path), None, "", count, found.st_size, found.st_mtime_ns
+  status = path.stat()
+  return os.fsencode(path), None, "", count, status.st_size, status.st_mtime_ns

@@ -1,6 +1,6 @@
 """Make shards: read and decode rows ahead of the device, and write them.
 
-Engines only decide where each shard is made.
+An engine only decides which process makes each shard.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from memory_vit.images.reader import ImageReader, Prepared
 from memory_vit.model.task import EvalPreprocessing
 from memory_vit.runtime.messages import escaped
 
-# Batches that are decoded ahead of the device.
+# Number of batches that are decoded ahead of the device.
 AHEAD = 2
-# Errors of a file that last; all others (of a disk, a stale handle, a time-out)
-# may pass.
+# Error numbers of permanent faults; all others (of a disk, a stale handle, a
+# time-out) may be transient.
 _LASTING = {
   errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG,
   errno.EACCES, errno.EPERM, errno.EINVAL, errno.EILSEQ, errno.ENXIO,
 }  # fmt: skip
-# The shard of a batch, and its rows.
+# A batch before decoding: the number of its shard, and its rows.
 _Rows = tuple[int, list[ImageRow]]
 
 
 def image_reader(memory_mib: int, batch_size: int, side: int) -> ImageReader:
-  """The reader of a model's images; refuses batches that exceed its memory."""
+  """Return a reader of images, which refuses batches that exceed its memory."""
   return ImageReader(
     memory_mib, batch_size, side, ahead=AHEAD, option="--memory_mib"
   )
 
 
 class Model(Protocol):
-  """A loaded model that makes columns of images."""
+  """A loaded model that computes columns from images."""
 
   schema: pa.Schema
   facts: dict[str, Any]
@@ -50,7 +50,7 @@ class Model(Protocol):
   preprocessing: EvalPreprocessing
 
   def columns(self, pixels: np.ndarray) -> list[pa.Array]:
-    """Float32 (k, side, side, 3) -> an array of k values for each field."""
+    """Return k values per field of `schema`, for float32 (k, side, side, 3)."""
 
 
 def make_shards(
@@ -62,8 +62,8 @@ def make_shards(
 ) -> None:
   """Make shards in order; `count` gets the size of each written batch.
 
-  An image that cannot be read for a reason that may pass ends the run: its row
-  would have an error forever.
+  A transient read error ends the run, because the shard would otherwise be
+  finished with an error in place of the image.
   """
   schema = pa.schema([*shard_file.COMMON, *model.schema])
   decoded = model.images.read_ahead(_batches(plan, shards), model.preprocessing)
@@ -83,10 +83,10 @@ def make_shards(
 def _batches(
   plan: Plan, shards: Iterable[int]
 ) -> Iterator[tuple[_Rows, list[str | bytes | DataError]]]:
-  """Batches of shards in order, not decoded.
+  """Yield the batches of shards in order, before decoding.
 
   Every shard begins with a new batch, so that its rows do not depend on which
-  shards are made beside it.
+  other shards the process makes.
   """
   for shard in shards:
     rows = plan.inventory.rows(plan.numbers(shard), plan.columns)
@@ -103,25 +103,25 @@ def _batches(
 def _require_lasting(
   rows: Sequence[ImageRow], pixels: Sequence[Prepared]
 ) -> None:
-  """Raise `DataError` for an image that may be readable another time."""
+  """Raise `DataError` if an image has a read error that may be transient."""
   for row, problem in zip(rows, pixels, strict=True):
     cause = problem.__cause__ if isinstance(problem, DataError) else None
     if isinstance(cause, OSError) and cause.errno not in {None, *_LASTING}:
       raise DataError(
-        f"{escaped(row.path)} cannot be read now: {problem}. What is finished "
-        "is kept: give the same command again."
+        f"{escaped(row.path)} cannot be read now: {problem}. Finished shards "
+        "are kept: give the same command again."
       )
 
 
 def _record_batch(
   rows: Sequence[ImageRow],
-  found: Sequence[Prepared],
+  prepared: Sequence[Prepared],
   model: Model,
   schema: pa.Schema,
 ) -> pa.RecordBatch:
-  """The rows of a batch; columns of an unreadable image are null."""
-  errors = [str(p) if isinstance(p, DataError) else None for p in found]
-  pixels = [p for p in found if not isinstance(p, DataError)]
+  """Return the rows; the model's columns are null for unreadable images."""
+  errors = [str(p) if isinstance(p, DataError) else None for p in prepared]
+  pixels = [p for p in prepared if not isinstance(p, DataError)]
   columns = [
     pa.array([row.number for row in rows]),
     pa.array([row.path for row in rows]),

@@ -1,7 +1,7 @@
 """The plan of a bulk run: images, shards and model.
 
-It is written before the first image is read, and a resumed run must have an
-equal one. The directory of the output has
+It is written before the first image is read, and a resumed run must have the
+same plan. The output directory has
 
   part-00000-of-00010.parquet  shards; each is complete or missing
   _plan/plan.json              the plan
@@ -29,7 +29,7 @@ from memory_vit.model import trees
 from memory_vit.runtime import files, parquet, paths
 from memory_vit.runtime.messages import brief, first_line, listed
 
-# Part of the digest: with a new number all shards are made again.
+# Version of the format. Plans hold it, so that other versions are not resumed.
 FORMAT = 2
 FOLDER = "_plan"
 _PLAN, _INPUTS = "plan.json", "inputs.parquet"
@@ -42,8 +42,8 @@ class Plan:
   inventory: InputFiles
   columns: Columns
   shard_images: int
-  batch_size: int  # the bits of a row depend on it
-  # All else that rows depend on, as JSON values: backbone, tasks,
+  batch_size: int  # the last bits of a row depend on it
+  # Everything else that rows depend on, as JSON values: backbone, tasks,
   # preprocessing, options of the output.
   model: Mapping[str, Any]
 
@@ -52,12 +52,12 @@ class Plan:
     return -(-self.inventory.images // self.shard_images)
 
   def numbers(self, shard: int) -> range:
-    """The images of a shard."""
+    """Return the numbers of the images in a shard."""
     first = shard * self.shard_images
     return range(first, min(first + self.shard_images, self.inventory.images))
 
   def name(self, shard: int) -> str:
-    """The file of a shard."""
+    """Return the file name of a shard."""
     return parquet.shard_name(shard, self.shards)
 
   @functools.cached_property
@@ -78,42 +78,42 @@ class Plan:
 
   @functools.cached_property
   def digest(self) -> str:
-    """SHA-256 of `facts`, in the metadata of every shard."""
+    """SHA-256 of `facts`, stored in the metadata of every shard."""
     text = json.dumps(self.facts, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def as_json(values: Mapping[str, Any]) -> dict[str, Any]:
-  """Values as they are read back: JSON turns tuples and keys into others."""
+  """Return values as JSON reads them back: tuples as lists, keys as text."""
   return json.loads(json.dumps(values))
 
 
 def require_own(folder: Path) -> None:
-  """Make the directory of an output, which may hold an earlier plan."""
-  # The plan is checked last: another command may have written it just now.
+  """Make the output directory; raise if it holds files, but no plan."""
+  # Look for the plan last: another process may just have written it.
   if _holds_others(folder) and not (folder / FOLDER / _PLAN).exists():
     raise ConfigError(
       f"--output {brief(str(folder))} exists and holds something else: "
-      "expected a new or empty directory, or that of a run to resume."
+      "expected a new or empty directory, or the output of a run to resume."
     )
   paths.make_directory(folder / FOLDER, "--output")
 
 
 def settle(plan: Plan, folder: Path) -> None:
-  """Write a plan, or make sure that an existing one is equal; under a lock."""
+  """Write a plan; raise if a different one exists. The caller holds a lock."""
   file, inputs = folder / FOLDER / _PLAN, folder / FOLDER / _INPUTS
   if file.exists():
     _require_equal(plan, file)
     return
   with files.writing(inputs), files.replacing(inputs) as part:
     pq.write_table(plan.inventory.files, part)
-  # Last: a folder without it has no plan.
+  # Write plan.json last: without this file, a folder has no plan.
   with files.writing(file), files.replacing(file) as part:
     part.write_text(json.dumps(plan.facts, indent=1) + "\n", encoding="utf-8")
 
 
 def read_plan(folder: Path) -> Plan:
-  """Read what `settle` wrote, in another process."""
+  """Read the plan that `settle` wrote in another process."""
   facts = _read(folder / FOLDER / _PLAN)
   return Plan(
     inventory=InputFiles(pq.read_table(folder / FOLDER / _INPUTS)),
@@ -128,7 +128,7 @@ def _read(file: Path) -> dict[str, Any]:
   try:
     facts = json.loads(file.read_text(encoding="utf-8"))
     if not isinstance(facts, dict):
-      raise ValueError("it is no object")
+      raise ValueError("it is not a JSON object")
     return facts
   except (OSError, ValueError) as error:
     raise ConfigError(
@@ -138,7 +138,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _holds_others(folder: Path) -> bool:
-  """Whether anything but an interrupted `settle` and its lock is there."""
+  """Return whether a path is a file, or a folder with more than `FOLDER`."""
   if not folder.is_dir():
     return folder.exists()
   return any(path.name != FOLDER for path in folder.iterdir())
@@ -150,7 +150,7 @@ def _require_equal(plan: Plan, file: Path) -> None:
     return
   stored, new = trees.flatten(stored_facts), trees.flatten(plan.facts)
   problems = [
-    f"{key} is {brief(new.get(key))}, there {brief(stored.get(key))}"
+    f"{key} is {brief(new.get(key))}, but in its plan {brief(stored.get(key))}"
     for key in sorted(stored.keys() | new.keys())
     if stored.get(key, "missing") != new.get(key, "missing")
   ]

@@ -1,4 +1,4 @@
-"""Predict images as rows: classes, labels or values of tasks, and logits."""
+"""Predict images into rows: classes, labels or values of tasks, and logits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from memory_vit.prediction.config import PredictorConfig
 from memory_vit.prediction.predictions import Predictions
 from memory_vit.prediction.predictor import Predictor
 
-# The types of `Kind.cell_types`.
+# Arrow types of the type names that `Kind.cell_types` returns.
 _TYPES = {
   "bool": pa.bool_(),
   "float32": pa.float32(),
@@ -30,16 +30,15 @@ _TYPES = {
 
 @dataclasses.dataclass(frozen=True)
 class PredictionJob:
-  """A prediction of images; it can be pickled, and opened in another process.
+  """A job that predicts images; it can be pickled for another process.
 
   Attributes:
-    config: of the predictor, with one of `batch_sizes`: the bits of a row
-      depend on the shape of its batch.
-    top: classes of each task of classes, the most probable first; fewer if it
-      has fewer.
-    logits: whether all outputs of the heads are written too.
-    original: whether the outputs of the backbone's own head are written, as of
-      a task called "backbone".
+    config: configuration of the predictor, with only one of `batch_sizes`,
+      because the last bits of a row depend on the shape of its batch.
+    top: maximum number of classes for a task, the most probable first.
+    logits: whether all outputs of the heads are written, too.
+    original: whether the outputs of the backbone's own head are written, as
+      those of a task called "backbone".
   """
 
   config: PredictorConfig
@@ -49,7 +48,7 @@ class PredictionJob:
 
   @property
   def batch_size(self) -> int:
-    """Images per pass."""
+    """Number of images per pass."""
     [size] = self.config.batch_sizes
     return size
 
@@ -57,7 +56,7 @@ class PredictionJob:
     """Load the model; nothing is compiled yet.
 
     Raises:
-      MemoryVitError: for files that cannot be read, or do not fit together.
+      MemoryVitError: if backbone or tasks cannot be read or combined.
     """
     return PredictionModel(self, Predictor(self.config, warm_up=False))
 
@@ -65,20 +64,20 @@ class PredictionJob:
 class PredictionModel:
   """A predictor that makes rows; see `make_shards.Model`.
 
-  Its columns are, for each task NAME, by its kind
+  Its columns for a task NAME depend on the kind of the task:
 
     classes  "NAME/top_classes", "NAME/top_indices", "NAME/top_probabilities";
-             of a task that rejects images "NAME/unknown", "NAME/known_score"
-    labels   "NAME/labels", "NAME/label_indices", "NAME/label_probabilities": of
-             the labels at or above their thresholds
-    values   "NAME/values/VALUE" for each value, in its unit; values whose names
-             are not unique are called by their index
+             if the task rejects images, "NAME/unknown", "NAME/known_score"
+    labels   "NAME/labels", "NAME/label_indices", "NAME/label_probabilities",
+             for the labels at or above their thresholds
+    values   "NAME/values/VALUE" for each value, in its unit; if names of values
+             are not unique, VALUE is an index
 
   and "NAME/logits" on request.
   """
 
   def __init__(self, job: PredictionJob, predictor: Predictor) -> None:
-    """The predictor must keep its tasks."""
+    """Use the current tasks of the predictor, even if they change later."""
     self._job, self._predictor = job, predictor
     self._task_set = task_set = predictor.task_set
     if not task_set.names:
@@ -100,7 +99,7 @@ class PredictionModel:
       "rows": "predictions",
       "backbone": dataclasses.asdict(backbone.id),
       "dtype": backbone.config.dtype,
-      "preprocessing": dataclasses.asdict(predictor.preprocessing),
+      "preprocessing": dataclasses.asdict(task_set.preprocessing),
       "tasks": [*map(dataclasses.asdict, task_set.describe())],
       "top": job.top,
       "logits": job.logits,
@@ -116,10 +115,10 @@ class PredictionModel:
     ]
 
   def _fields(self, name: str) -> list[pa.Field]:
-    """The columns of a task."""
+    """Return the columns of a task."""
     fields = [
-      pa.field(f"{name}/{column}", _TYPES[of])
-      for column, of in self._types(name).items()
+      pa.field(f"{name}/{column}", _TYPES[kind])
+      for column, kind in self._types(name).items()
     ]
     if self._job.logits:
       fields.append(pa.field(f"{name}/logits", pa.list_(pa.float32())))
@@ -134,7 +133,7 @@ class PredictionModel:
     return types | ({} if stated.unknown is None else REJECTION_TYPES)
 
   def _arrays(self, predictions: Predictions, name: str) -> list[pa.Array]:
-    """The values of `_fields`."""
+    """Return the values of the columns of `_fields`."""
     kind, names = predictions.kind(name), predictions.class_names(name)
     cells: dict[str, Any] = {
       **kind.kind.cells(
@@ -143,18 +142,20 @@ class PredictionModel:
       **predictions.rejection(name),
     }
     types = self._types(name)
-    found = [pa.array(cells[column], _TYPES[types[column]]) for column in types]
+    arrays = [
+      pa.array(cells[column], _TYPES[types[column]]) for column in types
+    ]
     if self._job.logits:
       is_task = name != BACKBONE
       logits = predictions.logits[name] if is_task else predictions.original
-      found.append(_lists(np.asarray(logits), pa.float32()))
-    return found
+      arrays.append(_lists(np.asarray(logits), pa.float32()))
+    return arrays
 
 
 def _lists(values: np.ndarray, kind: pa.DataType) -> pa.Array:
-  """Values (b, k) as b lists of k.
+  """Return values (b, k) as b lists of k values.
 
-  Not of a fixed size: pyarrow 24 cannot write such a list that is null.
+  Use variable-size lists, because pyarrow 24 cannot write null fixed-size ones.
   """
   b, k = values.shape
   ends = pa.array(np.arange(b + 1, dtype=np.int32) * k)

@@ -1,9 +1,9 @@
 """Make the shards of a bulk run on a Ray cluster, by Ray Data.
 
 The unit of work is a shard, not an image: a row of the data set is the number
-of a shard, and the class that `map_batches` calls writes that shard and renames
-it. If Ray Data repeats the work of a dead worker, it writes the same file
-again, and existing shards are skipped: no row is lost or duplicated.
+of a shard, and the class that `map_batches` calls writes that shard. If Ray
+Data repeats the work of a dead worker, finished shards are skipped, and others
+are written again under the same name: no row is lost or duplicated.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from memory_vit.errors import ConfigError, MemoryVitError, TrainingError
 from memory_vit.runtime import messages
 from memory_vit.runtime.messages import escaped, first_line, shortened
 
-# Bytes for the objects of a cluster that is started here: numbers of shards.
+# Bytes of a local cluster's object store, which only holds numbers of shards.
 _OBJECT_STORE = 200 * 2**20
-# Seconds until a cluster that is started here must run: twice Ray's default,
-# for a busy machine; only then Ray notices that a raylet died at its start.
+# Maximum number of seconds to start a local cluster: twice Ray's default, for a
+# busy machine. Only then does Ray notice that a raylet died at its start.
 _PATIENCE = "60"
-# Tries, of about 40 s each, to reach a cluster: Ray's default is 20.
+# Number of attempts to reach a cluster, of about 40 s each; Ray's default: 20.
 _TRIES = "2"
-# Seconds until all workers must have a place and a model: Ray Data's default is
-# to wait forever. A cluster may grow meanwhile.
+# Maximum number of seconds until all workers have resources and a model. This
+# leaves time for a cluster to grow; Ray Data itself would wait forever.
 _MOST_WAIT = 600
-# Workers that may die while they make one shard: Ray Data would repeat the work
-# of a dead worker forever.
+# Maximum number of workers that may die while making the same shard, because
+# Ray Data would repeat the work of a dead worker forever.
 _MOST_TRIES = 10
 
 
@@ -45,9 +45,9 @@ class RayEngine:
   """An `Engine` that makes shards on a Ray cluster."""
 
   workers: int  # processes, each with its own model
-  worker_cpus: float = 0  # reserved for each; 0 for Ray's default
-  worker_gpus: float = 0  # for each, or a share of one
-  address: str = ""  # "auto" for a cluster of this machine; "" see `_address`
+  worker_cpus: float = 0  # CPUs reserved for each worker; 0 for Ray's default
+  worker_gpus: float = 0  # GPUs reserved for each worker; may be a fraction
+  address: str = ""  # "auto": the cluster of this machine; "": see `_address`
 
   def __call__(
     self,
@@ -66,7 +66,7 @@ class RayEngine:
       context = ray.data.DataContext.get_current()
       context.enable_progress_bars = False
       context.print_on_execution_start = False
-      # Later shards are handed out while an earlier one is repeated.
+      # Hand out later shards even while an earlier one is repeated.
       context.execution_options.preserve_order = False
       context.wait_for_min_actors_s = _MOST_WAIT
       shards = ray.data.from_items(
@@ -88,27 +88,27 @@ class RayEngine:
 
   @property
   def _address(self) -> str | None:
-    """The address of a running cluster; None to start one."""
+    """Address of a running cluster; None to start a cluster."""
     return self.address or os.environ.get("RAY_ADDRESS") or None
 
   @property
   def _local_cpus(self) -> int:
-    """The CPUs of a cluster that is started here; workers may share one."""
+    """Number of CPUs that a local cluster offers: at least one per worker."""
     return max(self.workers, os.cpu_count() or 1)
 
   def _require_cpus(self, workers: int) -> None:
-    """Refuse workers for which a local cluster never has room."""
+    """Raise if workers need more CPUs than a local cluster has."""
     needed = workers * self.worker_cpus
     if not self._address and needed > self._local_cpus:
       raise ConfigError(
         f"--worker_cpus={self.worker_cpus:g} for each of {workers} workers is "
-        f"{needed:g} CPUs, and the cluster that is started here has "
-        f"{self._local_cpus}: expected fewer, or a larger cluster "
-        "(--ray_address)."
+        f"{needed:g} CPUs, but the cluster that is started here has "
+        f"{self._local_cpus}: give fewer CPUs or workers, or the address of a "
+        "larger cluster (--ray_address)."
       )
 
   def _connected(self) -> Any:
-    """Connect to a cluster; usage statistics are not sent."""
+    """Connect to a cluster, without usage statistics; return module `ray`."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_raylet_start_wait_time_s", _PATIENCE)
     os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", _TRIES)
@@ -126,22 +126,22 @@ class RayEngine:
     }  # fmt: skip
     try:
       with warnings.catch_warnings():
-        # JAX warns of forks; those of Ray become another program at once.
+        # JAX warns of forks, but Ray only forks to start another program.
         warnings.simplefilter("ignore", RuntimeWarning)
         ray.init(address=address, logging_level="warning", **local)
-    except Exception as error:  # Ray raises `Exception` itself, too
-      where = f"at {address}" if address else "that could be started here"
+    except Exception as error:  # Ray also raises plain `Exception`
+      where = f"reached at {address}" if address else "started here"
       raise ConfigError(
-        f"--engine=ray: there is no cluster {where}: {first_line(error)}."
+        f"--engine=ray: no cluster can be {where}: {first_line(error)}."
       ) from error
     return ray
 
 
 class ShardWorker:
-  """Makes shards in a process of a cluster: the class that Ray Data calls."""
+  """Makes shards in a worker process; Ray Data creates and calls it."""
 
   def __init__(self, folder: str, digest: str, job: Any) -> None:
-    """Load the model; refuse another plan or model than the run's."""
+    """Load the model; raise if plan or model differ from those of the run."""
     self._folder = Path(folder)
     self._model = job.open()
     self._plan = plans.read_plan(self._folder)
@@ -149,30 +149,30 @@ class ShardWorker:
       self._model.facts
     ):
       raise TrainingError(
-        f"{folder}: the plan that a worker finds there is another one, or its "
-        "model is. Expected a file system that all workers share, with the "
-        "same backbone and tasks at the same paths."
+        f"{folder}: a worker found another plan than the run's, or loaded "
+        "another model. Expected a file system that all workers share, with "
+        "the same backbone and tasks at the same paths."
       )
     self._plan.columns.absolute()
     self._plan.inventory.require_seen()
 
   def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Make the shards "shard" (k,)."""
+    """Make the shards whose numbers are in the column "shard", (k,)."""
     for shard in batch["shard"]:
       self._make(int(shard))
     return batch
 
   def _make(self, shard: int) -> None:
-    """Make a shard, unless a worker that died after that has made it."""
+    """Make a shard, unless an earlier worker finished it, and then died."""
     if shard_file.is_whole(self._folder, self._plan, shard):
       return
     tries = self._folder / plans.FOLDER / f"{self._plan.name(shard)}.tries"
     with tries.open("ab") as file:
       if file.tell() >= _MOST_TRIES:
         raise TrainingError(
-          f"{_MOST_TRIES} workers have died while they made the shard "
-          f"{self._plan.name(shard)}, images {self._plan.numbers(shard)}: they "
-          "may need more memory (a smaller --batch_size, --memory_mib)."
+          f"{_MOST_TRIES} workers have died while making the shard "
+          f"{self._plan.name(shard)}, images {self._plan.numbers(shard)}: if "
+          "memory ran out, give a smaller --batch_size or --memory_mib."
         )
       file.write(b".")
     make_shards.make_shards(self._plan, self._folder, self._model, [shard])
@@ -180,15 +180,15 @@ class ShardWorker:
 
 
 def _converted(error: BaseException) -> MemoryVitError:
-  """Convert an error of Ray, with the message of the worker."""
+  """Convert an error of Ray to one of ours, with the worker's message."""
   cause: BaseException | None = error
   while cause:
     if isinstance(cause, MemoryVitError):
       return type(cause)(str(cause))
     cause = getattr(cause, "cause", None) or cause.__cause__
-  # The lines before are Ray's, and a traceback.
+  # Use only the last line: the others are a traceback and notes of Ray.
   reason = shortened(escaped(str(error).rstrip().rpartition("\n")[2]))
   return TrainingError(
-    f"a worker of Ray failed: {reason} What is finished is kept: give the same "
+    f"a worker of Ray failed: {reason} Finished shards are kept: give the same "
     "command again."
   )

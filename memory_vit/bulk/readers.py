@@ -1,8 +1,8 @@
 """Read files of many images: Parquet and ArrayRecord.
 
 In Parquet an image is the bytes of a file, a struct {bytes, path} as Hugging
-Face `datasets` writes it, or the path of a file. In ArrayRecord every record is
-an image file, and nothing else: TFDS wraps its images in tf.train.Example.
+Face `datasets` writes it, or the path of a file. In ArrayRecord every record
+must be an image file; files of TFDS, with tf.train.Example, are refused.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from memory_vit.images import decoding
 from memory_vit.runtime import messages, parquet, paths
 from memory_vit.runtime.messages import brief, escaped, first_line, utf8
 
-# In order of preference.
+# Names of columns that may hold images, in order of preference.
 _IMAGE_COLUMNS = ("image", "bytes", "path", "file", "file_name")
 _LABEL_COLUMN = "label"
-# Tests of types, all ways that Arrow has to store one thing.
+# Tests of Arrow types: several types store bytes, and several store text.
 _BINARY = (
   pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view,
   pa.types.is_fixed_size_binary,
@@ -35,57 +35,57 @@ _BINARY = (
 _TEXT = (
   pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view,
 )  # fmt: skip
-# Rows of a file in memory at once: each may be an image of megabytes.
+# Number of rows in memory at once; each may be an image of megabytes.
 _ROWS = 16
 
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
-  """The columns of Parquet files that are read."""
+  """The columns to read from Parquet files."""
 
-  image: str = ""  # images or paths; "" for the first of `_IMAGE_COLUMNS`
-  # Integers, text, numbers, or lists of these; "" for "label", if it exists.
+  image: str = ""  # column of images or paths; "": see `_IMAGE_COLUMNS`
+  # Column of integers, text, numbers, or lists; "" for "label", if present.
   label: str = ""
-  # Folder of relative paths, which may not leave it; "" for the file's own.
+  # Folder in which all paths must lie; "" for the folder of the Parquet file.
   root: str = ""
 
   def absolute(self) -> Columns:
-    """Make `root` independent of the working directory."""
+    """Return columns whose `root` does not depend on the working directory."""
     if not self.root:
       return self
     root = paths.local(self.root, "--image_root", DataError).absolute()
     if not root.is_dir():
       raise DataError(
-        f"--image_root {brief(str(root))} is no folder: expected one that "
-        "paths in Parquet are below."
+        f"--image_root {brief(str(root))} is no folder: expected the "
+        "folder at which paths in Parquet files start."
       )
     return dataclasses.replace(self, root=str(root))
 
 
 @dataclasses.dataclass(frozen=True)
 class ImageRow:
-  """An image of an input that has not been decoded."""
+  """An image of the input, before decoding."""
 
-  number: int  # among all images of the input, from 0
-  path: str  # of its file; for a row its own name, or FILE#ROW
-  image: str | bytes | None  # a path, or the bytes of a file
+  number: int  # position among all images of the input, from 0
+  path: str  # path of an image file; for a table row, its name or FILE#ROW
+  image: str | bytes | None  # a path, or the content of a file
   label: str | None
   reason: str = ""  # why there is no image
 
 
 def is_container(path: Path) -> bool:
-  """Whether a file holds many images, by its name."""
+  """Return whether a file holds many images, according to its name."""
   return path.suffix.lower() == ".parquet" or _is_array_record(path)
 
 
 def _is_array_record(path: Path) -> bool:
-  """Also for NAME.array_record-00000-of-00010."""
+  """Return whether a file is ArrayRecord, even .array_record-00000-of-00010."""
   suffix = path.suffix.partition("-")[0]
   return suffix in (".array_record", ".arrayrecord")
 
 
 def count_images(path: Path, columns: Columns) -> int:
-  """The number of images in a file, whose form is checked."""
+  """Count the images in a file; raise `DataError` if it cannot be used."""
   if _is_array_record(path):
     with _array_record(path) as reader:
       count = reader.num_records()
@@ -100,21 +100,23 @@ def count_images(path: Path, columns: Columns) -> int:
 def read_container(
   path: Path, rows: range, first: int, columns: Columns
 ) -> Iterator[ImageRow]:
-  """Read consecutive images; `first` is the number of the file's first one."""
+  """Yield rows of a file; `first` is the number of the image in its row 0."""
   if _is_array_record(path):
     read = _read_array_record(path, rows)
   else:
     read = _read_parquet(path, rows, columns)
   for row in rows:
-    found = next(read, None)
-    if found is None:
-      raise DataError(f"{escaped(str(path))} has fewer rows than it had.")
-    image, name, label, reason = found
+    values = next(read, None)
+    if values is None:
+      raise DataError(
+        f"{escaped(str(path))} has fewer rows than it had when it was listed."
+      )
+    image, name, label, reason = values
     place = name or f"{utf8(str(path))}#{row}"
     yield ImageRow(first + row, place, image, label, reason)
 
 
-# An image, its own name, its label, and the reason if there is none.
+# An image or None, its own name, its label, and why there is no image.
 _Found = tuple[str | bytes | None, str, str | None, str]
 
 
@@ -135,12 +137,12 @@ def _read_parquet(
     names = _class_names(file.schema_arrow, label)
     for values in _rows_of(file, rows, [image, label] if label else [image]):
       shown = _label(values[label], names) if label else None
-      found, name, reason = _image(values[image], root)
-      yield found, name, shown, reason
+      content, name, reason = _image(values[image], root)
+      yield content, name, shown, reason
 
 
 def _class_names(schema: pa.Schema, label: str | None) -> list[str]:
-  """The class names that a Parquet file of Hugging Face states, or none."""
+  """Return class names that a Parquet file of Hugging Face states, or []."""
   try:
     about = json.loads((schema.metadata or {})[b"huggingface"])
     names = about["info"]["features"][label]["names"]
@@ -153,7 +155,7 @@ def _class_names(schema: pa.Schema, label: str | None) -> list[str]:
 def _rows_of(
   file: pq.ParquetFile, rows: range, wanted: list[str]
 ) -> Iterator[Mapping[str, Any]]:
-  """Rows of a file; row groups without any of them are not read."""
+  """Yield these rows of a file; skip row groups that hold none of them."""
   groups: list[int] = []
   begin = first = 0
   for i in range(file.num_row_groups):
@@ -169,7 +171,7 @@ def _rows_of(
 
 
 def _image(value: Any, root: Path) -> tuple[str | bytes | None, str, str]:
-  """The image in a value, its own name, and the reason if there is none."""
+  """Return a value's image (or None), its name, and why there is no image."""
   name = ""
   if isinstance(value, Mapping):  # Hugging Face: bytes take precedence
     name = utf8(value.get("path") or "")
@@ -187,7 +189,7 @@ def _image(value: Any, root: Path) -> tuple[str | bytes | None, str, str]:
 
 
 def _label(value: Any, names: Sequence[str]) -> str | None:
-  """A label as text: its name, if the file states one; several are JSON."""
+  """Return a label as text: its class name, if known; lists as JSON."""
   if value is None:
     return None
   if isinstance(value, list):
@@ -203,29 +205,29 @@ def _label(value: Any, names: Sequence[str]) -> str | None:
 def _found_columns(
   path: Path, schema: pa.Schema, columns: Columns
 ) -> tuple[str, str | None]:
-  """The columns of images and of labels in a Parquet file."""
+  """Return the columns of images and of labels; raise if they are unusable."""
   wanted = (columns.image,) if columns.image else _IMAGE_COLUMNS
   image = next((name for name in wanted if name in schema.names), "")
   if not image or not _holds_images(schema.field(image).type):
-    what = f"is of type {schema.field(image).type}" if image else "is not there"
+    fault = f"is of type {schema.field(image).type}" if image else "is missing"
     raise DataError(
-      f"{escaped(str(path))}: the column of images, {' or '.join(wanted)}, "
-      f"{what}; it has the columns {brief(schema.names)}. Expected bytes, a "
-      "struct {bytes, path}, or paths: name it by --image_column."
+      f"{escaped(str(path))}: the column of images ({' or '.join(wanted)}) "
+      f"{fault}; the columns are {brief(schema.names)}. Expected bytes, a "
+      "struct {bytes, path}, or paths: name the right column by --image_column."
     )
   label = columns.label or _LABEL_COLUMN
   if label in schema.names:
     return image, label
   if columns.label:
     raise DataError(
-      f"{escaped(str(path))} has no column {brief(label)} of labels, but "
-      f"{brief(schema.names)}: expected one of these as --label_column."
+      f"{escaped(str(path))} has no column {brief(label)} of labels: expected "
+      f"one of its columns {brief(schema.names)} as --label_column."
     )
   return image, None
 
 
 def _holds_images(kind: pa.DataType) -> bool:
-  """Whether values of a type may be images or their paths."""
+  """Return whether values of a type may be images or their paths."""
   if not pa.types.is_struct(kind):
     return _is_any(kind, *_BINARY, *_TEXT)
   parts = {f.name: f.type for f in kind}
@@ -234,24 +236,24 @@ def _holds_images(kind: pa.DataType) -> bool:
 
 
 def _is_any(kind: pa.DataType, *tests: Callable[[pa.DataType], bool]) -> bool:
-  """Test a type, or that of the values of a dictionary."""
+  """Return whether a type, or a dictionary's value type, passes any test."""
   values = kind.value_type if pa.types.is_dictionary(kind) else kind
   return any(test(values) for test in tests)
 
 
 @contextlib.contextmanager
 def _array_record(path: Path) -> Iterator[Any]:
-  """Open an ArrayRecord file; `DataError` if it is not one."""
+  """Open an ArrayRecord file; raise `DataError` if it cannot be read."""
   try:
     from array_record.python import array_record_module
   except ImportError as error:
     raise DataError(
       messages.not_installed(
-        escaped(str(path)), "array_record (of Linux)", "train"
+        escaped(str(path)), "array_record (Linux only)", "train"
       )
     ) from error
   try:
-    # Nothing is read ahead.
+    # These options switch reading ahead off.
     options = "readahead_buffer_size:0,max_parallelism:0"
     with contextlib.closing(
       array_record_module.ArrayRecordReader(str(path), options)
@@ -267,16 +269,16 @@ def _array_record(path: Path) -> Iterator[Any]:
 
 
 def _require_image(path: Path, record: bytes) -> None:
-  """Refuse a file whose records are something else."""
+  """Raise `DataError` if the first record of a file is no image file."""
   try:
-    # The header alone; nothing is decoded.
+    # Read only the header; nothing is decoded.
     with decoding.opened(record):
       pass
   except UnidentifiedImageError as error:
     raise DataError(
-      f"{escaped(str(path))}: its first record is no image file. Expected "
-      "records that are; TFDS wraps images in tf.train.Example: write the "
-      "images of such a data set to Parquet, or to files."
+      f"{escaped(str(path))}: its first record is no image file, as every "
+      "record should be. If it is a file of TFDS, which wraps images in "
+      "tf.train.Example, write the images to Parquet or to files first."
     ) from error
   except Exception:  # a broken image becomes a row with an error
     return

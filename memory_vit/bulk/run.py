@@ -1,4 +1,4 @@
-"""Run a bulk job: plan, make missing shards, count errors."""
+"""Run a bulk job: plan it, make missing shards, and count errors."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ logger = logging.getLogger(__name__)
 
 
 class Job(Protocol):
-  """The work of a bulk run on each image; it can be pickled."""
+  """The work of a bulk run; it can be pickled."""
 
   @property
   def batch_size(self) -> int:
-    """Images per pass."""
+    """Number of images per pass."""
 
   def open(self) -> make_shards.Model:
     """Load the model."""
@@ -38,7 +38,7 @@ class Job(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-  """The number of images and shards of an output."""
+  """Numbers of images and shards of an output."""
 
   images: int
   errors: int  # images that could not be read
@@ -46,8 +46,8 @@ class Summary:
   made: int  # shards that this run made
 
 
-# Makes shards: (plan, folder, job, missing shards, a function that is called
-# with the number of written images).
+# A function that makes shards. Its arguments: plan, output folder, job, missing
+# shards, and a function to call with the number of images just written.
 Engine = Callable[[Plan, Path, Any, Sequence[int], Callable[[int], None]], None]
 
 
@@ -71,15 +71,15 @@ def run_bulk(
       files; folders, which stand for all images below them or, if there is
       none, for the Parquet and ArrayRecord files below them.
     output: a directory for the shards.
-    columns: of Parquet files in the input.
-    shard_images: images per shard.
-    engine: where shards are made; by default in this process.
-    say: is called with each line of progress.
+    columns: the columns to read from Parquet files in the input.
+    shard_images: number of images per shard.
+    engine: function that makes the shards; by default, this process does.
+    say: function that is called with each line of progress.
 
   Raises:
     ConfigError: if the output holds something else, or another process is
       writing there.
-    MemoryVitError: for inputs and models that cannot be used.
+    MemoryVitError: if the input or the model cannot be used.
   """
   folder = paths.local(output, "--output")
   columns = columns.absolute()
@@ -106,7 +106,7 @@ def run_bulk(
 
 
 def unreadable(output: str) -> Iterator[tuple[str, str]]:
-  """Yield (path, reason) of the images of an output that could not be read."""
+  """Yield (path, reason) for each image that a bulk run could not read."""
   for file in sorted(paths.local(output, "--output").glob(parquet.SHARDS)):
     table = pq.read_table(
       file, columns=["path", "error"], filters=pc.field("error").is_valid()
@@ -117,7 +117,7 @@ def unreadable(output: str) -> Iterator[tuple[str, str]]:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-  """Lock an output, and remove the remains of killed processes."""
+  """Lock an output, and remove partial files of killed processes."""
 
   def refuse(owner: str) -> None:
     raise ConfigError(
@@ -126,10 +126,10 @@ def _alone(folder: Path) -> Iterator[None]:
     )
 
   plans.require_own(folder)
-  # Never deleted: another process could then lock a file of the same name.
+  # Never delete the lock file: two processes could lock different files.
   file = folder / plans.FOLDER / ".lock"
   with lock.one_at_a_time(file, refuse, "--output"):
-    for part in folder.glob(".part-*.part"):  # of a killed process
+    for part in folder.glob(".part-*.part"):  # left by a killed process
       part.unlink(missing_ok=True)
     for tries in (folder / plans.FOLDER).glob("part-*.tries"):
       tries.unlink(missing_ok=True)
@@ -137,7 +137,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _missing(plan: Plan, folder: Path, say: Callable[[str], None]) -> list[int]:
-  """The shards that are missing or damaged."""
+  """Return the shards that are missing or damaged, and report them."""
   missing = []
   for i in range(plan.shards):
     if shard_file.is_whole(folder, plan, i):
@@ -146,21 +146,20 @@ def _missing(plan: Plan, folder: Path, say: Callable[[str], None]) -> list[int]:
     if (folder / plan.name(i)).exists():
       say(f"{folder / plan.name(i)} is damaged, and is made again")
   finished = plan.shards - len(missing)
-  again = f", of which {finished} are there" if finished else ""
+  again = f", of which {finished} are finished" if finished else ""
   say(f"{plan.inventory.images:,} images, {plan.shards} shards{again}")
   return missing
 
 
 def _count_errors(plan: Plan, folder: Path) -> int:
-  """Count the rows with an error; every shard must be there."""
+  """Count the rows with an error; raise if a shard is missing."""
   total = 0
   for i in range(plan.shards):
     errors = shard_file.errors_of(folder, plan, i)
     if errors is None:
       raise TrainingError(
-        f"{folder / plan.name(i)} is not there, or is damaged, though it was "
-        "made: is this file system one that all workers share? Give the same "
-        "command again."
+        f"{folder / plan.name(i)} was made, but is missing or damaged: do all "
+        "workers share this file system? If so, give the same command again."
       )
     total += errors
   return total

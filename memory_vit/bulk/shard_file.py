@@ -1,7 +1,7 @@
 """Write a shard of the output: a Parquet file that is complete or missing.
 
-It is renamed once it is complete, so two writers of one shard cannot spoil it:
-both write the same rows, and one of them is last.
+A shard gets its name once it is complete, so two processes that write the same
+shard do no harm: both write the same rows, and the last one replaces the file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from memory_vit.bulk.plan import Plan
 from memory_vit.runtime import files, parquet
 from memory_vit.version import __version__
 
-# Bytes of rows in a row group.
+# Minimum number of bytes in a row group, except the last one.
 _GROUP_BYTES = 64 * 2**20
 # The first columns of every output.
 COMMON = (
@@ -74,7 +74,7 @@ def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 
 def is_whole(folder: Path, plan: Plan, shard: int) -> bool:
-  """Whether a shard is there, by every byte of it."""
+  """Return whether a shard exists and is undamaged; check every byte."""
   try:
     parquet.require_whole(folder / plan.name(shard))
   except (OSError, ValueError):
@@ -83,9 +83,9 @@ def is_whole(folder: Path, plan: Plan, shard: int) -> bool:
 
 
 def errors_of(folder: Path, plan: Plan, shard: int) -> int | None:
-  """Count the rows with an error of a shard, by its footer.
+  """Count the rows of a shard that have an error, from its footer.
 
-  None if it is missing, belongs to another plan, or has other rows.
+  Return None for a missing or unreadable shard, or one of another plan or size.
   """
   try:
     metadata = pq.read_metadata(folder / plan.name(shard))
@@ -103,14 +103,14 @@ def errors_of(folder: Path, plan: Plan, shard: int) -> int | None:
 
 
 def _encoding(schema: pa.Schema) -> dict[str, Any]:
-  """Encodings of columns: zstd does not shrink many floats.
+  """Return writer options: zstd except for floats, dictionaries for text.
 
-  A dictionary of numbers that never repeat would only cost time.
+  zstd hardly shrinks floats, and dictionaries only help if values repeat.
   """
   compression, dictionaries = {}, []
   for field in schema:
     name, kind = field.name, field.type
-    if pa.types.is_list(kind):  # its values are a column of their own
+    if pa.types.is_list(kind):  # Parquet stores its values as a column
       name, kind = f"{name}.list.element", kind.value_type
     is_dense = pa.types.is_floating(kind) or pa.types.is_fixed_size_binary(kind)
     compression[name] = "none" if is_dense else "zstd"

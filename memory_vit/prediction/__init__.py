@@ -1,4 +1,4 @@
-"""Answer images by a changing set of tasks, in fixed shapes."""
+"""Answer images by a changing set of tasks, in programs of fixed shapes."""
 
 from etils import epy
 

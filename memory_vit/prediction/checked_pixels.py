@@ -1,4 +1,4 @@
-"""Check prepared images that callers hand over."""
+"""Check prepared images that callers pass as arrays."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from memory_vit.tasks import image_check
 
 
 def checked_pixels(pixels: Any, side: int) -> np.ndarray:
-  """float32 (k, side, side, 3) in [-1, 1], or `DataError`."""
+  """Return float32 (k, side, side, 3) in [-1, 1], or raise `DataError`."""
   if not isinstance(pixels, np.ndarray | jax.Array):
     raise DataError(
-      f"pixels are of type {type(pixels).__name__}, expected an array, from "
-      "prepare."
+      f"pixels are of type {type(pixels).__name__}, expected an array, such as "
+      "the result of Predictor.prepare."
     )
   array = np.asarray(pixels)
   image_check.require_shape(array, side)
@@ -26,12 +26,13 @@ def checked_pixels(pixels: Any, side: int) -> np.ndarray:
 
 
 def stacked_column(pixels: Any) -> Any:
-  """A column of prepared images, such as a list of arrays, as one array."""
+  """Stack a column of prepared images, such as a list, into one array."""
   if isinstance(pixels, np.ndarray) and pixels.dtype != object:
     return pixels
   try:
     return np.stack(list(pixels))
   except (TypeError, ValueError) as error:
     raise DataError(
-      f"the column 'pixels' holds no images of one shape: {first_line(error)}."
+      f"the column 'pixels' cannot be stacked ({first_line(error)}): expected "
+      "prepared images of one shape."
     ) from error

@@ -1,7 +1,7 @@
 """Count the programs that XLA compiles for a caller, in its own thread.
 
-JAX tells listeners of the process of each program, in the thread that waits for
-it: a predictor counts only what it caused. Programs from a cache on disk count.
+JAX calls its listeners in the thread that waits for a program, so a predictor
+counts only its own programs. Programs from a cache on disk count, too.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ import jax.monitoring
 _EVENT = "/jax/core/compile/backend_compile_duration"
 
 
-@dataclasses.dataclass(eq=False)  # `remove` is by identity
+@dataclasses.dataclass(eq=False)  # `list.remove` must compare identities
 class Tally:
   count: int = 0
 
@@ -25,7 +25,7 @@ class _Running(threading.local):
     self.tallies: list[Tally] = []
 
 
-# Of the process, as JAX's listeners are.
+# Each thread has its own tallies; the object is global like JAX's listeners.
 _RUNNING = _Running()
 
 
@@ -50,7 +50,7 @@ def counted() -> Iterator[Tally]:
 
 
 class CompilationCounter:
-  """A sum over all threads."""
+  """Counts the programs that all threads compile within `counting`."""
 
   def __init__(self) -> None:
     self._lock = threading.Lock()
@@ -62,7 +62,7 @@ class CompilationCounter:
 
   @contextlib.contextmanager
   def counting(self) -> Iterator[Tally]:
-    """`counted`, added to the sum."""
+    """Count like `counted`, and add the tally to the sum."""
     with counted() as tally:
       try:
         yield tally

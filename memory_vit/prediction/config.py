@@ -1,4 +1,4 @@
-"""What a predictor is built from: strings and numbers, which can be pickled."""
+"""Configuration of a predictor: strings and numbers, which can be pickled."""
 
 import dataclasses
 
@@ -13,14 +13,14 @@ from memory_vit.runtime.options import (
   option,
 )
 
-# No device holds a larger batch beside a Vision Transformer.
+# Maximum batch size: no device holds a larger batch beside a ViT.
 _MOST_IMAGES = 2**16
 _MOST = 2**20
 _SOURCE = Text("a file, a directory, an address or a short name", most=4_000)
 _TASK = Text("the path of a task", most=4_000)
 _ROOM = Number(0, _MOST, "reserved; grows if a task needs more")
 _SOME_ROOM = dataclasses.replace(_ROOM, least=1)
-# Parts that can be reserved by name: all of them have one size.
+# Names of optional parts without a size, which can be reserved by name alone.
 _PARTS = tuple(
   name for name, part in PARTS.items()
   if part.listed and not part.in_every and part.room(()) is True
@@ -45,34 +45,34 @@ class _BatchSizes:
 class PredictorConfig:
   """The backbone and tasks that a predictor loads, and its fixed shapes.
 
-  Sizes of slots grow if a task needs more; growing compiles again.
+  Slots grow if a task needs larger ones; growing compiles programs again.
 
   Attributes:
     backbone: any source that `load_backbone` takes.
-    tasks: directories or single files of tasks, or directories of tasks; ()
-      begins without tasks.
+    tasks: paths of tasks (directories or single files), or of directories that
+      hold tasks; () to begin without tasks.
     dtype: compute dtype, "float32" or "bfloat16"; or "auto", the faster one on
       this machine.
-    batch_sizes: numbers of images per pass, ascending; each is compiled.
-    slots: number of tasks, at least; heads have as many slots again.
-    cells: memory cells per layer, at least.
-    classes: outputs of a task (classes, labels or values), at least.
-    parents: tasks that one task attends to, at least.
-    parts: those that tasks may have besides, such as "norms". Side streams
-      cannot be reserved.
+    batch_sizes: numbers of images per pass, ascending; programs are compiled
+      for each of them.
+    slots: minimum number of slots for tasks with a token, and also for heads.
+    cells: minimum number of memory cells per layer in a slot.
+    classes: minimum number of outputs (classes, labels or values) in a slot.
+    parents: minimum number of tasks that a slot can attend to.
+    parts: optional parts that slots have room for, such as "norms". Side
+      streams cannot be reserved.
     memory_mib: memory for images and their decoding, in MiB.
-    features: whether the programs of features are compiled at the warm-up, and
-      a dictionary of columns gets features.
-    image_size: side in pixels at which the backbone runs; 0 is that of the
+    features: whether the warm-up compiles the programs of features, and
+      predictions as columns include features.
+    image_size: side in pixels at which the backbone runs; 0 for the size of the
       tasks, or without tasks the backbone's own.
-    top: classes of a task of classes in a dictionary of columns, the most
-      probable first.
+    top: maximum number of most probable classes in predictions as columns.
 
   Raises:
-    ConfigError: for a value that its rule refuses.
+    ConfigError: for a value that its option does not accept.
   """
 
-  # A `field`, so that type checkers see no default.
+  # `field` in place of `option`, so that type checkers see no default.
   backbone: str = dataclasses.field(metadata=option(None, _SOURCE).metadata)
   tasks: tuple[str, ...] = option((), Items(_TASK, _MOST))
   dtype: str = option("float32", Choice(dtypes.CHOICES))
@@ -93,8 +93,8 @@ class PredictorConfig:
   top: int = option(5, Number(1, _MOST, "classes"))
   image_size: int = option(
     0,
-    Number(0, _MOST, "pixels; 0: that of the tasks, or of the backbone"),
-    "side of the model's images; give it if tasks of another size come later",
+    Number(0, _MOST, "pixels; 0: the size of the tasks, or the backbone's"),
+    "side of the model's images; set it if tasks of another size come later",
   )
 
   def __post_init__(self) -> None:

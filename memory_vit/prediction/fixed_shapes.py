@@ -16,7 +16,7 @@ from memory_vit.tasks.program import Program
 
 
 class Outputs(NamedTuple):
-  """Outputs of all batches, by the names of tasks; None if not asked for."""
+  """Outputs for k images, logits by task name; None if not requested."""
 
   logits: dict[str, Float32[np.ndarray, "k _"]]
   original: Float32[np.ndarray, "k c0"] | None
@@ -24,14 +24,14 @@ class Outputs(NamedTuple):
 
 
 class BatchOutputs(NamedTuple):
-  """Outputs of a padded batch; a task that runs alone is like one slot."""
+  """Outputs of a padded batch; t is 1 for a task that runs alone."""
 
   logits: Float32[np.ndarray, "b t c"] | None
   original: Float32[np.ndarray, "b c0"] | None
   features: Float32[np.ndarray, "b l n d"] | None
 
   def cut(self, count: int, heads: Heads) -> Outputs:
-    """Copies of the first rows: a view would keep the logits of all slots."""
+    """Return `count` rows; copy the logits, so that all slots can be freed."""
     logits = self.logits
     return Outputs(
       {}
@@ -44,16 +44,16 @@ class BatchOutputs(NamedTuple):
     )
 
 
-# {name of a task: (number of its slot, number of classes)}
+# {task name: (row of its logits, number of its classes)}, see `Program.heads`.
 Heads = Mapping[str, tuple[int, int]]
 
 
 class FixedShapes:
-  """The model in batches of a few ascending sizes; nothing is compiled yet."""
+  """Runs the model in batches of a few sizes; creating it compiles nothing."""
 
   def __init__(self, backbone: Backbone, batch_sizes: Sequence[int]) -> None:
     self._backbone, self._sizes = backbone, tuple(batch_sizes)
-    # {shapes of a program: its batch sizes}. Threads add to it without a lock.
+    # {`Program.shapes`: compiled batch sizes}. Threads add sizes without locks.
     self._compiled: dict[Hashable, set[int]] = {}
 
   def run(
@@ -65,29 +65,32 @@ class FixedShapes:
     original: bool,
     features: bool,
   ) -> Outputs:
-    """Answer images; each array is asked for once those before are done."""
+    """Answer images; take an array from `parts` when the previous is done."""
     wanted = bool(heads), original, features
     sizes = self.compiled(program) or self._sizes
-    found = [
+    outputs = [
       self._run_batch(batch, program, *wanted).cut(count, heads)
       for pixels in parts
       for batch, count in padded_batches(pixels, sizes)
     ]
-    if not found:
-      found = [self._of_no_image(heads, original, features)]
-    logits, *others = zip(*found, strict=True)
+    if not outputs:
+      outputs = [self._of_no_image(heads, original, features)]
+    logits, *arrays = zip(*outputs, strict=True)
     return Outputs(
-      {name: np.concatenate([one[name] for one in logits]) for name in heads},
-      *(None if a[0] is None else np.concatenate(a) for a in others),
+      {
+        name: np.concatenate([batch[name] for batch in logits])
+        for name in heads
+      },
+      *(None if a[0] is None else np.concatenate(a) for a in arrays),
     )
 
   def compiled(self, program: Program) -> tuple[int, ...]:
-    """Batch sizes that `compile` has made ready for a program, ascending."""
+    """Return the batch sizes that `compile` has compiled, ascending."""
     ready = self._compiled.get(program.shapes, ())
     return tuple(size for size in self._sizes if size in ready)
 
   def compile(self, program: Program, size: int, *, features: bool) -> None:
-    """Compile by a real pass: only a computed context is laid out right."""
+    """Compile by a real pass: only a computed context has the right layout."""
     batch = np.zeros((size, *self._image_shape), np.float32)
     self._run_batch(batch, program, True, True, features)
     self._compiled.setdefault(program.shapes, set()).add(size)
@@ -105,7 +108,7 @@ class FixedShapes:
     original: bool,
     features: bool,
   ) -> BatchOutputs:
-    """Start all programs before waiting for the first result."""
+    """Run a batch; start all programs before waiting for the first result."""
     config, params = self._backbone.config, self._backbone.for_programs
     images = jax.device_put(batch)
     summary = None
@@ -113,8 +116,8 @@ class FixedShapes:
       self._backbone, images, tasks=tasks, original=original
     )
     if features:
-      found = inference.summary_program(params, images, config=config)
-      summary = np.asarray(found).reshape(
+      tokens = inference.summary_program(params, images, config=config)
+      summary = np.asarray(tokens).reshape(
         len(batch), config.depth, -1, config.width
       )
     return BatchOutputs(
@@ -128,7 +131,7 @@ class FixedShapes:
   def _of_no_image(
     self, heads: Heads, original: bool, features: bool
   ) -> Outputs:
-    """Outputs of the right shapes, without rows."""
+    """Return outputs for 0 images, with the right shapes."""
     config, params = self._backbone.config, self._backbone.params
     batch = jax.ShapeDtypeStruct((1, *self._image_shape), np.float32)
     outputs, _ = jax.eval_shape(
@@ -147,7 +150,7 @@ class FixedShapes:
 def padded_batches(
   pixels: Float32[np.ndarray, "k side side 3"], sizes: Sequence[int]
 ) -> Iterator[tuple[Float32[np.ndarray, "b side side 3"], int]]:
-  """Batches of fixed sizes, and the number of images that are no padding."""
+  """Yield padded batches, each with its number of images before padding."""
   largest = sizes[-1]
   for start in range(0, len(pixels), largest):
     part = pixels[start : start + largest]

@@ -17,18 +17,18 @@ from memory_vit.prediction.task_set import TaskSet
 from memory_vit.runtime.messages import brief, name_list
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
+@dataclasses.dataclass(frozen=True, eq=False)  # == of arrays is ambiguous
 class Predictions:
-  """The answers to k images, all of one set of tasks.
+  """Answers of one set of tasks to k images.
 
   Attributes:
-    task_set: that answered.
-    logits: {name of a task: float32 (k, c)}, the outputs of the heads of the
-      requested tasks; of a task of values standardized.
+    task_set: the set of tasks that answered.
+    logits: {task name: float32 (k, c)}, the outputs of the heads of the
+      requested tasks; standardized if the task predicts values.
     original: float32 (k, c0), the original outputs; None if not requested.
-    features: float32 (k, l, n, d), of each block the class token and the mean
-      patch (n is 2, or 1 of a backbone without class token), standardized, see
-      `VisionTransformer.summarize`; None if not requested.
+    features: float32 (k, l, n, d), standardized: for each block, the class
+      token and the mean patch (n is 2), or, without class token, the mean patch
+      (n is 1), see `VisionTransformer.summarize`; None if not requested.
   """
 
   task_set: TaskSet
@@ -37,63 +37,63 @@ class Predictions:
   features: np.ndarray | None = None
 
   def probabilities(self, name: str) -> np.ndarray:
-    """Probabilities of the classes or labels of a task, float64 (k, c).
+    """Return probabilities of a task's classes or labels, float64 (k, c).
 
-    Those of classes sum to 1; each label has its own.
+    Probabilities of classes sum to 1, those of labels are independent.
 
     Args:
-      name: of a task; or "backbone", of the original outputs.
+      name: name of a task, or "backbone" for the original outputs.
 
     Raises:
       UnknownTask: for a task that was not requested.
-      TaskError: if its outputs are not finite, or it is of values.
+      TaskError: if outputs are not finite, or the task predicts values.
     """
     self._require_kind(name, "probabilities", "classes", "labels")
     return self.activated(name)
 
   def values(self, name: str) -> np.ndarray:
-    """The values of a task, in its units (`TaskKind.units`), float64 (k, c).
+    """Return a task's values in its `TaskKind.units`, float64 (k, c).
 
     Raises:
       UnknownTask: for a task that was not requested.
-      TaskError: if its outputs are not finite, or it is not of values.
+      TaskError: if outputs are not finite, or the task predicts no values.
     """
     self._require_kind(name, "values", "values")
     return self.activated(name)
 
   def activated(self, name: str) -> np.ndarray:
-    """`probabilities` or `values`, by the kind of the task."""
+    """Return `probabilities` or `values`, depending on the kind of the task."""
     outputs = self._finite_outputs(name)
-    found: np.ndarray = self.kind(name).activate(outputs.astype(np.float64))
-    return found
+    values: np.ndarray = self.kind(name).activate(outputs.astype(np.float64))
+    return values
 
   def rejection(self, name: str) -> dict[str, np.ndarray]:
-    """Which images are of no class of a task, see `TaskKind.rejection`.
+    """Return which images are of no class of a task, see `TaskKind.rejection`.
 
     Raises:
       UnknownTask: for a task that was not requested.
-      TaskError: if its outputs are not finite.
+      TaskError: if outputs are not finite.
     """
     return self.kind(name).rejection(self._finite_outputs(name))
 
   def kind(self, name: str) -> TaskKind:
-    """What the outputs of a task mean, see `TaskKind`."""
+    """Return the description of a task's outputs."""
     return self.task_set.kind(name)
 
   def class_names(self, name: str) -> tuple[str, ...]:
-    """Names of the outputs of a task; empty if they are not known."""
+    """Return the names of a task's outputs; empty if they are not known."""
     return () if name == BACKBONE else self.task_set.spec(name).class_names
 
   def top(self, name: str, count: int = 5) -> list[list[Guess]]:
-    """The most probable classes of a task for each image, the best first.
+    """Return the most probable classes for each image, the best first.
 
     Args:
       name: see `probabilities`.
-      count: of classes; fewer if the task has fewer.
+      count: maximum number of classes for an image.
 
     Raises:
       UnknownTask: for a task that was not requested.
-      TaskError: if its outputs are not finite, or it is not of classes.
+      TaskError: if outputs are not finite, or the task predicts no classes.
       ConfigError: for a count below 1.
     """
     self._require_kind(name, "top", "classes")
@@ -101,36 +101,36 @@ class Predictions:
     return best_guesses(names, probabilities, count)
 
   def labels(self, name: str) -> list[list[Guess]]:
-    """The labels of each image, the most probable first.
+    """Return the labels of each image, the most probable first.
 
-    They are the labels at or above their thresholds, see
-    `TaskKind`; an image may have none.
+    A label is returned if its probability is at or above its threshold, see
+    `TaskKind`; an image may have no labels.
 
     Raises:
       UnknownTask: for a task that was not requested.
-      TaskError: if its outputs are not finite, or it is not of labels.
+      TaskError: if outputs are not finite, or the task predicts no labels.
     """
     self._require_kind(name, "labels", "labels")
     kind, names = self.kind(name), self.class_names(name)
     return label_kind.guesses(kind, names, self.activated(name))
 
   def answers(self, name: str, top: int) -> list[Any]:
-    """The answers of a task as JSON, see `TaskKind.marked`."""
-    found = self.kind(name).answers(
+    """Return the answers of a task as JSON, see `TaskKind.marked`."""
+    answers = self.kind(name).answers(
       self.class_names(name), self.activated(name), Most(top)
     )
-    return self.marked(name, found)
+    return self.marked(name, answers)
 
   def marked(self, name: str, answers: list[Any]) -> list[Any]:
-    """Answers of a task for all images, see `TaskKind.marked`."""
+    """Mark the answers of a task for all images, see `TaskKind.marked`."""
     return self.kind(name).marked(answers, self._finite_outputs(name))
 
   def _finite_outputs(self, name: str) -> np.ndarray:
     outputs = self._outputs(name)
     if not np.isfinite(outputs).all():
       raise TaskError(
-        f"the outputs of {name!r} are not finite: its weights, or those of the "
-        "backbone, cannot be used."
+        f"the outputs of {name!r} are not finite: the weights of the task or "
+        "the backbone cannot be used."
       )
     return outputs
 
@@ -139,17 +139,17 @@ class Predictions:
       return self.original
     if name not in self.logits:
       raise UnknownTask(
-        f"there are no predictions of {brief(name)}: expected one of "
+        f"there are no predictions of {brief(name)}; the requested tasks are: "
         f"{name_list(list(self.logits), 32) or 'none'}.",
         tuple(self.logits),
       )
     return self.logits[name]
 
   def _require_kind(self, name: str, method: str, *expected: str) -> None:
-    self._outputs(name)  # an unknown task has no kind
+    self._outputs(name)  # raises for an unknown task
     kind = self.kind(name).kind
     if kind.name not in expected:
       raise TaskError(
-        f"task {name!r} is of {kind.name}, and {method} is for tasks of "
+        f"task {name!r} is of {kind.name}, but `{method}` needs a task of "
         f"{' or '.join(expected)}: use {kind.reads}."
       )

@@ -1,4 +1,4 @@
-"""The predictor: tasks in slots behind one door, which threads share."""
+"""Answer images by tasks in slots; all threads share one predictor."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from memory_vit.tasks.compose import TasksLike, task_tuple
 from memory_vit.tasks.model_loading import load_model
 
 Columns = Mapping[str, Any]
-# Of `from_model`, whose backbone and tasks are loaded already.
+# Options of `from_model`, which gets a loaded backbone and loaded tasks.
 _OPTIONS = tuple(
   field.name
   for field in dataclasses.fields(PredictorConfig)
@@ -41,16 +41,16 @@ _OPTIONS = tuple(
 
 
 class Predictor:
-  """Answers images by all tasks in one pass, while tasks come and go.
+  """Answers images by all tasks in one pass; tasks can be added and removed.
 
   Programs have fixed shapes: images are padded to one of a few batch sizes, and
-  tasks lie in slots. After `warm_up` nothing is compiled as long as tasks fit.
-  A task that composes with nothing (of `probe`, `full`, ...) is answered as
-  well, alone: in a pass of its own, to which no other task can be added. All
-  methods may be called from any thread.
+  tasks lie in slots. After `warm_up`, nothing is compiled as long as tasks fit
+  into the slots. A task of a regime that does not compose (such as `probe` or
+  `full`) must be the only task, and runs in its own pass. All methods may be
+  called from any thread.
 
   Attributes:
-    config: that it was built from; None of `from_model`.
+    config: the configuration; None if `from_model` built the predictor.
     backbone: the frozen ViT.
     batch_sizes: images per pass, ascending.
   """
@@ -63,7 +63,7 @@ class Predictor:
     """Load a backbone and tasks; `warm_up` compiles all programs now.
 
     Raises:
-      MemoryVitError: for what cannot be read, or does not fit together.
+      MemoryVitError: if backbone or tasks cannot be read or combined.
     """
     backbone, tasks = load_model(
       config.backbone,
@@ -91,18 +91,18 @@ class Predictor:
     Args:
       backbone: the frozen ViT.
       tasks: a task, a sequence or generator of tasks, or {name: task}.
-      warm_up: whether all programs are compiled now.
+      warm_up: whether to compile all programs now.
       **options: fields of `PredictorConfig`, from `batch_sizes` on.
 
     Raises:
-      TaskError: for tasks of another backbone, or that do not fit together.
-      ConfigError: for options that are refused.
+      TaskError: if tasks are of another backbone, or cannot be combined.
+      ConfigError: for an unknown option or an invalid value.
     """
     for name in ("dtype", "image_size"):
       if name in options:
         raise ConfigError(
-          f"{name} is that of the backbone: expected none beside it; "
-          f"load_backbone(..., {name}=...) sets it."
+          f"{name} cannot be given with a loaded backbone, which has its own: "
+          f"give it to load_backbone(..., {name}=...)."
         )
     if unknown := options.keys() - set(_OPTIONS):
       raise ConfigError(
@@ -132,31 +132,31 @@ class Predictor:
 
   def __reduce__(self) -> NoReturn:
     raise pickle.PicklingError(
-      "a Predictor holds threads and what is on a device: hand its config over "
-      "and build another from it."
+      "a Predictor cannot be pickled, because it holds threads and arrays on a "
+      "device: hand its config over, and build another Predictor from it."
     )
 
   @property
   def task_set(self) -> TaskSet:
-    """The tasks that answer now: a snapshot, which never changes."""
+    """The tasks that answer now, as a snapshot that never changes."""
     return self._task_set
 
   @property
   def preprocessing(self) -> EvalPreprocessing:
-    """How images are prepared now: as the tasks say, or else the backbone."""
+    """Current preprocessing of images: the tasks', or else the backbone's."""
     return self._task_set.preprocessing
 
   @property
   def compilations(self) -> int:
-    """The number of programs that it compiled, without those of `warm_up`."""
+    """Number of programs compiled so far, except by `warm_up`."""
     return self._maker.counter.count
 
   @property
   def compiled_sizes(self) -> tuple[int, ...]:
     """Batch sizes that are compiled for the current tasks, ascending.
 
-    Requests use these alone. Before `warm_up` there are none, and each size is
-    compiled when it is first used.
+    Requests use only these sizes. Before `warm_up` there are none, and each
+    size is compiled at its first use.
     """
     return self._maker.compiled(self._task_set)
 
@@ -166,12 +166,12 @@ class Predictor:
     Other threads may predict and change tasks meanwhile.
 
     Args:
-      count: of batch sizes, the smallest ones; by default all.
+      count: number of batch sizes, the smallest first; by default all.
     """
     sizes = self.batch_sizes[:count]
     compiled = 0
     with ProgressBar("compiling", len(sizes), "batch sizes") as bar:
-      # The current tasks may change while a size is compiled.
+      # Look again after each size: other threads may have changed the tasks.
       while missing := [s for s in sizes if s not in self.compiled_sizes]:
         compiled += self._maker.compile(self._task_set, missing[0])
         bar.update()
@@ -182,13 +182,13 @@ class Predictor:
   ) -> np.ndarray:
     """Prepare images for `predict_pixels`, in threads.
 
-    Bitwise identical to `mv.preprocess`. The result takes 12 bytes a pixel;
-    `predict` holds one batch at a time.
+    The result is bitwise identical to that of `mv.preprocess`. It takes 12
+    bytes per pixel of all images; `predict` holds only one batch at a time.
 
     Args:
       images: one or several: paths, bytes of files, uint8 pixels of any size,
         or prepared images, floats (side, side, 3) in [-1, 1].
-      task_set: a snapshot that is to answer them; by default the current tasks.
+      task_set: a snapshot to prepare images for; by default the current tasks.
 
     Returns:
       float32 (k, side, side, 3) in [-1, 1].
@@ -196,8 +196,8 @@ class Predictor:
     Raises:
       DataError: for the first image that cannot be read.
     """
-    found = self.prepare_each(images, task_set=task_set)
-    return stacked(found, self.backbone.config.image_size)
+    prepared = self.prepare_each(images, task_set=task_set)
+    return stacked(prepared, self.backbone.config.image_size)
 
   def prepare_each(
     self,
@@ -207,14 +207,14 @@ class Predictor:
     task_set: TaskSet | None = None,
     large: bool | None = None,
   ) -> list[np.ndarray | DataError]:
-    """Prepare images; an error takes the place of one that cannot be read.
+    """Prepare images; return a `DataError` for each unreadable image.
 
     Args:
-      images: as of `prepare`.
+      images: see `prepare`.
       first: number of the first image, for messages.
-      task_set: as of `prepare`.
-      large: whether they use the threads for large images, for which others do
-        not wait; by default, each by its own size.
+      task_set: see `prepare`.
+      large: whether to use the threads for large images, so that other images
+        need not wait; by default, the size of each image decides.
 
     Returns:
       For each image float32 (side, side, 3), or a `DataError` that names it.
@@ -236,19 +236,19 @@ class Predictor:
     """Answer images.
 
     Args:
-      images: as of `prepare`; any number.
-      tasks: names of those whose logits are returned; by default all.
+      images: see `prepare`; any number.
+      tasks: names of the tasks whose logits are returned; by default all.
       task_set: an earlier snapshot; by default the current tasks.
       features: whether to return the features of each block. They take a second
         pass through the backbone.
-      original: whether to return the original outputs. Beside a task that
-        composes with nothing they take a second pass as well.
+      original: whether to return the original outputs. They take a second pass
+        if the task does not compose.
 
     Raises:
       DataError: for an image that cannot be read.
       UnknownTask: for a name that no task has.
     """
-    # First: images must not be decoded for unknown tasks.
+    # Check the names first, so that no image is decoded for an unknown task.
     answering, names = self._answering(task_set, tasks)
     batches = self._images.batches(images, answering.preprocessing)
     return self._predict(
@@ -267,15 +267,15 @@ class Predictor:
     """Answer prepared images.
 
     Args:
-      pixels: float32 (k, side, side, 3) in [-1, 1], of any k.
-      tasks: as of `predict`.
-      task_set: as of `predict`.
-      features: as of `predict`.
-      original: as of `predict`.
+      pixels: float32 (k, side, side, 3) in [-1, 1], for any k.
+      tasks: see `predict`.
+      task_set: see `predict`.
+      features: see `predict`.
+      original: see `predict`.
 
     Raises:
-      DataError: for another shape or type, and values outside [-1, 1] or that
-        are not finite.
+      DataError: for another shape or type, and for values that are not finite
+        or outside [-1, 1].
       UnknownTask: for a name that no task has.
     """
     answering, names = self._answering(task_set, tasks)
@@ -288,12 +288,12 @@ class Predictor:
     """Answer images, or columns of a table.
 
     Args:
-      images: as of `prepare`; or columns as `map_batches` of Ray Data passes
+      images: see `prepare`; or columns as `map_batches` of Ray Data passes
         them: {"image": bytes of files or uint8 arrays}, {"path": ...} or
-        {"pixels": prepared images}. Other columns are kept.
+        {"pixels": prepared images}. Other columns are passed through.
 
     Returns:
-      `Predictions`; of columns the columns of `columns.prediction_columns`.
+      `Predictions`; or, for columns, see `columns.prediction_columns`.
 
     Raises:
       DataError: for an image that cannot be read.
@@ -315,19 +315,19 @@ class Predictor:
       original=False,
       features=self._shapes.features,
     )
-    made = columns.prediction_columns(predictions, self._shapes.top)
-    return columns.joined(columns.passed_through(images, read), made)
+    predicted = columns.prediction_columns(predictions, self._shapes.top)
+    return columns.joined(columns.passed_through(images, read), predicted)
 
   def add(self, task: str | Path | Task, *, name: str | None = None) -> Change:
     """Add a task in the first free slot.
 
     Args:
       task: a loaded task, or the path of one.
-      name: that it gets; by default its own.
+      name: new name of the task; by default its own.
 
     Raises:
-      TaskError: for what cannot be read, a name that is taken, or a task that
-        does not fit the others. Nothing has changed then.
+      TaskError: if the task cannot be read, its name is taken, or it does not
+        fit the other tasks. Nothing has changed then.
     """
     loaded = self._maker.loaded(task)
     if name is not None:
@@ -339,15 +339,15 @@ class Predictor:
   def replace(self, name: str, task: str | Path | Task) -> Change:
     """Replace a task by another one, which gets its name.
 
-    Each request sees the old or the new one.
+    Each request is answered by the old or the new task, never by both.
 
     Args:
-      name: of the task that goes.
+      name: name of the task to replace.
       task: a loaded task, or the path of one; of any size.
 
     Raises:
-      UnknownTask: if there is none of this name.
-      TaskError: as `add`; and if others attend to what would go.
+      UnknownTask: if no task has this name.
+      TaskError: see `add`; also if other tasks attend to the old parameters.
     """
     self._task_set.require((name,))
     loaded = self._maker.loaded(task)
@@ -356,30 +356,30 @@ class Predictor:
       return self._show(by_slot)
 
   def remove(self, name: str) -> Change:
-    """Remove a task, which frees its slot.
+    """Remove a task, and free its slot.
 
     Raises:
-      UnknownTask: if there is none of this name.
-      TaskError: if others attend to it.
+      UnknownTask: if no task has this name.
+      TaskError: if other tasks attend to this task.
     """
     with self._changing:
       return self._show(task_set.without(self._task_set.by_slot, name))
 
   def make_ready(self, by_slot: Mapping[int, Task]) -> tuple[TaskSet, Change]:
-    """Make a whole set of tasks ready, without letting it answer yet.
+    """Make a new set of tasks ready, without letting it answer yet.
 
-    It is compiled if it has to grow, and can be asked by `task_set=`; `show`
-    lets it answer. So several predictors, in as many processes, change from one
-    set to another only if all of them can.
+    Its programs are compiled if they are new. Requests can choose the set by
+    `task_set=`; `show` makes it the default. Thus, predictors in several
+    processes can switch to a new set after it is ready in all of them.
 
     Args:
       by_slot: {slot: loaded task}; heads are in the slots -1, -2, ....
 
     Returns:
-      The set, and what the change to it would be.
+      The set, and a description of the change to it.
 
     Raises:
-      TaskError: for tasks of another backbone, or that do not fit together.
+      TaskError: if tasks are of another backbone, or cannot be combined.
     """
     held = {id(task) for task in self._task_set.by_slot.values()}
     loaded = {
@@ -391,16 +391,16 @@ class Predictor:
       return self._maker.made_ready(self._task_set, fitting)
 
   def show(self, ready: TaskSet) -> None:
-    """Let a set of `make_ready` answer from now on; nothing is compiled."""
+    """Let a set from `make_ready` answer from now on; nothing is compiled."""
     with self._changing:
       self._task_set = ready
 
   def _answering(
     self, task_set: TaskSet | None, names: Iterable[str] | None
   ) -> tuple[TaskSet, tuple[str, ...]]:
-    """The set that answers, and the requested names, which it has."""
+    """Return the set that answers, and the requested names; check both."""
     answering = task_set or self._task_set
-    for spec in answering.specs[:1]:  # that of all
+    for spec in answering.specs[:1]:  # all tasks have the same backbone
       require_backbone(spec, self.backbone.id)
     if names is None:
       return answering, answering.names

@@ -1,4 +1,4 @@
-"""Load tasks for a backbone, and make sets of them ready to answer."""
+"""Load tasks for a backbone, and make sets of tasks ready to answer."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class SetMaker:
     self._backbone, self._programs, self._shapes = backbone, programs, shapes
 
   def first(self, tasks: Sequence[Task]) -> TaskSet:
-    """The first set, in slots that have at least the sizes of the config."""
+    """Make the first set, in slots of at least the sizes in the config."""
     for task in tasks:
       require_backbone(task.spec, self._backbone.id)
     shapes = self._shapes
@@ -52,11 +52,11 @@ class SetMaker:
     return TaskSet(1, by_slot, sizes, program, self._preprocessing(tasks))
 
   def compiled(self, task_set: TaskSet) -> tuple[int, ...]:
-    """Batch sizes that are compiled for a set, ascending."""
+    """Return the batch sizes that are compiled for a set, ascending."""
     return self._programs.compiled(task_set.program)
 
   def compile(self, task_set: TaskSet, size: int) -> int:
-    """Compile the programs of a batch size; return their number."""
+    """Compile all programs for a batch size; return their number."""
     with counted() as tally:
       self._compile(task_set.program, size)
     return tally.count
@@ -64,7 +64,7 @@ class SetMaker:
   def made_ready(
     self, old: TaskSet, by_slot: Mapping[int, Task]
   ) -> tuple[TaskSet, Change]:
-    """Make a set, compiled for the batch sizes for which the old one is."""
+    """Make a set, and compile it for the batch sizes of the old set."""
     sizes = old.sizes.holding(by_slot)
     with self.counter.counting() as tally:
       program = place_tasks(self._backbone, by_slot, sizes)
@@ -74,7 +74,7 @@ class SetMaker:
       for size in self._programs.compiled(old.program):
         if size not in self._programs.compiled(program):
           self._compile(program, size)
-      jax.block_until_ready(program)  # so that no request waits for it
+      jax.block_until_ready(program)  # so that no request has to wait
     preprocessing = self._preprocessing(by_slot.values())
     version = old.version + 1
     ready = TaskSet(version, by_slot, sizes, program, preprocessing)
@@ -88,9 +88,9 @@ class SetMaker:
           "path of one."
         )
       path = find.one_task(task)
-      found = manifest.read(path)
-      self._require_image_size(found.spec)
-      task = store.load_described(path, found, self._backbone)
+      described = manifest.read(path)
+      self._require_image_size(described.spec)
+      task = store.load_described(path, described, self._backbone)
     self._require_image_size(task.spec)
     require_backbone(task.spec, self._backbone.id)
     return _held(task)
@@ -101,23 +101,23 @@ class SetMaker:
   def _require_image_size(self, spec: TaskSpec) -> None:
     own_id, wanted = self._backbone.id, spec.backbone
     if dataclasses.replace(wanted, image_size=own_id.image_size) != own_id:
-      return  # `require_backbone` refuses another backbone
+      return  # another backbone, which `require_backbone` refuses
     if wanted.image_size != own_id.image_size:
       raise TaskError(
-        f"task {spec.name!r} was trained at {wanted.image_size} pixels, and "
-        f"this predictor runs the backbone at {own_id.image_size}: build one "
-        f"by PredictorConfig(..., image_size={wanted.image_size}), or with the "
-        "task."
+        f"task {spec.name!r} was trained at {wanted.image_size} pixels, but "
+        f"this predictor runs the backbone at {own_id.image_size}: build a new "
+        "predictor with this task, or with PredictorConfig(..., "
+        f"image_size={wanted.image_size})."
       )
 
   def _preprocessing(self, tasks: Iterable[Task]) -> EvalPreprocessing:
-    """How all tasks want images prepared; without tasks, the backbone."""
-    for task in tasks:
+    """Return the preprocessing of the tasks, or else of the backbone."""
+    for task in tasks:  # all have the same preprocessing
       return task.spec.preprocessing
     side = self._backbone.config.image_size
     return self._backbone.preprocessing or EvalPreprocessing(image_size=side)
 
 
 def _held(task: Task) -> Task:
-  """A task on the host, from where it is put into slots again and again."""
+  """Copy a task to the host, from where each new set fills its slots."""
   return dataclasses.replace(task, params=on_host(task.params))

@@ -1,4 +1,4 @@
-"""A set of tasks in slots, which never changes; a change makes another set."""
+"""An immutable set of tasks in slots; a change makes a new set."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from memory_vit.tasks.slots import SlotSizes, first_free, suits
 
 @dataclasses.dataclass(frozen=True)
 class TaskDescription:
-  """What users are told of a task.
+  """Description of a task for users.
 
   Attributes:
-    name: of the task.
-    slot: number of its slot; that of a head is negative.
+    name: name of the task.
+    slot: number of its slot; negative for a head.
     classes: c, the number of its outputs: classes, labels or values.
-    kind: what they mean, see `TaskKind`.
+    kind: meaning of its outputs, see `TaskKind`.
     class_names: c names, or empty if they are not known.
-    cells: m, memory cells per layer.
-    regime: how it was trained.
+    cells: m, the number of memory cells per layer.
+    regime: how the task was trained.
     parents: names of the tasks that it attends to.
     digest: SHA-256 of its parameters, see `Task.digest`.
-    fingerprint: of its backbone.
+    fingerprint: fingerprint of its backbone.
   """
 
   name: str
@@ -47,16 +47,16 @@ class TaskDescription:
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-  """What a change of the set of tasks did.
+  """Description of a change of the set of tasks.
 
   Attributes:
-    version: of the new set.
-    names: of its tasks.
-    digest: of the new set, see `TaskSet.digest`.
-    grew: whether the set runs other programs than before: sizes of slots grew;
-      the first or the last head, or task with a token, came or went; or a task
-      with a pass of its own did. A warm predictor has compiled them before the
-      new set answers.
+    version: version of the new set.
+    names: names of its tasks.
+    digest: digest of the new set, see `TaskSet.digest`.
+    grew: whether the new set runs other programs, because slots grew; the first
+      head (or task with a token) was added, or the last one removed; or a task
+      with its own pass was added or removed. A warm predictor compiles programs
+      before the new set answers.
     compiled: number of programs that were compiled.
   """
 
@@ -67,16 +67,16 @@ class Change:
   compiled: int
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # it holds arrays
+@dataclasses.dataclass(frozen=True, eq=False)  # == of arrays is ambiguous
 class TaskSet:
-  """The tasks that answer a request, each in a slot that it keeps.
+  """The tasks that answer a request; a task stays in its slot in later sets.
 
   Attributes:
-    version: 1 of the first set, one more with each change.
+    version: 1 for the first set, incremented by each change.
     by_slot: {slot: task}, in the order of the slots.
-    sizes: that programs are compiled for.
+    sizes: sizes of slots for which the programs are compiled.
     program: the tasks, ready to run.
-    preprocessing: how images are prepared.
+    preprocessing: how images are prepared for all tasks.
   """
 
   version: int
@@ -97,43 +97,43 @@ class TaskSet:
 
   @functools.cached_property
   def slots(self) -> dict[str, int]:
-    """{name: number of its slot}."""
+    """{task name: number of its slot}."""
     return {task.name: slot for slot, task in self.by_slot.items()}
 
   @functools.cached_property
   def digest(self) -> str:
-    """SHA-256 of preprocessing, and of names, parameters and outputs of tasks.
+    """SHA-256 of the preprocessing, and of the names and `digests` of tasks.
 
-    Slots and version do not count. Two servers of one digest give the same
-    answers if they run one backbone in one dtype on equal devices.
+    It ignores slots and version. Two servers with equal digests give the same
+    answers if they run the same backbone in one dtype on equal devices.
     """
     return _sha256(sorted(self.digests.items()), self.preprocessing)
 
   @functools.cached_property
   def digests(self) -> dict[str, str]:
-    """{name: SHA-256 of a task's parameters and outputs, whatever its name}."""
+    """{task name: SHA-256 of its parameters, class names and kind}."""
     return {task.name: answer_digest(task) for task in self.by_slot.values()}
 
   def heads(self, names: Iterable[str]) -> dict[str, tuple[int, int]]:
-    """See `Program.heads`."""
+    """Return the entries of `Program.heads` for these tasks."""
     heads = self.program.heads
     return {name: heads[name] for name in names}
 
   def spec(self, name: str) -> TaskSpec:
-    """The spec of the task of this name, or `UnknownTask`."""
+    """Return the spec of the named task, or raise `UnknownTask`."""
     self.require((name,))
     return self.by_slot[self.slots[name]].spec
 
   def kind(self, name: str) -> TaskKind:
-    """The kind of a task; "backbone", the original outputs, are classes."""
+    """Return the kind of a task; "backbone", the original head, has classes."""
     return CLASSES if name == BACKBONE else self.spec(name).kind
 
   def require(self, names: Iterable[str]) -> tuple[str, ...]:
-    """These names, or `UnknownTask` if one is no task of the set."""
+    """Return the names; raise `UnknownTask` if one is not in the set."""
     return _require_names(names, self.names)
 
   def describe(self) -> tuple[TaskDescription, ...]:
-    """What users are told of the tasks, in the order of their slots."""
+    """Describe the tasks for users, in the order of their slots."""
     return tuple(
       TaskDescription(
         name=task.name,
@@ -156,11 +156,11 @@ class TaskSet:
 
 
 def with_added(by_slot: Mapping[int, Task], task: Task) -> dict[int, Task]:
-  """Put a task into the first free slot; `TaskError` if it does not fit."""
-  if task.name in (other.name for other in by_slot.values()):
+  """Add a task in the first free slot; raise `TaskError` if it does not fit."""
+  if task.name in (present.name for present in by_slot.values()):
     raise TaskError(
-      f"there is a task {task.name!r} already: expected another name, or "
-      "replace it."
+      f"there is a task {task.name!r} already: give the new task another name, "
+      "or replace the old one."
     )
   return fitting({**by_slot, first_free(task.spec, by_slot): task})
 
@@ -168,36 +168,36 @@ def with_added(by_slot: Mapping[int, Task], task: Task) -> dict[int, Task]:
 def with_replaced(
   by_slot: Mapping[int, Task], name: str, task: Task
 ) -> dict[int, Task]:
-  """Put a task in the place of another one, under the name of that.
+  """Replace the task of this name by another task, which gets the name.
 
-  It gets the same slot, unless only one of them is a head.
+  The new task gets the same slot, unless only one of the two is a head.
   """
-  _require_names((name,), [other.name for other in by_slot.values()])
-  slot = next(i for i, other in by_slot.items() if other.name == name)
+  _require_names((name,), [present.name for present in by_slot.values()])
+  slot = next(i for i, old in by_slot.items() if old.name == name)
   readers = [
-    other.name for other in by_slot.values() if name in other.spec.attends_to
+    child.name for child in by_slot.values() if name in child.spec.attends_to
   ]
-  # A reader that does not know its parent's digest would not notice.
+  # A child without its parent's digest would not notice the new parameters.
   if readers and task.digest != by_slot[slot].digest:
     raise TaskError(
-      f"task {name!r} cannot be replaced by other values: "
-      f"{name_list(readers)} attend to it. Remove them first."
+      f"task {name!r} cannot be replaced by a task with other parameters, "
+      f"because tasks attend to it: remove {name_list(readers)} first."
     )
-  left = {i: other for i, other in by_slot.items() if i != slot}
+  left = {i: present for i, present in by_slot.items() if i != slot}
   if not suits(slot, task.spec):
     slot = first_free(task.spec, left)
   return fitting({**left, slot: named(task, name)})
 
 
 def without(by_slot: Mapping[int, Task], name: str) -> dict[int, Task]:
-  """Empty a slot; `TaskError` if others attend to the task."""
-  _require_names((name,), [other.name for other in by_slot.values()])
-  compose.remove(list(by_slot.values()), name)  # raises if others attend to it
+  """Remove a task; raise `TaskError` if other tasks attend to it."""
+  _require_names((name,), [present.name for present in by_slot.values()])
+  compose.remove(list(by_slot.values()), name)  # raises if tasks attend to it
   return {i: task for i, task in by_slot.items() if task.name != name}
 
 
 def answer_digest(task: Task) -> str:
-  """See `TaskSet.digests`; `Task.digest` is of the parameters alone."""
+  """Return the value of a task in `TaskSet.digests`."""
   kind = dataclasses.astuple(task.spec.kind)
   return _sha256(task.digest, task.spec.class_names, kind)
 
@@ -212,12 +212,12 @@ def named(task: Task, name: str) -> Task:
 
 
 def fitting(by_slot: Mapping[int, Task]) -> dict[int, Task]:
-  """Sorted by slot; `TaskError` unless one pass answers all tasks there."""
+  """Sort tasks by slot; raise `TaskError` unless one pass can run them all."""
   for slot, task in by_slot.items():
     if not suits(slot, task.spec):
       raise TaskError(
         f"task {task.name!r} ({task.spec.regime}) is in slot {slot}: expected "
-        "-1, -2, ... for tasks of the regime 'head', and 0, 1, ... for others."
+        "-1, -2, ... for the regime 'head', and 0, 1, ... for other regimes."
       )
   by_slot = dict(
     sorted(by_slot.items(), key=lambda item: (item[0] < 0, abs(item[0])))
@@ -229,21 +229,21 @@ def fitting(by_slot: Mapping[int, Task]) -> dict[int, Task]:
 def _require_names(
   names: Iterable[str], known: Sequence[str]
 ) -> tuple[str, ...]:
-  """These names as a tuple: reading uses up a generator."""
+  """Return names as a tuple; raise `UnknownTask` for one not in `known`."""
   if isinstance(names, str):
     raise TaskError(
-      f"tasks are the text {brief(names)}, expected a sequence of names."
+      f"tasks is the text {brief(names)}, expected a sequence of names."
     )
   if not isinstance(names, Iterable):
     raise TaskError(
-      f"tasks are of type {type(names).__name__}, expected a sequence of names."
+      f"tasks is of type {type(names).__name__}, expected a sequence of names."
     )
-  names = tuple(names)
+  names = tuple(names)  # a generator can be read only once
   for name in names:
     if name not in known:
       raise UnknownTask(
-        f"there is no task {brief(name)}: expected one of "
-        f"{name_list(known, 32) or 'none, there is no task'}.",
+        f"there is no task {brief(name)}; the tasks are: "
+        f"{name_list(known, 32) or 'none'}.",
         tuple(known),
       )
   return names

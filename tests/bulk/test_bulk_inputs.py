@@ -197,7 +197,7 @@ def test_unusable_inputs_are_refused(tmp_path):
   with pytest.raises(DataError, match="x.parquet cannot be read"):
     rows([broken])
   write(broken, {"number": [1]})
-  with pytest.raises(DataError, match=r"is not there; it has the columns \['n"):
+  with pytest.raises(DataError, match=r"is missing; the columns are \['n"):
     rows([broken])
   with pytest.raises(DataError, match="is of type int64"):
     rows([broken], columns=Columns(image="number"))

@@ -220,14 +220,16 @@ def test_output_of_another_run_is_refused(folder, tmp_path):
   output = tmp_path / "out"
   make(folder, output)
   for options, key in (
-    ({"job": MeanJob(version=1)}, "model/version is 1, there 0"),
-    ({"job": MeanJob(batch_size=2)}, "batch_size is 2, there 4"),
-    ({"shard_images": 9}, "shard_images is 9, there 8"),
+    ({"job": MeanJob(version=1)}, "model/version is 1, but in its plan 0"),
+    ({"job": MeanJob(batch_size=2)}, "batch_size is 2, but in its plan 4"),
+    ({"shard_images": 9}, "shard_images is 9, but in its plan 8"),
   ):
     with pytest.raises(ConfigError, match=key):
       make(folder, output, **options)
   (folder / "more.png").write_bytes(b"")
-  with pytest.raises(ConfigError, match="input/files is 24, there 23"):
+  with pytest.raises(
+    ConfigError, match="input/files is 24, but in its plan 23"
+  ):
     make(folder, output)
 
 
@@ -428,7 +430,7 @@ def test_a_worker_that_finds_another_plan_is_refused(folder, tmp_path):
   out = str(tmp_path / "out")
   ray_engine.ShardWorker(out, plan.digest, MeanJob())
   for digest, job in ((plan.digest, MeanJob(version=1)), ("0", MeanJob())):
-    with pytest.raises(TrainingError, match="is another one, or its model"):
+    with pytest.raises(TrainingError, match="another plan .* another model"):
       ray_engine.ShardWorker(out, digest, job)
 
 

@@ -561,7 +561,7 @@ def test_task_set_of_another_model_is_refused(backbone, tasks, pixels):
     predictor.predict_pixels(pixels, task_set=foreign.task_set)
   with pytest.raises(TaskError, match="'t0' belongs to another backbone"):
     predictor_of(other, tasks[:1], warm_up=False)
-  with pytest.raises(ConfigError, match="dtype is that of the backbone"):
+  with pytest.raises(ConfigError, match="dtype cannot be given with a loaded"):
     predictor_of(backbone, tasks[:1], dtype="bfloat16")
   with pytest.raises(ConfigError, match="no option 'slot'; nearest: slots"):
     Predictor.from_model(backbone, tasks[:1], slot=3)
