@@ -38,7 +38,9 @@ class AbsentDevices:
   def __post_init__(self) -> None:
     options.require(self, "--")
     if self.topology and self.gpu:
-      raise ConfigError("--topology and --gpu are given, expected one of them.")
+      raise ConfigError(
+        "--topology and --gpu are both given: expected only one of them."
+      )
 
   @property
   def device(self) -> str:
@@ -50,6 +52,6 @@ class AbsentDevices:
     for name, value in vars(self).items():
       if value and not (dry_run and self.device):
         raise ConfigError(
-          f"--{name} is for a plan without a device: expected --dry_run and "
-          "--topology or --gpu beside it."
+          f"--{name} applies only to plans for absent devices: expected "
+          "--dry_run together with --topology or --gpu."
         )

@@ -107,7 +107,7 @@ def _run(arguments: argparse.Namespace) -> int:
   if not arguments.images and not evaluated:
     raise ConfigError(
       "no image is given: give an IMAGE or a folder of images, or "
-      "--data_dir or --data for what removing memory does to accuracy."
+      "--data_dir or --data to measure how removing memory affects accuracy."
     )
   out = attention_files.REPORT.require_own(arguments.out)
   progress_bar.log_to_stderr()
@@ -121,7 +121,7 @@ def _run(arguments: argparse.Namespace) -> int:
   if not arguments.images and not chosen:
     raise TaskError(
       "no task of classes has memory cells that could be removed, and no "
-      "IMAGE is given: expected one, or a --task with memory."
+      "IMAGE is given: expected an IMAGE, or a --task of classes with memory."
     )
   entries, total = _find_images(arguments.images)
   if arguments.images:
@@ -186,10 +186,11 @@ def _require_few_figures(images: int, tasks: int, removals: int) -> None:
   figures = attention_files.count_figures(tasks, images) + removals
   if figures > _MOST_FIGURES:
     raise ConfigError(
-      f"{counted(images, 'image')} by {counted(tasks, 'task')} and their "
-      f"pairs, the shares of each task, and {counted(removals, 'removal')} "
-      f"would be {figures:,} figures, expected at most {_MOST_FIGURES:,}: give "
-      "fewer --task, or a smaller --max_images."
+      f"{counted(images, 'image')} with attention maps of "
+      f"{counted(tasks, 'task')} and of every pair of tasks, attention shares "
+      f"of each task, and {counted(removals, 'memory ablation')} would be "
+      f"{figures:,} figures, expected at most {_MOST_FIGURES:,}: give fewer "
+      "--task, or a smaller --max_images."
     )
 
 
@@ -212,7 +213,7 @@ def _usable(
   if not usable:
     raise TaskError(
       "; ".join(f"{gap.task} {gap.reason}" for gap in left_out)
-      + ": expected a task with one, such as of 'memory_masked'."
+      + ": expected a regime with a token, such as 'memory_masked'."
     )
   return usable, left_out
 

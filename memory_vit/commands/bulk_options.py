@@ -108,8 +108,8 @@ def compute_dtype(arguments: argparse.Namespace) -> str:
     return console.compute_dtype(arguments.dtype)
   if arguments.dtype == "auto":
     raise ConfigError(
-      "--dtype=auto with --engine=ray: its workers may have other devices, "
-      "expected float32 or bfloat16."
+      "--dtype=auto cannot be used with --engine=ray, because workers may have "
+      "other devices: expected --dtype=float32 or --dtype=bfloat16."
     )
   return arguments.dtype or "float32"
 
@@ -142,7 +142,7 @@ def run_job(arguments: argparse.Namespace, job: Job) -> int:
     _name_unreadable(arguments.output, summary)
   show(
     f"{summary.images:,} images, {summary.errors:,} of them unreadable, in "
-    f"{summary.shards:,} shards ({summary.made:,} made now): "
+    f"{summary.shards:,} shards ({summary.made:,} written by this run): "
     f"{escaped(arguments.output)}"
   )
   return 1 if summary.errors else 0
@@ -155,7 +155,8 @@ def _name_unreadable(output: str, summary: run.Summary) -> None:
   more = summary.errors - _MOST_NAMED
   if more > 0:
     show(
-      f"skipped {more:,} more: rows of the output with an `error`", sys.stderr
+      f"skipped {more:,} more: see rows of the output that have an `error`",
+      sys.stderr,
     )
 
 
@@ -181,4 +182,4 @@ def require_used(
     problem = "is for workers of Ray: expected --engine=ray"
   for name in names:
     if getattr(arguments, name) != parser.get_default(name):
-      raise ConfigError(f"--{name} {problem} beside it.")
+      raise ConfigError(f"--{name} {problem} as well.")

@@ -151,8 +151,9 @@ def _balanced(entry: dict[str, Any]) -> list[str]:
       f"{entry['role']}: WARNING: the classes are imbalanced (ratio "
       f"{audit.IMBALANCED:g} or more). Accuracy is not the whole "
       f"story: always predicting {greatest!r} is right for "
-      f"{100 * balance['share']:.1f} %. Look at test_per_class in result.json; "
-      "--config.optim.class_weights=balanced gives all classes equal weight."
+      f"{100 * balance['share']:.1f} % of the images. Look at "
+      "test_per_class in result.json; --config.optim.class_weights=balanced "
+      "gives all classes equal weight."
     )
   return lines
 

@@ -34,7 +34,7 @@ _DEFINE: Mapping[str, Callable[..., Any]] = {
   "str": flags.DEFINE_string, "bool": flags.DEFINE_bool,
   "int": flags.DEFINE_integer,
 }  # fmt: skip
-_SEE_HELP = "--help lists all"
+_SEE_HELP = "--help lists all options"
 TRUST_HELP = (
   "Run code that data sets name: feature classes from outside of TFDS, and "
   "TFDS names with a namespace."
@@ -142,7 +142,9 @@ def _number(kind: type[int] | type[float], rule: Rule) -> Callable[[str], Any]:
       value = None
     if value is None or not rule.accepts(value):
       expected = f"{kind.__name__}: {rule.expected}"
-      raise argparse.ArgumentTypeError(messages.refusal("it", text, expected))
+      raise argparse.ArgumentTypeError(
+        messages.refusal("the value", text, expected)
+      )
     return value
 
   return parse
@@ -259,8 +261,8 @@ class CommandLine:
         continue
       if f"sweep.{axis}" in overrides:
         raise ConfigError(
-          f"config.{key} is one value of what config.sweep.{axis} varies: "
-          "expected one of them."
+          f"config.{key} (one value) and config.sweep.{axis} (several values) "
+          "are both given: expected only one of them."
         )
       empty: dict[str, Any] = {axis: ()}
       sweep = dataclasses.replace(config.sweep, **empty)

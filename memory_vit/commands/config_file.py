@@ -58,8 +58,8 @@ class ConfigFile(flags.ArgumentParser["ml_collections.ConfigDict"]):
     if not isinstance(config, ml_collections.ConfigDict):
       raise ConfigError(
         f"--config={one_line(name)}: get_config() returned "
-        f"{messages.brief(config)}, expected a ConfigDict, such as that of "
-        "memory_vit.configs.base, changed."
+        f"{messages.brief(config)}, expected a ConfigDict, for example from "
+        "get_config() of memory_vit.configs.base, with changed options."
       )
     return config.lock()
 

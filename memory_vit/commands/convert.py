@@ -92,13 +92,14 @@ def _run(arguments: argparse.Namespace) -> int:
   ):
     raise ConfigError(
       "the command line: expected SOURCE OUT, or --task=FILE.pt "
-      "--backbone=SOURCE OUT_DIR; --help lists all."
+      "--backbone=SOURCE OUT_DIR; --help lists all options."
     )
   *source, out = arguments.paths
   if arguments.task:
     if arguments.format:
       raise ConfigError(
-        "--format is that of a backbone, and --task writes none: leave it out."
+        "--format applies only when a backbone is written, and --task does not "
+        "write one: leave out --format."
       )
     return _convert_tasks(
       arguments.task, arguments.backbone, out, normalization
@@ -129,8 +130,8 @@ def _convert(
   if format == "npz":
     if out.suffix != ".npz":
       raise ConfigError(
-        f"OUT is {escaped(str(out))}, expected a name that ends in .npz; or "
-        "--format=hf, for a directory."
+        f"OUT is {escaped(str(out))}, expected a name that ends in .npz, or "
+        "--format=hf to write a directory."
       )
     paths.require_writable(out, "OUT")
   with ProgressBar("converting", 2, "steps", delay=0) as bar:

@@ -89,7 +89,7 @@ def _parser() -> Parser:
   )
   parser.number(
     "--report_images",
-    Number(0, 200, "each is a part of the page"),
+    Number(0, 200, "images on one page"),
     24,
     "number of images in a report, which show the worst mistakes; 0 for none",
   )
@@ -166,13 +166,14 @@ def _unknown_data(text: str | None, tasks: Sequence[Task]) -> Path | None:
     return None
   if not any(map(_rejects, tasks)):
     raise ConfigError(
-      "--unknown_data is for tasks of classes, and there is none among "
-      f"{brief([task.name for task in tasks])}."
+      "--unknown_data needs a task of classes, but all given tasks are of "
+      f"other kinds: {brief([task.name for task in tasks])}."
     )
   directory = paths.local(text, "--unknown_data")
   if not directory.is_dir():
     raise ConfigError(
-      f"--unknown_data {brief(text)} is no directory: expected one with images."
+      f"--unknown_data {brief(text)} is not a directory: expected a "
+      "directory with images."
     )
   # Refuse an empty directory now, not after a long evaluation.
   if not any(not file.reason for file in image_files.find_images([text])):
@@ -211,8 +212,9 @@ def _report_directory(text: str | None, written: Path | None) -> Path | None:
   place = written and written.resolve()
   if place and report.resolve() in (place, *place.parents):
     raise ConfigError(
-      f"--json {brief(str(written))} is --report {brief(text)}, or inside of "
-      "it: expected a file elsewhere."
+      f"--json {brief(str(written))} is inside --report {brief(text)} or is "
+      "the same path, but a report replaces its whole directory: expected a "
+      "JSON file elsewhere."
     )
   return report
 
@@ -275,17 +277,17 @@ def _rejection(task: Mapping[str, Any]) -> list[str]:
   name, lines = task["name"], []
   if rejection := task.get("rejection"):
     lines.append(
-      f"{name}: takes {_percent(rejection['rejected'])} of these images for "
+      f"{name}: considers {_percent(rejection['rejected'])} of these images "
       f"unknown; accuracy of the others {_percent(rejection['accuracy'])}"
     )
   if unknown := task.get("unknown_data"):
     line = (
-      f"{name}: {counted(unknown['images'], 'image')} of no class below "
-      f"{escaped(unknown['directory'])}: area under the ROC curve "
+      f"{name}: {counted(unknown['images'], 'image')} that belong to no class, "
+      f"from {escaped(unknown['directory'])}: area under the ROC curve "
       f"{unknown['area']:.3f}"
     )
     if unknown["rejected"] is not None:
-      line += f"; {_percent(unknown['rejected'])} are taken for unknown"
+      line += f"; {_percent(unknown['rejected'])} are considered unknown"
     if unknown["skipped"]:
       line += f"; {counted(unknown['skipped'], 'image')} could not be used"
     lines.append(line)

@@ -76,9 +76,9 @@ def _list(arguments: argparse.Namespace) -> int:
       show(f"left out: {task.error}", sys.stderr)
   if not tasks:
     show(
-      f"{arguments.owner} has no tasks, in no repository with the tag "
-      f"{hub_tasks.TAG}. Private ones need a token: `hf auth login`, or "
-      "HF_TOKEN."
+      f"{arguments.owner} has no tasks in repositories with the tag "
+      f"{hub_tasks.TAG}. Private repositories need a token: `hf auth login`, "
+      "or HF_TOKEN."
     )
   return 0
 

@@ -112,7 +112,7 @@ def _predict_bulk(arguments: argparse.Namespace) -> int:
   if arguments.images or arguments.json:
     raise ConfigError(
       "--input writes Parquet and prints no predictions: expected neither "
-      "--json nor an IMAGE beside it."
+      "--json nor an IMAGE together with --input."
     )
   config = predictor_config.PredictorConfig(
     backbone=bulk_options.whole_path(arguments.backbone),
@@ -131,7 +131,7 @@ def _predict_all(arguments: argparse.Namespace) -> int:
   if not arguments.images:
     raise ConfigError(
       "the command line: there is no image; expected IMAGE ..., or --input and "
-      "--output; --help lists all."
+      "--output; --help lists all options."
     )
   dtype = console.compute_dtype(arguments.dtype)
   backbone, tasks = model_loading.load_model(

@@ -64,7 +64,7 @@ def _parser() -> Parser:
     help="address to listen on; 0.0.0.0 lets in every machine that reaches "
     "this one, without encryption (default: %(default)s)",
   )
-  ports = Number(0, 65_535, "0 for any that is free")
+  ports = Number(0, 65_535, "0 chooses a free port")
   parser.number("--port", ports, 8000, "port to listen on")
   parser.dtype()
   parser.add_argument(
@@ -97,7 +97,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     show(f"listening on {http_server.url(bound)}")
     if not _is_loopback(address):
       show(
-        "every machine that reaches this one can use it, unencrypted",
+        "every machine that reaches this one can use the server, unencrypted",
         sys.stderr,
       )
     http_server.serve(application, settings, bound)

@@ -169,8 +169,8 @@ def scatter_figure(
   if shape != np.shape(predicted) or shape[1:] != (len(names),):
     raise DataError(
       f"true values have shape {shape} and predicted values "
-      f"{np.shape(predicted)}, expected (n, {len(names)}), for {len(names)} "
-      "names."
+      f"{np.shape(predicted)}, expected equal shapes (n, {len(names)}), "
+      f"because there are {len(names)} names."
     )
   shown = min(len(names), _PANELS)
   rows, columns = -(-shown // 3), min(shown, 3)

@@ -35,7 +35,10 @@ def image_grid(
   """
   images = require_images(images)
   if len(titles) != len(images):
-    raise DataError(f"{len(titles)} titles for {len(images)} images.")
+    raise DataError(
+      f"{len(titles)} titles for {len(images)} images: expected one title for "
+      "each image."
+    )
   columns = min(columns, len(images))
   rows = -(-len(images) // columns)
   titles = [_wrapped(title, int(width * _CHARACTERS)) for title in titles]
@@ -58,7 +61,8 @@ def require_images(images: np.ndarray) -> np.ndarray:
   images = np.asarray(images)
   if images.ndim != 4 or images.shape[-1] != 3 or not len(images):
     raise DataError(
-      f"images have shape {images.shape}, expected (batch, side, side, 3)."
+      f"images have shape {images.shape}, expected (batch, side, side, 3), "
+      "with at least one image."
     )
   return images
 

@@ -52,7 +52,10 @@ def prediction_grid(
   images = require_images(images)
   known = len(truths) > 0
   if known and len(truths) != len(images):
-    raise DataError(f"{len(truths)} true classes for {len(images)} images.")
+    raise DataError(
+      f"{len(truths)} true classes for {len(images)} images: expected one "
+      "class for each image."
+    )
   kinds = {task: (kinds or {}).get(task, CLASSES) for task in class_names}
   activated = {
     task: _activated(task, kinds[task], logits, names, len(images))

@@ -64,12 +64,13 @@ def _require_names(names: Sequence[str]) -> None:
   for name in names:
     if name != BACKBONE and not is_name(name):
       raise ConfigError(
-        f"an evaluation is of a task {brief(name)}: expected {NAME_RULE}."
+        f"an evaluation names the task {brief(name)}, which is not a valid "
+        f"name: expected {NAME_RULE}."
       )
     if names.count(name) > 1:
       raise ConfigError(
-        f"several evaluations are of a task {name!r}, and each would be in the "
-        "directory of that name: expected different names."
+        f"several evaluations are of a task {name!r}, but all would be written "
+        "to one directory of that name: expected different names."
       )
 
 

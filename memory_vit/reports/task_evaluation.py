@@ -132,9 +132,10 @@ class TaskEvaluation(abc.ABC):
     found = split.kind, split.num_classes, predictions.num_classes
     if found != expected:
       raise TaskError(
-        f"task {task.name!r} has {spec.num_classes:,} {spec.kind.name}, its "
-        f"predictions {predictions.num_classes:,}, and the data set "
-        f"{split.name!r} {split.num_classes:,} {split.kind}: expected the same."
+        f"task {task.name!r} has {spec.num_classes:,} {spec.kind.name}, the "
+        f"predictions have {predictions.num_classes:,}, and the data set "
+        f"{split.name!r} has {split.num_classes:,} {split.kind}: expected the "
+        "same number and kind."
       )
     return PAGES[spec.kind.name](
       task=spec.name,

@@ -482,7 +482,7 @@ def test_an_unknown_option_names_the_nearest(capsys, tmp_path):
     err = capsys.readouterr().err
     assert err.startswith(f"error: config has no option {given!r}; nearest: ")
     assert f" config.{nearest}" in err
-    assert err.endswith("; --help lists all.\n")
+    assert err.endswith("; --help lists all options.\n")
 
 
 def test_a_wrong_type_names_the_right_one(capsys, tmp_path):

@@ -428,11 +428,11 @@ def test_images_of_no_class_are_told_from_others(model, tmp_path, capsys):
   rejected = (known < spec.kind.unknown).mean()
   assert entry["rejection"]["rejected"] == pytest.approx(rejected)
   shown = capsys.readouterr().out
-  assert f"area under the ROC curve {area:.3f}; 66.67 % are taken" in shown
+  assert f"area under the ROC curve {area:.3f}; 66.67 % are considered" in shown
   assert "1 image could not be used" in shown
   (tmp_path / "empty").mkdir()
   for wrong, message in (
-    (tmp_path / "none", "is no directory"),
+    (tmp_path / "none", "is not a directory"),
     (tmp_path / "empty", "holds no images"),
   ):
     assert run(root, *arguments, f"--unknown_data={wrong}") == 2
@@ -499,7 +499,9 @@ def test_other_splits_are_evaluated_and_bad_input_is_refused(
   unknown = dataclasses.replace(high, provenance={})
   mv.save_task(unknown, tmp_path / "unknown")
   assert "names no data set" in refused(f"--task={tmp_path}/unknown")
-  assert "--cache_gib: it is 'nan'" in refused("--task=x", "--cache_gib=nan")
+  assert "--cache_gib: the value is 'nan'" in refused(
+    "--task=x", "--cache_gib=nan"
+  )
   assert "there is no task 'hgih'" in refused(f"--task={tmp_path}/unknown",
                                               "--data=hgih=digits")  # fmt: skip
   given = (f"--task={tmp_path}/unknown", "--data=digits:5-9")

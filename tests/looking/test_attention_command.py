@@ -344,7 +344,7 @@ def test_too_many_figures_are_refused(model, tmp_path, capsys, monkeypatch):
   assert "would be 11 figures, expected at most 8" in capsys.readouterr().err
   data = "--data=digits:0-4", "--batch_size=8"
   assert run(root, out, "--max_images=2", root / "images", *data) == 2
-  assert "and 2 removals would be 10 figures" in capsys.readouterr().err
+  assert "and 2 memory ablations would be 10 figures" in capsys.readouterr().err
 
 
 @pytest.mark.slow

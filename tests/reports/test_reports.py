@@ -463,7 +463,7 @@ def test_impossible_sets_of_reports_are_refused(tmp_path):
     ([one, one], "several evaluations are of a task 'digits'"),
     (
       [evaluation_of(usual(), task="../../out")],
-      "task '../../out': expected 1 to 64",
+      "task '../../out', which is not a valid name: expected 1 to 64",
     ),
   ):
     with pytest.raises(ConfigError, match=message):
@@ -621,9 +621,9 @@ def test_other_classes_are_refused():
       nameless,
       reader_of("a", "b", "c"),
       two,
-      "'embeddings' 3 classes: expected",
+      "'embeddings' has 3 classes: expected",
     ),
-    (nameless, reader_of("a", "b"), three, "its predictions 3"),
+    (nameless, reader_of("a", "b"), three, "the predictions have 3"),
   ):
     with pytest.raises(TaskError, match=message):
       reports.TaskEvaluation.of(task, reader, predictions)

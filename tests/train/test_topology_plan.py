@@ -263,9 +263,9 @@ def test_other_backbones_have_no_known_shapes():
 @pytest.mark.parametrize(
   ("flags", "message"),
   [
-    (["--topology=v5e:1"], "--topology is for a plan without a device"),
-    (["--dry_run", "--classes=3"], "--classes is for a plan without"),
-    (["--dry_run", "--topology=v5e:1", "--gpu=h100"], "expected one of them"),
+    (["--topology=v5e:1"], "--topology applies only to plans for absent"),
+    (["--dry_run", "--classes=3"], "--classes applies only to plans"),
+    (["--dry_run", "--topology=v5e:1", "--gpu=h100"], "only one of them"),
     (["--dry_run", "--gpu=h100", "--examples=-1"], "--examples is -1"),
     (["--dry_run"], "--workdir is missing"),
   ],
