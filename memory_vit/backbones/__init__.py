@@ -1,4 +1,4 @@
-"""Load, save and describe pretrained ViTs: strict, nothing is guessed."""
+"""Load, save and describe pretrained ViTs, without guessing what is missing."""
 
 from etils import epy
 

@@ -18,26 +18,26 @@ from memory_vit.runtime.messages import escaped
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BackboneReport:
-  """The contents of the source of a backbone."""
+  """Contents of the source of a backbone."""
 
   path: str
   layout: str
   config: ViTConfig
-  states_config: bool  # see `Published`
+  states_config: bool  # False if inferred from array shapes
   normalization: Normalization
   preprocessing: EvalPreprocessing | None
   preprocessing_from: str
   source: BackboneSource | None
   parameters: int
   fingerprint: str
-  # By published name; dtype in the file, float32 of a converted model.
+  # Published name -> shape, and dtype in the file (float32 if converted).
   arrays: dict[str, jax.ShapeDtypeStruct]
 
 
 def inspect_backbone(path: str) -> BackboneReport:
   """Describe any source that `load_backbone` takes."""
   elsewhere = path in KNOWN or "://" in path
-  if not (elsewhere or paths.local(path, "it", BackboneError).exists()):
+  if not (elsewhere or paths.local(path, "the source", BackboneError).exists()):
     raise BackboneError(
       f"{escaped(path)} is not there: expected the .npz file of a backbone, "
       "its address (https://, gs://, hf://) or one of "
@@ -69,6 +69,6 @@ def inspect_backbone(path: str) -> BackboneReport:
 
 
 def source_of(path: str) -> BackboneSource | None:
-  """The origin of a model of transformers or timm; hashes its files."""
+  """Return the origin of a transformers or timm model; hashes its files."""
   model = load.model_source(path)
   return model_import.source_of(model) if model else None

@@ -16,16 +16,16 @@ from memory_vit.errors import BackboneError
 from memory_vit.runtime import checksums, files, paths
 from memory_vit.runtime.progress_bar import ProgressBar
 
-with epy.lazy_imports():  # it brings jax, for which --help does not wait
+with epy.lazy_imports():  # imports jax, which slows down --help
   from memory_vit.backbones import stored_arrays
 
 logger = logging.getLogger(__name__)
 
-# The first bytes of every .npz file; a page that says "not found" has others.
+# First bytes of every .npz file, unlike an HTML page that says "not found".
 _MAGIC = b"PK"
-# The number of bytes of a download that a message shows.
+# Number of bytes of a bad download that the error shows.
 _SHOWN = 40
-# Of a file name, which may have 255 bytes.
+# Maximum length of the part of a cached file's name that comes from its URL.
 _LONGEST_NAME = 50
 
 _CHUNK_BYTES = 2**20
@@ -38,11 +38,11 @@ def _augreg(model: str, recipe: str) -> str:
   return f"{_BUCKET}/augreg/{name}.npz"
 
 
-# Short name -> address, or file. "i21k" are the weights of the original paper
-# (arXiv:2010.11929), with `pre_logits` and a head of 21,843 classes; "augreg"
-# those that "How to train your ViT?" (arXiv:2106.10270) recommends, which has
-# no L/32. No checksums are published, so none is pinned: the SHA-256 of every
-# download is logged.
+# Short name -> address or local file. "i21k" are the weights of the original
+# paper (arXiv:2010.11929), with `pre_logits` and a head of 21,843 classes;
+# "augreg" are those recommended by "How to train your ViT?" (arXiv:2106.10270),
+# which has no L/32. No checksums are published, so none are pinned, but the
+# SHA-256 of every download is logged.
 KNOWN = {
   "glyphs": str(glyphs.BACKBONE),  # comes with the package
   "i21k-B/32": f"{_BUCKET}/imagenet21k/ViT-B_32.npz",
@@ -53,7 +53,7 @@ KNOWN = {
   "augreg-Ti/16": _augreg("Ti_16", "aug_none-wd_0.03"),
   "augreg-S/32": _augreg("S_32", "aug_none-wd_0.1"),
   "augreg-S/16": _augreg("S_16", "aug_light1-wd_0.03"),
-  # As in big_vision; timm's B/32 is another one (aug_medium1-wd_0.03).
+  # big_vision's choice; timm's B/32 differs (aug_medium1-wd_0.03).
   "augreg-B/32": _augreg("B_32", "aug_light1-wd_0.1"),
   "augreg-B/16": _augreg("B_16", "aug_medium1-wd_0.1"),
   "augreg-B/8": _augreg("B_8", "aug_medium2-wd_0.1"),
@@ -62,10 +62,10 @@ KNOWN = {
 
 
 def local_file(path: str) -> Path:
-  """The local .npz file of a short name, path or address, downloaded if needed.
+  """Return the .npz file of a short name, path or address; download if needed.
 
   Complete downloads are cached in $MEMORY_VIT_CACHE, or ~/.cache/memory_vit;
-  damaged ones are fetched again.
+  damaged files in the cache are fetched again.
   """
   address = KNOWN.get(path, path)
   if address.startswith(("https://", "http://")):
@@ -87,7 +87,7 @@ def local_file(path: str) -> Path:
 
 
 def _cached(url: str, fetch: "Callable[[str, _Download], None]") -> Path:
-  """Return the cached copy of an address; `fetch` makes it the first time."""
+  """Return the cached copy of an address; `fetch` downloads it if needed."""
   file = _cached_path(url)
   try:
     if _is_cached(file):
@@ -100,7 +100,7 @@ def _cached(url: str, fetch: "Callable[[str, _Download], None]") -> Path:
         download = _Download(opened)
         fetch(url, download)
       _require_npz(part, download)
-  # requests, TensorFlow and fsspec each have exceptions of their own.
+  # requests, TensorFlow and fsspec each raise their own types of exceptions.
   except Exception as error:
     is_ours = isinstance(error, BackboneError)
     reason = str(error) if is_ours else f"{type(error).__name__}: {error}"
@@ -117,13 +117,13 @@ def _cached(url: str, fetch: "Callable[[str, _Download], None]") -> Path:
 
 
 def _cached_path(url: str) -> Path:
-  """The path of the cached copy of an address."""
+  """Return the path of the cached copy of an address."""
   folder = os.environ.get("MEMORY_VIT_CACHE") or "~/.cache/memory_vit"
   try:
-    # One file name is published at several addresses.
+    # Hash the address, because several addresses end in the same file name.
     address = hashlib.sha256(url.encode()).hexdigest()[:12]
     name = PurePosixPath(urllib.parse.urlsplit(url).path).name
-    # The end of a name, which has the suffix, for people.
+    # The end of the file name, with its suffix, makes the copy recognizable.
     return Path(folder).expanduser() / f"{address}-{name[-_LONGEST_NAME:]}"
   except (RuntimeError, ValueError) as error:
     raise BackboneError(
@@ -133,14 +133,14 @@ def _cached_path(url: str) -> Path:
 
 
 def _is_cached(file: Path) -> bool:
-  """Whether the complete file is there; remove anything else of that name."""
+  """Return whether the complete file exists; remove anything else there."""
   if not os.path.lexists(file):
     return False
   try:
     if file.is_file():
       stored_arrays.require_whole(file)
       return True
-    problem = "no file"
+    problem = "it is not a regular file"
   except BackboneError as error:
     problem = str(error)
   logger.warning("the cached file is removed, and fetched again: %s", problem)
@@ -149,14 +149,14 @@ def _is_cached(file: Path) -> bool:
 
 
 class _Download:
-  """A file that checks the bytes of an .npz file as they arrive."""
+  """A writable file that checks the bytes of an .npz file as they arrive."""
 
   def __init__(self, file: BinaryIO) -> None:
     self._file = file
-    self.size, self.begins = 0, b""  # the bytes so far, the first of them
+    self.size, self.begins = 0, b""  # the number of bytes, and the first ones
 
   def write(self, data: bytes) -> int:
-    """Write; raise `BackboneError` as soon as it cannot be an .npz file."""
+    """Write data; raise if the file is too large or cannot be an .npz file."""
     self.size += len(data)
     if len(self.begins) < _SHOWN:
       self.begins += data[: _SHOWN - len(self.begins)]
@@ -201,10 +201,10 @@ def _fetch_http(url: str, target: _Download) -> None:
 
 
 def _own_password(request: Any) -> Any:
-  """Send the password of an address itself, and none of ~/.netrc.
+  """Send the password in the address itself, but never one from ~/.netrc.
 
-  Without encryption everybody on the way would read it. (`requests` looks into
-  that file unless `auth` is set.)
+  Over http:// anybody on the network path could read the password. (`requests`
+  takes passwords from ~/.netrc unless `auth` is set.)
   """
   import requests
 
@@ -215,7 +215,7 @@ def _own_password(request: Any) -> Any:
 
 
 def _check_redirect(response: Any, **options: Any) -> None:
-  """Refuse a redirect that would send a password of ~/.netrc unencrypted."""
+  """Raise if a redirect would send a password from ~/.netrc unencrypted."""
   import requests
 
   del options
@@ -225,16 +225,16 @@ def _check_redirect(response: Any, **options: Any) -> None:
   is_open = not target.lower().startswith("https://")
   if is_open and requests.utils.get_netrc_auth(target):
     raise BackboneError(
-      f"it leads to {target}, and a password of ~/.netrc would be sent there "
-      "without encryption"
+      f"it redirects to {target}, and a password of ~/.netrc would be sent "
+      "there without encryption"
     )
 
 
 def _fetch_gs(url: str, target: _Download) -> None:
-  # It imports TensorFlow or gcsfs to read gs://.
+  # Opening gs:// with epath imports TensorFlow or gcsfs.
   from etils import epath
 
-  # The size would take another request, which may fail.
+  # The bar has no total: the size would take another request, which may fail.
   with epath.Path(url).open("rb") as source, _bar_of(url) as bar:
     while chunk := source.read(_CHUNK_BYTES):
       target.write(chunk)
@@ -242,7 +242,7 @@ def _fetch_gs(url: str, target: _Download) -> None:
 
 
 def _bar_of(url: str) -> ProgressBar:
-  """A bar for a download; pooch adds its size once it is known."""
+  """Return a progress bar; pooch adds the size of a download once known."""
   name = PurePosixPath(urllib.parse.urlsplit(url).path).name
   return ProgressBar(f"downloading {name[-_LONGEST_NAME:]}", unit="B")
 

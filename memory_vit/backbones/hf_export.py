@@ -1,7 +1,7 @@
 """Write a backbone as a directory that transformers loads.
 
-The inverse of `families/hf_vit.py`. Images are normalized by 0.5 and 0.5, which
-is what our backbones take.
+The inverse of `families/hf_vit.py`. The written mean and std are 0.5, because
+our backbones take images in [-1, 1].
 """
 
 from collections.abc import Collection
@@ -23,7 +23,8 @@ from memory_vit.model.vit_config import ViTConfig
 from memory_vit.runtime import files
 from memory_vit.runtime.output_directory import OutputDirectory
 
-# Fields that every such ViT shares; `position_resize` matters at other sizes.
+# Fields of `ViTConfig` and their values in every ViT of transformers. Any
+# `position_resize` is accepted: it only has an effect at other image sizes.
 _COMPUTED = {
   "class_tokens": 1,
   "registers": 0,
@@ -37,16 +38,18 @@ _ACTIVATIONS = {
   "tanh": "gelu_pytorch_tanh",
   "quick": "quick_gelu",
 }
-# In the weights. transformers needs the format; the rest marks our files.
+# Metadata of model.safetensors: `_WRITER` marks a directory that `write` may
+# replace, and transformers requires "format".
 _WRITER = {"written_by": "memory_vit"}
 _METADATA = {"format": "pt", **_WRITER}
 _RESAMPLES = {"bilinear": 2, "bilinear_antialias": 2, "bicubic": 3}
 
 
 def _written(path: Path) -> Collection[str]:
-  """The files of an earlier `write`; its metadata of the weights tells.
+  """Return the files of an earlier `write`; () if others wrote the directory.
 
-  transformers copies unknown keys of the other files into models of its own.
+  The mark is in the weights, because transformers copies unknown keys of the
+  JSON files into models that it saves itself.
   """
   try:
     with safetensors.safe_open(path / model_files.WEIGHTS, "np") as file:
@@ -80,13 +83,13 @@ def _require_possible(config: ViTConfig) -> None:
   for name, value in _COMPUTED.items():
     if getattr(config, name) != value:
       raise BackboneError(
-        f"a ViT of transformers has {name} {value!r}, this backbone has "
+        f"a ViT of transformers has {name} {value!r}, but this backbone has "
         f"{getattr(config, name)!r}: save it as an .npz file."
       )
   if config.num_classes and config.representation_size:
     raise BackboneError(
-      f"a ViT of transformers has a head or a pooler, this backbone has "
-      f"{config.num_classes} classes and a representation_size of "
+      f"a ViT of transformers has either a head or a pooler, but this backbone "
+      f"has {config.num_classes} classes and a representation_size of "
       f"{config.representation_size}: save it as an .npz file."
     )
 
@@ -94,7 +97,7 @@ def _require_possible(config: ViTConfig) -> None:
 def _transformers_arrays(
   arrays: Arrays, config: ViTConfig
 ) -> dict[str, np.ndarray]:
-  """The arrays under the names of transformers."""
+  """Convert our arrays to the names and shapes of transformers."""
   rows = hf_vit.rows(qkv_bias=True)
   if config.num_classes:
     rows = {f"vit.{name}": place for name, place in rows.items()}
@@ -111,7 +114,7 @@ def _config(config: ViTConfig) -> dict[str, Any]:
     "num_channels": 3,
     "qkv_bias": True,
   }
-  if head:  # transformers counts the classes by these
+  if head:  # transformers counts these labels to know the number of classes
     labels = [f"LABEL_{i}" for i in range(config.num_classes)]
     values["id2label"] = dict(enumerate(labels))
     values["label2id"] = {label: i for i, label in enumerate(labels)}
@@ -135,7 +138,9 @@ def _preprocessor(backbone: Backbone) -> dict[str, Any]:
     "rescale_factor": 1 / 255,
     "size": {"height": side, "width": side},
   }
-  if preprocessing.resize:  # transformers rounds the offset of the crop down
+  # transformers rounds the crop's offset down, so a crop that is
+  # "central_rounded" here may shift by one pixel.
+  if preprocessing.resize:
     values["do_center_crop"] = True
     values["crop_size"] = values["size"]
     values["size"] = {"shortest_edge": preprocessing.resize}

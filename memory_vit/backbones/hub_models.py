@@ -10,13 +10,13 @@ from memory_vit.runtime.messages import brief
 
 
 def is_model(text: str) -> bool:
-  """Whether it is the address of a model, and of no task."""
-  found = hub.parse(text)
-  return found is not None and not found.task
+  """Return whether a text is the hub address of a model, not of a task."""
+  address = hub.parse(text)
+  return address is not None and not address.task
 
 
 def has_config(text: str) -> bool:
-  """Whether the repository is that of a model; only this file is fetched."""
+  """Return whether a repository has a config.json; fetches only this file."""
   address = hub.parse(text)
   assert address
   names = [model_files.CONFIG]
@@ -26,16 +26,16 @@ def has_config(text: str) -> bool:
 
 @functools.cache  # a command calls it several times
 def fetch(text: str) -> Path:
-  """Fetch the configuration and .safetensors files into a directory."""
+  """Fetch the files of a model; return the directory that contains them."""
   address = hub.parse(text)
   if not address or address.task:
     raise BackboneError(
-      f"{brief(text)} is no model: expected hf://OWNER/NAME or "
+      f"{brief(text)} is no address of a model: expected hf://OWNER/NAME or "
       "hf://OWNER/NAME@REVISION, such as hf://google/vit-base-patch16-224."
     )
   by_hand = (
     f"Or fetch {model_files.CONFIG}, {model_files.PREPROCESSOR} or "
     f"{model_files.PROCESSOR}, and the .safetensors files of "
-    f"{address.repository} by hand, put them into one directory, and give that."
+    f"{address.repository} by hand into one directory, and give its path."
   )
   return hub.fetch(address, model_files.PATTERNS, BackboneError, by_hand)

@@ -17,11 +17,11 @@ from memory_vit.runtime.messages import refusal
 
 logger = logging.getLogger(__name__)
 
-# Numbers of Pillow, with antialiasing; the others are not supported.
+# Pillow's number of each supported filter -> our name; Pillow antialiases.
 _RESAMPLES = {2: "bilinear_antialias", 3: "bicubic"}
 _INTERPOLATIONS = {"bilinear": "bilinear_antialias", "bicubic": "bicubic"}
 _SMALLEST_STD = 1e-3
-# What a class of transformers takes for fields that a file lacks.
+# Defaults of transformers' image processors for fields that a file lacks.
 _SQUARE: Mapping[str, Any] = {
   "resample": 2, "size": {"height": 224, "width": 224},
 }  # fmt: skip
@@ -39,13 +39,13 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
   "Bit": _CROPPED,
 }
 _SUFFIX = re.compile(r"(ImageProcessor|FeatureExtractor)(Fast|Pil)?$")
-# The class of a `model_type` if the file names none; otherwise "ViT".
+# `model_type` -> class of image processor, if the file names none; else "ViT".
 _CLASSES = {
   **dict.fromkeys(("dinov2", "dinov2_with_registers"), "Bit"),
   **dict.fromkeys(("siglip", "siglip_vision_model"), "Siglip"),
   **dict.fromkeys(("clip", "clip_vision_model"), "CLIP"),
 }
-# Switches that are read, or that change no photograph.
+# Switches that this module reads, or that do not change RGB photographs.
 _SWITCHES = {
   *("do_resize", "do_center_crop", "do_rescale", "do_normalize"),
   *("do_convert_rgb", "do_reduce_labels"),
@@ -56,19 +56,19 @@ _SWITCHES = {
 class ImageProcessor:
   """Normalization of images in [0, 1], and how they are resized and cropped."""
 
-  mean: Rgb | None  # None if it is not stated
+  mean: Rgb | None  # None if not stated
   std: Rgb | None
-  preprocessing: EvalPreprocessing | None  # None if it cannot be expressed
-  origin: str  # the file, and the object in it
-  defaults: str = ""  # what its class adds, for people
+  preprocessing: EvalPreprocessing | None  # None if not stated or not supported
+  origin: str  # the file, and the JSON object in it
+  defaults: str = ""  # fields that its class adds, for display
 
   def warn(self) -> None:
-    """Say if the source does not decide how images are resized."""
+    """Warn if the source states no supported way to resize images."""
     if self.preprocessing is None:
       logger.warning(
-        "%s: resizing or cropping that is not stated, or not supported by "
-        "memory_vit; tasks get the whole image squeezed into the square, "
-        "unless configured otherwise",
+        "%s: resizing or cropping is not stated, or not supported by "
+        "memory_vit; tasks squeeze the whole image into a square unless "
+        "configured otherwise",
         self.origin,
       )
 
@@ -76,12 +76,12 @@ class ImageProcessor:
 def of_transformers(values: Any, where: str, family: str) -> ImageProcessor:
   """Read the fields of an image processor of transformers.
 
-  If they name no class, it is that of `family`, the `model_type`.
+  If they name no class, `family` (the `model_type`) determines the class.
   """
   fields = Fields(values, where)
   if not fields.flag("do_rescale", True):
     raise BackboneError(
-      f"{where}: do_rescale is false, expected images in [0, 1]."
+      f"{where}: do_rescale is false, expected true (images in [0, 1])."
     )
   fields.number("rescale_factor", 0.00392, 0.003922, 1 / 255)
   mean: Rgb | None = (0.0, 0.0, 0.0)
@@ -92,10 +92,12 @@ def of_transformers(values: Any, where: str, family: str) -> ImageProcessor:
   name = _SUFFIX.sub("", fields.text("image_processor_type", older))
   name = name or _CLASSES.get(family, "ViT")
   stated = {k: v for k, v in values.items() if v is not None}
-  # Of other classes the defaults are not known.
+  # Defaults of classes that are not in `_DEFAULTS` are unknown.
   complete = {**_DEFAULTS.get(name, {}), **stated}
   absent = [k for k in complete if k not in (*stated, "default_to_square")]
-  defaults = f"; by {name}ImageProcessor: {', '.join(absent)}" if absent else ""
+  defaults = (
+    f"; defaults of {name}ImageProcessor: {', '.join(absent)}" if absent else ""
+  )
   return ImageProcessor(
     mean=mean,
     std=std,
@@ -112,17 +114,17 @@ def of_timm(values: Any, where: str) -> ImageProcessor:
   fields, preprocessing = Fields(values, where), None
   kind = _INTERPOLATIONS.get(fields.text("interpolation", "bicubic"))
   if fields.has("input_size"):
-    channels, side, other = fields.numbers("input_size", 3, 1, 1e6)
+    channels, height, width = fields.numbers("input_size", 3, 1, 1e6)
     share = fields.number("crop_pct", 0.05, 1, 0.875)
     mode = fields.text("crop_mode", "center")
-    if kind and channels == 3 and side == other:
+    if kind and channels == 3 and height == width:
       if mode == "center":
-        resize = int(side / share)
+        resize = int(height / share)
         preprocessing = _preprocessing(
-          int(side), resize, kind, "central_rounded"
+          int(height), resize, kind, "central_rounded"
         )
       elif mode == "squash" and share == 1:
-        preprocessing = _preprocessing(int(side), 0, kind)
+        preprocessing = _preprocessing(int(height), 0, kind)
   return ImageProcessor(
     mean=_rgb(fields, "mean"),
     std=_rgb(fields, "std"),
@@ -132,7 +134,7 @@ def of_timm(values: Any, where: str) -> ImageProcessor:
 
 
 def as_rgb(values: Any, name: str) -> Rgb:
-  """Check a mean or std that a caller gives, of any sequence or one number."""
+  """Check a mean or std from a caller: three numbers, or one for all."""
   try:
     numbers = np.broadcast_to(np.asarray(values, np.float64), 3).tolist()
     rgb = _rgb(Fields({name: numbers}, "the argument"), name)
@@ -147,7 +149,7 @@ def as_rgb(values: Any, name: str) -> Rgb:
 def at_size(
   preprocessing: EvalPreprocessing | None, image_size: int
 ) -> EvalPreprocessing | None:
-  """Change the image size of an evaluation; a crop takes the same share."""
+  """Change the image size of preprocessing; a crop keeps its relative size."""
   if preprocessing is None or preprocessing.image_size == image_size:
     return preprocessing
   share = image_size / preprocessing.image_size
@@ -161,8 +163,8 @@ def _evaluation_of_transformers(
   fields: Fields, values: Mapping[str, Any]
 ) -> EvalPreprocessing | None:
   kind = _RESAMPLES.get(fields.whole("resample", 0, 5, 0))
-  others = [k for k, v in values.items() if k.startswith("do_") and v]
-  if not kind or not fields.flag("do_resize", True) or {*others} - _SWITCHES:
+  enabled = [k for k, v in values.items() if k.startswith("do_") and v]
+  if not kind or not fields.flag("do_resize", True) or {*enabled} - _SWITCHES:
     return None
   size = _sides(values.get("size"), fields.flag("default_to_square", True))
   cropped = fields.flag("do_center_crop", False)
@@ -175,7 +177,7 @@ def _evaluation_of_transformers(
 
 
 def _sides(size: Any, to_square: bool = True) -> Mapping[str, Any]:
-  """A size as transformers 5 writes it; {} if it is something else."""
+  """Convert a size to a dict, as transformers 5 writes it; checks no values."""
   if isinstance(size, Mapping):
     return {name: side for name, side in size.items() if side is not None}
   if type(size) is int and not to_square:
@@ -185,7 +187,7 @@ def _sides(size: Any, to_square: bool = True) -> Mapping[str, Any]:
 
 
 def _square(sides: Mapping[str, Any]) -> Any:
-  """The side of a square; None if it is something else."""
+  """Return the side of a square size, or None for any other size."""
   is_square = sides == dict.fromkeys(("height", "width"), sides.get("height"))
   return sides["height"] if is_square else None
 
@@ -193,7 +195,7 @@ def _square(sides: Mapping[str, Any]) -> Any:
 def _preprocessing(
   side: Any, resize: Any, interpolation: str, crop: str = "central"
 ) -> EvalPreprocessing | None:
-  """None for sizes that are not supported, or are no numbers."""
+  """Return the preprocessing; None if a size is unsupported or not an int."""
   if type(side) is not int or type(resize) is not int:
     return None
   fits = resize == 0 or side <= resize <= MAX_RESIZE
@@ -208,7 +210,7 @@ def _preprocessing(
 
 
 def _rgb(fields: Fields, name: str) -> Rgb | None:
-  """Three numbers, or one for all channels; None if the field is absent."""
+  """Read three numbers, or one for all channels; None for an absent field."""
   if not fields.has(name):
     return None
   low = _SMALLEST_STD if name.endswith("std") else -10

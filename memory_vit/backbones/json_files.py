@@ -7,15 +7,15 @@ from memory_vit.errors import BackboneError
 from memory_vit.runtime import files
 from memory_vit.runtime.messages import brief, first_line
 
-# A config.json with the names of 21,843 classes has 2 MB, an index of 10,000
-# arrays less.
+# Maximum size of a file. A config.json with the names of 21,843 classes has
+# 2 MB, and an index of 10,000 arrays has less.
 MAX_BYTES = 8 * 2**20
 
 
 def read_object(file: Path) -> dict[str, Any]:
-  """Read a file of at most `MAX_BYTES`."""
+  """Read the object in a file of at most `MAX_BYTES`."""
   if not file.is_file():
-    raise BackboneError(f"{file} is not there, or no file.")
+    raise BackboneError(f"{file} is not there, or is not a file.")
   if (size := file.stat().st_size) > MAX_BYTES:
     raise BackboneError(
       f"{file} has {size:,} bytes, expected at most {MAX_BYTES:,}."
@@ -30,7 +30,7 @@ def read_object(file: Path) -> dict[str, Any]:
 
 
 def parse_object(content: bytes, where: str) -> dict[str, Any]:
-  """Parse UTF-8 of a checked length; a key may not occur twice."""
+  """Parse a JSON object in UTF-8, of checked length; keys must not repeat."""
   try:
     values = files.strict_json(content.decode("utf-8"))
   except (ValueError, RecursionError) as error:

@@ -20,10 +20,10 @@ logger = logging.getLogger(__name__)
 
 Arrays = dict[str, np.ndarray]
 
-# Prefixes of parameters in the files of whole training states.
+# Prefixes of parameter names in checkpoints of whole training states.
 PREFIXES = ("opt/target/", "params/")
-# The image tower in a big_vision model of images and texts, such as SigLIP, and
-# the arrays beside it.
+# Prefix of the image tower in big_vision's models of images and texts (SigLIP),
+# and a pattern of the other arrays: text tower, temperature and bias.
 TOWER = "img/"
 _BESIDE_TOWER = re.compile(r"txt/.+|t|b")
 MAP_HEAD = "MAPHead_0/"
@@ -31,10 +31,11 @@ MAP_HEAD = "MAPHead_0/"
 BLOCK = "Transformer/encoderblock_"
 STACKED_BLOCKS = "Transformer/encoderblock/"
 POSITIONS = "Transformer/posembed_input/pos_embedding"
-# "01" is another name.
+# Leading zeros do not match: files name block 1 by "1", not by "01".
 BLOCK_NUMBER = re.compile(rf"{BLOCK}(0|[1-9][0-9]*)/")
 
-# Before Linen, one counter ran through all the layers of a block.
+# Module name before Flax Linen, when one counter numbered all modules of a
+# block -> module name in Linen.
 FROM_PRE_LINEN = {
   "MultiHeadDotProductAttention_1": "MultiHeadDotProductAttention_0",
   "LayerNorm_2": "LayerNorm_1",
@@ -42,15 +43,16 @@ FROM_PRE_LINEN = {
 }
 TO_PRE_LINEN = {new: old for old, new in FROM_PRE_LINEN.items()}
 
-# More blocks than any published ViT has: a file may claim any number.
+# Maximum number of blocks, above that of every published ViT: an untrusted file
+# may claim any number.
 MAX_DEPTH = 64
 
 
-@functools.lru_cache(maxsize=8)  # a source is compared in several places
+@functools.lru_cache(maxsize=8)  # called several times for each model
 def expected_shapes(config: ViTConfig) -> Mapping[str, jax.ShapeDtypeStruct]:
-  """The parameters of a model; one block is traced, for all of them."""
-  one = dataclasses.replace(config, depth=1)
-  traced = trees.flatten(backbone_shapes(one))
+  """Return the shapes of all parameters, from tracing only one block."""
+  one_block = dataclasses.replace(config, depth=1)
+  traced = trees.flatten(backbone_shapes(one_block))
   first = f"{BLOCK}0/"
   return {
     name.replace(first, f"{BLOCK}{i}/"): array
@@ -60,11 +62,11 @@ def expected_shapes(config: ViTConfig) -> Mapping[str, jax.ShapeDtypeStruct]:
 
 
 def without_prefix(entries: Iterable[str]) -> dict[str, str]:
-  """Return {name of a parameter: its entry in the file}."""
+  """Return {parameter name without prefix: its entry in the file}."""
   names = {entry: entry for entry in entries}
   for prefix in PREFIXES:
     if any(name.startswith(prefix) for name in names):
-      # Beside them are the state of the optimizer, step counts and the like.
+      # Entries without the prefix are optimizer state, step counts and so on.
       names = {
         name.removeprefix(prefix): entry
         for name, entry in names.items()
@@ -74,7 +76,7 @@ def without_prefix(entries: Iterable[str]) -> dict[str, str]:
 
 
 def _of_tower(names: dict[str, str]) -> dict[str, str]:
-  """Keep the image tower, unless there is more than the towers of SigLIP."""
+  """Select the image tower of a SigLIP file; keep all names of other files."""
   tower = {n: entry for n, entry in names.items() if n.startswith(TOWER)}
   beside = names.keys() - tower.keys()
   if not tower or not all(map(_BESIDE_TOWER.fullmatch, beside)):
@@ -83,12 +85,12 @@ def _of_tower(names: dict[str, str]) -> dict[str, str]:
 
 
 def has_map_head(names: Collection[str]) -> bool:
-  """Whether a probe pools, as in SigLIP, instead of a class token."""
+  """Return whether the model has a probe (SigLIP) instead of a class token."""
   return "cls" not in names and any(n.startswith(MAP_HEAD) for n in names)
 
 
 def as_vit_jax(arrays: Arrays, file: Path) -> Arrays:
-  """Convert to the layout of vit_jax, numbered by Linen."""
+  """Convert to the layout of vit_jax, with modules numbered as by Linen."""
   converted: Arrays = {}
   for name, array in arrays.items():
     if _is_stacked(name, array) and len(array) > MAX_DEPTH:
@@ -108,7 +110,7 @@ def as_vit_jax(arrays: Arrays, file: Path) -> Arrays:
 
 
 def as_published(name: str, array: np.ndarray) -> list[tuple[str, np.ndarray]]:
-  """Name an array as vit_jax does; stacked blocks have several names."""
+  """Return [(vit_jax name, array)], one pair per block for stacked blocks."""
   if name == "pos_embedding":
     return [(POSITIONS, array)]
   name = renumbered(name, FROM_PRE_LINEN)
@@ -123,16 +125,16 @@ def _is_stacked(name: str, array: np.ndarray) -> bool:
 
 
 def renumbered(name: str, numbers: dict[str, str]) -> str:
-  """Rename the modules in the name of a parameter."""
+  """Replace module names within the name of a parameter."""
   return "/".join(numbers.get(part, part) for part in name.split("/"))
 
 
 def _with_class_position(positions: np.ndarray) -> np.ndarray:
-  """Give a big_vision position embedding (1, n, d) a zero entry for the class.
+  """Prepend a zero for the class token to positions (1, n, d) of big_vision.
 
-  `cls` of these files has its position added. Therefore the fingerprint differs
-  from that of the same weights unfolded: the backbone computes the same from
-  both, but a task adds the entry to its own class token.
+  In these files, `cls` already includes its position. The fingerprint therefore
+  differs from that of a file that stores the two apart: the backbone computes
+  the same outputs, but a task adds the stored position to its own class token.
   """
   if positions.ndim != 3 or not square_side(positions.shape[1]):
     return positions
@@ -145,7 +147,7 @@ def resize_positions(
   kind: str = "bilinear",
   class_tokens: int = 1,
 ) -> np.ndarray:
-  """Resize (1, class + n, d) to (1, class + side^2, d); class entries stay."""
+  """Resize patch positions: (1, class + n, d) to (1, class + side^2, d)."""
   old = square_side(positions.shape[1] - class_tokens)
   if side == old:
     return positions

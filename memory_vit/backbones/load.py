@@ -1,14 +1,14 @@
 """Load a pretrained ViT from .npz files, transformers or timm.
 
 Two layouts of .npz files are read; a file that does not have exactly the
-weights of one ViT is refused, with every problem.
+weights of one ViT is refused with a list of all problems.
 
-  vit_jax      the tree of `vit.VisionTransformer`, also with the layer numbers
-               from before Linen (all files under gs://vit_models have these)
-  big_vision   no position embedding for the class token, which has it added
-               already; blocks optionally stacked along a first axis; of SigLIP
-               and SigLIP 2 the image tower, with a probe instead of a class
-               token
+  vit_jax      the tree of `vit.VisionTransformer`, with layers numbered as by
+               Flax Linen or as before it (all files under gs://vit_models)
+  big_vision   no position embedding for the class token, which already includes
+               it; blocks may be stacked along a first axis; of SigLIP and
+               SigLIP 2 only the image tower is read, which has a probe instead
+               of a class token
 """
 
 import dataclasses
@@ -35,16 +35,12 @@ from memory_vit.backbones.published import ENTRY, Note, Published
 from memory_vit.backbones.published import parse as parse_note
 from memory_vit.errors import BackboneError, ConfigError
 from memory_vit.model import trees
-from memory_vit.model.backbone import (
-  Backbone,
-  fingerprint_of,
-  rounded,
-)
+from memory_vit.model.backbone import Backbone, fingerprint_of, rounded
 from memory_vit.model.vit_config import ViTConfig, square_side, vit_config
 from memory_vit.runtime import compilation, dtypes, hub, paths
 from memory_vit.runtime.messages import listed
 
-# The arrays whose shapes tell the configuration, and their axes.
+# Arrays whose shapes determine the configuration -> their axes.
 _CONFIG_SHAPES = {
   "embedding/kernel": ("patch", "patch", "3", "width"),
   POSITIONS: ("1", "patches + 1", "width"),
@@ -56,7 +52,7 @@ _CONFIG_SHAPES = {
   f"{BLOCK}*/MlpBlock_0/Dense_0/kernel": ("width", "mlp_dim"),
 }
 
-# Of all problems in one message.
+# Maximum length of the list of problems in an error.
 _MAX_CHARACTERS = 1_500
 _INDENTED = "\n  "
 
@@ -75,28 +71,28 @@ def load_backbone(
   Args:
     path: a local .npz file, a name of `download.KNOWN`, or an address that
       starts with https://, http:// or gs:// (downloads are cached in
-      $MEMORY_VIT_CACHE, or ~/.cache/memory_vit); a directory as transformers or
-      timm save it, with config.json and model.safetensors; such a .safetensors
-      file; or `hf://OWNER/NAME[@REVISION]` of the Hugging Face hub.
-    image_size: side in pixels with which the backbone will be used; the
-      position embedding is resized for it. None keeps that of the file.
+      $MEMORY_VIT_CACHE, or ~/.cache/memory_vit); a directory with config.json
+      and model.safetensors, as transformers or timm saves it; the .safetensors
+      file in it; or `hf://OWNER/NAME[@REVISION]` of the Hugging Face hub.
+    image_size: side of the images in pixels; the position embedding is resized
+      for it. None keeps the image size of the file.
     dtype: compute dtype, "float32" or "bfloat16"; or "auto", see
       `dtypes.resolve`.
-    gelu: see `ViTConfig`, for a file of arrays that does not state it; None
+    gelu: field of `ViTConfig`, for an .npz file that does not state it; None
       takes what the source states, and "tanh" if it states nothing.
-    mean: by which the model normalizes images in [0, 1], red, green and blue;
-      for a model of transformers or timm whose files do not state it.
+    mean: red, green and blue mean by which the model normalizes images in
+      [0, 1], for a model of transformers or timm whose files do not state it.
     std: the standard deviations, likewise.
 
   Returns:
-    The backbone; its parameters are on the default device, in float32, kernels
-    in `dtype`. The fingerprint is that of the weights in the file, whatever the
-    layout, `image_size` and `dtype`.
+    The backbone. Its parameters are on the default device, kernels in `dtype`
+    and all others in float32. Its fingerprint is that of the weights in the
+    file, independent of layout, `image_size` and `dtype`.
 
   Raises:
     BackboneError: if the source does not exist, cannot be fetched or read, or
-      does not hold exactly the weights of a supported ViT; or if neither it
-      nor the arguments state a mean and std.
+      does not hold exactly the weights of a supported ViT; or if neither the
+      source nor the arguments state a mean and std.
     ConfigError: for an invalid `image_size`, `dtype`, `gelu`, `mean` or `std`,
       or one that contradicts the source.
   """
@@ -111,13 +107,13 @@ def read_published(
 ) -> Published:
   """Read any source that `load_backbone` takes, in float32 on the host."""
   arguments = {"mean": mean, "std": std}
-  given = {k: as_rgb(v, k) for k, v in arguments.items() if v is not None}
+  stated = {k: as_rgb(v, k) for k, v in arguments.items() if v is not None}
   if files := model_source(path):
-    published = model_import.read(files, given)
-  elif given:
+    published = model_import.read(files, stated)
+  elif stated:
     raise ConfigError(
       f"{path} is an .npz file, whose model takes images in [-1, 1]: leave out "
-      f"{' and '.join(given)}."
+      f"{' and '.join(stated)}."
     )
   else:
     published = _read_npz(local_file(path))
@@ -126,9 +122,9 @@ def read_published(
 
 
 def known_config(path: str) -> ViTConfig | None:
-  """The configuration behind a short name of a published ViT, or None.
+  """Return the configuration of a published ViT in `KNOWN`; None for others.
 
-  No file is needed: all are of ImageNet-21k, at 224 px.
+  No file is read: all these models were trained on ImageNet-21k at 224 pixels.
   """
   source, _, variant = path.partition("-")
   if path not in KNOWN or not variant:
@@ -140,7 +136,7 @@ def known_config(path: str) -> ViTConfig | None:
 
 
 def model_source(path: str) -> ModelFiles | None:
-  """The files of a model of transformers or timm; None for an .npz file."""
+  """Return the files of a transformers or timm model; None for .npz sources."""
   if hub.is_address(path):
     return model_files.find(hub_models.fetch(path), path)
   if path in KNOWN or "://" in path:
@@ -161,7 +157,7 @@ def to_backbone(
   stated = published.config
   if published.states_config and gelu not in (None, stated.gelu):
     raise ConfigError(
-      f"gelu is {gelu!r}, and {published.where} states {stated.gelu!r}: leave "
+      f"gelu is {gelu!r}, but {published.where} states {stated.gelu!r}: leave "
       "it out."
     )
   fingerprint = fingerprint_of(stated, trees.unflatten(published.arrays))
@@ -213,7 +209,7 @@ def _read_npz(file: Path) -> Published:
 
 
 def _layout_of(names: Collection[str]) -> str:
-  """Name the layout of parameter names without prefix, for people."""
+  """Describe the layout of a file by its parameter names without prefix."""
   parts = {part for name in names for part in name.split("/")}
   if "pos_embedding" in names:
     stacked = any(n.startswith(layouts.STACKED_BLOCKS) for n in names)
@@ -224,7 +220,7 @@ def _layout_of(names: Collection[str]) -> str:
 
 
 def infer_config(arrays: Arrays, file: Path) -> ViTConfig:
-  """Read the configuration from the shapes."""
+  """Infer the configuration from array shapes; raise if they do not tell it."""
   shapes = {
     pattern: _common_shape(arrays, pattern, len(axes))
     for pattern, axes in _CONFIG_SHAPES.items()
@@ -235,8 +231,8 @@ def infer_config(arrays: Arrays, file: Path) -> ViTConfig:
     if not shape
   ]
   if missing:
-    found = [f"found: {name} {arrays[name].shape}" for name in sorted(arrays)]
-    raise _refusal(file, missing + found, arrays)
+    present = [f"found: {name} {arrays[name].shape}" for name in sorted(arrays)]
+    raise _refusal(file, missing + present, arrays)
 
   (patch, *_), (_, positions, _), (_, heads, head_dim), (_, mlp_dim) = (
     shape for shape in shapes.values() if shape
@@ -245,9 +241,9 @@ def infer_config(arrays: Arrays, file: Path) -> ViTConfig:
   side = square_side(positions if pools else positions - 1)
   if not side:
     raise BackboneError(
-      f"{file}: the position embedding has {positions} entries, expected those "
-      "of a square grid of patches and, except in files of big_vision, one for "
-      "the class token."
+      f"{file}: the position embedding has {positions} entries, expected one "
+      "per patch of a square grid and, except in files of big_vision, one more "
+      "for the class token."
     )
   return ViTConfig(
     width=heads * head_dim,
@@ -264,12 +260,12 @@ def infer_config(arrays: Arrays, file: Path) -> ViTConfig:
 
 
 def _depth(arrays: Arrays, file: Path) -> int:
-  """The number of blocks, including missing ones: they are refused later."""
-  found = [layouts.BLOCK_NUMBER.match(name) for name in arrays]
-  depth = 1 + max((int(number[1]) for number in found if number), default=-1)
+  """Return the largest block number plus 1; gaps are refused later."""
+  matches = [layouts.BLOCK_NUMBER.match(name) for name in arrays]
+  depth = 1 + max((int(match[1]) for match in matches if match), default=-1)
   if depth > MAX_DEPTH:
     raise BackboneError(
-      f"{file} has a block of number {depth - 1:,}, expected at most "
+      f"{file} has a block with number {depth - 1:,}, expected at most "
       f"{MAX_DEPTH} blocks."
     )
   return depth
@@ -278,14 +274,14 @@ def _depth(arrays: Arrays, file: Path) -> int:
 def _common_shape(
   arrays: Arrays, pattern: str, rank: int
 ) -> tuple[int, ...] | None:
-  """The most frequent shape, so that an error names the block that differs."""
-  found = [arrays[name] for name in sorted(fnmatch.filter(arrays, pattern))]
-  shapes = [a.shape for a in found if a.ndim == rank and a.size]
+  """Return the most frequent shape, so that errors name blocks that differ."""
+  matching = [arrays[name] for name in sorted(fnmatch.filter(arrays, pattern))]
+  shapes = [a.shape for a in matching if a.ndim == rank and a.size]
   return statistics.mode(shapes) if shapes else None
 
 
 def _outputs(arrays: Arrays, layer: str) -> int:
-  """The width of a layer; 0 if the layer is absent."""
+  """Return the number of outputs of a layer; 0 if the layer is absent."""
   for name in (f"{layer}/bias", f"{layer}/kernel"):
     if name in arrays and arrays[name].ndim:
       return arrays[name].shape[-1]
@@ -309,11 +305,11 @@ def _refusal(
   if "cls" not in arrays and not layouts.has_map_head(arrays):
     message.append(
       "There is neither a class token (cls) nor a probe (MAPHead_0): models of "
-      "big_vision that take the mean of the patches ('gap') are not understood."
+      "big_vision that take the mean of the patches ('gap') are not supported."
     )
   message.append(
-    "Understood are the .npz files of vit_jax (either numbering of layers) and "
-    "big_vision (pos_embedding at the top, blocks stacked or not), optionally "
-    f"under {' or '.join(layouts.PREFIXES)}, and {layouts.TOWER} of SigLIP."
+    "Supported .npz files: vit_jax (either numbering of layers), big_vision "
+    "(pos_embedding at the top level, blocks stacked or not), both also under "
+    f"{' or '.join(layouts.PREFIXES)}, and SigLIP (under {layouts.TOWER})."
   )
   return BackboneError(_INDENTED.join(message))

@@ -1,11 +1,11 @@
-"""Find the files of a model, as transformers and timm lay them out.
+"""Find the files of a model in the layout of transformers or timm.
 
-config.json                   how the model computes
-model.safetensors             its weights, or
-model.safetensors.index.json  the list of several files of weights
-processor_config.json         how its images are prepared, by transformers 5;
-preprocessor_config.json      by transformers 4, or 5 for images alone;
-                              timm writes it into config.json
+config.json                   the architecture
+model.safetensors             the weights, or
+model.safetensors.index.json  an index of several files with weights
+processor_config.json         image preprocessing, written by transformers 5, or
+preprocessor_config.json      by transformers 4, and by 5 for image-only models;
+                              timm writes preprocessing into config.json
 """
 
 import contextlib
@@ -29,42 +29,42 @@ CONFIG, WEIGHTS = "config.json", "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PREPROCESSOR = "preprocessor_config.json"
 PROCESSOR = "processor_config.json"
-# The files that are fetched of a published model; README.md has its licence.
+# Files to fetch from a model's repository; README.md states the licence.
 PATTERNS = (CONFIG, PROCESSOR, PREPROCESSOR, WEIGHTS,
             "model-*-of-*.safetensors", INDEX, "README.md")  # fmt: skip
-# A name and no path: a shard lies beside its index.
+# A shard in an index must be a plain name, no path: it lies beside the index.
 _SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,150}\.safetensors")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelFiles:
-  """The paths of the files of a model."""
+  """Paths of the files of a model."""
 
   source: str  # as the user named it
   config: Path
   weights: Path  # a .safetensors file, or the index of several
-  preprocessor: Path | None  # the one of the two that transformers 5 reads
+  preprocessor: Path | None  # the file that transformers 5 would read
   card: Path | None  # README.md
 
   @contextlib.contextmanager
   def open_weights(self) -> Iterator[StoredArrays]:
-    """Open the weights, which must be the arrays that their index lists."""
+    """Open the weights; raise if an index disagrees with the files."""
     listed = _weight_map(self.weights) if self.weights.name == INDEX else {}
     shards = [self.weights.with_name(n) for n in sorted({*listed.values()})]
     with open_safetensors(shards or [self.weights]) as arrays:
       for name in sorted(listed.keys() | {*arrays} if listed else ()):
         expected = listed.get(name, "no file")
-        found = arrays.file_of(name).name if name in arrays else "no file"
-        if expected != found:
+        actual = arrays.file_of(name).name if name in arrays else "no file"
+        if expected != actual:
           raise BackboneError(
-            f"{self.weights}: array {brief(name)} is listed in {expected}, and "
-            f"lies in {found}."
+            f"{self.weights}: array {brief(name)} is listed in {expected}, but "
+            f"lies in {actual}: fetch all files of the model again."
           )
       yield arrays
 
   def digests(self) -> dict[str, str]:
-    """{file: SHA-256} of all files that the backbone is made of."""
+    """Return {file name: SHA-256} of all files that define the backbone."""
     used = {self.config, self.weights}
     if self.preprocessor:
       used.add(self.preprocessor)
@@ -74,11 +74,8 @@ class ModelFiles:
 
 
 def is_model(path: Path) -> bool:
-  """Whether a path is read as such a model, rather than as an .npz file."""
-  return path.is_dir() or path.suffix in (
-    SAFETENSORS,
-    *_PICKLES,
-  )
+  """Return whether to read a path as a model of transformers or timm."""
+  return path.is_dir() or path.suffix in (SAFETENSORS, *_PICKLES)
 
 
 def holds_model(directory: Path) -> bool:
@@ -87,10 +84,10 @@ def holds_model(directory: Path) -> bool:
 
 
 def find(path: Path, source: str) -> ModelFiles:
-  """Find the files beside `path`: a directory or a .safetensors file."""
+  """Find a model's files by its directory or its .safetensors file."""
   try:
     return _find(path, source)
-  except OSError as error:  # such as a directory without permission
+  except OSError as error:  # such as missing permission to read the directory
     raise BackboneError(
       f"{path} cannot be read: {first_line(error)}"
     ) from error
@@ -106,8 +103,8 @@ def _find(path: Path, source: str) -> ModelFiles:
   weights = _weights(path) if path.is_dir() else path
   if not (directory / CONFIG).is_file():
     raise BackboneError(
-      f"{weights} has no {CONFIG} beside it, which says what model it holds: "
-      "put there the one that was published with it."
+      f"{weights} has no {CONFIG} beside it, which describes the model: copy "
+      "it from where the weights were published."
     )
   return ModelFiles(
     source=source,
@@ -119,39 +116,39 @@ def _find(path: Path, source: str) -> ModelFiles:
 
 
 def _weights(directory: Path) -> Path:
-  """The weights in a directory, or the index of their shards."""
+  """Return the weights file of a directory, or the index of its shards."""
   places = [directory / WEIGHTS, directory / INDEX]
-  found = [place for place in places if place.is_file()]
-  if len(found) == 1:
-    return found[0]
-  if found:
+  existing = [place for place in places if place.is_file()]
+  if len(existing) == 1:
+    return existing[0]
+  if existing:
     raise BackboneError(
-      f"{directory} has both {WEIGHTS} and {INDEX}: leave "
-      "the one that belongs to the model."
+      f"{directory} has both {WEIGHTS} and {INDEX}: keep "
+      "only the one that belongs to the model."
     )
   for file in sorted(directory.iterdir()):
     if file.suffix in _PICKLES:
       raise _pickle(file)
   raise BackboneError(
     f"no file {str(directory)!r}: it is a directory without {WEIGHTS} or "
-    f"{INDEX}. Expected a model as transformers or timm save "
-    f"it, the path of an .npz file, or one of {', '.join(KNOWN)}."
+    f"{INDEX}. Expected a model as saved by transformers or "
+    f"timm, the path of an .npz file, or one of {', '.join(KNOWN)}."
   )
 
 
 def _pickle(file: Path) -> BackboneError:
   return BackboneError(
-    f"{file} is a pickle, which can run any code, and is not read: fetch the "
-    f"{WEIGHTS} of the same model, or if you trust the file make one, with "
+    f"{file} is a pickle, which could run any code, so it is not read: fetch "
+    f"the {WEIGHTS} of the same model. Or if you trust the file, convert it by "
     "AutoModel.from_pretrained(DIR).save_pretrained(NEW_DIR) of transformers, "
-    f"and copy its {PREPROCESSOR} or {PROCESSOR}."
+    f"and copy its {PREPROCESSOR} or {PROCESSOR} to NEW_DIR."
   )
 
 
 def _preprocessor(directory: Path) -> Path | None:
-  """The file about images; transformers 5 takes the newer one if it states it.
+  """Return the file with image preprocessing that transformers 5 would read.
 
-  Others of this name are about texts alone.
+  A processor_config.json may be about texts only; then the older file counts.
   """
   newer = _if_there(directory / PROCESSOR)
   if newer and json_files.read_object(newer).get("image_processor") is not None:
@@ -164,17 +161,17 @@ def _if_there(file: Path) -> Path | None:
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-  """{array: file} of an index."""
-  found = json_files.read_object(index).get("weight_map")
-  if not isinstance(found, dict) or not found:
+  """Return {array name: file name} of an index."""
+  shards = json_files.read_object(index).get("weight_map")
+  if not isinstance(shards, dict) or not shards:
     raise BackboneError(
-      f"{index}: weight_map is {brief(found)}, expected an object with the "
+      f"{index}: weight_map is {brief(shards)}, expected an object with the "
       "file of every array."
     )
-  for name, shard in found.items():
+  for name, shard in shards.items():
     if not isinstance(shard, str) or not _SHARD.fullmatch(shard):
       raise BackboneError(
         f"{index}: array {brief(name)} is listed in {brief(shard)}, expected "
         f"the name of a {SAFETENSORS} file in the same directory."
       )
-  return found
+  return shards

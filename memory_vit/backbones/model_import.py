@@ -21,7 +21,7 @@ from memory_vit.errors import BackboneError, ConfigError
 from memory_vit.runtime import hub
 from memory_vit.runtime.messages import brief
 
-# In the first lines of a README.md; the name stands beside license "other".
+# Licence in a README.md; `license_name` is used together with "license: other".
 _LICENCE_NAME = re.compile(r"^license_name: *([A-Za-z0-9._-]{1,60}) *$", re.M)
 _LICENCE = re.compile(r"^license: *([A-Za-z0-9._-]{1,60}) *$", re.M)
 _CARD_BYTES = 2**16
@@ -30,7 +30,7 @@ _NO_LICENCE = "not stated in its files: see where it was published"
 
 
 def read(files: ModelFiles, given: Mapping[str, Rgb]) -> Published:
-  """Read a model; `given` are a mean and std that its files do not state."""
+  """Read a model; `given` has a mean and std that its files do not state."""
   config = json_files.read_object(files.config)
   family = detect.family_of(config, str(files.config))
   processor = _stated_processor(config, family, files)
@@ -53,7 +53,7 @@ def read(files: ModelFiles, given: Mapping[str, Rgb]) -> Published:
 
 
 def source_of(files: ModelFiles) -> BackboneSource:
-  """Describe the origin of a converted model; reads all of its files."""
+  """Describe the origin of a converted model; hashes all of its files."""
   config = json_files.read_object(files.config)
   return BackboneSource(
     name=files.source,
@@ -64,7 +64,7 @@ def source_of(files: ModelFiles) -> BackboneSource:
 
 
 def _normalized(arrays: Arrays, normalization: Normalization) -> dict[str, Any]:
-  """Fold the normalization into the patches: they take images in [-1, 1]."""
+  """Fold normalization into the patch embedding, for images in [-1, 1]."""
   kernel, bias = fold.fold_normalization(
     arrays["embedding/kernel"], arrays["embedding/bias"],
     normalization["mean"][0], normalization["std"][0],
@@ -75,7 +75,7 @@ def _normalized(arrays: Arrays, normalization: Normalization) -> dict[str, Any]:
 def _stated_processor(
   config: Mapping[str, Any], family: str, files: ModelFiles
 ) -> ImageProcessor:
-  """The image preprocessing that the files state, if they do."""
+  """Read the image processor, whose fields are None if no file states them."""
   if file := files.preprocessor:
     values, where = json_files.read_object(file), str(file)
     if file.name == model_files.PROCESSOR:
@@ -84,53 +84,53 @@ def _stated_processor(
   stated, where = config.get("pretrained_cfg"), str(files.config)
   if stated is not None:
     return image_processor.of_timm(stated, f"{where}: pretrained_cfg")
-  # Early files of timm have these fields beside the architecture.
+  # Early config.json files of timm have these fields at the top level.
   return image_processor.of_timm(config if family == _TIMM else {}, where)
 
 
 def _normalization(
   processor: ImageProcessor, given: Mapping[str, Rgb]
 ) -> Normalization:
-  """Merge what the files state with arguments, which may not contradict it."""
-  found = {
+  """Merge mean and std of files and arguments; raise if they differ."""
+  normalization = {
     name: (value, f"the argument {name}") for name, value in given.items()
   }
   for name, stated in (("mean", processor.mean), ("std", processor.std)):
     if stated and given.get(name, stated) != stated:
       raise ConfigError(
-        f"{name} is {given[name]}, and {processor.origin} states {stated}: "
+        f"{name} is {given[name]}, but {processor.origin} states {stated}: "
         "leave it out."
       )
     if stated:
-      found[name] = (stated, processor.origin)
-  return found
+      normalization[name] = (stated, processor.origin)
+  return normalization
 
 
 def _unstated(
-  what: str, config: Mapping[str, Any], family: str, files: ModelFiles
+  missing: str, config: Mapping[str, Any], family: str, files: ModelFiles
 ) -> BackboneError:
-  """The refusal to guess a mean or std, and where to find them."""
+  """Return the error for a missing mean or std, which says where to find it."""
   wanted = f"{model_files.PROCESSOR} or {model_files.PREPROCESSOR}"
   if family.startswith(_TIMM):
     wanted = f"{model_files.CONFIG} with a mean and std in pretrained_cfg"
-  source = config.get("_name_or_path")  # of transformers 4
+  source = config.get("_name_or_path")  # written by transformers 4
   if hub.is_address(files.source):
     source = files.source
   return BackboneError(
-    f"{files.preprocessor or files.config} states no {what} by which images "
-    f"are normalized: fetch the {wanted} of "
+    f"{files.preprocessor or files.config} states no {missing} for the "
+    f"normalization of images: fetch the {wanted} of "
     f"{brief(source) if source else 'its source'} into the same directory. Or "
-    f"state {what} in mv.load_backbone, or by --mean=R,G,B --std=R,G,B of "
-    "`memory-vit convert`, which writes a file for the other commands."
+    f"pass {missing} to mv.load_backbone, or --mean=R,G,B --std=R,G,B to "
+    "`memory-vit convert`, which writes an .npz file for the other commands."
   )
 
 
 def _licence(config: Mapping[str, Any], files: ModelFiles) -> str:
-  """The licence in timm's configuration or in the README.md of the hub."""
+  """Return the licence that timm's config.json or README.md states."""
   stated = config.get("pretrained_cfg")
-  found = stated.get("license") if isinstance(stated, Mapping) else None
-  if isinstance(found, str) and _LICENCE.fullmatch(f"license: {found}"):
-    return found
+  licence = stated.get("license") if isinstance(stated, Mapping) else None
+  if isinstance(licence, str) and _LICENCE.fullmatch(f"license: {licence}"):
+    return licence
   if files.card:
     with files.card.open("rb") as opened:
       text = opened.read(_CARD_BYTES).decode("utf-8", "replace")

@@ -1,8 +1,8 @@
-"""A published ViT on the host, and the note beside its arrays.
+"""A published ViT on the host, and the note that is stored with its arrays.
 
-An .npz file may have one more entry, `memory_vit.json`, which states what the
-shapes do not: how the model computes, how its images are prepared, and the
-files that it was converted from. numpy opens files with this entry.
+The note is an optional entry of an .npz file, `memory_vit.json`. It states what
+array shapes do not: the configuration, the preprocessing, and the files that
+the model was converted from. numpy also opens files with this entry.
 """
 
 import dataclasses
@@ -24,19 +24,19 @@ from memory_vit.runtime.messages import brief
 
 ENTRY = "memory_vit.json"
 FORMAT_VERSION = 1
-# Of the entry.
+# Maximum size of the entry.
 MAX_BYTES = 2**20
 _KEYS = ("format_version", "config", "evaluation", "source")
-# Fields that are chosen when a backbone is loaded.
+# Fields of `ViTConfig` that the user chooses on loading; a note omits them.
 _CHOSEN = {"dtype": "float32", "platform": ""}
-# "mean" and "std" of images in [0, 1] -> the values, and where they are stated.
+# "mean" or "std" -> (its value for images in [0, 1], where this is stated).
 Normalization = Mapping[str, tuple[Rgb, str]]
 _LAYOUT = ((0.5, 0.5, 0.5), ".npz files: images in [-1, 1]")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BackboneSource:
-  """The origin of a converted backbone."""
+  """Origin of a converted backbone."""
 
   name: str  # as the user named it
   family: str  # as config.json calls it
@@ -46,7 +46,7 @@ class BackboneSource:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Note:
-  """The content of the entry."""
+  """Content of the entry `memory_vit.json`."""
 
   config: ViTConfig
   preprocessing: EvalPreprocessing | None = None
@@ -55,17 +55,17 @@ class Note:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Published(Note):
-  """A ViT as it was published."""
+  """A published ViT as read from its source."""
 
   arrays: dict[str, np.ndarray]  # "a/b/c" -> float32, for images in [-1, 1]
-  where: str  # its file, for messages
-  layout: str  # of the weights in the file, for people
-  states_config: bool = False  # otherwise the shapes alone tell it
+  where: str  # path of its file, shown in messages
+  layout: str  # names the layout of the weights, for display
+  states_config: bool = False  # False if inferred from array shapes
   normalization: Normalization = dataclasses.field(  # folded into `arrays`
     default_factory=lambda: {"mean": _LAYOUT, "std": _LAYOUT}
   )
-  preprocessing_from: str = ""  # for people
-  # Of `arrays` in an .npz file.
+  preprocessing_from: str = ""  # where it is stated, for display
+  # Dtypes that `arrays` have in an .npz file.
   dtypes: Mapping[str, np.dtype] = dataclasses.field(default_factory=dict)
 
 
@@ -83,13 +83,13 @@ def to_text(note: Note) -> str:
 
 
 def parse(content: bytes, where: str) -> Note:
-  """Read a content of at most `MAX_BYTES`."""
+  """Parse the content of the entry, which has at most `MAX_BYTES`."""
   values = json_files.parse_object(content, where)
   schema.require_keys(values, _KEYS, where, BackboneError)
   if values["format_version"] != FORMAT_VERSION:
     raise BackboneError(
-      f"{where} has format_version {brief(values['format_version'])}, this "
-      f"version of memory_vit reads {FORMAT_VERSION}: update memory_vit."
+      f"{where} has format_version {brief(values['format_version'])}, but "
+      f"this version of memory_vit reads {FORMAT_VERSION}: update memory_vit."
     )
   return Note(
     config=_config(values["config"], f"{where}: config"),
@@ -121,5 +121,7 @@ def _source(values: Mapping[str, Any], where: str) -> BackboneSource | None:
     BackboneSource, values, "source", where
   )
   if source and not all(type(d) is str for d in source.files.values()):
-    raise BackboneError(f"{where}: source.files has digests that are no text.")
+    raise BackboneError(
+      f"{where}: source.files has digests that are no text, expected SHA-256."
+    )
   return source

@@ -1,4 +1,4 @@
-"""Write a `Backbone`: an .npz file, or a directory for transformers."""
+"""Write a `Backbone` to an .npz file, or to a directory for transformers."""
 
 import dataclasses
 import os
@@ -35,19 +35,19 @@ def save_backbone(
 
   Args:
     backbone: the backbone to write.
-    path: of the file or directory.
-    format: "npz" is a file in the layout of the published ones, with what the
-      shapes do not tell beside the arrays: `load_backbone` reads the same
-      parameters from it, and so the same fingerprint, unless the position
-      embedding was resized: that is another set of weights. "hf" is a
-      directory that transformers loads as a `ViTForImageClassification`, or as
-      a `ViTModel` without a head.
+    path: the file or directory to write.
+    format: "npz" is a file in the layout of the published ones, with a note of
+      what the shapes do not tell. `load_backbone` reads the same parameters
+      from it, with the same fingerprint unless the position embedding was
+      resized, which makes them other weights. "hf" is a directory that
+      transformers loads as a `ViTForImageClassification`, or as a `ViTModel` if
+      there is no head.
     source: the origin of a converted backbone, to be noted in an .npz file.
 
   Raises:
-    BackboneError: for another format, for a backbone whose weights are rounded
-      to bfloat16, and for one that a `ViTModel` of transformers cannot compute.
-    TrainingError: if it cannot be written.
+    BackboneError: for an unknown format, for weights that are rounded to
+      bfloat16, and with "hf" for a backbone that a `ViTModel` cannot compute.
+    TrainingError: if the file or directory cannot be written.
   """
   if format not in FORMATS:
     raise BackboneError(
@@ -71,7 +71,7 @@ def _write_npz(note: Note | None, arrays: Arrays, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with files.replacing(path) as part:
       with part.open("wb") as file:
-        np.savez(file, **named)  # float32: nothing is pickled
+        np.savez(file, **named)  # float32 arrays are not pickled
       if note:
         with zipfile.ZipFile(part, "a") as archive:
           archive.writestr(ENTRY, to_text(note))
@@ -80,9 +80,9 @@ def _write_npz(note: Note | None, arrays: Arrays, path: Path) -> None:
 def _note(
   backbone: Backbone, arrays: Arrays, source: BackboneSource | None
 ) -> Note | None:
-  """Configuration that array shapes do not determine; None if there is none."""
+  """Return the note for an .npz file; None if array shapes tell everything."""
   config = dataclasses.replace(backbone.config, dtype="float32")
-  # The default of new tasks.
+  # New tasks use this preprocessing by default, so no note needs to state it.
   plain = EvalPreprocessing(image_size=config.image_size)
   if (
     not source
@@ -96,8 +96,8 @@ def _note(
 
 
 def _shapes_determine(arrays: Arrays, config: ViTConfig) -> bool:
-  """Whether the shapes of arrays alone tell a configuration."""
+  """Return whether array shapes alone are enough to infer `config`."""
   try:
     return infer_config(arrays, Path()) == config
-  except BackboneError:  # such as a model without a class token
+  except BackboneError:  # such as for a model without a class token
     return False

@@ -1,9 +1,9 @@
-"""Read untrusted files of arrays: .npz, and .safetensors in one part or more.
+"""Read arrays from untrusted files: one .npz, or one or more .safetensors.
 
-Nothing is unpickled. Sizes are checked before memory is allocated: what a file
-claims against caps and its own length, what the header of an array claims
-against its bytes. The checksums of .npz files are verified. Arrays are read one
-by one, on access.
+Nothing is unpickled. Sizes are checked before memory is allocated: the size
+that a file claims against limits and its own length, and the size in an array's
+header against the number of its bytes. The checksums of .npz files are
+verified. Arrays are read one by one, on access.
 """
 
 import contextlib
@@ -26,18 +26,19 @@ from memory_vit.errors import BackboneError
 from memory_vit.runtime.messages import brief, first_line
 
 SAFETENSORS = ".safetensors"
-# Of all arrays, uncompressed. The largest published ViT has 7 GB in float32.
+# Maximum bytes of all arrays, uncompressed; ViT-G/14 has 7 GB in float32.
 MAX_BYTES = 16 * 2**30
-# Uncompressed over compressed, of a whole .npz file: weights hardly shrink, but
-# a head of zeros does, a thousandfold.
+# Maximum ratio of uncompressed to compressed size of a whole .npz file. Weights
+# hardly compress, but a head of zeros shrinks a thousandfold.
 MAX_RATIO = 100
-# A training state with two moments of H/14 has less than 2,000.
+# Maximum number of arrays; a training state of H/14, with Adam's two moments,
+# has fewer than 2,000.
 MAX_ENTRIES = 10_000
-# Names, shapes and offsets of 10,000 arrays have 2 MB.
+# Maximum size of a .safetensors header; that of 10,000 arrays has 2 MB.
 MAX_HEADER_BYTES = 8 * 2**20
 
-# A name becomes a key and is shown in messages: short, printable, and nothing
-# that could be a path.
+# Names of arrays become keys and appear in messages, so they must be short and
+# printable, and must not lead out of a directory if used as a path.
 _PART = r"(?!\.\.?(?:/|$))(?:(?![/\\:])[ -~])+"
 _NAME = re.compile(rf"(?!.{{201}}){_PART}(?:/{_PART})*")
 _NPY = ".npy"
@@ -50,22 +51,22 @@ _FLOATS = ("F64", "F32", "F16", "BF16")
 class _Entry:
   file: Path
   read: Callable[[], np.ndarray]
-  has_values: bool  # without values it is not listed
+  has_values: bool  # if False, iteration skips the name
 
 
 class StoredArrays(Mapping[str, np.ndarray]):
   """The arrays of open files by name, each read and checked on access.
 
-  `arrays[name]` is float32, whatever float the file has. Arrays of .safetensors
-  files without values are not listed: transformers writes the registers of a
-  DINOv3 that has none.
+  `arrays[name]` is float32, whatever float the file has. Empty arrays of
+  .safetensors files are not listed: transformers writes one for the registers
+  of a DINOv3 without registers.
   """
 
-  note: bytes | None = None  # the entry of an .npz file, see `published`
+  note: bytes | None = None  # `published.ENTRY` of an .npz file
 
   def __init__(self) -> None:
     self._entries: dict[str, _Entry] = {}
-    self.dtypes: dict[str, np.dtype] = {}  # in the file, once they are read
+    self.dtypes: dict[str, np.dtype] = {}  # in the file, of arrays read so far
 
   def __iter__(self) -> Iterator[str]:
     return (name for name, e in self._entries.items() if e.has_values)
@@ -74,7 +75,7 @@ class StoredArrays(Mapping[str, np.ndarray]):
     return sum(1 for _ in self)
 
   def __contains__(self, name: object) -> bool:
-    return name in self._entries  # without reading it
+    return name in self._entries  # does not read the array
 
   def __getitem__(self, name: str) -> np.ndarray:
     with _refusals(self._place(name)):
@@ -101,8 +102,8 @@ class StoredArrays(Mapping[str, np.ndarray]):
       )
     if name in self._entries:
       raise BackboneError(
-        f"{file} has an entry {name}, and so has {self.file_of(name).name}: "
-        "there may not be two entries of the same name."
+        f"{file}: entry {name} is also in {self.file_of(name).name}: there "
+        "must not be two entries of the same name."
       )
     self._entries[name] = _Entry(file, read, has_values)
 
@@ -111,7 +112,7 @@ class StoredArrays(Mapping[str, np.ndarray]):
 
 
 def as_float32(array: np.ndarray, where: str) -> np.ndarray:
-  """Cast an array of any float; refuse it if empty or not finite."""
+  """Cast an array of floats to float32; raise if it is empty or not finite."""
   if not array.size:
     raise BackboneError(f"{where} has the shape {array.shape}: no values.")
   with np.errstate(over="ignore", invalid="ignore"):
@@ -123,18 +124,18 @@ def as_float32(array: np.ndarray, where: str) -> np.ndarray:
 
 @contextlib.contextmanager
 def open_npz(file: Path) -> Iterator[StoredArrays]:
-  """Open a local .npz file, after its sizes and names were checked."""
+  """Open a local .npz file after checking its sizes and array names."""
   with _opened_zip(file) as archive:
     entries = archive.infolist()
     packed = file.stat().st_size
     _require_caps(
       file, len(entries), sum(entry.file_size for entry in entries),
       min(MAX_BYTES, MAX_RATIO * packed),
-      f", and {MAX_RATIO} times as many as the {packed:,} of the file",
+      f", and {MAX_RATIO} times as many as the {packed:,} bytes of the file",
     )  # fmt: skip
     arrays = StoredArrays()
     for entry in entries:
-      # zipfile cuts off or replaces parts of `filename`.
+      # Use the stored name, because zipfile cuts off or replaces parts of it.
       name = entry.orig_filename
       _require_plain(entry, name, file)
       read = partial(_from_zip, archive, entry)
@@ -148,7 +149,7 @@ def open_npz(file: Path) -> Iterator[StoredArrays]:
 
 @contextlib.contextmanager
 def open_safetensors(files: Sequence[Path]) -> Iterator[StoredArrays]:
-  """Open .safetensors files whose arrays have different names."""
+  """Open .safetensors files; raise if two arrays have the same name."""
   total = sum(_checked_size(file) for file in files)
   arrays = StoredArrays()
   with contextlib.ExitStack() as stack:
@@ -166,7 +167,7 @@ def open_safetensors(files: Sequence[Path]) -> Iterator[StoredArrays]:
 
 
 def require_whole(file: Path) -> None:
-  """Refuse an .npz file with a wrong CRC-32; arrays are not parsed."""
+  """Raise if an .npz file is damaged (CRC-32); does not parse its arrays."""
   with open_npz(file), _opened_zip(file) as archive, _refusals(str(file)):
     if damaged := archive.testzip():
       raise ValueError(f"entry {damaged!r} is damaged")
@@ -174,10 +175,10 @@ def require_whole(file: Path) -> None:
 
 @contextlib.contextmanager
 def _refusals(what: str) -> Iterator[None]:
-  """Convert errors of the libraries to `BackboneError`.
+  """Convert exceptions of libraries to `BackboneError`.
 
   Damaged and hostile files raise nearly every type: those of zipfile and zlib,
-  SyntaxError of a header, RuntimeError of encryption, MemoryError.
+  SyntaxError for a header, RuntimeError for encryption, MemoryError.
   """
   try:
     yield
@@ -214,7 +215,7 @@ def _opened_zip(file: Path) -> Iterator[zipfile.ZipFile]:
 
 
 def _require_plain(entry: zipfile.ZipInfo, name: str, file: Path) -> None:
-  """Refuse an entry that is not an array, or of another compression."""
+  """Raise unless an entry is an array or the note, stored or deflated."""
   if name == published.ENTRY:
     if entry.file_size > published.MAX_BYTES:
       raise BackboneError(
@@ -232,21 +233,21 @@ def _require_plain(entry: zipfile.ZipInfo, name: str, file: Path) -> None:
 
 
 def _from_zip(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> np.ndarray:
-  # numpy warns of the header of Python 2, which no published file has.
+  # Refuse headers written by Python 2, about which numpy only warns.
   with warnings.catch_warnings():
     warnings.simplefilter("error")
     with archive.open(entry) as stream:
       _check_header(stream, entry)
     with archive.open(entry) as stream:
       array = np.lib.format.read_array(stream, allow_pickle=False)
-  # numpy stores bfloat16 as two bytes without a type.
+  # numpy stores bfloat16 as two bytes without a type, "V2".
   return array.view(jnp.bfloat16) if array.dtype.kind == "V" else array
 
 
 def _check_header(stream: IO[bytes], entry: zipfile.ZipInfo) -> None:
   """Raise ValueError unless the header of an array fits its entry.
 
-  Before the array is read: numpy allocates what the header claims.
+  Call it before reading the array: numpy allocates what the header claims.
   """
   version = np.lib.format.read_magic(stream)
   if version == (1, 0):
@@ -254,11 +255,11 @@ def _check_header(stream: IO[bytes], entry: zipfile.ZipInfo) -> None:
   elif version == (2, 0):
     shape, _, dtype = np.lib.format.read_array_header_2_0(stream)
   else:
-    raise ValueError(f"format {version} is not that of numbers")
-  # V2 is bfloat16.
+    raise ValueError(f"it has .npy format {version}, expected (1, 0) or (2, 0)")
+  # "V2" is bfloat16.
   if dtype.hasobject or (dtype.kind != "f" and dtype != np.dtype("V2")):
     raise ValueError(f"it is {dtype}, expected a float")
-  # An empty axis would let the others have any length.
+  # An axis of length 0 would let the other axes claim any length.
   if min(shape, default=1) < 1:
     raise ValueError(f"its shape is {brief(shape)}: it has no values")
   claimed = math.prod(shape) * dtype.itemsize
@@ -266,7 +267,7 @@ def _check_header(stream: IO[bytes], entry: zipfile.ZipInfo) -> None:
   if claimed != data_bytes:
     raise ValueError(
       f"its header says {brief(shape)} of {dtype}, {claimed:,} bytes, "
-      f"and there are {data_bytes:,}"
+      f"but the entry has {data_bytes:,}"
     )
 
 
@@ -277,10 +278,10 @@ def _from_open(opened: Any, name: str) -> np.ndarray:
 
 
 def _checked_size(file: Path) -> int:
-  """The bytes of a file, whose header has an acceptable length."""
+  """Return the size of a .safetensors file; raise if its header is too long."""
   if not file.is_file():
     raise BackboneError(
-      f"{file} is not there, or no file: fetch all files of the model."
+      f"{file} is not there, or is not a file: fetch all files of the model."
     )
   size = file.stat().st_size
   with _refusals(str(file)), file.open("rb") as opened:
@@ -290,8 +291,8 @@ def _checked_size(file: Path) -> int:
     MAX_HEADER_BYTES, size - _LENGTH_BYTES
   ):
     raise BackboneError(
-      f"{file} is no {SAFETENSORS} file, or its end is missing: {size:,} "
-      f"bytes, of which its header would be {length:,} (at most "
+      f"{file} is no {SAFETENSORS} file, or its end is missing: it has "
+      f"{size:,} bytes, and claims a header of {length:,} (at most "
       f"{MAX_HEADER_BYTES:,})."
     )
   return size

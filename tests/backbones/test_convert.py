@@ -130,7 +130,7 @@ def test_inspect_says_where_the_preparation_is_stated(tmp_path, capsys):
   text = capsys.readouterr().out
   assert f"0.485, 0.456, 0.406 ({path}/{nested})" in text
   assert f"0.229, 0.224, 0.225 ({path}/{nested})" in text
-  assert f"({path}/{nested}; by ViTImageProcessor: resample)" in text
+  assert f"({path}/{nested}; defaults of ViTImageProcessor: resample)" in text
   assert inspect.main([str(path), "--json"]) == 0
   values = json.loads(capsys.readouterr().out)
   assert values["normalization"]["mean"]["value"] == stated["image_mean"]
@@ -205,7 +205,7 @@ def test_a_note_says_how_a_backbone_computes(tmp_path):
   ("[]", "expected an object"),
   ("{}", "missing keys"),
   (note(more=1), "unknown keys ['more']"),
-  (note(format_version=2), "format_version 2, this version"),
+  (note(format_version=2), "format_version 2, but this version"),
   (note(config={}), "config: width is missing"),
   (note(config=7), "config is 7, expected an object"),
   (note(config__num_heads=0), "config: num_heads is 0, expected"),

@@ -472,7 +472,7 @@ REFUSED = {
     "dinov3", {"num_attention_heads": 4}, {}, "a multiple of 4",
   ),
   "an image without a patch": (
-    "siglip vision", {"image_size": 10}, {}, "has no patch of 14",
+    "siglip vision", {"image_size": 10}, {}, "is less than patch_size 14",
   ),
   "a hybrid": (
     "timm vit", {"architecture": "vit_base_r50_s16_224"}, {},

@@ -1,9 +1,9 @@
 """CLIP and OpenCLIP in the layout of transformers: their vision towers.
 
-A LayerNorm in front of the blocks, patches without bias, a projection into the
-space that images share with texts. A text tower is left out. The outputs are
-the projected class token (`image_embeds`); of `CLIPVisionModel`, which has no
-projection, the class token after the last LayerNorm (`pooler_output`).
+They have a LayerNorm before the blocks, a patch embedding without bias, and a
+projection into the space that images share with texts. Text towers are not
+read. The outputs are the projected class token (`image_embeds`); without a
+projection (`CLIPVisionModel`), the class token after the last LayerNorm.
 """
 
 from memory_vit.backbones.families import table
@@ -16,7 +16,7 @@ from memory_vit.backbones.families.vit_fields import (
 )
 from memory_vit.errors import BackboneError
 
-# Whether a model of each kind has a text tower.
+# `model_type` -> whether the model also has a text tower.
 _TEXTS = {"clip": True, "clip_vision_model": False}
 MODEL_TYPES = tuple(_TEXTS)
 _DEFAULTS = {
@@ -32,18 +32,18 @@ def read(fields: Fields, arrays: Arrays) -> Model:
   if "classifier.weight" in arrays:
     raise BackboneError(
       f"{fields.where} has a classifier that reads the mean of the patches "
-      "before the last LayerNorm, expected a CLIP without one: save the tower "
-      "inside it (model.vision_model.save_pretrained) and load that."
+      "before the last LayerNorm, expected a CLIP without a classifier: save "
+      "its tower (model.vision_model.save_pretrained) and load that."
     )
-  both = fields.choice("model_type", _TEXTS)
+  has_texts = fields.choice("model_type", _TEXTS)
   projected = (
-    both
+    has_texts
     or f"{_PROJECTION}.weight" in arrays
     or "CLIPVisionModelWithProjection" in fields.names("architectures")
   )
   width = vit_field(fields, "num_classes", "projection_dim", 512)
-  if both:
-    # If both are there, transformers takes the older name.
+  if has_texts:
+    # transformers reads the older section if a file has both.
     older = "vision_config_dict"
     fields = fields.section(older if fields.has(older) else "vision_config")
   config = transformers_config(

@@ -33,15 +33,15 @@ _TRANSFORMERS: Mapping[str, _Read] = {
 }
 _NAFLEX = (
   "a SigLIP 2 for images of any shape (NaFlex), whose patches are a sequence "
-  "with a mask: expected one of a fixed resolution, whose model_type is siglip"
+  "with a mask: expected a model for one resolution, with model_type siglip"
 )
-# A model of timm, as transformers saves it.
+# `model_type` and array prefix of a timm model that transformers saved.
 _WRAPPER, _PREFIX = "timm_wrapper", "timm_model."
-# `model_type` -> why it is refused.
+# `model_type` -> what it stands for, and why it is refused.
 _REFUSED = {
   "deit": (
-    "DeiT with a token for distillation, whose outputs are the mean of two "
-    "heads: expected one without, which transformers calls vit"
+    "a DeiT with a token for distillation, whose outputs are the mean of two "
+    "heads: expected a DeiT without this token, with model_type vit"
   ),
   "siglip2": _NAFLEX,
   "siglip2_vision_model": _NAFLEX,
@@ -70,7 +70,7 @@ def convert(config: Mapping[str, Any], arrays: Arrays, where: str) -> Converted:
 def _unwrapped(
   config: Mapping[str, Any], arrays: Arrays
 ) -> tuple[Mapping[str, Any], Arrays]:
-  """The model of timm in a `TimmWrapperModel`, which never has a head."""
+  """Return the timm model in its wrapper; a `TimmWrapperModel` has no head."""
   if config.get("architectures") == ["TimmWrapperModel"]:
     config = {**config, "num_classes": 0}
   prefixed = all(name.startswith(_PREFIX) for name in arrays)
@@ -79,7 +79,7 @@ def _unwrapped(
 
 
 def family_of(config: Mapping[str, Any], where: str) -> str:
-  """The name of a family: "timm", or a `model_type` of transformers."""
+  """Return the name of a family: "timm", or a `model_type` of transformers."""
   return _family(config, where)[0]
 
 
@@ -88,13 +88,15 @@ def _family(config: Mapping[str, Any], where: str) -> tuple[str, _Read]:
   if isinstance(kind, str) and kind in _TRANSFORMERS:
     return kind, _TRANSFORMERS[kind]
   if isinstance(kind, str) and kind in _REFUSED:
-    raise BackboneError(f"{where}: model_type {brief(kind)}: {_REFUSED[kind]}.")
+    raise BackboneError(
+      f"{where}: model_type {brief(kind)} is {_REFUSED[kind]}."
+    )
   if kind in (None, _WRAPPER) and isinstance(name, str):
     for family in (timm_dinov3, timm_vit):
       if family.NAME.match(name):
         return kind or "timm", family.read
   raise BackboneError(
-    f"{where}: model_type {brief(kind)}, architecture {brief(name)}: expected "
-    f"a model_type of transformers out of {', '.join(_TRANSFORMERS)}, or an "
-    "architecture of timm such as vit_*, deit_* or deit3_*."
+    f"{where}: unsupported model_type {brief(kind)}, architecture "
+    f"{brief(name)}: expected a model_type of {', '.join(_TRANSFORMERS)}, or "
+    "an architecture of timm such as vit_*, deit_* or deit3_*."
   )

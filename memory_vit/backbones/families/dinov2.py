@@ -1,7 +1,7 @@
 """DINOv2, with and without registers, as transformers writes it.
 
-Features, without a head: patches of 14 pixels, LayerScale, an exact GELU or, in
-the largest one, SwiGLU. Registers have no positions. The outputs are the first
+It has patches of 14 pixels, LayerScale, an exact GELU or, in the largest model,
+SwiGLU, and no head. Registers have no positions. The outputs are the class
 token after the last LayerNorm (`pooler_output`).
 """
 
@@ -33,7 +33,7 @@ def read(fields: Fields, arrays: Arrays) -> Model:
     raise BackboneError(
       f"{fields.where} has a classifier that reads the class token and the "
       "mean of the patches side by side, expected DINOv2 without a head: save "
-      "the model inside it (model.base_model.save_pretrained) and load that."
+      "its backbone (model.base_model.save_pretrained) and load that."
     )
   has_registers = fields.choice("model_type", _WITH_REGISTERS)
   defaults = {
@@ -72,10 +72,11 @@ def read(fields: Fields, arrays: Arrays) -> Model:
     **(_SWIGLU if swiglu else _MLP),
     "layernorm": table.LAST_NORM,
   }
-  ignored = ("embeddings.mask_token",)  # of pretraining
+  ignored = ("embeddings.mask_token",)  # used only in pretraining
   return Model(config=config, table=rows, ignored=ignored)
 
 
 def _swiglu_width(hidden: int) -> int:
-  """Two thirds, which with a gate are as many weights; a multiple of 8."""
+  """Return 2/3 of `hidden`, rounded up to a multiple of 8."""
+  # SwiGLU has three matrices instead of two, so the number of weights is equal.
   return (int(hidden * 2 / 3) + 7) // 8 * 8

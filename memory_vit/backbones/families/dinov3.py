@@ -1,7 +1,7 @@
 """DINOv3 ViT, as transformers writes it.
 
-Features, without a head: rotary positions, registers, LayerScale, keys without
-bias, SwiGLU in the largest ones. The outputs are the first token after the last
+It has rotary positions, registers, LayerScale, keys without bias, SwiGLU in the
+largest models, and no head. The outputs are the class token after the last
 LayerNorm (`pooler_output`).
 """
 
@@ -21,8 +21,8 @@ _DEFAULTS = {
 def read(fields: Fields, arrays: Arrays) -> Model:
   del arrays
   gated = fields.flag("use_gated_mlp", False)
-  activation, what = ("silu", "SwiGLU") if gated else ("gelu", "an exact GELU")
-  fields.require("hidden_act", activation, what, "gelu")
+  activation, mlp = ("silu", "SwiGLU") if gated else ("gelu", "an exact GELU")
+  fields.require("hidden_act", activation, mlp, "gelu")
   config = transformers_config(
     fields,
     _DEFAULTS,
@@ -58,5 +58,5 @@ def read(fields: Fields, arrays: Arrays) -> Model:
     ),
     "norm": table.LAST_NORM,
   }
-  ignored = ("embeddings.mask_token",)  # of pretraining
+  ignored = ("embeddings.mask_token",)  # used only in pretraining
   return Model(config=config, table=rows, ignored=ignored)

@@ -10,11 +10,11 @@ _T = TypeVar("_T")
 
 
 class Fields:
-  """The fields of a JSON object that somebody else wrote.
+  """Fields of an untrusted JSON object.
 
-  A null field counts as absent, as transformers writes None. Each method raises
-  `BackboneError` with the file, the key, the value and what was expected, also
-  for an absent field without a default.
+  A null field counts as absent, because transformers writes null for None. The
+  methods that check a field raise `BackboneError` with the file, the key, the
+  value and what was expected, also for an absent field without a default.
   """
 
   def __init__(self, config: Any, where: str) -> None:
@@ -24,27 +24,27 @@ class Fields:
     self.where = where
 
   def has(self, name: str) -> bool:
-    """Whether a field is there and is not null."""
+    """Return whether a field exists and is not null."""
     return self._config.get(name) is not None
 
   def require_known(self, known: Iterable[str]) -> None:
-    """Refuse fields of other names, null or not."""
+    """Raise if there are fields of other names, null or not."""
     names = sorted(known)
     for name in sorted(map(str, self._config.keys() - set(names))):
       raise BackboneError(
-        f"{self.where} has {brief(name)}, which is not understood, expected "
+        f"{self.where} has {brief(name)}, which is not supported: expected "
         f"only {', '.join(names)}."
       )
 
   def is_null(self, name: str) -> bool:
-    """Whether a field is there and is null."""
+    """Return whether a field exists and is null."""
     return name in self._config and not self.has(name)
 
   def is_number(self, name: str) -> bool:
     return type(self._config.get(name)) in (int, float)
 
   def names(self, name: str) -> list[Any]:
-    """A list of any values; an empty one if the field is anything else."""
+    """Return the list in a field, with any values; [] if it is not a list."""
     value = self._config.get(name)
     return value if isinstance(value, list) else []
 
@@ -68,7 +68,7 @@ class Fields:
   def choice(
     self, name: str, choices: Mapping[str, _T], default: str | None = None
   ) -> _T:
-    """The value in `choices` of a string; `default` is one of its keys."""
+    """Return `choices[field]`, or `choices[default]` for an absent field."""
     expected = f"one of {', '.join(map(repr, choices))}"
     return choices[
       self._checked(
@@ -83,7 +83,7 @@ class Fields:
     return value
 
   def text(self, name: str, default: str | None = None) -> str:
-    """A string of at most 200 characters."""
+    """Return a string of at most 200 characters."""
     value: str = self._checked(
       name, default, "a string of at most 200 characters",
       lambda v: type(v) is str and len(v) <= 200,
@@ -93,7 +93,7 @@ class Fields:
   def size(
     self, name: str, low: int, high: int, default: int | None = None
   ) -> int:
-    """The side of a square: h, [h, w] or {"height": h, "width": w}, h = w."""
+    """Return the side of a square: h, [h, h] or {"height": h, "width": h}."""
     expected = (
       f"the side of a square, {low} to {high:,}: a number, or [h, w] or "
       '{"height": h, "width": w} with h = w'
@@ -110,21 +110,21 @@ class Fields:
   def numbers(
     self, name: str, count: int, low: float, high: float
   ) -> tuple[float, ...]:
-    """A list of `count` numbers."""
+    """Return a list of `count` numbers as a tuple."""
     values = self._checked(
       name, None, f"a list of {count} numbers, {low:g} to {high:g}",
       lambda v: isinstance(v, list | tuple) and len(v) == count
-      and all(_is_number(one, low, high) for one in v),
+      and all(_is_number(item, low, high) for item in v),
     )  # fmt: skip
     return tuple(map(float, values))
 
   def section(self, name: str) -> "Fields":
-    """The fields of an object inside; none if it is absent."""
+    """Return the fields of a nested object, which is empty if it is absent."""
     inside = self._config.get(name)
     return Fields({} if inside is None else inside, f"{self.where}: {name}")
 
   def require(self, name: str, value: Any, why: str, default: Any) -> None:
-    """Refuse any other value; `why` says what another one would mean."""
+    """Raise unless a field has this value; `why` explains it in the error."""
     self._checked(
       name, default, f"{value!r}: {why}",
       lambda v: type(v) is type(value) and v == value,
@@ -140,9 +140,9 @@ class Fields:
     value = self._config.get(name)
     value = default if value is None else value
     if value is None or not fits(value):
-      found = "missing" if value is None else brief(self._config.get(name))
+      actual = "missing" if value is None else brief(self._config.get(name))
       raise BackboneError(
-        f"{self.where}: {name} is {found}, expected {expected}."
+        f"{self.where}: {name} is {actual}, expected {expected}."
       )
     return value
 

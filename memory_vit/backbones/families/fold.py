@@ -1,7 +1,7 @@
 """Reorder PyTorch's weights, and fold constants into layers.
 
-Letters as in `model/vit_config.py`, and p the side of a patch. All arrays are
-float32; what is folded is computed in float64 and rounded once.
+Dimension letters are those of `model/vit_config.py`; p is the side of a patch.
+All arrays are float32; folding is computed in float64 and rounded once.
 """
 
 import math
@@ -14,7 +14,7 @@ Rgb = tuple[float, float, float]
 def torch_shape(
   kernel: tuple[int, ...], bias: tuple[int, ...]
 ) -> tuple[int, ...]:
-  """The shape of the PyTorch weight that becomes our kernel.
+  """Return the shape of the PyTorch weight that becomes our kernel.
 
   (inputs..., outputs...) with bias (outputs...) -> (outputs, inputs), heads in
   order; patches (p, p, 3, d) -> (d, 3, p, p); LayerNorm (d,) -> (d,).
@@ -28,14 +28,14 @@ def torch_shape(
 
 
 def from_torch(weight: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-  """Reorder a PyTorch weight; the inverse of `torch_shape`."""
+  """Reorder a PyTorch weight to our kernel of this shape."""
   if weight.ndim == 4:
     return weight.transpose(2, 3, 1, 0)
   return weight.T.reshape(shape)
 
 
 def to_torch(kernel: np.ndarray, bias: tuple[int, ...] | None) -> np.ndarray:
-  """The inverse of `from_torch`; an array without a bias stays as it is."""
+  """Invert `from_torch`; return an array that has no bias unchanged."""
   if bias is None:
     return kernel
   if kernel.ndim == 4:
@@ -49,8 +49,8 @@ def fold_normalization(
   """Make a patch embedding take images in [-1, 1].
 
   It was trained on (x - mean) / std of images x in [0, 1]. Patches are not
-  padded, so a constant of the images is a constant of the outputs. A mean and
-  std of 0.5 change no bit.
+  padded, so a constant shift of all pixels becomes a shift of the bias. A mean
+  and std of 0.5 leave kernel and bias bitwise identical.
   """
   if {*mean, *std} == {0.5}:
     return kernel, bias

@@ -1,7 +1,7 @@
 """`ViTModel` and `ViTForImageClassification` of transformers.
 
-The outputs are the logits of the classifier; without one the features of the
-pooler, or the class token.
+The outputs are the logits of the classifier; without a classifier, the features
+of the pooler; and without a pooler, the class token.
 """
 
 from memory_vit.backbones.families import table
@@ -24,14 +24,14 @@ FIELDS = dict.fromkeys((
   *("width", "depth", "mlp_dim", "num_heads", "patch_size", "image_size"),
   "layer_norm_epsilon",
 ))  # fmt: skip
-# It takes the place of patches in masked-image pretraining.
+# Token that replaces masked patches in pretraining; it is ignored.
 MASK = "embeddings.mask_token"
-# A classifier takes the class token, and not what a pooler makes of it.
+# Arrays that are ignored if there is a classifier: it does not use the pooler.
 _POOLER = ("pooler.dense.*", "vit.pooler.dense.*")
 
 
 def trunk(qkv_bias: bool) -> Table:
-  """The rows of patches and blocks; `qkv_bias` is of query, key and value."""
+  """Return rows of patches and blocks; `qkv_bias` is a field of config.json."""
   block = "encoder.layer.{l}"
   return {
     "embeddings.position_embeddings": table.POSITIONS,
@@ -49,7 +49,7 @@ def trunk(qkv_bias: bool) -> Table:
 
 
 def rows(qkv_bias: bool) -> Table:
-  """All rows but the classifier's."""
+  """Return all rows except the classifier's."""
   return {
     "embeddings.cls_token": table.CLASS,
     **trunk(qkv_bias),
@@ -58,12 +58,12 @@ def rows(qkv_bias: bool) -> Table:
 
 
 def read(fields: Fields, arrays: Arrays) -> Model:
-  """Read a ViT, whose names begin with "vit." if it has a classifier."""
-  # transformers counts the names of id2label, which need not be there.
+  """Read a ViT; its array names begin with "vit." if it has a classifier."""
+  # Read the number of classes from the arrays, because config.json may lack it.
   classes = width_of(arrays, "classifier", "num_classes", fields.where)
   pooled = 0
   if not classes and any(n.endswith("pooler.dense.weight") for n in arrays):
-    fields.require("pooler_act", "tanh", "that of ViT's pre_logits", "tanh")
+    fields.require("pooler_act", "tanh", "the activation of pre_logits", "tanh")
     width = vit_field(fields, "width", "hidden_size")
     pooled = vit_field(
       fields, "representation_size", "pooler_output_size", width
@@ -76,11 +76,11 @@ def read(fields: Fields, arrays: Arrays) -> Model:
     gelu=fields.choice("hidden_act", ACTIVATIONS),
     position_resize="bicubic",
   )
-  own = rows(fields.flag("qkv_bias", True))
+  vit_rows = rows(fields.flag("qkv_bias", True))
   return Model(
     config=config,
     table={
-      **table.prefixed("vit.", own, arrays), "classifier": table.HEAD
+      **table.prefixed("vit.", vit_rows, arrays), "classifier": table.HEAD
     },
     ignored=(MASK, f"vit.{MASK}", *(_POOLER if classes else ())),
   )  # fmt: skip

@@ -1,6 +1,6 @@
-"""I-JEPA, as transformers writes it: the blocks of its ViT, no class token.
+"""I-JEPA, as transformers writes it: a ViT without a class token.
 
-The outputs are the mean of the patches after the last LayerNorm, by which its
+The outputs are the mean of the patches after the last LayerNorm, on which its
 authors evaluate it, or the logits of a classifier of this mean.
 """
 

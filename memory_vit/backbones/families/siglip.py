@@ -1,8 +1,8 @@
 """SigLIP and SigLIP 2 of a fixed resolution: their vision towers.
 
-A learned probe attends to the patches; there is no class token. A text tower is
-left out. The outputs are what the probe gathers (`pooler_output`), or the
-logits of a classifier, which takes the mean of the patches.
+A learned probe attends to the patches; there is no class token. Text towers are
+not read. The outputs are those of the probe (`pooler_output`), or the logits of
+a classifier, which takes the mean of the patches.
 """
 
 from memory_vit.backbones.families import table
@@ -14,7 +14,7 @@ from memory_vit.backbones.families.vit_fields import (
 )
 
 TOWER = "vision_model."
-# Shared with the towers of CLIP.
+# Rows of the blocks; the towers of CLIP have the same rows.
 BLOCKS: Table = {
   "encoder.layers.{l}.layer_norm1": table.NORM_1,
   "encoder.layers.{l}.self_attn.q_proj": table.QUERY,
@@ -25,10 +25,10 @@ BLOCKS: Table = {
   "encoder.layers.{l}.mlp.fc1": table.UP,
   "encoder.layers.{l}.mlp.fc2": table.DOWN,
 }
-# The text tower, the scale of similarities, and a buffer of old files.
+# Ignored arrays: the text tower, the similarity scale, a buffer of old files.
 BESIDE = ("text_model.*", "logit_scale", "*.position_ids")
 
-# Whether a model of each kind has a text tower.
+# `model_type` -> whether the model also has a text tower.
 _TEXTS = {"siglip": True, "siglip_vision_model": False}
 MODEL_TYPES = tuple(_TEXTS)
 _DEFAULTS = {
@@ -36,7 +36,7 @@ _DEFAULTS = {
   "image_size": 224, "layer_norm_epsilon": 1e-6,
 }  # fmt: skip
 _ACTIVATIONS = {"gelu_pytorch_tanh": "tanh", "gelu": "exact"}
-# torch keeps the projections of the probe in one array.
+# torch stores query, key and value projections of the probe in one array.
 _PROBE: Table = {
   "head.probe": table.PROBE,
   "head.attention.in_proj_": To(table.PROBE_QKV),
@@ -48,13 +48,13 @@ _PROBE: Table = {
 
 
 def read(fields: Fields, arrays: Arrays) -> Model:
-  """Read `SiglipModel`, `SiglipVisionModel` or the classifier made of it."""
+  """Read `SiglipModel`, its vision tower, or an image classifier made of it."""
   if fields.choice("model_type", _TEXTS):
     fields = fields.section("vision_config")
   classes = width_of(arrays, "classifier", "num_classes", fields.where)
   if not classes:
     fields.require(
-      "vision_use_head", True, "without it there is no pooled output", True
+      "vision_use_head", True, "other models have no pooled output", True
     )
   config = transformers_config(
     fields,
@@ -74,7 +74,7 @@ def read(fields: Fields, arrays: Arrays) -> Model:
     "post_layernorm": table.LAST_NORM,
     **_PROBE,
   }
-  # A classifier has no use for the probe.
+  # A classifier does not use the probe, whose arrays are then ignored.
   probe = (f"{TOWER}head.*", "head.*") if classes else ()
   return Model(
     config=config,

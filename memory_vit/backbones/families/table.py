@@ -1,8 +1,8 @@
 """Convert the arrays of a model family by a table of names.
 
-A row maps a layer of PyTorch (NAME.weight and NAME.bias) or an array to ours;
-"{l}" stands for the number of a block. The shapes of our tree determine the
-shapes that the source must have.
+A row maps the name of a PyTorch layer (NAME.weight and NAME.bias) or array to
+our name; "{l}" stands for the number of a block. The shapes of our tree
+determine the shapes that the source must have.
 """
 
 import dataclasses
@@ -17,11 +17,11 @@ from memory_vit.errors import BackboneError
 from memory_vit.model.vit_config import ViTConfig
 from memory_vit.runtime.messages import brief, listed
 
-# Name -> float32; `StoredArrays` reads an array on each access.
+# Name -> float32 array; `StoredArrays` reads the array on each access.
 Arrays = Mapping[str, np.ndarray]
 Shape = tuple[int, ...]
 
-# Our layers and arrays.
+# Names of our layers and arrays.
 PATCHES, CLASS, REGISTERS = "embedding", "cls", "registers"
 POSITIONS = layouts.POSITIONS
 PRE_NORM, LAST_NORM = "Transformer/pre_norm", "Transformer/encoder_norm"
@@ -39,7 +39,7 @@ NORM_1, NORM_2, UP, GATE, DOWN = (
     *("MlpBlock_0/Dense_0", "MlpBlock_0/gate", "MlpBlock_0/Dense_1"),
   )
 )
-# The head that attends to all tokens.
+# The pooling head, whose learned probe attends to all tokens.
 PROBE, PROBE_NORM = f"{layouts.MAP_HEAD}probe", f"{layouts.MAP_HEAD}LayerNorm_0"
 PROBE_QKV = tuple(
   f"{layouts.MAP_HEAD}MultiHeadDotProductAttention_0/{part}"
@@ -56,13 +56,13 @@ _INDENTED = "\n  "
 
 @dataclasses.dataclass(frozen=True)
 class To:
-  """The place of a layer or an array, if its name alone is not enough."""
+  """Our name for a source layer or array, and how the two differ."""
 
-  # Several layers lie in one of the source, their outputs one after the other.
+  # Several names if the source concatenates outputs of our layers in one layer.
   ours: str | tuple[str, ...]
-  bias: bool = True  # ours is zero if the source has none
-  scale: str = ""  # the LayerScale by which the outputs are multiplied
-  shape: Shape | None = None  # of an array of the source, if not ours
+  bias: bool = True  # whether the source has a bias; otherwise ours is zero
+  scale: str = ""  # source name of the LayerScale that multiplies the outputs
+  shape: Shape | None = None  # shape of a source array, if different
 
 
 Table = Mapping[str, str | To]
@@ -70,27 +70,27 @@ Table = Mapping[str, str | To]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Model:
-  """A model as its config.json describes it, and the table of its arrays."""
+  """Configuration of a source model, and the table that converts its arrays."""
 
   config: ViTConfig
-  # Rows without a place in the tree of `config` are left out; a later row
-  # replaces an earlier one of the same place.
+  # Rows whose target is not in the tree of `config` are skipped. If two rows
+  # have the same target, the later row counts.
   table: Table
-  # Names or patterns of buffers and of arrays that only pretraining used.
+  # Names or patterns of source arrays to ignore, such as buffers.
   ignored: tuple[str, ...] = ()
-  # Makes the arrays that the table expects, once shapes are checked.
+  # Edits the dict of source arrays after the shape check, before conversion.
   adapt: Callable[[dict[str, np.ndarray]], None] = lambda arrays: None
 
 
 def prefixed(prefix: str, table: Table, arrays: Arrays) -> Table:
-  """Put a prefix before the names of a table if it is before any array's."""
+  """Prepend a prefix to the names of a table if any array's name has it."""
   if not any(name.startswith(prefix) for name in arrays):
     return table
   return {f"{prefix}{name}": place for name, place in table.items()}
 
 
 def convert(model: Model, arrays: Arrays, where: str) -> dict[str, np.ndarray]:
-  """Convert to {"a/b/c": float32}; the normalization of images stays."""
+  """Convert to {"a/b/c": float32}, for images normalized as in the source."""
   ours = {
     name: array.shape
     for name, array in layouts.expected_shapes(model.config).items()
@@ -99,18 +99,18 @@ def convert(model: Model, arrays: Arrays, where: str) -> dict[str, np.ndarray]:
   expected: dict[str, Shape] = {}
   for name, to in rows:
     expected |= _source_shapes(name, to, ours)
-  found = take(arrays, expected, where, model.ignored)
-  model.adapt(found)
+  source = take(arrays, expected, where, model.ignored)
+  model.adapt(source)
   converted: dict[str, np.ndarray] = {}
   for name, to in rows:
-    converted |= _folded(name, to, ours, found)
+    converted |= _folded(name, to, ours, source)
   return converted
 
 
 def unconverted(
   table: Table, config: ViTConfig, ours: Arrays
 ) -> dict[str, np.ndarray]:
-  """Convert ours by a table of single layers; the inverse of `convert`."""
+  """Invert `convert`; each row of the table must have a single target."""
   shapes = {name: array.shape for name, array in ours.items()}
   theirs: dict[str, np.ndarray] = {}
   for name, to in _rows(Model(config=config, table=table)):
@@ -130,35 +130,35 @@ def take(
   where: str,
   ignored: Sequence[str] = (),
 ) -> dict[str, np.ndarray]:
-  """Read the arrays of a source, which must be exactly those expected.
+  """Read the arrays of a source; raise unless they are exactly as expected.
 
-  One error names all that are missing, misshapen or left over; `ignored` are
-  names or patterns.
+  The error lists all arrays that are missing, misshapen or extra. `ignored` has
+  names or patterns of arrays that are allowed but not read.
   """
   names = {
     name
     for name in arrays
     if not any(fnmatch.fnmatchcase(name, pattern) for pattern in ignored)
   }
-  found = {name: arrays[name] for name in sorted(names & expected.keys())}
+  taken = {name: arrays[name] for name in sorted(names & expected.keys())}
   lines = [
-    f"shape of {name}: {found[name].shape}, expected {shape}"
-    if name in found
+    f"shape of {name}: {taken[name].shape}, expected {shape}"
+    if name in taken
     else f"missing: {name} {shape}"
     for name, shape in expected.items()
-    if name not in found or found[name].shape != shape
+    if name not in taken or taken[name].shape != shape
   ]
   lines += [f"extra: {brief(n)}" for n in sorted(names - expected.keys())]
   if lines:
     raise BackboneError(
-      f"{where}: the arrays beside it are not exactly those of the model that "
+      f"{where}: the weights beside it are not exactly those of the model that "
       f"it describes:{_INDENTED}{listed(lines, _INDENTED, _MOST_CHARACTERS)}"
     )
-  return found
+  return taken
 
 
 def _rows(model: Model) -> Iterator[tuple[str, To]]:
-  """The rows of a table, repeated for each block."""
+  """Yield the rows of a table; those with "{l}" are repeated for each block."""
   for name, place in model.table.items():
     to = place if isinstance(place, To) else To(place)
     ours = (to.ours,) if isinstance(to.ours, str) else to.ours
@@ -167,20 +167,20 @@ def _rows(model: Model) -> Iterator[tuple[str, To]]:
         name.replace("{l}", str(i)),
         dataclasses.replace(
           to,
-          ours=tuple(one.replace("{l}", str(i)) for one in ours),
+          ours=tuple(target.replace("{l}", str(i)) for target in ours),
           scale=to.scale.replace("{l}", str(i)),
         ),
       )
 
 
 def _leaf(place: str, ours: Mapping[str, Shape]) -> str:
-  """The array whose shape tells that of a place; "" if there is none."""
+  """Return our array, kernel or scale of this name; "" if there is none."""
   leaves = (place, f"{place}/kernel", f"{place}/scale")
   return next((leaf for leaf in leaves if leaf in ours), "")
 
 
 def _parameters(name: str) -> tuple[str, str]:
-  """Weight and bias of a layer; torch.nn.MultiheadAttention joins them by _."""
+  """Return names of weight and bias: NAME.weight, or NAME_weight for NAME_."""
   start = name if name.endswith("_") else f"{name}."
   return f"{start}weight", f"{start}bias"
 
@@ -188,14 +188,14 @@ def _parameters(name: str) -> tuple[str, str]:
 def _source_shapes(
   name: str, to: To, ours: Mapping[str, Shape]
 ) -> dict[str, Shape]:
-  """The arrays of the source that a row reads."""
+  """Return {name: shape} of the source arrays that a row reads."""
   place = to.ours[0]
   leaf = _leaf(place, ours)
   if leaf == place:
     return {name: to.shape or ours[place]}
   weight, bias = _parameters(name)
-  one, *inputs = fold.torch_shape(ours[leaf], ours[f"{place}/bias"])
-  outputs = (one * len(to.ours),)
+  width, *inputs = fold.torch_shape(ours[leaf], ours[f"{place}/bias"])
+  outputs = (width * len(to.ours),)
   shapes = {weight: (*outputs, *inputs)}
   if to.bias:
     shapes[bias] = outputs
@@ -205,17 +205,17 @@ def _source_shapes(
 
 
 def _folded(
-  name: str, to: To, ours: Mapping[str, Shape], found: dict[str, np.ndarray]
+  name: str, to: To, ours: Mapping[str, Shape], source: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-  """Convert the arrays of a row, and remove them from `found`."""
+  """Convert the arrays of a row, and remove them from `source`."""
   if to.ours[0] in ours:
-    return {to.ours[0]: found.pop(name).reshape(ours[to.ours[0]])}
+    return {to.ours[0]: source.pop(name).reshape(ours[to.ours[0]])}
   names = _parameters(name)
-  weight = found.pop(names[0])
+  weight = source.pop(names[0])
   zero = np.zeros(len(weight), np.float32)
-  bias = found.pop(names[1]) if to.bias else zero
+  bias = source.pop(names[1]) if to.bias else zero
   if to.scale:
-    weight, bias = fold.fold_layer_scale(weight, bias, found.pop(to.scale))
+    weight, bias = fold.fold_layer_scale(weight, bias, source.pop(to.scale))
   converted: dict[str, np.ndarray] = {}
   parts = [np.split(array, len(to.ours)) for array in (weight, bias)]
   for place, kernel, shift in zip(to.ours, *parts, strict=True):

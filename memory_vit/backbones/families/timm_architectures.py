@@ -1,8 +1,8 @@
 """Architectures of timm by name, such as `vit_base_patch16_clip_quickgelu_224`.
 
-The configurations that timm writes leave out what the name implies: a family, a
-size, the side of a patch, tags, and the image size. A test compares every name
-that timm has with what timm builds.
+timm's config.json leaves out what the name implies: a family, a size, the side
+of a patch, tags, and the image size. A test compares the architecture of every
+name that timm knows with the model that timm builds.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ _SIZES = {
   "giantopt": (1536, 40, 16),
   "gigantic": (1664, 48, 16),
 }
-# The same, for a size with one of the tags.
+# (Size, tag) -> width, depth, heads, if the tag changes those of the size.
 _TAGGED_SIZES = {
   ("base", "plus"): (896, 12, 14),
   ("small", "36x1"): (384, 36, 6),
@@ -43,10 +43,10 @@ _TAGS = {
   *("36x1", "clip", "dinov2", "gap", "map", "miil", "plus", "quickgelu"),
   *("siglip", "tipsv2", *_REGISTERS),
 }
-# Sizes of timm's own search for shapes, all with LayerScale.
+# Sizes from timm's own architecture search; all of them have LayerScale.
 _SEARCHED = {"wee", "little", "medium", "mediumd", "betwixt", "so150m2"}
-# SigLIP 2 with its own activation: for other sizes timm has one model for both
-# generations of SigLIP, with the exact GELU.
+# Names of SigLIP 2 models with the tanh GELU. For other sizes, timm has one
+# model for both generations of SigLIP, with the exact GELU.
 _TANH_SIGLIP = re.compile(
   r"vit_(giantopt_patch16_.*|so400m_patch16_.*|large_patch16_.*_512|"
   r"base_patch32_.*)"
@@ -58,7 +58,7 @@ _NAME = re.compile(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Architecture:
-  """A plain ViT, with the argument names of timm."""
+  """A plain ViT; the fields have the names of timm's arguments."""
 
   embed_dim: int
   depth: int
@@ -76,16 +76,16 @@ class Architecture:
 
 
 def architecture(name: str, where: str) -> Architecture:
-  """Look up a name; refuse one that is not a plain ViT."""
+  """Return the architecture of a name; raise if it is not a plain ViT."""
   match = _NAME.fullmatch(name)
   family, size, patch, rest = match.groups() if match else ("", "", "", "")
   tags = {tag for tag in rest.split("_") if tag and not tag.isdecimal()}
   if size not in _SIZES or not tags <= _TAGS:
     raise BackboneError(
       f"{where}: architecture is {brief(name)}, expected a plain ViT of timm, "
-      f"(vit|deit|deit3)_SIZE_patchN, with SIZE of {', '.join(_SIZES)} and "
-      f"then any of {', '.join(sorted(_TAGS))}: hybrids, other positions, "
-      "parallel blocks and a second head for distillation are not computed."
+      f"(vit|deit|deit3)_SIZE_patchN, with a SIZE of {', '.join(_SIZES)} and "
+      f"any tags of {', '.join(sorted(_TAGS))}: hybrids, other positions, "
+      "parallel blocks and a second head for distillation are not supported."
     )
   tagged = [
     _TAGGED_SIZES[key] for t in tags if (key := (size, t)) in _TAGGED_SIZES

@@ -12,14 +12,14 @@ from memory_vit.backbones.families.vit_fields import vit_field
 
 _POOLS = {name: name for name in ("token", "avg", "map")}
 _ACTIVATIONS = {name: name for name in ("gelu", "gelu_tanh", "quick_gelu")}
-# Arguments whose effect is in the shapes, or in training alone.
+# Arguments that are not read: shapes tell them, or they only affect training.
 _SEEN_ELSEWHERE = {
   *("mlp_ratio", "fc_norm", "num_classes", "dynamic_img_size"),
   *("dynamic_img_pad", "weight_init", "fix_init"),
   *("drop_rate", "pos_drop_rate", "patch_drop_rate", "proj_drop_rate"),
   *("attn_drop_rate", "drop_path_rate"),
 }
-# Arguments of which only the default is supported.
+# Arguments for which only the default value is supported.
 _FIXED = {
   "in_chans": 3,
   "pos_embed": "learn",
@@ -30,7 +30,7 @@ _FIXED = {
   "scale_attn_norm": False,
   "scale_mlp_norm": False,
 }
-# Field of `ViTConfig` -> the argument.
+# Field of `ViTConfig` -> argument of timm.
 _NUMBERS = {
   "width": "embed_dim",
   "depth": "depth",
@@ -46,18 +46,18 @@ _READ = {
 
 
 def model_args(fields: Fields, known: Iterable[str]) -> Fields:
-  """The arguments of a model; refuses unknown ones."""
+  """Return the arguments of a model; raise if one of them is unknown."""
   args = fields.section("model_args")
   args.require_known(known)
   return args
 
 
 def architecture_of(fields: Fields) -> Architecture:
-  """The architecture that a name implies, changed by its arguments."""
+  """Return the architecture that the name implies, changed by `model_args`."""
   implied = architecture(fields.text("architecture"), fields.where)
   args = model_args(fields, _SEEN_ELSEWHERE | _FIXED.keys() | _READ)
   for name, value in _FIXED.items():
-    args.require(name, value, "another one computes another model", value)
+    args.require(name, value, "other values are not supported", value)
   pool = fields.choice("global_pool", _POOLS, implied.global_pool)
   layer_scale = implied.layer_scale and not args.is_null("init_values")
   if args.has("init_values"):

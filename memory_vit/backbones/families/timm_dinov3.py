@@ -1,7 +1,7 @@
 """DINOv3 ViT, as timm writes it: `vit_*_patch16_dinov3[_qkvb]`.
 
-The model of `dinov3` under other names: one array for query, key and value,
-whose biases are separate. The outputs are the mean of the patches, or the class
+The model of `dinov3` under other names: query, key and value share one array,
+and have separate biases. The outputs are the mean of the patches, or the class
 token if `global_pool` is "token", after the last LayerNorm; or the logits of a
 head.
 """
@@ -32,7 +32,7 @@ _SIZES = {
 }
 NAME = re.compile(rf"vit_({'|'.join(_SIZES)})_patch16_dinov3(_qkvb)?$")
 _POOLING = {"avg": "gap", "token": "tok"}
-# No published configuration has other arguments.
+# The arguments that are read; no published configuration has any others.
 _READ = {
   *("embed_dim", "depth", "num_heads", "patch_size", "num_reg_tokens"),
   *("global_pool", "num_classes", "in_chans", "img_size", "dynamic_img_size"),
@@ -43,7 +43,7 @@ def read(fields: Fields, arrays: Arrays) -> Model:
   size, biased = NAME.findall(fields.text("architecture"))[0]
   width, depth, heads, gated = _SIZES[size]
   args = model_args(fields, _READ)
-  args.require("in_chans", 3, "images have three channels here", 3)
+  args.require("in_chans", 3, "memory_vit takes RGB images", 3)
   pools = {name: name for name in _POOLING}
   first = "fc1_x" if gated else "fc1"
   config = vit_config(
@@ -55,7 +55,7 @@ def read(fields: Fields, arrays: Arrays) -> Model:
       arrays, f"blocks.0.mlp.{first}", "mlp_dim", fields.where
     ) or 4 * width,
     patch_size=vit_field(args, "patch_size", "patch_size", 16),
-    # Of the model as it was made, or pretrained: no array shows it.
+    # No array tells the image size, because rotary positions have none.
     image_size=args.size("img_size", 1, MAX_IMAGE_SIZE)
     if args.has("img_size")
     else input_side(fields.section("pretrained_cfg")),

@@ -1,4 +1,4 @@
-"""Position embeddings of timm: the rows of the table, and for which tokens."""
+"""Position embeddings of timm: which tokens the rows of the table belong to."""
 
 import numpy as np
 
@@ -13,10 +13,10 @@ from memory_vit.runtime.messages import brief
 def grid(
   model: Architecture, fields: Fields, arrays: Arrays
 ) -> tuple[int, int]:
-  """Find the number of rows of the table, and the side of their square.
+  """Return the number of rows of the table, and the side of the patch grid.
 
-  The stated size decides: 15 x 15 rows may be the positions of 14 x 16 patches
-  and a class token.
+  The stated image size decides, since 225 rows may be those of 15 x 15 patches,
+  or of 14 x 16 patches and a class token.
   """
   shape = arrays["pos_embed"].shape if "pos_embed" in arrays else ()
   if len(shape) != 3:
@@ -35,18 +35,18 @@ def grid(
     sides &= {image // model.patch_size}
   side = sides.pop() if len(sides) == 1 else 0
   if not 0 < side * model.patch_size <= MAX_IMAGE_SIZE:
-    size_text = f" of an image of {image} pixels" if image else ""
+    size_text = f" of {image} pixels a side" if image else ""
     raise BackboneError(
-      f"{fields.where}: pos_embed has {rows} positions, expected those of one "
-      f"square grid of patches{size_text}, with or without the {prefix} tokens "
-      f"before them, and of at most {MAX_IMAGE_SIZE} pixels. If the model "
-      "takes images of another size, state model_args.img_size."
+      f"{fields.where}: pos_embed has {rows} positions, expected one per "
+      f"patch of a square image{size_text}, with or without one for each of "
+      f"the {prefix} tokens before them, and at most {MAX_IMAGE_SIZE} pixels a "
+      "side. If images have another size, state model_args.img_size."
     )
   return rows, side
 
 
 def _built_size(fields: Fields) -> int | None:
-  """The image size that timm builds the model for, if it is stated."""
+  """Return the image size for which timm builds the model, if it is stated."""
   args = fields.section("model_args")
   if args.has("img_size"):
     return args.size("img_size", 1, MAX_IMAGE_SIZE)
@@ -58,21 +58,21 @@ def _built_size(fields: Fields) -> int | None:
 
 
 def input_side(pretrained: Fields) -> int:
-  """The side of the images that the weights of a `pretrained_cfg` take."""
+  """Return the image size of a `pretrained_cfg`; raise if it is no square."""
   _, height, width = pretrained.numbers("input_size", 3, 1, MAX_IMAGE_SIZE)
   if height != width:
     raise BackboneError(
       f"{pretrained.where}: input_size is {height:.0f} x {width:.0f}, expected "
-      "a square: models of other images are not computed."
+      "a square: models of other images are not supported."
     )
   return int(height)
 
 
 def adapt(found: dict[str, np.ndarray], config: ViTConfig) -> None:
-  """Give the class token the first row of positions, and registers none.
+  """Give `found["pos_embed"]` rows for class tokens and patches only.
 
-  If the table has rows for the tokens in front, that of the class token stays
-  and those of registers are added to them; otherwise that of the class is zero.
+  Rows for registers are added to the registers themselves. If the table only
+  has rows for patches, the class tokens get rows of zeros.
   """
   positions, classes = found["pos_embed"], config.class_tokens
   if positions.shape[1] == config.num_patches:

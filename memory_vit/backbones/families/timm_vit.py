@@ -1,16 +1,12 @@
 """Plain ViTs of timm: `vit_*`, `deit_*` and `deit3_*`.
 
-The outputs are the logits of the head, or the features in front of it of a
-model that was made with `num_classes=0`.
+The outputs are the logits of the head; or the features in front of the head, if
+the model was created with `num_classes=0`.
 """
 
 import re
 
-from memory_vit.backbones.families import (
-  table,
-  timm_arguments,
-  timm_positions,
-)
+from memory_vit.backbones.families import table, timm_arguments, timm_positions
 from memory_vit.backbones.families.fields import Fields
 from memory_vit.backbones.families.table import Arrays, Model, Table, To
 from memory_vit.backbones.families.timm_architectures import Architecture
@@ -38,16 +34,17 @@ def read(fields: Fields, arrays: Arrays) -> Model:
   model = timm_arguments.architecture_of(fields)
   rows, side = timm_positions.grid(model, fields, arrays)
   pooling = _POOLING[model.global_pool]
-  # Behind the mean; or behind the one token, where it is the same as before.
+  # `fc_norm` is a LayerNorm after pooling. If pooling takes one token, it
+  # computes the same as a LayerNorm before pooling.
   fc_norm = pooling != "map" and (
     "fc_norm.weight" in arrays or "fc_norm.bias" in arrays
   )
   if pooling == "map" and (model.class_token or model.reg_tokens):
     raise BackboneError(
-      f"{fields.where}: its probe attends to the patches alone, though there "
+      f"{fields.where}: its probe attends to the patches alone, although there "
       "are tokens before them: expected no class token and no registers."
     )
-  # The outer field is the one that timm builds by.
+  # timm takes the outer num_classes if present, else that of pretrained_cfg.
   has_classes = fields.has("num_classes")
   outer = fields if has_classes else fields.section("pretrained_cfg")
   config = vit_config(
@@ -77,14 +74,14 @@ def read(fields: Fields, arrays: Arrays) -> Model:
 
 
 def _mlp_dim(model: Architecture, arrays: Arrays, where: str) -> int:
-  """The width of the MLPs; a gate lies in the same array as its layer."""
+  """Return the width of the MLPs; SwiGLU has gate and layer in one array."""
   outputs = width_of(arrays, "blocks.0.mlp.fc1", "num_classes", where)
   layers = 2 if model.swiglu else 1
   most = LIMITS["mlp_dim"][1]
   if outputs % layers or not 1 <= outputs <= layers * most:
     raise BackboneError(
       f"{where}: blocks.0.mlp.fc1.weight has {outputs:,} outputs, expected "
-      f"those of {layers} layers of at most {most:,}."
+      f"{layers} times a width of at most {most:,}."
     )
   return outputs // layers
 
@@ -96,7 +93,7 @@ def _table(
   scale = [f"{block}.ls{i}.gamma" if model.layer_scale else "" for i in (1, 2)]
   up = To((table.GATE, table.UP)) if model.swiglu else To(table.UP)
   return {
-    # timm leaves the bias to the LayerNorm behind it.
+    # With `pre_norm`, timm leaves the bias to the LayerNorm that follows.
     "patch_embed.proj": To(table.PATCHES, bias=not model.pre_norm),
     "cls_token": table.CLASS,
     "reg_token": table.REGISTERS,

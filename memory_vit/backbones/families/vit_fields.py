@@ -10,8 +10,8 @@ from memory_vit.errors import BackboneError, ConfigError
 from memory_vit.model.vit_config import MAX_IMAGE_SIZE, ViTConfig
 from memory_vit.runtime.messages import brief
 
-# Field of `ViTConfig` -> its bounds: above any published ViT (the widest has
-# 4,096, with MLPs of 8,192), and small enough to compute with.
+# Field of `ViTConfig` -> (minimum, maximum). Maxima exceed every published ViT
+# (the widest has 4,096, with MLPs of 8,192), but can still be computed.
 LIMITS: Mapping[str, tuple[Any, Any]] = {
   "width": (1, 2**14),
   "depth": (1, MAX_DEPTH),
@@ -44,7 +44,7 @@ TRANSFORMERS = {
 def vit_field(
   fields: Fields, name: str, theirs: str, default: Any = None
 ) -> Any:
-  """Read a field of `ViTConfig`, called `theirs`, within its limits."""
+  """Read a field of `ViTConfig`, called `theirs` in the file, within limits."""
   read: Any = fields.whole
   if name in ("patch_size", "image_size"):
     read = fields.size
@@ -58,10 +58,10 @@ def transformers_config(
 ) -> ViTConfig:
   """Read the fields that all families of transformers name alike.
 
-  `defaults` has {field of `ViTConfig`: default, None if it is required}, and
-  `computed` the values of the other fields.
+  `defaults` has {field of `ViTConfig`: default, or None if it is required}, and
+  `computed` has the values of all other fields.
   """
-  fields.require("num_channels", 3, "images have three channels here", 3)
+  fields.require("num_channels", 3, "memory_vit takes RGB images", 3)
   read = {
     name: vit_field(fields, name, TRANSFORMERS[name], default)
     for name, default in defaults.items()
@@ -74,13 +74,13 @@ def vit_config(
 ) -> ViTConfig:
   """Build the configuration that a source states.
 
-  If patches do not fill the image, the convolution leaves out the pixels at its
-  right and lower edge: the image size is rounded down to a multiple.
+  If patches do not fill the image, the convolution ignores pixels at the right
+  and lower edge, so the image size is rounded down to whole patches.
   """
   side = image_size // patch_size
   if not side:
     raise BackboneError(
-      f"{where}: an image of {image_size} pixels has no patch of {patch_size}."
+      f"{where}: image_size {image_size} is less than patch_size {patch_size}."
     )
   try:
     return ViTConfig(
@@ -91,7 +91,7 @@ def vit_config(
 
 
 def width_of(arrays: Arrays, name: str, limit: str, where: str) -> int:
-  """The outputs of a layer, which no configuration states; 0 if absent."""
+  """Return the number of outputs of a layer, by its shapes; 0 if absent."""
   most = LIMITS[limit][1]
   for parameter, rank in ((f"{name}.weight", 2), (f"{name}.bias", 1)):
     if parameter in arrays:
@@ -99,7 +99,7 @@ def width_of(arrays: Arrays, name: str, limit: str, where: str) -> int:
       if len(shape) != rank or not 1 <= shape[0] <= most:
         raise BackboneError(
           f"{where}: {parameter} has the shape {brief(shape)}, expected "
-          f"{rank} axes, of which the first has at most {most:,}."
+          f"{rank} axes, the first of length 1 to {most:,}."
         )
       return shape[0]
   return 0
