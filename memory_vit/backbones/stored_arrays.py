@@ -26,8 +26,8 @@ from memory_vit.errors import BackboneError
 from memory_vit.runtime.messages import brief, first_line
 
 SAFETENSORS = ".safetensors"
-# Maximum bytes of all arrays, uncompressed; ViT-G/14 has 7 GB in float32.
-MAX_BYTES = 16 * 2**30
+# Maximum bytes of all arrays, uncompressed; DINOv3's 7B has 27 GB in float32.
+MAX_BYTES = 32 * 2**30
 # Maximum ratio of uncompressed to compressed size of a whole .npz file. Weights
 # hardly compress, but a head of zeros shrinks a thousandfold.
 MAX_RATIO = 100

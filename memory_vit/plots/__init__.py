@@ -1,7 +1,7 @@
 """Figures for notebooks, reports and TensorBoard.
 
-Figures are made without `pyplot`: nothing global keeps them alive, and each is
-shown once, where a cell returns it.
+Figures are made without `pyplot`, so that no global list keeps them in memory,
+and a notebook shows a figure only once, below the cell that returns it.
 """
 
 from etils import epy

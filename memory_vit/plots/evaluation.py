@@ -16,10 +16,11 @@ from memory_vit.kinds.calibration import Calibration
 from memory_vit.plots.images import image_grid
 from memory_vit.runtime.messages import escaped, shortened
 
-# Classes up to which cells have numbers, names are shown, and rows are single.
+# Maximum numbers of classes for which cells show counts, axes show class names,
+# and each class has its own row.
 _NUMBERED, _NAMED, _SINGLE = 16, 40, 400
 _LONGEST_NAME = 24
-_SHEET_COLUMNS, _SHEET_WIDTH = 6, 1.75  # inches
+_SHEET_COLUMNS, _SHEET_WIDTH = 6, 1.75  # width in inches
 _TITLE_LINES = 3
 _PANELS = 6
 _DARK, _LIGHT = "#1f4e79", "#e8a33d"
@@ -28,17 +29,17 @@ _DARK, _LIGHT = "#1f4e79", "#e8a33d"
 def confusion_matrix_figure(matrix: Any, class_names: Sequence[str]) -> Figure:
   """Draw a confusion matrix.
 
-  The colour of a cell is the share of its row, the examples of a class. Up to
-  16 classes, cells show the number of examples; up to 40, classes have names.
-  More than 400 classes are drawn in groups of neighbors.
+  A row has the examples of a class, and the colour of a cell is its share of
+  the row. Up to 16 classes, cells also show the number of examples; up to 40,
+  axes show class names. More than 400 classes are drawn in groups of neighbors.
 
   Args:
-    matrix: numbers of examples (c, c), by their class and by the predicted
-      class; an array, lists, or a sparse array of scipy.
-    class_names: c names.
+    matrix: number of examples (c, c) by class (row) and predicted class
+      (column); an array, nested lists, or a sparse SciPy array.
+    class_names: names of the c classes, c >= 1.
 
   Raises:
-    DataError: for a matrix of another shape.
+    DataError: if the shape of the matrix is not (c, c).
   """
   if not hasattr(matrix, "tocoo"):
     matrix = np.asarray(matrix)
@@ -53,12 +54,12 @@ def confusion_matrix_figure(matrix: Any, class_names: Sequence[str]) -> Figure:
   figure = Figure(figsize=(side + 1.2, side), layout="constrained")
   axes = figure.subplots()
   total = counts.sum(axis=1, keepdims=True)
-  # Grey shows through in the rows of classes without examples.
+  # The grey background shows in the rows of classes without examples.
   axes.set_facecolor("0.85")
   shares = np.divide(
     counts, total, out=np.full(counts.shape, np.nan), where=total > 0
   )
-  # On a linear scale few confusions among many classes would be invisible.
+  # On a linear scale, rare confusions among many classes would be invisible.
   norm = PowerNorm(1 if classes <= _NUMBERED else 0.4, vmin=0, vmax=1)
   image = axes.imshow(shares, cmap="Blues", norm=norm, interpolation="nearest")
   bar = figure.colorbar(image, ax=axes, shrink=0.8)
@@ -75,17 +76,17 @@ def confusion_matrix_figure(matrix: Any, class_names: Sequence[str]) -> Figure:
 def calibration_figure(
   calibration: Calibration,
   title: str = "",
-  confidence: str = "confidence, in the predicted class",
+  confidence: str = "confidence in the predicted class",
 ) -> Figure:
   """Draw a reliability diagram above a histogram of the confidence.
 
-  A bar is the accuracy of the examples of a bin, a dot their mean confidence:
-  the bars of a calibrated model reach the diagonal.
+  A bar shows the accuracy of the examples in a bin, a dot their mean
+  confidence. For a calibrated model, the bars reach the diagonal.
 
   Args:
-    calibration: from `evaluation.calibrate`.
-    title: above the diagram.
-    confidence: the label of its axis.
+    calibration: result of `evaluation.calibrate`.
+    title: title of the diagram.
+    confidence: label of the confidence axis.
   """
   figure = Figure(figsize=(5, 5.4), layout="constrained")
   above, below = figure.subplots(
@@ -105,7 +106,7 @@ def calibration_figure(
   above.set_title(escaped(title), parse_math=False)
   figure.legend(
     (bars, *dots, *diagonal),
-    ("accuracy of a bin", "its mean confidence", "calibrated"),
+    ("accuracy", "mean confidence", "calibrated"),
     loc="outside upper center",
     ncols=3,
     fontsize=9,
@@ -122,12 +123,12 @@ def calibration_figure(
 def precision_recall_figure(
   curves: Sequence[tuple[np.ndarray, np.ndarray]], names: Sequence[str]
 ) -> Figure:
-  """Draw precision against recall, a curve for each label.
+  """Draw precision against recall, with a curve for each label.
 
   Args:
-    curves: precision and recall (k,) at falling recall, as `precision_recall_
-      curve` of scikit-learn returns them.
-    names: of the curves, for the legend.
+    curves: precision (k,) and recall (k,) of each label by falling recall, as
+      the `precision_recall_curve` of scikit-learn returns them.
+    names: names of the curves, for the legend.
   """
   figure = Figure(figsize=(6.5, 4.5), layout="constrained")
   axes = figure.subplots()
@@ -154,16 +155,16 @@ def scatter_figure(
   names: Sequence[str],
   units: Sequence[str] = (),
 ) -> Figure:
-  """Draw predicted against true values, a panel for each of the first six.
+  """Draw predicted against true values, in a panel for each of the first six.
 
   Args:
     target: true values (n, c).
-    predicted: values (n, c), which are finite.
-    names: c names of values.
-    units: c units, or none.
+    predicted: predicted values (n, c), which must be finite.
+    names: names of the c values.
+    units: units of the c values; may be empty.
 
   Raises:
-    DataError: for arrays of other shapes.
+    DataError: if an array has another shape.
   """
   shape = np.shape(target)
   if shape != np.shape(predicted) or shape[1:] != (len(names),):
@@ -179,8 +180,8 @@ def scatter_figure(
   for unused in panels[shown:]:
     unused.remove()
   for i, axes in enumerate(panels[:shown]):
-    right, found = target[:, i], predicted[:, i]
-    axes.plot(right, found, ".", color=_DARK, alpha=0.5, markersize=4)
+    right, guess = target[:, i], predicted[:, i]
+    axes.plot(right, guess, ".", color=_DARK, alpha=0.5, markersize=4)
     if len(right):
       ends = (right.min(), right.max())
       axes.plot(ends, ends, "--", color="0.4")
@@ -194,14 +195,14 @@ def scatter_figure(
 
 
 def mistakes_sheet(images: np.ndarray, titles: Sequence[str]) -> Figure:
-  """Images side by side under their titles, six in a row.
+  """Draw images side by side under their titles, six in a row.
 
   Args:
-    images: as for `image_grid`; b may be 0.
+    images: images as for `image_grid`, except that b may be 0.
     titles: b texts, of which the first three lines are shown.
 
   Raises:
-    DataError: for images of another shape, or another number of titles.
+    DataError: if the images have another shape, or there are not b titles.
   """
   if not len(images) and not titles:
     figure = Figure(figsize=(4, 1))
@@ -214,9 +215,10 @@ def mistakes_sheet(images: np.ndarray, titles: Sequence[str]) -> Figure:
 
 
 def _neighbors_together(matrix: Any) -> tuple[np.ndarray, int]:
-  """Counts (k, k), k at most 400, and the number of classes in a row.
+  """Sum counts over groups of neighboring classes, at most 400 groups.
 
-  A matrix of 20,000 classes is never made dense.
+  Returns the counts (k, k) of the k groups, and the number of classes in a
+  group. A sparse matrix of 20,000 classes is never made dense.
   """
   together = -(-matrix.shape[0] // _SINGLE)
   if isinstance(matrix, np.ndarray):
@@ -243,7 +245,7 @@ def _number_cells(axes: Axes, counts: np.ndarray, shares: np.ndarray) -> None:
 def _name_classes(
   axes: Axes, class_names: Sequence[str], together: int
 ) -> None:
-  """Name the rows and columns; if they are too many, number some."""
+  """Label the axes by class names; many classes get only some numbers."""
   if len(class_names) > _NAMED:
     locator = MaxNLocator(8, integer=True)
     ticks = np.asarray(locator.tick_values(0, len(class_names)))

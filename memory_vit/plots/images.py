@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from memory_vit.errors import DataError
 from memory_vit.runtime.messages import escaped
 
-# Characters of a title in an inch, and lines that one of its lines may become.
+# Characters of a title per inch; maximum number of lines to wrap a line into.
 _CHARACTERS, _LINES = 12.6, 2
 
 
@@ -20,18 +20,18 @@ def image_grid(
   columns: int = 8,
   width: float = 1.2,
 ) -> Figure:
-  """Images side by side, each under its title, in a figure with b axes.
+  """Draw images side by side, each under its title, in a figure with b axes.
 
   Args:
     images: floats (b, side, side, 3) in [-1, 1], as the model takes them, or
-      levels, uint8.
-    titles: b texts of one or several lines; each line is wrapped, and cut off
-      after two.
-    columns: the number of images in a row, at most.
-    width: of an image with the space around it, in inches.
+      uint8 levels of that shape.
+    titles: b texts of one or several lines; a long line is wrapped into two,
+      and the rest of it is cut off.
+    columns: maximum number of images in a row.
+    width: width of an image with the space around it, in inches.
 
   Raises:
-    DataError: for images of another shape, or another number of titles.
+    DataError: if the images have another shape, or there are not b titles.
   """
   images = require_images(images)
   if len(titles) != len(images):
@@ -47,17 +47,17 @@ def image_grid(
   figure = Figure(figsize=size, layout="constrained")
   for i, (image, title) in enumerate(zip(images, titles, strict=True)):
     axes = figure.add_subplot(rows, columns, i + 1)
-    # Contrasts are not stretched: the model sees them like this.
+    # Show the contrast that the model sees: `imshow` would stretch it.
     levels = image.dtype == np.uint8
     axes.imshow(image if levels else np.clip((image + 1) / 2, 0, 1))
-    # A class name with two dollars is not a formula.
+    # Do not parse a class name with two dollar signs as a formula.
     axes.set_title(title, fontsize=10, parse_math=False)
     axes.set_axis_off()
   return figure
 
 
 def require_images(images: np.ndarray) -> np.ndarray:
-  """An array of at least one image (b, side, side, 3), or `DataError`."""
+  """Return images as an array (b, side, side, 3), or raise `DataError`."""
   images = np.asarray(images)
   if images.ndim != 4 or images.shape[-1] != 3 or not len(images):
     raise DataError(
@@ -68,7 +68,7 @@ def require_images(images: np.ndarray) -> np.ndarray:
 
 
 def _wrapped(title: str, width: int) -> str:
-  """Each line of a title, as lines of at most `width` characters."""
+  """Wrap each line of a title into at most two lines of `width` characters."""
   return "\n".join(
     "\n".join(
       textwrap.wrap(escaped(line), width, max_lines=_LINES, placeholder="...")

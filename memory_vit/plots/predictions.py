@@ -12,13 +12,13 @@ from memory_vit.plots.images import require_images
 from memory_vit.runtime.messages import escaped, shortened
 
 _COLUMNS = 6
-# Characters of a name under an image: alone in its line, or beside another.
+# Maximum length of a name under an image: alone on its line, or after another.
 _ALONE, _BESIDE = 20, 11
-# Characters beside it: " 100%".
+# Length of a probability after a name: " 100%".
 _SHARE = 5
 _WIDTH = 1.75
 _LINE = 0.18
-# Dark enough on white, and apart for the colour-blind; the marks say the same.
+# Colours that are readable on white, and distinct for colour-blind people.
 _RIGHT, _WRONG, _NEITHER = "#00573f", "#a03800", "#202020"
 
 
@@ -29,24 +29,23 @@ def prediction_grid(
   truths: Sequence[str] = (),
   kinds: Mapping[str, TaskKind] | None = None,
 ) -> Figure:
-  """Draw images, each above the answer of every task.
+  """Draw images, each above the answers of all tasks.
 
-  An answer is the most probable class, in brackets behind "unknown" if the task
-  rejects the image; the labels at or above their thresholds; or values. The
-  line of a task that has the true class of an image is marked as right or
-  wrong. Outputs that are not all finite are shown as "not finite", and marked
-  as wrong.
+  An answer is the most probable class, or "unknown (CLASS)" if the task rejects
+  the image; the labels at or above their thresholds; or values. The answer of a
+  task that has the true class of an image is marked as right or wrong. If
+  outputs are not all finite, the answer is "not finite" and marked as wrong.
 
   Args:
     images: floats (b, side, side, 3) in [-1, 1], as the model takes them.
-    logits: {name of a task: (b, c)}, such as `mv.forward` returns; tasks that
-      `class_names` leaves out are not shown.
+    logits: {name of a task: logits (b, c)}, as `mv.forward` returns them; tasks
+      that `class_names` leaves out are not shown.
     class_names: {name of a task: c names of classes, labels or values}.
-    truths: the class of each image, by name; empty if it is not known.
-    kinds: {name of a task: `task.spec.kind`}; by default classes.
+    truths: name of the true class of each image; empty if unknown.
+    kinds: {name of a task: `task.spec.kind`}; a task left out has classes.
 
   Raises:
-    DataError: for images, logits, names or truths of different numbers.
+    DataError: if the numbers of images, logits, names and truths differ.
   """
   class_names = {task: tuple(names) for task, names in class_names.items()}
   images = require_images(images)
@@ -97,7 +96,7 @@ def _activated(
   names: Sequence[str],
   count: int,
 ) -> np.ndarray:
-  """See `TaskKind.activate`, float64 (b, c); NaN for logits not finite."""
+  """Return activated logits, float64 (b, c), with NaN for non-finite rows."""
   if task not in logits:
     raise DataError(f"there are no logits of {task!r}, only of {list(logits)}.")
   values = np.asarray(logits[task], np.float64)
@@ -106,7 +105,7 @@ def _activated(
       f"logits of {task!r} have shape {values.shape}, expected {count} images "
       f"and {len(names)} {kind.name}."
     )
-  # The softmax of an infinite logit may be finite, but means nothing.
+  # The softmax of an infinite logit may be finite, but it is meaningless.
   finite = np.isfinite(values).all(axis=-1, keepdims=True)
   return np.where(finite, kind.activate(np.where(finite, values, 0)), np.nan)
 
@@ -131,8 +130,8 @@ def _write(
       answer = f"{_short(names[best], room)} {outputs[best]:.0%}"
       answer = f"unknown ({answer})" if unknown else answer
     elif finite:
-      [found] = kind.answers(names, outputs[None])
-      answer = _short(answer_line(found), room + _SHARE)
+      [entries] = kind.answers(names, outputs[None])
+      answer = _short(answer_line(entries), room + _SHARE)
     has_truth = one_is_right and truth in names
     if not finite or (truth is not None and has_truth):
       right = finite and names[best] == truth

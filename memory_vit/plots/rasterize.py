@@ -14,12 +14,12 @@ from matplotlib.figure import Figure
 logger = logging.getLogger(__name__)
 
 _DPI = 120
-# Matplotlib warns of each letter that it draws as a box.
+# Warning of Matplotlib for a letter that it draws as a box.
 _NO_GLYPH = "Glyph .* missing from font"
 
 
 def rasterize(figure: Figure, *, dpi: int = 100) -> np.ndarray:
-  """A figure as uint8 (height, width, 3), drawn on white."""
+  """Return the pixels of a figure, uint8 (height, width, 3), drawn on white."""
   figure.set_dpi(dpi)
   canvas = FigureCanvasAgg(figure)
   with _letters_as_boxes():
@@ -28,7 +28,7 @@ def rasterize(figure: Figure, *, dpi: int = 100) -> np.ndarray:
 
 
 def png(figure: Figure) -> bytes:
-  """A figure as a PNG file."""
+  """Return a figure as a PNG file."""
   file = io.BytesIO()
   with _letters_as_boxes():
     figure.savefig(file, format="png", dpi=_DPI)
@@ -37,18 +37,18 @@ def png(figure: Figure) -> bytes:
 
 @contextlib.contextmanager
 def _letters_as_boxes() -> Iterator[None]:
-  """Log in one line how many letters the font lacks; pass other warnings on."""
-  with warnings.catch_warnings(record=True) as found:
+  """Log in one line how many letters the font lacks; repeat other warnings."""
+  with warnings.catch_warnings(record=True) as caught:
     warnings.filterwarnings("always", _NO_GLYPH)
     yield
-  lacking = [each for each in found if re.match(_NO_GLYPH, str(each.message))]
+  lacking = [item for item in caught if re.match(_NO_GLYPH, str(item.message))]
   if lacking:
     logger.warning(
       "%d letters of a figure are drawn as boxes: its font lacks them",
-      len({str(each.message) for each in lacking}),
+      len({str(item.message) for item in lacking}),
     )
-  for each in found:
-    if each not in lacking:
+  for item in caught:
+    if item not in lacking:
       warnings.showwarning(
-        each.message, each.category, each.filename, each.lineno
+        item.message, item.category, item.filename, item.lineno
       )

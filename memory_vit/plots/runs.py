@@ -11,7 +11,7 @@ from memory_vit.errors import TrainingError
 from memory_vit.kinds import CLASSES, KINDS, Kind
 from memory_vit.runtime import files, paths
 
-# Tag -> steps, int64 (k,), and values, float64 (k,).
+# {tag: (steps, values)}: steps are int64 (k,), values float64 (k,).
 Scalars = dict[str, tuple[np.ndarray, np.ndarray]]
 
 _EVENTS = "events.out.tfevents.*"
@@ -20,7 +20,7 @@ _EVENTS = "events.out.tfevents.*"
 def read_scalars(workdir: str | os.PathLike[str]) -> Scalars:
   """Read the scalars that a run wrote for TensorBoard; steps are ascending.
 
-  If a run was resumed, the last value of a repeated step counts.
+  If a resumed run has repeated a step, the last value of the step counts.
 
   Raises:
     TrainingError: if there are no events.
@@ -32,7 +32,7 @@ def read_scalars(workdir: str | os.PathLike[str]) -> Scalars:
       "a run that has trained."
     )
   with files.fetched(path) as local:
-    # 0 is no limit: by default ten random values of a tag are kept.
+    # 0 means no limit; the default is to keep ten random values of a tag.
     events = event_accumulator.EventAccumulator(
       os.fspath(local),
       size_guidance={event_accumulator.TENSORS: 0},
@@ -41,7 +41,7 @@ def read_scalars(workdir: str | os.PathLike[str]) -> Scalars:
     events.Reload()
   scalars = {}
   for tag in events.PluginTagToContent("scalars"):
-    # Names of event files are not in the order of writing.
+    # Sort by time: the names of event files do not follow the order of writing.
     values = {
       event.step: float(tensor_util.make_ndarray(event.tensor_proto))
       for event in sorted(events.Tensors(tag), key=lambda e: e.wall_time)
@@ -55,17 +55,17 @@ def read_scalars(workdir: str | os.PathLike[str]) -> Scalars:
 
 
 def training_curves(logdir: str | os.PathLike[str]) -> Figure:
-  """Loss and score of a task over the steps of its run.
+  """Draw loss and score of a task over the steps of its run.
 
-  Loss to the left, accuracy to the right, each on training batches and, if the
-  run had a validation set, on that. Of labels the mean average precision, of
-  values R2 on validation, in place of accuracy.
+  The loss is on the left, the accuracy on the right, both on training batches
+  and on the validation split, if there is one. For labels and values, mean
+  average precision or R2 on the validation split replaces the accuracy.
 
   Args:
-    logdir: the workdir of a run, or of a sweep WORKDIR/sweep/TRIAL.
+    logdir: the workdir of a run, or WORKDIR/sweep/TRIAL for a trial of a sweep.
 
   Raises:
-    TrainingError: if there are no events, or none of training.
+    TrainingError: if there are no events, or no training losses.
   """
   scalars = read_scalars(logdir)
   if "train/loss" not in scalars:
@@ -83,7 +83,7 @@ def training_curves(logdir: str | os.PathLike[str]) -> Figure:
       if tag in scalars:
         axes.plot(*scalars[tag], label=label, marker="o", markersize=4)
     axes.grid(alpha=0.3)
-    axes.margins(y=0.1)  # above the first loss, which is the highest
+    axes.margins(y=0.1)  # space above the first loss, which is the highest
     if axes.lines:
       axes.legend()
   loss.set(title="loss", xlabel="step", ylim=(0, None))
@@ -92,7 +92,7 @@ def training_curves(logdir: str | os.PathLike[str]) -> Figure:
 
 
 def _kind_of(scalars: Scalars) -> Kind:
-  """The kind of the task, by the names of what it logs."""
+  """Return the kind of the task, which the tags of its metrics reveal."""
   for kind in KINDS.values():
     if f"validation/{kind.score_key}" in scalars:
       return kind
@@ -103,9 +103,10 @@ def _kind_of(scalars: Scalars) -> Kind:
 
 
 def _score_tags(kind: Kind) -> tuple[str, str]:
-  """Tags of the score in training and on validation.
+  """Return the tags of the score for training batches and for validation.
 
-  The accuracy of pairs of image and label is not comparable with mAP.
+  The first is "" for labels and values, for which training does not log the
+  score: the accuracy over pairs of image and label is not comparable with mAP.
   """
   training = f"train/{kind.trained_metric}" if kind.one_is_right else ""
   return training, f"validation/{kind.score_key}"

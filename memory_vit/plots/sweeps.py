@@ -1,4 +1,4 @@
-"""Scores of the trials of a sweep as lines: accuracy, mAP or R2."""
+"""Figures of sweeps: the scores of trials as lines."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -11,21 +11,21 @@ from memory_vit.kinds import KINDS
 from memory_vit.run_result import RunResult, TrialResult
 from memory_vit.runtime.messages import escaped
 
-# x, mean, least, greatest.
+# Point of a line: x, and mean, minimum and maximum of y.
 Point = tuple[float, float, float, float]
-# Label -> points.
+# {label of a line: points of the line}.
 Lines = Mapping[str, Sequence[Point]]
 
 _MARKERS = "os^Dv*PX"
 
 
 def sweep_figure(result: RunResult) -> Figure:
-  """Draw scores of a sweep over learning rate: accuracy, mAP or R2.
+  """Draw the scores of a sweep (accuracy, mAP or R2) over the learning rate.
 
-  There is a line for each regime and number of cells, on validation to the
-  left, on the test split to the right. A point is the mean over all other
-  options, a bar their range, of accuracies extended by a standard error on
-  both sides.
+  There is a line for each regime and number of cells, with scores on the
+  validation split on the left, and on the test split on the right. A point is
+  the mean over all other options, and its bar the range of their scores; for
+  accuracies, the bar is longer by a standard error at both ends.
   """
   figure = Figure(figsize=(9, 3.5), layout="constrained")
   left, right = figure.subplots(1, 2, sharey=True)
@@ -38,7 +38,7 @@ def sweep_figure(result: RunResult) -> Figure:
     axes.set(title=title, xlabel="learning rate", xscale="log")
     axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
     axes.set_xticks([], minor=True)
-  # All trials are of one kind.
+  # The trials of a sweep all have the same kind of task.
   left.set(ylabel=KINDS[result.tasks[0].kind].score_name)
   _label(left)
   if result.sweep is not None:
@@ -49,9 +49,9 @@ def sweep_figure(result: RunResult) -> Figure:
 def lines_figure(
   lines: Lines, *, title: str, xlabel: str, ylabel: str, log: bool = False
 ) -> Figure:
-  """Draw lines of means, with the range of each.
+  """Draw lines through means, with a bar for the range of each point.
 
-  With `log` the x axis is logarithmic.
+  If `log` is true, the x axis is logarithmic.
   """
   figure = Figure(figsize=(6, 3.5), layout="constrained")
   axes = figure.subplots()
@@ -66,7 +66,7 @@ def lines_figure(
 
 
 def _draw(axes: Axes, lines: Lines) -> None:
-  """Each line has a marker of its own, as colours are lost in print."""
+  """Draw lines, each with its own marker, because colours are lost in print."""
   markers = itertools.cycle(_MARKERS)
   for (label, points), marker in zip(lines.items(), markers, strict=False):
     xs, means, least, greatest = np.reshape(points, (-1, 4)).T
@@ -78,11 +78,11 @@ def _draw(axes: Axes, lines: Lines) -> None:
 
 
 def _label(axes: Axes) -> None:
-  """Add a legend, if there are lines; their labels are not formulas."""
+  """Add a legend if there are lines; do not parse labels as formulas."""
   drawn = axes.containers
   if not drawn:
     return
-  # A label that begins with "_" would be left out: labels come afterwards.
+  # Set the labels afterwards: a legend leaves out labels that begin with "_".
   legend = axes.legend(drawn, [str(i) for i in range(len(drawn))])
   for text, container in zip(legend.get_texts(), drawn, strict=True):
     text.set_text(escaped(str(container.get_label())))
@@ -90,25 +90,25 @@ def _label(axes: Axes) -> None:
 
 
 def _by_setting(tasks: Sequence[TrialResult], key: str) -> Lines:
-  """Lines of the score ("val" or "test") over learning rate."""
+  """Return lines of scores over the learning rate; `key` is "val" or "test"."""
   cells: dict[str, set[int]] = {}
   for task in tasks:
     cells.setdefault(task.regime, set()).add(task.cells)
-  found: dict[str, dict[float, list[tuple[float, float]]]] = {}
+  settings: dict[str, dict[float, list[tuple[float, float]]]] = {}
   for task in sorted(tasks, key=lambda t: (t.regime, t.cells)):
     scores = getattr(task, key)
     if (score := scores.score) is not None:
       error = KINDS[task.kind].score_error(scores) or 0.0
-      points = found.setdefault(_label_of(task, cells), {})
+      points = settings.setdefault(_label_of(task, cells), {})
       points.setdefault(task.learning_rate, []).append((score, error))
   return {
     setting: [_point(rate, points[rate]) for rate in sorted(points)]
-    for setting, points in found.items()
+    for setting, points in settings.items()
   }
 
 
 def _point(rate: float, values: Sequence[tuple[float, float]]) -> Point:
-  """The mean of scores, and their range with their errors."""
+  """Return the mean of (score, error) pairs, and their range with errors."""
   mean = float(np.mean([score for score, _ in values]))
   least = min(score - error for score, error in values)
   greatest = max(score + error for score, error in values)
@@ -116,7 +116,7 @@ def _point(rate: float, values: Sequence[tuple[float, float]]) -> Point:
 
 
 def _label_of(task: TrialResult, cells: Mapping[str, set[int]]) -> str:
-  """The name of a line; `cells` is {regime: numbers of cells of trials}."""
+  """Return the label of a line; `cells` is {regime: its numbers of cells}."""
   number = "1 cell" if task.cells == 1 else f"{task.cells} cells"
   if len(cells) == 1:
     return number

@@ -1,4 +1,4 @@
-"""Times as bars."""
+"""Bar charts of times."""
 
 from collections.abc import Mapping
 
@@ -15,12 +15,12 @@ def timing_bars(seconds: Mapping[str, float], *, title: str) -> Figure:
   """Draw times as bars, each with its seconds and its multiple of the first.
 
   Args:
-    seconds: {name: seconds}, from top to bottom, such as
-      `evaluation.median_seconds` returns.
-    title: of the figure.
+    seconds: {name: seconds}, from top to bottom, for example the result of
+      `evaluation.median_seconds`.
+    title: title of the figure.
 
   Raises:
-    DataError: for no time, or one that is not finite and above 0.
+    DataError: if there are no times, or if a time is not finite and above 0.
   """
   values = np.array(list(seconds.values()), np.float64)
   if not len(values) or not (np.isfinite(values) & (values > 0)).all():
@@ -30,7 +30,7 @@ def timing_bars(seconds: Mapping[str, float], *, title: str) -> Figure:
     )
   figure = Figure(figsize=(8, 0.9 + 0.4 * len(values)), layout="constrained")
   axes = figure.subplots()
-  # By position: bars of equal names would be one.
+  # Place bars by number, because bars with equal names would be merged.
   places = range(len(values))
   bars = axes.barh(places, values, color=_COLOUR)
   axes.set_yticks(places, [escaped(name) for name in seconds], parse_math=False)
@@ -39,7 +39,7 @@ def timing_bars(seconds: Mapping[str, float], *, title: str) -> Figure:
     [f"{value:.3g} s ({value / values[0]:.3g} x)" for value in values],
     padding=4,
   )
-  axes.invert_yaxis()  # the first is at the top
+  axes.invert_yaxis()  # the first bar is at the top
   axes.set_title(escaped(title), parse_math=False)
   axes.set(xlabel="seconds", xlim=(0, 1.3 * values.max()))
   axes.grid(axis="x", alpha=0.3)

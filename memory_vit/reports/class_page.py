@@ -40,35 +40,35 @@ if TYPE_CHECKING:
 
 _MOST_CONFUSIONS = 10
 _MEANINGS = {
-  "top-1": "share of the examples whose most probable class is right. In "
-  "brackets the 95 % Wilson score interval, for the examples as a sample of "
-  "all: it says nothing of another training.",
+  "top-1": "share of the examples whose most probable class is right. The range "
+  "is the 95 % Wilson score interval, which covers the choice of examples, but "
+  "not the variation between trainings.",
   "top-5": "share whose class is among the five most probable.",
-  "unknown": "share of the examples that the task takes for images of none of "
-  "its classes, although they are of one; top-1 counts them as the others.",
+  "unknown": "share of the examples that the task rejects as images of none of "
+  "its classes, although each is of one; top-1 ignores the rejection.",
   "largest class": "the accuracy of always predicting the most frequent class.",
-  "precision, recall, F1": "of a class: the share of its predictions that are "
+  "precision, recall, F1": "for a class: the share of its predictions that are "
   "right, the share of its examples that are found, and their harmonic mean.",
   "macro F1": "mean F1 over the classes that have examples or are predicted: "
   "rare classes count as much as frequent ones.",
   "balanced accuracy": "mean recall over the classes that have examples.",
   "log loss": "mean cross-entropy (negative log-likelihood) in nats: 0 is "
   "best.",
-  "Brier score": "squared error of the probabilities, summed over the classes, "
-  "mean over the examples: 0 is best, 2 worst.",
-  "ECE": "expected calibration error: how far the confidence is from the "
-  f"accuracy, in {BINS} bins of equal width, weighted by their examples.",
+  "Brier score": "squared error of the probabilities, summed over the classes "
+  "and averaged over the examples: 0 is best, 2 worst.",
+  "ECE": "expected calibration error: the difference between confidence and "
+  f"accuracy in {BINS} bins of equal width, averaged over the examples.",
 }
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class ClassEvaluation(TaskEvaluation):
-  """An evaluation of a task of classes."""
+  """Evaluation of a task of classes."""
 
   kind, noun = "classes", "class"
   in_index = ("top-1", "macro F1", "ECE")
   meanings = _MEANINGS
-  confidence = "confidence, in the predicted class"
+  confidence = "confidence in the predicted class"
   predictions: SplitPredictions
 
   @functools.cached_property
@@ -87,18 +87,18 @@ class ClassEvaluation(TaskEvaluation):
 
   @property
   def _rejected(self) -> tuple[float | None, ...]:
-    """Share taken for unknown, and accuracy of the others, or nothing."""
+    """Share of rejected examples, accuracy on the rest; () without rejection."""
     predictions = self.predictions
     if predictions.unknown_below is None:
       return ()
     counted, unknown = predictions.counted, predictions.unknown
     right = predictions.correct[counted & ~unknown]
-    others = float(right.mean()) if right.size else None
-    return float(unknown[counted].mean()), others
+    accuracy = float(right.mean()) if right.size else None
+    return float(unknown[counted].mean()), accuracy
 
   @functools.cached_property
   def confusion(self) -> Any:
-    """See `confusion.confusion_matrix`."""
+    """Sparse confusion matrix, see `confusion.confusion_matrix`."""
     return confusion.confusion_matrix(self.predictions)
 
   @functools.cached_property
@@ -114,41 +114,40 @@ class ClassEvaluation(TaskEvaluation):
     return self.predictions.mistakes
 
   def _mistake_texts(self, number: int) -> tuple[str, str, str]:
-    found, names = self.predictions, self.class_names
+    predictions, names = self.predictions, self.class_names
     return (
-      names[found.label[number]],
-      names[found.top_classes[number, 0]],
-      f"{100 * found.confidence[number]:.1f} %",
+      names[predictions.label[number]],
+      names[predictions.top_classes[number, 0]],
+      f"{100 * predictions.confidence[number]:.1f} %",
     )
 
   def numbers(self) -> list[Number]:
-    found = self.metrics
-    top1, top5 = found.top1, found.top5
+    metrics = self.metrics
+    top1, top5 = metrics.top1, metrics.top5
     return [
       ("top-1", percent(top1.share), _interval(top1)),
       *([("top-5", percent(top5.share), _interval(top5))] if top5 else []),
-      ("macro F1", percent(found.macro_f1), ""),
-      ("balanced accuracy", percent(found.balanced_accuracy), ""),
-      ("largest class", percent(found.majority), ""),
+      ("macro F1", percent(metrics.macro_f1), ""),
+      ("balanced accuracy", percent(metrics.balanced_accuracy), ""),
+      ("largest class", percent(metrics.majority), ""),
       *self._rejection(),
-      ("log loss", number(found.loss), ""),
-      ("Brier score", number(found.brier), ""),
-      ("ECE", percent(found.calibration_error), ""),
+      ("log loss", number(metrics.loss), ""),
+      ("Brier score", number(metrics.brier), ""),
+      ("ECE", percent(metrics.calibration_error), ""),
     ]
 
   def _rejection(self) -> list[Number]:
-    """What the threshold of unknown images does, if the task has one."""
+    """Return the numbers on rejected examples; [] if the task rejects none."""
     titles = ("unknown", "top-1 of the others")
-    found = zip(titles, self._rejected, strict=False)
-    return [(title, percent(share), "") for title, share in found]
+    shares = zip(titles, self._rejected, strict=False)
+    return [(title, percent(share), "") for title, share in shares]
 
   def sections(
     self, plots: Mapping[str, bytes]
   ) -> dict[str, tuple[str, list[Html]]]:
-    """{anchor: (title, content)}."""
     calibration = reliability(
-      "Is the model right as often as its confidence, the probability of the "
-      "predicted class, says?",
+      "Is the model right as often as its confidence (the probability of the "
+      "predicted class) says?",
       self.metrics.calibration_error,
       plots["calibration"],
     )
@@ -170,8 +169,8 @@ class ClassEvaluation(TaskEvaluation):
     tables.write_predictions_parquet(folder / tables.PARQUET, self)
 
 
-def _interval(found: Proportion) -> str:
-  return f"{100 * found.low:.1f} to {percent(found.high, 1)}"
+def _interval(proportion: Proportion) -> str:
+  return f"{100 * proportion.low:.1f} to {percent(proportion.high, 1)}"
 
 
 def _confusions(
@@ -181,14 +180,14 @@ def _confusions(
   largest = largest_confusions(evaluation.confusion, _MOST_CONFUSIONS)
   rows = [
     (
-      names[one.label],
-      names[one.predicted],
-      f"{one.examples:,}",
-      percent(one.examples / support[one.label], 1),
+      names[pair.label],
+      names[pair.predicted],
+      f"{pair.examples:,}",
+      percent(pair.examples / support[pair.label], 1),
     )
-    for one in largest
+    for pair in largest
   ]
-  header = ("class", "taken for", "examples", "of the class")
+  header = ("class", "predicted as", "examples", "share of class")
   figure = plot(plots["confusion_matrix"], "Confusion matrix")
   if not rows:
     return [figure, element("p", "There are no confusions.")]
@@ -197,9 +196,9 @@ def _confusions(
 
 
 def _classes(evaluation: ClassEvaluation) -> list[Html]:
-  """Metrics of each class, the lowest F1 first."""
+  """Return a table of the metrics of each class, the lowest F1 first."""
   classes, names = evaluation.each, evaluation.class_names
-  # NaN is sorted last.
+  # Give classes without examples NaN, which `argsort` puts last.
   f1 = np.where(classes.support > 0, classes.f1, np.nan)
   order = np.argsort(f1, kind="stable")[:MOST_ROWS]
   taken = _most_taken_for(evaluation)
@@ -213,7 +212,7 @@ def _classes(evaluation: ClassEvaluation) -> list[Html]:
     for i in order
   ]  # fmt: skip
   header = ("class", "examples", "precision", "recall", "F1",
-            "most often taken for", "most confident mistake")  # fmt: skip
+            "most often confused with", "most confident mistake")  # fmt: skip
   return cut_table(
     header,
     rows,
@@ -226,13 +225,13 @@ def _classes(evaluation: ClassEvaluation) -> list[Html]:
 
 
 def _most_taken_for(evaluation: ClassEvaluation) -> dict[int, str]:
-  """{class: the class that most of its examples are confused with}."""
-  found: dict[int, str] = {}
+  """Return {class: the class with which it is most often confused}."""
+  texts: dict[int, str] = {}
   matrix = evaluation.confusion
-  for one in largest_confusions(matrix, matrix.nnz):
-    name = evaluation.class_names[one.predicted]
-    found.setdefault(one.label, f"{name} ({one.examples:,})")
-  return found
+  for pair in largest_confusions(matrix, matrix.nnz):
+    name = evaluation.class_names[pair.predicted]
+    texts.setdefault(pair.label, f"{name} ({pair.examples:,})")
+  return texts
 
 
 def _worst_mistakes(evaluation: ClassEvaluation) -> dict[int, str]:
@@ -240,10 +239,10 @@ def _worst_mistakes(evaluation: ClassEvaluation) -> dict[int, str]:
   labels, first = np.unique(
     evaluation.predictions.label[mistakes], return_index=True
   )
-  found = {}
+  texts = {}
   for label, place in zip(labels.tolist(), first.tolist(), strict=True):
     mistake = evaluation.mistake(int(mistakes[place]))
-    found[label] = (
+    texts[label] = (
       f"{mistake.predicted}, {mistake.note}, example {mistake.example}"
     )
-  return found
+  return texts

@@ -1,4 +1,4 @@
-"""The directory of an evaluation report, written and replaced as a whole."""
+"""Directory of an evaluation report: it is written and replaced as a whole."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ REPORT = OutputDirectory("--report", listed_in(OVERVIEW, _KIND))
 def write_reports(
   path: str | os.PathLike[str], evaluations: Sequence[TaskEvaluation]
 ) -> None:
-  """Write reports of tasks to a directory, in place of an earlier report.
+  """Write the reports of tasks to a directory; replace an earlier report.
 
-  It gets a directory for each task, report.json with the most important numbers
-  of all, and for several tasks index.html. All processes must call; process 0
-  writes.
+  The directory gets a folder for each task, report.json with the most important
+  numbers of all tasks and, for several tasks, index.html. All processes must
+  call; process 0 writes.
 
   Raises:
-    ConfigError: for no evaluation, and for invalid or repeated names of tasks.
-    TrainingError: if it cannot be written, or something else than a report lies
-      there, which is left as it is.
-    BrokenDataError: if a shown image cannot be read any more.
+    ConfigError: if there are no evaluations, or invalid or repeated task names.
+    TrainingError: if the directory cannot be written, or has files other than
+      those of a report, which are left as they are.
+    BrokenDataError: if an image that the report shows can no longer be read.
   """
   _require_names([evaluation.task for evaluation in evaluations])
   processes.on_process_0(lambda: _write(Path(path), evaluations))
 
 
 def first_page(path: str | os.PathLike[str]) -> Path:
-  """The page of the only task, or of all; `ConfigError` without a report."""
+  """Return the index of a report, or its only page; `ConfigError` if neither."""
   path = Path(path)
   for file in (path / INDEX, *path.glob(f"*/{PAGE}")):
     if file.exists():
@@ -58,7 +58,7 @@ def first_page(path: str | os.PathLike[str]) -> Path:
 
 
 def _require_names(names: Sequence[str]) -> None:
-  """Names of tasks become those of directories."""
+  """Check task names, which become names of directories."""
   if not names:
     raise ConfigError("there is no evaluation: expected at least one.")
   for name in names:
@@ -83,7 +83,7 @@ def _write(path: Path, evaluations: Sequence[TaskEvaluation]) -> None:
     overview = {
       "kind": _KIND,
       "schema": metrics_file.SCHEMA,
-      "tasks": [metrics_file.headline(one) for one in evaluations],
+      "tasks": [metrics_file.headline(task) for task in evaluations],
       "files": list_files(new),
     }
     files.write_json(new / OVERVIEW, overview)
@@ -91,10 +91,10 @@ def _write(path: Path, evaluations: Sequence[TaskEvaluation]) -> None:
 
 def _write_task(folder: Path, evaluation: TaskEvaluation) -> None:
   folder.mkdir()
-  # Images of one task at a time are in memory.
+  # Read images task by task: those of all tasks may not fit into memory.
   images = evaluation.read_mistakes()
-  drawn = task_figures.figures(evaluation, images)
-  plots = {name: rasterize.png(figure) for name, figure in drawn.items()}
+  figures = task_figures.figures(evaluation, images)
+  plots = {name: rasterize.png(figure) for name, figure in figures.items()}
   for name, content in plots.items():
     (folder / f"{name}.png").write_bytes(content)
   tables.write_tables(folder, evaluation)

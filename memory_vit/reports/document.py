@@ -1,4 +1,4 @@
-"""HTML pages that load nothing and run nothing, and their parts."""
+"""HTML pages without scripts and external resources, and their parts."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from memory_vit.reports.markup import Html, element
 from memory_vit.runtime import messages
 
 MISSING = "–"
-# Rows of the tables on a page; the CSV files have all.
+# Maximum number of rows of a table on a page; the CSV files have all rows.
 MOST_ROWS = 200
-# A name, its value for people, and an interval or "".
+# Title of a number, its value as text, and its interval as text or "".
 Number = tuple[str, str, str]
 
 
 def document(title: str, head: Html, *body: Html) -> str:
-  """A whole page; its content security policy allows only its own style."""
+  """Return a page; its content security policy allows only its own style."""
   style = _style()
   digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
   policy = (
@@ -55,7 +55,7 @@ def table(
   names: Collection[int],
   label: str,
 ) -> Html:
-  """A table that scrolls by itself; `names` are columns of text."""
+  """Return a scrollable table; `names` are the indices of text columns."""
 
   def row(tag: str, cells: Sequence[str]) -> Html:
     return element(
@@ -71,7 +71,7 @@ def table(
     element("thead", row("th", header)),
     element("tbody", *(row("td", cells) for cells in rows)),
   )
-  # The tabindex makes it scroll by keyboard.
+  # The tabindex lets readers scroll the table by keyboard.
   return element(
     "div",
     content,
@@ -92,32 +92,32 @@ def cut_table(
   names: Collection[int],
   label: str,
 ) -> list[Html]:
-  """A table of the first of `total` rows, below a line that says so."""
+  """Return a table below a note: its order, and how many rows only `file` has."""
   left = total - len(rows)
   more = f"{left:,} more are in {file}." if left else ""
   note = f"{order} {more}".strip()
-  found = table(header, rows, names=names, label=label)
-  return [element("p", note, class_="quiet"), found] if note else [found]
+  shown = table(header, rows, names=names, label=label)
+  return [element("p", note, class_="quiet"), shown] if note else [shown]
 
 
 def reliability(question: str, error: float | None, png: bytes) -> list[Html]:
-  """A reliability diagram, below the question that it answers."""
+  """Return a reliability diagram below the question that it answers."""
   text = (
-    f"{question} Bars below the diagonal: the model is too sure. The expected "
-    f"calibration error is {percent(error)}."
+    f"{question} Bars below the diagonal show that the model is overconfident. "
+    f"The expected calibration error is {percent(error)}."
   )
   return [element("p", text), plot(png, "Reliability diagram")]
 
 
 def plot(png: bytes, described: str) -> Html:
-  """A figure from a PNG file, with its text for those who cannot see it."""
+  """Return a PNG file as a figure whose alternative text is `described`."""
   encoded = base64.b64encode(png).decode()
   image = element("img", src=f"data:image/png;base64,{encoded}", alt=described)
   return element("figure", image, class_="plot")
 
 
 def data_uri(image: np.ndarray, kind: str) -> str:
-  """An image, uint8 (side, side, 3), as a data URL."""
+  """Return an image, uint8 (side, side, 3), as a data URL of a PNG or JPEG."""
   file = io.BytesIO()
   Image.fromarray(image).save(file, kind)
   encoded = base64.b64encode(file.getvalue()).decode()
@@ -125,15 +125,15 @@ def data_uri(image: np.ndarray, kind: str) -> str:
 
 
 def percent(share: float | None, digits: int = 2) -> str:
-  """A share for people; unknown ones are a dash."""
+  """Return a share as a percentage; a dash if it is None or NaN."""
   if share is None or np.isnan(share):
     return MISSING
-  # A no-break space.
+  # The no-break space keeps the number and its sign on one line.
   return f"{100 * share:.{digits}f}\u00a0%"
 
 
 def number(value: float | None, unit: str = "") -> str:
-  """A number for people; unknown ones are a dash."""
+  """Return a number with its unit as text; a dash if it is None or NaN."""
   if value is None or np.isnan(value):
     return MISSING
   return f"{messages.number(value)} {unit}".rstrip()

@@ -34,26 +34,26 @@ if TYPE_CHECKING:
 
 _MOST_CURVES = 10
 _MEANINGS = {
-  "AP": "average precision of a label: the mean of the precision over all its "
-  "examples, each at the threshold that just finds it.",
+  "AP": "average precision of a label: the precision at the highest threshold "
+  "that finds an example, averaged over all examples of the label.",
   "mAP": "mean AP over the labels that have examples.",
-  "threshold": "the probability from which a label is predicted, stored in the "
-  "task: that with the greatest F1 on the validation split, else 0.5.",
-  "precision, recall, F1": "of a label at its threshold: the share of its "
-  "predictions that are right, the share of its examples that are found, and "
-  "their harmonic mean.",
+  "threshold": "the lowest probability at which the task predicts a label: the "
+  "threshold with the greatest F1 on its validation split, or 0.5.",
+  "precision, recall, F1": "for a label at its threshold: the share of its "
+  "predictions that are right, the share of its examples for which it is "
+  "predicted, and the harmonic mean of both.",
   "macro F1": "mean F1 over the labels that have examples or are predicted.",
   "log loss": "mean binary cross-entropy over all pairs of an example and a "
   "label, in nats: 0 is best.",
-  "ECE": "expected calibration error: how far probabilities of labels are from "
-  f"the share of pairs that have the label, in {BINS} bins of equal width, "
-  "weighted by their pairs.",
+  "ECE": "expected calibration error: the difference between the probability "
+  f"of a label and the share of examples that have it, in {BINS} bins of equal "
+  "width, averaged over all pairs of an example and a label.",
 }
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class LabelEvaluation(TaskEvaluation):
-  """An evaluation of a task of labels."""
+  """Evaluation of a task of labels."""
 
   kind, noun = "labels", "label"
   in_index = ("mAP", "macro F1", "ECE")
@@ -77,39 +77,43 @@ class LabelEvaluation(TaskEvaluation):
 
   @functools.cached_property
   def _errors(self) -> np.ndarray:
-    found = self.predictions
-    wrong = found.predicted_labels != (found.label > 0.5)
-    wrong &= found.has_prediction[:, None]
-    return np.where(wrong, np.abs(found.probability - found.label), 0)
+    predictions = self.predictions
+    wrong = predictions.predicted_labels != (predictions.label > 0.5)
+    wrong &= predictions.has_prediction[:, None]
+    return np.where(
+      wrong, np.abs(predictions.probability - predictions.label), 0
+    )
 
   def _mistake_texts(self, number: int) -> tuple[str, str, str]:
-    found = self.predictions
+    predictions = self.predictions
     wrong = int(self._errors[number].argmax())
-    share = 100 * found.probability[number, wrong]
+    share = 100 * predictions.probability[number, wrong]
     right, predicted = (
       ", ".join(self.class_names[i] for i in np.flatnonzero(chosen))
       or "no label"
-      for chosen in (found.label[number] > 0.5, found.predicted_labels[number])
+      for chosen in (
+        predictions.label[number] > 0.5,
+        predictions.predicted_labels[number],
+      )
     )
     note = f"{shortened(self.class_names[wrong])} {share:.1f} %"
     return right, predicted, note
 
   def numbers(self) -> list[Number]:
-    found = self.summary
+    summary = self.summary
     return [
-      ("mAP", percent(found["map"]), ""),
-      ("macro F1", percent(found["f1_macro"]), ""),
-      ("log loss", number(found["loss"]), ""),
-      ("ECE", percent(found["calibration_error"]), ""),
+      ("mAP", percent(summary["map"]), ""),
+      ("macro F1", percent(summary["f1_macro"]), ""),
+      ("log loss", number(summary["loss"]), ""),
+      ("ECE", percent(summary["calibration_error"]), ""),
     ]
 
   def sections(
     self, plots: Mapping[str, bytes]
   ) -> dict[str, tuple[str, list[Html]]]:
-    """{anchor: (title, content)}."""
     curves = plot(plots["precision_recall"], "Precision and recall of labels")
     calibration = reliability(
-      "How often do images have a label whose probability is this high?",
+      "Do images have a label as often as its predicted probability says?",
       self.summary["calibration_error"],
       plots["calibration"],
     )
@@ -120,9 +124,9 @@ class LabelEvaluation(TaskEvaluation):
     }
 
   def figures(self) -> dict[str, Figure]:
-    """Curves of the labels with the lowest average precision."""
+    """Draw precision-recall curves of the labels with the lowest AP."""
     average = self.each.average_precision
-    # NaN is sorted last.
+    # `argsort` puts NaN last: the AP of labels without examples.
     lowest = np.argsort(average, kind="stable")[:_MOST_CURVES]
     shown = [i for i in lowest if not np.isnan(average[i])]
     curves = figures_lib.precision_recall_figure(
@@ -136,15 +140,15 @@ class LabelEvaluation(TaskEvaluation):
 
 
 def _labels(evaluation: LabelEvaluation) -> list[Html]:
-  found, names = evaluation.each, evaluation.class_names
-  # NaN is sorted last.
-  order = np.argsort(found.average_precision, kind="stable")[:MOST_ROWS]
+  metrics, names = evaluation.each, evaluation.class_names
+  # `argsort` puts NaN last: the AP of labels without examples.
+  order = np.argsort(metrics.average_precision, kind="stable")[:MOST_ROWS]
   rows = [
     (
-      names[i], f"{found.support[i]:,}", f"{found.predicted[i]:,}",
-      percent(found.average_precision[i], 1), percent(found.precision[i], 1),
-      percent(found.recall[i], 1), percent(found.f1[i], 1),
-      f"{found.threshold[i]:.3f}",
+      names[i], f"{metrics.support[i]:,}", f"{metrics.predicted[i]:,}",
+      percent(metrics.average_precision[i], 1),
+      percent(metrics.precision[i], 1), percent(metrics.recall[i], 1),
+      percent(metrics.f1[i], 1), f"{metrics.threshold[i]:.3f}",
     )
     for i in order
   ]  # fmt: skip

@@ -6,32 +6,32 @@ import html
 
 from memory_vit.runtime.messages import escaped
 
-# Elements without content and end tag.
+# Elements that have neither content nor an end tag.
 _VOID = frozenset({"img", "meta"})
 
 
 class Html(str):
-  """HTML, which is not escaped again."""
+  """HTML that is inserted as it is, whereas other strings are escaped."""
 
   __slots__ = ()
 
 
 def element(tag: str, *children: str, **attributes: str) -> Html:
-  """An element; in names of attributes _ stands for -, a last _ is dropped."""
-  named = "".join(
+  """Return an element; attribute names get - for _, and lose a final _."""
+  pairs = "".join(
     f' {name.rstrip("_").replace("_", "-")}="{_text(value)}"'
     for name, value in attributes.items()
   )
   if tag in _VOID:
-    return Html(f"<{tag}{named}>")
-  return Html(f"<{tag}{named}>{joined(*children)}</{tag}>")
+    return Html(f"<{tag}{pairs}>")
+  return Html(f"<{tag}{pairs}>{joined(*children)}</{tag}>")
 
 
 def joined(*children: str) -> Html:
-  """HTML and text, which is escaped, one after the other."""
+  """Join pieces of HTML and text; text is escaped."""
   return Html("".join(map(_text, children)))
 
 
 def _text(value: str) -> str:
-  # `escaped` shows line breaks and marks of the direction of writing.
+  # `escaped` makes line breaks and marks of the writing direction visible.
   return value if isinstance(value, Html) else html.escape(escaped(value))

@@ -11,12 +11,12 @@ import numpy as np
 from memory_vit.reports.task_evaluation import TaskEvaluation
 from memory_vit.runtime.messages import utf8
 
-# Changes if a key is removed or changes its meaning; keys may be added.
+# Format version: it changes if a key is removed or redefined, not if one is new.
 SCHEMA = 1
 
 
 def to_values(evaluation: TaskEvaluation) -> dict[str, Any]:
-  """The content of the file as strict JSON: NaN is null."""
+  """Return the content of `metrics.json` as strict JSON: NaN becomes None."""
   calibration = evaluation.calibration
   values = {
     "schema": SCHEMA,
@@ -39,7 +39,7 @@ def to_values(evaluation: TaskEvaluation) -> dict[str, Any]:
 
 
 def headline(evaluation: TaskEvaluation) -> dict[str, Any]:
-  """The most important values of a task, for `report.json`."""
+  """Return the most important values of a task, for `report.json`."""
   return {
     "task": evaluation.task,
     "data": utf8(evaluation.data),
@@ -51,7 +51,7 @@ def headline(evaluation: TaskEvaluation) -> dict[str, Any]:
 
 
 def _arrays_of(values: Any) -> dict[str, Any]:
-  """The fields of a dataclass; `asdict` would copy arrays."""
+  """Return {field: value} of a dataclass; `asdict` would copy the arrays."""
   return {
     field.name: getattr(values, field.name)
     for field in dataclasses.fields(values)
@@ -59,7 +59,7 @@ def _arrays_of(values: Any) -> dict[str, Any]:
 
 
 def _as_json(value: Any) -> Any:
-  """Arrays become lists, NaN and infinity None, names valid UTF-8."""
+  """Convert arrays to lists, NaN and infinity to None, text to valid UTF-8."""
   if isinstance(value, np.ndarray | np.generic):
     return _as_json(value.tolist())
   if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The HTML page of an evaluation, and the index of several."""
+"""HTML page of an evaluation, and index page of several evaluations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from memory_vit.reports.document import (
 from memory_vit.reports.markup import Html, element, joined
 from memory_vit.reports.task_evaluation import Mistake, TaskEvaluation
 
-# Pixels up to which an image is enlarged without smoothing, and lossless.
+# Maximum side in pixels of images stored as PNG and enlarged without smoothing.
 _SMALL = 64
 
 
@@ -24,7 +24,7 @@ def report_page(
   plots: Mapping[str, bytes],
   images: np.ndarray,
 ) -> str:
-  """The page of a task, with PNG files and the images of `read_mistakes`."""
+  """Return the page of a task; `plots` are PNG files, `images` the mistakes."""
   sections = evaluation.sections(plots)
   if evaluation.shown_images:
     sections["mistakes"] = (
@@ -55,34 +55,34 @@ def report_page(
 
 
 def index_page(evaluations: Sequence[TaskEvaluation]) -> str:
-  """A page that links to those of several tasks."""
+  """Return a page that links to the pages of several tasks."""
   head = element("p", f"{len(evaluations)} tasks in one model", class_="quiet")
   problems = [
-    element("p", f"{one.task}: {'; '.join(notes)}.", class_="bad")
-    for one in evaluations
-    if (notes := _notes(one))
+    element("p", f"{evaluation.task}: {'; '.join(notes)}.", class_="bad")
+    for evaluation in evaluations
+    if (notes := _notes(evaluation))
   ]
   body = []
   for kind in KINDS:
-    of_kind = [one for one in evaluations if one.kind == kind]
+    of_kind = [task for task in evaluations if task.kind == kind]
     if of_kind:
       body += [_tasks(of_kind), _meanings(of_kind[0])]
   return document("Evaluation", head, element("main", *problems, *body))
 
 
 def _tasks(evaluations: Sequence[TaskEvaluation]) -> Html:
-  """A table of tasks of one kind."""
+  """Return a table of tasks of the same kind."""
   in_index = evaluations[0].in_index
   rows = []
-  for one in evaluations:
-    link = element("a", one.task, href=f"{one.task}/report.html")
-    found = {
+  for evaluation in evaluations:
+    link = element("a", evaluation.task, href=f"{evaluation.task}/report.html")
+    numbers = {
       name: f"{value} ({interval})" if interval else value
-      for name, value, interval in one.numbers()
+      for name, value, interval in evaluation.numbers()
     }
-    examples = f"{one.summary['examples']:,}"
-    shown = (found[name] for name in in_index)
-    rows.append((link, one.data_shown, one.split, examples, *shown))
+    count = f"{evaluation.summary['examples']:,}"
+    shown = (numbers[name] for name in in_index)
+    rows.append((link, evaluation.data_shown, evaluation.split, count, *shown))
   header = ("task", "data set", "split", "examples", *in_index)
   return table(
     header, rows, names=(0, 1, 2), label=f"tasks of {evaluations[0].kind}"
@@ -90,27 +90,31 @@ def _tasks(evaluations: Sequence[TaskEvaluation]) -> Html:
 
 
 def _notes(evaluation: TaskEvaluation) -> list[str]:
-  """Problems of an evaluation in short; its own page says more."""
-  found, alone, notes = evaluation.summary, evaluation.alone, []
-  if found["skipped"]:
-    notes.append(f"{found['skipped']:,} examples could not be read")
-  if found["not_finite"]:
-    notes.append(f"outputs for {found['not_finite']:,} examples are not finite")
+  """List the problems of an evaluation for the index; its page says more."""
+  summary, alone, notes = evaluation.summary, evaluation.alone, []
+  if summary["skipped"]:
+    notes.append(f"{summary['skipped']:,} examples could not be read")
+  if summary["not_finite"]:
+    notes.append(
+      f"outputs for {summary['not_finite']:,} examples are not finite"
+    )
   if alone and not alone["verified"]:
     notes.append("not verified")
   return notes
 
 
 def _problems(evaluation: TaskEvaluation) -> Iterable[Html]:
-  """What a reader has to know before the numbers."""
-  found, alone = evaluation.summary, evaluation.alone
-  if found["skipped"]:
-    text = f"{found['skipped']:,} examples could not be read, and do not count."
+  """Yield what readers must know before the numbers: problems, verification."""
+  summary, alone = evaluation.summary, evaluation.alone
+  if summary["skipped"]:
+    text = (
+      f"{summary['skipped']:,} examples could not be read and do not count."
+    )
     yield element("p", text, class_="bad")
-  if found["not_finite"]:
+  if summary["not_finite"]:
     yield element(
       "p",
-      f"The outputs for {found['not_finite']:,} examples are not finite "
+      f"The outputs for {summary['not_finite']:,} examples are not finite "
       f"numbers: {KINDS[evaluation.kind].not_finite}.",
       class_="bad",
     )
@@ -120,29 +124,29 @@ def _problems(evaluation: TaskEvaluation) -> Iterable[Html]:
     shown = "not finite" if difference is None else f"{difference:.1e}"
     yield element(
       "p",
-      f"Compared with the task alone: {evaluation.in_index[0]} "
-      f"{evaluation.show_score(alone['score'])}, "
-      f"greatest difference of an output {shown} of the greatest output. The "
-      "original outputs are equal to the bit to those of the plain ViT: "
+      f"Evaluated alone, the task has {evaluation.in_index[0]} "
+      f"{evaluation.show_score(alone['score'])}. Greatest difference from its "
+      f"outputs alone, as a share of the greatest output: {shown}. Original "
+      "outputs are equal to the bit to those of the plain ViT: "
       f"{'yes' if equal else 'NO'}. Verified: {'yes' if verified else 'NO'}.",
       class_="quiet" if verified else "bad",
     )
 
 
 def _numbers(evaluation: TaskEvaluation) -> Html:
-  found = evaluation.summary
+  summary = evaluation.summary
   values = [
     *evaluation.numbers(),
-    ("examples", f"{found['examples']:,}", ""),
-    ("skipped", f"{found['skipped']:,}", ""),
+    ("examples", f"{summary['examples']:,}", ""),
+    ("skipped", f"{summary['skipped']:,}", ""),
   ]
   cards = [
     element(
       "div",
       element("dt", name),
-      element("dd", value, element("small", more) if more else ""),
+      element("dd", value, element("small", interval) if interval else ""),
     )
-    for name, value, more in values
+    for name, value, interval in values
   ]
   return joined(element("dl", *cards, class_="numbers"), _meanings(evaluation))
 
@@ -153,7 +157,8 @@ def _mistakes(evaluation: TaskEvaluation, images: np.ndarray) -> list[Html]:
   shown = map(_mistake, evaluation.mistakes, images)
   return [
     element(
-      "p", "Images as the model sees them: what is right, and the prediction.",
+      "p", "Images as the model sees them, with the right answer in bold and the "
+      "prediction.",
       class_="quiet",
     ),
     element("div", *shown, class_="sheet"),
@@ -161,14 +166,14 @@ def _mistakes(evaluation: TaskEvaluation, images: np.ndarray) -> list[Html]:
 
 
 def _mistake(mistake: Mistake, image: np.ndarray) -> Html:
-  described = f"An image of {mistake.label}, taken for {mistake.predicted}"
+  described = f"An image of {mistake.label}, predicted as {mistake.predicted}"
   small = max(image.shape) <= _SMALL
   picture = element(
     "img", src=data_uri(image, "PNG" if small else "JPEG"), alt=described,
     class_="small" if small else "photo",
   )  # fmt: skip
   where = f"example {mistake.example:,}"
-  # Directories are left out: the page may be sent to strangers.
+  # Leave out directories, because the page may be sent to other people.
   file = mistake.file.rpartition("/")[2]
   caption = element(
     "figcaption",
@@ -182,7 +187,7 @@ def _mistake(mistake: Mistake, image: np.ndarray) -> Html:
 def _about(evaluation: TaskEvaluation) -> Html:
   backbone = evaluation.details["backbone"]
   text = (
-    f"Made by memory_vit {evaluation.details['memory_vit']}, on a backbone "
+    f"Made by memory_vit {evaluation.details['memory_vit']} with the backbone "
     f"{backbone['variant']} in {backbone['dtype']}, fingerprint "
     f"{backbone['fingerprint'][:12]}. All numbers are in metrics.json beside "
     "this page, all predictions in predictions.csv and predictions.parquet."

@@ -1,4 +1,4 @@
-"""The kinds of tasks that reports know, by name."""
+"""Subclasses of `TaskEvaluation`, by the name of the kind of their tasks."""
 
 from memory_vit.reports.class_page import ClassEvaluation
 from memory_vit.reports.label_page import LabelEvaluation

@@ -1,7 +1,7 @@
 """Tables of an evaluation: CSV for spreadsheets, Parquet for programs.
 
-In CSV an apostrophe stands in front of names that a spreadsheet would take for
-formulas; in Parquet names are as they are.
+CSV files have an apostrophe before names that a spreadsheet would take for
+formulas; Parquet files have the names unchanged.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _SCHEMA = pa.schema([
 
 
 def write_tables(folder: Path, evaluation: TaskEvaluation) -> None:
-  """Write the tables of an evaluation, of its kind of task."""
+  """Write tables of the metrics of each output and of all predictions."""
   _write_each(folder, evaluation)
   evaluation.write_predictions(folder)
 
@@ -55,20 +55,20 @@ def write_tables(folder: Path, evaluation: TaskEvaluation) -> None:
 def write_predictions_parquet(path: Path, evaluation: ClassEvaluation) -> None:
   """Write a row for each example that could be read.
 
-  The best classes and the loss are null if outputs are not finite.
+  If its outputs are not finite, the best classes and the loss are null.
   """
   predictions = evaluation.predictions
   numbers = np.flatnonzero(predictions.counted)
-  without = ~predictions.finite[numbers]
+  missing = ~predictions.finite[numbers]
   names = np.array([utf8(name) for name in evaluation.class_names], object)
   top = predictions.top_classes[numbers]
   columns = _example_columns(evaluation, numbers)
   columns["label"] = names[predictions.label[numbers]].tolist()
   columns |= {
-    "top_classes": _lists(pa.array(names[top].ravel(), pa.string()), without),
-    "top_indices": _lists(pa.array(top.ravel()), without),
+    "top_classes": _lists(pa.array(names[top].ravel(), pa.string()), missing),
+    "top_indices": _lists(pa.array(top.ravel()), missing),
     "top_probabilities": _lists(
-      pa.array(predictions.top_probabilities[numbers].ravel()), without
+      pa.array(predictions.top_probabilities[numbers].ravel()), missing
     ),
   }
   schema = _SCHEMA
@@ -97,19 +97,19 @@ def _write_parquet(
 
 
 def write_predictions_csv(path: Path, evaluation: ClassEvaluation) -> None:
-  """Write the same rows, with three columns for each of the best classes."""
+  """Write the rows of the Parquet file, with three columns per best class."""
   predictions = evaluation.predictions
   numbers = np.flatnonzero(predictions.counted)
-  without = ~predictions.finite[numbers]
+  missing = ~predictions.finite[numbers]
   names = np.array([*evaluation.class_names, None], object)
   columns = _example_columns(evaluation, numbers)
   for i in range(predictions.top_classes.shape[1]):
     best = predictions.top_classes[numbers, i]
     shares = predictions.top_probabilities[numbers, i]
     columns |= {
-      f"top_index_{i + 1}": pa.array(best, mask=without),
-      f"top_class_{i + 1}": names[np.where(without, -1, best)].tolist(),
-      f"top_probability_{i + 1}": pa.array(shares, mask=without),
+      f"top_index_{i + 1}": pa.array(best, mask=missing),
+      f"top_class_{i + 1}": names[np.where(missing, -1, best)].tolist(),
+      f"top_probability_{i + 1}": pa.array(shares, mask=missing),
     }
   write_csv(path, columns)
 
@@ -117,7 +117,7 @@ def write_predictions_csv(path: Path, evaluation: ClassEvaluation) -> None:
 def _example_columns(
   evaluation: ClassEvaluation, numbers: np.ndarray
 ) -> dict[str, Any]:
-  """Columns that describe examples, and the loss; names as they are."""
+  """Return the columns of both files, with names that are not yet escaped."""
   predictions = evaluation.predictions
   names, labels = evaluation.class_names, predictions.label[numbers]
   return {
@@ -135,13 +135,13 @@ def _example_columns(
 def _rejection(
   predictions: SplitPredictions, numbers: np.ndarray
 ) -> dict[str, Any]:
-  """Columns of a task that takes some images for unknown."""
+  """Return columns on rejection; {} if the task rejects no images."""
   if predictions.unknown_below is None:
     return {}
-  without = ~predictions.finite[numbers]
+  missing = ~predictions.finite[numbers]
   return {
-    "unknown": pa.array(predictions.unknown[numbers], mask=without),
-    "known_score": pa.array(predictions.known_score[numbers], mask=without),
+    "unknown": pa.array(predictions.unknown[numbers], mask=missing),
+    "known_score": pa.array(predictions.known_score[numbers], mask=missing),
   }
 
 
@@ -155,59 +155,61 @@ def _of_examples(
 
 
 def write_labels(folder: Path, evaluation: LabelEvaluation) -> None:
-  """Names of the labels, and of the predicted ones, and all probabilities."""
-  found, names = evaluation.predictions, evaluation.class_names
-  numbers = np.flatnonzero(found.counted)
-  without = ~found.finite[numbers]
-  shares = found.probability[numbers].astype(np.float32)
+  """Write the true labels, the predicted labels and all probabilities."""
+  predictions, names = evaluation.predictions, evaluation.class_names
+  numbers = np.flatnonzero(predictions.counted)
+  missing = ~predictions.finite[numbers]
+  shares = predictions.probability[numbers].astype(np.float32)
 
   def named(rows: np.ndarray) -> list[list[str]]:
     return [[utf8(names[i]) for i in np.flatnonzero(row)] for row in rows]
 
   columns = _of_examples(evaluation, numbers)
   columns["labels"] = pa.array(
-    named(found.label[numbers] > 0.5), pa.list_(pa.string())
+    named(predictions.label[numbers] > 0.5), pa.list_(pa.string())
   )
   columns["predicted"] = pa.array(
-    named(found.predicted_labels[numbers]), pa.list_(pa.string()), mask=without
+    named(predictions.predicted_labels[numbers]),
+    pa.list_(pa.string()),
+    mask=missing,
   )
   texts = {
     name: pc.binary_join(columns[name], "|").to_pylist()
     for name in ("labels", "predicted")
   }
-  cells = _cells("probability", names, shares, without)
+  cells = _cells("probability", names, shares, missing)
   write_csv(folder / CSV, columns | texts | cells)
-  columns["probabilities"] = _lists(pa.array(shares.ravel()), without)
+  columns["probabilities"] = _lists(pa.array(shares.ravel()), missing)
   _write_parquet(folder / PARQUET, evaluation, columns)
 
 
 def write_values(folder: Path, evaluation: ValueEvaluation) -> None:
-  """Right and predicted values, in their units."""
-  found, names = evaluation.predictions, evaluation.class_names
-  numbers = np.flatnonzero(found.counted)
+  """Write the true and the predicted values, in their units."""
+  predictions, names = evaluation.predictions, evaluation.class_names
+  numbers = np.flatnonzero(predictions.counted)
   columns = _of_examples(evaluation, numbers)
   cells: dict[str, pa.Array] = {}
   lists: dict[str, pa.Array] = {}
-  for what, all_rows, missing in (
-    ("value", found.target, np.zeros(len(numbers), bool)),
-    ("predicted", found.rounded, ~found.finite[numbers]),
+  for title, all_rows, missing in (
+    ("value", predictions.target, np.zeros(len(numbers), bool)),
+    ("predicted", predictions.rounded, ~predictions.finite[numbers]),
   ):
     rows = all_rows[numbers]
-    cells |= _cells(what, names, rows, missing)
-    lists[what] = _lists(pa.array(rows.ravel()), missing)
+    cells |= _cells(title, names, rows, missing)
+    lists[title] = _lists(pa.array(rows.ravel()), missing)
   write_csv(folder / CSV, columns | cells)
   _write_parquet(folder / PARQUET, evaluation, columns | lists)
 
 
 def _cells(
-  what: str, names: Sequence[str], rows: np.ndarray, missing: np.ndarray
+  title: str, names: Sequence[str], rows: np.ndarray, missing: np.ndarray
 ) -> dict[str, pa.Array]:
-  """A column for each label or value; by index if names are not unique."""
+  """Return a column per label or value, titled by index if names repeat."""
   names = [*map(escaped, names)]
   if len({*names}) < len(names):
     names = [*map(str, range(len(names)))]
   return {
-    f"{what}: {name}": pa.array(rows[:, i], mask=missing)
+    f"{title}: {name}": pa.array(rows[:, i], mask=missing)
     for i, name in enumerate(names)
   }
 
@@ -228,25 +230,26 @@ def _write_each(folder: Path, evaluation: TaskEvaluation) -> None:
 def write_confusions_csv(path: Path, evaluation: ClassEvaluation) -> None:
   """Write a row for each cell of the confusion matrix that is not 0.
 
-  A square matrix of 20,000 classes would take gigabytes.
+  A table of all cells would take gigabytes for 20,000 classes.
   """
-  found = evaluation.confusion.tocoo()
-  order = np.lexsort(found.coords[::-1])
-  label, predicted = (place[order] for place in found.coords)
+  matrix = evaluation.confusion.tocoo()
+  order = np.lexsort(matrix.coords[::-1])
+  label, predicted = (indices[order] for indices in matrix.coords)
   names = np.array(evaluation.class_names, object)
   columns = {
     "label_index": pa.array(label),
     "label": names[label].tolist(),
     "predicted_index": pa.array(predicted),
     "predicted": names[predicted].tolist(),
-    "examples": pa.array(found.data[order]),
+    "examples": pa.array(matrix.data[order]),
   }
   write_csv(path, columns)
 
 
 def _lists(values: pa.Array, missing: np.ndarray) -> pa.Array:
-  """Values (n * k,) as n lists of k; null ones are empty for older Arrow."""
+  """Return values (n * k,) as n lists of k; `missing` lists are null."""
+  # Null lists get length 0, because older versions of Arrow need that.
   k = len(values) // max(1, len(missing))
   ends = np.cumsum([0, *np.where(missing, 0, k)]).astype(np.int32)
-  kept = values.filter(pa.array(~missing.repeat(k)))
-  return pa.ListArray.from_arrays(pa.array(ends), kept, mask=pa.array(missing))
+  rest = values.filter(pa.array(~missing.repeat(k)))
+  return pa.ListArray.from_arrays(pa.array(ends), rest, mask=pa.array(missing))

@@ -1,4 +1,4 @@
-"""An evaluation of a task on a split, with the content of its report."""
+"""Evaluation of a task on a split, with the content of its report."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from memory_vit.reports.document import Number, percent
 from memory_vit.reports.markup import Html
 from memory_vit.version import __version__
 
-if TYPE_CHECKING:  # it brings TensorFlow, or matplotlib
+if TYPE_CHECKING:  # these imports load TensorFlow and matplotlib
   from pathlib import Path
 
   from matplotlib.figure import Figure
@@ -38,16 +38,16 @@ if TYPE_CHECKING:  # it brings TensorFlow, or matplotlib
   from memory_vit.model.task import Task
 
 SHOWN_IMAGES = 24
-# Pixels of a side, at most, and images that are read at a time: 200 images of
-# 2,048 pixels would take 10 GB.
+# Maximum side of a thumbnail in pixels, and number of images that are read at a
+# time: 200 images with a side of 2,048 pixels would take 10 GB.
 _THUMBNAIL, _AT_ONCE = 320, 8
 
 
 @dataclasses.dataclass(frozen=True)
 class Mistake:
-  """A wrong prediction; `file` is "" if its example has none.
+  """Wrong prediction for an example; `file` is "" if it comes from no file.
 
-  `note` says how wrong: the confidence, or the error of a value.
+  `note` is the confidence of the prediction, or the error of a value.
   """
 
   example: int
@@ -59,22 +59,22 @@ class Mistake:
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class TaskEvaluation(abc.ABC):
-  """An evaluation of a task on a split; `of` makes that of a kind.
+  """Evaluation of a task on a split; `of` creates the subclass of its kind.
 
   Attributes:
-    task: its name.
+    task: name of the task.
     data: name of the data set.
-    directory: the last part of its directory if `data` says only that it is
-      one; else "".
-    split: of the data set.
-    class_names: of all c classes, labels or values.
-    predictions: for all examples of the split.
+    directory: name of the data set's folder if `data` is a generic name, such
+      as "folder"; else "".
+    split: name of the split.
+    class_names: names of all c classes, labels or values.
+    predictions: predictions for all examples of the split.
     file_name: number of an example -> the file it comes from, or "".
     read_images: numbers of k examples -> float32 (k, side, side, 3) in [-1, 1].
-    shown_images: the number of mistakes that are shown with their image.
+    shown_images: maximum number of mistakes that are shown with their images.
     details: JSON values on the task, its backbone, and the version.
-    alone: the comparison with the task alone, see `Evaluator.evaluate`; None if
-      it was not compared.
+    alone: comparison with the outputs of the task evaluated alone, see
+      `Evaluator.evaluate`; None if they were not compared.
     data_files: the files of the split; None if unknown.
   """
 
@@ -92,11 +92,12 @@ class TaskEvaluation(abc.ABC):
   data_files: DataFiles | None = None
   kind: ClassVar[str]
   noun: ClassVar[str]
-  # Titles on the page of a kind, and what its numbers mean.
+  # Texts of a kind: heading above mistakes, titles of numbers in the index,
+  # {title: meaning} of all numbers, and label of the calibration axis.
   worst_title: ClassVar[str] = "Most confident mistakes"
   in_index: ClassVar[tuple[str, ...]]
   meanings: ClassVar[Mapping[str, str]]
-  confidence: ClassVar[str] = ""  # what the calibration is of
+  confidence: ClassVar[str] = ""
 
   @staticmethod
   def of(
@@ -108,19 +109,18 @@ class TaskEvaluation(abc.ABC):
     shown_images: int = SHOWN_IMAGES,
     alone: Mapping[str, Any] | None = None,
   ) -> TaskEvaluation:
-    """The evaluation of a task on a split.
+    """Create the evaluation of a task on a split.
 
     Args:
-      task: that was evaluated.
-      split: the examples; no image is shown of embeddings.
-      predictions: for its examples.
+      task: the evaluated task.
+      split: the split; no images are shown if it has embeddings.
+      predictions: predictions of the task for all examples of the split.
       dtype: compute dtype.
-      shown_images: see the attributes, as `alone`.
-      alone: see the attributes.
+      shown_images: see the attributes of the class.
+      alone: see the attributes of the class.
 
     Raises:
-      TaskError: for a data set of another kind, or of other classes than those
-        of the task.
+      TaskError: if the data set is of another kind, or has other classes.
     """
     from memory_vit.data.batching import eval_images
     from memory_vit.reports.pages import PAGES
@@ -129,8 +129,8 @@ class TaskEvaluation(abc.ABC):
     if spec.class_names:
       task_data.require_classes(task, split)
     expected = spec.kind.name, spec.num_classes, spec.num_classes
-    found = split.kind, split.num_classes, predictions.num_classes
-    if found != expected:
+    actual = split.kind, split.num_classes, predictions.num_classes
+    if actual != expected:
       raise TaskError(
         f"task {task.name!r} has {spec.num_classes:,} {spec.kind.name}, the "
         f"predictions have {predictions.num_classes:,}, and the data set "
@@ -166,35 +166,35 @@ class TaskEvaluation(abc.ABC):
 
   @property
   def data_shown(self) -> str:
-    """The name of the data set for people: "digits", "folder pets"."""
+    """Name of the data set as the report shows it: "digits", "folder pets"."""
     return f"{self.data} {self.directory}".rstrip()
 
   @functools.cached_property
   def data_digest(self) -> str | None:
-    """Digest of names and sizes of its files, and of other known facts.
+    """Digest of facts about the data set, and of its files' names and sizes.
 
-    None if nothing is known of them.
+    It is None if neither facts nor files are known.
     """
-    known = self.data_files
-    return known.sizes() if known and (known.files or known.facts) else None
+    files = self.data_files
+    return files.sizes() if files and (files.files or files.facts) else None
 
   def show_score(self, score: float | None) -> str:
-    """A score for people."""
+    """Return a score as text."""
     return percent(score)
 
   @abc.abstractmethod
   def numbers(self) -> list[Number]:
-    """The numbers over all examples, those of `in_index` among them."""
+    """Return the numbers over all examples, including those of `in_index`."""
 
   @abc.abstractmethod
   def sections(
     self, plots: Mapping[str, bytes]
   ) -> dict[str, tuple[str, list[Html]]]:
-    """{anchor: (title, content)} of the page."""
+    """Return the sections of the page as {anchor: (title, content)}."""
 
   @abc.abstractmethod
   def figures(self) -> dict[str, Figure]:
-    """The figures of the kind, by the names of their files."""
+    """Return the figures of the kind, by file name without ".png"."""
 
   @abc.abstractmethod
   def write_predictions(self, folder: Path) -> None:
@@ -202,7 +202,7 @@ class TaskEvaluation(abc.ABC):
 
   @property
   def each_columns(self) -> Mapping[str, Sequence[str]]:
-    """Columns of the table of `each`, beside its metrics."""
+    """Further columns of the table that holds the metrics of `each`."""
     return {}
 
   @property
@@ -218,7 +218,7 @@ class TaskEvaluation(abc.ABC):
   @property
   @abc.abstractmethod
   def calibration(self) -> Calibration | None:
-    """Calibration, on the examples that have a prediction; None of values."""
+    """Calibration on the examples that have a prediction; None for values."""
 
   @property
   def worst(self) -> np.ndarray:
@@ -229,8 +229,8 @@ class TaskEvaluation(abc.ABC):
 
   @property
   def _errors(self) -> np.ndarray:
-    """How wrong each output is, (n, c); 0 if right, or without a prediction."""
-    raise NotImplementedError  # only if `worst` is not overridden
+    """Size of each output's error (n, c); 0 if right or if none is predicted."""
+    raise NotImplementedError  # not needed if `worst` is overridden
 
   def mistake(self, number: int) -> Mistake:
     """Describe the wrong prediction for an example."""
@@ -239,18 +239,18 @@ class TaskEvaluation(abc.ABC):
 
   @abc.abstractmethod
   def _mistake_texts(self, number: int) -> tuple[str, str, str]:
-    """What is right, what is predicted, and the note."""
+    """Return `label`, `predicted` and `note` of a `Mistake`."""
 
   @functools.cached_property
   def mistakes(self) -> tuple[Mistake, ...]:
-    """The worst mistakes, `shown_images` at most."""
+    """The worst mistakes, at most `shown_images`."""
     numbers = self.worst[: self.shown_images]
     return tuple(self.mistake(int(number)) for number in numbers)
 
   def read_mistakes(self) -> np.ndarray:
     """Read the images of `mistakes`, uint8 (k, side, side, 3).
 
-    They are scaled down to at most 320 pixels a side, and are not cached.
+    The images are scaled down to at most 320 pixels a side, and not cached.
     """
     numbers = [mistake.example for mistake in self.mistakes]
     parts = [
@@ -261,7 +261,7 @@ class TaskEvaluation(abc.ABC):
 
 
 def overall(evaluation: TaskEvaluation, found: Evaluation) -> Mapping[str, Any]:
-  """The numbers over all examples, by name."""
+  """Return {name: value} of the scores in `found`, and of the example counts."""
   scores = found.scores
   return {
     "loss": scores.loss,
@@ -273,7 +273,7 @@ def overall(evaluation: TaskEvaluation, found: Evaluation) -> Mapping[str, Any]:
 
 
 def _thumbnails(images: np.ndarray) -> np.ndarray:
-  """Images (k, side, side, 3) in [-1, 1] as uint8, of a smaller side."""
+  """Convert images (k, side, side, 3) in [-1, 1] to uint8, scaled down."""
   side = min(images.shape[1], _THUMBNAIL)
   return np.stack([
     np.asarray(

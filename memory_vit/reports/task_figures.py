@@ -17,18 +17,19 @@ if TYPE_CHECKING:
 def figures(
   evaluation: TaskEvaluation, images: np.ndarray | None = None
 ) -> dict[str, Figure]:
-  """Draw {"confusion_matrix", "calibration", "mistakes"} of classes.
+  """Draw the figures of an evaluation, by name.
 
-  Of labels "precision_recall" takes the place of the first, of values "scatter"
-  of the first two. The last shows the worst mistakes as images; it is left out
-  if `shown_images` is 0.
+  The figures are "confusion_matrix" and "calibration" for classes,
+  "precision_recall" and "calibration" for labels, "scatter" for values. For all
+  kinds, "mistakes" shows the images of the worst mistakes, unless
+  `shown_images` is 0.
 
   Args:
-    evaluation: of a task.
-    images: from `evaluation.read_mistakes()`; by default they are read.
+    evaluation: evaluation of a task.
+    images: result of `evaluation.read_mistakes()`, which is called by default.
 
   Raises:
-    BrokenDataError: if such an image cannot be read any more.
+    BrokenDataError: if an image of a mistake can no longer be read.
   """
   drawn = evaluation.figures()
   if evaluation.calibration:

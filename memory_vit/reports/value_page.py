@@ -32,20 +32,20 @@ if TYPE_CHECKING:
 
 _MEANINGS = {
   "R2": "share of the variance of a value that the predictions explain: 1 is "
-  "best, and always predicting the mean of the split is 0.",
-  "Spearman": "rank correlation of predicted and true values: 1 if they have "
+  "best, and always predicting the mean of the split gives 0.",
+  "Spearman": "rank correlation of predicted and true values: 1 if both have "
   "the same order.",
   "MAE": "mean absolute error, in the unit of the value.",
-  "RMSE": "root of the mean squared error, in the unit of the value: great "
+  "RMSE": "root of the mean squared error, in the unit of the value: large "
   "errors count more.",
-  "several values": "their numbers are means over the values; the table has "
-  "those of each.",
+  "several values": "each number is a mean over the values; the table on the "
+  "page of the task has the numbers of each value.",
 }
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class ValueEvaluation(TaskEvaluation):
-  """An evaluation of a task of values."""
+  """Evaluation of a task of values."""
 
   kind, noun = "values", "value"
   worst_title = "Greatest errors"
@@ -64,44 +64,46 @@ class ValueEvaluation(TaskEvaluation):
 
   @functools.cached_property
   def _errors(self) -> np.ndarray:
-    """In standard deviations."""
-    found = self.predictions
-    errors = np.abs(found.predicted - found.target) / np.array(found.kind.std)
-    return np.where(found.has_prediction[:, None], errors, 0)
+    """Absolute errors (n, c) in standard deviations; 0 without a prediction."""
+    predictions = self.predictions
+    errors = np.abs(predictions.predicted - predictions.target) / np.array(
+      predictions.kind.std
+    )
+    return np.where(predictions.has_prediction[:, None], errors, 0)
 
   def _mistake_texts(self, number: int) -> tuple[str, str, str]:
-    found = self.predictions
-    # Of several values the one with the greatest error.
+    predictions = self.predictions
+    # A mistake shows only the value with the greatest error.
     worst = int(self._errors[number].argmax())
-    unit = found.kind.units[worst] if found.kind.units else ""
-    name = f"{self.class_names[worst]} " if found.num_classes > 1 else ""
+    unit = predictions.kind.units[worst] if predictions.kind.units else ""
+    name = f"{self.class_names[worst]} " if predictions.num_classes > 1 else ""
     target, predicted = (
-      float(rows[number, worst]) for rows in (found.target, found.predicted)
+      float(rows[number, worst])
+      for rows in (predictions.target, predictions.predicted)
     )
-    right, said, off = (
+    right, guess, error = (
       f"{messages.number(value)} {unit}".rstrip()
       for value in (target, predicted, predicted - target)
     )
-    return f"{name}{right}", said, f"error {off}"
+    return f"{name}{right}", guess, f"error {error}"
 
   def show_score(self, score: float | None) -> str:
     return number(score)
 
   def numbers(self) -> list[Number]:
-    found = self.summary
+    summary = self.summary
     units = {*self.predictions.kind.units}
     unit = units.pop() if len(units) == 1 else ""
     return [
-      ("R2", number(found["r2"]), ""),
-      ("Spearman", number(found["spearman"]), ""),
-      ("MAE", number(found["mae"], unit), ""),
-      ("RMSE", number(found["rmse"], unit), ""),
+      ("R2", number(summary["r2"]), ""),
+      ("Spearman", number(summary["spearman"]), ""),
+      ("MAE", number(summary["mae"], unit), ""),
+      ("RMSE", number(summary["rmse"], unit), ""),
     ]
 
   def sections(
     self, plots: Mapping[str, bytes]
   ) -> dict[str, tuple[str, list[Html]]]:
-    """{anchor: (title, content)}."""
     scatter = plot(plots["scatter"], "Predicted values against true values")
     return {
       "scatter": ("Predicted and true values", [scatter]),
@@ -114,11 +116,11 @@ class ValueEvaluation(TaskEvaluation):
     return {"unit": list(units)} if units else {}
 
   def figures(self) -> dict[str, Figure]:
-    found = self.predictions
-    some = found.has_prediction
+    predictions = self.predictions
+    some = predictions.has_prediction
     scatter = figures_lib.scatter_figure(
-      found.target[some], found.predicted[some], self.class_names,
-      found.kind.units,
+      predictions.target[some], predictions.predicted[some], self.class_names,
+      predictions.kind.units,
     )  # fmt: skip
     return {"scatter": scatter}
 
@@ -127,11 +129,11 @@ class ValueEvaluation(TaskEvaluation):
 
 
 def _values(evaluation: ValueEvaluation) -> list[Html]:
-  found, names = evaluation.each, evaluation.class_names
+  metrics, names = evaluation.each, evaluation.class_names
   units = evaluation.predictions.kind.units or ("",) * len(names)
-  columns = (found.r2, found.spearman, found.mae, found.rmse)
+  columns = (metrics.r2, metrics.spearman, metrics.mae, metrics.rmse)
   rows = [
-    (names[i], units[i] or MISSING, *(number(each[i]) for each in columns))
+    (names[i], units[i] or MISSING, *(number(column[i]) for column in columns))
     for i in range(min(len(names), MOST_ROWS))
   ]
   header = ("value", "unit", "R2", "Spearman", "MAE", "RMSE")

@@ -36,7 +36,7 @@ MAX_ARRAYS = 4096
 # Maximum size of all arrays: a head of 21,843 classes on H/14 has 112 MB. With
 # a whole backbone, a task may be as large as `stored_arrays.MAX_BYTES`.
 MAX_BYTES = 2**30
-MAX_BACKBONE_BYTES = 16 * 2**30
+MAX_BACKBONE_BYTES = 32 * 2**30
 # Maximum integer and image side in a spec: far more than any task needs, and
 # small enough to compute with.
 MAX_COUNT = 2**24
