@@ -29,7 +29,7 @@ _DARK, _LIGHT = "#1f4e79", "#e8a33d"
 def confusion_matrix_figure(matrix: Any, class_names: Sequence[str]) -> Figure:
   """Draw a confusion matrix.
 
-  A row has the examples of a class, and the colour of a cell is its share of
+  A row holds the examples of a class, and the colour of a cell is its share of
   the row. Up to 16 classes, cells also show the number of examples; up to 40,
   axes show class names. More than 400 classes are drawn in groups of neighbors.
 
@@ -126,8 +126,8 @@ def precision_recall_figure(
   """Draw precision against recall, with a curve for each label.
 
   Args:
-    curves: precision (k,) and recall (k,) of each label by falling recall, as
-      the `precision_recall_curve` of scikit-learn returns them.
+    curves: precision (k,) and recall (k,) of each label, by falling recall, as
+      `precision_recall_curve` of scikit-learn returns them.
     names: names of the curves, for the legend.
   """
   figure = Figure(figsize=(6.5, 4.5), layout="constrained")
@@ -245,7 +245,7 @@ def _number_cells(axes: Axes, counts: np.ndarray, shares: np.ndarray) -> None:
 def _name_classes(
   axes: Axes, class_names: Sequence[str], together: int
 ) -> None:
-  """Label the axes by class names; many classes get only some numbers."""
+  """Label axes with class names, or, above 40 classes, with a few numbers."""
   if len(class_names) > _NAMED:
     locator = MaxNLocator(8, integer=True)
     ticks = np.asarray(locator.tick_values(0, len(class_names)))

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from memory_vit.errors import DataError
 from memory_vit.runtime.messages import escaped
 
-# Characters of a title per inch; maximum number of lines to wrap a line into.
+# Characters of a title per inch, and maximum number of lines of a wrapped line.
 _CHARACTERS, _LINES = 12.6, 2
 
 
@@ -47,7 +47,7 @@ def image_grid(
   figure = Figure(figsize=size, layout="constrained")
   for i, (image, title) in enumerate(zip(images, titles, strict=True)):
     axes = figure.add_subplot(rows, columns, i + 1)
-    # Show the contrast that the model sees: `imshow` would stretch it.
+    # Do not stretch the contrast, so that images look as the model sees them.
     levels = image.dtype == np.uint8
     axes.imshow(image if levels else np.clip((image + 1) / 2, 0, 1))
     # Do not parse a class name with two dollar signs as a formula.

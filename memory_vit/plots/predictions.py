@@ -12,13 +12,14 @@ from memory_vit.plots.images import require_images
 from memory_vit.runtime.messages import escaped, shortened
 
 _COLUMNS = 6
-# Maximum length of a name under an image: alone on its line, or after another.
+# Maximum length of a name: alone on its line, or on a line with another name.
 _ALONE, _BESIDE = 20, 11
 # Length of a probability after a name: " 100%".
 _SHARE = 5
 _WIDTH = 1.75
 _LINE = 0.18
-# Colours that are readable on white, and distinct for colour-blind people.
+# Colours that are dark on white and distinct for colour-blind people. The marks
+# beside the answers say the same.
 _RIGHT, _WRONG, _NEITHER = "#00573f", "#a03800", "#202020"
 
 
@@ -45,7 +46,7 @@ def prediction_grid(
     kinds: {name of a task: `task.spec.kind`}; a task left out has classes.
 
   Raises:
-    DataError: if the numbers of images, logits, names and truths differ.
+    DataError: if the numbers of images, logits, names and truths do not match.
   """
   class_names = {task: tuple(names) for task, names in class_names.items()}
   images = require_images(images)

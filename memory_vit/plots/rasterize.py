@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 logger = logging.getLogger(__name__)
 
 _DPI = 120
-# Warning of Matplotlib for a letter that it draws as a box.
+# Pattern of the Matplotlib warning about a letter that is drawn as a box.
 _NO_GLYPH = "Glyph .* missing from font"
 
 
@@ -41,14 +41,14 @@ def _letters_as_boxes() -> Iterator[None]:
   with warnings.catch_warnings(record=True) as caught:
     warnings.filterwarnings("always", _NO_GLYPH)
     yield
-  lacking = [item for item in caught if re.match(_NO_GLYPH, str(item.message))]
+  lacking = [w for w in caught if re.match(_NO_GLYPH, str(w.message))]
   if lacking:
     logger.warning(
       "%d letters of a figure are drawn as boxes: its font lacks them",
-      len({str(item.message) for item in lacking}),
+      len({str(w.message) for w in lacking}),
     )
-  for item in caught:
-    if item not in lacking:
+  for warning in caught:
+    if warning not in lacking:
       warnings.showwarning(
-        item.message, item.category, item.filename, item.lineno
+        warning.message, warning.category, warning.filename, warning.lineno
       )

@@ -58,8 +58,8 @@ def training_curves(logdir: str | os.PathLike[str]) -> Figure:
   """Draw loss and score of a task over the steps of its run.
 
   The loss is on the left, the accuracy on the right, both on training batches
-  and on the validation split, if there is one. For labels and values, mean
-  average precision or R2 on the validation split replaces the accuracy.
+  and on the validation split, if there is one. In place of the accuracy, labels
+  have the mean average precision, and values R2, on the validation split only.
 
   Args:
     logdir: the workdir of a run, or WORKDIR/sweep/TRIAL for a trial of a sweep.
@@ -92,7 +92,7 @@ def training_curves(logdir: str | os.PathLike[str]) -> Figure:
 
 
 def _kind_of(scalars: Scalars) -> Kind:
-  """Return the kind of the task, which the tags of its metrics reveal."""
+  """Infer the kind of the task from the tags of its metrics."""
   for kind in KINDS.values():
     if f"validation/{kind.score_key}" in scalars:
       return kind

@@ -49,10 +49,7 @@ def sweep_figure(result: RunResult) -> Figure:
 def lines_figure(
   lines: Lines, *, title: str, xlabel: str, ylabel: str, log: bool = False
 ) -> Figure:
-  """Draw lines through means, with a bar for the range of each point.
-
-  If `log` is true, the x axis is logarithmic.
-  """
+  """Draw lines of means, with ranges; `log` makes the x axis logarithmic."""
   figure = Figure(figsize=(6, 3.5), layout="constrained")
   axes = figure.subplots()
   _draw(axes, lines)
@@ -108,7 +105,7 @@ def _by_setting(tasks: Sequence[TrialResult], key: str) -> Lines:
 
 
 def _point(rate: float, values: Sequence[tuple[float, float]]) -> Point:
-  """Return the mean of (score, error) pairs, and their range with errors."""
+  """Return the mean of the scores, and their range extended by the errors."""
   mean = float(np.mean([score for score, _ in values]))
   least = min(score - error for score, error in values)
   greatest = max(score + error for score, error in values)

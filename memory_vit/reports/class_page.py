@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
 _MOST_CONFUSIONS = 10
 _MEANINGS = {
-  "top-1": "share of the examples whose most probable class is right. The range "
-  "is the 95 % Wilson score interval, which covers the choice of examples, but "
-  "not the variation between trainings.",
+  "top-1": "share of the examples whose most probable class is right. The "
+  "range is the 95 % Wilson score interval, which covers the choice of "
+  "examples, but not the variation between trainings.",
   "top-5": "share whose class is among the five most probable.",
   "unknown": "share of the examples that the task rejects as images of none of "
   "its classes, although each is of one; top-1 ignores the rejection.",
@@ -87,7 +87,7 @@ class ClassEvaluation(TaskEvaluation):
 
   @property
   def _rejected(self) -> tuple[float | None, ...]:
-    """Share of rejected examples, accuracy on the rest; () without rejection."""
+    """Rejected share, and accuracy on the rest; () without a threshold."""
     predictions = self.predictions
     if predictions.unknown_below is None:
       return ()
@@ -137,7 +137,7 @@ class ClassEvaluation(TaskEvaluation):
     ]
 
   def _rejection(self) -> list[Number]:
-    """Return the numbers on rejected examples; [] if the task rejects none."""
+    """Return the numbers on rejection; [] if the task has no threshold."""
     titles = ("unknown", "top-1 of the others")
     shares = zip(titles, self._rejected, strict=False)
     return [(title, percent(share), "") for title, share in shares]

@@ -47,7 +47,7 @@ def write_reports(
 
 
 def first_page(path: str | os.PathLike[str]) -> Path:
-  """Return the index of a report, or its only page; `ConfigError` if neither."""
+  """Return the index or the only page of a report; raise if neither exists."""
   path = Path(path)
   for file in (path / INDEX, *path.glob(f"*/{PAGE}")):
     if file.exists():
@@ -58,7 +58,7 @@ def first_page(path: str | os.PathLike[str]) -> Path:
 
 
 def _require_names(names: Sequence[str]) -> None:
-  """Check task names, which become names of directories."""
+  """Raise if a task name is invalid or repeated: it will name a directory."""
   if not names:
     raise ConfigError("there is no evaluation: expected at least one.")
   for name in names:

@@ -92,7 +92,7 @@ def cut_table(
   names: Collection[int],
   label: str,
 ) -> list[Html]:
-  """Return a table below a note: its order, and how many rows only `file` has."""
+  """Return a table below a note on its order and on further rows in `file`."""
   left = total - len(rows)
   more = f"{left:,} more are in {file}." if left else ""
   note = f"{order} {more}".strip()

@@ -38,7 +38,7 @@ _MEANINGS = {
   "that finds an example, averaged over all examples of the label.",
   "mAP": "mean AP over the labels that have examples.",
   "threshold": "the lowest probability at which the task predicts a label: the "
-  "threshold with the greatest F1 on its validation split, or 0.5.",
+  "one with the greatest F1 on its validation split, or 0.5.",
   "precision, recall, F1": "for a label at its threshold: the share of its "
   "predictions that are right, the share of its examples for which it is "
   "predicted, and the harmonic mean of both.",
@@ -126,7 +126,7 @@ class LabelEvaluation(TaskEvaluation):
   def figures(self) -> dict[str, Figure]:
     """Draw precision-recall curves of the labels with the lowest AP."""
     average = self.each.average_precision
-    # `argsort` puts NaN last: the AP of labels without examples.
+    # `argsort` puts NaN, the AP of labels without examples, last.
     lowest = np.argsort(average, kind="stable")[:_MOST_CURVES]
     shown = [i for i in lowest if not np.isnan(average[i])]
     curves = figures_lib.precision_recall_figure(
@@ -141,7 +141,7 @@ class LabelEvaluation(TaskEvaluation):
 
 def _labels(evaluation: LabelEvaluation) -> list[Html]:
   metrics, names = evaluation.each, evaluation.class_names
-  # `argsort` puts NaN last: the AP of labels without examples.
+  # `argsort` puts NaN, the AP of labels without examples, last.
   order = np.argsort(metrics.average_precision, kind="stable")[:MOST_ROWS]
   rows = [
     (

@@ -17,7 +17,7 @@ class Html(str):
 
 
 def element(tag: str, *children: str, **attributes: str) -> Html:
-  """Return an element; attribute names get - for _, and lose a final _."""
+  """Return an element; attribute names get - for _ and lose a final _."""
   pairs = "".join(
     f' {name.rstrip("_").replace("_", "-")}="{_text(value)}"'
     for name, value in attributes.items()

@@ -11,7 +11,7 @@ import numpy as np
 from memory_vit.reports.task_evaluation import TaskEvaluation
 from memory_vit.runtime.messages import utf8
 
-# Format version: it changes if a key is removed or redefined, not if one is new.
+# Format version: removing or redefining a key changes it; adding one does not.
 SCHEMA = 1
 
 

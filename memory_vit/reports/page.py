@@ -24,7 +24,7 @@ def report_page(
   plots: Mapping[str, bytes],
   images: np.ndarray,
 ) -> str:
-  """Return the page of a task; `plots` are PNG files, `images` the mistakes."""
+  """Return the page of a task, from PNG plots and the images of mistakes."""
   sections = evaluation.sections(plots)
   if evaluation.shown_images:
     sections["mistakes"] = (
@@ -90,7 +90,7 @@ def _tasks(evaluations: Sequence[TaskEvaluation]) -> Html:
 
 
 def _notes(evaluation: TaskEvaluation) -> list[str]:
-  """List the problems of an evaluation for the index; its page says more."""
+  """Return short descriptions of an evaluation's problems, for the index."""
   summary, alone, notes = evaluation.summary, evaluation.alone, []
   if summary["skipped"]:
     notes.append(f"{summary['skipped']:,} examples could not be read")
@@ -104,12 +104,10 @@ def _notes(evaluation: TaskEvaluation) -> list[str]:
 
 
 def _problems(evaluation: TaskEvaluation) -> Iterable[Html]:
-  """Yield what readers must know before the numbers: problems, verification."""
+  """Yield paragraphs above the numbers, on problems and the verification."""
   summary, alone = evaluation.summary, evaluation.alone
   if summary["skipped"]:
-    text = (
-      f"{summary['skipped']:,} examples could not be read and do not count."
-    )
+    text = f"{summary['skipped']:,} examples could not be read (skipped)."
     yield element("p", text, class_="bad")
   if summary["not_finite"]:
     yield element(
@@ -157,8 +155,8 @@ def _mistakes(evaluation: TaskEvaluation, images: np.ndarray) -> list[Html]:
   shown = map(_mistake, evaluation.mistakes, images)
   return [
     element(
-      "p", "Images as the model sees them, with the right answer in bold and the "
-      "prediction.",
+      "p", "Images as the model sees them, with the right answer in bold and "
+      "the prediction.",
       class_="quiet",
     ),
     element("div", *shown, class_="sheet"),

@@ -117,7 +117,7 @@ def write_predictions_csv(path: Path, evaluation: ClassEvaluation) -> None:
 def _example_columns(
   evaluation: ClassEvaluation, numbers: np.ndarray
 ) -> dict[str, Any]:
-  """Return the columns of both files, with names that are not yet escaped."""
+  """Return the columns that CSV and Parquet share; names are not escaped."""
   predictions = evaluation.predictions
   names, labels = evaluation.class_names, predictions.label[numbers]
   return {
@@ -135,7 +135,7 @@ def _example_columns(
 def _rejection(
   predictions: SplitPredictions, numbers: np.ndarray
 ) -> dict[str, Any]:
-  """Return columns on rejection; {} if the task rejects no images."""
+  """Return the columns on rejection; {} if the task rejects no images."""
   if predictions.unknown_below is None:
     return {}
   missing = ~predictions.finite[numbers]
@@ -190,26 +190,26 @@ def write_values(folder: Path, evaluation: ValueEvaluation) -> None:
   columns = _of_examples(evaluation, numbers)
   cells: dict[str, pa.Array] = {}
   lists: dict[str, pa.Array] = {}
-  for title, all_rows, missing in (
+  for column, all_rows, missing in (
     ("value", predictions.target, np.zeros(len(numbers), bool)),
     ("predicted", predictions.rounded, ~predictions.finite[numbers]),
   ):
     rows = all_rows[numbers]
-    cells |= _cells(title, names, rows, missing)
-    lists[title] = _lists(pa.array(rows.ravel()), missing)
+    cells |= _cells(column, names, rows, missing)
+    lists[column] = _lists(pa.array(rows.ravel()), missing)
   write_csv(folder / CSV, columns | cells)
   _write_parquet(folder / PARQUET, evaluation, columns | lists)
 
 
 def _cells(
-  title: str, names: Sequence[str], rows: np.ndarray, missing: np.ndarray
+  prefix: str, names: Sequence[str], rows: np.ndarray, missing: np.ndarray
 ) -> dict[str, pa.Array]:
-  """Return a column per label or value, titled by index if names repeat."""
+  """Return a column per label or value, named by its index if names repeat."""
   names = [*map(escaped, names)]
   if len({*names}) < len(names):
     names = [*map(str, range(len(names)))]
   return {
-    f"{title}: {name}": pa.array(rows[:, i], mask=missing)
+    f"{prefix}: {name}": pa.array(rows[:, i], mask=missing)
     for i, name in enumerate(names)
   }
 
@@ -247,9 +247,9 @@ def write_confusions_csv(path: Path, evaluation: ClassEvaluation) -> None:
 
 
 def _lists(values: pa.Array, missing: np.ndarray) -> pa.Array:
-  """Return values (n * k,) as n lists of k; `missing` lists are null."""
+  """Return values (n * k,) as n lists of k, null where `missing` is true."""
   # Null lists get length 0, because older versions of Arrow need that.
   k = len(values) // max(1, len(missing))
   ends = np.cumsum([0, *np.where(missing, 0, k)]).astype(np.int32)
-  rest = values.filter(pa.array(~missing.repeat(k)))
-  return pa.ListArray.from_arrays(pa.array(ends), rest, mask=pa.array(missing))
+  flat = values.filter(pa.array(~missing.repeat(k)))
+  return pa.ListArray.from_arrays(pa.array(ends), flat, mask=pa.array(missing))

@@ -171,10 +171,7 @@ class TaskEvaluation(abc.ABC):
 
   @functools.cached_property
   def data_digest(self) -> str | None:
-    """Digest of facts about the data set, and of its files' names and sizes.
-
-    It is None if neither facts nor files are known.
-    """
+    """Digest of the data's facts, file names and sizes; None if unknown."""
     files = self.data_files
     return files.sizes() if files and (files.files or files.facts) else None
 
@@ -202,7 +199,7 @@ class TaskEvaluation(abc.ABC):
 
   @property
   def each_columns(self) -> Mapping[str, Sequence[str]]:
-    """Further columns of the table that holds the metrics of `each`."""
+    """Columns that the table of `each` has besides the metrics."""
     return {}
 
   @property
@@ -229,7 +226,7 @@ class TaskEvaluation(abc.ABC):
 
   @property
   def _errors(self) -> np.ndarray:
-    """Size of each output's error (n, c); 0 if right or if none is predicted."""
+    """Size of each output's error (n, c); 0 if right or without prediction."""
     raise NotImplementedError  # not needed if `worst` is overridden
 
   def mistake(self, number: int) -> Mistake:
@@ -261,7 +258,7 @@ class TaskEvaluation(abc.ABC):
 
 
 def overall(evaluation: TaskEvaluation, found: Evaluation) -> Mapping[str, Any]:
-  """Return {name: value} of the scores in `found`, and of the example counts."""
+  """Return scores and counts of examples by name; `found` has the scores."""
   scores = found.scores
   return {
     "loss": scores.loss,

@@ -19,10 +19,9 @@ def figures(
 ) -> dict[str, Figure]:
   """Draw the figures of an evaluation, by name.
 
-  The figures are "confusion_matrix" and "calibration" for classes,
-  "precision_recall" and "calibration" for labels, "scatter" for values. For all
-  kinds, "mistakes" shows the images of the worst mistakes, unless
-  `shown_images` is 0.
+  They are "confusion_matrix" and "calibration" for classes, "precision_recall"
+  and "calibration" for labels, and "scatter" for values. Unless `shown_images`
+  is 0, "mistakes" shows the images of the worst mistakes.
 
   Args:
     evaluation: evaluation of a task.
