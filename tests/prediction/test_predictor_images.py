@@ -107,8 +107,8 @@ def test_a_bad_image_is_named_and_does_not_spoil_others(predictor, files):
     assert np.array_equal(found[2], good)
   for images, message in (
     (np.array([files[0].read_bytes()]), "'S'.*dtype=object"),
-    (np.array(str(files[0])), "no axis"),
-    (np.array(b"", object), "no axis"),
+    (np.array(str(files[0])), "without an axis"),
+    (np.array(b"", object), "without an axis"),
   ):
     with pytest.raises(DataError, match=message):
       predictor.prepare(images)

@@ -99,7 +99,7 @@ def test_workers_of_ray_choose_no_dtype_of_their_own(monkeypatch, capsys):
 
   assert [chosen(None), chosen("bfloat16")] == ["float32", "bfloat16"]
   assert capsys.readouterr().err == ""
-  with pytest.raises(ConfigError, match="expected float32 or bfloat16"):
+  with pytest.raises(ConfigError, match="float32 or --dtype=bfloat16"):
     chosen("auto")
 
 

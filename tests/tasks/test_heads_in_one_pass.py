@@ -180,7 +180,7 @@ def test_tasks_are_refused_in_slots_of_the_other_kind(backbone):
   )
   assert predictor.task_set.names == ("m", "h")
   for by_slot in ({0: head}, {-1: token}, {0: token, 1: head}):
-    with pytest.raises(TaskError, match="expected -1, -2, ... for tasks of"):
+    with pytest.raises(TaskError, match="-1, -2, ... for the regime 'head'"):
       predictor.make_ready(by_slot)
   ready, _ = predictor.make_ready({1: token, -2: head})
   predictor.show(ready)
