@@ -162,7 +162,7 @@ def splits_to_audit(
   refs = configured_splits(config)
   if any(ref.name == EMBEDDINGS for ref in refs.values()):
     raise ConfigError(
-      f"config.data.name is {EMBEDDINGS!r}, and images are what is checked: "
+      f"config.data.name is {EMBEDDINGS!r}, but only images can be checked: "
       "name the data set that was embedded."
     )
   return {

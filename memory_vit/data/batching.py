@@ -178,7 +178,7 @@ def share(
   if batch_size < 1 or batch_size % count or not 0 <= index < count:
     raise ConfigError(
       f"a batch of {batch_size} does not divide among {count} processes (this "
-      f"is number {index})."
+      f"is process {index})."
     )
   rows = batch_size // count
   return rows, index * rows

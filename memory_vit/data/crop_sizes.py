@@ -23,6 +23,6 @@ def shorter_side(side: int, image_size: int) -> int:
   if side < image_size:
     raise ConfigError(
       f"config.data.resize is {side}, expected at least config.image_size, "
-      f"{image_size} (0 for 8/7 of it)."
+      f"{image_size} (0 means 8/7 of the image size)."
     )
   return side

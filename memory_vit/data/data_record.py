@@ -96,9 +96,9 @@ class DataRecord:
     The earlier digest decides whether files or contents are compared.
     """
     if found is None:
-      return ["there was no such split, and there is one now"]
+      return ["this split was added"]
     if split not in self.data_files:
-      return ["there was such a split, and there is none now"]
+      return ["this split was removed"]
     table = (
       self._tables[split]
       if found["by"] == self.by
@@ -108,9 +108,7 @@ class DataRecord:
       return []
     before = self._kept(found["sha256"])
     if before is None:
-      return [
-        f"what changed is not known: {self.directory} has no earlier table"
-      ]
+      return [f"the changes are unknown: {self.directory} has no earlier table"]
     return data_files.differences(before, table)
 
   def _kept(self, sha256: str) -> Table | None:
@@ -184,7 +182,7 @@ def _differences(
     try:
       current = datasets.find_data_files(refs[role])
     except DataError as error:
-      logger.warning("whether data changed is not known: %s", error)
+      logger.warning("cannot check whether data changed: %s", error)
       continue
     record = run_record(directory, digests[role]["by"], {role: current})
     first, *more = record.difference(role, digests[role]) or [""]

@@ -162,13 +162,13 @@ def _open_local(ref: SplitRef) -> Split | None:
   """Open a split of any data set but those of TFDS; return None for these."""
   if ref.path and ref.name != "list":
     raise DataError(
-      f"config.data.path is {messages.brief(ref.path)}, a column of a table: "
-      f"{messages.brief(ref.name)} has none, expected ''."
+      f"config.data.path is {messages.brief(ref.path)}, but data set "
+      f"{messages.brief(ref.name)} has no columns: expected ''."
     )
   if _is_local(ref) and ref.label and ref.name != "list":
     raise DataError(
-      f"config.data.label is {messages.brief(ref.label)}: {ref.name!r} has one "
-      "label alone, expected ''."
+      f"config.data.label is {messages.brief(ref.label)}, but data set "
+      f"{ref.name!r} offers no choice of labels: expected ''."
     )
   if ref.name == "folder":
     ref.require_kind("classes")

@@ -64,8 +64,8 @@ def _require_memory(taken: int, done: int, split: Split) -> None:
     return
   raise ConfigError(
     f"config.cache.what is 'images': the {split.size:,} decoded images of "
-    f"{split} take about {(taken + left) / 2**30:.1f} GiB, by the "
-    f"first {done}, and {memory.available / 2**30:.1f} GiB of memory are free. "
+    f"{split} take about {(taken + left) / 2**30:.1f} GiB (estimated from the "
+    f"first {done}), but {memory.available / 2**30:.1f} GiB of memory is free. "
     "Expected a smaller config.data.resize, fewer images, or config.cache.what "
     "'none'."
   )

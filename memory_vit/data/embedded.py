@@ -128,9 +128,9 @@ def _find_outputs(root: Path, directory: str) -> dict[str, Path]:
   """Return {split: output of `embed`} in `root`; errors name `directory`."""
   if not directory or not root.is_dir():
     raise DataError(
-      f"the embeddings {messages.brief(directory)} are not there: set "
-      "config.data.dir to the --output of `memory-vit embed`, or to a "
-      "directory that holds one for each split, train and test."
+      f"the directory of embeddings {messages.brief(directory)} is not there: "
+      "set config.data.dir to the --output of `memory-vit embed`, or to a "
+      "directory that holds one --output for each split, train and test."
     )
   if any(root.glob(parquet.SHARDS)):
     return {_TRAIN: root}
@@ -161,14 +161,14 @@ def _open(name: str, path: Path) -> _Output:
   where = escaped(str(path))
   rows = table.filter(good)
   if not len(rows):
-    raise BrokenDataError(f"{where} has no row that is an embedding.")
+    raise BrokenDataError(f"{where} has no row with an embedding.")
   unlabelled = rows.filter(rows["label"].is_null())["path"]
   if len(unlabelled):
     raise BrokenDataError(
       f"{where}: {len(unlabelled):,} of {len(rows):,} rows have no label, "
-      f"such as {escaped(unlabelled[0].as_py())}: expected embeddings of "
-      "folders of classes (embed --input=FOLDER_OF_CLASSES), or of Parquet "
-      "files with a --label_column."
+      f"such as the row of {escaped(unlabelled[0].as_py())}: expected "
+      "embeddings of folders of classes (embed --input=FOLDER_OF_CLASSES), or "
+      "of Parquet files with a --label_column."
     )
   return _Output(name, files, table, good.to_numpy())
 
@@ -250,8 +250,8 @@ def _left_out(ref: SplitRef, sliced: Sequence[_Part]) -> tuple[str, ...]:
   if not count:
     return ()
   logger.warning(
-    "embeddings, split %r: %d of %d rows are left out, whose images could not "
-    "be read", ref.split, count, sum(len(rows) for _, rows in sliced),
+    "embeddings, split %r: %d of %d rows are left out because their images "
+    "could not be read", ref.split, count, sum(len(rows) for _, rows in sliced),
   )  # fmt: skip
   prefix = f"embeddings of {ref.split!r}"
   paths, errors = (
@@ -259,11 +259,11 @@ def _left_out(ref: SplitRef, sliced: Sequence[_Part]) -> tuple[str, ...]:
     for name in ("path", "error")
   )
   lines = [
-    f"{prefix}: {path} has none: {error}"
+    f"{prefix}: {path} has no embedding: {error}"
     for path, error in zip(paths, errors, strict=True)
   ]
   if count > _NAMED:
-    lines.append(f"{prefix}: {count - _NAMED:,} more have none")
+    lines.append(f"{prefix}: {count - _NAMED:,} more have no embedding")
   return tuple(lines)
 
 

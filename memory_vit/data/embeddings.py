@@ -152,8 +152,8 @@ class EmbeddedRows:
     """Convert a column of bytes to an array (k, ...)."""
     if column.null_count:
       raise DataError(
-        f"{_shown(path)}: {column.null_count} rows have no {name!r}, though "
-        "their images could be read: embed them again."
+        f"{_shown(path)}: {column.null_count} rows have no {name!r}, although "
+        "their images could be read: embed the images again."
       )
     shape = (len(column), *self.origin.shapes[name])
     values = np.frombuffer(
@@ -189,8 +189,8 @@ class Embeddings:
     """Raise `BackboneError` if another backbone computed the embeddings."""
     if backbone.id != self.backbone:
       raise BackboneError(
-        f"the embeddings are of the backbone {self.backbone}, and this is "
-        f"{backbone.id}: load the one that made them."
+        f"the embeddings were made by the backbone {self.backbone}, not by "
+        f"{backbone.id}: load the backbone that made the embeddings."
       )
 
   def class_names(self) -> tuple[str, ...]:
@@ -237,8 +237,8 @@ def open_files(path: Path) -> EmbeddingFiles:
     parquet.shard_name(i, len(names)) for i in range(len(names))
   ]:
     raise DataError(
-      f"{_shown(path)} has the shards {brief(names)}: expected all of a run of "
-      "embed. Give the same command again to finish it."
+      f"{_shown(path)} has the shards {brief(names)}: expected all shards of a "
+      "run of `embed`. Give its command again to finish the run."
     )
   counts, origins, plans = [], [], []
   for file in files:
@@ -250,7 +250,8 @@ def open_files(path: Path) -> EmbeddingFiles:
   different = set(plans)
   if len(different) > 1 or any(origin != origins[0] for origin in origins):
     raise DataError(
-      f"{_shown(path)} holds shards of {max(2, len(different))} runs."
+      f"{_shown(path)} holds shards of {max(2, len(different))} runs: expected "
+      "the shards of one run of `embed`."
     )
   return EmbeddingFiles(tuple(files), tuple(counts), origins[0], plans[0])
 
@@ -272,7 +273,7 @@ def _described(path: Path, file_schema: pa.Schema) -> tuple[Origin, str]:
     parts = about["backbone"], about["preprocessing"], str(about["plan"])
   except (AttributeError, LookupError, TypeError, ValueError) as error:
     raise DataError(
-      f"{_shown(path)} holds no embeddings: expected what embed wrote."
+      f"{_shown(path)} holds no embeddings: expected a file that embed wrote."
     ) from error
   where = f"{_shown(path)}: metadata"
   origin = Origin(
@@ -302,7 +303,7 @@ def _require_columns(path: Path, columns: pa.Schema, origin: Origin) -> None:
     if column_type != kind:
       raise DataError(
         f"{_shown(path)}: the column {brief(name)} is "
-        f"{brief(str(column_type))}, expected {kind}, as its metadata says."
+        f"{brief(str(column_type))}, expected {kind} according to its metadata."
       )
 
 

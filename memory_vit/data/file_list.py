@@ -96,7 +96,7 @@ def _find_lists(root: pathlib.Path, directory: str) -> dict[str, pathlib.Path]:
       continue
     if path.stem in lists:
       raise DataError(
-        f"{messages.utf8(str(root))} has two lists of one split, "
+        f"{messages.utf8(str(root))} has two lists of the same split, "
         f"{messages.brief(lists[path.stem].name)} and "
         f"{messages.brief(path.name)}: expected one."
       )
@@ -119,8 +119,8 @@ def _named_lists(ref: SplitRef, lists: Collection[str]) -> list[str]:
         )
       raise DataError(
         f"data set {ref.name!r} has no split {messages.brief(name)}: "
-        f"{messages.brief(ref.dir)} holds no such .txt, .csv, .tsv or .parquet "
-        f"file, and has {known or 'none at all'}.{advice}"
+        f"{messages.brief(ref.dir)} holds no .txt, .csv, .tsv or .parquet file "
+        f"of that name, and has {known or 'none at all'}.{advice}"
       )
   return wanted
 
@@ -158,7 +158,7 @@ def _read(path: pathlib.Path, ref: SplitRef, root: pathlib.Path) -> _List:
     if column:
       raise DataError(
         f"config.data.{key} is {messages.brief(column)}, a column of a table, "
-        f"and {messages.utf8(str(path))} is none: expected ''."
+        f"but {messages.utf8(str(path))} is not a table: expected ''."
       )
   listed, numbers = dict[str, Label](), list[int]()
   for number, line in _lines(path, _MOST_BYTES):
@@ -238,8 +238,8 @@ def _encoded(
     if file_list.path == naming or not encode.numbers_are_names:
       raise
     raise BrokenDataError(
-      f"{error} The {encode.kind} are those of {messages.utf8(str(naming))}, "
-      f"unless {CLASSES} states them."
+      f"{error} The {encode.kind} are taken from {messages.utf8(str(naming))} "
+      f"unless {CLASSES} lists them."
     ) from None
 
 
@@ -283,7 +283,7 @@ def _add(
 ) -> None:
   """Add an image; raise `ValueError` unless its path lies in the folder."""
   if not isinstance(file, str) or "\0" in file:
-    raise ValueError(f"{messages.brief(file)} is no path.")
+    raise ValueError(f"{messages.brief(file)} is not a path.")
   path = pathlib.PurePosixPath(file)
   for base in (root.absolute(), root.resolve()):
     if path.is_relative_to(base):
@@ -317,8 +317,8 @@ def _read_classes(path: pathlib.Path) -> list[str]:
       raise _problem(
         path,
         number,
-        f"{shown}, expected the name of a class, in UTF-8, that no line before "
-        "has.",
+        f"{shown}, expected the name of a class, in UTF-8, that differs from "
+        "the names in earlier lines.",
       )
     names[name] = None
   if not names:
@@ -415,7 +415,7 @@ def _why_missing(name: str, similar: str | None) -> str:
   if "\\" in name:
     why += ": written on Windows? Use / in place of \\"
   elif similar:
-    why += f", but {messages.brief(similar)} is (other case or form of Unicode)"
+    why += f", but {messages.brief(similar)} is (other case or Unicode form)"
   return why
 
 

@@ -77,7 +77,7 @@ def training_crops(
   if split.size < count:
     raise DataError(
       f"{split} has {split.size} examples, expected at least one for "
-      f"each of the {count} processes, each of which caches its own."
+      f"each of the {count} processes, because each caches its own examples."
     )
   records = np.arange(jax.process_index(), split.size, count, dtype=np.int64)
   offsets = np.arange(crops, dtype=np.int64)[:, None] * split.size

@@ -242,8 +242,8 @@ def _possible(shape: tf.Tensor, resized: tf.Tensor, side: int) -> tf.Tensor:
     tf.debugging.Assert(
       pixels <= float(MAX_RESIZED_PIXELS),
       [
-        f"with a shorter side of {side} pixels it would have more than "
-        f"{MAX_RESIZED_PIXELS:,}: too long"
+        f"resized to a shorter side of {side} pixels it would have more than "
+        f"{MAX_RESIZED_PIXELS:,} pixels: it is too long"
       ],
     ),
   ]

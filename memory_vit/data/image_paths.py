@@ -105,7 +105,7 @@ def _kind(path: str) -> str:
   try:
     mode = os.stat(path).st_mode
   except OSError as error:
-    return f"a link to what cannot be found ({error.strerror})"
+    return f"a link whose target cannot be found ({error.strerror})"
   kinds = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a pipe",

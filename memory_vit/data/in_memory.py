@@ -104,7 +104,7 @@ def open_data(
     class_names=names,
     kind=kind,
     source=MemorySource(images, numbers),
-    file_name=lambda index: f"number {index} of those given",
+    file_name=lambda index: f"number {index} of the given examples",
     data_files=DataFiles(facts={"contents": digest.hexdigest()}),
     labels=numbers,
   )
@@ -160,8 +160,8 @@ def _read(
       needed = taken * (size or count) // count
       if needed > free and count >= min(_TELLING, size or _TELLING):
         raise DataError(
-          f"{where}: its images take {needed / 2**30:.1f} GiB or more, and "
-          f"{free / 2**30:.1f} GiB are free for them. Write them to "
+          f"{where}: its images take {needed / 2**30:.1f} GiB or more, but "
+          f"{free / 2**30:.1f} GiB are free for them. Write the images to "
           "DATA/train/CLASS/ and run `memory-vit train --config=folder "
           "--config.data.dir=DATA --workdir=DIR`, which reads images as they "
           "are needed; in Python, give the folder 'DATA/train'."

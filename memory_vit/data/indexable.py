@@ -140,7 +140,9 @@ def _numbered(
     _, label = pair_of(examples[0], keys)
     return labels.names_among([kind.read(label)])
   except Exception as error:  # a user's object may raise any type
-    raise BrokenDataError(f"the examples of {name!r}, 0: {error}.") from error
+    raise BrokenDataError(
+      f"the examples of {name!r}, example 0: {error}."
+    ) from error
 
 
 def _source(
@@ -180,6 +182,6 @@ def pair_of(example: Any, keys: tuple[str, str]) -> tuple[Any, Any]:
     return example[0], example[1]
   kind = type(example).__name__
   raise DataError(
-    f"it is of type {kind}, expected (image, label) or a dictionary (all "
-    "images and all labels are a tuple of two)"
+    f"it is of type {kind}, expected (image, label) or a dictionary (a whole "
+    "data set may be the tuple (images, labels))"
   )

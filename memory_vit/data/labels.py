@@ -57,9 +57,9 @@ def names_among(labels: Iterable[Label]) -> tuple[str, ...]:
   elif all(map(DECIMAL.fullmatch, names)) and not all(map(str.isdigit, names)):
     decimal = min(name for name in names if not name.isdigit())
     raise DataError(
-      f"labels such as {decimal} are no classes: they look like values (with "
-      "config.task.kind 'values'), or -1 marks images without a label. If they "
-      "are names, expected the names of all classes"
+      f"labels such as {decimal} are not classes. If they are values, set "
+      "config.task.kind to 'values'; if -1 marks images without a label, drop "
+      "these; if they are names, expected the names of all classes"
     )
   if len(names) > MOST_CLASSES:
     raise DataError(
@@ -82,8 +82,8 @@ def tell_of_numbers(names: tuple[str, ...], where: str) -> None:
   """Log once if inferred names are numbers, but not 0, 1, 2, ... in order."""
   if _are_other_numbers(names):
     logger.warning(
-      "%s: not each number from 0 to %s is a label, so the labels %s are names "
-      "of classes, in numeric order", where, names[-1],
+      "%s: some numbers from 0 to %s are not labels, so the labels %s are read "
+      "as names of classes, in numeric order", where, names[-1],
       messages.name_list(names),
     )  # fmt: skip
 
@@ -138,8 +138,8 @@ class Encoder:
     if needed > free:
       raise DataError(
         f"{examples:,} examples with {len(self.names):,} {self.kind} each take "
-        f"{needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free: "
-        "expected fewer of either."
+        f"{needed / 2**30:.1f} GiB, but {free / 2**30:.1f} GiB are free: "
+        "expected fewer examples, or fewer outputs for each."
       )
 
   def _require_numbers(self, labels: Collection[Label]) -> None:
@@ -148,8 +148,9 @@ class Encoder:
     are_pairs = all(isinstance(e, list) and e in pairs for e in labels)
     if are_pairs and pairs[1] in labels:
       raise BrokenDataError(
-        "every label is [0, 1] or [1, 0], which may be numbers of labels, or 1 "
-        f"or 0 for each of two labels: for the latter, {_ONE_FOR_EACH}."
+        "every label is [0, 1] or [1, 0], which may be numbers of two labels, "
+        "or a 1 or 0 for each of two labels. For a 1 or 0 for each label, "
+        f"{_ONE_FOR_EACH}."
       )
 
   def __call__(self, label: Label) -> int | np.ndarray:

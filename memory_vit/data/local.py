@@ -123,7 +123,7 @@ def _find_images(folder: pathlib.Path) -> _Split:
       outside.append(path)
   kinds = {
     "hidden": walk.hidden,
-    "of other file types": walk.others,
+    "with other suffixes": walk.others,
     "linked to a folder that is read elsewhere": walk.loops,
     "outside of class folders": outside,
   }

@@ -97,7 +97,7 @@ def _refusal(image: Any, pixels: np.ndarray) -> str:
     advice = ". It is a batch: give single images; tf.data has `unbatch()`"
   elif np.issubdtype(pixels.dtype, np.floating):
     advice = (
-      ". Values from 0 to 255 become x / 255, and those from -1 to 1, as "
-      "mv.preprocess returns, (x + 1) / 2"
+      ". Convert values from 0 to 255 by x / 255, and values from -1 to 1, as "
+      "mv.preprocess returns, by (x + 1) / 2"
     )
   return f"{message}: {_EXPECTED}{advice}"

@@ -270,7 +270,7 @@ def require_kind(kind: str, where: Any) -> None:
 
 def _too_many(lines: list[str], allowed: int, named: bool) -> str:
   """Return an error message; `named` if `check_data` can open the data set."""
-  advice = f"config.data.max_bad ({allowed}) is how many may be skipped."
+  advice = f"config.data.max_bad ({allowed}) limits how many are skipped."
   if named:
     advice = f"`memory-vit check_data` lists all broken examples; {advice}"
   if len(lines) == 1:

@@ -118,7 +118,7 @@ class SplitRef:
     """Raise `DataError` unless `kind` is one of the `kinds` of the data set."""
     if self.kind not in kinds:
       raise DataError(
-        f"config.task.kind is {self.kind!r}, and data set "
+        f"config.task.kind is {self.kind!r}, but data set "
         f"{messages.brief(self.name)} has {' or '.join(kinds)}: expected "
         f"{' or '.join(map(repr, kinds))}."
       )

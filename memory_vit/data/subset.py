@@ -87,8 +87,8 @@ def _first(split: Split, subset: Subset) -> list[int]:
   indices = list(itertools.islice(_order(split, subset.seed), subset.first))
   if len(indices) < subset.first:
     raise DataError(
-      f"{split} has {len(indices):,} examples that can be read; "
-      f"config.data.first is {subset.first:,}, expected at most that."
+      f"{split} has {len(indices):,} examples that can be read, but "
+      f"config.data.first is {subset.first:,}: expected no more than there are."
     )
   return indices
 

@@ -35,9 +35,9 @@ def label_columns(label: str, kind: Kind, path: str) -> list[str]:
   columns = [name.strip() for name in label.split(",")] if label else [_LABEL]
   if len(columns) > 1 and kind.one_is_right:
     raise DataError(
-      f"config.data.label is {messages.brief(label)}, of several columns: "
-      "expected one column of classes, or config.task.kind 'labels' or "
-      "'values'."
+      f"config.data.label is {messages.brief(label)}, which names several "
+      "columns: expected one column of classes, or config.task.kind 'labels' "
+      "or 'values'."
     )
   if len({path, *columns}) <= len(columns):
     raise DataError(

@@ -53,20 +53,20 @@ ADVICE = {
     "filelist_places365-standard.tar into {dir}/downloads/manual."
   ),
   "i_naturalist2017": (
-    "It takes as much again once prepared; TFDS does not take files from a "
-    "manual directory here. With the images at hand, use an image folder with "
-    "--config=folder."
+    "Once prepared, it takes as much space again. TFDS does not read this data "
+    "set from a manual directory: with the images at hand, use an image folder "
+    "with --config=folder."
   ),
   "i_naturalist2021": (
-    "The TFDS package lacks a file of labels that it needs to prepare it. A "
-    "copy that was prepared elsewhere is read with its version in the name, "
+    "TFDS cannot prepare it, because the TFDS package lacks a file of labels. "
+    "To read a copy that was prepared elsewhere, add its version to the name: "
     "'i_naturalist2021:2.0.1'."
   ),
 }
 
 _NOT_DOWNLOADED = (
-  "It is not prepared there, and not downloaded either unless its name is "
-  "given on the command line (--data=NAME)."
+  "It is not prepared there, and is only downloaded if its name is given on "
+  "the command line (--data=NAME)."
 )
 
 
@@ -190,7 +190,7 @@ def _require_room(ref: SplitRef, shards: Sequence[Shard]) -> None:
     raise BrokenDataError(
       f"{ref}: dataset_info.json says that it has {size:,} examples, "
       f"but its files have {total:,} bytes in all. Put back the files that "
-      "belong to it, or prepare it again."
+      "belong to the data set, or prepare the data set again."
     )
 
 
@@ -352,11 +352,11 @@ def _check_cache(
   )
   if needed > ref.cache_gib * 2**30:
     raise DataError(
-      f"{ref} takes {needed / 2**30:.1f} GiB. Its "
-      f"{builder.info.file_format.value} files have no random access, so that "
-      "it would be read into memory, for which config.data.cache_gib (of "
-      f"`evaluate` --cache_gib) allows {ref.cache_gib:g} GiB. "
-      "Raise that, or convert the files once: `tfds convert_format "
+      f"{ref} takes {needed / 2**30:.1f} GiB. It must be read into memory, "
+      f"because {builder.info.file_format.value} files have no random access, "
+      "but config.data.cache_gib (--cache_gib of `evaluate`) allows "
+      f"{ref.cache_gib:g} GiB. "
+      "Raise this limit, or convert the files once: `tfds convert_format "
       f"--dataset_version_dir={builder.data_dir} "
       "--out_file_format=array_record` (needs `pip install apache-beam "
       "mlcroissant`)."

@@ -254,7 +254,7 @@ def _require(
     if inner is None:
       raise DataError(
         f"config.data.label is {label!r}, which is computed from the feature "
-        f"{path!r}; data set {messages.brief(name)} has none, but "
+        f"{path!r}, but data set {messages.brief(name)} has only the features "
         f"{_shown(features)}."
       )
 

@@ -68,8 +68,8 @@ def require_own_features(folder: epath.PathLike) -> None:
     for class_name in _classes(values, file):
       if class_name not in own_classes():
         raise DataError(
-          f"{file} names {messages.brief(class_name)}, which is no feature of "
-          f"TFDS: it would be imported, and run. {_ADVICE}"
+          f"{file} names {messages.brief(class_name)}, which is not a feature "
+          f"of TFDS: TFDS would import it and run its code. {_ADVICE}"
         )
 
 

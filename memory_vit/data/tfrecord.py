@@ -106,12 +106,12 @@ def _record(file: tf.io.gfile.GFile, size: int) -> bytes | CorruptRecord:
   """
   header = file.read(12)
   if not header:
-    raise _CutError("the file ends before it")
+    raise _CutError("the file ends before this record")
   if len(header) < 12:
-    raise _CutError("the file ends in the middle of it")
+    raise _CutError("the file ends in the middle of this record")
   length, checksum = struct.unpack("<QI", header)
   if _checksum(header[:8]) != checksum:
-    raise _CutError("it has a corrupt length, or this is no TFRecord file")
+    raise _CutError("its length is corrupt, or this is not a TFRecord file")
   # Compare first: `read` allocates the whole length, even of a shorter file.
   is_there = length + 4 <= size - file.tell()
   rest = file.read(length + 4) if is_there else b""

@@ -33,10 +33,10 @@ def end_process(seconds: float, what: str) -> None:
   stderr = sys.__stderr__ or sys.stderr
   faulthandler.dump_traceback(file=stderr, all_threads=True)
   print(
-    f"error: no batch of {what} for {seconds:g} s: the input has stalled. What "
-    "the process was doing stands above; look at the disk or the network that "
-    "holds the data. Saved states are intact, and the same command resumes. "
-    "The limit is stall_timeout; 0 sets none.",
+    f"error: no batch of {what} for {seconds:g} s: the input has stalled. The "
+    "stack traces above show what the process was doing; check the disk or the "
+    "network that holds the data. Saved states are intact; the same command "
+    "resumes. stall_timeout sets the limit; 0 means no limit.",
     file=stderr,
     flush=True,
   )

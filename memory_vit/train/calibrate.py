@@ -52,8 +52,8 @@ def fitted_kinds(
   for name, kind in kinds.items():
     if config.task.unknown and kind.unknown is None:
       logger.warning(
-        "%s: config.task.unknown is %g, but there are no outputs to choose the "
-        "threshold on: no image is taken for unknown",
+        "%s: config.task.unknown is %g, but no images are held out to "
+        "choose the threshold on: no image is rejected as unknown",
         name, config.task.unknown,
       )  # fmt: skip
   return kinds

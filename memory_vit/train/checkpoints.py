@@ -138,9 +138,9 @@ class Checkpoints:
     ]
     if damaged:
       raise TrainingError(
-        f"{path}: arrays {damaged} are not those that were saved (SHA-256), "
-        "though its files are. Use the versions of orbax and tensorstore that "
-        "wrote them."
+        f"{path}: arrays {damaged} do not match their saved SHA-256, although "
+        "the files are intact. Use the versions of orbax and tensorstore that "
+        "wrote the files."
       )
     leaves, structure = jax.tree_util.tree_flatten_with_path(like)
     restored = (
@@ -150,9 +150,9 @@ class Checkpoints:
 
   def _left(self) -> str:
     try:
-      return f"The steps saved before, {self.steps()}, are as they were."
+      return f"The steps saved before, {self.steps()}, are unchanged."
     except OSError as error:
-      return f"The directory is not there any more ({error.strerror})."
+      return f"The directory no longer exists ({error.strerror})."
 
   def _named_as_steps(self) -> list[Path]:
     entries = self._directory.iterdir()
@@ -170,7 +170,7 @@ class Checkpoints:
     except OSError as error:
       raise TrainingError(
         f"{self._directory} cannot hold the states of a run ({error}). Give "
-        "another --workdir, or remove what is there."
+        "another --workdir, or remove this path."
       ) from error
 
   def _newest_whole(self) -> int | None:
@@ -185,7 +185,7 @@ class Checkpoints:
       for broken, problem in problems.items():
         aside = self._set_aside(broken)
         logger.warning(
-          "%s It is set aside as %s; going back to step %d.",
+          "%s The directory is renamed to %s; going back to step %d.",
           problem, aside.name, step,
         )  # fmt: skip
       self._delete_old()
@@ -193,8 +193,8 @@ class Checkpoints:
     corrupt = [str(path) for path in self._directory.glob(f"{_CORRUPT}*")]
     if problems or corrupt:
       raise TrainingError(
-        f"no state in {self._directory} is whole. Put one back, or give "
-        "another --workdir to begin again.\n  "
+        f"no saved state in {self._directory} is intact. Restore a copy, or "
+        "give another --workdir to begin again.\n  "
         + "\n  ".join([*problems.values(), *sorted(corrupt)])
       )
     return None
@@ -269,8 +269,9 @@ def _require_arrays(
   ]
   if differ:
     raise TrainingError(
-      f"{path} belongs to another configuration. Give the one that the run "
-      "began with, or another --workdir. Its arrays:\n  " + "\n  ".join(differ)
+      f"{path} was saved with another configuration. Give the configuration "
+      "that the run began with, or another --workdir. Arrays that differ:\n  "
+      + "\n  ".join(differ)
     )
 
 

@@ -135,7 +135,8 @@ class ClosedFormStep:
     if missing:
       raise DataError(
         f"there is no image of {messages.brief(messages.name_list(missing))}, "
-        f"{len(missing):,} of {len(names):,} classes: expected images of each"
+        f"{len(missing):,} of {len(names):,} classes: expected images of each "
+        "class"
       )
 
   def _cross_validate(self, trial: Trial, outputs: np.ndarray) -> bool:
@@ -168,9 +169,9 @@ class ClosedFormStep:
     free = min(processes.gather(psutil.virtual_memory().available))
     if needed > free:
       raise ConfigError(
-        f"a head in closed form of {split.size:,} images of {width} features "
-        f"takes {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free: "
-        "expected fewer (config.data.per_class, config.data.first), or "
+        f"a head in closed form for {split.size:,} images of {width} features "
+        f"takes {needed / 2**30:.1f} GiB, but {free / 2**30:.1f} GiB is free. "
+        "Expected fewer images (config.data.per_class, config.data.first), or "
         "config.optim.name 'sgd'."
       )
 

@@ -107,8 +107,8 @@ def _open_backbone(config: Config) -> Backbone:
       return read_backbone(config)
     except BackboneError as error:
       raise BackboneError(
-        f"{error} For a plan, a short name such as augreg-B/16, or random:B/16 "
-        "with config.image_size, has the shapes without a file."
+        f"{error} A plan needs no file: give a short name such as augreg-B/16, "
+        "or random:B/16 with config.image_size."
       ) from error
   params = jax.tree.map(
     lambda a: np.zeros(a.shape, a.dtype), backbone_shapes(vit)
@@ -126,14 +126,14 @@ def _describe_data(config: Config, classes: int, examples: int) -> Split:
     ref = configured_splits(config)["train"]
     if not ref.name:
       raise ConfigError(
-        "config.data.name is empty: give --classes, the outputs of the task, "
-        f"and {_EXAMPLES}; or name a data set."
+        "config.data.name is empty: name a data set, or give --classes (the "
+        f"number of outputs of the task), and {_EXAMPLES}."
       )
     try:
       found_names, found_size = datasets.describe(ref)
     except DataError as error:
       raise DataError(
-        f"{error} Without the data: give --classes, and {_EXAMPLES}."
+        f"{error} To plan without the data, give --classes, and {_EXAMPLES}."
       ) from error
     names, size = names or found_names, size or found_size
   if needs_examples and not size:

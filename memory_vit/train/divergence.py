@@ -132,5 +132,5 @@ class DivergenceMonitor:
     for step in steps:
       names = self._examples(step)
       shown = [*names[:_SHOWN], *["..."] * (len(names) > _SHOWN)]
-      parts.append(f"of step {step} {', '.join(shown)}")
-    return f": training examples {'; '.join(parts)}."
+      parts.append(f"step {step}: {', '.join(shown)}")
+    return f". Training examples of {'; '.join(parts)}."

@@ -40,8 +40,8 @@ def dry_run(config: Config, workdir: Path) -> str:
   for group in sweep.by_pass_group(inputs.trials):
     rows += _of_group(of_group(inputs, group))
   return (
-    f"{aligned(rows)}\n\nMeasured on a few batches. Compiling, evaluation, and "
-    "images that are read more slowly than they are trained on come on top."
+    f"{aligned(rows)}\n\nMeasured on a few batches, without compilation, "
+    "evaluation, and waiting for images if reading is slower than training."
   )
 
 

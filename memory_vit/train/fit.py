@@ -346,8 +346,8 @@ def _line(metrics: Metrics) -> dict[str, list[float]]:
 def _show_early_stop(step: int, past: LoopState, patience: int) -> None:
   best = {name: b.step for name, b in past.best.items()}
   logger.info(
-    "stopped early at step %d (config.early_stopping %d): nothing became "
-    "better on validation since the steps %s",
+    "stopped early at step %d (config.early_stopping %d): validation has not "
+    "improved since the steps %s",
     step, patience, best,
   )  # fmt: skip
 

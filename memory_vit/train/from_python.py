@@ -209,7 +209,7 @@ def train_task(
   if epochs is not None and config.epochs <= 0:
     raise ConfigError(f"epochs is {epochs}, expected more than 0, or None.")
   if not rates:
-    raise ConfigError("learning_rate is empty, expected some, or None.")
+    raise ConfigError("learning_rate is empty, expected numbers or None.")
   with contextlib.ExitStack() as stack:
     stack.enter_context(progress_bar.shown(progress))
     if init is not None:
@@ -412,12 +412,12 @@ def evaluate_tasks(
   ):
     data = dict.fromkeys(by_name, data)
   if not data:
-    raise TaskError("the data are empty: expected a split, or some by task.")
+    raise TaskError("data is empty: expected a split, or {task name: split}.")
   if unknown := [repr(name) for name in data if name not in by_name]:
     raise TaskError(
-      f"the data name no task {messages.name_list(unknown)}; the tasks are "
-      f"{', '.join(by_name)} (a split in a dictionary has the keys "
-      f"{', '.join(keys)})."
+      f"data has the keys {messages.name_list(unknown)}, but the tasks are "
+      f"{', '.join(by_name)}: expected {{task name: split}}, or one split with "
+      f"the keys {', '.join(keys)}."
     )
   params = sharding.put_backbone(backbone.params, mesh)
   placed = dataclasses.replace(backbone, params=params)

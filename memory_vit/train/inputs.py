@@ -282,8 +282,8 @@ def open_upstream(config: Config, backbone: Backbone) -> Split | None:
   split = datasets.open_on_all_processes(ref) if ref else None
   if split and split.num_classes != backbone.config.num_classes:
     logger.info(
-      "config.upstream: %s has %d classes, the head of the backbone %d: the "
-      "original outputs are compared, and no accuracy is reported",
+      "config.upstream: %s has %d classes, but the head of the backbone has "
+      "%d: the original outputs are compared, but no accuracy is reported",
       split.full_name, split.num_classes, backbone.config.num_classes,
     )  # fmt: skip
   return split

@@ -31,7 +31,7 @@ class Guard:
       except Exception as error:  # network, disk or library errors
         self.failed = True
         logger.warning(
-          "%s cannot be written, training continues without (%s)",
+          "%s cannot be written; training continues without it (%s)",
           self.title, named(error),
         )  # fmt: skip
 

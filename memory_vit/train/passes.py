@@ -45,8 +45,8 @@ def plan(inputs: RunInputs, workdir: Path) -> PassPlan:
   if planned != names:
     raise TrainingError(
       f"the run in {workdir} began with the trials {messages.brief(planned)}, "
-      f"the configuration has {messages.brief(names)}. Give the configuration "
-      "that the run began with, or another --workdir."
+      f"but the configuration has the trials {messages.brief(names)}. Give the "
+      "configuration that the run began with, or another --workdir."
     )
   return plan
 
@@ -97,7 +97,7 @@ def plan_group(inputs: RunInputs, compiled: Temporary) -> PassPlan:
   taken = pack_bytes(inputs, trials)
   if taken <= free:
     logger.info(
-      "%d trials in one pass, which takes %.2f GiB of %.2f (estimated from "
+      "%d trials in one pass, which takes %.2f of %.2f GiB (estimated from "
       "shapes)", len(trials), taken / 2**30, free / 2**30,
     )  # fmt: skip
     return PassPlan((tuple(trial.name for trial in trials),))
@@ -109,8 +109,8 @@ def plan_group(inputs: RunInputs, compiled: Temporary) -> PassPlan:
   first, further = int(share * first), int(share * further)
   packs = sweep.packs_of(trials, sweep.at_once(first, further, free))
   logger.info(
-    "%d trials in %d passes: one takes %.2f GiB, each further one about %.3f "
-    "GiB, %.2f GiB may be taken (estimated by compiling)",
+    "%d trials in %d passes: one trial takes %.2f GiB, each further one about "
+    "%.3f GiB, and %.2f GiB are available (estimated by compiling)",
     len(trials), len(packs), first / 2**30, further / 2**30, free / 2**30,
   )  # fmt: skip
   names = tuple(tuple(trial.name for trial in pack) for pack in packs)

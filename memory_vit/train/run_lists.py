@@ -103,7 +103,8 @@ def _open_saved_backbone(
   saved = dataclasses.replace(config, backbone=str(file))
   if open_backbone(saved, mesh).fingerprint != backbone.fingerprint:
     raise TrainingError(
-      f"{file} is another backbone than {config.backbone!r} of config.seed "
-      f"{config.seed}. Give the options that made it, or another --workdir."
+      f"{file} is not the backbone that {config.backbone!r} with config.seed "
+      f"{config.seed} gives. Give the options that the file was made with, or "
+      "another --workdir."
     )
   return backbone, str(file)

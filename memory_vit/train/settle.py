@@ -131,7 +131,7 @@ def require_sound(config: Config, workdir: Path, mesh: Mesh) -> None:
     )
   if config.data.name in OF_A_DIRECTORY and not config.data.dir:
     raise ConfigError(
-      f"config.data.dir is empty, and config.data.name {config.data.name!r}: "
+      f"config.data.dir is empty, but data set {config.data.name!r} needs it: "
       "give the directory of your data by --config.data.dir=DATA."
     )
   _require_outside_of_images(config, workdir)
@@ -181,8 +181,8 @@ def _require_name(config: Config) -> None:
   for name in sorted(exported):
     if not is_name(name):
       raise ConfigError(
-        f"the task would be called {messages.brief(name)}: give a name by "
-        f"config.task.name, of {NAME_RULE}."
+        f"the task would be called {messages.brief(name)}, which is not a "
+        f"valid name: expected a config.task.name of {NAME_RULE}."
       )
 
 
@@ -215,8 +215,8 @@ def require_memory(config: Config) -> None:
     if takes > has:
       raise ConfigError(
         f"{key} is {size}: the images of a batch, of {config.image_size} px, "
-        f"take {takes / 2**30:.1f} GiB, and this host has "
-        f"{has / 2**30:.1f} GiB. Expected a smaller one."
+        f"take {takes / 2**30:.1f} GiB, but this host has "
+        f"{has / 2**30:.1f} GiB. Expected a smaller batch."
       )
 
 
@@ -285,9 +285,9 @@ def _with_embeddings(config: Config, train: Split) -> Config:
   for key, value in expected.items():
     if getattr(data, key) != value:
       raise ConfigError(
-        f"config.data.{key} is {getattr(data, key)!r}, and the embeddings were "
-        f"made with {value!r}: expected that, or config.data.eval_crop "
-        f"{_BACKBONE!r}, which adopts their preprocessing."
+        f"config.data.{key} is {getattr(data, key)!r}, but the embeddings were "
+        f"made with {value!r}: expected that value, or config.data.eval_crop "
+        f"{_BACKBONE!r}, which adopts the preprocessing of the embeddings."
       )
   return dataclasses.replace(config, data=data)
 
@@ -356,7 +356,7 @@ def load_first_head(
   if not spec.learned.on_pooled:
     raise ConfigError(
       f"{where} is a task of the regime {spec.regime!r}, whose head reads "
-      "other features than the backbone's: expected one of 'head'."
+      "other features than the backbone's: expected a task of regime 'head'."
     )
   kind, names = config.task.kind, train.class_names
   if (spec.kind.name, spec.num_classes) != (kind, len(names)) or (
@@ -364,14 +364,15 @@ def load_first_head(
   ):
     raise ConfigError(
       f"{where} is a task of {spec.num_classes:,} {spec.kind.name} "
-      f"({messages.brief(spec.class_names)}), and {train} has {len(names):,} "
-      f"{kind} ({messages.brief(names)}): expected the same, in this order."
+      f"({messages.brief(spec.class_names)}), but {train} has {len(names):,} "
+      f"{kind} ({messages.brief(names)}): expected the same names in the same "
+      "order."
     )
   if spec.kind.units != config.task.units:
     raise ConfigError(
-      f"{where} is a task in the units {messages.brief(spec.kind.units)}, and "
+      f"{where} is a task in the units {messages.brief(spec.kind.units)}, but "
       f"config.task.units is {messages.brief(config.task.units)}: expected the "
-      "same."
+      "same units."
     )
   for trial in trials:
     _require_begins_as_head(trial.config, backbone, where)
@@ -394,9 +395,9 @@ def _warn_of_validation(config: Config, task: Task, where: str) -> None:
   train = data.get("train") if isinstance(data, Mapping) else None
   if config.data.validation and train != config.data.train:
     logger.warning(
-      "%s was trained on %s, and this run on %s: if images of its validation "
-      "split, %s, trained that head, validation flatters the first steps, and "
-      "temperatures. Give both runs the same splits.",
+      "%s was trained on %s, but this run trains on %s: if its head has seen "
+      "images of this run's validation split, %s, then validation flatters the "
+      "first steps and the temperatures. Give both runs the same splits.",
       where, messages.brief(train), messages.brief(config.data.train),
       messages.brief(config.data.validation),
     )  # fmt: skip
@@ -419,8 +420,8 @@ def _require_begins_as_head(
   if problem:
     raise ConfigError(
       f"{where} gives a head for features of the backbone, but the regime "
-      f"{config.regime!r} {problem}. Expected '', or a regime such as "
-      "'side_masked' on a backbone with a class token, or 'full'."
+      f"{config.regime!r} {problem}. Expected no config.task.init, or a regime "
+      "such as 'side_masked' on a backbone with a class token, or 'full'."
     )
 
 
@@ -465,8 +466,8 @@ def task_kind(config: Config, train: Split) -> TaskKind:
     return TaskKind(name=kind)
   if units and len(units) != train.num_classes:
     raise ConfigError(
-      f"config.task.units is {messages.brief(units)}, and {train} has "
-      f"{train.num_classes} values: expected a unit for each, or ()."
+      f"config.task.units is {messages.brief(units)}, but {train} has "
+      f"{train.num_classes} values: expected a unit for each value, or ()."
     )
   mean, std = processes.on_process_0(
     lambda: [numbers.tolist() for numbers in value_statistics(train)]
@@ -480,9 +481,9 @@ def task_kind(config: Config, train: Split) -> TaskKind:
       )
     if abs(center) > MAX_SCALE or not 1 / MAX_SCALE <= spread <= MAX_SCALE:
       raise DataError(
-        f"{value} has mean {center:.3g} and standard deviation {spread:.3g}, "
+        f"{value} has mean {center:.3g} and standard deviation {spread:.3g}: "
         f"expected at most {MAX_SCALE:g}, and {1 / MAX_SCALE:g} or more for "
-        "the deviation: give it in another unit."
+        "the deviation. Give the value in another unit."
       )
   return TaskKind(name=kind, mean=tuple(mean), std=tuple(std), units=units)
 
@@ -503,16 +504,17 @@ def _require_embeddings_of(
     # If the weights differ as well, the error below names both backbones.
     if value != expected and origin.backbone.fingerprint == used.fingerprint:
       raise ConfigError(
-        f"config.{key} is {value!r}, and the embeddings of {split} "
-        f"were made with {expected!r}: expected that."
+        f"config.{key} is {value!r}, but the embeddings of {split} "
+        f"were made with {expected!r}: expected that value."
       )
   width, summary = backbone.config.width, backbone.config.summary_tokens
   shapes = {"pooled": (width,), "layers": (summary, width)}
   if origin.backbone != used or origin.shapes != shapes:
     raise BackboneError(
-      f"{split}: the embeddings are of {origin.backbone}, with values of "
-      f"the shapes {messages.brief(dict(origin.shapes))}, and config.backbone "
-      f"is {used}, which makes {shapes}: expected the one that made them."
+      f"{split}: the embeddings were made by {origin.backbone}, with the "
+      f"shapes {messages.brief(dict(origin.shapes))}, but config.backbone is "
+      f"{used}, with the shapes {shapes}: expected the backbone that made the "
+      "embeddings."
     )
 
 
@@ -533,8 +535,8 @@ def _require_prepared_alike(train: Split, split: Split) -> None:
     )
     raise DataError(
       f"{split}: the images of these embeddings were prepared with "
-      f"{first}, and those of {train} with {second}: embed all splits "
-      "with the same --task, or all without one."
+      f"{first}, but the images of {train} with {second}: embed all splits "
+      "with the same --task, or all without --task."
     )
 
 

@@ -226,7 +226,7 @@ def resume(
   if found.get("format") != FORMAT:
     raise TrainingError(
       f"the run in {checkpoints.directory} was begun by another version of "
-      "memory_vit: resume it with that one, or give another --workdir."
+      "memory_vit: resume it with that version, or give another --workdir."
     )
   options = found["config"]
   changed = _option_changes(step, options, meta["config"])
@@ -311,9 +311,9 @@ def _other_data(directory: Path, new_data: Mapping[str, Sequence[str]]) -> str:
   for split, (first, *more) in new_data.items():
     lines += [f"{split}: {first}", *more]
   return (
-    f"the run in {directory} began with other data. Restore them, or resume "
-    "with the present data by --allow_changed_data, or give another --workdir."
-    "\n  " + "\n  ".join(lines)
+    f"the run in {directory} began with other data. Restore the earlier data, "
+    "resume with the changed data by --allow_changed_data, or give another "
+    "--workdir.\n  " + "\n  ".join(lines)
   )
 
 
@@ -328,7 +328,7 @@ def _require_steps_left(
   if step > steps.total:
     raise TrainingError(
       f"the run in {directory} is at step {step}, beyond config.total_steps "
-      f"{steps.total}: expected at least that."
+      f"{steps.total}: raise config.total_steps to at least this step."
     )
   best = [at for name, (at, *_) in saved["best"].items()
           if name not in saved["lost"]]  # fmt: skip
@@ -341,8 +341,8 @@ def _require_steps_left(
   keys = [c["key"] for c in changed if c["key"] != f"config.{longer}"]
   if keys:
     raise TrainingError(
-      f"the run in {directory} {ended}, and {', '.join(keys)} would change "
-      "none of them. Give the values that it had, a greater "
+      f"the run in {directory} {ended}, so changes of {', '.join(keys)} would "
+      "have no effect. Give the earlier values, a greater "
       f"config.{longer}, or another --workdir."
     )
 
@@ -351,7 +351,7 @@ def require_same(
   found: Mapping[str, Any], now: Mapping[str, Any], directory: Path
 ) -> None:
   """Raise if backbone, tasks, data or options differ from the saved ones."""
-  advice = "Give what it began with, or another --workdir."
+  advice = "Give what the run began with, or another --workdir."
   if found["fingerprint"] != now["fingerprint"]:
     raise TrainingError(
       f"the run in {directory} began on the backbone with fingerprint "
@@ -361,14 +361,14 @@ def require_same(
   if processes[0] != processes[1]:
     raise TrainingError(
       f"the run in {directory} drew its batches on {processes[0]} processes, "
-      f"now {processes[1]}: with config.cache each process has its own rows. "
-      "Start the same number, or give another --workdir."
+      f"now {processes[1]}: with config.cache, each process has its own rows. "
+      "Start the same number of processes, or give another --workdir."
     )
   for key in ("config", "parents", "attends_to", "trials", "data"):
     changed = schema.differences(found[key], now[key])
     if changed:
       raise TrainingError(
-        f"the run in {directory} began with another {key}. {advice}\n  "
+        f"the run in {directory} began with different {key}. {advice}\n  "
         + "\n  ".join(changed)
       )
 

@@ -33,7 +33,7 @@ def summary(result: RunResult, workdir: Path) -> str:
       )
     lines += ["", f"{subject} unchanged (bitwise): {equal}"]
   if result.left_out:
-    lines += ["", "left out, as they could not be read:"]
+    lines += ["", "left out because they could not be read:"]
     lines += [f"  {escaped(example)}" for example in result.left_out]
   lines += [
     f"{escaped(task.name)}: outputs for "
@@ -123,7 +123,7 @@ def _calibration(best: TrialResult) -> list[str]:
   if not kind.fits:
     return []
   if best.temperature is None:
-    return [f"{name}: no temperature: there is nothing to fit it on"]
+    return [f"{name}: no temperature, because no image is held out"]
   line = f"{name}: temperature {best.temperature:.3g}"
   if best.uncalibrated:
     key, before = "calibration_error", best.uncalibrated
@@ -136,9 +136,9 @@ def _calibration(best: TrialResult) -> list[str]:
   lines = [line]
   if best.rejection:
     lines.append(
-      f"{name}: takes {_percent(best.rejection['rejected'])} of the test "
-      f"images for unknown; accuracy {_percent(best.test.score)}, of the "
-      f"others {_percent(best.rejection['accuracy'])}"
+      f"{name}: rejects {_percent(best.rejection['rejected'])} of the test "
+      f"images as unknown; accuracy on all images {_percent(best.test.score)}, "
+      f"on accepted images {_percent(best.rejection['accuracy'])}"
     )
   return lines
 

@@ -60,13 +60,13 @@ def trials_of(config: Config, name: str) -> list[Trial]:
   if not chosen and config.sweep.export != "all":
     raise ConfigError(
       "config.sweep needs config.data.validation, on which the best trial is "
-      'chosen, or config.sweep.export="all", which exports each after its last '
-      "step."
+      'chosen, or config.sweep.export="all", which exports each trial after '
+      "its last step."
     )
   if config.sweep.seed and config.backbone.startswith(RANDOM):
     raise ConfigError(
-      "config.sweep.seed would change the backbone as well, which is made by "
-      "this run: give the backbone as a file."
+      "config.sweep.seed would change the backbone as well, because this run "
+      "initializes it at random: give the backbone as a file."
     )
   combinations = _combinations(config.sweep)
   digits = len(str(len(combinations) - 1))
@@ -176,9 +176,9 @@ def at_once(first: int, further: int, free: int) -> int:
   """Return the number of trials that fit into memory, from sizes in bytes."""
   if first > free:
     raise ConfigError(
-      f"one trial takes {first / 2**30:.2f} GiB, of {free / 2**30:.2f} GiB: "
-      "expected a smaller config.batch_size, more "
-      "config.optim.accumulation_steps, or more config.sweep.memory_gib."
+      f"one trial takes {first / 2**30:.2f} GiB, but {free / 2**30:.2f} GiB "
+      "are available: expected a smaller config.batch_size, more "
+      "config.optim.accumulation_steps, or a larger config.sweep.memory_gib."
     )
   return 1 + (free - first) // max(1, further)
 
@@ -226,7 +226,8 @@ def _require_keys(overrides: Mapping[str, Any], axes: Sequence[str]) -> None:
       )
     if key in axes:
       raise ConfigError(
-        f"config.sweep.overrides: {key!r} is varied by a list as well."
+        f"config.sweep.overrides: {key!r} is varied by a list of config.sweep "
+        "as well: expected it in one of them."
       )
 
 

@@ -121,7 +121,7 @@ class _GroupPlan:
     if self._free <= 0:
       raise ConfigError(
         f"the backbone alone takes {_gib(self._backbone_bytes)} GiB a chip, of "
-        f"{_gib(self.chip.memory)}: expected it on more chips, by a larger "
+        f"{_gib(self.chip.memory)}: distribute it over more chips by a larger "
         "config.mesh.fsdp."
       )
     packs = self._packs()
@@ -242,7 +242,7 @@ class _GroupPlan:
       "backbone": self._backbone_bytes,
       "parameters, optimizer state and gradient": memory.state,
       "batches of images": memory.batches,
-      "what the backbone hands on": memory.contexts,
+      "outputs of the backbone": memory.contexts,
       "cached rows of training": memory.cached,
       f"temporary arrays of the {largest}": memory.temporary,
     }
@@ -306,7 +306,7 @@ class _GroupPlan:
     row = f"{part} of {self._row_bytes:,} bytes an image"
     if not rows:
       return row
-    return f"{row}: {_gib(self._row_bytes * rows)} GiB for {rows:,} of training"
+    return f"{row}: {_gib(self._row_bytes * rows)} GiB, {rows:,} training rows"
 
   @property
   def _row_bytes(self) -> int:

@@ -198,7 +198,7 @@ def test_finished_runs_on_other_data_are_refused(
   monkeypatch.setattr(logging.getLogger("memory_vit"), "propagate", True)
   (images / "train").rename(images / "away")
   run_study(study, tmp_path / "s", ["table2"])
-  assert "whether data changed is not known" in caplog.text
+  assert "cannot check whether data changed" in caplog.text
   assert len(fake.calls) == 2
 
 

@@ -309,7 +309,7 @@ def test_workers_get_absolute_paths(tmp_path, monkeypatch):
 def test_embeddings_of_another_backbone_are_refused(place, tmp_path):
   command(embed, place, tmp_path / "out")
   found = read_embeddings(tmp_path / "out")
-  with pytest.raises(BackboneError, match="load the one that made them"):
+  with pytest.raises(BackboneError, match="load the backbone that made"):
     found.require_backbone(tiny_backbone(seed=3))
 
 
@@ -323,7 +323,7 @@ def test_files_without_embeddings_are_refused(place, tmp_path):
   output = tmp_path / "embedded"
   command(embed, place, output, "--shard_images=4")
   (output / "part-00001-of-00003.parquet").unlink()
-  with pytest.raises(DataError, match="of-00003.*expected all of a run"):
+  with pytest.raises(DataError, match="of-00003.*expected all shards of a run"):
     read_embeddings(output)
   first = output / "part-00000-of-00003.parquet"
   first.rename(output / "part-x.parquet")

@@ -356,7 +356,7 @@ def test_embeddings_made_with_other_options_are_refused(
 def test_embeddings_of_another_backbone_are_refused(place, tmp_path):
   fake_embeddings.write_backbone(tmp_path, seed=5)
   changes = {"backbone": str(tmp_path / "tiny.npz")}
-  with pytest.raises(BackboneError, match="expected the one that made them"):
+  with pytest.raises(BackboneError, match="expected the backbone that made"):
     opened(config_of(place, changes), tmp_path)
 
 
@@ -387,7 +387,7 @@ def test_splits_with_different_preprocessing_are_refused(
   with pytest.raises(
     DataError,
     match="'test': .* with crop 'central', resize 11, interpolation 'bicubic', "
-    r"and those of .*'train\[:24\]' with crop 'resize', resize 0, interpol",
+    r"but the images of .*'train\[:24\]' with crop 'resize', resize 0, interp",
   ) as error:
     run.train_and_evaluate(config_of(place, changes), tmp_path / "run")
   assert "\n" not in str(error.value)
@@ -415,7 +415,7 @@ def test_embeddings_of_another_shape_are_refused(place, tmp_path):
 
 @pytest.mark.slow
 def test_image_commands_refuse_embeddings(place, tmp_path):
-  with pytest.raises(ConfigError, match="images are what is checked"):
+  with pytest.raises(ConfigError, match="only images can be checked"):
     audit.audit_data(config_of(place))
   config = config_of(place, {"total_steps": 1})
   run.train_and_evaluate(config, tmp_path)

@@ -666,7 +666,7 @@ def test_lost_working_directory_ends_the_run(small, then):
     assert process.wait() == 2, process.text
     last = process.text[process.text.index("error: ") :]
     assert "step 20 cannot be written" in last
-    assert "The directory is not there any more" in last
+    assert "The directory no longer exists" in last
   assert [p.name for p in (small.workdir.with_name("moved") / "checkpoints")
           .iterdir()] == ["00000010"]  # fmt: skip
 

@@ -134,7 +134,7 @@ def test_every_flipped_bit_costs_a_record_and_no_more(shard):
     reasons = lost(shard)
     if position < begin + 12:  # the length and its checksum
       assert set(reasons) == {4, 5, 6, 7, 8, 9}
-      assert "corrupt length" in reasons[4]
+      assert "its length is corrupt" in reasons[4]
     else:
       assert set(reasons) == {4}
       assert "its checksum is wrong" in reasons[4]
@@ -150,7 +150,7 @@ def test_every_cut_is_noticed(shard):
     path.write_bytes(whole[:size])
     assert set(lost(shard)) == {4, 5, 6, 7, 8, 9}
   path.write_bytes(b"")
-  assert "ends before it; last good record: none" in lost(shard)[0]
+  assert "ends before this record; last good record: none" in lost(shard)[0]
   path.unlink()
   reasons = lost(shard)
   assert len(reasons) == 10
@@ -678,8 +678,8 @@ def test_special_files_in_a_folder_are_never_read(irregular):
     open_split("folder", "train", str(irregular))
   for name, kind in (
     ("pipe", "a pipe"), ("device", "a device"), ("socket", "a socket"),
-    ("gone", "a link to what cannot be found"),
-    ("loop", "a link to what cannot be found"),
+    ("gone", "a link whose target cannot be found"),
+    ("loop", "a link whose target cannot be found"),
   ):  # fmt: skip
     line = f"{name}.png) cannot be read: no regular file, but {kind}"
     assert line in str(error.value)
@@ -741,7 +741,7 @@ def test_run_reports_examples_left_out(config, tmp_path):
   (task,) = result.tasks
   assert (task.test.examples, task.test.skipped) == (11, 1)
   assert task.majority == 6 / 11  # the broken one does not count
-  assert "left out, as they could not be read:" in summary.summary(
+  assert "left out because they could not be read:" in summary.summary(
     result, workdir
   )
   # Started again, with nothing left to do, it has not forgotten what training

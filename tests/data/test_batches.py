@@ -153,7 +153,7 @@ def test_impossible_batches_and_crops_are_refused_at_once():
     train_batches(
       source, DataConfig(), batch_size=3, process_count=2, **options
     )
-  with pytest.raises(ConfigError, match="number 2"):
+  with pytest.raises(ConfigError, match="process 2"):
     eval_batches(source, PLAIN, batch_size=4, process_index=2, process_count=2)
   small = DataConfig(train_crop="small", resize=7)
   with pytest.raises(ConfigError, match="resize is 7"):
@@ -324,7 +324,7 @@ def test_skipped_files_are_counted_and_named(tmp_path):
   reader = open_split("folder", "train[:1]", str(tmp_path))
   [line] = reader.skipped
   assert line == (
-    f"{tmp_path}/train: skipped 1 hidden (a/.1.png), 2 of other file types "
+    f"{tmp_path}/train: skipped 1 hidden (a/.1.png), 2 with other suffixes "
     "(a/x.txt, b/y.csv), 1 linked to a folder that is read elsewhere "
     "(a/sub), 1 outside of class folders (stray.png)"
   )

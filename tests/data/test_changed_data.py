@@ -301,10 +301,10 @@ def test_changes_are_noticed_in_parts_of_a_split(pictures, tmp_path):
 def test_added_or_removed_splits_are_refused(pictures, tmp_path):
   differ = record_of(pictures, tmp_path).differences({})
   assert differ.keys() == {"train", "test"}
-  assert differ["train"] == ["there was no such split, and there is one now"]
+  assert differ["train"] == ["this split was added"]
   found = found_later(record_of(pictures, tmp_path))
   differ = record_of(pictures, tmp_path, train="train").differences(found)
-  assert differ == {"test": ["there was such a split, and there is none now"]}
+  assert differ == {"test": ["this split was removed"]}
 
 
 def test_change_is_noticed_without_a_usable_inventory(pictures, tmp_path):
@@ -316,7 +316,7 @@ def test_change_is_noticed_without_a_usable_inventory(pictures, tmp_path):
   for damaged in (content.replace("a/3.png", "a/4.png"), "[", None):
     file.unlink() if damaged is None else file.write_text(damaged)
     differ = record_of(pictures, tmp_path).differences(found)
-    assert "is not known" in differ["train"][0]
+    assert "the changes are unknown" in differ["train"][0]
 
 
 def test_special_files_are_recorded_unread(pictures, tmp_path):

@@ -151,7 +151,7 @@ def test_images_of_deeper_folders_and_what_is_skipped(tmp_path):
   [train] = report["splits"]
   assert train["per_class"] == {"a": 4, "b": 4}
   [line] = train["skipped"]
-  assert "1 hidden (b/.DS_Store), 1 of other file types (b/x.txt)" in line
+  assert "1 hidden (b/.DS_Store), 1 with other suffixes (b/x.txt)" in line
   assert line in check_data.text(report)
 
 

@@ -162,7 +162,7 @@ def test_rows_with_an_error_are_left_out_and_counted(place, caplog):
   assert "2 of 48 rows are left out" in caplog.text
   assert len(reader.left_out) == 2
   [line] = [e for e in reader.left_out if "ants" in e]
-  assert line.endswith("ants/03.png has none: it is\n truncated")
+  assert line.endswith("ants/03.png has no embedding: it is\n truncated")
   assert values(reader).shape == (46, 32)
   caplog.clear()
   assert not opened(place, "test").left_out
@@ -263,7 +263,7 @@ def test_classes_are_in_the_order_of_a_folder(
     )
   assert opened(place).class_names == names
   assert read_embeddings(place / "train").class_names() == names
-  assert ("are names" in caplog.text) == (names[0] == "1")
+  assert ("as names" in caplog.text) == (names[0] == "1")
   for name in labels:
     fake_data.write_folder(
       tmp_path / "data/train", {name: [f"{len(name)}.png"]}
@@ -293,7 +293,7 @@ def test_missing_splits_of_embeddings_are_refused(place, tmp_path):
   for where in ("", tmp_path / "nothing"):
     with pytest.raises(DataError, match="set config.data.dir to the --output"):
       opened(where)
-  with pytest.raises(DataError, match="has one label alone"):
+  with pytest.raises(DataError, match="offers no choice of labels"):
     datasets.open_ref(SplitRef("embeddings", str(place), "test", label="label"))
 
 
@@ -305,7 +305,7 @@ def test_incomplete_output_is_refused(place):
   with pytest.raises(DataError, match="cannot be read"):
     opened(place)
   last.unlink()
-  with pytest.raises(DataError, match="of-00003.*expected all of a run"):
+  with pytest.raises(DataError, match="of-00003.*expected all shards of a run"):
     opened(place)
 
 

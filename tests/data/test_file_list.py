@@ -165,7 +165,7 @@ def test_lines_as_editors_write_them(tmp_path):
     (b"images/../../0.png 0\n", 1, "leads out of the folder"),
     (b"\n.. 0\n", 2, "leads out of the folder"),
     (b". 0\n", 1, "leads out of the folder"),
-    (b"images/\x000.png 0\n", 1, "is no path"),
+    (b"images/\x000.png 0\n", 1, "is not a path"),
     (b"images/0.png 0\n./images/0.png 0\n", 2, "a second time"),
     (b"images/0.png 007\n", 1, "expected PATH LABEL"),
     (b"C:/images/0.png 0\n", 1, "leads out of the folder"),

@@ -188,9 +188,9 @@ FLOATS = PIXELS.astype(np.float32)
     (
       (FLOATS, LABELS),
       r"example 0: its image is of type ndarray, shape \(9, 8, 3\) and dtype "
-      "float32, with values from 0 to 249: expected .* become x / 255,",
+      "float32, with values from 0 to 249: expected .* by x / 255,",
     ),
-    ((FLOATS / 127.5 - 1, LABELS), r"mv.preprocess returns, \(x \+ 1\) / 2"),
+    ((FLOATS / 127.5 - 1, LABELS), r"mv.preprocess returns, by \(x \+ 1\) / 2"),
     ((FLOATS * np.nan, LABELS), "with values from nan to nan"),
     ((PIXELS.astype(np.int64) * 9, LABELS), "dtype int64, with values from 0"),
     ((PIXELS > 9, LABELS), r"dtype bool: expected"),
@@ -217,10 +217,10 @@ FLOATS = PIXELS.astype(np.float32)
     ((PIXELS, LABELS[:3]), "of 4 and a list of 3: expected as many"),
     ((PIXELS, np.eye(4)), "one-hot labels, the argmax"),
     ((PIXELS, [0.5] * 4), "its label is 0.5, expected an integer or the name"),
-    ((PIXELS, [-1] * 4), "labels such as -1 are no classes.*without a label"),
+    ((PIXELS, [-1] * 4), "labels such as -1 are not classes.*without a label"),
     ([(Image.new("I", (8, 8)), 0)], "mode I, whose range is not known"),
     ([(Image.new("F", (8, 8), 7), 0)], "with values from 7 to 7: expected"),
-    ([PIXELS, LABELS], "it is of type ndarray, expected .* a tuple of two"),
+    ([PIXELS, LABELS], "of type ndarray, expected .* tuple .images, labels"),
     ((PIXELS, ["a", None, "b", "c"]), "example 1: its label is None"),
     (__file__, "is a file: expected the folder DATA/train, or paths"),
     ([(PIXELS, LABELS)], "It is a batch: give single images"),
@@ -276,7 +276,7 @@ def test_a_tenth_is_held_out_of_all_classes_and_always_the_same():
   assert sorted(levels) == [*range(60)]
   again = held_out(source)[1]
   np.testing.assert_array_equal(evaluated(again)[0].mean((1, 2, 3)), shown[1])
-  assert train.describe(0).endswith("of those given)")
+  assert train.describe(0).endswith("of the given examples)")
   with pytest.raises(DataError, match="one example"):
     held_out(opened(PAIRS[:1]))
 

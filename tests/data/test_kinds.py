@@ -337,7 +337,7 @@ CSV = "path,label,x\n"
     ("values", "train.txt", "0.png 1e300", "", r"has values \[1e\+300\].*0.p"),
     ("values", "train.txt", "0.png 1", "x", "label is 'x', a column of a"),
     ("classes", "train.csv", CSV + "0.png,,1", "", "row 1: its label is ''"),
-    ("classes", "train.csv", CSV + "0.png,a,1", "label,x", "of several col"),
+    ("classes", "train.csv", CSV + "0.png,a,1", "label,x", "names several col"),
     ("classes", "train.csv", CSV + "0.png,,", "", "row 1: its label is ''"),
     ("classes", "train.csv", CSV + "0.png,a,1,b", "", "row 1: 4 cells, expec"),
     ("classes", "train.csv", CSV + "../0.png,a,1", "", "row 1: .*leads out"),
@@ -352,7 +352,7 @@ CSV = "path,label,x\n"
     ("values", "train.parquet", {"path": ["0.png"], "label": [None]}, "",
      "row 1: its label is None"),
     ("values", "train.parquet", {"path": [None], "label": [1]}, "",
-     "row 1: None is no path"),
+     "row 1: None is not a path"),
     ("labels", "train.parquet", "no Parquet", "", "or be no Parquet file"),
   ],
 )  # fmt: skip
@@ -486,7 +486,7 @@ def test_kinds_that_a_source_lacks_are_refused(tmp_path):
     ("folder", "labels"), ("digits", "values"), ("glyphs:inverted", "labels"),
     ("glyphs:angle", "classes"), ("list", "numbers"),
   ):  # fmt: skip
-    with pytest.raises(DataError, match=f"config.task.kind is '{kind}', and"):
+    with pytest.raises(DataError, match=f"config.task.kind is '{kind}', but"):
       open_split(name, "train", str(tmp_path), kind=kind)
   with pytest.raises(DataError, match="config.task.kind is 'labels'"):
     in_memory.open_data(tmp_path / "train", "own", "train", kind="labels")

@@ -79,9 +79,9 @@ def test_cells_are_read_as_labels_of_their_kind(place, kind, cells, expected):
 @pytest.mark.parametrize(
   ("kind", "cells", "message"),
   [
-    ("classes", ["0.5", "1", "2"], "such as 0.5 are no classes.*'values'"),
-    ("classes", ["1", "-1"], "such as -1 are no classes.*without a label"),
-    ("classes", ["1E+05", "7"], "such as 1E.05 are no classes"),
+    ("classes", ["0.5", "1", "2"], "such as 0.5 are not classes.*'values'"),
+    ("classes", ["1", "-1"], "such as -1 are not classes.*without a label"),
+    ("classes", ["1E+05", "7"], "such as 1E.05 are not classes"),
     ("classes", ["cat", " "], "row 2: its label is ' ', expected an integer"),
     ("values", ["1.5", "1,200"], "row 2: .*'1,200', whose comma may separate"),
     ("values", ["-1,200,300"], "row 1: .*whose comma may separate"),
@@ -236,7 +236,7 @@ def test_the_column_of_the_paths_and_one_list_alone(place):
   for label in ("image", "n,n", "n,image,n"):
     with pytest.raises(DataError, match=f"label is '{label}'.*different col"):
       opened(place, "labels", path="image", label=label, kind="labels")
-  with pytest.raises(DataError, match="config.data.path is 'image', a column"):
+  with pytest.raises(DataError, match="config.data.path is 'image', but"):
     open_split("digits", "train", path="image")
   (place / "labels.csv").unlink()
   (place / "train.txt").write_text("im/0.png 0")
@@ -313,7 +313,7 @@ def test_numbers_have_one_order_everywhere(place, labels, names, caplog):
     assert split.class_names == tuple(names.split())
     found = [split.class_names[label] for label in split.labels]
     assert sorted(found) == sorted(map(str, labels))
-  said = [line for line in caplog.text.splitlines() if "are names" in line]
+  said = [line for line in caplog.text.splitlines() if "as names" in line]
   assert len(said) == 0 if names.startswith("0 ") else len(said) == 2
 
 

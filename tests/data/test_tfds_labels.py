@@ -239,5 +239,5 @@ def test_a_label_is_recorded_and_of_the_task_alone(tmp_path):
 @pytest.mark.parametrize("name", ["folder", "embeddings", "digits:0-4"])
 def test_sources_with_one_label_refuse_a_label_name(tmp_path, name):
   ref = SplitRef(name, str(tmp_path), "train", label="a")
-  with pytest.raises(DataError, match="has one label alone"):
+  with pytest.raises(DataError, match="offers no choice of labels"):
     datasets.open_ref(ref)

@@ -87,7 +87,7 @@ def test_test_is_reported_before_and_after(done, backbone_file):
   assert trial.rejection["accuracy"] == pytest.approx(right)
   shown = summary.summary(done[1], done[0])
   assert f"temperature {kind.temperature:.3g}; on the test split" in shown
-  assert "for unknown; accuracy" in shown
+  assert "as unknown; accuracy" in shown
 
 
 def test_finished_run_stays_as_it_is(done, config_of):
@@ -121,7 +121,7 @@ def test_without_validation_nothing_is_fitted(config_of, tmp_path):
   assert result.tasks[0].temperature is None
   assert not result.tasks[0].uncalibrated
   shown = summary.summary(result, tmp_path)
-  assert "no temperature: there is nothing to fit it on" in shown
+  assert "no temperature, because no image is held out" in shown
   with pytest.raises(ConfigError, match=r"task.unknown .*validation is empty"):
     config.replaced({"task.unknown": 0.1})
   with pytest.raises(ConfigError, match=r"task.unknown .*labels"):
@@ -138,4 +138,4 @@ def test_closed_head_without_folds_says_that_it_rejects_nothing(
   )  # fmt: skip
   result = mv.train_and_evaluate(config, tmp_path)
   assert result.tasks[0].temperature is None
-  assert "no image is taken for unknown" in caplog.text
+  assert "no image is rejected as unknown" in caplog.text

@@ -220,7 +220,7 @@ def test_flipped_bit_is_found_by_checksums_of_arrays(directory, monkeypatch):
   largest = max(files(directory, 4), key=lambda file: file.stat().st_size)
   flip(largest, 4 * largest.stat().st_size)
   with pytest.raises(
-    TrainingError, match="not those that were saved|cannot be"
+    TrainingError, match="do not match their saved SHA-256|cannot be"
   ):
     newest(directory)
 
@@ -230,7 +230,7 @@ def test_run_does_not_start_over_if_all_states_are_damaged(directory):
   for step in (2, 4):
     flip(files(directory, step)[-1], 100)
   for _ in range(2):  # nor at the second attempt
-    with pytest.raises(TrainingError, match="no state .* is whole") as error:
+    with pytest.raises(TrainingError, match="no saved state .*intact") as error:
       newest(directory)
     assert "00000002 is damaged" in str(error.value)
     assert "00000004 is damaged" in str(error.value)
@@ -242,7 +242,7 @@ def test_run_does_not_start_over_beside_a_corrupt_state(directory):
   flip(files(directory, 4)[-1], 100)
   newest(directory)
   shutil.rmtree(directory / "00000002")
-  with pytest.raises(TrainingError, match="whole(.|\n)*corrupt-00000004"):
+  with pytest.raises(TrainingError, match="intact(.|\n)*corrupt-00000004"):
     newest(directory)
 
 

@@ -253,7 +253,7 @@ def test_methods_are_swept_and_a_finished_run_stays(
   assert "penalty" in caplog.text
   again = mv.train_and_evaluate(config, tmp_path / "run")
   assert again == result
-  with pytest.raises(TrainingError, match="began with another"):
+  with pytest.raises(TrainingError, match="began with different"):
     mv.train_and_evaluate(
       config.replaced({"data.train": "train[:190]"}), tmp_path / "run"
     )
@@ -305,7 +305,7 @@ def test_head_to_begin_with_must_suit(small, tmp_path):
   head = mv.fit_head(small, data, **RUN).task
   token = random_task(small, "token", classes=5)
   for init, more, message in (
-    (token, {}, "expected one of 'head'"),
+    (token, {}, "expected a task of regime 'head'"),
     (head, {"options": {"task.cls_init": "normal"}}, "random class token"),
     (tmp_path / "none", {}, "none"),
   ):
@@ -343,7 +343,7 @@ def test_step_0_is_kept_if_training_makes_nothing_better(small, tmp_path):
     again.task.params["head"]["kernel"], found.task.params["head"]["kernel"]
   )
   other = mv.fit_head(small, data, method="ridge", **RUN).task
-  with pytest.raises(TrainingError, match="another parents"):
+  with pytest.raises(TrainingError, match="different parents"):
     mv.train_task(small, data, **{**options, "init": other})
 
 
@@ -414,5 +414,5 @@ def test_run_that_is_stopped_in_the_evaluation_of_step_0_resumes(
 
 def test_features_that_do_not_fit_into_memory_are_refused(small, monkeypatch):
   monkeypatch.setattr(closed_form_step, "_COPIES", 2**40)
-  with pytest.raises(ConfigError, match="of 60 images of 32 features takes"):
+  with pytest.raises(ConfigError, match="for 60 images of 32 features takes"):
     mv.fit_head(small, (PIXELS, ROWS % 5), **RUN)

@@ -65,8 +65,8 @@ def test_messages_name_the_examples_of_skipped_steps(caplog, monkeypatch):
   add(watch, a=1)
   with pytest.raises(DivergedError) as error:
     watch.check()
-  assert "of step 1 10, 11, 12, 13, 14, 15, 16, 17, ...;" in str(error.value)
-  assert "of step 2 20, 21" in str(error.value)
+  assert "of step 1: 10, 11, 12, 13, 14, 15, 16, 17, ...;" in str(error.value)
+  assert "; step 2: 20, 21" in str(error.value)
   # The log has them all.
   assert "of step 2: 20, 21, 22, 23, 24, 25, 26, 27, 28\n" in caplog.text
 

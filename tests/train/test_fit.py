@@ -394,7 +394,7 @@ def test_training_continues_if_the_disk_of_events_is_full(
   assert state.step == 6
   warnings = [r.message for r in caplog.records if r.levelname == "WARNING"]
   assert len(warnings) == 2
-  assert "cannot be written, training continues" in warnings[0]
+  assert "cannot be written; training continues" in warnings[0]
   assert "No space left" in warnings[0]
   assert "not all of this run was written" in warnings[1]
 

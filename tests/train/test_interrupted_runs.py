@@ -269,7 +269,7 @@ def test_full_disk_during_a_save_stops_training(run, whole):
     assert process.wait() == 2, process.text
     assert process.last_step == 30  # at once
     assert "error: step 30 cannot be written to" in process.text
-    assert "The steps saved before, [10, 20], are as they were" in process.text
+    assert "The steps saved before, [10, 20], are unchanged" in process.text
     assert "Traceback" not in process.text
   assert run.finish().resumed == 20
   assert run.state() == whole.state()

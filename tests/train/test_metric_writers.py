@@ -170,8 +170,8 @@ def test_failing_writer_is_dropped_and_others_continue(method, calls, caplog):
   assert (list(steps), list(values)) == ([1, 2], [1.0, 2.0])
   given_up, incomplete = [record.message for record in caplog.records]
   assert given_up == (
-    "MLflow cannot be written, training continues without (OSError: [Errno 28] "
-    "No space left on device)"
+    "MLflow cannot be written; training continues without it (OSError: [Errno "
+    "28] No space left on device)"
   )
   assert incomplete == "MLflow: not all of this run was written"
 
@@ -206,7 +206,7 @@ def test_trial_whose_events_cannot_be_written_is_given_up_alone(
   assert list(steps) == [1, 2]
   given_up, incomplete = [record.message for record in caplog.records]
   title = f"TensorBoard events of 'a' in {tmp_path / 'a'}"
-  assert given_up.startswith(f"{title} cannot be written, training continues")
+  assert given_up.startswith(f"{title} cannot be written; training continues")
   assert incomplete == f"{title}: not all of this run was written"
   assert (tmp_path / "a").read_text() == "a file"
 

@@ -383,7 +383,7 @@ def test_outputs_are_compared_on_data_of_other_classes(config, workdir, caplog):
   assert result.backbone.outputs_bit_equal is True
   assert result.backbone.accuracy_before is None
   assert result.backbone.accuracy_after is None
-  assert "digits has 10 classes, the head of the backbone 5: " in caplog.text
+  assert "has 10 classes, but the head of the backbone has 5: " in caplog.text
   said = summary.summary(result, workdir)
   assert "original outputs unchanged (bitwise): yes" in said
 
@@ -412,7 +412,7 @@ def test_three_non_finite_updates_stop_the_run(config, workdir, monkeypatch):
   source = datasets.open_split(config.data.name, config.data.train)
   for number in (3, 4, 5):
     names = batching.train_examples(source, seed=0, batch_size=16, step=number)
-    assert f"of step {number} {', '.join(names[:8])}, ..." in str(error.value)
+    assert f"step {number}: {', '.join(names[:8])}, ..." in str(error.value)
   with Checkpoints(workdir / "checkpoints") as checkpoints:
     assert checkpoints.steps() == [3, 4]  # of which nothing was taken over
     assert checkpoints.meta(4)["skipped"]["digits-5-9"]["row"] == [3, 4]
@@ -473,7 +473,7 @@ def test_run_extends_an_exported_task(config, workdir, backbone_file):
     run.train_and_evaluate(same, workdir.parent / "same")
   # The directory may move, what lies in it may not change.
   mv.save_task(other, path)
-  with pytest.raises(TrainingError, match="another parents"):
+  with pytest.raises(TrainingError, match="different parents"):
     run.train_and_evaluate(config, workdir)
 
 
@@ -695,7 +695,7 @@ def test_refused_runs_leave_the_earlier_run_unchanged(
     )
   wider = changed(config, "task", cells=7)
   with pytest.raises(
-    TrainingError, match=r"another config(.|\n)*config.task.cells: 5, now 7"
+    TrainingError, match=r"different config(.|\n)*config.task.cells: 5, now 7"
   ):
     run.train_and_evaluate(wider, workdir)
   stored = json.loads((workdir / "config.json").read_text())
@@ -797,7 +797,7 @@ def test_skipped_files_of_a_folder_are_logged_once(
   )
   inputs_lib.open_inputs(given, tmp_path / "run", one_device(), StopSignal())
   [line] = [line for line in lines if "skipped" in line]
-  assert line.endswith("/train: skipped 1 of other file types (a/notes.txt)")
+  assert line.endswith("/train: skipped 1 with other suffixes (a/notes.txt)")
 
 
 @pytest.mark.fault("wrong-label")
@@ -838,9 +838,9 @@ def test_task_is_named_after_its_data(config):
 @pytest.mark.parametrize(
   ("changes", "message"),
   [
-    ({"attends_to": {"a": "1", "b": "2"}}, "another attends_to.*\n  b: None"),
-    ({"parents": {"a": "3"}}, "another parents"),
-    ({"data": {"classes": ["x"], "train": 9}}, "another data.*\n  train: 8"),
+    ({"attends_to": {"a": "1", "b": "2"}}, "different attends_to.*\n  b: None"),
+    ({"parents": {"a": "3"}}, "different parents"),
+    ({"data": {"classes": ["x"], "train": 9}}, "different data.*\n  train: 8"),
     ({"data": {"classes": ["y"], "train": 8}}, r"classes: \['x'\], now"),
     ({"fingerprint": "g"}, "began on the backbone"),
     ({"drawn_by": 2}, "drew its batches on 1 processes, now 2"),

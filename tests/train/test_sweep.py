@@ -381,7 +381,7 @@ def test_pack_that_may_fit_is_compiled(monkeypatch, gib, packs):
 
 
 def test_trial_that_does_not_fit_alone_is_refused_by_what_it_takes(monkeypatch):
-  with pytest.raises(ConfigError, match=r"one trial takes 1\.20 GiB, of 1\.10"):
+  with pytest.raises(ConfigError, match=r"trial takes 1\.20 GiB, but 1\.10"):
     planned(monkeypatch, 1.1, (0, 3), share=0.6)
 
 
@@ -418,7 +418,7 @@ def test_resumed_sweep_uses_its_saved_plan(tmp_path, monkeypatch, place, names):
   if names == "abc":
     assert passes.plan(run_of, tmp_path) == saved
   else:
-    with pytest.raises(TrainingError, match=r"trials \['a', 'b', 'c'\], the"):
+    with pytest.raises(TrainingError, match=r"trials \['a', 'b', 'c'\], but"):
       passes.plan(run_of, tmp_path)
 
 

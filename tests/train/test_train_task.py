@@ -154,7 +154,7 @@ KINDS = {
     ({"batch_size": 0}, "batch_size.* is 0, expected at least 1"),
     ({"batch_size": 2.5}, "batch_size.* is 2.5, expected int"),
     ({"learning_rate": 0}, "learning_rate is 0, expected a positive number"),
-    ({"learning_rate": []}, "learning_rate is empty, expected some, or None"),
+    ({"learning_rate": []}, "learning_rate is empty, expected numbers or None"),
     ({"cells": None}, "cells is None, expected int"),
     ({"name": ""}, "name is '': expected 1 to 64 of a-z"),
     ({"name": "backbone"}, "name is 'backbone': .* and not 'backbone'"),
@@ -401,13 +401,13 @@ def test_tasks_are_evaluated_on_one_split_or_on_their_own(small, tasks):
 def test_evaluate_tasks_refuses_unusable_data_and_tasks(small, tasks):
   data = (PIXELS[:8], WORDS[:8])
   for given, message in (
-    ({"a": data, "c": data}, "no task 'c'; the tasks are a, b "),
-    ({"zz": data}, "no task 'zz'; the tasks are a, b "),
+    ({"a": data, "c": data}, "the keys 'c', but the tasks are a, b: "),
+    ({"zz": data}, "the keys 'zz', but the tasks are a, b: "),
     (
       {"img": PIXELS, "label": WORDS},
-      "no task 'img', 'label'; .* keys image, l",
+      "the keys 'img', 'label', but .* keys image, l",
     ),
-    ({}, "the data are empty: expected a split"),
+    ({}, "data is empty: expected a split"),
     (tiny_backbone(7, depth=1), "belongs to another backbone"),
   ):
     backbone, split = (small, given)

@@ -306,7 +306,7 @@ def test_statistics_of_values_are_those_of_the_training_split():
     with pytest.raises(DataError, match="'y' has mean .* in another unit"):
       settle.task_kind(config, other)
   config = config.replaced({"task.units": ("mm",)})
-  with pytest.raises(ConfigError, match=r"\('mm',\), and .* has 2 values"):
+  with pytest.raises(ConfigError, match=r"\('mm',\), but .* has 2 values"):
     settle.task_kind(config, split)
   # A resumed run must find the same ones.
   made = inputs_of(Config(image_size=8), split, found)
@@ -355,7 +355,10 @@ def test_splits_of_another_kind_or_other_names_are_refused():
   settle._require_same_outputs(config, {"train": train, "upstream": None})
   for other, message in (
     (split_of("labels", [[1, 0]]), "'values', but .* has labels: expected"),
-    (split_of("values", [[1, 0]], ("x", "z")), "'test', .* 2 values that differ"),
+    (
+      split_of("values", [[1, 0]], ("x", "z")),
+      "'test', .* 2 values that differ",
+    ),
   ):
     with pytest.raises(DataError, match=message):
       settle._require_same_outputs(config, {"train": train, "test": other})

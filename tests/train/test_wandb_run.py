@@ -249,7 +249,7 @@ def test_full_disk_of_wandb_does_not_end_training(library, tmp_path, caplog):
   # Else W&B refuses this id for as long as the process lives.
   assert fake.ended == 0
   first, last = (r.message for r in caplog.records if r.levelname == "WARNING")
-  assert "training continues without (OSError: " in first
+  assert "training continues without it (OSError: " in first
   assert last == "Weights & Biases: not all of this run was written"
 
 
