@@ -11,8 +11,8 @@ two learning rates each. Keys and values of the backbone are computed once.
 The best of each regime on validation is exported. With `:angle`, the task is to
 say by how many degrees a character is turned, from -45 to 45.
 
-Hardware: 2 CPU cores; 1 to 3 minutes. Accuracy: docs/reference/results.md; R2 of
-the angle with a side stream: 0.33 (measured by us).
+Hardware: 2 CPU cores, 1 to 3 minutes. Accuracy: docs/reference/results.md of
+the repository; R2 of the angle with a side stream: 0.33 (measured by us).
 """
 
 import ml_collections

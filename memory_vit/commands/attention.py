@@ -206,7 +206,7 @@ def _usable(
       usable[str(path)] = manifest
     else:
       reason = (
-        f"was learned by {spec.regime!r}, which has no token of its own beside "
+        f"has the regime {spec.regime!r}, which has no token of its own beside "
         "the frozen backbone"
       )
       left_out.append(attention_files.LeftOut(spec.name, "all", reason))

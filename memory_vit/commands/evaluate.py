@@ -273,12 +273,12 @@ def text(result: Mapping[str, Any]) -> str:
 
 
 def _rejection(task: Mapping[str, Any]) -> list[str]:
-  """Return lines about images that a task takes for unknown."""
+  """Return lines about images that a task rejects as unknown."""
   name, lines = task["name"], []
   if rejection := task.get("rejection"):
     lines.append(
-      f"{name}: considers {_percent(rejection['rejected'])} of these images "
-      f"unknown; accuracy of the others {_percent(rejection['accuracy'])}"
+      f"{name}: rejects {_percent(rejection['rejected'])} of these images as "
+      f"unknown; accuracy on accepted images {_percent(rejection['accuracy'])}"
     )
   if unknown := task.get("unknown_data"):
     line = (
@@ -287,7 +287,7 @@ def _rejection(task: Mapping[str, Any]) -> list[str]:
       f"{unknown['area']:.3f}"
     )
     if unknown["rejected"] is not None:
-      line += f"; {_percent(unknown['rejected'])} are considered unknown"
+      line += f"; {_percent(unknown['rejected'])} are rejected as unknown"
     if unknown["skipped"]:
       line += f"; {counted(unknown['skipped'], 'image')} could not be used"
     lines.append(line)

@@ -239,8 +239,8 @@ class Evaluator:
 def require_comparable(specs: Sequence[TaskSpec]) -> None:
   if not all(spec.learned.composes for spec in specs):
     raise ConfigError(
-      f"--verify compares tasks that share a pass, but {specs[0].name!r} was "
-      f"learned by {specs[0].regime!r}, which has a pass of its own, without "
+      f"--verify compares tasks that share a pass, but {specs[0].name!r} has "
+      f"the regime {specs[0].regime!r}, which has a pass of its own, without "
       "other tasks or the original outputs. Leave out --verify (from Python, "
       "leave out Evaluator.upstream() and verify=True)."
     )

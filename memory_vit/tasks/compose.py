@@ -222,7 +222,7 @@ def require_specs_fit(specs: Sequence[TaskSpec]) -> None:
       if learned.on_features:
         does = "reads all layers of the backbone, and not its pooled output"
       raise TaskError(
-        f"task {spec.name!r} was learned by {spec.regime!r}, which {does}: it "
+        f"task {spec.name!r} has the regime {spec.regime!r}, which {does}: it "
         "cannot share a pass. Give it alone to mv.Predictor, predict, "
         "evaluate, serve or export, which run it in a pass of its own "
         "(mv.load_task reads it). Regimes whose tasks share one: "

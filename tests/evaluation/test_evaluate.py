@@ -270,7 +270,7 @@ def test_a_task_that_composes_with_nothing_is_evaluated_alone(
   assert page.is_file() == bool(report)
   capsys.readouterr()
   assert run(root, *given, "--verify") == 2
-  assert f"was learned by '{regime}', which has a" in capsys.readouterr().err
+  assert f"has the regime '{regime}', which has a" in capsys.readouterr().err
   assert run(root, *given, f"--task={root}/tasks/low") == 2
   assert "it cannot share a pass. Give it alone" in capsys.readouterr().err
 
@@ -284,7 +284,7 @@ def test_nothing_is_compared_with_a_task_that_composes_with_nothing(model):
   )  # fmt: skip
   source = datasets.open_ref(SplitRef("digits:0-4", "", "test"))
   evaluator = verify.Evaluator(backbone, [task], one_device(), 64)
-  refused = "'lone' was learned by 'probe', which has a pass of its own"
+  refused = "'lone' has the regime 'probe', which has a pass of its own"
   with pytest.raises(ConfigError, match=refused):
     evaluator.evaluate(source, ["lone"], verify=True)
   with pytest.raises(ConfigError, match=refused):
@@ -428,7 +428,7 @@ def test_images_of_no_class_are_told_from_others(model, tmp_path, capsys):
   rejected = (known < spec.kind.unknown).mean()
   assert entry["rejection"]["rejected"] == pytest.approx(rejected)
   shown = capsys.readouterr().out
-  assert f"area under the ROC curve {area:.3f}; 66.67 % are considered" in shown
+  assert f"area under the ROC curve {area:.3f}; 66.67 % are rejected" in shown
   assert "1 image could not be used" in shown
   (tmp_path / "empty").mkdir()
   for wrong, message in (

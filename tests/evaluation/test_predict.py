@@ -752,7 +752,7 @@ def test_lone_task_is_answered_alone_and_refused_beside_others(
     assert found == pytest.approx(expected, abs=1e-5)
   message = refused(capsys, *alone, f"--task={models / 'tasks' / 'pets'}", "a")
   assert message.startswith(
-    "error: task 'probe' was learned by 'probe', which reads all layers of the "
+    "error: task 'probe' has the regime 'probe', which reads all layers of the "
     "backbone, and not its pooled output: it cannot share a pass. Give it "
     "alone to mv.Predictor, predict, "
   )

@@ -360,9 +360,9 @@ def test_tasks_without_a_token_are_left_out(model, tmp_path, capsys):
   ]  # fmt: skip
   assert attention.main(arguments) == 2
   shown = capsys.readouterr().err
-  assert "head was learned by 'head', which has no token of its own" in shown
+  assert "head has the regime 'head', which has no token of its own" in shown
   assert attention.main([*arguments, f"--task={root}/tasks/low"]) == 0
-  assert "left out: head was learned by 'head'" in capsys.readouterr().out
+  assert "left out: head has the regime 'head'" in capsys.readouterr().out
   values = read(tmp_path / "out")
   assert [task["name"] for task in values["tasks"]] == ["low"]
   assert [gap["task"] for gap in values["left_out"]] == ["head"]

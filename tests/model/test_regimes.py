@@ -361,8 +361,8 @@ def test_other_regimes_do_not_compose(backbone, images, regime, tmp_path):
   for tasks in ([task], [task, other]):
     with pytest.raises(
       TaskError,
-      match=f"learned by '{regime}', which {does} backbone.*: it cannot share "
-      "a pass. Give it alone to mv.Predictor, predict, evaluate, serve or ",
+      match=f"has the regime '{regime}', which {does} backbone.*: it cannot "
+      "share a pass. Give it alone to mv.Predictor, predict, evaluate, serve or ",
     ):
       mv.forward(backbone, tasks, images)
   with pytest.raises(TaskError, match="cannot share a pass"):

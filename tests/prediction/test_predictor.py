@@ -631,7 +631,7 @@ def test_lone_task_admits_no_others(backbone, tasks, pixels, tmp_path):
   before = predictor.task_set
   reads = "reads all layers of the backbone, and not its pooled output"
   with pytest.raises(
-    TaskError, match=f"'lone' was learned by 'probe', which {reads}: it cannot "
+    TaskError, match=f"'lone' has the regime 'probe', which {reads}: it cannot "
   ):
     predictor.add(tmp_path / "probe")
   assert predictor.task_set is before
@@ -642,7 +642,7 @@ def test_lone_task_admits_no_others(backbone, tasks, pixels, tmp_path):
   four = jax.device_put(pixels[:4])
   expected = run_program(backbone, [probe], four)["lone"]
   assert same_bits(found.logits["t1"], np.asarray(expected))
-  with pytest.raises(TaskError, match="'t1' was learned by 'probe'"):
+  with pytest.raises(TaskError, match="'t1' has the regime 'probe'"):
     predictor.add(tasks[0])
   predictor.remove("t1")
   assert predictor.add(full).grew

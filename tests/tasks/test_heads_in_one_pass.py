@@ -112,7 +112,7 @@ def test_no_task_attends_to_a_head(backbone, images):
     with pytest.raises(TaskError, match="expected both to have a token"):
       mv.concatenate(parent, reader)
   for looked in (mv.token_attention, mv.attention_rollout):
-    with pytest.raises(TaskError, match="'h' was learned by 'head', and has"):
+    with pytest.raises(TaskError, match="'h' has the regime 'head', and has"):
       looked(backbone, [token, head], images)
 
 
@@ -120,7 +120,7 @@ def test_what_takes_another_pass_is_refused_beside_a_head(backbone, images):
   head = head_of(backbone, "h")
   probe = random_task(backbone, "p", regime="probe", cells=0, bottleneck=3)
   with pytest.raises(
-    TaskError, match="'p' was learned by 'probe', which reads"
+    TaskError, match="'p' has the regime 'probe', which reads"
   ):
     mv.concatenate(head, probe)
   names = [name for name, regime in REGIMES.items() if regime.composes]
