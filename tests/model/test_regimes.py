@@ -362,7 +362,7 @@ def test_other_regimes_do_not_compose(backbone, images, regime, tmp_path):
     with pytest.raises(
       TaskError,
       match=f"has the regime '{regime}', which {does} backbone.*: it cannot "
-      "share a pass. Give it alone to mv.Predictor, predict, evaluate, serve or ",
+      "share a pass. Give it alone to mv.Predictor, predict, evaluate, serve ",
     ):
       mv.forward(backbone, tasks, images)
   with pytest.raises(TaskError, match="cannot share a pass"):
