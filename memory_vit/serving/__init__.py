@@ -1,4 +1,4 @@
-"""Answer images over HTTP, by tasks that come and go while it runs."""
+"""HTTP server that answers images; tasks can change while it runs."""
 
 from etils import epy
 

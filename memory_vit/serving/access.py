@@ -1,4 +1,4 @@
-"""Access control: trusted host names, and the token for changes of tasks."""
+"""Access control: trusted host names, and the token for task changes."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from memory_vit.serving.request_error import RequestError
 LEAST_CHARACTERS = 16
 _MOST_BYTES = 4096
 _SCHEME = "bearer "
-# No other site can have these names.
+# These hosts are always trusted, because no other site can have their names.
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 _PORT = re.compile(r":\d*$")
 _SENDING = ("POST", "PUT", "DELETE")
 
 
 class TrustedHosts:
-  """ASGI middleware against requests that pages of other sites send."""
+  """ASGI middleware that refuses requests sent by pages of other sites."""
 
   def __init__(self, app: ASGIApp, allowed_hosts: str | None) -> None:
     self._app = app
@@ -39,11 +39,11 @@ class TrustedHosts:
     await self._app(scope, receive, send)
 
   def _check(self, headers: Headers, method: str) -> None:
-    """Raise a `RequestError`, which `BodyLimits` answers."""
+    """Raise `RequestError` unless trusted; `BodyLimits` makes it a response."""
     host = headers.get("host", "")
     name = _PORT.sub("", host.lower())
-    # A page may let its own name point to this server (DNS rebinding): to the
-    # browser both are one origin, and only the header Host differs.
+    # With DNS rebinding, another site's name points to this server. The browser
+    # then sees a single origin, and only the Host header shows the other name.
     if self._names is not None and name not in self._names:
       raise RequestError(
         400,
@@ -55,7 +55,7 @@ class TrustedHosts:
 
 
 class Token:
-  """A secret, kept as its SHA-256; without a secret every client is refused."""
+  """Token for task changes, stored as SHA-256; None refuses every client."""
 
   def __init__(self, secret: str | None) -> None:
     self._digest = _digest(secret) if secret is not None else None
@@ -65,7 +65,7 @@ class Token:
     return self._digest is not None
 
   def require(self, authorization: str | None) -> None:
-    """Raise status 403 if no token is set, 401 unless it is "Bearer TOKEN"."""
+    """Raise 403 if no token is set, 401 unless the header is "Bearer TOKEN"."""
     if self._digest is None:
       raise RequestError(
         403,
@@ -75,7 +75,7 @@ class Token:
     header = authorization or ""
     secret = header[len(_SCHEME) :].strip()
     is_bearer = header[: len(_SCHEME)].lower() == _SCHEME
-    # Both are of one length; how many characters agree cannot be measured.
+    # Constant-time comparison: its duration must not reveal parts of the token.
     same = hmac.compare_digest(_digest(secret), self._digest)
     if not (is_bearer and same):
       raise RequestError(
@@ -117,7 +117,7 @@ def read_token(file: str | None) -> Token:
 
 
 def _require_private(path: Path, mode: int) -> None:
-  """Refuse a file that other users may read, or its group may write."""
+  """Raise if other users can access the file, or its group can write to it."""
   if mode & (stat.S_IRWXO | stat.S_IWGRP):
     raise ConfigError(
       f"--token_file {brief(str(path))} has the mode {mode & 0o777:o}: others "

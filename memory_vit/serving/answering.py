@@ -1,4 +1,4 @@
-"""Answer the images of a request: decode, share a pass, pick answers."""
+"""Answer predict requests: decode images, batch them, and write JSON."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from memory_vit.serving.settings import MOST_OUTPUTS, ServerSettings
 if TYPE_CHECKING:
   from memory_vit.prediction import Predictions, Predictor, TaskSet
 
-# Share of a batch from which the rest is padded: padding costs a CPU as much as
-# images, and an accelerator next to nothing.
+# Minimum share of a batch that images fill, if the batch runs on a CPU: padding
+# costs a CPU as much time as images, and an accelerator next to none.
 _LEAST_FILL_ON_CPU = 0.75
-# An output is sorted, named and written in the time of about ten pixels.
+# Sorting, naming and writing an output takes as long as decoding ten pixels.
 _PIXELS_PER_OUTPUT = 10
 
 
 class Answering:
-  """Answers requests; is made and used within one event loop."""
+  """Answers predict requests; must be created and used in one event loop."""
 
   def __init__(
     self, predictor: Predictor, settings: ServerSettings, metrics: Metrics
@@ -47,7 +47,7 @@ class Answering:
     self._lanes = Lanes()
     self._batcher: Batcher[Predictions] = Batcher(
       self._predict,
-      # Nothing is compiled yet when the server starts.
+      # `compiled_sizes` is empty until the server has compiled the first size.
       sizes=lambda: predictor.compiled_sizes or predictor.batch_sizes,
       least_fill=_LEAST_FILL_ON_CPU if jax.default_backend() == "cpu" else 0,
       wait_seconds=settings.wait_ms / 1e3,
@@ -57,15 +57,15 @@ class Answering:
 
   @property
   def taken(self) -> int:
-    """Images that were taken and are not yet answered."""
+    """Number of images that were accepted and are not yet answered."""
     return self._batcher.taken
 
   async def answer(self, request: PredictRequest) -> bytes:
-    """Answer all images of a request by one set of tasks, as JSON."""
-    # Before decoding; the set that answers is asked again.
+    """Answer all images of a request with one set of tasks; return JSON."""
+    # Refuse unknown tasks early; `_work` checks again with the answering set.
     self._require_known(request, self._predictor.task_set)
     try:
-      # Cancelled work leaves its queues; a thread finishes what it has begun.
+      # A timeout removes queued work; work that a thread has begun is finished.
       async with asyncio.timeout(self._settings.timeout):
         prepared, answer = await self._work(request)
     except RequestError as refusal:
@@ -77,8 +77,8 @@ class Answering:
         f"no answer within {self._settings.timeout:g} seconds: the server is "
         "overloaded, or the images are very large.",
       ) from None
-    # Only of requests that a client waited for to the end.
-    refused = sum(isinstance(one, DataError) for one in prepared)
+    # Count images only now, because a request may time out or be cancelled.
+    refused = sum(isinstance(result, DataError) for result in prepared)
     self._metrics.images(len(prepared) - refused, refused)
     return answer
 
@@ -95,29 +95,29 @@ class Answering:
       with contextlib.nullcontext() if heavy else self._lanes.light_request():
         prepared, answer, rows = await self._predicted(request, weight)
       self._require_known(request, answer.task_set)
-      own = _own_part(answer, rows, request)
-      outputs = sum(logits.size for logits in own.logits.values())
-      make = functools.partial(self._json, request, prepared, own)
+      predictions = _own_part(answer, rows, request)
+      outputs = sum(logits.size for logits in predictions.logits.values())
+      make = functools.partial(self._json, request, prepared, predictions)
       json = await self._lanes.run(_PIXELS_PER_OUTPUT * outputs, make)
     return prepared, json
 
   async def _predicted(
     self, request: PredictRequest, weight: int
   ) -> tuple[list[np.ndarray | DataError], Predictions, slice]:
-    """The images, the answer of their batch, and their rows in it."""
+    """Return prepared images, their batch's answer, and their rows in it."""
     while True:
       wanted = self._predictor.preprocessing
       prepared = await self._prepared(request, weight)
-      good = [one for one in prepared if isinstance(one, np.ndarray)]
+      good = [result for result in prepared if isinstance(result, np.ndarray)]
       if not good:
         raise _no_image(request, prepared)
       answer, rows = await self._batcher.submit(np.stack(good))
-      # The first task of an empty set may prepare images differently.
+      # Retry if the first task of an empty set has changed the preprocessing.
       if answer.task_set.preprocessing == wanted:
         return prepared, answer, rows
 
   async def _weight(self, request: PredictRequest) -> int:
-    """Time to decode all images, in pixels; 413 if it is too much."""
+    """Return the weight of decoding all images; raise 413 if too large."""
     encoded = [image.content for image in request.images]
     pixels = await self._lanes.run(
       sum(map(len, encoded)) // 3,
@@ -129,12 +129,12 @@ class Answering:
   async def _prepared(
     self, request: PredictRequest, weight: int
   ) -> list[np.ndarray | DataError]:
-    """Each image float32 (side, side, 3), or why it cannot be read."""
-    encoded = [one.content for one in request.images if not one.error]
+    """Return each image as float32 (side, side, 3), or why it is unreadable."""
+    encoded = [image.content for image in request.images if not image.error]
     heavy = is_heavy(weight)
-    # Heavy ones in parts, so that lighter requests go between them.
+    # Split a heavy request into parts, between which lighter requests can run.
     step = HEAVY_THREADS if heavy else max(1, len(encoded))
-    several: list[np.ndarray | DataError] = []
+    results: list[np.ndarray | DataError] = []
     for first in range(0, len(encoded), step):
       prepare = functools.partial(
         self._predictor.prepare_each,
@@ -142,11 +142,11 @@ class Answering:
         first,
         large=heavy,
       )
-      several += await self._lanes.run(weight, prepare)
-    found = iter(several)
+      results += await self._lanes.run(weight, prepare)
+    remaining = iter(results)
     return [
-      DataError(one.error) if one.error else next(found)
-      for one in request.images
+      DataError(image.error) if image.error else next(remaining)
+      for image in request.images
     ]
 
   def _predict(self, pixels: np.ndarray) -> Predictions:
@@ -169,16 +169,16 @@ class Answering:
     prepared: Sequence[np.ndarray | DataError],
     answer: Predictions,
   ) -> bytes:
-    rows = sum(isinstance(one, np.ndarray) for one in prepared)
+    rows = sum(isinstance(result, np.ndarray) for result in prepared)
     answers_of_rows = iter(self._answers(answer, rows, request))
     return json_bytes(
       {
         "task_set": task_set_json(answer.task_set),
         "images": [
           {"name": image.name, **next(answers_of_rows)}
-          if isinstance(one, np.ndarray)
-          else {"name": image.name, "error": one_line(str(one))}
-          for image, one in zip(request.images, prepared, strict=True)
+          if isinstance(result, np.ndarray)
+          else {"name": image.name, "error": one_line(str(result))}
+          for image, result in zip(request.images, prepared, strict=True)
         ],
       }
     )
@@ -186,7 +186,7 @@ class Answering:
   def _answers(
     self, answer: Predictions, rows: int, request: PredictRequest
   ) -> list[dict[str, Any]]:
-    """For each row: the answer of each task."""
+    """Return the answers of all tasks, and their errors, for each row."""
     names = (*answer.logits, *([BACKBONE] if request.original else []))
     activated, problems = _activated(answer, names)
     most = Most(request.top or self._settings.top, request.top)
@@ -198,16 +198,16 @@ class Answering:
         for name, outputs in activated.items()
       )
     )
-    found = {
+    answers = {
       name: answer.marked(
         name, kinds[name].answers(answer.class_names(name), outputs, most)
       )
       for name, outputs in activated.items()
     }
-    original = found.pop(BACKBONE, None)
+    original = answers.pop(BACKBONE, None)
     return [
       {
-        "tasks": {name: of_task[i] for name, of_task in found.items()},
+        "tasks": {name: of_task[i] for name, of_task in answers.items()},
         **({"original": original[i]} if original else {}),
         **({"task_errors": problems} if problems else {}),
       }
@@ -218,7 +218,7 @@ class Answering:
 def _own_part(
   answer: Predictions, rows: slice, request: PredictRequest
 ) -> Predictions:
-  """The outputs of a request, out of those of its batch."""
+  """Select the rows and tasks of a request from the outputs of its batch."""
   return dataclasses.replace(
     answer,
     logits={
@@ -232,14 +232,14 @@ def _own_part(
 def _activated(
   answer: Predictions, names: Sequence[str]
 ) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-  """Probabilities or values of each task, or why it has none."""
-  found, problems = {}, {}
+  """Return {name: probabilities or values}, and {name: why it has none}."""
+  activated, problems = {}, {}
   for name in names:
-    try:  # outputs that are not finite must not spoil those of other tasks
-      found[name] = answer.activated(name)
+    try:  # non-finite outputs of one task must not affect other tasks
+      activated[name] = answer.activated(name)
     except TaskError as error:
       problems[name] = one_line(str(error))
-  return found, problems
+  return activated, problems
 
 
 def _require_few_outputs(count: int) -> None:
@@ -253,7 +253,7 @@ def _require_few_outputs(count: int) -> None:
 
 
 def _require_few_pixels(pixels: int, most: float) -> None:
-  """By headers: a file of a few kilobytes can have many megapixels."""
+  """Limit the pixels stated in headers: small files can hold huge images."""
   if pixels > most * 1e6:
     raise RequestError(
       413,
@@ -278,7 +278,7 @@ def unknown_tasks(unknown: Sequence[str], known: Sequence[str]) -> RequestError:
 def _no_image(
   request: PredictRequest, prepared: Sequence[np.ndarray | DataError]
 ) -> RequestError:
-  reasons = [one_line(str(one)) for one in prepared]
+  reasons = [one_line(str(result)) for result in prepared]
   return RequestError(
     422,
     f"none of {len(reasons)} images can be read; the first: {reasons[0]}",

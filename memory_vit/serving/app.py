@@ -1,4 +1,4 @@
-"""The HTTP application: its middleware, and the routes of health and images."""
+"""HTTP application: middleware, and the routes for health and images."""
 
 from __future__ import annotations
 
@@ -54,20 +54,20 @@ def create_app(
   *,
   refuse_changes: str = "",
 ) -> FastAPI:
-  """Make the application that answers by a predictor.
+  """Create the application that answers requests with a predictor.
 
-  Its lifespan warms the predictor up. `app.state.service.stopping = True` turns
-  /readyz to 503.
+  Its lifespan warms up the predictor. `app.state.service.stopping = True` makes
+  /readyz return status 503.
 
   Args:
     predictor: with or without tasks; it need not be warm.
     settings: limits, timeouts, and where tasks are stored.
-    refuse_changes: why tasks cannot be changed here, such as on one of several
-      servers without a `state_dir`; "" if they can.
+    refuse_changes: reason why tasks cannot be changed, for example that several
+      servers have no common `state_dir`; "" if they can be changed.
 
   Raises:
     MemoryVitError: for settings that cannot be used, such as a token file that
-      others may read, or a `state_dir` of another backbone.
+      other users may read, or a `state_dir` of another backbone.
   """
   service = Service(predictor, settings, refuse_changes)
 
@@ -94,12 +94,12 @@ def create_app(
   _add_heads(app)
   app.add_middleware(TrustedHosts, allowed_hosts=settings.allowed_hosts)
   app.add_middleware(BodyLimits, settings=settings)
-  app.add_middleware(RequestLog, metrics=service.metrics)  # outermost
+  app.add_middleware(RequestLog, metrics=service.metrics)  # last is outermost
   return app
 
 
 def _add_refusals(app: FastAPI) -> None:
-  """Every refusal is JSON with one line."""
+  """Answer every error with JSON that gives the reason in one line."""
 
   @app.exception_handler(RequestError)
   async def refused(_: Request, error: RequestError) -> Response:
@@ -121,12 +121,12 @@ def _add_refusals(app: FastAPI) -> None:
 
   @app.exception_handler(Exception)
   async def failed(_: Request, error: Exception) -> Response:
-    # Its traceback is for the log, not for the client.
+    # The log has the traceback; clients must not see it.
     return RequestError(500, "the server failed; its log says how.").response()
 
 
 def _add_heads(app: FastAPI) -> None:
-  """Answer HEAD like GET, without the body: load balancers probe by it."""
+  """Answer HEAD requests of load balancers like GET, without the body."""
   for route in list(app.routes):
     if isinstance(route, APIRoute) and "GET" in (route.methods or ()):
       app.add_api_route(
@@ -140,15 +140,15 @@ def _add_heads(app: FastAPI) -> None:
 def _add_health(app: FastAPI, service: Service) -> None:
   @app.get("/healthz", tags=["health"])
   async def healthz() -> Response:
-    """Whether the process lives: status 500 if its warm-up failed."""
+    """Report whether the process is alive: status 500 if its warm-up failed."""
     status = 500 if service.state == "failed" else 200
     return JSONResponse({"status": service.state}, status)
 
   @app.get("/readyz", tags=["health"])
   async def readyz() -> Response:
-    """Whether requests are answered: status 503 during warm-up and shutdown.
+    """Report readiness: status 503 during warm-up and shutdown.
 
-    `batch_sizes` are compiled, and `compiling` names what is not yet.
+    `batch_sizes` are compiled; `compiling` names programs that are not yet.
     """
     status = 200 if service.state == "ready" else 503
     task_set = task_set_json(service.predictor.task_set)
@@ -199,9 +199,9 @@ def _add_prediction(app: FastAPI, service: Service) -> None:
   )
   async def attention(request: Request) -> Response:
     """Show what the tokens of tasks attend to in one image, in each layer."""
-    found = service.attention
+    attention_service = service.attention
     asked = await _asked(service, request, 1)
-    return await _answer(request, found.answer(asked))
+    return await _answer(request, attention_service.answer(asked))
 
 
 async def _answer(
@@ -214,7 +214,7 @@ async def _answer(
 async def _asked(
   service: Service, request: Request, max_images: int
 ) -> PredictRequest:
-  """Read a request, and wait for the task that it wants."""
+  """Read a request, and wait for the task in its header `x-wait-for`."""
   asked = await read_predict_request(request, max_images)
   if awaited := awaited_task(request):
     seconds = service.settings.timeout
@@ -224,7 +224,7 @@ async def _asked(
 
 
 async def _unless_left(request: Request, work: Coroutine[Any, Any, T]) -> T:
-  """Await work; status 499 as soon as the client leaves, without the work."""
+  """Await work; if the client leaves, cancel the work and raise status 499."""
 
   async def leave() -> None:
     while (await request.receive())["type"] != "http.disconnect":

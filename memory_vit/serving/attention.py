@@ -27,13 +27,13 @@ if TYPE_CHECKING:
   from memory_vit.prediction import Predictor
   from memory_vit.tasks.slots import Slots
 
-# Images that may wait.
+# Maximum number of requests, of one image each, that are not yet answered.
 _MOST_WAITING = 8
 _DIGITS = 6
 
 
 class AttentionService:
-  """Computes the attention of tasks, for one image at a time."""
+  """Computes attention maps of tasks, for one image at a time."""
 
   def __init__(self, predictor: Predictor, timeout: float) -> None:
     """`timeout` is in seconds."""
@@ -41,22 +41,22 @@ class AttentionService:
     self._timeout = timeout
     self._waiting = 0
     self._counter = CompilationCounter()
-    self._compiled: Hashable = None  # the shapes of tasks for which it is
+    self._compiled: Hashable = None  # shapes of the tasks at compilation
     self._thread = ThreadPoolExecutor(1, thread_name_prefix="attention")
 
   @property
   def compilations(self) -> int:
-    """The number of programs that requests compiled."""
+    """Number of programs that requests, not warm-ups, compiled."""
     return self._counter.count
 
   @property
   def is_warm(self) -> bool:
-    """Whether its programs are compiled for the current tasks."""
+    """Whether the attention programs fit the current tasks."""
     return self._compiled == self._predictor.task_set.program.shapes
 
   async def warm_up(self) -> None:
-    """Compile its programs, so that the first request does not wait."""
-    # In the thread of requests, which would compile the same programs.
+    """Compile the programs, so that the first request does not wait."""
+    # Use the thread of requests, so that no program is compiled twice.
     loop = asyncio.get_running_loop()
     await loop.run_in_executor(self._thread, self._compile)
 
@@ -69,11 +69,11 @@ class AttentionService:
     self._compiled = program.shapes
 
   async def answer(self, request: PredictRequest) -> bytes:
-    """Answer what tasks attend to in the one image of a request, as JSON.
+    """Return JSON of what tasks attend to in the single image of a request.
 
-    404 for unknown tasks; 422 for another number of images, unreadable ones,
-    and options of predictions; 413 for too many tasks; 503 if too many wait;
-    504 after the timeout.
+    Raise status 404 for unknown tasks; 422 unless there is one readable image,
+    or for options of predictions; 413 for too many tasks; 503 if too many
+    requests wait; 504 after the timeout.
     """
     if len(request.images) != 1:
       raise RequestError(422, "images: expected one.")
@@ -113,11 +113,11 @@ class AttentionService:
       if spec.name not in with_token:
         raise RequestError(
           422,
-          f"task {spec.name!r} was learned by {spec.regime!r}, and has no "
+          f"task {spec.name!r} has the regime {spec.regime!r}, and has no "
           "token of its own whose attention could be shown.",
         )
     slots = task_set.program.slots
-    assert slots is not None  # of tasks with tokens
+    assert slots is not None  # because tasks have tokens
     self._require_few(len(names))
     [uploaded] = request.images
     [pixels] = self._predictor.prepare_each([uploaded.content])
@@ -134,7 +134,7 @@ class AttentionService:
         "columns": side,
       }
     )
-    # Task by task: no other thread runs while JSON is written.
+    # Write tasks one by one, because no other thread runs during `json_bytes`.
     tasks = b",".join(
       json_bytes(name)
       + b":"
@@ -155,7 +155,7 @@ class AttentionService:
       )
 
   def _weights(self, pixels: np.ndarray, slots: Slots) -> np.ndarray:
-    """Attention of all slots, which may be empty, to the image: (t, l, s)."""
+    """Return the attention (t, l, s) of all slots, even empty, to the image."""
     backbone = self._predictor.backbone
     _, context = encode(backbone, pixels[None])
     image, _, _ = token_attention_program(
@@ -169,19 +169,19 @@ class AttentionService:
 
 
 def _shares(weights: np.ndarray, patches: int) -> dict[str, Any]:
-  """Shares of weights (l, s): class tokens, each patch, the rest."""
+  """Return weights (l, s) as JSON: class token, patches, and the rest to 1."""
   patch = weights[:, -patches:].astype(np.float64)
-  other = weights[:, :-patches].sum(axis=1, dtype=np.float64)
-  rest = np.maximum(1 - patch.sum(axis=1) - other, 0)
+  class_token = weights[:, :-patches].sum(axis=1, dtype=np.float64)
+  rest = np.maximum(1 - patch.sum(axis=1) - class_token, 0)
   return {
-    "class_token": np.round(other, _DIGITS).tolist(),
+    "class_token": np.round(class_token, _DIGITS).tolist(),
     "patches": np.round(patch, _DIGITS).tolist(),
     "rest": np.round(rest, _DIGITS).tolist(),
   }
 
 
 def _png_url(pixels: np.ndarray) -> str:
-  """A prepared image, float32 (side, side, 3) in [-1, 1], as a data URL."""
+  """Encode an image, float32 (side, side, 3) in [-1, 1], as a PNG data URL."""
   file = io.BytesIO()
   Image.fromarray(to_levels(pixels)).save(file, "PNG")
   encoded = base64.b64encode(file.getvalue()).decode("ascii")

@@ -1,4 +1,4 @@
-"""Compile while requests are answered: batch sizes, then attention."""
+"""Compile programs in the background: batch sizes, then attention."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
   from memory_vit.prediction import Predictor
 
 logger = logging.getLogger(__name__)
-# Between looks for tasks whose programs are not compiled: those that were added
-# while a batch size was compiled may lack it.
+# Seconds between checks for missing programs: a task that is added while a size
+# is being compiled may lack that size.
 _LOOK_SECONDS = 1.0
 _BATCH_SIZES, _ATTENTION = "batch sizes", "attention"
 
 
 class BackgroundCompiler:
-  """Compiles what the current tasks lack, while requests are answered.
+  """Compiles missing programs of the current tasks while requests are answered.
 
   Attributes:
-    problems: {"batch sizes" or "attention": why it cannot be compiled}. It is
-      not tried again; requests are answered by what is compiled.
+    problems: {"batch sizes" or "attention": why it cannot be compiled}. Failed
+      programs are not retried; compiled programs continue to answer requests.
   """
 
   def __init__(self, predictor: Predictor, attention: AttentionService) -> None:
@@ -34,15 +34,15 @@ class BackgroundCompiler:
   @property
   def missing(self) -> list[str]:
     """Names of the programs that will be compiled for the current tasks."""
-    predictor, found = self._predictor, []
+    predictor, missing = self._predictor, []
     if predictor.compiled_sizes != predictor.batch_sizes:
-      found.append(_BATCH_SIZES)
+      missing.append(_BATCH_SIZES)
     if not self._attention.is_warm:
-      found.append(_ATTENTION)
-    return [name for name in found if name not in self.problems]
+      missing.append(_ATTENTION)
+    return [name for name in missing if name not in self.problems]
 
   async def run(self) -> None:
-    """Compile, in one thread at a time, until it is cancelled."""
+    """Compile missing programs, one at a time, until this is cancelled."""
     while True:
       for name in self.missing:
         try:
@@ -50,7 +50,7 @@ class BackgroundCompiler:
             await asyncio.to_thread(self._predictor.warm_up)
           else:
             await self._attention.warm_up()
-        except Exception as error:  # such as no memory on the device
+        except Exception as error:  # such as out of memory
           self.problems[name] = one_line(str(error)) or type(error).__name__
           logger.exception("%s cannot be compiled; /readyz says so", name)
         else:

@@ -1,6 +1,6 @@
 """Dynamic batching: requests that arrive together share a pass.
 
-All images of a request are in one call, and so answered by one set of tasks.
+All images of a request are in one batch, so that one set of tasks answers them.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import numpy as np
 from memory_vit.serving.request_error import busy
 
 T = TypeVar("T")
-# Until the first batch was measured; for Retry-After alone.
+# Estimate for Retry-After until the first batch has been measured.
 _SECONDS_PER_IMAGE = 0.05
 _MOST_RETRY_SECONDS = 60.0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Waiting(Generic[T]):
-  """Prepared images of a request: float32 (k, side, side, 3)."""
+  """Queued request; `pixels` are its k images, float32 (k, side, side, 3)."""
 
   pixels: np.ndarray
   answer: asyncio.Future[tuple[T, slice]]
@@ -34,7 +34,7 @@ class _Waiting(Generic[T]):
 
 
 class Batcher(Generic[T]):
-  """Collects images of requests, and runs them in batches in one thread."""
+  """Collects images of requests, and predicts batches of them in one thread."""
 
   def __init__(
     self,
@@ -46,12 +46,12 @@ class Batcher(Generic[T]):
     max_queue: int,
     on_batch: Callable[[int, int, float], None] = lambda *_: None,
   ) -> None:
-    """Start to work; `sizes` gives the ascending batch sizes of the next batch.
+    """Start; before each batch, `sizes()` gives the ascending batch sizes.
 
-    `on_batch` gets images, rows with padding, and seconds.
+    After a batch, `on_batch` gets images, rows including padding, and seconds.
     """
     self.taken = 0  # images without an answer yet
-    self._heavy = 0  # those of heavy requests
+    self._heavy = 0  # number of them that belong to heavy requests
     self._predict = predict
     self._next_sizes = sizes
     self._sizes = tuple(sizes())
@@ -67,9 +67,9 @@ class Batcher(Generic[T]):
 
   @contextlib.contextmanager
   def room(self, count: int, *, heavy: bool = False) -> Iterator[None]:
-    """Take images into the queue until the body ends, or raise status 503.
+    """Reserve room in the queue while the body runs, or raise status 503.
 
-    Heavy requests together take at most half of the queue, or one of them all.
+    Several heavy requests share half of the queue; a single one may fill it.
     """
     is_full = self.taken + count > self._max_queue
     if heavy and self._heavy:
@@ -91,15 +91,15 @@ class Batcher(Generic[T]):
       self._changed.set()
 
   async def submit(self, pixels: np.ndarray) -> tuple[T, slice]:
-    """Answer images that have `room`: the batch's answer, and their rows."""
+    """Queue images within `room`; return the batch's answer and their rows."""
     loop = asyncio.get_running_loop()
-    one = _Waiting[T](pixels, loop.create_future(), time.monotonic())
-    self._waiting.append(one)
+    waiting = _Waiting[T](pixels, loop.create_future(), time.monotonic())
+    self._waiting.append(waiting)
     self._changed.set()
-    return await one.answer
+    return await waiting.answer
 
   def close(self) -> None:
-    """End; the server closes it once every request has its answer."""
+    """Stop; the server calls this after every request has its answer."""
     self._worker.cancel()
     self._thread.shutdown(wait=False, cancel_futures=True)
 
@@ -115,11 +115,11 @@ class Batcher(Generic[T]):
         await self._run(batch)
 
   async def _gather(self) -> None:
-    """Wait for images that are being decoded, but not for long."""
+    """Wait up to `wait_seconds` for images that are being decoded."""
     until = self._waiting[0].since + self._wait_seconds
     while (left := until - time.monotonic()) > 0:
-      ready = sum(len(one.pixels) for one in self._waiting)
-      if ready >= min(self._sizes[-1], self.taken):  # no other can come
+      ready = sum(len(waiting.pixels) for waiting in self._waiting)
+      if ready >= min(self._sizes[-1], self.taken):  # full, or all decoded
         return
       self._changed.clear()
       with contextlib.suppress(TimeoutError):
@@ -127,48 +127,48 @@ class Batcher(Generic[T]):
           await self._changed.wait()
 
   def _take(self) -> list[_Waiting[T]]:
-    """The requests of the next batch, the oldest first."""
+    """Remove the requests of the next batch from the queue, oldest first."""
     alive = collections.deque(
-      one
-      for one in self._waiting
-      if not one.answer.done()  # else cancelled
+      waiting
+      for waiting in self._waiting
+      if not waiting.answer.done()  # else it was cancelled
     )
     self._waiting = alive
     if not alive:
       return []
     batch: list[_Waiting[T]] = []
-    room = self._batch_size([len(one.pixels) for one in alive])
+    room = self._batch_size([len(waiting.pixels) for waiting in alive])
     while alive and (not batch or len(alive[0].pixels) <= room):
       batch.append(alive.popleft())
       room -= len(batch[-1].pixels)
     return batch
 
   def _batch_size(self, waiting: Sequence[int]) -> int:
-    """The smallest size for all images, unless much would be padding."""
+    """Return the size for all images, or a smaller one to avoid padding."""
     count = sum(waiting)
     size = self._holding(count)
     if count >= self._least_fill * size:
       return size
-    # The largest that is full, but at least what the oldest request needs.
+    # The largest size that is filled, but enough for the oldest request.
     full = max((s for s in self._sizes if s <= count), default=0)
     return max(full, self._holding(waiting[0]))
 
   def _holding(self, count: int) -> int:
-    """The smallest size for this number of images, or the largest of all."""
+    """Return the smallest size that holds this count, or the largest of all."""
     return next((s for s in self._sizes if s >= count), self._sizes[-1])
 
   async def _run(self, batch: list[_Waiting[T]]) -> None:
     loop = asyncio.get_running_loop()
-    count = sum(len(one.pixels) for one in batch)
+    count = sum(len(waiting.pixels) for waiting in batch)
     begun = time.monotonic()
     try:
       answer = await loop.run_in_executor(
-        self._thread, self._predict_all, [one.pixels for one in batch]
+        self._thread, self._predict_all, [waiting.pixels for waiting in batch]
       )
     except Exception as error:
-      for one in batch:
-        if not one.answer.done():
-          one.answer.set_exception(error)
+      for waiting in batch:
+        if not waiting.answer.done():
+          waiting.answer.set_exception(error)
       return
     seconds = time.monotonic() - begun
     self._seconds_per_image = seconds / count
@@ -176,10 +176,10 @@ class Batcher(Generic[T]):
     rows = full * self._sizes[-1] + (self._holding(rest) if rest else 0)
     self._on_batch(count, rows, seconds)
     start = 0
-    for one in batch:
-      stop = start + len(one.pixels)
-      if not one.answer.done():
-        one.answer.set_result((answer, slice(start, stop)))
+    for waiting in batch:
+      stop = start + len(waiting.pixels)
+      if not waiting.answer.done():
+        waiting.answer.set_result((answer, slice(start, stop)))
       start = stop
 
   def _predict_all(self, pixels: list[np.ndarray]) -> T:

@@ -24,59 +24,59 @@ if TYPE_CHECKING:
 
 
 def bind(host: str, port: int) -> socket.socket:
-  """Bind an address without listening yet: no client connects before that."""
+  """Bind an address without listening, so that no client can connect yet."""
   try:
     family, kind, protocol, _, address = socket.getaddrinfo(
       host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
-    found = socket.socket(family, kind, protocol)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    found.bind(address)
+    bound = socket.socket(family, kind, protocol)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    bound.bind(address)
   except (OSError, UnicodeError) as error:
     reason = getattr(error, "strerror", None) or str(error)
     raise ConfigError(
       f"--host={brief(host)} --port={port} cannot be had: {reason}."
     ) from error
-  return found
+  return bound
 
 
 def url(bound: socket.socket) -> str:
-  """The address of a socket, as one types it into a browser."""
+  """Return the URL of a socket, as a user types it into a browser."""
   host, port = bound.getsockname()[:2]
   return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def serve(app: FastAPI, settings: ServerSettings, bound: socket.socket) -> None:
-  """Serve until SIGTERM or Ctrl-C, and end the process by that signal."""
+  """Serve until SIGTERM or Ctrl-C, then end the process with that signal."""
   config = uvicorn.Config(
     app,
-    http="h11",  # the same, whether httptools is installed or not
+    http="h11",  # even if httptools is installed
     ws="none",
     lifespan="on",
     loop="asyncio",
     log_config=None,
     access_log=False,
-    # A header could lie about the client; audit lines name the socket.
+    # Audit lines name the client by its socket, because headers can be forged.
     proxy_headers=False,
     server_header=False,
     timeout_keep_alive=settings.timeout_keep_alive,
     timeout_graceful_shutdown=settings.grace,
     limit_concurrency=settings.max_connections,
   )
-  # A thread that traces programs holds the interpreter for as long, 5 ms by
-  # default, at each step of a request: p99 was three times as long.
+  # While a thread traces programs, each step of a request waits this long for
+  # the GIL. With the default of 5 ms, the p99 latency was three times as high.
   sys.setswitchinterval(0.001)
-  # Requests have lines of ours.
+  # Requests are logged by `RequestLog`, not by uvicorn.
   logging.getLogger("uvicorn").setLevel(logging.WARNING)
-  # Uvicorn raises the signal again at the end; Python's own handler would then
-  # wait for threads that compile or decode.
+  # After the shutdown, uvicorn raises the signal again. SIG_DFL then ends the
+  # process at once; Python's handler would wait for threads that still work.
   for number in (signal.SIGTERM, signal.SIGINT):
     signal.signal(number, signal.SIG_DFL)
   _Server(config, app, settings.receive_timeout).run(sockets=[bound])
 
 
 class _Server(uvicorn.Server):
-  """Uvicorn's server, with a time limit for headers."""
+  """Uvicorn server with a time limit for the headers of a request."""
 
   def __init__(
     self, config: uvicorn.Config, app: FastAPI, header_seconds: float
@@ -84,34 +84,34 @@ class _Server(uvicorn.Server):
     super().__init__(config)
     self._app, self._header_seconds = app, header_seconds
     self._waiting: dict[tuple[H11Protocol, object], float] = {}
-    self._frozen = 0  # how often
+    self._frozen = 0  # number of calls of gc.freeze
 
   def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-    """End gracefully; at the second signal, at once."""
+    """Shut down gracefully at the first signal, at once at the second."""
     if self.should_exit:
       signal.signal(sig, signal.SIG_DFL)
       signal.raise_signal(sig)
-      os._exit(0)  # process 1 of a container ignores the signal
+      os._exit(0)  # for process 1 of a container, which ignores the signal
     self._app.state.service.stopping = True
     super().handle_exit(sig, frame)
 
   async def serve(self, sockets: list[socket.socket] | None = None) -> None:
     await super().serve(sockets)
     if self.started:
-      # Uvicorn has raised the signal again; process 1 of a container ignores
-      # it, and would wait for threads.
+      # Process 1 of a container ignores the signal that uvicorn has raised
+      # again. Without this call, the process would wait for its threads.
       os._exit(0)
 
   async def on_tick(self, counter: int) -> bool:
-    """Close connections whose headers take too long; uvicorn never does.
+    """Close connections whose headers take too long, unlike uvicorn.
 
-    Before the server is ready, and again once all is compiled, exclude its
-    lasting objects from collections.
+    At the first tick, and again once all programs are compiled, exclude all
+    existing objects from garbage collection.
     """
     service = self._app.state.service
     is_compiled = service.state == "ready" and not service.compiler.missing
     if self._frozen < 1 + is_compiled:
-      # A full collection stops all threads, 0.1 s for what libraries hold.
+      # Otherwise, each full collection would stop all threads for 0.1 s.
       gc.collect()
       gc.freeze()
       self._frozen += 1
@@ -120,7 +120,7 @@ class _Server(uvicorn.Server):
     self._waiting = {
       (c, c.cycle): self._waiting.get((c, c.cycle), now)
       for c in connections
-      if c.timeout_keep_alive_task is None  # else it is idle: uvicorn closes it
+      if c.timeout_keep_alive_task is None  # else uvicorn closes it as idle
       and (c.cycle is None or c.cycle.response_complete)
     }
     for (connection, _), since in self._waiting.items():

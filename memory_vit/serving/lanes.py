@@ -1,8 +1,8 @@
-"""Threads for the work of requests, in which light requests pass heavy ones.
+"""Threads for the work of requests; light requests overtake heavy ones.
 
-The weight of work is its time, in pixels of a plain image that take as long to
-decode. That of a request is the sum over its images: many small files can take
-longer than a large one.
+The weight of work is its duration, given as the number of pixels of a plain
+image that can be decoded in that time. The weight of a request is the sum over
+its images: many small files can take longer than a single large one.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import Any, Generic, TypeVar
 from memory_vit.images.reader import THREADS
 
 T = TypeVar("T")
-# Work of this weight takes about 10 ms, for which a light request may wait.
+# Minimum weight of heavy work: about 10 ms, which light requests can wait for.
 _HEAVY = 500_000
 HEAVY_THREADS = max(1, THREADS - 1)
-# Heavy work waits no longer than this, or a busy server would never begin it.
+# Heavy work waits at most this long, or a busy server would never begin it.
 PATIENCE_SECONDS = 0.05
 
 
@@ -32,10 +32,10 @@ def is_heavy(weight: int) -> bool:
 
 
 class Lanes:
-  """Two groups of threads: heavy work never takes those of light work.
+  """Two thread pools: heavy work never uses the threads of light work.
 
-  Nor does it begin while a light request is being answered: decoders hold the
-  lock of Python for long, which every step of an answer needs.
+  Heavy work also waits while a light request is being answered: decoders hold
+  the GIL for a long time, and each step of an answer needs the GIL.
   """
 
   def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Lanes:
 
   @contextlib.contextmanager
   def light_request(self) -> Iterator[None]:
-    """Let heavy work wait until the body ends."""
+    """Make heavy work wait while the body runs."""
     self._requests += 1
     self._calm.clear()
     try:
@@ -58,7 +58,7 @@ class Lanes:
         self._calm.set()
 
   async def run(self, weight: int, work: Callable[[], T]) -> T:
-    """Run work in a thread, after lighter work that waits."""
+    """Run work in a thread; lighter work that is waiting goes first."""
     lane = self._heavy if is_heavy(weight) else self._light
     return await lane.run(_Waiting(weight, next(_order), work))
 
@@ -67,7 +67,7 @@ class Lanes:
       lane.threads.shutdown(wait=False, cancel_futures=True)
 
 
-_order = itertools.count()  # of equal weights the oldest goes first
+_order = itertools.count()  # if weights are equal, the oldest goes first
 
 
 @dataclasses.dataclass(order=True)
@@ -88,7 +88,7 @@ class _Lane:
 
   async def run(self, waiting: _Waiting[T]) -> T:
     self._waiting.put(waiting)
-    # A thread that becomes free takes the lightest work, whichever was added.
+    # A free thread runs the lightest waiting work, which may not be this work.
     self.threads.submit(self._run_lightest)
     try:
       return await asyncio.wrap_future(waiting.future)
@@ -101,7 +101,7 @@ class _Lane:
     lightest = self._waiting.get_nowait()
     work, future = lightest.work, lightest.future
     if work is None or not future.set_running_or_notify_cancel():
-      return  # nobody waits for it
+      return  # the client has left
     try:
       future.set_result(work())
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""Limits on the bodies of requests, while they arrive.
+"""Limits on the bodies of requests, enforced while they arrive.
 
 Content-Length is not trusted: bytes are counted. A client that sends too much,
 or too slowly, gets its answer while it is still sending.
@@ -22,7 +22,7 @@ class BodyLimits:
   """ASGI middleware: refuses bodies that are too large, slow or many."""
 
   def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
-    self.held = 0  # bytes of all requests without an answer
+    self.held = 0  # body bytes of all requests without an answer
     self.settings = settings
     self._app = app
 
@@ -33,7 +33,7 @@ class BodyLimits:
     body = _Body(self, scope, receive, send)
     try:
       await self._app(scope, body.receive, body.send)
-    except RequestError as refusal:  # of a middleware inside
+    except RequestError as refusal:  # raised by an inner middleware
       await refusal.response()(scope, body.receive, body.send)
     finally:
       self.held -= body.size
@@ -49,14 +49,14 @@ class _Body:
     self.size = 0
     self._limits = limits
     self._receive, self._send = receive, send
-    # PUT sends a task.
+    # The body of PUT is a task, which has its own size limit.
     is_task = scope["method"] == "PUT"
     self._most_mib = settings.max_task_mib if is_task else settings.max_body_mib
     self._deadline = time.monotonic() + settings.receive_timeout
     self._is_whole = False
 
   async def receive(self) -> Message:
-    if self._is_whole:  # the caller waits for the end of the connection
+    if self._is_whole:  # the caller now waits for a disconnect
       return await self._receive()
     settings = self._limits.settings
     try:
@@ -86,11 +86,11 @@ class _Body:
     return message
 
   async def send(self, message: Message) -> None:
-    """Before the end of the answer, discard the body for a while."""
+    """Send a message; before the last one, discard the rest of the body."""
     is_last = message["type"] == "http.response.body" and not message.get(
       "more_body", False
     )
-    # A client whose connection is closed while it sends would lose the answer.
+    # Closing the connection while the client still sends would lose the answer.
     if is_last and not self._is_whole:
       await self._send({**message, "more_body": True})
       message = {"type": "http.response.body"}

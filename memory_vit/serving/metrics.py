@@ -16,7 +16,7 @@ from prometheus_client import (
 )
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-# Seconds: from a small model on an accelerator to a full queue on a CPU.
+# Buckets in seconds: small models on accelerators up to full queues on CPUs.
 _SECONDS = (
   0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0,
 )  # fmt: skip
@@ -24,7 +24,7 @@ _SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
 
 class Metrics:
-  """Metrics of one application; two applications share none."""
+  """Metrics of one application, which has a registry of its own."""
 
   def __init__(self, dtype: str) -> None:
     self._registry = CollectorRegistry()
@@ -61,7 +61,7 @@ class Metrics:
     )
     self._batch_seconds = Histogram(
       "memory_vit_batch_seconds",
-      "Seconds of a batch; that of a large request takes several passes.",
+      "Seconds of a batch; a large request takes several passes.",
       buckets=_SECONDS,
       registry=self._registry,
     )
@@ -91,7 +91,7 @@ class Metrics:
     )
 
   def watch(self, name: str, about: str, value: Callable[[], Any]) -> None:
-    """Add a gauge whose value is asked for when metrics are read."""
+    """Add a gauge that calls `value` each time the metrics are read."""
     gauge = Gauge(f"memory_vit_{name}", about, registry=self._registry)
     gauge.set_function(lambda: float(value()))
 
@@ -113,7 +113,7 @@ class Metrics:
     self._changes.labels(action).inc()
 
   def task_problems(self, problems: Mapping[str, str]) -> None:
-    """Show the reasons why files of tasks do not answer, by name."""
+    """Set the gauges of task files that do not answer: {name: reason}."""
     self._problems.clear()
     for name, reason in problems.items():
       self._problems.labels(name, reason).set(1)
@@ -124,7 +124,7 @@ class Metrics:
     compiled: Sequence[int],
     problems: Mapping[str, str],
   ) -> None:
-    """Show which batch sizes are compiled, and why others cannot be."""
+    """Set the gauges of compiled batch sizes and of compilation problems."""
     for size in sizes:
       self._batch_sizes.labels(str(size)).set(size in compiled)
     for programs, reason in problems.items():

@@ -1,4 +1,4 @@
-"""The pages at `/` and `/docs`: files, which load nothing from elsewhere."""
+"""The pages at `/` and `/docs`, which load nothing from other sites."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _TYPES = {
   "page.js": "text/javascript; charset=utf-8",
 }
 _PATHS = {"index.html": "/", "docs.html": "/docs"}
-# Nothing is loaded from elsewhere, and no other site may frame the page.
-# Dropped images are blobs; prepared images that the server sends are data.
+# The page loads nothing from other sites, and no other site may frame it. Image
+# files dropped on it have blob: URLs; images from the server have data: URLs.
 _HEADERS = {
   "Content-Security-Policy": (
     "default-src 'none'; script-src 'self'; style-src 'self'; "

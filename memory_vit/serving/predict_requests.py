@@ -30,18 +30,19 @@ from memory_vit.serving.schemas import (
 from memory_vit.serving.settings import MIB
 
 _Model = TypeVar("_Model", bound=BaseModel)
-# Of a form, without its images.
+# Maximum number, and maximum size, of form fields that are not images.
 _MOST_FIELDS = 32
 _MOST_FIELD_BYTES = 64 * 1024
-_MOST_NAME = 200
-# Content-Type is parsed in the event loop, more than once.
+_MOST_NAME = 200  # characters of an image's name; longer names are shortened
+# Maximum length of Content-Type, which the event loop parses several times.
 _MOST_TYPE = 1_000
-# Of a JSON body: without a limit, a few MiB would be parsed to hundreds of MiB.
+# Maximum number of commas in a JSON body, and so of values: without a limit, a
+# few MiB of JSON could become hundreds of MiB of objects.
 _MOST_COMMAS_PER_IMAGE = 64
 _MOST_OTHER_COMMAS = 2 * MOST_TASKS
 _MULTIPART, _JSON = "multipart/form-data", "application/json"
-# For large JSON bodies, one at a time: each blocks the interpreter for tenths
-# of a second, and takes several times its size in memory.
+# Thread that parses large JSON bodies one by one, because parsing a body holds
+# the GIL for tenths of a second, and takes several times its size in memory.
 _LARGE = ThreadPoolExecutor(1, "json")
 WAIT_FOR = "x-wait-for"
 _NAME_AND_DIGEST = re.compile(
@@ -54,7 +55,7 @@ _LINE_BREAKS = str.maketrans("", "", "\r\n\t ")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class UploadedImage:
-  """An image file of a request, or why it is none."""
+  """Image file of a request; `error` says why its base64 is invalid."""
 
   name: str
   content: bytes
@@ -63,7 +64,7 @@ class UploadedImage:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PredictRequest:
-  """At least one image, and the names of tasks, each once, or None for all."""
+  """At least one image, and unique names of tasks, or None for all tasks."""
 
   images: tuple[UploadedImage, ...]
   tasks: tuple[str, ...] | None
@@ -94,21 +95,21 @@ async def read_predict_request(
 
 
 def awaited_task(request: Request) -> tuple[str, str] | None:
-  """The header `x-wait-for`: the name of a task, and its digest or "none"."""
+  """Return (task name, digest or "none") from the header `x-wait-for`."""
   if (text := request.headers.get(WAIT_FOR)) is None:
     return None
-  found = _NAME_AND_DIGEST.fullmatch(text)
-  if found is None:
+  match = _NAME_AND_DIGEST.fullmatch(text)
+  if match is None:
     raise RequestError(
       400,
       f"{WAIT_FOR} is {brief(text)}, expected NAME=DIGEST of a task, or "
       "NAME=none for one that was removed.",
     )
-  return found[1], found[2]
+  return match[1], match[2]
 
 
 def media_type(request: Request) -> str:
-  """The media type of a body, without its parameters; 415 if it is encoded."""
+  """Return the media type without parameters; raise 415 if compressed."""
   encoding = ", ".join(request.headers.getlist("content-encoding"))
   if encoding.strip().lower() not in ("", "identity"):
     raise RequestError(
@@ -126,7 +127,7 @@ def media_type(request: Request) -> str:
 
 
 def _require_utf8(request: Request) -> None:
-  """Other encodings of text may take long to decode, or fail."""
+  """Refuse other charsets, because decoding them may take long, or fail."""
   content_type = request.headers.get("content-type", "")
   charset = parse_options_header(content_type)[1].get(b"charset", b"utf-8")
   if charset.lower() not in (b"utf-8", b"utf8"):
@@ -137,14 +138,14 @@ def _require_utf8(request: Request) -> None:
 def parse_json(
   model: type[_Model], body: bytes, most_commas: int = _MOST_OTHER_COMMAS
 ) -> _Model:
-  """Parse a JSON body; commas limit its values, as base64 has none."""
+  """Parse JSON with a limit on commas (base64 has none), and so on values."""
   if body.count(b",") > most_commas:
     raise RequestError(
       413, f"the JSON has more than {most_commas} commas, so too many values."
     )
   if body.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
     raise RequestError(422, "the body is UTF-16: expected JSON in UTF-8.")
-  body = body.removeprefix(codecs.BOM_UTF8)  # of PowerShell
+  body = body.removeprefix(codecs.BOM_UTF8)  # PowerShell sends a BOM
   try:
     return model.model_validate_json(body, strict=True)
   except ValidationError as error:
@@ -152,10 +153,10 @@ def parse_json(
 
 
 def _problem(error: ValidationError) -> str:
-  """The first of the problems in words, without what was sent."""
-  first, *others = error.errors(include_input=False, include_url=False)
+  """Describe the first problem, without quoting the input."""
+  first, *further = error.errors(include_input=False, include_url=False)
   place = shortened(".".join(map(str, first["loc"])), 100) or "the body"
-  more = f" (and {len(others)} more problems)" if others else ""
+  more = f" (and {len(further)} more problems)" if further else ""
   if first["loc"][:1] == ("images",):
     more += f"; expected {IMAGES_SHAPE}"
   return f"{place}: {first['msg']}{more}."
@@ -163,13 +164,13 @@ def _problem(error: ValidationError) -> str:
 
 def _read_json(body: bytes, max_images: int) -> PredictRequest:
   commas = _MOST_OTHER_COMMAS + _MOST_COMMAS_PER_IMAGE * max_images
-  found = parse_json(PredictBody, body, commas)
-  _require_few(len(found.images), max_images)
+  parsed = parse_json(PredictBody, body, commas)
+  _require_few(len(parsed.images), max_images)
   return PredictRequest(
-    images=tuple(map(_decoded, found.images)),
-    tasks=_each_once(found.tasks),
-    top=found.top,
-    original=found.original,
+    images=tuple(map(_decoded, parsed.images)),
+    tasks=_each_once(parsed.tasks),
+    top=parsed.top,
+    original=parsed.original,
   )
 
 
@@ -193,7 +194,7 @@ def _decoded(image: ImageData) -> UploadedImage:
 def _base64(text: str) -> bytes:
   """Decode base64, which may have line breaks or be a data URL.
 
-  MiB by MiB, since no other thread runs during a call.
+  Decode MiB by MiB, because no other thread runs during a call.
   """
   url = _DATA_URL.match(text)
   start = url.end() if url else 0
@@ -218,7 +219,7 @@ class _FormParser(MultiPartParser):
     self._is_whole = True
 
   async def parse(self) -> FormData:
-    """Raise `MultiPartException` for a truncated form."""
+    """Parse the form; raise `MultiPartException` if it is truncated."""
     self.stream = self._whole(self.stream)
     return await super().parse()
 
@@ -235,7 +236,7 @@ async def _read_form(request: Request, max_images: int) -> PredictRequest:
   parser = _FormParser(
     request.headers,
     request.stream(),
-    # One more than allowed, so that it is refused in our words.
+    # Accept one file too many, so that `_require_few` refuses it in our words.
     max_files=max_images + 1,
     max_fields=_MOST_FIELDS,
     max_part_size=_MOST_FIELD_BYTES,
@@ -260,14 +261,14 @@ async def _read_form(request: Request, max_images: int) -> PredictRequest:
     "original": original or False,
   }
   try:
-    found = PredictBody.model_validate(values)
+    parsed = PredictBody.model_validate(values)
   except ValidationError as error:
     raise RequestError(422, _problem(error)) from error
   return PredictRequest(
     images=images,
-    tasks=_each_once(found.tasks),
-    top=found.top,
-    original=found.original,
+    tasks=_each_once(parsed.tasks),
+    top=parsed.top,
+    original=parsed.original,
   )
 
 
@@ -285,22 +286,22 @@ async def _form_images(
       raise RequestError(422, f"{name}: the form has it twice.")
   files = form.getlist("images")
   _require_few(len(files), max_images)
-  if not files or not all(isinstance(one, UploadFile) for one in files):
+  if not files or not all(isinstance(file, UploadFile) for file in files):
     raise RequestError(
       422,
       "images: expected at least one file; with curl, -F images=@FILE.",
     )
   return tuple(
     [
-      UploadedImage(shortened(one.filename or "", _MOST_NAME), await one.read())
-      for one in files
-      if isinstance(one, UploadFile)
+      UploadedImage(shortened(f.filename or "", _MOST_NAME), await f.read())
+      for f in files
+      if isinstance(f, UploadFile)
     ]
   )
 
 
 def _form_tasks(form: FormData) -> list[str] | None:
-  """Names of tasks, from several fields and with commas."""
+  """Return the names in all "tasks" fields, each a comma-separated list."""
   fields = form.getlist("tasks")
   if not fields:
     return None

@@ -2,11 +2,11 @@
 
   serve run memory_vit.serving.ray:application backbone=... task=...
 
-Its arguments have the names, defaults and rules of the flags of `memory-vit
-serve`, and those of `Scaling`.
+Its arguments are the fields of `Scaling`, and the flags of `memory-vit serve`
+with the same names, defaults and rules.
 """
 
-# Annotations stay classes here: `options` reads them.
+# Annotations must be classes, not strings, because `options` reads them.
 
 import dataclasses
 import warnings
@@ -24,7 +24,7 @@ from memory_vit.runtime.options import Choice, Number, Option, option
 from memory_vit.serving.server_log import log_to_stderr
 from memory_vit.serving.settings import ServerSettings
 
-with epy.lazy_imports():  # in replicas alone, or once arguments are right
+with epy.lazy_imports():  # used in replicas, or after arguments are checked
   from PIL import Image
   from ray import serve
 
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
   from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 NAME = "MemoryViT"
-# Fields of `PredictorConfig` that are flags of the server; `tasks` is `task`.
+# Fields of `PredictorConfig` that are arguments; the one for `tasks` is `task`.
 _MODEL = (
   "backbone", "tasks", "dtype", "batch_sizes", "image_size", "slots", "cells",
   "classes", "memory_mib",
 )  # fmt: skip
-# "auto" depends on the machine, and replicas may run on several.
+# Without "auto", which can differ between the machines of the replicas.
 _DTYPES = Choice(("float32", "bfloat16"))
-# Flags of one server, and where Ray Serve has them.
+# Flags of `memory-vit serve` that replicas lack, and where to set them instead.
 _ELSEWHERE = {
   "host": "http_options of the config file, or serve start --http-host",
   "port": "http_options of the config file, or serve start --http-port",
@@ -74,7 +74,7 @@ class Scaling:
   target_ongoing_requests: float = option(
     8.0,
     Number(0, 65_536, "requests", positive=True),
-    "requests at work in a replica that the number of replicas aims at",
+    "requests at work in each replica that autoscaling aims at",
   )
   num_cpus: float = option(1.0, Number(0, 65_536, "CPUs"), "CPUs of a replica")
   num_gpus: float = option(
@@ -92,7 +92,7 @@ class Scaling:
 
 @dataclasses.dataclass(frozen=True)
 class Deployed:
-  """What is deployed: the model, the server, and its scaling."""
+  """Configuration of a deployment: the model, the server, and its scaling."""
 
   model: PredictorConfig
   server: ServerSettings
@@ -103,27 +103,27 @@ def application(arguments: dict[str, Any]) -> "serve.Application":
   """Build the application of Ray Serve.
 
   Args:
-    arguments: {name: value}; values may be texts, and lists texts with commas.
+    arguments: {name: value}; values may be strings, with commas for lists.
 
   Raises:
-    ConfigError: for arguments that cannot be used.
+    ConfigError: for invalid arguments.
   """
-  what = with_whole_paths(deployed(arguments))
+  config = with_whole_paths(deployed(arguments))
 
-  # A local function: Ray sends it to replicas by value.
+  # `build` is a local function, so that Ray sends it to replicas by value.
   def build() -> "FastAPI":
-    return replica_app(what)
+    return replica_app(config)
 
-  deployment = serve.deployment(name=NAME, **deployment_options(what))
+  deployment = serve.deployment(name=NAME, **deployment_options(config))
   return deployment(serve.ingress(build)(Replica)).bind()
 
 
 def arguments_table() -> dict[str, Option]:
   model = options.table(PredictorConfig)
-  found = {name: model[name] for name in _MODEL}
-  found |= options.table(ServerSettings) | options.table(Scaling)
-  found["task"] = found.pop("tasks")
-  return {name: o for name, o in found.items() if name not in _ELSEWHERE}
+  table = {name: model[name] for name in _MODEL}
+  table |= options.table(ServerSettings) | options.table(Scaling)
+  table["task"] = table.pop("tasks")
+  return {name: o for name, o in table.items() if name not in _ELSEWHERE}
 
 
 def deployed(arguments: Mapping[str, Any]) -> Deployed:
@@ -141,12 +141,12 @@ def deployed(arguments: Mapping[str, Any]) -> Deployed:
       values[name] = text.split(",")
 
   def made(cls: Any, names: Mapping[str, str]) -> Any:
-    own = {f: values[name] for f, name in names.items() if name in values}
+    fields = {f: values[name] for f, name in names.items() if name in values}
     try:
-      return pydantic.TypeAdapter(cls).validate_python(own)
+      return pydantic.TypeAdapter(cls).validate_python(fields)
     except pydantic.ValidationError as error:
       first = error.errors(include_url=False)[0]
-      if not first["loc"]:  # of the dataclass itself
+      if not first["loc"]:  # raised by the dataclass itself
         raise ConfigError(str(first["ctx"]["error"])) from None
       name = names[str(first["loc"][0])]
       raise ConfigError(
@@ -167,15 +167,15 @@ def deployed(arguments: Mapping[str, Any]) -> Deployed:
 
 
 def with_whole_paths(what: Deployed) -> Deployed:
-  """Make relative paths absolute: replicas have another directory."""
+  """Make relative paths absolute, because replicas run in another directory."""
 
   def whole(path: Any) -> Any:
-    is_path = path and "://" not in path  # as in hf://
+    is_path = path and "://" not in path  # else a URL such as hf://
     return str(Path(path).expanduser().absolute()) if is_path else path
 
   model, server = what.model, what.server
   source = model.backbone
-  if Path(source).expanduser().exists():  # a short name is no path
+  if Path(source).expanduser().exists():  # else a short name
     source = whole(source)
   return dataclasses.replace(
     what,
@@ -194,9 +194,9 @@ def with_whole_paths(what: Deployed) -> Deployed:
 
 
 def deployment_options(what: Deployed) -> dict[str, Any]:
-  """Options of Ray Serve, each of which a config file can override."""
+  """Return options of Ray Serve; a config file can override each of them."""
   scaling, server = what.scaling, what.server
-  found: dict[str, Any] = {
+  ray_options: dict[str, Any] = {
     "max_ongoing_requests": server.max_connections,
     "graceful_shutdown_timeout_s": server.grace,
     "ray_actor_options": {
@@ -204,18 +204,18 @@ def deployment_options(what: Deployed) -> dict[str, Any]:
     },
   }  # fmt: skip
   if scaling.max_replicas:
-    found["autoscaling_config"] = {
+    ray_options["autoscaling_config"] = {
       "min_replicas": scaling.min_replicas,
       "max_replicas": scaling.max_replicas,
       "target_ongoing_requests": scaling.target_ongoing_requests,
     }
   else:
-    found["num_replicas"] = scaling.num_replicas
-  return found
+    ray_options["num_replicas"] = scaling.num_replicas
+  return ray_options
 
 
 def replica_app(what: Deployed) -> "FastAPI":
-  # The server refuses large images; Pillow warns from a lower limit on.
+  # Silence Pillow's warning about large images: the server itself refuses them.
   warnings.simplefilter("ignore", Image.DecompressionBombWarning)
   log_to_stderr()
   app = apps.create_app(
@@ -246,12 +246,12 @@ class _ReplicaHeader:
 
 
 class Replica:
-  """What Ray Serve asks of a replica, beside its requests."""
+  """Class that Ray Serve deploys; it adds a health check to the application."""
 
-  app: "FastAPI"  # of `serve.ingress`
+  app: "FastAPI"  # provided by `serve.ingress`
 
   async def check_health(self) -> None:
-    """Wait until it is ready; Ray Serve replaces a replica that raises."""
+    """Wait for the warm-up; Ray Serve replaces the replica if this raises."""
     service = self.app.state.service
     await service.settled()
     if service.problem:

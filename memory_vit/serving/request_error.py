@@ -11,7 +11,7 @@ from memory_vit.runtime.messages import one_line
 
 
 class RequestError(Exception):
-  """A refusal; `more` are keys of its JSON beside "error"."""
+  """Refusal of a request; `more` has the JSON keys next to "error"."""
 
   def __init__(
     self,
@@ -34,12 +34,12 @@ class RequestError(Exception):
 
 
 def busy(message: str, seconds: float) -> RequestError:
-  """Status 503: the client may try again after these seconds."""
+  """Return status 503, which tells the client to retry after `seconds`."""
   return RequestError(
     503, message, headers={"Retry-After": str(max(1, round(seconds)))}
   )
 
 
 def client_left() -> RequestError:
-  """Status 499, as of nginx: nobody reads it, but metrics and log show it."""
+  """Return nginx's status 499, which only the metrics and the log show."""
   return RequestError(499, "the client left.")

@@ -14,11 +14,11 @@ _RED_PIXEL = (
   "AAAAAElFTkSuQmCC"
 )
 MOST_TASKS = 1_024
-MOST_WEIGHTS = 2**20  # of attention, in one answer: about 9 MiB
+MOST_WEIGHTS = 2**20  # attention weights in one answer: about 9 MiB
 IMAGES_SHAPE = '{"images": [{"name": "a.jpg", "data": BASE64}]}'
 
 
-# Five times as fast as `json`, and like it, it stops all other threads.
+# Writes JSON five times as fast as `json`; both block all other threads.
 json_bytes = TypeAdapter(Any).dump_json
 
 
@@ -50,7 +50,7 @@ class PredictBody(_Strict):
       ]
     },
   )
-  # Stops at the first bad entry: a million errors would fill the memory.
+  # FailFast stops at the first bad entry: a million errors would fill memory.
   images: Annotated[list[ImageData], FailFast()] = Field(
     min_length=1, max_length=MOST_IMAGES
   )
@@ -108,7 +108,7 @@ class GuessedClass(BaseModel):
 
 
 class JudgedClasses(BaseModel):
-  """Classes of a task that says which images are of none of them."""
+  """Classes of a task that can also judge that an image is of none of them."""
 
   classes: list[GuessedClass]
   unknown: bool = Field(
@@ -147,7 +147,7 @@ class PredictedValues(BaseModel):
 
 
 class PredictedImage(BaseModel):
-  """The answer of each task to an image, or the error that it has."""
+  """The answer of each task to an image, or why the image cannot be read."""
 
   name: str
   tasks: (
@@ -158,13 +158,13 @@ class PredictedImage(BaseModel):
     | None
   ) = Field(
     default=None,
-    description="By the kind of a task its most probable classes, its labels, "
-    "or its values.",
+    description="Depending on the kind of a task, its most probable classes, "
+    "its labels, or its values.",
   )
   original: list[GuessedClass] | None = None
   task_errors: dict[str, str] | None = Field(
     default=None,
-    description="Why a task, or the backbone, has no answer, by its name.",
+    description="{name: why this task, or the backbone, has no answer}.",
   )
   error: str | None = None
 
@@ -183,7 +183,7 @@ class Attention(BaseModel):
   """What the token of a task attends to, in each of l layers.
 
   The weights of a layer sum to 1: `patches` (row by row), `class_token` (with
-  registers), and `rest` (its own memory and the tokens of tasks).
+  registers), and `rest` (memory cells and tokens of tasks).
   """
 
   class_token: list[float]
@@ -205,13 +205,13 @@ class AttentionAnswer(BaseModel):
 
 
 class ServedKind(BaseModel):
-  """What the outputs of a task mean: "classes", "labels" or "values"."""
+  """The kind of a task's outputs: "classes", "labels" or "values"."""
 
   name: str
   thresholds: list[float] | None = Field(
     default=None,
-    description="Probabilities from which labels are predicted; empty if each "
-    "is 0.5.",
+    description="The minimum probability at which each label is predicted; "
+    "empty if all are 0.5.",
   )
   mean: list[float] | None = None
   std: list[float] | None = None
@@ -227,7 +227,7 @@ class ServedKind(BaseModel):
 
 
 class ServedTask(BaseModel):
-  """A task that answers now; `GET /v1/tasks` leaves out lists per output."""
+  """A task that answers now; `GET /v1/tasks` omits its per-output lists."""
 
   name: str
   slot: int
@@ -254,12 +254,12 @@ class TasksAnswer(BaseModel):
 
 
 class ChangeAnswer(BaseModel):
-  """A change that was made, and that this server answers with."""
+  """A change that was made, and that is in effect on this server."""
 
   action: str
   name: str
   digest: str = Field(
-    description="Of the task, or of the removed one: empty if it was damaged."
+    description="Digest of the new or removed task; empty if it did not answer."
   )
   grew: bool = Field(
     description="Whether the new set runs other programs than the old one."
@@ -310,7 +310,7 @@ def _predict_body() -> dict[str, Any]:
   }
 
 
-# For OpenAPI: these routes read their body without FastAPI.
+# OpenAPI schemas of the bodies that routes read themselves, without FastAPI.
 PREDICT_BODY = {
   "parameters": [
     {

@@ -1,7 +1,7 @@
 """The server's log on stderr: a line for each request and each change of tasks.
 
-Of what clients send, it shows names of tasks and what a refusal quotes, escaped
-and shortened.
+Of the text that clients send, the log shows only task names and what refusals
+quote, both escaped and shortened.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 from memory_vit.runtime.messages import brief, escaped
 from memory_vit.runtime.progress_bar import LogHandler
 
-if TYPE_CHECKING:  # the command line is parsed without them
+if TYPE_CHECKING:  # the command line is parsed without these imports
   from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
   from memory_vit.serving.metrics import Metrics
 
 _requests = logging.getLogger("memory_vit.serving.requests")
 _audit = logging.getLogger("memory_vit.serving.audit")
-# Machines ask for these paths again and again.
+# Monitoring requests these paths all the time, so log them at DEBUG only.
 _QUIET = frozenset({"/healthz", "/readyz", "/metrics"})
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"})
 
@@ -45,13 +45,13 @@ def audit(action: str, name: str, client: str, outcome: str) -> None:
 
 
 def client_of(scope: Scope) -> str:
-  """Address of the client's socket: headers may lie."""
+  """Return the address of the client's socket, because headers may lie."""
   client = scope.get("client")
   return f"{client[0]}:{client[1]}" if client else "unknown"
 
 
 class RequestLog:
-  """ASGI middleware: logs and counts requests by route, never by their path."""
+  """ASGI middleware: logs and counts requests by route, not by path."""
 
   def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
     self._app, self._metrics = app, metrics
@@ -61,7 +61,7 @@ class RequestLog:
       await self._app(scope, receive, send)
       return
     begun = time.monotonic()
-    status = 500  # if it ends without an answer
+    status = 500  # if the request ends without an answer
 
     async def noted(message: Message) -> None:
       nonlocal status

@@ -1,4 +1,4 @@
-"""The running server: what its routes share, from the warm-up to the end."""
+"""State that the routes of a server share, from its warm-up to its end."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Service:
     self.follower = TaskFollower(predictor, folder)
     self.task_root = TaskRoot(settings.task_root)
     self.changes = ChangeThread(self.metrics.change)
-    self.refuse_changes = refuse_changes  # why no task can be changed; or ""
+    self.refuse_changes = refuse_changes  # the reason, or "" if allowed
     self._answering: Answering | None = None
     self._attention = AttentionService(predictor, settings.timeout)
     self.compiler = BackgroundCompiler(predictor, self._attention)
@@ -64,7 +64,7 @@ class Service:
     return "ready" if self._warm else "warming up"
 
   async def settled(self) -> None:
-    """Wait until it is ready, or has failed."""
+    """Wait until the warm-up has succeeded or failed."""
     await self._settled.wait()
 
   @property
@@ -76,18 +76,18 @@ class Service:
     return self._once_warm(self._attention)
 
   def _once_warm(self, part: _Part | None) -> _Part:
-    """Raise status 503 until a batch size is compiled, and at the end."""
+    """Return the part; raise status 503 until a batch size is compiled."""
     if part is None or not self._warm:
       raise busy(f"the server is {self.state}.", BUSY_SECONDS)
     return part
 
   def close(self) -> None:
-    """End changes of tasks; remove the folder if it is a temporary one."""
+    """End changes of tasks; remove the folder of tasks if it is temporary."""
     self.follower.close()
 
   @contextlib.asynccontextmanager
   async def running(self) -> AsyncIterator[None]:
-    """Warm up while health is answered already; at the end join no thread."""
+    """Warm up in the background; at the end, stop without joining threads."""
     self._answering = Answering(self.predictor, self.settings, self.metrics)
     tasks = [
       asyncio.create_task(work)
@@ -105,7 +105,7 @@ class Service:
       self.close()
 
   async def _warm_up(self) -> None:
-    """Be ready with the smallest batch size; then compile the rest."""
+    """Become ready with the smallest batch size, then compile the rest."""
     try:
       compiled = await asyncio.to_thread(self.predictor.warm_up, 1)
       await asyncio.to_thread(self.follower.look)
@@ -151,9 +151,9 @@ async def _return_memory() -> None:
 
 
 def trim_memory() -> None:
-  """Return freed memory to the system: glibc keeps that of large forms."""
-  # Commands let Python collect rarely: a server kept 300 MiB of forms that it
-  # had refused (`benchmarks.attacks`).
+  """Return freed memory to the system; glibc keeps it after large forms."""
+  # Commands make Python's garbage collection rare. Without a full collection, a
+  # server kept 300 MiB of forms that it had refused (`benchmarks.attacks`).
   gc.collect()
   with contextlib.suppress(AttributeError, OSError, TypeError):
     ctypes.CDLL(None).malloc_trim(0)

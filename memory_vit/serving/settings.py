@@ -1,7 +1,7 @@
-"""Settings of the server: limits, timeouts, and the places of its files.
+"""Settings of the server: limits, timeouts, and the paths of its files.
 
-Each number is declared once, with its rule and its help: the command line is
-made of these fields.
+Each setting is declared once, with its rule and its help text; the flags of the
+command line are generated from these fields.
 """
 
 import dataclasses
@@ -13,9 +13,9 @@ from memory_vit.runtime.options import Number, Text, option
 
 MIB = 2**20
 MOST_IMAGES = 4096
-# Classes, labels and values of one answer. No other thread runs while JSON is
-# written, so /healthz waits for it: 8 ms on a core of 2026, and less than 50 ms
-# on two busy cores half as fast.
+# Maximum number of classes, labels and values in one answer. No other thread
+# runs while JSON is written, so /healthz waits: 8 ms on a core of 2026, and
+# less than 50 ms on two busy cores that are half as fast.
 MOST_OUTPUTS = 50_000
 _DAY = 86_400
 _HOST = r"([\w.-]+|\[[0-9a-fA-F:.]+\]|\*)"

@@ -1,4 +1,4 @@
-"""Changes of tasks that clients ask for: run one at a time, and logged."""
+"""Changes of tasks that clients request: made one at a time, and logged."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ChangeThread:
     self._thread = ThreadPoolExecutor(1, thread_name_prefix="tasks")
 
   async def run(self, client: str, make: Callable[[], Changed]) -> Changed:
-    """Make a change, also if the client leaves meanwhile."""
+    """Make a change, even if the client leaves meanwhile."""
 
     def make_and_log() -> Changed:
       changed = make()
@@ -49,12 +49,12 @@ class ChangeThread:
     return await loop.run_in_executor(self._thread, make_and_log)
 
   def close(self) -> None:
-    """End; a change that is being made is whole or absent, as after a kill."""
+    """Stop; a change in progress is either made fully or not at all."""
     self._thread.shutdown(wait=False, cancel_futures=True)
 
 
 class TaskRoot:
-  """The directory below which clients may name tasks, or none."""
+  """Directory from which clients may add tasks by path; None allows no path."""
 
   def __init__(self, task_root: str | None) -> None:
     self._root: Path | None = None
@@ -66,7 +66,7 @@ class TaskRoot:
         )
 
   def content(self, text: str, backbone: Backbone) -> bytes:
-    """The task at a path, as the bytes of a .safetensors file."""
+    """Load the task at a path; return the bytes of a .safetensors file."""
     path = self._below(text)
     try:
       task = store.load_task(path, backbone)
@@ -78,7 +78,7 @@ class TaskRoot:
       return file.read_bytes()
 
   def _below(self, text: str) -> Path:
-    """The path of a task below --task_root, with links resolved."""
+    """Resolve links in a path; raise unless it exists below --task_root."""
     if self._root is None:
       raise RequestError(
         403,
@@ -87,10 +87,10 @@ class TaskRoot:
       )
     try:
       path = (self._root / text).resolve()
-      found = path.is_relative_to(self._root) and path.exists()
+      exists = path.is_relative_to(self._root) and path.exists()
     except (OSError, RuntimeError, ValueError):
-      found = False
-    if not found:  # the client does not learn which paths exist elsewhere
+      exists = False
+    if not exists:  # the client must not learn which paths exist elsewhere
       raise RequestError(
         422, f"path {brief(text)}: there is no such task below --task_root."
       )
@@ -99,10 +99,10 @@ class TaskRoot:
 
 @contextlib.contextmanager
 def logging_refusals(action: str, name: str, client: str) -> Iterator[None]:
-  """Log why a change was not made, and raise what the client gets for it."""
+  """Log why a change fails, and raise the `RequestError` for the client."""
   try:
     yield
-  except asyncio.CancelledError:  # its thread may make the change, and logs it
+  except asyncio.CancelledError:  # the thread may still make and log it
     audit(action, name, client, "cut off before its answer")
     raise
   except Exception as error:
@@ -121,7 +121,7 @@ def _refusal(error: Exception, action: str) -> RequestError:
   if isinstance(error, TaskError):
     return RequestError(409 if action == "remove" else 422, str(error))
   for cause in (error, error.__cause__):
-    if isinstance(cause, OSError):  # of a full disk, or a read-only folder
+    if isinstance(cause, OSError):  # such as a full disk or read-only folder
       is_full = cause.errno in (errno.ENOSPC, errno.EDQUOT)
       reason = cause.strerror or type(cause).__name__
       return RequestError(

@@ -5,8 +5,8 @@ STATE/.part.safetensors        a task that a change is checking
 STATE/.new/                    the first tasks, while they are written
 STATE/.lock                    held during a change, and never removed
 
-One rename shows a file, or all first tasks. What a killed process leaves under
-the two other names is removed by the next change.
+One rename publishes a file, or all first tasks. If a killed process leaves
+`.part.safetensors` or `.new/` behind, the next change or start removes it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from memory_vit.serving.request_error import busy
 from memory_vit.tasks import store
 
 _SUFFIX = ".safetensors"
-_LOCK_SECONDS = 30.0  # that a change waits for another, which may compile
-# Of a file: inode, size and time. A file that is replaced has another one.
+_LOCK_SECONDS = 30.0  # maximum wait for another change, which may compile
+# Inode, size and modification time of a file: they differ once it is replaced.
 Stamp = tuple[int, int, int]
 logger = logging.getLogger(__name__)
 
@@ -39,11 +39,11 @@ class TaskFolder:
   """Lists the files of tasks, and changes one at a time under a lock."""
 
   def __init__(self, state_dir: str | None) -> None:
-    """Make the directory; without a path, a temporary one."""
+    """Create the directory, or a temporary directory if there is no path."""
     self.close: Callable[[], object] = lambda: None
     if state_dir is None:
       self.root = Path(tempfile.mkdtemp(prefix="memory_vit_serve-"))
-      # Also if the application is made and never run.
+      # Remove the directory even if the application is created but never run.
       self.close = weakref.finalize(
         self, shutil.rmtree, self.root, ignore_errors=True
       )
@@ -54,7 +54,7 @@ class TaskFolder:
     self._tasks = self.root / "tasks"
 
   def begin(self, tasks: Iterable[Task]) -> None:
-    """Write the first tasks, unless there were some before."""
+    """Write the first tasks, unless the folder already has tasks."""
     if self._tasks.is_dir():
       return
     new = self.root / ".new"
@@ -76,28 +76,28 @@ class TaskFolder:
     return self._tasks / f"{name}{_SUFFIX}"
 
   def stamps(self) -> dict[str, Stamp]:
-    """{name: stamp of its file}; two equal results mean that nothing changed.
+    """Return {task name: stamp of its file}.
 
-    A single result may mix the files before and after a change.
+    A result may mix files of two moments; two equal results in a row do not.
     """
-    found = {}
+    stamps = {}
     try:
       with os.scandir(self._tasks) as entries:
         for entry in entries:
           if entry.name.endswith(_SUFFIX) and entry.name[0] != ".":
             with contextlib.suppress(FileNotFoundError):  # removed meanwhile
               stamp = stamp_of(_about(entry))
-              found[escaped(entry.name.removesuffix(_SUFFIX))] = stamp
+              stamps[escaped(entry.name.removesuffix(_SUFFIX))] = stamp
     except OSError as error:
       raise ConfigError(
         f"{self._tasks} cannot be read ({error.strerror}): put back what was "
         "there, or give another --state_dir."
       ) from error
-    return found
+    return stamps
 
   @contextlib.contextmanager
   def changing(self) -> Iterator[None]:
-    """Hold the lock of all changes; at the end, `part` is removed."""
+    """Hold the lock of all changes while the body runs; then remove `part`."""
     until = time.monotonic() + _LOCK_SECONDS
 
     def wait(owner: str) -> None:
@@ -112,24 +112,24 @@ class TaskFolder:
         self.part.unlink(missing_ok=True)
 
   def show_part(self, name: str) -> None:
-    """Let `part`, which was synced, be the file of a task, under the lock."""
+    """Publish the synced `part` as a task's file; the lock must be held."""
     self.part.replace(self.path(name))
     self._sync()
 
   def remove(self, name: str) -> None:
-    """Remove the file of a task, under the lock."""
+    """Remove the file of a task; the lock must be held."""
     self.path(name).unlink()
     self._sync()
 
   def _sync(self) -> None:
     try:
       files.sync(self._tasks)
-    except OSError as error:  # but all servers see the change
+    except OSError as error:  # all servers see the change anyway
       logger.warning("%s cannot be synchronized: %s", self._tasks, error)
 
 
 def _about(entry: os.DirEntry[str]) -> os.stat_result:
-  """The file that a link leads to; the link, if it leads to none."""
+  """Return the status of a file, or of the link itself if it is broken."""
   try:
     return entry.stat()
   except OSError:

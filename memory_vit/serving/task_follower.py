@@ -1,7 +1,7 @@
-"""Follow a folder of tasks, and change it: one server's side.
+"""Let one server follow the changes of a folder of tasks, and make changes.
 
-A new set is made ready while the old one answers, and then shown. A task that
-cannot be loaded, or does not fit the others, is named in `problems`.
+The server prepares a new set of tasks while the old set still answers. A task
+that cannot be loaded, or does not fit other tasks, is listed in `problems`.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ if TYPE_CHECKING:
   from memory_vit.prediction import Predictor, TaskSet
 
 POLL_SECONDS = 1.0
-_WAIT_SECONDS = 0.05  # between looks while a request waits for a change
-# Between attempts to load what could not be loaded.
+_WAIT_SECONDS = 0.05  # between checks while a request waits for a change
+# Seconds between attempts to load tasks that could not be loaded.
 _AGAIN_SECONDS = 10.0
-NO_TASK = "none"  # a request may wait for it in place of a digest
-ALL_TASKS = "*"  # in `problems`: the folder, or the set as a whole
+NO_TASK = "none"  # the digest of a task that does not answer
+ALL_TASKS = "*"  # key in `problems` for the folder or set as a whole
 logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
 class Changed:
-  """A change: "add", "replace" or "remove", and of which task.
+  """A change that was made; `action` is "add", "replace" or "remove".
 
-  `digest` is "" if a removed task did not answer; `grew` and `compiled` are of
-  `Change`.
+  `digest` is "" if a removed task did not answer; for `grew` and `compiled` see
+  `prediction.task_set.Change`.
   """
 
   action: str
@@ -63,7 +63,7 @@ class Changed:
 
 
 class _Stored(NamedTuple):
-  """A file: its task, or the last one that it held, and why it has no other."""
+  """Task file: the last task loaded from it, and why loading fails now."""
 
   stamp: Stamp
   task: Task | None
@@ -71,41 +71,41 @@ class _Stored(NamedTuple):
 
 
 class TaskFollower:
-  """Lets a predictor answer by the tasks of a folder, and changes them.
+  """Lets a predictor answer with the tasks of a folder, and changes the folder.
 
   Attributes:
-    problems: {name: why its file does not answer here}; the name is `ALL_TASKS`
-      if none that changed does.
+    problems: {task name: why its file does not answer here}; a problem of
+      `ALL_TASKS` keeps all changes of the folder from answering.
   """
 
   def __init__(self, predictor: Predictor, folder: TaskFolder) -> None:
-    """Show the tasks of the folder; into a new one, write the predictor's."""
+    """Show the tasks of the folder; a new folder gets the predictor's tasks."""
     self.problems: dict[str, str] = {}
     self._predictor, self._folder = predictor, folder
-    self._lock = threading.Lock()  # taken after the lock of the folder
+    self._lock = threading.Lock()  # always taken after the lock of the folder
     self._stored: dict[str, _Stored] = {}
     self._tried: dict[str, Stamp] = {}
     self._again = 0.0
     self._wake = asyncio.Event()
     self._closed = False
-    given = predictor.task_set
+    initial = predictor.task_set
     try:
-      folder.begin(given.by_slot.values())
+      folder.begin(initial.by_slot.values())
     except RequestError as error:  # another server is writing many first tasks
       raise ConfigError(f"--state_dir: {error.message}") from error
     self._refresh()
-    self._require_usable(given)
+    self._require_usable(initial)
 
   def close(self) -> None:
-    """Show nothing more, and remove the folder of a server without a path.
+    """Show no further changes, and remove the folder if it is temporary.
 
-    What another thread is doing is not waited for.
+    This does not wait for the work of other threads.
     """
-    self._closed = True  # first: files that are being removed are no change
+    self._closed = True  # first, so that removed files do not count as changes
     self._folder.close()
 
   async def follow(self) -> None:
-    """Look into the folder once a second, until it is cancelled."""
+    """Look into the folder once a second, until this is cancelled."""
     while True:
       await asyncio.to_thread(self.look)
       with contextlib.suppress(TimeoutError):
@@ -113,7 +113,7 @@ class TaskFollower:
       self._wake.clear()
 
   async def until(self, name: str, digest: str, seconds: float) -> None:
-    """Wait until a task of this digest, or `NO_TASK`, answers, or raise 503."""
+    """Wait until the task has this digest; at the timeout, raise status 503."""
     end = time.monotonic() + seconds
     while (shown := self._digest(name)) != digest:
       self._wake.set()
@@ -126,7 +126,7 @@ class TaskFollower:
       await asyncio.sleep(_WAIT_SECONDS)
 
   def look(self) -> None:
-    """Show the tasks of the folder if they changed, or note why not."""
+    """Show the tasks of the folder if they changed, or record the problem."""
     with self._lock:
       try:
         stamps = self._folder.stamps()
@@ -135,7 +135,7 @@ class TaskFollower:
           return
         self._tried, self._again = stamps, time.monotonic() + _AGAIN_SECONDS
         self._refresh()
-      except Exception as error:  # such as no memory on the device
+      except Exception as error:  # such as out of memory
         if self._closed:
           return
         is_ours = isinstance(error, MemoryVitError)
@@ -143,14 +143,15 @@ class TaskFollower:
         self._note({**self.problems, ALL_TASKS: reason}, traceback=not is_ours)
 
   def put(self, name: str, content: bytes, shown: str) -> Changed:
-    """Add or replace a task for all servers; `shown` names it in messages."""
+    """Add or replace a task for all servers; errors call its file `shown`."""
     with self._changing() as answering:
       self._folder.part.write_bytes(content)
       files.sync(self._folder.part)
       task = self._loaded(self._folder.part, name, shown)
       is_new = name not in answering.slots
       if not is_new:
-        sets.with_replaced(answering.by_slot, name, task)  # raises
+        # Raise if tasks that attend to the old task do not fit the new task.
+        sets.with_replaced(answering.by_slot, name, task)
       stamp = stamp_of(self._folder.part.stat())
       stored = {**self._stored, name: _Stored(stamp, task, "")}
       by_slot, problems = self._placed(stored)
@@ -165,12 +166,12 @@ class TaskFollower:
     return Changed(action, name, digest, change.grew, change.compiled)
 
   def remove(self, name: str) -> Changed:
-    """Remove a task, whose file may be damaged, for all servers."""
+    """Remove a task for all servers, even if its file is damaged."""
     with self._changing() as answering:
       if name not in self._stored:
         raise UnknownTask(f"there is no task {name!r}.", tuple(self._stored))
-      stored = {n: one for n, one in self._stored.items() if n != name}
-      tasks = {n: one.task for n, one in stored.items() if one.task}
+      stored = {n: file for n, file in self._stored.items() if n != name}
+      tasks = {n: file.task for n, file in stored.items() if file.task}
       attending = [n for n, t in tasks.items() if name in t.spec.attends_to]
       if attending:
         raise TaskError(
@@ -193,9 +194,10 @@ class TaskFollower:
       yield self._predictor.task_set
 
   def _refresh(self) -> None:
-    """Show the tasks of the folder, of which only changed files are read."""
+    """Show the tasks of the folder, reading only changed files."""
+    # Repeat until two listings agree, so that no change is half visible.
     seen = None
-    while seen != (stamps := self._folder.stamps()):  # else of two moments
+    while seen != (stamps := self._folder.stamps()):
       seen = stamps
       self._stored = {
         name: self._read(name, stamp) for name, stamp in stamps.items()
@@ -227,24 +229,24 @@ class TaskFollower:
   def _placed(
     self, stored: Mapping[str, _Stored]
   ) -> tuple[dict[int, Task], dict[str, str]]:
-    """{slot: task} of all that fit together, and the problems of the others.
+    """Return {slot: task} of tasks that fit together, and {name: problem}.
 
-    Tasks that answer now come first, and keep their slots if they can.
+    Tasks that already answer come first, and keep their slots if possible.
     """
     slots = self._predictor.task_set.slots
     names = sorted(stored, key=lambda name: (name not in slots, name))
     loaded = [task for name in names if (task := stored[name].task)]
     tasks, problems = _fitting(loaded)
-    kept = {
+    kept_slots = {
       task.name: slots[task.name]
       for task in tasks
       if task.name in slots and suits(slots[task.name], task.spec)
     }
-    by_slot = {kept[task.name]: task for task in tasks if task.name in kept}
+    by_slot = {kept_slots[t.name]: t for t in tasks if t.name in kept_slots}
     for task in tasks:
-      if task.name not in kept:
+      if task.name not in kept_slots:
         by_slot[first_free(task.spec, by_slot)] = task
-    problems |= {n: one.problem for n, one in stored.items() if one.problem}
+    problems |= {n: file.problem for n, file in stored.items() if file.problem}
     return by_slot, problems
 
   def _show(
@@ -258,10 +260,10 @@ class TaskFollower:
     self._predictor.show(ready)
     held = {task.name: task for task in ready.by_slot.values()}
     self._stored = {
-      name: one._replace(task=held.get(name, one.task))
-      for name, one in stored.items()
+      name: file._replace(task=held.get(name, file.task))
+      for name, file in stored.items()
     }
-    self._tried = {name: one.stamp for name, one in stored.items()}
+    self._tried = {name: file.stamp for name, file in stored.items()}
     self._note(problems)
 
   def _note(self, problems: dict[str, str], traceback: bool = False) -> None:
@@ -274,15 +276,15 @@ class TaskFollower:
   def _digest(self, name: str) -> str:
     return self._predictor.task_set.digests.get(name, NO_TASK)
 
-  def _require_usable(self, given: TaskSet) -> None:
-    """Refuse a folder for another backbone or preprocessing of images."""
+  def _require_usable(self, initial: TaskSet) -> None:
+    """Raise if the folder is for another backbone or preprocessing."""
     shown, problem = self._predictor.task_set, ""
     if self.problems and not shown.names:
       name, reason = next(iter(self.problems.items()))
       problem = f"has no task that can be loaded here; {name}: {reason}"
-    found, wanted = shown.preprocessing, given.preprocessing
-    if given.names and shown.names and found != wanted:
-      problem = f"has tasks of {found}, and --task of {wanted}."
+    actual, wanted = shown.preprocessing, initial.preprocessing
+    if initial.names and shown.names and actual != wanted:
+      problem = f"has tasks of {actual}, and --task of {wanted}."
     if problem:
       raise ConfigError(
         f"--state_dir {self._folder.root} {problem} Give another --state_dir, "
@@ -290,7 +292,7 @@ class TaskFollower:
       )
     if unused := [
       name
-      for name, digest in given.digests.items()
+      for name, digest in initial.digests.items()
       if shown.digests.get(name) != digest
     ]:
       logger.warning(
@@ -299,11 +301,11 @@ class TaskFollower:
       )  # fmt: skip
 
   def _require_finite(self, name: str, ready: TaskSet) -> None:
-    """Raise `TaskError` for a task that overflows for a grey image."""
+    """Raise `TaskError` if the outputs for a grey image are not finite."""
     side = self._predictor.backbone.config.image_size
     has_head = bool(self._predictor.backbone.config.num_classes)
     grey = np.zeros((1, side, side, 3), np.float32)
-    # As requests do, so that nothing is compiled for it.
+    # Pass the same options as requests, so that nothing has to be compiled.
     answer = self._predictor.predict_pixels(
       grey, original=has_head, task_set=ready
     )
@@ -311,17 +313,17 @@ class TaskFollower:
 
 
 def _fitting(tasks: Sequence[Task]) -> tuple[list[Task], dict[str, str]]:
-  """Tasks that fit the ones before them, and why the others do not."""
+  """Return the tasks that fit all earlier ones, and {name: why it does not}."""
   with contextlib.suppress(TaskError):
     compose.require_one_pass(tasks)
     return list(tasks), {}
-  found: dict[str, Task] = {}
+  fitting: dict[str, Task] = {}
   problems = {}
   for task in tasks:
     try:
       family = {t.name: t for t in compose.with_parents(tasks, task.name)}
-      compose.require_one_pass([*{**found, **family}.values()])
-      found |= family
+      compose.require_one_pass([*{**fitting, **family}.values()])
+      fitting |= family
     except TaskError as error:
       problems[task.name] = one_line(str(error))
-  return list(found.values()), problems
+  return list(fitting.values()), problems

@@ -1,4 +1,4 @@
-"""The routes of tasks: list them, and add, replace or remove one."""
+"""Routes that list tasks, and that add, replace or remove a task."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from memory_vit.serving.task_follower import Changed
 if TYPE_CHECKING:
   from memory_vit.prediction import TaskSet
 
-# For OpenAPI alone: `Token` checks it.
+# Only describes the token in OpenAPI; `Token` checks it.
 _BEARER = Depends(HTTPBearer(scheme_name="token", auto_error=False))
 
 
@@ -52,11 +52,11 @@ def add_task_routes(app: FastAPI, service: Service) -> None:
   async def task(name: str) -> Response:
     """Describe one task, with the names of its classes."""
     described = _described(service.predictor.task_set)
-    for one in described:
-      if one["name"] == name:
-        content = json_bytes({**one, "kind": vars(one["kind"])})
+    for entry in described:
+      if entry["name"] == name:
+        content = json_bytes({**entry, "kind": vars(entry["kind"])})
         return Response(content, media_type="application/json")
-    raise unknown_tasks([name], [one["name"] for one in described])
+    raise unknown_tasks([name], [entry["name"] for entry in described])
 
   @app.put(
     "/v1/tasks/{name}",
@@ -90,7 +90,7 @@ def add_task_routes(app: FastAPI, service: Service) -> None:
         if action == "put"
         else functools.partial(service.follower.remove, name)
       )
-      await service.settled()  # both would compile the same programs
+      await service.settled()  # else the warm-up compiles the same programs
       changed = await service.changes.run(client, make)
     status = 201 if changed.action == "add" else 200
     return JSONResponse(vars(changed), status)
@@ -118,7 +118,7 @@ async def _put(
 
 
 def _require_allowed(service: Service, request: Request, name: str) -> None:
-  # Several headers are joined, as HTTP has it: then none is accepted.
+  # Join repeated headers, as HTTP defines; the joined value is never accepted.
   credentials = request.headers.getlist("authorization")
   service.token.require(", ".join(credentials))
   if service.refuse_changes:
@@ -130,20 +130,21 @@ def _require_allowed(service: Service, request: Request, name: str) -> None:
 
 
 def _described(task_set: TaskSet) -> list[dict[str, Any]]:
-  """Descriptions of tasks, with the digests that answers name."""
+  """Describe each task, with its digest as it is in answers."""
   return [
-    {**vars(one), "digest": task_set.digests[one.name]}
-    for one in task_set.describe()
+    {**vars(task), "digest": task_set.digests[task.name]}
+    for task in task_set.describe()
   ]
 
 
 def _tasks_json(service: Service) -> dict[str, Any]:
   task_set, backbone = service.predictor.task_set, service.predictor.backbone
   tasks = [
-    {**one, "kind": {"name": one["kind"].name}} for one in _described(task_set)
+    {**task, "kind": {"name": task["kind"].name}}
+    for task in _described(task_set)
   ]
   for task in tasks:
-    del task["class_names"]  # thousands of each, in some tasks
+    del task["class_names"]  # thousands, in some tasks
   return {
     "task_set": task_set_json(task_set),
     "tasks": tasks,
