@@ -172,9 +172,14 @@ def made(folder, *arguments, **variables):
   """What make does in a checkout in which nothing was made."""
   for name in ("Makefile", "pyproject.toml", "requirements.txt"):
     shutil.copy(ROOT / name, folder)
+  # `make test PYTHON=...`, which may run this test, would pass its choice on.
+  inherited = {
+    name: value for name, value in os.environ.items()
+    if name not in ("MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "PYTHON")
+  }  # fmt: skip
   return subprocess.run(
     ["make", *arguments], cwd=folder, capture_output=True, text=True,
-    env={**os.environ, **variables},
+    env={**inherited, **variables},
   )  # fmt: skip
 
 

@@ -131,7 +131,7 @@ def test_all_lists_have_the_same_classes(tmp_path):
     assert open_split("list", split, str(root)).class_names == ("0", "1")
   with pytest.raises(
     BrokenDataError,
-    match=r"test.txt, line 1: its label is 2.*train.txt, unless",
+    match=r"test.txt, line 1: its label is 2.*train.txt unless",
   ):
     open_split("list", "test", str(root))
   (root / "classes.txt").write_text("a\nb\nc")

@@ -116,7 +116,7 @@ def test_several_labels_and_values_of_a_cell(place):
   assert opened(place, kind="values").class_names == ("0", "1")
   write(place, ["1"], "test.csv")
   with pytest.raises(
-    BrokenDataError, match=r"test.csv, row 1: .*expected 2.*train.csv, unless"
+    BrokenDataError, match=r"test.csv, row 1: .*expected 2.*train.csv unless"
   ):
     opened(place, "test", kind="values")
   write(place, ["1"])

@@ -188,7 +188,7 @@ def test_option_is_given_for_all_tasks_or_for_one():
   for texts, message in (
     (["lwo=/a"], r"no task 'lwo'; expected one of \['high', 'low'\]"),
     (["/a", "/b"], "given twice: '/a', '/b'"),
-    (["backbone=/a"], "is for --verify"),
+    (["backbone=/a"], "has an effect only with --verify"),
   ):
     with pytest.raises(ConfigError, match=message):
       parse(*texts)

@@ -204,7 +204,9 @@ def test_tasks_of_all_kinds_share_a_pass(model, tmp_path, monkeypatch, capsys):
   )
   given = (f"--task={tmp_path}/tasks/labels", "--data=mixed", "--split=test")
   assert run(root, *given) == 2
-  said = "'labels' has 3 labels (a, b, c, ...), the data set 'numbered' has 3 c"
+  said = (
+    "'labels' has 3 labels (a, b, c, ...), but the data set 'numbered' has 3 c"
+  )
   assert said in capsys.readouterr().err
 
 

@@ -82,5 +82,7 @@ def test_damaged_hits_are_refused(tmp_path, key, value):
   values = json.loads(file.read_text())
   values["a"][key] = value
   file.write_text(json.dumps(values))
-  with pytest.raises(ConfigError, match=r"hits.json: 'a' has no hits"):
+  with pytest.raises(
+    ConfigError, match=r"hits.json: the hits of 'a' cannot be read"
+  ):
     read_hits(tmp_path)

@@ -71,7 +71,7 @@ def test_server_without_a_token_refuses_changes():
     (SECRET, 0o602, "has the mode 602"),
     (SECRET, 0o601, "has the mode 601"),
     ("short", 0o600, "at least 16 characters"),
-    ("x" * 5000, 0o600, "at most 4096 bytes"),
+    ("x" * 5000, 0o600, "larger than 4096 bytes"),
     ("two\nlines of a token", 0o600, "expected one line"),
     ("é" * 20, 0o600, "it is not ASCII"),
   ],
@@ -86,7 +86,7 @@ def test_missing_token_file_is_refused(tmp_path):
   with pytest.raises(ConfigError, match="No such file"):
     read_token(str(tmp_path / "none"))
   os.mkfifo(tmp_path / "pipe", 0o600)
-  with pytest.raises(ConfigError, match="is no file"):
+  with pytest.raises(ConfigError, match="is not a regular file"):
     read_token(str(tmp_path / "pipe"))
 
 

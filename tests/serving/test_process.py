@@ -228,7 +228,7 @@ def test_bad_command_lines_end_in_one_line(tmp_path):
     for arguments, message in (
       ((source, f"--port={port}"), "Address already in use"),
       ((source, "--port=70000"), "--port"),
-      ((source, "--host=no.such.host.invalid"), "cannot be had"),
+      ((source, "--host=no.such.host.invalid"), "cannot be used"),
       ((source, "--port=0", token), "at least 16"),
       ((source, "--batch_sizes=1,x"), "numbers such as 1,8,32"),
       ((source, "--max_queue=0"), "--max_queue"),

@@ -507,8 +507,8 @@ def test_options_that_would_change_no_step_of_a_stopped_run_are_refused(
   run(0.1, patience=2).go()
   with pytest.raises(
     TrainingError,
-    match=r"stopped early after 3 steps, and config\.learning_rate would .*"
-    r"greater config\.early_stopping",
+    match=r"stopped early after 3 steps, so changes of config\.learning_rate "
+    r"would .*greater config\.early_stopping",
   ):
     run(0.2, patience=2).go()
   again = run(0.1, patience=2)
@@ -527,7 +527,8 @@ def test_finished_run_refuses_another_patience(tmp_path):
 
   run(0).go()
   with pytest.raises(
-    TrainingError, match=r"all of its 2 steps, and config\.early_stopping would"
+    TrainingError,
+    match=r"all of its 2 steps, so changes of config\.early_stopping would",
   ):
     run(1).go()
 

@@ -843,7 +843,7 @@ def test_task_is_named_after_its_data(config):
     ({"data": {"classes": ["x"], "train": 9}}, "different data.*\n  train: 8"),
     ({"data": {"classes": ["y"], "train": 8}}, r"classes: \['x'\], now"),
     ({"fingerprint": "g"}, "began on the backbone"),
-    ({"drawn_by": 2}, "drew its batches on 1 processes, now 2"),
+    ({"drawn_by": 2}, "began with 1 processes, but now there are 2"),
   ],
 )
 def test_resuming_refuses_another_backbone_parents_or_data(
