@@ -32,7 +32,7 @@ from memory_vit.runtime import processes, sharding
 from memory_vit.runtime.progress_bar import ProgressBar
 from memory_vit.tasks.program import make_program
 
-# Images in [-1, 1], or cached inputs -> {name: logits}.
+# Function from images in [-1, 1], or from cached inputs, to {name: logits}.
 Predict = Callable[[Any], dict[str, Float[Array, "b c"]]]
 
 
@@ -170,7 +170,10 @@ def evaluate_source(
 def _of_split(
   result: Evaluation, source: Split, other_classes: bool
 ) -> Evaluation:
-  """Drop the padding of the last batch; raise if the score is undefined."""
+  """Return a result without padding examples; raise if it is undefined.
+
+  With `other_classes`, keep only the digest and the counts of examples.
+  """
   if result.undefined:
     raise DataError(
       f"{source.full_name!r}, split {source.split!r}: {result.undefined}. "
@@ -212,12 +215,12 @@ def _some_readable(
 def _require_classes(
   name: str, kind: TaskKind, outputs: int, source: Split
 ) -> None:
-  """Raise `TaskError` if an output does not fit the labels of the data set."""
+  """Raise `TaskError` if kind or number of outputs do not fit the data."""
   if (kind.name, outputs) != (source.kind, source.num_classes):
     raise TaskError(
       f"the output {name!r} has {outputs:,} {kind.name}, but the data set "
       f"{source.full_name!r} has {source.num_classes:,} {source.kind}: "
-      "expected the data set that it was trained for."
+      "expected the data set that the output was trained for."
     )
 
 
@@ -253,7 +256,8 @@ def predict_fn(
   """
   if outputs is None:
     outputs = [task.name for task in tasks]
-  # Put tasks onto the mesh: programs are compiled for their arrays' devices.
+  # Put tasks onto the mesh, because a program is compiled for the devices of
+  # its arrays.
   placed = sharding.put(tuple(tasks), mesh)
   program = make_program(
     backbone, placed, slots=slots, cells=cells, classes=classes

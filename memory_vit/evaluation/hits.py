@@ -18,8 +18,9 @@ from memory_vit.runtime import files
 from memory_vit.runtime.messages import brief
 
 HITS = "hits.json"
-# Number of standard errors that a clear difference exceeds. One difference in
-# twenty exceeds it by chance with many images and seeds, more with three seeds.
+# A difference is clear if it exceeds this number of standard errors. With many
+# images and seeds, one difference in twenty is clear by chance; with only three
+# seeds, more than one.
 _ERRORS = 2.0
 
 
@@ -69,8 +70,8 @@ def _parse(file: Path, name: str, value: Any) -> Hits:
     counted = _bits(value["counted"], examples)
   except (KeyError, TypeError, ValueError) as error:
     raise ConfigError(
-      f"{file}: {brief(name)} has no hits that can be read ({error}). Move the "
-      "run's directory away, and run it again."
+      f"{file}: the hits of {brief(name)} cannot be read ({error}). Move the "
+      "directory of the run away, and start the run again."
     ) from error
   return Hits(right, counted)
 
@@ -78,7 +79,7 @@ def _parse(file: Path, name: str, value: Any) -> Hits:
 def _bits(text: str, count: int) -> Bool[np.ndarray, " n"]:
   packed = np.frombuffer(bytes.fromhex(text), np.uint8)
   if count < 0 or len(packed) != -(-count // 8):
-    raise ValueError(f"{len(packed)} bytes do not hold {count} bits")
+    raise ValueError(f"{len(packed)} bytes do not hold exactly {count} bits")
   return np.unpackbits(packed, count=count).astype(bool)
 
 
@@ -132,7 +133,7 @@ def paired_difference(
   if len(first) != len(second) or len(sizes) > 1:
     raise ValueError(
       f"{len(first)} and {len(second)} seeds on splits of {sorted(sizes)} "
-      "examples cannot be paired"
+      "examples cannot be paired: expected equal numbers of seeds and examples"
     )
   if not first:
     return None
@@ -151,7 +152,7 @@ def paired_difference(
 
 
 def _standard_error(values: Float64[np.ndarray, " n"]) -> float:
-  """Return the standard error of the mean of values; 0 for a single value."""
+  """Return the standard error of the mean; 0 for a single value."""
   if len(values) < 2:
     return 0.0
   return float(values.std(ddof=1) / math.sqrt(len(values)))

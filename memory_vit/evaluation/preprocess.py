@@ -49,7 +49,7 @@ def preprocess(
   preprocessing = _preprocessing_of(task)
   memory_mib = schema.whole_number("memory_mib", memory_mib, 1, DataError)
   side = preprocessing.image_size
-  # Batch size 0: the limit of memory does not include the returned images.
+  # Batch size 0 means that the memory limit excludes the returned images.
   results = reader.ImageReader(memory_mib, 0, side).each(images, preprocessing)
   if not results:
     raise DataError("there is no image to prepare.")

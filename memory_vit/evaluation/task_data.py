@@ -25,13 +25,13 @@ from memory_vit.tasks.manifest import Manifest
 if TYPE_CHECKING:  # this import loads TensorFlow
   from memory_vit.data.split import Split
 
-# Names of data sets in hints. No namespace is allowed ("community:name"): TFDS
-# would fetch the data set from elsewhere, together with code.
+# Pattern of data set names that a task file may give. The pattern allows no
+# namespace ("community:name"), because TFDS would then fetch data and code.
 _DATA_NAME = re.compile(r"\w+(/\w[\w.-]*)?(:\d+\.\d+\.\d+)?", re.ASCII)
 _SHIPPED = re.compile(r"digits(:\d-\d)?|glyphs:(inverted|angle)", re.ASCII)
-# Text that needs no quotes in a shell.
+# Pattern of texts that need no quotes in a shell.
 _PLAIN = re.compile(r"[\w@%+:,./~-]{1,200}", re.ASCII)
-# Maximum number of characters of a hint, and of tasks, that an error shows.
+# Maximum length of a hint, and maximum number of tasks, that an error shows.
 _SHOWN = 80
 _LISTED = 20
 
@@ -43,7 +43,7 @@ class Given:
   data: Mapping[str, str]  # names of data sets
   directories: Mapping[str, str]  # directories of data sets
   splits: Mapping[str, str]  # splits to evaluate
-  roots: tuple[str, ...] = ()  # trusted: tasks may name directories below them
+  roots: tuple[str, ...] = ()  # tasks may name data below these directories
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Upstream:
 
 @dataclasses.dataclass(frozen=True)
 class _Hint:
-  """Data that a task file names; "" for what it does not name."""
+  """Data that a task file names; a field is "" if the file leaves it out."""
 
   name: str = ""
   directory: str = ""
@@ -67,7 +67,7 @@ class _Hint:
   kind: str = "classes"
 
 
-# Text that says whose data are not named, and which options would name them.
+# Text for an error: which task lacks data, and which options would name data.
 _Missing = str
 
 
@@ -89,7 +89,8 @@ def parse(
       owner, value = "", text
     elif owner == BACKBONE and owner not in owners and original:
       raise ConfigError(
-        f"{option}={text} is for {original}, which is not given."
+        f"{option}={text} has an effect only with {original}: give both, or "
+        "neither."
       )
     elif owner not in owners:
       raise ConfigError(
@@ -144,9 +145,10 @@ def require_classes(task: Task, source: Split) -> None:
   if learned != (source.kind, source.class_names):
     raise TaskError(
       f"task {task.name!r} has {spec.num_classes} {spec.kind.name} "
-      f"({_first_of(spec.class_names)}, ...), the data set "
+      f"({_first_of(spec.class_names)}, ...), but the data set "
       f"{source.full_name!r} has {source.num_classes} {source.kind} "
-      f"({_first_of(source.class_names)}, ...): expected the same."
+      f"({_first_of(source.class_names)}, ...): expected the same names in the "
+      "same order."
     )
 
 
@@ -171,7 +173,10 @@ def _of_task(task: Manifest, flags: Given) -> SplitRef | _Missing:
 def _of_backbone(
   tasks: Sequence[Manifest], flags: Given
 ) -> Upstream | _Missing | None:
-  """Return data of the command line, or of the first task that names any."""
+  """Return data for the original head; None if no data are named.
+
+  The command line names the data, or else the first task that names any.
+  """
   if flags.data.get(BACKBONE) == "":
     return None
   keys = ("name", "dir", "split", "eval_crop", "resize")
@@ -195,7 +200,7 @@ def _of_backbone(
 def _ref(
   owner: str, hint: _Hint, flags: Given, common: str | None
 ) -> SplitRef | _Missing:
-  """Return the split of the command line, else of a hint if it is allowed."""
+  """Return the split from the command line, or else from an allowed hint."""
   name = flags.data.get(owner, common)
   directory = flags.directories.get(owner, flags.directories.get(""))
   if name == EMBEDDINGS or (name is None and hint.name == EMBEDDINGS):
@@ -218,14 +223,14 @@ def _ref(
     return _needed(owner, hint, name)
   if not split:
     return f"{owner!r} names no split (give --split={owner}=SPLIT)"
-  # A hint may choose columns or features of the data set: this opens nothing.
+  # A hint may choose columns or features, because this opens no other files.
   if ref.name == hint.name:
     ref = dataclasses.replace(ref, label=hint.label, path=hint.path)
   return dataclasses.replace(ref, kind=hint.kind)
 
 
 def _below(directory: str, roots: Sequence[str]) -> str:
-  """Resolve the links of a directory; "" if it is not below one of `roots`."""
+  """Return the resolved directory, or "" if it is not below any root."""
   if not directory or "\0" in directory:
     return ""
   resolved = os.path.realpath(os.path.expanduser(directory))
@@ -237,7 +242,7 @@ def _below(directory: str, roots: Sequence[str]) -> str:
 
 
 def _needed(owner: str, hint: _Hint, name: str | None) -> str:
-  """Describe the hint of a task, and the flags that would open its data."""
+  """Return a text: what data a task names, and which flags would open them."""
   directory = hint.directory if _PLAIN.fullmatch(hint.directory) else "DIR"
   flag = f"--data_dir={owner}={directory}"
   if name is not None:  # "folder" or "list", which need a directory
@@ -254,7 +259,10 @@ def _needed(owner: str, hint: _Hint, name: str | None) -> str:
 
 
 def _said(task: Manifest, part: str, keys: Sequence[str]) -> dict[str, Any]:
-  """Return options of the run that trained a task, if their types are right."""
+  """Return {key: value} of the options that a task was trained with.
+
+  Options that are missing or of a wrong type are left out.
+  """
   config = task.provenance.get("config")
   values = config.get(part) if isinstance(config, Mapping) else None
   if not isinstance(values, Mapping):

@@ -18,7 +18,7 @@ from memory_vit.model.task import TaskSpec
 from memory_vit.runtime import sharding
 from memory_vit.runtime.progress_bar import ProgressBar
 
-# MiB for decoding images, in addition to the memory of batches.
+# Memory for decoding images in MiB, in addition to the memory of batches.
 _DECODING_MIB = 2048
 
 
@@ -99,7 +99,7 @@ def _outputs(
   mesh: jax.sharding.Mesh,
   batch_size: int,
 ) -> tuple[dict[str, np.ndarray], int]:
-  """Return {task: outputs float32 (n, c)}, and the number of bad images."""
+  """Return ({task: float32 outputs (n, c)}, number of unreadable images)."""
   entries = list(image_files.find_images([str(directory)]))
   preprocessing = specs[0].preprocessing
   side = preprocessing.image_size

@@ -35,7 +35,7 @@ from memory_vit.tasks.split_forward import Logits
 
 Images = Float[Array, "b side side 3"]
 # Maximum difference between logits of a task with and without other tasks, as a
-# share of the greatest logit: the order of sums changes their rounding.
+# share of the greatest logit. The order of sums differs, and so does rounding.
 TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2}
 
 
@@ -74,7 +74,7 @@ class Evaluator:
     compose.require_one_pass(tasks)
     tasks = sharding.put(tuple(tasks), mesh)
     self._together = make_program(backbone, tasks)
-    self._preprocessing = tasks[0].spec.preprocessing  # all tasks share it
+    self._preprocessing = tasks[0].spec.preprocessing  # equal for all tasks
     specs = [task.spec for task in tasks if one_shape]
     most = {
       "cells": max((spec.cells for spec in specs), default=0),

@@ -36,7 +36,8 @@ def _batches(inputs: RunInputs, step: int) -> Iterator[dict[str, Any]]:
   if cache is None:
     return image_batches(inputs, start)
   cache.require_free_space(cache_needs(inputs))
-  if "validation" in splits:  # compute its rows before training begins
+  if "validation" in splits:
+    # Compute the rows of the validation split before training begins.
     cache.rows("validation", splits["validation"])
   return cache.train_batches(splits["train"], start)
 
@@ -72,7 +73,7 @@ def cache_needs(inputs: RunInputs) -> list[Needs]:
     return []
   roles = ["train", "validation"]
   if inputs.splits["train"].embedded:
-    # Embeddings have no images, so test rows are read from the cache too.
+    # A split of embeddings has no images, so the test split needs cached rows.
     roles.append("test")
   return [
     inputs.cache.needs(role, inputs.splits[role])

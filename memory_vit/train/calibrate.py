@@ -42,7 +42,8 @@ def fitted_kinds(
     fitted = stated.kind.fitted(
       stated, evaluation.held_out, config.task.unknown
     )
-    # Use the fit of process 0 on all hosts, which may differ in the last bits.
+    # All processes use the fit of process 0, because fits on different hosts
+    # may differ in the last bits.
     values = processes.broadcast_from_process_0(dataclasses.asdict(fitted))
     kinds[name] = schema.build(TaskKind, values, "kind", TrainingError)
     logger.info(
@@ -62,7 +63,11 @@ def fitted_kinds(
 def _held_out(
   inputs: RunInputs, began: Start, params: Mapping[str, Any]
 ) -> Iterator[tuple[str, Evaluation]]:
-  """Yield (trial name, evaluation) for trials with held-out outputs."""
+  """Yield (trial name, evaluation with outputs for held-out images).
+
+  The held-out images are the validation split. Without this split, heads in
+  closed form use cross-validation, and other trials are left out.
+  """
   split = inputs.splits.get("validation")
   if split:
     per_trial = split.size * inputs.splits["train"].num_classes

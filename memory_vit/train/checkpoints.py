@@ -100,7 +100,7 @@ class Checkpoints:
       processes.on_process_0(lambda: self._finish(step, scratch, arrays, meta))
     except TrainingError:
       raise
-    # Orbax and its libraries raise many types of errors, even `Exception`.
+    # Catch `Exception`: orbax and its libraries raise many types of errors.
     except Exception as error:
       if processes.is_lost_partner(error):
         raise
@@ -126,7 +126,7 @@ class Checkpoints:
     try:
       args = ocp.args.StandardRestore(target)
       values = self._arrays.restore(path / checksums.ARRAYS, args=args)
-    # Damaged directories make orbax raise many types, even `Exception`.
+    # Catch `Exception`: damaged files make orbax raise many types of errors.
     except Exception as error:
       if processes.is_lost_partner(error):
         raise
@@ -174,7 +174,7 @@ class Checkpoints:
       ) from error
 
   def _newest_whole(self) -> int | None:
-    """Implement `latest`; finish the deletion of old states if interrupted."""
+    """Implement `latest`, and finish an interrupted deletion of old states."""
     problems = {}
     for step in reversed(self.steps()):
       try:
@@ -211,10 +211,11 @@ class Checkpoints:
   def _begin(self, step: int, scratch: Path) -> None:
     if checksums.is_sealed(self._directory / _name_of(step)):
       raise TrainingError(
-        f"step {step} was not saved: {self._directory} already has steps "
-        f"{self.steps()}."
+        f"step {step} was not saved, because {self._directory} already has "
+        f"this step. Saved steps: {self.steps()}."
       )
-    _remove(scratch)  # left by a save that failed in this process
+    # A save that failed in this process may have left files in `scratch`.
+    _remove(scratch)
     scratch.mkdir()
 
   def _finish(
@@ -224,7 +225,7 @@ class Checkpoints:
     arrays: Mapping[str, Any],
     meta: Mapping[str, Any],
   ) -> None:
-    """Write the checksums, then give the directory the name of its step."""
+    """Write checksums, rename `scratch` to the step, and delete old states."""
     rest = {
       "meta": dict(meta),
       "arrays": dict(arrays),
@@ -234,9 +235,12 @@ class Checkpoints:
     self._delete_old()
 
   def _delete_old(self) -> None:
-    """Delete all states but the newest two; the newest must be undamaged."""
+    """Delete all states but the newest two.
+
+    Call only if the newest state is undamaged.
+    """
     for old in self.steps()[:-_KEPT]:
-      # Rename a step before deleting it: half a step must not look complete.
+      # Rename the directory first: a half-deleted state must not look complete.
       path = self._directory / _name_of(old)
       files.remove_directory(path, f"{_SCRATCH}old-")
 
@@ -256,7 +260,10 @@ def _name_of(step: int) -> str:
 def _require_arrays(
   path: Path, saved: Mapping[str, Any], expected: Mapping[str, Any]
 ) -> None:
-  """Raise if names, dtypes or shapes differ: orbax casts dtypes silently."""
+  """Raise if saved and expected arrays differ in name, dtype or shape.
+
+  Orbax itself would cast the saved arrays to the expected dtypes silently.
+  """
   wanted = _described(expected)
   stored = {
     name: {key: described[key] for key in ("dtype", "shape")}
@@ -276,13 +283,16 @@ def _require_arrays(
 
 
 def _with_values(state: Any) -> dict[str, Any]:
-  """Return {path: leaf} without empty leaves (0 cells): orbax refuses them."""
+  """Return {path: leaf} of a state, without empty leaves.
+
+  Orbax refuses empty arrays, such as the memory of a task with 0 cells.
+  """
   leaves, _ = jax.tree_util.tree_flatten_with_path(state)
   return {_leaf(path): leaf for path, leaf in leaves if np.size(leaf)}
 
 
 def _described(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-  """Return {name: {"dtype", "shape"}}, equal to values read from JSON."""
+  """Return {name: {"dtype": text, "shape": list}}, as read back from JSON."""
   return {
     name: {"dtype": str(leaf.dtype), "shape": list(leaf.shape)}
     for name, leaf in values.items()
@@ -290,8 +300,8 @@ def _described(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _verifiable(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-  """Return {name: dtype, shape and checksum}; all processes must call."""
-  # Digest arrays one by one: each sharded array is gathered on the host.
+  """Return {name: {"dtype", "shape", "sha256"}}; all processes must call."""
+  # Hash one array at a time, because `_digest` gathers it on the host.
   return {
     name: {**described, "sha256": _digest(values[name])}
     for name, described in _described(values).items()

@@ -25,8 +25,8 @@ from memory_vit.train.sweep import Trial
 
 logger = logging.getLogger(__name__)
 
-# Memory to reserve for solving, as a multiple of the features in float64. Peaks
-# of 5.4 ("ridge") and 3.1 ("lda") were measured, not counting the features.
+# Memory to reserve for a solution, as a multiple of the bytes of all features
+# in float64. Measured peaks beside the features: 5.4 ("ridge"), 3.1 ("lda").
 _COPIES = 7
 
 
@@ -110,7 +110,7 @@ class ClosedFormStep:
   def _solve(
     self, trial: Trial, head: Mapping[str, np.ndarray]
   ) -> dict[str, float]:
-    """Write the solution into `head`; return its `Solution.strength`."""
+    """Fill the arrays of `head` with a solution; return `Solution.strength`."""
     try:
       self._require_each_class()
       solution = closed_form.solve(
@@ -119,8 +119,8 @@ class ClosedFormStep:
     except DataError as error:
       method, train = trial.config.optim.name, self._inputs.splits["train"]
       raise DataError(
-        f"config.optim.name is {method!r}, but no head can be solved from "
-        f"{train}: {error}."
+        f"config.optim.name {method!r} cannot solve a head from {train}: "
+        f"{error}."
       ) from error
     head["kernel"][:], head["bias"][:] = solution.kernel, solution.bias
     return dict(solution.strength)
@@ -134,13 +134,13 @@ class ClosedFormStep:
     missing = [names[i] for i in np.flatnonzero(counts == 0)]
     if missing:
       raise DataError(
-        f"there is no image of {messages.brief(messages.name_list(missing))}, "
-        f"{len(missing):,} of {len(names):,} classes: expected images of each "
-        "class"
+        "some classes have no image: "
+        f"{messages.brief(messages.name_list(missing))} ({len(missing):,} of "
+        f"{len(names):,} classes); expected images of each class"
       )
 
   def _cross_validate(self, trial: Trial, outputs: np.ndarray) -> bool:
-    """Write cross-validated outputs; return whether there are enough images."""
+    """Fill `outputs` by cross-validation; return False if it is impossible."""
     validated = closed_form.cross_validated(
       self._solver(trial), self._rows[0], self._targets, self._count,
       data_seed(self._inputs.config),
@@ -162,7 +162,7 @@ class ClosedFormStep:
     return stated.kind.standardized(stated, self._rows[1])
 
   def _require_memory(self) -> None:
-    """Raise if solving needs more than the free memory; all must call."""
+    """Raise if a head needs more memory than is free; all must call."""
     split = self._inputs.splits["train"]
     width = self._inputs.backbone.config.width
     needed = _COPIES * 8 * split.size * width
@@ -177,7 +177,7 @@ class ClosedFormStep:
 
   @functools.cached_property
   def _rows(self) -> tuple[np.ndarray, np.ndarray]:
-    """Features (n, d) and labels (n,) or (n, c) of all readable images."""
+    """Features (n, d), and labels, (n,) or (n, c), of all readable images."""
     inputs = self._inputs
     assert inputs.cache is not None
     self._require_memory()
@@ -189,7 +189,7 @@ class ClosedFormStep:
       numbers = np.arange(i * share, (i + 1) * share)
       places = np.minimum(numbers, len(rows.labels) - 1)
       labels = rows.labels[places]
-      if labels.dtype == np.float64:  # devices would round them
+      if labels.dtype == np.float64:  # devices would round float64
         labels = np.ascontiguousarray(labels).view(BITS)
       counts = (numbers < len(rows.labels)) * rows.masks[places]
       placed = sharding.shard_batch((labels, counts), inputs.mesh)
@@ -203,7 +203,7 @@ class ClosedFormStep:
 def _batches(
   outputs: np.ndarray, labels: np.ndarray, size: int
 ) -> Iterator[dict[str, Any]]:
-  """Yield batches for `evaluate`, with the rows of this process."""
+  """Yield the rows of this process in batches, as `evaluate` takes them."""
   count, first = batching.share(size)
   for start in range(0, len(labels), size):
     numbers = np.arange(count) + start + first

@@ -50,7 +50,7 @@ def describe_inputs(
   backbone = dataclasses.replace(loaded, config=vit)
   train = _describe_data(config, classes, examples)
   config = settle.settled(config, backbone, train)
-  if not settle.task_name(config):  # neither task nor data are named
+  if not settle.task_name(config):  # neither task nor data have a name
     config = config.replaced({"task.name": "task"})
   settle.require_batches(config, mesh)
   attends_to, ancestors = (
@@ -61,7 +61,7 @@ def describe_inputs(
   outputs = config.task.padded_classes or train.num_classes
   vector = jnp.zeros(outputs)
   kind = KINDS[config.task.kind]
-  # Placeholders for means and deviations, which no program depends on.
+  # All means and deviations are 1 here: no compiled program depends on them.
   scales = (1.0,) * train.num_classes if kind.needed else ()
   frozen = {
     "backbone": jax.eval_shape(
@@ -92,7 +92,7 @@ def describe_inputs(
 
 
 def _open_backbone(config: Config) -> Backbone:
-  """Return a backbone of zeros; read the file if only it has the shapes."""
+  """Return a backbone of zeros; for an unknown name, read the backbone file."""
   if config.backbone.startswith(RANDOM):
     vit = random_config(config)
   elif known := known_config(config.backbone):
@@ -107,8 +107,8 @@ def _open_backbone(config: Config) -> Backbone:
       return read_backbone(config)
     except BackboneError as error:
       raise BackboneError(
-        f"{error} A plan needs no file: give a short name such as augreg-B/16, "
-        "or random:B/16 with config.image_size."
+        f"{error} To plan without a file, give a short name such as "
+        "augreg-B/16, or random:B/16 with config.image_size."
       ) from error
   params = jax.tree.map(
     lambda a: np.zeros(a.shape, a.dtype), backbone_shapes(vit)
@@ -117,7 +117,7 @@ def _open_backbone(config: Config) -> Backbone:
 
 
 def _describe_data(config: Config, classes: int, examples: int) -> Split:
-  """Return the training split, with classes and size but no examples."""
+  """Return the training split with class names and size, but no examples."""
   needs_examples = config.epochs != 0 or (
     config.cache.has_rows and config.cache.where == "device"
   )
@@ -138,9 +138,9 @@ def _describe_data(config: Config, classes: int, examples: int) -> Split:
     names, size = names or found_names, size or found_size
   if needs_examples and not size:
     raise ConfigError(
-      f"the number of training examples of {config.data.name!r}, which "
-      "config.epochs or a cache on the device needs, is not known before the "
-      "data are prepared: give --examples."
+      f"data set {config.data.name!r} is not prepared, so its number of "
+      "training examples is unknown, but config.epochs or a cache on the "
+      "device needs this number: give --examples."
     )
   return Split(
     name=config.data.name,

@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 # Function from a step to the names of the examples in its batch.
 Examples = Callable[[int], Sequence[str]]
-# Maximum number of examples of a step that a message names.
+# Maximum number of examples that a message names for each step.
 _SHOWN = 8
 
 
@@ -105,7 +105,7 @@ class DivergenceMonitor:
       self._lose(name, row, shown)
 
   def _lose(self, name: str, row: Sequence[int], shown: str) -> None:
-    """Record that a trial is lost; raise if no other trial is left."""
+    """Record a lost trial; raise `DivergedError` if all trials are lost."""
     self.lost[name] = self._step
     if self._examples:
       for step in row:
@@ -125,7 +125,7 @@ class DivergenceMonitor:
     )
 
   def _named(self, steps: Sequence[int]) -> str:
-    """Return the end of a message, which names the examples of steps."""
+    """Return the end of a message: names of the examples of `steps`, or "."."""
     if not self._examples:
       return "."
     parts = []

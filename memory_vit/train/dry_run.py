@@ -21,7 +21,8 @@ from memory_vit.train import batches, pack, passes, settle, sweep
 from memory_vit.train.inputs import RunInputs, of_group, open_inputs
 from memory_vit.train.pack import Start
 
-# Number of batches to read; the first one starts the pipeline and is not timed.
+# Number of batches to read. The first batch is not timed, because reading it
+# also starts the pipeline.
 _READ = 3
 
 
@@ -46,7 +47,7 @@ def dry_run(config: Config, workdir: Path) -> str:
 
 
 def _of_group(inputs: RunInputs) -> list[tuple[str, str]]:
-  """Return rows on the trials of a group, see `sweep.by_pass_group`."""
+  """Return (title, text) rows on one group of `sweep.by_pass_group`."""
   config, trials = inputs.config, inputs.trials
   packs = passes.make_plan(inputs).passes
   first = [t for t in trials if t.name in packs[0]]
@@ -71,7 +72,7 @@ def _of_group(inputs: RunInputs) -> list[tuple[str, str]]:
 
 
 def _of_cache(inputs: RunInputs) -> list[tuple[str, str]]:
-  """Return rows on the cache: bytes of each split, place, time to fill it."""
+  """Return (title, text) rows on the cache: sizes, place, time to fill it."""
   cache, train = inputs.cache, inputs.splits["train"]
   if inputs.config.cache.what == "images":
     return [("cache", f"{train.size:,} decoded images, in memory")]
@@ -98,7 +99,7 @@ def _of_cache(inputs: RunInputs) -> list[tuple[str, str]]:
 
 
 def _row_seconds(cache: RunCache, needs: Needs) -> float:
-  """Measure the seconds to read the image of a row and compute the row."""
+  """Measure the seconds to read one image and compute its cached row."""
   if not needs.missing:
     return 0.0
   examples, starts = needs.plan.examples, needs.plan.starts
@@ -108,15 +109,15 @@ def _row_seconds(cache: RunCache, needs: Needs) -> float:
   for batch in itertools.islice(read, _READ - 1):
     last, count = batch, count + 1
   reading = (time.perf_counter() - began) / max(1, count)
-  if "image" not in last:  # embeddings are only read
+  if "image" not in last:  # embeddings need no computation
     return reading / starts.step
   placed = sharding.shard_batch(last["image"], cache.mesh)
   return (reading + _seconds(lambda: cache.prepare(placed))) / starts.step
 
 
 def _step_seconds(inputs: RunInputs, start: Start) -> float:
-  """Measure the seconds of a step, on a batch of zeros."""
-  # Zeros suffice, because the time does not depend on the pixels.
+  """Measure the seconds of a training step."""
+  # A batch of zeros suffices: the time does not depend on the pixels.
   batch = jax.jit(
     lambda: jax.tree.map(
       lambda a: jnp.zeros(a.shape, a.dtype), dict(batches.batch_shapes(inputs))
@@ -134,7 +135,7 @@ def _step_seconds(inputs: RunInputs, start: Start) -> float:
 
 
 def _seconds(program: Any) -> float:
-  """Measure the seconds of the second call; the first call compiles."""
+  """Call `program` twice, once to compile; return the second call's seconds."""
   jax.block_until_ready(program())
   began = time.perf_counter()
   jax.block_until_ready(program())

@@ -36,7 +36,7 @@ from memory_vit.train.sweep import PassPlan, Trial
 logger = logging.getLogger(__name__)
 
 NO_WRITERS = MetricWriters()
-# Metrics of a step that its progress line shows.
+# Metrics that the progress line of a step shows.
 _IN_LINES = (
   "loss", "accuracy", "mae", "learning_rate", "shrinkage", "penalty",
 )  # fmt: skip
@@ -49,18 +49,18 @@ Evaluate = Callable[[Any], dict[str, Evaluation]]
 class PackResult:
   """A pack after training; the keys of its mappings are names of trials."""
 
-  # Tasks with the best parameters on validation, except those of trials that
-  # were lost before their first evaluation.
+  # Tasks with the parameters that are best on validation. A trial that was lost
+  # before the first evaluation has no task.
   tasks: dict[str, Task]
   best: Mapping[str, BestParams]
-  # Steps at which trials were lost: too many updates in a row were not finite.
+  # The step at which a trial was lost after too many skipped updates in a row.
   lost: Mapping[str, int]
-  # Numbers of updates that were skipped because they were not finite.
+  # Number of updates that were skipped because they were not finite.
   skipped: dict[str, int] = dataclasses.field(default_factory=dict)
-  # Changes of options and data since the first start.
+  # Changes of options and data since the run first started.
   changes: tuple[Mapping[str, Any], ...] = ()
   steps: int = 0
-  # Number of training images in the timed steps, and seconds of these steps.
+  # Number of training images in all timed steps, and the time of these steps.
   examples: int = 0
   seconds: float = 0.0
 
@@ -121,7 +121,7 @@ def fit_pack(
     inputs.record.keep()
     accepted()
     is_new = past is None
-    if is_new and inputs.first_head:  # evaluate this head at step 0
+    if is_new and inputs.first_head:  # also evaluate the loaded head at step 0
       none = {name: BestParams() for name in tasks}
       past = LoopState(none, pending="validation" in inputs.splits)
 
@@ -245,14 +245,15 @@ def fit(
     return past
 
   with (
-    stop.asked_for(),  # signals wait until progress and profile are closed
+    # A signal raises no error before progress and profile are closed.
+    stop.asked_for(),
     contextlib.closing(progress),
     Profile(profile_dir, steps.profile_at, steps.total) as profile,
   ):
     # Never prefetch an image beyond the last step: it might be broken.
     left = itertools.islice(train_batches, steps.total - first)
     on_devices = sharding.prefetch(left, mesh)
-    if past.pending:  # the first step still has to be evaluated
+    if past.pending:  # the state at step `first` is not evaluated yet
       past = evaluate_and_save(first, past, stopping=False, saves=saves_first)
     for step in range(first + 1, steps.total + 1):
       if steps.stops_early(step - 1, past.best_steps):
@@ -287,7 +288,7 @@ def fit(
 
 
 def _evaluation(inputs: RunInputs, began: Start) -> Evaluate | None:
-  """Return the function that evaluates trials to find the best step, if any."""
+  """Return a function that evaluates trials during training, or None."""
   if "validation" in inputs.splits:
     return functools.partial(validate, inputs, began.tasks)
   if isinstance(began.step, ClosedFormStep):
@@ -302,7 +303,7 @@ def _best_tasks(
   best: Mapping[str, Any],
   kinds: Mapping[str, TaskKind],
 ) -> dict[str, Task]:
-  """Return tasks with their best parameters, and heads without padding."""
+  """Return {trial: task with its best parameters, without padding outputs}."""
   names = inputs.splits["train"].class_names
   return {
     name: padded_head.without_padding(
@@ -334,7 +335,7 @@ def _scalars(metrics: Metrics, norms: Metrics, speed: float) -> Metrics:
 
 
 def _line(metrics: Metrics) -> dict[str, list[float]]:
-  """Return {title: numbers of all trials}, for a progress line."""
+  """Return {title: [number of each trial]}, for a progress line."""
   line: dict[str, list[float]] = collections.defaultdict(list)
   for values in metrics.values():
     for key in _IN_LINES:

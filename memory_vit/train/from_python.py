@@ -51,9 +51,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Number of evaluations and of logged training losses of a run.
+# Number of evaluations in a run, and number of training losses that it logs.
 _VALIDATIONS, _POINTS = 5, 20
-# Maximum number of steps that a resumed run repeats.
+# Maximum number of steps between saved states, which a resumed run may repeat.
 _MOST_REPEATED = 1_000
 
 
@@ -214,7 +214,9 @@ def train_task(
     stack.enter_context(progress_bar.shown(progress))
     if init is not None:
       if config.task.init:
-        raise ConfigError("init and options['task.init'] are both given.")
+        raise ConfigError(
+          "init and options['task.init'] are both given: expected only one."
+        )
       if isinstance(init, Task):
         temporary = tempfile.TemporaryDirectory(prefix="memory-vit-")
         directory = paths.as_path(stack.enter_context(temporary)) / "init"
@@ -302,13 +304,14 @@ def _arguments(
   batch_size: int,
   seed: int,
 ) -> dict[str, Any]:
-  """Check the arguments of a function; return them as options of a run."""
+  """Check arguments of a public function; return {option of a run: value}."""
   if not isinstance(backbone, Backbone):
     raise BackboneError(
-      f"the backbone is of type {type(backbone).__name__}, expected one from "
-      "mv.load_backbone."
+      f"the backbone is of type {type(backbone).__name__}, expected a backbone "
+      "from mv.load_backbone."
     )
-  TaskKind(name=kind)  # raises for an unknown kind, before data are read
+  # Raise for an unknown kind here, before any data are read.
+  TaskKind(name=kind)
   if not is_name(name):
     raise ConfigError(f"name is {messages.brief(name)}: expected {NAME_RULE}.")
   return {
@@ -329,7 +332,7 @@ def _open_splits(
   keys: tuple[str, str],
   **split_data: Any,
 ) -> dict[str, Split]:
-  """Open the given splits; "train" is first, because it names the classes."""
+  """Open the given splits; "train" must be first, as it names the classes."""
   splits: dict[str, Split] = {}
   for split, data in split_data.items():
     if data is not None:
@@ -350,7 +353,8 @@ def _train(
   with contextlib.ExitStack() as stack:
     history = None
     if workdir is None:
-      history = metric_writers.History()  # event files would be deleted
+      # Keep metrics in memory: event files would be deleted with `workdir`.
+      history = metric_writers.History()
       temporary = tempfile.TemporaryDirectory(prefix="memory-vit-")
       workdir = stack.enter_context(temporary)
     directory = paths.place(workdir, "workdir")
@@ -453,7 +457,7 @@ def evaluate_tasks(
 def _read_history(
   logdir: Path,
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-  """Return the curves of a trial; {} if its events are missing."""
+  """Return {tag: (steps, values)} of a trial; {} if event files are missing."""
   try:
     return runs.read_scalars(logdir)
   except TrainingError as error:
@@ -466,8 +470,8 @@ def _config(arguments: Mapping[str, Any], options: Mapping[str, Any]) -> Config:
   for key in options:
     if key in arguments or key in ("epochs", "gelu"):
       raise ConfigError(
-        f"options: {key!r} is set by an argument, by the function itself, or "
-        "by the backbone."
+        f"options: {key!r} is set by an argument, by the function itself or by "
+        "the backbone: leave it out of options."
       )
   batch = {"batch_size_eval": arguments["batch_size"]}
   values = {"log_images": 0, "export_orbax": False, **batch, **arguments}
@@ -476,14 +480,14 @@ def _config(arguments: Mapping[str, Any], options: Mapping[str, Any]) -> Config:
 
 
 def _plain(value: Any) -> Any:
-  """Convert a NumPy scalar to a Python number; return others unchanged."""
+  """Convert a NumPy scalar to a Python number; return other values as is."""
   return value.item() if isinstance(value, np.generic) else value
 
 
 def _with_intervals(
   config: Config, examples: int, options: Mapping[str, Any]
 ) -> Config:
-  """Set intervals of evaluations, states and logs; `options` override them."""
+  """Set how often to evaluate, save and log, unless `options` say it."""
   steps = settle.steps_of(config, examples)
   every = min(math.ceil(steps / _VALIDATIONS), _MOST_REPEATED)
   values = {

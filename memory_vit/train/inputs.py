@@ -41,7 +41,7 @@ class RunInputs:
 
   config: Config
   mesh: Mesh
-  # Checked after each training step and in each batch of an evaluation.
+  # Signal that is checked after each training step and evaluation batch.
   stop: StopSignal
   backbone: Backbone  # with the loaded parameters, on the devices of the mesh
   # Arrays that are not trained: {"backbone": parameters in the compute dtype,
@@ -49,7 +49,9 @@ class RunInputs:
   frozen: Mapping[str, Any]
   # {"train": split, ...}; "validation", "test" and "upstream" are optional.
   splits: Mapping[str, Split]
-  kind: TaskKind  # without fitted fields such as thresholds
+  # Kind of the task, without the fields that are fitted after training, such as
+  # thresholds.
+  kind: TaskKind
   trials: tuple[Trial, ...]
   attends_to: tuple[Task, ...]
   first_head: Task | None  # loaded from `config.task.init`
@@ -58,9 +60,10 @@ class RunInputs:
   parents: tuple[Task, ...]
   preprocessing: EvalPreprocessing  # of images in evaluation
   record: DataRecord
-  # Returns the training split; the first call decodes its images in memory.
+  # Function that returns the training split with decoded images in memory; the
+  # first call decodes them.
   decoded: Callable[[], Split]
-  cache: RunCache | None  # None if no part of the pass is cached
+  cache: RunCache | None  # None if no outputs are cached
 
   @functools.cached_property
   def rounded_backbone(self) -> Backbone:
@@ -85,7 +88,8 @@ def open_inputs(
   backbone = open_backbone(config, mesh, backbone)
   opened = _open_splits(config, backbone, splits or {})
   config = settle.settled(config, backbone, opened["train"])
-  settle.require_memory(config)  # again: image_size is known only now
+  # Check the memory again, because image_size is known only now.
+  settle.require_memory(config)
   trials = sweep.trials_of(config, settle.task_name(config))
   attends_to, ancestors = (
     tuple(store.load_task(path, backbone) for path in paths)
@@ -243,7 +247,7 @@ def _new_cache(inputs: RunInputs) -> RunCache | None:
 def _head_outputs(
   config: Config, trials: Sequence[Trial], train: Split, stated: TaskKind
 ) -> HeadOutputs:
-  """Return weights of classes or labels, and which outputs are padding."""
+  """Return the mask of outputs that are classes, and weights of outputs."""
   weights, kind = None, stated.kind
   if any(t.config.optim.class_weights == "balanced" for t in trials):
     counted, examples = processes.on_process_0(
@@ -253,7 +257,7 @@ def _head_outputs(
       )
     )
     weights = kind.weights(np.array(counted), examples)
-  if not kind.one_is_right:  # its loss ignores padding
+  if not kind.one_is_right:  # losses of labels and values ignore padding
     return HeadOutputs(weights=weights)
   classes, padded = train.num_classes, config.task.padded_classes
   if weights is not None:
@@ -264,7 +268,7 @@ def _head_outputs(
 def _open_splits(
   config: Config, backbone: Backbone, opened: Mapping[str, Split]
 ) -> dict[str, Split]:
-  """Open the configured splits, except those in `opened`."""
+  """Return the configured splits; open only splits that `opened` lacks."""
   splits = {}
   for role, ref in configured_splits(config).items():
     if role in opened:

@@ -12,7 +12,8 @@ from memory_vit.runtime.messages import named
 
 logger = logging.getLogger(__name__)
 
-# {trial: {tag: number}}, and {trial: {tag: image}}, uint8 (height, width, 3).
+# Scalars are {trial: {tag: number}}. Images are {trial: {tag: image}}; an image
+# is uint8 (height, width, 3).
 Scalars = Mapping[str, Mapping[str, float]]
 Images = Mapping[str, Mapping[str, np.ndarray]]
 
@@ -111,7 +112,7 @@ class History:
   def write_scalars(self, step: int, scalars: Scalars) -> None:
     for trial, values in scalars.items():
       for tag, value in values.items():
-        # Round to float32, as event files do.
+        # Round to float32, like the event files of TensorBoard.
         self._points[trial][tag][step] = float(np.float32(value))
 
   def write_images(self, step: int, images: Images) -> None:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from memory_vit.kinds.classes import MixedClasses
 
-# Separates the random numbers of mixup from other uses of the same seed.
+# Number folded into the seed, so that mixup draws its own random numbers.
 _MIXUP = 0x6D69
 
 

@@ -13,7 +13,8 @@ from memory_vit.model.parts import PARTS
 from memory_vit.model.regimes import OWN_BACKBONE
 
 _ALL_PARTS = (*PARTS, OWN_BACKBONE)
-# Names of the kernels in Flax layers, in the side stream and in the probe.
+# Names of the arrays with weight decay: kernels of Flax layers, of the side
+# stream and of the probe.
 _KERNELS = ("kernel", "conv", "keys", "values", "down", "up")
 
 
@@ -51,7 +52,7 @@ def make_optimizer(
   """
   return optax.partition(
     {name: _optimizer(configs[name], schedules[name]) for name in configs},
-    # The label of all parameters of a task is the name of the task.
+    # Label all parameters of a task with the name of the task.
     lambda params: {name: name for name in params},
   )
 
@@ -72,7 +73,7 @@ def where_finite(finite: Mapping[str, jax.Array], new: Any, old: Any) -> Any:
 def _optimizer(
   config: OptimConfig, schedule: optax.Schedule
 ) -> optax.GradientTransformation:
-  """Return the optimizer of one task: clipping, update, factors of parts."""
+  """Return the optimizer of one task: it clips, updates and scales by part."""
   stages = []
   if config.grad_clip:
     clip = optax.clip_by_global_norm(config.grad_clip)
@@ -92,9 +93,10 @@ def _optimizer(
 
 
 def _kernels(params: Any) -> Any:
-  """Return which arrays decay: matrices that multiply tokens, as in big_vision.
+  """Return a mask of `params`, True for arrays with weight decay.
 
-  Biases, LayerNorms, tokens and position embeddings do not decay.
+  As in big_vision, the matrices that multiply tokens decay; biases, LayerNorms,
+  tokens and position embeddings do not.
   """
   return jax.tree.map_with_path(
     lambda path, _: path[-1].key in _KERNELS, params
@@ -107,6 +109,7 @@ def _by_part(
   """Return a transformation that applies `transforms[part]` to each part."""
   return optax.partition(
     transforms,
-    # path[0] is the task; other tasks are masked, so they have no leaves.
+    # path[0].key is the task, path[1].key the part. Parameters of other tasks
+    # are masked, so they have no leaves.
     lambda params: jax.tree.map_with_path(lambda path, _: path[1].key, params),
   )

@@ -42,7 +42,8 @@ def start(inputs: RunInputs, trials: Sequence[Trial]) -> Start:
     step = ClosedFormStep(inputs, trials)
   else:
     step = make_step(inputs, trials, tasks)
-  if inputs.config.learned.has_token:  # other regimes attend to no task
+  # Tasks without a token attend to no other task, so they need no check.
+  if inputs.config.learned.has_token:
     require_fit([*inputs.parents, *tasks.values()])
   params = {name: task.params for name, task in tasks.items()}
   state = step.create_state(params)
@@ -93,8 +94,8 @@ def create_task(inputs: RunInputs, trial: Trial) -> Task:
 def _with_head(task: Task, first: Task, stated: TaskKind) -> Task:
   """Return `task` with the head of `first`; padding outputs stay zero.
 
-  The head is converted for the loss: it has no temperature, and its values are
-  in standard deviations of this run's training split.
+  The head is converted for the loss of this run: its temperature becomes 1, and
+  outputs for values are in standard deviations of this run's training split.
   """
   classes, kind = first.spec.num_classes, first.spec.kind
   kernel, bias = kind.kind.head_for_training(

@@ -18,8 +18,8 @@ from memory_vit.model.task import Task
 def require_width(padded: int, classes: int) -> None:
   if padded and padded < classes:
     raise ConfigError(
-      f"config.task.padded_classes is {padded}, and the data set has {classes} "
-      "classes: expected at least as many, or 0."
+      f"config.task.padded_classes is {padded}, but the data set has {classes} "
+      "classes: expected at least the number of classes, or 0."
     )
 
 

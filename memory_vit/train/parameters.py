@@ -42,23 +42,23 @@ def part_norms(
 
 @functools.cache
 def _program(mesh: Mesh) -> Any:
-  """Jit `_norms` on a mesh, with its results replicated on all devices."""
+  """Return `_norms`, jitted so that all devices of a mesh have the norms."""
   return jax.jit(_norms, out_shardings=sharding.replicated(mesh))
 
 
 def _norms(params: Mapping[str, Any]) -> dict[str, jax.Array]:
-  """Return the norm of each part of a task: () or, one per layer, (l,)."""
+  """Return {part of a task: norm ()}; memory has a norm per layer, (l,)."""
   return {
     name: PARTS[name].norm(values)
     if name in PARTS
     else optax.tree.norm(values)  # the backbone that regime "full" trains
     for name, values in params.items()
-    if trees.count(values)  # a masked task may have no cells
+    if trees.count(values)  # memory with 0 cells has no norm
   }
 
 
 def _by_tag(parts: Mapping[str, Any]) -> dict[str, float]:
-  """Return the norms of a task by their tags in TensorBoard."""
+  """Return {tag in TensorBoard: norm} for the parts of a task."""
   by_tag = {}
   for part, norm in parts.items():
     if not np.ndim(norm):

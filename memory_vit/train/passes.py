@@ -93,7 +93,8 @@ def plan_group(inputs: RunInputs, compiled: Temporary) -> PassPlan:
   if len(trials) == 1 or not together:
     return PassPlan(tuple((trial.name,) for trial in trials))
   free = sweep.free_bytes(config.sweep.memory_gib)
-  # Estimate one pass for all trials first: if it runs, its trace is reused.
+  # First estimate a single pass for all trials: if all fit, training reuses the
+  # trace of this estimate.
   taken = pack_bytes(inputs, trials)
   if taken <= free:
     logger.info(
@@ -101,7 +102,8 @@ def plan_group(inputs: RunInputs, compiled: Temporary) -> PassPlan:
       "shapes)", len(trials), taken / 2**30, free / 2**30,
     )  # fmt: skip
     return PassPlan((tuple(trial.name for trial in trials),))
-  # The longest trials decide, because a pack is padded to its longest memory.
+  # Measure the two largest trials, because all trials of a pack are padded to
+  # the largest one.
   longest = sorted(trials, key=sweep.size)[-2:]
   first = pack_bytes(inputs, longest[1:])
   further = max(0, pack_bytes(inputs, longest) - first)
@@ -120,10 +122,10 @@ def plan_group(inputs: RunInputs, compiled: Temporary) -> PassPlan:
 def _measured_share(
   inputs: RunInputs, first: int, further: int, free: int, compiled: Temporary
 ) -> float:
-  """Return the memory of a compiled pack as a share of its estimate.
+  """Compile a pack; return its memory as a share of the estimate from shapes.
 
-  The pack is the largest that fits if the estimate from shapes is twice too
-  high. If the pack does fit, it is one of the packs of the plan.
+  The compiled pack is the largest that would fit if packs took half of their
+  estimates. If the plan has packs of this size, this pack is one of them.
   """
   most = sweep.at_once(min(first // 2, free), further // 2, free)
   largest = sweep.packs_of(inputs.trials, most)[-1]
@@ -173,7 +175,8 @@ def pack_memory(
     cached = inputs.cache.bytes_on_device(batches.cache_needs(inputs))
   return PackMemory(
     **vars(needed),
-    # Old and new state, because the update is not in place, and the gradient.
+    # Count the old state, the new state and the gradient: the update is not in
+    # place.
     state=sharding.bytes_on_a_device((state, state, state.params)),
     cached=cached,
   )
@@ -230,7 +233,10 @@ def packs_by_group(
 def _fit_pass(
   inputs: RunInputs, trials: Sequence[Trial], directory: Path, **options: Any
 ) -> PackResult:
-  """Train a pack, or raise if an earlier start recorded that it diverged."""
+  """Train a pack; if it diverges, record the divergence, and raise.
+
+  Raise `DivergedError` at once if an earlier start recorded a divergence.
+  """
   file = directory.with_suffix(".json")
   meta = json.loads(json.dumps(describe(inputs, trials)))
   recorded = processes.on_process_0(

@@ -99,7 +99,7 @@ def span(values: list[float]) -> str:
 
 
 def _nothing(line: str) -> None:
-  """Drop the bar's log lines: the lines of `Progress.report` say more."""
+  """Ignore a log line of the bar: `Progress.report` logs a better one."""
 
 
 def log_to_stderr(*, verbose: bool = False) -> None:

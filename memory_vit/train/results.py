@@ -38,7 +38,7 @@ from memory_vit.train.inputs import RunInputs
 from memory_vit.train.passes import packs_by_group
 from memory_vit.train.sweep import PassPlan, Trial
 
-# Temporary files that a killed run may leave in the workdir: those of
+# Names of temporary files that a killed run may leave in the workdir, made by
 # `files.replacing`, `processes.require_shared`, `bucket` and `lease`.
 _BEGUN = re.compile(
   r"\..+\.(?:npz|png)\.[0-9a-f]{8}\.part"
@@ -56,7 +56,7 @@ class TrainedTrial:
   trial: Trial
   task: Task
   result: TrialResult
-  hits: Hits | None = None  # which examples of the test split are right
+  hits: Hits | None = None  # which test examples the task gets right
   predictions: AnyPredictions | None = None
 
   def exported_as(self, name: str) -> "TrainedTrial":
@@ -251,7 +251,7 @@ def run_result(
     for split in splits
     for index in split.sync_unreadable()
   ]
-  # The same line may come from several splits, because splits may overlap.
+  # Splits may overlap, so the same line may occur several times in this list.
   left_out = [line for split in splits for line in split.left_out]
   changes: list[Mapping[str, Any]] = []
   for pack in packs:
@@ -307,7 +307,7 @@ def tidy(workdir: Path) -> None:
 
 
 def _export_orbax(tasks: Sequence[Task], directory: Path) -> None:
-  """Write the parameters of tasks, except tasks with their own backbone."""
+  """Write tasks as orbax checkpoints, except tasks that train a backbone."""
   for task in tasks:
     if not task.spec.learned.holds_backbone:
       write = functools.partial(_write_orbax, task, directory / task.spec.name)

@@ -65,7 +65,7 @@ def train_and_evaluate(
     MemoryVitError: for unusable input, and if another run is using `workdir`.
     Interrupted: if `stop` asked for it.
   """
-  # Settle the configuration, and refuse one that is known to fail.
+  # Settle the configuration, and refuse options that are known to fail.
   if splits is not None:
     config = settle.with_splits(config, splits)
   settle.require_same_start(config)
@@ -120,7 +120,7 @@ def train_and_evaluate(
         packs = [pack]
       else:
         packs = passes.fit_passes(inputs, plan, workdir, **options)
-      if any(pack.changes for pack in packs):  # the changes were accepted
+      if any(pack.changes for pack in packs):  # save accepted changes
         files.write_json(_file(workdir), to_dict(config))
 
       # Test, rank and export.

@@ -77,7 +77,11 @@ def run_differences(
 
 
 def _epochs(values: Mapping[str, Any]) -> dict[str, Any]:
-  """Return the epochs, if set, in place of steps, which depend on the data."""
+  """Return {"config.total_steps": text} with the epochs, or {} without epochs.
+
+  Runs with equal epochs count as equal, although the number of steps depends on
+  the data.
+  """
   epochs = values["epochs"]
   return {"config.total_steps": f"{epochs} epochs"} if epochs else {}
 
@@ -85,7 +89,7 @@ def _epochs(values: Mapping[str, Any]) -> dict[str, Any]:
 def _open_saved_backbone(
   config: Config, workdir: Path, mesh: Mesh
 ) -> tuple[Backbone, str]:
-  """Open the backbone; return it with the path from which each run loads it.
+  """Return (backbone, path from which each run loads this backbone).
 
   Random weights are saved to a file, because each run has its own seed.
   """
@@ -103,8 +107,8 @@ def _open_saved_backbone(
   saved = dataclasses.replace(config, backbone=str(file))
   if open_backbone(saved, mesh).fingerprint != backbone.fingerprint:
     raise TrainingError(
-      f"{file} is not the backbone that {config.backbone!r} with config.seed "
-      f"{config.seed} gives. Give the options that the file was made with, or "
+      f"{file} differs from the backbone {config.backbone!r} with config.seed "
+      f"{config.seed}. Give the options that the file was made with, or "
       "another --workdir."
     )
   return backbone, str(file)

@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Tags of the plots that are also written as files to the run's directory.
+# Tags of the plots that are also written as files to the working directory.
 OVERLAYS = "attention/overlays"
 ANSWERS = "test/answers"
 FILES = {OVERLAYS: ATTENTION, ANSWERS: ANSWERS_FILE}
-# Number of images in "test/answers" per image of `config.log_images`.
+# Images in the plot "test/answers", as a multiple of `config.log_images`.
 _SHEET = 3
-# Plots by tag, each uint8 (height, width, 3).
+# {tag: plot}, where each plot is uint8 (height, width, 3).
 Pictures = dict[str, np.ndarray]
 
 
@@ -62,7 +62,8 @@ def show_best(
   """
   try:
     if jax.process_index() == 0:
-      for name in FILES.values():  # plots of an earlier result
+      # Remove the plots of an earlier result.
+      for name in FILES.values():
         (workdir / name).unlink(missing_ok=True)
       if inputs.config.sweep.is_on:
         with files.replacing(workdir / SWEEP) as part:
@@ -92,7 +93,7 @@ def _draw_best(
   workdir: Path,
   writers: MetricWriters,
 ) -> None:
-  """Write the plots of the best trial as events and as files."""
+  """Write the plots of the best trial, as TensorBoard events and as files."""
   pictures = pictures_of(inputs, task, trained.predictions)
   writers.write_images(trained.result.steps, {trained.trial.name: pictures})
   if jax.process_index() == 0:
@@ -186,7 +187,7 @@ def _class_names(task: Task) -> Sequence[str]:
 def _answers(
   task: Task, predictions: AnyPredictions, chosen: Sequence[int]
 ) -> list[str]:
-  """Return the titles of examples: the label, and below it the prediction."""
+  """Return a title per chosen example: the label, then the prediction."""
   names = _class_names(task)
   return [
     looking.answer_title(*predictions.texts(names, number)) for number in chosen

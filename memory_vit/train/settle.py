@@ -60,12 +60,12 @@ _Part = TypeVar("_Part", DataConfig, UpstreamConfig)
 logger = logging.getLogger(__name__)
 
 
-# Value of options that leave the choice to the backbone.
+# Value of an option that leaves the choice to the backbone.
 _BACKBONE = "backbone"
-# Number of epochs, and least number of steps, if `config.epochs` is -1. Fewer
-# steps are too few for five images per class, see docs/own_data.md.
+# Number of epochs, and minimum number of steps, if `config.epochs` is -1. With
+# five images per class, fewer steps do not suffice, see docs/own_data.md.
 _EPOCHS, _LEAST_STEPS = 50, 25
-# Splits that a Python caller may pass.
+# Names of the splits that a Python caller may pass.
 _ROLES = ("train", "validation", "test")
 
 
@@ -75,7 +75,7 @@ def task_name(config: Config) -> str:
     return config.task.name
   data = config.data
   name = Path(data.dir).name if data.name in OF_A_DIRECTORY else data.name
-  # Replace letters by those without accents: "März" -> "marz", "ß" -> "ss".
+  # Remove case and accents: "März" becomes "marz", and "ß" becomes "ss".
   name = unicodedata.normalize("NFKD", name.split("/")[0].casefold())
   name = "".join(c for c in name if not unicodedata.combining(c))
   name = re.sub(r"[^a-z0-9_-]+", "-", name)
@@ -100,7 +100,7 @@ def with_splits(config: Config, splits: Mapping[str, Split]) -> Config:
   if data.digest != "files":
     raise ConfigError(
       "config.data.digest is 'contents', which is not possible for splits that "
-      "are given from Python: expected 'files', and a version of each split."
+      "are given from Python: expected 'files', and splits with a version."
     )
   train = splits["train"]
   data = dataclasses.replace(
@@ -145,7 +145,8 @@ def require_sound(config: Config, workdir: Path, mesh: Mesh) -> None:
 def _require_outside_of_images(config: Config, workdir: Path) -> None:
   """Refuse a working directory within a split of image folders.
 
-  A later run would read the plots there as images, and folders as classes.
+  A later run would read the plots of this run as images, and the folders of
+  this run as classes.
   """
   for ref in configured_splits(config).values():
     if ref.name != "folder" or bucket.is_in(workdir):
@@ -214,7 +215,7 @@ def require_memory(config: Config) -> None:
     takes = size // jax.process_count() * image
     if takes > has:
       raise ConfigError(
-        f"{key} is {size}: the images of a batch, of {config.image_size} px, "
+        f"{key} is {size}: the images of a batch ({config.image_size} px) "
         f"take {takes / 2**30:.1f} GiB, but this host has "
         f"{has / 2**30:.1f} GiB. Expected a smaller batch."
       )
@@ -286,7 +287,7 @@ def _with_embeddings(config: Config, train: Split) -> Config:
     if getattr(data, key) != value:
       raise ConfigError(
         f"config.data.{key} is {getattr(data, key)!r}, but the embeddings were "
-        f"made with {value!r}: expected that value, or config.data.eval_crop "
+        f"made with {value!r}: expected this value, or config.data.eval_crop "
         f"{_BACKBONE!r}, which adopts the preprocessing of the embeddings."
       )
   return dataclasses.replace(config, data=data)
@@ -319,7 +320,7 @@ def steps_of(config: Config, examples: int) -> int:
     return config.total_steps
   if config.epochs < 0:
     return max(_LEAST_STEPS, math.ceil(_EPOCHS * examples / config.batch_size))
-  # Take epochs as a decimal: as a float, 0.07 * 100 would round up to 8.
+  # Multiply epochs as decimals: as floats, 0.07 * 100 would round up to 8.
   epochs = fractions.Fraction(str(config.epochs))
   return math.ceil(epochs * examples / config.batch_size)
 
@@ -406,7 +407,7 @@ def _warn_of_validation(config: Config, task: Task, where: str) -> None:
 def _require_begins_as_head(
   config: Config, backbone: Backbone, where: str
 ) -> None:
-  """Refuse a regime that does not begin with the features of the backbone."""
+  """Refuse a regime whose head does not at first read backbone features."""
   regime, problem = config.learned, ""
   if not regime.begins_as_head:
     problem = "reads other features"
@@ -420,8 +421,9 @@ def _require_begins_as_head(
   if problem:
     raise ConfigError(
       f"{where} gives a head for features of the backbone, but the regime "
-      f"{config.regime!r} {problem}. Expected no config.task.init, or a regime "
-      "such as 'side_masked' on a backbone with a class token, or 'full'."
+      f"{config.regime!r} {problem}. Expected one of: no config.task.init; the "
+      "regime 'full'; on a backbone with a class token, a regime such as "
+      "'side_masked'."
     )
 
 
@@ -455,7 +457,8 @@ def _require_same_outputs(config: Config, splits: Mapping[str, Split]) -> None:
     if split.class_names != train.class_names:
       raise DataError(
         f"the split for {role!r}, {split}, has {split.num_classes} {kind} "
-        f"that differ from the {train.num_classes} of {train}."
+        f"that differ from the {train.num_classes} of {train}: expected equal "
+        "names in the same order."
       )
 
 
@@ -482,8 +485,8 @@ def task_kind(config: Config, train: Split) -> TaskKind:
     if abs(center) > MAX_SCALE or not 1 / MAX_SCALE <= spread <= MAX_SCALE:
       raise DataError(
         f"{value} has mean {center:.3g} and standard deviation {spread:.3g}: "
-        f"expected at most {MAX_SCALE:g}, and {1 / MAX_SCALE:g} or more for "
-        "the deviation. Give the value in another unit."
+        f"expected at most {MAX_SCALE:g} for both, and at least "
+        f"{1 / MAX_SCALE:g} for the deviation. Give the value in another unit."
       )
   return TaskKind(name=kind, mean=tuple(mean), std=tuple(std), units=units)
 
@@ -491,7 +494,7 @@ def task_kind(config: Config, train: Split) -> TaskKind:
 def _require_embeddings_of(
   backbone: Backbone, config: Config, split: Split
 ) -> None:
-  """Refuse embeddings that this backbone would not compute."""
+  """Refuse embeddings that were made by another backbone or other options."""
   if not split.embedded:
     return
   origin, used = split.embedded.origin, backbone.id
@@ -501,11 +504,11 @@ def _require_embeddings_of(
     ("dtype", origin.dtype, backbone.config.dtype),
   )
   for key, expected, value in options:
-    # If the weights differ as well, the error below names both backbones.
+    # If the weights differ too, the `BackboneError` below names both backbones.
     if value != expected and origin.backbone.fingerprint == used.fingerprint:
       raise ConfigError(
         f"config.{key} is {value!r}, but the embeddings of {split} "
-        f"were made with {expected!r}: expected that value."
+        f"were made with {expected!r}: expected the value of the embeddings."
       )
   width, summary = backbone.config.width, backbone.config.summary_tokens
   shapes = {"pooled": (width,), "layers": (summary, width)}

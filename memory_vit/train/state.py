@@ -32,7 +32,7 @@ from memory_vit.train.sweep import Trial
 logger = logging.getLogger(__name__)
 
 FORMAT = 5  # version of the JSON values that are saved beside the arrays
-# Stands for a missing score, so that any first score is better.
+# Value in place of a missing score: any other score is better.
 _WORST = -math.inf
 _RECORDED = [
   f"config.{k}" for k, o in OPTIONS.items() if o.resume == "recorded"
@@ -57,11 +57,11 @@ class LoopState:
   """State of the training loop beside `TrainState`; mappings are by trial."""
 
   best: Mapping[str, BestParams]
-  # The step at which a trial was given up, after too many updates in a row that
-  # were not finite. Its best parameters stay those of an earlier step.
+  # The step at which a trial was given up, because too many updates in a row
+  # were not finite. The trial keeps the best parameters of an earlier step.
   lost: Mapping[str, int] = dataclasses.field(default_factory=dict)
   skipped: Mapping[str, SkipCount] = dataclasses.field(default_factory=dict)
-  # Whether the evaluation that is due at this step has not been made yet.
+  # Whether an evaluation is due at this step, but has not been made yet.
   pending: bool = False
   # Changed options and data, each {"step", "key", "from", "to"}.
   changes: tuple[Mapping[str, Any], ...] = ()
@@ -155,7 +155,7 @@ def describe(inputs: RunInputs, trials: Sequence[Trial]) -> dict[str, Any]:
     "trials": {trial.name: trial.label for trial in trials},
     "data": data,
     "files": inputs.record.compared,
-    # With a cache, batches depend on the number of processes.
+    # With a cache, the batches depend on the number of processes.
     "drawn_by": jax.process_count() if inputs.cache else 1,
     "config": what_matters(to_dict(inputs.config)),
   }
@@ -242,7 +242,7 @@ def resume(
     logger.warning("from step %(step)d on, %(key)s is %(to)r, not %(from)r",
                    change)  # fmt: skip
   for key, bad in found["left_out"].items():
-    if key not in new_data:  # in new data, these indices are other images
+    if key not in new_data:  # in new data, indices mean other images
       reason = f"left out up to step {step}"
       splits[key].mark_unreadable(dict.fromkeys(bad, reason))
   like = {
@@ -278,7 +278,7 @@ def resume(
 def _option_changes(
   step: int, began: Mapping[str, Any], now: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-  """List changed options among those that may change when a run resumes."""
+  """List the changes of options that may change when a run resumes."""
   return [
     {"step": step, "key": key, "from": began[key], "to": now[key]}
     for key in _RECORDED
@@ -292,7 +292,7 @@ def _data_changes(
   now: Mapping[str, Any],
   new_data: Mapping[str, Sequence[str]],
 ) -> list[dict[str, Any]]:
-  """List the splits whose data changed, with their differences."""
+  """List {"step", "key", "from", "to", "what"} of each split with new data."""
   before = saved["files"]
   return [
     {
@@ -355,14 +355,16 @@ def require_same(
   if found["fingerprint"] != now["fingerprint"]:
     raise TrainingError(
       f"the run in {directory} began on the backbone with fingerprint "
-      f"{found['fingerprint'][:16]}, not {now['fingerprint'][:16]}. {advice}"
+      f"{found['fingerprint'][:16]}, but the backbone now has "
+      f"{now['fingerprint'][:16]}. {advice}"
     )
   processes = [saved["drawn_by"] for saved in (found, now)]
   if processes[0] != processes[1]:
     raise TrainingError(
-      f"the run in {directory} drew its batches on {processes[0]} processes, "
-      f"now {processes[1]}: with config.cache, each process has its own rows. "
-      "Start the same number of processes, or give another --workdir."
+      f"the run in {directory} began with {processes[0]} processes, but now "
+      f"there are {processes[1]}: with config.cache, each process draws "
+      "batches from its own rows. Start the same number of processes, or give "
+      "another --workdir."
     )
   for key in ("config", "parents", "attends_to", "trials", "data"):
     changed = schema.differences(found[key], now[key])

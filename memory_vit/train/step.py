@@ -30,8 +30,8 @@ logger = logging.getLogger(__name__)
 
 # Maximum number of compiled steps to keep: more than a study uses in turn.
 _SHARED = 32
-# Maps a traced program, and a function from a value to its bytes on one device,
-# to the bytes of the program's temporary arrays.
+# Function that returns the bytes of a traced program's temporary arrays. The
+# second argument is a function from a value to its bytes on one device.
 Temporary = Callable[[Any, Callable[[Any], int]], int]
 
 
@@ -94,7 +94,7 @@ class Step:
     self._parts = accumulation_steps
     self._is_compiled = False
     loss = functools.partial(_loss, forward, losses)
-    # None for gradient and state: the programs constrain their sharding.
+    # None for gradient and state, because the programs set both shardings.
     outputs = (None, sharding.replicated(mesh))
     self.gradient_program = jax.jit(
       functools.partial(_gradient, jax.grad(loss, has_aux=True), mesh),
@@ -172,10 +172,10 @@ class Step:
     inputs = inputs_of(part, prepared)
     trace = self.gradient_program.trace
     programs.append(trace(params, frozen, inputs, part["label"]))
-    # Evaluation has contexts as well, and its batches may have more images.
+    # Scale contexts up if an evaluation batch has more images than `part`.
     contexts = trees.bytes_of(inputs) * max(1.0, evaluated / images)
     return StepMemory(
-      # Two batches are prefetched while one is used.
+      # Two batches are prefetched while a third batch is in use.
       batches=3 * trees.bytes_of(batch) // self._mesh.size,
       contexts=int(contexts / self._mesh.size),
       # The programs run one after the other, so only the largest one counts.
@@ -216,14 +216,15 @@ class Step:
 def _create(
   optimizer: optax.GradientTransformation, mesh: Mesh, params: Any
 ) -> Unnamed:
-  # Copy the parameters: the loop donates its state, the caller keeps its own.
+  # Copy the parameters: the training loop donates its state, which would delete
+  # the arrays of the caller.
   params = jax.tree.map(jnp.copy, params)
   state = TrainState(jnp.int32(0), params, optimizer.init(params))
   return Unnamed(sharding.constrain(state, mesh))
 
 
 def _split(batch: dict[str, Any], parts: int, i: int) -> dict[str, Any]:
-  """Return every `parts`-th row from row i, so that no row changes devices."""
+  """Return rows i, i + parts, ..., so that no row moves between devices."""
   return jax.tree.map(lambda rows: rows[i::parts], batch)
 
 
@@ -235,10 +236,10 @@ def _loss(
   inputs: Any,
   labels: Any,
 ) -> tuple[jax.Array, dict[str, dict[str, jax.Array]]]:
-  """Return the sum of the mean losses of all tasks, and {task: metrics}.
+  """Return (sum of the mean losses of all tasks, {task: metrics}).
 
-  No loss has a gradient for the parameters of another task: tasks attend to
-  each other as constants, or not at all.
+  The loss of a task has no gradient for the parameters of other tasks: tasks
+  attend to each other as constants, or not at all.
   """
   metrics = {}
   outputs = frozen.get("outputs", HeadOutputs())
@@ -253,7 +254,7 @@ def _loss(
 def _gradient(
   loss_gradient: Any, mesh: Mesh, *args: Any
 ) -> tuple[Unnamed, Unnamed]:
-  """Return gradient and metrics, the gradient sharded like the parameters."""
+  """Return (gradient, metrics); shard the gradient like the parameters."""
   grads, metrics = loss_gradient(*args)
   return Unnamed(sharding.constrain(grads, mesh)), Unnamed(metrics)
 
@@ -267,7 +268,10 @@ def _update(
   metrics: dict[str, dict[str, jax.Array]],
   scale: float,
 ) -> tuple[Unnamed, Unnamed]:
-  """Apply the mean of summed gradients; `scale` is 1 / the number of parts."""
+  """Return (new state, metrics) from gradients and metrics summed over parts.
+
+  `scale` is 1 / the number of parts.
+  """
   grads, metrics = jax.tree.map(lambda a: a * scale, (grads, metrics))
   updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
   params = optax.apply_updates(state.params, updates)
@@ -292,7 +296,7 @@ class StepPlan:
 
   backbone: ViTConfig
   specs: tuple[TaskSpec, ...]  # each from `TaskSpec.for_programs`
-  # The name, options and learning rate of each trained task.
+  # (name, options, learning rate) of each trained task.
   optimizers: tuple[tuple[str, OptimConfig, float], ...]
   losses: tuple[tuple[str, HeadLoss], ...]
   total_steps: int

@@ -66,7 +66,7 @@ def trials_of(config: Config, name: str) -> list[Trial]:
   if config.sweep.seed and config.backbone.startswith(RANDOM):
     raise ConfigError(
       "config.sweep.seed would change the backbone as well, because this run "
-      "initializes it at random: give the backbone as a file."
+      "initializes the backbone at random: give the backbone as a file."
     )
   combinations = _combinations(config.sweep)
   digits = len(str(len(combinations) - 1))
@@ -94,7 +94,7 @@ def _require_distinct(trials: Sequence[Trial]) -> None:
 
 
 def _require_one_way(config: Config, trials: Sequence[Trial]) -> None:
-  """Refuse to mix trials in closed form with others: their options conflict."""
+  """Refuse heads in closed form and trained tasks in the same sweep."""
   base = config.optim.in_closed_form
   names = {t.config.optim.name for t in trials}
   if any(t.config.optim.in_closed_form != base for t in trials):
@@ -148,7 +148,8 @@ class PassPlan:
   passes: tuple[tuple[str, ...], ...]  # names of the trials of each pack
   # Memory of a pack of one trial; None if all trials fit into one pack.
   bytes_of_one: int | None = None
-  bytes_per_trial: int | None = None  # of each further trial
+  # Memory that each further trial adds to a pack.
+  bytes_per_trial: int | None = None
 
   @classmethod
   def from_json(cls, values: Mapping[str, Any]) -> "PassPlan":
@@ -198,7 +199,7 @@ def free_bytes(memory_gib: float) -> int:
 
 
 def _combinations(sweep: SweepConfig) -> list[dict[str, Any]]:
-  """Return the varied options of each trial, in the order of their lists."""
+  """Return {option: value} of each trial, in the order of the lists."""
   axes = [
     [(_AXES[axis], value) for value in getattr(sweep, axis)]
     for axis in _AXES
@@ -221,20 +222,20 @@ def _require_keys(overrides: Mapping[str, Any], axes: Sequence[str]) -> None:
   for key in overrides:
     if key not in can_vary:
       raise ConfigError(
-        f"config.sweep.overrides: {key!r} cannot vary within a pass, expected "
-        f"some of {can_vary}."
+        f"config.sweep.overrides: {key!r} cannot vary within a pass; expected "
+        f"options of {can_vary}."
       )
     if key in axes:
       raise ConfigError(
         f"config.sweep.overrides: {key!r} is varied by a list of config.sweep "
-        "as well: expected it in one of them."
+        "as well: expected the option in only one of the two."
       )
 
 
 def _changed(config: Config, varied: Mapping[str, Any]) -> Config:
   """Return the configuration of a run that trains one trial alone."""
   fixed = {f"sweep.{k}": v for k, v in vars(SweepConfig()).items()}
-  # All trials share their batches, whatever their seeds.
+  # All trials train on the same batches, even if the trials have other seeds.
   fixed["data.seed"] = config_lib.data_seed(config)
   if "regime" in varied and config.cache.has_rows:
     fixed["cache.what"] = config_lib.cacheable_part(varied["regime"])

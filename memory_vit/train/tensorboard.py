@@ -55,7 +55,7 @@ class TensorBoard:
       trial: Guard(f"TensorBoard events of {trial!r} in {path}")
       for trial, path in self._logdirs.items()
     }
-    # Files of the trials that share the present pass.
+    # Event files of the trials in the current pass.
     self._closing: dict[str, contextlib.ExitStack] = {}
     self._opened: dict[str, tuple[EventFile, Outbox]] = {}
 
@@ -81,8 +81,9 @@ class TensorBoard:
       self._guards[trial].close(closing.close)
 
   def _each(self, trials: Iterable[str], action: Callable[[str], Any]) -> None:
-    """Call `action` for each trial; `trials` share a pass."""
-    # Close the files of the previous pass: those of all trials may be too many.
+    """Call `action` for each trial of `trials`, which share a pass."""
+    # Close the files of the previous pass, because a process can open only a
+    # limited number of files.
     if self._closing.keys().isdisjoint(trials):
       self.close()
     for trial in trials:

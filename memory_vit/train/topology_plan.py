@@ -33,10 +33,11 @@ logger = logging.getLogger(__name__)
 _SHARE = 0.9
 # Maximum number of larger batches to compile in search of the largest one.
 _TRIES = 3
-# A batch is tried if it is a tenth larger than one that fits. After each batch
-# that does not fit, the number of images to try is reduced by a tenth.
+# A larger batch is compiled only if it has at least a tenth more images than a
+# batch that fits. After each batch that does not fit, the number of images to
+# try is reduced by a tenth.
 _WORTHWHILE, _LESS = 1.1, 0.9
-# Status in the compiler's error for a program that takes too much memory.
+# Text in the compiler's error if a program takes too much memory.
 _TOO_LARGE = "RESOURCE_EXHAUSTED"
 _GIB = 2**30
 # Names of the programs of a step.
@@ -72,7 +73,7 @@ def plan(
   mesh = sharding.make_mesh(
     absent_devices.devices(topology), fsdp=config.mesh.fsdp
   )
-  if config.dtype == "auto":  # all these chips multiply bfloat16 faster
+  if config.dtype == "auto":  # all known chips are faster in bfloat16
     config = dataclasses.replace(config, dtype="bfloat16")
   inputs = described_inputs.describe_inputs(
     config, mesh, chip, classes, examples
@@ -94,7 +95,7 @@ def plan(
 
 @dataclasses.dataclass(frozen=True)
 class _Measured:
-  """Memory of a step, and the compiler's reports on its programs by name."""
+  """Memory of a step, and {name of a program: report of the compiler}."""
 
   memory: PackMemory
   reports: Mapping[str, CompilerReport]
@@ -120,9 +121,9 @@ class _GroupPlan:
     config, trials = self.inputs.config, self.inputs.trials
     if self._free <= 0:
       raise ConfigError(
-        f"the backbone alone takes {_gib(self._backbone_bytes)} GiB a chip, of "
-        f"{_gib(self.chip.memory)}: distribute it over more chips by a larger "
-        "config.mesh.fsdp."
+        f"the backbone alone takes {_gib(self._backbone_bytes)} GiB of each "
+        f"chip's {_gib(self.chip.memory)} GiB: distribute the backbone over "
+        "more chips by a larger config.mesh.fsdp."
       )
     packs = self._packs()
     largest = max(packs, key=lambda p: (max(map(sweep.size, p)), len(p)))
@@ -148,7 +149,7 @@ class _GroupPlan:
     return rows
 
   def _packs(self) -> list[list[Trial]]:
-    """Return the trials that share each pass, given the memory of the chip."""
+    """Return the trials of each pass, so that each pass fits into a chip."""
     inputs = self.inputs
     if not inputs.config.sweep.memory_gib:
       free = max(1, self._free - self._cached_bytes) / _GIB
@@ -164,7 +165,7 @@ class _GroupPlan:
     by_name = {trial.name: trial for trial in inputs.trials}
     try:
       plan = passes.plan_group(inputs, taken)
-    except ConfigError:  # not even one trial fits, as the other rows show
+    except ConfigError:  # no trial fits, as row "memory" says
       return [[trial] for trial in inputs.trials]
     return [[by_name[name] for name in names] for names in plan.passes]
 
@@ -174,7 +175,10 @@ class _GroupPlan:
     images: int,
     names: Collection[str] = (_FROZEN, _GRADIENT, _UPDATE),
   ) -> _Measured | None:
-    """Compile programs of a step of `images`; None if one does not fit."""
+    """Compile the programs `names` of a step; None if one does not fit.
+
+    `images` is the number of images in a batch.
+    """
     logger.info("compiling a step of %d images", images)
     config = dataclasses.replace(self.inputs.config, batch_size=images)
     inputs = dataclasses.replace(self.inputs, config=config)
@@ -188,7 +192,7 @@ class _GroupPlan:
     step, state = pack.shapes(inputs, trials)
     grads, metrics = (part.tree for part in programs[-1].out_info)
     update = step.update_program.trace(state, grads, metrics, 1.0)
-    # There is no frozen pass among the programs if its outputs are cached.
+    # If the frozen pass is cached, the gradient is the only one of `programs`.
     by_name = dict(
       zip((_FROZEN, _GRADIENT)[-len(programs) :], programs, strict=True)
     )
@@ -207,7 +211,7 @@ class _GroupPlan:
     return _Measured(memory, reports)
 
   def _compile(self, program: Any) -> CompilerReport | None:
-    """Compile a traced program; None if it takes too much memory."""
+    """Compile a traced program; return None if it takes too much memory."""
     try:
       compiled = program.lower().compile(compiler_options=self.chip.options)
     except jax.errors.JaxRuntimeError as error:
@@ -218,7 +222,7 @@ class _GroupPlan:
 
   @property
   def _backbone_bytes(self) -> int:
-    """Bytes of the loaded backbone, and of its kernels in the compute dtype."""
+    """Bytes of the backbone on a chip, and of its kernels in compute dtype."""
     params = {"backbone": self.inputs.backbone.params}
     passed = jax.tree.leaves(self.inputs.frozen["backbone"])
     return sharding.bytes_on_a_device(
@@ -230,7 +234,7 @@ class _GroupPlan:
 
   @property
   def _free(self) -> int:
-    """Bytes of a chip that are left for a pack, beside the backbone."""
+    """Bytes of a chip that the backbone leaves for a pack."""
     return int(_SHARE * self.chip.memory) - self._backbone_bytes
 
   def _memory(self, measured: _Measured | None) -> str:
@@ -259,12 +263,12 @@ class _GroupPlan:
   def _largest_batch(
     self, trials: list[Trial], measured: _Measured | None
   ) -> str:
-    """Describe the largest batch that fits, as a few tries find it."""
+    """Find the largest batch that fits, by a few tries, and describe it."""
     config = self.inputs.config
     unit = self.inputs.mesh.size * config.optim.accumulation_steps
     images, most = config.batch_size, MOST_IMAGES + unit
     # Halve the batch and measure again, rather than extrapolate: close to the
-    # memory limit the compiler recomputes values, which changes what it needs.
+    # memory limit, the compiler recomputes values to save memory.
     while measured is None or not self._fits(measured):
       if images == unit or self._cached_bytes > self._free:
         return f"none: {counted(unit, 'image')} do not fit"
@@ -289,12 +293,12 @@ class _GroupPlan:
     return measured.memory.total <= self._free
 
   def _reach(self, images: int, memory: PackMemory) -> float:
-    """Extrapolate how many images fit, from the memory of a known batch."""
+    """Extrapolate how many images fit, from the memory for `images`."""
     config = self.inputs.config
     evaluated, parts = config.batch_size_eval, config.optim.accumulation_steps
     left = self._free - memory.state - memory.cached
     of_one = (memory.batches + memory.temporary) / images
-    # Contexts are those of a part of a batch or of an evaluation batch,
+    # `memory.contexts` is for a part of a batch or for an evaluation batch,
     # whichever has more images.
     context = memory.contexts / max(images / parts, evaluated)
     return min(
@@ -334,7 +338,7 @@ class _GroupPlan:
 
 
 def _largest_programs(reports: Mapping[str, CompilerReport]) -> list[str]:
-  """Name the programs that may need most memory at another batch size."""
+  """List programs that may take the most memory at another batch size."""
   most = max(report.temporaries for report in reports.values())
   return [n for n, r in reports.items() if 2 * r.temporaries >= most]
 

@@ -31,23 +31,23 @@ with epy.lazy_imports():  # wandb is optional, and slow to import
 
 logger = logging.getLogger(__name__)
 
-# File in the working directory, with the id by which a run resumes in W&B.
+# File in the working directory that holds the id of the run in W&B.
 FILE = "wandb.json"
 # Maximum number of characters that W&B accepts in a name.
 _LONGEST_NAME = 128
 # Maximum time for sending data at the end of a run. Many clusters give a
-# preempted process 30 seconds, of which last steps and saving may take 10.
+# preempted process 30 seconds; the last steps and saving may take 10 of these.
 _FINISH_SECONDS = 10.0
-# User and password of a URL. They end at the last "@" before the path, because
-# a password may contain "@"; but at the last "@" of all if no port follows the
-# ":", because a password may contain "/" as well.
+# User and password of a URL. A password may contain "@", so the match extends
+# to the last "@" before the path. If no port follows the ":", a password may
+# also contain "/", so the match extends to the last "@" of the whole URL.
 _USER = re.compile(
   r"([a-z][a-z0-9+.-]*://)"
   r"(?:[^/?#\s]*@|[^/?#\s:@]*:(?!\d+(?:[/?#\s]|$))(?:(?!://)\S)*@)",
   re.IGNORECASE,
 )
-# Query of a URL, or fragment. Outside of http, "?" and "#" also occur in file
-# names and patterns, so that only a "?" with a "=" soon after begins a query.
+# Query or fragment of a URL. Outside of http, file names and patterns also have
+# "?" and "#", so a query begins only at a "?" with a "=" before the next "/".
 _QUERY = re.compile(
   r"(https?://[^?#\s]*)[?#]\S*"
   r"|([a-z][a-z0-9+.-]*://\S*?)\?[^/?#\s]*=\S*",
@@ -181,7 +181,8 @@ class WandbRun:
     except Exception as error:  # errors of W&B and of the network
       raise _cannot_begin(error) from error
     self._run = run
-    # W&B's own steps may only rise, but each pass of a sweep begins at 1.
+    # Plot over a metric "step": W&B's own step may only rise, but each pass of
+    # a sweep begins at step 1.
     self._attempt(functools.partial(run.define_metric, "step"))
     self._attempt(functools.partial(run.define_metric, "*", step_metric="step"))
     place = self._workdir / "wandb" if run.offline else run.url
@@ -248,7 +249,7 @@ def _cannot_begin(error: Exception) -> TrainingError:
 
 
 def _id_of(workdir: Path) -> str:
-  """Return the id of the run in W&B, saved in the working directory."""
+  """Return the run's id in W&B; the first call makes and saves an id."""
   file = workdir / FILE
   if file.exists():
     return str(files.read_object(file, "id")["id"])

@@ -216,7 +216,5 @@ def test_hits_of_other_images_are_refused(study, tmp_path):
   with pytest.raises(MemoryVitError, match="were tested on other images"):
     regime_table.section(study, trials, tmp_path, vit)
   (directory / "hits.json").write_text(json.dumps({"t-00": {}}))
-  with pytest.raises(
-    MemoryVitError, match="'t-00' has no hits that can be read"
-  ):
+  with pytest.raises(MemoryVitError, match="the hits of 't-00' cannot be read"):
     regime_table.section(study, trials, tmp_path, vit)
