@@ -39,7 +39,7 @@ class TrustedHosts:
     await self._app(scope, receive, send)
 
   def _check(self, headers: Headers, method: str) -> None:
-    """Raise `RequestError` unless trusted; `BodyLimits` makes it a response."""
+    """Raise if the host is not trusted or another site sent the request."""
     host = headers.get("host", "")
     name = _PORT.sub("", host.lower())
     # With DNS rebinding, another site's name points to this server. The browser
@@ -47,15 +47,15 @@ class TrustedHosts:
     if self._names is not None and name not in self._names:
       raise RequestError(
         400,
-        f"the host {brief(host)} is not trusted here; --allowed_hosts=NAME "
-        "of the server adds a name.",
+        f"the host {brief(host)} is not trusted by this server: add it to "
+        "--allowed_hosts of the server, or use a trusted name.",
       )
     if method in _SENDING and headers.get("sec-fetch-site") == "cross-site":
-      raise RequestError(403, "the page of another site sent this request.")
+      raise RequestError(403, "requests by pages of another site are refused.")
 
 
 class Token:
-  """Token for task changes, stored as SHA-256; None refuses every client."""
+  """Token for task changes, as SHA-256; without one, changes are refused."""
 
   def __init__(self, secret: str | None) -> None:
     self._digest = _digest(secret) if secret is not None else None
@@ -80,8 +80,8 @@ class Token:
     if not (is_bearer and same):
       raise RequestError(
         401,
-        "to change tasks, send the token of this server: Authorization: "
-        f"Bearer TOKEN ({'another' if header else 'none'} was sent).",
+        "to change tasks, send the token of this server as Authorization: "
+        f"Bearer TOKEN ({'a wrong' if header else 'no'} token was sent).",
         headers={"WWW-Authenticate": "Bearer"},
       )
 
@@ -98,7 +98,8 @@ def read_token(file: str | None) -> Token:
     status = path.stat()
     if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_BYTES:
       raise ConfigError(
-        f"--token_file {brief(file)} is no file of at most {_MOST_BYTES} bytes."
+        f"--token_file {brief(file)} is not a regular file, or is larger "
+        f"than {_MOST_BYTES} bytes."
       )
     secret = path.read_text(encoding="ascii").strip()
   except (OSError, UnicodeDecodeError) as error:

@@ -117,7 +117,7 @@ class Answering:
         return prepared, answer, rows
 
   async def _weight(self, request: PredictRequest) -> int:
-    """Return the weight of decoding all images; raise 413 if too large."""
+    """Return the decoding weight of a request; raise 413 if it is too large."""
     encoded = [image.content for image in request.images]
     pixels = await self._lanes.run(
       sum(map(len, encoded)) // 3,
@@ -269,8 +269,8 @@ def task_set_json(task_set: TaskSet) -> dict[str, Any]:
 def unknown_tasks(unknown: Sequence[str], known: Sequence[str]) -> RequestError:
   return RequestError(
     404,
-    f"there is no task {', '.join(map(brief, unknown[:8]))}; there are "
-    f"{len(known)}: see known.",
+    f"there is no task {', '.join(map(brief, unknown[:8]))}; known "
+    f"lists the names of all {len(known)} tasks.",
     known=list(known),
   )
 

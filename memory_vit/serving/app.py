@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _DESCRIPTION = (
   "Many tasks (classes, labels or values of images) in one pass of one frozen "
-  "Vision Transformer. Tasks can be added and removed while it runs; every "
-  "answer names the set of tasks that gave it."
+  "Vision Transformer. Tasks can be added and removed while the server "
+  "runs; every answer names the set of tasks that produced it."
 )
 
 
@@ -166,7 +166,7 @@ def _add_health(app: FastAPI, service: Service) -> None:
 
   @app.get("/metrics", tags=["health"], response_class=PlainTextResponse)
   async def metrics() -> Response:
-    """Metrics for Prometheus."""
+    """Return metrics in the text format of Prometheus."""
     service.metrics.task_problems(service.follower.problems)
     service.metrics.compiled(
       service.predictor.batch_sizes,

@@ -41,7 +41,7 @@ class AttentionService:
     self._timeout = timeout
     self._waiting = 0
     self._counter = CompilationCounter()
-    self._compiled: Hashable = None  # shapes of the tasks at compilation
+    self._compiled: Hashable = None  # task shapes when last compiled
     self._thread = ThreadPoolExecutor(1, thread_name_prefix="attention")
 
   @property
@@ -76,13 +76,13 @@ class AttentionService:
     requests wait; 504 after the timeout.
     """
     if len(request.images) != 1:
-      raise RequestError(422, "images: expected one.")
+      raise RequestError(422, "images: expected exactly one image.")
     if request.top is not None or request.original:
       raise RequestError(
-        422, "top and original are options of predictions: expected neither."
+        422, "top and original apply to /v1/predict only: leave them out."
       )
     if self._waiting >= _MOST_WAITING:
-      raise busy(f"{self._waiting} images wait for their attention maps.", 2)
+      raise busy(f"{self._waiting} images wait already: try again later.", 2)
     self._waiting += 1
     loop = asyncio.get_running_loop()
     try:
@@ -134,7 +134,7 @@ class AttentionService:
         "columns": side,
       }
     )
-    # Write tasks one by one, because no other thread runs during `json_bytes`.
+    # `json_bytes` blocks other threads, so call it for one task at a time.
     tasks = b",".join(
       json_bytes(name)
       + b":"
@@ -155,7 +155,7 @@ class AttentionService:
       )
 
   def _weights(self, pixels: np.ndarray, slots: Slots) -> np.ndarray:
-    """Return the attention (t, l, s) of all slots, even empty, to the image."""
+    """Return attention weights (slots t, layers l, image tokens s)."""
     backbone = self._predictor.backbone
     _, context = encode(backbone, pixels[None])
     image, _, _ = token_attention_program(
@@ -169,7 +169,7 @@ class AttentionService:
 
 
 def _shares(weights: np.ndarray, patches: int) -> dict[str, Any]:
-  """Return weights (l, s) as JSON: class token, patches, and the rest to 1."""
+  """Return weights (layers l, tokens s) as JSON; with `rest`, they sum to 1."""
   patch = weights[:, -patches:].astype(np.float64)
   class_token = weights[:, :-patches].sum(axis=1, dtype=np.float64)
   rest = np.maximum(1 - patch.sum(axis=1) - class_token, 0)

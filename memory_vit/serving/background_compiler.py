@@ -42,7 +42,7 @@ class BackgroundCompiler:
     return [name for name in missing if name not in self.problems]
 
   async def run(self) -> None:
-    """Compile missing programs, one at a time, until this is cancelled."""
+    """Compile missing programs, one at a time, until cancelled."""
     while True:
       for name in self.missing:
         try:
@@ -52,7 +52,7 @@ class BackgroundCompiler:
             await self._attention.warm_up()
         except Exception as error:  # such as out of memory
           self.problems[name] = one_line(str(error)) or type(error).__name__
-          logger.exception("%s cannot be compiled; /readyz says so", name)
+          logger.exception("%s cannot be compiled; /readyz says why", name)
         else:
           logger.info("compiled: %s", name)
       await asyncio.sleep(_LOOK_SECONDS)

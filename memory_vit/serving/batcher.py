@@ -46,12 +46,12 @@ class Batcher(Generic[T]):
     max_queue: int,
     on_batch: Callable[[int, int, float], None] = lambda *_: None,
   ) -> None:
-    """Start; before each batch, `sizes()` gives the ascending batch sizes.
+    """Start; before each batch, `sizes()` returns the ascending batch sizes.
 
     After a batch, `on_batch` gets images, rows including padding, and seconds.
     """
     self.taken = 0  # images without an answer yet
-    self._heavy = 0  # number of them that belong to heavy requests
+    self._heavy = 0  # images of heavy requests, included in `taken`
     self._predict = predict
     self._next_sizes = sizes
     self._sizes = tuple(sizes())
@@ -69,7 +69,7 @@ class Batcher(Generic[T]):
   def room(self, count: int, *, heavy: bool = False) -> Iterator[None]:
     """Reserve room in the queue while the body runs, or raise status 503.
 
-    Several heavy requests share half of the queue; a single one may fill it.
+    Several heavy requests may fill half of the queue; a single one, all of it.
     """
     is_full = self.taken + count > self._max_queue
     if heavy and self._heavy:
@@ -131,7 +131,7 @@ class Batcher(Generic[T]):
     alive = collections.deque(
       waiting
       for waiting in self._waiting
-      if not waiting.answer.done()  # else it was cancelled
+      if not waiting.answer.done()  # else the request was cancelled
     )
     self._waiting = alive
     if not alive:
@@ -149,12 +149,12 @@ class Batcher(Generic[T]):
     size = self._holding(count)
     if count >= self._least_fill * size:
       return size
-    # The largest size that is filled, but enough for the oldest request.
+    # Use the largest size without padding, if the oldest request fits into it.
     full = max((s for s in self._sizes if s <= count), default=0)
     return max(full, self._holding(waiting[0]))
 
   def _holding(self, count: int) -> int:
-    """Return the smallest size that holds this count, or the largest of all."""
+    """Return the smallest batch size >= `count`, or else the largest size."""
     return next((s for s in self._sizes if s >= count), self._sizes[-1])
 
   async def _run(self, batch: list[_Waiting[T]]) -> None:

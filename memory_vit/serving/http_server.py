@@ -35,7 +35,7 @@ def bind(host: str, port: int) -> socket.socket:
   except (OSError, UnicodeError) as error:
     reason = getattr(error, "strerror", None) or str(error)
     raise ConfigError(
-      f"--host={brief(host)} --port={port} cannot be had: {reason}."
+      f"--host={brief(host)} --port={port} cannot be used: {reason}."
     ) from error
   return bound
 
@@ -103,7 +103,7 @@ class _Server(uvicorn.Server):
       os._exit(0)
 
   async def on_tick(self, counter: int) -> bool:
-    """Close connections whose headers take too long, unlike uvicorn.
+    """Close connections whose headers take too long; uvicorn does not.
 
     At the first tick, and again once all programs are compiled, exclude all
     existing objects from garbage collection.
@@ -111,7 +111,7 @@ class _Server(uvicorn.Server):
     service = self._app.state.service
     is_compiled = service.state == "ready" and not service.compiler.missing
     if self._frozen < 1 + is_compiled:
-      # Otherwise, each full collection would stop all threads for 0.1 s.
+      # Without the freeze, a full garbage collection stops threads for 0.1 s.
       gc.collect()
       gc.freeze()
       self._frozen += 1

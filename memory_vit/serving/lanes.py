@@ -23,7 +23,7 @@ T = TypeVar("T")
 # Minimum weight of heavy work: about 10 ms, which light requests can wait for.
 _HEAVY = 500_000
 HEAVY_THREADS = max(1, THREADS - 1)
-# Heavy work waits at most this long, or a busy server would never begin it.
+# Heavy work waits for light requests at most this long, so that it runs at all.
 PATIENCE_SECONDS = 0.05
 
 

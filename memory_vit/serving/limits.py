@@ -77,8 +77,8 @@ class _Body:
       )
     if self._limits.held + part > settings.max_held_mib * MIB:
       raise busy(
-        f"the bodies of open requests take {settings.max_held_mib} MiB: try "
-        "again later.",
+        "this body and those of open requests together exceed "
+        f"{settings.max_held_mib} MiB: try again later.",
         1,
       )
     self.size += part

@@ -16,7 +16,7 @@ from prometheus_client import (
 )
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-# Buckets in seconds: small models on accelerators up to full queues on CPUs.
+# Buckets in seconds, from small models on accelerators to full CPU queues.
 _SECONDS = (
   0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0,
 )  # fmt: skip
@@ -24,7 +24,7 @@ _SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
 
 class Metrics:
-  """Metrics of one application, which has a registry of its own."""
+  """Metrics of one application, which has its own registry."""
 
   def __init__(self, dtype: str) -> None:
     self._registry = CollectorRegistry()
@@ -49,7 +49,7 @@ class Metrics:
     )
     self._images = Counter(
       "memory_vit_images",
-      "Images of requests that were answered, or could not be read.",
+      "Images, by result: answered, or refused as unreadable.",
       ("result",),
       registry=self._registry,
     )
@@ -61,19 +61,19 @@ class Metrics:
     )
     self._batch_seconds = Histogram(
       "memory_vit_batch_seconds",
-      "Seconds of a batch; a large request takes several passes.",
+      "Seconds to predict a batch; a large request takes several passes.",
       buckets=_SECONDS,
       registry=self._registry,
     )
     self._changes = Counter(
       "memory_vit_task_changes",
-      "Changes of the set of tasks, by kind.",
+      "Changes of the set of tasks, by action.",
       ("action",),
       registry=self._registry,
     )
     self._problems = Gauge(
       "memory_vit_task_problem",
-      "1 for each file in --state_dir that does not answer here, and why.",
+      "1 for each task file in --state_dir that cannot be used, and why.",
       ("task", "reason"),
       registry=self._registry,
     )
@@ -85,7 +85,7 @@ class Metrics:
     )
     self._compilation_problems = Gauge(
       "memory_vit_compilation_problem",
-      "1 for what cannot be compiled: batch sizes or attention, and why.",
+      "1 for batch sizes or attention if they cannot be compiled, and why.",
       ("programs", "reason"),
       registry=self._registry,
     )
