@@ -253,7 +253,7 @@ def test_splits_take_the_place_of_a_named_data_set():
     ({"name": "digits"}, ("train",), "data.name is 'digits'.*expected ''"),
     ({"dir": "x"}, ("train",), "data.dir is 'x'"),
     ({"label": "x"}, ("train",), "data.label is 'x'"),
-    ({"digest": "contents"}, ("train",), "expected 'files', and a version"),
+    ({"digest": "contents"}, ("train",), "expected 'files', and splits with a version"),
   ],
 )
 def test_splits_that_contradict_the_configuration_are_refused(

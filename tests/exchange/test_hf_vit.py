@@ -108,9 +108,9 @@ def test_tasks_of_torch(tmp_path, capsys):
 
   capsys.readouterr()
   torch.save({"a": Boom()}, file)
-  with pytest.raises(TaskError, match="no state dict of arrays"):
+  with pytest.raises(TaskError, match="is not a state dict of arrays"):
     torch_import.read_tasks(file, str(path))
   torch.save([1, 2], file)
-  with pytest.raises(TaskError, match="no state dict of arrays"):
+  with pytest.raises(TaskError, match="is not a state dict of arrays"):
     torch_import.read_tasks(file, str(path))
   assert capsys.readouterr().out == ""
