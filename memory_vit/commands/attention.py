@@ -31,7 +31,7 @@ from memory_vit.runtime.messages import counted, escaped
 from memory_vit.runtime.options import Number
 from memory_vit.runtime.tables import table
 
-with epy.lazy_imports():  # slow imports wait for a valid command line
+with epy.lazy_imports():  # delay slow imports until the options are checked
   from memory_vit.evaluation import task_data
   from memory_vit.images import image_files
   from memory_vit.images import reader as image_reader
@@ -133,7 +133,8 @@ def _run(arguments: argparse.Namespace) -> int:
       ahead=1,
       option="--memory_mib",
     )
-  # Read only the paths to draw: standard input may deliver the rest much later.
+  # Read only the paths of images to draw, because standard input may deliver
+  # further paths much later.
   first = list(itertools.islice(entries, max(1, arguments.max_images)))
   drawn = min(len(first), arguments.max_images)
   shown = len(manifests) if first else 0
@@ -163,8 +164,8 @@ def _run(arguments: argparse.Namespace) -> int:
   )
   if not attention.shares and not report.removals:
     raise DataError(
-      "no image could be read, and there is nothing else to show: nothing is "
-      "written. Give other images."
+      "no image could be read, and no memory was removed either, so that there "
+      "is nothing to write. Give other images."
     )
   figures = attention_files.write(out, report)
   show(text(report, out, len(figures)))
@@ -174,7 +175,7 @@ def _run(arguments: argparse.Namespace) -> int:
 def _find_images(
   arguments: Sequence[str],
 ) -> tuple[Iterator[ImageFile], int | None]:
-  """Return the images and their number (None for standard input)."""
+  """Return (images, their number); the number is None for standard input."""
   entries = image_files.find_images(arguments)
   if "-" in arguments:
     return entries, None
@@ -197,7 +198,7 @@ def _require_few_figures(images: int, tasks: int, removals: int) -> None:
 def _usable(
   sources: Sequence[str],
 ) -> tuple[dict[str, Manifest], list[LeftOut]]:
-  """Return the tasks that have a token, by path, and why others are omitted."""
+  """Return ({path: task with a token of its own}, tasks that are left out)."""
   usable: dict[str, Manifest] = {}
   left_out = []
   for path, manifest in find.find_tasks(sources):
@@ -221,7 +222,7 @@ def _usable(
 def _choose(
   tasks: Sequence[Manifest], arguments: argparse.Namespace
 ) -> dict[str, SplitRef]:
-  """Choose the data of the tasks that have memory, without opening it."""
+  """Return {task: split} for tasks with removable memory; open no data set."""
   flags = data_options.given(arguments, [task.spec.name for task in tasks])
   with_memory = [task for task in tasks if cell_removal.can_remove(task.spec)]
   return task_data.choose(with_memory, flags, upstream=False)[0]

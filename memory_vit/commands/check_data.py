@@ -32,7 +32,7 @@ from memory_vit.runtime import files, messages
 from memory_vit.runtime.messages import escaped
 from memory_vit.runtime.tables import table
 
-with epy.lazy_imports():  # slow imports wait for a valid command line
+with epy.lazy_imports():  # delay slow imports until the options are checked
   from memory_vit.data import audit
   from memory_vit.train import progress
 

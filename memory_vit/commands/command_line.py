@@ -23,7 +23,7 @@ from memory_vit.errors import ConfigError, MemoryVitError
 from memory_vit.runtime import dtypes, messages, options
 from memory_vit.runtime.options import Rule
 
-with epy.lazy_imports():  # only commands with a configuration need it
+with epy.lazy_imports():  # needed only if a command has a configuration
   from ml_collections import config_flags
 
 # Errors that absl and ml_collections raise for bad flags and values.
@@ -65,7 +65,8 @@ class Parser(argparse.ArgumentParser):
         self.error(f"{argument.removesuffix('=--')} is '--', expected a value")
     if not mixed:
       return self.parse_args(argv)
-    # Append `after` here: argparse of Python 3.11 would find options in it.
+    # Append the arguments after `--` here, because argparse of Python 3.11
+    # would take some of them for options.
     arguments = self.parse_intermixed_args(before)
     after = argv[len(before) + 1 :]
     setattr(arguments, mixed, [*getattr(arguments, mixed), *after])
@@ -169,7 +170,7 @@ class CommandLine:
         "tfds:cifar10.",
         flag_values=self.flags, sys_argv=self._argv,
       )  # fmt: skip
-    except _ERRORS as error:  # the file of --flagfile is read here
+    except _ERRORS as error:  # also raised by the file of --flagfile
       raise self._explained(error) from error
     self.flags["config"].parser = config_file.ConfigFile()
     self._trusts = self.switch("trust_data_code", TRUST_HELP)
@@ -280,9 +281,9 @@ class CommandLine:
         raise ConfigError(f"{unknown.removesuffix('.')}; {_SEE_HELP}.")
 
   def _explained(self, error: BaseException) -> ConfigError:
-    """Turn a library's error into `ConfigError`, with the expected value."""
+    """Convert a library's error to `ConfigError`; say what is expected."""
     inner: BaseException | None = error
-    while inner:  # absl wraps errors of this package
+    while inner:  # absl wraps this package's errors
       if isinstance(inner, MemoryVitError):
         return ConfigError(str(inner))
       inner = inner.__cause__ or inner.__context__

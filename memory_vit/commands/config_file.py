@@ -19,12 +19,12 @@ from etils import epy
 from memory_vit.errors import ConfigError
 from memory_vit.runtime import messages, paths
 
-with epy.lazy_imports():  # only commands with a configuration need it
+with epy.lazy_imports():  # needed only if a command has a configuration
   import ml_collections
 
-# memory_vit/configs is a folder of the wheel, and a link in a checkout.
+# memory_vit/configs is a folder in the wheel; in a checkout, a symbolic link.
 _CONFIGS = Path(__file__).resolve().parent.parent / "configs"
-# Maximum characters of a message of a library or a configuration file.
+# Maximum number of characters of a quoted name or error message.
 _MOST_SHOWN = 400
 
 
@@ -69,7 +69,10 @@ class ConfigFile(flags.ArgumentParser["ml_collections.ConfigDict"]):
 
 
 def _run(path: Path, arguments: Sequence[str]) -> Any:
-  """Run the file, which may import modules beside it; call its get_config."""
+  """Run a configuration file; return the result of its `get_config`.
+
+  The file may import modules from its own folder.
+  """
   loader = importlib.machinery.SourceFileLoader("config_file", str(path))
   spec = importlib.util.spec_from_loader(loader.name, loader)
   module = importlib.util.module_from_spec(typing.cast(Any, spec))
@@ -82,7 +85,7 @@ def _run(path: Path, arguments: Sequence[str]) -> Any:
 def _beside(path: Path) -> Iterator[None]:
   """Put the folder of a file first on `sys.path`, except under `python -P`.
 
-  Scripts under -P do not find modules in their own folder either.
+  Under -P, Python does not add the folder of a script to `sys.path` either.
   """
   if sys.flags.safe_path:
     yield
@@ -92,7 +95,7 @@ def _beside(path: Path) -> Iterator[None]:
   try:
     yield
   finally:
-    with contextlib.suppress(ValueError):  # the file may have removed it
+    with contextlib.suppress(ValueError):  # the file may have removed `folder`
       sys.path.remove(folder)
 
 
@@ -103,7 +106,7 @@ def _advice(error: Exception) -> str:
 
 
 def _place(error: Exception, path: Path) -> str:
-  """Return where `error` arose: the last line of `path` in its traceback."""
+  """Return where an error arose: the last traceback line in the file `path`."""
   if isinstance(error, SyntaxError) and error.lineno:
     where = "" if error.filename == str(path) else f"{error.filename}, "
     return f"{where}line {error.lineno}"

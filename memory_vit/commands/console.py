@@ -18,15 +18,17 @@ from memory_vit.runtime.messages import escaped
 _T = TypeVar("_T")
 # Exit status after Ctrl-C.
 _STOPPED = 130
-# Level 2 hides TensorFlow's build notes and its warnings, of which each skipped
-# image causes several, but not its errors. Turning oneDNN off hides a note, and
-# does not change how images are prepared (tested).
+# Log level 2 hides TensorFlow's build notes and warnings, but not its errors:
+# each skipped image would cause several warnings. Turning oneDNN off hides a
+# note; preprocessed images stay the same (tested).
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_ENABLE_ONEDNN_OPTS": "0"}
-# To save time, leave out source locations of operations (a fifth of tracing),
-# and Keras, which nothing here uses (two fifths of importing TensorFlow).
+# Settings that save time: JAX's source locations of operations take a fifth of
+# tracing; Keras, which this package does not use, takes two fifths of importing
+# TensorFlow.
 _QUICK = {"JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0", "TF_USE_LEGACY_KERAS": "1"}
-# Collect garbage rarely, because importing and tracing create many objects and
-# almost all stay in use. This saves a tenth of the time of a prediction.
+# Thresholds of `gc`: garbage is collected rarely, because importing and tracing
+# create many objects, and almost all objects stay in use. This saves a tenth of
+# the time of a prediction.
 _COLLECTED = (50_000, 20, 20)
 # Modules of the extra `train` of pyproject.toml.
 TRAIN_MODULES = frozenset({
@@ -43,7 +45,7 @@ _EXTRAS: dict[messages.Extra, frozenset[str]] = {
   "train": TRAIN_MODULES,
   "serve": SERVE_MODULES,
 }
-# Maximum characters of an error message, which may quote untrusted names.
+# Maximum length of an error message, which may quote untrusted names.
 _MOST_SAID = 2_000
 
 
@@ -78,7 +80,8 @@ def recommend_dtype(given: str | None) -> None:
 def _leave_current_directory() -> None:
   """Remove the current directory from `sys.path`, where `python -m` put it.
 
-  Its files, such as downloads, must not be imported; PYTHONPATH is kept.
+  Files in that directory, such as downloads, must not be imported. Entries of
+  PYTHONPATH stay.
   """
   spec = getattr(sys.modules["__main__"], "__spec__", None)
   runs_this_package = spec and spec.name.startswith("memory_vit.")
@@ -138,7 +141,8 @@ def run_command(command: Callable[[], int]) -> int:
   gc.set_threshold(*_COLLECTED)
   try:
     with warnings.catch_warnings():
-      # This package has its own limit on image size; Pillow warns below it.
+      # Hide Pillow's warning about large images, because this package has a
+      # limit of its own, which is above Pillow's limit.
       warnings.filterwarnings("ignore", "Image size .* exceeds limit")
       return command()
   except MemoryVitError as error:
@@ -153,14 +157,15 @@ def run_command(command: Callable[[], int]) -> int:
     show(f"error: {reason}", sys.stderr)
     return 2
   except KeyboardInterrupt as stopped:
-    # `Interrupted`, a KeyboardInterrupt, has a status and a message.
+    # `Interrupted` is a KeyboardInterrupt that has a status and a message.
     message = (
       f"{stopped} Run the same command to resume." if str(stopped) else ""
     )
     show(message or "stopped by Ctrl-C.", sys.stderr)
     return getattr(stopped, "status", _STOPPED)
   except BrokenPipeError:
-    # Otherwise the interpreter's last flush of stdout would print an error.
+    # Redirect stdout to the null device: flushing a closed stdout at exit would
+    # print an error.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
@@ -168,8 +173,8 @@ def run_command(command: Callable[[], int]) -> int:
 def _open_streams() -> None:
   """Open the null device in place of a closed stdin, stdout or stderr.
 
-  Otherwise the next opened files get descriptors 0 to 2, and libraries that
-  write to stderr write into these files.
+  Otherwise the next opened files would get descriptors 0 to 2, and a library
+  that writes to stderr would write into one of these files.
   """
   for number in range(3):
     try:

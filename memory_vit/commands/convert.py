@@ -30,7 +30,7 @@ from memory_vit.runtime import paths
 from memory_vit.runtime.messages import escaped
 from memory_vit.runtime.progress_bar import ProgressBar
 
-with epy.lazy_imports():  # slow imports wait for a valid command line
+with epy.lazy_imports():  # delay slow imports until the options are checked
   from memory_vit.backbones import describe, load, save
   from memory_vit.tasks import store, torch_import
 

@@ -19,7 +19,7 @@ from memory_vit.commands import bulk_options, console
 from memory_vit.commands.command_line import Parser
 from memory_vit.runtime.options import Number
 
-with epy.lazy_imports():  # slow imports wait for a valid command line
+with epy.lazy_imports():  # delay slow imports until the options are checked
   from memory_vit.bulk import embeddings
 
 

@@ -32,7 +32,7 @@ from memory_vit.runtime.messages import brief, counted, escaped
 from memory_vit.runtime.options import Number
 from memory_vit.runtime.tables import table
 
-with epy.lazy_imports():  # slow imports wait for a valid command line
+with epy.lazy_imports():  # delay slow imports until the options are checked
   from memory_vit import reports
   from memory_vit.data import crop_sizes
   from memory_vit.evaluation import task_data, verify
@@ -157,7 +157,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _rejects(task: Task) -> bool:
-  """Return whether a task can recognize images of none of its classes."""
+  """Return whether a task can reject images that belong to no class."""
   return "unknown" in task.spec.kind.kind.stated
 
 
@@ -177,7 +177,10 @@ def _unknown_data(text: str | None, tasks: Sequence[Task]) -> Path | None:
     )
   # Refuse an empty directory now, not after a long evaluation.
   if not any(not file.reason for file in image_files.find_images([text])):
-    raise ConfigError(f"--unknown_data {brief(text)} holds no images.")
+    raise ConfigError(
+      f"--unknown_data {brief(text)} holds no images: expected a directory "
+      "with images."
+    )
   return directory
 
 
@@ -208,7 +211,8 @@ def _report_directory(text: str | None, written: Path | None) -> Path | None:
   if text is None:
     return None
   report = directory.REPORT.require_own(text)
-  # A new report replaces its whole directory, and would delete the JSON file.
+  # Refuse a JSON file inside the report's directory, because a new report
+  # replaces the whole directory, and would delete the JSON file.
   place = written and written.resolve()
   if place and report.resolve() in (place, *place.parents):
     raise ConfigError(
@@ -222,7 +226,7 @@ def _report_directory(text: str | None, written: Path | None) -> Path | None:
 def _choose(
   arguments: argparse.Namespace,
 ) -> tuple[dict[str, SplitRef], Upstream | None]:
-  """Choose the data of tasks and original outputs, without opening it."""
+  """Return ({task: split}, data for the original head); open no data set."""
   tasks = [manifest for _, manifest in find.find_tasks(arguments.task)]
   owners = [task.spec.name for task in tasks]
   owners += [task_sets.BACKBONE] if arguments.verify else []
@@ -235,7 +239,7 @@ def _choose(
 def _open_upstream(
   backbone: Backbone, original: Upstream, arguments: argparse.Namespace
 ) -> tuple[Split, EvalPreprocessing]:
-  """Open the data of the original outputs; return it and its preprocessing."""
+  """Return (split, preprocessing) to evaluate the backbone's original head."""
   size = backbone.config.image_size
   preprocessing = crop_sizes.preprocessing_of(
     original.eval_crop, original.resize, size, backbone.preprocessing

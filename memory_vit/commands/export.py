@@ -22,7 +22,7 @@ from memory_vit.exports.image_input import KINDS, ImageInput, parse_size
 from memory_vit.runtime.messages import escaped
 from memory_vit.runtime.tables import aligned
 
-with epy.lazy_imports():  # slow imports wait for a valid command line
+with epy.lazy_imports():  # delay slow imports until the options are checked
   from memory_vit.exports import export
   from memory_vit.tasks import model_loading
 

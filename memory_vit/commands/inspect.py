@@ -29,7 +29,7 @@ from memory_vit.runtime.messages import brief, escaped
 from memory_vit.runtime.paths import as_path, place
 from memory_vit.runtime.tables import aligned, table
 
-with epy.lazy_imports():  # slow imports wait for a valid command line
+with epy.lazy_imports():  # delay slow imports until the options are checked
   from memory_vit.backbones import describe as backbone_files
   from memory_vit.backbones import hub_models, model_files
   from memory_vit.model import backbone as backbones
@@ -88,7 +88,10 @@ def _inspect(arguments: argparse.Namespace) -> int:
 
 
 def _is_backbone(source: str) -> bool:
-  """Return whether `source` is a backbone; task files have no config.json."""
+  """Return whether `source` is a backbone, and not a task.
+
+  A file that may be either is a backbone if a config.json is beside the file.
+  """
   if hub.is_address(source):
     return hub_models.is_model(source) and hub_models.has_config(source)
   path = place(source, "the path", TaskError)
@@ -117,7 +120,7 @@ def _finite(value: Any) -> Any:
 def _try_tasks(
   paths: Sequence[Path],
 ) -> tuple[list[TaskReport], dict[str, str]]:
-  """Describe tasks; return reports, and {directory: error}."""
+  """Inspect tasks; return (reports, {path of an unreadable task: error})."""
   reports, errors = [], {}
   for path in paths:
     try:
@@ -130,7 +133,7 @@ def _try_tasks(
 def _tasks_json(
   source: str, reports: Sequence[TaskReport], errors: Mapping[str, str]
 ) -> dict[str, Any]:
-  """Return one object, for a task or for a directory of tasks."""
+  """Return the JSON object of a task, or of a directory of tasks."""
   tasks: list[dict[str, Any]] = [
     {"kind": "task", **dataclasses.asdict(r), "verified": not r.damage}
     for r in reports
@@ -178,7 +181,7 @@ def _task_text(report: TaskReport, labels: bool) -> str:
 
 
 def _all_labels(spec: TaskSpec) -> str:
-  """Return a table of all outputs, with what the task states about each."""
+  """Return a table with a row for each class, label or value of a task."""
   header, rows = spec.kind.kind.outputs_table(spec.kind, spec.class_names)
   return table(tuple(header), [tuple(map(escaped, row)) for row in rows])
 
@@ -203,7 +206,7 @@ def _labels(spec: TaskSpec) -> str:
 
 
 def _provenance(provenance: Any, spec: TaskSpec) -> list[tuple[str, str]]:
-  """Return rows about the training run, as far as `provenance` has them."""
+  """Return (name, text) rows about what is known of the training run."""
   if not provenance:
     return [("provenance", "unknown: not from a training run")]
   metrics = _mapping(provenance, "metrics")
@@ -229,7 +232,7 @@ def _mapping(values: Any, key: str) -> Mapping[str, Any]:
 def _scores(
   split: str, scores: Mapping[str, Any], spec: TaskSpec
 ) -> list[tuple[str, str]]:
-  """Return rows of a split: its metrics, its loss and its image counts."""
+  """Return (name, text) rows about a split: metrics, loss, image counts."""
   hidden = ("score",) if tells_top5(spec.num_classes) else ("score", "top5")
   values = {**_mapping(scores, "metrics"), **scores}
   return [
@@ -256,7 +259,7 @@ def _backbone_json(report: BackboneReport) -> dict[str, Any]:
   config = dataclasses.asdict(report.config)
   del config["dtype"], config["platform"]  # chosen at loading, not stored
   if not report.states_config:
-    del config["gelu"]  # the file does not state it
+    del config["gelu"]  # the file does not state the GELU
   preprocessing, source = report.preprocessing, report.source
   return {
     "kind": "backbone",
@@ -310,7 +313,7 @@ def _backbone_text(report: BackboneReport) -> str:
 
 
 def _computation(report: BackboneReport) -> list[tuple[str, str]]:
-  """Return rows about how the model computes, if its source states it."""
+  """Return rows about GELU, LayerNorm and switches; [] if none are stated."""
   if not report.states_config:
     return []
   config = report.config
@@ -323,7 +326,7 @@ def _computation(report: BackboneReport) -> list[tuple[str, str]]:
 
 
 def _preparation(report: BackboneReport) -> list[tuple[str, str]]:
-  """Return rows about image preprocessing, and where each value is stated."""
+  """Return rows about image preprocessing, with the origin of each value."""
   rows = {
     name: f"{', '.join(f'{x:g}' for x in value)} ({origin})"
     for name, (value, origin) in report.normalization.items()

@@ -23,7 +23,7 @@ from memory_vit.commands.console import run_command, show
 from memory_vit.runtime.messages import escaped
 from memory_vit.runtime.tables import table
 
-with epy.lazy_imports():  # slow imports wait for a valid command line
+with epy.lazy_imports():  # delay slow imports until the options are checked
   from memory_vit.backbones import describe
   from memory_vit.model import task as task_sets
   from memory_vit.tasks import hub_tasks
@@ -84,7 +84,7 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _fits(wanted: BackboneId, report: BackboneReport) -> bool:
-  """Return whether a task fits a backbone, loaded at the task's image size."""
+  """Return whether a task fits a backbone loaded at the task's image size."""
   config = report.config
   return wanted == task_sets.BackboneId(
     fingerprint=report.fingerprint,

@@ -36,7 +36,7 @@ from memory_vit.runtime import progress_bar
 from memory_vit.runtime.messages import escaped
 from memory_vit.runtime.options import Number
 
-with epy.lazy_imports():  # slow imports wait for a valid command line
+with epy.lazy_imports():  # delay slow imports until the options are checked
   import numpy as np
 
   from memory_vit.bulk import predictions
@@ -139,17 +139,19 @@ def _predict_all(arguments: argparse.Namespace) -> int:
   )
   if arguments.original and not backbone.config.num_classes:
     raise ConfigError(
-      f"--original: the backbone {arguments.backbone} has no head."
+      f"--original: the backbone {arguments.backbone} has no head. Leave "
+      "--original out, or give a backbone with a head."
     )
-  # Read nothing ahead on standard input: the next path may take hours.
+  # Read no images ahead if standard input lists the paths: the next path may
+  # arrive hours later.
   ahead = "-" not in arguments.images
   progress_bar.log_to_stderr()
   entries: Iterable[image_files.ImageFile] = image_files.find_images(
     arguments.images
   )
   total = None
-  # A progress bar needs the number of images. Without a bar, do not list them
-  # all first: there may be millions, in many folders.
+  # List all images first only if a progress bar needs their number, because
+  # listing millions of images in many folders is slow.
   if ahead and progress_bar.on_terminal():
     entries = list(entries)
     total = len(entries)
@@ -165,7 +167,7 @@ def _predict_all(arguments: argparse.Namespace) -> int:
   predictor = None
   with progress_bar.ProgressBar("predicting", total) as bar:
     for images in reader.read_files(entries, preprocessing):
-      # Size the predictor for the first batch: later ones are not larger.
+      # Size the predictor for the first batch: later batches are not larger.
       predictor = predictor or _predictor(
         backbone, tasks, arguments, len(images)
       )
@@ -202,7 +204,7 @@ def _predictor(
   arguments: argparse.Namespace,
   images: int,
 ) -> Predictor:
-  """Build a predictor for batches of `images` images, and for no more tasks."""
+  """Return a predictor of only these tasks, for batches of `images` images."""
   size = min(arguments.batch_size, 1 << (images - 1).bit_length())
   return predictors.Predictor.from_model(
     backbone,
@@ -231,7 +233,7 @@ def _answers(
 
 
 def _json_line(path: str, answers: Answers) -> str:
-  """Return a line of JSON; original outputs are beside "tasks", not in it."""
+  """Return a JSON line with "image", "tasks" and, if present, "backbone"."""
   tasks, line = dict(answers), {"image": path}
   original = task_sets.BACKBONE
   if original in tasks:

@@ -16,7 +16,7 @@ from etils import epy
 from memory_vit.commands.command_line import Parser
 from memory_vit.commands.console import run_command, show
 
-with epy.lazy_imports():  # slow imports wait for a valid command line
+with epy.lazy_imports():  # delay slow imports until the options are checked
   from memory_vit.exports import push
   from memory_vit.tasks import find, store
 

@@ -28,7 +28,7 @@ from memory_vit.runtime.options import Number
 from memory_vit.serving import server_log
 from memory_vit.serving.settings import ServerSettings
 
-with epy.lazy_imports():  # slow imports wait for a valid command line
+with epy.lazy_imports():  # delay slow imports until the options are checked
   from memory_vit.prediction import predictor as predictors
   from memory_vit.serving import app, http_server
 

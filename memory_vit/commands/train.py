@@ -26,7 +26,7 @@ from memory_vit.commands.absent_options import AbsentDevices
 from memory_vit.config import Config
 from memory_vit.runtime import launch, paths
 
-with epy.lazy_imports():  # slow imports wait for a valid command line
+with epy.lazy_imports():  # delay slow imports until the options are checked
   import jax
 
   from memory_vit.runtime import preemption

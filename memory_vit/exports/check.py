@@ -26,13 +26,14 @@ from memory_vit.model.task import EvalPreprocessing
 from memory_vit.runtime.messages import escaped, shortened
 
 # {dtype: maximum difference of outputs, as a share of the greatest output}.
-# Outputs differ, because other compilers add in another order.
+# Outputs differ slightly, because each compiler adds numbers in its own order.
 TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2}
-# Tolerances if pixels are resized with antialiasing: some pixels are rounded to
-# another grey level than by Pillow, see docs/export.md.
+# Tolerances if images are resized with antialiasing: the export rounds some
+# pixels to another grey level than Pillow does, see docs/export.md.
 ANTIALIASED_TOLERANCE = {"float32": 1e-2, "bfloat16": 3e-2}
-# Environment of the process that runs an export. The process cannot share our
-# accelerator, and TensorFlow's XLA aborts on flags that only jax knows.
+# Environment of the child process that runs an export. The child process cannot
+# share the accelerator of its parent process, and TensorFlow's XLA aborts on
+# flags that only jax knows.
 _ENVIRONMENT = {
   "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "-1", "XLA_FLAGS": "",
   "TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0",
@@ -46,12 +47,13 @@ class Comparison:
   """The differences between an export and `mv.forward`, and their speed."""
 
   images: int
-  tolerance: Mapping[str, float]  # {signature: maximum share}
+  tolerance: Mapping[str, float]  # {signature: largest allowed difference}
   # {signature: {output: greatest difference, as a share of the greatest value}}
   max_difference: Mapping[str, Mapping[str, float]]
   load_seconds: float
   first_call_seconds: float  # includes compilation
-  # Median times for a batch of all images; `mv.forward` without preprocessing.
+  # Median seconds of the export and of `mv.forward` for a batch of all images.
+  # The time of `mv.forward` does not include preprocessing.
   call_seconds: float
   memory_vit_call_seconds: float
 
@@ -182,13 +184,13 @@ def require_within(
 def _random_images(
   preprocessing: EvalPreprocessing, images: ImageInput, count: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Return inputs of the export, and the same images ready for `mv.forward`."""
+  """Return (inputs of the export, the same images for `mv.forward`)."""
   rng = np.random.default_rng(0)
   side = preprocessing.image_size
   if images.kind == "float32":
     inputs = rng.uniform(-1, 1, (count, side, side, 3)).astype(np.float32)
     return inputs, inputs
-  # By default, images are not square, and both sides are resized.
+  # The default size is not square, and each of its two sides must be resized.
   height, width = images.size or (side + side // 2, 2 * side + 1)
   inputs = rng.integers(0, 256, (count, height, width, 3)).astype(np.uint8)
   return inputs, _preprocessed(list(inputs), preprocessing)

@@ -24,7 +24,7 @@ FILE = "manifest.json"
 FORMAT_VERSION = 1
 _KIND = "memory_vit export"
 DIRECTORY = OutputDirectory("--out", listed_in(FILE, _KIND), ExportError)
-# {`EvalPreprocessing.interpolation`: how it resizes images}.
+# {`EvalPreprocessing.interpolation`: its description in `manifest.json`}.
 _RESIZING = {
   "bilinear": "bilinear, half-pixel centres, without antialiasing",
   "bilinear_antialias": (
@@ -49,8 +49,8 @@ _PACKAGES = (
 class Tensor:
   """An input or output of an exported function."""
 
-  shape: tuple[int | str, ...]  # a name stands for any length
-  dtype: str  # NumPy's name of it, or "string"
+  shape: tuple[int | str, ...]  # a string stands for an axis of any length
+  dtype: str  # name of a NumPy dtype, or "string"
   meaning: str
 
 
@@ -59,7 +59,7 @@ class Signature:
   """One way to call an exported model: {name: tensor} of inputs and outputs."""
 
   inputs: Mapping[str, Tensor]
-  outputs: Mapping[str, Tensor]  # an ONNX model returns them in this order
+  outputs: Mapping[str, Tensor]  # ordered like the outputs of an ONNX model
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,14 +67,15 @@ class ExportReport:
   """Description of an export: the content of `manifest.json`."""
 
   format: str
-  dtype: str  # in which the model computes
+  dtype: str  # compute dtype of the model
   backbone: Mapping[str, Any]  # fields of `BackboneId`
-  preprocessing: Mapping[str, Any]  # `EvalPreprocessing`, also in words
+  preprocessing: Mapping[str, Any]  # `EvalPreprocessing`, with descriptions
   tasks: Sequence[Mapping[str, Any]]
   activation: bool = False  # whether outputs are probabilities or values
   # Formats that store only arrays have no signatures and no comparison.
   signatures: Mapping[str, Signature] = dataclasses.field(default_factory=dict)
-  batch_buckets: tuple[int, ...] = ()  # compiled batch sizes; () for any
+  # Batch sizes that are compiled; () if a batch may have any size.
+  batch_buckets: tuple[int, ...] = ()
   platforms: tuple[str, ...] = ()
   comparison: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   versions: Mapping[str, str] = dataclasses.field(default_factory=dict)

@@ -21,7 +21,8 @@ from memory_vit.tasks.program import Program, make_program
 from memory_vit.tasks.split_forward import Logits
 
 Weights = tuple[Backbone, Program]
-# Minimum of standard deviation / mean of values: float32 has 7 decimal digits.
+# Minimum ratio of the standard deviation of predicted values to their mean,
+# because float32 has only 7 decimal digits.
 _LEAST_SPREAD = 1e-5
 
 
@@ -30,9 +31,11 @@ class ExportedModel:
   """A pure function of images, and the arrays that it computes with."""
 
   backbone: Backbone
-  tasks: tuple[Task, ...]  # tasks that share a pass, or one of any regime
+  tasks: tuple[Task, ...]  # tasks that share one pass, or a single task
   program: Program
-  weights: Weights  # as exported, with backbone parameters that a task brings
+  # The exported arrays. Backbone parameters that a task has trained replace the
+  # backbone's parameters.
+  weights: Weights
   activation: bool = False  # whether outputs pass through `TaskKind.activate`
 
   def run(
@@ -48,7 +51,7 @@ class ExportedModel:
     }
 
   def _with_scores(self, outputs: Logits) -> Logits:
-    """Add the scores (b, 1) of tasks that reject images to the outputs."""
+    """Return the outputs, and scores (b, 1) of tasks that can reject images."""
     scores = {
       score_name(task.name): task.spec.kind.kind.known_score(
         outputs[task.name], jnp
@@ -117,7 +120,8 @@ def make_model(
   backbone, chosen = jax.device_put((backbone, compose.task_tuple(tasks)), cpu)
   if not chosen:
     raise TaskError("there is no task to export.")
-  # Operations for CPUs run on all platforms; jax's first device may be a GPU.
+  # Choose operations for CPUs, because such operations run on all platforms. By
+  # default, operations are chosen for jax's first device, which may be a GPU.
   config = dataclasses.replace(backbone.config, platform="cpu")
   backbone = dataclasses.replace(backbone, config=config)
   compose.require_one_pass(chosen)
@@ -130,7 +134,7 @@ def make_model(
 
 
 def _require_float32(name: str, kind: TaskKind) -> None:
-  """Raise if float32 cannot represent the differences between values."""
+  """Raise if the spread of predicted values is too small for float32."""
   for mean, std in zip(kind.mean, kind.std, strict=True):
     if std < _LEAST_SPREAD * abs(mean):
       raise ExportError(
@@ -159,8 +163,8 @@ def _cpu() -> jax.Device:
     return jax.local_devices(backend="cpu")[0]
   except RuntimeError as error:
     raise ExportError(
-      "jax has no CPU device, on which exports are made and compared: add cpu "
-      "to JAX_PLATFORMS, as in JAX_PLATFORMS=cuda,cpu."
+      "jax has no CPU device, but a model is exported and compared on the CPU: "
+      "add cpu to JAX_PLATFORMS, as in JAX_PLATFORMS=cuda,cpu."
     ) from error
 
 

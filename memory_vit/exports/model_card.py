@@ -19,7 +19,8 @@ from memory_vit.runtime.messages import escaped, shortened
 from memory_vit.runtime.tables import markdown_table
 
 FILE = "README.md"
-# The block contains no text of a task, which could end it.
+# YAML header of a model card. The header contains no text of a task, because
+# such a text could end the header.
 _FRONT_MATTER = """\
 ---
 library_name: memory_vit
@@ -31,11 +32,12 @@ library_name: memory_vit
 ---
 """
 _MOST_CLASSES, _MOST_CHARACTERS = 200, 200
-# Keys of the configuration of a run that name its training data.
+# Keys of a run's `config.data` that name the training data.
 _DATA_KEYS = ("name", "train", "validation", "test")
-# Maximum absolute number that is shown; metrics of values may have any unit.
+# Maximum absolute value of a metric that is shown. Metrics of predicted values
+# may have any unit.
 _MOST = 1e12
-# {key of a run's results: its label}.
+# {key of a split in a run's results: name of the split in the card}.
 _SPLITS = {"test": "test", "val": "validation"}
 _SHARES = {
   "chance": "accuracy of guessing uniformly",
@@ -80,7 +82,7 @@ def literal(value: Any) -> str:
   text = escaped(shortened(str(value), _MOST_CHARACTERS)).strip() or "(empty)"
   longest = max(map(len, re.findall("`*", text)))
   fence = "`" * (longest + 1)
-  space = " " if longest else ""  # Markdown does not show it
+  space = " " if longest else ""  # Markdown does not show this space
   return f"{fence}{space}{text}{space}{fence}"
 
 
@@ -123,7 +125,7 @@ def _outputs(spec: TaskSpec) -> str:
 
 
 def _metrics(results: Mapping[str, Any], classes: int) -> list[str]:
-  """Return lines with a table of those metrics that a run has recorded."""
+  """Return the lines of a table of all metrics that a run has recorded."""
   scores = {split: _mapping(results, split) for split in _SPLITS}
   rows = [
     (f"{metric.meaning}, {title}", metric.text(values[key]))
@@ -152,7 +154,7 @@ def _metrics(results: Mapping[str, Any], classes: int) -> list[str]:
 
 
 def _is_number(value: Any) -> bool:
-  """Return whether a value is a number to show; Python's JSON allows NaN."""
+  """Return whether a value is a number to show; JSON of Python may hold NaN."""
   known = type(value) in (int, float) and math.isfinite(value)
   return known and abs(value) <= _MOST
 
@@ -198,7 +200,10 @@ def _public_backbone(task: Task) -> str:
 
 
 def _gelu(spec: TaskSpec) -> str:
-  """Return the GELU as a literal; "tanh" for unknown ones: they cannot load."""
+  """Return the GELU as a Python literal.
+
+  A task with an unknown GELU cannot load; the literal is "tanh" then.
+  """
   known = spec.backbone.gelu in ("tanh", "exact", "quick")
   return f'"{spec.backbone.gelu}"' if known else '"tanh"'
 

@@ -59,7 +59,8 @@ def write(exported: ExportedModel, directory: Path, images: ImageInput) -> None:
         input_names=[INPUT],
         output_names=list(exported.names),
       )
-    # jax2onnx lets only the owner read the file of large weights: change that.
+    # Give all files the mode of the model, because jax2onnx lets only the owner
+    # read the file of large weights.
     mode = (directory / FILE).stat().st_mode
     for file in directory.iterdir():
       file.chmod(mode)
@@ -86,7 +87,7 @@ def require_installed() -> ModuleType:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-  """Silence warnings about shapes that onnx_ir infers nevertheless."""
+  """Silence warnings of onnx_ir about shapes that it infers all the same."""
   logger = logging.getLogger("onnx_ir")
   before = logger.level
   logger.setLevel(logging.ERROR)

@@ -50,8 +50,8 @@ def write(tree: Mapping[str, Any], path: Path) -> None:
 def without_tracebacks() -> Iterator[None]:
   """Silence the tracebacks that orbax prints when a save fails.
 
-  Each of its threads logs one, and tensorstore prints another for each pending
-  write: hundreds on a full disk. The error itself is still raised.
+  Each thread of orbax logs a traceback, and tensorstore prints a traceback for
+  each pending write: hundreds on a full disk. The error itself is still raised.
   """
   log, hook = logging.getLogger("absl"), sys.unraisablehook
   level = log.level
@@ -64,6 +64,7 @@ def without_tracebacks() -> Iterator[None]:
   sys.unraisablehook = show_others
   try:
     yield
-    sys.unraisablehook = hook  # skipped on errors: pending writes may fail
+    # After an error, keep `show_others`, because pending writes may still fail.
+    sys.unraisablehook = hook
   finally:
     log.setLevel(level)

@@ -27,7 +27,8 @@ def prepare(
   square = jnp.arange(preprocessing.image_size, dtype=jnp.int32)
   begins = preprocessing.begin(new)
   pixels = images.astype(jnp.float32)
-  for axis in (2, 1):  # width, then height: Pillow rounds pixels after each
+  # Resize the width, then the height, because Pillow rounds pixels after each.
+  for axis in (2, 1):
     numbers = square + begins[axis - 1]
     sizes = old[axis - 1], new[axis - 1]
     if preprocessing.interpolation == "bilinear":
@@ -88,13 +89,15 @@ def _weights(
 ) -> Float32[Array, "old side"]:
   """Return the share of each old pixel in each new pixel, along an axis.
 
-  How many old pixels a new pixel covers depends on the size of the image, so
-  the matrix is dense. With 12 megapixels, multiplying by it costs as much as a
-  ViT-B/16. `sizes` are the old and the new length of the axis.
+  The number of old pixels that a new pixel covers depends on the size of the
+  image, so the matrix of shares is dense. For an image of 12 megapixels,
+  multiplying by the matrix costs as much as a ViT-B/16. `sizes` are the old and
+  the new length of the axis.
   """
   before, after = sizes
-  # Distances from centre to centre, in units of the wider pixels, old or new.
-  # Integers are exact; float32 is off by parts of a pixel in large images.
+  # `x` is the distance from the centre of a new pixel to the centre of an old
+  # pixel, in units of the wider of the two pixels. The distance is computed in
+  # integers, because float32 would be off by parts of a pixel in large images.
   apart = jnp.abs((2 * old + 1) * after - (2 * new + 1)[None] * before)
   unit = 2 * jnp.maximum(before, after)
   x = apart.astype(jnp.float32) / unit.astype(jnp.float32)
@@ -112,7 +115,7 @@ def _weighted(
   weights: Float32[Array, "old side"],
   axis: int,
 ) -> Float32[Array, "b _ _ 3"]:
-  """Apply weights along an axis, in full float32 also on accelerators."""
+  """Apply weights along an axis, in full float32 even on accelerators."""
   spec = "bhwc,hn->bnwc" if axis == 1 else "bhwc,wn->bhnc"
   return jnp.einsum(spec, pixels, weights, precision=jax.lax.Precision.HIGHEST)
 
@@ -120,5 +123,5 @@ def _weighted(
 def _rounded(
   pixels: Float32[Array, "b height width 3"],
 ) -> Float32[Array, "b height width 3"]:
-  """Round to grey levels of 0 to 255, halves upwards."""
+  """Round pixels to whole grey levels of 0 to 255; round halves up."""
   return jnp.clip(jnp.floor(pixels + 0.5), 0, 255)

@@ -18,9 +18,10 @@ from typing import Any
 
 import numpy as np
 
-# Function of images, or of the bytes of image files: {name: outputs (b, c)}.
+# Function that takes images, or the bytes of image files, and returns
+# {name of an output: array (b, c)}.
 Call = Callable[[Any], Mapping[str, Any]]
-# Limits of timing: total seconds, and number of calls.
+# Limits of one time measurement: total seconds; number of calls.
 _TIMING_SECONDS, _CALLS = 10.0, 5
 
 
@@ -39,7 +40,8 @@ def load_saved_model(model: Path) -> dict[str, Call]:
 
   loaded = tf.saved_model.load(str(model))
 
-  # Both functions hold `loaded`: signatures do not keep its variables alive.
+  # Both functions refer to `loaded`, because a signature alone would not keep
+  # the variables of the model alive.
   def serve(images: np.ndarray) -> Mapping[str, Any]:
     call = loaded.signatures["serving_default"]
     return call(images=tf.constant(images))
@@ -67,7 +69,7 @@ def load_onnx(model: Path) -> dict[str, Call]:
   return {"serving_default": call}
 
 
-# {format: (library, which is imported before timing; reader)}.
+# {format: (library to import before timing, function that reads the model)}.
 LOADERS = {
   "stablehlo": ("jax", load_stablehlo),
   "saved_model": ("tensorflow", load_saved_model),

@@ -23,7 +23,8 @@ from memory_vit.runtime.messages import not_installed
 
 DIRECTORY = "saved_model"
 _JPEG = b"\xff\xd8\xff"
-# In TensorFlow: float32 images (b, side, side, 3) -> {name: logits (b, c)}.
+# TensorFlow function that takes float32 images (b, side, side, 3), and returns
+# {name of an output: logits (b, c)}.
 _Predict = Callable[[Any], dict[str, Any]]
 
 
@@ -140,7 +141,7 @@ def _from_images(
 def _from_files(tf: Any, exported: ExportedModel, predict: _Predict) -> Any:
   """Return the signature that takes the bytes of files, named `encoded`.
 
-  Images are not rotated as EXIF says, because no TensorFlow operation reads it.
+  Images are not rotated as EXIF says: no TensorFlow operation reads EXIF.
   """
   side = exported.preprocessing.image_size
   view = _view(exported)
@@ -162,7 +163,7 @@ def _from_files(tf: Any, exported: ExportedModel, predict: _Predict) -> Any:
 
 
 def _view(exported: ExportedModel) -> Callable[[Any], Any]:
-  """Return the preprocessing of evaluation for an image (height, width, 3)."""
+  """Return a function that preprocesses one image (height, width, 3)."""
   from memory_vit.data import image_ops
 
   return lambda pixels: image_ops.graph_view(pixels, exported.preprocessing)

@@ -17,7 +17,8 @@ from memory_vit.tasks.split_forward import Logits
 
 FILE = "model.stablehlo"
 PLATFORMS = ("cpu", "cuda", "tpu")
-# Maximum size of weights: the file is a flatbuffer, smaller than 2**31 bytes.
+# Maximum size of weights in bytes, because the file is a flatbuffer, which is
+# always smaller than 2**31 bytes.
 _MAX_BYTES = 2**31 - 2**24
 
 

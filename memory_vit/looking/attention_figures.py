@@ -31,18 +31,19 @@ if TYPE_CHECKING:
 # Maximum number of panels in a row, and the side of a panel in inches.
 _COLUMNS = 8
 _PANEL = 1.35
-# Header of a panel: height of its two lines in inches, characters per line.
+# Height of a panel's header (two lines) in inches; maximum characters per line.
 _HEADER, _HEADER_CHARACTERS = 0.3, 17
 # Maximum length of a colour bar, in inches.
 _BAR = 4.0
 # Minimum side of a drawn image, in pixels: smaller images are enlarged.
 _SIDE = 192
 _OPACITY = 0.65
-# Purple to orange, which colour-blind readers can tell apart. In grey, both
-# ends are dark, so outlines also show the sign.
+# Colour map of differences, from purple to orange, which colour-blind readers
+# can tell apart. Printed in grey, both ends of the colour map are dark, so
+# outlines also show the sign.
 _DIVERGING = "PuOr_r"
-# {label: (colour, hatch)}, in hues of Okabe and Ito's palette. In grey,
-# neighboring parts of a bar differ in lightness.
+# {label: (colour, hatch)}, in hues of Okabe and Ito's palette. Printed in grey,
+# neighboring parts of a bar still differ in lightness.
 _PARTS = {
   "patches": ("#bfd9ec", ""),
   "backbone's class tokens, registers": ("#0072b2", ""),
@@ -53,7 +54,7 @@ _PARTS = {
 }
 # Maximum number of characters per inch of a title.
 _CHARACTERS = 11
-# Maximum number of columns for which numbers are drawn, and of axis ticks.
+# Maximum number of columns in which numbers are drawn; maximum number of ticks.
 _MOST_NUMBERS, _MOST_TICKS = 13, 24
 
 
@@ -249,7 +250,7 @@ def _pictures(images: np.ndarray, *counts: int) -> list[np.ndarray]:
     if count != len(images):
       raise DataError(
         f"{len(images)} images, but attention, rollouts or titles for "
-        f"{count}: expected the same images in the same order."
+        f"{count} images: expected the same images in the same order."
       )
   times = math.ceil(_SIDE / images.shape[1])
   return list(to_levels(images).repeat(times, axis=1).repeat(times, axis=2))
@@ -278,7 +279,11 @@ def _maps_figure(
   show: Callable[[Axes, np.ndarray, np.ndarray, float, str], None],
   labels: Sequence[str],
 ) -> Figure:
-  """Draw images and their maps (b, k, rows, columns): layers, then rollout."""
+  """Draw each image and, beside the image, its maps: layers, then rollout.
+
+  `maps` are (b, layers, rows, columns) and, for the rollout, (b, 1, rows,
+  columns).
+  """
   depth = maps[0].shape[1]
   headers = [f"layer {i + 1}" for i in range(depth)] + ["rollout"]
   figure, rows = _panels(len(pictures), sum(part.shape[1] for part in maps))
@@ -299,7 +304,7 @@ def _maps_figure(
 
 
 def _panels(images: int, panels: int) -> tuple[Figure, list[list[Axes]]]:
-  """Return a figure, and for each image its axes and those of its panels."""
+  """Return (figure, lists of axes): each list has an image, then its panels."""
   lines = -(-panels // (_COLUMNS - 1))
   columns = -(-panels // lines)
   height = (_PANEL + _HEADER) * lines * images + 0.8
@@ -333,7 +338,7 @@ def _show_overlay(
 def _show_difference(
   axes: Axes, picture: np.ndarray, heat: np.ndarray, peak: float, title: str
 ) -> None:
-  """Lay a difference of maps over an image; zeros are transparent."""
+  """Draw a difference of maps over an image; zeros are transparent."""
   height, width = picture.shape[:2]
   sized = np.asarray(
     Image.fromarray(heat.astype(np.float32)).resize(
@@ -373,7 +378,7 @@ def _colour_bars(
 
 
 def _title(figure: Figure, *lines: str) -> None:
-  """Set the title, with untrusted names of data sets escaped and cut off."""
+  """Set the title; escape and shorten lines, whose names may be untrusted."""
   width = int(figure.get_figwidth() * _CHARACTERS)
   figure.suptitle(
     "\n".join(shortened(escaped(line), width) for line in lines),
@@ -383,13 +388,13 @@ def _title(figure: Figure, *lines: str) -> None:
 
 
 def _signed(value: float) -> str:
-  """Format points with one decimal and a sign; zero has no sign."""
+  """Format percentage points with one decimal and a sign; zero has no sign."""
   text = f"{value:+.1f}"
   return "0.0" if float(text) == 0 else text.replace("-", "\N{MINUS SIGN}")
 
 
 def _bars(axes: Axes, shares: AttentionShares) -> None:
-  """Draw a bar for each layer, from patches at the bottom to memory on top."""
+  """Draw a stacked bar for each layer: patches at the bottom, memory on top."""
   depth = len(shares.patches)
   none = np.zeros(depth)
   values = (
@@ -442,7 +447,7 @@ def _numbers(
   drawn: Any,
   bold: np.ndarray | None = None,
 ) -> None:
-  """Write texts into a heat map; if they do not fit, mark bold ones by dots."""
+  """Write texts into a heat map; if texts do not fit, dots mark bold texts."""
   shades = drawn.to_rgba(drawn.get_array())[..., :3] @ (0.299, 0.587, 0.114)
   colours = np.where(shades < 0.5, "white", "black")
   if len(texts[0]) > _MOST_NUMBERS:

@@ -92,7 +92,7 @@ def _count_all(report: AttentionReport) -> int:
 
 
 class _Canvas:
-  """Writes figures below a directory, and collects their names."""
+  """Writer of figures to a directory; `names` lists the written files."""
 
   def __init__(self, directory: Path, bar: ProgressBar) -> None:
     self._directory, self._bar = directory, bar
@@ -157,7 +157,7 @@ def _task(
 
 
 def _shares(shares: AttentionShares) -> dict[str, Any]:
-  """Return means over images, as lists with an entry for each layer."""
+  """Return mean shares of attention, as lists with an entry for each layer."""
   return {
     "images": shares.images,
     "patches": shares.patches.tolist(),
@@ -194,14 +194,14 @@ def _removal(removal: CellRemoval) -> dict[str, Any]:
 
 
 def _listed(array: np.ndarray) -> Any:
-  """Return nested lists of numbers; for an array without axes, a number."""
+  """Convert an array to nested lists, or an array without axes to a number."""
   return np.asarray(array).tolist()
 
 
 def _image(
   number: int, image: ImageAttention, tasks: Sequence[Task], canvas: _Canvas
 ) -> dict[str, Any]:
-  """Draw an image for each task and pair of tasks; return its JSON entry."""
+  """Draw figures of an image: tasks and pairs of tasks; return a JSON entry."""
   names = [task.name for task in tasks]
   answers = {task.name: _answer(task, image) for task in tasks}
   stem = re.sub(r"[^\w-]+", "-", Path(image.path).stem, flags=re.ASCII)[:40]
@@ -242,7 +242,7 @@ def _image(
 
 
 def _answer(task: Task, image: ImageAttention) -> dict[str, Any]:
-  """Return the most probable class, or all labels or values of a task."""
+  """Return the answer: the most probable class, or all labels or values."""
   activated, spec = image.answers[task.name][None], task.spec
   names = [*map(utf8, spec.class_names)]
   [answer] = spec.kind.answers(names, activated)

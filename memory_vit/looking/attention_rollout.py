@@ -128,7 +128,7 @@ def rollout_program(
   *,
   config: ViTConfig,
 ) -> Float32[Array, "b t l _"]:
-  """Return shares for all slots: s image tokens, then class tokens, memory."""
+  """Return, for each slot, shares of: s image tokens; class tokens; memory."""
   model, params = MemoryViT(config), {"backbone": backbone_params}
   (_, context), sown = capture(model, params, images, method="encode")
   frozen = [weights_of_backbone(layer) for layer in sown]
@@ -153,7 +153,8 @@ def roll_out(
   after = []
   for layer, weights in zip(frozen, tasks, strict=True):
     to_image, to_tokens, to_cells = (part.mean(1) for part in weights)
-    # Tokens of both streams attend to the inputs of the block.
+    # Tokens attend to the inputs of the block: `image` and `token` are still
+    # the outputs of the previous block.
     read = jnp.einsum("bts,bsx->btx", to_image, image)
     read += jnp.einsum("btp,btpx->btx", to_tokens, token[:, seen])
     read += to_cells.sum((-2, -1))[..., None] * memory[None, None]

@@ -91,7 +91,7 @@ def join_shares(parts: Sequence[AttentionShares]) -> AttentionShares:
   )
   first = parts[0]
   return dataclasses.replace(
-    joined,  # jax.tree.map has sorted the parents: restore their order
+    joined,  # jax.tree.map sorts keys: restore the order of parents
     parent_tokens={k: joined.parent_tokens[k] for k in first.parent_tokens},
     parent_memory={k: joined.parent_memory[k] for k in first.parent_memory},
   )

@@ -39,13 +39,15 @@ from memory_vit.tasks import compose
 from memory_vit.tasks.program import encode
 from memory_vit.tasks.slots import fill_slots
 
-# Significance level for all removals of a task together.
+# Significance level of all removals of a task together.
 _LEVEL = 0.05
-# Maximum number of variants of a task: 24 layers of 128 cells have 3,097.
+# Maximum number of variants of a task, each without another part of its memory.
+# A task with 24 layers of 128 cells has 3,097 variants.
 _MOST_VARIANTS = 4_096
-# Number of variants that run together. For 8 images on a CPU, XLA's temporary
-# buffers take 6 MiB, besides 111 MiB of keys and values (B/16, 5 cells); or 52
-# MiB, besides 28 MiB (B/32, 64 cells, a task that attends to another).
+# Number of variants that run together. RAM on a CPU for 8 images: with B/16 and
+# 5 cells, XLA's temporary buffers take 6 MiB, and keys and values 111 MiB; with
+# B/32, 64 cells and a task that attends to another task, temporary buffers take
+# 52 MiB, and keys and values 28 MiB.
 _TOGETHER = 32
 
 
@@ -194,13 +196,16 @@ def remove_cells(
 
 
 def _require_classes(task: Task, source: Split) -> None:
-  """Raise if the classes differ; without names, compare only their number."""
+  """Raise if the classes of the task and of the data set differ.
+
+  If the task has no class names, only the numbers of classes are compared.
+  """
   if task.spec.class_names or task.spec.num_classes != source.num_classes:
     task_data.require_classes(task, source)
 
 
 class _Ablation:
-  """A task, and the same task without parts of its memory."""
+  """Ablation of a task: evaluates the task with and without parts of memory."""
 
   def __init__(
     self, backbone: Backbone, tasks: Sequence[Task], name: str, mesh: Mesh
@@ -316,7 +321,7 @@ def logits_without(
 ) -> Float32[Array, "b c"]:
   """Return logits of the task in slot 0, with only its memory cells in `seen`.
 
-  The tasks that it attends to are in the other slots, and keep all their cells.
+  The other slots hold the tasks that this task attends to, with all cells.
   """
   every = jnp.ones((config.depth, *slots.stream_mask.cells.shape), bool)
   features = apply(
@@ -333,10 +338,10 @@ def count_changes(
 ) -> Int32[Array, "5 v"]:
   """Count the examples of a batch on which a task and its variants differ.
 
-  `whole` and `variants` are `example_hits` with all memory and without parts of
-  it. For each variant, the five numbers count examples: all but padding; right
-  with all memory; wrong only without the part; right only without the part;
-  logits not finite with all memory.
+  `whole` are `example_hits` with all memory, `variants` are `example_hits`
+  without parts of the memory. For each variant, the five numbers count
+  examples: all but padding; right with all memory; wrong only without the part;
+  right only without the part; logits not finite with all memory.
   """
   counted = jnp.broadcast_to(whole >= 0, variants.shape)
   right = jnp.broadcast_to(whole == 1, variants.shape)
@@ -350,7 +355,7 @@ def count_changes(
 def _count_program(
   replicated: Any, config: ViTConfig, cells: int
 ) -> Callable[..., jax.Array]:
-  """Return a program for `count_changes`, whose result is on every device."""
+  """Return a compiled `count_changes` that replicates its result on devices."""
   whole = np.ones((1, config.depth, cells), bool)
   seen = np.concatenate([whole, variant_masks(config.depth, cells)])
   passes = -(-len(seen) // _TOGETHER)

@@ -116,7 +116,7 @@ def _batch_attention(
   size: int,
   shown: int,
 ) -> tuple[dict[str, TokenAttention], list[ImageAttention]]:
-  """Return the attention in a batch, and in its first `shown` images."""
+  """Return ({task: attention in a batch}, [attention in each shown image])."""
   pixels = np.stack([i.pixels for i in images if i.pixels is not None])
   # Pad with the last image, so that all batches run in one compiled program.
   filled = np.pad(

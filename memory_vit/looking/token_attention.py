@@ -77,7 +77,7 @@ class TokenAttention:
     """Return the attention in a slice of the b images."""
     part: TokenAttention = jax.tree.map(lambda a: a[rows], self)
     return dataclasses.replace(
-      part,  # jax.tree.map has sorted the parents: restore their order
+      part,  # jax.tree.map sorts keys: restore the order of parents
       parent_tokens={
         name: part.parent_tokens[name] for name in self.parent_tokens
       },
@@ -206,7 +206,11 @@ def _of_one_task(
   cells: Float32[np.ndarray, "b l *h _ m"],
   read: Mapping[int, TaskSpec],
 ) -> TokenAttention:
-  """Name weights and drop padding; `read[0]` is the task, then its parents."""
+  """Return the attention of a task, without padded cells.
+
+  `read` is {slot: task}: slot 0 holds the task, and further slots hold its
+  parents, the tasks that it attends to.
+  """
   memory = {
     place: cells[..., place, : spec.cells] for place, spec in read.items()
   }

@@ -16,8 +16,8 @@ from memory_vit.kinds.calibration import Calibration
 from memory_vit.plots.images import image_grid
 from memory_vit.runtime.messages import escaped, shortened
 
-# Maximum numbers of classes for which cells show counts, axes show class names,
-# and each class has its own row.
+# Maximum number of classes in a confusion matrix, in this order: with counts in
+# cells; with class names at axes; with a row for each class.
 _NUMBERED, _NAMED, _SINGLE = 16, 40, 400
 _LONGEST_NAME = 24
 _SHEET_COLUMNS, _SHEET_WIDTH = 6, 1.75  # width in inches

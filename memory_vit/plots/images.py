@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from memory_vit.errors import DataError
 from memory_vit.runtime.messages import escaped
 
-# Characters of a title per inch, and maximum number of lines of a wrapped line.
+# Characters of a title per inch; number of lines into which a line may wrap.
 _CHARACTERS, _LINES = 12.6, 2
 
 

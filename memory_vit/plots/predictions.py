@@ -12,14 +12,14 @@ from memory_vit.plots.images import require_images
 from memory_vit.runtime.messages import escaped, shortened
 
 _COLUMNS = 6
-# Maximum length of a name: alone on its line, or on a line with another name.
+# Maximum characters of a name: if alone on a line; if beside another name.
 _ALONE, _BESIDE = 20, 11
 # Length of a probability after a name: " 100%".
 _SHARE = 5
 _WIDTH = 1.75
 _LINE = 0.18
-# Colours that are dark on white and distinct for colour-blind people. The marks
-# beside the answers say the same.
+# Colours of right, wrong and other answers: dark on white, and distinct for
+# colour-blind people. Marks beside the answers show the same.
 _RIGHT, _WRONG, _NEITHER = "#00573f", "#a03800", "#202020"
 
 

@@ -32,7 +32,7 @@ def read_scalars(workdir: str | os.PathLike[str]) -> Scalars:
       "a run that has trained."
     )
   with files.fetched(path) as local:
-    # 0 means no limit; the default is to keep ten random values of a tag.
+    # 0 keeps all values of a tag; by default, only ten random values are kept.
     events = event_accumulator.EventAccumulator(
       os.fspath(local),
       size_guidance={event_accumulator.TENSORS: 0},
@@ -105,8 +105,9 @@ def _kind_of(scalars: Scalars) -> Kind:
 def _score_tags(kind: Kind) -> tuple[str, str]:
   """Return the tags of the score for training batches and for validation.
 
-  The first is "" for labels and values, for which training does not log the
-  score: the accuracy over pairs of image and label is not comparable with mAP.
+  For labels and values, the tag for training batches is "", because training
+  does not log their score: accuracy over pairs of image and label is not
+  comparable with mAP.
   """
   training = f"train/{kind.trained_metric}" if kind.one_is_right else ""
   return training, f"validation/{kind.score_key}"

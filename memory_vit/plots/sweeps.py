@@ -11,7 +11,7 @@ from memory_vit.kinds import KINDS
 from memory_vit.run_result import RunResult, TrialResult
 from memory_vit.runtime.messages import escaped
 
-# Point of a line: x, and mean, minimum and maximum of y.
+# Point of a line: (x, mean of y, minimum of y, maximum of y).
 Point = tuple[float, float, float, float]
 # {label of a line: points of the line}.
 Lines = Mapping[str, Sequence[Point]]
@@ -105,7 +105,7 @@ def _by_setting(tasks: Sequence[TrialResult], key: str) -> Lines:
 
 
 def _point(rate: float, values: Sequence[tuple[float, float]]) -> Point:
-  """Return the mean of the scores, and their range extended by the errors."""
+  """Return a learning rate's point; errors of scores extend the range of y."""
   mean = float(np.mean([score for score, _ in values]))
   least = min(score - error for score, error in values)
   greatest = max(score + error for score, error in values)

@@ -87,7 +87,7 @@ class ClassEvaluation(TaskEvaluation):
 
   @property
   def _rejected(self) -> tuple[float | None, ...]:
-    """Rejected share, and accuracy on the rest; () without a threshold."""
+    """Rejected share, and accuracy on accepted images; () without threshold."""
     predictions = self.predictions
     if predictions.unknown_below is None:
       return ()
@@ -137,7 +137,7 @@ class ClassEvaluation(TaskEvaluation):
     ]
 
   def _rejection(self) -> list[Number]:
-    """Return the numbers on rejection; [] if the task has no threshold."""
+    """Return numbers about rejected images; [] if the task has no threshold."""
     titles = ("unknown", "top-1 of the others")
     shares = zip(titles, self._rejected, strict=False)
     return [(title, percent(share), "") for title, share in shares]
@@ -198,7 +198,7 @@ def _confusions(
 def _classes(evaluation: ClassEvaluation) -> list[Html]:
   """Return a table of the metrics of each class, the lowest F1 first."""
   classes, names = evaluation.each, evaluation.class_names
-  # Give classes without examples NaN, which `argsort` puts last.
+  # Use NaN for classes without examples, because `argsort` puts NaN last.
   f1 = np.where(classes.support > 0, classes.f1, np.nan)
   order = np.argsort(f1, kind="stable")[:MOST_ROWS]
   taken = _most_taken_for(evaluation)

@@ -58,7 +58,7 @@ def first_page(path: str | os.PathLike[str]) -> Path:
 
 
 def _require_names(names: Sequence[str]) -> None:
-  """Raise if a task name is invalid or repeated: it will name a directory."""
+  """Raise if task names, which name directories, are invalid or repeated."""
   if not names:
     raise ConfigError("there is no evaluation: expected at least one.")
   for name in names:
@@ -69,8 +69,8 @@ def _require_names(names: Sequence[str]) -> None:
       )
     if names.count(name) > 1:
       raise ConfigError(
-        f"several evaluations are of a task {name!r}, but all would be written "
-        "to one directory of that name: expected different names."
+        f"several evaluations are of a task {name!r}, but each task needs a "
+        "directory of its own, named after the task: expected different names."
       )
 
 
@@ -91,7 +91,8 @@ def _write(path: Path, evaluations: Sequence[TaskEvaluation]) -> None:
 
 def _write_task(folder: Path, evaluation: TaskEvaluation) -> None:
   folder.mkdir()
-  # Read images task by task: those of all tasks may not fit into memory.
+  # Read the images of one task at a time: images of all tasks may not fit into
+  # memory.
   images = evaluation.read_mistakes()
   figures = task_figures.figures(evaluation, images)
   plots = {name: rasterize.png(figure) for name, figure in figures.items()}

@@ -18,7 +18,7 @@ from memory_vit.runtime import messages
 MISSING = "–"
 # Maximum number of rows of a table on a page; the CSV files have all rows.
 MOST_ROWS = 200
-# Title of a number, its value as text, and its interval as text or "".
+# (title, value as text, confidence interval as text or "") of a shown number.
 Number = tuple[str, str, str]
 
 

@@ -11,7 +11,8 @@ import numpy as np
 from memory_vit.reports.task_evaluation import TaskEvaluation
 from memory_vit.runtime.messages import utf8
 
-# Format version: removing or redefining a key changes it; adding one does not.
+# Version of the format. Removing or redefining a key needs a new version, but
+# adding a key does not.
 SCHEMA = 1
 
 
@@ -59,7 +60,7 @@ def _arrays_of(values: Any) -> dict[str, Any]:
 
 
 def _as_json(value: Any) -> Any:
-  """Convert arrays to lists, NaN and infinity to None, text to valid UTF-8."""
+  """Convert arrays to lists; NaN and infinity to None; text to valid UTF-8."""
   if isinstance(value, np.ndarray | np.generic):
     return _as_json(value.tolist())
   if isinstance(value, dict):

@@ -104,7 +104,7 @@ def _notes(evaluation: TaskEvaluation) -> list[str]:
 
 
 def _problems(evaluation: TaskEvaluation) -> Iterable[Html]:
-  """Yield paragraphs above the numbers, on problems and the verification."""
+  """Yield paragraphs about problems, and about the verification, if any."""
   summary, alone = evaluation.summary, evaluation.alone
   if summary["skipped"]:
     text = f"{summary['skipped']:,} examples could not be read (skipped)."

@@ -135,7 +135,7 @@ def _example_columns(
 def _rejection(
   predictions: SplitPredictions, numbers: np.ndarray
 ) -> dict[str, Any]:
-  """Return the columns on rejection; {} if the task rejects no images."""
+  """Return columns about rejected images; {} if the task rejects no images."""
   if predictions.unknown_below is None:
     return {}
   missing = ~predictions.finite[numbers]
@@ -204,7 +204,7 @@ def write_values(folder: Path, evaluation: ValueEvaluation) -> None:
 def _cells(
   prefix: str, names: Sequence[str], rows: np.ndarray, missing: np.ndarray
 ) -> dict[str, pa.Array]:
-  """Return a column per label or value, named by its index if names repeat."""
+  """Return {name: column} of labels or values; indices if names repeat."""
   names = [*map(escaped, names)]
   if len({*names}) < len(names):
     names = [*map(str, range(len(names)))]
@@ -215,7 +215,7 @@ def _cells(
 
 
 def _write_each(folder: Path, evaluation: TaskEvaluation) -> None:
-  """Write a row for each class, label or value, with all its metrics."""
+  """Write a CSV file; a row has all metrics of a class, label or value."""
   columns: dict[str, Any] = {
     "index": pa.array(range(len(evaluation.class_names))),
     evaluation.noun: list(evaluation.class_names),

@@ -38,8 +38,8 @@ if TYPE_CHECKING:  # these imports load TensorFlow and matplotlib
   from memory_vit.model.task import Task
 
 SHOWN_IMAGES = 24
-# Maximum side of a thumbnail in pixels, and number of images that are read at a
-# time: 200 images with a side of 2,048 pixels would take 10 GB.
+# Maximum side of a thumbnail, in pixels; number of images read at once. Reading
+# 200 images with a side of 2,048 pixels at once would take 10 GB.
 _THUMBNAIL, _AT_ONCE = 320, 8
 
 
@@ -92,8 +92,8 @@ class TaskEvaluation(abc.ABC):
   data_files: DataFiles | None = None
   kind: ClassVar[str]
   noun: ClassVar[str]
-  # Texts of a kind: heading above mistakes, titles of numbers in the index,
-  # {title: meaning} of all numbers, and label of the calibration axis.
+  # Texts of a kind, in this order: heading above mistakes; titles of numbers in
+  # the index; {title: meaning} of all numbers; label of the calibration axis.
   worst_title: ClassVar[str] = "Most confident mistakes"
   in_index: ClassVar[tuple[str, ...]]
   meanings: ClassVar[Mapping[str, str]]
@@ -226,8 +226,8 @@ class TaskEvaluation(abc.ABC):
 
   @property
   def _errors(self) -> np.ndarray:
-    """Size of each output's error (n, c); 0 if right or without prediction."""
-    raise NotImplementedError  # not needed if `worst` is overridden
+    """Errors (n, c) of all outputs; 0 for right and for missing predictions."""
+    raise NotImplementedError  # a subclass overrides this or `worst`
 
   def mistake(self, number: int) -> Mistake:
     """Describe the wrong prediction for an example."""
