@@ -85,7 +85,7 @@ _BATCH = Number(1, MOST_IMAGES, "images of a batch")
 _SEED = Number(0, 2**32 - 1, "jax uses 32 bits of a seed")
 _SEEDS = Items(_SEED, MOST_TRIALS)
 _CELLS = Number(
-  0, 4_096, "with more, a task of a ViT-H is beyond the 1 GiB of a saved task"
+  0, 4_096, "with more, a saved task of a ViT-H would exceed its limit of 1 GiB"
 )
 _GIB = Number(0, 2**20, "GiB of memory")
 _RESIZE = Number(0, MAX_RESIZE, "pixels")
@@ -344,7 +344,7 @@ class OptimConfig:
   # Mixup: images are mixed in pairs, with shares drawn from Beta(mixup, mixup);
   # 0 is off, 0.2 is common. The trials of a sweep share their images.
   mixup: float = option(
-    0.0, Number(0, 1e3, "of a beta distribution"), resume="recorded"
+    0.0, Number(0, 1e3, "a parameter of a beta distribution"), resume="recorded"
   )
   # Number of consecutive non-finite updates after which training of the task
   # stops; until then these updates are skipped.
@@ -652,11 +652,11 @@ def _of_training(config: Config) -> list[str]:
     )
   if len({*config.sweep.regime}) < len(config.sweep.regime):
     lines.append(
-      f"config.sweep.regime names one twice: {brief(config.sweep.regime)}."
+      f"config.sweep.regime lists a regime twice: {brief(config.sweep.regime)}."
     )
   if config.batch_size % config.optim.accumulation_steps:
     lines.append(
-      f"config.batch_size {config.batch_size} does not divide into "
+      f"config.batch_size {config.batch_size} is not a multiple of "
       f"config.optim.accumulation_steps {config.optim.accumulation_steps}."
     )
   if config.optim.name == "sgd" and config.optim.weight_decay:
@@ -667,13 +667,13 @@ def _of_training(config: Config) -> list[str]:
   if config.early_stopping and not config.data.validation:
     lines.append(
       f"config.early_stopping is {config.early_stopping}, but "
-      "config.data.validation is empty: expected 0, or a split."
+      "config.data.validation is empty: expected 0, or a validation split."
     )
   held_out = config.data.validation or config.optim.in_closed_form
   if config.task.unknown and not held_out:
     lines.append(
       f"config.task.unknown is {config.task.unknown}, but "
-      "config.data.validation is empty: expected 0, or a split."
+      "config.data.validation is empty: expected 0, or a validation split."
     )
   kind = config.task.kind
   for key, unused in _OF_KINDS.items():
@@ -740,8 +740,8 @@ def _of_backbone(config: Config) -> list[str]:
     return []
   if not config.image_size:
     return [
-      "config.image_size is 0, the size of the backbone, but random weights "
-      f"have none: expected a number of pixels for {config.backbone!r}."
+      "config.image_size is 0, which means the image size of the backbone, but "
+      f"random weights have no image size: set it for {config.backbone!r}."
     ]
   try:
     vit_config(
@@ -799,7 +799,7 @@ def _of_cache(config: Config) -> list[str]:
   if cache.dir and cache.where != "disk":
     lines.append(
       f"config.cache.dir is {brief(cache.dir)}, which config.cache.where "
-      f"{cache.where!r} does not use: expected '', or where 'disk'."
+      f"{cache.where!r} does not use: expected '', or cache.where 'disk'."
     )
   if cache.what == "none":
     return lines
@@ -826,7 +826,7 @@ def _of_cache(config: Config) -> list[str]:
   fixed = data.train_crop == "resize" and not data.flip
   if cache.crops == 1 and not fixed:
     lines.append(
-      "config.cache.crops is 1, the image without randomness, but "
+      "config.cache.crops is 1, which caches the image without randomness, but "
       f"config.data.train_crop is {data.train_crop!r} and config.data.flip is "
       f"{data.flip}: expected train_crop 'resize' and flip False, or more "
       "crops, such as config.cache.crops 10."
@@ -848,7 +848,7 @@ def _of_decoded_images(cache: CacheConfig, data: DataConfig) -> list[str]:
       "config.cache.what is 'images', which is for random crops, but "
       "config.data.train_crop is 'resize', whose pixels would differ from "
       "those of evaluation: expected config.cache.what 'none', or 'contexts' "
-      "or 'features' if the regime has them."
+      "or 'features' if the regime uses them."
     )
   return lines + [
     f"config.cache.{key} is {getattr(cache, key)!r}, but decoded images "

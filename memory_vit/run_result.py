@@ -220,7 +220,7 @@ def _read(file: Path) -> Mapping[str, Any] | None:
 def _require_format(file: Path, version: Any) -> None:
   if version != FORMAT:
     raise ConfigError(
-      f"{file} has the format {brief(version)}, this version of memory_vit "
+      f"{file} has the format {brief(version)}, but this version of memory_vit "
       f"reads {FORMAT}: train again in another --workdir, or use the version "
       "that wrote it."
     )

@@ -84,10 +84,10 @@ class Classes(Kind):
   fits = True
   target_type = "int32"
   label_form = (
-    "an integer or the name of a class (of one-hot labels, the argmax)"
+    "an integer or the name of a class (for one-hot labels, the argmax)"
   )
   line_form = ("LABEL", INDEX, "0")
-  wrong_target = "label is no class"
+  wrong_target = "label is not a class"
   in_tables = ("top1", "top5")
   score_name = "accuracy"
   score_suffix = ""

@@ -65,8 +65,8 @@ def lda(
   """
   if len(classes) == count:
     raise DataError(
-      'there is one image of each class, and "lda" needs the spread within '
-      'classes: expected more images, or "ridge"'
+      'there is only one image of each class, but "lda" needs the spread '
+      'within classes: expected several images of a class, or "ridge"'
     )
   sums = np.zeros((count, features.shape[1]))
   np.add.at(sums, classes, features)
@@ -74,7 +74,7 @@ def lda(
   within = features - means[classes]
   if not within.any():
     raise DataError(
-      "the images of each class have all the same features: expected images "
+      "within each class, all images have the same features: expected images "
       'that differ, or "ridge"'
     )
   shrinkage = float(ledoit_wolf_shrinkage(within, assume_centered=True))
@@ -117,7 +117,7 @@ def ridge(
   The penalty has the least squared error in leave-one-out cross-validation.
   """
   if len(targets) < 2:
-    raise DataError("there is one image: expected at least two")
+    raise DataError("there is only one image: expected at least two")
   model = RidgeCV(
     alphas=_penalties(features), alpha_per_target=targets.shape[1] > 1
   )

@@ -60,11 +60,11 @@ class TaskKind:
     states |= {f for f, none in FITTED.items() if getattr(self, f) != none}
     for field in (*_STATED, *FITTED):
       if field in states and field not in self.kind.stated:
-        raise TaskError(f"a task of {self.name} has {field}: expected none.")
+        raise TaskError(f"a task of {self.name} cannot have {field}.")
     numbers = (*self.thresholds, *self.mean, *self.std)
     if not all(map(math.isfinite, numbers)) or min(self.std, default=1) <= 0:
       raise TaskError(
-        "thresholds, mean and std of a task are expected to be finite, and std "
+        "thresholds, mean and std of a task must be finite, and std must be "
         "above 0."
       )
     if not (math.isfinite(self.temperature) and self.temperature > 0):
@@ -74,8 +74,8 @@ class TaskKind:
       )
     if self.unknown is not None and not math.isfinite(self.unknown):
       raise TaskError(
-        f"unknown of a task is {self.unknown}, expected a finite number, or "
-        "None."
+        f"the threshold 'unknown' of a task is {self.unknown}, expected a "
+        "finite number, or None."
       )
 
   @property
@@ -88,7 +88,9 @@ class TaskKind:
     for field in _STATED:
       entries = len(getattr(self, field))
       if entries not in (0, count):
-        raise TaskError(f"it has {count} outputs, but {entries} {field}.")
+        raise TaskError(
+          f"it has {count} outputs, but {entries} entries in {field}."
+        )
     if not all(getattr(self, field) for field in self.kind.needed):
       raise TaskError(
         f"a task of {self.name} needs {' and '.join(self.kind.needed)}."

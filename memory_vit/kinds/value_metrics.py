@@ -104,7 +104,7 @@ def evaluation_of(predictions: ValuePredictions) -> Evaluation:
 
 def _why_undefined(examples: int) -> str:
   if examples == 1:
-    return "it has one image, and R2 is defined for several"
+    return "it has only one image, but R2 needs at least two"
   return "all examples have the same values, so R2 is undefined"
 
 

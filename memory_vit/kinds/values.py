@@ -54,8 +54,8 @@ class Values(Kind):
   # within the same minute would be equal.
   target_type = "float64"
   label_form = (
-    "a number such as 1234.5 (no unit, no separator of thousands), or several, "
-    "as [1.5, 2] or in several columns"
+    "a number such as 1234.5 (without a unit or thousands separators), or "
+    "several numbers, such as [1.5, 2] or several columns"
   )
   line_form = ("VALUES", rb"\S+", "1.5,2")
   wrong_target = "value is not finite"

@@ -217,7 +217,7 @@ def require_float32(backbone: Backbone) -> None:
   if backbone.params["embedding"]["kernel"].dtype != jnp.float32:
     raise BackboneError(
       f"the weights of the backbone are rounded to {backbone.config.dtype}: "
-      "expected those of load_backbone(..., dtype='float32')."
+      "expected float32, as from load_backbone(..., dtype='float32')."
     )
 
 

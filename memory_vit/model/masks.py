@@ -19,7 +19,7 @@ def attention_graph(
   names = [spec.name for spec in specs]
   twice = sorted({name for name in names if names.count(name) > 1})
   if twice:
-    raise TaskError(f"task names must differ; found twice: {twice}.")
+    raise TaskError(f"several tasks have the same name: {twice}.")
   sees = np.eye(len(names), dtype=bool)
   for i, spec in enumerate(specs):
     for parent in spec.attends_to:
@@ -27,7 +27,7 @@ def attention_graph(
         directory = (directories or {}).get(parent)
         raise TaskError(
           f"task {spec.name!r} attends to {parent!r}, which is not among the "
-          f"other tasks {[n for n in names if n != spec.name]}: give it too "
+          f"other tasks {[n for n in names if n != spec.name]}: add that task "
           "(to a command: one more --task=DIR"
           + (f"; the run of {spec.name!r} read it from " if directory else "")
           + (f"{messages.brief(directory)})." if directory else ").")
@@ -36,8 +36,8 @@ def attention_graph(
       if not (spec.learned.has_token and specs[j].learned.has_token):
         raise TaskError(
           f"task {spec.name!r} ({spec.regime}) attends to {parent!r} "
-          f"({specs[j].regime}), expected both to have a token, as tasks of "
-          "'memory_masked' or 'cls_masked'."
+          f"({specs[j].regime}), expected both to have a class token of "
+          "their own, as in the regimes 'memory_masked' and 'cls_masked'."
         )
       sees[i, j] = True
   _refuse_circles(names, sees)

@@ -157,14 +157,14 @@ def _problem(name: str) -> str:
   if not set(parts) <= {*listed}:
     return (
       f"expected one of {', '.join(REGIMES)}, or some of "
-      f"{', '.join(listed)}, such as 'cls+memory+side'"
+      f"{', '.join(listed)}, joined by '+', such as 'cls+memory+side'"
     )
   if "cls" not in parts:
-    return "expected 'cls' among its parts: a masked task has its own token"
+    return "expected 'cls' in the list: every masked task has a class token"
   if parts != ordered:
-    return f"expected it to be written {'+'.join(ordered)!r}"
+    return f"expected each part once, in this order: {'+'.join(ordered)!r}"
   preset = [n for n, kind in REGIMES.items() if kind == _listed(name)]
-  return f"expected it to be called {preset[0]!r}" if preset else ""
+  return f"expected its short name, {preset[0]!r}" if preset else ""
 
 
 def listed_parts() -> tuple[str, ...]:

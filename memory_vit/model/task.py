@@ -25,8 +25,8 @@ NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 # The key of the original outputs in the result of a forward pass.
 BACKBONE = "backbone"
 NAME_RULE = (
-  "1 to 64 of a-z, 0-9, '_' and '-', starting with a letter or digit, and not "
-  f"{BACKBONE!r}"
+  "1 to 64 characters of a-z, 0-9, '_' and '-', starting with a letter or "
+  f"digit, and not {BACKBONE!r}"
 )
 
 
@@ -149,11 +149,14 @@ class TaskSpec:
 
   def __post_init__(self) -> None:
     if not is_name(self.name):
-      raise TaskError(f"task name {self.name!r}: expected {NAME_RULE}.")
+      raise TaskError(
+        f"task name {self.name!r} is not valid: expected {NAME_RULE}."
+      )
     for parent in self.attends_to:
       if not NAME_PATTERN.fullmatch(parent):
         raise TaskError(
-          f"task {self.name!r} attends to {parent!r}, which is no task name."
+          f"task {self.name!r} attends to {parent!r}, which is not a valid "
+          "task name."
         )
     self._require_fields_of_parts()
     if self.num_classes < 1:
@@ -178,7 +181,7 @@ class TaskSpec:
     if self.preprocessing.image_size != self.backbone.image_size:
       raise TaskError(
         f"task {self.name!r}: images are prepared at "
-        f"{self.preprocessing.image_size} px, the backbone takes "
+        f"{self.preprocessing.image_size} px, but the backbone takes "
         f"{self.backbone.image_size} px."
       )
 
@@ -307,12 +310,12 @@ def require_backbone(
   if spec.backbone == found:
     return
   differences = [
-    f"{field} {getattr(found, field)!r}, the task has "
+    f"{field} {getattr(found, field)!r}, but the task needs "
     f"{getattr(spec.backbone, field)!r}"
     for field in (f.name for f in dataclasses.fields(BackboneId))
     if getattr(found, field) != getattr(spec.backbone, field)
   ]
-  this = f"That of {owner!r}" if owner else "This one"
+  this = f"The backbone of {owner!r}" if owner else "The given backbone"
   raise TaskError(
     f"task {spec.name!r} belongs to another backbone. {this} has "
     f"{'; '.join(differences)}. Load the backbone that the task was trained on."

@@ -183,8 +183,8 @@ class MemoryViT(nn.Module):
     for spec in specs:
       if not isinstance(spec, TaskSpec):
         raise TaskError(
-          f"specs holds a {type(spec).__name__}, expected tasks, or the spec "
-          "of each."
+          f"specs holds a {type(spec).__name__}, expected tasks, or specs "
+          "of tasks."
         )
     self.specs = specs
     super().__post_init__()

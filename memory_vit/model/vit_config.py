@@ -102,7 +102,7 @@ class ViTConfig:
   def __post_init__(self) -> None:
     if self.width % self.num_heads:
       raise ConfigError(
-        f"width {self.width} is not a multiple of {self.num_heads} heads."
+        f"width {self.width} is not a multiple of num_heads {self.num_heads}."
       )
     if self.image_size < 1 or self.image_size % self.patch_size:
       nearest = max(1, round(self.image_size / self.patch_size))
@@ -135,7 +135,7 @@ class ViTConfig:
       )
     if self.norm_after_pooling and self.pooling != "gap":
       raise ConfigError(
-        f"norm_after_pooling goes with pooling 'gap', not {self.pooling!r}."
+        f"norm_after_pooling requires pooling 'gap', not {self.pooling!r}."
       )
     if not 1 < self.rope_base < 1e9:
       raise ConfigError(
@@ -144,12 +144,14 @@ class ViTConfig:
     if self.positions == "rope":
       if self.head_dim % 4:
         raise ConfigError(
-          f"rope needs heads of a multiple of 4, not of width {self.head_dim}."
+          "positions 'rope' needs a head width (width / num_heads) that is a "
+          f"multiple of 4, but the head width is {self.head_dim}."
         )
       if self.num_patches > MAX_ROTATED_PATCHES:
         raise ConfigError(
-          f"rope turns at most {MAX_ROTATED_PATCHES:,} patches, not those of "
-          f"{self.patch_size} pixels in an image of {self.image_size}."
+          f"positions 'rope' allows at most {MAX_ROTATED_PATCHES:,} patches, "
+          f"but patch_size {self.patch_size} with image_size {self.image_size} "
+          "gives more."
         )
 
   @property

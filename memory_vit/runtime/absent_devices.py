@@ -61,7 +61,7 @@ def chip_of(topology: str) -> Chip:
   if name not in CHIPS:
     raise ConfigError(
       f"topology is {brief(topology)}, expected one of "
-      f"{', '.join(CHIPS)}; a TPU with its shape, such as v5e:4x4, or v5e:1."
+      f"{', '.join(CHIPS)}, and for a TPU its shape, as in v5e:4x4 or v5e:1."
     )
   return CHIPS[name]
 
@@ -77,7 +77,7 @@ def compiler(topology: str) -> str:
     return f"{package} {importlib.metadata.version(package)}"
   except importlib.metadata.PackageNotFoundError as error:
     raise ConfigError(
-      f"{package}, whose compiler is needed, is not installed. Expected: "
+      f"{package}, which contains the compiler, is not installed. Install it: "
       f"pip install 'jax[{extra}]=={jax.__version__}'"
     ) from error
 
@@ -99,8 +99,8 @@ def devices(topology: str) -> list[jax.Device]:
   match = _TOPOLOGY.fullmatch(topology)
   if not match:
     raise ConfigError(
-      f"topology is {brief(topology)}, expected a shape, such as v5e:4x4, or "
-      "v5e:1 for one chip."
+      f"topology is {brief(topology)}, expected a TPU and its shape, such as "
+      "v5e:4x4, or v5e:1 for one chip."
     )
   # Without the first two variables, libtpu prints that it finds no TPU. Without
   # the third, only one process at a time may load libtpu.

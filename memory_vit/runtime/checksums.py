@@ -43,7 +43,7 @@ def read(path: Path) -> dict[str, Any]:
     raise TrainingError(f"{path} is damaged: {_SEAL}: {error!r}.") from error
   if not whole:
     raise TrainingError(
-      f"{path} is damaged: {_SEAL} is not what was written (SHA-256)."
+      f"{path} is damaged: {_SEAL} does not match its saved SHA-256."
     )
   return saved
 
@@ -58,7 +58,7 @@ def require_whole(path: Path) -> None:
   damaged = [name for name in saved if found.get(name) != saved[name]]
   if damaged:
     raise TrainingError(
-      f"{path} is damaged: {damaged} are not what was written (SHA-256)."
+      f"{path} is damaged: {damaged} do not match their saved SHA-256."
     )
 
 

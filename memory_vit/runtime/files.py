@@ -55,8 +55,8 @@ def read_object(path: Path, *keys: str) -> Mapping[str, Any]:
       raise ValueError(f"it holds {brief(values)}, {expected}")
   except (OSError, ValueError) as error:
     raise ConfigError(
-      f"{path} is not readable ({error}). Give another --workdir, or put back "
-      "what was there."
+      f"{path} is not readable ({error}). Give another --workdir, or restore "
+      "the file."
     ) from error
   return values
 
@@ -72,10 +72,10 @@ def writing(path: Path, *errors: type[Exception]) -> Iterator[None]:
   except refused as error:
     # C++ libraries raise other exceptions, with the system's message in them.
     is_full = any(reason in str(error) for reason in _FULL)
-    advice = "Make room, and give" if is_full else "Mend that, and give"
+    advice = "Make room" if is_full else "Remove the cause"
     raise TrainingError(
       f"{path} cannot be written: {shortened(str(error))}\n"
-      f"What was saved before is unchanged. {advice} the same command again."
+      f"Earlier files are unchanged. {advice}, and give the same command again."
     ) from error
 
 
@@ -137,8 +137,8 @@ def replacing_directory(
           saved = path.with_name(f"{path.name}.new{scratch.name[-9:]}")
           new.rename(saved)
           raise TrainingError(
-            f"{path} {reason}, and is left as it is. What was to take its "
-            f"place is complete, in {saved}: move it to where you want it."
+            f"{path} {reason}, and is left as it is. Its new version is "
+            f"complete, in {saved}: move it to where you want it."
           )
         before = old.stat()
         # A different group must not get the permissions of the old one.
@@ -162,7 +162,7 @@ def _move_away(
   try:
     foreign = foreign_file(old)  # after the rename, nobody adds files
   except OSError as error:
-    foreign = f"what cannot be read: {error.strerror or error}"
+    foreign = f"files that cannot be read: {error.strerror or error}"
   return f"holds something else ({brief(foreign)})" if foreign else ""
 
 

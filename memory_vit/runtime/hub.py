@@ -27,12 +27,12 @@ _SECRET = re.compile(
   r"\b(?:hf|api|api_org)_[A-Za-z0-9]{16,}|Bearer\s+\S+|(?<=://)[^/@\s]+(?=@)"
 )
 _REMEDIES = {
-  401: "A repository that is private, and any upload, needs a token: `hf auth "
-  "login`, or HF_TOKEN. Without one, what is private seems not to exist.",
-  403: "The token lacks this permission: take another one, or accept the "
+  401: "Private repositories and uploads need a token: run `hf auth login`, or "
+  "set HF_TOKEN. Without a token, private repositories seem not to exist.",
+  403: "The token lacks this permission: use another token, or accept the "
   "owner's terms on the page of the repository.",
-  404: "There is no such repository, revision or file, or the token may not "
-  "see it.",
+  404: "The repository, revision or file does not exist, or the token may not "
+  "read it.",
 }
 
 
@@ -95,7 +95,7 @@ def _reason(error: BaseException) -> str:
   """Return the messages of an error and its causes, and what to do."""
   causes = list(_causes(error))
   if type(causes[-1]).__name__ == "OfflineModeIsEnabled":
-    return "HF_HUB_OFFLINE is set, so only what is cached is loaded: unset it."
+    return "HF_HUB_OFFLINE is set, so only cached files are loaded: unset it."
   texts = dict.fromkeys(map(_without_secrets, causes))
   status = getattr(getattr(causes[-1], "response", None), "status_code", 0)
   remedy = _REMEDIES.get(status, "")

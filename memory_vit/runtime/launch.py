@@ -67,7 +67,7 @@ class Options:
   )
   process_id: int | None = option(
     None,
-    Number(0, _MOST - 1, "the first is 0"),
+    Number(0, _MOST - 1, "the first process is 0"),
     "Number of this process, from 0.",
   )
   initialization_timeout: int = option(
@@ -103,7 +103,7 @@ def start(options: Options) -> None:
     if missing:
       raise ConfigError(
         f"{', '.join(missing)} is missing: expected all of {', '.join(flags)}, "
-        "or --distributed where jax can detect them."
+        "or --distributed if jax can detect the processes."
       )
   # If no coordinator answered, jax would end this process without our message.
   if options.coordinator and options.process_id:
@@ -126,12 +126,12 @@ def start(options: Options) -> None:
   except (RuntimeError, TypeError, ValueError) as error:
     raise ConfigError(
       f"the processes cannot be joined: {first_line(error)} Expected "
-      "--coordinator, --num_processes and --process_id, or a place where jax "
-      "detects them (--distributed)."
+      "--coordinator, --num_processes and --process_id, or --distributed if "
+      "jax can detect the processes."
     ) from error
   logger.info(
-    "process %d of %d; if one ends, the others end within %d s (those that do "
-    "not wait for it, by jax with status 134): start all of them again",
+    "joined as process %d of %d. If a process ends, all others end within %d s "
+    "(jax may end them with status 134): then start all processes again",
     jax.process_index(), jax.process_count(), options.heartbeat_timeout,
   )  # fmt: skip
 
@@ -148,10 +148,10 @@ def _wait_for(address: str, timeout: float) -> None:
     except OSError as error:
       if time.monotonic() >= end:
         raise ConfigError(
-          f"no coordinator at {address} for {timeout:g} s ({error}). Expected "
-          "process 0 of this run there: see that it runs, that the address is "
-          "right, and that this host can reach it (--coordinator, "
-          "--initialization_timeout)."
+          f"no coordinator at {address} for {timeout:g} s ({error}). Check "
+          "that process 0 of this run has started, that --coordinator is its "
+          "address, and that this host can reach it, or raise "
+          "--initialization_timeout."
         ) from error
       time.sleep(0.2)
 
@@ -185,8 +185,8 @@ def _leave(error: BaseException) -> None:
   if processes.is_lost_partner(error):
     print(
       f"error: process {jax.process_index()} of {jax.process_count()} lost "
-      f"another one ({first_line(error)}). Look for the error of that one. "
-      "Start all of them again: the run resumes from the last saved state.",
+      f"another process ({first_line(error)}). Look for its error. Start "
+      "all processes again: the run resumes from the last saved state.",
       file=sys.stderr,
     )
   sys.stdout.flush()

@@ -97,17 +97,17 @@ class _Lease:
           if silent < SILENCE:
             refuse(
               f"{owner[1]}, which renewed its lease "
-              f"{silent.total_seconds():.0f} s ago (it ends after "
-              f"{SILENCE.total_seconds():.0f} s of silence)"
+              f"{silent.total_seconds():.0f} s ago (the lease ends after "
+              f"{SILENCE.total_seconds():.0f} s without renewal)"
             )
-          logger.warning("the lease of %s is taken over: silent for %s",
+          logger.warning("taking over the lease of %s, not renewed for %s",
                          owner[1], silent)  # fmt: skip
         self._generation = blob.generation if blob else 0
         if not self._write(self._text):
           refuse("it has just begun")
     except OSError as error:
       raise TrainingError(
-        f"{self._path}, the lease by which a run keeps others out, cannot be "
+        f"{self._path}, the lease that keeps other runs out, cannot be "
         f"taken ({error.strerror or error}). Check the permissions of the "
         "bucket, or give another --workdir."
       ) from error
@@ -126,7 +126,7 @@ class _Lease:
       ) from error
     raise TrainingError(
       f"{self._path}, the lease of this run, was taken over or removed while "
-      "it was using the directory, and another run may be using it now. "
+      "the run was using the directory, and another run may be using it now. "
       "Nothing more is written. End all runs there, and give the same command "
       "again."
     )
@@ -174,7 +174,7 @@ class _Lease:
 
   def _not_ours(self) -> TrainingError:
     return TrainingError(
-      f"{self._path} cannot be the lease by which a run keeps others out (it "
-      "holds something else), and is left as it is. Move it away, or give "
+      f"{self._path} cannot be the lease that keeps other runs out, because it "
+      "holds something else. It is left as it is: move it away, or give "
       "another --workdir."
     )

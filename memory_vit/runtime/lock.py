@@ -58,7 +58,7 @@ def one_at_a_time(
   try:
     status = os.fstat(file)
     if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
-      raise _not_ours(path, option, "no plain file, or one with several names")
+      raise _not_ours(path, option, "it is not a plain file, or has hard links")
     # `wait` sleeps or raises.
     while not _try_lock(file, path, option):
       wait(_read(file).strip() if _is_ours(file) else "")
@@ -85,9 +85,9 @@ def _open(path: Path, option: str) -> int:
 
 def _not_ours(path: Path, option: str, reason: str) -> TrainingError:
   return TrainingError(
-    f"{path} cannot be the lock by which a run keeps others out ({reason}): "
-    "expected a plain file that this user may write, or none. It is left as it "
-    f"is. Move it away, or give another {option}."
+    f"{path} cannot be the lock that keeps other runs out ({reason}): expected "
+    "a plain file that this user may write, or no file. It is left as it is. "
+    f"Move it away, or give another {option}."
   )
 
 
@@ -99,7 +99,8 @@ def _try_lock(file: int, path: Path, option: str) -> bool:
   except OSError as error:
     raise TrainingError(
       f"{path} cannot be locked ({error}): its file system has no "
-      f"locks (flock). Give a {option} on another one, or mount it with locks."
+      f"locks (flock). Give a {option} on a file system with locks, or mount "
+      "this file system with locks."
     ) from error
   return True
 
@@ -120,7 +121,7 @@ def _require_same(file: int, path: Path) -> None:
     if os.path.samestat(os.fstat(file), os.lstat(path)):
       return
   raise TrainingError(
-    f"{path} was taken away or replaced while this run was using the "
-    "directory, and another run may be using it now. Nothing more is written. "
+    f"{path} was removed or replaced while this run was using the directory, "
+    "and another run may be using the directory now. Nothing more is written. "
     "End all runs there, and give the same command again."
   )

@@ -47,7 +47,7 @@ class OutputDirectory:
       raise self.error(
         f"{self.option} {brief(str(path))} holds something else "
         f"({brief(foreign)}), and is left as it is: expected a new or empty "
-        "directory, or one that was written here before, which is replaced."
+        "directory, or an earlier output of this kind, which is replaced."
       )
     return path
 

@@ -50,7 +50,7 @@ def require_whole(path: Path) -> None:
   if place < len(_SEAL):
     raise ValueError(f"{path.name} has no SHA-256")
   if stored != digest:
-    raise OSError(f"{path.name} is not what was written (SHA-256)")
+    raise OSError(f"{path.name} does not match its saved SHA-256")
 
 
 def _seal_of(path: Path) -> tuple[int, bytes, bytes]:
@@ -81,8 +81,8 @@ def reading(path: Path) -> Iterator[pq.ParquetFile]:
       yield file
   except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
     raise DataError(
-      f"{escaped(str(path))} cannot be read: {first_line(error)}. It may have "
-      "changed, or be no Parquet file."
+      f"{escaped(str(path))} cannot be read: {first_line(error)}. The file may "
+      "have changed, or is not a Parquet file."
     ) from error
 
 

@@ -60,7 +60,7 @@ def local(
       os.lstat(path)
   except (OSError, RuntimeError, ValueError) as problem:
     raise error(
-      f"{where} is {brief(os.fspath(text))}: no path ({_reason(problem)})."
+      f"{where} is {brief(os.fspath(text))}, not a path ({_reason(problem)})."
     ) from problem
   return path
 
@@ -87,8 +87,8 @@ def require_writable(path: Path, where: str) -> None:
   """Refuse a path that no new file can replace, such as a device or a pipe."""
   if path.exists() and not path.is_file():
     raise ConfigError(
-      f"{where} is {brief(str(path))}, which is no file: expected one that is "
-      "replaced, or a name that is free."
+      f"{where} is {brief(str(path))}, which is not a file: expected a file to "
+      "replace, or a name that does not exist yet."
     )
   try:
     with tempfile.TemporaryFile(dir=path.resolve().parent):
@@ -114,7 +114,7 @@ def require_replaceable(
   place = os.path.realpath(path)
   if len(os.fsencode(os.path.basename(place))) > _LONGEST_NAME:
     raise error(
-      f"{where} is {brief(str(path))}, whose last name is too long: expected "
+      f"{where} is {brief(str(path))}, whose last part is too long: expected "
       f"at most {_LONGEST_NAME} bytes."
     )
   if os.path.isdir(place) and not os.access(place, os.W_OK):
@@ -131,7 +131,7 @@ def require_replaceable(
   if Path(place) in (cwd, *cwd.parents):
     raise error(
       f"{where} is {brief(str(path))}, the current directory or one above it, "
-      "which would be replaced as a whole. Give another one, such as "
+      "which would be replaced as a whole. Give another directory, such as "
       f"{cwd / 'results'}."
     )
 

@@ -57,7 +57,7 @@ def require_same(what: str, values: Mapping[str, Any]) -> None:
       ]
       lines.append(f"{key}: {', '.join(parts)}")
   raise ConfigError(
-    f"the processes differ in their {what}: start all of them with the same.\n"
+    f"the processes differ in their {what}: start all with equal values.\n"
     "  " + "\n  ".join(lines)
   )
 
@@ -66,13 +66,13 @@ def _require_joined() -> None:
   if not jax.distributed.is_initialized():
     raise ConfigError(
       f"this is one of {jax.process_count()} processes that were not joined: "
-      "expected --distributed, on every host."
+      "give --distributed to all of them, on every host."
     )
   local, all_of_them = jax.local_device_count(), len(jax.devices())
   if local * jax.process_count() != all_of_them:
     raise ConfigError(
       f"process {jax.process_index()} has {local} of {all_of_them} devices: "
-      f"expected as many on each of the {jax.process_count()} processes."
+      f"expected the same number on each of {jax.process_count()} processes."
     )
 
 
@@ -153,7 +153,7 @@ def require_shared(directory: Path) -> None:
   blind = [i for i, sees in enumerate(seen) if not sees]
   if blind:
     raise ConfigError(
-      f"--workdir {directory}: processes {blind} do not see what process 0 "
-      "writes there. Expected one directory on a file system that all hosts "
-      "share."
+      f"--workdir {directory}: processes {blind} do not see the files that "
+      "process 0 writes there. Expected a directory on a file system that all "
+      "hosts share."
     )

@@ -50,8 +50,8 @@ def require_keys(
   unknown = [key for key in values if key not in keys]
   if missing or unknown:
     raise error(
-      f"{where}: missing keys {missing}, unknown keys {brief(unknown)}; it has "
-      f"the keys {list(keys)}."
+      f"{where}: missing keys {missing}, unknown keys {brief(unknown)}, "
+      f"expected exactly the keys {list(keys)}."
     )
 
 

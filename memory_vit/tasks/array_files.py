@@ -94,7 +94,7 @@ def _require_described(
   problems += [f"{name} is missing" for name in sorted(stored.keys() - entries)]
   if problems:
     raise TaskError(
-      f"{path} is damaged: its arrays are not those of the task: "
+      f"{path} is damaged: its arrays do not match task.json: "
       f"{brief(problems)}."
     )
 
@@ -112,8 +112,8 @@ def _require_digests(
   ]
   if damaged:
     raise TaskError(
-      f"{path} is damaged: {brief(sorted(damaged))} are not what task.json "
-      "says (SHA-256)."
+      f"{path} is damaged: {brief(sorted(damaged))} do not match their SHA-256 "
+      "in task.json."
     )
 
 
@@ -132,7 +132,7 @@ def read_file(
   """Read all of a regular file, or its first `at_most` bytes; refuse a link."""
   with files.open_sized(path) as (file, size):
     if size is None:
-      raise TaskError(f"{path} is no regular file.")
+      raise TaskError(f"{path} is not a regular file.")
     if limit is not None and size > limit:
       raise TaskError(f"{path} has more than the {limit:,} bytes expected.")
     # Ask for `size` bytes, because the file may grow meanwhile. Asking for
@@ -151,7 +151,7 @@ def require_entries(path: Path, files: Iterable[str]) -> None:
   if foreign or missing:
     raise TaskError(
       f"{path} is damaged: missing files {brief(missing)}, unknown files "
-      f"{brief(foreign)} ({len(missing)} and {len(foreign)} in all)."
+      f"{brief(foreign)} ({len(missing)} missing, {len(foreign)} unknown)."
     )
 
 
@@ -160,7 +160,7 @@ def _names(path: Path) -> Iterator[str]:
   for entry in path.iterdir():
     if entry.is_symlink():
       raise TaskError(
-        f"{path}/{escaped(entry.name)} is a link: a task has none."
+        f"{path}/{escaped(entry.name)} is a link: a task must not have any."
       )
     yield entry.name
 
@@ -191,8 +191,8 @@ def read_task_text(path: Path, limit: int) -> str:
   most = 2 * limit + MAX_HEADER_BYTES
   if len(begins) < _LENGTH_BYTES or length > most:
     raise TaskError(
-      f"{path} is not a task: a header of {brief(length)} bytes, expected a "
-      f".safetensors file with at most {most:,}."
+      f"{path} is not a task: its header would have {brief(length)} bytes, "
+      f"expected a .safetensors file whose header has at most {most:,} bytes."
     )
   whole = read_file(file, None, at_most=_LENGTH_BYTES + length)
   try:
@@ -201,8 +201,8 @@ def read_task_text(path: Path, limit: int) -> str:
     text = None
   if not isinstance(text, str) or len(text.encode(errors="replace")) > limit:
     raise TaskError(
-      f"{path} is not a task: the metadata of its header has no "
-      f"{KEY!r} of at most {limit:,} bytes. Expected what "
+      f"{path} is not a task: {KEY!r} is missing from the metadata of its "
+      f"header, or has more than {limit:,} bytes. Expected a file that "
       'save_task(..., format="safetensors") wrote.'
     )
   return text

@@ -117,8 +117,8 @@ def remove(tasks: TasksLike, *names: str) -> Tasks:
     readers = [t.spec.name for t in left if name in t.spec.attends_to]
     if readers:
       raise TaskError(
-        f"task {name!r} cannot be removed: {readers} attend to it. Remove them "
-        "as well."
+        f"task {name!r} cannot be removed: {readers} attend to it. Remove "
+        "these tasks as well."
       )
   return Tasks(left)
 
@@ -175,7 +175,7 @@ def task_tuple(tasks: TasksLike) -> tuple[Task, ...]:
   for i, task in enumerate(members):
     if not isinstance(task, Task):
       raise TaskError(
-        f"number {i} of the tasks is of type {type(task).__name__}, expected "
+        f"entry {i} of the tasks is of type {type(task).__name__}, expected "
         "a Task, from load_task or init_task."
       )
   if isinstance(tasks, Mapping):
@@ -207,9 +207,10 @@ def require_fit(tasks: Sequence[Task]) -> None:
         continue
       if digest != by_name[name].digest:
         raise TaskError(
-          f"task {spec.name!r} was trained beside another task {name!r}, with "
-          f"digest {digest[:16]}, and the given task has digest "
-          f"{by_name[name].digest[:16]}. Give the one it was trained with."
+          f"task {spec.name!r} was trained with another version of task "
+          f"{name!r}: that version has digest {digest[:16]}, but the given one "
+          f"has digest {by_name[name].digest[:16]}. Give the version that was "
+          "used in training."
         )
 
 
@@ -225,7 +226,7 @@ def require_specs_fit(specs: Sequence[TaskSpec]) -> None:
         f"task {spec.name!r} has the regime {spec.regime!r}, which {does}: it "
         "cannot share a pass. Give it alone to mv.Predictor, predict, "
         "evaluate, serve or export, which run it in a pass of its own "
-        "(mv.load_task reads it). Regimes whose tasks share one: "
+        "(mv.load_task reads it). Regimes whose tasks can share a pass: "
         f"{', '.join(n for n, r in REGIMES.items() if r.composes)}."
       )
   for spec in specs[1:]:
@@ -238,9 +239,9 @@ def require_same_images(specs: Sequence[TaskSpec]) -> None:
   for spec in specs[1:]:
     if spec.preprocessing != specs[0].preprocessing:
       raise TaskError(
-        f"tasks {specs[0].name!r} and {spec.name!r} want images prepared "
-        f"differently: {specs[0].preprocessing} and {spec.preprocessing}. One "
-        "pass has one image for all: make a new task with mv.init_task(..., "
+        f"tasks {specs[0].name!r} and {spec.name!r} need images prepared "
+        f"differently: {specs[0].preprocessing} and {spec.preprocessing}. The "
+        "tasks of a pass share images: make a new task with mv.init_task(..., "
         f"preprocessing={spec.name}.spec.preprocessing), or train both with "
         "the same config.data.eval_crop and config.data.resize."
       )

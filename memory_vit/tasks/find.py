@@ -45,7 +45,7 @@ def task_paths(path: str | os.PathLike[str]) -> list[Path]:
     hint = f" The tasks of a run are in {run}." if run.is_dir() else ""
     raise TaskError(
       f"{escaped(str(path))} is neither a task nor a directory of tasks: there "
-      "is no task.json in it, nor one level below, and no .safetensors file."
+      "is no task.json in it or one level below, and no .safetensors file."
       f"{hint}"
     )
   for directory in directories:
@@ -68,8 +68,8 @@ def one_task(path: str | os.PathLike[str]) -> Path:
   if len(files) > 1:
     names = name_list([escaped(file.stem) for file in files])
     raise TaskError(
-      f"{path} has {len(files)} tasks: {names}. mv.load_tasks reads several; "
-      "else give one of them (on the hub: hf://OWNER/NAME/TASK)."
+      f"{path} has {len(files)} tasks: {names}. Give the path of one task (on "
+      "the hub: hf://OWNER/NAME/TASK), or read several by mv.load_tasks."
     )
   if not hub.is_address(path):  # the cache of the hub consists of links
     require_no_link(files[0])
@@ -101,7 +101,7 @@ def _require_plain_name(directory: Path) -> None:
   if shown != directory.name:
     raise TaskError(
       f"{directory.parent} has a task in {shown}, whose name has control "
-      "characters, or is no UTF-8: rename it."
+      "characters, or is not UTF-8: rename it."
     )
 
 
@@ -109,8 +109,8 @@ def require_no_link(directory: Path) -> None:
   """Raise `TaskError` if a path is a link; its parent directory may be one."""
   if directory.is_symlink():
     raise TaskError(
-      f"{directory} is a link, which may lead anywhere: give the directory "
-      "that it points to."
+      f"{directory} is a link, which may lead anywhere: give the path that it "
+      "points to."
     )
 
 
@@ -135,9 +135,9 @@ def ancestor_directories(
       if not _is_task(beside, parent):
         raise TaskError(
           f"task {spec.name!r} in {path} attends to {parent!r}, which is not "
-          f"in {beside.with_suffix('')}. Put it there, or give its directory "
-          "in config.task.indirect (in config.task.attends_to, if the new task "
-          "attends to it too)."
+          f"in {beside.with_suffix('')}. Put that task there, or give its "
+          "directory in config.task.indirect (or in config.task.attends_to, if "
+          "the new task attends to it too)."
         )
       known[parent] = beside
       ancestors.append(beside)

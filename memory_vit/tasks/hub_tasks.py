@@ -25,8 +25,8 @@ def fetch(text: str) -> list[Path]:
   address = hub.parse(text)
   if not address:
     raise TaskError(
-      f"{brief(text)} is no task: expected hf://OWNER/NAME or "
-      "hf://OWNER/NAME/TASK, with or without @REVISION."
+      f"{brief(text)} is not the address of a task: expected hf://OWNER/NAME "
+      "or hf://OWNER/NAME/TASK, with or without @REVISION."
     )
   pattern = f"{address.task or '*'}{array_files.SUFFIX}"
   directory = hub.fetch(
@@ -54,7 +54,7 @@ def listed(owner: str) -> list[ListedTask]:
   """List the tasks of an owner; only the headers of the files are fetched."""
   if not hub.is_owner(owner):
     raise TaskError(
-      f"{brief(owner)} is no owner: expected the name of a user or an "
+      f"{brief(owner)} is not a valid owner: expected the name of a user or an "
       "organization, as in hf://OWNER/NAME."
     )
   api = hub.library("the list of an owner's tasks", TaskError).HfApi()

@@ -105,10 +105,10 @@ def read(path: Path) -> Manifest:
   except (FileNotFoundError, NotADirectoryError):
     problem = "there is no such file" if is_file else "it has no task.json"
     if path.is_file():
-      problem = "it is a file"
+      problem = "it is a file without the ending .safetensors"
     raise TaskError(
-      f"{path} is not a task: {problem}. Expected a directory that memory_vit "
-      "exported, such as WORKDIR/tasks/NAME, or a .safetensors file of one."
+      f"{path} is not a task: {problem}. Expected a saved task: a directory, "
+      "such as WORKDIR/tasks/NAME, or a .safetensors file."
     ) from None
   except (OSError, UnicodeDecodeError) as error:
     raise _unreadable(str(file), error) from error
@@ -175,7 +175,7 @@ def _require_plain(value: Any, where: str, depth: int) -> None:
       )
     if any("\ud800" <= character <= "\udfff" for character in value):
       raise TaskError(
-        f"{where} has a text that is no Unicode: {messages.brief(value)}."
+        f"{where} has a text that is not Unicode: {messages.brief(value)}."
       )
   elif isinstance(value, list | dict):
     if isinstance(value, dict):
@@ -189,12 +189,12 @@ def _require_version(values: Any, where: str) -> None:
   if type(version) is int and version == FORMAT_VERSION:
     return
   if type(version) is int and version > FORMAT_VERSION:
-    advice = "It was written by a newer one: update memory_vit."
+    advice = "It was written by a newer version: update memory_vit."
   else:
     advice = "Train the task again, or use the version that wrote it."
   raise TaskError(
-    f"{where} has format_version {messages.brief(version)}, this version of "
-    f"memory_vit reads {FORMAT_VERSION}. {advice}"
+    f"{where} has format_version {messages.brief(version)}, but this version "
+    f"of memory_vit reads {FORMAT_VERSION}. {advice}"
   )
 
 
@@ -217,9 +217,9 @@ def _checked_path(name: str, where: str) -> str:
   """Return a name; raise unless it is a plain relative path without ".."."""
   if not _PATH.fullmatch(name) or len(name) > _MAX_NAME:
     raise TaskError(
-      f"{where}: {messages.brief(name)} is no name: expected up to 8 parts of "
-      "letters, digits, '.', '_' and '-', separated by '/', and at most "
-      f"{_MAX_NAME} characters."
+      f"{where}: {messages.brief(name)} is not a valid name: expected up to 8 "
+      "parts of letters, digits, '.', '_' and '-', separated by '/', and at "
+      f"most {_MAX_NAME} characters."
     )
   return name
 
@@ -242,14 +242,14 @@ def _require_possible(spec: TaskSpec, where: str) -> None:
   sides = (spec.preprocessing.image_size, spec.preprocessing.resize)
   if sides[0] < 1 or sides[1] < 0 or max(sides) > MAX_SIDE:
     raise TaskError(
-      f"{where}: spec.preprocessing has the sizes {sides}, expected at most "
-      f"{MAX_SIDE} pixels."
+      f"{where}: spec.preprocessing has the image_size and resize {sides}, "
+      f"expected at most {MAX_SIDE} pixels."
     )
   _require_kind(spec.kind, f"{where}: spec.kind")
   backbone = f"{where}: spec.backbone"
   _require_sha256(spec.backbone.fingerprint, f"{backbone}.fingerprint")
   if len(spec.backbone.variant) > 100 or len(spec.backbone.gelu) > 100:
-    raise TaskError(f"{backbone} has a name of more than 100 characters.")
+    raise TaskError(f"{backbone} has a text of more than 100 characters.")
   for i, sha256 in enumerate(spec.parent_digests):
     if sha256:  # an unknown digest is ""
       _require_sha256(sha256, f"{where}: spec.parent_digests[{i}]")
@@ -286,7 +286,8 @@ def _require_sizes(
   for name, array in arrays.items():
     if len(array.shape) > _MAX_AXES or min(array.shape, default=0) < 0:
       raise TaskError(
-        f"{where}: the shape of {name} is {messages.brief(array.shape)}."
+        f"{where}: the shape of {name} is {messages.brief(array.shape)}, which "
+        "has too many axes or a negative axis."
       )
     _require_sha256(array.sha256, f"{where}: arrays.{name}.sha256")
     # Count an empty axis as 1, so that it does not hide the other axes.
@@ -331,6 +332,6 @@ def _require_fit(
   ]
   if problems:
     raise TaskError(
-      f"{where}: the arrays are not those of the task: "
+      f"{where}: the arrays do not match the spec of the task: "
       f"{messages.listed(problems)}."
     )

@@ -30,8 +30,8 @@ def load_model(
   wanted = specs[0].backbone
   if image_size not in (None, wanted.image_size):
     raise ConfigError(
-      f"image_size is {image_size}, and the tasks were trained at "
-      f"{wanted.image_size}: leave it out."
+      f"image_size is {image_size}, but the tasks were trained at "
+      f"{wanted.image_size}: leave image_size out."
     )
   published = load.read_published(backbone)
   # A GELU that the source states is not overridden: if the tasks have another

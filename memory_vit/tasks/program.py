@@ -298,7 +298,7 @@ def accept_images(
   except (TypeError, ValueError) as error:
     raise DataError(
       f"images are of type {type(images).__name__}, expected an array; "
-      "mv.preprocess makes one of files."
+      "mv.preprocess makes an array from image files."
     ) from error
   image_check.require_shape(array, backbone.config.image_size)
   if not check:

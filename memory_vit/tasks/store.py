@@ -98,13 +98,13 @@ def _require_place(path: Path, format: str) -> None:
   is_file = format == "safetensors"
   if is_file != (path.suffix == array_files.SUFFIX):
     raise TaskError(
-      f"{path} with format={format!r}: expected a name that ends in "
-      f"{array_files.SUFFIX} for a file, and no such ending for a directory."
+      f"{path} does not fit format={format!r}: expected a name that ends in "
+      f"{array_files.SUFFIX} for a file, and any other name for a directory."
     )
   if not is_file:
     _DIRECTORY.require_own(path)
   elif path.exists() and not path.is_file():
-    raise TaskError(f"{path} exists and is not a task: it is left as it is.")
+    raise TaskError(f"{path} is not a file, and is left as it is.")
 
 
 def load_task(path: str | os.PathLike[str], backbone: Backbone) -> Task:
@@ -132,7 +132,9 @@ def load_described(path: Path, found: Manifest, backbone: Backbone) -> Task:
   shapes = trees.flatten(_shapes(backbone, found.spec))
   problems = trees.differences(shapes, found.arrays)
   if problems:
-    raise TaskError(f"task in {path} does not fit: {listed(problems)}.")
+    raise TaskError(
+      f"the task in {path} does not fit the backbone: {listed(problems)}."
+    )
   return read_task(path, found)
 
 
@@ -184,7 +186,7 @@ def save_tasks(
   foreign = sorted(n for n in present if n not in names and n[0] != ".")
   if foreign:
     raise TaskError(
-      f"{path} holds other tasks, {foreign}: remove them, or give another "
+      f"{path} holds other tasks, {foreign}: remove these, or give another "
       "directory. Nothing was written."
     )
   for name in names:

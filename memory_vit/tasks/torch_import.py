@@ -50,8 +50,8 @@ def read_tasks(file: Path, source: str, **mean_std: Any) -> tuple[Task, ...]:
   model = load.model_source(source)
   if model is None:
     raise BackboneError(
-      f"{brief(source)} is no model of transformers, which the tasks of "
-      f"{file} were trained on: expected its directory or hf://OWNER/NAME."
+      f"{brief(source)} is not a model of transformers: expected the model on "
+      f"which the tasks of {file} were trained, a directory or hf://OWNER/NAME."
     )
   config = json_files.read_object(model.config)
   backbone = load.load_backbone(source, **mean_std)
@@ -110,7 +110,7 @@ def _state(file: Path) -> State:
   # A hostile file may make torch raise anything.
   except Exception as error:
     raise TaskError(
-      f"{file} is no state dict of arrays: {first_line(error)}"
+      f"{file} is not a state dict of arrays: {first_line(error)}"
     ) from error
 
 
@@ -118,19 +118,19 @@ def _require_stored(tensors: Mapping[Any, Any], file: Path) -> None:
   """Raise `ValueError` if a key is no string or values outnumber file bytes."""
   for name in tensors:
     if not isinstance(name, str):
-      raise ValueError(f"{brief(name)} is no name of an array")
+      raise ValueError(f"{brief(name)} is not the name of an array")
   # A tensor of stride 0 may repeat one stored value a billion times.
   values = sum(tensor.numel() for tensor in tensors.values())
   if values > (size := file.stat().st_size):
-    raise ValueError(f"it would have {values:,} values, from {size:,} bytes")
+    raise ValueError(f"it has {values:,} values, but only {size:,} bytes")
 
 
 def _require_plain_zip(file: Path) -> None:
   """Raise `TaskError` if unpacking would give more bytes than the file has."""
   if not zipfile.is_zipfile(file):
     raise TaskError(
-      f"{file} is not there, or no file of torch.save (of PyTorch 1.6 or "
-      "later): expected the state dict of a MemoryCapableViT."
+      f"{file} does not exist, or was not written by torch.save (of PyTorch "
+      "1.6 or later): expected the state dict of a MemoryCapableViT."
     )
   try:
     with zipfile.ZipFile(file) as archive:
@@ -141,8 +141,8 @@ def _require_plain_zip(file: Path) -> None:
   total = sum(entry.file_size for entry in entries)
   if is_packed or total > min(stored_arrays.MAX_BYTES, file.stat().st_size):
     raise TaskError(
-      f"{file} would be {total:,} bytes unpacked, which torch.save does not "
-      "do: it is not read."
+      f"{file} is compressed, or too large: it would be {total:,} bytes "
+      "unpacked. torch.save writes no such files, so the file is not read."
     )
 
 
@@ -164,8 +164,8 @@ def _require_trunk(
     is_folded = name.startswith(("embedding/", "head/", "pre_logits/"))
     if not is_folded and not np.array_equal(array, np.asarray(expected[name])):
       raise BackboneError(
-        f"{where} was trained on another ViT than the one that is given: "
-        f"{name} differs."
+        f"{where} was trained on another ViT than the given model: the weights "
+        f"{name} differ."
       )
 
 
@@ -175,7 +175,7 @@ def _count(learned: State, where: str) -> int:
               for k in range(1, len(learned) + 1))  # fmt: skip
   if not 1 <= heads <= _MOST_HEADS:
     raise BackboneError(
-      f"{where} has {heads} heads beside the original one (classifiers.1, "
+      f"{where} has {heads} heads besides the original head (classifiers.1, "
       f"...): expected 1 to {_MOST_HEADS}."
     )
   return heads
@@ -232,8 +232,8 @@ def _is_extended(
     if all(m is not None and np.array_equal(m, expected) for m in masks):
       return extended
   raise TaskError(
-    f"{where}: its attention_mask is neither that of concatenated heads nor "
-    "that of model extension, or is missing."
+    f"{where}: attention_mask is missing, or fits neither concatenated heads "
+    "nor model extension."
   )
 
 

@@ -306,7 +306,7 @@ def test_too_many_broken_records_are_refused(backbone, tmp_path, monkeypatch):
     ("cls_masked", CONTEXTS, RANDOM, "such as config.cache.crops 10"),
     ("cls_masked", CONTEXTS, {**SQUEEZED, "flip": True}, "and flip False"),
     ("cls_masked", {**CONTEXTS, "crops": 2}, SQUEEZED, "same crop each time"),
-    ("cls_masked", {**CONTEXTS, "dir": "a"}, SQUEEZED, "expected '', or where"),
+    ("cls_masked", {**CONTEXTS, "dir": "a"}, SQUEEZED, "or cache.where 'disk'"),
     ("full", {"dir": "a", "where": "device"}, {}, "'device' does not use"),
   ],
 )  # fmt: skip

@@ -312,7 +312,7 @@ def test_unusable_configuration_files_are_refused(begun, capsys, tmp_path):
     (f"--config={tmp_path}", "there is no such file"),
     ("--config=absent.py", "there is no such file"),
     ("--config=", "it is empty"),
-    ("--config=~nouser/x.py", "no path"),
+    ("--config=~nouser/x.py", "not a path"),
     (f"--config={'a' * 300}.py", "too long"),
     ("--config=/dev/null", "there is no such file"),
     (

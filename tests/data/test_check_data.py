@@ -214,7 +214,7 @@ def test_special_files_do_not_hang_the_check(tmp_path):
   report = audit.audit_data(config_of("folder", tmp_path))
   train, test = report["splits"]
   assert [p["detail"] for p in train["problems"] + test["problems"]] == [
-    "no regular file, but a pipe", "no regular file, but a device",
+    "not a regular file, but a pipe", "not a regular file, but a device",
   ]  # fmt: skip
   assert (train["per_class"], test["per_class"]) == (
     {"a": 3, "b": 3}, {"a": 2, "b": 2},
@@ -320,7 +320,7 @@ def test_wrong_labels_are_reported(tmp_path):
   report = audit.audit_data(config_of("own", tmp_path))
   train, test = report["splits"]
   [problem] = train["problems"]
-  assert problem["kind"] == "label is no class"
+  assert problem["kind"] == "label is not a class"
   assert problem["detail"] == "-1, expected 0 to 2"
   assert train["labels"] == (-1, 2)
   assert sum(train["per_class"].values()) == 5

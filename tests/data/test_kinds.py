@@ -353,7 +353,7 @@ CSV = "path,label,x\n"
      "row 1: its label is None"),
     ("values", "train.parquet", {"path": [None], "label": [1]}, "",
      "row 1: None is not a path"),
-    ("labels", "train.parquet", "no Parquet", "", "or be no Parquet file"),
+    ("labels", "train.parquet", "no Parquet", "", "or is not a Parquet file"),
   ],
 )  # fmt: skip
 @pytest.mark.fault("wrong-label")

@@ -332,7 +332,7 @@ def test_preprocess_uses_the_preprocessing_of_tasks():
   # One that reads another, which is not there: its pictures are known.
   child = random_task(backbone, "c", attends_to=["a"], preprocessing=CENTRAL)
   assert np.array_equal(mv.preprocess(pixels, child), expected)
-  with pytest.raises(TaskError, match="'a' and 'b' want .* differently"):
+  with pytest.raises(TaskError, match="'a' and 'b' need .* differently"):
     mv.preprocess(pixels, [task, other])
   for none, message in [([], "no task"), (8, "type int, expected a Task")]:
     with pytest.raises(TaskError, match=message):

@@ -89,12 +89,12 @@ def test_cells_are_read_as_labels_of_their_kind(place, kind, cells, expected):
     ("values", ["1.200,5"], "row 1: its label is '1.200,5', expected a number"),
     ("values", ["1\u2009234"], "row 1: .*expected a number such as 1234.5"),
     ("values", ["1", "2", ""], "row 3: its label is '', expected a number"),
-    ("values", ["5%"], "row 1: its label is '5%', expected .*no unit"),
+    ("values", ["5%"], "row 1: its label is '5%', expected .*a unit"),
     ("values", ["5 mm"], "row 1: .*expected a number"),
     ("values", ["NaN"], "row 1: its label is 'NaN', expected a number"),
     ("values", ["inf"], "row 1: its label is 'inf', expected a number"),
     ("values", ["1_000"], "row 1: .*expected a number"),
-    ("values", ["1|2"], "row 1: .*or several, as .1.5, 2. or in several col"),
+    ("values", ["1|2"], "row 1: .*or several numbers, such as .1.5, 2. or"),
     ("labels", ["a|b", "a|a "], "row 2: .*one label twice"),
     ("labels", ["a||b"], "row 1: .*expected a list of numbers or names"),
   ],
@@ -405,7 +405,7 @@ def test_special_files_as_lists_are_refused(place):
     ("train.txt", lambda path: path.symlink_to("/dev/zero")),
   ):
     make(place / name)
-    with pytest.raises(BrokenDataError, match=f"{name}: no regular file"):
+    with pytest.raises(BrokenDataError, match=f"{name}: not a regular file"):
       opened(place)
     (place / name).unlink()
 

@@ -485,7 +485,7 @@ def test_other_splits_are_evaluated_and_bad_input_is_refused(
 
   assert "'child' attends to 'high'" in refused(f"--task={root}/tasks/child")
   assert "neither a task nor" in refused(f"--task={tmp_path}/none")
-  assert "twice: ['low']" in refused(*[f"--task={root}/tasks/low"] * 2)
+  assert "same name: ['low']" in refused(*[f"--task={root}/tasks/low"] * 2)
   assert "no split 'tset'" in refused(f"--task={root}/tasks/low",
                                       "--split=tset")  # fmt: skip
   assert "--batch_size is 12" in refused(f"--task={root}/tasks/low",

@@ -354,7 +354,7 @@ def test_an_evaluation_says_why_there_is_no_score():
   constant = values.evaluation_of(value_predictions(FOUND, same))
   assert constant.undefined.startswith("all examples have the same values")
   one = values.evaluation_of(value_predictions(FOUND[:1], TARGET[:1]))
-  assert one.undefined.startswith("it has one image, and R2")
+  assert one.undefined.startswith("it has only one image, but R2")
   for found in (none, constant, one):
     assert found.scores.score is None
     assert found.scores.loss > 0
@@ -368,7 +368,7 @@ def test_a_split_without_a_score_is_refused():
     evaluated(mesh, {"x": LABELS}, logit(PROBABILITY), HAS * 0)
   with pytest.raises(DataError, match="all examples have the same values"):
     evaluated(mesh, {"x": VALUES}, FOUND, TARGET[:1].repeat(4, axis=0))
-  with pytest.raises(DataError, match="it has one image, and R2"):
+  with pytest.raises(DataError, match="it has only one image, but R2"):
     evaluated(mesh, {"x": VALUES}, FOUND[:1], TARGET[:1])
   for kind in (LABELS, VALUES):
     with pytest.raises(BrokenDataError, match="none of its 10 examples"):

@@ -687,7 +687,7 @@ def test_mismatched_backbones_and_tasks_are_refused(
   message = refused(capsys, *arguments(models, folder, tasks=["birds"]))
   assert "'birds' attends to 'pets', which is not among" in message
   message = refused(capsys, *arguments(models, folder, tasks=["pets", "pets"]))
-  assert "found twice: ['pets']" in message
+  assert "have the same name: ['pets']" in message
   message = refused(capsys, *arguments(models, folder, tasks=["none"]))
   assert "is neither a task nor a directory of tasks" in message
 
@@ -705,7 +705,7 @@ def test_a_backbone_that_states_another_gelu_is_another_one(
     f"--task={models / 'tasks' / 'pets'}", str(folder),
   )  # fmt: skip
   assert "'pets' belongs to another backbone" in message
-  assert "gelu 'exact', the task has 'tanh'" in message
+  assert "gelu 'exact', but the task needs 'tanh'" in message
   assert "leave it out" not in message
 
 
@@ -719,13 +719,15 @@ def test_tasks_that_cannot_share_a_pass_are_refused(
   mv.save_task(exact, tmp_path / "boats")
   argv = arguments(models, "a.png", tasks=["pets"])
   message = refused(capsys, *argv, f"--task={tmp_path / 'cars'}")
-  assert "'pets' and 'cars' want images prepared differently" in message
+  assert "'pets' and 'cars' need images prepared differently" in message
   assert "resize=9" in message
   # Before the backbone is loaded: which of the two would it be?
   argv[0] = "--backbone=none.npz"
   message = refused(capsys, *argv, f"--task={tmp_path / 'boats'}")
-  assert "'boats' belongs to another backbone. That of 'pets'" in message
-  assert "gelu 'tanh', the task has 'exact'" in message
+  assert (
+    "'boats' belongs to another backbone. The backbone of 'pets'" in message
+  )
+  assert "gelu 'tanh', but the task needs 'exact'" in message
 
 
 def test_lone_task_is_answered_alone_and_refused_beside_others(

@@ -141,10 +141,10 @@ def test_answers_of_a_task_that_rejects_images_are_marked():
     ({"temperature": 0.0}, "temperature .* is 0.0, expected a finite number"),
     ({"temperature": math.inf}, "expected a finite number above 0"),
     ({"temperature": -2.0}, "expected a finite number above 0"),
-    ({"unknown": math.nan}, "unknown of a task is nan"),
-    ({"name": "labels", "unknown": 1.0}, "of labels has unknown"),
+    ({"unknown": math.nan}, "'unknown' of a task is nan"),
+    ({"name": "labels", "unknown": 1.0}, "of labels cannot have unknown"),
     ({"name": "values", "mean": (0.0,), "std": (1.0,), "temperature": 2.0},
-     "of values has temperature"),
+     "of values cannot have temperature"),
   ],
 )  # fmt: skip
 def test_impossible_numbers_are_refused(fields, message):

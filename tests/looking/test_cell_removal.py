@@ -291,7 +291,7 @@ def test_tasks_that_want_other_images_are_refused(backbone):
     )
   )  # fmt: skip
   for names in ((), ("a",), ("b",)):
-    with pytest.raises(TaskError, match="'a' and 'b' want images prepared"):
+    with pytest.raises(TaskError, match="'a' and 'b' need images prepared"):
       remove(backbone, [a, b], source_of(b), *names)
 
 

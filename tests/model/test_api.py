@@ -184,8 +184,8 @@ def test_tasks_are_given_alone_or_in_any_collection(
     (lambda a, slots: 3, "type int, expected a Task, a sequence or generator"),
     (lambda a, slots: "a", "type str, expected a Task"),
     (lambda a, slots: None, "type NoneType, expected a Task"),
-    (lambda a, slots: [a, "b"], "number 1 of the tasks is of type str"),
-    (lambda a, slots: [[a]], "number 0 of the tasks is of type list"),
+    (lambda a, slots: [a, "b"], "entry 1 of the tasks is of type str"),
+    (lambda a, slots: [[a]], "entry 0 of the tasks is of type list"),
     (lambda a, slots: {"b": a}, "has 'a' under the key 'b'"),
   ],
 )
@@ -283,7 +283,7 @@ def test_tasks_slots_and_backbones_are_arguments(small, task, images):
   changed = logits(again, [other, child], images)
   assert len(traced) == 1
   assert not np.allclose(changed["a"], found["a"])
-  with pytest.raises(TaskError, match="trained beside another"):
+  with pytest.raises(TaskError, match="trained with another version"):
     mv.forward(small, [other, child], images)
   logits(small, [random_task(small, "c"), task], images)
   assert len(traced) == 2

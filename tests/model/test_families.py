@@ -286,16 +286,16 @@ def test_the_tree_has_what_the_family_has_and_nothing_else():
     ({"class_tokens": 3}, "class_tokens is 3, expected 0 to 2"),
     ({"registers": -1}, "registers is -1, expected 0 to 64"),
     ({"class_tokens": 0}, "pooling 'tok' needs a class token"),
-    ({"norm_after_pooling": True}, "goes with pooling 'gap', not 'tok'"),
+    ({"norm_after_pooling": True}, "requires pooling 'gap', not 'tok'"),
     ({"layer_norm_epsilon": 0.0}, "layer_norm_epsilon is 0.0, expected"),
     ({"positions": "rope", "rope_base": 1.0}, "rope_base is 1.0, expected"),
     # No configuration equals one with it: every call would compile anew.
     ({"rope_base": float("nan")}, "rope_base is nan, expected"),
-    ({"positions": "rope", "num_heads": 16}, "heads of a multiple of 4"),
+    ({"positions": "rope", "num_heads": 16}, "that is a multiple of 4, but"),
     # The angles of these patches would take gigabytes.
     (
       {"positions": "rope", "patch_size": 1, "image_size": 257},
-      "rope turns at most 65,536 patches",
+      "'rope' allows at most 65,536 patches",
     ),
   ],
 )

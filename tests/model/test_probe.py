@@ -116,11 +116,11 @@ def test_a_saved_probe_fits_its_backbone_alone(backbone, images, tmp_path):
   deeper = probe_task(tiny_backbone(depth=3))
   lying = mv.Task(task.spec, deeper.params)
   mv.save_task(lying, tmp_path / "b")
-  with pytest.raises(TaskError, match="does not fit: .*probe/bias"):
+  with pytest.raises(TaskError, match="not fit the backbone: .*probe/bias"):
     mv.load_task(tmp_path / "b", backbone)
   # Its parts are of different depths.
   mixed = {**task.params["probe"], "scale": deeper.params["probe"]["scale"]}
-  with pytest.raises(TaskError, match="arrays are not those of the task"):
+  with pytest.raises(TaskError, match="arrays do not match the spec"):
     mv.save_task(
       mv.Task(task.spec, {**task.params, "probe": mixed}), tmp_path / "c"
     )

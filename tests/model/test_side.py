@@ -192,10 +192,10 @@ def test_patches_of_a_stream_see_only_their_neighbours():
 @pytest.mark.parametrize(
   ("name", "reason"),
   [
-    ("memory+cls", "written 'cls\\+memory'"),
-    ("cls+cls", "written 'cls'"),
-    ("memory+side", "'cls' among its parts"),
-    ("cls+memory", "called 'memory_masked'"),
+    ("memory+cls", "in this order: 'cls\\+memory'"),
+    ("cls+cls", "once, in this order: 'cls'"),
+    ("memory+side", "expected 'cls' in the list"),
+    ("cls+memory", "short name, 'memory_masked'"),
     ("cls+adapters", "expected one of full, .*, or some of cls, memory"),
   ],
 )

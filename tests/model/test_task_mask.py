@@ -50,7 +50,7 @@ def test_attention_is_not_transitive_in_any_order_of_tasks():
 @pytest.mark.parametrize(
   ("specs", "message"),
   [
-    ([spec("a"), spec("b"), spec("a")], r"twice: \['a'\]"),
+    ([spec("a"), spec("b"), spec("a")], r"the same name: \['a'\]"),
     ([spec("a", "a")], "attends to 'a', which is not among the other"),
     ([spec("a", "z"), spec("b")], r"'z', which is not among .*\['b'\]"),
     ([spec("a", "b"), spec("b", "a"), spec("c")], r"circle: \['a', 'b'\]"),
@@ -141,7 +141,7 @@ def test_task_without_its_parent_is_refused(paths, hint):
   """The message says what to give, and where its run found the parent."""
   made = {"config": {"task": {"attends_to": paths}}}
   child = Task(spec("child", "colours"), {}, made)
-  with pytest.raises(TaskError, match=f"'colours'.*give it too.*{hint}"):
+  with pytest.raises(TaskError, match=f"'colours'.*add that task.*{hint}"):
     require_fit([child])
 
 

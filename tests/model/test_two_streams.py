@@ -320,7 +320,7 @@ def test_forward_refuses_unusable_input(backbone, images):
     mv.forward(backbone, [a], images[:, :4])
   with pytest.raises(DataError, match="floats in"):
     mv.forward(backbone, [a], images.astype(jnp.uint8))
-  with pytest.raises(TaskError, match="twice"):
+  with pytest.raises(TaskError, match="have the same name"):
     mv.forward(backbone, [a, a], images)
   with pytest.raises(TaskError, match="another backbone.*fingerprint"):
     mv.forward(tiny_backbone(seed=1), [a], images)

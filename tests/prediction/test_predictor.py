@@ -357,7 +357,7 @@ def test_predictor_answers_without_tasks_or_images(backbone, tasks, pixels):
   predictor.add(
     random_task(backbone, "again", classes=3, preprocessing=central)
   )
-  with pytest.raises(TaskError, match="want images prepared differently"):
+  with pytest.raises(TaskError, match="need images prepared differently"):
     predictor.add(tasks[0])
   assert predictor.task_set.names == ("again",)
   none = predictor.predict([], original=True, features=True)
@@ -380,7 +380,7 @@ def test_changes_that_are_refused_change_nothing(backbone, tasks, pixels):
     # What the child has learned to read is not there any more.
     (lambda: predictor.replace("t1", tasks[2]), "'t1' cannot be repl.*child"),
     (lambda: predictor.add(tasks[0]), "a task 't0' already"),
-    (lambda: predictor.add(tasks[2], name="No name"), "expected 1 to 64 of"),
+    (lambda: predictor.add(tasks[2], name="No name"), "expected 1 to 64 char"),
     (lambda: predictor.add(other), "belongs to another backbone"),
     (lambda: predictor.add("no/such/task"), "no/such/task"),
     (lambda: predictor.add(7), "of type int, expected a Task or the path"),

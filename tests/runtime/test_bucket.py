@@ -174,7 +174,7 @@ def test_of_two_that_begin_at_once_one_gets_the_lease(workdir, monkeypatch):
 def test_a_lease_is_taken_over_after_silence_alone(workdir, monkeypatch):
   _run_as(workdir, OTHER)
   with (
-    pytest.raises(TrainingError, match="process 1 on elsewhere.*120 s of sil"),
+    pytest.raises(TrainingError, match="process 1 on elsewhere.*120 s without"),
     only_run(workdir),
   ):
     pass

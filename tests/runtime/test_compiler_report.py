@@ -77,9 +77,9 @@ def test_a_program_for_this_cpu_is_read():
   [
     ("v9:2x2", r"topology is 'v9:2x2', expected one of v5e, v6e, h100"),
     ("", "topology is '', expected one of"),
-    ("v5e:4", r"expected a shape, such as v5e:4x4"),
-    ("v5e", r"expected a shape"),
-    ("v5e:4x4x4x4", r"expected a shape"),
+    ("v5e:4", r"expected a TPU and its shape, such as v5e:4x4"),
+    ("v5e", r"expected a TPU and its shape"),
+    ("v5e:4x4x4x4", r"expected a TPU and its shape"),
   ],
 )
 def test_an_unknown_topology_is_refused(monkeypatch, topology, message):

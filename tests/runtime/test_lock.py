@@ -48,7 +48,7 @@ def test_a_file_system_without_locks_is_refused(tmp_path, monkeypatch):
 
   monkeypatch.setattr(fcntl, "flock", fails)
   with (
-    pytest.raises(TrainingError, match="has no locks.*another one"),
+    pytest.raises(TrainingError, match="has no locks.*with locks, or mount"),
     only_run(tmp_path),
   ):
     pass
@@ -77,7 +77,7 @@ def test_foreign_file_as_lock_is_left_as_it_is(tmp_path, put, text):
   }[put]()
   with pytest.raises(TrainingError) as error, only_run(lock.parent):
     pass
-  assert f"{lock} cannot be the lock by which" in str(error.value)
+  assert f"{lock} cannot be the lock that keeps" in str(error.value)
   assert "\n" not in str(error.value)
   assert victim.read_text() == text
   assert sorted(path.name for path in tmp_path.iterdir()) == [
@@ -131,7 +131,7 @@ def test_a_lock_that_is_taken_away_is_noticed(tmp_path, again):
     with contextlib.ExitStack() as second:
       if again:
         second.enter_context(only_run(tmp_path))
-      with pytest.raises(TrainingError, match="was taken away or replaced"):
+      with pytest.raises(TrainingError, match="was removed or replaced"):
         require_held()
 
 

@@ -95,7 +95,7 @@ def test_contradictory_flags_are_refused():
      "--coordinator is 'h:99999', expected HOST:PORT"),
     ({"num_processes": 0}, "--num_processes is 0, expected at least 1"),
     ({"process_id": "1"}, "--process_id is '1', expected int . None: at"),
-    ({"distributed": True}, "cannot be joined.* place where jax detects"),
+    ({"distributed": True}, "cannot be joined.* if jax can detect"),
   ):  # fmt: skip
     with pytest.raises(ConfigError, match=message):
       launch.start(launch.Options(**options))
@@ -346,9 +346,9 @@ def test_a_killed_process_ends_the_other_and_nothing_is_lost(
     status = first.wait()  # by itself
   print(f"the other ended after {first.seconds:.1f} s, with status {status}")
   assert status != 0
-  assert f"the others end within {two.HEARTBEAT} s" in first.text
+  assert f"all others end within {two.HEARTBEAT} s" in first.text
   assert (
-    "lost another one" in first.text  # by the broken connection
+    "lost another process" in first.text  # by the broken connection
     or "detected fatal errors" in first.text  # by jax
   )
   ended = two.run_two(logs, [flags, flags])
@@ -399,7 +399,7 @@ def test_processes_that_differ_are_refused(tmp_path, backbone_file, what):
     expected = "config.seed: process 0 has 0, process 1 has 1"
   else:
     flags[1].append(f"--workdir={tmp_path / 'elsewhere'}")
-    expected = "processes [1] do not see what process 0 writes there"
+    expected = "processes [1] do not see the files that process 0"
   for process in two.run_two(logs_in(tmp_path), flags):
     assert process.status == 2, process.text
     assert expected in process.text

@@ -221,7 +221,7 @@ def test_paths_stay_below_the_task_root(tmp_path):
         assert "no such task below --task_root" in done.json()["error"]
       assert "not a task" in (await put(http, "plain")).json()["error"]
       listed = (await put(http, "cats/task.json")).json()["error"]
-      assert listed.startswith("'cats/task.json' is not a task: it is a file.")
+      assert listed.startswith("'cats/task.json' is not a task: it is a file ")
       for path in ("cats", str(root / "cats"), "here"):
         assert (await put(http, path)).status_code in (200, 201)
       await http.delete("/v1/tasks/cats", headers=BEARER)

@@ -75,22 +75,22 @@ def test_task_with_children_cannot_be_removed(family):
 
 def test_mismatched_tasks_cannot_be_combined(family, backbone):
   a = family[0]
-  with pytest.raises(TaskError, match="twice"):
+  with pytest.raises(TaskError, match="have the same name"):
     mv.concatenate(family, a)
   with pytest.raises(TaskError, match="no task 'z' among"):
     compose.remove(family, "z")
   with pytest.raises(TaskError, match="no task 'z' among"):
     compose.select(family, ["z"])
-  with pytest.raises(TaskError, match="twice"):
+  with pytest.raises(TaskError, match="have the same name"):
     compose.rename(family, "a", "d")
   with pytest.raises(TaskError, match="task name '../a'"):
     compose.rename(family, "a", "../a")
   elsewhere = random_task(tiny_backbone(seed=1), "z")
-  with pytest.raises(TaskError, match="That of 'a' has fingerprint"):
+  with pytest.raises(TaskError, match="The backbone of 'a' has fingerprint"):
     mv.concatenate(a, elsewhere)
   larger = tiny_backbone(image_size=12)
   larger = dataclasses.replace(larger, fingerprint=backbone.fingerprint)
-  with pytest.raises(TaskError, match="image_size 8, the task has 12"):
+  with pytest.raises(TaskError, match="image_size 8, but the task needs 12"):
     mv.concatenate(a, random_task(larger, "z"))
   x = random_task(backbone, "x", attends_to=["y"])
   y = random_task(backbone, "y", attends_to=["x"])
@@ -114,7 +114,7 @@ def test_saved_set_is_loaded_as_its_tasks(family, backbone, images, tmp_path):
   assert (
     mv.load_task(tmp_path / "set" / "a", backbone).digest == mixed[1].digest
   )
-  with pytest.raises(TaskError, match="3 tasks: a, b, c. mv.load_tasks reads"):
+  with pytest.raises(TaskError, match="3 tasks: a, b, c. Give the path of one"):
     mv.load_task(tmp_path / "set", backbone)
   with pytest.raises(TaskError, match="neither a task nor a directory"):
     store.load_tasks(tmp_path / "empty", backbone)
@@ -139,7 +139,7 @@ def test_a_task_that_is_given_twice_counts_once(family, backbone, tmp_path):
   assert names(store.load_tasks(given, backbone)) == ["a", "b"]
   # A different task of this name is refused.
   store.save_tasks([random_task(backbone, "a", seed=8)], tmp_path / "third")
-  with pytest.raises(TaskError, match=r"found twice: \['a'\]"):
+  with pytest.raises(TaskError, match=r"have the same name: \['a'\]"):
     store.load_tasks([*given, tmp_path / "third"], backbone)
 
 
@@ -154,7 +154,7 @@ def test_save_does_not_mix_two_sets(family, backbone, tmp_path):
 def test_a_retrained_parent_on_disk_is_noticed(family, backbone, tmp_path):
   store.save_tasks(family, tmp_path)
   mv.save_task(random_task(backbone, "a", seed=8), tmp_path / "a")
-  with pytest.raises(TaskError, match="'b' was trained beside another task"):
+  with pytest.raises(TaskError, match="'b' was trained with another version"):
     store.load_tasks(tmp_path, backbone)
   manifest = json.loads((tmp_path / "b" / "task.json").read_text())
   assert manifest["spec"]["parent_digests"] == [family[0].digest]

@@ -109,7 +109,7 @@ def test_no_task_attends_to_a_head(backbone, images):
   for task, parent in ((token, head), (head, token)):
     spec = dataclasses.replace(task.spec, attends_to=(parent.name,))
     reader = mv.Task(spec, task.params)
-    with pytest.raises(TaskError, match="expected both to have a token"):
+    with pytest.raises(TaskError, match="expected both to have a class token"):
       mv.concatenate(parent, reader)
   for looked in (mv.token_attention, mv.attention_rollout):
     with pytest.raises(TaskError, match="'h' has the regime 'head', and has"):
@@ -124,7 +124,7 @@ def test_what_takes_another_pass_is_refused_beside_a_head(backbone, images):
   ):
     mv.concatenate(head, probe)
   names = [name for name, regime in REGIMES.items() if regime.composes]
-  with pytest.raises(TaskError, match=f"share one: {', '.join(names)}"):
+  with pytest.raises(TaskError, match=f"share a pass: {', '.join(names)}"):
     mv.concatenate(head, probe)
   assert "head" in names
 

@@ -267,7 +267,7 @@ def test_a_damaged_array_is_named(tasks, capsys):
   )
   status, out, _ = run(capsys, tasks / "pets")
   assert status == 2
-  assert re.search(r"^arrays +DAMAGED: .*\['cls'\] are not what", out, re.M)
+  assert re.search(r"^arrays +DAMAGED: .*\['cls'\] do not match", out, re.M)
   # It hides no other task.
   status, out, _ = run(capsys, tasks, "--json")
   assert status == 2

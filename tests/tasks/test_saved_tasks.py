@@ -148,10 +148,10 @@ def test_saving_leaves_other_files_alone(saved, backbone, beside_a_task):
   ("overrides", "message"),
   [
     ({"seed": 1}, "fingerprint"),
-    ({"gelu": "exact"}, "gelu 'exact', the task has 'tanh'"),
+    ({"gelu": "exact"}, "gelu 'exact', but the task needs 'tanh'"),
     (
       {"layer_norm_epsilon": 1e-5},
-      "layer_norm_epsilon 1e-05, the task has 1e-06",
+      "layer_norm_epsilon 1e-05, but the task needs 1e-06",
     ),
   ],
 )
@@ -163,7 +163,7 @@ def test_other_backbones_are_refused(saved, overrides, message):
 def test_other_image_size_is_refused(saved, backbone):
   other = tiny_backbone(image_size=12)
   other = dataclasses.replace(other, fingerprint=backbone.fingerprint)
-  with pytest.raises(TaskError, match="image_size 12, the task has 8"):
+  with pytest.raises(TaskError, match="image_size 12, but the task needs 8"):
     mv.load_task(saved[1], other)
 
 
@@ -175,7 +175,7 @@ def test_other_image_size_is_refused(saved, backbone):
       lambda m: m.update(format_version=1),
       "format_version 1, .* reads 2.*again",
     ),
-    (lambda m: m.update(format_version=3), "written by a newer one: update"),
+    (lambda m: m.update(format_version=3), "by a newer version: update"),
     (lambda m: m.pop("provenance"), r"missing keys \['provenance'\]"),
     (lambda m: m.update(more=1), r"unknown keys \['more'\]"),
     (lambda m: m["spec"].pop("cells"), r"spec: missing keys \['cells'\]"),
@@ -183,18 +183,18 @@ def test_other_image_size_is_refused(saved, backbone):
     (lambda m: m["spec"].update(cells=True), "spec.cells is True, expected"),
     (
       lambda m: m["spec"].update(cells=4),
-      "not those of the task: .*shape of memory",
+      "do not match the spec of the task: .*shape of memory",
     ),
     (lambda m: m["spec"].update(name="../pets"), "task name"),
     (lambda m: m["spec"]["backbone"].pop("gelu"), r"spec.backbone: missing"),
     (
       lambda m: m["arrays"].pop("memory"),
-      "not those of the task: missing: memory",
+      "do not match the spec of the task: missing: memory",
     ),
     (lambda m: m["arrays"].update(cls=None), "arrays.cls is None, expected"),
     (
       lambda m: m["arrays"]["cls"].update(sha256="0" * 64),
-      r"\['cls'\] are not what",
+      r"\['cls'\] do not match their SHA",
     ),
   ],
 )
@@ -294,7 +294,7 @@ def test_new_tasks_start_as_the_paper_says():
     memory_std=1.0,
   )  # fmt: skip
   np.testing.assert_allclose(wide.params["memory"], 50 * memory, rtol=1e-5)
-  with pytest.raises(TaskError, match="memory_std is -1, expected a positive"):
+  with pytest.raises(TaskError, match="memory_std is -1, expected a finite"):
     mv.init_task(
       jax.random.key(0), backbone, name="a", num_classes=3, memory_std=-1
     )

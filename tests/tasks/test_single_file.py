@@ -167,7 +167,7 @@ def test_contradictory_names_and_formats_are_refused(
 
 def test_save_refuses_foreign_directory(task, tmp_path):
   (tmp_path / "a.safetensors").mkdir()
-  with pytest.raises(TaskError, match="is not a task: it is left"):
+  with pytest.raises(TaskError, match="is not a file, and is left"):
     mv.save_task(task, tmp_path / "a.safetensors", format=FORMAT)
 
 
@@ -245,7 +245,7 @@ def test_an_endless_header_is_not_read(backbone, file):
     opened.write((2**26).to_bytes(8, "little"))
     opened.truncate(2**27)
   before = start_rss()
-  with pytest.raises(TaskError, match="is not a task: a header of 67108864 "):
+  with pytest.raises(TaskError, match="its header would have 67108864 "):
     mv.load_task(file, backbone)
   assert peak_rss() - before < 2**25
 
@@ -275,5 +275,5 @@ def test_special_files_as_tasks_are_never_read(backbone, tmp_path):
   (tmp_path / "directory.safetensors").mkdir()
   (tmp_path / "zero.safetensors").symlink_to("/dev/zero")
   for name in ("pipe", "directory", "zero", "absent"):
-    with pytest.raises(MemoryVitError, match="is not a task|no regular file"):
+    with pytest.raises(MemoryVitError, match="is not a (task|regular file)"):
       mv.load_task(tmp_path / f"{name}.safetensors", backbone)

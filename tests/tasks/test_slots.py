@@ -206,11 +206,11 @@ def test_mismatched_tasks_are_refused(backbone, images):
     mv.forward(other, mv.fill_slots(backbone, [a]), images)
   central = mv.EvalPreprocessing(image_size=8, crop="central", resize=9)
   spec = dataclasses.replace(b.spec, preprocessing=central)
-  with pytest.raises(TaskError, match="'t0' and 't1' want .*differently"):
+  with pytest.raises(TaskError, match="'t0' and 't1' need .*differently"):
     mv.fill_slots(backbone, [a, mv.Task(spec, b.params)])
   child = random_task(backbone, "child", attends_to=[a])
   retrained = random_task(backbone, "t0", seed=5)
-  with pytest.raises(TaskError, match="'child' was trained beside another"):
+  with pytest.raises(TaskError, match="'child' was trained with another"):
     mv.fill_slots(backbone, [retrained, child])
   by_name = random_task(backbone, "child", attends_to=["t0"])
   mv.fill_slots(backbone, [retrained, by_name])

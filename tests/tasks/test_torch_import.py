@@ -170,11 +170,11 @@ def test_extension_is_kept_as_the_order_of_parents(vit):
   (lambda s: s.update({"x": np.ones(3, np.float32)}), "extra: 'x'"),
   (lambda s: s.pop("vit.layernorm.bias"), "missing: vit.layernorm.bias"),
   (lambda s: s.update({"vit.layernorm.bias": np.ones(D, np.float32)}),
-   "another ViT than the one that is given"),
+   "another ViT than the given model"),
   (lambda s: s["vit.embeddings.cls_tokens.0"].fill(3), "another ViT"),
   (lambda s: s.pop(f"{ATTENTION.format(1)}.attention_mask"), "attention_mask"),
   (lambda s: s.update({f"{ATTENTION.format(1)}.attention_mask":
-                       mask(True, 2)}), "attention_mask is neither"),
+                       mask(True, 2)}), "attention_mask is missing, or fits"),
   (lambda s: [s.pop(f"classifiers.{k}.weight") for k in (1, 2)], "has 0 heads"),
   (lambda s: s.update({"classifiers.1.bias": np.full(4, np.nan)}),
    "not finite"),
@@ -260,9 +260,9 @@ def test_unsafe_files_are_refused_before_torch(vit, tmp_path, torch, capsys):
   for file in (packed, pickle, tmp_path / "nowhere.pt"):
     assert run(f"--task={file}", *flags) == 2
     out.append(capsys.readouterr().err)
-  assert "would be 10,000,000 bytes unpacked" in out[0]
-  assert "no file of torch.save" in out[1]
-  assert "no file of torch.save" in out[2]
+  assert "it would be 10,000,000 bytes unpacked" in out[0]
+  assert "was not written by torch.save" in out[1]
+  assert "was not written by torch.save" in out[2]
   assert not torch.asked
   assert not (tmp_path / "out").exists()
 
@@ -271,8 +271,8 @@ def test_unsafe_files_are_refused_before_torch(vit, tmp_path, torch, capsys):
 @pytest.mark.parametrize(("name", "array", "said"), [
   # One stored value, as of torch.expand; it must not be copied.
   ("a", np.broadcast_to(np.float32(1), (10**9, 10**9)),
-   "it would have 1,000,000,000,000,"),
-  (0, np.ones(2, np.float32), "0 is no name of an array"),
+   "it has 1,000,000,000,000,"),
+  (0, np.ones(2, np.float32), "0 is not the name of an array"),
 ])  # fmt: skip
 def test_unusable_state_dicts_are_refused(
   vit, tmp_path, torch, capsys, name, array, said
@@ -282,7 +282,7 @@ def test_unusable_state_dicts_are_refused(
   assert run(f"--task={file}", f"--backbone={vit[0]}", tmp_path / "out") == 2
   message = capsys.readouterr().err
   assert said in message
-  assert "a.pt is no state dict of arrays" in message
+  assert "a.pt is not a state dict of arrays" in message
 
 
 def test_a_zip_of_a_later_version_is_refused(vit, tmp_path, torch, capsys):
@@ -311,7 +311,7 @@ def test_unusable_command_lines_are_refused(vit, tmp_path, capsys):
     (["--task=a.pt", tmp_path / "out"], "expected SOURCE OUT"),
     ([f"--backbone={npz}", "a", "b"], "expected SOURCE OUT"),
     (["--task=a.pt", f"--backbone={npz}", tmp_path / "out"],
-     "no model of transformers"),
+     "not a model of transformers"),
   ):  # fmt: skip
     assert run(*arguments) == 2
     assert said in capsys.readouterr().err

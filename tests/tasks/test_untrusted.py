@@ -323,7 +323,7 @@ def test_invalid_task_names_are_refused(pets, backbone, name):
 @pytest.mark.parametrize("name", NAMES[:-1])
 def test_invalid_parent_names_are_refused(pets, backbone, name):
   edit_task(pets, lambda m: m["spec"].update(attends_to=[name]))
-  assert "which is no task name" in refusal(pets, backbone)
+  assert "which is not a valid task name" in refusal(pets, backbone)
 
 
 def labels_kind(*thresholds):
@@ -353,14 +353,15 @@ def values_kind(**changed):
     (lambda m: m["spec"].update(regime="none"), "spec: regime is 'none'"),
     (lambda m: m["spec"]["kind"].update(name="none"),
      "spec.kind: the kind of a task is 'none'"),
-    (lambda m: m["spec"]["kind"].update(units=["mm"]), "has units: expe"),
-    (lambda m: m["spec"].update(kind=labels_kind(0.5)), "but 1 thresholds"),
+    (lambda m: m["spec"]["kind"].update(units=["mm"]), "cannot have uni"),
+    (lambda m: m["spec"].update(kind=labels_kind(0.5)),
+     "but 1 entries in thresholds"),
     (lambda m: m["spec"].update(kind=labels_kind(0.5, 0.5, 1.5)),
      "thresholds has 1.5, expected 0 to 1"),
     (lambda m: m["spec"].update(kind=labels_kind(0.5, 0.5, "1")),
      "kind.thresholds[2]"),
     (lambda m: m["spec"].update(kind=labels_kind(0.5, 0.5, float("inf"))),
-     "expected to be finite"),
+     "must be finite, and std must"),
     (lambda m: m["spec"].update(kind=values_kind(mean=[0, 0, 1e31])),
      "mean has 1e+31, expected -1e+30 to 1e+30"),
     (lambda m: m["spec"].update(kind=values_kind(std=[1, 1, 1e-31])),
@@ -385,14 +386,15 @@ def values_kind(**changed):
     (lambda m: m["arrays"]["cls"].update(dtype="object"), "dtype of cls"),
     (lambda m: m["arrays"]["cls"].update(dtype="x" * 9000), "dtype of cls"),
     (lambda m: m["arrays"]["cls"].update(sha256="0"), "of 64 digits"),
-    (lambda m: m["arrays"].update({"../x": m["arrays"]["cls"]}), "is no name"),
+    (lambda m: m["arrays"].update({"../x": m["arrays"]["cls"]}),
+     "is not a valid name"),
     (lambda m: m["arrays"].update(
       {f"x{i}": m["arrays"]["cls"] for i in range(5000)}), "at most 4096"),
     (lambda m: m.update(provenance=[]), "provenance is"),
     (lambda m: m.update(provenance={"a": "x" * 10_001}), "10000 characters"),
-    (lambda m: m.update(provenance={"a": "\ud800"}), "no Unicode"),
+    (lambda m: m.update(provenance={"a": "\ud800"}), "not Unicode"),
     (lambda m: m.update(provenance={"x" * 10_001: 1}), "10000 characters"),
-    (lambda m: m.update(provenance={"\ud800": 1}), "no Unicode"),
+    (lambda m: m.update(provenance={"\ud800": 1}), "not Unicode"),
     (lambda m: m["spec"].update(cells=float("nan")), "cells is nan, expected"),
     (lambda m: m["arrays"].update({"x" * 201: {}}), "at most 200 characters"),
     (lambda m: m["arrays"].update(
@@ -518,7 +520,7 @@ def test_a_file_is_never_read_through_a_link(tmp_path):
 def test_pipe_in_place_of_a_file_does_not_hang(pets, backbone, name):
   (pets / name).unlink()
   os.mkfifo(pets / name)
-  assert "no regular file" in refusal(pets, backbone)
+  assert "not a regular file" in refusal(pets, backbone)
 
 
 @pytest.mark.fault("bad-task-name")
@@ -556,8 +558,9 @@ def test_forged_claims_of_another_backbone_are_refused(pets, backbone):
     )
 
   edit_task(pets, claim)
-  assert "does not fit: shape of memory: (2, 2, 32), expected (3" in refusal(
-    pets, tiny_backbone(depth=3)
+  assert (
+    "does not fit the backbone: shape of memory: (2, 2, 32), expected (3"
+    in refusal(pets, tiny_backbone(depth=3))
   )
 
 
@@ -602,7 +605,7 @@ def test_changed_values_are_refused_by_their_digest(pets, backbone):
   for name, array in arrays.items():
     changed = {**arrays, name: array + 1}
     with_arrays(pets, safetensors.numpy.save(changed))
-    assert f"['{name}'] are not what task.json says (SHA" in refusal(
+    assert f"['{name}'] do not match their SHA-256 in task" in refusal(
       pets, backbone
     )
   with_arrays(pets, whole)
@@ -644,7 +647,7 @@ def test_forged_headers_are_refused(pets, backbone, name, capfd):
   with_arrays(pets, mutations.joined(HEADERS[name], values))
   before = start_rss()
   said = refusal(pets, backbone)
-  assert "cannot be read" in said or "not those of the task" in said
+  assert "cannot be read" in said or "arrays do not match" in said
   assert len(said) < 1_000
   assert peak_rss() - before < 50 * 2**20
   assert capfd.readouterr() == ("", "")
@@ -942,7 +945,7 @@ def test_no_file_name_forges_a_line(pets, backbone, tmp_path, capsys):
     assert refusal(pets, backbone).isprintable()
     os.unlink(path)
   pets.rename(pets.parent / ODD)
-  with pytest.raises(TaskError, match="is no UTF-8: rename it") as caught:
+  with pytest.raises(TaskError, match="is not UTF-8: rename it") as caught:
     find.task_paths(pets.parent)
   assert SHOWN in str(caught.value)
   assert inspect.main([str(pets.parent)]) == 2

@@ -167,7 +167,7 @@ def test_killed_run_in_a_bucket_resumes_bitwise(
   with killed.start(patch) as early:
     assert early.wait() == 2
     assert f"process {process.pid} on " in early.text
-    assert "(it ends after 120 s of silence)" in early.text
+    assert "(the lease ends after 120 s without renewal)" in early.text
   (killed.workdir / ".lock").unlink()  # as two minutes later
   with killed.start(patch) as process:
     assert process.wait() == 0, process.text
@@ -203,7 +203,7 @@ def test_run_that_lost_its_lease_writes_nothing_more(killed, storage):
     name = str(killed.workdir).rpartition("/")[2]
     before = objects(storage[1], name)
     assert process.wait() == 2, process.text
-  assert "was taken over or removed while it was using" in process.text
+  assert "was taken over or removed while the run was using" in process.text
   assert not killed.steps()
   after = {
     key: generation

@@ -296,7 +296,7 @@ def test_run_whose_lock_is_removed_ends(run, whole):
     (run.workdir / ".lock").unlink()
     process.signal(signal.SIGTERM)
     assert process.wait() == 2, process.text
-    assert ".lock was taken away or replaced while" in process.text
+    assert ".lock was removed or replaced while" in process.text
     assert "Traceback" not in process.text
   assert run.steps() == [10]
   assert run.finish().resumed == 10

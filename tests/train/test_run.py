@@ -466,7 +466,7 @@ def test_run_extends_an_exported_task(config, workdir, backbone_file):
   with pytest.raises(TaskError, match="'parent', which is not among"):
     mv.forward(backbone, [child], images)
   other = random_task(backbone, "parent", seed=9, preprocessing=CENTRAL)
-  with pytest.raises(TaskError, match="trained beside another task 'parent'"):
+  with pytest.raises(TaskError, match="another version of task 'parent'"):
     mv.forward(backbone, [child, other], images)
   same = changed(config, "task", name="parent")
   with pytest.raises(ConfigError, match=r"\['parent'\] are names of tasks in"):

@@ -129,7 +129,7 @@ def test_configuration_without_a_sweep_gives_one_trial():
       {"learning_rate": (0.1, -1.0)},
       r"sweep.learning_rate\[1\] is -1.0, expected",
     ),
-    ({"regime": ("head", "head")}, "names one twice"),
+    ({"regime": ("head", "head")}, "lists a regime twice"),
     ({"overrides": ({"regime": "head"},)}, "'regime' cannot vary"),
     ({"cells": (1, -1)}, r"config.sweep.cells\[1\] is -1, expected"),
   ],

@@ -156,7 +156,7 @@ KINDS = {
     ({"learning_rate": 0}, "learning_rate is 0, expected a positive number"),
     ({"learning_rate": []}, "learning_rate is empty, expected numbers or None"),
     ({"cells": None}, "cells is None, expected int"),
-    ({"name": ""}, "name is '': expected 1 to 64 of a-z"),
+    ({"name": ""}, "name is '': expected 1 to 64 characters of a-z"),
     ({"name": "backbone"}, "name is 'backbone': .* and not 'backbone'"),
     ({"options": {"total_steps": 5}}, "'total_steps' is set by an argument"),
   ],

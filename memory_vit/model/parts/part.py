@@ -66,7 +66,7 @@ class InitialValues:
       )
     if not (math.isfinite(self.memory_std) and self.memory_std > 0):
       raise TaskError(
-        f"memory_std is {self.memory_std}, expected a positive number."
+        f"memory_std is {self.memory_std}, expected a finite, positive number."
       )
 
 
