@@ -23,14 +23,16 @@ class BackboneReport:
   path: str
   layout: str
   config: ViTConfig
-  states_config: bool  # False if inferred from array shapes
+  # Whether the files state the configuration; if not, array shapes give it.
+  states_config: bool
   normalization: Normalization
   preprocessing: EvalPreprocessing | None
   preprocessing_from: str
   source: BackboneSource | None
   parameters: int
   fingerprint: str
-  # Published name -> shape, and dtype in the file (float32 if converted).
+  # {published name: (shape, dtype)}. The dtype is that of the file, or float32
+  # if the array was converted.
   arrays: dict[str, jax.ShapeDtypeStruct]
 
 
@@ -39,10 +41,10 @@ def inspect_backbone(path: str) -> BackboneReport:
   elsewhere = path in KNOWN or "://" in path
   if not (elsewhere or paths.local(path, "the source", BackboneError).exists()):
     raise BackboneError(
-      f"{escaped(path)} is not there: expected the .npz file of a backbone, "
-      "its address (https://, gs://, hf://) or one of "
+      f"{escaped(path)} is not there: expected the .npz file of a backbone; "
+      "an address that starts with https://, gs:// or hf://; one of the names "
       f"{', '.join(KNOWN)}; a directory with {model_files.CONFIG} and "
-      f"{model_files.WEIGHTS}; or a task directory (with a task.json), or a "
+      f"{model_files.WEIGHTS}; a task directory (with a task.json); or a "
       "directory of tasks."
     )
   published = load.read_published(path)

@@ -16,12 +16,12 @@ from memory_vit.errors import BackboneError
 from memory_vit.runtime import checksums, files, paths
 from memory_vit.runtime.progress_bar import ProgressBar
 
-with epy.lazy_imports():  # imports jax, which slows down --help
+with epy.lazy_imports():  # `stored_arrays` imports jax, which slows down --help
   from memory_vit.backbones import stored_arrays
 
 logger = logging.getLogger(__name__)
 
-# First bytes of every .npz file, unlike an HTML page that says "not found".
+# First bytes of every .npz file. An HTML page ("not found") begins otherwise.
 _MAGIC = b"PK"
 # Number of bytes of a bad download that the error shows.
 _SHOWN = 40
@@ -38,11 +38,13 @@ def _augreg(model: str, recipe: str) -> str:
   return f"{_BUCKET}/augreg/{name}.npz"
 
 
-# Short name -> address or local file. "i21k" are the weights of the original
-# paper (arXiv:2010.11929), with `pre_logits` and a head of 21,843 classes;
-# "augreg" are those recommended by "How to train your ViT?" (arXiv:2106.10270),
-# which has no L/32. No checksums are published, so none are pinned, but the
-# SHA-256 of every download is logged.
+# {short name: address or local file}.
+# - "i21k" models have the weights of the original paper (arXiv:2010.11929),
+#   with a layer `pre_logits` and a head of 21,843 classes.
+# - "augreg" models have the weights that "How to train your ViT?"
+#   (arXiv:2106.10270) recommends. That paper has no L/32.
+# The publishers state no checksums to verify downloads with. Therefore the
+# SHA-256 of every download is only logged.
 KNOWN = {
   "glyphs": str(glyphs.BACKBONE),  # comes with the package
   "i21k-B/32": f"{_BUCKET}/imagenet21k/ViT-B_32.npz",
@@ -53,7 +55,7 @@ KNOWN = {
   "augreg-Ti/16": _augreg("Ti_16", "aug_none-wd_0.03"),
   "augreg-S/32": _augreg("S_32", "aug_none-wd_0.1"),
   "augreg-S/16": _augreg("S_16", "aug_light1-wd_0.03"),
-  # big_vision's choice; timm's B/32 differs (aug_medium1-wd_0.03).
+  # big_vision uses these weights; timm uses others (aug_medium1-wd_0.03).
   "augreg-B/32": _augreg("B_32", "aug_light1-wd_0.1"),
   "augreg-B/16": _augreg("B_16", "aug_medium1-wd_0.1"),
   "augreg-B/8": _augreg("B_8", "aug_medium2-wd_0.1"),
@@ -87,7 +89,7 @@ def local_file(path: str) -> Path:
 
 
 def _cached(url: str, fetch: "Callable[[str, _Download], None]") -> Path:
-  """Return the cached copy of an address; `fetch` downloads it if needed."""
+  """Return the cached copy of `url`; call `fetch` if there is no copy yet."""
   file = _cached_path(url)
   try:
     if _is_cached(file):
@@ -100,7 +102,7 @@ def _cached(url: str, fetch: "Callable[[str, _Download], None]") -> Path:
         download = _Download(opened)
         fetch(url, download)
       _require_npz(part, download)
-  # requests, TensorFlow and fsspec each raise their own types of exceptions.
+  # Catch all: requests, TensorFlow and fsspec raise exceptions of their own.
   except Exception as error:
     is_ours = isinstance(error, BackboneError)
     reason = str(error) if is_ours else f"{type(error).__name__}: {error}"
@@ -120,15 +122,15 @@ def _cached_path(url: str) -> Path:
   """Return the path of the cached copy of an address."""
   folder = os.environ.get("MEMORY_VIT_CACHE") or "~/.cache/memory_vit"
   try:
-    # Hash the address, because several addresses end in the same file name.
+    # Hash the address, because different addresses may end in the same name.
     address = hashlib.sha256(url.encode()).hexdigest()[:12]
     name = PurePosixPath(urllib.parse.urlsplit(url).path).name
     # The end of the file name, with its suffix, makes the copy recognizable.
     return Path(folder).expanduser() / f"{address}-{name[-_LONGEST_NAME:]}"
   except (RuntimeError, ValueError) as error:
     raise BackboneError(
-      f"cannot fetch {url!r} ({error}): expected the address of an .npz file; "
-      "MEMORY_VIT_CACHE, if set, must be a directory."
+      f"cannot fetch {url!r} ({error}): expected the address of an .npz file "
+      "and, if MEMORY_VIT_CACHE is set, a directory in this variable."
     ) from error
 
 
@@ -153,7 +155,8 @@ class _Download:
 
   def __init__(self, file: BinaryIO) -> None:
     self._file = file
-    self.size, self.begins = 0, b""  # the number of bytes, and the first ones
+    # The number of bytes so far, and the first few bytes.
+    self.size, self.begins = 0, b""
 
   def write(self, data: bytes) -> int:
     """Write data; raise if the file is too large or cannot be an .npz file."""
@@ -188,7 +191,7 @@ def _bad_download(download: _Download, problem: str) -> BackboneError:
 
 
 def _fetch_http(url: str, target: _Download) -> None:
-  import pooch  # only downloads need it
+  import pooch  # imported here, because only downloads need pooch
 
   options: dict[str, Any] = {"hooks": {"response": _check_redirect}}
   if url.startswith("http://"):
@@ -201,10 +204,10 @@ def _fetch_http(url: str, target: _Download) -> None:
 
 
 def _own_password(request: Any) -> Any:
-  """Send the password in the address itself, but never one from ~/.netrc.
+  """Send only a password that the address itself states, none from ~/.netrc.
 
-  Over http:// anybody on the network path could read the password. (`requests`
-  takes passwords from ~/.netrc unless `auth` is set.)
+  Over http:// anybody on the network path could read a password. `requests`
+  takes passwords from ~/.netrc unless `auth` is set, as to this function.
   """
   import requests
 
@@ -225,8 +228,8 @@ def _check_redirect(response: Any, **options: Any) -> None:
   is_open = not target.lower().startswith("https://")
   if is_open and requests.utils.get_netrc_auth(target):
     raise BackboneError(
-      f"it redirects to {target}, and a password of ~/.netrc would be sent "
-      "there without encryption"
+      f"the address redirects to {target}, where a password of ~/.netrc would "
+      "be sent without encryption"
     )
 
 
@@ -234,7 +237,8 @@ def _fetch_gs(url: str, target: _Download) -> None:
   # Opening gs:// with epath imports TensorFlow or gcsfs.
   from etils import epath
 
-  # The bar has no total: the size would take another request, which may fail.
+  # The bar has no total, because another request, which may fail, would be
+  # needed to find the size.
   with epath.Path(url).open("rb") as source, _bar_of(url) as bar:
     while chunk := source.read(_CHUNK_BYTES):
       target.write(chunk)
@@ -242,7 +246,7 @@ def _fetch_gs(url: str, target: _Download) -> None:
 
 
 def _bar_of(url: str) -> ProgressBar:
-  """Return a progress bar; pooch adds the size of a download once known."""
+  """Return a progress bar without a total; pooch sets the total once known."""
   name = PurePosixPath(urllib.parse.urlsplit(url).path).name
   return ProgressBar(f"downloading {name[-_LONGEST_NAME:]}", unit="B")
 

@@ -23,8 +23,8 @@ from memory_vit.model.vit_config import ViTConfig
 from memory_vit.runtime import files
 from memory_vit.runtime.output_directory import OutputDirectory
 
-# Fields of `ViTConfig` and their values in every ViT of transformers. Any
-# `position_resize` is accepted: it only has an effect at other image sizes.
+# {field of `ViTConfig`: value in every ViT of transformers}. The field
+# `position_resize` is missing, because it only matters at other image sizes.
 _COMPUTED = {
   "class_tokens": 1,
   "registers": 0,
@@ -38,18 +38,18 @@ _ACTIVATIONS = {
   "tanh": "gelu_pytorch_tanh",
   "quick": "quick_gelu",
 }
-# Metadata of model.safetensors: `_WRITER` marks a directory that `write` may
-# replace, and transformers requires "format".
+# Metadata of model.safetensors. `_WRITER` marks a directory that `write` may
+# replace. "format" is required by transformers.
 _WRITER = {"written_by": "memory_vit"}
 _METADATA = {"format": "pt", **_WRITER}
 _RESAMPLES = {"bilinear": 2, "bilinear_antialias": 2, "bicubic": 3}
 
 
 def _written(path: Path) -> Collection[str]:
-  """Return the files of an earlier `write`; () if others wrote the directory.
+  """Return the files of an earlier `write`; () if another program wrote them.
 
-  The mark is in the weights, because transformers copies unknown keys of the
-  JSON files into models that it saves itself.
+  The mark of `write` is in the weights file. It is not in a JSON file, because
+  transformers copies unknown keys of JSON files into the models that it saves.
   """
   try:
     with safetensors.safe_open(path / model_files.WEIGHTS, "np") as file:
@@ -84,13 +84,13 @@ def _require_possible(config: ViTConfig) -> None:
     if getattr(config, name) != value:
       raise BackboneError(
         f"a ViT of transformers has {name} {value!r}, but this backbone has "
-        f"{getattr(config, name)!r}: save it as an .npz file."
+        f"{getattr(config, name)!r}: save the backbone as an .npz file."
       )
   if config.num_classes and config.representation_size:
     raise BackboneError(
       f"a ViT of transformers has either a head or a pooler, but this backbone "
       f"has {config.num_classes} classes and a representation_size of "
-      f"{config.representation_size}: save it as an .npz file."
+      f"{config.representation_size}: save the backbone as an .npz file."
     )
 
 
@@ -114,7 +114,7 @@ def _config(config: ViTConfig) -> dict[str, Any]:
     "num_channels": 3,
     "qkv_bias": True,
   }
-  if head:  # transformers counts these labels to know the number of classes
+  if head:  # transformers counts the labels to find the number of classes
     labels = [f"LABEL_{i}" for i in range(config.num_classes)]
     values["id2label"] = dict(enumerate(labels))
     values["label2id"] = {label: i for i, label in enumerate(labels)}
@@ -138,8 +138,8 @@ def _preprocessor(backbone: Backbone) -> dict[str, Any]:
     "rescale_factor": 1 / 255,
     "size": {"height": side, "width": side},
   }
-  # transformers rounds the crop's offset down, so a crop that is
-  # "central_rounded" here may shift by one pixel.
+  # transformers rounds the offset of the crop down. A crop that is
+  # "central_rounded" here may therefore shift by one pixel there.
   if preprocessing.resize:
     values["do_center_crop"] = True
     values["crop_size"] = values["size"]

@@ -24,14 +24,14 @@ def has_config(text: str) -> bool:
   return (directory / model_files.CONFIG).is_file()
 
 
-@functools.cache  # a command calls it several times
+@functools.cache  # a command calls `fetch` several times for a model
 def fetch(text: str) -> Path:
   """Fetch the files of a model; return the directory that contains them."""
   address = hub.parse(text)
   if not address or address.task:
     raise BackboneError(
-      f"{brief(text)} is no address of a model: expected hf://OWNER/NAME or "
-      "hf://OWNER/NAME@REVISION, such as hf://google/vit-base-patch16-224."
+      f"{brief(text)} is not an address of a model: expected hf://OWNER/NAME "
+      "or hf://OWNER/NAME@REVISION, such as hf://google/vit-base-patch16-224."
     )
   by_hand = (
     f"Or fetch {model_files.CONFIG}, {model_files.PREPROCESSOR} or "

@@ -17,7 +17,8 @@ from memory_vit.runtime.messages import refusal
 
 logger = logging.getLogger(__name__)
 
-# Pillow's number of each supported filter -> our name; Pillow antialiases.
+# {Pillow's number of a filter: our name} for the supported filters. Pillow
+# always antialiases.
 _RESAMPLES = {2: "bilinear_antialias", 3: "bicubic"}
 _INTERPOLATIONS = {"bilinear": "bilinear_antialias", "bicubic": "bicubic"}
 _SMALLEST_STD = 1e-3
@@ -39,13 +40,14 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
   "Bit": _CROPPED,
 }
 _SUFFIX = re.compile(r"(ImageProcessor|FeatureExtractor)(Fast|Pil)?$")
-# `model_type` -> class of image processor, if the file names none; else "ViT".
+# {`model_type`: class of image processor} for files that name no class. Other
+# model types use "ViT".
 _CLASSES = {
   **dict.fromkeys(("dinov2", "dinov2_with_registers"), "Bit"),
   **dict.fromkeys(("siglip", "siglip_vision_model"), "Siglip"),
   **dict.fromkeys(("clip", "clip_vision_model"), "CLIP"),
 }
-# Switches that this module reads, or that do not change RGB photographs.
+# Supported switches: this module reads them, or RGB photos do not need them.
 _SWITCHES = {
   *("do_resize", "do_center_crop", "do_rescale", "do_normalize"),
   *("do_convert_rgb", "do_reduce_labels"),
@@ -59,8 +61,9 @@ class ImageProcessor:
   mean: Rgb | None  # None if not stated
   std: Rgb | None
   preprocessing: EvalPreprocessing | None  # None if not stated or not supported
-  origin: str  # the file, and the JSON object in it
-  defaults: str = ""  # fields that its class adds, for display
+  origin: str  # path of the file, and name of the JSON object in this file
+  # Fields that the file lacks, with defaults of the processor class, as text.
+  defaults: str = ""
 
   def warn(self) -> None:
     """Warn if the source states no supported way to resize images."""
@@ -92,7 +95,7 @@ def of_transformers(values: Any, where: str, family: str) -> ImageProcessor:
   name = _SUFFIX.sub("", fields.text("image_processor_type", older))
   name = name or _CLASSES.get(family, "ViT")
   stated = {k: v for k, v in values.items() if v is not None}
-  # Defaults of classes that are not in `_DEFAULTS` are unknown.
+  # The defaults of a class are unknown if `_DEFAULTS` lacks the class.
   complete = {**_DEFAULTS.get(name, {}), **stated}
   absent = [k for k in complete if k not in (*stated, "default_to_square")]
   defaults = (
@@ -177,7 +180,7 @@ def _evaluation_of_transformers(
 
 
 def _sides(size: Any, to_square: bool = True) -> Mapping[str, Any]:
-  """Convert a size to a dict, as transformers 5 writes it; checks no values."""
+  """Convert a size to the dict of transformers 5, without checking values."""
   if isinstance(size, Mapping):
     return {name: side for name, side in size.items() if side is not None}
   if type(size) is int and not to_square:
@@ -210,7 +213,10 @@ def _preprocessing(
 
 
 def _rgb(fields: Fields, name: str) -> Rgb | None:
-  """Read three numbers, or one for all channels; None for an absent field."""
+  """Return three numbers, or None if the field is absent.
+
+  The field has three numbers, or one number for all three channels.
+  """
   if not fields.has(name):
     return None
   low = _SMALLEST_STD if name.endswith("std") else -10

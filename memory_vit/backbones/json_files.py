@@ -7,8 +7,8 @@ from memory_vit.errors import BackboneError
 from memory_vit.runtime import files
 from memory_vit.runtime.messages import brief, first_line
 
-# Maximum size of a file. A config.json with the names of 21,843 classes has
-# 2 MB, and an index of 10,000 arrays has less.
+# Maximum size of a file in bytes. A config.json with the names of 21,843
+# classes has 2 MB, and an index of 10,000 arrays is smaller.
 MAX_BYTES = 8 * 2**20
 
 

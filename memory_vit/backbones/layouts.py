@@ -22,8 +22,8 @@ Arrays = dict[str, np.ndarray]
 
 # Prefixes of parameter names in checkpoints of whole training states.
 PREFIXES = ("opt/target/", "params/")
-# Prefix of the image tower in big_vision's models of images and texts (SigLIP),
-# and a pattern of the other arrays: text tower, temperature and bias.
+# big_vision's models of images and texts (SigLIP): prefix of the names in the
+# image tower, and pattern of the other names (text tower, temperature, bias).
 TOWER = "img/"
 _BESIDE_TOWER = re.compile(r"txt/.+|t|b")
 MAP_HEAD = "MAPHead_0/"
@@ -31,11 +31,11 @@ MAP_HEAD = "MAPHead_0/"
 BLOCK = "Transformer/encoderblock_"
 STACKED_BLOCKS = "Transformer/encoderblock/"
 POSITIONS = "Transformer/posembed_input/pos_embedding"
-# Leading zeros do not match: files name block 1 by "1", not by "01".
+# A number with a leading zero does not match: files have "1", never "01".
 BLOCK_NUMBER = re.compile(rf"{BLOCK}(0|[1-9][0-9]*)/")
 
-# Module name before Flax Linen, when one counter numbered all modules of a
-# block -> module name in Linen.
+# {module name before Flax Linen: module name in Linen}. Before Linen, a single
+# counter numbered all modules of a block.
 FROM_PRE_LINEN = {
   "MultiHeadDotProductAttention_1": "MultiHeadDotProductAttention_0",
   "LayerNorm_2": "LayerNorm_1",
@@ -43,12 +43,12 @@ FROM_PRE_LINEN = {
 }
 TO_PRE_LINEN = {new: old for old, new in FROM_PRE_LINEN.items()}
 
-# Maximum number of blocks, above that of every published ViT: an untrusted file
-# may claim any number.
+# Maximum number of blocks, since an untrusted file may claim any number. Every
+# published ViT has fewer.
 MAX_DEPTH = 64
 
 
-@functools.lru_cache(maxsize=8)  # called several times for each model
+@functools.lru_cache(maxsize=8)  # each model needs the shapes several times
 def expected_shapes(config: ViTConfig) -> Mapping[str, jax.ShapeDtypeStruct]:
   """Return the shapes of all parameters, from tracing only one block."""
   one_block = dataclasses.replace(config, depth=1)
@@ -66,7 +66,7 @@ def without_prefix(entries: Iterable[str]) -> dict[str, str]:
   names = {entry: entry for entry in entries}
   for prefix in PREFIXES:
     if any(name.startswith(prefix) for name in names):
-      # Entries without the prefix are optimizer state, step counts and so on.
+      # Leave out entries without the prefix, such as optimizer state and steps.
       names = {
         name.removeprefix(prefix): entry
         for name, entry in names.items()
@@ -76,7 +76,7 @@ def without_prefix(entries: Iterable[str]) -> dict[str, str]:
 
 
 def _of_tower(names: dict[str, str]) -> dict[str, str]:
-  """Select the image tower of a SigLIP file; keep all names of other files."""
+  """Return the names of a file; of a SigLIP file, only the image tower."""
   tower = {n: entry for n, entry in names.items() if n.startswith(TOWER)}
   beside = names.keys() - tower.keys()
   if not tower or not all(map(_BESIDE_TOWER.fullmatch, beside)):
@@ -100,9 +100,7 @@ def as_vit_jax(arrays: Arrays, file: Path) -> Arrays:
       )
     for new_name, new_array in as_published(name, array):
       if new_name in converted:
-        raise BackboneError(
-          f"{file} has {new_name} more than once, in two layouts."
-        )
+        raise BackboneError(f"{file} has {new_name} twice, in two layouts.")
       converted[new_name] = new_array
   if "pos_embedding" in arrays and not has_map_head(arrays):
     converted[POSITIONS] = _with_class_position(converted[POSITIONS])
@@ -132,9 +130,10 @@ def renumbered(name: str, numbers: dict[str, str]) -> str:
 def _with_class_position(positions: np.ndarray) -> np.ndarray:
   """Prepend a zero for the class token to positions (1, n, d) of big_vision.
 
-  In these files, `cls` already includes its position. The fingerprint therefore
-  differs from that of a file that stores the two apart: the backbone computes
-  the same outputs, but a task adds the stored position to its own class token.
+  In files of big_vision, the array `cls` is the sum of the class token and its
+  position. A file with two separate arrays has a different fingerprint. The
+  outputs of the backbone are the same for both files, but those of a task are
+  not, because a task adds the stored position to the task's own class token.
   """
   if positions.ndim != 3 or not square_side(positions.shape[1]):
     return positions

@@ -40,7 +40,7 @@ from memory_vit.model.vit_config import ViTConfig, square_side, vit_config
 from memory_vit.runtime import compilation, dtypes, hub, paths
 from memory_vit.runtime.messages import listed
 
-# Arrays whose shapes determine the configuration -> their axes.
+# {name of an array whose shape determines the configuration: axes}.
 _CONFIG_SHAPES = {
   "embedding/kernel": ("patch", "patch", "3", "width"),
   POSITIONS: ("1", "patches + 1", "width"),
@@ -112,8 +112,8 @@ def read_published(
     published = model_import.read(files, stated)
   elif stated:
     raise ConfigError(
-      f"{path} is an .npz file, whose model takes images in [-1, 1]: leave out "
-      f"{' and '.join(stated)}."
+      f"{path} is an .npz file: such a model takes images in [-1, 1]. Leave "
+      f"out {' and '.join(stated)}."
     )
   else:
     published = _read_npz(local_file(path))
@@ -158,7 +158,7 @@ def to_backbone(
   if published.states_config and gelu not in (None, stated.gelu):
     raise ConfigError(
       f"gelu is {gelu!r}, but {published.where} states {stated.gelu!r}: leave "
-      "it out."
+      "out gelu."
     )
   fingerprint = fingerprint_of(stated, trees.unflatten(published.arrays))
   config = dataclasses.replace(
@@ -241,9 +241,9 @@ def infer_config(arrays: Arrays, file: Path) -> ViTConfig:
   side = square_side(positions if pools else positions - 1)
   if not side:
     raise BackboneError(
-      f"{file}: the position embedding has {positions} entries, expected one "
-      "per patch of a square grid and, except in files of big_vision, one more "
-      "for the class token."
+      f"{file}: the position embedding has {positions} entries. Expected one "
+      "per patch of a square grid, and one more for the class token (except in "
+      "files of big_vision)."
     )
   return ViTConfig(
     width=heads * head_dim,
@@ -260,7 +260,7 @@ def infer_config(arrays: Arrays, file: Path) -> ViTConfig:
 
 
 def _depth(arrays: Arrays, file: Path) -> int:
-  """Return the largest block number plus 1; gaps are refused later."""
+  """Return the largest block number plus 1; do not check for gaps."""
   matches = [layouts.BLOCK_NUMBER.match(name) for name in arrays]
   depth = 1 + max((int(match[1]) for match in matches if match), default=-1)
   if depth > MAX_DEPTH:
@@ -274,7 +274,7 @@ def _depth(arrays: Arrays, file: Path) -> int:
 def _common_shape(
   arrays: Arrays, pattern: str, rank: int
 ) -> tuple[int, ...] | None:
-  """Return the most frequent shape, so that errors name blocks that differ."""
+  """Return the most frequent shape of arrays; None if no array matches."""
   matching = [arrays[name] for name in sorted(fnmatch.filter(arrays, pattern))]
   shapes = [a.shape for a in matching if a.ndim == rank and a.size]
   return statistics.mode(shapes) if shapes else None

@@ -29,10 +29,11 @@ CONFIG, WEIGHTS = "config.json", "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PREPROCESSOR = "preprocessor_config.json"
 PROCESSOR = "processor_config.json"
-# Files to fetch from a model's repository; README.md states the licence.
+# Files to fetch from the repository of a model. README.md states the licence.
 PATTERNS = (CONFIG, PROCESSOR, PREPROCESSOR, WEIGHTS,
             "model-*-of-*.safetensors", INDEX, "README.md")  # fmt: skip
-# A shard in an index must be a plain name, no path: it lies beside the index.
+# An index names each shard by a file name, not a path: the shards of a model
+# lie in the directory of the index.
 _SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,150}\.safetensors")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
@@ -44,7 +45,8 @@ class ModelFiles:
   source: str  # as the user named it
   config: Path
   weights: Path  # a .safetensors file, or the index of several
-  preprocessor: Path | None  # the file that transformers 5 would read
+  # File with the image preprocessing: the one that transformers 5 would read.
+  preprocessor: Path | None
   card: Path | None  # README.md
 
   @contextlib.contextmanager
@@ -103,8 +105,8 @@ def _find(path: Path, source: str) -> ModelFiles:
   weights = _weights(path) if path.is_dir() else path
   if not (directory / CONFIG).is_file():
     raise BackboneError(
-      f"{weights} has no {CONFIG} beside it, which describes the model: copy "
-      "it from where the weights were published."
+      f"{weights} has no {CONFIG} beside it. This file describes the model: "
+      "copy the file from where the weights were published."
     )
   return ModelFiles(
     source=source,
@@ -124,7 +126,7 @@ def _weights(directory: Path) -> Path:
   if existing:
     raise BackboneError(
       f"{directory} has both {WEIGHTS} and {INDEX}: keep "
-      "only the one that belongs to the model."
+      "only the file that belongs to the model."
     )
   for file in sorted(directory.iterdir()):
     if file.suffix in _PICKLES:
@@ -146,9 +148,10 @@ def _pickle(file: Path) -> BackboneError:
 
 
 def _preprocessor(directory: Path) -> Path | None:
-  """Return the file with image preprocessing that transformers 5 would read.
+  """Return the file of image preprocessing that transformers 5 would read.
 
-  A processor_config.json may be about texts only; then the older file counts.
+  A processor_config.json may describe only texts. In this case the older file,
+  preprocessor_config.json, counts.
   """
   newer = _if_there(directory / PROCESSOR)
   if newer and json_files.read_object(newer).get("image_processor") is not None:
@@ -161,12 +164,12 @@ def _if_there(file: Path) -> Path | None:
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-  """Return {array name: file name} of an index."""
+  """Read an index; return {array name: file name}."""
   shards = json_files.read_object(index).get("weight_map")
   if not isinstance(shards, dict) or not shards:
     raise BackboneError(
-      f"{index}: weight_map is {brief(shards)}, expected an object with the "
-      "file of every array."
+      f"{index}: weight_map is {brief(shards)}, expected an object that gives "
+      "the file name for every array name."
     )
   for name, shard in shards.items():
     if not isinstance(shard, str) or not _SHARD.fullmatch(shard):

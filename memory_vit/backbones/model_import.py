@@ -21,7 +21,8 @@ from memory_vit.errors import BackboneError, ConfigError
 from memory_vit.runtime import hub
 from memory_vit.runtime.messages import brief
 
-# Licence in a README.md; `license_name` is used together with "license: other".
+# Lines that state the licence in a README.md. If the licence is "other",
+# `license_name` states its name.
 _LICENCE_NAME = re.compile(r"^license_name: *([A-Za-z0-9._-]{1,60}) *$", re.M)
 _LICENCE = re.compile(r"^license: *([A-Za-z0-9._-]{1,60}) *$", re.M)
 _CARD_BYTES = 2**16
@@ -64,7 +65,7 @@ def source_of(files: ModelFiles) -> BackboneSource:
 
 
 def _normalized(arrays: Arrays, normalization: Normalization) -> dict[str, Any]:
-  """Fold normalization into the patch embedding, for images in [-1, 1]."""
+  """Fold normalization into the patch embedding, so images are in [-1, 1]."""
   kernel, bias = fold.fold_normalization(
     arrays["embedding/kernel"], arrays["embedding/bias"],
     normalization["mean"][0], normalization["std"][0],
@@ -84,14 +85,14 @@ def _stated_processor(
   stated, where = config.get("pretrained_cfg"), str(files.config)
   if stated is not None:
     return image_processor.of_timm(stated, f"{where}: pretrained_cfg")
-  # Early config.json files of timm have these fields at the top level.
+  # Early config.json files of timm state preprocessing at the top level.
   return image_processor.of_timm(config if family == _TIMM else {}, where)
 
 
 def _normalization(
   processor: ImageProcessor, given: Mapping[str, Rgb]
 ) -> Normalization:
-  """Merge mean and std of files and arguments; raise if they differ."""
+  """Merge mean and std of files and arguments; raise if two values differ."""
   normalization = {
     name: (value, f"the argument {name}") for name, value in given.items()
   }
@@ -109,11 +110,11 @@ def _normalization(
 def _unstated(
   missing: str, config: Mapping[str, Any], family: str, files: ModelFiles
 ) -> BackboneError:
-  """Return the error for a missing mean or std, which says where to find it."""
+  """Return an error that says where to find the missing mean or std."""
   wanted = f"{model_files.PROCESSOR} or {model_files.PREPROCESSOR}"
   if family.startswith(_TIMM):
     wanted = f"{model_files.CONFIG} with a mean and std in pretrained_cfg"
-  source = config.get("_name_or_path")  # written by transformers 4
+  source = config.get("_name_or_path")  # transformers 4 writes this field
   if hub.is_address(files.source):
     source = files.source
   return BackboneError(

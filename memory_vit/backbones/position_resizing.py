@@ -5,8 +5,8 @@ This uses numpy, because no JAX library has PyTorch's bicubic kernels.
 
 import numpy as np
 
-# Parameter a of the cubic convolution kernel (Keys 1981): PyTorch's without
-# antialiasing, and PyTorch's and Pillow's with it.
+# {interpolation: parameter a of the cubic convolution kernel (Keys 1981)}. The
+# first value is PyTorch's; the second is PyTorch's and Pillow's.
 _SHARPNESS = {"bicubic": -0.75, "bicubic_antialias": -0.5}
 
 
@@ -14,7 +14,7 @@ def resized(grid: np.ndarray, side: int, kind: str) -> np.ndarray:
   """Resize a square grid (old, old, d) to (side, side, d), float32."""
   old = len(grid)
   if kind == "bilinear":
-    import scipy.ndimage  # the import takes a sixth of a second
+    import scipy.ndimage  # only here, because the import takes 1/6 second
 
     return scipy.ndimage.zoom(grid, (side / old, side / old, 1), order=1)
   weights = cubic_weights(old, side, kind)
@@ -34,7 +34,7 @@ def cubic_weights(old: int, new: int, kind: str) -> np.ndarray:
   scale = old / new
   width = max(scale, 1.0) if antialias else 1.0
   centers = (np.arange(new) + 0.5) * scale - 0.5
-  # The margin is wider than any kernel, so most of its points have weight 0.
+  # The margin is wider than any kernel: most points in the margin weigh 0.
   margin = int(2 * width) + 2
   points = np.arange(-margin, old + margin)
   weights = _cubic((points[None] - centers[:, None]) / width, _SHARPNESS[kind])

@@ -24,12 +24,13 @@ from memory_vit.runtime.messages import brief
 
 ENTRY = "memory_vit.json"
 FORMAT_VERSION = 1
-# Maximum size of the entry.
+# Maximum size of the entry `ENTRY` in bytes.
 MAX_BYTES = 2**20
 _KEYS = ("format_version", "config", "evaluation", "source")
-# Fields of `ViTConfig` that the user chooses on loading; a note omits them.
+# {field of `ViTConfig`: value} for fields that the user chooses on loading. The
+# JSON text of a note omits these fields.
 _CHOSEN = {"dtype": "float32", "platform": ""}
-# "mean" or "std" -> (its value for images in [0, 1], where this is stated).
+# {"mean" or "std": (value for images in [0, 1], where this value is stated)}.
 Normalization = Mapping[str, tuple[Rgb, str]]
 _LAYOUT = ((0.5, 0.5, 0.5), ".npz files: images in [-1, 1]")
 
@@ -39,9 +40,9 @@ class BackboneSource:
   """Origin of a converted backbone."""
 
   name: str  # as the user named it
-  family: str  # as config.json calls it
+  family: str  # "timm", or the `model_type` in config.json
   licence: str
-  files: dict[str, str]  # {file: SHA-256}
+  files: dict[str, str]  # {file name: SHA-256}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,15 +58,18 @@ class Note:
 class Published(Note):
   """A published ViT as read from its source."""
 
-  arrays: dict[str, np.ndarray]  # "a/b/c" -> float32, for images in [-1, 1]
-  where: str  # path of its file, shown in messages
+  # {"a/b/c": float32 array}, for images in [-1, 1].
+  arrays: dict[str, np.ndarray]
+  where: str  # path of the file, shown in messages
   layout: str  # names the layout of the weights, for display
-  states_config: bool = False  # False if inferred from array shapes
-  normalization: Normalization = dataclasses.field(  # folded into `arrays`
+  # Whether the files state `config`; if not, array shapes determine it.
+  states_config: bool = False
+  # Mean and std, which are already folded into the patch embedding.
+  normalization: Normalization = dataclasses.field(
     default_factory=lambda: {"mean": _LAYOUT, "std": _LAYOUT}
   )
-  preprocessing_from: str = ""  # where it is stated, for display
-  # Dtypes that `arrays` have in an .npz file.
+  preprocessing_from: str = ""  # where `preprocessing` is stated, for display
+  # {name: dtype in the file} of `arrays` from an .npz file.
   dtypes: Mapping[str, np.dtype] = dataclasses.field(default_factory=dict)
 
 

@@ -71,7 +71,7 @@ def _write_npz(note: Note | None, arrays: Arrays, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with files.replacing(path) as part:
       with part.open("wb") as file:
-        np.savez(file, **named)  # float32 arrays are not pickled
+        np.savez(file, **named)  # all arrays are float32, so none is pickled
       if note:
         with zipfile.ZipFile(part, "a") as archive:
           archive.writestr(ENTRY, to_text(note))
@@ -80,9 +80,9 @@ def _write_npz(note: Note | None, arrays: Arrays, path: Path) -> None:
 def _note(
   backbone: Backbone, arrays: Arrays, source: BackboneSource | None
 ) -> Note | None:
-  """Return the note for an .npz file; None if array shapes tell everything."""
+  """Return the note for an .npz file, or None if no note is needed."""
   config = dataclasses.replace(backbone.config, dtype="float32")
-  # New tasks use this preprocessing by default, so no note needs to state it.
+  # `plain` is the default preprocessing, which a note need not state.
   plain = EvalPreprocessing(image_size=config.image_size)
   if (
     not source

@@ -26,15 +26,17 @@ from memory_vit.errors import BackboneError
 from memory_vit.runtime.messages import brief, first_line
 
 SAFETENSORS = ".safetensors"
-# Maximum bytes of all arrays, uncompressed; DINOv3's 7B has 27 GB in float32.
+# Maximum number of bytes of all arrays, uncompressed. The largest DINOv3 (7B)
+# has 27 GB in float32.
 MAX_BYTES = 32 * 2**30
-# Maximum ratio of uncompressed to compressed size of a whole .npz file. Weights
-# hardly compress, but a head of zeros shrinks a thousandfold.
+# Maximum ratio of uncompressed to compressed size of a whole .npz file. Trained
+# weights hardly compress, but an array of zeros, such as a new head, shrinks a
+# thousandfold.
 MAX_RATIO = 100
-# Maximum number of arrays; a training state of H/14, with Adam's two moments,
-# has fewer than 2,000.
+# Maximum number of arrays. A training state of H/14 with Adam's two moments has
+# fewer than 2,000 arrays.
 MAX_ENTRIES = 10_000
-# Maximum size of a .safetensors header; that of 10,000 arrays has 2 MB.
+# Maximum size of a .safetensors header. With 10,000 arrays, a header has 2 MB.
 MAX_HEADER_BYTES = 8 * 2**20
 
 # Names of arrays become keys and appear in messages, so they must be short and
@@ -51,7 +53,7 @@ _FLOATS = ("F64", "F32", "F16", "BF16")
 class _Entry:
   file: Path
   read: Callable[[], np.ndarray]
-  has_values: bool  # if False, iteration skips the name
+  has_values: bool  # False for an empty array, which iteration skips
 
 
 class StoredArrays(Mapping[str, np.ndarray]):
@@ -62,11 +64,12 @@ class StoredArrays(Mapping[str, np.ndarray]):
   of a DINOv3 without registers.
   """
 
-  note: bytes | None = None  # `published.ENTRY` of an .npz file
+  note: bytes | None = None  # content of `published.ENTRY` in an .npz file
 
   def __init__(self) -> None:
     self._entries: dict[str, _Entry] = {}
-    self.dtypes: dict[str, np.dtype] = {}  # in the file, of arrays read so far
+    # {name: dtype in the file} of the arrays read so far.
+    self.dtypes: dict[str, np.dtype] = {}
 
   def __iter__(self) -> Iterator[str]:
     return (name for name, e in self._entries.items() if e.has_values)
@@ -75,7 +78,7 @@ class StoredArrays(Mapping[str, np.ndarray]):
     return sum(1 for _ in self)
 
   def __contains__(self, name: object) -> bool:
-    return name in self._entries  # does not read the array
+    return name in self._entries  # `Mapping` would read the array
 
   def __getitem__(self, name: str) -> np.ndarray:
     with _refusals(self._place(name)):
@@ -96,9 +99,9 @@ class StoredArrays(Mapping[str, np.ndarray]):
     """Add an array; refuse an invalid or duplicate name."""
     if not _NAME.fullmatch(name):
       raise BackboneError(
-        f"{file}: entry {brief(name)} is no name of an array: expected at most "
-        "200 characters of ASCII, parts separated by '/', without '..', '\\', "
-        "':' and control characters."
+        f"{file}: entry {brief(name)} is no name of an array. Expected at "
+        "most 200 ASCII characters in parts separated by '/', without '..', "
+        "'\\', ':' and control characters."
       )
     if name in self._entries:
       raise BackboneError(
@@ -114,7 +117,9 @@ class StoredArrays(Mapping[str, np.ndarray]):
 def as_float32(array: np.ndarray, where: str) -> np.ndarray:
   """Cast an array of floats to float32; raise if it is empty or not finite."""
   if not array.size:
-    raise BackboneError(f"{where} has the shape {array.shape}: no values.")
+    raise BackboneError(
+      f"{where} has the shape {array.shape}, expected at least one value."
+    )
   with np.errstate(over="ignore", invalid="ignore"):
     cast = array.astype(np.float32, copy=False)
   if not np.isfinite(cast).all():
@@ -135,7 +140,7 @@ def open_npz(file: Path) -> Iterator[StoredArrays]:
     )  # fmt: skip
     arrays = StoredArrays()
     for entry in entries:
-      # Use the stored name, because zipfile cuts off or replaces parts of it.
+      # Use the stored name, because zipfile changes some names in `filename`.
       name = entry.orig_filename
       _require_plain(entry, name, file)
       read = partial(_from_zip, archive, entry)
@@ -177,8 +182,9 @@ def require_whole(file: Path) -> None:
 def _refusals(what: str) -> Iterator[None]:
   """Convert exceptions of libraries to `BackboneError`.
 
-  Damaged and hostile files raise nearly every type: those of zipfile and zlib,
-  SyntaxError for a header, RuntimeError for encryption, MemoryError.
+  Damaged and hostile files raise exceptions of nearly every type: those of
+  zipfile and zlib, SyntaxError (bad header), RuntimeError (encryption) and
+  MemoryError.
   """
   try:
     yield
@@ -215,7 +221,7 @@ def _opened_zip(file: Path) -> Iterator[zipfile.ZipFile]:
 
 
 def _require_plain(entry: zipfile.ZipInfo, name: str, file: Path) -> None:
-  """Raise unless an entry is an array or the note, stored or deflated."""
+  """Raise unless an entry is a stored or deflated array, or the note."""
   if name == published.ENTRY:
     if entry.file_size > published.MAX_BYTES:
       raise BackboneError(
@@ -227,13 +233,13 @@ def _require_plain(entry: zipfile.ZipInfo, name: str, file: Path) -> None:
   if entry.compress_type not in _METHODS:
     raise BackboneError(
       f"{file}: entry {brief(name)} is compressed by method "
-      f"{entry.compress_type}, expected one of {list(_METHODS)} (stored, "
+      f"{entry.compress_type}, expected one of {list(_METHODS)} (stored or "
       "deflated)."
     )
 
 
 def _from_zip(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> np.ndarray:
-  # Refuse headers written by Python 2, about which numpy only warns.
+  # Turn warnings into errors to refuse headers that Python 2 wrote.
   with warnings.catch_warnings():
     warnings.simplefilter("error")
     with archive.open(entry) as stream:
@@ -256,7 +262,7 @@ def _check_header(stream: IO[bytes], entry: zipfile.ZipInfo) -> None:
     shape, _, dtype = np.lib.format.read_array_header_2_0(stream)
   else:
     raise ValueError(f"it has .npy format {version}, expected (1, 0) or (2, 0)")
-  # "V2" is bfloat16.
+  # numpy stores bfloat16 as "V2".
   if dtype.hasobject or (dtype.kind != "f" and dtype != np.dtype("V2")):
     raise ValueError(f"it is {dtype}, expected a float")
   # An axis of length 0 would let the other axes claim any length.
@@ -291,8 +297,8 @@ def _checked_size(file: Path) -> int:
     MAX_HEADER_BYTES, size - _LENGTH_BYTES
   ):
     raise BackboneError(
-      f"{file} is no {SAFETENSORS} file, or its end is missing: it has "
-      f"{size:,} bytes, and claims a header of {length:,} (at most "
+      f"{file} is no {SAFETENSORS} file, or its end is missing: the file has "
+      f"{size:,} bytes, but claims a header of {length:,} bytes (at most "
       f"{MAX_HEADER_BYTES:,})."
     )
   return size

@@ -56,14 +56,14 @@ class EmbeddingJob:
       tasks = find.find_tasks([self.task])
       if len(tasks) > 1:
         raise TaskError(
-          f"{self.task} holds {len(tasks)} tasks: expected one task, for its "
-          "image size and preprocessing."
+          f"{self.task} holds {len(tasks)} tasks: expected one task, whose "
+          "image size and preprocessing are used."
         )
       spec = tasks[0][1].spec
       size, gelu = spec.backbone.image_size, spec.backbone.gelu
       preprocessing = spec.preprocessing
     published = load.read_published(self.backbone)
-    # Use the task's GELU only if the files of the backbone do not state one.
+    # Use the GELU of the task only if the files of the backbone state none.
     gelu = None if published.states_config else gelu
     backbone = rounded(load.to_backbone(published, size, self.dtype, gelu=gelu))
     side = backbone.config.image_size
@@ -144,7 +144,7 @@ def embed_program(
 
 
 def _as_bytes(values: np.ndarray) -> pa.Array:
-  """Return an array (k, ...) as k binary values."""
+  """Return an array (k, ...) as k binary values, one for each `values[i]`."""
   width = values[0].nbytes
   buffer = pa.py_buffer(np.ascontiguousarray(values).view(np.uint8))
   return pa.Array.from_buffers(pa.binary(width), len(values), [None, buffer])

@@ -23,8 +23,9 @@ from memory_vit.images import image_files
 from memory_vit.runtime import paths
 from memory_vit.runtime.messages import brief, escaped, utf8
 
-# Columns of the list. Paths are bytes, because file names may not be UTF-8.
-# Labels are names of folders; times of the last change are in nanoseconds.
+# Columns of the list of input files. The paths are bytes, because file names
+# need not be UTF-8. The labels are names of folders. The times of the last
+# change are in nanoseconds.
 _SCHEMA = pa.schema([
   ("path", pa.binary()),
   ("label", pa.string()),
@@ -37,7 +38,7 @@ _SCHEMA = pa.schema([
 _Row = tuple[bytes, str | None, str, int, int, int]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # a table has no hash
+@dataclasses.dataclass(frozen=True, eq=False)  # a pyarrow table has no hash
 class InputFiles:
   """The files of the input, in order."""
 
@@ -69,14 +70,14 @@ class InputFiles:
       path = os.fsdecode(name.as_py())
       if not os.path.exists(path):
         raise DataError(
-          f"{escaped(path)} was there when the input was listed, but this "
-          "process does not find it: is its file system mounted here? All "
-          "workers must see the inputs at the same paths."
+          f"{escaped(path)} existed when the input was listed, but this "
+          "process does not find the file. Expected all workers to see the "
+          "inputs at the same paths: check that the file system is mounted."
         )
 
   def rows(self, numbers: range, columns: Columns) -> Iterator[ImageRow]:
     """Yield consecutive images, without opening image files."""
-    # An empty file shares its first number with the next file; find the latter.
+    # An empty file and the next file have the same first number: find the next.
     file = int(np.searchsorted(self.first, numbers.start, side="right")) - 1
     while file < self.files.num_rows and self.first[file] < numbers.stop:
       begin, end = int(self.first[file]), int(self.first[file + 1])
@@ -109,8 +110,8 @@ def take_inventory(
   inventory = InputFiles(pa.Table.from_arrays(arrays, schema=_SCHEMA))
   if not inventory.images:
     raise DataError(
-      f"--input {brief(list(inputs))} has no image: expected image files, "
-      "Parquet or ArrayRecord files that are not empty, or folders of these."
+      f"--input {brief(list(inputs))} has no image. Expected image files, "
+      "non-empty Parquet or ArrayRecord files, or folders of such files."
     )
   return inventory
 
@@ -118,7 +119,7 @@ def take_inventory(
 def _files_of(
   text: str, columns: Columns, output: Path | None
 ) -> Iterator[_Row]:
-  # Make paths absolute: workers may have another working directory.
+  # Make the path absolute: workers may have another working directory.
   path = paths.local(text, "--input", DataError).absolute()
   if not path.exists():
     raise DataError(f"--input {brief(text)}: there is no such file or folder.")
@@ -127,21 +128,22 @@ def _files_of(
     yield _container(path, columns) if is_many else _image(str(path), None, "")
     return
   listing = image_files.walk(str(path))
-  listing.closed.pop(str(path), None)  # no row for the input folder itself
+  # `closed` has unreadable folders. The input folder itself gets no row.
+  listing.closed.pop(str(path), None)
   images = image_files.entries_of(listing)
   many_images = [
     file
     for file in map(Path, listing.others)
     if readers.is_container(file)
-    # Skip names that begin with an underscore, which Spark hides, too.
+    # Like Spark, skip names that begin with an underscore.
     and not any(n.startswith("_") for n in file.relative_to(path).parts)
     and not (output and file.resolve().is_relative_to(output.resolve()))
   ]
   if images and many_images:
     raise DataError(
-      f"--input {brief(text)} holds both images and files of many images "
-      f"({escaped(str(many_images[0]))}): give folders that hold one kind, or "
-      "the files themselves."
+      f"--input {brief(text)} holds both image files and files of many images "
+      f"(such as {escaped(str(many_images[0]))}). Give folders that hold only "
+      "one of these two kinds, or give the files themselves."
     )
   for entry in images:
     yield _image(entry.path, _label(entry.path, path), entry.reason)
@@ -150,13 +152,13 @@ def _files_of(
 
 
 def _label(path: str, folder: Path) -> str | None:
-  """Return the first folder below the input folder: a class, as in training."""
+  """Return the class: the name of the first folder below the input `folder`."""
   first, *rest = Path(path).relative_to(folder).parts
   return utf8(first) if rest else None
 
 
 def _image(path: str, label: str | None, reason: str) -> _Row:
-  """Return the row of an image file; a missing file fails when it is read."""
+  """Return the row of an image file, even if the file is missing."""
   try:
     status = os.stat(path)
     facts = status.st_size, status.st_mtime_ns

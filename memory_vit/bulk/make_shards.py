@@ -22,15 +22,15 @@ from memory_vit.images.reader import ImageReader, Prepared
 from memory_vit.model.task import EvalPreprocessing
 from memory_vit.runtime.messages import escaped
 
-# Number of batches that are decoded ahead of the device.
+# Number of batches that the CPU decodes while the device computes another.
 AHEAD = 2
-# Error numbers of permanent faults; all others (of a disk, a stale handle, a
-# time-out) may be transient.
+# Error numbers of permanent faults. All other errors may be transient, such as
+# those of a disk, a stale file handle or a time-out.
 _LASTING = {
   errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG,
   errno.EACCES, errno.EPERM, errno.EINVAL, errno.EILSEQ, errno.ENXIO,
 }  # fmt: skip
-# A batch before decoding: the number of its shard, and its rows.
+# The rows of a batch before decoding: (number of the shard, rows).
 _Rows = tuple[int, list[ImageRow]]
 
 
@@ -83,10 +83,10 @@ def make_shards(
 def _batches(
   plan: Plan, shards: Iterable[int]
 ) -> Iterator[tuple[_Rows, list[str | bytes | DataError]]]:
-  """Yield the batches of shards in order, before decoding.
+  """Yield (rows, images) of each batch before decoding, in the order of shards.
 
-  Every shard begins with a new batch, so that its rows do not depend on which
-  other shards the process makes.
+  Every shard begins with a new batch, so that the rows of a shard do not depend
+  on which other shards the process makes.
   """
   for shard in shards:
     rows = plan.inventory.rows(plan.numbers(shard), plan.columns)
@@ -109,7 +109,7 @@ def _require_lasting(
     if isinstance(cause, OSError) and cause.errno not in {None, *_LASTING}:
       raise DataError(
         f"{escaped(row.path)} cannot be read now: {problem}. Finished shards "
-        "are kept: give the same command again."
+        "are kept. To resume, give the same command again."
       )
 
 
@@ -119,7 +119,10 @@ def _record_batch(
   model: Model,
   schema: pa.Schema,
 ) -> pa.RecordBatch:
-  """Return the rows; the model's columns are null for unreadable images."""
+  """Return the rows of the output.
+
+  For images that cannot be read, the columns of the model's outputs are null.
+  """
   errors = [str(p) if isinstance(p, DataError) else None for p in prepared]
   pixels = [p for p in prepared if not isinstance(p, DataError)]
   columns = [

@@ -29,7 +29,7 @@ from memory_vit.model import trees
 from memory_vit.runtime import files, parquet, paths
 from memory_vit.runtime.messages import brief, first_line, listed
 
-# Version of the format. Plans hold it, so that other versions are not resumed.
+# Version of the format of plans. A plan of another version is not resumed.
 FORMAT = 2
 FOLDER = "_plan"
 _PLAN, _INPUTS = "plan.json", "inputs.parquet"
@@ -42,9 +42,9 @@ class Plan:
   inventory: InputFiles
   columns: Columns
   shard_images: int
-  batch_size: int  # the last bits of a row depend on it
-  # Everything else that rows depend on, as JSON values: backbone, tasks,
-  # preprocessing, options of the output.
+  batch_size: int  # affects the last bits of the outputs
+  # Everything else on which the rows depend, as JSON values: the backbone, the
+  # tasks, the preprocessing, and the options of the output.
   model: Mapping[str, Any]
 
   @property
@@ -90,7 +90,7 @@ def as_json(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def require_own(folder: Path) -> None:
   """Make the output directory; raise if it holds files, but no plan."""
-  # Look for the plan last: another process may just have written it.
+  # Look for the plan last, because another process may just have written one.
   if _holds_others(folder) and not (folder / FOLDER / _PLAN).exists():
     raise ConfigError(
       f"--output {brief(str(folder))} exists and holds something else: "
@@ -107,7 +107,7 @@ def settle(plan: Plan, folder: Path) -> None:
     return
   with files.writing(inputs), files.replacing(inputs) as part:
     pq.write_table(plan.inventory.files, part)
-  # Write plan.json last: without this file, a folder has no plan.
+  # Write plan.json last, because its presence means that the plan is complete.
   with files.writing(file), files.replacing(file) as part:
     part.write_text(json.dumps(plan.facts, indent=1) + "\n", encoding="utf-8")
 
@@ -132,13 +132,13 @@ def _read(file: Path) -> dict[str, Any]:
     return facts
   except (OSError, ValueError) as error:
     raise ConfigError(
-      f"{file} is not readable ({first_line(error)}): expected the plan of a "
-      "bulk run. Give another --output, or restore the file."
+      f"{file} cannot be read as the plan of a bulk run: {first_line(error)}. "
+      "Give another --output, or restore the file."
     ) from error
 
 
 def _holds_others(folder: Path) -> bool:
-  """Return whether a path is a file, or a folder with more than `FOLDER`."""
+  """Return whether a path is a file, or a folder with entries but `FOLDER`."""
   if not folder.is_dir():
     return folder.exists()
   return any(path.name != FOLDER for path in folder.iterdir())
@@ -156,6 +156,6 @@ def _require_equal(plan: Plan, file: Path) -> None:
   ]
   raise ConfigError(
     f"--output {brief(str(file.parent.parent))} holds another run: "
-    f"{listed(problems)}. Give the same inputs, tasks and options to resume "
-    "it, or another --output."
+    f"{listed(problems)}. To resume that run, give its inputs, tasks and "
+    "options; otherwise give another --output."
   )

@@ -17,7 +17,7 @@ from memory_vit.prediction.config import PredictorConfig
 from memory_vit.prediction.predictions import Predictions
 from memory_vit.prediction.predictor import Predictor
 
-# Arrow types of the type names that `Kind.cell_types` returns.
+# {name of a type, as returned by `Kind.cell_types`: Arrow type}.
 _TYPES = {
   "bool": pa.bool_(),
   "float32": pa.float32(),
@@ -115,7 +115,7 @@ class PredictionModel:
     ]
 
   def _fields(self, name: str) -> list[pa.Field]:
-    """Return the columns of a task."""
+    """Return the names and types of a task's columns."""
     fields = [
       pa.field(f"{name}/{column}", _TYPES[kind])
       for column, kind in self._types(name).items()
@@ -133,7 +133,7 @@ class PredictionModel:
     return types | ({} if stated.unknown is None else REJECTION_TYPES)
 
   def _arrays(self, predictions: Predictions, name: str) -> list[pa.Array]:
-    """Return the values of the columns of `_fields`."""
+    """Return the values of a task's columns, in the order of `_fields`."""
     kind, names = predictions.kind(name), predictions.class_names(name)
     cells: dict[str, Any] = {
       **kind.kind.cells(
@@ -155,7 +155,8 @@ class PredictionModel:
 def _lists(values: np.ndarray, kind: pa.DataType) -> pa.Array:
   """Return values (b, k) as b lists of k values.
 
-  Use variable-size lists, because pyarrow 24 cannot write null fixed-size ones.
+  The lists have Arrow's type of variable size, because pyarrow 24 cannot write
+  null values of the type of fixed size.
   """
   b, k = values.shape
   ends = pa.array(np.arange(b + 1, dtype=np.int32) * k)

@@ -25,18 +25,19 @@ from memory_vit.errors import ConfigError, MemoryVitError, TrainingError
 from memory_vit.runtime import messages
 from memory_vit.runtime.messages import escaped, first_line, shortened
 
-# Bytes of a local cluster's object store, which only holds numbers of shards.
+# Bytes of the object store of a local cluster. It only holds shard numbers.
 _OBJECT_STORE = 200 * 2**20
-# Maximum number of seconds to start a local cluster: twice Ray's default, for a
-# busy machine. Only then does Ray notice that a raylet died at its start.
+# Maximum number of seconds to start a local cluster. It is twice Ray's default,
+# because the machine may be busy, and no more, because Ray waits this long even
+# if its node process (raylet) died at the start.
 _PATIENCE = "60"
-# Number of attempts to reach a cluster, of about 40 s each; Ray's default: 20.
+# Number of attempts to reach a cluster (about 40 s each). Ray's default is 20.
 _TRIES = "2"
-# Maximum number of seconds until all workers have resources and a model. This
-# leaves time for a cluster to grow; Ray Data itself would wait forever.
+# Maximum number of seconds until all workers have resources and a model. The
+# limit leaves time for a cluster to grow. By default, Ray Data waits forever.
 _MOST_WAIT = 600
-# Maximum number of workers that may die while making the same shard, because
-# Ray Data would repeat the work of a dead worker forever.
+# Maximum number of workers that may die while making the same shard. Without
+# this limit, Ray Data would repeat the work of a dead worker forever.
 _MOST_TRIES = 10
 
 
@@ -45,9 +46,11 @@ class RayEngine:
   """An `Engine` that makes shards on a Ray cluster."""
 
   workers: int  # processes, each with its own model
-  worker_cpus: float = 0  # CPUs reserved for each worker; 0 for Ray's default
-  worker_gpus: float = 0  # GPUs reserved for each worker; may be a fraction
-  address: str = ""  # "auto": the cluster of this machine; "": see `_address`
+  worker_cpus: float = 0  # CPUs reserved for each worker; 0: Ray's default
+  worker_gpus: float = 0  # GPUs reserved for each worker, or a fraction of one
+  # Address of the cluster; "auto" for the cluster of this machine. If "",
+  # RAY_ADDRESS counts; without RAY_ADDRESS, a local cluster is started.
+  address: str = ""
 
   def __call__(
     self,
@@ -66,7 +69,7 @@ class RayEngine:
       context = ray.data.DataContext.get_current()
       context.enable_progress_bars = False
       context.print_on_execution_start = False
-      # Hand out later shards even while an earlier one is repeated.
+      # Hand out later shards even while an earlier shard is repeated.
       context.execution_options.preserve_order = False
       context.wait_for_min_actors_s = _MOST_WAIT
       shards = ray.data.from_items(
@@ -88,7 +91,7 @@ class RayEngine:
 
   @property
   def _address(self) -> str | None:
-    """Address of a running cluster; None to start a cluster."""
+    """Address of a running cluster, or None to start a local cluster."""
     return self.address or os.environ.get("RAY_ADDRESS") or None
 
   @property
@@ -97,18 +100,18 @@ class RayEngine:
     return max(self.workers, os.cpu_count() or 1)
 
   def _require_cpus(self, workers: int) -> None:
-    """Raise if workers need more CPUs than a local cluster has."""
+    """Raise an error if workers need more CPUs than a local cluster has."""
     needed = workers * self.worker_cpus
     if not self._address and needed > self._local_cpus:
       raise ConfigError(
         f"--worker_cpus={self.worker_cpus:g} for each of {workers} workers is "
         f"{needed:g} CPUs, but the cluster that is started here has "
-        f"{self._local_cpus}: give fewer CPUs or workers, or the address of a "
-        "larger cluster (--ray_address)."
+        f"{self._local_cpus} CPUs. Give fewer CPUs or workers, or the address "
+        "of a larger cluster (--ray_address)."
       )
 
   def _connected(self) -> Any:
-    """Connect to a cluster, without usage statistics; return module `ray`."""
+    """Connect to a cluster without usage statistics; return module `ray`."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_raylet_start_wait_time_s", _PATIENCE)
     os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", _TRIES)
@@ -126,7 +129,7 @@ class RayEngine:
     }  # fmt: skip
     try:
       with warnings.catch_warnings():
-        # JAX warns of forks, but Ray only forks to start another program.
+        # JAX warns of forks, but Ray forks only to start another program.
         warnings.simplefilter("ignore", RuntimeWarning)
         ray.init(address=address, logging_level="warning", **local)
     except Exception as error:  # Ray also raises plain `Exception`
@@ -149,7 +152,7 @@ class ShardWorker:
       self._model.facts
     ):
       raise TrainingError(
-        f"{folder}: a worker found another plan than the run's, or loaded "
+        f"{folder}: a worker found another plan than this run's, or loaded "
         "another model. Expected a file system that all workers share, with "
         "the same backbone and tasks at the same paths."
       )
@@ -163,7 +166,7 @@ class ShardWorker:
     return batch
 
   def _make(self, shard: int) -> None:
-    """Make a shard, unless an earlier worker finished it, and then died."""
+    """Make a shard, unless a worker that died later had finished the shard."""
     if shard_file.is_whole(self._folder, self._plan, shard):
       return
     tries = self._folder / plans.FOLDER / f"{self._plan.name(shard)}.tries"
@@ -171,7 +174,7 @@ class ShardWorker:
       if file.tell() >= _MOST_TRIES:
         raise TrainingError(
           f"{_MOST_TRIES} workers have died while making the shard "
-          f"{self._plan.name(shard)}, images {self._plan.numbers(shard)}: if "
+          f"{self._plan.name(shard)} (images {self._plan.numbers(shard)}). If "
           "memory ran out, give a smaller --batch_size or --memory_mib."
         )
       file.write(b".")
@@ -180,13 +183,13 @@ class ShardWorker:
 
 
 def _converted(error: BaseException) -> MemoryVitError:
-  """Convert an error of Ray to one of ours, with the worker's message."""
+  """Convert an error of Ray to a `MemoryVitError` with the worker's message."""
   cause: BaseException | None = error
   while cause:
     if isinstance(cause, MemoryVitError):
       return type(cause)(str(cause))
     cause = getattr(cause, "cause", None) or cause.__cause__
-  # Use only the last line: the others are a traceback and notes of Ray.
+  # Use only the last line: the lines before are a traceback and notes of Ray.
   reason = shortened(escaped(str(error).rstrip().rpartition("\n")[2]))
   return TrainingError(
     f"a worker of Ray failed: {reason} Finished shards are kept: give the same "

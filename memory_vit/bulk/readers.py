@@ -27,7 +27,7 @@ from memory_vit.runtime.messages import brief, escaped, first_line, utf8
 # Names of columns that may hold images, in order of preference.
 _IMAGE_COLUMNS = ("image", "bytes", "path", "file", "file_name")
 _LABEL_COLUMN = "label"
-# Tests of Arrow types: several types store bytes, and several store text.
+# Tests for the Arrow types that store bytes (`_BINARY`) or text (`_TEXT`).
 _BINARY = (
   pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view,
   pa.types.is_fixed_size_binary,
@@ -35,7 +35,7 @@ _BINARY = (
 _TEXT = (
   pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view,
 )  # fmt: skip
-# Number of rows in memory at once; each may be an image of megabytes.
+# Number of rows in memory at once. A row may hold an image of megabytes.
 _ROWS = 16
 
 
@@ -43,8 +43,9 @@ _ROWS = 16
 class Columns:
   """The columns to read from Parquet files."""
 
-  image: str = ""  # column of images or paths; "": see `_IMAGE_COLUMNS`
-  # Column of integers, text, numbers, or lists; "" for "label", if present.
+  # Column of images or paths; "" for the first of `_IMAGE_COLUMNS` in a file.
+  image: str = ""
+  # Column of labels of any type; "" for the column "label", if there is one.
   label: str = ""
   # Folder in which all paths must lie; "" for the folder of the Parquet file.
   root: str = ""
@@ -57,7 +58,7 @@ class Columns:
     if not root.is_dir():
       raise DataError(
         f"--image_root {brief(str(root))} is no folder: expected the "
-        "folder at which paths in Parquet files start."
+        "folder that the paths in Parquet files are relative to."
       )
     return dataclasses.replace(self, root=str(root))
 
@@ -67,10 +68,12 @@ class ImageRow:
   """An image of the input, before decoding."""
 
   number: int  # position among all images of the input, from 0
-  path: str  # path of an image file; for a table row, its name or FILE#ROW
-  image: str | bytes | None  # a path, or the content of a file
+  # Path of an image file. For a row of a table: the name that the row states,
+  # or else FILE#ROW.
+  path: str
+  image: str | bytes | None  # path or content of an image file; None: no image
   label: str | None
-  reason: str = ""  # why there is no image
+  reason: str = ""  # why `image` is None
 
 
 def is_container(path: Path) -> bool:
@@ -79,7 +82,7 @@ def is_container(path: Path) -> bool:
 
 
 def _is_array_record(path: Path) -> bool:
-  """Return whether a file is ArrayRecord, even .array_record-00000-of-00010."""
+  """Return whether a name is that of an ArrayRecord file or of its shards."""
   suffix = path.suffix.partition("-")[0]
   return suffix in (".array_record", ".arrayrecord")
 
@@ -116,7 +119,7 @@ def read_container(
     yield ImageRow(first + row, place, image, label, reason)
 
 
-# An image or None, its own name, its label, and why there is no image.
+# (Image or None, name that the row states, label, why there is no image).
 _Found = tuple[str | bytes | None, str, str | None, str]
 
 
@@ -142,7 +145,10 @@ def _read_parquet(
 
 
 def _class_names(schema: pa.Schema, label: str | None) -> list[str]:
-  """Return class names that a Parquet file of Hugging Face states, or []."""
+  """Return the class names in the Hugging Face metadata of a Parquet file.
+
+  The list is empty if there are no such names.
+  """
   try:
     about = json.loads((schema.metadata or {})[b"huggingface"])
     names = about["info"]["features"][label]["names"]
@@ -155,7 +161,7 @@ def _class_names(schema: pa.Schema, label: str | None) -> list[str]:
 def _rows_of(
   file: pq.ParquetFile, rows: range, wanted: list[str]
 ) -> Iterator[Mapping[str, Any]]:
-  """Yield these rows of a file; skip row groups that hold none of them."""
+  """Yield the rows numbered `rows`; skip row groups without such rows."""
   groups: list[int] = []
   begin = first = 0
   for i in range(file.num_row_groups):
@@ -171,9 +177,9 @@ def _rows_of(
 
 
 def _image(value: Any, root: Path) -> tuple[str | bytes | None, str, str]:
-  """Return a value's image (or None), its name, and why there is no image."""
+  """Return (image or None, name of the image, why there is no image)."""
   name = ""
-  if isinstance(value, Mapping):  # Hugging Face: bytes take precedence
+  if isinstance(value, Mapping):  # as in data sets of Hugging Face
     name = utf8(value.get("path") or "")
     value = value["bytes"] if value.get("bytes") else value.get("path")
   if isinstance(value, bytes):
@@ -189,7 +195,10 @@ def _image(value: Any, root: Path) -> tuple[str | bytes | None, str, str]:
 
 
 def _label(value: Any, names: Sequence[str]) -> str | None:
-  """Return a label as text: its class name, if known; lists as JSON."""
+  """Return a label as text.
+
+  A number becomes its class name, if known. A list becomes JSON.
+  """
   if value is None:
     return None
   if isinstance(value, list):
@@ -205,7 +214,7 @@ def _label(value: Any, names: Sequence[str]) -> str | None:
 def _found_columns(
   path: Path, schema: pa.Schema, columns: Columns
 ) -> tuple[str, str | None]:
-  """Return the columns of images and of labels; raise if they are unusable."""
+  """Return (column of images, column of labels); check that both are usable."""
   wanted = (columns.image,) if columns.image else _IMAGE_COLUMNS
   image = next((name for name in wanted if name in schema.names), "")
   if not image or not _holds_images(schema.field(image).type):
@@ -213,7 +222,7 @@ def _found_columns(
     raise DataError(
       f"{escaped(str(path))}: the column of images ({' or '.join(wanted)}) "
       f"{fault}; the columns are {brief(schema.names)}. Expected bytes, a "
-      "struct {bytes, path}, or paths: name the right column by --image_column."
+      "struct {bytes, path}, or paths: name such a column by --image_column."
     )
   label = columns.label or _LABEL_COLUMN
   if label in schema.names:
@@ -221,7 +230,7 @@ def _found_columns(
   if columns.label:
     raise DataError(
       f"{escaped(str(path))} has no column {brief(label)} of labels: expected "
-      f"one of its columns {brief(schema.names)} as --label_column."
+      f"as --label_column one of its columns {brief(schema.names)}."
     )
   return image, None
 
@@ -236,7 +245,10 @@ def _holds_images(kind: pa.DataType) -> bool:
 
 
 def _is_any(kind: pa.DataType, *tests: Callable[[pa.DataType], bool]) -> bool:
-  """Return whether a type, or a dictionary's value type, passes any test."""
+  """Return whether any test holds for a type.
+
+  For a dictionary type, the type of the values is tested.
+  """
   values = kind.value_type if pa.types.is_dictionary(kind) else kind
   return any(test(values) for test in tests)
 
@@ -253,7 +265,7 @@ def _array_record(path: Path) -> Iterator[Any]:
       )
     ) from error
   try:
-    # These options switch reading ahead off.
+    # These options turn off reading ahead.
     options = "readahead_buffer_size:0,max_parallelism:0"
     with contextlib.closing(
       array_record_module.ArrayRecordReader(str(path), options)
@@ -263,22 +275,22 @@ def _array_record(path: Path) -> Iterator[Any]:
     raise
   except (OSError, RuntimeError, ValueError, IndexError) as error:
     raise DataError(
-      f"{escaped(str(path))} cannot be read: {first_line(error)}. It may have "
-      "changed, or be no ArrayRecord file."
+      f"{escaped(str(path))} cannot be read: {first_line(error)}. The file may "
+      "have changed since it was listed, or may not be an ArrayRecord file."
     ) from error
 
 
 def _require_image(path: Path, record: bytes) -> None:
-  """Raise `DataError` if the first record of a file is no image file."""
+  """Raise `DataError` if the first record of a file is not an image file."""
   try:
     # Read only the header; nothing is decoded.
     with decoding.opened(record):
       pass
   except UnidentifiedImageError as error:
     raise DataError(
-      f"{escaped(str(path))}: its first record is no image file, as every "
-      "record should be. If it is a file of TFDS, which wraps images in "
-      "tf.train.Example, write the images to Parquet or to files first."
+      f"{escaped(str(path))}: the first record is not an image file. Expected "
+      "every record to be an image file. TFDS instead wraps images in "
+      "tf.train.Example: first write such images to Parquet or to files."
     ) from error
-  except Exception:  # a broken image becomes a row with an error
+  except Exception:  # decoding reports the error in the row of this image
     return

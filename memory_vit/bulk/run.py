@@ -41,13 +41,14 @@ class Summary:
   """Numbers of images and shards of an output."""
 
   images: int
-  errors: int  # images that could not be read
+  errors: int  # number of images that could not be read
   shards: int
-  made: int  # shards that this run made
+  made: int  # number of shards that this run made
 
 
-# A function that makes shards. Its arguments: plan, output folder, job, missing
-# shards, and a function to call with the number of images just written.
+# A function that makes shards. Its arguments are the plan, the output folder,
+# the job, the numbers of the missing shards, and a callback that receives the
+# number of images just written.
 Engine = Callable[[Plan, Path, Any, Sequence[int], Callable[[int], None]], None]
 
 
@@ -117,16 +118,16 @@ def unreadable(output: str) -> Iterator[tuple[str, str]]:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-  """Lock an output, and remove partial files of killed processes."""
+  """Lock the output `folder`, and remove partial files of killed processes."""
 
   def refuse(owner: str) -> None:
     raise ConfigError(
       f"--output {brief(str(folder))}: {owner or 'another process'} is writing "
-      "there. Wait for it, end it, or give another --output."
+      "there. Wait for that process, end it, or give another --output."
     )
 
   plans.require_own(folder)
-  # Never delete the lock file: two processes could lock different files.
+  # Never delete the lock file: a second process could then lock a new file.
   file = folder / plans.FOLDER / ".lock"
   with lock.one_at_a_time(file, refuse, "--output"):
     for part in folder.glob(".part-*.part"):  # left by a killed process
@@ -152,14 +153,15 @@ def _missing(plan: Plan, folder: Path, say: Callable[[str], None]) -> list[int]:
 
 
 def _count_errors(plan: Plan, folder: Path) -> int:
-  """Count the rows with an error; raise if a shard is missing."""
+  """Count rows with an error; raise `TrainingError` if a shard is missing."""
   total = 0
   for i in range(plan.shards):
     errors = shard_file.errors_of(folder, plan, i)
     if errors is None:
       raise TrainingError(
-        f"{folder / plan.name(i)} was made, but is missing or damaged: do all "
-        "workers share this file system? If so, give the same command again."
+        f"{folder / plan.name(i)} was made, but is missing or damaged. Check "
+        "that all workers share this file system. If they do, give the same "
+        "command again."
       )
     total += errors
   return total

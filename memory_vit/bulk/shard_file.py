@@ -19,7 +19,7 @@ from memory_vit.bulk.plan import Plan
 from memory_vit.runtime import files, parquet
 from memory_vit.version import __version__
 
-# Minimum number of bytes in a row group, except the last one.
+# Minimum number of bytes in a row group, except in the last group.
 _GROUP_BYTES = 64 * 2**20
 # The first columns of every output.
 COMMON = (
@@ -103,9 +103,10 @@ def errors_of(folder: Path, plan: Plan, shard: int) -> int | None:
 
 
 def _encoding(schema: pa.Schema) -> dict[str, Any]:
-  """Return writer options: zstd except for floats, dictionaries for text.
+  """Return options of the Parquet writer for compression and dictionaries.
 
-  zstd hardly shrinks floats, and dictionaries only help if values repeat.
+  Floats are not compressed, because zstd hardly shrinks them. Only text gets a
+  dictionary, because a dictionary only helps if values repeat.
   """
   compression, dictionaries = {}, []
   for field in schema:

@@ -17,7 +17,7 @@ def checked_pixels(pixels: Any, side: int) -> np.ndarray:
   if not isinstance(pixels, np.ndarray | jax.Array):
     raise DataError(
       f"pixels are of type {type(pixels).__name__}, expected an array, such as "
-      "the result of Predictor.prepare."
+      "Predictor.prepare returns."
     )
   array = np.asarray(pixels)
   image_check.require_shape(array, side)

@@ -23,8 +23,8 @@ def image_column(columns: Mapping[str, Any]) -> str:
       return name
   raise DataError(
     "no column holds images: the columns are "
-    f"{brief(name_list(list(map(str, columns))))}, expected one of 'image' "
-    "(bytes of files, or uint8 arrays), 'path', or 'pixels' (prepared images)."
+    f"{brief(name_list(list(map(str, columns))))}. Expected a column 'image' "
+    "(bytes of files, or uint8 arrays), 'path' or 'pixels' (prepared images)."
   )
 
 
@@ -76,7 +76,7 @@ def joined(
   """Return all columns; raise `DataError` if a name is in both groups."""
   if twice := sorted(kept.keys() & made.keys()):
     raise DataError(
-      f"the input columns have {brief(name_list(twice))}, as do the "
-      "predictions: rename the input columns."
+      f"the input and the predictions both have columns named "
+      f"{brief(name_list(twice))}: rename these columns of the input."
     )
   return {**kept, **made}

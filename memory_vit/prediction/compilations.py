@@ -15,7 +15,7 @@ import jax.monitoring
 _EVENT = "/jax/core/compile/backend_compile_duration"
 
 
-@dataclasses.dataclass(eq=False)  # `list.remove` must compare identities
+@dataclasses.dataclass(eq=False)  # so `list.remove` finds a tally by identity
 class Tally:
   count: int = 0
 
@@ -25,7 +25,8 @@ class _Running(threading.local):
     self.tallies: list[Tally] = []
 
 
-# Each thread has its own tallies; the object is global like JAX's listeners.
+# The tallies of each thread. The object is global, because the listeners that
+# JAX calls for events are global.
 _RUNNING = _Running()
 
 

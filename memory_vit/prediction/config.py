@@ -13,14 +13,14 @@ from memory_vit.runtime.options import (
   option,
 )
 
-# Maximum batch size: no device holds a larger batch beside a ViT.
+# Maximum batch size. No device has memory for a ViT and a larger batch.
 _MOST_IMAGES = 2**16
 _MOST = 2**20
 _SOURCE = Text("a file, a directory, an address or a short name", most=4_000)
 _TASK = Text("the path of a task", most=4_000)
 _ROOM = Number(0, _MOST, "reserved; grows if a task needs more")
 _SOME_ROOM = dataclasses.replace(_ROOM, least=1)
-# Names of optional parts without a size, which can be reserved by name alone.
+# Names of the optional parts that have no size. The name alone reserves room.
 _PARTS = tuple(
   name for name, part in PARTS.items()
   if part.listed and not part.in_every and part.room(()) is True
@@ -72,7 +72,7 @@ class PredictorConfig:
     ConfigError: for a value that its option does not accept.
   """
 
-  # `field` in place of `option`, so that type checkers see no default.
+  # Use `field` in place of `option`, so that type checkers see no default.
   backbone: str = dataclasses.field(metadata=option(None, _SOURCE).metadata)
   tasks: tuple[str, ...] = option((), Items(_TASK, _MOST))
   dtype: str = option("float32", Choice(dtypes.CHOICES))

@@ -44,7 +44,7 @@ class BatchOutputs(NamedTuple):
     )
 
 
-# {task name: (row of its logits, number of its classes)}, see `Program.heads`.
+# {task name: (row of the logits, number of classes)}, as in `Program.heads`.
 Heads = Mapping[str, tuple[int, int]]
 
 
@@ -53,7 +53,8 @@ class FixedShapes:
 
   def __init__(self, backbone: Backbone, batch_sizes: Sequence[int]) -> None:
     self._backbone, self._sizes = backbone, tuple(batch_sizes)
-    # {`Program.shapes`: compiled batch sizes}. Threads add sizes without locks.
+    # {`Program.shapes`: batch sizes that are compiled for these shapes}.
+    # Threads add sizes without a lock.
     self._compiled: dict[Hashable, set[int]] = {}
 
   def run(
@@ -108,7 +109,7 @@ class FixedShapes:
     original: bool,
     features: bool,
   ) -> BatchOutputs:
-    """Run a batch; start all programs before waiting for the first result."""
+    """Run a batch: start all programs, and only then wait for results."""
     config, params = self._backbone.config, self._backbone.for_programs
     images = jax.device_put(batch)
     summary = None
@@ -131,7 +132,7 @@ class FixedShapes:
   def _of_no_image(
     self, heads: Heads, original: bool, features: bool
   ) -> Outputs:
-    """Return outputs for 0 images, with the right shapes."""
+    """Return the outputs for 0 images: arrays with a first axis of length 0."""
     config, params = self._backbone.config, self._backbone.params
     batch = jax.ShapeDtypeStruct((1, *self._image_shape), np.float32)
     outputs, _ = jax.eval_shape(

@@ -146,10 +146,10 @@ class Predictions:
     return self.logits[name]
 
   def _require_kind(self, name: str, method: str, *expected: str) -> None:
-    self._outputs(name)  # raises for an unknown task
+    self._outputs(name)  # raises `UnknownTask` for an unknown task
     kind = self.kind(name).kind
     if kind.name not in expected:
       raise TaskError(
         f"task {name!r} is of {kind.name}, but `{method}` needs a task of "
-        f"{' or '.join(expected)}: use {kind.reads}."
+        f"{' or '.join(expected)}: use {kind.reads} instead."
       )

@@ -32,7 +32,7 @@ from memory_vit.tasks.compose import TasksLike, task_tuple
 from memory_vit.tasks.model_loading import load_model
 
 Columns = Mapping[str, Any]
-# Options of `from_model`, which gets a loaded backbone and loaded tasks.
+# Names of the options of `from_model`, whose backbone is already loaded.
 _OPTIONS = tuple(
   field.name
   for field in dataclasses.fields(PredictorConfig)
@@ -102,7 +102,7 @@ class Predictor:
       if name in options:
         raise ConfigError(
           f"{name} cannot be given with a loaded backbone, which has its own: "
-          f"give it to load_backbone(..., {name}=...)."
+          f"call load_backbone(..., {name}=...) instead."
         )
     if unknown := options.keys() - set(_OPTIONS):
       raise ConfigError(
@@ -171,7 +171,8 @@ class Predictor:
     sizes = self.batch_sizes[:count]
     compiled = 0
     with ProgressBar("compiling", len(sizes), "batch sizes") as bar:
-      # Look again after each size: other threads may have changed the tasks.
+      # List the missing sizes again after each size, because other threads may
+      # have changed the tasks.
       while missing := [s for s in sizes if s not in self.compiled_sizes]:
         compiled += self._maker.compile(self._task_set, missing[0])
         bar.update()
@@ -248,7 +249,7 @@ class Predictor:
       DataError: for an image that cannot be read.
       UnknownTask: for a name that no task has.
     """
-    # Check the names first, so that no image is decoded for an unknown task.
+    # Check the task names first, so an unknown name fails before decoding.
     answering, names = self._answering(task_set, tasks)
     batches = self._images.batches(images, answering.preprocessing)
     return self._predict(
@@ -398,7 +399,7 @@ class Predictor:
   def _answering(
     self, task_set: TaskSet | None, names: Iterable[str] | None
   ) -> tuple[TaskSet, tuple[str, ...]]:
-    """Return the set that answers, and the requested names; check both."""
+    """Return (set of tasks that answers, requested task names); check both."""
     answering = task_set or self._task_set
     for spec in answering.specs[:1]:  # all tasks have the same backbone
       require_backbone(spec, self.backbone.id)

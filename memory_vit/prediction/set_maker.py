@@ -74,7 +74,7 @@ class SetMaker:
       for size in self._programs.compiled(old.program):
         if size not in self._programs.compiled(program):
           self._compile(program, size)
-      jax.block_until_ready(program)  # so that no request has to wait
+      jax.block_until_ready(program)  # requests then need not wait for arrays
     preprocessing = self._preprocessing(by_slot.values())
     version = old.version + 1
     ready = TaskSet(version, by_slot, sizes, program, preprocessing)
@@ -85,7 +85,7 @@ class SetMaker:
       if not isinstance(task, str | Path):
         raise TaskError(
           f"the task is of type {type(task).__name__}, expected a Task or the "
-          "path of one."
+          "path of a task."
         )
       path = find.one_task(task)
       described = manifest.read(path)
@@ -101,23 +101,23 @@ class SetMaker:
   def _require_image_size(self, spec: TaskSpec) -> None:
     own_id, wanted = self._backbone.id, spec.backbone
     if dataclasses.replace(wanted, image_size=own_id.image_size) != own_id:
-      return  # another backbone, which `require_backbone` refuses
+      return  # `require_backbone` refuses tasks of other backbones
     if wanted.image_size != own_id.image_size:
       raise TaskError(
         f"task {spec.name!r} was trained at {wanted.image_size} pixels, but "
-        f"this predictor runs the backbone at {own_id.image_size}: build a new "
-        "predictor with this task, or with PredictorConfig(..., "
+        f"this predictor runs the backbone at {own_id.image_size} pixels: "
+        "build a new predictor with this task, or with PredictorConfig(..., "
         f"image_size={wanted.image_size})."
       )
 
   def _preprocessing(self, tasks: Iterable[Task]) -> EvalPreprocessing:
-    """Return the preprocessing of the tasks, or else of the backbone."""
-    for task in tasks:  # all have the same preprocessing
+    """Return the preprocessing of the tasks; without tasks, of the backbone."""
+    for task in tasks:  # all tasks have the same preprocessing
       return task.spec.preprocessing
     side = self._backbone.config.image_size
     return self._backbone.preprocessing or EvalPreprocessing(image_size=side)
 
 
 def _held(task: Task) -> Task:
-  """Copy a task to the host, from where each new set fills its slots."""
+  """Copy a task to the host; each new `TaskSet` is filled from this copy."""
   return dataclasses.replace(task, params=on_host(task.params))

@@ -69,7 +69,9 @@ class Change:
 
 @dataclasses.dataclass(frozen=True, eq=False)  # == of arrays is ambiguous
 class TaskSet:
-  """The tasks that answer a request; a task stays in its slot in later sets.
+  """The tasks that answer a request.
+
+  A task keeps its slot in the sets that later changes make.
 
   Attributes:
     version: 1 for the first set, incremented by each change.
@@ -177,11 +179,12 @@ def with_replaced(
   readers = [
     child.name for child in by_slot.values() if name in child.spec.attends_to
   ]
-  # A child without its parent's digest would not notice the new parameters.
+  # A task that attends to `name` may state no digest of `name`, and would then
+  # not notice the new parameters.
   if readers and task.digest != by_slot[slot].digest:
     raise TaskError(
       f"task {name!r} cannot be replaced by a task with other parameters, "
-      f"because tasks attend to it: remove {name_list(readers)} first."
+      f"because other tasks attend to it: first remove {name_list(readers)}."
     )
   left = {i: present for i, present in by_slot.items() if i != slot}
   if not suits(slot, task.spec):
@@ -229,10 +232,10 @@ def fitting(by_slot: Mapping[int, Task]) -> dict[int, Task]:
 def _require_names(
   names: Iterable[str], known: Sequence[str]
 ) -> tuple[str, ...]:
-  """Return names as a tuple; raise `UnknownTask` for one not in `known`."""
+  """Return names as a tuple; raise `UnknownTask` if `known` lacks a name."""
   if isinstance(names, str):
     raise TaskError(
-      f"tasks is the text {brief(names)}, expected a sequence of names."
+      f"tasks is the string {brief(names)}, expected a sequence of names."
     )
   if not isinstance(names, Iterable):
     raise TaskError(

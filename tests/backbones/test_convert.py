@@ -272,7 +272,7 @@ def test_preprocessing_is_written_for_transformers(tmp_path):
   {"representation_size": 5},
 ])  # fmt: skip
 def test_model_beyond_transformers_is_refused(tmp_path, switches):
-  with pytest.raises(BackboneError, match="save it as an .npz file"):
+  with pytest.raises(BackboneError, match="save the backbone as an .npz file"):
     mv.save_backbone(tiny_backbone(**switches), tmp_path / "hf", format="hf")
   assert not (tmp_path / "hf").exists()
 

@@ -813,9 +813,9 @@ def test_passwords_are_sent_with_encryption(netrc, monkeypatch):
 @pytest.mark.parametrize(
   ("path", "says"),
   [
-    ("x" * 5000, "no path"),
-    ("~nobody-of-that-name/x.npz", "no path"),
-    ("a\0b", "no path"),
+    ("x" * 5000, "not a path"),
+    ("~nobody-of-that-name/x.npz", "not a path"),
+    ("a\0b", "not a path"),
     ("http://[::1", "cannot fetch"),
   ],
 )

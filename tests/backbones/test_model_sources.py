@@ -375,7 +375,7 @@ def test_no_array_may_be_missing(tmp_path, name):
   ({"hidden_size": "8"}, "hidden_size is '8', expected a whole number"),
   ({"hidden_size": True}, "hidden_size is True, expected"),
   ({"hidden_size": 10**30}, "hidden_size is 1000"),
-  ({"num_attention_heads": 3}, "width 8 is not a multiple of 3 heads"),
+  ({"num_attention_heads": 3}, "width 8 is not a multiple of num_heads 3"),
   ({"num_hidden_layers": 10**6}, "num_hidden_layers is 1000000, expected"),
   ({"patch_size": [4, 2]}, "patch_size is [4, 2], expected the side"),
   ({"patch_size": 9}, "image_size 8 is less than patch_size 9"),

@@ -466,7 +466,7 @@ REFUSED = {
   ),
   "other channels": ("dinov3", {"num_channels": 4}, {}, "num_channels is 4"),
   "no heads that fit": (
-    "dinov3", {"num_attention_heads": 5}, {}, "not a multiple of 5 heads",
+    "dinov3", {"num_attention_heads": 5}, {}, "not a multiple of num_heads 5",
   ),
   "a rotation that does not fit": (
     "dinov3", {"num_attention_heads": 4}, {}, "a multiple of 4",

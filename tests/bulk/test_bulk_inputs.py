@@ -182,7 +182,9 @@ def test_array_record_without_images_is_refused(tmp_path):
   writer = module.ArrayRecordWriter(str(path), "group_size:1")
   writer.write(b"\x0a\x05image")
   writer.close()
-  with pytest.raises(DataError, match="first record is no image file.*TFDS"):
+  with pytest.raises(
+    DataError, match="first record is not an image file.*TFDS"
+  ):
     rows([path])
 
 
@@ -217,7 +219,9 @@ def test_unusable_inputs_are_refused(tmp_path):
   with pytest.raises(DataError, match="no column 'class' of labels"):
     rows([broken], columns=Columns(label="class"))
   (tmp_path / "1.png").write_bytes(PNG)
-  with pytest.raises(DataError, match="holds both images and files of many"):
+  with pytest.raises(
+    DataError, match="holds both image files and files of many"
+  ):
     rows([tmp_path])
 
 

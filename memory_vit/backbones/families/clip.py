@@ -16,7 +16,7 @@ from memory_vit.backbones.families.vit_fields import (
 )
 from memory_vit.errors import BackboneError
 
-# `model_type` -> whether the model also has a text tower.
+# {`model_type`: whether the model also has a text tower}.
 _TEXTS = {"clip": True, "clip_vision_model": False}
 MODEL_TYPES = tuple(_TEXTS)
 _DEFAULTS = {
@@ -32,8 +32,8 @@ def read(fields: Fields, arrays: Arrays) -> Model:
   if "classifier.weight" in arrays:
     raise BackboneError(
       f"{fields.where} has a classifier that reads the mean of the patches "
-      "before the last LayerNorm, expected a CLIP without a classifier: save "
-      "its tower (model.vision_model.save_pretrained) and load that."
+      "before the last LayerNorm. Expected a CLIP without a classifier: save "
+      "its image tower (model.vision_model.save_pretrained) and load that copy."
     )
   has_texts = fields.choice("model_type", _TEXTS)
   projected = (
@@ -43,7 +43,7 @@ def read(fields: Fields, arrays: Arrays) -> Model:
   )
   width = vit_field(fields, "num_classes", "projection_dim", 512)
   if has_texts:
-    # transformers reads the older section if a file has both.
+    # If a file has both sections, transformers reads the older one.
     older = "vision_config_dict"
     fields = fields.section(older if fields.has(older) else "vision_config")
   config = transformers_config(
@@ -61,7 +61,7 @@ def read(fields: Fields, arrays: Arrays) -> Model:
       table.POSITIONS, shape=(1 + n, d)
     ),
     "embeddings.patch_embedding": To(table.PATCHES, bias=False),
-    "pre_layrnorm": table.PRE_NORM,  # misspelt in the files
+    "pre_layrnorm": table.PRE_NORM,  # the files misspell "layernorm"
     **BLOCKS,
     "post_layernorm": table.LAST_NORM,
   }

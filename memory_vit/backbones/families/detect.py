@@ -25,7 +25,7 @@ from memory_vit.runtime.messages import brief
 
 _Read = Callable[[Fields, Arrays], Model]
 
-# `model_type` of transformers -> its reader.
+# {`model_type` of transformers: function that reads such models}.
 _TRANSFORMERS: Mapping[str, _Read] = {
   kind: family.read
   for family in (hf_vit, dinov2, dinov3, ijepa, siglip, clip)
@@ -35,9 +35,9 @@ _NAFLEX = (
   "a SigLIP 2 for images of any shape (NaFlex), whose patches are a sequence "
   "with a mask: expected a model for one resolution, with model_type siglip"
 )
-# `model_type` and array prefix of a timm model that transformers saved.
+# `model_type` and prefix of array names in timm models that transformers saved.
 _WRAPPER, _PREFIX = "timm_wrapper", "timm_model."
-# `model_type` -> what it stands for, and why it is refused.
+# {`model_type`: which model this is, and why the model is refused}.
 _REFUSED = {
   "deit": (
     "a DeiT with a token for distillation, whose outputs are the mean of two "
@@ -70,7 +70,10 @@ def convert(config: Mapping[str, Any], arrays: Arrays, where: str) -> Converted:
 def _unwrapped(
   config: Mapping[str, Any], arrays: Arrays
 ) -> tuple[Mapping[str, Any], Arrays]:
-  """Return the timm model in its wrapper; a `TimmWrapperModel` has no head."""
+  """Return (config, arrays) of the timm model that transformers has wrapped.
+
+  The architecture `TimmWrapperModel` has no head, so `num_classes` becomes 0.
+  """
   if config.get("architectures") == ["TimmWrapperModel"]:
     config = {**config, "num_classes": 0}
   prefixed = all(name.startswith(_PREFIX) for name in arrays)
@@ -97,6 +100,6 @@ def _family(config: Mapping[str, Any], where: str) -> tuple[str, _Read]:
         return kind or "timm", family.read
   raise BackboneError(
     f"{where}: unsupported model_type {brief(kind)}, architecture "
-    f"{brief(name)}: expected a model_type of {', '.join(_TRANSFORMERS)}, or "
-    "an architecture of timm such as vit_*, deit_* or deit3_*."
+    f"{brief(name)}: expected a model_type of {', '.join(_TRANSFORMERS)}; "
+    "or an architecture of timm, such as vit_*, deit_* or deit3_*."
   )

@@ -32,8 +32,8 @@ def read(fields: Fields, arrays: Arrays) -> Model:
   if "classifier.weight" in arrays:
     raise BackboneError(
       f"{fields.where} has a classifier that reads the class token and the "
-      "mean of the patches side by side, expected DINOv2 without a head: save "
-      "its backbone (model.base_model.save_pretrained) and load that."
+      "mean of the patches side by side. Expected DINOv2 without a head: save "
+      "its backbone (model.base_model.save_pretrained) and load that copy."
     )
   has_registers = fields.choice("model_type", _WITH_REGISTERS)
   defaults = {
@@ -77,6 +77,7 @@ def read(fields: Fields, arrays: Arrays) -> Model:
 
 
 def _swiglu_width(hidden: int) -> int:
-  """Return 2/3 of `hidden`, rounded up to a multiple of 8."""
-  # SwiGLU has three matrices instead of two, so the number of weights is equal.
+  """Return the width of a SwiGLU: 2/3 of `hidden`, up to a multiple of 8."""
+  # SwiGLU has three matrices and a plain MLP two. With 2/3 of the width, both
+  # have the same number of weights.
   return (int(hidden * 2 / 3) + 7) // 8 * 8

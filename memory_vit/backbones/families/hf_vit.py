@@ -24,9 +24,9 @@ FIELDS = dict.fromkeys((
   *("width", "depth", "mlp_dim", "num_heads", "patch_size", "image_size"),
   "layer_norm_epsilon",
 ))  # fmt: skip
-# Token that replaces masked patches in pretraining; it is ignored.
+# Name of the token for masked patches in pretraining, which is ignored.
 MASK = "embeddings.mask_token"
-# Arrays that are ignored if there is a classifier: it does not use the pooler.
+# Arrays to ignore if there is a classifier, which does not use the pooler.
 _POOLER = ("pooler.dense.*", "vit.pooler.dense.*")
 
 

@@ -14,7 +14,7 @@ from memory_vit.backbones.families.vit_fields import (
 )
 
 TOWER = "vision_model."
-# Rows of the blocks; the towers of CLIP have the same rows.
+# Rows of the table for the blocks. The towers of CLIP use the same rows.
 BLOCKS: Table = {
   "encoder.layers.{l}.layer_norm1": table.NORM_1,
   "encoder.layers.{l}.self_attn.q_proj": table.QUERY,
@@ -25,10 +25,11 @@ BLOCKS: Table = {
   "encoder.layers.{l}.mlp.fc1": table.UP,
   "encoder.layers.{l}.mlp.fc2": table.DOWN,
 }
-# Ignored arrays: the text tower, the similarity scale, a buffer of old files.
+# Arrays to ignore: the text tower, the similarity scale, and a buffer that old
+# files have.
 BESIDE = ("text_model.*", "logit_scale", "*.position_ids")
 
-# `model_type` -> whether the model also has a text tower.
+# {`model_type`: whether the model also has a text tower}.
 _TEXTS = {"siglip": True, "siglip_vision_model": False}
 MODEL_TYPES = tuple(_TEXTS)
 _DEFAULTS = {
@@ -74,7 +75,7 @@ def read(fields: Fields, arrays: Arrays) -> Model:
     "post_layernorm": table.LAST_NORM,
     **_PROBE,
   }
-  # A classifier does not use the probe, whose arrays are then ignored.
+  # Ignore the probe if there is a classifier, which does not use the probe.
   probe = (f"{TOWER}head.*", "head.*") if classes else ()
   return Model(
     config=config,

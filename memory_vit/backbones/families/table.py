@@ -17,11 +17,11 @@ from memory_vit.errors import BackboneError
 from memory_vit.model.vit_config import ViTConfig
 from memory_vit.runtime.messages import brief, listed
 
-# Name -> float32 array; `StoredArrays` reads the array on each access.
+# {name: float32 array}. `StoredArrays` reads an array at each access.
 Arrays = Mapping[str, np.ndarray]
 Shape = tuple[int, ...]
 
-# Names of our layers and arrays.
+# Names of the layers and arrays of this package.
 PATCHES, CLASS, REGISTERS = "embedding", "cls", "registers"
 POSITIONS = layouts.POSITIONS
 PRE_NORM, LAST_NORM = "Transformer/pre_norm", "Transformer/encoder_norm"
@@ -58,11 +58,12 @@ _INDENTED = "\n  "
 class To:
   """Our name for a source layer or array, and how the two differ."""
 
-  # Several names if the source concatenates outputs of our layers in one layer.
+  # Our name, or several names if one source layer concatenates the outputs of
+  # several of our layers.
   ours: str | tuple[str, ...]
-  bias: bool = True  # whether the source has a bias; otherwise ours is zero
+  bias: bool = True  # whether the source has a bias; if not, our bias is zero
   scale: str = ""  # source name of the LayerScale that multiplies the outputs
-  shape: Shape | None = None  # shape of a source array, if different
+  shape: Shape | None = None  # shape of the source array if ours has another
 
 
 Table = Mapping[str, str | To]
@@ -73,12 +74,13 @@ class Model:
   """Configuration of a source model, and the table that converts its arrays."""
 
   config: ViTConfig
-  # Rows whose target is not in the tree of `config` are skipped. If two rows
-  # have the same target, the later row counts.
+  # A row is skipped if the model of `config` has no layer of our name. If two
+  # rows have the same of our names, the later row counts.
   table: Table
   # Names or patterns of source arrays to ignore, such as buffers.
   ignored: tuple[str, ...] = ()
-  # Edits the dict of source arrays after the shape check, before conversion.
+  # A function that edits the dict of source arrays in place, after the check of
+  # shapes and before the conversion.
   adapt: Callable[[dict[str, np.ndarray]], None] = lambda arrays: None
 
 
@@ -151,14 +153,15 @@ def take(
   lines += [f"extra: {brief(n)}" for n in sorted(names - expected.keys())]
   if lines:
     raise BackboneError(
-      f"{where}: the weights beside it are not exactly those of the model that "
-      f"it describes:{_INDENTED}{listed(lines, _INDENTED, _MOST_CHARACTERS)}"
+      f"{where}: the weights in this directory are not exactly those of the "
+      "model that this file describes:"
+      f"{_INDENTED}{listed(lines, _INDENTED, _MOST_CHARACTERS)}"
     )
   return taken
 
 
 def _rows(model: Model) -> Iterator[tuple[str, To]]:
-  """Yield the rows of a table; those with "{l}" are repeated for each block."""
+  """Yield the rows of a table; repeat rows with "{l}" for each block."""
   for name, place in model.table.items():
     to = place if isinstance(place, To) else To(place)
     ours = (to.ours,) if isinstance(to.ours, str) else to.ours
@@ -174,13 +177,16 @@ def _rows(model: Model) -> Iterator[tuple[str, To]]:
 
 
 def _leaf(place: str, ours: Mapping[str, Shape]) -> str:
-  """Return our array, kernel or scale of this name; "" if there is none."""
+  """Return the full name of our array, kernel or scale; "" if none exists."""
   leaves = (place, f"{place}/kernel", f"{place}/scale")
   return next((leaf for leaf in leaves if leaf in ours), "")
 
 
 def _parameters(name: str) -> tuple[str, str]:
-  """Return names of weight and bias: NAME.weight, or NAME_weight for NAME_."""
+  """Return (name of the weight, name of the bias) of a source layer.
+
+  A layer "a" has "a.weight"; a layer "a_", which ends in "_", has "a_weight".
+  """
   start = name if name.endswith("_") else f"{name}."
   return f"{start}weight", f"{start}bias"
 
@@ -207,7 +213,7 @@ def _source_shapes(
 def _folded(
   name: str, to: To, ours: Mapping[str, Shape], source: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-  """Convert the arrays of a row, and remove them from `source`."""
+  """Convert the source arrays of a row to ours; remove these from `source`."""
   if to.ours[0] in ours:
     return {to.ours[0]: source.pop(name).reshape(ours[to.ours[0]])}
   names = _parameters(name)

@@ -11,7 +11,7 @@ import re
 from memory_vit.errors import BackboneError
 from memory_vit.runtime.messages import brief
 
-# Size -> width, depth, heads.
+# {size: (width, depth, heads)}.
 _SIZES = {
   "tiny": (192, 12, 3),
   "xsmall": (256, 10, 4),
@@ -31,7 +31,7 @@ _SIZES = {
   "giantopt": (1536, 40, 16),
   "gigantic": (1664, 48, 16),
 }
-# (Size, tag) -> width, depth, heads, if the tag changes those of the size.
+# {(size, tag): (width, depth, heads)} for tags that change these numbers.
 _TAGGED_SIZES = {
   ("base", "plus"): (896, 12, 14),
   ("small", "36x1"): (384, 36, 6),
@@ -43,10 +43,10 @@ _TAGS = {
   *("36x1", "clip", "dinov2", "gap", "map", "miil", "plus", "quickgelu"),
   *("siglip", "tipsv2", *_REGISTERS),
 }
-# Sizes from timm's own architecture search; all of them have LayerScale.
+# Sizes from timm's own architecture search. All such models have LayerScale.
 _SEARCHED = {"wee", "little", "medium", "mediumd", "betwixt", "so150m2"}
-# Names of SigLIP 2 models with the tanh GELU. For other sizes, timm has one
-# model for both generations of SigLIP, with the exact GELU.
+# Names of the SigLIP 2 models that have the tanh GELU. For other sizes, timm
+# has a single model for SigLIP and SigLIP 2, which has the exact GELU.
 _TANH_SIGLIP = re.compile(
   r"vit_(giantopt_patch16_.*|so400m_patch16_.*|large_patch16_.*_512|"
   r"base_patch32_.*)"
@@ -82,9 +82,9 @@ def architecture(name: str, where: str) -> Architecture:
   tags = {tag for tag in rest.split("_") if tag and not tag.isdecimal()}
   if size not in _SIZES or not tags <= _TAGS:
     raise BackboneError(
-      f"{where}: architecture is {brief(name)}, expected a plain ViT of timm, "
+      f"{where}: architecture is {brief(name)}, expected a plain ViT of timm: "
       f"(vit|deit|deit3)_SIZE_patchN, with a SIZE of {', '.join(_SIZES)} and "
-      f"any tags of {', '.join(sorted(_TAGS))}: hybrids, other positions, "
+      f"any of the tags {', '.join(sorted(_TAGS))}. Hybrids, other positions, "
       "parallel blocks and a second head for distillation are not supported."
     )
   tagged = [

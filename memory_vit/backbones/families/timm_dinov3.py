@@ -20,7 +20,7 @@ from memory_vit.backbones.families.vit_fields import (
 )
 from memory_vit.model.vit_config import MAX_IMAGE_SIZE
 
-# Size -> width, depth, heads, and whether the MLP has a gate.
+# {size: (width, depth, heads, whether the MLP has a gate)}.
 _SIZES = {
   "tiny": (192, 12, 3, False),
   "small": (384, 12, 6, False),
@@ -32,7 +32,7 @@ _SIZES = {
 }
 NAME = re.compile(rf"vit_({'|'.join(_SIZES)})_patch16_dinov3(_qkvb)?$")
 _POOLING = {"avg": "gap", "token": "tok"}
-# The arguments that are read; no published configuration has any others.
+# The arguments that are read. No published configuration has other arguments.
 _READ = {
   *("embed_dim", "depth", "num_heads", "patch_size", "num_reg_tokens"),
   *("global_pool", "num_classes", "in_chans", "img_size", "dynamic_img_size"),
@@ -55,7 +55,7 @@ def read(fields: Fields, arrays: Arrays) -> Model:
       arrays, f"blocks.0.mlp.{first}", "mlp_dim", fields.where
     ) or 4 * width,
     patch_size=vit_field(args, "patch_size", "patch_size", 16),
-    # No array tells the image size, because rotary positions have none.
+    # No array has a shape that tells the image size: the positions are rotary.
     image_size=args.size("img_size", 1, MAX_IMAGE_SIZE)
     if args.has("img_size")
     else input_side(fields.section("pretrained_cfg")),

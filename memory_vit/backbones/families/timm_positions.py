@@ -38,15 +38,16 @@ def grid(
     size_text = f" of {image} pixels a side" if image else ""
     raise BackboneError(
       f"{fields.where}: pos_embed has {rows} positions, expected one per "
-      f"patch of a square image{size_text}, with or without one for each of "
-      f"the {prefix} tokens before them, and at most {MAX_IMAGE_SIZE} pixels a "
-      "side. If images have another size, state model_args.img_size."
+      f"patch of a square image{size_text}, with or without one more for each "
+      f"of the {prefix} tokens before the patches. Expected images of at most "
+      f"{MAX_IMAGE_SIZE} pixels a side. If images have another size, state "
+      "model_args.img_size."
     )
   return rows, side
 
 
 def _built_size(fields: Fields) -> int | None:
-  """Return the image size for which timm builds the model, if it is stated."""
+  """Return the image size if timm builds the model for a fixed one, or None."""
   args = fields.section("model_args")
   if args.has("img_size"):
     return args.size("img_size", 1, MAX_IMAGE_SIZE)
@@ -63,7 +64,7 @@ def input_side(pretrained: Fields) -> int:
   if height != width:
     raise BackboneError(
       f"{pretrained.where}: input_size is {height:.0f} x {width:.0f}, expected "
-      "a square: models of other images are not supported."
+      "a square: models for images that are not square are not supported."
     )
   return int(height)
 

@@ -28,23 +28,23 @@ def read(fields: Fields, arrays: Arrays) -> Model:
   if "dist_token" in arrays or "head_dist.weight" in arrays:
     raise BackboneError(
       f"{fields.where} is a distilled DeiT, whose outputs are the mean of two "
-      "heads on two tokens: expected a ViT with one head, such as deit_* "
-      "without 'distilled', or deit3_*."
+      "heads on two tokens. Expected a ViT with one head, such as a deit_* "
+      "without 'distilled' in the name, or a deit3_*."
     )
   model = timm_arguments.architecture_of(fields)
   rows, side = timm_positions.grid(model, fields, arrays)
   pooling = _POOLING[model.global_pool]
-  # `fc_norm` is a LayerNorm after pooling. If pooling takes one token, it
-  # computes the same as a LayerNorm before pooling.
+  # `fc_norm` is a LayerNorm after pooling. If pooling takes one token, a
+  # LayerNorm before pooling computes the same.
   fc_norm = pooling != "map" and (
     "fc_norm.weight" in arrays or "fc_norm.bias" in arrays
   )
   if pooling == "map" and (model.class_token or model.reg_tokens):
     raise BackboneError(
-      f"{fields.where}: its probe attends to the patches alone, although there "
-      "are tokens before them: expected no class token and no registers."
+      f"{fields.where}: its probe attends to the patches alone, although the "
+      "model has other tokens. Expected no class token and no registers."
     )
-  # timm takes the outer num_classes if present, else that of pretrained_cfg.
+  # timm reads num_classes at the top level, or else in pretrained_cfg.
   has_classes = fields.has("num_classes")
   outer = fields if has_classes else fields.section("pretrained_cfg")
   config = vit_config(
@@ -74,14 +74,17 @@ def read(fields: Fields, arrays: Arrays) -> Model:
 
 
 def _mlp_dim(model: Architecture, arrays: Arrays, where: str) -> int:
-  """Return the width of the MLPs; SwiGLU has gate and layer in one array."""
+  """Return the width of the MLPs.
+
+  For SwiGLU, this is half the outputs of fc1, which holds gate and layer.
+  """
   outputs = width_of(arrays, "blocks.0.mlp.fc1", "num_classes", where)
   layers = 2 if model.swiglu else 1
   most = LIMITS["mlp_dim"][1]
   if outputs % layers or not 1 <= outputs <= layers * most:
     raise BackboneError(
       f"{where}: blocks.0.mlp.fc1.weight has {outputs:,} outputs, expected "
-      f"{layers} times a width of at most {most:,}."
+      f"{layers} times a width of 1 to {most:,}."
     )
   return outputs // layers
 
@@ -93,7 +96,7 @@ def _table(
   scale = [f"{block}.ls{i}.gamma" if model.layer_scale else "" for i in (1, 2)]
   up = To((table.GATE, table.UP)) if model.swiglu else To(table.UP)
   return {
-    # With `pre_norm`, timm leaves the bias to the LayerNorm that follows.
+    # With `pre_norm`, a LayerNorm with a bias follows, so this layer has none.
     "patch_embed.proj": To(table.PATCHES, bias=not model.pre_norm),
     "cls_token": table.CLASS,
     "reg_token": table.REGISTERS,

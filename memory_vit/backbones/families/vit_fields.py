@@ -10,8 +10,9 @@ from memory_vit.errors import BackboneError, ConfigError
 from memory_vit.model.vit_config import MAX_IMAGE_SIZE, ViTConfig
 from memory_vit.runtime.messages import brief
 
-# Field of `ViTConfig` -> (minimum, maximum). Maxima exceed every published ViT
-# (the widest has 4,096, with MLPs of 8,192), but can still be computed.
+# {field of `ViTConfig`: (minimum, maximum)}. Every published ViT is below the
+# maxima (the widest has a width of 4,096 and MLPs of 8,192), but a model with
+# the maxima can still be computed.
 LIMITS: Mapping[str, tuple[Any, Any]] = {
   "width": (1, 2**14),
   "depth": (1, MAX_DEPTH),
@@ -26,7 +27,7 @@ LIMITS: Mapping[str, tuple[Any, Any]] = {
   "layer_norm_epsilon": (0, 1e-2),
   "rope_base": (1, 1e6),
 }
-# Field of `ViTConfig` -> its name in all families of transformers.
+# {field of `ViTConfig`: name of this field in all families of transformers}.
 TRANSFORMERS = {
   "width": "hidden_size",
   "depth": "num_hidden_layers",
@@ -99,7 +100,7 @@ def width_of(arrays: Arrays, name: str, limit: str, where: str) -> int:
       if len(shape) != rank or not 1 <= shape[0] <= most:
         raise BackboneError(
           f"{where}: {parameter} has the shape {brief(shape)}, expected "
-          f"{rank} axes, the first of length 1 to {most:,}."
+          f"{rank} axes, with a length of 1 to {most:,} for the first axis."
         )
       return shape[0]
   return 0
