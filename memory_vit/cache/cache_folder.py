@@ -23,7 +23,7 @@ from memory_vit.runtime import lock, paths, processes
 from memory_vit.runtime.preemption import StopSignal
 from memory_vit.version import __version__
 
-with epy.lazy_imports():  # the import loads TensorFlow
+with epy.lazy_imports():  # importing `image_ops` loads TensorFlow
   from memory_vit.data import image_ops
 
 logger = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ def dependencies(
       "files": files,
     },
     "images": {"role": plan.role, **plan.facts},
-    # Rows are bitwise identical only if the same program computes them.
+    # Rows are bitwise identical only if the same program computes the rows.
     "program": {
       "rows": plan.starts.step,
       "processes": jax.process_count(),
@@ -101,7 +101,7 @@ def locked(folder: Path, stop: StopSignal) -> Iterator[None]:
     logger.info("waiting for %s, which fills the cache", owner or "another run")
     end = time.monotonic() + 5
     while time.monotonic() < end:
-      if jax.process_count() == 1:  # otherwise all processes must call `check`
+      if jax.process_count() == 1:  # several must call `check` together
         stop.check()
       time.sleep(0.2)
 

@@ -17,9 +17,9 @@ from memory_vit.runtime.messages import brief
 class Place:
   """The disk or memory in which a process stores rows."""
 
-  name: str  # for example "the disk of /data/cache"
-  key: str  # equal for all processes that share this disk or memory
-  free: int  # bytes
+  name: str  # name in errors, for example "the disk of /data/cache"
+  key: str  # the same for all processes that share this disk or memory
+  free: int  # free space, in bytes
 
 
 def place_of(where: str, folder: Path) -> Place:
@@ -35,7 +35,7 @@ def place_of(where: str, folder: Path) -> Place:
   if where == "device" and all(s and "bytes_limit" in s for s in stats):
     least = min(s["bytes_limit"] - s["bytes_in_use"] for s in stats if s)
     name = f"the memory of {len(stats)} devices"
-    # The key names the process, since processes do not share devices.
+    # Processes do not share devices, so the key is the number of the process.
     return Place(name, f"process {jax.process_index()}", least * len(stats))
   free = psutil.virtual_memory().available
   return Place("the memory of this machine", f"memory of {host}", free)
@@ -54,11 +54,13 @@ def require_free_space(
     [own_place.key, needed, own_place.free, own_place.name]
   )
   places = dict.fromkeys(key for key, *_ in reports)
-  # Check this process's place first, so that its error names this place.
+  # Check the place of this process first: if several places are full, the error
+  # on this process then names this place.
   for key in sorted(places, key=lambda key: key != own_place.key):
     same = [i for i, (place, *_) in enumerate(reports) if place == key]
     total = sum(reports[i][1] for i in same)
-    # Take the least free space: it changes while other programs write.
+    # Processes may report different free space on the same place, because other
+    # programs write meanwhile: count with the least.
     free, name = min((reports[i][2], reports[i][3]) for i in same)
     if total <= free:
       continue

@@ -15,7 +15,8 @@ from memory_vit.data.split import Split
 from memory_vit.model.regimes import get_regime
 from memory_vit.model.task import EvalPreprocessing
 
-# Images (b, side, side, 3) -> outputs of the frozen pass: a pytree of (b, ...).
+# A function from images (b, side, side, 3) to the outputs of the frozen pass, a
+# pytree of arrays (b, ...).
 Prepare = Callable[[Any], Any]
 
 
@@ -23,14 +24,15 @@ Prepare = Callable[[Any], Any]
 class FixedEmbeddings:
   """The embeddings that a process caches; the counterpart of `FixedCrops`.
 
-  They are cached in the order of their files, so that each file is read once.
-  `places`, int64 (n,), are the places of the split's examples in that order.
+  Embeddings are cached in the order of their files, so that each file is read
+  once. `places`, int64 (n,), says for each example of the split at which place
+  its embedding is cached.
   """
 
   split: Split
-  numbers: np.ndarray  # int64 (n,), number of the example at each place
+  numbers: np.ndarray  # int64 (n,): number of the example at each place
   places: np.ndarray
-  name: str  # name of a column: "pooled" for a head, "layers" for a probe
+  name: str  # column of the files: "pooled" for a head, "layers" for a probe
 
   @classmethod
   def of(
@@ -72,9 +74,9 @@ class SplitPlan:
 
   role: str  # "training", "validation" or "test"
   examples: FixedCrops | FixedEmbeddings
-  # Places at which batches start; all processes have the same number of them.
+  # The place at which each batch starts; all processes have as many batches.
   starts: range
-  # All options that determine the prepared images, as JSON values.
+  # {name: value} of all options that determine the prepared images, as in JSON.
   facts: Mapping[str, Any]
   layout: RowLayout
 
@@ -117,10 +119,11 @@ def split_plan(
   embedded, dtype = split.embedded, config.cache.dtype
   if embedded:
     examples = FixedEmbeddings.of(split, examples.numbers, config.regime)
-    if embedded.origin.stored == "bfloat16":  # then bfloat16 loses nothing
+    if embedded.origin.stored == "bfloat16":  # no precision is lost
       dtype = "bfloat16"
   rows, _ = batching.share(batch)
-  # Every process has as many batches as process 0, which has the most records.
+  # Process 0 has the most records, and determines the number of batches of all
+  # processes.
   most = -(-split.size // jax.process_count()) * count
   side = config.image_size
   images = jax.ShapeDtypeStruct((batch, side, side, 3), np.float32)
@@ -143,7 +146,7 @@ def training_facts(
     "flip": data.flip,
     "interpolation": preprocessing.interpolation,
     "crops": crops,
-    # Without random crops, runs with different seeds can share rows.
+    # A single crop is not random: then runs with different seeds share rows.
     "resize": data.resize if crops > 1 else 0,
     "seed": data_seed(config) if crops > 1 else 0,
   }

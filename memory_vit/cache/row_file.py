@@ -27,9 +27,11 @@ logger = logging.getLogger(__name__)
 
 
 def _header_of(label: np.dtype) -> np.dtype:
-  """Return the dtype of a header: row's CRC32, label, mask, header's CRC32.
+  """Return the dtype of the header of a row.
 
-  A hole reads as zeros, which are no valid header: their CRC32 is not zero.
+  A header has the CRC32 of the row ("row"), the label, the mask, and the CRC32
+  of these three fields ("header"). A missing header reads as zeros, and is not
+  valid, because the CRC32 of zeros is not zero.
   """
   return np.dtype(
     [("row", "<u4"), ("label", label), ("mask", "<f4"), ("header", "<u4")]
@@ -85,7 +87,7 @@ class FileRows(Rows):
     return spans
 
   def _put(self, part: slice, inputs: Any) -> None:
-    """Write the rows before the headers, which mark them as present."""
+    """Write rows, then headers: a row with a valid header counts as present."""
     headers = self._headers[part]
     leaves = [_bytes_of(leaf) for leaf in self._to_host(inputs)]
     rows = np.concatenate(leaves, axis=1)[: len(headers)]
@@ -113,7 +115,10 @@ class FileRows(Rows):
     return self._to_devices(leaves)
 
   def _check(self) -> int:
-    """Verify all rows, mark damaged rows as missing; return their number."""
+    """Verify all rows, and mark damaged rows as missing.
+
+    Return the number of damaged rows.
+    """
     self._checked[:] = False
     leaves = self._layout.empty(1)
     damaged = [
@@ -131,7 +136,10 @@ class FileRows(Rows):
       )
 
   def _read(self, places: np.ndarray, leaves: list[np.ndarray]) -> bool:
-    """Read rows at `places` (b,) into `leaves`; False if a row is damaged."""
+    """Read the rows at `places`, int64 (b,), into `leaves`.
+
+    Return False if a row is damaged.
+    """
     parts = [_bytes_of(leaf) for leaf in leaves]
     views = [(part.reshape(-1).data, part.shape[1]) for part in parts]
     nbytes = self._layout.nbytes
@@ -140,7 +148,7 @@ class FileRows(Rows):
         row = [view[i * size : (i + 1) * size] for view, size in views]
         if os.preadv(self._file, row, offset) < nbytes:
           return False
-    except OSError:  # such as a disk sector that cannot be read
+    except OSError:  # for example, a sector of the disk is unreadable
       return False
     for k in np.flatnonzero(~self._checked[places]):
       found, place = 0, places[k]
@@ -150,18 +158,18 @@ class FileRows(Rows):
     return bool(self._checked[places].all())
 
   def _offset(self, place: Any) -> Any:
-    """Return the byte at which a row, or each of several rows, begins."""
+    """Return the offset in bytes of the row at `place`, an int or an array."""
     return self._headers.nbytes + place * self._layout.nbytes
 
   def _write(self, values: np.ndarray, offset: int) -> None:
     left = values.view(np.uint8).reshape(-1).data
-    while left:  # a call of `pwrite` writes at most 2 GiB
+    while left:  # one call of `pwrite` writes at most 2 GiB
       written = os.pwrite(self._file, left, offset)
       left, offset = left[written:], offset + written
 
 
 def _read_headers(path: Path, count: int, header: np.dtype) -> np.ndarray:
-  """Read `count` headers of a file; those after its end are zeros."""
+  """Read `count` headers; headers behind the end of the file are zeros."""
   headers = np.zeros(count, header)
   with contextlib.suppress(OSError), path.open("rb") as file:
     file.readinto(headers.view(np.uint8).data)
@@ -169,15 +177,15 @@ def _read_headers(path: Path, count: int, header: np.dtype) -> np.ndarray:
 
 
 def _sums(headers: np.ndarray) -> np.ndarray:
-  """Return each header's CRC32 of the fields before "header", uint32 (n,)."""
+  """Compute the CRC32 of each header without the last field, uint32 (n,)."""
   fields = _bytes_of(headers)[:, :-4]
   sums = [zlib.crc32(field) for field in np.ascontiguousarray(fields)]
   return np.array(sums, np.uint32)
 
 
 def _bytes_of(leaf: np.ndarray) -> np.ndarray:
-  """Convert (b, ...) to uint8 (b, m), a view if possible."""
+  """Return the bytes of an array (b, ...) as uint8 (b, m), copied if needed."""
   rows = np.ascontiguousarray(leaf)
-  # Compute the number of columns, because reshape(b, -1) fails if b is 0.
+  # The number of columns is computed, because reshape(b, -1) fails if b is 0.
   rows = rows.reshape(len(leaf), math.prod(leaf.shape[1:]))
   return rows.view(np.uint8)

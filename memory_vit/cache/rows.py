@@ -23,10 +23,10 @@ class RowLayout:
   """Shapes and dtypes of a row, the pytree of cached inputs of one image."""
 
   treedef: Any
-  shapes: tuple[tuple[int, ...], ...]  # without the batch axis
+  shapes: tuple[tuple[int, ...], ...]  # of leaves, without the batch axis
   computed: tuple[np.dtype, ...]
   stored: tuple[np.dtype, ...]
-  label: np.dtype  # see `Split.label_dtype`
+  label: np.dtype  # the `label_dtype` of the split
 
   @classmethod
   def of(cls, inputs: Any, dtype: str, label: np.dtype) -> "RowLayout":
@@ -115,7 +115,10 @@ class Rows(abc.ABC):
 
   @abc.abstractmethod
   def _put(self, part: slice, inputs: Any) -> None:
-    """Store inputs at `part`, a slice of places without the padding rows."""
+    """Store the first rows of `inputs` at the places `part`.
+
+    Further rows of `inputs` are padding.
+    """
 
   @abc.abstractmethod
   def take(self, places: np.ndarray) -> Any:
@@ -168,7 +171,7 @@ class DeviceRows(Rows):
   ) -> None:
     super().__init__(layout, count, mesh, places)
     batches, rows = len(places), places.step
-    # Shard over the devices of this process only.
+    # Rows are sharded over the devices of this process only.
     self._local = sharding.by_rows(mesh.local_mesh)
     across = NamedSharding(
       mesh.local_mesh, PartitionSpec(None, *self._local.spec)
@@ -199,7 +202,10 @@ class DeviceRows(Rows):
 def _put(
   stored: list[jax.Array], leaves: list[jax.Array], batch: jax.Array
 ) -> list[jax.Array]:
-  """Write a batch at an index of the first axis, which is not sharded."""
+  """Write a batch into `stored` at index `batch` of the first axis.
+
+  The first axis is not sharded.
+  """
   update = functools.partial(
     jax.lax.dynamic_update_index_in_dim, index=batch, axis=0
   )
@@ -209,5 +215,5 @@ def _put(
 def _take(
   stored: list[jax.Array], batch: jax.Array, row: jax.Array
 ) -> list[jax.Array]:
-  """Gather rows; modes that clamp indices take ten times as long."""
+  """Gather rows; do not clamp indices, which would take ten times as long."""
   return [a.at[batch, row].get(mode="promise_in_bounds") for a in stored]

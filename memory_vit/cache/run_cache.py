@@ -48,7 +48,7 @@ class Needs:
   """Memory or disk space that this process needs for the rows of a split."""
 
   plan: SplitPlan
-  missing: int  # the number of rows to compute
+  missing: int  # number of rows that are not cached yet
 
   @property
   def row_bytes(self) -> int:
@@ -67,7 +67,7 @@ class RunCache:
   backbone: Backbone
   preprocessing: EvalPreprocessing
   record: DataRecord
-  prepare: Prepare  # the frozen pass of all regimes that share the cache
+  prepare: Prepare  # the frozen pass, for all regimes that share the cache
   mesh: Mesh
   stop: StopSignal
   _splits: dict[str, FilledRows] = dataclasses.field(
@@ -186,7 +186,10 @@ class RunCache:
     return rows
 
   def _on_disk(self, key: str, plan: SplitPlan) -> Rows:
-    """Return rows on disk, which later runs reuse; compute missing rows."""
+    """Return the rows of a split on disk; compute missing rows.
+
+    Later runs reuse the rows.
+    """
     split = plan.examples.split
     folder, facts = self._folder(key, plan)
     paths.make_directory(folder, "config.cache.dir")
@@ -210,7 +213,10 @@ class RunCache:
     return FileRows(plan.layout, plan.count, self.mesh, plan.starts, path)
 
   def _folder(self, key: str, plan: SplitPlan) -> tuple[Path, dict[str, Any]]:
-    """Return a folder and its rows' dependencies; all processes must call."""
+    """Return (folder of a split's rows, facts that determine the rows).
+
+    All processes must call this.
+    """
     record, data = self.record, plan.examples.split.data_files
     if key not in record.data_files:
       record = DataRecord(by=self.config.data.digest, data_files={key: data})
@@ -224,7 +230,7 @@ class RunCache:
     return cache_folder.root_of(self.config)
 
   def _fill(self, rows: Rows, plan: SplitPlan, spans: Sequence[range]) -> None:
-    """Compute the rows of spans of places; all processes must call."""
+    """Compute the rows at `spans` of places; all processes must call this."""
     if not spans:
       return
     cache, count = self.config.cache, plan.count_in(spans)

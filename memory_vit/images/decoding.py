@@ -18,29 +18,32 @@ from memory_vit.images import jpeg, webp
 from memory_vit.images.file_kinds import why_unreadable
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
-# Larger images are refused before they are decoded, because a file of a few
-# kilobytes can claim to be an image that fills the memory. The largest common
-# cameras have 64 megapixels.
+# Maximum number of pixels: the largest common cameras have 64 megapixels. An
+# image with more is refused before it is decoded, because a file of a few
+# kilobytes can declare an image that would fill the memory.
 MAX_PIXELS = 64_000_000
 MAX_SIDE = 16_384
-# Images with at least this many pixels use other threads, see `ImageReader`.
+# An image with at least this many pixels is decoded by the threads for large
+# images, see `ImageReader`.
 LARGE_PIXELS = 4_000_000
 TOO_LARGE = f"more than {MAX_PIXELS / 1e6:g} megapixels"
-# Maximum number of reads, because Pillow reads formats other than JPEG piece by
-# piece, in Python: twice per chunk of a PNG. Ordinary files of 64 MiB take less
-# than 30,000 reads; a BMP may take more, two for each run of pixels.
+# Maximum number of reads of a file: Pillow reads formats other than JPEG in
+# small pieces, in Python, and a hostile file could have millions of pieces. A
+# PNG takes two reads per chunk. Ordinary files of 64 MiB take less than 30,000.
 MAX_READS = 50_000
+# A run-length encoded BMP takes two reads for each run of equal pixels.
 _MAX_READS_OF_RUNS = 20 * MAX_READS
-# Decoding time per pixel of a run-length encoded BMP, relative to other files:
-# Pillow decodes it in Python.
+# Decoding time per pixel of a run-length encoded BMP, relative to an RGB PNG.
+# Pillow decodes such a BMP in Python, which is slow.
 _RUN_LENGTH = 4
 _RUN_LENGTH_KINDS = (1, 2)  # RLE8 and RLE4
 # {mode that Pillow cannot convert to RGB directly: mode to convert to first}
 _PREMULTIPLIED = {"La": "LA", "RGBa": "RGBA"}
-# Decoding time relative to an RGB PNG, measured for photographs and plain areas
-# and rounded up: alpha (PNG and WebP 1.3 to 1.4), Adam7 (1.0 to 1.15), 16 bits
-# per channel (1.1 to 1.2); all three together 1.6 to 1.8. Palettes, grey and
-# GIF take less than RGB; only the first frame of an animation is decoded.
+# Decoding time of an image with alpha, with Adam7 interlacing, and with 16 bits
+# per channel, relative to an RGB PNG. Photographs and plain areas took 1.3 to
+# 1.4 with alpha, 1.0 to 1.15 with Adam7, 1.1 to 1.2 with 16 bits, and 1.6 to
+# 1.8 with all three. Palettes, grey images and GIF took less than an RGB PNG.
+# Only the first frame of an animation is decoded.
 _ALPHA, _INTERLACED, _DEEP = 1.4, 1.2, 1.2
 
 
@@ -80,8 +83,8 @@ def decode(encoded: bytes, formats: tuple[str, ...] = FORMATS) -> np.ndarray:
   try:
     if encoded.startswith(jpeg.MAGIC) and "JPEG" in formats:
       colours, outline = _jpeg_header(encoded)[2:]
-      # Small damage is tolerated, as by TensorFlow, but a file without its end
-      # is refused.
+      # A JPEG with small damage is decoded, as TensorFlow does, but a JPEG
+      # without an end marker is refused.
       damage = "it is damaged" if outline.ended else "its end is missing"
       return _decode_jpeg(encoded, colours, outline)
     with opened(encoded, formats) as image:
@@ -90,12 +93,12 @@ def decode(encoded: bytes, formats: tuple[str, ...] = FORMATS) -> np.ndarray:
       return rgb(image)
   except DataError:
     raise
-  except Exception as error:  # decoders raise many types for broken files
+  except Exception as error:  # a broken file raises one of many types
     raise _problem(encoded, error, damage) from error
 
 
 def _problem(encoded: bytes, error: Exception, damage: str) -> DataError:
-  if isinstance(error, Image.DecompressionBombError):  # above 179 megapixels
+  if isinstance(error, Image.DecompressionBombError):  # over 179 megapixels
     return DataError(TOO_LARGE)
   if isinstance(error, MemoryError):
     return DataError("there is not enough memory to decode it")
@@ -171,10 +174,11 @@ def require_size(
 
 
 def _weight(image: ImageFile.ImageFile) -> float:
-  """Return decoding time per pixel relative to an RGB PNG; raise if too large.
+  """Return the decoding time per pixel of an image, relative to an RGB PNG.
 
-  Only run-length encoding lowers the limit; alpha, interlacing and 16 bits just
-  decide which threads decode an image.
+  Raise `DataError` if the image is too large. A run-length encoded image has a
+  lower maximum size. Alpha, interlacing and 16 bits do not lower the maximum:
+  they only influence which threads decode the image.
   """
   if (
     image.format == "BMP" and image.info.get("compression") in _RUN_LENGTH_KINDS
@@ -190,7 +194,10 @@ def _weight(image: ImageFile.ImageFile) -> float:
 
 
 def _jpeg_header(encoded: bytes) -> tuple[int, int, str, jpeg.Outline]:
-  """Return width, height, colours, outline; raise if the image is too large."""
+  """Return (width, height, colour space, outline) of a JPEG.
+
+  Raise `DataError` if the image is too large.
+  """
   outline = jpeg.outline(encoded)
   height, width, colours, _ = simplejpeg.decode_jpeg_header(encoded)
   kind = f" for a JPEG of {outline.scans} scans" if outline.weight > 1 else ""
@@ -209,7 +216,10 @@ def _decode_jpeg(
 
 
 def _of_inks(inks: np.ndarray, inverted: bool) -> np.ndarray:
-  """Convert CMYK to RGB like TensorFlow; Adobe inverts inks: 255 is no ink."""
+  """Convert CMYK pixels to RGB, as TensorFlow does.
+
+  `inverted` says that 255 means no ink, as in the files of Adobe.
+  """
   light = inks if inverted else ~inks
   rgb = light[:, :, :3].astype(np.uint16)
   rgb *= light[:, :, 3:]
@@ -234,8 +244,8 @@ def rgb(image: Image.Image) -> np.ndarray:
   if image.mode in _PREMULTIPLIED:
     image = image.convert(_PREMULTIPLIED[image.mode])
   if isinstance(image.info.get("transparency"), bytes):
-    image = image.convert("RGBA")  # otherwise Pillow warns that it drops alpha
-  # Do not call `convert` for an RGB image: it would copy the image.
+    image = image.convert("RGBA")  # or Pillow warns that alpha is dropped
+  # An RGB image is not converted, because `convert` would copy the image.
   return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
 
 

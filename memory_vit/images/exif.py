@@ -12,14 +12,17 @@ from memory_vit.errors import DataError
 from memory_vit.images import jpeg
 
 PNG = b"\x89PNG\r\n\x1a\n"
-_TAG = 0x0112  # orientation
+_TAG = 0x0112  # the EXIF tag of the orientation
 _BYTE_ORDERS = {b"II*\0": "<", b"MM\0*": ">"}
-# {EXIF type: struct format} of a byte, a short (as in the standard) and a long.
+# {EXIF type: struct format} of the integers byte, short and long. The standard
+# has the orientation as a short; some files have another integer.
 _INTEGERS = {1: "B", 3: "H", 4: "I"}
-# Maximum number of chunks searched for EXIF; see `decoding.MAX_READS`.
+# EXIF is searched in at most this many chunks of a PNG or WebP file. A PNG with
+# more chunks exceeds `decoding.MAX_READS`.
 _MAX_CHUNKS = 25_000
-# Steps through rows and columns of pixels for each orientation (0 is unused);
-# for orientations from `_SWAPPED` on, the axes are swapped first.
+# Step of the slice through the rows, and through the columns, of an image with
+# the orientation that is the index; index 0 is unused. From the orientation
+# `_SWAPPED` on, rows and columns are swapped first.
 ROW_STEPS = (1, 1, 1, -1, -1, 1, 1, -1, -1)
 COLUMN_STEPS = (1, 1, -1, -1, 1, 1, -1, -1, 1)
 _SWAPPED = 5
@@ -70,12 +73,15 @@ def _exif(encoded: bytes) -> bytes:
 
 
 def _chunk(encoded: bytes, wanted: bytes, *, start: int, is_png: bool) -> bytes:
-  """Return the first chunk named `wanted`; b"" or `struct.error` if none is."""
+  """Return the contents of the first chunk of the name `wanted`.
+
+  If there is no such chunk, return b"" or raise `struct.error`.
+  """
   for _ in range(_MAX_CHUNKS):
-    if is_png:  # a checksum follows the contents
+    if is_png:  # a checksum of 4 bytes follows the contents
       length, name = struct.unpack_from(">I4s", encoded, start)
       behind = 4
-    else:  # WebP pads contents to an even number of bytes
+    else:  # WebP pads the contents to an even number of bytes
       name, length = struct.unpack_from("<4sI", encoded, start)
       behind = length % 2
     if name == wanted:

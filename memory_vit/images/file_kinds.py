@@ -12,7 +12,8 @@ _READ = {
   b"GIF8": "GIF",
 }  # fmt: skip
 _CONVERT = "convert it to JPEG or PNG"
-# {regular expression of the first bytes: what the file is, and what to do}
+# {regular expression of the first bytes of a file: text that says what the file
+# is, and what the user can do}
 _OTHERS = {
   rb"\Z": "empty",
   rb"\0+\Z": "only zero bytes: copy or download it again",
@@ -36,7 +37,7 @@ _OTHERS = {
   rb"%PDF": f"PDF: {_CONVERT}",
   rb"PK\x03\x04": "a ZIP archive: unpack it",
 }
-# Number of first bytes of a file that are searched.
+# The regular expressions are matched against this many bytes of a file.
 _HEAD = 1024
 
 

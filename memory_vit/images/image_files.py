@@ -13,7 +13,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif")
-# Names that macOS, Synology and Windows create, in lower case.
+# Names, in lower case, of folders and files that macOS, Synology and Windows
+# create beside images.
 _HIDDEN = ("__macosx", "@eadir", "$recycle.bin", "thumbs.db", "desktop.ini")
 
 
@@ -41,10 +42,10 @@ def find_images(arguments: Iterable[str]) -> Iterator[ImageFile]:
 
 
 def _lines(file: Iterable[bytes]) -> Iterator[str]:
-  """Yield the lines of a file one by one, each read when it is needed.
+  """Yield the lines of a file; read each line when it is needed.
 
-  A byte order mark is removed. If the mark is of UTF-16, which PowerShell
-  writes, the whole file is read and decoded at once.
+  A byte order mark is removed. If the mark is that of UTF-16, which PowerShell
+  writes, the file is read and decoded as a whole.
   """
   lines = iter(file)
   first = next(lines, b"")
@@ -57,7 +58,7 @@ def _lines(file: Iterable[bytes]) -> Iterator[str]:
 
 
 def _below(path: str) -> Iterator[ImageFile]:
-  """Yield a file itself, or all images below a folder."""
+  """Yield the file at `path`, or all images below the folder at `path`."""
   if not os.path.isdir(path):
     yield ImageFile(path)
     return
@@ -95,7 +96,7 @@ def walk(folder: str) -> Walk:
   seen: set[tuple[int, int]] = set()
   folders, links = [folder], list[str]()
   while folders or links:
-    if not folders:  # follow links last: a folder is listed by its own path
+    if not folders:  # follow links last: folders keep their own paths
       links.sort(reverse=True)
     path = folders.pop() if folders else links.pop()
     try:

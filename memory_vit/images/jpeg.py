@@ -13,26 +13,30 @@ from memory_vit.errors import DataError
 MAGIC = b"\xff\xd8\xff"
 EXIF = b"Exif\0\0"
 END = b"\xff\xd9"
-# Maximum number of scans. Common encoders write 1, or up to about 15.
+# Maximum number of scans: common encoders write at most about 15.
 MAX_SCANS = 64
-# Number of scans up to which `weight` is 1: they take 2 s for 64 megapixels.
+# Up to this number of scans, `weight` is 1: decoding so many scans of 64
+# megapixels takes 2 s.
 _USUAL_SCANS = 12
-# Maximum number of segments; profiles and previews fill some hundreds.
+# Maximum number of segments: a file with large color profiles and previews has
+# some hundreds.
 MAX_SEGMENTS = 10_000
 
-# Markers: start of a scan, end of the image, Adobe's segment, segment of EXIF.
+# Markers of the start of a scan, of the end of the image, of the segment of
+# Adobe, and of the segment that holds EXIF.
 _SCAN, _END, _ADOBE, _APP1 = 0xDA, 0xD9, 0xEE, 0xE1
-# Markers that EXIF may follow: segments of applications, and comments.
+# Markers of the segments that may precede EXIF: APP0 to APP15, and comments.
 _IN_FRONT = (*range(0xE0, 0xF0), 0xFE)
-# Markers of frames with arithmetic coding, which takes four times as long per
-# byte as Huffman coding, and which cameras do not write.
+# Markers of frames with arithmetic coding. Cameras do not write such frames.
+# Arithmetic coding takes four times as long per byte as Huffman coding.
 _ARITHMETIC_FRAMES = (0xC9, 0xCA, 0xCB)
-# A marker that begins a segment, or ends the image. Inside of a scan, 0xFF is
-# not always such a marker: 0xFF 0x00 stands for a byte 0xFF, a repeated 0xFF is
-# filling, and the markers 01 and D0 to D7 have no segment.
+# Matches a marker that begins a segment or ends the image. Other bytes after
+# 0xFF are skipped: 0x00 makes 0xFF a value inside of a scan, another 0xFF is
+# filling, and the markers 01 and D0 to D7 begin no segment.
 _MARKER = re.compile(rb"\xff([\x02-\xcf\xd8-\xfe])")
-# Number of bytes in one search: other threads can run between two searches. It
-# is also the maximum number of bytes between two segments, outside of scans.
+# A single search for a marker covers this many bytes, so that other threads can
+# run between two searches. A file that has more bytes than this between two
+# segments, outside of scans, is refused.
 _SEARCHED = 2**18
 
 
@@ -91,7 +95,10 @@ def is_cut(encoded: bytes) -> bool:
 
 
 def _segments(encoded: bytes) -> Iterator[tuple[int, int]]:
-  """Yield (marker, position of its length field), up to the end marker."""
+  """Yield (marker, position behind the marker), up to the end marker.
+
+  At this position, a segment has the field of its length.
+  """
   position, marker = 2, 0
   for _ in range(MAX_SEGMENTS):
     match = _next_marker(encoded, position, inside=marker == _SCAN)
@@ -106,14 +113,20 @@ def _segments(encoded: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _length(encoded: bytes, start: int) -> int:
-  """Return a segment's length, at least 2, since it counts its own 2 bytes."""
+  """Return the length of a segment, with the 2 bytes of the length field.
+
+  A broken file may state less than 2: then return 2.
+  """
   return max(2, int.from_bytes(encoded[start : start + 2], "big"))
 
 
 def _next_marker(
   encoded: bytes, position: int, *, inside: bool
 ) -> re.Match[bytes] | None:
-  """Find the next marker; outside of a scan, raise if it is too far away."""
+  """Find the next marker; return None if there is none.
+
+  Raise `DataError` if, outside of a scan, the next marker is too far away.
+  """
   for start in range(position, len(encoded), _SEARCHED):
     if match := _MARKER.search(encoded, start, start + _SEARCHED + 1):
       return match

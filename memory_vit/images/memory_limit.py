@@ -23,8 +23,9 @@ class MemoryLimit:
     self._option = option
     self._spare = spare
     self._given_back = threading.Condition()
-    # Threads hold this lock while they read a header: reading takes memory that
-    # is not known before, since some files must be read as a whole.
+    # A thread holds this lock while it reads a header, so that only one header
+    # is read at a time: some files must be read as a whole to find the header,
+    # and this memory is not taken from the limit.
     self.header = threading.Lock()
 
   @contextlib.contextmanager

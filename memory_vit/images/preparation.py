@@ -22,16 +22,18 @@ from memory_vit.images import decoding, exif, view
 from memory_vit.images.memory_limit import MemoryLimit
 from memory_vit.model.task import EvalPreprocessing
 
-# Maximum size of a file that is read. (`decoding` limits the number of pixels.)
+# Maximum size of an image file; `decoding` limits its number of pixels.
 MAX_FILE_BYTES = 64 * 2**20
 
-# Number of bytes at the beginning of a file that nearly always hold its header.
+# The header of nearly every file lies within this many bytes at the beginning.
 _HEAD = 2**18
 
-# Maximum number of bytes per pixel while decoding, measured and rounded up.
+# {format: most bytes of memory per pixel that decoding takes}, measured and
+# rounded up.
 _BYTES_PER_PIXEL = {"JPEG": 14, "PNG": 14, "WEBP": 24, "BMP": 12, "GIF": 12}
 
-# The path of an image file, the bytes of an image file, or pixels.
+# An image is the path of a file (str or PathLike), the bytes of a file, or an
+# array of pixels.
 ImageLike = str | os.PathLike[str] | bytes | np.ndarray | jax.Array
 
 
@@ -74,11 +76,11 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
 def _prepare_file(
   path: str, preprocessing: EvalPreprocessing, memory: MemoryLimit
 ) -> np.ndarray:
-  """Prepare an image file, which is only read once there is memory for it."""
+  """Prepare an image file; wait for free memory before reading the file."""
   with _opened(path) as file:
     size = _size_of(file)
     needed = _needed(file, preprocessing, memory)
-    # Take the size of the file twice: for its bytes, and for Pillow's copy.
+    # The file takes `size` bytes of memory, and Pillow's copy of it the same.
     with memory.taken(2 * size + needed):
       file.seek(0)
       return _decoded(file.read(size), preprocessing)
@@ -91,7 +93,7 @@ def _prepare_encoded(
   if len(encoded) > MAX_FILE_BYTES:
     raise DataError(f"it has more than {MAX_FILE_BYTES / 2**20:g} MiB")
   needed = _needed(io.BytesIO(encoded), preprocessing, memory)
-  # Take the size of the file once more, for Pillow's copy of its bytes.
+  # Pillow copies the bytes of the file, which needs their size once more.
   with memory.taken(len(encoded) + needed):
     return _decoded(encoded, preprocessing)
 
@@ -101,10 +103,10 @@ def _prepare_pixels(
   preprocessing: EvalPreprocessing,
   memory: MemoryLimit,
 ) -> np.ndarray:
-  """Prepare decoded pixels, of any shape that `rgb_pixels` can convert."""
+  """Prepare pixels of any shape that `rgb_pixels` can convert."""
   decoding.require_pixels(pixels)
   height, width = pixels.shape[:2]
-  # Memory for a copy from the device, and for a copy with three channels.
+  # Pixels are copied from the device, and copied again with three channels.
   needed = pixels.size + 3 * height * width
   needed += view.view_bytes(height, width, preprocessing)
   with memory.taken(needed):
@@ -116,7 +118,7 @@ def _prepare_pixels(
 def _needed(
   file: BinaryIO, preprocessing: EvalPreprocessing, memory: MemoryLimit
 ) -> int:
-  """Return `bytes_needed`; threads that share `memory` call it in turns."""
+  """Return `bytes_needed` of a file, in one thread at a time."""
   with memory.header:
     return bytes_needed(file, preprocessing)
 
@@ -136,16 +138,17 @@ def _decoded(encoded: bytes, preprocessing: EvalPreprocessing) -> np.ndarray:
 
 @contextlib.contextmanager
 def _opened(path: str) -> Iterator[BinaryIO]:
-  """Open a regular file, or raise a `DataError` that says why not."""
+  """Open a regular file; raise `DataError` with the reason if that fails."""
   try:
-    # Check this first: opening a pipe would block until a process writes to it.
+    # A pipe is refused before it is opened, because opening a pipe would block
+    # until another process writes to it.
     if not stat.S_ISREG(os.stat(path).st_mode):
       raise DataError("not a file")
     with open(path, "rb") as file:
       yield file
   except DataError:
     raise
-  except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+  except (OSError, ValueError) as error:  # a zero byte in the path: ValueError
     raise DataError(getattr(error, "strerror", None) or str(error)) from error
 
 
@@ -154,7 +157,7 @@ def bytes_needed(file: BinaryIO, preprocessing: EvalPreprocessing) -> int:
   head = file.read(_HEAD)
   try:
     kind, width, height = decoding.header(head)
-  except DataError:  # a large color profile may precede the size
+  except DataError:  # a large color profile may push the size out of `head`
     kind, width, height = decoding.header(head + file.read())
   decoding.require_size(width, height)
   decoded = width * height * _BYTES_PER_PIXEL[kind]

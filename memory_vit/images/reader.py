@@ -25,21 +25,25 @@ from memory_vit.model.task import EvalPreprocessing
 
 THREADS = min(8, os.cpu_count() or 1)
 Images = ImageLike | Iterable[ImageLike]
-# A prepared image, float32 (side, side, 3) in [-1, 1], or why there is none.
+# A prepared image, float32 (side, side, 3) in [-1, 1], or the error that says
+# why the image could not be prepared.
 Prepared = np.ndarray | DataError
-# Number of float32 copies of a batch while it is made: single images, their
-# stack, the stack padded to the batch size, and the array on the device. Of a
-# batch that is read ahead, there are only the single images.
+# While a batch is made, the batch exists up to four times as float32: as single
+# images, as a stack of images, as the stack padded to the batch size, and as an
+# array on the device. A batch that is read ahead exists only as single images.
 COPIES_OF_A_BATCH = 4
 _MIB = 2**20
-# Bytes reserved for small images, so that these do not wait for large images.
+# Bytes that large images must leave free, so that small images need not wait.
 _SPARE = 128 * _MIB
 K = TypeVar("K")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # arrays cannot be compared by ==
 class LoadedImage:
-  """A file and its pixels, float32 (side, side, 3); None if unreadable."""
+  """An image file, and its prepared pixels.
+
+  `pixels` are float32 (side, side, 3), or None if the file is unreadable.
+  """
 
   entry: ImageFile
   pixels: np.ndarray | None
@@ -85,7 +89,8 @@ class ImageReader:
     self._checked = checked
     self._memory = MemoryLimit(left, option, spare=min(left // 8, _SPARE))
     self._threads = ThreadPoolExecutor(THREADS, "memory_vit-images")
-    # Large images have their own threads, so that small images do not wait.
+    # Large images have threads of their own, so that small images do not wait
+    # for large images.
     self._for_large = ThreadPoolExecutor(
       max(1, THREADS - 1), "memory_vit-large"
     )
@@ -127,7 +132,7 @@ class ImageReader:
           place = f" {number}," if numbered else ""
           result = DataError(f"image{place} {image_name(image)}: {result}")
         results.append(result)
-    finally:  # after an interrupt, some images have not been started
+    finally:  # after an interrupt, do not start the other images
       _cancel(future for _, future in begun)
     return results
 
@@ -223,7 +228,10 @@ class ImageReader:
 def _first_finished(
   waiting: collections.deque[tuple[K, list[Future[Prepared]]]],
 ) -> tuple[K, list[Prepared]]:
-  """Return the first batch; remove it once all of its images are read."""
+  """Wait for the images of the first batch in `waiting`, and remove the batch.
+
+  Return (key of the batch, its images).
+  """
   key, begun = waiting[0]
   finished = [future.result() for future in begun]
   waiting.popleft()
@@ -236,16 +244,16 @@ def _cancel(begun: Iterable[Future[Prepared]]) -> None:
 
 
 def _without_frames(error: DataError) -> DataError:
-  """Copy an error without its traceback, whose frames hold the image."""
+  """Copy an error without the traceback, which would keep the image alive."""
   alone = DataError(str(error))
   cause = error.__cause__
-  if isinstance(cause, OSError):  # `errno` says if a later attempt may succeed
+  if isinstance(cause, OSError):  # `errno` tells callers whether to retry
     alone.__cause__ = OSError(cause.errno, cause.strerror)
   return alone
 
 
 def _is_large(image: Any) -> bool:
-  """Return whether the bytes of a file need the threads for large images."""
+  """Return whether the threads for large images must decode an image."""
   if not isinstance(image, bytes):
     return False
   return decoding.pixels_claimed(image) >= decoding.LARGE_PIXELS
@@ -285,12 +293,13 @@ def image_list(images: Images) -> list[Any]:
     _require_list(images)
   if not are_several(images):
     return [images]
-  # Convert a JAX array first: each of its items would be a JAX array, too.
+  # A JAX array is converted to NumPy first, because the items of a JAX array
+  # are JAX arrays, too.
   return list(np.asarray(images) if isinstance(images, jax.Array) else images)
 
 
 def _require_list(images: np.ndarray | jax.Array) -> None:
-  """Raise for bytes of a fixed length, and for strings without an axis."""
+  """Raise `DataError` for an array of fixed-length bytes or without an axis."""
   if images.dtype.kind == "S":
     raise DataError(
       f"images are an array of bytes of fixed length ({images.dtype}, kind "

@@ -13,11 +13,12 @@ from PIL import Image
 from memory_vit.errors import DataError
 from memory_vit.model.task import EvalPreprocessing
 
-# Maximum ratio of the sides: a longer image could fill the memory when resized.
+# Maximum ratio of the longer to the shorter side: a longer image could fill the
+# memory when it is resized.
 LONGEST_ASPECT = 32.0
-# Maximum number of resized pixels, before a crop: 403 MB as float32. No image
-# exceeds it if its shorter side is resized to at most 1,024, and no square does
-# up to `vit_config.MAX_RESIZE`.
+# Maximum number of pixels of a resized image, before the crop: 403 MB as
+# float32. No image exceeds this maximum if the shorter side is resized to at
+# most 1,024 pixels, and no square image does up to `vit_config.MAX_RESIZE`.
 MAX_RESIZED_PIXELS = 2**25
 
 _FILTERS = {
@@ -27,7 +28,11 @@ _FILTERS = {
 
 
 class _Neighbours(NamedTuple):
-  """Indices of two old pixels for each new pixel; weight of the upper one."""
+  """The two old pixels between which each new pixel along an axis lies.
+
+  `lower` and `upper` are indices of old pixels; `weight` is the weight of the
+  upper pixel.
+  """
 
   lower: Int[np.ndarray, " new"]
   upper: Int[np.ndarray, " new"]
@@ -58,8 +63,9 @@ def eval_view(
     view = bilinear(pixels, (height, width), *square)
   else:
     resample = _FILTERS[preprocessing.interpolation]
-    # Resize the width first, in a call of its own: in a single call, Pillow 13
-    # begins with the faster axis, so that it rounds unlike earlier versions.
+    # Two calls resize first the width, then the height, as versions of Pillow
+    # before 13 do in one call. In one call, Pillow 13 begins with the axis that
+    # takes less time, and rounds differently.
     resized = Image.fromarray(pixels).resize((width, old_height), resample)
     resized = resized.resize((width, height), resample)
     cut = resized.crop((x, y, x + side, y + side))
@@ -123,20 +129,24 @@ def view_bytes(
   new_height, new_width = resized_shape(height, width, preprocessing)
   side = preprocessing.image_size
   if preprocessing.interpolation == "bilinear":
-    # First, for each old row that is needed: two neighbors in float32, and the
-    # bytes of one. Then these rows, and two float32 neighbors for each new row.
+    # Interpolating along the rows takes, for each old row that is needed, two
+    # rows of neighbors in float32, and one row in uint8. Interpolating between
+    # rows then takes these rows in float32, and two rows for each new row.
     along = 3 * 4 * side
-    rows = min(2 * side, max(height, width))  # images may be rotated
+    rows = min(2 * side, max(height, width))  # the image may be rotated
     return max(rows * (2 * along + 3 * side), (rows + 2 * side) * along)
   view = 4 * 3 * 4 * side**2
-  # Pillow takes 4 bytes per pixel: for its copy of the image, for an image with
-  # the new width and the old height, and for the resized image.
+  # Pillow holds three images of 4 bytes per pixel: a copy of the original one,
+  # an image with the new width and the old height, and the resized image.
   old, new = height * width, new_height * new_width
   return view + 4 * (old + max(old, new) + new)
 
 
 def _neighbors(old: int, new: int, part: slice) -> _Neighbours:
-  """Return the neighbors for `part` of the `new` pixels along one axis."""
+  """Return the neighbors of `part` of the new pixels along an axis.
+
+  `old` and `new` are the lengths of the axis.
+  """
   scale = np.float32(old) / np.float32(new)
   half = np.float32(0.5)
   place = (np.arange(new, dtype=np.float32)[part] + half) * scale - half
@@ -157,16 +167,18 @@ def bilinear(
   """Resize pixels to `shape`, but compute only its rows `y`, columns `x`."""
   rows = _neighbors(pixels.shape[0], shape[0], y)
   columns = _neighbors(pixels.shape[1], shape[1], x)
-  # Interpolate along the rows first, once for each row that is needed.
+  # Interpolate along each old row that is needed, then between these rows.
   needed, place = np.unique((rows.lower, rows.upper), return_inverse=True)
   lower, upper = place.reshape(2, -1)
-  if not pixels.flags.c_contiguous:  # a rotated view: copy only the needed rows
+  if not pixels.flags.c_contiguous:  # a rotated view: copy the needed rows
     pixels = np.ascontiguousarray(pixels[needed])
     needed = np.arange(len(needed))
-  # Number the pixels of the whole image, so that `take` copies no whole row.
+  # Number the pixels of the image row by row, so that `take` copies only the
+  # needed pixels, not whole rows.
   begins = needed[:, None] * pixels.shape[1]
   one_row = pixels.reshape(-1, 3)
-  # Use rows of values, because NumPy is slow along an axis of three channels.
+  # Flatten columns and channels to one axis, because NumPy is slow along a last
+  # axis of length 3.
   along = _between(
     _rows_of_values(one_row.take(begins + columns.lower, axis=0)),
     _rows_of_values(one_row.take(begins + columns.upper, axis=0)),
@@ -187,7 +199,7 @@ def _between(
   second: Float32[np.ndarray, "rows values"],
   weight: Float32[np.ndarray, "_ _"],
 ) -> Float32[np.ndarray, "rows values"]:
-  """Return first + (second - first) * weight, written into `second`."""
+  """Compute first + (second - first) * weight in place; return `second`."""
   second -= first
   second *= weight
   second += first

@@ -6,7 +6,7 @@ two canvases while it holds Python's global lock.
 
 import struct
 
-_HEADER_BYTES = 30  # of the longest of the three kinds of headers
+_HEADER_BYTES = 30  # length of the longest of the three kinds of headers
 _VP8_START = b"\x9d\x01\x2a"
 _VP8L_START = 0x2F
 _VP8X_ALPHA = 0x10

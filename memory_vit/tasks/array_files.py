@@ -24,10 +24,12 @@ from memory_vit.runtime.messages import brief, escaped, first_line
 
 FILE = "arrays.safetensors"
 SUFFIX = ".safetensors"
-# Metadata key of the text of `task.json`; other programs may add more keys.
+# Key of the text of `task.json` in the metadata of a header. The metadata may
+# have more keys, of other programs.
 KEY = "memory_vit.task"
 _LENGTH_BYTES = 8
-# Maximum size of a header without metadata: names and shapes need less.
+# Maximum size of a header without metadata, in bytes. The names and shapes of
+# the arrays need less.
 MAX_HEADER_BYTES = 2**20
 
 
@@ -66,7 +68,7 @@ def read(
   try:
     content = read_file(path, claimed + MAX_HEADER_BYTES + more_header)
     entries = dict(safetensors.deserialize(content))
-    del content  # `entries` has copies of the arrays
+    del content  # free the memory: `entries` has copies of the arrays
   except (OSError, safetensors.SafetensorError) as error:
     raise TaskError(f"{path} cannot be read: {first_line(error)}") from error
   _require_described(entries, stored, path)
@@ -135,8 +137,8 @@ def read_file(
       raise TaskError(f"{path} is not a regular file.")
     if limit is not None and size > limit:
       raise TaskError(f"{path} has more than the {limit:,} bytes expected.")
-    # Ask for `size` bytes, because the file may grow meanwhile. Asking for
-    # `limit` bytes would allocate a buffer of that size.
+    # Read at most `size` bytes, because the file may grow meanwhile. A read of
+    # `limit` bytes would allocate a buffer of `limit` bytes.
     return file.read(size if at_most is None else min(size, at_most))
 
 
@@ -183,11 +185,11 @@ def write_single_file(
 
 def read_task_text(path: Path, limit: int) -> str:
   """Read the text of `task.json` from the header of a single-file task."""
-  # Follow links, because the cache of the Hugging Face hub consists of them.
+  # Follow links, because the cache of the Hugging Face hub consists of links.
   file = paths.followed(path)
   begins = read_file(file, None, at_most=_LENGTH_BYTES)
   length = int.from_bytes(begins, "little")
-  # Escapes of JSON may double the length of the text.
+  # The header has the text as a JSON string, and escapes may double the length.
   most = 2 * limit + MAX_HEADER_BYTES
   if len(begins) < _LENGTH_BYTES or length > most:
     raise TaskError(

@@ -5,7 +5,7 @@ concatenated; a task that attends to others extends the model. A set may mix
 both. No function of this module changes an array.
 """
 
-# Postpone annotations, so that `help` shows types by their short names.
+# Annotations stay unevaluated, so that `help` shows short names of types.
 from __future__ import annotations
 
 import dataclasses
@@ -158,7 +158,8 @@ def _require_name(name: str, names: Collection[str]) -> None:
     raise TaskError(f"there is no task {name!r} among {list(names)}.")
 
 
-# Types that functions accept as a set of tasks; a mapping is {name: task}.
+# Functions accept a set of tasks as one of these types; a mapping has the form
+# {name: task}.
 TasksLike = Task | Iterable[Task] | Mapping[str, Task]
 
 
@@ -202,7 +203,7 @@ def require_fit(tasks: Sequence[Task]) -> None:
   by_name = {task.spec.name: task for task in tasks}
   for spec in (task.spec for task in tasks):
     for name, digest in zip(spec.attends_to, spec.parent_digests, strict=False):
-      # The digest of a parent is unknown while JAX traces its parameters.
+      # Skip a parent whose parameters JAX traces: the digest is unknown.
       if not digest or trees.is_traced(by_name[name].params):
         continue
       if digest != by_name[name].digest:

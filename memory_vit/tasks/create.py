@@ -1,6 +1,6 @@
 """Make new tasks."""
 
-# Postpone annotations, so that `help` shows jax.Array by its short name.
+# Annotations stay unevaluated, so that `help` shows short names of types.
 from __future__ import annotations
 
 import dataclasses
@@ -123,7 +123,10 @@ def init_task(
 
 @dataclasses.dataclass(frozen=True)
 class _Parent:
-  """A task to attend to; if only its name was given, nothing else is known."""
+  """A task that the new task attends to.
+
+  Digest and preprocessing are unknown if the caller gave only a name.
+  """
 
   name: str
   digest: str = ""

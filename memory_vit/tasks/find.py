@@ -23,7 +23,8 @@ def find_tasks(
   for path in itertools.chain.from_iterable(map(task_paths, paths)):
     described = manifest.read(path)
     key = described.spec, frozenset(described.arrays.items())
-    # A path that is given twice is returned twice, and refused by the caller.
+    # Leave out a copy at another path. A path that is given twice is returned
+    # twice, so that the caller refuses it.
     if places.setdefault(key, path.resolve()) == path.resolve():
       tasks.append((path, described))
   return tasks
@@ -71,7 +72,7 @@ def one_task(path: str | os.PathLike[str]) -> Path:
       f"{path} has {len(files)} tasks: {names}. Give the path of one task (on "
       "the hub: hf://OWNER/NAME/TASK), or read several by mv.load_tasks."
     )
-  if not hub.is_address(path):  # the cache of the hub consists of links
+  if not hub.is_address(path):  # in the cache of the hub, all files are links
     require_no_link(files[0])
   return files[0]
 
@@ -86,7 +87,8 @@ def paths_in(path: Path) -> list[Path]:
 
 def task_files(path: Path) -> Iterator[Path]:
   """Return files in a directory that look like single-file tasks."""
-  # The arrays of a task's directory have the same suffix, and are left out.
+  # If `path` is a task itself, leave out its file of arrays, which has the same
+  # suffix as a single-file task.
   is_task = (path / manifest.FILE).exists()
   return (
     file
@@ -96,7 +98,7 @@ def task_files(path: Path) -> Iterator[Path]:
 
 
 def _require_plain_name(directory: Path) -> None:
-  """Raise `TaskError` for a name that cannot be printed on one line."""
+  """Raise `TaskError` if the name of a directory cannot be printed safely."""
   shown = escaped(directory.name)
   if shown != directory.name:
     raise TaskError(
@@ -118,8 +120,10 @@ def ancestor_directories(
   directories: Sequence[Path], indirect: Sequence[Path] = ()
 ) -> list[Path]:
   """Return `indirect` and all further tasks that the given tasks attend to."""
-  # Look up a parent by its name: among the given directories, then beside its
-  # child, where a run exports it too. Paths that a task names are untrusted.
+  # A parent is a task that another task attends to. Look for a parent by name,
+  # among the given directories, then beside the task that attends to it: a run
+  # exports both tasks into one directory. Paths in a task's file are not used,
+  # because the file is untrusted.
   known = {_name(path): path for path in (*directories, *indirect)}
   waiting = list(known.values())
   ancestors = list(indirect)

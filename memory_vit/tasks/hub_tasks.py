@@ -16,7 +16,7 @@ from memory_vit.runtime import hub
 from memory_vit.runtime.messages import brief
 from memory_vit.tasks import array_files, manifest
 
-# Tag in the model card of a repository that holds tasks.
+# The model card of a repository with tasks has this tag.
 TAG = "learnable-memory"
 
 
@@ -76,7 +76,7 @@ def _in_repository(api: Any, model: Any) -> Iterator[ListedTask]:
         )
       text = (header.metadata or {}).get(array_files.KEY)
       if text is None:
-        continue  # the file is a model, or something else
+        continue  # the file is not a task, but for example a model
       spec = manifest.parse(text, address).spec
       yield ListedTask(address=address, spec=spec)
     except TaskError as error:

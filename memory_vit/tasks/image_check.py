@@ -15,7 +15,8 @@ from memory_vit.errors import DataError
 from memory_vit.model.trees import AnyArray
 
 Images = Float[AnyArray, "..."]
-# Largest accepted magnitude: resizing after scaling may round beyond 1.
+# Largest accepted magnitude of a value. It exceeds 1 a little, because resizing
+# an image after scaling may round to values beyond 1.
 _BOUND = 1 + 1e-5
 
 
@@ -36,15 +37,15 @@ def begin(images: Images) -> Callable[[], None]:
     return lambda: None
   if isinstance(images, np.ndarray):
     return lambda: _require(_within_on_host(images), images)
-  # The check is enqueued before the model, so that the device runs the model
-  # while the host waits for the result of the check.
+  # Start the check before the caller starts the model: the device then runs the
+  # model while the host waits for the result of the check.
   with _now():
     within = _within(images)
   return lambda: _require(bool(within), images)
 
 
 def _within_on_host(images: Float[np.ndarray, "..."]) -> bool:
-  # With a NaN, minimum and maximum are NaN, and both comparisons are false.
+  # If an image has a NaN, minimum and maximum are NaN, and the result is False.
   return bool(
     images.min(initial=0) >= -_BOUND and images.max(initial=0) <= _BOUND
   )
@@ -77,7 +78,7 @@ def _require(within: bool, images: Images) -> None:
 def _describe_on_host(
   images: Float[np.ndarray, "..."],
 ) -> tuple[float, ...]:
-  """Compute `_describe` with NumPy, without compiling or using the device."""
+  """Return what `_describe` returns, computed by NumPy on the host."""
   finite = images[np.isfinite(images)]
   return (
     float(finite.min(initial=np.inf)),
@@ -89,7 +90,7 @@ def _describe_on_host(
 
 @jax.jit
 def _describe(images: Float[Array, "..."]) -> tuple[Shaped[Array, ""], ...]:
-  """Return the range of finite values, and counts of NaN and infinite ones."""
+  """Return (least finite value, greatest one, number of NaN, of infinities)."""
   finite = jnp.isfinite(images)
   return (
     jnp.min(images, where=finite, initial=jnp.inf),
@@ -100,5 +101,5 @@ def _describe(images: Float[Array, "..."]) -> tuple[Shaped[Array, ""], ...]:
 
 
 def _now() -> contextlib.AbstractContextManager[None]:
-  """Return a context that runs eagerly, even while JAX traces a function."""
+  """Return a context in which JAX computes at once, even during tracing."""
   return jax.ensure_compile_time_eval()

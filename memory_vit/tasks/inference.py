@@ -5,7 +5,7 @@ the original outputs stay bitwise identical. `read_program` is small, and
 computes everything that depends on the tasks.
 """
 
-# Postpone annotations, so that `help` shows types by their short names.
+# Annotations stay unevaluated, so that `help` shows short names of types.
 from __future__ import annotations
 
 import functools

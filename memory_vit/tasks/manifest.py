@@ -30,15 +30,17 @@ from memory_vit.tasks.array_files import StoredArray
 FORMAT_VERSION = 2
 FILE = "task.json"
 
-# Maximum size of `task.json`: 5,000 classes with their results take 1 MB.
+# Maximum size of `task.json`, in bytes. A task with 5,000 classes, and a result
+# for each class, takes 1 MB.
 MAX_FILE_BYTES = 8 * 2**20
 MAX_ARRAYS = 4096
-# Maximum size of all arrays: a head of 21,843 classes on H/14 has 112 MB. With
-# a whole backbone, a task may be as large as `stored_arrays.MAX_BYTES`.
+# Maximum size of the arrays of a task, in bytes. For example, a head of 21,843
+# classes on H/14 has 112 MB. A task that holds a whole backbone may be as large
+# as a file of a backbone (`stored_arrays.MAX_BYTES`).
 MAX_BYTES = 2**30
 MAX_BACKBONE_BYTES = 32 * 2**30
-# Maximum integer and image side in a spec: far more than any task needs, and
-# small enough to compute with.
+# Maximum of an integer, and of an image side, in the spec of a task. Tasks need
+# far less; without a maximum, products of these numbers could be huge.
 MAX_COUNT = 2**24
 MAX_SIDE = 4096
 _MAX_AXES = 8
@@ -46,11 +48,12 @@ _MAX_DEPTH = 32
 _MAX_TEXT = 10_000
 _MAX_NAME = 200
 _MAX_UNIT = 40
-# Bound of means and standard deviations, with which mean + std * output is
-# finite for every float32 output.
+# Maximum magnitude of means and standard deviations: within this bound,
+# mean + std * output is finite for every float32 output.
 MAX_SCALE = 1e30
 _MAX_TEMPERATURE = 1e4
-# Bound of integers: Python prints at most 4,300 digits, and a float holds 309.
+# Bound of all integers in `task.json`. Larger integers could cause errors
+# later: Python prints at most 4,300 digits, and a float holds at most 309.
 _MAX_NUMBER = 10**100
 
 _KEYS = (
@@ -66,15 +69,16 @@ class Manifest:
   """The checked content of `task.json`."""
 
   spec: TaskSpec
-  # Names and shapes match `spec` on a backbone of some width and depth.
+  # Names and shapes of the arrays match `spec` on a backbone of some size.
   arrays: Mapping[str, StoredArray]
-  # Provenance is read as it was saved: its content is not checked.
+  # Provenance has its saved content, which is not checked.
   provenance: Mapping[str, Any]
 
 
 def to_text(manifest: Manifest, where: str) -> str:
   """Return the text of the `task.json` at `where`; check it as `read` does."""
-  # Convert to what JSON will return: tuples become lists, keys become strings.
+  # Sign the values that a reader of the JSON text will get: there tuples are
+  # lists, and all keys are strings.
   values = json.loads(json.dumps(dataclasses.asdict(manifest)))
   values = {"format_version": FORMAT_VERSION, **values}
   signed = {**values, "sha256": digest(values)}
@@ -155,14 +159,18 @@ def check(values: Any, where: str) -> Manifest:
 
 
 def _with_fitted(spec: Any) -> Any:
-  """Add fields that older files lack, with their values for "not fitted"."""
+  """Add the fields of fitted numbers, which older files lack, as not fitted."""
   if isinstance(spec, dict) and isinstance(spec.get("kind"), dict):
     return {**spec, "kind": {**FITTED, **spec["kind"]}}
   return spec
 
 
 def _require_plain(value: Any, where: str, depth: int) -> None:
-  """Raise `TaskError` for deep nesting, huge integers, long or invalid text."""
+  """Check the depth of a JSON value, its integers and its texts.
+
+  Raise `TaskError` if nesting is too deep, if an integer is too large, or if a
+  text is too long or not Unicode.
+  """
   if depth == 0:
     raise TaskError(f"{where} is nested more than {_MAX_DEPTH} levels deep.")
   if isinstance(value, int):
@@ -214,7 +222,7 @@ def _mapping(
 
 
 def _checked_path(name: str, where: str) -> str:
-  """Return a name; raise unless it is a plain relative path without ".."."""
+  """Return `name`; raise `TaskError` unless it is a plain relative path."""
   if not _PATH.fullmatch(name) or len(name) > _MAX_NAME:
     raise TaskError(
       f"{where}: {messages.brief(name)} is not a valid name: expected up to 8 "
@@ -232,7 +240,7 @@ def _require_sha256(value: Any, where: str) -> None:
 
 
 def _require_possible(spec: TaskSpec, where: str) -> None:
-  """Check the numbers of a spec that are used before its backbone is known."""
+  """Raise `TaskError` if a spec has too large values, or invalid digests."""
   for field in dataclasses.fields(spec):
     value = getattr(spec, field.name)
     if type(value) is int and value > MAX_COUNT:
@@ -251,12 +259,12 @@ def _require_possible(spec: TaskSpec, where: str) -> None:
   if len(spec.backbone.variant) > 100 or len(spec.backbone.gelu) > 100:
     raise TaskError(f"{backbone} has a text of more than 100 characters.")
   for i, sha256 in enumerate(spec.parent_digests):
-    if sha256:  # an unknown digest is ""
+    if sha256:  # "" if the digest is unknown
       _require_sha256(sha256, f"{where}: spec.parent_digests[{i}]")
 
 
 def _require_kind(kind: TaskKind, where: str) -> None:
-  """Raise `TaskError` for fitted numbers out of range, and for long units."""
+  """Raise `TaskError` if a fitted number is out of range or a unit too long."""
   for name, low, high in (
     ("thresholds", 0, 1),
     ("mean", -MAX_SCALE, MAX_SCALE),
@@ -290,7 +298,8 @@ def _require_sizes(
         "has too many axes or a negative axis."
       )
     _require_sha256(array.sha256, f"{where}: arrays.{name}.sha256")
-    # Count an empty axis as 1, so that it does not hide the other axes.
+    # An axis of length 0 counts as 1: otherwise the size would be 0, even if
+    # the other axes were huge.
     claimed += 4 * math.prod(max(1, axis) for axis in array.shape)
   holds_backbone = spec.learned.holds_backbone
   most = MAX_BACKBONE_BYTES if holds_backbone else MAX_BYTES
@@ -304,8 +313,9 @@ def _require_sizes(
 def _require_fit(
   arrays: Mapping[str, StoredArray], spec: TaskSpec, where: str
 ) -> None:
-  """Raise `TaskError` unless the arrays match `spec` on some backbone."""
-  # A length stays 0 if no part of the regime has an array with this length.
+  """Raise `TaskError` unless arrays match `spec` on a backbone of some size."""
+  # {axis: length}, read from the arrays. The length of an axis stays 0 if no
+  # part of the regime has an array with this axis.
   axes = dict.fromkeys(Axes._fields, 0)
   for part in spec.learned.parts:
     for length, name in part.lengths.items():
@@ -314,7 +324,8 @@ def _require_fit(
   depth = axes["depth"] or axes["memory"]
   shapes = spec.expected_shapes(axes["width"], depth, axes["summary"])
   expected = trees.flatten(shapes)
-  # A backbone in the task is compared once its original backbone is loaded.
+  # If the task holds a backbone, the arrays of this backbone are compared
+  # later, when the original backbone is loaded.
   holds_backbone = spec.learned.holds_backbone
   described = {
     name: array

@@ -20,12 +20,12 @@ def load_model(
   image_size: int | None = None,
 ) -> tuple[backbones.Backbone, tuple[task_sets.Task, ...]]:
   """Load tasks, and the backbone at their image size and with their GELU."""
-  # `any_regime` allows a single task of a regime that cannot share a pass.
+  # `any_regime` says that a single task may have a regime that shares no pass.
   saved_tasks = find.find_tasks(tasks)
   if not saved_tasks:
     return load.load_backbone(backbone, image_size, dtype), ()
   specs = [described.spec for _, described in saved_tasks]
-  if len(saved_tasks) > 1 or not any_regime:  # before a backbone is fetched
+  if len(saved_tasks) > 1 or not any_regime:  # check before fetching
     compose.require_specs_fit(specs)
   wanted = specs[0].backbone
   if image_size not in (None, wanted.image_size):
@@ -34,8 +34,8 @@ def load_model(
       f"{wanted.image_size}: leave image_size out."
     )
   published = load.read_published(backbone)
-  # A GELU that the source states is not overridden: if the tasks have another
-  # one, they belong to another backbone.
+  # If the source of the backbone states a GELU, use this GELU: tasks that were
+  # trained with another GELU belong to another backbone.
   gelu = None if published.states_config else wanted.gelu
   loaded = backbones.rounded(
     load.to_backbone(published, wanted.image_size, dtype, gelu=gelu)

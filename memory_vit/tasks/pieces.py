@@ -16,9 +16,9 @@ from memory_vit.model.vit_config import ViTConfig
 from memory_vit.runtime import sharding
 
 _Outputs = TypeVar("_Outputs")
-# Maximum size of a piece's widest activations, those of an MLP. With 32 MiB of
-# shared cache, in float32, a pass with twice this size takes 6 to 14 % longer;
-# with half of it, the time changes by less than 2 %.
+# Maximum size in bytes of the largest activations of a piece: the activations
+# of an MLP. On a CPU with 32 MiB of shared cache, in float32, twice this size
+# makes a pass 6 to 14 % slower; half of it changes the time by less than 2 %.
 _BYTES = 12 * 2**20
 
 
@@ -36,7 +36,7 @@ class ImageProgram(Generic[_Outputs]):
         functools.partial(function, params, config=config), images, piece
       )
 
-    run.__name__ = function.__name__  # the name in logs and profiles
+    run.__name__ = function.__name__  # the name appears in logs and profiles
     self.compiled = jax.jit(run, static_argnames=("config", "piece"))
 
   def __call__(
@@ -54,8 +54,9 @@ def images_in_piece(
   params: Any, images: Float[AnyArray, "b side side 3"], config: ViTConfig
 ) -> int | None:
   """Return how many images to run at once, a divisor of b; None means all."""
-  # Other devices are fast with large batches, a mesh splits batches itself, and
-  # a traced function may be exported to any device.
+  # Run all images at once unless arrays are on one CPU: other devices are fast
+  # with large batches, a mesh splits batches itself, and a function that JAX
+  # traces may be exported to any device.
   if not sharding.on_one_cpu([images, *jax.tree.leaves(params)[:1]]):
     return None
   batch = images.shape[0]
@@ -64,7 +65,8 @@ def images_in_piece(
   if batch <= most:
     return None
   divisor = max(k for k in range(1, most + 1) if not batch % k)
-  # Matrix products with few rows are slow, so small pieces are avoided.
+  # If all divisors are small, run all images at once, because matrix products
+  # with few rows are slow.
   return divisor if 2 * divisor >= most else None
 
 

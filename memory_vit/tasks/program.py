@@ -4,7 +4,7 @@ A `Program` holds slots, for tasks that share a pass of the backbone, or the
 parameters of tasks that need their own pass. Callers do not distinguish them.
 """
 
-# Postpone annotations, so that `help` shows types by their short names.
+# Annotations stay unevaluated, so that `help` shows short names of types.
 from __future__ import annotations
 
 import dataclasses
@@ -43,7 +43,8 @@ from memory_vit.tasks.split_forward import (
 )
 
 
-# No `==`, which is ambiguous for arrays, and no repr, which would print them.
+# The class has no `==`, which is ambiguous for arrays, and no repr, which would
+# print all arrays.
 @functools.partial(
   jax.tree_util.register_dataclass,
   data_fields=["slots", "alone"],
@@ -56,10 +57,11 @@ class Program:
   It is a tree of arrays for JAX: tasks of the same sizes do not recompile it.
   """
 
-  # Tasks that share the pass of the backbone; None if there are none.
+  # Tasks that share the pass that computes the original outputs; None if there
+  # are no such tasks.
   slots: Slots | None = None
-  # Tasks that run in another pass: probes, which share one, or one task that
-  # changes what the backbone computes.
+  # Tasks that run in another pass: either probes, which share this pass, or a
+  # single task that changes what the backbone computes.
   alone: tuple[Task, ...] = ()
 
   @property
@@ -105,7 +107,7 @@ class Program:
     """Run tasks on the output of `SplitForward.prepare`, such as a context."""
     if self.alone:
       return self._read_alone(backbone, inputs)
-    if isinstance(inputs, Mapping):  # the features, if all tasks are heads
+    if isinstance(inputs, Mapping):  # features, because all tasks are heads
       inputs = Context((), inputs["pooled"])
     return self._read_slots(backbone, inputs)
 
@@ -118,8 +120,9 @@ class Program:
     original: bool,
   ) -> tuple[Float32[Array, "b *t c"] | None, Float32[Array, "b c0"] | None]:
     """Return logits of all slots (rows as in `heads`), and original outputs."""
-    # Compiled programs do not depend on which slots are taken. A task that runs
-    # `alone` has logits (b, c), without the axis of slots.
+    # The logits of all slots are returned, so that programs need no recompiling
+    # when other slots are taken. A task in `alone` has logits (b, c), without
+    # an axis of slots.
     outputs = logits = None
     if tasks and self.alone:
       [logits] = self(backbone, images).values()
@@ -141,7 +144,7 @@ class Program:
 
   @property
   def _alone_specs(self) -> tuple[TaskSpec, ...]:
-    """Specs without names, so that all tasks of one shape share a program."""
+    """Specs of `alone` without names, so that equal shapes share a program."""
     return tuple(
       dataclasses.replace(
         task.spec.for_programs,
@@ -303,7 +306,7 @@ def accept_images(
   image_check.require_shape(array, backbone.config.image_size)
   if not check:
     return array, lambda: None
-  # A NumPy array is checked on the host.
+  # Check a NumPy array on the host, and a JAX array on the device.
   seen = images if isinstance(images, np.ndarray) else array
   return array, image_check.begin(seen)
 
@@ -327,6 +330,10 @@ def _read_places(
 
 
 def _params(backbone: Backbone, inputs: Any) -> dict[str, Any]:
-  """Return parameters for a program, adapted to the device unless traced."""
-  # An export may run on another device, and must not store adapted copies.
+  """Return the parameters of a backbone for a program.
+
+  Parameters are adapted to the device, unless JAX traces `inputs`.
+  """
+  # A traced program may be exported to another device, and must not store
+  # parameters that are adapted to this device.
   return backbone.params if trees.is_traced(inputs) else backbone.for_programs

@@ -1,6 +1,6 @@
 """Tasks in slots of rounded sizes, so that programs rarely recompile."""
 
-# Postpone annotations, so that `help` shows types by their short names.
+# Annotations stay unevaluated, so that `help` shows short names of types.
 from __future__ import annotations
 
 import dataclasses
@@ -38,7 +38,7 @@ from memory_vit.tasks.compose import TasksLike, require_fit, task_tuple
   data_fields=["arrays"],
   meta_fields=["specs", "places"],
 )
-@dataclasses.dataclass(frozen=True, eq=False)  # == of arrays is ambiguous
+@dataclasses.dataclass(frozen=True, eq=False)  # arrays have no clear ==
 class Slots:
   """A set of tasks in slots, ready to run on a backbone; see `fill_slots`.
 
@@ -69,7 +69,8 @@ class Slots:
 
 def first_free(spec: TaskSpec, taken: Collection[int]) -> int:
   """Return the first free slot: 0, 1, ..., or -1, -2, ... for a head."""
-  # Heads have separate slots, because they need no token in the task stream.
+  # Heads have slots of their own, because a head needs no token in the task
+  # stream.
   slots = (~i if spec.learned.on_pooled else i for i in itertools.count())
   return next(slot for slot in slots if slot not in taken)
 
@@ -92,11 +93,11 @@ class SlotSizes:
   """Sizes of slots, for which programs are compiled."""
 
   slots: int
-  # Number of slots for heads; programs leave them out if there is no head.
+  # Number of slots for heads. Programs have no such slots if no task is a head.
   heads: int
   # Maximum number of tasks that one task attends to.
   parents: int
-  # Pairs of a part and its room in the slots, see `Part.room`.
+  # Pairs (name of a part, size that slots have for this part); see `Part.room`.
   rooms: tuple[tuple[str, Any], ...]
 
   @classmethod
@@ -198,7 +199,7 @@ def place_in_slots(
 
   `sizes` come from `SlotSizes.holding` for these tasks.
   """
-  # Stack the parameters on the host, so that nothing is compiled.
+  # Stack parameters with NumPy on the host, because JAX would compile programs.
   params = {slot: on_host(task.params) for slot, task in tasks.items()}
   axes = Axes.of(backbone.config)
   stacked = _stack(params, _mask(tasks, sizes), sizes, axes, np)
@@ -242,7 +243,8 @@ def _stack(
   return arrays._replace(heads=stacked)
 
 
-# Compile the stacking as one program, instead of one for each operation.
+# Stacking is one compiled program: otherwise JAX would compile a program for
+# each operation.
 _stack_program = jax.jit(_stack, static_argnums=(2, 3))
 
 

@@ -29,8 +29,9 @@ from memory_vit.tasks.inference import (
 Logits = dict[str, Float32[Array, "b _"]]
 
 
-# (frozen, images) -> inputs of the trained part. `frozen` is {"backbone":
-# parameters, "tasks": {name: parameters of a task that is attended to}}.
+# A function from (frozen, images) to the inputs of the trained part. `frozen`
+# is {"backbone": parameters, "tasks": {name: parameters}}; "tasks" are
+# the frozen tasks to which trained tasks attend.
 FrozenPass = Callable[[Any, Float[Array, "b side side 3"]], Any]
 
 
@@ -38,9 +39,9 @@ FrozenPass = Callable[[Any, Float[Array, "b side side 3"]], Any]
 class SplitForward:
   """A forward pass in two functions."""
 
-  prepare: FrozenPass  # runs without a gradient
-  # A pure function, (trained, frozen, inputs) -> logits of the trained tasks.
-  # `trained` is {name: parameters}.
+  prepare: FrozenPass  # the frozen part, computed without a gradient
+  # A pure function from (trained, frozen, inputs) to the logits of the trained
+  # tasks. `trained` is {task name: parameters}.
   logits: Callable[[Any, Any, Any], Logits]
 
 
@@ -92,7 +93,7 @@ def frozen_pass(config: ViTConfig, regimes: Sequence[Regime]) -> FrozenPass:
 def _masked(
   config: ViTConfig, specs: tuple[TaskSpec, ...]
 ) -> Callable[[Any, Any, Any], Logits]:
-  """Return the logits function of masked tasks: the task stream is trained."""
+  """Return the logits function of tasks that run in the masked task stream."""
 
   def logits(trained: Any, frozen: Any, context: Any) -> Logits:
     tasks = {**frozen["tasks"], **trained}
@@ -107,7 +108,10 @@ def _masked(
 def _on_features(
   trained: Any, frozen: Any, features: dict[str, Array]
 ) -> Logits:
-  """Return logits of heads on "pooled" (b, d), probes on "layers" (b, n, d)."""
+  """Compute the logits of heads and probes.
+
+  Heads read "pooled" (b, d) of `features`, and probes "layers" (b, n, d).
+  """
   del frozen
   return {
     name: head_logits(
@@ -123,7 +127,7 @@ def _on_features(
 def _fine_tuned(
   config: ViTConfig, spec: TaskSpec
 ) -> Callable[[Any, Any, Any], Logits]:
-  """Return the logits function of a task that changes the backbone's stream."""
+  """Return the logits function of a task that changes the backbone."""
   model = MemoryViT(headless(config))
 
   def logits(

@@ -8,7 +8,7 @@ A saved task is a directory with exactly two files:
 or one file, NAME.safetensors, with both.
 """
 
-# Postpone annotations, so that `help` shows jax.Array by its short name.
+# Annotations stay unevaluated, so that `help` shows short names of types.
 from __future__ import annotations
 
 import dataclasses
@@ -36,7 +36,8 @@ from memory_vit.tasks.manifest import Manifest
 
 def _written(path: Path) -> Collection[str]:
   """Return the names of the files of a task; () if `path` is not a task."""
-  # In a bucket, a killed process may leave a task without task.json.
+  # A killed process may leave a task without task.json in a bucket; such a path
+  # counts as a task, so that it can be replaced.
   is_task = bucket.is_in(path) or (path / manifest.FILE).is_file()
   return (manifest.FILE, array_files.FILE) if is_task else ()
 
@@ -128,7 +129,7 @@ def load_task(path: str | os.PathLike[str], backbone: Backbone) -> Task:
 def load_described(path: Path, found: Manifest, backbone: Backbone) -> Task:
   """Load a task whose manifest has been read."""
   require_backbone(found.spec, backbone.id)
-  # A forged task.json may name this backbone with arrays for another one.
+  # A forged task.json may name this backbone, but have arrays of other shapes.
   shapes = trees.flatten(_shapes(backbone, found.spec))
   problems = trees.differences(shapes, found.arrays)
   if problems:
@@ -223,10 +224,9 @@ class TaskReport:
 
   path: str
   spec: TaskSpec
-  # Number of parameters.
-  parameters: int
+  parameters: int  # number of parameters
   arrays: Mapping[str, StoredArray]
-  # Problem with the arrays; "" if they were verified.
+  # What is wrong with the arrays; "" if the arrays were verified.
   damage: str
   provenance: Mapping[str, Any]
 

@@ -41,7 +41,7 @@ _LEARNED = re.compile(
   r"(memory_tokens\.[0-9]+|attention_mask)"
 )
 _FIRST_CLASS, _CLASS = "vit.embeddings.cls_tokens.0", "vit.embeddings.cls_token"
-# Maximum number of heads: far more than the mask of a real model has.
+# Maximum number of heads, far more than real models have.
 _MOST_HEADS = 256
 
 
@@ -93,7 +93,7 @@ def tasks_of(
 
 def _state(file: Path) -> State:
   try:
-    import torch  # an optional dependency, used only here
+    import torch  # an optional dependency, needed only for these files
   except ModuleNotFoundError as error:
     raise TaskError(
       f"{file} is a PyTorch file, and {error.name} is not installed: install "
@@ -107,7 +107,7 @@ def _state(file: Path) -> State:
       name: tensor.detach().to(torch.float32).numpy()
       for name, tensor in tensors.items()
     }
-  # A hostile file may make torch raise anything.
+  # For a hostile file, torch may raise an exception of any type.
   except Exception as error:
     raise TaskError(
       f"{file} is not a state dict of arrays: {first_line(error)}"
@@ -115,11 +115,14 @@ def _state(file: Path) -> State:
 
 
 def _require_stored(tensors: Mapping[Any, Any], file: Path) -> None:
-  """Raise `ValueError` if a key is no string or values outnumber file bytes."""
+  """Raise `ValueError` unless keys are strings and values fit into the file.
+
+  The tensors must not have more values than the file has bytes.
+  """
   for name in tensors:
     if not isinstance(name, str):
       raise ValueError(f"{brief(name)} is not the name of an array")
-  # A tensor of stride 0 may repeat one stored value a billion times.
+  # A tensor of stride 0 may have a billion values, but store only one of them.
   values = sum(tensor.numel() for tensor in tensors.values())
   if values > (size := file.stat().st_size):
     raise ValueError(f"it has {values:,} values, but only {size:,} bytes")
@@ -160,7 +163,8 @@ def _require_trunk(
   converted = detect.convert(config, trunk, where)
   expected = trees.flatten(backbone.params)
   for name, array in converted.arrays.items():
-    # Skip heads, and the embedding, into which the image mean was folded.
+    # Do not compare heads, nor the embedding of patches: the mean of images was
+    # folded into the embedding.
     is_folded = name.startswith(("embedding/", "head/", "pre_logits/"))
     if not is_folded and not np.array_equal(array, np.asarray(expected[name])):
       raise BackboneError(
@@ -170,7 +174,7 @@ def _require_trunk(
 
 
 def _count(learned: State, where: str) -> int:
-  """Return the number of heads besides the original one."""
+  """Return the number of heads, without the original head."""
   heads = sum(f"classifiers.{k}.weight" in learned
               for k in range(1, len(learned) + 1))  # fmt: skip
   if not 1 <= heads <= _MOST_HEADS:
@@ -182,7 +186,10 @@ def _count(learned: State, where: str) -> int:
 
 
 def _shapes(learned: State, backbone: Backbone, k: int) -> dict[str, Shape]:
-  """Return shapes for head k, whose arrays state its cells and classes."""
+  """Return {name: expected shape} of the arrays of head k.
+
+  The numbers of cells and classes are read from the arrays.
+  """
   d = backbone.config.width
   first = learned.get(f"{_ATTENTION.format(0)}.memory_tokens.{k - 1}")
   cells = first.shape[1] if first is not None and first.ndim == 3 else 1
@@ -221,7 +228,10 @@ def _is_extended(
   params: Sequence[Mapping[str, Any]],
   where: str,
 ) -> bool:
-  """Return whether heads attend to earlier heads; raise for other masks."""
+  """Return whether the mask lets each head attend to all earlier heads.
+
+  Raise `TaskError` unless the mask is this one, or keeps all heads separate.
+  """
   cells = [arrays["memory"].shape[1] for arrays in params]
   masks = [
     state.get(f"{_ATTENTION.format(layer)}.attention_mask")
@@ -238,9 +248,9 @@ def _is_extended(
 
 
 def _mask(patches: int, cells: Sequence[int], extended: bool) -> np.ndarray:
-  """Return the mask that is added to attention scores, (1, queries, keys)."""
-  # Queries are patches, the original class token, and the class tokens of
-  # heads. Keys are the same tokens, and then the memory of each head.
+  """Return the mask (1, queries, keys) that is added to attention scores."""
+  # The queries are the patches, the original class token, and the class tokens
+  # of the heads. The keys are the same tokens, then the memory of each head.
   queries = patches + 1 + len(cells)
   mask = np.zeros((1, queries, queries + sum(cells)), np.float32)
   mask[:, :, patches + 1 :] = -np.inf
