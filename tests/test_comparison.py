@@ -182,15 +182,15 @@ def test_summary_of_the_page_equals_its_figures():
   ]
   steps = sorted(of(library, "train") for library in others)
   others_cost = (
-    f"{steps[0]} to {steps[-1]} in the others"
+    f"{steps[0]} to {steps[-1]} in the other libraries"
     if len({*steps}) > 1
-    else f"{steps[0]} in each of the others"
+    else f"{steps[0]} in each of the other libraries"
   )
   page = (docs / "reference" / "comparison.md").read_text(encoding="utf-8")
   (said,) = [block for block in page.split("\n\n") if "In short:" in block]
   said = " ".join(said.split())
   for expected in (
-    f"original cost {of(here, 'infer_16')} passes here and "
+    f"sixteen tasks cost {of(here, 'infer_16')} passes here, "
     f"{of(reproduction, 'infer_16')} in the reproduction, and "
     f"{min(sixteen):.0f} to {max(sixteen):.0f} in the libraries",
     f"step costs {of(here, 'train')} passes here, or "

@@ -36,12 +36,12 @@ from memory_vit.runtime.progress_bar import ProgressBar
 
 logger = logging.getLogger(__name__)
 
-# Ratio of class sizes from which classes are reported as imbalanced: accuracy
-# then says little about the smaller class. Cui et al. and Cao et al. (2019)
-# study ratios from 10 to 200.
+# Classes are reported as imbalanced if the largest has at least this many times
+# the images of the smallest, about which accuracy then says little. Cui et al.
+# and Cao et al. (2019) study ratios from 10 to 200.
 IMBALANCED = 10.0
 
-# Splits of the data set of the task, which must not share files.
+# Splits of the task's own data set: no two of these splits may share a file.
 _OF_THE_TASK = ("train", "validation", "test")
 
 _STATISTICS = ("min", "mean", "max", "std")
@@ -58,10 +58,11 @@ class _Contents:
     labels: the valid labels of readable examples.
     extremes: smallest and largest class number; None if no class is readable.
     kinds: {kind of image, such as "JPEG RGB": number of images}.
-    turned: number of images that must be turned, as their EXIF says.
+    turned: number of images whose EXIF orientation says to turn them.
     smallest: width and height of the image with the fewest pixels, or None.
     largest: width and height of the image with the most pixels, or None.
-    problems: {"kind", "index", "where", "detail"} of each problem, in order.
+    problems: one dictionary for each problem, in order, with the keys "kind",
+      "index", "where" and "detail".
     hashes: uint64 hash of the file of each readable example.
     indices: index of each readable example, in the same order.
   """
@@ -82,7 +83,8 @@ class _Contents:
   def add(self, index: int, example: Any) -> None:
     """Count an example, or note the error that was raised when reading it."""
     if isinstance(example, ExampleError):
-      # A record that could not be read into memory is an empty image: report
+      # A record that could not be read into memory was replaced by an empty
+      # image, so `example` only says that this image cannot be decoded: report
       # the reason that was recorded when the split was opened.
       known = self.split.unreadable.get(index)
       self._note("cannot be read", index, known or str(example))
@@ -189,7 +191,7 @@ def _read(role: str, ref: SplitRef) -> _Contents:
 
 @dataclasses.dataclass(frozen=True)
 class _Examined:
-  """Preparation that returns properties of an image, such as hash and size."""
+  """Preparation that returns properties of an image in place of its pixels."""
 
   def in_graph(
     self, encoded: tf.Tensor, uniforms: tf.Tensor
@@ -198,7 +200,8 @@ class _Examined:
     hashed, kind = tf.numpy_function(
       _examine_file, [file], [tf.uint64, tf.string]
     )
-    # Decode all of a JPEG; a training crop would decode only a part of it.
+    # Decode the whole image to find every fault: a training crop decodes only a
+    # part of a JPEG.
     shape = tf.shape(image_ops.decode(encoded))
     return {
       "hash": hashed, "kind": kind, "turned": orientation > 1,
@@ -216,19 +219,24 @@ class _Examined:
 
 
 def _examine_file(encoded: bytes) -> tuple[np.uint64, bytes]:
-  """Return the hash of a file, and its kind of image, such as b"JPEG RGB"."""
+  """Return (hash of a file, kind of its image, such as b"JPEG RGB")."""
   hashed = hashlib.blake2b(encoded, digest_size=8).digest()
   try:
     with Image.open(io.BytesIO(encoded)) as image:
       kind = f"{image.format} {image.mode}"
-  # Pillow raises errors of many types; TensorFlow may still decode the image.
+  # Ignore errors of any type here: the caller decodes the image next, which
+  # reports an image that is really broken.
   except Exception:
     kind = "unknown to Pillow"
   return np.frombuffer(hashed, np.uint64)[0], kind.encode()
 
 
 def _as_json(contents: _Contents, *, all_classes: bool) -> dict[str, Any]:
-  """Return contents and problems as JSON; `all_classes` also checks classes."""
+  """Return contents and problems as a JSON value.
+
+  With `all_classes`, a class without an image, a constant value and a split
+  with a single class are problems, too.
+  """
   split = contents.split
   labels = np.array(contents.labels, split.label_dtype.base)
   labels = labels.reshape(-1, *split.label_dtype.shape)
@@ -269,7 +277,7 @@ def _as_json(contents: _Contents, *, all_classes: bool) -> dict[str, Any]:
 
 
 def _per_class(split: Split, labels: np.ndarray) -> dict[str, int]:
-  """Count the images of each class or label; {} for a task of values."""
+  """Return {class or label: number of images}; {} for a task of values."""
   kind = KINDS[split.kind]
   if kind.numbers:
     return {}
@@ -278,7 +286,7 @@ def _per_class(split: Split, labels: np.ndarray) -> dict[str, int]:
 
 
 def _values(split: Split, labels: np.ndarray) -> dict[str, dict[str, float]]:
-  """Return {value: {"min", "mean", "max", "std"}}; {} for other tasks."""
+  """Return {name of a value: {statistic: number}}; {} if there is no value."""
   if not KINDS[split.kind].numbers or not len(labels):
     return {}
   statistics = np.stack([
@@ -292,7 +300,10 @@ def _values(split: Split, labels: np.ndarray) -> dict[str, dict[str, float]]:
 
 
 def _balance(per_class: dict[str, int], images: int) -> dict[str, Any] | None:
-  """Compare the sizes of non-empty classes or labels; None if all are empty."""
+  """Return the sizes of the smallest and largest class or label, and the ratio.
+
+  Empty classes are left out; the result is None if all classes are empty.
+  """
   counts = {name: count for name, count in per_class.items() if count}
   if not counts:
     return None
@@ -309,12 +320,13 @@ def _balance(per_class: dict[str, int], images: int) -> dict[str, Any] | None:
 
 
 def _duplicates(contents: Mapping[str, _Contents]) -> list[dict[str, Any]]:
-  """List the files that each pair of splits shares, by their hashes."""
+  """List, for each pair of splits, the files that both splits contain."""
   duplicates = []
   for roles in itertools.combinations(contents, 2):
     first, second = (contents[role] for role in roles)
-    # If a split has copies of a file, the first copy is named. Two different
-    # files share a hash with a probability of 2^-64.
+    # Compare files by hash: two different files have the same hash with a
+    # probability of 2^-64. If a split has several copies of a file, name the
+    # first copy.
     _, a, b = np.intersect1d(first.hashes, second.hashes, return_indices=True)
     shared = sorted(
       (first.indices[i], second.indices[j]) for i, j in zip(a, b, strict=True)

@@ -22,7 +22,7 @@ def shorter_side(side: int, image_size: int) -> int:
   side = side or round(image_size * 8 / 7)
   if side < image_size:
     raise ConfigError(
-      f"config.data.resize is {side}, expected at least config.image_size, "
-      f"{image_size} (0 means 8/7 of the image size)."
+      f"config.data.resize is {side}, expected at least config.image_size "
+      f"({image_size}), or 0, which means 8/7 of the image size."
     )
   return side

@@ -16,17 +16,18 @@ from typing import Any
 
 from memory_vit.runtime import checksums, messages
 
-# Key in `DataFiles.facts` of a digest of paths and labels.
+# Key in `DataFiles.facts`; the value is a digest of paths and labels.
 LISTED = "listed paths and labels"
 # Maximum number of files that a message names for each kind of change.
 _SHOWN = 5
-# Number of threads: a network file system answers many requests at once.
+# Number of threads that examine files, because a network file system answers
+# many requests at once.
 _THREADS = 8
 # Recorded size of a path that is not a regular file.
 _NO_SIZE = -1
 
-# {"by": `config.data.digest`, "facts": as in `DataFiles`,
-#  "files": {name: [size, mark]}}
+# A table is {"by": value of `config.data.digest`, "facts": `DataFiles.facts`,
+# "files": {name: [size, mark]}}; the mark is a modification time or a SHA-256.
 Table = Mapping[str, Any]
 
 
@@ -54,7 +55,8 @@ class DataFiles:
 
   def _each(self, examine: Callable[[str], list[Any]]) -> dict[str, list[Any]]:
     with multiprocessing.pool.ThreadPool(_THREADS) as pool:
-      # Use chunks, because passing a file to a thread takes longer than `stat`.
+      # Pass 64 paths to a thread at once: passing them singly would take longer
+      # than `stat`.
       rows = list(pool.imap(examine, list(self.files.values()), chunksize=64))
     return dict(zip(self.files, rows, strict=True))
 
@@ -93,7 +95,7 @@ def differences(before: Table, now: Table) -> list[str]:
 
 
 def _file(path: str) -> list[Any]:
-  """Return [size in bytes, modification time in ns], or [-1, reason]."""
+  """Return [size in bytes, modification time in ns]; [-1, reason] on error."""
   try:
     status = os.stat(path)
   except OSError as error:
@@ -104,7 +106,7 @@ def _file(path: str) -> list[Any]:
 
 
 def _contents(path: str) -> list[Any]:
-  """Return [size in bytes, SHA-256], or [-1, reason]."""
+  """Return [size in bytes, SHA-256]; [-1, reason] on error."""
   entry = _file(path)
   if entry[0] == _NO_SIZE:
     return entry

@@ -20,11 +20,11 @@ from memory_vit.runtime import files, processes
 
 logger = logging.getLogger(__name__)
 
-# Splits that a resumed run must find unchanged. "upstream" is not one of them,
-# because one process evaluates it both before and after training.
+# Splits that must be unchanged when a run resumes. The split "upstream" may
+# change, because one process evaluates it both before and after training.
 _COMPARED = ("train", "validation", "test")
-# {split: {"by": "files" or "contents", "sha256": digest of the table}}, as in
-# `RunResult.data`.
+# Digests of splits, as in `RunResult.data`: {split: {"by": "files" or
+# "contents", "sha256": digest of the table}}.
 Digests = Mapping[str, Mapping[str, str]]
 
 
@@ -112,7 +112,7 @@ class DataRecord:
     return data_files.differences(before, table)
 
   def _kept(self, sha256: str) -> Table | None:
-    """Return a table that was stored; None if it is missing or damaged."""
+    """Return the stored table with a digest; None if missing or damaged."""
     try:
       table = json.loads(self._file(sha256).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -19,7 +19,7 @@ from memory_vit.errors import BrokenDataError, DataError
 from memory_vit.kinds import KINDS
 from memory_vit.runtime import messages, processes
 
-with epy.lazy_imports():  # data in memory do not need TensorFlow
+with epy.lazy_imports():  # data in memory are read without TensorFlow
   from memory_vit.data import embedded, file_list, local, shipped, tfds
 
 
@@ -159,7 +159,7 @@ def find_data_files(ref: SplitRef) -> DataFiles:
 
 
 def _open_local(ref: SplitRef) -> Split | None:
-  """Open a split of any data set but those of TFDS; return None for these."""
+  """Open a split without TFDS; return None for a data set of TFDS."""
   if ref.path and ref.name != "list":
     raise DataError(
       f"config.data.path is {messages.brief(ref.path)}, but data set "
@@ -188,7 +188,7 @@ def _is_local(ref: SplitRef) -> bool:
 
 def check_first_label(split: Split) -> None:
   """Check the first readable label; others are checked when they are read."""
-  if split.embedded:  # all its labels were checked when it was opened
+  if split.embedded:  # labels of embeddings were checked on opening
     return
   for index in range(split.size):
     if index in split.unreadable:
@@ -198,7 +198,7 @@ def check_first_label(split: Split) -> None:
     except ExampleError as error:
       split.mark_unreadable({index: str(error)})
     else:
-      # The only row of this array is the example `index`.
+      # This array has a single row, which belongs to the example `index`.
       split.check_labels(label[None], [index].__getitem__)
       return
   raise split.nothing_readable()

@@ -46,7 +46,8 @@ def cache_decoded(
         _require_memory(taken, index, split)
       if isinstance(example, ExampleError):
         split.mark_unreadable({index: str(example)})
-        # Append a placeholder: training uses the next readable example.
+        # Append a placeholder, which is never decoded: training replaces an
+        # unreadable example by the next readable example.
         images.append(b"")
         continue
       image, labels[index] = example
@@ -57,7 +58,10 @@ def cache_decoded(
 
 
 def _require_memory(taken: int, done: int, split: Split) -> None:
-  """Refuse a split too large for memory, judging by its first `done` images."""
+  """Raise if the decoded images of a split will not fit into memory.
+
+  The estimate is based on the first `done` images, which take `taken` bytes.
+  """
   memory = psutil.virtual_memory()
   left = taken * (split.size - done) // done
   if left < memory.available - _SPARED * memory.total:

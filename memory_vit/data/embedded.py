@@ -40,17 +40,25 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The split whose labels are the classes; a single output has this name.
+# Name of the split whose labels define the classes, and of the only split if
+# `config.data.dir` is itself an output of `embed`.
 _TRAIN = "train"
-# Maximum number of images without an embedding that a result names.
+# Maximum number of images without an embedding that a result lists.
 _NAMED = 100
-# Key in `DataFiles.facts` of the runs of `embed`.
+# Key in `DataFiles.facts`; the value identifies the runs of `embed`.
 _RUNS = "runs of embed"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # == is ambiguous for arrays
 class _Output:
-  """An output of `embed`; `good`, bool (n,), marks rows with an embedding."""
+  """Output of `embed`, with a row for each of n images.
+
+  Attributes:
+    name: name of the split.
+    files: files of the output.
+    table: columns "path", "label" and "error" of all rows.
+    good: bool (n,), whether a row has an embedding.
+  """
 
   name: str
   files: EmbeddingFiles
@@ -58,7 +66,8 @@ class _Output:
   good: np.ndarray
 
 
-# An output, and indices of some of its rows, int64 (k,), with classes mixed.
+# (output, indices of k chosen rows of the output, int64 (k,)); the order of the
+# indices mixes the classes.
 _Part = tuple[_Output, np.ndarray]
 
 
@@ -75,7 +84,8 @@ def open_embeddings(ref: SplitRef) -> Split:
   sizes = {name: len(outputs[name].table) for name in wanted}
   parts = split_parts.split_parts(ref.name, ref.split, sizes)
   orders = {name: _mixed(outputs[name]) for name in wanted}
-  # Slice all rows, with or without an embedding, as slices of a folder do.
+  # Slice all rows, also rows without an embedding, so that a slice has the same
+  # images as the same slice of an image folder.
   sliced = [(outputs[name], orders[name][part]) for name, part in parts]
   return _split(ref, root, sliced, class_names)
 
@@ -86,7 +96,7 @@ def _split(
   sliced: Sequence[_Part],
   class_names: Sequence[str],
 ) -> Split:
-  """Return a split of the rows that have an embedding."""
+  """Build a split of the rows in `sliced` that have an embedding."""
   parts = [(output, rows[output.good[rows]]) for output, rows in sliced]
   left_out = _left_out(ref, sliced)
   numbers = np.concatenate([
@@ -125,12 +135,15 @@ def _column(name: str, parts: Sequence[_Part]) -> pa.ChunkedArray:
 
 
 def _find_outputs(root: Path, directory: str) -> dict[str, Path]:
-  """Return {split: output of `embed`} in `root`; errors name `directory`."""
+  """Return {split: path of an output of `embed`} for the outputs in `root`.
+
+  Errors name `directory`, which is `config.data.dir`.
+  """
   if not directory or not root.is_dir():
     raise DataError(
       f"the directory of embeddings {messages.brief(directory)} is not there: "
       "set config.data.dir to the --output of `memory-vit embed`, or to a "
-      "directory that holds one --output for each split, train and test."
+      "directory that holds an --output for each split, such as train and test."
     )
   if any(root.glob(parquet.SHARDS)):
     return {_TRAIN: root}
@@ -149,8 +162,8 @@ def _require_splits(
       known = messages.name_list([messages.brief(name) for name in paths])
       raise DataError(
         f"data set {ref.name!r} has no split {messages.brief(name)}: "
-        f"{messages.brief(ref.dir)} holds no embeddings of that name, and has "
-        f"{known or 'none at all'}."
+        f"{messages.brief(ref.dir)} holds no embeddings of that name. The "
+        f"directory has {known or 'no embeddings at all'}."
       )
 
 
@@ -166,18 +179,18 @@ def _open(name: str, path: Path) -> _Output:
   if len(unlabelled):
     raise BrokenDataError(
       f"{where}: {len(unlabelled):,} of {len(rows):,} rows have no label, "
-      f"such as the row of {escaped(unlabelled[0].as_py())}: expected "
-      "embeddings of folders of classes (embed --input=FOLDER_OF_CLASSES), or "
-      "of Parquet files with a --label_column."
+      f"such as the row of {escaped(unlabelled[0].as_py())}. Expected labels: "
+      "embed folders of classes (embed --input=FOLDER_OF_CLASSES), or Parquet "
+      "files with a --label_column."
     )
   return _Output(name, files, table, good.to_numpy())
 
 
 def _mixed(output: _Output) -> np.ndarray:
-  """Return an order of all rows, int64 (n,), that mixes the classes.
+  """Return the indices of all rows, int64 (n,), in an order that mixes classes.
 
-  Rows are sorted by the hash of their path below the common folder, as images
-  of a folder or a list are. So embeddings of DATA/train have the order of
+  Rows are sorted by the hash of their path below the common folder, like images
+  of a folder or a list. So embeddings of DATA/train have the order of
   DATA/train, even if the folder is moved, or another backbone embeds it.
   """
   paths = output.table["path"]
@@ -205,15 +218,18 @@ def _written(output: _Output, kind: str) -> list[Label]:
     return [read(text) for text in rows["label"].to_pylist()]
   except DataError as error:
     raise BrokenDataError(
-      f"the embeddings of {output.name!r}: {error}, for config.task.kind "
-      f"{kind!r}."
+      f"the embeddings of {output.name!r} do not fit the kind of the task: "
+      f"{error} (config.task.kind is {kind!r})."
     ) from None
 
 
 def _labels(
   output: _Output, class_names: Sequence[str], kind: str
 ) -> np.ndarray:
-  """Return the label of every row, as `Split.labels`; -1 without embedding."""
+  """Encode the labels of all rows, as in `Split.labels`.
+
+  The label of a row without an embedding is -1.
+  """
   encode = Encoder(kind, class_names, numbers_are_names=True)
   encoded = np.full(len(output.good), -1, encode.dtype)
   place = f"the embeddings of {output.name!r} differ from those of {_TRAIN!r}"
@@ -227,13 +243,17 @@ def _data_files(
   paths: pa.ChunkedArray,
   numbers: np.ndarray,
 ) -> DataFiles:
-  """Return the files; facts are an example digest and the runs of `embed`."""
+  """Return the files of a split.
+
+  The facts are a digest of the examples, and the runs of `embed`.
+  """
   digest = hashlib.sha256(numbers.tobytes())
   for path in paths.to_pylist():
     digest.update(os.fsencode(f"{path}\n"))
   plans = [output.files.plan for output, _ in parts]
   return DataFiles(
-    # Record the runs, because files of other values may have the same sizes.
+    # Record the runs of `embed`, because another run may write files with other
+    # values and the same sizes.
     facts={LISTED: digest.hexdigest(), _RUNS: [*dict.fromkeys(plans)]},
     files={
       os.path.relpath(path, root): str(path)
@@ -244,7 +264,10 @@ def _data_files(
 
 
 def _left_out(ref: SplitRef, sliced: Sequence[_Part]) -> tuple[str, ...]:
-  """Name the first `_NAMED` images without an embedding; count the rest."""
+  """Return a line for each image without an embedding.
+
+  After `_NAMED` such lines, a last line counts the remaining images.
+  """
   bad = [(output, rows[~output.good[rows]]) for output, rows in sliced]
   count = sum(len(rows) for _, rows in bad)
   if not count:

@@ -23,12 +23,12 @@ from memory_vit.runtime import parquet, schema
 from memory_vit.runtime.messages import brief, escaped
 
 _TYPES = ("float32", "bfloat16")
-# Maximum number of values per image, far more than the largest ViT has. It
-# bounds the memory that corrupt metadata can ask for.
+# Maximum number of values per image, far more than the largest ViT has. The
+# limit bounds the memory that corrupt metadata can request.
 _MOST_VALUES = 2**24
-# Columns of every file besides the columns of values.
+# Columns of every file, besides the columns that hold embeddings.
 _COLUMNS = ("path", "label", "error")
-# Number of rows that are decoded at a time.
+# Number of rows that are decoded at once.
 _AT_ONCE = 1024
 
 
@@ -81,7 +81,7 @@ class EmbeddingFiles:
     for path in self.paths:
       with parquet.reading(path) as file:
         table = file.read(columns=[*_COLUMNS])
-        table.validate(full=True)  # text may be invalid UTF-8
+        table.validate(full=True)  # refuse text that is not UTF-8
         if table["path"].null_count:
           raise DataError(f"{_shown(path)} has rows without a path.")
         tables.append(table.replace_schema_metadata())
@@ -115,7 +115,7 @@ class EmbeddedRows:
         raise DataError(
           f"{_shown(first.paths[0])} and {_shown(output.paths[0])} were made "
           f"in different ways: {brief(first.origin)} and "
-          f"{brief(output.origin)}."
+          f"{brief(output.origin)}. Embed all images in the same way."
         )
       files += zip(output.paths, output.counts, strict=True)
       rows.append(numbers + start)
@@ -149,7 +149,7 @@ class EmbeddedRows:
         begin = end
 
   def _array(self, column: pa.Array, path: Path, name: str) -> np.ndarray:
-    """Convert a column of bytes to an array (k, ...)."""
+    """Convert a column of k byte strings to an array (k, ...)."""
     if column.null_count:
       raise DataError(
         f"{_shown(path)}: {column.null_count} rows have no {name!r}, although "
@@ -238,7 +238,7 @@ def open_files(path: Path) -> EmbeddingFiles:
   ]:
     raise DataError(
       f"{_shown(path)} has the shards {brief(names)}: expected all shards of a "
-      "run of `embed`. Give its command again to finish the run."
+      "run of `embed`. Repeat the `embed` command to finish the run."
     )
   counts, origins, plans = [], [], []
   for file in files:
@@ -257,7 +257,7 @@ def open_files(path: Path) -> EmbeddingFiles:
 
 
 def _described(path: Path, file_schema: pa.Schema) -> tuple[Origin, str]:
-  """Read the origin of a file's rows and the plan of the run from metadata."""
+  """Return (origin of the rows, plan of the run) from a file's metadata."""
   try:
     about = parquet.described(file_schema)
     if about["rows"] != "embeddings":
@@ -293,7 +293,7 @@ def _is_shape(shape: tuple[Any, ...]) -> bool:
 
 
 def _require_columns(path: Path, columns: pa.Schema, origin: Origin) -> None:
-  """Refuse a file whose columns differ from its metadata."""
+  """Raise if the columns of a file differ from the metadata of the file."""
   expected = dict.fromkeys(_COLUMNS, pa.string())
   for name in origin.shapes:
     expected[name] = pa.binary(origin.width(name))

@@ -34,13 +34,15 @@ from memory_vit.runtime import messages
 from memory_vit.runtime.paths import local
 
 CLASSES = "classes.txt"
-# The list that defines the classes of all lists.
+# Name of the list that defines the classes of all splits.
 _TRAIN = "train"
 
-# Maximum bytes of a list, and of a line: paths have at most 4,096.
+# Maximum number of bytes of a list, and of a line in a list, whose path has at
+# most 4,096 bytes.
 _MOST_BYTES, _LONGEST = 2**29, 5_000
-# Maximum lines of a list (public ones have fewer), and bytes of classes.txt.
+# Maximum number of lines of a list; published lists have fewer lines.
 _MOST_LINES = 2**24
+# Maximum number of bytes of classes.txt.
 _MOST_CLASS_BYTES = 2**24
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # Maximum number of rows of a table that `check_data` shows.
@@ -53,7 +55,8 @@ def open_list(ref: SplitRef) -> Split:
   wanted = _named_lists(ref, lists)
   files = (path for path in root.iterdir() if path.name.lower() == CLASSES)
   stated = _read_classes(next(files, root / CLASSES))
-  # If there is a list "train", it names the classes of all splits.
+  # Names of classes come from classes.txt or from several columns of labels,
+  # otherwise from the list "train", or from all lists if "train" is missing.
   naming = [_TRAIN] if _TRAIN in lists else [*lists]
   if stated or "," in ref.label:
     naming = []
@@ -82,7 +85,10 @@ def open_list(ref: SplitRef) -> Split:
 
 
 def _find_lists(root: pathlib.Path, directory: str) -> dict[str, pathlib.Path]:
-  """Return {split: path of its list} in `root`; errors name `directory`."""
+  """Return {split: path of a list} for the lists in `root`.
+
+  Errors name `directory`, which is `config.data.dir`.
+  """
   if not directory or not root.is_dir():
     raise DataError(
       f"the folder of file lists {messages.brief(directory)} is not there: set "
@@ -105,7 +111,10 @@ def _find_lists(root: pathlib.Path, directory: str) -> dict[str, pathlib.Path]:
 
 
 def _named_lists(ref: SplitRef, lists: Collection[str]) -> list[str]:
-  """Return the names of the lists in a split such as "train[:90%]+val"."""
+  """Return the names of the lists in a split such as "train[:90%]+val".
+
+  Raise if one of these lists is missing.
+  """
   wanted = split_parts.split_names(ref.split)
   for name in wanted:
     if name not in lists:
@@ -120,7 +129,7 @@ def _named_lists(ref: SplitRef, lists: Collection[str]) -> list[str]:
       raise DataError(
         f"data set {ref.name!r} has no split {messages.brief(name)}: "
         f"{messages.brief(ref.dir)} holds no .txt, .csv, .tsv or .parquet file "
-        f"of that name, and has {known or 'none at all'}.{advice}"
+        f"of that name. The folder has {known or 'no list at all'}.{advice}"
       )
   return wanted
 
@@ -132,9 +141,10 @@ class _List(NamedTuple):
     path: the text file or table.
     labels: {image: its label}.
     numbers: number of the line or row of each image.
-    columns: columns of a table that are read, the column of paths first.
+    columns: names of the columns that are read from a table; the first one is
+      the column of paths.
     examples: {index of an image: its cells in `columns`}, for a few images.
-    names: names of the columns of labels, if each holds one label or value.
+    names: names of the labels or values, if each has a column of its own.
   """
 
   path: pathlib.Path
@@ -158,7 +168,8 @@ def _read(path: pathlib.Path, ref: SplitRef, root: pathlib.Path) -> _List:
     if column:
       raise DataError(
         f"config.data.{key} is {messages.brief(column)}, a column of a table, "
-        f"but {messages.utf8(str(path))} is not a table: expected ''."
+        f"but {messages.utf8(str(path))} is not a table: leave "
+        "this option empty."
       )
   listed, numbers = dict[str, Label](), list[int]()
   for number, line in _lines(path, _MOST_BYTES):
@@ -178,7 +189,7 @@ def _read_table(
   for number, row in table_file.rows(path, columns, _MOST_LINES):
     file, *cells = row
     with _placed(path, number):
-      # If there are several columns of labels, each holds one number.
+      # If there are several columns of labels, each column holds one number.
       cell = tuple(cells) if several else cells[0]
       label = (KINDS["values"] if several else kind).read(cell)
       _add(listed, file.strip() if isinstance(file, str) else file, label, root)
@@ -195,7 +206,7 @@ def _read_table(
       examples[len(numbers)] = row
     numbers.append(number)
   is_named = several or (
-    # The name of a column of vectors cannot name their elements.
+    # The name of a column of vectors cannot name the elements of the vectors.
     kind.numbers and all(np.size(label) == 1 for label in listed.values())
   )
   names = columns[1:] if is_named else ()
@@ -204,7 +215,7 @@ def _read_table(
 
 @contextlib.contextmanager
 def _placed(path: pathlib.Path, number: int) -> Iterator[None]:
-  """Add the line or row to the message of a `ValueError` in the body."""
+  """Turn a `ValueError` in the body into an error that names line or row."""
   try:
     yield
   except ValueError as problem:
@@ -212,7 +223,11 @@ def _placed(path: pathlib.Path, number: int) -> Iterator[None]:
 
 
 def _names(lists: Sequence[_List], root: pathlib.Path) -> Sequence[str]:
-  """Return the names of the columns of labels, else those among the labels."""
+  """Return the names of the classes, labels or values in lists.
+
+  If columns of labels give these names, return them; otherwise, return the
+  different labels.
+  """
   for file_list in lists:
     if file_list.names:
       return file_list.names
@@ -231,7 +246,10 @@ def _names(lists: Sequence[_List], root: pathlib.Path) -> Sequence[str]:
 def _encoded(
   file_list: _List, encode: Encoder, naming: pathlib.Path
 ) -> np.ndarray:
-  """Encode the labels of a list; errors name the list that defines classes."""
+  """Encode the labels of a list, as in `Split.labels`.
+
+  An error also names `naming`, the list that defines the classes.
+  """
   try:
     return encode.all(file_list.labels.values(), file_list.place)
   except BrokenDataError as error:
@@ -246,7 +264,10 @@ def _encoded(
 def _columns(
   file_list: _List, encoded: np.ndarray, encode: Encoder
 ) -> Iterator[str]:
-  """Yield a line on how each column of a table was read, with example cells."""
+  """Yield a line for each column of a table.
+
+  The line says what the column holds, and how some cells were read.
+  """
   images, several = [*file_list.labels], len(file_list.columns) > 2
   shown = functools.partial(KINDS[encode.kind].meaning, encode.names)
   for place, column in enumerate(file_list.columns):
@@ -268,8 +289,8 @@ def _parsed(line: bytes, kind: Kind) -> tuple[str, Label]:
   if not label or not re.fullmatch(pattern, label[0]):
     raise ValueError(
       f"{messages.brief(os.fsdecode(line))}, expected PATH {name}, such as "
-      f"'images/1.jpg {example}'. (Without a {CLASSES}, every .txt file of the "
-      "folder has to be a list.)"
+      f"'images/1.jpg {example}'. (If the folder has no {CLASSES}, every .txt "
+      "file in the folder is read as a list.)"
     )
   path, label_parts = os.fsdecode(file), parts(os.fsdecode(label[0]))
   if kind.numbers:
@@ -281,7 +302,11 @@ def _parsed(line: bytes, kind: Kind) -> tuple[str, Label]:
 def _add(
   listed: dict[str, Label], file: Any, label: Label, root: pathlib.Path
 ) -> None:
-  """Add an image; raise `ValueError` unless its path lies in the folder."""
+  """Add an image and its label to `listed`.
+
+  Raise `ValueError` if the path of the image is listed already, or does not lie
+  in the folder `root`.
+  """
   if not isinstance(file, str) or "\0" in file:
     raise ValueError(f"{messages.brief(file)} is not a path.")
   path = pathlib.PurePosixPath(file)
@@ -291,8 +316,8 @@ def _add(
   is_absolute = path.is_absolute() or re.match(r"[A-Za-z]:[/\\]", file)
   if is_absolute or ".." in path.parts or not path.parts:
     raise ValueError(
-      f"{messages.brief(file)} leads out of the folder: expected a path inside "
-      "of it, such as 'images/1.jpg', without '..'."
+      f"{messages.brief(file)} leads out of the folder: expected a path in the "
+      "folder, such as 'images/1.jpg', without '..'."
     )
   name = str(path)
   if name in listed:
@@ -317,8 +342,8 @@ def _read_classes(path: pathlib.Path) -> list[str]:
       raise _problem(
         path,
         number,
-        f"{shown}, expected the name of a class, in UTF-8, that differs from "
-        "the names in earlier lines.",
+        f"{shown} is empty, is not UTF-8, or is also in an earlier line: "
+        "expected the name of a class, different from all other names.",
       )
     names[name] = None
   if not names:
@@ -330,7 +355,7 @@ def _read_classes(path: pathlib.Path) -> list[str]:
 
 
 def _lines(path: pathlib.Path, most: int) -> Iterator[tuple[int, bytes]]:
-  """Yield (number, line) of a text file, with lines stripped of white space."""
+  """Yield (number of a line, line without outer white space) of a text file."""
   _require_file(path, most)
   try:
     with path.open("rb") as file:
@@ -340,7 +365,7 @@ def _lines(path: pathlib.Path, most: int) -> Iterator[tuple[int, bytes]]:
           raise _problem(path, number, f"more than {_LONGEST:,} bytes.")
         if number > _MOST_LINES:
           raise _problem(path, number, f"more than {_MOST_LINES:,} lines.")
-        # Some editors begin a file with an invisible byte order mark.
+        # Remove the invisible byte order mark that some editors write first.
         start = _BYTE_ORDER_MARK if number == 1 else b""
         yield number, line.removeprefix(start).strip()
   except OSError as error:
@@ -350,7 +375,7 @@ def _lines(path: pathlib.Path, most: int) -> Iterator[tuple[int, bytes]]:
 
 
 def _require_file(path: pathlib.Path, most: int) -> None:
-  """Refuse anything but a regular file of at most `most` bytes."""
+  """Raise unless a path is a regular file of at most `most` bytes."""
   name = messages.utf8(str(path))
   if not path.is_file():
     raise BrokenDataError(f"{name}: {image_paths.why_irregular(str(path))}.")
@@ -372,7 +397,10 @@ def _place(path: pathlib.Path, number: int) -> str:
 
 
 def _irregular(root: pathlib.Path, files: Collection[str]) -> dict[str, str]:
-  """Return {unreadable file: reason}; scan each directory only once."""
+  """Return {file: reason} for the `files` that are not regular files.
+
+  Each directory is scanned only once.
+  """
   names = collections.defaultdict(set)
   for file in files:
     parent, _, name = file.rpartition("/")
@@ -386,7 +414,7 @@ def _irregular(root: pathlib.Path, files: Collection[str]) -> dict[str, str]:
 
 
 def _irregular_in(folder: str, names: Collection[str]) -> Mapping[str, str]:
-  """Return {name: reason} of the names without a regular file in a folder."""
+  """Return {name: reason} for the `names` that are not regular files."""
   is_file, similar = dict[str, bool](), dict[str, str]()
   try:
     with os.scandir(folder) as entries:
@@ -420,7 +448,7 @@ def _why_missing(name: str, similar: str | None) -> str:
 
 
 def _digest(labelled: Sequence[tuple[str, Any]]) -> str:
-  """Return the SHA-256 of images and their labels, in order."""
+  """Return the SHA-256 of (path of an image, encoded label) pairs, in order."""
   digest = hashlib.sha256()
   for file, encoded in labelled:
     label = np.asarray(encoded).tolist()

@@ -93,7 +93,8 @@ def evaluation_crops(
   rows, first = batching.share(batch_size)
   starts = np.arange(first, max(split.size, first + 1), batch_size)
   numbers = (starts[:, None] + np.arange(rows)[None]).ravel()
-  # A process without examples takes the last example; evaluation masks it out.
+  # A process without examples takes the last example of the split, which
+  # evaluation masks out.
   examples = numbers[numbers < split.size] if first < split.size else [-1]
   return FixedCrops(
     split,

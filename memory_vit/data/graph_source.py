@@ -17,8 +17,8 @@ from memory_vit.data.source import (
   Preparation,
 )
 
-# A function: index, int64 () -> encoded image, string (), and label. It is
-# called eagerly and inside tf.data.
+# Function that reads an example: index, int64 () -> (encoded image, string ();
+# label). The function is called eagerly and inside tf.data.
 Fetch = Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
 _Graph = Callable[[tf.Tensor, tf.Tensor], tuple[Any, tf.Tensor]]
 
@@ -28,8 +28,8 @@ class GraphSource:
   """Source of examples that a TensorFlow function reads."""
 
   fetch: Fetch
-  # Each preparation is traced only once, although a batch with a broken image
-  # builds two more pipelines.
+  # Traced function of each preparation. A batch with a broken image builds two
+  # more pipelines, which reuse the traced function.
   _graphs: dict[Preparation, _Graph] = dataclasses.field(
     default_factory=dict, init=False, repr=False
   )
@@ -106,14 +106,17 @@ class GraphSource:
     numbers = tf.constant(labels)
 
     def fetch(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-      # Read the image from the list, because a tensor would copy all images.
+      # Read the image from the Python list; a tensor would copy all images.
       image = tf.numpy_function(images.__getitem__, [index], tf.string)
       return tf.ensure_shape(image, ()), tf.gather(numbers, index)
 
     return GraphSource(fetch)
 
   def _graph(self, prepare: Preparation) -> _Graph:
-    """Return a function: index, int64 (), uniforms, float64 (k,) -> example."""
+    """Return a traced function that reads and prepares an example.
+
+    Its arguments are the index, int64 (), and the uniforms, float64 (k,).
+    """
     if prepare not in self._graphs:
 
       def make(index: tf.Tensor, uniforms: tf.Tensor) -> tuple[Any, tf.Tensor]:
@@ -131,7 +134,7 @@ class GraphSource:
 
 
 def from_tensors(images: tf.Tensor, labels: tf.Tensor) -> GraphSource:
-  """Return a source of encoded images, string (n,), labels (n,) or (n, c)."""
+  """Return a source of images, string (n,), and labels, (n,) or (n, c)."""
   return GraphSource(
     lambda index: (tf.gather(images, index), tf.gather(labels, index))
   )

@@ -112,7 +112,10 @@ def graph_view(image: tf.Tensor, preprocessing: EvalPreprocessing) -> tf.Tensor:
 
 
 def _resized(old: tf.Tensor, side: int, interpolation: str) -> tf.Tensor:
-  """Return height and width with the shorter side `side`, as `images.view`."""
+  """Return (height, width) after resizing the shorter side to `side`, int32.
+
+  `old` is (height, width) of the image; sides are rounded as in `images.view`.
+  """
   if interpolation == "bilinear":
     sides = tf.cast(old, tf.float32)
     resized = tf.round(sides * (side / tf.reduce_min(sides)))
@@ -230,7 +233,10 @@ def _starts_with(encoded: tf.Tensor, magic: bytes) -> tf.Tensor:
 
 
 def _possible(shape: tf.Tensor, resized: tf.Tensor, side: int) -> tf.Tensor:
-  """Return `resized`; raise if the image is too long, or becomes too large."""
+  """Return `resized`, the new (height, width) of an image, after two checks.
+
+  The graph raises if the image is too long, or if it would become too large.
+  """
   shape = tf.cast(shape, tf.float32)
   longest = tf.reduce_min(shape) * LONGEST_ASPECT
   pixels = tf.reduce_prod(tf.cast(resized, tf.float32))
@@ -247,13 +253,14 @@ def _possible(shape: tf.Tensor, resized: tf.Tensor, side: int) -> tf.Tensor:
       ],
     ),
   ]
-  # In eager mode, `Assert` has already checked, and returned None.
+  # In eager mode, `Assert` checks at once, and returns None.
   with tf.control_dependencies([a for a in assertions if a is not None]):
     return tf.identity(resized)
 
 
 def _decode_by_pillow(encoded: tf.Tensor) -> tf.Tensor:
-  # TensorFlow reads BMP palettes as grey, and must be told if a WebP has alpha.
+  # Use Pillow, because TensorFlow reads BMP palettes as grey, and must be told
+  # whether a WebP has alpha.
   (pixels,) = python_op.call(_pillow_rgb, [encoded], [tf.uint8])
   return pixels
 
@@ -276,7 +283,10 @@ def _pillow_view(
 
 
 def _inception_window(shape: tf.Tensor, uniforms: tf.Tensor) -> tf.Tensor:
-  """Choose a crop of a shape, int32 (3,): y, x, height, width, int32 (4,)."""
+  """Choose a random crop of an image: (y, x, height, width), int32 (4,).
+
+  `shape` is (height, width, 3) of the image, int32 (3,).
+  """
   height, width, _ = tf.unstack(tf.cast(shape, tf.float64))
   window = random_decisions.inception_window(tf, uniforms, height, width)
   return tf.cast(tf.stack(window), tf.int32)
@@ -285,7 +295,7 @@ def _inception_window(shape: tf.Tensor, uniforms: tf.Tensor) -> tf.Tensor:
 def _random_square(
   image: tf.Tensor, uniforms: tf.Tensor, side: int
 ) -> tf.Tensor:
-  """Crop a random square of an image, (side, side, 3)."""
+  """Return a random square, (side, side, 3), of an image."""
   height, width, _ = tf.unstack(tf.cast(tf.shape(image), tf.float64))
   rows, columns = height + 1.0 - side, width + 1.0 - side
   place = random_decisions.random_place(tf, uniforms, rows, columns)

@@ -53,7 +53,7 @@ def split_of(
     b"" if file in irregular else os.fsencode(where[file])
     for file, _ in labelled
   ]
-  # Import TensorFlow late, so that errors in paths do not wait for it.
+  # Import TensorFlow only here, so that errors in paths are reported sooner.
   tf = quiet_tensorflow.tf
   paths = tf.constant(names)
   dtype = KINDS[ref.kind].target_type
@@ -98,7 +98,7 @@ def shuffled(labelled: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
 
 
 def why_irregular(path: str) -> str:
-  return f"no regular file, but {_kind(path)}"
+  return f"not a regular file, but {_kind(path)}"
 
 
 def _kind(path: str) -> str:
@@ -117,7 +117,7 @@ def _kind(path: str) -> str:
 
 
 def _reader(names: Sequence[bytes]) -> Callable[[tf.Tensor], tf.Tensor]:
-  """Return a reader of files: path, string () -> content, string ()."""
+  """Return a function: path of a file, string () -> content, string ()."""
   try:
     b"".join(names).decode("utf-8")
   except UnicodeDecodeError:
@@ -126,7 +126,7 @@ def _reader(names: Sequence[bytes]) -> Callable[[tf.Tensor], tf.Tensor]:
 
 
 def _read_in_python(path: tf.Tensor) -> tf.Tensor:
-  """Read a file in Python: errors of TensorFlow cannot name non-UTF-8 paths."""
+  """Read a file in Python, whose errors can name paths that are not UTF-8."""
 
   def read(path: bytes) -> bytes:
     with open(path, "rb") as file:

@@ -34,9 +34,9 @@ from memory_vit.kinds.written import Label
 from memory_vit.runtime import messages, paths
 from memory_vit.runtime.progress_bar import ProgressBar
 
-# Number of examples from which the memory for all is estimated.
+# Number of examples after which the memory for all examples is estimated.
 _TELLING = 100
-# Column of paths in a table, used if the table has no column of images.
+# Name of the column of paths, which is read if a table has no column of images.
 _PATH = "path"
 _EXPECTED = (
   "(images, labels), a data set, a list of examples, a table, or a folder "
@@ -62,7 +62,8 @@ def open_data(
     if folder.is_file():
       raise DataError(
         f"{messages.brief(os.fspath(data))} is a file: expected the folder "
-        "DATA/train, or paths and labels, such as pandas.read_csv reads."
+        "DATA/train, or paths and labels, for example in a table that "
+        "pandas.read_csv returns."
       )
     ref = SplitRef(
       "folder", str(folder.parent), folder.name, kind=kind,
@@ -94,7 +95,8 @@ def open_data(
   encode = Encoder(kind, names, are_names)
   numbers = encode.all(raw_labels, lambda i: f"{where}, example {i}")
   digest = hashlib.sha256(numbers.tobytes())
-  for image in images:  # without the marks, which are random in each process
+  for image in images:
+    # Leave out marks at the start, because each process has random marks.
     content = image.removeprefix(raw_images.MAGIC).removeprefix(oriented.MAGIC)
     digest.update(hashlib.sha256(content).digest())
   opened = Split(
@@ -120,7 +122,10 @@ def hold_out(split: Split) -> tuple[Split, Split]:
   """
   size = split.size
   if size < 2:
-    raise DataError(f"{split} has one example: none can be held out.")
+    raise DataError(
+      f"{split} has only one example, so no example can be held out: expected "
+      "at least two."
+    )
   order = np.arange(size)
   if not split.data_files.files:
     order = np.random.default_rng(0).permutation(size)
@@ -140,7 +145,7 @@ def _read(
   where: str,
   kind: str,
 ) -> tuple[list[bytes], list[Label]]:
-  """Read all encoded images and labels; raise if memory does not suffice."""
+  """Return (encoded images, labels); raise if images need too much memory."""
   images: list[bytes] = []
   raw_labels: list[Label] = []
   # Images may take half of the free memory, since training needs memory, too.
@@ -160,7 +165,7 @@ def _read(
       needed = taken * (size or count) // count
       if needed > free and count >= min(_TELLING, size or _TELLING):
         raise DataError(
-          f"{where}: its images take {needed / 2**30:.1f} GiB or more, but "
+          f"{where}: the images take {needed / 2**30:.1f} GiB or more, but "
           f"{free / 2**30:.1f} GiB are free for them. Write the images to "
           "DATA/train/CLASS/ and run `memory-vit train --config=folder "
           "--config.data.dir=DATA --workdir=DIR`, which reads images as they "
@@ -174,9 +179,10 @@ def _read(
 def _table(
   data: Any, keys: tuple[str, str]
 ) -> tuple[dict[str, Any], tuple[str, str]]:
-  """Return {key: column} of a pandas, Polars or Arrow table, and the two keys.
+  """Return ({key: column}, keys) for a table of pandas, Polars or Arrow.
 
-  If the table has no column of images, the column `path` is used instead.
+  The keys name the columns of images and labels. If the table has no column of
+  images, its column "path" takes the place of that column.
   """
   names = getattr(data, "column_names", None) or [*data.columns]
   if keys[0] not in names and _PATH in names:
@@ -192,7 +198,7 @@ def _table(
 def _examples(
   data: Any, keys: tuple[str, str]
 ) -> tuple[int | None, Iterable[Any]]:
-  """Return the number of examples (None if unknown), and the examples."""
+  """Return (number of examples, None if unknown; examples)."""
   if isinstance(data, Mapping):
     data = indexable.pair_of(data, keys)
   if isinstance(data, tuple) and len(data) == 2:
@@ -200,16 +206,17 @@ def _examples(
     size = _length(images)
     if size is None or size != _length(targets):
       raise DataError(
-        f"the data are a pair of a {type(images).__name__} of {size} and a "
-        f"{type(targets).__name__} of {_length(targets)}: expected as many "
-        "images as labels"
+        f"images and labels differ in length: a {type(images).__name__} of "
+        f"{size} and a {type(targets).__name__} of {_length(targets)}: "
+        "expected as many images as labels"
       )
     return size, zip(images, targets, strict=True)
   size = _length(data)
   if size is not None and hasattr(data, "__getitem__"):
     # Read by index, since iterating over a data set of torch may not end.
     return size, (_item(data, i) for i in range(size))
-  # If `data` is a tf.data data set, the caller has imported TensorFlow.
+  # Do not import TensorFlow: if `data` is a tf.data data set, the caller has
+  # already imported TensorFlow.
   tf = sys.modules.get("tensorflow")
   if (
     tf
@@ -240,5 +247,5 @@ def _item(data: Any, key: int | str) -> Any:
 def _length(data: Any) -> int | None:
   try:
     return len(data)
-  except TypeError:  # streams have no length, nor have some of tf.data
+  except TypeError:  # streams and some tf.data data sets have no length
     return None

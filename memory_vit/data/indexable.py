@@ -82,7 +82,8 @@ def open_indexable(
     raise DataError(
       f"the examples have the name {messages.brief(name)}, version "
       f"{messages.brief(version)} and split {messages.brief(split)}: expected "
-      "letters, digits, '.', '_' and '-' in the name, and no empty value."
+      "a name of letters, digits, '.', '_' and '-', and a version and a split "
+      "that are not empty."
     )
   size = _count(examples, name)
   require_kind(kind, SplitRef(f"python:{name}", "", split))
@@ -125,7 +126,7 @@ def stated_classes(examples: Any, label: str, kind: str) -> tuple[str, ...]:
     return ()
   features = getattr(examples, "features", None)
   feature = features.get(label) if isinstance(features, Mapping) else None
-  feature = getattr(feature, "feature", feature)  # elements of a sequence
+  feature = getattr(feature, "feature", feature)  # unwrap a Sequence
   stated = getattr(feature, "names", None) or getattr(examples, "classes", None)
   if not stated or not all(isinstance(name, str) for name in stated):
     return ()
@@ -135,7 +136,7 @@ def stated_classes(examples: Any, label: str, kind: str) -> tuple[str, ...]:
 def _numbered(
   examples: Indexable, keys: tuple[str, str], name: str, kind: Kind
 ) -> tuple[str, ...]:
-  """Name each value of the first example by its number: "0", "1", ..."""
+  """Return the names "0", "1", ..., one for each value of the first example."""
   try:
     _, label = pair_of(examples[0], keys)
     return labels.names_among([kind.read(label)])
@@ -158,7 +159,8 @@ def _source(
     with lock:
       image, raw_label = pair_of(examples[int(index)], keys)
       label = kind.read(raw_label)
-      # `Split.check_labels` has a better error for an invalid class such as -1.
+      # Leave invalid class numbers, such as -1, to `Split.check_labels`, whose
+      # error is more helpful.
       number = label if isinstance(label, int) else encode(label)
       return python_images.encoded(image), np.array(number, dtype.base)
 
@@ -175,13 +177,13 @@ def pair_of(example: Any, keys: tuple[str, str]) -> tuple[Any, Any]:
     if not all(key in example for key in keys):
       raise DataError(
         f"it has the keys {messages.brief([*example])}, expected {list(keys)}, "
-        "or others that are named by keys=(IMAGE, LABEL)"
+        "or keys=(IMAGE, LABEL) that names other keys"
       )
     return example[keys[0]], example[keys[1]]
   if isinstance(example, Sequence) and len(example) == 2:
     return example[0], example[1]
   kind = type(example).__name__
   raise DataError(
-    f"it is of type {kind}, expected (image, label) or a dictionary (a whole "
-    "data set may be the tuple (images, labels))"
+    f"the example is of type {kind}, expected (image, label) or a dictionary; "
+    "a whole data set may also be the tuple (images, labels)"
   )

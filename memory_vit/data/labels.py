@@ -31,8 +31,8 @@ _ONE_FOR_EACH = (
 )
 # Pattern of a number; "007" is a name, because it has leading zeros.
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,99}")
-# Pattern of an integer as a float, such as "7.0": pandas turns a column of
-# integers into floats if a cell is missing.
+# Pattern of an integer that is written as a float, such as "7.0": pandas turns
+# a column of integers into floats if a cell is missing.
 _WHOLE = re.compile(rf"({_NUMBER.pattern})\.0+")
 
 
@@ -57,9 +57,10 @@ def names_among(labels: Iterable[Label]) -> tuple[str, ...]:
   elif all(map(DECIMAL.fullmatch, names)) and not all(map(str.isdigit, names)):
     decimal = min(name for name in names if not name.isdigit())
     raise DataError(
-      f"labels such as {decimal} are not classes. If they are values, set "
-      "config.task.kind to 'values'; if -1 marks images without a label, drop "
-      "these; if they are names, expected the names of all classes"
+      f"labels such as {decimal} are not classes. If these labels are values, "
+      "set config.task.kind to 'values'; if -1 marks an image without a label, "
+      "drop the image; if the labels are names, expected the names of all "
+      "classes"
     )
   if len(names) > MOST_CLASSES:
     raise DataError(
@@ -132,25 +133,28 @@ class Encoder:
     return encoded
 
   def _require_memory(self, examples: int) -> None:
-    # Count the array twice, because TensorFlow copies it.
+    # Count the array of labels twice, because TensorFlow copies the array.
     needed = 2 * examples * self.dtype.itemsize
     free = psutil.virtual_memory().available
     if needed > free:
       raise DataError(
-        f"{examples:,} examples with {len(self.names):,} {self.kind} each take "
+        f"{examples:,} examples of {len(self.names):,} {self.kind} take "
         f"{needed / 2**30:.1f} GiB, but {free / 2**30:.1f} GiB are free: "
-        "expected fewer examples, or fewer outputs for each."
+        "expected fewer examples, or fewer outputs for each example."
       )
 
   def _require_numbers(self, labels: Collection[Label]) -> None:
-    """Raise if labels, all [0, 1] or [1, 0], may be indices or multi-hot."""
+    """Raise if every label is [0, 1] or [1, 0], and so is ambiguous.
+
+    Such a label may be a list of two indices, or multi-hot.
+    """
     pairs = [0, 1], [1, 0]
     are_pairs = all(isinstance(e, list) and e in pairs for e in labels)
     if are_pairs and pairs[1] in labels:
       raise BrokenDataError(
-        "every label is [0, 1] or [1, 0], which may be numbers of two labels, "
-        "or a 1 or 0 for each of two labels. For a 1 or 0 for each label, "
-        f"{_ONE_FOR_EACH}."
+        "every label is [0, 1] or [1, 0], which is ambiguous: the numbers may "
+        "be indices of labels, or a 1 or 0 for each of two labels. For a 1 or "
+        f"0 for each label, {_ONE_FOR_EACH}."
       )
 
   def __call__(self, label: Label) -> int | np.ndarray:
@@ -170,7 +174,7 @@ class Encoder:
     if row.sum() < len(label):
       raise DataError(
         f"its label is {messages.brief(label)}, which has one label twice (for "
-        f"a 1 or 0 for each label, {_ONE_FOR_EACH})"
+        f"multi-hot labels, {_ONE_FOR_EACH})"
       )
     return row
 

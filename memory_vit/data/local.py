@@ -52,8 +52,9 @@ class _Split:
 
   Attributes:
     images: {class: its images}.
-    irregular: {image that is no regular file: why it cannot be read}.
-    skipped: a line that counts files that are no images of a class, or "".
+    irregular: {image that is not a regular file: why it cannot be read}.
+    skipped: a line that counts the files that are not images of a class; "" if
+      there are no such files.
   """
 
   images: dict[str, list[str]]
@@ -62,9 +63,9 @@ class _Split:
 
 
 def _find_splits(root: pathlib.Path, ref: SplitRef) -> dict[str, _Split]:
-  """Find the images of train/, whose folders are the classes, and of `ref`.
+  """Find the images of train/, which defines the classes, and of `ref`.
 
-  If the split of `ref` is missing, find all splits: a later error lists them.
+  If the split of `ref` is missing, find all splits, which a later error lists.
   """
   if not ref.dir or not os.path.isdir(root):
     raise DataError(
@@ -74,8 +75,8 @@ def _find_splits(root: pathlib.Path, ref: SplitRef) -> dict[str, _Split]:
   existing = {folder.name: folder for folder in _folders(root)}
   if "train" not in existing:
     raise DataError(
-      f"image folder {ref.dir!r} has no train/, whose folders are the "
-      f"classes; it has {name_list([*existing]) or 'no folder'}."
+      f"image folder {ref.dir!r} has no train/: expected train/CLASS/*.jpg. "
+      f"The image folder has {name_list([*existing]) or 'no folders'}."
     )
   wanted = {"train", *split_parts.split_names(ref.split)}
   if not wanted <= existing.keys():
@@ -84,7 +85,7 @@ def _find_splits(root: pathlib.Path, ref: SplitRef) -> dict[str, _Split]:
 
 
 def _folders(root: pathlib.Path) -> list[pathlib.Path]:
-  """List the folders of splits or of classes; their names must be UTF-8."""
+  """List the folders in `root`; raise if the name of a folder is not UTF-8."""
   try:
     with os.scandir(root) as entries:
       names = sorted(
@@ -149,7 +150,7 @@ def _class_faults(
   files: Mapping[str, Sequence[str]],
   classes: Sequence[str],
 ) -> Iterator[str]:
-  """Describe classes that train/ does not have, or that have no images."""
+  """Yield errors about classes that train/ lacks, or that have no images."""
   if unknown := sorted(set(files) - set(classes)):
     yield f"{folder} has classes that train/ does not have: {unknown}."
   if empty := sorted(name for name, images in files.items() if not images):

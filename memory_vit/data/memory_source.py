@@ -22,8 +22,8 @@ from memory_vit.data.source import (
 from memory_vit.errors import DataError
 
 _THREADS = os.cpu_count() or 1
-# Number of examples that a thread prepares at a time: handing over a single one
-# would take as long as preparing a small image.
+# Number of examples that a thread prepares at a time: passing a single example
+# to a thread takes as long as preparing a small image.
 _PART = 8
 K = TypeVar("K")
 V = TypeVar("V")

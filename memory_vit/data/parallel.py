@@ -8,15 +8,16 @@ from typing import Any
 from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.data.source import ExampleError
 
-# Text that TensorFlow puts in front of the message of a failed operation.
+# Pattern of the text that TensorFlow puts before the error of an operation.
 _AROUND = re.compile(
   r"Error in user-defined function .* iterator: \S+: "
   r"(jpeg::Uncompress failed\. )?"
 )
-# Error of a failed assertion, such as the one in `python_op`.
+# Pattern of the error of a failed assertion, such as the assertion in
+# `python_op`.
 _ASSERTED = re.compile(r"assertion failed: \[(.*)\]")
-# Error of TensorFlow for a broken image; `reason_of` rewords it to match the
-# errors of `images.decoding`.
+# Pattern of TensorFlow's error for a broken image. `reason_of` replaces this
+# error by the words that `images.decoding` uses.
 _BROKEN = re.compile(r"Invalid (JPEG|PNG)\b.*")
 
 
@@ -36,8 +37,8 @@ def attempts(
   dataset: tf.data.Dataset, make: Callable[..., Any]
 ) -> Iterator[Any | ExampleError]:
   """Yield each result of `make`, as NumPy arrays, or an `ExampleError`."""
-  # Only `make` may read files: a `dataset` that fails to read one could fail at
-  # the same place again and again.
+  # Only `make` may read files. If `dataset` itself read files, it could fail at
+  # the same element again and again.
   elements = parallel_map(dataset, make).as_numpy_iterator()
   for _ in range(len(dataset)):
     try:
@@ -51,7 +52,7 @@ def reason_of(error: Exception) -> str:
   text = error.message if isinstance(error, tf.errors.OpError) else str(error)
   text = re.sub(r"\s*\[\[\{\{.*?\}\}\]\]|\{\{.*?\}\}|\[Op:.*", "", text)
   if asserted := _ASSERTED.search(text):
-    # TensorFlow writes bytes that are not ASCII as octal escapes, as in C.
+    # Decode the octal escapes that TensorFlow writes for non-ASCII bytes.
     text = asserted[1].encode("ascii", "ignore").decode("unicode_escape")
     text = text.encode("latin-1", "ignore").decode("utf-8", "replace")
     return " ".join(text.split()).strip(".")

@@ -55,8 +55,8 @@ class ExampleFn:
     return Inputs(indices, self.uniforms(examples), offsets)
 
 
-# Generators that are still open. They are closed at exit, because a thread of
-# TensorFlow that runs Python then would keep the interpreter from ending.
+# Open generators, which `close_batches` closes at exit: a thread of TensorFlow
+# that still ran Python would keep the interpreter from ending.
 _open_batches: weakref.WeakSet[Generator[Batch]] = weakref.WeakSet()
 
 
@@ -74,7 +74,7 @@ def batches(example: ExampleFn, starts: range, rows: int) -> Iterator[Batch]:
 
 
 def _generate(example: ExampleFn, starts: range, rows: int) -> Generator[Batch]:
-  """Yield the batches; if a pipeline fails, continue with a new one."""
+  """Yield the batches; if a pipeline fails, continue with a new pipeline."""
   pipeline: Generator[BatchRows] | None = None
   split, start = example.split, starts[0]
   try:
@@ -92,8 +92,9 @@ def _generate(example: ExampleFn, starts: range, rows: int) -> Generator[Batch]:
       indices = (example.records(np.array(numbers)) + offsets) % split.size
       split.check_labels(labels, indices.__getitem__)
       batch = {"image": images, "label": labels}
-      if example.counts:  # records that replace others do not count
+      if example.counts:
         counts = example.counts(np.array(numbers))
+        # Mask out records that replace unreadable records.
         batch["mask"] = np.where(offsets, np.float32(0), counts)
       yield batch
       starts = starts[1:]
@@ -107,7 +108,10 @@ def _generate(example: ExampleFn, starts: range, rows: int) -> Generator[Batch]:
 def _pipeline(
   example: ExampleFn, starts: range, rows: int
 ) -> Generator[BatchRows]:
-  """Yield batches until an example fails that is not in `split.skips`."""
+  """Yield batches; raise `ExampleError` if an example cannot be read.
+
+  Examples that are known to be unreadable, see `Split.skips`, are skipped.
+  """
   split, skips = example.split, example.split.skips
 
   def inputs(start: int) -> Inputs:
@@ -119,7 +123,7 @@ def _pipeline(
 def _read_singly(
   example: ExampleFn, numbers: range, error: ExampleError
 ) -> BatchRows:
-  """Read the examples of a batch that failed with `error` one by one.
+  """Read one by one the examples of a batch that failed with `error`.
 
   If a record cannot be read, the next record of the split is tried, and so on.
   So the result depends only on the numbers of the examples.
@@ -144,7 +148,7 @@ def _read_singly(
     if max(offsets) >= split.size:
       raise split.nothing_readable()
   if skips == split.skips:
-    # No record is broken: perhaps a file system was away for a moment.
+    # No record is broken: perhaps a file system was unavailable for a moment.
     logger.warning(
       "%s, examples %d to %d: read at the second attempt; at the first: %s",
       split, numbers[0], numbers[-1], error,

@@ -13,7 +13,8 @@ from memory_vit.images import decoding, preparation
 from memory_vit.runtime import messages
 
 _CHANNELS = (1, 3, 4)
-# Maximum length of bytes that may be a path; TensorFlow's strings are bytes.
+# Maximum length of a `bytes` object that may be a path: paths in TensorFlow's
+# strings arrive in Python as `bytes`.
 _PATH_BYTES = 1_000
 _EXPECTED = (
   "expected a path, the bytes of a file, an image of Pillow, or pixels (h, w, "
@@ -72,7 +73,7 @@ def _channels_first(shape: tuple[int, ...], image: Any) -> bool:
 
 
 def _levels(pixels: np.ndarray) -> np.ndarray | None:
-  """Convert pixels to uint8; return None if they are no grey levels."""
+  """Convert pixels to uint8; return None if their type or range is invalid."""
   if np.issubdtype(pixels.dtype, np.integer):
     return pixels.astype(np.uint8) if _within(pixels, 255) else None
   if np.issubdtype(pixels.dtype, np.floating) and _within(pixels, 1):
@@ -85,7 +86,7 @@ def _within(pixels: np.ndarray, greatest: int) -> bool:
 
 
 def _refusal(image: Any, pixels: np.ndarray) -> str:
-  """Describe a refused image, and what is expected."""
+  """Return an error text: properties of the refused image, and what to give."""
   message = (
     f"its image is of type {type(image).__name__}, shape {pixels.shape} and "
     f"dtype {pixels.dtype}"

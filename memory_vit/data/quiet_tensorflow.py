@@ -45,7 +45,8 @@ def without_remarks() -> Iterator[None]:
     os.close(stderr)
 
 
-# Use the log level of commands unless the user chose another; jax sets 1.
+# Set TensorFlow's log level to 2, as commands do, unless the user set a level.
+# Level 1 does not count as set by the user, because JAX sets this level.
 if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1":
   os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
 
@@ -56,8 +57,8 @@ with without_remarks():
   import tensorflow as tf
   import tensorflow_datasets as tfds
 
-  # TensorFlow would take all memory of the GPU, which JAX needs. If TensorFlow
-  # was used before, as in a notebook, GPUs cannot be hidden: only log this.
+  # Hide GPUs from TensorFlow, which would take all memory that JAX needs.
+  # Hiding fails if TensorFlow was used before, as in a notebook: only log this.
   try:
     tf.config.set_visible_devices([], "GPU")
   except RuntimeError as problem:

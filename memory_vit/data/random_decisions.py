@@ -12,14 +12,15 @@ from typing import Any
 
 import numpy as np
 
-# Philox key of crops; the key of an epoch's order is the number of the epoch.
+# Philox key for crops. The key for the order of an epoch is the epoch's number.
 _CROPS = 2**64 - 1
-# Number of words in a block of Philox, whose counter counts blocks.
+# Number of words in a block of Philox. The counter of Philox counts blocks.
 _IN_A_BLOCK = 4
 # Number of windows that are tried before the whole image is used. The first
 # window fits nearly always, except in tiny and in very long images.
 _ATTEMPTS = 8
-# Number of uniform random numbers of an example, and what each index is for.
+# Number of uniform random numbers per example. The constants below are the
+# indices of the numbers for mirroring, position, aspect ratio and height.
 UNIFORMS = 4 + 2 * _ATTEMPTS
 _FLIP, _Y, _X = 0, 1, 2
 _ASPECTS = slice(4, 4 + _ATTEMPTS)
@@ -40,7 +41,7 @@ def shuffled(numbers: np.ndarray, size: int, seed: int) -> np.ndarray:
 
 @functools.lru_cache(maxsize=2)  # a batch may hold parts of two epochs
 def _order(size: int, seed: int, epoch: int) -> np.ndarray:
-  """Return the order of `size` records in an epoch, in the smallest dtype."""
+  """Return the permutation of `size` records in an epoch, as small integers."""
   words = _philox(seed, epoch).random_raw(size)
   return np.argsort(words, kind="stable").astype(np.min_scalar_type(size))
 
@@ -59,7 +60,7 @@ def uniforms(seed: int, numbers: np.ndarray) -> np.ndarray:
     _philox(seed, _CROPS, int(run[0])).random_raw(len(run) * UNIFORMS)
     for run in np.split(numbers, gaps)
   ]
-  # Keep 53 bits, because a float64 holds these without rounding.
+  # Keep 53 bits, because a float64 holds 53 bits without rounding.
   return (np.concatenate(words) >> 11).reshape(-1, UNIFORMS) * 2.0**-53
 
 
@@ -101,7 +102,7 @@ def inception_window(
   most = ops.minimum(height, ops.floor((width + 0.5) / aspects))
   count = ops.maximum(most - least, 0.0) + 1.0
   heights = least + ops.floor(uniforms[_HEIGHTS] * count)
-  # Rounding can make the area of a window too small: then add a row.
+  # If rounding has made the area of a window too small, add a row.
   too_small = heights * ops.round(heights * aspects) < area
   heights = ops.where(too_small, heights + 1.0, heights)
   widths = ops.round(heights * aspects)

@@ -9,7 +9,8 @@ import struct
 
 import numpy as np
 
-# Start of the header, random in every process: no file can begin with it.
+# Start of the header, random in every process, so that no file can begin with
+# the same bytes.
 MAGIC = b"\x00RGB" + os.urandom(12)
 SIZES = struct.Struct("<ii")
 HEADER = len(MAGIC) + SIZES.size

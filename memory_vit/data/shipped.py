@@ -20,12 +20,12 @@ from memory_vit.kinds import KINDS
 
 _GLYPHS = "glyphs:inverted"
 _ANGLE = "glyphs:angle"
-# Labels of digits for tasks of labels: {label: digits that have it}.
+# Labels of digits, for tasks of labels: {label: digits that have this label}.
 _PROPERTIES = {
   "even": (0, 2, 4, 6, 8), "above 4": (5, 6, 7, 8, 9), "prime": (2, 3, 5, 7)
 }  # fmt: skip
-# Turned glyphs: the maximum angle in degrees, the pixels of padding, and the
-# golden ratio, whose multiples are spread evenly modulo 1.
+# Constants for rotating glyphs: maximum angle in degrees, padding in pixels and
+# the golden ratio, whose multiples modulo 1 are spread evenly over [0, 1).
 _MOST_TURNED, _AROUND, _GOLDEN = 45, 8, 0.6180339887
 
 
@@ -37,7 +37,12 @@ class _LabelledImages(NamedTuple):
 
 
 class _Shipped(NamedTuple):
-  """Data set in memory: {"train" or "test": images}, with classes mixed."""
+  """Data set in memory.
+
+  Attributes:
+    splits: {"train": images, "test": images}, in orders that mix the classes.
+    class_names: names of the classes, labels or values.
+  """
 
   splits: dict[str, _LabelledImages]
   class_names: tuple[str, ...]
@@ -60,7 +65,7 @@ def open_shipped(ref: SplitRef) -> Split:
   chosen = [(dataset.splits[key], part) for key, part in parts]
   images = np.concatenate([split.images[part] for split, part in chosen])
   labels = np.concatenate([split.labels[part] for split, part in chosen])
-  # Encode images as files, so that they are read like images of other splits.
+  # Encode images as PNG files, because a source holds encoded images.
   encoded = [_png(image) for image in images]
   digest = hashlib.sha256(images.tobytes() + labels.tobytes()).hexdigest()
   return Split(
@@ -82,12 +87,13 @@ def _png(image: np.ndarray) -> bytes:
 
 
 def _digits(name: str) -> _Shipped:
-  """Split a range of scikit-learn's digits; every fifth image is in "test"."""
+  """Load a range of digits; every fifth image of a digit is in "test"."""
   match = re.fullmatch(r"digits(?::([0-9])-([0-9]))?", name)
   first, last = (int(match[1] or 0), int(match[2] or 9)) if match else (1, 0)
   if first > last:
     raise DataError(
-      f"data set {name!r}: expected 'digits', or a range such as 'digits:0-4'."
+      f"data set {name!r} is unknown: expected 'digits', or a range such as "
+      "'digits:0-4'."
     )
   images, digits = _all_digits()
   train, test = [], []
@@ -95,7 +101,7 @@ def _digits(name: str) -> _Shipped:
     indices = np.flatnonzero(digits == digit)
     train.append(np.delete(indices, np.s_[4::5]))
     test.append(indices[4::5])
-  # Sort the indices, because scikit-learn's own order mixes the classes.
+  # Sort the indices to restore scikit-learn's order, which mixes the classes.
   chosen = {
     "train": np.sort(np.concatenate(train)),
     "test": np.sort(np.concatenate(test)),
@@ -110,7 +116,7 @@ def _digits(name: str) -> _Shipped:
 
 
 def _with_properties(digits: _Shipped) -> _Shipped:
-  """Replace the class, a digit, by the labels `_PROPERTIES` of the digit."""
+  """Replace the class of each image by labels: properties of the digit."""
   names = map(int, digits.class_names)
   rows = [[name in p for p in _PROPERTIES.values()] for name in names]
   table = np.array(rows, np.float32)
@@ -123,18 +129,20 @@ def _with_properties(digits: _Shipped) -> _Shipped:
 
 @functools.cache
 def _all_digits() -> _LabelledImages:
-  import sklearn.datasets  # takes a second, and only digits need it
+  import sklearn.datasets  # a slow import, which only digits need
 
   images, digits = sklearn.datasets.load_digits(return_X_y=True)
-  # Pixels of scikit-learn's digits are numbers from 0 to 16.
+  # Scale the pixels, which are numbers from 0 to 16, to 0 to 255.
   images = np.round(images.reshape(-1, 8, 8, 1) * (255 / 16)).astype(np.uint8)
   return _LabelledImages(images, digits.astype(np.int32))
 
 
 def _inverted(name: str) -> _Shipped:
-  """Load the glyphs, light on dark; see the card in `memory_vit/glyphs`."""
+  """Load the glyphs, which are light on dark; see `memory_vit/glyphs`."""
   if name != _GLYPHS:
-    raise DataError(f"data set {name!r}: expected {_GLYPHS!r} or {_ANGLE!r}.")
+    raise DataError(
+      f"data set {name!r} is unknown: expected {_GLYPHS!r} or {_ANGLE!r}."
+    )
   with np.load(glyphs.INVERTED) as arrays:
     return _Shipped(
       {
@@ -149,7 +157,10 @@ def _inverted(name: str) -> _Shipped:
 
 @functools.cache
 def _turned() -> _Shipped:
-  """Turn the glyphs counterclockwise; mirrored noise fills the corners."""
+  """Load the glyphs, each rotated counterclockwise by the angle in its label.
+
+  Mirrored pixels of the background fill the corners.
+  """
   pads = [(0, 0), (_AROUND, _AROUND), (_AROUND, _AROUND), (0, 0)]
   splits = {}
   for key, (images, _) in _inverted(_GLYPHS).splits.items():

@@ -47,9 +47,9 @@ class Preparation(Protocol):
     """Prepare an encoded image, or raise `DataError`."""
 
 
-# Result of a `Preparation`, usually a prepared image, and label.
+# (result of a `Preparation`, usually a prepared image; label of the example).
 Example = tuple[Any, np.ndarray]
-# Images, labels and offsets of a batch, (b, ...) each.
+# (images, labels, offsets) of a batch, each (b, ...); for offsets see `Inputs`.
 BatchRows = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 

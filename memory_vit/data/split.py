@@ -85,7 +85,8 @@ class Split:
 
   def __post_init__(self) -> None:
     require_kind(self.kind, self)
-    # Copy the dict, so that `dataclasses.replace` returns a split with its own.
+    # Copy the dictionary: otherwise, `dataclasses.replace` would return a split
+    # that shares the dictionary with this split.
     object.__setattr__(self, "unreadable", dict(self.unreadable))
 
   @property
@@ -127,8 +128,8 @@ class Split:
     """Raise `DataError` if the split has embeddings instead of images."""
     if self.embedded:
       raise DataError(
-        f"{self} holds embeddings and no images: only heads and probes "
-        "can be trained on them, by config.cache.what 'features'."
+        f"{self} holds embeddings and no images: set config.cache.what to "
+        "'features', which can train only heads and probes."
       )
 
   def single_class(self) -> str:
@@ -261,15 +262,18 @@ class Split:
 
 def require_kind(kind: str, where: Any) -> None:
   """Raise `DataError` unless `kind` is the name of a kind of task."""
-  if kind not in tuple(KINDS):  # a tuple: `kind` may be unhashable
+  if kind not in tuple(KINDS):  # not `in KINDS`: `kind` may be unhashable
     raise DataError(
-      f"{where}: its kind is {messages.brief(kind)}, expected one of "
+      f"{where}: the kind is {messages.brief(kind)}, expected one of "
       f"{', '.join(KINDS)}."
     )
 
 
 def _too_many(lines: list[str], allowed: int, named: bool) -> str:
-  """Return an error message; `named` if `check_data` can open the data set."""
+  """Return an error message with `lines`, one for each unreadable example.
+
+  `named` is whether the command `check_data` can open the data set.
+  """
   advice = f"config.data.max_bad ({allowed}) limits how many are skipped."
   if named:
     advice = f"`memory-vit check_data` lists all broken examples; {advice}"

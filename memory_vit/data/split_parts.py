@@ -23,8 +23,8 @@ def split_parts(
   """Parse a split into (name, slice) pairs; `sizes` is {name: size}."""
   if "all" in sizes:
     raise DataError(
-      f"data set {name!r} has a split 'all', which means all splits in this "
-      "notation: rename it, for example to 'images'."
+      f"data set {name!r} has a split 'all', which means all splits in TFDS's "
+      "notation: rename the split, for example to 'images'."
     )
   tfds = quiet_tensorflow.tfds
   infos = {
@@ -47,8 +47,8 @@ def split_parts(
   chosen = [(part.splitname, slice(part.from_, part.to)) for part in parts]
   if not count_examples(chosen, sizes):
     raise DataError(
-      f"data set {name!r}: split {split!r} is empty; its splits are "
-      f"{dict(sizes)}."
+      f"data set {name!r}: split {split!r} is empty; the data set has the "
+      f"splits {dict(sizes)}."
     )
   return chosen
 

@@ -13,9 +13,10 @@ from memory_vit.data.data_files import DataFiles
 from memory_vit.errors import DataError
 from memory_vit.runtime import messages
 
-# Data sets that come with a package; ":" and a part of the data may follow.
+# Data sets that come with a package. A colon and the name of a part of the data
+# may follow, as in "digits:0-4".
 SHIPPED = ("digits", "glyphs")
-# Names that stand for any data in `dir`: messages add the name of the folder.
+# Names that stand for any data in `dir`, so messages add the name of `dir`.
 OF_A_DIRECTORY = ("folder", "list", EMBEDDINGS)
 
 

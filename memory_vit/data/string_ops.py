@@ -5,7 +5,7 @@ from memory_vit.data.quiet_tensorflow import tf
 from memory_vit.errors import DataError
 from memory_vit.images import exif, jpeg
 
-# Start of JPEG files without EXIF: a JFIF segment, and then tables at byte 20.
+# A JPEG file without EXIF starts with a JFIF segment; tables follow at byte 20.
 _JFIF, _TABLES, _TABLES_AT = b"\xff\xd8\xff\xe0\0\x10", b"\xff\xdb", 20
 # Maximum side of an image in pixels, as in JPEG files.
 _LONGEST_SIDE = 2**16 - 1
@@ -22,8 +22,8 @@ def marked(encoded: tf.Tensor) -> tf.Tensor:
     & (tf.strings.substr(encoded, end, 2) == jpeg.END)
   )
 
-  # Only files that are not plain are passed to Python: a call takes a fifth of
-  # the time of a training crop of a small JPEG.
+  # Call Python only for files that are not plain, because a call takes a fifth
+  # of the time that a training crop of a small JPEG takes.
   def with_mark() -> tf.Tensor:
     (mark,) = python_op.call(_needed_mark, [encoded], [tf.string])
     return tf.strings.join([mark, encoded])
@@ -85,7 +85,8 @@ def raw_shape(encoded: tf.Tensor) -> tf.Tensor:
     encoded, len(raw_images.MAGIC), raw_images.SIZES.size
   )
   sizes = tf.io.decode_raw(header, tf.int32)
-  # Clip, so that TensorFlow accepts the shape even if the string is no image.
+  # Clip, so that TensorFlow accepts the shape even if the string is not an
+  # image.
   sizes = tf.clip_by_value(sizes, 0, _LONGEST_SIDE)
   return tf.concat([sizes, [3]], axis=0)
 
@@ -106,7 +107,8 @@ def decode_and_crop_raw(encoded: tf.Tensor, window: tf.Tensor) -> tf.Tensor:
 
 
 def _needed_mark(encoded: bytes) -> bytes:
-  # Refuse truncated files: libjpeg writes to stderr whenever it decodes one.
+  # Refuse a truncated file here, because libjpeg would write to stderr whenever
+  # it decodes the file.
   if encoded.startswith(jpeg.MAGIC) and jpeg.is_cut(encoded):
     raise DataError("not a whole JPEG file: its end is missing")
   return oriented.mark_of(exif.orientation(encoded))

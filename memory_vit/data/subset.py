@@ -47,13 +47,13 @@ def deviations(values: np.ndarray) -> np.ndarray:
 
 
 def _readable_labels(split: Split) -> np.ndarray:
-  """Return the labels of all readable examples; no image is decoded.
+  """Return the labels of all readable examples, without decoding images.
 
-  So images that are found to be broken only by decoding are included.
+  So the labels of images that turn out broken only when decoded are included.
   """
   if len(split.unreadable) == split.size:
     raise split.nothing_readable()
-  if split.labels is not None:  # labels are known: no file is read
+  if split.labels is not None:  # labels are known, so no file is read
     return np.delete(split.labels, sorted(split.unreadable), axis=0)
   logger.info("reading the labels of %d examples", split.size)
   readable = []
@@ -62,7 +62,7 @@ def _readable_labels(split: Split) -> np.ndarray:
     if isinstance(label, ExampleError):
       split.mark_unreadable({index: str(label)})
     elif index not in split.unreadable:
-      # The only row of this array is the example `index`.
+      # This array has a single row, which belongs to the example `index`.
       split.check_labels(np.asarray(label)[None], [index].__getitem__)
       readable.append(label)
   if not readable:
@@ -87,8 +87,8 @@ def _first(split: Split, subset: Subset) -> list[int]:
   indices = list(itertools.islice(_order(split, subset.seed), subset.first))
   if len(indices) < subset.first:
     raise DataError(
-      f"{split} has {len(indices):,} examples that can be read, but "
-      f"config.data.first is {subset.first:,}: expected no more than there are."
+      f"{split}: only {len(indices):,} examples can be read, but "
+      f"config.data.first is {subset.first:,}: set a smaller config.data.first."
     )
   return indices
 
@@ -111,12 +111,12 @@ def _of_each_class(split: Split, subset: Subset) -> list[int]:
   ]
   raise DataError(
     f"{split}: {len(few):,} classes have fewer examples than "
-    f"config.data.per_class, {subset.per_class:,}: {messages.name_list(few)}."
+    f"config.data.per_class ({subset.per_class:,}): {messages.name_list(few)}."
   )
 
 
 def _order(split: Split, seed: int) -> Iterator[int]:
-  """Yield indices in the order of the seed, except known unreadable ones."""
+  """Yield indices, shuffled by `seed`, without known unreadable examples."""
 
   def key(index: int) -> bytes:
     return hashlib.sha256(f"{seed} {index}".encode()).digest()
@@ -127,7 +127,7 @@ def _order(split: Split, seed: int) -> Iterator[int]:
 
 
 def _labels(split: Split, order: Sequence[int]) -> Iterator[tuple[int, int]]:
-  """Yield (index, label) for the indices `order`, except unreadable ones."""
+  """Yield (index, label) for the indices `order`; skip unreadable examples."""
   if split.labels is not None:
     yield from zip(order, split.labels[order].tolist(), strict=True)
     return

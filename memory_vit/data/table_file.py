@@ -21,7 +21,7 @@ _DELIMITERS = ",;\t|"
 # Start of a line such as "sep=;", which Excel writes before the header.
 _SEPARATOR = "sep="
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
-# Number of rows of a Parquet file that are decoded at a time.
+# Number of rows of a Parquet file that are decoded at once.
 _AT_ONCE = 2**16
 
 
@@ -92,7 +92,7 @@ def _rows_of_parquet(
       )
     names = _found(path, columns, file.schema_arrow.names)
     for batch in file.iter_batches(_AT_ONCE, columns=names):
-      batch.validate(full=True)  # text may be invalid UTF-8
+      batch.validate(full=True)  # refuse text that is not UTF-8
       yield from zip(*(batch[n].to_pylist() for n in names), strict=True)
 
 
@@ -128,7 +128,7 @@ def _delimiter(header: str) -> str:
 def _found(
   path: Path, columns: Sequence[str], header: Sequence[str]
 ) -> list[str]:
-  """Return columns as the header spells them, perhaps in another case."""
+  """Return `columns` as the header spells them, which may differ in case."""
   names = []
   for name in columns:
     same = _same(name, header)
@@ -136,18 +136,19 @@ def _found(
       shown = [messages.brief(column) for column in header]
       raise DataError(
         f"{_shown(path)} has {len(same)} columns {messages.brief(name)}, "
-        f"expected one. Its columns are {messages.name_list(shown)}; "
-        "config.data.path names the column of the paths "
-        f"({_PATH!r} if it is ''), and config.data.label the columns of the "
-        f"labels ({_LABEL!r} if it is ''). (Without a classes.txt or a list "
-        "'train', every table of the folder has to be a list.)"
+        f"expected one. The file has the columns {messages.name_list(shown)}; "
+        "config.data.path names the column of paths "
+        f"(by default {_PATH!r}), and config.data.label names the columns of "
+        f"labels (by default {_LABEL!r}). (If the folder has neither "
+        "classes.txt nor a list 'train', every table in the folder is read as "
+        "a list.)"
       )
     names += same
   return names
 
 
 def _same(name: str, header: Sequence[str]) -> list[str]:
-  """Return the columns called `name`; if there is none, ignore the case."""
+  """Return the columns called `name`; if none is, ignore the case."""
   known = {i: name_of(column) for i, column in enumerate(header)}
   places = [i for i in known if known[i] == name] or [
     i for i in known if known[i].casefold() == name.casefold()

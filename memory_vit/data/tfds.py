@@ -35,12 +35,12 @@ from memory_vit.data.tfrecord import Shard
 from memory_vit.errors import BrokenDataError, DataError
 from memory_vit.runtime.messages import named
 
-# Files that are too small for their stated number of examples are refused: an
-# example takes at least 32 bytes, and at most 100,000 examples may be lost.
+# Refuse files that are too small for the number of examples in the metadata: an
+# example takes at least 32 bytes, and at most 100,000 examples may be missing.
 _LEAST_BYTES, _LOST_AT_MOST = 32, 100_000
 
-# Advice on TFDS builders that are known to fail, or to need files of the user.
-# {dir} is config.data.dir or TFDS's default. configs/*.py repeats the advice.
+# Advice on TFDS builders that are known to fail, or that need a user's files.
+# {dir} is config.data.dir or TFDS's default. configs/*.py repeat the advice.
 ADVICE = {
   "sun397": (
     "The host of SUN397 is gone: put SUN397.tar.gz and Partitions.zip into "
@@ -91,7 +91,7 @@ def open_tfds(ref: SplitRef) -> Split:
   )
   shards = _shards(builder, ref.split)
   _require_room(ref, shards)
-  labels = None  # with random access, labels are read later
+  labels = None  # labels of files with random access are read later
   if tfds.core.FileFormat.ARRAY_RECORD in info.available_file_formats():
     bad = _bad_array_records(shards)
     source = _array_record_source(builder, ref.split, target, bad)
@@ -147,7 +147,7 @@ def _data_files(
   parts: Sequence[tuple[str, slice]],
   shards: Sequence[Shard],
 ) -> DataFiles:
-  """Return TFDS's metadata of a split, and its files, if they are local."""
+  """Return the local files of a split, with TFDS's metadata as facts."""
   info = builder.info
   checksums = info.as_proto.download_checksums
   facts = {
@@ -163,7 +163,8 @@ def _data_files(
   }
   if ref.label:
     facts["label"] = ref.label
-  if ref.kind != SplitRef.kind:  # older records of classes have no kind
+  # Leave out the kind "classes", which older records do not have.
+  if ref.kind != SplitRef.kind:
     facts["kind"] = ref.kind
   files = {
     os.path.basename(shard.path): shard.path
@@ -178,18 +179,18 @@ def _sizes(builder: tfds.core.DatasetBuilder) -> dict[str, int]:
 
 
 def _require_room(ref: SplitRef, shards: Sequence[Shard]) -> None:
-  """Raise if a path is no file, or files are too small for their examples."""
+  """Raise if a path is not a file, or if files cannot hold the examples."""
   local = [pathlib.Path(s.path) for s in shards if "://" not in s.path]
   for path in local:
     if path.exists() and not path.is_file():
-      raise BrokenDataError(f"{ref}: {path} is no regular file.")
+      raise BrokenDataError(f"{ref}: {path} is not a regular file.")
   total = sum(path.stat().st_size for path in local if path.exists())
   most = total // _LEAST_BYTES + _LOST_AT_MOST
   size = sum(shard.take for shard in shards)
   if len(local) == len(shards) and size > most:
     raise BrokenDataError(
-      f"{ref}: dataset_info.json says that it has {size:,} examples, "
-      f"but its files have {total:,} bytes in all. Put back the files that "
+      f"{ref}: dataset_info.json states {size:,} examples, but the files "
+      f"have only {total:,} bytes in all. Put back the files that "
       "belong to the data set, or prepare the data set again."
     )
 
@@ -222,8 +223,8 @@ def _prepared_builder(ref: SplitRef) -> tfds.core.DatasetBuilder:
         _download_size(builder), _advice(ref),
       )  # fmt: skip
       builder.download_and_prepare(file_format=_file_format())
-  # Builders download, unpack and parse, so they raise exceptions of any type,
-  # and each means that the data set is not available.
+  # A builder downloads, unpacks and parses, so it may raise exceptions of any
+  # type. Each exception means that the data set is not available.
   except Exception as error:
     raise _not_provided(ref, error) from error
   return builder
@@ -245,14 +246,14 @@ def _require_prepared(
 
 
 def _download_size(builder: tfds.core.DatasetBuilder) -> str:
-  """Describe the size of the download; "" if TFDS does not know it offline."""
+  """Describe the size of the download; "" if TFDS does not state it."""
   files = (builder.url_infos or {}).values()
   size = tfds.core.units.Size(sum(file.size for file in files))
   return f" (a download of {size})" if size else ""
 
 
 def _file_format() -> str | None:
-  """Return a format with random access, or None if its library is missing."""
+  """Return "array_record", or TFDS's default, None, if it is not installed."""
   return "array_record" if importlib.util.find_spec("array_record") else None
 
 
@@ -274,7 +275,7 @@ def _found_builder(ref: SplitRef) -> tfds.core.DatasetBuilder:
     return tfds.builder(ref.name, data_dir=ref.dir or None)
   except DataError:
     raise
-  except Exception as error:  # any error, as in `_prepared_builder`
+  except Exception as error:  # a builder may raise any error
     raise _not_provided(ref, error) from error
 
 
@@ -299,10 +300,11 @@ def _array_record_source(
   target: Target,
   bad: Mapping[int, str],
 ) -> GraphSource:
-  """Return a source of files with random access, which refuses `bad` examples.
+  """Return a source that reads ArrayRecord files by index.
 
-  Only the bytes pass through Python; TensorFlow parses them. Bad examples are
-  not read, since a file with the wrong records would return other examples.
+  Python reads the bytes of a record, and TensorFlow parses the record. An
+  example in `bad`, {index: reason}, raises an error and is not read, because a
+  file with a wrong number of records would return another example.
   """
   records = builder.as_data_source(
     split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES
@@ -323,7 +325,7 @@ def _array_record_source(
 def _parsed(
   record: tf.Tensor, features: tfds.features.FeaturesDict, target: Target
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """Parse the encoded image and the label in a record."""
+  """Parse a record; return (encoded image, label)."""
   example = features.deserialize_example(record, decoders=_encoded(features))
   return target.take(example)
 
@@ -345,14 +347,15 @@ def _check_cache(
   """Raise if a split that is read into memory is larger than `cache_gib`."""
   splits = builder.info.splits
   sizes = _sizes(builder)
-  # Take a share of each split, because TFDS states bytes of whole splits only.
+  # Estimate the bytes of a part from its number of examples, because TFDS
+  # states bytes only for whole splits.
   needed = sum(
     splits[key].num_bytes * len(range(sizes[key])[part]) / sizes[key]
     for key, part in parts
   )
   if needed > ref.cache_gib * 2**30:
     raise DataError(
-      f"{ref} takes {needed / 2**30:.1f} GiB. It must be read into memory, "
+      f"{ref} takes {needed / 2**30:.1f} GiB. The split is read into memory, "
       f"because {builder.info.file_format.value} files have no random access, "
       "but config.data.cache_gib (--cache_gib of `evaluate`) allows "
       f"{ref.cache_gib:g} GiB. "
@@ -364,7 +367,7 @@ def _check_cache(
 
 
 def _bad_array_records(shards: Sequence[Shard]) -> dict[int, str]:
-  """Return {index: reason} of examples in broken or incomplete files."""
+  """Return {index: reason} for the examples in broken or incomplete files."""
   # Import array_record here, because it is installed on Linux only.
   from array_record.python import array_record_module
 
@@ -376,7 +379,7 @@ def _bad_array_records(shards: Sequence[Shard]) -> dict[int, str]:
       count = reader.num_records()
       reader.close()
       reason = f"the file has {count} records; there should be {shard.size}"
-    # The reader raises RuntimeError, ValueError and others for broken files.
+    # For a broken file, the reader raises RuntimeError, ValueError or others.
     except Exception as error:
       count, reason = (
         -1,
@@ -396,14 +399,14 @@ def _read_all(
 ) -> tuple[tf.Tensor, tf.Tensor, dict[int, str]]:
   """Read a split into memory, in the order of its files.
 
-  Returns the encoded images, string (n,), the labels, see `Split`, and {index:
-  reason} of unreadable examples, whose images are empty strings.
+  Return (images, labels, unreadable): encoded images, string (n,), which are
+  empty for unreadable examples; labels, as in `Split`; and {index: reason}.
   """
   features = builder.info.features
   dataset = builder.as_dataset(
     split=ref.split,
     decoders=_encoded(features),
-    # Read one file after the other, in the same order as with random access.
+    # Read one file after the other, as a source with random access does.
     read_config=tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False),
   )
   dataset = parallel.parallel_map(dataset, target.take)
@@ -421,7 +424,7 @@ def _read_all(
       ) from error
     result = _read_singly(features, target, shards)
     if not result[2]:
-      # No record is broken: perhaps a file system was away for a moment.
+      # No record is broken: perhaps a file system was unavailable for a moment.
       logging.warning(
         "Data set %s, split %s was read at the second attempt; at the first: "
         "%s", ref.name, ref.split, parallel.reason_of(error),
@@ -434,7 +437,7 @@ def _read_singly(
   target: Target,
   shards: Sequence[Shard],
 ) -> tuple[tf.Tensor, tf.Tensor, dict[int, str]]:
-  """Read TFRecord files like `_read_all`, record by record."""
+  """Read TFRecord files record by record; return the same as `_read_all`."""
   items = list(itertools.chain.from_iterable(map(tfrecord.read, shards)))
   lost = {
     i: record.reason

@@ -18,7 +18,8 @@ from memory_vit.errors import DataError
 from memory_vit.kinds import KINDS, Kind
 from memory_vit.runtime import messages
 
-# Features of an example, {name: value}; features in a sequence are stacked.
+# Values of an example, {name of a feature: value}; values in a sequence are
+# stacked.
 _Example = Mapping[str, Any]
 _Features = Mapping[str, Any]
 
@@ -57,7 +58,13 @@ class Target:
 
 @dataclasses.dataclass(frozen=True)
 class _Computed:
-  """Label that is computed from features, such as "objects/size"."""
+  """Class that is computed from features.
+
+  Attributes:
+    needs: paths of the features, such as "objects/size".
+    label: function: example -> class, ().
+    class_names: names of the classes.
+  """
 
   needs: tuple[str, ...]
   label: Callable[[_Example], tf.Tensor]
@@ -82,8 +89,8 @@ def find_target(
     image, label = find_keys(name, features, supervised_keys)
   if image is None:
     raise DataError(
-      f"data set {messages.brief(name)} has no 8-bit Image, or several, among "
-      f"its features, which are {_shown(features)}."
+      f"data set {messages.brief(name)} has no 8-bit Image, or several: "
+      f"expected exactly one. The features are {_shown(features)}."
     )
   is_mask = name == "dsprites" or label.startswith("dsprites_")
   if not one_is_right:
@@ -102,9 +109,9 @@ def find_target(
   feature = dict(features.items()).get(label)
   if not isinstance(feature, tfds.features.ClassLabel):
     raise DataError(
-      f"config.data.label is {messages.brief(label)}, expected a ClassLabel "
-      f"among the features of data set {messages.brief(name)}, which are "
-      f"{_shown(features)}; or one of {', '.join(VTAB_LABELS)}."
+      f"config.data.label is {messages.brief(label)}, expected a ClassLabel of "
+      f"data set {messages.brief(name)}, whose features are "
+      f"{_shown(features)}, or one of {', '.join(VTAB_LABELS)}."
     )
   return Target(
     image, lambda example: example[label], tuple(feature.names), is_mask
@@ -129,9 +136,9 @@ def find_keys(
   label = _only(classes, stated, "label")
   if image is None or label is None:
     raise DataError(
-      f"data set {name!r} is not one of images with one class each: expected "
-      "one 8-bit Image and one ClassLabel (or one named 'label', or the one "
-      "that config.data.label names) among its features, which are "
+      f"data set {name!r} does not have one image and one class per example: "
+      "expected one 8-bit Image and one ClassLabel. If there are several "
+      "ClassLabels, set config.data.label to the name of one. The features are "
       f"{_shown(features)}."
     )
   return image, label
@@ -139,13 +146,19 @@ def find_keys(
 
 @dataclasses.dataclass(frozen=True)
 class _Row:
-  """Names of k numbers in a feature, and a function that reads them, (k,)."""
+  """The k numbers in a feature.
+
+  Attributes:
+    names: names of the k numbers.
+    take: function: example -> numbers, (k,).
+  """
 
   names: tuple[str, ...]
   take: Callable[[_Example], tf.Tensor]
 
 
-# Descriptions of valid features for tasks of labels and of values.
+# Texts in errors: features that fit tasks of labels (`_LABELS`), and features
+# that fit tasks of values (`_NUMBERS`).
 _LABELS = (
   "a Sequence of ClassLabels, a FeaturesDict of booleans, or booleans and "
   "ClassLabels of two classes"
@@ -156,7 +169,7 @@ _NUMBERS = "a number, or a Tensor or a FeaturesDict of numbers"
 def _find_rows(
   name: str, features: _Features, label: str, kind: Kind
 ) -> list[_Row]:
-  """Find the features that `label` names, or the only one of this kind."""
+  """Find the features that `label` names, or else the only fitting feature."""
   keys = [k.strip() for k in label.split(",")] if label else [*features.keys()]
   candidates = {key: _rows(key, features, kind) for key in keys}
   if not label:
@@ -164,22 +177,22 @@ def _find_rows(
   if not all(candidates.values()) or not (label or len(candidates) == 1):
     raise DataError(
       f"config.data.label is {messages.brief(label)} and config.task.kind "
-      f"{kind.name!r}: expected {_NUMBERS if kind.numbers else _LABELS} "
-      "(several features are separated by commas) among the features of data "
-      f"set {messages.brief(name)}, which are {_shown(features)}."
+      f"{kind.name!r}: expected {_NUMBERS if kind.numbers else _LABELS}. "
+      "Separate the names of several features by commas. The features of data "
+      f"set {messages.brief(name)} are {_shown(features)}."
     )
   return [row for rows in candidates.values() for row in rows]
 
 
 def _rows(key: str, features: _Features, kind: Kind) -> list[_Row]:
-  """Return the numbers in a feature; [] if they are not of the kind."""
+  """Return the numbers in a feature; [] if the feature does not fit `kind`."""
   types, feature = tfds.features, _at(features, key)
   if isinstance(feature, types.FeaturesDict):
     parts = [
       _rows(f"{key}/{part}", features, kind) for part in sorted(feature.keys())
     ]
     return [row for rows in parts for row in rows] if all(parts) else []
-  inner = getattr(feature, "feature", None)  # only a Sequence has this
+  inner = getattr(feature, "feature", None)  # None unless it is a Sequence
   if not kind.numbers and isinstance(inner, types.ClassLabel):
     names = tuple(inner.names)
     return [_Row(names, lambda e: _multi_hot(_at(e, key), len(names)))]
@@ -202,7 +215,7 @@ def _rows(key: str, features: _Features, kind: Kind) -> list[_Row]:
 
 
 def _at(tree: Any, path: str) -> Any:
-  """Return the entry at a path such as "a/b" of nested dicts, or None."""
+  """Return the entry of nested dicts at a path such as "a/b", or None."""
   for key in path.split("/"):
     is_dict = isinstance(tree, Mapping | tfds.features.FeaturesDict)
     tree = tree[key] if is_dict and key in tree else None
@@ -229,7 +242,7 @@ def _find_image(
 
 
 def _only(candidates: Sequence[str], *preferred: str | None) -> str | None:
-  """Return the first preferred candidate, else the only one, else None."""
+  """Return the first preferred candidate, or the only candidate, or None."""
   for key in preferred:
     if key in candidates:
       return key
@@ -260,24 +273,24 @@ def _require(
 
 
 def _between(value: tf.Tensor, bounds: Sequence[float]) -> tf.Tensor:
-  """Return in which bin between ascending `bounds` a value lies, from 0."""
+  """Return the number, from 0, of the bin of a value; `bounds` are edges."""
   below = tf.constant(bounds, tf.float32) < tf.cast(value, tf.float32)
   return tf.reduce_sum(tf.cast(below, tf.int32)) - 1
 
 
 def _clevr_count(example: _Example) -> tf.Tensor:
-  """Return the class for the number of objects in the scene, 3 to 10."""
+  """Return the class, 0 to 7, for 3 to 10 objects in the scene."""
   return tf.size(example["objects"]["size"]) - 3
 
 
 def _clevr_distance(example: _Example) -> tf.Tensor:
-  """Return the class for the depth of the nearest object, one of six bins."""
+  """Return the bin, 0 to 5, of the depth of the nearest object."""
   depth = tf.reduce_min(example["objects"]["pixel_coords"][:, 2])
   return _between(depth, (0.0, 8.0, 8.5, 9.0, 9.5, 10.0, 100.0))
 
 
 def _kitti_distance(example: _Example) -> tf.Tensor:
-  """Return the class for the metres to the nearest car, van or truck."""
+  """Return the bin, 0 to 3, of the metres to the nearest car, van or truck."""
   objects = example["objects"]
   is_vehicle = objects["type"] < 3
   depths = tf.boolean_mask(objects["location"][:, 2], is_vehicle)
@@ -286,8 +299,8 @@ def _kitti_distance(example: _Example) -> tf.Tensor:
 
 
 def _binned(key: str, old: int, new: int) -> _Computed:
-  """Bin a feature with `old` classes into `new` bins of equal width."""
-  # Divide in float32, as VTAB does: 40 orientations make 16 bins of 2.5 each.
+  """Return a label that bins a feature of `old` classes into `new` classes."""
+  # Divide in float32, as VTAB does, because the width of a bin may be 2.5.
   return _Computed(
     (key,),
     lambda example: tf.math.floordiv(
@@ -297,7 +310,8 @@ def _binned(key: str, old: int, new: int) -> _Computed:
   )
 
 
-# Labels of VTAB that are computed, or are one of several ClassLabels.
+# Labels of VTAB that are computed from features or from one of several
+# ClassLabels: {value of `config.data.label`: label}.
 VTAB_LABELS: Mapping[str, _Computed] = {
   "clevr_count": _Computed(
     ("objects/size",), _clevr_count, tuple(map(str, range(3, 11)))

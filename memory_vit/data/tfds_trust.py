@@ -17,16 +17,17 @@ from memory_vit.data.quiet_tensorflow import tfds
 from memory_vit.errors import DataError
 from memory_vit.runtime import messages
 
-# Files that name the features of a data set, with their maximum sizes in bytes.
-# Real files have some kilobytes; dataset_info.json lists all shards as well.
+# Files that name the features of a data set: {name: maximum size in bytes}.
+# Real files have some kilobytes, but dataset_info.json also lists all shards.
 _INFO = "dataset_info.json"
 _FILES = {"features.json": 2**20, _INFO: 16 * 2**20}
-# Maximum depth of JSON; a feature inside of another takes four levels.
+# Maximum depth of JSON; each nested feature takes four levels.
 _MAX_DEPTH = 64
-# Keys of class names: two spellings of protobuf, and the key of older TFDS.
+# JSON keys of the names of Python classes: two spellings of protobuf, and the
+# key of older versions of TFDS.
 _CLASS_KEYS = ("pythonClassName", "python_class_name", "type")
-_EXPECTED = "expected NAME[/CONFIG][:VERSION]."
-_ADVICE = "If you trust who made it, give --trust_data_code."
+_EXPECTED = "the name is not valid, expected NAME[/CONFIG][:VERSION]."
+_ADVICE = "If you trust the author of the data set, give --trust_data_code."
 
 
 def require_no_code(name: str, directory: str) -> None:
@@ -43,7 +44,7 @@ def require_no_code(name: str, directory: str) -> None:
       f"data set {messages.brief(name)} has a namespace: TFDS would fetch code "
       f"from there and run it. {_ADVICE}"
     )
-  # Refuse other options, because they could name another directory.
+  # Refuse other options, because an option could name another directory.
   if options.keys() - {"config", "version"} or not options.get(
     "config", "x"
   ).strip("."):
@@ -95,7 +96,10 @@ def _read(file: epath.Path, most: int) -> Any:
 
 
 def _classes(values: Any, file: epath.Path) -> Iterator[str]:
-  """Yield all possible class names; older files have JSON inside strings."""
+  """Yield all strings in JSON that may be names of Python classes.
+
+  Strings that hold JSON themselves, as in older files, are parsed as well.
+  """
   left = [(values, 0)]
   while left:
     value, depth = left.pop()

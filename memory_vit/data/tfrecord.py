@@ -47,7 +47,8 @@ def read(shard: Shard) -> Iterator[bytes | CorruptRecord]:
   end = shard.skip + shard.take
   for i, record in enumerate(itertools.islice(_records(shard.path), end)):
     if isinstance(record, CorruptRecord):
-      # Use one object, with the first reason, for all records that are lost.
+      # `_records` repeats one object for all lost records: repeat one reason,
+      # too, which names the last good record.
       if again is None or again[0] is not record:
         named = f"{record.reason}; last good record: {last_good}"
         again = record, CorruptRecord(named)
@@ -81,11 +82,11 @@ def require_room(shards: Sequence[Shard]) -> None:
 
 
 class _CutError(Exception):
-  """No further record can be found in a file."""
+  """Raised if no further record can be found in a file."""
 
 
 def _records(path: str) -> Iterator[bytes | CorruptRecord]:
-  """Yield all records of a file, and after its end `CorruptRecord` for ever."""
+  """Yield all records of a file, and then the same `CorruptRecord` forever."""
   try:
     with tf.io.gfile.GFile(path, "rb") as file:
       size = file.size()
@@ -99,10 +100,10 @@ def _records(path: str) -> Iterator[bytes | CorruptRecord]:
 
 
 def _record(file: tf.io.gfile.GFile, size: int) -> bytes | CorruptRecord:
-  """Read the next record, or raise `_CutError` if its end cannot be known.
+  """Read the next record; raise `_CutError` if no further record can be found.
 
-  A record has its length (8 bytes), a checksum of the length (4), the content,
-  and a checksum of the content (4).
+  A record consists of the length of the content (8 bytes), a checksum of the
+  length (4 bytes), the content, and a checksum of the content (4 bytes).
   """
   header = file.read(12)
   if not header:
@@ -112,17 +113,18 @@ def _record(file: tf.io.gfile.GFile, size: int) -> bytes | CorruptRecord:
   length, checksum = struct.unpack("<QI", header)
   if _checksum(header[:8]) != checksum:
     raise _CutError("its length is corrupt, or this is not a TFRecord file")
-  # Compare first: `read` allocates the whole length, even of a shorter file.
+  # Compare the length with the file before reading, because `read` allocates
+  # the whole length, even if the file is shorter.
   is_there = length + 4 <= size - file.tell()
   rest = file.read(length + 4) if is_there else b""
   if len(rest) < length + 4:
-    raise _CutError(f"the file ends in the middle of its {length:,} bytes")
+    raise _CutError(f"the file ends within this record of {length:,} bytes")
   if _checksum(rest[:-4]) != struct.unpack("<I", rest[-4:])[0]:
     return CorruptRecord("it is corrupt (its checksum is wrong)")
   return rest[:-4]
 
 
 def _checksum(content: bytes) -> int:
-  """Compute the masked CRC-32C of TFRecord files."""
+  """Compute the masked CRC-32C that TFRecord files use."""
   value = google_crc32c.value(content)
   return ((value >> 15 | value << 17) + 0xA282EAD8) & 0xFFFFFFFF

@@ -17,7 +17,8 @@ def limit(seconds: float, what: str) -> Iterator[None]:
   if not seconds:
     yield
     return
-  # Use another thread: native code that waits would not notice an exception.
+  # Use another thread, because an exception would not interrupt waiting native
+  # code.
   timer = threading.Timer(seconds, end_process, [seconds, what])
   timer.daemon = True
   timer.start()
@@ -29,7 +30,8 @@ def limit(seconds: float, what: str) -> Iterator[None]:
 
 def end_process(seconds: float, what: str) -> None:
   """Dump all stacks to stderr, and end the process with `EXIT_STALLED`."""
-  # Notebooks and tests replace `sys.stderr` by an object without a descriptor.
+  # Use the original stderr, because notebooks and tests replace `sys.stderr` by
+  # an object without a file descriptor.
   stderr = sys.__stderr__ or sys.stderr
   faulthandler.dump_traceback(file=stderr, all_threads=True)
   print(

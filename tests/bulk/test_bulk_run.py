@@ -475,7 +475,7 @@ def test_a_worker_without_the_mount_of_the_input_is_refused(folder, tmp_path):
   make(folder, tmp_path / "out")
   digest = plans.read_plan(tmp_path / "out").digest
   folder.rename(tmp_path / "away")
-  with pytest.raises(DataError, match="00.png was there when.*mounted"):
+  with pytest.raises(DataError, match="00.png existed when.*mounted"):
     ray_engine.ShardWorker(str(tmp_path / "out"), digest, MeanJob())
 
 

@@ -172,7 +172,7 @@ def test_record_longer_than_its_file_is_refused(tmp_path, length):
   masked = (checksum >> 15 | checksum << 17) + 0xA282EAD8  # of TFRecord files
   header += struct.pack("<I", masked & 0xFFFFFFFF)
   file.write_bytes(content[:start] + header + content[start + 12 :])
-  with pytest.raises(BrokenDataError, match=f"middle of its {length:,} bytes"):
+  with pytest.raises(BrokenDataError, match=f"this record of {length:,} bytes"):
     open_split("own", "train", str(tmp_path))
   assert open_split("own", "train", str(tmp_path), max_bad=1).size == 12
 
@@ -188,7 +188,7 @@ def test_more_examples_than_files_can_hold_are_refused(
   for entry in content["splits"]:
     entry["shardLengths"] = [str(count)]
   info.write_text(json.dumps(content))
-  with pytest.raises(BrokenDataError, match=f"{count:,} examples, but its fil"):
+  with pytest.raises(BrokenDataError, match=f"{count:,} examples, but the fil"):
     open_split("own", "train", str(tmp_path), max_bad=2**62)
 
 
@@ -197,7 +197,7 @@ def test_shard_that_is_a_pipe_is_refused(tmp_path):
   (file,) = write_own(tmp_path).glob("*train*")
   file.unlink()
   os.mkfifo(file)
-  with pytest.raises(BrokenDataError, match="is no regular file"):
+  with pytest.raises(BrokenDataError, match="is not a regular file"):
     open_split("own", "train", str(tmp_path))
 
 
@@ -681,7 +681,7 @@ def test_special_files_in_a_folder_are_never_read(irregular):
     ("gone", "a link whose target cannot be found"),
     ("loop", "a link whose target cannot be found"),
   ):  # fmt: skip
-    line = f"{name}.png) cannot be read: no regular file, but {kind}"
+    line = f"{name}.png) cannot be read: not a regular file, but {kind}"
     assert line in str(error.value)
   source = open_split("folder", "train", str(irregular), max_bad=5)
   assert len(source.unreadable) == 5

@@ -234,7 +234,8 @@ def found_names(reader):
 
 
 def test_texts_that_are_no_values_are_refused(place):
-  with pytest.raises(BrokenDataError, match="'ants'.*for config.task.kind 'va"):
+  words = "'ants'.*config.task.kind is 'values'"
+  with pytest.raises(BrokenDataError, match=words):
     opened(place, kind="values")
   for file in place.glob("test/*.parquet"):
     fake_embeddings.rewritten(file, with_column("label", lambda p, v: "[NaN]"))
@@ -288,7 +289,7 @@ def test_missing_splits_of_embeddings_are_refused(place, tmp_path):
   with pytest.raises(DataError, match="no split 'test'.*has 'train'"):
     opened(place / "train", "test")
   shutil.rmtree(place / "train")
-  with pytest.raises(DataError, match="no split 'train'.*and has 'test'"):
+  with pytest.raises(DataError, match="no split 'train'.*directory has 'test'"):
     opened(place, "test")
   for where in ("", tmp_path / "nothing"):
     with pytest.raises(DataError, match="set config.data.dir to the --output"):

@@ -163,8 +163,8 @@ def test_one_thread_at_a_time_where_it_is_asked_for(parallel):
     (({"bytes": None, "path": None}, 0), "image is of type NoneType"),
     ((Image.new("I", (8, 8)), 0), "Pillow image has the mode I, whose range"),
     ({"pixels": 1, "label": 0}, r"keys \['pixels', 'label'\], expected"),
-    ((1, 2, 3), "it is of type tuple, expected"),
-    (7, "it is of type int, expected"),
+    ((1, 2, 3), "the example is of type tuple, expected"),
+    (7, "the example is of type int, expected"),
   ],
 )
 def test_examples_that_cannot_be_used_are_named(example, message):
@@ -253,7 +253,11 @@ def test_splits_take_the_place_of_a_named_data_set():
     ({"name": "digits"}, ("train",), "data.name is 'digits'.*expected ''"),
     ({"dir": "x"}, ("train",), "data.dir is 'x'"),
     ({"label": "x"}, ("train",), "data.label is 'x'"),
-    ({"digest": "contents"}, ("train",), "expected 'files', and splits with a version"),
+    (
+      {"digest": "contents"},
+      ("train",),
+      "expected 'files', and splits with a version",
+    ),
   ],
 )
 def test_splits_that_contradict_the_configuration_are_refused(

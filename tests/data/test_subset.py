@@ -94,7 +94,8 @@ def test_first_examples_follow_the_order_of_the_seed():
 @pytest.mark.parametrize("known", [True, False])
 def test_too_few_examples_are_refused_with_their_number(known):
   reader = graded(8, 3, known=known)
-  with pytest.raises(DataError, match="1 classes.*per_class, 3: 'c2' has 2"):
+  words = r"1 classes.*per_class \(3\): 'c2' has 2"
+  with pytest.raises(DataError, match=words):
     subset.choose(reader, Subset(per_class=3))
   with pytest.raises(DataError, match="8 examples.*first is 9"):
     subset.choose(reader, Subset(first=9))

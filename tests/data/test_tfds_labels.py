@@ -111,7 +111,7 @@ def test_labels_of_clevr(tmp_path, file_format):
   assert labels_of(distances) == [0, 1, 1, 3, 4, 5]
   assert distances.num_classes == 6
   # They have one image and no class: nothing is guessed.
-  with pytest.raises(DataError, match="config.data.label names"):
+  with pytest.raises(DataError, match="config.data.label to the name of one"):
     opened(tmp_path, "clevr", "")
 
 

@@ -298,9 +298,9 @@ def test_columns_of_labels_and_values(backbone, files):
 
 
 def test_unusable_columns_are_refused(predictor, files, backbone, tasks):
-  with pytest.raises(DataError, match="'id', expected one of 'image'"):
+  with pytest.raises(DataError, match="'id'. Expected a column 'image'"):
     predictor({"id": np.arange(3)})
-  with pytest.raises(DataError, match="columns have 'pets/logits'"):
+  with pytest.raises(DataError, match="both have columns named 'pets/logits'"):
     predictor({"path": [str(files[0])], "pets/logits": np.zeros(1)})
   with pytest.raises(DataError, match="image 0, 'none.png'"):
     predictor({"path": ["none.png"]})
@@ -364,7 +364,7 @@ def test_a_config_builds_the_same_predictor(
   small = random_task(tiny_backbone(depth=1), "small")
   with pytest.raises(TaskError, match="PredictorConfig.*image_size=8"):
     Predictor(sized, warm_up=False).add(small)
-  with pytest.raises(ConfigError, match="image_size is 12, and the tasks.* 8"):
+  with pytest.raises(ConfigError, match="image_size is 12, but the tasks.* 8"):
     Predictor(dataclasses.replace(saved, image_size=12), warm_up=False)
   with pytest.raises(ConfigError, match="dtype"):
     Predictor(dataclasses.replace(saved, dtype="int8"), warm_up=False)
