@@ -328,7 +328,7 @@ def test_requested_outputs_are_returned(backbone, tasks, pixels):
     predictor.predict(["no such file"], tasks=("t9",))
   with pytest.raises(UnknownTask):
     found.probabilities("t1")  # there, and not asked for
-  with pytest.raises(TaskError, match="the text 't1'"):
+  with pytest.raises(TaskError, match="the string 't1'"):
     predictor.predict_pixels(pixels, tasks="t1")
   with pytest.raises(TaskError, match="of type int"):
     predictor.predict_pixels(pixels, tasks=7)
