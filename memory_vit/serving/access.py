@@ -43,7 +43,7 @@ class TrustedHosts:
     host = headers.get("host", "")
     name = _PORT.sub("", host.lower())
     # With DNS rebinding, another site's name points to this server. The browser
-    # then sees a single origin, and only the Host header shows the other name.
+    # then sees a single origin; only the Host header shows that site's name.
     if self._names is not None and name not in self._names:
       raise RequestError(
         400,
@@ -55,7 +55,7 @@ class TrustedHosts:
 
 
 class Token:
-  """Token for task changes, as SHA-256; without one, changes are refused."""
+  """Checks the token for task changes; without a token, refuses all changes."""
 
   def __init__(self, secret: str | None) -> None:
     self._digest = _digest(secret) if secret is not None else None
@@ -69,8 +69,8 @@ class Token:
     if self._digest is None:
       raise RequestError(
         403,
-        "tasks cannot be changed here: the server was started without "
-        "--token_file=FILE, a file with the token for it.",
+        "tasks cannot be changed here: the server was started without a token "
+        "for changes (--token_file=FILE).",
       )
     header = authorization or ""
     secret = header[len(_SCHEME) :].strip()
@@ -103,7 +103,7 @@ def read_token(file: str | None) -> Token:
       )
     secret = path.read_text(encoding="ascii").strip()
   except (OSError, UnicodeDecodeError) as error:
-    reason = getattr(error, "strerror", None) or "it is not ASCII"
+    reason = getattr(error, "strerror", None) or "the file is not ASCII"
     raise ConfigError(
       f"--token_file {brief(file)} cannot be read: {reason}."
     ) from error
@@ -111,8 +111,8 @@ def read_token(file: str | None) -> Token:
   if len(secret) < LEAST_CHARACTERS or not secret.isprintable():
     raise ConfigError(
       f"--token_file {brief(file)}: expected one line of at least "
-      f"{LEAST_CHARACTERS} characters, such as python -c "
-      "'import secrets; print(secrets.token_urlsafe(32))' writes."
+      f"{LEAST_CHARACTERS} characters, for example the output of python -c "
+      "'import secrets; print(secrets.token_urlsafe(32))'."
     )
   return Token(secret)
 
@@ -121,6 +121,6 @@ def _require_private(path: Path, mode: int) -> None:
   """Raise if other users can access the file, or its group can write to it."""
   if mode & (stat.S_IRWXO | stat.S_IWGRP):
     raise ConfigError(
-      f"--token_file {brief(str(path))} has the mode {mode & 0o777:o}: others "
-      f"may use it. chmod 600 {path}"
+      f"--token_file {brief(str(path))} has the mode {mode & 0o777:o}, which "
+      f"lets other users access the file: run chmod 600 {path}"
     )

@@ -28,8 +28,8 @@ from memory_vit.serving.settings import MOST_OUTPUTS, ServerSettings
 if TYPE_CHECKING:
   from memory_vit.prediction import Predictions, Predictor, TaskSet
 
-# Minimum share of a batch that images fill, if the batch runs on a CPU: padding
-# costs a CPU as much time as images, and an accelerator next to none.
+# Minimum fraction of images in a batch that runs on a CPU. A CPU spends as much
+# time on padding as on images; on an accelerator, padding is nearly free.
 _LEAST_FILL_ON_CPU = 0.75
 # Sorting, naming and writing an output takes as long as decoding ten pixels.
 _PIXELS_PER_OUTPUT = 10
@@ -62,10 +62,10 @@ class Answering:
 
   async def answer(self, request: PredictRequest) -> bytes:
     """Answer all images of a request with one set of tasks; return JSON."""
-    # Refuse unknown tasks early; `_work` checks again with the answering set.
+    # Refuse unknown tasks early; `_work` checks again, in case tasks change.
     self._require_known(request, self._predictor.task_set)
     try:
-      # A timeout removes queued work; work that a thread has begun is finished.
+      # A timeout cancels queued work, but not work that a thread has begun.
       async with asyncio.timeout(self._settings.timeout):
         prepared, answer = await self._work(request)
     except RequestError as refusal:
@@ -104,7 +104,7 @@ class Answering:
   async def _predicted(
     self, request: PredictRequest, weight: int
   ) -> tuple[list[np.ndarray | DataError], Predictions, slice]:
-    """Return prepared images, their batch's answer, and their rows in it."""
+    """Return (prepared images, answer to their batch, rows in the answer)."""
     while True:
       wanted = self._predictor.preprocessing
       prepared = await self._prepared(request, weight)
@@ -112,7 +112,7 @@ class Answering:
       if not good:
         raise _no_image(request, prepared)
       answer, rows = await self._batcher.submit(np.stack(good))
-      # Retry if the first task of an empty set has changed the preprocessing.
+      # Retry if adding the first task has changed the preprocessing meanwhile.
       if answer.task_set.preprocessing == wanted:
         return prepared, answer, rows
 
@@ -232,7 +232,7 @@ def _own_part(
 def _activated(
   answer: Predictions, names: Sequence[str]
 ) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-  """Return {name: probabilities or values}, and {name: why it has none}."""
+  """Return {name: probabilities or values}; for failed tasks, {name: error}."""
   activated, problems = {}, {}
   for name in names:
     try:  # non-finite outputs of one task must not affect other tasks
@@ -258,7 +258,7 @@ def _require_few_pixels(pixels: int, most: float) -> None:
     raise RequestError(
       413,
       f"the images have {pixels / 1e6:.0f} megapixels together, expected at "
-      f"most {most:g}: send them in several requests, or smaller.",
+      f"most {most:g}: send smaller images, or several requests.",
     )
 
 

@@ -148,7 +148,7 @@ def _add_health(app: FastAPI, service: Service) -> None:
   async def readyz() -> Response:
     """Report readiness: status 503 during warm-up and shutdown.
 
-    `batch_sizes` are compiled; `compiling` names programs that are not yet.
+    `batch_sizes` lists compiled sizes; `compiling` names missing programs.
     """
     status = 200 if service.state == "ready" else 503
     task_set = task_set_json(service.predictor.task_set)

@@ -56,7 +56,7 @@ class AttentionService:
 
   async def warm_up(self) -> None:
     """Compile the programs, so that the first request does not wait."""
-    # Use the thread of requests, so that no program is compiled twice.
+    # Use the thread that answers requests, so that nothing is compiled twice.
     loop = asyncio.get_running_loop()
     await loop.run_in_executor(self._thread, self._compile)
 
@@ -71,8 +71,8 @@ class AttentionService:
   async def answer(self, request: PredictRequest) -> bytes:
     """Return JSON of what tasks attend to in the single image of a request.
 
-    Raise status 404 for unknown tasks; 422 unless there is one readable image,
-    or for options of predictions; 413 for too many tasks; 503 if too many
+    Raise status 404 for unknown tasks; 422 for options of /v1/predict, or for
+    anything but one readable image; 413 for too many tasks; 503 if too many
     requests wait; 504 after the timeout.
     """
     if len(request.images) != 1:
@@ -113,8 +113,8 @@ class AttentionService:
       if spec.name not in with_token:
         raise RequestError(
           422,
-          f"task {spec.name!r} has the regime {spec.regime!r}, and has no "
-          "token of its own whose attention could be shown.",
+          f"task {spec.name!r} has the regime {spec.regime!r}, which has no "
+          "token: there is no attention to show.",
         )
     slots = task_set.program.slots
     assert slots is not None  # because tasks have tokens

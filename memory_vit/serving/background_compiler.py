@@ -13,8 +13,8 @@ if TYPE_CHECKING:
   from memory_vit.prediction import Predictor
 
 logger = logging.getLogger(__name__)
-# Seconds between checks for missing programs: a task that is added while a size
-# is being compiled may lack that size.
+# Seconds between checks for missing programs. If a task is added while a batch
+# size is being compiled, the new tasks may have no program of that size.
 _LOOK_SECONDS = 1.0
 _BATCH_SIZES, _ATTENTION = "batch sizes", "attention"
 

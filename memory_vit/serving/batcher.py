@@ -46,9 +46,9 @@ class Batcher(Generic[T]):
     max_queue: int,
     on_batch: Callable[[int, int, float], None] = lambda *_: None,
   ) -> None:
-    """Start; before each batch, `sizes()` returns the ascending batch sizes.
+    """Start; `sizes` is called before each batch, and returns ascending sizes.
 
-    After a batch, `on_batch` gets images, rows including padding, and seconds.
+    `on_batch` is called after each batch: (images, rows with padding, seconds).
     """
     self.taken = 0  # images without an answer yet
     self._heavy = 0  # images of heavy requests, included in `taken`
@@ -69,7 +69,7 @@ class Batcher(Generic[T]):
   def room(self, count: int, *, heavy: bool = False) -> Iterator[None]:
     """Reserve room in the queue while the body runs, or raise status 503.
 
-    Several heavy requests may fill half of the queue; a single one, all of it.
+    A single heavy request may fill the queue, but several only half of it.
     """
     is_full = self.taken + count > self._max_queue
     if heavy and self._heavy:
@@ -77,7 +77,7 @@ class Batcher(Generic[T]):
     if is_full:
       seconds = self.taken * self._seconds_per_image
       raise busy(
-        f"{self.taken} images are waiting, and there is room for "
+        f"{self.taken} images are waiting, and the queue holds at most "
         f"{self._max_queue}: try again later.",
         min(_MOST_RETRY_SECONDS, seconds),
       )
@@ -91,7 +91,7 @@ class Batcher(Generic[T]):
       self._changed.set()
 
   async def submit(self, pixels: np.ndarray) -> tuple[T, slice]:
-    """Queue images within `room`; return the batch's answer and their rows."""
+    """Queue images inside `room`; return (answer to the batch, their rows)."""
     loop = asyncio.get_running_loop()
     waiting = _Waiting[T](pixels, loop.create_future(), time.monotonic())
     self._waiting.append(waiting)
@@ -144,7 +144,7 @@ class Batcher(Generic[T]):
     return batch
 
   def _batch_size(self, waiting: Sequence[int]) -> int:
-    """Return the size for all images, or a smaller one to avoid padding."""
+    """Return the size for all images, or a smaller size with less padding."""
     count = sum(waiting)
     size = self._holding(count)
     if count >= self._least_fill * size:

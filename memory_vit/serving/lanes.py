@@ -20,10 +20,10 @@ from typing import Any, Generic, TypeVar
 from memory_vit.images.reader import THREADS
 
 T = TypeVar("T")
-# Minimum weight of heavy work: about 10 ms, which light requests can wait for.
+# Work of at least this weight (about 10 ms) must not delay light requests.
 _HEAVY = 500_000
 HEAVY_THREADS = max(1, THREADS - 1)
-# Heavy work waits for light requests at most this long, so that it runs at all.
+# Heavy work waits for light requests at most this long, to avoid starvation.
 PATIENCE_SECONDS = 0.05
 
 

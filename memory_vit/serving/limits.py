@@ -77,7 +77,7 @@ class _Body:
       )
     if self._limits.held + part > settings.max_held_mib * MIB:
       raise busy(
-        "this body and those of open requests together exceed "
+        "this body and the bodies of open requests together exceed "
         f"{settings.max_held_mib} MiB: try again later.",
         1,
       )
@@ -86,7 +86,7 @@ class _Body:
     return message
 
   async def send(self, message: Message) -> None:
-    """Send a message; before the last one, discard the rest of the body."""
+    """Send a message; before the last one, discard the unread request body."""
     is_last = message["type"] == "http.response.body" and not message.get(
       "more_body", False
     )

@@ -15,8 +15,8 @@ _TYPES = {
   "page.js": "text/javascript; charset=utf-8",
 }
 _PATHS = {"index.html": "/", "docs.html": "/docs"}
-# The page loads nothing from other sites, and no other site may frame it. Image
-# files dropped on it have blob: URLs; images from the server have data: URLs.
+# The pages load nothing from other sites, and no site may frame them. `blob:`
+# allows image files dropped on the page; `data:` allows images from the server.
 _HEADERS = {
   "Content-Security-Policy": (
     "default-src 'none'; script-src 'self'; style-src 'self'; "

@@ -30,14 +30,14 @@ from memory_vit.serving.schemas import (
 from memory_vit.serving.settings import MIB
 
 _Model = TypeVar("_Model", bound=BaseModel)
-# Maximum number, and maximum size, of form fields that are not images.
+# Maximum number of form fields other than images, and maximum size of a field.
 _MOST_FIELDS = 32
 _MOST_FIELD_BYTES = 64 * 1024
 _MOST_NAME = 200  # characters of an image's name; longer names are shortened
-# Maximum length of Content-Type, which the event loop parses several times.
+# Maximum length of Content-Type: parsing it must not block the event loop.
 _MOST_TYPE = 1_000
-# Maximum number of commas in a JSON body, and so of values: without a limit, a
-# few MiB of JSON could become hundreds of MiB of objects.
+# Maximum number of commas in a JSON body. This bounds the number of values: a
+# few MiB of JSON could otherwise become hundreds of MiB of objects.
 _MOST_COMMAS_PER_IMAGE = 64
 _MOST_OTHER_COMMAS = 2 * MOST_TASKS
 _MULTIPART, _JSON = "multipart/form-data", "application/json"
@@ -55,7 +55,7 @@ _LINE_BREAKS = str.maketrans("", "", "\r\n\t ")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class UploadedImage:
-  """Image file of a request; `error` says why its base64 is invalid."""
+  """Image file of a request; `error` is empty unless its base64 is invalid."""
 
   name: str
   content: bytes
@@ -64,7 +64,7 @@ class UploadedImage:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PredictRequest:
-  """At least one image, and unique names of tasks, or None for all tasks."""
+  """Checked request: images (at least one), and unique task names or None."""
 
   images: tuple[UploadedImage, ...]
   tasks: tuple[str, ...] | None
@@ -75,7 +75,7 @@ class PredictRequest:
 async def read_predict_request(
   request: Request, max_images: int
 ) -> PredictRequest:
-  """Read and check the body of a request: multipart or JSON."""
+  """Read and check the multipart or JSON body of a request."""
   kind = media_type(request)
   _require_utf8(request)
   if kind == _MULTIPART:
@@ -84,7 +84,7 @@ async def read_predict_request(
     body = await request.body()
     if len(body) <= MIB:
       return _read_json(body, max_images)
-    # Megabytes of base64 must not block the event loop.
+    # Parse in a thread: megabytes of base64 would block the event loop.
     loop = asyncio.get_running_loop()
     return await loop.run_in_executor(_LARGE, _read_json, body, max_images)
   raise RequestError(
@@ -103,7 +103,7 @@ def awaited_task(request: Request) -> tuple[str, str] | None:
     raise RequestError(
       400,
       f"{WAIT_FOR} is {brief(text)}, expected NAME=DIGEST of a task, or "
-      "NAME=none for one that was removed.",
+      "NAME=none for a removed task.",
     )
   return match[1], match[2]
 
@@ -114,8 +114,8 @@ def media_type(request: Request) -> str:
   if encoding.strip().lower() not in ("", "identity"):
     raise RequestError(
       415,
-      f"the Content-Encoding of the body is {brief(encoding)}: send it as it "
-      "is, not compressed.",
+      f"the Content-Encoding of the body is {brief(encoding)}: send the body "
+      "uncompressed.",
       headers={"Accept-Encoding": "identity"},
     )
   content_type = request.headers.get("content-type", "")
@@ -127,7 +127,7 @@ def media_type(request: Request) -> str:
 
 
 def _require_utf8(request: Request) -> None:
-  """Refuse other charsets, because decoding them may take long, or fail."""
+  """Raise status 415 for charsets whose decoding may take long, or fail."""
   content_type = request.headers.get("content-type", "")
   charset = parse_options_header(content_type)[1].get(b"charset", b"utf-8")
   if charset.lower() not in (b"utf-8", b"utf8"):
@@ -138,10 +138,10 @@ def _require_utf8(request: Request) -> None:
 def parse_json(
   model: type[_Model], body: bytes, most_commas: int = _MOST_OTHER_COMMAS
 ) -> _Model:
-  """Parse JSON with a limit on commas (base64 has none), and so on values."""
+  """Parse JSON; limit its values by counting commas (base64 has no comma)."""
   if body.count(b",") > most_commas:
     raise RequestError(
-      413, f"the JSON has more than {most_commas} commas, so too many values."
+      413, f"the JSON has too many values: more than {most_commas} commas."
     )
   if body.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
     raise RequestError(422, "the body is UTF-16: expected JSON in UTF-8.")
@@ -153,7 +153,7 @@ def parse_json(
 
 
 def _problem(error: ValidationError) -> str:
-  """Describe the first problem, without quoting the input."""
+  """Describe the first problem of a body, without quoting the body."""
   first, *further = error.errors(include_input=False, include_url=False)
   place = shortened(".".join(map(str, first["loc"])), 100) or "the body"
   more = f" (and {len(further)} more problems)" if further else ""
@@ -186,15 +186,15 @@ def _decoded(image: ImageData) -> UploadedImage:
     return UploadedImage(
       name,
       b"",
-      "its data are no base64: expected A-Z, a-z, 0-9, '+' and '/', and '=' at "
-      "the end up to a multiple of 4",
+      "its data are not valid base64: expected A-Z, a-z, 0-9, '+' and '/', and "
+      "'=' at the end up to a multiple of 4 characters",
     )
 
 
 def _base64(text: str) -> bytes:
   """Decode base64, which may have line breaks or be a data URL.
 
-  Decode MiB by MiB, because no other thread runs during a call.
+  Decode MiB by MiB, because a call of `b64decode` blocks all other threads.
   """
   url = _DATA_URL.match(text)
   start = url.end() if url else 0
@@ -229,14 +229,14 @@ class _FormParser(MultiPartParser):
     async for part in stream:
       yield part
     if not self._is_whole:
-      raise MultiPartException("it is cut, its last boundary is missing.")
+      raise MultiPartException("the last boundary is missing (truncated?).")
 
 
 async def _read_form(request: Request, max_images: int) -> PredictRequest:
   parser = _FormParser(
     request.headers,
     request.stream(),
-    # Accept one file too many, so that `_require_few` refuses it in our words.
+    # Allow one file too many, so that the error comes from `_require_few`.
     max_files=max_images + 1,
     max_fields=_MOST_FIELDS,
     max_part_size=_MOST_FIELD_BYTES,
@@ -255,7 +255,7 @@ async def _read_form(request: Request, max_images: int) -> PredictRequest:
     await form.close()
   top, original = form.get("top"), form.get("original", "false")
   values = {
-    "images": [{"data": ""}],
+    "images": [{"data": ""}],  # placeholder: `PredictBody` needs an image
     "tasks": tasks,
     "top": top or None,
     "original": original or False,
@@ -279,11 +279,11 @@ async def _form_images(
     if name not in _FORM_FIELDS:
       raise RequestError(
         422,
-        f"the form has a field {brief(name)}, expected files named 'images', "
-        "and 'tasks', 'top' or 'original'.",
+        f"the form has an unknown field {brief(name)}: expected 'images' "
+        "(files), 'tasks', 'top' or 'original'.",
       )
     if name in ("top", "original") and len(form.getlist(name)) > 1:
-      raise RequestError(422, f"{name}: the form has it twice.")
+      raise RequestError(422, f"{name}: the form has this field twice.")
   files = form.getlist("images")
   _require_few(len(files), max_images)
   if not files or not all(isinstance(file, UploadFile) for file in files):
@@ -306,9 +306,11 @@ def _form_tasks(form: FormData) -> list[str] | None:
   if not fields:
     return None
   if any(isinstance(field, UploadFile) for field in fields):
-    raise RequestError(422, "tasks: expected names, separated by commas.")
+    raise RequestError(
+      422, "tasks: got a file, expected names separated by commas."
+    )
   if sum(str(text).count(",") + 1 for text in fields) > MOST_TASKS:
-    raise RequestError(413, f"tasks: more than {MOST_TASKS} names.")
+    raise RequestError(413, f"tasks has more than {MOST_TASKS} names.")
   names = [name.strip() for text in fields for name in str(text).split(",")]
   return [name for name in names if name]
 
@@ -316,5 +318,5 @@ def _form_tasks(form: FormData) -> list[str] | None:
 def _require_few(count: int, most: int) -> None:
   if count > most:
     raise RequestError(
-      413, f"more than {most} images: send them in several requests."
+      413, f"the request has more than {most} images: send several requests."
     )

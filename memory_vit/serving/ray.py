@@ -2,11 +2,11 @@
 
   serve run memory_vit.serving.ray:application backbone=... task=...
 
-Its arguments are the fields of `Scaling`, and the flags of `memory-vit serve`
+The arguments are the fields of `Scaling`, and the flags of `memory-vit serve`
 with the same names, defaults and rules.
 """
 
-# Annotations must be classes, not strings, because `options` reads them.
+# No `from __future__ import annotations`: `options` needs classes, not text.
 
 import dataclasses
 import warnings
@@ -24,7 +24,7 @@ from memory_vit.runtime.options import Choice, Number, Option, option
 from memory_vit.serving.server_log import log_to_stderr
 from memory_vit.serving.settings import ServerSettings
 
-with epy.lazy_imports():  # used in replicas, or after arguments are checked
+with epy.lazy_imports():  # needed only after arguments are checked
   from PIL import Image
   from ray import serve
 
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
   from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 NAME = "MemoryViT"
-# Fields of `PredictorConfig` that are arguments; the one for `tasks` is `task`.
+# Arguments that are fields of `PredictorConfig`; only `tasks` is called `task`.
 _MODEL = (
   "backbone", "tasks", "dtype", "batch_sizes", "image_size", "slots", "cells",
   "classes", "memory_mib",
 )  # fmt: skip
-# Without "auto", which can differ between the machines of the replicas.
+# "auto" is not allowed: it could differ between the machines of the replicas.
 _DTYPES = Choice(("float32", "bfloat16"))
 # Flags of `memory-vit serve` that replicas lack, and where to set them instead.
 _ELSEWHERE = {
@@ -50,8 +50,8 @@ _ELSEWHERE = {
   "timeout_keep_alive": "http_options of the config file, keep_alive_timeout_s",
 }
 _NOT_SHARED = (
-  "tasks cannot be changed here: replicas share them by state_dir, which was "
-  "not given."
+  "tasks cannot be changed here: replicas share tasks through state_dir, which "
+  "is not set."
 )
 
 
@@ -60,39 +60,39 @@ class Scaling:
   """The number of replicas, and the resources of each."""
 
   num_replicas: int = option(
-    1, Number(1, 10_000, "replicas"), "replicas, if their number is fixed"
+    1, Number(1, 10_000, "replicas"), "number of replicas, if max_replicas is 0"
   )
   max_replicas: int = option(
     0,
     Number(0, 10_000, "replicas; 0: their number is fixed"),
-    "most replicas under load; their number then changes, and num_replicas has "
-    "no effect",
+    "maximum number of replicas; if above 0, their number follows the load, "
+    "and num_replicas has no effect",
   )
   min_replicas: int = option(
-    1, Number(0, 10_000, "replicas"), "fewest replicas, without load"
+    1, Number(0, 10_000, "replicas"), "minimum number of replicas, without load"
   )
   target_ongoing_requests: float = option(
     8.0,
     Number(0, 65_536, "requests", positive=True),
-    "requests at work in each replica that autoscaling aims at",
+    "number of requests in progress per replica that autoscaling aims at",
   )
-  num_cpus: float = option(1.0, Number(0, 65_536, "CPUs"), "CPUs of a replica")
+  num_cpus: float = option(1.0, Number(0, 65_536, "CPUs"), "CPUs per replica")
   num_gpus: float = option(
-    0.0, Number(0, 1_024, "GPUs, or a share of one"), "GPUs of a replica"
+    0.0, Number(0, 1_024, "GPUs, or a share of one"), "GPUs per replica"
   )
 
   def __post_init__(self) -> None:
     options.require(self)
     if self.max_replicas and self.min_replicas > self.max_replicas:
       raise ConfigError(
-        f"min_replicas is {self.min_replicas}, expected at most max_replicas, "
-        f"{self.max_replicas}."
+        f"min_replicas is {self.min_replicas}, expected at most "
+        f"{self.max_replicas} (max_replicas)."
       )
 
 
 @dataclasses.dataclass(frozen=True)
 class Deployed:
-  """Configuration of a deployment: the model, the server, and its scaling."""
+  """Configuration of a deployment: settings of model, server and scaling."""
 
   model: PredictorConfig
   server: ServerSettings
@@ -100,7 +100,7 @@ class Deployed:
 
 
 def application(arguments: dict[str, Any]) -> "serve.Application":
-  """Build the application of Ray Serve.
+  """Build the Ray Serve application.
 
   Args:
     arguments: {name: value}; values may be strings, with commas for lists.
@@ -130,7 +130,9 @@ def deployed(arguments: Mapping[str, Any]) -> Deployed:
   table = arguments_table()
   for name in arguments:
     if name in _ELSEWHERE:
-      raise ConfigError(f"{name} is not of a replica: see {_ELSEWHERE[name]}.")
+      raise ConfigError(
+        f"{name} does not apply to replicas: see {_ELSEWHERE[name]}."
+      )
     if name not in table:
       raise ConfigError(options.unknown("the application", name, table))
   if "backbone" not in arguments:
@@ -140,27 +142,27 @@ def deployed(arguments: Mapping[str, Any]) -> Deployed:
     if isinstance(text := values.get(name), str):
       values[name] = text.split(",")
 
-  def made(cls: Any, names: Mapping[str, str]) -> Any:
+  def validated(cls: Any, names: Mapping[str, str]) -> Any:
     fields = {f: values[name] for f, name in names.items() if name in values}
     try:
       return pydantic.TypeAdapter(cls).validate_python(fields)
     except pydantic.ValidationError as error:
       first = error.errors(include_url=False)[0]
-      if not first["loc"]:  # raised by the dataclass itself
+      if not first["loc"]:  # the error was raised by `__post_init__`
         raise ConfigError(str(first["ctx"]["error"])) from None
       name = names[str(first["loc"][0])]
       raise ConfigError(
         messages.refusal(name, values[name], table[name].expected)
       ) from None
 
-  model = made(
+  model = validated(
     PredictorConfig,
     {name: "task" if name == "tasks" else name for name in _MODEL},
   )
   if not _DTYPES.accepts(model.dtype):
     raise ConfigError(messages.refusal("dtype", model.dtype, _DTYPES.expected))
   server, scaling = (
-    made(cls, {name: name for name in options.table(cls)})
+    validated(cls, {name: name for name in options.table(cls)})
     for cls in (ServerSettings, Scaling)
   )
   return Deployed(model, server, scaling)
@@ -175,7 +177,7 @@ def with_whole_paths(what: Deployed) -> Deployed:
 
   model, server = what.model, what.server
   source = model.backbone
-  if Path(source).expanduser().exists():  # else a short name
+  if Path(source).expanduser().exists():  # else a short name of a backbone
     source = whole(source)
   return dataclasses.replace(
     what,
@@ -194,7 +196,7 @@ def with_whole_paths(what: Deployed) -> Deployed:
 
 
 def deployment_options(what: Deployed) -> dict[str, Any]:
-  """Return options of Ray Serve; a config file can override each of them."""
+  """Return options of Ray Serve; its config file can override each option."""
   scaling, server = what.scaling, what.server
   ray_options: dict[str, Any] = {
     "max_ongoing_requests": server.max_connections,
@@ -229,7 +231,7 @@ def replica_app(what: Deployed) -> "FastAPI":
 
 
 class _ReplicaHeader:
-  """ASGI middleware: adds `x-replica: NAME` to all answers."""
+  """ASGI middleware that adds the header `x-replica: NAME` to all answers."""
 
   def __init__(self, app: "ASGIApp", name: str) -> None:
     self._app, self._header = app, (b"x-replica", name.encode())
@@ -246,12 +248,12 @@ class _ReplicaHeader:
 
 
 class Replica:
-  """Class that Ray Serve deploys; it adds a health check to the application."""
+  """The FastAPI application with a health check, as Ray Serve deploys it."""
 
-  app: "FastAPI"  # provided by `serve.ingress`
+  app: "FastAPI"  # set by `serve.ingress`
 
   async def check_health(self) -> None:
-    """Wait for the warm-up; Ray Serve replaces the replica if this raises."""
+    """Wait for the warm-up; raise if it failed: Ray replaces the replica."""
     service = self.app.state.service
     await service.settled()
     if service.problem:

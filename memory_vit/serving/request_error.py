@@ -1,4 +1,4 @@
-"""The error of a refused request: an HTTP status and one line of reason."""
+"""The error of a refused request: an HTTP status and a reason in one line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from memory_vit.runtime.messages import one_line
 
 
 class RequestError(Exception):
-  """Refusal of a request; `more` has the JSON keys next to "error"."""
+  """Refusal of a request; `more` holds the JSON keys beside "error"."""
 
   def __init__(
     self,
@@ -34,12 +34,12 @@ class RequestError(Exception):
 
 
 def busy(message: str, seconds: float) -> RequestError:
-  """Return status 503, which tells the client to retry after `seconds`."""
+  """Return an error of status 503: the client should retry after `seconds`."""
   return RequestError(
     503, message, headers={"Retry-After": str(max(1, round(seconds)))}
   )
 
 
 def client_left() -> RequestError:
-  """Return nginx's status 499, which only the metrics and the log show."""
+  """Return an error of status 499 (nginx's), seen only in metrics and log."""
   return RequestError(499, "the client left.")

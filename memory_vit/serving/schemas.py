@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, TypeAdapter
 
 from memory_vit.serving.settings import MOST_IMAGES, MOST_OUTPUTS
 
-# A PNG of one red pixel.
+# PNG file of one red pixel, in base64.
 _RED_PIXEL = (
   "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLv"
   "AAAAAElFTkSuQmCC"
@@ -18,7 +18,7 @@ MOST_WEIGHTS = 2**20  # attention weights in one answer: about 9 MiB
 IMAGES_SHAPE = '{"images": [{"name": "a.jpg", "data": BASE64}]}'
 
 
-# Writes JSON five times as fast as `json`; both block all other threads.
+# pydantic writes JSON five times as fast as `json`; both block other threads.
 json_bytes = TypeAdapter(Any).dump_json
 
 
@@ -27,16 +27,16 @@ class _Strict(BaseModel):
 
 
 class ImageData(_Strict):
-  """An image file in base64, with a name that is repeated in the answer."""
+  """An image file in base64, and a name that is repeated in the answer."""
 
   name: str = Field(default="", max_length=1_000)
   data: str = Field(
-    description="The file in base64: JPEG, PNG, WebP, BMP or GIF."
+    description="A JPEG, PNG, WebP, BMP or GIF file, in base64."
   )
 
 
 class PredictBody(_Strict):
-  """Images, and which tasks and how many classes or labels to return."""
+  """Images, the tasks that answer, and how many classes or labels to return."""
 
   model_config = ConfigDict(
     extra="forbid",
@@ -58,20 +58,19 @@ class PredictBody(_Strict):
     default=None,
     min_length=1,
     max_length=MOST_TASKS,
-    description="Names of tasks; by default all.",
+    description="Names of tasks; by default all tasks.",
   )
   top: int | None = Field(
     default=None,
     ge=1,
     le=MOST_OUTPUTS,
-    description="Most classes or labels of a task in the answer to an image; "
-    "by default --top classes, and all labels at or above their thresholds. "
-    f"All images and tasks together may have {MOST_OUTPUTS:,} classes, labels "
-    "and values.",
+    description="Maximum number of classes or labels per task and image; by "
+    "default --top classes, or all labels at or above their thresholds. An "
+    f"answer has at most {MOST_OUTPUTS:,} classes, labels and values in all.",
   )
   original: bool = Field(
     default=False,
-    description="Whether to return the classes of the backbone's own head.",
+    description="Whether to also return classes of the backbone's own head.",
   )
 
 
@@ -90,7 +89,7 @@ class TaskSetName(BaseModel):
 
   digest: str
   tasks: dict[str, str] = Field(
-    description="The digest of each task, of its parameters and outputs."
+    description="{name: digest of the task's parameters, classes and kind}."
   )
 
 
@@ -108,12 +107,12 @@ class GuessedClass(BaseModel):
 
 
 class JudgedClasses(BaseModel):
-  """Classes of a task that can also judge that an image is of none of them."""
+  """Most probable classes, and whether the image belongs to no known class."""
 
   classes: list[GuessedClass]
   unknown: bool = Field(
-    description="Whether the image is of none of the classes: its known_score "
-    "is below the threshold of the task."
+    description="Whether the image belongs to none of the classes: its "
+    "known_score is below the threshold of the task."
   )
   known_score: float = Field(description="The largest logit.")
 
@@ -137,17 +136,17 @@ class PredictedValue(BaseModel):
 
   name: str
   value: float
-  unit: str = Field(description="Empty if it has none.")
+  unit: str = Field(description="Empty if the value has no unit.")
 
 
 class PredictedValues(BaseModel):
-  """All values of a task, in its order."""
+  """All values of a task, in the task's order."""
 
   values: list[PredictedValue]
 
 
 class PredictedImage(BaseModel):
-  """The answer of each task to an image, or why the image cannot be read."""
+  """The answers of all tasks to an image, or why the image cannot be read."""
 
   name: str
   tasks: (
@@ -158,8 +157,8 @@ class PredictedImage(BaseModel):
     | None
   ) = Field(
     default=None,
-    description="Depending on the kind of a task, its most probable classes, "
-    "its labels, or its values.",
+    description="{name: most probable classes, labels or values, depending on "
+    "the kind of the task}.",
   )
   original: list[GuessedClass] | None = None
   task_errors: dict[str, str] | None = Field(
@@ -170,20 +169,20 @@ class PredictedImage(BaseModel):
 
 
 class PredictAnswer(BaseModel):
-  """The answers to all images of a request, by one set of tasks."""
+  """The answers to all images of a request, all from one set of tasks."""
 
   task_set: TaskSetName
   images: list[PredictedImage] = Field(
-    description=f"With at most {MOST_OUTPUTS:,} classes, labels and values "
-    "together; more are refused with status 413."
+    description=f"Requests for more than {MOST_OUTPUTS:,} classes, labels and "
+    "values in all are refused with status 413."
   )
 
 
 class Attention(BaseModel):
-  """What the token of a task attends to, in each of l layers.
+  """Attention weights of the token of a task, in each of l layers.
 
-  The weights of a layer sum to 1: `patches` (row by row), `class_token` (with
-  registers), and `rest` (memory cells and tokens of tasks).
+  In each layer the weights sum to 1 over `patches` (row by row), `class_token`
+  (with registers) and `rest` (memory cells and tokens of tasks).
   """
 
   class_token: list[float]
@@ -192,14 +191,14 @@ class Attention(BaseModel):
 
 
 class AttentionAnswer(BaseModel):
-  """The attention of tasks in one image, and the image as the model sees it."""
+  """Attention of tasks in one image, and the image as the model sees it."""
 
   task_set: TaskSetName
   view: str = Field(description="The prepared image, as a data URL (PNG).")
   rows: int
   columns: int
   tasks: dict[str, Attention] = Field(
-    description=f"With at most {MOST_WEIGHTS:,} weights together; more are "
+    description=f"Requests for more than {MOST_WEIGHTS:,} weights in all are "
     "refused with status 413."
   )
 
@@ -218,20 +217,20 @@ class ServedKind(BaseModel):
   units: list[str] | None = None
   temperature: float = Field(
     default=1.0,
-    description="Outputs are divided by it before they become probabilities.",
+    description="Divides outputs before they are turned into probabilities.",
   )
   unknown: float | None = Field(
     default=None,
-    description="The known_score below which an image is of no class.",
+    description="An image with a known_score below it belongs to no class.",
   )
 
 
 class ServedTask(BaseModel):
-  """A task that answers now; `GET /v1/tasks` omits its per-output lists."""
+  """A task that answers now; `GET /v1/tasks` omits some of its details."""
 
   name: str
   slot: int
-  classes: int = Field(description="Number of its outputs.")
+  classes: int = Field(description="Number of outputs of the task.")
   kind: ServedKind
   class_names: list[str] | None = None
   cells: int
@@ -250,19 +249,20 @@ class TasksAnswer(BaseModel):
   changes: bool = Field(
     description="Whether a client with the token can change tasks."
   )
-  max_images: int = Field(description="Most images of one request.")
+  max_images: int = Field(description="Maximum number of images per request.")
 
 
 class ChangeAnswer(BaseModel):
-  """A change that was made, and that is in effect on this server."""
+  """A completed change of tasks, which is in effect on this server."""
 
   action: str
   name: str
   digest: str = Field(
-    description="Digest of the new or removed task; empty if it did not answer."
+    description="Digest of the new or removed task; empty if a removed task "
+    "did not answer."
   )
   grew: bool = Field(
-    description="Whether the new set runs other programs than the old one."
+    description="Whether the new tasks run other programs than the old tasks."
   )
   compiled: int
 
@@ -310,15 +310,15 @@ def _predict_body() -> dict[str, Any]:
   }
 
 
-# OpenAPI schemas of the bodies that routes read themselves, without FastAPI.
+# OpenAPI descriptions of bodies that routes read without FastAPI's parsing.
 PREDICT_BODY = {
   "parameters": [
     {
       "name": "x-wait-for",
       "in": "header",
       "schema": {"type": "string"},
-      "description": "NAME=DIGEST: wait until this task answers; or NAME=none: "
-      "until it does not.",
+      "description": "NAME=DIGEST waits until the task with this digest "
+      "answers; NAME=none waits until the task no longer answers.",
     }
   ],
   "requestBody": {"required": True, "content": _predict_body()},

@@ -1,7 +1,7 @@
 """The server's log on stderr: a line for each request and each change of tasks.
 
-Of the text that clients send, the log shows only task names and what refusals
-quote, both escaped and shortened.
+Of the text that clients send, the log shows only task names and the parts that
+error messages quote, escaped and shortened.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ def audit(action: str, name: str, client: str, outcome: str) -> None:
 
 
 def client_of(scope: Scope) -> str:
-  """Return the address of the client's socket, because headers may lie."""
+  """Return the client's address from its socket: headers can be forged."""
   client = scope.get("client")
   return f"{client[0]}:{client[1]}" if client else "unknown"
 
 
 class RequestLog:
-  """ASGI middleware: logs and counts requests by route, not by path."""
+  """ASGI middleware that logs and counts requests by route, not by path."""
 
   def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
     self._app, self._metrics = app, metrics

@@ -1,4 +1,4 @@
-"""State that the routes of a server share, from its warm-up to its end."""
+"""State that the routes of a server share, from warm-up to shutdown."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Service:
     self, predictor: Predictor, settings: ServerSettings, refuse_changes: str
   ) -> None:
     self.stopping = False
-    self.problem = ""  # why the warm-up failed, in one line
+    self.problem = ""  # why the warm-up failed, in one line, or ""
     self.predictor = predictor
     self.settings = settings
     self.metrics = Metrics(predictor.backbone.config.dtype)
@@ -47,7 +47,7 @@ class Service:
     self.follower = TaskFollower(predictor, folder)
     self.task_root = TaskRoot(settings.task_root)
     self.changes = ChangeThread(self.metrics.change)
-    self.refuse_changes = refuse_changes  # the reason, or "" if allowed
+    self.refuse_changes = refuse_changes  # why changes are refused, or ""
     self._answering: Answering | None = None
     self._attention = AttentionService(predictor, settings.timeout)
     self.compiler = BackgroundCompiler(predictor, self._attention)
@@ -76,18 +76,18 @@ class Service:
     return self._once_warm(self._attention)
 
   def _once_warm(self, part: _Part | None) -> _Part:
-    """Return the part; raise status 503 until a batch size is compiled."""
+    """Return the part; raise status 503 until the warm-up has succeeded."""
     if part is None or not self._warm:
       raise busy(f"the server is {self.state}.", BUSY_SECONDS)
     return part
 
   def close(self) -> None:
-    """End changes of tasks; remove the folder of tasks if it is temporary."""
+    """Stop changing tasks; remove the folder of tasks if it is temporary."""
     self.follower.close()
 
   @contextlib.asynccontextmanager
   async def running(self) -> AsyncIterator[None]:
-    """Warm up in the background; at the end, stop without joining threads."""
+    """Warm up in the background; on exit, stop without joining threads."""
     self._answering = Answering(self.predictor, self.settings, self.metrics)
     tasks = [
       asyncio.create_task(work)
@@ -111,7 +111,7 @@ class Service:
       await asyncio.to_thread(self.follower.look)
     except Exception as error:
       self.problem = one_line(str(error)) or type(error).__name__
-      logger.exception("the warm-up failed; /healthz says so")
+      logger.exception("the warm-up failed; /healthz reports the failure")
     else:
       self._warm = True
       logger.info(
@@ -132,16 +132,16 @@ class Service:
     predictor, watch = self.predictor, self.metrics.watch
     watch(
       "queue_images",
-      "Images that were taken and are not yet answered.",
+      "Images of accepted requests that are not yet answered.",
       lambda: self._answering.taken if self._answering else 0,
     )
     watch(
       "compilations",
-      "Programs that requests and changes compiled.",
+      "Programs that were compiled by requests and by changes of tasks.",
       lambda: predictor.compilations + self._attention.compilations,
     )
     watch("tasks", "Tasks that answer.", lambda: len(predictor.task_set.names))
-    watch("ready", "1 if it is ready, else 0.", lambda: self.state == "ready")
+    watch("ready", "1 if ready, else 0.", lambda: self.state == "ready")
 
 
 async def _return_memory() -> None:
@@ -151,8 +151,8 @@ async def _return_memory() -> None:
 
 
 def trim_memory() -> None:
-  """Return freed memory to the system; glibc keeps it after large forms."""
-  # Commands make Python's garbage collection rare. Without a full collection, a
+  """Return freed memory to the system, which glibc would otherwise keep."""
+  # Our commands make garbage collection rare. Without a full collection, a
   # server kept 300 MiB of forms that it had refused (`benchmarks.attacks`).
   gc.collect()
   with contextlib.suppress(AttributeError, OSError, TypeError):

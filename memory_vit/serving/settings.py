@@ -13,9 +13,9 @@ from memory_vit.runtime.options import Number, Text, option
 
 MIB = 2**20
 MOST_IMAGES = 4096
-# Maximum number of classes, labels and values in one answer. No other thread
-# runs while JSON is written, so /healthz waits: 8 ms on a core of 2026, and
-# less than 50 ms on two busy cores that are half as fast.
+# Maximum number of classes, labels and values in one answer. Writing its JSON
+# blocks all other threads, so /healthz waits: 8 ms on a core of 2026, and less
+# than 50 ms on two busy cores that are half as fast.
 MOST_OUTPUTS = 50_000
 _DAY = 86_400
 _HOST = r"([\w.-]+|\[[0-9a-fA-F:.]+\]|\*)"
@@ -35,8 +35,8 @@ class ServerSettings:
   """Limits, timeouts and paths of a server; strings and numbers only.
 
   Raises:
-    ConfigError: for a value that its rule refuses, and for limits that
-      contradict each other.
+    ConfigError: for a value that breaks the rule of its field, and for limits
+      that contradict each other.
   """
 
   token_file: str | None = _path(
@@ -44,61 +44,62 @@ class ServerSettings:
     "readable by others; without it tasks cannot be changed"
   )
   task_root: str | None = _path(
-    "directory below which clients may add tasks of this machine by their path"
+    "directory from which clients may add tasks of this machine by path"
   )
   state_dir: str | None = _path(
     "directory that stores the tasks for the next start, and shares them "
-    "between servers; without it changes of tasks end with the server"
+    "between servers; without it changes of tasks are lost when the server ends"
   )
   allowed_hosts: str | None = option(
     None,
     _HOSTS,
-    "host names, separated by commas, that requests may ask for beside "
-    "localhost, 127.0.0.1 and [::1]. '*' is any name, and the default if "
-    "--host lets other machines in",
+    "host names that requests may use, separated by commas; localhost, "
+    "127.0.0.1 and [::1] are always allowed. '*' allows any name, and is the "
+    "default if --host admits other machines",
     metavar="NAME,NAME",
   )
   wait_ms: float = option(
     5.0,
     Number(0, 10_000, "milliseconds"),
-    "milliseconds that decoded images wait for images of other requests that "
-    "are being decoded, to share a batch",
+    "milliseconds that decoded images wait, so that images of other requests "
+    "that are being decoded share their batch",
   )
   max_queue: int = option(
     256,
     Number(1, 2**20, "images"),
-    "most images without an answer yet; further requests get status 503 with "
-    "Retry-After",
+    "maximum number of images that wait for an answer; further requests get "
+    "status 503 with Retry-After",
   )
   max_images: int = option(
-    32, Number(1, MOST_IMAGES, "images"), "most images of one request"
+    32, Number(1, MOST_IMAGES, "images"), "maximum number of images per request"
   )
   max_megapixels: int = option(
     256,
     Number(1, 2**20, "megapixels"),
-    "most megapixels of one request, by the headers of its images",
+    "maximum megapixels per request, as stated in the headers of its images",
   )
   max_body_mib: int = option(
-    64, Number(1, 4096, "MiB"), "most MiB of a request's body"
+    64, Number(1, 4096, "MiB"), "maximum MiB of a request's body"
   )
   max_task_mib: int = option(
-    64, Number(1, 16_384, "MiB"), "most MiB of an uploaded task"
+    64, Number(1, 16_384, "MiB"), "maximum MiB of an uploaded task"
   )
   max_held_mib: int = option(
     512,
     Number(1, 2**20, "MiB"),
-    "most MiB of all bodies without an answer yet; further requests get status "
-    "503. Parsing JSON takes about 4 times as much memory",
+    "maximum MiB of all bodies that wait for an answer; further requests get "
+    "status 503. Parsing JSON takes about 4 times as much memory as its body",
   )
   timeout: float = option(
     30.0,
     Number(0, _DAY, "seconds", positive=True),
-    "most seconds from the arrival of images to their answer; then status 504",
+    "maximum seconds from the arrival of images to their answer; slower "
+    "requests get status 504",
   )
   receive_timeout: float = option(
     20.0,
     Number(0, _DAY, "seconds", positive=True),
-    "most seconds for the headers of a request, and again for its body",
+    "maximum seconds for the headers of a request, and again for its body",
   )
   timeout_keep_alive: int = option(
     5,
@@ -108,8 +109,8 @@ class ServerSettings:
   max_connections: int = option(
     512,
     Number(1, 65_536, "connections"),
-    "connections, or requests at work, from which on each request gets status "
-    "503 as plain text, also /healthz and /metrics",
+    "number of connections, or of requests in progress, at which all further "
+    "requests get status 503 as plain text, even /healthz and /metrics",
   )
   grace: int = option(
     30,
@@ -119,7 +120,7 @@ class ServerSettings:
   top: int = option(
     5,
     Number(1, MOST_OUTPUTS, "classes"),
-    "classes of each task of classes, if a request does not say",
+    "number of classes per task of classes, unless a request sets top",
   )
 
   def __post_init__(self) -> None:
@@ -132,6 +133,6 @@ class ServerSettings:
       value, limit = getattr(self, name), getattr(self, most)
       if value > limit:
         raise ConfigError(
-          f"{name} is {value}, expected at most {most}, {limit}: such a "
-          "request could never be taken."
+          f"{name} is {value}, expected at most {limit} ({most}): a request of "
+          "this size would always be refused."
         )

@@ -29,14 +29,14 @@ from memory_vit.tasks import store
 
 
 class ChangeThread:
-  """Makes changes in one thread; each has a line in the log and a metric."""
+  """Makes changes one at a time in a thread; logs and counts each change."""
 
   def __init__(self, on_change: Callable[[str], None]) -> None:
     self._on_change = on_change
     self._thread = ThreadPoolExecutor(1, thread_name_prefix="tasks")
 
   async def run(self, client: str, make: Callable[[], Changed]) -> Changed:
-    """Make a change, even if the client leaves meanwhile."""
+    """Make a change in the thread, even if the client leaves meanwhile."""
 
     def make_and_log() -> Changed:
       changed = make()
@@ -49,7 +49,7 @@ class ChangeThread:
     return await loop.run_in_executor(self._thread, make_and_log)
 
   def close(self) -> None:
-    """Stop; a change in progress is either made fully or not at all."""
+    """Stop; a change in progress is made either fully or not at all."""
     self._thread.shutdown(wait=False, cancel_futures=True)
 
 
@@ -62,11 +62,11 @@ class TaskRoot:
       self._root = paths.local(task_root, "--task_root").resolve()
       if not self._root.is_dir():
         raise ConfigError(
-          f"--task_root is {brief(task_root)}, which is no directory."
+          f"--task_root is {brief(task_root)}, which is not a directory."
         )
 
   def content(self, text: str, backbone: Backbone) -> bytes:
-    """Load the task at a path; return the bytes of a .safetensors file."""
+    """Load the task at a path; return it as bytes of a .safetensors file."""
     path = self._below(text)
     try:
       task = store.load_task(path, backbone)
@@ -82,7 +82,7 @@ class TaskRoot:
     if self._root is None:
       raise RequestError(
         403,
-        "paths of the server cannot be used: it was started without "
+        "tasks cannot be added by path: the server was started without "
         "--task_root=DIR. Upload a .safetensors file of the task.",
       )
     try:
@@ -90,7 +90,7 @@ class TaskRoot:
       exists = path.is_relative_to(self._root) and path.exists()
     except (OSError, RuntimeError, ValueError):
       exists = False
-    if not exists:  # the client must not learn which paths exist elsewhere
+    if not exists:  # for any reason: clients must not learn which paths exist
       raise RequestError(
         422, f"path {brief(text)}: there is no such task below --task_root."
       )
@@ -102,8 +102,8 @@ def logging_refusals(action: str, name: str, client: str) -> Iterator[None]:
   """Log why a change fails, and raise the `RequestError` for the client."""
   try:
     yield
-  except asyncio.CancelledError:  # the thread may still make and log it
-    audit(action, name, client, "cut off before its answer")
+  except asyncio.CancelledError:  # the thread may still make the change
+    audit(action, name, client, "cancelled before its answer")
     raise
   except Exception as error:
     refusal = _refusal(error, action)
@@ -126,7 +126,8 @@ def _refusal(error: Exception, action: str) -> RequestError:
       reason = cause.strerror or type(cause).__name__
       return RequestError(
         507 if is_full else 500,
-        f"the folder of tasks cannot be read or written ({reason}): no change.",
+        f"the folder of tasks cannot be read or written ({reason}): no change "
+        "was made.",
       )
   if isinstance(error, MemoryVitError):
     return RequestError(500, f"{error} Nothing has changed.")

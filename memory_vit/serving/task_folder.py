@@ -5,8 +5,8 @@ STATE/.part.safetensors        a task that a change is checking
 STATE/.new/                    the first tasks, while they are written
 STATE/.lock                    held during a change, and never removed
 
-One rename publishes a file, or all first tasks. If a killed process leaves
-`.part.safetensors` or `.new/` behind, the next change or start removes it.
+One rename publishes a task, or all first tasks at once. If a killed process
+leaves `.part.safetensors` or `.new/`, the next change or start removes it.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from memory_vit.serving.request_error import busy
 from memory_vit.tasks import store
 
 _SUFFIX = ".safetensors"
-_LOCK_SECONDS = 30.0  # maximum wait for another change, which may compile
-# Inode, size and modification time of a file: they differ once it is replaced.
+_LOCK_SECONDS = 30.0  # maximum wait for another change, which may be compiling
+# Inode, size and modification time of a file; replacing the file changes them.
 Stamp = tuple[int, int, int]
 logger = logging.getLogger(__name__)
 
 
 class TaskFolder:
-  """Lists the files of tasks, and changes one at a time under a lock."""
+  """Lists and changes the task files of a folder, one change at a time."""
 
   def __init__(self, state_dir: str | None) -> None:
-    """Create the directory, or a temporary directory if there is no path."""
+    """Create the directory, or a temporary directory if `state_dir` is None."""
     self.close: Callable[[], object] = lambda: None
     if state_dir is None:
       self.root = Path(tempfile.mkdtemp(prefix="memory_vit_serve-"))
@@ -59,7 +59,7 @@ class TaskFolder:
       return
     new = self.root / ".new"
     with files.writing(self.root), self.changing():
-      if self._tasks.is_dir():  # another process came first
+      if self._tasks.is_dir():  # another process has just written its tasks
         return
       shutil.rmtree(new, ignore_errors=True)
       try:
@@ -78,7 +78,7 @@ class TaskFolder:
   def stamps(self) -> dict[str, Stamp]:
     """Return {task name: stamp of its file}.
 
-    A result may mix files of two moments; two equal results in a row do not.
+    One listing may mix old and new files; two equal listings in a row do not.
     """
     stamps = {}
     try:
@@ -90,14 +90,14 @@ class TaskFolder:
               stamps[escaped(entry.name.removesuffix(_SUFFIX))] = stamp
     except OSError as error:
       raise ConfigError(
-        f"{self._tasks} cannot be read ({error.strerror}): put back what was "
-        "there, or give another --state_dir."
+        f"{self._tasks} cannot be read ({error.strerror}): restore this "
+        "directory, or give another --state_dir."
       ) from error
     return stamps
 
   @contextlib.contextmanager
   def changing(self) -> Iterator[None]:
-    """Hold the lock of all changes while the body runs; then remove `part`."""
+    """Hold the lock on changes while the body runs; remove leftover `part`."""
     until = time.monotonic() + _LOCK_SECONDS
 
     def wait(owner: str) -> None:
@@ -112,24 +112,24 @@ class TaskFolder:
         self.part.unlink(missing_ok=True)
 
   def show_part(self, name: str) -> None:
-    """Publish the synced `part` as a task's file; the lock must be held."""
+    """Publish the synced `part` as a task's file; the caller holds the lock."""
     self.part.replace(self.path(name))
     self._sync()
 
   def remove(self, name: str) -> None:
-    """Remove the file of a task; the lock must be held."""
+    """Remove the file of a task; the caller holds the lock."""
     self.path(name).unlink()
     self._sync()
 
   def _sync(self) -> None:
     try:
       files.sync(self._tasks)
-    except OSError as error:  # all servers see the change anyway
-      logger.warning("%s cannot be synchronized: %s", self._tasks, error)
+    except OSError as error:  # servers see the change, but a crash may undo it
+      logger.warning("%s cannot be synced to disk: %s", self._tasks, error)
 
 
 def _about(entry: os.DirEntry[str]) -> os.stat_result:
-  """Return the status of a file, or of the link itself if it is broken."""
+  """Return the `stat` of a file, or of the link if the link is broken."""
   try:
     return entry.stat()
   except OSError:

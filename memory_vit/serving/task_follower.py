@@ -43,7 +43,7 @@ _WAIT_SECONDS = 0.05  # between checks while a request waits for a change
 # Seconds between attempts to load tasks that could not be loaded.
 _AGAIN_SECONDS = 10.0
 NO_TASK = "none"  # the digest of a task that does not answer
-ALL_TASKS = "*"  # key in `problems` for the folder or set as a whole
+ALL_TASKS = "*"  # key in `problems` for a problem of the whole folder or set
 logger = logging.getLogger(__name__)
 
 
@@ -63,7 +63,7 @@ class Changed:
 
 
 class _Stored(NamedTuple):
-  """Task file: the last task loaded from it, and why loading fails now."""
+  """A task file, the last task loaded from it, and why loading fails now."""
 
   stamp: Stamp
   task: Task | None
@@ -74,12 +74,12 @@ class TaskFollower:
   """Lets a predictor answer with the tasks of a folder, and changes the folder.
 
   Attributes:
-    problems: {task name: why its file does not answer here}; a problem of
-      `ALL_TASKS` keeps all changes of the folder from answering.
+    problems: {task name: why its file does not answer here}; a problem under
+      `ALL_TASKS` keeps all changes of the folder from taking effect.
   """
 
   def __init__(self, predictor: Predictor, folder: TaskFolder) -> None:
-    """Show the tasks of the folder; a new folder gets the predictor's tasks."""
+    """Serve the folder's tasks; a new folder gets the predictor's tasks."""
     self.problems: dict[str, str] = {}
     self._predictor, self._folder = predictor, folder
     self._lock = threading.Lock()  # always taken after the lock of the folder
@@ -91,21 +91,21 @@ class TaskFollower:
     initial = predictor.task_set
     try:
       folder.begin(initial.by_slot.values())
-    except RequestError as error:  # another server is writing many first tasks
+    except RequestError as error:  # another server is still writing its tasks
       raise ConfigError(f"--state_dir: {error.message}") from error
     self._refresh()
     self._require_usable(initial)
 
   def close(self) -> None:
-    """Show no further changes, and remove the folder if it is temporary.
+    """Ignore further changes, and remove the folder if it is temporary.
 
     This does not wait for the work of other threads.
     """
-    self._closed = True  # first, so that removed files do not count as changes
+    self._closed = True  # first, so that `look` ignores the removal of files
     self._folder.close()
 
   async def follow(self) -> None:
-    """Look into the folder once a second, until this is cancelled."""
+    """Check the folder for changes once a second, until cancelled."""
     while True:
       await asyncio.to_thread(self.look)
       with contextlib.suppress(TimeoutError):
@@ -126,7 +126,7 @@ class TaskFollower:
       await asyncio.sleep(_WAIT_SECONDS)
 
   def look(self) -> None:
-    """Show the tasks of the folder if they changed, or record the problem."""
+    """Serve the tasks of the folder if they changed, or record the problem."""
     with self._lock:
       try:
         stamps = self._folder.stamps()
@@ -135,7 +135,7 @@ class TaskFollower:
           return
         self._tried, self._again = stamps, time.monotonic() + _AGAIN_SECONDS
         self._refresh()
-      except Exception as error:  # such as out of memory
+      except Exception as error:  # for example, out of memory
         if self._closed:
           return
         is_ours = isinstance(error, MemoryVitError)
@@ -194,7 +194,7 @@ class TaskFollower:
       yield self._predictor.task_set
 
   def _refresh(self) -> None:
-    """Show the tasks of the folder, reading only changed files."""
+    """Serve the tasks of the folder; read only changed files."""
     # Repeat until two listings agree, so that no change is half visible.
     seen = None
     while seen != (stamps := self._folder.stamps()):
@@ -214,7 +214,7 @@ class TaskFollower:
       return known
     try:
       if not is_name(name):
-        raise TaskError(f"its name is no name of a task: expected {NAME_RULE}.")
+        raise TaskError(f"the file's name is invalid: expected {NAME_RULE}.")
       path = self._folder.path(name)
       return _Stored(stamp, self._loaded(path, name, path.name), "")
     except (MemoryVitError, OSError) as error:
@@ -277,18 +277,18 @@ class TaskFollower:
     return self._predictor.task_set.digests.get(name, NO_TASK)
 
   def _require_usable(self, initial: TaskSet) -> None:
-    """Raise if the folder is for another backbone or preprocessing."""
+    """Raise if the folder has tasks of another backbone or preprocessing."""
     shown, problem = self._predictor.task_set, ""
     if self.problems and not shown.names:
       name, reason = next(iter(self.problems.items()))
       problem = f"has no task that can be loaded here; {name}: {reason}"
     actual, wanted = shown.preprocessing, initial.preprocessing
     if initial.names and shown.names and actual != wanted:
-      problem = f"has tasks of {actual}, and --task of {wanted}."
+      problem = f"has tasks that need {actual}, but --task needs {wanted}."
     if problem:
       raise ConfigError(
         f"--state_dir {self._folder.root} {problem} Give another --state_dir, "
-        "or the same backbone and tasks."
+        "or a backbone and tasks that fit its tasks."
       )
     if unused := [
       name
@@ -296,16 +296,16 @@ class TaskFollower:
       if shown.digests.get(name) != digest
     ]:
       logger.warning(
-        "--state_dir has other tasks than --task, and they answer: %s of "
-        "--task are not used", name_list(unused),
+        "the tasks in --state_dir differ from --task, and only they answer: %s "
+        "of --task are not used", name_list(unused),
       )  # fmt: skip
 
   def _require_finite(self, name: str, ready: TaskSet) -> None:
-    """Raise `TaskError` if the outputs for a grey image are not finite."""
+    """Raise `TaskError` if the task's outputs on grey pixels are not finite."""
     side = self._predictor.backbone.config.image_size
     has_head = bool(self._predictor.backbone.config.num_classes)
     grey = np.zeros((1, side, side, 3), np.float32)
-    # Pass the same options as requests, so that nothing has to be compiled.
+    # Use the options that requests use, so that nothing has to be compiled.
     answer = self._predictor.predict_pixels(
       grey, original=has_head, task_set=ready
     )
@@ -313,7 +313,7 @@ class TaskFollower:
 
 
 def _fitting(tasks: Sequence[Task]) -> tuple[list[Task], dict[str, str]]:
-  """Return the tasks that fit all earlier ones, and {name: why it does not}."""
+  """Return tasks that fit earlier tasks, and {name: problem} of other tasks."""
   with contextlib.suppress(TaskError):
     compose.require_one_pass(tasks)
     return list(tasks), {}

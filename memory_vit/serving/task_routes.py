@@ -33,7 +33,7 @@ from memory_vit.serving.task_follower import Changed
 if TYPE_CHECKING:
   from memory_vit.prediction import TaskSet
 
-# Only describes the token in OpenAPI; `Token` checks it.
+# This only describes the token in OpenAPI: `Token.require` checks the token.
 _BEARER = Depends(HTTPBearer(scheme_name="token", auto_error=False))
 
 
@@ -90,7 +90,7 @@ def add_task_routes(app: FastAPI, service: Service) -> None:
         if action == "put"
         else functools.partial(service.follower.remove, name)
       )
-      await service.settled()  # else the warm-up compiles the same programs
+      await service.settled()  # so that no program is compiled twice
       changed = await service.changes.run(client, make)
     status = 201 if changed.action == "add" else 200
     return JSONResponse(vars(changed), status)
@@ -112,13 +112,13 @@ async def _put(
   raise RequestError(
     415,
     f"the body is {one_line(kind) or 'of no type'}, expected "
-    "application/octet-stream, the bytes of a task's .safetensors file; or "
-    'application/json, {"path": "..."}.',
+    "application/octet-stream (the bytes of a task's .safetensors file) or "
+    'application/json ({"path": "..."}).',
   )
 
 
 def _require_allowed(service: Service, request: Request, name: str) -> None:
-  # Join repeated headers, as HTTP defines; the joined value is never accepted.
+  # Join repeated headers, as HTTP defines: the joined value is no valid token.
   credentials = request.headers.getlist("authorization")
   service.token.require(", ".join(credentials))
   if service.refuse_changes:
@@ -130,7 +130,7 @@ def _require_allowed(service: Service, request: Request, name: str) -> None:
 
 
 def _described(task_set: TaskSet) -> list[dict[str, Any]]:
-  """Describe each task, with its digest as it is in answers."""
+  """Describe each task, with the same digest as in answers."""
   return [
     {**vars(task), "digest": task_set.digests[task.name]}
     for task in task_set.describe()
@@ -144,7 +144,7 @@ def _tasks_json(service: Service) -> dict[str, Any]:
     for task in _described(task_set)
   ]
   for task in tasks:
-    del task["class_names"]  # thousands, in some tasks
+    del task["class_names"]  # some tasks have thousands of class names
   return {
     "task_set": task_set_json(task_set),
     "tasks": tasks,

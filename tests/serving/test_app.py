@@ -410,14 +410,16 @@ REFUSED = {
     raw('{"images": []}'.encode("utf-16")), 422, "the body is UTF-16",
   ),
   "two BOMs": (raw(b"\xef\xbb\xbf" * 2 + b"{}"), 422, "the body: Inv"),
-  "padding in base64": (json_body(images=[{"data": "eA==eA=="}]), 422, "no b"),
+  "padding in base64": (
+    json_body(images=[{"data": "eA==eA=="}]), 422, "not valid b",
+  ),
   "base64 for URLs": (json_body(images=[{"data": "_-8="}]), 422, "'+' and '/'"),
   "no JSON": (raw(b'{"images": '), 422, "the body: Invalid JSON"),
   "deep JSON": (raw(b"[" * 100_000), 422, "the body"),
   "a list": (raw(b"[]"), 422, "the body"),
   "not UTF-8": (raw(b'{"images": "\xff"}'), 422, "the body"),
   "no images": ({"json": {"images": []}}, 422, "images: List should"),
-  "no base64": (json_body(images=[{"data": "%"}]), 422, "no base64"),
+  "no base64": (json_body(images=[{"data": "%"}]), 422, "not valid base64"),
   "a typing error": (json_body(task=["birds"]), 422, "task: Extra"),
   "top": (json_body(top=0), 422, "top: Input should be greater"),
   "top as text": (json_body(top="3"), 422, "top: Input should be a valid int"),
@@ -459,7 +461,7 @@ REFUSED = {
   ),
   "top twice in a form": ({**GOOD, "data": {"top": ["1", "2"]}}, 422, "top"),
   "original twice in a form": (
-    {**GOOD, "data": {"original": ["true", "false"]}}, 422, "has it twice",
+    {**GOOD, "data": {"original": ["true", "false"]}}, 422, "this field twice",
   ),
   "a form cut after an image": (cut_form(-40), 400, "last boundary"),
   "a form cut in an image": (cut_form(80), 400, "last boundary"),
@@ -879,7 +881,7 @@ def test_a_head_is_served_beside_other_tasks(tmp_path):
       assert set(done.json()["tasks"]) == {"birds"}
       done = await http.post("/v1/attention", **GOOD, data={"tasks": "head"})
       assert done.status_code == 422
-      assert "'head', and has no token" in done.json()["error"]
+      assert "'head', which has no token" in done.json()["error"]
       shown = {
         t["name"]: t for t in (await http.get("/v1/tasks")).json()["tasks"]
       }
@@ -910,7 +912,7 @@ def test_a_task_that_composes_with_nothing_is_served_alone(tmp_path):
       assert len(image["original"]) == 5
       done = await http.post("/v1/attention", **GOOD)
       assert done.status_code == 422
-      assert "'probe', and has no token" in done.json()["error"]
+      assert "'probe', which has no token" in done.json()["error"]
       done = await http.put(
         "/v1/tasks/birds", content=task_bytes(BIRDS, tmp_path), headers=BYTES
       )

@@ -60,14 +60,14 @@ def test_texts_are_numbers_and_lists():
     ({"dtype": "auto"}, "dtype is 'auto', expected one of ['float32'"),
     ({"batch_sizes": "8,1"}, "batch_sizes is (8, 1), expected"),
     ({"task": 3}, "task is 3, expected"),
-    ({"port": 8000}, "port is not of a replica: see http_options"),
+    ({"port": 8000}, "port does not apply to replicas: see http_options"),
     ({"num_replicas": 0}, "num_replicas is 0, expected at least 1"),
     ({"num_gpus": -1}, "num_gpus is -1.0, expected at least 0"),
     (
       {"max_replicas": 2, "min_replicas": 3},
-      "min_replicas is 3, expected at most max_replicas, 2",
+      "min_replicas is 3, expected at most 2 (max_replicas)",
     ),
-    ({"max_images": 300}, "max_images is 300, expected at most max_queue"),
+    ({"max_images": 300}, "is 300, expected at most 256 (max_queue)"),
   ],
 )
 def test_bad_arguments_are_refused_in_one_line(given, message):
