@@ -18,12 +18,12 @@ from memory_vit.runtime.messages import escaped
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BackboneReport:
-  """Contents of the source of a backbone."""
+  """Description of a backbone, and of the files that it was read from."""
 
   path: str
   layout: str
   config: ViTConfig
-  # Whether the files state the configuration; if not, array shapes give it.
+  # Whether the files state the configuration; if not, shapes determine it.
   states_config: bool
   normalization: Normalization
   preprocessing: EvalPreprocessing | None
@@ -31,8 +31,8 @@ class BackboneReport:
   source: BackboneSource | None
   parameters: int
   fingerprint: str
-  # {published name: (shape, dtype)}. The dtype is that of the file, or float32
-  # if the array was converted.
+  # {published name: (shape, dtype)}. The dtype is the stored dtype for .npz
+  # files, and float32 for models of transformers or timm.
   arrays: dict[str, jax.ShapeDtypeStruct]
 
 
@@ -71,6 +71,6 @@ def inspect_backbone(path: str) -> BackboneReport:
 
 
 def source_of(path: str) -> BackboneSource | None:
-  """Return the origin of a transformers or timm model; hashes its files."""
+  """Return origin and file hashes of a transformers or timm model, or None."""
   model = load.model_source(path)
   return model_import.source_of(model) if model else None

@@ -21,9 +21,9 @@ with epy.lazy_imports():  # `stored_arrays` imports jax, which slows down --help
 
 logger = logging.getLogger(__name__)
 
-# First bytes of every .npz file. An HTML page ("not found") begins otherwise.
+# First bytes of every .npz file, but not of an HTML page ("not found").
 _MAGIC = b"PK"
-# Number of bytes of a bad download that the error shows.
+# Number of first bytes that the error for a bad download shows.
 _SHOWN = 40
 # Maximum length of the part of a cached file's name that comes from its URL.
 _LONGEST_NAME = 50
@@ -42,7 +42,7 @@ def _augreg(model: str, recipe: str) -> str:
 # - "i21k" models have the weights of the original paper (arXiv:2010.11929),
 #   with a layer `pre_logits` and a head of 21,843 classes.
 # - "augreg" models have the weights that "How to train your ViT?"
-#   (arXiv:2106.10270) recommends. That paper has no L/32.
+#   (arXiv:2106.10270) recommends. L/32 is not among them.
 # The publishers state no checksums to verify downloads with. Therefore the
 # SHA-256 of every download is only logged.
 KNOWN = {
@@ -55,7 +55,7 @@ KNOWN = {
   "augreg-Ti/16": _augreg("Ti_16", "aug_none-wd_0.03"),
   "augreg-S/32": _augreg("S_32", "aug_none-wd_0.1"),
   "augreg-S/16": _augreg("S_16", "aug_light1-wd_0.03"),
-  # big_vision uses these weights; timm uses others (aug_medium1-wd_0.03).
+  # This is big_vision's B/32; timm has another (aug_medium1-wd_0.03).
   "augreg-B/32": _augreg("B_32", "aug_light1-wd_0.1"),
   "augreg-B/16": _augreg("B_16", "aug_medium1-wd_0.1"),
   "augreg-B/8": _augreg("B_8", "aug_medium2-wd_0.1"),
@@ -80,9 +80,9 @@ def local_file(path: str) -> Path:
     near = difflib.get_close_matches(path.lower(), names, 1, 0.9)
     hint = f" Did you mean {names[near[0]]!r}?" if near else ""
     raise BackboneError(
-      f"no file {path!r}: expected an .npz file, an address that starts with "
-      "https:// or gs://, a model of transformers or timm (a directory, a "
-      ".safetensors file, or hf://OWNER/NAME), or one of "
+      f"no file {path!r}: expected an .npz file; an address that starts with "
+      "https:// or gs://; a model of transformers or timm (a directory, a "
+      ".safetensors file, or hf://OWNER/NAME); or one of the names "
       f"{', '.join(KNOWN)}.{hint}"
     )
   return file
@@ -125,17 +125,17 @@ def _cached_path(url: str) -> Path:
     # Hash the address, because different addresses may end in the same name.
     address = hashlib.sha256(url.encode()).hexdigest()[:12]
     name = PurePosixPath(urllib.parse.urlsplit(url).path).name
-    # The end of the file name, with its suffix, makes the copy recognizable.
+    # Append the end of the file name, so that people recognize the copy.
     return Path(folder).expanduser() / f"{address}-{name[-_LONGEST_NAME:]}"
   except (RuntimeError, ValueError) as error:
     raise BackboneError(
-      f"cannot fetch {url!r} ({error}): expected the address of an .npz file "
-      "and, if MEMORY_VIT_CACHE is set, a directory in this variable."
+      f"cannot fetch {url!r} ({error}): expected the address of an .npz file. "
+      "The variable MEMORY_VIT_CACHE, if set, must name a directory."
     ) from error
 
 
 def _is_cached(file: Path) -> bool:
-  """Return whether the complete file exists; remove anything else there."""
+  """Return whether `file` is a complete .npz file; delete it if it is not."""
   if not os.path.lexists(file):
     return False
   try:
@@ -204,10 +204,10 @@ def _fetch_http(url: str, target: _Download) -> None:
 
 
 def _own_password(request: Any) -> Any:
-  """Send only a password that the address itself states, none from ~/.netrc.
+  """Send the password in the address, if any, but no password of ~/.netrc.
 
   Over http:// anybody on the network path could read a password. `requests`
-  takes passwords from ~/.netrc unless `auth` is set, as to this function.
+  searches ~/.netrc unless it gets an `auth`. This function is that `auth`.
   """
   import requests
 

@@ -138,8 +138,8 @@ def _preprocessor(backbone: Backbone) -> dict[str, Any]:
     "rescale_factor": 1 / 255,
     "size": {"height": side, "width": side},
   }
-  # transformers rounds the offset of the crop down. A crop that is
-  # "central_rounded" here may therefore shift by one pixel there.
+  # transformers rounds the offset of the crop down, so that a "central_rounded"
+  # crop may shift by one pixel.
   if preprocessing.resize:
     values["do_center_crop"] = True
     values["crop_size"] = values["size"]

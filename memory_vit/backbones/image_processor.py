@@ -47,7 +47,7 @@ _CLASSES = {
   **dict.fromkeys(("siglip", "siglip_vision_model"), "Siglip"),
   **dict.fromkeys(("clip", "clip_vision_model"), "CLIP"),
 }
-# Supported switches: this module reads them, or RGB photos do not need them.
+# Switches that this module reads, or that do not change RGB photos.
 _SWITCHES = {
   *("do_resize", "do_center_crop", "do_rescale", "do_normalize"),
   *("do_convert_rgb", "do_reduce_labels"),
@@ -62,7 +62,7 @@ class ImageProcessor:
   std: Rgb | None
   preprocessing: EvalPreprocessing | None  # None if not stated or not supported
   origin: str  # path of the file, and name of the JSON object in this file
-  # Fields that the file lacks, with defaults of the processor class, as text.
+  # Text that names the fields for which the class's defaults were used.
   defaults: str = ""
 
   def warn(self) -> None:
@@ -180,7 +180,7 @@ def _evaluation_of_transformers(
 
 
 def _sides(size: Any, to_square: bool = True) -> Mapping[str, Any]:
-  """Convert a size to the dict of transformers 5, without checking values."""
+  """Convert a size to a dict as in transformers 5, without checking values."""
   if isinstance(size, Mapping):
     return {name: side for name, side in size.items() if side is not None}
   if type(size) is int and not to_square:

@@ -30,7 +30,7 @@ def read_object(file: Path) -> dict[str, Any]:
 
 
 def parse_object(content: bytes, where: str) -> dict[str, Any]:
-  """Parse a JSON object in UTF-8, of checked length; keys must not repeat."""
+  """Parse a UTF-8 JSON object; the caller limits its size. Keys are unique."""
   try:
     values = files.strict_json(content.decode("utf-8"))
   except (ValueError, RecursionError) as error:

@@ -76,7 +76,7 @@ def without_prefix(entries: Iterable[str]) -> dict[str, str]:
 
 
 def _of_tower(names: dict[str, str]) -> dict[str, str]:
-  """Return the names of a file; of a SigLIP file, only the image tower."""
+  """Keep only the image tower of a SigLIP file; keep all of another file."""
   tower = {n: entry for n, entry in names.items() if n.startswith(TOWER)}
   beside = names.keys() - tower.keys()
   if not tower or not all(map(_BESIDE_TOWER.fullmatch, beside)):
@@ -90,7 +90,7 @@ def has_map_head(names: Collection[str]) -> bool:
 
 
 def as_vit_jax(arrays: Arrays, file: Path) -> Arrays:
-  """Convert to the layout of vit_jax, with modules numbered as by Linen."""
+  """Convert to the layout of vit_jax, with modules numbered as in Linen."""
   converted: Arrays = {}
   for name, array in arrays.items():
     if _is_stacked(name, array) and len(array) > MAX_DEPTH:
@@ -131,9 +131,9 @@ def _with_class_position(positions: np.ndarray) -> np.ndarray:
   """Prepend a zero for the class token to positions (1, n, d) of big_vision.
 
   In files of big_vision, the array `cls` is the sum of the class token and its
-  position. A file with two separate arrays has a different fingerprint. The
-  outputs of the backbone are the same for both files, but those of a task are
-  not, because a task adds the stored position to the task's own class token.
+  position. vit_jax stores two arrays, so a file of the same model has another
+  fingerprint. The outputs of the backbone are equal, but the outputs of tasks
+  differ, because a task adds the stored position to the task's class token.
   """
   if positions.ndim != 3 or not square_side(positions.shape[1]):
     return positions

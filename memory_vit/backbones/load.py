@@ -112,7 +112,7 @@ def read_published(
     published = model_import.read(files, stated)
   elif stated:
     raise ConfigError(
-      f"{path} is an .npz file: such a model takes images in [-1, 1]. Leave "
+      f"{path} is an .npz file, whose model takes images in [-1, 1]. Leave "
       f"out {' and '.join(stated)}."
     )
   else:
@@ -152,7 +152,7 @@ def to_backbone(
   *,
   gelu: str | None = None,
 ) -> Backbone:
-  """Put a published ViT on the default device, in float32."""
+  """Put a published ViT on the default device, with float32 parameters."""
   compilation.enable_cache()
   stated = published.config
   if published.states_config and gelu not in (None, stated.gelu):
@@ -220,7 +220,7 @@ def _layout_of(names: Collection[str]) -> str:
 
 
 def infer_config(arrays: Arrays, file: Path) -> ViTConfig:
-  """Infer the configuration from array shapes; raise if they do not tell it."""
+  """Infer the configuration from array shapes; raise if they are not enough."""
   shapes = {
     pattern: _common_shape(arrays, pattern, len(axes))
     for pattern, axes in _CONFIG_SHAPES.items()

@@ -132,9 +132,9 @@ def _weights(directory: Path) -> Path:
     if file.suffix in _PICKLES:
       raise _pickle(file)
   raise BackboneError(
-    f"no file {str(directory)!r}: it is a directory without {WEIGHTS} or "
-    f"{INDEX}. Expected a model as saved by transformers or "
-    f"timm, the path of an .npz file, or one of {', '.join(KNOWN)}."
+    f"{str(directory)!r} is a directory without {WEIGHTS} or {INDEX}. "
+    "Expected a model as saved by transformers or timm; the path of an .npz "
+    f"file; or one of the names {', '.join(KNOWN)}."
   )
 
 

@@ -65,7 +65,7 @@ def source_of(files: ModelFiles) -> BackboneSource:
 
 
 def _normalized(arrays: Arrays, normalization: Normalization) -> dict[str, Any]:
-  """Fold normalization into the patch embedding, so images are in [-1, 1]."""
+  """Fold normalization into the patch embedding, for images in [-1, 1]."""
   kernel, bias = fold.fold_normalization(
     arrays["embedding/kernel"], arrays["embedding/bias"],
     normalization["mean"][0], normalization["std"][0],
@@ -100,7 +100,7 @@ def _normalization(
     if stated and given.get(name, stated) != stated:
       raise ConfigError(
         f"{name} is {given[name]}, but {processor.origin} states {stated}: "
-        "leave it out."
+        "leave out the argument."
       )
     if stated:
       normalization[name] = (stated, processor.origin)

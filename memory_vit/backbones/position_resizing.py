@@ -5,8 +5,8 @@ This uses numpy, because no JAX library has PyTorch's bicubic kernels.
 
 import numpy as np
 
-# {interpolation: parameter a of the cubic convolution kernel (Keys 1981)}. The
-# first value is PyTorch's; the second is PyTorch's and Pillow's.
+# {interpolation: parameter a of the cubic convolution kernel (Keys 1981)}.
+# PyTorch uses both values, and Pillow only -0.5.
 _SHARPNESS = {"bicubic": -0.75, "bicubic_antialias": -0.5}
 
 

@@ -30,7 +30,7 @@ _KEYS = ("format_version", "config", "evaluation", "source")
 # {field of `ViTConfig`: value} for fields that the user chooses on loading. The
 # JSON text of a note omits these fields.
 _CHOSEN = {"dtype": "float32", "platform": ""}
-# {"mean" or "std": (value for images in [0, 1], where this value is stated)}.
+# {"mean" or "std": (value for images in [0, 1], source of the value)}.
 Normalization = Mapping[str, tuple[Rgb, str]]
 _LAYOUT = ((0.5, 0.5, 0.5), ".npz files: images in [-1, 1]")
 

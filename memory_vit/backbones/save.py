@@ -36,12 +36,11 @@ def save_backbone(
   Args:
     backbone: the backbone to write.
     path: the file or directory to write.
-    format: "npz" is a file in the layout of the published ones, with a note of
-      what the shapes do not tell. `load_backbone` reads the same parameters
-      from it, with the same fingerprint unless the position embedding was
-      resized, which makes them other weights. "hf" is a directory that
-      transformers loads as a `ViTForImageClassification`, or as a `ViTModel` if
-      there is no head.
+    format: "npz" is a file in the layout of the published files, with a note of
+      all settings that the shapes do not determine. `load_backbone` reads the
+      same parameters from it. The fingerprint changes only if the position
+      embedding was resized. "hf" is a directory that transformers loads as a
+      `ViTForImageClassification`, or as a `ViTModel` if there is no head.
     source: the origin of a converted backbone, to be noted in an .npz file.
 
   Raises:

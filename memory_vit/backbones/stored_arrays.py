@@ -59,9 +59,9 @@ class _Entry:
 class StoredArrays(Mapping[str, np.ndarray]):
   """The arrays of open files by name, each read and checked on access.
 
-  `arrays[name]` is float32, whatever float the file has. Empty arrays of
-  .safetensors files are not listed: transformers writes one for the registers
-  of a DINOv3 without registers.
+  `arrays[name]` is cast to float32. Empty arrays of .safetensors files are not
+  listed: transformers writes an empty array for the registers of a DINOv3
+  without registers.
   """
 
   note: bytes | None = None  # content of `published.ENTRY` in an .npz file
@@ -261,25 +261,25 @@ def _check_header(stream: IO[bytes], entry: zipfile.ZipInfo) -> None:
   elif version == (2, 0):
     shape, _, dtype = np.lib.format.read_array_header_2_0(stream)
   else:
-    raise ValueError(f"it has .npy format {version}, expected (1, 0) or (2, 0)")
+    raise ValueError(f"the .npy format is {version}, expected (1, 0) or (2, 0)")
   # numpy stores bfloat16 as "V2".
   if dtype.hasobject or (dtype.kind != "f" and dtype != np.dtype("V2")):
-    raise ValueError(f"it is {dtype}, expected a float")
+    raise ValueError(f"the dtype is {dtype}, expected a float")
   # An axis of length 0 would let the other axes claim any length.
   if min(shape, default=1) < 1:
-    raise ValueError(f"its shape is {brief(shape)}: it has no values")
+    raise ValueError(f"the shape {brief(shape)} has an axis shorter than 1")
   claimed = math.prod(shape) * dtype.itemsize
   data_bytes = entry.file_size - stream.tell()
   if claimed != data_bytes:
     raise ValueError(
-      f"its header says {brief(shape)} of {dtype}, {claimed:,} bytes, "
+      f"the header says {brief(shape)} of {dtype}, {claimed:,} bytes, "
       f"but the entry has {data_bytes:,}"
     )
 
 
 def _from_open(opened: Any, name: str) -> np.ndarray:
   if (kind := opened.get_slice(name).get_dtype()) not in _FLOATS:
-    raise ValueError(f"it is {brief(kind)}, expected a float")
+    raise ValueError(f"the dtype is {brief(kind)}, expected a float")
   return np.asarray(opened.get_tensor(name))
 
 
@@ -298,7 +298,7 @@ def _checked_size(file: Path) -> int:
   ):
     raise BackboneError(
       f"{file} is no {SAFETENSORS} file, or its end is missing: the file has "
-      f"{size:,} bytes, but claims a header of {length:,} bytes (at most "
-      f"{MAX_HEADER_BYTES:,})."
+      f"{size:,} bytes, but claims a header of {length:,} bytes, expected at "
+      f"most {MAX_HEADER_BYTES:,}."
     )
   return size

@@ -146,8 +146,8 @@ def difference(
 ) -> float:
   """Return the greatest difference, as a share of the greatest logit.
 
-  For activated outputs, it is the difference of logits that would explain these
-  outputs. It is infinite if shapes differ or an output is not finite.
+  Activated outputs are compared by logits that would explain these outputs. The
+  difference is infinite if shapes differ or an output is not finite.
   """
   if found is None or found.shape != logits.shape:
     return float("inf")
@@ -190,7 +190,7 @@ def _random_images(
   if images.kind == "float32":
     inputs = rng.uniform(-1, 1, (count, side, side, 3)).astype(np.float32)
     return inputs, inputs
-  # The default size is not square, and each of its two sides must be resized.
+  # The default size is not square, so that both directions are tested.
   height, width = images.size or (side + side // 2, 2 * side + 1)
   inputs = rng.integers(0, 256, (count, height, width, 3)).astype(np.uint8)
   return inputs, _preprocessed(list(inputs), preprocessing)

@@ -60,8 +60,8 @@ def export_model(
   The function takes images, and returns the same dictionary as `forward`, with
   the keys "backbone" and the name of each task. A task that needs its own pass
   (`probe`, `full`, ...) is exported alone, and returns only its own output. The
-  written model runs on random images in another process, and is compared with
-  `forward`, or with the program that evaluates such a task in training.
+  written model runs on random images in another process. Its outputs must agree
+  with `forward`, or for a task with its own pass, with the evaluation program.
 
   Args:
     backbone: the frozen ViT; the function computes in its `config.dtype`.
@@ -111,7 +111,7 @@ def export_model(
 def require_options(
   format: str, images: ImageInput, examples: int, activation: bool = False
 ) -> None:
-  """Raise for options that no export supports, before anything is computed."""
+  """Raise for options that no export supports; call it before computing."""
   if format not in FORMATS:
     raise ExportError(
       f"format is {brief(format)}, expected one of {', '.join(FORMATS)}."

@@ -85,7 +85,7 @@ class ExportedModel:
 
   @property
   def names(self) -> tuple[str, ...]:
-    """Names of the outputs in order, which JAX's sorted dictionaries lose."""
+    """Names of the outputs in order, because JAX sorts dictionaries by key."""
     names = tuple(task.name for task in self.tasks)
     names += tuple(score_name(task.name) for task in self.rejecting)
     return (BACKBONE, *names) if self.program.composes else names
@@ -98,7 +98,7 @@ class ExportedModel:
     return {name: shapes[name].shape[-1] for name in self.names}
 
   def call_own(self, images: Float[ArrayLike, "b side side 3"]) -> Logits:
-    """Compute reference outputs with our own program, without activation."""
+    """Compute the outputs to compare an export with, without activation."""
     return self._with_scores(self.program(self.backbone, jnp.asarray(images)))
 
 
@@ -112,16 +112,16 @@ def make_model(
 ) -> ExportedModel:
   """Make the function of a backbone and tasks, on the CPU.
 
-  CPUs compute in full float32; accelerators round factors to fewer bits. A task
-  that needs its own pass has only its own output, because the original outputs
+  CPUs compute in full float32; accelerators round factors of matrix products. A
+  task that needs its own pass is exported without the original outputs, which
   would take a second pass.
   """
   cpu = _cpu()
   backbone, chosen = jax.device_put((backbone, compose.task_tuple(tasks)), cpu)
   if not chosen:
     raise TaskError("there is no task to export.")
-  # Choose operations for CPUs, because such operations run on all platforms. By
-  # default, operations are chosen for jax's first device, which may be a GPU.
+  # Choose operations for CPUs, because these run on all platforms. By default,
+  # operations are chosen for jax's first device, which may be a GPU.
   config = dataclasses.replace(backbone.config, platform="cpu")
   backbone = dataclasses.replace(backbone, config=config)
   compose.require_one_pass(chosen)
@@ -169,5 +169,5 @@ def _cpu() -> jax.Device:
 
 
 def flat_weights(model: ExportedModel) -> list[np.ndarray]:
-  """Return the arrays of a model, in the order of its tree."""
+  """Return the arrays of a model, in pytree order."""
   return [np.asarray(leaf) for leaf in jax.tree.leaves(model.weights)]

@@ -40,7 +40,7 @@ class ImageInput:
       )
 
   def shape(self, side: int) -> tuple[str, int | str, int | str, int]:
-    """Return the batch shape of a model of `side` pixels; names are symbols."""
+    """Return the shape of a batch; strings stand for axes of any length."""
     fixed = (side, side) if self.kind == "float32" else self.size
     height, width = fixed or ("h", "w")
     return "b", height, width, 3

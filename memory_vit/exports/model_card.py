@@ -19,8 +19,8 @@ from memory_vit.runtime.messages import escaped, shortened
 from memory_vit.runtime.tables import markdown_table
 
 FILE = "README.md"
-# YAML header of a model card. The header contains no text of a task, because
-# such a text could end the header.
+# YAML header of a model card. It contains no text from tasks, because such text
+# could end the header.
 _FRONT_MATTER = """\
 ---
 library_name: memory_vit
@@ -34,8 +34,8 @@ library_name: memory_vit
 _MOST_CLASSES, _MOST_CHARACTERS = 200, 200
 # Keys of a run's `config.data` that name the training data.
 _DATA_KEYS = ("name", "train", "validation", "test")
-# Maximum absolute value of a metric that is shown. Metrics of predicted values
-# may have any unit.
+# Metrics of larger absolute value are not shown. Metrics of predicted values
+# have the unit of the values, and can be huge.
 _MOST = 1e12
 # {key of a split in a run's results: name of the split in the card}.
 _SPLITS = {"test": "test", "val": "validation"}
@@ -125,7 +125,7 @@ def _outputs(spec: TaskSpec) -> str:
 
 
 def _metrics(results: Mapping[str, Any], classes: int) -> list[str]:
-  """Return the lines of a table of all metrics that a run has recorded."""
+  """Return the lines of a table with all metrics that a run has recorded."""
   scores = {split: _mapping(results, split) for split in _SPLITS}
   rows = [
     (f"{metric.meaning}, {title}", metric.text(values[key]))
@@ -154,7 +154,7 @@ def _metrics(results: Mapping[str, Any], classes: int) -> list[str]:
 
 
 def _is_number(value: Any) -> bool:
-  """Return whether a value is a number to show; JSON of Python may hold NaN."""
+  """Return whether to show a value: Python's JSON may hold NaN and infinity."""
   known = type(value) in (int, float) and math.isfinite(value)
   return known and abs(value) <= _MOST
 

@@ -73,7 +73,7 @@ def write(exported: ExportedModel, directory: Path, images: ImageInput) -> None:
 
 
 def require_installed() -> ModuleType:
-  """Import the converter; onnxruntime must be installed to run its files."""
+  """Import the converter; raise if it or onnxruntime is not installed."""
   try:
     import jax2onnx
     import onnxruntime  # noqa: F401 - it runs the file afterwards
@@ -87,7 +87,7 @@ def require_installed() -> ModuleType:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-  """Silence warnings of onnx_ir about shapes that it infers all the same."""
+  """Silence onnx_ir's warnings about shapes, which it infers nevertheless."""
   logger = logging.getLogger("onnx_ir")
   before = logger.level
   logger.setLevel(logging.ERROR)

@@ -25,7 +25,7 @@ def push_task(
   """Upload tasks to the Hugging Face hub as NAME.safetensors, in one commit.
 
   `load_task("hf://OWNER/NAME", backbone)` reads a pushed task. The access token
-  is the one of `hf auth login`, or HF_TOKEN.
+  comes from `hf auth login`, or from HF_TOKEN.
 
   Args:
     task: a task, or several that fit together, as for `concatenate`. Tasks of

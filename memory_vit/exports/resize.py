@@ -27,7 +27,7 @@ def prepare(
   square = jnp.arange(preprocessing.image_size, dtype=jnp.int32)
   begins = preprocessing.begin(new)
   pixels = images.astype(jnp.float32)
-  # Resize the width, then the height, because Pillow rounds pixels after each.
+  # Like Pillow, resize the width, then the height, and round after each.
   for axis in (2, 1):
     numbers = square + begins[axis - 1]
     sizes = old[axis - 1], new[axis - 1]

@@ -57,7 +57,7 @@ def load_onnx(model: Path) -> dict[str, Call]:
   import onnxruntime
 
   options = onnxruntime.SessionOptions()
-  options.log_severity_level = 3  # no warning for each omitted constant
+  options.log_severity_level = 3  # errors only; warnings list omitted constants
   session = onnxruntime.InferenceSession(
     model, options, providers=["CPUExecutionProvider"]
   )

@@ -36,7 +36,7 @@ def write(exported: ExportedModel, directory: Path, images: ImageInput) -> None:
 
 
 def with_input(exported: ExportedModel, images: ImageInput) -> Any:
-  """Return the function of images alone, with its weights as constants."""
+  """Return a function that takes only images; the weights are constants."""
   preprocessing = exported.preprocessing
 
   def predict(pixels: Array) -> Logits:

@@ -21,11 +21,11 @@ logger = logging.getLogger(__name__)
 def fitted_kinds(
   inputs: RunInputs, began: Start, params: Mapping[str, Any]
 ) -> dict[str, TaskKind]:
-  """Fit and return the `TaskKind` of each task; all processes must call.
+  """Return the `TaskKind` of each task, with fitted temperature or thresholds.
 
-  This takes one more pass over the validation split, or several if the outputs
-  of all trials would take too much memory. Without a validation split, heads in
-  closed form use the outputs of their cross-validation.
+  All processes must call. Fitting takes a pass over the validation split, or
+  several passes if the outputs of all trials take too much memory. Without this
+  split, heads in closed form use the outputs of their cross-validation.
 
   Args:
     inputs: inputs of the run.

@@ -46,12 +46,12 @@ _KEPT = 2
 class Checkpoints:
   """The newest two saved states of a run, on one or several processes.
 
-  Each state contains the best parameters, see `LoopState`, so that the state of
-  the best step is not needed.
+  Each state includes the best parameters, see `LoopState`, so the state of the
+  best step need not be kept.
   """
 
   def __init__(self, directory: Path) -> None:
-    """Open or create the directory; nobody else may write to it."""
+    """Open or create the directory; no other run may write to it."""
     self._directory = directory.absolute()  # orbax requires absolute paths
     # The checkpointer is synchronous: states are on disk when `save` returns.
     self._arrays = ocp.Checkpointer(ocp.StandardCheckpointHandler())
@@ -77,10 +77,10 @@ class Checkpoints:
     return sorted(int(path.name) for path in complete)
 
   def latest(self) -> int | None:
-    """Return the newest undamaged step; None if nothing was saved.
+    """Return the step of the newest undamaged state; None if nothing was saved.
 
-    Newer, damaged steps are renamed to `corrupt-STEP`; training repeats them.
-    If all steps are damaged, raise `TrainingError` and rename nothing.
+    Newer, damaged states are renamed to `corrupt-STEP`; training repeats their
+    steps. If all states are damaged, raise `TrainingError`, and rename nothing.
     """
     return processes.on_process_0(self._newest_whole)
 
@@ -292,7 +292,7 @@ def _with_values(state: Any) -> dict[str, Any]:
 
 
 def _described(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-  """Return {name: {"dtype": text, "shape": list}}, as read back from JSON."""
+  """Return JSON values {name: {"dtype": text, "shape": list}}."""
   return {
     name: {"dtype": str(leaf.dtype), "shape": list(leaf.shape)}
     for name, leaf in values.items()

@@ -26,7 +26,7 @@ from memory_vit.train.sweep import Trial
 logger = logging.getLogger(__name__)
 
 # Memory to reserve for a solution, as a multiple of the bytes of all features
-# in float64. Measured peaks beside the features: 5.4 ("ridge"), 3.1 ("lda").
+# in float64. Measured peaks without the features: 5.4 ("ridge"), 3.1 ("lda").
 _COPIES = 7
 
 
@@ -126,7 +126,7 @@ class ClosedFormStep:
     return dict(solution.strength)
 
   def _require_each_class(self) -> None:
-    """Raise if a class has no image, because its output cannot be solved."""
+    """Raise if a class has no image: a solution needs images of all classes."""
     if not self._inputs.kind.kind.one_is_right:
       return
     names = self._inputs.splits["train"].class_names
@@ -162,7 +162,7 @@ class ClosedFormStep:
     return stated.kind.standardized(stated, self._rows[1])
 
   def _require_memory(self) -> None:
-    """Raise if a head needs more memory than is free; all must call."""
+    """Raise if free memory is too small for a head; all processes must call."""
     split = self._inputs.splits["train"]
     width = self._inputs.backbone.config.width
     needed = _COPIES * 8 * split.size * width
@@ -203,7 +203,7 @@ class ClosedFormStep:
 def _batches(
   outputs: np.ndarray, labels: np.ndarray, size: int
 ) -> Iterator[dict[str, Any]]:
-  """Yield the rows of this process in batches, as `evaluate` takes them."""
+  """Yield the rows of this process as batches for `evaluate`."""
   count, first = batching.share(size)
   for start in range(0, len(labels), size):
     numbers = np.arange(count) + start + first

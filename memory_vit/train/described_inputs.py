@@ -36,11 +36,11 @@ _EXAMPLES = (
 def describe_inputs(
   config: Config, mesh: Mesh, chip: Chip, classes: int, examples: int
 ) -> RunInputs:
-  """Describe the inputs of a run on a mesh; arrays are shapes, or zeros.
+  """Describe the inputs of a run on a mesh, with shapes or zeros for arrays.
 
   Args:
     config: configuration of the run.
-    mesh: mesh of devices, which need not exist.
+    mesh: mesh of devices that need not exist.
     chip: type of the devices.
     classes: number of outputs of the task; 0 takes it from the data.
     examples: number of training examples; 0 takes it from the data.
@@ -92,7 +92,7 @@ def describe_inputs(
 
 
 def _open_backbone(config: Config) -> Backbone:
-  """Return a backbone of zeros; for an unknown name, read the backbone file."""
+  """Return a backbone of zeros; read its file only for unknown shapes."""
   if config.backbone.startswith(RANDOM):
     vit = random_config(config)
   elif known := known_config(config.backbone):

@@ -19,7 +19,7 @@ _SHOWN = 8
 
 @dataclasses.dataclass(frozen=True)
 class SkipCount:
-  """Number of skipped updates of a trial, and steps of the current streak."""
+  """Skipped updates of a trial: total, and steps of the current streak."""
 
   total: int = 0
   row: tuple[int, ...] = ()
@@ -53,14 +53,14 @@ class DivergenceMonitor:
     """Add the metrics of a step; wait until at most two steps are in flight.
 
     Steps in flight cannot be cancelled, so a run that is asked to stop waits
-    for them. With fewer than two, the device would wait for the host if steps
-    are short.
+    for them. With only one step in flight, the device would wait for the host
+    if steps are short.
     """
     self._pending.append(metrics)
     jax.block_until_ready(self._pending[-3:-2])
 
   def check(self) -> dict[str, dict[str, float]]:
-    """Count skipped updates; return the last step's metrics of trials not lost.
+    """Count skipped updates; return the last metrics of all trials not lost.
 
     Raise `DivergedError` once all trials are lost.
     """

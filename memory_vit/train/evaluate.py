@@ -25,9 +25,9 @@ def evaluate(
 ) -> dict[str, Evaluation]:
   """Evaluate the tasks of a pack.
 
-  `cached` are batches of the split with cached outputs of the frozen pass. The
-  other arguments and the result are those of `evaluate_source`. A task with a
-  temperature is also evaluated at temperature 1, as `uncalibrated(name)`.
+  `cached` are batches with cached outputs of the frozen pass. For the result,
+  `also` and `predictions_of`, see `evaluate_source`. A task with a temperature
+  is also evaluated at temperature 1, under the name `uncalibrated(name)`.
   """
   if cached is None and inputs.cache and split.embedded:
     cached = inputs.cache.eval_batches(split, "test")

@@ -88,7 +88,7 @@ def fit_pack(
     profile_dir: directory for the profile of `config.profile_at`.
     allow_changed_data: see `state.resume`.
     accepted: called once all checks have passed, before the first step, so that
-      a refused start changes nothing of an earlier run.
+      a refused start leaves the files of an earlier run unchanged.
     require_alone: raises if another run may be using the directory; all
       processes call it before a state is saved.
   """
@@ -183,13 +183,13 @@ def fit(
   profile_dir: Path | None = None,
   saves_first: bool = False,
 ) -> tuple[TrainState, LoopState]:
-  """Train from the step of `state`, which is donated, to `steps.total`.
+  """Train `state`, which is donated, up to step `steps.total`.
 
   `evaluate` takes the parameters of all trials; the loop keeps each trial's
   parameters with the best score. `batch_size` counts images of all processes.
   After `max_skipped` skipped updates in a row, a trial is lost. `examples`
-  returns the names of a step's examples. `saves_first` says whether to save the
-  first step after its evaluation; if a run resumes there, it is saved already.
+  returns the names of a step's examples. `saves_first` says whether to save
+  `state` once it is evaluated; a restored state is saved already.
 
   Return the last state, and the best parameters of each trial. Early stopping
   may end training before `steps.total`. Raise `DivergedError` once every trial
@@ -245,7 +245,7 @@ def fit(
     return past
 
   with (
-    # A signal raises no error before progress and profile are closed.
+    # Enter first, so that a signal raises after progress and profile close.
     stop.asked_for(),
     contextlib.closing(progress),
     Profile(profile_dir, steps.profile_at, steps.total) as profile,

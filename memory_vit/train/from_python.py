@@ -51,9 +51,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Number of evaluations in a run, and number of training losses that it logs.
+# Number of evaluations, and of logged training losses, in a run.
 _VALIDATIONS, _POINTS = 5, 20
-# Maximum number of steps between saved states, which a resumed run may repeat.
+# Maximum number of steps between saved states: a resumed run repeats no more.
 _MOST_REPEATED = 1_000
 
 
@@ -63,11 +63,11 @@ class TrainResult:
 
   Attributes:
     task: task of the best trial on the validation split.
-    scores: scores of this task on the test split, or without one on the
-      validation split, which chose the task and therefore flatters it. Without
+    scores: scores of this task on the test split. Without a test split, on the
+      validation split, which chose the task, so scores are optimistic. Without
       both, `fit_head` uses cross-validation; scores are empty if a class has a
-      single image. Loss and calibration error are at the temperature of the
-      task on the test split, and at temperature 1 otherwise.
+      single image. On the test split, loss and calibration error are at the
+      temperature of the task, otherwise at temperature 1.
     history: curves of this trial, {"train/loss": (steps, values),
       "validation/top1": ...}, with the names that TensorBoard shows.
     trials: results of all trials, the best on validation first.
@@ -112,7 +112,7 @@ def train_and_evaluate(
 
   Raises:
     MemoryVitError: for unusable input, and if another run is using `workdir`.
-    Interrupted: if `stop` asked for it.
+    Interrupted: if `stop` stopped the run.
   """
   directory = paths.place(workdir, "workdir")
   return run.train_and_evaluate(config, directory, stop)
@@ -142,14 +142,14 @@ def train_task(
   """Train a task as the command `memory-vit train` does.
 
   A split is (images, labels); a pandas, Polars or Arrow table with columns
-  `keys`; a tf.data (not batched), torch or Hugging Face data set, or any other
-  sequence or iterable, of pairs (image, label) or of dictionaries with `keys`;
-  or the folder DATA/train or DATA/test with a folder of images for each class.
-  All forms except folders are read into memory, once.
+  `keys`; an iterable, such as an unbatched tf.data, torch or Hugging Face data
+  set, of pairs (image, label) or of dictionaries with `keys`; or the folder
+  DATA/train or DATA/test with a folder of images for each class. All forms
+  except folders are read into memory, once.
 
-  An image is the path or the bytes of an image file; a Pillow image; or pixels
-  (h, w, 3), (h, w) or (h, w, 4), of which alpha is dropped, or (3, h, w):
-  integers from 0 to 255, or floating point from 0 to 1. Sizes may differ:
+  An image is the path or the bytes of an image file, a Pillow image, or an
+  array (h, w), (h, w, 3), (3, h, w), or (h, w, 4), whose alpha is dropped.
+  Arrays hold integers from 0 to 255, or floats from 0 to 1. Sizes may differ:
   training uses random crops and mirroring (see `options`), and evaluation uses
   `task.spec.preprocessing`. A label is an integer from 0, or the name of a
   class; for the kind "labels", a list of these, or an array with a 0 or 1 for
@@ -175,13 +175,13 @@ def train_task(
       share every pass in the regimes that allow it. By default 0.03, 0.3 and 1.
     batch_size: images per step.
     seed: random seed for initialization and data shuffling.
-    init: task of the regime "head" with the same classes, such as from
-      `fit_head`, or its path: training starts from its head. Pass the same
-      `train` and `validation` to both calls, because images on which the head
-      was trained would flatter it in validation.
-    options: options of the command; {"data.flip": False} is its
+    init: task (or its path) of the regime "head" with the same classes, such as
+      from `fit_head`: training starts from its head. Pass the same `train` and
+      `validation` to both calls, because a head scores too high on validation
+      images that it was trained on.
+    options: options of the command, such as {"data.flip": False} for
       --config.data.flip=false.
-    workdir: directory for the files of the run; the same call resumes the run.
+    workdir: directory for the files of the run; repeat the call to resume it.
       By default a temporary directory.
     progress: whether to show progress.
 
@@ -278,7 +278,7 @@ def fit_head(
 
   Raises:
     MemoryVitError: for unusable input, such as a class without images, or
-      features that are not finite or all the same.
+      features that are all equal or not finite.
   """
   arguments = _arguments(backbone, name, kind, "head", batch_size, seed)
   arguments |= {
@@ -332,7 +332,7 @@ def _open_splits(
   keys: tuple[str, str],
   **split_data: Any,
 ) -> dict[str, Split]:
-  """Open the given splits; "train" must be first, as it names the classes."""
+  """Open the given splits; "train", which names the classes, must be first."""
   splits: dict[str, Split] = {}
   for split, data in split_data.items():
     if data is not None:
@@ -487,7 +487,7 @@ def _plain(value: Any) -> Any:
 def _with_intervals(
   config: Config, examples: int, options: Mapping[str, Any]
 ) -> Config:
-  """Set how often to evaluate, save and log, unless `options` say it."""
+  """Set how often to evaluate, save and log, unless `options` do."""
   steps = settle.steps_of(config, examples)
   every = min(math.ceil(steps / _VALIDATIONS), _MOST_REPEATED)
   values = {

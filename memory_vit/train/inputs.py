@@ -55,8 +55,7 @@ class RunInputs:
   trials: tuple[Trial, ...]
   attends_to: tuple[Task, ...]
   first_head: Task | None  # loaded from `config.task.init`
-  # All earlier tasks in the forward pass: the tasks of `attends_to`, and all
-  # tasks to which these attend.
+  # All earlier tasks in the forward pass: `attends_to` and their ancestors.
   parents: tuple[Task, ...]
   preprocessing: EvalPreprocessing  # of images in evaluation
   record: DataRecord
@@ -121,7 +120,7 @@ def open_inputs(
 def open_backbone(
   config: Config, mesh: Mesh, loaded: Backbone | None = None
 ) -> Backbone:
-  """Put the backbone on the mesh; load or initialize it unless `loaded`."""
+  """Put `loaded`, or else the backbone of `config`, on the mesh."""
   path = config.backbone
   if loaded:
     backbone = loaded
@@ -247,7 +246,7 @@ def _new_cache(inputs: RunInputs) -> RunCache | None:
 def _head_outputs(
   config: Config, trials: Sequence[Trial], train: Split, stated: TaskKind
 ) -> HeadOutputs:
-  """Return the mask of outputs that are classes, and weights of outputs."""
+  """Return which outputs are classes, not padding, and weights of outputs."""
   weights, kind = None, stated.kind
   if any(t.config.optim.class_weights == "balanced" for t in trials):
     counted, examples = processes.on_process_0(

@@ -40,8 +40,8 @@ class HeadLoss(LossOptions):
     """Return the mean loss and mean `metric` of a batch, for outputs (b, c).
 
     Labels are as `Kind.standardized` returns them. Accuracy is the share of
-    images, or of pairs of image and label, that are right; "mae" is the mean
-    absolute error in standard deviations.
+    right predictions, for each image or each pair of image and label; "mae" is
+    the mean absolute error in standard deviations.
     """
     loss, metric = self._kind.loss(logits, labels, self, outputs)
     return loss.mean(), metric.mean()

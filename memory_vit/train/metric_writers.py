@@ -48,7 +48,7 @@ class Guard:
 class MetricWriter(Protocol):
   """Interface of metric writers; methods are named as in `clu`.
 
-  All processes call the methods. If one raises, `guard` gives up the writer.
+  All processes call the methods. After an error, `guard` drops the writer.
   """
 
   guard: Guard
@@ -63,7 +63,7 @@ class MetricWriter(Protocol):
 
 
 class MetricWriters:
-  """Several writers as one, each under its guard; false if there are none."""
+  """Several writers, each under its guard; false if there are no writers."""
 
   def __init__(self, *writers: MetricWriter) -> None:
     self._writers = writers

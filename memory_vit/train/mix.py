@@ -13,7 +13,7 @@ _MIXUP = 0x6D69
 
 @dataclasses.dataclass(frozen=True)
 class Mixup:
-  """Options of mixup; shares of images are drawn from Beta(alpha, alpha)."""
+  """Options of mixup; mixing weights are drawn from Beta(alpha, alpha)."""
 
   alpha: float
   seed: int
@@ -24,10 +24,10 @@ def mix(
 ) -> dict[str, jax.Array | MixedClasses]:
   """Mix each image of a batch with its neighbor (Zhang et al., 2018).
 
-  Batches are in random order, so a neighbor is a random image. The share of the
-  image itself is at least one half, and the same for a whole batch. It depends
-  only on seed and step, so a resumed run mixes identically. Labels and values
-  are mixed like images.
+  Batches are in random order, so a neighbor is a random image. The weight of
+  the image itself is at least one half, and the same for a whole batch. The
+  weight depends only on seed and step, so a resumed run mixes identically.
+  Labels and values are mixed like images.
   """
   key = jax.random.fold_in(jax.random.key(mixup.seed), _MIXUP)
   share = jax.random.beta(

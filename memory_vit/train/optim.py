@@ -48,7 +48,7 @@ def make_optimizer(
 ) -> optax.GradientTransformation:
   """Return an optimizer over {task: parameters} that keeps tasks independent.
 
-  It clips each task's gradient by itself, so a task trains as it would alone.
+  It clips the gradient of each task separately, so a task trains as if alone.
   """
   return optax.partition(
     {name: _optimizer(configs[name], schedules[name]) for name in configs},
@@ -62,7 +62,7 @@ def where(condition: jax.Array, new: Any, old: Any) -> Any:
 
 
 def where_finite(finite: Mapping[str, jax.Array], new: Any, old: Any) -> Any:
-  """Update optimizer states only of tasks whose update is finite."""
+  """Keep the old optimizer state of tasks whose update is not finite."""
   inner = {
     name: where(finite[name], state, old.inner_states[name])
     for name, state in new.inner_states.items()
@@ -73,7 +73,7 @@ def where_finite(finite: Mapping[str, jax.Array], new: Any, old: Any) -> Any:
 def _optimizer(
   config: OptimConfig, schedule: optax.Schedule
 ) -> optax.GradientTransformation:
-  """Return the optimizer of one task: it clips, updates and scales by part."""
+  """Return the optimizer of one task: clip, update, scale each part."""
   stages = []
   if config.grad_clip:
     clip = optax.clip_by_global_norm(config.grad_clip)
@@ -95,8 +95,8 @@ def _optimizer(
 def _kernels(params: Any) -> Any:
   """Return a mask of `params`, True for arrays with weight decay.
 
-  As in big_vision, the matrices that multiply tokens decay; biases, LayerNorms,
-  tokens and position embeddings do not.
+  As in big_vision, weight decay is for matrices that multiply tokens, and not
+  for biases, LayerNorms, tokens and position embeddings.
   """
   return jax.tree.map_with_path(
     lambda path, _: path[-1].key in _KERNELS, params

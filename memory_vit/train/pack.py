@@ -111,7 +111,7 @@ def _with_head(task: Task, first: Task, stated: TaskKind) -> Task:
 def make_step(
   inputs: RunInputs, trials: Sequence[Trial], tasks: Mapping[str, Task]
 ) -> Step:
-  """Return the optimizer step of a pack, which `shared_step` caches."""
+  """Return the optimizer step of a pack, from the cache of `shared_step`."""
   config = inputs.config
   mixup = None
   if config.optim.mixup:

@@ -32,8 +32,8 @@ def part_norms(
   """Return {task: {tag: norm}} for the parts of each task.
 
   Memory has one norm per layer, the mean over its cells. All processes must
-  call. A separate program computes the norms, so that the training step stays
-  the same, and costs nothing more if nothing is logged.
+  call. A separate program computes the norms, so that the training step is the
+  same with and without logging.
   """
   norms = _program(mesh)
   parts_by_name = jax.device_get({name: norms(params[name]) for name in names})

@@ -122,10 +122,10 @@ def plan_group(inputs: RunInputs, compiled: Temporary) -> PassPlan:
 def _measured_share(
   inputs: RunInputs, first: int, further: int, free: int, compiled: Temporary
 ) -> float:
-  """Compile a pack; return its memory as a share of the estimate from shapes.
+  """Compile a pack; return its memory divided by the estimate from shapes.
 
-  The compiled pack is the largest that would fit if packs took half of their
-  estimates. If the plan has packs of this size, this pack is one of them.
+  The pack is the largest that would fit if packs took half of their estimates.
+  If the plan will have packs of this size, it will include the compiled pack.
   """
   most = sweep.at_once(min(first // 2, free), further // 2, free)
   largest = sweep.packs_of(inputs.trials, most)[-1]

@@ -19,8 +19,8 @@ logger = logging.getLogger(__name__)
 class Progress:
   """Progress of training, as log lines or a bar on a terminal, with its speed.
 
-  The speed excludes evaluations, between `pause` and `resume`, and the first
-  step, which compiles: the clock starts with the first `resume`.
+  The speed excludes the first step, which compiles, because the clock starts
+  with the first `resume`, and evaluations, because `pause` stops the clock.
   """
 
   def __init__(
@@ -41,7 +41,7 @@ class Progress:
     )
 
   def advance(self) -> None:
-    """Count a step that was started, as a timed step if the clock runs."""
+    """Count a dispatched step, and also a timed step if the clock runs."""
     self._step += 1
     self._bar.update()
     self._steps += self._since is not None
@@ -59,7 +59,7 @@ class Progress:
 
   @property
   def timed(self) -> tuple[int, float]:
-    """Number and seconds of timed steps, including those before a resume."""
+    """Number and seconds of timed steps since the run first started."""
     seconds = self._seconds
     if self._since is not None:
       seconds += time.perf_counter() - self._since
@@ -99,10 +99,10 @@ def span(values: list[float]) -> str:
 
 
 def _nothing(line: str) -> None:
-  """Ignore a log line of the bar: `Progress.report` logs a better one."""
+  """Ignore log lines of `ProgressBar`: `Progress.report` logs better lines."""
 
 
 def log_to_stderr(*, verbose: bool = False) -> None:
-  """Show this package's log lines above bars; of libraries, only warnings."""
+  """Show log lines of this package above bars, and warnings of libraries."""
   absl_logging.set_verbosity(absl_logging.WARNING)
   log_package(verbose=verbose)

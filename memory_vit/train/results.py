@@ -38,8 +38,8 @@ from memory_vit.train.inputs import RunInputs
 from memory_vit.train.passes import packs_by_group
 from memory_vit.train.sweep import PassPlan, Trial
 
-# Names of temporary files that a killed run may leave in the workdir, made by
-# `files.replacing`, `processes.require_shared`, `bucket` and `lease`.
+# Names of temporary files of `files.replacing`, `processes.require_shared`,
+# `bucket` and `lease`, which a killed run may leave in the workdir.
 _BEGUN = re.compile(
   r"\..+\.(?:npz|png)\.[0-9a-f]{8}\.part"
   r"|\.(?:seen-by-all|written|lock)-[0-9a-f]{16}"
@@ -203,9 +203,9 @@ def export(
 ) -> list[Task]:
   """Write the new tasks, and the tasks that they attend to, to `tasks/`.
 
-  With `config.export_orbax`, parameters are also written to `orbax/`; in the
-  regime `full`, the whole model to NAME.npz; with a test split, `hits.json`.
-  Process 0 writes. All processes must call, and return the tasks as read back.
+  Also write parameters to `orbax/` with `config.export_orbax`, the whole model
+  to NAME.npz in the regime `full`, and `hits.json` with a test split. All
+  processes must call; process 0 writes. Return the new tasks, read from files.
   """
   tasks = [ranked[0].to_task(name)]
   if _exports_all(inputs.config):

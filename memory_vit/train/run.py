@@ -41,7 +41,7 @@ def train_and_evaluate(
 
   The run writes `config.json`, `checkpoints/`, `inventory/`, `tasks/NAME/`,
   TensorBoard events and `result.json` to `workdir`. With a test split it adds
-  `hits.json` (which examples are right, see `evaluation.hits`); for a sweep,
+  `hits.json` (correct test examples, see `evaluation.hits`); for a sweep,
   `sweep.png`; with `config.log_images`, `answers.png` (predictions of the best
   task) and, if the task has a token, `attention.png` (which patches its token
   attends to); in the regime `full`, the whole model as `NAME.npz`.
@@ -50,12 +50,12 @@ def train_and_evaluate(
     config: configuration of the run.
     workdir: directory of the run; created if it does not exist.
     stop: signal that makes the run save its state and stop training.
-    allow_changed_data: whether a resumed run may use other data than it began
-      with; its result records that, as it does changed options.
+    allow_changed_data: whether a resumed run may use changed data. The result
+      then lists the change, like changed options.
     splits: {"train": split, ...}, optionally with "validation" and "test", such
       as from `data.open_indexable`; they replace the data set of `config.data`.
-    backbone: replaces the backbone that `config.backbone` names; that option
-      then is only a note.
+    backbone: replaces the backbone that `config.backbone` names; the option is
+      then only recorded.
     history: receives the metrics, in place of TensorBoard events.
 
   Returns:
@@ -63,7 +63,7 @@ def train_and_evaluate(
 
   Raises:
     MemoryVitError: for unusable input, and if another run is using `workdir`.
-    Interrupted: if `stop` asked for it.
+    Interrupted: if `stop` stopped the run.
   """
   # Settle the configuration, and refuse options that are known to fail.
   if splits is not None:

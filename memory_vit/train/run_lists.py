@@ -77,10 +77,10 @@ def run_differences(
 
 
 def _epochs(values: Mapping[str, Any]) -> dict[str, Any]:
-  """Return {"config.total_steps": text} with the epochs, or {} without epochs.
+  """Return {"config.total_steps": "2 epochs"}; {} if epochs are not set.
 
-  Runs with equal epochs count as equal, although the number of steps depends on
-  the data.
+  The number of steps depends on the data, so runs with equal epochs count as
+  equal.
   """
   epochs = values["epochs"]
   return {"config.total_steps": f"{epochs} epochs"} if epochs else {}

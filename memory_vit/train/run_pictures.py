@@ -126,7 +126,7 @@ def attention_figures(
 ) -> dict[str, Figure]:
   """Draw which patches a task attends to, on images that it did not train on.
 
-  Without a token, with embeddings, or on several processes, draw nothing.
+  Return {} if there are no images, no token of the task, or several processes.
   """
   split = inputs.splits.get("test") or inputs.splits.get("validation")
   if split is None or split.embedded or not task.spec.learned.has_token:

@@ -60,7 +60,7 @@ _Part = TypeVar("_Part", DataConfig, UpstreamConfig)
 logger = logging.getLogger(__name__)
 
 
-# Value of an option that leaves the choice to the backbone.
+# An option with this value takes the value of the backbone.
 _BACKBONE = "backbone"
 # Number of epochs, and minimum number of steps, if `config.epochs` is -1. With
 # five images per class, fewer steps do not suffice, see docs/own_data.md.
@@ -70,7 +70,7 @@ _ROLES = ("train", "validation", "test")
 
 
 def task_name(config: Config) -> str:
-  """Return the task's name, or the data's: "sun397" for "sun397/tfds"."""
+  """Return the task's name, by default "sun397" for the data "sun397/tfds"."""
   if config.task.name:
     return config.task.name
   data = config.data
@@ -83,7 +83,7 @@ def task_name(config: Config) -> str:
 
 
 def with_splits(config: Config, splits: Mapping[str, Split]) -> Config:
-  """Set `config.data` from given splits; refuse options for other data."""
+  """Set `config.data` from given splits; refuse options that name data."""
   unknown = [role for role in splits if role not in _ROLES]
   if unknown or "train" not in splits:
     raise DataError(
@@ -100,7 +100,7 @@ def with_splits(config: Config, splits: Mapping[str, Split]) -> Config:
   if data.digest != "files":
     raise ConfigError(
       "config.data.digest is 'contents', which is not possible for splits that "
-      "are given from Python: expected 'files', and splits with a version."
+      "are given from Python: expected 'files', and a version of each split."
     )
   train = splits["train"]
   data = dataclasses.replace(
@@ -161,7 +161,7 @@ def _require_outside_of_images(config: Config, workdir: Path) -> None:
 
 
 def parent_directories(config: Config) -> tuple[list[Path], list[Path]]:
-  """Return directories of the tasks attended to, and of all their ancestors."""
+  """Return (directories of `attends_to`, directories of all ancestors)."""
   attends_to, indirect = (
     [_parent(p, f"config.task.{key}") for p in getattr(config.task, key)]
     for key in ("attends_to", "indirect")
@@ -356,8 +356,8 @@ def load_first_head(
   spec = task.spec
   if not spec.learned.on_pooled:
     raise ConfigError(
-      f"{where} is a task of the regime {spec.regime!r}, whose head reads "
-      "other features than the backbone's: expected a task of regime 'head'."
+      f"{where} is a task of the regime {spec.regime!r}, whose head "
+      "does not read the pooled features: expected a task of regime 'head'."
     )
   kind, names = config.task.kind, train.class_names
   if (spec.kind.name, spec.num_classes) != (kind, len(names)) or (
@@ -407,7 +407,7 @@ def _warn_of_validation(config: Config, task: Task, where: str) -> None:
 def _require_begins_as_head(
   config: Config, backbone: Backbone, where: str
 ) -> None:
-  """Refuse a regime whose head does not at first read backbone features."""
+  """Refuse a regime whose head, at step 0, does not read pooled features."""
   regime, problem = config.learned, ""
   if not regime.begins_as_head:
     problem = "reads other features"
@@ -456,9 +456,9 @@ def _require_same_outputs(config: Config, splits: Mapping[str, Split]) -> None:
       )
     if split.class_names != train.class_names:
       raise DataError(
-        f"the split for {role!r}, {split}, has {split.num_classes} {kind} "
-        f"that differ from the {train.num_classes} of {train}: expected equal "
-        "names in the same order."
+        f"the split for {role!r}, {split}, and {train} have different {kind} "
+        f"({split.num_classes} and {train.num_classes}): expected equal names "
+        "in the same order."
       )
 
 
@@ -494,7 +494,7 @@ def task_kind(config: Config, train: Split) -> TaskKind:
 def _require_embeddings_of(
   backbone: Backbone, config: Config, split: Split
 ) -> None:
-  """Refuse embeddings that were made by another backbone or other options."""
+  """Refuse embeddings made by another backbone or with different options."""
   if not split.embedded:
     return
   origin, used = split.embedded.origin, backbone.id

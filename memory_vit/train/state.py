@@ -32,7 +32,7 @@ from memory_vit.train.sweep import Trial
 logger = logging.getLogger(__name__)
 
 FORMAT = 5  # version of the JSON values that are saved beside the arrays
-# Value in place of a missing score: any other score is better.
+# Value in place of a missing score, worse than any score.
 _WORST = -math.inf
 _RECORDED = [
   f"config.{k}" for k, o in OPTIONS.items() if o.resume == "recorded"
@@ -54,7 +54,7 @@ class BestParams:
 
 @dataclasses.dataclass(frozen=True)
 class LoopState:
-  """State of the training loop beside `TrainState`; mappings are by trial."""
+  """State of the training loop, without `TrainState`; mappings are by trial."""
 
   best: Mapping[str, BestParams]
   # The step at which a trial was given up, because too many updates in a row
@@ -170,8 +170,8 @@ def save(
 ) -> None:
   """Write everything that a resumed pack needs; all processes must call.
 
-  Raise `BrokenDataError` if too many examples of `splits` were skipped by all
-  processes together.
+  Raise `BrokenDataError` if all processes together skipped too many examples of
+  `splits`.
   """
   best = past.best
   checkpoints.save(
@@ -242,7 +242,7 @@ def resume(
     logger.warning("from step %(step)d on, %(key)s is %(to)r, not %(from)r",
                    change)  # fmt: skip
   for key, bad in found["left_out"].items():
-    if key not in new_data:  # in new data, indices mean other images
+    if key not in new_data:  # in new data, the indices are invalid
       reason = f"left out up to step {step}"
       splits[key].mark_unreadable(dict.fromkeys(bad, reason))
   like = {
@@ -378,8 +378,8 @@ def require_same(
 def what_matters(values: Mapping[str, Any]) -> dict[str, Any]:
   """Return options that resumed runs must keep, {"config.task.cells": 5, ...}.
 
-  Values are as read back from JSON. Directories of tasks and epochs are left
-  out: the digests of tasks, and the number of steps, are compared instead.
+  Values have the types of JSON. Epochs and directories of tasks are left out:
+  the number of steps and the digests of tasks are compared instead.
   """
   free = {key for key, option in OPTIONS.items() if option.resume == "free"}
   flat = trees.flatten(json.loads(json.dumps(values)))

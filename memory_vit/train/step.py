@@ -28,7 +28,7 @@ from memory_vit.train.mix import Mixup, mix
 
 logger = logging.getLogger(__name__)
 
-# Maximum number of compiled steps to keep: more than a study uses in turn.
+# Maximum number of compiled steps to cache, more than a study needs at once.
 _SHARED = 32
 # Function that returns the bytes of a traced program's temporary arrays. The
 # second argument is a function from a value to its bytes on one device.
@@ -54,7 +54,7 @@ class StepMemory:
   Attributes:
     batches: the batch in use, and prefetched batches.
     contexts: outputs of the frozen pass.
-    temporary: temporary arrays of the program that needs most.
+    temporary: temporary arrays of the program that needs the most memory.
   """
 
   batches: int
@@ -69,9 +69,9 @@ class StepMemory:
 class Step:
   """One optimizer step on a batch, in three programs.
 
-  They are `SplitForward.prepare` (everything frozen), the gradient (everything
-  trained), and the update. With `accumulation_steps`, a batch passes the first
-  two in parts; with `mixup`, its images are mixed first.
+  The programs are `SplitForward.prepare` (the frozen pass), the gradient, and
+  the update. With `accumulation_steps`, the first two run once for each part of
+  a batch; with `mixup`, the batch is mixed before that.
   """
 
   def __init__(
@@ -94,7 +94,7 @@ class Step:
     self._parts = accumulation_steps
     self._is_compiled = False
     loss = functools.partial(_loss, forward, losses)
-    # None for gradient and state, because the programs set both shardings.
+    # None: the programs themselves set the shardings of gradient and state.
     outputs = (None, sharding.replicated(mesh))
     self.gradient_program = jax.jit(
       functools.partial(_gradient, jax.grad(loss, has_aux=True), mesh),
@@ -144,7 +144,7 @@ class Step:
 
     `batch` is the batch of a whole step, with "inputs" if they are cached;
     `evaluated` is the number of images in an evaluation batch. `temporary` is
-    called for the gradient and, unless its outputs are cached, the frozen pass.
+    called for the gradient and, without cached "inputs", for the frozen pass.
     """
     rows = sharding.by_rows(self._mesh)
     passed = batch

@@ -104,7 +104,7 @@ def _by_regime(tasks: Sequence[TrialResult]) -> list[TrialResult]:
 
 
 def _certainty(tasks: Sequence[TrialResult]) -> list[str]:
-  """Return [line on the standard error of the best validation score], or []."""
+  """Describe the uncertainty of the best validation score; [] if unknown."""
   best = tasks[0] if tasks else None
   if best is None:
     return []

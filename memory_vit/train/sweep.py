@@ -80,7 +80,7 @@ def trials_of(config: Config, name: str) -> list[Trial]:
 
 
 def _require_distinct(trials: Sequence[Trial]) -> None:
-  """Refuse two trials that agree in all options that any trial varies."""
+  """Refuse two trials with equal values of all varied options."""
   keys = {key: operator.attrgetter(key) for t in trials for key in t.varied}
   seen: dict[tuple[Any, ...], Trial] = {}
   for trial in trials:
@@ -118,7 +118,7 @@ def pass_group(config: Config) -> str:
 
 
 def size(trial: Trial) -> tuple[tuple[int, ...], ...]:
-  """Return a sort key: a trial's cost in a pass, its side stream first."""
+  """Return a sort key: the costs of a trial's parts, in reverse order."""
   regime, options = trial.config.learned, trial.config.task
   return tuple(
     part.cost(options) if regime.has(part.name) else ()
@@ -161,9 +161,9 @@ class PassPlan:
 def packs_of(trials: Sequence[Trial], at_once: int) -> list[list[Trial]]:
   """Distribute trials over as few packs as possible, of about equal size.
 
-  Trials with equal side streams come together, because they share matrix
-  products; among these, trials with similar numbers of cells, because a pack is
-  padded to its longest memory.
+  Trials are sorted by their side streams, because equal side streams share
+  matrix products, and then by their numbers of cells, because a pack is padded
+  to its longest memory.
   """
   count = math.ceil(len(trials) / at_once)
   if count == 1:
@@ -187,8 +187,8 @@ def at_once(first: int, further: int, free: int) -> int:
 def free_bytes(memory_gib: float) -> int:
   """Return the bytes that a pack may take; 0 GiB means all free memory.
 
-  Of the free memory, a tenth is spared on an accelerator, and half on a CPU:
-  compiling takes memory that the estimate does not include.
+  A tenth of the free memory stays free on an accelerator, and half on a CPU,
+  because compiling takes memory that the estimate does not include.
   """
   if memory_gib:
     return int(memory_gib * 2**30)

@@ -44,11 +44,11 @@ class EventFile:
 class TensorBoard:
   """Events of the trials of a run, written by process 0.
 
-  If the events of a trial cannot be written, the others are still written.
+  A trial whose events cannot be written does not affect other trials.
   """
 
   def __init__(self, logdirs: Mapping[str, Path]) -> None:
-    """Take the directory of each trial, which is created at its first event."""
+    """Store {trial: directory}; a directory is created at the first event."""
     self.guard = Guard("TensorBoard")
     self._logdirs = logdirs if jax.process_index() == 0 else {}
     self._guards = {

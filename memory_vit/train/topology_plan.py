@@ -101,7 +101,7 @@ class _Measured:
   reports: Mapping[str, CompilerReport]
 
   def seconds(self, config: Config, gigahertz: float) -> float:
-    """Return the seconds of a step; all but the update run once per part."""
+    """Return the seconds of a step; accumulation repeats all but the update."""
     cycles = sum(
       report.cycles
       * (1 if name == _UPDATE else config.optim.accumulation_steps)
@@ -165,7 +165,7 @@ class _GroupPlan:
     by_name = {trial.name: trial for trial in inputs.trials}
     try:
       plan = passes.plan_group(inputs, taken)
-    except ConfigError:  # no trial fits, as row "memory" says
+    except ConfigError:  # no trial fits: see the row "memory"
       return [[trial] for trial in inputs.trials]
     return [[by_name[name] for name in names] for names in plan.passes]
 
@@ -222,7 +222,7 @@ class _GroupPlan:
 
   @property
   def _backbone_bytes(self) -> int:
-    """Bytes of the backbone on a chip, and of its kernels in compute dtype."""
+    """Bytes on a chip: the backbone, plus its kernels in the compute dtype."""
     params = {"backbone": self.inputs.backbone.params}
     passed = jax.tree.leaves(self.inputs.frozen["backbone"])
     return sharding.bytes_on_a_device(

@@ -18,8 +18,8 @@ def evaluate_upstream(
 ) -> Evaluation | None:
   """Evaluate the original outputs on the data of `config.upstream`.
 
-  `tasks` run in the same pass; without them, the backbone runs alone. Return
-  None without such data, or if no task can share a pass with the backbone.
+  `tasks` run in the same pass; if None, the backbone runs alone. Return None if
+  `config.upstream` is not set, or if no task can share the pass.
   """
   split = inputs.splits.get("upstream")
   composing = [task for task in tasks or () if task.spec.learned.composes]

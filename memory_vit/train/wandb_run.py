@@ -68,7 +68,7 @@ def require_installed(config: Config) -> None:
 class WandbRun:
   """A W&B run: all processes call its methods, and process 0 writes.
 
-  The caller replaces `config` once backbone and data have completed it.
+  Once backbone and data are open, the caller sets `config` to its final value.
   """
 
   def __init__(
@@ -125,7 +125,7 @@ class WandbRun:
 
     Unsent data stays on the disk.
     """
-    if status == PREEMPTED:  # otherwise W&B reports a failure
+    if status == PREEMPTED:  # so that W&B reports no failure
       self._attempt(lambda: self._run.mark_preempting())
     run, self._run = self._run, None
     if run is None:

@@ -338,7 +338,7 @@ def test_a_mean_does_not_contradict_the_source(tmp_path):
   mean, std = (models.PREPROCESSOR[f"image_{k}"] for k in ("mean", "std"))
   same = mv.load_backbone(path, mean=mean, std=std)
   assert same.fingerprint == mv.load_backbone(path).fingerprint
-  with pytest.raises(ConfigError, match="std is .* states .*: leave it out"):
+  with pytest.raises(ConfigError, match="std is .* states .*: leave out the"):
     mv.load_backbone(path, std=[0.5] * 3)
 
 
@@ -431,7 +431,7 @@ def test_missing_parts_are_named(tmp_path):
 
 def test_invalid_arrays_are_refused(tmp_path):
   for bad, said in (
-    (np.arange(3), "it is 'I64', expected a float"),
+    (np.arange(3), "the dtype is 'I64', expected a float"),
     (np.float32([1, np.nan, 1]), "not finite"),
     (np.float64([1, 1e300, 1]), "not finite as float32"),
     (np.zeros((0, 3), np.float32), "missing: classifier.bias (3,)"),
@@ -479,7 +479,7 @@ def test_oversized_model_files_are_refused(tmp_path, monkeypatch):
   path = models.write_model(tmp_path)
   with monkeypatch.context() as small:
     small.setattr(stored_arrays, "MAX_HEADER_BYTES", 100)
-    assert "(at most 100)" in refusal(path)
+    assert "bytes, expected at most 100." in refusal(path)
   with monkeypatch.context() as small:
     small.setattr(stored_arrays, "MAX_BYTES", 100)
     assert "expected at most 100" in refusal(path)

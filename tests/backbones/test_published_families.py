@@ -440,7 +440,7 @@ def test_dinov2_reads_no_activation_beside_a_gate():
 REFUSED = {
   "a classifier of DINOv2": (
     "dinov2", {}, {"classifier.weight": (5, 48)},
-    "the class token and the mean of the patches side by side",
+    "the class token, concatenated with the mean patch token",
   ),
   "a classifier of CLIP": (
     "clip", {}, {"classifier.weight": (5, 24)},
@@ -497,7 +497,7 @@ REFUSED = {
     "timm registers with positions",
     {"architecture": "vit_so150m_patch16_reg4_map_256", "global_pool": "map",
      "model_args": {"patch_size": 14}},
-    {}, "its probe attends to the patches alone",
+    {}, "attention pooling covers only the patches",
   ),
 }  # fmt: skip
 

@@ -31,9 +31,9 @@ _SWIGLU: Table = {
 def read(fields: Fields, arrays: Arrays) -> Model:
   if "classifier.weight" in arrays:
     raise BackboneError(
-      f"{fields.where} has a classifier that reads the class token and the "
-      "mean of the patches side by side. Expected DINOv2 without a head: save "
-      "its backbone (model.base_model.save_pretrained) and load that copy."
+      f"{fields.where} has a classifier that takes the class token, "
+      "concatenated with the mean patch token. Expected DINOv2 without a head: "
+      "save its backbone (model.base_model.save_pretrained) and load that copy."
     )
   has_registers = fields.choice("model_type", _WITH_REGISTERS)
   defaults = {

@@ -12,9 +12,9 @@ _T = TypeVar("_T")
 class Fields:
   """Fields of an untrusted JSON object.
 
-  A null field counts as absent, because transformers writes null for None. The
-  methods that check a field raise `BackboneError` with the file, the key, the
-  value and what was expected, also for an absent field without a default.
+  A null field counts as absent, because transformers writes null for None. If a
+  value is invalid, or absent and without a default, `BackboneError` states the
+  file, the key, the value and the expected values.
   """
 
   def __init__(self, config: Any, where: str) -> None:
@@ -28,7 +28,7 @@ class Fields:
     return self._config.get(name) is not None
 
   def require_known(self, known: Iterable[str]) -> None:
-    """Raise if there are fields of other names, null or not."""
+    """Raise if a field, null or not, has a name that is not in `known`."""
     names = sorted(known)
     for name in sorted(map(str, self._config.keys() - set(names))):
       raise BackboneError(

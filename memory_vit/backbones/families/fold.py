@@ -16,8 +16,8 @@ def torch_shape(
 ) -> tuple[int, ...]:
   """Return the shape of the PyTorch weight that becomes our kernel.
 
-  (inputs..., outputs...) with bias (outputs...) -> (outputs, inputs), heads in
-  order; patches (p, p, 3, d) -> (d, 3, p, p); LayerNorm (d,) -> (d,).
+  Heads are flattened: (inputs..., outputs...) with a bias (outputs...) becomes
+  (outputs, inputs). Patches: (p, p, 3, d) -> (d, 3, p, p). LayerNorm: (d,).
   """
   if len(kernel) == 4:
     return kernel[3], kernel[2], *kernel[:2]
@@ -35,7 +35,7 @@ def from_torch(weight: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def to_torch(kernel: np.ndarray, bias: tuple[int, ...] | None) -> np.ndarray:
-  """Invert `from_torch`; return an array that has no bias unchanged."""
+  """Invert `from_torch`; an array without a bias is returned unchanged."""
   if bias is None:
     return kernel
   if kernel.ndim == 4:

@@ -24,14 +24,14 @@ FIELDS = dict.fromkeys((
   *("width", "depth", "mlp_dim", "num_heads", "patch_size", "image_size"),
   "layer_norm_epsilon",
 ))  # fmt: skip
-# Name of the token for masked patches in pretraining, which is ignored.
+# Name of the mask token, which is ignored: only pretraining uses it.
 MASK = "embeddings.mask_token"
 # Arrays to ignore if there is a classifier, which does not use the pooler.
 _POOLER = ("pooler.dense.*", "vit.pooler.dense.*")
 
 
 def trunk(qkv_bias: bool) -> Table:
-  """Return rows of patches and blocks; `qkv_bias` is a field of config.json."""
+  """Return the rows for patches, positions and blocks, which I-JEPA shares."""
   block = "encoder.layer.{l}"
   return {
     "embeddings.position_embeddings": table.POSITIONS,

@@ -14,7 +14,7 @@ from memory_vit.backbones.families.vit_fields import (
 )
 
 TOWER = "vision_model."
-# Rows of the table for the blocks. The towers of CLIP use the same rows.
+# Table rows for the blocks, which CLIP's image tower shares.
 BLOCKS: Table = {
   "encoder.layers.{l}.layer_norm1": table.NORM_1,
   "encoder.layers.{l}.self_attn.q_proj": table.QUERY,
@@ -49,7 +49,7 @@ _PROBE: Table = {
 
 
 def read(fields: Fields, arrays: Arrays) -> Model:
-  """Read `SiglipModel`, its vision tower, or an image classifier made of it."""
+  """Read a SigLIP model, its image tower, or a classifier on this tower."""
   if fields.choice("model_type", _TEXTS):
     fields = fields.section("vision_config")
   classes = width_of(arrays, "classifier", "num_classes", fields.where)

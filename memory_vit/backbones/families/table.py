@@ -56,14 +56,14 @@ _INDENTED = "\n  "
 
 @dataclasses.dataclass(frozen=True)
 class To:
-  """Our name for a source layer or array, and how the two differ."""
+  """How to convert a source layer or array to ours."""
 
   # Our name, or several names if one source layer concatenates the outputs of
   # several of our layers.
   ours: str | tuple[str, ...]
   bias: bool = True  # whether the source has a bias; if not, our bias is zero
   scale: str = ""  # source name of the LayerScale that multiplies the outputs
-  shape: Shape | None = None  # shape of the source array if ours has another
+  shape: Shape | None = None  # source shape; None if equal to ours
 
 
 Table = Mapping[str, str | To]
@@ -74,8 +74,8 @@ class Model:
   """Configuration of a source model, and the table that converts its arrays."""
 
   config: ViTConfig
-  # A row is skipped if the model of `config` has no layer of our name. If two
-  # rows have the same of our names, the later row counts.
+  # A row is skipped if a model of `config` lacks the row's target. If two rows
+  # have the same target, the later row wins.
   table: Table
   # Names or patterns of source arrays to ignore, such as buffers.
   ignored: tuple[str, ...] = ()
@@ -85,14 +85,14 @@ class Model:
 
 
 def prefixed(prefix: str, table: Table, arrays: Arrays) -> Table:
-  """Prepend a prefix to the names of a table if any array's name has it."""
+  """Add a prefix to the names in a table if any array's name starts with it."""
   if not any(name.startswith(prefix) for name in arrays):
     return table
   return {f"{prefix}{name}": place for name, place in table.items()}
 
 
 def convert(model: Model, arrays: Arrays, where: str) -> dict[str, np.ndarray]:
-  """Convert to {"a/b/c": float32}, for images normalized as in the source."""
+  """Convert to {"a/b/c": float32}; leave image normalization to the caller."""
   ours = {
     name: array.shape
     for name, array in layouts.expected_shapes(model.config).items()
@@ -153,8 +153,8 @@ def take(
   lines += [f"extra: {brief(n)}" for n in sorted(names - expected.keys())]
   if lines:
     raise BackboneError(
-      f"{where}: the weights in this directory are not exactly those of the "
-      "model that this file describes:"
+      f"{where}: the arrays in this directory are not exactly those that this "
+      "file describes:"
       f"{_INDENTED}{listed(lines, _INDENTED, _MOST_CHARACTERS)}"
     )
   return taken
@@ -177,7 +177,7 @@ def _rows(model: Model) -> Iterator[tuple[str, To]]:
 
 
 def _leaf(place: str, ours: Mapping[str, Shape]) -> str:
-  """Return the full name of our array, kernel or scale; "" if none exists."""
+  """Return the name of an array, or of a layer's kernel or scale; else ""."""
   leaves = (place, f"{place}/kernel", f"{place}/scale")
   return next((leaf for leaf in leaves if leaf in ours), "")
 
@@ -213,7 +213,7 @@ def _source_shapes(
 def _folded(
   name: str, to: To, ours: Mapping[str, Shape], source: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-  """Convert the source arrays of a row to ours; remove these from `source`."""
+  """Pop the arrays of a row from `source`, and convert them to ours."""
   if to.ours[0] in ours:
     return {to.ours[0]: source.pop(name).reshape(ours[to.ours[0]])}
   names = _parameters(name)

@@ -43,10 +43,10 @@ _TAGS = {
   *("36x1", "clip", "dinov2", "gap", "map", "miil", "plus", "quickgelu"),
   *("siglip", "tipsv2", *_REGISTERS),
 }
-# Sizes from timm's own architecture search. All such models have LayerScale.
+# Sizes that timm found by architecture search. Their models have LayerScale.
 _SEARCHED = {"wee", "little", "medium", "mediumd", "betwixt", "so150m2"}
-# Names of the SigLIP 2 models that have the tanh GELU. For other sizes, timm
-# has a single model for SigLIP and SigLIP 2, which has the exact GELU.
+# Names of the SigLIP 2 models with the tanh GELU. timm's other SigLIP models
+# have the exact GELU, and hold weights of SigLIP or SigLIP 2.
 _TANH_SIGLIP = re.compile(
   r"vit_(giantopt_patch16_.*|so400m_patch16_.*|large_patch16_.*_512|"
   r"base_patch32_.*)"
@@ -82,10 +82,10 @@ def architecture(name: str, where: str) -> Architecture:
   tags = {tag for tag in rest.split("_") if tag and not tag.isdecimal()}
   if size not in _SIZES or not tags <= _TAGS:
     raise BackboneError(
-      f"{where}: architecture is {brief(name)}, expected a plain ViT of timm: "
-      f"(vit|deit|deit3)_SIZE_patchN, with a SIZE of {', '.join(_SIZES)} and "
-      f"any of the tags {', '.join(sorted(_TAGS))}. Hybrids, other positions, "
-      "parallel blocks and a second head for distillation are not supported."
+      f"{where}: architecture is {brief(name)}, expected a plain ViT of timm, "
+      f"(vit|deit|deit3)_SIZE_patchN[_TAGS]. Sizes: {', '.join(_SIZES)}. Tags: "
+      f"{', '.join(sorted(_TAGS))}. Hybrids, parallel blocks, distilled models "
+      "and positions other than learned absolute ones are not supported."
     )
   tagged = [
     _TAGGED_SIZES[key] for t in tags if (key := (size, t)) in _TAGGED_SIZES

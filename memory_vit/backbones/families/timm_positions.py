@@ -15,8 +15,8 @@ def grid(
 ) -> tuple[int, int]:
   """Return the number of rows of the table, and the side of the patch grid.
 
-  The stated image size decides, since 225 rows may be those of 15 x 15 patches,
-  or of 14 x 16 patches and a class token.
+  The stated image size decides: 9 rows may belong to 3 x 3 patches, or to 2 x 2
+  patches and 5 tokens before them.
   """
   shape = arrays["pos_embed"].shape if "pos_embed" in arrays else ()
   if len(shape) != 3:
@@ -38,16 +38,16 @@ def grid(
     size_text = f" of {image} pixels a side" if image else ""
     raise BackboneError(
       f"{fields.where}: pos_embed has {rows} positions, expected one per "
-      f"patch of a square image{size_text}, with or without one more for each "
-      f"of the {prefix} tokens before the patches. Expected images of at most "
-      f"{MAX_IMAGE_SIZE} pixels a side. If images have another size, state "
+      f"patch of a square image{size_text}. The {prefix} tokens before "
+      "the patches may have positions too. The side is at most "
+      f"{MAX_IMAGE_SIZE} pixels. If images have another size, state "
       "model_args.img_size."
     )
   return rows, side
 
 
 def _built_size(fields: Fields) -> int | None:
-  """Return the image size if timm builds the model for a fixed one, or None."""
+  """Return the fixed image size that timm builds the model for, if any."""
   args = fields.section("model_args")
   if args.has("img_size"):
     return args.size("img_size", 1, MAX_IMAGE_SIZE)

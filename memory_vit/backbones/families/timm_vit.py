@@ -41,8 +41,8 @@ def read(fields: Fields, arrays: Arrays) -> Model:
   )
   if pooling == "map" and (model.class_token or model.reg_tokens):
     raise BackboneError(
-      f"{fields.where}: its probe attends to the patches alone, although the "
-      "model has other tokens. Expected no class token and no registers."
+      f"{fields.where}: attention pooling covers only the patches, but the "
+      "model has a class token or registers. Expected neither."
     )
   # timm reads num_classes at the top level, or else in pretrained_cfg.
   has_classes = fields.has("num_classes")
@@ -76,7 +76,7 @@ def read(fields: Fields, arrays: Arrays) -> Model:
 def _mlp_dim(model: Architecture, arrays: Arrays, where: str) -> int:
   """Return the width of the MLPs.
 
-  For SwiGLU, this is half the outputs of fc1, which holds gate and layer.
+  For SwiGLU, fc1 has twice as many outputs: gate and up projection.
   """
   outputs = width_of(arrays, "blocks.0.mlp.fc1", "num_classes", where)
   layers = 2 if model.swiglu else 1
@@ -84,7 +84,7 @@ def _mlp_dim(model: Architecture, arrays: Arrays, where: str) -> int:
   if outputs % layers or not 1 <= outputs <= layers * most:
     raise BackboneError(
       f"{where}: blocks.0.mlp.fc1.weight has {outputs:,} outputs, expected "
-      f"{layers} times a width of 1 to {most:,}."
+      f"{layers} times an MLP width of 1 to {most:,}."
     )
   return outputs // layers
 

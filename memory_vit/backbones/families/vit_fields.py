@@ -10,9 +10,9 @@ from memory_vit.errors import BackboneError, ConfigError
 from memory_vit.model.vit_config import MAX_IMAGE_SIZE, ViTConfig
 from memory_vit.runtime.messages import brief
 
-# {field of `ViTConfig`: (minimum, maximum)}. Every published ViT is below the
-# maxima (the widest has a width of 4,096 and MLPs of 8,192), but a model with
-# the maxima can still be computed.
+# {field of `ViTConfig`: (minimum, maximum)}. No published ViT reaches a maximum
+# (the widest has a width of 4,096 and MLPs of 8,192), and each maximum is small
+# enough to be computed.
 LIMITS: Mapping[str, tuple[Any, Any]] = {
   "width": (1, 2**14),
   "depth": (1, MAX_DEPTH),
@@ -92,7 +92,7 @@ def vit_config(
 
 
 def width_of(arrays: Arrays, name: str, limit: str, where: str) -> int:
-  """Return the number of outputs of a layer, by its shapes; 0 if absent."""
+  """Return a layer's number of outputs, from its shapes; 0 if it is absent."""
   most = LIMITS[limit][1]
   for parameter, rank in ((f"{name}.weight", 2), (f"{name}.bias", 1)):
     if parameter in arrays:
