@@ -1,1 +1,1 @@
-"""Configurations: short differences from `base`."""
+"""Configurations: each sets a few options of `base`."""

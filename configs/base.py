@@ -9,6 +9,6 @@ from memory_vit import config as config_lib
 
 
 def get_config() -> ml_collections.ConfigDict:
-  """All options with their defaults, the paper's where it states one."""
+  """All options with their defaults, which are the paper's if it states any."""
   config = ml_collections.ConfigDict(config_lib.to_dict(config_lib.Config()))
   return config.lock()

@@ -7,15 +7,15 @@
 
 The data are the 1,797 handwritten digits of scikit-learn. The first command
 trains a micro ViT on 0 to 4, and writes it in the layout of the published
-checkpoints, as runs/digits-backbone/low.npz; the others read it there, or from
---config.backbone. It is frozen; the digits 5 to 9 are learned with 5 memory
-cells per layer; 0 to 4 are evaluated before and after. For demonstrations and
-tests: logistic regression on the pixels beats a ViT of 17 tokens on these
-digits.
+checkpoints, as runs/digits-backbone/low.npz; the other commands read it there,
+or from --config.backbone. They freeze it, and learn the digits 5 to 9 with 5
+memory cells per layer; 0 to 4 are evaluated before and after. Use it only for
+demonstrations and tests: on these digits, logistic regression on the pixels
+beats a ViT with 17 tokens.
 
 With `:sweep`, six trials share every pass: 1 and 5 cells with three learning
-rates. The best on validation is exported. With `:labels`, the task is to say
-of all digits whether they are even, above 4, or prime.
+rates. The best trial on validation is exported. With `:labels`, the task is to
+predict of any digit, 0 to 9, whether it is even, above 4, or prime.
 
 Hardware: 2 CPU cores. Time of each command: 25 s. Accuracy of the best trial of
 the sweep on the digits 5 to 9: 82 %; mAP of the labels: 94 % (measured by us).
@@ -26,7 +26,7 @@ import ml_collections
 from memory_vit.configs import base
 from memory_vit.errors import ConfigError
 
-# Crops of each training image: the positions of 8 pixels in a digit of 9.
+# A crop of 8 x 8 pixels has 4 positions in a digit of 9 x 9 pixels.
 _CROPS = 4
 
 
@@ -37,10 +37,10 @@ def get_config(what: str = "") -> ml_collections.ConfigDict:
   config.batch_size = 128
   config.data.train = "train[:90%]"
   config.data.validation = "train[90%:]"
-  # A mirrored digit is another sign.
+  # A mirrored digit is not a digit.
   config.data.flip = False
-  # Random crops of 8 from 9 pixels; central ones for evaluation, so that the
-  # scale of a digit is the same.
+  # Crop 8 of 9 pixels, at random in training and centrally in evaluation, so
+  # that digits have the same scale in both.
   config.data.train_crop = "small"
   for data in (config.data, config.upstream):
     data.eval_crop, data.resize = "central", 9
@@ -56,7 +56,7 @@ def get_config(what: str = "") -> ml_collections.ConfigDict:
   if what == "sweep":
     config.sweep.learning_rate = (1.0, 0.3, 0.1)
     config.sweep.cells = (1, 5)
-    # Keys and values of the frozen backbone are computed once: steps are fast.
+    # Steps are fast if keys and values of the frozen backbone are cached.
     config.cache.what, config.cache.crops = "contexts", _CROPS
     config.log_images = 4
   elif what == "labels":

@@ -7,11 +7,11 @@
   memory-vit train --config=embeddings --workdir=DIR \\
     --config.backbone=NPZ --config.data.dir=EMBEDDED
 
-EMBEDDED may be a single output of `embed`, which is then the split "train":
+EMBEDDED may also be a single output of `embed`. It is then the split "train":
 --config.data.train='train[:80%]', --config.data.validation='train[80%:90%]',
 --config.data.test='train[90%:]'. --config.regime=probe uses all layers. The
-task records how the embedded images were prepared. The default is 50 epochs,
-and at least 25 steps; --config.epochs=N changes it.
+task records the preprocessing of the embedded images. The default is 50 epochs,
+but at least 25 steps; --config.epochs=N changes the number of epochs.
 """
 
 import ml_collections
@@ -25,12 +25,12 @@ def get_config() -> ml_collections.ConfigDict:
   config.regime = "head"
   config.data.name = "embeddings"
   # Rows are in an order that mixes the classes, so the last tenth is a fair
-  # sample. "validation" is an output EMBEDDED/validation, if there is one.
+  # sample. Set "validation" if there is an output EMBEDDED/validation.
   config.data.train = "train[:90%]"
   config.data.validation = "train[90%:]"
-  # "" if there is no EMBEDDED/test.
+  # Set "" if there is no output EMBEDDED/test.
   config.data.test = "test"
-  # The embedded images are not cropped or mirrored again.
+  # Embeddings cannot be cropped or mirrored.
   config.data.train_crop = "resize"
   config.data.flip = False
   config.cache.what = "features"

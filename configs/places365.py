@@ -2,13 +2,13 @@
 
   memory-vit train --config=places365 --workdir=DIR
 
-Six learning rates are trained in one pass; compare the test accuracy of the
-best on validation with the 53.8 % that the paper reports for 5 cells
-on "Places-365" (Table 2; ViT-B/32 from ImageNet-21k, 224 px, on TPUs that it
-does not specify; head alone 50.9 %, all weights 55.9 %). Accuracy and time:
-not measured by us.
+Six learning rates are trained in one pass. Compare the test accuracy of the
+trial that is best on validation with the 53.8 % that the paper reports for 5
+cells on "Places-365" (Table 2; ViT-B/32 from ImageNet-21k, 224 px,
+unspecified TPUs; linear head 50.9 %, full fine-tuning 55.9 %). We have not
+measured accuracy and time.
 
-Data: TFDS `places365_small`, a download of 29 GiB. With a copy at hand, put
+Data: TFDS `places365_small`, a download of 29 GiB. If you have a copy, put
 train_256_places365standard.tar, val_256.tar, test_256.tar and
 filelist_places365-standard.tar into DATA/downloads/manual and give
 --config.data.dir=DATA.
@@ -23,21 +23,21 @@ from memory_vit.configs import base
 def get_config() -> ml_collections.ConfigDict:
   """The paper's set-up, on Places365."""
   config = base.get_config()
-  # The paper's, whatever the backbone's own size is.
+  # The paper's size, for any backbone.
   config.image_size = 224
   config.task.name = "places365"
   config.data.name = "places365_small"
-  # The test split has no public labels: the result is on the validation split,
-  # and the best step is chosen on 2 % of the training split.
+  # The test split has no public labels: we test on the validation split, and
+  # choose the best step on 2 % of the training split.
   config.data.train = "train[:98%]"
   config.data.validation = "train[98%:]"
   config.data.test = "validation"
-  # Unstated in the paper: the whole image, as vit_jax evaluates.
+  # The paper does not state this crop; vit_jax uses the whole image.
   config.data.eval_crop = "resize"
-  # The public PyTorch reproduction of the paper reports "a 5-step linear rate
-  # warmup" of the authors; we could not check the paper's own text.
+  # According to the paper's public PyTorch reproduction, the authors used "a
+  # 5-step linear rate warmup"; we could not check the paper's own text.
   config.optim.warmup_steps = 5
-  # The paper reports the best learning rate without naming those it tried.
-  # --config.learning_rate=0.1 trains with that one alone.
+  # The paper reports the best of several learning rates without naming them.
+  # --config.learning_rate=0.1 trains with only this learning rate.
   config.sweep.learning_rate = LEARNING_RATES
   return config

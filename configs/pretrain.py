@@ -1,10 +1,10 @@
-"""A backbone from random weights: the regime `full`, on any TFDS data set.
+"""A backbone trained from random weights (regime `full`) on any TFDS data set.
 
   memory-vit train --config=pretrain:cifar10 --workdir=DIR
 
 DIR/NAME.npz is the backbone, in the layout of the published checkpoints; give
-it as --config.backbone to a run that learns a task. Time and accuracy depend on
-the data set and the variant; not measured by us.
+it as --config.backbone to a run that trains a task. Time and accuracy depend on
+the data set and the ViT variant; we have not measured them.
 """
 
 import ml_collections
@@ -13,7 +13,7 @@ from memory_vit.configs import tfds
 
 
 def get_config(name: str = "") -> ml_collections.ConfigDict:
-  """A ViT-Ti/16 at 64 px, trained as DeiT is (without its augmentation)."""
+  """A ViT-Ti/16 at 64 px, with DeiT's settings but without its augmentation."""
   config = tfds.get_config(name)
   config.backbone = "random:Ti/16"
   config.regime = "full"

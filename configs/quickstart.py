@@ -1,15 +1,15 @@
-"""A far task by four regimes, in one command and without a download.
+"""Four regimes on a task far from pretraining, without a download.
 
   make quickstart
   memory-vit train --config=quickstart --workdir=runs/quickstart
   memory-vit train --config=quickstart:angle --workdir=runs/angle
 
 The glyph ViT that comes with the package knows dark characters on light paper.
-It stays frozen, and learns 120 characters that are light on dark, in heavy
-noise: by a linear head, by a class token, by memory, and by a side stream, with
-two learning rates each. Keys and values of the backbone are computed once.
-The best of each regime on validation is exported. With `:angle`, the task is to
-say by how many degrees a character is turned, from -45 to 45.
+It stays frozen. The task is to classify 120 characters that are light on dark,
+in heavy noise: with a linear head, a class token, memory, and a side stream,
+each with two learning rates. Keys and values of the backbone are computed once.
+The best trial of each regime on validation is exported. With `:angle`, the task
+is to predict the rotation of a character, from -45 to 45 degrees.
 
 Hardware: 2 CPU cores, 1 to 3 minutes. Accuracy: docs/reference/results.md of
 the repository; R2 of the angle with a side stream: 0.33 (measured by us).
@@ -22,7 +22,7 @@ from memory_vit.errors import ConfigError
 
 
 def get_config(what: str = "") -> ml_collections.ConfigDict:
-  """Eight trials of 500 steps, on contexts that are cached in memory."""
+  """Eight trials of 500 steps, with keys and values cached in memory."""
   config = base.get_config()
   config.backbone = "glyphs"
   config.image_size = 24
@@ -35,12 +35,12 @@ def get_config(what: str = "") -> ml_collections.ConfigDict:
   config.data.name = "glyphs:inverted"
   config.data.train = "train[:90%]"
   config.data.validation = "train[90%:]"
-  # A mirrored or cropped character may be another one.
+  # A mirrored or cropped character may be another character.
   config.data.flip = False
   config.data.train_crop = "resize"
   config.cache.what = "contexts"
-  # The task has 120 classes, and the backbone's head 337: its outputs are
-  # compared, and have no accuracy.
+  # Only outputs of the backbone are compared: its head has 337 classes and the
+  # data 120, so there is no accuracy.
   config.upstream.name = "glyphs:inverted"
 
   config.sweep.regime = ("head", "cls_masked", "memory_masked", "side_masked")

@@ -4,7 +4,7 @@
     --workdir=DIR --config.data.dir=DATA --config.backbone=FILE \\
     --learning_rates=0.03,0.1,0.3 --seeds=0,1 --cells=5,20
 
-NAME is a data set of TFDS that was prepared in DATA, FILE a backbone for 64 px.
+NAME is a TFDS data set that was prepared in DATA; FILE is a backbone for 64 px.
 Hardware, time and accuracy: docs/reference/results.md.
 """
 
@@ -14,7 +14,7 @@ from memory_vit.configs import tfds
 
 
 def get_config(name: str = "") -> ml_collections.ConfigDict:
-  """Some two epochs of 9,000 images: hours, not days, for all regimes."""
+  """About two epochs of 9,000 images: all regimes take hours, not days."""
   config = tfds.get_config(name)
   config.batch_size = 64
   config.batch_size_eval = 250

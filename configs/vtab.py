@@ -1,13 +1,12 @@
-"""VTAB-1k: 19 tasks of 1,000 images, all by `python -m studies.vtab`.
+"""VTAB-1k: one of 19 tasks; `python -m studies.vtab` trains all of them.
 
   memory-vit train --config=vtab:cifar --workdir=DIR \\
     --config.data.dir=DATA/cifar
 
-trains one task on its 1,000 images, in the prepared folder of the benchmark;
-its folders are the tasks: cifar, caltech101, dtd, ... (docs/dev/studies.md).
-`python -m studies.vtab` of the repository first chooses the learning rate, then
-trains all tasks.
-Accuracy and time: not measured by us.
+The command trains one task on its 1,000 images. DATA is the prepared folder of
+the benchmark, and its subfolders are the tasks: cifar, caltech101, dtd, ...
+(docs/dev/studies.md). `python -m studies.vtab` of the repository first chooses
+the learning rate, then trains all tasks. Accuracy and time were not measured.
 """
 
 import ml_collections
@@ -16,15 +15,15 @@ from memory_vit.configs import base
 
 
 def get_config(name: str = "") -> ml_collections.ConfigDict:
-  """The protocol of the benchmark, of one task or of all."""
+  """The protocol of the benchmark, for one task or for all tasks."""
   config = base.get_config()
   config.backbone = "i21k-B/16"
-  # Resized to a square without crop or flip, as the benchmark's authors do.
+  # Like the benchmark's authors, resize to a square, without crop or flip.
   config.data.train_crop = "resize"
   config.data.eval_crop = "resize"
   config.data.flip = False
-  # As the benchmark is tuned for frozen backbones: AdamW, 100 epochs of batches
-  # of 64, 10 of them to warm up, then a cosine.
+  # Usual settings for frozen backbones on this benchmark: AdamW, 100 epochs,
+  # batches of 64, warm-up for 10 epochs, then a cosine schedule.
   config.optim.name = "adamw"
   config.optim.weight_decay = 1e-4
   config.optim.warmup = 0.1
@@ -32,8 +31,8 @@ def get_config(name: str = "") -> ml_collections.ConfigDict:
   config.batch_size = 64
   config.batch_size_eval = 256
   config.epochs = 100.0
-  # All tasks share compiled programs. Sun397 has 397 classes: one more output
-  # pads its head, too, which would otherwise compile its own programs.
+  # All tasks share compiled programs. With 398 outputs, even the head of sun397
+  # (397 classes) has padding; without padding it would compile other programs.
   config.task.padded_classes = 398
   config.checkpoint_every = 500
   # Without crop and flip images never change: the backbone runs once for each.
@@ -42,7 +41,7 @@ def get_config(name: str = "") -> ml_collections.ConfigDict:
   config.cache.what = "contexts"
   config.cache.dtype = "bfloat16"
   if not name:
-    # For the search of studies.vtab; its --regimes and --seeds set the rest.
+    # For the learning rate search of studies.vtab; its options set the rest.
     config.sweep.learning_rate = (3e-4, 1e-3, 3e-3, 1e-2)
     return config
   config.task.name = name

@@ -16,7 +16,7 @@ Learnable Memory. CVPR 2022.
             ImageInput
   types     Backbone, ViTConfig, vit_config; Task, TaskSpec, TaskKind,
             EvalPreprocessing;
-            MemoryViT, the module of Flax; MemoryVitError, all bad input
+            MemoryViT, the Flax module; MemoryVitError, raised for bad input
 """
 
 from etils import epy

@@ -1,9 +1,9 @@
 """Configuration of a run: every option, its default, meaning and rules.
 
-Defaults are the paper's where it states one. The comment above an option is its
-text in --help. Its rules say which values it accepts, whether it may change
-when a run resumes (`resume`), and whether trials of a sweep may differ in it
-(`sweep`).
+Defaults are the paper's if it states one. --help shows the comment above an
+option. The rules of an option say which values it accepts, whether it may
+change when a run resumes (`resume`), and whether trials of a sweep may differ
+in it (`sweep`).
 """
 
 import copy
@@ -41,19 +41,19 @@ from memory_vit.runtime.options import (
   option,
 )
 
-# Name of the data set of embeddings that `memory-vit embed` wrote.
+# `data.name` of embeddings that `memory-vit embed` wrote.
 EMBEDDINGS = "embeddings"
-# Maximum number of trials of a sweep, which compares all pairs of trials.
+# Maximum number of trials of a sweep: all pairs of trials are compared.
 MOST_TRIALS = 1_000
 # Values of `optim.name` that solve a head in one step.
 CLOSED_FORMS = tuple(
   dict.fromkeys(name for kind in KINDS.values() for name in kind.closed_forms)
 )
-# Learning rates to try for a new task. The paper names none; these go up to the
-# learning rates at which full fine-tuning is said to break down.
+# Learning rates to try for a new task. The paper names none; full fine-tuning
+# is reported to fail at the largest of these learning rates.
 LEARNING_RATES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 # On our test bed, the best of these three on validation is as good as the best
-# of all six; docs/choosing_a_regime.md has the best ones of each regime.
+# of all six; docs/choosing_a_regime.md lists the best for each regime.
 FEW_LEARNING_RATES = (0.03, 0.3, 1.0)
 
 
@@ -76,7 +76,6 @@ class _RegimeName(Choice):
 # Rules that several options share. A training state stores steps as int32.
 _STEPS = Number(1, 2**31 - 1, "steps are counted in 32 bits")
 _STEPS_OR_NONE = dataclasses.replace(_STEPS, least=0)
-# With a larger learning rate, every update of float32 parameters overflows.
 _RATE = Number(0, 1e6, "a learning rate", positive=True)
 _RATES = Items(_RATE, MOST_TRIALS)
 _FACTOR = Number(0, 1e6, "a factor")
@@ -106,11 +105,11 @@ class DataConfig:
   """The data set of a task: its splits, and how images are prepared."""
 
   # Name of a TFDS data set ("cifar100", "sun397/tfds"), "folder", "list",
-  # "embeddings", or a data set of a package: "digits:0-4", "glyphs:inverted".
+  # "embeddings", or built-in data: "digits:0-4", "glyphs:inverted".
   name: str = option("", _DATA_SET_OR_NONE)
-  # Directory of the data: for "folder" it holds train/ and test/, for "list"
-  # train.txt and test.txt, for "embeddings" train/; or it is one output of
-  # `memory-vit embed`, which is then the split "train". For TFDS "" is its
+  # Directory of the data. For "folder" it holds train/ and test/, for "list"
+  # train.txt and test.txt, for "embeddings" train/. A single output directory
+  # of `memory-vit embed` is used as the split "train". For TFDS, "" is the
   # default directory.
   dir: str = option("", _DIRECTORY, resume="free")
   # Training split, in the notation of TFDS: "train[:98%]".
@@ -130,23 +129,23 @@ class DataConfig:
   # the run. All trials of a sweep share their batches, whatever their seeds.
   seed: int = option(-1, dataclasses.replace(_SEED, least=-1))
   # Maximum size (GiB) of a data set without random access, which is read into
-  # memory as encoded images. For larger ones the error says how to convert
-  # them.
+  # memory as encoded images. For larger data sets, the error says how to
+  # convert them.
   cache_gib: float = option(16.0, _GIB, resume="free")
   # Maximum number of unreadable examples to skip per split before the run
-  # fails, counted over all processes whenever a state is saved. Training
-  # replaces each by the next readable one; evaluation skips and counts them.
+  # fails, counted over all processes whenever a state is saved. Training uses
+  # the next readable example instead; evaluation skips and counts them.
   max_bad: int = option(0, _EXAMPLES, resume="free")
   # How a resumed run verifies that its data is unchanged: "files" (names, sizes
   # and modification times) or "contents" (SHA-256 of all bytes, read at every
   # start). Metadata that TFDS recorded is compared as well. A resumed run may
-  # use the other one.
+  # use the other value.
   digest: str = option("files", Choice(("files", "contents")), resume="free")
-  # Label of a TFDS data set with several: the name of a feature, or a label of
+  # For a TFDS data set with several labels: name of a feature, or a label of
   # VTAB: "clevr_count", "clevr_distance", "kitti_distance", "dsprites_x",
   # "dsprites_orientation", "smallnorb_azimuth" or "smallnorb_elevation". For a
-  # table (CSV or Parquet) the name of a column, "label" by default. Several
-  # names, separated by commas, are several labels or values.
+  # table (CSV or Parquet): name of a column, "label" by default. Several names,
+  # separated by commas, are several labels or values.
   label: str = option("", Text('a feature of the data set, or ""', ".*", 200))
   # Column of a table (CSV or Parquet) that holds the paths of the images; "" is
   # "path".
@@ -173,14 +172,14 @@ class DataConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CacheConfig:
-  """Cache of the frozen pass: computed once, read in every step."""
+  """Cache of frozen outputs or images: computed once, read in every step."""
 
   # What is computed once and cached: "contexts", keys and values for masked
-  # regimes; "features", backbone outputs for `head` and `probe` (embeddings
-  # need this value); "images", decoded training images for random crops,
-  # in any regime, their shorter side at most `data.resize`; "none" computes
-  # everything in every step. Validation is cached as well, and with embeddings
-  # the test split too.
+  # regimes; "features", backbone outputs for `head` and `probe`; "images",
+  # decoded training images for random crops in any regime, resized to
+  # `data.resize` if larger; "none" computes everything in every step.
+  # "contexts" and "features" are also cached for validation. Embeddings need
+  # "features", which are then cached for the test split too.
   what: str = option(
     "none",
     Choice(("none", "contexts", "features", "images")),
@@ -228,7 +227,7 @@ class TaskConfig:
   # "labels", any number of several (sigmoid, binary cross-entropy); "values",
   # one or several numbers (regression, on standardized values).
   kind: str = option("classes", Choice(KINDS))
-  # Units of "values", such as ("mm", "degrees"), for people; () names none.
+  # Units of "values" in results, such as ("mm", "degrees"); () for no units.
   units: tuple[str, ...] = option(
     (), Items(Text("a unit such as mm", ".+", 40), 1_000), resume="free"
   )
@@ -237,11 +236,11 @@ class TaskConfig:
   loss: str = option("squared", Choice(("squared", "huber")), sweep=True)
   # Memory cells per layer, in regimes with memory.
   cells: int = option(5, _CELLS, sweep=True)
-  # Width of adapters, and of the values of `probe`.
+  # Width of adapters, and rank of the value projections of `probe`.
   bottleneck: int = option(
     5, Number(1, 1_280, "no wider than the tokens of a ViT-H")
   )
-  # Width of the side stream, in regimes with one.
+  # Width of the side stream, in regimes with a side stream.
   side_width: int = option(
     16, Number(1, 1_280, "no wider than the tokens of a ViT-H"), sweep=True
   )
@@ -260,8 +259,8 @@ class TaskConfig:
   # Apply the block's first LayerNorm to memory, as in the paper (Figure 2).
   memory_norm: bool = option(True, Switch(), sweep=True)
   # Standard deviation of randomly initialized memory; the paper's is 0.02. With
-  # memory_norm its scale does not change the outputs, but a larger one slows
-  # learning: the gradient is proportional to 1 / memory_std.
+  # memory_norm the scale of memory does not change the outputs, but a larger
+  # scale slows learning: the gradient is proportional to 1 / memory_std.
   memory_std: float = option(
     0.02, Number(0, 1e6, "a standard deviation", positive=True), sweep=True
   )
@@ -271,8 +270,8 @@ class TaskConfig:
   cls_init: str = option(
     "pretrained", Choice(("pretrained", "normal")), sweep=True
   )
-  # Share of the validation images that a task of "classes" may take for images
-  # of none of its classes. It sets the threshold below which answers say
+  # Share of the validation images that a task of "classes" may mistake for
+  # images of none of its classes. It sets the threshold below which answers say
   # "unknown", and is applied after training. 0 sets no threshold.
   unknown: float = option(
     0.0, Number(0, 1, "a share of the images", below=True), resume="free"
@@ -287,9 +286,9 @@ class TaskConfig:
 class OptimConfig:
   """The optimizer; each task has its own."""
 
-  # Optimizer: "sgd" (the paper's) or "adamw". Or a head in closed form on the
-  # features of all training images, see --config=closed: "lda", linear
-  # discriminant analysis, for "classes"; "ridge", ridge regression.
+  # Optimizer, "sgd" (the paper's) or "adamw"; or a closed-form solver of a head
+  # on the features of all training images (see --config=closed): "lda", linear
+  # discriminant analysis, for "classes", or "ridge", ridge regression.
   name: str = option("sgd", Choice(("sgd", "adamw", *CLOSED_FORMS)), sweep=True)
   # Momentum of "sgd".
   momentum: float = option(
@@ -306,9 +305,9 @@ class OptimConfig:
   grad_clip: float = option(
     1.0, Number(0, 1e6, "a norm"), resume="recorded", sweep=True
   )
-  # What is clipped: the gradient of a whole "task", or of each "part" of it
-  # (head, cls, memory, ...) alone. Memory has a much larger gradient than the
-  # head and uses up a shared clip.
+  # What is clipped: the gradient of a whole "task", or the gradient of each
+  # "part" (head, cls, memory, ...) separately. The gradient of memory is much
+  # larger than that of the head, and dominates a shared norm.
   clip_by: str = option("task", Choice(("task", "part")), sweep=True)
   # Factor on the learning rate of the class token.
   cls_factor: float = option(1.0, _FACTOR, resume="recorded", sweep=True)
@@ -320,8 +319,8 @@ class OptimConfig:
     0.025, Number(0, 1, "a share of the steps"), resume="recorded", sweep=True
   )
   # Linear warm-up in steps; 0 uses `warmup`. The configurations of the paper's
-  # four data sets set 5, as its public PyTorch reproduction reports; we could
-  # not check the paper's own text.
+  # four data sets set 5, which its public PyTorch reproduction reports; we
+  # could not check the paper's own text.
   warmup_steps: int = option(0, _STEPS_OR_NONE, resume="recorded", sweep=True)
   # Learning rate after warm-up: "cosine" to zero (vit_jax's choice; unstated in
   # the paper) or "constant".
@@ -339,10 +338,10 @@ class OptimConfig:
   # Weights of classes in the loss: "balanced" is n / (classes * examples of the
   # class) on the training split, so that rare classes count as much as frequent
   # ones; for "labels", examples with a label are weighted by the number of
-  # examples without it, divided by the number with it. "none" is 1.
+  # examples without it, divided by the number with it. "none": all are 1.
   class_weights: str = option("none", Choice(("none", "balanced")), sweep=True)
   # Mixup: images are mixed in pairs, with shares drawn from Beta(mixup, mixup);
-  # 0 is off, 0.2 is common. The trials of a sweep share their images.
+  # 0 is off, 0.2 is common. All trials of a sweep share the mixed images.
   mixup: float = option(
     0.0, Number(0, 1e3, "a parameter of a beta distribution"), resume="recorded"
   )
@@ -368,15 +367,15 @@ class UpstreamConfig:
   too.
   """
 
-  # Data set, as `data.name`; "" compares nothing.
+  # Data set, see `data.name`; "" compares nothing.
   name: str = option("", _DATA_SET_OR_NONE, resume="free")
-  # Directory of the data, as `data.dir`.
+  # Directory of the data, see `data.dir`.
   dir: str = option("", _DIRECTORY, resume="free")
   # Split on which the backbone is evaluated before and after training.
   split: str = option("test", _SPLIT, resume="free")
-  # Crop, as `data.eval_crop`.
+  # Crop, see `data.eval_crop`.
   eval_crop: str = option("backbone", _EVAL_CROP, resume="free")
-  # Shorter side in pixels, as `data.resize`.
+  # Shorter side in pixels, see `data.resize`.
   resize: int = option(0, _RESIZE, resume="free")
 
 
@@ -384,14 +383,14 @@ class UpstreamConfig:
 class SweepConfig:
   """Trials of a task, trained in one pass over the same batches.
 
-  Each combination of the lists, for each of `overrides`, is a trial. If all are
-  empty, there is no sweep.
+  A trial is a combination of one entry from each list that is not empty. If all
+  lists are empty, there is no sweep.
   """
 
-  # Values of `regime`. Masked regimes share passes, every other regime has its
-  # own; each caches what `cache.what` means for it. The best trial of each
-  # regime is exported, the best of all as task.name and the others as
-  # task.name-REGIME, unless `export` is "all".
+  # Values of `regime`. Masked regimes share passes; any other regime needs its
+  # own. If `cache.what` is "contexts" or "features", each regime caches what it
+  # can use. The best trial of each regime is exported, the best of all as
+  # task.name and the others as task.name-REGIME, unless `export` is "all".
   regime: tuple[str, ...] = option((), Items(_REGIME, MOST_TRIALS))
   # Values of `learning_rate`.
   learning_rate: tuple[float, ...] = option((), _RATES)
@@ -443,8 +442,8 @@ class MeshConfig:
 class WandbConfig:
   """Weights & Biases, beside TensorBoard; needs the extra `wandb`."""
 
-  # Project of the run, one run for all trials of a sweep; "" is off. A resumed
-  # run resumes in W&B too.
+  # Project of the run; "" is off. All trials of a sweep are one run in W&B. A
+  # resumed run resumes in W&B too.
   project: str = option("", _PROJECT, resume="free")
   # User or team of the project; "" is the default of the account.
   entity: str = option("", _PROJECT, resume="free")
@@ -500,9 +499,9 @@ class Config:
   batch_size_eval: int = option(512, _BATCH, resume="free")
   # Number of training steps, if `epochs` is 0.
   total_steps: int = option(20_000, _STEPS, resume="recorded")
-  # Number of times that each training example is used, such as 2.5; above 0 it
-  # sets total_steps, rounded up, and that number is recorded. -1 is 50, or
-  # the number that takes 25 steps if that is more: few images need more epochs.
+  # Number of passes over the training split, such as 2.5. If it is above 0,
+  # total_steps is computed from it, rounded up, and recorded. -1 is 50 passes,
+  # but at least 25 steps.
   epochs: float = option(
     0.0, Number(-1, 1e6, "passes over the training split"), resume="free"
   )
@@ -527,10 +526,10 @@ class Config:
   checkpoint_every: int = option(1_000, _STEPS, resume="recorded")
   # Steps between progress lines.
   log_every: int = option(50, _STEPS, resume="free")
-  # Number of test images (else validation images) in the plot of the best
-  # task's attention, attention.png; answers.png shows three times as many with
-  # predictions. 0 draws nothing, not even the confusion matrix; lists of runs
-  # draw nothing.
+  # Number of test images (else validation images) in attention.png, the plot of
+  # the best task's attention; answers.png shows predictions for three times as
+  # many images. 0 draws neither these plots nor the confusion matrix. Lists of
+  # runs draw no plots.
   log_images: int = option(8, Number(0, 64, "images"), resume="free")
   # Also write trained parameters as plain orbax checkpoints,
   # WORKDIR/orbax/NAME. Not for "full", whose size would double, nor for lists
@@ -543,8 +542,8 @@ class Config:
   stall_timeout: float = option(
     600.0, Number(0, 2_592_000, "seconds, up to 30 days"), resume="free"
   )
-  # Run code that data sets name: feature classes outside of TFDS, and TFDS
-  # names with a namespace. The same as --trust_data_code.
+  # Run code that data sets name: feature classes outside of TFDS, and TFDS data
+  # sets with a namespace ("NAMESPACE:NAME"). The same as --trust_data_code.
   trust_data_code: bool = option(False, Switch(), resume="free")
   data: DataConfig = DataConfig()
   cache: CacheConfig = CacheConfig()
@@ -576,7 +575,7 @@ class Config:
     return changed
 
   def __post_init__(self) -> None:
-    # Check contradictions only between values that their own rules accept.
+    # Check contradictions last: these checks assume that each value is valid.
     options.require(self, "config.")
     _require_consistent(self)
 
@@ -619,7 +618,7 @@ def _require_consistent(config: Config) -> None:
     raise ConfigError(problem)
 
 
-# Options that only some kinds of tasks use: {key: value for all other kinds}.
+# Options that only some kinds of tasks use: {key: value if it is unused}.
 _OF_KINDS: Mapping[str, Any] = {
   "data.per_class": 0,
   "optim.class_weights": "none",
@@ -778,7 +777,7 @@ def _of_embeddings(config: Config) -> list[str]:
   )
   return lines + [
     f"config.{key} is {brief(actual)}, but embeddings (config.data.name) are "
-    f"of unchanged images: expected {value!r}, as in --config=embeddings."
+    f"fixed features: expected {value!r}, as in --config=embeddings."
     for key, actual, value in expected
     if actual != value
   ]
@@ -807,7 +806,7 @@ def _of_cache(config: Config) -> list[str]:
     return lines + _of_decoded_images(cache, config.data)
   possible = cacheable_part(config.regime)
   if config.sweep.regime:
-    possible = cache.what  # the config of each trial is checked by itself
+    possible = cache.what  # the config of each trial is checked separately
   if possible == "none":
     lines.append(
       f"config.cache.what is {cache.what!r}, expected 'none': the regime "

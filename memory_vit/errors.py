@@ -6,7 +6,7 @@ Any other exception is a bug, and keeps its traceback.
 
 
 class MemoryVitError(ValueError):
-  """Bad input; the message says what was found and expected, and what to do."""
+  """Bad input; the message says what is wrong, what is expected, what to do."""
 
 
 class BackboneError(MemoryVitError):
@@ -17,10 +17,10 @@ class TaskError(MemoryVitError):
   """A task, or a set of tasks, cannot be used."""
 
 
-class UnknownTask(TaskError):  # noqa: N818 what users catch reads well
+class UnknownTask(TaskError):  # noqa: N818 reads well after `except`
   """No task has the requested name; `known` holds the names of all tasks."""
 
-  # `known` has a default, because unpickling passes the message alone.
+  # `known` has a default, because unpickling passes only the message.
   def __init__(self, message: str, known: tuple[str, ...] = ()) -> None:
     super().__init__(message)
     self.known = known
@@ -39,7 +39,7 @@ class ConfigError(MemoryVitError):
 
 
 class ExportError(MemoryVitError):
-  """A model cannot be exported, or its export computes something else."""
+  """A model cannot be exported, or its export returns different outputs."""
 
 
 class TrainingError(MemoryVitError):

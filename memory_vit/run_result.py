@@ -48,8 +48,8 @@ class TrialResult:
     exported: directory of the task in the workdir; None if it is not exported.
     best_step: step whose parameters the task has.
     skipped_updates: number of updates that were not finite.
-    temperature: temperature of the task, fitted on images without training on
-      them; None without these images, and for values.
+    temperature: temperature of the task, fitted on validation or in
+      cross-validation; None without either, and for values.
     uncalibrated: "loss" and "calibration_error" on the test split with a
       temperature of 1; `test` uses the temperature of the task.
     rejection: on the test split, if the task rejects images: the share
@@ -91,8 +91,8 @@ class BackboneResult:
     accuracy_before: accuracy on the data of `config.upstream` without the new
       tasks; None without that data, or if its number of classes differs.
     accuracy_after: the same accuracy, with the new tasks in the pass.
-    outputs_bit_equal: whether all outputs on that data are bitwise identical;
-      None without that data.
+    outputs_bit_equal: whether all outputs on that data are bitwise identical
+      before and after; None without that data.
   """
 
   fingerprint: str = ""
@@ -109,7 +109,7 @@ class SweepResult:
   Attributes:
     task: name under which the best trial is exported.
     trials: number of trials.
-    passes: number of packs in which they were trained.
+    passes: number of packs in which the trials were trained.
     lost: {trial: the step at which it diverged}.
     training_seconds: time of all timed steps.
     training_seconds_per_trial: `training_seconds` / number of trials.
@@ -137,8 +137,8 @@ class RunResult:
       the best on validation first.
     backbone: the frozen model.
     data: {split: its digest}, from `DataRecord.digests`.
-    left_out: a line for each example that was left out, such as unreadable.
-    wall_seconds: duration of the run; if it was resumed, only since then.
+    left_out: lines that name the examples that could not be read.
+    wall_seconds: duration of the run, or of its part since the last resume.
     images_per_second: training speed, over all processes.
     config_changes: options and data that changed when the run was resumed,
       each {"step", "key", "from", "to"}.
@@ -166,7 +166,7 @@ class RunResult:
 
   @classmethod
   def from_json(cls, values: Mapping[str, Any]) -> "RunResult":
-    """Read what `to_json` returns; unknown keys are ignored.
+    """Parse the dictionary that `to_json` returns; ignore unknown keys.
 
     Raises:
       TypeError: if values are missing, or have another structure.
@@ -208,7 +208,7 @@ def load_result(
 
 
 def read_result(workdir: Path, name: str = RESULT) -> RunResult | None:
-  """Read a result on process 0 for all: other processes may not see it yet."""
+  """Read a result on process 0 for all processes; others may lack the file."""
   file = workdir / name
   return _parse(file, processes.on_process_0(lambda: _read(file)))
 

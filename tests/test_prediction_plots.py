@@ -46,9 +46,12 @@ def test_predictions_of_every_task_are_under_each_image():
     ["is: 2", "old: 0 90%", "✗ new: 3 90%"],  # one cannot be right
     ["is: 0", "✓ old: 0 90%", "new: 2 90%"],
   ]
-  for axes, image in zip(figure.axes[::2], images, strict=True):
-    (shown,) = axes.images
-    np.testing.assert_allclose(shown.get_array(), (image + 1) / 2, atol=1e-7)
+  pixels = np.round((images + 1) * 127.5).astype(np.uint8)
+  of_pixels = plots.prediction_grid(pixels, logits, NAMES)
+  for drawn in (figure, of_pixels):
+    for axes, image in zip(drawn.axes[::2], pixels, strict=True):
+      (shown,) = axes.images
+      np.testing.assert_array_equal(shown.get_array(), image)
 
 
 def test_labels_and_values_are_drawn_by_their_kind():
@@ -137,7 +140,7 @@ def test_lines_and_images_do_not_overlap(count):
   ("change", "message"),
   [
     ({"images": random_images(2)[0]}, "images have shape"),
-    ({"truths": ["1"]}, "1 true classes for 2 images"),
+    ({"truths": ["1"]}, "the number of true classes is 1, expected 2"),
     ({"logits": {"old": np.zeros((2, 2))}}, "no logits of 'new', only of"),
     (
       {"logits": {"old": np.zeros((2, 2)), "new": np.zeros((2, 4))}},

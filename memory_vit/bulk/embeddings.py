@@ -29,8 +29,8 @@ class EmbeddingJob:
 
   Attributes:
     backbone: any source that `load_backbone` takes.
-    task: path of a task whose image size and preprocessing are used; "" for
-      those of the backbone, or, if unknown, for images squeezed to its size.
+    task: path of a task that defines image size and preprocessing; "" for
+      the backbone's; if the preprocessing is unknown, images are squeezed.
     batch_size: number of images per pass.
     dtype: compute dtype, "float32" or "bfloat16"; or "auto", see
       `dtypes.resolve`.
@@ -63,7 +63,7 @@ class EmbeddingJob:
       size, gelu = spec.backbone.image_size, spec.backbone.gelu
       preprocessing = spec.preprocessing
     published = load.read_published(self.backbone)
-    # Use the GELU of the task only if the files of the backbone state none.
+    # Use the task's GELU only if the files of the backbone have no config.
     gelu = None if published.states_config else gelu
     backbone = rounded(load.to_backbone(published, size, self.dtype, gelu=gelu))
     side = backbone.config.image_size
@@ -135,7 +135,7 @@ def embed_program(
 ) -> tuple[Float32[Array, "b d"], Float32[Array, "b n d"]]:
   """Return the inputs of heads and of probes, from one pass.
 
-  Both methods run the same blocks, which XLA computes only once.
+  `encode` and `summarize` run the same blocks, which XLA computes only once.
   """
   model = MemoryViT(split_forward.headless(config))
   backbone = {"backbone": params}

@@ -77,7 +77,7 @@ class InputFiles:
 
   def rows(self, numbers: range, columns: Columns) -> Iterator[ImageRow]:
     """Yield consecutive images, without opening image files."""
-    # An empty file and the next file have the same first number: find the next.
+    # An empty file has the first number of the next file: "right" skips it.
     file = int(np.searchsorted(self.first, numbers.start, side="right")) - 1
     while file < self.files.num_rows and self.first[file] < numbers.stop:
       begin, end = int(self.first[file]), int(self.first[file + 1])
@@ -128,7 +128,7 @@ def _files_of(
     yield _container(path, columns) if is_many else _image(str(path), None, "")
     return
   listing = image_files.walk(str(path))
-  # `closed` has unreadable folders. The input folder itself gets no row.
+  # Each unreadable folder gets a row, except for the input folder itself.
   listing.closed.pop(str(path), None)
   images = image_files.entries_of(listing)
   many_images = [

@@ -22,10 +22,10 @@ from memory_vit.images.reader import ImageReader, Prepared
 from memory_vit.model.task import EvalPreprocessing
 from memory_vit.runtime.messages import escaped
 
-# Number of batches that the CPU decodes while the device computes another.
+# Number of batches that the CPU decodes while the device computes a batch.
 AHEAD = 2
-# Error numbers of permanent faults. All other errors may be transient, such as
-# those of a disk, a stale file handle or a time-out.
+# Error numbers of permanent faults. All other errors (such as disk errors,
+# stale file handles and time-outs) may be transient.
 _LASTING = {
   errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG,
   errno.EACCES, errno.EPERM, errno.EINVAL, errno.EILSEQ, errno.ENXIO,

@@ -93,8 +93,8 @@ def require_own(folder: Path) -> None:
   # Look for the plan last, because another process may just have written one.
   if _holds_others(folder) and not (folder / FOLDER / _PLAN).exists():
     raise ConfigError(
-      f"--output {brief(str(folder))} exists and holds something else: "
-      "expected a new or empty directory, or the output of a run to resume."
+      f"--output {brief(str(folder))} exists, but is not the output of a bulk "
+      "run: expected a new or empty directory, or an output to resume."
     )
   paths.make_directory(folder / FOLDER, "--output")
 
@@ -128,7 +128,7 @@ def _read(file: Path) -> dict[str, Any]:
   try:
     facts = json.loads(file.read_text(encoding="utf-8"))
     if not isinstance(facts, dict):
-      raise ValueError("it is not a JSON object")
+      raise ValueError("expected a JSON object")
     return facts
   except (OSError, ValueError) as error:
     raise ConfigError(
@@ -138,7 +138,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _holds_others(folder: Path) -> bool:
-  """Return whether a path is a file, or a folder with entries but `FOLDER`."""
+  """Return whether a path is a file, or has entries other than `FOLDER`."""
   if not folder.is_dir():
     return folder.exists()
   return any(path.name != FOLDER for path in folder.iterdir())

@@ -33,12 +33,12 @@ class PredictionJob:
   """A job that predicts images; it can be pickled for another process.
 
   Attributes:
-    config: configuration of the predictor, with only one of `batch_sizes`,
-      because the last bits of a row depend on the shape of its batch.
+    config: configuration of the predictor, with a single batch size, because
+      the last bits of a row depend on the shape of its batch.
     top: maximum number of classes for a task, the most probable first.
     logits: whether all outputs of the heads are written, too.
-    original: whether the outputs of the backbone's own head are written, as
-      those of a task called "backbone".
+    original: whether the outputs of the backbone's original head are written,
+      too, in the columns of a task called "backbone".
   """
 
   config: PredictorConfig
@@ -155,8 +155,8 @@ class PredictionModel:
 def _lists(values: np.ndarray, kind: pa.DataType) -> pa.Array:
   """Return values (b, k) as b lists of k values.
 
-  The lists have Arrow's type of variable size, because pyarrow 24 cannot write
-  null values of the type of fixed size.
+  The lists have variable size, because pyarrow 24 cannot write null values of
+  Arrow's type for lists of fixed size.
   """
   b, k = values.shape
   ends = pa.array(np.arange(b + 1, dtype=np.int32) * k)

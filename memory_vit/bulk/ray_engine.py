@@ -27,9 +27,9 @@ from memory_vit.runtime.messages import escaped, first_line, shortened
 
 # Bytes of the object store of a local cluster. It only holds shard numbers.
 _OBJECT_STORE = 200 * 2**20
-# Maximum number of seconds to start a local cluster. It is twice Ray's default,
-# because the machine may be busy, and no more, because Ray waits this long even
-# if its node process (raylet) died at the start.
+# Maximum number of seconds to start a local cluster: twice Ray's default, in
+# case the machine is busy. A longer limit would delay the error if Ray's node
+# process (raylet) died at the start.
 _PATIENCE = "60"
 # Number of attempts to reach a cluster (about 40 s each). Ray's default is 20.
 _TRIES = "2"
@@ -48,8 +48,8 @@ class RayEngine:
   workers: int  # processes, each with its own model
   worker_cpus: float = 0  # CPUs reserved for each worker; 0: Ray's default
   worker_gpus: float = 0  # GPUs reserved for each worker, or a fraction of one
-  # Address of the cluster; "auto" for the cluster of this machine. If "",
-  # RAY_ADDRESS counts; without RAY_ADDRESS, a local cluster is started.
+  # Address of the cluster; "auto" for the cluster of this machine; "" for
+  # RAY_ADDRESS or, if it is not set, for a new local cluster.
   address: str = ""
 
   def __call__(
@@ -144,7 +144,7 @@ class ShardWorker:
   """Makes shards in a worker process; Ray Data creates and calls it."""
 
   def __init__(self, folder: str, digest: str, job: Any) -> None:
-    """Load the model; raise if plan or model differ from those of the run."""
+    """Load the model; raise if the run has a different plan or model."""
     self._folder = Path(folder)
     self._model = job.open()
     self._plan = plans.read_plan(self._folder)
@@ -152,9 +152,9 @@ class ShardWorker:
       self._model.facts
     ):
       raise TrainingError(
-        f"{folder}: a worker found another plan than this run's, or loaded "
-        "another model. Expected a file system that all workers share, with "
-        "the same backbone and tasks at the same paths."
+        f"{folder}: a worker found the plan of another run, or loaded another "
+        "model. Expected a file system that all workers share, with the same "
+        "backbone and tasks at the same paths."
       )
     self._plan.columns.absolute()
     self._plan.inventory.require_seen()
@@ -166,7 +166,7 @@ class ShardWorker:
     return batch
 
   def _make(self, shard: int) -> None:
-    """Make a shard, unless a worker that died later had finished the shard."""
+    """Make a shard, unless a worker finished the shard before its death."""
     if shard_file.is_whole(self._folder, self._plan, shard):
       return
     tries = self._folder / plans.FOLDER / f"{self._plan.name(shard)}.tries"

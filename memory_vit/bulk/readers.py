@@ -82,7 +82,7 @@ def is_container(path: Path) -> bool:
 
 
 def _is_array_record(path: Path) -> bool:
-  """Return whether a name is that of an ArrayRecord file or of its shards."""
+  """Return whether a path has the suffix of an ArrayRecord file or shard."""
   suffix = path.suffix.partition("-")[0]
   return suffix in (".array_record", ".arrayrecord")
 
@@ -103,7 +103,7 @@ def count_images(path: Path, columns: Columns) -> int:
 def read_container(
   path: Path, rows: range, first: int, columns: Columns
 ) -> Iterator[ImageRow]:
-  """Yield rows of a file; `first` is the number of the image in its row 0."""
+  """Yield rows of a file; `first` is the number of the image in row 0."""
   if _is_array_record(path):
     read = _read_array_record(path, rows)
   else:

@@ -78,8 +78,8 @@ def run_bulk(
     say: function that is called with each line of progress.
 
   Raises:
-    ConfigError: if the output holds something else, or another process is
-      writing there.
+    ConfigError: if `output` holds other files or a different run, or another
+      process is writing there.
     MemoryVitError: if the input or the model cannot be used.
   """
   folder = paths.local(output, "--output")

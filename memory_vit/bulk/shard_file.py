@@ -85,7 +85,7 @@ def is_whole(folder: Path, plan: Plan, shard: int) -> bool:
 def errors_of(folder: Path, plan: Plan, shard: int) -> int | None:
   """Count the rows of a shard that have an error, from its footer.
 
-  Return None for a missing or unreadable shard, or one of another plan or size.
+  Return None if the shard is missing, unreadable, or not as `plan` describes.
   """
   try:
     metadata = pq.read_metadata(folder / plan.name(shard))
@@ -111,7 +111,7 @@ def _encoding(schema: pa.Schema) -> dict[str, Any]:
   compression, dictionaries = {}, []
   for field in schema:
     name, kind = field.name, field.type
-    if pa.types.is_list(kind):  # Parquet stores its values as a column
+    if pa.types.is_list(kind):  # Parquet stores list values as a column
       name, kind = f"{name}.list.element", kind.value_type
     is_dense = pa.types.is_floating(kind) or pa.types.is_fixed_size_binary(kind)
     compression[name] = "none" if is_dense else "zstd"

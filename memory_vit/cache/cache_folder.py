@@ -45,8 +45,8 @@ def dependencies(
   if not data_files.files and data_files.facts.get("version") == "":
     raise ConfigError(
       f"config.cache.where is 'disk', but {split} is a Python object "
-      "without a version, so that later runs could not recognize it: expected "
-      "a version of the data, or config.cache.where 'host' or 'device'."
+      "without a version, so later runs could not recognize the data: expected "
+      "a version, or config.cache.where 'host' or 'device'."
     )
   leaves = zip(plan.layout.stored, plan.layout.shapes, strict=True)
   return {
@@ -94,14 +94,14 @@ def locked(folder: Path, stop: StopSignal) -> Iterator[None]:
   """Allow one run at a time to fill a folder; all processes must call.
 
   Process 0 holds the lock until the body ends. Runs that have folders on
-  different disks do not share rows: each computes its own.
+  different disks share no rows: every run computes all rows.
   """
 
   def wait(owner: str) -> None:
     logger.info("waiting for %s, which fills the cache", owner or "another run")
     end = time.monotonic() + 5
     while time.monotonic() < end:
-      if jax.process_count() == 1:  # several must call `check` together
+      if jax.process_count() == 1:  # `check` needs all processes
         stop.check()
       time.sleep(0.2)
 

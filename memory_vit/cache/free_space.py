@@ -44,9 +44,9 @@ def place_of(where: str, folder: Path) -> Place:
 def require_free_space(
   what: str, needed: int, where: str, folder: Path
 ) -> None:
-  """Raise `ConfigError` on all processes if one lacks space; all must call.
+  """Raise `ConfigError` on all processes if any lacks space; all must call.
 
-  The needs of processes that share a disk, or the memory of a host, are added.
+  The rows of processes that share a disk, or host memory, must fit together.
   `what` names the rows; this process will store `needed` bytes.
   """
   own_place = place_of(where, folder)
@@ -59,8 +59,8 @@ def require_free_space(
   for key in sorted(places, key=lambda key: key != own_place.key):
     same = [i for i, (place, *_) in enumerate(reports) if place == key]
     total = sum(reports[i][1] for i in same)
-    # Processes may report different free space on the same place, because other
-    # programs write meanwhile: count with the least.
+    # Other programs may write between the reports of processes that share this
+    # place: use the least free space.
     free, name = min((reports[i][2], reports[i][3]) for i in same)
     if total <= free:
       continue
@@ -71,7 +71,7 @@ def require_free_space(
                "host": "config.cache.where 'disk'"}  # fmt: skip
     raise ConfigError(
       f"config.cache.where is {where!r}: the {what} take {total:,} bytes "
-      f"({total / 2**30:.2f} GiB), but {name} has {free:,} free "
+      f"({total / 2**30:.2f} GiB), but {name} has {free:,} bytes free "
       f"({free / 2**30:.2f} GiB). Set config.cache.dtype 'bfloat16' (half the "
       "size), fewer config.cache.crops, or "
       f"{options.get(where, 'another config.cache.dir')}."

@@ -74,7 +74,7 @@ class SplitPlan:
 
   role: str  # "training", "validation" or "test"
   examples: FixedCrops | FixedEmbeddings
-  # The place at which each batch starts; all processes have as many batches.
+  # Start of each batch; all processes have the same number of batches.
   starts: range
   # {name: value} of all options that determine the prepared images, as in JSON.
   facts: Mapping[str, Any]
@@ -119,7 +119,7 @@ def split_plan(
   embedded, dtype = split.embedded, config.cache.dtype
   if embedded:
     examples = FixedEmbeddings.of(split, examples.numbers, config.regime)
-    if embedded.origin.stored == "bfloat16":  # no precision is lost
+    if embedded.origin.stored == "bfloat16":  # such files lose no precision
       dtype = "bfloat16"
   rows, _ = batching.share(batch)
   # Process 0 has the most records, and determines the number of batches of all
@@ -146,7 +146,7 @@ def training_facts(
     "flip": data.flip,
     "interpolation": preprocessing.interpolation,
     "crops": crops,
-    # A single crop is not random: then runs with different seeds share rows.
+    # A single crop is not random, so runs with different seeds share rows.
     "resize": data.resize if crops > 1 else 0,
     "seed": data_seed(config) if crops > 1 else 0,
   }

@@ -75,7 +75,7 @@ class FileRows(Rows):
     return np.flatnonzero(self._exists & (self.masks == 0))
 
   def missing(self) -> list[range]:
-    """Return spans of batches for which any process lacks a row; all call."""
+    """Return spans of batches of which a process lacks rows; all must call."""
     step = self._places.step
     absent = np.unique(np.flatnonzero(~self._exists) // step)
     spans: list[range] = []
@@ -99,7 +99,7 @@ class FileRows(Rows):
     self._exists[part], self._checked[part] = True, False
 
   def take(self, places: np.ndarray) -> Any:
-    """Return rows; a single process recomputes damaged rows, several raise."""
+    """Return rows; recompute damaged rows, or raise with several processes."""
     leaves = self._layout.empty(len(places))
     whole = self._read(places, leaves)
     if not whole and jax.process_count() == 1:
@@ -108,9 +108,9 @@ class FileRows(Rows):
       whole = self._read(places, leaves)
     if not whole:
       raise TrainingError(
-        f"{self.path} does not hold what was written to it (CRC32). Run the "
-        "same command again to recompute damaged rows; if that does not help, "
-        "the disk is failing: set another config.cache.dir."
+        f"{self.path} has rows that are damaged or unreadable. Run the same "
+        "command again to recompute them; if that does not help, the disk is "
+        "failing: set another config.cache.dir."
       )
     return self._to_devices(leaves)
 
@@ -151,10 +151,10 @@ class FileRows(Rows):
     except OSError:  # for example, a sector of the disk is unreadable
       return False
     for k in np.flatnonzero(~self._checked[places]):
-      found, place = 0, places[k]
+      crc, place = 0, places[k]
       for part in parts:
-        found = zlib.crc32(part[k], found)
-      self._checked[place] = found == self._headers["row"][place]
+        crc = zlib.crc32(part[k], crc)
+      self._checked[place] = crc == self._headers["row"][place]
     return bool(self._checked[places].all())
 
   def _offset(self, place: Any) -> Any:

@@ -59,7 +59,7 @@ class RowLayout:
     return self._cast(inputs, self.stored)
 
   def widen(self, inputs: Any) -> Any:
-    """Cast stored inputs to their computed dtypes, on the device."""
+    """Cast stored inputs back to the dtypes before `narrow`, on the device."""
     return self._cast(inputs, self.computed)
 
   def _cast(self, inputs: Any, dtypes: tuple[np.dtype, ...]) -> Any:
@@ -102,7 +102,7 @@ class Rows(abc.ABC):
     self.masks = np.zeros(count, np.float32)
 
   def put(self, start: int, inputs: Any, batch: Batch) -> None:
-    """Store a computed batch from this process's place `start` on.
+    """Store a computed batch; `start` is the place of this process's first row.
 
     `inputs` are global arrays of all processes; `batch` has "label" and "mask"
     of this process. Rows after the last place are padding.
@@ -138,7 +138,7 @@ class Rows(abc.ABC):
 
 
 class OrderedRows:
-  """Rows in another order than `rows` has them: row i is at `places[i]`."""
+  """Rows in another order: row i is row `places[i]` of `rows`."""
 
   def __init__(self, rows: FilledRows, places: np.ndarray) -> None:
     self._rows, self._places = rows, places
@@ -215,5 +215,5 @@ def _put(
 def _take(
   stored: list[jax.Array], batch: jax.Array, row: jax.Array
 ) -> list[jax.Array]:
-  """Gather rows; do not clamp indices, which would take ten times as long."""
+  """Gather rows without clamping indices: clamping takes ten times as long."""
   return [a.at[batch, row].get(mode="promise_in_bounds") for a in stored]

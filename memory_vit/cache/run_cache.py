@@ -154,7 +154,7 @@ class RunCache:
   def bytes_on_device(self, needs: Sequence[Needs]) -> int:
     """Return the number of bytes of the rows on each device.
 
-    Rows on the host count for CPU devices, which share its memory.
+    Rows on the host count if the devices are CPUs, which share host memory.
     """
     where = self.config.cache.where
     if where == "disk" or (where == "host" and jax.default_backend() != "cpu"):

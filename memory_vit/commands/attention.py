@@ -164,8 +164,7 @@ def _run(arguments: argparse.Namespace) -> int:
   )
   if not attention.shares and not report.removals:
     raise DataError(
-      "no image could be read, and no memory was removed either, so that there "
-      "is nothing to write. Give other images."
+      "no image could be read and no memory was removed: give other images."
     )
   figures = attention_files.write(out, report)
   show(text(report, out, len(figures)))
@@ -187,18 +186,18 @@ def _require_few_figures(images: int, tasks: int, removals: int) -> None:
   figures = attention_files.count_figures(tasks, images) + removals
   if figures > _MOST_FIGURES:
     raise ConfigError(
-      f"{counted(images, 'image')} with attention maps of "
-      f"{counted(tasks, 'task')} and of every pair of tasks, attention shares "
-      f"of each task, and {counted(removals, 'memory ablation')} would be "
-      f"{figures:,} figures, expected at most {_MOST_FIGURES:,}: give fewer "
-      "--task, or a smaller --max_images."
+      f"the report would have {figures:,} figures, expected at most "
+      f"{_MOST_FIGURES:,}: attention maps of {counted(tasks, 'task')} and of "
+      f"every pair for {counted(images, 'image')}, attention shares of each "
+      f"task, {counted(removals, 'memory ablation')}. Give fewer --task, or a "
+      "smaller --max_images."
     )
 
 
 def _usable(
   sources: Sequence[str],
 ) -> tuple[dict[str, Manifest], list[LeftOut]]:
-  """Return ({path: task with a token of its own}, tasks that are left out)."""
+  """Return ({path: task with its own class token}, tasks that are left out)."""
   usable: dict[str, Manifest] = {}
   left_out = []
   for path, manifest in find.find_tasks(sources):
@@ -207,14 +206,14 @@ def _usable(
       usable[str(path)] = manifest
     else:
       reason = (
-        f"has the regime {spec.regime!r}, which has no token of its own beside "
-        "the frozen backbone"
+        f"has the regime {spec.regime!r}, which gives a task no class token of "
+        "its own"
       )
       left_out.append(attention_files.LeftOut(spec.name, "all", reason))
   if not usable:
     raise TaskError(
-      "; ".join(f"{gap.task} {gap.reason}" for gap in left_out)
-      + ": expected a regime with a token, such as 'memory_masked'."
+      "; ".join(f"task {gap.task} {gap.reason}" for gap in left_out)
+      + ": expected a regime with a class token, such as 'memory_masked'."
     )
   return usable, left_out
 

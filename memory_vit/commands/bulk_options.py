@@ -161,7 +161,7 @@ def _name_unreadable(output: str, summary: run.Summary) -> None:
 
 
 def whole_path(source: str) -> str:
-  """Return `source`; make an existing path absolute first, for Ray workers."""
+  """Return `source`; if the path exists, make it absolute, for Ray workers."""
   path = os.path.expanduser(source)
   return os.path.abspath(path) if os.path.exists(path) else source
 
@@ -169,7 +169,7 @@ def whole_path(source: str) -> str:
 def require_used(
   parser: Parser, arguments: argparse.Namespace, *others: str
 ) -> None:
-  """Raise if an option has no effect; `others` have one only with --input."""
+  """Raise if an option has no effect; `others` need --input and --output."""
   if bool(arguments.input) != bool(arguments.output):
     raise ConfigError(
       "the command line: expected both --input and --output, or neither."

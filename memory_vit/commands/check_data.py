@@ -42,7 +42,7 @@ _SHOWN = 10
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckArguments:
-  """Parsed command line; no `splits` means those of the configuration."""
+  """Parsed command line; without `splits`, the configuration names them."""
 
   config: Config
   splits: tuple[str, ...]

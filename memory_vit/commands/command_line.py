@@ -54,7 +54,7 @@ class Parser(argparse.ArgumentParser):
 
     Args:
       argv: the arguments, without the name of the program.
-      mixed: name of the positional list whose values may stand among options.
+      mixed: name of the positional arguments that may stand among options.
 
     Raises:
       ConfigError: if the command line is invalid.
@@ -93,7 +93,7 @@ class Parser(argparse.ArgumentParser):
     self.number(name, option.rule, option.default, about)
 
   def options(self, cls: type, *names: str) -> None:
-    """Add the options `names` of a dataclass; all of them without `names`."""
+    """Add the options `names` of a dataclass; by default, all its options."""
     table = options.table(cls)
     for name in names or table:
       option = table[name]
@@ -152,10 +152,10 @@ def _number(kind: type[int] | type[float], rule: Rule) -> Callable[[str], Any]:
 
 
 class CommandLine:
-  """Flags of a command: its own, `--config` and `--config.KEY=VALUE`.
+  """Flags of a command, with `--config` and `--config.KEY=VALUE`.
 
   Attributes:
-    flags: all flags; the command adds its own here.
+    flags: all flags; the command adds further flags here.
   """
 
   def __init__(self, about: str, argv: Sequence[str]) -> None:
@@ -251,7 +251,7 @@ class CommandLine:
     )
 
   def _with_one_value(self, config: Config) -> Config:
-    """Drop the sweep of an option to which the command line gives one value."""
+    """Drop the sweep of an option that the command line sets to one value."""
     overrides = config_flags.get_override_values(self.flags["config"])
     for key, axis in (
       ("learning_rate", "learning_rate"),

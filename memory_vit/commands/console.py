@@ -60,7 +60,7 @@ def show(text: str, file: TextIO | None = None) -> None:
 
 
 def compute_dtype(given: str | None) -> str:
-  """Resolve --dtype: None means float32; "auto" prints what it chooses."""
+  """Resolve --dtype: None to float32; "auto" to the fastest, printing it."""
   if given != "auto":
     return given or "float32"
   dtype, reason = dtypes.fastest()
@@ -141,8 +141,8 @@ def run_command(command: Callable[[], int]) -> int:
   gc.set_threshold(*_COLLECTED)
   try:
     with warnings.catch_warnings():
-      # Hide Pillow's warning about large images, because this package has a
-      # limit of its own, which is above Pillow's limit.
+      # Hide Pillow's warning about large images, because the limit of this
+      # package is higher than Pillow's limit.
       warnings.filterwarnings("ignore", "Image size .* exceeds limit")
       return command()
   except MemoryVitError as error:

@@ -88,7 +88,7 @@ def is_given(arguments: argparse.Namespace) -> bool:
 def given(
   arguments: argparse.Namespace, owners: Iterable[str], original: str = ""
 ) -> Given:
-  """Return options by task; `original` names the option that adds backbone=."""
+  """Return options by task; backbone=VALUE needs the option `original`."""
   owners = list(owners)
 
   def parsed(option: str, texts: Sequence[str]) -> dict[str, str]:

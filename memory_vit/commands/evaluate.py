@@ -346,7 +346,7 @@ def _data_of(entry: Mapping[str, Any]) -> str:
 
 
 def _problems(name: str, entry: Mapping[str, Any]) -> list[str]:
-  """Return warnings about the numbers of an evaluation."""
+  """Return warnings about unreadable images and outputs that are not finite."""
   lines, data = [], _data_of(entry)
   if entry["skipped"]:
     lines.append(

@@ -90,7 +90,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
 def _is_backbone(source: str) -> bool:
   """Return whether `source` is a backbone, and not a task.
 
-  A file that may be either is a backbone if a config.json is beside the file.
+  A single file can be either: it is a backbone if config.json is beside it.
   """
   if hub.is_address(source):
     return hub_models.is_model(source) and hub_models.has_config(source)
@@ -206,7 +206,7 @@ def _labels(spec: TaskSpec) -> str:
 
 
 def _provenance(provenance: Any, spec: TaskSpec) -> list[tuple[str, str]]:
-  """Return (name, text) rows about what is known of the training run."""
+  """Return (name, text) rows about the training run and its data."""
   if not provenance:
     return [("provenance", "unknown: not from a training run")]
   metrics = _mapping(provenance, "metrics")
@@ -245,7 +245,7 @@ def _scores(
     if key not in hidden
     and value is not None
     and not isinstance(value, Mapping | list)
-    and scores.get("examples") != 0  # 0 if the run had no such split
+    and scores.get("examples") != 0  # 0 if the split is missing
   ]
 
 
@@ -313,7 +313,7 @@ def _backbone_text(report: BackboneReport) -> str:
 
 
 def _computation(report: BackboneReport) -> list[tuple[str, str]]:
-  """Return rows about GELU, LayerNorm and switches; [] if none are stated."""
+  """Return rows about GELU, LayerNorm and switches, if the file states them."""
   if not report.states_config:
     return []
   config = report.config

@@ -36,12 +36,12 @@ from memory_vit.runtime.progress_bar import ProgressBar
 
 logger = logging.getLogger(__name__)
 
-# Classes are reported as imbalanced if the largest has at least this many times
-# the images of the smallest, about which accuracy then says little. Cui et al.
+# Smallest ratio of class sizes, largest to smallest, that is reported as
+# imbalance, because accuracy then says little about small classes. Cui et al.
 # and Cao et al. (2019) study ratios from 10 to 200.
 IMBALANCED = 10.0
 
-# Splits of the task's own data set: no two of these splits may share a file.
+# Splits that must not share files with each other: all but "upstream".
 _OF_THE_TASK = ("train", "validation", "test")
 
 _STATISTICS = ("min", "mean", "max", "std")
@@ -127,7 +127,7 @@ class _Contents:
 
 
 def audit_data(config: Config, splits: Sequence[str] = ()) -> dict[str, Any]:
-  """Audit the splits of a configuration, or other ones of its data set.
+  """Audit the configured splits, or the given splits of the same data set.
 
   Returns:
     A JSON value: {"splits": contents and problems of each split, "duplicates":
@@ -158,7 +158,7 @@ def audit_data(config: Config, splits: Sequence[str] = ()) -> dict[str, Any]:
 def splits_to_audit(
   config: Config, splits: Sequence[str]
 ) -> dict[str, SplitRef]:
-  """Return the splits to audit by role, with the training split first."""
+  """Return {role: split}: `splits`, or by default the configured splits."""
   if not config.data.name:
     raise ConfigError("config.data.name is empty: name a data set.")
   refs = configured_splits(config)

@@ -10,7 +10,7 @@ def inputs_of(
 ) -> Any:
   """Return the inputs of the trained part of the model.
 
-  They are the cached outputs of the frozen pass, `batch["inputs"]`, or, without
-  these, `prepare(batch["image"])`.
+  The inputs are `batch["inputs"]`, the cached outputs of the frozen pass, if
+  they exist, otherwise `prepare(batch["image"])`.
   """
   return batch["inputs"] if "inputs" in batch else prepare(batch["image"])

@@ -49,21 +49,21 @@ def train_batches(
     split: the examples.
     data: how images are cropped and mirrored.
     image_size: side of the square, in pixels.
-    batch_size: b, of all processes together.
+    batch_size: b, the global batch size, over all processes.
     seed: random seed of the order and of the crops.
-    start: number of examples that were used before; training that stopped after
-      k steps resumes exactly with k * batch_size.
-    process_index: i, the process that gets b / p rows of each batch, from row
-      i * b / p on; by default this process.
+    start: number of the first example; k * batch_size resumes training exactly
+      after k steps.
+    process_index: i, the index of the process, which gets b / p rows of each
+      batch, starting at row i * b / p; by default this process.
     process_count: p, the number of processes; by default all of this run.
-    interpolation: as in evaluation, for `train_crop` "resize".
+    interpolation: method of evaluation, which `train_crop` "resize" also uses.
 
   Returns:
     Iterator over {"image": float32 (b / p, side, side, 3) in [-1, 1], "label":
-    int32 (b / p,) of classes, else float32 (b / p, c)}. Unreadable examples, at
-    most `max_bad`, are replaced by the next readable ones. The iterator raises
-    a `BrokenDataError` that names the images if more are unreadable, or if one
-    has no label.
+    int32 (b / p,) of classes, float32 (b / p, c) of labels, or float64 of
+    values}. Unreadable examples, at most `max_bad`, are replaced by the next
+    readable examples. If there are more, or if an example has no label, the
+    iterator raises a `BrokenDataError` that names these examples.
 
   Raises:
     ConfigError: if p does not divide b, or the crop is impossible.
@@ -86,7 +86,7 @@ def train_examples(
 ) -> list[str]:
   """Name the examples in the batch of a step by index and file.
 
-  Unreadable examples that this process knows are replaced, as in training.
+  Known unreadable examples are replaced, as in training.
 
   Args:
     split: the examples.
@@ -125,7 +125,7 @@ def eval_batches(
   Args:
     split: the examples.
     preprocessing: how images are prepared; side is its `image_size`.
-    batch_size: b, of all processes together.
+    batch_size: b, the global batch size, over all processes.
     process_index: as in `train_batches`.
     process_count: p, as in `train_batches`.
 
@@ -172,7 +172,7 @@ def eval_images(
 def share(
   batch_size: int, index: int | None = None, count: int | None = None
 ) -> tuple[int, int]:
-  """Return how many rows of a batch a process gets, and the first of them."""
+  """Return (number of a process's rows in a batch, index of its first row)."""
   index = jax.process_index() if index is None else index
   count = jax.process_count() if count is None else count
   if batch_size < 1 or batch_size % count or not 0 <= index < count:

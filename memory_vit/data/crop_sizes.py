@@ -10,7 +10,7 @@ def preprocessing_of(
   image_size: int,
   stated: EvalPreprocessing | None = None,
 ) -> EvalPreprocessing:
-  """Return evaluation preprocessing; crop "backbone" uses `stated`, if any."""
+  """Return evaluation preprocessing: for crop "backbone", `stated` if given."""
   if crop == "backbone":
     return stated or EvalPreprocessing(image_size=image_size)
   side = shorter_side(resize, image_size) if crop != "resize" else 0
@@ -18,7 +18,7 @@ def preprocessing_of(
 
 
 def shorter_side(side: int, image_size: int) -> int:
-  """Return the shorter side before a crop, in pixels; 0 is 8/7 of the crop."""
+  """Return the shorter side before a crop: `side`, or 8/7 of the crop for 0."""
   side = side or round(image_size * 8 / 7)
   if side < image_size:
     raise ConfigError(

@@ -33,7 +33,7 @@ Table = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataFiles:
-  """Names and paths of the files of a split, which may be unreadable.
+  """Names and paths of the files of a split; files may be unreadable.
 
   Attributes:
     facts: other recorded properties of the data set, as JSON values.
@@ -72,7 +72,7 @@ def digest(table: Table) -> str:
 
 
 def differences(before: Table, now: Table) -> list[str]:
-  """Return lines on the changes: counts of files, facts, some file names."""
+  """Describe changes, in lines: counts of files, facts, some file names."""
   old, new = before["files"], now["files"]
   changes = {
     "missing": old.keys() - new.keys(),

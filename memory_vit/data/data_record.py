@@ -21,7 +21,7 @@ from memory_vit.runtime import files, processes
 logger = logging.getLogger(__name__)
 
 # Splits that must be unchanged when a run resumes. The split "upstream" may
-# change, because one process evaluates it both before and after training.
+# change, because a resumed run evaluates it again before and after training.
 _COMPARED = ("train", "validation", "test")
 # Digests of splits, as in `RunResult.data`: {split: {"by": "files" or
 # "contents", "sha256": digest of the table}}.
@@ -58,7 +58,7 @@ class DataRecord:
     return {key: self.digests[key] for key in _COMPARED if key in self.digests}
 
   def differences(self, found: Digests) -> dict[str, list[str]]:
-    """Return {split: changes since an earlier `compared`}; all must call."""
+    """Return {split: changes since `found`}; all processes must call."""
     return processes.on_process_0(
       lambda: {
         split: lines
@@ -91,9 +91,9 @@ class DataRecord:
   def difference(
     self, split: str, found: Mapping[str, str] | None
   ) -> list[str]:
-    """Return lines on changes since an earlier digest; call on process 0 only.
+    """Describe changes since the digest `found`; call on process 0 only.
 
-    The earlier digest decides whether files or contents are compared.
+    `found["by"]` decides whether files or contents are compared.
     """
     if found is None:
       return ["this split was added"]
@@ -112,7 +112,7 @@ class DataRecord:
     return data_files.differences(before, table)
 
   def _kept(self, sha256: str) -> Table | None:
-    """Return the stored table with a digest; None if missing or damaged."""
+    """Load the table with the digest `sha256`; None if missing or damaged."""
     try:
       table = json.loads(self._file(sha256).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -130,7 +130,7 @@ def record_data(
 
   Args:
     config: the configuration that names the data.
-    directory: the tables of files are written to its folder inventory/.
+    directory: tables of files are written to `directory`/inventory/.
     roles: splits to record: "train", "validation" or "test".
 
   Returns:
@@ -148,9 +148,9 @@ def record_data(
 def data_differences(
   config: Config, directory: Path, digests: Digests
 ) -> list[str]:
-  """Compare data with those of a finished run; all processes must call.
+  """Compare data with the data of a finished run; all processes must call.
 
-  If data no longer exist, a warning says that changes are not known.
+  A split that cannot be found is not compared, and a warning says so.
 
   Args:
     config: the configuration that names the data.

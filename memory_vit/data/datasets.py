@@ -51,15 +51,14 @@ def open_split(
     stall_timeout: seconds without a batch after which the process is ended; 0
       sets no limit.
     download: whether TFDS may download and prepare a missing data set.
-    trust_data_code: whether a TFDS data set may name code, which is then run.
+    trust_data_code: whether to run code that a TFDS data set names.
     kind: as `config.task.kind`: "classes", "labels" or "values".
     label: as `config.data.label`: features of TFDS, or columns of a table.
     path: as `config.data.path`: the column of paths of a table.
 
   Raises:
-    DataError: if the split is not available, is empty or unlabelled, or has no
-      labels of the kind.
-    BrokenDataError: a subclass, if more than `max_bad` records are unreadable.
+    DataError: if the split is unavailable or empty, or has no labels of `kind`.
+    BrokenDataError: a `DataError`, if over `max_bad` records are unreadable.
   """
   ref = SplitRef(
     name, directory, split, cache_gib=cache_gib, max_bad=max_bad,
@@ -81,7 +80,7 @@ def open_run_split(
       instead of downloading it.
 
   Raises:
-    DataError: as `open_split`, or if the configuration names no such split.
+    DataError: as `open_split`, or if no split is configured for `role`.
   """
   ref = configured_splits(config).get(role)
   if ref is None:
@@ -105,13 +104,13 @@ def open_ref(ref: SplitRef) -> Split:
 
 
 def open_whole(ref: SplitRef) -> Split:
-  """Open a split without limits and subset; its faults are not raised yet."""
+  """Open a whole split; limits, subset and faults are left to `read_as`."""
   ref.require_kind(*KINDS)
   return _open_local(ref) or tfds.open_tfds(ref)
 
 
 def read_as(ref: SplitRef, split: Split) -> Split:
-  """Set limits and subset of an opened split as `ref` says, and check it."""
+  """Check an opened split, and apply the limits and the subset of `ref`."""
   for fault in split.faults:
     raise BrokenDataError(fault)
   if ref.class_names not in ((), split.class_names):

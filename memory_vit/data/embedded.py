@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Name of the split whose labels define the classes, and of the only split if
-# `config.data.dir` is itself an output of `embed`.
+# The split "train" defines the classes. If `config.data.dir` is an output of
+# `embed`, this output is the split "train".
 _TRAIN = "train"
 # Maximum number of images without an embedding that a result lists.
 _NAMED = 100
@@ -143,7 +143,7 @@ def _find_outputs(root: Path, directory: str) -> dict[str, Path]:
     raise DataError(
       f"the directory of embeddings {messages.brief(directory)} is not there: "
       "set config.data.dir to the --output of `memory-vit embed`, or to a "
-      "directory that holds an --output for each split, such as train and test."
+      "directory with an output in a folder per split, such as train and test."
     )
   if any(root.glob(parquet.SHARDS)):
     return {_TRAIN: root}

@@ -61,7 +61,7 @@ class Origin:
 
 @dataclasses.dataclass(frozen=True)
 class EmbeddingFiles:
-  """The files of a run of `embed`; rows are numbered through all files.
+  """Files of a run of `embed`; rows are numbered consecutively over files.
 
   Attributes:
     paths: paths of the files.
@@ -90,12 +90,12 @@ class EmbeddingFiles:
 
 @dataclasses.dataclass(frozen=True, eq=False)  # == is ambiguous for arrays
 class EmbeddedRows:
-  """Rows of Parquet files that are the examples of a split, in its order.
+  """Examples of a split that are rows of Parquet files, in the split's order.
 
   Attributes:
     files: (path, number of rows) of each file; files are not held in memory.
     origin: origin of all rows.
-    rows: int64 (k,), the row of each example, numbered through all files.
+    rows: int64 (k,), row number of each example, consecutive over all files.
   """
 
   files: tuple[tuple[Path, int], ...]
@@ -106,7 +106,7 @@ class EmbeddedRows:
   def of(
     cls, parts: Sequence[tuple[EmbeddingFiles, np.ndarray]]
   ) -> EmbeddedRows:
-    """Join rows, int64 (k,), of outputs of `embed` that have one origin."""
+    """Join `parts`, (output of `embed`, row numbers), of a common origin."""
     first, start = parts[0][0], 0
     files: list[tuple[Path, int]] = []
     rows = []
@@ -127,7 +127,7 @@ class EmbeddedRows:
     return dataclasses.replace(self, rows=self.rows[indices])
 
   def values(self, name: str) -> Iterator[np.ndarray]:
-    """Yield the stored values, (...), of each row; `rows` must be sorted."""
+    """Yield the array in column `name` of each row; `rows` must be sorted."""
     begin = 0
     for path, count in self.files:
       first, last = np.searchsorted(self.rows, [begin, begin + count])
@@ -168,10 +168,10 @@ class Embeddings:
 
   Attributes:
     paths: paths of the k images.
-    labels: class of each image; None if the input named none.
+    labels: class of each image; None if the class is unknown.
     pooled: the input of a head.
-    layers: the input of a probe: the class token of each block, if there is
-      one, and the mean patch token of each block, standardized.
+    layers: the input of a probe: the class token (if the ViT has one) and the
+      mean patch token of each block, standardized.
     backbone: the backbone that computed the embeddings.
     preprocessing: how images were prepared.
     dtype: dtype of the computation.
@@ -261,7 +261,7 @@ def _described(path: Path, file_schema: pa.Schema) -> tuple[Origin, str]:
   try:
     about = parquet.described(file_schema)
     if about["rows"] != "embeddings":
-      raise ValueError("it has other rows")
+      raise ValueError("the rows are not embeddings")
     shapes = {
       str(name): tuple(shape)
       for name, shape in about["values"]["shapes"].items()
@@ -269,7 +269,7 @@ def _described(path: Path, file_schema: pa.Schema) -> tuple[Origin, str]:
     dtype, stored = about["dtype"], about["values"]["dtype"]
     known = dtype in _TYPES and stored in _TYPES
     if not known or not all(map(_is_shape, shapes.values())):
-      raise ValueError("its values are of another kind")
+      raise ValueError("unsupported dtype or shape of the values")
     parts = about["backbone"], about["preprocessing"], str(about["plan"])
   except (AttributeError, LookupError, TypeError, ValueError) as error:
     raise DataError(
@@ -303,7 +303,7 @@ def _require_columns(path: Path, columns: pa.Schema, origin: Origin) -> None:
     if column_type != kind:
       raise DataError(
         f"{_shown(path)}: the column {brief(name)} is "
-        f"{brief(str(column_type))}, expected {kind} according to its metadata."
+        f"{brief(str(column_type))}, expected {kind} as in the file's metadata."
       )
 
 

@@ -37,8 +37,7 @@ CLASSES = "classes.txt"
 # Name of the list that defines the classes of all splits.
 _TRAIN = "train"
 
-# Maximum number of bytes of a list, and of a line in a list, whose path has at
-# most 4,096 bytes.
+# Maximum number of bytes of a list, and of a line (a path has at most 4,096).
 _MOST_BYTES, _LONGEST = 2**29, 5_000
 # Maximum number of lines of a list; published lists have fewer lines.
 _MOST_LINES = 2**24
@@ -55,8 +54,8 @@ def open_list(ref: SplitRef) -> Split:
   wanted = _named_lists(ref, lists)
   files = (path for path in root.iterdir() if path.name.lower() == CLASSES)
   stated = _read_classes(next(files, root / CLASSES))
-  # Names of classes come from classes.txt or from several columns of labels,
-  # otherwise from the list "train", or from all lists if "train" is missing.
+  # Lists whose labels define the classes: "train" if it exists, otherwise all;
+  # none if classes.txt or several columns of labels name the classes.
   naming = [_TRAIN] if _TRAIN in lists else [*lists]
   if stated or "," in ref.label:
     naming = []
@@ -199,7 +198,7 @@ def _read_table(
         if len(marks) > 1:  # "1.500" may mean 1,500
           raise ValueError(
             f"its label is {messages.brief(cell)}, but other rows have "
-            "another decimal mark: expected a point in all rows."
+            "a different decimal mark: expected a point in all rows."
           )
     shown = [example[1:] for example in examples.values()]
     if len(shown) < _EXAMPLES and row[1:] not in shown:
@@ -237,7 +236,7 @@ def _names(lists: Sequence[_List], root: pathlib.Path) -> Sequence[str]:
     )
   except DataError as error:
     raise BrokenDataError(
-      f"the lists: {error}, one in each line of {CLASSES}."
+      f"the lists: {error}. The file {CLASSES} has one name in each line."
     ) from None
   labels.tell_of_numbers(names, messages.utf8(str(root)))
   return names
@@ -349,7 +348,7 @@ def _read_classes(path: pathlib.Path) -> list[str]:
   if not names:
     raise BrokenDataError(
       f"{path} is empty: expected the name of a class in each line. Without "
-      "this file, classes are called by their numbers."
+      "this file, the labels in the lists name the classes."
     )
   return [*names]
 

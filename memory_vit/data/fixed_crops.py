@@ -23,11 +23,11 @@ from memory_vit.model.task import EvalPreprocessing
 
 @dataclasses.dataclass(frozen=True)
 class FixedCrops:
-  """The crops of a split whose outputs a process caches.
+  """Crops of a split for which a process caches backbone outputs.
 
   Attributes:
     split: the examples.
-    numbers: int64 (n,), crop * size + record at each place.
+    numbers: int64 (n,), crop number * `split.size` + record.
     prepare: makes the images, float32 (side, side, 3) in [-1, 1].
     seed: random seed of the crops; None in evaluation.
   """
@@ -38,10 +38,10 @@ class FixedCrops:
   seed: int | None = None
 
   def batches(self, starts: range, rows: int) -> Iterator[Batch]:
-    """Return batches, with "mask", of `rows` places from each of `starts` on.
+    """Return batches, with "mask", of `numbers[start : start + rows]`.
 
-    After the last place, its row is repeated with mask 0. An unreadable example
-    has mask 0 as well, and is replaced by the next readable record.
+    Past the end of `numbers`, the last crop is repeated with mask 0. Unreadable
+    examples have mask 0, too, and are replaced by the next readable record.
     """
     last = len(self.numbers) - 1
 
@@ -106,6 +106,6 @@ def evaluation_crops(
 def drawn_places(
   numbers: np.ndarray, size: int, crops: int, seed: int
 ) -> np.ndarray:
-  """Return places, int64 (b,), of examples; epoch e uses crop e % `crops`."""
+  """Return crop * size + record, int64 (b,); epoch e uses crop e % `crops`."""
   order = random_decisions.shuffled(numbers, size, seed)
   return (numbers // size % crops) * size + order

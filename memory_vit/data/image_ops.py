@@ -27,7 +27,7 @@ from memory_vit.model.task import EvalPreprocessing
 
 
 def decoders() -> dict[str, str]:
-  """Return versions of the libraries that read images, and how EXIF is used."""
+  """Identify image decoding: versions of the libraries, and use of EXIF."""
   return {
     "tensorflow": tf.__version__, "pillow": PIL.__version__, "exif": "turned",
   }  # fmt: skip
@@ -159,7 +159,7 @@ def inception_crop(encoded: tf.Tensor, uniforms: tf.Tensor) -> tf.Tensor:
   orientation, file = string_ops.split(encoded)
 
   def window_of(shape: tf.Tensor) -> tf.Tensor:
-    """Choose a window of the turned image; return it in stored coordinates."""
+    """Choose a window of the turned image, in coordinates of the stored one."""
     shape = string_ops.turned_shape(shape, orientation)
     window = _inception_window(shape, uniforms)
     return string_ops.stored_window(window, shape, orientation)
@@ -189,7 +189,7 @@ def inception_crop(encoded: tf.Tensor, uniforms: tf.Tensor) -> tf.Tensor:
 
 
 def resize(image: tf.Tensor, side: int) -> tf.Tensor:
-  """Squeeze an image to float32 (side, side, 3)."""
+  """Resize to float32 (side, side, 3), without keeping the aspect ratio."""
   return tf.image.resize(image, (side, side), method="bilinear")
 
 
@@ -214,7 +214,7 @@ def scale(image: tf.Tensor) -> tf.Tensor:
 
 
 def no_larger(image: tf.Tensor, side: int) -> tf.Tensor:
-  """Limit the shorter side of uint8 (h, w, 3) to `side`; long images stay."""
+  """Shrink the shorter side to at most `side`, except in very long images."""
   sides = tf.shape(image)[:2]
   shorter, longer = tf.reduce_min(sides), tf.reduce_max(sides)
   too_long = tf.cast(longer, tf.float32) > LONGEST_ASPECT * tf.cast(

@@ -54,8 +54,8 @@ def open_data(
 ) -> Split:
   """Open a split in any of the forms that `train_task` takes.
 
-  Without `class_names`, the data state the names; otherwise they are the sorted
-  labels, or "0", "1", ... for labels that are arrays.
+  The names of classes are stated by the data or given in `class_names`; the
+  default is the sorted labels, or "0", "1", ... for labels that are arrays.
   """
   if isinstance(data, str | os.PathLike):
     folder = paths.local(data, "the image folder", DataError).absolute()
@@ -96,7 +96,7 @@ def open_data(
   numbers = encode.all(raw_labels, lambda i: f"{where}, example {i}")
   digest = hashlib.sha256(numbers.tobytes())
   for image in images:
-    # Leave out marks at the start, because each process has random marks.
+    # Leave marks out of the digest, because marks differ between processes.
     content = image.removeprefix(raw_images.MAGIC).removeprefix(oriented.MAGIC)
     digest.update(hashlib.sha256(content).digest())
   opened = Split(
@@ -181,8 +181,8 @@ def _table(
 ) -> tuple[dict[str, Any], tuple[str, str]]:
   """Return ({key: column}, keys) for a table of pandas, Polars or Arrow.
 
-  The keys name the columns of images and labels. If the table has no column of
-  images, its column "path" takes the place of that column.
+  The keys name the columns of images and labels; a column "path" replaces a
+  missing column of images.
   """
   names = getattr(data, "column_names", None) or [*data.columns]
   if keys[0] not in names and _PATH in names:

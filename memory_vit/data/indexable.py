@@ -64,10 +64,10 @@ def open_indexable(
     examples: any object with `len` and examples by number. A number must always
       give the same example, without random augmentation.
     name: name of the data set, for messages and results.
-    version: distinguishes these examples from others of the same name. A
-      resumed run compares version, number of examples, classes, not contents.
-    class_names: one per class, label or value; by default those that Hugging
-      Face `datasets` (`features`) or torchvision (`classes`) state, and "0",
+    version: change it when the contents of examples change, because a resumed
+      run compares only version, number of examples and classes.
+    class_names: one name per class, label or value; by default the names in
+      `features` (Hugging Face `datasets`) or `classes` (torchvision), and "0",
       "1", ... for values.
     split: name of the split, for messages and results.
     keys: keys of the image and the label, if an example is a dictionary.
@@ -176,8 +176,8 @@ def pair_of(example: Any, keys: tuple[str, str]) -> tuple[Any, Any]:
   if isinstance(example, Mapping):
     if not all(key in example for key in keys):
       raise DataError(
-        f"it has the keys {messages.brief([*example])}, expected {list(keys)}, "
-        "or keys=(IMAGE, LABEL) that names other keys"
+        f"the keys are {messages.brief([*example])}, expected {list(keys)}: to "
+        "use other keys, give keys=(IMAGE, LABEL)"
       )
     return example[keys[0]], example[keys[1]]
   if isinstance(example, Sequence) and len(example) == 2:

@@ -51,20 +51,20 @@ def names_among(labels: Iterable[Label]) -> tuple[str, ...]:
       return tuple(map(str, range(len(label))))
     names.update(map(str, label if isinstance(label, list) else [label]))
   if not names:
-    raise DataError("no example has a label: expected the names of all labels")
+    raise DataError("no example has a label: list the names of all labels")
   if all(_NUMBER.fullmatch(name) or _WHOLE.fullmatch(name) for name in names):
     names = {name.partition(".")[0] for name in names}
   elif all(map(DECIMAL.fullmatch, names)) and not all(map(str.isdigit, names)):
     decimal = min(name for name in names if not name.isdigit())
     raise DataError(
-      f"labels such as {decimal} are not classes. If these labels are values, "
-      "set config.task.kind to 'values'; if -1 marks an image without a label, "
-      "drop the image; if the labels are names, expected the names of all "
+      f"the label {decimal} is not a class. To predict numbers, set "
+      "config.task.kind to 'values'. If -1 marks images without a label, drop "
+      "these images. If the labels are names of classes, list the names of all "
       "classes"
     )
   if len(names) > MOST_CLASSES:
     raise DataError(
-      f"{len(names):,} different labels, expected at most {MOST_CLASSES:,}"
+      f"found {len(names):,} distinct labels, expected at most {MOST_CLASSES:,}"
     )
   return in_order(names)
 
@@ -144,17 +144,17 @@ class Encoder:
       )
 
   def _require_numbers(self, labels: Collection[Label]) -> None:
-    """Raise if every label is [0, 1] or [1, 0], and so is ambiguous.
+    """Raise if all labels are [0, 1] or [1, 0], which is ambiguous.
 
-    Such a label may be a list of two indices, or multi-hot.
+    [1, 0] may be a list of two indices, or multi-hot.
     """
     pairs = [0, 1], [1, 0]
     are_pairs = all(isinstance(e, list) and e in pairs for e in labels)
     if are_pairs and pairs[1] in labels:
       raise BrokenDataError(
-        "every label is [0, 1] or [1, 0], which is ambiguous: the numbers may "
-        "be indices of labels, or a 1 or 0 for each of two labels. For a 1 or "
-        f"0 for each label, {_ONE_FOR_EACH}."
+        "every label is [0, 1] or [1, 0], which is ambiguous: a list of "
+        "indices, or multi-hot. For multi-hot labels, "
+        f"{_ONE_FOR_EACH}."
       )
 
   def __call__(self, label: Label) -> int | np.ndarray:

@@ -49,7 +49,7 @@ def eval_image(
 
 
 def decode(encoded: bytes) -> UInt8[np.ndarray, "height width 3"]:
-  """Decode a file, or an image of `raw_images`; turn it as its mark says."""
+  """Decode a file, or an image of `raw_images`; turn a marked image upright."""
   orientation, file = oriented.split(encoded)
   if file.startswith(raw_images.MAGIC):
     pixels = raw_images.decode(file)

@@ -25,7 +25,7 @@ def unmarked(encoded: bytes) -> bytes:
 
 
 def split(encoded: bytes) -> tuple[int, bytes]:
-  """Return the orientation, 1 without a mark, and the unmarked file."""
+  """Return (orientation, unmarked file); the orientation is 1 without mark."""
   if not encoded.startswith(MAGIC):
     return 1, encoded
   return encoded[len(MAGIC)], encoded[HEADER:]

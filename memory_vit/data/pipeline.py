@@ -24,13 +24,13 @@ Batch = dict[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExampleFn:
-  """Function from the number of an example to the example.
+  """Function from the number of an example to the example, a prepared record.
 
-  The offset of an example is the number of unreadable records that it skips.
+  The offset of an example counts the unreadable records that were skipped.
 
   Attributes:
     split: split that holds the records.
-    prepare: preparation of their images.
+    prepare: preparation of the images.
     records: function: numbers, int64 (b,) -> indices in the split, int64 (b,).
     uniforms: function: numbers, int64 (b,) -> random numbers, float64 (b, k).
     counts: function: numbers, int64 (b,) -> mask, float32 (b,); None in
@@ -47,7 +47,7 @@ class ExampleFn:
     self.split.require_images()
 
   def inputs(self, numbers: range, skips: Mapping[int, int]) -> Inputs:
-    """Return inputs of examples, which skip bad records, see `Split.skips`."""
+    """Return inputs of examples; `skips` (`Split.skips`) skips bad records."""
     examples = np.array(numbers)
     records = self.records(examples)
     offsets = np.array([skips.get(index, 0) for index in records.tolist()])

@@ -23,10 +23,10 @@ _EXPECTED = (
 
 
 def encoded(image: Any) -> bytes:
-  """Return the content of an image's file, or its pixels as a string.
+  """Return the content of a file, or pixels as a string of `raw_images`.
 
-  A file is marked if EXIF says to turn it, unless it comes in a TensorFlow
-  tensor. Errors begin with "its image".
+  Files that EXIF says to turn are marked, except files in TensorFlow tensors.
+  Errors begin with "its image".
   """
   if isinstance(image, Mapping):  # an image that Hugging Face did not decode
     image = image.get("bytes") or image.get("path")
@@ -86,7 +86,7 @@ def _within(pixels: np.ndarray, greatest: int) -> bool:
 
 
 def _refusal(image: Any, pixels: np.ndarray) -> str:
-  """Return an error text: properties of the refused image, and what to give."""
+  """Describe a refused image, and what is expected, in the text of an error."""
   message = (
     f"its image is of type {type(image).__name__}, shape {pixels.shape} and "
     f"dtype {pixels.dtype}"

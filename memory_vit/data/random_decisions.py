@@ -30,7 +30,7 @@ _LEAST_ASPECT, _MOST_ASPECT, _LEAST_AREA = 3 / 4, 4 / 3, 0.05
 
 
 def shuffled(numbers: np.ndarray, size: int, seed: int) -> np.ndarray:
-  """Return the records, int64 (b,), of examples; each epoch is reshuffled."""
+  """Map example numbers to records, int64 (b,); each epoch is reshuffled."""
   epochs, places = np.divmod(np.asarray(numbers, np.int64), size)
   records = np.empty_like(places)
   for epoch in np.unique(epochs):
@@ -41,7 +41,7 @@ def shuffled(numbers: np.ndarray, size: int, seed: int) -> np.ndarray:
 
 @functools.lru_cache(maxsize=2)  # a batch may hold parts of two epochs
 def _order(size: int, seed: int, epoch: int) -> np.ndarray:
-  """Return the permutation of `size` records in an epoch, as small integers."""
+  """Return the permutation of records in an epoch, in the smallest dtype."""
   words = _philox(seed, epoch).random_raw(size)
   return np.argsort(words, kind="stable").astype(np.min_scalar_type(size))
 
@@ -49,8 +49,8 @@ def _order(size: int, seed: int, epoch: int) -> np.ndarray:
 def uniforms(seed: int, numbers: np.ndarray) -> np.ndarray:
   """Return numbers in [0, 1) for crops of examples: float64 (b, `UNIFORMS`).
 
-  Each example has its own words of one stream, so the words of consecutive
-  examples are generated at once.
+  Consecutive examples use consecutive words of one random stream, so one call
+  generates the words of many examples.
   """
   numbers = np.asarray(numbers, np.int64)
   if not len(numbers):
@@ -84,8 +84,8 @@ def inception_window(
 
   The distribution is that of `tf.image.sample_distorted_bounding_box` (uniform
   aspect ratio, then a height among the possible integers, then the place), but
-  the last row and column are as frequent as others. Each operation is exact or
-  rounded as in IEEE 754, so both libraries choose equal windows.
+  the last row and column are as frequent as the rest. Operations are exact or
+  rounded as in IEEE 754, so NumPy and TensorFlow choose equal windows.
 
   Args:
     ops: numpy or tensorflow, whose functions have the same names.

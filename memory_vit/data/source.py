@@ -29,7 +29,7 @@ class Inputs(NamedTuple):
   Attributes:
     indices: indices of the examples, int64 (b,).
     uniforms: random numbers, float64 (b, k), see `random_decisions`.
-    offsets: number of unreadable examples that each row skips, int64 (b,).
+    offsets: number of unreadable records skipped for each row, int64 (b,).
   """
 
   indices: np.ndarray
@@ -41,7 +41,7 @@ class Preparation(Protocol):
   """Image preparation, bitwise identical in TensorFlow and in NumPy."""
 
   def in_graph(self, encoded: tf.Tensor, uniforms: tf.Tensor) -> Any:
-    """Prepare an encoded image, string (), by `uniforms`, float64 (k,)."""
+    """Prepare an encoded image, string (), with `uniforms`, float64 (k,)."""
 
   def in_numpy(self, encoded: bytes, uniforms: np.ndarray) -> Any:
     """Prepare an encoded image, or raise `DataError`."""

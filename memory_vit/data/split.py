@@ -35,25 +35,24 @@ T = TypeVar("T")
 class Split:
   """One split of a data set, with random access.
 
-  Example i can be fetched by itself, so the position in training is a single
-  number.
+  Examples are read by index, so training can resume at any example.
 
   Attributes:
     name: name of the data set, as in `config.data.name`.
     split: name of the split, such as "train[:98%]", as in `config.data.train`.
     size: number of examples.
-    class_names: one per class, label or value; "0", "1", ... if the data set
-      names none.
+    class_names: one name per class, label or value; "0", "1", ... if the data
+      set states no names.
     kind: what a label is, see `TaskKind`: "classes", one class; "labels", 1 or
       0 for each of c labels; "values", c numbers.
     source: source that reads the examples.
     file_name: function: index -> name of the file of the example, or "".
-    data_files: files of the split, by which a resumed run notices changes.
+    data_files: files of the split, in which a resumed run looks for changes.
     labels: labels of all examples, (size,) or (size, c), if they are known
       before examples are read.
     embedded: rows of embeddings, if the split has these instead of images.
     left_out: a line for each image that is left out for lack of an embedding.
-    skipped: a line for each folder that holds other files than images.
+    skipped: a line for each folder that holds files that are not images.
     columns: a line for each column of a table, with examples of cells.
     faults: problems because of which a run refuses the split.
     broken: {index: reason} of examples that were unreadable on opening.
@@ -101,7 +100,7 @@ class Split:
 
   @property
   def directory(self) -> str:
-    """Name of the data set's folder, or "" if the data set has its own name."""
+    """Folder name of a data set of `OF_A_DIRECTORY`, otherwise ""."""
     if self.name not in OF_A_DIRECTORY:
       return ""
     for name, path in self.data_files.files.items():
@@ -133,9 +132,9 @@ class Split:
       )
 
   def single_class(self) -> str:
-    """Return advice for a split with a single class; "" if it has several.
+    """Return advice for a split with a single class, otherwise "".
 
-    A task of a single label or value needs no advice: it can be trained.
+    A single label or value needs no advice, because it can be trained.
     """
     if self.num_classes > 1 or not KINDS[self.kind].one_is_right:
       return ""
@@ -175,9 +174,9 @@ class Split:
     )
 
   def numbered_as(self, class_names: tuple[str, ...]) -> "Split":
-    """Return the split with class numbers of a task, if it has all the classes.
+    """Number classes as a task does, if the task has all classes of the split.
 
-    Older tasks may have another order, and classes without images.
+    Older tasks may order the classes differently, and may have more classes.
     """
     known = {name_of(name): i for i, name in enumerate(class_names)}
     known_all = known.keys() >= {*self.class_names}
@@ -195,7 +194,7 @@ class Split:
     """Skip unreadable examples, {index: reason}, from now on; log each once.
 
     Raises:
-      BrokenDataError: if more than `max_bad` are unreadable in all.
+      BrokenDataError: if more than `max_bad` examples are unreadable in total.
     """
     new = {i: why for i, why in reasons.items() if i not in self.unreadable}
     if new and len(self.unreadable) + len(new) > self.max_bad:
@@ -236,7 +235,7 @@ class Split:
     return indices
 
   def time_limit(self, first: int) -> contextlib.AbstractContextManager[None]:
-    """End the process if reading in the body, from `first` on, stalls."""
+    """End the process if the body, which reads from `first` on, stalls."""
     examples = f"{self}, from example {first} on"
     return watchdog.limit(self.stall_timeout, examples)
 
@@ -262,7 +261,7 @@ class Split:
 
 def require_kind(kind: str, where: Any) -> None:
   """Raise `DataError` unless `kind` is the name of a kind of task."""
-  if kind not in tuple(KINDS):  # not `in KINDS`: `kind` may be unhashable
+  if kind not in tuple(KINDS):  # `kind` may be unhashable
     raise DataError(
       f"{where}: the kind is {messages.brief(kind)}, expected one of "
       f"{', '.join(KINDS)}."
@@ -272,7 +271,7 @@ def require_kind(kind: str, where: Any) -> None:
 def _too_many(lines: list[str], allowed: int, named: bool) -> str:
   """Return an error message with `lines`, one for each unreadable example.
 
-  `named` is whether the command `check_data` can open the data set.
+  If `named`, the message recommends the command `check_data`.
   """
   advice = f"config.data.max_bad ({allowed}) limits how many are skipped."
   if named:

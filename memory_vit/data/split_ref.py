@@ -40,7 +40,7 @@ class Subset:
     return f"{self.first:,} examples (seed {self.seed})"
 
   def noted(self, files: DataFiles) -> DataFiles:
-    """Return the files of the whole split, with this choice as a fact."""
+    """Return the files of the whole split, with this subset in the facts."""
     facts = {**files.facts, "chosen": dataclasses.asdict(self)}
     return dataclasses.replace(files, facts=facts)
 
@@ -54,10 +54,10 @@ class SplitRef:
       the folders in train/ are the classes. "list": the images in the lines
       PATH LABEL of `dir`/SPLIT.txt, or in a table such as SPLIT.csv.
       "embeddings": the rows that `embed` wrote to `dir`/SPLIT. "digits": the
-      digits that come with scikit-learn, "digits:0-4" a range of them.
+      digits that come with scikit-learn; "digits:0-4": only the digits 0 to 4.
       "glyphs:inverted": characters that come with this package;
-      "glyphs:angle": turned by an angle, a value. Anything else is a TFDS name,
-      such as "cifar100" or "sun397/tfds".
+      "glyphs:angle": rotated characters, whose angles are the labels. All other
+      names are TFDS names, such as "cifar100" or "sun397/tfds".
     dir: directory of "folder", "list" or "embeddings"; or the TFDS data
       directory, or the directory of one prepared data set (with a
       dataset_info.json); "" is TFDS's default.
@@ -68,13 +68,12 @@ class SplitRef:
     stall_timeout: seconds without a batch after which the process is ended, see
       `watchdog`; 0 sets no limit.
     download: whether TFDS may download and prepare a missing data set.
-    trust_code: whether a TFDS data set may name code, which is then run; see
-      `tfds_trust`.
+    trust_code: whether to run code that TFDS data sets name, see `tfds_trust`.
     label: the label of a TFDS data set that has several, see `tfds_labels`, or
       columns of a table; several names are separated by commas.
     path: the column of paths of a table.
     kind: kind of the labels, see `TaskKind`: "classes", "labels" or "values".
-    class_names: classes of a task, whose class numbers are used; () for none.
+    class_names: classes in the order of a task; () keeps the data set's order.
     subset: the chosen part; None takes all.
   """
 
@@ -135,7 +134,7 @@ def training_split(ref: SplitRef, config: Config) -> SplitRef:
 
 
 def configured_splits(config: Config) -> dict[str, SplitRef]:
-  """Return the splits in a configuration by role, such as "train", in order."""
+  """Return {role, such as "train": configured split}, training split first."""
   upstream = config.upstream
   ref = functools.partial(
     SplitRef.of,

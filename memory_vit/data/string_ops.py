@@ -22,8 +22,8 @@ def marked(encoded: tf.Tensor) -> tf.Tensor:
     & (tf.strings.substr(encoded, end, 2) == jpeg.END)
   )
 
-  # Call Python only for files that are not plain, because a call takes a fifth
-  # of the time that a training crop of a small JPEG takes.
+  # Call Python only for files that may need a mark, because a call takes one
+  # fifth of the time that a training crop of a small JPEG takes.
   def with_mark() -> tf.Tensor:
     (mark,) = python_op.call(_needed_mark, [encoded], [tf.string])
     return tf.strings.join([mark, encoded])
@@ -32,7 +32,7 @@ def marked(encoded: tf.Tensor) -> tf.Tensor:
 
 
 def split(encoded: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-  """Return the orientation, int32 (), or 1 without a mark, and the file."""
+  """Apply `oriented.split` to a string (); the orientation is int32 ()."""
   is_marked = (
     tf.strings.substr(encoded, 0, len(oriented.MAGIC)) == oriented.MAGIC
   )
@@ -64,7 +64,7 @@ def turned_shape(shape: tf.Tensor, orientation: tf.Tensor) -> tf.Tensor:
 def stored_window(
   window: tf.Tensor, shape: tf.Tensor, orientation: tf.Tensor
 ) -> tf.Tensor:
-  """Return the place of a window of the turned image in the stored image.
+  """Convert a window of the turned image to coordinates in the stored image.
 
   Args:
     window: y, x, height, width, int32 (4,).
@@ -98,7 +98,7 @@ def decode_raw(encoded: tf.Tensor) -> tf.Tensor:
 
 
 def decode_and_crop_raw(encoded: tf.Tensor, window: tf.Tensor) -> tf.Tensor:
-  """Decode the window y, x, height, width, int32 (4,), of an image to uint8."""
+  """Decode a part of an image; `window` is y, x, height, width, int32 (4,)."""
   y, x, height, width = tf.unstack(window)
   row = 3 * raw_shape(encoded)[1]
   rows = tf.strings.substr(encoded, raw_images.HEADER + y * row, height * row)

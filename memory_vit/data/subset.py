@@ -39,9 +39,9 @@ def value_statistics(split: Split) -> tuple[np.ndarray, np.ndarray]:
 
 
 def deviations(values: np.ndarray) -> np.ndarray:
-  """Return the standard deviation of each column; exactly 0 if it is constant.
+  """Return the standard deviation of each column, 0 for constant columns.
 
-  Otherwise, rounding of the mean would give constant columns a deviation.
+  NumPy may give constant columns a deviation, because it rounds the mean.
   """
   return values.std(axis=0) * (values != values[:1]).any(axis=0)
 
@@ -49,7 +49,7 @@ def deviations(values: np.ndarray) -> np.ndarray:
 def _readable_labels(split: Split) -> np.ndarray:
   """Return the labels of all readable examples, without decoding images.
 
-  So the labels of images that turn out broken only when decoded are included.
+  Labels of images that fail only in decoding are included.
   """
   if len(split.unreadable) == split.size:
     raise split.nothing_readable()

@@ -73,9 +73,9 @@ def rows(
   for number, row in table:
     if any(map(str.strip, row[len(header) :])):
       raise BrokenDataError(
-        f"{_shown(path)}, row {number}: {len(row)} cells, expected "
-        f"{len(header)}, as in the header. Text with a separator must be in "
-        'quotes, such as "1,5".'
+        f"{_shown(path)}, row {number} has {len(row)} cells, but the header "
+        f"has {len(header)}. Text with a separator must be in quotes, such as "
+        '"1,5".'
       )
     if any(map(str.strip, row)):
       yield number, tuple(row[i] if i < len(row) else "" for i in places)

@@ -36,7 +36,7 @@ from memory_vit.errors import BrokenDataError, DataError
 from memory_vit.runtime.messages import named
 
 # Refuse files that are too small for the number of examples in the metadata: an
-# example takes at least 32 bytes, and at most 100,000 examples may be missing.
+# example takes at least 32 bytes. Up to 100,000 missing examples are tolerated.
 _LEAST_BYTES, _LOST_AT_MOST = 32, 100_000
 
 # Advice on TFDS builders that are known to fail, or that need a user's files.
@@ -129,7 +129,7 @@ def find_data_files(ref: SplitRef) -> DataFiles:
 
 @_quiet()
 def describe(ref: SplitRef) -> tuple[tuple[str, ...], int | None]:
-  """Return class names, and the number of examples, None if not prepared."""
+  """Return (class names, number of examples, or None if not prepared)."""
   builder = _found_builder(ref)
   info, sizes = builder.info, _sizes(builder)
   target = tfds_labels.find_target(
@@ -179,7 +179,7 @@ def _sizes(builder: tfds.core.DatasetBuilder) -> dict[str, int]:
 
 
 def _require_room(ref: SplitRef, shards: Sequence[Shard]) -> None:
-  """Raise if a path is not a file, or if files cannot hold the examples."""
+  """Raise if a path is not a file, or files are too small for the examples."""
   local = [pathlib.Path(s.path) for s in shards if "://" not in s.path]
   for path in local:
     if path.exists() and not path.is_file():
@@ -205,7 +205,7 @@ def _shards(builder: tfds.core.DatasetBuilder, split: str) -> list[Shard]:
 
 @_quiet()
 def require_prepared(ref: SplitRef) -> None:
-  """Raise if a data set would be downloaded, which a dry run must not do."""
+  """Raise if a data set is not prepared; a dry run must not download it."""
   _require_prepared(ref, _found_builder(ref), "a dry run")
 
 
@@ -253,7 +253,7 @@ def _download_size(builder: tfds.core.DatasetBuilder) -> str:
 
 
 def _file_format() -> str | None:
-  """Return "array_record", or TFDS's default, None, if it is not installed."""
+  """Return "array_record" if installed; otherwise None, TFDS's default."""
   return "array_record" if importlib.util.find_spec("array_record") else None
 
 

@@ -110,8 +110,8 @@ def find_target(
   if not isinstance(feature, tfds.features.ClassLabel):
     raise DataError(
       f"config.data.label is {messages.brief(label)}, expected a ClassLabel of "
-      f"data set {messages.brief(name)}, whose features are "
-      f"{_shown(features)}, or one of {', '.join(VTAB_LABELS)}."
+      f"data set {messages.brief(name)} (its features are {_shown(features)}), "
+      f"or one of {', '.join(VTAB_LABELS)}."
     )
   return Target(
     image, lambda example: example[label], tuple(feature.names), is_mask
@@ -123,8 +123,8 @@ def find_keys(
 ) -> tuple[str, str]:
   """Find the features of a TFDS data set that hold the image and its class.
 
-  `supervised_keys` of TFDS are image and label, perhaps followed by more
-  (places365_small), or None (sun397).
+  `supervised_keys` of TFDS are None (sun397), or the keys of image and label,
+  sometimes followed by further keys (places365_small).
   """
   classes = [
     key
@@ -273,7 +273,7 @@ def _require(
 
 
 def _between(value: tf.Tensor, bounds: Sequence[float]) -> tf.Tensor:
-  """Return the number, from 0, of the bin of a value; `bounds` are edges."""
+  """Return the index of the bin of a value; `bounds` are edges of bins."""
   below = tf.constant(bounds, tf.float32) < tf.cast(value, tf.float32)
   return tf.reduce_sum(tf.cast(below, tf.int32)) - 1
 

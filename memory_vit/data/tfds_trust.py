@@ -44,7 +44,7 @@ def require_no_code(name: str, directory: str) -> None:
       f"data set {messages.brief(name)} has a namespace: TFDS would fetch code "
       f"from there and run it. {_ADVICE}"
     )
-  # Refuse other options, because an option could name another directory.
+  # Accept only config and version: other options could name a directory.
   if options.keys() - {"config", "version"} or not options.get(
     "config", "x"
   ).strip("."):
@@ -58,7 +58,7 @@ def require_no_code(name: str, directory: str) -> None:
 
 
 def require_own_features(folder: epath.PathLike) -> None:
-  """Raise if prepared data name other classes than the features of TFDS."""
+  """Raise if prepared data name Python classes that are not TFDS features."""
   for name, most in _FILES.items():
     file = epath.Path(folder) / name
     if not file.exists():
@@ -124,7 +124,7 @@ def _classes(values: Any, file: epath.Path) -> Iterator[str]:
 
 @functools.cache
 def own_classes() -> frozenset[str]:
-  """Return the names, old and new, of the feature classes of TFDS itself."""
+  """Return old and new names of all feature classes that belong to TFDS."""
   connector = tfds.features.FeatureConnector
   classes = [
     item

@@ -17,7 +17,7 @@ from memory_vit.data.quiet_tensorflow import tf
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-  """File that should have `size` records: use `take` after the first `skip`."""
+  """Part of a file of `size` records: `take` records after the first `skip`."""
 
   path: str
   skip: int
@@ -47,8 +47,8 @@ def read(shard: Shard) -> Iterator[bytes | CorruptRecord]:
   end = shard.skip + shard.take
   for i, record in enumerate(itertools.islice(_records(shard.path), end)):
     if isinstance(record, CorruptRecord):
-      # `_records` repeats one object for all lost records: repeat one reason,
-      # too, which names the last good record.
+      # `_records` repeats one object for all lost records: give each of them
+      # the reason of the first, which names the last good record.
       if again is None or again[0] is not record:
         named = f"{record.reason}; last good record: {last_good}"
         again = record, CorruptRecord(named)
@@ -113,8 +113,8 @@ def _record(file: tf.io.gfile.GFile, size: int) -> bytes | CorruptRecord:
   length, checksum = struct.unpack("<QI", header)
   if _checksum(header[:8]) != checksum:
     raise _CutError("its length is corrupt, or this is not a TFRecord file")
-  # Compare the length with the file before reading, because `read` allocates
-  # the whole length, even if the file is shorter.
+  # Compare the length with the rest of the file before reading, because `read`
+  # allocates the whole length, even if the file is shorter.
   is_there = length + 4 <= size - file.tell()
   rest = file.read(length + 4) if is_there else b""
   if len(rest) < length + 4:

@@ -170,7 +170,7 @@ def evaluate_source(
 def _of_split(
   result: Evaluation, source: Split, other_classes: bool
 ) -> Evaluation:
-  """Return a result without padding examples; raise if it is undefined.
+  """Remove padding examples from a result; raise if its score is undefined.
 
   With `other_classes`, keep only the digest and the counts of examples.
   """
@@ -239,11 +239,11 @@ def predict_fn(
 
   Args:
     backbone: the backbone of all tasks, on the devices of the mesh.
-    tasks: the tasks and all that they attend to, see `make_program`; none for
-      the backbone alone.
+    tasks: the tasks, with all tasks that they attend to, see `make_program`;
+      empty for the backbone alone.
     mesh: devices to put the tasks on.
-    outputs: names of the outputs; by default all tasks. If tasks compose,
-      `BACKBONE` is the original output.
+    outputs: names of the outputs; by default all tasks. `BACKBONE` is the
+      original output, for tasks that can share a pass.
     slots: minimum number of slots, see `fill_slots`.
     cells: minimum number of memory cells, see `fill_slots`.
     classes: minimum number of classes, see `fill_slots`.

@@ -19,8 +19,8 @@ from memory_vit.runtime.messages import brief
 
 HITS = "hits.json"
 # A difference is clear if it exceeds this number of standard errors. With many
-# images and seeds, one difference in twenty is clear by chance; with only three
-# seeds, more than one.
+# images and seeds, 5 % of differences are clear by chance; with only three
+# seeds, more than 5 %.
 _ERRORS = 2.0
 
 
@@ -38,7 +38,7 @@ class Hits:
 
 
 def write_hits(directory: Path, hits: Mapping[str, Hits]) -> None:
-  """Write the hits of trials, one bit per example; only process 0 calls."""
+  """Write the hits of trials, one bit per example; call on process 0 only."""
   values = {
     name: {
       "examples": len(trial.right),
@@ -51,10 +51,10 @@ def write_hits(directory: Path, hits: Mapping[str, Hits]) -> None:
 
 
 def read_hits(directory: Path) -> dict[str, Hits] | None:
-  """Read the hits of a run's trials; None if it wrote none.
+  """Read the hits of a run's trials; None if there is no file of hits.
 
   Raises:
-    ConfigError: if the file holds something else.
+    ConfigError: if the file is invalid.
   """
   file = directory / HITS
   if not file.exists():
@@ -104,8 +104,8 @@ class PairedDifference:
   def is_clear(self) -> bool | None:
     """Whether `difference` exceeds two standard errors; None for one seed.
 
-    Both errors are added as if they were independent. Both contain the
-    interaction of seeds and examples, so that their sum is rather too large.
+    The two errors are added in quadrature. Both contain the interaction of
+    seeds and examples, so the sum is too large rather than too small.
     """
     if self.over_seeds is None:
       return None
@@ -132,8 +132,9 @@ def paired_difference(
   sizes = {len(hits.right) for hits in (*first, *second)}
   if len(first) != len(second) or len(sizes) > 1:
     raise ValueError(
-      f"{len(first)} and {len(second)} seeds on splits of {sorted(sizes)} "
-      "examples cannot be paired: expected equal numbers of seeds and examples"
+      f"two results with {len(first)} and {len(second)} seeds, on splits of "
+      f"{sorted(sizes)} examples, cannot be compared: expected the same number "
+      "of seeds in both, and splits of the same size"
     )
   if not first:
     return None

@@ -23,16 +23,16 @@ def preprocess(
   *,
   memory_mib: int = 2048,
 ) -> Float32[np.ndarray, "*b side side 3"]:
-  """Prepare images for `forward`, as the task was evaluated.
+  """Prepare images for `forward`, as for the evaluation of the task.
 
   The result is bitwise identical to that of evaluation and of the command
   `predict`, with the same limits: 64 MiB, 64 megapixels, 16,384 pixels a side.
 
   Args:
     images: one image, or several. An image is the path of a JPEG, PNG, WebP,
-      BMP or GIF file; the bytes of such a file; or uint8 pixels of 0 to 255:
-      (h, w, 3), grey (h, w) or (h, w, 1), or (h, w, 4), whose alpha is dropped,
-      as from files. An array (b, h, w, 3) is several images.
+      BMP or GIF file; the bytes of such a file; or uint8 pixels: RGB (h, w, 3),
+      grey (h, w) or (h, w, 1), or RGBA (h, w, 4). Alpha is dropped, as for
+      files. An array (b, h, w, 3) is several images.
     task: what the images are for: a task; tasks or slots that share a pass; or
       an `EvalPreprocessing`. side is the `image_size` of the preprocessing.
     memory_mib: MiB for images that are decoded at the same time; an image that
@@ -49,7 +49,7 @@ def preprocess(
   preprocessing = _preprocessing_of(task)
   memory_mib = schema.whole_number("memory_mib", memory_mib, 1, DataError)
   side = preprocessing.image_size
-  # Batch size 0 means that the memory limit excludes the returned images.
+  # With batch size 0, no memory is reserved for the returned images.
   results = reader.ImageReader(memory_mib, 0, side).each(images, preprocessing)
   if not results:
     raise DataError("there is no image to prepare.")

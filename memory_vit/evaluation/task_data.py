@@ -79,7 +79,7 @@ def parse(
 ) -> dict[str, str]:
   """Parse texts VALUE, for all tasks, or TASK=VALUE, for one of `owners`.
 
-  `original` is the option, if any, that adds the backbone to the owners.
+  If the backbone is not an owner, an error asks for the option `original`.
   """
   owners = set(owners)
   values: dict[str, str] = {}
@@ -108,7 +108,7 @@ def parse(
 def choose(
   tasks: Sequence[Manifest], flags: Given, upstream: bool
 ) -> tuple[dict[str, SplitRef], Upstream | None]:
-  """Choose the data of every task; with `upstream`, of the backbone if named.
+  """Choose the data of all tasks and, with `upstream`, of the original head.
 
   One `TaskError` lists everything that is missing, with the options to give.
   """
@@ -242,7 +242,7 @@ def _below(directory: str, roots: Sequence[str]) -> str:
 
 
 def _needed(owner: str, hint: _Hint, name: str | None) -> str:
-  """Return a text: what data a task names, and which flags would open them."""
+  """Describe the data that a task names, and the flags that would open it."""
   directory = hint.directory if _PLAIN.fullmatch(hint.directory) else "DIR"
   flag = f"--data_dir={owner}={directory}"
   if name is not None:  # "folder" or "list", which need a directory

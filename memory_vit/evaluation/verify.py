@@ -55,12 +55,12 @@ class Evaluator:
 
     Args:
       backbone: the backbone, on the devices of the mesh.
-      tasks: all tasks of the model; or one task that composes with nothing,
-        which runs in a pass of its own and is compared with nothing.
+      tasks: all tasks of the model; or one task that cannot share a pass, and
+        is therefore compared with nothing.
       mesh: devices over which batches are sharded.
       batch_size: total of all processes.
-      one_shape: whether each task alone is padded to the cells and classes of
-        the largest task, so that one program is compiled for all.
+      one_shape: whether to pad each task alone to the cells and classes of the
+        largest task, so that all tasks use the same compiled program.
 
     Raises:
       TaskError: if tasks are of another backbone, or cannot share a pass.
@@ -98,14 +98,14 @@ class Evaluator:
   ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     """Evaluate tasks on a data set, with all tasks in the pass.
 
-    `verify` compares outputs with those of a task alone, and of the plain ViT.
+    `verify` compares outputs to those of each task alone and of the plain ViT.
 
     Returns:
       {name: entry of the result}, and {name: predictions}, which are None
       without `predictions`; see `evaluate_source`.
 
     Raises:
-      ConfigError: if `verify` is True for a task that composes with nothing.
+      ConfigError: if `verify` is True for a task that cannot share a pass.
     """
     if verify:
       require_comparable(self._specs)
@@ -179,8 +179,8 @@ class Evaluator:
     Scores are None if the data set has another number of classes than the head.
 
     Raises:
-      ConfigError: for a task that composes with nothing: its pass has no
-        original output.
+      ConfigError: for a task that cannot share a pass: its pass has no original
+        output.
     """
     require_comparable(self._specs)
     differences = _Differences()
@@ -229,7 +229,7 @@ class Evaluator:
     }
 
   def _plain(self, images: Images) -> Float[Array, "b c0"]:
-    """Return the original outputs, by a program without tasks or contexts."""
+    """Return the original outputs, from a program without tasks."""
     config = self._backbone.config
     return inference.plain_program(
       self._backbone.for_programs, images, config=config
@@ -239,10 +239,10 @@ class Evaluator:
 def require_comparable(specs: Sequence[TaskSpec]) -> None:
   if not all(spec.learned.composes for spec in specs):
     raise ConfigError(
-      f"--verify compares tasks that share a pass, but {specs[0].name!r} has "
-      f"the regime {specs[0].regime!r}, which has a pass of its own, without "
-      "other tasks or the original outputs. Leave out --verify (from Python, "
-      "leave out Evaluator.upstream() and verify=True)."
+      f"--verify needs tasks that can share a pass, but {specs[0].name!r} has "
+      f"the regime {specs[0].regime!r}, which has a pass of its own: there is "
+      "nothing to compare. Leave out --verify (in Python: verify=True and "
+      "Evaluator.upstream())."
     )
 
 

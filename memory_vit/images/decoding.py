@@ -116,7 +116,7 @@ def header(encoded: bytes) -> tuple[str, int, int]:
   """Return format, width and height of a file; its beginning may be enough.
 
   Raises:
-    DataError: if they cannot be read.
+    DataError: if the header cannot be read.
   """
   try:
     if encoded.startswith(jpeg.MAGIC):
@@ -133,10 +133,10 @@ def header(encoded: bytes) -> tuple[str, int, int]:
 
 
 def pixels_claimed(encoded: bytes) -> int:
-  """Return width times height of the header, times decoding time per pixel.
+  """Return the pixels that the header states, times decoding time per pixel.
 
-  A file counts at least one pixel for every three of its bytes. The result is 0
-  if the file is no image, or too large to be decoded.
+  The result is at least a third of the file size in bytes, or 0 if the file is
+  not an image, or too large to be decoded.
   """
   try:
     if encoded.startswith(jpeg.MAGIC):
@@ -160,7 +160,7 @@ def require_size(
   """Raise `DataError` if an image is too large to be decoded.
 
   The maximum number of pixels is divided by `weight`, the decoding time per
-  pixel. `kind` says in the error for which files this lower maximum holds.
+  pixel. The error ends with `kind`, which names the files with this maximum.
   """
   if width * height * weight > MAX_PIXELS:
     most = (
@@ -244,7 +244,7 @@ def rgb(image: Image.Image) -> np.ndarray:
   if image.mode in _PREMULTIPLIED:
     image = image.convert(_PREMULTIPLIED[image.mode])
   if isinstance(image.info.get("transparency"), bytes):
-    image = image.convert("RGBA")  # or Pillow warns that alpha is dropped
+    image = image.convert("RGBA")  # avoids a warning of Pillow about alpha
   # An RGB image is not converted, because `convert` would copy the image.
   return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
 
@@ -267,6 +267,6 @@ def require_pixels(pixels: np.ndarray | jax.Array) -> None:
     or pixels.size == 0
   ):
     raise DataError(
-      "expected uint8 pixels of 0 to 255 of shape (h, w, 3), (h, w), (h, w, 1) "
+      "expected uint8 pixels (0 to 255) of shape (h, w, 3), (h, w), (h, w, 1) "
       "or (h, w, 4), or a list of such arrays"
     )

@@ -15,14 +15,13 @@ PNG = b"\x89PNG\r\n\x1a\n"
 _TAG = 0x0112  # the EXIF tag of the orientation
 _BYTE_ORDERS = {b"II*\0": "<", b"MM\0*": ">"}
 # {EXIF type: struct format} of the integers byte, short and long. The standard
-# has the orientation as a short; some files have another integer.
+# stores the orientation as a short; some files use another type.
 _INTEGERS = {1: "B", 3: "H", 4: "I"}
 # EXIF is searched in at most this many chunks of a PNG or WebP file. A PNG with
 # more chunks exceeds `decoding.MAX_READS`.
 _MAX_CHUNKS = 25_000
-# Step of the slice through the rows, and through the columns, of an image with
-# the orientation that is the index; index 0 is unused. From the orientation
-# `_SWAPPED` on, rows and columns are swapped first.
+# Steps of the slices through rows and columns, by orientation; entry 0 is not
+# used. From orientation `_SWAPPED` on, rows and columns are swapped first.
 ROW_STEPS = (1, 1, 1, -1, -1, 1, 1, -1, -1)
 COLUMN_STEPS = (1, 1, -1, -1, 1, 1, -1, -1, 1)
 _SWAPPED = 5
@@ -50,7 +49,7 @@ def orientation(encoded: bytes) -> int:
 
 
 def swaps_axes(orientation: int) -> bool:
-  """Return whether height and width are swapped; also for a tensor."""
+  """Return whether an orientation (or a tensor of it) swaps the axes."""
   return orientation >= _SWAPPED
 
 
@@ -73,7 +72,7 @@ def _exif(encoded: bytes) -> bytes:
 
 
 def _chunk(encoded: bytes, wanted: bytes, *, start: int, is_png: bool) -> bytes:
-  """Return the contents of the first chunk of the name `wanted`.
+  """Return the contents of the first chunk named `wanted`.
 
   If there is no such chunk, return b"" or raise `struct.error`.
   """

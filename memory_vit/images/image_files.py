@@ -44,8 +44,8 @@ def find_images(arguments: Iterable[str]) -> Iterator[ImageFile]:
 def _lines(file: Iterable[bytes]) -> Iterator[str]:
   """Yield the lines of a file; read each line when it is needed.
 
-  A byte order mark is removed. If the mark is that of UTF-16, which PowerShell
-  writes, the file is read and decoded as a whole.
+  A byte order mark is removed. A file with a mark of UTF-16, which PowerShell
+  writes, is read and decoded as a whole.
   """
   lines = iter(file)
   first = next(lines, b"")
@@ -74,9 +74,9 @@ class Walk:
   """The paths below a folder, each list sorted.
 
   Attributes:
-    images: files with a suffix of an image.
-    irregular: the paths in `images` that are no regular files, such as pipes.
-    others: files with another suffix.
+    images: files with an image suffix.
+    irregular: the paths in `images` that are not regular files, such as pipes.
+    others: files without an image suffix.
     hidden: hidden files and folders.
     loops: paths of folders that are already listed under another path.
     closed: {folder that cannot be listed: why}.
@@ -96,7 +96,7 @@ def walk(folder: str) -> Walk:
   seen: set[tuple[int, int]] = set()
   folders, links = [folder], list[str]()
   while folders or links:
-    if not folders:  # follow links last: folders keep their own paths
+    if not folders:  # follow links last, to prefer paths without links
       links.sort(reverse=True)
     path = folders.pop() if folders else links.pop()
     try:
@@ -127,10 +127,10 @@ def is_hidden(name: str) -> bool:
   return name.startswith((".", "~$")) or name.casefold() in _HIDDEN
 
 
-def entries_of(found: Walk) -> list[ImageFile]:
-  """Return entries of folders that cannot be listed, then of all images."""
-  closed = [ImageFile(*item) for item in sorted(found.closed.items())]
-  return closed + [ImageFile(path) for path in found.images]
+def entries_of(paths: Walk) -> list[ImageFile]:
+  """Return one entry per folder that cannot be listed, then one per image."""
+  closed = [ImageFile(*item) for item in sorted(paths.closed.items())]
+  return closed + [ImageFile(path) for path in paths.images]
 
 
 def _add_file(result: Walk, entry: os.DirEntry[str]) -> None:
@@ -143,7 +143,7 @@ def _add_file(result: Walk, entry: os.DirEntry[str]) -> None:
 
 
 def holds(kind: Callable[[], bool]) -> bool:
-  """Return `kind()`, a type test of an entry; False for a link to itself."""
+  """Return `kind()`, such as `entry.is_dir()`; False for a circular link."""
   try:
     return kind()
   except OSError:

@@ -22,17 +22,17 @@ _USUAL_SCANS = 12
 # some hundreds.
 MAX_SEGMENTS = 10_000
 
-# Markers of the start of a scan, of the end of the image, of the segment of
-# Adobe, and of the segment that holds EXIF.
+# Markers of: the start of a scan, the end of the image, the Adobe segment, and
+# the segment that holds EXIF.
 _SCAN, _END, _ADOBE, _APP1 = 0xDA, 0xD9, 0xEE, 0xE1
 # Markers of the segments that may precede EXIF: APP0 to APP15, and comments.
 _IN_FRONT = (*range(0xE0, 0xF0), 0xFE)
 # Markers of frames with arithmetic coding. Cameras do not write such frames.
 # Arithmetic coding takes four times as long per byte as Huffman coding.
 _ARITHMETIC_FRAMES = (0xC9, 0xCA, 0xCB)
-# Matches a marker that begins a segment or ends the image. Other bytes after
-# 0xFF are skipped: 0x00 makes 0xFF a value inside of a scan, another 0xFF is
-# filling, and the markers 01 and D0 to D7 begin no segment.
+# Matches a marker that begins a segment or ends the image, but not 0xFF00 (the
+# value 0xFF in a scan), 0xFFFF (a fill byte), 0xFF01, or 0xFFD0 to 0xFFD7
+# (markers without a segment).
 _MARKER = re.compile(rb"\xff([\x02-\xcf\xd8-\xfe])")
 # A single search for a marker covers this many bytes, so that other threads can
 # run between two searches. A file that has more bytes than this between two
@@ -47,7 +47,7 @@ class Outline:
   Attributes:
     scans: the number of scans.
     ended: whether the end marker follows the scans.
-    adobe: whether there is a segment of Adobe.
+    adobe: whether there is an Adobe segment.
   """
 
   scans: int
@@ -77,7 +77,7 @@ def outline(encoded: bytes) -> Outline:
 
 
 def exif(encoded: bytes) -> bytes:
-  """Return EXIF, with its prefix; b"" if none precedes the JPEG's tables."""
+  """Return EXIF with its prefix; b"" if the leading segments have no EXIF."""
   for marker, start in _segments(encoded):
     if marker not in _IN_FRONT:
       break
@@ -95,9 +95,9 @@ def is_cut(encoded: bytes) -> bool:
 
 
 def _segments(encoded: bytes) -> Iterator[tuple[int, int]]:
-  """Yield (marker, position behind the marker), up to the end marker.
+  """Yield (marker, position after the marker), up to the end marker.
 
-  At this position, a segment has the field of its length.
+  The length field of a segment is at this position.
   """
   position, marker = 2, 0
   for _ in range(MAX_SEGMENTS):
@@ -113,7 +113,7 @@ def _segments(encoded: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _length(encoded: bytes, start: int) -> int:
-  """Return the length of a segment, with the 2 bytes of the length field.
+  """Return the length of a segment, including its length field of 2 bytes.
 
   A broken file may state less than 2: then return 2.
   """
@@ -132,7 +132,7 @@ def _next_marker(
       return match
     if not inside and start + _SEARCHED < len(encoded):
       raise DataError(
-        f"a JPEG with more than {_SEARCHED // 1024} KiB of filling between two "
-        "segments"
+        f"a JPEG with more than {_SEARCHED // 1024} KiB of fill bytes between "
+        "two segments"
       )
   return None

@@ -12,8 +12,8 @@ _MIB = 2**20
 class MemoryLimit:
   """A number of bytes that threads share; a thread waits until enough are free.
 
-  Requests for more than `spare` bytes leave `spare` bytes to smaller requests,
-  unless nothing else is taken. Errors name `option`, which sets the size.
+  A request for more than `spare` bytes must leave `spare` bytes free, unless no
+  other request holds memory. Errors name `option`, which sets the size.
   """
 
   def __init__(
@@ -24,8 +24,8 @@ class MemoryLimit:
     self._spare = spare
     self._given_back = threading.Condition()
     # A thread holds this lock while it reads a header, so that only one header
-    # is read at a time: some files must be read as a whole to find the header,
-    # and this memory is not taken from the limit.
+    # is read at a time. To find the header of some files, the whole file must
+    # be read into memory, and the limit does not count that memory.
     self.header = threading.Lock()
 
   @contextlib.contextmanager
@@ -34,8 +34,8 @@ class MemoryLimit:
     if size > self._size:
       raise DataError(
         f"decoding it may take {size / _MIB:,.0f} MiB, more than the "
-        f"{self._size / _MIB:,.0f} MiB that {self._option} leaves for decoding "
-        "after its batches"
+        f"{self._size / _MIB:,.0f} MiB of {self._option} that are not reserved "
+        "for batches"
       )
     with self._given_back:
       self._given_back.wait_for(lambda: self._is_free(size))

@@ -50,8 +50,8 @@ def prepare_image(
     return _prepare_file(os.fspath(image), preprocessing, memory)
   if not isinstance(image, bytes):
     raise DataError(
-      "expected a path, the bytes of a file, or a uint8 array; for an image of "
-      "Pillow, give np.asarray(image.convert('RGB'))"
+      "expected a path, the bytes of a file, or a uint8 array; for a Pillow "
+      "image, give np.asarray(image.convert('RGB'))"
     )
   return _prepare_encoded(image, preprocessing, memory)
 
@@ -80,7 +80,7 @@ def _prepare_file(
   with _opened(path) as file:
     size = _size_of(file)
     needed = _needed(file, preprocessing, memory)
-    # The file takes `size` bytes of memory, and Pillow's copy of it the same.
+    # The file and Pillow's copy of the file take `size` bytes each.
     with memory.taken(2 * size + needed):
       file.seek(0)
       return _decoded(file.read(size), preprocessing)
@@ -91,9 +91,9 @@ def _prepare_encoded(
 ) -> np.ndarray:
   """Decode an untrusted image file, and prepare it for evaluation."""
   if len(encoded) > MAX_FILE_BYTES:
-    raise DataError(f"it has more than {MAX_FILE_BYTES / 2**20:g} MiB")
+    raise DataError(f"the file has more than {MAX_FILE_BYTES / 2**20:g} MiB")
   needed = _needed(io.BytesIO(encoded), preprocessing, memory)
-  # Pillow copies the bytes of the file, which needs their size once more.
+  # Count only Pillow's copy, because `encoded` is already in memory.
   with memory.taken(len(encoded) + needed):
     return _decoded(encoded, preprocessing)
 
@@ -118,7 +118,7 @@ def _prepare_pixels(
 def _needed(
   file: BinaryIO, preprocessing: EvalPreprocessing, memory: MemoryLimit
 ) -> int:
-  """Return `bytes_needed` of a file, in one thread at a time."""
+  """Call `bytes_needed`, in only one thread at a time."""
   with memory.header:
     return bytes_needed(file, preprocessing)
 
@@ -143,7 +143,7 @@ def _opened(path: str) -> Iterator[BinaryIO]:
     # A pipe is refused before it is opened, because opening a pipe would block
     # until another process writes to it.
     if not stat.S_ISREG(os.stat(path).st_mode):
-      raise DataError("not a file")
+      raise DataError("not a regular file")
     with open(path, "rb") as file:
       yield file
   except DataError:
@@ -153,7 +153,7 @@ def _opened(path: str) -> Iterator[BinaryIO]:
 
 
 def bytes_needed(file: BinaryIO, preprocessing: EvalPreprocessing) -> int:
-  """Estimate from its header how many bytes preparing an image takes."""
+  """Estimate how many bytes preparing an image takes, from its header."""
   head = file.read(_HEAD)
   try:
     kind, width, height = decoding.header(head)

@@ -71,8 +71,8 @@ class ImageReader:
       side: side of the images that the model takes, in pixels.
       ahead: number of batches to read ahead; memory is reserved for them, too.
       option: name of the option that sets the memory, for errors.
-      checked: converts images (k, side, side, 3) that are already prepared to
-        float32, or raises `DataError`; without it, floats are refused.
+      checked: converts prepared images (k, side, side, 3) to float32, or raises
+        `DataError`; without `checked`, images of floats are refused.
 
     Raises:
       ConfigError: if the batches do not fit into the memory.
@@ -114,7 +114,7 @@ class ImageReader:
         of each image decides.
 
     Returns:
-      For each image float32 (side, side, 3), or a `DataError` that names it.
+      Per image: float32 (side, side, 3), or a `DataError` that names the image.
 
     Raises:
       DataError: if `images` is a dictionary, or an array without an axis.
@@ -132,7 +132,7 @@ class ImageReader:
           place = f" {number}," if numbered else ""
           result = DataError(f"image{place} {image_name(image)}: {result}")
         results.append(result)
-    finally:  # after an interrupt, do not start the other images
+    finally:  # on an interrupt, cancel the remaining images
       _cancel(future for _, future in begun)
     return results
 
@@ -145,7 +145,7 @@ class ImageReader:
       float32 (b, side, side, 3).
 
     Raises:
-      DataError: if an image cannot be prepared; the error names the first one.
+      DataError: if an image cannot be prepared; the error names the image.
     """
     several = image_list(images)
     for start in range(0, len(several), self._batch_size):
@@ -200,7 +200,7 @@ class ImageReader:
           yield _first_finished(waiting)
       while waiting:
         yield _first_finished(waiting)
-    finally:  # if the caller stops early, do not start the other images
+    finally:  # if the caller stops early, cancel the remaining images
       for _, begun in waiting:
         _cancel(begun)
 
@@ -265,10 +265,10 @@ def _is_float(image: Any) -> bool:
   )
 
 
-def stacked(found: Sequence[Prepared], side: int) -> np.ndarray:
+def stacked(images: Sequence[Prepared], side: int) -> np.ndarray:
   """Stack prepared images to (n, side, side, 3); raise the first error."""
   pixels = []
-  for image in found:
+  for image in images:
     if isinstance(image, DataError):
       raise image
     pixels.append(image)

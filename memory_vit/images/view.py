@@ -17,8 +17,8 @@ from memory_vit.model.task import EvalPreprocessing
 # memory when it is resized.
 LONGEST_ASPECT = 32.0
 # Maximum number of pixels of a resized image, before the crop: 403 MB as
-# float32. No image exceeds this maximum if the shorter side is resized to at
-# most 1,024 pixels, and no square image does up to `vit_config.MAX_RESIZE`.
+# float32. Only images that are not square can exceed it, and only if their
+# shorter side is resized to more than 1,024 pixels.
 MAX_RESIZED_PIXELS = 2**25
 
 _FILTERS = {
@@ -28,7 +28,7 @@ _FILTERS = {
 
 
 class _Neighbours(NamedTuple):
-  """The two old pixels between which each new pixel along an axis lies.
+  """For each new pixel along an axis, the two old pixels around it.
 
   `lower` and `upper` are indices of old pixels; `weight` is the weight of the
   upper pixel.
@@ -63,9 +63,8 @@ def eval_view(
     view = bilinear(pixels, (height, width), *square)
   else:
     resample = _FILTERS[preprocessing.interpolation]
-    # Two calls resize first the width, then the height, as versions of Pillow
-    # before 13 do in one call. In one call, Pillow 13 begins with the axis that
-    # takes less time, and rounds differently.
+    # Resize the width first, as Pillow before 13 does. A single call of Pillow
+    # 13 may resize the height first, which rounds differently.
     resized = Image.fromarray(pixels).resize((width, old_height), resample)
     resized = resized.resize((width, height), resample)
     cut = resized.crop((x, y, x + side, y + side))
@@ -103,7 +102,7 @@ def resized_shape(
 def shape_by_shorter_side(
   height: int, width: int, side: int, interpolation: str = "bilinear"
 ) -> tuple[int, int]:
-  """Return the shape with the shorter side `side`; raise if it is too long."""
+  """Return the shape with the shorter side `side`; raise if it is too large."""
   shorter = min(height, width)
   if max(height, width) > shorter * LONGEST_ASPECT:
     raise DataError(
@@ -116,8 +115,8 @@ def shape_by_shorter_side(
     new = np.array([side * height // shorter, side * width // shorter])
   if new.prod() > MAX_RESIZED_PIXELS:
     raise DataError(
-      f"resized to a shorter side of {side} pixels it would have more than "
-      f"{MAX_RESIZED_PIXELS:,} pixels: it is too long"
+      f"too long: with a shorter side of {side} pixels, the image would have "
+      f"more than {MAX_RESIZED_PIXELS:,} pixels"
     )
   return int(new[0]), int(new[1])
 
@@ -125,13 +124,13 @@ def shape_by_shorter_side(
 def view_bytes(
   height: int, width: int, preprocessing: EvalPreprocessing
 ) -> int:
-  """Return an upper bound of the bytes that `eval_view` takes beside pixels."""
+  """Return the most bytes that `eval_view` takes in addition to `pixels`."""
   new_height, new_width = resized_shape(height, width, preprocessing)
   side = preprocessing.image_size
   if preprocessing.interpolation == "bilinear":
-    # Interpolating along the rows takes, for each old row that is needed, two
-    # rows of neighbors in float32, and one row in uint8. Interpolating between
-    # rows then takes these rows in float32, and two rows for each new row.
+    # Interpolating along rows holds, per old row, two float32 rows of neighbors
+    # and a uint8 row. Interpolating between rows holds the results in float32,
+    # and two float32 rows per new row.
     along = 3 * 4 * side
     rows = min(2 * side, max(height, width))  # the image may be rotated
     return max(rows * (2 * along + 3 * side), (rows + 2 * side) * along)
@@ -143,7 +142,7 @@ def view_bytes(
 
 
 def _neighbors(old: int, new: int, part: slice) -> _Neighbours:
-  """Return the neighbors of `part` of the new pixels along an axis.
+  """Return the old neighbors of the new pixels `part` along an axis.
 
   `old` and `new` are the lengths of the axis.
   """
@@ -164,7 +163,7 @@ def bilinear(
   y: slice,
   x: slice,
 ) -> Float32[np.ndarray, "rows columns 3"]:
-  """Resize pixels to `shape`, but compute only its rows `y`, columns `x`."""
+  """Resize pixels to `shape`, but compute only rows `y` and columns `x`."""
   rows = _neighbors(pixels.shape[0], shape[0], y)
   columns = _neighbors(pixels.shape[1], shape[1], x)
   # Interpolate along each old row that is needed, then between these rows.

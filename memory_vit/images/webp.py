@@ -6,7 +6,7 @@ two canvases while it holds Python's global lock.
 
 import struct
 
-_HEADER_BYTES = 30  # length of the longest of the three kinds of headers
+_HEADER_BYTES = 30  # the longest of the three kinds of headers
 _VP8_START = b"\x9d\x01\x2a"
 _VP8L_START = 0x2F
 _VP8X_ALPHA = 0x10
@@ -15,7 +15,7 @@ _VP8X_ALPHA = 0x10
 def size(encoded: bytes) -> tuple[int, int, bool] | None:
   """Return width, height, and whether there is alpha.
 
-  None if the header is not of a WebP file; otherwise decoding may still fail.
+  Return None if there is no WebP header. The rest is not checked.
   """
   head = encoded[:_HEADER_BYTES].ljust(_HEADER_BYTES, b"\0")
   if head[:4] != b"RIFF" or head[8:12] != b"WEBP":

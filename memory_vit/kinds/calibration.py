@@ -53,7 +53,7 @@ def calibrate(
   correct: Bool[np.ndarray, " n"],
   bins: int = BINS,
 ) -> Calibration:
-  """Put examples into bins by confidence; average confidence and accuracy.
+  """Bin examples by confidence; average confidence and accuracy per bin.
 
   Args:
     confidence: the probability of the best class of each example.

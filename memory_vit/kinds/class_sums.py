@@ -26,7 +26,7 @@ from memory_vit.kinds.task_kind import TaskKind
 from memory_vit.runtime import sharding
 
 # Maximum number of logits held in memory to fit a temperature and a threshold.
-# Whenever a state exceeds it, the state drops every second example.
+# A `ClassState` with more logits drops every second example.
 MOST_HELD_OUT = 2**27
 # Sums over the examples of a split, with the keys of `batch_sums`.
 Totals = dict[str, Float64[np.ndarray, "..."]]
@@ -44,16 +44,16 @@ def batch_sums(
   The keys are "count", "loss" (cross-entropy, nats), "top1" and "top5" (hits).
   "class_count" and "class_top1" (c,) are sums over the examples of each class.
   "not_finite" counts examples whose logits are not all finite: they have no
-  hits, and the loss is NaN. "bins" (2, k) are confidence and hits, summed in
-  each bin of `calibration`. "accepted" and "accepted_top1" count examples and
-  hits whose largest logit is at least `unknown`.
+  hits, and the loss is NaN. "bins" (2, k) are sums of confidence and of hits
+  in each bin of `calibration`. "accepted" counts examples whose largest logit
+  is at least `unknown`; "accepted_top1" counts the hits among these examples.
   """
   scaled = _scaled(logits, temperature)
   loss = optax.softmax_cross_entropy_with_integer_labels(scaled, labels)
   largest, best = top_classes(logits, 5)
   # For NaN logits `top_k` returns the first classes, which must not be hits.
   finite = jnp.isfinite(logits).all(axis=-1)
-  # If only a wrong class had a logit of -inf, the loss would still be finite.
+  # Set NaN, because a logit of -inf for a wrong class leaves the loss finite.
   loss = jnp.where(finite, loss, jnp.nan)
   hits = (best == labels[:, None]) * (mask * finite)[:, None]
   classes = jax.nn.one_hot(labels, logits.shape[-1]) * mask[:, None]
@@ -96,7 +96,7 @@ def predict_examples(
   mask: Float32[Array, " b"],
   temperature: Any = 1.0,
 ) -> dict[str, Array]:
-  """Return the fields of `SplitPredictions` for a batch.
+  """Return the arrays of `SplitPredictions` for a batch.
 
   The best classes are the same as for "top1" and "top5" of `batch_sums`.
   """
@@ -257,5 +257,5 @@ def _every(step: int, rows: HeldOut) -> HeldOut:
 
 @functools.cache
 def _compiled(function: Callable[..., Any], on_all: Any) -> Callable[..., Any]:
-  """Compile a function of a batch so that all devices get its full results."""
+  """Compile a function of a batch; replicate its results on all devices."""
   return jax.jit(function, out_shardings=on_all)

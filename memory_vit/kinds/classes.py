@@ -54,7 +54,7 @@ _NEVER = -1e9
 class MixedClasses(NamedTuple):
   """Two classes (b,) of each mixed image (mixup).
 
-  `share` (b,), at least 0.5, is the weight of `first`; `second` has the rest.
+  The weights are `share` (b,), at least 0.5, and 1 - `share`.
   """
 
   first: jax.Array
@@ -204,14 +204,14 @@ class Classes(Kind):
   def answer_rows(self, answer: Any) -> list[tuple[str, str]]:
     if isinstance(answer, list):
       return guess_rows(answer, "class")
-    # `TaskKind.marked` made a dictionary, because the task rejects images.
+    # If the task rejects images, `TaskKind.marked` returns a dictionary.
     unknown = [("unknown", "")] if answer["unknown"] else []
     return unknown + guess_rows(answer["classes"], "class")
 
   def columns(
     self, stated: TaskKind, names: Names, activated: np.ndarray, top: int
   ) -> dict[str, np.ndarray]:
-    """Return columns, of which the last three have the `top` best classes."""
+    """Return all probabilities, and columns of the `top` best classes."""
     indices = best(activated, top)
     classes = [[class_label(names, i) for i in row] for row in indices.tolist()]
     shares = np.take_along_axis(activated, indices, axis=-1)
@@ -245,8 +245,8 @@ class Classes(Kind):
 def standard_error(accuracy: float, examples: int) -> float:
   """Return the standard error of an accuracy; 0 without examples.
 
-  If all examples are right, or all are wrong, half an example counts as the
-  opposite, so that the error is above 0.
+  The accuracy is kept half an example away from 0 and 1, so that the error is
+  above 0.
   """
   if not examples:
     return 0.0
@@ -277,7 +277,7 @@ def _loss(
 def _targets(
   classes: jax.Array, c: int, smoothing: float, is_class: jax.Array | None
 ) -> jax.Array:
-  """Return target probabilities (b, c); smoothing leaves out padding."""
+  """Return target probabilities (b, c); padding outputs have 0."""
   sharp = jax.nn.one_hot(classes, c)
   if is_class is None:
     return optax.smooth_labels(sharp, smoothing)

@@ -24,7 +24,8 @@ from sklearn.model_selection import KFold, StratifiedKFold
 from memory_vit.errors import DataError
 
 # Penalties of ridge regression, as multiples of the mean squared singular value
-# of the centered features. On our test bed the best are well in this range.
+# of the centered features. On our test bed, the best penalties are not near the
+# ends of this range.
 _PENALTIES = np.logspace(-5, 3, 17)
 # Number of folds in `cross_validated`.
 FOLDS = 5
@@ -65,8 +66,8 @@ def lda(
   """
   if len(classes) == count:
     raise DataError(
-      'there is only one image of each class, but "lda" needs the spread '
-      'within classes: expected several images of a class, or "ridge"'
+      'each class has only one image, but "lda" measures the spread within '
+      'classes: use several images of a class, or "ridge"'
     )
   sums = np.zeros((count, features.shape[1]))
   np.add.at(sums, classes, features)
@@ -74,8 +75,8 @@ def lda(
   within = features - means[classes]
   if not within.any():
     raise DataError(
-      "within each class, all images have the same features: expected images "
-      'that differ, or "ridge"'
+      'in each class, all images have the same features, but "lda" measures '
+      'the spread within classes: use images that differ, or "ridge"'
     )
   shrinkage = float(ledoit_wolf_shrinkage(within, assume_centered=True))
   del within
@@ -89,9 +90,9 @@ def ridge_of_classes(
   classes: Num[np.ndarray, " n"],
   count: int,
 ) -> Solution:
-  """Fit ridge regression to 1 for an image's class and -1 for all others.
+  """Fit ridge regression; the targets are 1 for an image's class, else -1.
 
-  The penalty has the least squared error in leave-one-out cross-validation.
+  The penalty minimizes the squared error of leave-one-out cross-validation.
   """
   model = RidgeClassifierCV(alphas=_penalties(features))
   model.fit(features, classes)
@@ -103,7 +104,7 @@ def ridge_of_labels(
   labels: Num[np.ndarray, "n c"],
   count: int,
 ) -> Solution:
-  """Fit `ridge` to 1 for the labels of an image and -1 for all others."""
+  """Fit `ridge`; the targets are 1 for the labels of an image, else -1."""
   return ridge(features, 2.0 * labels - 1, count)
 
 
@@ -114,7 +115,7 @@ def ridge(
 ) -> Solution:
   """Fit ridge regression with a separate penalty for each output.
 
-  The penalty has the least squared error in leave-one-out cross-validation.
+  Each penalty minimizes the squared error of leave-one-out cross-validation.
   """
   if len(targets) < 2:
     raise DataError("there is only one image: expected at least two")
@@ -141,8 +142,8 @@ def solve(
   if broken.size:
     raise DataError(
       f"the features of {broken.size:,} of {len(rows):,} images are not "
-      "finite: look for broken images, or a backbone that overflows "
-      "(config.dtype)"
+      "finite: look for broken images, or set config.dtype to 'float32' if "
+      "the backbone overflows"
     )
   if (rows == rows[0]).all():
     raise DataError("the features of all images are the same")
@@ -159,9 +160,9 @@ def cross_validated(
 ) -> np.ndarray | None:
   """Return each image's outputs by a head not trained on it, float64 (n, c).
 
-  The images are divided at random, by `seed`, into 5 folds, or into as many as
-  the rarest class has images if those are fewer. Return None if a class has a
-  single image, or if a fold cannot be solved.
+  The images are split at random, by `seed`, into 5 folds, or into m folds if
+  the rarest class has only m < 5 images. Return None if a class has a single
+  image, or if the head of a fold cannot be solved.
   """
   images, splitter = len(targets), KFold
   if targets.ndim == 1:  # the targets are classes
@@ -188,14 +189,14 @@ def _of_classes(model: Any, strength: Mapping[str, float]) -> Solution:
 
 
 def _penalties(features: np.ndarray) -> np.ndarray:
-  """Return `_PENALTIES` in the scale of the features."""
+  """Return `_PENALTIES`, scaled to the features."""
   images, width = features.shape
   return _PENALTIES * features.var(axis=0).sum() * images / min(images, width)
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-  """Suppress warnings: features are checked, and penalties are estimated."""
+  """Suppress scikit-learn's warnings: `solve` checks the features itself."""
   with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     yield

@@ -33,7 +33,7 @@ def confusion_matrix(predictions: SplitPredictions) -> Any:
   )
   side = predictions.num_classes
   ones = np.ones(len(label), np.int64)
-  # SciPy sums the ones of equal (label, best) pairs, which counts the examples.
+  # SciPy adds entries of the same (label, best), so the ones become counts.
   return scipy.sparse.csr_array((ones, (label, best)), shape=(side, side))
 
 

@@ -16,7 +16,7 @@ with epy.lazy_imports():
 
 @dataclasses.dataclass(frozen=True)
 class Guess:
-  """Class or label: its name (or index as text), its index, its probability."""
+  """Predicted class or label: name (or index as text), index, probability."""
 
   class_name: str
   index: int
@@ -32,7 +32,7 @@ class Guess:
 def best_guesses(
   names: Sequence[str], probabilities: np.ndarray, count: int
 ) -> list[list[Guess]]:
-  """Return the most probable classes of each image (k, c), best first."""
+  """Return the most probable classes of each of k images, best first."""
   indices = best(probabilities, count)
   shares = np.take_along_axis(probabilities, indices, axis=-1)
   return [
@@ -67,11 +67,11 @@ def guess_rows(
 
 
 def guess_columns(
-  found: Sequence[Sequence[Guess]], columns: Iterable[str]
+  guesses: Sequence[Sequence[Guess]], columns: Iterable[str]
 ) -> dict[str, list[Any]]:
   """Return columns of names, indices and probabilities, a list per image."""
   fields = ("class_name", "index", "probability")
   return {
-    column: [[getattr(guess, field) for guess in row] for row in found]
+    column: [[getattr(guess, field) for guess in row] for row in guesses]
     for column, field in zip(columns, fields, strict=True)
   }

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
   from memory_vit.kinds.written import Label
 
 
-Names = Sequence[str]  # of the outputs of a task
+Names = Sequence[str]  # names of the outputs of a task
 Numbers = Mapping[str, float | None]  # {key of a metric: number}
 
 
@@ -90,7 +90,7 @@ class HeadOutputs(NamedTuple):
   """Padding and weights of the outputs of a head, for its loss."""
 
   is_class: Any = None  # bool (c,), False for padding; None if all are classes
-  # float32 (c,): weights of classes, or of a label's positives; None if all 1
+  # float32 (c,): class weights, or weights of positive labels; None if all 1
   weights: Any = None
 
 
@@ -102,15 +102,15 @@ class Kind(abc.ABC):
     noun: word for one output.
     one_is_right: whether exactly one output of each image is right, so that
       predictions are hits or mistakes.
-    numbers: whether outputs are numbers, which need no names and for which no
-      examples are counted.
+    numbers: whether outputs are numbers: they need no names, and examples are
+      not counted per output.
     target_type: dtype of targets, (n,) if `one_is_right`, else (n, c).
     label_form: description of a valid label, for errors.
     line_form: placeholder, pattern and example of a label in a file list.
     wrong_target: name of the problem if `check` refuses a target.
-    options: options of a run that not all kinds use, but this one does.
+    options: options of a run that this kind uses and some other kinds do not.
     stated: fields of `TaskKind` that a task of this kind may have.
-    needed: fields that it must have; they are measured on the training split.
+    needed: fields that a task must have; measured on the training split.
     fits: whether `fitted` fits anything.
     metrics: metrics by their keys in `Scores.metrics`; the first is the score.
     in_tables: keys of the metrics that tables of results show.
@@ -157,7 +157,7 @@ class Kind(abc.ABC):
     return np.dtype((self.target_type, shape))
 
   def read(self, label: Any) -> Label:
-    """Parse a label of Python or a table; errors begin with "its label"."""
+    """Parse a label; errors ("its label ...") follow the name of an example."""
     try:
       return self._read(label)
     except DataError:
@@ -169,7 +169,7 @@ class Kind(abc.ABC):
 
   @abc.abstractmethod
   def _read(self, label: Any) -> Label:
-    """Parse a label; `read` converts the errors to `DataError`."""
+    """Parse a label; `read` converts errors of this method to `DataError`."""
 
   @abc.abstractmethod
   def meaning(self, names: Sequence[str], target: np.ndarray) -> Any:
@@ -236,7 +236,7 @@ class Kind(abc.ABC):
     options: LossOptions,
     head: HeadOutputs,
   ) -> tuple[jax.Array, jax.Array]:
-    """Return the losses of a batch, and its numbers of `trained_metric`.
+    """Return the losses of a batch, and the values of `trained_metric`.
 
     Args:
       outputs: outputs of the head (b, c), with padding.
@@ -260,32 +260,32 @@ class Kind(abc.ABC):
   def head_for_training(
     self, stated: TaskKind, wanted: TaskKind, kernel: Any, bias: Any
   ) -> tuple[Any, Any]:
-    """Convert a head (d, c), (c,) so that a loss can take its outputs.
+    """Convert a head (d, c), (c,) to the initial head of another task.
 
     Args:
       stated: description of the task that has the head.
-      wanted: description of the task that starts from the head.
+      wanted: description of the task that will be trained.
       kernel: kernel of the head.
       bias: bias of the head.
     """
     return kernel / stated.temperature, bias / stated.temperature
 
   def known_score(self, outputs: Any, xp: ModuleType) -> Any:
-    """Score how surely an image is of any class: outputs (..., c) -> (...)."""
-    raise NotImplementedError  # kinds that reject no images have no score
+    """Score outputs (..., c); low scores (...) mean that no class is right."""
+    raise NotImplementedError  # only for kinds that reject images
 
   @abc.abstractmethod
   def solver(self, method: str) -> Solver:
     """Return the solver of linear heads for a method of `closed_forms`."""
 
   def weights(self, counts: np.ndarray, examples: int) -> np.ndarray:
-    """Return weights float32 (c,) with which all outputs count equally.
+    """Return weights float32 (c,) that balance rare and frequent targets.
 
     Args:
       counts: number of examples of each output.
       examples: number of examples of the split.
     """
-    raise NotImplementedError  # kinds of numbers have no counts
+    raise NotImplementedError  # only for classes and labels
 
   def standardized(self, stated: TaskKind, targets: np.ndarray) -> np.ndarray:
     """Return the targets of a batch in the form that the loss takes."""
@@ -295,7 +295,7 @@ class Kind(abc.ABC):
   def state(
     self, stated: TaskKind, batch: Batch, mesh: Mesh, also: Collection[Also]
   ) -> State:
-    """Return the metric state of a batch; every process must call.
+    """Return the metric state of a batch; every process must call this.
 
     Args:
       stated: description of the task.
@@ -331,7 +331,7 @@ class Kind(abc.ABC):
   def columns(
     self, stated: TaskKind, names: Names, activated: np.ndarray, top: int
   ) -> dict[str, np.ndarray]:
-    """Return columns of k rows as arrays; `answers` describes the arguments."""
+    """Return {column: array of k rows}; `top` limits the classes per image."""
 
   @abc.abstractmethod
   def cells(
@@ -346,7 +346,7 @@ class Kind(abc.ABC):
   def explained(
     self, stated: TaskKind, found: np.ndarray, outputs: np.ndarray
   ) -> tuple[np.ndarray, float]:
-    """Compare the results of an exported function with those of `activate`.
+    """Compare results of an exported function with results of `activate`.
 
     Args:
       stated: description of the task.
@@ -354,10 +354,10 @@ class Kind(abc.ABC):
       outputs: correct outputs of the head.
 
     Returns:
-      The differences of outputs that would explain the differences of `found`,
-      and a lower bound for the greatest output, by which they are divided.
+      The differences of head outputs that would explain the differences of
+      `found`, and the least scale to which the caller may relate them.
     """
-    # If logits change by d, a probability p changes by at most p * d / t, with
+    # If logits change by d, a probability p changes by about p * d / t, with
     # the temperature t.
     expected = self.activate(stated, outputs, np)
     changes = np.abs(found - expected) / expected.max()

@@ -96,7 +96,7 @@ def evaluation_of_rows(
 def evaluation_of(
   predictions: LabelPredictions, found: LabelMetrics | None = None
 ) -> Evaluation:
-  """Compute scores of a task of labels; `found` are its `label_metrics`.
+  """Compute scores of labels; `found` may be known `label_metrics`.
 
   "map" is the mean over the labels that at least one example has. The loss and
   "calibration_error" are None if an output is not finite.
@@ -149,7 +149,7 @@ def _column(
 def _ranking(
   predictions: LabelPredictions, label: int
 ) -> tuple[Bool[np.ndarray, " n"], np.ndarray, Float64[np.ndarray, " n"]]:
-  """Return (right, outputs, scores); outputs differ even if scores are 1."""
+  """Return (right, outputs, scores); outputs rank even if scores round to 1."""
   outputs = predictions.outputs[predictions.counted, label]
   known = predictions.finite[predictions.counted]
   right, scores = _column(predictions, label)
@@ -178,12 +178,12 @@ def _best_threshold(
   It is chosen on float32 probabilities, because exports return float32.
 
   Args:
-    hits: number of examples with the label up to and including each example.
+    hits: cumulative number of examples with the label, in order of `scores`.
     scores: scores of the examples, in decreasing order.
   """
   rounded = scores.astype(np.float32)
   last = _last_of_equal(rounded)[::-1]
-  last = last[rounded[last] >= 0]  # outputs that are not finite score -1
+  last = last[rounded[last] >= 0]  # drop outputs that are not finite
   if not last.size:
     return THRESHOLD
   best = int((2 * hits[last] / (last + 1 + hits[-1])).argmax())
@@ -192,10 +192,10 @@ def _best_threshold(
 
 
 def _between(below: np.float32, lowest: np.float32) -> float:
-  """Return a threshold halfway between two scores: their last digits may vary.
+  """Return a threshold halfway between two scores, safe from rounding.
 
-  The threshold lies just above the midpoint of two adjacent float32 numbers. A
-  float64 probability then reaches it if and only if its float32 rounding does.
+  The threshold lies just above the midpoint of two adjacent float32 numbers, so
+  that float64 probabilities reach it if and only if they do so in float32.
   """
   middle = np.float32((float(below) + float(lowest)) / 2)
   cut = max(middle, np.nextafter(below, lowest))

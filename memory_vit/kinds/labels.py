@@ -73,7 +73,7 @@ class Labels(Kind):
   reads = "probabilities or labels"
 
   def _read(self, label: Any) -> list[int | str] | np.ndarray:
-    """Parse label numbers or names, or an array or booleans of 0 and 1."""
+    """Parse indices or names of labels, or one number or boolean per label."""
     several = parts(label)
     dtype = np.asarray(several).dtype.kind
     are_indices = isinstance(several, list | tuple) and dtype in "iu"
@@ -134,7 +134,7 @@ class Labels(Kind):
   def weights(self, counts: np.ndarray, examples: int) -> np.ndarray:
     """Return weights that balance examples with and without each label.
 
-    The weight is 1 for a label that all examples have, or none.
+    The weight is 1 for a label that all examples have, or no example has.
     """
     without = examples - counts
     weights = without / counts.clip(1)

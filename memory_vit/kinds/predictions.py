@@ -37,11 +37,11 @@ class SplitPredictions:
       c if that is less.
     top_probabilities: probabilities of `top_classes`.
     loss: cross-entropy, in nats, of the calibrated probabilities.
-    brier: the sum over the classes of the squared difference between the
-      probability and 1 for the right class, 0 for the others; from 0 to 2.
+    brier: squared differences between probabilities and the one-hot class,
+      summed over all classes; from 0 to 2.
     known_score: the largest logit.
     unknown_below: threshold of the task: an example with a lower `known_score`
-      is rejected as of no class; None if the task rejects no images.
+      is rejected as unknown; None if the task rejects no images.
   """
 
   num_classes: int
@@ -75,7 +75,7 @@ class SplitPredictions:
   def texts(
     self, names: Sequence[str], number: int
   ) -> tuple[str, float | None, str]:
-    """Return an example's predicted class, its probability, and right class."""
+    """Return the predicted class, its probability, and the right class."""
     best = names[self.top_classes[number, 0]]
     return (
       f"unknown ({best})" if self.unknown[number] else best,

@@ -48,7 +48,7 @@ class Scores:
 
   @property
   def accuracy(self) -> float | None:
-    """Share of images whose class is right; `TaskError` for other kinds."""
+    """Share of correctly classified images; `TaskError` unless classes."""
     return self._of_classes("accuracy", self.metrics, "top1")
 
   @property
@@ -89,9 +89,9 @@ class Evaluation:
 
   Attributes:
     scores: scores over the examples that could be read.
-    rejection: effect of rejecting images, if the task does.
-    undefined: why the targets of the split define no score, as text; "" if they
-      do. It is also "" if outputs that are not finite are the reason.
+    rejection: effect of rejecting images; None if the task rejects none.
+    undefined: reason if targets of the split, such as equal values, make the
+      score undefined; else "", even if outputs are not finite.
     majority: share of the most frequent class (classes only).
     thresholds: thresholds with the greatest F1 on this split (labels only).
     digest: SHA-256 over the bytes of all outputs, if requested.

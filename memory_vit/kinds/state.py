@@ -21,11 +21,11 @@ class State(abc.ABC):
 
   @abc.abstractmethod
   def merge(self, other: Self) -> Self:
-    """Add later examples; afterwards only the returned state may be used."""
+    """Append the examples of `other`; only the returned state remains valid."""
 
   @abc.abstractmethod
   def compute(self) -> Evaluation:
-    """Compute the metrics of all examples, with the rows of all batches."""
+    """Compute metrics over all merged examples, with results per example."""
 
 
 class OutputState(State):
@@ -36,7 +36,7 @@ class OutputState(State):
     evaluation_of: Callable[[np.ndarray, np.ndarray, np.ndarray], Evaluation],
     rows: tuple[Any, ...],
   ) -> None:
-    """Keep the rows of a batch.
+    """Store the rows of a batch.
 
     Args:
       evaluation_of: function that returns the evaluation, with predictions,

@@ -84,12 +84,12 @@ class TaskKind:
     return KINDS[self.name]
 
   def require_outputs(self, count: int) -> None:
-    """Raise `TaskError` unless this describes `count` outputs."""
+    """Raise `TaskError` unless the description fits `count` outputs."""
     for field in _STATED:
       entries = len(getattr(self, field))
       if entries not in (0, count):
         raise TaskError(
-          f"it has {count} outputs, but {entries} entries in {field}."
+          f"{field} has {entries} entries, but the task has {count} outputs."
         )
     if not all(getattr(self, field) for field in self.kind.needed):
       raise TaskError(

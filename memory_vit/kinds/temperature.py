@@ -43,7 +43,7 @@ def of_classes(
   logits: Float32[np.ndarray, "n c"], classes: Num[np.ndarray, " n"]
 ) -> float:
   """Fit the temperature of a task of classes."""
-  # Use float64: in float32 the loss is too rough for the minimizer.
+  # Use float64: float32 rounding errors in the loss mislead the minimizer.
   centered = logits.astype(np.float64)
   centered -= centered.max(axis=1, keepdims=True)
   right = np.take_along_axis(centered, classes[:, None], axis=1)[:, 0]

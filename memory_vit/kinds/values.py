@@ -80,7 +80,7 @@ class Values(Kind):
   hub_pipeline = ""
 
   def _read(self, label: Any) -> np.ndarray:
-    """Parse values; a comma in a text without brackets is part of a number."""
+    """Parse values; a text without brackets is one value ("1,5" is 1.5)."""
     return row(parts(label, separators=False))
 
   def meaning(self, names: Sequence[str], target: np.ndarray) -> Any:
@@ -199,7 +199,7 @@ class Values(Kind):
   def explained(
     self, stated: TaskKind, found: np.ndarray, outputs: np.ndarray
   ) -> tuple[np.ndarray, float]:
-    """Compare in standard deviations, beyond the rounding error of float32."""
+    """Compare in standard deviations, after subtracting float32 rounding."""
     std, values = np.array(stated.std), self.activate(stated, outputs, np)
     rounding = 2 * np.finfo(np.float32).eps * np.abs(values)
     return np.maximum(np.abs(found - values) - rounding, 0) / std, 0.0

@@ -1,7 +1,7 @@
 """Parse labels as people write them: class numbers and names, lists, values.
 
 Several labels in a text are separated by "|", or else by ","; "-" means none. A
-text that begins with "[" is JSON, in which names may have any character. Any
+text that begins with "[" is JSON, so that names may contain separators. Any
 other text is a single class or a single value. White space around a text is
 ignored, and names are compared in Unicode's form NFC.
 """
@@ -18,12 +18,12 @@ from memory_vit.errors import DataError
 with epy.lazy_imports():
   import numpy as np
 
-# A class, several labels, or float64 (c,): values, or 1 and 0 for each label.
+# A class, a list of labels, or float64 (c,): values, or a 0 or 1 per label.
 Label: TypeAlias = "int | str | list[int | str] | np.ndarray"
 
 # Pattern of the index of a class or label in the lines of a file list.
 INDEX = rb"(0|[1-9][0-9]{0,8})"
-# Pattern of a value, as Python writes it.
+# Pattern of a value in Python's notation.
 DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
@@ -36,7 +36,7 @@ def name_of(text: str | bytes) -> str:
 
 
 def parts(label: Any, *, separators: bool = True) -> Any:
-  """Split a cell into its labels or values.
+  """Split the label of an example into its labels or values.
 
   Without `separators`, a text is a single label or value unless it is JSON.
   """
@@ -53,7 +53,7 @@ def parts(label: Any, *, separators: bool = True) -> Any:
 
 
 def class_of(label: Any) -> int | str:
-  """Return a class number or name; raise TypeError or ValueError for others."""
+  """Return a class number or name; else raise TypeError or ValueError."""
   array = np.asarray(label)
   value = array.item() if array.ndim == 0 else label
   if isinstance(value, str | bytes):
@@ -66,7 +66,7 @@ def class_of(label: Any) -> int | str:
 
 
 def row(label: Any) -> "np.ndarray":
-  """Return numbers as float64 (c,); raise the errors of `class_of`."""
+  """Return numbers as float64 (c,); else raise TypeError or ValueError."""
   numbers = np.array([_float(value) for value in label], np.float64)
   if not numbers.size:
     raise ValueError
@@ -80,7 +80,7 @@ def _float(value: Any) -> float:
 
 
 def _decimal(text: str) -> str:
-  """Return a number in Python's notation; a comma is decimal, or refused."""
+  """Return a number in Python's notation; refuse a comma that is ambiguous."""
   if re.fullmatch(r"[+-]?[1-9][0-9]{0,2}(,[0-9]{3})+", text):
     raise DataError(
       f"its label is {text!r}, whose comma may separate thousands or decimals: "

@@ -14,14 +14,13 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from memory_vit.errors import DataError
-from memory_vit.images.view import to_levels
 from memory_vit.looking.attention_map import overlay, patch_map
 from memory_vit.looking.attention_shares import (
   AttentionShares,
   attention_shares,
 )
 from memory_vit.looking.token_attention import TokenAttention
-from memory_vit.plots.images import require_images
+from memory_vit.plots.images import to_pixels
 from memory_vit.runtime.messages import counted, escaped, shortened
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ _PARTS = {
 }
 # Maximum number of characters per inch of a title.
 _CHARACTERS = 11
-# Maximum number of columns in which numbers are drawn; maximum number of ticks.
+# Maximum number of columns whose cells show numbers; maximum number of ticks.
 _MOST_NUMBERS, _MOST_TICKS = 13, 24
 
 
@@ -66,12 +65,12 @@ def attention_overlays(
 ) -> Figure:
   """Draw attention maps of a task over images: each layer, and the rollout.
 
-  Each map lies over its image in grey. All layers of all images share one
+  Each map lies over a grey copy of its image. All layers of all images share a
   colour scale, and all rollouts share another; the colour bars show both.
 
   Args:
-    images: floats (b, side, side, 3) in [-1, 1], as the model takes them; or
-      one image (side, side, 3).
+    images: floats (b, side, side, 3) in [-1, 1], as the model takes them, or
+      uint8 pixels; or one image (side, side, 3).
     attention: result of `token_attention` for a task on these images.
     rollout: result of `attention_rollout` for this task; None leaves it out.
     titles: a title for each image, such as the result of `answer_title`.
@@ -245,15 +244,15 @@ def cell_removal_figure(removal: CellRemoval) -> Figure:
 def _pictures(images: np.ndarray, *counts: int) -> list[np.ndarray]:
   """Return uint8 images (height, width, 3) with sides of at least `_SIDE`."""
   images = np.asarray(images)
-  images = require_images(images[None] if images.ndim == 3 else images)
+  images = to_pixels(images[None] if images.ndim == 3 else images)
   for count in counts:
     if count != len(images):
       raise DataError(
-        f"{len(images)} images, but attention, rollouts or titles for "
-        f"{count} images: expected the same images in the same order."
+        f"the number of images is {len(images)}, but attention, rollouts or "
+        f"titles are for {count}: expected the same images in the same order."
       )
   times = math.ceil(_SIDE / images.shape[1])
-  return list(to_levels(images).repeat(times, axis=1).repeat(times, axis=2))
+  return list(images.repeat(times, axis=1).repeat(times, axis=2))
 
 
 def _grey(picture: np.ndarray) -> np.ndarray:

@@ -43,7 +43,7 @@ SCHEMA_VERSION = 1
 
 @dataclasses.dataclass(frozen=True)
 class LeftOut:
-  """A figure that a task does not get, and the reason."""
+  """A figure that is not drawn for a task, and the reason."""
 
   task: str
   picture: str
@@ -67,7 +67,7 @@ class AttentionReport:
 
 
 def count_figures(tasks: int, images: int) -> int:
-  """Return the number of overlays, of differences of pairs, and of shares."""
+  """Return the number of overlays, pairwise differences and share plots."""
   pairs = tasks * (tasks - 1) // 2
   return images * (tasks + pairs) + tasks
 

@@ -39,9 +39,9 @@ from memory_vit.tasks import compose
 from memory_vit.tasks.program import encode
 from memory_vit.tasks.slots import fill_slots
 
-# Significance level of all removals of a task together.
+# Family-wise significance level of all removals of a task.
 _LEVEL = 0.05
-# Maximum number of variants of a task, each without another part of its memory.
+# Maximum number of variants of a task; each lacks a different part of memory.
 # A task with 24 layers of 128 cells has 3,097 variants.
 _MOST_VARIANTS = 4_096
 # Number of variants that run together. RAM on a CPU for 8 images: with B/16 and
@@ -294,7 +294,7 @@ def require_removable(backbone: Backbone, task: Task) -> None:
   depth, cells = backbone.config.depth, task.spec.cells
   if not task.spec.kind.kind.one_is_right:
     raise TaskError(
-      f"task {task.name!r} is of {task.spec.kind.name}: expected a task of "
+      f"task {task.name!r} predicts {task.spec.kind.name}: expected a task of "
       "classes, because the effect of a removal is measured as accuracy."
     )
   if not cells:

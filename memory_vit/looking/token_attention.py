@@ -127,8 +127,8 @@ def slots_with_tokens(
   for spec in slots.specs if slots else ():
     if not spec.learned.has_token:
       raise TaskError(
-        f"task {spec.name!r} has the regime {spec.regime!r}, and has no token "
-        "of its own whose attention could be shown: leave the task out."
+        f"task {spec.name!r} has the regime {spec.regime!r}, which gives it no "
+        "class token whose attention could be shown: leave the task out."
       )
   return slots
 

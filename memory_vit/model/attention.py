@@ -39,7 +39,7 @@ def _heads_first(a: Float[Array, "b s h k"]) -> Float[Array, "b h s k"]:
 
 
 class MultiHeadDotProductAttention(nn.Module):
-  """Attention of either stream, with one set of projections."""
+  """Attention of backbone tokens and task tokens, with shared projections."""
 
   config: ViTConfig
 
@@ -98,7 +98,7 @@ class MultiHeadDotProductAttention(nn.Module):
     v: Float32[Array, "b s h k"],
     module: nn.Module | None = None,
   ) -> Float32[Array, "b q h k"]:
-    """Run the attention of Flax with products by `products.einsum`."""
+    """Call Flax's dot-product attention, with `products.einsum`."""
 
     def product(
       spec: str, x: Float[Array, "..."], y: Float[Array, "..."]
@@ -126,7 +126,7 @@ def for_each_image(
 def _with_cells(
   a: Float32[Array, "b s h k"], cells: Float[Array, "1 h m k"]
 ) -> Float32[Array, "b s+m h k"]:
-  """Append keys or values of memory to those of every image."""
+  """Append keys (values) of memory to the keys (values) of every image."""
   cells = for_each_image(_heads_first(cells)[0], a)
   return jnp.concatenate([a, cells], axis=1)
 
@@ -138,7 +138,7 @@ def attend_from_tasks(
   precision: Precision,
   module: nn.Module | None = None,
 ) -> Float32[Array, "b h t k"]:
-  """Attend from each task token, in one softmax over all it attends to."""
+  """Run attention of task tokens: one softmax over image, tasks and cells."""
   context, cells, mask, terms = attended
   tokens = [_with_parents(a, mask.parents, axis=2) for a in own]
   memory = [_with_parents(a, mask.parents, axis=0) for a in cells]
@@ -183,8 +183,8 @@ def _with_memory(
   """Return `products.einsum` of `a` and keys or values of memory."""
   if precision.dtype == "float32":
     return einsum(spec, a, memory, precision)
-  # With memory as first operand, XLA for GPUs does not transpose it in every
-  # layer. In float32, this order would change results, so it is not used.
+  # Memory comes first: as second operand, XLA for GPUs would transpose it in
+  # every layer. In float32, swapping the operands would change results.
   inputs, out = spec.split("->")
   first, second = inputs.split(",")
   return einsum(f"{second},{first}->{out}", memory, a, precision)

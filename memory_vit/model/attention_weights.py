@@ -16,10 +16,10 @@ from memory_vit.model.vit import MemoryViT
 
 
 class TaskWeights(NamedTuple):
-  """Attention of task tokens in one layer: to the image, tokens and cells."""
+  """One layer's weights of task tokens for image, task tokens and cells."""
 
   image: Float32[Array, "b h t s"]
-  # First the task itself, then its parents; also in `cells`.
+  # In `tokens` and `cells`, the task itself comes first, then its parents.
   tokens: Float32[Array, "b h t 1+p"]
   cells: Float32[Array, "b h t 1+p m"]
 
@@ -27,7 +27,7 @@ class TaskWeights(NamedTuple):
 def capture(
   model: MemoryViT, params: Mapping[str, Any], *args: Any, method: str
 ) -> tuple[Any, list[Mapping[str, Any]]]:
-  """Run "encode" or "read_slots"; also return what each layer has sown."""
+  """Run "encode" or "read_slots"; also return each layer's sown weights."""
   out, state = model.apply(
     {"params": params}, *args, method=method, mutable=["intermediates"]
   )

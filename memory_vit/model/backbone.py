@@ -21,9 +21,9 @@ from memory_vit.model.vit import VisionTransformer
 from memory_vit.model.vit_config import ViTConfig, vit_config
 from memory_vit.runtime import compilation, dtypes, sharding
 
-# Fields of `ViTConfig` that shapes do not reveal. The fingerprint includes
-# their values, except for the defaults, which are as in vit_jax and big_vision.
-# `gelu` and `layer_norm_epsilon` are fields of `BackboneId` instead.
+# Fields of `ViTConfig` that the shapes of parameters do not determine. The
+# fingerprint includes each of these fields that differs from its default.
+# `gelu` and `layer_norm_epsilon` are stored in `BackboneId` instead.
 _SWITCHES = (
   "class_tokens", "registers", "positions", "rope_base", "position_resize",
   "pre_norm", "mlp", "pooling", "norm_after_pooling",
@@ -45,7 +45,7 @@ class Backbone:
   as an argument: otherwise its weights become constants of the program.
 
   Attributes:
-    config: all that fixes the computation except the weights.
+    config: all that defines the computation except the weights.
     params: parameters, named as in the published checkpoint, float32; kernels
       may be in bfloat16, see `rounded`.
     fingerprint: SHA-256 of the published parameters, even if leaves have been
@@ -72,8 +72,8 @@ class Backbone:
   def for_programs(self) -> dict[str, Any]:
     """`params` in the layout that is fastest on the device that holds them.
 
-    In bfloat16, CPUs multiply a few rows by transposed kernels in as little as
-    half the time, with bitwise identical results. In float32 results differ.
+    For bfloat16 on CPUs, kernels are transposed: products with few rows take as
+    little as half the time and are bitwise identical, unlike in float32.
     """
     config, leaves = self.config, jax.tree.leaves(self.params)
     if config.dtype != "bfloat16" or not dtypes.cpu_runs_bfloat16():
@@ -82,7 +82,7 @@ class Backbone:
       return self.params
     ready = self._ready
     if not ready or list(map(id, ready[0])) != list(map(id, leaves)):
-      with jax.ensure_compile_time_eval():  # a trace would cache tracers
+      with jax.ensure_compile_time_eval():  # never cache tracers
         ready[:] = leaves, _transposed(self.params, config.dtype)
     return ready[1]
 
@@ -92,7 +92,7 @@ class Backbone:
 
   @functools.cached_property
   def _ready(self) -> list[Any]:
-    """Cache of `for_programs`: [leaves, parameters made of them], or []."""
+    """Cache of `for_programs`: [leaves, transposed parameters], or []."""
     return []
 
   @property
@@ -158,7 +158,7 @@ def random_backbone(
 
 
 def require_key(key: Any) -> None:
-  """Raise `MemoryVitError` unless `key` is one JAX key, typed or raw."""
+  """Raise `MemoryVitError` unless `key` is a single JAX key, typed or raw."""
   dtype, shape = getattr(key, "dtype", None), getattr(key, "shape", None)
   if dtype is not None:
     if jnp.issubdtype(dtype, jax.dtypes.prng_key) and shape == ():
@@ -167,7 +167,7 @@ def require_key(key: Any) -> None:
       return
   description = type(key).__name__ if dtype is None else f"{dtype} {shape}"
   raise MemoryVitError(
-    f"the random key is {description}, expected one key of JAX, such as "
+    f"the random key is {description}, expected a single JAX PRNG key, such as "
     "jax.random.key(0)."
   )
 
@@ -204,7 +204,7 @@ def _transposed(params: dict[str, Any], dtype: str) -> dict[str, Any]:
   flat = trees.flatten(params)
   for name in trees.flatten(trunk(params)):
     layer = name.removesuffix("kernel")
-    # NumPy arrays are left out: the cache would not notice changes in place.
+    # Keep NumPy kernels: the cache could not notice a change in place.
     if layer != name and isinstance(flat[name], jax.Array):
       outputs = flat[layer + "bias"].size
       matrix = jnp.asarray(flat.pop(name), dtype).reshape(-1, outputs)
@@ -213,7 +213,7 @@ def _transposed(params: dict[str, Any], dtype: str) -> dict[str, Any]:
 
 
 def require_float32(backbone: Backbone) -> None:
-  """Raise `BackboneError` if kernels are rounded, and so no longer exact."""
+  """Raise `BackboneError` unless the kernels of a backbone are float32."""
   if backbone.params["embedding"]["kernel"].dtype != jnp.float32:
     raise BackboneError(
       f"the weights of the backbone are rounded to {backbone.config.dtype}: "

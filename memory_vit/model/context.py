@@ -22,7 +22,7 @@ class Context(NamedTuple):
   Attributes:
     layers: keys and values of each layer, in the compute dtype.
     pooled: the output of the backbone below its head, for tasks of the regime
-      "head"; None if there are no such tasks, as when training masked tasks.
+      "head"; None if no task needs it, for example when masked tasks train.
   """
 
   layers: tuple[KeysValues, ...]

@@ -1,8 +1,8 @@
 """A depthwise convolution over a grid of patches.
 
-XLA's own convolution is slow on CPUs if each channel is a group. This one is
-nine shifted products, fused into one pass. The gradient is written by hand,
-because jax would store nine shifted copies, and pad each of nine gradients.
+XLA's own convolution is slow on CPUs if each channel is a group. Here, the
+convolution is nine shifted products, which XLA fuses. The gradient is written
+by hand, because jax would store nine shifted copies, and pad nine gradients.
 """
 
 import itertools

@@ -112,16 +112,16 @@ class EncoderBlock(nn.Module):
 
   def _kept(self, x: Float32[Array, "b s d"]) -> Float[Array, "b s d"]:
     """Round backbone tokens to the compute dtype, as vit_jax does."""
-    # Tokens in float32 would double the bytes that a TPU moves. XLA for GPUs
-    # removes the rounding.
+    # Float32 tokens would double the memory traffic of TPUs. On GPUs, this
+    # has no effect: XLA removes the rounding.
     return x.astype(self.config.dtype)
 
   def keys_values(
     self, memory: Float[AnyArray, "t m d"], norm: Bool[AnyArray, " t"]
   ) -> CellKeysValues:
     """Return keys and values of memory, the same for all images."""
-    # In the paper (Figure 2), memory passes the first LayerNorm. It has no
-    # query, MLP or residual, so only this block's attention uses it.
+    # In the paper (Figure 2), memory passes through the first LayerNorm. Memory
+    # has no query, MLP or residual, so only this block's attention uses it.
     normed = jnp.where(norm[:, None, None], self.LayerNorm_0(memory), memory)
     return self.MultiHeadDotProductAttention_0.keys_values(normed)
 
@@ -139,7 +139,7 @@ def _normed(
 
 
 class AddPositionEmbedding(nn.Module):
-  """Adds learned position embeddings; those of class tokens come first."""
+  """Learned position embeddings; the first rows belong to class tokens."""
 
   config: ViTConfig
 
@@ -203,7 +203,7 @@ class Encoder(nn.Module):
     x: Float[Array, "b _ d"],
     registers: Float[AnyArray, "1 _ d"] | None,
   ) -> Float[Array, "b s d"]:
-    """Add positions, and registers between class tokens and patches."""
+    """Add positions; insert registers between class tokens and patches."""
     x = self.posembed_input(x, is_class=False)
     if registers is not None:
       first = x.shape[1] - self.config.num_patches
@@ -265,7 +265,7 @@ class Encoder(nn.Module):
       elif attention == "memory":
         cells = block.keys_values(memory[i][None], jnp.array([memory_norm]))
       elif attention in ("propagated", "additive") and i == 0:
-        # Memory, (1, m, d) if propagated, is appended once and stays in `x`.
+        # Append memory once; it stays in `x` through all layers.
         carried = for_each_image(memory[0], x)
         x = jnp.concatenate([x, carried], axis=1)
         angles = self._angles(x.shape[1], behind=x.shape[1] - tokens)

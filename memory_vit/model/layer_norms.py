@@ -33,7 +33,7 @@ def _standardized(
   return values * scale, scale
 
 
-# The gradient is written by hand: jax's own stores and reduces more arrays.
+# This gradient stores and reduces fewer arrays than automatic differentiation.
 def _backward(epsilon: float, saved: Any, gradient: Any) -> tuple[Any]:
   result, scale = saved
   mean = gradient.mean(-1, keepdims=True)

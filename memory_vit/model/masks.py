@@ -28,8 +28,8 @@ def attention_graph(
         raise TaskError(
           f"task {spec.name!r} attends to {parent!r}, which is not among the "
           f"other tasks {[n for n in names if n != spec.name]}: add that task "
-          "(to a command: one more --task=DIR"
-          + (f"; the run of {spec.name!r} read it from " if directory else "")
+          "(in a command: one more --task=DIR"
+          + (f"; when {spec.name!r} was trained, DIR was " if directory else "")
           + (f"{messages.brief(directory)})." if directory else ").")
         )
       j = names.index(parent)
@@ -45,7 +45,7 @@ def attention_graph(
 
 
 def parent_directories(tasks: Sequence[Task]) -> dict[str, str]:
-  """Return {parent: path in provenance}: untrusted, shown but never opened."""
+  """Return {parent: path in provenance}, to be shown, but never opened."""
   directories: dict[str, str] = {}
   for task in tasks:
     config = task.provenance.get("config")
@@ -62,28 +62,28 @@ def parent_directories(tasks: Sequence[Task]) -> dict[str, str]:
 def _refuse_circles(
   names: Sequence[str], sees: Bool[np.ndarray, "t t"]
 ) -> None:
-  """Raise `TaskError` if tasks attend to each other in a circle."""
+  """Raise `TaskError` if tasks attend to each other in a cycle."""
   left = list(range(len(names)))
   while left:
-    # Remove tasks that attend to no remaining task, until none remains.
+    # In each round, remove the tasks that attend to no remaining task.
     free = [i for i in left if not any(sees[i, j] for j in left if j != i)]
     if not free:
       raise TaskError(
-        f"tasks attend to each other in a circle: {[names[i] for i in left]}."
+        f"attends_to has a cycle among the tasks {[names[i] for i in left]}."
       )
     left = [i for i in left if i not in free]
 
 
 class TaskMask(NamedTuple):
-  """Who attends to whom, as arrays for the computation of the task stream."""
+  """Who attends to whom, as arrays for the task stream."""
 
-  # True for the cells of a task, False for padding to the longest memory.
+  # True for the memory cells of a task, False for padding.
   cells: Bool[AnyArray, "t m"]
   # Slots of the tasks that a task attends to, padded with the task's own slot.
   parents: Int32[AnyArray, "t p"]
   # True for real entries of `parents`, False for padding.
   is_parent: Bool[AnyArray, "t p"]
-  # Whether the memory of a task passes the block's first LayerNorm.
+  # Whether a task's memory passes through the block's first LayerNorm.
   memory_norm: Bool[AnyArray, " t"]
 
 
@@ -103,8 +103,8 @@ def task_mask(
   cells = max(cells, *(spec.cells for spec in specs), 0)
   parents = max(parents, int(graph.sum(axis=1).max(initial=0)))
   has_cell = np.zeros((slots, cells), bool)
-  # A task without a parent gathers its own entries and masks them: the mask
-  # would not stop NaN from the entries of another task.
+  # Pad with the task's own slot: NaN in the slot of another task would spread
+  # in spite of the mask.
   gathered = np.tile(np.arange(slots, dtype=np.int32)[:, None], (1, parents))
   is_parent = np.zeros((slots, parents), bool)
   memory_norm = np.ones(slots, bool)

@@ -1,9 +1,9 @@
 """Matrix products with operands in the compute dtype and sums in float32.
 
 XLA has fast bfloat16 kernels for CPUs with matrix units, and uses them only if
-the result is float32; GPUs and TPUs sum in float32 anyway. Values stay float32
-between two products, and operands are rounded just before they are multiplied.
-Only the tokens after each half of a block are rounded: see `EncoderBlock`.
+the result is float32; GPUs and TPUs sum in float32 anyway. Operands are rounded
+just before a product. Between products, values stay float32, except the tokens
+after each half of a block, which `EncoderBlock` rounds.
 """
 
 import functools
@@ -28,8 +28,8 @@ def einsum(
 ) -> Float32[Array, "..."]:
   """Return `jnp.einsum` of rounded operands, summed in float32.
 
-  Gradients are products of the same form. So each axis of an operand must be an
-  axis of the other operand or of the result.
+  Gradients are computed by einsum too, so each axis of an operand must also be
+  an axis of the other operand or of the result.
   """
   dtype = precision.dtype
   if dtype == "float32":
@@ -49,8 +49,8 @@ def _product(
 
 def _widened(*operands: Array) -> tuple[Array, ...]:
   """Convert operands to float32, for products that XLA for CPUs cannot run."""
-  # XLA compiles every bfloat16 product, but some fail at run time ("Unsupported
-  # element type for DotThunk"), some of gradients even up to jax 0.11.
+  # Some bfloat16 products compile, but fail at run time ("Unsupported element
+  # type for DotThunk"); in the backward pass, even with jax 0.11.
   return tuple(a.astype(jnp.float32) for a in operands)
 
 
@@ -66,10 +66,10 @@ def _backward(
   operands: tuple[Array, Array],
   gradient: Float32[AnyArray, "..."],
 ) -> tuple[Array, Array]:
-  """Multiply rounded operands, as in `_product`; jax would use float32 here."""
+  """Multiply rounded operands; jax's own gradient would use float32."""
   a, b = operands
   dtype = a.dtype
-  # The specs of the gradients swap operands and result: see `einsum` for axes.
+  # The gradient of an operand is the einsum with operand and result swapped.
   inputs, out = spec.split("->")
   first, second = inputs.split(",")
   gradient = jnp.asarray(gradient, dtype)
@@ -107,8 +107,8 @@ class Dense(nn.Module):
       ),
     )
     d, f = math.prod(self.inputs), math.prod(self.outputs)
-    # The kernel is used as a matrix. With more axes, the backward pass would
-    # write a transposed copy: a third of the time of a training step on CPU.
+    # Reshape the kernel to a matrix: with more axes, the backward pass would
+    # copy it transposed, which takes a third of a training step on CPU.
     if self.has_variable("params", TRANSPOSED):
       spec = "bsd,fd->bsf"
       kernel: Array = self.get_variable("params", TRANSPOSED)
@@ -128,7 +128,7 @@ class Dense(nn.Module):
 def when_made(
   module: nn.Module, init: nn.initializers.Initializer
 ) -> nn.initializers.Initializer:
-  """Return `init` while parameters are initialized, otherwise a cheap one."""
+  """Return `init` if `module` is initializing, else a cheap initializer."""
   # Flax also traces the initializers of existing parameters, to compare shapes:
   # with random numbers this takes a third of the time of tracing the model.
   return init if module.is_initializing() else nn.initializers.zeros

@@ -2,11 +2,11 @@
 
 frozen      the backbone is unchanged; the task is a head on its pooled output,
             which can share a pass like masked tasks, or a probe of all layers
-plain       as in any ViT, with the task's own class token if it has one
-memory      every token attends to the memory of each layer, which is dropped
-            after attention (Figure 2, left, of the paper)
+plain       as in any ViT, with the task's class token if the task has one
+memory      in each layer, every token attends to the memory of this layer,
+            which is dropped after attention (Figure 2, left, of the paper)
 propagated  memory is appended to the tokens at the input and stays there
-additive    as propagated, and every layer adds memory of its own to it
+additive    as propagated, and each later layer adds its memory to these tokens
 masked      Table 1 of the paper: the backbone never attends to the task, so
             original outputs do not change, and tasks can share a pass
 
@@ -21,7 +21,7 @@ import functools
 from memory_vit.errors import ConfigError
 from memory_vit.model.parts import PARTS, Part
 
-# Name in `Regime.trained` of a fine-tuned backbone, which is not a `Part`.
+# The backbone in `Regime.trained`; unlike the other names, it is not a `Part`.
 OWN_BACKBONE = "backbone"
 
 
@@ -40,7 +40,7 @@ class Regime:
 
   @property
   def composes(self) -> bool:
-    """Whether one pass can run its tasks with other tasks and the plain ViT."""
+    """Whether its tasks can share a pass with other tasks and the plain ViT."""
     return self.has_token or self.on_pooled
 
   @property
@@ -60,9 +60,9 @@ class Regime:
 
   @property
   def begins_as_head(self) -> bool:
-    """Whether a new task begins with the features of the backbone.
+    """Whether a new task's features are close to the backbone's pooled output.
 
-    This needs a pretrained class token; random memory changes features a bit.
+    Assumes a pretrained class token; random memory changes the features a bit.
     """
     return not self.on_features or self.on_pooled
 

@@ -11,11 +11,11 @@ Rotation = tuple[Float32[np.ndarray, "s k"], Float32[np.ndarray, "s k"]]
 
 
 def rotation(config: ViTConfig, before: int, after: int) -> Rotation | None:
-  """Return the rotation; `before` and `after` count tokens around patches."""
+  """Return the rotation of `before` tokens, the patches and `after` tokens."""
   if config.positions != "rope":
     return None
-  # Half of a head's pairs rotate by a patch's row, half by its column (both in
-  # [-1, 1]), with periods from 1 to `rope_base`; other tokens do not rotate.
+  # In each head, half of the pairs rotate by row and half by column (scaled to
+  # [-1, 1]), with periods from 1 to `rope_base`. Only patches rotate.
   side, quarter = config.image_size // config.patch_size, config.head_dim // 4
   centers = (2 * np.arange(side) + 1) / side - 1
   rows, columns = np.meshgrid(centers, centers, indexing="ij")

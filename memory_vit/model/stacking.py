@@ -1,4 +1,4 @@
-"""Tasks stacked in slots: arrays of fixed shapes, so that no task recompiles.
+"""Tasks stacked in slots: fixed shapes, so that new tasks need no compilation.
 
 Entries that a task does not use are zero, and masked.
 """
@@ -21,9 +21,9 @@ class SlotArrays(NamedTuple):
   """Tasks in slots, as a tree of arrays for the task stream."""
 
   # {part: stacked arrays}, see `Part.stack` and `Part.ready`. Parts that no
-  # task has are left out, also of the program.
+  # task has are left out, and compiled programs do not compute them.
   parts: dict[str, Any]
-  mask: TaskMask | None  # None if no task has a token: all are heads
+  mask: TaskMask | None  # None if all tasks are heads on pooled output
   # Heads on the pooled output of the backbone, see `stack_heads`.
   heads: Tree | None = None
 
@@ -99,7 +99,7 @@ def stack_heads(
 ) -> Tree:
   """Stack heads, {"kernel": (d, t, c), "bias": (t, c)}; see `stack_tasks`."""
   heads = _stack("head", tasks, slots, room, axes, xp)
-  # With d first, a pass can use them as a matrix (d, t c) without a copy.
+  # With d first, a pass can use kernels as a matrix (d, t c) without a copy.
   return {**heads, "kernel": xp.moveaxis(heads["kernel"], 0, 1)}
 
 

@@ -44,12 +44,12 @@ class EvalPreprocessing:
     image_size: side of the model's square input image, in pixels.
     crop: "resize" squeezes the whole image into the square; "central" scales
       its shorter side to `resize` pixels and crops the center, as transformers
-      does; "central_rounded" rounds the offset of the crop half to even instead
-      of down, as torchvision and timm do.
+      does; "central_rounded" rounds the crop's offset to the nearest integer
+      (half to even) instead of down, as torchvision and timm do.
     resize: shorter side before the crop, in pixels; 0 if `crop` is "resize".
     interpolation: "bilinear" without antialiasing, in float32, as vit_jax
-      trains; "bilinear_antialias" and "bicubic" are Pillow's on uint8, with
-      antialiasing, as timm and transformers prepare images.
+      trains; "bilinear_antialias" and "bicubic" resize uint8 images in Pillow,
+      with antialiasing, as timm and transformers do.
   """
 
   image_size: int
@@ -77,9 +77,9 @@ class EvalPreprocessing:
       return
     raise TaskError(
       f"evaluation preprocessing: crop {messages.brief(self.crop)} with resize "
-      f"{messages.brief(self.resize)} is not possible: expected 'resize' (with "
-      "resize 0), or 'central' or 'central_rounded' with a resize of at least "
-      f"the image size, {self.image_size}, and at most {MAX_RESIZE} pixels."
+      f"{messages.brief(self.resize)} is not possible. Crop 'resize' needs "
+      "resize 0; 'central' and 'central_rounded' need a resize from "
+      f"{self.image_size} (the image size) to {MAX_RESIZE} pixels."
     )
 
   def begin(self, lengths: Any) -> Any:
@@ -96,7 +96,7 @@ class EvalPreprocessing:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BackboneId:
-  """Identity of a backbone; a task runs only on the one it was trained on."""
+  """Identity of a backbone; a task requires the backbone it was trained on."""
 
   fingerprint: str
   variant: str
@@ -107,7 +107,7 @@ class BackboneId:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskSpec:
-  """Everything about a task except its arrays.
+  """All of a task except its parameters and its provenance.
 
   Attributes:
     name: at most 64 lower-case letters, digits, "-" and "_".
@@ -122,10 +122,10 @@ class TaskSpec:
       regime has no side stream.
     attends_to: names of earlier tasks that this task attends to (model
       extension); empty if it ignores all other tasks (concatenation).
-    parent_digests: `Task.digest` of each task in `attends_to` when this task
-      was trained, "" for an unknown digest; empty if all are unknown.
-    memory_norm: whether memory passes the block's first LayerNorm, as in Figure
-      2 of the paper. Public re-implementations insert memory after it.
+    parent_digests: the `Task.digest` that each task in `attends_to` had when
+      this task was trained, "" if unknown; empty if all are unknown.
+    memory_norm: whether memory passes through the block's first LayerNorm, as
+      in Figure 2 of the paper. In public re-implementations, it does not.
     class_names: c names of classes, labels or values; empty if unknown.
     backbone: identity of the backbone that the task was trained on.
     preprocessing: how images are prepared for evaluation.
@@ -166,7 +166,7 @@ class TaskSpec:
       )
     if self.class_names and len(self.class_names) != self.num_classes:
       raise TaskError(
-        f"task {self.name!r}: {len(self.class_names)} class names for "
+        f"task {self.name!r} has {len(self.class_names)} class names for "
         f"{self.num_classes} {self.kind.name}."
       )
     try:
@@ -175,8 +175,8 @@ class TaskSpec:
       raise TaskError(f"task {self.name!r}: {error}") from None
     if self.parent_digests and len(self.parent_digests) != len(self.attends_to):
       raise TaskError(
-        f"task {self.name!r}: {len(self.parent_digests)} parent_digests for "
-        f"{len(self.attends_to)} tasks that it attends to."
+        f"task {self.name!r}: parent_digests has {len(self.parent_digests)} "
+        f"entries, expected none or {len(self.attends_to)}, as in attends_to."
       )
     if self.preprocessing.image_size != self.backbone.image_size:
       raise TaskError(
@@ -202,7 +202,7 @@ class TaskSpec:
 
   @property
   def for_programs(self) -> "TaskSpec":
-    """The spec, reset in the fields that compiled programs do not depend on."""
+    """The spec, with defaults in fields that do not affect programs."""
     return dataclasses.replace(self, class_names=(), kind=CLASSES)
 
   def expected_shapes(self, width: int, depth: int, summary: int) -> trees.Tree:
@@ -228,12 +228,12 @@ class TaskSpec:
 
   @property
   def learned(self) -> Regime:
-    """The regime: what is trained, and how attention runs."""
+    """The regime: which parts are trained, and how attention runs."""
     return get_regime(self.regime)
 
   @property
   def side(self) -> SideKind:
-    """Width and mixing of the side stream; 0 and "" without one."""
+    """Width and mixing of the side stream; 0 and "" without a stream."""
     return SideKind(self.side_width, self.side_mixing)
 
   @property
@@ -243,9 +243,9 @@ class TaskSpec:
     return f"{self.name!r}, {outputs}, {self.cells} cells, {self.regime}"
 
 
-# `provenance` is hidden from JAX: its metrics would be wrong for new leaves,
-# and as static data it would keep tasks from sharing programs. `drop_fields`
-# fails before jax 0.8, so the class is registered before it is a dataclass.
+# `provenance` is not in the pytree: its metrics are wrong for changed leaves,
+# and as a static field it would keep tasks from sharing programs. Registering
+# the class after `dataclass` would need `drop_fields`, which is new in jax 0.8.
 @dataclasses.dataclass(frozen=True, eq=False)  # arrays cannot be compared by ==
 @functools.partial(
   jax.tree_util.register_dataclass, data_fields=["params"], meta_fields=["spec"]

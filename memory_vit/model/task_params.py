@@ -1,4 +1,4 @@
-"""Initialization of the parameters of tasks, as modules of Flax."""
+"""Initialization of the parameters of tasks, as Flax modules."""
 
 # Annotations stay strings, so that `help` shows jax.Array by its name.
 from __future__ import annotations
@@ -51,8 +51,8 @@ def init_task_params(
   config: ViTConfig, spec: TaskSpec, start: InitialValues, key: jax.Array
 ) -> dict[str, Any]:
   """Initialize the parameters of a new task."""
-  # Initial values depend on neither name nor parents: without these, tasks of
-  # equal shapes share a program.
+  # Initial values depend on neither name nor parents: replace these, so that
+  # tasks of equal shapes share a program.
   spec = dataclasses.replace(
     spec.for_programs, name="task", attends_to=(), parent_digests=()
   )
@@ -63,7 +63,7 @@ def init_task_params(
   init = jax.jit(
     _init, static_argnums=0, compiler_options=compilation.options()
   )
-  with jax.ensure_compile_time_eval():  # the caller may be traced
+  with jax.ensure_compile_time_eval():  # even if the caller is traced
     params: dict[str, Any] = init(module, key)
   return params
 

@@ -53,7 +53,7 @@ def count(tree: Any) -> int:
 def unstack(tree: Any) -> list[Any]:
   """Split the arrays of a tree along their first axis.
 
-  Gradients of rows are stacked; those of `a[i]` would be padded and added.
+  jax stacks gradients of these rows; with `a[i]`, it would pad and add them.
   """
   leaves, structure = jax.tree.flatten(tree)
   rows = zip(*map(jnp.unstack, leaves), strict=True)
@@ -61,7 +61,7 @@ def unstack(tree: Any) -> list[Any]:
 
 
 def is_traced(tree: Any) -> bool:
-  """Return whether a tree has tracers, whose values are unknown."""
+  """Return whether a tree contains tracers, whose values are unknown."""
   return any(
     isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree)
   )

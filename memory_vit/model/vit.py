@@ -65,7 +65,7 @@ class VisionTransformer(nn.Module):
   def encode(
     self, images: Float[Array, "b side side 3"]
   ) -> tuple[Float32[Array, "b c0"], Context]:
-    """Return logits of the plain ViT (features without a head), and context."""
+    """Return outputs of the plain ViT (logits or features), and the context."""
     cfg = self.config
     x = self._tokens(images, self._cls())
     states, context = self.Transformer.encode(x, self._registers())
@@ -94,7 +94,7 @@ class VisionTransformer(nn.Module):
     task: Mapping[str, Any],
     spec: TaskSpec,
   ) -> Float32[Array, "b d"]:
-    """Run the ViT with one task's changes; return features for its head."""
+    """Run the ViT with a task's parameters; return features for the head."""
     cls = self._cls()
     if "cls" in task:
       cls = jnp.concatenate([task["cls"][None], cls[1:]])
@@ -143,7 +143,7 @@ def patches_of(
   images: Float[Array, "b side side 3"], config: ViTConfig
 ) -> Float32[Array, "b n p p 3"]:
   """Cut images into patches, row by row."""
-  # Each reshape splits one axis, because jax refuses more on an explicit mesh.
+  # Split one axis per reshape: on an explicit mesh, jax cannot split two.
   b, p = images.shape[0], config.patch_size
   g = config.image_size // p
   rows = images.astype(jnp.float32).reshape(b, g, p, g * p, 3)
@@ -152,7 +152,7 @@ def patches_of(
 
 
 class MemoryViT(nn.Module):
-  """A frozen ViT and its tasks, as a module of Flax.
+  """A frozen ViT and its tasks, as a Flax module.
 
   Backbone parameters have gradients too: differentiate params["tasks"] only.
 
@@ -165,7 +165,7 @@ class MemoryViT(nn.Module):
 
     gradient = jax.grad(loss)(learned)
 
-  Unlike `mv.forward`, it does not check the values of images.
+  Unlike `mv.forward`, this module does not check the values of images.
 
   Attributes:
     config: configuration of the backbone.
@@ -183,8 +183,8 @@ class MemoryViT(nn.Module):
     for spec in specs:
       if not isinstance(spec, TaskSpec):
         raise TaskError(
-          f"specs holds a {type(spec).__name__}, expected tasks, or specs "
-          "of tasks."
+          f"specs has an entry of type {type(spec).__name__}, expected Task or "
+          "TaskSpec."
         )
     self.specs = specs
     super().__post_init__()
@@ -249,8 +249,8 @@ class MemoryViT(nn.Module):
 
     Args:
       images: in [-1, 1].
-      task: parameters of the task; its class token replaces the original one,
-        or comes in front if there is none.
+      task: parameters of the task. A class token among them replaces the first
+        class token of the backbone, or is added if the backbone has none.
       spec: spec of the task, whose attention is neither "frozen" nor "masked".
 
     Returns:
@@ -267,17 +267,17 @@ class MemoryViT(nn.Module):
 
     Args:
       memory: memory cells of the tasks.
-      norm: whether a task's memory passes the first LayerNorm of each block.
+      norm: whether a task's memory passes through each block's first LayerNorm.
     """
     return self.backbone.Transformer.keys_values(memory, norm)
 
   def read_slots(
     self, slots: SlotArrays, context: Context
   ) -> Float32[Array, "b t c"]:
-    """Run any stacked tasks that fit the shapes.
+    """Run stacked tasks, which need not be tasks of this module.
 
     Args:
-      slots: the tasks, used instead of those of the module.
+      slots: the stacked tasks.
       context: from `encode`.
 
     Returns:
@@ -299,7 +299,7 @@ class MemoryViT(nn.Module):
     context: Context,
     seen: Bool[AnyArray, "l t m"] | None = None,
   ) -> Float32[Array, "b t d"]:
-    """Run the task stream on stacked tasks, up to their heads.
+    """Run the task stream on stacked tasks, up to the heads.
 
     Args:
       slots: see `read_slots`.
@@ -314,18 +314,18 @@ class MemoryViT(nn.Module):
   def task_features(
     self, tasks: Sequence[Tree], specs: Sequence[TaskSpec], context: Context
   ) -> Float32[Array, "b t d"]:
-    """Run the task stream on the parameters of tasks, to differentiate them.
+    """Run the task stream, differentiable in the parameters of the tasks.
 
     Args:
       tasks: parameters of at least one task.
-      specs: of the tasks.
+      specs: the specs of these tasks, in the same order.
       context: from `encode`.
 
     Returns:
       Features for the heads.
     """
     rooms = exact_rooms(specs)
-    del rooms["head"]  # sizes differ, and heads are not run here
+    del rooms["head"]  # heads are not run here
     stacked = stack_tasks(
       dict(enumerate(tasks)), task_mask(specs), rooms, Axes.of(self.config)
     )

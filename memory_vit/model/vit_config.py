@@ -2,12 +2,12 @@
 
 Dimension letters, used in every signature and docstring of this package:
 
-  b  images in a batch          n  patches of an image
+  b  images in a batch          n  patches of an image, or summary tokens
   s  tokens in a sequence; in the backbone stream class tokens, registers and
      patches, in this order: n + 1 in the published ViT
   t  tasks in one pass          m  memory cells of a task, per layer
   p  parents: the maximum number of other tasks that a task attends to
-  d  width                      h  attention heads (k = d / h, width of one)
+  d  width                      h  attention heads (k = d / h, width of a head)
   l  layers                     r  width of a bottleneck, or of a side stream
   c  classes of a task          c0 outputs of the backbone
   g  tasks of a pass with side streams of one kind
@@ -30,14 +30,14 @@ RANDOM = "random:"
 # takes 13 GB per image.
 MAX_IMAGE_SIZE = 2_048
 MAX_RESIZE = 4_096
-# Limit for `rope`, which has no position table whose size limits the number of
-# patches. It allows patches of 8 pixels in the largest image.
+# Maximum number of patches if `positions` is "rope" (otherwise, the position
+# table limits the number): the largest image, in patches of 8 pixels.
 MAX_ROTATED_PATCHES = 2**16
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ViTConfig:
-  """The configuration of a ViT: all that fixes its computation except weights.
+  """Configuration of a ViT: all that defines its computation except weights.
 
   Attributes:
     width: d, the width of a token.
@@ -126,8 +126,8 @@ class ViTConfig:
       )
     if not 0 <= self.class_tokens <= 2 or not 0 <= self.registers <= 64:
       raise ConfigError(
-        f"class_tokens is {self.class_tokens}, expected 0 to 2; registers is "
-        f"{self.registers}, expected 0 to 64."
+        f"class_tokens is {self.class_tokens} and registers is "
+        f"{self.registers}, expected 0 to 2 class tokens and 0 to 64 registers."
       )
     if self.pooling == "tok" and not self.class_tokens:
       raise ConfigError(
@@ -197,8 +197,8 @@ _CHOICES = {
   "platform": ("", "cpu", "gpu", "tpu"),
 }
 
-# Maps letters to (width, depth, mlp_dim, num_heads). "Micro" is our own, for
-# digits and tests; So400m is SigLIP's; others are from the ViT and DeiT papers.
+# Maps names to (width, depth, mlp_dim, num_heads). "Micro" is ours, for
+# 8 x 8 digits and tests; So400m is SigLIP's; others: ViT and DeiT papers.
 VARIANTS = {
   "Micro": (64, 4, 256, 4),
   "Ti": (192, 12, 768, 3),
@@ -238,6 +238,6 @@ def vit_config(variant: str, **overrides: Any) -> ViTConfig:
 
 
 def square_side(patches: int) -> int:
-  """Return the side of a square grid of `patches`, or 0 if there is none."""
+  """Return the square root of `patches` if it is an integer, otherwise 0."""
   side = math.isqrt(patches)
   return side if side * side == patches else 0

@@ -16,8 +16,8 @@ from memory_vit.kinds.calibration import Calibration
 from memory_vit.plots.images import image_grid
 from memory_vit.runtime.messages import escaped, shortened
 
-# Maximum number of classes in a confusion matrix, in this order: with counts in
-# cells; with class names at axes; with a row for each class.
+# Maximum number of classes for which a confusion matrix shows, in this order:
+# counts in the cells; class names at the axes; a row for each class.
 _NUMBERED, _NAMED, _SINGLE = 16, 40, 400
 _LONGEST_NAME = 24
 _SHEET_COLUMNS, _SHEET_WIDTH = 6, 1.75  # width in inches
@@ -46,8 +46,8 @@ def confusion_matrix_figure(matrix: Any, class_names: Sequence[str]) -> Figure:
   classes = len(class_names)
   if not classes or tuple(matrix.shape) != (classes, classes):
     raise DataError(
-      f"the confusion matrix has shape {tuple(matrix.shape)}, expected "
-      f"({classes}, {classes}), for {classes} class names."
+      f"the confusion matrix has shape {tuple(matrix.shape)}, expected (c, c), "
+      f"where c is the number of class names, here {classes}, and at least 1."
     )
   counts, together = _neighbors_together(matrix)
   side = min(9.0, max(3.5, 1.5 + 0.42 * len(counts)))
@@ -155,7 +155,7 @@ def scatter_figure(
   names: Sequence[str],
   units: Sequence[str] = (),
 ) -> Figure:
-  """Draw predicted against true values, in a panel for each of the first six.
+  """Draw predicted against true values; each of the first six has a panel.
 
   Args:
     target: true values (n, c).
@@ -171,7 +171,7 @@ def scatter_figure(
     raise DataError(
       f"true values have shape {shape} and predicted values "
       f"{np.shape(predicted)}, expected equal shapes (n, {len(names)}), "
-      f"because there are {len(names)} names."
+      f"where {len(names)} is the number of names."
     )
   shown = min(len(names), _PANELS)
   rows, columns = -(-shown // 3), min(shown, 3)

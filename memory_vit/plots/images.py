@@ -7,6 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from memory_vit.errors import DataError
+from memory_vit.images.view import to_levels
 from memory_vit.runtime.messages import escaped
 
 # Characters of a title per inch; number of lines into which a line may wrap.
@@ -33,11 +34,11 @@ def image_grid(
   Raises:
     DataError: if the images have another shape, or there are not b titles.
   """
-  images = require_images(images)
+  images = to_pixels(images)
   if len(titles) != len(images):
     raise DataError(
-      f"{len(titles)} titles for {len(images)} images: expected one title for "
-      "each image."
+      f"the number of titles is {len(titles)}, expected {len(images)}: one "
+      "title for each image."
     )
   columns = min(columns, len(images))
   rows = -(-len(images) // columns)
@@ -47,24 +48,26 @@ def image_grid(
   figure = Figure(figsize=size, layout="constrained")
   for i, (image, title) in enumerate(zip(images, titles, strict=True)):
     axes = figure.add_subplot(rows, columns, i + 1)
-    # Do not stretch the contrast, so that images look as the model sees them.
-    levels = image.dtype == np.uint8
-    axes.imshow(image if levels else np.clip((image + 1) / 2, 0, 1))
+    axes.imshow(image)
     # Do not parse a class name with two dollar signs as a formula.
     axes.set_title(title, fontsize=10, parse_math=False)
     axes.set_axis_off()
   return figure
 
 
-def require_images(images: np.ndarray) -> np.ndarray:
-  """Return images as an array (b, side, side, 3), or raise `DataError`."""
+def to_pixels(images: np.ndarray) -> np.ndarray:
+  """Return images as uint8 (b, side, side, 3), or raise `DataError`.
+
+  Floats in [-1, 1] become levels without stretching the contrast, so that
+  images look as the model sees them.
+  """
   images = np.asarray(images)
   if images.ndim != 4 or images.shape[-1] != 3 or not len(images):
     raise DataError(
       f"images have shape {images.shape}, expected (batch, side, side, 3), "
       "with at least one image."
     )
-  return images
+  return images if images.dtype == np.uint8 else to_levels(images)
 
 
 def _wrapped(title: str, width: int) -> str:

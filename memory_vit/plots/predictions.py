@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from memory_vit.errors import DataError
 from memory_vit.kinds import CLASSES, TaskKind, answer_line
-from memory_vit.plots.images import require_images
+from memory_vit.plots.images import to_pixels
 from memory_vit.runtime.messages import escaped, shortened
 
 _COLUMNS = 6
@@ -18,7 +18,7 @@ _ALONE, _BESIDE = 20, 11
 _SHARE = 5
 _WIDTH = 1.75
 _LINE = 0.18
-# Colours of right, wrong and other answers: dark on white, and distinct for
+# Colours of right, wrong and unmarked answers: dark on white, distinct for
 # colour-blind people. Marks beside the answers show the same.
 _RIGHT, _WRONG, _NEITHER = "#00573f", "#a03800", "#202020"
 
@@ -38,7 +38,8 @@ def prediction_grid(
   outputs are not all finite, the answer is "not finite" and marked as wrong.
 
   Args:
-    images: floats (b, side, side, 3) in [-1, 1], as the model takes them.
+    images: floats (b, side, side, 3) in [-1, 1], as the model takes them, or
+      uint8 pixels of that shape.
     logits: {name of a task: logits (b, c)}, as `mv.forward` returns them; tasks
       that `class_names` leaves out are not shown.
     class_names: {name of a task: c names of classes, labels or values}.
@@ -49,12 +50,12 @@ def prediction_grid(
     DataError: if the numbers of images, logits, names and truths do not match.
   """
   class_names = {task: tuple(names) for task, names in class_names.items()}
-  images = require_images(images)
+  images = to_pixels(images)
   known = len(truths) > 0
   if known and len(truths) != len(images):
     raise DataError(
-      f"{len(truths)} true classes for {len(images)} images: expected one "
-      "class for each image."
+      f"the number of true classes is {len(truths)}, expected {len(images)}: "
+      "one class for each image."
     )
   kinds = {task: (kinds or {}).get(task, CLASSES) for task in class_names}
   activated = {
@@ -79,7 +80,7 @@ def prediction_grid(
       2, 1, height_ratios=(_WIDTH, height - _WIDTH), hspace=0
     )
     picture = figure.add_subplot(cell[0])
-    picture.imshow(np.clip((image + 1) / 2, 0, 1))
+    picture.imshow(image)
     picture.set_axis_off()
     truth = truths[i] if known else None
     answers = {

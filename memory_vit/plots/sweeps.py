@@ -105,7 +105,7 @@ def _by_setting(tasks: Sequence[TrialResult], key: str) -> Lines:
 
 
 def _point(rate: float, values: Sequence[tuple[float, float]]) -> Point:
-  """Return a learning rate's point; errors of scores extend the range of y."""
+  """Return the point of a learning rate, from its pairs (score, error)."""
   mean = float(np.mean([score for score, _ in values]))
   least = min(score - error for score, error in values)
   greatest = max(score + error for score, error in values)

@@ -16,8 +16,8 @@ def checked_pixels(pixels: Any, side: int) -> np.ndarray:
   """Return float32 (k, side, side, 3) in [-1, 1], or raise `DataError`."""
   if not isinstance(pixels, np.ndarray | jax.Array):
     raise DataError(
-      f"pixels are of type {type(pixels).__name__}, expected an array, such as "
-      "Predictor.prepare returns."
+      f"pixels are of type {type(pixels).__name__}, expected an array, for "
+      "example from Predictor.prepare."
     )
   array = np.asarray(pixels)
   image_check.require_shape(array, side)
@@ -26,7 +26,7 @@ def checked_pixels(pixels: Any, side: int) -> np.ndarray:
 
 
 def stacked_column(pixels: Any) -> Any:
-  """Stack a column of prepared images, such as a list, into one array."""
+  """Stack a column (for example, a list) of prepared images into one array."""
   if isinstance(pixels, np.ndarray) and pixels.dtype != object:
     return pixels
   try:

@@ -31,7 +31,7 @@ def image_column(columns: Mapping[str, Any]) -> str:
 def passed_through(
   columns: Mapping[str, Any], read: str
 ) -> dict[str, np.ndarray]:
-  """Return all columns but the read one; keep paths, which name the images."""
+  """Return all columns except `read`; keep paths, because they name images."""
   return {
     name: column
     for name, column in columns.items()

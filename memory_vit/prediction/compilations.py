@@ -25,8 +25,8 @@ class _Running(threading.local):
     self.tallies: list[Tally] = []
 
 
-# The tallies of each thread. The object is global, because the listeners that
-# JAX calls for events are global.
+# The tallies of each thread. The object is global, because event listeners of
+# JAX are global.
 _RUNNING = _Running()
 
 
@@ -63,7 +63,7 @@ class CompilationCounter:
 
   @contextlib.contextmanager
   def counting(self) -> Iterator[Tally]:
-    """Count like `counted`, and add the tally to the sum."""
+    """Count like `counted`, and add the tally to `count`."""
     with counted() as tally:
       try:
         yield tally

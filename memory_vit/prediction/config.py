@@ -20,7 +20,7 @@ _SOURCE = Text("a file, a directory, an address or a short name", most=4_000)
 _TASK = Text("the path of a task", most=4_000)
 _ROOM = Number(0, _MOST, "reserved; grows if a task needs more")
 _SOME_ROOM = dataclasses.replace(_ROOM, least=1)
-# Names of the optional parts that have no size. The name alone reserves room.
+# Names of optional parts without a size: a name is enough to reserve room.
 _PARTS = tuple(
   name for name, part in PARTS.items()
   if part.listed and not part.in_every and part.room(()) is True
@@ -62,10 +62,10 @@ class PredictorConfig:
     parts: optional parts that slots have room for, such as "norms". Side
       streams cannot be reserved.
     memory_mib: memory for images and their decoding, in MiB.
-    features: whether the warm-up compiles the programs of features, and
-      predictions as columns include features.
-    image_size: side in pixels at which the backbone runs; 0 for the size of the
-      tasks, or without tasks the backbone's own.
+    features: whether to compile the programs of features in the warm-up, and to
+      include features in predictions as columns.
+    image_size: side in pixels of the images that the backbone gets; 0 for the
+      image size of the tasks or, without tasks, of the backbone.
     top: maximum number of most probable classes in predictions as columns.
 
   Raises:

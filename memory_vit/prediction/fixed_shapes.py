@@ -16,7 +16,7 @@ from memory_vit.tasks.program import Program
 
 
 class Outputs(NamedTuple):
-  """Outputs for k images, logits by task name; None if not requested."""
+  """Outputs for k images: logits by task name; None for unrequested arrays."""
 
   logits: dict[str, Float32[np.ndarray, "k _"]]
   original: Float32[np.ndarray, "k c0"] | None
@@ -31,7 +31,7 @@ class BatchOutputs(NamedTuple):
   features: Float32[np.ndarray, "b l n d"] | None
 
   def cut(self, count: int, heads: Heads) -> Outputs:
-    """Return `count` rows; copy the logits, so that all slots can be freed."""
+    """Return `count` rows; copy logits, to free the array of all slots."""
     logits = self.logits
     return Outputs(
       {}
@@ -66,7 +66,7 @@ class FixedShapes:
     original: bool,
     features: bool,
   ) -> Outputs:
-    """Answer images; take an array from `parts` when the previous is done."""
+    """Answer images; finish each array before taking the next from `parts`."""
     wanted = bool(heads), original, features
     sizes = self.compiled(program) or self._sizes
     outputs = [
@@ -91,7 +91,7 @@ class FixedShapes:
     return tuple(size for size in self._sizes if size in ready)
 
   def compile(self, program: Program, size: int, *, features: bool) -> None:
-    """Compile by a real pass: only a computed context has the right layout."""
+    """Compile by a real pass, which gives keys and values their real layout."""
     batch = np.zeros((size, *self._image_shape), np.float32)
     self._run_batch(batch, program, True, True, features)
     self._compiled.setdefault(program.shapes, set()).add(size)

@@ -68,7 +68,7 @@ class Predictions:
     return values
 
   def rejection(self, name: str) -> dict[str, np.ndarray]:
-    """Return which images are of no class of a task, see `TaskKind.rejection`.
+    """Return which images belong to no class, see `TaskKind.rejection`.
 
     Raises:
       UnknownTask: for a task that was not requested.
@@ -122,7 +122,7 @@ class Predictions:
     return self.marked(name, answers)
 
   def marked(self, name: str, answers: list[Any]) -> list[Any]:
-    """Mark the answers of a task for all images, see `TaskKind.marked`."""
+    """Add rejections to the answers for all images, see `TaskKind.marked`."""
     return self.kind(name).marked(answers, self._finite_outputs(name))
 
   def _finite_outputs(self, name: str) -> np.ndarray:

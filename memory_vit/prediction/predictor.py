@@ -183,8 +183,8 @@ class Predictor:
   ) -> np.ndarray:
     """Prepare images for `predict_pixels`, in threads.
 
-    The result is bitwise identical to that of `mv.preprocess`. It takes 12
-    bytes per pixel of all images; `predict` holds only one batch at a time.
+    `mv.preprocess` gives bitwise identical results. All prepared images are in
+    memory, 12 bytes per pixel; `predict` holds only one batch at a time.
 
     Args:
       images: one or several: paths, bytes of files, uint8 pixels of any size,
@@ -338,7 +338,7 @@ class Predictor:
       return self._show(by_slot)
 
   def replace(self, name: str, task: str | Path | Task) -> Change:
-    """Replace a task by another one, which gets its name.
+    """Replace a task by another task, which gets the name of the old task.
 
     Each request is answered by the old or the new task, never by both.
 
@@ -377,7 +377,7 @@ class Predictor:
       by_slot: {slot: loaded task}; heads are in the slots -1, -2, ....
 
     Returns:
-      The set, and a description of the change to it.
+      The new set, and a description of the change.
 
     Raises:
       TaskError: if tasks are of another backbone, or cannot be combined.

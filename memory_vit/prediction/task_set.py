@@ -53,10 +53,10 @@ class Change:
     version: version of the new set.
     names: names of its tasks.
     digest: digest of the new set, see `TaskSet.digest`.
-    grew: whether the new set runs other programs, because slots grew; the first
-      head (or task with a token) was added, or the last one removed; or a task
-      with its own pass was added or removed. A warm predictor compiles programs
-      before the new set answers.
+    grew: whether the new set runs other programs. This is so if slots grew, if
+      the set got its first or lost its last head (or task with a token), or if
+      a task with its own pass was added or removed. A warm predictor compiles
+      the programs before the new set answers.
     compiled: number of programs that were compiled.
   """
 
@@ -179,8 +179,8 @@ def with_replaced(
   readers = [
     child.name for child in by_slot.values() if name in child.spec.attends_to
   ]
-  # A task that attends to `name` may state no digest of `name`, and would then
-  # not notice the new parameters.
+  # Compare digests here, because a task without `parent_digests` would accept
+  # any parameters of `name`.
   if readers and task.digest != by_slot[slot].digest:
     raise TaskError(
       f"task {name!r} cannot be replaced by a task with other parameters, "

@@ -38,8 +38,8 @@ def write_reports(
 
   Raises:
     ConfigError: if there are no evaluations, or invalid or repeated task names.
-    TrainingError: if the directory cannot be written, or has files other than
-      those of a report, which are left as they are.
+    TrainingError: if the directory cannot be written, or holds files that do
+      not belong to a report; these files are kept.
     BrokenDataError: if an image that the report shows can no longer be read.
   """
   _require_names([evaluation.task for evaluation in evaluations])
@@ -69,8 +69,8 @@ def _require_names(names: Sequence[str]) -> None:
       )
     if names.count(name) > 1:
       raise ConfigError(
-        f"several evaluations are of a task {name!r}, but each task needs a "
-        "directory of its own, named after the task: expected different names."
+        f"several evaluations have the task name {name!r}: expected different "
+        "names, because each task gets a directory with its name."
       )
 
 

@@ -92,7 +92,7 @@ def cut_table(
   names: Collection[int],
   label: str,
 ) -> list[Html]:
-  """Return a table below a note on its order and on further rows in `file`."""
+  """Return a note on the order and on further rows in `file`, then a table."""
   left = total - len(rows)
   more = f"{left:,} more are in {file}." if left else ""
   note = f"{order} {more}".strip()
@@ -128,7 +128,7 @@ def percent(share: float | None, digits: int = 2) -> str:
   """Return a share as a percentage; a dash if it is None or NaN."""
   if share is None or np.isnan(share):
     return MISSING
-  # The no-break space keeps the number and its sign on one line.
+  # The no-break space keeps the number and the percent sign on one line.
   return f"{100 * share:.{digits}f}\u00a0%"
 
 

@@ -17,7 +17,7 @@ class Html(str):
 
 
 def element(tag: str, *children: str, **attributes: str) -> Html:
-  """Return an element; attribute names get - for _ and lose a final _."""
+  """Return an element; in attribute names, _ becomes - and a final _ goes."""
   pairs = "".join(
     f' {name.rstrip("_").replace("_", "-")}="{_text(value)}"'
     for name, value in attributes.items()
@@ -33,5 +33,5 @@ def joined(*children: str) -> Html:
 
 
 def _text(value: str) -> str:
-  # `escaped` makes line breaks and marks of the writing direction visible.
+  # `escaped` makes line breaks and bidirectional controls visible.
   return value if isinstance(value, Html) else html.escape(escaped(value))

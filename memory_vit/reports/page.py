@@ -14,6 +14,7 @@ from memory_vit.reports.document import (
 )
 from memory_vit.reports.markup import Html, element, joined
 from memory_vit.reports.task_evaluation import Mistake, TaskEvaluation
+from memory_vit.runtime.messages import counted
 
 # Maximum side in pixels of images stored as PNG and enlarged without smoothing.
 _SMALL = 64
@@ -42,7 +43,7 @@ def report_page(
   head = element(
     "p",
     f"{evaluation.data_shown}, {evaluation.split}: "
-    f"{evaluation.summary['examples']:,} examples of {outputs:,} "
+    f"{counted(evaluation.summary['examples'], 'example')} of {outputs:,} "
     f"{evaluation.noun if outputs == 1 else evaluation.kind}",
     class_="quiet",
   )
@@ -93,11 +94,10 @@ def _notes(evaluation: TaskEvaluation) -> list[str]:
   """Return short descriptions of an evaluation's problems, for the index."""
   summary, alone, notes = evaluation.summary, evaluation.alone, []
   if summary["skipped"]:
-    notes.append(f"{summary['skipped']:,} examples could not be read")
+    notes.append(f"{counted(summary['skipped'], 'example')} could not be read")
   if summary["not_finite"]:
-    notes.append(
-      f"outputs for {summary['not_finite']:,} examples are not finite"
-    )
+    outputs = f"outputs for {counted(summary['not_finite'], 'example')}"
+    notes.append(f"{outputs} are not finite")
   if alone and not alone["verified"]:
     notes.append("not verified")
   return notes
@@ -107,13 +107,13 @@ def _problems(evaluation: TaskEvaluation) -> Iterable[Html]:
   """Yield paragraphs about problems, and about the verification, if any."""
   summary, alone = evaluation.summary, evaluation.alone
   if summary["skipped"]:
-    text = f"{summary['skipped']:,} examples could not be read (skipped)."
-    yield element("p", text, class_="bad")
+    skipped = counted(summary["skipped"], "example")
+    yield element("p", f"{skipped} could not be read (skipped).", class_="bad")
   if summary["not_finite"]:
     yield element(
       "p",
-      f"The outputs for {summary['not_finite']:,} examples are not finite "
-      f"numbers: {KINDS[evaluation.kind].not_finite}.",
+      f"The outputs for {counted(summary['not_finite'], 'example')} are not "
+      f"finite numbers: {KINDS[evaluation.kind].not_finite}.",
       class_="bad",
     )
   if alone:

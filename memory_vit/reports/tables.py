@@ -55,7 +55,7 @@ def write_tables(folder: Path, evaluation: TaskEvaluation) -> None:
 def write_predictions_parquet(path: Path, evaluation: ClassEvaluation) -> None:
   """Write a row for each example that could be read.
 
-  If its outputs are not finite, the best classes and the loss are null.
+  For outputs that are not finite, the best classes and the loss are null.
   """
   predictions = evaluation.predictions
   numbers = np.flatnonzero(predictions.counted)
@@ -204,7 +204,7 @@ def write_values(folder: Path, evaluation: ValueEvaluation) -> None:
 def _cells(
   prefix: str, names: Sequence[str], rows: np.ndarray, missing: np.ndarray
 ) -> dict[str, pa.Array]:
-  """Return {name: column} of labels or values; indices if names repeat."""
+  """Return {name: column} of labels or values; if names repeat, use indices."""
   names = [*map(escaped, names)]
   if len({*names}) < len(names):
     names = [*map(str, range(len(names)))]

@@ -45,7 +45,7 @@ _THUMBNAIL, _AT_ONCE = 320, 8
 
 @dataclasses.dataclass(frozen=True)
 class Mistake:
-  """Wrong prediction for an example; `file` is "" if it comes from no file.
+  """Wrong prediction for an example; `file` is "" if the example has no file.
 
   `note` is the confidence of the prediction, or the error of a value.
   """
@@ -59,7 +59,7 @@ class Mistake:
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class TaskEvaluation(abc.ABC):
-  """Evaluation of a task on a split; `of` creates the subclass of its kind.
+  """Evaluation of a task on a split; `of` creates the subclass for the kind.
 
   Attributes:
     task: name of the task.
@@ -181,7 +181,7 @@ class TaskEvaluation(abc.ABC):
 
   @abc.abstractmethod
   def numbers(self) -> list[Number]:
-    """Return the numbers over all examples, including those of `in_index`."""
+    """Return the metrics over all examples, including those of `in_index`."""
 
   @abc.abstractmethod
   def sections(
@@ -199,7 +199,7 @@ class TaskEvaluation(abc.ABC):
 
   @property
   def each_columns(self) -> Mapping[str, Sequence[str]]:
-    """Columns that the table of `each` has besides the metrics."""
+    """Columns of the table of `each` that are not metrics."""
     return {}
 
   @property

@@ -1,7 +1,7 @@
 """Descriptions of TPUs and GPUs, to compile for them without having one.
 
-JAX compiles a program for a described device as for an attached one. Only
-running the program needs the device.
+JAX can compile a program for a device from a description of the device. Only
+running the program needs the device itself.
 """
 
 import dataclasses
@@ -37,8 +37,8 @@ class Chip:
   options: dict[str, bool | int | str] = dataclasses.field(default_factory=dict)
 
 
-# The clock rates follow from https://cloud.google.com/tpu/docs: 197 and 918
-# TFLOP/s, in four matrix units of 128 x 128 and of 256 x 256.
+# The clock rates follow from https://cloud.google.com/tpu/docs: 197 TFLOP/s in
+# four matrix units of 128 x 128, and 918 TFLOP/s in four of 256 x 256.
 CHIPS = {
   "v5e": Chip("tpu", int(15.75 * 2**30), 1.5),
   "v6e": Chip("tpu", int(31.25 * 2**30), 1.75),
@@ -61,13 +61,13 @@ def chip_of(topology: str) -> Chip:
   if name not in CHIPS:
     raise ConfigError(
       f"topology is {brief(topology)}, expected one of "
-      f"{', '.join(CHIPS)}, and for a TPU its shape, as in v5e:4x4 or v5e:1."
+      f"{', '.join(CHIPS)}; a TPU needs a shape, as in v5e:4x4 or v5e:1."
     )
   return CHIPS[name]
 
 
 def compiler(topology: str) -> str:
-  """Return the package that compiles for a topology, and its version.
+  """Return the name and version of the package that compiles for a topology.
 
   Raises:
     ConfigError: for an unknown topology, or if the package is not installed.
@@ -109,7 +109,7 @@ def devices(topology: str) -> list[jax.Device]:
   os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
   name, shape = match.groups()
   is_one = shape in ("1", "1x1")
-  host = f"{name}:2x2" if is_one else topology  # the smallest has four chips
+  host = f"{name}:2x2" if is_one else topology  # libtpu's minimum is 2x2
   try:
     described = _described(host, "tpu")
   except jax.errors.JaxRuntimeError as error:

@@ -1,9 +1,9 @@
 """Paths in a bucket of Google Cloud Storage (gs://).
 
 An object is written whole or not at all, but a directory cannot be renamed in
-one step. Instead, its alphabetically last file, such as `state.json` of a saved
-state or `task.json` of a task, marks a directory as complete: that file is
-written last and deleted first.
+one step. Therefore the alphabetically last file of a directory (`state.json` of
+a saved state, `task.json` of a task) marks the directory as complete: this file
+is written last and deleted first.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def as_os_error() -> Iterator[None]:
 
 
 class BucketPath(gpath.PosixGPath):  # type: ignore[misc]
-  """gs://BUCKET/NAME, with the methods of `pathlib.Path` that runs call.
+  """gs://BUCKET/NAME, with all methods of `pathlib.Path` that callers use.
 
   Methods that read or write an object raise `OSError`. Methods that look up a
   path, such as `exists`, raise `ConfigError`: on a local path they never fail,
@@ -142,10 +142,10 @@ def parse(
     raise error(
       not_installed(f"{where}, {brief(text)},", missing.name, "gcs")
     ) from missing
-  # Let etils use gcsfs even if TensorFlow is installed. Only this variable also
-  # affects the paths that orbax creates.
+  # Make etils use gcsfs even if TensorFlow is installed, also for the paths
+  # that orbax creates.
   os.environ.setdefault("EPATH_USE_TF", "0")
-  # A cached listing would lack objects that orbax writes by its own client.
+  # A cached listing would lack objects that orbax writes with its own client.
   fsspec.config.conf.setdefault("gcs", {}).setdefault(
     "use_listings_cache", False
   )
@@ -187,7 +187,7 @@ def open_sized(path: BucketPath) -> Iterator[tuple[IO[bytes], int]]:
 
 @contextlib.contextmanager
 def replacing(path: BucketPath) -> Iterator[Path]:
-  """Yield a local path; the file written there becomes the object."""
+  """Yield a path for a new local file, which is then uploaded to `path`."""
   with tempfile.TemporaryDirectory(prefix="memory-vit-") as folder:
     part = Path(folder) / path.name
     yield part
@@ -217,7 +217,7 @@ def _order(name: Path) -> tuple[bool, str]:
 
 
 def remove_directory(path: BucketPath) -> None:
-  """Delete the objects of a directory, first the one that marks it complete."""
-  if own := [p for p in path.iterdir() if not p.is_dir()]:
-    max(own).unlink(missing_ok=True)
+  """Delete a directory, first the file that marks the directory as complete."""
+  if files := [p for p in path.iterdir() if not p.is_dir()]:
+    max(files).unlink(missing_ok=True)
   path.rmtree(missing_ok=True)

@@ -19,7 +19,7 @@ ARRAYS, _SEAL = "arrays", "state.json"
 
 
 def seal(path: Path, saved: Mapping[str, Any]) -> None:
-  """Write `saved` (JSON, no key "files") and the digests; sync them to disk."""
+  """Save JSON values (no key "files") and the files' digests; sync to disk."""
   files.sync_tree(path / ARRAYS)
   saved = {**saved, "files": _file_digests(path)}
   (path / _SEAL).write_text(_sealed(saved), encoding="utf-8")
@@ -49,13 +49,13 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def require_whole(path: Path) -> None:
-  """Raise `TrainingError` unless all files are as they were written."""
+  """Raise `TrainingError` if a file is missing or does not match its digest."""
   saved = read(path)["files"]
   try:
-    found = _file_digests(path)
+    digests = _file_digests(path)
   except OSError as error:
     raise TrainingError(f"{path} is damaged: {error}.") from error
-  damaged = [name for name in saved if found.get(name) != saved[name]]
+  damaged = [name for name in saved if digests.get(name) != saved[name]]
   if damaged:
     raise TrainingError(
       f"{path} is damaged: {damaged} do not match their saved SHA-256."

@@ -37,9 +37,9 @@ _OPTION = "xla_backend_optimization_level"
 def enable_cache() -> None:
   """Cache compiled programs on disk, or do nothing if that is impossible.
 
-  This is called whenever a backbone is created, which every program needs, so
-  that commands and the Python API share one cache. The cache is off if
-  `MEMORY_VIT_COMPILE_CACHE=off`; a cache that the user has set in JAX is kept.
+  The functions that create a backbone call this, so that commands and the
+  Python API share one cache. `MEMORY_VIT_COMPILE_CACHE=off` turns the cache
+  off. A cache directory that the user has set in JAX is kept.
   """
   switch = os.environ.get(_SWITCH, "on")
   if switch not in ("on", "off"):
@@ -61,7 +61,7 @@ def enable_cache() -> None:
 
 
 def _machine() -> str:
-  """Return a digest of the CPU model, because programs use its instructions.
+  """Return a digest of the CPU model, which compiled programs depend on.
 
   Different machines may share a home directory, and JAX's cache keys do not
   depend on the CPU model.
@@ -75,10 +75,10 @@ def _machine() -> str:
 
 
 def _prune(folder: Path) -> None:
-  """If files exceed `MAX_BYTES`, delete the oldest until half of it is free."""
+  """If a cache exceeds `MAX_BYTES`, delete old files down to half of that."""
   entries = []
   for path in folder.glob("*/*"):
-    with contextlib.suppress(FileNotFoundError):  # another process prunes
+    with contextlib.suppress(FileNotFoundError):  # deleted by another process
       entries.append((path.stat(), path))
   total = sum(stat.st_size for stat, _ in entries)
   if total <= MAX_BYTES:
@@ -114,6 +114,6 @@ def options() -> dict[str, Any] | None:
   """Return `compiler_options` of `jax.jit` for a program that runs once."""
   if jax.default_backend() != "cpu" or "XLA_FLAGS" in os.environ:
     return None
-  # In all comparisons, level 1 gave bitwise the same results as level 3, and
+  # In all comparisons, level 1 gave results bitwise identical to level 3, and
   # compiled in half the time.
   return {_OPTION: 1}

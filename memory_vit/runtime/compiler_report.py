@@ -1,7 +1,7 @@
-"""Memory, traffic and communication of a program, as its compiler states them.
+"""Memory, traffic and communication of a program, reported by the compiler.
 
 Most values are read from the text of the compiled program, in which the TPU
-compiler annotates instructions with expected cycles. All are estimates.
+compiler annotates instructions with expected cycles. All values are estimates.
 """
 
 import collections
@@ -81,14 +81,14 @@ def exchanged(text: str) -> dict[str, int]:
     instruction = _parsed(line) if _EXCHANGE.search(line) else None
     kind = instruction and _EXCHANGE.fullmatch(instruction.operation)
     if instruction and kind:
-      # The TPU compiler lists an operation that overlaps with matrix products
-      # several times, with the same channel: count only the first.
+      # If an operation overlaps with matrix products, the TPU compiler lists it
+      # several times with the same channel: count it only once.
       channel = _CHANNEL.search(line)
       if channel and channel[1] in channels:
         continue
       channels.update(channel.groups() if channel else ())
       buffers = instruction.buffers
-      # The result of these "-start" operations begins with their operands.
+      # These "-start" operations return first operands, and then results.
       if kind[2] and kind[1] == "collective-permute":
         buffers = buffers[1:2]
       elif kind[2] and kind[1] == "all-gather":

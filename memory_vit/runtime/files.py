@@ -1,7 +1,7 @@
 """Files and directories that are written whole or not at all.
 
-They survive a power cut: a file is synced to disk before it is renamed, and its
-directory afterwards. All paths may be in a bucket, see `bucket`.
+They survive a power cut: each file is synced to disk before it is renamed, and
+its directory after the rename. All paths may be in a bucket, see `bucket`.
 """
 
 import contextlib
@@ -27,8 +27,8 @@ with epy.lazy_imports():
   import jax  # checking options does not need it
 
 _NEW, _OLD, _LOCK = "new", "old", "lock"
-# Content of the lock file in a scratch directory. It tells scratch directories
-# from hidden directories of users with similar names.
+# Content of the lock file in our scratch directories: users may have hidden
+# directories with similar names.
 SCRATCH_MARK = b"made by memory_vit to replace the directory of this name\n"
 # Messages of the system for a full disk and for an exceeded quota.
 _FULL = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT)))
@@ -42,7 +42,7 @@ def strict_json(text: str) -> Any:
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
   values = dict(pairs)
   if len(values) < len(pairs):
-    raise ValueError("an object has a key twice")
+    raise ValueError("an object has a duplicate key")
   return values
 
 
@@ -52,7 +52,7 @@ def read_object(path: Path, *keys: str) -> Mapping[str, Any]:
     values = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(values, Mapping) or not values.keys() >= {*keys}:
       expected = f"expected an object with {list(keys)}"
-      raise ValueError(f"it holds {brief(values)}, {expected}")
+      raise ValueError(f"the file holds {brief(values)}, {expected}")
   except (OSError, ValueError) as error:
     raise ConfigError(
       f"{path} is not readable ({error}). Give another --workdir, or restore "
@@ -70,7 +70,7 @@ def writing(path: Path, *errors: type[Exception]) -> Iterator[None]:
   except MemoryVitError:
     raise
   except refused as error:
-    # C++ libraries raise other exceptions, with the system's message in them.
+    # Exceptions of C++ libraries have the system's message, but no `errno`.
     is_full = any(reason in str(error) for reason in _FULL)
     advice = "Make room" if is_full else "Remove the cause"
     raise TrainingError(
@@ -89,7 +89,7 @@ def write_text(path: Path, text: str) -> None:
   """Write a text file atomically, on process 0 alone."""
   if jax.process_index() != 0:
     return
-  # The name is fixed, so that killed processes leave at most one such file.
+  # The name is fixed: killed processes leave at most one temporary file.
   part = path.with_name(path.name + ".tmp")
   with writing(path), replacing(path, part) as new:
     new.write_text(text, encoding="utf-8")
@@ -121,7 +121,7 @@ def replacing_directory(
     with bucket.replacing_directory(path, foreign_file) as new:
       yield new
     return
-  tidy(path.parent, path.name)  # remove what a killed process left
+  tidy(path.parent, path.name)  # remove leftovers of a killed process
   scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
   new, old = scratch / _NEW, scratch / _OLD
   try:
@@ -141,7 +141,7 @@ def replacing_directory(
             f"complete, in {saved}: move it to where you want it."
           )
         before = old.stat()
-        # A different group must not get the permissions of the old one.
+        # If the group has changed, do not grant it the old group's permissions.
         same_group = before.st_gid == new.stat().st_gid
         with contextlib.suppress(OSError):  # file systems without permissions
           new.chmod(before.st_mode & (0o7777 if same_group else 0o705))
@@ -160,7 +160,7 @@ def _move_away(
   except OSError as error:  # `path` is protected, or a mount point
     return f"cannot be replaced ({error.strerror or error})"
   try:
-    foreign = foreign_file(old)  # after the rename, nobody adds files
+    foreign = foreign_file(old)  # no other program adds files to `old`
   except OSError as error:
     foreign = f"files that cannot be read: {error.strerror or error}"
   return f"holds something else ({brief(foreign)})" if foreign else ""
@@ -174,8 +174,8 @@ def tidy(directory: Path, name: str | None = None) -> None:
     place = directory / scratch.name[1:-9]
     if name not in (None, place.name) or scratch.is_symlink():
       continue
-    # An `OSError` means that the directory is not ours or in use, or that there
-    # are no locks. The mode is "r+b" because NFS locks only writable files.
+    # An `OSError` means: the directory is not ours, it is in use, or the file
+    # system has no locks. The mode is "r+b": NFS locks only writable files.
     with contextlib.suppress(OSError):
       with (scratch / _LOCK).open("r+b") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -185,7 +185,7 @@ def tidy(directory: Path, name: str | None = None) -> None:
 
 
 def _settle(scratch: Path, place: Path) -> None:
-  """Move the old directory back if `place` is free; remove the scratch one."""
+  """If `place` is missing, restore it from `scratch`; remove `scratch`."""
   new, old = scratch / _NEW, scratch / _OLD
   if old.exists() and not os.path.lexists(place):
     old.rename(place)
@@ -193,14 +193,14 @@ def _settle(scratch: Path, place: Path) -> None:
     return  # keep both: another process has taken `place`
   for part in (old, new):
     shutil.rmtree(part, ignore_errors=True)
-  # NFS does not remove open files. The scratch directory then keeps its lock
-  # file, without which a later `tidy` would not remove the directory.
+  # NFS does not remove open files. If any are left, keep the lock file, so that
+  # a later call of `tidy` recognizes the scratch directory.
   if not (old.exists() or new.exists()):
     shutil.rmtree(scratch, ignore_errors=True)
 
 
 def begun(path: Path, prefix: str) -> Path:
-  """Return the path under which a directory is written, until `finish`."""
+  """Return the path for writing a directory, which `finish` then renames."""
   return path if bucket.is_in(path) else path.with_name(prefix + path.name)
 
 
@@ -212,12 +212,12 @@ def finish(scratch: Path, path: Path) -> None:
 
 
 def is_finished(path: Path, last: str) -> bool:
-  """Return whether a directory (in a bucket, its `last` file) exists."""
+  """Return whether a directory exists; in a bucket, whether `last` exists."""
   return (path / last if bucket.is_in(path) else path).exists()
 
 
 def remove_directory(path: Path, prefix: str = "") -> None:
-  """Remove a directory; if killed, leave the rest under `prefix` + its name."""
+  """Remove a directory; if it is local, first add `prefix` to its name."""
   if bucket.is_in(path):
     bucket.remove_directory(path)
     return
@@ -283,7 +283,7 @@ class Outbox:
 
 
 def sync(path: Path) -> None:
-  """Sync a local file, or the names of files in a directory, to disk."""
+  """Sync a local file, or the entries of a local directory, to disk."""
   if bucket.is_in(path):
     return
   opened = os.open(path, os.O_RDONLY)

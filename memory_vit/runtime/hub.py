@@ -21,8 +21,8 @@ _ADDRESS = re.compile(
   rf"(?:@(?P<revision>(?=.{{1,100}}$){_PART}(?:/{_PART})*))?"
 )
 _OWNER = re.compile(_PART)
-# Secrets in errors of HTTP libraries: tokens, their headers, passwords in URLs.
-# Tokens are long, so that names such as hf_hub_download do not match.
+# Secrets in errors of HTTP libraries: tokens, "Bearer" headers, passwords in
+# URLs. Only long tokens match: names such as hf_hub_download do not.
 _SECRET = re.compile(
   r"\b(?:hf|api|api_org)_[A-Za-z0-9]{16,}|Bearer\s+\S+|(?<=://)[^/@\s]+(?=@)"
 )
@@ -87,12 +87,12 @@ def asking(
     raise
   except Exception as refused:
     message = f"cannot {purpose}: {_reason(refused)} {advice}".rstrip()
-    # Not `from refused`: the traceback would show the secrets in its text.
+    # `from refused` would print the secrets in the traceback.
     raise error(message) from None
 
 
 def _reason(error: BaseException) -> str:
-  """Return the messages of an error and its causes, and what to do."""
+  """Return the messages of an error and of its causes, with advice."""
   causes = list(_causes(error))
   if type(causes[-1]).__name__ == "OfflineModeIsEnabled":
     return "HF_HUB_OFFLINE is set, so only cached files are loaded: unset it."
@@ -104,7 +104,7 @@ def _reason(error: BaseException) -> str:
 
 def _without_secrets(error: BaseException) -> str:
   """Return the type and first line of an error, with secrets masked."""
-  # Secrets are masked first: `first_line` could shorten one beyond recognition.
+  # Mask secrets before `first_line` can cut them, so that `_SECRET` finds them.
   text = _SECRET.sub("***", str(error)).strip() or type(error).__name__
   return f"{type(error).__name__}: {first_line(text)}".rstrip(".")
 

@@ -85,11 +85,10 @@ class Options:
 
 
 def start(options: Options) -> None:
-  """Join the other processes, if `options` ask for any, before JAX is used.
+  """Join the other processes if `options` ask for it, before JAX is used.
 
   Raises:
-    ConfigError: for options that do not go together, or if the processes cannot
-      be joined.
+    ConfigError: if an option is missing, or the processes cannot be joined.
   """
   flags = {
     "--coordinator": options.coordinator or None,
@@ -148,9 +147,9 @@ def _wait_for(address: str, timeout: float) -> None:
     except OSError as error:
       if time.monotonic() >= end:
         raise ConfigError(
-          f"no coordinator at {address} for {timeout:g} s ({error}). Check "
-          "that process 0 of this run has started, that --coordinator is its "
-          "address, and that this host can reach it, or raise "
+          f"no coordinator answered at {address} for {timeout:g} s ({error}). "
+          "Check that process 0 of this run has started, that --coordinator is "
+          "its address, and that this host can reach it, or raise "
           "--initialization_timeout."
         ) from error
       time.sleep(0.2)
@@ -158,10 +157,10 @@ def _wait_for(address: str, timeout: float) -> None:
 
 @contextlib.contextmanager
 def leaving() -> Iterator[None]:
-  """End a process at once if its command failed or was told to stop.
+  """End this process at once if its command failed or was told to stop.
 
-  Otherwise this process would first wait for the other processes, which wait
-  for it, and for threads of orbax, which never end once a write has failed.
+  A normal exit could hang: it waits for all other processes, and for threads of
+  orbax, which never end once a write has failed.
   """
   try:
     yield

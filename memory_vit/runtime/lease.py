@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 SILENCE = datetime.timedelta(minutes=2)
 RENEW_SECONDS = 30.0
-# Timeouts of one request, and of its retries: together less than `SILENCE`.
+# Timeouts of a request and of its retries. Their sum is less than `SILENCE`.
 _REQUEST_SECONDS, _RETRY_SECONDS = 20, 60
 _MOST_READ = 400
 _OWNER = re.compile(r"(process [0-9]{1,20} on .{1,300}), [0-9a-f]{16}\n")
@@ -38,7 +38,7 @@ def held(
 ) -> Iterator[Callable[[], None]]:
   """Hold the lease at `path`; yield a function that checks and renews it.
 
-  `refuse` is called with the owner of a lease that is not free, and must raise.
+  If the lease is not free, `refuse` is called with its owner, and must raise.
   """
   lease = _Lease(path)
   lease.take(refuse)
@@ -146,8 +146,8 @@ class _Lease:
         text, if_generation_match=self._generation, **self._options
       )
     except PreconditionFailed:
-      # This also happens if a write succeeded but its answer was lost, and the
-      # client repeated the request: the object then has our text and token.
+      # If the object has our text, our write succeeded, but the answer was lost
+      # and the client repeated the request.
       blob, stored = self._read()
       if stored != text or not text:
         return False
@@ -155,7 +155,7 @@ class _Lease:
     return True
 
   def _read(self) -> tuple[Any, str]:
-    """Return the object, None if there is none, and its text."""
+    """Return the object (None if it does not exist) and its text."""
     blob = self._bucket.get_blob(self._name, **self._options)
     if blob is None:
       return None, ""
@@ -165,7 +165,7 @@ class _Lease:
     return blob, content.decode("utf-8", "replace")
 
   def _now(self) -> datetime.datetime:
-    """Return the time by the clock of the storage, which dates a new object."""
+    """Return the storage's time: the creation date of a temporary object."""
     probe = self._bucket.blob(f"{self._name}-{self._token}")
     probe.upload_from_string("", **self._options)
     now = probe.updated

@@ -2,9 +2,9 @@
 
 The estimate is the largest total size of values that are alive at the same
 time. It leaves out values that the compiler probably fuses into the operation
-that reads them, and adds a margin for wrong guesses. With its batches and
-cached contexts, a training step is estimated at one to two times what XLA uses
-on a CPU. The frozen pass of long sequences is estimated at up to five times,
+that reads them, and adds a margin for wrong guesses. For a training step with
+its batches and cache, the estimate is one to two times the memory that XLA uses
+on a CPU. For the frozen pass of long sequences, it is up to five times as much,
 because XLA does not hold all attention weights at once.
 """
 
@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-# Calls, whose operations are treated as operations of the calling program.
+# Calls, which are inlined: the operations of the called program count.
 _CALLS = frozenset(
   ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call",
    "custom_vjp_call", "custom_vjp_call_jaxpr", "remat", "checkpoint")
@@ -26,8 +26,8 @@ _VIEWS = frozenset(
   ("reshape", "transpose", "squeeze", "expand_dims", "split", "unstack",
    "stop_gradient", "copy", "reshard", "sharding_constraint")
 )  # fmt: skip
-# Operations that are fused into the only operation that reads their result,
-# unless that is a matrix product.
+# Operations that are fused into the reader of their result, if there is only
+# one reader, and it is a reduction or in this set.
 _FUSED = frozenset(
   ("add", "sub", "mul", "div", "neg", "exp", "exp2", "log", "log1p", "expm1",
    "tanh", "logistic", "erf", "erf_inv", "rsqrt", "sqrt", "square", "max",
@@ -55,8 +55,8 @@ def temporary_bytes(
   operations: list[_Operation] = []
   results = {*_inlined(jaxpr, names, operations)}
   readers = _readers(operations)
-  # {value: the values in memory that must stay alive for it}: the value itself,
-  # or, if it is fused, all values behind its operands.
+  # {value: arrays in memory that its readers read}: the array of the value or,
+  # if the value is fused, the arrays behind the operands of its operation.
   behind: dict[Hashable, set[Hashable]] = {}
   size: dict[Hashable, int] = {}
   first: dict[Hashable, int] = {}
@@ -72,7 +72,7 @@ def temporary_bytes(
       else:
         behind[name] = {name}
         size[name], first[name], last[name] = bytes_of(aval), place, place
-  # Outputs of an operation begin (0) before its operands end (1).
+  # An operation's outputs are allocated (0) before its operands are freed (1).
   changes = [(first[name], 0, size[name]) for name in size]
   changes += [(last[name], 1, -size[name]) for name in size]
   alive = most = 0
@@ -97,7 +97,7 @@ _Operation = tuple[str, list[Hashable], list[tuple[Hashable, Any]]]
 def _inlined(
   jaxpr: Any, names: dict[Any, Hashable], operations: list[_Operation]
 ) -> list[Hashable]:
-  """Append a program's operations, calls inlined; return its results' names."""
+  """Append the operations, with calls inlined; return the results' names."""
 
   def known(variables: Any) -> list[Hashable]:
     return [
@@ -108,13 +108,13 @@ def _inlined(
     primitive, read = equation.primitive.name, known(equation.invars)
     inner = _called(equation)
     if inner is None:
-      made = [((len(operations), i), v) for i, v in enumerate(equation.outvars)]
-      names.update({v: name for name, v in made})
+      outs = [((len(operations), i), v) for i, v in enumerate(equation.outvars)]
+      names.update({v: name for name, v in outs})
       operations.append(
         (
           primitive,
           [name for name in read if name is not None],
-          [(name, v.aval) for name, v in made],
+          [(name, v.aval) for name, v in outs],
         )
       )
     else:
@@ -135,7 +135,7 @@ def _called(equation: Any) -> Any:
 
 
 def _readers(operations: list[_Operation]) -> dict[Hashable, list[str]]:
-  """Return {name: primitives that read the value, directly or as a view}."""
+  """Return {name: primitives that read the value, directly or by a view}."""
   viewed: dict[Hashable, Hashable] = {}
   readers: dict[Hashable, list[str]] = {}
   for primitive, read, outputs in operations:

@@ -24,7 +24,7 @@ _MOST_READ = 400
 
 @contextlib.contextmanager
 def only_run(workdir: Path) -> Iterator[Callable[[], None]]:
-  """Hold the lock of `workdir` and yield its check; all processes must call."""
+  """Lock `workdir` and yield a check of the lock, both on all processes."""
 
   def refuse(owner: str) -> None:
     raise TrainingError(
@@ -58,24 +58,24 @@ def one_at_a_time(
   try:
     status = os.fstat(file)
     if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
-      raise _not_ours(path, option, "it is not a plain file, or has hard links")
+      raise _not_ours(path, option, "not a plain file, or one with hard links")
     # `wait` sleeps or raises.
     while not _try_lock(file, path, option):
       wait(_read(file).strip() if _is_ours(file) else "")
     if not _is_ours(file):
-      raise _not_ours(path, option, "it holds something else")
+      raise _not_ours(path, option, "the file has other content")
     os.ftruncate(file, 0)
     line = f"process {os.getpid()} on {socket.gethostname()}\n"
     with contextlib.suppress(OSError):  # a full disk does not affect the lock
       os.pwrite(file, line.encode(), 0)
     yield lambda: _require_same(file, path)
   finally:
-    # If the file were deleted, two processes could lock two files of its name.
+    # Keep the file: after a deletion, two processes could lock different files.
     os.close(file)
 
 
 def _open(path: Path, option: str) -> int:
-  """Open the file, but follow no link and wait for no pipe of another user."""
+  """Open the file, without following a link or waiting for a pipe."""
   flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
   try:
     return os.open(path, flags, 0o666)
@@ -110,7 +110,7 @@ def _read(file: int) -> str:
 
 
 def _is_ours(file: int) -> bool:
-  """Return whether a file holds the line of a run, or nothing yet."""
+  """Return whether a file is empty or holds the line that a run writes."""
   text = _read(file)
   return not text or _OWNER.fullmatch(text) is not None
 

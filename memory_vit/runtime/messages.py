@@ -41,7 +41,7 @@ def _code(character: str) -> str:
 
 
 def utf8(text: str) -> str:
-  r"""Escape what UTF-8 cannot encode: an invalid byte becomes "\xff"."""
+  r"""Escape text that UTF-8 cannot encode: an invalid byte becomes "\xff"."""
   return re.sub("[\ud800-\udfff]", lambda match: _code(match[0]), text)
 
 
@@ -51,7 +51,7 @@ def counted(count: int, noun: str) -> str:
   return f"{count:,} {noun}{'' if count == 1 else ending}"
 
 
-# Maximum numbers of characters in a message: of one value, and of a list.
+# Maximum numbers of characters in a message, for a value and for a list.
 _MOST_SHOWN = 200
 _MOST_LISTED = 1_000
 
@@ -63,7 +63,7 @@ def shortened(text: str, most: int = _MOST_LISTED) -> str:
 def listed(
   lines: Sequence[str], separator: str = "; ", most: int = _MOST_LISTED
 ) -> str:
-  """Join lines up to about `most` characters, and "and 3 more" for the rest."""
+  """Join lines up to about `most` characters; end with "and 3 more" if cut."""
   shown: list[str] = []
   room = most
   for line in lines:
@@ -120,7 +120,7 @@ def not_installed(what: str, library: str | None, extra: Extra) -> str:
 
 def installation(extra: Extra) -> str:
   """Return how to install an extra."""
-  # The package name alone is not safe: on an index, it could be anybody's.
+  # Do not name the package: on PyPI, the name could belong to anybody.
   return f"in the checkout, pip install '.[{extra}]'"
 
 

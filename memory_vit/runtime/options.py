@@ -1,7 +1,7 @@
 """Options: dataclass fields with a default and a rule for their values.
 
-Upper bounds only exclude values that nobody can mean. Whether the machine has
-the resources for a value is checked by a run, before it reads anything.
+Upper bounds only exclude absurd values. A run checks whether the machine has
+the resources for a value, before the run reads any data.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ class Rule(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Number:
-  """A range: `positive` excludes its bound `least`, and `below` its `most`."""
+  """A range; `positive` excludes the bound `least`, `below` excludes `most`."""
 
   least: float
   most: float
@@ -91,7 +91,7 @@ class Switch:
 
 @dataclasses.dataclass(frozen=True)
 class Changes:
-  """A mapping of options to new values, or text that `name` accepts."""
+  """A mapping of options to new values; or text, if `name` accepts it."""
 
   expected: str
   name: Text | None = None
@@ -115,8 +115,8 @@ class Items:
     return len(value) <= self.most and all(map(self.rule.accepts, value))
 
 
-# Whether a resumed run may change an option: never (the default), with a record
-# in its result, or freely, because no result depends on the option.
+# May a resumed run change an option? "recorded": yes, and the result says so.
+# "free": yes, because no result depends on the option.
 Resume = Literal["never", "recorded", "free"]
 
 
@@ -129,7 +129,7 @@ class Option:
   annotation: Any
   default: Any
   rule: Rule
-  about: str  # help; in configurations, it is the comment above the field
+  about: str  # help text; for configs, the comment above the field
   metavar: str | None
   resume: Resume
   sweep: bool
@@ -187,7 +187,7 @@ def require(values: Any, prefix: str = "") -> None:
 
 
 def checked(name: str, value: Any, option: Option) -> Any:
-  """Return the value, lists as tuples; raise `ConfigError` if it is refused."""
+  """Return a value with lists as tuples; raise `ConfigError` if invalid."""
   _require(name, value, option.annotation, option.rule)
   return schema.typed(option.annotation, value, name, ConfigError)
 
@@ -198,9 +198,9 @@ def _require(name: str, value: Any, kind: Any, rule: Rule) -> None:
     and isinstance(value, list | tuple)
     and len(value) <= rule.most
   ):
-    of_each, *_ = typing.get_args(kind)
+    item_type, *_ = typing.get_args(kind)
     for i, item in enumerate(value):
-      _require(f"{name}[{i}]", item, of_each, rule.rule)
+      _require(f"{name}[{i}]", item, item_type, rule.rule)
   elif not schema.fits(kind, value):
     expected = f"{schema.type_name(kind)}: {rule.expected}"
     raise ConfigError(messages.refusal(name, value, expected))
@@ -211,7 +211,7 @@ def _require(name: str, value: Any, kind: Any, rule: Rule) -> None:
 def unknown(
   where: str, key: str, known: Iterable[str], prefix: str = ""
 ) -> str:
-  """Return an error text for an unknown key, with the three most similar."""
+  """Return an error text for an unknown key, with the three nearest keys."""
 
   def likeness(name: str) -> float:
     whole = difflib.SequenceMatcher(None, key, name).ratio()

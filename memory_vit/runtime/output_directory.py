@@ -1,7 +1,7 @@
-"""Output directories that are replaced as a whole, and only by their own kind.
+"""Output directories, replaced as a whole by a new output of the same kind.
 
-A directory with files other than those of an earlier output is refused. Hidden
-files, which desktops create, may lie beside an output and are deleted with it.
+A directory that holds any other files is refused. Hidden files, which desktops
+create, are allowed among the files of an output, and are deleted with them.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class OutputDirectory:
 
   @contextlib.contextmanager
   def replacing(self, path: Path, *errors: type[Exception]) -> Iterator[Path]:
-    """Yield a new directory to replace `path`, if that has no foreign files."""
+    """Yield a directory to replace `path`, if `path` has no foreign files."""
     place = self._place(path)
     with files.writing(path, *errors):
       place.parent.mkdir(parents=True, exist_ok=True)
@@ -76,7 +76,7 @@ class OutputDirectory:
 
 
 def listed_in(index: str, kind: str) -> Callable[[Path], Collection[str]]:
-  """Return a `known` for outputs whose JSON `index` has "kind" and "files"."""
+  """Return a `known` that reads a JSON `index` if its "kind" is `kind`."""
 
   def known(directory: Path) -> Collection[str]:
     try:

@@ -22,7 +22,7 @@ from memory_vit.runtime.messages import escaped, first_line
 SHARDS = "part-*.parquet"
 # Metadata key of the description, which is JSON.
 METADATA = b"memory_vit"
-# In the metadata of a file, this precedes the SHA-256 of all its other bytes.
+# Text in the metadata, before the SHA-256 of all other bytes of the file.
 _SEAL = b"SHA-256 of all but this: "
 _DIGITS = 64
 
@@ -90,5 +90,5 @@ def described(schema: pa.Schema) -> Mapping[str, Any]:
   """Return the description; `LookupError`, `ValueError`, `TypeError` if bad."""
   values = json.loads((schema.metadata or {})[METADATA])
   if not isinstance(values, dict):
-    raise TypeError(f"it is a {type(values).__name__}, expected a dictionary")
+    raise TypeError(f"the description is a {type(values).__name__}, not a dict")
   return values

@@ -13,7 +13,7 @@ from memory_vit.runtime.messages import brief
 # Maximum bytes of a directory's name. File systems allow 255, but a directory
 # is first written under a longer name.
 _LONGEST_NAME = 240
-# An address, or what pathlib makes of it: libraries accept "s3:/" for "s3://".
+# An address. Pathlib shortens "s3://" to "s3:/", which libraries accept, too.
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 # Maximum number of folders in a path: making and removing them is recursive.
 _DEEPEST = 200
@@ -31,7 +31,7 @@ def place(
 
 
 def as_path(text: str | os.PathLike[str]) -> Path:
-  """Return a path like `place`, but neither check local ones nor expand "~"."""
+  """Return a path like `place`, but do not check a local path or expand "~"."""
   if bucket.is_address(text):
     return bucket.parse(os.fspath(text), "the path")
   return text if bucket.is_in(text) else Path(text)
@@ -45,14 +45,14 @@ def local(
   """Return a local path, with "~" expanded; it need not exist."""
   try:
     if not os.fspath(text):
-      raise ValueError("it is empty")
+      raise ValueError("the text is empty")
     if bucket.is_address(text):
-      raise ValueError("it is in a bucket, expected a local path")
+      raise ValueError("the text names a bucket")
     if _ADDRESS.match(os.fspath(text)):
-      raise ValueError("it is an address, expected a local path")
+      raise ValueError("the text is an address")
     path = Path(text).expanduser()
     if len(path.parts) > _DEEPEST:
-      raise ValueError(f"it is more than {_DEEPEST} folders deep")
+      raise ValueError(f"the path is over {_DEEPEST} folders deep")
     # A missing or unreadable file is reported by the code that opens it.
     with contextlib.suppress(
       FileNotFoundError, NotADirectoryError, PermissionError
@@ -60,7 +60,8 @@ def local(
       os.lstat(path)
   except (OSError, RuntimeError, ValueError) as problem:
     raise error(
-      f"{where} is {brief(os.fspath(text))}, not a path ({_reason(problem)})."
+      f"{where} is {brief(os.fspath(text))}, not a local path "
+      f"({_reason(problem)})."
     ) from problem
   return path
 
@@ -101,7 +102,7 @@ def require_writable(path: Path, where: str) -> None:
 
 
 def followed(path: Path) -> Path:
-  """Resolve all links in a path; a circle of links ends at one of them."""
+  """Resolve all links in a path; a circle of links gives one of its links."""
   return path if bucket.is_in(path) else Path(os.path.realpath(path))
 
 

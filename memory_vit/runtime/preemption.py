@@ -13,11 +13,11 @@ from jax.experimental import multihost_utils
 # Exit status of a preempted run that has saved its state. EX_TEMPFAIL of
 # sysexits.h means that the command may be started again.
 PREEMPTED = 75
-# Exit status after Ctrl-C, as for any command. The state is saved, too.
+# Usual exit status of commands after Ctrl-C. The state is saved, too.
 STOPPED = 130
 
-# `timeout` and some schedulers repeat SIGTERM. A SIGTERM within this time after
-# another one is not a second request.
+# `timeout` and some schedulers repeat SIGTERM. A repetition within this time is
+# not a second request.
 _AT_ONCE_SECONDS = 1.0
 
 
@@ -35,9 +35,9 @@ class Interrupted(KeyboardInterrupt):
 class StopSignal:
   """A request to stop, by SIGTERM or Ctrl-C.
 
-  A training loop asks after every step, and saves its state before it stops.
-  Everywhere else a signal raises `Interrupted` at once: only work is lost that
-  a resumed run repeats.
+  A training loop calls `is_wanted` after every step, and saves its state before
+  it stops. Everywhere else a signal raises `Interrupted` at once: a resumed run
+  repeats the work that is lost.
 
   Several processes must stop at the same step, so jax gets the signal, tells
   all processes and chooses the step. `jax.distributed` must be initialized
@@ -87,7 +87,7 @@ class StopSignal:
   def is_wanted(self) -> bool:
     """Return whether all processes should save and stop; all must call."""
     if jax.distributed.is_initialized():
-      # Calls are counted rather than steps, which begin at 1 in each pass.
+      # Count calls, not steps: step numbers begin at 1 again in each pass.
       self._asked += 1
       return multihost_utils.reached_preemption_sync_point(self._asked)
     return self._signal is not None

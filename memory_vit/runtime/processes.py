@@ -18,7 +18,7 @@ from jax.experimental import multihost_utils
 from memory_vit.errors import ConfigError, MemoryVitError, TrainingError
 from memory_vit.runtime.messages import shortened
 
-# Words in errors of jax when another process is gone, for all kinds of network.
+# Words that errors of jax contain if another process is gone.
 _LOST = ("gloo", "nccl", "connection reset", "connection closed",
          "socket closed", "broken pipe", "coordination service", "heartbeat",
          "barrier")  # fmt: skip
@@ -89,14 +89,14 @@ def _gather(text: str) -> list[str]:
 
 
 def gather(value: Any) -> list[Any]:
-  """Return the JSON values of all processes, on every one; all must call."""
+  """Return all processes' JSON values on each process; all must call."""
   if jax.process_count() == 1:
     return [value]
   return [json.loads(text) for text in _gather(json.dumps(value))]
 
 
 def union_over_processes(numbers: Collection[int]) -> list[int]:
-  """Return, sorted, the numbers of at least one process; all must call."""
+  """Return the sorted union of all processes' numbers; all must call."""
   everywhere = gather(sorted(numbers))
   return sorted({number for group in everywhere for number in group})
 

@@ -36,7 +36,7 @@ _hidden = contextvars.ContextVar("hidden", default=False)
 SILENCE_SECONDS = 30.0
 # Time before a bar appears: a bar that ends sooner would only flicker.
 _DELAY_SECONDS = 1.0
-# Time to wait for the first count, for example while a program is compiled.
+# Time after which a bar appears even without a count, as during compilation.
 _PATIENCE_SECONDS = 2.0
 _BYTES = "B"
 
@@ -64,14 +64,14 @@ def _has_width() -> bool:
 
 
 def announce(line: str) -> None:
-  """Log a line where progress lines are shown."""
+  """Log a line with the logger of progress lines."""
   logger.info(line)
 
 
 class ProgressBar:
   """A bar on the terminal of process 0; elsewhere a line every half minute.
 
-  If the first count takes over two seconds, the bar or a line precedes it.
+  If two seconds pass before the first count, the bar or a line is shown.
   """
 
   def __init__(
@@ -85,12 +85,12 @@ class ProgressBar:
     stays: bool = False,
     say: Callable[[str], None] | None = None,
   ) -> None:
-    """Begin at `done`; `stays` keeps the bar at the end; `say` gets lines."""
+    """Begin at `done`; `stays`: keep the finished bar; `say` logs the lines."""
     self.total, self.is_bar = total, on_terminal()
     self._say = say or logger.info
     bar = {"file": sys.stderr, "dynamic_ncols": True, "delay": delay}
-    # Here tqdm only counts, and `update` logs the lines: if tqdm wrote them, it
-    # would hold the lock that `LogHandler` waits for.
+    # Without a bar, tqdm only counts and `update` logs the lines: if tqdm wrote
+    # the lines, it would hold the lock that `LogHandler` waits for.
     lines = {
       "file": io.StringIO(), "ncols": 0, "miniters": 1,
       "mininterval": SILENCE_SECONDS,
@@ -145,12 +145,12 @@ class ProgressBar:
     self._bar.set_postfix_str(text)
 
   def reset(self) -> None:
-    """Do nothing. At the end, pooch calls this before it counts all again."""
+    """Do nothing: pooch calls this at the end, then counts all bytes again."""
 
   def close(self) -> None:
     """End the bar, with the cursor at the start of a line."""
     self._waiting.cancel()
-    self._waiting.join()  # otherwise its bar could appear after the end
+    self._waiting.join()  # else the timer could show the bar later
     # During its delay, tqdm would not erase a bar that a log line has redrawn.
     self._bar.delay = 0
     self._bar.close()
@@ -159,7 +159,7 @@ class ProgressBar:
 @contextlib.contextmanager
 def above_bars() -> Iterator[None]:
   """Remove bars while something is printed, and show them again below."""
-  if "tqdm" not in sys.modules:  # then there are no bars
+  if "tqdm" not in sys.modules:  # no bar has been made
     yield
     return
   with tqdm.tqdm.external_write_mode(file=sys.stderr):

@@ -1,4 +1,4 @@
-"""Typed dataclasses from plain dictionaries, such as those of JSON."""
+"""Typed dataclasses from plain dictionaries, such as parsed JSON."""
 
 import contextlib
 import dataclasses
@@ -64,7 +64,7 @@ def fits(kind: Any, value: Any) -> bool:
 
 
 def typed(kind: Any, value: Any, where: str, error: type[Exception]) -> Any:
-  """Return the value as type `kind`, lists as tuples, or raise `error`."""
+  """Return a value as type `kind`, with lists as tuples, or raise `error`."""
   if typing.get_origin(kind) is tuple:
     if isinstance(value, list | tuple):
       inner, _ = typing.get_args(kind)

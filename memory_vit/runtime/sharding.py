@@ -51,7 +51,7 @@ def make_mesh(
       f"config.mesh.fsdp (--fsdp) is {fsdp}, expected a divisor of the "
       f"{len(devices)} devices."
     )
-  # With explicit axes, the default, operations would have to name shardings.
+  # With explicit axes, JAX's default, operations would have to name shardings.
   shape, axis_types = (len(devices) // fsdp, fsdp), (AxisType.Auto,) * 2
   return jax.make_mesh(shape, _ROWS, axis_types=axis_types, devices=devices)
 
@@ -96,9 +96,9 @@ def shapes(tree: Any, mesh: Mesh) -> Any:
 
 
 def on_one_cpu(arrays: Iterable[Any]) -> bool:
-  """Return whether a program runs on one CPU with these arrays, none traced."""
+  """Return whether all arrays are on a single CPU, and none is traced."""
   placed = [array for array in arrays if not isinstance(array, np.ndarray)]
-  # If all are NumPy arrays, jax would place them like a new array.
+  # If all are NumPy arrays, JAX would put them on the device of a new array.
   return all(map(_is_on_one_cpu, placed or [jnp.zeros(())]))
 
 
@@ -130,7 +130,7 @@ def constrain(tree: Any, mesh: Mesh) -> Any:
 
 
 def put(tree: Any, mesh: Mesh) -> Any:
-  """Place arrays by `layout`; they are global, or equal on all processes."""
+  """Place arrays by `layout`; they must be global or equal on all processes."""
 
   def place(array: Any, target: NamedSharding) -> jax.Array:
     is_global = isinstance(array, jax.Array) and not array.is_fully_addressable

@@ -33,7 +33,7 @@ def aligned(rows: Sequence[tuple[str, str]]) -> str:
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-  """Return a Markdown table; escape what would end a cell within it."""
+  """Return a Markdown table; escape "|" and join the lines of a cell."""
 
   def row(cells: Sequence[str]) -> str:
     shown = (" ".join(cell.split()).replace("|", "\\|") for cell in cells)
@@ -43,7 +43,7 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def write_csv(path: Path, columns: Mapping[str, Any]) -> None:
-  """Write columns in UTF-8; null is empty, and text is in quotes.
+  """Write columns in UTF-8, with text in quotes and null as an empty cell.
 
   Lists hold text, which `csv_cell` escapes; arrays hold numbers or bools.
   """

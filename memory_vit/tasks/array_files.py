@@ -24,8 +24,8 @@ from memory_vit.runtime.messages import brief, escaped, first_line
 
 FILE = "arrays.safetensors"
 SUFFIX = ".safetensors"
-# Key of the text of `task.json` in the metadata of a header. The metadata may
-# have more keys, of other programs.
+# The metadata of a header has the text of `task.json` under this key. Other
+# programs may add keys.
 KEY = "memory_vit.task"
 _LENGTH_BYTES = 8
 # Maximum size of a header without metadata, in bytes. The names and shapes of
@@ -114,8 +114,8 @@ def _require_digests(
   ]
   if damaged:
     raise TaskError(
-      f"{path} is damaged: {brief(sorted(damaged))} do not match their SHA-256 "
-      "in task.json."
+      f"{path} is damaged: the arrays {brief(sorted(damaged))} do not match "
+      "their SHA-256 in task.json."
     )
 
 
@@ -136,7 +136,7 @@ def read_file(
     if size is None:
       raise TaskError(f"{path} is not a regular file.")
     if limit is not None and size > limit:
-      raise TaskError(f"{path} has more than the {limit:,} bytes expected.")
+      raise TaskError(f"{path} has {size:,} bytes, expected at most {limit:,}.")
     # Read at most `size` bytes, because the file may grow meanwhile. A read of
     # `limit` bytes would allocate a buffer of `limit` bytes.
     return file.read(size if at_most is None else min(size, at_most))
@@ -162,7 +162,7 @@ def _names(path: Path) -> Iterator[str]:
   for entry in path.iterdir():
     if entry.is_symlink():
       raise TaskError(
-        f"{path}/{escaped(entry.name)} is a link: a task must not have any."
+        f"{path}/{escaped(entry.name)} is a link: a task must not have links."
       )
     yield entry.name
 

@@ -190,7 +190,7 @@ def task_tuple(tasks: TasksLike) -> tuple[Task, ...]:
 
 
 def require_one_pass(tasks: Sequence[Task]) -> None:
-  """Raise `TaskError` if tasks share no pass; one task may have its own."""
+  """Raise `TaskError` unless a single pass can run all tasks."""
   if len(tasks) != 1 or tasks[0].spec.learned.composes:
     require_fit(tasks)
 
@@ -209,9 +209,9 @@ def require_fit(tasks: Sequence[Task]) -> None:
       if digest != by_name[name].digest:
         raise TaskError(
           f"task {spec.name!r} was trained with another version of task "
-          f"{name!r}: that version has digest {digest[:16]}, but the given one "
-          f"has digest {by_name[name].digest[:16]}. Give the version that was "
-          "used in training."
+          f"{name!r}: that version has digest {digest[:16]}, but the given "
+          f"version has digest {by_name[name].digest[:16]}. Give the version "
+          "that was used in training."
         )
 
 
@@ -226,8 +226,8 @@ def require_specs_fit(specs: Sequence[TaskSpec]) -> None:
       raise TaskError(
         f"task {spec.name!r} has the regime {spec.regime!r}, which {does}: it "
         "cannot share a pass. Give it alone to mv.Predictor, predict, "
-        "evaluate, serve or export, which run it in a pass of its own "
-        "(mv.load_task reads it). Regimes whose tasks can share a pass: "
+        "evaluate, serve or export, which run it in a pass of its own (load it "
+        "with mv.load_task). Regimes whose tasks can share a pass: "
         f"{', '.join(n for n, r in REGIMES.items() if r.composes)}."
       )
   for spec in specs[1:]:

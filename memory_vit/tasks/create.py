@@ -88,7 +88,7 @@ def init_task(
       ("bottleneck", bottleneck, 0), ("side_width", side_width, 0),
     )
   )  # fmt: skip
-  if "side_width" not in learned.fields:  # the defaults do not apply
+  if "side_width" not in learned.fields:  # ignore both arguments
     side_width, side_mixing = NO_SIDE
   parents = _parents(name, attends_to)
   spec = TaskSpec(

@@ -70,7 +70,7 @@ def one_task(path: str | os.PathLike[str]) -> Path:
     names = name_list([escaped(file.stem) for file in files])
     raise TaskError(
       f"{path} has {len(files)} tasks: {names}. Give the path of one task (on "
-      "the hub: hf://OWNER/NAME/TASK), or read several by mv.load_tasks."
+      "the hub: hf://OWNER/NAME/TASK), or read all tasks with mv.load_tasks."
     )
   if not hub.is_address(path):  # in the cache of the hub, all files are links
     require_no_link(files[0])
@@ -102,13 +102,13 @@ def _require_plain_name(directory: Path) -> None:
   shown = escaped(directory.name)
   if shown != directory.name:
     raise TaskError(
-      f"{directory.parent} has a task in {shown}, whose name has control "
+      f"the file name {shown} in {directory.parent} has control "
       "characters, or is not UTF-8: rename it."
     )
 
 
 def require_no_link(directory: Path) -> None:
-  """Raise `TaskError` if a path is a link; its parent directory may be one."""
+  """Raise `TaskError` if a path is a link; links above the path are allowed."""
   if directory.is_symlink():
     raise TaskError(
       f"{directory} is a link, which may lead anywhere: give the path that it "
@@ -119,7 +119,7 @@ def require_no_link(directory: Path) -> None:
 def ancestor_directories(
   directories: Sequence[Path], indirect: Sequence[Path] = ()
 ) -> list[Path]:
-  """Return `indirect` and all further tasks that the given tasks attend to."""
+  """Return `indirect`, and the paths of all ancestors that are not given."""
   # A parent is a task that another task attends to. Look for a parent by name,
   # among the given directories, then beside the task that attends to it: a run
   # exports both tasks into one directory. Paths in a task's file are not used,
@@ -139,9 +139,9 @@ def ancestor_directories(
       if not _is_task(beside, parent):
         raise TaskError(
           f"task {spec.name!r} in {path} attends to {parent!r}, which is not "
-          f"in {beside.with_suffix('')}. Put that task there, or give its "
-          "directory in config.task.indirect (or in config.task.attends_to, if "
-          "the new task attends to it too)."
+          f"in {beside.with_suffix('')}. Put the missing task into this "
+          "directory, or give its path in config.task.indirect (or in "
+          "config.task.attends_to, if the new task also attends to it)."
         )
       known[parent] = beside
       ancestors.append(beside)

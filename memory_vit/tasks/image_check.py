@@ -32,7 +32,7 @@ def require_shape(images: Shaped[AnyArray, "..."], size: int) -> None:
 
 
 def begin(images: Images) -> Callable[[], None]:
-  """Begin to check that images are in [-1, 1]; the returned function raises."""
+  """Begin to check values against [-1, 1]; return a function that may raise."""
   if isinstance(images, jax.core.Tracer):
     return lambda: None
   if isinstance(images, np.ndarray):
@@ -64,8 +64,8 @@ def _require(within: bool, images: Images) -> None:
   else:
     with _now():
       least, greatest, nans, infinite = map(float, _describe(images))
-  known = least <= greatest
-  text = f"values from {least:.6g} to {greatest:.6g}" if known else "no number"
+  values = f"values from {least:.6g} to {greatest:.6g}"
+  text = values if least <= greatest else "no finite value"
   if nans or infinite:
     text += f", {nans:.0f} NaN and {infinite:.0f} infinite"
   raise DataError(
@@ -78,7 +78,7 @@ def _require(within: bool, images: Images) -> None:
 def _describe_on_host(
   images: Float[np.ndarray, "..."],
 ) -> tuple[float, ...]:
-  """Return what `_describe` returns, computed by NumPy on the host."""
+  """Compute the results of `_describe` by NumPy, on the host."""
   finite = images[np.isfinite(images)]
   return (
     float(finite.min(initial=np.inf)),
@@ -90,7 +90,7 @@ def _describe_on_host(
 
 @jax.jit
 def _describe(images: Float[Array, "..."]) -> tuple[Shaped[Array, ""], ...]:
-  """Return (least finite value, greatest one, number of NaN, of infinities)."""
+  """Return (least and greatest finite value, number of NaN, of infinities)."""
   finite = jnp.isfinite(images)
   return (
     jnp.min(images, where=finite, initial=jnp.inf),

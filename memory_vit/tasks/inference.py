@@ -55,7 +55,7 @@ def read_tasks(
   config: ViTConfig,
   specs: tuple[TaskSpec, ...],
 ) -> dict[str, Float32[Array, "b _"]]:
-  """Run `MemoryViT.read`; training differentiates it by `task_params`."""
+  """Run `MemoryViT.read`; training differentiates it w.r.t. `task_params`."""
   params = {"backbone": backbone_params, "tasks": task_params}
   model = MemoryViT(config, specs)
   return apply(model, params, context, method="read")

@@ -69,16 +69,16 @@ class Manifest:
   """The checked content of `task.json`."""
 
   spec: TaskSpec
-  # Names and shapes of the arrays match `spec` on a backbone of some size.
+  # Names and shapes of the arrays match `spec` for some backbone size.
   arrays: Mapping[str, StoredArray]
-  # Provenance has its saved content, which is not checked.
+  # The provenance is not checked.
   provenance: Mapping[str, Any]
 
 
 def to_text(manifest: Manifest, where: str) -> str:
   """Return the text of the `task.json` at `where`; check it as `read` does."""
-  # Sign the values that a reader of the JSON text will get: there tuples are
-  # lists, and all keys are strings.
+  # Sign the values after a round trip through JSON, which turns tuples into
+  # lists, and keys into strings.
   values = json.loads(json.dumps(dataclasses.asdict(manifest)))
   values = {"format_version": FORMAT_VERSION, **values}
   signed = {**values, "sha256": digest(values)}
@@ -91,7 +91,7 @@ def to_text(manifest: Manifest, where: str) -> str:
 
 
 def digest(values: Mapping[str, Any]) -> str:
-  """Return the SHA-256 of all values but "sha256", in any order of the keys."""
+  """Return the SHA-256 of all values but "sha256", whatever the key order."""
   rest = {key: value for key, value in values.items() if key != "sha256"}
   text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
   return hashlib.sha256(text.encode()).hexdigest()
@@ -120,7 +120,7 @@ def read(path: Path) -> Manifest:
 
 
 def parse(text: str, where: str) -> Manifest:
-  """Parse and check the text of a `task.json`; errors name it `where`."""
+  """Parse and check the text of a `task.json`; errors begin with `where`."""
   try:
     values = json_files.strict_json(text)
   except (ValueError, RecursionError) as error:
@@ -134,7 +134,7 @@ def _unreadable(where: str, error: Exception) -> TaskError:
 
 
 def check(values: Any, where: str) -> Manifest:
-  """Make a `Manifest` from untrusted JSON values; errors name it `where`."""
+  """Make a `Manifest` from untrusted JSON values; errors begin with `where`."""
   _require_plain(values, where, _MAX_DEPTH)
   _require_version(values, where)
   schema.require_keys(values, _KEYS, where, TaskError)
@@ -159,7 +159,7 @@ def check(values: Any, where: str) -> Manifest:
 
 
 def _with_fitted(spec: Any) -> Any:
-  """Add the fields of fitted numbers, which older files lack, as not fitted."""
+  """Add defaults for the fields of `FITTED`, which older files do not have."""
   if isinstance(spec, dict) and isinstance(spec.get("kind"), dict):
     return {**spec, "kind": {**FITTED, **spec["kind"]}}
   return spec
@@ -251,7 +251,7 @@ def _require_possible(spec: TaskSpec, where: str) -> None:
   if sides[0] < 1 or sides[1] < 0 or max(sides) > MAX_SIDE:
     raise TaskError(
       f"{where}: spec.preprocessing has the image_size and resize {sides}, "
-      f"expected at most {MAX_SIDE} pixels."
+      f"expected at least 1 and 0, and at most {MAX_SIDE} pixels."
     )
   _require_kind(spec.kind, f"{where}: spec.kind")
   backbone = f"{where}: spec.backbone"
@@ -264,7 +264,7 @@ def _require_possible(spec: TaskSpec, where: str) -> None:
 
 
 def _require_kind(kind: TaskKind, where: str) -> None:
-  """Raise `TaskError` if a fitted number is out of range or a unit too long."""
+  """Raise `TaskError` for fitted numbers out of range, or for long units."""
   for name, low, high in (
     ("thresholds", 0, 1),
     ("mean", -MAX_SCALE, MAX_SCALE),
@@ -294,8 +294,8 @@ def _require_sizes(
   for name, array in arrays.items():
     if len(array.shape) > _MAX_AXES or min(array.shape, default=0) < 0:
       raise TaskError(
-        f"{where}: the shape of {name} is {messages.brief(array.shape)}, which "
-        "has too many axes or a negative axis."
+        f"{where}: the shape of {name} is {messages.brief(array.shape)}, "
+        f"expected at most {_MAX_AXES} axes, and no negative length."
       )
     _require_sha256(array.sha256, f"{where}: arrays.{name}.sha256")
     # An axis of length 0 counts as 1: otherwise the size would be 0, even if
@@ -313,7 +313,7 @@ def _require_sizes(
 def _require_fit(
   arrays: Mapping[str, StoredArray], spec: TaskSpec, where: str
 ) -> None:
-  """Raise `TaskError` unless arrays match `spec` on a backbone of some size."""
+  """Raise `TaskError` unless arrays match `spec` for some backbone size."""
   # {axis: length}, read from the arrays. The length of an axis stays 0 if no
   # part of the regime has an array with this axis.
   axes = dict.fromkeys(Axes._fields, 0)

@@ -19,13 +19,13 @@ def load_model(
   any_regime: bool = False,
   image_size: int | None = None,
 ) -> tuple[backbones.Backbone, tuple[task_sets.Task, ...]]:
-  """Load tasks, and the backbone at their image size and with their GELU."""
+  """Load tasks, and the backbone with the image size and GELU of the tasks."""
   # `any_regime` says that a single task may have a regime that shares no pass.
   saved_tasks = find.find_tasks(tasks)
   if not saved_tasks:
     return load.load_backbone(backbone, image_size, dtype), ()
   specs = [described.spec for _, described in saved_tasks]
-  if len(saved_tasks) > 1 or not any_regime:  # check before fetching
+  if len(saved_tasks) > 1 or not any_regime:  # check before a download
     compose.require_specs_fit(specs)
   wanted = specs[0].backbone
   if image_size not in (None, wanted.image_size):

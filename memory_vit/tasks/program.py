@@ -54,13 +54,13 @@ from memory_vit.tasks.split_forward import (
 class Program:
   """Tasks that are ready to run on a backbone, in slots of fixed sizes.
 
-  It is a tree of arrays for JAX: tasks of the same sizes do not recompile it.
+  It is a JAX pytree: tasks of the same sizes need no recompiling.
   """
 
   # Tasks that share the pass that computes the original outputs; None if there
   # are no such tasks.
   slots: Slots | None = None
-  # Tasks that run in another pass: either probes, which share this pass, or a
+  # Tasks that need another pass: either probes, which share one pass, or a
   # single task that changes what the backbone computes.
   alone: tuple[Task, ...] = ()
 
@@ -120,9 +120,9 @@ class Program:
     original: bool,
   ) -> tuple[Float32[Array, "b *t c"] | None, Float32[Array, "b c0"] | None]:
     """Return logits of all slots (rows as in `heads`), and original outputs."""
-    # The logits of all slots are returned, so that programs need no recompiling
-    # when other slots are taken. A task in `alone` has logits (b, c), without
-    # an axis of slots.
+    # Return the logits of empty slots, too: then programs need no recompiling
+    # when a task takes another slot. A task in `alone` has logits (b, c),
+    # without an axis of slots.
     outputs = logits = None
     if tasks and self.alone:
       [logits] = self(backbone, images).values()
@@ -192,7 +192,7 @@ def make_program(
 def place_tasks(
   backbone: Backbone, tasks: Mapping[int, Task], sizes: SlotSizes
 ) -> Program:
-  """Make a `Program` of {slot: task}, a changing set; see `place_in_slots`."""
+  """Make a `Program` of {slot: task} in given slots; see `place_in_slots`."""
   alone = tuple(t for t in tasks.values() if not t.spec.learned.composes)
   if alone:
     return Program(alone=jax.device_put(alone))
@@ -295,7 +295,7 @@ def forward(
 def accept_images(
   backbone: Backbone, images: Float[ArrayLike, "b side side 3"], check: bool
 ) -> tuple[Float[Array, "b side side 3"], Callable[[], None]]:
-  """Put images on the device; also return a check to call once a model runs."""
+  """Put images on the device; return a check to call after the model starts."""
   try:
     array = jnp.asarray(images)
   except (TypeError, ValueError) as error:

@@ -42,7 +42,7 @@ from memory_vit.tasks.compose import TasksLike, require_fit, task_tuple
 class Slots:
   """A set of tasks in slots, ready to run on a backbone; see `fill_slots`.
 
-  Like `Task`, it is a tree of arrays for JAX; all but `arrays` is static.
+  Like `Task`, it is a JAX pytree; all fields but `arrays` are static.
 
   Attributes:
     specs: specs of the tasks.
@@ -116,7 +116,7 @@ class SlotSizes:
     return cls(slots, slots, parents, tuple(rooms.items()))
 
   def holding(self, tasks: Mapping[int, Task]) -> SlotSizes:
-    """Return rounded sizes in which tasks fit, at least as large as these."""
+    """Return rounded sizes in which tasks fit, at least as large as `self`."""
     composing = {
       slot: task.spec
       for slot, task in tasks.items()
@@ -160,7 +160,7 @@ def fill_slots(
     backbone: the frozen ViT.
     tasks: a task, a sequence or generator of tasks, or {name: task}; at least
       one, and all that they attend to must be among them.
-    slots: t, the minimum number of slots with a token; as many for heads.
+    slots: t, the minimum number of slots for heads, and for other tasks.
     cells: m, the minimum number of cells.
     classes: c, the minimum number of classes.
 

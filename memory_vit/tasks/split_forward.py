@@ -48,7 +48,7 @@ class SplitForward:
 def make_split_forward(
   config: ViTConfig, specs: tuple[TaskSpec, ...]
 ) -> SplitForward:
-  """Split the forward pass of tasks; raise `TaskError` if they share none."""
+  """Split the pass of tasks; raise `TaskError` if they cannot share a pass."""
   prepare = frozen_pass(config, [spec.learned for spec in specs])
   if specs[-1].learned.has_token:
     return SplitForward(prepare, _masked(config, specs))
@@ -65,9 +65,9 @@ def make_split_forward(
 def frozen_pass(config: ViTConfig, regimes: Sequence[Regime]) -> FrozenPass:
   """Return the function that computes the inputs of the trained part.
 
-  Its outputs are the context of the backbone for masked regimes; those of
-  "pooled" (b, d) and "layers" (b, n, d) that are needed for heads and probes;
-  the images for regimes that change what the backbone computes.
+  The function returns the context of the backbone for masked regimes; a
+  dictionary of "pooled" (b, d) for heads and "layers" (b, n, d) for probes; the
+  images for regimes that change what the backbone computes.
   """
   if regimes[-1].has_token:
     return lambda frozen, images: encode_program(

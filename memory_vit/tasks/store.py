@@ -91,7 +91,7 @@ def save_task(
 
 
 def _require_place(path: Path, format: str) -> None:
-  """Raise `TaskError` if `path` holds something else, or has a wrong suffix."""
+  """Raise `TaskError` unless a task in this format may be written to `path`."""
   if format not in ("directory", "safetensors"):
     raise TaskError(
       f"format is {brief(format)}, expected 'directory' or 'safetensors'."
@@ -105,7 +105,7 @@ def _require_place(path: Path, format: str) -> None:
   if not is_file:
     _DIRECTORY.require_own(path)
   elif path.exists() and not path.is_file():
-    raise TaskError(f"{path} is not a file, and is left as it is.")
+    raise TaskError(f"{path} is not a file: expected a file or a new path.")
 
 
 def load_task(path: str | os.PathLike[str], backbone: Backbone) -> Task:
@@ -126,33 +126,33 @@ def load_task(path: str | os.PathLike[str], backbone: Backbone) -> Task:
   return load_described(path, manifest.read(path), backbone)
 
 
-def load_described(path: Path, found: Manifest, backbone: Backbone) -> Task:
+def load_described(path: Path, described: Manifest, backbone: Backbone) -> Task:
   """Load a task whose manifest has been read."""
-  require_backbone(found.spec, backbone.id)
+  require_backbone(described.spec, backbone.id)
   # A forged task.json may name this backbone, but have arrays of other shapes.
-  shapes = trees.flatten(_shapes(backbone, found.spec))
-  problems = trees.differences(shapes, found.arrays)
+  shapes = trees.flatten(_shapes(backbone, described.spec))
+  problems = trees.differences(shapes, described.arrays)
   if problems:
     raise TaskError(
       f"the task in {path} does not fit the backbone: {listed(problems)}."
     )
-  return read_task(path, found)
+  return read_task(path, described)
 
 
-def read_task(path: Path, found: Manifest) -> Task:
+def read_task(path: Path, described: Manifest) -> Task:
   """Read a task and verify its arrays, without checking its backbone."""
-  flat = read_arrays(path, found)
+  flat = read_arrays(path, described)
   params = jax.device_put(trees.unflatten(flat))
-  return Task(found.spec, params, found.provenance)
+  return Task(described.spec, params, described.provenance)
 
 
-def read_arrays(path: Path, found: Manifest) -> dict[str, np.ndarray]:
+def read_arrays(path: Path, described: Manifest) -> dict[str, np.ndarray]:
   """Read and verify {"head/kernel": (d, c), ...}; refuse any other files."""
   if array_files.is_single_file(path):
     more = 2 * manifest.MAX_FILE_BYTES
-    return array_files.read(followed(path), found.arrays, more)
+    return array_files.read(followed(path), described.arrays, more)
   array_files.require_entries(path, [manifest.FILE, array_files.FILE])
-  return array_files.read(path / array_files.FILE, found.arrays)
+  return array_files.read(path / array_files.FILE, described.arrays)
 
 
 def _shapes(backbone: Backbone, spec: TaskSpec) -> dict[str, Any]:

@@ -125,7 +125,7 @@ def _require_stored(tensors: Mapping[Any, Any], file: Path) -> None:
   # A tensor of stride 0 may have a billion values, but store only one of them.
   values = sum(tensor.numel() for tensor in tensors.values())
   if values > (size := file.stat().st_size):
-    raise ValueError(f"it has {values:,} values, but only {size:,} bytes")
+    raise ValueError(f"{values:,} values do not fit into {size:,} bytes")
 
 
 def _require_plain_zip(file: Path) -> None:
@@ -144,8 +144,8 @@ def _require_plain_zip(file: Path) -> None:
   total = sum(entry.file_size for entry in entries)
   if is_packed or total > min(stored_arrays.MAX_BYTES, file.stat().st_size):
     raise TaskError(
-      f"{file} is compressed, or too large: it would be {total:,} bytes "
-      "unpacked. torch.save writes no such files, so the file is not read."
+      f"{file} is compressed, or too large: unpacking would give {total:,} "
+      "bytes. torch.save writes no such files, so the file is not read."
     )
 
 
@@ -163,8 +163,8 @@ def _require_trunk(
   converted = detect.convert(config, trunk, where)
   expected = trees.flatten(backbone.params)
   for name, array in converted.arrays.items():
-    # Do not compare heads, nor the embedding of patches: the mean of images was
-    # folded into the embedding.
+    # Do not compare heads, nor the patch embedding: the given model has the
+    # mean of images folded into its patch embedding.
     is_folded = name.startswith(("embedding/", "head/", "pre_logits/"))
     if not is_folded and not np.array_equal(array, np.asarray(expected[name])):
       raise BackboneError(
@@ -186,9 +186,9 @@ def _count(learned: State, where: str) -> int:
 
 
 def _shapes(learned: State, backbone: Backbone, k: int) -> dict[str, Shape]:
-  """Return {name: expected shape} of the arrays of head k.
+  """Return {name: shape} that the arrays of head k must have.
 
-  The numbers of cells and classes are read from the arrays.
+  Cells are counted in the memory of layer 0, classes in the classifier weight.
   """
   d = backbone.config.width
   first = learned.get(f"{_ATTENTION.format(0)}.memory_tokens.{k - 1}")
@@ -230,7 +230,7 @@ def _is_extended(
 ) -> bool:
   """Return whether the mask lets each head attend to all earlier heads.
 
-  Raise `TaskError` unless the mask is this one, or keeps all heads separate.
+  Raise `TaskError` unless the mask does this, or keeps all heads separate.
   """
   cells = [arrays["memory"].shape[1] for arrays in params]
   masks = [

@@ -820,9 +820,9 @@ def test_passwords_are_sent_with_encryption(netrc, monkeypatch):
 @pytest.mark.parametrize(
   ("path", "says"),
   [
-    ("x" * 5000, "not a path"),
-    ("~nobody-of-that-name/x.npz", "not a path"),
-    ("a\0b", "not a path"),
+    ("x" * 5000, "not a local path"),
+    ("~nobody-of-that-name/x.npz", "not a local path"),
+    ("a\0b", "not a local path"),
     ("http://[::1", "cannot fetch"),
   ],
 )

@@ -78,7 +78,7 @@ def test_images_in_tables_have_the_limits_of_files(tmp_path, monkeypatch):
   assert make(path, tmp_path / "out").errors == 1
   first, second = table(tmp_path / "out")
   assert first["error"] is None
-  assert second["error"] == "it has more than 1 MiB"
+  assert second["error"] == "the file has more than 1 MiB"
 
 
 def test_shards_say_what_made_them(folder, tmp_path):
@@ -238,7 +238,7 @@ def test_other_files_are_left_alone(folder, tmp_path):
   output = tmp_path / "out"
   output.mkdir()
   (output / "mine.txt").write_text("mine")
-  with pytest.raises(ConfigError, match="holds something else"):
+  with pytest.raises(ConfigError, match="is not the output of a bulk run"):
     make(folder, output)
   assert [path.name for path in output.iterdir()] == ["mine.txt"]
   file = tmp_path / "x.parquet"
@@ -430,7 +430,7 @@ def test_a_worker_that_finds_another_plan_is_refused(folder, tmp_path):
   out = str(tmp_path / "out")
   ray_engine.ShardWorker(out, plan.digest, MeanJob())
   for digest, job in ((plan.digest, MeanJob(version=1)), ("0", MeanJob())):
-    with pytest.raises(TrainingError, match="another plan .* another model"):
+    with pytest.raises(TrainingError, match="another run.* another model"):
       ray_engine.ShardWorker(out, digest, job)
 
 

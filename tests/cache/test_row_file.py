@@ -274,7 +274,7 @@ def test_unreadable_disk_ends_the_run(config, backbone, monkeypatch):
     raise OSError(errno.EIO, "Input/output error")
 
   monkeypatch.setattr(os, "preadv", failing)
-  with pytest.raises(TrainingError, match=r"0\.rows does not hold what was"):
+  with pytest.raises(TrainingError, match=r"0\.rows has rows that are damaged"):
     cached_rows(config, backbone, Pass())
 
 
@@ -482,7 +482,7 @@ def test_too_little_space_is_refused_before_computing(
   with pytest.raises(ConfigError) as error:
     cached_rows(config, backbone, frozen_pass)
   assert f"{needed:,} bytes" in str(error.value)
-  assert f"{needed - 1:,} free" in str(error.value)
+  assert f"{needed - 1:,} bytes free" in str(error.value)
   assert "'bfloat16'" in str(error.value)
   assert frozen_pass.images == 0
 

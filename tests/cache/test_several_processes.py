@@ -78,7 +78,7 @@ def test_processes_of_a_host_need_space_together(where, tmp_path, monkeypatch):
   with pytest.raises(ConfigError) as error:
     free_space.require_free_space("contexts", 600, where, tmp_path)
   assert "take 1,001 bytes" in str(error.value)
-  assert "(of processes 0, 2) has 1,000 free" in str(error.value)
+  assert "(of processes 0, 2) has 1,000 bytes free" in str(error.value)
 
 
 @pytest.mark.fault("cache-no-room")
@@ -88,7 +88,7 @@ def test_all_processes_end_if_one_has_no_space(tmp_path, monkeypatch):
   with pytest.raises(ConfigError) as error:
     free_space.require_free_space("contexts", 0, "disk", tmp_path)
   assert "take 7 bytes" in str(error.value)
-  assert "the disk (of process 1) has 6 free" in str(error.value)
+  assert "the disk (of process 1) has 6 bytes free" in str(error.value)
 
 
 def test_processes_of_a_host_share_disk_and_memory_but_no_devices(

@@ -311,8 +311,8 @@ def test_unusable_configuration_files_are_refused(begun, capsys, tmp_path):
     *of_files(tmp_path),
     (f"--config={tmp_path}", "there is no such file"),
     ("--config=absent.py", "there is no such file"),
-    ("--config=", "it is empty"),
-    ("--config=~nouser/x.py", "not a path"),
+    ("--config=", "the text is empty"),
+    ("--config=~nouser/x.py", "not a local path"),
     (f"--config={'a' * 300}.py", "too long"),
     ("--config=/dev/null", "there is no such file"),
     (

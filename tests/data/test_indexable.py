@@ -162,7 +162,7 @@ def test_one_thread_at_a_time_where_it_is_asked_for(parallel):
     (("images/0.png", 0), "the path 'images/0.png': No such file"),
     (({"bytes": None, "path": None}, 0), "image is of type NoneType"),
     ((Image.new("I", (8, 8)), 0), "Pillow image has the mode I, whose range"),
-    ({"pixels": 1, "label": 0}, r"keys \['pixels', 'label'\], expected"),
+    ({"pixels": 1, "label": 0}, r"keys are \['pixels', 'label'\], expected"),
     ((1, 2, 3), "the example is of type tuple, expected"),
     (7, "the example is of type int, expected"),
   ],
@@ -256,7 +256,7 @@ def test_splits_take_the_place_of_a_named_data_set():
     (
       {"digest": "contents"},
       ("train",),
-      "expected 'files', and splits with a version",
+      "expected 'files', and a version of each split",
     ),
   ],
 )

@@ -339,7 +339,7 @@ CSV = "path,label,x\n"
     ("classes", "train.csv", CSV + "0.png,,1", "", "row 1: its label is ''"),
     ("classes", "train.csv", CSV + "0.png,a,1", "label,x", "names several col"),
     ("classes", "train.csv", CSV + "0.png,,", "", "row 1: its label is ''"),
-    ("classes", "train.csv", CSV + "0.png,a,1,b", "", "row 1: 4 cells, expec"),
+    ("classes", "train.csv", CSV + "0.png,a,1,b", "", "row 1 has 4 cells, but"),
     ("classes", "train.csv", CSV + "../0.png,a,1", "", "row 1: .*leads out"),
     ("classes", "train.csv", CSV + "0.png,a,1\n0.png,a,1", "", "row 2: .*sec"),
     ("classes", "train.csv", CSV + "0.png,a,1", "y", "has 0 columns 'y'.*'x'"),

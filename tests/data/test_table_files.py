@@ -79,9 +79,9 @@ def test_cells_are_read_as_labels_of_their_kind(place, kind, cells, expected):
 @pytest.mark.parametrize(
   ("kind", "cells", "message"),
   [
-    ("classes", ["0.5", "1", "2"], "such as 0.5 are not classes.*'values'"),
-    ("classes", ["1", "-1"], "such as -1 are not classes.*without a label"),
-    ("classes", ["1E+05", "7"], "such as 1E.05 are not classes"),
+    ("classes", ["0.5", "1", "2"], "the label 0.5 is not a class.*'values'"),
+    ("classes", ["1", "-1"], "the label -1 is not a class.*without a label"),
+    ("classes", ["1E+05", "7"], "the label 1E.05 is not a class"),
     ("classes", ["cat", " "], "row 2: its label is ' ', expected an integer"),
     ("values", ["1.5", "1,200"], "row 2: .*'1,200', whose comma may separate"),
     ("values", ["-1,200,300"], "row 1: .*whose comma may separate"),
@@ -201,7 +201,7 @@ def test_dialects_of_csv_are_read(place, name, content):
       "has 0 columns 'path'.*'im/0.png', 'cat'",
     ),
     (b"filename,label\n", "has 0 columns 'path'.*config.data.path names"),
-    (b"path,label\nim/0.png,5,13\n", "row 1: 3 cells, expected 2.*in quotes"),
+    (b"path,label\nim/0.png,5,13\n", "row 1 has 3 cells.*has 2.*in quotes"),
     (
       b'path,label\nim/0.png,"cat\nim/1.png,dog\n',
       "cannot be read: unexpected",

@@ -615,9 +615,8 @@ def test_decoding_stays_within_the_memory(tmp_path, loaded, monkeypatch, kind):
 def test_special_files_do_not_hang_predict(tmp_path, loaded):
   preprocessing = loaded[0].spec.preprocessing
   os.mkfifo(tmp_path / "pipe.jpg")
-  assert (
-    read_one(tmp_path / "pipe.jpg", preprocessing).entry.reason == "not a file"
-  )
+  entry = read_one(tmp_path / "pipe.jpg", preprocessing).entry
+  assert entry.reason == "not a regular file"
   assert "null" in read_one("a\0b", preprocessing).entry.reason
 
 

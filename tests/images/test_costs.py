@@ -131,7 +131,7 @@ def test_jpeg_with_much_filling_is_refused():
   scan = encoded.index(b"\xff\xda")
   for start in (2, scan):
     filled = encoded[:start] + b"\xff" * 2**18 + encoded[start:]
-    with pytest.raises(DataError, match="more than 256 KiB of filling"):
+    with pytest.raises(DataError, match="more than 256 KiB of fill bytes"):
       prepare(filled)
   prepare(encoded[:-2] + b"\xff" * 2**20 + END)
 

@@ -341,10 +341,11 @@ def test_too_many_figures_are_refused(model, tmp_path, capsys, monkeypatch):
   out = tmp_path / "out"
   assert run(root, out, "--max_images=3", root / "images") == 2
   # Of three images those of two tasks and their pair, and two of shares.
-  assert "would be 11 figures, expected at most 8" in capsys.readouterr().err
+  assert "would have 11 figures, expected at most 8" in capsys.readouterr().err
   data = "--data=digits:0-4", "--batch_size=8"
   assert run(root, out, "--max_images=2", root / "images", *data) == 2
-  assert "and 2 memory ablations would be 10 figures" in capsys.readouterr().err
+  said = capsys.readouterr().err
+  assert "would have 10 figures" in said and "2 memory ablations" in said
 
 
 @pytest.mark.slow
@@ -360,7 +361,7 @@ def test_tasks_without_a_token_are_left_out(model, tmp_path, capsys):
   ]  # fmt: skip
   assert attention.main(arguments) == 2
   shown = capsys.readouterr().err
-  assert "head has the regime 'head', which has no token of its own" in shown
+  assert "head has the regime 'head', which gives a task no class" in shown
   assert attention.main([*arguments, f"--task={root}/tasks/low"]) == 0
   assert "left out: head has the regime 'head'" in capsys.readouterr().out
   values = read(tmp_path / "out")

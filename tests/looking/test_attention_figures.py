@@ -367,7 +367,7 @@ def test_what_chance_hardly_makes_is_marked_of_many_cells_too():
 def test_rollouts_of_other_images_are_refused(seen):
   looked, rolled = seen[0]["a"], seen[1]["a"]
   other = looks("a", images=2)[1]
-  said = "3 images, but attention, rollouts or titles for 2"
+  said = "images is 3, but attention, rollouts or titles are for 2"
   with pytest.raises(DataError, match=said):
     looking.attention_overlays(pictures(), looked, other)
   with pytest.raises(DataError, match=said):

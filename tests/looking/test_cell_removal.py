@@ -238,7 +238,7 @@ def test_chance_is_rarely_taken_for_an_effect():
 
 def test_labels_and_no_examples_are_refused_before_the_removal(backbone):
   labels = random_task(backbone, "b", kind=mv.TaskKind(name="labels"))
-  with pytest.raises(TaskError, match="'b' is of labels: expected a task of"):
+  with pytest.raises(TaskError, match="'b' predicts labels: expected a task"):
     cell_removal.require_removable(backbone, labels)
   tasks = family_of(backbone)
   ablation = cell_removal._Ablation(backbone, tasks, "child", one_device())

@@ -42,7 +42,7 @@ def bad_pictures(images):
     r"values from 0 to 255;": np.round((images + 1) * 127.5).clip(0, 255),
     r"values from -0\.99.* to 0\.99.*, 1 NaN and 0 infinite;": nan,
     r"values from -0\.99.* to 0\.99.*, 0 NaN and 3 infinite;": endless,
-    "no number, 1536 NaN and 0 infinite;": np.full_like(images, np.nan),
+    "no finite value, 1536 NaN and 0 infinite;": np.full_like(images, np.nan),
     r"values from -1\.0001 to": np.where(images < -0.9, -1.0001, images),
     r"values from -3 to ": np.where(images < -0.9, -3, images).astype("f2"),
   }
@@ -394,7 +394,7 @@ def test_the_module_takes_tasks(small, task, images):
     module = mv.MemoryViT(small.config, specs)
     assert np.array_equal(apply(module)["a"], found["a"])
     assert hash(module) == hash(mv.MemoryViT(small.config, (task.spec,)))
-  with pytest.raises(TaskError, match="specs holds a str, expected"):
+  with pytest.raises(TaskError, match="specs has an entry of type str"):
     mv.MemoryViT(small.config, ("a",))
 
 

@@ -134,11 +134,11 @@ def test_limits_hold_before_anything_is_decoded(
   )
   [found] = small.prepare_each([encoded])
   assert "decoding it may take 1 MiB, more than the 1 MiB" in str(found)
-  assert "that memory_mib leaves" in str(found)
+  assert "MiB of memory_mib that are not reserved" in str(found)
   small.prepare(files[0])
   monkeypatch.setattr(preparation, "MAX_FILE_BYTES", len(encoded) - 1)
   [found] = predictor.prepare_each([encoded])
-  assert "it has more than" in str(found)
+  assert "the file has more than" in str(found)
 
 
 @pytest.mark.fault("many-pixels")
@@ -184,8 +184,8 @@ def test_memory_of_an_image_is_reserved_before_it_is_read(
 def test_pixels_that_are_refused_compile_nothing():
   for value, message in (
     (300, "values from 300 to 300; expected finite"),
-    (np.nan, "no number, 105 NaN and 0 infinite"),
-    (np.inf, "no number, 0 NaN and 105 infinite"),
+    (np.nan, "no finite value, 105 NaN and 0 infinite"),
+    (np.inf, "no finite value, 0 NaN and 105 infinite"),
   ):
     images = np.full((1, 7, 5, 3), value, np.float32)
     with (

@@ -304,8 +304,8 @@ def test_a_page_shows_the_mistakes_and_the_numbers(written):
   assert f"{100 * found.top1.share:.2f} %" in said
   assert f"{100 * found.top1.low:.1f} to {100 * found.top1.high:.1f} %" in said
   assert f"{100 * found.macro_f1:.2f} %" in said
-  assert "1 examples could not be read" in said
-  assert "outputs for 1 examples are not finite" in said
+  assert "1 example could not be read" in said
+  assert "outputs for 1 example are not finite" in said
 
 
 def test_report_without_mistakes_and_of_one_class():
@@ -450,7 +450,7 @@ def test_an_index_names_the_tasks_with_problems():
   ]
   text = page.index_page(tasks)
   assert re.findall(r'<p class="bad">(.*?)</p>', text) == [
-    "spoiled: 1 examples could not be read; outputs for 1 examples are not "
+    "spoiled: 1 example could not be read; outputs for 1 example are not "
     "finite.",
     "differs: not verified.",
   ]
@@ -460,7 +460,7 @@ def test_impossible_sets_of_reports_are_refused(tmp_path):
   path, one = tmp_path / "report", evaluation_of(usual())
   for evaluations, message in (
     ([], "there is no evaluation"),
-    ([one, one], "several evaluations are of a task 'digits'"),
+    ([one, one], "several evaluations have the task name 'digits'"),
     (
       [evaluation_of(usual(), task="../../out")],
       "task '../../out', which is not a valid name: expected 1 to 64",

@@ -198,7 +198,7 @@ def test_pages_of_labels_and_values(written):
   assert "4 examples of 1 value<" in page.report_page(
     one, {"scatter": b""}, one.read_mistakes()
   )
-  assert "labels: 1 examples could not be read; outputs for 1 examples" in text
+  assert "labels: 1 example could not be read; outputs for 1 example" in text
 
 
 @pytest.mark.parametrize("names", [("a", "b", "a"), ("a", "\n", "\\n")])

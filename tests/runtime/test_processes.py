@@ -110,7 +110,7 @@ def test_a_wrong_address_is_named_once_the_time_is_over(monkeypatch):
   with two.kept_port(shared=False) as port:
     address = f"127.0.0.1:{port}"
     with pytest.raises(
-      ConfigError, match=f"no coordinator at {address} for 7 s"
+      ConfigError, match=f"no coordinator answered at {address} for 7 s"
     ):
       launch.start(
         launch.Options(
@@ -164,7 +164,8 @@ def test_a_command_without_its_coordinator_ends(tmp_path, backbone_file):
     ]
     with two.start(tmp_path / "log", flags) as process:
       assert process.wait() == 2, process.text
-  assert f"error: no coordinator at 127.0.0.1:{port} for 2 s" in process.text
+  reason = f"no coordinator answered at 127.0.0.1:{port} for 2 s"
+  assert f"error: {reason}" in process.text
   assert "Traceback" not in process.text
   assert not (tmp_path / "run").exists()
 

@@ -22,8 +22,8 @@ from memory_vit.serving.settings import MIB, ServerSettings
     ({"top": "5"}, "top is '5', expected int: at least"),
     ({"top": True}, "top is True, expected int: at least"),
     ({"state_dir": 3}, "state_dir is 3, expected str . None: a path"),
-    ({"max_queue": 8, "max_images": 9}, "could never be taken"),
-    ({"max_held_mib": 8, "max_body_mib": 9}, "could never be taken"),
+    ({"max_queue": 8, "max_images": 9}, "would always be refused"),
+    ({"max_held_mib": 8, "max_body_mib": 9}, "would always be refused"),
   ],
 )
 def test_invalid_settings_are_refused(options, message):
@@ -66,14 +66,14 @@ def test_server_without_a_token_refuses_changes():
 @pytest.mark.parametrize(
   ("text", "mode", "message"),
   [
-    (SECRET, 0o644, "has the mode 644: others may use it. chmod 600"),
+    (SECRET, 0o644, "mode 644, which lets other users access the file"),
     (SECRET, 0o620, "has the mode 620"),
     (SECRET, 0o602, "has the mode 602"),
     (SECRET, 0o601, "has the mode 601"),
     ("short", 0o600, "at least 16 characters"),
     ("x" * 5000, 0o600, "larger than 4096 bytes"),
     ("two\nlines of a token", 0o600, "expected one line"),
-    ("é" * 20, 0o600, "it is not ASCII"),
+    ("é" * 20, 0o600, "the file is not ASCII"),
   ],
 )
 def test_unusable_token_files_are_refused(tmp_path, text, mode, message):

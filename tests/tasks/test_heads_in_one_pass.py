@@ -112,7 +112,7 @@ def test_no_task_attends_to_a_head(backbone, images):
     with pytest.raises(TaskError, match="expected both to have a class token"):
       mv.concatenate(parent, reader)
   for looked in (mv.token_attention, mv.attention_rollout):
-    with pytest.raises(TaskError, match="'h' has the regime 'head', and has"):
+    with pytest.raises(TaskError, match="regime 'head', which gives it no"):
       looked(backbone, [token, head], images)
 
 

@@ -85,8 +85,8 @@ def test_an_image_may_have_no_label():
 @pytest.mark.parametrize(
   ("classes", "kind", "message"),
   [
-    (2, LABELS, "it has 2 outputs, but 3 entries in thresholds"),
-    (3, VALUES, "it has 3 outputs, but 2 entries in mean"),
+    (2, LABELS, "thresholds has 3 entries, but the task has 2 outputs"),
+    (3, VALUES, "mean has 2 entries, but the task has 3 outputs"),
     (1, mv.TaskKind(name="values"), "needs mean and std"),
   ],
 )

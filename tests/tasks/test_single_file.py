@@ -167,7 +167,7 @@ def test_contradictory_names_and_formats_are_refused(
 
 def test_save_refuses_foreign_directory(task, tmp_path):
   (tmp_path / "a.safetensors").mkdir()
-  with pytest.raises(TaskError, match="is not a file, and is left"):
+  with pytest.raises(TaskError, match="is not a file: expected"):
     mv.save_task(task, tmp_path / "a.safetensors", format=FORMAT)
 
 

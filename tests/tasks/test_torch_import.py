@@ -260,7 +260,7 @@ def test_unsafe_files_are_refused_before_torch(vit, tmp_path, torch, capsys):
   for file in (packed, pickle, tmp_path / "nowhere.pt"):
     assert run(f"--task={file}", *flags) == 2
     out.append(capsys.readouterr().err)
-  assert "it would be 10,000,000 bytes unpacked" in out[0]
+  assert "unpacking would give 10,000,000 bytes" in out[0]
   assert "was not written by torch.save" in out[1]
   assert "was not written by torch.save" in out[2]
   assert not torch.asked
@@ -271,7 +271,7 @@ def test_unsafe_files_are_refused_before_torch(vit, tmp_path, torch, capsys):
 @pytest.mark.parametrize(("name", "array", "said"), [
   # One stored value, as of torch.expand; it must not be copied.
   ("a", np.broadcast_to(np.float32(1), (10**9, 10**9)),
-   "it has 1,000,000,000,000,"),
+   "arrays: 1,000,000,000,000,"),
   (0, np.ones(2, np.float32), "0 is not the name of an array"),
 ])  # fmt: skip
 def test_unusable_state_dicts_are_refused(

@@ -170,7 +170,7 @@ def test_all_images_are_used_on_any_number_of_devices(small, tmp_path):
   [
     ((PIXELS[:4], ROWS[:4] % 2), {"class_names": ["a", "b", "c"]},
      r"have no image: 'c' \(1 of 3 classes\)"),
-    ((PIXELS[:5], ROWS[:5]), {}, r"one image of each class.*'?\"ridge\""),
+    ((PIXELS[:5], ROWS[:5]), {}, r"each class has only one image.*'?\"ridge\""),
     ((np.stack([PIXELS[0]] * 9), ROWS[:9] % 3), {}, "all images are the same"),
     ((PIXELS[ROWS[:8] % 2], ROWS[:8] % 2), {}, "all images have the same"),
     ((PIXELS[:8], [0] * 8), {}, "single class"),

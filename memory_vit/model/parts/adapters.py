@@ -69,7 +69,7 @@ def bottleneck_adapter(
   y: jt.Float32[jax.Array, "b s d"],
   precision: Precision,
 ) -> jt.Float32[jax.Array, "b s d"]:
-  """Apply an adapter with its residual; return `y` if there is none."""
+  """Apply an adapter with its residual; return `y` if `params` is None."""
   if params is None:
     return y
   down, up = params["down"], params["up"]

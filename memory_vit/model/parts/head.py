@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class Head(Part):
   """A kernel and a bias, initialized to zero as in vit_jax.
 
-  A random head would disturb class token and memory; a zero head gives them no
-  gradient in the first step.
+  A random head would send arbitrary gradients to class token and memory. From a
+  zero head, they get no gradient in the first step.
   """
 
   name = "head"

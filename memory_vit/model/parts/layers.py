@@ -1,4 +1,4 @@
-"""Layers: the head of a task reads the token after every block.
+"""Layers: the head of a task uses the task token after every block.
 
 Not in the paper. The token after each block is standardized, multiplied by a
 vector of that layer, and added to the output of the last LayerNorm. Similar to

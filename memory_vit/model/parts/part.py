@@ -1,4 +1,4 @@
-"""A part of the parameters of a task, and what it does in a pass."""
+"""A part of the parameters of a task, and its computation in a pass."""
 
 # Annotations stay strings, because they name jax, which is imported lazily.
 from __future__ import annotations
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 
 class Axes(NamedTuple):
-  """Lengths of a backbone on which the shapes of parameters depend."""
+  """Lengths of a backbone that determine the shapes of task parameters."""
 
   width: int  # d
   depth: int  # l
-  memory: int  # number of layers with memory: l, or 1 if propagated
+  memory: int  # layers with memory: l, or 1 if memory is propagated
   summary: int  # n, `ViTConfig.summary_tokens`
 
   @classmethod
@@ -83,7 +83,7 @@ class AttentionTerm(abc.ABC):
   def values(
     self, weights: jt.Float32[jax.Array, "b h t s"], precision: Precision
   ) -> jt.Float32[jax.Array, "b h t k"]:
-    """Return the term added to the weighted sum of their values."""
+    """Return the term added to the weighted sum of the backbone's values."""
 
 
 class PassHooks:
@@ -132,10 +132,10 @@ class Part(abc.ABC):
   Attributes:
     name: key in `Task.params`, and name in lists of parts.
     listed: whether lists of parts, such as "cls+memory+side", may name it.
-    in_every: whether every masked task has it, if only with size 0.
-    unit: in a stack, sizes are rounded up to multiples of it; 0 if the size is
-      not a number.
-    fields: fields of `TaskSpec` that are at their default in tasks without it.
+    in_every: whether every masked task has the part, possibly with size 0.
+    unit: in a stack, sizes are rounded up to multiples of `unit`; 0 if the size
+      is not a number.
+    fields: fields of `TaskSpec` that the part uses.
     lengths: {field of `Axes`: array whose first axis has this length}.
     axis: the axis of tasks in stacked arrays.
   """
@@ -149,7 +149,7 @@ class Part(abc.ABC):
   axis = 1
 
   def size(self, spec: TaskSpec) -> Any:
-    """Return the part's size, on which shapes depend besides the backbone."""
+    """Return the part's size, which determines shapes together with `Axes`."""
     return None
 
   @abc.abstractmethod
@@ -163,7 +163,7 @@ class Part(abc.ABC):
   def on_backbone(
     self, params: Any, backbone: Backbone, start: InitialValues
   ) -> Any:
-    """Return initial parameters on a backbone, given the result of `init`."""
+    """Return initial parameters for `backbone`; `params` are from `init`."""
     return params
 
   def problem(self, spec: TaskSpec) -> str:
@@ -179,7 +179,7 @@ class Part(abc.ABC):
     return optax.tree.norm(params)
 
   def cost(self, options: Any) -> tuple[int, ...]:
-    """Return the cost in a pass, as a sort key, for options of a task."""
+    """Return a sort key: the part's cost in a pass, given options of a task."""
     return ()
 
   def room(self, specs: Sequence[TaskSpec]) -> Any:
@@ -187,7 +187,7 @@ class Part(abc.ABC):
     return max(map(self.size, specs), default=0) if self.unit else True
 
   def grown(self, room: Any, needed: Any) -> Any:
-    """Return a rounded room for both; `room` is None if there is none yet."""
+    """Return a rounded-up room that fits `needed`, and `room` unless None."""
     if not self.unit:
       return True
     return -(-max(room or 0, needed, 1) // self.unit) * self.unit
@@ -200,7 +200,7 @@ class Part(abc.ABC):
     axes: Axes,
     xp: ModuleType,
   ) -> Any:
-    """Stack {slot: parameters}; fill up slots and `room` with zeros."""
+    """Stack {slot: parameters}; unused slots and unused room are zero."""
     none = jax.tree.map(
       lambda shape: xp.zeros(shape, np.float32),
       self.shapes(room, axes),
@@ -249,7 +249,7 @@ def too_small(spec: TaskSpec, field: str, least: int) -> str:
 
 
 def round_up(count: int) -> int:
-  """Round up to 1, 2, 4, 8 or a multiple of 8: at most 7 are unused."""
+  """Round up to 1, 2, 4, 8 or a multiple of 8, which adds at most 7."""
   return 1 << (count - 1).bit_length() if count <= 8 else -(-count // 8) * 8
 
 

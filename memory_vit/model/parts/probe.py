@@ -1,9 +1,9 @@
 """Probe: attention over all layers of a frozen backbone.
 
-Not in the paper. A probe attends to the class token and the mean patch after
-each block, so a task has no class token, and trains on a few kilobytes per
-image. Similar to attentive layer fusion (2026); queries are learned, and keys
-are not projected, as in efficient probing (2026).
+Not in the paper. A probe attends to the backbone's class token and mean patch
+after each block. Its task has no class token, and trains on about 40 KB per
+image (ViT-B in bfloat16). Similar to attentive layer fusion (2026); queries are
+learned, and keys are not projected, as in efficient probing (2026).
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ def probe_features(
   """Attend to the summary of all layers of a frozen backbone.
 
   Args:
-    params: "query" (q, d) and "bias" (q, n) for scores; "scale" (n, d), "down"
-      (n, d, r) and "up" (n, r, d) for values, which are each token times its
-      scale, plus the output of its own bottleneck.
+    params: for scores, "query" (q, d) and "bias" (q, n); for values, "scale"
+      (n, d), "down" (n, d, r) and "up" (n, r, d). The value of token i is
+      token * scale[i] + token @ down[i] @ up[i].
     summary: from `MemoryViT.summarize`.
 
   Returns:

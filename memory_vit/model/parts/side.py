@@ -2,9 +2,9 @@
 
 Not in the paper. It reads the cached keys and values of every layer and mixes
 neighboring patches; its projected output is added to the keys and values that
-the task's token attends to. The backbone does not attend to it, so it is
-unchanged, and nothing more is cached. Similar to ladder side-tuning (Sung et
-al. 2022), Res-Tuning-Bypass (Jiang et al. 2023) and LoSA (Mercea et al. 2024).
+the task's token attends to. The backbone does not attend to the stream, so
+backbone and cache are unchanged. Similar to ladder side-tuning (Sung et al.
+2022), Res-Tuning-Bypass (Jiang et al. 2023) and LoSA (Mercea et al. 2024).
 
 In layer l, for every token of the backbone stream, where LN is a LayerNorm of
 the side stream, and std a LayerNorm without parameters:
@@ -63,7 +63,7 @@ _EPSILON = 1e-6
 
 
 class SideKind(NamedTuple):
-  """Width and mixing of a side stream; streams of one kind share products."""
+  """Width and mixing of a side stream; streams of the same kind are batched."""
 
   width: int
   mixing: str
@@ -152,7 +152,7 @@ class SideStream(Part):
     axes: Axes,
     xp: ModuleType,
   ) -> dict[str, SideGroup]:
-    """Return {kind: group of its streams}; each group has its own slots."""
+    """Stack the streams of each kind in `room`; return {kind: group}."""
     groups = {}
     for kind, count in room:
       places = [i for i in sorted(params) if _kind(params[i]) == kind]
@@ -179,13 +179,13 @@ def _kind(params: trees.Tree) -> SideKind:
 
 
 class SideGroup(NamedTuple):
-  """Side streams of one width and mixing, in slots of their own."""
+  """Stacked side streams of one width and mixing."""
 
   # Arrays (l, g, ...) as in `SideStream.shapes`; zeros for unused streams.
   params: trees.Tree
-  # The slot of the task of each stream; arbitrary for unused streams.
+  # For each stream, the slot of its task; arbitrary for unused streams.
   places: jt.Int32[trees.AnyArray, " g"]
-  # The stream of each slot's task; arbitrary if `has_stream` is False.
+  # For each slot, the stream of its task; arbitrary if `has_stream` is False.
   stream: jt.Int32[trees.AnyArray, " t"]
   has_stream: jt.Bool[trees.AnyArray, " t"]
 
@@ -214,7 +214,7 @@ class SideStreams(PassHooks):
     values: jt.Float[jax.Array, "b h s k"],
   ) -> list[SideTerm]:
     """Run one layer of all streams; return a term for each group."""
-    # Undo the rotation of keys, which makes equal patches differ by position.
+    # Undo the rotation of keys: with rotation, equal patches would differ.
     keys, values = (
       jnp.swapaxes(a, 1, 2).astype(jnp.float32) for a in (keys, values)
     )
@@ -276,7 +276,7 @@ def _narrowed(
 def _convolved(
   params: trees.Tree, state: jt.Float32[jax.Array, "g b s r"], config: ViTConfig
 ) -> jt.Float32[jax.Array, "g b s r"]:
-  """Return convolved patches, and zeros for the tokens before them."""
+  """Return convolved patches, and zeros for class tokens and registers."""
   n = config.num_patches
   side = config.image_size // config.patch_size
   normed = _layer_norm(params["conv_norm"], state[:, :, -n:])
@@ -319,7 +319,7 @@ def _standardized(
 
 @dataclasses.dataclass(frozen=True, eq=False)  # arrays cannot be compared by ==
 class SideTerm(AttentionTerm):
-  """What a group of streams adds to the attention of its tasks in a layer."""
+  """Term that a group of streams adds to the attention of its tasks."""
 
   tokens: jt.Float32[jax.Array, "g b s r"]
   # Projections {"keys", "values"} from side width r to backbone width d.
