@@ -248,8 +248,8 @@ def _possible(shape: tf.Tensor, resized: tf.Tensor, side: int) -> tf.Tensor:
     tf.debugging.Assert(
       pixels <= float(MAX_RESIZED_PIXELS),
       [
-        f"resized to a shorter side of {side} pixels it would have more than "
-        f"{MAX_RESIZED_PIXELS:,} pixels: it is too long"
+        f"too long: with a shorter side of {side} pixels, the image would have "
+        f"more than {MAX_RESIZED_PIXELS:,} pixels"
       ],
     ),
   ]
