@@ -49,8 +49,8 @@ MOST_TRIALS = 1_000
 CLOSED_FORMS = tuple(
   dict.fromkeys(name for kind in KINDS.values() for name in kind.closed_forms)
 )
-# Learning rates to try for a new task. The paper names none; full fine-tuning
-# is reported to fail at the largest of these learning rates.
+# Learning rates to try for a new task; the paper lists no learning rates. Full
+# fine-tuning is reported to fail at the largest of these learning rates.
 LEARNING_RATES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 # On our test bed, the best of these three on validation is as good as the best
 # of all six; docs/choosing_a_regime.md lists the best for each regime.
@@ -114,19 +114,19 @@ class DataConfig:
   dir: str = option("", _DIRECTORY, resume="free")
   # Training split, in the notation of TFDS: "train[:98%]".
   train: str = option("train[:98%]", _SPLIT)
-  # Crop of a training image: "inception", a random part (area 5-100 %, aspect
-  # ratio 3/4-4/3); "small", a random square after the shorter side is resized
-  # to `resize` pixels; "resize", the whole image squeezed to a square.
+  # Crop of a training image. "inception": a random part (area 5-100 %, aspect
+  # ratio 3/4-4/3). "small": a random square, after the shorter side is resized
+  # to `resize` pixels. "resize": the whole image squeezed to a square.
   train_crop: str = option(
     "inception", Choice(("inception", "small", "resize")), resume="recorded"
   )
   # Mirror half of the training images at random; wrong for digits and letters.
   flip: bool = option(True, Switch(), resume="recorded")
-  # Shorter side in pixels before a crop other than "resize"; 0 is 8/7 of
-  # image_size (256 for 224).
+  # Pixels to which the shorter side is resized before the crop "small" or
+  # "central"; 0 is 8/7 of image_size (256 for 224).
   resize: int = option(0, _RESIZE, resume="recorded")
   # Random seed for the order and crops of training images; -1 takes the seed of
-  # the run. All trials of a sweep share their batches, whatever their seeds.
+  # the run. All trials of a sweep share batches, even if their seeds differ.
   seed: int = option(-1, dataclasses.replace(_SEED, least=-1))
   # Maximum size (GiB) of a data set without random access, which is read into
   # memory as encoded images. For larger data sets, the error says how to
@@ -138,8 +138,8 @@ class DataConfig:
   max_bad: int = option(0, _EXAMPLES, resume="free")
   # How a resumed run verifies that its data is unchanged: "files" (names, sizes
   # and modification times) or "contents" (SHA-256 of all bytes, read at every
-  # start). Metadata that TFDS recorded is compared as well. A resumed run may
-  # use the other value.
+  # start). Metadata that TFDS recorded is compared as well. This option may
+  # change when a run is resumed.
   digest: str = option("files", Choice(("files", "contents")), resume="free")
   # For a TFDS data set with several labels: name of a feature, or a label of
   # VTAB: "clevr_count", "clevr_distance", "kitti_distance", "dsprites_x",
@@ -162,11 +162,11 @@ class DataConfig:
   validation: str = option("train[98%:]", _SPLIT_OR_NONE)
   # Split on which the result is reported; "" reports none.
   test: str = option("test", _SPLIT_OR_NONE)
-  # Crop for evaluation: "resize", the whole image squeezed to a square (as
-  # vit_jax); "central", the central square after the shorter side is resized to
-  # `resize` pixels; "central_rounded", the same with timm's rounding;
-  # "backbone", the crop and interpolation stated by the source of the backbone
-  # or of the embeddings, else "resize".
+  # Crop for evaluation. "resize": the whole image squeezed to a square (as in
+  # vit_jax). "central": the central square, after the shorter side is resized
+  # to `resize` pixels. "central_rounded": "central" with timm's rounding.
+  # "backbone": the crop and interpolation that the source of the backbone or of
+  # the embeddings states, else "resize".
   eval_crop: str = option("backbone", _EVAL_CROP)
 
 
@@ -174,31 +174,31 @@ class DataConfig:
 class CacheConfig:
   """Cache of frozen outputs or images: computed once, read in every step."""
 
-  # What is computed once and cached: "contexts", keys and values for masked
-  # regimes; "features", backbone outputs for `head` and `probe`; "images",
-  # decoded training images for random crops in any regime, resized to
-  # `data.resize` if larger; "none" computes everything in every step.
+  # What is computed once and then cached. "contexts": keys and values, for
+  # masked regimes. "features": backbone outputs, for `head` and `probe`.
+  # "images": decoded training images for random crops, in any regime; images
+  # larger than `data.resize` are resized first. "none": nothing is cached.
   # "contexts" and "features" are also cached for validation. Embeddings need
-  # "features", which are then cached for the test split too.
+  # "features", and then the features of the test split are cached too.
   what: str = option(
     "none",
     Choice(("none", "contexts", "features", "images")),
     resume="recorded",
   )
   # Number of random crops of each training image to cache; epochs alternate
-  # between them. 1 caches the image without randomness: it needs
-  # data.train_crop "resize" and no data.flip.
+  # between the crops. With 1, the image is cached without randomness, which
+  # needs data.train_crop "resize" and data.flip False.
   crops: int = option(
     1, Number(1, 1_000, "crops of an image"), resume="recorded"
   )
-  # Data type of cached rows: "float32" is bitwise identical to computing in
-  # every step; "bfloat16" takes half of the space and rounds. Embeddings stored
-  # as bfloat16 stay bfloat16.
+  # Data type of cached contexts or features: "float32" is bitwise identical to
+  # computing in every step; "bfloat16" takes half of the space, but rounds.
+  # Embeddings stored as bfloat16 stay bfloat16.
   dtype: str = option(
     "float32", Choice(("float32", "bfloat16")), resume="recorded"
   )
-  # Where rows are cached: "device" is fastest; "host" is the memory of the
-  # machine; "disk" is reused by later runs on the same images.
+  # Where contexts or features are cached: "device" is fastest; "host" is the
+  # memory of the machine; "disk" is reused by later runs on the same images.
   where: str = option("host", Choice(("device", "host", "disk")), resume="free")
   # Directory of the cache on "disk"; "" is rows/ in $MEMORY_VIT_CACHE, or in
   # ~/.cache/memory_vit.
@@ -223,16 +223,16 @@ class TaskConfig:
       64,
     ),
   )
-  # What the task predicts: "classes", one of several (softmax, cross-entropy);
-  # "labels", any number of several (sigmoid, binary cross-entropy); "values",
-  # one or several numbers (regression, on standardized values).
+  # What the task predicts. "classes": one class (softmax, cross-entropy).
+  # "labels": any number of labels (sigmoid, binary cross-entropy). "values":
+  # one or several numbers (regression on standardized values).
   kind: str = option("classes", Choice(KINDS))
   # Units of "values" in results, such as ("mm", "degrees"); () for no units.
   units: tuple[str, ...] = option(
     (), Items(Text("a unit such as mm", ".+", 40), 1_000), resume="free"
   )
-  # Loss of "values": "squared", or "huber", linear beyond one standard
-  # deviation, for values with outliers.
+  # Loss of "values": "squared", or, for values with outliers, "huber" (linear
+  # beyond one standard deviation).
   loss: str = option("squared", Choice(("squared", "huber")), sweep=True)
   # Memory cells per layer, in regimes with memory.
   cells: int = option(5, _CELLS, sweep=True)
@@ -244,17 +244,17 @@ class TaskConfig:
   side_width: int = option(
     16, Number(1, 1_280, "no wider than the tokens of a ViT-H"), sweep=True
   )
-  # How the side stream mixes patches: "conv", with their neighbors, or "none".
+  # How neighboring patches are mixed in the side stream: "conv" or "none".
   side_mixing: str = option("conv", Choice(SIDE_MIXING), sweep=True)
-  # Directories of earlier tasks that this one attends to (model extension), or
-  # hf://OWNER/NAME/TASK. They stay unchanged.
+  # Directories of earlier tasks that the new task attends to (model extension),
+  # or hf://OWNER/NAME/TASK. The earlier tasks stay unchanged.
   attends_to: tuple[str, ...] = option((), _TASKS, resume="free")
   # Directories of tasks that the tasks in `attends_to` attend to, if they are
   # not in the same folder.
   indirect: tuple[str, ...] = option((), _TASKS, resume="free")
-  # Directory of a task of the regime `head` with the same classes, such as one
-  # from --config=closed, or hf://OWNER/NAME/TASK: training begins with its
-  # head. "" is a head of zeros.
+  # Directory of a task of the regime `head` with the same classes, such as a
+  # task from --config=closed, or hf://OWNER/NAME/TASK. Training begins with the
+  # head of this task; with "", the initial head is zero.
   init: str = option("", _DIRECTORY, resume="free")
   # Apply the block's first LayerNorm to memory, as in the paper (Figure 2).
   memory_norm: bool = option(True, Switch(), sweep=True)
@@ -264,15 +264,15 @@ class TaskConfig:
   memory_std: float = option(
     0.02, Number(0, 1e6, "a standard deviation", positive=True), sweep=True
   )
-  # Initial class token: "pretrained", a copy of the backbone's, or "normal",
-  # N(0, 0.02^2). The copy is our choice: the paper learns a new class token,
-  # and we do not know its initial value.
+  # Initial class token: "pretrained" (a copy of the backbone's class token) or
+  # "normal" (N(0, 0.02^2)). The copy is our choice: the paper learns a new
+  # class token, but we do not know its initial value.
   cls_init: str = option(
     "pretrained", Choice(("pretrained", "normal")), sweep=True
   )
   # Share of the validation images that a task of "classes" may mistake for
-  # images of none of its classes. It sets the threshold below which answers say
-  # "unknown", and is applied after training. 0 sets no threshold.
+  # images of none of its classes. After training, this share determines the
+  # threshold below which answers say "unknown". 0 sets no threshold.
   unknown: float = option(
     0.0, Number(0, 1, "a share of the images", below=True), resume="free"
   )
@@ -286,9 +286,9 @@ class TaskConfig:
 class OptimConfig:
   """The optimizer; each task has its own."""
 
-  # Optimizer, "sgd" (the paper's) or "adamw"; or a closed-form solver of a head
-  # on the features of all training images (see --config=closed): "lda", linear
-  # discriminant analysis, for "classes", or "ridge", ridge regression.
+  # Optimizer "sgd" (the paper's) or "adamw", or a closed-form solver of a head
+  # on the features of all training images (see --config=closed): "lda" (linear
+  # discriminant analysis, for "classes") or "ridge" (ridge regression).
   name: str = option("sgd", Choice(("sgd", "adamw", *CLOSED_FORMS)), sweep=True)
   # Momentum of "sgd".
   momentum: float = option(
@@ -314,13 +314,13 @@ class OptimConfig:
   # Factor on the learning rate of memory.
   memory_factor: float = option(1.0, _FACTOR, resume="recorded", sweep=True)
   # Linear warm-up as a share of all steps, rounded; unused if `warmup_steps` is
-  # set. The default is vit_jax's 500 of 20,000.
+  # set. The default is vit_jax's share: 500 of 20,000 steps.
   warmup: float = option(
     0.025, Number(0, 1, "a share of the steps"), resume="recorded", sweep=True
   )
   # Linear warm-up in steps; 0 uses `warmup`. The configurations of the paper's
-  # four data sets set 5, which its public PyTorch reproduction reports; we
-  # could not check the paper's own text.
+  # four data sets set 5 steps, as the paper's public PyTorch reproduction
+  # reports; we could not check the paper's own text.
   warmup_steps: int = option(0, _STEPS_OR_NONE, resume="recorded", sweep=True)
   # Learning rate after warm-up: "cosine" to zero (vit_jax's choice; unstated in
   # the paper) or "constant".
@@ -328,17 +328,17 @@ class OptimConfig:
     "cosine", Choice(("cosine", "constant")), resume="recorded", sweep=True
   )
   # Share of the probability that is spread over all classes; for "labels", over
-  # yes and no.
+  # presence and absence of each label.
   label_smoothing: float = option(
     0.0,
     Number(0, 1, "a probability", below=True),
     resume="recorded",
     sweep=True,
   )
-  # Weights of classes in the loss: "balanced" is n / (classes * examples of the
-  # class) on the training split, so that rare classes count as much as frequent
-  # ones; for "labels", examples with a label are weighted by the number of
-  # examples without it, divided by the number with it. "none": all are 1.
+  # Weights in the loss: "none" (all are 1) or "balanced", so that rare classes
+  # count as much as frequent classes. With n training examples, a class has the
+  # weight n / (classes * examples of the class). For "labels", examples with a
+  # label weigh (examples without the label) / (examples with the label).
   class_weights: str = option("none", Choice(("none", "balanced")), sweep=True)
   # Mixup: images are mixed in pairs, with shares drawn from Beta(mixup, mixup);
   # 0 is off, 0.2 is common. All trials of a sweep share the mixed images.
@@ -363,8 +363,8 @@ class OptimConfig:
 class UpstreamConfig:
   """Data on which the original outputs are compared before and after training.
 
-  If it has as many classes as the head of the backbone, accuracy is reported
-  too.
+  If this data has as many classes as the head of the backbone, accuracy is
+  reported too.
   """
 
   # Data set, see `data.name`; "" compares nothing.
@@ -387,10 +387,10 @@ class SweepConfig:
   lists are empty, there is no sweep.
   """
 
-  # Values of `regime`. Masked regimes share passes; any other regime needs its
-  # own. If `cache.what` is "contexts" or "features", each regime caches what it
-  # can use. The best trial of each regime is exported, the best of all as
-  # task.name and the others as task.name-REGIME, unless `export` is "all".
+  # Values of `regime`. Masked regimes share passes; each regime that is not
+  # masked needs separate passes. If `cache.what` is "contexts" or "features",
+  # each regime caches what it can use. Unless `export` is "all", the best trial
+  # is exported as task.name; the best of other regimes as task.name-REGIME.
   regime: tuple[str, ...] = option((), Items(_REGIME, MOST_TRIALS))
   # Values of `learning_rate`.
   learning_rate: tuple[float, ...] = option((), _RATES)
@@ -404,9 +404,9 @@ class SweepConfig:
     (),
     Items(Changes('a dictionary such as {"optim.momentum": 0.8}'), MOST_TRIALS),
   )
-  # Which trials are exported: "best", the best on validation, as task.name;
-  # "all", the best as task.name and all as task.name-00, -01, ... Without a
-  # validation split only "all" is possible, and task.name is the first trial.
+  # Which trials are exported. "best": the best on validation, as task.name.
+  # "all": all trials as task.name-00, -01, ..., the best also as task.name.
+  # Without validation only "all" is possible; task.name is the first trial.
   export: str = option("best", Choice(("best", "all")), resume="free")
   # Memory (GiB) for the trials of a pass; if not all fit, they are trained in
   # several passes. 0 is the free memory.
@@ -448,7 +448,7 @@ class WandbConfig:
   # User or team of the project; "" is the default of the account.
   entity: str = option("", _PROJECT, resume="free")
   # Name of the run; "" is --workdir. In a list of runs, each run is named after
-  # its directory, and the default of `group` is this name.
+  # its directory, and `wandb.name` is the default of `group`.
   name: str = option("", _LABEL, resume="free")
   # Group of runs that W&B shows together.
   group: str = option("", _LABEL, resume="free")
@@ -483,15 +483,15 @@ class Config:
     resume="free",
   )
   # GELU variant: "tanh" for vit_jax and big_vision; "exact" for weights from
-  # PyTorch; "quick" for OpenAI's CLIP; "backbone" is the variant that the
-  # source of the backbone states, else "tanh"; the run records that variant.
+  # PyTorch; "quick" for OpenAI's CLIP. "backbone" takes the variant that the
+  # source of the backbone states, else "tanh", and records this variant.
   gelu: str = option("backbone", Choice(("backbone", "tanh", "exact", "quick")))
   # Side of the square input images in pixels; 0 is the backbone's own. For
   # another size the position embedding is resized. Random weights
   # ("random:...") need a size.
   image_size: int = option(0, Number(0, MAX_IMAGE_SIZE, "pixels"))
-  # Compute dtype: "float32", "bfloat16", or "auto", which is bfloat16 if the
-  # device multiplies it faster. Trained parameters are float32.
+  # Compute dtype: "float32", "bfloat16", or "auto" (bfloat16 if the device
+  # multiplies bfloat16 faster). Trained parameters are float32.
   dtype: str = option("float32", Choice(dtypes.CHOICES), resume="recorded")
   # Images per training step, over all devices.
   batch_size: int = option(512, _BATCH)
@@ -505,8 +505,8 @@ class Config:
   epochs: float = option(
     0.0, Number(-1, 1e6, "passes over the training split"), resume="free"
   )
-  # Peak learning rate. The paper reports the best of several without naming
-  # them: try 0.03 to 0.3.
+  # Peak learning rate: try 0.03 to 0.3. The paper reports the best of several
+  # learning rates, without naming these learning rates.
   learning_rate: float = option(0.1, _RATE, resume="recorded", sweep=True)
   # Random seed for initialization and data shuffling.
   seed: int = option(0, _SEED, sweep=True)
@@ -517,8 +517,8 @@ class Config:
   # evaluated.
   eval_every: int = option(1_000, _STEPS, resume="recorded")
   # Number of consecutive evaluations without a better trial after which
-  # training stops; 0 trains to the last step. The schedule still covers all
-  # steps: "constant" may suit better.
+  # training stops; 0 trains to the last step. `optim.schedule` still covers all
+  # steps, so that "constant" may suit better than "cosine".
   early_stopping: int = option(
     0, Number(0, 2**31 - 1, "evaluations"), resume="recorded"
   )
@@ -532,8 +532,8 @@ class Config:
   # runs draw no plots.
   log_images: int = option(8, Number(0, 64, "images"), resume="free")
   # Also write trained parameters as plain orbax checkpoints,
-  # WORKDIR/orbax/NAME. Not for "full", whose size would double, nor for lists
-  # of runs.
+  # WORKDIR/orbax/NAME. Ignored for "full", whose export would double in size,
+  # and for lists of runs.
   export_orbax: bool = option(True, Switch(), resume="free")
   # Step from which 5 steps are profiled for TensorBoard; 0 is off.
   profile_at: int = option(0, _STEPS_OR_NONE, resume="free")
@@ -618,7 +618,7 @@ def _require_consistent(config: Config) -> None:
     raise ConfigError(problem)
 
 
-# Options that only some kinds of tasks use: {key: value if it is unused}.
+# Options that only some kinds use: {key: value required for all other kinds}.
 _OF_KINDS: Mapping[str, Any] = {
   "data.per_class": 0,
   "optim.class_weights": "none",

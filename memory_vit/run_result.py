@@ -208,7 +208,7 @@ def load_result(
 
 
 def read_result(workdir: Path, name: str = RESULT) -> RunResult | None:
-  """Read a result on process 0 for all processes; others may lack the file."""
+  """Return a result on all processes; only process 0 needs the file."""
   file = workdir / name
   return _parse(file, processes.on_process_0(lambda: _read(file)))
 

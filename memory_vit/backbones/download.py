@@ -21,9 +21,9 @@ with epy.lazy_imports():  # `stored_arrays` imports jax, which slows down --help
 
 logger = logging.getLogger(__name__)
 
-# First bytes of every .npz file, but not of an HTML page ("not found").
+# First bytes of every .npz file. Error pages in HTML do not start with "PK".
 _MAGIC = b"PK"
-# Number of first bytes that the error for a bad download shows.
+# Number of bytes of a bad download that the error shows.
 _SHOWN = 40
 # Maximum length of the part of a cached file's name that comes from its URL.
 _LONGEST_NAME = 50
@@ -55,7 +55,7 @@ KNOWN = {
   "augreg-Ti/16": _augreg("Ti_16", "aug_none-wd_0.03"),
   "augreg-S/32": _augreg("S_32", "aug_none-wd_0.1"),
   "augreg-S/16": _augreg("S_16", "aug_light1-wd_0.03"),
-  # This is big_vision's B/32; timm has another (aug_medium1-wd_0.03).
+  # big_vision uses these weights for B/32; timm uses aug_medium1-wd_0.03.
   "augreg-B/32": _augreg("B_32", "aug_light1-wd_0.1"),
   "augreg-B/16": _augreg("B_16", "aug_medium1-wd_0.1"),
   "augreg-B/8": _augreg("B_8", "aug_medium2-wd_0.1"),
@@ -155,7 +155,6 @@ class _Download:
 
   def __init__(self, file: BinaryIO) -> None:
     self._file = file
-    # The number of bytes so far, and the first few bytes.
     self.size, self.begins = 0, b""
 
   def write(self, data: bytes) -> int:
@@ -204,10 +203,10 @@ def _fetch_http(url: str, target: _Download) -> None:
 
 
 def _own_password(request: Any) -> Any:
-  """Send the password in the address, if any, but no password of ~/.netrc.
+  """Send a password that the address contains, but no password of ~/.netrc.
 
   Over http:// anybody on the network path could read a password. `requests`
-  searches ~/.netrc unless it gets an `auth`. This function is that `auth`.
+  searches ~/.netrc unless it gets an `auth`, such as this function.
   """
   import requests
 
@@ -237,8 +236,7 @@ def _fetch_gs(url: str, target: _Download) -> None:
   # Opening gs:// with epath imports TensorFlow or gcsfs.
   from etils import epath
 
-  # The bar has no total, because another request, which may fail, would be
-  # needed to find the size.
+  # No total: finding the size of the file needs a request, which may fail.
   with epath.Path(url).open("rb") as source, _bar_of(url) as bar:
     while chunk := source.read(_CHUNK_BYTES):
       target.write(chunk)
@@ -246,7 +244,7 @@ def _fetch_gs(url: str, target: _Download) -> None:
 
 
 def _bar_of(url: str) -> ProgressBar:
-  """Return a progress bar without a total; pooch sets the total once known."""
+  """Return a progress bar without a total; for HTTP, pooch adds the total."""
   name = PurePosixPath(urllib.parse.urlsplit(url).path).name
   return ProgressBar(f"downloading {name[-_LONGEST_NAME:]}", unit="B")
 

@@ -24,7 +24,7 @@ from memory_vit.runtime import files
 from memory_vit.runtime.output_directory import OutputDirectory
 
 # {field of `ViTConfig`: value in every ViT of transformers}. The field
-# `position_resize` is missing, because it only matters at other image sizes.
+# `position_resize` may have any value: it only matters for a new image size.
 _COMPUTED = {
   "class_tokens": 1,
   "registers": 0,

@@ -62,7 +62,7 @@ class ImageProcessor:
   std: Rgb | None
   preprocessing: EvalPreprocessing | None  # None if not stated or not supported
   origin: str  # path of the file, and name of the JSON object in this file
-  # Text that names the fields for which the class's defaults were used.
+  # Text that names the fields that were absent and got default values.
   defaults: str = ""
 
   def warn(self) -> None:
@@ -79,7 +79,7 @@ class ImageProcessor:
 def of_transformers(values: Any, where: str, family: str) -> ImageProcessor:
   """Read the fields of an image processor of transformers.
 
-  If they name no class, `family` (the `model_type`) determines the class.
+  If the fields name no class, `family` (the `model_type`) determines the class.
   """
   fields = Fields(values, where)
   if not fields.flag("do_rescale", True):
@@ -95,7 +95,6 @@ def of_transformers(values: Any, where: str, family: str) -> ImageProcessor:
   name = _SUFFIX.sub("", fields.text("image_processor_type", older))
   name = name or _CLASSES.get(family, "ViT")
   stated = {k: v for k, v in values.items() if v is not None}
-  # The defaults of a class are unknown if `_DEFAULTS` lacks the class.
   complete = {**_DEFAULTS.get(name, {}), **stated}
   absent = [k for k in complete if k not in (*stated, "default_to_square")]
   defaults = (
@@ -137,7 +136,7 @@ def of_timm(values: Any, where: str) -> ImageProcessor:
 
 
 def as_rgb(values: Any, name: str) -> Rgb:
-  """Check a mean or std from a caller: three numbers, or one for all."""
+  """Check a mean or std: three numbers, or one number for all channels."""
   try:
     numbers = np.broadcast_to(np.asarray(values, np.float64), 3).tolist()
     rgb = _rgb(Fields({name: numbers}, "the argument"), name)

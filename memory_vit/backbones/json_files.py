@@ -30,7 +30,7 @@ def read_object(file: Path) -> dict[str, Any]:
 
 
 def parse_object(content: bytes, where: str) -> dict[str, Any]:
-  """Parse a UTF-8 JSON object; the caller limits its size. Keys are unique."""
+  """Parse a UTF-8 JSON object with unique keys; the caller limits the size."""
   try:
     values = files.strict_json(content.decode("utf-8"))
   except (ValueError, RecursionError) as error:

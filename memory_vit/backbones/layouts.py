@@ -76,7 +76,7 @@ def without_prefix(entries: Iterable[str]) -> dict[str, str]:
 
 
 def _of_tower(names: dict[str, str]) -> dict[str, str]:
-  """Keep only the image tower of a SigLIP file; keep all of another file."""
+  """Select the image tower in a SigLIP file; keep all names of other files."""
   tower = {n: entry for n, entry in names.items() if n.startswith(TOWER)}
   beside = names.keys() - tower.keys()
   if not tower or not all(map(_BESIDE_TOWER.fullmatch, beside)):
@@ -108,7 +108,7 @@ def as_vit_jax(arrays: Arrays, file: Path) -> Arrays:
 
 
 def as_published(name: str, array: np.ndarray) -> list[tuple[str, np.ndarray]]:
-  """Return [(vit_jax name, array)], one pair per block for stacked blocks."""
+  """Return [(vit_jax name, array)]; split an array that stacks all blocks."""
   if name == "pos_embedding":
     return [(POSITIONS, array)]
   name = renumbered(name, FROM_PRE_LINEN)
@@ -131,9 +131,9 @@ def _with_class_position(positions: np.ndarray) -> np.ndarray:
   """Prepend a zero for the class token to positions (1, n, d) of big_vision.
 
   In files of big_vision, the array `cls` is the sum of the class token and its
-  position. vit_jax stores two arrays, so a file of the same model has another
-  fingerprint. The outputs of the backbone are equal, but the outputs of tasks
-  differ, because a task adds the stored position to the task's class token.
+  position. Files of vit_jax have two arrays, so the two files of one model have
+  different fingerprints. The outputs of the backbone are equal, but the outputs
+  of tasks differ: a task adds the stored position to the task's class token.
   """
   if positions.ndim != 3 or not square_side(positions.shape[1]):
     return positions
@@ -146,7 +146,7 @@ def resize_positions(
   kind: str = "bilinear",
   class_tokens: int = 1,
 ) -> np.ndarray:
-  """Resize patch positions: (1, class + n, d) to (1, class + side^2, d)."""
+  """Resize the patch grid of positions (1, n, d) to side x side."""
   old = square_side(positions.shape[1] - class_tokens)
   if side == old:
     return positions

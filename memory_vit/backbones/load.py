@@ -78,23 +78,23 @@ def load_backbone(
       for it. None keeps the image size of the file.
     dtype: compute dtype, "float32" or "bfloat16"; or "auto", see
       `dtypes.resolve`.
-    gelu: field of `ViTConfig`, for an .npz file that does not state it; None
-      takes what the source states, and "tanh" if it states nothing.
+    gelu: "tanh", "exact" or "quick", for an .npz file that states no GELU. None
+      takes the GELU that the source states, or else "tanh".
     mean: red, green and blue mean by which the model normalizes images in
-      [0, 1], for a model of transformers or timm whose files do not state it.
-    std: the standard deviations, likewise.
+      [0, 1], for a model of transformers or timm whose files state no mean.
+    std: red, green and blue standard deviation, if the files state no std.
 
   Returns:
     The backbone. Its parameters are on the default device, kernels in `dtype`
-    and all others in float32. Its fingerprint is that of the weights in the
-    file, independent of layout, `image_size` and `dtype`.
+    and all others in float32. The fingerprint is computed from the weights
+    in the file, independent of layout, `image_size` and `dtype`.
 
   Raises:
     BackboneError: if the source does not exist, cannot be fetched or read, or
       does not hold exactly the weights of a supported ViT; or if neither the
       source nor the arguments state a mean and std.
-    ConfigError: for an invalid `image_size`, `dtype`, `gelu`, `mean` or `std`,
-      or one that contradicts the source.
+    ConfigError: if `image_size`, `dtype`, `gelu`, `mean` or `std` is invalid or
+      contradicts the source.
   """
   published = read_published(os.fspath(path), mean, std)
   return rounded(to_backbone(published, image_size, dtype, gelu=gelu))
@@ -122,7 +122,7 @@ def read_published(
 
 
 def known_config(path: str) -> ViTConfig | None:
-  """Return the configuration of a published ViT in `KNOWN`; None for others.
+  """Return the configuration of a ViT in `KNOWN`; None for any other path.
 
   No file is read: all these models were trained on ImageNet-21k at 224 pixels.
   """
@@ -274,7 +274,7 @@ def _depth(arrays: Arrays, file: Path) -> int:
 def _common_shape(
   arrays: Arrays, pattern: str, rank: int
 ) -> tuple[int, ...] | None:
-  """Return the most frequent shape of arrays; None if no array matches."""
+  """Return the most frequent shape of the arrays that match, or None."""
   matching = [arrays[name] for name in sorted(fnmatch.filter(arrays, pattern))]
   shapes = [a.shape for a in matching if a.ndim == rank and a.size]
   return statistics.mode(shapes) if shapes else None

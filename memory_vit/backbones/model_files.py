@@ -44,8 +44,8 @@ class ModelFiles:
 
   source: str  # as the user named it
   config: Path
-  weights: Path  # a .safetensors file, or the index of several
-  # File with the image preprocessing: the one that transformers 5 would read.
+  weights: Path  # a .safetensors file, or the index of several shards
+  # File that transformers 5 would read the image preprocessing from.
   preprocessor: Path | None
   card: Path | None  # README.md
 
@@ -86,7 +86,7 @@ def holds_model(directory: Path) -> bool:
 
 
 def find(path: Path, source: str) -> ModelFiles:
-  """Find a model's files by its directory or its .safetensors file."""
+  """Find the files of a model; `path` is a directory or a .safetensors file."""
   try:
     return _find(path, source)
   except OSError as error:  # such as missing permission to read the directory
@@ -105,8 +105,8 @@ def _find(path: Path, source: str) -> ModelFiles:
   weights = _weights(path) if path.is_dir() else path
   if not (directory / CONFIG).is_file():
     raise BackboneError(
-      f"{weights} has no {CONFIG} beside it. This file describes the model: "
-      "copy the file from where the weights were published."
+      f"{weights} has no {CONFIG} beside it. Copy the missing file, which "
+      "describes the model, from where the weights were published."
     )
   return ModelFiles(
     source=source,

@@ -31,7 +31,7 @@ _NO_LICENCE = "not stated in its files: see where it was published"
 
 
 def read(files: ModelFiles, given: Mapping[str, Rgb]) -> Published:
-  """Read a model; `given` has a mean and std that its files do not state."""
+  """Read a model; `given` has the mean and std if no file states them."""
   config = json_files.read_object(files.config)
   family = detect.family_of(config, str(files.config))
   processor = _stated_processor(config, family, files)

@@ -24,17 +24,17 @@ def resized(grid: np.ndarray, side: int, kind: str) -> np.ndarray:
 
 
 def cubic_weights(old: int, new: int, kind: str) -> np.ndarray:
-  """Return weights (new, old) that resample a line of points.
+  """Return weights (new, old) that resample a line of old cells to new cells.
 
-  Points are the centers of cells. With antialiasing, the kernel widens with the
-  new cells if they are larger than the old ones, and points outside the line
-  have no weight. Without antialiasing, the outermost points are repeated.
+  With antialiasing, the kernel is wider if the new cells are larger, and there
+  are no cells beyond the ends of the line. Without antialiasing, the first and
+  the last cell are repeated beyond the ends.
   """
   antialias = kind == "bicubic_antialias"
   scale = old / new
   width = max(scale, 1.0) if antialias else 1.0
   centers = (np.arange(new) + 0.5) * scale - 0.5
-  # The margin is wider than any kernel: most points in the margin weigh 0.
+  # Pad the line by more points than the kernel reaches.
   margin = int(2 * width) + 2
   points = np.arange(-margin, old + margin)
   weights = _cubic((points[None] - centers[:, None]) / width, _SHARPNESS[kind])

@@ -47,7 +47,7 @@ class BackboneSource:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Note:
-  """Content of the entry `memory_vit.json`."""
+  """Content of the entry `memory_vit.json` in an .npz file."""
 
   config: ViTConfig
   preprocessing: EvalPreprocessing | None = None
@@ -69,7 +69,7 @@ class Published(Note):
     default_factory=lambda: {"mean": _LAYOUT, "std": _LAYOUT}
   )
   preprocessing_from: str = ""  # where `preprocessing` is stated, for display
-  # {name: dtype in the file} of `arrays` from an .npz file.
+  # {name in `arrays`: dtype in the .npz file}; {} for other sources.
   dtypes: Mapping[str, np.dtype] = dataclasses.field(default_factory=dict)
 
 
@@ -87,7 +87,7 @@ def to_text(note: Note) -> str:
 
 
 def parse(content: bytes, where: str) -> Note:
-  """Parse the content of the entry, which has at most `MAX_BYTES`."""
+  """Parse the content of the entry `ENTRY`; the caller limits the size."""
   values = json_files.parse_object(content, where)
   schema.require_keys(values, _KEYS, where, BackboneError)
   if values["format_version"] != FORMAT_VERSION:
@@ -126,6 +126,6 @@ def _source(values: Mapping[str, Any], where: str) -> BackboneSource | None:
   )
   if source and not all(type(d) is str for d in source.files.values()):
     raise BackboneError(
-      f"{where}: source.files has digests that are no text, expected SHA-256."
+      f"{where}: source.files has a digest that is no string, expected SHA-256."
     )
   return source

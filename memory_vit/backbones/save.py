@@ -98,5 +98,5 @@ def _shapes_determine(arrays: Arrays, config: ViTConfig) -> bool:
   """Return whether array shapes alone are enough to infer `config`."""
   try:
     return infer_config(arrays, Path()) == config
-  except BackboneError:  # such as for a model without a class token
+  except BackboneError:  # for instance, the model has no class token
     return False

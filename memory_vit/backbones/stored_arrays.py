@@ -57,7 +57,7 @@ class _Entry:
 
 
 class StoredArrays(Mapping[str, np.ndarray]):
-  """The arrays of open files by name, each read and checked on access.
+  """The arrays of open files by name; an access reads and checks an array.
 
   `arrays[name]` is cast to float32. Empty arrays of .safetensors files are not
   listed: transformers writes an empty array for the registers of a DINOv3
@@ -78,7 +78,7 @@ class StoredArrays(Mapping[str, np.ndarray]):
     return sum(1 for _ in self)
 
   def __contains__(self, name: object) -> bool:
-    return name in self._entries  # `Mapping` would read the array
+    return name in self._entries  # the inherited method reads the array
 
   def __getitem__(self, name: str) -> np.ndarray:
     with _refusals(self._place(name)):
@@ -100,8 +100,8 @@ class StoredArrays(Mapping[str, np.ndarray]):
     if not _NAME.fullmatch(name):
       raise BackboneError(
         f"{file}: entry {brief(name)} is no name of an array. Expected at "
-        "most 200 ASCII characters in parts separated by '/', without '..', "
-        "'\\', ':' and control characters."
+        "most 200 printable ASCII characters without '\\' and ':', and no part "
+        "'.' or '..' between slashes."
       )
     if name in self._entries:
       raise BackboneError(
@@ -221,7 +221,7 @@ def _opened_zip(file: Path) -> Iterator[zipfile.ZipFile]:
 
 
 def _require_plain(entry: zipfile.ZipInfo, name: str, file: Path) -> None:
-  """Raise unless an entry is a stored or deflated array, or the note."""
+  """Raise unless an entry is the note or an array, with a known compression."""
   if name == published.ENTRY:
     if entry.file_size > published.MAX_BYTES:
       raise BackboneError(
@@ -253,7 +253,7 @@ def _from_zip(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> np.ndarray:
 def _check_header(stream: IO[bytes], entry: zipfile.ZipInfo) -> None:
   """Raise ValueError unless the header of an array fits its entry.
 
-  Call it before reading the array: numpy allocates what the header claims.
+  Check before reading: numpy allocates as much as the header claims.
   """
   version = np.lib.format.read_magic(stream)
   if version == (1, 0):

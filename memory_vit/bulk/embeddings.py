@@ -29,8 +29,9 @@ class EmbeddingJob:
 
   Attributes:
     backbone: any source that `load_backbone` takes.
-    task: path of a task that defines image size and preprocessing; "" for
-      the backbone's; if the preprocessing is unknown, images are squeezed.
+    task: path of a task, whose image size and preprocessing are used; "" for
+      the image size and preprocessing of the backbone. If the preprocessing is
+      unknown, images are squeezed.
     batch_size: number of images per pass.
     dtype: compute dtype, "float32" or "bfloat16"; or "auto", see
       `dtypes.resolve`.
@@ -78,8 +79,8 @@ class EmbeddingJob:
 class EmbeddingModel:
   """A frozen backbone that makes rows; see `make_shards.Model`.
 
-  Its columns are "pooled", the input of a head, and "layers", the input of a
-  probe. A cell holds the flattened values of an image as little-endian bytes.
+  Its columns are "pooled" (the input of a head) and "layers" (the input of a
+  probe). A cell holds the flattened values of an image as little-endian bytes.
   """
 
   def __init__(

@@ -77,7 +77,7 @@ class InputFiles:
 
   def rows(self, numbers: range, columns: Columns) -> Iterator[ImageRow]:
     """Yield consecutive images, without opening image files."""
-    # An empty file has the first number of the next file: "right" skips it.
+    # side="right" skips empty files: the next file has the same first number.
     file = int(np.searchsorted(self.first, numbers.start, side="right")) - 1
     while file < self.files.num_rows and self.first[file] < numbers.stop:
       begin, end = int(self.first[file]), int(self.first[file + 1])

@@ -35,7 +35,7 @@ _Rows = tuple[int, list[ImageRow]]
 
 
 def image_reader(memory_mib: int, batch_size: int, side: int) -> ImageReader:
-  """Return a reader of images, which refuses batches that exceed its memory."""
+  """Return a reader; raise `ConfigError` if the memory is too small."""
   return ImageReader(
     memory_mib, batch_size, side, ahead=AHEAD, option="--memory_mib"
   )

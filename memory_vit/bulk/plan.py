@@ -43,7 +43,7 @@ class Plan:
   columns: Columns
   shard_images: int
   batch_size: int  # affects the last bits of the outputs
-  # Everything else on which the rows depend, as JSON values: the backbone, the
+  # Further facts that determine the rows, as JSON values: the backbone, the
   # tasks, the preprocessing, and the options of the output.
   model: Mapping[str, Any]
 
@@ -90,7 +90,7 @@ def as_json(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def require_own(folder: Path) -> None:
   """Make the output directory; raise if it holds files, but no plan."""
-  # Look for the plan last, because another process may just have written one.
+  # Look for the plan last, because another process may just have written it.
   if _holds_others(folder) and not (folder / FOLDER / _PLAN).exists():
     raise ConfigError(
       f"--output {brief(str(folder))} exists, but is not the output of a bulk "
@@ -100,7 +100,7 @@ def require_own(folder: Path) -> None:
 
 
 def settle(plan: Plan, folder: Path) -> None:
-  """Write a plan; raise if a different one exists. The caller holds a lock."""
+  """Write a plan; raise if a different plan exists. The caller holds a lock."""
   file, inputs = folder / FOLDER / _PLAN, folder / FOLDER / _INPUTS
   if file.exists():
     _require_equal(plan, file)

@@ -155,8 +155,8 @@ class PredictionModel:
 def _lists(values: np.ndarray, kind: pa.DataType) -> pa.Array:
   """Return values (b, k) as b lists of k values.
 
-  The lists have variable size, because pyarrow 24 cannot write null values of
-  Arrow's type for lists of fixed size.
+  The lists have variable size, because pyarrow 24 cannot write nulls in a
+  column of lists of fixed size.
   """
   b, k = values.shape
   ends = pa.array(np.arange(b + 1, dtype=np.int32) * k)

@@ -48,8 +48,8 @@ class RayEngine:
   workers: int  # processes, each with its own model
   worker_cpus: float = 0  # CPUs reserved for each worker; 0: Ray's default
   worker_gpus: float = 0  # GPUs reserved for each worker, or a fraction of one
-  # Address of the cluster; "auto" for the cluster of this machine; "" for
-  # RAY_ADDRESS or, if it is not set, for a new local cluster.
+  # Address of the cluster; "auto" for the cluster of this machine; "" for the
+  # address in RAY_ADDRESS or, if RAY_ADDRESS is not set, a new local cluster.
   address: str = ""
 
   def __call__(
@@ -144,7 +144,7 @@ class ShardWorker:
   """Makes shards in a worker process; Ray Data creates and calls it."""
 
   def __init__(self, folder: str, digest: str, job: Any) -> None:
-    """Load the model; raise if the run has a different plan or model."""
+    """Load the model; raise if plan or model differ from those of the run."""
     self._folder = Path(folder)
     self._model = job.open()
     self._plan = plans.read_plan(self._folder)
@@ -166,7 +166,7 @@ class ShardWorker:
     return batch
 
   def _make(self, shard: int) -> None:
-    """Make a shard, unless a worker finished the shard before its death."""
+    """Make a shard, unless a worker that died had finished the shard."""
     if shard_file.is_whole(self._folder, self._plan, shard):
       return
     tries = self._folder / plans.FOLDER / f"{self._plan.name(shard)}.tries"

@@ -145,10 +145,7 @@ def _read_parquet(
 
 
 def _class_names(schema: pa.Schema, label: str | None) -> list[str]:
-  """Return the class names in the Hugging Face metadata of a Parquet file.
-
-  The list is empty if there are no such names.
-  """
+  """Return the class names in Hugging Face metadata; [] if there are none."""
   try:
     about = json.loads((schema.metadata or {})[b"huggingface"])
     names = about["info"]["features"][label]["names"]
@@ -161,7 +158,7 @@ def _class_names(schema: pa.Schema, label: str | None) -> list[str]:
 def _rows_of(
   file: pq.ParquetFile, rows: range, wanted: list[str]
 ) -> Iterator[Mapping[str, Any]]:
-  """Yield the rows numbered `rows`; skip row groups without such rows."""
+  """Yield the rows numbered `rows`; read only row groups with these rows."""
   groups: list[int] = []
   begin = first = 0
   for i in range(file.num_row_groups):
@@ -230,7 +227,7 @@ def _found_columns(
   if columns.label:
     raise DataError(
       f"{escaped(str(path))} has no column {brief(label)} of labels: expected "
-      f"as --label_column one of its columns {brief(schema.names)}."
+      f"one of its columns {brief(schema.names)} as --label_column."
     )
   return image, None
 

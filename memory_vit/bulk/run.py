@@ -69,8 +69,8 @@ def run_bulk(
   Args:
     job: a `PredictionJob` or an `EmbeddingJob`.
     inputs: image files; Parquet (.parquet) and ArrayRecord (.array_record)
-      files; folders, which stand for all images below them or, if there is
-      none, for the Parquet and ArrayRecord files below them.
+      files; folders, which stand for all images below them or, if there are
+      no images, for the Parquet and ArrayRecord files below them.
     output: a directory for the shards.
     columns: the columns to read from Parquet files in the input.
     shard_images: number of images per shard.

@@ -91,10 +91,10 @@ def root_of(config: Config) -> Path:
 
 @contextlib.contextmanager
 def locked(folder: Path, stop: StopSignal) -> Iterator[None]:
-  """Allow one run at a time to fill a folder; all processes must call.
+  """Let one run at a time fill a folder; all processes must call this.
 
-  Process 0 holds the lock until the body ends. Runs that have folders on
-  different disks share no rows: every run computes all rows.
+  Process 0 holds the lock until the `with` block ends. Runs that have folders
+  on different disks share no rows: every run computes all rows.
   """
 
   def wait(owner: str) -> None:

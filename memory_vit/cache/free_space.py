@@ -18,7 +18,7 @@ class Place:
   """The disk or memory in which a process stores rows."""
 
   name: str  # name in errors, for example "the disk of /data/cache"
-  key: str  # the same for all processes that share this disk or memory
+  key: str  # equal for processes that share this disk or memory
   free: int  # free space, in bytes
 
 
@@ -44,10 +44,11 @@ def place_of(where: str, folder: Path) -> Place:
 def require_free_space(
   what: str, needed: int, where: str, folder: Path
 ) -> None:
-  """Raise `ConfigError` on all processes if any lacks space; all must call.
+  """Raise `ConfigError` on all processes if any process lacks space.
 
-  The rows of processes that share a disk, or host memory, must fit together.
-  `what` names the rows; this process will store `needed` bytes.
+  All processes must call this. The rows of processes that share a disk, or host
+  memory, must fit together. `what` is the name of the rows in errors; `needed`
+  is the number of bytes that this process will store.
   """
   own_place = place_of(where, folder)
   reports = processes.gather(
@@ -55,12 +56,12 @@ def require_free_space(
   )
   places = dict.fromkeys(key for key, *_ in reports)
   # Check the place of this process first: if several places are full, the error
-  # on this process then names this place.
+  # on each process then names the place of this process.
   for key in sorted(places, key=lambda key: key != own_place.key):
     same = [i for i, (place, *_) in enumerate(reports) if place == key]
     total = sum(reports[i][1] for i in same)
-    # Other programs may write between the reports of processes that share this
-    # place: use the least free space.
+    # The reports of processes that share a place may differ in free space,
+    # because other programs write there meanwhile: use the minimum.
     free, name = min((reports[i][2], reports[i][3]) for i in same)
     if total <= free:
       continue

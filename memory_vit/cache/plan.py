@@ -25,20 +25,19 @@ class FixedEmbeddings:
   """The embeddings that a process caches; the counterpart of `FixedCrops`.
 
   Embeddings are cached in the order of their files, so that each file is read
-  once. `places`, int64 (n,), says for each example of the split at which place
-  its embedding is cached.
+  once: the embedding of example i of this process is at place `places[i]`.
   """
 
   split: Split
   numbers: np.ndarray  # int64 (n,): number of the example at each place
-  places: np.ndarray
+  places: np.ndarray  # int64 (n,)
   name: str  # column of the files: "pooled" for a head, "layers" for a probe
 
   @classmethod
   def of(
     cls, split: Split, numbers: np.ndarray, regime: str
   ) -> "FixedEmbeddings":
-    """Select examples `numbers`, int64 (n,), and the column for a regime."""
+    """Select what a regime needs of the examples `numbers`, int64 (n,)."""
     embedded = split.embedded
     assert embedded is not None
     order = np.argsort(embedded.rows[numbers], kind="stable")
@@ -46,7 +45,7 @@ class FixedEmbeddings:
     return cls(split, numbers[order], np.argsort(order), column)
 
   def batches(self, starts: range, rows: int) -> Iterator[dict[str, Any]]:
-    """Yield a batch of `rows` places for each start.
+    """Yield batches of `rows` rows, which begin at the places `starts`.
 
     Padding rows after the last place have mask 0.
     """
@@ -119,7 +118,7 @@ def split_plan(
   embedded, dtype = split.embedded, config.cache.dtype
   if embedded:
     examples = FixedEmbeddings.of(split, examples.numbers, config.regime)
-    if embedded.origin.stored == "bfloat16":  # such files lose no precision
+    if embedded.origin.stored == "bfloat16":  # the values are already rounded
       dtype = "bfloat16"
   rows, _ = batching.share(batch)
   # Process 0 has the most records, and determines the number of batches of all

@@ -41,8 +41,8 @@ def _header_of(label: np.dtype) -> np.dtype:
 class FileRows(Rows):
   """Rows in a file, whose checksums are verified once in a run.
 
-  A single process verifies a row when it first reads it. Several processes must
-  recompute rows together, so they verify all rows when they open their files.
+  A single process verifies a row when the row is first read. Several processes
+  must recompute rows together, so they verify all rows when opening the files.
   """
 
   def __init__(
@@ -75,7 +75,7 @@ class FileRows(Rows):
     return np.flatnonzero(self._exists & (self.masks == 0))
 
   def missing(self) -> list[range]:
-    """Return spans of batches of which a process lacks rows; all must call."""
+    """Return spans of incomplete batches; all processes must call this."""
     step = self._places.step
     absent = np.unique(np.flatnonzero(~self._exists) // step)
     spans: list[range] = []
@@ -99,7 +99,7 @@ class FileRows(Rows):
     self._exists[part], self._checked[part] = True, False
 
   def take(self, places: np.ndarray) -> Any:
-    """Return rows; recompute damaged rows, or raise with several processes."""
+    """Return rows; only a single process can recompute damaged rows."""
     leaves = self._layout.empty(len(places))
     whole = self._read(places, leaves)
     if not whole and jax.process_count() == 1:

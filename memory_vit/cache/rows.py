@@ -23,14 +23,14 @@ class RowLayout:
   """Shapes and dtypes of a row, the pytree of cached inputs of one image."""
 
   treedef: Any
-  shapes: tuple[tuple[int, ...], ...]  # of leaves, without the batch axis
+  shapes: tuple[tuple[int, ...], ...]  # leaf shapes without the batch axis
   computed: tuple[np.dtype, ...]
   stored: tuple[np.dtype, ...]
   label: np.dtype  # the `label_dtype` of the split
 
   @classmethod
   def of(cls, inputs: Any, dtype: str, label: np.dtype) -> "RowLayout":
-    """Derive the layout from a pytree of arrays (b, ...), or of their shapes.
+    """Derive the layout from a pytree of arrays or `ShapeDtypeStruct` (b, ...).
 
     With `dtype` "bfloat16", float32 leaves are stored as bfloat16.
     """
@@ -77,7 +77,7 @@ def _cast(
 
 
 class FilledRows(Protocol):
-  """Rows by place; `masks` (n,) is 1 for examples that evaluation counts."""
+  """Rows by place; `masks` (n,) is 0 for rows that evaluation must ignore."""
 
   labels: np.ndarray
   masks: np.ndarray
@@ -138,7 +138,7 @@ class Rows(abc.ABC):
 
 
 class OrderedRows:
-  """Rows in another order: row i is row `places[i]` of `rows`."""
+  """Rows in a new order: row i is row `places[i]` of the given `rows`."""
 
   def __init__(self, rows: FilledRows, places: np.ndarray) -> None:
     self._rows, self._places = rows, places

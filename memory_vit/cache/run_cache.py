@@ -78,7 +78,7 @@ class RunCache:
     """Yield training batches endlessly; missing rows are computed first.
 
     Each process draws its share of a batch from its own records, shuffled anew
-    each epoch. A single process has the order of `batching.train_batches`.
+    each epoch. With one process, the order is as in `batching.train_batches`.
     `start` is the number of examples that earlier steps used.
     """
     config = self.config
@@ -126,7 +126,7 @@ class RunCache:
       }
 
   def needs(self, key: str, split: Split) -> Needs:
-    """Count all rows and missing rows of a split; all processes must call."""
+    """Count all and missing rows of a split; all processes must call this."""
     plan = self._plan(key, split)
     if key in self._splits:
       return Needs(plan, 0)
@@ -136,7 +136,7 @@ class RunCache:
     return Needs(plan, plan.count_in(rows.missing()))
 
   def require_free_space(self, needs: Sequence[Needs]) -> None:
-    """Raise `ConfigError` if missing rows do not fit; all must call this."""
+    """Raise `ConfigError` if space is lacking; all processes must call this."""
     needed = sum(n.row_bytes * n.missing for n in needs)
     roles = " and ".join(n.plan.role for n in needs)
     title = f"{self.config.cache.what} of {roles}"
@@ -162,7 +162,7 @@ class RunCache:
     return sum(n.bytes for n in needs) // jax.local_device_count()
 
   def rows(self, key: str, split: Split) -> FilledRows:
-    """Return a split's rows; compute missing rows. All processes must call."""
+    """Return the complete rows of a split; all processes must call this."""
     if key not in self._splits:
       plan = self._plan(key, split)
       rows: FilledRows

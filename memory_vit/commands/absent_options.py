@@ -48,7 +48,7 @@ class AbsentDevices:
     return self.topology or self.gpu
 
   def require_dry_run(self, dry_run: bool) -> None:
-    """Raise if an option is set without --dry_run and --topology or --gpu."""
+    """Require --dry_run and a device (topology or GPU) if an option is set."""
     for name, value in vars(self).items():
       if value and not (dry_run and self.device):
         raise ConfigError(

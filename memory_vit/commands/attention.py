@@ -187,17 +187,17 @@ def _require_few_figures(images: int, tasks: int, removals: int) -> None:
   if figures > _MOST_FIGURES:
     raise ConfigError(
       f"the report would have {figures:,} figures, expected at most "
-      f"{_MOST_FIGURES:,}: attention maps of {counted(tasks, 'task')} and of "
-      f"every pair for {counted(images, 'image')}, attention shares of each "
-      f"task, {counted(removals, 'memory ablation')}. Give fewer --task, or a "
-      "smaller --max_images."
+      f"{_MOST_FIGURES:,}. It would show {counted(images, 'image')} for "
+      f"{counted(tasks, 'task')} and for every pair of tasks, attention shares "
+      f"of every task, and {counted(removals, 'memory ablation')}. Give fewer "
+      "--task, or a smaller --max_images."
     )
 
 
 def _usable(
   sources: Sequence[str],
 ) -> tuple[dict[str, Manifest], list[LeftOut]]:
-  """Return ({path: task with its own class token}, tasks that are left out)."""
+  """Return ({path: task with a class token}, tasks without a class token)."""
   usable: dict[str, Manifest] = {}
   left_out = []
   for path, manifest in find.find_tasks(sources):
@@ -221,7 +221,7 @@ def _usable(
 def _choose(
   tasks: Sequence[Manifest], arguments: argparse.Namespace
 ) -> dict[str, SplitRef]:
-  """Return {task: split} for tasks with removable memory; open no data set."""
+  """Return {task: split} for the tasks whose memory cells can be removed."""
   flags = data_options.given(arguments, [task.spec.name for task in tasks])
   with_memory = [task for task in tasks if cell_removal.can_remove(task.spec)]
   return task_data.choose(with_memory, flags, upstream=False)[0]

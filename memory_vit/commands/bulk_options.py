@@ -121,7 +121,7 @@ def run_job(arguments: argparse.Namespace, job: Job) -> int:
   )
   engine = None
   if arguments.engine == "ray":
-    # Leave devices to the workers: this process only describes the model.
+    # Use the CPU here, and leave GPUs and TPUs to the workers.
     jax.config.update("jax_platforms", "cpu")
     engine = ray_engine.RayEngine(
       arguments.workers,
@@ -149,7 +149,7 @@ def run_job(arguments: argparse.Namespace, job: Job) -> int:
 
 
 def _name_unreadable(output: str, summary: run.Summary) -> None:
-  """Print the first unreadable images, and where all of them are listed."""
+  """Print the first unreadable images, and say where to find the rest."""
   for path, reason in itertools.islice(run.unreadable(output), _MOST_NAMED):
     show(f"skipped {escaped(path)}: {escaped(reason)}", sys.stderr)
   more = summary.errors - _MOST_NAMED
@@ -161,7 +161,7 @@ def _name_unreadable(output: str, summary: run.Summary) -> None:
 
 
 def whole_path(source: str) -> str:
-  """Return `source`; if the path exists, make it absolute, for Ray workers."""
+  """Return an existing path as an absolute path, other sources unchanged."""
   path = os.path.expanduser(source)
   return os.path.abspath(path) if os.path.exists(path) else source
 
@@ -169,7 +169,7 @@ def whole_path(source: str) -> str:
 def require_used(
   parser: Parser, arguments: argparse.Namespace, *others: str
 ) -> None:
-  """Raise if an option has no effect; `others` need --input and --output."""
+  """Raise if an option, such as one of `others`, would have no effect."""
   if bool(arguments.input) != bool(arguments.output):
     raise ConfigError(
       "the command line: expected both --input and --output, or neither."

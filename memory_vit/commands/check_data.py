@@ -42,7 +42,7 @@ _SHOWN = 10
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckArguments:
-  """Parsed command line; without `splits`, the configuration names them."""
+  """Parsed command line; empty `splits` are those of the configuration."""
 
   config: Config
   splits: tuple[str, ...]

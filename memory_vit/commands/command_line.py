@@ -61,12 +61,12 @@ class Parser(argparse.ArgumentParser):
     """
     before = [*itertools.takewhile(lambda argument: argument != "--", argv)]
     for argument in before:
-      if re.fullmatch(r"--[\w-]+=--", argument):  # argparse would drop the --
+      if re.fullmatch(r"--[\w-]+=--", argument):  # argparse drops a value --
         self.error(f"{argument.removesuffix('=--')} is '--', expected a value")
     if not mixed:
       return self.parse_args(argv)
     # Append the arguments after `--` here, because argparse of Python 3.11
-    # would take some of them for options.
+    # would parse some of these arguments as options.
     arguments = self.parse_intermixed_args(before)
     after = argv[len(before) + 1 :]
     setattr(arguments, mixed, [*getattr(arguments, mixed), *after])
@@ -93,7 +93,7 @@ class Parser(argparse.ArgumentParser):
     self.number(name, option.rule, option.default, about)
 
   def options(self, cls: type, *names: str) -> None:
-    """Add the options `names` of a dataclass; by default, all its options."""
+    """Add all options of a dataclass or, if `names` are given, only these."""
     table = options.table(cls)
     for name in names or table:
       option = table[name]
@@ -160,7 +160,7 @@ class CommandLine:
 
   def __init__(self, about: str, argv: Sequence[str]) -> None:
     """Prepare to parse `argv`; `about` is the beginning of --help."""
-    # `about` may be None: `python -OO` removes the docstrings of studies.
+    # `about` is None if `python -OO` has removed the docstring of a study.
     self._about, self._argv = about or "", list(argv)
     self.flags = flags.FlagValues()
     try:

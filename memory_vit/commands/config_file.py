@@ -22,7 +22,7 @@ from memory_vit.runtime import messages, paths
 with epy.lazy_imports():  # needed only if a command has a configuration
   import ml_collections
 
-# memory_vit/configs is a folder in the wheel; in a checkout, a symbolic link.
+# The wheel has memory_vit/configs as a folder, a checkout as a symbolic link.
 _CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 # Maximum number of characters of a quoted name or error message.
 _MOST_SHOWN = 400

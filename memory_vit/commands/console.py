@@ -18,13 +18,13 @@ from memory_vit.runtime.messages import escaped
 _T = TypeVar("_T")
 # Exit status after Ctrl-C.
 _STOPPED = 130
-# Log level 2 hides TensorFlow's build notes and warnings, but not its errors:
-# each skipped image would cause several warnings. Turning oneDNN off hides a
-# note; preprocessed images stay the same (tested).
+# Log level 2 hides TensorFlow's build notes and its warnings (several for
+# each skipped image), but not its errors. Turning oneDNN off hides a note; a
+# test checks that preprocessed images stay the same.
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_ENABLE_ONEDNN_OPTS": "0"}
-# Settings that save time: JAX's source locations of operations take a fifth of
-# tracing; Keras, which this package does not use, takes two fifths of importing
-# TensorFlow.
+# Settings that save time. Without the first, JAX spends a fifth of tracing on
+# source locations. Without the second, importing TensorFlow also imports Keras,
+# which this package does not use and which takes two fifths of the import.
 _QUICK = {"JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0", "TF_USE_LEGACY_KERAS": "1"}
 # Thresholds of `gc`: garbage is collected rarely, because importing and tracing
 # create many objects, and almost all objects stay in use. This saves a tenth of
@@ -60,7 +60,7 @@ def show(text: str, file: TextIO | None = None) -> None:
 
 
 def compute_dtype(given: str | None) -> str:
-  """Resolve --dtype: None to float32; "auto" to the fastest, printing it."""
+  """Return --dtype, by default float32; for "auto", print the fastest dtype."""
   if given != "auto":
     return given or "float32"
   dtype, reason = dtypes.fastest()
@@ -130,9 +130,9 @@ def parsed(parse: Callable[[], _T]) -> _T:
 def run_command(command: Callable[[], int]) -> int:
   """Run the body of a command, and return its exit status.
 
-  The status is 2 after a `MemoryVitError`, whose message is printed to stderr,
-  or if a library of an extra is not installed; 0 if stdout was closed early, as
-  by `| head`; the status of an `Interrupted`; or 130 after Ctrl-C.
+  After a `MemoryVitError`, print its message to stderr and return 2. Return 2
+  also if a library of an extra is not installed. Return 0 if stdout was closed
+  early, as by `| head`; the status of an `Interrupted`; or 130 after Ctrl-C.
   """
   _open_streams()
   _leave_current_directory()
@@ -180,9 +180,8 @@ def _open_streams() -> None:
     try:
       os.fstat(number)
     except OSError:
-      os.open(
-        os.devnull, os.O_RDWR
-      )  # gets descriptor `number`, the lowest free one
+      # The null device gets the lowest free descriptor, which is `number`.
+      os.open(os.devnull, os.O_RDWR)
   if sys.stdout is None:
     sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
   if sys.stderr is None:

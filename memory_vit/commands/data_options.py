@@ -88,7 +88,7 @@ def is_given(arguments: argparse.Namespace) -> bool:
 def given(
   arguments: argparse.Namespace, owners: Iterable[str], original: str = ""
 ) -> Given:
-  """Return options by task; backbone=VALUE needs the option `original`."""
+  """Return the options that name data, by task; see `task_data.parse`."""
   owners = list(owners)
 
   def parsed(option: str, texts: Sequence[str]) -> dict[str, str]:
@@ -120,7 +120,7 @@ def open_all(
   chosen: Mapping[str, SplitRef],
   arguments: argparse.Namespace,
 ) -> list[tuple[Split, list[str]]]:
-  """Open each data set once; return it with the names of its tasks."""
+  """Return each split, opened once, with the names of its tasks."""
   owners: dict[SplitRef, list[Task]] = {}
   for task in tasks:
     names = task.spec.class_names

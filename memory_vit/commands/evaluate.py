@@ -142,7 +142,7 @@ def _run(arguments: argparse.Namespace) -> int:
     "tasks": [results[task.spec.name] for task in tasks],
     "timing": evaluator.timing(opened[0][0]),
   }
-  verified = True  # without --verify nothing is compared
+  verified = True  # for exit status 0 without --verify
   if arguments.verify:
     result["backbone"]["upstream"] = upstream and evaluator.upstream(*upstream)
     verified = verify.verified(result)
@@ -226,7 +226,7 @@ def _report_directory(text: str | None, written: Path | None) -> Path | None:
 def _choose(
   arguments: argparse.Namespace,
 ) -> tuple[dict[str, SplitRef], Upstream | None]:
-  """Return ({task: split}, data for the original head); open no data set."""
+  """Return ({task: split}, data for the original head, or None)."""
   tasks = [manifest for _, manifest in find.find_tasks(arguments.task)]
   owners = [task.spec.name for task in tasks]
   owners += [task_sets.BACKBONE] if arguments.verify else []
@@ -309,7 +309,7 @@ def _timing_line(timing: Mapping[str, Any]) -> str:
     f"{counted(tasks, 'task')} in one pass {timing['together'] / plain:.2f} "
     "times that"
   )
-  if tasks == 1:  # one task has no other pass to compare with
+  if tasks == 1:  # with one task, there is only one pass to time
     return line
   return f"{line}, one after the other {timing['one_by_one'] / plain:.2f} times"
 

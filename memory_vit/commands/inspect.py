@@ -90,7 +90,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
 def _is_backbone(source: str) -> bool:
   """Return whether `source` is a backbone, and not a task.
 
-  A single file can be either: it is a backbone if config.json is beside it.
+  A safetensors file is a backbone if config.json is beside it, and else a task.
   """
   if hub.is_address(source):
     return hub_models.is_model(source) and hub_models.has_config(source)
@@ -196,7 +196,7 @@ def _preprocessing(preprocessing: EvalPreprocessing) -> str:
 
 
 def _labels(spec: TaskSpec) -> str:
-  """Return the number of outputs, and the names of the first ones."""
+  """Return the number of outputs, and the names of the first outputs."""
   if not spec.class_names:
     return f"{spec.num_classes}, names unknown"
   first = ", ".join(map(escaped, spec.class_names[:_FIRST_LABELS]))
@@ -245,7 +245,7 @@ def _scores(
     if key not in hidden
     and value is not None
     and not isinstance(value, Mapping | list)
-    and scores.get("examples") != 0  # 0 if the split is missing
+    and scores.get("examples") != 0  # a missing split has 0 examples
   ]
 
 
@@ -313,7 +313,7 @@ def _backbone_text(report: BackboneReport) -> str:
 
 
 def _computation(report: BackboneReport) -> list[tuple[str, str]]:
-  """Return rows about GELU, LayerNorm and switches, if the file states them."""
+  """Return rows about the configuration; [] if the backbone states none."""
   if not report.states_config:
     return []
   config = report.config

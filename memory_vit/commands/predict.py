@@ -204,7 +204,7 @@ def _predictor(
   arguments: argparse.Namespace,
   images: int,
 ) -> Predictor:
-  """Return a predictor of only these tasks, for batches of `images` images."""
+  """Return a predictor of `tasks` whose batches hold up to `images` images."""
   size = min(arguments.batch_size, 1 << (images - 1).bit_length())
   return predictors.Predictor.from_model(
     backbone,
@@ -223,7 +223,7 @@ def _answers(
   top: int,
   original: bool,
 ) -> list[Answers]:
-  """Return {task or "backbone": answer} for each image, from one pass."""
+  """Return {task: answer} for each image; `original` adds the backbone."""
   if not images:
     return []
   outputs = predictor.predict_pixels(np.stack(images), original=original)

@@ -112,7 +112,7 @@ def _settings(arguments: argparse.Namespace) -> ServerSettings:
 def _trusting(
   settings: ServerSettings, host: str, address: str
 ) -> ServerSettings:
-  """Allow only loopback host names in requests if the server is on loopback."""
+  """On a loopback address, accept only requests for loopback host names."""
   if settings.allowed_hosts is not None or not _is_loopback(address):
     return settings
   allowed = f"[{host}]" if ":" in host else host

@@ -36,9 +36,9 @@ from memory_vit.runtime.progress_bar import ProgressBar
 
 logger = logging.getLogger(__name__)
 
-# Smallest ratio of class sizes, largest to smallest, that is reported as
-# imbalance, because accuracy then says little about small classes. Cui et al.
-# and Cao et al. (2019) study ratios from 10 to 200.
+# The audit reports imbalance if the largest class has at least this many times
+# the images of the smallest: accuracy then says little about small classes. Cui
+# et al. and Cao et al. (2019) study ratios from 10 to 200.
 IMBALANCED = 10.0
 
 # Splits that must not share files with each other: all but "upstream".
@@ -83,9 +83,9 @@ class _Contents:
   def add(self, index: int, example: Any) -> None:
     """Count an example, or note the error that was raised when reading it."""
     if isinstance(example, ExampleError):
-      # A record that could not be read into memory was replaced by an empty
-      # image, so `example` only says that this image cannot be decoded: report
-      # the reason that was recorded when the split was opened.
+      # If a record could not be read into memory, the source holds an empty
+      # image, and the error in `example` is about that image. Report the reason
+      # that was recorded when the split was opened.
       known = self.split.unreadable.get(index)
       self._note("cannot be read", index, known or str(example))
       return
@@ -234,8 +234,8 @@ def _examine_file(encoded: bytes) -> tuple[np.uint64, bytes]:
 def _as_json(contents: _Contents, *, all_classes: bool) -> dict[str, Any]:
   """Return contents and problems as a JSON value.
 
-  With `all_classes`, a class without an image, a constant value and a split
-  with a single class are problems, too.
+  With `all_classes`, the problems also include classes without images,
+  constant values, and splits with a single class.
   """
   split = contents.split
   labels = np.array(contents.labels, split.label_dtype.base)
@@ -300,7 +300,7 @@ def _values(split: Split, labels: np.ndarray) -> dict[str, dict[str, float]]:
 
 
 def _balance(per_class: dict[str, int], images: int) -> dict[str, Any] | None:
-  """Return the sizes of the smallest and largest class or label, and the ratio.
+  """Compare the sizes of the smallest and the largest class (or label).
 
   Empty classes are left out; the result is None if all classes are empty.
   """

@@ -16,12 +16,12 @@ from typing import Any
 
 from memory_vit.runtime import checksums, messages
 
-# Key in `DataFiles.facts`; the value is a digest of paths and labels.
+# Key in `DataFiles.facts` for a digest of paths and labels.
 LISTED = "listed paths and labels"
 # Maximum number of files that a message names for each kind of change.
 _SHOWN = 5
-# Number of threads that examine files, because a network file system answers
-# many requests at once.
+# Several threads examine files, because a network file system answers many
+# requests at once.
 _THREADS = 8
 # Recorded size of a path that is not a regular file.
 _NO_SIZE = -1

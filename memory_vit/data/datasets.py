@@ -19,7 +19,7 @@ from memory_vit.errors import BrokenDataError, DataError
 from memory_vit.kinds import KINDS
 from memory_vit.runtime import messages, processes
 
-with epy.lazy_imports():  # data in memory are read without TensorFlow
+with epy.lazy_imports():  # TensorFlow is not needed for data in memory
   from memory_vit.data import embedded, file_list, local, shipped, tfds
 
 
@@ -158,7 +158,7 @@ def find_data_files(ref: SplitRef) -> DataFiles:
 
 
 def _open_local(ref: SplitRef) -> Split | None:
-  """Open a split without TFDS; return None for a data set of TFDS."""
+  """Open a split without TFDS, or return None if the data set needs TFDS."""
   if ref.path and ref.name != "list":
     raise DataError(
       f"config.data.path is {messages.brief(ref.path)}, but data set "
@@ -197,7 +197,7 @@ def check_first_label(split: Split) -> None:
     except ExampleError as error:
       split.mark_unreadable({index: str(error)})
     else:
-      # This array has a single row, which belongs to the example `index`.
+      # An error about `label` names the example `index`.
       split.check_labels(label[None], [index].__getitem__)
       return
   raise split.nothing_readable()

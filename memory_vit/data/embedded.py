@@ -40,12 +40,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The split "train" defines the classes. If `config.data.dir` is an output of
-# `embed`, this output is the split "train".
+# Name of the split that defines the classes. If `config.data.dir` is itself an
+# output of `embed`, that output is the only split, and has this name.
 _TRAIN = "train"
 # Maximum number of images without an embedding that a result lists.
 _NAMED = 100
-# Key in `DataFiles.facts`; the value identifies the runs of `embed`.
+# Key in `DataFiles.facts` for digests that identify the runs of `embed`.
 _RUNS = "runs of embed"
 
 
@@ -66,8 +66,8 @@ class _Output:
   good: np.ndarray
 
 
-# (output, indices of k chosen rows of the output, int64 (k,)); the order of the
-# indices mixes the classes.
+# (output of `embed`, indices of the chosen rows of that output, int64 (k,)).
+# The order of the indices mixes the classes.
 _Part = tuple[_Output, np.ndarray]
 
 
@@ -189,9 +189,9 @@ def _open(name: str, path: Path) -> _Output:
 def _mixed(output: _Output) -> np.ndarray:
   """Return the indices of all rows, int64 (n,), in an order that mixes classes.
 
-  Rows are sorted by the hash of their path below the common folder, like images
-  of a folder or a list. So embeddings of DATA/train have the order of
-  DATA/train, even if the folder is moved, or another backbone embeds it.
+  Like the images of a folder or a list, rows are sorted by a hash of the path
+  below the common folder. So the order stays the same if the folder is moved,
+  or if another backbone embeds the images.
   """
   paths = output.table["path"]
   ends = pc.min_max(paths).as_py()
@@ -245,15 +245,15 @@ def _data_files(
 ) -> DataFiles:
   """Return the files of a split.
 
-  The facts are a digest of the examples, and the runs of `embed`.
+  The facts identify the examples and the runs of `embed` by digests.
   """
   digest = hashlib.sha256(numbers.tobytes())
   for path in paths.to_pylist():
     digest.update(os.fsencode(f"{path}\n"))
   plans = [output.files.plan for output, _ in parts]
   return DataFiles(
-    # Record the runs of `embed`, because another run may write files with other
-    # values and the same sizes.
+    # Record the runs of `embed`: a new run may change the values in a file, but
+    # not the size of the file.
     facts={LISTED: digest.hexdigest(), _RUNS: [*dict.fromkeys(plans)]},
     files={
       os.path.relpath(path, root): str(path)

@@ -23,8 +23,8 @@ from memory_vit.runtime import parquet, schema
 from memory_vit.runtime.messages import brief, escaped
 
 _TYPES = ("float32", "bfloat16")
-# Maximum number of values per image, far more than the largest ViT has. The
-# limit bounds the memory that corrupt metadata can request.
+# Maximum number of values that are stored per image, far more than the largest
+# ViT produces. The limit bounds the memory that corrupt metadata can request.
 _MOST_VALUES = 2**24
 # Columns of every file, besides the columns that hold embeddings.
 _COLUMNS = ("path", "label", "error")
@@ -257,7 +257,7 @@ def open_files(path: Path) -> EmbeddingFiles:
 
 
 def _described(path: Path, file_schema: pa.Schema) -> tuple[Origin, str]:
-  """Return (origin of the rows, plan of the run) from a file's metadata."""
+  """Return (origin of the rows, digest of the run) from a file's metadata."""
   try:
     about = parquet.described(file_schema)
     if about["rows"] != "embeddings":

@@ -37,11 +37,10 @@ CLASSES = "classes.txt"
 # Name of the list that defines the classes of all splits.
 _TRAIN = "train"
 
-# Maximum number of bytes of a list, and of a line (a path has at most 4,096).
+# Maximum number of bytes of a list, and of a line (paths take up to 4,096).
 _MOST_BYTES, _LONGEST = 2**29, 5_000
 # Maximum number of lines of a list; published lists have fewer lines.
 _MOST_LINES = 2**24
-# Maximum number of bytes of classes.txt.
 _MOST_CLASS_BYTES = 2**24
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # Maximum number of rows of a table that `check_data` shows.
@@ -54,8 +53,8 @@ def open_list(ref: SplitRef) -> Split:
   wanted = _named_lists(ref, lists)
   files = (path for path in root.iterdir() if path.name.lower() == CLASSES)
   stated = _read_classes(next(files, root / CLASSES))
-  # Lists whose labels define the classes: "train" if it exists, otherwise all;
-  # none if classes.txt or several columns of labels name the classes.
+  # Classes that neither classes.txt nor several columns of labels name are the
+  # labels in the list "train", or in all lists if "train" is missing.
   naming = [_TRAIN] if _TRAIN in lists else [*lists]
   if stated or "," in ref.label:
     naming = []
@@ -134,7 +133,7 @@ def _named_lists(ref: SplitRef, lists: Collection[str]) -> list[str]:
 
 
 class _List(NamedTuple):
-  """The images and labels of a list, in its order.
+  """The images and labels of a list, in the order of the list.
 
   Attributes:
     path: the text file or table.
@@ -143,7 +142,7 @@ class _List(NamedTuple):
     columns: names of the columns that are read from a table; the first one is
       the column of paths.
     examples: {index of an image: its cells in `columns`}, for a few images.
-    names: names of the labels or values, if each has a column of its own.
+    names: names of the labels or values, if each label or value has a column.
   """
 
   path: pathlib.Path
@@ -205,7 +204,7 @@ def _read_table(
       examples[len(numbers)] = row
     numbers.append(number)
   is_named = several or (
-    # The name of a column of vectors cannot name the elements of the vectors.
+    # The name of a column names a value only if no cell holds a vector.
     kind.numbers and all(np.size(label) == 1 for label in listed.values())
   )
   names = columns[1:] if is_named else ()
@@ -214,7 +213,7 @@ def _read_table(
 
 @contextlib.contextmanager
 def _placed(path: pathlib.Path, number: int) -> Iterator[None]:
-  """Turn a `ValueError` in the body into an error that names line or row."""
+  """Turn a `ValueError` in the body into an error with the file and line."""
   try:
     yield
   except ValueError as problem:
@@ -222,10 +221,10 @@ def _placed(path: pathlib.Path, number: int) -> Iterator[None]:
 
 
 def _names(lists: Sequence[_List], root: pathlib.Path) -> Sequence[str]:
-  """Return the names of the classes, labels or values in lists.
+  """Return the names of classes, labels or values that `lists` define.
 
-  If columns of labels give these names, return them; otherwise, return the
-  different labels.
+  If a list has `_List.names`, return these names. Otherwise, derive the names
+  from the labels in all `lists`.
   """
   for file_list in lists:
     if file_list.names:
@@ -236,7 +235,7 @@ def _names(lists: Sequence[_List], root: pathlib.Path) -> Sequence[str]:
     )
   except DataError as error:
     raise BrokenDataError(
-      f"the lists: {error}. The file {CLASSES} has one name in each line."
+      f"the lists: {error}. Names can be listed in the lines of {CLASSES}."
     ) from None
   labels.tell_of_numbers(names, messages.utf8(str(root)))
   return names
@@ -364,7 +363,7 @@ def _lines(path: pathlib.Path, most: int) -> Iterator[tuple[int, bytes]]:
           raise _problem(path, number, f"more than {_LONGEST:,} bytes.")
         if number > _MOST_LINES:
           raise _problem(path, number, f"more than {_MOST_LINES:,} lines.")
-        # Remove the invisible byte order mark that some editors write first.
+        # Remove the invisible byte order mark that some editors put in front.
         start = _BYTE_ORDER_MARK if number == 1 else b""
         yield number, line.removeprefix(start).strip()
   except OSError as error:

@@ -76,8 +76,8 @@ def training_crops(
   count = jax.process_count()
   if split.size < count:
     raise DataError(
-      f"{split} has {split.size} examples, expected at least one for "
-      f"each of the {count} processes, because each caches its own examples."
+      f"{split} has {split.size} examples, expected at least one for each of "
+      f"the {count} processes: each process caches a part of the examples."
     )
   records = np.arange(jax.process_index(), split.size, count, dtype=np.int64)
   offsets = np.arange(crops, dtype=np.int64)[:, None] * split.size

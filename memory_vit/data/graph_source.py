@@ -17,8 +17,8 @@ from memory_vit.data.source import (
   Preparation,
 )
 
-# Function that reads an example: index, int64 () -> (encoded image, string ();
-# label). The function is called eagerly and inside tf.data.
+# Function from the index of an example, int64 (), to the encoded image, string
+# (), and the label. The function is called eagerly and inside tf.data.
 Fetch = Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
 _Graph = Callable[[tf.Tensor, tf.Tensor], tuple[Any, tf.Tensor]]
 
@@ -28,8 +28,8 @@ class GraphSource:
   """Source of examples that a TensorFlow function reads."""
 
   fetch: Fetch
-  # Traced function of each preparation. A batch with a broken image builds two
-  # more pipelines, which reuse the traced function.
+  # Traced functions, cached by preparation. A batch with a broken image builds
+  # two more pipelines, which reuse the traced function.
   _graphs: dict[Preparation, _Graph] = dataclasses.field(
     default_factory=dict, init=False, repr=False
   )
@@ -115,7 +115,7 @@ class GraphSource:
   def _graph(self, prepare: Preparation) -> _Graph:
     """Return a traced function that reads and prepares an example.
 
-    Its arguments are the index, int64 (), and the uniforms, float64 (k,).
+    The function takes an index, int64 (), and random numbers, float64 (k,).
     """
     if prepare not in self._graphs:
 

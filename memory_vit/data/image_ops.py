@@ -112,9 +112,9 @@ def graph_view(image: tf.Tensor, preprocessing: EvalPreprocessing) -> tf.Tensor:
 
 
 def _resized(old: tf.Tensor, side: int, interpolation: str) -> tf.Tensor:
-  """Return (height, width) after resizing the shorter side to `side`, int32.
+  """Return the new (height, width), int32, if the shorter side becomes `side`.
 
-  `old` is (height, width) of the image; sides are rounded as in `images.view`.
+  `old` is the present (height, width). Sides are rounded as in `images.view`.
   """
   if interpolation == "bilinear":
     sides = tf.cast(old, tf.float32)

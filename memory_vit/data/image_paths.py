@@ -48,7 +48,7 @@ def split_of(
   `irregular` is {path: why the image cannot be read}.
   """
   where = {file: os.path.join(root, file) for file, _ in labelled}
-  # Irregular files get no path, because reading a pipe would wait forever.
+  # Replace the path of an irregular file by b"": reading a pipe could block.
   names = [
     b"" if file in irregular else os.fsencode(where[file])
     for file, _ in labelled
@@ -117,7 +117,7 @@ def _kind(path: str) -> str:
 
 
 def _reader(names: Sequence[bytes]) -> Callable[[tf.Tensor], tf.Tensor]:
-  """Return a function: path of a file, string () -> content, string ()."""
+  """Return a function from the path of a file, string (), to the content."""
   try:
     b"".join(names).decode("utf-8")
   except UnicodeDecodeError:
@@ -126,7 +126,7 @@ def _reader(names: Sequence[bytes]) -> Callable[[tf.Tensor], tf.Tensor]:
 
 
 def _read_in_python(path: tf.Tensor) -> tf.Tensor:
-  """Read a file in Python, whose errors can name paths that are not UTF-8."""
+  """Read a file in Python; TensorFlow's errors can only name UTF-8 paths."""
 
   def read(path: bytes) -> bytes:
     with open(path, "rb") as file:

@@ -36,7 +36,7 @@ from memory_vit.runtime.progress_bar import ProgressBar
 
 # Number of examples after which the memory for all examples is estimated.
 _TELLING = 100
-# Name of the column of paths, which is read if a table has no column of images.
+# If a table has no column of images, paths are read from the column `_PATH`.
 _PATH = "path"
 _EXPECTED = (
   "(images, labels), a data set, a list of examples, a table, or a folder "
@@ -96,7 +96,7 @@ def open_data(
   numbers = encode.all(raw_labels, lambda i: f"{where}, example {i}")
   digest = hashlib.sha256(numbers.tobytes())
   for image in images:
-    # Leave marks out of the digest, because marks differ between processes.
+    # Leave out the prefixes, whose random bytes differ between processes.
     content = image.removeprefix(raw_images.MAGIC).removeprefix(oriented.MAGIC)
     digest.update(hashlib.sha256(content).digest())
   opened = Split(
@@ -198,7 +198,7 @@ def _table(
 def _examples(
   data: Any, keys: tuple[str, str]
 ) -> tuple[int | None, Iterable[Any]]:
-  """Return (number of examples, None if unknown; examples)."""
+  """Return (number of examples or None if unknown, examples)."""
   if isinstance(data, Mapping):
     data = indexable.pair_of(data, keys)
   if isinstance(data, tuple) and len(data) == 2:

@@ -25,7 +25,7 @@ from memory_vit.errors import BrokenDataError, DataError
 from memory_vit.kinds import KINDS, Kind
 from memory_vit.runtime import messages
 
-with epy.lazy_imports():  # data in memory are read without TensorFlow
+with epy.lazy_imports():  # TensorFlow is not needed for data in memory
   from memory_vit.data import graph_source, python_op, quiet_tensorflow
 
 if TYPE_CHECKING:

@@ -63,9 +63,9 @@ class _Split:
 
 
 def _find_splits(root: pathlib.Path, ref: SplitRef) -> dict[str, _Split]:
-  """Find the images of train/, which defines the classes, and of `ref`.
+  """Find the images of train/, which defines the classes, and of `ref.split`.
 
-  If the split of `ref` is missing, find all splits, which a later error lists.
+  If `ref.split` is missing, find all splits: a later error lists the splits.
   """
   if not ref.dir or not os.path.isdir(root):
     raise DataError(

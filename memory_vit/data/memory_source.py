@@ -112,7 +112,7 @@ class MemorySource:
 def _in_order(
   function: Callable[[K], V], items: Iterable[K], ahead: int
 ) -> Generator[V]:
-  """Yield function(item) in order; threads compute `ahead` results early."""
+  """Yield function(item) for each item; threads work `ahead` items ahead."""
   waiting = collections.deque[Future[Any]]()
   with ThreadPoolExecutor(_THREADS, "memory_vit-examples") as threads:
     try:

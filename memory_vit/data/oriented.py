@@ -8,8 +8,8 @@ import os
 
 from memory_vit.images import exif
 
-# Start of a mark, before a byte with the orientation. The start is random in
-# every process, so that no file can begin with a mark.
+# A mark is `MAGIC` and a byte with the orientation. `MAGIC` is random in every
+# process, so that no file can begin with a mark.
 MAGIC = b"\x00EXIF" + os.urandom(11)
 HEADER = len(MAGIC) + 1
 

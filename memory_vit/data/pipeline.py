@@ -55,8 +55,8 @@ class ExampleFn:
     return Inputs(indices, self.uniforms(examples), offsets)
 
 
-# Open generators, which `close_batches` closes at exit: a thread of TensorFlow
-# that still ran Python would keep the interpreter from ending.
+# Generators that are not closed yet. `close_batches` closes them at exit: a
+# TensorFlow thread that still runs Python would keep Python from exiting.
 _open_batches: weakref.WeakSet[Generator[Batch]] = weakref.WeakSet()
 
 
@@ -123,10 +123,10 @@ def _pipeline(
 def _read_singly(
   example: ExampleFn, numbers: range, error: ExampleError
 ) -> BatchRows:
-  """Read one by one the examples of a batch that failed with `error`.
+  """Read the examples of a batch one by one, after the batch raised `error`.
 
-  If a record cannot be read, the next record of the split is tried, and so on.
-  So the result depends only on the numbers of the examples.
+  The next readable record of the split replaces an unreadable record, so the
+  result depends only on the numbers of the examples.
   """
   split, skips = example.split, example.split.skips
   examples: dict[int, tuple[np.ndarray, np.ndarray]] = {}

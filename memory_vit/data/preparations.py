@@ -12,7 +12,7 @@ from etils import epy
 
 from memory_vit.data import crop_sizes, numpy_ops
 
-with epy.lazy_imports():  # imports TensorFlow, which only files need
+with epy.lazy_imports():  # TensorFlow is needed only for files
   from memory_vit.data import image_ops
 
 if TYPE_CHECKING:

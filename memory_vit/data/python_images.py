@@ -13,8 +13,8 @@ from memory_vit.images import decoding, preparation
 from memory_vit.runtime import messages
 
 _CHANNELS = (1, 3, 4)
-# Maximum length of a `bytes` object that may be a path: paths in TensorFlow's
-# strings arrive in Python as `bytes`.
+# Maximum length of a `bytes` object that may be a path instead of a file's
+# content: TensorFlow passes paths to Python as `bytes`.
 _PATH_BYTES = 1_000
 _EXPECTED = (
   "expected a path, the bytes of a file, an image of Pillow, or pixels (h, w, "
@@ -86,7 +86,7 @@ def _within(pixels: np.ndarray, greatest: int) -> bool:
 
 
 def _refusal(image: Any, pixels: np.ndarray) -> str:
-  """Describe a refused image, and what is expected, in the text of an error."""
+  """Return an error text that describes a refused image and valid images."""
   message = (
     f"its image is of type {type(image).__name__}, shape {pixels.shape} and "
     f"dtype {pixels.dtype}"

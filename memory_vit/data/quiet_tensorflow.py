@@ -58,7 +58,7 @@ with without_remarks():
   import tensorflow_datasets as tfds
 
   # Hide GPUs from TensorFlow, which would take all memory that JAX needs.
-  # Hiding fails if TensorFlow was used before, as in a notebook: only log this.
+  # Hiding fails if a notebook has used TensorFlow before: then only warn.
   try:
     tf.config.set_visible_devices([], "GPU")
   except RuntimeError as problem:

@@ -41,7 +41,7 @@ def shuffled(numbers: np.ndarray, size: int, seed: int) -> np.ndarray:
 
 @functools.lru_cache(maxsize=2)  # a batch may hold parts of two epochs
 def _order(size: int, seed: int, epoch: int) -> np.ndarray:
-  """Return the permutation of records in an epoch, in the smallest dtype."""
+  """Return the indices of all records, shuffled for an epoch: int (size,)."""
   words = _philox(seed, epoch).random_raw(size)
   return np.argsort(words, kind="stable").astype(np.min_scalar_type(size))
 

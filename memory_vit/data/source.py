@@ -47,7 +47,7 @@ class Preparation(Protocol):
     """Prepare an encoded image, or raise `DataError`."""
 
 
-# (result of a `Preparation`, usually a prepared image; label of the example).
+# (result of a `Preparation`, label of the example).
 Example = tuple[Any, np.ndarray]
 # (images, labels, offsets) of a batch, each (b, ...); for offsets see `Inputs`.
 BatchRows = tuple[np.ndarray, np.ndarray, np.ndarray]

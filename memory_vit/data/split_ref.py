@@ -16,7 +16,7 @@ from memory_vit.runtime import messages
 # Data sets that come with a package. A colon and the name of a part of the data
 # may follow, as in "digits:0-4".
 SHIPPED = ("digits", "glyphs")
-# Names that stand for any data in `dir`, so messages add the name of `dir`.
+# Names that do not identify a data set: messages also name the directory.
 OF_A_DIRECTORY = ("folder", "list", EMBEDDINGS)
 
 

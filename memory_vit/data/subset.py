@@ -49,7 +49,7 @@ def deviations(values: np.ndarray) -> np.ndarray:
 def _readable_labels(split: Split) -> np.ndarray:
   """Return the labels of all readable examples, without decoding images.
 
-  Labels of images that fail only in decoding are included.
+  Images that can be read, but not decoded, count as readable.
   """
   if len(split.unreadable) == split.size:
     raise split.nothing_readable()
@@ -62,7 +62,7 @@ def _readable_labels(split: Split) -> np.ndarray:
     if isinstance(label, ExampleError):
       split.mark_unreadable({index: str(label)})
     elif index not in split.unreadable:
-      # This array has a single row, which belongs to the example `index`.
+      # An error about `label` names the example `index`.
       split.check_labels(np.asarray(label)[None], [index].__getitem__)
       readable.append(label)
   if not readable:
@@ -116,7 +116,7 @@ def _of_each_class(split: Split, subset: Subset) -> list[int]:
 
 
 def _order(split: Split, seed: int) -> Iterator[int]:
-  """Yield indices, shuffled by `seed`, without known unreadable examples."""
+  """Yield all indices that are not known as unreadable, shuffled by `seed`."""
 
   def key(index: int) -> bytes:
     return hashlib.sha256(f"{seed} {index}".encode()).digest()

@@ -128,7 +128,7 @@ def _delimiter(header: str) -> str:
 def _found(
   path: Path, columns: Sequence[str], header: Sequence[str]
 ) -> list[str]:
-  """Return `columns` as the header spells them, which may differ in case."""
+  """Find `columns` in the header; return the names as the header has them."""
   names = []
   for name in columns:
     same = _same(name, header)
@@ -148,7 +148,11 @@ def _found(
 
 
 def _same(name: str, header: Sequence[str]) -> list[str]:
-  """Return the columns called `name`; if none is, ignore the case."""
+  """Return the columns called `name`.
+
+  If there are none, return the columns whose names differ from `name` only in
+  upper and lower case.
+  """
   known = {i: name_of(column) for i, column in enumerate(header)}
   places = [i for i in known if known[i] == name] or [
     i for i in known if known[i].casefold() == name.casefold()

@@ -163,7 +163,7 @@ def _data_files(
   }
   if ref.label:
     facts["label"] = ref.label
-  # Leave out the kind "classes", which older records do not have.
+  # Do not record the kind "classes", because older records have no kind.
   if ref.kind != SplitRef.kind:
     facts["kind"] = ref.kind
   files = {
@@ -179,7 +179,7 @@ def _sizes(builder: tfds.core.DatasetBuilder) -> dict[str, int]:
 
 
 def _require_room(ref: SplitRef, shards: Sequence[Shard]) -> None:
-  """Raise if a path is not a file, or files are too small for the examples."""
+  """Raise if a shard is not a regular file, or if the shards are too small."""
   local = [pathlib.Path(s.path) for s in shards if "://" not in s.path]
   for path in local:
     if path.exists() and not path.is_file():
@@ -253,7 +253,7 @@ def _download_size(builder: tfds.core.DatasetBuilder) -> str:
 
 
 def _file_format() -> str | None:
-  """Return "array_record" if installed; otherwise None, TFDS's default."""
+  """Return "array_record" if installed, else None: the default of TFDS."""
   return "array_record" if importlib.util.find_spec("array_record") else None
 
 
@@ -302,9 +302,9 @@ def _array_record_source(
 ) -> GraphSource:
   """Return a source that reads ArrayRecord files by index.
 
-  Python reads the bytes of a record, and TensorFlow parses the record. An
-  example in `bad`, {index: reason}, raises an error and is not read, because a
-  file with a wrong number of records would return another example.
+  Python reads the bytes of a record, and TensorFlow parses the record. The
+  source refuses the examples in `bad`, {index: reason}: in a file with a wrong
+  number of records, an index may find the wrong example.
   """
   records = builder.as_data_source(
     split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES
@@ -379,7 +379,7 @@ def _bad_array_records(shards: Sequence[Shard]) -> dict[int, str]:
       count = reader.num_records()
       reader.close()
       reason = f"the file has {count} records; there should be {shard.size}"
-    # For a broken file, the reader raises RuntimeError, ValueError or others.
+    # For a broken file, the reader may raise RuntimeError, ValueError, etc.
     except Exception as error:
       count, reason = (
         -1,
@@ -399,8 +399,8 @@ def _read_all(
 ) -> tuple[tf.Tensor, tf.Tensor, dict[int, str]]:
   """Read a split into memory, in the order of its files.
 
-  Return (images, labels, unreadable): encoded images, string (n,), which are
-  empty for unreadable examples; labels, as in `Split`; and {index: reason}.
+  Return (images, labels, {index: reason} of unreadable examples). Images are
+  encoded, string (n,), and b"" if unreadable. Labels are as in `Split`.
   """
   features = builder.info.features
   dataset = builder.as_dataset(

@@ -58,7 +58,7 @@ class Target:
 
 @dataclasses.dataclass(frozen=True)
 class _Computed:
-  """Class that is computed from features.
+  """Class label that is computed from features of an example.
 
   Attributes:
     needs: paths of the features, such as "objects/size".
@@ -192,7 +192,7 @@ def _rows(key: str, features: _Features, kind: Kind) -> list[_Row]:
       _rows(f"{key}/{part}", features, kind) for part in sorted(feature.keys())
     ]
     return [row for rows in parts for row in rows] if all(parts) else []
-  inner = getattr(feature, "feature", None)  # None unless it is a Sequence
+  inner = getattr(feature, "feature", None)  # element of a Sequence
   if not kind.numbers and isinstance(inner, types.ClassLabel):
     names = tuple(inner.names)
     return [_Row(names, lambda e: _multi_hot(_at(e, key), len(names)))]
@@ -242,7 +242,7 @@ def _find_image(
 
 
 def _only(candidates: Sequence[str], *preferred: str | None) -> str | None:
-  """Return the first preferred candidate, or the only candidate, or None."""
+  """Return the first of `preferred` in `candidates`, or a single candidate."""
   for key in preferred:
     if key in candidates:
       return key

@@ -18,7 +18,7 @@ from memory_vit.errors import DataError
 from memory_vit.runtime import messages
 
 # Files that name the features of a data set: {name: maximum size in bytes}.
-# Real files have some kilobytes, but dataset_info.json also lists all shards.
+# dataset_info.json may be larger, because this file also lists all shards.
 _INFO = "dataset_info.json"
 _FILES = {"features.json": 2**20, _INFO: 16 * 2**20}
 # Maximum depth of JSON; each nested feature takes four levels.
@@ -41,8 +41,8 @@ def require_no_code(name: str, directory: str) -> None:
     raise DataError(f"data set {messages.brief(name)}: {_EXPECTED}") from error
   if parsed.namespace:
     raise DataError(
-      f"data set {messages.brief(name)} has a namespace: TFDS would fetch code "
-      f"from there and run it. {_ADVICE}"
+      f"data set {messages.brief(name)} has a namespace, from which "
+      f"TFDS would download and run code. {_ADVICE}"
     )
   # Accept only config and version: other options could name a directory.
   if options.keys() - {"config", "version"} or not options.get(
@@ -70,7 +70,7 @@ def require_own_features(folder: epath.PathLike) -> None:
       if class_name not in own_classes():
         raise DataError(
           f"{file} names {messages.brief(class_name)}, which is not a feature "
-          f"of TFDS: TFDS would import it and run its code. {_ADVICE}"
+          f"of TFDS: TFDS would import and run code of this class. {_ADVICE}"
         )
 
 

@@ -47,8 +47,8 @@ def read(shard: Shard) -> Iterator[bytes | CorruptRecord]:
   end = shard.skip + shard.take
   for i, record in enumerate(itertools.islice(_records(shard.path), end)):
     if isinstance(record, CorruptRecord):
-      # `_records` repeats one object for all lost records: give each of them
-      # the reason of the first, which names the last good record.
+      # `_records` repeats one object for all lost records, so add the last good
+      # record to the reason only once, and repeat the new object.
       if again is None or again[0] is not record:
         named = f"{record.reason}; last good record: {last_good}"
         again = record, CorruptRecord(named)
@@ -112,7 +112,9 @@ def _record(file: tf.io.gfile.GFile, size: int) -> bytes | CorruptRecord:
     raise _CutError("the file ends in the middle of this record")
   length, checksum = struct.unpack("<QI", header)
   if _checksum(header[:8]) != checksum:
-    raise _CutError("its length is corrupt, or this is not a TFRecord file")
+    raise _CutError(
+      "the record's length is corrupt, or the file is not a TFRecord file"
+    )
   # Compare the length with the rest of the file before reading, because `read`
   # allocates the whole length, even if the file is shorter.
   is_there = length + 4 <= size - file.tell()

@@ -127,9 +127,9 @@ def evaluate_source(
   """Evaluate outputs on a split, see `evaluate`; each process reads its share.
 
   `batch_size` is the total of all processes. If `batches` are passed, `source`
-  is not read. "hits" are a `Hits`, and "predictions" are `SplitPredictions`,
-  `LabelPredictions` or `ValuePredictions`, for all examples of the split, in
-  order. With `other_classes`, outputs may have other classes than the labels:
+  is not read. "hits" is a `Hits`; "predictions" is a `SplitPredictions`,
+  `LabelPredictions` or `ValuePredictions`. Both hold all examples of the split
+  in order. With `other_classes`, outputs and labels may have different classes:
   then scores are None, and `also` may contain only "digest".
 
   Raises:

@@ -25,14 +25,15 @@ from memory_vit.tasks.manifest import Manifest
 if TYPE_CHECKING:  # this import loads TensorFlow
   from memory_vit.data.split import Split
 
-# Pattern of data set names that a task file may give. The pattern allows no
-# namespace ("community:name"), because TFDS would then fetch data and code.
+# Pattern of data set names that a task file may give. The pattern excludes a
+# namespace, as in "community:name", for which TFDS would fetch data and code.
 _DATA_NAME = re.compile(r"\w+(/\w[\w.-]*)?(:\d+\.\d+\.\d+)?", re.ASCII)
 _SHIPPED = re.compile(r"digits(:\d-\d)?|glyphs:(inverted|angle)", re.ASCII)
 # Pattern of texts that need no quotes in a shell.
 _PLAIN = re.compile(r"[\w@%+:,./~-]{1,200}", re.ASCII)
-# Maximum length of a hint, and maximum number of tasks, that an error shows.
+# Maximum length of a hint that an error quotes.
 _SHOWN = 80
+# Maximum number of tasks that an error lists.
 _LISTED = 20
 
 
@@ -57,7 +58,7 @@ class Upstream:
 
 @dataclasses.dataclass(frozen=True)
 class _Hint:
-  """Data that a task file names; a field is "" if the file leaves it out."""
+  """Data that a task file names; fields that the file leaves out are ""."""
 
   name: str = ""
   directory: str = ""
@@ -67,7 +68,7 @@ class _Hint:
   kind: str = "classes"
 
 
-# Text for an error: which task lacks data, and which options would name data.
+# Error text about a task without data, with the options that would name data.
 _Missing = str
 
 
@@ -77,9 +78,10 @@ def parse(
   owners: Iterable[str],
   original: str = "",
 ) -> dict[str, str]:
-  """Parse texts VALUE, for all tasks, or TASK=VALUE, for one of `owners`.
+  """Return {task: value} from texts TASK=VALUE, or VALUE for all tasks ("").
 
-  If the backbone is not an owner, an error asks for the option `original`.
+  A TASK must be in `owners`. If "backbone" is given but is not in `owners`, the
+  error asks for the option `original`.
   """
   owners = set(owners)
   values: dict[str, str] = {}
@@ -173,9 +175,9 @@ def _of_task(task: Manifest, flags: Given) -> SplitRef | _Missing:
 def _of_backbone(
   tasks: Sequence[Manifest], flags: Given
 ) -> Upstream | _Missing | None:
-  """Return data for the original head; None if no data are named.
+  """Return the data for the original head, or None if no data are named.
 
-  The command line names the data, or else the first task that names any.
+  The command line takes precedence over the first task that names such data.
   """
   if flags.data.get(BACKBONE) == "":
     return None
@@ -200,7 +202,7 @@ def _of_backbone(
 def _ref(
   owner: str, hint: _Hint, flags: Given, common: str | None
 ) -> SplitRef | _Missing:
-  """Return the split from the command line, or else from an allowed hint."""
+  """Return the split that the command line names, or else an allowed hint."""
   name = flags.data.get(owner, common)
   directory = flags.directories.get(owner, flags.directories.get(""))
   if name == EMBEDDINGS or (name is None and hint.name == EMBEDDINGS):
@@ -223,7 +225,7 @@ def _ref(
     return _needed(owner, hint, name)
   if not split:
     return f"{owner!r} names no split (give --split={owner}=SPLIT)"
-  # A hint may choose columns or features, because this opens no other files.
+  # Columns or features of the hint are allowed, because they open no files.
   if ref.name == hint.name:
     ref = dataclasses.replace(ref, label=hint.label, path=hint.path)
   return dataclasses.replace(ref, kind=hint.kind)
@@ -245,7 +247,7 @@ def _needed(owner: str, hint: _Hint, name: str | None) -> str:
   """Describe the data that a task names, and the flags that would open it."""
   directory = hint.directory if _PLAIN.fullmatch(hint.directory) else "DIR"
   flag = f"--data_dir={owner}={directory}"
-  if name is not None:  # "folder" or "list", which need a directory
+  if name is not None:  # such as "folder", which needs a directory
     return f"{owner!r} has no directory (give {flag})"
   place = f" in {_shown(hint.directory)}" if hint.directory else ""
   text = f"{owner!r} names {_shown(hint.name)}{place}"

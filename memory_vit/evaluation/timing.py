@@ -26,7 +26,7 @@ def median_seconds(
   Args:
     functions: {name: function}.
     rounds: the maximum number of rounds.
-    budget: seconds after which no further round begins; one is always run.
+    budget: seconds after which no further round begins; the first always runs.
 
   Returns:
     {name: the median of its times, in seconds}.

@@ -35,7 +35,7 @@ from memory_vit.tasks.split_forward import Logits
 
 Images = Float[Array, "b side side 3"]
 # Maximum difference between logits of a task with and without other tasks, as a
-# share of the greatest logit. The order of sums differs, and so does rounding.
+# share of the greatest logit. Other tasks change how sums are rounded.
 TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2}
 
 
@@ -130,7 +130,7 @@ class Evaluator:
       self._preprocessing,
       kinds=kinds | {f"{name} alone": kinds[name] for name in names},
       also=["predictions"] if predictions else [],
-      # No predictions are needed for a task alone: only scores are compared.
+      # Tasks evaluated alone need no predictions: only scores are compared.
       predictions_of=names,
     )
     results = {}
@@ -161,7 +161,7 @@ class Evaluator:
   def unknown_images(
     self, directory: Path, known: Mapping[str, SplitPredictions]
   ) -> dict[str, UnknownImages]:
-    """See `unknown_images.evaluate`; `known` is {task: its predictions}."""
+    """Evaluate tasks on unknown images; see `unknown_images.evaluate`."""
     return unknown_images.evaluate(
       functools.partial(self._together, self._backbone),
       directory,
@@ -239,9 +239,9 @@ class Evaluator:
 def require_comparable(specs: Sequence[TaskSpec]) -> None:
   if not all(spec.learned.composes for spec in specs):
     raise ConfigError(
-      f"--verify needs tasks that can share a pass, but {specs[0].name!r} has "
-      f"the regime {specs[0].regime!r}, which has a pass of its own: there is "
-      "nothing to compare. Leave out --verify (in Python: verify=True and "
+      f"--verify needs tasks that can share a pass, but {specs[0].name!r} of "
+      f"the regime {specs[0].regime!r} cannot: there is nothing to compare. "
+      "Leave out --verify (in Python: verify=True and "
       "Evaluator.upstream())."
     )
 
@@ -260,7 +260,7 @@ class _Differences:
     actual: Float[Array, "b c"],
     expected: Float[Array, "b c"],
   ) -> None:
-    """Compare the outputs of a batch; every process must call."""
+    """Compare the outputs of a batch; every process must call this."""
     a, b = sharding.to_host((actual, expected))
     self._equal[name] &= a.tobytes() == b.tobytes()
     # Use np.maximum instead of max, because np.maximum keeps NaN.
@@ -278,7 +278,7 @@ class _Differences:
 
 
 def _evaluated(source: Split, scores: Scores) -> dict[str, Any]:
-  """Return the entries of a result that tasks and the backbone both have."""
+  """Return the data set, split and scores, for the JSON result."""
   return {
     "data": source.name,
     "directory": utf8(source.directory),
@@ -288,7 +288,7 @@ def _evaluated(source: Split, scores: Scores) -> dict[str, Any]:
 
 
 def agrees(alone: Mapping[str, Any], dtype: str) -> bool:
-  """Return whether `alone`, the comparison of a task, is within tolerance."""
+  """Return whether original outputs are equal and differences are small."""
   difference = alone["max_difference"]
   close = difference is not None and difference <= TOLERANCE[dtype]
   return bool(alone["outputs_bit_equal"] and close)

@@ -44,11 +44,11 @@ Outputs = dict[str, Float[np.ndarray, "b _"]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Comparison:
-  """The differences between an export and `mv.forward`, and their speed."""
+  """Differences of outputs between an export and `mv.forward`, and times."""
 
   images: int
   tolerance: Mapping[str, float]  # {signature: largest allowed difference}
-  # {signature: {output: greatest difference, as a share of the greatest value}}
+  # {signature: {name of an output: result of `difference`}}
   max_difference: Mapping[str, Mapping[str, float]]
   load_seconds: float
   first_call_seconds: float  # includes compilation
@@ -144,10 +144,11 @@ def run(
 def difference(
   found: Any, logits: np.ndarray, activated: TaskKind | None = None
 ) -> float:
-  """Return the greatest difference, as a share of the greatest logit.
+  """Return the greatest difference of outputs / the greatest logit.
 
-  Activated outputs are compared by logits that would explain these outputs. The
-  difference is infinite if shapes differ or an output is not finite.
+  If `found` has activated outputs, such as probabilities, the differences are
+  converted to differences of logits. The result is infinite if shapes differ or
+  an output is not finite.
   """
   if found is None or found.shape != logits.shape:
     return float("inf")

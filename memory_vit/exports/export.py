@@ -59,9 +59,9 @@ def export_model(
 
   The function takes images, and returns the same dictionary as `forward`, with
   the keys "backbone" and the name of each task. A task that needs its own pass
-  (`probe`, `full`, ...) is exported alone, and returns only its own output. The
-  written model runs on random images in another process. Its outputs must agree
-  with `forward`, or for a task with its own pass, with the evaluation program.
+  (`probe`, `full`, ...) is exported alone, without the output "backbone". The
+  written model runs on random images in another process. The outputs must
+  agree with those of this library, up to rounding.
 
   Args:
     backbone: the frozen ViT; the function computes in its `config.dtype`.
@@ -73,9 +73,8 @@ def export_model(
       checkpoint).
     images: the input of the function; by default floats in [-1, 1].
     examples: number of random images for the comparison.
-    activation: whether the function returns probabilities of classes and
-      labels, and values in their units, instead of the outputs of the heads,
-      see `TaskKind`.
+    activation: whether the function converts outputs of heads to probabilities
+      (of classes or labels) or to values in their units.
 
   Returns:
     The content of `manifest.json` in the directory.
@@ -217,7 +216,7 @@ def _export_arrays(
 def _write_tasks(
   backbone: Backbone, tasks: Sequence[Task], directory: Path
 ) -> None:
-  """Write each task to NAME.safetensors, with one model card."""
+  """Write each task to NAME.safetensors, and a model card for all tasks."""
   for task in tasks:
     file = directory / f"{task.name}.safetensors"
     store.save_task(task, file, format="safetensors")

@@ -85,20 +85,20 @@ class ExportedModel:
 
   @property
   def names(self) -> tuple[str, ...]:
-    """Names of the outputs in order, because JAX sorts dictionaries by key."""
+    """Names of the outputs in the order of tasks; JAX orders them by name."""
     names = tuple(task.name for task in self.tasks)
     names += tuple(score_name(task.name) for task in self.rejecting)
     return (BACKBONE, *names) if self.program.composes else names
 
   def outputs(self) -> dict[str, int]:
-    """Return {name of an output: its width}, in order, from shapes alone."""
+    """Return {name of an output: width}, ordered like `names`."""
     side = self.preprocessing.image_size
     images = jax.ShapeDtypeStruct((1, side, side, 3), "float32")
     shapes = jax.eval_shape(self.run, self.weights, images)
     return {name: shapes[name].shape[-1] for name in self.names}
 
   def call_own(self, images: Float[ArrayLike, "b side side 3"]) -> Logits:
-    """Compute the outputs to compare an export with, without activation."""
+    """Compute reference outputs for an export, without activation."""
     return self._with_scores(self.program(self.backbone, jnp.asarray(images)))
 
 
@@ -146,7 +146,7 @@ def _require_float32(name: str, kind: TaskKind) -> None:
 
 
 def _with_own_backbone(backbone: Backbone, program: Program) -> Weights:
-  """Move a task's backbone weights into the backbone, to store them once."""
+  """Move trained backbone weights from a task to the backbone."""
   params, alone = backbone.params, []
   for task in program.alone:
     params = {**params, **task.params.get("backbone", {})}

@@ -52,9 +52,9 @@ _RESIZING = {
 
 
 def to_text(tasks: Sequence[Task], address: str = "") -> str:
-  """Return the card of tasks that are files `NAME.safetensors` in a directory.
+  """Return the model card for a directory with `NAME.safetensors` of each task.
 
-  `address` is the address of their repository, hf://OWNER/NAME, if it is known.
+  `address` is the hf://OWNER/NAME of the directory, or "" if it is unknown.
   """
   title = ", ".join(task.name for task in tasks)
   # The hub has no pipeline tag for tasks that predict values.
@@ -74,7 +74,7 @@ def to_text(tasks: Sequence[Task], address: str = "") -> str:
 
 
 def literal(value: Any) -> str:
-  """Return untrusted text as code, on one line, of at most 200 characters.
+  """Return untrusted text as a line of Markdown code, cut to 200 characters.
 
   Escaping markup is not enough: hubs turn addresses in text into links, but not
   addresses in code.
@@ -154,7 +154,7 @@ def _metrics(results: Mapping[str, Any], classes: int) -> list[str]:
 
 
 def _is_number(value: Any) -> bool:
-  """Return whether to show a value: Python's JSON may hold NaN and infinity."""
+  """Return whether a value is a finite number that is not too large to show."""
   known = type(value) in (int, float) and math.isfinite(value)
   return known and abs(value) <= _MOST
 
@@ -202,7 +202,7 @@ def _public_backbone(task: Task) -> str:
 def _gelu(spec: TaskSpec) -> str:
   """Return the GELU as a Python literal.
 
-  A task with an unknown GELU cannot load; the literal is "tanh" then.
+  For an unknown GELU, with which no task loads, the literal is "tanh".
   """
   known = spec.backbone.gelu in ("tanh", "exact", "quick")
   return f'"{spec.backbone.gelu}"' if known else '"tanh"'

@@ -21,7 +21,7 @@ INSTALL_CONVERTER = "pip install --no-deps jax2onnx==0.17.1"
 
 
 def require_possible(exported: ExportedModel, images: ImageInput) -> None:
-  """Raise for bfloat16, images of any size, or an output named as the input."""
+  """Raise if the export cannot be written as ONNX."""
   if exported.backbone.config.dtype != "float32":
     raise ExportError(
       "--format=onnx with --dtype=bfloat16: onnxruntime has no bfloat16 "
@@ -59,8 +59,8 @@ def write(exported: ExportedModel, directory: Path, images: ImageInput) -> None:
         input_names=[INPUT],
         output_names=list(exported.names),
       )
-    # Give all files the mode of the model, because jax2onnx lets only the owner
-    # read the file of large weights.
+    # jax2onnx lets only the owner read `model.onnx.data`: give all files the
+    # mode of `model.onnx`.
     mode = (directory / FILE).stat().st_mode
     for file in directory.iterdir():
       file.chmod(mode)
@@ -87,7 +87,7 @@ def require_installed() -> ModuleType:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-  """Silence onnx_ir's warnings about shapes, which it infers nevertheless."""
+  """Silence harmless warnings of onnx_ir about shapes."""
   logger = logging.getLogger("onnx_ir")
   before = logger.level
   logger.setLevel(logging.ERROR)

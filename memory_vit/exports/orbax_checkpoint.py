@@ -64,7 +64,7 @@ def without_tracebacks() -> Iterator[None]:
   sys.unraisablehook = show_others
   try:
     yield
-    # After an error, keep `show_others`, because pending writes may still fail.
+    # Restore the hook only on success: after an error, pending writes may fail.
     sys.unraisablehook = hook
   finally:
     log.setLevel(level)

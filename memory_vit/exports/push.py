@@ -28,17 +28,17 @@ def push_task(
   comes from `hf auth login`, or from HF_TOKEN.
 
   Args:
-    task: a task, or several that fit together, as for `concatenate`. Tasks of
-      the same names in the repository are replaced.
+    task: a task, or several that fit together, as for `concatenate`. A task of
+      the same name in the repository is replaced.
     repository: OWNER/NAME; the repository is created if it does not exist.
     public: whether a new repository is public. An existing repository stays
       public or private.
     message: message of the commit.
     card: whether to replace an existing README.md by the model card. By
-      default, the card is only added where none exists, because people edit it.
+      default, an existing README.md is kept, because people edit it.
 
   Returns:
-    The address of the commit; of the last commit, if nothing has changed.
+    The address of the new commit, or of the last commit if nothing has changed.
 
   Raises:
     TaskError: for tasks that do not fit together, or cannot be saved.

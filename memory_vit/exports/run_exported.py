@@ -57,7 +57,7 @@ def load_onnx(model: Path) -> dict[str, Call]:
   import onnxruntime
 
   options = onnxruntime.SessionOptions()
-  options.log_severity_level = 3  # errors only; warnings list omitted constants
+  options.log_severity_level = 3  # log errors, but no warnings
   session = onnxruntime.InferenceSession(
     model, options, providers=["CPUExecutionProvider"]
   )

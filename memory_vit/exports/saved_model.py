@@ -33,7 +33,7 @@ def batch_buckets() -> tuple[int, ...]:
 
   For batches of any size, jax since 0.11 writes shape checks in a form of
   StableHLO that TensorFlow 2.21 cannot read: the graph would fail when it runs.
-  With such a jax, each batch is split and padded to one of these sizes.
+  With jax 0.11 or later, batches are split and padded to these sizes.
   """
   return (1, 8, 32) if jax.__version_info__ >= (0, 11) else ()
 
@@ -95,7 +95,7 @@ def _converted(
 def _in_buckets(
   tf: Any, by_size: dict[int, _Predict], images: Any, names: tuple[str, ...]
 ) -> dict[str, Any]:
-  """Pad a batch to the smallest bucket that holds it; split a larger batch."""
+  """Pad a batch to a compiled size; split a batch above the largest size."""
   count = tf.shape(images)[0]
 
   def in_parts(size: int) -> dict[str, Any]:

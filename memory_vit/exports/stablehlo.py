@@ -17,13 +17,13 @@ from memory_vit.tasks.split_forward import Logits
 
 FILE = "model.stablehlo"
 PLATFORMS = ("cpu", "cuda", "tpu")
-# Maximum size of weights in bytes, because the file is a flatbuffer, which is
-# always smaller than 2**31 bytes.
+# Maximum size of weights in bytes. The file is a flatbuffer, which must be
+# smaller than 2**31 bytes.
 _MAX_BYTES = 2**31 - 2**24
 
 
 def write(exported: ExportedModel, directory: Path, images: ImageInput) -> None:
-  """Write `model.stablehlo`, for any batch and any size of uint8 images."""
+  """Write `model.stablehlo`, which takes batches of any size."""
   if exported.weight_bytes > _MAX_BYTES:
     raise ExportError(
       f"the weights take {exported.weight_bytes:,} bytes, but a StableHLO file "

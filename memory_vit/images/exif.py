@@ -20,8 +20,8 @@ _INTEGERS = {1: "B", 3: "H", 4: "I"}
 # EXIF is searched in at most this many chunks of a PNG or WebP file. A PNG with
 # more chunks exceeds `decoding.MAX_READS`.
 _MAX_CHUNKS = 25_000
-# Steps of the slices through rows and columns, by orientation; entry 0 is not
-# used. From orientation `_SWAPPED` on, rows and columns are swapped first.
+# Slice steps of rows and columns, indexed by orientation; entry 0 is not used.
+# For orientations 5 to 8, rows and columns are swapped before slicing.
 ROW_STEPS = (1, 1, 1, -1, -1, 1, 1, -1, -1)
 COLUMN_STEPS = (1, 1, -1, -1, 1, 1, -1, -1, 1)
 _SWAPPED = 5
@@ -49,7 +49,7 @@ def orientation(encoded: bytes) -> int:
 
 
 def swaps_axes(orientation: int) -> bool:
-  """Return whether an orientation (or a tensor of it) swaps the axes."""
+  """Return whether an orientation, an integer or a tensor, swaps the axes."""
   return orientation >= _SWAPPED
 
 

@@ -79,7 +79,7 @@ class Walk:
     others: files without an image suffix.
     hidden: hidden files and folders.
     loops: paths of folders that are already listed under another path.
-    closed: {folder that cannot be listed: why}.
+    closed: {path of a folder that cannot be listed: reason}.
   """
 
   images: list[str]
@@ -128,7 +128,7 @@ def is_hidden(name: str) -> bool:
 
 
 def entries_of(paths: Walk) -> list[ImageFile]:
-  """Return one entry per folder that cannot be listed, then one per image."""
+  """Return entries of the folders that cannot be listed, then of all images."""
   closed = [ImageFile(*item) for item in sorted(paths.closed.items())]
   return closed + [ImageFile(path) for path in paths.images]
 
@@ -143,7 +143,7 @@ def _add_file(result: Walk, entry: os.DirEntry[str]) -> None:
 
 
 def holds(kind: Callable[[], bool]) -> bool:
-  """Return `kind()`, such as `entry.is_dir()`; False for a circular link."""
+  """Return `kind()`, or False if `kind` raises an error for a circular link."""
   try:
     return kind()
   except OSError:

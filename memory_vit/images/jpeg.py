@@ -15,7 +15,7 @@ EXIF = b"Exif\0\0"
 END = b"\xff\xd9"
 # Maximum number of scans: common encoders write at most about 15.
 MAX_SCANS = 64
-# Up to this number of scans, `weight` is 1: decoding so many scans of 64
+# Up to this number of scans, `Outline.weight` is 1. Decoding 12 scans of 64
 # megapixels takes 2 s.
 _USUAL_SCANS = 12
 # Maximum number of segments: a file with large color profiles and previews has
@@ -35,8 +35,8 @@ _ARITHMETIC_FRAMES = (0xC9, 0xCA, 0xCB)
 # (markers without a segment).
 _MARKER = re.compile(rb"\xff([\x02-\xcf\xd8-\xfe])")
 # A single search for a marker covers this many bytes, so that other threads can
-# run between two searches. A file that has more bytes than this between two
-# segments, outside of scans, is refused.
+# run between two searches. A file with more fill bytes than this between two
+# segments is refused.
 _SEARCHED = 2**18
 
 
@@ -61,9 +61,9 @@ class Outline:
 
 
 def outline(encoded: bytes) -> Outline:
-  """Outline a JPEG file; raise `DataError` if decoding it would take long.
+  """Outline a JPEG file; raise `DataError` if decoding the file would be slow.
 
-  Bytes in comments, in thumbnails, or after the end do not count as scans.
+  Scan markers in comments, in thumbnails, or after the end are not counted.
   """
   scans, adobe, marker = 0, False, 0
   for marker, start in _segments(encoded):
@@ -77,7 +77,7 @@ def outline(encoded: bytes) -> Outline:
 
 
 def exif(encoded: bytes) -> bytes:
-  """Return EXIF with its prefix; b"" if the leading segments have no EXIF."""
+  """Return EXIF with the prefix `EXIF`; b"" if no leading segment has EXIF."""
   for marker, start in _segments(encoded):
     if marker not in _IN_FRONT:
       break

@@ -13,7 +13,7 @@ class MemoryLimit:
   """A number of bytes that threads share; a thread waits until enough are free.
 
   A request for more than `spare` bytes must leave `spare` bytes free, unless no
-  other request holds memory. Errors name `option`, which sets the size.
+  other request holds memory. `option` is the name of the limit in errors.
   """
 
   def __init__(
@@ -30,7 +30,7 @@ class MemoryLimit:
 
   @contextlib.contextmanager
   def taken(self, size: int) -> Iterator[None]:
-    """Take `size` bytes while the body runs; raise if they exceed the limit."""
+    """Hold `size` bytes in a `with` block; raise if they exceed the limit."""
     if size > self._size:
       raise DataError(
         f"decoding it may take {size / _MIB:,.0f} MiB, more than the "

@@ -28,8 +28,7 @@ MAX_FILE_BYTES = 64 * 2**20
 # The header of nearly every file lies within this many bytes at the beginning.
 _HEAD = 2**18
 
-# {format: most bytes of memory per pixel that decoding takes}, measured and
-# rounded up.
+# {format: peak memory of decoding in bytes per pixel}, measured and rounded up.
 _BYTES_PER_PIXEL = {"JPEG": 14, "PNG": 14, "WEBP": 24, "BMP": 12, "GIF": 12}
 
 # An image is the path of a file (str or PathLike), the bytes of a file, or an
@@ -68,7 +67,7 @@ def image_name(image: Any) -> str:
 
 
 def read_file(path: str | os.PathLike[str]) -> bytes:
-  """Return the bytes of an image file; `DataError` if it cannot be read."""
+  """Return the bytes of an image file; raise `DataError` if reading fails."""
   with _opened(os.fspath(path)) as file:
     return file.read(_size_of(file))
 
@@ -118,7 +117,7 @@ def _prepare_pixels(
 def _needed(
   file: BinaryIO, preprocessing: EvalPreprocessing, memory: MemoryLimit
 ) -> int:
-  """Call `bytes_needed`, in only one thread at a time."""
+  """Return `bytes_needed`, which only one thread at a time computes."""
   with memory.header:
     return bytes_needed(file, preprocessing)
 
@@ -148,7 +147,7 @@ def _opened(path: str) -> Iterator[BinaryIO]:
       yield file
   except DataError:
     raise
-  except (OSError, ValueError) as error:  # a zero byte in the path: ValueError
+  except (OSError, ValueError) as error:  # ValueError: the path has a zero byte
     raise DataError(getattr(error, "strerror", None) or str(error)) from error
 
 

@@ -66,7 +66,7 @@ class ImageReader:
 
     Args:
       memory_mib: MiB that images and their decoding may take together. Images
-        wait for memory; an image that alone needs more is refused.
+        wait for free memory; an image that can never fit is refused.
       batch_size: size of the largest batch; 0 to reserve nothing for batches.
       side: side of the images that the model takes, in pixels.
       ahead: number of batches to read ahead; memory is reserved for them, too.
@@ -108,7 +108,7 @@ class ImageReader:
     Args:
       images: one image or several: paths, bytes of files, uint8 pixels of any
         size, or images that are already prepared.
-      preprocessing: how images are prepared; side is its `image_size`.
+      preprocessing: how to prepare images; "side" is its field `image_size`.
       first: number of the first image, for errors.
       large: whether to use the threads for large images; by default, the size
         of each image decides.
@@ -183,8 +183,8 @@ class ImageReader:
     """Yield batches in order; the next `ahead` batches are read meanwhile.
 
     Args:
-      batches: (key, images) of each batch, with any key that the caller wants;
-        an error may stand for a missing image.
+      batches: (key, images) of each batch. A key may be any object, and an
+        image that is missing may be replaced by a `DataError`.
       preprocessing: how images are prepared.
 
     Yields:
@@ -276,7 +276,7 @@ def stacked(images: Sequence[Prepared], side: int) -> np.ndarray:
 
 
 def are_several(images: Images) -> TypeGuard[Iterable[ImageLike]]:
-  """Return whether `images` is a collection, even of one image or of none."""
+  """Return whether `images` is a collection rather than a single image."""
   if isinstance(images, np.ndarray | jax.Array):
     return images.ndim == 4 or images.dtype.kind in "OU"
   is_file = isinstance(images, str | os.PathLike | bytes)

@@ -16,9 +16,9 @@ from memory_vit.model.task import EvalPreprocessing
 # Maximum ratio of the longer to the shorter side: a longer image could fill the
 # memory when it is resized.
 LONGEST_ASPECT = 32.0
-# Maximum number of pixels of a resized image, before the crop: 403 MB as
-# float32. Only images that are not square can exceed it, and only if their
-# shorter side is resized to more than 1,024 pixels.
+# Maximum number of pixels of a resized image before the crop (403 MB in
+# float32). If the shorter side is resized to at most 1,024 pixels, the maximum
+# ratio above already ensures that no image is larger.
 MAX_RESIZED_PIXELS = 2**25
 
 _FILTERS = {
@@ -46,7 +46,7 @@ def eval_view(
 
   Args:
     pixels: the image, with at least one pixel.
-    preprocessing: how the image is prepared; side is its `image_size`.
+    preprocessing: how to prepare the image; "side" is its field `image_size`.
 
   Returns:
     Values in [-1, 1].
@@ -91,7 +91,7 @@ def to_levels(
 def resized_shape(
   height: int, width: int, preprocessing: EvalPreprocessing
 ) -> tuple[int, int]:
-  """Return height and width before the crop; raise if the image is too long."""
+  """Return (height, width) after resizing; raise if the image is too long."""
   if not preprocessing.resize:
     return preprocessing.image_size, preprocessing.image_size
   return shape_by_shorter_side(
@@ -102,7 +102,7 @@ def resized_shape(
 def shape_by_shorter_side(
   height: int, width: int, side: int, interpolation: str = "bilinear"
 ) -> tuple[int, int]:
-  """Return the shape with the shorter side `side`; raise if it is too large."""
+  """Return (height, width) after resizing the shorter side to `side` pixels."""
   shorter = min(height, width)
   if max(height, width) > shorter * LONGEST_ASPECT:
     raise DataError(
@@ -124,27 +124,27 @@ def shape_by_shorter_side(
 def view_bytes(
   height: int, width: int, preprocessing: EvalPreprocessing
 ) -> int:
-  """Return the most bytes that `eval_view` takes in addition to `pixels`."""
+  """Return the peak memory of `eval_view` in bytes, without `pixels`."""
   new_height, new_width = resized_shape(height, width, preprocessing)
   side = preprocessing.image_size
   if preprocessing.interpolation == "bilinear":
-    # Interpolating along rows holds, per old row, two float32 rows of neighbors
-    # and a uint8 row. Interpolating between rows holds the results in float32,
-    # and two float32 rows per new row.
+    # Interpolation along rows takes two float32 rows and one uint8 row for each
+    # old row. Interpolation between rows takes one float32 row for each old row
+    # and two for each new row.
     along = 3 * 4 * side
     rows = min(2 * side, max(height, width))  # the image may be rotated
     return max(rows * (2 * along + 3 * side), (rows + 2 * side) * along)
   view = 4 * 3 * 4 * side**2
-  # Pillow holds three images of 4 bytes per pixel: a copy of the original one,
+  # Pillow holds three images of 4 bytes per pixel: a copy of the original,
   # an image with the new width and the old height, and the resized image.
   old, new = height * width, new_height * new_width
   return view + 4 * (old + max(old, new) + new)
 
 
 def _neighbors(old: int, new: int, part: slice) -> _Neighbours:
-  """Return the old neighbors of the new pixels `part` along an axis.
+  """Return the old pixels around each of the new pixels `part` of an axis.
 
-  `old` and `new` are the lengths of the axis.
+  `old` and `new` are the lengths of the axis before and after resizing.
   """
   scale = np.float32(old) / np.float32(new)
   half = np.float32(0.5)

@@ -13,9 +13,9 @@ _VP8X_ALPHA = 0x10
 
 
 def size(encoded: bytes) -> tuple[int, int, bool] | None:
-  """Return width, height, and whether there is alpha.
+  """Return (width, height, whether the image has alpha).
 
-  Return None if there is no WebP header. The rest is not checked.
+  Return None if there is no WebP header. Only the header is checked.
   """
   head = encoded[:_HEADER_BYTES].ljust(_HEADER_BYTES, b"\0")
   if head[:4] != b"RIFF" or head[8:12] != b"WEBP":

@@ -53,7 +53,7 @@ def batch_sums(
   largest, best = top_classes(logits, 5)
   # For NaN logits `top_k` returns the first classes, which must not be hits.
   finite = jnp.isfinite(logits).all(axis=-1)
-  # Set NaN, because a logit of -inf for a wrong class leaves the loss finite.
+  # Set the loss to NaN: with a logit of -inf for a wrong class, it is finite.
   loss = jnp.where(finite, loss, jnp.nan)
   hits = (best == labels[:, None]) * (mask * finite)[:, None]
   classes = jax.nn.one_hot(labels, logits.shape[-1]) * mask[:, None]

@@ -204,7 +204,7 @@ class Classes(Kind):
   def answer_rows(self, answer: Any) -> list[tuple[str, str]]:
     if isinstance(answer, list):
       return guess_rows(answer, "class")
-    # If the task rejects images, `TaskKind.marked` returns a dictionary.
+    # `TaskKind.marked` has made a dictionary, because the task rejects images.
     unknown = [("unknown", "")] if answer["unknown"] else []
     return unknown + guess_rows(answer["classes"], "class")
 

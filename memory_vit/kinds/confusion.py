@@ -33,7 +33,7 @@ def confusion_matrix(predictions: SplitPredictions) -> Any:
   )
   side = predictions.num_classes
   ones = np.ones(len(label), np.int64)
-  # SciPy adds entries of the same (label, best), so the ones become counts.
+  # SciPy sums entries with equal (label, best), which counts the examples.
   return scipy.sparse.csr_array((ones, (label, best)), shape=(side, side))
 
 

@@ -87,7 +87,7 @@ class HeldOut(NamedTuple):
 
 
 class HeadOutputs(NamedTuple):
-  """Padding and weights of the outputs of a head, for its loss."""
+  """Which outputs of a head are padding, and the weights of the outputs."""
 
   is_class: Any = None  # bool (c,), False for padding; None if all are classes
   # float32 (c,): class weights, or weights of positive labels; None if all 1
@@ -157,7 +157,7 @@ class Kind(abc.ABC):
     return np.dtype((self.target_type, shape))
 
   def read(self, label: Any) -> Label:
-    """Parse a label; errors ("its label ...") follow the name of an example."""
+    """Parse a label, or raise a `DataError` that does not name the example."""
     try:
       return self._read(label)
     except DataError:
@@ -252,7 +252,7 @@ class Kind(abc.ABC):
 
     Args:
       stated: description of the trained task.
-      held_out: outputs, all finite, and targets of images not trained on.
+      held_out: targets and finite outputs of images not used for training.
       unknown: share of these images to reject; 0 rejects none.
     """
     return stated
@@ -354,8 +354,8 @@ class Kind(abc.ABC):
       outputs: correct outputs of the head.
 
     Returns:
-      The differences of head outputs that would explain the differences of
-      `found`, and the least scale to which the caller may relate them.
+      Differences of head outputs that would explain why the results differ,
+      and a lower bound of the number by which the caller divides them.
     """
     # If logits change by d, a probability p changes by about p * d / t, with
     # the temperature t.

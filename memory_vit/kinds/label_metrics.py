@@ -73,7 +73,7 @@ def label_calibration(predictions: LabelPredictions) -> Calibration:
 def curve(
   predictions: LabelPredictions, label: int
 ) -> tuple[Float64[np.ndarray, " k"], Float64[np.ndarray, " k"]]:
-  """Return precision and recall of a label per threshold, recall decreasing."""
+  """Return precision and recall of a label for thresholds in rising order."""
   precision, recall, _ = sklearn.metrics.precision_recall_curve(
     *_column(predictions, label)
   )
@@ -137,7 +137,7 @@ def evaluation_of(
 def _column(
   predictions: LabelPredictions, label: int
 ) -> tuple[Bool[np.ndarray, " n"], Float64[np.ndarray, " n"]]:
-  """Return which counted examples have the label, and the examples' scores.
+  """For each counted example, return whether it has the label, and a score.
 
   A score is the probability of the label, or -1 if an output is not finite.
   """
@@ -149,7 +149,7 @@ def _column(
 def _ranking(
   predictions: LabelPredictions, label: int
 ) -> tuple[Bool[np.ndarray, " n"], np.ndarray, Float64[np.ndarray, " n"]]:
-  """Return (right, outputs, scores); outputs rank even if scores round to 1."""
+  """Return `_column` and the outputs, which rank examples with equal scores."""
   outputs = predictions.outputs[predictions.counted, label]
   known = predictions.finite[predictions.counted]
   right, scores = _column(predictions, label)
@@ -173,9 +173,9 @@ def _ranked(
 def _best_threshold(
   hits: Int64[np.ndarray, " n"], scores: Float64[np.ndarray, " n"]
 ) -> float:
-  """Return the threshold with the greatest F1, the lowest in case of ties.
+  """Return the lowest of the thresholds with the greatest F1.
 
-  It is chosen on float32 probabilities, because exports return float32.
+  Scores are rounded to float32, because exports return float32.
 
   Args:
     hits: cumulative number of examples with the label, in order of `scores`.
@@ -192,10 +192,10 @@ def _best_threshold(
 
 
 def _between(below: np.float32, lowest: np.float32) -> float:
-  """Return a threshold halfway between two scores, safe from rounding.
+  """Return a threshold halfway between two scores.
 
   The threshold lies just above the midpoint of two adjacent float32 numbers, so
-  that float64 probabilities reach it if and only if they do so in float32.
+  that rounding a probability to float32 does not move it across the threshold.
   """
   middle = np.float32((float(below) + float(lowest)) / 2)
   cut = max(middle, np.nextafter(below, lowest))

@@ -185,7 +185,7 @@ class Labels(Kind):
   def number_of_answers(
     self, stated: TaskKind, activated: np.ndarray, most: Most
   ) -> int:
-    """Count predicted labels; an image without labels counts as one."""
+    """Count the predicted labels of all images, at least 1 for each image."""
     counts = chosen(stated, activated).sum(axis=-1)
     return int(counts.clip(1, most.labels or activated.shape[-1]).sum())
 

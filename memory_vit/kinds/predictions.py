@@ -56,7 +56,7 @@ class SplitPredictions:
   unknown_below: float | None = None
 
   def first(self, size: int) -> Self:
-    """Return the first `size` examples; the rest pads the last batch."""
+    """Return the first `size` examples, without padding of the last batch."""
     return _first(self, size)
 
   @property
@@ -129,7 +129,7 @@ class OutputPredictions:
     return int((self.counted & ~self.finite).sum())
 
   def first(self, size: int) -> Self:
-    """Return the first `size` examples; the rest pads the last batch."""
+    """Return the first `size` examples, without padding of the last batch."""
     return _first(self, size)
 
   @functools.cached_property
@@ -163,7 +163,7 @@ class LabelPredictions(OutputPredictions):
   def texts(
     self, names: Sequence[str], number: int
   ) -> tuple[str, float | None, str]:
-    """Return predicted labels with probabilities, None, and right labels."""
+    """Return (predicted labels with probabilities, None, right labels)."""
     [answer] = self.kind.answers(names, self.probability[number][None])
     true = np.flatnonzero(self.label[number]).tolist()
     right = ", ".join(names[k] for k in true) or "no label"
@@ -198,7 +198,7 @@ class ValuePredictions(OutputPredictions):
   def texts(
     self, names: Sequence[str], number: int
   ) -> tuple[str, float | None, str]:
-    """Return predicted values with units, None, and the true values."""
+    """Return (predicted values with units, None, true values with units)."""
     rows = np.stack([self.target[number], self.predicted[number]])
     right, predicted = (
       ", ".join(text for _, text in answer_rows(answer))
@@ -208,7 +208,7 @@ class ValuePredictions(OutputPredictions):
 
   @property
   def rounded(self) -> Float64[np.ndarray, "n c"]:
-    """`predicted`, rounded to the digits that float32 outputs determine."""
+    """`predicted`, without digits beyond the precision of float32 outputs."""
     places = 6 - np.floor(np.log10(self.kind.std)).astype(int)
     columns = zip(self.predicted.T, places.tolist(), strict=True)
     return np.stack([np.round(column, n) for column, n in columns], axis=1)

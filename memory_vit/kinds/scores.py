@@ -90,8 +90,8 @@ class Evaluation:
   Attributes:
     scores: scores over the examples that could be read.
     rejection: effect of rejecting images; None if the task rejects none.
-    undefined: reason if targets of the split, such as equal values, make the
-      score undefined; else "", even if outputs are not finite.
+    undefined: reason why the targets of the split make the score undefined, for
+      example because all values are equal; "" if the targets do not.
     majority: share of the most frequent class (classes only).
     thresholds: thresholds with the greatest F1 on this split (labels only).
     digest: SHA-256 over the bytes of all outputs, if requested.

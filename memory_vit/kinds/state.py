@@ -12,7 +12,7 @@ import numpy as np
 from memory_vit.kinds.kind import HeldOut
 from memory_vit.kinds.scores import Evaluation
 
-# Devices would round float64 targets, so their bits are sent as this dtype.
+# Dtype of the bits of float64 targets, whose values devices would round.
 BITS = np.dtype(np.uint32)
 
 

@@ -16,7 +16,7 @@ with epy.lazy_imports():  # checking options does not need NumPy
 # Kinds by name. `kinds/__init__.py` fills the dictionary.
 KINDS: dict[str, Kind] = {}
 _STATED = ("thresholds", "mean", "std", "units")
-# Fields of `TaskKind` with a fitted number, and their values without a fit.
+# {field of `TaskKind` for a fitted number: value if no number was fitted}.
 FITTED = {"temperature": 1.0, "unknown": None}
 # Types of the columns of `TaskKind.rejection`, as in `Kind.cell_types`.
 REJECTION_TYPES = {"unknown": "bool", "known_score": "float32"}

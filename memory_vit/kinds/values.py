@@ -50,7 +50,7 @@ class Values(Kind):
 
   name, noun = "values", "value"
   numbers = True
-  # Targets are standardized before they become float32: in float32, Unix times
+  # Targets stay float64 until they are standardized: in float32, Unix times
   # within the same minute would be equal.
   target_type = "float64"
   label_form = (
@@ -199,7 +199,7 @@ class Values(Kind):
   def explained(
     self, stated: TaskKind, found: np.ndarray, outputs: np.ndarray
   ) -> tuple[np.ndarray, float]:
-    """Compare in standard deviations, after subtracting float32 rounding."""
+    """Compare values in standard deviations, apart from float32 rounding."""
     std, values = np.array(stated.std), self.activate(stated, outputs, np)
     rounding = 2 * np.finfo(np.float32).eps * np.abs(values)
     return np.maximum(np.abs(found - values) - rounding, 0) / std, 0.0

@@ -18,7 +18,7 @@ from memory_vit.errors import DataError
 with epy.lazy_imports():
   import numpy as np
 
-# A class, a list of labels, or float64 (c,): values, or a 0 or 1 per label.
+# Class, list of labels, or array (c,) with values or with a 0 or 1 per label.
 Label: TypeAlias = "int | str | list[int | str] | np.ndarray"
 
 # Pattern of the index of a class or label in the lines of a file list.

@@ -303,7 +303,7 @@ def _maps_figure(
 
 
 def _panels(images: int, panels: int) -> tuple[Figure, list[list[Axes]]]:
-  """Return (figure, lists of axes): each list has an image, then its panels."""
+  """Return a figure, and a list of axes per image: the image, then panels."""
   lines = -(-panels // (_COLUMNS - 1))
   columns = -(-panels // lines)
   height = (_PANEL + _HEADER) * lines * images + 0.8
@@ -365,7 +365,7 @@ def _colour_bars(
   labels: Sequence[str],
 ) -> None:
   panels = [axes for row in rows for axes in row]
-  # Draw the last bar first: matplotlib puts each new bar left of earlier ones.
+  # Draw the last bar first: matplotlib puts new bars to the left of old bars.
   for i in reversed(range(len(limits))):
     scale = cm.ScalarMappable(colors.Normalize(*limits[i]), name)
     bar = figure.colorbar(
@@ -377,7 +377,7 @@ def _colour_bars(
 
 
 def _title(figure: Figure, *lines: str) -> None:
-  """Set the title; escape and shorten lines, whose names may be untrusted."""
+  """Set the title; shorten its lines, and escape untrusted names in them."""
   width = int(figure.get_figwidth() * _CHARACTERS)
   figure.suptitle(
     "\n".join(shortened(escaped(line), width) for line in lines),
@@ -446,7 +446,7 @@ def _numbers(
   drawn: Any,
   bold: np.ndarray | None = None,
 ) -> None:
-  """Write texts into a heat map; if texts do not fit, dots mark bold texts."""
+  """Write texts in the fields, or dots for bold texts if texts do not fit."""
   shades = drawn.to_rgba(drawn.get_array())[..., :3] @ (0.299, 0.587, 0.114)
   colours = np.where(shades < 0.5, "white", "black")
   if len(texts[0]) > _MOST_NUMBERS:

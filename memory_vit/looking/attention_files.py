@@ -201,7 +201,7 @@ def _listed(array: np.ndarray) -> Any:
 def _image(
   number: int, image: ImageAttention, tasks: Sequence[Task], canvas: _Canvas
 ) -> dict[str, Any]:
-  """Draw figures of an image: tasks and pairs of tasks; return a JSON entry."""
+  """Draw a figure per task and pair of tasks; return the image's JSON entry."""
   names = [task.name for task in tasks]
   answers = {task.name: _answer(task, image) for task in tasks}
   stem = re.sub(r"[^\w-]+", "-", Path(image.path).stem, flags=re.ASCII)[:40]
@@ -242,7 +242,7 @@ def _image(
 
 
 def _answer(task: Task, image: ImageAttention) -> dict[str, Any]:
-  """Return the answer: the most probable class, or all labels or values."""
+  """Return the most probable class, all predicted labels, or all values."""
   activated, spec = image.answers[task.name][None], task.spec
   names = [*map(utf8, spec.class_names)]
   [answer] = spec.kind.answers(names, activated)

@@ -14,7 +14,7 @@ from memory_vit.looking.attention_rollout import AttentionRollout
 from memory_vit.looking.token_attention import TokenAttention
 
 # Every 17th colour of matplotlib's "inferno" (van der Walt and Smith, 2015;
-# CC0). Overlays do not need matplotlib, which only the extra `train` installs.
+# CC0), copied because matplotlib is only installed by the extra `train`.
 INFERNO = np.array(
   [
     (0, 0, 4), (12, 8, 38), (36, 12, 79), (66, 10, 104),
@@ -66,7 +66,7 @@ def overlay(
 
   Raises:
     DataError: for an image that is not uint8 (height, width, 3), a map with
-      other values than finite numbers >= 0, or a peak or opacity out of range.
+      negative or non-finite values, or a peak or opacity out of range.
   """
   _require_image(image)
   heat = np.asarray(heat, np.float32)

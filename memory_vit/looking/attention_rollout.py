@@ -128,7 +128,7 @@ def rollout_program(
   *,
   config: ViTConfig,
 ) -> Float32[Array, "b t l _"]:
-  """Return, for each slot, shares of: s image tokens; class tokens; memory."""
+  """Return s + 2 shares per slot: s image tokens, class tokens, memory."""
   model, params = MemoryViT(config), {"backbone": backbone_params}
   (_, context), sown = capture(model, params, images, method="encode")
   frozen = [weights_of_backbone(layer) for layer in sown]
@@ -143,7 +143,7 @@ def roll_out(
   tasks: Sequence[TaskWeights],
   mask: TaskMask,
 ) -> Float32[Array, "b t l _"]:
-  """Multiply the weights of all layers; return the shares after each block."""
+  """Multiply attention weights layer by layer; return shares for each layer."""
   b, _, t, s = tasks[0].image.shape
   # Before the first block, each token consists only of itself.
   image = jnp.broadcast_to(jnp.eye(s, s + 2), (b, s, s + 2))
@@ -153,8 +153,8 @@ def roll_out(
   after = []
   for layer, weights in zip(frozen, tasks, strict=True):
     to_image, to_tokens, to_cells = (part.mean(1) for part in weights)
-    # Tokens attend to the inputs of the block: `image` and `token` are still
-    # the outputs of the previous block.
+    # Tokens attend to the inputs of the block, so compute `read` before `token`
+    # and `image` are updated.
     read = jnp.einsum("bts,bsx->btx", to_image, image)
     read += jnp.einsum("btp,btpx->btx", to_tokens, token[:, seen])
     read += to_cells.sum((-2, -1))[..., None] * memory[None, None]

@@ -53,11 +53,11 @@ _TOGETHER = 32
 
 @dataclasses.dataclass(frozen=True, eq=False)  # == fails for arrays
 class Removals:
-  """Effects of removing memory: single cells, all cells of a layer, or all.
+  """Effects of removing one cell, all cells of a layer, or the whole memory.
 
   Attributes:
-    lost: number of examples that only the removal makes wrong.
-    gained: number of examples that only the removal makes right.
+    lost: number of examples that are right before the removal, then wrong.
+    gained: number of examples that are wrong before the removal, then right.
     examples: number of all examples.
   """
 
@@ -118,7 +118,7 @@ class CellRemoval:
   def significant(self, removals: Removals) -> Bool[np.ndarray, "*which"]:
     """Return which of these removals of the task are significant.
 
-    Their p is below 0.05 divided by the number of the task's removals
+    Their p-values are below 0.05 divided by the number of the task's removals
     (Bonferroni). If memory has no effect, the probability of any significant
     removal is at most 5 %.
     """
@@ -305,7 +305,7 @@ def require_removable(backbone: Backbone, task: Task) -> None:
   if variants > _MOST_VARIANTS:
     raise TaskError(
       f"task {task.name!r} has {cells:,} memory cells in each of {depth} "
-      f"layers: removing one at a time takes {variants:,} evaluations, "
+      f"layers: removing one cell at a time takes {variants:,} evaluations, "
       f"expected at most {_MOST_VARIANTS:,}. Leave the task out."
     )
 

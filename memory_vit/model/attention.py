@@ -84,7 +84,7 @@ class MultiHeadDotProductAttention(nn.Module):
     return self.out(self._attend(q, k, v))
 
   def keys_values(self, z: Float[Array, "b s d"]) -> KeysValues:
-    """Return keys and values of normed tokens; for memory, b = t and s = m."""
+    """Return keys and values of normed tokens (b, s, d) or memory (t, m, d)."""
     return self._handed_on(self.key(z)), self._handed_on(self.value(z))
 
   def _handed_on(self, a: Float[Array, "b s h k"]) -> Float[Array, "b h s k"]:
@@ -126,7 +126,7 @@ def for_each_image(
 def _with_cells(
   a: Float32[Array, "b s h k"], cells: Float[Array, "1 h m k"]
 ) -> Float32[Array, "b s+m h k"]:
-  """Append keys (values) of memory to the keys (values) of every image."""
+  """Append memory cells to the tokens of every image, as keys or as values."""
   cells = for_each_image(_heads_first(cells)[0], a)
   return jnp.concatenate([a, cells], axis=1)
 
@@ -160,7 +160,7 @@ def attend_from_tasks(
   ends = [parts[0].shape[-1], parts[0].shape[-1] + parts[1].shape[-1]]
   weights = jax.nn.softmax(jnp.concatenate(parts, axis=-1))
   if module is not None:
-    # (b, h, t, s + (1 + p) (1 + m)): weights of backbone, tasks, memory.
+    # Last axis: s tokens of the image, 1 + p tokens of tasks, (1 + p) m cells.
     module.sow("intermediates", SOWN_BY_TASKS, weights)
   to_context, to_tokens, to_cells_ = jnp.split(weights, ends, axis=-1)
   read = product("bhts,bhsk->bhtk", to_context, context[1])
@@ -183,8 +183,8 @@ def _with_memory(
   """Return `products.einsum` of `a` and keys or values of memory."""
   if precision.dtype == "float32":
     return einsum(spec, a, memory, precision)
-  # Memory comes first: as second operand, XLA for GPUs would transpose it in
-  # every layer. In float32, swapping the operands would change results.
+  # Pass memory as the first operand: XLA for GPUs would transpose the second
+  # operand in every layer. In float32, this order would change results.
   inputs, out = spec.split("->")
   first, second = inputs.split(",")
   return einsum(f"{second},{first}->{out}", memory, a, precision)
@@ -193,7 +193,7 @@ def _with_memory(
 def _with_parents(
   a: Shaped[AnyArray, "..."], parents: Int[AnyArray, "t p"], axis: int
 ) -> Shaped[Array, "..."]:
-  """Stack each task's entry of `a`, then the entries of its parents."""
+  """Return for each task its entry of `a`, followed by its parents' entries."""
   itself = jnp.expand_dims(a, axis + 1)
   if not parents.shape[1]:  # OpenVINO fails on empty gathers
     return itself
@@ -207,7 +207,7 @@ def _masks(
   is_parent: Bool[AnyArray, "t p"],
   has_cell: Bool[AnyArray, "t m"],
 ) -> tuple[Bool[Array, "t 1+p"], Bool[Array, "t 1+p m"]]:
-  """Return masks of gathered tokens and cells, True if attended to."""
+  """Return two masks: the tokens and the cells that a task attends to."""
   itself = jnp.ones((parents.shape[0], 1), bool)
   sees_token = jnp.concatenate([itself, is_parent], axis=1)
   has_cell = _with_parents(has_cell, parents, axis=0)

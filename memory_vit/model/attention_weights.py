@@ -16,7 +16,7 @@ from memory_vit.model.vit import MemoryViT
 
 
 class TaskWeights(NamedTuple):
-  """One layer's weights of task tokens for image, task tokens and cells."""
+  """The attention weights of all task tokens in one layer."""
 
   image: Float32[Array, "b h t s"]
   # In `tokens` and `cells`, the task itself comes first, then its parents.

@@ -92,7 +92,7 @@ class Backbone:
 
   @functools.cached_property
   def _ready(self) -> list[Any]:
-    """Cache of `for_programs`: [leaves, transposed parameters], or []."""
+    """The list that `for_programs` fills: leaves and transposed parameters."""
     return []
 
   @property
@@ -204,7 +204,7 @@ def _transposed(params: dict[str, Any], dtype: str) -> dict[str, Any]:
   flat = trees.flatten(params)
   for name in trees.flatten(trunk(params)):
     layer = name.removesuffix("kernel")
-    # Keep NumPy kernels: the cache could not notice a change in place.
+    # Skip NumPy arrays: if they changed in place, the cache would be stale.
     if layer != name and isinstance(flat[name], jax.Array):
       outputs = flat[layer + "bias"].size
       matrix = jnp.asarray(flat.pop(name), dtype).reshape(-1, outputs)

@@ -147,7 +147,7 @@ class AddPositionEmbedding(nn.Module):
   def __call__(
     self, z: Float[Array, "b s d"], is_class: bool
   ) -> Float[Array, "b s d"]:
-    """Add embeddings to backbone tokens, or to tasks' class tokens (s = t)."""
+    """Add embeddings to backbone tokens or, if `is_class`, to task tokens."""
     cfg = self.config
     if cfg.positions != "learned":
       return z
@@ -212,7 +212,7 @@ class Encoder(nn.Module):
     return self.pre_norm(x) if self.config.pre_norm else x
 
   def _angles(self, tokens: int, behind: int = 0) -> Rotation | None:
-    """Return the rotation of all tokens, `behind` of them after patches."""
+    """Return the rotation of all tokens; `behind` tokens follow the patches."""
     before = tokens - behind - self.config.num_patches
     return rotation(self.config, before, behind)
 
@@ -277,7 +277,7 @@ class Encoder(nn.Module):
   def keys_values(
     self, memory: Float[AnyArray, "l t m d"], norm: Bool[AnyArray, " t"]
   ) -> Cells:
-    """Return keys and values of memory in all layers, equal for all images."""
+    """Return keys and values of memory in all layers."""
     return tuple(
       block.keys_values(cells, norm)
       for block, cells in zip(

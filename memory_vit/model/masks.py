@@ -27,10 +27,10 @@ def attention_graph(
         directory = (directories or {}).get(parent)
         raise TaskError(
           f"task {spec.name!r} attends to {parent!r}, which is not among the "
-          f"other tasks {[n for n in names if n != spec.name]}: add that task "
-          "(in a command: one more --task=DIR"
+          f"other tasks {[n for n in names if n != spec.name]}: add that "
+          "task. In a command, give one more --task=DIR"
           + (f"; when {spec.name!r} was trained, DIR was " if directory else "")
-          + (f"{messages.brief(directory)})." if directory else ").")
+          + (f"{messages.brief(directory)}." if directory else ".")
         )
       j = names.index(parent)
       if not (spec.learned.has_token and specs[j].learned.has_token):
@@ -45,7 +45,7 @@ def attention_graph(
 
 
 def parent_directories(tasks: Sequence[Task]) -> dict[str, str]:
-  """Return {parent: path in provenance}, to be shown, but never opened."""
+  """Return {parent: path in the provenance}. Show paths; never open them."""
   directories: dict[str, str] = {}
   for task in tasks:
     config = task.provenance.get("config")
@@ -79,7 +79,7 @@ class TaskMask(NamedTuple):
 
   # True for the memory cells of a task, False for padding.
   cells: Bool[AnyArray, "t m"]
-  # Slots of the tasks that a task attends to, padded with the task's own slot.
+  # The slots of each task's parents, padded with the slot of the task itself.
   parents: Int32[AnyArray, "t p"]
   # True for real entries of `parents`, False for padding.
   is_parent: Bool[AnyArray, "t p"]
@@ -103,8 +103,8 @@ def task_mask(
   cells = max(cells, *(spec.cells for spec in specs), 0)
   parents = max(parents, int(graph.sum(axis=1).max(initial=0)))
   has_cell = np.zeros((slots, cells), bool)
-  # Pad with the task's own slot: NaN in the slot of another task would spread
-  # in spite of the mask.
+  # Pad with the slot of the task itself: if another slot held NaN, the mask
+  # would not keep the NaN out.
   gathered = np.tile(np.arange(slots, dtype=np.int32)[:, None], (1, parents))
   is_parent = np.zeros((slots, parents), bool)
   memory_norm = np.ones(slots, bool)

@@ -32,8 +32,8 @@ class MAPHead(nn.Module):
       cfg, name="MultiHeadDotProductAttention_0"
     )
     probe = for_each_image(probe[0], x)
-    # If weights are constants, XLA would compute the probe's query in advance,
-    # in another order of summation: results would not be bitwise identical.
+    # With constant weights, XLA would compute the probe's query at compile time
+    # in another order of summation, and so change the results slightly.
     probe, x = jax.lax.optimization_barrier((probe, x))
     y = attention.pool(probe, x)
     z = layer_norm(cfg, name="LayerNorm_0")(y)

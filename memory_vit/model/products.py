@@ -50,7 +50,7 @@ def _product(
 def _widened(*operands: Array) -> tuple[Array, ...]:
   """Convert operands to float32, for products that XLA for CPUs cannot run."""
   # Some bfloat16 products compile, but fail at run time ("Unsupported element
-  # type for DotThunk"); in the backward pass, even with jax 0.11.
+  # type for DotThunk"). With jax 0.11, the backward pass still has this error.
   return tuple(a.astype(jnp.float32) for a in operands)
 
 
@@ -66,10 +66,11 @@ def _backward(
   operands: tuple[Array, Array],
   gradient: Float32[AnyArray, "..."],
 ) -> tuple[Array, Array]:
-  """Multiply rounded operands; jax's own gradient would use float32."""
+  """Return the gradients of both operands, by products of rounded arrays."""
   a, b = operands
   dtype = a.dtype
-  # The gradient of an operand is the einsum with operand and result swapped.
+  # An einsum in which an operand and the result swap places computes the
+  # operand's gradient. Jax's own rule would run this einsum in float32.
   inputs, out = spec.split("->")
   first, second = inputs.split(",")
   gradient = jnp.asarray(gradient, dtype)
@@ -129,6 +130,6 @@ def when_made(
   module: nn.Module, init: nn.initializers.Initializer
 ) -> nn.initializers.Initializer:
   """Return `init` if `module` is initializing, else a cheap initializer."""
-  # Flax also traces the initializers of existing parameters, to compare shapes:
-  # with random numbers this takes a third of the time of tracing the model.
+  # To compare shapes, flax also traces the initializers of existing parameters.
+  # Random initializers would take a third of the time of tracing the model.
   return init if module.is_initializing() else nn.initializers.zeros

@@ -11,7 +11,7 @@ Rotation = tuple[Float32[np.ndarray, "s k"], Float32[np.ndarray, "s k"]]
 
 
 def rotation(config: ViTConfig, before: int, after: int) -> Rotation | None:
-  """Return the rotation of `before` tokens, the patches and `after` tokens."""
+  """Return the rotation of patches, and of tokens before and after patches."""
   if config.positions != "rope":
     return None
   # In each head, half of the pairs rotate by row and half by column (scaled to

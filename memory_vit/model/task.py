@@ -243,8 +243,8 @@ class TaskSpec:
     return f"{self.name!r}, {outputs}, {self.cells} cells, {self.regime}"
 
 
-# `provenance` is not in the pytree: its metrics are wrong for changed leaves,
-# and as a static field it would keep tasks from sharing programs. Registering
+# `provenance` is not in the pytree: changed parameters have other metrics, and
+# a static `provenance` would keep tasks from sharing programs. Registering
 # the class after `dataclass` would need `drop_fields`, which is new in jax 0.8.
 @dataclasses.dataclass(frozen=True, eq=False)  # arrays cannot be compared by ==
 @functools.partial(

@@ -57,13 +57,13 @@ def init_task_params(
     spec.for_programs, name="task", attends_to=(), parent_digests=()
   )
   module = TaskParams(config, spec, start)
-  if isinstance(key, jax.core.Tracer):  # inlined in the caller's program
+  if isinstance(key, jax.core.Tracer):  # the caller compiles `_init`
     return _init(module, key)
   # The program runs once per task, so it is compiled with less optimization.
   init = jax.jit(
     _init, static_argnums=0, compiler_options=compilation.options()
   )
-  with jax.ensure_compile_time_eval():  # even if the caller is traced
+  with jax.ensure_compile_time_eval():  # run now, even within a trace
     params: dict[str, Any] = init(module, key)
   return params
 

@@ -10,7 +10,6 @@ import numpy as np
 from flax import traverse_util
 
 Tree = dict[str, Any]
-# An array on a device, or on the host.
 AnyArray = jax.Array | np.ndarray
 
 

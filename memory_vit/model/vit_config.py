@@ -30,8 +30,8 @@ RANDOM = "random:"
 # takes 13 GB per image.
 MAX_IMAGE_SIZE = 2_048
 MAX_RESIZE = 4_096
-# Maximum number of patches if `positions` is "rope" (otherwise, the position
-# table limits the number): the largest image, in patches of 8 pixels.
+# Limit on patches if `positions` is "rope": the largest image has as many if
+# patches are 8 pixels wide. Otherwise, the position table limits the number.
 MAX_ROTATED_PATCHES = 2**16
 
 
@@ -186,7 +186,6 @@ class ViTConfig:
     )
 
 
-# Maps fields to their valid values.
 _CHOICES = {
   "gelu": ("tanh", "exact", "quick"),
   "positions": ("learned", "rope"),
@@ -197,8 +196,8 @@ _CHOICES = {
   "platform": ("", "cpu", "gpu", "tpu"),
 }
 
-# Maps names to (width, depth, mlp_dim, num_heads). "Micro" is ours, for
-# 8 x 8 digits and tests; So400m is SigLIP's; others: ViT and DeiT papers.
+# Maps names to (width, depth, mlp_dim, num_heads). We add "Micro", for 8 x 8
+# digits and tests; SigLIP adds So400m to the names of the ViT and DeiT papers.
 VARIANTS = {
   "Micro": (64, 4, 256, 4),
   "Ti": (192, 12, 768, 3),

@@ -16,8 +16,8 @@ from memory_vit.kinds.calibration import Calibration
 from memory_vit.plots.images import image_grid
 from memory_vit.runtime.messages import escaped, shortened
 
-# Maximum number of classes for which a confusion matrix shows, in this order:
-# counts in the cells; class names at the axes; a row for each class.
+# Number of classes up to which a confusion matrix has counts in the cells,
+# class names at the axes, and a separate row for each class.
 _NUMBERED, _NAMED, _SINGLE = 16, 40, 400
 _LONGEST_NAME = 24
 _SHEET_COLUMNS, _SHEET_WIDTH = 6, 1.75  # width in inches
@@ -155,7 +155,7 @@ def scatter_figure(
   names: Sequence[str],
   units: Sequence[str] = (),
 ) -> Figure:
-  """Draw predicted against true values; each of the first six has a panel.
+  """Draw predicted against true values, in panels for the first six values.
 
   Args:
     target: true values (n, c).
@@ -164,7 +164,7 @@ def scatter_figure(
     units: units of the c values; may be empty.
 
   Raises:
-    DataError: if an array has another shape.
+    DataError: if an array does not have the shape (n, c).
   """
   shape = np.shape(target)
   if shape != np.shape(predicted) or shape[1:] != (len(names),):
@@ -202,7 +202,7 @@ def mistakes_sheet(images: np.ndarray, titles: Sequence[str]) -> Figure:
     titles: b texts, of which the first three lines are shown.
 
   Raises:
-    DataError: if the images have another shape, or there are not b titles.
+    DataError: if the shape of the images is wrong, or there are not b titles.
   """
   if not len(images) and not titles:
     figure = Figure(figsize=(4, 1))

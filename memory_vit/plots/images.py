@@ -10,7 +10,7 @@ from memory_vit.errors import DataError
 from memory_vit.images.view import to_levels
 from memory_vit.runtime.messages import escaped
 
-# Characters of a title per inch; number of lines into which a line may wrap.
+# Characters of a title per inch; maximum number of parts of a wrapped line.
 _CHARACTERS, _LINES = 12.6, 2
 
 
@@ -26,13 +26,13 @@ def image_grid(
   Args:
     images: floats (b, side, side, 3) in [-1, 1], as the model takes them, or
       uint8 levels of that shape.
-    titles: b texts of one or several lines; a long line is wrapped into two,
-      and the rest of it is cut off.
+    titles: b texts of one or several lines; a long line is wrapped into two
+      lines, and text beyond the second line is cut off.
     columns: maximum number of images in a row.
     width: width of an image with the space around it, in inches.
 
   Raises:
-    DataError: if the images have another shape, or there are not b titles.
+    DataError: if the shape of the images is wrong, or there are not b titles.
   """
   images = to_pixels(images)
   if len(titles) != len(images):

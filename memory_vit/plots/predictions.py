@@ -12,14 +12,14 @@ from memory_vit.plots.images import to_pixels
 from memory_vit.runtime.messages import escaped, shortened
 
 _COLUMNS = 6
-# Maximum characters of a name: if alone on a line; if beside another name.
+# Maximum length of a name: alone on a line; beside another name.
 _ALONE, _BESIDE = 20, 11
 # Length of a probability after a name: " 100%".
 _SHARE = 5
 _WIDTH = 1.75
 _LINE = 0.18
 # Colours of right, wrong and unmarked answers: dark on white, distinct for
-# colour-blind people. Marks beside the answers show the same.
+# colour-blind people. Marks beside the answers also show right and wrong.
 _RIGHT, _WRONG, _NEITHER = "#00573f", "#a03800", "#202020"
 
 

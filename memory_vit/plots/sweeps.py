@@ -24,8 +24,8 @@ def sweep_figure(result: RunResult) -> Figure:
 
   There is a line for each regime and number of cells, with scores on the
   validation split on the left, and on the test split on the right. A point is
-  the mean over all other options, and its bar the range of their scores; for
-  accuracies, the bar is longer by a standard error at both ends.
+  the mean score over all values of the other options, and a bar shows the range
+  of these scores; for accuracies, plus a standard error at both ends.
   """
   figure = Figure(figsize=(9, 3.5), layout="constrained")
   left, right = figure.subplots(1, 2, sharey=True)
@@ -105,7 +105,7 @@ def _by_setting(tasks: Sequence[TrialResult], key: str) -> Lines:
 
 
 def _point(rate: float, values: Sequence[tuple[float, float]]) -> Point:
-  """Return the point of a learning rate, from its pairs (score, error)."""
+  """Return the point of a learning rate; `values` are pairs (score, error)."""
   mean = float(np.mean([score for score, _ in values]))
   least = min(score - error for score, error in values)
   greatest = max(score + error for score, error in values)

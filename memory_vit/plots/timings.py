@@ -30,7 +30,7 @@ def timing_bars(seconds: Mapping[str, float], *, title: str) -> Figure:
     )
   figure = Figure(figsize=(8, 0.9 + 0.4 * len(values)), layout="constrained")
   axes = figure.subplots()
-  # Place bars at integers: at equal names, matplotlib would merge the bars.
+  # Place bars at integers: matplotlib would merge bars with equal names.
   places = range(len(values))
   bars = axes.barh(places, values, color=_COLOUR)
   axes.set_yticks(places, [escaped(name) for name in seconds], parse_math=False)

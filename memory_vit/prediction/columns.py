@@ -31,7 +31,7 @@ def image_column(columns: Mapping[str, Any]) -> str:
 def passed_through(
   columns: Mapping[str, Any], read: str
 ) -> dict[str, np.ndarray]:
-  """Return all columns except `read`; keep paths, because they name images."""
+  """Return the columns except `read`; a column "path" is always returned."""
   return {
     name: column
     for name, column in columns.items()
@@ -73,7 +73,7 @@ def prediction_columns(
 def joined(
   kept: Mapping[str, np.ndarray], made: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-  """Return all columns; raise `DataError` if a name is in both groups."""
+  """Return all columns; raise `DataError` if `kept` and `made` share a name."""
   if twice := sorted(kept.keys() & made.keys()):
     raise DataError(
       f"the input and the predictions both have columns named "

@@ -25,8 +25,7 @@ class _Running(threading.local):
     self.tallies: list[Tally] = []
 
 
-# The tallies of each thread. The object is global, because event listeners of
-# JAX are global.
+# Global, because event listeners of JAX are global; tallies are per thread.
 _RUNNING = _Running()
 
 

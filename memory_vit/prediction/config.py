@@ -20,7 +20,7 @@ _SOURCE = Text("a file, a directory, an address or a short name", most=4_000)
 _TASK = Text("the path of a task", most=4_000)
 _ROOM = Number(0, _MOST, "reserved; grows if a task needs more")
 _SOME_ROOM = dataclasses.replace(_ROOM, least=1)
-# Names of optional parts without a size: a name is enough to reserve room.
+# Names of optional parts that need no size: the name suffices to reserve room.
 _PARTS = tuple(
   name for name, part in PARTS.items()
   if part.listed and not part.in_every and part.room(()) is True
@@ -55,7 +55,8 @@ class PredictorConfig:
       this machine.
     batch_sizes: numbers of images per pass, ascending; programs are compiled
       for each of them.
-    slots: minimum number of slots for tasks with a token, and also for heads.
+    slots: minimum number of slots for tasks with a token. If there are heads,
+      the same minimum holds for the slots of heads.
     cells: minimum number of memory cells per layer in a slot.
     classes: minimum number of outputs (classes, labels or values) in a slot.
     parents: minimum number of tasks that a slot can attend to.

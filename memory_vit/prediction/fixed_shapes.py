@@ -31,7 +31,7 @@ class BatchOutputs(NamedTuple):
   features: Float32[np.ndarray, "b l n d"] | None
 
   def cut(self, count: int, heads: Heads) -> Outputs:
-    """Return `count` rows; copy logits, to free the array of all slots."""
+    """Return the first `count` rows, with copies of the logits of each task."""
     logits = self.logits
     return Outputs(
       {}
@@ -66,7 +66,7 @@ class FixedShapes:
     original: bool,
     features: bool,
   ) -> Outputs:
-    """Answer images; finish each array before taking the next from `parts`."""
+    """Answer the images in `parts`; finish each part before taking the next."""
     wanted = bool(heads), original, features
     sizes = self.compiled(program) or self._sizes
     outputs = [

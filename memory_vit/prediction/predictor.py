@@ -143,7 +143,7 @@ class Predictor:
 
   @property
   def preprocessing(self) -> EvalPreprocessing:
-    """Current preprocessing of images: the tasks', or else the backbone's."""
+    """Preprocessing of the current tasks or, without tasks, of the backbone."""
     return self._task_set.preprocessing
 
   @property

@@ -36,7 +36,7 @@ class SetMaker:
     self._backbone, self._programs, self._shapes = backbone, programs, shapes
 
   def first(self, tasks: Sequence[Task]) -> TaskSet:
-    """Make the first set, in slots of at least the sizes in the config."""
+    """Make the first set of tasks; slots have at least the configured sizes."""
     for task in tasks:
       require_backbone(task.spec, self._backbone.id)
     shapes = self._shapes
@@ -64,7 +64,7 @@ class SetMaker:
   def made_ready(
     self, old: TaskSet, by_slot: Mapping[int, Task]
   ) -> tuple[TaskSet, Change]:
-    """Make a set, and compile it for the batch sizes of the old set."""
+    """Make a set; compile the batch sizes that are compiled for the old set."""
     sizes = old.sizes.holding(by_slot)
     with self.counter.counting() as tally:
       program = place_tasks(self._backbone, by_slot, sizes)

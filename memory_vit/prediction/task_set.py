@@ -127,11 +127,11 @@ class TaskSet:
     return self.by_slot[self.slots[name]].spec
 
   def kind(self, name: str) -> TaskKind:
-    """Return the kind of a task; "backbone", the original head, has classes."""
+    """Return the kind of a task, or `CLASSES` for the original head."""
     return CLASSES if name == BACKBONE else self.spec(name).kind
 
   def require(self, names: Iterable[str]) -> tuple[str, ...]:
-    """Return the names; raise `UnknownTask` if one is not in the set."""
+    """Return the names; raise `UnknownTask` if a name is not in the set."""
     return _require_names(names, self.names)
 
   def describe(self) -> tuple[TaskDescription, ...]:
@@ -200,7 +200,7 @@ def without(by_slot: Mapping[int, Task], name: str) -> dict[int, Task]:
 
 
 def answer_digest(task: Task) -> str:
-  """Return the value of a task in `TaskSet.digests`."""
+  """Return the digest of a task, as in `TaskSet.digests`."""
   kind = dataclasses.astuple(task.spec.kind)
   return _sha256(task.digest, task.spec.class_names, kind)
 

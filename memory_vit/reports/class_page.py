@@ -87,7 +87,7 @@ class ClassEvaluation(TaskEvaluation):
 
   @property
   def _rejected(self) -> tuple[float | None, ...]:
-    """Rejected share, and accuracy on accepted images; () without threshold."""
+    """(rejected share, accuracy on accepted images); () without a threshold."""
     predictions = self.predictions
     if predictions.unknown_below is None:
       return ()
@@ -225,7 +225,7 @@ def _classes(evaluation: ClassEvaluation) -> list[Html]:
 
 
 def _most_taken_for(evaluation: ClassEvaluation) -> dict[int, str]:
-  """Return {class: the class with which it is most often confused}."""
+  """Return {class: the most frequent wrong prediction, with its count}."""
   texts: dict[int, str] = {}
   matrix = evaluation.confusion
   for pair in largest_confusions(matrix, matrix.nnz):

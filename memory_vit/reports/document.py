@@ -18,12 +18,12 @@ from memory_vit.runtime import messages
 MISSING = "–"
 # Maximum number of rows of a table on a page; the CSV files have all rows.
 MOST_ROWS = 200
-# (title, value as text, confidence interval as text or "") of a shown number.
+# Title, value and confidence interval (or "") of a number, as texts.
 Number = tuple[str, str, str]
 
 
 def document(title: str, head: Html, *body: Html) -> str:
-  """Return a page; its content security policy allows only its own style."""
+  """Return a page whose security policy forbids scripts and external files."""
   style = _style()
   digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
   policy = (
@@ -92,7 +92,7 @@ def cut_table(
   names: Collection[int],
   label: str,
 ) -> list[Html]:
-  """Return a note on the order and on further rows in `file`, then a table."""
+  """Return a table below a note on the order of rows and on rows left out."""
   left = total - len(rows)
   more = f"{left:,} more are in {file}." if left else ""
   note = f"{order} {more}".strip()

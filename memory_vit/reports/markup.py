@@ -17,7 +17,7 @@ class Html(str):
 
 
 def element(tag: str, *children: str, **attributes: str) -> Html:
-  """Return an element; in attribute names, _ becomes - and a final _ goes."""
+  """Return an element; `class_` sets class and `aria_label` sets aria-label."""
   pairs = "".join(
     f' {name.rstrip("_").replace("_", "-")}="{_text(value)}"'
     for name, value in attributes.items()

@@ -117,7 +117,7 @@ def write_predictions_csv(path: Path, evaluation: ClassEvaluation) -> None:
 def _example_columns(
   evaluation: ClassEvaluation, numbers: np.ndarray
 ) -> dict[str, Any]:
-  """Return the columns that CSV and Parquet share; names are not escaped."""
+  """Return columns for both CSV and Parquet; class names are not escaped."""
   predictions = evaluation.predictions
   names, labels = evaluation.class_names, predictions.label[numbers]
   return {
@@ -204,7 +204,7 @@ def write_values(folder: Path, evaluation: ValueEvaluation) -> None:
 def _cells(
   prefix: str, names: Sequence[str], rows: np.ndarray, missing: np.ndarray
 ) -> dict[str, pa.Array]:
-  """Return {name: column} of labels or values; if names repeat, use indices."""
+  """Return a column for each label or value, named by index if names repeat."""
   names = [*map(escaped, names)]
   if len({*names}) < len(names):
     names = [*map(str, range(len(names)))]
@@ -215,7 +215,7 @@ def _cells(
 
 
 def _write_each(folder: Path, evaluation: TaskEvaluation) -> None:
-  """Write a CSV file; a row has all metrics of a class, label or value."""
+  """Write a CSV file with a row of metrics for each class, label or value."""
   columns: dict[str, Any] = {
     "index": pa.array(range(len(evaluation.class_names))),
     evaluation.noun: list(evaluation.class_names),
@@ -248,7 +248,7 @@ def write_confusions_csv(path: Path, evaluation: ClassEvaluation) -> None:
 
 def _lists(values: pa.Array, missing: np.ndarray) -> pa.Array:
   """Return values (n * k,) as n lists of k, null where `missing` is true."""
-  # Null lists get length 0, because older versions of Arrow need that.
+  # Null lists get length 0, as older versions of Arrow require.
   k = len(values) // max(1, len(missing))
   ends = np.cumsum([0, *np.where(missing, 0, k)]).astype(np.int32)
   flat = values.filter(pa.array(~missing.repeat(k)))

@@ -38,8 +38,8 @@ if TYPE_CHECKING:  # these imports load TensorFlow and matplotlib
   from memory_vit.model.task import Task
 
 SHOWN_IMAGES = 24
-# Maximum side of a thumbnail, in pixels; number of images read at once. Reading
-# 200 images with a side of 2,048 pixels at once would take 10 GB.
+# Maximum side of a thumbnail in pixels, and number of images to read at once.
+# Reading 200 images with a side of 2,048 pixels at once would take 10 GB.
 _THUMBNAIL, _AT_ONCE = 320, 8
 
 
@@ -92,12 +92,10 @@ class TaskEvaluation(abc.ABC):
   data_files: DataFiles | None = None
   kind: ClassVar[str]
   noun: ClassVar[str]
-  # Texts of a kind, in this order: heading above mistakes; titles of numbers in
-  # the index; {title: meaning} of all numbers; label of the calibration axis.
-  worst_title: ClassVar[str] = "Most confident mistakes"
-  in_index: ClassVar[tuple[str, ...]]
-  meanings: ClassVar[Mapping[str, str]]
-  confidence: ClassVar[str] = ""
+  worst_title: ClassVar[str] = "Most confident mistakes"  # above mistakes
+  in_index: ClassVar[tuple[str, ...]]  # titles of numbers on the index page
+  meanings: ClassVar[Mapping[str, str]]  # {title: meaning} of all numbers
+  confidence: ClassVar[str] = ""  # label of the calibration axis
 
   @staticmethod
   def of(
@@ -226,8 +224,8 @@ class TaskEvaluation(abc.ABC):
 
   @property
   def _errors(self) -> np.ndarray:
-    """Errors (n, c) of all outputs; 0 for right and for missing predictions."""
-    raise NotImplementedError  # a subclass overrides this or `worst`
+    """Errors (n, c) of outputs; 0 where predictions are right or missing."""
+    raise NotImplementedError  # not needed if `worst` is overridden
 
   def mistake(self, number: int) -> Mistake:
     """Describe the wrong prediction for an example."""
@@ -258,7 +256,7 @@ class TaskEvaluation(abc.ABC):
 
 
 def overall(evaluation: TaskEvaluation, found: Evaluation) -> Mapping[str, Any]:
-  """Return scores and counts of examples by name; `found` has the scores."""
+  """Return {name: value} of the loss, the metrics and the example counts."""
   scores = found.scores
   return {
     "loss": scores.loss,

@@ -64,7 +64,7 @@ class ValueEvaluation(TaskEvaluation):
 
   @functools.cached_property
   def _errors(self) -> np.ndarray:
-    """Absolute errors (n, c) in standard deviations; 0 for no prediction."""
+    """Absolute errors (n, c) in standard deviations; 0 without a prediction."""
     predictions = self.predictions
     errors = np.abs(predictions.predicted - predictions.target) / np.array(
       predictions.kind.std

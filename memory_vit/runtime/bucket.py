@@ -142,8 +142,8 @@ def parse(
     raise error(
       not_installed(f"{where}, {brief(text)},", missing.name, "gcs")
     ) from missing
-  # Make etils use gcsfs even if TensorFlow is installed, also for the paths
-  # that orbax creates.
+  # Make etils use gcsfs even if TensorFlow is installed. The variable also
+  # affects the paths that orbax creates.
   os.environ.setdefault("EPATH_USE_TF", "0")
   # A cached listing would lack objects that orbax writes with its own client.
   fsspec.config.conf.setdefault("gcs", {}).setdefault(

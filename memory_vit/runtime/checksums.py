@@ -19,7 +19,7 @@ ARRAYS, _SEAL = "arrays", "state.json"
 
 
 def seal(path: Path, saved: Mapping[str, Any]) -> None:
-  """Save JSON values (no key "files") and the files' digests; sync to disk."""
+  """Save JSON values and the digests of the files of arrays; sync to disk."""
   files.sync_tree(path / ARRAYS)
   saved = {**saved, "files": _file_digests(path)}
   (path / _SEAL).write_text(_sealed(saved), encoding="utf-8")

@@ -20,7 +20,7 @@ import jax
 from memory_vit.errors import ConfigError
 from memory_vit.runtime.messages import brief
 
-# Environment variable: the cache directory, shared with `backbones.download`.
+# Environment variable for the cache directory, as in `backbones.download`.
 _ROOT = "MEMORY_VIT_CACHE"
 _SWITCH = "MEMORY_VIT_COMPILE_CACHE"
 # Options of JAX. The default threshold is one second, but many of our programs
@@ -75,7 +75,7 @@ def _machine() -> str:
 
 
 def _prune(folder: Path) -> None:
-  """If a cache exceeds `MAX_BYTES`, delete old files down to half of that."""
+  """If a cache exceeds `MAX_BYTES`, shrink the cache to half of `MAX_BYTES`."""
   entries = []
   for path in folder.glob("*/*"):
     with contextlib.suppress(FileNotFoundError):  # deleted by another process

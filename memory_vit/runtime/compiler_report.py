@@ -88,7 +88,7 @@ def exchanged(text: str) -> dict[str, int]:
         continue
       channels.update(channel.groups() if channel else ())
       buffers = instruction.buffers
-      # These "-start" operations return first operands, and then results.
+      # These "-start" operations return their operands, then the results.
       if kind[2] and kind[1] == "collective-permute":
         buffers = buffers[1:2]
       elif kind[2] and kind[1] == "all-gather":

@@ -24,11 +24,11 @@ from memory_vit.runtime import bucket
 from memory_vit.runtime.messages import brief, shortened
 
 with epy.lazy_imports():
-  import jax  # checking options does not need it
+  import jax  # checking options does not need JAX
 
 _NEW, _OLD, _LOCK = "new", "old", "lock"
-# Content of the lock file in our scratch directories: users may have hidden
-# directories with similar names.
+# Text of the lock file in our scratch directories. Hidden directories of users
+# may have similar names, but do not contain this text.
 SCRATCH_MARK = b"made by memory_vit to replace the directory of this name\n"
 # Messages of the system for a full disk and for an exceeded quota.
 _FULL = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT)))
@@ -127,7 +127,7 @@ def replacing_directory(
   try:
     with (scratch / _LOCK).open("wb") as lock:
       with contextlib.suppress(OSError):  # the file system may have no locks
-        fcntl.flock(lock, fcntl.LOCK_EX)  # `tidy` may hold it briefly
+        fcntl.flock(lock, fcntl.LOCK_EX)  # `tidy` may hold the lock briefly
       lock.write(SCRATCH_MARK)
       lock.flush()
       yield new
@@ -137,11 +137,11 @@ def replacing_directory(
           saved = path.with_name(f"{path.name}.new{scratch.name[-9:]}")
           new.rename(saved)
           raise TrainingError(
-            f"{path} {reason}, and is left as it is. Its new version is "
-            f"complete, in {saved}: move it to where you want it."
+            f"{path} {reason}, and is left as it is. The new output is "
+            f"complete, in {saved}: move that directory to where you want it."
           )
         before = old.stat()
-        # If the group has changed, do not grant it the old group's permissions.
+        # If the group has changed, drop the permissions that the old group had.
         same_group = before.st_gid == new.stat().st_gid
         with contextlib.suppress(OSError):  # file systems without permissions
           new.chmod(before.st_mode & (0o7777 if same_group else 0o705))
@@ -193,8 +193,8 @@ def _settle(scratch: Path, place: Path) -> None:
     return  # keep both: another process has taken `place`
   for part in (old, new):
     shutil.rmtree(part, ignore_errors=True)
-  # NFS does not remove open files. If any are left, keep the lock file, so that
-  # a later call of `tidy` recognizes the scratch directory.
+  # NFS does not remove open files. If files are left, keep the lock file, so
+  # that a later call of `tidy` recognizes the scratch directory.
   if not (old.exists() or new.exists()):
     shutil.rmtree(scratch, ignore_errors=True)
 

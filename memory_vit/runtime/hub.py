@@ -15,7 +15,7 @@ from memory_vit.runtime.messages import escaped, first_line, not_installed
 
 PREFIX = "hf://"
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,95})"
-# Names become folders of the cache. A name with ".." could lead out of it.
+# Names become folders of the cache; a name with ".." could leave the cache.
 _ADDRESS = re.compile(
   rf"(?!.*\.\.)hf://(?P<repository>{_PART}/{_PART})(?:/(?P<task>{_PART}))?"
   rf"(?:@(?P<revision>(?=.{{1,100}}$){_PART}(?:/{_PART})*))?"
@@ -110,7 +110,7 @@ def _without_secrets(error: BaseException) -> str:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-  """Yield an error and its causes, up to the first with an HTTP response."""
+  """Yield an error and its causes; stop at an error with an HTTP response."""
   yield error
   if error.__cause__ and not hasattr(error, "response"):
     yield from _causes(error.__cause__)
@@ -139,7 +139,7 @@ def fetch(
     if not file.resolve().is_relative_to(repository):
       raise error(
         f"{address}: {escaped(str(file))} is a link that leads out of "
-        f"{repository}: delete this directory, and check which server "
-        "HF_ENDPOINT names."
+        f"the directory {repository}: delete the directory, and check which "
+        "server HF_ENDPOINT names."
       )
   return Path(directory)

@@ -17,7 +17,7 @@ from memory_vit.runtime import options as options_lib
 from memory_vit.runtime.messages import first_line
 from memory_vit.runtime.options import Number, Switch, option
 
-with epy.lazy_imports():  # parsing the flags needs none of these
+with epy.lazy_imports():  # parsing the flags needs no such module
   import jax
 
   from memory_vit.runtime import preemption, processes
@@ -165,8 +165,8 @@ def leaving() -> Iterator[None]:
   try:
     yield
   except BaseException as error:
-    # After success, a process exits normally. Joined processes also do so if
-    # they are told to stop, because all of them save the state and stop.
+    # A process exits normally after success. If joined processes are told to
+    # stop, all of them save the state and exit normally, too.
     usual: tuple[int | None, ...] = (None, 0)
     if jax.distributed.is_initialized():
       usual = (*usual, preemption.PREEMPTED, preemption.STOPPED)

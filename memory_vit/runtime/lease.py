@@ -48,7 +48,7 @@ def held(
     while not ended.wait(RENEW_SECONDS):
       try:
         lease.renew()
-      except TrainingError as error:  # the run's next check tries again
+      except TrainingError as error:  # the run's next check retries
         logger.warning("%s", first_line(error))
 
   thread = threading.Thread(target=renew, name="lease", daemon=True)
@@ -67,7 +67,7 @@ class _Lease:
   _bucket: Any  # set by `take`
 
   def __init__(self, path: BucketPath) -> None:
-    from google.cloud.storage.retry import DEFAULT_RETRY  # extra "gcs"
+    from google.cloud.storage.retry import DEFAULT_RETRY  # in extra "gcs"
 
     self._options: dict[str, Any] = {
       "timeout": _REQUEST_SECONDS,

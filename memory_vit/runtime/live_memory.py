@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-# Calls, which are inlined: the operations of the called program count.
+# Operations that call a program; `_inlined` puts the program in their place.
 _CALLS = frozenset(
   ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call",
    "custom_vjp_call", "custom_vjp_call_jaxpr", "remat", "checkpoint")
@@ -26,8 +26,8 @@ _VIEWS = frozenset(
   ("reshape", "transpose", "squeeze", "expand_dims", "split", "unstack",
    "stop_gradient", "copy", "reshard", "sharding_constraint")
 )  # fmt: skip
-# Operations that are fused into the reader of their result, if there is only
-# one reader, and it is a reduction or in this set.
+# Operations that XLA fuses with the operation that reads their result, if only
+# one operation reads it and this operation is a reduction or in this set.
 _FUSED = frozenset(
   ("add", "sub", "mul", "div", "neg", "exp", "exp2", "log", "log1p", "expm1",
    "tanh", "logistic", "erf", "erf_inv", "rsqrt", "sqrt", "square", "max",
@@ -55,8 +55,8 @@ def temporary_bytes(
   operations: list[_Operation] = []
   results = {*_inlined(jaxpr, names, operations)}
   readers = _readers(operations)
-  # {value: arrays in memory that its readers read}: the array of the value or,
-  # if the value is fused, the arrays behind the operands of its operation.
+  # {value: the arrays that an operation on the value reads}: the value's array
+  # or, if the value is fused, the arrays that the value is computed from.
   behind: dict[Hashable, set[Hashable]] = {}
   size: dict[Hashable, int] = {}
   first: dict[Hashable, int] = {}
@@ -97,7 +97,7 @@ _Operation = tuple[str, list[Hashable], list[tuple[Hashable, Any]]]
 def _inlined(
   jaxpr: Any, names: dict[Any, Hashable], operations: list[_Operation]
 ) -> list[Hashable]:
-  """Append the operations, with calls inlined; return the results' names."""
+  """Append all operations of a program; return the names of its results."""
 
   def known(variables: Any) -> list[Hashable]:
     return [

@@ -18,13 +18,13 @@ from memory_vit.runtime import bucket, lease, paths, processes
 
 _FILE = ".lock"
 _OWNER = re.compile(r"process [0-9]{1,20} on .{1,300}\n")
-# Maximum number of bytes that are read: the lock file may hold anything.
+# Maximum number of bytes to read from the lock file, which may be any file.
 _MOST_READ = 400
 
 
 @contextlib.contextmanager
 def only_run(workdir: Path) -> Iterator[Callable[[], None]]:
-  """Lock `workdir` and yield a check of the lock, both on all processes."""
+  """Lock `workdir` for a run of all processes; yield a check of the lock."""
 
   def refuse(owner: str) -> None:
     raise TrainingError(
@@ -53,17 +53,17 @@ def only_run(workdir: Path) -> Iterator[Callable[[], None]]:
 def one_at_a_time(
   path: Path, wait: Callable[[str], None], option: str
 ) -> Iterator[Callable[[], None]]:
-  """Hold the lock of a file; yield a check that `path` still names it."""
+  """Hold the lock of a file; yield a check that the file is still at `path`."""
   file = _open(path, option)
   try:
     status = os.fstat(file)
     if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
-      raise _not_ours(path, option, "not a plain file, or one with hard links")
+      raise _not_ours(path, option, "it is hard-linked or is not a plain file")
     # `wait` sleeps or raises.
     while not _try_lock(file, path, option):
       wait(_read(file).strip() if _is_ours(file) else "")
     if not _is_ours(file):
-      raise _not_ours(path, option, "the file has other content")
+      raise _not_ours(path, option, "the file holds text that no run writes")
     os.ftruncate(file, 0)
     line = f"process {os.getpid()} on {socket.gethostname()}\n"
     with contextlib.suppress(OSError):  # a full disk does not affect the lock

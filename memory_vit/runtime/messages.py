@@ -104,7 +104,7 @@ def brief(value: Any) -> str:
 
 
 def number(value: float) -> str:
-  """Format four significant digits; from 10,000 (Unix times), one decimal."""
+  """Format a number: four significant digits, one decimal from 10,000 on."""
   return f"{value:.1f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"
 
 

@@ -76,7 +76,7 @@ class OutputDirectory:
 
 
 def listed_in(index: str, kind: str) -> Callable[[Path], Collection[str]]:
-  """Return a `known` that reads a JSON `index` if its "kind" is `kind`."""
+  """Return a `known` function that reads a list of files from a JSON file."""
 
   def known(directory: Path) -> Collection[str]:
     try:

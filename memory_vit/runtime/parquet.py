@@ -22,7 +22,8 @@ from memory_vit.runtime.messages import escaped, first_line
 SHARDS = "part-*.parquet"
 # Metadata key of the description, which is JSON.
 METADATA = b"memory_vit"
-# Text in the metadata, before the SHA-256 of all other bytes of the file.
+# The metadata holds this text, directly followed by the SHA-256 of the file.
+# The digits of the SHA-256 itself are not hashed.
 _SEAL = b"SHA-256 of all but this: "
 _DIGITS = 64
 

@@ -13,7 +13,7 @@ from memory_vit.runtime.messages import brief
 # Maximum bytes of a directory's name. File systems allow 255, but a directory
 # is first written under a longer name.
 _LONGEST_NAME = 240
-# An address. Pathlib shortens "s3://" to "s3:/", which libraries accept, too.
+# Start of an address. One slash is enough: pathlib shortens "s3://" to "s3:/".
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 # Maximum number of folders in a path: making and removing them is recursive.
 _DEEPEST = 200

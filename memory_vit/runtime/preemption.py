@@ -82,10 +82,10 @@ class StopSignal:
       yield
     finally:
       self._asks = False
-    self.check()  # for a signal after the last call of `is_wanted`
+    self.check()  # a signal may follow the last call of `is_wanted`
 
   def is_wanted(self) -> bool:
-    """Return whether all processes should save and stop; all must call."""
+    """Return whether to save and stop; all processes must take part."""
     if jax.distributed.is_initialized():
       # Count calls, not steps: step numbers begin at 1 again in each pass.
       self._asked += 1
@@ -93,7 +93,7 @@ class StopSignal:
     return self._signal is not None
 
   def check(self) -> None:
-    """Raise `Interrupted` if a stop is wanted; all processes must call."""
+    """Raise `Interrupted` if a stop is wanted; all processes must take part."""
     if self.is_wanted():
       raise self.interrupted("the saved state is unchanged")
 
@@ -104,7 +104,7 @@ class StopSignal:
     return Interrupted(PREEMPTED, f"stopped by SIGTERM: {what}.")
 
   def _take(self, number: int, frame: Any) -> None:
-    """Handle a signal; a second one ends the process at once."""
+    """Handle a signal; a second signal ends the process at once."""
     now = time.monotonic()
     if self._signal is not None:
       since, self._since = self._since, now
@@ -115,6 +115,6 @@ class StopSignal:
       return
     self._signal, self._since = number, now
     if jax.distributed.is_initialized():
-      os.kill(os.getpid(), signal.SIGTERM)  # for jax, which tells all processes
+      os.kill(os.getpid(), signal.SIGTERM)  # jax then tells all processes
     elif not self._asks:
       raise self.interrupted("the saved state is unchanged")

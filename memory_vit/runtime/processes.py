@@ -89,25 +89,25 @@ def _gather(text: str) -> list[str]:
 
 
 def gather(value: Any) -> list[Any]:
-  """Return all processes' JSON values on each process; all must call."""
+  """Return the JSON values of all processes, which must all take part."""
   if jax.process_count() == 1:
     return [value]
   return [json.loads(text) for text in _gather(json.dumps(value))]
 
 
 def union_over_processes(numbers: Collection[int]) -> list[int]:
-  """Return the sorted union of all processes' numbers; all must call."""
+  """Return the sorted numbers of all processes, which must all take part."""
   everywhere = gather(sorted(numbers))
   return sorted({number for group in everywhere for number in group})
 
 
 def broadcast_from_process_0(value: Any) -> Any:
-  """Return the JSON value of process 0 on all processes; all must call."""
+  """Return the JSON value of process 0; all processes must take part."""
   return on_process_0(lambda: value)
 
 
 def on_process_0(action: Callable[[], Any]) -> Any:
-  """Call `action` on process 0 alone, while the others wait; all must call.
+  """Call `action` on process 0 alone; all processes must take part.
 
   Returns:
     The result of `action`, which must be JSON, on every process.

@@ -23,7 +23,7 @@ from etils import epy
 
 from memory_vit.runtime.messages import escaped
 
-with epy.lazy_imports():  # showing --help seldom needs these
+with epy.lazy_imports():  # --help seldom needs these modules
   import jax
   import tqdm
 
@@ -85,7 +85,7 @@ class ProgressBar:
     stays: bool = False,
     say: Callable[[str], None] | None = None,
   ) -> None:
-    """Begin at `done`; `stays`: keep the finished bar; `say` logs the lines."""
+    """Begin at `done`; keep the finished bar if `stays`; log lines by `say`."""
     self.total, self.is_bar = total, on_terminal()
     self._say = say or logger.info
     bar = {"file": sys.stderr, "dynamic_ncols": True, "delay": delay}
@@ -151,7 +151,7 @@ class ProgressBar:
     """End the bar, with the cursor at the start of a line."""
     self._waiting.cancel()
     self._waiting.join()  # else the timer could show the bar later
-    # During its delay, tqdm would not erase a bar that a log line has redrawn.
+    # If a log line redraws a bar in its delay, tqdm would not erase the bar.
     self._bar.delay = 0
     self._bar.close()
 

@@ -98,7 +98,7 @@ def shapes(tree: Any, mesh: Mesh) -> Any:
 def on_one_cpu(arrays: Iterable[Any]) -> bool:
   """Return whether all arrays are on a single CPU, and none is traced."""
   placed = [array for array in arrays if not isinstance(array, np.ndarray)]
-  # If all are NumPy arrays, JAX would put them on the device of a new array.
+  # If all are NumPy arrays, check the device that JAX would put them on.
   return all(map(_is_on_one_cpu, placed or [jnp.zeros(())]))
 
 
@@ -150,7 +150,7 @@ def put_backbone(params: Any, mesh: Mesh) -> Any:
 
 
 def to_host(tree: Any) -> Any:
-  """Return the whole arrays as NumPy arrays; every process must call."""
+  """Return whole arrays as NumPy arrays; all processes must take part."""
 
   def fetch(array: Any) -> np.ndarray:
     whole = not isinstance(array, jax.Array) or array.is_fully_replicated

@@ -77,7 +77,7 @@ class Answering:
         f"no answer within {self._settings.timeout:g} seconds: the server is "
         "overloaded, or the images are very large.",
       ) from None
-    # Count images only now, because a request may time out or be cancelled.
+    # Count images here, to leave out requests that timed out or were cancelled.
     refused = sum(isinstance(result, DataError) for result in prepared)
     self._metrics.images(len(prepared) - refused, refused)
     return answer
@@ -104,7 +104,7 @@ class Answering:
   async def _predicted(
     self, request: PredictRequest, weight: int
   ) -> tuple[list[np.ndarray | DataError], Predictions, slice]:
-    """Return (prepared images, answer to their batch, rows in the answer)."""
+    """Return (prepared images, answer to a batch, rows of the request)."""
     while True:
       wanted = self._predictor.preprocessing
       prepared = await self._prepared(request, weight)
@@ -112,7 +112,7 @@ class Answering:
       if not good:
         raise _no_image(request, prepared)
       answer, rows = await self._batcher.submit(np.stack(good))
-      # Retry if adding the first task has changed the preprocessing meanwhile.
+      # Adding the first task may have changed the preprocessing: then retry.
       if answer.task_set.preprocessing == wanted:
         return prepared, answer, rows
 
@@ -129,10 +129,10 @@ class Answering:
   async def _prepared(
     self, request: PredictRequest, weight: int
   ) -> list[np.ndarray | DataError]:
-    """Return each image as float32 (side, side, 3), or why it is unreadable."""
+    """Return float32 (side, side, 3) or a `DataError` for each image."""
     encoded = [image.content for image in request.images if not image.error]
     heavy = is_heavy(weight)
-    # Split a heavy request into parts, between which lighter requests can run.
+    # Split a heavy request, so that lighter requests can run between its parts.
     step = HEAVY_THREADS if heavy else max(1, len(encoded))
     results: list[np.ndarray | DataError] = []
     for first in range(0, len(encoded), step):
@@ -186,7 +186,7 @@ class Answering:
   def _answers(
     self, answer: Predictions, rows: int, request: PredictRequest
   ) -> list[dict[str, Any]]:
-    """Return the answers of all tasks, and their errors, for each row."""
+    """Return, for each row, JSON with the answers and the errors of tasks."""
     names = (*answer.logits, *([BACKBONE] if request.original else []))
     activated, problems = _activated(answer, names)
     most = Most(request.top or self._settings.top, request.top)

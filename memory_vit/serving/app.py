@@ -94,7 +94,7 @@ def create_app(
   _add_heads(app)
   app.add_middleware(TrustedHosts, allowed_hosts=settings.allowed_hosts)
   app.add_middleware(BodyLimits, settings=settings)
-  app.add_middleware(RequestLog, metrics=service.metrics)  # last is outermost
+  app.add_middleware(RequestLog, metrics=service.metrics)  # the outermost
   return app
 
 

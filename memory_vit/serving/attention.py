@@ -41,12 +41,12 @@ class AttentionService:
     self._timeout = timeout
     self._waiting = 0
     self._counter = CompilationCounter()
-    self._compiled: Hashable = None  # task shapes when last compiled
+    self._compiled: Hashable = None  # shapes of the compiled programs
     self._thread = ThreadPoolExecutor(1, thread_name_prefix="attention")
 
   @property
   def compilations(self) -> int:
-    """Number of programs that requests, not warm-ups, compiled."""
+    """Number of programs compiled by requests; warm-ups do not count."""
     return self._counter.count
 
   @property
@@ -169,7 +169,7 @@ class AttentionService:
 
 
 def _shares(weights: np.ndarray, patches: int) -> dict[str, Any]:
-  """Return weights (layers l, tokens s) as JSON; with `rest`, they sum to 1."""
+  """Return weights (layers l, tokens s) as JSON; `rest` is 1 minus the sum."""
   patch = weights[:, -patches:].astype(np.float64)
   class_token = weights[:, :-patches].sum(axis=1, dtype=np.float64)
   rest = np.maximum(1 - patch.sum(axis=1) - class_token, 0)

@@ -69,7 +69,7 @@ class Batcher(Generic[T]):
   def room(self, count: int, *, heavy: bool = False) -> Iterator[None]:
     """Reserve room in the queue while the body runs, or raise status 503.
 
-    A single heavy request may fill the queue, but several only half of it.
+    One heavy request may fill the queue; two or more, only half of the queue.
     """
     is_full = self.taken + count > self._max_queue
     if heavy and self._heavy:
@@ -91,7 +91,7 @@ class Batcher(Generic[T]):
       self._changed.set()
 
   async def submit(self, pixels: np.ndarray) -> tuple[T, slice]:
-    """Queue images inside `room`; return (answer to the batch, their rows)."""
+    """Return (answer to a batch, rows of these images); call within `room`."""
     loop = asyncio.get_running_loop()
     waiting = _Waiting[T](pixels, loop.create_future(), time.monotonic())
     self._waiting.append(waiting)
@@ -119,7 +119,8 @@ class Batcher(Generic[T]):
     until = self._waiting[0].since + self._wait_seconds
     while (left := until - time.monotonic()) > 0:
       ready = sum(len(waiting.pixels) for waiting in self._waiting)
-      if ready >= min(self._sizes[-1], self.taken):  # full, or all decoded
+      # Stop if the largest batch is full, or if all images are decoded.
+      if ready >= min(self._sizes[-1], self.taken):
         return
       self._changed.clear()
       with contextlib.suppress(TimeoutError):
@@ -131,7 +132,7 @@ class Batcher(Generic[T]):
     alive = collections.deque(
       waiting
       for waiting in self._waiting
-      if not waiting.answer.done()  # else the request was cancelled
+      if not waiting.answer.done()  # done: the request was cancelled
     )
     self._waiting = alive
     if not alive:
@@ -144,12 +145,13 @@ class Batcher(Generic[T]):
     return batch
 
   def _batch_size(self, waiting: Sequence[int]) -> int:
-    """Return the size for all images, or a smaller size with less padding."""
+    """Return the size of the next batch, small enough to avoid much padding."""
     count = sum(waiting)
     size = self._holding(count)
     if count >= self._least_fill * size:
       return size
-    # Use the largest size without padding, if the oldest request fits into it.
+    # Use the largest batch size that the images fill. If this size is too small
+    # for the oldest request, use the batch size for the oldest request.
     full = max((s for s in self._sizes if s <= count), default=0)
     return max(full, self._holding(waiting[0]))
 

@@ -120,7 +120,7 @@ class _Server(uvicorn.Server):
     self._waiting = {
       (c, c.cycle): self._waiting.get((c, c.cycle), now)
       for c in connections
-      if c.timeout_keep_alive_task is None  # else uvicorn closes it as idle
+      if c.timeout_keep_alive_task is None  # else uvicorn has a time limit
       and (c.cycle is None or c.cycle.response_complete)
     }
     for (connection, _), since in self._waiting.items():

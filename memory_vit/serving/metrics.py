@@ -113,7 +113,7 @@ class Metrics:
     self._changes.labels(action).inc()
 
   def task_problems(self, problems: Mapping[str, str]) -> None:
-    """Set the gauges of task files that do not answer: {name: reason}."""
+    """Set the gauges of unusable task files, given as {task name: reason}."""
     self._problems.clear()
     for name, reason in problems.items():
       self._problems.labels(name, reason).set(1)

@@ -41,8 +41,8 @@ _MOST_TYPE = 1_000
 _MOST_COMMAS_PER_IMAGE = 64
 _MOST_OTHER_COMMAS = 2 * MOST_TASKS
 _MULTIPART, _JSON = "multipart/form-data", "application/json"
-# Thread that parses large JSON bodies one by one, because parsing a body holds
-# the GIL for tenths of a second, and takes several times its size in memory.
+# Thread that parses large JSON bodies one by one: parsing a body holds the GIL
+# for tenths of a second, and takes several times the memory of the body.
 _LARGE = ThreadPoolExecutor(1, "json")
 WAIT_FOR = "x-wait-for"
 _NAME_AND_DIGEST = re.compile(
@@ -64,7 +64,7 @@ class UploadedImage:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PredictRequest:
-  """Checked request: images (at least one), and unique task names or None."""
+  """Checked request: at least one image; `tasks` are unique names, or None."""
 
   images: tuple[UploadedImage, ...]
   tasks: tuple[str, ...] | None
@@ -109,7 +109,7 @@ def awaited_task(request: Request) -> tuple[str, str] | None:
 
 
 def media_type(request: Request) -> str:
-  """Return the media type without parameters; raise 415 if compressed."""
+  """Return the bare media type; raise 415 if the body is compressed."""
   encoding = ", ".join(request.headers.getlist("content-encoding"))
   if encoding.strip().lower() not in ("", "identity"):
     raise RequestError(

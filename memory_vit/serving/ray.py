@@ -6,7 +6,7 @@ The arguments are the fields of `Scaling`, and the flags of `memory-vit serve`
 with the same names, defaults and rules.
 """
 
-# No `from __future__ import annotations`: `options` needs classes, not text.
+# No `from __future__ import annotations`: `options` cannot read types as text.
 
 import dataclasses
 import warnings
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
   from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 NAME = "MemoryViT"
-# Arguments that are fields of `PredictorConfig`; only `tasks` is called `task`.
+# Fields of `PredictorConfig` that are arguments (`tasks` by the name `task`).
 _MODEL = (
   "backbone", "tasks", "dtype", "batch_sizes", "image_size", "slots", "cells",
   "classes", "memory_mib",
@@ -172,12 +172,12 @@ def with_whole_paths(what: Deployed) -> Deployed:
   """Make relative paths absolute, because replicas run in another directory."""
 
   def whole(path: Any) -> Any:
-    is_path = path and "://" not in path  # else a URL such as hf://
+    is_path = path and "://" not in path  # not a URL such as hf://
     return str(Path(path).expanduser().absolute()) if is_path else path
 
   model, server = what.model, what.server
   source = model.backbone
-  if Path(source).expanduser().exists():  # else a short name of a backbone
+  if Path(source).expanduser().exists():  # not a short name
     source = whole(source)
   return dataclasses.replace(
     what,
@@ -253,7 +253,7 @@ class Replica:
   app: "FastAPI"  # set by `serve.ingress`
 
   async def check_health(self) -> None:
-    """Wait for the warm-up; raise if it failed: Ray replaces the replica."""
+    """Raise if the warm-up failed, so that Ray replaces the replica."""
     service = self.app.state.service
     await service.settled()
     if service.problem:

@@ -105,7 +105,7 @@ class Service:
       self.close()
 
   async def _warm_up(self) -> None:
-    """Become ready with the smallest batch size, then compile the rest."""
+    """Become ready with the smallest batch size, then compile larger sizes."""
     try:
       compiled = await asyncio.to_thread(self.predictor.warm_up, 1)
       await asyncio.to_thread(self.follower.look)
@@ -151,7 +151,7 @@ async def _return_memory() -> None:
 
 
 def trim_memory() -> None:
-  """Return freed memory to the system, which glibc would otherwise keep."""
+  """Return to the system the freed memory that glibc would otherwise keep."""
   # Our commands make garbage collection rare. Without a full collection, a
   # server kept 300 MiB of forms that it had refused (`benchmarks.attacks`).
   gc.collect()

@@ -90,7 +90,7 @@ class TaskRoot:
       exists = path.is_relative_to(self._root) and path.exists()
     except (OSError, RuntimeError, ValueError):
       exists = False
-    if not exists:  # for any reason: clients must not learn which paths exist
+    if not exists:  # hide the reason: clients must not learn which paths exist
       raise RequestError(
         422, f"path {brief(text)}: there is no such task below --task_root."
       )

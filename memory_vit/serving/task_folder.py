@@ -97,7 +97,7 @@ class TaskFolder:
 
   @contextlib.contextmanager
   def changing(self) -> Iterator[None]:
-    """Hold the lock on changes while the body runs; remove leftover `part`."""
+    """Hold the lock on changes while the body runs, then remove file `part`."""
     until = time.monotonic() + _LOCK_SECONDS
 
     def wait(owner: str) -> None:
@@ -129,7 +129,7 @@ class TaskFolder:
 
 
 def _about(entry: os.DirEntry[str]) -> os.stat_result:
-  """Return the `stat` of a file, or of the link if the link is broken."""
+  """Return the `stat` of a file, or of a broken link itself."""
   try:
     return entry.stat()
   except OSError:

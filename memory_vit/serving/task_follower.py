@@ -42,8 +42,8 @@ POLL_SECONDS = 1.0
 _WAIT_SECONDS = 0.05  # between checks while a request waits for a change
 # Seconds between attempts to load tasks that could not be loaded.
 _AGAIN_SECONDS = 10.0
-NO_TASK = "none"  # the digest of a task that does not answer
-ALL_TASKS = "*"  # key in `problems` for a problem of the whole folder or set
+NO_TASK = "none"  # stands for the digest of a task that does not answer
+ALL_TASKS = "*"  # key in `problems` for a problem that concerns all tasks
 logger = logging.getLogger(__name__)
 
 
@@ -74,8 +74,8 @@ class TaskFollower:
   """Lets a predictor answer with the tasks of a folder, and changes the folder.
 
   Attributes:
-    problems: {task name: why its file does not answer here}; a problem under
-      `ALL_TASKS` keeps all changes of the folder from taking effect.
+    problems: {task name: why this server cannot use the file of the task}; a
+      problem of `ALL_TASKS` keeps changes of the folder from taking effect.
   """
 
   def __init__(self, predictor: Predictor, folder: TaskFolder) -> None:
@@ -143,7 +143,7 @@ class TaskFollower:
         self._note({**self.problems, ALL_TASKS: reason}, traceback=not is_ours)
 
   def put(self, name: str, content: bytes, shown: str) -> Changed:
-    """Add or replace a task for all servers; errors call its file `shown`."""
+    """Add or replace a task for all servers; errors name the file `shown`."""
     with self._changing() as answering:
       self._folder.part.write_bytes(content)
       files.sync(self._folder.part)

@@ -33,7 +33,7 @@ from memory_vit.serving.task_follower import Changed
 if TYPE_CHECKING:
   from memory_vit.prediction import TaskSet
 
-# This only describes the token in OpenAPI: `Token.require` checks the token.
+# Only describes the token in OpenAPI; `Token.require` checks the token.
 _BEARER = Depends(HTTPBearer(scheme_name="token", auto_error=False))
 
 
@@ -118,7 +118,7 @@ async def _put(
 
 
 def _require_allowed(service: Service, request: Request, name: str) -> None:
-  # Join repeated headers, as HTTP defines: the joined value is no valid token.
+  # As HTTP defines, join repeated headers; joined values are no valid token.
   credentials = request.headers.getlist("authorization")
   service.token.require(", ".join(credentials))
   if service.refuse_changes:

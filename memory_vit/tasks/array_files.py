@@ -35,7 +35,7 @@ MAX_HEADER_BYTES = 2**20
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StoredArray:
-  """Entry of an array in `task.json`; `sha256` is its `trees.array_digest`."""
+  """Entry of an array in `task.json`; `sha256` is from `trees.array_digest`."""
 
   shape: tuple[int, ...]
   dtype: str

@@ -107,7 +107,7 @@ def remove(tasks: TasksLike, *names: str) -> Tasks:
 
   Raises:
     TaskError: if `tasks` are not tasks, a name is unknown, or a remaining task
-      attends to a removed one.
+      attends to a removed task.
   """
   tasks = task_tuple(tasks)
   for name in names:
@@ -216,7 +216,7 @@ def require_fit(tasks: Sequence[Task]) -> None:
 
 
 def require_specs_fit(specs: Sequence[TaskSpec]) -> None:
-  """Raise `TaskError` if regime, backbone or preprocessing forbids one pass."""
+  """Raise `TaskError` if regimes, backbones or preprocessing do not fit."""
   for spec in specs:
     learned = spec.learned
     if not learned.composes:

@@ -60,8 +60,8 @@ def init_task(
     side_width: r, the width of the side stream, in a regime with one.
     side_mixing: how the side stream mixes patches, see `TaskSpec`.
     attends_to: the earlier tasks that the new task attends to, one or several.
-      The digest of a `Task` is stored, so that another task with its name is
-      refused later; a name alone has no digest.
+      The digest of a given `Task` is stored, so that a different task with the
+      same name is refused later.
     memory_norm: see `TaskSpec`.
     memory_std: memory is initialized from N(0, memory_std^2).
     cls_init: "pretrained" copies the backbone's class token, or its substitute
@@ -88,7 +88,7 @@ def init_task(
       ("bottleneck", bottleneck, 0), ("side_width", side_width, 0),
     )
   )  # fmt: skip
-  if "side_width" not in learned.fields:  # ignore both arguments
+  if "side_width" not in learned.fields:  # the regime has no side stream
     side_width, side_mixing = NO_SIDE
   parents = _parents(name, attends_to)
   spec = TaskSpec(

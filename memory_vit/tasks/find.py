@@ -17,21 +17,21 @@ from memory_vit.tasks.manifest import Manifest
 def find_tasks(
   paths: Iterable[str | os.PathLike[str]],
 ) -> list[tuple[Path, Manifest]]:
-  """Return all tasks at these paths; of identical copies only the first."""
+  """Return all tasks at these paths, but only the first of identical copies."""
   tasks: list[tuple[Path, Manifest]] = []
   places: dict[Any, Path] = {}
   for path in itertools.chain.from_iterable(map(task_paths, paths)):
     described = manifest.read(path)
     key = described.spec, frozenset(described.arrays.items())
-    # Leave out a copy at another path. A path that is given twice is returned
-    # twice, so that the caller refuses it.
+    # Leave out a copy with a different path. If the same path is given twice,
+    # return the task twice, so that the caller raises an error.
     if places.setdefault(key, path.resolve()) == path.resolve():
       tasks.append((path, described))
   return tasks
 
 
 def task_paths(path: str | os.PathLike[str]) -> list[Path]:
-  """Return the path itself if it is a task, else the tasks in it, sorted.
+  """Return the path if it is a task, else the sorted paths of tasks inside.
 
   If the path is an address of the Hugging Face hub, fetch its tasks.
   """
@@ -119,7 +119,7 @@ def require_no_link(directory: Path) -> None:
 def ancestor_directories(
   directories: Sequence[Path], indirect: Sequence[Path] = ()
 ) -> list[Path]:
-  """Return `indirect`, and the paths of all ancestors that are not given."""
+  """Return `indirect`, then the paths of ancestors that are in no argument."""
   # A parent is a task that another task attends to. Look for a parent by name,
   # among the given directories, then beside the task that attends to it: a run
   # exports both tasks into one directory. Paths in a task's file are not used,

@@ -32,7 +32,7 @@ def require_shape(images: Shaped[AnyArray, "..."], size: int) -> None:
 
 
 def begin(images: Images) -> Callable[[], None]:
-  """Begin to check values against [-1, 1]; return a function that may raise."""
+  """Start to check values; return a function that raises for invalid values."""
   if isinstance(images, jax.core.Tracer):
     return lambda: None
   if isinstance(images, np.ndarray):
@@ -90,7 +90,7 @@ def _describe_on_host(
 
 @jax.jit
 def _describe(images: Float[Array, "..."]) -> tuple[Shaped[Array, ""], ...]:
-  """Return (least and greatest finite value, number of NaN, of infinities)."""
+  """Return (finite minimum, finite maximum, count of NaN, count of inf)."""
   finite = jnp.isfinite(images)
   return (
     jnp.min(images, where=finite, initial=jnp.inf),

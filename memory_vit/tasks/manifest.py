@@ -91,14 +91,14 @@ def to_text(manifest: Manifest, where: str) -> str:
 
 
 def digest(values: Mapping[str, Any]) -> str:
-  """Return the SHA-256 of all values but "sha256", whatever the key order."""
+  """Return the SHA-256 of `values` without "sha256"; key order is ignored."""
   rest = {key: value for key, value in values.items() if key != "sha256"}
   text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
   return hashlib.sha256(text.encode()).hexdigest()
 
 
 def read(path: Path) -> Manifest:
-  """Read the `task.json` of a task's directory, or of its single file."""
+  """Read the manifest of a saved task, a directory or a single file."""
   is_file = array_files.is_single_file(path)
   file = path if is_file else path / FILE
   try:
@@ -250,8 +250,9 @@ def _require_possible(spec: TaskSpec, where: str) -> None:
   sides = (spec.preprocessing.image_size, spec.preprocessing.resize)
   if sides[0] < 1 or sides[1] < 0 or max(sides) > MAX_SIDE:
     raise TaskError(
-      f"{where}: spec.preprocessing has the image_size and resize {sides}, "
-      f"expected at least 1 and 0, and at most {MAX_SIDE} pixels."
+      f"{where}: spec.preprocessing has (image_size, resize) {sides}, expected "
+      "an image_size of at least 1 and a resize of at least 0, both at most "
+      f"{MAX_SIDE} pixels."
     )
   _require_kind(spec.kind, f"{where}: spec.kind")
   backbone = f"{where}: spec.backbone"
@@ -264,7 +265,7 @@ def _require_possible(spec: TaskSpec, where: str) -> None:
 
 
 def _require_kind(kind: TaskKind, where: str) -> None:
-  """Raise `TaskError` for fitted numbers out of range, or for long units."""
+  """Raise `TaskError` if fitted numbers are out of range, or units too long."""
   for name, low, high in (
     ("thresholds", 0, 1),
     ("mean", -MAX_SCALE, MAX_SCALE),

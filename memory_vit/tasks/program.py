@@ -107,7 +107,7 @@ class Program:
     """Run tasks on the output of `SplitForward.prepare`, such as a context."""
     if self.alone:
       return self._read_alone(backbone, inputs)
-    if isinstance(inputs, Mapping):  # features, because all tasks are heads
+    if isinstance(inputs, Mapping):  # pooled features for heads
       inputs = Context((), inputs["pooled"])
     return self._read_slots(backbone, inputs)
 

@@ -38,7 +38,7 @@ from memory_vit.tasks.compose import TasksLike, require_fit, task_tuple
   data_fields=["arrays"],
   meta_fields=["specs", "places"],
 )
-@dataclasses.dataclass(frozen=True, eq=False)  # arrays have no clear ==
+@dataclasses.dataclass(frozen=True, eq=False)  # arrays cannot be compared by ==
 class Slots:
   """A set of tasks in slots, ready to run on a backbone; see `fill_slots`.
 
@@ -93,7 +93,7 @@ class SlotSizes:
   """Sizes of slots, for which programs are compiled."""
 
   slots: int
-  # Number of slots for heads. Programs have no such slots if no task is a head.
+  # Number of slots for heads; ignored if no task is a head.
   heads: int
   # Maximum number of tasks that one task attends to.
   parents: int
@@ -110,7 +110,7 @@ class SlotSizes:
     classes: int = 0,
     parts: Iterable[str] = (),
   ) -> SlotSizes:
-    """Return minimum sizes, to be enlarged for tasks by `holding`."""
+    """Return minimum sizes; `holding` enlarges sizes until given tasks fit."""
     rooms = {"memory": cells, "head": classes}
     rooms |= {name: PARTS[name].room(()) for name in parts}
     return cls(slots, slots, parents, tuple(rooms.items()))
@@ -195,9 +195,9 @@ def fill_slots(
 def place_in_slots(
   backbone: Backbone, tasks: Mapping[int, Task], sizes: SlotSizes
 ) -> Slots:
-  """Fill given slots, {slot: task}; bitwise identical to `fill_slots`.
+  """Put tasks into given slots; arrays are bitwise those of `fill_slots`.
 
-  `sizes` come from `SlotSizes.holding` for these tasks.
+  `tasks` is {slot: task}; `sizes` are from `SlotSizes.holding` for `tasks`.
   """
   # Stack parameters with NumPy on the host, because JAX would compile programs.
   params = {slot: on_host(task.params) for slot, task in tasks.items()}

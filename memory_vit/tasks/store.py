@@ -48,7 +48,7 @@ _DIRECTORY = OutputDirectory("the path", _written, TaskError)
 def save_task(
   task: Task, path: str | os.PathLike[str], *, format: str | None = None
 ) -> None:
-  """Write a task; replace an older one at this path as a whole.
+  """Write a task; replace an older task at this path as a whole.
 
   Args:
     task: a task with finite values, which JAX does not trace.
@@ -59,7 +59,7 @@ def save_task(
 
   Raises:
     TaskError: if `task` is not a task or could not be loaded again, or `path`
-      holds something else. Nothing is written then.
+      holds something else. Nothing is written in these cases.
     TrainingError: if the files cannot be written.
   """
   if not isinstance(task, Task):
@@ -177,8 +177,8 @@ def save_tasks(
     format: see `save_task`.
 
   Raises:
-    TaskError: if tasks do not fit together, a name is taken by something else,
-      or the directory holds other tasks, which would join the set.
+    TaskError: if the tasks do not fit together, if the path of a task is taken
+      by something else, or if the directory holds tasks with other names.
   """
   tasks, directory = concatenate(tasks), as_path(path)
   suffix = array_files.SUFFIX if format == "safetensors" else ""
@@ -204,8 +204,7 @@ def load_tasks(
 
   Args:
     paths: paths of tasks, and of directories with tasks, such as WORKDIR/tasks
-      or hf://OWNER/NAME. A task that is in two of them, such as the parent of
-      several tasks, is read once.
+      or hf://OWNER/NAME. Of identical copies of a task, only the first is read.
     backbone: the backbone on which the tasks will run.
 
   Raises:

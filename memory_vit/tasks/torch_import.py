@@ -46,7 +46,7 @@ _MOST_HEADS = 256
 
 
 def read_tasks(file: Path, source: str, **mean_std: Any) -> tuple[Task, ...]:
-  """Read the tasks of a `torch.save` file; no code in it runs."""
+  """Read the tasks of a `torch.save` file without running its code."""
   model = load.model_source(source)
   if model is None:
     raise BackboneError(
@@ -163,8 +163,8 @@ def _require_trunk(
   converted = detect.convert(config, trunk, where)
   expected = trees.flatten(backbone.params)
   for name, array in converted.arrays.items():
-    # Do not compare heads, nor the patch embedding: the given model has the
-    # mean of images folded into its patch embedding.
+    # Compare neither heads nor the patch embedding: loading the given model has
+    # folded the mean of images into the patch embedding.
     is_folded = name.startswith(("embedding/", "head/", "pre_logits/"))
     if not is_folded and not np.array_equal(array, np.asarray(expected[name])):
       raise BackboneError(
@@ -188,7 +188,8 @@ def _count(learned: State, where: str) -> int:
 def _shapes(learned: State, backbone: Backbone, k: int) -> dict[str, Shape]:
   """Return {name: shape} that the arrays of head k must have.
 
-  Cells are counted in the memory of layer 0, classes in the classifier weight.
+  The number of cells is read from the memory of layer 0, and the number of
+  classes from the classifier weight.
   """
   d = backbone.config.width
   first = learned.get(f"{_ATTENTION.format(0)}.memory_tokens.{k - 1}")
@@ -230,7 +231,7 @@ def _is_extended(
 ) -> bool:
   """Return whether the mask lets each head attend to all earlier heads.
 
-  Raise `TaskError` unless the mask does this, or keeps all heads separate.
+  Return False if the mask keeps all heads separate; else raise `TaskError`.
   """
   cells = [arrays["memory"].shape[1] for arrays in params]
   masks = [

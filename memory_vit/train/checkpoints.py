@@ -174,7 +174,7 @@ class Checkpoints:
       ) from error
 
   def _newest_whole(self) -> int | None:
-    """Implement `latest`, and finish an interrupted deletion of old states."""
+    """Return the step of `latest`; finish an interrupted removal of states."""
     problems = {}
     for step in reversed(self.steps()):
       try:
@@ -300,7 +300,7 @@ def _described(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _verifiable(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-  """Return {name: {"dtype", "shape", "sha256"}}; all processes must call."""
+  """Describe arrays for JSON, with their SHA-256; all processes must call."""
   # Hash one array at a time, because `_digest` gathers it on the host.
   return {
     name: {**described, "sha256": _digest(values[name])}

@@ -25,8 +25,8 @@ from memory_vit.train.sweep import Trial
 
 logger = logging.getLogger(__name__)
 
-# Memory to reserve for a solution, as a multiple of the bytes of all features
-# in float64. Measured peaks without the features: 5.4 ("ridge"), 3.1 ("lda").
+# Memory to reserve for solving a head, in copies of all features in float64.
+# Measured: the features, plus 5.4 copies with "ridge", or 3.1 with "lda".
 _COPIES = 7
 
 
@@ -51,7 +51,9 @@ class ClosedFormStep:
   def __call__(
     self, state: TrainState, frozen: Any, batch: Mapping[str, Any]
   ) -> tuple[TrainState, dict[str, dict[str, float]]]:
-    """Solve all heads; metrics are `Solution.strength`, and "skipped" is 0.
+    """Return the state with all heads solved, and the metrics of each trial.
+
+    The metrics are the regularization of the solution, and 0 for "skipped".
 
     Raises:
       DataError: if a head cannot be solved from the features and targets.
@@ -140,7 +142,7 @@ class ClosedFormStep:
       )
 
   def _cross_validate(self, trial: Trial, outputs: np.ndarray) -> bool:
-    """Fill `outputs` by cross-validation; return False if it is impossible."""
+    """Fill `outputs` by cross-validation; return whether the images suffice."""
     validated = closed_form.cross_validated(
       self._solver(trial), self._rows[0], self._targets, self._count,
       data_seed(self._inputs.config),
@@ -162,7 +164,7 @@ class ClosedFormStep:
     return stated.kind.standardized(stated, self._rows[1])
 
   def _require_memory(self) -> None:
-    """Raise if free memory is too small for a head; all processes must call."""
+    """Raise if memory is too small to solve a head; all processes must call."""
     split = self._inputs.splits["train"]
     width = self._inputs.backbone.config.width
     needed = _COPIES * 8 * split.size * width
@@ -177,7 +179,7 @@ class ClosedFormStep:
 
   @functools.cached_property
   def _rows(self) -> tuple[np.ndarray, np.ndarray]:
-    """Features (n, d), and labels, (n,) or (n, c), of all readable images."""
+    """Features (n, d) and labels (n, ...) of all readable images."""
     inputs = self._inputs
     assert inputs.cache is not None
     self._require_memory()
@@ -189,7 +191,7 @@ class ClosedFormStep:
       numbers = np.arange(i * share, (i + 1) * share)
       places = np.minimum(numbers, len(rows.labels) - 1)
       labels = rows.labels[places]
-      if labels.dtype == np.float64:  # devices would round float64
+      if labels.dtype == np.float64:  # JAX would round float64
         labels = np.ascontiguousarray(labels).view(BITS)
       counts = (numbers < len(rows.labels)) * rows.masks[places]
       placed = sharding.shard_batch((labels, counts), inputs.mesh)
@@ -203,7 +205,7 @@ class ClosedFormStep:
 def _batches(
   outputs: np.ndarray, labels: np.ndarray, size: int
 ) -> Iterator[dict[str, Any]]:
-  """Yield the rows of this process as batches for `evaluate`."""
+  """Yield the outputs and labels of this process as batches for `evaluate`."""
   count, first = batching.share(size)
   for start in range(0, len(labels), size):
     numbers = np.arange(count) + start + first

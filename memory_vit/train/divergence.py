@@ -42,7 +42,7 @@ class DivergenceMonitor:
     max_skipped: int,
     examples: Examples | None = None,
   ) -> None:
-    """Start after `step`, with the counts of the run so far."""
+    """Start after `step`, with the lost trials and skipped updates so far."""
     self.lost, self.skipped = dict(lost), dict(skipped)
     self._step, self._title = step, title
     self._max, self._examples = max_skipped, examples
@@ -125,7 +125,7 @@ class DivergenceMonitor:
     )
 
   def _named(self, steps: Sequence[int]) -> str:
-    """Return the end of a message: names of the examples of `steps`, or "."."""
+    """Return a message end that names the examples of `steps`, if known."""
     if not self._examples:
       return "."
     parts = []

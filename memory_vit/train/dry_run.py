@@ -47,7 +47,7 @@ def dry_run(config: Config, workdir: Path) -> str:
 
 
 def _of_group(inputs: RunInputs) -> list[tuple[str, str]]:
-  """Return (title, text) rows on one group of `sweep.by_pass_group`."""
+  """Return (title, text) rows about the trials of one pass group."""
   config, trials = inputs.config, inputs.trials
   packs = passes.make_plan(inputs).passes
   first = [t for t in trials if t.name in packs[0]]
@@ -72,7 +72,7 @@ def _of_group(inputs: RunInputs) -> list[tuple[str, str]]:
 
 
 def _of_cache(inputs: RunInputs) -> list[tuple[str, str]]:
-  """Return (title, text) rows on the cache: sizes, place, time to fill it."""
+  """Return (title, text) rows about the cache: size, place and filling time."""
   cache, train = inputs.cache, inputs.splits["train"]
   if inputs.config.cache.what == "images":
     return [("cache", f"{train.size:,} decoded images, in memory")]

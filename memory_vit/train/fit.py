@@ -245,12 +245,12 @@ def fit(
     return past
 
   with (
-    # Enter first, so that a signal raises after progress and profile close.
+    # `stop` may raise on exit, so it must exit last, and be entered first.
     stop.asked_for(),
     contextlib.closing(progress),
     Profile(profile_dir, steps.profile_at, steps.total) as profile,
   ):
-    # Never prefetch an image beyond the last step: it might be broken.
+    # Prefetch only images that will be used: an unused image might be broken.
     left = itertools.islice(train_batches, steps.total - first)
     on_devices = sharding.prefetch(left, mesh)
     if past.pending:  # the state at step `first` is not evaluated yet
@@ -288,7 +288,10 @@ def fit(
 
 
 def _evaluation(inputs: RunInputs, began: Start) -> Evaluate | None:
-  """Return a function that evaluates trials during training, or None."""
+  """Return a function that evaluates trials during training.
+
+  Return None if there is neither a validation split nor a closed form.
+  """
   if "validation" in inputs.splits:
     return functools.partial(validate, inputs, began.tasks)
   if isinstance(began.step, ClosedFormStep):
@@ -335,7 +338,7 @@ def _scalars(metrics: Metrics, norms: Metrics, speed: float) -> Metrics:
 
 
 def _line(metrics: Metrics) -> dict[str, list[float]]:
-  """Return {title: [number of each trial]}, for a progress line."""
+  """Return {title of a metric: [its value for each trial]}."""
   line: dict[str, list[float]] = collections.defaultdict(list)
   for values in metrics.values():
     for key in _IN_LINES:

@@ -51,9 +51,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Number of evaluations, and of logged training losses, in a run.
+# Number of evaluations in a run, and number of training losses that it logs.
 _VALIDATIONS, _POINTS = 5, 20
-# Maximum number of steps between saved states: a resumed run repeats no more.
+# Maximum number of steps that a resumed run has to repeat.
 _MOST_REPEATED = 1_000
 
 
@@ -304,7 +304,7 @@ def _arguments(
   batch_size: int,
   seed: int,
 ) -> dict[str, Any]:
-  """Check arguments of a public function; return {option of a run: value}."""
+  """Check arguments of a public function; return {option: value} for a run."""
   if not isinstance(backbone, Backbone):
     raise BackboneError(
       f"the backbone is of type {type(backbone).__name__}, expected a backbone "
@@ -487,7 +487,7 @@ def _plain(value: Any) -> Any:
 def _with_intervals(
   config: Config, examples: int, options: Mapping[str, Any]
 ) -> Config:
-  """Set how often to evaluate, save and log, unless `options` do."""
+  """Set the intervals of evaluating, saving and logging not in `options`."""
   steps = settle.steps_of(config, examples)
   every = min(math.ceil(steps / _VALIDATIONS), _MOST_REPEATED)
   values = {

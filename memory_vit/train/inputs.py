@@ -246,7 +246,7 @@ def _new_cache(inputs: RunInputs) -> RunCache | None:
 def _head_outputs(
   config: Config, trials: Sequence[Trial], train: Split, stated: TaskKind
 ) -> HeadOutputs:
-  """Return which outputs are classes, not padding, and weights of outputs."""
+  """Return the padding and the weights of the outputs of a head."""
   weights, kind = None, stated.kind
   if any(t.config.optim.class_weights == "balanced" for t in trials):
     counted, examples = processes.on_process_0(
@@ -256,7 +256,7 @@ def _head_outputs(
       )
     )
     weights = kind.weights(np.array(counted), examples)
-  if not kind.one_is_right:  # losses of labels and values ignore padding
+  if not kind.one_is_right:  # only losses of classes use padding
     return HeadOutputs(weights=weights)
   classes, padded = train.num_classes, config.task.padded_classes
   if weights is not None:
@@ -267,7 +267,7 @@ def _head_outputs(
 def _open_splits(
   config: Config, backbone: Backbone, opened: Mapping[str, Split]
 ) -> dict[str, Split]:
-  """Return the configured splits; open only splits that `opened` lacks."""
+  """Return the configured splits, and open those that `opened` lacks."""
   splits = {}
   for role, ref in configured_splits(config).items():
     if role in opened:

@@ -73,7 +73,7 @@ def where_finite(finite: Mapping[str, jax.Array], new: Any, old: Any) -> Any:
 def _optimizer(
   config: OptimConfig, schedule: optax.Schedule
 ) -> optax.GradientTransformation:
-  """Return the optimizer of one task: clip, update, scale each part."""
+  """Return the optimizer of one task, with clipping and a factor per part."""
   stages = []
   if config.grad_clip:
     clip = optax.clip_by_global_norm(config.grad_clip)
@@ -109,7 +109,6 @@ def _by_part(
   """Return a transformation that applies `transforms[part]` to each part."""
   return optax.partition(
     transforms,
-    # path[0].key is the task, path[1].key the part. Parameters of other tasks
-    # are masked, so they have no leaves.
+    # The path of a leaf is (task, part, ...); all leaves are of one task.
     lambda params: jax.tree.map_with_path(lambda path, _: path[1].key, params),
   )

@@ -42,7 +42,7 @@ def start(inputs: RunInputs, trials: Sequence[Trial]) -> Start:
     step = ClosedFormStep(inputs, trials)
   else:
     step = make_step(inputs, trials, tasks)
-  # Tasks without a token attend to no other task, so they need no check.
+  # Skip the check for tasks without a token, which attend to no other task.
   if inputs.config.learned.has_token:
     require_fit([*inputs.parents, *tasks.values()])
   params = {name: task.params for name, task in tasks.items()}
@@ -75,7 +75,7 @@ def create_task(inputs: RunInputs, trial: Trial) -> Task:
     inputs.backbone,
     name=trial.name,
     num_classes=padded or train.num_classes,
-    # Outputs of a padded head get their names and kind after training.
+    # A padded head gets its class names and kind only after training.
     kind=CLASSES if padded else inputs.kind,
     regime=config.regime,
     **{field: getattr(options, field) for field in regime.fields},

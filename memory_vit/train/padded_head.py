@@ -24,7 +24,7 @@ def require_width(padded: int, classes: int) -> None:
 
 
 def is_class(padded: int, classes: int) -> np.ndarray | None:
-  """Return which outputs are classes, bool (padded,); None if all are."""
+  """Return a mask (padded,), False for padding; None if there is no padding."""
   return np.arange(padded) < classes if padded > classes else None
 
 

@@ -42,16 +42,16 @@ def part_norms(
 
 @functools.cache
 def _program(mesh: Mesh) -> Any:
-  """Return `_norms`, jitted so that all devices of a mesh have the norms."""
+  """Return a program of `_norms`, with results on all devices of a mesh."""
   return jax.jit(_norms, out_shardings=sharding.replicated(mesh))
 
 
 def _norms(params: Mapping[str, Any]) -> dict[str, jax.Array]:
-  """Return {part of a task: norm ()}; memory has a norm per layer, (l,)."""
+  """Return {part: norm}; the norm of memory is (l,), one number per layer."""
   return {
     name: PARTS[name].norm(values)
     if name in PARTS
-    else optax.tree.norm(values)  # the backbone that regime "full" trains
+    else optax.tree.norm(values)  # the backbone, in the regime "full"
     for name, values in params.items()
     if trees.count(values)  # memory with 0 cells has no norm
   }

@@ -93,8 +93,7 @@ def plan_group(inputs: RunInputs, compiled: Temporary) -> PassPlan:
   if len(trials) == 1 or not together:
     return PassPlan(tuple((trial.name,) for trial in trials))
   free = sweep.free_bytes(config.sweep.memory_gib)
-  # First estimate a single pass for all trials: if all fit, training reuses the
-  # trace of this estimate.
+  # First try one pass with all trials: if it fits, training reuses its trace.
   taken = pack_bytes(inputs, trials)
   if taken <= free:
     logger.info(
@@ -122,10 +121,10 @@ def plan_group(inputs: RunInputs, compiled: Temporary) -> PassPlan:
 def _measured_share(
   inputs: RunInputs, first: int, further: int, free: int, compiled: Temporary
 ) -> float:
-  """Compile a pack; return its memory divided by the estimate from shapes.
+  """Compile a pack; return its memory divided by its estimate from shapes.
 
-  The pack is the largest that would fit if packs took half of their estimates.
-  If the plan will have packs of this size, it will include the compiled pack.
+  The pack has the most trials that would fit if a pack took half its estimate.
+  If the final packs have the same size, the compiled pack is one of them.
   """
   most = sweep.at_once(min(first // 2, free), further // 2, free)
   largest = sweep.packs_of(inputs.trials, most)[-1]

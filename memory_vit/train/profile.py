@@ -15,7 +15,7 @@ class Profile:
   """Profiler of five training steps, or fewer if the run ends before."""
 
   def __init__(self, logdir: Path | None, first: int, total: int) -> None:
-    """Profile from step `first` on; with 0, profile nothing."""
+    """Profile from step `first` on; profile nothing if `first` is 0."""
     self._first = first
     self._last = min(self._first + 4, total)
     self._logdir = logdir

@@ -19,8 +19,8 @@ logger = logging.getLogger(__name__)
 class Progress:
   """Progress of training, as log lines or a bar on a terminal, with its speed.
 
-  The speed excludes the first step, which compiles, because the clock starts
-  with the first `resume`, and evaluations, because `pause` stops the clock.
+  The clock starts with the first `resume`, after the step that compiles, and
+  `pause` stops the clock during evaluations.
   """
 
   def __init__(
@@ -103,6 +103,6 @@ def _nothing(line: str) -> None:
 
 
 def log_to_stderr(*, verbose: bool = False) -> None:
-  """Show log lines of this package above bars, and warnings of libraries."""
+  """Show warnings of libraries; show log lines of this package above bars."""
   absl_logging.set_verbosity(absl_logging.WARNING)
   log_package(verbose=verbose)

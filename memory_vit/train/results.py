@@ -38,8 +38,8 @@ from memory_vit.train.inputs import RunInputs
 from memory_vit.train.passes import packs_by_group
 from memory_vit.train.sweep import PassPlan, Trial
 
-# Names of temporary files of `files.replacing`, `processes.require_shared`,
-# `bucket` and `lease`, which a killed run may leave in the workdir.
+# Names of temporary files that a killed run may leave in the workdir, made by
+# `files.replacing`, `processes.require_shared`, `bucket` and `lease`.
 _BEGUN = re.compile(
   r"\..+\.(?:npz|png)\.[0-9a-f]{8}\.part"
   r"|\.(?:seen-by-all|written|lock)-[0-9a-f]{16}"
@@ -130,7 +130,7 @@ def _trained(
 def _calibration(
   task: Task, test: Evaluation | None, plain: Evaluation | None
 ) -> dict[str, Any]:
-  """Return the `TrialResult` fields on temperature and unknown images."""
+  """Return the `TrialResult` fields about temperature and unknown images."""
   kind = task.spec.kind
   fields: dict[str, Any] = {}
   if kind.temperature != 1:
@@ -146,7 +146,7 @@ def _calibration(
 
 
 def _best_on_validation(packs: Sequence[PackResult]) -> str | None:
-  """Return the name of the trial that `rank` will put first, if any."""
+  """Name the trial that `rank` will put first; None if there are no tasks."""
   places = {
     name: _place(pack.best[name].scores)
     for pack in packs

@@ -101,7 +101,6 @@ def train_and_evaluate(
       if not (has_saved and processes.on_process_0(_file(workdir).exists)):
         files.write_json(_file(workdir), to_dict(config))
 
-      # Train all packs.
       options: dict[str, Any] = {
         "writers": writers,
         "allow_changed_data": allow_changed_data,
@@ -123,7 +122,6 @@ def train_and_evaluate(
       if any(pack.changes for pack in packs):  # save accepted changes
         files.write_json(_file(workdir), to_dict(config))
 
-      # Test, rank and export.
       trained = results.evaluate_trained(inputs, plan, packs)
       ranked = results.rank(trained, config, name)
       require_alone()

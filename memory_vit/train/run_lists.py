@@ -77,10 +77,9 @@ def run_differences(
 
 
 def _epochs(values: Mapping[str, Any]) -> dict[str, Any]:
-  """Return {"config.total_steps": "2 epochs"}; {} if epochs are not set.
+  """Return {"config.total_steps": "2 epochs"}, or {} if epochs are not set.
 
-  The number of steps depends on the data, so runs with equal epochs count as
-  equal.
+  Runs are compared by their epochs, because the steps depend on the data.
   """
   epochs = values["epochs"]
   return {"config.total_steps": f"{epochs} epochs"} if epochs else {}

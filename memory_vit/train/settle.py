@@ -100,7 +100,8 @@ def with_splits(config: Config, splits: Mapping[str, Split]) -> Config:
   if data.digest != "files":
     raise ConfigError(
       "config.data.digest is 'contents', which is not possible for splits that "
-      "are given from Python: expected 'files', and a version of each split."
+      "are given from Python: expected 'files', and a version of each split "
+      "(an argument of open_indexable)."
     )
   train = splits["train"]
   data = dataclasses.replace(
@@ -287,8 +288,9 @@ def _with_embeddings(config: Config, train: Split) -> Config:
     if getattr(data, key) != value:
       raise ConfigError(
         f"config.data.{key} is {getattr(data, key)!r}, but the embeddings were "
-        f"made with {value!r}: expected this value, or config.data.eval_crop "
-        f"{_BACKBONE!r}, which adopts the preprocessing of the embeddings."
+        f"made with {value!r}: expected the value of the embeddings, or "
+        f"config.data.eval_crop {_BACKBONE!r}, which adopts the preprocessing "
+        "of the embeddings."
       )
   return dataclasses.replace(config, data=data)
 
@@ -421,8 +423,8 @@ def _require_begins_as_head(
   if problem:
     raise ConfigError(
       f"{where} gives a head for features of the backbone, but the regime "
-      f"{config.regime!r} {problem}. Expected one of: no config.task.init; the "
-      "regime 'full'; on a backbone with a class token, a regime such as "
+      f"{config.regime!r} {problem}. Leave config.task.init out, or give the "
+      "regime 'full' or, on a backbone with a class token, a regime such as "
       "'side_masked'."
     )
 

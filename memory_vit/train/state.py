@@ -242,7 +242,7 @@ def resume(
     logger.warning("from step %(step)d on, %(key)s is %(to)r, not %(from)r",
                    change)  # fmt: skip
   for key, bad in found["left_out"].items():
-    if key not in new_data:  # in new data, the indices are invalid
+    if key not in new_data:  # the indices are of the old data
       reason = f"left out up to step {step}"
       splits[key].mark_unreadable(dict.fromkeys(bad, reason))
   like = {
@@ -278,7 +278,7 @@ def resume(
 def _option_changes(
   step: int, began: Mapping[str, Any], now: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-  """List the changes of options that may change when a run resumes."""
+  """List the changed options, among those that a resumed run may change."""
   return [
     {"step": step, "key": key, "from": began[key], "to": now[key]}
     for key in _RECORDED

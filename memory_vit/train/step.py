@@ -172,7 +172,7 @@ class Step:
     inputs = inputs_of(part, prepared)
     trace = self.gradient_program.trace
     programs.append(trace(params, frozen, inputs, part["label"]))
-    # Scale contexts up if an evaluation batch has more images than `part`.
+    # Outputs of the frozen pass are larger if evaluation has larger batches.
     contexts = trees.bytes_of(inputs) * max(1.0, evaluated / images)
     return StepMemory(
       # Two batches are prefetched while a third batch is in use.
@@ -187,10 +187,10 @@ class Step:
   ) -> tuple[TrainState, dict[str, dict[str, jax.Array]]]:
     """Take one step; `state` is donated.
 
-    Metrics are {task: {"loss", `HeadLoss.metric`, "grad_norm", "param_norm",
-    "skipped", "learning_rate"}}, float32 (). If loss, gradient or new
-    parameters of a task are not finite, its parameters and optimizer state stay
-    unchanged, and "skipped" is 1.
+    The metrics of a task are "loss", `HeadLoss.metric`, "grad_norm",
+    "param_norm", "skipped" and "learning_rate". If loss, gradient or new
+    parameters of a task are not finite, the task keeps its old parameters and
+    optimizer state, and "skipped" is 1.
     """
     if not self._is_compiled:
       logger.info(
@@ -224,7 +224,7 @@ def _create(
 
 
 def _split(batch: dict[str, Any], parts: int, i: int) -> dict[str, Any]:
-  """Return rows i, i + parts, ..., so that no row moves between devices."""
+  """Return every `parts`-th row from row `i` on; no row changes its device."""
   return jax.tree.map(lambda rows: rows[i::parts], batch)
 
 
@@ -268,9 +268,10 @@ def _update(
   metrics: dict[str, dict[str, jax.Array]],
   scale: float,
 ) -> tuple[Unnamed, Unnamed]:
-  """Return (new state, metrics) from gradients and metrics summed over parts.
+  """Return (new state, metrics).
 
-  `scale` is 1 / the number of parts.
+  `grads` and `metrics` are sums over the parts of a batch; multiplied by
+  `scale`, they are means.
   """
   grads, metrics = jax.tree.map(lambda a: a * scale, (grads, metrics))
   updates, opt_state = optimizer.update(grads, state.opt_state, state.params)

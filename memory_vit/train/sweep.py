@@ -100,7 +100,7 @@ def _require_one_way(config: Config, trials: Sequence[Trial]) -> None:
   if any(t.config.optim.in_closed_form != base for t in trials):
     raise ConfigError(
       f"config.sweep has trials with optim.name {sorted(names)}: heads in "
-      "closed form need a run of their own, such as --config=closed."
+      "closed form need a run of their own, for example with --config=closed."
     )
 
 
@@ -199,7 +199,7 @@ def free_bytes(memory_gib: float) -> int:
 
 
 def _combinations(sweep: SweepConfig) -> list[dict[str, Any]]:
-  """Return {option: value} of each trial, in the order of the lists."""
+  """Return the combinations of all lists, {option: value} for each trial."""
   axes = [
     [(_AXES[axis], value) for value in getattr(sweep, axis)]
     for axis in _AXES
@@ -222,20 +222,20 @@ def _require_keys(overrides: Mapping[str, Any], axes: Sequence[str]) -> None:
   for key in overrides:
     if key not in can_vary:
       raise ConfigError(
-        f"config.sweep.overrides: {key!r} cannot vary within a pass; expected "
-        f"options of {can_vary}."
+        f"config.sweep.overrides: {key!r} cannot vary within a pass. Options "
+        f"that can vary: {can_vary}."
       )
     if key in axes:
       raise ConfigError(
         f"config.sweep.overrides: {key!r} is varied by a list of config.sweep "
-        "as well: expected the option in only one of the two."
+        "as well: expected the option in overrides or in a list, not in both."
       )
 
 
 def _changed(config: Config, varied: Mapping[str, Any]) -> Config:
   """Return the configuration of a run that trains one trial alone."""
   fixed = {f"sweep.{k}": v for k, v in vars(SweepConfig()).items()}
-  # All trials train on the same batches, even if the trials have other seeds.
+  # All trials train on the same batches, even if a sweep varies the seed.
   fixed["data.seed"] = config_lib.data_seed(config)
   if "regime" in varied and config.cache.has_rows:
     fixed["cache.what"] = config_lib.cacheable_part(varied["regime"])

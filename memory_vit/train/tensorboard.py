@@ -18,7 +18,7 @@ with epy.lazy_imports():  # only needed if events are written
 
 
 class EventFile:
-  """Event file of a trial, like the writer of `clu` but without its keras."""
+  """Event file of a trial, written like in `clu`, but without keras."""
 
   def __init__(self, folder: Path) -> None:
     self._summary = quiet_tensorflow.tf.summary

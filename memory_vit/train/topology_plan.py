@@ -33,9 +33,8 @@ logger = logging.getLogger(__name__)
 _SHARE = 0.9
 # Maximum number of larger batches to compile in search of the largest one.
 _TRIES = 3
-# A larger batch is compiled only if it has at least a tenth more images than a
-# batch that fits. After each batch that does not fit, the number of images to
-# try is reduced by a tenth.
+# Try only batches with at least a tenth more images than a batch that fits.
+# After a batch that does not fit, try a tenth fewer images.
 _WORTHWHILE, _LESS = 1.1, 0.9
 # Text in the compiler's error if a program takes too much memory.
 _TOO_LARGE = "RESOURCE_EXHAUSTED"
@@ -165,7 +164,7 @@ class _GroupPlan:
     by_name = {trial.name: trial for trial in inputs.trials}
     try:
       plan = passes.plan_group(inputs, taken)
-    except ConfigError:  # no trial fits: see the row "memory"
+    except ConfigError:  # no trial fits, as `_memory` reports
       return [[trial] for trial in inputs.trials]
     return [[by_name[name] for name in names] for names in plan.passes]
 
@@ -175,7 +174,7 @@ class _GroupPlan:
     images: int,
     names: Collection[str] = (_FROZEN, _GRADIENT, _UPDATE),
   ) -> _Measured | None:
-    """Compile the programs `names` of a step; None if one does not fit.
+    """Compile the programs `names` of a step; None if any does not fit.
 
     `images` is the number of images in a batch.
     """
@@ -192,7 +191,7 @@ class _GroupPlan:
     step, state = pack.shapes(inputs, trials)
     grads, metrics = (part.tree for part in programs[-1].out_info)
     update = step.update_program.trace(state, grads, metrics, 1.0)
-    # If the frozen pass is cached, the gradient is the only one of `programs`.
+    # If the frozen pass is cached, `programs` has only the gradient.
     by_name = dict(
       zip((_FROZEN, _GRADIENT)[-len(programs) :], programs, strict=True)
     )
@@ -222,7 +221,7 @@ class _GroupPlan:
 
   @property
   def _backbone_bytes(self) -> int:
-    """Bytes on a chip: the backbone, plus its kernels in the compute dtype."""
+    """Bytes of the backbone and of its compute-dtype kernels on a chip."""
     params = {"backbone": self.inputs.backbone.params}
     passed = jax.tree.leaves(self.inputs.frozen["backbone"])
     return sharding.bytes_on_a_device(
@@ -293,7 +292,7 @@ class _GroupPlan:
     return measured.memory.total <= self._free
 
   def _reach(self, images: int, memory: PackMemory) -> float:
-    """Extrapolate how many images fit, from the memory for `images`."""
+    """Estimate how many images fit, from the `memory` for `images` images."""
     config = self.inputs.config
     evaluated, parts = config.batch_size_eval, config.optim.accumulation_steps
     left = self._free - memory.state - memory.cached
@@ -338,7 +337,7 @@ class _GroupPlan:
 
 
 def _largest_programs(reports: Mapping[str, CompilerReport]) -> list[str]:
-  """List programs that may take the most memory at another batch size."""
+  """Name the programs that might take the most memory in a larger batch."""
   most = max(report.temporaries for report in reports.values())
   return [n for n, r in reports.items() if 2 * r.temporaries >= most]
 

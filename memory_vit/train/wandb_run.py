@@ -125,7 +125,7 @@ class WandbRun:
 
     Unsent data stays on the disk.
     """
-    if status == PREEMPTED:  # so that W&B reports no failure
+    if status == PREEMPTED:  # W&B must not report a failure
       self._attempt(lambda: self._run.mark_preempting())
     run, self._run = self._run, None
     if run is None:

@@ -217,7 +217,7 @@ def test_a_note_says_how_a_backbone_computes(tmp_path):
   (note(config__registers=2), "missing: registers (1, 2, 32)"),
   (note(evaluation={"image_size": 8}), "evaluation: missing keys"),
   (note(source={"name": "a", "family": "b", "licence": "c",
-                "files": {"a": 1}}), "digests that are no text"),
+                "files": {"a": 1}}), "a digest that is no string"),
   (" " * (2**20 + 1), "expected at most 1,048,576"),
 ])  # fmt: skip
 def test_forged_notes_are_refused(tmp_path, content, said):

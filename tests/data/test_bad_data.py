@@ -134,7 +134,7 @@ def test_every_flipped_bit_costs_a_record_and_no_more(shard):
     reasons = lost(shard)
     if position < begin + 12:  # the length and its checksum
       assert set(reasons) == {4, 5, 6, 7, 8, 9}
-      assert "its length is corrupt" in reasons[4]
+      assert "the record's length is corrupt" in reasons[4]
     else:
       assert set(reasons) == {4}
       assert "its checksum is wrong" in reasons[4]

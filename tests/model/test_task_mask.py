@@ -130,11 +130,11 @@ def test_invalid_specs_are_refused():
 @pytest.mark.parametrize(
   ("paths", "hint"),
   [
-    (["runs/a\n\u202e"], r"DIR was 'runs/a\\n\\u202e'\)\."),
-    ([], r"one more --task=DIR\)\."),
-    (["a", "b"], r"one more --task=DIR\)\."),
-    ([3], r"one more --task=DIR\)\."),
-    ("x", r"one more --task=DIR\)\."),
+    (["runs/a\n\u202e"], r"DIR was 'runs/a\\n\\u202e'\."),
+    ([], r"one more --task=DIR\."),
+    (["a", "b"], r"one more --task=DIR\."),
+    ([3], r"one more --task=DIR\."),
+    ("x", r"one more --task=DIR\."),
   ],
 )
 def test_task_without_its_parent_is_refused(paths, hint):

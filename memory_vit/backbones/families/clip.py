@@ -31,8 +31,8 @@ def read(fields: Fields, arrays: Arrays) -> Model:
   """Read `CLIPModel`, `CLIPVisionModelWithProjection` or `CLIPVisionModel`."""
   if "classifier.weight" in arrays:
     raise BackboneError(
-      f"{fields.where} has a classifier that reads the mean of the patches "
-      "before the last LayerNorm. Expected a CLIP without a classifier: save "
+      f"{fields.where} has a classifier that takes the mean of the patches, "
+      "without the last LayerNorm. Expected a CLIP without a classifier: save "
       "its image tower (model.vision_model.save_pretrained) and load that copy."
     )
   has_texts = fields.choice("model_type", _TEXTS)
@@ -43,7 +43,7 @@ def read(fields: Fields, arrays: Arrays) -> Model:
   )
   width = vit_field(fields, "num_classes", "projection_dim", 512)
   if has_texts:
-    # If a file has both sections, transformers reads the older one.
+    # transformers prefers the older section to `vision_config`.
     older = "vision_config_dict"
     fields = fields.section(older if fields.has(older) else "vision_config")
   config = transformers_config(

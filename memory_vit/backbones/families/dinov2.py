@@ -77,7 +77,7 @@ def read(fields: Fields, arrays: Arrays) -> Model:
 
 
 def _swiglu_width(hidden: int) -> int:
-  """Return the width of a SwiGLU: 2/3 of `hidden`, up to a multiple of 8."""
+  """Return 2/3 of `hidden`, rounded up to a multiple of 8."""
   # SwiGLU has three matrices and a plain MLP two. With 2/3 of the width, both
   # have the same number of weights.
   return (int(hidden * 2 / 3) + 7) // 8 * 8

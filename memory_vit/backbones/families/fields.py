@@ -12,9 +12,9 @@ _T = TypeVar("_T")
 class Fields:
   """Fields of an untrusted JSON object.
 
-  A null field counts as absent, because transformers writes null for None. If a
-  value is invalid, or absent and without a default, `BackboneError` states the
-  file, the key, the value and the expected values.
+  A null field counts as absent, because transformers writes null for None. For
+  an invalid value, or for an absent field without a default, `BackboneError`
+  states the file, the key, the value and the expected values.
   """
 
   def __init__(self, config: Any, where: str) -> None:
@@ -44,7 +44,7 @@ class Fields:
     return type(self._config.get(name)) in (int, float)
 
   def names(self, name: str) -> list[Any]:
-    """Return the list in a field, with any values; [] if it is not a list."""
+    """Return the list in a field; [] if the field does not hold a list."""
     value = self._config.get(name)
     return value if isinstance(value, list) else []
 
@@ -68,7 +68,7 @@ class Fields:
   def choice(
     self, name: str, choices: Mapping[str, _T], default: str | None = None
   ) -> _T:
-    """Return `choices[field]`, or `choices[default]` for an absent field."""
+    """Return `choices[value]`; an absent field has the value `default`."""
     expected = f"one of {', '.join(map(repr, choices))}"
     return choices[
       self._checked(
@@ -93,7 +93,7 @@ class Fields:
   def size(
     self, name: str, low: int, high: int, default: int | None = None
   ) -> int:
-    """Return the side of a square: h, [h, h] or {"height": h, "width": h}."""
+    """Read a side h, stated as h, [h, h] or {"height": h, "width": h}."""
     expected = (
       f"the side of a square, {low} to {high:,}: a number, or [h, w] or "
       '{"height": h, "width": w} with h = w'
@@ -119,12 +119,12 @@ class Fields:
     return tuple(map(float, values))
 
   def section(self, name: str) -> "Fields":
-    """Return the fields of a nested object, which is empty if it is absent."""
+    """Return the fields of a nested object; an absent object has no fields."""
     inside = self._config.get(name)
     return Fields({} if inside is None else inside, f"{self.where}: {name}")
 
   def require(self, name: str, value: Any, why: str, default: Any) -> None:
-    """Raise unless a field has this value; `why` explains it in the error."""
+    """Raise unless a field has the value `value`; the error states `why`."""
     self._checked(
       name, default, f"{value!r}: {why}",
       lambda v: type(v) is type(value) and v == value,

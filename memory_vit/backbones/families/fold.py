@@ -14,10 +14,10 @@ Rgb = tuple[float, float, float]
 def torch_shape(
   kernel: tuple[int, ...], bias: tuple[int, ...]
 ) -> tuple[int, ...]:
-  """Return the shape of the PyTorch weight that becomes our kernel.
+  """Return the shape of the PyTorch weight that becomes a kernel of ours.
 
-  Heads are flattened: (inputs..., outputs...) with a bias (outputs...) becomes
-  (outputs, inputs). Patches: (p, p, 3, d) -> (d, 3, p, p). LayerNorm: (d,).
+  A patch embedding (p, p, 3, d) has the weight (d, 3, p, p), and a LayerNorm
+  (d,). All other layers have (outputs, inputs), with flattened heads.
   """
   if len(kernel) == 4:
     return kernel[3], kernel[2], *kernel[:2]
@@ -28,7 +28,7 @@ def torch_shape(
 
 
 def from_torch(weight: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-  """Reorder a PyTorch weight to our kernel of this shape."""
+  """Convert a PyTorch weight to our kernel, which has the shape `shape`."""
   if weight.ndim == 4:
     return weight.transpose(2, 3, 1, 0)
   return weight.T.reshape(shape)
@@ -48,7 +48,7 @@ def fold_normalization(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Make a patch embedding take images in [-1, 1].
 
-  It was trained on (x - mean) / std of images x in [0, 1]. Patches are not
+  The model was trained on (x - mean) / std of x in [0, 1]. Patches are not
   padded, so a constant shift of all pixels becomes a shift of the bias. A mean
   and std of 0.5 leave kernel and bias bitwise identical.
   """

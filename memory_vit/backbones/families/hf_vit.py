@@ -31,7 +31,7 @@ _POOLER = ("pooler.dense.*", "vit.pooler.dense.*")
 
 
 def trunk(qkv_bias: bool) -> Table:
-  """Return the rows for patches, positions and blocks, which I-JEPA shares."""
+  """Return the table rows that ViT and I-JEPA have in common."""
   block = "encoder.layer.{l}"
   return {
     "embeddings.position_embeddings": table.POSITIONS,

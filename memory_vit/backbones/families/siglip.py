@@ -14,7 +14,7 @@ from memory_vit.backbones.families.vit_fields import (
 )
 
 TOWER = "vision_model."
-# Table rows for the blocks, which CLIP's image tower shares.
+# Table rows for the blocks of the image towers of SigLIP and CLIP.
 BLOCKS: Table = {
   "encoder.layers.{l}.layer_norm1": table.NORM_1,
   "encoder.layers.{l}.self_attn.q_proj": table.QUERY,

@@ -56,10 +56,10 @@ _INDENTED = "\n  "
 
 @dataclasses.dataclass(frozen=True)
 class To:
-  """How to convert a source layer or array to ours."""
+  """How to convert a layer or array of a source model to our layout."""
 
-  # Our name, or several names if one source layer concatenates the outputs of
-  # several of our layers.
+  # Our name of the layer or array. If a source layer concatenates the outputs
+  # of several of our layers, the names of these layers.
   ours: str | tuple[str, ...]
   bias: bool = True  # whether the source has a bias; if not, our bias is zero
   scale: str = ""  # source name of the LayerScale that multiplies the outputs
@@ -85,14 +85,14 @@ class Model:
 
 
 def prefixed(prefix: str, table: Table, arrays: Arrays) -> Table:
-  """Add a prefix to the names in a table if any array's name starts with it."""
+  """Add a prefix to names in a table if `arrays` has names with this prefix."""
   if not any(name.startswith(prefix) for name in arrays):
     return table
   return {f"{prefix}{name}": place for name, place in table.items()}
 
 
 def convert(model: Model, arrays: Arrays, where: str) -> dict[str, np.ndarray]:
-  """Convert to {"a/b/c": float32}; leave image normalization to the caller."""
+  """Convert a source's arrays to ours, without folding in normalization."""
   ours = {
     name: array.shape
     for name, array in layouts.expected_shapes(model.config).items()
@@ -177,7 +177,10 @@ def _rows(model: Model) -> Iterator[tuple[str, To]]:
 
 
 def _leaf(place: str, ours: Mapping[str, Shape]) -> str:
-  """Return the name of an array, or of a layer's kernel or scale; else ""."""
+  """Return the name of the array that `place` stands for; "" if none exists.
+
+  `place` names an array, or a layer that has a kernel or a scale.
+  """
   leaves = (place, f"{place}/kernel", f"{place}/scale")
   return next((leaf for leaf in leaves if leaf in ours), "")
 
@@ -213,7 +216,7 @@ def _source_shapes(
 def _folded(
   name: str, to: To, ours: Mapping[str, Shape], source: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-  """Pop the arrays of a row from `source`, and convert them to ours."""
+  """Pop the arrays of a row from `source`; return them in our layout."""
   if to.ours[0] in ours:
     return {to.ours[0]: source.pop(name).reshape(ours[to.ours[0]])}
   names = _parameters(name)

@@ -45,8 +45,8 @@ _TAGS = {
 }
 # Sizes that timm found by architecture search. Their models have LayerScale.
 _SEARCHED = {"wee", "little", "medium", "mediumd", "betwixt", "so150m2"}
-# Names of the SigLIP 2 models with the tanh GELU. timm's other SigLIP models
-# have the exact GELU, and hold weights of SigLIP or SigLIP 2.
+# Names of the SigLIP 2 models with the tanh GELU. All other models of SigLIP
+# and SigLIP 2 in timm have the exact GELU.
 _TANH_SIGLIP = re.compile(
   r"vit_(giantopt_patch16_.*|so400m_patch16_.*|large_patch16_.*_512|"
   r"base_patch32_.*)"

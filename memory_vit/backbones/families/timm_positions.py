@@ -13,10 +13,10 @@ from memory_vit.runtime.messages import brief
 def grid(
   model: Architecture, fields: Fields, arrays: Arrays
 ) -> tuple[int, int]:
-  """Return the number of rows of the table, and the side of the patch grid.
+  """Return the number of rows in `pos_embed`, and the side of the patch grid.
 
-  The stated image size decides: 9 rows may belong to 3 x 3 patches, or to 2 x 2
-  patches and 5 tokens before them.
+  9 rows may stand for 3 x 3 patches, or for 5 tokens and 2 x 2 patches. In this
+  case the stated image size decides.
   """
   shape = arrays["pos_embed"].shape if "pos_embed" in arrays else ()
   if len(shape) != 3:
@@ -59,7 +59,7 @@ def _built_size(fields: Fields) -> int | None:
 
 
 def input_side(pretrained: Fields) -> int:
-  """Return the image size of a `pretrained_cfg`; raise if it is no square."""
+  """Return the image side in a `pretrained_cfg`; raise if height != width."""
   _, height, width = pretrained.numbers("input_size", 3, 1, MAX_IMAGE_SIZE)
   if height != width:
     raise BackboneError(
@@ -70,10 +70,10 @@ def input_side(pretrained: Fields) -> int:
 
 
 def adapt(found: dict[str, np.ndarray], config: ViTConfig) -> None:
-  """Give `found["pos_embed"]` rows for class tokens and patches only.
+  """Change `found["pos_embed"]` to one row per class token and per patch.
 
-  Rows for registers are added to the registers themselves. If the table only
-  has rows for patches, the class tokens get rows of zeros.
+  Rows of registers are added to the array of registers instead. If all rows are
+  for patches, each class token gets a row of zeros.
   """
   positions, classes = found["pos_embed"], config.class_tokens
   if positions.shape[1] == config.num_patches:

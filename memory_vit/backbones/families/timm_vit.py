@@ -34,15 +34,15 @@ def read(fields: Fields, arrays: Arrays) -> Model:
   model = timm_arguments.architecture_of(fields)
   rows, side = timm_positions.grid(model, fields, arrays)
   pooling = _POOLING[model.global_pool]
-  # `fc_norm` is a LayerNorm after pooling. If pooling takes one token, a
-  # LayerNorm before pooling computes the same.
+  # `fc_norm` is a LayerNorm after pooling. If pooling only selects the class
+  # token, a LayerNorm before pooling is equivalent.
   fc_norm = pooling != "map" and (
     "fc_norm.weight" in arrays or "fc_norm.bias" in arrays
   )
   if pooling == "map" and (model.class_token or model.reg_tokens):
     raise BackboneError(
       f"{fields.where}: attention pooling covers only the patches, but the "
-      "model has a class token or registers. Expected neither."
+      "model has a class token or registers: this is not supported."
     )
   # timm reads num_classes at the top level, or else in pretrained_cfg.
   has_classes = fields.has("num_classes")
@@ -96,7 +96,7 @@ def _table(
   scale = [f"{block}.ls{i}.gamma" if model.layer_scale else "" for i in (1, 2)]
   up = To((table.GATE, table.UP)) if model.swiglu else To(table.UP)
   return {
-    # With `pre_norm`, a LayerNorm with a bias follows, so this layer has none.
+    # With `pre_norm`, the bias is in the LayerNorm after this layer.
     "patch_embed.proj": To(table.PATCHES, bias=not model.pre_norm),
     "cls_token": table.CLASS,
     "reg_token": table.REGISTERS,

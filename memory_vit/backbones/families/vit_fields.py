@@ -10,9 +10,8 @@ from memory_vit.errors import BackboneError, ConfigError
 from memory_vit.model.vit_config import MAX_IMAGE_SIZE, ViTConfig
 from memory_vit.runtime.messages import brief
 
-# {field of `ViTConfig`: (minimum, maximum)}. No published ViT reaches a maximum
-# (the widest has a width of 4,096 and MLPs of 8,192), and each maximum is small
-# enough to be computed.
+# {field of `ViTConfig`: (minimum, maximum) in untrusted files}. The widest
+# published ViT has a width of 4,096 and MLPs of 8,192.
 LIMITS: Mapping[str, tuple[Any, Any]] = {
   "width": (1, 2**14),
   "depth": (1, MAX_DEPTH),
@@ -45,7 +44,7 @@ TRANSFORMERS = {
 def vit_field(
   fields: Fields, name: str, theirs: str, default: Any = None
 ) -> Any:
-  """Read a field of `ViTConfig`, called `theirs` in the file, within limits."""
+  """Read field `name` of `ViTConfig` from field `theirs`; check `LIMITS`."""
   read: Any = fields.whole
   if name in ("patch_size", "image_size"):
     read = fields.size
@@ -57,10 +56,10 @@ def vit_field(
 def transformers_config(
   fields: Fields, defaults: Mapping[str, Any], **computed: Any
 ) -> ViTConfig:
-  """Read the fields that all families of transformers name alike.
+  """Read the fields in `defaults` from a configuration of transformers.
 
-  `defaults` has {field of `ViTConfig`: default, or None if it is required}, and
-  `computed` has the values of all other fields.
+  `defaults` is {field of `ViTConfig`: default}, where None marks a required
+  field. `computed` has the values of further fields.
   """
   fields.require("num_channels", 3, "memory_vit takes RGB images", 3)
   read = {
@@ -92,7 +91,7 @@ def vit_config(
 
 
 def width_of(arrays: Arrays, name: str, limit: str, where: str) -> int:
-  """Return a layer's number of outputs, from its shapes; 0 if it is absent."""
+  """Return a layer's number of outputs; 0 if there is no layer `name`."""
   most = LIMITS[limit][1]
   for parameter, rank in ((f"{name}.weight", 2), (f"{name}.bias", 1)):
     if parameter in arrays:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Adapters(Part):
-  """Adapters of all layers, which start as the identity."""
+  """Adapters in every layer; each adapter starts as the identity."""
 
   name = "adapters"
   fields = ("bottleneck",)

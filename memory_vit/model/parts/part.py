@@ -187,7 +187,7 @@ class Part(abc.ABC):
     return max(map(self.size, specs), default=0) if self.unit else True
 
   def grown(self, room: Any, needed: Any) -> Any:
-    """Return a rounded-up room that fits `needed`, and `room` unless None."""
+    """Round up a room that fits `needed` and `room`, which may be None."""
     if not self.unit:
       return True
     return -(-max(room or 0, needed, 1) // self.unit) * self.unit

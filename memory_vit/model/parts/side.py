@@ -214,7 +214,7 @@ class SideStreams(PassHooks):
     values: jt.Float[jax.Array, "b h s k"],
   ) -> list[SideTerm]:
     """Run one layer of all streams; return a term for each group."""
-    # Undo the rotation of keys: with rotation, equal patches would differ.
+    # Undo the rotation, which makes keys of equal patches differ by position.
     keys, values = (
       jnp.swapaxes(a, 1, 2).astype(jnp.float32) for a in (keys, values)
     )
@@ -257,9 +257,9 @@ def _narrowed(
   product = functools.partial(products.einsum, precision=precision)
   if precision.dtype == "float32" or not precision.on_tpu:
     return product("bsd,gdr->gbsr", _standardized(z.reshape(b, s, d)), kernel)
-  # On TPUs, multiply first, and compute mean and variance of tokens by products
-  # too: standardizing first takes three times as long. GPUs would need more
-  # memory for these products.
+  # On TPUs, standardize after the product, with means and variances that are
+  # products as well: standardizing first takes three times as long. On GPUs,
+  # the additional products would need more memory.
   kernel = jnp.asarray(kernel, precision.dtype)
   columns = jnp.concatenate([kernel, jnp.ones_like(kernel[..., :1])], axis=2)
   narrow = product("bshk,ghkr->gbsr", z, columns.reshape(g, h, k, r + 1))
@@ -341,7 +341,7 @@ class SideTerm(AttentionTerm):
   def values(
     self, weights: jt.Float32[jax.Array, "b h t s"], precision: Precision
   ) -> jt.Float32[jax.Array, "b h t k"]:
-    """Return weighted sums of stream values; zeros for other groups' tasks."""
+    """Return weighted sums of values; zeros for tasks of other groups."""
     g, r, d = self.up["values"].shape
     h = weights.shape[1]
     values = self.up["values"].reshape(g, r, h, d // h)
@@ -354,7 +354,7 @@ class SideTerm(AttentionTerm):
 def _to_streams(
   a: jt.Float32[jax.Array, "b h t _"], group: SideGroup
 ) -> jt.Float32[jax.Array, "g b h _"]:
-  """Gather for each stream the entry of its task's slot."""
+  """Return for each stream the entry of its task in `a`."""
   # Transpose `a` instead of the stream tokens, which are larger.
   return jnp.take(jnp.moveaxis(a, 2, 0), group.places, axis=0)
 
@@ -362,7 +362,7 @@ def _to_streams(
 def _to_slots(
   a: jt.Float32[jax.Array, "g b h _"], group: SideGroup
 ) -> jt.Float32[jax.Array, "b h t _"]:
-  """Gather for each slot the entry of its stream; zeros without a stream."""
+  """Return for each slot the entry of its stream in `a`, or zeros."""
   # Do not multiply by 0: the entry of another stream may be NaN or infinite.
   of_slots = jnp.moveaxis(jnp.take(a, group.stream, axis=0), 0, 2)
   return jnp.where(group.has_stream[None, None, :, None], of_slots, 0.0)
