@@ -239,8 +239,8 @@ class Evaluator:
 def require_comparable(specs: Sequence[TaskSpec]) -> None:
   if not all(spec.learned.composes for spec in specs):
     raise ConfigError(
-      f"--verify needs tasks that can share a pass, but {specs[0].name!r} of "
-      f"the regime {specs[0].regime!r} cannot: there is nothing to compare. "
+      f"--verify needs tasks that can share a pass, but {specs[0].name!r} has "
+      f"the regime {specs[0].regime!r}, which needs a separate pass. "
       "Leave out --verify (in Python: verify=True and "
       "Evaluator.upstream())."
     )

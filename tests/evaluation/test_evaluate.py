@@ -272,7 +272,7 @@ def test_a_task_that_composes_with_nothing_is_evaluated_alone(
   assert page.is_file() == bool(report)
   capsys.readouterr()
   assert run(root, *given, "--verify") == 2
-  assert f"has the regime '{regime}', which has a" in capsys.readouterr().err
+  assert f"has the regime '{regime}', which needs a" in capsys.readouterr().err
   assert run(root, *given, f"--task={root}/tasks/low") == 2
   assert "it cannot share a pass. Give it alone" in capsys.readouterr().err
 
@@ -286,7 +286,7 @@ def test_nothing_is_compared_with_a_task_that_composes_with_nothing(model):
   )  # fmt: skip
   source = datasets.open_ref(SplitRef("digits:0-4", "", "test"))
   evaluator = verify.Evaluator(backbone, [task], one_device(), 64)
-  refused = "'lone' has the regime 'probe', which has a pass of its own"
+  refused = "'lone' has the regime 'probe', which needs a separate pass"
   with pytest.raises(ConfigError, match=refused):
     evaluator.evaluate(source, ["lone"], verify=True)
   with pytest.raises(ConfigError, match=refused):
