@@ -22,7 +22,7 @@ from memory_vit.configs import base
 def get_config() -> ml_collections.ConfigDict:
   """The paper's set-up, on CIFAR-100 with small crops."""
   config = base.get_config()
-  # The paper's size, for any backbone.
+  # Use the paper's image size, even if the backbone has another size.
   config.image_size = 224
   config.task.name = "cifar100"
   config.data.name = "cifar100"
@@ -31,7 +31,7 @@ def get_config() -> ml_collections.ConfigDict:
   config.data.train = "train[:98%]"
   config.data.validation = "train[98%:]"
   config.data.test = "test"
-  # The paper crops CIFAR-100 less than its other data sets (no sizes stated).
+  # The paper crops CIFAR-100 less than other data sets, but states no sizes.
   # We take a random square of 224 x 224 pixels out of 256 x 256.
   config.data.train_crop = "small"
   config.data.resize = 256
@@ -40,7 +40,7 @@ def get_config() -> ml_collections.ConfigDict:
   # According to the paper's public PyTorch reproduction, the authors used "a
   # 5-step linear rate warmup"; we could not check the paper's own text.
   config.optim.warmup_steps = 5
-  # The paper reports the best of several learning rates without naming them.
-  # --config.learning_rate=0.1 trains with only this learning rate.
+  # The paper reports the best of several learning rates, but not which ones.
+  # --config.learning_rate=0.1 replaces the sweep by this single learning rate.
   config.sweep.learning_rate = LEARNING_RATES
   return config

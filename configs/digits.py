@@ -26,7 +26,7 @@ import ml_collections
 from memory_vit.configs import base
 from memory_vit.errors import ConfigError
 
-# A crop of 8 x 8 pixels has 4 positions in a digit of 9 x 9 pixels.
+# A crop of 8 x 8 pixels has 4 positions in an image of 9 x 9 pixels.
 _CROPS = 4
 
 
@@ -71,7 +71,7 @@ def get_config(what: str = "") -> ml_collections.ConfigDict:
 
 
 def _backbone(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
-  """The whole ViT, trained on the digits 0 to 4 from random weights."""
+  """Set `config` to train a whole ViT on digits 0 to 4; return `config`."""
   config.backbone = "random:Micro/2"
   config.regime = "full"
   config.task.name = "low"

@@ -25,10 +25,10 @@ def get_config() -> ml_collections.ConfigDict:
   config.regime = "head"
   config.data.name = "embeddings"
   # Rows are in an order that mixes the classes, so the last tenth is a fair
-  # sample. Set "validation" if there is an output EMBEDDED/validation.
+  # sample. Set "validation" if there is a folder EMBEDDED/validation.
   config.data.train = "train[:90%]"
   config.data.validation = "train[90%:]"
-  # Set "" if there is no output EMBEDDED/test.
+  # Set "" if there is no folder EMBEDDED/test.
   config.data.test = "test"
   # Embeddings cannot be cropped or mirrored.
   config.data.train_crop = "resize"

@@ -31,8 +31,8 @@ def get_config() -> ml_collections.ConfigDict:
   config.data.validation = "train[90%:]"
   # Set "" if there is no folder DATA/test.
   config.data.test = "test"
-  # A quarter of the paper's batch size, and 50 epochs: about a quarter of its
-  # 20,000 steps on CIFAR-100, which are 205 epochs.
+  # A quarter of the paper's batch size, and 50 epochs: about a quarter of the
+  # paper's 205 epochs (20,000 steps) on CIFAR-100.
   config.batch_size = 128
   config.epochs = -1.0
   config.eval_every = 100

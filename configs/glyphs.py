@@ -23,13 +23,13 @@ def get_config(name: str = "glyph_inverted") -> ml_collections.ConfigDict:
   config.batch_size = 64
   config.batch_size_eval = 400
   # A mirrored or cropped character may be another character. Images are never
-  # augmented, so all runs of a study share keys and values, cached on disk.
+  # augmented, so all runs of a study can share the keys and values on disk.
   config.data.flip = False
   config.data.train_crop = "resize"
   config.cache.what = "contexts"
   config.cache.where = "disk"
   config.total_steps = 500
-  # Evaluate only at the last step: all compared runs have the same length.
+  # Evaluate only at the last step, so that runs are compared at the same step.
   config.eval_every = 500
   config.checkpoint_every = 500
   config.log_every = 250

@@ -23,7 +23,7 @@ from memory_vit.configs import base
 def get_config() -> ml_collections.ConfigDict:
   """The paper's set-up, on Places365."""
   config = base.get_config()
-  # The paper's size, for any backbone.
+  # Use the paper's image size, even if the backbone has another size.
   config.image_size = 224
   config.task.name = "places365"
   config.data.name = "places365_small"
@@ -37,7 +37,7 @@ def get_config() -> ml_collections.ConfigDict:
   # According to the paper's public PyTorch reproduction, the authors used "a
   # 5-step linear rate warmup"; we could not check the paper's own text.
   config.optim.warmup_steps = 5
-  # The paper reports the best of several learning rates without naming them.
-  # --config.learning_rate=0.1 trains with only this learning rate.
+  # The paper reports the best of several learning rates, but not which ones.
+  # --config.learning_rate=0.1 replaces the sweep by this single learning rate.
   config.sweep.learning_rate = LEARNING_RATES
   return config

@@ -39,8 +39,8 @@ def get_config(what: str = "") -> ml_collections.ConfigDict:
   config.data.flip = False
   config.data.train_crop = "resize"
   config.cache.what = "contexts"
-  # Only outputs of the backbone are compared: its head has 337 classes and the
-  # data 120, so there is no accuracy.
+  # Compare only the backbone's outputs before and after training. They have no
+  # accuracy, because the backbone has 337 classes and the data has 120.
   config.upstream.name = "glyphs:inverted"
 
   config.sweep.regime = ("head", "cls_masked", "memory_masked", "side_masked")

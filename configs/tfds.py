@@ -17,7 +17,7 @@ def get_config(name: str = "") -> ml_collections.ConfigDict:
   config = base.get_config()
   config.data.name = name
   # Most data sets have the split "train", but many have no "test": set
-  # --config.data.test=validation, or "" for none.
+  # --config.data.test to validation, or to "" for no test.
   config.data.train = "train[:90%]"
   config.data.validation = "train[90%:]"
   config.data.test = "test"

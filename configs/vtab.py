@@ -35,13 +35,13 @@ def get_config(name: str = "") -> ml_collections.ConfigDict:
   # (397 classes) has padding; without padding it would compile other programs.
   config.task.padded_classes = 398
   config.checkpoint_every = 500
-  # Without crop and flip images never change: the backbone runs once for each.
-  # 1,000 contexts of a B/16 take 7.3 GB, and twice as much in float32; "device"
-  # is faster if they fit.
+  # Without crop and flip images never change: the backbone runs once for each
+  # image. Keys and values of 1,000 images take 7.3 GB for a B/16, and twice as
+  # much in float32. cache.where "device" is faster if the device has room.
   config.cache.what = "contexts"
   config.cache.dtype = "bfloat16"
   if not name:
-    # For the learning rate search of studies.vtab; its options set the rest.
+    # studies.vtab searches these learning rates, and sets the options of data.
     config.sweep.learning_rate = (3e-4, 1e-3, 3e-3, 1e-2)
     return config
   config.task.name = name

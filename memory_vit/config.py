@@ -43,14 +43,13 @@ from memory_vit.runtime.options import (
 
 # `data.name` of embeddings that `memory-vit embed` wrote.
 EMBEDDINGS = "embeddings"
-# Maximum number of trials of a sweep: all pairs of trials are compared.
+# Maximum number of trials of a sweep, which compares all pairs of its trials.
 MOST_TRIALS = 1_000
-# Values of `optim.name` that solve a head in one step.
+# Values of `optim.name` for which a head is solved in one step, not trained.
 CLOSED_FORMS = tuple(
   dict.fromkeys(name for kind in KINDS.values() for name in kind.closed_forms)
 )
-# Learning rates to try for a new task; the paper lists no learning rates. Full
-# fine-tuning is reported to fail at the largest of these learning rates.
+# Learning rates to try for a new task; the paper lists no learning rates.
 LEARNING_RATES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 # On our test bed, the best of these three on validation is as good as the best
 # of all six; docs/choosing_a_regime.md lists the best for each regime.
@@ -73,7 +72,7 @@ class _RegimeName(Choice):
     return is_regime(value)
 
 
-# Rules that several options share. A training state stores steps as int32.
+# Rules that several options share. Steps are int32 in a training state.
 _STEPS = Number(1, 2**31 - 1, "steps are counted in 32 bits")
 _STEPS_OR_NONE = dataclasses.replace(_STEPS, least=0)
 _RATE = Number(0, 1e6, "a learning rate", positive=True)
@@ -702,7 +701,7 @@ def _of_training(config: Config) -> list[str]:
 
 
 def _of_closed_form(config: Config) -> list[str]:
-  """List options that are set but not used by a head in closed form."""
+  """Return messages about options that do not fit a head in closed form."""
   name, kind = config.optim.name, config.task.kind
   if not config.optim.in_closed_form:
     return []
@@ -734,7 +733,7 @@ def _of_closed_form(config: Config) -> list[str]:
 
 
 def _of_backbone(config: Config) -> list[str]:
-  """List problems with the options of a randomly initialized backbone."""
+  """Return messages about wrong options of a randomly initialized backbone."""
   if not config.backbone.startswith(RANDOM):
     return []
   if not config.image_size:
@@ -752,7 +751,7 @@ def _of_backbone(config: Config) -> list[str]:
 
 
 def _of_embeddings(config: Config) -> list[str]:
-  """List options that do not work with embeddings instead of images."""
+  """Return messages about options that do not work with embeddings."""
   lines = []
   if config.upstream.name == EMBEDDINGS:
     lines.append(
@@ -792,7 +791,7 @@ def cacheable_part(regime: str) -> str:
 
 
 def _of_cache(config: Config) -> list[str]:
-  """List contradictions between the cache and the trained regime."""
+  """Return messages about options that contradict those of the cache."""
   cache, data = config.cache, config.data
   lines = []
   if cache.dir and cache.where != "disk":

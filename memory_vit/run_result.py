@@ -18,7 +18,7 @@ with epy.lazy_imports():  # reading a result must not import jax
   from memory_vit.runtime import processes
 
 RESULT = "result.json"
-# Format of `result.json`; it changes when fields change name or meaning.
+# Version of `result.json`, raised when a field changes its name or meaning.
 FORMAT = 2
 # Plots beside `result.json`; the last two show the best task.
 SWEEP, ATTENTION, ANSWERS = "sweep.png", "attention.png", "answers.png"
@@ -240,6 +240,6 @@ def _parse(file: Path, values: Mapping[str, Any] | None) -> RunResult | None:
 
 
 def _known(cls: type, values: Mapping[str, Any]) -> Any:
-  """Build a dataclass; ignore values that are not its fields."""
+  """Return an instance of `cls`; ignore values that are not its fields."""
   names = {field.name for field in dataclasses.fields(cls)}
   return cls(**{key: v for key, v in values.items() if key in names})

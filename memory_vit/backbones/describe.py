@@ -23,7 +23,7 @@ class BackboneReport:
   path: str
   layout: str
   config: ViTConfig
-  # Whether the files state the configuration; if not, shapes determine it.
+  # Whether the files state `config`; if not, array shapes determine it.
   states_config: bool
   normalization: Normalization
   preprocessing: EvalPreprocessing | None
@@ -31,8 +31,8 @@ class BackboneReport:
   source: BackboneSource | None
   parameters: int
   fingerprint: str
-  # {published name: (shape, dtype)}. The dtype is the stored dtype for .npz
-  # files, and float32 for models of transformers or timm.
+  # {name of an array: its shape and dtype}. For an .npz file, the dtype is the
+  # stored dtype. For a model of transformers or timm, it is always float32.
   arrays: dict[str, jax.ShapeDtypeStruct]
 
 

@@ -42,7 +42,7 @@ def _augreg(model: str, recipe: str) -> str:
 # - "i21k" models have the weights of the original paper (arXiv:2010.11929),
 #   with a layer `pre_logits` and a head of 21,843 classes.
 # - "augreg" models have the weights that "How to train your ViT?"
-#   (arXiv:2106.10270) recommends. L/32 is not among them.
+#   (arXiv:2106.10270) recommends. The paper recommends none for L/32.
 # The publishers state no checksums to verify downloads with. Therefore the
 # SHA-256 of every download is only logged.
 KNOWN = {
@@ -89,7 +89,7 @@ def local_file(path: str) -> Path:
 
 
 def _cached(url: str, fetch: "Callable[[str, _Download], None]") -> Path:
-  """Return the cached copy of `url`; call `fetch` if there is no copy yet."""
+  """Return the path of the cached copy of `url`; first `fetch` it if needed."""
   file = _cached_path(url)
   try:
     if _is_cached(file):
@@ -102,7 +102,7 @@ def _cached(url: str, fetch: "Callable[[str, _Download], None]") -> Path:
         download = _Download(opened)
         fetch(url, download)
       _require_npz(part, download)
-  # Catch all: requests, TensorFlow and fsspec raise exceptions of their own.
+  # Catch all exceptions: requests, TensorFlow and fsspec have their own types.
   except Exception as error:
     is_ours = isinstance(error, BackboneError)
     reason = str(error) if is_ours else f"{type(error).__name__}: {error}"
@@ -119,10 +119,10 @@ def _cached(url: str, fetch: "Callable[[str, _Download], None]") -> Path:
 
 
 def _cached_path(url: str) -> Path:
-  """Return the path of the cached copy of an address."""
+  """Return the path at which a download from `url` is cached."""
   folder = os.environ.get("MEMORY_VIT_CACHE") or "~/.cache/memory_vit"
   try:
-    # Hash the address, because different addresses may end in the same name.
+    # Hash the address: different addresses may end in the same file name.
     address = hashlib.sha256(url.encode()).hexdigest()[:12]
     name = PurePosixPath(urllib.parse.urlsplit(url).path).name
     # Append the end of the file name, so that people recognize the copy.
@@ -203,10 +203,10 @@ def _fetch_http(url: str, target: _Download) -> None:
 
 
 def _own_password(request: Any) -> Any:
-  """Send a password that the address contains, but no password of ~/.netrc.
+  """Return `request` with the password in its URL, but none from ~/.netrc.
 
-  Over http:// anybody on the network path could read a password. `requests`
-  searches ~/.netrc unless it gets an `auth`, such as this function.
+  Over http:// anybody on the network path could read a password of ~/.netrc.
+  `requests` reads ~/.netrc unless it gets an `auth`, such as this function.
   """
   import requests
 
@@ -233,10 +233,9 @@ def _check_redirect(response: Any, **options: Any) -> None:
 
 
 def _fetch_gs(url: str, target: _Download) -> None:
-  # Opening gs:// with epath imports TensorFlow or gcsfs.
-  from etils import epath
+  from etils import epath  # imports TensorFlow or gcsfs to open gs://
 
-  # No total: finding the size of the file needs a request, which may fail.
+  # The bar has no total, because a request for the file's size may fail.
   with epath.Path(url).open("rb") as source, _bar_of(url) as bar:
     while chunk := source.read(_CHUNK_BYTES):
       target.write(chunk)

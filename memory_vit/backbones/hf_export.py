@@ -23,8 +23,8 @@ from memory_vit.model.vit_config import ViTConfig
 from memory_vit.runtime import files
 from memory_vit.runtime.output_directory import OutputDirectory
 
-# {field of `ViTConfig`: value in every ViT of transformers}. The field
-# `position_resize` may have any value: it only matters for a new image size.
+# {field of `ViTConfig`: value in every ViT of transformers}. `position_resize`
+# is not compared, because it only matters if the image size changes.
 _COMPUTED = {
   "class_tokens": 1,
   "registers": 0,
@@ -46,9 +46,9 @@ _RESAMPLES = {"bilinear": 2, "bilinear_antialias": 2, "bicubic": 3}
 
 
 def _written(path: Path) -> Collection[str]:
-  """Return the files of an earlier `write`; () if another program wrote them.
+  """Return the names of files that `write` wrote; () if another program did.
 
-  The mark of `write` is in the weights file. It is not in a JSON file, because
+  `write` stores `_WRITER` in the weights file, but not in a JSON file, because
   transformers copies unknown keys of JSON files into the models that it saves.
   """
   try:
@@ -97,7 +97,7 @@ def _require_possible(config: ViTConfig) -> None:
 def _transformers_arrays(
   arrays: Arrays, config: ViTConfig
 ) -> dict[str, np.ndarray]:
-  """Convert our arrays to the names and shapes of transformers."""
+  """Return our arrays with the names and shapes of transformers."""
   rows = hf_vit.rows(qkv_bias=True)
   if config.num_classes:
     rows = {f"vit.{name}": place for name, place in rows.items()}

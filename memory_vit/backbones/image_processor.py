@@ -47,7 +47,7 @@ _CLASSES = {
   **dict.fromkeys(("siglip", "siglip_vision_model"), "Siglip"),
   **dict.fromkeys(("clip", "clip_vision_model"), "CLIP"),
 }
-# Switches that this module reads, or that do not change RGB photos.
+# Supported switches: this module reads them, or they keep RGB photos unchanged.
 _SWITCHES = {
   *("do_resize", "do_center_crop", "do_rescale", "do_normalize"),
   *("do_convert_rgb", "do_reduce_labels"),
@@ -179,7 +179,7 @@ def _evaluation_of_transformers(
 
 
 def _sides(size: Any, to_square: bool = True) -> Mapping[str, Any]:
-  """Convert a size to a dict as in transformers 5, without checking values."""
+  """Return a size as a dict like {"shortest_edge": 224}; check no values."""
   if isinstance(size, Mapping):
     return {name: side for name, side in size.items() if side is not None}
   if type(size) is int and not to_square:
@@ -212,7 +212,7 @@ def _preprocessing(
 
 
 def _rgb(fields: Fields, name: str) -> Rgb | None:
-  """Return three numbers, or None if the field is absent.
+  """Return red, green and blue of a field; None if the field is absent.
 
   The field has three numbers, or one number for all three channels.
   """

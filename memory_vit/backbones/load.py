@@ -40,7 +40,7 @@ from memory_vit.model.vit_config import ViTConfig, square_side, vit_config
 from memory_vit.runtime import compilation, dtypes, hub, paths
 from memory_vit.runtime.messages import listed
 
-# {name of an array whose shape determines the configuration: axes}.
+# {pattern of array names: axes}. Their shapes determine the configuration.
 _CONFIG_SHAPES = {
   "embedding/kernel": ("patch", "patch", "3", "width"),
   POSITIONS: ("1", "patches + 1", "width"),
@@ -209,7 +209,7 @@ def _read_npz(file: Path) -> Published:
 
 
 def _layout_of(names: Collection[str]) -> str:
-  """Describe the layout of a file by its parameter names without prefix."""
+  """Return the name of a layout, given parameter names without prefix."""
   parts = {part for name in names for part in name.split("/")}
   if "pos_embedding" in names:
     stacked = any(n.startswith(layouts.STACKED_BLOCKS) for n in names)
@@ -260,13 +260,13 @@ def infer_config(arrays: Arrays, file: Path) -> ViTConfig:
 
 
 def _depth(arrays: Arrays, file: Path) -> int:
-  """Return the largest block number plus 1; do not check for gaps."""
+  """Return the largest block number plus 1; smaller numbers may be missing."""
   matches = [layouts.BLOCK_NUMBER.match(name) for name in arrays]
   depth = 1 + max((int(match[1]) for match in matches if match), default=-1)
   if depth > MAX_DEPTH:
     raise BackboneError(
-      f"{file} has a block with number {depth - 1:,}, expected at most "
-      f"{MAX_DEPTH} blocks."
+      f"{file} has a block with number {depth - 1:,}: expected at most "
+      f"{MAX_DEPTH} blocks, with numbers from 0 to {MAX_DEPTH - 1}."
     )
   return depth
 
@@ -274,7 +274,7 @@ def _depth(arrays: Arrays, file: Path) -> int:
 def _common_shape(
   arrays: Arrays, pattern: str, rank: int
 ) -> tuple[int, ...] | None:
-  """Return the most frequent shape of the arrays that match, or None."""
+  """Return the most frequent shape of matching arrays; None if none match."""
   matching = [arrays[name] for name in sorted(fnmatch.filter(arrays, pattern))]
   shapes = [a.shape for a in matching if a.ndim == rank and a.size]
   return statistics.mode(shapes) if shapes else None

@@ -42,7 +42,7 @@ _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 class ModelFiles:
   """Paths of the files of a model."""
 
-  source: str  # as the user named it
+  source: str  # path or address that the user gave
   config: Path
   weights: Path  # a .safetensors file, or the index of several shards
   # File that transformers 5 would read the image preprocessing from.
@@ -148,10 +148,10 @@ def _pickle(file: Path) -> BackboneError:
 
 
 def _preprocessor(directory: Path) -> Path | None:
-  """Return the file of image preprocessing that transformers 5 would read.
+  """Return the file whose image preprocessing transformers 5 uses, or None.
 
-  A processor_config.json may describe only texts. In this case the older file,
-  preprocessor_config.json, counts.
+  A processor_config.json may describe only texts. In this case, the result is
+  the older file, preprocessor_config.json.
   """
   newer = _if_there(directory / PROCESSOR)
   if newer and json_files.read_object(newer).get("image_processor") is not None:

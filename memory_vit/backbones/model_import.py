@@ -65,7 +65,7 @@ def source_of(files: ModelFiles) -> BackboneSource:
 
 
 def _normalized(arrays: Arrays, normalization: Normalization) -> dict[str, Any]:
-  """Fold normalization into the patch embedding, for images in [-1, 1]."""
+  """Return `arrays` with `normalization` folded in, for images in [-1, 1]."""
   kernel, bias = fold.fold_normalization(
     arrays["embedding/kernel"], arrays["embedding/bias"],
     normalization["mean"][0], normalization["std"][0],
@@ -76,7 +76,7 @@ def _normalized(arrays: Arrays, normalization: Normalization) -> dict[str, Any]:
 def _stated_processor(
   config: Mapping[str, Any], family: str, files: ModelFiles
 ) -> ImageProcessor:
-  """Read the image processor, whose fields are None if no file states them."""
+  """Return the image processor; None stands for fields that no file states."""
   if file := files.preprocessor:
     values, where = json_files.read_object(file), str(file)
     if file.name == model_files.PROCESSOR:
@@ -92,7 +92,7 @@ def _stated_processor(
 def _normalization(
   processor: ImageProcessor, given: Mapping[str, Rgb]
 ) -> Normalization:
-  """Merge mean and std of files and arguments; raise if two values differ."""
+  """Return the stated mean and std; raise if an argument contradicts a file."""
   normalization = {
     name: (value, f"the argument {name}") for name, value in given.items()
   }
@@ -127,7 +127,7 @@ def _unstated(
 
 
 def _licence(config: Mapping[str, Any], files: ModelFiles) -> str:
-  """Return the licence that timm's config.json or README.md states."""
+  """Return the licence in config.json (timm) or README.md, or `_NO_LICENCE`."""
   stated = config.get("pretrained_cfg")
   licence = stated.get("license") if isinstance(stated, Mapping) else None
   if isinstance(licence, str) and _LICENCE.fullmatch(f"license: {licence}"):

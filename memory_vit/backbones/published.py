@@ -39,7 +39,7 @@ _LAYOUT = ((0.5, 0.5, 0.5), ".npz files: images in [-1, 1]")
 class BackboneSource:
   """Origin of a converted backbone."""
 
-  name: str  # as the user named it
+  name: str  # path or address that the user gave
   family: str  # "timm", or the `model_type` in config.json
   licence: str
   files: dict[str, str]  # {file name: SHA-256}
@@ -58,7 +58,7 @@ class Note:
 class Published(Note):
   """A published ViT as read from its source."""
 
-  # {"a/b/c": float32 array}, for images in [-1, 1].
+  # {"a/b/c": float32 array} of a ViT that takes images in [-1, 1].
   arrays: dict[str, np.ndarray]
   where: str  # path of the file, shown in messages
   layout: str  # names the layout of the weights, for display
@@ -69,7 +69,7 @@ class Published(Note):
     default_factory=lambda: {"mean": _LAYOUT, "std": _LAYOUT}
   )
   preprocessing_from: str = ""  # where `preprocessing` is stated, for display
-  # {name in `arrays`: dtype in the .npz file}; {} for other sources.
+  # {name in `arrays`: stored dtype} of an .npz file; {} for other formats.
   dtypes: Mapping[str, np.dtype] = dataclasses.field(default_factory=dict)
 
 

@@ -53,7 +53,7 @@ _FLOATS = ("F64", "F32", "F16", "BF16")
 class _Entry:
   file: Path
   read: Callable[[], np.ndarray]
-  has_values: bool  # False for an empty array, which iteration skips
+  has_values: bool  # False for empty arrays and notes, which iteration skips
 
 
 class StoredArrays(Mapping[str, np.ndarray]):
@@ -78,7 +78,7 @@ class StoredArrays(Mapping[str, np.ndarray]):
     return sum(1 for _ in self)
 
   def __contains__(self, name: object) -> bool:
-    return name in self._entries  # the inherited method reads the array
+    return name in self._entries  # the inherited method would read the array
 
   def __getitem__(self, name: str) -> np.ndarray:
     with _refusals(self._place(name)):
@@ -239,7 +239,7 @@ def _require_plain(entry: zipfile.ZipInfo, name: str, file: Path) -> None:
 
 
 def _from_zip(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> np.ndarray:
-  # Turn warnings into errors to refuse headers that Python 2 wrote.
+  # numpy only warns of headers that Python 2 wrote: turn warnings into errors.
   with warnings.catch_warnings():
     warnings.simplefilter("error")
     with archive.open(entry) as stream:

@@ -64,7 +64,7 @@ class EmbeddingJob:
       size, gelu = spec.backbone.image_size, spec.backbone.gelu
       preprocessing = spec.preprocessing
     published = load.read_published(self.backbone)
-    # Use the task's GELU only if the files of the backbone have no config.
+    # Use the task's variant of GELU only if the backbone's files lack a config.
     gelu = None if published.states_config else gelu
     backbone = rounded(load.to_backbone(published, size, self.dtype, gelu=gelu))
     side = backbone.config.image_size

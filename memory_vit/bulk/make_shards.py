@@ -83,7 +83,7 @@ def make_shards(
 def _batches(
   plan: Plan, shards: Iterable[int]
 ) -> Iterator[tuple[_Rows, list[str | bytes | DataError]]]:
-  """Yield (rows, images) of each batch before decoding, in the order of shards.
+  """Yield ((shard, rows), undecoded images) of each batch, in order of shards.
 
   Every shard begins with a new batch, so that the rows of a shard do not depend
   on which other shards the process makes.

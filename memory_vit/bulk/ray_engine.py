@@ -25,7 +25,7 @@ from memory_vit.errors import ConfigError, MemoryVitError, TrainingError
 from memory_vit.runtime import messages
 from memory_vit.runtime.messages import escaped, first_line, shortened
 
-# Bytes of the object store of a local cluster. It only holds shard numbers.
+# Bytes of a local cluster's object store, which only holds shard numbers.
 _OBJECT_STORE = 200 * 2**20
 # Maximum number of seconds to start a local cluster: twice Ray's default, in
 # case the machine is busy. A longer limit would delay the error if Ray's node
@@ -111,7 +111,7 @@ class RayEngine:
       )
 
   def _connected(self) -> Any:
-    """Connect to a cluster without usage statistics; return module `ray`."""
+    """Return module `ray`, connected to a cluster; usage statistics are off."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_raylet_start_wait_time_s", _PATIENCE)
     os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", _TRIES)
@@ -160,7 +160,7 @@ class ShardWorker:
     self._plan.inventory.require_seen()
 
   def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Make the shards whose numbers are in the column "shard", (k,)."""
+    """Make the shards with the numbers batch["shard"], (k,); return `batch`."""
     for shard in batch["shard"]:
       self._make(int(shard))
     return batch

@@ -43,7 +43,7 @@ _ROWS = 16
 class Columns:
   """The columns to read from Parquet files."""
 
-  # Column of images or paths; "" for the first of `_IMAGE_COLUMNS` in a file.
+  # Column of images or paths; "" for the first of `_IMAGE_COLUMNS` that exists.
   image: str = ""
   # Column of labels of any type; "" for the column "label", if there is one.
   label: str = ""
@@ -145,7 +145,7 @@ def _read_parquet(
 
 
 def _class_names(schema: pa.Schema, label: str | None) -> list[str]:
-  """Return the class names in Hugging Face metadata; [] if there are none."""
+  """Return class names of column `label` from Hugging Face metadata, or []."""
   try:
     about = json.loads((schema.metadata or {})[b"huggingface"])
     names = about["info"]["features"][label]["names"]
@@ -192,7 +192,7 @@ def _image(value: Any, root: Path) -> tuple[str | bytes | None, str, str]:
 
 
 def _label(value: Any, names: Sequence[str]) -> str | None:
-  """Return a label as text.
+  """Return a label as text, or None if there is no label.
 
   A number becomes its class name, if known. A list becomes JSON.
   """
@@ -211,7 +211,7 @@ def _label(value: Any, names: Sequence[str]) -> str | None:
 def _found_columns(
   path: Path, schema: pa.Schema, columns: Columns
 ) -> tuple[str, str | None]:
-  """Return (column of images, column of labels); check that both are usable."""
+  """Return (column of images, column of labels or None); raise if unusable."""
   wanted = (columns.image,) if columns.image else _IMAGE_COLUMNS
   image = next((name for name in wanted if name in schema.names), "")
   if not image or not _holds_images(schema.field(image).type):

@@ -118,7 +118,7 @@ def unreadable(output: str) -> Iterator[tuple[str, str]]:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-  """Lock the output `folder`, and remove partial files of killed processes."""
+  """Lock `folder` while the body runs; first remove files of killed runs."""
 
   def refuse(owner: str) -> None:
     raise ConfigError(
@@ -138,7 +138,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _missing(plan: Plan, folder: Path, say: Callable[[str], None]) -> list[int]:
-  """Return the shards that are missing or damaged, and report them."""
+  """Return the numbers of missing or damaged shards; report them by `say`."""
   missing = []
   for i in range(plan.shards):
     if shard_file.is_whole(folder, plan, i):

@@ -106,12 +106,12 @@ def _encoding(schema: pa.Schema) -> dict[str, Any]:
   """Return options of the Parquet writer for compression and dictionaries.
 
   Floats are not compressed, because zstd hardly shrinks them. Only text gets a
-  dictionary, because a dictionary only helps if values repeat.
+  dictionary, because texts often repeat, and only then a dictionary helps.
   """
   compression, dictionaries = {}, []
   for field in schema:
     name, kind = field.name, field.type
-    if pa.types.is_list(kind):  # Parquet stores list values as a column
+    if pa.types.is_list(kind):  # Parquet's name for the list's values
       name, kind = f"{name}.list.element", kind.value_type
     is_dense = pa.types.is_floating(kind) or pa.types.is_fixed_size_binary(kind)
     compression[name] = "none" if is_dense else "zstd"

@@ -55,13 +55,13 @@ def require_free_space(
     [own_place.key, needed, own_place.free, own_place.name]
   )
   places = dict.fromkeys(key for key, *_ in reports)
-  # Check the place of this process first: if several places are full, the error
-  # on each process then names the place of this process.
+  # Check this process's place first: if several places are full, each process
+  # then names its own place in its error.
   for key in sorted(places, key=lambda key: key != own_place.key):
     same = [i for i, (place, *_) in enumerate(reports) if place == key]
     total = sum(reports[i][1] for i in same)
-    # The reports of processes that share a place may differ in free space,
-    # because other programs write there meanwhile: use the minimum.
+    # Processes that share a place may report different free space, because
+    # other programs fill the place meanwhile: use the minimum.
     free, name = min((reports[i][2], reports[i][3]) for i in same)
     if total <= free:
       continue

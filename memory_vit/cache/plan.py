@@ -73,9 +73,9 @@ class SplitPlan:
 
   role: str  # "training", "validation" or "test"
   examples: FixedCrops | FixedEmbeddings
-  # Start of each batch; all processes have the same number of batches.
+  # Places where batches start; all processes have the same number of batches.
   starts: range
-  # {name: value} of all options that determine the prepared images, as in JSON.
+  # {name: JSON value} of all options that determine the prepared images.
   facts: Mapping[str, Any]
   layout: RowLayout
 
@@ -145,7 +145,7 @@ def training_facts(
     "flip": data.flip,
     "interpolation": preprocessing.interpolation,
     "crops": crops,
-    # A single crop is not random, so runs with different seeds share rows.
+    # One crop per image is not random, so runs with different seeds share rows.
     "resize": data.resize if crops > 1 else 0,
     "seed": data_seed(config) if crops > 1 else 0,
   }

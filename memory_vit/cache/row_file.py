@@ -30,8 +30,8 @@ def _header_of(label: np.dtype) -> np.dtype:
   """Return the dtype of the header of a row.
 
   A header has the CRC32 of the row ("row"), the label, the mask, and the CRC32
-  of these three fields ("header"). A missing header reads as zeros, and is not
-  valid, because the CRC32 of zeros is not zero.
+  of these three fields ("header"). A header that was never written reads as
+  zeros, and is not valid, because the CRC32 of zeros is not zero.
   """
   return np.dtype(
     [("row", "<u4"), ("label", label), ("mask", "<f4"), ("header", "<u4")]
@@ -87,7 +87,7 @@ class FileRows(Rows):
     return spans
 
   def _put(self, part: slice, inputs: Any) -> None:
-    """Write rows, then headers: a row with a valid header counts as present."""
+    """Write rows, then their headers: a valid header marks a row as present."""
     headers = self._headers[part]
     leaves = [_bytes_of(leaf) for leaf in self._to_host(inputs)]
     rows = np.concatenate(leaves, axis=1)[: len(headers)]
@@ -138,7 +138,7 @@ class FileRows(Rows):
   def _read(self, places: np.ndarray, leaves: list[np.ndarray]) -> bool:
     """Read the rows at `places`, int64 (b,), into `leaves`.
 
-    Return False if a row is damaged.
+    Return False if a row is damaged or unreadable.
     """
     parts = [_bytes_of(leaf) for leaf in leaves]
     views = [(part.reshape(-1).data, part.shape[1]) for part in parts]
@@ -169,7 +169,7 @@ class FileRows(Rows):
 
 
 def _read_headers(path: Path, count: int, header: np.dtype) -> np.ndarray:
-  """Read `count` headers; headers behind the end of the file are zeros."""
+  """Return `count` headers; headers beyond the end of the file are zeros."""
   headers = np.zeros(count, header)
   with contextlib.suppress(OSError), path.open("rb") as file:
     file.readinto(headers.view(np.uint8).data)
@@ -177,7 +177,7 @@ def _read_headers(path: Path, count: int, header: np.dtype) -> np.ndarray:
 
 
 def _sums(headers: np.ndarray) -> np.ndarray:
-  """Compute the CRC32 of each header without the last field, uint32 (n,)."""
+  """Return uint32 (n,): the CRC32 of each header, except its last field."""
   fields = _bytes_of(headers)[:, :-4]
   sums = [zlib.crc32(field) for field in np.ascontiguousarray(fields)]
   return np.array(sums, np.uint32)

@@ -202,10 +202,7 @@ class DeviceRows(Rows):
 def _put(
   stored: list[jax.Array], leaves: list[jax.Array], batch: jax.Array
 ) -> list[jax.Array]:
-  """Write a batch into `stored` at index `batch` of the first axis.
-
-  The first axis is not sharded.
-  """
+  """Return `stored` with `leaves` written at `batch`, along the first axis."""
   update = functools.partial(
     jax.lax.dynamic_update_index_in_dim, index=batch, axis=0
   )

@@ -186,10 +186,7 @@ class RunCache:
     return rows
 
   def _on_disk(self, key: str, plan: SplitPlan) -> Rows:
-    """Return the rows of a split on disk; compute missing rows.
-
-    Later runs reuse the rows.
-    """
+    """Return the rows of a split on disk; compute and store missing rows."""
     split = plan.examples.split
     folder, facts = self._folder(key, plan)
     paths.make_directory(folder, "config.cache.dir")
@@ -230,7 +227,7 @@ class RunCache:
     return cache_folder.root_of(self.config)
 
   def _fill(self, rows: Rows, plan: SplitPlan, spans: Sequence[range]) -> None:
-    """Compute the rows at `spans` of places; all processes must call this."""
+    """Compute the rows at the places `spans`; all processes must call this."""
     if not spans:
       return
     cache, count = self.config.cache, plan.count_in(spans)

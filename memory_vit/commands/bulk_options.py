@@ -26,10 +26,10 @@ with epy.lazy_imports():  # --help and errors do not wait for these imports
 if TYPE_CHECKING:
   from memory_vit.bulk.run import Job
 
-# Maximum number of unreadable images named on stderr; the output lists all.
+# Maximum number of unreadable images to list on stderr; --output lists all.
 _MOST_NAMED = 20
 _OF_RAY = ("ray_address", "workers", "worker_cpus", "worker_gpus")
-# Options that are refused without --input and --output.
+# Options that need --input and --output.
 _OPTIONS = (
   "image_column", "label_column", "image_root", "shard_images", "engine",
   *_OF_RAY,

@@ -36,8 +36,7 @@ with epy.lazy_imports():  # delay slow imports until the options are checked
   from memory_vit.data import audit
   from memory_vit.train import progress
 
-# Maximum number of problems printed per kind; --json has all.
-_SHOWN = 10
+_SHOWN = 10  # maximum lines printed of a list; the --json file is complete
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -136,7 +135,7 @@ def _kinds(entry: dict[str, Any]) -> list[str]:
 
 
 def _balanced(entry: dict[str, Any]) -> list[str]:
-  """Return lines on images per class or label, and a warning on imbalance."""
+  """Return text lines: images per class or label, and any imbalance warning."""
   balance = entry.get("balance")
   if not balance:
     return []
@@ -159,7 +158,7 @@ def _balanced(entry: dict[str, Any]) -> list[str]:
 
 
 def _values(entry: dict[str, Any]) -> list[str]:
-  """Return lines with range, mean and standard deviation of each value."""
+  """Return text lines: range, mean and standard deviation of each target."""
   statistics = entry.get("values") or {}
   lines = [
     f"{name}: {shown['min']} to {shown['max']}, mean {shown['mean']}, standard "
@@ -171,7 +170,7 @@ def _values(entry: dict[str, Any]) -> list[str]:
 
 
 def _problems(entry: dict[str, Any]) -> list[str]:
-  """Return lines with the problems of a split, grouped by kind."""
+  """Return text lines: the problems of a split, grouped by kind of problem."""
   lines = []
   for kind in dict.fromkeys(p["kind"] for p in entry["problems"]):
     group = [p for p in entry["problems"] if p["kind"] == kind]

@@ -61,7 +61,8 @@ class Parser(argparse.ArgumentParser):
     """
     before = [*itertools.takewhile(lambda argument: argument != "--", argv)]
     for argument in before:
-      if re.fullmatch(r"--[\w-]+=--", argument):  # argparse drops a value --
+      # Refuse "--NAME=--", because argparse would drop the value "--".
+      if re.fullmatch(r"--[\w-]+=--", argument):
         self.error(f"{argument.removesuffix('=--')} is '--', expected a value")
     if not mixed:
       return self.parse_args(argv)
@@ -160,7 +161,7 @@ class CommandLine:
 
   def __init__(self, about: str, argv: Sequence[str]) -> None:
     """Prepare to parse `argv`; `about` is the beginning of --help."""
-    # `about` is None if `python -OO` has removed the docstring of a study.
+    # `about` is None if it is a docstring that `python -OO` has removed.
     self._about, self._argv = about or "", list(argv)
     self.flags = flags.FlagValues()
     try:
@@ -170,7 +171,7 @@ class CommandLine:
         "tfds:cifar10.",
         flag_values=self.flags, sys_argv=self._argv,
       )  # fmt: skip
-    except _ERRORS as error:  # also raised by the file of --flagfile
+    except _ERRORS as error:  # the file of --flagfile may be missing
       raise self._explained(error) from error
     self.flags["config"].parser = config_file.ConfigFile()
     self._trusts = self.switch("trust_data_code", TRUST_HELP)
@@ -251,7 +252,7 @@ class CommandLine:
     )
 
   def _with_one_value(self, config: Config) -> Config:
-    """Drop the sweep of an option that the command line sets to one value."""
+    """Return `config` without sweeps of options that the command line sets."""
     overrides = config_flags.get_override_values(self.flags["config"])
     for key, axis in (
       ("learning_rate", "learning_rate"),
@@ -281,7 +282,7 @@ class CommandLine:
         raise ConfigError(f"{unknown.removesuffix('.')}; {_SEE_HELP}.")
 
   def _explained(self, error: BaseException) -> ConfigError:
-    """Convert a library's error to `ConfigError`; say what is expected."""
+    """Convert a library's error to `ConfigError`; add the expected values."""
     inner: BaseException | None = error
     while inner:  # absl wraps this package's errors
       if isinstance(inner, MemoryVitError):

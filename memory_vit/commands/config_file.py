@@ -22,7 +22,7 @@ from memory_vit.runtime import messages, paths
 with epy.lazy_imports():  # needed only if a command has a configuration
   import ml_collections
 
-# The wheel has memory_vit/configs as a folder, a checkout as a symbolic link.
+# memory_vit/configs is a folder in the wheel and a symbolic link in a checkout.
 _CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 # Maximum number of characters of a quoted name or error message.
 _MOST_SHOWN = 400
@@ -50,7 +50,7 @@ class ConfigFile(flags.ArgumentParser["ml_collections.ConfigDict"]):
       )
     try:
       config = _run(path, arguments)
-    except Exception as error:  # the file may raise anything
+    except Exception as error:  # code in the file may raise anything
       raise ConfigError(
         f"--config={one_line(name)}, {_place(error, path)}: "
         f"{type(error).__name__}: {one_line(str(error))}{_advice(error)}"
@@ -83,9 +83,9 @@ def _run(path: Path, arguments: Sequence[str]) -> Any:
 
 @contextlib.contextmanager
 def _beside(path: Path) -> Iterator[None]:
-  """Put the folder of a file first on `sys.path`, except under `python -P`.
+  """Put the folder of `path` first on `sys.path` during a `with` block.
 
-  Under -P, Python does not add the folder of a script to `sys.path` either.
+  Change nothing under `python -P`, which keeps script folders off `sys.path`.
   """
   if sys.flags.safe_path:
     yield
@@ -95,7 +95,8 @@ def _beside(path: Path) -> Iterator[None]:
   try:
     yield
   finally:
-    with contextlib.suppress(ValueError):  # the file may have removed `folder`
+    # Code in the file may already have removed `folder` from `sys.path`.
+    with contextlib.suppress(ValueError):
       sys.path.remove(folder)
 
 
@@ -106,7 +107,7 @@ def _advice(error: Exception) -> str:
 
 
 def _place(error: Exception, path: Path) -> str:
-  """Return where an error arose: the last traceback line in the file `path`."""
+  """Return the place of an error in file `path` as text, such as "line 3"."""
   if isinstance(error, SyntaxError) and error.lineno:
     where = "" if error.filename == str(path) else f"{error.filename}, "
     return f"{where}line {error.lineno}"

@@ -16,11 +16,10 @@ from memory_vit.runtime import dtypes, messages, paths, progress_bar
 from memory_vit.runtime.messages import escaped
 
 _T = TypeVar("_T")
-# Exit status after Ctrl-C.
-_STOPPED = 130
+_STOPPED = 130  # exit status after Ctrl-C
 # Log level 2 hides TensorFlow's build notes and its warnings (several for
 # each skipped image), but not its errors. Turning oneDNN off hides a note; a
-# test checks that preprocessed images stay the same.
+# test checks that this does not change preprocessed images.
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_ENABLE_ONEDNN_OPTS": "0"}
 # Settings that save time. Without the first, JAX spends a fifth of tracing on
 # source locations. Without the second, importing TensorFlow also imports Keras,

@@ -111,7 +111,7 @@ def _run(arguments: argparse.Namespace) -> int:
   sharding.require_divisible(arguments.batch_size, mesh, "--batch_size")
   params = sharding.put_backbone(backbone.params, mesh)
   backbone = dataclasses.replace(backbone, params=params)
-  # Open all data sets before evaluating, so that a wrong one wastes no time.
+  # Open all data sets before evaluating, so that a wrong data set fails early.
   opened = data_options.open_all(tasks, chosen, arguments)
   upstream = original and _open_upstream(backbone, original, arguments)
   evaluator = verify.Evaluator(backbone, tasks, mesh, arguments.batch_size)
@@ -226,7 +226,10 @@ def _report_directory(text: str | None, written: Path | None) -> Path | None:
 def _choose(
   arguments: argparse.Namespace,
 ) -> tuple[dict[str, SplitRef], Upstream | None]:
-  """Return ({task: split}, data for the original head, or None)."""
+  """Return ({task: split}, data for the original head).
+
+  The data for that head are None without --verify, or if no data are named.
+  """
   tasks = [manifest for _, manifest in find.find_tasks(arguments.task)]
   owners = [task.spec.name for task in tasks]
   owners += [task_sets.BACKBONE] if arguments.verify else []
@@ -341,7 +344,7 @@ def _outputs(task: Mapping[str, Any]) -> int:
 
 
 def _data_of(entry: Mapping[str, Any]) -> str:
-  """Return the data set of an entry, as `Split.full_name` shows it."""
+  """Return name and directory of the data set in an entry of the result."""
   return escaped(f"{entry['data']} {entry['directory']}".rstrip())
 
 

@@ -40,9 +40,7 @@ if TYPE_CHECKING:
   from memory_vit.model.task import EvalPreprocessing, TaskSpec
   from memory_vit.tasks.store import TaskReport
 
-# Number of class names shown without --labels.
-_FIRST_LABELS = 10
-# Keys of `config.data` that are shown.
+_FIRST_LABELS = 10  # number of class names to show without --labels
 _DATA_KEYS = ("name", "dir", "train", "validation", "test")
 _SHARES = ("chance", "majority")
 # Metrics of a training run that other rows already show.
@@ -90,7 +88,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
 def _is_backbone(source: str) -> bool:
   """Return whether `source` is a backbone, and not a task.
 
-  A safetensors file is a backbone if config.json is beside it, and else a task.
+  A safetensors file is a task, unless config.json is in the same directory.
   """
   if hub.is_address(source):
     return hub_models.is_model(source) and hub_models.has_config(source)
@@ -196,7 +194,7 @@ def _preprocessing(preprocessing: EvalPreprocessing) -> str:
 
 
 def _labels(spec: TaskSpec) -> str:
-  """Return the number of outputs, and the names of the first outputs."""
+  """Return a text: number of outputs, and names of the first outputs."""
   if not spec.class_names:
     return f"{spec.num_classes}, names unknown"
   first = ", ".join(map(escaped, spec.class_names[:_FIRST_LABELS]))
@@ -259,7 +257,7 @@ def _backbone_json(report: BackboneReport) -> dict[str, Any]:
   config = dataclasses.asdict(report.config)
   del config["dtype"], config["platform"]  # chosen at loading, not stored
   if not report.states_config:
-    del config["gelu"]  # the file does not state the GELU
+    del config["gelu"]  # the file does not state which GELU
   preprocessing, source = report.preprocessing, report.source
   return {
     "kind": "backbone",
@@ -313,7 +311,7 @@ def _backbone_text(report: BackboneReport) -> str:
 
 
 def _computation(report: BackboneReport) -> list[tuple[str, str]]:
-  """Return rows about the configuration; [] if the backbone states none."""
+  """Return rows about the configuration; [] if the files do not state it."""
   if not report.states_config:
     return []
   config = report.config
@@ -341,7 +339,7 @@ def _preparation(report: BackboneReport) -> list[tuple[str, str]]:
 
 
 def _source(report: BackboneReport) -> list[tuple[str, str]]:
-  """Return rows about the origin of a converted backbone."""
+  """Return rows about the origin of a backbone; [] if it is unknown."""
   source = report.source
   if not source:
     return []

@@ -84,7 +84,7 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _fits(wanted: BackboneId, report: BackboneReport) -> bool:
-  """Return whether a task fits the backbone, at the image size of the task."""
+  """Return whether `report` is of the backbone `wanted`, at any image size."""
   config = report.config
   return wanted == task_sets.BackboneId(
     fingerprint=report.fingerprint,

@@ -52,10 +52,7 @@ if TYPE_CHECKING:
   from memory_vit.model.task import Task
   from memory_vit.prediction.predictor import Predictor
 
-# Number of images above which a faster dtype is recommended.
-_MANY = 100
-
-
+_MANY = 100  # recommend a faster dtype for more images than this
 # Answers to one image: {task name: answer}, see `Kind.answers`.
 Answers = dict[str, Any]
 
@@ -223,7 +220,7 @@ def _answers(
   top: int,
   original: bool,
 ) -> list[Answers]:
-  """Return {task: answer} for each image; `original` adds the backbone."""
+  """Return {task: answer} per image; `original` adds the backbone's answer."""
   if not images:
     return []
   outputs = predictor.predict_pixels(np.stack(images), original=original)

@@ -106,7 +106,7 @@ def execute(arguments: TrainArguments) -> int:
 
 
 def _plan(arguments: TrainArguments) -> str:
-  """Return the plan of a run on absent devices."""
+  """Return a text about a run on devices that this machine lacks."""
   jax.config.update("jax_platforms", "cpu")  # do not look for GPUs or TPUs
   absent = arguments.absent
   return topology_plan.plan(

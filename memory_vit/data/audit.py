@@ -36,9 +36,9 @@ from memory_vit.runtime.progress_bar import ProgressBar
 
 logger = logging.getLogger(__name__)
 
-# The audit reports imbalance if the largest class has at least this many times
-# the images of the smallest: accuracy then says little about small classes. Cui
-# et al. and Cao et al. (2019) study ratios from 10 to 200.
+# The audit reports imbalance if the largest class has at least `IMBALANCED`
+# times as many images as the smallest class: accuracy then says little about
+# small classes. Cui et al. and Cao et al. (2019) study ratios from 10 to 200.
 IMBALANCED = 10.0
 
 # Splits that must not share files with each other: all but "upstream".
@@ -61,10 +61,10 @@ class _Contents:
     turned: number of images whose EXIF orientation says to turn them.
     smallest: width and height of the image with the fewest pixels, or None.
     largest: width and height of the image with the most pixels, or None.
-    problems: one dictionary for each problem, in order, with the keys "kind",
-      "index", "where" and "detail".
+    problems: one dictionary for each problem, with the keys "kind", "where" and
+      "detail", and with "index" if an example has the problem.
     hashes: uint64 hash of the file of each readable example.
-    indices: index of each readable example, in the same order.
+    indices: index of each readable example, in the order of `hashes`.
   """
 
   split: Split
@@ -173,7 +173,7 @@ def splits_to_audit(
 
 
 def _read(role: str, ref: SplitRef) -> _Contents:
-  """Open a split, and read and decode all of its images."""
+  """Decode all images of a split; return its contents and problems."""
   # Allow any number of unreadable examples, because the audit reports them.
   ref = dataclasses.replace(ref, max_bad=sys.maxsize)
   opened = datasets.open_whole(ref)
@@ -224,8 +224,8 @@ def _examine_file(encoded: bytes) -> tuple[np.uint64, bytes]:
   try:
     with Image.open(io.BytesIO(encoded)) as image:
       kind = f"{image.format} {image.mode}"
-  # Ignore errors of any type here: the caller decodes the image next, which
-  # reports an image that is really broken.
+  # Ignore errors of any type here, because the caller decodes the image next:
+  # if the image is really broken, decoding raises.
   except Exception:
     kind = "unknown to Pillow"
   return np.frombuffer(hashed, np.uint64)[0], kind.encode()
@@ -300,7 +300,7 @@ def _values(split: Split, labels: np.ndarray) -> dict[str, dict[str, float]]:
 
 
 def _balance(per_class: dict[str, int], images: int) -> dict[str, Any] | None:
-  """Compare the sizes of the smallest and the largest class (or label).
+  """Return the sizes of the smallest and the largest class (or label).
 
   Empty classes are left out; the result is None if all classes are empty.
   """

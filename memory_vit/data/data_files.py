@@ -20,14 +20,13 @@ from memory_vit.runtime import checksums, messages
 LISTED = "listed paths and labels"
 # Maximum number of files that a message names for each kind of change.
 _SHOWN = 5
-# Several threads examine files, because a network file system answers many
-# requests at once.
+# Use several threads: network file systems answer many requests at once.
 _THREADS = 8
-# Recorded size of a path that is not a regular file.
+# Recorded size of a path that is not a regular file, or cannot be read.
 _NO_SIZE = -1
 
 # A table is {"by": value of `config.data.digest`, "facts": `DataFiles.facts`,
-# "files": {name: [size, mark]}}; the mark is a modification time or a SHA-256.
+# "files": {name of a file: [size, modification time or SHA-256]}}.
 Table = Mapping[str, Any]
 
 
@@ -55,8 +54,8 @@ class DataFiles:
 
   def _each(self, examine: Callable[[str], list[Any]]) -> dict[str, list[Any]]:
     with multiprocessing.pool.ThreadPool(_THREADS) as pool:
-      # Pass 64 paths to a thread at once: passing them singly would take longer
-      # than `stat`.
+      # Pass 64 paths to a thread at once, because passing a single path takes
+      # longer than examining the file by `stat`.
       rows = list(pool.imap(examine, list(self.files.values()), chunksize=64))
     return dict(zip(self.files, rows, strict=True))
 

@@ -112,7 +112,7 @@ class DataRecord:
     return data_files.differences(before, table)
 
   def _kept(self, sha256: str) -> Table | None:
-    """Return the table with digest `sha256`, or None without a valid file."""
+    """Return the table with digest `sha256`; None if it is missing or bad."""
     try:
       table = json.loads(self._file(sha256).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -158,7 +158,7 @@ def find_data_files(ref: SplitRef) -> DataFiles:
 
 
 def _open_local(ref: SplitRef) -> Split | None:
-  """Open a split without TFDS, or return None if the data set needs TFDS."""
+  """Return the opened split, or None if the data set must be opened by TFDS."""
   if ref.path and ref.name != "list":
     raise DataError(
       f"config.data.path is {messages.brief(ref.path)}, but data set "

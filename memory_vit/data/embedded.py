@@ -190,8 +190,8 @@ def _mixed(output: _Output) -> np.ndarray:
   """Return the indices of all rows, int64 (n,), in an order that mixes classes.
 
   Like the images of a folder or a list, rows are sorted by a hash of the path
-  below the common folder. So the order stays the same if the folder is moved,
-  or if another backbone embeds the images.
+  within the folder that all images share. So the order stays the same if this
+  folder is moved, or if another backbone embeds the images.
   """
   paths = output.table["path"]
   ends = pc.min_max(paths).as_py()
@@ -211,7 +211,7 @@ def _class_names(train: _Output, kind: str) -> Sequence[str]:
 
 
 def _written(output: _Output, kind: str) -> list[Label]:
-  """Parse the labels or values of the rows that have an embedding."""
+  """Return the parsed labels (or values) of the rows with an embedding."""
   rows = output.table.filter(pa.array(output.good))
   read = functools.cache(KINDS[kind].read)
   try:
@@ -226,7 +226,7 @@ def _written(output: _Output, kind: str) -> list[Label]:
 def _labels(
   output: _Output, class_names: Sequence[str], kind: str
 ) -> np.ndarray:
-  """Encode the labels of all rows, as in `Split.labels`.
+  """Return the labels of all rows, encoded as in `Split.labels`.
 
   The label of a row without an embedding is -1.
   """
@@ -245,15 +245,15 @@ def _data_files(
 ) -> DataFiles:
   """Return the files of a split.
 
-  The facts identify the examples and the runs of `embed` by digests.
+  `DataFiles.facts` holds digests of the examples and of the runs of `embed`.
   """
   digest = hashlib.sha256(numbers.tobytes())
   for path in paths.to_pylist():
     digest.update(os.fsencode(f"{path}\n"))
   plans = [output.files.plan for output, _ in parts]
   return DataFiles(
-    # Record the runs of `embed`: a new run may change the values in a file, but
-    # not the size of the file.
+    # Record the runs of `embed`, because a new run can change the values in a
+    # file without changing the size of the file.
     facts={LISTED: digest.hexdigest(), _RUNS: [*dict.fromkeys(plans)]},
     files={
       os.path.relpath(path, root): str(path)

@@ -257,7 +257,7 @@ def open_files(path: Path) -> EmbeddingFiles:
 
 
 def _described(path: Path, file_schema: pa.Schema) -> tuple[Origin, str]:
-  """Return (origin of the rows, digest of the run) from a file's metadata."""
+  """Return (origin of the embeddings, digest of the run of `embed`)."""
   try:
     about = parquet.described(file_schema)
     if about["rows"] != "embeddings":

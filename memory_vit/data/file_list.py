@@ -53,8 +53,8 @@ def open_list(ref: SplitRef) -> Split:
   wanted = _named_lists(ref, lists)
   files = (path for path in root.iterdir() if path.name.lower() == CLASSES)
   stated = _read_classes(next(files, root / CLASSES))
-  # Classes that neither classes.txt nor several columns of labels name are the
-  # labels in the list "train", or in all lists if "train" is missing.
+  # `naming` holds the lists whose labels name the classes. It is empty if
+  # classes.txt or the names of several label columns name the classes.
   naming = [_TRAIN] if _TRAIN in lists else [*lists]
   if stated or "," in ref.label:
     naming = []
@@ -139,8 +139,8 @@ class _List(NamedTuple):
     path: the text file or table.
     labels: {image: its label}.
     numbers: number of the line or row of each image.
-    columns: names of the columns that are read from a table; the first one is
-      the column of paths.
+    columns: names of the columns that are read from a table; the first column
+      holds the paths.
     examples: {index of an image: its cells in `columns`}, for a few images.
     names: names of the labels or values, if each label or value has a column.
   """
@@ -244,7 +244,7 @@ def _names(lists: Sequence[_List], root: pathlib.Path) -> Sequence[str]:
 def _encoded(
   file_list: _List, encode: Encoder, naming: pathlib.Path
 ) -> np.ndarray:
-  """Encode the labels of a list, as in `Split.labels`.
+  """Return the labels of a list, encoded as in `Split.labels`.
 
   An error also names `naming`, the list that defines the classes.
   """
@@ -353,7 +353,7 @@ def _read_classes(path: pathlib.Path) -> list[str]:
 
 
 def _lines(path: pathlib.Path, most: int) -> Iterator[tuple[int, bytes]]:
-  """Yield (number of a line, line without outer white space) of a text file."""
+  """Yield (line number, line without outer white space) for each line."""
   _require_file(path, most)
   try:
     with path.open("rb") as file:
@@ -363,7 +363,7 @@ def _lines(path: pathlib.Path, most: int) -> Iterator[tuple[int, bytes]]:
           raise _problem(path, number, f"more than {_LONGEST:,} bytes.")
         if number > _MOST_LINES:
           raise _problem(path, number, f"more than {_MOST_LINES:,} lines.")
-        # Remove the invisible byte order mark that some editors put in front.
+        # Some editors start a file with an invisible byte order mark: drop it.
         start = _BYTE_ORDER_MARK if number == 1 else b""
         yield number, line.removeprefix(start).strip()
   except OSError as error:
@@ -395,10 +395,7 @@ def _place(path: pathlib.Path, number: int) -> str:
 
 
 def _irregular(root: pathlib.Path, files: Collection[str]) -> dict[str, str]:
-  """Return {file: reason} for the `files` that are not regular files.
-
-  Each directory is scanned only once.
-  """
+  """Return {file: reason} for irregular `files`; scan each folder only once."""
   names = collections.defaultdict(set)
   for file in files:
     parent, _, name = file.rpartition("/")

@@ -115,7 +115,8 @@ class GraphSource:
   def _graph(self, prepare: Preparation) -> _Graph:
     """Return a traced function that reads and prepares an example.
 
-    The function takes an index, int64 (), and random numbers, float64 (k,).
+    The function takes an index, int64 (), and random numbers, float64 (k,). It
+    returns (prepared image, label).
     """
     if prepare not in self._graphs:
 

@@ -235,7 +235,8 @@ def _starts_with(encoded: tf.Tensor, magic: bytes) -> tf.Tensor:
 def _possible(shape: tf.Tensor, resized: tf.Tensor, side: int) -> tf.Tensor:
   """Return `resized`, the new (height, width) of an image, after two checks.
 
-  The graph raises if the image is too long, or if it would become too large.
+  The checks raise if the sides in `shape`, the present (height, width), differ
+  too much, or if the resized image would have too many pixels.
   """
   shape = tf.cast(shape, tf.float32)
   longest = tf.reduce_min(shape) * LONGEST_ASPECT

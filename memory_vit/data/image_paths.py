@@ -48,7 +48,7 @@ def split_of(
   `irregular` is {path: why the image cannot be read}.
   """
   where = {file: os.path.join(root, file) for file, _ in labelled}
-  # Replace the path of an irregular file by b"": reading a pipe could block.
+  # Pass b"" for an irregular file, such as a pipe: reading a pipe could block.
   names = [
     b"" if file in irregular else os.fsencode(where[file])
     for file, _ in labelled
@@ -117,7 +117,7 @@ def _kind(path: str) -> str:
 
 
 def _reader(names: Sequence[bytes]) -> Callable[[tf.Tensor], tf.Tensor]:
-  """Return a function from the path of a file, string (), to the content."""
+  """Return a function: path of a file, string () -> its content, string ()."""
   try:
     b"".join(names).decode("utf-8")
   except UnicodeDecodeError:
@@ -126,7 +126,7 @@ def _reader(names: Sequence[bytes]) -> Callable[[tf.Tensor], tf.Tensor]:
 
 
 def _read_in_python(path: tf.Tensor) -> tf.Tensor:
-  """Read a file in Python; TensorFlow's errors can only name UTF-8 paths."""
+  """Return the content of a file; Python's errors can name non-UTF-8 paths."""
 
   def read(path: bytes) -> bytes:
     with open(path, "rb") as file:

@@ -181,8 +181,8 @@ def _table(
 ) -> tuple[dict[str, Any], tuple[str, str]]:
   """Return ({key: column}, keys) for a table of pandas, Polars or Arrow.
 
-  The keys name the columns of images and labels; a column "path" replaces a
-  missing column of images.
+  `keys` name the columns of images and labels. If the column of images is
+  missing, the returned keys name the column "path" in its place.
   """
   names = getattr(data, "column_names", None) or [*data.columns]
   if keys[0] not in names and _PATH in names:

@@ -140,7 +140,7 @@ def _numbered(
   try:
     _, label = pair_of(examples[0], keys)
     return labels.names_among([kind.read(label)])
-  except Exception as error:  # a user's object may raise any type
+  except Exception as error:  # a user's object may raise any error
     raise BrokenDataError(
       f"the examples of {name!r}, example 0: {error}."
     ) from error
@@ -159,8 +159,7 @@ def _source(
     with lock:
       image, raw_label = pair_of(examples[int(index)], keys)
       label = kind.read(raw_label)
-      # Leave invalid class numbers, such as -1, to `Split.check_labels`, whose
-      # error is more helpful.
+      # Do not check integers here: `Split.check_labels` raises a better error.
       number = label if isinstance(label, int) else encode(label)
       return python_images.encoded(image), np.array(number, dtype.base)
 

@@ -144,9 +144,9 @@ class Encoder:
       )
 
   def _require_numbers(self, labels: Collection[Label]) -> None:
-    """Raise if all labels are [0, 1] or [1, 0], which is ambiguous.
+    """Raise if all labels are [0, 1] or [1, 0], and at least one is [1, 0].
 
-    [1, 0] may be a list of two indices, or multi-hot.
+    Each of these labels may be a list of two indices, or multi-hot.
     """
     pairs = [0, 1], [1, 0]
     are_pairs = all(isinstance(e, list) and e in pairs for e in labels)

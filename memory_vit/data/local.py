@@ -63,9 +63,9 @@ class _Split:
 
 
 def _find_splits(root: pathlib.Path, ref: SplitRef) -> dict[str, _Split]:
-  """Find the images of train/, which defines the classes, and of `ref.split`.
+  """Return {split: images} of `ref.split` and train/, which names the classes.
 
-  If `ref.split` is missing, find all splits: a later error lists the splits.
+  If `ref.split` is missing, return all splits: a later error lists all splits.
   """
   if not ref.dir or not os.path.isdir(root):
     raise DataError(

@@ -8,8 +8,8 @@ import os
 
 from memory_vit.images import exif
 
-# A mark is `MAGIC` and a byte with the orientation. `MAGIC` is random in every
-# process, so that no file can begin with a mark.
+# A mark in front of a file consists of `MAGIC` and a byte with the orientation.
+# `MAGIC` is random in every process, so no unmarked file begins with `MAGIC`.
 MAGIC = b"\x00EXIF" + os.urandom(11)
 HEADER = len(MAGIC) + 1
 

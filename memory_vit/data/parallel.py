@@ -13,8 +13,7 @@ _AROUND = re.compile(
   r"Error in user-defined function .* iterator: \S+: "
   r"(jpeg::Uncompress failed\. )?"
 )
-# Pattern of the error of a failed assertion, such as the assertion in
-# `python_op`.
+# Pattern of the error of a failed `Assert`, for example in `python_op.call`.
 _ASSERTED = re.compile(r"assertion failed: \[(.*)\]")
 # Pattern of TensorFlow's error for a broken image. `reason_of` replaces this
 # error by the words that `images.decoding` uses.

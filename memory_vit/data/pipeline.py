@@ -123,10 +123,10 @@ def _pipeline(
 def _read_singly(
   example: ExampleFn, numbers: range, error: ExampleError
 ) -> BatchRows:
-  """Read the examples of a batch one by one, after the batch raised `error`.
+  """Return the rows of a batch, read one by one after the batch raised `error`.
 
-  The next readable record of the split replaces an unreadable record, so the
-  result depends only on the numbers of the examples.
+  An unreadable record is always replaced by the next readable record of the
+  split, so the rows do not depend on when the record was found unreadable.
   """
   split, skips = example.split, example.split.skips
   examples: dict[int, tuple[np.ndarray, np.ndarray]] = {}

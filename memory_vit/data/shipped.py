@@ -65,7 +65,6 @@ def open_shipped(ref: SplitRef) -> Split:
   chosen = [(dataset.splits[key], part) for key, part in parts]
   images = np.concatenate([split.images[part] for split, part in chosen])
   labels = np.concatenate([split.labels[part] for split, part in chosen])
-  # Encode images as PNG files, because a source holds encoded images.
   encoded = [_png(image) for image in images]
   digest = hashlib.sha256(images.tobytes() + labels.tobytes()).hexdigest()
   return Split(
@@ -138,7 +137,7 @@ def _all_digits() -> _LabelledImages:
 
 
 def _inverted(name: str) -> _Shipped:
-  """Load the glyphs, which are light on dark; see `memory_vit/glyphs`."""
+  """Load the inverted glyphs (light on dark), see `memory_vit/glyphs`."""
   if name != _GLYPHS:
     raise DataError(
       f"data set {name!r} is unknown: expected {_GLYPHS!r} or {_ANGLE!r}."
@@ -159,7 +158,7 @@ def _inverted(name: str) -> _Shipped:
 def _turned() -> _Shipped:
   """Load the glyphs, each rotated counterclockwise by the angle in its label.
 
-  Mirrored pixels of the background fill the corners.
+  The corners of a rotated image show pixels mirrored at the image's border.
   """
   pads = [(0, 0), (_AROUND, _AROUND), (_AROUND, _AROUND), (0, 0)]
   splits = {}

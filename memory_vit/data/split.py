@@ -23,7 +23,7 @@ from memory_vit.runtime.messages import escaped
 
 logger = logging.getLogger(__name__)
 
-# Number of examples that share a time limit; each limit takes a thread.
+# Number of examples that share a time limit, because each limit takes a thread.
 _AT_ONCE = 64
 # Maximum number of unreadable examples that a message lists.
 _SHOWN = 20
@@ -84,8 +84,7 @@ class Split:
 
   def __post_init__(self) -> None:
     require_kind(self.kind, self)
-    # Copy the dictionary: otherwise, `dataclasses.replace` would return a split
-    # that shares the dictionary with this split.
+    # Copy: `dataclasses.replace` would let two splits share the dictionary.
     object.__setattr__(self, "unreadable", dict(self.unreadable))
 
   @property
@@ -114,7 +113,7 @@ class Split:
     return f"{self.name} {self.directory}".rstrip()
 
   def __str__(self) -> str:
-    """Name the split in a message."""
+    """Return the name of the split for messages."""
     return f"data set {self.full_name!r}, split {self.split!r}"
 
   def describe(self, index: int) -> str:

@@ -13,8 +13,8 @@ from memory_vit.data.data_files import DataFiles
 from memory_vit.errors import DataError
 from memory_vit.runtime import messages
 
-# Data sets that come with a package. A colon and the name of a part of the data
-# may follow, as in "digits:0-4".
+# Data sets that need no download, because installed packages contain them. A
+# colon and a range or variant may follow the name, as in "digits:0-4".
 SHIPPED = ("digits", "glyphs")
 # Names that do not identify a data set: messages also name the directory.
 OF_A_DIRECTORY = ("folder", "list", EMBEDDINGS)

@@ -127,7 +127,7 @@ def _order(split: Split, seed: int) -> Iterator[int]:
 
 
 def _labels(split: Split, order: Sequence[int]) -> Iterator[tuple[int, int]]:
-  """Yield (index, label) for the indices `order`; skip unreadable examples."""
+  """Yield (index, label) for each index in `order` that can be read."""
   if split.labels is not None:
     yield from zip(order, split.labels[order].tolist(), strict=True)
     return

@@ -128,7 +128,7 @@ def _delimiter(header: str) -> str:
 def _found(
   path: Path, columns: Sequence[str], header: Sequence[str]
 ) -> list[str]:
-  """Find `columns` in the header; return the names as the header has them."""
+  """Return the names of `columns`, each spelled as in the header."""
   names = []
   for name in columns:
     same = _same(name, header)

@@ -163,7 +163,7 @@ def _data_files(
   }
   if ref.label:
     facts["label"] = ref.label
-  # Do not record the kind "classes", because older records have no kind.
+  # Leave out the kind "classes": facts from older versions have no kind.
   if ref.kind != SplitRef.kind:
     facts["kind"] = ref.kind
   files = {
@@ -179,7 +179,7 @@ def _sizes(builder: tfds.core.DatasetBuilder) -> dict[str, int]:
 
 
 def _require_room(ref: SplitRef, shards: Sequence[Shard]) -> None:
-  """Raise if a shard is not a regular file, or if the shards are too small."""
+  """Raise if shards are irregular files, or too small for their examples."""
   local = [pathlib.Path(s.path) for s in shards if "://" not in s.path]
   for path in local:
     if path.exists() and not path.is_file():
@@ -253,12 +253,12 @@ def _download_size(builder: tfds.core.DatasetBuilder) -> str:
 
 
 def _file_format() -> str | None:
-  """Return "array_record" if installed, else None: the default of TFDS."""
+  """Return "array_record" if installed; else None, for the default of TFDS."""
   return "array_record" if importlib.util.find_spec("array_record") else None
 
 
 def _found_builder(ref: SplitRef) -> tfds.core.DatasetBuilder:
-  """Return the builder of a data set, which may not be prepared yet."""
+  """Return the TFDS builder of a data set that may not be prepared yet."""
   try:
     folder = pathlib.Path(ref.dir).expanduser()
     if ref.dir and (folder / "dataset_info.json").is_file():
@@ -406,7 +406,7 @@ def _read_all(
   dataset = builder.as_dataset(
     split=ref.split,
     decoders=_encoded(features),
-    # Read one file after the other, as a source with random access does.
+    # Read one file after the other, so that examples are in the order of files.
     read_config=tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False),
   )
   dataset = parallel.parallel_map(dataset, target.take)
@@ -437,7 +437,7 @@ def _read_singly(
   target: Target,
   shards: Sequence[Shard],
 ) -> tuple[tf.Tensor, tf.Tensor, dict[int, str]]:
-  """Read TFRecord files record by record; return the same as `_read_all`."""
+  """Return the same tuple as `_read_all`, but read records one by one."""
   items = list(itertools.chain.from_iterable(map(tfrecord.read, shards)))
   lost = {
     i: record.reason

@@ -18,8 +18,7 @@ from memory_vit.errors import DataError
 from memory_vit.kinds import KINDS, Kind
 from memory_vit.runtime import messages
 
-# Values of an example, {name of a feature: value}; values in a sequence are
-# stacked.
+# {name of a feature: value} of an example; sequences become arrays.
 _Example = Mapping[str, Any]
 _Features = Mapping[str, Any]
 
@@ -146,7 +145,7 @@ def find_keys(
 
 @dataclasses.dataclass(frozen=True)
 class _Row:
-  """The k numbers in a feature.
+  """How to read the k numbers in a feature from an example.
 
   Attributes:
     names: names of the k numbers.
@@ -169,7 +168,10 @@ _NUMBERS = "a number, or a Tensor or a FeaturesDict of numbers"
 def _find_rows(
   name: str, features: _Features, label: str, kind: Kind
 ) -> list[_Row]:
-  """Find the features that `label` names, or else the only fitting feature."""
+  """Return the rows of all features that `label` names.
+
+  If `label` is "", return the rows of the only feature that fits `kind`.
+  """
   keys = [k.strip() for k in label.split(",")] if label else [*features.keys()]
   candidates = {key: _rows(key, features, kind) for key in keys}
   if not label:
@@ -185,7 +187,7 @@ def _find_rows(
 
 
 def _rows(key: str, features: _Features, kind: Kind) -> list[_Row]:
-  """Return the numbers in a feature; [] if the feature does not fit `kind`."""
+  """Return the rows (`_Row`) of a feature; [] if it does not fit `kind`."""
   types, feature = tfds.features, _at(features, key)
   if isinstance(feature, types.FeaturesDict):
     parts = [
@@ -215,7 +217,7 @@ def _rows(key: str, features: _Features, kind: Kind) -> list[_Row]:
 
 
 def _at(tree: Any, path: str) -> Any:
-  """Return the entry of nested dicts at a path such as "a/b", or None."""
+  """Return the entry of nested dicts at a path like "a/b"; None if missing."""
   for key in path.split("/"):
     is_dict = isinstance(tree, Mapping | tfds.features.FeaturesDict)
     tree = tree[key] if is_dict and key in tree else None
@@ -242,7 +244,10 @@ def _find_image(
 
 
 def _only(candidates: Sequence[str], *preferred: str | None) -> str | None:
-  """Return the first of `preferred` in `candidates`, or a single candidate."""
+  """Return the first of the `preferred` keys that is in `candidates`.
+
+  Otherwise, return the only candidate; None if there are several or none.
+  """
   for key in preferred:
     if key in candidates:
       return key
@@ -273,7 +278,7 @@ def _require(
 
 
 def _between(value: tf.Tensor, bounds: Sequence[float]) -> tf.Tensor:
-  """Return the index of the bin of a value; `bounds` are edges of bins."""
+  """Return the index of the bin that holds a value; `bounds` are the edges."""
   below = tf.constant(bounds, tf.float32) < tf.cast(value, tf.float32)
   return tf.reduce_sum(tf.cast(below, tf.int32)) - 1
 
@@ -290,7 +295,7 @@ def _clevr_distance(example: _Example) -> tf.Tensor:
 
 
 def _kitti_distance(example: _Example) -> tf.Tensor:
-  """Return the bin, 0 to 3, of the metres to the nearest car, van or truck."""
+  """Return the distance bin of the nearest car, van or truck; 3 if none."""
   objects = example["objects"]
   is_vehicle = objects["type"] < 3
   depths = tf.boolean_mask(objects["location"][:, 2], is_vehicle)

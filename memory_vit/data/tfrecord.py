@@ -47,8 +47,8 @@ def read(shard: Shard) -> Iterator[bytes | CorruptRecord]:
   end = shard.skip + shard.take
   for i, record in enumerate(itertools.islice(_records(shard.path), end)):
     if isinstance(record, CorruptRecord):
-      # `_records` repeats one object for all lost records, so add the last good
-      # record to the reason only once, and repeat the new object.
+      # `_records` yields a single object for all lost records. Replace it by a
+      # single new object, whose reason also names the last good record.
       if again is None or again[0] is not record:
         named = f"{record.reason}; last good record: {last_good}"
         again = record, CorruptRecord(named)
@@ -86,7 +86,10 @@ class _CutError(Exception):
 
 
 def _records(path: str) -> Iterator[bytes | CorruptRecord]:
-  """Yield all records of a file, and then the same `CorruptRecord` forever."""
+  """Yield the records of a file, then one `CorruptRecord` again and again.
+
+  This `CorruptRecord` says why no further record can be found in the file.
+  """
   try:
     with tf.io.gfile.GFile(path, "rb") as file:
       size = file.size()

@@ -104,7 +104,7 @@ def _as_asked(
 
 
 def _with_bits(batch: dict[str, Any]) -> dict[str, Any]:
-  """Replace float64 targets by their bits, because devices would round them."""
+  """Return a batch with float64 labels as raw bits: devices round float64."""
   label = batch["label"]
   if label.dtype != np.float64:
     return batch

@@ -31,10 +31,8 @@ _DATA_NAME = re.compile(r"\w+(/\w[\w.-]*)?(:\d+\.\d+\.\d+)?", re.ASCII)
 _SHIPPED = re.compile(r"digits(:\d-\d)?|glyphs:(inverted|angle)", re.ASCII)
 # Pattern of texts that need no quotes in a shell.
 _PLAIN = re.compile(r"[\w@%+:,./~-]{1,200}", re.ASCII)
-# Maximum length of a hint that an error quotes.
-_SHOWN = 80
-# Maximum number of tasks that an error lists.
-_LISTED = 20
+_SHOWN = 80  # maximum length of a name or directory that an error quotes
+_LISTED = 20  # maximum number of tasks that an error lists
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,9 +173,10 @@ def _of_task(task: Manifest, flags: Given) -> SplitRef | _Missing:
 def _of_backbone(
   tasks: Sequence[Manifest], flags: Given
 ) -> Upstream | _Missing | None:
-  """Return the data for the original head, or None if no data are named.
+  """Return data for the original head, an error text, or None (no data named).
 
-  The command line takes precedence over the first task that names such data.
+  Options take precedence over the first task that names data for the original
+  head. With the option --data=backbone=, the result is None.
   """
   if flags.data.get(BACKBONE) == "":
     return None
@@ -202,7 +201,11 @@ def _of_backbone(
 def _ref(
   owner: str, hint: _Hint, flags: Given, common: str | None
 ) -> SplitRef | _Missing:
-  """Return the split that the command line names, or else an allowed hint."""
+  """Return the split to evaluate, or an error text about missing options.
+
+  The first of these names the data set: `flags` for `owner`; `common`; `hint`,
+  if opening its data set is allowed.
+  """
   name = flags.data.get(owner, common)
   directory = flags.directories.get(owner, flags.directories.get(""))
   if name == EMBEDDINGS or (name is None and hint.name == EMBEDDINGS):
@@ -225,7 +228,7 @@ def _ref(
     return _needed(owner, hint, name)
   if not split:
     return f"{owner!r} names no split (give --split={owner}=SPLIT)"
-  # Columns or features of the hint are allowed, because they open no files.
+  # Use the columns or features that `hint` names: they open no files.
   if ref.name == hint.name:
     ref = dataclasses.replace(ref, label=hint.label, path=hint.path)
   return dataclasses.replace(ref, kind=hint.kind)
@@ -244,7 +247,7 @@ def _below(directory: str, roots: Sequence[str]) -> str:
 
 
 def _needed(owner: str, hint: _Hint, name: str | None) -> str:
-  """Describe the data that a task names, and the flags that would open it."""
+  """Return an error text: data that `hint` names, and flags to open them."""
   directory = hint.directory if _PLAIN.fullmatch(hint.directory) else "DIR"
   flag = f"--data_dir={owner}={directory}"
   if name is not None:  # such as "folder", which needs a directory
@@ -261,7 +264,7 @@ def _needed(owner: str, hint: _Hint, name: str | None) -> str:
 
 
 def _said(task: Manifest, part: str, keys: Sequence[str]) -> dict[str, Any]:
-  """Return {key: value} of the options that a task was trained with.
+  """Return the options `keys` in section `part` that a task was trained with.
 
   Options that are missing or of a wrong type are left out.
   """

@@ -278,7 +278,7 @@ class _Differences:
 
 
 def _evaluated(source: Split, scores: Scores) -> dict[str, Any]:
-  """Return the data set, split and scores, for the JSON result."""
+  """Return the values of data set, split and scores for the JSON result."""
   return {
     "data": source.name,
     "directory": utf8(source.directory),

@@ -191,14 +191,14 @@ def _random_images(
   if images.kind == "float32":
     inputs = rng.uniform(-1, 1, (count, side, side, 3)).astype(np.float32)
     return inputs, inputs
-  # The default size is not square, so that both directions are tested.
+  # If the export takes any image size, test with images that are not square.
   height, width = images.size or (side + side // 2, 2 * side + 1)
   inputs = rng.integers(0, 256, (count, height, width, 3)).astype(np.uint8)
   return inputs, _preprocessed(list(inputs), preprocessing)
 
 
 def _random_files(count: int) -> list[bytes]:
-  """Return alternating JPEG and PNG files of different image sizes."""
+  """Return the bytes of JPEG and PNG files, with images of different sizes."""
   rng = np.random.default_rng(1)
   files = []
   for i in range(count):
@@ -210,7 +210,7 @@ def _random_files(count: int) -> list[bytes]:
 
 
 def _preprocessed(images: Any, preprocessing: EvalPreprocessing) -> np.ndarray:
-  """Preprocess images as in evaluation; this may import TensorFlow."""
+  """Return images preprocessed as in evaluation; may import TensorFlow."""
   from memory_vit.evaluation.preprocess import preprocess
 
   return preprocess(images, preprocessing)

@@ -71,12 +71,13 @@ class ExportReport:
   backbone: Mapping[str, Any]  # fields of `BackboneId`
   preprocessing: Mapping[str, Any]  # `EvalPreprocessing`, with descriptions
   tasks: Sequence[Mapping[str, Any]]
-  activation: bool = False  # whether outputs are probabilities or values
-  # Formats that store only arrays have no signatures and no comparison.
+  activation: bool = False  # whether outputs pass through `TaskKind.activate`
+  # {name: signature}; {} if the format stores only arrays, and no function.
   signatures: Mapping[str, Signature] = dataclasses.field(default_factory=dict)
   # Batch sizes that are compiled; () if a batch may have any size.
   batch_buckets: tuple[int, ...] = ()
   platforms: tuple[str, ...] = ()
+  # Fields of `check.Comparison`; {} if the format stores only arrays.
   comparison: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
   # {path: {"bytes": ..., "sha256": ...}}

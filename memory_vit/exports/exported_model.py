@@ -51,7 +51,7 @@ class ExportedModel:
     }
 
   def _with_scores(self, outputs: Logits) -> Logits:
-    """Return the outputs, and scores (b, 1) of tasks that can reject images."""
+    """Return `outputs` plus an entry of scores (b, 1) per rejecting task."""
     scores = {
       score_name(task.name): task.spec.kind.kind.known_score(
         outputs[task.name], jnp
@@ -120,8 +120,8 @@ def make_model(
   backbone, chosen = jax.device_put((backbone, compose.task_tuple(tasks)), cpu)
   if not chosen:
     raise TaskError("there is no task to export.")
-  # Choose operations for CPUs, because these run on all platforms. By default,
-  # operations are chosen for jax's first device, which may be a GPU.
+  # Choose operations for CPUs, because CPU operations run on all platforms. By
+  # default, operations are chosen for jax's first device, which may be a GPU.
   config = dataclasses.replace(backbone.config, platform="cpu")
   backbone = dataclasses.replace(backbone, config=config)
   compose.require_one_pass(chosen)
@@ -134,7 +134,7 @@ def make_model(
 
 
 def _require_float32(name: str, kind: TaskKind) -> None:
-  """Raise if the spread of predicted values is too small for float32."""
+  """Raise if float32 cannot represent the spread of a task's values."""
   for mean, std in zip(kind.mean, kind.std, strict=True):
     if std < _LEAST_SPREAD * abs(mean):
       raise ExportError(
@@ -146,7 +146,7 @@ def _require_float32(name: str, kind: TaskKind) -> None:
 
 
 def _with_own_backbone(backbone: Backbone, program: Program) -> Weights:
-  """Move trained backbone weights from a task to the backbone."""
+  """Return (backbone, program) with a task's backbone weights in `backbone`."""
   params, alone = backbone.params, []
   for task in program.alone:
     params = {**params, **task.params.get("backbone", {})}

@@ -32,10 +32,10 @@ library_name: memory_vit
 ---
 """
 _MOST_CLASSES, _MOST_CHARACTERS = 200, 200
-# Keys of a run's `config.data` that name the training data.
+# Keys of a run's `config.data` whose values name the data.
 _DATA_KEYS = ("name", "train", "validation", "test")
-# Metrics of larger absolute value are not shown. Metrics of predicted values
-# have the unit of the values, and can be huge.
+# Maximum absolute value of a metric that is shown. Errors of predicted values
+# are in the unit of the values, and can be huge.
 _MOST = 1e12
 # {key of a split in a run's results: name of the split in the card}.
 _SPLITS = {"test": "test", "val": "validation"}
@@ -43,7 +43,6 @@ _SHARES = {
   "chance": "accuracy of guessing uniformly",
   "majority": "accuracy of always predicting the most frequent class",
 }
-# {interpolation: its description}.
 _RESIZING = {
   "bilinear": "bilinear, without antialiasing",
   "bilinear_antialias": "bilinear with antialiasing, as in Pillow",
@@ -111,7 +110,7 @@ def _section(task: Task) -> str:
 
 
 def _outputs(spec: TaskSpec) -> str:
-  """Return names of outputs, with thresholds of labels and units of values."""
+  """Return a text of the outputs: number, names, and thresholds or units."""
   if not spec.class_names:
     return f"{spec.num_classes}, with unknown names"
   names = [*map(literal, spec.class_names[:_MOST_CLASSES])]
@@ -125,7 +124,7 @@ def _outputs(spec: TaskSpec) -> str:
 
 
 def _metrics(results: Mapping[str, Any], classes: int) -> list[str]:
-  """Return the lines of a table with all metrics that a run has recorded."""
+  """Return the lines of a table with the metrics that a run has recorded."""
   scores = {split: _mapping(results, split) for split in _SPLITS}
   rows = [
     (f"{metric.meaning}, {title}", metric.text(values[key]))
@@ -202,7 +201,7 @@ def _public_backbone(task: Task) -> str:
 def _gelu(spec: TaskSpec) -> str:
   """Return the GELU as a Python literal.
 
-  For an unknown GELU, with which no task loads, the literal is "tanh".
+  A task with an unknown GELU cannot be loaded: its literal is "tanh".
   """
   known = spec.backbone.gelu in ("tanh", "exact", "quick")
   return f'"{spec.backbone.gelu}"' if known else '"tanh"'

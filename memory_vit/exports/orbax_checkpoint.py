@@ -64,7 +64,7 @@ def without_tracebacks() -> Iterator[None]:
   sys.unraisablehook = show_others
   try:
     yield
-    # Restore the hook only on success: after an error, pending writes may fail.
+    # After an error, keep our hook: pending writes may still print tracebacks.
     sys.unraisablehook = hook
   finally:
     log.setLevel(level)

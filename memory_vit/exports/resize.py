@@ -27,7 +27,7 @@ def prepare(
   square = jnp.arange(preprocessing.image_size, dtype=jnp.int32)
   begins = preprocessing.begin(new)
   pixels = images.astype(jnp.float32)
-  # Like Pillow, resize the width, then the height, and round after each.
+  # Like Pillow, resize width, then height; with antialiasing, round after each.
   for axis in (2, 1):
     numbers = square + begins[axis - 1]
     sizes = old[axis - 1], new[axis - 1]
@@ -48,7 +48,7 @@ def prepare(
 def _resized(
   old: Int32[Array, " 2"], preprocessing: EvalPreprocessing
 ) -> Int32[Array, " 2"]:
-  """Return the resized height and width, like `images.view.resized_shape`."""
+  """Return (height, width) after resizing, as `images.view.resized_shape`."""
   if not preprocessing.resize:
     return jnp.full(2, preprocessing.image_size, jnp.int32)
   if preprocessing.interpolation != "bilinear":
@@ -66,8 +66,9 @@ def _between(
 ) -> Float32[Array, "b _ _ 3"]:
   """Interpolate between two neighboring pixels, without antialiasing.
 
-  Gathering pixels is cheaper than `jax.image.resize`, which multiplies by dense
-  matrices. `sizes` are the old and the new length of the axis.
+  `numbers` are indices of new pixels. `sizes` are the old and the new length of
+  the axis. Gathering pixels is cheaper than `jax.image.resize`, which
+  multiplies by dense matrices.
   """
   before, after = sizes
   at = (numbers.astype(jnp.float32) + 0.5) * (before / after) - 0.5
@@ -115,7 +116,7 @@ def _weighted(
   weights: Float32[Array, "old side"],
   axis: int,
 ) -> Float32[Array, "b _ _ 3"]:
-  """Apply weights along an axis, in full float32 even on accelerators."""
+  """Return weighted sums along `axis`, in full float32 even on accelerators."""
   spec = "bhwc,hn->bnwc" if axis == 1 else "bhwc,wn->bhnc"
   return jnp.einsum(spec, pixels, weights, precision=jax.lax.Precision.HIGHEST)
 

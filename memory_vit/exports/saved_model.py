@@ -95,7 +95,7 @@ def _converted(
 def _in_buckets(
   tf: Any, by_size: dict[int, _Predict], images: Any, names: tuple[str, ...]
 ) -> dict[str, Any]:
-  """Pad a batch to a compiled size; split a batch above the largest size."""
+  """Return the outputs of `images`, padded or split to sizes of `by_size`."""
   count = tf.shape(images)[0]
 
   def in_parts(size: int) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def _in_buckets(
 def _from_images(
   tf: Any, exported: ExportedModel, predict: _Predict, images: ImageInput
 ) -> Any:
-  """Return the signature that takes an array of images, named `images`."""
+  """Return the signature whose input `images` is an array of images."""
   side = exported.preprocessing.image_size
   if images.kind == "float32":
     spec = tf.TensorSpec((None, side, side, 3), tf.float32, name="images")
@@ -139,7 +139,7 @@ def _from_images(
 
 
 def _from_files(tf: Any, exported: ExportedModel, predict: _Predict) -> Any:
-  """Return the signature that takes the bytes of files, named `encoded`.
+  """Return the signature whose input `encoded` is the bytes of image files.
 
   Images are not rotated as EXIF says: no TensorFlow operation reads EXIF.
   """
@@ -172,7 +172,7 @@ def _view(exported: ExportedModel) -> Callable[[Any], Any]:
 def _each(
   tf: Any, function: Callable[[Any], Any], batch: Any, side: int
 ) -> Any:
-  """Prepare the images of a batch with `function`, one after another."""
+  """Apply `function` to each image or file; return (b, side, side, 3)."""
   spec = tf.TensorSpec((side, side, 3), tf.float32)
   prepared = tf.map_fn(function, batch, fn_output_signature=spec)
   return tf.ensure_shape(prepared, (None, side, side, 3))

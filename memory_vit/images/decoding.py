@@ -19,8 +19,8 @@ from memory_vit.images.file_kinds import why_unreadable
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
 # Maximum number of pixels: the largest common cameras have 64 megapixels. An
-# image with more is refused before it is decoded, because a file of a few
-# kilobytes can declare an image that would fill the memory.
+# image with more pixels is refused before it is decoded, because a file of a
+# few kilobytes can declare an image that would fill the memory.
 MAX_PIXELS = 64_000_000
 MAX_SIDE = 16_384
 # An image with at least this many pixels is decoded by the threads for large
@@ -39,8 +39,8 @@ _RUN_LENGTH = 4
 _RUN_LENGTH_KINDS = (1, 2)  # RLE8 and RLE4
 # {mode that Pillow cannot convert to RGB directly: mode to convert to first}
 _PREMULTIPLIED = {"La": "LA", "RGBa": "RGBA"}
-# Decoding times relative to an RGB PNG: of an image with alpha, with Adam7
-# interlacing, and with 16 bits per channel. The measured ratio was 1.3 to 1.4
+# Decoding time of an image with alpha, with Adam7 interlacing, or with 16 bits
+# per channel, relative to an RGB PNG. The measured ratio was 1.3 to 1.4
 # with alpha, 1.0 to 1.15 with Adam7, 1.1 to 1.2 with 16 bits, and 1.6 to 1.8
 # with all three. The ratio was below 1 for palettes, grey images and GIF.
 _ALPHA, _INTERLACED, _DEEP = 1.4, 1.2, 1.2
@@ -82,8 +82,8 @@ def decode(encoded: bytes, formats: tuple[str, ...] = FORMATS) -> np.ndarray:
   try:
     if encoded.startswith(jpeg.MAGIC) and "JPEG" in formats:
       colours, outline = _jpeg_header(encoded)[2:]
-      # A JPEG with small damage is decoded, as TensorFlow does, but a JPEG
-      # without an end marker is refused.
+      # Decode a JPEG with small damage, as TensorFlow does, but refuse a JPEG
+      # without an end marker.
       damage = "it is damaged" if outline.ended else "its end is missing"
       return _decode_jpeg(encoded, colours, outline)
     with opened(encoded, formats) as image:
@@ -92,7 +92,7 @@ def decode(encoded: bytes, formats: tuple[str, ...] = FORMATS) -> np.ndarray:
       return rgb(image)
   except DataError:
     raise
-  except Exception as error:  # a broken file raises one of many types
+  except Exception as error:  # broken files cause errors of many types
     raise _problem(encoded, error, damage) from error
 
 
@@ -177,7 +177,7 @@ def _weight(image: ImageFile.ImageFile) -> float:
 
   Raise `DataError` if the image is too large. A run-length encoded image has a
   lower maximum size. Alpha, interlacing and 16 bits do not lower the maximum:
-  they only influence which threads decode the image.
+  they only influence the weight.
   """
   if (
     image.format == "BMP" and image.info.get("compression") in _RUN_LENGTH_KINDS
@@ -217,7 +217,7 @@ def _decode_jpeg(
 def _of_inks(inks: np.ndarray, inverted: bool) -> np.ndarray:
   """Convert CMYK pixels to RGB, as TensorFlow does.
 
-  `inverted` says that 255 means no ink, as in the files of Adobe.
+  If `inverted`, the value 255 means no ink, as in the files of Adobe.
   """
   light = inks if inverted else ~inks
   rgb = light[:, :, :3].astype(np.uint16)

@@ -37,7 +37,7 @@ _OTHERS = {
   rb"%PDF": f"PDF: {_CONVERT}",
   rb"PK\x03\x04": "a ZIP archive: unpack it",
 }
-# The regular expressions are matched against this many bytes of a file.
+# The regular expressions are matched against this many first bytes of a file.
 _HEAD = 1024
 
 

@@ -44,8 +44,8 @@ def find_images(arguments: Iterable[str]) -> Iterator[ImageFile]:
 def _lines(file: Iterable[bytes]) -> Iterator[str]:
   """Yield the lines of a file; read each line when it is needed.
 
-  A byte order mark is removed. A file with a mark of UTF-16, which PowerShell
-  writes, is read and decoded as a whole.
+  A byte order mark is removed. However, a file in UTF-16, which PowerShell
+  writes, is read and decoded as a whole before its first line is yielded.
   """
   lines = iter(file)
   first = next(lines, b"")

@@ -18,8 +18,8 @@ MAX_SCANS = 64
 # Up to this number of scans, `Outline.weight` is 1. Decoding 12 scans of 64
 # megapixels takes 2 s.
 _USUAL_SCANS = 12
-# Maximum number of segments: a file with large color profiles and previews has
-# some hundreds.
+# Maximum number of segments. A file with large color profiles and previews has
+# some hundreds of segments.
 MAX_SEGMENTS = 10_000
 
 # Markers of: the start of a scan, the end of the image, the Adobe segment, and
@@ -27,8 +27,8 @@ MAX_SEGMENTS = 10_000
 _SCAN, _END, _ADOBE, _APP1 = 0xDA, 0xD9, 0xEE, 0xE1
 # Markers of the segments that may precede EXIF: APP0 to APP15, and comments.
 _IN_FRONT = (*range(0xE0, 0xF0), 0xFE)
-# Markers of frames with arithmetic coding. Cameras do not write such frames.
-# Arithmetic coding takes four times as long per byte as Huffman coding.
+# Markers of frames with arithmetic coding. They are refused: per byte, decoding
+# takes four times as long as with Huffman coding, and no camera writes them.
 _ARITHMETIC_FRAMES = (0xC9, 0xCA, 0xCB)
 # Matches a marker that begins a segment or ends the image, but not 0xFF00 (the
 # value 0xFF in a scan), 0xFFFF (a fill byte), 0xFF01, or 0xFFD0 to 0xFFD7
@@ -123,9 +123,10 @@ def _length(encoded: bytes, start: int) -> int:
 def _next_marker(
   encoded: bytes, position: int, *, inside: bool
 ) -> re.Match[bytes] | None:
-  """Find the next marker; return None if there is none.
+  """Return the match of the next marker; None if no marker follows.
 
-  Raise `DataError` if, outside of a scan, the next marker is too far away.
+  Raise `DataError` if the next marker is too far away, unless `position` is
+  `inside` a scan.
   """
   for start in range(position, len(encoded), _SEARCHED):
     if match := _MARKER.search(encoded, start, start + _SEARCHED + 1):

@@ -22,7 +22,7 @@ from memory_vit.images import decoding, exif, view
 from memory_vit.images.memory_limit import MemoryLimit
 from memory_vit.model.task import EvalPreprocessing
 
-# Maximum size of an image file; `decoding` limits its number of pixels.
+# Maximum size of an image file; `decoding` limits the number of pixels.
 MAX_FILE_BYTES = 64 * 2**20
 
 # The header of nearly every file lies within this many bytes at the beginning.
@@ -117,7 +117,7 @@ def _prepare_pixels(
 def _needed(
   file: BinaryIO, preprocessing: EvalPreprocessing, memory: MemoryLimit
 ) -> int:
-  """Return `bytes_needed`, which only one thread at a time computes."""
+  """Return the result of `bytes_needed`; one thread at a time computes it."""
   with memory.header:
     return bytes_needed(file, preprocessing)
 

@@ -230,7 +230,7 @@ def _first_finished(
 ) -> tuple[K, list[Prepared]]:
   """Wait for the images of the first batch in `waiting`, and remove the batch.
 
-  Return (key of the batch, its images).
+  Return (key of the batch, prepared images of the batch).
   """
   key, begun = waiting[0]
   finished = [future.result() for future in begun]
@@ -244,7 +244,7 @@ def _cancel(begun: Iterable[Future[Prepared]]) -> None:
 
 
 def _without_frames(error: DataError) -> DataError:
-  """Copy an error without the traceback, which would keep the image alive."""
+  """Copy an error without its traceback, which keeps the image in memory."""
   alone = DataError(str(error))
   cause = error.__cause__
   if isinstance(cause, OSError):  # `errno` tells callers whether to retry
@@ -293,13 +293,13 @@ def image_list(images: Images) -> list[Any]:
     _require_list(images)
   if not are_several(images):
     return [images]
-  # A JAX array is converted to NumPy first, because the items of a JAX array
-  # are JAX arrays, too.
+  # Convert a JAX array to NumPy as a whole: otherwise its items would be JAX
+  # arrays, which would be copied from the device one by one.
   return list(np.asarray(images) if isinstance(images, jax.Array) else images)
 
 
 def _require_list(images: np.ndarray | jax.Array) -> None:
-  """Raise `DataError` for an array of fixed-length bytes or without an axis."""
+  """Raise `DataError` for dtype "S", and for 0-d arrays of dtype "O" or "U"."""
   if images.dtype.kind == "S":
     raise DataError(
       f"images are an array of bytes of fixed length ({images.dtype}, kind "

@@ -132,7 +132,7 @@ def view_bytes(
     # old row. Interpolation between rows takes one float32 row for each old row
     # and two for each new row.
     along = 3 * 4 * side
-    rows = min(2 * side, max(height, width))  # the image may be rotated
+    rows = min(2 * side, max(height, width))  # EXIF may swap rows and columns
     return max(rows * (2 * along + 3 * side), (rows + 2 * side) * along)
   view = 4 * 3 * 4 * side**2
   # Pillow holds three images of 4 bytes per pixel: a copy of the original,
@@ -142,9 +142,10 @@ def view_bytes(
 
 
 def _neighbors(old: int, new: int, part: slice) -> _Neighbours:
-  """Return the old pixels around each of the new pixels `part` of an axis.
+  """Return the old pixels around each new pixel along an axis.
 
-  `old` and `new` are the lengths of the axis before and after resizing.
+  `old` and `new` are the lengths of the axis before and after resizing; `part`
+  is the slice that selects new pixels.
   """
   scale = np.float32(old) / np.float32(new)
   half = np.float32(0.5)

@@ -53,7 +53,7 @@ def batch_sums(
   largest, best = top_classes(logits, 5)
   # For NaN logits `top_k` returns the first classes, which must not be hits.
   finite = jnp.isfinite(logits).all(axis=-1)
-  # Set the loss to NaN: with a logit of -inf for a wrong class, it is finite.
+  # If the logit of a wrong class is -inf, the loss is finite: set it to NaN.
   loss = jnp.where(finite, loss, jnp.nan)
   hits = (best == labels[:, None]) * (mask * finite)[:, None]
   classes = jax.nn.one_hot(labels, logits.shape[-1]) * mask[:, None]
@@ -122,7 +122,7 @@ def predict_examples(
 def _scaled(
   logits: Float[Array, "b c"], temperature: Any
 ) -> Float[Array, "b c"]:
-  """Subtract the largest logit, then divide by the temperature."""
+  """Subtract the largest logit of each row, then divide by `temperature`."""
   return (logits - logits.max(axis=-1, keepdims=True)) / temperature
 
 
@@ -257,5 +257,5 @@ def _every(step: int, rows: HeldOut) -> HeldOut:
 
 @functools.cache
 def _compiled(function: Callable[..., Any], on_all: Any) -> Callable[..., Any]:
-  """Compile a function of a batch; replicate its results on all devices."""
+  """Return a compiled function whose results are replicated on all devices."""
   return jax.jit(function, out_shardings=on_all)

@@ -204,7 +204,7 @@ class Classes(Kind):
   def answer_rows(self, answer: Any) -> list[tuple[str, str]]:
     if isinstance(answer, list):
       return guess_rows(answer, "class")
-    # `TaskKind.marked` has made a dictionary, because the task rejects images.
+    # An answer is a dictionary if its task rejects images (`TaskKind.marked`).
     unknown = [("unknown", "")] if answer["unknown"] else []
     return unknown + guess_rows(answer["classes"], "class")
 
@@ -277,7 +277,7 @@ def _loss(
 def _targets(
   classes: jax.Array, c: int, smoothing: float, is_class: jax.Array | None
 ) -> jax.Array:
-  """Return target probabilities (b, c); padding outputs have 0."""
+  """Return target probabilities (b, c): 0 for padding, `is_class` False."""
   sharp = jax.nn.one_hot(classes, c)
   if is_class is None:
     return optax.smooth_labels(sharp, smoothing)

@@ -24,8 +24,7 @@ from sklearn.model_selection import KFold, StratifiedKFold
 from memory_vit.errors import DataError
 
 # Penalties of ridge regression, as multiples of the mean squared singular value
-# of the centered features. On our test bed, the best penalties are not near the
-# ends of this range.
+# of the centered features. On our test bed, the best are not near the ends.
 _PENALTIES = np.logspace(-5, 3, 17)
 # Number of folds in `cross_validated`.
 FOLDS = 5
@@ -174,7 +173,7 @@ def cross_validated(
   for train, test in folds.split(features, targets):
     try:
       solution = solve(solver, features[train], targets[train], count)
-    except DataError:  # for example, each class has one training image
+    except DataError:  # for example, if each class has one training image
       return None
     outputs[test] = solution.outputs(features[test].astype(np.float64))
   return outputs
@@ -189,7 +188,7 @@ def _of_classes(model: Any, strength: Mapping[str, float]) -> Solution:
 
 
 def _penalties(features: np.ndarray) -> np.ndarray:
-  """Return `_PENALTIES`, scaled to the features."""
+  """Return `_PENALTIES` times the mean squared singular value of features."""
   images, width = features.shape
   return _PENALTIES * features.var(axis=0).sum() * images / min(images, width)
 

@@ -272,7 +272,7 @@ class Kind(abc.ABC):
 
   def known_score(self, outputs: Any, xp: ModuleType) -> Any:
     """Score outputs (..., c); low scores (...) mean that no class is right."""
-    raise NotImplementedError  # only for kinds that reject images
+    raise NotImplementedError  # only kinds that reject images define it
 
   @abc.abstractmethod
   def solver(self, method: str) -> Solver:
@@ -285,7 +285,7 @@ class Kind(abc.ABC):
       counts: number of examples of each output.
       examples: number of examples of the split.
     """
-    raise NotImplementedError  # only for classes and labels
+    raise NotImplementedError  # only classes and labels define it
 
   def standardized(self, stated: TaskKind, targets: np.ndarray) -> np.ndarray:
     """Return the targets of a batch in the form that the loss takes."""
@@ -357,8 +357,7 @@ class Kind(abc.ABC):
       Differences of head outputs that would explain why the results differ,
       and a lower bound of the number by which the caller divides them.
     """
-    # If logits change by d, a probability p changes by about p * d / t, with
-    # the temperature t.
+    # A change d of logits changes a probability p by about p * d / temperature.
     expected = self.activate(stated, outputs, np)
     changes = np.abs(found - expected) / expected.max()
     return changes * stated.temperature, 1.0

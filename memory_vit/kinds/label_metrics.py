@@ -149,7 +149,7 @@ def _column(
 def _ranking(
   predictions: LabelPredictions, label: int
 ) -> tuple[Bool[np.ndarray, " n"], np.ndarray, Float64[np.ndarray, " n"]]:
-  """Return `_column` and the outputs, which rank examples with equal scores."""
+  """Return (right, outputs, scores); `outputs` rank examples of equal score."""
   outputs = predictions.outputs[predictions.counted, label]
   known = predictions.finite[predictions.counted]
   right, scores = _column(predictions, label)
@@ -161,7 +161,7 @@ def _ranked(
   outputs: Float[np.ndarray, " n"],
   scores: Float64[np.ndarray, " n"],
 ) -> tuple[float, float]:
-  """Return average precision and best threshold of a label with examples."""
+  """Return average precision and best threshold; some example has the label."""
   order = np.argsort(-outputs)
   hits = right[order].cumsum()
   last = _last_of_equal(outputs[order])
@@ -183,7 +183,7 @@ def _best_threshold(
   """
   rounded = scores.astype(np.float32)
   last = _last_of_equal(rounded)[::-1]
-  last = last[rounded[last] >= 0]  # drop outputs that are not finite
+  last = last[rounded[last] >= 0]  # drop -1, of non-finite outputs
   if not last.size:
     return THRESHOLD
   best = int((2 * hits[last] / (last + 1 + hits[-1])).argmax())
@@ -192,10 +192,10 @@ def _best_threshold(
 
 
 def _between(below: np.float32, lowest: np.float32) -> float:
-  """Return a threshold halfway between two scores.
+  """Return a threshold about halfway between two scores.
 
-  The threshold lies just above the midpoint of two adjacent float32 numbers, so
-  that rounding a probability to float32 does not move it across the threshold.
+  The threshold lies just above the midpoint of two adjacent float32 numbers:
+  rounding a probability to float32 never carries it across the threshold.
   """
   middle = np.float32((float(below) + float(lowest)) / 2)
   cut = max(middle, np.nextafter(below, lowest))
@@ -208,14 +208,14 @@ def _between(below: np.float32, lowest: np.float32) -> float:
 def _last_of_equal(
   scores: Float[np.ndarray, " n"],
 ) -> Int64[np.ndarray, " k"]:
-  """Return the index of the last score in each run of equal scores."""
+  """Return the indices of the last score of each run of equal scores."""
   return np.flatnonzero(np.append(scores[1:] != scores[:-1], True))
 
 
 def _ratio(
   part: Int64[np.ndarray, " c"], whole: Int64[np.ndarray, " c"]
 ) -> Float64[np.ndarray, " c"]:
-  """Return part / whole, and NaN for labels whose whole is 0."""
+  """Return `part` / `whole` for each label; NaN if `whole` is 0."""
   return part / np.where(whole > 0, whole, np.nan)
 
 

@@ -73,7 +73,7 @@ class Labels(Kind):
   reads = "probabilities or labels"
 
   def _read(self, label: Any) -> list[int | str] | np.ndarray:
-    """Parse indices or names of labels, or one number or boolean per label."""
+    """Return indices or names of labels, or an array: a number per label."""
     several = parts(label)
     dtype = np.asarray(several).dtype.kind
     are_indices = isinstance(several, list | tuple) and dtype in "iu"
@@ -109,7 +109,7 @@ class Labels(Kind):
     head: HeadOutputs,
   ) -> tuple[jax.Array, jax.Array]:
     """Return binary cross-entropy (b, c), and correctness in [0, 1] (b, c)."""
-    outputs = outputs[:, : targets.shape[-1]]  # without padding
+    outputs = outputs[:, : targets.shape[-1]]  # drop padding outputs
     yes, no = jax.nn.softplus(-outputs), jax.nn.softplus(outputs)
     if options.weighted:
       yes = yes * head.weights[None]

@@ -135,7 +135,7 @@ class OutputPredictions:
   @functools.cached_property
   def _activated(self) -> Float64[np.ndarray, "n c"]:
     finite = self.finite[:, None]
-    # Use float64: in float32, values with a huge mean or deviation overflow.
+    # Use float64: in float32, values with a huge mean or `std` overflow.
     outputs = np.where(finite, self.outputs, 0).astype(np.float64)
     return np.where(finite, self.kind.activate(outputs), np.nan)
 
@@ -215,7 +215,7 @@ class ValuePredictions(OutputPredictions):
 
 
 def _first(predictions: Any, size: int) -> Any:
-  """Return the predictions with the first `size` rows of all arrays."""
+  """Return `predictions` with only the first `size` rows of each array."""
   values = {
     field.name: getattr(predictions, field.name)
     for field in dataclasses.fields(predictions)

@@ -12,7 +12,7 @@ import numpy as np
 from memory_vit.kinds.kind import HeldOut
 from memory_vit.kinds.scores import Evaluation
 
-# Dtype of the bits of float64 targets, whose values devices would round.
+# Devices would round float64 targets, so they get the bits, in this dtype.
 BITS = np.dtype(np.uint32)
 
 

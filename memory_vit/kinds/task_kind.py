@@ -154,8 +154,8 @@ class TaskKind:
 
 def answer_rows(answer: Any) -> list[tuple[str, str]]:
   """Return name and number of each entry of an answer of any kind, as text."""
-  # An answer of classes is a list of entries, unless it is `marked`. Any other
-  # answer is a dictionary that begins with {name of the kind: entries}.
+  # A task of classes answers with a list of entries, unless it rejects images.
+  # Any other answer is a dictionary whose first item is {kind: entries}.
   name = "classes" if isinstance(answer, list) else next(iter(answer))
   return KINDS[name].answer_rows(answer)
 

@@ -80,7 +80,7 @@ class Values(Kind):
   hub_pipeline = ""
 
   def _read(self, label: Any) -> np.ndarray:
-    """Parse values; a text without brackets is one value ("1,5" is 1.5)."""
+    """Return values (c,); text without brackets is one value ("1,5" is 1.5)."""
     return row(parts(label, separators=False))
 
   def meaning(self, names: Sequence[str], target: np.ndarray) -> Any:
@@ -132,7 +132,7 @@ class Values(Kind):
 
     The error is in standard deviations: outputs and targets are standardized.
     """
-    error = outputs[:, : targets.shape[-1]] - targets  # without padding
+    error = outputs[:, : targets.shape[-1]] - targets  # drop padding
     loss = optax.huber_loss(error) if options.huber else error**2
     return loss, jnp.abs(error)
 

@@ -53,7 +53,7 @@ _PARTS = {
 }
 # Maximum number of characters per inch of a title.
 _CHARACTERS = 11
-# Maximum number of columns whose cells show numbers; maximum number of ticks.
+# Maximum number of columns of a heat map with numbers; maximum number of ticks.
 _MOST_NUMBERS, _MOST_TICKS = 13, 24
 
 
@@ -214,7 +214,7 @@ def cell_removal_figure(removal: CellRemoval) -> Figure:
   ]
   _numbers(axes, texts, mappable, bold=sure)
   axes.axvline(columns - 1.5, color="black", linewidth=1.5)
-  # Leave out cell numbers so close to "all" that the labels would touch.
+  # Leave out ticks whose labels would touch the label "all" of the last tick.
   apart = 0.7 * -(-columns // _MOST_TICKS)
   places = [p for p in _ticks(columns) if p < columns - 1 - apart]
   axes.set_xticks(
@@ -242,7 +242,7 @@ def cell_removal_figure(removal: CellRemoval) -> Figure:
 
 
 def _pictures(images: np.ndarray, *counts: int) -> list[np.ndarray]:
-  """Return uint8 images (height, width, 3) with sides of at least `_SIDE`."""
+  """Return uint8 images with sides of at least `_SIDE`; check their number."""
   images = np.asarray(images)
   images = to_pixels(images[None] if images.ndim == 3 else images)
   for count in counts:
@@ -280,8 +280,7 @@ def _maps_figure(
 ) -> Figure:
   """Draw each image and, beside the image, its maps: layers, then rollout.
 
-  `maps` are (b, layers, rows, columns) and, for the rollout, (b, 1, rows,
-  columns).
+  `maps` holds the layers (b, l, rows, columns) and any rollout, with l = 1.
   """
   depth = maps[0].shape[1]
   headers = [f"layer {i + 1}" for i in range(depth)] + ["rollout"]
@@ -303,7 +302,7 @@ def _maps_figure(
 
 
 def _panels(images: int, panels: int) -> tuple[Figure, list[list[Axes]]]:
-  """Return a figure, and a list of axes per image: the image, then panels."""
+  """Return a figure and, for each image, axes for the image and its panels."""
   lines = -(-panels // (_COLUMNS - 1))
   columns = -(-panels // lines)
   height = (_PANEL + _HEADER) * lines * images + 0.8
@@ -421,7 +420,7 @@ def _bars(axes: Axes, shares: AttentionShares) -> None:
 def _heat(
   axes: Axes, values: np.ndarray, name: str, limits: tuple[float, float]
 ) -> Any:
-  """Draw values (l, columns) as a heat map, with the first layer on top."""
+  """Draw a heat map (l, columns), first layer on top; return its AxesImage."""
   low, high = limits
   drawn = axes.imshow(
     values, name, vmin=low, vmax=high if high > low else low + 1,
@@ -446,7 +445,10 @@ def _numbers(
   drawn: Any,
   bold: np.ndarray | None = None,
 ) -> None:
-  """Write texts in the fields, or dots for bold texts if texts do not fit."""
+  """Write a text in each field of the heat map `drawn`.
+
+  If there are too many columns, draw dots in the `bold` fields instead.
+  """
   shades = drawn.to_rgba(drawn.get_array())[..., :3] @ (0.299, 0.587, 0.114)
   colours = np.where(shades < 0.5, "white", "black")
   if len(texts[0]) > _MOST_NUMBERS:

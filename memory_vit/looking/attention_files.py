@@ -242,7 +242,7 @@ def _image(
 
 
 def _answer(task: Task, image: ImageAttention) -> dict[str, Any]:
-  """Return the most probable class, all predicted labels, or all values."""
+  """Return as JSON the most probable class, predicted labels, or values."""
   activated, spec = image.answers[task.name][None], task.spec
   names = [*map(utf8, spec.class_names)]
   [answer] = spec.kind.answers(names, activated)

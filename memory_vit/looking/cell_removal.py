@@ -165,7 +165,7 @@ def remove_cells(
   """
   mesh = sharding.make_mesh() if mesh is None else mesh
   sharding.require_divisible(batch_size, mesh, "batch_size")
-  # All tasks must use the same preprocessing, because they share the batches.
+  # Require that all tasks use the same preprocessing: they share the batches.
   tasks = compose.concatenate(tasks)
   if names is None:
     names = [task.name for task in tasks if can_remove(task.spec)]
@@ -355,7 +355,7 @@ def count_changes(
 def _count_program(
   replicated: Any, config: ViTConfig, cells: int
 ) -> Callable[..., jax.Array]:
-  """Return a compiled `count_changes` that replicates its result on devices."""
+  """Compile a program that runs all variants and returns `count_changes`."""
   whole = np.ones((1, config.depth, cells), bool)
   seen = np.concatenate([whole, variant_masks(config.depth, cells)])
   passes = -(-len(seen) // _TOGETHER)

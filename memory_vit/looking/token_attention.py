@@ -206,7 +206,7 @@ def _of_one_task(
   cells: Float32[np.ndarray, "b l *h _ m"],
   read: Mapping[int, TaskSpec],
 ) -> TokenAttention:
-  """Return the attention of a task, without padded cells.
+  """Return the attention of a task, without the padding of memory cells.
 
   `read` is {slot: task}: slot 0 holds the task, and further slots hold its
   parents, the tasks that it attends to.

@@ -88,7 +88,7 @@ class MultiHeadDotProductAttention(nn.Module):
     return self._handed_on(self.key(z)), self._handed_on(self.value(z))
 
   def _handed_on(self, a: Float[Array, "b s h k"]) -> Float[Array, "b h s k"]:
-    """Convert keys or values for the cache: heads first, in compute dtype."""
+    """Return `a` as caches hold it: heads before tokens, in compute dtype."""
     return _heads_first(a.astype(self.config.dtype))
 
   def _attend(
@@ -98,7 +98,7 @@ class MultiHeadDotProductAttention(nn.Module):
     v: Float32[Array, "b s h k"],
     module: nn.Module | None = None,
   ) -> Float32[Array, "b q h k"]:
-    """Call Flax's dot-product attention, with `products.einsum`."""
+    """Return Flax's dot-product attention, computed with `products.einsum`."""
 
     def product(
       spec: str, x: Float[Array, "..."], y: Float[Array, "..."]
@@ -160,7 +160,7 @@ def attend_from_tasks(
   ends = [parts[0].shape[-1], parts[0].shape[-1] + parts[1].shape[-1]]
   weights = jax.nn.softmax(jnp.concatenate(parts, axis=-1))
   if module is not None:
-    # Last axis: s tokens of the image, 1 + p tokens of tasks, (1 + p) m cells.
+    # Axis 3 of `weights`: s image tokens, 1 + p task tokens, (1 + p) m cells.
     module.sow("intermediates", SOWN_BY_TASKS, weights)
   to_context, to_tokens, to_cells_ = jnp.split(weights, ends, axis=-1)
   read = product("bhts,bhsk->bhtk", to_context, context[1])
@@ -180,11 +180,11 @@ def _with_memory(
   memory: Float[AnyArray, "t p h m k"],
   precision: Precision,
 ) -> Float32[Array, "b h t ..."]:
-  """Return `products.einsum` of `a` and keys or values of memory."""
+  """Return `products.einsum` of `a` and `memory`, its keys or its values."""
   if precision.dtype == "float32":
     return einsum(spec, a, memory, precision)
-  # Pass memory as the first operand: XLA for GPUs would transpose the second
-  # operand in every layer. In float32, this order would change results.
+  # In bfloat16, swap the operands: XLA for GPUs would transpose memory in every
+  # layer if it came second. In float32, swapping them would change results.
   inputs, out = spec.split("->")
   first, second = inputs.split(",")
   return einsum(f"{second},{first}->{out}", memory, a, precision)
@@ -207,7 +207,7 @@ def _masks(
   is_parent: Bool[AnyArray, "t p"],
   has_cell: Bool[AnyArray, "t m"],
 ) -> tuple[Bool[Array, "t 1+p"], Bool[Array, "t 1+p m"]]:
-  """Return two masks: the tokens and the cells that a task attends to."""
+  """Return two masks: the task tokens and cells that each task attends to."""
   itself = jnp.ones((parents.shape[0], 1), bool)
   sees_token = jnp.concatenate([itself, is_parent], axis=1)
   has_cell = _with_parents(has_cell, parents, axis=0)
@@ -217,5 +217,5 @@ def _masks(
 def _hide(
   scores: Float[Array, "b h *seen"], seen: Bool[Array, "*seen"]
 ) -> Float[Array, "b h *seen"]:
-  """Set scores to -inf where a task does not attend."""
+  """Return `scores`, with -inf where `seen` is False."""
   return jnp.where(seen[None, None], scores, -jnp.inf)

@@ -87,12 +87,12 @@ class Backbone:
     return ready[1]
 
   def __getstate__(self) -> dict[str, Any]:
-    """Leave `_ready` out of pickles: it is only a cache."""
+    """Return the fields to pickle: all but `_ready`, which is only a cache."""
     return {k: v for k, v in self.__dict__.items() if k != "_ready"}
 
   @functools.cached_property
   def _ready(self) -> list[Any]:
-    """The list that `for_programs` fills: leaves and transposed parameters."""
+    """The cache of `for_programs`: empty or [leaves, transposed `params`]."""
     return []
 
   @property
@@ -200,7 +200,7 @@ def rounded(backbone: Backbone) -> Backbone:
 
 
 def _transposed(params: dict[str, Any], dtype: str) -> dict[str, Any]:
-  """Transpose the kernels of all dense layers below the head."""
+  """Return `params`, with all dense kernels below the head transposed."""
   flat = trees.flatten(params)
   for name in trees.flatten(trunk(params)):
     layer = name.removesuffix("kernel")

@@ -132,7 +132,7 @@ def _normed(
   c: Float[Array, "b t d"],
   z: Float[Array, "b t d"],
 ) -> Float[Array, "b t d"]:
-  """Let all hooks change `z`, the output of LayerNorm i for the tokens `c`."""
+  """Return `z`, the output of LayerNorm `i` for `c`, changed by all hooks."""
   for part in parts:
     z = part.after_norm(i, c, z)
   return z
@@ -147,7 +147,7 @@ class AddPositionEmbedding(nn.Module):
   def __call__(
     self, z: Float[Array, "b s d"], is_class: bool
   ) -> Float[Array, "b s d"]:
-    """Add embeddings to backbone tokens or, if `is_class`, to task tokens."""
+    """Return `z` (task tokens if `is_class`) plus position embeddings."""
     cfg = self.config
     if cfg.positions != "learned":
       return z
@@ -160,7 +160,7 @@ class AddPositionEmbedding(nn.Module):
       return z
     # The class tokens of all tasks have position 0 (Figure 3 of the paper).
     embedding = embedding[:, :1] if is_class else embedding
-    # A task's class token has no position if the backbone has no class token.
+    # A class token that only the task has is in front, and gets no position.
     extra = 0 if is_class else z.shape[1] - embedding.shape[1]
     embedding = jnp.pad(embedding, ((0, 0), (extra, 0), (0, 0)))
     return z + embedding
@@ -203,7 +203,7 @@ class Encoder(nn.Module):
     x: Float[Array, "b _ d"],
     registers: Float[AnyArray, "1 _ d"] | None,
   ) -> Float[Array, "b s d"]:
-    """Add positions; insert registers between class tokens and patches."""
+    """Return `x` with positions, and registers before the patches."""
     x = self.posembed_input(x, is_class=False)
     if registers is not None:
       first = x.shape[1] - self.config.num_patches
@@ -212,7 +212,7 @@ class Encoder(nn.Module):
     return self.pre_norm(x) if self.config.pre_norm else x
 
   def _angles(self, tokens: int, behind: int = 0) -> Rotation | None:
-    """Return the rotation of all tokens; `behind` tokens follow the patches."""
+    """Return the `Rotation`, if any; `behind` tokens come after the patches."""
     before = tokens - behind - self.config.num_patches
     return rotation(self.config, before, behind)
 

@@ -83,7 +83,7 @@ class TaskMask(NamedTuple):
   parents: Int32[AnyArray, "t p"]
   # True for real entries of `parents`, False for padding.
   is_parent: Bool[AnyArray, "t p"]
-  # Whether a task's memory passes through the block's first LayerNorm.
+  # Whether a task's memory passes through the first LayerNorm of each block.
   memory_norm: Bool[AnyArray, " t"]
 
 
@@ -97,7 +97,6 @@ def task_mask(
 ) -> TaskMask:
   """Return the `TaskMask` of tasks, padded to at least the given sizes."""
   graph = attention_graph(specs) & ~np.eye(len(specs), dtype=bool)
-  # By default the tasks occupy the first slots, in their order.
   place = np.arange(len(specs)) if places is None else np.asarray(places, int)
   slots = max(slots, int(place.max(initial=-1)) + 1)
   cells = max(cells, *(spec.cells for spec in specs), 0)

@@ -48,7 +48,7 @@ def _product(
 
 
 def _widened(*operands: Array) -> tuple[Array, ...]:
-  """Convert operands to float32, for products that XLA for CPUs cannot run."""
+  """Return float32 operands, for products that XLA for CPUs cannot run."""
   # Some bfloat16 products compile, but fail at run time ("Unsupported element
   # type for DotThunk"). With jax 0.11, the backward pass still has this error.
   return tuple(a.astype(jnp.float32) for a in operands)
@@ -66,11 +66,11 @@ def _backward(
   operands: tuple[Array, Array],
   gradient: Float32[AnyArray, "..."],
 ) -> tuple[Array, Array]:
-  """Return the gradients of both operands, by products of rounded arrays."""
+  """Return both operands' gradients; first round `gradient` to their dtype."""
   a, b = operands
   dtype = a.dtype
-  # An einsum in which an operand and the result swap places computes the
-  # operand's gradient. Jax's own rule would run this einsum in float32.
+  # An operand's gradient is the einsum in which this operand and the result
+  # swap places. Jax's own rule would compute that einsum in float32.
   inputs, out = spec.split("->")
   first, second = inputs.split(",")
   gradient = jnp.asarray(gradient, dtype)

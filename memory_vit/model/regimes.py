@@ -21,7 +21,7 @@ import functools
 from memory_vit.errors import ConfigError
 from memory_vit.model.parts import PARTS, Part
 
-# The backbone in `Regime.trained`; unlike the other names, it is not a `Part`.
+# Name of the backbone in `Regime.trained`, next to the names of parts.
 OWN_BACKBONE = "backbone"
 
 

@@ -14,8 +14,8 @@ def rotation(config: ViTConfig, before: int, after: int) -> Rotation | None:
   """Return the rotation of patches, and of tokens before and after patches."""
   if config.positions != "rope":
     return None
-  # In each head, half of the pairs rotate by row and half by column (scaled to
-  # [-1, 1]), with periods from 1 to `rope_base`. Only patches rotate.
+  # Only patches rotate: in each head, half of the feature pairs by row, half by
+  # column (both scaled to [-1, 1]), with periods from 1 to `rope_base`.
   side, quarter = config.image_size // config.patch_size, config.head_dim // 4
   centers = (2 * np.arange(side) + 1) / side - 1
   rows, columns = np.meshgrid(centers, centers, indexing="ij")

@@ -243,9 +243,9 @@ class TaskSpec:
     return f"{self.name!r}, {outputs}, {self.cells} cells, {self.regime}"
 
 
-# `provenance` is not in the pytree: changed parameters have other metrics, and
-# a static `provenance` would keep tasks from sharing programs. Registering
-# the class after `dataclass` would need `drop_fields`, which is new in jax 0.8.
+# `provenance` is left out of the pytree: its metrics do not hold for changed
+# parameters, and if it were static, tasks could not share compiled programs.
+# Registering the class before `dataclass` avoids `drop_fields`, new in jax 0.8.
 @dataclasses.dataclass(frozen=True, eq=False)  # arrays cannot be compared by ==
 @functools.partial(
   jax.tree_util.register_dataclass, data_fields=["params"], meta_fields=["spec"]

@@ -132,7 +132,7 @@ class VisionTransformer(nn.Module):
   def _tokens(
     self, images: Float[Array, "b side side 3"], cls: Float[AnyArray, "_ d"]
   ) -> Float[Array, "b _ d"]:
-    """Embed patches, and put class tokens in front of them."""
+    """Return the embedded patches, with class tokens `cls` in front of them."""
     x = self.embedding(patches_of(images, self.config))
     if not cls.shape[0]:  # exporters fail on empty arrays
       return x
@@ -143,7 +143,7 @@ def patches_of(
   images: Float[Array, "b side side 3"], config: ViTConfig
 ) -> Float32[Array, "b n p p 3"]:
   """Cut images into patches, row by row."""
-  # Split one axis per reshape: on an explicit mesh, jax cannot split two.
+  # Split one axis per reshape: on an explicit mesh, jax cannot split two axes.
   b, p = images.shape[0], config.patch_size
   g = config.image_size // p
   rows = images.astype(jnp.float32).reshape(b, g, p, g * p, 3)

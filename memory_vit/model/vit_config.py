@@ -26,12 +26,12 @@ from memory_vit.runtime.dtypes import Precision
 
 # Prefix of the variant of a randomly initialized backbone.
 RANDOM = "random:"
-# Limits in pixels: at 2,048, a ViT-B/16 has 16,384 tokens, whose attention
-# takes 13 GB per image.
+# Limits of an image's side, in pixels: at 2,048, a ViT-B/16 has 16,384 tokens,
+# whose attention takes 13 GB per image.
 MAX_IMAGE_SIZE = 2_048
 MAX_RESIZE = 4_096
-# Limit on patches if `positions` is "rope": the largest image has as many if
-# patches are 8 pixels wide. Otherwise, the position table limits the number.
+# Limit on patches if `positions` is "rope": the number in the largest image for
+# patches of 8 pixels. With other `positions`, the position table is the limit.
 MAX_ROTATED_PATCHES = 2**16
 
 

@@ -16,8 +16,8 @@ from memory_vit.kinds.calibration import Calibration
 from memory_vit.plots.images import image_grid
 from memory_vit.runtime.messages import escaped, shortened
 
-# Number of classes up to which a confusion matrix has counts in the cells,
-# class names at the axes, and a separate row for each class.
+# Maximum number of classes of a confusion matrix with counts in its cells; with
+# class names at its axes; with a separate row for each class.
 _NUMBERED, _NAMED, _SINGLE = 16, 40, 400
 _LONGEST_NAME = 24
 _SHEET_COLUMNS, _SHEET_WIDTH = 6, 1.75  # width in inches
@@ -54,7 +54,7 @@ def confusion_matrix_figure(matrix: Any, class_names: Sequence[str]) -> Figure:
   figure = Figure(figsize=(side + 1.2, side), layout="constrained")
   axes = figure.subplots()
   total = counts.sum(axis=1, keepdims=True)
-  # The grey background shows in the rows of classes without examples.
+  # Shares of a class without examples are NaN: its row shows this grey.
   axes.set_facecolor("0.85")
   shares = np.divide(
     counts, total, out=np.full(counts.shape, np.nan), where=total > 0
@@ -245,7 +245,7 @@ def _number_cells(axes: Axes, counts: np.ndarray, shares: np.ndarray) -> None:
 def _name_classes(
   axes: Axes, class_names: Sequence[str], together: int
 ) -> None:
-  """Label axes with class names, or, above 40 classes, with a few numbers."""
+  """Label axes with class names or, above 40 classes, with a few indices."""
   if len(class_names) > _NAMED:
     locator = MaxNLocator(8, integer=True)
     ticks = np.asarray(locator.tick_values(0, len(class_names)))

@@ -10,7 +10,7 @@ from memory_vit.errors import DataError
 from memory_vit.images.view import to_levels
 from memory_vit.runtime.messages import escaped
 
-# Characters of a title per inch; maximum number of parts of a wrapped line.
+# Characters of a title per inch; maximum number of lines after wrapping a line.
 _CHARACTERS, _LINES = 12.6, 2
 
 

@@ -12,7 +12,7 @@ from memory_vit.plots.images import to_pixels
 from memory_vit.runtime.messages import escaped, shortened
 
 _COLUMNS = 6
-# Maximum length of a name: alone on a line; beside another name.
+# Maximum characters of a name alone on a line, and of a name beside another.
 _ALONE, _BESIDE = 20, 11
 # Length of a probability after a name: " 100%".
 _SHARE = 5
@@ -98,7 +98,7 @@ def _activated(
   names: Sequence[str],
   count: int,
 ) -> np.ndarray:
-  """Return activated logits, float64 (b, c), with NaN for non-finite rows."""
+  """Return probabilities or values (b, c); NaN in rows of non-finite logits."""
   if task not in logits:
     raise DataError(f"there are no logits of {task!r}, only of {list(logits)}.")
   values = np.asarray(logits[task], np.float64)

@@ -106,8 +106,8 @@ def _score_tags(kind: Kind) -> tuple[str, str]:
   """Return the tags of the score for training batches and for validation.
 
   For labels and values, the tag for training batches is "", because training
-  does not log their score: accuracy over pairs of image and label is not
-  comparable with mAP.
+  logs another metric than their score: the accuracy over pairs of image and
+  label instead of mAP, or the mean absolute error of values instead of R2.
   """
   training = f"train/{kind.trained_metric}" if kind.one_is_right else ""
   return training, f"validation/{kind.score_key}"

@@ -105,7 +105,7 @@ def _by_setting(tasks: Sequence[TrialResult], key: str) -> Lines:
 
 
 def _point(rate: float, values: Sequence[tuple[float, float]]) -> Point:
-  """Return the point of a learning rate; `values` are pairs (score, error)."""
+  """Return the point of a learning rate; `values`: (score, standard error)."""
   mean = float(np.mean([score for score, _ in values]))
   least = min(score - error for score, error in values)
   greatest = max(score + error for score, error in values)
@@ -113,7 +113,7 @@ def _point(rate: float, values: Sequence[tuple[float, float]]) -> Point:
 
 
 def _label_of(task: TrialResult, cells: Mapping[str, set[int]]) -> str:
-  """Return the label of a line; `cells` is {regime: its numbers of cells}."""
+  """Return the label of a line; `cells`: {regime: cells of its trials}."""
   number = "1 cell" if task.cells == 1 else f"{task.cells} cells"
   if len(cells) == 1:
     return number

@@ -32,7 +32,7 @@ from memory_vit.tasks.compose import TasksLike, task_tuple
 from memory_vit.tasks.model_loading import load_model
 
 Columns = Mapping[str, Any]
-# Names of the options of `from_model`, whose backbone is already loaded.
+# Options of `from_model`: all fields but those for loading backbone and tasks.
 _OPTIONS = tuple(
   field.name
   for field in dataclasses.fields(PredictorConfig)

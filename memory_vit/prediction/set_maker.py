@@ -119,5 +119,5 @@ class SetMaker:
 
 
 def _held(task: Task) -> Task:
-  """Copy a task to the host; each new `TaskSet` is filled from this copy."""
+  """Return a copy in host memory, from which sets of tasks are filled."""
   return dataclasses.replace(task, params=on_host(task.params))

@@ -196,7 +196,7 @@ def _confusions(
 
 
 def _classes(evaluation: ClassEvaluation) -> list[Html]:
-  """Return a table of the metrics of each class, the lowest F1 first."""
+  """Return a note and a table: metrics of each class, the lowest F1 first."""
   classes, names = evaluation.each, evaluation.class_names
   # Use NaN for classes without examples, because `argsort` puts NaN last.
   f1 = np.where(classes.support > 0, classes.f1, np.nan)

@@ -141,7 +141,6 @@ class LabelEvaluation(TaskEvaluation):
 
 def _labels(evaluation: LabelEvaluation) -> list[Html]:
   metrics, names = evaluation.each, evaluation.class_names
-  # `argsort` puts NaN, the AP of labels without examples, last.
   order = np.argsort(metrics.average_precision, kind="stable")[:MOST_ROWS]
   rows = [
     (

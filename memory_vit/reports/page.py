@@ -16,8 +16,8 @@ from memory_vit.reports.markup import Html, element, joined
 from memory_vit.reports.task_evaluation import Mistake, TaskEvaluation
 from memory_vit.runtime.messages import counted
 
-# Maximum side in pixels of small images, which are stored as PNG and which are
-# enlarged without smoothing.
+# Images with at most this side in pixels are stored as PNG, and are enlarged
+# without smoothing.
 _SMALL = 64
 
 
@@ -105,7 +105,7 @@ def _notes(evaluation: TaskEvaluation) -> list[str]:
 
 
 def _problems(evaluation: TaskEvaluation) -> Iterable[Html]:
-  """Yield paragraphs about problems, and about a verification that was made."""
+  """Yield paragraphs on problems and, after --verify, on the comparison."""
   summary, alone = evaluation.summary, evaluation.alone
   if summary["skipped"]:
     skipped = counted(summary["skipped"], "example")

@@ -117,7 +117,7 @@ def write_predictions_csv(path: Path, evaluation: ClassEvaluation) -> None:
 def _example_columns(
   evaluation: ClassEvaluation, numbers: np.ndarray
 ) -> dict[str, Any]:
-  """Return columns for both CSV and Parquet; class names are not escaped."""
+  """Return the columns that CSV and Parquet share; names are not escaped."""
   predictions = evaluation.predictions
   names, labels = evaluation.class_names, predictions.label[numbers]
   return {
@@ -135,7 +135,7 @@ def _example_columns(
 def _rejection(
   predictions: SplitPredictions, numbers: np.ndarray
 ) -> dict[str, Any]:
-  """Return columns about rejected images; {} if the task rejects no images."""
+  """Return columns about rejected images; {} if no image can be rejected."""
   if predictions.unknown_below is None:
     return {}
   missing = ~predictions.finite[numbers]
@@ -204,7 +204,7 @@ def write_values(folder: Path, evaluation: ValueEvaluation) -> None:
 def _cells(
   prefix: str, names: Sequence[str], rows: np.ndarray, missing: np.ndarray
 ) -> dict[str, pa.Array]:
-  """Return a column for each label or value, named by index if names repeat."""
+  """Return {title: column}; in titles, indices replace names if any repeat."""
   names = [*map(escaped, names)]
   if len({*names}) < len(names):
     names = [*map(str, range(len(names)))]

@@ -92,10 +92,10 @@ class TaskEvaluation(abc.ABC):
   data_files: DataFiles | None = None
   kind: ClassVar[str]
   noun: ClassVar[str]
-  worst_title: ClassVar[str] = "Most confident mistakes"  # above mistakes
+  worst_title: ClassVar[str] = "Most confident mistakes"  # title above mistakes
   in_index: ClassVar[tuple[str, ...]]  # titles of numbers on the index page
   meanings: ClassVar[Mapping[str, str]]  # {title: meaning} of all numbers
-  confidence: ClassVar[str] = ""  # label of the calibration axis
+  confidence: ClassVar[str] = ""  # x label of the calibration figure
 
   @staticmethod
   def of(
@@ -225,7 +225,7 @@ class TaskEvaluation(abc.ABC):
   @property
   def _errors(self) -> np.ndarray:
     """Errors (n, c) of outputs; 0 where predictions are right or missing."""
-    raise NotImplementedError  # not needed if `worst` is overridden
+    raise NotImplementedError  # subclasses override this or `worst`
 
   def mistake(self, number: int) -> Mistake:
     """Describe the wrong prediction for an example."""
@@ -268,7 +268,7 @@ def overall(evaluation: TaskEvaluation, found: Evaluation) -> Mapping[str, Any]:
 
 
 def _thumbnails(images: np.ndarray) -> np.ndarray:
-  """Convert images (k, side, side, 3) in [-1, 1] to uint8, scaled down."""
+  """Scale down images (k, side, side, 3) in [-1, 1]; return them as uint8."""
   side = min(images.shape[1], _THUMBNAIL)
   return np.stack([
     np.asarray(

@@ -64,7 +64,7 @@ class ValueEvaluation(TaskEvaluation):
 
   @functools.cached_property
   def _errors(self) -> np.ndarray:
-    """Absolute errors (n, c) in standard deviations; 0 without a prediction."""
+    """Absolute errors (n, c) / `std`; 0 for examples without a prediction."""
     predictions = self.predictions
     errors = np.abs(predictions.predicted - predictions.target) / np.array(
       predictions.kind.std

@@ -36,7 +36,7 @@ def as_os_error() -> Iterator[None]:
     yield
   except (OSError, MemoryVitError):
     raise
-  except Exception as error:  # these libraries have no common base class
+  except Exception as error:  # the libraries' errors share no base class
     raise OSError(errno.EIO, named(error)) from error
 
 

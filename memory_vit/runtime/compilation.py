@@ -20,7 +20,7 @@ import jax
 from memory_vit.errors import ConfigError
 from memory_vit.runtime.messages import brief
 
-# Environment variable for the cache directory, as in `backbones.download`.
+# Environment variable for the cache folder; `backbones.download` reads it, too.
 _ROOT = "MEMORY_VIT_CACHE"
 _SWITCH = "MEMORY_VIT_COMPILE_CACHE"
 # Options of JAX. The default threshold is one second, but many of our programs

@@ -141,7 +141,7 @@ def _parsed(line: str) -> _Instruction | None:
 
 
 def _end(text: str, wanted: str) -> int:
-  """Return the index of the first `wanted` outside of brackets, or the end."""
+  """Return the first index of `wanted` outside of brackets, or `len(text)`."""
   depth = 0
   for place, character in enumerate(text):
     if not depth and character == wanted:
@@ -167,7 +167,7 @@ def _traffic(instructions: list[_Instruction]) -> int:
   for step in instructions:
     if step.operation in _VIEWS or step.operation.endswith("-done"):
       continue
-    if step.operation == "copy-start":  # destination, source, context
+    if step.operation == "copy-start":  # buffers: destination, source, context
       touched = step.buffers[:2]
     elif step.operation in ("slice-start", "async-start"):
       # A slice reads only a part of its operand: as many bytes as it writes.

@@ -27,10 +27,9 @@ with epy.lazy_imports():
   import jax  # checking options does not need JAX
 
 _NEW, _OLD, _LOCK = "new", "old", "lock"
-# Text of the lock file in our scratch directories. Hidden directories of users
-# may have similar names, but do not contain this text.
+# Text of the lock file in hidden directories of `replacing_directory`. Hidden
+# directories of users may have similar names, but do not contain this text.
 SCRATCH_MARK = b"made by memory_vit to replace the directory of this name\n"
-# Messages of the system for a full disk and for an exceeded quota.
 _FULL = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT)))
 
 
@@ -126,8 +125,9 @@ def replacing_directory(
   new, old = scratch / _NEW, scratch / _OLD
   try:
     with (scratch / _LOCK).open("wb") as lock:
-      with contextlib.suppress(OSError):  # the file system may have no locks
-        fcntl.flock(lock, fcntl.LOCK_EX)  # `tidy` may hold the lock briefly
+      # `tidy` may hold the lock briefly. Some file systems have no locks.
+      with contextlib.suppress(OSError):
+        fcntl.flock(lock, fcntl.LOCK_EX)
       lock.write(SCRATCH_MARK)
       lock.flush()
       yield new
@@ -143,7 +143,7 @@ def replacing_directory(
         before = old.stat()
         # If the group has changed, drop the permissions that the old group had.
         same_group = before.st_gid == new.stat().st_gid
-        with contextlib.suppress(OSError):  # file systems without permissions
+        with contextlib.suppress(OSError):  # some file systems have no modes
           new.chmod(before.st_mode & (0o7777 if same_group else 0o705))
       new.rename(path)
       sync(path.parent)
@@ -154,13 +154,14 @@ def replacing_directory(
 def _move_away(
   path: Path, old: Path, foreign_file: Callable[[Path], str | None]
 ) -> str:
-  """Rename `path` to `old`; return why it must not be replaced, or ""."""
+  """Rename `path` to `old`; return why `path` must not be replaced, or ""."""
   try:
     path.rename(old)
   except OSError as error:  # `path` is protected, or a mount point
     return f"cannot be replaced ({error.strerror or error})"
+  # Check after renaming: other programs may write to `path`, but not to `old`.
   try:
-    foreign = foreign_file(old)  # no other program adds files to `old`
+    foreign = foreign_file(old)
   except OSError as error:
     foreign = f"files that cannot be read: {error.strerror or error}"
   return f"holds something else ({brief(foreign)})" if foreign else ""
@@ -170,7 +171,7 @@ def tidy(directory: Path, name: str | None = None) -> None:
   """Clean up after a killed `replacing_directory`; put old directories back."""
   if bucket.is_in(directory):
     return
-  for scratch in directory.glob(".*-????????"):  # named by `mkdtemp`
+  for scratch in directory.glob(".*-????????"):  # created by `mkdtemp`
     place = directory / scratch.name[1:-9]
     if name not in (None, place.name) or scratch.is_symlink():
       continue
@@ -185,12 +186,12 @@ def tidy(directory: Path, name: str | None = None) -> None:
 
 
 def _settle(scratch: Path, place: Path) -> None:
-  """If `place` is missing, restore it from `scratch`; remove `scratch`."""
+  """Restore a missing `place` from `scratch`, and then remove `scratch`."""
   new, old = scratch / _NEW, scratch / _OLD
   if old.exists() and not os.path.lexists(place):
     old.rename(place)
   if old.exists() and new.exists():
-    return  # keep both: another process has taken `place`
+    return  # keep `old` and `new`: another process has made `place`
   for part in (old, new):
     shutil.rmtree(part, ignore_errors=True)
   # NFS does not remove open files. If files are left, keep the lock file, so

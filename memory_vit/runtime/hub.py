@@ -110,7 +110,7 @@ def _without_secrets(error: BaseException) -> str:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-  """Yield an error and its causes; stop at an error with an HTTP response."""
+  """Yield an error and its causes, up to the first with an HTTP response."""
   yield error
   if error.__cause__ and not hasattr(error, "response"):
     yield from _causes(error.__cause__)

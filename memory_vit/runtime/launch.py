@@ -17,7 +17,7 @@ from memory_vit.runtime import options as options_lib
 from memory_vit.runtime.messages import first_line
 from memory_vit.runtime.options import Number, Switch, option
 
-with epy.lazy_imports():  # parsing the flags needs no such module
+with epy.lazy_imports():  # parsing flags does not need these modules
   import jax
 
   from memory_vit.runtime import preemption, processes

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 SILENCE = datetime.timedelta(minutes=2)
 RENEW_SECONDS = 30.0
-# Timeouts of a request and of its retries. Their sum is less than `SILENCE`.
+# Timeouts of one request, and of all its retries; in sum less than `SILENCE`.
 _REQUEST_SECONDS, _RETRY_SECONDS = 20, 60
 _MOST_READ = 400
 _OWNER = re.compile(r"(process [0-9]{1,20} on .{1,300}), [0-9a-f]{16}\n")
@@ -48,7 +48,7 @@ def held(
     while not ended.wait(RENEW_SECONDS):
       try:
         lease.renew()
-      except TrainingError as error:  # the run's next check retries
+      except TrainingError as error:  # the next call of `renew` retries
         logger.warning("%s", first_line(error))
 
   thread = threading.Thread(target=renew, name="lease", daemon=True)
@@ -62,7 +62,7 @@ def held(
 
 
 class _Lease:
-  """A lease of this process; several threads may call its methods."""
+  """This process's lease on the object `path`; `renew` is thread-safe."""
 
   _bucket: Any  # set by `take`
 

@@ -55,8 +55,8 @@ def temporary_bytes(
   operations: list[_Operation] = []
   results = {*_inlined(jaxpr, names, operations)}
   readers = _readers(operations)
-  # {value: the arrays that an operation on the value reads}: the value's array
-  # or, if the value is fused, the arrays that the value is computed from.
+  # Maps a value to the arrays in memory that an operation on the value reads:
+  # its own array or, if the value is fused, the arrays it is computed from.
   behind: dict[Hashable, set[Hashable]] = {}
   size: dict[Hashable, int] = {}
   first: dict[Hashable, int] = {}
@@ -126,7 +126,7 @@ def _inlined(
 
 
 def _called(equation: Any) -> Any:
-  """Return the program that an equation calls, or None."""
+  """Return the program that an equation calls, or None if it calls none."""
   if equation.primitive.name not in _CALLS:
     return None
   keys = ("jaxpr", "call_jaxpr", "fun_jaxpr")
@@ -135,7 +135,7 @@ def _called(equation: Any) -> Any:
 
 
 def _readers(operations: list[_Operation]) -> dict[Hashable, list[str]]:
-  """Return {name: primitives that read the value, directly or by a view}."""
+  """Return {value: primitives that read it, directly or through a view}."""
   viewed: dict[Hashable, Hashable] = {}
   readers: dict[Hashable, list[str]] = {}
   for primitive, read, outputs in operations:

@@ -62,7 +62,7 @@ class OutputDirectory:
         yield new
 
   def _place(self, path: Path) -> Path:
-    """Follow links of `path`; raise `error` if it cannot be replaced."""
+    """Return `path`, links followed; raise if `path` must not be replaced."""
     paths.require_replaceable(path, self.option, self.error)
     return paths.followed(path)
 
@@ -95,7 +95,7 @@ def list_files(directory: Path) -> list[str]:
 
 
 def _foreign_files(folder: Path, known: Set[Path]) -> Iterator[Path]:
-  """Yield all files in a folder that are not known; a link counts as a file."""
+  """Yield the files below `folder` that are not in `known`, links included."""
   for entry in sorted(folder.iterdir()):
     if entry.is_dir() and not entry.is_symlink():
       yield from _foreign_files(entry, known)

@@ -15,7 +15,7 @@ from memory_vit.runtime.messages import brief
 _LONGEST_NAME = 240
 # Start of an address. One slash is enough: pathlib shortens "s3://" to "s3:/".
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
-# Maximum number of folders in a path: making and removing them is recursive.
+# Maximum depth of a path: folders are created and removed by recursion.
 _DEEPEST = 200
 
 

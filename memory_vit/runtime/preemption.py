@@ -13,7 +13,7 @@ from jax.experimental import multihost_utils
 # Exit status of a preempted run that has saved its state. EX_TEMPFAIL of
 # sysexits.h means that the command may be started again.
 PREEMPTED = 75
-# Usual exit status of commands after Ctrl-C. The state is saved, too.
+# Usual exit status of commands after Ctrl-C; the run has saved its state.
 STOPPED = 130
 
 # `timeout` and some schedulers repeat SIGTERM. A repetition within this time is
@@ -104,7 +104,7 @@ class StopSignal:
     return Interrupted(PREEMPTED, f"stopped by SIGTERM: {what}.")
 
   def _take(self, number: int, frame: Any) -> None:
-    """Handle a signal; a second signal ends the process at once."""
+    """Handle a signal; a second request to stop ends the process at once."""
     now = time.monotonic()
     if self._signal is not None:
       since, self._since = self._since, now
@@ -115,6 +115,6 @@ class StopSignal:
       return
     self._signal, self._since = number, now
     if jax.distributed.is_initialized():
-      os.kill(os.getpid(), signal.SIGTERM)  # jax then tells all processes
+      os.kill(os.getpid(), signal.SIGTERM)  # jax's handler tells all processes
     elif not self._asks:
       raise self.interrupted("the saved state is unchanged")

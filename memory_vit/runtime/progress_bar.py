@@ -29,7 +29,7 @@ with epy.lazy_imports():  # --help seldom needs these modules
 
 logger = logging.getLogger(__name__)
 
-# Whether `shown` hides bars in the current context.
+# Whether bars are hidden in the current context; `shown` sets it.
 _hidden = contextvars.ContextVar("hidden", default=False)
 
 # Time between log lines: with longer pauses, a run would seem to hang.
@@ -85,7 +85,7 @@ class ProgressBar:
     stays: bool = False,
     say: Callable[[str], None] | None = None,
   ) -> None:
-    """Begin at `done`; keep the finished bar if `stays`; log lines by `say`."""
+    """Count from `done`. `stays` keeps a finished bar; `say` logs each line."""
     self.total, self.is_bar = total, on_terminal()
     self._say = say or logger.info
     bar = {"file": sys.stderr, "dynamic_ncols": True, "delay": delay}
@@ -150,8 +150,8 @@ class ProgressBar:
   def close(self) -> None:
     """End the bar, with the cursor at the start of a line."""
     self._waiting.cancel()
-    self._waiting.join()  # else the timer could show the bar later
-    # If a log line redraws a bar in its delay, tqdm would not erase the bar.
+    self._waiting.join()  # otherwise, the timer could show the bar
+    # tqdm erases no bar within its delay, though a log line may have drawn it.
     self._bar.delay = 0
     self._bar.close()
 

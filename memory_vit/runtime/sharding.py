@@ -24,7 +24,7 @@ from jax.sharding import (
 
 from memory_vit.errors import ConfigError
 
-# Arrays below this key of a tree are split over "fsdp".
+# Arrays below this key of a tree are split over the mesh axis "fsdp".
 _IN_PARTS = "backbone"
 _ROWS = ("data", "fsdp")
 # Arrays with fewer values are not split: gathering them costs more than the

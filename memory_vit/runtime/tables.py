@@ -6,8 +6,8 @@ from typing import Any
 
 from memory_vit.runtime.messages import escaped
 
-# Characters that begin a formula in a spreadsheet, which may run commands. The
-# last four are full-width forms, which some spreadsheets treat as the same.
+# First characters of spreadsheet formulas; a formula may run commands. The last
+# four are full-width forms, which some spreadsheets treat like the first four.
 _FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
 
 

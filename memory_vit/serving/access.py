@@ -19,7 +19,7 @@ from memory_vit.serving.request_error import RequestError
 LEAST_CHARACTERS = 16
 _MOST_BYTES = 4096
 _SCHEME = "bearer "
-# These hosts are always trusted, because no other site can have their names.
+# Names of this machine, always trusted, because no other site can have them.
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 _PORT = re.compile(r":\d*$")
 _SENDING = ("POST", "PUT", "DELETE")

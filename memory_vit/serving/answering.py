@@ -47,7 +47,7 @@ class Answering:
     self._lanes = Lanes()
     self._batcher: Batcher[Predictions] = Batcher(
       self._predict,
-      # `compiled_sizes` is empty until the server has compiled the first size.
+      # `compiled_sizes` is empty until the first batch size is compiled.
       sizes=lambda: predictor.compiled_sizes or predictor.batch_sizes,
       least_fill=_LEAST_FILL_ON_CPU if jax.default_backend() == "cpu" else 0,
       wait_seconds=settings.wait_ms / 1e3,
@@ -104,7 +104,7 @@ class Answering:
   async def _predicted(
     self, request: PredictRequest, weight: int
   ) -> tuple[list[np.ndarray | DataError], Predictions, slice]:
-    """Return (prepared images, answer to a batch, rows of the request)."""
+    """Return (images or errors, predictions of a batch, rows of `request`)."""
     while True:
       wanted = self._predictor.preprocessing
       prepared = await self._prepared(request, weight)
@@ -117,7 +117,7 @@ class Answering:
         return prepared, answer, rows
 
   async def _weight(self, request: PredictRequest) -> int:
-    """Return the decoding weight of a request; raise 413 if it is too large."""
+    """Return pixels, weighted by decoding time; raise 413 for too many."""
     encoded = [image.content for image in request.images]
     pixels = await self._lanes.run(
       sum(map(len, encoded)) // 3,
@@ -186,7 +186,7 @@ class Answering:
   def _answers(
     self, answer: Predictions, rows: int, request: PredictRequest
   ) -> list[dict[str, Any]]:
-    """Return, for each row, JSON with the answers and the errors of tasks."""
+    """Return a JSON object per readable image: answers, and errors of tasks."""
     names = (*answer.logits, *([BACKBONE] if request.original else []))
     activated, problems = _activated(answer, names)
     most = Most(request.top or self._settings.top, request.top)
@@ -232,7 +232,7 @@ def _own_part(
 def _activated(
   answer: Predictions, names: Sequence[str]
 ) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-  """Return {name: probabilities or values}; for failed tasks, {name: error}."""
+  """Return ({name: probabilities or values}, {name of failed task: error})."""
   activated, problems = {}, {}
   for name in names:
     try:  # non-finite outputs of one task must not affect other tasks
@@ -253,12 +253,12 @@ def _require_few_outputs(count: int) -> None:
 
 
 def _require_few_pixels(pixels: int, most: float) -> None:
-  """Limit the pixels stated in headers: small files can hold huge images."""
+  """Raise 413 if the weighted `pixels` exceed `most` megapixels."""
   if pixels > most * 1e6:
     raise RequestError(
       413,
-      f"the images have {pixels / 1e6:.0f} megapixels together, expected at "
-      f"most {most:g}: send smaller images, or several requests.",
+      f"the images count as {pixels / 1e6:.0f} megapixels together, expected "
+      f"at most {most:g}: send smaller images, or several requests.",
     )
 
 

@@ -94,7 +94,7 @@ def create_app(
   _add_heads(app)
   app.add_middleware(TrustedHosts, allowed_hosts=settings.allowed_hosts)
   app.add_middleware(BodyLimits, settings=settings)
-  app.add_middleware(RequestLog, metrics=service.metrics)  # the outermost
+  app.add_middleware(RequestLog, metrics=service.metrics)  # outermost layer
   return app
 
 
@@ -126,7 +126,7 @@ def _add_refusals(app: FastAPI) -> None:
 
 
 def _add_heads(app: FastAPI) -> None:
-  """Answer HEAD requests of load balancers like GET, without the body."""
+  """Answer HEAD (used by load balancers) like GET, but without a body."""
   for route in list(app.routes):
     if isinstance(route, APIRoute) and "GET" in (route.methods or ()):
       app.add_api_route(
@@ -214,7 +214,7 @@ async def _answer(
 async def _asked(
   service: Service, request: Request, max_images: int
 ) -> PredictRequest:
-  """Read a request, and wait for the task in its header `x-wait-for`."""
+  """Return the parsed request, once a task has the digest in `x-wait-for`."""
   asked = await read_predict_request(request, max_images)
   if awaited := awaited_task(request):
     seconds = service.settings.timeout
@@ -224,7 +224,7 @@ async def _asked(
 
 
 async def _unless_left(request: Request, work: Coroutine[Any, Any, T]) -> T:
-  """Await work; if the client leaves, cancel the work and raise status 499."""
+  """Return `await work`; if the client leaves, cancel work and raise 499."""
 
   async def leave() -> None:
     while (await request.receive())["type"] != "http.disconnect":

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 # Seconds between checks for missing programs. If a task is added while a batch
-# size is being compiled, the new tasks may have no program of that size.
+# size is being compiled, the new set of tasks may lack a program of that size.
 _LOOK_SECONDS = 1.0
 _BATCH_SIZES, _ATTENTION = "batch sizes", "attention"
 

@@ -46,9 +46,9 @@ class Batcher(Generic[T]):
     max_queue: int,
     on_batch: Callable[[int, int, float], None] = lambda *_: None,
   ) -> None:
-    """Start; `sizes` is called before each batch, and returns ascending sizes.
+    """Start; `sizes`, called before each batch, returns ascending batch sizes.
 
-    `on_batch` is called after each batch: (images, rows with padding, seconds).
+    After each batch, `on_batch` gets (images, images plus padding, seconds).
     """
     self.taken = 0  # images without an answer yet
     self._heavy = 0  # images of heavy requests, included in `taken`

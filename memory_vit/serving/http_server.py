@@ -68,8 +68,8 @@ def serve(app: FastAPI, settings: ServerSettings, bound: socket.socket) -> None:
   sys.setswitchinterval(0.001)
   # Requests are logged by `RequestLog`, not by uvicorn.
   logging.getLogger("uvicorn").setLevel(logging.WARNING)
-  # After the shutdown, uvicorn raises the signal again. SIG_DFL then ends the
-  # process at once; Python's handler would wait for threads that still work.
+  # After its shutdown, uvicorn sends the signal that stopped it to the process
+  # again. SIG_DFL then ends the process at once, without waiting for threads.
   for number in (signal.SIGTERM, signal.SIGINT):
     signal.signal(number, signal.SIG_DFL)
   _Server(config, app, settings.receive_timeout).run(sockets=[bound])
@@ -91,15 +91,15 @@ class _Server(uvicorn.Server):
     if self.should_exit:
       signal.signal(sig, signal.SIG_DFL)
       signal.raise_signal(sig)
-      os._exit(0)  # for process 1 of a container, which ignores the signal
+      os._exit(0)  # needed in containers: process 1 survives the signal
     self._app.state.service.stopping = True
     super().handle_exit(sig, frame)
 
   async def serve(self, sockets: list[socket.socket] | None = None) -> None:
     await super().serve(sockets)
     if self.started:
-      # Process 1 of a container ignores the signal that uvicorn has raised
-      # again. Without this call, the process would wait for its threads.
+      # In a container, process 1 survives the signal that uvicorn sends again.
+      # End the process here, because otherwise it would wait for its threads.
       os._exit(0)
 
   async def on_tick(self, counter: int) -> bool:
@@ -120,7 +120,7 @@ class _Server(uvicorn.Server):
     self._waiting = {
       (c, c.cycle): self._waiting.get((c, c.cycle), now)
       for c in connections
-      if c.timeout_keep_alive_task is None  # else uvicorn has a time limit
+      if c.timeout_keep_alive_task is None  # else uvicorn's own timer runs
       and (c.cycle is None or c.cycle.response_complete)
     }
     for (connection, _), since in self._waiting.items():

@@ -127,7 +127,7 @@ def media_type(request: Request) -> str:
 
 
 def _require_utf8(request: Request) -> None:
-  """Raise status 415 for charsets whose decoding may take long, or fail."""
+  """Raise 415 for charsets other than UTF-8: decoding may be slow, or fail."""
   content_type = request.headers.get("content-type", "")
   charset = parse_options_header(content_type)[1].get(b"charset", b"utf-8")
   if charset.lower() not in (b"utf-8", b"utf8"):
@@ -194,7 +194,7 @@ def _decoded(image: ImageData) -> UploadedImage:
 def _base64(text: str) -> bytes:
   """Decode base64, which may have line breaks or be a data URL.
 
-  Decode MiB by MiB, because a call of `b64decode` blocks all other threads.
+  Decode MiB by MiB, because `b64decode` blocks all threads until it returns.
   """
   url = _DATA_URL.match(text)
   start = url.end() if url else 0
@@ -211,7 +211,7 @@ def _base64(text: str) -> bytes:
 
 
 class _FormParser(MultiPartParser):
-  """Form parser that refuses a truncated form; Starlette's accepts it."""
+  """Parser that refuses truncated forms, which Starlette's parser accepts."""
 
   _is_whole = False
 
@@ -301,7 +301,7 @@ async def _form_images(
 
 
 def _form_tasks(form: FormData) -> list[str] | None:
-  """Return the names in all "tasks" fields, each a comma-separated list."""
+  """Return the names in "tasks" fields, split at commas; None if no field."""
   fields = form.getlist("tasks")
   if not fields:
     return None

@@ -6,7 +6,7 @@ The arguments are the fields of `Scaling`, and the flags of `memory-vit serve`
 with the same names, defaults and rules.
 """
 
-# No `from __future__ import annotations`: `options` cannot read types as text.
+# No `from __future__ import annotations`, because `options` needs real types.
 
 import dataclasses
 import warnings
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
   from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 NAME = "MemoryViT"
-# Fields of `PredictorConfig` that are arguments (`tasks` by the name `task`).
+# Fields of `PredictorConfig` that are arguments; `tasks` is given as `task`.
 _MODEL = (
   "backbone", "tasks", "dtype", "batch_sizes", "image_size", "slots", "cells",
   "classes", "memory_mib",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from memory_vit.runtime.messages import brief, escaped
 from memory_vit.runtime.progress_bar import LogHandler
 
-if TYPE_CHECKING:  # the command line is parsed without these imports
+if TYPE_CHECKING:  # keeps the parsing of the command line fast
   from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
   from memory_vit.serving.metrics import Metrics

@@ -76,7 +76,7 @@ class Service:
     return self._once_warm(self._attention)
 
   def _once_warm(self, part: _Part | None) -> _Part:
-    """Return the part; raise status 503 until the warm-up has succeeded."""
+    """Return `part` once the server is warm; before that, raise status 503."""
     if part is None or not self._warm:
       raise busy(f"the server is {self.state}.", BUSY_SECONDS)
     return part

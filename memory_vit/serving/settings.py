@@ -76,7 +76,8 @@ class ServerSettings:
   max_megapixels: int = option(
     256,
     Number(1, 2**20, "megapixels"),
-    "maximum megapixels per request, as stated in the headers of its images",
+    "maximum megapixels per request, by image headers; files that take longer "
+    "to decode count more",
   )
   max_body_mib: int = option(
     64, Number(1, 4096, "MiB"), "maximum MiB of a request's body"

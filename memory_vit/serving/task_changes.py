@@ -78,7 +78,7 @@ class TaskRoot:
       return file.read_bytes()
 
   def _below(self, text: str) -> Path:
-    """Resolve links in a path; raise unless it exists below --task_root."""
+    """Return the resolved path; raise unless it exists below --task_root."""
     if self._root is None:
       raise RequestError(
         403,

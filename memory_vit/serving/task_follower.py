@@ -229,7 +229,7 @@ class TaskFollower:
   def _placed(
     self, stored: Mapping[str, _Stored]
   ) -> tuple[dict[int, Task], dict[str, str]]:
-    """Return {slot: task} of tasks that fit together, and {name: problem}.
+    """Return ({slot: task} of tasks that fit together, {task name: problem}).
 
     Tasks that already answer come first, and keep their slots if possible.
     """
@@ -313,7 +313,7 @@ class TaskFollower:
 
 
 def _fitting(tasks: Sequence[Task]) -> tuple[list[Task], dict[str, str]]:
-  """Return tasks that fit earlier tasks, and {name: problem} of other tasks."""
+  """Return (tasks that fit together, {name of a task left out: problem})."""
   with contextlib.suppress(TaskError):
     compose.require_one_pass(tasks)
     return list(tasks), {}

@@ -130,7 +130,7 @@ def _require_allowed(service: Service, request: Request, name: str) -> None:
 
 
 def _described(task_set: TaskSet) -> list[dict[str, Any]]:
-  """Describe each task, with the same digest as in answers."""
+  """Return a dict that describes each task, with the digest in answers."""
   return [
     {**vars(task), "digest": task_set.digests[task.name]}
     for task in task_set.describe()

@@ -86,7 +86,7 @@ def _require_described(
   stored: Mapping[str, StoredArray],
   path: Path,
 ) -> None:
-  """Raise `TaskError` unless names, types and shapes are as in `stored`."""
+  """Raise `TaskError` unless arrays are float32, and as `stored` describes."""
   problems = [
     f"{name} is {brief((entry['dtype'], entry['shape']))}"
     for name, entry in sorted(entries.items())
@@ -137,8 +137,8 @@ def read_file(
       raise TaskError(f"{path} is not a regular file.")
     if limit is not None and size > limit:
       raise TaskError(f"{path} has {size:,} bytes, expected at most {limit:,}.")
-    # Read at most `size` bytes, because the file may grow meanwhile. A read of
-    # `limit` bytes would allocate a buffer of `limit` bytes.
+    # Read at most `size` bytes, because the file may grow meanwhile. `limit` is
+    # not passed to `read`, which would allocate a buffer of `limit` bytes.
     return file.read(size if at_most is None else min(size, at_most))
 
 

@@ -77,7 +77,7 @@ class Manifest:
 
 def to_text(manifest: Manifest, where: str) -> str:
   """Return the text of the `task.json` at `where`; check it as `read` does."""
-  # Sign the values after a round trip through JSON, which turns tuples into
+  # Compute the SHA-256 after a round trip through JSON, which turns tuples into
   # lists, and keys into strings.
   values = json.loads(json.dumps(dataclasses.asdict(manifest)))
   values = {"format_version": FORMAT_VERSION, **values}
@@ -159,7 +159,7 @@ def check(values: Any, where: str) -> Manifest:
 
 
 def _with_fitted(spec: Any) -> Any:
-  """Add defaults for the fields of `FITTED`, which older files do not have."""
+  """Return `spec` with the defaults `FITTED` of fields that old files lack."""
   if isinstance(spec, dict) and isinstance(spec.get("kind"), dict):
     return {**spec, "kind": {**FITTED, **spec["kind"]}}
   return spec
@@ -240,7 +240,7 @@ def _require_sha256(value: Any, where: str) -> None:
 
 
 def _require_possible(spec: TaskSpec, where: str) -> None:
-  """Raise `TaskError` if a spec has too large values, or invalid digests."""
+  """Raise `TaskError` if values are too large, or digests are invalid."""
   for field in dataclasses.fields(spec):
     value = getattr(spec, field.name)
     if type(value) is int and value > MAX_COUNT:
@@ -265,7 +265,7 @@ def _require_possible(spec: TaskSpec, where: str) -> None:
 
 
 def _require_kind(kind: TaskKind, where: str) -> None:
-  """Raise `TaskError` if fitted numbers are out of range, or units too long."""
+  """Raise `TaskError` if a number is out of range, or a unit is too long."""
   for name, low, high in (
     ("thresholds", 0, 1),
     ("mean", -MAX_SCALE, MAX_SCALE),

@@ -20,7 +20,7 @@ def load_model(
   image_size: int | None = None,
 ) -> tuple[backbones.Backbone, tuple[task_sets.Task, ...]]:
   """Load tasks, and the backbone with the image size and GELU of the tasks."""
-  # `any_regime` says that a single task may have a regime that shares no pass.
+  # If `any_regime`, a single task may have a regime that cannot share a pass.
   saved_tasks = find.find_tasks(tasks)
   if not saved_tasks:
     return load.load_backbone(backbone, image_size, dtype), ()
@@ -34,8 +34,8 @@ def load_model(
       f"{wanted.image_size}: leave image_size out."
     )
   published = load.read_published(backbone)
-  # If the source of the backbone states a GELU, use this GELU: tasks that were
-  # trained with another GELU belong to another backbone.
+  # If the source of the backbone states a variant of GELU, use this variant:
+  # `load_described` then refuses tasks that were trained with another variant.
   gelu = None if published.states_config else wanted.gelu
   loaded = backbones.rounded(
     load.to_backbone(published, wanted.image_size, dtype, gelu=gelu)

@@ -16,9 +16,9 @@ from memory_vit.model.vit_config import ViTConfig
 from memory_vit.runtime import sharding
 
 _Outputs = TypeVar("_Outputs")
-# Maximum size in bytes of the largest activations of a piece: the activations
-# of an MLP. On a CPU with 32 MiB of shared cache, in float32, twice this size
-# makes a pass 6 to 14 % slower; half of it changes the time by less than 2 %.
+# Maximum bytes of the MLP activations, the largest activations, of the images
+# that run at once. On a CPU with 32 MiB of shared cache, in float32, twice this
+# size makes a pass 6 to 14 % slower; half this size changes its time by < 2 %.
 _BYTES = 12 * 2**20
 
 

@@ -91,7 +91,10 @@ class Program:
   def __call__(
     self, backbone: Backbone, images: Float[Array, "b side side 3"]
   ) -> Logits:
-    """Run all tasks; add the original outputs, unless all tasks run `alone`."""
+    """Return the logits of all tasks.
+
+    The key `BACKBONE` has the original outputs unless all tasks are in `alone`.
+    """
     logits: Logits = {}
     if self.slots or not self.alone:
       outputs, context = _encode(backbone, images)
@@ -144,7 +147,7 @@ class Program:
 
   @property
   def _alone_specs(self) -> tuple[TaskSpec, ...]:
-    """Specs of `alone` without names, so that equal shapes share a program."""
+    """Specs of `alone` without names: tasks of equal shapes share a program."""
     return tuple(
       dataclasses.replace(
         task.spec.for_programs,

@@ -69,8 +69,8 @@ class Slots:
 
 def first_free(spec: TaskSpec, taken: Collection[int]) -> int:
   """Return the first free slot: 0, 1, ..., or -1, -2, ... for a head."""
-  # Heads have slots of their own, because a head needs no token in the task
-  # stream.
+  # A head gets a negative slot: it reads the pooled output of the backbone, and
+  # does not need the class token that every other slot has.
   slots = (~i if spec.learned.on_pooled else i for i in itertools.count())
   return next(slot for slot in slots if slot not in taken)
 
@@ -199,7 +199,7 @@ def place_in_slots(
 
   `tasks` is {slot: task}; `sizes` are from `SlotSizes.holding` for `tasks`.
   """
-  # Stack parameters with NumPy on the host, because JAX would compile programs.
+  # Stack parameters with NumPy, because stacking with JAX compiles programs.
   params = {slot: on_host(task.params) for slot, task in tasks.items()}
   axes = Axes.of(backbone.config)
   stacked = _stack(params, _mask(tasks, sizes), sizes, axes, np)
@@ -211,7 +211,7 @@ def on_host(tree: Any) -> Any:
 
 
 def _mask(tasks: Mapping[int, Task], sizes: SlotSizes) -> TaskMask | None:
-  """Return the mask of the task stream; None if all tasks are heads."""
+  """Return which tasks attend to which tasks; None if all tasks are heads."""
   streamed = {i: task.spec for i, task in tasks.items() if i >= 0}
   if tasks and not streamed:
     return None

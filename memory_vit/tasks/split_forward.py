@@ -93,7 +93,7 @@ def frozen_pass(config: ViTConfig, regimes: Sequence[Regime]) -> FrozenPass:
 def _masked(
   config: ViTConfig, specs: tuple[TaskSpec, ...]
 ) -> Callable[[Any, Any, Any], Logits]:
-  """Return the logits function of tasks that run in the masked task stream."""
+  """Return `SplitForward.logits` for tasks of masked regimes."""
 
   def logits(trained: Any, frozen: Any, context: Any) -> Logits:
     tasks = {**frozen["tasks"], **trained}
@@ -127,7 +127,7 @@ def _on_features(
 def _fine_tuned(
   config: ViTConfig, spec: TaskSpec
 ) -> Callable[[Any, Any, Any], Logits]:
-  """Return the logits function of a task that changes the backbone."""
+  """Return `SplitForward.logits` for a task that changes the backbone."""
   model = MemoryViT(headless(config))
 
   def logits(

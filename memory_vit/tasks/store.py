@@ -36,8 +36,8 @@ from memory_vit.tasks.manifest import Manifest
 
 def _written(path: Path) -> Collection[str]:
   """Return the names of the files of a task; () if `path` is not a task."""
-  # A killed process may leave a task without task.json in a bucket; such a path
-  # counts as a task, so that it can be replaced.
+  # A killed process may leave a task without task.json in a bucket. Every path
+  # in a bucket counts as a task, so that an incomplete task can be replaced.
   is_task = bucket.is_in(path) or (path / manifest.FILE).is_file()
   return (manifest.FILE, array_files.FILE) if is_task else ()
 

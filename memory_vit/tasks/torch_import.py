@@ -129,7 +129,7 @@ def _require_stored(tensors: Mapping[Any, Any], file: Path) -> None:
 
 
 def _require_plain_zip(file: Path) -> None:
-  """Raise `TaskError` if unpacking would give more bytes than the file has."""
+  """Raise `TaskError` unless `file` is a ZIP that does not grow if unpacked."""
   if not zipfile.is_zipfile(file):
     raise TaskError(
       f"{file} does not exist, or was not written by torch.save (of PyTorch "
@@ -186,7 +186,7 @@ def _count(learned: State, where: str) -> int:
 
 
 def _shapes(learned: State, backbone: Backbone, k: int) -> dict[str, Shape]:
-  """Return {name: shape} that the arrays of head k must have.
+  """Return {name: shape} that the arrays of head `k` must have.
 
   The number of cells is read from the memory of layer 0, and the number of
   classes from the classifier weight.
@@ -251,7 +251,7 @@ def _is_extended(
 def _mask(patches: int, cells: Sequence[int], extended: bool) -> np.ndarray:
   """Return the mask (1, queries, keys) that is added to attention scores."""
   # The queries are the patches, the original class token, and the class tokens
-  # of the heads. The keys are the same tokens, then the memory of each head.
+  # of the heads. The keys are all these tokens, then the memory of each head.
   queries = patches + 1 + len(cells)
   mask = np.zeros((1, queries, queries + sum(cells)), np.float32)
   mask[:, :, patches + 1 :] = -np.inf

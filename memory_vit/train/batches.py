@@ -73,7 +73,7 @@ def cache_needs(inputs: RunInputs) -> list[Needs]:
     return []
   roles = ["train", "validation"]
   if inputs.splits["train"].embedded:
-    # Without images, the test split is evaluated on cached rows as well.
+    # Embeddings have no images: their test split needs cached rows as well.
     roles.append("test")
   return [
     inputs.cache.needs(role, inputs.splits[role])

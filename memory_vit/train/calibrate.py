@@ -66,7 +66,7 @@ def _held_out(
   """Yield (trial name, evaluation with outputs for held-out images).
 
   The held-out images are the validation split. Without this split, heads in
-  closed form use cross-validation, and other trials are left out.
+  closed form are cross-validated, and other trials are left out.
   """
   split = inputs.splits.get("validation")
   if split:

@@ -174,7 +174,7 @@ class Checkpoints:
       ) from error
 
   def _newest_whole(self) -> int | None:
-    """Return the step of `latest`; finish an interrupted removal of states."""
+    """Return the newest undamaged step, see `latest`; delete old states."""
     problems = {}
     for step in reversed(self.steps()):
       try:
@@ -225,7 +225,7 @@ class Checkpoints:
     arrays: Mapping[str, Any],
     meta: Mapping[str, Any],
   ) -> None:
-    """Write checksums, rename `scratch` to the step, and delete old states."""
+    """Write checksums, name `scratch` after its step, and delete old states."""
     rest = {
       "meta": dict(meta),
       "arrays": dict(arrays),
@@ -292,7 +292,7 @@ def _with_values(state: Any) -> dict[str, Any]:
 
 
 def _described(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-  """Return JSON values {name: {"dtype": text, "shape": list}}."""
+  """Describe arrays for JSON: {name: {"dtype": text, "shape": list}}."""
   return {
     name: {"dtype": str(leaf.dtype), "shape": list(leaf.shape)}
     for name, leaf in values.items()
@@ -300,7 +300,7 @@ def _described(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _verifiable(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-  """Describe arrays for JSON, with their SHA-256; all processes must call."""
+  """Return `_described` with each array's SHA-256; all processes must call."""
   # Hash one array at a time, because `_digest` gathers it on the host.
   return {
     name: {**described, "sha256": _digest(values[name])}

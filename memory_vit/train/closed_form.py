@@ -25,8 +25,8 @@ from memory_vit.train.sweep import Trial
 
 logger = logging.getLogger(__name__)
 
-# Memory to reserve for solving a head, in copies of all features in float64.
-# Measured: the features, plus 5.4 copies with "ridge", or 3.1 with "lda".
+# Memory that solving a head may take, as a multiple of all features in float64.
+# Measured, beside the features themselves: 5.4 with "ridge", 3.1 with "lda".
 _COPIES = 7
 
 
@@ -39,7 +39,7 @@ class ClosedFormStep:
   optimizer = optax.identity()
 
   def __init__(self, inputs: RunInputs, trials: Sequence[Trial]) -> None:
-    """Store inputs and trials; features are read at the first call."""
+    """Store inputs and trials; the features are read when first needed."""
     self._inputs, self._trials = inputs, trials
 
   def create_state(self, params: Any) -> TrainState:
@@ -51,9 +51,9 @@ class ClosedFormStep:
   def __call__(
     self, state: TrainState, frozen: Any, batch: Mapping[str, Any]
   ) -> tuple[TrainState, dict[str, dict[str, float]]]:
-    """Return the state with all heads solved, and the metrics of each trial.
+    """Return (state with all heads solved, {trial: metrics}).
 
-    The metrics are the regularization of the solution, and 0 for "skipped".
+    The metrics are `Solution.strength`, and "skipped", which is always 0.
 
     Raises:
       DataError: if a head cannot be solved from the features and targets.

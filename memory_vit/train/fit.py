@@ -121,7 +121,7 @@ def fit_pack(
     inputs.record.keep()
     accepted()
     is_new = past is None
-    if is_new and inputs.first_head:  # also evaluate the loaded head at step 0
+    if is_new and inputs.first_head:  # evaluate the loaded head before step 1
       none = {name: BestParams() for name in tasks}
       past = LoopState(none, pending="validation" in inputs.splits)
 
@@ -290,7 +290,8 @@ def fit(
 def _evaluation(inputs: RunInputs, began: Start) -> Evaluate | None:
   """Return a function that evaluates trials during training.
 
-  Return None if there is neither a validation split nor a closed form.
+  Without a validation split, heads in closed form are cross-validated; for
+  other trials, return None.
   """
   if "validation" in inputs.splits:
     return functools.partial(validate, inputs, began.tasks)
@@ -306,7 +307,7 @@ def _best_tasks(
   best: Mapping[str, Any],
   kinds: Mapping[str, TaskKind],
 ) -> dict[str, Task]:
-  """Return {trial: task with its best parameters, without padding outputs}."""
+  """Return {trial: task}, with best parameters and without padding outputs."""
   names = inputs.splits["train"].class_names
   return {
     name: padded_head.without_padding(

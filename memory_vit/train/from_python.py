@@ -332,7 +332,7 @@ def _open_splits(
   keys: tuple[str, str],
   **split_data: Any,
 ) -> dict[str, Split]:
-  """Open the given splits; "train", which names the classes, must be first."""
+  """Return the opened splits; "train" must be first: it names the classes."""
   splits: dict[str, Split] = {}
   for split, data in split_data.items():
     if data is not None:
@@ -353,7 +353,7 @@ def _train(
   with contextlib.ExitStack() as stack:
     history = None
     if workdir is None:
-      # Keep metrics in memory: event files would be deleted with `workdir`.
+      # Keep metrics in memory, because the temporary directory is deleted.
       history = metric_writers.History()
       temporary = tempfile.TemporaryDirectory(prefix="memory-vit-")
       workdir = stack.enter_context(temporary)
@@ -487,7 +487,7 @@ def _plain(value: Any) -> Any:
 def _with_intervals(
   config: Config, examples: int, options: Mapping[str, Any]
 ) -> Config:
-  """Set the intervals of evaluating, saving and logging not in `options`."""
+  """Set intervals of evaluating, saving and logging that `options` omits."""
   steps = settle.steps_of(config, examples)
   every = min(math.ceil(steps / _VALIDATIONS), _MOST_REPEATED)
   values = {

@@ -87,7 +87,7 @@ def open_inputs(
   backbone = open_backbone(config, mesh, backbone)
   opened = _open_splits(config, backbone, splits or {})
   config = settle.settled(config, backbone, opened["train"])
-  # Check the memory again, because image_size is known only now.
+  # Check the memory again, now that `image_size` is known.
   settle.require_memory(config)
   trials = sweep.trials_of(config, settle.task_name(config))
   attends_to, ancestors = (
@@ -246,7 +246,7 @@ def _new_cache(inputs: RunInputs) -> RunCache | None:
 def _head_outputs(
   config: Config, trials: Sequence[Trial], train: Split, stated: TaskKind
 ) -> HeadOutputs:
-  """Return the padding and the weights of the outputs of a head."""
+  """Return the `HeadOutputs` of a run: a padding mask, and loss weights."""
   weights, kind = None, stated.kind
   if any(t.config.optim.class_weights == "balanced" for t in trials):
     counted, examples = processes.on_process_0(
@@ -256,7 +256,7 @@ def _head_outputs(
       )
     )
     weights = kind.weights(np.array(counted), examples)
-  if not kind.one_is_right:  # only losses of classes use padding
+  if not kind.one_is_right:  # losses of labels and values drop padding
     return HeadOutputs(weights=weights)
   classes, padded = train.num_classes, config.task.padded_classes
   if weights is not None:

@@ -73,7 +73,7 @@ def where_finite(finite: Mapping[str, jax.Array], new: Any, old: Any) -> Any:
 def _optimizer(
   config: OptimConfig, schedule: optax.Schedule
 ) -> optax.GradientTransformation:
-  """Return the optimizer of one task, with clipping and a factor per part."""
+  """Return the optimizer of a task, with factors for class token and memory."""
   stages = []
   if config.grad_clip:
     clip = optax.clip_by_global_norm(config.grad_clip)
@@ -106,7 +106,7 @@ def _kernels(params: Any) -> Any:
 def _by_part(
   transforms: Mapping[str, optax.GradientTransformation],
 ) -> optax.GradientTransformation:
-  """Return a transformation that applies `transforms[part]` to each part."""
+  """Return a transformation with `transforms[part]` for each part of a task."""
   return optax.partition(
     transforms,
     # The path of a leaf is (task, part, ...); all leaves are of one task.

@@ -42,7 +42,7 @@ def part_norms(
 
 @functools.cache
 def _program(mesh: Mesh) -> Any:
-  """Return a program of `_norms`, with results on all devices of a mesh."""
+  """Return `_norms` under `jax.jit`, with results on all devices of a mesh."""
   return jax.jit(_norms, out_shardings=sharding.replicated(mesh))
 
 

@@ -52,7 +52,7 @@ def plan(inputs: RunInputs, workdir: Path) -> PassPlan:
 
 
 def _saved_plan(workdir: Path) -> Any:
-  """Return the plan of a saved state, as JSON; None if no state can be read.
+  """Return a saved `PassPlan` as JSON values; None if no state can be read.
 
   Damaged states are skipped here; `Checkpoints` reports them.
   """
@@ -121,10 +121,10 @@ def plan_group(inputs: RunInputs, compiled: Temporary) -> PassPlan:
 def _measured_share(
   inputs: RunInputs, first: int, further: int, free: int, compiled: Temporary
 ) -> float:
-  """Compile a pack; return its memory divided by its estimate from shapes.
+  """Compile a pack; return its measured memory divided by its estimated memory.
 
-  The pack has the most trials that would fit if a pack took half its estimate.
-  If the final packs have the same size, the compiled pack is one of them.
+  The pack has the most trials that fit if its memory is half of the estimate.
+  If the plan makes packs of this size, the compiled pack is one of them.
   """
   most = sweep.at_once(min(first // 2, free), further // 2, free)
   largest = sweep.packs_of(inputs.trials, most)[-1]
@@ -234,7 +234,7 @@ def _fit_pass(
 ) -> PackResult:
   """Train a pack; if it diverges, record the divergence, and raise.
 
-  Raise `DivergedError` at once if an earlier start recorded a divergence.
+  Raise `DivergedError` at once if this pack is already recorded as diverged.
   """
   file = directory.with_suffix(".json")
   meta = json.loads(json.dumps(describe(inputs, trials)))

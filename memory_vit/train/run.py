@@ -89,7 +89,6 @@ def train_and_evaluate(
         *([wandb] if wandb else []),
       ) as writers,
     ):
-      # Open backbone and data, and plan which trials share a pass.
       inputs = open_inputs(
         config, workdir, mesh, stop, splits=splits, backbone=backbone
       )

@@ -77,7 +77,7 @@ def run_differences(
 
 
 def _epochs(values: Mapping[str, Any]) -> dict[str, Any]:
-  """Return {"config.total_steps": "2 epochs"}, or {} if epochs are not set.
+  """Return {"config.total_steps": "2 epochs"} for 2 epochs; {} for 0.
 
   Runs are compared by their epochs, because the steps depend on the data.
   """
@@ -90,7 +90,8 @@ def _open_saved_backbone(
 ) -> tuple[Backbone, str]:
   """Return (backbone, path from which each run loads this backbone).
 
-  Random weights are saved to a file, because each run has its own seed.
+  Random weights are saved to a file, because runs with other seeds would
+  initialize other weights.
   """
   backbone = open_backbone(config, mesh)
   file = workdir / "backbone.npz"

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Tags of the plots that are also written as files to the working directory.
+# Tags of the plots that are written to the working directory and TensorBoard.
 OVERLAYS = "attention/overlays"
 ANSWERS = "test/answers"
 FILES = {OVERLAYS: ATTENTION, ANSWERS: ANSWERS_FILE}
@@ -195,9 +195,9 @@ def _answers(
 
 
 def _some_examples(inputs: RunInputs, split: Split, k: int = 1) -> list[int]:
-  """Choose `k` * `config.log_images` images, evenly spaced over a split.
+  """Return `k` * `config.log_images` indices, evenly spaced over a split.
 
-  The first images would be of one class, because files are ordered by class.
+  The first examples would be of one class, as files are ordered by class.
   """
   readable = [i for i in range(split.size) if i not in split.unreadable]
   count = min(k * inputs.config.log_images, len(readable))

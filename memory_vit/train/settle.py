@@ -177,7 +177,7 @@ def _parent(path: str, where: str) -> Path:
 
 
 def _require_name(config: Config) -> None:
-  """Refuse invalid task names before training, not when tasks are exported."""
+  """Refuse invalid task names before training, rather than at the export."""
   trials = sweep.trials_of(config, task_name(config))
   exported = sweep.exported_names(config, task_name(config), trials)
   for name in sorted(exported):
@@ -274,7 +274,7 @@ def _with_crop(part: _Part, backbone: Backbone) -> _Part:
 
 
 def _with_embeddings(config: Config, train: Split) -> Config:
-  """Adopt the preprocessing of embeddings, and refuse conflicting options."""
+  """Set the preprocessing of embeddings; refuse options that contradict it."""
   if not train.embedded:
     return config
   prep = train.embedded.origin.preprocessing

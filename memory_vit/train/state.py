@@ -242,7 +242,7 @@ def resume(
     logger.warning("from step %(step)d on, %(key)s is %(to)r, not %(from)r",
                    change)  # fmt: skip
   for key, bad in found["left_out"].items():
-    if key not in new_data:  # the indices are of the old data
+    if key not in new_data:  # `bad` are indices into the old data
       reason = f"left out up to step {step}"
       splits[key].mark_unreadable(dict.fromkeys(bad, reason))
   like = {

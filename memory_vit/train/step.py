@@ -28,7 +28,7 @@ from memory_vit.train.mix import Mixup, mix
 
 logger = logging.getLogger(__name__)
 
-# Maximum number of compiled steps to cache, more than a study needs at once.
+# Maximum number of compiled steps to cache; fewer are in use at once.
 _SHARED = 32
 # Function that returns the bytes of a traced program's temporary arrays. The
 # second argument is a function from a value to its bytes on one device.
@@ -172,7 +172,7 @@ class Step:
     inputs = inputs_of(part, prepared)
     trace = self.gradient_program.trace
     programs.append(trace(params, frozen, inputs, part["label"]))
-    # Outputs of the frozen pass are larger if evaluation has larger batches.
+    # A larger evaluation batch also has larger outputs of the frozen pass.
     contexts = trees.bytes_of(inputs) * max(1.0, evaluated / images)
     return StepMemory(
       # Two batches are prefetched while a third batch is in use.
@@ -185,7 +185,7 @@ class Step:
   def __call__(
     self, state: TrainState, frozen: Any, batch: dict[str, Any]
   ) -> tuple[TrainState, dict[str, dict[str, jax.Array]]]:
-    """Take one step; `state` is donated.
+    """Return (next state, {task: metrics}); `state` is donated.
 
     The metrics of a task are "loss", `HeadLoss.metric`, "grad_norm",
     "param_norm", "skipped" and "learning_rate". If loss, gradient or new

@@ -98,7 +98,7 @@ def _beside_score(kind: Kind, task: TrialResult) -> list[str]:
 
 
 def _by_regime(tasks: Sequence[TrialResult]) -> list[TrialResult]:
-  """Group trials by regime; regimes and trials stay in order, best first."""
+  """Sort trials by regime; the best regime and its best trial come first."""
   regimes = list(dict.fromkeys(task.regime for task in tasks))
   return sorted(tasks, key=lambda task: regimes.index(task.regime))
 

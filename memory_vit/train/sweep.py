@@ -94,7 +94,7 @@ def _require_distinct(trials: Sequence[Trial]) -> None:
 
 
 def _require_one_way(config: Config, trials: Sequence[Trial]) -> None:
-  """Refuse heads in closed form and trained tasks in the same sweep."""
+  """Refuse a sweep with both heads in closed form and trained tasks."""
   base = config.optim.in_closed_form
   names = {t.config.optim.name for t in trials}
   if any(t.config.optim.in_closed_form != base for t in trials):
@@ -199,7 +199,7 @@ def free_bytes(memory_gib: float) -> int:
 
 
 def _combinations(sweep: SweepConfig) -> list[dict[str, Any]]:
-  """Return the combinations of all lists, {option: value} for each trial."""
+  """Return the {option: value} of each trial: all combinations of the lists."""
   axes = [
     [(_AXES[axis], value) for value in getattr(sweep, axis)]
     for axis in _AXES

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 # Share of a chip's memory that a run may take, as in `sweep.free_bytes`.
 _SHARE = 0.9
-# Maximum number of larger batches to compile in search of the largest one.
+# Maximum number of batches to compile in search of the largest that fits.
 _TRIES = 3
 # Try only batches with at least a tenth more images than a batch that fits.
 # After a batch that does not fit, try a tenth fewer images.
@@ -39,7 +39,6 @@ _WORTHWHILE, _LESS = 1.1, 0.9
 # Text in the compiler's error if a program takes too much memory.
 _TOO_LARGE = "RESOURCE_EXHAUSTED"
 _GIB = 2**30
-# Names of the programs of a step.
 _FROZEN, _GRADIENT, _UPDATE = "frozen pass", "gradient", "update"
 
 
@@ -174,7 +173,7 @@ class _GroupPlan:
     images: int,
     names: Collection[str] = (_FROZEN, _GRADIENT, _UPDATE),
   ) -> _Measured | None:
-    """Compile the programs `names` of a step; None if any does not fit.
+    """Compile the programs `names` of a step; return None if one does not fit.
 
     `images` is the number of images in a batch.
     """
@@ -221,7 +220,7 @@ class _GroupPlan:
 
   @property
   def _backbone_bytes(self) -> int:
-    """Bytes of the backbone and of its compute-dtype kernels on a chip."""
+    """Bytes on a chip: the backbone, and its kernels in the compute dtype."""
     params = {"backbone": self.inputs.backbone.params}
     passed = jax.tree.leaves(self.inputs.frozen["backbone"])
     return sharding.bytes_on_a_device(

@@ -39,15 +39,15 @@ _LONGEST_NAME = 128
 # preempted process 30 seconds; the last steps and saving may take 10 of these.
 _FINISH_SECONDS = 10.0
 # User and password of a URL. A password may contain "@", so the match extends
-# to the last "@" before the path. If no port follows the ":", a password may
-# also contain "/", so the match extends to the last "@" of the whole URL.
+# to the last "@" before the path. If there is no such "@" but a ":" without a
+# port, then the password contains "/": the match extends to the URL's last "@".
 _USER = re.compile(
   r"([a-z][a-z0-9+.-]*://)"
   r"(?:[^/?#\s]*@|[^/?#\s:@]*:(?!\d+(?:[/?#\s]|$))(?:(?!://)\S)*@)",
   re.IGNORECASE,
 )
-# Query or fragment of a URL. Outside of http, file names and patterns also have
-# "?" and "#", so a query begins only at a "?" with a "=" before the next "/".
+# Query or fragment of an http URL, or query of another URL. There, file names
+# may have "?" and "#", so a query has a "=" between its "?" and the next "/".
 _QUERY = re.compile(
   r"(https?://[^?#\s]*)[?#]\S*"
   r"|([a-z][a-z0-9+.-]*://\S*?)\?[^/?#\s]*=\S*",
@@ -131,7 +131,7 @@ class WandbRun:
     if run is None:
       return
     try:
-      # End the run even after a failure, because W&B refuses an id in use.
+      # End the run even after a failure: W&B refuses the id of an open run.
       run.finish(exit_code=status)
     except TimeoutError:
       logger.warning(

@@ -16,7 +16,7 @@ from memory_vit.backbones.families.vit_fields import (
 )
 from memory_vit.errors import BackboneError
 
-# {`model_type`: whether the model also has a text tower}.
+# {`model_type`: whether the model has a text tower}.
 _TEXTS = {"clip": True, "clip_vision_model": False}
 MODEL_TYPES = tuple(_TEXTS)
 _DEFAULTS = {
@@ -43,7 +43,7 @@ def read(fields: Fields, arrays: Arrays) -> Model:
   )
   width = vit_field(fields, "num_classes", "projection_dim", 512)
   if has_texts:
-    # transformers prefers the older section to `vision_config`.
+    # transformers prefers the older `vision_config_dict` to `vision_config`.
     older = "vision_config_dict"
     fields = fields.section(older if fields.has(older) else "vision_config")
   config = transformers_config(

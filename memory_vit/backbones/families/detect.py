@@ -25,7 +25,7 @@ from memory_vit.runtime.messages import brief
 
 _Read = Callable[[Fields, Arrays], Model]
 
-# {`model_type` of transformers: function that reads such models}.
+# {`model_type` of transformers: function that reads models of this type}.
 _TRANSFORMERS: Mapping[str, _Read] = {
   kind: family.read
   for family in (hf_vit, dinov2, dinov3, ijepa, siglip, clip)
@@ -35,9 +35,9 @@ _NAFLEX = (
   "a SigLIP 2 for images of any shape (NaFlex), whose patches are a sequence "
   "with a mask: expected a model for one resolution, with model_type siglip"
 )
-# `model_type` and prefix of array names in timm models that transformers saved.
+# For timm models that transformers saved: `model_type`; prefix of array names.
 _WRAPPER, _PREFIX = "timm_wrapper", "timm_model."
-# {`model_type`: which model this is, and why the model is refused}.
+# {`model_type`: text of the error, which says why the model is refused}.
 _REFUSED = {
   "deit": (
     "a DeiT with a token for distillation, whose outputs are the mean of two "

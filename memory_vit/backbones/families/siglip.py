@@ -29,7 +29,7 @@ BLOCKS: Table = {
 # files have.
 BESIDE = ("text_model.*", "logit_scale", "*.position_ids")
 
-# {`model_type`: whether the model also has a text tower}.
+# {`model_type`: whether the model has a text tower}.
 _TEXTS = {"siglip": True, "siglip_vision_model": False}
 MODEL_TYPES = tuple(_TEXTS)
 _DEFAULTS = {

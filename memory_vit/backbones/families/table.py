@@ -17,7 +17,7 @@ from memory_vit.errors import BackboneError
 from memory_vit.model.vit_config import ViTConfig
 from memory_vit.runtime.messages import brief, listed
 
-# {name: float32 array}. `StoredArrays` reads an array at each access.
+# {name: float32 array}. If it is `StoredArrays`, each access reads a file.
 Arrays = Mapping[str, np.ndarray]
 Shape = tuple[int, ...]
 
@@ -59,7 +59,7 @@ class To:
   """How to convert a layer or array of a source model to our layout."""
 
   # Our name of the layer or array. If a source layer concatenates the outputs
-  # of several of our layers, the names of these layers.
+  # of several of our layers, a tuple of the names of these layers.
   ours: str | tuple[str, ...]
   bias: bool = True  # whether the source has a bias; if not, our bias is zero
   scale: str = ""  # source name of the LayerScale that multiplies the outputs
@@ -161,7 +161,7 @@ def take(
 
 
 def _rows(model: Model) -> Iterator[tuple[str, To]]:
-  """Yield the rows of a table; repeat rows with "{l}" for each block."""
+  """Yield (source name, `To`) of all rows; repeat rows with "{l}" per block."""
   for name, place in model.table.items():
     to = place if isinstance(place, To) else To(place)
     ours = (to.ours,) if isinstance(to.ours, str) else to.ours
@@ -177,9 +177,9 @@ def _rows(model: Model) -> Iterator[tuple[str, To]]:
 
 
 def _leaf(place: str, ours: Mapping[str, Shape]) -> str:
-  """Return the name of the array that `place` stands for; "" if none exists.
+  """Return the name in `ours` of the array that `place` means; "" if absent.
 
-  `place` names an array, or a layer that has a kernel or a scale.
+  `place` names this array, or the layer whose kernel or scale this array is.
   """
   leaves = (place, f"{place}/kernel", f"{place}/scale")
   return next((leaf for leaf in leaves if leaf in ours), "")
@@ -197,7 +197,7 @@ def _parameters(name: str) -> tuple[str, str]:
 def _source_shapes(
   name: str, to: To, ours: Mapping[str, Shape]
 ) -> dict[str, Shape]:
-  """Return {name: shape} of the source arrays that a row reads."""
+  """Return {name: expected shape} of the source arrays of a table row."""
   place = to.ours[0]
   leaf = _leaf(place, ours)
   if leaf == place:
@@ -216,7 +216,7 @@ def _source_shapes(
 def _folded(
   name: str, to: To, ours: Mapping[str, Shape], source: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-  """Pop the arrays of a row from `source`; return them in our layout."""
+  """Pop a table row's arrays from `source`; return {our name: our array}."""
   if to.ours[0] in ours:
     return {to.ours[0]: source.pop(name).reshape(ours[to.ours[0]])}
   names = _parameters(name)

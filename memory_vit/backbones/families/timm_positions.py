@@ -47,7 +47,7 @@ def grid(
 
 
 def _built_size(fields: Fields) -> int | None:
-  """Return the fixed image size that timm builds the model for, if any."""
+  """Return the image side that timm builds the model for; None if not fixed."""
   args = fields.section("model_args")
   if args.has("img_size"):
     return args.size("img_size", 1, MAX_IMAGE_SIZE)

@@ -44,7 +44,7 @@ def read(fields: Fields, arrays: Arrays) -> Model:
       f"{fields.where}: attention pooling covers only the patches, but the "
       "model has a class token or registers: this is not supported."
     )
-  # timm reads num_classes at the top level, or else in pretrained_cfg.
+  # If the top level has no num_classes, timm reads it in pretrained_cfg.
   has_classes = fields.has("num_classes")
   outer = fields if has_classes else fields.section("pretrained_cfg")
   config = vit_config(
@@ -76,7 +76,7 @@ def read(fields: Fields, arrays: Arrays) -> Model:
 def _mlp_dim(model: Architecture, arrays: Arrays, where: str) -> int:
   """Return the width of the MLPs.
 
-  For SwiGLU, fc1 has twice as many outputs: gate and up projection.
+  For SwiGLU, fc1 has twice this number of outputs: gate and up projection.
   """
   outputs = width_of(arrays, "blocks.0.mlp.fc1", "num_classes", where)
   layers = 2 if model.swiglu else 1

@@ -236,7 +236,7 @@ def normal(
   key: jax.Array, shape: Sequence[int], std: float
 ) -> jt.Float32[jax.Array, "*shape"]:
   """Draw from N(0, std^2), bitwise identically in every program."""
-  # Without the barrier, XLA would fold `std` into a constant of jax's formula.
+  # Without the barrier, XLA would merge `std` with a constant within jax.
   return jax.lax.optimization_barrier(jax.random.normal(key, shape)) * std
 
 
@@ -254,7 +254,7 @@ def round_up(count: int) -> int:
 
 
 def _padded(xp: ModuleType, a: Any, like: Any) -> Any:
-  """Add zeros at the end of every axis, up to the shape of `like`."""
+  """Return `a`, with zeros appended to every axis up to `like.shape`."""
   if a.shape == like.shape:
     return a
   return xp.pad(

@@ -252,7 +252,7 @@ def _narrowed(
   kernel: jt.Float32[trees.AnyArray, "g d r"],
   precision: Precision,
 ) -> jt.Float32[jax.Array, "g b s r"]:
-  """Return standardized tokens times a kernel."""
+  """Standardize the tokens `z`, and return their products with `kernel`."""
   (b, s, h, k), (g, d, r) = z.shape, kernel.shape
   product = functools.partial(products.einsum, precision=precision)
   if precision.dtype == "float32" or not precision.on_tpu:
@@ -362,7 +362,7 @@ def _to_streams(
 def _to_slots(
   a: jt.Float32[jax.Array, "g b h _"], group: SideGroup
 ) -> jt.Float32[jax.Array, "b h t _"]:
-  """Return for each slot the entry of its stream in `a`, or zeros."""
+  """Return for each slot the entry of its stream, or zeros without a stream."""
   # Do not multiply by 0: the entry of another stream may be NaN or infinite.
   of_slots = jnp.moveaxis(jnp.take(a, group.stream, axis=0), 0, 2)
   return jnp.where(group.has_stream[None, None, :, None], of_slots, 0.0)
