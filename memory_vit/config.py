@@ -72,7 +72,6 @@ class _RegimeName(Choice):
     return is_regime(value)
 
 
-# Rules that several options share. Steps are int32 in a training state.
 _STEPS = Number(1, 2**31 - 1, "steps are counted in 32 bits")
 _STEPS_OR_NONE = dataclasses.replace(_STEPS, least=0)
 _RATE = Number(0, 1e6, "a learning rate", positive=True)
@@ -791,7 +790,7 @@ def cacheable_part(regime: str) -> str:
 
 
 def _of_cache(config: Config) -> list[str]:
-  """Return messages about options that contradict those of the cache."""
+  """Return messages about options that contradict the options of the cache."""
   cache, data = config.cache, config.data
   lines = []
   if cache.dir and cache.where != "disk":

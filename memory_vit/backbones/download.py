@@ -21,11 +21,11 @@ with epy.lazy_imports():  # `stored_arrays` imports jax, which slows down --help
 
 logger = logging.getLogger(__name__)
 
-# First bytes of every .npz file. Error pages in HTML do not start with "PK".
+# First bytes of every .npz file, but not of an error page in HTML.
 _MAGIC = b"PK"
-# Number of bytes of a bad download that the error shows.
+# Maximum number of bytes of a bad download to show in the error.
 _SHOWN = 40
-# Maximum length of the part of a cached file's name that comes from its URL.
+# Maximum number of characters of the URL in the name of a cached file.
 _LONGEST_NAME = 50
 
 _CHUNK_BYTES = 2**20
@@ -55,7 +55,7 @@ KNOWN = {
   "augreg-Ti/16": _augreg("Ti_16", "aug_none-wd_0.03"),
   "augreg-S/32": _augreg("S_32", "aug_none-wd_0.1"),
   "augreg-S/16": _augreg("S_16", "aug_light1-wd_0.03"),
-  # big_vision uses these weights for B/32; timm uses aug_medium1-wd_0.03.
+  # For B/32, big_vision uses these weights, but timm uses aug_medium1-wd_0.03.
   "augreg-B/32": _augreg("B_32", "aug_light1-wd_0.1"),
   "augreg-B/16": _augreg("B_16", "aug_medium1-wd_0.1"),
   "augreg-B/8": _augreg("B_8", "aug_medium2-wd_0.1"),
@@ -89,7 +89,7 @@ def local_file(path: str) -> Path:
 
 
 def _cached(url: str, fetch: "Callable[[str, _Download], None]") -> Path:
-  """Return the path of the cached copy of `url`; first `fetch` it if needed."""
+  """Return the path of the cached copy of `url`; `fetch` the file if needed."""
   file = _cached_path(url)
   try:
     if _is_cached(file):
@@ -102,7 +102,7 @@ def _cached(url: str, fetch: "Callable[[str, _Download], None]") -> Path:
         download = _Download(opened)
         fetch(url, download)
       _require_npz(part, download)
-  # Catch all exceptions: requests, TensorFlow and fsspec have their own types.
+  # The libraries requests, TensorFlow and fsspec raise exceptions of any type.
   except Exception as error:
     is_ours = isinstance(error, BackboneError)
     reason = str(error) if is_ours else f"{type(error).__name__}: {error}"
@@ -203,10 +203,10 @@ def _fetch_http(url: str, target: _Download) -> None:
 
 
 def _own_password(request: Any) -> Any:
-  """Return `request` with the password in its URL, but none from ~/.netrc.
+  """Return `request`, authenticated by the password in its URL if it has one.
 
-  Over http:// anybody on the network path could read a password of ~/.netrc.
-  `requests` reads ~/.netrc unless it gets an `auth`, such as this function.
+  The library requests calls this function as its `auth`. Without an `auth`, the
+  library would send a password of ~/.netrc unencrypted over http://.
   """
   import requests
 

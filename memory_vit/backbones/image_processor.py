@@ -47,7 +47,7 @@ _CLASSES = {
   **dict.fromkeys(("siglip", "siglip_vision_model"), "Siglip"),
   **dict.fromkeys(("clip", "clip_vision_model"), "CLIP"),
 }
-# Supported switches: this module reads them, or they keep RGB photos unchanged.
+# Supported switches. The last two are ignored: they do not change RGB photos.
 _SWITCHES = {
   *("do_resize", "do_center_crop", "do_rescale", "do_normalize"),
   *("do_convert_rgb", "do_reduce_labels"),
@@ -179,7 +179,7 @@ def _evaluation_of_transformers(
 
 
 def _sides(size: Any, to_square: bool = True) -> Mapping[str, Any]:
-  """Return a size as a dict like {"shortest_edge": 224}; check no values."""
+  """Return `size` as a dict like {"shortest_edge": 224}, without checks."""
   if isinstance(size, Mapping):
     return {name: side for name, side in size.items() if side is not None}
   if type(size) is int and not to_square:

@@ -76,7 +76,7 @@ def without_prefix(entries: Iterable[str]) -> dict[str, str]:
 
 
 def _of_tower(names: dict[str, str]) -> dict[str, str]:
-  """Return only the image tower of a SigLIP file; for other files, `names`."""
+  """Return the entries of SigLIP's image tower; for other models, `names`."""
   tower = {n: entry for n, entry in names.items() if n.startswith(TOWER)}
   beside = names.keys() - tower.keys()
   if not tower or not all(map(_BESIDE_TOWER.fullmatch, beside)):

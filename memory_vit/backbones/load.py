@@ -40,7 +40,7 @@ from memory_vit.model.vit_config import ViTConfig, square_side, vit_config
 from memory_vit.runtime import compilation, dtypes, hub, paths
 from memory_vit.runtime.messages import listed
 
-# {pattern of array names: axes}. Their shapes determine the configuration.
+# {pattern of array names: axes}. The axes determine the configuration.
 _CONFIG_SHAPES = {
   "embedding/kernel": ("patch", "patch", "3", "width"),
   POSITIONS: ("1", "patches + 1", "width"),
@@ -274,7 +274,7 @@ def _depth(arrays: Arrays, file: Path) -> int:
 def _common_shape(
   arrays: Arrays, pattern: str, rank: int
 ) -> tuple[int, ...] | None:
-  """Return the most frequent shape of matching arrays; None if none match."""
+  """Return the most frequent shape of arrays named like `pattern`, or None."""
   matching = [arrays[name] for name in sorted(fnmatch.filter(arrays, pattern))]
   shapes = [a.shape for a in matching if a.ndim == rank and a.size]
   return statistics.mode(shapes) if shapes else None

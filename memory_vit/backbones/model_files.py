@@ -45,7 +45,7 @@ class ModelFiles:
   source: str  # path or address that the user gave
   config: Path
   weights: Path  # a .safetensors file, or the index of several shards
-  # File that transformers 5 would read the image preprocessing from.
+  # Version 5 of transformers reads the image preprocessing from this file.
   preprocessor: Path | None
   card: Path | None  # README.md
 
@@ -148,10 +148,10 @@ def _pickle(file: Path) -> BackboneError:
 
 
 def _preprocessor(directory: Path) -> Path | None:
-  """Return the file whose image preprocessing transformers 5 uses, or None.
+  """Return the file that states the image preprocessing; None if there is none.
 
-  A processor_config.json may describe only texts. In this case, the result is
-  the older file, preprocessor_config.json.
+  Like version 5 of transformers, prefer processor_config.json to the older
+  preprocessor_config.json, unless processor_config.json describes only texts.
   """
   newer = _if_there(directory / PROCESSOR)
   if newer and json_files.read_object(newer).get("image_processor") is not None:

@@ -65,7 +65,7 @@ def source_of(files: ModelFiles) -> BackboneSource:
 
 
 def _normalized(arrays: Arrays, normalization: Normalization) -> dict[str, Any]:
-  """Return `arrays` with `normalization` folded in, for images in [-1, 1]."""
+  """Return `arrays` with `normalization` folded into the patch embedding."""
   kernel, bias = fold.fold_normalization(
     arrays["embedding/kernel"], arrays["embedding/bias"],
     normalization["mean"][0], normalization["std"][0],
@@ -76,7 +76,7 @@ def _normalized(arrays: Arrays, normalization: Normalization) -> dict[str, Any]:
 def _stated_processor(
   config: Mapping[str, Any], family: str, files: ModelFiles
 ) -> ImageProcessor:
-  """Return the image processor; None stands for fields that no file states."""
+  """Return the image processor; a mean or std that no file states is None."""
   if file := files.preprocessor:
     values, where = json_files.read_object(file), str(file)
     if file.name == model_files.PROCESSOR:

@@ -34,7 +34,7 @@ def cubic_weights(old: int, new: int, kind: str) -> np.ndarray:
   scale = old / new
   width = max(scale, 1.0) if antialias else 1.0
   centers = (np.arange(new) + 0.5) * scale - 0.5
-  # Pad the line by more points than the kernel reaches.
+  # Extend the line at both ends by more points than the kernel can reach.
   margin = int(2 * width) + 2
   points = np.arange(-margin, old + margin)
   weights = _cubic((points[None] - centers[:, None]) / width, _SHARPNESS[kind])
@@ -46,7 +46,7 @@ def cubic_weights(old: int, new: int, kind: str) -> np.ndarray:
 
 
 def _cubic(distance: np.ndarray, a: float) -> np.ndarray:
-  """Evaluate the cubic convolution kernel with parameter `a`."""
+  """Return values of the cubic convolution kernel with parameter `a`."""
   x = np.abs(distance)
   near = ((a + 2) * x - (a + 3)) * x * x + 1
   far = ((x - 5) * x + 8) * x * a - 4 * a

@@ -28,7 +28,7 @@ FORMAT_VERSION = 1
 MAX_BYTES = 2**20
 _KEYS = ("format_version", "config", "evaluation", "source")
 # {field of `ViTConfig`: value} for fields that the user chooses on loading. The
-# JSON text of a note omits these fields.
+# JSON text of a `Note` omits these fields.
 _CHOSEN = {"dtype": "float32", "platform": ""}
 # {"mean" or "std": (value for images in [0, 1], source of the value)}.
 Normalization = Mapping[str, tuple[Rgb, str]]

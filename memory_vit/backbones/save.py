@@ -79,7 +79,7 @@ def _write_npz(note: Note | None, arrays: Arrays, path: Path) -> None:
 def _note(
   backbone: Backbone, arrays: Arrays, source: BackboneSource | None
 ) -> Note | None:
-  """Return the `Note` for an .npz file; None if shapes and defaults suffice."""
+  """Return the `Note` for an .npz file; None if `load_backbone` needs none."""
   config = dataclasses.replace(backbone.config, dtype="float32")
   # `plain` is the default preprocessing, which a note need not state.
   plain = EvalPreprocessing(image_size=config.image_size)

@@ -29,9 +29,9 @@ SAFETENSORS = ".safetensors"
 # Maximum number of bytes of all arrays, uncompressed. The largest DINOv3 (7B)
 # has 27 GB in float32.
 MAX_BYTES = 32 * 2**30
-# Maximum ratio of uncompressed to compressed size of a whole .npz file. Trained
-# weights hardly compress, but an array of zeros, such as a new head, shrinks a
-# thousandfold.
+# Maximum ratio of uncompressed to compressed size of a whole .npz file. A file
+# of trained weights has a ratio near 1, even if a single array exceeds the
+# maximum: the zeros of a new head have a ratio of 1,000.
 MAX_RATIO = 100
 # Maximum number of arrays. A training state of H/14 with Adam's two moments has
 # fewer than 2,000 arrays.
@@ -221,7 +221,7 @@ def _opened_zip(file: Path) -> Iterator[zipfile.ZipFile]:
 
 
 def _require_plain(entry: zipfile.ZipInfo, name: str, file: Path) -> None:
-  """Raise unless an entry is the note or an array, with a known compression."""
+  """Raise if the name, size or compression of an entry is not supported."""
   if name == published.ENTRY:
     if entry.file_size > published.MAX_BYTES:
       raise BackboneError(
@@ -251,7 +251,7 @@ def _from_zip(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> np.ndarray:
 
 
 def _check_header(stream: IO[bytes], entry: zipfile.ZipInfo) -> None:
-  """Raise ValueError unless the header of an array fits its entry.
+  """Raise ValueError unless the header of an array fits the size of its entry.
 
   Check before reading: numpy allocates as much as the header claims.
   """
@@ -262,7 +262,6 @@ def _check_header(stream: IO[bytes], entry: zipfile.ZipInfo) -> None:
     shape, _, dtype = np.lib.format.read_array_header_2_0(stream)
   else:
     raise ValueError(f"the .npy format is {version}, expected (1, 0) or (2, 0)")
-  # numpy stores bfloat16 as "V2".
   if dtype.hasobject or (dtype.kind != "f" and dtype != np.dtype("V2")):
     raise ValueError(f"the dtype is {dtype}, expected a float")
   # An axis of length 0 would let the other axes claim any length.

@@ -77,7 +77,7 @@ class InputFiles:
 
   def rows(self, numbers: range, columns: Columns) -> Iterator[ImageRow]:
     """Yield consecutive images, without opening image files."""
-    # side="right" skips empty files: the next file has an equal first number.
+    # side="right" skips empty files, whose first number equals the next file's.
     file = int(np.searchsorted(self.first, numbers.start, side="right")) - 1
     while file < self.files.num_rows and self.first[file] < numbers.stop:
       begin, end = int(self.first[file]), int(self.first[file + 1])
@@ -152,7 +152,7 @@ def _files_of(
 
 
 def _label(path: str, folder: Path) -> str | None:
-  """Return the class, which is the name of a subfolder of `folder`, or None."""
+  """Return the name of the subfolder (the class); None outside subfolders."""
   first, *rest = Path(path).relative_to(folder).parts
   return utf8(first) if rest else None
 

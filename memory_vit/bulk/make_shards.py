@@ -119,7 +119,7 @@ def _record_batch(
   model: Model,
   schema: pa.Schema,
 ) -> pa.RecordBatch:
-  """Return the rows of the output.
+  """Return the rows of the output for a batch of images.
 
   For images that cannot be read, the columns of the model's outputs are null.
   """

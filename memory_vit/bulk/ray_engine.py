@@ -160,7 +160,7 @@ class ShardWorker:
     self._plan.inventory.require_seen()
 
   def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Make the shards with the numbers batch["shard"], (k,); return `batch`."""
+    """Make the shards whose numbers are in batch["shard"]; return `batch`."""
     for shard in batch["shard"]:
       self._make(int(shard))
     return batch
@@ -189,7 +189,7 @@ def _converted(error: BaseException) -> MemoryVitError:
     if isinstance(cause, MemoryVitError):
       return type(cause)(str(cause))
     cause = getattr(cause, "cause", None) or cause.__cause__
-  # Use only the last line: the lines before are a traceback and notes of Ray.
+  # Use only the last line: the lines above it are a traceback and notes.
   reason = shortened(escaped(str(error).rstrip().rpartition("\n")[2]))
   return TrainingError(
     f"a worker of Ray failed: {reason} Finished shards are kept: give the same "

@@ -211,7 +211,7 @@ def _label(value: Any, names: Sequence[str]) -> str | None:
 def _found_columns(
   path: Path, schema: pa.Schema, columns: Columns
 ) -> tuple[str, str | None]:
-  """Return (column of images, column of labels or None); raise if unusable."""
+  """Return (image column, label column or None); raise if one is unusable."""
   wanted = (columns.image,) if columns.image else _IMAGE_COLUMNS
   image = next((name for name in wanted if name in schema.names), "")
   if not image or not _holds_images(schema.field(image).type):

@@ -138,7 +138,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _missing(plan: Plan, folder: Path, say: Callable[[str], None]) -> list[int]:
-  """Return the numbers of missing or damaged shards; report them by `say`."""
+  """Return the numbers of missing or damaged shards; pass messages to `say`."""
   missing = []
   for i in range(plan.shards):
     if shard_file.is_whole(folder, plan, i):
@@ -153,7 +153,7 @@ def _missing(plan: Plan, folder: Path, say: Callable[[str], None]) -> list[int]:
 
 
 def _count_errors(plan: Plan, folder: Path) -> int:
-  """Count rows with an error; raise `TrainingError` if a shard is missing."""
+  """Return the number of rows with an error; raise if a shard is missing."""
   total = 0
   for i in range(plan.shards):
     errors = shard_file.errors_of(folder, plan, i)

@@ -31,7 +31,7 @@ class FixedEmbeddings:
   split: Split
   numbers: np.ndarray  # int64 (n,): number of the example at each place
   places: np.ndarray  # int64 (n,)
-  name: str  # column of the files: "pooled" for a head, "layers" for a probe
+  name: str  # embedding column: "pooled" for a head, "layers" for a probe
 
   @classmethod
   def of(
@@ -121,8 +121,7 @@ def split_plan(
     if embedded.origin.stored == "bfloat16":  # the values are already rounded
       dtype = "bfloat16"
   rows, _ = batching.share(batch)
-  # Process 0 has the most records, and determines the number of batches of all
-  # processes.
+  # All processes make as many batches as process 0, which has the most records.
   most = -(-split.size // jax.process_count()) * count
   side = config.image_size
   images = jax.ShapeDtypeStruct((batch, side, side, 3), np.float32)
@@ -145,7 +144,8 @@ def training_facts(
     "flip": data.flip,
     "interpolation": preprocessing.interpolation,
     "crops": crops,
-    # One crop per image is not random, so runs with different seeds share rows.
+    # A single crop per image is not random. Then `resize` and the seed change
+    # nothing, and runs that differ only in these two options share rows.
     "resize": data.resize if crops > 1 else 0,
     "seed": data_seed(config) if crops > 1 else 0,
   }

@@ -48,7 +48,7 @@ class FileRows(Rows):
   def __init__(
     self, layout: RowLayout, count: int, mesh: Mesh, places: range, path: Path
   ) -> None:
-    """Read the headers, if the file exists."""
+    """Read the headers of all rows, if the file `path` exists."""
     super().__init__(layout, count, mesh, places)
     self.path = path
     self._headers = _read_headers(path, count, _header_of(layout.label))
@@ -87,7 +87,7 @@ class FileRows(Rows):
     return spans
 
   def _put(self, part: slice, inputs: Any) -> None:
-    """Write rows, then their headers: a valid header marks a row as present."""
+    """Write rows before headers: a valid header marks its row as present."""
     headers = self._headers[part]
     leaves = [_bytes_of(leaf) for leaf in self._to_host(inputs)]
     rows = np.concatenate(leaves, axis=1)[: len(headers)]
@@ -138,7 +138,7 @@ class FileRows(Rows):
   def _read(self, places: np.ndarray, leaves: list[np.ndarray]) -> bool:
     """Read the rows at `places`, int64 (b,), into `leaves`.
 
-    Return False if a row is damaged or unreadable.
+    Return whether all these rows are readable and undamaged.
     """
     parts = [_bytes_of(leaf) for leaf in leaves]
     views = [(part.reshape(-1).data, part.shape[1]) for part in parts]
@@ -177,7 +177,7 @@ def _read_headers(path: Path, count: int, header: np.dtype) -> np.ndarray:
 
 
 def _sums(headers: np.ndarray) -> np.ndarray:
-  """Return uint32 (n,): the CRC32 of each header, except its last field."""
+  """Return the CRC32 of each header without its last field, as uint32 (n,)."""
   fields = _bytes_of(headers)[:, :-4]
   sums = [zlib.crc32(field) for field in np.ascontiguousarray(fields)]
   return np.array(sums, np.uint32)

@@ -202,7 +202,7 @@ class DeviceRows(Rows):
 def _put(
   stored: list[jax.Array], leaves: list[jax.Array], batch: jax.Array
 ) -> list[jax.Array]:
-  """Return `stored` with `leaves` written at `batch`, along the first axis."""
+  """Return `stored`, with the batch of index `batch` replaced by `leaves`."""
   update = functools.partial(
     jax.lax.dynamic_update_index_in_dim, index=batch, axis=0
   )

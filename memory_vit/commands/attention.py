@@ -133,8 +133,8 @@ def _run(arguments: argparse.Namespace) -> int:
       ahead=1,
       option="--memory_mib",
     )
-  # Read only the paths of images to draw, because standard input may deliver
-  # further paths much later.
+  # Take only the first paths now, because standard input may deliver the other
+  # paths much later.
   first = list(itertools.islice(entries, max(1, arguments.max_images)))
   drawn = min(len(first), arguments.max_images)
   shown = len(manifests) if first else 0
@@ -145,7 +145,7 @@ def _run(arguments: argparse.Namespace) -> int:
     console.compute_dtype(arguments.dtype),
   )
   evaluated_tasks = [task for task in tasks if task.name in chosen]
-  for task in evaluated_tasks:  # check before downloading data
+  for task in evaluated_tasks:  # check tasks before downloading data
     cell_removal.require_removable(backbone, task)
   opened = data_options.open_all(evaluated_tasks, chosen, arguments)
   attention = image_attention.CollectedAttention({}, [], [])

@@ -36,7 +36,7 @@ with epy.lazy_imports():  # delay slow imports until the options are checked
   from memory_vit.data import audit
   from memory_vit.train import progress
 
-_SHOWN = 10  # maximum lines printed of a list; the --json file is complete
+_SHOWN = 10  # maximum number of lines per list; the --json file has all lines
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

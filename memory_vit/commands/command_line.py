@@ -161,7 +161,7 @@ class CommandLine:
 
   def __init__(self, about: str, argv: Sequence[str]) -> None:
     """Prepare to parse `argv`; `about` is the beginning of --help."""
-    # `about` is None if it is a docstring that `python -OO` has removed.
+    # Callers may pass `__doc__`, which is None under `python -OO`.
     self._about, self._argv = about or "", list(argv)
     self.flags = flags.FlagValues()
     try:
@@ -252,7 +252,7 @@ class CommandLine:
     )
 
   def _with_one_value(self, config: Config) -> Config:
-    """Return `config` without sweeps of options that the command line sets."""
+    """Return `config` with an empty sweep for each option that a flag sets."""
     overrides = config_flags.get_override_values(self.flags["config"])
     for key, axis in (
       ("learning_rate", "learning_rate"),
@@ -282,7 +282,7 @@ class CommandLine:
         raise ConfigError(f"{unknown.removesuffix('.')}; {_SEE_HELP}.")
 
   def _explained(self, error: BaseException) -> ConfigError:
-    """Convert a library's error to `ConfigError`; add the expected values."""
+    """Return a `ConfigError` with the text of `error`, and what is expected."""
     inner: BaseException | None = error
     while inner:  # absl wraps this package's errors
       if isinstance(inner, MemoryVitError):

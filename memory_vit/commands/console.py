@@ -18,12 +18,12 @@ from memory_vit.runtime.messages import escaped
 _T = TypeVar("_T")
 _STOPPED = 130  # exit status after Ctrl-C
 # Log level 2 hides TensorFlow's build notes and its warnings (several for
-# each skipped image), but not its errors. Turning oneDNN off hides a note; a
-# test checks that this does not change preprocessed images.
+# each skipped image), but not its errors. Turning oneDNN off hides a message
+# about oneDNN, and does not change preprocessed images, as a test checks.
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_ENABLE_ONEDNN_OPTS": "0"}
-# Settings that save time. Without the first, JAX spends a fifth of tracing on
-# source locations. Without the second, importing TensorFlow also imports Keras,
-# which this package does not use and which takes two fifths of the import.
+# Settings that save time. Without the first setting, JAX spends a fifth of the
+# tracing time on source locations. Without the second setting, TensorFlow also
+# imports Keras, which is not used here and takes two fifths of the import time.
 _QUICK = {"JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0", "TF_USE_LEGACY_KERAS": "1"}
 # Thresholds of `gc`: garbage is collected rarely, because importing and tracing
 # create many objects, and almost all objects stay in use. This saves a tenth of

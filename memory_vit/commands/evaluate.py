@@ -142,7 +142,7 @@ def _run(arguments: argparse.Namespace) -> int:
     "tasks": [results[task.spec.name] for task in tasks],
     "timing": evaluator.timing(opened[0][0]),
   }
-  verified = True  # for exit status 0 without --verify
+  verified = True  # without --verify, the exit status is 0
   if arguments.verify:
     result["backbone"]["upstream"] = upstream and evaluator.upstream(*upstream)
     verified = verify.verified(result)
@@ -318,7 +318,7 @@ def _timing_line(timing: Mapping[str, Any]) -> str:
 
 
 def _table(tasks: Sequence[Mapping[str, Any]], verified: bool) -> str:
-  """Return a table of tasks of one kind; --verify adds two columns."""
+  """Return a table of tasks of one kind; `verified` adds two columns."""
   rows = []
   for task in tasks:
     kind = KINDS[task["kind"]]
@@ -349,7 +349,7 @@ def _data_of(entry: Mapping[str, Any]) -> str:
 
 
 def _problems(name: str, entry: Mapping[str, Any]) -> list[str]:
-  """Return warnings about unreadable images and outputs that are not finite."""
+  """Return warnings about unreadable images, and about non-finite outputs."""
   lines, data = [], _data_of(entry)
   if entry["skipped"]:
     lines.append(

@@ -257,7 +257,7 @@ def _backbone_json(report: BackboneReport) -> dict[str, Any]:
   config = dataclasses.asdict(report.config)
   del config["dtype"], config["platform"]  # chosen at loading, not stored
   if not report.states_config:
-    del config["gelu"]  # the file does not state which GELU
+    del config["gelu"]  # the file does not state the GELU variant
   preprocessing, source = report.preprocessing, report.source
   return {
     "kind": "backbone",
@@ -311,7 +311,7 @@ def _backbone_text(report: BackboneReport) -> str:
 
 
 def _computation(report: BackboneReport) -> list[tuple[str, str]]:
-  """Return rows about the configuration; [] if the files do not state it."""
+  """Return rows about GELU, LayerNorm and switches; [] if they are unknown."""
   if not report.states_config:
     return []
   config = report.config

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
   from memory_vit.model.task import BackboneId
   from memory_vit.tasks.hub_tasks import ListedTask
 
-_DIGITS = 12  # digits of a fingerprint that are shown
+_DIGITS = 12  # number of digits of a fingerprint to show
 _HEADER = ("task", "outputs", "regime", "backbone", "size", "fingerprint")
 
 
@@ -84,7 +84,7 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _fits(wanted: BackboneId, report: BackboneReport) -> bool:
-  """Return whether `report` is of the backbone `wanted`, at any image size."""
+  """Return whether `report` describes `wanted`; image sizes may differ."""
   config = report.config
   return wanted == task_sets.BackboneId(
     fingerprint=report.fingerprint,

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
   from memory_vit.prediction.predictor import Predictor
 
 _MANY = 100  # recommend a faster dtype for more images than this
-# Answers to one image: {task name: answer}, see `Kind.answers`.
+# Answers for one image: {task name: answer}, see `Kind.answers`.
 Answers = dict[str, Any]
 
 
@@ -139,15 +139,15 @@ def _predict_all(arguments: argparse.Namespace) -> int:
       f"--original: the backbone {arguments.backbone} has no head. Leave "
       "--original out, or give a backbone with a head."
     )
-  # Read no images ahead if standard input lists the paths: the next path may
-  # arrive hours later.
+  # Read no images ahead if standard input lists the paths: answers would wait
+  # for the next path, which may arrive hours later.
   ahead = "-" not in arguments.images
   progress_bar.log_to_stderr()
   entries: Iterable[image_files.ImageFile] = image_files.find_images(
     arguments.images
   )
   total = None
-  # List all images first only if a progress bar needs their number, because
+  # Do not list all images in advance unless a progress bar needs their number:
   # listing millions of images in many folders is slow.
   if ahead and progress_bar.on_terminal():
     entries = list(entries)
@@ -164,7 +164,7 @@ def _predict_all(arguments: argparse.Namespace) -> int:
   predictor = None
   with progress_bar.ProgressBar("predicting", total) as bar:
     for images in reader.read_files(entries, preprocessing):
-      # Size the predictor for the first batch: later batches are not larger.
+      # Make a predictor for the first batch: later batches are not larger.
       predictor = predictor or _predictor(
         backbone, tasks, arguments, len(images)
       )
@@ -201,7 +201,7 @@ def _predictor(
   arguments: argparse.Namespace,
   images: int,
 ) -> Predictor:
-  """Return a predictor of `tasks` whose batches hold up to `images` images."""
+  """Return a predictor of `tasks` for batches of up to `images` images."""
   size = min(arguments.batch_size, 1 << (images - 1).bit_length())
   return predictors.Predictor.from_model(
     backbone,
@@ -239,7 +239,7 @@ def _json_line(path: str, answers: Answers) -> str:
 
 
 def _text(path: str, answers: Answers) -> str:
-  """Return the path, and one line for each class, label or value."""
+  """Return a text: the path, and a line for each class, label or value."""
   rows = [
     (name if i == 0 else "", escaped(output), escaped(number))
     for name, answer in answers.items()

@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 # small classes. Cui et al. and Cao et al. (2019) study ratios from 10 to 200.
 IMBALANCED = 10.0
 
-# Splits that must not share files with each other: all but "upstream".
+# Splits of the task's data set, which must not share files with each other.
 _OF_THE_TASK = ("train", "validation", "test")
 
 _STATISTICS = ("min", "mean", "max", "std")
@@ -56,11 +56,11 @@ class _Contents:
   Attributes:
     split: the split.
     labels: the valid labels of readable examples.
-    extremes: smallest and largest class number; None if no class is readable.
+    extremes: smallest and largest class index; None if no class was read.
     kinds: {kind of image, such as "JPEG RGB": number of images}.
     turned: number of images whose EXIF orientation says to turn them.
-    smallest: width and height of the image with the fewest pixels, or None.
-    largest: width and height of the image with the most pixels, or None.
+    smallest: (width, height) with the fewest pixels; None if no image was read.
+    largest: (width, height) with the most pixels; None if no image was read.
     problems: one dictionary for each problem, with the keys "kind", "where" and
       "detail", and with "index" if an example has the problem.
     hashes: uint64 hash of the file of each readable example.
@@ -84,8 +84,8 @@ class _Contents:
     """Count an example, or note the error that was raised when reading it."""
     if isinstance(example, ExampleError):
       # If a record could not be read into memory, the source holds an empty
-      # image, and the error in `example` is about that image. Report the reason
-      # that was recorded when the split was opened.
+      # image, and the error in `example` is about that image. So report the
+      # reason that was recorded when the split was opened.
       known = self.split.unreadable.get(index)
       self._note("cannot be read", index, known or str(example))
       return
@@ -173,7 +173,7 @@ def splits_to_audit(
 
 
 def _read(role: str, ref: SplitRef) -> _Contents:
-  """Decode all images of a split; return its contents and problems."""
+  """Decode all images of a split; return what the audit found in it."""
   # Allow any number of unreadable examples, because the audit reports them.
   ref = dataclasses.replace(ref, max_bad=sys.maxsize)
   opened = datasets.open_whole(ref)
@@ -191,7 +191,7 @@ def _read(role: str, ref: SplitRef) -> _Contents:
 
 @dataclasses.dataclass(frozen=True)
 class _Examined:
-  """Preparation that returns properties of an image in place of its pixels."""
+  """`Preparation` for the audit: it describes an image in a dictionary."""
 
   def in_graph(
     self, encoded: tf.Tensor, uniforms: tf.Tensor
@@ -232,10 +232,10 @@ def _examine_file(encoded: bytes) -> tuple[np.uint64, bytes]:
 
 
 def _as_json(contents: _Contents, *, all_classes: bool) -> dict[str, Any]:
-  """Return contents and problems as a JSON value.
+  """Return the contents and problems of a split as a JSON value.
 
-  With `all_classes`, the problems also include classes without images,
-  constant values, and splits with a single class.
+  If `all_classes`, it is also a problem if a class has no image, if a value is
+  constant, or if the split has only one class.
   """
   split = contents.split
   labels = np.array(contents.labels, split.label_dtype.base)

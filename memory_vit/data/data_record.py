@@ -21,10 +21,10 @@ from memory_vit.runtime import files, processes
 logger = logging.getLogger(__name__)
 
 # Splits that must be unchanged when a run resumes. The split "upstream" may
-# change, because a resumed run evaluates it again before and after training.
+# change, because a resumed run repeats all evaluations on this split.
 _COMPARED = ("train", "validation", "test")
 # Digests of splits, as in `RunResult.data`: {split: {"by": "files" or
-# "contents", "sha256": digest of the table}}.
+# "contents", "sha256": digest of the `Table` of the split}}.
 Digests = Mapping[str, Mapping[str, str]]
 
 
@@ -112,7 +112,7 @@ class DataRecord:
     return data_files.differences(before, table)
 
   def _kept(self, sha256: str) -> Table | None:
-    """Return the table with digest `sha256`; None if it is missing or bad."""
+    """Return the table with digest `sha256`; None if missing or corrupt."""
     try:
       table = json.loads(self._file(sha256).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -32,7 +32,7 @@ from memory_vit.runtime import messages, parquet
 from memory_vit.runtime.messages import escaped
 from memory_vit.runtime.paths import local
 
-with epy.lazy_imports():  # TensorFlow is imported after all checks
+with epy.lazy_imports():  # TensorFlow is imported only after all checks
   from memory_vit.data import graph_source
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 # Name of the split that defines the classes. If `config.data.dir` is itself an
 # output of `embed`, that output is the only split, and has this name.
 _TRAIN = "train"
-# Maximum number of images without an embedding that a result lists.
+# Maximum number of images without an embedding that `_left_out` lists.
 _NAMED = 100
 # Key in `DataFiles.facts` for digests that identify the runs of `embed`.
 _RUNS = "runs of embed"
@@ -84,8 +84,8 @@ def open_embeddings(ref: SplitRef) -> Split:
   sizes = {name: len(outputs[name].table) for name in wanted}
   parts = split_parts.split_parts(ref.name, ref.split, sizes)
   orders = {name: _mixed(outputs[name]) for name in wanted}
-  # Slice all rows, also rows without an embedding, so that a slice has the same
-  # images as the same slice of an image folder.
+  # Slice all rows, including rows without an embedding. So a slice, such as
+  # "train[:90%]", has the same images as this slice of an image folder.
   sliced = [(outputs[name], orders[name][part]) for name, part in parts]
   return _split(ref, root, sliced, class_names)
 
@@ -189,9 +189,9 @@ def _open(name: str, path: Path) -> _Output:
 def _mixed(output: _Output) -> np.ndarray:
   """Return the indices of all rows, int64 (n,), in an order that mixes classes.
 
-  Like the images of a folder or a list, rows are sorted by a hash of the path
-  within the folder that all images share. So the order stays the same if this
-  folder is moved, or if another backbone embeds the images.
+  Like the images of a folder or a list, rows are sorted by a hash of the path.
+  The path begins below the deepest folder that holds all images. So the order
+  stays the same if this folder is moved, or if another backbone is used.
   """
   paths = output.table["path"]
   ends = pc.min_max(paths).as_py()

@@ -109,9 +109,9 @@ def _find_lists(root: pathlib.Path, directory: str) -> dict[str, pathlib.Path]:
 
 
 def _named_lists(ref: SplitRef, lists: Collection[str]) -> list[str]:
-  """Return the names of the lists in a split such as "train[:90%]+val".
+  """Return the names in `ref.split`: "train[:90%]+val" names "train" and "val".
 
-  Raise if one of these lists is missing.
+  Raise if there is no list with one of these names.
   """
   wanted = split_parts.split_names(ref.split)
   for name in wanted:
@@ -204,7 +204,7 @@ def _read_table(
       examples[len(numbers)] = row
     numbers.append(number)
   is_named = several or (
-    # The name of a column names a value only if no cell holds a vector.
+    # A value is named after its column, unless a cell holds several values.
     kind.numbers and all(np.size(label) == 1 for label in listed.values())
   )
   names = columns[1:] if is_named else ()
@@ -213,7 +213,7 @@ def _read_table(
 
 @contextlib.contextmanager
 def _placed(path: pathlib.Path, number: int) -> Iterator[None]:
-  """Turn a `ValueError` in the body into an error with the file and line."""
+  """Turn a `ValueError` in a `with` block into an error with file and line."""
   try:
     yield
   except ValueError as problem:
@@ -246,7 +246,7 @@ def _encoded(
 ) -> np.ndarray:
   """Return the labels of a list, encoded as in `Split.labels`.
 
-  An error also names `naming`, the list that defines the classes.
+  An error names the line, and `naming`, the list that defines the classes.
   """
   try:
     return encode.all(file_list.labels.values(), file_list.place)
@@ -395,7 +395,7 @@ def _place(path: pathlib.Path, number: int) -> str:
 
 
 def _irregular(root: pathlib.Path, files: Collection[str]) -> dict[str, str]:
-  """Return {file: reason} for irregular `files`; scan each folder only once."""
+  """Return {file: reason} for the `files` that are missing or not regular."""
   names = collections.defaultdict(set)
   for file in files:
     parent, _, name = file.rpartition("/")
@@ -409,7 +409,7 @@ def _irregular(root: pathlib.Path, files: Collection[str]) -> dict[str, str]:
 
 
 def _irregular_in(folder: str, names: Collection[str]) -> Mapping[str, str]:
-  """Return {name: reason} for the `names` that are not regular files."""
+  """Return {name: reason} for `names` in `folder` that are no regular files."""
   is_file, similar = dict[str, bool](), dict[str, str]()
   try:
     with os.scandir(folder) as entries:

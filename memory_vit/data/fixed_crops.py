@@ -93,8 +93,8 @@ def evaluation_crops(
   rows, first = batching.share(batch_size)
   starts = np.arange(first, max(split.size, first + 1), batch_size)
   numbers = (starts[:, None] + np.arange(rows)[None]).ravel()
-  # A process without examples takes the last example of the split, which
-  # evaluation masks out.
+  # If a process has no example to evaluate, give it the last example of the
+  # split (-1): evaluation masks this example out.
   examples = numbers[numbers < split.size] if first < split.size else [-1]
   return FixedCrops(
     split,

@@ -17,8 +17,8 @@ from memory_vit.data.source import (
   Preparation,
 )
 
-# Function from the index of an example, int64 (), to the encoded image, string
-# (), and the label. The function is called eagerly and inside tf.data.
+# Function: index of an example, int64 () -> (its encoded image, its label). The
+# image is a string (). The function is called eagerly and in graphs of tf.data.
 Fetch = Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
 _Graph = Callable[[tf.Tensor, tf.Tensor], tuple[Any, tf.Tensor]]
 
@@ -28,8 +28,8 @@ class GraphSource:
   """Source of examples that a TensorFlow function reads."""
 
   fetch: Fetch
-  # Traced functions, cached by preparation. A batch with a broken image builds
-  # two more pipelines, which reuse the traced function.
+  # {preparation: traced function}. If an image of a batch is broken, two more
+  # pipelines are built, which then need not trace the function again.
   _graphs: dict[Preparation, _Graph] = dataclasses.field(
     default_factory=dict, init=False, repr=False
   )
@@ -106,7 +106,7 @@ class GraphSource:
     numbers = tf.constant(labels)
 
     def fetch(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-      # Read the image from the Python list; a tensor would copy all images.
+      # Read the image from the list: a tensor would be a copy of all images.
       image = tf.numpy_function(images.__getitem__, [index], tf.string)
       return tf.ensure_shape(image, ()), tf.gather(numbers, index)
 

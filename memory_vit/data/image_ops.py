@@ -112,7 +112,7 @@ def graph_view(image: tf.Tensor, preprocessing: EvalPreprocessing) -> tf.Tensor:
 
 
 def _resized(old: tf.Tensor, side: int, interpolation: str) -> tf.Tensor:
-  """Return the new (height, width), int32, if the shorter side becomes `side`.
+  """Return the new (height, width), int32, whose shorter side is `side`.
 
   `old` is the present (height, width). Sides are rounded as in `images.view`.
   """
@@ -120,7 +120,7 @@ def _resized(old: tf.Tensor, side: int, interpolation: str) -> tf.Tensor:
     sides = tf.cast(old, tf.float32)
     resized = tf.round(sides * (side / tf.reduce_min(sides)))
   else:
-    # Use int64, because a product of sides may exceed int32.
+    # Use int64, because `side * sides` may exceed the range of int32.
     sides = tf.cast(old, tf.int64)
     resized = side * sides // tf.reduce_min(sides)
   return tf.cast(_possible(old, resized, side), tf.int32)
@@ -260,8 +260,8 @@ def _possible(shape: tf.Tensor, resized: tf.Tensor, side: int) -> tf.Tensor:
 
 
 def _decode_by_pillow(encoded: tf.Tensor) -> tf.Tensor:
-  # Use Pillow, because TensorFlow reads BMP palettes as grey, and must be told
-  # whether a WebP has alpha.
+  # Use Pillow: TensorFlow reads BMP images with a palette as grey, and must be
+  # told whether a WebP image has an alpha channel.
   (pixels,) = python_op.call(_pillow_rgb, [encoded], [tf.uint8])
   return pixels
 
@@ -296,7 +296,7 @@ def _inception_window(shape: tf.Tensor, uniforms: tf.Tensor) -> tf.Tensor:
 def _random_square(
   image: tf.Tensor, uniforms: tf.Tensor, side: int
 ) -> tf.Tensor:
-  """Return a random square, (side, side, 3), of an image."""
+  """Return a random square crop, (side, side, 3), of an image."""
   height, width, _ = tf.unstack(tf.cast(tf.shape(image), tf.float64))
   rows, columns = height + 1.0 - side, width + 1.0 - side
   place = random_decisions.random_place(tf, uniforms, rows, columns)

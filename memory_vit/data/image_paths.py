@@ -48,12 +48,12 @@ def split_of(
   `irregular` is {path: why the image cannot be read}.
   """
   where = {file: os.path.join(root, file) for file, _ in labelled}
-  # Pass b"" for an irregular file, such as a pipe: reading a pipe could block.
+  # An irregular file, such as a pipe, gets b"" as path: reading could block.
   names = [
     b"" if file in irregular else os.fsencode(where[file])
     for file, _ in labelled
   ]
-  # Import TensorFlow only here, so that errors in paths are reported sooner.
+  # Import TensorFlow only here, after errors in paths: the import is slow.
   tf = quiet_tensorflow.tf
   paths = tf.constant(names)
   dtype = KINDS[ref.kind].target_type

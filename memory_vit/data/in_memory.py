@@ -198,7 +198,7 @@ def _table(
 def _examples(
   data: Any, keys: tuple[str, str]
 ) -> tuple[int | None, Iterable[Any]]:
-  """Return (number of examples or None if unknown, examples)."""
+  """Return (number, examples); the number of examples is None if unknown."""
   if isinstance(data, Mapping):
     data = indexable.pair_of(data, keys)
   if isinstance(data, tuple) and len(data) == 2:

@@ -146,7 +146,7 @@ class Encoder:
   def _require_numbers(self, labels: Collection[Label]) -> None:
     """Raise if all labels are [0, 1] or [1, 0], and at least one is [1, 0].
 
-    Each of these labels may be a list of two indices, or multi-hot.
+    These labels are ambiguous: [1, 0] may be two indices, or multi-hot.
     """
     pairs = [0, 1], [1, 0]
     are_pairs = all(isinstance(e, list) and e in pairs for e in labels)
@@ -158,7 +158,7 @@ class Encoder:
       )
 
   def __call__(self, label: Label) -> int | np.ndarray:
-    """Return a class index, or numbers (c,); errors begin with "its label"."""
+    """Return a class index or an array (c,); errors begin with "its label"."""
     count = len(self.names)
     if isinstance(label, int | str):
       return self._number(label)

@@ -65,7 +65,7 @@ class _Split:
 def _find_splits(root: pathlib.Path, ref: SplitRef) -> dict[str, _Split]:
   """Return {split: images} of `ref.split` and train/, which names the classes.
 
-  If `ref.split` is missing, return all splits: a later error lists all splits.
+  If `ref.split` is missing, return all splits, which a later error lists.
   """
   if not ref.dir or not os.path.isdir(root):
     raise DataError(

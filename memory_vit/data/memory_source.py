@@ -112,7 +112,7 @@ class MemorySource:
 def _in_order(
   function: Callable[[K], V], items: Iterable[K], ahead: int
 ) -> Generator[V]:
-  """Yield function(item) for each item; threads work `ahead` items ahead."""
+  """Yield function(item) for each item; threads are `ahead` items ahead."""
   waiting = collections.deque[Future[Any]]()
   with ThreadPoolExecutor(_THREADS, "memory_vit-examples") as threads:
     try:

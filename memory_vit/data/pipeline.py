@@ -123,7 +123,7 @@ def _pipeline(
 def _read_singly(
   example: ExampleFn, numbers: range, error: ExampleError
 ) -> BatchRows:
-  """Return the rows of a batch, read one by one after the batch raised `error`.
+  """Return the rows of a batch, read one by one after `error` in a pipeline.
 
   An unreadable record is always replaced by the next readable record of the
   split, so the rows do not depend on when the record was found unreadable.

@@ -57,8 +57,8 @@ with without_remarks():
   import tensorflow as tf
   import tensorflow_datasets as tfds
 
-  # Hide GPUs from TensorFlow, which would take all memory that JAX needs.
-  # Hiding fails if a notebook has used TensorFlow before: then only warn.
+  # Hide GPUs from TensorFlow, which would take the GPU memory that JAX needs.
+  # Hiding fails if a notebook has already used TensorFlow: then only warn.
   try:
     tf.config.set_visible_devices([], "GPU")
   except RuntimeError as problem:

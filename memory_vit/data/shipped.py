@@ -37,7 +37,7 @@ class _LabelledImages(NamedTuple):
 
 
 class _Shipped(NamedTuple):
-  """Data set in memory.
+  """Data set that an installed package contains, in memory.
 
   Attributes:
     splits: {"train": images, "test": images}, in orders that mix the classes.

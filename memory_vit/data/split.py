@@ -84,7 +84,7 @@ class Split:
 
   def __post_init__(self) -> None:
     require_kind(self.kind, self)
-    # Copy: `dataclasses.replace` would let two splits share the dictionary.
+    # Copy the dictionary: `dataclasses.replace` would let two splits share it.
     object.__setattr__(self, "unreadable", dict(self.unreadable))
 
   @property
@@ -260,7 +260,7 @@ class Split:
 
 def require_kind(kind: str, where: Any) -> None:
   """Raise `DataError` unless `kind` is the name of a kind of task."""
-  if kind not in tuple(KINDS):  # `kind` may be unhashable
+  if kind not in tuple(KINDS):  # a tuple, as `kind` may be unhashable
     raise DataError(
       f"{where}: the kind is {messages.brief(kind)}, expected one of "
       f"{', '.join(KINDS)}."

@@ -16,7 +16,7 @@ from memory_vit.runtime import messages
 # Data sets that need no download, because installed packages contain them. A
 # colon and a range or variant may follow the name, as in "digits:0-4".
 SHIPPED = ("digits", "glyphs")
-# Names that do not identify a data set: messages also name the directory.
+# Names that do not identify a data set, so messages also name its directory.
 OF_A_DIRECTORY = ("folder", "list", EMBEDDINGS)
 
 

@@ -253,12 +253,12 @@ def _download_size(builder: tfds.core.DatasetBuilder) -> str:
 
 
 def _file_format() -> str | None:
-  """Return "array_record" if installed; else None, for the default of TFDS."""
+  """Return "array_record" if it is installed; None means TFDS's default."""
   return "array_record" if importlib.util.find_spec("array_record") else None
 
 
 def _found_builder(ref: SplitRef) -> tfds.core.DatasetBuilder:
-  """Return the TFDS builder of a data set that may not be prepared yet."""
+  """Return the TFDS builder of a data set, whether it is prepared or not."""
   try:
     folder = pathlib.Path(ref.dir).expanduser()
     if ref.dir and (folder / "dataset_info.json").is_file():

@@ -18,7 +18,7 @@ from memory_vit.errors import DataError
 from memory_vit.kinds import KINDS, Kind
 from memory_vit.runtime import messages
 
-# {name of a feature: value} of an example; sequences become arrays.
+# Example of a data set, {name of a feature: value}; sequences become arrays.
 _Example = Mapping[str, Any]
 _Features = Mapping[str, Any]
 
@@ -145,7 +145,7 @@ def find_keys(
 
 @dataclasses.dataclass(frozen=True)
 class _Row:
-  """How to read the k numbers in a feature from an example.
+  """Part of a label: k numbers that are read from one feature of an example.
 
   Attributes:
     names: names of the k numbers.
@@ -168,7 +168,7 @@ _NUMBERS = "a number, or a Tensor or a FeaturesDict of numbers"
 def _find_rows(
   name: str, features: _Features, label: str, kind: Kind
 ) -> list[_Row]:
-  """Return the rows of all features that `label` names.
+  """Return the rows (`_Row`) of all features that `label` names.
 
   If `label` is "", return the rows of the only feature that fits `kind`.
   """
@@ -246,7 +246,7 @@ def _find_image(
 def _only(candidates: Sequence[str], *preferred: str | None) -> str | None:
   """Return the first of the `preferred` keys that is in `candidates`.
 
-  Otherwise, return the only candidate; None if there are several or none.
+  Without such a key, return the only candidate; None if there are 0 or several.
   """
   for key in preferred:
     if key in candidates:

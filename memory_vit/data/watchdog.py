@@ -17,7 +17,7 @@ def limit(seconds: float, what: str) -> Iterator[None]:
   if not seconds:
     yield
     return
-  # Use a thread: an exception would not interrupt native code that waits.
+  # Use a thread, because exceptions do not interrupt native code that waits.
   timer = threading.Timer(seconds, end_process, [seconds, what])
   timer.daemon = True
   timer.start()

@@ -32,7 +32,7 @@ from memory_vit.runtime import processes, sharding
 from memory_vit.runtime.progress_bar import ProgressBar
 from memory_vit.tasks.program import make_program
 
-# Function from images in [-1, 1], or from cached inputs, to {name: logits}.
+# Function: images in [-1, 1], or cached backbone outputs -> {name: logits}.
 Predict = Callable[[Any], dict[str, Float[Array, "b c"]]]
 
 
@@ -170,7 +170,7 @@ def evaluate_source(
 def _of_split(
   result: Evaluation, source: Split, other_classes: bool
 ) -> Evaluation:
-  """Remove padding examples from a result; raise if its score is undefined.
+  """Return `result` without padding examples; raise if a score is undefined.
 
   With `other_classes`, keep only the digest and the counts of examples.
   """

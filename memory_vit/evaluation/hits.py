@@ -18,9 +18,9 @@ from memory_vit.runtime import files
 from memory_vit.runtime.messages import brief
 
 HITS = "hits.json"
-# A difference is clear if it exceeds this number of standard errors. If two
-# regimes are equally good, 5 % of their differences are clear with many images
-# and seeds, and more than 5 % with only three seeds.
+# A difference is clear if it exceeds this number of standard errors. If regimes
+# are equally good, 5 % of their differences are clear by chance if images and
+# seeds are many, and more than 5 % if there are only three seeds.
 _ERRORS = 2.0
 
 

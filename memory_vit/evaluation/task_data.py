@@ -173,10 +173,10 @@ def _of_task(task: Manifest, flags: Given) -> SplitRef | _Missing:
 def _of_backbone(
   tasks: Sequence[Manifest], flags: Given
 ) -> Upstream | _Missing | None:
-  """Return data for the original head, an error text, or None (no data named).
+  """Return the data for the original head, an error text, or None.
 
-  Options take precedence over the first task that names data for the original
-  head. With the option --data=backbone=, the result is None.
+  The data come from options, or else from the first task that names such data.
+  None means: no data are named, or --data=backbone= gives an empty name.
   """
   if flags.data.get(BACKBONE) == "":
     return None
@@ -203,8 +203,8 @@ def _ref(
 ) -> SplitRef | _Missing:
   """Return the split to evaluate, or an error text about missing options.
 
-  The first of these names the data set: `flags` for `owner`; `common`; `hint`,
-  if opening its data set is allowed.
+  The data set is named by the option for `owner` in `flags`, or else by
+  `common`, or else by `hint`, if opening the data set of `hint` is allowed.
   """
   name = flags.data.get(owner, common)
   directory = flags.directories.get(owner, flags.directories.get(""))
@@ -228,7 +228,7 @@ def _ref(
     return _needed(owner, hint, name)
   if not split:
     return f"{owner!r} names no split (give --split={owner}=SPLIT)"
-  # Use the columns or features that `hint` names: they open no files.
+  # A task file may choose columns or features: this choice opens no files.
   if ref.name == hint.name:
     ref = dataclasses.replace(ref, label=hint.label, path=hint.path)
   return dataclasses.replace(ref, kind=hint.kind)
@@ -250,7 +250,7 @@ def _needed(owner: str, hint: _Hint, name: str | None) -> str:
   """Return an error text: data that `hint` names, and flags to open them."""
   directory = hint.directory if _PLAIN.fullmatch(hint.directory) else "DIR"
   flag = f"--data_dir={owner}={directory}"
-  if name is not None:  # such as "folder", which needs a directory
+  if name is not None:  # a name like "folder" needs a directory
     return f"{owner!r} has no directory (give {flag})"
   place = f" in {_shown(hint.directory)}" if hint.directory else ""
   text = f"{owner!r} names {_shown(hint.name)}{place}"
@@ -264,9 +264,9 @@ def _needed(owner: str, hint: _Hint, name: str | None) -> str:
 
 
 def _said(task: Manifest, part: str, keys: Sequence[str]) -> dict[str, Any]:
-  """Return the options `keys` in section `part` that a task was trained with.
+  """Return {key: value} for `keys` in section `part` of the training options.
 
-  Options that are missing or of a wrong type are left out.
+  Keys with a missing value, or with a value of a wrong type, are left out.
   """
   config = task.provenance.get("config")
   values = config.get(part) if isinstance(config, Mapping) else None

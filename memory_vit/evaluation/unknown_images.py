@@ -99,7 +99,7 @@ def _outputs(
   mesh: jax.sharding.Mesh,
   batch_size: int,
 ) -> tuple[dict[str, np.ndarray], int]:
-  """Return ({task: float32 outputs (n, c)}, number of unreadable images)."""
+  """Return ({task: outputs of readable images}, count of unreadable images)."""
   entries = list(image_files.find_images([str(directory)]))
   preprocessing = specs[0].preprocessing
   side = preprocessing.image_size

@@ -34,7 +34,7 @@ from memory_vit.tasks.program import encode, make_program
 from memory_vit.tasks.split_forward import Logits
 
 Images = Float[Array, "b side side 3"]
-# Maximum difference between logits of a task with and without other tasks, as a
+# Allowed difference between logits of a task alone and among other tasks, as a
 # share of the greatest logit. Other tasks change how sums are rounded.
 TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2}
 
@@ -59,8 +59,8 @@ class Evaluator:
         is therefore compared with nothing.
       mesh: devices over which batches are sharded.
       batch_size: total of all processes.
-      one_shape: whether to pad each task alone to the cells and classes of the
-        largest task, so that all tasks use the same compiled program.
+      one_shape: whether to pad each task's program to the cells and classes of
+        the largest task, so that all tasks use the same compiled program.
 
     Raises:
       TaskError: if tasks are of another backbone, or cannot share a pass.
@@ -80,7 +80,7 @@ class Evaluator:
       "cells": max((spec.cells for spec in specs), default=0),
       "classes": max((spec.num_classes for spec in specs), default=0),
     }
-    # A task alone still needs the tasks that it attends to.
+    # The program of a task also contains the tasks that it attends to.
     self._alone = {
       task.spec.name: make_program(
         backbone, compose.with_parents(tasks, task.spec.name), **most

@@ -138,7 +138,7 @@ def require_options(
 def _describe(
   exported: ExportedModel, format: str, images: ImageInput
 ) -> ExportReport:
-  """Describe an exported function: signatures, batch sizes and platforms."""
+  """Return the report of an export: signatures, batch sizes and platforms."""
   meanings = _meanings(exported)
   outputs = {
     name: Tensor(

@@ -51,7 +51,7 @@ class ExportedModel:
     }
 
   def _with_scores(self, outputs: Logits) -> Logits:
-    """Return `outputs` plus an entry of scores (b, 1) per rejecting task."""
+    """Return one dict: `outputs`, and scores (b, 1) if tasks reject images."""
     scores = {
       score_name(task.name): task.spec.kind.kind.known_score(
         outputs[task.name], jnp
@@ -146,7 +146,7 @@ def _require_float32(name: str, kind: TaskKind) -> None:
 
 
 def _with_own_backbone(backbone: Backbone, program: Program) -> Weights:
-  """Return (backbone, program) with a task's backbone weights in `backbone`."""
+  """Return (backbone, program); move tasks' backbone weights to `backbone`."""
   params, alone = backbone.params, []
   for task in program.alone:
     params = {**params, **task.params.get("backbone", {})}

@@ -34,7 +34,7 @@ library_name: memory_vit
 _MOST_CLASSES, _MOST_CHARACTERS = 200, 200
 # Keys of a run's `config.data` whose values name the data.
 _DATA_KEYS = ("name", "train", "validation", "test")
-# Maximum absolute value of a metric that is shown. Errors of predicted values
+# Metrics of a greater absolute value are not shown: errors of predicted values
 # are in the unit of the values, and can be huge.
 _MOST = 1e12
 # {key of a split in a run's results: name of the split in the card}.
@@ -110,7 +110,7 @@ def _section(task: Task) -> str:
 
 
 def _outputs(spec: TaskSpec) -> str:
-  """Return a text of the outputs: number, names, and thresholds or units."""
+  """Return a text about the outputs: number, names, and thresholds or units."""
   if not spec.class_names:
     return f"{spec.num_classes}, with unknown names"
   names = [*map(literal, spec.class_names[:_MOST_CLASSES])]
@@ -201,7 +201,7 @@ def _public_backbone(task: Task) -> str:
 def _gelu(spec: TaskSpec) -> str:
   """Return the GELU as a Python literal.
 
-  A task with an unknown GELU cannot be loaded: its literal is "tanh".
+  For an unknown GELU, return "tanh": no value would let the task be loaded.
   """
   known = spec.backbone.gelu in ("tanh", "exact", "quick")
   return f'"{spec.backbone.gelu}"' if known else '"tanh"'

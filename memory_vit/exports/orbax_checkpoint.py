@@ -64,7 +64,7 @@ def without_tracebacks() -> Iterator[None]:
   sys.unraisablehook = show_others
   try:
     yield
-    # After an error, keep our hook: pending writes may still print tracebacks.
+    # Not reached after an error: `show_others` then silences pending writes.
     sys.unraisablehook = hook
   finally:
     log.setLevel(level)

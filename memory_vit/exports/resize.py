@@ -27,7 +27,8 @@ def prepare(
   square = jnp.arange(preprocessing.image_size, dtype=jnp.int32)
   begins = preprocessing.begin(new)
   pixels = images.astype(jnp.float32)
-  # Like Pillow, resize width, then height; with antialiasing, round after each.
+  # Like Pillow, resize the width, then the height. With antialiasing, round the
+  # pixels after each axis.
   for axis in (2, 1):
     numbers = square + begins[axis - 1]
     sizes = old[axis - 1], new[axis - 1]
@@ -48,7 +49,7 @@ def prepare(
 def _resized(
   old: Int32[Array, " 2"], preprocessing: EvalPreprocessing
 ) -> Int32[Array, " 2"]:
-  """Return (height, width) after resizing, as `images.view.resized_shape`."""
+  """Return (height, width) after resizing, like `images.view.resized_shape`."""
   if not preprocessing.resize:
     return jnp.full(2, preprocessing.image_size, jnp.int32)
   if preprocessing.interpolation != "bilinear":
@@ -64,7 +65,7 @@ def _between(
   sizes: tuple[Int32[Array, ""], Int32[Array, ""]],
   axis: int,
 ) -> Float32[Array, "b _ _ 3"]:
-  """Interpolate between two neighboring pixels, without antialiasing.
+  """Return new pixels, each interpolated between the two nearest old pixels.
 
   `numbers` are indices of new pixels. `sizes` are the old and the new length of
   the axis. Gathering pixels is cheaper than `jax.image.resize`, which

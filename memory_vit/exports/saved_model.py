@@ -95,7 +95,7 @@ def _converted(
 def _in_buckets(
   tf: Any, by_size: dict[int, _Predict], images: Any, names: tuple[str, ...]
 ) -> dict[str, Any]:
-  """Return the outputs of `images`, padded or split to sizes of `by_size`."""
+  """Pad or split `images` to sizes of `by_size`; return {name: output}."""
   count = tf.shape(images)[0]
 
   def in_parts(size: int) -> dict[str, Any]:

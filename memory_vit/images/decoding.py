@@ -23,13 +23,13 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
 # few kilobytes can declare an image that would fill the memory.
 MAX_PIXELS = 64_000_000
 MAX_SIDE = 16_384
-# An image with at least this many pixels is decoded by the threads for large
-# images, see `ImageReader`.
+# Images with at least this many pixels are decoded in separate threads, see
+# `ImageReader`.
 LARGE_PIXELS = 4_000_000
 TOO_LARGE = f"more than {MAX_PIXELS / 1e6:g} megapixels"
 # Maximum number of reads of a file: Pillow reads formats other than JPEG in
 # small pieces, in Python, and a hostile file could have millions of pieces. A
-# PNG takes two reads per chunk. Ordinary files of 64 MiB take less than 30,000.
+# PNG takes two reads per chunk; usual files of 64 MiB take < 30,000 reads.
 MAX_READS = 50_000
 # A run-length encoded BMP takes two reads for each run of equal pixels.
 _MAX_READS_OF_RUNS = 20 * MAX_READS
@@ -37,7 +37,7 @@ _MAX_READS_OF_RUNS = 20 * MAX_READS
 # Pillow decodes such a BMP in Python, which is slow.
 _RUN_LENGTH = 4
 _RUN_LENGTH_KINDS = (1, 2)  # RLE8 and RLE4
-# {mode that Pillow cannot convert to RGB directly: mode to convert to first}
+# Modes that Pillow converts to RGB in two steps: {mode: intermediate mode}.
 _PREMULTIPLIED = {"La": "LA", "RGBa": "RGBA"}
 # Decoding time of an image with alpha, with Adam7 interlacing, or with 16 bits
 # per channel, relative to an RGB PNG. The measured ratio was 1.3 to 1.4
@@ -177,7 +177,7 @@ def _weight(image: ImageFile.ImageFile) -> float:
 
   Raise `DataError` if the image is too large. A run-length encoded image has a
   lower maximum size. Alpha, interlacing and 16 bits do not lower the maximum:
-  they only influence the weight.
+  they only increase the result.
   """
   if (
     image.format == "BMP" and image.info.get("compression") in _RUN_LENGTH_KINDS
@@ -217,7 +217,7 @@ def _decode_jpeg(
 def _of_inks(inks: np.ndarray, inverted: bool) -> np.ndarray:
   """Convert CMYK pixels to RGB, as TensorFlow does.
 
-  If `inverted`, the value 255 means no ink, as in the files of Adobe.
+  If `inverted`, the value 255 means no ink, as in files of Adobe programs.
   """
   light = inks if inverted else ~inks
   rgb = light[:, :, :3].astype(np.uint16)

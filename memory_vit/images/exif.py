@@ -14,11 +14,11 @@ from memory_vit.images import jpeg
 PNG = b"\x89PNG\r\n\x1a\n"
 _TAG = 0x0112  # the EXIF tag of the orientation
 _BYTE_ORDERS = {b"II*\0": "<", b"MM\0*": ">"}
-# {EXIF type code: struct format} of the integers byte, short and long. The EXIF
-# standard stores the orientation as a short; some files use a byte or a long.
+# {EXIF type code: struct format} of the integer types byte, short and long. The
+# EXIF standard stores the orientation as a short; some files as byte or long.
 _INTEGERS = {1: "B", 3: "H", 4: "I"}
-# EXIF is searched in at most this many chunks of a PNG or WebP file. A PNG with
-# more chunks exceeds `decoding.MAX_READS`, so it is refused anyway.
+# The search for EXIF reads at most this many chunks of a PNG or WebP file. A
+# PNG with more chunks exceeds `decoding.MAX_READS`, so it is refused anyway.
 _MAX_CHUNKS = 25_000
 # Slice steps of rows and columns, indexed by orientation; entry 0 is not used.
 # For orientations 5 to 8, rows and columns are swapped before slicing.

@@ -37,7 +37,7 @@ _OTHERS = {
   rb"%PDF": f"PDF: {_CONVERT}",
   rb"PK\x03\x04": "a ZIP archive: unpack it",
 }
-# The regular expressions are matched against this many first bytes of a file.
+# Number of bytes at the beginning of a file that the expressions may match.
 _HEAD = 1024
 
 

@@ -42,10 +42,10 @@ def find_images(arguments: Iterable[str]) -> Iterator[ImageFile]:
 
 
 def _lines(file: Iterable[bytes]) -> Iterator[str]:
-  """Yield the lines of a file; read each line when it is needed.
+  """Yield the lines of a file, without its byte order mark.
 
-  A byte order mark is removed. However, a file in UTF-16, which PowerShell
-  writes, is read and decoded as a whole before its first line is yielded.
+  Each line is read when it is needed. However, a file in UTF-16, as PowerShell
+  writes it, is read and decoded as a whole before its first line is yielded.
   """
   lines = iter(file)
   first = next(lines, b"")

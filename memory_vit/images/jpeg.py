@@ -15,8 +15,8 @@ EXIF = b"Exif\0\0"
 END = b"\xff\xd9"
 # Maximum number of scans: common encoders write at most about 15.
 MAX_SCANS = 64
-# Up to this number of scans, `Outline.weight` is 1. Decoding 12 scans of 64
-# megapixels takes 2 s.
+# Up to this number of scans, `Outline.weight` is 1. Decoding a JPEG that has 12
+# scans and 64 megapixels takes 2 s.
 _USUAL_SCANS = 12
 # Maximum number of segments. A file with large color profiles and previews has
 # some hundreds of segments.
@@ -95,9 +95,9 @@ def is_cut(encoded: bytes) -> bool:
 
 
 def _segments(encoded: bytes) -> Iterator[tuple[int, int]]:
-  """Yield (marker, position after the marker), up to the end marker.
+  """Yield (marker, position after the marker); stop after the end marker.
 
-  The length field of a segment is at this position.
+  The length field of a segment begins at the yielded position.
   """
   position, marker = 2, 0
   for _ in range(MAX_SEGMENTS):
@@ -115,7 +115,7 @@ def _segments(encoded: bytes) -> Iterator[tuple[int, int]]:
 def _length(encoded: bytes, start: int) -> int:
   """Return the length of a segment, including its length field of 2 bytes.
 
-  A broken file may state less than 2: then return 2.
+  The result is at least 2, even if a broken file states a smaller length.
   """
   return max(2, int.from_bytes(encoded[start : start + 2], "big"))
 

@@ -105,7 +105,7 @@ def _prepare_pixels(
   """Prepare pixels of any shape that `rgb_pixels` can convert."""
   decoding.require_pixels(pixels)
   height, width = pixels.shape[:2]
-  # Pixels are copied from the device, and copied again with three channels.
+  # Count a copy of the pixels on the host, and a copy with three channels.
   needed = pixels.size + 3 * height * width
   needed += view.view_bytes(height, width, preprocessing)
   with memory.taken(needed):
@@ -117,7 +117,7 @@ def _prepare_pixels(
 def _needed(
   file: BinaryIO, preprocessing: EvalPreprocessing, memory: MemoryLimit
 ) -> int:
-  """Return the result of `bytes_needed`; one thread at a time computes it."""
+  """Call `bytes_needed`, in only one thread at a time; return its result."""
   with memory.header:
     return bytes_needed(file, preprocessing)
 

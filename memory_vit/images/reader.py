@@ -244,7 +244,7 @@ def _cancel(begun: Iterable[Future[Prepared]]) -> None:
 
 
 def _without_frames(error: DataError) -> DataError:
-  """Copy an error without its traceback, which keeps the image in memory."""
+  """Copy an error without its traceback: a traceback keeps images in memory."""
   alone = DataError(str(error))
   cause = error.__cause__
   if isinstance(cause, OSError):  # `errno` tells callers whether to retry

@@ -13,12 +13,12 @@ from PIL import Image
 from memory_vit.errors import DataError
 from memory_vit.model.task import EvalPreprocessing
 
-# Maximum ratio of the longer to the shorter side: a longer image could fill the
-# memory when it is resized.
+# Maximum ratio of the longer to the shorter side of an image: resizing an image
+# of a larger ratio could fill the memory.
 LONGEST_ASPECT = 32.0
 # Maximum number of pixels of a resized image before the crop (403 MB in
-# float32). If the shorter side is resized to at most 1,024 pixels, the maximum
-# ratio above already ensures that no image is larger.
+# float32). If the shorter side is resized to at most 1,024 pixels, images that
+# `LONGEST_ASPECT` allows never exceed this maximum.
 MAX_RESIZED_PIXELS = 2**25
 
 _FILTERS = {
@@ -142,10 +142,9 @@ def view_bytes(
 
 
 def _neighbors(old: int, new: int, part: slice) -> _Neighbours:
-  """Return the old pixels around each new pixel along an axis.
+  """Return the old pixels around each new pixel of the slice `part` of an axis.
 
-  `old` and `new` are the lengths of the axis before and after resizing; `part`
-  is the slice that selects new pixels.
+  `old` and `new` are the lengths of the axis before and after resizing.
   """
   scale = np.float32(old) / np.float32(new)
   half = np.float32(0.5)
@@ -173,8 +172,8 @@ def bilinear(
   if not pixels.flags.c_contiguous:  # a rotated view: copy the needed rows
     pixels = np.ascontiguousarray(pixels[needed])
     needed = np.arange(len(needed))
-  # Number the pixels of the image row by row, so that `take` copies only the
-  # needed pixels, not whole rows.
+  # Index the pixels as if the image were one long row, so that `take` copies
+  # only the needed pixels, not whole rows.
   begins = needed[:, None] * pixels.shape[1]
   one_row = pixels.reshape(-1, 3)
   # Flatten columns and channels to one axis, because NumPy is slow along a last

@@ -79,7 +79,7 @@ class ClassMetrics:
 def class_metrics(predictions: SplitPredictions) -> ClassMetrics:
   """Compute precision, recall and F1 of each class with scikit-learn."""
   classes = predictions.num_classes
-  # If outputs are not finite, predict the index `classes`: it is no class.
+  # If outputs are not finite, predict index `classes`, which no class has.
   best = np.where(predictions.finite, predictions.top_classes[:, 0], classes)
   label, best = (
     predictions.label[predictions.counted],

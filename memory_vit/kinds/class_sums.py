@@ -122,7 +122,7 @@ def predict_examples(
 def _scaled(
   logits: Float[Array, "b c"], temperature: Any
 ) -> Float[Array, "b c"]:
-  """Subtract the largest logit of each row, then divide by `temperature`."""
+  """Return (logits - largest logit of their row) / `temperature`."""
   return (logits - logits.max(axis=-1, keepdims=True)) / temperature
 
 

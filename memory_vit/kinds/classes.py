@@ -277,7 +277,7 @@ def _loss(
 def _targets(
   classes: jax.Array, c: int, smoothing: float, is_class: jax.Array | None
 ) -> jax.Array:
-  """Return target probabilities (b, c): 0 for padding, `is_class` False."""
+  """Return target probabilities (b, c), which are 0 for padding outputs."""
   sharp = jax.nn.one_hot(classes, c)
   if is_class is None:
     return optax.smooth_labels(sharp, smoothing)

@@ -24,9 +24,8 @@ from sklearn.model_selection import KFold, StratifiedKFold
 from memory_vit.errors import DataError
 
 # Penalties of ridge regression, as multiples of the mean squared singular value
-# of the centered features. On our test bed, the best are not near the ends.
+# of the centered features. On our test bed, no best penalty is near an end.
 _PENALTIES = np.logspace(-5, 3, 17)
-# Number of folds in `cross_validated`.
 FOLDS = 5
 
 

@@ -48,10 +48,7 @@ def best(probabilities: np.ndarray, count: int) -> np.ndarray:
   """Return indices (k, count) of the best classes, ties by class index."""
   if count < 1:
     raise ConfigError(f"the number of classes is {count}, expected 1 or more.")
-  # Sort row by row, because NumPy blocks other threads while it sorts an array.
-  rows = [np.argsort(-row, kind="stable")[:count] for row in probabilities]
-  shape = len(probabilities), min(count, probabilities.shape[-1])
-  return np.array(rows, np.intp).reshape(shape)
+  return np.argsort(-probabilities, axis=-1, kind="stable")[:, :count]
 
 
 def class_label(names: Sequence[str], index: int) -> str:

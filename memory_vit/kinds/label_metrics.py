@@ -137,7 +137,7 @@ def evaluation_of(
 def _column(
   predictions: LabelPredictions, label: int
 ) -> tuple[Bool[np.ndarray, " n"], Float64[np.ndarray, " n"]]:
-  """For each counted example, return whether it has the label, and a score.
+  """Return, for each counted example, presence of the label, and a score.
 
   A score is the probability of the label, or -1 if an output is not finite.
   """
@@ -149,7 +149,7 @@ def _column(
 def _ranking(
   predictions: LabelPredictions, label: int
 ) -> tuple[Bool[np.ndarray, " n"], np.ndarray, Float64[np.ndarray, " n"]]:
-  """Return (right, outputs, scores); `outputs` rank examples of equal score."""
+  """Return presence of the label, outputs (to order equal scores), scores."""
   outputs = predictions.outputs[predictions.counted, label]
   known = predictions.finite[predictions.counted]
   right, scores = _column(predictions, label)
@@ -161,7 +161,7 @@ def _ranked(
   outputs: Float[np.ndarray, " n"],
   scores: Float64[np.ndarray, " n"],
 ) -> tuple[float, float]:
-  """Return average precision and best threshold; some example has the label."""
+  """Return average precision and best threshold; `right` is not all False."""
   order = np.argsort(-outputs)
   hits = right[order].cumsum()
   last = _last_of_equal(outputs[order])
@@ -183,7 +183,7 @@ def _best_threshold(
   """
   rounded = scores.astype(np.float32)
   last = _last_of_equal(rounded)[::-1]
-  last = last[rounded[last] >= 0]  # drop -1, of non-finite outputs
+  last = last[rounded[last] >= 0]  # -1 marks non-finite outputs
   if not last.size:
     return THRESHOLD
   best = int((2 * hits[last] / (last + 1 + hits[-1])).argmax())
@@ -194,8 +194,8 @@ def _best_threshold(
 def _between(below: np.float32, lowest: np.float32) -> float:
   """Return a threshold about halfway between two scores.
 
-  The threshold lies just above the midpoint of two adjacent float32 numbers:
-  rounding a probability to float32 never carries it across the threshold.
+  The threshold lies just above the midpoint of two adjacent float32 numbers, so
+  that no probability crosses the threshold when it is rounded to float32.
   """
   middle = np.float32((float(below) + float(lowest)) / 2)
   cut = max(middle, np.nextafter(below, lowest))
@@ -208,7 +208,7 @@ def _between(below: np.float32, lowest: np.float32) -> float:
 def _last_of_equal(
   scores: Float[np.ndarray, " n"],
 ) -> Int64[np.ndarray, " k"]:
-  """Return the indices of the last score of each run of equal scores."""
+  """Return the index of the last score in each sequence of equal scores."""
   return np.flatnonzero(np.append(scores[1:] != scores[:-1], True))
 
 

@@ -73,7 +73,7 @@ class Labels(Kind):
   reads = "probabilities or labels"
 
   def _read(self, label: Any) -> list[int | str] | np.ndarray:
-    """Return indices or names of labels, or an array: a number per label."""
+    """Return a list of indices or names, or an array (a number per label)."""
     several = parts(label)
     dtype = np.asarray(several).dtype.kind
     are_indices = isinstance(several, list | tuple) and dtype in "iu"

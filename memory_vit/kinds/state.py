@@ -12,7 +12,7 @@ import numpy as np
 from memory_vit.kinds.kind import HeldOut
 from memory_vit.kinds.scores import Evaluation
 
-# Devices would round float64 targets, so they get the bits, in this dtype.
+# Devices would round float64 targets, so their bits are passed in this dtype.
 BITS = np.dtype(np.uint32)
 
 
@@ -39,8 +39,8 @@ class OutputState(State):
     """Store the rows of a batch.
 
     Args:
-      evaluation_of: function that returns the evaluation, with predictions,
-        for outputs float32 (n, c), targets (n, c) and a mask bool (n,).
+      evaluation_of: function of outputs float32 (n, c), targets (n, c) and a
+        mask bool (n,) that returns an `Evaluation` with predictions.
       rows: outputs, targets and mask of the batch, on the host.
     """
     self._evaluation_of, self._batches = evaluation_of, [rows]

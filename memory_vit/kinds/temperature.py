@@ -13,8 +13,8 @@ import numpy as np
 import scipy.optimize
 from jaxtyping import Float32, Num
 
-# Bounds of a fitted temperature: if all images are classified correctly, the
-# log-loss has no minimum, but decreases with the temperature.
+# Bounds of a fitted temperature. If all images are classified correctly, the
+# log-loss has no minimum: a lower temperature always has a lower loss.
 LEAST, GREATEST = 1e-3, 1e3
 # Cost of the prior, in nats, at a temperature of e or 1 / e.
 _PRIOR = 2.0

@@ -18,7 +18,8 @@ from memory_vit.errors import DataError
 with epy.lazy_imports():
   import numpy as np
 
-# Class, list of labels, or array (c,) with values or with a 0 or 1 per label.
+# One class; a list of labels; an array (c,) of values; or an array (c,) that
+# holds a 0 or 1 for each label.
 Label: TypeAlias = "int | str | list[int | str] | np.ndarray"
 
 # Pattern of the index of a class or label in the lines of a file list.
@@ -29,7 +30,7 @@ DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 def name_of(text: str | bytes) -> str:
   """Return a name without white space around it, in Unicode's form NFC."""
-  if isinstance(text, bytes):  # strings of TensorFlow are bytes
+  if isinstance(text, bytes):  # TensorFlow's strings are bytes
     text = text.decode("utf-8", "backslashreplace")
   text = text.strip().strip("\ufeff\u200b").strip()  # BOM, zero-width space
   return unicodedata.normalize("NFC", text)
@@ -80,7 +81,7 @@ def _float(value: Any) -> float:
 
 
 def _decimal(text: str) -> str:
-  """Return a number in Python's notation; refuse a comma that is ambiguous."""
+  """Return a number in Python's notation; raise if its comma is ambiguous."""
   if re.fullmatch(r"[+-]?[1-9][0-9]{0,2}(,[0-9]{3})+", text):
     raise DataError(
       f"its label is {text!r}, whose comma may separate thousands or decimals: "

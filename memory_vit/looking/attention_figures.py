@@ -242,7 +242,7 @@ def cell_removal_figure(removal: CellRemoval) -> Figure:
 
 
 def _pictures(images: np.ndarray, *counts: int) -> list[np.ndarray]:
-  """Return uint8 images with sides of at least `_SIDE`; check their number."""
+  """Return enlarged uint8 images; raise if any count is not their number."""
   images = np.asarray(images)
   images = to_pixels(images[None] if images.ndim == 3 else images)
   for count in counts:
@@ -280,7 +280,7 @@ def _maps_figure(
 ) -> Figure:
   """Draw each image and, beside the image, its maps: layers, then rollout.
 
-  `maps` holds the layers (b, l, rows, columns) and any rollout, with l = 1.
+  `maps` is [layers (b, l, rows, columns)] or [layers, rollout with l = 1].
   """
   depth = maps[0].shape[1]
   headers = [f"layer {i + 1}" for i in range(depth)] + ["rollout"]

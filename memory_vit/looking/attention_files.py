@@ -201,7 +201,7 @@ def _listed(array: np.ndarray) -> Any:
 def _image(
   number: int, image: ImageAttention, tasks: Sequence[Task], canvas: _Canvas
 ) -> dict[str, Any]:
-  """Draw a figure per task and pair of tasks; return the image's JSON entry."""
+  """Draw a figure for each task and pair of tasks; return a JSON object."""
   names = [task.name for task in tasks]
   answers = {task.name: _answer(task, image) for task in tasks}
   stem = re.sub(r"[^\w-]+", "-", Path(image.path).stem, flags=re.ASCII)[:40]
@@ -242,7 +242,7 @@ def _image(
 
 
 def _answer(task: Task, image: ImageAttention) -> dict[str, Any]:
-  """Return as JSON the most probable class, predicted labels, or values."""
+  """Return a JSON object with the best class, predicted labels, or values."""
   activated, spec = image.answers[task.name][None], task.spec
   names = [*map(utf8, spec.class_names)]
   [answer] = spec.kind.answers(names, activated)

@@ -39,9 +39,9 @@ from memory_vit.tasks import compose
 from memory_vit.tasks.program import encode
 from memory_vit.tasks.slots import fill_slots
 
-# Family-wise significance level of all removals of a task.
+# Family-wise significance level for all removals of memory from a task.
 _LEVEL = 0.05
-# Maximum number of variants of a task; each lacks a different part of memory.
+# Maximum number of variants of a task; each lacks different memory cells.
 # A task with 24 layers of 128 cells has 3,097 variants.
 _MOST_VARIANTS = 4_096
 # Number of variants that run together. RAM on a CPU for 8 images: with B/16 and
@@ -355,7 +355,7 @@ def count_changes(
 def _count_program(
   replicated: Any, config: ViTConfig, cells: int
 ) -> Callable[..., jax.Array]:
-  """Compile a program that runs all variants and returns `count_changes`."""
+  """Return a compiled program that computes `count_changes` of all variants."""
   whole = np.ones((1, config.depth, cells), bool)
   seen = np.concatenate([whole, variant_masks(config.depth, cells)])
   passes = -(-len(seen) // _TOGETHER)

@@ -19,7 +19,7 @@ from memory_vit.model.trees import AnyArray
 from memory_vit.model.vit_config import ViTConfig
 from memory_vit.runtime.dtypes import Precision
 
-# Names under which modules sow attention weights; see `attention_weights`.
+# Names under which modules sow attention weights; see attention_weights.py.
 SOWN_BY_TASKS = "task_attention_weights"
 SOWN_BY_BACKBONE = "attention_weights"  # the name that flax uses
 
@@ -126,7 +126,7 @@ def for_each_image(
 def _with_cells(
   a: Float32[Array, "b s h k"], cells: Float[Array, "1 h m k"]
 ) -> Float32[Array, "b s+m h k"]:
-  """Append memory cells to the tokens of every image, as keys or as values."""
+  """Append keys (or values) of memory cells to those of each image's tokens."""
   cells = for_each_image(_heads_first(cells)[0], a)
   return jnp.concatenate([a, cells], axis=1)
 
@@ -180,11 +180,11 @@ def _with_memory(
   memory: Float[AnyArray, "t p h m k"],
   precision: Precision,
 ) -> Float32[Array, "b h t ..."]:
-  """Return `products.einsum` of `a` and `memory`, its keys or its values."""
+  """Return `einsum` of `a` and `memory`: keys or values of memory cells."""
   if precision.dtype == "float32":
     return einsum(spec, a, memory, precision)
-  # In bfloat16, swap the operands: XLA for GPUs would transpose memory in every
-  # layer if it came second. In float32, swapping them would change results.
+  # In bfloat16, swap the operands: if `memory` came second, XLA for GPUs would
+  # transpose it in every layer. In float32, a swap would change results.
   inputs, out = spec.split("->")
   first, second = inputs.split(",")
   return einsum(f"{second},{first}->{out}", memory, a, precision)
@@ -207,7 +207,7 @@ def _masks(
   is_parent: Bool[AnyArray, "t p"],
   has_cell: Bool[AnyArray, "t m"],
 ) -> tuple[Bool[Array, "t 1+p"], Bool[Array, "t 1+p m"]]:
-  """Return two masks: the task tokens and cells that each task attends to."""
+  """Return two masks: which tokens and which cells of tasks each task sees."""
   itself = jnp.ones((parents.shape[0], 1), bool)
   sees_token = jnp.concatenate([itself, is_parent], axis=1)
   has_cell = _with_parents(has_cell, parents, axis=0)

@@ -92,7 +92,7 @@ class Backbone:
 
   @functools.cached_property
   def _ready(self) -> list[Any]:
-    """The cache of `for_programs`: empty or [leaves, transposed `params`]."""
+    """Cache of `for_programs`: [] or [leaves of `params`, returned tree]."""
     return []
 
   @property

@@ -112,16 +112,16 @@ class EncoderBlock(nn.Module):
 
   def _kept(self, x: Float32[Array, "b s d"]) -> Float[Array, "b s d"]:
     """Round backbone tokens to the compute dtype, as vit_jax does."""
-    # Float32 tokens would double the memory traffic of TPUs. On GPUs, this
-    # has no effect: XLA removes the rounding.
+    # Float32 tokens would double the memory traffic of TPUs. On GPUs, the
+    # rounding has no effect: XLA removes it.
     return x.astype(self.config.dtype)
 
   def keys_values(
     self, memory: Float[AnyArray, "t m d"], norm: Bool[AnyArray, " t"]
   ) -> CellKeysValues:
     """Return keys and values of memory, the same for all images."""
-    # In the paper (Figure 2), memory passes through the first LayerNorm. Memory
-    # has no query, MLP or residual, so only this block's attention uses it.
+    # In the paper (Figure 2), cells pass through the first LayerNorm. They have
+    # no queries, MLP or residual: only this block's attention uses them.
     normed = jnp.where(norm[:, None, None], self.LayerNorm_0(memory), memory)
     return self.MultiHeadDotProductAttention_0.keys_values(normed)
 
@@ -160,7 +160,7 @@ class AddPositionEmbedding(nn.Module):
       return z
     # The class tokens of all tasks have position 0 (Figure 3 of the paper).
     embedding = embedding[:, :1] if is_class else embedding
-    # A class token that only the task has is in front, and gets no position.
+    # If only the task has a class token, it is in front, and gets no position.
     extra = 0 if is_class else z.shape[1] - embedding.shape[1]
     embedding = jnp.pad(embedding, ((0, 0), (extra, 0), (0, 0)))
     return z + embedding
@@ -203,7 +203,7 @@ class Encoder(nn.Module):
     x: Float[Array, "b _ d"],
     registers: Float[AnyArray, "1 _ d"] | None,
   ) -> Float[Array, "b s d"]:
-    """Return `x` with positions, and registers before the patches."""
+    """Return `x` plus position embeddings, with registers before patches."""
     x = self.posembed_input(x, is_class=False)
     if registers is not None:
       first = x.shape[1] - self.config.num_patches
@@ -212,7 +212,7 @@ class Encoder(nn.Module):
     return self.pre_norm(x) if self.config.pre_norm else x
 
   def _angles(self, tokens: int, behind: int = 0) -> Rotation | None:
-    """Return the `Rotation`, if any; `behind` tokens come after the patches."""
+    """Return RoPE's `Rotation`, if any; `behind` tokens follow the patches."""
     before = tokens - behind - self.config.num_patches
     return rotation(self.config, before, behind)
 

@@ -48,9 +48,9 @@ def _product(
 
 
 def _widened(*operands: Array) -> tuple[Array, ...]:
-  """Return float32 operands, for products that XLA for CPUs cannot run."""
-  # Some bfloat16 products compile, but fail at run time ("Unsupported element
-  # type for DotThunk"). With jax 0.11, the backward pass still has this error.
+  """Return float32 operands: XLA for CPUs fails on some bfloat16 products."""
+  # These products compile, but fail at run time ("Unsupported element type for
+  # DotThunk"). With jax 0.11, the backward pass still has this error.
   return tuple(a.astype(jnp.float32) for a in operands)
 
 
@@ -66,7 +66,7 @@ def _backward(
   operands: tuple[Array, Array],
   gradient: Float32[AnyArray, "..."],
 ) -> tuple[Array, Array]:
-  """Return both operands' gradients; first round `gradient` to their dtype."""
+  """Round `gradient` to the operands' dtype; return the operands' gradients."""
   a, b = operands
   dtype = a.dtype
   # An operand's gradient is the einsum in which this operand and the result
@@ -92,7 +92,7 @@ TRANSPOSED = "transposed_kernel"
 class Dense(nn.Module):
   """A dense layer over the last axes of tokens."""
 
-  # The shape of a token before (`inputs`) and after the layer (`outputs`).
+  # The shapes of a token before (`inputs`) and after (`outputs`) the layer.
   inputs: Sequence[int]
   outputs: Sequence[int]
   precision: Precision
@@ -109,7 +109,7 @@ class Dense(nn.Module):
     )
     d, f = math.prod(self.inputs), math.prod(self.outputs)
     # Reshape the kernel to a matrix: with more axes, the backward pass would
-    # copy it transposed, which takes a third of a training step on CPU.
+    # transpose the kernel, which takes a third of a training step on CPU.
     if self.has_variable("params", TRANSPOSED):
       spec = "bsd,fd->bsf"
       kernel: Array = self.get_variable("params", TRANSPOSED)

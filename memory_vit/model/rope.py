@@ -14,12 +14,12 @@ def rotation(config: ViTConfig, before: int, after: int) -> Rotation | None:
   """Return the rotation of patches, and of tokens before and after patches."""
   if config.positions != "rope":
     return None
-  # Only patches rotate: in each head, half of the feature pairs by row, half by
-  # column (both scaled to [-1, 1]), with periods from 1 to `rope_base`.
+  # Only patches are rotated: in each head, half of the feature pairs by row and
+  # half by column (both scaled to [-1, 1]), with periods from 1 to `rope_base`.
   side, quarter = config.image_size // config.patch_size, config.head_dim // 4
   centers = (2 * np.arange(side) + 1) / side - 1
   rows, columns = np.meshgrid(centers, centers, indexing="ij")
-  places = np.stack([rows.ravel(), columns.ravel()], axis=1)  # (n, 2)
+  places = np.stack([rows.ravel(), columns.ravel()], axis=1)  # (patches, 2)
   frequencies = config.rope_base ** -(np.arange(quarter) / quarter)
   angles = 2 * np.pi * places[:, :, None] * frequencies[None, None]
   angles = np.tile(angles.reshape(len(places), -1), 2)

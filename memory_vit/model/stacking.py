@@ -23,8 +23,8 @@ class SlotArrays(NamedTuple):
   # {part: stacked arrays}, see `Part.stack` and `Part.ready`. Parts that no
   # task has are left out, and compiled programs do not compute them.
   parts: dict[str, Any]
-  mask: TaskMask | None  # None if all tasks are heads on pooled output
-  # Heads on the pooled output of the backbone, see `stack_heads`.
+  mask: TaskMask | None  # None if all tasks have the regime "head"
+  # Heads that read the backbone's pooled output, see `stack_heads`.
   heads: Tree | None = None
 
   @property
@@ -99,7 +99,7 @@ def stack_heads(
 ) -> Tree:
   """Stack heads, {"kernel": (d, t, c), "bias": (t, c)}; see `stack_tasks`."""
   heads = _stack("head", tasks, slots, room, axes, xp)
-  # With d first, a pass can use kernels as a matrix (d, t c) without a copy.
+  # With d first, a pass can use all kernels as one matrix without copying them.
   return {**heads, "kernel": xp.moveaxis(heads["kernel"], 0, 1)}
 
 

@@ -119,7 +119,7 @@ class VisionTransformer(nn.Module):
     return self.registers if self.config.registers else None
 
   def _pooled(self, x: Float[Array, "b s d"]) -> Float32[Array, "b d"]:
-    """Pool tokens after the last block into the features of the backbone."""
+    """Return the backbone's features, pooled from the last block's tokens."""
     cfg, norm = self.config, self.Transformer.encoder_norm
     if cfg.pooling == "map":
       return self.MAPHead_0(norm(x))
@@ -143,7 +143,7 @@ def patches_of(
   images: Float[Array, "b side side 3"], config: ViTConfig
 ) -> Float32[Array, "b n p p 3"]:
   """Cut images into patches, row by row."""
-  # Split one axis per reshape: on an explicit mesh, jax cannot split two axes.
+  # On an explicit mesh, jax cannot split two axes in one reshape.
   b, p = images.shape[0], config.patch_size
   g = config.image_size // p
   rows = images.astype(jnp.float32).reshape(b, g, p, g * p, 3)
@@ -201,13 +201,13 @@ class MemoryViT(nn.Module):
   def __call__(
     self, images: Float[Array, "b side side 3"]
   ) -> dict[str, Float32[Array, "b _"]]:
-    """Run both streams at once.
+    """Run the backbone and all tasks.
 
     Args:
       images: in [-1, 1].
 
     Returns:
-      {"backbone": (b, c0), task name: (b, c), ...}.
+      {"backbone": outputs (b, c0), task name: outputs (b, c), ...}.
     """
     outputs, context = self.encode(images)
     return {BACKBONE: outputs, **self.read(context)}

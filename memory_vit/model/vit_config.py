@@ -30,8 +30,8 @@ RANDOM = "random:"
 # whose attention takes 13 GB per image.
 MAX_IMAGE_SIZE = 2_048
 MAX_RESIZE = 4_096
-# Limit on patches if `positions` is "rope": the number in the largest image for
-# patches of 8 pixels. With other `positions`, the position table is the limit.
+# Maximum number of patches if `positions` is "rope": that of the largest image,
+# with 8 x 8 pixels per patch. Otherwise, the position table is the limit.
 MAX_ROTATED_PATCHES = 2**16
 
 
@@ -196,8 +196,8 @@ _CHOICES = {
   "platform": ("", "cpu", "gpu", "tpu"),
 }
 
-# Maps names to (width, depth, mlp_dim, num_heads). We add "Micro", for 8 x 8
-# digits and tests; SigLIP adds So400m to the names of the ViT and DeiT papers.
+# Maps names to (width, depth, mlp_dim, num_heads). Names are those of the ViT
+# and DeiT papers, So400m (SigLIP), and our "Micro", for tests and tiny images.
 VARIANTS = {
   "Micro": (64, 4, 256, 4),
   "Ti": (192, 12, 768, 3),

@@ -16,8 +16,8 @@ from memory_vit.kinds.calibration import Calibration
 from memory_vit.plots.images import image_grid
 from memory_vit.runtime.messages import escaped, shortened
 
-# Maximum number of classes of a confusion matrix with counts in its cells; with
-# class names at its axes; with a separate row for each class.
+# Maximum numbers of classes for which a confusion matrix shows counts in its
+# cells, shows class names at its axes, and has a separate row for each class.
 _NUMBERED, _NAMED, _SINGLE = 16, 40, 400
 _LONGEST_NAME = 24
 _SHEET_COLUMNS, _SHEET_WIDTH = 6, 1.75  # width in inches
@@ -54,7 +54,7 @@ def confusion_matrix_figure(matrix: Any, class_names: Sequence[str]) -> Figure:
   figure = Figure(figsize=(side + 1.2, side), layout="constrained")
   axes = figure.subplots()
   total = counts.sum(axis=1, keepdims=True)
-  # Shares of a class without examples are NaN: its row shows this grey.
+  # If a class has no examples, its shares are NaN, and its row shows this grey.
   axes.set_facecolor("0.85")
   shares = np.divide(
     counts, total, out=np.full(counts.shape, np.nan), where=total > 0

@@ -10,7 +10,8 @@ from memory_vit.errors import DataError
 from memory_vit.images.view import to_levels
 from memory_vit.runtime.messages import escaped
 
-# Characters of a title per inch; maximum number of lines after wrapping a line.
+# Number of characters of a title that fit in an inch; maximum number of lines
+# into which one line of a title is wrapped.
 _CHARACTERS, _LINES = 12.6, 2
 
 

@@ -12,14 +12,14 @@ from memory_vit.plots.images import to_pixels
 from memory_vit.runtime.messages import escaped, shortened
 
 _COLUMNS = 6
-# Maximum characters of a name alone on a line, and of a name beside another.
+# Maximum length of the only name on a line, and of each of two names on a line.
 _ALONE, _BESIDE = 20, 11
 # Length of a probability after a name: " 100%".
 _SHARE = 5
 _WIDTH = 1.75
 _LINE = 0.18
 # Colours of right, wrong and unmarked answers: dark on white, distinct for
-# colour-blind people. Marks beside the answers also show right and wrong.
+# colour-blind people. Right and wrong answers also get different marks.
 _RIGHT, _WRONG, _NEITHER = "#00573f", "#a03800", "#202020"
 
 
@@ -72,7 +72,7 @@ def prediction_grid(
   rows = -(-len(images) // columns)
   height = _WIDTH + _LINE * (len(activated) + known)
   figure = Figure(figsize=(_WIDTH * columns, height * rows))
-  # constrained_layout would add space around the lines under each image.
+  # constrained_layout would add space around the text under each image.
   figure.subplots_adjust(0.01, 0.01, 0.99, 0.99, wspace=0.08, hspace=0)
   grid = figure.add_gridspec(rows, columns)
   for i, image in enumerate(images):
@@ -98,7 +98,7 @@ def _activated(
   names: Sequence[str],
   count: int,
 ) -> np.ndarray:
-  """Return probabilities or values (b, c); NaN in rows of non-finite logits."""
+  """Return probabilities or values (b, c); non-finite logits make a row NaN."""
   if task not in logits:
     raise DataError(f"there are no logits of {task!r}, only of {list(logits)}.")
   values = np.asarray(logits[task], np.float64)

@@ -37,7 +37,7 @@ def png(figure: Figure) -> bytes:
 
 @contextlib.contextmanager
 def _letters_as_boxes() -> Iterator[None]:
-  """Log one line about letters drawn as boxes; pass other warnings on."""
+  """Replace warnings about letters drawn as boxes by one line in the log."""
   with warnings.catch_warnings(record=True) as caught:
     warnings.filterwarnings("always", _NO_GLYPH)
     yield

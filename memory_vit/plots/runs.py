@@ -32,7 +32,7 @@ def read_scalars(workdir: str | os.PathLike[str]) -> Scalars:
       "a run that has trained."
     )
   with files.fetched(path) as local:
-    # 0 keeps all values of a tag; by default, only ten random values are kept.
+    # 0 keeps all values of a tag; the default keeps only ten random values.
     events = event_accumulator.EventAccumulator(
       os.fspath(local),
       size_guidance={event_accumulator.TENSORS: 0},
@@ -106,8 +106,8 @@ def _score_tags(kind: Kind) -> tuple[str, str]:
   """Return the tags of the score for training batches and for validation.
 
   For labels and values, the tag for training batches is "", because training
-  logs another metric than their score: the accuracy over pairs of image and
-  label instead of mAP, or the mean absolute error of values instead of R2.
+  logs a metric that differs from the score: the accuracy over pairs of image
+  and label instead of mAP, or the mean absolute error instead of R2.
   """
   training = f"train/{kind.trained_metric}" if kind.one_is_right else ""
   return training, f"validation/{kind.score_key}"

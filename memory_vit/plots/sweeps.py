@@ -79,7 +79,7 @@ def _label(axes: Axes) -> None:
   drawn = axes.containers
   if not drawn:
     return
-  # Set the labels afterwards: a legend leaves out labels that begin with "_".
+  # First use numbers: a legend would leave out labels that begin with "_".
   legend = axes.legend(drawn, [str(i) for i in range(len(drawn))])
   for text, container in zip(legend.get_texts(), drawn, strict=True):
     text.set_text(escaped(str(container.get_label())))
@@ -105,7 +105,7 @@ def _by_setting(tasks: Sequence[TrialResult], key: str) -> Lines:
 
 
 def _point(rate: float, values: Sequence[tuple[float, float]]) -> Point:
-  """Return the point of a learning rate; `values`: (score, standard error)."""
+  """Return the point of a learning rate from pairs (score, standard error)."""
   mean = float(np.mean([score for score, _ in values]))
   least = min(score - error for score, error in values)
   greatest = max(score + error for score, error in values)
@@ -113,7 +113,7 @@ def _point(rate: float, values: Sequence[tuple[float, float]]) -> Point:
 
 
 def _label_of(task: TrialResult, cells: Mapping[str, set[int]]) -> str:
-  """Return the label of a line; `cells`: {regime: cells of its trials}."""
+  """Return the label of a line; `cells`: {regime: numbers of memory cells}."""
   number = "1 cell" if task.cells == 1 else f"{task.cells} cells"
   if len(cells) == 1:
     return number

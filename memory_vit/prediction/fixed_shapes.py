@@ -109,7 +109,7 @@ class FixedShapes:
     original: bool,
     features: bool,
   ) -> BatchOutputs:
-    """Run a batch: start all programs, and only then wait for results."""
+    """Return outputs of a batch; start all programs, then wait for results."""
     config, params = self._backbone.config, self._backbone.for_programs
     images = jax.device_put(batch)
     summary = None

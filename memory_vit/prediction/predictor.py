@@ -286,7 +286,7 @@ class Predictor:
     )
 
   def __call__(self, images: Images | Columns) -> Any:
-    """Answer images, or columns of a table.
+    """Return predictions for images, or for columns of a table.
 
     Args:
       images: see `prepare`; or columns as `map_batches` of Ray Data passes
@@ -399,7 +399,7 @@ class Predictor:
   def _answering(
     self, task_set: TaskSet | None, names: Iterable[str] | None
   ) -> tuple[TaskSet, tuple[str, ...]]:
-    """Return (set of tasks that answers, requested task names); check both."""
+    """Return (task set to use, names of the requested tasks); check both."""
     answering = task_set or self._task_set
     for spec in answering.specs[:1]:  # all tasks have the same backbone
       require_backbone(spec, self.backbone.id)

@@ -119,5 +119,5 @@ class SetMaker:
 
 
 def _held(task: Task) -> Task:
-  """Return a copy in host memory, from which sets of tasks are filled."""
+  """Return a copy of the task in host memory, to place in sets of tasks."""
   return dataclasses.replace(task, params=on_host(task.params))

@@ -87,7 +87,7 @@ class ClassEvaluation(TaskEvaluation):
 
   @property
   def _rejected(self) -> tuple[float | None, ...]:
-    """(rejected share, accuracy on accepted images); () without a threshold."""
+    """(rejected share, accuracy on accepted images); () if rejection is off."""
     predictions = self.predictions
     if predictions.unknown_below is None:
       return ()
@@ -137,7 +137,7 @@ class ClassEvaluation(TaskEvaluation):
     ]
 
   def _rejection(self) -> list[Number]:
-    """Return numbers about rejected images; [] if the task has no threshold."""
+    """Return numbers about rejected images; [] if rejection is off."""
     titles = ("unknown", "top-1 of the others")
     shares = zip(titles, self._rejected, strict=False)
     return [(title, percent(share), "") for title, share in shares]

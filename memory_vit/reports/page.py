@@ -16,8 +16,8 @@ from memory_vit.reports.markup import Html, element, joined
 from memory_vit.reports.task_evaluation import Mistake, TaskEvaluation
 from memory_vit.runtime.messages import counted
 
-# Images with at most this side in pixels are stored as PNG, and are enlarged
-# without smoothing.
+# Maximum side in pixels of images that are stored as PNG and enlarged without
+# smoothing.
 _SMALL = 64
 
 
@@ -92,7 +92,7 @@ def _tasks(evaluations: Sequence[TaskEvaluation]) -> Html:
 
 
 def _notes(evaluation: TaskEvaluation) -> list[str]:
-  """Return short descriptions of an evaluation's problems, for the index."""
+  """Return short texts about problems of `evaluation`, for the index page."""
   summary, alone, notes = evaluation.summary, evaluation.alone, []
   if summary["skipped"]:
     notes.append(f"{counted(summary['skipped'], 'example')} could not be read")
@@ -105,7 +105,7 @@ def _notes(evaluation: TaskEvaluation) -> list[str]:
 
 
 def _problems(evaluation: TaskEvaluation) -> Iterable[Html]:
-  """Yield paragraphs on problems and, after --verify, on the comparison."""
+  """Yield paragraphs about problems, and about what --verify found."""
   summary, alone = evaluation.summary, evaluation.alone
   if summary["skipped"]:
     skipped = counted(summary["skipped"], "example")

@@ -117,7 +117,7 @@ def write_predictions_csv(path: Path, evaluation: ClassEvaluation) -> None:
 def _example_columns(
   evaluation: ClassEvaluation, numbers: np.ndarray
 ) -> dict[str, Any]:
-  """Return the columns that CSV and Parquet share; names are not escaped."""
+  """Return columns for both CSV and Parquet; class names are not escaped."""
   predictions = evaluation.predictions
   names, labels = evaluation.class_names, predictions.label[numbers]
   return {
@@ -204,7 +204,7 @@ def write_values(folder: Path, evaluation: ValueEvaluation) -> None:
 def _cells(
   prefix: str, names: Sequence[str], rows: np.ndarray, missing: np.ndarray
 ) -> dict[str, pa.Array]:
-  """Return {title: column}; in titles, indices replace names if any repeat."""
+  """Return {title: column}; titles have indices, not names, if names repeat."""
   names = [*map(escaped, names)]
   if len({*names}) < len(names):
     names = [*map(str, range(len(names)))]
@@ -247,7 +247,7 @@ def write_confusions_csv(path: Path, evaluation: ClassEvaluation) -> None:
 
 
 def _lists(values: pa.Array, missing: np.ndarray) -> pa.Array:
-  """Return values (n * k,) as n lists of k, null where `missing` is true."""
+  """Return `values` (n * k,) as n lists; list i is null if `missing[i]`."""
   # Null lists get length 0, as older versions of Arrow require.
   k = len(values) // max(1, len(missing))
   ends = np.cumsum([0, *np.where(missing, 0, k)]).astype(np.int32)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:  # these imports load TensorFlow and matplotlib
 
 SHOWN_IMAGES = 24
 # Maximum side of a thumbnail in pixels, and number of images to read at once.
-# Reading 200 images with a side of 2,048 pixels at once would take 10 GB.
+# For comparison, 200 images with a side of 2,048 pixels would take 10 GB.
 _THUMBNAIL, _AT_ONCE = 320, 8
 
 
@@ -224,7 +224,7 @@ class TaskEvaluation(abc.ABC):
 
   @property
   def _errors(self) -> np.ndarray:
-    """Errors (n, c) of outputs; 0 where predictions are right or missing."""
+    """Errors (examples, outputs); 0 if a prediction is right or missing."""
     raise NotImplementedError  # subclasses override this or `worst`
 
   def mistake(self, number: int) -> Mistake:

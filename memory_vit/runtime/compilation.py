@@ -61,10 +61,10 @@ def enable_cache() -> None:
 
 
 def _machine() -> str:
-  """Return a digest of the CPU model, which compiled programs depend on.
+  """Return a digest of the CPU model, used as the name of a cache folder.
 
-  Different machines may share a home directory, and JAX's cache keys do not
-  depend on the CPU model.
+  Programs are compiled for one CPU model, but JAX's cache keys do not include
+  the model, and different machines may share a home directory.
   """
   features = platform.machine()
   with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:

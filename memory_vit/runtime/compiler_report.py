@@ -88,7 +88,7 @@ def exchanged(text: str) -> dict[str, int]:
         continue
       channels.update(channel.groups() if channel else ())
       buffers = instruction.buffers
-      # These "-start" operations return their operands, then the results.
+      # Two "-start" operations return their operands before their results.
       if kind[2] and kind[1] == "collective-permute":
         buffers = buffers[1:2]
       elif kind[2] and kind[1] == "all-gather":
@@ -111,7 +111,7 @@ class _Instruction(NamedTuple):
 
 
 def _entry(text: str) -> Iterator[_Instruction]:
-  """Yield the instructions of the entry computation, in order."""
+  """Yield the instructions of a program's entry computation, in order."""
   start = text.index("\nENTRY ")
   for line in text[start : text.index("\n}", start)].splitlines()[2:]:
     instruction = _parsed(line)
@@ -152,7 +152,7 @@ def _end(text: str, wanted: str) -> int:
 
 def _buffer(dtype: str, axes: str, layout: str) -> _Buffer:
   bits = re.search(r"\d+", dtype)
-  # A bool ("pred") takes one byte, a token none.
+  # A bool ("pred") takes one byte; a token of XLA takes none.
   width = math.ceil(int(bits[0]) / 8) if bits else int(dtype == "pred")
   return _Buffer(
     width * math.prod(int(axis) for axis in axes.split(",") if axis),

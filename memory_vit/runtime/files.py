@@ -27,8 +27,8 @@ with epy.lazy_imports():
   import jax  # checking options does not need JAX
 
 _NEW, _OLD, _LOCK = "new", "old", "lock"
-# Text of the lock file in hidden directories of `replacing_directory`. Hidden
-# directories of users may have similar names, but do not contain this text.
+# Text of the lock file in the hidden directories that `replacing_directory`
+# makes. A user's hidden directory may have a similar name, but not this text.
 SCRATCH_MARK = b"made by memory_vit to replace the directory of this name\n"
 _FULL = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT)))
 
@@ -125,7 +125,7 @@ def replacing_directory(
   new, old = scratch / _NEW, scratch / _OLD
   try:
     with (scratch / _LOCK).open("wb") as lock:
-      # `tidy` may hold the lock briefly. Some file systems have no locks.
+      # Wait in case `tidy` holds the lock. Some file systems have no locks.
       with contextlib.suppress(OSError):
         fcntl.flock(lock, fcntl.LOCK_EX)
       lock.write(SCRATCH_MARK)
@@ -186,7 +186,7 @@ def tidy(directory: Path, name: str | None = None) -> None:
 
 
 def _settle(scratch: Path, place: Path) -> None:
-  """Restore a missing `place` from `scratch`, and then remove `scratch`."""
+  """Restore `place`, if missing, from `scratch`; then remove `scratch`."""
   new, old = scratch / _NEW, scratch / _OLD
   if old.exists() and not os.path.lexists(place):
     old.rename(place)

@@ -15,7 +15,7 @@ from memory_vit.runtime.messages import escaped, first_line, not_installed
 
 PREFIX = "hf://"
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,95})"
-# Names become folders of the cache; a name with ".." could leave the cache.
+# Names become folders of the cache; ".." could lead to folders outside of it.
 _ADDRESS = re.compile(
   rf"(?!.*\.\.)hf://(?P<repository>{_PART}/{_PART})(?:/(?P<task>{_PART}))?"
   rf"(?:@(?P<revision>(?=.{{1,100}}$){_PART}(?:/{_PART})*))?"
@@ -129,7 +129,7 @@ def fetch(
       address.repository,
       revision=address.revision,
       allow_patterns=list(patterns),
-      # A "*" in `patterns` also matches "/": exclude files in folders.
+      # A "*" in `patterns` also matches "/", so exclude files in folders.
       ignore_patterns=["*/*"],
     )
   # REPOSITORY/snapshots/REVISION/FILE is a link to REPOSITORY/blobs/ETAG. The

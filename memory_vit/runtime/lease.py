@@ -137,7 +137,7 @@ class _Lease:
       self._write("")
 
   def _write(self, text: str) -> bool:
-    """Replace the object; return False if another process has changed it."""
+    """Write `text`; return False if another process has changed the object."""
     from google.api_core.exceptions import PreconditionFailed
 
     blob = self._bucket.blob(self._name)
@@ -146,8 +146,8 @@ class _Lease:
         text, if_generation_match=self._generation, **self._options
       )
     except PreconditionFailed:
-      # If the object has our text, our write succeeded, but the answer was lost
-      # and the client repeated the request.
+      # If the object has our text, our write had succeeded, but the answer was
+      # lost, and the client's repeated request failed.
       blob, stored = self._read()
       if stored != text or not text:
         return False
@@ -155,7 +155,7 @@ class _Lease:
     return True
 
   def _read(self) -> tuple[Any, str]:
-    """Return the object (None if it does not exist) and its text."""
+    """Return the object and its text, or (None, "") if there is no object."""
     blob = self._bucket.get_blob(self._name, **self._options)
     if blob is None:
       return None, ""

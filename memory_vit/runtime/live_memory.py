@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-# Operations that call a program; `_inlined` puts the program in their place.
+# Operations that call a program; `_inlined` replaces them by that program.
 _CALLS = frozenset(
   ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call",
    "custom_vjp_call", "custom_vjp_call_jaxpr", "remat", "checkpoint")
@@ -26,8 +26,8 @@ _VIEWS = frozenset(
   ("reshape", "transpose", "squeeze", "expand_dims", "split", "unstack",
    "stop_gradient", "copy", "reshard", "sharding_constraint")
 )  # fmt: skip
-# Operations that XLA fuses with the operation that reads their result, if only
-# one operation reads it and this operation is a reduction or in this set.
+# XLA fuses these operations with the operation that reads their result, if only
+# one operation reads the result and that reader is a reduction or in this set.
 _FUSED = frozenset(
   ("add", "sub", "mul", "div", "neg", "exp", "exp2", "log", "log1p", "expm1",
    "tanh", "logistic", "erf", "erf_inv", "rsqrt", "sqrt", "square", "max",
@@ -97,7 +97,7 @@ _Operation = tuple[str, list[Hashable], list[tuple[Hashable, Any]]]
 def _inlined(
   jaxpr: Any, names: dict[Any, Hashable], operations: list[_Operation]
 ) -> list[Hashable]:
-  """Append all operations of a program; return the names of its results."""
+  """Append a program to `operations`; return the names of its results."""
 
   def known(variables: Any) -> list[Hashable]:
     return [

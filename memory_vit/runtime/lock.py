@@ -75,7 +75,7 @@ def one_at_a_time(
 
 
 def _open(path: Path, option: str) -> int:
-  """Open the file, without following a link or waiting for a pipe."""
+  """Return a file descriptor; neither follow links nor wait for pipes."""
   flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
   try:
     return os.open(path, flags, 0o666)

@@ -115,8 +115,8 @@ class Items:
     return len(value) <= self.most and all(map(self.rule.accepts, value))
 
 
-# May a resumed run change an option? "recorded": yes, and the result says so.
-# "free": yes, because no result depends on the option.
+# May a resumed run change an option? "recorded": yes, and the result lists the
+# change. "free": yes, because no result depends on the option.
 Resume = Literal["never", "recorded", "free"]
 
 

@@ -62,7 +62,7 @@ class OutputDirectory:
         yield new
 
   def _place(self, path: Path) -> Path:
-    """Return `path`, links followed; raise if `path` must not be replaced."""
+    """Return `path` with links resolved; raise if it must not be replaced."""
     paths.require_replaceable(path, self.option, self.error)
     return paths.followed(path)
 
@@ -95,7 +95,7 @@ def list_files(directory: Path) -> list[str]:
 
 
 def _foreign_files(folder: Path, known: Set[Path]) -> Iterator[Path]:
-  """Yield the files below `folder` that are not in `known`, links included."""
+  """Yield all files and links below `folder` that are not in `known`."""
   for entry in sorted(folder.iterdir()):
     if entry.is_dir() and not entry.is_symlink():
       yield from _foreign_files(entry, known)

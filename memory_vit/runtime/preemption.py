@@ -10,14 +10,14 @@ from typing import Any
 import jax
 from jax.experimental import multihost_utils
 
-# Exit status of a preempted run that has saved its state. EX_TEMPFAIL of
-# sysexits.h means that the command may be started again.
+# Exit status of a preempted run that has saved its state. In sysexits.h, 75 is
+# EX_TEMPFAIL: the same command may be started again.
 PREEMPTED = 75
 # Usual exit status of commands after Ctrl-C; the run has saved its state.
 STOPPED = 130
 
-# `timeout` and some schedulers repeat SIGTERM. A repetition within this time is
-# not a second request.
+# `timeout` and some schedulers repeat SIGTERM. A repetition within this time
+# does not count as a second request to stop.
 _AT_ONCE_SECONDS = 1.0
 
 
@@ -87,7 +87,7 @@ class StopSignal:
   def is_wanted(self) -> bool:
     """Return whether to save and stop; all processes must take part."""
     if jax.distributed.is_initialized():
-      # Count calls, not steps: step numbers begin at 1 again in each pass.
+      # Count calls, not steps: in each pass, step numbers restart at 1.
       self._asked += 1
       return multihost_utils.reached_preemption_sync_point(self._asked)
     return self._signal is not None

@@ -36,7 +36,7 @@ _hidden = contextvars.ContextVar("hidden", default=False)
 SILENCE_SECONDS = 30.0
 # Time before a bar appears: a bar that ends sooner would only flicker.
 _DELAY_SECONDS = 1.0
-# Time after which a bar appears even without a count, as during compilation.
+# Time after which a bar appears even if nothing is counted yet (compilation).
 _PATIENCE_SECONDS = 2.0
 _BYTES = "B"
 
@@ -59,7 +59,7 @@ def _has_width() -> bool:
   """Return False for a terminal of size 0x0, which some containers have."""
   try:
     return os.get_terminal_size(sys.stderr.fileno()).columns > 0
-  except (AttributeError, OSError, ValueError):  # no file descriptor
+  except (AttributeError, OSError, ValueError):  # stderr is no file
     return True
 
 
@@ -150,8 +150,8 @@ class ProgressBar:
   def close(self) -> None:
     """End the bar, with the cursor at the start of a line."""
     self._waiting.cancel()
-    self._waiting.join()  # otherwise, the timer could show the bar
-    # tqdm erases no bar within its delay, though a log line may have drawn it.
+    self._waiting.join()  # else, the timer could show the bar after its end
+    # tqdm erases no bar within its delay, but a log line may have drawn one.
     self._bar.delay = 0
     self._bar.close()
 

@@ -27,8 +27,8 @@ from memory_vit.errors import ConfigError
 # Arrays below this key of a tree are split over the mesh axis "fsdp".
 _IN_PARTS = "backbone"
 _ROWS = ("data", "fsdp")
-# Arrays with fewer values are not split: gathering them costs more than the
-# memory is worth. All biases and LayerNorm parameters are smaller.
+# Arrays with fewer values are not split: this would save little memory, and
+# gathering them takes time. All biases and LayerNorm parameters are smaller.
 _LEAST = 2**14
 
 
@@ -51,7 +51,7 @@ def make_mesh(
       f"config.mesh.fsdp (--fsdp) is {fsdp}, expected a divisor of the "
       f"{len(devices)} devices."
     )
-  # With explicit axes, JAX's default, operations would have to name shardings.
+  # JAX's default, explicit axes, would require operations to name shardings.
   shape, axis_types = (len(devices) // fsdp, fsdp), (AxisType.Auto,) * 2
   return jax.make_mesh(shape, _ROWS, axis_types=axis_types, devices=devices)
 
@@ -98,7 +98,7 @@ def shapes(tree: Any, mesh: Mesh) -> Any:
 def on_one_cpu(arrays: Iterable[Any]) -> bool:
   """Return whether all arrays are on a single CPU, and none is traced."""
   placed = [array for array in arrays if not isinstance(array, np.ndarray)]
-  # If all are NumPy arrays, check the device that JAX would put them on.
+  # If all arrays are NumPy's, check the device that JAX would put them on.
   return all(map(_is_on_one_cpu, placed or [jnp.zeros(())]))
 
 

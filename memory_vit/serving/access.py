@@ -39,7 +39,7 @@ class TrustedHosts:
     await self._app(scope, receive, send)
 
   def _check(self, headers: Headers, method: str) -> None:
-    """Raise if the host is not trusted or another site sent the request."""
+    """Raise if the host is untrusted, or if another site sent the request."""
     host = headers.get("host", "")
     name = _PORT.sub("", host.lower())
     # With DNS rebinding, another site's name points to this server. The browser
@@ -118,7 +118,7 @@ def read_token(file: str | None) -> Token:
 
 
 def _require_private(path: Path, mode: int) -> None:
-  """Raise if other users can access the file, or its group can write to it."""
+  """Raise if other users can access the file, or if its group can write it."""
   if mode & (stat.S_IRWXO | stat.S_IWGRP):
     raise ConfigError(
       f"--token_file {brief(str(path))} has the mode {mode & 0o777:o}, which "

@@ -28,8 +28,8 @@ from memory_vit.serving.settings import MOST_OUTPUTS, ServerSettings
 if TYPE_CHECKING:
   from memory_vit.prediction import Predictions, Predictor, TaskSet
 
-# Minimum fraction of images in a batch that runs on a CPU. A CPU spends as much
-# time on padding as on images; on an accelerator, padding is nearly free.
+# On a CPU, images should fill at least this fraction of a batch, since padding
+# takes as much time as images. On an accelerator, padding is nearly free.
 _LEAST_FILL_ON_CPU = 0.75
 # Sorting, naming and writing an output takes as long as decoding ten pixels.
 _PIXELS_PER_OUTPUT = 10
@@ -104,7 +104,7 @@ class Answering:
   async def _predicted(
     self, request: PredictRequest, weight: int
   ) -> tuple[list[np.ndarray | DataError], Predictions, slice]:
-    """Return (images or errors, predictions of a batch, rows of `request`)."""
+    """Return (pixels or errors, a batch's outputs, rows of `request` in it)."""
     while True:
       wanted = self._predictor.preprocessing
       prepared = await self._prepared(request, weight)
@@ -117,7 +117,7 @@ class Answering:
         return prepared, answer, rows
 
   async def _weight(self, request: PredictRequest) -> int:
-    """Return pixels, weighted by decoding time; raise 413 for too many."""
+    """Return a pixel count weighted by decoding time; raise 413 if too high."""
     encoded = [image.content for image in request.images]
     pixels = await self._lanes.run(
       sum(map(len, encoded)) // 3,
@@ -129,7 +129,7 @@ class Answering:
   async def _prepared(
     self, request: PredictRequest, weight: int
   ) -> list[np.ndarray | DataError]:
-    """Return float32 (side, side, 3) or a `DataError` for each image."""
+    """Return, per image, an array float32 (side, side, 3) or a `DataError`."""
     encoded = [image.content for image in request.images if not image.error]
     heavy = is_heavy(weight)
     # Split a heavy request, so that lighter requests can run between its parts.

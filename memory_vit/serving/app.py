@@ -214,7 +214,7 @@ async def _answer(
 async def _asked(
   service: Service, request: Request, max_images: int
 ) -> PredictRequest:
-  """Return the parsed request, once a task has the digest in `x-wait-for`."""
+  """Return the parsed request, after any wait that `x-wait-for` requests."""
   asked = await read_predict_request(request, max_images)
   if awaited := awaited_task(request):
     seconds = service.settings.timeout
@@ -224,7 +224,7 @@ async def _asked(
 
 
 async def _unless_left(request: Request, work: Coroutine[Any, Any, T]) -> T:
-  """Return `await work`; if the client leaves, cancel work and raise 499."""
+  """Return `await work`; if the client leaves, cancel `work` and raise 499."""
 
   async def leave() -> None:
     while (await request.receive())["type"] != "http.disconnect":

@@ -56,7 +56,7 @@ class AttentionService:
 
   async def warm_up(self) -> None:
     """Compile the programs, so that the first request does not wait."""
-    # Use the thread of requests: two threads might compile the same program.
+    # Use the thread that answers requests: no program is then compiled twice.
     loop = asyncio.get_running_loop()
     await loop.run_in_executor(self._thread, self._compile)
 
@@ -169,7 +169,7 @@ class AttentionService:
 
 
 def _shares(weights: np.ndarray, patches: int) -> dict[str, Any]:
-  """Return a dict of weights (l, s), with `rest`: 1 minus a layer's weights."""
+  """Return weights per layer and kind of token; "rest" is 1 minus their sum."""
   patch = weights[:, -patches:].astype(np.float64)
   class_token = weights[:, :-patches].sum(axis=1, dtype=np.float64)
   rest = np.maximum(1 - patch.sum(axis=1) - class_token, 0)

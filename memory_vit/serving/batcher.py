@@ -46,7 +46,7 @@ class Batcher(Generic[T]):
     max_queue: int,
     on_batch: Callable[[int, int, float], None] = lambda *_: None,
   ) -> None:
-    """Start; `sizes`, called before each batch, returns ascending batch sizes.
+    """Start the worker; `sizes()` returns the batch sizes in ascending order.
 
     After each batch, `on_batch` gets (images, images plus padding, seconds).
     """
@@ -151,12 +151,12 @@ class Batcher(Generic[T]):
     if count >= self._least_fill * size:
       return size
     # Use the largest batch size that the images fill. If this size is too small
-    # for the oldest request, use the batch size for the oldest request.
+    # for the oldest request, use the smallest size that holds that request.
     full = max((s for s in self._sizes if s <= count), default=0)
     return max(full, self._holding(waiting[0]))
 
   def _holding(self, count: int) -> int:
-    """Return the smallest batch size >= `count`, or else the largest size."""
+    """Return the smallest size >= `count`; if all are smaller, the largest."""
     return next((s for s in self._sizes if s >= count), self._sizes[-1])
 
   async def _run(self, batch: list[_Waiting[T]]) -> None:

@@ -68,8 +68,8 @@ def serve(app: FastAPI, settings: ServerSettings, bound: socket.socket) -> None:
   sys.setswitchinterval(0.001)
   # Requests are logged by `RequestLog`, not by uvicorn.
   logging.getLogger("uvicorn").setLevel(logging.WARNING)
-  # After its shutdown, uvicorn sends the signal that stopped it to the process
-  # again. SIG_DFL then ends the process at once, without waiting for threads.
+  # After its shutdown, uvicorn again raises the signal that stopped it. SIG_DFL
+  # then ends the process at once, without waiting for threads.
   for number in (signal.SIGTERM, signal.SIGINT):
     signal.signal(number, signal.SIG_DFL)
   _Server(config, app, settings.receive_timeout).run(sockets=[bound])
@@ -91,15 +91,15 @@ class _Server(uvicorn.Server):
     if self.should_exit:
       signal.signal(sig, signal.SIG_DFL)
       signal.raise_signal(sig)
-      os._exit(0)  # needed in containers: process 1 survives the signal
+      os._exit(0)  # in a container, process 1 survives the signal
     self._app.state.service.stopping = True
     super().handle_exit(sig, frame)
 
   async def serve(self, sockets: list[socket.socket] | None = None) -> None:
     await super().serve(sockets)
     if self.started:
-      # In a container, process 1 survives the signal that uvicorn sends again.
-      # End the process here, because otherwise it would wait for its threads.
+      # uvicorn has raised its stop signal. In a container, this is process 1,
+      # which survives the signal. Exit here: a normal exit waits for threads.
       os._exit(0)
 
   async def on_tick(self, counter: int) -> bool:
@@ -111,7 +111,7 @@ class _Server(uvicorn.Server):
     service = self._app.state.service
     is_compiled = service.state == "ready" and not service.compiler.missing
     if self._frozen < 1 + is_compiled:
-      # Without the freeze, a full garbage collection stops threads for 0.1 s.
+      # Without a freeze, a full garbage collection stops all threads for 0.1 s.
       gc.collect()
       gc.freeze()
       self._frozen += 1

@@ -90,7 +90,7 @@ class _Body:
     is_last = message["type"] == "http.response.body" and not message.get(
       "more_body", False
     )
-    # Closing the connection while the client still sends would lose the answer.
+    # If the connection closed while the client sends, the answer would be lost.
     if is_last and not self._is_whole:
       await self._send({**message, "more_body": True})
       message = {"type": "http.response.body"}

@@ -16,7 +16,7 @@ from prometheus_client import (
 )
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-# Bounds in seconds, from small models on accelerators to full queues on CPUs.
+# Histogram bounds in seconds, from small models on GPUs to full queues on CPUs.
 _SECONDS = (
   0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0,
 )  # fmt: skip

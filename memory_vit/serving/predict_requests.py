@@ -127,7 +127,7 @@ def media_type(request: Request) -> str:
 
 
 def _require_utf8(request: Request) -> None:
-  """Raise 415 for charsets other than UTF-8: decoding may be slow, or fail."""
+  """Raise 415 unless the charset is UTF-8: others may be slow to decode."""
   content_type = request.headers.get("content-type", "")
   charset = parse_options_header(content_type)[1].get(b"charset", b"utf-8")
   if charset.lower() not in (b"utf-8", b"utf8"):
@@ -301,7 +301,7 @@ async def _form_images(
 
 
 def _form_tasks(form: FormData) -> list[str] | None:
-  """Return the names in "tasks" fields, split at commas; None if no field."""
+  """Return the names in all "tasks" fields; None if there is no such field."""
   fields = form.getlist("tasks")
   if not fields:
     return None

@@ -6,7 +6,7 @@ The arguments are the fields of `Scaling`, and the flags of `memory-vit serve`
 with the same names, defaults and rules.
 """
 
-# No `from __future__ import annotations`, because `options` needs real types.
+# No `from __future__ import annotations`: `options` needs types, not strings.
 
 import dataclasses
 import warnings
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
   from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 NAME = "MemoryViT"
-# Fields of `PredictorConfig` that are arguments; `tasks` is given as `task`.
+# Arguments that are fields of `PredictorConfig`; users write `tasks` as `task`.
 _MODEL = (
   "backbone", "tasks", "dtype", "batch_sizes", "image_size", "slots", "cells",
   "classes", "memory_mib",
 )  # fmt: skip
-# "auto" is not allowed: it could differ between the machines of the replicas.
+# Not "auto", which could choose different dtypes on different machines.
 _DTYPES = Choice(("float32", "bfloat16"))
 # Flags of `memory-vit serve` that replicas lack, and where to set them instead.
 _ELSEWHERE = {

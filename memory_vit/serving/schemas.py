@@ -50,7 +50,7 @@ class PredictBody(_Strict):
       ]
     },
   )
-  # FailFast stops at the first bad entry: a million errors would fill memory.
+  # FailFast stops at the first bad entry: a million errors would fill the RAM.
   images: Annotated[list[ImageData], FailFast()] = Field(
     min_length=1, max_length=MOST_IMAGES
   )
@@ -310,7 +310,7 @@ def _predict_body() -> dict[str, Any]:
   }
 
 
-# OpenAPI descriptions of bodies that routes read without FastAPI's parsing.
+# OpenAPI descriptions of bodies that routes parse themselves, without FastAPI.
 PREDICT_BODY = {
   "parameters": [
     {

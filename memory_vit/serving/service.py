@@ -76,7 +76,7 @@ class Service:
     return self._once_warm(self._attention)
 
   def _once_warm(self, part: _Part | None) -> _Part:
-    """Return `part` once the server is warm; before that, raise status 503."""
+    """Return `part`; raise status 503 unless the warm-up has succeeded."""
     if part is None or not self._warm:
       raise busy(f"the server is {self.state}.", BUSY_SECONDS)
     return part
@@ -105,7 +105,7 @@ class Service:
       self.close()
 
   async def _warm_up(self) -> None:
-    """Become ready with the smallest batch size, then compile larger sizes."""
+    """Compile the smallest batch size, become ready, then compile the rest."""
     try:
       compiled = await asyncio.to_thread(self.predictor.warm_up, 1)
       await asyncio.to_thread(self.follower.look)

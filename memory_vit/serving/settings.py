@@ -13,9 +13,9 @@ from memory_vit.runtime.options import Number, Text, option
 
 MIB = 2**20
 MOST_IMAGES = 4096
-# Maximum number of classes, labels and values in one answer. Writing its JSON
-# blocks all other threads, so /healthz waits: 8 ms on a core of 2026, and less
-# than 50 ms on two busy cores that are half as fast.
+# Maximum number of classes, labels and values in one answer. While an answer of
+# this size is encoded as JSON, other threads and /healthz wait: for 8 ms on a
+# core of 2026, and for less than 50 ms on two busy cores that are half as fast.
 MOST_OUTPUTS = 50_000
 _DAY = 86_400
 _HOST = r"([\w.-]+|\[[0-9a-fA-F:.]+\]|\*)"

@@ -129,7 +129,7 @@ class TaskFolder:
 
 
 def _about(entry: os.DirEntry[str]) -> os.stat_result:
-  """Return the `stat` of a file; for a broken link, that of the link itself."""
+  """Return the `stat` of a file; for a broken link, the `stat` of the link."""
   try:
     return entry.stat()
   except OSError:

@@ -42,7 +42,7 @@ POLL_SECONDS = 1.0
 _WAIT_SECONDS = 0.05  # between checks while a request waits for a change
 # Seconds between attempts to load tasks that could not be loaded.
 _AGAIN_SECONDS = 10.0
-NO_TASK = "none"  # stands for the digest of a task that does not answer
+NO_TASK = "none"  # in place of a digest, if the task does not answer
 ALL_TASKS = "*"  # key in `problems` for a problem that concerns all tasks
 logger = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class TaskFollower:
     """Serve the folder's tasks; a new folder gets the predictor's tasks."""
     self.problems: dict[str, str] = {}
     self._predictor, self._folder = predictor, folder
-    self._lock = threading.Lock()  # always taken after the lock of the folder
+    self._lock = threading.Lock()  # taken alone, or after the folder's lock
     self._stored: dict[str, _Stored] = {}
     self._tried: dict[str, Stamp] = {}
     self._again = 0.0
@@ -277,7 +277,7 @@ class TaskFollower:
     return self._predictor.task_set.digests.get(name, NO_TASK)
 
   def _require_usable(self, initial: TaskSet) -> None:
-    """Raise if the folder has tasks of another backbone or preprocessing."""
+    """Raise if no task is usable, or if `initial` has another preprocessing."""
     shown, problem = self._predictor.task_set, ""
     if self.problems and not shown.names:
       name, reason = next(iter(self.problems.items()))

@@ -130,7 +130,7 @@ def _require_allowed(service: Service, request: Request, name: str) -> None:
 
 
 def _described(task_set: TaskSet) -> list[dict[str, Any]]:
-  """Return a dict that describes each task, with the digest in answers."""
+  """Return the description and the digest of each task, in a dict per task."""
   return [
     {**vars(task), "digest": task_set.digests[task.name]}
     for task in task_set.describe()

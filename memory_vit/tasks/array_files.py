@@ -24,12 +24,12 @@ from memory_vit.runtime.messages import brief, escaped, first_line
 
 FILE = "arrays.safetensors"
 SUFFIX = ".safetensors"
-# The metadata of a header has the text of `task.json` under this key. Other
-# programs may add keys.
+# In a single-file task, the metadata of the header has the text of `task.json`
+# under this key. Other programs may add other keys.
 KEY = "memory_vit.task"
 _LENGTH_BYTES = 8
-# Maximum size of a header without metadata, in bytes. The names and shapes of
-# the arrays need less.
+# Maximum size of a header in bytes, not counting its metadata. The names and
+# shapes of the arrays need less.
 MAX_HEADER_BYTES = 2**20
 
 
@@ -86,7 +86,7 @@ def _require_described(
   stored: Mapping[str, StoredArray],
   path: Path,
 ) -> None:
-  """Raise `TaskError` unless arrays are float32, and as `stored` describes."""
+  """Raise `TaskError` unless `entries` are float32 and agree with `stored`."""
   problems = [
     f"{name} is {brief((entry['dtype'], entry['shape']))}"
     for name, entry in sorted(entries.items())
@@ -137,8 +137,8 @@ def read_file(
       raise TaskError(f"{path} is not a regular file.")
     if limit is not None and size > limit:
       raise TaskError(f"{path} has {size:,} bytes, expected at most {limit:,}.")
-    # Read at most `size` bytes, because the file may grow meanwhile. `limit` is
-    # not passed to `read`, which would allocate a buffer of `limit` bytes.
+    # Read at most `size` bytes, because the file may grow meanwhile. Never
+    # call `read(limit)`: it would allocate a buffer of `limit` bytes.
     return file.read(size if at_most is None else min(size, at_most))
 
 
@@ -189,7 +189,7 @@ def read_task_text(path: Path, limit: int) -> str:
   file = paths.followed(path)
   begins = read_file(file, None, at_most=_LENGTH_BYTES)
   length = int.from_bytes(begins, "little")
-  # The header has the text as a JSON string, and escapes may double the length.
+  # The header has `task.json` as a JSON string: escapes may double its length.
   most = 2 * limit + MAX_HEADER_BYTES
   if len(begins) < _LENGTH_BYTES or length > most:
     raise TaskError(

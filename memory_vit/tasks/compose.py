@@ -203,7 +203,7 @@ def require_fit(tasks: Sequence[Task]) -> None:
   by_name = {task.spec.name: task for task in tasks}
   for spec in (task.spec for task in tasks):
     for name, digest in zip(spec.attends_to, spec.parent_digests, strict=False):
-      # Skip a parent if a digest is unknown, for example while JAX traces it.
+      # Skip parents of unknown digest, and parents whose values JAX traces.
       if not digest or trees.is_traced(by_name[name].params):
         continue
       if digest != by_name[name].digest:

@@ -23,8 +23,8 @@ def find_tasks(
   for path in itertools.chain.from_iterable(map(task_paths, paths)):
     described = manifest.read(path)
     key = described.spec, frozenset(described.arrays.items())
-    # Leave out a copy with a different path. If the same path is given twice,
-    # return the task twice, so that the caller raises an error.
+    # Leave out a copy of an earlier task. However, if the same path is given
+    # twice, return its task twice, so that the caller raises an error.
     if places.setdefault(key, path.resolve()) == path.resolve():
       tasks.append((path, described))
   return tasks
@@ -120,10 +120,10 @@ def ancestor_directories(
   directories: Sequence[Path], indirect: Sequence[Path] = ()
 ) -> list[Path]:
   """Return `indirect`, then the paths of ancestors that are in no argument."""
-  # A parent is a task that another task attends to. Look for a parent by name,
-  # among the given directories, then beside the task that attends to it: a run
-  # exports both tasks into one directory. Paths in a task's file are not used,
-  # because the file is untrusted.
+  # A parent is a task that another task attends to. Search for it by its name:
+  # first among the given directories, then beside the task that attends to it,
+  # because a run exports a task and its parents into one directory. Paths in a
+  # task's file are not used, because the file is untrusted.
   known = {_name(path): path for path in (*directories, *indirect)}
   waiting = list(known.values())
   ancestors = list(indirect)

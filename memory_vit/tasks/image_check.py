@@ -78,7 +78,7 @@ def _require(within: bool, images: Images) -> None:
 def _describe_on_host(
   images: Float[np.ndarray, "..."],
 ) -> tuple[float, ...]:
-  """Compute the results of `_describe` by NumPy, on the host."""
+  """Return (finite minimum, finite maximum, number of NaN, number of inf)."""
   finite = images[np.isfinite(images)]
   return (
     float(finite.min(initial=np.inf)),
@@ -90,7 +90,7 @@ def _describe_on_host(
 
 @jax.jit
 def _describe(images: Float[Array, "..."]) -> tuple[Shaped[Array, ""], ...]:
-  """Return (finite minimum, finite maximum, count of NaN, count of inf)."""
+  """Return (finite minimum, finite maximum, number of NaN, number of inf)."""
   finite = jnp.isfinite(images)
   return (
     jnp.min(images, where=finite, initial=jnp.inf),

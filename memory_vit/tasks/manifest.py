@@ -39,7 +39,7 @@ MAX_ARRAYS = 4096
 # as a file of a backbone (`stored_arrays.MAX_BYTES`).
 MAX_BYTES = 2**30
 MAX_BACKBONE_BYTES = 32 * 2**30
-# Maximum of an integer, and of an image side, in the spec of a task. Tasks need
+# Maximum values of integers and image sides in the spec of a task. Tasks need
 # far less; without a maximum, products of these numbers could be huge.
 MAX_COUNT = 2**24
 MAX_SIDE = 4096
@@ -71,14 +71,13 @@ class Manifest:
   spec: TaskSpec
   # Names and shapes of the arrays match `spec` for some backbone size.
   arrays: Mapping[str, StoredArray]
-  # The provenance is not checked.
-  provenance: Mapping[str, Any]
+  provenance: Mapping[str, Any]  # not checked
 
 
 def to_text(manifest: Manifest, where: str) -> str:
   """Return the text of the `task.json` at `where`; check it as `read` does."""
-  # Compute the SHA-256 after a round trip through JSON, which turns tuples into
-  # lists, and keys into strings.
+  # Before computing the SHA-256, convert to JSON and back: `parse` computes it
+  # from parsed JSON, in which tuples became lists, and keys became strings.
   values = json.loads(json.dumps(dataclasses.asdict(manifest)))
   values = {"format_version": FORMAT_VERSION, **values}
   signed = {**values, "sha256": digest(values)}
@@ -159,7 +158,7 @@ def check(values: Any, where: str) -> Manifest:
 
 
 def _with_fitted(spec: Any) -> Any:
-  """Return `spec` with the defaults `FITTED` of fields that old files lack."""
+  """Return `spec`; fields that old files lack get their defaults, `FITTED`."""
   if isinstance(spec, dict) and isinstance(spec.get("kind"), dict):
     return {**spec, "kind": {**FITTED, **spec["kind"]}}
   return spec
@@ -240,7 +239,7 @@ def _require_sha256(value: Any, where: str) -> None:
 
 
 def _require_possible(spec: TaskSpec, where: str) -> None:
-  """Raise `TaskError` if values are too large, or digests are invalid."""
+  """Raise `TaskError` if `spec` has invalid digests or values out of range."""
   for field in dataclasses.fields(spec):
     value = getattr(spec, field.name)
     if type(value) is int and value > MAX_COUNT:

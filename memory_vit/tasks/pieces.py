@@ -16,9 +16,10 @@ from memory_vit.model.vit_config import ViTConfig
 from memory_vit.runtime import sharding
 
 _Outputs = TypeVar("_Outputs")
-# Maximum bytes of the MLP activations, the largest activations, of the images
-# that run at once. On a CPU with 32 MiB of shared cache, in float32, twice this
-# size makes a pass 6 to 14 % slower; half this size changes its time by < 2 %.
+# Maximum size in bytes of the MLP activations (the largest activations) of all
+# images that run at once. On a CPU with 32 MiB of shared cache, in float32, a
+# pass is 6 to 14 % slower at twice this size; at half this size, its time
+# changes by less than 2 %.
 _BYTES = 12 * 2**20
 
 
@@ -26,7 +27,7 @@ class ImageProgram(Generic[_Outputs]):
   """A compiled function of a backbone's parameters and images."""
 
   def __init__(self, function: Callable[..., _Outputs]) -> None:
-    """`function(params, images, config=)` must return a row per image."""
+    """Wrap `function(params, images, config=)`: it returns a row per image."""
     functools.update_wrapper(self, function)
 
     def run(

@@ -147,7 +147,7 @@ class Program:
 
   @property
   def _alone_specs(self) -> tuple[TaskSpec, ...]:
-    """Specs of `alone` without names: tasks of equal shapes share a program."""
+    """Specs without names, so that tasks of equal shapes share a program."""
     return tuple(
       dataclasses.replace(
         task.spec.for_programs,

@@ -70,7 +70,7 @@ class Slots:
 def first_free(spec: TaskSpec, taken: Collection[int]) -> int:
   """Return the first free slot: 0, 1, ..., or -1, -2, ... for a head."""
   # A head gets a negative slot: it reads the pooled output of the backbone, and
-  # does not need the class token that every other slot has.
+  # does not need a class token. The slots 0, 1, ... have a class token each.
   slots = (~i if spec.learned.on_pooled else i for i in itertools.count())
   return next(slot for slot in slots if slot not in taken)
 
@@ -97,7 +97,7 @@ class SlotSizes:
   heads: int
   # Maximum number of tasks that one task attends to.
   parents: int
-  # Pairs (name of a part, size that slots have for this part); see `Part.room`.
+  # Pairs (part of a task, such as "head"; its size in slots, see `Part.room`).
   rooms: tuple[tuple[str, Any], ...]
 
   @classmethod

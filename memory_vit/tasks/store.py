@@ -187,8 +187,8 @@ def save_tasks(
   foreign = sorted(n for n in present if n not in names and n[0] != ".")
   if foreign:
     raise TaskError(
-      f"{path} holds other tasks, {foreign}: remove these, or give another "
-      "directory. Nothing was written."
+      f"{path} holds tasks that are not being saved, {foreign}: remove them, "
+      "or give another directory. Nothing was written."
     )
   for name in names:
     find.require_no_link(directory / name)
@@ -225,8 +225,7 @@ class TaskReport:
   spec: TaskSpec
   parameters: int  # number of parameters
   arrays: Mapping[str, StoredArray]
-  # What is wrong with the arrays; "" if the arrays were verified.
-  damage: str
+  damage: str  # what is wrong with the arrays; "" if they were verified
   provenance: Mapping[str, Any]
 
 

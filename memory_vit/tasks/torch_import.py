@@ -152,7 +152,7 @@ def _require_plain_zip(file: Path) -> None:
 def _require_trunk(
   state: State, config: Mapping[str, Any], backbone: Backbone, where: str
 ) -> None:
-  """Raise `BackboneError` unless the frozen weights equal the backbone's."""
+  """Raise `BackboneError` unless frozen weights equal those of `backbone`."""
   trunk = {
     name: as_float32(array, f"{where}: {name}")
     for name, array in state.items()
@@ -163,8 +163,8 @@ def _require_trunk(
   converted = detect.convert(config, trunk, where)
   expected = trees.flatten(backbone.params)
   for name, array in converted.arrays.items():
-    # Compare neither heads nor the patch embedding: loading the given model has
-    # folded the mean of images into the patch embedding.
+    # Skip the heads. Skip the patch embedding, too, because `load_backbone` has
+    # folded the normalization of images into it.
     is_folded = name.startswith(("embedding/", "head/", "pre_logits/"))
     if not is_folded and not np.array_equal(array, np.asarray(expected[name])):
       raise BackboneError(
@@ -174,7 +174,7 @@ def _require_trunk(
 
 
 def _count(learned: State, where: str) -> int:
-  """Return the number of heads, without the original head."""
+  """Return the number of heads, not counting the original head."""
   heads = sum(f"classifiers.{k}.weight" in learned
               for k in range(1, len(learned) + 1))  # fmt: skip
   if not 1 <= heads <= _MOST_HEADS:
@@ -186,7 +186,7 @@ def _count(learned: State, where: str) -> int:
 
 
 def _shapes(learned: State, backbone: Backbone, k: int) -> dict[str, Shape]:
-  """Return {name: shape} that the arrays of head `k` must have.
+  """Return the shapes, {name: shape}, that the arrays of head `k` must have.
 
   The number of cells is read from the memory of layer 0, and the number of
   classes from the classifier weight.
@@ -229,9 +229,9 @@ def _is_extended(
   params: Sequence[Mapping[str, Any]],
   where: str,
 ) -> bool:
-  """Return whether the mask lets each head attend to all earlier heads.
+  """Return True if the mask lets each head attend to all earlier heads.
 
-  Return False if the mask keeps all heads separate; else raise `TaskError`.
+  Return False if it separates all heads; raise `TaskError` for other masks.
   """
   cells = [arrays["memory"].shape[1] for arrays in params]
   masks = [

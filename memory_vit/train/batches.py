@@ -37,7 +37,7 @@ def _batches(inputs: RunInputs, step: int) -> Iterator[dict[str, Any]]:
     return image_batches(inputs, start)
   cache.require_free_space(cache_needs(inputs))
   if "validation" in splits:
-    # Compute the rows of the validation split before training begins.
+    # Fill the cache of the validation split before training begins.
     cache.rows("validation", splits["validation"])
   return cache.train_batches(splits["train"], start)
 
@@ -73,7 +73,7 @@ def cache_needs(inputs: RunInputs) -> list[Needs]:
     return []
   roles = ["train", "validation"]
   if inputs.splits["train"].embedded:
-    # Embeddings have no images: their test split needs cached rows as well.
+    # Embeddings have no images, so the test split is evaluated from the cache.
     roles.append("test")
   return [
     inputs.cache.needs(role, inputs.splits[role])

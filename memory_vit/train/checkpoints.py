@@ -174,7 +174,7 @@ class Checkpoints:
       ) from error
 
   def _newest_whole(self) -> int | None:
-    """Return the newest undamaged step, see `latest`; delete old states."""
+    """Delete old states; return the newest intact step, as `latest` says."""
     problems = {}
     for step in reversed(self.steps()):
       try:
@@ -225,7 +225,7 @@ class Checkpoints:
     arrays: Mapping[str, Any],
     meta: Mapping[str, Any],
   ) -> None:
-    """Write checksums, name `scratch` after its step, and delete old states."""
+    """Complete a save: write checksums, rename `scratch`, delete old states."""
     rest = {
       "meta": dict(meta),
       "arrays": dict(arrays),
@@ -237,7 +237,7 @@ class Checkpoints:
   def _delete_old(self) -> None:
     """Delete all states but the newest two.
 
-    Call only if the newest state is undamaged.
+    Call this method only if the newest state is undamaged.
     """
     for old in self.steps()[:-_KEPT]:
       # Rename the directory first: a half-deleted state must not look complete.
@@ -285,7 +285,7 @@ def _require_arrays(
 def _with_values(state: Any) -> dict[str, Any]:
   """Return {path: leaf} of a state, without empty leaves.
 
-  Orbax refuses empty arrays, such as the memory of a task with 0 cells.
+  Orbax refuses empty arrays, such as the memory array of a task with 0 cells.
   """
   leaves, _ = jax.tree_util.tree_flatten_with_path(state)
   return {_leaf(path): leaf for path, leaf in leaves if np.size(leaf)}
@@ -300,8 +300,8 @@ def _described(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _verifiable(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-  """Return `_described` with each array's SHA-256; all processes must call."""
-  # Hash one array at a time, because `_digest` gathers it on the host.
+  """Return `_described` with SHA-256 digests; all processes must call this."""
+  # Hash one array at a time: `_digest` gathers the whole array on the host.
   return {
     name: {**described, "sha256": _digest(values[name])}
     for name, described in _described(values).items()

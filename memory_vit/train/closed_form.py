@@ -25,8 +25,8 @@ from memory_vit.train.sweep import Trial
 
 logger = logging.getLogger(__name__)
 
-# Memory that solving a head may take, as a multiple of all features in float64.
-# Measured, beside the features themselves: 5.4 with "ridge", 3.1 with "lda".
+# Memory needed to solve a head, as a multiple of the features' size in float64.
+# Measured: 5.4 with "ridge" and 3.1 with "lda", not counting the features.
 _COPIES = 7
 
 
@@ -142,7 +142,7 @@ class ClosedFormStep:
       )
 
   def _cross_validate(self, trial: Trial, outputs: np.ndarray) -> bool:
-    """Fill `outputs` by cross-validation; return whether the images suffice."""
+    """Fill `outputs` by cross-validation; return False with too few images."""
     validated = closed_form.cross_validated(
       self._solver(trial), self._rows[0], self._targets, self._count,
       data_seed(self._inputs.config),
@@ -164,7 +164,7 @@ class ClosedFormStep:
     return stated.kind.standardized(stated, self._rows[1])
 
   def _require_memory(self) -> None:
-    """Raise if memory is too small to solve a head; all processes must call."""
+    """Gather free RAM from all processes; raise if one cannot solve a head."""
     split = self._inputs.splits["train"]
     width = self._inputs.backbone.config.width
     needed = _COPIES * 8 * split.size * width
@@ -191,7 +191,7 @@ class ClosedFormStep:
       numbers = np.arange(i * share, (i + 1) * share)
       places = np.minimum(numbers, len(rows.labels) - 1)
       labels = rows.labels[places]
-      if labels.dtype == np.float64:  # JAX would round float64
+      if labels.dtype == np.float64:  # JAX would round float64: pass bits
         labels = np.ascontiguousarray(labels).view(BITS)
       counts = (numbers < len(rows.labels)) * rows.masks[places]
       placed = sharding.shard_batch((labels, counts), inputs.mesh)
@@ -205,7 +205,7 @@ class ClosedFormStep:
 def _batches(
   outputs: np.ndarray, labels: np.ndarray, size: int
 ) -> Iterator[dict[str, Any]]:
-  """Yield the outputs and labels of this process as batches for `evaluate`."""
+  """Yield this process's share of outputs and labels in evaluation batches."""
   count, first = batching.share(size)
   for start in range(0, len(labels), size):
     numbers = np.arange(count) + start + first

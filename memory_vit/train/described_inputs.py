@@ -50,7 +50,7 @@ def describe_inputs(
   backbone = dataclasses.replace(loaded, config=vit)
   train = _describe_data(config, classes, examples)
   config = settle.settled(config, backbone, train)
-  if not settle.task_name(config):  # neither task nor data have a name
+  if not settle.task_name(config):  # neither the task nor the data has a name
     config = config.replaced({"task.name": "task"})
   settle.require_batches(config, mesh)
   attends_to, ancestors = (

@@ -47,7 +47,7 @@ def dry_run(config: Config, workdir: Path) -> str:
 
 
 def _of_group(inputs: RunInputs) -> list[tuple[str, str]]:
-  """Return (title, text) rows about a group, see `sweep.by_pass_group`."""
+  """Return (title, text) rows about a group of trials (`sweep.pass_group`)."""
   config, trials = inputs.config, inputs.trials
   packs = passes.make_plan(inputs).passes
   first = [t for t in trials if t.name in packs[0]]

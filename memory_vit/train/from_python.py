@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Number of evaluations in a run, and number of training losses that it logs.
+# Number of evaluations, and number of logged training losses, in a run.
 _VALIDATIONS, _POINTS = 5, 20
 # Maximum number of steps that a resumed run has to repeat.
 _MOST_REPEATED = 1_000
@@ -466,7 +466,7 @@ def _read_history(
 
 
 def _config(arguments: Mapping[str, Any], options: Mapping[str, Any]) -> Config:
-  """Return the configuration of a run, from arguments and `options`."""
+  """Return the configuration of a run, from `arguments` and `options`."""
   for key in options:
     if key in arguments or key in ("epochs", "gelu"):
       raise ConfigError(
@@ -487,7 +487,7 @@ def _plain(value: Any) -> Any:
 def _with_intervals(
   config: Config, examples: int, options: Mapping[str, Any]
 ) -> Config:
-  """Set intervals of evaluating, saving and logging that `options` omits."""
+  """Return `config` with default values for intervals that `options` omits."""
   steps = settle.steps_of(config, examples)
   every = min(math.ceil(steps / _VALIDATIONS), _MOST_REPEATED)
   values = {

@@ -57,7 +57,7 @@ class RunInputs:
   first_head: Task | None  # loaded from `config.task.init`
   # All earlier tasks in the forward pass: `attends_to` and their ancestors.
   parents: tuple[Task, ...]
-  preprocessing: EvalPreprocessing  # of images in evaluation
+  preprocessing: EvalPreprocessing
   record: DataRecord
   # Function that returns the training split with decoded images in memory; the
   # first call decodes them.
@@ -256,7 +256,7 @@ def _head_outputs(
       )
     )
     weights = kind.weights(np.array(counted), examples)
-  if not kind.one_is_right:  # losses of labels and values drop padding
+  if not kind.one_is_right:  # losses of labels and values need no mask
     return HeadOutputs(weights=weights)
   classes, padded = train.num_classes, config.task.padded_classes
   if weights is not None:

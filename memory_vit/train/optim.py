@@ -52,7 +52,6 @@ def make_optimizer(
   """
   return optax.partition(
     {name: _optimizer(configs[name], schedules[name]) for name in configs},
-    # Label all parameters of a task with the name of the task.
     lambda params: {name: name for name in params},
   )
 
@@ -73,7 +72,7 @@ def where_finite(finite: Mapping[str, jax.Array], new: Any, old: Any) -> Any:
 def _optimizer(
   config: OptimConfig, schedule: optax.Schedule
 ) -> optax.GradientTransformation:
-  """Return the optimizer of a task, with factors for class token and memory."""
+  """Return a task's optimizer; it scales updates of class token and memory."""
   stages = []
   if config.grad_clip:
     clip = optax.clip_by_global_norm(config.grad_clip)
@@ -95,8 +94,8 @@ def _optimizer(
 def _kernels(params: Any) -> Any:
   """Return a mask of `params`, True for arrays with weight decay.
 
-  As in big_vision, weight decay is for matrices that multiply tokens, and not
-  for biases, LayerNorms, tokens and position embeddings.
+  As in the library big_vision, weight decay applies to matrices that multiply
+  tokens, but not to biases, LayerNorms, tokens or position embeddings.
   """
   return jax.tree.map_with_path(
     lambda path, _: path[-1].key in _KERNELS, params
@@ -106,7 +105,7 @@ def _kernels(params: Any) -> Any:
 def _by_part(
   transforms: Mapping[str, optax.GradientTransformation],
 ) -> optax.GradientTransformation:
-  """Return a transformation with `transforms[part]` for each part of a task."""
+  """Return a transformation that applies `transforms[part]` to each part."""
   return optax.partition(
     transforms,
     # The path of a leaf is (task, part, ...); all leaves are of one task.

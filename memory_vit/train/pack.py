@@ -42,7 +42,7 @@ def start(inputs: RunInputs, trials: Sequence[Trial]) -> Start:
     step = ClosedFormStep(inputs, trials)
   else:
     step = make_step(inputs, trials, tasks)
-  # Tasks without a token need no check, because they attend to no other task.
+  # Tasks without a token need no check: they never attend to earlier tasks.
   if inputs.config.learned.has_token:
     require_fit([*inputs.parents, *tasks.values()])
   params = {name: task.params for name, task in tasks.items()}

@@ -47,7 +47,7 @@ def _program(mesh: Mesh) -> Any:
 
 
 def _norms(params: Mapping[str, Any]) -> dict[str, jax.Array]:
-  """Return {part: norm}; the norm of memory is (l,), one number per layer."""
+  """Return {part: norm}; memory cells have an array of norms, one per layer."""
   return {
     name: PARTS[name].norm(values)
     if name in PARTS

@@ -54,7 +54,7 @@ def plan(inputs: RunInputs, workdir: Path) -> PassPlan:
 def _saved_plan(workdir: Path) -> Any:
   """Return a saved `PassPlan` as JSON values; None if no state can be read.
 
-  Damaged states are skipped here; `Checkpoints` reports them.
+  Each state contains the plan. `Checkpoints` reports damaged states.
   """
   for path in _states(workdir):
     with contextlib.suppress(TrainingError):
@@ -123,8 +123,8 @@ def _measured_share(
 ) -> float:
   """Compile a pack; return its measured memory divided by its estimated memory.
 
-  The pack has the most trials that fit if its memory is half of the estimate.
-  If the plan makes packs of this size, the compiled pack is one of them.
+  The pack has as many trials as would fit if they took half of the estimated
+  memory. If the plan then has packs of this size, this pack is one of them.
   """
   most = sweep.at_once(min(first // 2, free), further // 2, free)
   largest = sweep.packs_of(inputs.trials, most)[-1]
@@ -174,8 +174,8 @@ def pack_memory(
     cached = inputs.cache.bytes_on_device(batches.cache_needs(inputs))
   return PackMemory(
     **vars(needed),
-    # Count the old state, the new state and the gradient: the update is not in
-    # place.
+    # Count the gradient, and the state twice: the old state is donated, but is
+    # needed until the new state is known to be finite.
     state=sharding.bytes_on_a_device((state, state, state.params)),
     cached=cached,
   )
@@ -232,9 +232,9 @@ def packs_by_group(
 def _fit_pass(
   inputs: RunInputs, trials: Sequence[Trial], directory: Path, **options: Any
 ) -> PackResult:
-  """Train a pack; if it diverges, record the divergence, and raise.
+  """Train a pack and return its result; record a divergence in a file.
 
-  Raise `DivergedError` at once if this pack is already recorded as diverged.
+  Raise `DivergedError` if the pack diverges, at once if the file records this.
   """
   file = directory.with_suffix(".json")
   meta = json.loads(json.dumps(describe(inputs, trials)))

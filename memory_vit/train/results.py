@@ -146,7 +146,7 @@ def _calibration(
 
 
 def _best_on_validation(packs: Sequence[PackResult]) -> str | None:
-  """Name the trial that `rank` will put first; None if there are no tasks."""
+  """Return the name of the trial that `rank` puts first; None without tasks."""
   places = {
     name: _place(pack.best[name].scores)
     for pack in packs

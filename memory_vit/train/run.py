@@ -65,7 +65,6 @@ def train_and_evaluate(
     MemoryVitError: for unusable input, and if another run is using `workdir`.
     Interrupted: if `stop` stopped the run.
   """
-  # Settle the configuration, and refuse options that are known to fail.
   if splits is not None:
     config = settle.with_splits(config, splits)
   settle.require_same_start(config)
@@ -118,7 +117,7 @@ def train_and_evaluate(
         packs = [pack]
       else:
         packs = passes.fit_passes(inputs, plan, workdir, **options)
-      if any(pack.changes for pack in packs):  # save accepted changes
+      if any(pack.changes for pack in packs):  # save the changed options
         files.write_json(_file(workdir), to_dict(config))
 
       trained = results.evaluate_trained(inputs, plan, packs)

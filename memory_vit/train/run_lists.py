@@ -77,9 +77,10 @@ def run_differences(
 
 
 def _epochs(values: Mapping[str, Any]) -> dict[str, Any]:
-  """Return {"config.total_steps": "2 epochs"} for 2 epochs; {} for 0.
+  """Return {"config.total_steps": "2 epochs"} if `values["epochs"]` is 2.
 
-  Runs are compared by their epochs, because the steps depend on the data.
+  This text replaces the number of steps when two runs are compared, because the
+  number depends on the data. If `values["epochs"]` is 0, return {}.
   """
   epochs = values["epochs"]
   return {"config.total_steps": f"{epochs} epochs"} if epochs else {}
@@ -88,10 +89,10 @@ def _epochs(values: Mapping[str, Any]) -> dict[str, Any]:
 def _open_saved_backbone(
   config: Config, workdir: Path, mesh: Mesh
 ) -> tuple[Backbone, str]:
-  """Return (backbone, path from which each run loads this backbone).
+  """Return (backbone, name or path by which each run loads this backbone).
 
-  Random weights are saved to a file, because runs with other seeds would
-  initialize other weights.
+  Random weights are saved to a file, because runs with different seeds would
+  initialize different weights.
   """
   backbone = open_backbone(config, mesh)
   file = workdir / "backbone.npz"

@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 OVERLAYS = "attention/overlays"
 ANSWERS = "test/answers"
 FILES = {OVERLAYS: ATTENTION, ANSWERS: ANSWERS_FILE}
-# Images in the plot "test/answers", as a multiple of `config.log_images`.
+# Number of images in plot "test/answers", in multiples of `config.log_images`.
 _SHEET = 3
 # {tag: plot}, where each plot is uint8 (height, width, 3).
 Pictures = dict[str, np.ndarray]
@@ -195,9 +195,9 @@ def _answers(
 
 
 def _some_examples(inputs: RunInputs, split: Split, k: int = 1) -> list[int]:
-  """Return `k` * `config.log_images` indices, evenly spaced over a split.
+  """Return up to `k` * `config.log_images` indices, evenly spaced in a split.
 
-  The first examples would be of one class, as files are ordered by class.
+  The first examples would be of one class, because files are sorted by class.
   """
   readable = [i for i in range(split.size) if i not in split.unreadable]
   count = min(k * inputs.config.log_images, len(readable))

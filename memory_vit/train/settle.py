@@ -63,7 +63,7 @@ logger = logging.getLogger(__name__)
 # An option with this value takes the value of the backbone.
 _BACKBONE = "backbone"
 # Number of epochs, and minimum number of steps, if `config.epochs` is -1. With
-# five images per class, fewer steps do not suffice, see docs/own_data.md.
+# five images per class, fewer steps can lose accuracy, see docs/own_data.md.
 _EPOCHS, _LEAST_STEPS = 50, 25
 # Names of the splits that a Python caller may pass.
 _ROLES = ("train", "validation", "test")
@@ -274,7 +274,7 @@ def _with_crop(part: _Part, backbone: Backbone) -> _Part:
 
 
 def _with_embeddings(config: Config, train: Split) -> Config:
-  """Set the preprocessing of embeddings; refuse options that contradict it."""
+  """Return `config` with embeddings' preprocessing; refuse other settings."""
   if not train.embedded:
     return config
   prep = train.embedded.origin.preprocessing
@@ -570,7 +570,7 @@ def require_same_data(
 
 
 def _code_digest() -> str:
-  """Return 16 digits of the SHA-256 of this package's files on this host."""
+  """Return 16 digits of the SHA-256 of this package's Python files."""
   digest = hashlib.sha256()
   package = Path(__file__).parents[1]
   for file in sorted(package.rglob("*.py")):

@@ -292,7 +292,7 @@ def _data_changes(
   now: Mapping[str, Any],
   new_data: Mapping[str, Sequence[str]],
 ) -> list[dict[str, Any]]:
-  """List {"step", "key", "from", "to", "what"} of each split with new data."""
+  """List {"step", "key", "from", "to", "what"} for splits with changed data."""
   before = saved["files"]
   return [
     {

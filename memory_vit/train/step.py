@@ -28,7 +28,7 @@ from memory_vit.train.mix import Mixup, mix
 
 logger = logging.getLogger(__name__)
 
-# Maximum number of compiled steps to cache; fewer are in use at once.
+# Maximum number of `Step` objects to cache, more than are in use at once.
 _SHARED = 32
 # Function that returns the bytes of a traced program's temporary arrays. The
 # second argument is a function from a value to its bytes on one device.
@@ -172,7 +172,7 @@ class Step:
     inputs = inputs_of(part, prepared)
     trace = self.gradient_program.trace
     programs.append(trace(params, frozen, inputs, part["label"]))
-    # A larger evaluation batch also has larger outputs of the frozen pass.
+    # If evaluation batches are larger, the frozen pass has larger outputs.
     contexts = trees.bytes_of(inputs) * max(1.0, evaluated / images)
     return StepMemory(
       # Two batches are prefetched while a third batch is in use.
@@ -238,8 +238,8 @@ def _loss(
 ) -> tuple[jax.Array, dict[str, dict[str, jax.Array]]]:
   """Return (sum of the mean losses of all tasks, {task: metrics}).
 
-  The loss of a task has no gradient for the parameters of other tasks: tasks
-  attend to each other as constants, or not at all.
+  The loss of a task has no gradient for the parameters of other tasks, because
+  a task treats the keys and values of tasks that it attends to as constants.
   """
   metrics = {}
   outputs = frozen.get("outputs", HeadOutputs())
@@ -270,8 +270,8 @@ def _update(
 ) -> tuple[Unnamed, Unnamed]:
   """Return (new state, metrics).
 
-  `grads` and `metrics` are sums over the parts of a batch; multiplied by
-  `scale`, they are means.
+  `grads` and `metrics` are sums over the accumulation steps; multiplying the
+  sums by `scale` gives means.
   """
   grads, metrics = jax.tree.map(lambda a: a * scale, (grads, metrics))
   updates, opt_state = optimizer.update(grads, state.opt_state, state.params)

@@ -104,7 +104,7 @@ def _by_regime(tasks: Sequence[TrialResult]) -> list[TrialResult]:
 
 
 def _certainty(tasks: Sequence[TrialResult]) -> list[str]:
-  """Describe the uncertainty of the best validation score; [] if unknown."""
+  """Return lines on the standard error of the best score; [] if unknown."""
   best = tasks[0] if tasks else None
   if best is None:
     return []
@@ -118,7 +118,7 @@ def _certainty(tasks: Sequence[TrialResult]) -> list[str]:
 
 
 def _calibration(best: TrialResult) -> list[str]:
-  """Describe temperature, calibration and rejection of the best task."""
+  """Return lines on a task: temperature, calibration and rejected images."""
   kind, name = KINDS[best.kind], escaped(best.name)
   if not kind.fits:
     return []

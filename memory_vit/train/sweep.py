@@ -94,7 +94,7 @@ def _require_distinct(trials: Sequence[Trial]) -> None:
 
 
 def _require_one_way(config: Config, trials: Sequence[Trial]) -> None:
-  """Refuse a sweep with both heads in closed form and trained tasks."""
+  """Refuse a sweep that mixes heads in closed form with trained tasks."""
   base = config.optim.in_closed_form
   names = {t.config.optim.name for t in trials}
   if any(t.config.optim.in_closed_form != base for t in trials):
@@ -146,9 +146,9 @@ class PassPlan:
   """The trials that share each pass of a run, by an estimate of memory."""
 
   passes: tuple[tuple[str, ...], ...]  # names of the trials of each pack
-  # Memory of a pack of one trial; None if all trials fit into one pack.
+  # Bytes that a pack of one trial takes; None if no pack was measured.
   bytes_of_one: int | None = None
-  # Memory that each further trial adds to a pack.
+  # Bytes that each further trial adds to a pack; None if no pack was measured.
   bytes_per_trial: int | None = None
 
   @classmethod
@@ -199,7 +199,7 @@ def free_bytes(memory_gib: float) -> int:
 
 
 def _combinations(sweep: SweepConfig) -> list[dict[str, Any]]:
-  """Return the {option: value} of each trial: all combinations of the lists."""
+  """Return {option: value} for each trial: all combinations of the lists."""
   axes = [
     [(_AXES[axis], value) for value in getattr(sweep, axis)]
     for axis in _AXES

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 # Share of a chip's memory that a run may take, as in `sweep.free_bytes`.
 _SHARE = 0.9
-# Maximum number of batches to compile in search of the largest that fits.
+# Maximum number of batch sizes to compile in search of the largest that fits.
 _TRIES = 3
 # Try only batches with at least a tenth more images than a batch that fits.
 # After a batch that does not fit, try a tenth fewer images.
@@ -163,7 +163,7 @@ class _GroupPlan:
     by_name = {trial.name: trial for trial in inputs.trials}
     try:
       plan = passes.plan_group(inputs, taken)
-    except ConfigError:  # no trial fits, as `_memory` reports
+    except ConfigError:  # no trial fits; `_memory` reports this
       return [[trial] for trial in inputs.trials]
     return [[by_name[name] for name in names] for names in plan.passes]
 
@@ -173,9 +173,9 @@ class _GroupPlan:
     images: int,
     names: Collection[str] = (_FROZEN, _GRADIENT, _UPDATE),
   ) -> _Measured | None:
-    """Compile the programs `names` of a step; return None if one does not fit.
+    """Measure a step of `images` images by compiling the programs in `names`.
 
-    `images` is the number of images in a batch.
+    Return None if a program takes too much memory.
     """
     logger.info("compiling a step of %d images", images)
     config = dataclasses.replace(self.inputs.config, batch_size=images)
@@ -209,7 +209,7 @@ class _GroupPlan:
     return _Measured(memory, reports)
 
   def _compile(self, program: Any) -> CompilerReport | None:
-    """Compile a traced program; return None if it takes too much memory."""
+    """Compile a program; return None if it takes too much memory."""
     try:
       compiled = program.lower().compile(compiler_options=self.chip.options)
     except jax.errors.JaxRuntimeError as error:
@@ -220,7 +220,7 @@ class _GroupPlan:
 
   @property
   def _backbone_bytes(self) -> int:
-    """Bytes on a chip: the backbone, and its kernels in the compute dtype."""
+    """Bytes per chip of the backbone and its kernels in the compute dtype."""
     params = {"backbone": self.inputs.backbone.params}
     passed = jax.tree.leaves(self.inputs.frozen["backbone"])
     return sharding.bytes_on_a_device(
@@ -296,7 +296,7 @@ class _GroupPlan:
     evaluated, parts = config.batch_size_eval, config.optim.accumulation_steps
     left = self._free - memory.state - memory.cached
     of_one = (memory.batches + memory.temporary) / images
-    # `memory.contexts` is for a part of a batch or for an evaluation batch,
+    # `memory.contexts` is for an accumulation step or for an evaluation batch,
     # whichever has more images.
     context = memory.contexts / max(images / parts, evaluated)
     return min(
@@ -336,7 +336,7 @@ class _GroupPlan:
 
 
 def _largest_programs(reports: Mapping[str, CompilerReport]) -> list[str]:
-  """Name the programs that might take the most memory in a larger batch."""
+  """Return names of programs that may take most memory in a larger batch."""
   most = max(report.temporaries for report in reports.values())
   return [n for n, r in reports.items() if 2 * r.temporaries >= most]
 

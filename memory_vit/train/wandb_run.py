@@ -39,15 +39,15 @@ _LONGEST_NAME = 128
 # preempted process 30 seconds; the last steps and saving may take 10 of these.
 _FINISH_SECONDS = 10.0
 # User and password of a URL. A password may contain "@", so the match extends
-# to the last "@" before the path. If there is no such "@" but a ":" without a
-# port, then the password contains "/": the match extends to the URL's last "@".
+# to the last "@" before the first "/". If that range has no "@", but has a ":"
+# without a port, the password contains "/": match up to the URL's last "@".
 _USER = re.compile(
   r"([a-z][a-z0-9+.-]*://)"
   r"(?:[^/?#\s]*@|[^/?#\s:@]*:(?!\d+(?:[/?#\s]|$))(?:(?!://)\S)*@)",
   re.IGNORECASE,
 )
-# Query or fragment of an http URL, or query of another URL. There, file names
-# may have "?" and "#", so a query has a "=" between its "?" and the next "/".
+# Query or fragment of an http URL, or query of a URL such as gs://. File names
+# in gs:// URLs may contain "?" and "#", so a query needs a "=" before any "/".
 _QUERY = re.compile(
   r"(https?://[^?#\s]*)[?#]\S*"
   r"|([a-z][a-z0-9+.-]*://\S*?)\?[^/?#\s]*=\S*",

@@ -35,7 +35,7 @@ _NAFLEX = (
   "a SigLIP 2 for images of any shape (NaFlex), whose patches are a sequence "
   "with a mask: expected a model for one resolution, with model_type siglip"
 )
-# For timm models that transformers saved: `model_type`; prefix of array names.
+# `model_type` and prefix of array names in timm models saved by transformers.
 _WRAPPER, _PREFIX = "timm_wrapper", "timm_model."
 # {`model_type`: text of the error, which says why the model is refused}.
 _REFUSED = {

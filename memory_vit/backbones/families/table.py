@@ -17,7 +17,7 @@ from memory_vit.errors import BackboneError
 from memory_vit.model.vit_config import ViTConfig
 from memory_vit.runtime.messages import brief, listed
 
-# {name: float32 array}. If it is `StoredArrays`, each access reads a file.
+# {name: float32 array}. Each access to a `StoredArrays` reads from a file.
 Arrays = Mapping[str, np.ndarray]
 Shape = tuple[int, ...]
 
@@ -58,8 +58,8 @@ _INDENTED = "\n  "
 class To:
   """How to convert a layer or array of a source model to our layout."""
 
-  # Our name of the layer or array. If a source layer concatenates the outputs
-  # of several of our layers, a tuple of the names of these layers.
+  # Our name of the layer or array. A source layer that concatenates the outputs
+  # of several of our layers has a tuple: the names of these layers.
   ours: str | tuple[str, ...]
   bias: bool = True  # whether the source has a bias; if not, our bias is zero
   scale: str = ""  # source name of the LayerScale that multiplies the outputs
@@ -161,7 +161,7 @@ def take(
 
 
 def _rows(model: Model) -> Iterator[tuple[str, To]]:
-  """Yield (source name, `To`) of all rows; repeat rows with "{l}" per block."""
+  """Yield (source name, `To`) per row; a row with "{l}" once per block."""
   for name, place in model.table.items():
     to = place if isinstance(place, To) else To(place)
     ours = (to.ours,) if isinstance(to.ours, str) else to.ours
@@ -177,9 +177,9 @@ def _rows(model: Model) -> Iterator[tuple[str, To]]:
 
 
 def _leaf(place: str, ours: Mapping[str, Shape]) -> str:
-  """Return the name in `ours` of the array that `place` means; "" if absent.
+  """Return the name of array `place`, or of layer `place`'s kernel or scale.
 
-  `place` names this array, or the layer whose kernel or scale this array is.
+  The result is "" if `ours` has none of these arrays.
   """
   leaves = (place, f"{place}/kernel", f"{place}/scale")
   return next((leaf for leaf in leaves if leaf in ours), "")

@@ -44,7 +44,7 @@ def read(fields: Fields, arrays: Arrays) -> Model:
       f"{fields.where}: attention pooling covers only the patches, but the "
       "model has a class token or registers: this is not supported."
     )
-  # If the top level has no num_classes, timm reads it in pretrained_cfg.
+  # If the top level has no num_classes, timm reads it from pretrained_cfg.
   has_classes = fields.has("num_classes")
   outer = fields if has_classes else fields.section("pretrained_cfg")
   config = vit_config(

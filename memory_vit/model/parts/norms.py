@@ -39,7 +39,7 @@ class Norms(Part):
 
 @dataclasses.dataclass(frozen=True)
 class _NormsHooks(PassHooks):
-  norms: list[Any]  # 2 l + 1 dicts {"scale": (t, d), "bias": (t, d)}
+  norms: list[Any]  # {"scale": (t, d), "bias": (t, d)} of each LayerNorm
   epsilon: float
 
   def after_norm(

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 class Axes(NamedTuple):
   """Lengths of a backbone that determine the shapes of task parameters."""
 
-  width: int  # d
-  depth: int  # l
+  width: int  # d, the number of features of a token
+  depth: int  # l, the number of blocks
   memory: int  # layers with memory: l, or 1 if memory is propagated
   summary: int  # n, `ViTConfig.summary_tokens`
 
@@ -236,7 +236,8 @@ def normal(
   key: jax.Array, shape: Sequence[int], std: float
 ) -> jt.Float32[jax.Array, "*shape"]:
   """Draw from N(0, std^2), bitwise identically in every program."""
-  # Without the barrier, XLA would merge `std` with a constant within jax.
+  # Without the barrier, XLA could multiply `std` by a constant of
+  # `jax.random.normal` first, which would round differently.
   return jax.lax.optimization_barrier(jax.random.normal(key, shape)) * std
 
 

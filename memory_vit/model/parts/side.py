@@ -70,7 +70,7 @@ class SideKind(NamedTuple):
 
 
 NO_SIDE = SideKind(0, "")
-# (kind, number of streams of this kind) for each kind in a pass.
+# (kind, number of side streams of this kind) for each kind in a pass.
 Room = tuple[tuple[SideKind, int], ...]
 
 
@@ -214,7 +214,7 @@ class SideStreams(PassHooks):
     values: jt.Float[jax.Array, "b h s k"],
   ) -> list[SideTerm]:
     """Run one layer of all streams; return a term for each group."""
-    # Undo the rotation, which makes keys of equal patches differ by position.
+    # Undo RoPE, which makes the keys of equal patches differ by position.
     keys, values = (
       jnp.swapaxes(a, 1, 2).astype(jnp.float32) for a in (keys, values)
     )
@@ -240,7 +240,7 @@ def _down(
   values: jt.Float32[jax.Array, "b s h k"],
   precision: Precision,
 ) -> jt.Float32[jax.Array, "g b s r"]:
-  """Project standardized keys and values of all tokens to width r."""
+  """Return the sum of standardized keys and values, projected to width r."""
   key_kernel, value_kernel = jnp.split(params["kernel"], 2, axis=1)
   narrow = _narrowed(keys, key_kernel, precision)
   narrow += _narrowed(values, value_kernel, precision)
@@ -257,14 +257,13 @@ def _narrowed(
   product = functools.partial(products.einsum, precision=precision)
   if precision.dtype == "float32" or not precision.on_tpu:
     return product("bsd,gdr->gbsr", _standardized(z.reshape(b, s, d)), kernel)
-  # On TPUs, standardize after the product, with means and variances that are
-  # products as well: standardizing first takes three times as long. On GPUs,
-  # the additional products would need more memory.
+  # On TPUs, standardizing before the product would take three times as long. On
+  # GPUs, computing means and variances by products would need more memory.
   kernel = jnp.asarray(kernel, precision.dtype)
   columns = jnp.concatenate([kernel, jnp.ones_like(kernel[..., :1])], axis=2)
   narrow = product("bshk,ghkr->gbsr", z, columns.reshape(g, h, k, r + 1))
   mean = narrow[..., r:] / d
-  # Use 8 equal columns: XLA would turn a product with one column into a sum.
+  # Use 8 equal columns: with one, XLA would compute a sum, not a product.
   ones = jnp.ones((h, k, 8), kernel.dtype)
   squares = product("bshk,hkr->bsr", jnp.square(z), ones)[None, ..., :1] / d
   variance = jnp.maximum(squares - jnp.square(mean), 0)
@@ -362,7 +361,7 @@ def _to_streams(
 def _to_slots(
   a: jt.Float32[jax.Array, "g b h _"], group: SideGroup
 ) -> jt.Float32[jax.Array, "b h t _"]:
-  """Return for each slot the entry of its stream, or zeros without a stream."""
+  """Return for each slot the entry of its stream, or zeros if it has none."""
   # Do not multiply by 0: the entry of another stream may be NaN or infinite.
   of_slots = jnp.moveaxis(jnp.take(a, group.stream, axis=0), 0, 2)
   return jnp.where(group.has_stream[None, None, :, None], of_slots, 0.0)
