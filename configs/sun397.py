@@ -37,7 +37,7 @@ def get_config() -> ml_collections.ConfigDict:
   # According to the paper's public PyTorch reproduction, the authors used "a
   # 5-step linear rate warmup"; we could not check the paper's own text.
   config.optim.warmup_steps = 5
-  # The paper reports the best of several learning rates, without naming them.
-  # --config.learning_rate=0.1 replaces the sweep by this single learning rate.
+  # The paper reports the accuracy of the best of several learning rates, but
+  # not which rates it tried. --config.learning_rate=0.1 replaces the sweep.
   config.sweep.learning_rate = LEARNING_RATES
   return config

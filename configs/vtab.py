@@ -32,7 +32,7 @@ def get_config(name: str = "") -> ml_collections.ConfigDict:
   config.batch_size_eval = 256
   config.epochs = 100.0
   # All tasks share compiled programs. With 398 outputs, even the head of sun397
-  # (397 classes) has padding; without padding it would need other programs.
+  # (397 classes) has padding; a head without padding would need other programs.
   config.task.padded_classes = 398
   config.checkpoint_every = 500
   # Without crop and flip images never change: the backbone runs once for each

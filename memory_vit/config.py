@@ -189,14 +189,14 @@ class CacheConfig:
   crops: int = option(
     1, Number(1, 1_000, "crops of an image"), resume="recorded"
   )
-  # Data type of cached contexts or features: "float32" is bitwise identical to
-  # computing in every step; "bfloat16" takes half of the space, but rounds.
-  # Embeddings stored as bfloat16 stay bfloat16.
+  # Data type of cached contexts or features: "float32" changes no bit of the
+  # results; "bfloat16" takes half of the space, but rounds. Embeddings stored
+  # as bfloat16 stay bfloat16.
   dtype: str = option(
     "float32", Choice(("float32", "bfloat16")), resume="recorded"
   )
   # Where contexts or features are cached: "device" is fastest; "host" is the
-  # memory of the machine; "disk" is reused by later runs on the same images.
+  # RAM of the machine; "disk" is reused by later runs on the same images.
   where: str = option("host", Choice(("device", "host", "disk")), resume="free")
   # Directory of the cache on "disk"; "" is rows/ in $MEMORY_VIT_CACHE, or in
   # ~/.cache/memory_vit.
@@ -247,8 +247,8 @@ class TaskConfig:
   # Directories of earlier tasks that the new task attends to (model extension),
   # or hf://OWNER/NAME/TASK. The earlier tasks stay unchanged.
   attends_to: tuple[str, ...] = option((), _TASKS, resume="free")
-  # Directories of tasks that the tasks in `attends_to` attend to, if they are
-  # not in the same folder.
+  # Directories of tasks that the tasks in `attends_to` attend to; only needed
+  # if such a task is in another folder than the task that attends to it.
   indirect: tuple[str, ...] = option((), _TASKS, resume="free")
   # Directory of a task of the regime `head` with the same classes, such as a
   # task from --config=closed, or hf://OWNER/NAME/TASK. Training begins with the
@@ -317,7 +317,7 @@ class OptimConfig:
     0.025, Number(0, 1, "a share of the steps"), resume="recorded", sweep=True
   )
   # Linear warm-up in steps; 0 uses `warmup`. The configurations of the paper's
-  # four data sets set 5 steps, as the paper's public PyTorch reproduction
+  # four data sets use 5 steps, as the paper's public PyTorch reproduction
   # reports; we could not check the paper's own text.
   warmup_steps: int = option(0, _STEPS_OR_NONE, resume="recorded", sweep=True)
   # Learning rate after warm-up: "cosine" to zero (vit_jax's choice; unstated in
@@ -388,13 +388,14 @@ class SweepConfig:
   # Values of `regime`. Masked regimes share passes; each regime that is not
   # masked needs separate passes. If `cache.what` is "contexts" or "features",
   # each regime caches what it can use. Unless `export` is "all", the best trial
-  # is exported as task.name; the best of other regimes as task.name-REGIME.
+  # is exported as task.name, and the best trial of each other regime as
+  # task.name-REGIME.
   regime: tuple[str, ...] = option((), Items(_REGIME, MOST_TRIALS))
   # Values of `learning_rate`.
   learning_rate: tuple[float, ...] = option((), _RATES)
   # Values of `task.cells`, in regimes with memory.
   cells: tuple[int, ...] = option((), Items(_CELLS, MOST_TRIALS))
-  # Initialization seeds of the task; all trials share their batches.
+  # Initialization seeds of the task; all trials share the batches.
   seed: tuple[int, ...] = option((), _SEEDS)
   # Dictionaries of options of `task` and `optim`, such as {"optim.momentum":
   # 0.8, "task.memory_norm": False}.
@@ -404,10 +405,10 @@ class SweepConfig:
   )
   # Which trials are exported. "best": the best on validation, as task.name.
   # "all": all trials as task.name-00, -01, ..., the best also as task.name.
-  # Without validation only "all" is possible; task.name is the first trial.
+  # Without validation only "all" is possible, and task.name is the first trial.
   export: str = option("best", Choice(("best", "all")), resume="free")
-  # Memory (GiB) for the trials of a pass; if not all fit, they are trained in
-  # several passes. 0 is the free memory.
+  # Memory (GiB) of a device for the trials of a pass; if not all trials fit,
+  # they are trained in several passes. 0 takes the free memory, less a reserve.
   memory_gib: float = option(0.0, _GIB, resume="free")
 
   @property
@@ -503,8 +504,8 @@ class Config:
   epochs: float = option(
     0.0, Number(-1, 1e6, "passes over the training split"), resume="free"
   )
-  # Peak learning rate: try 0.03 to 0.3. The paper reports the best of several
-  # learning rates, without naming these learning rates.
+  # Peak learning rate: try 0.03 to 0.3. The paper reports the accuracy of the
+  # best of several learning rates, but not which rates it tried.
   learning_rate: float = option(0.1, _RATE, resume="recorded", sweep=True)
   # Random seed for initialization and data shuffling.
   seed: int = option(0, _SEED, sweep=True)
@@ -514,8 +515,8 @@ class Config:
   # Steps between evaluations on data.validation. The last step is always
   # evaluated.
   eval_every: int = option(1_000, _STEPS, resume="recorded")
-  # Number of consecutive evaluations without a better trial after which
-  # training stops; 0 trains to the last step. `optim.schedule` still covers all
+  # Training stops after this number of consecutive evaluations in which no
+  # trial improves; 0 trains to the last step. `optim.schedule` still covers all
   # steps, so that "constant" may suit better than "cosine".
   early_stopping: int = option(
     0, Number(0, 2**31 - 1, "evaluations"), resume="recorded"

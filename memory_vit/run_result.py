@@ -240,6 +240,6 @@ def _parse(file: Path, values: Mapping[str, Any] | None) -> RunResult | None:
 
 
 def _known(cls: type, values: Mapping[str, Any]) -> Any:
-  """Return an instance of `cls`; ignore values that are not its fields."""
+  """Return an instance of `cls`; ignore keys of `values` that are no fields."""
   names = {field.name for field in dataclasses.fields(cls)}
   return cls(**{key: v for key, v in values.items() if key in names})

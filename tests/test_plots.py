@@ -244,7 +244,7 @@ def test_missing_events_are_refused(tmp_path):
 
 def test_events_without_the_loss_are_refused(tmp_path):
   write(tmp_path, "train/loss_of_nothing", [1.0])
-  with pytest.raises(TrainingError, match=r"no train/loss, only"):
+  with pytest.raises(TrainingError, match=r"no tag train/loss, only"):
     plots.training_curves(tmp_path)
 
 

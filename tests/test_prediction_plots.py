@@ -144,7 +144,7 @@ def test_lines_and_images_do_not_overlap(count):
     ({"logits": {"old": np.zeros((2, 2))}}, "no logits of 'new', only of"),
     (
       {"logits": {"old": np.zeros((2, 2)), "new": np.zeros((2, 4))}},
-      r"logits of 'new' have shape \(2, 4\), expected 2 images and 3 classes",
+      r"'new' have shape \(2, 4\), expected 2 rows \(images\) and 3 columns",
     ),
     ({"logits": {"old": np.zeros((1, 2))}}, r"logits of 'old' have shape"),
   ],

@@ -42,7 +42,7 @@ def _augreg(model: str, recipe: str) -> str:
 # - "i21k" models have the weights of the original paper (arXiv:2010.11929),
 #   with a layer `pre_logits` and a head of 21,843 classes.
 # - "augreg" models have the weights that "How to train your ViT?"
-#   (arXiv:2106.10270) recommends. The paper recommends none for L/32.
+#   (arXiv:2106.10270) recommends. The paper recommends no weights for L/32.
 # The publishers state no checksums to verify downloads with. Therefore the
 # SHA-256 of every download is only logged.
 KNOWN = {
@@ -89,7 +89,7 @@ def local_file(path: str) -> Path:
 
 
 def _cached(url: str, fetch: "Callable[[str, _Download], None]") -> Path:
-  """Return the path of the cached copy of `url`; `fetch` the file if needed."""
+  """Call `fetch` unless `url` is cached; return the path of the cached copy."""
   file = _cached_path(url)
   try:
     if _is_cached(file):
@@ -203,9 +203,9 @@ def _fetch_http(url: str, target: _Download) -> None:
 
 
 def _own_password(request: Any) -> Any:
-  """Return `request`, authenticated by the password in its URL if it has one.
+  """Return `request`; authenticate it if its URL has a user name or password.
 
-  The library requests calls this function as its `auth`. Without an `auth`, the
+  This function is the `auth` of the library requests. Without an `auth`, the
   library would send a password of ~/.netrc unencrypted over http://.
   """
   import requests

@@ -24,7 +24,7 @@ from memory_vit.runtime import files
 from memory_vit.runtime.output_directory import OutputDirectory
 
 # {field of `ViTConfig`: value in every ViT of transformers}. `position_resize`
-# may have any value, because it only matters if the image size changes.
+# is left out, because it only matters if the image size changes.
 _COMPUTED = {
   "class_tokens": 1,
   "registers": 0,
@@ -46,7 +46,7 @@ _RESAMPLES = {"bilinear": 2, "bilinear_antialias": 2, "bicubic": 3}
 
 
 def _written(path: Path) -> Collection[str]:
-  """Return the names of the files in `path` if `write` wrote them, or else ().
+  """Return the names of the files in `path`; () if `write` did not write them.
 
   `write` stores `_WRITER` in the weights file, but not in a JSON file, because
   transformers copies unknown keys of JSON files into the models that it saves.

@@ -62,7 +62,7 @@ class ImageProcessor:
   std: Rgb | None
   preprocessing: EvalPreprocessing | None  # None if not stated or not supported
   origin: str  # path of the file, and name of the JSON object in this file
-  # Text that names the fields that were absent and got default values.
+  # Text with a list of the absent fields, for which default values are used.
   defaults: str = ""
 
   def warn(self) -> None:
@@ -179,7 +179,7 @@ def _evaluation_of_transformers(
 
 
 def _sides(size: Any, to_square: bool = True) -> Mapping[str, Any]:
-  """Return `size` as a dict like {"shortest_edge": 224}, without checks."""
+  """Return `size` as a dict like {"shortest_edge": 224}; check no values."""
   if isinstance(size, Mapping):
     return {name: side for name, side in size.items() if side is not None}
   if type(size) is int and not to_square:

@@ -43,8 +43,7 @@ FROM_PRE_LINEN = {
 }
 TO_PRE_LINEN = {new: old for old, new in FROM_PRE_LINEN.items()}
 
-# Maximum number of blocks, since an untrusted file may claim any number. Every
-# published ViT has fewer.
+# Maximum number of blocks in an untrusted file. Every published ViT has fewer.
 MAX_DEPTH = 64
 
 
@@ -131,9 +130,9 @@ def _with_class_position(positions: np.ndarray) -> np.ndarray:
   """Prepend a zero for the class token to positions (1, n, d) of big_vision.
 
   In files of big_vision, the array `cls` is the sum of the class token and its
-  position. Files of vit_jax have two arrays, so the two files of one model have
-  different fingerprints. The outputs of the backbone are equal, but the outputs
-  of tasks differ: a task adds the stored position to the task's class token.
+  position. Files of vit_jax store the token and the position separately. The
+  outputs of the backbone are equal, but fingerprints and outputs of tasks
+  differ: a task adds the stored position to the task's class token.
   """
   if positions.ndim != 3 or not square_side(positions.shape[1]):
     return positions

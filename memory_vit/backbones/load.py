@@ -209,7 +209,7 @@ def _read_npz(file: Path) -> Published:
 
 
 def _layout_of(names: Collection[str]) -> str:
-  """Return the name of a layout, given parameter names without prefix."""
+  """Return the name of the layout; `names` are parameters without a prefix."""
   parts = {part for name in names for part in name.split("/")}
   if "pos_embedding" in names:
     stacked = any(n.startswith(layouts.STACKED_BLOCKS) for n in names)
@@ -274,7 +274,10 @@ def _depth(arrays: Arrays, file: Path) -> int:
 def _common_shape(
   arrays: Arrays, pattern: str, rank: int
 ) -> tuple[int, ...] | None:
-  """Return the most frequent shape of arrays named like `pattern`, or None."""
+  """Return the most frequent shape of the arrays whose names match `pattern`.
+
+  Ignore empty arrays and arrays of another `rank`. None if no array is left.
+  """
   matching = [arrays[name] for name in sorted(fnmatch.filter(arrays, pattern))]
   shapes = [a.shape for a in matching if a.ndim == rank and a.size]
   return statistics.mode(shapes) if shapes else None

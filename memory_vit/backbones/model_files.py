@@ -45,7 +45,7 @@ class ModelFiles:
   source: str  # path or address that the user gave
   config: Path
   weights: Path  # a .safetensors file, or the index of several shards
-  # Version 5 of transformers reads the image preprocessing from this file.
+  # The file that states the image preprocessing; None if the file is missing.
   preprocessor: Path | None
   card: Path | None  # README.md
 
@@ -148,7 +148,7 @@ def _pickle(file: Path) -> BackboneError:
 
 
 def _preprocessor(directory: Path) -> Path | None:
-  """Return the file that states the image preprocessing; None if there is none.
+  """Return the file that states image preprocessing; None if it is missing.
 
   Like version 5 of transformers, prefer processor_config.json to the older
   preprocessor_config.json, unless processor_config.json describes only texts.

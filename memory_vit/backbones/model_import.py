@@ -76,7 +76,7 @@ def _normalized(arrays: Arrays, normalization: Normalization) -> dict[str, Any]:
 def _stated_processor(
   config: Mapping[str, Any], family: str, files: ModelFiles
 ) -> ImageProcessor:
-  """Return the image processor; a mean or std that no file states is None."""
+  """Return the image processor; mean or std is None if no file states it."""
   if file := files.preprocessor:
     values, where = json_files.read_object(file), str(file)
     if file.name == model_files.PROCESSOR:
@@ -85,14 +85,14 @@ def _stated_processor(
   stated, where = config.get("pretrained_cfg"), str(files.config)
   if stated is not None:
     return image_processor.of_timm(stated, f"{where}: pretrained_cfg")
-  # Early config.json files of timm state preprocessing at the top level.
+  # In early config.json files of timm, preprocessing is at the top level.
   return image_processor.of_timm(config if family == _TIMM else {}, where)
 
 
 def _normalization(
   processor: ImageProcessor, given: Mapping[str, Rgb]
 ) -> Normalization:
-  """Return the stated mean and std; raise if an argument contradicts a file."""
+  """Return mean and std from files or `given`; raise if the two disagree."""
   normalization = {
     name: (value, f"the argument {name}") for name, value in given.items()
   }
@@ -127,7 +127,7 @@ def _unstated(
 
 
 def _licence(config: Mapping[str, Any], files: ModelFiles) -> str:
-  """Return the licence in config.json (timm) or README.md, or `_NO_LICENCE`."""
+  """Return the licence in config.json or README.md, or else `_NO_LICENCE`."""
   stated = config.get("pretrained_cfg")
   licence = stated.get("license") if isinstance(stated, Mapping) else None
   if isinstance(licence, str) and _LICENCE.fullmatch(f"license: {licence}"):

@@ -14,7 +14,7 @@ def resized(grid: np.ndarray, side: int, kind: str) -> np.ndarray:
   """Resize a square grid (old, old, d) to (side, side, d), float32."""
   old = len(grid)
   if kind == "bilinear":
-    import scipy.ndimage  # only here, because the import takes 1/6 second
+    import scipy.ndimage  # imported here, because it takes 1/6 second
 
     return scipy.ndimage.zoom(grid, (side / old, side / old, 1), order=1)
   weights = cubic_weights(old, side, kind)
@@ -34,7 +34,7 @@ def cubic_weights(old: int, new: int, kind: str) -> np.ndarray:
   scale = old / new
   width = max(scale, 1.0) if antialias else 1.0
   centers = (np.arange(new) + 0.5) * scale - 0.5
-  # Extend the line at both ends by more points than the kernel can reach.
+  # Extend the line of old cells at both ends, beyond the reach of the kernel.
   margin = int(2 * width) + 2
   points = np.arange(-margin, old + margin)
   weights = _cubic((points[None] - centers[:, None]) / width, _SHARPNESS[kind])

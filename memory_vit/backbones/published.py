@@ -61,7 +61,7 @@ class Published(Note):
   # {"a/b/c": float32 array} of a ViT that takes images in [-1, 1].
   arrays: dict[str, np.ndarray]
   where: str  # path of the file, shown in messages
-  layout: str  # names the layout of the weights, for display
+  layout: str  # name of the layout of the weights, for display
   # Whether the files state `config`; if not, array shapes determine it.
   states_config: bool = False
   # Mean and std, which are already folded into the patch embedding.

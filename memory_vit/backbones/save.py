@@ -79,7 +79,7 @@ def _write_npz(note: Note | None, arrays: Arrays, path: Path) -> None:
 def _note(
   backbone: Backbone, arrays: Arrays, source: BackboneSource | None
 ) -> Note | None:
-  """Return the `Note` for an .npz file; None if `load_backbone` needs none."""
+  """Return the `Note` for an .npz file; None if a note is not needed."""
   config = dataclasses.replace(backbone.config, dtype="float32")
   # `plain` is the default preprocessing, which a note need not state.
   plain = EvalPreprocessing(image_size=config.image_size)
@@ -98,5 +98,5 @@ def _shapes_determine(arrays: Arrays, config: ViTConfig) -> bool:
   """Return whether array shapes alone are enough to infer `config`."""
   try:
     return infer_config(arrays, Path()) == config
-  except BackboneError:  # for instance, the model has no class token
+  except BackboneError:  # for instance if the model has no class token
     return False

@@ -53,7 +53,7 @@ _FLOATS = ("F64", "F32", "F16", "BF16")
 class _Entry:
   file: Path
   read: Callable[[], np.ndarray]
-  has_values: bool  # False for empty arrays and notes, which iteration skips
+  has_values: bool  # False for notes and empty arrays, which iteration skips
 
 
 class StoredArrays(Mapping[str, np.ndarray]):
@@ -271,8 +271,8 @@ def _check_header(stream: IO[bytes], entry: zipfile.ZipInfo) -> None:
   data_bytes = entry.file_size - stream.tell()
   if claimed != data_bytes:
     raise ValueError(
-      f"the header says {brief(shape)} of {dtype}, {claimed:,} bytes, "
-      f"but the entry has {data_bytes:,}"
+      f"the header claims an array {brief(shape)} of {dtype}, which takes "
+      f"{claimed:,} bytes, but the entry has {data_bytes:,} bytes"
     )
 
 

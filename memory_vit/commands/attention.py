@@ -164,7 +164,7 @@ def _run(arguments: argparse.Namespace) -> int:
   )
   if not attention.shares and not report.removals:
     raise DataError(
-      "no image could be read and no memory was removed: give other images."
+      "no image could be read and no data set was evaluated: give other images."
     )
   figures = attention_files.write(out, report)
   show(text(report, out, len(figures)))
@@ -188,8 +188,8 @@ def _require_few_figures(images: int, tasks: int, removals: int) -> None:
     raise ConfigError(
       f"the report would have {figures:,} figures, expected at most "
       f"{_MOST_FIGURES:,}. It would show {counted(images, 'image')} for "
-      f"{counted(tasks, 'task')} and for every pair of tasks, attention shares "
-      f"of every task, and {counted(removals, 'memory ablation')}. Give fewer "
+      f"{counted(tasks, 'task')} and for every pair of tasks; attention shares "
+      f"of every task; and {counted(removals, 'memory ablation')}. Give fewer "
       "--task, or a smaller --max_images."
     )
 

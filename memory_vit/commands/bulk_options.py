@@ -26,7 +26,7 @@ with epy.lazy_imports():  # --help and errors do not wait for these imports
 if TYPE_CHECKING:
   from memory_vit.bulk.run import Job
 
-# Maximum number of unreadable images that stderr lists; the output has all.
+# Maximum number of unreadable images to list on stderr; --output lists all.
 _MOST_NAMED = 20
 _OF_RAY = ("ray_address", "workers", "worker_cpus", "worker_gpus")
 # Options that need --input and --output.

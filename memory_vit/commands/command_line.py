@@ -252,7 +252,7 @@ class CommandLine:
     )
 
   def _with_one_value(self, config: Config) -> Config:
-    """Return `config` with an empty sweep for each option that a flag sets."""
+    """Return `config`; empty the sweep of each option that a flag sets."""
     overrides = config_flags.get_override_values(self.flags["config"])
     for key, axis in (
       ("learning_rate", "learning_rate"),

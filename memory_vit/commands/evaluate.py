@@ -228,7 +228,7 @@ def _choose(
 ) -> tuple[dict[str, SplitRef], Upstream | None]:
   """Return ({task: split}, data for the original head).
 
-  The data for that head are None without --verify, or if no data are named.
+  The second item is None without --verify, or if no data for it are named.
   """
   tasks = [manifest for _, manifest in find.find_tasks(arguments.task)]
   owners = [task.spec.name for task in tasks]
@@ -344,7 +344,7 @@ def _outputs(task: Mapping[str, Any]) -> int:
 
 
 def _data_of(entry: Mapping[str, Any]) -> str:
-  """Return name and directory of the data set in an entry of the result."""
+  """Return a text: name and directory of the data set of a result entry."""
   return escaped(f"{entry['data']} {entry['directory']}".rstrip())
 
 

@@ -311,7 +311,7 @@ def _backbone_text(report: BackboneReport) -> str:
 
 
 def _computation(report: BackboneReport) -> list[tuple[str, str]]:
-  """Return rows about GELU, LayerNorm and switches; [] if they are unknown."""
+  """Return rows: GELU, LayerNorm, differences from vit_jax; [] if unknown."""
   if not report.states_config:
     return []
   config = report.config

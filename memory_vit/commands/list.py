@@ -84,7 +84,7 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _fits(wanted: BackboneId, report: BackboneReport) -> bool:
-  """Return whether `report` describes `wanted`; image sizes may differ."""
+  """Return whether `report` is of backbone `wanted`; image sizes may differ."""
   config = report.config
   return wanted == task_sets.BackboneId(
     fingerprint=report.fingerprint,

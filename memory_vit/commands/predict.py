@@ -220,7 +220,7 @@ def _answers(
   top: int,
   original: bool,
 ) -> list[Answers]:
-  """Return {task: answer} per image; `original` adds the backbone's answer."""
+  """Return a list of {task: answer}; `original` adds the backbone's answers."""
   if not images:
     return []
   outputs = predictor.predict_pixels(np.stack(images), original=original)

@@ -320,7 +320,7 @@ def _balance(per_class: dict[str, int], images: int) -> dict[str, Any] | None:
 
 
 def _duplicates(contents: Mapping[str, _Contents]) -> list[dict[str, Any]]:
-  """List, for each pair of splits, the files that both splits contain."""
+  """Return a dictionary for each pair of splits, with the files in both."""
   duplicates = []
   for roles in itertools.combinations(contents, 2):
     first, second = (contents[role] for role in roles)

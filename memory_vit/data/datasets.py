@@ -197,7 +197,7 @@ def check_first_label(split: Split) -> None:
     except ExampleError as error:
       split.mark_unreadable({index: str(error)})
     else:
-      # `[index].__getitem__` tells the error message which example is wrong.
+      # For error messages, `[index].__getitem__` maps place 0 to `index`.
       split.check_labels(label[None], [index].__getitem__)
       return
   raise split.nothing_readable()

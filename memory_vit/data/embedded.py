@@ -84,8 +84,8 @@ def open_embeddings(ref: SplitRef) -> Split:
   sizes = {name: len(outputs[name].table) for name in wanted}
   parts = split_parts.split_parts(ref.name, ref.split, sizes)
   orders = {name: _mixed(outputs[name]) for name in wanted}
-  # Slice all rows, including rows without an embedding. So a slice, such as
-  # "train[:90%]", has the same images as this slice of an image folder.
+  # Slice all rows, including rows without an embedding. Then "train[:90%]" of
+  # embeddings covers the same images as "train[:90%]" of an image folder.
   sliced = [(outputs[name], orders[name][part]) for name, part in parts]
   return _split(ref, root, sliced, class_names)
 

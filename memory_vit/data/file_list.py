@@ -111,7 +111,7 @@ def _find_lists(root: pathlib.Path, directory: str) -> dict[str, pathlib.Path]:
 def _named_lists(ref: SplitRef, lists: Collection[str]) -> list[str]:
   """Return the names in `ref.split`: "train[:90%]+val" names "train" and "val".
 
-  Raise if there is no list with one of these names.
+  Raise if one of these names is not the name of a list.
   """
   wanted = split_parts.split_names(ref.split)
   for name in wanted:
@@ -246,7 +246,8 @@ def _encoded(
 ) -> np.ndarray:
   """Return the labels of a list, encoded as in `Split.labels`.
 
-  An error names the line, and `naming`, the list that defines the classes.
+  Without classes.txt, the labels in the list at the path `naming` define the
+  classes. An error about a label in another list then contains this path.
   """
   try:
     return encode.all(file_list.labels.values(), file_list.place)

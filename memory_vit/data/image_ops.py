@@ -273,7 +273,7 @@ def _pillow_rgb(encoded: bytes) -> np.ndarray:
 def _pillow_view(
   image: tf.Tensor, preprocessing: EvalPreprocessing
 ) -> tf.Tensor:
-  """Compute `eval_view` by Pillow's filters, which TensorFlow does not have."""
+  """Return `view.eval_view` of an image; TensorFlow lacks filters of Pillow."""
 
   def prepare(pixels: np.ndarray) -> np.ndarray:
     return view.eval_view(pixels, preprocessing)

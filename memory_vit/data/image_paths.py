@@ -48,7 +48,7 @@ def split_of(
   `irregular` is {path: why the image cannot be read}.
   """
   where = {file: os.path.join(root, file) for file, _ in labelled}
-  # An irregular file, such as a pipe, gets b"" as path: reading could block.
+  # Give an irregular file, such as a pipe, the path b"": a read could block.
   names = [
     b"" if file in irregular else os.fsencode(where[file])
     for file, _ in labelled
@@ -126,7 +126,7 @@ def _reader(names: Sequence[bytes]) -> Callable[[tf.Tensor], tf.Tensor]:
 
 
 def _read_in_python(path: tf.Tensor) -> tf.Tensor:
-  """Return the content of a file; Python's errors can name non-UTF-8 paths."""
+  """Return a file's bytes; TensorFlow's errors cannot name non-UTF-8 paths."""
 
   def read(path: bytes) -> bytes:
     with open(path, "rb") as file:

@@ -81,7 +81,7 @@ def open_data(
   stated = indexable.stated_classes(data, keys[1], kind)
   if class_names and stated not in ((), tuple(class_names)):
     raise DataError(
-      f"{where}: the data state the classes {messages.name_list(stated)}, "
+      f"{where}: the classes of the data are {messages.name_list(stated)}, "
       f"expected {messages.name_list(class_names)}."
     )
   images, raw_labels = _read(size, examples, keys, where, kind)
@@ -206,9 +206,9 @@ def _examples(
     size = _length(images)
     if size is None or size != _length(targets):
       raise DataError(
-        f"images and labels differ in length: a {type(images).__name__} of "
-        f"{size} and a {type(targets).__name__} of {_length(targets)}: "
-        "expected as many images as labels"
+        f"the images are a {type(images).__name__} of length {size}, but "
+        f"the labels are a {type(targets).__name__} of length "
+        f"{_length(targets)}: expected as many images as labels"
       )
     return size, zip(images, targets, strict=True)
   size = _length(data)

@@ -150,7 +150,7 @@ def _class_faults(
   files: Mapping[str, Sequence[str]],
   classes: Sequence[str],
 ) -> Iterator[str]:
-  """Yield errors about classes that train/ lacks, or that have no images."""
+  """Yield error texts on classes that train/ lacks, or that have no images."""
   if unknown := sorted(set(files) - set(classes)):
     yield f"{folder} has classes that train/ does not have: {unknown}."
   if empty := sorted(name for name, images in files.items() if not images):

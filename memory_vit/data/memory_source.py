@@ -112,7 +112,7 @@ class MemorySource:
 def _in_order(
   function: Callable[[K], V], items: Iterable[K], ahead: int
 ) -> Generator[V]:
-  """Yield function(item) for each item; threads are `ahead` items ahead."""
+  """Yield function(item) in order; threads compute `ahead` items in advance."""
   waiting = collections.deque[Future[Any]]()
   with ThreadPoolExecutor(_THREADS, "memory_vit-examples") as threads:
     try:

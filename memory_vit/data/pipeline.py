@@ -99,7 +99,7 @@ def _generate(example: ExampleFn, starts: range, rows: int) -> Generator[Batch]:
       yield batch
       starts = starts[1:]
   finally:
-    # Limit the time, because closing a pipeline waits for threads that read.
+    # Limit the time: closing waits for threads, which may hang reading files.
     with split.time_limit(start):
       if pipeline:
         pipeline.close()
@@ -123,7 +123,7 @@ def _pipeline(
 def _read_singly(
   example: ExampleFn, numbers: range, error: ExampleError
 ) -> BatchRows:
-  """Return the rows of a batch, read one by one after `error` in a pipeline.
+  """Return the rows of a batch, read singly after a pipeline raised `error`.
 
   An unreadable record is always replaced by the next readable record of the
   split, so the rows do not depend on when the record was found unreadable.

@@ -9,7 +9,7 @@ import struct
 
 import numpy as np
 
-# Start of the header: random in every process, so no file begins with it.
+# Start of the header. It is random, so that no image file begins with it.
 MAGIC = b"\x00RGB" + os.urandom(12)
 SIZES = struct.Struct("<ii")
 HEADER = len(MAGIC) + SIZES.size

@@ -131,7 +131,6 @@ def _all_digits() -> _LabelledImages:
   import sklearn.datasets  # a slow import, which only digits need
 
   images, digits = sklearn.datasets.load_digits(return_X_y=True)
-  # Scale the pixels from the range [0, 16] to the range [0, 255].
   images = np.round(images.reshape(-1, 8, 8, 1) * (255 / 16)).astype(np.uint8)
   return _LabelledImages(images, digits.astype(np.int32))
 

@@ -62,7 +62,7 @@ def _readable_labels(split: Split) -> np.ndarray:
     if isinstance(label, ExampleError):
       split.mark_unreadable({index: str(label)})
     elif index not in split.unreadable:
-      # `[index].__getitem__` tells the error message which example is wrong.
+      # For error messages, `[index].__getitem__` maps place 0 to `index`.
       split.check_labels(np.asarray(label)[None], [index].__getitem__)
       readable.append(label)
   if not readable:

@@ -179,7 +179,7 @@ def _find_rows(
   if not all(candidates.values()) or not (label or len(candidates) == 1):
     raise DataError(
       f"config.data.label is {messages.brief(label)} and config.task.kind "
-      f"{kind.name!r}: expected {_NUMBERS if kind.numbers else _LABELS}. "
+      f"is {kind.name!r}: expected {_NUMBERS if kind.numbers else _LABELS}. "
       "Separate the names of several features by commas. The features of data "
       f"set {messages.brief(name)} are {_shown(features)}."
     )

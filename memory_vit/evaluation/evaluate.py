@@ -32,7 +32,7 @@ from memory_vit.runtime import processes, sharding
 from memory_vit.runtime.progress_bar import ProgressBar
 from memory_vit.tasks.program import make_program
 
-# Function: images in [-1, 1], or cached backbone outputs -> {name: logits}.
+# Function from images in [-1, 1] or cached backbone outputs to {name: logits}.
 Predict = Callable[[Any], dict[str, Float[Array, "b c"]]]
 
 
@@ -104,7 +104,7 @@ def _as_asked(
 
 
 def _with_bits(batch: dict[str, Any]) -> dict[str, Any]:
-  """Return a batch with float64 labels as raw bits: devices round float64."""
+  """Return `batch`; make float64 labels raw bits, as devices round float64."""
   label = batch["label"]
   if label.dtype != np.float64:
     return batch
@@ -215,7 +215,7 @@ def _some_readable(
 def _require_classes(
   name: str, kind: TaskKind, outputs: int, source: Split
 ) -> None:
-  """Raise `TaskError` if kind or number of outputs do not fit the data."""
+  """Raise `TaskError` unless `source` has this `kind` and number of outputs."""
   if (kind.name, outputs) != (source.kind, source.num_classes):
     raise TaskError(
       f"the output {name!r} has {outputs:,} {kind.name}, but the data set "

@@ -19,8 +19,8 @@ from memory_vit.runtime.messages import brief
 
 HITS = "hits.json"
 # A difference is clear if it exceeds this number of standard errors. If regimes
-# are equally good, 5 % of their differences are clear by chance if images and
-# seeds are many, and more than 5 % if there are only three seeds.
+# are equally good and have many seeds, at most 5 % of their differences are
+# clear by chance. This share can be larger if there are only three seeds.
 _ERRORS = 2.0
 
 

@@ -132,8 +132,8 @@ def choose(
     shown = missing[:_LISTED] + ([f"and {more} more"] if more > 0 else [])
     raise TaskError(
       "the command line must name the data, since tasks may not choose what is "
-      f"opened. Missing: {'; '.join(shown)}. Or give --data_root=DIR, to allow "
-      "all data that tasks name below a directory that you trust."
+      f"opened. Missing options: {'; '.join(shown)}. Or give --data_root=DIR "
+      "with a directory that you trust: tasks may open all data below it."
     )
   return chosen, original
 
@@ -175,8 +175,8 @@ def _of_backbone(
 ) -> Upstream | _Missing | None:
   """Return the data for the original head, an error text, or None.
 
-  The data come from options, or else from the first task that names such data.
-  None means: no data are named, or --data=backbone= gives an empty name.
+  If no option names these data, the first task that names them is used. Return
+  None if nothing names them, or if an option gives an empty name.
   """
   if flags.data.get(BACKBONE) == "":
     return None
@@ -203,8 +203,8 @@ def _ref(
 ) -> SplitRef | _Missing:
   """Return the split to evaluate, or an error text about missing options.
 
-  The data set is named by the option for `owner` in `flags`, or else by
-  `common`, or else by `hint`, if opening the data set of `hint` is allowed.
+  The data set is the one in `flags` for `owner`. If there is none, it is
+  `common`; if `common` is None, it is the one in `hint`, if that may be opened.
   """
   name = flags.data.get(owner, common)
   directory = flags.directories.get(owner, flags.directories.get(""))
@@ -228,7 +228,7 @@ def _ref(
     return _needed(owner, hint, name)
   if not split:
     return f"{owner!r} names no split (give --split={owner}=SPLIT)"
-  # A task file may choose columns or features: this choice opens no files.
+  # A task file may choose columns or features, because this opens no files.
   if ref.name == hint.name:
     ref = dataclasses.replace(ref, label=hint.label, path=hint.path)
   return dataclasses.replace(ref, kind=hint.kind)
@@ -247,7 +247,7 @@ def _below(directory: str, roots: Sequence[str]) -> str:
 
 
 def _needed(owner: str, hint: _Hint, name: str | None) -> str:
-  """Return an error text: data that `hint` names, and flags to open them."""
+  """Return an error text with the options that would open the data."""
   directory = hint.directory if _PLAIN.fullmatch(hint.directory) else "DIR"
   flag = f"--data_dir={owner}={directory}"
   if name is not None:  # a name like "folder" needs a directory

@@ -18,7 +18,7 @@ from memory_vit.model.task import TaskSpec
 from memory_vit.runtime import sharding
 from memory_vit.runtime.progress_bar import ProgressBar
 
-# Memory for decoding images in MiB, in addition to the memory of batches.
+# Memory in MiB for decoding images, in addition to the memory for batches.
 _DECODING_MIB = 2048
 
 
@@ -75,7 +75,8 @@ def evaluate(
     of_known = examples.known_score[examples.predicted]
     if not scores.size or not of_known.size:
       raise DataError(
-        f"--unknown_data {directory}: no outputs of {spec.name!r} are finite."
+        f"--unknown_data {directory}: no outputs of {spec.name!r} are finite, "
+        "for these images or for the examples of the evaluation."
       )
     area = sklearn.metrics.roc_auc_score(
       np.repeat([1, 0], [len(of_known), len(scores)]),

@@ -34,8 +34,8 @@ from memory_vit.tasks.program import encode, make_program
 from memory_vit.tasks.split_forward import Logits
 
 Images = Float[Array, "b side side 3"]
-# Allowed difference between logits of a task alone and among other tasks, as a
-# share of the greatest logit. Other tasks change how sums are rounded.
+# Allowed difference between a task's logits with and without other tasks in the
+# pass, as a share of the greatest logit: other tasks change rounding of sums.
 TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2}
 
 
@@ -58,12 +58,12 @@ class Evaluator:
       tasks: all tasks of the model; or one task that cannot share a pass, and
         is therefore compared with nothing.
       mesh: devices over which batches are sharded.
-      batch_size: total of all processes.
+      batch_size: number of images in a batch, over all processes.
       one_shape: whether to pad each task's program to the cells and classes of
         the largest task, so that all tasks use the same compiled program.
 
     Raises:
-      TaskError: if tasks are of another backbone, or cannot share a pass.
+      TaskError: if tasks need another backbone, or cannot share a pass.
     """
     self._backbone, self._mesh = backbone, mesh
     self._batch_size = batch_size
@@ -278,7 +278,7 @@ class _Differences:
 
 
 def _evaluated(source: Split, scores: Scores) -> dict[str, Any]:
-  """Return the values of data set, split and scores for the JSON result."""
+  """Return {key: value} for the JSON result: data set, split and scores."""
   return {
     "data": source.name,
     "directory": utf8(source.directory),

@@ -210,7 +210,7 @@ def _random_files(count: int) -> list[bytes]:
 
 
 def _preprocessed(images: Any, preprocessing: EvalPreprocessing) -> np.ndarray:
-  """Return images preprocessed as in evaluation; may import TensorFlow."""
+  """Return images preprocessed as in evaluation; this may import TensorFlow."""
   from memory_vit.evaluation.preprocess import preprocess
 
   return preprocess(images, preprocessing)

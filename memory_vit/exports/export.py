@@ -31,7 +31,7 @@ from memory_vit.runtime.messages import brief
 from memory_vit.runtime.progress_bar import ProgressBar
 from memory_vit.tasks import compose, store
 
-# Formats that store a function: {format: (file or directory, writer)}.
+# Formats that store a function: {format: (file or directory name, writer)}.
 _WRITERS: dict[
   str, tuple[str, Callable[[ExportedModel, Path, ImageInput], None]]
 ] = {

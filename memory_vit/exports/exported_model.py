@@ -146,7 +146,7 @@ def _require_float32(name: str, kind: TaskKind) -> None:
 
 
 def _with_own_backbone(backbone: Backbone, program: Program) -> Weights:
-  """Return (backbone, program); move tasks' backbone weights to `backbone`."""
+  """Return (backbone, program); tasks' backbone weights are in the backbone."""
   params, alone = backbone.params, []
   for task in program.alone:
     params = {**params, **task.params.get("backbone", {})}

@@ -32,7 +32,7 @@ library_name: memory_vit
 ---
 """
 _MOST_CLASSES, _MOST_CHARACTERS = 200, 200
-# Keys of a run's `config.data` whose values name the data.
+# Keys of a run's `config.data` whose values say which data the run used.
 _DATA_KEYS = ("name", "train", "validation", "test")
 # Metrics of a greater absolute value are not shown: errors of predicted values
 # are in the unit of the values, and can be huge.
@@ -201,7 +201,7 @@ def _public_backbone(task: Task) -> str:
 def _gelu(spec: TaskSpec) -> str:
   """Return the GELU as a Python literal.
 
-  For an unknown GELU, return "tanh": no value would let the task be loaded.
+  If the GELU is unknown, return "tanh": the task cannot be loaded anyway.
   """
   known = spec.backbone.gelu in ("tanh", "exact", "quick")
   return f'"{spec.backbone.gelu}"' if known else '"tanh"'

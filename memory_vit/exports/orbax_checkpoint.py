@@ -64,7 +64,7 @@ def without_tracebacks() -> Iterator[None]:
   sys.unraisablehook = show_others
   try:
     yield
-    # Not reached after an error: `show_others` then silences pending writes.
+    # Skipped after an error, so that `show_others` silences pending writes.
     sys.unraisablehook = hook
   finally:
     log.setLevel(level)

@@ -67,7 +67,7 @@ def require_installed() -> ModuleType:
 def _converted(
   tf: Any, exported: ExportedModel, variables: list[Any]
 ) -> _Predict:
-  """Convert the exported function to TensorFlow, for batches of any size."""
+  """Return the exported function in TensorFlow, for batches of any size."""
   from jax.experimental import jax2tf
 
   tree = jax.tree.structure(exported.weights)
@@ -141,7 +141,7 @@ def _from_images(
 def _from_files(tf: Any, exported: ExportedModel, predict: _Predict) -> Any:
   """Return the signature whose input `encoded` is the bytes of image files.
 
-  Images are not rotated as EXIF says: no TensorFlow operation reads EXIF.
+  The EXIF orientation is ignored: no TensorFlow operation reads EXIF.
   """
   side = exported.preprocessing.image_size
   view = _view(exported)
@@ -172,7 +172,7 @@ def _view(exported: ExportedModel) -> Callable[[Any], Any]:
 def _each(
   tf: Any, function: Callable[[Any], Any], batch: Any, side: int
 ) -> Any:
-  """Apply `function` to each image or file; return (b, side, side, 3)."""
+  """Return images (b, side, side, 3): `function` of each image or file."""
   spec = tf.TensorSpec((side, side, 3), tf.float32)
   prepared = tf.map_fn(function, batch, fn_output_signature=spec)
   return tf.ensure_shape(prepared, (None, side, side, 3))

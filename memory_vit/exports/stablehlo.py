@@ -17,8 +17,7 @@ from memory_vit.tasks.split_forward import Logits
 
 FILE = "model.stablehlo"
 PLATFORMS = ("cpu", "cuda", "tpu")
-# Maximum size of weights in bytes. The file is a flatbuffer, which must be
-# smaller than 2**31 bytes.
+# Maximum bytes of weights. The file, a flatbuffer, must be below 2**31 bytes.
 _MAX_BYTES = 2**31 - 2**24
 
 

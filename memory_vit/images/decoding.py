@@ -23,8 +23,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
 # few kilobytes can declare an image that would fill the memory.
 MAX_PIXELS = 64_000_000
 MAX_SIDE = 16_384
-# Images with at least this many pixels are decoded in separate threads, see
-# `ImageReader`.
+# `ImageReader` decodes images of at least this many pixels in separate threads.
 LARGE_PIXELS = 4_000_000
 TOO_LARGE = f"more than {MAX_PIXELS / 1e6:g} megapixels"
 # Maximum number of reads of a file: Pillow reads formats other than JPEG in
@@ -57,7 +56,8 @@ class _FewReads(io.BytesIO):
     self._left -= 1
     if self._left < 0:
       raise DataError(
-        f"too many chunks or blocks: they take more than {self._most:,} reads"
+        "the file has too many chunks or blocks: they take more than "
+        f"{self._most:,} reads"
       )
     return super().read(size)
 
@@ -165,10 +165,10 @@ def require_size(
     most = (
       f"more than {MAX_PIXELS / weight / 1e6:.3g} megapixels, the limit{kind}"
     )
-    raise DataError(f"{width} x {height} pixels, {most}")
+    raise DataError(f"the image has {width} x {height} pixels, {most}")
   if max(width, height) > MAX_SIDE:
     raise DataError(
-      f"{width} x {height} pixels, a side of more than {MAX_SIDE}"
+      f"the image has {width} x {height} pixels, a side of more than {MAX_SIDE}"
     )
 
 
@@ -237,8 +237,8 @@ def rgb(image: Image.Image) -> np.ndarray:
     return np.repeat(grey[:, :, None], 3, axis=2)
   if image.mode in ("I", "F"):
     raise DataError(
-      f"its Pillow image has the mode {image.mode}, whose range is not known: "
-      "expected grey or colours from 0 to 255, such as the mode L or RGB"
+      f"the Pillow image has the mode {image.mode}, whose range of values is "
+      "not known: expected a mode with values from 0 to 255, such as L or RGB"
     )
   if image.mode in _PREMULTIPLIED:
     image = image.convert(_PREMULTIPLIED[image.mode])

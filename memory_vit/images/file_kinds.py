@@ -37,7 +37,7 @@ _OTHERS = {
   rb"%PDF": f"PDF: {_CONVERT}",
   rb"PK\x03\x04": "a ZIP archive: unpack it",
 }
-# Number of bytes at the beginning of a file that the expressions may match.
+# The expressions are matched against this many bytes, the first of a file.
 _HEAD = 1024
 
 

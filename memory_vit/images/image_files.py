@@ -13,8 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif")
-# Names, in lower case, of folders and files that macOS, Synology and Windows
-# create beside images.
+# Folders and files that macOS, Synology and Windows create, in lower case.
 _HIDDEN = ("__macosx", "@eadir", "$recycle.bin", "thumbs.db", "desktop.ini")
 
 

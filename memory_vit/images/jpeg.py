@@ -15,15 +15,13 @@ EXIF = b"Exif\0\0"
 END = b"\xff\xd9"
 # Maximum number of scans: common encoders write at most about 15.
 MAX_SCANS = 64
-# Up to this number of scans, `Outline.weight` is 1. Decoding a JPEG that has 12
-# scans and 64 megapixels takes 2 s.
+# Up to this number of scans, `Outline.weight` is 1: even a JPEG of 12 scans and
+# 64 megapixels, the maximum, is decoded in 2 s.
 _USUAL_SCANS = 12
-# Maximum number of segments. A file with large color profiles and previews has
-# some hundreds of segments.
+# Maximum number of segments; large color profiles and previews take hundreds.
 MAX_SEGMENTS = 10_000
 
-# Markers of: the start of a scan, the end of the image, the Adobe segment, and
-# the segment that holds EXIF.
+# Markers: start of a scan, end of the image, Adobe segment, segment with EXIF.
 _SCAN, _END, _ADOBE, _APP1 = 0xDA, 0xD9, 0xEE, 0xE1
 # Markers of the segments that may precede EXIF: APP0 to APP15, and comments.
 _IN_FRONT = (*range(0xE0, 0xF0), 0xFE)
@@ -70,9 +68,9 @@ def outline(encoded: bytes) -> Outline:
     scans += marker == _SCAN
     adobe |= marker == _ADOBE and encoded[start + 2 : start + 7] == b"Adobe"
     if scans > MAX_SCANS:
-      raise DataError(f"a JPEG of more than {MAX_SCANS} scans")
+      raise DataError(f"the JPEG has more than {MAX_SCANS} scans")
     if marker in _ARITHMETIC_FRAMES:
-      raise DataError("a JPEG with arithmetic coding, expected Huffman coding")
+      raise DataError("the JPEG has arithmetic coding, expected Huffman coding")
   return Outline(scans, marker == _END, adobe)
 
 
@@ -109,7 +107,7 @@ def _segments(encoded: bytes) -> Iterator[tuple[int, int]]:
     if marker == _END:
       return
     position = start + _length(encoded, start)
-  raise DataError(f"a JPEG of more than {MAX_SEGMENTS:,} segments")
+  raise DataError(f"the JPEG has more than {MAX_SEGMENTS:,} segments")
 
 
 def _length(encoded: bytes, start: int) -> int:
@@ -133,7 +131,7 @@ def _next_marker(
       return match
     if not inside and start + _SEARCHED < len(encoded):
       raise DataError(
-        f"a JPEG with more than {_SEARCHED // 1024} KiB of fill bytes between "
+        f"the JPEG has more than {_SEARCHED // 1024} KiB of fill bytes between "
         "two segments"
       )
   return None

@@ -33,7 +33,7 @@ class MemoryLimit:
     """Hold `size` bytes in a `with` block; raise if they exceed the limit."""
     if size > self._size:
       raise DataError(
-        f"decoding it may take {size / _MIB:,.0f} MiB, more than the "
+        f"decoding the image may take {size / _MIB:,.0f} MiB, more than the "
         f"{self._size / _MIB:,.0f} MiB of {self._option} that are not reserved "
         "for batches"
       )

@@ -31,8 +31,7 @@ _HEAD = 2**18
 # {format: peak memory of decoding in bytes per pixel}, measured and rounded up.
 _BYTES_PER_PIXEL = {"JPEG": 14, "PNG": 14, "WEBP": 24, "BMP": 12, "GIF": 12}
 
-# An image is the path of a file (str or PathLike), the bytes of a file, or an
-# array of pixels.
+# An image is a path (str or PathLike), the bytes of a file, or pixels.
 ImageLike = str | os.PathLike[str] | bytes | np.ndarray | jax.Array
 
 
@@ -117,7 +116,7 @@ def _prepare_pixels(
 def _needed(
   file: BinaryIO, preprocessing: EvalPreprocessing, memory: MemoryLimit
 ) -> int:
-  """Call `bytes_needed`, in only one thread at a time; return its result."""
+  """Return `bytes_needed` of a file; only one thread at a time computes it."""
   with memory.header:
     return bytes_needed(file, preprocessing)
 

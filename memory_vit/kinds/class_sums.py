@@ -25,7 +25,7 @@ from memory_vit.kinds.state import State
 from memory_vit.kinds.task_kind import TaskKind
 from memory_vit.runtime import sharding
 
-# Maximum number of logits held in memory to fit a temperature and a threshold.
+# Maximum number of logits kept in RAM to fit a temperature and a threshold.
 # A `ClassState` with more logits drops every second example.
 MOST_HELD_OUT = 2**27
 # Sums over the examples of a split, with the keys of `batch_sums`.
@@ -53,7 +53,7 @@ def batch_sums(
   largest, best = top_classes(logits, 5)
   # For NaN logits `top_k` returns the first classes, which must not be hits.
   finite = jnp.isfinite(logits).all(axis=-1)
-  # If the logit of a wrong class is -inf, the loss is finite: set it to NaN.
+  # A logit of -inf for a wrong class gives a finite loss: set this loss to NaN.
   loss = jnp.where(finite, loss, jnp.nan)
   hits = (best == labels[:, None]) * (mask * finite)[:, None]
   classes = jax.nn.one_hot(labels, logits.shape[-1]) * mask[:, None]

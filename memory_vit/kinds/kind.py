@@ -89,8 +89,8 @@ class HeldOut(NamedTuple):
 class HeadOutputs(NamedTuple):
   """Which outputs of a head are padding, and the weights of the outputs."""
 
-  is_class: Any = None  # bool (c,), False for padding; None if all are classes
-  # float32 (c,): class weights, or weights of positive labels; None if all 1
+  is_class: Any = None  # bool (c,), False for padding; None if no padding
+  # float32 (c,): weights of classes or of positive labels; None if all are 1
   weights: Any = None
 
 

@@ -149,7 +149,10 @@ def _column(
 def _ranking(
   predictions: LabelPredictions, label: int
 ) -> tuple[Bool[np.ndarray, " n"], np.ndarray, Float64[np.ndarray, " n"]]:
-  """Return presence of the label, outputs (to order equal scores), scores."""
+  """Return, for each counted example, presence of the label, output, score.
+
+  Outputs rank the examples, because different outputs may have equal scores.
+  """
   outputs = predictions.outputs[predictions.counted, label]
   known = predictions.finite[predictions.counted]
   right, scores = _column(predictions, label)
@@ -161,7 +164,7 @@ def _ranked(
   outputs: Float[np.ndarray, " n"],
   scores: Float64[np.ndarray, " n"],
 ) -> tuple[float, float]:
-  """Return average precision and best threshold; `right` is not all False."""
+  """Return average precision and best threshold; `right` contains a True."""
   order = np.argsort(-outputs)
   hits = right[order].cumsum()
   last = _last_of_equal(outputs[order])

@@ -16,7 +16,7 @@ from jaxtyping import Float32, Num
 # Bounds of a fitted temperature. If all images are classified correctly, the
 # log-loss has no minimum: a lower temperature always has a lower loss.
 LEAST, GREATEST = 1e-3, 1e3
-# Cost of the prior, in nats, at a temperature of e or 1 / e.
+# Weight of the prior in `fit`, which adds `_PRIOR * log(t)**2` nats to a loss.
 _PRIOR = 2.0
 
 

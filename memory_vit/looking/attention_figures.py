@@ -30,10 +30,9 @@ if TYPE_CHECKING:
 # Maximum number of panels in a row, and the side of a panel in inches.
 _COLUMNS = 8
 _PANEL = 1.35
-# Height of a panel's header (two lines) in inches; maximum characters per line.
+# Header of a panel: height of two lines in inches; maximum characters per line.
 _HEADER, _HEADER_CHARACTERS = 0.3, 17
-# Maximum length of a colour bar, in inches.
-_BAR = 4.0
+_BAR = 4.0  # maximum length of a colour bar, in inches
 # Minimum side of a drawn image, in pixels: smaller images are enlarged.
 _SIDE = 192
 _OPACITY = 0.65
@@ -242,14 +241,14 @@ def cell_removal_figure(removal: CellRemoval) -> Figure:
 
 
 def _pictures(images: np.ndarray, *counts: int) -> list[np.ndarray]:
-  """Return enlarged uint8 images; raise if any count is not their number."""
+  """Return enlarged uint8 images; raise unless each count is `len(images)`."""
   images = np.asarray(images)
   images = to_pixels(images[None] if images.ndim == 3 else images)
   for count in counts:
     if count != len(images):
       raise DataError(
         f"the number of images is {len(images)}, but attention, rollouts or "
-        f"titles are for {count}: expected the same images in the same order."
+        f"titles are for {count}: expected all of these for the same images."
       )
   times = math.ceil(_SIDE / images.shape[1])
   return list(images.repeat(times, axis=1).repeat(times, axis=2))
@@ -278,9 +277,10 @@ def _maps_figure(
   show: Callable[[Axes, np.ndarray, np.ndarray, float, str], None],
   labels: Sequence[str],
 ) -> Figure:
-  """Draw each image and, beside the image, its maps: layers, then rollout.
+  """Return a figure that shows each image and, beside the image, its maps.
 
-  `maps` is [layers (b, l, rows, columns)] or [layers, rollout with l = 1].
+  `maps` has an array (b, l, rows, columns) with the maps of the layers and, if
+  rollouts are shown, an array (b, 1, rows, columns) with the rollouts.
   """
   depth = maps[0].shape[1]
   headers = [f"layer {i + 1}" for i in range(depth)] + ["rollout"]

@@ -73,13 +73,13 @@ def overlay(
   numbers = heat.ndim == 2 and heat.size > 0 and np.isfinite(heat).all()
   if not numbers or heat.min() < 0:
     raise DataError(
-      f"invalid attention map of shape {heat.shape}, expected (rows, columns) "
-      "of finite numbers of at least 0: give one map of patch_map."
+      f"the attention map has shape {heat.shape}, expected (rows, columns) and "
+      "only finite numbers of at least 0: give one of the maps of patch_map."
     )
   peak = float(heat.max()) if peak is None else peak
   if not (0 <= opacity <= 1 and 0 <= peak < math.inf):
     raise DataError(
-      f"opacity is {opacity} and peak {peak}, expected an opacity of 0 to 1 "
+      f"opacity is {opacity} and peak is {peak}, expected an opacity of 0 to 1 "
       "and a finite peak of at least 0."
     )
   height, width = image.shape[:2]

@@ -44,10 +44,10 @@ _LEVEL = 0.05
 # Maximum number of variants of a task; each lacks different memory cells.
 # A task with 24 layers of 128 cells has 3,097 variants.
 _MOST_VARIANTS = 4_096
-# Number of variants that run together. RAM on a CPU for 8 images: with B/16 and
-# 5 cells, XLA's temporary buffers take 6 MiB, and keys and values 111 MiB; with
-# B/32, 64 cells and a task that attends to another task, temporary buffers take
-# 52 MiB, and keys and values 28 MiB.
+# Number of variants that run together. For 8 images on a CPU, XLA's temporary
+# buffers then take 6 MiB of RAM with B/16 and 5 cells, and 52 MiB with B/32, 64
+# cells and a task that attends to another task. The keys and values of the
+# images take 111 MiB with B/16, and 28 MiB with B/32.
 _TOGETHER = 32
 
 

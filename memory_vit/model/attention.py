@@ -34,7 +34,7 @@ class Attended(NamedTuple):
 
 
 def _heads_first(a: Float[Array, "b s h k"]) -> Float[Array, "b h s k"]:
-  """Put heads before tokens: cached arrays are read head by head."""
+  """Return `a` with heads before tokens: caches are read head by head."""
   return jnp.swapaxes(a, -3, -2)
 
 
@@ -160,7 +160,7 @@ def attend_from_tasks(
   ends = [parts[0].shape[-1], parts[0].shape[-1] + parts[1].shape[-1]]
   weights = jax.nn.softmax(jnp.concatenate(parts, axis=-1))
   if module is not None:
-    # Axis 3 of `weights`: s image tokens, 1 + p task tokens, (1 + p) m cells.
+    # Axis 3 of `weights`: s image tokens, 1 + p task tokens, (1 + p) * m cells.
     module.sow("intermediates", SOWN_BY_TASKS, weights)
   to_context, to_tokens, to_cells_ = jnp.split(weights, ends, axis=-1)
   read = product("bhts,bhsk->bhtk", to_context, context[1])
@@ -180,7 +180,7 @@ def _with_memory(
   memory: Float[AnyArray, "t p h m k"],
   precision: Precision,
 ) -> Float32[Array, "b h t ..."]:
-  """Return `einsum` of `a` and `memory`: keys or values of memory cells."""
+  """Return `einsum` of `a` and `memory`, the keys or values of memory cells."""
   if precision.dtype == "float32":
     return einsum(spec, a, memory, precision)
   # In bfloat16, swap the operands: if `memory` came second, XLA for GPUs would
@@ -207,7 +207,7 @@ def _masks(
   is_parent: Bool[AnyArray, "t p"],
   has_cell: Bool[AnyArray, "t m"],
 ) -> tuple[Bool[Array, "t 1+p"], Bool[Array, "t 1+p m"]]:
-  """Return two masks: which tokens and which cells of tasks each task sees."""
+  """Return what each task sees: a mask of task tokens, and a mask of cells."""
   itself = jnp.ones((parents.shape[0], 1), bool)
   sees_token = jnp.concatenate([itself, is_parent], axis=1)
   has_cell = _with_parents(has_cell, parents, axis=0)

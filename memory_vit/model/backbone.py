@@ -92,7 +92,7 @@ class Backbone:
 
   @functools.cached_property
   def _ready(self) -> list[Any]:
-    """Cache of `for_programs`: [] or [leaves of `params`, returned tree]."""
+    """Cache of `for_programs`: first [], then [leaves of `params`, result]."""
     return []
 
   @property
@@ -200,11 +200,11 @@ def rounded(backbone: Backbone) -> Backbone:
 
 
 def _transposed(params: dict[str, Any], dtype: str) -> dict[str, Any]:
-  """Return `params`, with all dense kernels below the head transposed."""
+  """Return `params`, with the dense kernels below the head transposed."""
   flat = trees.flatten(params)
   for name in trees.flatten(trunk(params)):
     layer = name.removesuffix("kernel")
-    # Skip NumPy arrays: if they changed in place, the cache would be stale.
+    # Skip NumPy arrays: if one changed in place, `_ready` would be stale.
     if layer != name and isinstance(flat[name], jax.Array):
       outputs = flat[layer + "bias"].size
       matrix = jnp.asarray(flat.pop(name), dtype).reshape(-1, outputs)
@@ -216,8 +216,8 @@ def require_float32(backbone: Backbone) -> None:
   """Raise `BackboneError` unless the kernels of a backbone are float32."""
   if backbone.params["embedding"]["kernel"].dtype != jnp.float32:
     raise BackboneError(
-      f"the weights of the backbone are rounded to {backbone.config.dtype}: "
-      "expected float32, as from load_backbone(..., dtype='float32')."
+      f"the weights of the backbone are rounded to {backbone.config.dtype}, "
+      "expected float32: use load_backbone(..., dtype='float32')."
     )
 
 

@@ -132,7 +132,7 @@ def _normed(
   c: Float[Array, "b t d"],
   z: Float[Array, "b t d"],
 ) -> Float[Array, "b t d"]:
-  """Return `z`, the output of LayerNorm `i` for `c`, changed by all hooks."""
+  """Return what all hooks make of `z`, the output of LayerNorm `i` for `c`."""
   for part in parts:
     z = part.after_norm(i, c, z)
   return z
@@ -160,7 +160,7 @@ class AddPositionEmbedding(nn.Module):
       return z
     # The class tokens of all tasks have position 0 (Figure 3 of the paper).
     embedding = embedding[:, :1] if is_class else embedding
-    # If only the task has a class token, it is in front, and gets no position.
+    # A task's class token gets no position if the backbone has no class token.
     extra = 0 if is_class else z.shape[1] - embedding.shape[1]
     embedding = jnp.pad(embedding, ((0, 0), (extra, 0), (0, 0)))
     return z + embedding

@@ -14,8 +14,8 @@ def rotation(config: ViTConfig, before: int, after: int) -> Rotation | None:
   """Return the rotation of patches, and of tokens before and after patches."""
   if config.positions != "rope":
     return None
-  # Only patches are rotated: in each head, half of the feature pairs by row and
-  # half by column (both scaled to [-1, 1]), with periods from 1 to `rope_base`.
+  # Only patches are rotated: half of a head's feature pairs by the patch's row,
+  # half by its column (both in [-1, 1]). The periods go from 1 to `rope_base`.
   side, quarter = config.image_size // config.patch_size, config.head_dim // 4
   centers = (2 * np.arange(side) + 1) / side - 1
   rows, columns = np.meshgrid(centers, centers, indexing="ij")

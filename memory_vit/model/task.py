@@ -22,7 +22,7 @@ from memory_vit.runtime.messages import name_list
 # Values of `EvalPreprocessing.interpolation`.
 INTERPOLATIONS = ("bilinear", "bilinear_antialias", "bicubic")
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
-# The key of the original outputs in the result of a forward pass.
+# Key of the backbone's own outputs in the result of a forward pass.
 BACKBONE = "backbone"
 NAME_RULE = (
   "1 to 64 characters of a-z, 0-9, '_' and '-', starting with a letter or "
@@ -176,7 +176,7 @@ class TaskSpec:
     if self.parent_digests and len(self.parent_digests) != len(self.attends_to):
       raise TaskError(
         f"task {self.name!r}: parent_digests has {len(self.parent_digests)} "
-        f"entries, expected none or {len(self.attends_to)}, as in attends_to."
+        f"entries, expected none or {len(self.attends_to)}, one per parent."
       )
     if self.preprocessing.image_size != self.backbone.image_size:
       raise TaskError(
@@ -245,7 +245,7 @@ class TaskSpec:
 
 # `provenance` is left out of the pytree: its metrics do not hold for changed
 # parameters, and if it were static, tasks could not share compiled programs.
-# Registering the class before `dataclass` avoids `drop_fields`, new in jax 0.8.
+# If `dataclass` ran first, jax would require `drop_fields`, new in jax 0.8.
 @dataclasses.dataclass(frozen=True, eq=False)  # arrays cannot be compared by ==
 @functools.partial(
   jax.tree_util.register_dataclass, data_fields=["params"], meta_fields=["spec"]

@@ -30,8 +30,8 @@ RANDOM = "random:"
 # whose attention takes 13 GB per image.
 MAX_IMAGE_SIZE = 2_048
 MAX_RESIZE = 4_096
-# Maximum number of patches if `positions` is "rope": that of the largest image,
-# with 8 x 8 pixels per patch. Otherwise, the position table is the limit.
+# Maximum number of patches with RoPE, as in the largest image with 8 x 8 pixels
+# per patch. Without RoPE, the table of position embeddings limits the number.
 MAX_ROTATED_PATCHES = 2**16
 
 
@@ -196,8 +196,8 @@ _CHOICES = {
   "platform": ("", "cpu", "gpu", "tpu"),
 }
 
-# Maps names to (width, depth, mlp_dim, num_heads). Names are those of the ViT
-# and DeiT papers, So400m (SigLIP), and our "Micro", for tests and tiny images.
+# {name: (width, depth, mlp_dim, num_heads)}. So400m is from SigLIP; Micro, for
+# tests and tiny images, is our own. Others are from the ViT and DeiT papers.
 VARIANTS = {
   "Micro": (64, 4, 256, 4),
   "Ti": (192, 12, 768, 3),

@@ -47,7 +47,7 @@ def confusion_matrix_figure(matrix: Any, class_names: Sequence[str]) -> Figure:
   if not classes or tuple(matrix.shape) != (classes, classes):
     raise DataError(
       f"the confusion matrix has shape {tuple(matrix.shape)}, expected (c, c), "
-      f"where c is the number of class names, here {classes}, and at least 1."
+      f"where c is the number of class names (here {classes}) and at least 1."
     )
   counts, together = _neighbors_together(matrix)
   side = min(9.0, max(3.5, 1.5 + 0.42 * len(counts)))

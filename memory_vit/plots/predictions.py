@@ -12,10 +12,9 @@ from memory_vit.plots.images import to_pixels
 from memory_vit.runtime.messages import escaped, shortened
 
 _COLUMNS = 6
-# Maximum length of the only name on a line, and of each of two names on a line.
+# Maximum length of a name alone on its line, and of a name beside another name.
 _ALONE, _BESIDE = 20, 11
-# Length of a probability after a name: " 100%".
-_SHARE = 5
+_SHARE = 5  # length of a probability after a name: " 100%"
 _WIDTH = 1.75
 _LINE = 0.18
 # Colours of right, wrong and unmarked answers: dark on white, distinct for
@@ -98,14 +97,14 @@ def _activated(
   names: Sequence[str],
   count: int,
 ) -> np.ndarray:
-  """Return probabilities or values (b, c); non-finite logits make a row NaN."""
+  """Return activated logits (b, c); a row with a non-finite logit is NaN."""
   if task not in logits:
     raise DataError(f"there are no logits of {task!r}, only of {list(logits)}.")
   values = np.asarray(logits[task], np.float64)
   if values.shape != (count, len(names)):
     raise DataError(
-      f"logits of {task!r} have shape {values.shape}, expected {count} images "
-      f"and {len(names)} {kind.name}."
+      f"logits of {task!r} have shape {values.shape}, expected {count} rows "
+      f"(images) and {len(names)} columns ({kind.name})."
     )
   # The softmax of an infinite logit may be finite, but it is meaningless.
   finite = np.isfinite(values).all(axis=-1, keepdims=True)

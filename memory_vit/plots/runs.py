@@ -70,7 +70,8 @@ def training_curves(logdir: str | os.PathLike[str]) -> Figure:
   scalars = read_scalars(logdir)
   if "train/loss" not in scalars:
     raise TrainingError(
-      f"the events in {logdir} have no train/loss, only {sorted(scalars)}."
+      f"the events in {logdir} have no tag train/loss, only the tags "
+      f"{sorted(scalars)}."
     )
   figure = Figure(figsize=(9, 3), layout="constrained")
   loss, score = figure.subplots(1, 2)

@@ -79,7 +79,7 @@ def _label(axes: Axes) -> None:
   drawn = axes.containers
   if not drawn:
     return
-  # First use numbers: a legend would leave out labels that begin with "_".
+  # A legend leaves out labels that begin with "_": set the real labels later.
   legend = axes.legend(drawn, [str(i) for i in range(len(drawn))])
   for text, container in zip(legend.get_texts(), drawn, strict=True):
     text.set_text(escaped(str(container.get_label())))

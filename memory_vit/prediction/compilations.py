@@ -15,7 +15,7 @@ import jax.monitoring
 _EVENT = "/jax/core/compile/backend_compile_duration"
 
 
-@dataclasses.dataclass(eq=False)  # so `list.remove` finds a tally by identity
+@dataclasses.dataclass(eq=False)  # so that `list.remove` compares identity
 class Tally:
   count: int = 0
 
@@ -25,7 +25,7 @@ class _Running(threading.local):
     self.tallies: list[Tally] = []
 
 
-# Global, because event listeners of JAX are global; tallies are per thread.
+# Each thread has its own tallies: JAX calls `_note` in the compiling thread.
 _RUNNING = _Running()
 
 

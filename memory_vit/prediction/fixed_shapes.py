@@ -44,7 +44,7 @@ class BatchOutputs(NamedTuple):
     )
 
 
-# {task name: (row of the logits, number of classes)}, as in `Program.heads`.
+# {task name: (index of the task in axis 1 of the logits, number of classes)}.
 Heads = Mapping[str, tuple[int, int]]
 
 
@@ -109,7 +109,7 @@ class FixedShapes:
     original: bool,
     features: bool,
   ) -> BatchOutputs:
-    """Return outputs of a batch; start all programs, then wait for results."""
+    """Return a batch's outputs, fetched once all computations are started."""
     config, params = self._backbone.config, self._backbone.for_programs
     images = jax.device_put(batch)
     summary = None

@@ -119,5 +119,5 @@ class SetMaker:
 
 
 def _held(task: Task) -> Task:
-  """Return a copy of the task in host memory, to place in sets of tasks."""
+  """Return a copy of the task whose parameters are in host memory."""
   return dataclasses.replace(task, params=on_host(task.params))

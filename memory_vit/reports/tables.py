@@ -204,7 +204,7 @@ def write_values(folder: Path, evaluation: ValueEvaluation) -> None:
 def _cells(
   prefix: str, names: Sequence[str], rows: np.ndarray, missing: np.ndarray
 ) -> dict[str, pa.Array]:
-  """Return {title: column}; titles have indices, not names, if names repeat."""
+  """Return {title: column}; if `names` repeat, titles have indices instead."""
   names = [*map(escaped, names)]
   if len({*names}) < len(names):
     names = [*map(str, range(len(names)))]
@@ -247,7 +247,7 @@ def write_confusions_csv(path: Path, evaluation: ClassEvaluation) -> None:
 
 
 def _lists(values: pa.Array, missing: np.ndarray) -> pa.Array:
-  """Return `values` (n * k,) as n lists; list i is null if `missing[i]`."""
+  """Return n * k `values` as n lists of k; list i is null if `missing[i]`."""
   # Null lists get length 0, as older versions of Arrow require.
   k = len(values) // max(1, len(missing))
   ends = np.cumsum([0, *np.where(missing, 0, k)]).astype(np.int32)

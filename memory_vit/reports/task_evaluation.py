@@ -38,8 +38,8 @@ if TYPE_CHECKING:  # these imports load TensorFlow and matplotlib
   from memory_vit.model.task import Task
 
 SHOWN_IMAGES = 24
-# Maximum side of a thumbnail in pixels, and number of images to read at once.
-# For comparison, 200 images with a side of 2,048 pixels would take 10 GB.
+# Maximum side of a thumbnail in pixels, and number of images to read at once:
+# few, because 200 images with a side of 2,048 pixels would take 10 GB.
 _THUMBNAIL, _AT_ONCE = 320, 8
 
 
@@ -224,7 +224,7 @@ class TaskEvaluation(abc.ABC):
 
   @property
   def _errors(self) -> np.ndarray:
-    """Errors (examples, outputs); 0 if a prediction is right or missing."""
+    """Array (examples, outputs): error; 0 for right and missing predictions."""
     raise NotImplementedError  # subclasses override this or `worst`
 
   def mistake(self, number: int) -> Mistake:

@@ -64,7 +64,7 @@ class ValueEvaluation(TaskEvaluation):
 
   @functools.cached_property
   def _errors(self) -> np.ndarray:
-    """Absolute errors (examples, values) / `std`; 0 if not predicted."""
+    """Array (examples, values): absolute error / `std`; 0 if not predicted."""
     predictions = self.predictions
     errors = np.abs(predictions.predicted - predictions.target) / np.array(
       predictions.kind.std

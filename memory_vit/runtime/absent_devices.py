@@ -42,8 +42,8 @@ class Chip:
 CHIPS = {
   "v5e": Chip("tpu", int(15.75 * 2**30), 1.5),
   "v6e": Chip("tpu", int(31.25 * 2**30), 1.75),
-  # The options turn off what XLA cannot do without the device: time kernels for
-  # autotuning, and choose tile sizes for matrix products in Triton.
+  # Without the device, XLA can neither measure kernels for autotuning, nor
+  # choose tile sizes for Triton's matrix products. The options turn both off.
   "h100": Chip(
     "gpu",
     84_978_434_048 * 3 // 4,

@@ -88,7 +88,7 @@ def write_text(path: Path, text: str) -> None:
   """Write a text file atomically, on process 0 alone."""
   if jax.process_index() != 0:
     return
-  # The name is fixed: killed processes leave at most one temporary file.
+  # The name is fixed, so killed processes leave at most one temporary file.
   part = path.with_name(path.name + ".tmp")
   with writing(path), replacing(path, part) as new:
     new.write_text(text, encoding="utf-8")

@@ -97,7 +97,7 @@ _Operation = tuple[str, list[Hashable], list[tuple[Hashable, Any]]]
 def _inlined(
   jaxpr: Any, names: dict[Any, Hashable], operations: list[_Operation]
 ) -> list[Hashable]:
-  """Append a program to `operations`; return the names of its results."""
+  """Append program `jaxpr` to `operations`; return the names of its results."""
 
   def known(variables: Any) -> list[Hashable]:
     return [
@@ -148,7 +148,7 @@ def _readers(operations: list[_Operation]) -> dict[Hashable, list[str]]:
 
 
 def _is_fused(primitive: str, readers: list[str]) -> bool:
-  """Return whether a value needs no memory: it is a view, or fused."""
+  """Return whether a value is a view or is fused, and so needs no memory."""
   if primitive in _VIEWS:
     return True
   return (

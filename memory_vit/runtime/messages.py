@@ -51,7 +51,7 @@ def counted(count: int, noun: str) -> str:
   return f"{count:,} {noun}{'' if count == 1 else ending}"
 
 
-# Maximum numbers of characters in a message, for a value and for a list.
+# Maximum numbers of characters that messages show of a value and of a list.
 _MOST_SHOWN = 200
 _MOST_LISTED = 1_000
 

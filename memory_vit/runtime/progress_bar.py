@@ -85,11 +85,11 @@ class ProgressBar:
     stays: bool = False,
     say: Callable[[str], None] | None = None,
   ) -> None:
-    """Count from `done`. `stays` keeps a finished bar; `say` logs each line."""
+    """Count from `done`. If `stays`, keep a finished bar; `say` logs lines."""
     self.total, self.is_bar = total, on_terminal()
     self._say = say or logger.info
     bar = {"file": sys.stderr, "dynamic_ncols": True, "delay": delay}
-    # Without a bar, tqdm only counts and `update` logs the lines: if tqdm wrote
+    # Without a bar, tqdm only counts, and `update` logs lines. If tqdm wrote
     # the lines, it would hold the lock that `LogHandler` waits for.
     lines = {
       "file": io.StringIO(), "ncols": 0, "miniters": 1,
@@ -151,7 +151,7 @@ class ProgressBar:
     """End the bar, with the cursor at the start of a line."""
     self._waiting.cancel()
     self._waiting.join()  # else, the timer could show the bar after its end
-    # tqdm erases no bar within its delay, but a log line may have drawn one.
+    # Within `delay`, tqdm would not erase a bar that a log line has drawn.
     self._bar.delay = 0
     self._bar.close()
 

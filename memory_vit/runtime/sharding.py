@@ -27,8 +27,8 @@ from memory_vit.errors import ConfigError
 # Arrays below this key of a tree are split over the mesh axis "fsdp".
 _IN_PARTS = "backbone"
 _ROWS = ("data", "fsdp")
-# Arrays with fewer values are not split: this would save little memory, and
-# gathering them takes time. All biases and LayerNorm parameters are smaller.
+# Arrays with fewer values are not split: splitting would save little memory,
+# and gathering takes time. All biases and LayerNorm parameters are smaller.
 _LEAST = 2**14
 
 

@@ -104,7 +104,7 @@ class Answering:
   async def _predicted(
     self, request: PredictRequest, weight: int
   ) -> tuple[list[np.ndarray | DataError], Predictions, slice]:
-    """Return (pixels or errors, a batch's outputs, rows of `request` in it)."""
+    """Return (pixels or errors, batch outputs, their slice for `request`)."""
     while True:
       wanted = self._predictor.preprocessing
       prepared = await self._prepared(request, weight)
@@ -112,7 +112,7 @@ class Answering:
       if not good:
         raise _no_image(request, prepared)
       answer, rows = await self._batcher.submit(np.stack(good))
-      # Adding the first task may have changed the preprocessing: then retry.
+      # Retry if the preprocessing has changed: the first task may change it.
       if answer.task_set.preprocessing == wanted:
         return prepared, answer, rows
 
@@ -186,7 +186,7 @@ class Answering:
   def _answers(
     self, answer: Predictions, rows: int, request: PredictRequest
   ) -> list[dict[str, Any]]:
-    """Return a JSON object per readable image: answers, and errors of tasks."""
+    """For each readable image, return an object of answers and task errors."""
     names = (*answer.logits, *([BACKBONE] if request.original else []))
     activated, problems = _activated(answer, names)
     most = Most(request.top or self._settings.top, request.top)

@@ -214,7 +214,7 @@ async def _answer(
 async def _asked(
   service: Service, request: Request, max_images: int
 ) -> PredictRequest:
-  """Return the parsed request, after any wait that `x-wait-for` requests."""
+  """Return the parsed request; the header `x-wait-for` may delay the return."""
   asked = await read_predict_request(request, max_images)
   if awaited := awaited_task(request):
     seconds = service.settings.timeout

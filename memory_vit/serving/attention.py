@@ -117,7 +117,7 @@ class AttentionService:
           "token: there is no attention to show.",
         )
     slots = task_set.program.slots
-    assert slots is not None  # because tasks have tokens
+    assert slots is not None  # tasks with tokens are in slots
     self._require_few(len(names))
     [uploaded] = request.images
     [pixels] = self._predictor.prepare_each([uploaded.content])
@@ -169,7 +169,7 @@ class AttentionService:
 
 
 def _shares(weights: np.ndarray, patches: int) -> dict[str, Any]:
-  """Return weights per layer and kind of token; "rest" is 1 minus their sum."""
+  """Return {kind of token: weights by layer}; "rest" makes a layer sum to 1."""
   patch = weights[:, -patches:].astype(np.float64)
   class_token = weights[:, :-patches].sum(axis=1, dtype=np.float64)
   rest = np.maximum(1 - patch.sum(axis=1) - class_token, 0)

@@ -48,7 +48,7 @@ class Batcher(Generic[T]):
   ) -> None:
     """Start the worker; `sizes()` returns the batch sizes in ascending order.
 
-    After each batch, `on_batch` gets (images, images plus padding, seconds).
+    After a batch, `on_batch` gets (image count, count with padding, seconds).
     """
     self.taken = 0  # images without an answer yet
     self._heavy = 0  # images of heavy requests, included in `taken`

@@ -91,15 +91,15 @@ class _Server(uvicorn.Server):
     if self.should_exit:
       signal.signal(sig, signal.SIG_DFL)
       signal.raise_signal(sig)
-      os._exit(0)  # in a container, process 1 survives the signal
+      os._exit(0)  # process 1 of a container survives the signal
     self._app.state.service.stopping = True
     super().handle_exit(sig, frame)
 
   async def serve(self, sockets: list[socket.socket] | None = None) -> None:
     await super().serve(sockets)
     if self.started:
-      # uvicorn has raised its stop signal. In a container, this is process 1,
-      # which survives the signal. Exit here: a normal exit waits for threads.
+      # The signal that uvicorn raised does not end process 1 of a container.
+      # Exit here, because a normal exit would wait for threads.
       os._exit(0)
 
   async def on_tick(self, counter: int) -> bool:

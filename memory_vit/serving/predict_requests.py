@@ -127,7 +127,7 @@ def media_type(request: Request) -> str:
 
 
 def _require_utf8(request: Request) -> None:
-  """Raise 415 unless the charset is UTF-8: others may be slow to decode."""
+  """Raise 415 unless the charset is UTF-8: other charsets may decode slowly."""
   content_type = request.headers.get("content-type", "")
   charset = parse_options_header(content_type)[1].get(b"charset", b"utf-8")
   if charset.lower() not in (b"utf-8", b"utf8"):

@@ -14,7 +14,7 @@ _RED_PIXEL = (
   "AAAAAElFTkSuQmCC"
 )
 MOST_TASKS = 1_024
-MOST_WEIGHTS = 2**20  # attention weights in one answer: about 9 MiB
+MOST_WEIGHTS = 2**20  # attention weights per answer: about 9 MiB of JSON
 IMAGES_SHAPE = '{"images": [{"name": "a.jpg", "data": BASE64}]}'
 
 

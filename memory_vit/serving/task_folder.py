@@ -29,7 +29,7 @@ from memory_vit.serving.request_error import busy
 from memory_vit.tasks import store
 
 _SUFFIX = ".safetensors"
-_LOCK_SECONDS = 30.0  # maximum wait for another change, which may be compiling
+_LOCK_SECONDS = 30.0  # maximum wait for another change, which may compile
 # Inode, size and modification time of a file; replacing the file changes them.
 Stamp = tuple[int, int, int]
 logger = logging.getLogger(__name__)

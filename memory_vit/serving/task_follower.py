@@ -42,7 +42,7 @@ POLL_SECONDS = 1.0
 _WAIT_SECONDS = 0.05  # between checks while a request waits for a change
 # Seconds between attempts to load tasks that could not be loaded.
 _AGAIN_SECONDS = 10.0
-NO_TASK = "none"  # in place of a digest, if the task does not answer
+NO_TASK = "none"  # in place of the digest of a task that is not served
 ALL_TASKS = "*"  # key in `problems` for a problem that concerns all tasks
 logger = logging.getLogger(__name__)
 
@@ -175,8 +175,8 @@ class TaskFollower:
       attending = [n for n, t in tasks.items() if name in t.spec.attends_to]
       if attending:
         raise TaskError(
-          f"task {name!r} cannot be removed: {name_list(attending)} attend to "
-          "it. Remove them first."
+          f"task {name!r} cannot be removed, because other tasks attend to it: "
+          f"first remove {name_list(attending)}."
         )
       by_slot, problems = self._placed(stored)
       ready, change = self._predictor.make_ready(by_slot)
@@ -195,7 +195,7 @@ class TaskFollower:
 
   def _refresh(self) -> None:
     """Serve the tasks of the folder; read only changed files."""
-    # Repeat until two listings agree, so that no change is half visible.
+    # Repeat until two listings agree: files may change while they are read.
     seen = None
     while seen != (stamps := self._folder.stamps()):
       seen = stamps
@@ -231,7 +231,7 @@ class TaskFollower:
   ) -> tuple[dict[int, Task], dict[str, str]]:
     """Return ({slot: task} of tasks that fit together, {task name: problem}).
 
-    Tasks that already answer come first, and keep their slots if possible.
+    Tasks that are already served take precedence. They keep suitable slots.
     """
     slots = self._predictor.task_set.slots
     names = sorted(stored, key=lambda name: (name not in slots, name))
@@ -277,7 +277,7 @@ class TaskFollower:
     return self._predictor.task_set.digests.get(name, NO_TASK)
 
   def _require_usable(self, initial: TaskSet) -> None:
-    """Raise if no task is usable, or if `initial` has another preprocessing."""
+    """Raise if no task is usable, or if preprocessing is unlike `initial`'s."""
     shown, problem = self._predictor.task_set, ""
     if self.problems and not shown.names:
       name, reason = next(iter(self.problems.items()))

@@ -124,7 +124,8 @@ def require_finite(arrays: Mapping[str, np.ndarray], where: str) -> None:
   broken = [k for k, v in arrays.items() if not np.isfinite(v).all()]
   if broken:
     raise TaskError(
-      f"{where}: {brief(sorted(broken))} have values that are not finite."
+      f"{where}: the arrays {brief(sorted(broken))} have values that are not "
+      "finite."
     )
 
 
@@ -193,8 +194,9 @@ def read_task_text(path: Path, limit: int) -> str:
   most = 2 * limit + MAX_HEADER_BYTES
   if len(begins) < _LENGTH_BYTES or length > most:
     raise TaskError(
-      f"{path} is not a task: its header would have {brief(length)} bytes, "
-      f"expected a .safetensors file whose header has at most {most:,} bytes."
+      f"{path} is not a task: by its first bytes, its header has "
+      f"{brief(length)} bytes. Expected a .safetensors file whose header has "
+      f"at most {most:,} bytes."
     )
   whole = read_file(file, None, at_most=_LENGTH_BYTES + length)
   try:

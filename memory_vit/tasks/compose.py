@@ -79,7 +79,8 @@ def select(tasks: TasksLike, names: str | Iterable[str]) -> Tasks:
     names = [names]
   elif not isinstance(names, Iterable):
     raise TaskError(
-      f"names are of type {type(names).__name__}, expected names of tasks."
+      f"the argument 'names' is of type {type(names).__name__}, expected the "
+      "name of a task (str), or a list of names."
     )
   names = list(names)
   for name in names:
@@ -158,8 +159,7 @@ def _require_name(name: str, names: Collection[str]) -> None:
     raise TaskError(f"there is no task {name!r} among {list(names)}.")
 
 
-# Functions accept a set of tasks as one of these types; a mapping has the form
-# {name: task}.
+# Types in which functions accept tasks; a mapping has the form {name: task}.
 TasksLike = Task | Iterable[Task] | Mapping[str, Task]
 
 

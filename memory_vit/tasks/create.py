@@ -144,7 +144,7 @@ def _parents(
   elif not isinstance(attends_to, Iterable):
     raise TaskError(
       f"task {name!r}: attends_to is of type {type(attends_to).__name__}, "
-      "expected tasks, or names of tasks."
+      "expected a Task, the name of a task (str), or a list of tasks or names."
     )
   parents = []
   for parent in attends_to:
@@ -156,7 +156,7 @@ def _parents(
       parents.append(_Parent(parent))
     else:
       raise TaskError(
-        f"task {name!r}: attends_to holds a {type(parent).__name__}, expected "
-        "tasks, or names of tasks."
+        f"task {name!r}: attends_to has an entry of type "
+        f"{type(parent).__name__}, expected a Task or the name of a task (str)."
       )
   return parents

@@ -30,8 +30,8 @@ from memory_vit.tasks.array_files import StoredArray
 FORMAT_VERSION = 2
 FILE = "task.json"
 
-# Maximum size of `task.json`, in bytes. A task with 5,000 classes, and a result
-# for each class, takes 1 MB.
+# Maximum size of `task.json`, in bytes. For a task with 5,000 classes and a
+# result for each class, `task.json` has 1 MB.
 MAX_FILE_BYTES = 8 * 2**20
 MAX_ARRAYS = 4096
 # Maximum size of the arrays of a task, in bytes. For example, a head of 21,843
@@ -49,7 +49,7 @@ _MAX_TEXT = 10_000
 _MAX_NAME = 200
 _MAX_UNIT = 40
 # Maximum magnitude of means and standard deviations: within this bound,
-# mean + std * output is finite for every float32 output.
+# mean + std * output in float64 is finite for every float32 output.
 MAX_SCALE = 1e30
 _MAX_TEMPERATURE = 1e4
 # Bound of all integers in `task.json`. Larger integers could cause errors

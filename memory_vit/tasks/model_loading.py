@@ -20,12 +20,13 @@ def load_model(
   image_size: int | None = None,
 ) -> tuple[backbones.Backbone, tuple[task_sets.Task, ...]]:
   """Load tasks, and the backbone with the image size and GELU of the tasks."""
-  # If `any_regime`, a single task may have a regime that cannot share a pass.
   saved_tasks = find.find_tasks(tasks)
   if not saved_tasks:
     return load.load_backbone(backbone, image_size, dtype), ()
   specs = [described.spec for _, described in saved_tasks]
-  if len(saved_tasks) > 1 or not any_regime:  # check before a download
+  # Check the tasks before the backbone is downloaded. If `any_regime`, a single
+  # task may have a regime that cannot share a pass.
+  if len(saved_tasks) > 1 or not any_regime:
     compose.require_specs_fit(specs)
   wanted = specs[0].backbone
   if image_size not in (None, wanted.image_size):

@@ -97,7 +97,8 @@ class SlotSizes:
   heads: int
   # Maximum number of tasks that one task attends to.
   parents: int
-  # Pairs (part of a task, such as "head"; its size in slots, see `Part.room`).
+  # Pairs (part of a task, such as "head"; size that the slots reserve for this
+  # part, see `Part.room`).
   rooms: tuple[tuple[str, Any], ...]
 
   @classmethod

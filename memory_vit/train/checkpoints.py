@@ -174,7 +174,7 @@ class Checkpoints:
       ) from error
 
   def _newest_whole(self) -> int | None:
-    """Delete old states; return the newest intact step, as `latest` says."""
+    """Delete old states; return the newest intact step, None if none exists."""
     problems = {}
     for step in reversed(self.steps()):
       try:
@@ -300,7 +300,7 @@ def _described(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _verifiable(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-  """Return `_described` with SHA-256 digests; all processes must call this."""
+  """Describe arrays, with SHA-256; all processes must call this function."""
   # Hash one array at a time: `_digest` gathers the whole array on the host.
   return {
     name: {**described, "sha256": _digest(values[name])}

@@ -142,7 +142,7 @@ class ClosedFormStep:
       )
 
   def _cross_validate(self, trial: Trial, outputs: np.ndarray) -> bool:
-    """Fill `outputs` by cross-validation; return False with too few images."""
+    """Fill `outputs` by cross-validation; return False for too few images."""
     validated = closed_form.cross_validated(
       self._solver(trial), self._rows[0], self._targets, self._count,
       data_seed(self._inputs.config),
@@ -164,7 +164,10 @@ class ClosedFormStep:
     return stated.kind.standardized(stated, self._rows[1])
 
   def _require_memory(self) -> None:
-    """Gather free RAM from all processes; raise if one cannot solve a head."""
+    """Raise if a process has too little free RAM to solve a head.
+
+    All processes must call this method, because it compares their free RAM.
+    """
     split = self._inputs.splits["train"]
     width = self._inputs.backbone.config.width
     needed = _COPIES * 8 * split.size * width
@@ -179,7 +182,7 @@ class ClosedFormStep:
 
   @functools.cached_property
   def _rows(self) -> tuple[np.ndarray, np.ndarray]:
-    """Features (n, d) and labels (n, ...) of all readable images."""
+    """Features (n, d) and labels (n, ...) of all readable training images."""
     inputs = self._inputs
     assert inputs.cache is not None
     self._require_memory()
@@ -191,7 +194,7 @@ class ClosedFormStep:
       numbers = np.arange(i * share, (i + 1) * share)
       places = np.minimum(numbers, len(rows.labels) - 1)
       labels = rows.labels[places]
-      if labels.dtype == np.float64:  # JAX would round float64: pass bits
+      if labels.dtype == np.float64:  # JAX would round labels to float32
         labels = np.ascontiguousarray(labels).view(BITS)
       counts = (numbers < len(rows.labels)) * rows.masks[places]
       placed = sharding.shard_batch((labels, counts), inputs.mesh)
@@ -205,7 +208,7 @@ class ClosedFormStep:
 def _batches(
   outputs: np.ndarray, labels: np.ndarray, size: int
 ) -> Iterator[dict[str, Any]]:
-  """Yield this process's share of outputs and labels in evaluation batches."""
+  """Yield evaluation batches: this process's share of outputs and labels."""
   count, first = batching.share(size)
   for start in range(0, len(labels), size):
     numbers = np.arange(count) + start + first

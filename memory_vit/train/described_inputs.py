@@ -61,7 +61,7 @@ def describe_inputs(
   outputs = config.task.padded_classes or train.num_classes
   vector = jnp.zeros(outputs)
   kind = KINDS[config.task.kind]
-  # All means and deviations are 1 here: no compiled program depends on them.
+  # Use 1 as each value's mean and deviation: no program depends on them.
   scales = (1.0,) * train.num_classes if kind.needed else ()
   frozen = {
     "backbone": jax.eval_shape(

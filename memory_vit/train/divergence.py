@@ -125,7 +125,7 @@ class DivergenceMonitor:
     )
 
   def _named(self, steps: Sequence[int]) -> str:
-    """Return the end of a message: the examples of `steps`, if known."""
+    """Return the end of a message: a full stop, then the examples if known."""
     if not self._examples:
       return "."
     parts = []

@@ -53,9 +53,9 @@ class PackResult:
   # before the first evaluation has no task.
   tasks: dict[str, Task]
   best: Mapping[str, BestParams]
-  # The step at which a trial was lost after too many skipped updates in a row.
+  # {trial: step at which it was lost after too many skipped updates in a row}.
   lost: Mapping[str, int]
-  # Number of updates that were skipped because they were not finite.
+  # {trial: number of updates that were skipped because they were not finite}.
   skipped: dict[str, int] = dataclasses.field(default_factory=dict)
   # Changes of options and data since the run first started.
   changes: tuple[Mapping[str, Any], ...] = ()

@@ -332,7 +332,7 @@ def _open_splits(
   keys: tuple[str, str],
   **split_data: Any,
 ) -> dict[str, Split]:
-  """Return the opened splits; "train" must be first: it names the classes."""
+  """Return {name: open split}; "train" must be first: it names the classes."""
   splits: dict[str, Split] = {}
   for split, data in split_data.items():
     if data is not None:

@@ -124,7 +124,7 @@ def _measured_share(
   """Compile a pack; return its measured memory divided by its estimated memory.
 
   The pack has as many trials as would fit if they took half of the estimated
-  memory. If the plan then has packs of this size, this pack is one of them.
+  memory. A plan with packs of this size contains this very pack.
   """
   most = sweep.at_once(min(first // 2, free), further // 2, free)
   largest = sweep.packs_of(inputs.trials, most)[-1]
@@ -232,9 +232,10 @@ def packs_by_group(
 def _fit_pass(
   inputs: RunInputs, trials: Sequence[Trial], directory: Path, **options: Any
 ) -> PackResult:
-  """Train a pack and return its result; record a divergence in a file.
+  """Train a pack and return its result.
 
-  Raise `DivergedError` if the pack diverges, at once if the file records this.
+  If the pack diverges, record this in a file, and raise `DivergedError`. Later
+  calls with equal inputs and trials raise this error without training.
   """
   file = directory.with_suffix(".json")
   meta = json.loads(json.dumps(describe(inputs, trials)))

@@ -146,7 +146,7 @@ def _calibration(
 
 
 def _best_on_validation(packs: Sequence[PackResult]) -> str | None:
-  """Return the name of the trial that `rank` puts first; None without tasks."""
+  """Return the name of the best trial on validation; None if no task exists."""
   places = {
     name: _place(pack.best[name].scores)
     for pack in packs

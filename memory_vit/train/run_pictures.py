@@ -187,7 +187,7 @@ def _class_names(task: Task) -> Sequence[str]:
 def _answers(
   task: Task, predictions: AnyPredictions, chosen: Sequence[int]
 ) -> list[str]:
-  """Return a title per chosen example: the label, then the prediction."""
+  """Return a title for each chosen example: its label, then its prediction."""
   names = _class_names(task)
   return [
     looking.answer_title(*predictions.texts(names, number)) for number in chosen

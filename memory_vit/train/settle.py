@@ -157,7 +157,7 @@ def _require_outside_of_images(config: Config, workdir: Path) -> None:
       if workdir.resolve().is_relative_to((root / name).resolve()):
         raise ConfigError(
           f"--workdir is {workdir}, which lies in {root / name}, a split of "
-          "the data: expected a directory outside of it."
+          "the data: expected a directory outside of this split."
         )
 
 
@@ -274,7 +274,10 @@ def _with_crop(part: _Part, backbone: Backbone) -> _Part:
 
 
 def _with_embeddings(config: Config, train: Split) -> Config:
-  """Return `config` with embeddings' preprocessing; refuse other settings."""
+  """Return `config` with the preprocessing of embeddings in `train`, if any.
+
+  Refuse options that ask for another preprocessing.
+  """
   if not train.embedded:
     return config
   prep = train.embedded.origin.preprocessing
@@ -424,8 +427,8 @@ def _require_begins_as_head(
     raise ConfigError(
       f"{where} gives a head for features of the backbone, but the regime "
       f"{config.regime!r} {problem}. Leave config.task.init out, or give the "
-      "regime 'full' or, on a backbone with a class token, a regime such as "
-      "'side_masked'."
+      "regime 'full'. If the backbone has a class token, you can also give a "
+      "regime such as 'side_masked'."
     )
 
 
@@ -437,9 +440,10 @@ def _require_new_names(
   taken = sorted(names & {task.spec.name for task in parents})
   if taken:
     raise ConfigError(
-      f"config.task.name: {taken} are names of tasks in config.task.attends_to "
-      "or config.task.indirect, or of their ancestors. Give the new task "
-      "another name."
+      f"the new task would have a name that is already in use: {taken}. This "
+      "name belongs to a task in config.task.attends_to or "
+      "config.task.indirect, or to an ancestor of that task. Give another "
+      "config.task.name."
     )
 
 

@@ -57,8 +57,8 @@ class LoopState:
   """State of the training loop, without `TrainState`; mappings are by trial."""
 
   best: Mapping[str, BestParams]
-  # The step at which a trial was given up, because too many updates in a row
-  # were not finite. The trial keeps the best parameters of an earlier step.
+  # {trial: step at which it was lost after too many skipped updates in a row}.
+  # A lost trial keeps its best parameters, which are those of an earlier step.
   lost: Mapping[str, int] = dataclasses.field(default_factory=dict)
   skipped: Mapping[str, SkipCount] = dataclasses.field(default_factory=dict)
   # Whether an evaluation is due at this step, but has not been made yet.
@@ -278,7 +278,7 @@ def resume(
 def _option_changes(
   step: int, began: Mapping[str, Any], now: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-  """List the changed options, among those that a resumed run may change."""
+  """List {"step", "key", "from", "to"} for permitted changes of options."""
   return [
     {"step": step, "key": key, "from": began[key], "to": now[key]}
     for key in _RECORDED

@@ -172,7 +172,7 @@ class Step:
     inputs = inputs_of(part, prepared)
     trace = self.gradient_program.trace
     programs.append(trace(params, frozen, inputs, part["label"]))
-    # If evaluation batches are larger, the frozen pass has larger outputs.
+    # An evaluation batch may have more images than an accumulation step.
     contexts = trees.bytes_of(inputs) * max(1.0, evaluated / images)
     return StepMemory(
       # Two batches are prefetched while a third batch is in use.

@@ -147,7 +147,7 @@ class _GroupPlan:
     return rows
 
   def _packs(self) -> list[list[Trial]]:
-    """Return the trials of each pass, so that each pass fits into a chip."""
+    """Return packs of all trials; each pack fits into the memory of a chip."""
     inputs = self.inputs
     if not inputs.config.sweep.memory_gib:
       free = max(1, self._free - self._cached_bytes) / _GIB
@@ -220,7 +220,7 @@ class _GroupPlan:
 
   @property
   def _backbone_bytes(self) -> int:
-    """Bytes per chip of the backbone and its kernels in the compute dtype."""
+    """Bytes per chip of the backbone, plus its copies in the compute dtype."""
     params = {"backbone": self.inputs.backbone.params}
     passed = jax.tree.leaves(self.inputs.frozen["backbone"])
     return sharding.bytes_on_a_device(
@@ -265,8 +265,8 @@ class _GroupPlan:
     config = self.inputs.config
     unit = self.inputs.mesh.size * config.optim.accumulation_steps
     images, most = config.batch_size, MOST_IMAGES + unit
-    # Halve the batch and measure again, rather than extrapolate: close to the
-    # memory limit, the compiler recomputes values to save memory.
+    # Halve the batch and measure again. Extrapolation would be wrong: close to
+    # the memory limit, the compiler recomputes values to save memory.
     while measured is None or not self._fits(measured):
       if images == unit or self._cached_bytes > self._free:
         return f"none: {counted(unit, 'image')} do not fit"
@@ -336,7 +336,7 @@ class _GroupPlan:
 
 
 def _largest_programs(reports: Mapping[str, CompilerReport]) -> list[str]:
-  """Return names of programs that may take most memory in a larger batch."""
+  """Return names of programs whose memory may be largest in a larger batch."""
   most = max(report.temporaries for report in reports.values())
   return [n for n, r in reports.items() if 2 * r.temporaries >= most]
 

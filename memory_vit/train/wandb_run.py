@@ -46,8 +46,8 @@ _USER = re.compile(
   r"(?:[^/?#\s]*@|[^/?#\s:@]*:(?!\d+(?:[/?#\s]|$))(?:(?!://)\S)*@)",
   re.IGNORECASE,
 )
-# Query or fragment of an http URL, or query of a URL such as gs://. File names
-# in gs:// URLs may contain "?" and "#", so a query needs a "=" before any "/".
+# Query or fragment of an http URL, or query of another URL. File names in gs://
+# URLs may contain "?" and "#", so a query there needs a "=" before any "/".
 _QUERY = re.compile(
   r"(https?://[^?#\s]*)[?#]\S*"
   r"|([a-z][a-z0-9+.-]*://\S*?)\?[^/?#\s]*=\S*",
@@ -131,7 +131,7 @@ class WandbRun:
     if run is None:
       return
     try:
-      # End the run even after a failure: W&B refuses the id of an open run.
+      # End the run even after a failure: W&B cannot resume a run that is open.
       run.finish(exit_code=status)
     except TimeoutError:
       logger.warning(
@@ -162,11 +162,11 @@ class WandbRun:
         mode=mode,
         id=run_id,
         resume="allow",
-        # Otherwise W&B would reuse, and end, a run that the caller has open.
+        # Keep W&B from reusing, and ending, a run that the caller has open.
         reinit="create_new",
         dir=self._outbox.local,
         settings=wandb.Settings(
-          # Otherwise W&B captures all output, including progress bars.
+          # Keep W&B from capturing all output, including progress bars.
           console="off",
           silent=True,
           # Do not send the command line: its URLs may contain passwords.

@@ -444,7 +444,7 @@ REFUSED = {
   ),
   "a classifier of CLIP": (
     "clip", {}, {"classifier.weight": (5, 24)},
-    "the mean of the patches, without the last LayerNorm",
+    "the mean of the patches before the last LayerNorm",
   ),
   "a SigLIP without pooling": (
     "siglip vision", {"vision_use_head": False}, {}, "no pooled output",

@@ -175,7 +175,7 @@ def test_names_of_labels_are_those_of_the_training_split():
 def test_data_that_state_other_classes_are_refused():
   data = type("TorchVision", (list,), {"classes": ["bee", "ant", "cat"]})(PAIRS)
   assert opened(data).class_names == ("bee", "ant", "cat")
-  with pytest.raises(DataError, match="state the classes bee, ant, cat"):
+  with pytest.raises(DataError, match="of the data are bee, ant, cat"):
     opened(data, class_names=NAMES)
 
 
@@ -214,11 +214,11 @@ FLOATS = PIXELS.astype(np.float32)
       r"shape \(2, 9, 8, 3\).* a batch: .*`unbatch\(\)`",
     ),
     (Frame({"img": [1], "label": [1]}), r"keys are \['img', 'label'\]"),
-    ((PIXELS, LABELS[:3]), "of 4 and a list of 3: expected as many"),
+    ((PIXELS, LABELS[:3]), "4, but the labels are a list of length 3: "),
     ((PIXELS, np.eye(4)), "one-hot labels, the argmax"),
     ((PIXELS, [0.5] * 4), "its label is 0.5, expected an integer or the name"),
     ((PIXELS, [-1] * 4), "the label -1 is not a class.*without a label"),
-    ([(Image.new("I", (8, 8)), 0)], "mode I, whose range is not known"),
+    ([(Image.new("I", (8, 8)), 0)], "mode I, whose range of values is not"),
     ([(Image.new("F", (8, 8), 7), 0)], "with values from 7 to 7: expected"),
     ([PIXELS, LABELS], "of type ndarray, expected .* tuple .images, labels"),
     ((PIXELS, ["a", None, "b", "c"]), "example 1: its label is None"),

@@ -144,8 +144,8 @@ def test_features_of_tfds(tfds_data, kind, label, expected, names):
 @pytest.mark.parametrize(
   ("kind", "label", "message"),
   [
-    ("labels", "", "config.data.label is '' and config.task.kind 'labels'"),
-    ("values", "", "config.data.label is '' and config.task.kind 'values'"),
+    ("labels", "", "config.data.label is '' and config.task.kind is 'labels'"),
+    ("values", "", "config.data.label is '' and config.task.kind is 'values'"),
     ("labels", "x", "a Sequence of ClassLabels"),
     ("labels", "nothing", "a Sequence of ClassLabels"),
     ("values", "x,tags", "expected a number, or a Tensor"),

@@ -560,7 +560,7 @@ def test_a_picture_that_takes_hours_is_skipped(tmp_path, loaded, monkeypatch):
       monkeypatch.setattr(decoding.simplejpeg, "decode_jpeg", None)
     picture = read_one(tmp_path / "bomb.jpg", preprocessing)
     assert (picture.pixels is None) == skipped
-  assert picture.entry.reason == "a JPEG of more than 64 scans"
+  assert picture.entry.reason == "the JPEG has more than 64 scans"
 
 
 @pytest.mark.fault("slow-image")

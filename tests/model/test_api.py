@@ -213,11 +213,11 @@ def test_values_that_are_no_tasks_are_refused(
 def test_unusable_slots_names_and_parents_are_refused(small, task, tmp_path):
   with pytest.raises(TaskError, match="type Slots, expected a Task"):
     mv.concatenate(mv.fill_slots(small, task))
-  with pytest.raises(TaskError, match="names are of type int"):
+  with pytest.raises(TaskError, match="'names' is of type int"):
     mv.select([task], 3)
   with pytest.raises(TaskError, match="expected one Task .save_tasks"):
     mv.save_task([task], tmp_path / "a")
-  for parents, message in [(3, "is of type int"), ([3], "holds a int")]:
+  for parents, message in [(3, "is of type int"), ([3], "has an entry of")]:
     with pytest.raises(TaskError, match=f"'c': attends_to {message}"):
       mv.init_task(
         jax.random.key(0), small, name="c", num_classes=2, attends_to=parents

@@ -133,7 +133,7 @@ def test_limits_hold_before_anything_is_decoded(
     backbone, (), batch_sizes=(1,), memory_mib=1, warm_up=False
   )
   [found] = small.prepare_each([encoded])
-  assert "decoding it may take 1 MiB, more than the 1 MiB" in str(found)
+  assert "decoding the image may take 1 MiB, more than the 1 MiB" in str(found)
   assert "MiB of memory_mib that are not reserved" in str(found)
   small.prepare(files[0])
   monkeypatch.setattr(preparation, "MAX_FILE_BYTES", len(encoded) - 1)

@@ -469,7 +469,7 @@ def test_run_extends_an_exported_task(config, workdir, backbone_file):
   with pytest.raises(TaskError, match="another version of task 'parent'"):
     mv.forward(backbone, [child, other], images)
   same = changed(config, "task", name="parent")
-  with pytest.raises(ConfigError, match=r"\['parent'\] are names of tasks in"):
+  with pytest.raises(ConfigError, match=r"already in use: \['parent'\]"):
     run.train_and_evaluate(same, workdir.parent / "same")
   # The directory may move, what lies in it may not change.
   mv.save_task(other, path)

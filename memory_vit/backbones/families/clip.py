@@ -31,8 +31,8 @@ def read(fields: Fields, arrays: Arrays) -> Model:
   """Read `CLIPModel`, `CLIPVisionModelWithProjection` or `CLIPVisionModel`."""
   if "classifier.weight" in arrays:
     raise BackboneError(
-      f"{fields.where} has a classifier that takes the mean of the patches, "
-      "without the last LayerNorm. Expected a CLIP without a classifier: save "
+      f"{fields.where} has a classifier that takes the mean of the patches "
+      "before the last LayerNorm. Expected a CLIP without a classifier: save "
       "its image tower (model.vision_model.save_pretrained) and load that copy."
     )
   has_texts = fields.choice("model_type", _TEXTS)

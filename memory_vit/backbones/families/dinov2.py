@@ -78,6 +78,6 @@ def read(fields: Fields, arrays: Arrays) -> Model:
 
 def _swiglu_width(hidden: int) -> int:
   """Return 2/3 of `hidden`, rounded up to a multiple of 8."""
-  # SwiGLU has three matrices and a plain MLP two. With 2/3 of the width, both
-  # have the same number of weights.
+  # SwiGLU has three matrices, and a plain MLP has two. With 2/3 of the width of
+  # the plain MLP, SwiGLU has the same number of weights.
   return (int(hidden * 2 / 3) + 7) // 8 * 8

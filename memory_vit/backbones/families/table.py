@@ -17,7 +17,7 @@ from memory_vit.errors import BackboneError
 from memory_vit.model.vit_config import ViTConfig
 from memory_vit.runtime.messages import brief, listed
 
-# {name: float32 array}. Each access to a `StoredArrays` reads from a file.
+# {name: float32 array}. If it is a `StoredArrays`, each access reads a file.
 Arrays = Mapping[str, np.ndarray]
 Shape = tuple[int, ...]
 
@@ -74,8 +74,8 @@ class Model:
   """Configuration of a source model, and the table that converts its arrays."""
 
   config: ViTConfig
-  # A row is skipped if a model of `config` lacks the row's target. If two rows
-  # have the same target, the later row wins.
+  # A row is skipped if our model of `config` lacks the row's layer or array. If
+  # two rows convert to the same layer or array, the later row wins.
   table: Table
   # Names or patterns of source arrays to ignore, such as buffers.
   ignored: tuple[str, ...] = ()
@@ -161,7 +161,7 @@ def take(
 
 
 def _rows(model: Model) -> Iterator[tuple[str, To]]:
-  """Yield (source name, `To`) per row; a row with "{l}" once per block."""
+  """Yield (source name, `To`) of each row; repeat rows with "{l}" per block."""
   for name, place in model.table.items():
     to = place if isinstance(place, To) else To(place)
     ours = (to.ours,) if isinstance(to.ours, str) else to.ours
@@ -177,7 +177,7 @@ def _rows(model: Model) -> Iterator[tuple[str, To]]:
 
 
 def _leaf(place: str, ours: Mapping[str, Shape]) -> str:
-  """Return the name of array `place`, or of layer `place`'s kernel or scale.
+  """Return `place` for an array; for a layer, the name of its kernel or scale.
 
   The result is "" if `ours` has none of these arrays.
   """

@@ -12,8 +12,7 @@ from memory_vit.backbones.families.vit_fields import vit_field
 
 _POOLS = {name: name for name in ("token", "avg", "map")}
 _ACTIVATIONS = {name: name for name in ("gelu", "gelu_tanh", "quick_gelu")}
-# Arguments to ignore, because array shapes imply the values, or because the
-# arguments only affect training.
+# Ignored arguments: array shapes imply them, or they only affect training.
 _SEEN_ELSEWHERE = {
   *("mlp_ratio", "fc_norm", "num_classes", "dynamic_img_size"),
   *("dynamic_img_pad", "weight_init", "fix_init"),
