@@ -88,9 +88,9 @@ def _require_possible(config: ViTConfig) -> None:
       )
   if config.num_classes and config.representation_size:
     raise BackboneError(
-      f"a ViT of transformers has either a head or a pooler, but this backbone "
-      f"has {config.num_classes} classes and a representation_size of "
-      f"{config.representation_size}: save the backbone as an .npz file."
+      "the library transformers supports a head or a pooler, but this backbone "
+      f"has both ({config.num_classes} classes, representation_size "
+      f"{config.representation_size}): save the backbone as an .npz file."
     )
 
 

@@ -23,7 +23,7 @@ from memory_vit.runtime.messages import escaped
 
 logger = logging.getLogger(__name__)
 
-# Number of examples that share a time limit, because each limit takes a thread.
+# Each time limit takes a thread, so this number of examples share one limit.
 _AT_ONCE = 64
 # Maximum number of unreadable examples that a message lists.
 _SHOWN = 20

@@ -139,9 +139,9 @@ def _found(
         f"expected one. The file has the columns {messages.name_list(shown)}; "
         "config.data.path names the column of paths "
         f"(by default {_PATH!r}), and config.data.label names the columns of "
-        f"labels (by default {_LABEL!r}). (If the folder has neither "
-        "classes.txt nor a list 'train', every table in the folder is read as "
-        "a list.)"
+        f"labels (by default {_LABEL!r}). If this file is no list of images, "
+        "move it elsewhere: without classes.txt and a list 'train', every "
+        "table in the folder is read as a list of images."
       )
     names += same
   return names

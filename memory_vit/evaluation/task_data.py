@@ -250,7 +250,7 @@ def _needed(owner: str, hint: _Hint, name: str | None) -> str:
   """Return an error text with the options that would open the data."""
   directory = hint.directory if _PLAIN.fullmatch(hint.directory) else "DIR"
   flag = f"--data_dir={owner}={directory}"
-  if name is not None:  # a name like "folder" needs a directory
+  if name is not None:  # `name` is in `OF_A_DIRECTORY`
     return f"{owner!r} has no directory (give {flag})"
   place = f" in {_shown(hint.directory)}" if hint.directory else ""
   text = f"{owner!r} names {_shown(hint.name)}{place}"

@@ -128,9 +128,9 @@ def view_bytes(
   new_height, new_width = resized_shape(height, width, preprocessing)
   side = preprocessing.image_size
   if preprocessing.interpolation == "bilinear":
-    # Interpolation along rows takes two float32 rows and one uint8 row for each
-    # old row. Interpolation between rows takes one float32 row for each old row
-    # and two for each new row.
+    # Resizing the width holds two float32 rows and a uint8 row in memory for
+    # each row of the image. Resizing the height then holds one float32 row for
+    # each row of the image, and two for each row of the result.
     along = 3 * 4 * side
     rows = min(2 * side, max(height, width))  # EXIF may swap rows and columns
     return max(rows * (2 * along + 3 * side), (rows + 2 * side) * along)

@@ -77,9 +77,9 @@ class EvalPreprocessing:
       return
     raise TaskError(
       f"evaluation preprocessing: crop {messages.brief(self.crop)} with resize "
-      f"{messages.brief(self.resize)} is not possible. Crop 'resize' needs "
-      "resize 0; 'central' and 'central_rounded' need a resize from "
-      f"{self.image_size} (the image size) to {MAX_RESIZE} pixels."
+      f"{messages.brief(self.resize)} is not possible. Set resize to 0 for the "
+      "crop 'resize', and to a number of pixels from the image size, "
+      f"{self.image_size}, to {MAX_RESIZE} for 'central' or 'central_rounded'."
     )
 
   def begin(self, lengths: Any) -> Any:

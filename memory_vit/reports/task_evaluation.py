@@ -93,7 +93,7 @@ class TaskEvaluation(abc.ABC):
   kind: ClassVar[str]
   noun: ClassVar[str]
   worst_title: ClassVar[str] = "Most confident mistakes"  # title above mistakes
-  in_index: ClassVar[tuple[str, ...]]  # titles of numbers on the index page
+  in_index: ClassVar[tuple[str, ...]]  # titles of metrics on the index page
   meanings: ClassVar[Mapping[str, str]]  # {title: meaning} of all numbers
   confidence: ClassVar[str] = ""  # x label of the calibration figure
 

@@ -42,8 +42,8 @@ class Chip:
 CHIPS = {
   "v5e": Chip("tpu", int(15.75 * 2**30), 1.5),
   "v6e": Chip("tpu", int(31.25 * 2**30), 1.75),
-  # Without the device, XLA can neither measure kernels for autotuning, nor
-  # choose tile sizes for Triton's matrix products. The options turn both off.
+  # XLA needs the device to measure kernels for autotuning, and to choose tile
+  # sizes of matrix products in Triton: these options turn off both features.
   "h100": Chip(
     "gpu",
     84_978_434_048 * 3 // 4,

@@ -59,7 +59,7 @@ class TaskFolder:
       return
     new = self.root / ".new"
     with files.writing(self.root), self.changing():
-      if self._tasks.is_dir():  # another process has just written its tasks
+      if self._tasks.is_dir():  # another process has just written tasks
         return
       shutil.rmtree(new, ignore_errors=True)
       try:

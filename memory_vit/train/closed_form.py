@@ -121,8 +121,8 @@ class ClosedFormStep:
     except DataError as error:
       method, train = trial.config.optim.name, self._inputs.splits["train"]
       raise DataError(
-        f"config.optim.name {method!r} cannot solve a head from {train}: "
-        f"{error}."
+        f"{train}: no head can be computed in closed form "
+        f"(config.optim.name {method!r}): {error}."
       ) from error
     head["kernel"][:], head["bias"][:] = solution.kernel, solution.bias
     return dict(solution.strength)

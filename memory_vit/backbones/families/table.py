@@ -161,7 +161,7 @@ def take(
 
 
 def _rows(model: Model) -> Iterator[tuple[str, To]]:
-  """Yield (source name, `To`) of each row; repeat rows with "{l}" per block."""
+  """Yield (source name, `To`) of each row, once per block if it has "{l}"."""
   for name, place in model.table.items():
     to = place if isinstance(place, To) else To(place)
     ours = (to.ours,) if isinstance(to.ours, str) else to.ours
@@ -216,7 +216,7 @@ def _source_shapes(
 def _folded(
   name: str, to: To, ours: Mapping[str, Shape], source: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-  """Pop a table row's arrays from `source`; return {our name: our array}."""
+  """Pop the arrays of `name` from `source`; return {our name: our array}."""
   if to.ours[0] in ours:
     return {to.ours[0]: source.pop(name).reshape(ours[to.ours[0]])}
   names = _parameters(name)
